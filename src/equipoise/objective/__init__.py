@@ -1,0 +1,20 @@
+"""The mathematics: every GRPO-style objective as five exact, composable choices. torch only; no models, no I/O."""
+
+from equipoise.objective.credit import Credit
+from equipoise.objective.groups import flatten, positions, response_ids, unflatten
+from equipoise.objective.loss import LossOutput, Stats, merge_metrics
+from equipoise.objective.objective import Objective
+from equipoise.objective.presets import PRESETS
+
+__all__ = [
+    "PRESETS",
+    "Credit",
+    "LossOutput",
+    "Objective",
+    "Stats",
+    "flatten",
+    "merge_metrics",
+    "positions",
+    "response_ids",
+    "unflatten",
+]

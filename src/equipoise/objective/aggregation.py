@@ -1,0 +1,65 @@
+"""Aggregation: every rule is a choice of effective length ℓ_i in w_i = 1/(P·G·ℓ_i) (FORMULAS §1).
+
+P is the number of groups that count, G the responses of the group. `counted` marks the responses of those groups.
+A rule gives ℓ_i > 0 where the response has weight and 0 where it has none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from equipoise.objective.groups import Batch
+
+
+def token(batch: Batch, A: Tensor, counted: Tensor, *, over: str = "batch") -> Tensor:
+    """All tokens alike. over="group": ℓ = mean T of the group (BA's token-agg). over="batch": w = 1/N (DAPO)."""
+    if over == "group":
+        return batch.groups.mean(batch.T)
+    if over == "batch":
+        P = (batch.groups.first & counted).sum().clamp(min=1)
+        return (batch.T * counted).sum() / (P * batch.G)
+    raise ValueError(f'aggregation.over = "{over}" is not a denominator; use "group" or "batch"')
+
+
+def sequence(batch: Batch, A: Tensor, counted: Tensor) -> Tensor:
+    """ℓ_i = T_i: every response alike (GRPO)."""
+    return batch.T
+
+
+def constant(batch: Batch, A: Tensor, counted: Tensor, *, length: float = 1.0) -> Tensor:
+    """ℓ_i = L, a fixed length (Dr.GRPO)."""
+    return torch.full_like(batch.T, length)
+
+
+def balanced(batch: Batch, A: Tensor, counted: Tensor) -> Tensor:
+    """ℓ_i = Z_s/M_s: the |A|-weighted mean length of the responses of i's sign s in its group (BA and BA-gen at once).
+
+    M_s = Σ_{S_s}|A|, Z_s = Σ_{S_s}|A|T. A response with A = 0 has no sign and no weight.
+    """
+    size, positive = A.abs(), A > 0
+    M, Z = batch.groups.sum(size, positive), batch.groups.sum(size * batch.T, positive)
+    return torch.where(size > 0, Z / M, 0.0)
+
+
+def power(batch: Batch, A: Tensor, counted: Tensor, *, alpha: float = 0.75, length: float | None = None) -> Tensor:
+    """ℓ_i = T_i^α · (batch mean of T^−α) · L (ΔL normalisation); L is the batch mean length unless given.
+
+    α = 0 with L unset is token over the batch. Empty responses take no part in the means.
+    """
+    T, real = batch.T, (batch.T > 0) & counted
+    n = real.sum().clamp(min=1)
+    scale = torch.where(real, T.clamp(min=1) ** -alpha, 0.0).sum() / n
+    L = (T * real).sum() / n if length is None else length
+    return torch.where(T > 0, T.clamp(min=1) ** alpha * scale * L, 0.0)
+
+
+AGGREGATIONS: dict[str, Callable[..., Tensor]] = {
+    "token": token,
+    "sequence": sequence,
+    "constant": constant,
+    "balanced": balanced,
+    "power": power,
+}

@@ -1,0 +1,83 @@
+"""Cancellation: restore exchangeability, so that a token all responses share gets no net push (FORMULAS §4).
+
+`min_replace` and `orthogonal` act on the full weight of a response, 1/ℓ_i and any sequence ratio included. With
+token-level surrogates that weight is known in `assign`; with sequence ratios only in `loss`, which needs whole groups.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from equipoise.objective.groups import Groups
+
+
+def min_replace(w: Tensor, A: Tensor, groups: Groups) -> Tensor:
+    """w̃_i = min_j w_j over the group. Then Σ A w̃ = 0 if ΣA = 0. Responses without weight or advantage take no part."""
+    real = (w > 0) & (A != 0)
+    return torch.where(real, groups.min(torch.where(real, w, torch.inf)), 0.0)
+
+
+def orthogonal(w: Tensor, A: Tensor, groups: Groups) -> Tensor:
+    """w̃ = w − (Aᵀw/‖A‖²)A, clamped at 0. Then Σ A w̃ = 0 wherever nothing was clamped."""
+    return orthogonal_unclamped(w, A, groups).clamp(min=0)
+
+
+def orthogonal_unclamped(w: Tensor, A: Tensor, groups: Groups) -> Tensor:
+    A = torch.where(w > 0, A, 0.0)
+    norm = groups.sum(A**2)
+    return w - torch.where(norm > 0, groups.sum(A * w) / norm, 0.0) * A
+
+
+def recentre(c: Tensor, real: Tensor, groups: Groups) -> Tensor:
+    """c_i ← c_i − mean c over the responses that have tokens: the smallest change (L2) that makes Σc = 0."""
+    n = groups.sum(real.to(c.dtype)).clamp(min=1)
+    return torch.where(real, c - groups.sum(c * real) / n, 0.0)
+
+
+CANCELLATIONS: tuple[str, ...] = ("none", "min_replace", "orthogonal", "recentre", "prefix")
+WEIGHT_TRANSFORMS: dict[str, Callable[[Tensor, Tensor, Groups], Tensor]] = {
+    "min_replace": min_replace,
+    "orthogonal": orthogonal,
+}
+
+
+class Nodes:
+    """The token nodes of a batch: tokens of one group with the same prefix, themselves included, are one node.
+
+    Prefixes are told apart by a 64-bit polynomial hash of their tokens. Flat tensors [N] in row order.
+    """
+
+    def __init__(self, tokens: Tensor, lengths: Tensor, response: Tensor, position: Tensor, groups: Groups) -> None:
+        powers = torch.full_like(tokens, 6364136223846793005).cumprod(0)[position]
+        mixed = _mix(tokens.to(torch.int64)) * powers
+        total = mixed.cumsum(0)
+        before = torch.cat([total.new_zeros(1), total])[lengths.cumsum(0) - lengths]
+        key = _mix(total - before[response] + _mix(groups.index[response] * 1_000_003 + position))
+        order = torch.argsort(key)
+        ordered = key[order]
+        new = torch.ones_like(ordered, dtype=torch.bool)
+        new[1:] = ordered[1:] != ordered[:-1]
+        self.node = torch.empty_like(order)
+        self.node[order] = new.cumsum(0) - 1
+        self.count = self.sum(torch.ones_like(self.node, dtype=torch.float64))  # responses that share the token's node
+        self.first = torch.empty_like(new)
+        self.first[order] = new
+
+    def sum(self, x: Tensor) -> Tensor:
+        """[N] -> [N]: each token sees its node's sum."""
+        return torch.zeros_like(x).index_add_(0, self.node, x).index_select(0, self.node)
+
+    def shared_length(self, response: Tensor, rows: int) -> Tensor:
+        """[B]: how many leading tokens of each response lie on nodes shared by two responses or more."""
+        shared = (self.count >= 2).to(torch.int64)
+        return torch.zeros(rows, dtype=torch.int64, device=shared.device).index_add_(0, response, shared)
+
+
+def _mix(x: Tensor) -> Tensor:
+    """A bijective scrambling of int64 (wrapping multiplications, xor with the shifted value)."""
+    x = (x ^ (x >> 31)) * -4658895280553007687
+    x = (x ^ (x >> 29)) * -7723592293110705685
+    return x ^ (x >> 32)

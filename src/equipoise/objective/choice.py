@@ -1,0 +1,60 @@
+"""One of the choices an objective is made of: a name, its options, and the function behind it."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+Spec = str | Mapping[str, Any]
+
+_KINDS: dict[type, Any] = {str: str, bool: bool, int: int, float: (int, float)}
+
+
+def nearest(slot: str, name: object, known: list[str]) -> str:
+    """The sentence an unknown name earns."""
+    close = difflib.get_close_matches(str(name), known, n=1)
+    hint = f' did you mean "{close[0]}"?' if close else ""
+    return f'objective.{slot} = "{name}" is not known;{hint} ({", ".join(known)})'
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Calling a choice calls its function with its options."""
+
+    slot: str
+    name: str
+    function: Any
+    options: dict[str, Any] = field(default_factory=dict)
+
+    def __call__(self, *args: Any) -> Any:
+        return self.function(*args, **self.options)
+
+    def __str__(self) -> str:
+        options = ", ".join(f"{k}={v:g}" if isinstance(v, float) else f"{k}={v}" for k, v in self.options.items())
+        return f"{self.name}({options})" if options else self.name
+
+    def spec(self) -> dict[str, Any]:
+        """What `choose` would take to build this choice again."""
+        return {"name": self.name, **self.options}
+
+
+def choose(slot: str, table: Mapping[str, Any], spec: Spec) -> Choice:
+    """Look a choice up by name ("balanced") or by name and options ({"name": "power", "alpha": 0.5})."""
+    options = dict(spec) if isinstance(spec, Mapping) else {"name": spec}
+    name = options.pop("name", None)
+    if not isinstance(name, str) or name not in table:
+        raise ValueError(nearest(slot, name, list(table)))
+    function = table[name]
+    known: dict[str, Any] = {}
+    if function is not None:
+        parameters = inspect.signature(function).parameters.values()
+        known = {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
+    for key in options:
+        if key not in known:
+            raise ValueError(nearest(f"{slot}.{name}", key, list(known)))
+        if isinstance(known[key], str | float | int) and not isinstance(options[key], _KINDS[type(known[key])]):
+            raise ValueError(f"objective.{slot}.{key} = {options[key]!r} should be like its default, {known[key]!r}")
+    return Choice(slot, name, function, {**known, **options})

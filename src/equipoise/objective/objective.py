@@ -1,0 +1,351 @@
+"""An objective is five choices: advantage, difficulty, cancellation, aggregation (effective length), surrogate.
+
+`assign` sees whole groups before anything is split and gives every response a finished coefficient; `loss` only sums.
+The gradient is therefore the same, to rounding, for any micro-batch size, accumulation or number of ranks.
+Not here: models, sampling, optimizers, and the forward pass that makes the log-probabilities.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from equipoise.objective import bias
+from equipoise.objective.advantage import ADVANTAGES
+from equipoise.objective.aggregation import AGGREGATIONS
+from equipoise.objective.cancellation import CANCELLATIONS, WEIGHT_TRANSFORMS
+from equipoise.objective.choice import Spec, choose, nearest
+from equipoise.objective.credit import Credit, Facts, GroupIds, Lengths, Rewards, check, read, weigh
+from equipoise.objective.difficulty import DIFFICULTIES, Difficulty
+from equipoise.objective.groups import Batch, Groups
+from equipoise.objective.loss import KnownGradient, LossOutput, Stats
+from equipoise.objective.presets import PRESETS
+from equipoise.objective.regularizer import KL_ESTIMATORS, MISMATCH
+from equipoise.objective.surrogate import LIMIT, SEQUENCE_WEIGHTS, SURROGATES, Terms, Tokens
+
+
+class Objective:
+    """A GRPO-style objective. Each choice is a name or a mapping of a name and its options.
+
+    >>> Objective(aggregation="balanced", surrogate={"name": "ppo_clip", "high": 0.28})
+    >>> Objective.preset("dapo", difficulty={"name": "hadw", "anchor": "window"})
+
+    averaged_groups   which groups the mean over prompts counts: "all", or "informative" (some advantage is not 0)
+    reward_weights    for rewards [B, K]: the weight of each; combine="rewards" sums them, then takes the advantage,
+                      combine="advantages" takes the advantage of each, then sums (GDPO)
+    kl, kl_estimator  β and "k1" | "k2" | "k3" | "k3_ratio" (ρ·k3), against `ref_logprobs`; a token's KL is averaged as
+                      the aggregation says, under `balanced` (whose weights need a sign) as token over the group
+    entropy_bonus     times the mean token entropy of the batch, added to the objective
+    mismatch          "none" | "tis" | "mis" on π_old/π_rollout, against `rollout_logprobs`
+    """
+
+    def __init__(
+        self,
+        advantage: Spec = "grpo",
+        difficulty: Spec = "none",
+        cancellation: str = "none",
+        aggregation: Spec = "sequence",
+        surrogate: Spec = "ppo_clip",
+        *,
+        averaged_groups: str = "all",
+        reward_weights: Sequence[float] = (1.0,),
+        combine: str = "rewards",
+        kl: float = 0.0,
+        kl_estimator: str = "k3",
+        entropy_bonus: float = 0.0,
+        mismatch: Spec = "none",
+    ) -> None:
+        self.advantage = choose("advantage", ADVANTAGES, advantage)
+        self.difficulty_choice = choose("difficulty", DIFFICULTIES, difficulty)
+        self.aggregation = choose("aggregation", AGGREGATIONS, aggregation)
+        self.surrogate = choose("surrogate", SURROGATES, surrogate)
+        self.mismatch = choose("mismatch", MISMATCH, mismatch)
+        for slot, name, known in (
+            ("cancellation", cancellation, CANCELLATIONS),
+            ("averaged_groups", averaged_groups, ("all", "informative")),
+            ("combine", combine, ("rewards", "advantages")),
+            ("kl_estimator", kl_estimator, tuple(KL_ESTIMATORS)),
+        ):
+            if name not in known:
+                raise ValueError(nearest(slot, name, list(known)))
+        self.cancellation = cancellation
+        self.averaged_groups = averaged_groups
+        self.reward_weights = [float(w) for w in reward_weights]
+        self.combine = combine
+        self.kl, self.kl_estimator, self.entropy_bonus = float(kl), kl_estimator, float(entropy_bonus)
+        self.difficulty: Difficulty | None = None
+        if self.difficulty_choice.function is not None:
+            self.difficulty = self.difficulty_choice()
+        self._refuse_nonsense()
+
+    @classmethod
+    def preset(cls, name: str, **knobs: Any) -> Objective:
+        """A published objective by name, with any of its choices replaced."""
+        if name not in PRESETS:
+            raise ValueError(nearest("preset", name, list(PRESETS)))
+        return cls(**{**PRESETS[name].choices, **knobs})
+
+    def _refuse_nonsense(self) -> None:
+        A, cancel, rule = self.advantage.name, self.cancellation, self.aggregation.name
+        if self.difficulty is not None and A == "reward":
+            raise ValueError(
+                "difficulty reweights advantages against the group's mean; advantage = reward has no baseline"
+            )
+        if self.difficulty_choice.name == "debias" and A in ("opo", "pass_at_k"):
+            raise ValueError(f"debias corrects the baseline of r − p̂; advantage = {A} is not proportional to it")
+        if cancel == "min_replace" and A in ("opo", "reward"):
+            raise ValueError(f"min_replace cancels only when ΣA = 0 in a group, which advantage = {A} does not give")
+        if cancel == "prefix" and rule in ("token", "constant"):
+            raise ValueError(
+                f"aggregation = {rule} is exchangeable on every token already; prefix would change nothing"
+            )
+        if rule == "constant" and not self.aggregation.options["length"] > 0:
+            raise ValueError(f"aggregation.length = {self.aggregation.options['length']} must be positive")
+        if self.kl < 0 or self.entropy_bonus < 0:
+            raise ValueError(f"kl = {self.kl} and entropy_bonus = {self.entropy_bonus} must not be negative")
+
+    @property
+    def needs_whole_responses(self) -> bool:
+        """True where a response's tokens must come to `loss` together."""
+        return self.surrogate.name in SEQUENCE_WEIGHTS or self.mismatch.name == "mis"
+
+    @property
+    def needs_whole_groups(self) -> bool:
+        """True where a group's responses must come to `loss` together: the transform depends on their ratios."""
+        return self.surrogate.name in SEQUENCE_WEIGHTS and self.cancellation in WEIGHT_TRANSFORMS
+
+    def choices(self) -> dict[str, Any]:
+        """Keyword arguments that build this objective again (without its state)."""
+        return {
+            "advantage": self.advantage.spec(),
+            "difficulty": self.difficulty_choice.spec(),
+            "cancellation": self.cancellation,
+            "aggregation": self.aggregation.spec(),
+            "surrogate": self.surrogate.spec(),
+            "averaged_groups": self.averaged_groups,
+            "reward_weights": self.reward_weights,
+            "combine": self.combine,
+            "kl": self.kl,
+            "kl_estimator": self.kl_estimator,
+            "entropy_bonus": self.entropy_bonus,
+            "mismatch": self.mismatch.spec(),
+        }
+
+    def __repr__(self) -> str:
+        stack = (self.advantage, self.difficulty_choice, self.cancellation, self.aggregation, self.surrogate)
+        return f"Objective({' → '.join(map(str, stack))})"
+
+    def state_dict(self) -> dict[str, Any]:
+        """The difficulty anchor, as plain numbers; {} for an objective without one."""
+        return {} if self.difficulty is None else {"difficulty": self.difficulty.state_dict()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        if ("difficulty" in state) != (self.difficulty is not None):
+            raise ValueError(
+                f"the saved state {'has' if 'difficulty' in state else 'lacks'} a difficulty anchor, "
+                f"the objective is difficulty = {self.difficulty_choice.name}"
+            )
+        if self.difficulty is not None:
+            self.difficulty.load_state_dict(state["difficulty"])
+
+    @torch.no_grad()
+    def assign(
+        self,
+        rewards: Rewards,
+        group: GroupIds,
+        lengths: Lengths,
+        *,
+        tokens: Tensor | None = None,
+        history: Tensor | None = None,
+    ) -> Credit:
+        """Give every response of the batch its coefficient.
+
+        rewards [B], or [B, K] with `reward_weights`; group [B] ids of any kind in any order; lengths [B] tokens of each
+        response (0 for one without tokens or masked out: it still counts in its group's mean reward).
+        tokens [ΣT] token ids in row order, for cancellation="prefix" and for bias/* on the real shared tokens.
+        history [B] success rate of each response's prompt in earlier batches, NaN where there is none (debias).
+
+        Bad input is a ValueError that names the index and the rule, raised before the anchor has changed.
+        One host synchronisation: the checks.
+        """
+        inputs = read(rewards, group, lengths, history, len(self.reward_weights))
+        groups = Groups.of(inputs.ids)
+        columns = [Batch(r, inputs.T, groups, inputs.eps) for r in inputs.r.unbind(1)]
+        total = sum((w * b.r for w, b in zip(self.reward_weights, columns, strict=True)), torch.zeros_like(inputs.T))
+        ends = (0.0, 1.0) if self.difficulty is None else self.difficulty.reward_range
+        facts = check(inputs, total, groups, ends)
+        self._check_batch(facts, tokens)
+
+        batch = Batch(total, inputs.T, groups, inputs.eps)
+        if self.combine == "advantages":
+            parts = [w * self.advantage(b) for w, b in zip(self.reward_weights, columns, strict=True)]
+            A = torch.stack(parts).sum(0)
+        else:
+            A = self.advantage(batch)
+        metrics: dict[str, Tensor] = {}
+        y = (facts.mean - ends[0]) / (ends[1] - ends[0])
+        if self.difficulty is not None:
+            C = self.difficulty.prior(y)
+            A = self.difficulty.reweight(batch, A, C, inputs.past)
+            metrics["difficulty/anchor"] = torch.full_like(total[0], C)
+        if facts.binary:
+            metrics["bias/baseline_bias"] = bias.baseline_bias(batch, ends)
+        credit = weigh(
+            batch, A, aggregation=self.aggregation, cancellation=self.cancellation,
+            averaged_groups=self.averaged_groups, tokens=tokens, metrics=metrics,
+        )  # fmt: skip
+        if self.difficulty is not None:
+            self.difficulty.update(y)
+        return credit
+
+    def _check_batch(self, facts: Facts, tokens: Tensor | None) -> None:
+        """What this objective in particular asks of a batch."""
+        A = self.advantage
+        if self.difficulty is not None:
+            self.difficulty.check(facts.low, facts.high, facts.binary)
+        if A.name == "maxrl" and facts.low < 0:
+            raise ValueError(f"rewards go down to {facts.low:g}: maxrl divides by their mean, the rule is rewards ≥ 0")
+        if A.name == "pass_at_k" and not facts.binary:
+            raise ValueError(f"rewards lie in [{facts.low:g}, {facts.high:g}]: the rule of pass_at_k is 0 or 1")
+        if A.name == "pass_at_k" and facts.smallest_group < A.options["k"]:
+            raise ValueError(
+                f"a group has {facts.smallest_group} responses: pass_at_k needs at least k = {A.options['k']}"
+            )
+        if self.cancellation == "prefix" and tokens is None:
+            raise ValueError("cancellation = prefix needs assign(..., tokens=…), the token ids in row order")
+        if tokens is not None and tokens.shape != (facts.tokens,):
+            raise ValueError(
+                f"tokens has shape {tuple(tokens.shape)}: the rule is [{facts.tokens}], the sum of lengths"
+            )
+
+    def loss(
+        self,
+        logprobs: Tensor,
+        old_logprobs: Tensor,
+        credit: Credit,
+        response: Tensor,
+        *,
+        position: Tensor | None = None,
+        entropy: Tensor | None = None,
+        ref_logprobs: Tensor | None = None,
+        rollout_logprobs: Tensor | None = None,
+    ) -> LossOutput:
+        """The loss of any micro-batch; the losses of the micro-batches of a batch add up to the batch's.
+
+        All arguments are flat [n]. logprobs with gradient; response the row (in `assign`'s batch) of each token;
+        position of each token in its response (cancellation="prefix"); entropy with gradient (entropy_bonus);
+        ref_logprobs (kl); rollout_logprobs (mismatch). No host synchronisation on CUDA.
+        """
+        self._check_tokens(logprobs, old_logprobs, response, position, entropy, ref_logprobs, rollout_logprobs)
+        dtype = torch.promote_types(logprobs.dtype, torch.float32)
+        logprobs = logprobs.to(dtype)
+        logp, old = logprobs.detach(), old_logprobs.detach().to(dtype)
+        log_ratio = logp - old
+        finite = log_ratio.abs() <= torch.finfo(dtype).max  # isfinite, in half its time
+        for other in (entropy, ref_logprobs, rollout_logprobs):
+            if other is not None:
+                finite &= other.detach().isfinite()
+        nonfinite = finite.numel() - finite.count_nonzero()
+        ok = nonfinite == 0
+        if self.needs_whole_responses:
+            ok = ok & self._whole(credit, response)
+
+        c = self._coefficient(credit, response, position, dtype)
+        if c.is_cuda or not bool(ok):  # on the CPU, where asking is free, only when there is need
+            c.mul_(finite & ok if c.is_cuda else finite)
+            log_ratio.nan_to_num_(0.0, 0.0, 0.0)
+        tokens = Tokens(logp, old, log_ratio, c, response, len(credit.advantage))
+        if rollout_logprobs is not None and self.mismatch.function is not None:
+            c.mul_(self.mismatch(tokens, rollout_logprobs.detach().to(dtype).nan_to_num(0.0, 0.0, 0.0)))
+        terms = self._cancelled(tokens, credit) if self.needs_whole_groups else self.surrogate(tokens)
+        policy_loss = KnownGradient.apply(logprobs, terms.value.sum(), terms.slope)  # type: ignore[no-untyped-call]
+
+        loss, kl_sum, entropy_sum = policy_loss, logp.new_zeros(()), logp.new_zeros(())
+        if ref_logprobs is not None:
+            kl = self._token_kl(torch.where(finite, logprobs, 0.0), tokens.old, ref_logprobs.detach().to(dtype), finite)
+            kl_sum = kl.detach().sum()
+            if self.kl:
+                loss = loss + self.kl * (kl * credit.kl_weight.to(dtype)[response]).sum()
+        if entropy is not None:
+            entropy_sum = torch.where(finite, entropy, 0.0).sum()
+            if self.entropy_bonus:
+                loss = loss - self.entropy_bonus * entropy_sum / credit.lengths.sum()
+        stats = Stats.of(loss, policy_loss, tokens, terms, nonfinite, kl_sum, entropy_sum.detach())
+        return LossOutput(loss, ok, stats, credit)
+
+    def _token_kl(self, logp: Tensor, old: Tensor, ref: Tensor, finite: Tensor) -> Tensor:
+        kl = KL_ESTIMATORS[self.kl_estimator](logp, torch.where(finite, ref, 0.0))
+        return kl * torch.exp((logp - old).clamp(-LIMIT, LIMIT)) if self.kl_estimator == "k3_ratio" else kl
+
+    def _coefficient(self, credit: Credit, response: Tensor, position: Tensor | None, dtype: torch.dtype) -> Tensor:
+        """[n] the coefficient of each token, or a ValueError that names the token whose row is not in the batch."""
+        where, per_row = response, credit.coefficient
+        if self.needs_whole_groups:
+            per_row = credit.full_weight * credit.advantage
+        try:
+            if position is not None and self.cancellation == "prefix":
+                where = (credit.lengths.cumsum(0) - credit.lengths).index_select(0, response) + position
+            return per_row.to(dtype).index_select(0, where)
+        except (IndexError, RuntimeError) as error:
+            rows = len(credit.advantage)
+            wrong = ((response < 0) | (response >= rows)).nonzero()
+            if len(wrong) == 0:
+                raise
+            i = int(wrong[0])
+            raise ValueError(f"response[{i}] = {int(response[i])}: the rule is a row, 0 to {rows - 1}") from error
+
+    def _cancelled(self, tokens: Tokens, credit: Credit) -> Terms:
+        """sg(w̃_i)·A_i·log π with w̃ the transform of the full weight: 1/ℓ_i times the surrogate's sequence weight."""
+        ratio = SEQUENCE_WEIGHTS[self.surrogate.name](tokens, **self.surrogate.options)
+        w, A = credit.full_weight.to(ratio.dtype) * ratio, credit.advantage.to(ratio.dtype)
+        here = tokens.response_sum(torch.ones_like(tokens.c)) > 0
+        transformed = WEIGHT_TRANSFORMS[self.cancellation](w * here, A * here, credit.groups)
+        slope = (transformed * A)[tokens.response] * (tokens.c != 0)
+        return Terms(slope * tokens.logp, slope, None)
+
+    def _whole(self, credit: Credit, response: Tensor) -> Tensor:
+        """Whether every response (or group) begun here is whole; on the CPU, where asking is free, refuse if not."""
+        want, got = credit.lengths, torch.zeros_like(credit.lengths)
+        got.index_add_(0, response, torch.ones_like(response, dtype=got.dtype))
+        unit, begun = "response", got > 0
+        if self.needs_whole_groups:
+            unit, begun = "group", credit.groups.max((got > 0).to(torch.float64)) > 0
+        broken = begun & (got != want)
+        if not response.is_cuda and bool(broken.any()):
+            i = int(broken.nonzero()[0])
+            raise ValueError(
+                f"this micro-batch holds {int(got[i])} of the {int(want[i])} tokens of response {i}: "
+                f"{self.surrogate.name} with cancellation = {self.cancellation} weighs a {unit} by the ratios of all "
+                f"its tokens, so the rule is that no {unit} is split over calls of loss"
+            )
+        return ~broken.any()
+
+    def _check_tokens(
+        self,
+        logprobs: Tensor,
+        old: Tensor,
+        response: Tensor,
+        position: Tensor | None,
+        entropy: Tensor | None,
+        ref: Tensor | None,
+        rollout: Tensor | None,
+    ) -> None:
+        if logprobs.ndim != 1:
+            raise ValueError(f"logprobs has shape {tuple(logprobs.shape)}: tokens are flat, [n]; see equipoise.flatten")
+        for name, x, need, why in (
+            ("old_logprobs", old, True, "the ratio"),
+            ("response", response, True, "the coefficient"),
+            ("position", position, self.cancellation == "prefix", "cancellation = prefix"),
+            ("entropy", entropy, self.entropy_bonus > 0, "entropy_bonus > 0"),
+            ("ref_logprobs", ref, self.kl > 0, "kl > 0"),
+            ("rollout_logprobs", rollout, self.mismatch.function is not None, f"mismatch = {self.mismatch.name}"),
+        ):
+            if x is None and need:
+                raise ValueError(f"{why} needs loss(..., {name}=…)")
+            if x is not None and x.shape != logprobs.shape:
+                raise ValueError(f"{name} has shape {tuple(x.shape)}, logprobs {tuple(logprobs.shape)}: one per token")
+        if response.dtype not in (torch.int64, torch.int32):
+            raise ValueError(f"response has dtype {response.dtype}: rows are int64 or int32")

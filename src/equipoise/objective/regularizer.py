@@ -1,0 +1,44 @@
+"""Terms beside the policy gradient: KL to a reference, and the correction of train/inference mismatch (FORMULAS §5)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from equipoise.objective.surrogate import LIMIT, Tokens
+
+
+def k1(logp: Tensor, ref: Tensor) -> Tensor:
+    """log π − log π_ref: unbiased, but its gradient alone is 0 on average."""
+    return logp - ref
+
+
+def k2(logp: Tensor, ref: Tensor) -> Tensor:
+    """½(log π − log π_ref)²: its gradient is the KL's."""
+    return 0.5 * (logp - ref) ** 2
+
+
+def k3(logp: Tensor, ref: Tensor) -> Tensor:
+    """π_ref/π − 1 − log(π_ref/π): unbiased and never negative."""
+    d = (ref - logp).clamp(-LIMIT, LIMIT)
+    return torch.expm1(d) - d
+
+
+KL_ESTIMATORS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"k1": k1, "k2": k2, "k3": k3, "k3_ratio": k3}
+
+
+def token_tis(tokens: Tokens, rollout: Tensor, *, cap: float = 2.0) -> Tensor:
+    """[n] min(π_old/π_rollout, cap), detached: truncated importance sampling per token."""
+    return torch.exp((tokens.old - rollout).clamp(-LIMIT, LIMIT)).clamp(max=cap)
+
+
+def sequence_mis(tokens: Tokens, rollout: Tensor, *, cap: float = 2.0) -> Tensor:
+    """[n] Π_t π_old/π_rollout of the token's response where that is at most cap, else 0: masked importance sampling."""
+    log_weight = tokens.response_sum(tokens.old - rollout).clamp(-LIMIT, LIMIT)
+    weight = log_weight.exp()
+    return torch.where(weight <= cap, weight, 0.0)[tokens.response]
+
+
+MISMATCH: dict[str, Callable[..., Tensor] | None] = {"none": None, "tis": token_tis, "mis": sequence_mis}

@@ -1,0 +1,231 @@
+"""Surrogates: what each token contributes to the objective (to maximise), and its exact derivative (FORMULAS §5).
+
+c is the coefficient of the token (weight × advantage): every surrogate here is positively homogeneous in the advantage,
+so the weight folds into it exactly. A surrogate returns φ, ∂φ/∂log π in closed form, and where it clipped. `loss` sums.
+Sequence-level surrogates are written per token as well: φ_it is what response i contributes at each of its T_i tokens.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+LIMIT = 20.0  # |log ρ| is clamped here before exp; beyond it a token has no gradient
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """The tokens of a micro-batch, flat."""
+
+    raw_logp: Tensor  # [n] log π, detached
+    raw_old: Tensor  # [n] log π_old
+    free_log_ratio: Tensor  # [n] log ρ, 0 where it is not finite
+    c: Tensor  # [n] coefficient, 0 where a log-probability is not finite: φ and its slope are then 0 as well
+    response: Tensor  # [n] row of each token in the batch
+    rows: int  # responses in the batch
+
+    @cached_property
+    def logp(self) -> Tensor:
+        return self.raw_logp.nan_to_num(0.0, 0.0, 0.0)
+
+    @cached_property
+    def old(self) -> Tensor:
+        return self.raw_old.nan_to_num(0.0, 0.0, 0.0)
+
+    @cached_property
+    def log_ratio(self) -> Tensor:
+        """log ρ, clamped."""
+        return self.free_log_ratio.clamp(-LIMIT, LIMIT)
+
+    @cached_property
+    def in_range(self) -> Tensor:
+        """False where log ρ was clamped: ρ is constant there."""
+        return self.free_log_ratio.abs() <= LIMIT
+
+    @cached_property
+    def ratio(self) -> Tensor:
+        """ρ = π/π_old."""
+        return self.log_ratio.exp()
+
+    @cached_property
+    def positive(self) -> Tensor:
+        return self.c > 0
+
+    @cached_property
+    def signed(self) -> Tensor:
+        return self.c != 0
+
+    def by_sign(self, positive: float, negative: float) -> Tensor:
+        return torch.where(self.positive, positive, negative)
+
+    def response_sum(self, x: Tensor) -> Tensor:
+        """[n] -> [rows]"""
+        return x.new_zeros(self.rows).index_add_(0, self.response, x)
+
+    def response_mean(self, x: Tensor) -> Tensor:
+        return self.response_sum(x) / self.response_sum(torch.ones_like(x)).clamp(min=1)
+
+    @cached_property
+    def sequence_log_ratio(self) -> Tensor:
+        """[rows] mean log ρ of each response."""
+        return self.response_mean(self.free_log_ratio)
+
+
+class Terms(NamedTuple):
+    value: Tensor  # [n] φ
+    slope: Tensor  # [n] ∂φ/∂log π
+    clipped: Tensor | None  # [n] bool: c ≠ 0 and the gradient was cut; None where the surrogate never clips
+
+
+def _clip(tokens: Tokens, ratio: Tensor, in_range: Tensor, low: float, high: float) -> Terms:
+    """min(ρc, clip(ρ, 1−low, 1+high)c)"""
+    free = ratio * tokens.c
+    bound = ratio.clamp(1 - low, 1 + high).mul_(tokens.c)
+    active = free <= bound
+    return Terms(torch.minimum(free, bound), free.mul_(active & in_range), ~active)
+
+
+def _linear(tokens: Tokens, weight: Tensor, clipped: Tensor | None = None) -> Terms:
+    """sg(weight)·c·log π"""
+    slope = weight * tokens.c
+    return Terms(slope * tokens.logp, slope, clipped)
+
+
+def ppo_clip(tokens: Tokens, *, low: float = 0.2, high: float = 0.2) -> Terms:
+    """min(ρA, clip(ρ, 1−low, 1+high)A)"""
+    return _clip(tokens, tokens.ratio, tokens.in_range, low, high)
+
+
+def dual_clip(tokens: Tokens, *, low: float = 0.2, high: float = 0.2, cap: float = 3.0) -> Terms:
+    """ppo_clip, and for A < 0 never below cap·A."""
+    value, slope, clipped = ppo_clip(tokens, low=low, high=high)
+    floor = cap * tokens.c
+    cut = ~tokens.positive & (value < floor)
+    return Terms(torch.where(cut, floor, value), slope * ~cut, cut if clipped is None else clipped | cut)
+
+
+def gspo(tokens: Tokens, *, low: float = 3e-4, high: float = 4e-4) -> Terms:
+    """s_i = exp(mean_t log ρ); min(s_iA, clip(s_i)A). The token form: every token of i moves s_i alike."""
+    in_range = tokens.sequence_log_ratio.abs() <= LIMIT
+    return _clip(tokens, gspo_weight(tokens)[tokens.response], in_range[tokens.response], low, high)
+
+
+def gspo_weight(tokens: Tokens) -> Tensor:
+    """[rows] s_i = exp(mean_t log ρ)"""
+    return tokens.sequence_log_ratio.clamp(-LIMIT, LIMIT).exp()
+
+
+def gmpo(tokens: Tokens, *, low: float = 0.4, high: float = 0.4) -> Terms:
+    """A_i · exp(mean_t δ_t), δ_t = min(log ρ, high) for A > 0 and max(log ρ, −low) for A < 0."""
+    delta = _one_sided(tokens, low, high)
+    active = delta == tokens.log_ratio
+    value = tokens.response_mean(delta).exp()[tokens.response] * tokens.c
+    return Terms(value, value * (active & tokens.in_range), ~active & tokens.signed)
+
+
+def gmpo_weight(tokens: Tokens, *, low: float = 0.4, high: float = 0.4) -> Tensor:
+    """[rows] exp(mean_t δ_t)"""
+    return tokens.response_mean(_one_sided(tokens, low, high)).exp()
+
+
+def _one_sided(tokens: Tokens, low: float, high: float) -> Tensor:
+    return torch.where(tokens.positive, tokens.log_ratio.clamp(max=high), tokens.log_ratio.clamp(min=-low))
+
+
+def cispo(tokens: Tokens, *, cap: float = 5.0) -> Terms:
+    """sg(min(ρ, cap))·A·log π. verl's cap is 1 + ε_high, TRL's is ε_high: here it is the cap itself."""
+    return _linear(tokens, tokens.ratio.clamp(max=cap), (tokens.ratio > cap) & tokens.signed)
+
+
+def sapo(tokens: Tokens, *, tau_positive: float = 1.0, tau_negative: float = 1.05) -> Terms:
+    """(4/τ)·sigmoid(τ(ρ−1))·A, τ by the sign of A."""
+    tau = tokens.by_sign(tau_positive, tau_negative)
+    gate = torch.sigmoid(tau * (tokens.ratio - 1))
+    return Terms(4 / tau * gate * tokens.c, 4 * gate * (1 - gate) * tokens.ratio * tokens.c, None)
+
+
+def vespo(tokens: Tokens, *, k_positive: float = 2.0, lam_positive: float = 3.0, k_negative: float = 3.0,
+          lam_negative: float = 2.0) -> Terms:  # fmt: skip
+    """sg(φ(W))·A·log π, φ(W) = e^λ W^k e^{−λW}, W = Π_t ρ, (k, λ) by the sign of A."""
+    log_w = _log_product(tokens)[tokens.response]
+    k, lam = tokens.by_sign(k_positive, k_negative), tokens.by_sign(lam_positive, lam_negative)
+    return _linear(tokens, torch.exp(lam + k * log_w - lam * log_w.exp()))
+
+
+def vespo_weight(tokens: Tokens, *, k_positive: float = 2.0, lam_positive: float = 3.0, k_negative: float = 3.0,
+                 lam_negative: float = 2.0) -> Tensor:  # fmt: skip
+    """[rows] φ(W_i)"""
+    log_w = _log_product(tokens)
+    positive = tokens.response_sum(tokens.c) > 0
+    k = torch.where(positive, k_positive, k_negative)
+    lam = torch.where(positive, lam_positive, lam_negative)
+    return torch.exp(lam + k * log_w - lam * log_w.exp())
+
+
+def _log_product(tokens: Tokens) -> Tensor:
+    """[rows] log W = Σ_t log ρ, kept in [log 1e-8, 20] as in the method's own code."""
+    return tokens.response_sum(tokens.log_ratio).clamp(math.log(1e-8), LIMIT)
+
+
+def aspo(tokens: Tokens, *, low: float = 0.2, high: float = 0.2, cap: float = 3.0) -> Terms:
+    """A > 0: weight sg(min(1/ρ, cap)), masked where ρ > 1+high. A < 0: sg(min(ρ, cap)), masked where ρ < 1−low."""
+    weight = torch.where(tokens.positive, 1 / tokens.ratio, tokens.ratio).clamp_(max=cap)
+    masked = torch.where(tokens.positive, tokens.ratio > 1 + high, tokens.ratio < 1 - low)
+    slope = weight * tokens.c * ~masked
+    return Terms(slope, slope, masked & tokens.signed)
+
+
+def dppo(tokens: Tokens, *, divergence: str = "tv", low: float = 0.2, high: float = 0.2, cap: float = 20.0) -> Terms:
+    """sg(min(ρ, cap))·A·log π while the token's binary divergence from π_old, in the direction A pushes, is in bounds.
+
+    "tv": |π − π_old|. "kl": KL of the two-outcome distributions (this token, any other).
+    """
+    p, q = tokens.logp.exp(), tokens.old.exp()
+    if divergence == "tv":
+        masked = torch.where(tokens.positive, p - q > high, p - q < -low)
+    elif divergence == "kl":
+        kl = -q * tokens.log_ratio + (1 - q) * torch.log((1 - q + 1e-8) / (1 - p + 1e-8))
+        masked = torch.where(tokens.positive, (kl > high) & (p > q), (kl > low) & (p < q))
+    else:
+        raise ValueError(f'surrogate.divergence = "{divergence}" is not a divergence; use "tv" or "kl"')
+    return _linear(tokens, tokens.ratio.clamp(max=cap) * ~masked, masked & tokens.signed)
+
+
+def reinforce(tokens: Tokens) -> Terms:
+    """A·log π"""
+    return _linear(tokens, torch.ones_like(tokens.c))
+
+
+def dfpo(tokens: Tokens) -> Terms:
+    """sg(s_i)·A·log π, s_i = exp(mean_t log ρ): clip-free and linear; a cancellation transform makes it DFPO."""
+    return _linear(tokens, gspo_weight(tokens)[tokens.response])
+
+
+SURROGATES: dict[str, Callable[..., Terms]] = {
+    "ppo_clip": ppo_clip,
+    "dual_clip": dual_clip,
+    "gspo": gspo,
+    "gmpo": gmpo,
+    "cispo": cispo,
+    "sapo": sapo,
+    "vespo": vespo,
+    "aspo": aspo,
+    "dppo": dppo,
+    "reinforce": reinforce,
+    "dfpo": dfpo,
+}
+
+# Surrogates that need all tokens of a response at once, with the weight they give a response. Under min_replace and
+# orthogonal, which transform that weight, they are used in the clip-free linear form sg(w̃_i)·A_i·log π.
+SEQUENCE_WEIGHTS: dict[str, Callable[..., Tensor]] = {
+    "gspo": gspo_weight,
+    "gmpo": gmpo_weight,
+    "vespo": vespo_weight,
+    "dfpo": gspo_weight,
+}
