@@ -257,7 +257,7 @@ class Objective:
         if c.is_cuda or not bool(ok):  # on the CPU, where asking is free, only when there is need
             c.mul_(finite & ok if c.is_cuda else finite)
             log_ratio.nan_to_num_(0.0, 0.0, 0.0)
-        tokens = Tokens(logp, old, log_ratio, c, response, len(credit.advantage))
+        tokens = Tokens(logp, old, log_ratio, c, response, credit.lengths)
         if rollout_logprobs is not None and self.mismatch.function is not None:
             c.mul_(self.mismatch(tokens, rollout_logprobs.detach().to(dtype).nan_to_num(0.0, 0.0, 0.0)))
         terms = self._cancelled(tokens, credit) if self.needs_whole_groups else self.surrogate(tokens)
@@ -268,7 +268,7 @@ class Objective:
             kl = self._token_kl(torch.where(finite, logprobs, 0.0), tokens.old, ref_logprobs.detach().to(dtype), finite)
             kl_sum = kl.detach().sum()
             if self.kl:
-                loss = loss + self.kl * (kl * credit.kl_weight.to(dtype)[response]).sum()
+                loss = loss + self.kl * (kl * credit.kl_weight.to(dtype).index_select(0, response)).sum()
         if entropy is not None:
             entropy_sum = torch.where(finite, entropy, 0.0).sum()
             if self.entropy_bonus:
@@ -301,15 +301,14 @@ class Objective:
         """sg(w̃_i)·A_i·log π with w̃ the transform of the full weight: 1/ℓ_i times the surrogate's sequence weight."""
         ratio = SEQUENCE_WEIGHTS[self.surrogate.name](tokens, **self.surrogate.options)
         w, A = credit.full_weight.to(ratio.dtype) * ratio, credit.advantage.to(ratio.dtype)
-        here = tokens.response_sum(torch.ones_like(tokens.c)) > 0
-        transformed = WEIGHT_TRANSFORMS[self.cancellation](w * here, A * here, credit.groups)
-        slope = (transformed * A)[tokens.response] * (tokens.c != 0)
+        transformed = WEIGHT_TRANSFORMS[self.cancellation](w, A, credit.groups)
+        slope = tokens.spread(transformed * A) * tokens.signed
         return Terms(slope * tokens.logp, slope, None)
 
     def _whole(self, credit: Credit, response: Tensor) -> Tensor:
         """Whether every response (or group) begun here is whole; on the CPU, where asking is free, refuse if not."""
         want, got = credit.lengths, torch.zeros_like(credit.lengths)
-        got.index_add_(0, response, torch.ones_like(response, dtype=got.dtype))
+        got.scatter_add_(0, response, torch.ones_like(response, dtype=got.dtype))
         unit, begun = "response", got > 0
         if self.needs_whole_groups:
             unit, begun = "group", credit.groups.max((got > 0).to(torch.float64)) > 0
@@ -347,5 +346,5 @@ class Objective:
                 raise ValueError(f"{why} needs loss(..., {name}=…)")
             if x is not None and x.shape != logprobs.shape:
                 raise ValueError(f"{name} has shape {tuple(x.shape)}, logprobs {tuple(logprobs.shape)}: one per token")
-        if response.dtype not in (torch.int64, torch.int32):
-            raise ValueError(f"response has dtype {response.dtype}: rows are int64 or int32")
+        if response.dtype != torch.int64:
+            raise ValueError(f"response has dtype {response.dtype}: the rule is int64, a row of the batch per token")

@@ -38,7 +38,7 @@ def sequence_mis(tokens: Tokens, rollout: Tensor, *, cap: float = 2.0) -> Tensor
     """[n] Π_t π_old/π_rollout of the token's response where that is at most cap, else 0: masked importance sampling."""
     log_weight = tokens.response_sum(tokens.old - rollout).clamp(-LIMIT, LIMIT)
     weight = log_weight.exp()
-    return torch.where(weight <= cap, weight, 0.0)[tokens.response]
+    return tokens.spread(torch.where(weight <= cap, weight, 0.0))
 
 
 MISMATCH: dict[str, Callable[..., Tensor] | None] = {"none": None, "tis": token_tis, "mis": sequence_mis}

@@ -28,7 +28,7 @@ class Tokens:
     free_log_ratio: Tensor  # [n] log ρ, 0 where it is not finite
     c: Tensor  # [n] coefficient, 0 where a log-probability is not finite: φ and its slope are then 0 as well
     response: Tensor  # [n] row of each token in the batch
-    rows: int  # responses in the batch
+    lengths: Tensor  # [rows] tokens of each response of the batch
 
     @cached_property
     def logp(self) -> Tensor:
@@ -65,11 +65,15 @@ class Tokens:
         return torch.where(self.positive, positive, negative)
 
     def response_sum(self, x: Tensor) -> Tensor:
-        """[n] -> [rows]"""
-        return x.new_zeros(self.rows).index_add_(0, self.response, x)
+        """[n] -> [rows]: sums over whole responses; 0 for those that are not here."""
+        return x.new_zeros(len(self.lengths)).scatter_add_(0, self.response, x)
 
     def response_mean(self, x: Tensor) -> Tensor:
-        return self.response_sum(x) / self.response_sum(torch.ones_like(x)).clamp(min=1)
+        return self.response_sum(x) / self.lengths.clamp(min=1)
+
+    def spread(self, x: Tensor) -> Tensor:
+        """[rows] -> [n]: each token sees its response's number."""
+        return x.index_select(0, self.response)
 
     @cached_property
     def sequence_log_ratio(self) -> Tensor:
@@ -113,7 +117,7 @@ def dual_clip(tokens: Tokens, *, low: float = 0.2, high: float = 0.2, cap: float
 def gspo(tokens: Tokens, *, low: float = 3e-4, high: float = 4e-4) -> Terms:
     """s_i = exp(mean_t log ρ); min(s_iA, clip(s_i)A). The token form: every token of i moves s_i alike."""
     in_range = tokens.sequence_log_ratio.abs() <= LIMIT
-    return _clip(tokens, gspo_weight(tokens)[tokens.response], in_range[tokens.response], low, high)
+    return _clip(tokens, tokens.spread(gspo_weight(tokens)), tokens.spread(in_range), low, high)
 
 
 def gspo_weight(tokens: Tokens) -> Tensor:
@@ -125,7 +129,7 @@ def gmpo(tokens: Tokens, *, low: float = 0.4, high: float = 0.4) -> Terms:
     """A_i · exp(mean_t δ_t), δ_t = min(log ρ, high) for A > 0 and max(log ρ, −low) for A < 0."""
     delta = _one_sided(tokens, low, high)
     active = delta == tokens.log_ratio
-    value = tokens.response_mean(delta).exp()[tokens.response] * tokens.c
+    value = tokens.spread(tokens.response_mean(delta).exp()) * tokens.c
     return Terms(value, value * (active & tokens.in_range), ~active & tokens.signed)
 
 
@@ -153,7 +157,7 @@ def sapo(tokens: Tokens, *, tau_positive: float = 1.0, tau_negative: float = 1.0
 def vespo(tokens: Tokens, *, k_positive: float = 2.0, lam_positive: float = 3.0, k_negative: float = 3.0,
           lam_negative: float = 2.0) -> Terms:  # fmt: skip
     """sg(φ(W))·A·log π, φ(W) = e^λ W^k e^{−λW}, W = Π_t ρ, (k, λ) by the sign of A."""
-    log_w = _log_product(tokens)[tokens.response]
+    log_w = tokens.spread(_log_product(tokens))
     k, lam = tokens.by_sign(k_positive, k_negative), tokens.by_sign(lam_positive, lam_negative)
     return _linear(tokens, torch.exp(lam + k * log_w - lam * log_w.exp()))
 
@@ -204,7 +208,7 @@ def reinforce(tokens: Tokens) -> Terms:
 
 def dfpo(tokens: Tokens) -> Terms:
     """sg(s_i)·A·log π, s_i = exp(mean_t log ρ): clip-free and linear; a cancellation transform makes it DFPO."""
-    return _linear(tokens, gspo_weight(tokens)[tokens.response])
+    return _linear(tokens, tokens.spread(gspo_weight(tokens)))
 
 
 SURROGATES: dict[str, Callable[..., Terms]] = {
