@@ -1,0 +1,36 @@
+"""The language model: load and save, packed forward, log-probabilities of response tokens, LoRA, frozen reference."""
+
+from equipoise.policy.logprobs import TokenLogprobs, reference_logprobs, token_logprobs
+from equipoise.policy.model import (
+    Lora,
+    ModelError,
+    Policy,
+    Prompt,
+    PromptTooLong,
+    decode,
+    encode,
+    frozen_copy,
+    load,
+    restore,
+    save,
+)
+from equipoise.policy.pack import Pack, pack
+
+__all__ = [
+    "Lora",
+    "ModelError",
+    "Pack",
+    "Policy",
+    "Prompt",
+    "PromptTooLong",
+    "TokenLogprobs",
+    "decode",
+    "encode",
+    "frozen_copy",
+    "load",
+    "pack",
+    "reference_logprobs",
+    "restore",
+    "save",
+    "token_logprobs",
+]

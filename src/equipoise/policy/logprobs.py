@@ -1,0 +1,137 @@
+"""Log-probabilities and entropies of response tokens, from a packed forward pass.
+
+The distribution is softmax(logits / temperature) over the whole vocabulary: the one the sampler draws from before any
+top-p or top-k truncation, so that the trainer's ratios do not depend on what truncation happened to keep.
+The language-model head is applied to response positions only, a chunk at a time, and the backward pass makes each
+chunk's logits again: no more than one chunk of logits exists at any moment.
+"""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from equipoise.policy import decoder
+from equipoise.policy.attention import packed_attention
+from equipoise.policy.model import ModelError, Policy
+from equipoise.policy.pack import Pack
+
+CHUNK_LOGITS = 1 << 24  # entries of one chunk of logits: 64 MiB in float32
+
+
+class TokenLogprobs(NamedTuple):
+    """Of the target tokens of a pack, in their order: logprobs [N] float32, entropy [N] float32 (nats)."""
+
+    logprobs: Tensor
+    entropy: Tensor
+
+
+def token_logprobs(policy: Policy, pack: Pack, *, temperature: float = 1.0) -> TokenLogprobs:
+    """log π(token | before) and the entropy of π(· | before) at `temperature`; differentiable unless under no_grad."""
+    hidden = _hidden(policy, pack).index_select(0, pack.predict)
+    head = _plain_head(policy)
+    return TokenLogprobs(*_Head.apply(hidden, head.weight, head.bias, pack.targets, temperature))
+
+
+@torch.no_grad()
+def reference_logprobs(policy: Policy, reference: Policy | None, pack: Pack, *, temperature: float = 1.0) -> Tensor:
+    """Log-probabilities [N] under the frozen reference: a `frozen_copy`, or None for the policy without its adapter."""
+    if reference is None and not policy.has_adapter:
+        raise ValueError("a policy without a LoRA adapter needs its reference as a second model; make a frozen_copy")
+    with policy.model.disable_adapter() if reference is None else nullcontext():
+        return token_logprobs(reference or policy, pack, temperature=temperature).logprobs
+
+
+def _plain_head(policy: Policy) -> torch.nn.Linear:
+    head = policy.core.get_output_embeddings()
+    if type(head) is not torch.nn.Linear:
+        raise ModelError(f"the head of {policy.name} is a {type(head).__name__}, not a plain linear layer")
+    config = policy.core.config
+    for setting in ("final_logit_softcapping", "logits_scaling", "logit_scale"):
+        if getattr(config, setting, None) not in (None, 1, 1.0):
+            raise ModelError(f"{policy.name} changes its logits after the head ({setting}); this is not supported")
+    return head
+
+
+def _hidden(policy: Policy, pack: Pack) -> Tensor:
+    """Hidden states [U, d] of the row, ready for the head."""
+    core = policy.core
+    if policy.is_llama_like:
+
+        def attend(_: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            return packed_attention(q, k, v, pack)
+
+        x = decoder.hidden_states(
+            core, pack.inputs, pack.positions, attend, gradient_checkpointing=policy.gradient_checkpointing
+        )
+        return decoder.rms_norm(core.model.norm, x)
+    # A 4-d mask is passed on untouched; None would have transformers build one for the whole row.
+    no_mask = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=pack.inputs.device)
+    out = core.base_model(
+        input_ids=pack.inputs[None],
+        position_ids=pack.positions[None],
+        attention_mask=no_mask,
+        use_cache=False,
+        pack=pack,
+    )
+    return out.last_hidden_state[0]
+
+
+class _Head(torch.autograd.Function):
+    """(hidden [N, d], weight [V, d], bias [V] or None, targets [N]) → log-probabilities and entropies [N]."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, temperature: float
+    ) -> tuple[Tensor, Tensor]:
+        logprobs = hidden.new_empty(len(hidden), dtype=torch.float32)
+        entropy = torch.empty_like(logprobs)
+        for rows in _chunks(len(hidden), len(weight)):
+            logp = _log_softmax(hidden[rows], weight, bias, temperature)
+            logprobs[rows] = logp.gather(1, targets[rows, None])[:, 0]
+            # A masked logit of −∞ has probability 0 and adds 0, not 0·∞.
+            entropy[rows] = -(logp.exp() * logp.clamp_min(torch.finfo(logp.dtype).min)).sum(1)
+        ctx.save_for_backward(hidden, weight, bias, targets, entropy)
+        ctx.temperature = temperature
+        return logprobs, entropy
+
+    @staticmethod
+    def backward(ctx: Any, d_logprobs: Tensor, d_entropy: Tensor) -> tuple[Tensor | None, ...]:
+        hidden, weight, bias, targets, entropy = ctx.saved_tensors
+        need_hidden, need_weight, need_bias = ctx.needs_input_grad[:3]
+        d_hidden = torch.empty_like(hidden) if need_hidden else None
+        d_weight = torch.zeros_like(weight, dtype=torch.float32) if need_weight else None
+        d_bias = torch.zeros_like(bias, dtype=torch.float32) if bias is not None and need_bias else None
+        for rows in _chunks(len(hidden), len(weight)):
+            logp = _log_softmax(hidden[rows], weight, bias, ctx.temperature)
+            # ∂ log p_y/∂z = 1_y − p;  ∂H/∂z = −p (log p + H)
+            g, h = d_logprobs[rows, None], d_entropy[rows, None]
+            d = logp.exp() * -(g + h * (logp.clamp_min(torch.finfo(logp.dtype).min) + entropy[rows, None]))
+            d.scatter_add_(1, targets[rows, None], g)
+            d = (d / ctx.temperature).to(hidden.dtype)
+            if d_hidden is not None:
+                torch.mm(d, weight, out=d_hidden[rows])
+            if d_weight is not None:
+                d_weight += d.t() @ hidden[rows]
+            if d_bias is not None:
+                d_bias += d.sum(0)
+        return (
+            d_hidden,
+            None if d_weight is None else d_weight.to(weight.dtype),
+            None if d_bias is None else d_bias.to(weight.dtype),
+            None,
+            None,
+        )
+
+
+def _chunks(rows: int, vocabulary: int) -> list[slice]:
+    size = max(1, CHUNK_LOGITS // vocabulary)
+    return [slice(start, min(start + size, rows)) for start in range(0, rows, size)]
+
+
+def _log_softmax(hidden: Tensor, weight: Tensor, bias: Tensor | None, temperature: float) -> Tensor:
+    logits = torch.mm(hidden, weight.t()) if bias is None else torch.addmm(bias, hidden, weight.t())
+    return (logits.float() / temperature).log_softmax(-1)

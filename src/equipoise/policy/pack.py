@@ -1,0 +1,98 @@
+"""Several responses in one row without padding, the tokens of a prompt standing there once for all its responses.
+
+The row is [prompt₀ prompt₁ … | response₀ response₁ …]; the last token of a response is predicted but never an input, so
+it is left out. Everything in the model that works token by token (projections, norms, the MLP) runs over this row.
+Attention is the one place that needs sequences: `buckets` gather rows of similar length, right-padded, where plain
+causal attention is exact (a real token never looks right), and `scatter` picks each row token's result back out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Pack:
+    """inputs, positions [U]; targets, predict [N]: target token and the row entry whose output predicts it.
+
+    buckets: index arrays [b, l] into the row. scatter [U]: entry of the flattened, concatenated buckets.
+    """
+
+    inputs: Tensor
+    positions: Tensor
+    targets: Tensor
+    predict: Tensor
+    buckets: tuple[Tensor, ...]
+    scatter: Tensor
+
+
+def pack(prompts: Sequence[Sequence[int]], tokens: Tensor, lengths: Tensor, prompt: Tensor) -> Pack:
+    """Lay out responses (flat `tokens` [N], `lengths` [B], all ≥ 1), each after `prompts[prompt[i]]`; `prompt` [B].
+
+    Prompts without a response are left out. The result lies on the device of `tokens`.
+    """
+    device = tokens.device
+    lengths, prompt, tokens = lengths.cpu(), prompt.cpu(), tokens.cpu()
+    if len(lengths) == 0 or int(lengths.min()) < 1:
+        raise ValueError("pack needs at least one response, and each response at least one token")
+    used, prompt = prompt.unique(return_inverse=True)
+    rows = [prompts[i] for i in used.tolist()]
+    prompt_length = torch.tensor([len(row) for row in rows])
+    prompt_start = _starts(prompt_length)
+    n_prompt = int(prompt_length.sum())
+    response_start = n_prompt + _starts(lengths - 1)
+
+    is_last = torch.zeros(len(tokens), dtype=torch.bool)
+    is_last[lengths.cumsum(0) - 1] = True
+    flat_prompts = torch.tensor([t for row in rows for t in row])
+    inputs = torch.cat([flat_prompts, tokens[~is_last]])
+    before = prompt_length[prompt]
+    positions = torch.cat([_ramp(prompt_length), _ramp(lengths - 1) + before.repeat_interleave(lengths - 1)])
+
+    # Token t of a response is predicted by the entry before it; the first one by the prompt's last token.
+    offset = _ramp(lengths)
+    predict = (response_start - 1).repeat_interleave(lengths) + offset
+    predict[offset == 0] = (prompt_start + prompt_length)[prompt] - 1
+
+    buckets, scatter, filled = [], torch.empty(len(inputs), dtype=torch.long), 0
+    total = before + lengths - 1
+    for chosen in _by_length(total):
+        column = torch.arange(int(total[chosen].max()))
+        c = torch.minimum(column, total[chosen, None] - 1)
+        p = prompt[chosen, None]
+        in_prompt = c < prompt_length[p]
+        index = torch.where(in_prompt, prompt_start[p] + c, response_start[chosen, None] + c - prompt_length[p])
+        # Clamped entries and shared prompts are written several times, always with a place that holds the same value.
+        valid = column < total[chosen, None]
+        scatter[index[valid]] = torch.arange(filled, filled + index.numel()).view_as(index)[valid]
+        filled += index.numel()
+        buckets.append(index.to(device))
+    return Pack(
+        inputs.to(device),
+        positions.to(device),
+        tokens.to(device),
+        predict.to(device),
+        tuple(buckets),
+        scatter.to(device),
+    )
+
+
+def _starts(lengths: Tensor) -> Tensor:
+    return lengths.cumsum(0) - lengths
+
+
+def _ramp(lengths: Tensor) -> Tensor:
+    """0 … l−1 for each length, one after the other."""
+    return torch.arange(int(lengths.sum())) - _starts(lengths).repeat_interleave(lengths)
+
+
+def _by_length(total: Tensor) -> list[Tensor]:
+    """Rows grouped so that the padding inside a group is at most an eighth of the longest length."""
+    step = max(8, -(-int(total.max()) // 8))
+    order = torch.argsort(total, stable=True)
+    _, counts = torch.unique_consecutive((total[order] - 1) // step, return_counts=True)
+    return list(order.split(counts.tolist()))

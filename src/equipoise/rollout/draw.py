@@ -1,0 +1,54 @@
+"""One token from each row of logits by inverse CDF: the first token, in vocabulary order, whose cumulative probability
+exceeds the row's uniform number. One uniform a token, so a response's draws do not depend on its neighbours.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from equipoise.rollout.rollouts import SamplingParams
+
+
+class Drawn(NamedTuple):
+    """tokens [R] int64; logprobs [R] of the truncated distribution; policy_logprobs [R] of the whole one."""
+
+    tokens: Tensor
+    logprobs: Tensor
+    policy_logprobs: Tensor
+
+
+def draw(logits: Tensor, u: Tensor, params: SamplingParams) -> Drawn:
+    """logits [R, V], u [R] in [0, 1)."""
+    z = logits.float()
+    if params.temperature == 0:
+        tokens = z.argmax(1, keepdim=True)
+        logprobs = (z.gather(1, tokens) - z.logsumexp(1, keepdim=True))[:, 0]
+        return Drawn(tokens[:, 0], logprobs, logprobs)
+    if params.temperature != 1:
+        z = z / params.temperature
+    kept = truncate(z, params.top_k, params.top_p) if params.truncates else z
+    top = kept.amax(1, keepdim=True)
+    cdf = (kept - top).exp_().cumsum(1)
+    total = cdf[:, -1:]
+    # u < 1 in steps of 2⁻²⁴ keeps u·total below total in float32, so the index is always inside the vocabulary.
+    tokens = torch.searchsorted(cdf, u[:, None] * total, right=True)
+    logprobs = (kept.gather(1, tokens) - top - total.log())[:, 0]
+    if kept is z:
+        return Drawn(tokens[:, 0], logprobs, logprobs)
+    return Drawn(tokens[:, 0], logprobs, (z.gather(1, tokens) - z.logsumexp(1, keepdim=True))[:, 0])
+
+
+def truncate(z: Tensor, top_k: int, top_p: float) -> Tensor:
+    """−∞ outside the top_k largest, and then outside the fewest tokens whose mass reaches top_p; ties at k are kept."""
+    if 0 < top_k < z.shape[1]:
+        z = z.masked_fill(z < z.topk(top_k, 1).values[:, -1:], -torch.inf)
+    if top_p < 1:
+        ordered, index = z.sort(1, descending=True)
+        p = ordered.softmax(1)
+        outside = p.cumsum(1) - p >= top_p
+        outside[:, 0] = False
+        z = z.masked_fill(torch.zeros_like(outside).scatter_(1, index, outside), -torch.inf)
+    return z

@@ -1,0 +1,61 @@
+"""Sampling from any decoder model through its transformers forward pass, with the seeding and interface of the native
+sampler. Slower: prompts are computed once per response and the cache grows by concatenation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from equipoise.policy import Policy
+from equipoise.rollout.batch import Batch, Request, collect, request
+from equipoise.rollout.rollouts import Key, Rollouts, SamplingParams
+
+
+class TransformersSampler:
+    """`rows`: the most responses decoded together."""
+
+    def __init__(self, policy: Policy, *, rows: int = 256) -> None:
+        self.policy = policy
+        self.rows = rows
+
+    @torch.no_grad()
+    def sample(
+        self,
+        prompts: Sequence[Sequence[int]],
+        n: int,
+        params: SamplingParams,
+        *,
+        keys: Sequence[Key] | None = None,
+        step: int = 0,
+    ) -> Rollouts:
+        asked = request(self.policy, prompts, n, params, keys, step)
+        starts = range(0, asked.rows, self.rows)
+        return collect(asked, [_decode(self.policy, asked, range(s, min(s + self.rows, asked.rows))) for s in starts])
+
+
+def _decode(policy: Policy, asked: Request, rows: range) -> Batch:
+    batch = Batch(asked, rows)
+    device = batch.keys.device
+    prompts = [asked.prompts[r // asked.n] for r in rows]
+    width = max(map(len, prompts))
+    inputs = torch.tensor([[0] * (width - len(p)) + p for p in prompts], device=device)
+    mask = torch.tensor([[0] * (width - len(p)) + [1] * len(p) for p in prompts], device=device)
+    positions = (mask.cumsum(1) - 1).clamp_min(0)
+    past = None
+    while True:
+        out = policy.core(
+            input_ids=inputs,
+            attention_mask=mask,
+            position_ids=positions,
+            past_key_values=past,
+            use_cache=True,
+            logits_to_keep=1,
+        )
+        tokens = batch.draw(out.logits[:, -1])
+        if batch.length == batch.tokens.shape[1] or not bool(batch.alive.any()):
+            return batch
+        past = out.past_key_values
+        inputs, positions = tokens[:, None], positions[:, -1:] + 1
+        mask = torch.cat((mask, mask.new_ones(len(mask), 1)), 1)

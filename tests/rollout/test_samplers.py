@@ -1,0 +1,170 @@
+import logging
+
+import pytest
+import tiny_models
+import torch
+
+from equipoise import policy as p
+from equipoise.rollout import NativeSampler, SamplingParams, TransformersSampler, concatenate, sampler
+
+KINDS = ["llama", "grouped", "qwen2", "qwen3"]
+PARAMS = {
+    "plain": SamplingParams(max_tokens=40, seed=1),
+    "cool": SamplingParams(max_tokens=40, temperature=0.7, seed=2),
+    "truncated": SamplingParams(max_tokens=40, top_k=20, top_p=0.9, temperature=1.2, seed=3),
+    "stops": SamplingParams(max_tokens=40, stop=("a", "12", "é\n"), seed=4),
+    "greedy": SamplingParams(max_tokens=12, temperature=0.0),
+    "one token": SamplingParams(max_tokens=1),
+}
+
+
+def by_name(rollouts, names, n):
+    """{(prompt name, sample): (tokens, logprobs, finish)}"""
+    rows = zip(
+        rollouts.tokens.split(rollouts.lengths.tolist()),
+        rollouts.logprobs.split(rollouts.lengths.tolist()),
+        rollouts.finish,
+        strict=True,
+    )
+    return {(names[i // n], i % n): (t.tolist(), l, f) for i, (t, l, f) in enumerate(rows)}
+
+
+def assert_same(a, b):
+    assert a.keys() == b.keys()
+    for k in a:
+        assert a[k][0] == b[k][0], k
+        assert a[k][2] == b[k][2]
+        torch.testing.assert_close(a[k][1], b[k][1], atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", PARAMS)
+def test_native_sampler_and_transformers_draw_the_same(kind, name):
+    policy = tiny_models.policy(kind)
+    prompts = tiny_models.prompts(6)
+    native = NativeSampler(policy).sample(prompts, 3, PARAMS[name])
+    plain = TransformersSampler(policy).sample(prompts, 3, PARAMS[name])
+    assert_same(by_name(native, range(6), 3), by_name(plain, range(6), 3))
+    torch.testing.assert_close(native.policy_logprobs, plain.policy_logprobs, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("kind", [*KINDS, "gpt2"])
+@pytest.mark.parametrize("name", PARAMS)
+def test_log_probabilities_are_the_trainers(kind, name):
+    policy = tiny_models.policy(kind)
+    params = PARAMS[name]
+    rollouts = sampler(policy).sample(tiny_models.prompts(5), 4, params)
+    pack = p.pack(rollouts.prompts, rollouts.tokens, rollouts.lengths, rollouts.prompt)
+    trained = p.token_logprobs(policy, pack, temperature=params.temperature or 1.0).logprobs
+    torch.testing.assert_close(rollouts.policy_logprobs, trained, atol=1e-5, rtol=0)
+    assert (rollouts.logprobs is rollouts.policy_logprobs) == (not params.truncates)
+    if params.truncates:
+        assert (rollouts.logprobs >= rollouts.policy_logprobs - 1e-6).all()
+        assert (rollouts.logprobs > rollouts.policy_logprobs + 1e-3).any()
+    trained.sum().backward()  # rollouts are ordinary tensors: nothing of inference mode clings to them
+
+
+def test_draws_depend_on_seed_step_key_and_sample_only():
+    policy = tiny_models.policy("grouped")
+    prompts = tiny_models.prompts(9)
+    names = [f"prompt {i}" for i in range(9)]
+    params = SamplingParams(max_tokens=50, seed=5)
+    wanted = by_name(NativeSampler(policy).sample(prompts, 4, params, keys=names, step=2), names, 4)
+    assert len({tuple(v[0]) for v in wanted.values()}) > 30
+    order = torch.randperm(9, generator=torch.Generator().manual_seed(0)).tolist()
+    shuffled = NativeSampler(policy).sample(
+        [prompts[i] for i in order], 4, params, keys=[names[i] for i in order], step=2
+    )
+    assert_same(by_name(shuffled, [names[i] for i in order], 4), wanted)
+    for rows in (1, 3, 7, 16):
+        got = NativeSampler(policy, rows=rows).sample(prompts, 4, params, keys=names, step=2)
+        assert_same(by_name(got, names, 4), wanted)
+    half = NativeSampler(policy).sample(prompts[:4], 4, params, keys=names[:4], step=2)
+    rest = NativeSampler(policy).sample(prompts[4:], 4, params, keys=names[4:], step=2)
+    assert_same(by_name(concatenate([half, rest]), names, 4), wanted)
+    fewer = by_name(NativeSampler(policy).sample(prompts, 2, params, keys=names, step=2), names, 2)
+    assert_same(fewer, {k: v for k, v in wanted.items() if k[1] < 2})
+    other = by_name(NativeSampler(policy).sample(prompts, 4, params, keys=names, step=3), names, 4)
+    assert sum(other[k][0] == wanted[k][0] for k in wanted) < 6
+
+
+@pytest.mark.parametrize("make", [NativeSampler, TransformersSampler])
+def test_responses_end_where_they_should(make):
+    policy = tiny_models.policy()
+    prompts = tiny_models.prompts(8)
+    rollouts = make(policy).sample(prompts, 8, SamplingParams(max_tokens=30, stop=("12", "j"), seed=9))
+    texts = [policy.tokenizer.decode(t) for t in rollouts.tokens.split(rollouts.lengths.tolist())]
+    assert set(rollouts.finish) == {"stop", "length"}
+    for text, finish, length in zip(texts, rollouts.finish, rollouts.lengths.tolist(), strict=True):
+        ends = [text.find(s) + len(s) for s in ("12", "j", "<eos>") if s in text]
+        assert (finish == "stop") == bool(ends)
+        assert not ends or min(ends) == len(text)
+        assert length == 30 or finish == "stop"
+    assert rollouts.prompt.tolist() == [i for i in range(8) for _ in range(8)]
+    assert len(rollouts.tokens) == len(rollouts.logprobs) == int(rollouts.lengths.sum())
+
+
+def test_a_response_stops_where_the_context_ends():
+    policy = tiny_models.policy()
+    policy.core.generation_config.eos_token_id = None
+    policy.__dict__["eos"] = ()
+    rollouts = NativeSampler(policy).sample([[5] * 120, [5] * 3], 2, SamplingParams(max_tokens=20))
+    assert rollouts.lengths.tolist() == [8, 8, 20, 20]
+    assert rollouts.finish == ["length"] * 4
+    with pytest.raises(p.PromptTooLong, match="128 tokens"):
+        NativeSampler(policy).sample([[5] * 128], 1, SamplingParams())
+
+
+def test_weights_changed_in_place_are_seen():
+    policy = tiny_models.policy()
+    native = NativeSampler(policy)
+    prompts, params = tiny_models.prompts(4), SamplingParams(max_tokens=20)
+    native.sample(prompts, 2, params)
+    with torch.no_grad():
+        for q in policy.parameters():
+            q.add_(0.05 * torch.randn_like(q))
+    after = native.sample(prompts, 2, params)
+    fresh = TransformersSampler(policy).sample(prompts, 2, params)
+    assert_same(by_name(after, range(4), 2), by_name(fresh, range(4), 2))
+
+
+def test_lora_is_sampled_with_its_adapter(tmp_path):
+    p.save(tiny_models.policy("qwen2"), tmp_path)
+    policy = p.load(tmp_path, lora=p.Lora(rank=4))
+    with torch.no_grad():
+        for q in policy.parameters():
+            q.add_(0.05 * torch.randn_like(q))
+    prompts, params = tiny_models.prompts(4), SamplingParams(max_tokens=20)
+    native = NativeSampler(policy).sample(prompts, 2, params)
+    assert_same(
+        by_name(native, range(4), 2), by_name(TransformersSampler(policy).sample(prompts, 2, params), range(4), 2)
+    )
+
+
+def test_select_takes_whole_responses():
+    policy = tiny_models.policy()
+    rollouts = NativeSampler(policy).sample(tiny_models.prompts(4), 3, SamplingParams(max_tokens=9, top_k=9))
+    rows = torch.tensor([7, 0, 11])
+    chosen = rollouts.select(rows)
+    tokens = rollouts.tokens.split(rollouts.lengths.tolist())
+    logprobs = rollouts.policy_logprobs.split(rollouts.lengths.tolist())
+    assert torch.equal(chosen.tokens, torch.cat([tokens[i] for i in rows]))
+    assert torch.equal(chosen.policy_logprobs, torch.cat([logprobs[i] for i in rows]))
+    assert chosen.prompt.tolist() == [2, 0, 3]
+    assert chosen.finish == [rollouts.finish[i] for i in rows]
+
+
+def test_the_right_sampler_is_chosen_with_a_notice(caplog):
+    assert isinstance(sampler(tiny_models.policy("qwen3")), NativeSampler)
+    with caplog.at_level(logging.WARNING):
+        assert isinstance(sampler(tiny_models.policy("gpt2")), TransformersSampler)
+    assert "GPT2LMHeadModel has no native sampler" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("temperature", -1), ("top_p", 0), ("top_p", 1.5), ("top_k", -1), ("max_tokens", 0), ("stop", "a")],
+)
+def test_senseless_parameters_are_refused(field, value):
+    with pytest.raises(ValueError, match=field):
+        SamplingParams(**{field: value})
