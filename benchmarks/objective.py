@@ -1,7 +1,7 @@
 """What the objective costs on the CPU: `assign` + `loss`, forward and backward with metrics, against a bare product.
 
 The bare product is `(exp(logp - old) * adv[response]).sum()` forward and backward over the same tokens: the least any
-importance-weighted objective must do. "eager" is PPO-clip with the usual metrics written the usual way. All are timed in
+importance-weighted objective must do. "eager" is PPO-clip with the usual metrics, written the usual way. All timed in
 one run, interleaved. Ratios are printed and written to benchmarks/results/objective.json.
 """
 

@@ -24,7 +24,7 @@ from equipoise.objective.groups import Batch, Groups
 from equipoise.objective.loss import KnownGradient, LossOutput, Stats
 from equipoise.objective.presets import PRESETS
 from equipoise.objective.regularizer import KL_ESTIMATORS, MISMATCH
-from equipoise.objective.surrogate import LIMIT, SEQUENCE_WEIGHTS, SURROGATES, Terms, Tokens
+from equipoise.objective.surrogate import LIMIT, SEQUENCE_LEVEL, SURROGATES, Terms, Tokens
 
 
 class Objective:
@@ -110,12 +110,12 @@ class Objective:
     @property
     def needs_whole_responses(self) -> bool:
         """True where a response's tokens must come to `loss` together."""
-        return self.surrogate.name in SEQUENCE_WEIGHTS or self.mismatch.name == "mis"
+        return self.surrogate.name in SEQUENCE_LEVEL or self.mismatch.name == "mis"
 
     @property
     def needs_whole_groups(self) -> bool:
         """True where a group's responses must come to `loss` together: the transform depends on their ratios."""
-        return self.surrogate.name in SEQUENCE_WEIGHTS and self.cancellation in WEIGHT_TRANSFORMS
+        return self.surrogate.name in SEQUENCE_LEVEL and self.cancellation in WEIGHT_TRANSFORMS
 
     def choices(self) -> dict[str, Any]:
         """Keyword arguments that build this objective again (without its state)."""
@@ -260,7 +260,9 @@ class Objective:
         tokens = Tokens(logp, old, log_ratio, c, response, credit.lengths)
         if rollout_logprobs is not None and self.mismatch.function is not None:
             c.mul_(self.mismatch(tokens, rollout_logprobs.detach().to(dtype).nan_to_num(0.0, 0.0, 0.0)))
-        terms = self._cancelled(tokens, credit) if self.needs_whole_groups else self.surrogate(tokens)
+        terms: Terms = self.surrogate(tokens)
+        if self.needs_whole_groups:
+            terms = self._cancelled(terms, tokens, credit)
         policy_loss = KnownGradient.apply(logprobs, terms.value.sum(), terms.slope)  # type: ignore[no-untyped-call]
 
         loss, kl_sum, entropy_sum = policy_loss, logp.new_zeros(()), logp.new_zeros(())
@@ -297,12 +299,12 @@ class Objective:
             i = int(wrong[0])
             raise ValueError(f"response[{i}] = {int(response[i])}: the rule is a row, 0 to {rows - 1}") from error
 
-    def _cancelled(self, tokens: Tokens, credit: Credit) -> Terms:
+    def _cancelled(self, terms: Terms, tokens: Tokens, credit: Credit) -> Terms:
         """sg(w̃_i)·A_i·log π with w̃ the transform of the full weight: 1/ℓ_i times the surrogate's sequence weight."""
-        ratio = SEQUENCE_WEIGHTS[self.surrogate.name](tokens, **self.surrogate.options)
-        w, A = credit.full_weight.to(ratio.dtype) * ratio, credit.advantage.to(ratio.dtype)
-        transformed = WEIGHT_TRANSFORMS[self.cancellation](w, A, credit.groups)
-        slope = tokens.spread(transformed * A) * tokens.signed
+        assert terms.sequence_weight is not None
+        w = credit.full_weight * terms.sequence_weight
+        transformed = WEIGHT_TRANSFORMS[self.cancellation](w, credit.advantage, credit.groups)
+        slope = tokens.spread((transformed * credit.advantage).to(tokens.c.dtype)) * tokens.signed
         return Terms(slope * tokens.logp, slope, None)
 
     def _whole(self, credit: Credit, response: Tensor) -> Tensor:

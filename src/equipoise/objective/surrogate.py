@@ -61,8 +61,9 @@ class Tokens:
     def signed(self) -> Tensor:
         return self.c != 0
 
-    def by_sign(self, positive: float, negative: float) -> Tensor:
-        return torch.where(self.positive, positive, negative)
+    def either(self, where: Tensor, yes: float, no: float) -> Tensor:
+        """torch.where of two numbers in the tokens' own precision; plain numbers would come out in float32."""
+        return torch.where(where, self.c.new_full((), yes), self.c.new_full((), no))
 
     def response_sum(self, x: Tensor) -> Tensor:
         """[n] -> [rows]: sums over whole responses; 0 for those that are not here."""
@@ -80,11 +81,17 @@ class Tokens:
         """[rows] mean log ρ of each response."""
         return self.response_mean(self.free_log_ratio)
 
+    @cached_property
+    def sequence_ratio(self) -> Tensor:
+        """[rows] s_i = exp(mean_t log ρ), the exponent clamped."""
+        return self.sequence_log_ratio.clamp(-LIMIT, LIMIT).exp()
+
 
 class Terms(NamedTuple):
     value: Tensor  # [n] φ
     slope: Tensor  # [n] ∂φ/∂log π
     clipped: Tensor | None  # [n] bool: c ≠ 0 and the gradient was cut; None where the surrogate never clips
+    sequence_weight: Tensor | None = None  # [rows] what a sequence-level surrogate weighs a response by
 
 
 def _clip(tokens: Tokens, ratio: Tensor, in_range: Tensor, low: float, high: float) -> Terms:
@@ -108,38 +115,28 @@ def ppo_clip(tokens: Tokens, *, low: float = 0.2, high: float = 0.2) -> Terms:
 
 def dual_clip(tokens: Tokens, *, low: float = 0.2, high: float = 0.2, cap: float = 3.0) -> Terms:
     """ppo_clip, and for A < 0 never below cap·A."""
-    value, slope, clipped = ppo_clip(tokens, low=low, high=high)
+    terms = ppo_clip(tokens, low=low, high=high)
     floor = cap * tokens.c
-    cut = ~tokens.positive & (value < floor)
-    return Terms(torch.where(cut, floor, value), slope * ~cut, cut if clipped is None else clipped | cut)
+    cut = ~tokens.positive & (terms.value < floor)
+    clipped = cut if terms.clipped is None else terms.clipped | cut
+    return Terms(torch.where(cut, floor, terms.value), terms.slope * ~cut, clipped)
 
 
 def gspo(tokens: Tokens, *, low: float = 3e-4, high: float = 4e-4) -> Terms:
     """s_i = exp(mean_t log ρ); min(s_iA, clip(s_i)A). The token form: every token of i moves s_i alike."""
+    s = tokens.sequence_ratio
     in_range = tokens.sequence_log_ratio.abs() <= LIMIT
-    return _clip(tokens, tokens.spread(gspo_weight(tokens)), tokens.spread(in_range), low, high)
-
-
-def gspo_weight(tokens: Tokens) -> Tensor:
-    """[rows] s_i = exp(mean_t log ρ)"""
-    return tokens.sequence_log_ratio.clamp(-LIMIT, LIMIT).exp()
+    terms = _clip(tokens, tokens.spread(s), tokens.spread(in_range), low, high)
+    return terms._replace(sequence_weight=s)
 
 
 def gmpo(tokens: Tokens, *, low: float = 0.4, high: float = 0.4) -> Terms:
     """A_i · exp(mean_t δ_t), δ_t = min(log ρ, high) for A > 0 and max(log ρ, −low) for A < 0."""
-    delta = _one_sided(tokens, low, high)
+    delta = torch.where(tokens.positive, tokens.log_ratio.clamp(max=high), tokens.log_ratio.clamp(min=-low))
     active = delta == tokens.log_ratio
-    value = tokens.spread(tokens.response_mean(delta).exp()) * tokens.c
-    return Terms(value, value * (active & tokens.in_range), ~active & tokens.signed)
-
-
-def gmpo_weight(tokens: Tokens, *, low: float = 0.4, high: float = 0.4) -> Tensor:
-    """[rows] exp(mean_t δ_t)"""
-    return tokens.response_mean(_one_sided(tokens, low, high)).exp()
-
-
-def _one_sided(tokens: Tokens, low: float, high: float) -> Tensor:
-    return torch.where(tokens.positive, tokens.log_ratio.clamp(max=high), tokens.log_ratio.clamp(min=-low))
+    s = tokens.response_mean(delta).exp()
+    value = tokens.spread(s) * tokens.c
+    return Terms(value, value * (active & tokens.in_range), ~active & tokens.signed, s)
 
 
 def cispo(tokens: Tokens, *, cap: float = 5.0) -> Terms:
@@ -149,32 +146,22 @@ def cispo(tokens: Tokens, *, cap: float = 5.0) -> Terms:
 
 def sapo(tokens: Tokens, *, tau_positive: float = 1.0, tau_negative: float = 1.05) -> Terms:
     """(4/τ)·sigmoid(τ(ρ−1))·A, τ by the sign of A."""
-    tau = tokens.by_sign(tau_positive, tau_negative)
+    tau = tokens.either(tokens.positive, tau_positive, tau_negative)
     gate = torch.sigmoid(tau * (tokens.ratio - 1))
     return Terms(4 / tau * gate * tokens.c, 4 * gate * (1 - gate) * tokens.ratio * tokens.c, None)
 
 
 def vespo(tokens: Tokens, *, k_positive: float = 2.0, lam_positive: float = 3.0, k_negative: float = 3.0,
           lam_negative: float = 2.0) -> Terms:  # fmt: skip
-    """sg(φ(W))·A·log π, φ(W) = e^λ W^k e^{−λW}, W = Π_t ρ, (k, λ) by the sign of A."""
-    log_w = tokens.spread(_log_product(tokens))
-    k, lam = tokens.by_sign(k_positive, k_negative), tokens.by_sign(lam_positive, lam_negative)
-    return _linear(tokens, torch.exp(lam + k * log_w - lam * log_w.exp()))
+    """sg(φ(W))·A·log π, φ(W) = e^λ W^k e^{−λW}, W = Π_t ρ, (k, λ) by the sign of A.
 
-
-def vespo_weight(tokens: Tokens, *, k_positive: float = 2.0, lam_positive: float = 3.0, k_negative: float = 3.0,
-                 lam_negative: float = 2.0) -> Tensor:  # fmt: skip
-    """[rows] φ(W_i)"""
-    log_w = _log_product(tokens)
+    log W is kept in [log 1e-8, 20], as in the method's own code.
+    """
+    log_w = tokens.response_sum(tokens.log_ratio).clamp(math.log(1e-8), LIMIT)
     positive = tokens.response_sum(tokens.c) > 0
-    k = torch.where(positive, k_positive, k_negative)
-    lam = torch.where(positive, lam_positive, lam_negative)
-    return torch.exp(lam + k * log_w - lam * log_w.exp())
-
-
-def _log_product(tokens: Tokens) -> Tensor:
-    """[rows] log W = Σ_t log ρ, kept in [log 1e-8, 20] as in the method's own code."""
-    return tokens.response_sum(tokens.log_ratio).clamp(math.log(1e-8), LIMIT)
+    k, lam = tokens.either(positive, k_positive, k_negative), tokens.either(positive, lam_positive, lam_negative)
+    phi = torch.exp(lam + k * log_w - lam * log_w.exp())
+    return _linear(tokens, tokens.spread(phi))._replace(sequence_weight=phi)
 
 
 def aspo(tokens: Tokens, *, low: float = 0.2, high: float = 0.2, cap: float = 3.0) -> Terms:
@@ -208,7 +195,7 @@ def reinforce(tokens: Tokens) -> Terms:
 
 def dfpo(tokens: Tokens) -> Terms:
     """sg(s_i)·A·log π, s_i = exp(mean_t log ρ): clip-free and linear; a cancellation transform makes it DFPO."""
-    return _linear(tokens, tokens.spread(gspo_weight(tokens)))
+    return _linear(tokens, tokens.spread(tokens.sequence_ratio))._replace(sequence_weight=tokens.sequence_ratio)
 
 
 SURROGATES: dict[str, Callable[..., Terms]] = {
@@ -225,11 +212,6 @@ SURROGATES: dict[str, Callable[..., Terms]] = {
     "dfpo": dfpo,
 }
 
-# Surrogates that need all tokens of a response at once, with the weight they give a response. Under min_replace and
-# orthogonal, which transform that weight, they are used in the clip-free linear form sg(w̃_i)·A_i·log π.
-SEQUENCE_WEIGHTS: dict[str, Callable[..., Tensor]] = {
-    "gspo": gspo_weight,
-    "gmpo": gmpo_weight,
-    "vespo": vespo_weight,
-    "dfpo": gspo_weight,
-}
+# Surrogates that need all tokens of a response at once. Under min_replace and orthogonal, which transform the weight
+# they give a response, they are used in the clip-free linear form sg(w̃_i)·A_i·log π.
+SEQUENCE_LEVEL: frozenset[str] = frozenset({"gspo", "gmpo", "vespo", "dfpo"})

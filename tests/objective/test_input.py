@@ -1,0 +1,336 @@
+"""What is refused, with which sentence, and what is left unchanged by it; and the shapes real batches come in."""
+
+import copy
+import math
+
+import numpy as np
+import pytest
+import torch
+
+import equipoise as eq
+
+from .cases import draw
+
+GOOD = {"rewards": [1.0, 0.0, 1.0, 0.0], "group": [0, 0, 1, 1], "lengths": [3, 5, 2, 4]}
+NAN, INF = math.nan, math.inf
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"rewards": [1.0, NAN, 0.0, 0.0]}, r"rewards\[1\] = nan: a reward is a finite number"),
+        ({"rewards": [1.0, 0.0, -INF, 0.0]}, r"rewards\[2\] = -inf"),
+        ({"rewards": [1.0, 0.0, 0.0]}, r"lengths has shape \(4,\), rewards has 3 rows"),
+        ({"rewards": [[1.0, 0.0], [0.0, 1.0]]}, r"rewards has shape \(2, 2\)"),
+        ({"rewards": []}, "rewards is empty"),
+        ({"lengths": [3, -1, 2, 4]}, r"lengths\[1\] = -1.0: a length is a whole number of tokens, 0 or more"),
+        ({"lengths": [3, 5, 2.5, 4]}, r"lengths\[2\] = 2.5"),
+        ({"lengths": [3, 5, 2]}, r"lengths has shape \(3,\)"),
+        ({"lengths": [[3, 5, 2, 4]]}, r"lengths has shape \(1, 4\)"),
+        ({"group": [0, 0, 1]}, r"group has shape \(3,\)"),
+        ({"group": torch.tensor([0.0, NAN, 1.0, 1.0])}, r"group\[1\] = nan: a group id is a finite number"),
+        ({"group": torch.tensor([0.0, 0.0, INF, 1.0])}, r"group\[2\] = inf"),
+        ({"group": ["a", None, "b", "b"]}, r"group\[1\] = None"),
+        ({"group": torch.tensor([0, 0, 1, 1], dtype=torch.complex64)}, "real numbers"),
+        ({"history": torch.tensor([0.5, 0.5, 1.5, NAN])}, r"history\[2\] = 1.5"),
+        ({"tokens": torch.arange(13)}, r"tokens has shape \(13,\): the rule is \[14\]"),
+        ({"rewards": [1.0, 0.0, 2.0, 0.0]}, r"rewards lie in \[0, 2\] but difficulty.reward_range is \[0, 1\]"),
+    ],
+)
+def test_assign_refuses_and_leaves_the_anchor_alone(change, sentence):
+    objective = eq.Objective(difficulty="hadw")
+    objective.assign(**GOOD)
+    before = copy.deepcopy(objective.state_dict())
+    with pytest.raises(ValueError, match=sentence):
+        objective.assign(**{**GOOD, **change})
+    assert objective.state_dict() == before
+
+
+@pytest.mark.parametrize(
+    ("advantage", "rewards", "sentence"),
+    [
+        ("maxrl", [1.0, -1.0, 0.0, 0.0], "rewards go down to -1"),
+        ({"name": "pass_at_k", "k": 2}, [0.5, 0.0, 1.0, 0.0], "pass_at_k is 0 or 1"),
+        (
+            {"name": "pass_at_k", "k": 3},
+            [1.0, 0.0, 1.0, 0.0],
+            "a group has 2 responses: pass_at_k needs at least k = 3",
+        ),
+    ],
+)
+def test_advantages_refuse_rewards_they_are_not_defined_for(advantage, rewards, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        eq.Objective(advantage=advantage).assign(rewards, [0, 0, 1, 1], [1, 1, 1, 1])
+
+
+@pytest.mark.parametrize(
+    ("choices", "sentence"),
+    [
+        ({"aggregation": "balancd"}, 'objective.aggregation = "balancd" is not known; did you mean "balanced"?'),
+        (
+            {"aggregation": {"name": "power", "alfa": 1}},
+            'objective.aggregation.power = "alfa" is not known; did you mean "alpha"?',
+        ),
+        ({"surrogate": {"name": "ppo_clip", "low": "x"}}, "should be like its default"),
+        ({"surrogate": 3}, "objective.surrogate"),
+        ({"cancellation": "min"}, "objective.cancellation"),
+        ({"averaged_groups": "some"}, "objective.averaged_groups"),
+        ({"kl_estimator": "k9"}, "objective.kl_estimator"),
+        ({"advantage": "reward", "difficulty": "hadw"}, "no baseline"),
+        ({"advantage": "opo", "cancellation": "min_replace"}, "ΣA = 0"),
+        ({"advantage": "pass_at_k", "difficulty": "debias"}, "not proportional"),
+        ({"aggregation": "token", "cancellation": "prefix"}, "would change nothing"),
+        ({"aggregation": {"name": "constant", "length": 0.0}}, "must be positive"),
+        ({"difficulty": {"name": "hadw", "anchor": "kalmann"}}, "is not an anchor"),
+        ({"difficulty": {"name": "hadw", "lam": -1.0}}, "must be positive"),
+        ({"difficulty": {"name": "hadw", "reward_range": (1, 0)}}, "low < high"),
+        ({"kl": -0.1}, "must not be negative"),
+    ],
+)
+def test_a_stack_that_makes_no_sense_is_refused_when_built(choices, sentence):
+    with pytest.raises(ValueError, match="(?s).*" + sentence.replace("?", r"\?")):
+        eq.Objective(**choices)
+
+
+def test_an_unknown_preset_names_the_nearest():
+    with pytest.raises(ValueError, match='did you mean "grpo"'):
+        eq.Objective.preset("grppo")
+
+
+@pytest.mark.parametrize(
+    "group",
+    [
+        torch.tensor([5, -3, 5, -3]), torch.tensor([0.5, 0.25, 0.5, 0.25]), torch.tensor([True, False, True, False]),
+        torch.tensor([1, 0, 1, 0], dtype=torch.uint8), np.array(["a", "b", "a", "b"]),
+        np.array([2, 1, 2, 1], dtype=np.uint64),
+        ["x", "y", "x", "y"], [("q", 1), ("q", 2), ("q", 1), ("q", 2)], (1, 2, 1, 2),
+    ],
+)  # fmt: skip
+def test_group_ids_of_any_kind(group):
+    credit = eq.Objective(advantage="dr_grpo").assign([1.0, 0.0, 0.0, 0.5], group, [1, 2, 3, 4])
+    assert credit.advantage.tolist() == [0.5, -0.25, -0.5, 0.25]
+
+
+def test_degenerate_groups_get_exactly_nothing():
+    """A group of one, equal rewards that do not sum exactly, and a middle reward that is its group's mean."""
+    rewards = [0.7, *[0.1] * 7, 0.0, 0.1, 0.2]
+    group = [0, *[1] * 7, 2, 2, 2]
+    lengths = [3] * 11
+    for name in ("grpo", "dr_grpo", "rloo", "batch_std", "maxrl", "opo"):
+        A = eq.Objective(advantage=name).assign(rewards, group, lengths).advantage
+        assert A[:8].tolist() == [0.0] * 8, name
+    A = eq.Objective().assign(rewards, group, lengths).advantage
+    assert A[9] == 0.0
+    A = eq.Objective().assign(torch.tensor(rewards, dtype=torch.float32), group, lengths).advantage
+    assert A[9] == 0.0
+    assert A[8] < 0 < A[10]
+
+
+@pytest.mark.parametrize("aggregation", ["token", "sequence", "constant", "balanced", "power"])
+def test_odd_batches_have_finite_coefficients_and_gradients(aggregation):
+    """Empty responses, a whole group of them, single-sign groups, negative rewards, huge and tiny rewards."""
+    rewards = torch.tensor([-3.0, 2.5, 0.0, 1.0, 1.0, 1e6, -1e6, 1e-9, 0.0])
+    group = torch.tensor([0, 0, 1, 2, 2, 3, 3, 4, 4])
+    lengths = torch.tensor([0, 4, 2, 0, 0, 1, 3, 2, 0])
+    for cancellation in ("none", "min_replace", "orthogonal", "recentre"):
+        objective = eq.Objective(aggregation=aggregation, cancellation=cancellation)
+        credit = objective.assign(rewards, group, lengths)
+        assert credit.coefficient.isfinite().all()
+        assert (credit.weight >= 0).all()
+        logp = torch.full((12,), -1.0, requires_grad=True)
+        out = objective.loss(logp, torch.full((12,), -1.1), credit, eq.response_ids(lengths))
+        out.loss.backward()
+        assert logp.grad.isfinite().all()
+        assert all(v.isfinite() for v in out.metrics.values())
+
+
+def test_a_batch_without_any_token():
+    objective = eq.Objective.preset("dapo", aggregation="balanced")
+    credit = objective.assign([1.0, 0.0], [0, 0], [0, 0])
+    empty = torch.zeros(0, requires_grad=True)
+    out = objective.loss(empty, torch.zeros(0), credit, torch.zeros(0, dtype=torch.int64))
+    out.loss.backward()
+    assert float(out.loss) == 0.0
+    assert bool(out.ok)
+    assert all(v.isfinite() for v in out.metrics.values())
+
+
+def test_averaged_groups_is_a_named_option():
+    rewards, group, lengths = [1.0, 0.0, 1.0, 1.0], [0, 0, 1, 1], [2, 4, 10, 20]
+    for rule, ratio in (("sequence", 2.0), ("balanced", 2.0), ("constant", 2.0), ("token", 36 / 6)):
+        everyone = eq.Objective(aggregation=rule).assign(rewards, group, lengths).coefficient
+        informative = eq.Objective(aggregation=rule, averaged_groups="informative").assign(rewards, group, lengths)
+        torch.testing.assert_close(informative.coefficient[:2], everyone[:2] * ratio)
+
+
+def test_several_rewards_are_summed_then_normalised_or_the_other_way_round():
+    r = torch.tensor([[1.0, 5.0], [0.0, 9.0], [1.0, 2.0], [0.0, 0.0]], dtype=torch.float64)
+    group, lengths = [0, 0, 0, 0], [1, 2, 3, 4]
+    first = eq.Objective(reward_weights=(1.0, 0.5)).assign(r, group, lengths)
+    want = eq.Objective().assign(r[:, 0] + 0.5 * r[:, 1], group, lengths)
+    torch.testing.assert_close(first.advantage, want.advantage)
+    gdpo = eq.Objective(reward_weights=(1.0, 0.5), combine="advantages").assign(r, group, lengths)
+    parts = [eq.Objective().assign(r[:, k], group, lengths).advantage for k in (0, 1)]
+    torch.testing.assert_close(gdpo.advantage, parts[0] + 0.5 * parts[1])
+    with pytest.raises(ValueError, match="a column per reward weight"):
+        eq.Objective(reward_weights=(1.0, 0.5)).assign(r[:, 0], group, lengths)
+
+
+# loss
+
+
+@pytest.mark.parametrize("preset", list(eq.PRESETS))
+@pytest.mark.parametrize("bad", [NAN, INF, -INF])
+@pytest.mark.parametrize("place", ["logprobs", "old"])
+def test_non_finite_log_probabilities_are_counted_flagged_and_harmless(preset, bad, place):
+    case = draw(4, empty=False)
+    objective = eq.Objective.preset(preset)
+    credit = case.assign(objective)
+    logp, old = case.logprobs(case.logits).clone(), case.old.clone()
+    (logp if place == "logprobs" else old)[[1, 3]] = bad
+    logp.requires_grad_()
+    out = objective.loss(logp, old, credit, case.response)
+    out.loss.backward()
+    assert not bool(out.ok)
+    assert float(out.metrics["nonfinite_tokens"]) == 2
+    assert out.loss.isfinite()
+    assert logp.grad.isfinite().all()
+    assert logp.grad[[1, 3]].tolist() == [0.0, 0.0]
+
+
+def test_non_finite_reference_entropy_and_rollout_are_harmless_too():
+    case = draw(4, empty=False)
+    objective = eq.Objective(kl=0.1, kl_estimator="k3_ratio", entropy_bonus=0.1, mismatch="tis")
+    credit = case.assign(objective)
+    for name in ("ref_logprobs", "entropy", "rollout_logprobs"):
+        logp = case.logprobs(case.logits).clone().requires_grad_()
+        extra = {k: case.old.clone() for k in ("ref_logprobs", "entropy", "rollout_logprobs")}
+        extra[name][2] = NAN
+        out = objective.loss(logp, case.old, credit, case.response, **extra)
+        out.loss.backward()
+        assert not bool(out.ok)
+        assert out.loss.isfinite()
+        assert logp.grad.isfinite().all()
+        assert float(logp.grad[2]) == 0.0
+
+
+def test_loss_refuses_shapes_rows_and_missing_arguments():
+    case = draw(4, empty=False)
+    objective = eq.Objective()
+    credit = case.assign(objective)
+    logp, old, response = case.logprobs(case.logits), case.old, case.response
+    with pytest.raises(ValueError, match="one per token"):
+        objective.loss(logp, old[1:], credit, response)
+    with pytest.raises(ValueError, match="flat"):
+        objective.loss(logp[None], old[None], credit, response[None])
+    with pytest.raises(ValueError, match=r"response\[2\] = 99: the rule is a row, 0 to"):
+        objective.loss(logp, old, credit, torch.cat([response[:2], torch.tensor([99]), response[3:]]))
+    with pytest.raises(ValueError, match=r"response\[0\] = -1"):
+        objective.loss(logp, old, credit, torch.cat([torch.tensor([-1]), response[1:]]))
+    with pytest.raises(ValueError, match="int64"):
+        objective.loss(logp, old, credit, response.double())
+    for choices, name in (
+        ({"kl": 0.1}, "ref_logprobs"),
+        ({"entropy_bonus": 0.1}, "entropy"),
+        ({"mismatch": "tis"}, "rollout_logprobs"),
+    ):
+        with pytest.raises(ValueError, match=rf"needs loss\(..., {name}=…\)"):
+            eq.Objective(**choices).loss(logp, old, credit, response)
+    prefix = eq.Objective(aggregation="balanced", cancellation="prefix")
+    with pytest.raises(ValueError, match="position"):
+        prefix.loss(logp, old, case.assign(prefix), response)
+    with pytest.raises(ValueError, match="tokens"):
+        prefix.assign(case.rewards, case.group, case.lengths)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
+def test_every_precision_gives_a_gradient_of_its_own_precision(dtype):
+    case = draw(6, empty=False)
+    objective = eq.Objective.preset("dapo")
+    credit = case.assign(objective)
+    logp = case.logprobs(case.logits).to(dtype).requires_grad_()
+    objective.loss(logp, case.old.to(dtype), credit, case.response).loss.backward()
+    assert logp.grad.dtype == dtype
+    assert logp.grad.abs().sum() > 0
+
+
+# state, flatten, metrics
+
+
+def test_state_survives_a_round_trip_through_json():
+    import json
+
+    a = eq.Objective(difficulty="hadw")
+    b = eq.Objective(difficulty="hadw")
+    for k in range(15):
+        a.assign([1.0, 0.0, float(k % 2), 0.0], [0, 0, 1, 1], [1, 2, 3, 4])
+    b.load_state_dict(json.loads(json.dumps(a.state_dict())))
+    for _ in range(5):
+        x, y = (o.assign([1.0, 0.0, 1.0, 0.0], [0, 0, 1, 1], [1, 2, 3, 4]) for o in (a, b))
+        assert torch.equal(x.advantage, y.advantage)
+    assert eq.Objective().state_dict() == {}
+    with pytest.raises(ValueError, match="lacks a difficulty anchor"):
+        a.load_state_dict({})
+    with pytest.raises(ValueError, match="has a difficulty anchor"):
+        eq.Objective().load_state_dict(a.state_dict())
+
+
+@pytest.mark.parametrize("preset", list(eq.PRESETS))
+def test_choices_build_the_same_objective_again(preset):
+    objective = eq.Objective.preset(preset)
+    assert repr(eq.Objective(**objective.choices())) == repr(objective)
+
+
+def test_flatten_and_unflatten_are_inverse_and_differentiable():
+    padded = torch.arange(12.0).view(3, 4).requires_grad_()
+    mask = torch.tensor([[1, 1, 0, 0], [0, 0, 0, 0], [0, 1, 1, 1]])
+    flat = eq.flatten(padded, mask)
+    assert flat.tolist() == [0.0, 1.0, 9.0, 10.0, 11.0]
+    assert eq.response_ids(mask.sum(1)).tolist() == [0, 0, 2, 2, 2]
+    assert eq.positions(mask.sum(1)).tolist() == [0, 1, 0, 1, 2]
+    back = eq.unflatten(flat, mask, fill=-1.0)
+    assert back.tolist()[1] == [-1.0] * 4
+    (back * 2).sum().backward()
+    assert torch.equal(padded.grad, 2.0 * mask)
+    with pytest.raises(ValueError, match="mask"):
+        eq.flatten(padded, mask[:, :3])
+
+
+def test_metrics_by_hand():
+    """Two tokens up-clipped in a positive response, one down-clipped in a negative one, of six."""
+    objective = eq.Objective.preset("grpo")
+    credit = objective.assign([1.0, 0.0], [0, 0], [3, 3])
+    ratio = torch.tensor([1.5, 1.3, 0.5, 0.5, 1.5, 1.0], dtype=torch.float64)
+    old = torch.full((6,), -1.0, dtype=torch.float64)
+    out = objective.loss(old + ratio.log(), old, credit, torch.tensor([0, 0, 0, 1, 1, 1]))
+    m = {k: float(v) for k, v in out.metrics.items()}
+    assert m["clip_ratio/high"] == pytest.approx(2 / 6)
+    assert m["clip_ratio/low"] == pytest.approx(1 / 6)
+    assert m["clip_ratio/region"] == pytest.approx(3 / 6)
+    assert m["ratio/mean"] == pytest.approx(float(ratio.mean()))
+    assert m["ratio/std"] == pytest.approx(float(ratio.std(correction=0)))
+    assert (m["ratio/min"], m["ratio/max"]) == pytest.approx((0.5, 1.5))
+    assert m["approx_kl"] == pytest.approx(float((ratio - 1 - ratio.log()).mean()))
+    assert m["tokens"] == 6
+    assert m["loss"] == m["policy_loss"] == pytest.approx(float(out.loss))
+
+
+def test_bias_metrics_by_hand():
+    """T = 2, 6 | r = 1, 0 under token over the group: c = ±1/(2·4); mass Σ cT = (2 − 6)/8, of Σ|c|T = 1."""
+    objective = eq.Objective(advantage="dr_grpo", aggregation={"name": "token", "over": "group"})
+    m = {k: float(v) for k, v in objective.assign([1.0, 0.0], [0, 0], [2, 6]).metrics.items()}
+    assert m["bias/mass_balance"] == pytest.approx(-0.5)
+    assert m["bias/exchangeability"] == m["bias/zero_sum"] == m["bias/learning_tax"] == m["bias/equal_weighting"] == 0.0
+    assert m["bias/length_cv"] == pytest.approx(0.5)
+    assert m["bias/length_gap"] == pytest.approx(1.0)
+    m = {k: float(v) for k, v in eq.Objective(advantage="dr_grpo").assign([1.0, 0.0], [0, 0], [2, 6]).metrics.items()}
+    assert m["bias/mass_balance"] == 0.0
+    assert m["bias/exchangeability"] == pytest.approx((1 / 2 - 1 / 6) / (1 / 2 + 1 / 6))
+    assert m["bias/learning_tax"] == pytest.approx((1 / 2 - 1 / 6) / 2)
+    assert m["bias/equal_weighting"] == pytest.approx(
+        math.sqrt((2 * (1 / 4 - 1 / 8) ** 2 + 6 * (1 / 12 - 1 / 8) ** 2) / 8) * 8
+    )
+    hard = eq.Objective().assign([1.0, *[0.0] * 7], [0] * 8, [1] * 8).metrics["bias/baseline_bias"]
+    p = 1 / 8
+    assert float(hard) == pytest.approx((p - p**8) / (1 - (1 - p) ** 8 - p**8) - p)
+    assert "bias/baseline_bias" not in eq.Objective().assign([0.3, 0.0], [0, 0], [1, 1]).metrics
