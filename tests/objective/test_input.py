@@ -78,6 +78,8 @@ def test_advantages_refuse_rewards_they_are_not_defined_for(advantage, rewards, 
         ({"kl_estimator": "k9"}, "objective.kl_estimator"),
         ({"advantage": "reward", "difficulty": "hadw"}, "no baseline"),
         ({"advantage": "opo", "cancellation": "min_replace"}, "ΣA = 0"),
+        ({"difficulty": "hadw", "cancellation": "min_replace"}, "which difficulty = hadw breaks"),
+        ({"surrogate": "dfpo", "cancellation": "orthogonal", "mismatch": "mis"}, "use tis"),
         ({"advantage": "pass_at_k", "difficulty": "debias"}, "not proportional"),
         ({"aggregation": "token", "cancellation": "prefix"}, "would change nothing"),
         ({"aggregation": {"name": "constant", "length": 0.0}}, "must be positive"),
@@ -101,7 +103,7 @@ def test_an_unknown_preset_names_the_nearest():
     "group",
     [
         torch.tensor([5, -3, 5, -3]), torch.tensor([0.5, 0.25, 0.5, 0.25]), torch.tensor([True, False, True, False]),
-        torch.tensor([1, 0, 1, 0], dtype=torch.uint8), np.array(["a", "b", "a", "b"]),
+        torch.tensor([1, 0, 1, 0], dtype=torch.uint8), list(torch.tensor([3, 4, 3, 4])), np.array(["a", "b", "a", "b"]),
         np.array([2, 1, 2, 1], dtype=np.uint64),
         ["x", "y", "x", "y"], [("q", 1), ("q", 2), ("q", 1), ("q", 2)], (1, 2, 1, 2),
     ],
@@ -150,7 +152,7 @@ def test_a_batch_without_any_token():
     empty = torch.zeros(0, requires_grad=True)
     out = objective.loss(empty, torch.zeros(0), credit, torch.zeros(0, dtype=torch.int64))
     out.loss.backward()
-    assert float(out.loss) == 0.0
+    assert out.loss.item() == 0.0
     assert bool(out.ok)
     assert all(v.isfinite() for v in out.metrics.values())
 
@@ -174,6 +176,23 @@ def test_several_rewards_are_summed_then_normalised_or_the_other_way_round():
     torch.testing.assert_close(gdpo.advantage, parts[0] + 0.5 * parts[1])
     with pytest.raises(ValueError, match="a column per reward weight"):
         eq.Objective(reward_weights=(1.0, 0.5)).assign(r[:, 0], group, lengths)
+
+
+def test_each_column_is_checked_where_advantages_are_taken_of_each():
+    separate = {"reward_weights": (1.0, 1.0), "combine": "advantages"}
+    with pytest.raises(ValueError, match="rewards go down to -1"):
+        eq.Objective("maxrl", **separate).assign([[1.0, -1.0], [0.0, 1.0]], [0, 0], [1, 1])
+    columns = [[1.0, 0.0], [0.0, 1.0]]
+    eq.Objective({"name": "pass_at_k", "k": 1}, **separate).assign(columns, [0, 0], [1, 1])
+    with pytest.raises(ValueError, match="neither 0 nor 1"):
+        eq.Objective({"name": "pass_at_k", "k": 1}, **separate).assign([[0.3, 0.7], [0.6, -0.6]], [0, 0], [1, 1])
+
+
+def test_token_ids_of_any_integer_dtype():
+    objective = eq.Objective(aggregation="balanced", cancellation="prefix")
+    tokens = torch.tensor([1, 2, 1, 3])
+    credits = [objective.assign([1.0, 0.0], [0, 0], [2, 2], tokens=tokens.to(t)) for t in (torch.int64, torch.int32)]
+    assert torch.equal(credits[0].coefficient, credits[1].coefficient)
 
 
 # loss

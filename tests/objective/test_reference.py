@@ -184,3 +184,16 @@ def test_mismatch_weights_are_detached_and_capped():
                 weight = float(torch.exp((case.old[row] - rollout[row]).sum()))
                 weight = weight if weight <= 1.1 else 0.0
             assert float(logp.grad[t]) == pytest.approx(-weight * float(credit.coefficient[i]), rel=1e-10, abs=1e-15)
+
+
+def test_mismatch_reaches_the_cancelled_weights():
+    case = draw(13, empty=False)
+    rollout = case.old + 0.3
+    gradients = []
+    for mismatch in ("none", "tis"):
+        objective = eq.Objective.preset("dfpo", mismatch=mismatch)
+        credit = case.assign(objective)
+        logp = case.logprobs(case.logits).requires_grad_()
+        objective.loss(logp, case.old, credit, case.response, rollout_logprobs=rollout).loss.backward()
+        gradients.append(logp.grad)
+    torch.testing.assert_close(gradients[1], gradients[0] * torch.exp(torch.tensor(-0.3, dtype=torch.float64)))

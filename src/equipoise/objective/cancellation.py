@@ -15,7 +15,7 @@ from equipoise.objective.groups import Groups
 
 
 def min_replace(w: Tensor, A: Tensor, groups: Groups) -> Tensor:
-    """w̃_i = min_j w_j over the group. Then Σ A w̃ = 0 if ΣA = 0. Responses without weight or advantage take no part."""
+    """w̃_i = min_j w_j over the responses with weight and advantage. Then Σ A w̃ = 0 if ΣA = 0 over those with tokens."""
     real = (w > 0) & (A != 0)
     return torch.where(real, groups.min(torch.where(real, w, torch.inf)), 0.0)
 
@@ -51,8 +51,9 @@ class Nodes:
     """
 
     def __init__(self, tokens: Tensor, lengths: Tensor, response: Tensor, position: Tensor, groups: Groups) -> None:
+        tokens = tokens.to(torch.int64)
         powers = torch.full_like(tokens, 6364136223846793005).cumprod(0)[position]
-        mixed = _mix(tokens.to(torch.int64)) * powers
+        mixed = _mix(tokens) * powers
         total = mixed.cumsum(0)
         before = torch.cat([total.new_zeros(1), total])[lengths.cumsum(0) - lengths]
         key = _mix(total - before[response] + _mix(groups.index[response] * 1_000_003 + position))

@@ -47,7 +47,9 @@ class Facts(NamedTuple):
     low: float
     high: float
     mean: float
-    binary: bool
+    binary: bool  # every response's reward is one of two known values
+    least: float  # the smallest reward an advantage is taken of
+    two_valued: bool  # every reward an advantage is taken of is one of those two values
     smallest_group: int
     tokens: int
 
@@ -87,10 +89,10 @@ def read(rewards: Rewards, group: GroupIds, lengths: Lengths, history: Tensor | 
     return Inputs(r, T.to(torch.float64), ids, past, eps)
 
 
-def check(inputs: Inputs, total: Tensor, groups: Groups, ends: tuple[float, float]) -> Facts:
+def check(inputs: Inputs, total: Tensor, judged: Tensor, groups: Groups, ends: tuple[float, float]) -> Facts:
     """Refuse what is not a number, a length, an id or a rate, naming the first index; one transfer to the host.
 
-    `total` [B] is the reward of each response, `ends` the two values a binary reward has.
+    `total` [B]: the reward of each response; `judged`: what advantages are taken of; `ends`: a binary reward's values.
     """
     r, T, ids, past, _ = inputs
     rules = [
@@ -104,14 +106,14 @@ def check(inputs: Inputs, total: Tensor, groups: Groups, ends: tuple[float, floa
             ("history", past, (past < 0) | (past > 1), "a success rate lies in [0, 1], NaN where there is none")
         )
     found = [x for _, _, bad, _ in rules for x in (bad.any(), bad.to(torch.uint8).argmax())]
-    binary = ((total == ends[0]) | (total == ends[1])).all()
-    values = [total.min(), total.max(), total.mean(), binary, groups.size.min(), T.sum()]
+    binary, two_valued = (((x == ends[0]) | (x == ends[1])).all() for x in (total, judged))
+    values = [total.min(), total.max(), total.mean(), binary, judged.min(), two_valued, groups.size.min(), T.sum()]
     numbers = torch.stack([x.to(torch.float64) for x in (*found, *values)]).tolist()
     for (name, x, _, rule), bad, i in zip(rules, numbers[::2], numbers[1::2], strict=False):
         if bad:
             raise ValueError(f"{name}[{int(i)}] = {x[int(i)].squeeze().tolist()}: {rule}")
-    low, high, mean, is_binary, smallest, tokens = numbers[len(found) :]
-    return Facts(low, high, mean, bool(is_binary), int(smallest), int(tokens))
+    low, high, mean, is_binary, least, is_two_valued, smallest, count = numbers[len(found) :]
+    return Facts(low, high, mean, bool(is_binary), least, bool(is_two_valued), int(smallest), int(count))
 
 
 def weigh(

@@ -20,7 +20,9 @@ def group_ids(group: Tensor | np.ndarray | Sequence[Hashable], device: torch.dev
     if isinstance(group, Tensor):
         return group.to(device)
     numbers: dict[Hashable, int] = {}
-    values = group.tolist() if isinstance(group, np.ndarray) else group
+    values = (
+        group.tolist() if isinstance(group, np.ndarray) else [x.item() if isinstance(x, Tensor) else x for x in group]
+    )
     for i, value in enumerate(values):
         if value is None or value != value:
             raise ValueError(f"group[{i}] = {value!r}: a group id must equal itself")

@@ -98,6 +98,14 @@ class Objective:
             raise ValueError(f"debias corrects the baseline of r − p̂; advantage = {A} is not proportional to it")
         if cancel == "min_replace" and A in ("opo", "reward"):
             raise ValueError(f"min_replace cancels only when ΣA = 0 in a group, which advantage = {A} does not give")
+        if cancel == "min_replace" and self.difficulty is not None and not getattr(self.difficulty, "recentre", False):
+            raise ValueError(
+                f"min_replace cancels only when ΣA = 0 in a group, which difficulty = {self.difficulty_choice.name} "
+                "breaks; "
+                'use {"name": "hadw", "recentre": true}, or cancellation = orthogonal'
+            )
+        if self.needs_whole_groups and self.mismatch.name == "mis":
+            raise ValueError(f"mismatch = mis weighs responses anew after {cancel} has balanced them; use tis")
         if cancel == "prefix" and rule in ("token", "constant"):
             raise ValueError(
                 f"aggregation = {rule} is exchangeable on every token already; prefix would change nothing"
@@ -176,7 +184,7 @@ class Objective:
         columns = [Batch(r, inputs.T, groups, inputs.eps) for r in inputs.r.unbind(1)]
         total = sum((w * b.r for w, b in zip(self.reward_weights, columns, strict=True)), torch.zeros_like(inputs.T))
         ends = (0.0, 1.0) if self.difficulty is None else self.difficulty.reward_range
-        facts = check(inputs, total, groups, ends)
+        facts = check(inputs, total, inputs.r if self.combine == "advantages" else total, groups, ends)
         self._check_batch(facts, tokens)
 
         batch = Batch(total, inputs.T, groups, inputs.eps)
@@ -206,10 +214,12 @@ class Objective:
         A = self.advantage
         if self.difficulty is not None:
             self.difficulty.check(facts.low, facts.high, facts.binary)
-        if A.name == "maxrl" and facts.low < 0:
-            raise ValueError(f"rewards go down to {facts.low:g}: maxrl divides by their mean, the rule is rewards ≥ 0")
-        if A.name == "pass_at_k" and not facts.binary:
-            raise ValueError(f"rewards lie in [{facts.low:g}, {facts.high:g}]: the rule of pass_at_k is 0 or 1")
+        if A.name == "maxrl" and facts.least < 0:
+            raise ValueError(
+                f"rewards go down to {facts.least:g}: maxrl divides by their mean, the rule is rewards ≥ 0"
+            )
+        if A.name == "pass_at_k" and not facts.two_valued:
+            raise ValueError("some rewards are neither 0 nor 1: the rule of pass_at_k is 0 or 1")
         if A.name == "pass_at_k" and facts.smallest_group < A.options["k"]:
             raise ValueError(
                 f"a group has {facts.smallest_group} responses: pass_at_k needs at least k = {A.options['k']}"
@@ -250,19 +260,22 @@ class Objective:
                 finite &= other.detach().isfinite()
         nonfinite = finite.numel() - finite.count_nonzero()
         ok = nonfinite == 0
-        if self.needs_whole_responses:
-            ok = ok & self._whole(credit, response)
-
         c = self._coefficient(credit, response, position, dtype)
         if c.is_cuda or not bool(ok):  # on the CPU, where asking is free, only when there is need
-            c.mul_(finite & ok if c.is_cuda else finite)
+            c.mul_(finite)
             log_ratio.nan_to_num_(0.0, 0.0, 0.0)
+        if self.needs_whole_responses:
+            whole = self._whole(credit, response)
+            c.mul_(whole)
+            ok = ok & whole
         tokens = Tokens(logp, old, log_ratio, c, response, credit.lengths)
+        trust: Tensor | None = None
         if rollout_logprobs is not None and self.mismatch.function is not None:
-            c.mul_(self.mismatch(tokens, rollout_logprobs.detach().to(dtype).nan_to_num(0.0, 0.0, 0.0)))
+            trust = self.mismatch(tokens, rollout_logprobs.detach().to(dtype).nan_to_num(0.0, 0.0, 0.0))
+            c.mul_(trust)
         terms: Terms = self.surrogate(tokens)
         if self.needs_whole_groups:
-            terms = self._cancelled(terms, tokens, credit)
+            terms = self._cancelled(terms, tokens, credit, trust)
         policy_loss = KnownGradient.apply(logprobs, terms.value.sum(), terms.slope)  # type: ignore[no-untyped-call]
 
         loss, kl_sum, entropy_sum = policy_loss, logp.new_zeros(()), logp.new_zeros(())
@@ -299,12 +312,13 @@ class Objective:
             i = int(wrong[0])
             raise ValueError(f"response[{i}] = {int(response[i])}: the rule is a row, 0 to {rows - 1}") from error
 
-    def _cancelled(self, terms: Terms, tokens: Tokens, credit: Credit) -> Terms:
+    def _cancelled(self, terms: Terms, tokens: Tokens, credit: Credit, trust: Tensor | None) -> Terms:
         """sg(w̃_i)·A_i·log π with w̃ the transform of the full weight: 1/ℓ_i times the surrogate's sequence weight."""
         assert terms.sequence_weight is not None
         w = credit.full_weight * terms.sequence_weight
         transformed = WEIGHT_TRANSFORMS[self.cancellation](w, credit.advantage, credit.groups)
         slope = tokens.spread((transformed * credit.advantage).to(tokens.c.dtype)) * tokens.signed
+        slope = slope if trust is None else slope * trust
         return Terms(slope * tokens.logp, slope, None)
 
     def _whole(self, credit: Credit, response: Tensor) -> Tensor:
