@@ -127,8 +127,8 @@ def response_value(name: str, A: float, logp: Sequence[Tensor], old: Sequence[fl
             masked = rho.item() > 1 + o["high"] if A > 0 else rho.item() < 1 - o["low"]
             phi = 0.0 * l if masked else value * A * (l - l.detach()).exp()
         elif name == "dppo":
-            p, b = float(l.exp()), math.exp(q)
-            kl = b * (q - float(l)) + (1 - b) * math.log((1 - b + 1e-8) / (1 - p + 1e-8))
+            p, b = l.exp().item(), math.exp(q)
+            kl = b * (q - l.item()) + (1 - b) * math.log((1 - b + 1e-8) / (1 - p + 1e-8))
             if o["divergence"] == "tv":
                 masked = p - b > o["high"] if A > 0 else p - b < -o["low"]
             else:

@@ -87,6 +87,11 @@ def test_advantages_refuse_rewards_they_are_not_defined_for(advantage, rewards, 
         ({"difficulty": {"name": "hadw", "lam": -1.0}}, "must be positive"),
         ({"difficulty": {"name": "hadw", "reward_range": (1, 0)}}, "low < high"),
         ({"kl": -0.1}, "must not be negative"),
+        ({"kl": float("nan")}, "must not be negative"),
+        ({"advantage": {"name": "grpo", "std": "sampel"}}, 'did you mean "sample"?'),
+        ({"advantage": {"name": "pass_at_k", "k": 0}}, "must be positive"),
+        ({"advantage": {"name": "grpo", "eps": -1.0}}, "must not be negative"),
+        ({"surrogate": {"name": "sapo", "tau_positive": 0.0}}, "must be positive"),
     ],
 )
 def test_a_stack_that_makes_no_sense_is_refused_when_built(choices, sentence):
@@ -186,6 +191,26 @@ def test_each_column_is_checked_where_advantages_are_taken_of_each():
     eq.Objective({"name": "pass_at_k", "k": 1}, **separate).assign(columns, [0, 0], [1, 1])
     with pytest.raises(ValueError, match="neither 0 nor 1"):
         eq.Objective({"name": "pass_at_k", "k": 1}, **separate).assign([[0.3, 0.7], [0.6, -0.6]], [0, 0], [1, 1])
+
+
+def test_half_precision_rewards_keep_both_signs():
+    rewards = torch.tensor([1.0] * 7 + [0.98], dtype=torch.bfloat16)
+    A = eq.Objective(advantage="dr_grpo").assign(rewards, [0] * 8, [1] * 8).advantage
+    assert (A[:7] > 0).all()
+    assert A[7] < 0
+
+
+def test_a_preset_takes_options_for_its_own_choice():
+    objective = eq.Objective.preset("dapo", surrogate={"high": 0.3})
+    assert str(objective.surrogate) == "ppo_clip(low=0.2, high=0.3)"
+
+
+def test_a_position_past_the_end_is_refused():
+    objective = eq.Objective(aggregation="balanced", cancellation="prefix")
+    credit = objective.assign([1.0, 0.0], [0, 0], [2, 2], tokens=torch.tensor([1, 2, 1, 3]))
+    flat = torch.full((2,), -1.0)
+    with pytest.raises(ValueError, match=r"position\[1\] = 2: the rule is a place in response 0"):
+        objective.loss(flat, flat, credit, torch.zeros(2, dtype=torch.int64), position=torch.tensor([1, 2]))
 
 
 def test_token_ids_of_any_integer_dtype():

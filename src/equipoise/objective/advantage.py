@@ -21,9 +21,7 @@ def grpo(batch: Batch, *, std: str = "paper", eps: float = 1e-6) -> Tensor:
     d, G = batch.centred, batch.G
     if std == "paper":
         return d / torch.sqrt(batch.groups.mean(d**2) + eps)
-    if std == "sample":
-        return d / (torch.sqrt(batch.groups.sum(d**2) / (G - 1).clamp(min=1)) + eps)
-    raise ValueError(f'advantage.std = "{std}" is not a deviation; use "paper" or "sample"')
+    return d / (torch.sqrt(batch.groups.sum(d**2) / (G - 1).clamp(min=1)) + eps)
 
 
 def dr_grpo(batch: Batch) -> Tensor:

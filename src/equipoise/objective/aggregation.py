@@ -18,10 +18,8 @@ def token(batch: Batch, A: Tensor, counted: Tensor, *, over: str = "batch") -> T
     """All tokens alike. over="group": ℓ = mean T of the group (BA's token-agg). over="batch": w = 1/N (DAPO)."""
     if over == "group":
         return batch.groups.mean(batch.T)
-    if over == "batch":
-        P = (batch.groups.first & counted).sum().clamp(min=1)
-        return (batch.T * counted).sum() / (P * batch.G)
-    raise ValueError(f'aggregation.over = "{over}" is not a denominator; use "group" or "batch"')
+    P = (batch.groups.first & counted).sum().clamp(min=1)
+    return (batch.T * counted).sum() / (P * batch.G)
 
 
 def sequence(batch: Batch, A: Tensor, counted: Tensor) -> Tensor:
@@ -47,7 +45,7 @@ def balanced(batch: Batch, A: Tensor, counted: Tensor) -> Tensor:
 def power(batch: Batch, A: Tensor, counted: Tensor, *, alpha: float = 0.75, length: float | None = None) -> Tensor:
     """ℓ_i = T_i^α · (batch mean of T^−α) · L (ΔL normalisation); L is the batch mean length unless given.
 
-    α = 0 with L unset is token over the batch. Empty responses take no part in the means.
+    With groups of one size, α = 0 with L unset is token over the batch. Empty responses take no part in the means.
     """
     T, real = batch.T, (batch.T > 0) & counted
     n = real.sum().clamp(min=1)

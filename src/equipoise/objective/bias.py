@@ -24,6 +24,7 @@ def measures(batch: Batch, A: Tensor, w: Tensor) -> dict[str, Tensor]:
     """Measures of one weight per response: A after difficulty, w the weight, c = wA the coefficient, on-policy.
 
     mass_balance     Σ c T / Σ|c|T, mean over groups: > 0 where positives pull harder (sign-length coupling)
+    mass_imbalance   the same in absolute value, so that groups cannot make up for each other
     exchangeability  |Σ c| / Σ|c|, mean over groups: the net push on a token the whole group shares
     zero_sum         |Σ A| / Σ|A|, mean over groups: what difficulty weighting breaks
     learning_tax     |Σ c| / Σ|c|T, mean over groups: gradient mass spent on each token the whole group shares
@@ -36,9 +37,10 @@ def measures(batch: Batch, A: Tensor, w: Tensor) -> dict[str, Tensor]:
     live = T * (A != 0)
     mean_w = (w * live).sum() / live.sum().clamp(min=1)
     spread_w = torch.sqrt(((w - mean_w) ** 2 * live).sum() / live.sum().clamp(min=1))
-    mean_T = T.mean()
+    mean_T, balance = T.mean(), _share(g.sum(c * T), pull)
     return {
-        "bias/mass_balance": g.average(_share(g.sum(c * T), pull), informative),
+        "bias/mass_balance": g.average(balance, informative),
+        "bias/mass_imbalance": g.average(balance.abs(), informative),
         "bias/exchangeability": g.average(_share(push.abs(), mass), informative),
         "bias/zero_sum": g.average(_share(g.sum(A).abs(), g.sum(A.abs())), informative),
         "bias/learning_tax": g.average(_share(push.abs(), pull), informative),
@@ -60,13 +62,13 @@ def baseline_bias(batch: Batch, ends: tuple[float, float]) -> Tensor:
 def node_measures(batch: Batch, c: Tensor, response: Tensor, nodes: Nodes) -> dict[str, Tensor]:
     """exchangeability and learning_tax on the token nodes themselves; c [N] per token, in row order.
 
-    exchangeability  |Σ c| / Σ|c| per node shared by two responses or more, mean over nodes
-    learning_tax     Σ|Σ c| over the nodes the whole group shares, as a share of Σ|c| over all tokens
+    node_exchangeability  |Σ c| / Σ|c| per node shared by two responses or more, mean over nodes
+    node_learning_tax     Σ|Σ c| over the nodes the whole group shares, as a share of Σ|c| over all tokens
     """
     push, mass = nodes.sum(c).abs(), nodes.sum(c.abs())
     shared = nodes.first & (nodes.count >= 2) & (mass > 0)
     common = nodes.first & (nodes.count >= 2) & (nodes.count == batch.G[response])
     return {
-        "bias/exchangeability": _mean(_share(push, mass), shared),
-        "bias/learning_tax": _share((push * common).sum(), c.abs().sum()),
+        "bias/node_exchangeability": _mean(_share(push, mass), shared),
+        "bias/node_learning_tax": _share((push * common).sum(), c.abs().sum()),
     }

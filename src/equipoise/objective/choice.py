@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import difflib
 import inspect
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 Spec = str | Mapping[str, Any]
 
+_NAMES = {"std": ("paper", "sample"), "over": ("group", "batch"), "divergence": ("tv", "kl")}
+_POSITIVE = {"k", "cap", "length", "tau_positive", "tau_negative", "lam_positive", "lam_negative"}
+_NOT_NEGATIVE = {"eps", "low", "high", "alpha", "k_positive", "k_negative"}
 _KINDS: dict[type, Any] = {str: str, bool: bool, int: int, float: (int, float)}
 
 
@@ -57,4 +61,15 @@ def choose(slot: str, table: Mapping[str, Any], spec: Spec) -> Choice:
             raise ValueError(nearest(f"{slot}.{name}", key, list(known)))
         if isinstance(known[key], str | float | int) and not isinstance(options[key], _KINDS[type(known[key])]):
             raise ValueError(f"objective.{slot}.{key} = {options[key]!r} should be like its default, {known[key]!r}")
+        _check(f"{slot}.{key}", key, options[key])
     return Choice(slot, name, function, {**known, **options})
+
+
+def _check(where: str, key: str, value: Any) -> None:
+    """Options mean the same in every choice, so their rules stand in one place."""
+    if key in _NAMES and value not in _NAMES[key]:
+        raise ValueError(nearest(where, value, list(_NAMES[key])))
+    if key in _POSITIVE and value is not None and not 0 < value < math.inf:
+        raise ValueError(f"objective.{where} = {value} must be positive")
+    if key in _NOT_NEGATIVE and not 0 <= value < math.inf:
+        raise ValueError(f"objective.{where} = {value} must not be negative")

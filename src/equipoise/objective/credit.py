@@ -64,9 +64,12 @@ class Inputs(NamedTuple):
     eps: float  # relative precision of the rewards as they came
 
 
-def read(rewards: Rewards, group: GroupIds, lengths: Lengths, history: Tensor | None, columns: int) -> Inputs:
+def read(
+    rewards: Rewards, group: GroupIds, lengths: Lengths, history: Tensor | Sequence[float] | None, columns: int
+) -> Inputs:
     """Tensors of the right shape, or a ValueError that names the one that is not."""
-    eps = torch.finfo(rewards.dtype).eps if isinstance(rewards, Tensor) and rewards.is_floating_point() else 0.0
+    # Half precision is a storage format for rewards, not their noise: what it can tell apart differs.
+    eps = torch.finfo(torch.promote_types(rewards.dtype, torch.float32)).eps if isinstance(rewards, Tensor) else 0.0
     r = torch.as_tensor(rewards).to(torch.float64)
     if r.ndim == 1:
         r = r[:, None]
@@ -78,14 +81,14 @@ def read(rewards: Rewards, group: GroupIds, lengths: Lengths, history: Tensor | 
         raise ValueError("rewards is empty: the rule is at least one response")
     T = torch.as_tensor(lengths).to(r.device)
     ids = group_ids(group, r.device)
-    for name, x in (("lengths", T), ("group", ids), ("history", history)):
+    past = None if history is None else torch.as_tensor(history).to(r.device, torch.float64)
+    for name, x in (("lengths", T), ("group", ids), ("history", past)):
         if x is not None and x.shape != (B,):
             raise ValueError(
                 f"{name} has shape {tuple(x.shape)}, rewards has {B} rows: the rule is one entry per response"
             )
         if x is not None and x.is_complex():
             raise ValueError(f"{name} has dtype {x.dtype}: the rule is real numbers")
-    past = None if history is None else history.to(r.device, torch.float64)
     return Inputs(r, T.to(torch.float64), ids, past, eps)
 
 

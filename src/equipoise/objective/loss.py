@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -39,7 +40,7 @@ class Stats(NamedTuple):
         if terms.clipped is not None:
             high = (terms.clipped & tokens.positive).count_nonzero()
             low = terms.clipped.count_nonzero() - high
-        least, most = tokens.log_ratio.aminmax() if n else (zero, zero)
+        least, most = tokens.log_ratio.aminmax() if n else (zero + math.inf, zero - math.inf)
         excess = tokens.ratio - 1
         return cls(
             loss.detach(), policy_loss.detach(), zero + n, nonfinite, tokens.log_ratio.sum(), excess.sum(),
@@ -60,8 +61,8 @@ class Stats(NamedTuple):
             "nonfinite_tokens": self.nonfinite,
             "ratio/mean": 1 + excess,
             "ratio/std": (self.ratio_square / n - excess**2).clamp(min=0).sqrt(),
-            "ratio/min": self.min_log_ratio.exp(),
-            "ratio/max": self.max_log_ratio.exp(),
+            "ratio/min": torch.where(self.tokens > 0, self.min_log_ratio, 0.0).exp(),
+            "ratio/max": torch.where(self.tokens > 0, self.max_log_ratio, 0.0).exp(),
             "approx_kl": (excess - drift).clamp(min=0),
             "clip_ratio/low": self.low / n,
             "clip_ratio/high": self.high / n,

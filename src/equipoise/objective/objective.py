@@ -7,6 +7,7 @@ Not here: models, sampling, optimizers, and the forward pass that makes the log-
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -83,10 +84,16 @@ class Objective:
 
     @classmethod
     def preset(cls, name: str, **knobs: Any) -> Objective:
-        """A published objective by name, with any of its choices replaced."""
+        """A published objective, with any of its choices replaced: `surrogate={"high": 0.3}` sets one option."""
         if name not in PRESETS:
             raise ValueError(nearest("preset", name, list(PRESETS)))
-        return cls(**{**PRESETS[name].choices, **knobs})
+        choices = dict(PRESETS[name].choices)
+        for slot, knob in knobs.items():
+            if isinstance(knob, Mapping) and "name" not in knob:  # options of the preset's own choice
+                own = choices.get(slot, "none")
+                knob = {**(own if isinstance(own, Mapping) else {"name": own}), **knob}
+            choices[slot] = knob
+        return cls(**choices)
 
     def _refuse_nonsense(self) -> None:
         A, cancel, rule = self.advantage.name, self.cancellation, self.aggregation.name
@@ -101,8 +108,7 @@ class Objective:
         if cancel == "min_replace" and self.difficulty is not None and not getattr(self.difficulty, "recentre", False):
             raise ValueError(
                 f"min_replace cancels only when ΣA = 0 in a group, which difficulty = {self.difficulty_choice.name} "
-                "breaks; "
-                'use {"name": "hadw", "recentre": true}, or cancellation = orthogonal'
+                'breaks; use {"name": "hadw", "recentre": true}, or cancellation = orthogonal'
             )
         if self.needs_whole_groups and self.mismatch.name == "mis":
             raise ValueError(f"mismatch = mis weighs responses anew after {cancel} has balanced them; use tis")
@@ -110,10 +116,10 @@ class Objective:
             raise ValueError(
                 f"aggregation = {rule} is exchangeable on every token already; prefix would change nothing"
             )
-        if rule == "constant" and not self.aggregation.options["length"] > 0:
-            raise ValueError(f"aggregation.length = {self.aggregation.options['length']} must be positive")
-        if self.kl < 0 or self.entropy_bonus < 0:
-            raise ValueError(f"kl = {self.kl} and entropy_bonus = {self.entropy_bonus} must not be negative")
+        if not (0 <= self.kl < math.inf and 0 <= self.entropy_bonus < math.inf):
+            raise ValueError(
+                f"kl = {self.kl} and entropy_bonus = {self.entropy_bonus} must not be negative, and finite"
+            )
 
     @property
     def needs_whole_responses(self) -> bool:
@@ -167,7 +173,7 @@ class Objective:
         lengths: Lengths,
         *,
         tokens: Tensor | None = None,
-        history: Tensor | None = None,
+        history: Tensor | Sequence[float] | None = None,
     ) -> Credit:
         """Give every response of the batch its coefficient.
 
@@ -255,8 +261,9 @@ class Objective:
         logp, old = logprobs.detach(), old_logprobs.detach().to(dtype)
         log_ratio = logp - old
         finite = log_ratio.abs() <= torch.finfo(dtype).max  # isfinite, in half its time
-        for other in (entropy, ref_logprobs, rollout_logprobs):
-            if other is not None:
+        used = ((entropy, self.entropy_bonus), (ref_logprobs, self.kl), (rollout_logprobs, self.mismatch.function))
+        for other, weight in used:
+            if other is not None and weight:
                 finite &= other.detach().isfinite()
         nonfinite = finite.numel() - finite.count_nonzero()
         ok = nonfinite == 0
@@ -287,7 +294,7 @@ class Objective:
         if entropy is not None:
             entropy_sum = torch.where(finite, entropy, 0.0).sum()
             if self.entropy_bonus:
-                loss = loss - self.entropy_bonus * entropy_sum / credit.lengths.sum()
+                loss = loss - self.entropy_bonus * entropy_sum / credit.lengths.sum().clamp(min=1)
         stats = Stats.of(loss, policy_loss, tokens, terms, nonfinite, kl_sum, entropy_sum.detach())
         return LossOutput(loss, ok, stats, credit)
 
@@ -302,6 +309,12 @@ class Objective:
             per_row = credit.full_weight * credit.advantage
         try:
             if position is not None and self.cancellation == "prefix":
+                past_end = (position < 0) | (position >= credit.lengths.index_select(0, response))
+                if not position.is_cuda and bool(past_end.any()):
+                    i = int(past_end.nonzero()[0])
+                    raise ValueError(
+                        f"position[{i}] = {int(position[i])}: the rule is a place in response {int(response[i])}"
+                    )
                 where = (credit.lengths.cumsum(0) - credit.lengths).index_select(0, response) + position
             return per_row.to(dtype).index_select(0, where)
         except (IndexError, RuntimeError) as error:

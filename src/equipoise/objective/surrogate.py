@@ -180,11 +180,9 @@ def dppo(tokens: Tokens, *, divergence: str = "tv", low: float = 0.2, high: floa
     p, q = tokens.logp.exp(), tokens.old.exp()
     if divergence == "tv":
         masked = torch.where(tokens.positive, p - q > high, p - q < -low)
-    elif divergence == "kl":
+    else:
         kl = -q * tokens.log_ratio + (1 - q) * torch.log((1 - q + 1e-8) / (1 - p + 1e-8))
         masked = torch.where(tokens.positive, (kl > high) & (p > q), (kl > low) & (p < q))
-    else:
-        raise ValueError(f'surrogate.divergence = "{divergence}" is not a divergence; use "tv" or "kl"')
     return _linear(tokens, tokens.ratio.clamp(max=cap) * ~masked, masked & tokens.signed)
 
 
