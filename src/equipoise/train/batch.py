@@ -1,0 +1,220 @@
+"""One step's data: prompts out of the task's stream, their responses, and what the rewards made of them."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from equipoise import policy as models
+from equipoise.objective import Credit
+from equipoise.rollout import Rollouts, Sampler, SamplingParams, concatenate
+from equipoise.tasks import Prompt, Task
+from equipoise.train import ranks
+from equipoise.train.config import Config
+from equipoise.train.folder import RunError
+from equipoise.train.score import RewardFunction, overlong_penalty, score
+
+
+@dataclass
+class StepBatch:
+    """Responses of whole groups, in the order of the prompts. `lengths` is 0 where a response is kept out of the loss."""
+
+    prompts: list[Prompt]
+    rollouts: Rollouts
+    texts: list[str]
+    rewards: Tensor  # [B, K] float64
+    verdicts: list[str]
+    lengths: Tensor  # [B] tokens in the loss
+    drawn: int  # prompts taken from the stream to get here
+    unscored: int  # responses left out because their verdict was no score
+
+    @property
+    def total(self) -> Tensor:
+        return self.rewards.sum(1)
+
+
+def encode_prompt(policy: models.Policy, prompt: Prompt, chat: bool) -> list[int]:
+    text: models.Prompt = [{"role": "user", "content": prompt.text}] if chat else prompt.text
+    try:
+        return models.encode(policy, text)
+    except models.PromptTooLong as error:
+        raise RunError(f"prompt {prompt.id}: {error}") from error
+
+
+class Collector:
+    """Draws, samples and scores. Its only state is the position in the task's stream."""
+
+    def __init__(
+        self, config: Config, policy: models.Policy, sampler: Sampler, task: Task, functions: list[RewardFunction]
+    ) -> None:
+        self.config, self.policy, self.sampler, self.task, self.functions = config, policy, sampler, task, functions
+        self.position = 0
+        r = config.rollout
+        self.params = SamplingParams(
+            temperature=r.temperature, top_p=r.top_p, top_k=r.top_k, max_tokens=r.max_tokens or task.max_tokens,
+            stop=(*task.stop, *r.stop), seed=config.train.seed,
+        )  # fmt: skip
+        self.seconds = {"rollout": 0.0, "reward": 0.0}
+
+    def collect(self, step: int) -> StepBatch:
+        """A batch of `rollout.prompts` groups; with dynamic sampling, of groups whose rewards differ, within the bound."""
+        r = self.config.rollout
+        parts: list[StepBatch] = []
+        missing = r.prompts
+        for _ in range(r.max_draws if r.dynamic_sampling else 1):
+            part = self._draw(step, r.prompts)
+            if r.dynamic_sampling:
+                part = _first_groups(part, _informative(part), missing)
+            parts.append(part)
+            missing -= len(part.prompts)
+            if missing <= 0:
+                break
+        return parts[0] if len(parts) == 1 else _joined(parts)
+
+    def _draw(self, step: int, count: int) -> StepBatch:
+        places = ranks.share(range(self.position, self.position + count))
+        self.position += count
+        prompts = [self.task.prompt(i) for i in places]
+        start = time.perf_counter()
+        ids = [encode_prompt(self.policy, p, self.config.task.chat) for p in prompts]
+        rollouts = self.sampler.sample(ids, self.config.rollout.group_size, self.params, keys=list(places), step=step)
+        texts = models.decode(self.policy, rollouts.tokens, rollouts.lengths)
+        sampled = time.perf_counter()
+        asked = [prompts[i] for i in rollouts.prompt.tolist()]
+        rewards, verdicts = score(self.functions, self.config.reward, asked, texts)
+        self.seconds["rollout"] += sampled - start
+        self.seconds["reward"] += time.perf_counter() - sampled
+        return _joined(
+            [self._finish(*part) for part in ranks.gather((prompts, rollouts, texts, rewards, verdicts))], count
+        )
+
+    def _finish(
+        self, prompts: list[Prompt], rollouts: Rollouts, texts: list[str], rewards: Tensor, verdicts: list[str]
+    ) -> StepBatch:
+        """Shape the rewards by length, decide what enters the loss, and leave out what has no score."""
+        c, lengths = self.config.reward, rollouts.lengths
+        if c.overlong_buffer:
+            penalty = overlong_penalty(lengths.cpu(), self.params.max_tokens, c.overlong_buffer)
+            rewards = rewards.clone()
+            rewards[:, 0] += penalty
+        if c.mask_truncated:
+            whole = torch.tensor([f == "stop" for f in rollouts.finish], device=lengths.device)
+            lengths = lengths * whole
+        batch = StepBatch(prompts, rollouts, texts, rewards, verdicts, lengths, len(prompts), 0)
+        scored = ~rewards.isnan().any(1)
+        if bool(scored.all()):
+            return batch
+        batch = _rows(batch, scored.nonzero()[:, 0])
+        batch.unscored = int((~scored).sum())
+        return batch
+
+
+def _informative(batch: StepBatch) -> Tensor:
+    """[P] whether the responses to each prompt differ in reward."""
+    P, group = len(batch.prompts), batch.rollouts.prompt.cpu()
+    low = torch.full((P,), torch.inf, dtype=torch.float64).scatter_reduce_(0, group, batch.total, "amin")
+    high = torch.full((P,), -torch.inf, dtype=torch.float64).scatter_reduce_(0, group, batch.total, "amax")
+    return high > low
+
+
+def _first_groups(batch: StepBatch, wanted: Tensor, most: int) -> StepBatch:
+    """The first `most` groups that are wanted, renumbered."""
+    keep = wanted.nonzero()[:most, 0]
+    group = batch.rollouts.prompt.cpu()
+    rows = torch.isin(group, keep).nonzero()[:, 0]
+    out = _rows(batch, rows)
+    number = torch.full((len(batch.prompts),), -1)
+    number[keep] = torch.arange(len(keep))
+    kept = keep.tolist()
+    rollouts = dataclasses.replace(
+        out.rollouts,
+        prompts=[batch.rollouts.prompts[i] for i in kept],
+        prompt=number.to(batch.rollouts.prompt.device)[out.rollouts.prompt],
+    )
+    return dataclasses.replace(out, prompts=[batch.prompts[i] for i in kept], rollouts=rollouts)
+
+
+def _rows(batch: StepBatch, rows: Tensor) -> StepBatch:
+    index = rows.tolist()
+    return dataclasses.replace(
+        batch,
+        rollouts=batch.rollouts.select(rows),
+        texts=[batch.texts[i] for i in index],
+        rewards=batch.rewards[rows],
+        verdicts=[batch.verdicts[i] for i in index],
+        lengths=batch.lengths[rows.to(batch.lengths.device)],
+    )
+
+
+def _joined(parts: list[StepBatch], drawn: int | None = None) -> StepBatch:
+    if len(parts) == 1:
+        return parts[0]
+    return StepBatch(
+        [p for part in parts for p in part.prompts],
+        concatenate([part.rollouts for part in parts]),
+        [t for part in parts for t in part.texts],
+        torch.cat([part.rewards for part in parts]),
+        [v for part in parts for v in part.verdicts],
+        torch.cat([part.lengths for part in parts]),
+        sum(part.drawn for part in parts) if drawn is None else drawn,
+        sum(part.unscored for part in parts),
+    )
+
+
+def statistics(batch: StepBatch, max_tokens: int) -> dict[str, float]:
+    """What a step's responses look like, in the field's names."""
+    total, lengths = batch.total, batch.rollouts.lengths.to(torch.float64)
+    if len(total) == 0:
+        return {"groups/drawn": float(batch.drawn), "groups/kept": 0.0}
+    kinds = Counter(batch.verdicts)
+    informative = _informative(batch)
+    return {
+        "reward/mean": float(total.mean()),
+        "reward/std": float(total.std(correction=0)),
+        "completions/mean_length": float(lengths.mean()),
+        "completions/min_length": float(lengths.min()),
+        "completions/max_length": float(lengths.max()),
+        "completions/clipped_ratio": sum(f == "length" for f in batch.rollouts.finish) / len(total),
+        "groups/drawn": float(batch.drawn),
+        "groups/kept": float(len(batch.prompts)),
+        "groups/informative": float(informative.double().mean()),
+        "verdict/unscored": float(batch.unscored),
+        **{f"verdict/{kind}": n / len(total) for kind, n in sorted(kinds.items())},
+    }
+
+
+def write_rollouts(folder: Path, step: int, batch: StepBatch, credit: Credit) -> None:
+    """`step-N.parquet`, a row per response, written whole or not at all."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    r, lengths = batch.rollouts, batch.rollouts.lengths.tolist()
+    sums = torch.stack([x.sum() for x in r.policy_logprobs.split(lengths)]).tolist()
+    group = r.prompt.tolist()
+    table = pa.table(
+        {
+            "prompt_id": [batch.prompts[g].id for g in group],
+            "prompt": [batch.prompts[g].text for g in group],
+            "response": batch.texts,
+            "tokens": [x.tolist() for x in r.tokens.split(lengths)],
+            "length": lengths,
+            "finish": list(r.finish),
+            "reward": batch.total.tolist(),
+            "verdict": batch.verdicts,
+            "group": group,
+            "level": [batch.prompts[g].level for g in group],
+            "advantage": credit.advantage.tolist(),
+            "logprob_sum": sums,
+        }
+    )
+    folder.mkdir(exist_ok=True)
+    target = folder / f"step-{step}.parquet"
+    temporary = target.with_suffix(".parquet.writing")
+    pq.write_table(table, temporary)
+    temporary.replace(target)

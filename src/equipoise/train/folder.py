@@ -1,0 +1,96 @@
+"""The run directory: one process at a time, logs that end with a whole line, everything a person can read.
+
+config.toml   metrics.jsonl   eval.jsonl   rollouts/step-N.parquet   checkpoints/step-N/
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import math
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, Any
+
+
+class RunError(RuntimeError):
+    """A run that cannot start or go on; the message is for the user."""
+
+
+class RunFolder:
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        self.config = self.path / "config.toml"
+        self.metrics = self.path / "metrics.jsonl"
+        self.eval = self.path / "eval.jsonl"
+        self.rollouts = self.path / "rollouts"
+        self.checkpoints = self.path / "checkpoints"
+        self._lock: IO[str] | None = None
+
+    def lock(self) -> None:
+        """Take the folder for this process until it ends, however it ends."""
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            lock = open(self.path / ".lock", "a+")  # noqa: SIM115 (held as long as the process lives)
+        except OSError as error:
+            raise RunError(f"{self.path}: cannot be used as a run directory: {error.strerror}") from error
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            lock.seek(0)
+            raise RunError(
+                f"{self.path}: in use by another run (process {lock.read().strip() or 'unknown'}); "
+                "choose another directory with --train.out, or stop that process"
+            ) from None
+        lock.seek(0)
+        lock.truncate()
+        lock.write(str(os.getpid()))
+        lock.flush()
+        self._lock = lock
+
+    def unlock(self) -> None:
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
+
+    def rewind(self, step: int) -> None:
+        """Forget what was logged after `step`: it will be logged again. Torn last lines go as well."""
+        for path in (self.metrics, self.eval):
+            if path.exists():
+                kept = [line for line, record in _whole_lines(path) if record["step"] <= step]
+                replace(path, "".join(kept))
+        if self.rollouts.is_dir():
+            for path in self.rollouts.glob("step-*.parquet*"):
+                if not path.name.endswith(".parquet") or int(path.stem.removeprefix("step-")) > step:
+                    path.unlink()
+
+
+def _whole_lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    for line in path.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True):
+        if line.endswith("\n"):
+            try:
+                yield line, json.loads(line)
+            except json.JSONDecodeError:
+                return
+        else:
+            return
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """The records of a log that may still be written to."""
+    return [record for _, record in _whole_lines(path)] if path.exists() else []
+
+
+def append(path: Path, record: dict[str, Any]) -> None:
+    """One JSON line; numbers that are not finite become null, which JSON can carry."""
+    clean = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in record.items()}
+    with open(path, "a", encoding="utf-8") as f:
+        f.write(json.dumps(clean, allow_nan=False) + "\n")
+
+
+def replace(path: Path, text: str) -> None:
+    """Write a file whole or not at all."""
+    temporary = path.with_name(f".{path.name}.writing")
+    temporary.write_text(text, encoding="utf-8")
+    temporary.replace(path)

@@ -1,0 +1,388 @@
+"""The training loop: task → rollouts → rewards → assign → micro-batches → loss → optimizer → logs, checkpoint, evaluation.
+
+One process by default; under `torchrun` every rank samples and trains its share and the numbers stay those of one process.
+A step whose numbers are not finite is skipped and counted, never applied. A killed run resumes bit for bit.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import math
+import signal
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from equipoise import policy as models
+from equipoise import tasks
+from equipoise.evaluate import evaluate, line
+from equipoise.objective import Credit, LossOutput, merge_metrics, response_ids
+from equipoise.rollout import sampler as open_sampler
+from equipoise.train import checkpoint, ranks
+from equipoise.train.batch import Collector, StepBatch, encode_prompt, statistics, write_rollouts
+from equipoise.train.config import Config, OptimConfig, dump, load
+from equipoise.train.folder import RunError, RunFolder, append, read_lines, replace
+from equipoise.train.progress import Terminal
+from equipoise.train.score import reward_functions
+from equipoise.train.trackers import Tracker, open_trackers
+
+MAY_CHANGE = {
+    "train": {"steps", "out", "checkpoint_every", "keep", "max_skipped", "max_uninformative"},
+    "log": None,
+    "eval": None,
+}
+
+
+class Interrupted(RunError):
+    """Stopped by Ctrl-C or SIGTERM after the step it was in; the checkpoint is written."""
+
+
+class Trainer:
+    def __init__(self, config: Config, *, resume: bool = False) -> None:
+        config.check()
+        ranks.start()
+        self.config = config
+        self.folder = RunFolder(config.train.out)
+        self.step = 0
+        if ranks.me() == 0:
+            self.folder.lock()
+            _claim(self.folder, config, resume)
+        ranks.barrier()
+        self.objective = config.build_objective()
+        self.task = tasks.open_task(config.task.name, config.train.seed)
+        m = config.model
+        device = m.device if m.device != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
+        self.policy = models.load(
+            m.name, dtype=getattr(torch, m.dtype), device=device, gradient_checkpointing=m.gradient_checkpointing,
+            lora=models.Lora(rank=m.lora_rank) if m.lora_rank else None,
+        )  # fmt: skip
+        self.reference = models.frozen_copy(self.policy) if config.objective.kl and not m.lora_rank else None
+        self.sampler = open_sampler(self.policy)
+        functions = reward_functions(config.reward, self.task)
+        self.collector = Collector(config, self.policy, self.sampler, self.task, functions)
+        o = config.optim
+        self.parameters = self.policy.parameters()
+        self.optimizer = torch.optim.AdamW(
+            self.parameters, lr=o.lr, betas=(o.betas[0], o.betas[1]), weight_decay=o.weight_decay, fused=True
+        )
+        self.updates = 0  # optimizer steps done
+        self.skipped = self.uninformative = 0  # in a row
+        self.skipped_total = 0
+        if resume:
+            self._resume()
+
+    # The run
+
+    def run(self) -> None:
+        """Train to the end, or raise: RunError with a sentence for the user, Interrupted with the command to resume."""
+        c, first = self.config, ranks.me() == 0
+        terminal = Terminal(c.train.out, c.train.steps, self.step, c.log.terminal and first)
+        trackers = open_trackers(c.log, self.folder.path, _flat(c)) if first else []
+        try:
+            with _graceful_stop() as stopping:
+                if self.step == 0:
+                    self._evaluate(terminal, trackers)
+                while self.step < c.train.steps:
+                    self._step(terminal, trackers)
+                    done = self.step == c.train.steps
+                    if c.eval.every and (self.step % c.eval.every == 0 or done):
+                        self._evaluate(terminal, trackers)
+                    if done or stopping.wanted or self.step % c.train.checkpoint_every == 0:
+                        self._checkpoint()
+                    if stopping.wanted and not done:
+                        raise Interrupted(f"stopped after step {self.step}; go on with: {self._resume_command()}")
+        except OSError as error:
+            kept = checkpoint.steps(self.folder.checkpoints)
+            last = f"step {kept[-1]} is the last whole checkpoint" if kept else "no checkpoint was written yet"
+            raise RunError(
+                f"{self.folder.path}: cannot be written: {error.strerror or error}; {last}; "
+                f"make room and go on with: {self._resume_command()}"
+            ) from error
+        finally:
+            terminal.close()
+            for tracker in trackers:
+                tracker.close()
+            self.folder.unlock()
+
+    def _resume_command(self) -> str:
+        return f"equipoise train {self.folder.config} --resume"
+
+    def _step(self, terminal: Terminal, trackers: list[Tracker]) -> None:
+        start = time.perf_counter()
+        self.step += 1
+        self.collector.seconds = {"rollout": 0.0, "reward": 0.0}
+        batch = self.collector.collect(self.step)
+        metrics = statistics(batch, self.collector.params.max_tokens)
+        seconds = dict(self.collector.seconds)
+        if len(batch.texts) == 0:
+            self._nothing_to_learn()
+            metrics |= {"reward/mean": math.nan, "completions/mean_length": math.nan, "policy_loss": 0.0}
+        else:
+            mark = time.perf_counter()
+            credit = self.objective.assign(
+                batch.rewards, batch.rollouts.prompt.cpu(), batch.lengths.cpu(),
+                tokens=_kept_tokens(batch) if self.objective.cancellation == "prefix" else None,
+            )  # fmt: skip
+            seconds["assign"] = time.perf_counter() - mark
+            metrics |= self._update(batch, _to(credit, self.policy.device))
+            seconds["train"] = time.perf_counter() - mark - seconds["assign"]
+            if bool((credit.advantage != 0).any()):
+                self.uninformative = 0
+            else:
+                self._nothing_to_learn()
+            every = self.config.log.rollouts_every
+            if every and ranks.me() == 0 and (self.step == 1 or self.step % every == 0):
+                write_rollouts(self.folder.rollouts, self.step, batch, credit)
+        total = time.perf_counter() - start
+        metrics["tokens_per_s"] = float(batch.rollouts.lengths.sum()) / total
+        metrics |= {f"timing_s/{k}": v for k, v in seconds.items()} | {"timing_s/step": total}
+        if ranks.me() == 0:
+            append(self.folder.metrics, {"step": self.step, **metrics})
+            for tracker in trackers:
+                tracker.log(metrics, self.step)
+        terminal.step(self.step, metrics)
+
+    def _nothing_to_learn(self) -> None:
+        self.uninformative += 1
+        if self.uninformative >= self.config.train.max_uninformative:
+            self._checkpoint()
+            raise RunError(
+                f"no two responses to the same prompt differed in reward for {self.uninformative} steps: there is nothing to "
+                f"learn from; look at {self.folder.rollouts} (is the reward always the same? is the task too hard or too "
+                "easy?) or raise train.max_uninformative"
+            )
+
+    # One batch
+
+    def _update(self, batch: StepBatch, credit: Credit) -> dict[str, float]:
+        """`train.updates` optimizer steps on the batch; returns the metrics of the first pass and the last step's norm."""
+        c = self.config
+        parts = self._micro_batches(batch)
+        reference = [self._reference(batch, rows) for rows in parts] if c.objective.kl else [None] * len(parts)
+        out: dict[str, float] = {}
+        for k in range(c.train.updates):
+            self.optimizer.zero_grad(set_to_none=True)
+            outputs = []
+            for rows, ref in zip(parts, reference, strict=True):
+                output = self._loss(batch, credit, rows, ref)
+                output.loss.backward()
+                outputs.append(dataclasses.replace(output, loss=output.loss.detach()))
+            ranks.sum_gradients(self.parameters)
+            norm = torch.nn.utils.get_total_norm([p.grad for p in self.parameters if p.grad is not None])
+            merged = _merge(outputs)
+            fine = all(ranks.gather(all(bool(o.ok) for o in outputs))) and math.isfinite(float(norm))
+            self._apply(norm, fine)
+            metrics = {name: float(x) for name, x in merged.items()}
+            if k == 0:
+                out = metrics
+            else:
+                out |= {
+                    f"{name}/last_update": metrics[name] for name in ("policy_loss", "approx_kl", "clip_ratio/region")
+                }
+        return out | {"grad_norm": float(norm), "lr": self._rate(), "skipped": float(self.skipped_total)}
+
+    def _apply(self, norm: Tensor, fine: bool) -> None:
+        c = self.config
+        if not fine:
+            self.skipped += 1
+            self.skipped_total += 1
+            if self.skipped >= c.train.max_skipped:
+                kept = checkpoint.steps(self.folder.checkpoints)
+                raise RunError(
+                    f"{self.skipped} updates in a row had log-probabilities or gradients that are not finite; the weights "
+                    f"were left alone and the last checkpoint is {f'step {kept[-1]}' if kept else 'none'}: lower optim.lr "
+                    "or optim.clip_norm, or train in float32"
+                )
+            return
+        self.skipped = 0
+        if c.optim.clip_norm:
+            torch.nn.utils.clip_grads_with_norm_(self.parameters, c.optim.clip_norm, norm)
+        self.updates += 1
+        for group in self.optimizer.param_groups:
+            group["lr"] = self._rate()
+        self.optimizer.step()
+
+    def _rate(self) -> float:
+        return learning_rate(self.config.optim, self.updates, self.config.train.steps * self.config.train.updates)
+
+    def _micro_batches(self, batch: StepBatch) -> list[Tensor]:
+        """Rows of this rank's micro-batches: whole groups where the objective needs them, responses otherwise."""
+        group = batch.rollouts.prompt.cpu()
+        mine = torch.tensor(ranks.share(range(len(batch.prompts))))
+        rows = torch.isin(group, mine).nonzero()[:, 0]
+        rows = rows[batch.lengths.cpu()[rows] > 0]
+        size = self.config.train.micro_batch or len(rows)
+        if not len(rows):
+            return []
+        if not self.objective.needs_whole_groups:
+            return list(rows.split(size))
+        cuts, begun = [], 0
+        for i in range(1, len(rows)):
+            if i - begun >= size and group[rows[i]] != group[rows[i - 1]]:
+                cuts.append(i)
+                begun = i
+        return list(rows.tensor_split(cuts))
+
+    def _pack(self, batch: StepBatch, rows: Tensor) -> tuple[models.Pack, Any]:
+        part = batch.rollouts.select(rows)
+        return models.pack(part.prompts, part.tokens, part.lengths, part.prompt), part
+
+    def _reference(self, batch: StepBatch, rows: Tensor) -> Tensor:
+        packed, _ = self._pack(batch, rows)
+        return models.reference_logprobs(
+            self.policy, self.reference, packed, temperature=self.config.rollout.temperature
+        )
+
+    def _loss(self, batch: StepBatch, credit: Credit, rows: Tensor, ref: Tensor | None) -> LossOutput:
+        packed, part = self._pack(batch, rows)
+        new = models.token_logprobs(self.policy, packed, temperature=self.config.rollout.temperature)
+        within = response_ids(part.lengths)
+        starts = part.lengths.cumsum(0) - part.lengths
+        return self.objective.loss(
+            new.logprobs,
+            part.policy_logprobs,
+            credit,
+            rows.to(within.device)[within],
+            position=torch.arange(len(within), device=within.device) - starts[within],
+            entropy=new.entropy,
+            ref_logprobs=ref,
+        )
+
+    # Evaluation, checkpoints
+
+    def _evaluate(self, terminal: Terminal, trackers: list[Tracker]) -> None:
+        c = self.config
+        if not c.eval.every:
+            return
+        prompts = self.task.evaluation(c.eval.per_level)
+        ids = [encode_prompt(self.policy, p, c.task.chat) for p in prompts]
+        result = evaluate(
+            self.policy, self.sampler, self.task, prompts, ids, samples=c.eval.samples, temperature=c.eval.temperature,
+            greedy=c.eval.greedy, max_tokens=self.collector.params.max_tokens, stop=self.collector.params.stop,
+            share=ranks.share, gather=ranks.gather,
+        )  # fmt: skip
+        if ranks.me() == 0:
+            append(self.folder.eval, {"step": self.step, **result})
+            for tracker in trackers:
+                tracker.log({f"eval/{k}": v for k, v in result.items() if isinstance(v, float)}, self.step)
+        terminal.say(f"step {self.step:4d}  held out: {line(result)}")
+
+    def _checkpoint(self) -> None:
+        if ranks.me() == 0:
+            state = {
+                "optimizer": self.optimizer.state_dict(),
+                "objective": self.objective.state_dict(),
+                "position": self.collector.position,
+                "updates": self.updates,
+                "skipped": (self.skipped, self.skipped_total, self.uninformative),
+            }
+            checkpoint.save(self.folder.checkpoints, self.step, self.policy, state, self.config.train.keep)
+        ranks.barrier()
+
+    def _resume(self) -> None:
+        kept = checkpoint.steps(self.folder.checkpoints)
+        if ranks.me() == 0:
+            self.folder.rewind(kept[-1] if kept else -1)
+            if self.folder.checkpoints.is_dir():
+                checkpoint.discard_unfinished(self.folder.checkpoints)
+        ranks.barrier()
+        if kept:
+            state = checkpoint.load(self.folder.checkpoints, kept[-1], self.policy)
+            self.optimizer.load_state_dict(state["optimizer"])
+            self.objective.load_state_dict(state["objective"])
+            self.step, self.updates = state["step"], state["updates"]
+            self.collector.position = state["position"]
+            self.skipped, self.skipped_total, self.uninformative = state["skipped"]
+
+
+def learning_rate(o: OptimConfig, update: int, total: int) -> float:
+    """The rate of optimizer step `update` (from 1): a linear warm-up, then constant, or linear or cosine to 0."""
+    if update <= o.warmup:
+        return o.lr * update / max(o.warmup, 1)
+    left = 1 - (update - o.warmup) / max(total - o.warmup, 1)
+    shape = {"constant": 1.0, "linear": left, "cosine": 0.5 * (1 + math.cos(math.pi * (1 - left)))}
+    return o.lr * shape[o.schedule]
+
+
+def _merge(outputs: list[LossOutput]) -> dict[str, Tensor]:
+    """The metrics over the micro-batches of all ranks."""
+    everyone = [o for part in ranks.gather(outputs) for o in part]
+    return merge_metrics(everyone) if everyone else {}
+
+
+def _kept_tokens(batch: StepBatch) -> Tensor:
+    keep = (batch.lengths > 0)[response_ids(batch.rollouts.lengths)]
+    return batch.rollouts.tokens[keep].cpu()
+
+
+def _to(credit: Credit, device: torch.device) -> Credit:
+    if device.type == "cpu":
+        return credit
+    moved = {f.name: getattr(credit, f.name) for f in dataclasses.fields(credit)}
+    moved |= {k: v.to(device) for k, v in moved.items() if isinstance(v, Tensor)}
+    groups = dataclasses.replace(
+        credit.groups, index=credit.groups.index.to(device), first=credit.groups.first.to(device)
+    )
+    return Credit(**{**moved, "groups": groups, "metrics": {k: v.to(device) for k, v in credit.metrics.items()}})
+
+
+def _claim(folder: RunFolder, config: Config, resume: bool) -> None:
+    """Start the run directory, or check that a resumed run is the same run."""
+    begun = folder.config.exists()
+    if begun and not resume:
+        steps = [r["step"] for r in read_lines(folder.metrics)]
+        raise RunError(
+            f"{folder.path}: holds a run already (at step {steps[-1] if steps else 0}); "
+            f"--resume goes on with it, --train.out DIR starts another"
+        )
+    if resume and not begun:
+        raise RunError(f"{folder.path}: holds no run to resume; start it without --resume")
+    if resume:
+        changed = _differences(load(folder.config), config)
+        if changed:
+            raise RunError(f"{folder.path}: a resumed run keeps its settings, but these differ: {'; '.join(changed)}")
+    replace(folder.config, dump(config))
+
+
+def _differences(old: Config, new: Config) -> list[str]:
+    a, b = _flat(old), _flat(new)
+    out = []
+    for key in a:
+        section, _, name = key.partition(".")
+        allowed = MAY_CHANGE.get(section, set())
+        if a[key] != b[key] and not (allowed is None or name in allowed):
+            out.append(f"{key} was {a[key]!r}, now {b[key]!r}")
+    return out
+
+
+def _flat(config: Config) -> dict[str, Any]:
+    return {f"{s}.{k}": v for s, values in dataclasses.asdict(config).items() for k, v in values.items()}
+
+
+class _Stopping:
+    wanted = False
+
+
+@contextlib.contextmanager
+def _graceful_stop() -> Iterator[_Stopping]:
+    """Ctrl-C and SIGTERM let the current step finish; a second one stops at once."""
+    state = _Stopping()
+
+    def ask(signum: int, frame: Any) -> None:
+        if state.wanted:
+            raise KeyboardInterrupt
+        state.wanted = True
+
+    before: dict[int, Any] = {}
+    try:
+        for s in (signal.SIGINT, signal.SIGTERM):
+            with contextlib.suppress(ValueError):  # only the main thread may set handlers
+                before[s] = signal.signal(s, ask)
+        yield state
+    finally:
+        for s, handler in before.items():
+            signal.signal(s, handler)
