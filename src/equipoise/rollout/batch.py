@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from equipoise.policy import Policy, PromptTooLong
@@ -72,63 +73,90 @@ def request(
 class Batch:
     """Responses `rows` of a request, drawn together one position at a time.
 
-    `active` [r] are the rows still computed (places in this batch), `alive` [r] which of them are unfinished: a
-    finished row may be carried along until `compact` drops it.
+    Results lie in [T, size] tables. `slots` [r] are the columns still computed, in the order of the rows of the logits;
+    `finished` [r] says which of them have ended: such a row is carried along until `keep` drops it, and what it draws
+    meanwhile lies behind its end and is never read. Draws go to the tables in bundles, because one write per position
+    and table is a good part of a small model's time.
     """
 
     def __init__(self, asked: Request, rows: range) -> None:
         self.asked = asked
-        self.keys = asked.keys[rows.start : rows.stop]
+        self.slots = torch.arange(rows.start, rows.stop, device=asked.keys.device)
+        self.first = rows.start
         self.limit = asked.limit[rows.start : rows.stop]
-        device, size, longest = self.keys.device, len(rows), int(self.limit.max())
+        self.longest = int(self.limit.max())
+        self.even = bool((self.limit == self.longest).all())
         self.length = 0
-        self.tokens = torch.zeros(size, longest, dtype=torch.int64, device=device)
-        self.logprobs = torch.zeros(size, longest, device=device)
-        self.policy_logprobs = torch.zeros(size, longest, device=device) if asked.params.truncates else self.logprobs
-        self.lengths = self.limit.clone()
-        self.stopped = torch.zeros(size, dtype=torch.bool, device=device)
-        self.active = torch.arange(size, device=device)
-        self.alive = torch.ones(size, dtype=torch.bool, device=device)
+        shape, device = (self.longest, len(rows)), self.limit.device
+        self.tokens = torch.zeros(shape, dtype=torch.int64, device=device)
+        self.logprobs = torch.zeros(shape, device=device)
+        self.policy_logprobs = torch.zeros(shape, device=device) if asked.params.truncates else self.logprobs
+        self.stops = torch.zeros(shape, dtype=torch.bool, device=device)
+        self.finished = torch.zeros(len(rows), dtype=torch.bool, device=device)
+        self._bundle: list[tuple[Tensor, ...]] = []
+        self._written = 0
 
     def draw(self, logits: Tensor) -> Tensor:
-        """Draw the next token of every active row from its logits [r, V]; returns the tokens [r]."""
+        """Draw the next token of every row from its logits [r, V]; returns the tokens [r]."""
         t = self.length
         if t % BLOCK == 0:
-            self.u = uniforms(self.keys[self.active], torch.arange(t, t + BLOCK, device=logits.device))
-        drawn = draw(logits, self.u[:, t % BLOCK], self.asked.params)
-        self.tokens[self.active, t] = drawn.tokens
-        self.logprobs[self.active, t] = drawn.logprobs
-        if self.policy_logprobs is not self.logprobs:
-            self.policy_logprobs[self.active, t] = drawn.policy_logprobs
+            positions = torch.arange(t, t + BLOCK, device=logits.device)
+            self.u = uniforms(self.asked.keys[self.slots], positions).t().contiguous()
+        drawn = draw(logits, self.u[t % BLOCK], self.asked.params)
+        eos = self.asked.eos
+        stops = drawn.tokens == eos if len(eos) == 1 else torch.isin(drawn.tokens, eos)
         self.length = t + 1
-        stopped = torch.isin(drawn.tokens, self.asked.eos)
         if self.asked.stop is not None:
-            stopped |= self.asked.stop.completed(self.tokens[self.active, max(0, t + 1 - self.asked.stop.span) : t + 1])
-        stopped &= self.alive
-        self.lengths[self.active[stopped]] = t + 1
-        self.stopped[self.active[stopped]] = True
-        self.alive &= ~stopped & (self.limit[self.active] > t + 1)
+            self._bundle.append((drawn.tokens, drawn.logprobs, drawn.policy_logprobs, stops))
+            self._write()
+            columns = self.slots - self.first
+            tails = self.tokens[max(0, t + 1 - self.asked.stop.span) : t + 1, columns].t()
+            stops = stops | self.asked.stop.completed(tails)
+            self.stops[t, columns] = stops
+        else:
+            self._bundle.append((drawn.tokens, drawn.logprobs, drawn.policy_logprobs, stops))
+        self.finished |= stops
+        if not self.even:
+            self.finished |= self.limit[self.slots - self.first] <= self.length
         return drawn.tokens
 
-    def compact(self, keep: Tensor) -> None:
-        """Go on with the active rows `keep` [k] only."""
-        self.active, self.alive, self.u = self.active[keep], self.alive[keep], self.u[keep]
+    def keep(self, rows: Tensor) -> None:
+        """Go on with `rows` [k] of the r only."""
+        self._write()
+        self.slots, self.finished, self.u = self.slots[rows], self.finished[rows], self.u[:, rows]
+
+    def done(self) -> bool:
+        """Whether nothing is left to draw; waits for the device."""
+        return self.length == self.longest or bool(self.finished.all())
+
+    def lengths(self) -> tuple[Tensor, Tensor]:
+        """Length [size] of each response and whether it was stopped (by a token or a string) rather than cut."""
+        self._write()
+        stopped = self.stops.any(0)
+        end = torch.where(stopped, self.stops.int().argmax(0) + 1, self.limit)
+        return end.clamp_max(self.limit), stopped & (end <= self.limit)
+
+    def _write(self) -> None:
+        if self._bundle:
+            columns = self.slots - self.first
+            tables = (self.tokens, self.logprobs, self.policy_logprobs, self.stops)
+            for table, values in zip(tables, zip(*self._bundle, strict=True), strict=True):
+                table[self._written : self.length].index_copy_(1, columns, torch.stack(values))
+            self._bundle.clear()
+            self._written = self.length
 
 
 def collect(asked: Request, batches: Sequence[Batch]) -> Rollouts:
     """The finished batches of a request, flat."""
-    lengths = torch.cat([b.lengths for b in batches])
+    lengths, stopped = (torch.cat(parts) for parts in zip(*(b.lengths() for b in batches), strict=True))
 
     def flat(field: str) -> Tensor:
-        parts = []
-        for b in batches:
-            padded: Tensor = getattr(b, field)
-            column = torch.arange(padded.shape[1], device=padded.device)
-            parts.append(padded[column < b.lengths[:, None]])
-        return torch.cat(parts)
+        padded = torch.cat([F.pad(getattr(b, field), (0, 0, 0, longest - b.longest)) for b in batches], 1).t()
+        return padded[inside]
 
+    longest = max(b.longest for b in batches)
+    inside = torch.arange(longest, device=lengths.device) < lengths[:, None]
     logprobs = flat("logprobs")
-    stopped = torch.cat([b.stopped for b in batches]).tolist()
     return Rollouts(
         asked.prompts,
         flat("tokens"),
@@ -136,5 +164,5 @@ def collect(asked: Request, batches: Sequence[Batch]) -> Rollouts:
         flat("policy_logprobs") if asked.params.truncates else logprobs,
         lengths,
         torch.arange(len(asked.prompts), device=lengths.device).repeat_interleave(asked.n),
-        ["stop" if s else "length" for s in stopped],
+        ["stop" if s else "length" for s in stopped.tolist()],
     )

@@ -25,20 +25,17 @@ def draw(logits: Tensor, u: Tensor, params: SamplingParams) -> Drawn:
     z = logits.float()
     if params.temperature == 0:
         tokens = z.argmax(1, keepdim=True)
-        logprobs = (z.gather(1, tokens) - z.logsumexp(1, keepdim=True))[:, 0]
+        logprobs = z.log_softmax(1).gather(1, tokens)[:, 0]
         return Drawn(tokens[:, 0], logprobs, logprobs)
     if params.temperature != 1:
         z = z / params.temperature
-    kept = truncate(z, params.top_k, params.top_p) if params.truncates else z
-    top = kept.amax(1, keepdim=True)
-    cdf = (kept - top).exp_().cumsum(1)
-    total = cdf[:, -1:]
+    p = (truncate(z, params.top_k, params.top_p) if params.truncates else z).softmax(1)
+    cdf = p.cumsum(1)
     # u < 1 in steps of 2⁻²⁴ keeps u·total below total in float32, so the index is always inside the vocabulary.
-    tokens = torch.searchsorted(cdf, u[:, None] * total, right=True)
-    logprobs = (kept.gather(1, tokens) - top - total.log())[:, 0]
-    if kept is z:
-        return Drawn(tokens[:, 0], logprobs, logprobs)
-    return Drawn(tokens[:, 0], logprobs, (z.gather(1, tokens) - z.logsumexp(1, keepdim=True))[:, 0])
+    tokens = torch.searchsorted(cdf, u[:, None] * cdf[:, -1:], right=True)
+    logprobs = p.gather(1, tokens).log_()[:, 0]
+    policy_logprobs = z.log_softmax(1).gather(1, tokens)[:, 0] if params.truncates else logprobs
+    return Drawn(tokens[:, 0], logprobs, policy_logprobs)
 
 
 def truncate(z: Tensor, top_k: int, top_p: float) -> Tensor:

@@ -37,7 +37,7 @@ class TransformersSampler:
 
 def _decode(policy: Policy, asked: Request, rows: range) -> Batch:
     batch = Batch(asked, rows)
-    device = batch.keys.device
+    device = batch.limit.device
     prompts = [asked.prompts[r // asked.n] for r in rows]
     width = max(map(len, prompts))
     inputs = torch.tensor([[0] * (width - len(p)) + p for p in prompts], device=device)
@@ -54,7 +54,7 @@ def _decode(policy: Policy, asked: Request, rows: range) -> Batch:
             logits_to_keep=1,
         )
         tokens = batch.draw(out.logits[:, -1])
-        if batch.length == batch.tokens.shape[1] or not bool(batch.alive.any()):
+        if batch.done():
             return batch
         past = out.past_key_values
         inputs, positions = tokens[:, None], positions[:, -1:] + 1
