@@ -64,7 +64,7 @@ def best(outcomes: Sequence[Sequence[float]], seed: int = 0) -> Estimate:
 
 
 def pass_at_k(n: int, c: int, k: int) -> float:
-    """1 − C(n−c, k)/C(n, k): the unbiased chance that k of the n samples, drawn without replacement, hold a right one."""
+    """1 − C(n−c, k)/C(n, k): the unbiased chance that k of the n samples, without replacement, hold a right one."""
     if not (0 <= c <= n and 1 <= k <= n):
         raise ValueError(f"pass@k needs 0 ≤ c ≤ n and 1 ≤ k ≤ n; got n = {n}, c = {c}, k = {k}")
     missed = 1.0
@@ -78,7 +78,7 @@ def mean_pass_at_k(outcomes: Sequence[Sequence[float]], k: int, seed: int = 0) -
 
 
 def majority(answers: Sequence[Sequence[Hashable]], outcomes: Sequence[Sequence[float]], seed: int = 0) -> Estimate:
-    """maj@n: the most frequent answer is right. Ties count as the chance that one of the tied answers, drawn evenly, is.
+    """maj@n: the most frequent answer is right. A tie counts as the chance that one of the tied answers is.
 
     None is "no answer" and never wins against an answer; a problem without any answer is wrong.
     """

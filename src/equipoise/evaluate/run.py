@@ -52,9 +52,9 @@ def evaluate(
         texts, lengths = models.decode(policy, rollouts.tokens, rollouts.lengths), rollouts.lengths.tolist()
         out = []
         for k, prompt in enumerate(chosen):
-            mine_texts = texts[k * n : (k + 1) * n]
-            right = [float(task.grade(prompt, text).kind == "correct") for text in mine_texts]
-            out.append((right, [task.final_answer(text) for text in mine_texts], lengths[k * n : (k + 1) * n]))
+            verdicts = [task.grade(prompt, text) for text in texts[k * n : (k + 1) * n]]
+            right = [float(v.kind == "correct") for v in verdicts]
+            out.append((right, [v.answer for v in verdicts], lengths[k * n : (k + 1) * n]))
         return [row for part in gather(out) for row in part]
 
     sampled = answer(samples, temperature)
@@ -76,8 +76,12 @@ def evaluate(
     levels = sorted({p.level for p in prompts if p.level is not None})
     result["by_level"] = {
         level: {
-            f"acc@{samples}": metrics.acc([o for o, p in zip(outcomes, prompts, strict=True) if p.level == level]).value,
-            **({"greedy": _mean([x for x, p in zip(once, prompts, strict=True) if p.level == level])} if greedy else {}),
+            f"acc@{samples}": metrics.acc(
+                [o for o, p in zip(outcomes, prompts, strict=True) if p.level == level]
+            ).value,
+            **(
+                {"greedy": _mean([x for x, p in zip(once, prompts, strict=True) if p.level == level])} if greedy else {}
+            ),
         }
         for level in levels
     }

@@ -5,5 +5,14 @@ from equipoise.train.folder import RunError, RunFolder, read_lines
 from equipoise.train.loop import Interrupted, Trainer
 
 __all__ = [
-    "Config", "ConfigError", "Interrupted", "RunError", "RunFolder", "Trainer", "describe", "dump", "load", "read_lines",
-]  # fmt: skip
+    "Config",
+    "ConfigError",
+    "Interrupted",
+    "RunError",
+    "RunFolder",
+    "Trainer",
+    "describe",
+    "dump",
+    "load",
+    "read_lines",
+]

@@ -23,7 +23,7 @@ from equipoise.train.score import RewardFunction, overlong_penalty, score
 
 @dataclass
 class StepBatch:
-    """Responses of whole groups, in the order of the prompts. `lengths` is 0 where a response is kept out of the loss."""
+    """Responses of whole groups, in the order of the prompts. `lengths` is 0 where a response stays out of the loss."""
 
     prompts: list[Prompt]
     rollouts: Rollouts
@@ -63,7 +63,7 @@ class Collector:
         self.seconds = {"rollout": 0.0, "reward": 0.0}
 
     def collect(self, step: int) -> StepBatch:
-        """A batch of `rollout.prompts` groups; with dynamic sampling, of groups whose rewards differ, within the bound."""
+        """A batch of `rollout.prompts` groups; with dynamic sampling, of groups whose rewards differ, if it finds them."""
         r = self.config.rollout
         parts: list[StepBatch] = []
         missing = r.prompts

@@ -159,8 +159,8 @@ class Config:
         except ValueError as error:
             raise ConfigError(str(error)) from error
         at_least = [
-            ("rollout.prompts", r.prompts, 1), ("rollout.group_size", r.group_size, 1), ("rollout.max_draws", r.max_draws, 1),
-            ("train.steps", t.steps, 1), ("train.updates", t.updates, 1), ("train.micro_batch", t.micro_batch, 0),
+            ("rollout.prompts", r.prompts, 1), ("rollout.group_size", r.group_size, 1),
+            ("rollout.max_draws", r.max_draws, 1), ("train.steps", t.steps, 1), ("train.updates", t.updates, 1), ("train.micro_batch", t.micro_batch, 0),
             ("train.checkpoint_every", t.checkpoint_every, 1), ("train.keep", t.keep, 0),
             ("eval.samples", self.eval.samples, 1), ("eval.per_level", self.eval.per_level, 1),
             ("model.lora_rank", self.model.lora_rank, 0),

@@ -1,6 +1,6 @@
-"""The training loop: task → rollouts → rewards → assign → micro-batches → loss → optimizer → logs, checkpoint, evaluation.
+"""The training loop: task → rollouts → rewards → assign → micro-batches → loss → optimizer → logs, checkpoint, eval.
 
-One process by default; under `torchrun` every rank samples and trains its share and the numbers stay those of one process.
+One process by default; under `torchrun` every rank samples and trains its share, and the numbers stay those of one.
 A step whose numbers are not finite is skipped and counted, never applied. A killed run resumes bit for bit.
 """
 
@@ -30,11 +30,8 @@ from equipoise.train.progress import Terminal
 from equipoise.train.score import reward_functions
 from equipoise.train.trackers import Tracker, open_trackers
 
-MAY_CHANGE = {
-    "train": {"steps", "out", "checkpoint_every", "keep", "max_skipped", "max_uninformative"},
-    "log": None,
-    "eval": None,
-}
+# What a resumed run may set anew: nothing that changes the weights it ends with.
+MAY_CHANGE = ("train.steps", "train.out", "train.checkpoint_every", "train.keep", "train.max_", "log.", "eval.")
 
 
 class Interrupted(RunError):
@@ -50,7 +47,7 @@ class Trainer:
         self.step = 0
         if ranks.me() == 0:
             self.folder.lock()
-            _claim(self.folder, config, resume)
+            _check_claim(self.folder, config, resume)
         ranks.barrier()
         self.objective = config.build_objective()
         self.task = tasks.open_task(config.task.name, config.train.seed)
@@ -72,10 +69,10 @@ class Trainer:
         self.updates = 0  # optimizer steps done
         self.skipped = self.uninformative = 0  # in a row
         self.skipped_total = 0
+        if ranks.me() == 0:
+            replace(self.folder.config, dump(config))
         if resume:
             self._resume()
-
-    # The run
 
     def run(self) -> None:
         """Train to the end, or raise: RunError with a sentence for the user, Interrupted with the command to resume."""
@@ -151,15 +148,13 @@ class Trainer:
         if self.uninformative >= self.config.train.max_uninformative:
             self._checkpoint()
             raise RunError(
-                f"no two responses to the same prompt differed in reward for {self.uninformative} steps: there is nothing to "
-                f"learn from; look at {self.folder.rollouts} (is the reward always the same? is the task too hard or too "
-                "easy?) or raise train.max_uninformative"
+                f"no two responses to the same prompt differed in reward for {self.uninformative} steps: there is nothing "
+                f"to learn from; look at {self.folder.rollouts} (is the reward always the same, the task too hard or too "
+                "easy?), or raise train.max_uninformative"
             )
 
-    # One batch
-
     def _update(self, batch: StepBatch, credit: Credit) -> dict[str, float]:
-        """`train.updates` optimizer steps on the batch; returns the metrics of the first pass and the last step's norm."""
+        """`train.updates` optimizer steps on the batch; the metrics are those of the first, where ρ = 1."""
         c = self.config
         parts = self._micro_batches(batch)
         reference = [self._reference(batch, rows) for rows in parts] if c.objective.kl else [None] * len(parts)
@@ -193,9 +188,9 @@ class Trainer:
             if self.skipped >= c.train.max_skipped:
                 kept = checkpoint.steps(self.folder.checkpoints)
                 raise RunError(
-                    f"{self.skipped} updates in a row had log-probabilities or gradients that are not finite; the weights "
-                    f"were left alone and the last checkpoint is {f'step {kept[-1]}' if kept else 'none'}: lower optim.lr "
-                    "or optim.clip_norm, or train in float32"
+                    f"{self.skipped} updates in a row had log-probabilities or gradients that are not finite; the "
+                    f"weights were left alone, the last checkpoint is {f'step {kept[-1]}' if kept else 'none'}: lower "
+                    "optim.lr or optim.clip_norm, or train in float32"
                 )
             return
         self.skipped = 0
@@ -251,8 +246,6 @@ class Trainer:
             entropy=new.entropy,
             ref_logprobs=ref,
         )
-
-    # Evaluation, checkpoints
 
     def _evaluate(self, terminal: Terminal, trackers: list[Tracker]) -> None:
         c = self.config
@@ -330,8 +323,8 @@ def _to(credit: Credit, device: torch.device) -> Credit:
     return Credit(**{**moved, "groups": groups, "metrics": {k: v.to(device) for k, v in credit.metrics.items()}})
 
 
-def _claim(folder: RunFolder, config: Config, resume: bool) -> None:
-    """Start the run directory, or check that a resumed run is the same run."""
+def _check_claim(folder: RunFolder, config: Config, resume: bool) -> None:
+    """A new run wants a new directory, a resumed one the settings it began with."""
     begun = folder.config.exists()
     if begun and not resume:
         steps = [r["step"] for r in read_lines(folder.metrics)]
@@ -345,18 +338,11 @@ def _claim(folder: RunFolder, config: Config, resume: bool) -> None:
         changed = _differences(load(folder.config), config)
         if changed:
             raise RunError(f"{folder.path}: a resumed run keeps its settings, but these differ: {'; '.join(changed)}")
-    replace(folder.config, dump(config))
 
 
 def _differences(old: Config, new: Config) -> list[str]:
     a, b = _flat(old), _flat(new)
-    out = []
-    for key in a:
-        section, _, name = key.partition(".")
-        allowed = MAY_CHANGE.get(section, set())
-        if a[key] != b[key] and not (allowed is None or name in allowed):
-            out.append(f"{key} was {a[key]!r}, now {b[key]!r}")
-    return out
+    return [f"{k} was {a[k]!r}, now {b[k]!r}" for k in a if a[k] != b[k] and not k.startswith(MAY_CHANGE)]
 
 
 def _flat(config: Config) -> dict[str, Any]:
