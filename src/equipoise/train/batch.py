@@ -63,7 +63,7 @@ class Collector:
         self.seconds = {"rollout": 0.0, "reward": 0.0}
 
     def collect(self, step: int) -> StepBatch:
-        """A batch of `rollout.prompts` groups; with dynamic sampling, of groups whose rewards differ, if it finds them."""
+        """`rollout.prompts` groups; with dynamic sampling, groups whose rewards differ, if it finds enough of them."""
         r = self.config.rollout
         parts: list[StepBatch] = []
         missing = r.prompts

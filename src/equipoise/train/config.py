@@ -107,6 +107,7 @@ class TrainConfig:
     out: str = option("runs/run", "the run directory")
     checkpoint_every: int = option(20, "steps between checkpoints; one is always written at the end")
     keep: int = option(2, "checkpoints to keep besides the last")
+    threads: int = option(0, "CPU threads of torch; 0 leaves torch's own choice")
     max_skipped: int = option(5, "steps with non-finite numbers in a row before the run stops")
     max_uninformative: int = option(20, "steps without any difference in reward in a row before the run stops")
 
@@ -158,14 +159,14 @@ class Config:
             objective = self.build_objective()
         except ValueError as error:
             raise ConfigError(str(error)) from error
-        at_least = [
-            ("rollout.prompts", r.prompts, 1), ("rollout.group_size", r.group_size, 1),
-            ("rollout.max_draws", r.max_draws, 1), ("train.steps", t.steps, 1), ("train.updates", t.updates, 1), ("train.micro_batch", t.micro_batch, 0),
-            ("train.checkpoint_every", t.checkpoint_every, 1), ("train.keep", t.keep, 0),
-            ("eval.samples", self.eval.samples, 1), ("eval.per_level", self.eval.per_level, 1),
-            ("model.lora_rank", self.model.lora_rank, 0),
-        ]  # fmt: skip
-        for name, value, least in at_least:
+        at_least = {
+            "rollout.prompts": (r.prompts, 1), "rollout.group_size": (r.group_size, 1),
+            "rollout.max_draws": (r.max_draws, 1), "train.steps": (t.steps, 1), "train.updates": (t.updates, 1),
+            "train.micro_batch": (t.micro_batch, 0), "train.checkpoint_every": (t.checkpoint_every, 1),
+            "train.keep": (t.keep, 0), "train.threads": (t.threads, 0), "eval.samples": (self.eval.samples, 1),
+            "eval.per_level": (self.eval.per_level, 1), "model.lora_rank": (self.model.lora_rank, 0),
+        }  # fmt: skip
+        for name, (value, least) in at_least.items():
             if value < least:
                 raise ConfigError(f"{name} = {value}: the rule is at least {least}")
         if r.group_size == 1 and objective.advantage.name != "reward":
@@ -251,9 +252,9 @@ def _build(kind: Any, table: Mapping[str, Any], where: str) -> Any:
     for key, value in table.items():
         name = f"{where}.{key}" if where else key
         if key not in known:
-            what = "option" if where else "section"
-            raise ConfigError(f"{name} is not {'an' if what == 'option' else 'a'} {what};{_nearest(key, sorted(known))} "
-                              f"({', '.join(sorted(known))})")  # fmt: skip
+            what = "an option" if where else "a section"
+            options = sorted(known)
+            raise ConfigError(f"{name} is not {what};{_nearest(key, options)} ({', '.join(options)})")
         hint = hints[key]
         if is_dataclass(hint):
             if not isinstance(value, Mapping):
@@ -276,9 +277,8 @@ def _coerce(value: Any, hint: Any, name: str) -> Any:
         return (_coerce(value, element, name),)
     if hint == Spec and isinstance(value, str | dict):
         return value
-    kind = {int: "a whole number", float: "a number", str: "a text", bool: "true or false"}.get(
-        hint, "a name or a table"
-    )
+    kinds = {int: "a whole number", float: "a number", str: "a text", bool: "true or false"}
+    kind = kinds.get(hint, "a name or a table")
     raise ConfigError(f"{name} = {value!r} should be {kind}")
 
 

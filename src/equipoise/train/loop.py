@@ -42,6 +42,8 @@ class Trainer:
     def __init__(self, config: Config, *, resume: bool = False) -> None:
         config.check()
         ranks.start()
+        if config.train.threads:
+            torch.set_num_threads(config.train.threads)
         self.config = config
         self.folder = RunFolder(config.train.out)
         self.step = 0
@@ -148,9 +150,9 @@ class Trainer:
         if self.uninformative >= self.config.train.max_uninformative:
             self._checkpoint()
             raise RunError(
-                f"no two responses to the same prompt differed in reward for {self.uninformative} steps: there is nothing "
-                f"to learn from; look at {self.folder.rollouts} (is the reward always the same, the task too hard or too "
-                "easy?), or raise train.max_uninformative"
+                f"no two responses to the same prompt differed in reward for {self.uninformative} steps: there is "
+                f"nothing to learn from; look at {self.folder.rollouts} (is the reward always the same, the task too "
+                "hard or too easy?), or raise train.max_uninformative"
             )
 
     def _update(self, batch: StepBatch, credit: Credit) -> dict[str, float]:

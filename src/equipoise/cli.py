@@ -1,0 +1,154 @@
+"""The command line. Every command is a few lines here; what it does is elsewhere.
+
+Exit codes: 0 done, 1 failed with a sentence, 2 the command line was wrong, 130 stopped by Ctrl-C.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    arguments = sys.argv[1:] if arguments is None else list(arguments)
+    parser = _parser()
+    options, rest = parser.parse_known_args(arguments)
+    if rest and options.command != "train":
+        parser.error(f"unrecognized arguments: {' '.join(rest)}")
+    try:
+        options.run(options, rest)
+    except KeyboardInterrupt:
+        sys.exit(130)
+    except _user_errors() as error:
+        print(f"equipoise: {error}", file=sys.stderr)
+        sys.exit(130 if type(error).__name__ == "Interrupted" else 1)
+
+
+def _user_errors() -> tuple[type[Exception], ...]:
+    """Errors whose message is a sentence for the user; anything else is a bug and shows its traceback."""
+    loaded = sys.modules
+    names = [("equipoise.train.config", "ConfigError"), ("equipoise.train.folder", "RunError"),
+             ("equipoise.policy.model", "ModelError"), ("equipoise.tasks.task", "TaskError")]  # fmt: skip
+    return tuple(getattr(loaded[module], name) for module, name in names if module in loaded)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="equipoise",
+        description="Reinforcement learning for reasoning models, with its biases measured and removed.",
+    )
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+
+    def add(name: str, run: object, sentence: str, **more: object) -> argparse.ArgumentParser:
+        command = commands.add_parser(name, help=sentence, description=sentence, **more)  # type: ignore[arg-type]
+        command.set_defaults(run=run)
+        return command
+
+    quickstart = add("quickstart", _quickstart, "train the embedded model with four objectives and compare them")
+    quickstart.add_argument("--out", default="runs/quickstart", help="where the runs go (default: %(default)s)")
+    quickstart.add_argument("--seed", type=int, default=0, help="seed of prompts and draws (default: %(default)s)")
+    quickstart.add_argument("--steps", type=int, default=None, help="steps per run (default: the preset's)")
+
+    train = add("train", _train, "train a model as a configuration says", add_help=False, usage=(
+        "equipoise train CONFIG.toml [--resume] [--section.key value ...]"))  # fmt: skip
+    train.add_argument("config", nargs="?", help="a TOML file; see examples/")
+    train.add_argument("--resume", action="store_true", help="go on where a run in the same directory stopped")
+    train.add_argument("-h", "--help", action="store_true", dest="show_help", help="every option with its sentence")
+
+    evaluate = add("eval", _eval, "sample a model on a task's held-out prompts and report acc@n, best@n, pass@k, maj@n")
+    evaluate.add_argument("model", help="a folder, a run directory (its last checkpoint), a hub name, abacus or smollm")
+    evaluate.add_argument(
+        "--task", default="arithmetic", help="arithmetic, gym:NAME or a .jsonl file (default: %(default)s)"
+    )
+    evaluate.add_argument("--samples", type=int, default=8, help="responses per prompt (default: %(default)s)")
+    evaluate.add_argument("--temperature", type=float, default=1.0, help="of those responses (default: %(default)s)")
+    evaluate.add_argument("--per-level", type=int, default=None, help="prompts per level (default: the task's)")
+    evaluate.add_argument("--max-tokens", type=int, default=0, help="longest response; 0 takes the task's own")
+    evaluate.add_argument("--chat", action="store_true", help="wrap prompts in the chat template")
+    evaluate.add_argument("--json", action="store_true", help="print the result as JSON")
+
+    add("objectives", _objectives, "list the presets as the five choices they are made of, with their sources")
+    add("theory", _theory, "print the closed forms of the papers' bias theorems as tables")
+    return parser
+
+
+def _quickstart(options: argparse.Namespace, rest: list[str]) -> None:
+    from equipoise.study.quickstart import quickstart
+
+    quickstart(Path(options.out), options.seed, options.steps)
+
+
+def _train(options: argparse.Namespace, rest: list[str]) -> None:
+    from equipoise.train import Trainer, describe, load
+
+    if options.show_help or options.config is None:
+        print("usage: equipoise train CONFIG.toml [--resume] [--section.key value ...]\n")
+        print("Train a model as a configuration says. A section is a table of the TOML file; every option can be")
+        print("overridden on the command line.\n")
+        print("  CONFIG.toml  see examples/\n  --resume     go on where a run in the same directory stopped\n")
+        print(describe())
+        if not options.show_help:
+            sys.exit(2)
+        return
+    _quiet_transformers()
+    Trainer(load(options.config, rest), resume=options.resume).run()
+
+
+def _eval(options: argparse.Namespace, rest: list[str]) -> None:
+    from equipoise import policy as models
+    from equipoise import rollout, tasks
+    from equipoise.evaluate import evaluate, line
+    from equipoise.train import checkpoint
+
+    _quiet_transformers()
+    name = options.model
+    kept = checkpoint.steps(Path(name) / "checkpoints")
+    policy = models.load(Path(name) / "checkpoints" / f"step-{kept[-1]}" if kept else name)
+    task = tasks.open_task(options.task, seed=0)
+    prompts = task.evaluation(options.per_level)
+    chat = [[{"role": "user", "content": p.text}] if options.chat else p.text for p in prompts]
+    result = evaluate(
+        policy, rollout.sampler(policy), task, prompts, [models.encode(policy, p) for p in chat],
+        samples=options.samples, temperature=options.temperature, greedy=True,
+        max_tokens=options.max_tokens or task.max_tokens, stop=task.stop,
+    )  # fmt: skip
+    if options.json:
+        print(json.dumps(result, indent=2))
+        return
+    print(f"{policy.name} on {task.name}: {len(prompts)} held-out prompts\n{line(result)}")
+    for level, values in result["by_level"].items():
+        print(f"  level {level}: " + "  ".join(f"{k} {v:.3f}" for k, v in values.items()))
+
+
+def _objectives(options: argparse.Namespace, rest: list[str]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    from equipoise.objective import PRESETS, Objective
+
+    columns = ("preset", "advantage", "difficulty", "cancellation", "aggregation", "surrogate", "source")
+    table = Table(*columns, box=None)
+    for name, preset in PRESETS.items():
+        o = Objective.preset(name)
+        choices = (o.advantage, o.difficulty_choice, o.cancellation, o.aggregation, o.surrogate)
+        table.add_row(name, *map(str, choices), preset.source)
+    console = Console(width=max(Console().width, 160))
+    console.print(table)
+    console.print("\nEvery preset takes any advantage, difficulty (none, hadw, debias), cancellation and aggregation:")
+    console.print('  Objective.preset("dapo", aggregation="balanced", difficulty="hadw")', highlight=False)
+
+
+def _theory(options: argparse.Namespace, rest: list[str]) -> None:
+    from equipoise.theory import tables
+
+    print(tables.render())
+
+
+def _quiet_transformers() -> None:
+    """Its progress bars for a model of a second's loading would drown the run's own lines."""
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()

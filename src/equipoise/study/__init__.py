@@ -1,0 +1,1 @@
+"""The same configuration over several objectives: paired prompts and draws, one table."""
