@@ -78,7 +78,8 @@ def test_a_broken_group_is_flagged_without_waiting():
     credit = objective.assign(case.rewards.cuda(), case.group.cuda(), case.lengths.cuda())
     i = torch.where(case.response == 0)[0]
     logp = case.logprobs(case.logits)[i].cuda().requires_grad_()
-    out, waits = synchronisations(lambda: objective.loss(logp, case.old[i].cuda(), credit, case.response[i].cuda()))
+    old, response = case.old[i].cuda(), case.response[i].cuda()
+    out, waits = synchronisations(lambda: objective.loss(logp, old, credit, response))
     out.loss.backward()
     assert waits == 0
     assert not bool(out.ok)

@@ -40,10 +40,11 @@ def write_plots(path: Path, runs: Mapping[str, RunFolder]) -> Path:
             figure.add_trace(go.Scatter(x=x, y=y, **style), row=row, col=col)
 
         low, high = ([e["interval"]["acc@8"][i] for e in evaluations] for i in (0, 1))
-        figure.add_trace(
-            go.Scatter(x=[*at, *at[::-1]], y=[*high, *low[::-1]], fill="toself", mode="none", opacity=0.12, hoverinfo="skip",
-                       fillcolor=line["color"], showlegend=False, legendgroup=name), row=1, col=1,
+        band = go.Scatter(
+            x=[*at, *at[::-1]], y=[*high, *low[::-1]], fill="toself", mode="none", opacity=0.12, hoverinfo="skip",
+            fillcolor=line["color"], showlegend=False, legendgroup=name,
         )  # fmt: skip
+        figure.add_trace(band, row=1, col=1)
         draw(1, 1, at, [e["acc@8"] for e in evaluations], mode="lines+markers")
         draw(1, 2, at, [e["greedy"] for e in evaluations], mode="lines+markers")
         draw(2, 1, step, running_mean([s["policy_loss"] for s in steps]))
