@@ -32,13 +32,21 @@ class Choice:
     name: str
     function: Any
     options: dict[str, Any] = field(default_factory=dict)
+    defaults: dict[str, Any] = field(default_factory=dict)
 
     def __call__(self, *args: Any) -> Any:
         return self.function(*args, **self.options)
 
     def __str__(self) -> str:
-        options = ", ".join(f"{k}={v:g}" if isinstance(v, float) else f"{k}={v}" for k, v in self.options.items())
-        return f"{self.name}({options})" if options else self.name
+        return self._with(self.options)
+
+    def brief(self) -> str:
+        """The name, and the options that differ from their defaults."""
+        return self._with({k: v for k, v in self.options.items() if v != self.defaults[k]})
+
+    def _with(self, options: dict[str, Any]) -> str:
+        shown = ", ".join(f"{k}={v:g}" if isinstance(v, float) else f"{k}={v}" for k, v in options.items())
+        return f"{self.name}({shown})" if shown else self.name
 
     def spec(self) -> dict[str, Any]:
         """What `choose` would take to build this choice again."""
@@ -62,7 +70,7 @@ def choose(slot: str, table: Mapping[str, Any], spec: Spec) -> Choice:
         if isinstance(known[key], str | float | int) and not isinstance(options[key], _KINDS[type(known[key])]):
             raise ValueError(f"objective.{slot}.{key} = {options[key]!r} should be like its default, {known[key]!r}")
         _check(f"{slot}.{key}", key, options[key])
-    return Choice(slot, name, function, {**known, **options})
+    return Choice(slot, name, function, {**known, **options}, known)
 
 
 def _check(where: str, key: str, value: Any) -> None:

@@ -149,8 +149,9 @@ class Objective:
         }
 
     def __repr__(self) -> str:
-        stack = (self.advantage, self.difficulty_choice, self.cancellation, self.aggregation, self.surrogate)
-        return f"Objective({' → '.join(map(str, stack))})"
+        first, rest = (self.advantage, self.difficulty_choice), (self.aggregation, self.surrogate)
+        stack = [*(c.brief() for c in first), self.cancellation, *(c.brief() for c in rest)]
+        return f"Objective({' → '.join(stack)})"
 
     def state_dict(self) -> dict[str, Any]:
         """The difficulty anchor, as plain numbers; {} for an objective without one."""

@@ -1,0 +1,27 @@
+"""The README's example prints what the README says it prints, and so does that of docs/objectives.md."""
+
+import contextlib
+import io
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/objectives.md"])
+def test_the_example_prints_what_the_page_says(page):
+    text = (ROOT / page).read_text(encoding="utf-8")
+    found = re.search(r"```python\n(.*?)```.*?```text\n(.*?)```", text, re.S)
+    assert found, f"{page} has no example"
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        exec(compile(found[1], page, "exec"), {})
+    said, shown = (re.sub(r"[-+]0\.0000\b", "0.0000", x).split() for x in (printed.getvalue(), found[2]))
+    assert said == shown
+
+
+def test_every_link_of_the_readme_leads_somewhere():
+    for target in re.findall(r"\]\(([^)#:]+)\)", (ROOT / "README.md").read_text(encoding="utf-8")):
+        assert (ROOT / target).exists(), target
