@@ -88,6 +88,7 @@ class Trainer:
                 while self.step < c.train.steps:
                     self._step(terminal, trackers)
                     done = self.step == c.train.steps
+                    stopping.wanted = any(ranks.gather(stopping.wanted))  # all ranks stop after the same step
                     if c.eval.every and (self.step % c.eval.every == 0 or done):
                         self._evaluate(terminal, trackers)
                     if done or stopping.wanted or self.step % c.train.checkpoint_every == 0:
