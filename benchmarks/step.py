@@ -1,7 +1,7 @@
 """A whole GRPO step on the CPU, equipoise against TRL's GRPOTrainer: the same model, prompts, G, lengths and updates.
 
-Both sample from the same weights at temperature 1 with the same limit, grade with the same verifier, take one AdamW step
-on the whole batch with the DAPO objective and log. TRL runs as it is fastest here: the batch in one piece, no gradient
+Both sample from the same weights at temperature 1 with the same limit, grade with the same verifier, take an AdamW
+step on the whole batch with the DAPO objective and log. TRL runs as it is fastest here: the batch in one piece, no gradient
 checkpointing, no dropout, logging every step, nothing saved. The first steps of both are left out (caches, lazy
 allocations). Writes benchmarks/results/step.json.
 """
@@ -80,7 +80,8 @@ def theirs(steps: int, model: str) -> dict[str, float]:
         config = GRPOConfig(
             output_dir=out, use_cpu=True, bf16=False, per_device_train_batch_size=PROMPTS * GROUP,
             num_generations=GROUP, max_completion_length=task.max_tokens, temperature=1.0, top_p=1.0, top_k=0,
-            loss_type="dapo", epsilon_high=0.28, beta=0.0, learning_rate=1e-5, max_steps=steps + WARM, logging_steps=1, save_strategy="no", report_to="none",
+            loss_type="dapo", epsilon_high=0.28, beta=0.0, learning_rate=1e-5, max_steps=steps + WARM,
+            logging_steps=1, save_strategy="no", report_to="none",
             gradient_checkpointing=False, disable_dropout=True, shuffle_dataset=False, disable_tqdm=True, seed=0,
         )  # fmt: skip
         trainer = GRPOTrainer(
