@@ -1,9 +1,9 @@
 """A whole GRPO step on the CPU, equipoise against TRL's GRPOTrainer: the same model, prompts, G, lengths and updates.
 
-Both sample from the same weights at temperature 1 with the same limit, grade with the same verifier, take an AdamW
-step on the whole batch with the DAPO objective and log. TRL runs as it is fastest here: the batch in one piece, no gradient
-checkpointing, no dropout, logging every step, nothing saved. The first steps of both are left out (caches, lazy
-allocations). Writes benchmarks/results/step.json.
+Both sample from the same weights at temperature 1 with the same limit, grade with the same verifier, take one optimizer
+step on the whole batch with the DAPO objective, and log. TRL runs as it is fastest here: the batch in one piece, no
+gradient checkpointing, no dropout, nothing saved. The first steps of both are left out (caches, lazy allocations).
+Writes benchmarks/results/step.json.
 """
 
 from __future__ import annotations
