@@ -13,28 +13,28 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from equipoise.policy import decoder
 from equipoise.policy.pack import Pack
 
 NAME = "equipoise"
 
 
 def packed_attention(
-    q: Tensor, k: Tensor, v: Tensor, pack: Pack, scale: float | None = None, window: int | None = None
+    qkv: Tensor, kv_heads: int, pack: Pack, scale: float | None = None, window: int | None = None
 ) -> Tensor:
-    """q [U, H, D], k and v [U, Hk, D] over the row → [U, H, D]; each entry sees its own sequence up to itself."""
-    heads = q.shape[1]
+    """Queries, keys and values [U, H + 2 Hk, D] of the row → [U, H, D]; each entry sees its sequence up to itself."""
+    heads = qkv.shape[1] - 2 * kv_heads
     out = []
-    for index in pack.buckets:
-        b, l = index.shape
-        flat = index.view(-1)
-        qb, kb, vb = (x.index_select(0, flat).view(b, l, *x.shape[1:]).transpose(1, 2) for x in (q, k, v))
+    gathered = qkv.index_select(0, pack.gather).split([b * l for b, l in pack.shapes])
+    for (b, l), part in zip(pack.shapes, gathered, strict=True):
+        q, k, v = decoder.heads_first(part.view(b, l, *part.shape[1:]), kv_heads)
         mask = None
         if window is not None and l > window:
             column = torch.arange(l, device=q.device)
             distance = column[:, None] - column
             mask = (distance >= 0) & (distance < window)
         o = F.scaled_dot_product_attention(
-            qb, kb, vb, attn_mask=mask, is_causal=mask is None, scale=scale, enable_gqa=kb.shape[1] != heads
+            q, k, v, attn_mask=mask, is_causal=mask is None, scale=scale, enable_gqa=heads != kv_heads
         )
         out.append(o.transpose(1, 2).reshape(b * l, heads, -1))
     return torch.cat(out).index_select(0, pack.scatter)
@@ -62,8 +62,8 @@ def _attention_interface(
         return sdpa_attention_forward(
             module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **rest
         )
-    q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
-    return packed_attention(q, k, v, pack, scaling, sliding_window)[None], None
+    qkv = torch.cat((query[0], key[0], value[0])).transpose(0, 1)
+    return packed_attention(qkv, key.shape[1], pack, scaling, sliding_window)[None], None
 
 
 def register() -> None:

@@ -15,8 +15,10 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
-"""(layer, q [U, H, D], k [U, Hk, D], v [U, Hk, D]) → [U, H, D], queries and keys already rotated."""
+from equipoise.policy import kernels
+
+Attend = Callable[[int, Tensor, int], Tensor]
+"""(layer, qkv [U, H + 2 Hk, D] with queries and keys already rotated, Hk) → [U, H, D]"""
 
 ARCHITECTURES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
 # The other rope types depend on how long the sequence is, not on the position alone.
@@ -41,8 +43,8 @@ def hidden_states(
     """Last hidden states [U, d] before the final norm, of `inputs` [U] at `positions` [U]."""
     base = core.model
     x = base.embed_tokens(inputs)
-    cos, sin = (c[0].unsqueeze(1) for c in base.rotary_emb(x, positions[None]))
-    sin = signed(sin)
+    half = base.layers[0].self_attn.head_dim // 2
+    cos, sin = (c[0, :, None, :half].contiguous() for c in base.rotary_emb(x, positions[None]))
     for i, layer in enumerate(base.layers):
         if gradient_checkpointing and torch.is_grad_enabled():
             x = checkpoint(_layer, layer, i, x, cos, sin, attend, use_reentrant=False)
@@ -53,30 +55,28 @@ def hidden_states(
 
 def _layer(layer: Any, i: int, x: Tensor, cos: Tensor, sin: Tensor, attend: Attend) -> Tensor:
     attn, mlp = layer.self_attn, layer.mlp
-    h = rms_norm(layer.input_layernorm, x)
-    q, k, v = (proj(h).view(len(h), -1, attn.head_dim) for proj in (attn.q_proj, attn.k_proj, attn.v_proj))
+    qkv = _side_by_side(rms_norm(layer.input_layernorm, x), attn.q_proj, attn.k_proj, attn.v_proj)
+    qkv = qkv.view(len(x), -1, attn.head_dim)
+    kv_heads = qkv.shape[1] // (attn.num_key_value_groups + 2)
     if hasattr(attn, "q_norm"):
-        q, k = rms_norm(attn.q_norm, q), rms_norm(attn.k_norm, k)
-    o = attend(i, rotate(q, cos, sin), rotate(k, cos, sin), v)
-    x = x + attn.o_proj(o.reshape(len(h), -1))
-    h = rms_norm(layer.post_attention_layernorm, x)
-    return x + mlp.down_proj(F.silu(mlp.gate_proj(h)) * mlp.up_proj(h))
+        q, k, v = qkv.split((qkv.shape[1] - 2 * kv_heads, kv_heads, kv_heads), 1)
+        qkv = torch.cat((rms_norm(attn.q_norm, q), rms_norm(attn.k_norm, k), v), 1)
+    qkv = kernels.rotate(qkv, qkv.shape[1] - kv_heads, cos, sin)
+    x = x + attn.o_proj(attend(i, qkv, kv_heads).reshape(len(x), -1))
+    gate_up = _side_by_side(rms_norm(layer.post_attention_layernorm, x), mlp.gate_proj, mlp.up_proj)
+    return x + mlp.down_proj(kernels.swiglu(gate_up))
+
+
+def _side_by_side(x: Tensor, *projections: Any) -> Tensor:
+    """The outputs of several projections of x, concatenated; one product where nothing (LoRA) hangs on the layers."""
+    if x.is_cuda or any(type(p) is not torch.nn.Linear for p in projections):
+        return torch.cat([p(x) for p in projections], -1)
+    bias = None if projections[0].bias is None else torch.cat([p.bias for p in projections])
+    return F.linear(x, torch.cat([p.weight for p in projections]), bias)
 
 
 def rms_norm(norm: Any, x: Tensor) -> Tensor:
-    return F.rms_norm(x, (x.shape[-1],), norm.weight, norm.variance_epsilon)
-
-
-def signed(sin: Tensor) -> Tensor:
-    """The table `rotate` wants: its first half negated, so that the halves only need to be swapped."""
-    half = sin.shape[-1] // 2
-    return torch.cat((-sin[..., :half], sin[..., half:]), -1)
-
-
-def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotary position embedding in the half-split convention; x [U, H, D], cos and `signed` sin [U, 1, D]."""
-    half = x.shape[-1] // 2
-    return torch.addcmul(x * cos, torch.cat((x[..., half:], x[..., :half]), -1), sin)
+    return kernels.rms_norm(x, norm.weight, norm.variance_epsilon)
 
 
 @torch.no_grad()
@@ -88,8 +88,13 @@ def _first_logits_agree(core: Any) -> bool:
     return torch.allclose(mine.float(), theirs.float(), rtol=0.05, atol=0.05 * float(theirs.float().abs().max()))
 
 
-def causal(_: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+def causal(_: int, qkv: Tensor, kv_heads: int) -> Tensor:
     """Attend within one sequence of length U."""
-    q, k, v = (x.transpose(0, 1) for x in (q, k, v))
-    out = F.scaled_dot_product_attention(q[None], k[None], v[None], is_causal=True, enable_gqa=q.shape[0] != k.shape[0])
-    return out[0].transpose(0, 1)
+    q, k, v = heads_first(qkv[None], kv_heads)
+    return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=q.shape[1] != kv_heads)[0].transpose(0, 1)
+
+
+def heads_first(qkv: Tensor, kv_heads: int) -> tuple[Tensor, Tensor, Tensor]:
+    """[b, l, H + 2 Hk, D] → q [b, H, l, D], k and v [b, Hk, l, D]"""
+    q, k, v = qkv.transpose(1, 2).split((qkv.shape[2] - 2 * kv_heads, kv_heads, kv_heads), 1)
+    return q, k, v

@@ -61,8 +61,8 @@ def _hidden(policy: Policy, pack: Pack) -> Tensor:
     core = policy.core
     if policy.is_llama_like:
 
-        def attend(_: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            return packed_attention(q, k, v, pack)
+        def attend(_: int, qkv: Tensor, kv_heads: int) -> Tensor:
+            return packed_attention(qkv, kv_heads, pack)
 
         x = decoder.hidden_states(
             core, pack.inputs, pack.positions, attend, gradient_checkpointing=policy.gradient_checkpointing
@@ -96,10 +96,11 @@ class _Head(torch.autograd.Function):
             entropy[rows] = -(logp.exp() * logp.clamp_min(torch.finfo(logp.dtype).min)).sum(1)
         ctx.save_for_backward(hidden, weight, bias, targets, entropy)
         ctx.temperature = temperature
+        ctx.set_materialize_grads(False)
         return logprobs, entropy
 
     @staticmethod
-    def backward(ctx: Any, d_logprobs: Tensor, d_entropy: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, d_logprobs: Tensor | None, d_entropy: Tensor | None) -> tuple[Tensor | None, ...]:
         hidden, weight, bias, targets, entropy = ctx.saved_tensors
         need_hidden, need_weight, need_bias = ctx.needs_input_grad[:3]
         d_hidden = torch.empty_like(hidden) if need_hidden else None
@@ -108,13 +109,20 @@ class _Head(torch.autograd.Function):
         for rows in _chunks(len(hidden), len(weight)):
             logp = _log_softmax(hidden[rows], weight, bias, ctx.temperature)
             # ∂ log p_y/∂z = 1_y − p;  ∂H/∂z = −p (log p + H)
-            g, h = d_logprobs[rows, None], d_entropy[rows, None]
-            d = logp.exp() * -(g + h * (logp.clamp_min(torch.finfo(logp.dtype).min) + entropy[rows, None]))
-            d.scatter_add_(1, targets[rows, None], g)
-            d = (d / ctx.temperature).to(hidden.dtype)
+            p = logp.exp()
+            d = torch.zeros_like(p)
+            if d_entropy is not None:
+                finite = logp.clamp_min_(torch.finfo(logp.dtype).min)
+                d.addcmul_(p, finite.add_(entropy[rows, None]).mul_(d_entropy[rows, None]), value=-1)
+            if d_logprobs is not None:
+                g = d_logprobs[rows, None]
+                d.addcmul_(p, g, value=-1).scatter_add_(1, targets[rows, None], g)
+            d = d.div_(ctx.temperature).to(hidden.dtype)
             if d_hidden is not None:
                 torch.mm(d, weight, out=d_hidden[rows])
-            if d_weight is not None:
+            if d_weight is not None and d.dtype == torch.float32:
+                d_weight.addmm_(d.t(), hidden[rows])
+            elif d_weight is not None:
                 d_weight += d.t() @ hidden[rows]
             if d_bias is not None:
                 d_bias += d.sum(0)
@@ -134,4 +142,5 @@ def _chunks(rows: int, vocabulary: int) -> list[slice]:
 
 def _log_softmax(hidden: Tensor, weight: Tensor, bias: Tensor | None, temperature: float) -> Tensor:
     logits = torch.mm(hidden, weight.t()) if bias is None else torch.addmm(bias, hidden, weight.t())
-    return (logits.float() / temperature).log_softmax(-1)
+    logits = logits.float()
+    return (logits if temperature == 1 else logits.div_(temperature)).log_softmax(-1)

@@ -2,8 +2,8 @@
 
 The row is [prompt₀ prompt₁ … | response₀ response₁ …]; the last token of a response is predicted but never an input, so
 it is left out. Everything in the model that works token by token (projections, norms, the MLP) runs over this row.
-Attention is the one place that needs sequences: `buckets` gather rows of similar length, right-padded, where plain
-causal attention is exact (a real token never looks right), and `scatter` picks each row token's result back out.
+Attention is the one place that needs sequences: `gather` lays them out in buckets of similar length, right-padded,
+where plain causal attention is exact (a real token never looks right), and `scatter` picks each result back out.
 """
 
 from __future__ import annotations
@@ -19,14 +19,16 @@ from torch import Tensor
 class Pack:
     """inputs, positions [U]; targets, predict [N]: target token and the row entry whose output predicts it.
 
-    buckets: index arrays [b, l] into the row. scatter [U]: entry of the flattened, concatenated buckets.
+    gather [M]: row entries of the buckets, flattened one after the other; shapes: their (b, l), Σ b·l = M.
+    scatter [U]: the place among the M where each row entry is.
     """
 
     inputs: Tensor
     positions: Tensor
     targets: Tensor
     predict: Tensor
-    buckets: tuple[Tensor, ...]
+    gather: Tensor
+    shapes: tuple[tuple[int, int], ...]
     scatter: Tensor
 
 
@@ -58,7 +60,7 @@ def pack(prompts: Sequence[Sequence[int]], tokens: Tensor, lengths: Tensor, prom
     predict = (response_start - 1).repeat_interleave(lengths) + offset
     predict[offset == 0] = (prompt_start + prompt_length)[prompt] - 1
 
-    buckets, scatter, filled = [], torch.empty(len(inputs), dtype=torch.long), 0
+    gather, shapes, scatter, filled = [], [], torch.empty(len(inputs), dtype=torch.long), 0
     total = before + lengths - 1
     for chosen in _by_length(total):
         column = torch.arange(int(total[chosen].max()))
@@ -70,13 +72,15 @@ def pack(prompts: Sequence[Sequence[int]], tokens: Tensor, lengths: Tensor, prom
         valid = column < total[chosen, None]
         scatter[index[valid]] = torch.arange(filled, filled + index.numel()).view_as(index)[valid]
         filled += index.numel()
-        buckets.append(index.to(device))
+        gather.append(index.flatten())
+        shapes.append(tuple(index.shape))
     return Pack(
         inputs.to(device),
         positions.to(device),
         tokens.to(device),
         predict.to(device),
-        tuple(buckets),
+        torch.cat(gather).to(device),
+        tuple(shapes),
         scatter.to(device),
     )
 

@@ -262,12 +262,10 @@ def _prefill(
     pairs = _pairs(core.model.layers[0].self_attn.head_dim, device)
     layers: list[Tensor] = []
 
-    def attend(_: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        q, k, v = (t.view(*inside.shape, *t.shape[1:]).transpose(1, 2) for t in (q, k, v))
+    def attend(_: int, qkv: Tensor, kv_heads: int) -> Tensor:
+        q, k, v = decoder.heads_first(qkv.view(*inside.shape, *qkv.shape[1:]), kv_heads)
         layers.append(torch.stack((k[..., pairs], v), 1)[prompt])
-        out = F.scaled_dot_product_attention(
-            q, k, v, attn_mask=mask, is_causal=even, enable_gqa=q.shape[1] != k.shape[1]
-        )
+        out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=even, enable_gqa=q.shape[1] != kv_heads)
         return out.transpose(1, 2).flatten(0, 1)
 
     x = decoder.hidden_states(core, inputs.view(-1), positions.view(-1), attend).view(*inside.shape, -1)[:, -1]
