@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import difflib
 import json
+import math
+import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
@@ -154,17 +156,21 @@ class Config:
 
     def check(self) -> None:
         """Refuse what cannot be run, before anything is loaded."""
-        r, w, t = self.rollout, self.reward, self.train
+        m, r, w, o, t, e = self.model, self.rollout, self.reward, self.optim, self.train, self.eval
         try:
             objective = self.build_objective()
         except ValueError as error:
             raise ConfigError(str(error)) from error
         at_least = {
             "rollout.prompts": (r.prompts, 1), "rollout.group_size": (r.group_size, 1),
-            "rollout.max_draws": (r.max_draws, 1), "train.steps": (t.steps, 1), "train.updates": (t.updates, 1),
+            "rollout.max_tokens": (r.max_tokens, 0), "rollout.top_k": (r.top_k, 0),
+            "rollout.max_draws": (r.max_draws, 1), "reward.overlong_buffer": (w.overlong_buffer, 0),
+            "optim.warmup": (o.warmup, 0), "train.steps": (t.steps, 1), "train.updates": (t.updates, 1),
             "train.micro_batch": (t.micro_batch, 0), "train.checkpoint_every": (t.checkpoint_every, 1),
-            "train.keep": (t.keep, 0), "train.threads": (t.threads, 0), "eval.samples": (self.eval.samples, 1),
-            "eval.per_level": (self.eval.per_level, 1), "model.lora_rank": (self.model.lora_rank, 0),
+            "train.keep": (t.keep, 0), "train.threads": (t.threads, 0), "train.max_skipped": (t.max_skipped, 1),
+            "train.max_uninformative": (t.max_uninformative, 1), "eval.every": (e.every, 0),
+            "eval.samples": (e.samples, 1), "eval.per_level": (e.per_level, 1), "model.lora_rank": (m.lora_rank, 0),
+            "log.rollouts_every": (self.log.rollouts_every, 0),
         }  # fmt: skip
         for name, (value, least) in at_least.items():
             if value < least:
@@ -174,19 +180,35 @@ class Config:
                 f"rollout.group_size = 1: advantage = {objective.advantage.name} compares responses to the same prompt "
                 "and is 0 for a single one; use at least 2, or objective.preset = reinforce"
             )
-        if len(w.functions) != len(w.weights):
-            raise ConfigError(f"reward.functions has {len(w.functions)} entries, reward.weights {len(w.weights)}")
-        choices = [("optim.schedule", self.optim.schedule, ("constant", "linear", "cosine")),
-                   ("model.dtype", self.model.dtype, ("float32", "bfloat16"))]  # fmt: skip
+        if not w.functions or len(w.functions) != len(w.weights):
+            raise ConfigError(
+                f"reward.functions has {len(w.functions)} entries, reward.weights {len(w.weights)}: the rule is as "
+                "many of both, at least one"
+            )
+        choices = [("optim.schedule", o.schedule, ("constant", "linear", "cosine")),
+                   ("model.dtype", m.dtype, ("float32", "bfloat16"))]  # fmt: skip
         for name, value, known in choices:
             if value not in known:
                 raise ConfigError(f'{name} = "{value}" is not known;{_nearest(value, known)} ({", ".join(known)})')
-        if len(self.optim.betas) != 2:
-            raise ConfigError(f"optim.betas = {list(self.optim.betas)}: the rule is two numbers")
-        if not r.temperature > 0:
-            raise ConfigError(
-                f"rollout.temperature = {r.temperature}: training needs sampled responses, so more than 0"
-            )
+        rules = [
+            ("model.device", m.device, re.fullmatch(r"auto|cpu|cuda(:\d+)?", m.device), "cpu, cuda or auto"),
+            ("rollout.temperature", r.temperature, 0 < r.temperature < math.inf,
+             "more than 0, because training needs sampled responses, and finite"),
+            ("rollout.top_p", r.top_p, 0 < r.top_p <= 1, "more than 0 and at most 1, which keeps the whole vocabulary"),
+            ("rollout.stop", list(r.stop), "" not in r.stop, "texts that are not empty"),
+            ("reward.weights", list(w.weights), all(map(math.isfinite, w.weights)), "finite numbers"),
+            ("reward.correct", w.correct, math.isfinite(w.correct), "a finite number"),
+            ("reward.wrong", w.wrong, math.isfinite(w.wrong), "a finite number"),
+            ("optim.betas", list(o.betas), len(o.betas) == 2, "two numbers"),
+            ("optim.betas", list(o.betas), all(0 <= b < 1 for b in o.betas), "at least 0 and less than 1"),
+            ("optim.lr", o.lr, 0 <= o.lr < math.inf, "at least 0, and finite"),
+            ("optim.weight_decay", o.weight_decay, 0 <= o.weight_decay < math.inf, "at least 0, and finite"),
+            ("optim.clip_norm", o.clip_norm, o.clip_norm >= 0, "at least 0, which is no limit"),
+            ("eval.temperature", e.temperature, 0 <= e.temperature < math.inf, "at least 0, and finite"),
+        ]  # fmt: skip
+        for name, value, kept, rule in rules:
+            if not kept:
+                raise ConfigError(f"{name} = {_toml(value)}: the rule is {rule}")
 
 
 def _nearest(name: str, known: Sequence[str]) -> str:
@@ -206,31 +228,42 @@ def load(path: str | Path | None, overrides: Sequence[str] = ()) -> Config:
             raise ConfigError(f"{path}: cannot be read: {error}") from error
         except tomllib.TOMLDecodeError as error:
             raise ConfigError(f"{path}: not valid TOML: {error}") from error
-    for key, value in parse_overrides(overrides):
-        _set(table, key.split("."), value)
+    # A choice before its options, in whatever order they came: its name would replace the table they make.
+    for path_in_table, text in sorted(parse_overrides(overrides), key=lambda override: len(override[0])):
+        _set(table, path_in_table, _value(path_in_table, text))
     config = _build(Config, table, "")
     config.check()
     return config
 
 
-def parse_overrides(arguments: Sequence[str]) -> list[tuple[str, Any]]:
-    """`--a.b value` and `--a.b=value` pairs; a value is TOML where it parses as such, else a string."""
-    out: list[tuple[str, Any]] = []
+def parse_overrides(arguments: Sequence[str]) -> list[tuple[list[str], str]]:
+    """`--a.b value` and `--a.b=value` as a path and a text each."""
+    out: list[tuple[list[str], str]] = []
     rest = list(arguments)
     while rest:
-        key = rest.pop(0)
-        if not key.startswith("--") or "." not in key:
-            raise ConfigError(f"{key}: an override is --section.key value, for example --optim.lr 1e-3")
-        key, _, text = key[2:].partition("=")
-        if not _:
+        argument = rest.pop(0)
+        key, equals, text = argument.removeprefix("--").partition("=")
+        if not argument.startswith("--") or "." not in key:
+            raise ConfigError(f"{argument}: an override is --section.key value, for example --optim.lr 1e-3")
+        if not equals:
             if not rest:
                 raise ConfigError(f"--{key}: the value is missing")
             text = rest.pop(0)
-        try:
-            out.append((key, tomllib.loads(f"x = {text}")["x"]))
-        except tomllib.TOMLDecodeError:
-            out.append((key, text))
+        out.append((key.split("."), text))
     return out
+
+
+def _value(path: Sequence[str], text: str) -> Any:
+    """TOML where the text is TOML, else the text itself; so too for an option that is a text (a folder named 7)."""
+    try:
+        value = tomllib.loads(f"x = {text}")["x"]
+    except tomllib.TOMLDecodeError:
+        return text
+    section = get_type_hints(Config).get(path[0])
+    hint = get_type_hints(section).get(path[1]) if section and len(path) == 2 else None
+    if hint is str or hint == tuple[str, ...]:
+        return value if isinstance(value, str) or (isinstance(value, list) and hint is not str) else text
+    return value
 
 
 def _set(table: dict[str, Any], path: list[str], value: Any) -> None:
@@ -300,7 +333,7 @@ def _toml(value: Any) -> str:
         return "[" + ", ".join(_toml(v) for v in value) + "]"
     if isinstance(value, float):
         return repr(value) if value == value and abs(value) != float("inf") else str(value)
-    return json.dumps(value, ensure_ascii=False)
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")  # JSON leaves it as it is, TOML refuses it
 
 
 def describe() -> str:

@@ -1,0 +1,108 @@
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+
+from .tiny import make_model, overrides
+
+ROOT = Path(__file__).resolve().parents[2]
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+PATIENCE = 600.0
+
+
+@dataclass
+class Ended:
+    code: int
+    stdout: str
+    stderr: str
+
+
+class Server:
+    """The test's end of fork_server.py."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.started = folder, 0
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "tests.train.fork_server"], cwd=ROOT, env=ENVIRONMENT, text=True,
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        )  # fmt: skip
+        self._ready = False
+
+    def _ask(self, request: dict):
+        if not self._ready:
+            assert self.process.stdout.readline() == "ready\n"
+            self._ready = True
+        self.process.stdin.write(json.dumps(request) + "\n")
+        self.process.stdin.flush()
+        return json.loads(self.process.stdout.readline())
+
+    def start(self, arguments: list[str], environment: dict[str, str] | None = None, die_at: int = 0) -> "Child":
+        self.started += 1
+        out = str(self.folder / str(self.started))
+        request = {"start": arguments, "environment": environment or {}, "out": out, "die_at": die_at}
+        return Child(self, self._ask(request), out)
+
+    def run(self, arguments: list[str], **more) -> Ended:
+        return self.start(arguments, **more).end()
+
+    def close(self) -> None:
+        self.process.stdin.close()
+        self.process.wait()
+
+
+@dataclass
+class Child:
+    server: Server
+    pid: int
+    out: str
+    code: int | None = None
+
+    def wait(self, timeout: float) -> int | None:
+        """The exit code (−signal for one killed), or None if it still runs after `timeout` seconds."""
+        if self.code is None:
+            self.code = self.server._ask({"wait": self.pid, "timeout": timeout})
+        return self.code
+
+    def kill(self, signum: int) -> None:
+        os.kill(self.pid, signum)
+
+    def end(self) -> Ended:
+        code = self.wait(PATIENCE)
+        assert code is not None, f"still running after {PATIENCE} s"
+        return Ended(code, Path(self.out + ".stdout").read_text(), Path(self.out + ".stderr").read_text())
+
+
+@pytest.fixture(scope="session")
+def server(tmp_path_factory):
+    server = Server(tmp_path_factory.mktemp("server"))
+    yield server
+    server.close()
+
+
+@pytest.fixture(scope="session")
+def model(tmp_path_factory):
+    return make_model(tmp_path_factory.mktemp("model") / "tiny")
+
+
+@pytest.fixture
+def train(server, model, tmp_path):
+    """Run `equipoise train` on a tiny configuration as a process of its own: train("--resume", train__steps=3)."""
+    file = tmp_path / "empty.toml"
+    file.write_text("")
+
+    def run(*flags: str, out: Path = tmp_path / "run", **options) -> Ended:
+        return server.run(["train", str(file), *flags, *overrides(model, out, **options)])
+
+    return run
+
+
+@pytest.fixture(autouse=True)
+def _same_threads():
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)

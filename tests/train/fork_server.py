@@ -1,0 +1,89 @@
+"""A process that has imported everything once and forks a child per command, so that a test pays for the run alone.
+
+A request is a line of JSON on stdin: {"start": arguments, "environment", "out", "die_at"} answers with a pid,
+{"wait": pid, "timeout": seconds} with the exit status, or null when time is up. `die_at` = k has the child SIGKILL
+itself at its k-th operation on the disk that makes, renames, syncs or removes something.
+"""
+
+import json
+import os
+import signal
+import sys
+import time
+import traceback
+
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM, PreTrainedTokenizerFast  # noqa: F401
+
+from equipoise import cli, train  # noqa: F401
+
+
+def die_at(k: int) -> None:
+    """Every second death comes after the operation, the others instead of it."""
+    left = k
+
+    def counted(operation):
+        def call(*arguments, **options):
+            nonlocal left
+            left -= 2
+            if left in (-1, 0):
+                if left == 0:
+                    operation(*arguments, **options)
+                os.kill(os.getpid(), signal.SIGKILL)
+            return operation(*arguments, **options)
+
+        return call
+
+    for name in ("fsync", "rename", "replace", "unlink", "rmdir", "mkdir"):
+        setattr(os, name, counted(getattr(os, name)))
+    torch.save = counted(torch.save)
+
+
+def child(request: dict) -> None:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    os.environ.update(request.get("environment", {}))
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    for descriptor, name in ((1, "stdout"), (2, "stderr")):
+        os.dup2(os.open(f"{request['out']}.{name}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC), descriptor)
+    if request.get("die_at"):
+        die_at(request["die_at"])
+    code = 0
+    try:
+        cli.main(request["start"])
+    except SystemExit as error:
+        code = error.code if isinstance(error.code, int) else 0 if error.code is None else 1
+    except BaseException:
+        traceback.print_exc()
+        code = 1
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+def wait(pid: int, timeout: float) -> int | None:
+    deadline = time.monotonic() + timeout
+    while True:
+        done, status = os.waitpid(pid, os.WNOHANG)
+        if done:
+            return os.waitstatus_to_exitcode(status)
+        if time.monotonic() >= deadline:
+            return None
+        time.sleep(0.002)
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    print("ready", flush=True)
+    for line in sys.stdin:
+        request = json.loads(line)
+        if "start" in request:
+            answer = os.fork()
+            if answer == 0:
+                child(request)
+        else:
+            answer = wait(request["wait"], request["timeout"])
+        print(json.dumps(answer), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,31 @@
+"""Reward functions of the tests, named in configurations as tests.train.reward_functions:NAME."""
+
+
+def ones(prompt, response, row):
+    """The share of the digit 1: every response can be a little better, so a random model learns."""
+    return response.count("1") / max(len(response), 1)
+
+
+def twos(prompt, response, row):
+    return response.count("2") / max(len(response), 1)
+
+
+def same(prompt, response, row):
+    return 0.5
+
+
+def not_a_number(prompt, response, row):
+    return float("nan")
+
+
+def nothing(prompt, response, row):
+    return None
+
+
+def broken(prompt, response, row):
+    raise ConnectionError("the reward server is gone")
+
+
+def only_one_prompt(prompt, response, row):
+    """Differs in the group of one level only."""
+    return ones(prompt, response, row) if row["level"] == "2" else 0.0
