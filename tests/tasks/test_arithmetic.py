@@ -113,7 +113,7 @@ def test_listing_all_answers_never_pays(rest):
 @given(st.integers(0, 10_000))
 def test_a_trace_without_slips_is_right(i):
     prompt = TASK.prompt(i)
-    written = trace(numbers_of(prompt), random.Random(i), slip=0.0, notice=0.5, again=0.5)
+    written = trace(numbers_of(prompt), random.Random(i), slip=0.0, notice=0.5, again=0.5, twice=0.0)
     assert TASK.grade(prompt, written).kind == "correct"
     assert "~" not in written
 
@@ -123,7 +123,7 @@ def test_slips_make_wrong_answers_longer():
     for i in range(4000):
         prompt = TASK.prompt(i)
         if prompt.level == "4":
-            written = trace(numbers_of(prompt), random.Random(i), slip=0.15, notice=0.7, again=0.7)
+            written = trace(numbers_of(prompt), random.Random(i), slip=0.1, notice=0.7, again=0.7, twice=0.06)
             lengths[TASK.grade(prompt, written).kind].append(len(written))
     right, wrong = map(statistics.mean, (lengths["correct"], lengths["wrong"]))
     assert len(lengths["wrong"]) > 100

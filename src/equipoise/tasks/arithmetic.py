@@ -10,8 +10,8 @@ Training and held-out prompts are apart by construction: a hash of the numbers, 
 on one side. The additions inside the chains are shared (there are only so many), so held-out means a new chain, not a
 new addition table.
 
-`trace` writes the synthetic responses the embedded model is warmed up on. Its slips and second attempts are what makes
-wrong answers run longer than right ones.
+`trace` writes the synthetic responses the embedded model is warmed up on. Its second attempts, and numbers added twice,
+are what makes wrong answers run longer than right ones.
 """
 
 from __future__ import annotations
@@ -81,22 +81,24 @@ def grade(response: str, answer: str) -> Verdict:
     return Verdict("correct", answer=given[-1])
 
 
-def trace(numbers: Sequence[int], draw: random.Random, slip: float, notice: float, again: float) -> str:
-    """A worked response to a chain. A step is wrong with probability `slip`; a wrong one is seen with probability
-    `notice` and written again, and a step written again is wrong with probability `again`."""
+def trace(numbers: Sequence[int], draw: random.Random, slip: float, notice: float, again: float, twice: float) -> str:
+    """A worked response to a chain, with the mistakes of a hasty writer.
+
+    A step's result is wrong with probability `slip`. A wrong result is seen with probability `notice` and the step
+    written again, wrong with probability `again`, three times at most. A number is added a second time with
+    probability `twice`.
+    """
     written, total = "", numbers[0]
     for number in numbers[1:]:
-        chance = slip
-        while True:
-            result = total + number
-            if draw.random() < chance:
-                result = _slip(result, draw)
-            written += f"+{number}={result}"
-            if result == total + number or draw.random() >= notice:
-                break
-            written += "~"
-            chance = again
-        total = result
+        for _ in range(1 + (draw.random() < twice)):
+            right = total + number
+            for chance in (slip, again, again):
+                total = _slip(right, draw) if draw.random() < chance else right
+                written += f"+{number}={total}"
+                if total == right or draw.random() >= notice:
+                    break
+                written += "~"
+            written = written.removesuffix("~")
     return f"{written}#{total}"
 
 
