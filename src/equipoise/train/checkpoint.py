@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from safetensors import SafetensorError
 
 from equipoise import policy as models
 
@@ -34,15 +35,16 @@ def save(folder: Path, step: int, policy: models.Policy, state: dict[str, Any], 
     discard_unfinished(folder)
     try:
         models.save(policy, temporary)
-        torch.save({**state, "step": step, "rng": rng_state()}, temporary / STATE)
+        with open(temporary / STATE, "wb") as f:
+            torch.save({**state, "step": step, "rng": rng_state()}, f)
         _sync(temporary)
         if target.exists():  # the same step again, after a resume from an older one
-            shutil.rmtree(target)
+            _remove(target)
         temporary.rename(target)
         _sync_directory(folder)
-    except OSError:
+    except Exception as error:
         shutil.rmtree(temporary, ignore_errors=True)
-        raise
+        raise _disk_error(error) or error from error
     for old in steps(folder)[: -keep - 1]:
         _remove(folder / f"step-{old}")
     return target
@@ -76,6 +78,13 @@ def set_rng_state(state: dict[str, Any]) -> None:
     torch.set_rng_state(state["torch"])
     if state["cuda"] and torch.cuda.is_available():
         torch.cuda.set_rng_state_all(state["cuda"])
+
+
+def _disk_error(error: BaseException | None) -> OSError | None:
+    """A full disk as the OSError it is: safetensors has its own type for one, torch.save puts another on top of it."""
+    if isinstance(error, SafetensorError) and "I/O error" in str(error):
+        return OSError(str(error))
+    return error if error is None or isinstance(error, OSError) else _disk_error(error.__context__)
 
 
 def _remove(path: Path) -> None:

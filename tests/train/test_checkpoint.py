@@ -1,0 +1,200 @@
+"""Checkpoints and logs: whole or not there, whatever stops the process."""
+
+import errno
+import json
+import os
+import shutil
+import subprocess
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from equipoise import policy as models
+from equipoise.train import RunError, RunFolder, checkpoint, read_lines
+from equipoise.train.folder import append
+
+
+@pytest.fixture(scope="module")
+def policy(model):
+    return models.load(model)
+
+
+class Killed(BaseException):
+    """Nothing in the code under test may catch it: the process is gone."""
+
+
+DISK = [(os, name) for name in ("fsync", "rename", "replace", "unlink", "rmdir", "mkdir")] + [(torch, "save")]
+
+
+def die_at(monkeypatch, k: int) -> None:
+    """Stop at the k-th operation on the disk; odd k before it is done, even k after."""
+    count = 0
+
+    def counted(operation):
+        def call(*arguments, **options):
+            nonlocal count
+            count += 2
+            if count > k:
+                raise Killed
+            result = operation(*arguments, **options)
+            if count == k:
+                raise Killed
+            return result
+
+        return call
+
+    for module, name in DISK:
+        monkeypatch.setattr(module, name, counted(getattr(module, name)))
+
+
+@pytest.mark.parametrize("again", [False, True], ids=["the next step", "the same step again"])
+def test_a_death_anywhere_leaves_a_whole_checkpoint(policy, tmp_path, monkeypatch, again):
+    first = {k: v.clone() for k, v in policy.model.state_dict().items()}
+    second = {k: v + 1 for k, v in first.items()}
+    before = tmp_path / "before"
+    for earlier in (0, 1):
+        checkpoint.save(before, earlier, policy, {"kept": "first"}, keep=1)
+    step, deaths = (1 if again else 2), 0
+    try:
+        for k in range(1, 1000):
+            folder = tmp_path / str(k)
+            shutil.copytree(before, folder)
+            policy.model.load_state_dict(second)
+            with monkeypatch.context() as patch:
+                die_at(patch, k)
+                try:
+                    checkpoint.save(folder, step, policy, {"kept": "second"}, keep=0)
+                except Killed:
+                    deaths += 1
+                    finished = False
+                else:
+                    finished = True
+            found = checkpoint.steps(folder)
+            assert found, f"death {k} left no checkpoint"
+            state = checkpoint.load(folder, found[-1], policy)
+            wanted = second if state["kept"] == "second" else first
+            assert all(torch.equal(v, wanted[name]) for name, v in policy.model.state_dict().items())
+            assert state["step"] == found[-1]
+            checkpoint.discard_unfinished(folder)
+            assert all(p.name.startswith("step-") for p in folder.iterdir())
+            if finished:
+                assert state["kept"] == "second"
+                assert found == [step]
+                break
+    finally:
+        policy.model.load_state_dict(first)
+    assert deaths > 20  # the files, their sync, the renames, the old one's removal: each was hit, before and after
+
+
+def test_the_oldest_go_and_the_last_stay(policy, tmp_path):
+    for step in (3, 5, 10, 20):
+        checkpoint.save(tmp_path, step, policy, {}, keep=2)
+    assert checkpoint.steps(tmp_path) == [5, 10, 20]
+    checkpoint.save(tmp_path, 21, policy, {}, keep=0)
+    assert checkpoint.steps(tmp_path) == [21]
+    assert [p.name for p in tmp_path.iterdir()] == ["step-21"]
+
+
+def test_what_is_not_whole_is_not_a_checkpoint(tmp_path):
+    for name in ("step-3", ".writing-step-4", ".removing-step-2", "step-x", "step-7.old"):
+        (tmp_path / name).mkdir()
+    (tmp_path / ".writing-step-4" / checkpoint.STATE).touch()
+    (tmp_path / "step-9").touch()
+    assert checkpoint.steps(tmp_path) == []
+    assert checkpoint.steps(tmp_path / "nowhere") == []
+
+
+def test_plain_transformers_opens_a_checkpoint(policy, tmp_path):
+    saved = checkpoint.save(tmp_path, 1, policy, {}, keep=0)
+    opened, tokenizer = AutoModelForCausalLM.from_pretrained(saved), AutoTokenizer.from_pretrained(saved)
+    for name, weight in policy.model.state_dict().items():
+        assert torch.equal(weight, opened.state_dict()[name])
+    assert tokenizer("12+3=")["input_ids"] == models.encode(policy, "12+3=")
+
+
+def full(*arguments, **options):
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+@pytest.mark.parametrize("where", ["torch.save", "os.fsync", "os.rename"])
+def test_a_full_disk_is_an_os_error_and_takes_the_torn_checkpoint_away(policy, tmp_path, monkeypatch, where):
+    checkpoint.save(tmp_path, 1, policy, {"kept": "first"}, keep=0)
+    monkeypatch.setattr(where, full)
+    with pytest.raises(OSError, match="No space left"):
+        checkpoint.save(tmp_path, 2, policy, {}, keep=0)
+    monkeypatch.undo()
+    assert [p.name for p in tmp_path.iterdir()] == ["step-1"]
+    assert checkpoint.load(tmp_path, 1, policy)["kept"] == "first"
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A file system of its own; whoever may not mount one does not run these tests."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", folder], capture_output=True).returncode:
+        pytest.skip("mounting a file system is not permitted here")
+    yield folder
+    subprocess.run(["umount", "--lazy", folder], check=True)
+
+
+@pytest.mark.parametrize("left_kb", [0, 4, 60, 120, 200])
+def test_a_disk_that_is_really_full_at_any_point(policy, small_disk, left_kb):
+    """The weights' writer and torch's report a full disk in types of their own; both must come out as OSError."""
+    checkpoint.save(small_disk / "c", 1, policy, {"kept": "first"}, keep=0)
+    free = os.statvfs(small_disk)
+    (small_disk / "ballast").write_bytes(bytes(free.f_bavail * free.f_frsize - left_kb * 1024))
+    with pytest.raises(OSError, match="No space left"):
+        checkpoint.save(small_disk / "c", 2, policy, {"more": torch.zeros(100_000)}, keep=0)
+    assert [p.name for p in (small_disk / "c").iterdir()] == ["step-1"]
+    (small_disk / "ballast").unlink()
+    checkpoint.save(small_disk / "c", 2, policy, {"kept": "second"}, keep=0)
+    assert checkpoint.load(small_disk / "c", 2, policy)["kept"] == "second"
+
+
+def test_a_bug_in_writing_is_not_called_a_full_disk(policy, tmp_path):
+    with pytest.raises(Exception, match="pickle") as error:
+        checkpoint.save(tmp_path, 1, policy, {"cannot be pickled": lambda: 0}, keep=0)
+    assert not isinstance(error.value, OSError)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_rewinding_forgets_later_steps_and_torn_lines(tmp_path):
+    folder = RunFolder(tmp_path)
+    for step in range(1, 5):
+        append(folder.metrics, {"step": step, "x": float("nan")})
+    append(folder.eval, {"step": 0})
+    with open(folder.metrics, "a") as f:
+        f.write('{"step": 5, "x": 1.')
+    folder.rollouts.mkdir()
+    for name in ("step-2.parquet", "step-3.parquet", "step-10.parquet", "step-2.parquet.writing"):
+        (folder.rollouts / name).touch()
+    assert [r["step"] for r in read_lines(folder.metrics)] == [1, 2, 3, 4]
+    folder.rewind(2)
+    assert [json.loads(line) for line in folder.metrics.read_text().splitlines()] == [
+        {"step": 1, "x": None},
+        {"step": 2, "x": None},
+    ]
+    assert read_lines(folder.eval) == [{"step": 0}]
+    assert [p.name for p in folder.rollouts.iterdir()] == ["step-2.parquet"]
+    append(folder.metrics, {"step": 3})
+    assert [r["step"] for r in read_lines(folder.metrics)] == [1, 2, 3]
+    folder.rewind(-1)
+    assert read_lines(folder.metrics) == read_lines(folder.eval) == []
+
+
+def test_a_folder_belongs_to_one_at_a_time(tmp_path):
+    one, two = RunFolder(tmp_path / "run"), RunFolder(tmp_path / "run")
+    one.lock()
+    with pytest.raises(RunError, match=rf"in use by another run \(process {os.getpid()}\)"):
+        two.lock()
+    one.unlock()
+    two.lock()
+    two.unlock()
+
+
+def test_a_run_directory_that_cannot_be_made(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(RunError, match="cannot be used as a run directory: Not a directory"):
+        RunFolder(tmp_path / "file" / "run").lock()
