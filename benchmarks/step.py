@@ -39,10 +39,10 @@ def ours(steps: int, model: str) -> dict[str, float]:
         trainer.run()
         print(f"  equipoise: {steps + WARM} steps in {time.perf_counter() - start:.1f} s")
         records = read_lines(trainer.folder.metrics)[WARM:]
-    parts = ("rollout", "reward", "assign", "train", "step")
+    parts = ("rollout", "reward", "assign", "train", "log", "step")
     seconds = {k: statistics.median(r[f"timing_s/{k}"] for r in records) for k in parts}
     seconds["length"] = statistics.mean(r["completions/mean_length"] for r in records)
-    seconds["other"] = seconds["step"] - sum(seconds[k] for k in parts[:-1])
+    seconds["metrics"] = seconds["step"] - sum(seconds[k] for k in ("rollout", "reward", "assign", "train"))
     return seconds
 
 
@@ -104,10 +104,10 @@ def main() -> None:
     torch.set_num_threads(os.cpu_count() or 1)
     a, b = ours(options.steps, options.model), theirs(options.steps, options.model)
     ratio = b["step"] / a["step"]
-    overhead = (a["assign"] + a["other"]) / a["step"]
+    overhead = (a["assign"] + a["metrics"] + a["log"]) / a["step"]
     print(f"{PROMPTS} prompts × {GROUP} responses, {torch.get_num_threads()} threads")
-    print(f"equipoise {1e3 * a['step']:7.0f} ms a step, mean length {a['length']:.1f}  "
-          + "  ".join(f"{k} {1e3 * a[k]:.1f}" for k in ("rollout", "reward", "train", "assign", "other")))  # fmt: skip
+    shown = "  ".join(f"{k} {1e3 * a[k]:.1f}" for k in ("rollout", "reward", "train", "assign", "metrics", "log"))
+    print(f"equipoise {1e3 * a['step']:7.0f} ms a step, mean length {a['length']:.1f}  {shown}")
     print(f"TRL       {1e3 * b['step']:7.0f} ms a step, mean length {b['length']:.1f}")
     print(f"{ratio:.1f} × faster; assign, metrics and logging are {100 * overhead:.1f} % of our step")
     write("step", {"equipoise": a, "trl": b, "ratio": ratio, "assign_metrics_logging_share": overhead})

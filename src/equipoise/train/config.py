@@ -92,7 +92,9 @@ class ObjectiveConfig:
 
 @dataclass
 class OptimConfig:
-    lr: float = option(1e-3, "peak learning rate of AdamW")
+    lr: float = option(
+        5e-4, "peak learning rate of AdamW; for a pretrained model of 100M parameters or more, 1e-6 to 1e-5"
+    )
     betas: tuple[float, ...] = option((0.9, 0.95), "AdamW's two decay rates")
     weight_decay: float = option(0.0, "AdamW's weight decay")
     warmup: int = option(5, "optimizer steps over which the rate rises from 0")

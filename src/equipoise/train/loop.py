@@ -32,6 +32,8 @@ from equipoise.train.trackers import Tracker, open_trackers
 
 # What a resumed run may set anew: nothing that changes the weights it ends with.
 MAY_CHANGE = ("train.steps", "train.out", "train.checkpoint_every", "train.keep", "train.max_", "log.", "eval.")
+# Of the later updates of a batch, what tells how far they went.
+LAST_UPDATE = ("policy_loss", "approx_kl", "clip_ratio/region")
 
 
 class Interrupted(RunError):
@@ -71,6 +73,7 @@ class Trainer:
         self.updates = 0  # optimizer steps done
         self.skipped = self.uninformative = 0  # in a row
         self.skipped_total = 0
+        self.log_seconds = 0.0
         if ranks.me() == 0:
             replace(self.folder.config, dump(config))
         if resume:
@@ -117,9 +120,9 @@ class Trainer:
         self.collector.seconds = {"rollout": 0.0, "reward": 0.0}
         batch = self.collector.collect(self.step)
         metrics = statistics(batch, self.collector.params.max_tokens)
-        seconds = dict(self.collector.seconds)
+        seconds = {**self.collector.seconds, "log": self.log_seconds}
+        informative = False
         if len(batch.texts) == 0:
-            self._nothing_to_learn()
             metrics |= {"reward/mean": math.nan, "completions/mean_length": math.nan, "policy_loss": 0.0}
         else:
             mark = time.perf_counter()
@@ -127,13 +130,10 @@ class Trainer:
                 batch.rewards, batch.rollouts.prompt.cpu(), batch.lengths.cpu(),
                 tokens=_kept_tokens(batch) if self.objective.cancellation == "prefix" else None,
             )  # fmt: skip
+            informative = bool((credit.advantage != 0).any())
             seconds["assign"] = time.perf_counter() - mark
             metrics |= self._update(batch, _to(credit, self.policy.device))
             seconds["train"] = time.perf_counter() - mark - seconds["assign"]
-            if bool((credit.advantage != 0).any()):
-                self.uninformative = 0
-            else:
-                self._nothing_to_learn()
             every = self.config.log.rollouts_every
             if every and ranks.me() == 0 and (self.step == 1 or self.step % every == 0):
                 write_rollouts(self.folder.rollouts, self.step, batch, credit)
@@ -145,9 +145,8 @@ class Trainer:
             for tracker in trackers:
                 tracker.log(metrics, self.step)
         terminal.step(self.step, metrics)
-
-    def _nothing_to_learn(self) -> None:
-        self.uninformative += 1
+        self.log_seconds = time.perf_counter() - start - total  # told with the next step
+        self.uninformative = 0 if informative else self.uninformative + 1
         if self.uninformative >= self.config.train.max_uninformative:
             self._checkpoint()
             raise RunError(
@@ -157,11 +156,16 @@ class Trainer:
             )
 
     def _update(self, batch: StepBatch, credit: Credit) -> dict[str, float]:
-        """`train.updates` optimizer steps on the batch; the metrics are those of the first, where ρ = 1."""
+        """`train.updates` optimizer steps on the batch; the metrics are those of the first, where ρ = 1.
+
+        A batch that nothing pulls on leaves the weights alone: momentum is no reason to move them.
+        """
         c = self.config
-        parts = self._micro_batches(batch)
+        out = {"policy_loss": 0.0, "grad_norm": 0.0, **{name: float(x) for name, x in credit.metrics.items()}}
+        parts = self._micro_batches(batch, credit)
+        if not any(ranks.gather(len(parts))):
+            return out | {"lr": self._rate(), "skipped": float(self.skipped_total)}
         reference = [self._reference(batch, rows) for rows in parts] if c.objective.kl else [None] * len(parts)
-        out: dict[str, float] = {}
         for k in range(c.train.updates):
             self.optimizer.zero_grad(set_to_none=True)
             outputs = []
@@ -171,16 +175,12 @@ class Trainer:
                 outputs.append(dataclasses.replace(output, loss=output.loss.detach()))
             ranks.sum_gradients(self.parameters)
             norm = torch.nn.utils.get_total_norm([p.grad for p in self.parameters if p.grad is not None])
-            merged = _merge(outputs)
-            fine = all(ranks.gather(all(bool(o.ok) for o in outputs))) and math.isfinite(float(norm))
-            self._apply(norm, fine)
-            metrics = {name: float(x) for name, x in merged.items()}
-            if k == 0:
-                out = metrics
-            else:
-                out |= {
-                    f"{name}/last_update": metrics[name] for name in ("policy_loss", "approx_kl", "clip_ratio/region")
-                }
+            everyone = [o for part in ranks.gather(outputs) for o in part]
+            self._apply(norm, all(bool(o.ok) for o in everyone) and math.isfinite(float(norm)))
+            metrics = {name: float(x) for name, x in merge_metrics(everyone).items()}
+            if k > 0:
+                metrics = {f"{name}/last_update": metrics[name] for name in LAST_UPDATE}
+            out |= metrics
         return out | {"grad_norm": float(norm), "lr": self._rate(), "skipped": float(self.skipped_total)}
 
     def _apply(self, norm: Tensor, fine: bool) -> None:
@@ -207,13 +207,20 @@ class Trainer:
     def _rate(self) -> float:
         return learning_rate(self.config.optim, self.updates, self.config.train.steps * self.config.train.updates)
 
-    def _micro_batches(self, batch: StepBatch) -> list[Tensor]:
-        """Rows of this rank's micro-batches: whole groups where the objective needs them, responses otherwise."""
-        group = batch.rollouts.prompt.cpu()
-        mine = torch.tensor(ranks.share(range(len(batch.prompts))))
-        rows = torch.isin(group, mine).nonzero()[:, 0]
-        rows = rows[batch.lengths.cpu()[rows] > 0]
-        size = self.config.train.micro_batch or len(rows)
+    def _micro_batches(self, batch: StepBatch, credit: Credit) -> list[Tensor]:
+        """Rows of this rank's micro-batches: whole groups where the objective needs them, responses otherwise.
+
+        Responses that nothing pulls on (no advantage, no KL, no entropy bonus) need no forward pass.
+        """
+        c, group = self.config, batch.rollouts.prompt.cpu()
+        pulled = credit.advantage.cpu() != 0
+        if c.objective.kl or c.objective.entropy_bonus:
+            pulled = torch.ones_like(pulled)
+        elif self.objective.needs_whole_groups:
+            pulled = torch.isin(group, group[pulled])
+        mine = torch.isin(group, torch.tensor(ranks.share(range(len(batch.prompts)))))
+        rows = (mine & pulled & (batch.lengths.cpu() > 0)).nonzero()[:, 0]
+        size = c.train.micro_batch or len(rows)
         if not len(rows):
             return []
         if not self.objective.needs_whole_groups:
@@ -302,12 +309,6 @@ def learning_rate(o: OptimConfig, update: int, total: int) -> float:
     left = 1 - (update - o.warmup) / max(total - o.warmup, 1)
     shape = {"constant": 1.0, "linear": left, "cosine": 0.5 * (1 + math.cos(math.pi * (1 - left)))}
     return o.lr * shape[o.schedule]
-
-
-def _merge(outputs: list[LossOutput]) -> dict[str, Tensor]:
-    """The metrics over the micro-batches of all ranks."""
-    everyone = [o for part in ranks.gather(outputs) for o in part]
-    return merge_metrics(everyone) if everyone else {}
 
 
 def _kept_tokens(batch: StepBatch) -> Tensor:

@@ -35,10 +35,10 @@ class Terminal:
             self.live.update(self.task, completed=step, line=line)
         else:
             left = (time.monotonic() - self.begin) / (step - self.first) * (self.steps - step)
-            self.console.print(f"step {step:4d}/{self.steps}  {line}  {left:.0f} s left")
+            self.console.print(f"step {step:4d}/{self.steps}  {line}  {left:.0f} s left", soft_wrap=True)
 
     def say(self, text: str) -> None:
-        self.console.print(text)
+        self.console.print(text, soft_wrap=True)
 
     def close(self) -> None:
         if self.live is not None:
