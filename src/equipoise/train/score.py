@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import math
 from collections.abc import Callable, Sequence
 
 import torch
@@ -11,6 +12,7 @@ from torch import Tensor
 from equipoise.rewards import Verdict
 from equipoise.tasks import Prompt, Task
 from equipoise.train.config import ConfigError, RewardConfig
+from equipoise.train.folder import RunError
 
 RewardFunction = Callable[[Prompt, str], float | Verdict]
 UNSCORED = ("bad_gold", "unavailable")  # says nothing about the response: the response is left out of the batch
@@ -28,10 +30,24 @@ def _imported(name: str) -> RewardFunction:
     except (ImportError, AttributeError, ValueError) as error:
         raise ConfigError(f'reward.functions: "{name}" cannot be imported as module:function: {error}') from error
 
+    if not callable(function):
+        raise ConfigError(f'reward.functions: "{name}" is not a function but {function!r}')
+
     def call(prompt: Prompt, response: str) -> float | Verdict:
         row = {"id": prompt.id, "answer": prompt.answer, "level": prompt.level, **prompt.meta}
-        outcome: float | Verdict = function(prompt.text, response, row)
-        return outcome
+        outcome = function(prompt.text, response, row)
+        if isinstance(outcome, Verdict):
+            return outcome
+        try:
+            value = float(outcome)
+        except (TypeError, ValueError):
+            value = math.nan
+        if not math.isfinite(value):
+            raise RunError(
+                f"reward.functions: {name} gave {outcome!r} for a response to prompt {prompt.id}: the rule is a finite "
+                "number, or a Verdict"
+            )
+        return value
 
     return call
 
@@ -55,7 +71,7 @@ def _reward(outcome: float | Verdict, config: RewardConfig) -> float:
     if not isinstance(outcome, Verdict):
         return float(outcome)
     if outcome.kind in UNSCORED:
-        return float("nan")
+        return math.nan
     if outcome.value is not None:
         return config.wrong + outcome.value * (config.correct - config.wrong)
     return config.correct if outcome.kind == "correct" else config.wrong
