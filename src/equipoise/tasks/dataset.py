@@ -1,6 +1,7 @@
 """Prompts from a JSONL file: a row per problem with `prompt` and `answer`, compared as a final number or text.
 
-One row in eight, by a hash of its prompt, is held out for evaluation. Not here yet: other formats and column names.
+One row in eight, by a hash of its prompt, is held out for evaluation; a file so small that none would be left on one
+side serves as a whole on both. Not here yet: other formats and column names.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ import hashlib
 import json
 import random
 import re
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -25,20 +27,27 @@ class Dataset:
     def __init__(self, path: str | Path, seed: int = 0) -> None:
         self.name, self.seed = str(path), seed
         rows = [_prompt(path, number, row) for number, row in _rows(path)]
-        self.train = [p for p in rows if not _is_held_out(p)]
-        self.held_out = [p for p in rows if _is_held_out(p)] or self.train[:1]
-        if not self.train:
-            raise TaskError(f"{path}: no rows to train on ({len(rows)} in all)")
+        train, held_out = ([p for p in rows if _is_held_out(p) == side] for side in (False, True))
+        self.train, self.held_out = (train, held_out) if train and held_out else (rows, rows)
+        self._order: dict[int, list[int]] = {}  # of the epoch asked for last: shuffling is slower than looking up
 
     def prompt(self, i: int) -> Prompt:
         """Item i of the stream: a new shuffle of the rows in every epoch."""
         epoch, place = divmod(i, len(self.train))
-        order = list(range(len(self.train)))
-        random.Random(f"equipoise/dataset/{self.seed}/{epoch}").shuffle(order)
-        return self.train[order[place]]
+        if epoch not in self._order:
+            order = list(range(len(self.train)))
+            random.Random(f"equipoise/dataset/{self.seed}/{epoch}").shuffle(order)
+            self._order = {epoch: order}
+        return self.train[self._order[epoch][place]]
 
     def evaluation(self, per_level: int | None = None) -> list[Prompt]:
-        return self.held_out[:per_level]
+        seen: Counter[str | None] = Counter()
+        chosen = []
+        for prompt in self.held_out:
+            seen[prompt.level] += 1
+            if per_level is None or seen[prompt.level] <= per_level:
+                chosen.append(prompt)
+        return chosen
 
     def grade(self, prompt: Prompt, response: str) -> Verdict:
         """The text after the last "####" or "Answer:", else the last number; numbers compare as numbers."""
@@ -69,7 +78,7 @@ def _rows(path: str | Path) -> list[tuple[int, Any]]:
     except (OSError, UnicodeDecodeError) as error:
         raise TaskError(f"{path}: cannot be read: {error}") from error
     rows = []
-    for number, row in enumerate(text.splitlines(), 1):
+    for number, row in enumerate(text.split("\n"), 1):  # not splitlines: a JSON string may hold U+2028 and its like
         if row.strip():
             try:
                 rows.append((number, json.loads(row)))
@@ -81,11 +90,17 @@ def _rows(path: str | Path) -> list[tuple[int, Any]]:
 
 
 def _prompt(path: str | Path, number: int, row: Any) -> Prompt:
-    for column in ("prompt", "answer"):
+    for column, kinds, rule in (("prompt", str, "a text"), ("answer", str | int | float, "a text or a number")):
         if not isinstance(row, dict) or column not in row:
             raise TaskError(f'{path}, line {number}: there is no "{column}"')
+        if not isinstance(row[column], kinds) or isinstance(row[column], bool):
+            raise TaskError(f'{path}, line {number}: "{column}" is {json.dumps(row[column])[:60]}: the rule is {rule}')
+    level = row.get("level")
     return Prompt(
-        id=str(row.get("id", number)), text=str(row["prompt"]), answer=str(row["answer"]), level=row.get("level")
+        id=str(row.get("id", number)),
+        text=row["prompt"],
+        answer=str(row["answer"]),
+        level=None if level is None else str(level),
     )
 
 
