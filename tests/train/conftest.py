@@ -11,7 +11,8 @@ import torch
 from .tiny import make_model, overrides
 
 ROOT = Path(__file__).resolve().parents[2]
-ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+# Without a GPU: a process that has used one cannot be forked.
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": ""}
 PATIENCE = 600.0
 
 

@@ -5,17 +5,22 @@ A request is a line of JSON on stdin: {"start": arguments, "environment", "out",
 itself at its k-th operation on the disk that makes, renames, syncs or removes something.
 """
 
+import contextlib
 import json
 import os
 import signal
 import sys
+import tempfile
 import time
 import traceback
+from pathlib import Path
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM, PreTrainedTokenizerFast  # noqa: F401
 
-from equipoise import cli, train  # noqa: F401
+from equipoise import cli
+from equipoise.train import Trainer
+
+from .tiny import make_model, settings
 
 
 def die_at(k: int) -> None:
@@ -71,8 +76,16 @@ def wait(pid: int, timeout: float) -> int | None:
         time.sleep(0.002)
 
 
+def warm_up() -> None:
+    """One step, so that the children inherit what is imported and initialised on first use."""
+    with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(None):
+        model = make_model(Path(folder) / "model")
+        Trainer(settings(model, Path(folder) / "run", train__steps=1, log__terminal=False)).run()
+
+
 def main() -> None:
     torch.set_num_threads(1)
+    warm_up()
     print("ready", flush=True)
     for line in sys.stdin:
         request = json.loads(line)

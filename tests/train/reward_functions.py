@@ -1,5 +1,7 @@
 """Reward functions of the tests, named in configurations as tests.train.reward_functions:NAME."""
 
+import time
+
 
 def ones(prompt, response, row):
     """The share of the digit 1: every response can be a little better, so a random model learns."""
@@ -29,3 +31,8 @@ def broken(prompt, response, row):
 def only_one_prompt(prompt, response, row):
     """Differs in the group of one level only."""
     return ones(prompt, response, row) if row["level"] == "2" else 0.0
+
+
+def slow(prompt, response, row):
+    time.sleep(0.2)
+    return ones(prompt, response, row)

@@ -43,7 +43,7 @@ def encode_prompt(policy: models.Policy, prompt: Prompt, chat: bool) -> list[int
     text: models.Prompt = [{"role": "user", "content": prompt.text}] if chat else prompt.text
     try:
         return models.encode(policy, text)
-    except models.PromptTooLong as error:
+    except ValueError as error:
         raise RunError(f"prompt {prompt.id}: {error}") from error
 
 

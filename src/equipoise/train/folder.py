@@ -54,6 +54,13 @@ class RunFolder:
             self._lock.close()
             self._lock = None
 
+    def sync(self) -> None:
+        """Have the logs on the disk, not only on their way to it."""
+        for path in (self.metrics, self.eval):
+            if path.exists():
+                with open(path, "rb") as f:
+                    os.fsync(f.fileno())
+
     def rewind(self, step: int) -> None:
         """Forget what was logged after `step`: it will be logged again. Torn last lines go as well."""
         for path in (self.metrics, self.eval):

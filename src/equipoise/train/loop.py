@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
+import shlex
 import signal
 import time
 from collections.abc import Iterator
@@ -22,13 +23,14 @@ from equipoise import tasks
 from equipoise.evaluate import evaluate, line
 from equipoise.objective import Credit, LossOutput, merge_metrics, response_ids
 from equipoise.rollout import sampler as open_sampler
+from equipoise.tasks import Prompt
 from equipoise.train import checkpoint, ranks
 from equipoise.train.batch import Collector, StepBatch, encode_prompt, statistics, write_rollouts
-from equipoise.train.config import Config, OptimConfig, dump, load
+from equipoise.train.config import Config, ConfigError, OptimConfig, dump, load
 from equipoise.train.folder import RunError, RunFolder, append, read_lines, replace
 from equipoise.train.progress import Terminal
 from equipoise.train.score import reward_functions
-from equipoise.train.trackers import Tracker, open_trackers
+from equipoise.train.trackers import open_trackers
 
 # What a resumed run may set anew: nothing that changes the weights it ends with.
 MAY_CHANGE = ("train.steps", "train.out", "train.checkpoint_every", "train.keep", "train.max_", "log.", "eval.")
@@ -44,77 +46,102 @@ class Trainer:
     def __init__(self, config: Config, *, resume: bool = False) -> None:
         config.check()
         ranks.start()
+        if config.rollout.prompts < ranks.count():
+            raise ConfigError(
+                f"rollout.prompts = {config.rollout.prompts}: the rule is at least one for each of the {ranks.count()} "
+                "processes"
+            )
         if config.train.threads:
             torch.set_num_threads(config.train.threads)
+        torch.manual_seed(config.train.seed)  # LoRA adapters begin at random: alike on all ranks, and after a kill
         self.config = config
         self.folder = RunFolder(config.train.out)
         self.step = 0
-        if ranks.me() == 0:
-            self.folder.lock()
-            _check_claim(self.folder, config, resume)
-        ranks.barrier()
-        self.objective = config.build_objective()
-        self.task = tasks.open_task(config.task.name, config.train.seed)
-        m = config.model
-        device = m.device if m.device != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
-        self.policy = models.load(
-            m.name, dtype=getattr(torch, m.dtype), device=device, gradient_checkpointing=m.gradient_checkpointing,
-            lora=models.Lora(rank=m.lora_rank) if m.lora_rank else None,
-        )  # fmt: skip
-        self.reference = models.frozen_copy(self.policy) if config.objective.kl and not m.lora_rank else None
-        self.sampler = open_sampler(self.policy)
-        functions = reward_functions(config.reward, self.task)
-        self.collector = Collector(config, self.policy, self.sampler, self.task, functions)
-        o = config.optim
-        self.parameters = self.policy.parameters()
-        self.optimizer = torch.optim.AdamW(
-            self.parameters, lr=o.lr, betas=(o.betas[0], o.betas[1]), weight_decay=o.weight_decay, fused=True
-        )
-        self.updates = 0  # optimizer steps done
-        self.skipped = self.uninformative = 0  # in a row
-        self.skipped_total = 0
-        self.log_seconds = 0.0
-        if ranks.me() == 0:
-            replace(self.folder.config, dump(config))
-        if resume:
-            self._resume()
+        with contextlib.ExitStack() as undo:
+            undo.callback(self.folder.unlock)
+            if ranks.me() == 0:
+                self.folder.lock()
+                _check_claim(self.folder, config, resume)
+            ranks.barrier()
+            self.objective = config.build_objective()
+            self.task = tasks.open_task(config.task.name, config.train.seed)
+            m = config.model
+            self.policy = models.load(
+                m.name, dtype=getattr(torch, m.dtype), device=_device(m.device),
+                gradient_checkpointing=m.gradient_checkpointing,
+                lora=models.Lora(rank=m.lora_rank) if m.lora_rank else None,
+            )  # fmt: skip
+            self.reference = models.frozen_copy(self.policy) if config.objective.kl and not m.lora_rank else None
+            self.sampler = open_sampler(self.policy)
+            functions = reward_functions(config.reward, self.task)
+            self.collector = Collector(config, self.policy, self.sampler, self.task, functions)
+            self.held_out = self._held_out() if config.eval.every else []
+            o = config.optim
+            self.parameters = self.policy.parameters()
+            self.optimizer = torch.optim.AdamW(
+                self.parameters, lr=o.lr, betas=(o.betas[0], o.betas[1]), weight_decay=o.weight_decay, fused=True
+            )
+            self.updates = 0  # optimizer steps done
+            self.skipped = self.uninformative = 0  # in a row
+            self.skipped_total = 0
+            self.log_seconds = 0.0
+            first = ranks.me() == 0
+            self.trackers = open_trackers(config.log, self.folder.path, _flat(config)) if first else []
+            with self._writing():
+                if first:
+                    replace(self.folder.config, dump(config))
+                if resume:
+                    self._resume()
+            undo.pop_all()
 
     def run(self) -> None:
         """Train to the end, or raise: RunError with a sentence for the user, Interrupted with the command to resume."""
-        c, first = self.config, ranks.me() == 0
-        terminal = Terminal(c.train.out, c.train.steps, self.step, c.log.terminal and first)
-        trackers = open_trackers(c.log, self.folder.path, _flat(c)) if first else []
+        c = self.config
+        terminal = Terminal(c.train.out, c.train.steps, self.step, c.log.terminal and ranks.me() == 0)
         try:
             with _graceful_stop() as stopping:
                 if self.step == 0:
-                    self._evaluate(terminal, trackers)
+                    self._evaluate(terminal)
                 while self.step < c.train.steps:
-                    self._step(terminal, trackers)
+                    self._step(terminal)
                     done = self.step == c.train.steps
+                    stuck = self.uninformative >= c.train.max_uninformative
                     stopping.wanted = any(ranks.gather(stopping.wanted))  # all ranks stop after the same step
                     if c.eval.every and (self.step % c.eval.every == 0 or done):
-                        self._evaluate(terminal, trackers)
-                    if done or stopping.wanted or self.step % c.train.checkpoint_every == 0:
+                        self._evaluate(terminal)
+                    if done or stuck or stopping.wanted or self.step % c.train.checkpoint_every == 0:
                         self._checkpoint()
+                    if stuck:
+                        raise RunError(
+                            f"no two responses to the same prompt differed in reward for {self.uninformative} steps: "
+                            f"there is nothing to learn from; look at {self.folder.rollouts} (is the reward always the "
+                            "same, the task too hard or too easy?), or raise train.max_uninformative"
+                        )
                     if stopping.wanted and not done:
                         raise Interrupted(f"stopped after step {self.step}; go on with: {self._resume_command()}")
-        except OSError as error:
-            kept = checkpoint.steps(self.folder.checkpoints)
-            last = f"step {kept[-1]} is the last whole checkpoint" if kept else "no checkpoint was written yet"
-            raise RunError(
-                f"{self.folder.path}: cannot be written: {error.strerror or error}; {last}; "
-                f"make room and go on with: {self._resume_command()}"
-            ) from error
         finally:
             terminal.close()
-            for tracker in trackers:
+            for tracker in self.trackers:
                 tracker.close()
             self.folder.unlock()
 
-    def _resume_command(self) -> str:
-        return f"equipoise train {self.folder.config} --resume"
+    @contextlib.contextmanager
+    def _writing(self) -> Iterator[None]:
+        """Around whatever writes into the run directory: a full disk is a sentence that says how to go on."""
+        try:
+            yield
+        except OSError as error:
+            kept = checkpoint.steps(self.folder.checkpoints)
+            last = f"step {kept[-1]} is the last whole checkpoint" if kept else "no checkpoint was written yet"
+            then = f"go on with: {self._resume_command()}" if self.folder.config.exists() else "start it again"
+            raise RunError(
+                f"{self.folder.path}: cannot be written: {error.strerror or error}; {last}; make room and {then}"
+            ) from error
 
-    def _step(self, terminal: Terminal, trackers: list[Tracker]) -> None:
+    def _resume_command(self) -> str:
+        return f"equipoise train {shlex.quote(str(self.folder.config))} --resume"
+
+    def _step(self, terminal: Terminal) -> None:
         start = time.perf_counter()
         self.step += 1
         self.collector.seconds = {"rollout": 0.0, "reward": 0.0}
@@ -136,24 +163,19 @@ class Trainer:
             seconds["train"] = time.perf_counter() - mark - seconds["assign"]
             every = self.config.log.rollouts_every
             if every and ranks.me() == 0 and (self.step == 1 or self.step % every == 0):
-                write_rollouts(self.folder.rollouts, self.step, batch, credit)
+                with self._writing():
+                    write_rollouts(self.folder.rollouts, self.step, batch, credit)
         total = time.perf_counter() - start
         metrics["tokens_per_s"] = float(batch.rollouts.lengths.sum()) / total
         metrics |= {f"timing_s/{k}": v for k, v in seconds.items()} | {"timing_s/step": total}
         if ranks.me() == 0:
-            append(self.folder.metrics, {"step": self.step, **metrics})
-            for tracker in trackers:
+            with self._writing():
+                append(self.folder.metrics, {"step": self.step, **metrics})
+            for tracker in self.trackers:
                 tracker.log(metrics, self.step)
         terminal.step(self.step, metrics)
         self.log_seconds = time.perf_counter() - start - total  # told with the next step
         self.uninformative = 0 if informative else self.uninformative + 1
-        if self.uninformative >= self.config.train.max_uninformative:
-            self._checkpoint()
-            raise RunError(
-                f"no two responses to the same prompt differed in reward for {self.uninformative} steps: there is "
-                f"nothing to learn from; look at {self.folder.rollouts} (is the reward always the same, the task too "
-                "hard or too easy?), or raise train.max_uninformative"
-            )
 
     def _update(self, batch: StepBatch, credit: Credit) -> dict[str, float]:
         """`train.updates` optimizer steps on the batch; the metrics are those of the first, where ρ = 1.
@@ -257,20 +279,29 @@ class Trainer:
             ref_logprobs=ref,
         )
 
-    def _evaluate(self, terminal: Terminal, trackers: list[Tracker]) -> None:
+    def _held_out(self) -> list[tuple[Prompt, list[int]]]:
+        """The evaluation's prompts and their tokens; one that cannot be used stops the run before it begins."""
+        c = self.config
+        try:
+            prompts = self.task.evaluation(c.eval.per_level)
+        except ValueError as error:
+            raise ConfigError(f"eval.per_level = {c.eval.per_level}: {error}") from error
+        return [(p, encode_prompt(self.policy, p, c.task.chat)) for p in prompts]
+
+    def _evaluate(self, terminal: Terminal) -> None:
         c = self.config
         if not c.eval.every:
             return
-        prompts = self.task.evaluation(c.eval.per_level)
-        ids = [encode_prompt(self.policy, p, c.task.chat) for p in prompts]
+        prompts, ids = zip(*self.held_out, strict=True)
         result = evaluate(
             self.policy, self.sampler, self.task, prompts, ids, samples=c.eval.samples, temperature=c.eval.temperature,
             greedy=c.eval.greedy, max_tokens=self.collector.params.max_tokens, stop=self.collector.params.stop,
             share=ranks.share, gather=ranks.gather,
         )  # fmt: skip
         if ranks.me() == 0:
-            append(self.folder.eval, {"step": self.step, **result})
-            for tracker in trackers:
+            with self._writing():
+                append(self.folder.eval, {"step": self.step, **result})
+            for tracker in self.trackers:
                 tracker.log({f"eval/{k}": v for k, v in result.items() if isinstance(v, float)}, self.step)
         terminal.say(f"step {self.step:4d}  held out: {line(result)}")
 
@@ -283,7 +314,9 @@ class Trainer:
                 "updates": self.updates,
                 "skipped": (self.skipped, self.skipped_total, self.uninformative),
             }
-            checkpoint.save(self.folder.checkpoints, self.step, self.policy, state, self.config.train.keep)
+            with self._writing():
+                self.folder.sync()  # a checkpoint must not outlive the lines that lead up to it
+                checkpoint.save(self.folder.checkpoints, self.step, self.policy, state, self.config.train.keep)
         ranks.barrier()
 
     def _resume(self) -> None:
@@ -309,6 +342,15 @@ def learning_rate(o: OptimConfig, update: int, total: int) -> float:
     left = 1 - (update - o.warmup) / max(total - o.warmup, 1)
     shape = {"constant": 1.0, "linear": left, "cosine": 0.5 * (1 + math.cos(math.pi * (1 - left)))}
     return o.lr * shape[o.schedule]
+
+
+def _device(name: str) -> str:
+    if name == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    there = torch.cuda.device_count()
+    if name != "cpu" and int(name.partition(":")[2] or 0) >= there:
+        raise ConfigError(f'model.device = "{name}": there are {there} CUDA devices here; use cpu or auto')
+    return name
 
 
 def _kept_tokens(batch: StepBatch) -> Tensor:
@@ -346,7 +388,8 @@ def _check_claim(folder: RunFolder, config: Config, resume: bool) -> None:
 
 def _differences(old: Config, new: Config) -> list[str]:
     a, b = _flat(old), _flat(new)
-    return [f"{k} was {a[k]!r}, now {b[k]!r}" for k in a if a[k] != b[k] and not k.startswith(MAY_CHANGE)]
+    free = MAY_CHANGE if old.optim.schedule == "constant" else MAY_CHANGE[1:]  # a schedule depends on train.steps
+    return [f"{k} was {a[k]!r}, now {b[k]!r}" for k in a if a[k] != b[k] and not k.startswith(free)]
 
 
 def _flat(config: Config) -> dict[str, Any]:
@@ -355,17 +398,24 @@ def _flat(config: Config) -> dict[str, Any]:
 
 class _Stopping:
     wanted = False
+    since = 0.0
 
 
 @contextlib.contextmanager
 def _graceful_stop() -> Iterator[_Stopping]:
-    """Ctrl-C and SIGTERM let the current step finish; a second one stops at once."""
+    """Ctrl-C and SIGTERM let the current step finish; another Ctrl-C, a second or more later, stops at once.
+
+    Not sooner, and not for SIGTERM: of one Ctrl-C a run under torchrun or the quickstart hears from the terminal and
+    from its parent.
+    """
     state = _Stopping()
 
     def ask(signum: int, frame: Any) -> None:
-        if state.wanted:
+        now = time.monotonic()
+        if state.wanted and signum == signal.SIGINT and now - state.since > 1:
             raise KeyboardInterrupt
-        state.wanted = True
+        if not state.wanted:
+            state.wanted, state.since = True, now
 
     before: dict[int, Any] = {}
     try:

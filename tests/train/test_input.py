@@ -1,0 +1,352 @@
+"""Bad input and bad luck: one sentence on stderr, an exit code that is not 0, nothing lost and nothing half-written."""
+
+import errno
+import json
+import os
+import shutil
+import signal
+import subprocess
+import time
+
+import pytest
+import torch
+
+from equipoise.train import ConfigError, RunError, RunFolder, Trainer, checkpoint, loop, read_lines
+
+from .tiny import REWARDS, make_model, metrics, outcome, overrides, settings
+
+
+def sentence(ended) -> str:
+    """What a failed command said: one line, and no traceback."""
+    assert ended.code == 1, ended
+    assert ended.stderr.startswith("equipoise: "), ended.stderr
+    assert ended.stderr.count("\n") == 1, ended.stderr
+    return ended.stderr
+
+
+def no_run_in(folder) -> bool:
+    """Whether a run can be started in `folder` as if nothing had been there."""
+    return not folder.exists() or {p.name for p in folder.iterdir()} <= {".lock"}
+
+
+def dataset(path, rows) -> str:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
+
+
+ROWS = [{"prompt": f"{a}+{b}=", "answer": a + b} for a in range(10, 20) for b in range(1, 9)]
+
+
+def test_a_model_that_is_not_there(train, tmp_path):
+    assert "is not there; give a folder in Hugging Face format" in sentence(train(model__name=str(tmp_path / "none")))
+    assert no_run_in(tmp_path / "run")
+    assert train(train__steps=1).code == 0
+
+
+@pytest.mark.parametrize("damage", ["noise", "torn", "empty"])
+def test_a_model_that_cannot_be_read(train, model, tmp_path, damage):
+    corrupt = tmp_path / "corrupt"
+    shutil.copytree(model, corrupt)
+    file = corrupt / "model.safetensors"
+    whole = file.read_bytes()
+    file.write_bytes({"noise": b"\xff" * len(whole), "torn": whole[: len(whole) // 2], "empty": b""}[damage])
+    assert f"cannot load {corrupt}" in sentence(train(model__name=str(corrupt)))
+    assert no_run_in(tmp_path / "run")
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("", "has no rows"),
+        ("\n \n", "has no rows"),
+        ('{"prompt": "1+1=", "answer": 2}\n{"prompt": "1+2=", \n', "line 2: not valid JSON"),
+        ('{"prompt": "1+1="}\n', 'line 1: there is no "answer"'),
+        ("[1, 2]\n", 'line 1: there is no "prompt"'),
+        ('{"prompt": null, "answer": 2}\n', 'line 1: "prompt"'),
+        ('{"prompt": "1+1=", "answer": [2]}\n', 'line 1: "answer"'),
+        (None, "cannot be read"),
+    ],
+)
+def test_a_dataset_that_cannot_be_used(train, tmp_path, content, said):
+    file = tmp_path / "rows.jsonl"
+    if content is not None:
+        file.write_text(content)
+    told = sentence(train(task__name=str(file)))
+    assert str(file) in told
+    assert said in told
+    assert no_run_in(tmp_path / "run")
+
+
+def test_a_prompt_longer_than_the_context(train, tmp_path):
+    file = dataset(tmp_path / "rows.jsonl", [{"id": "long", "prompt": "1+" * 40 + "1=", "answer": 41}])
+    told = sentence(train(task__name=file))
+    assert "prompt long: a prompt of 82 tokens leaves no room" in told
+    assert "context of 64" in told
+
+
+def test_a_prompt_without_tokens(train, tmp_path):
+    file = dataset(tmp_path / "rows.jsonl", [{"id": "nothing", "prompt": "", "answer": 1}])
+    assert "prompt nothing: " in sentence(train(task__name=file))
+
+
+def test_more_held_out_prompts_than_there_are(train, tmp_path):
+    assert "eval.per_level = 1000" in sentence(train(eval__per_level=1000))
+    assert no_run_in(tmp_path / "run")
+
+
+def test_messages_without_a_chat_template(train, tmp_path):
+    assert "has no chat template" in sentence(train(task__chat=True))
+    assert no_run_in(tmp_path / "run")
+
+
+def test_an_all_equal_reward_stops_with_a_checkpoint_and_loses_no_line(train, tmp_path):
+    options = {"reward__functions": [f"{REWARDS}:same"], "train__checkpoint_every": 100, "eval__every": 3}
+    told = sentence(train(train__max_uninformative=3, **options))
+    assert "differed in reward for 3 steps" in told
+    assert "train.max_uninformative" in told
+    folder = RunFolder(tmp_path / "run")
+    assert checkpoint.steps(folder.checkpoints) == [3]
+    assert [r["step"] for r in metrics(tmp_path / "run")] == [1, 2, 3]
+    assert [r["step"] for r in read_lines(folder.eval)] == [0, 3]
+    ended = train("--resume", train__max_uninformative=100, **options)
+    assert ended.code == 0, ended.stderr
+    assert train(out=tmp_path / "whole", train__max_uninformative=100, **options).code == 0
+    assert outcome(tmp_path / "run")["weights"] == outcome(tmp_path / "whole")["weights"]
+    assert metrics(tmp_path / "run") == metrics(tmp_path / "whole")
+
+
+def test_a_group_of_one(train, tmp_path):
+    told = sentence(train(rollout__group_size=1))
+    assert "rollout.group_size = 1" in told
+    assert "use at least 2, or objective.preset = reinforce" in told
+    assert no_run_in(tmp_path / "run")
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"task__name": "arithmetics"}, 'task.name = "arithmetics" is not a task'),
+        ({"task__name": "gym:chain_som"}, "gym:chain_som"),
+        ({"reward__functions": ["nowhere:f"]}, '"nowhere:f" cannot be imported as module:function'),
+        ({"reward__functions": [f"{REWARDS}:threes"]}, "threes"),
+        ({"reward__functions": ["ones"]}, '"ones" cannot be imported as module:function'),
+        ({"reward__functions": [f"{REWARDS}:__name__"]}, "is not a function"),
+        ({"reward__functions": [f"{REWARDS}:not_a_number"]}, f"{REWARDS}:not_a_number gave nan"),
+        ({"reward__functions": [f"{REWARDS}:nothing"]}, f"{REWARDS}:nothing gave None"),
+        ({"model__device": "cuda"}, "model.device"),
+        ({"model__device": "cuda:99"}, "model.device"),
+        ({"objective__agregation": "token"}, 'did you mean "aggregation"?'),
+        ({"optimizer__lr": 1}, "optimizer is not a section"),
+        ({"train__steps": "ten"}, "train.steps = 'ten' should be a whole number"),
+    ],
+)
+def test_a_setting_that_cannot_be_used(train, tmp_path, options, said):
+    if "device" in next(iter(options)) and torch.cuda.is_available():
+        pytest.skip("there is such a device here")
+    assert said in sentence(train(**options))
+    assert "gave" in said or no_run_in(tmp_path / "run")
+
+
+def test_an_error_in_a_reward_function_is_shown_as_it_is(train):
+    """It is the user's own code, so the traceback is what helps; and it has nothing to do with the disk."""
+    ended = train(reward__functions=[f"{REWARDS}:broken"])
+    assert ended.code == 1
+    assert "ConnectionError: the reward server is gone" in ended.stderr
+    assert "cannot be written" not in ended.stderr
+
+
+def test_an_existing_run_is_not_overwritten(train, tmp_path):
+    assert train(train__steps=2).code == 0
+    before = outcome(tmp_path / "run")
+    told = sentence(train(train__steps=2))
+    assert "holds a run already (at step 2); --resume goes on with it, --train.out DIR starts another" in told
+    assert outcome(tmp_path / "run") == before
+
+
+def test_there_is_nothing_to_resume(train, tmp_path):
+    assert "holds no run to resume; start it without --resume" in sentence(train("--resume"))
+
+
+def test_a_resumed_run_keeps_its_settings(train, tmp_path):
+    assert train(train__steps=2).code == 0
+    before = outcome(tmp_path / "run")
+    told = sentence(train("--resume", train__steps=4, optim__lr=0.5, objective__aggregation="balanced"))
+    assert "optim.lr was 0.01, now 0.5" in told
+    assert "objective.aggregation was None, now 'balanced'" in told
+    assert "train.steps" not in told
+    assert outcome(tmp_path / "run") == before
+    assert train("--resume", train__steps=4, eval__every=4, log__rollouts_every=1).code == 0
+    assert [r["step"] for r in metrics(tmp_path / "run")] == [1, 2, 3, 4]
+
+
+def test_a_schedule_cannot_be_stretched(train, tmp_path):
+    """A rate that falls to 0 over `train.steps` depends on them, and so would the weights."""
+    assert train(train__steps=2, optim__schedule="cosine").code == 0
+    assert "train.steps was 2, now 4" in sentence(train("--resume", train__steps=4, optim__schedule="cosine"))
+
+
+def test_a_second_process_in_the_same_folder(server, train, model, tmp_path):
+    arguments = overrides(model, tmp_path / "run", train__steps=10_000)
+    first = server.start(["train", str(tmp_path / "empty.toml"), *arguments])
+    wait_for(lambda: metrics(tmp_path / "run"))
+    for flags in ((), ("--resume",)):
+        told = sentence(train(*flags, train__steps=10_000))
+        assert f"in use by another run (process {first.pid})" in told
+        assert "--train.out" in told
+    assert first.wait(0) is None
+    first.kill(signal.SIGKILL)
+    first.end()
+    steps = [r["step"] for r in metrics(tmp_path / "run")]
+    assert steps == list(range(1, len(steps) + 1))
+
+
+def wait_for(condition, patience: float = 300.0):
+    deadline = time.monotonic() + patience
+    while not condition():
+        assert time.monotonic() < deadline, "it did not come"
+        time.sleep(0.005)
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+def test_ctrl_c_finishes_the_step_and_says_how_to_go_on(server, train, model, tmp_path, signum):
+    out = tmp_path / "run"
+    options = {"train__steps": 9, "train__checkpoint_every": 100, "eval__every": 4, "objective__difficulty": "hadw"}
+    child = server.start(["train", str(tmp_path / "empty.toml"), *overrides(model, out, **options)])
+    wait_for(lambda: len(metrics(out)) >= 2)
+    child.kill(signum)
+    ended = child.end()
+    steps = [r["step"] for r in metrics(out)]
+    assert ended.code == 130
+    assert steps == list(range(1, len(steps) + 1))
+    assert 2 <= len(steps) < 9
+    assert checkpoint.steps(RunFolder(out).checkpoints) == [len(steps)]
+    command = f"equipoise train {out}/config.toml --resume"
+    assert ended.stderr == f"equipoise: stopped after step {len(steps)}; go on with: {command}\n"
+    resumed = server.run(command.split()[1:])
+    assert resumed.code == 0, resumed.stderr
+    assert train(out=tmp_path / "whole", **options).code == 0
+    assert outcome(out) == outcome(tmp_path / "whole")
+
+
+def test_an_impatient_second_ctrl_c_stops_at_once(server, model, tmp_path):
+    out = tmp_path / "run"
+    (tmp_path / "empty.toml").touch()
+    slow = {"train__steps": 9, "reward__functions": [f"{REWARDS}:slow"]}
+    child = server.start(["train", str(tmp_path / "empty.toml"), *overrides(model, out, **slow)])
+    wait_for(lambda: metrics(out))
+    child.kill(signal.SIGINT)
+    time.sleep(1.5)
+    child.kill(signal.SIGINT)
+    ended = child.end()
+    assert ended.code == 130
+    assert "Traceback" not in ended.stderr
+
+
+def test_a_path_with_a_space_can_be_pasted_into_a_shell(model, tmp_path):
+    trainer = Trainer(settings(model, tmp_path / "my run", train__steps=1, log__terminal=False))
+    assert trainer._resume_command() == f"equipoise train '{tmp_path}/my run/config.toml' --resume"
+    trainer.run()
+
+
+class FullDisk:
+    """Writing fails from the n-th write on, until room is made."""
+
+    def __init__(self, monkeypatch, module, name: str, n: int) -> None:
+        self.left, self.real = n, getattr(module, name)
+        monkeypatch.setattr(module, name, self)
+
+    def __call__(self, *arguments, **options):
+        self.left -= 1
+        if self.left < 0:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return self.real(*arguments, **options)
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "n", "last"),
+    [
+        (torch, "save", 0, "no checkpoint was written yet"),
+        (torch, "save", 2, "step 4 is the last whole checkpoint"),
+        (os, "fsync", 15, "step 2 is the last whole checkpoint"),
+        (loop, "append", 3, "step 2 is the last whole checkpoint"),  # a line of the log
+        (None, "write_table", 3, "step 4 is the last whole checkpoint"),  # a rollout file
+    ],
+)
+def test_a_full_disk_names_the_last_checkpoint_and_the_run_goes_on_later(
+    model, tmp_path, monkeypatch, module, name, n, last
+):
+    import pyarrow.parquet
+
+    options = {"train__checkpoint_every": 2, "log__terminal": False, "log__rollouts_every": 2}
+    whole, out = tmp_path / "whole", tmp_path / "run"
+    Trainer(settings(model, whole, **options)).run()
+    with monkeypatch.context() as patch:
+        trainer = Trainer(settings(model, out, **options))
+        FullDisk(patch, module or pyarrow.parquet, name, n)
+        with pytest.raises(RunError) as error:
+            trainer.run()
+    told = str(error.value)
+    assert "cannot be written: No space left on device" in told
+    assert last in told
+    assert told.endswith(f"make room and go on with: equipoise train {out}/config.toml --resume")
+    assert not list(RunFolder(out).path.rglob(".writing-*"))
+    Trainer(settings(model, out, **options), resume=True).run()
+    assert outcome(out) == outcome(whole)
+
+
+def test_a_disk_that_is_full_from_the_start(model, tmp_path, monkeypatch):
+    with monkeypatch.context() as patch:
+        FullDisk(patch, os, "replace", 0)
+        with pytest.raises(RunError, match="No space left on device; no checkpoint was written yet; make room and sta"):
+            Trainer(settings(model, tmp_path / "run"))
+    Trainer(settings(model, tmp_path / "run", train__steps=1, log__terminal=False)).run()
+
+
+@pytest.mark.slow
+def test_a_disk_that_is_really_full(server, model, tmp_path):
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=600k", "tmpfs", disk], capture_output=True).returncode:
+        pytest.skip("mounting a file system is not permitted here")
+    try:
+        (tmp_path / "empty.toml").touch()
+        options = {"train__steps": 30, "train__checkpoint_every": 3, "train__keep": 100}
+        run = ["train", str(tmp_path / "empty.toml")]
+        assert server.run([*run, *overrides(model, tmp_path / "whole", **options)]).code == 0
+        times = 0
+        arguments = [*run, *overrides(model, disk / "run", **options)]
+        while (ended := server.run(arguments)).code:
+            told = sentence(ended)
+            assert "No space left on device" in told
+            assert f"make room and go on with: equipoise train {disk}/run/config.toml --resume" in told
+            times += 1
+            size = 600 + 150 * times
+            subprocess.run(["mount", "-o", f"remount,size={size}k", disk], check=True)
+            arguments = ["train", str(disk / "run" / "config.toml"), "--resume"]
+        assert times > 3
+        assert outcome(disk / "run") == outcome(tmp_path / "whole")
+    finally:
+        subprocess.run(["umount", "--lazy", disk], check=True)
+
+
+def test_a_trainer_that_could_not_be_made_lets_the_folder_go(model, tmp_path):
+    with pytest.raises(ConfigError, match="nowhere"):
+        Trainer(settings(model, tmp_path / "run", reward__functions=["nowhere:f"]))
+    Trainer(settings(model, tmp_path / "run", train__steps=1, log__terminal=False)).run()
+
+
+def test_a_missing_tracker_is_one_sentence_and_leaves_no_run(model, tmp_path, monkeypatch):
+    import sys
+
+    monkeypatch.setitem(sys.modules, "wandb", None)  # an import of it raises ImportError
+    with pytest.raises(ConfigError) as error:
+        Trainer(settings(model, tmp_path / "run", log__wandb=True))
+    assert str(error.value) == ("log.wandb = true needs a package that is not installed: pip install equipoise[wandb]")
+    assert no_run_in(tmp_path / "run")
+
+
+def test_a_context_too_short_for_the_task(tmp_path):
+    short = make_model(tmp_path / "short", context=4)
+    with pytest.raises(RunError, match=r"leaves no room in .*'s context of 4"):
+        Trainer(settings(short, tmp_path / "run"))
+    assert no_run_in(tmp_path / "run")
