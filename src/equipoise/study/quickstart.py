@@ -22,7 +22,7 @@ from rich.table import Table
 
 from equipoise.evaluate import peak
 from equipoise.study.plots import write_plots
-from equipoise.train import Config, RunError, RunFolder, dump, read_lines
+from equipoise.train import Config, RunError, RunFolder, checkpoint, dump, read_lines
 
 OBJECTIVES: dict[str, dict[str, Any]] = {
     "token": {"aggregation": {"name": "token", "over": "group"}},
@@ -30,6 +30,15 @@ OBJECTIVES: dict[str, dict[str, Any]] = {
     "balanced": {"aggregation": "balanced"},
     "balanced+hadw": {"aggregation": "balanced", "difficulty": "hadw"},
 }
+
+LEGEND = """
+start, peak, last  held-out acc@8 in % (± half the 95 % interval)
+greedy, best@8     start→last: what RL taught rather than sharpened
+gap                how much longer wrong responses are, (T̄− − T̄+)/T̄
+loss ×10³          mean policy-gradient loss ± 2 standard errors: token drifts
+                   because it couples sign and length, HA-DW because its
+                   weighted advantages do not sum to 0
+"""
 
 
 def settings(name: str, seed: int, steps: int | None, out: Path) -> Config:
@@ -51,19 +60,15 @@ def quickstart(out: Path, seed: int = 0, steps: int | None = None) -> None:
     begin = time.monotonic()
     configs = {name: settings(name, seed, steps, out) for name in OBJECTIVES}
     console.print(
-        f"Training the embedded model with {len(configs)} objectives, {configs['token'].train.steps} steps each: "
-        "the same weights, prompts and draws.\n"
+        f"Training the embedded model with {len(configs)} objectives, {configs['token'].train.steps} steps each,\n"
+        "from the same weights, on the same prompts, with the same draws.\n"
     )
     _train_all(configs, out, console)
     runs = [summary(name, RunFolder(c.train.out)) for name, c in configs.items()]
     console.print(table(runs))
-    console.print(
-        "acc@8: held-out accuracy over 8 samples; greedy and best@8 tell teaching from sharpening.\n"
-        "loss: mean policy-gradient loss ± 2 standard errors; away from 0 it drifts (sign-length coupling).\n"
-        "gap: how much longer wrong responses are, (T̄− − T̄+)/T̄, mean over the run."
-    )
+    console.print(LEGEND)
     page = write_plots(out / "plots.html", {name: RunFolder(c.train.out) for name, c in configs.items()})
-    console.print(f"\n{time.monotonic() - begin:.0f} s. Runs: {out}/   plots: {page}")
+    console.print(f"{time.monotonic() - begin:.0f} s. Runs: {out}/   plots: {page}")
 
 
 def _train_all(configs: dict[str, Config], out: Path, console: Console) -> None:
@@ -84,7 +89,8 @@ def _train_all(configs: dict[str, Config], out: Path, console: Console) -> None:
             while waiting or running:
                 while waiting and len(running) < (os.cpu_count() or 1):
                     name = waiting.pop(0)
-                    running[name] = _start(configs[name])
+                    if not _finished(configs[name]):
+                        running[name] = _start(configs[name])
                 time.sleep(0.3)
                 for name in configs:
                     _show(bars, shown[name], RunFolder(configs[name].train.out))
@@ -98,6 +104,14 @@ def _train_all(configs: dict[str, Config], out: Path, console: Console) -> None:
                 process.terminate()
             for process in running.values():
                 process.wait()
+
+
+def _finished(config: Config) -> bool:
+    """Whether the run in that directory is this one and has come to its end: then there is nothing to start."""
+    folder = RunFolder(config.train.out)
+    if not folder.config.exists() or folder.config.read_text(encoding="utf-8") != dump(config):
+        return False
+    return config.train.steps in checkpoint.steps(folder.checkpoints)
 
 
 def _start(config: Config) -> subprocess.Popen[bytes]:
@@ -140,7 +154,6 @@ class Summary:
     gap: float
     drift: float
     drift_error: float
-    seconds: float
 
 
 def summary(name: str, folder: RunFolder, metric: str = "acc@8") -> Summary:
@@ -150,19 +163,20 @@ def summary(name: str, folder: RunFolder, metric: str = "acc@8") -> Summary:
     mean = sum(losses) / len(losses)
     error = math.sqrt(sum((x - mean) ** 2 for x in losses) / max(len(losses) - 1, 1) / len(losses))
     gap = sum(s["bias/length_gap"] for s in steps) / len(steps)
-    seconds = sum(s["timing_s/step"] for s in steps)
-    return Summary(name, evaluations[0], evaluations[-1], best.peak, best.peak_step, gap, mean, error, seconds)
+    return Summary(name, evaluations[0], evaluations[-1], best.peak, best.peak_step, gap, mean, error)
 
 
 def table(runs: Sequence[Summary]) -> Table:
-    out = Table("objective", "acc@8 start", "peak (step)", "last", "greedy start → last", "best@8 start → last",
-                "gap", "loss", "s", title="Held-out results", box=None)  # fmt: skip
+    """Percentages of the held-out prompts; narrow enough for 80 columns."""
+    columns = ("objective", "start", "peak", "last", "greedy", "best@8", "gap", "loss ×10³")
+    out = Table(*columns, box=None, padding=(0, 1, 0, 0), collapse_padding=True)
     for r in runs:
         low, high = r.last["interval"]["acc@8"]
         out.add_row(
-            r.name, f"{r.start['acc@8']:.3f}", f"{r.peak:.3f} ({r.peak_step})",
-            f"{r.last['acc@8']:.3f} [{low:.3f}, {high:.3f}]", f"{r.start['greedy']:.3f} → {r.last['greedy']:.3f}",
-            f"{r.start['best@8']:.3f} → {r.last['best@8']:.3f}", f"{r.gap:+.2f}",
-            f"{r.drift:+.4f} ± {2 * r.drift_error:.4f}", f"{r.seconds:.0f}",
+            r.name, f"{100 * r.start['acc@8']:.1f}", f"{100 * r.peak:.1f}",
+            f"{100 * r.last['acc@8']:.1f} ±{50 * (high - low):.1f}",
+            f"{100 * r.start['greedy']:.1f}→{100 * r.last['greedy']:.1f}",
+            f"{100 * r.start['best@8']:.1f}→{100 * r.last['best@8']:.1f}", f"{r.gap:+.2f}",
+            f"{1e3 * r.drift:+.1f} ±{2e3 * r.drift_error:.1f}",
         )  # fmt: skip
     return out
