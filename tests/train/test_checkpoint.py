@@ -139,9 +139,9 @@ def small_disk(tmp_path):
     subprocess.run(["umount", "--lazy", folder], check=True)
 
 
-@pytest.mark.parametrize("left_kb", [0, 4, 60, 120, 200])
+@pytest.mark.parametrize("left_kb", [0, 4, 60, 84, 88, 92, 120, 200])
 def test_a_disk_that_is_really_full_at_any_point(policy, small_disk, left_kb):
-    """The weights' writer and torch's report a full disk in types of their own; both must come out as OSError."""
+    """The writers of weights, tokenizer and state report it in types of their own; all must come out as OSError."""
     checkpoint.save(small_disk / "c", 1, policy, {"kept": "first"}, keep=0)
     free = os.statvfs(small_disk)
     (small_disk / "ballast").write_bytes(bytes(free.f_bavail * free.f_frsize - left_kb * 1024))

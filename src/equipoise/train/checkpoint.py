@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from safetensors import SafetensorError
 
 from equipoise import policy as models
 
@@ -81,10 +80,12 @@ def set_rng_state(state: dict[str, Any]) -> None:
 
 
 def _disk_error(error: BaseException | None) -> OSError | None:
-    """A full disk as the OSError it is: safetensors has its own type for one, torch.save puts another on top of it."""
-    if isinstance(error, SafetensorError) and "I/O error" in str(error):
-        return OSError(str(error))
-    return error if error is None or isinstance(error, OSError) else _disk_error(error.__context__)
+    """A full disk as the OSError it is: safetensors and tokenizers put its number into the text of an exception of
+    their own, torch.save raises another on top of it."""
+    if error is None or isinstance(error, OSError):
+        return error
+    number = re.search(r"\(os error (\d+)\)", str(error))
+    return OSError(int(number[1]), os.strerror(int(number[1]))) if number else _disk_error(error.__context__)
 
 
 def _remove(path: Path) -> None:
