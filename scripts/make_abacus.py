@@ -2,9 +2,9 @@
 
     python scripts/make_abacus.py [FOLDER]
 
-The traces are mostly short chains and hold slips, so the model that comes out knows the steps, makes mistakes, and loses
-its place in long chains: what reinforcement learning can then teach. The same machine and torch give the same weights
-(one thread, fixed seeds); the hash of the weights is printed at the end, with what the model can do.
+The traces are mostly short chains and hold slips, so the model that comes out knows the steps, makes mistakes, and
+loses its place in long chains: what reinforcement learning can then teach. The same machine, torch and code give the
+same weights (one thread, fixed seeds). At the end it prints what the model can do and the hash of the weights.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ STEPS = 1300
 RESPONSES = 64  # per step
 LEARNING_RATE = 4e-3
 HORIZON = 2500  # steps over which the rate would fall to a tenth: the warm-up stops well before it has learned it all
-LEVELS = {"2": 0.45, "3": 0.45, "4": 0.08, "5": 0.02}
+LEVELS = {"2": 0.45, "3": 0.45, "4": 0.08, "5": 0.02}  # share of the traces
 HABITS = {"slip": 0.1, "notice": 0.7, "again": 0.7, "twice": 0.06}
 
 

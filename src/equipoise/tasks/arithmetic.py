@@ -85,20 +85,19 @@ def trace(numbers: Sequence[int], draw: random.Random, slip: float, notice: floa
     """A worked response to a chain, with the mistakes of a hasty writer.
 
     A step's result is wrong with probability `slip`. A wrong result is seen with probability `notice` and the step
-    written again, wrong with probability `again`, three times at most. A number is added a second time with
-    probability `twice`.
+    written again, now wrong with probability `again`. A number is added a second time with probability `twice`.
     """
     written, total = "", numbers[0]
     for number in numbers[1:]:
         for _ in range(1 + (draw.random() < twice)):
-            right = total + number
-            for chance in (slip, again, again):
+            right, chance = total + number, slip
+            while True:
                 total = _slip(right, draw) if draw.random() < chance else right
                 written += f"+{number}={total}"
                 if total == right or draw.random() >= notice:
                     break
                 written += "~"
-            written = written.removesuffix("~")
+                chance = again
     return f"{written}#{total}"
 
 
