@@ -31,11 +31,11 @@ def die_at(k: int) -> None:
         def call(*arguments, **options):
             nonlocal left
             left -= 2
-            if left in (-1, 0):
-                if left == 0:
-                    operation(*arguments, **options)
-                os.kill(os.getpid(), signal.SIGKILL)
-            return operation(*arguments, **options)
+            try:
+                return operation(*arguments, **options) if left != -1 else None
+            finally:
+                if left in (-1, 0):
+                    os.kill(os.getpid(), signal.SIGKILL)
 
         return call
 

@@ -80,13 +80,17 @@ def outcome(out: Path) -> dict:
     state = torch.load(last / checkpoint.STATE, weights_only=False)
     return {
         "checkpoint": last.name,
-        "weights": hashlib.sha256((last / "model.safetensors").read_bytes()).hexdigest(),
+        "weights": _hash(last / "model.safetensors"),
         "optimizer": _digest(state["optimizer"]),
         "state": {k: v for k, v in state.items() if k not in ("optimizer", "rng")},
         "metrics": metrics(out),
         "eval": evaluations(out),
-        "rollouts": sorted(p.name for p in RunFolder(out).rollouts.iterdir()),
+        "rollouts": {p.name: _hash(p) for p in RunFolder(out).rollouts.iterdir()},
     }
+
+
+def _hash(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def _digest(tree) -> object:
