@@ -44,8 +44,12 @@ def test_native_sampler_and_transformers_draw_the_same(kind, name):
     prompts = tiny_models.prompts(6)
     native = NativeSampler(policy).sample(prompts, 3, PARAMS[name])
     plain = TransformersSampler(policy).sample(prompts, 3, PARAMS[name])
-    assert_same(by_name(native, range(6), 3), by_name(plain, range(6), 3))
+    assert torch.equal(native.tokens, plain.tokens)
+    assert native.finish == plain.finish
     torch.testing.assert_close(native.policy_logprobs, plain.policy_logprobs, atol=1e-5, rtol=0)
+    # A token on the edge of the nucleus may be in for one and out for the other, by a last bit.
+    same = (native.logprobs - plain.logprobs).abs() < 1e-5
+    assert same.float().mean() >= (0.98 if PARAMS[name].truncates else 1.0)
 
 
 @pytest.mark.parametrize("kind", [*KINDS, "gpt2"])
