@@ -106,10 +106,10 @@ class Trainer:
                     self._step(terminal)
                     done = self.step == c.train.steps
                     stuck = self.uninformative >= c.train.max_uninformative
-                    stopping.wanted = any(ranks.gather(stopping.wanted))  # all ranks stop after the same step
+                    stop = any(ranks.gather(stopping.wanted))  # all ranks stop after the same step
                     if c.eval.every and (self.step % c.eval.every == 0 or done):
                         self._evaluate(terminal)
-                    if done or stuck or stopping.wanted or self.step % c.train.checkpoint_every == 0:
+                    if done or stuck or stop or self.step % c.train.checkpoint_every == 0:
                         self._checkpoint()
                     if stuck:
                         raise RunError(
@@ -117,7 +117,7 @@ class Trainer:
                             f"there is nothing to learn from; look at {self.folder.rollouts} (is the reward always the "
                             "same, the task too hard or too easy?), or raise train.max_uninformative"
                         )
-                    if stopping.wanted and not done:
+                    if stop and not done:
                         raise Interrupted(f"stopped after step {self.step}; go on with: {self._resume_command()}")
         finally:
             terminal.close()
