@@ -1,0 +1,312 @@
+"""The group baseline under rewards on [0, 1]: HA-DW's Theorem 4, for any law of the reward.
+
+A group is informative when its rewards spread: S_σ = {max − min > σ}. With F the CDF, f the density, u the smallest
+reward, u⁺ = min(1, u+σ), q = F(u⁺) − F(u) and m = E[r | u ≤ r ≤ u⁺],
+
+    P(S_σᶜ) = G ∫ f q^(G−1) du,        E[p̂·1_{S_σᶜ}] = ∫ (u + (G−1)·m) f q^(G−1) du.
+
+The integrals are taken over v = F(u), where f du = dv: a density that is infinite at 0 or a needle at ½ is as easy as a
+uniform one, and an atom (partial credit with many exact zeros) is a stretch of v with one u; binary rewards give Theorem
+1 back. Where S_σ is the rarer event (σ near 1, a sharp density) its own integral is used, with no difference of nearly
+equal numbers in it. The Beta and the truncated normal have F, F⁻¹ and ∫ r dF in closed form; we read the paper's
+Corollaries 4 and 5 as these two instances.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike
+from scipy import special, stats
+
+from equipoise.theory.arguments import Array, Real, group_size, plain, positive, probability
+from equipoise.theory.quadrature import DUST, integrate, panels
+
+RAREST = 1e-150
+
+
+@dataclass(frozen=True)
+class RewardLaw:
+    """A law on [0, 1]; every function is elementwise."""
+
+    mean: float
+    cdf: Callable[[Array], Array]
+    sf: Callable[[Array], Array]
+    """1 − cdf, precise where it is small."""
+    quantile: Callable[[Array], Array]
+    """v ↦ the least r with cdf(r) ≥ v."""
+    partial_mean: Callable[[Array, Array], Array]
+    """(x, y) ↦ ∫ r dF(r) over x < r ≤ y."""
+    noise: float = DUST
+    """Absolute error of cdf and sf. Nothing is said given an event not much likelier than that."""
+
+
+def beta_rewards(a: float, b: float) -> RewardLaw:
+    """Rewards with density r^(a−1)(1−r)^(b−1)/B(a, b).
+
+        F(r) = I_r(a, b),        ∫_x^y r dF = a/(a+b)·(I_y(a+1, b) − I_x(a+1, b))
+
+    Parameters
+    ----------
+    a, b : float > 0. Below 1 the density is infinite at 0 (a) or at 1 (b).
+
+    Returns
+    -------
+    RewardLaw with mean a/(a+b).
+
+    References
+    ----------
+    HA-DW, Corollary 4 as we read it: Theorem 4 with a Beta law.
+
+    Examples
+    --------
+    >>> beta_rewards(2, 6).mean
+    0.25
+    """
+    a, b = float(positive(a, "a")), float(positive(b, "b"))
+    mean = a / (a + b)
+
+    def partial_mean(x: Array, y: Array) -> Array:
+        below = special.betainc(a + 1, b, y) - special.betainc(a + 1, b, x)
+        above = _betaincc(a + 1, b, x) - _betaincc(a + 1, b, y)
+        return np.asarray(mean * np.where(x > mean, above, below))
+
+    return RewardLaw(
+        mean,
+        cdf=lambda r: np.asarray(special.betainc(a, b, r)),
+        sf=lambda r: np.asarray(_betaincc(a, b, r)),
+        quantile=lambda v: np.nan_to_num(special.betaincinv(a, b, v)),  # it gives up below 1e-180, where r is 0
+        partial_mean=partial_mean,
+    )
+
+
+def truncated_normal_rewards(mu: float, scale: float) -> RewardLaw:
+    """Rewards normal with mean μ and deviation s, given that they fall in [0, 1].
+
+        ∫_x^y r dF = μ·(F(y) − F(x)) − s²·(f(y) − f(x))
+
+    Parameters
+    ----------
+    mu, scale : float, 0 < scale ≤ 1000: mean and deviation **before** truncation. μ may lie outside [0, 1].
+
+    Returns
+    -------
+    RewardLaw. Its mean is that after truncation, not μ.
+
+    References
+    ----------
+    HA-DW, Corollary 5 as we read it: Theorem 4 with a truncated normal law.
+
+    Examples
+    --------
+    >>> truncated_normal_rewards(0.5, 0.2).mean
+    0.5
+    """
+    mu, scale = float(mu), float(positive(scale, "scale"))
+    if scale > 1000:
+        raise ValueError(f"scale = {scale:g} is above 1000: the law is uniform there, use beta_rewards(1, 1)")
+    law = stats.truncnorm(-mu / scale, (1 - mu) / scale, loc=mu, scale=scale)
+
+    def partial_mean(x: Array, y: Array) -> Array:
+        growth = (x - y) * (x + y - 2 * mu) / (2 * scale**2)  # log f(y)/f(x)
+        rise = np.where(growth > 0, -law.pdf(y), law.pdf(x)) * np.expm1(-np.abs(growth))
+        mass = np.where(x > mu, law.sf(x) - law.sf(y), law.cdf(y) - law.cdf(x))
+        return np.asarray(mu * mass - scale**2 * rise)
+
+    mean = float(partial_mean(np.asarray(0.0), np.asarray(1.0)))
+    return RewardLaw(mean, cdf=law.cdf, sf=law.sf, quantile=law.ppf, partial_mean=partial_mean)
+
+
+def rewards_from_cdf(cdf: Callable[[Array], Array]) -> RewardLaw:
+    """Rewards with any CDF on [0, 1], by bisection and quadrature; no density is needed.
+
+        ∫_x^y r dF = y·F(y) − x·F(x) − (K(y) − K(x)),        K(x) = ∫_0^x F(r) dr
+
+    Parameters
+    ----------
+    cdf : elementwise function of an array in [0, 1], F(r) = P(reward ≤ r): it never falls and reaches 1 at 1. Jumps are
+        atoms; keep σ off the differences of two atoms, where rounding decides.
+
+    Returns
+    -------
+    RewardLaw. The bias given an S_σ rarer than 1e-7 is beyond it, since 1 − cdf is all it knows of the upper tail. Atoms
+    smaller than 1/256 cost precision, to about 1e-6.
+
+    Raises
+    ------
+    ValueError where cdf falls, or does not end at 1.
+
+    References
+    ----------
+    HA-DW, Theorem 4; FORMULAS.md §3.
+
+    Examples
+    --------
+    >>> round(rewards_from_cdf(lambda r: r**2).mean, 12)
+    0.666666666667
+    """
+    grid = np.asarray(cdf(np.linspace(0, 1, 1025)), dtype=np.float64)
+    if grid[0] < -1e-9 or abs(grid[-1] - 1) > 1e-9 or np.any(np.diff(grid) < -1e-9):
+        raise ValueError(
+            f"cdf runs from {grid[0]:g} to {grid[-1]:g}: it must start at 0 or above, never fall, end at 1"
+        )
+
+    def quantile(v: Array) -> Array:
+        lo, hi = np.zeros_like(v), np.ones_like(v)
+        for _ in range(64):
+            mid = (lo + hi) / 2
+            low = cdf(mid) < v
+            lo, hi = np.where(low, mid, lo), np.where(low, hi, mid)
+        return np.where(cdf(np.zeros_like(v)) >= v, 0.0, hi)
+
+    # between knots F rises by at most 1/256, larger jumps being knots: one Gauss rule from the knot below x gives K(x)
+    knots = np.unique(np.concatenate([[0.0], quantile(np.arange(1, 256) / 256), np.linspace(0, 1, 257)[1:]]))
+    K_at_knots = np.concatenate([[0.0], np.cumsum(panels(cdf, knots[:-1], knots[1:]))])
+
+    def K(x: Array) -> Array:
+        below = np.clip(np.searchsorted(knots, x, side="right") - 1, 0, len(knots) - 1)
+        return np.asarray(K_at_knots[below] + panels(cdf, knots[below], x))
+
+    return RewardLaw(
+        mean=1 - float(K_at_knots[-1]),
+        cdf=cdf,
+        sf=lambda r: 1 - cdf(r),
+        quantile=quantile,
+        partial_mean=lambda x, y: y * cdf(y) - x * cdf(x) - (K(y) - K(x)),
+        noise=1e-16,
+    )
+
+
+def spread_probability(law: RewardLaw, G: ArrayLike, sigma: ArrayLike) -> Real:
+    """Probability that the rewards of a group spread by more than σ.
+
+        P(S_σ) = 1 − G ∫ f q^(G−1) du = G ∫_0^(1−σ) f ((1−F)^(G−1) − q^(G−1)) du
+
+    Parameters
+    ----------
+    law : RewardLaw. G : whole number ≥ 2. sigma : σ in [0, 1). G and sigma broadcast together.
+
+    Returns
+    -------
+    float or array in [0, 1]; 1 at σ = 0 unless the law has atoms. Computed by the second form, precise where it is
+    small.
+
+    References
+    ----------
+    HA-DW, Theorem 4; FORMULAS.md §3.
+
+    Examples
+    --------
+    >>> round(spread_probability(beta_rewards(1, 1), 2, 0.5), 12)  # uniform: 1 − 2σ + σ²
+    0.25
+    """
+    return plain(np.vectorize(lambda G, sigma: _spread(law, G, sigma), otypes=[float])(group_size(G), _sigma(sigma)))
+
+
+def spread_baseline_bias(law: RewardLaw, G: ArrayLike, sigma: ArrayLike) -> Real:
+    """The bias of the group baseline given that the rewards spread by more than σ.
+
+        E[p̂ | S_σ] − p = (p·P(S_σᶜ) − E[p̂·1_{S_σᶜ}]) / P(S_σ),        p = E[r]
+
+    The sign is that of `baseline_bias`; Theorem 4 states p − E[p̂ | S_σ], its negative.
+
+    Parameters
+    ----------
+    law : RewardLaw. G : whole number ≥ 2. sigma : σ in [0, 1). G and sigma broadcast together.
+
+    Returns
+    -------
+    float or array; 0 to rounding at σ = 0 without atoms and for a symmetric law, (1 − 2p)/G in the limit σ → 1 (one
+    response at each end, the others anywhere). NaN where P(S_σ) < 1e-150: no such group will be seen.
+    ArithmeticError where it is below 1e-7 and the law is known by its CDF alone.
+
+    References
+    ----------
+    HA-DW, Theorem 4 and, as we read them, Corollaries 4 (Beta) and 5 (truncated normal); FORMULAS.md §3.
+
+    Examples
+    --------
+    >>> round(spread_baseline_bias(beta_rewards(1, 3), 8, 0.5), 4)
+    0.0291
+    """
+    return plain(np.vectorize(lambda G, sigma: _bias(law, G, sigma), otypes=[float])(group_size(G), _sigma(sigma)))
+
+
+def _sigma(sigma: ArrayLike) -> Array:
+    sigma = probability(sigma, "sigma")
+    if np.any(sigma == 1):
+        raise ValueError(
+            "sigma = 1 leaves no informative group: rewards in [0, 1] never differ by more; give sigma < 1"
+        )
+    return sigma
+
+
+def _levels(law: RewardLaw, last: float) -> Array:
+    """Breakpoints for v in [0, last]: finer towards both ends, to the rarest there is at 0, where a rare S_σ hides.
+
+    Three more are at the quarters of r, for laws with two heaps and little between them.
+    """
+    ends = last * 2.0 ** -np.arange(1, 12)
+    rare = last * 64.0 ** -np.arange(2, 90)
+    inner = law.cdf(np.array([0.25, 0.5, 0.75]))
+    return np.concatenate([[0.0, last], ends, last - ends, rare, inner[inner < last]])
+
+
+def _spread(law: RewardLaw, G: float, sigma: float) -> float:
+    def integrand(v: Array) -> Array:
+        beyond = law.sf(np.minimum(law.quantile(v) + sigma, 1))
+        return G * _power_gap(1 - v, beyond, G - 1)
+
+    return min(integrate(integrand, _levels(law, float(law.cdf(np.asarray(1 - sigma)))), law.noise), 1.0)
+
+
+def _bias(law: RewardLaw, G: float, sigma: float) -> float:
+    spread = _spread(law, G, sigma)
+    if spread < 1e9 * law.noise and law.noise > DUST:
+        raise ArithmeticError(
+            f"P(S_σ) = {spread:.1g} at sigma = {sigma:g}, G = {G:g} is too rare for a bare CDF: give a smaller sigma"
+        )
+    if spread < RAREST:
+        return float("nan")
+    last = float(law.cdf(np.asarray(1 - sigma)))
+    if spread < 0.5:
+        return integrate(lambda v: _excess_spread(law, G, sigma, v), _levels(law, last), law.noise) / spread
+    levels = np.concatenate([_levels(law, last), _levels(law, 1.0)])
+    return -integrate(lambda v: _excess_close(law, G, sigma, v), levels, law.noise) / spread
+
+
+def _excess_close(law: RewardLaw, G: float, sigma: float, v: Array) -> Array:
+    """Integrand of E[(p̂ − p)·1_{Sᶜ}]: (u − p)·q^(G−1) + (G−1)·(m − p)·q^(G−1), with m·q = ∫_u^u⁺ r dF."""
+    u = law.quantile(v)
+    top = np.minimum(u + sigma, 1)
+    q = np.maximum(law.cdf(top) - v, 0)
+    return (u - law.mean) * q ** (G - 1) + (G - 1) * (_above(law, v, u, top) - law.mean * q) * q ** (G - 2)
+
+
+def _excess_spread(law: RewardLaw, G: float, sigma: float, v: Array) -> Array:
+    """Integrand of E[(p̂ − p)·1_S]: the same with 1−F for q, less the same with q, term by term."""
+    u = law.quantile(v)
+    top = np.minimum(u + sigma, 1)
+    beyond = law.sf(top)
+    within = np.maximum(1 - v - beyond, 0)
+    inside = _above(law, v, u, top) - law.mean * within
+    outside = law.partial_mean(top, np.ones_like(top)) - law.mean * beyond
+    gap = _power_gap(1 - v, beyond, G - 1), _power_gap(1 - v, beyond, G - 2)
+    return (u - law.mean) * gap[0] + (G - 1) * (outside * (1 - v) ** (G - 2) + inside * gap[1])
+
+
+def _above(law: RewardLaw, v: Array, u: Array, top: Array) -> Array:
+    """∫ F⁻¹ from v to F(top): ∫_u^top r dF and, of an atom at u (or a heap narrower than floats), the part above v."""
+    return law.partial_mean(u, top) + u * (law.cdf(u) - v)
+
+
+def _power_gap(x: Array, d: Array, n: float) -> Array:
+    """x^n − (x−d)^n for 0 ≤ d ≤ x without cancellation."""
+    with np.errstate(divide="ignore"):  # d = x: the second power is 0, or 1 for n = 0
+        part = np.log1p(-np.clip(np.divide(d, x, out=np.ones_like(x), where=x > 0), 0, 1))
+    return np.asarray(-(x**n) * np.expm1(n * part)) if n > 0 else np.zeros_like(x)
+
+
+def _betaincc(a: float, b: float, x: Array) -> Array:
+    # special.betaincc is the same function, some 200 times slower (scipy 1.17); 1 − x would drop an x below 1e-16
+    return np.where(x > a / (a + b), special.betainc(b, a, 1 - x), 1 - special.betainc(a, b, x))
