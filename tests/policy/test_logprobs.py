@@ -30,7 +30,7 @@ def test_packed_forward_and_gradient_equal_plain_ones(kind, temperature, checkpo
     policy = tiny_models.policy(kind, gradient_checkpointing=checkpointing)
     assert policy.is_llama_like == (kind != "gpt2")
     prompts = tiny_models.prompts(5)
-    batch = tiny_models.responses(prompts, 3)
+    batch = tiny_models.responses(prompts, 3, alike=4)
     weight = torch.randn(len(batch[0]), generator=torch.Generator().manual_seed(1))
 
     packed = p.token_logprobs(policy, p.pack(prompts, *batch), temperature=temperature)

@@ -13,30 +13,42 @@ def split(packed):
 
 @given(
     sizes=st.lists(st.integers(1, 30), min_size=1, max_size=6),
-    responses=st.lists(st.tuples(st.integers(0, 5), st.integers(1, 40)), min_size=1, max_size=12),
+    responses=st.lists(
+        st.tuples(st.integers(0, 5), st.lists(st.sampled_from([7, 8, 9]), min_size=1, max_size=20)),
+        min_size=1,
+        max_size=12,
+    ),
 )
 def test_every_target_is_predicted_from_its_own_sequence(sizes, responses):
     prompts = [[1000 * i + j for j in range(size)] for i, size in enumerate(sizes)]
     prompt = torch.tensor([i % len(sizes) for i, _ in responses])
-    lengths = torch.tensor([length for _, length in responses])
-    tokens = torch.arange(10_000, 10_000 + int(lengths.sum()))
+    lengths = torch.tensor([len(t) for _, t in responses])
+    tokens = torch.tensor([t for _, response in responses for t in response])
     packed = pack(prompts, tokens, lengths, prompt)
 
-    used = set(prompt.tolist())
-    assert len(packed.inputs) == sum(sizes[i] for i in used) + int((lengths - 1).sum())
-    # Walk the buckets: reading a gathered row up to a predicting entry gives exactly prompt + response so far.
-    sequences = [prompts[r] + t.tolist() for r, t in zip(prompt.tolist(), tokens.split(lengths.tolist()), strict=True)]
+    sequences = [prompts[r] + t for r, (_, t) in zip(prompt.tolist(), responses, strict=True)]
+    distinct = {tuple(s[:k]) for s in sequences for k in range(1, len(s))}
+    assert len(packed.inputs) == len(distinct)
+    # Reading a gathered row up to a predicting entry gives exactly the prompt and the response so far.
     buckets = [part.view(shape) for part, shape in zip(split(packed), packed.shapes, strict=True)]
-    rows = [packed.inputs[row].tolist() for bucket in buckets for row in bucket]
+    rows = sorted(packed.inputs[row].tolist() for bucket in buckets for row in bucket)
+    assert len(rows) == len(sequences)
     for sequence in sequences:
-        assert sum(row[: len(sequence) - 1] == sequence[:-1] for row in rows) >= 1
+        assert any(row[: len(sequence) - 1] == sequence[:-1] for row in rows)
     assert torch.equal(packed.gather[packed.scatter], torch.arange(len(packed.inputs)))
     column = torch.cat([torch.arange(b.shape[1]).expand_as(b).reshape(-1) for b in buckets])
     assert torch.equal(column[packed.scatter], packed.positions)
-    before = torch.tensor(
-        [s[k - 1] for s, n in zip(sequences, lengths, strict=True) for k in range(len(s) - n, len(s))]
-    )
-    assert torch.equal(packed.inputs[packed.predict], before)
+    # A row entry is one prefix: it is found at the same place in every sequence that begins with it, and nowhere else.
+    prefix = {}
+    for bucket in buckets:
+        for row in bucket.tolist():
+            for k, entry in enumerate(row):
+                if k == 0 or entry != row[k - 1]:
+                    prefix.setdefault(entry, set()).add(tuple(packed.inputs[row[: k + 1]].tolist()))
+    assert all(len(p) == 1 for p in prefix.values())
+    predicted_from = [next(iter(prefix[e])) for e in packed.predict.tolist()]
+    ends = zip(sequences, lengths.tolist(), strict=True)
+    assert predicted_from == [tuple(s[:k]) for s, n in ends for k in range(len(s) - n, len(s))]
     assert torch.equal(packed.targets, tokens)
 
 

@@ -62,12 +62,17 @@ def policy(kind: str = "llama", *, dtype: torch.dtype = torch.float32, seed: int
     return Policy(model.to(dtype), tokenizer(), kind, **options)
 
 
-def responses(prompts: list[list[int]], n: int, *, longest: int = 24, seed: int = 0):
-    """Random flat responses, n for each prompt: tokens [N], lengths [B], prompt [B]; some of one token."""
+def responses(prompts: list[list[int]], n: int, *, longest: int = 24, seed: int = 0, alike: int = 0):
+    """Random flat responses, n for each prompt: tokens [N], lengths [B], prompt [B]; one of a single token.
+
+    The first `alike` tokens of a response are one and the same token, so that responses share prefixes.
+    """
     g = torch.Generator().manual_seed(seed)
     lengths = torch.randint(1, longest + 1, (len(prompts) * n,), generator=g)
     lengths[0] = 1
     tokens = torch.randint(3, VOCABULARY, (int(lengths.sum()),), generator=g)
+    for start, length in zip((lengths.cumsum(0) - lengths).tolist(), lengths.tolist(), strict=True):
+        tokens[start : start + min(alike, length)] = 5
     return tokens, lengths, torch.arange(len(prompts)).repeat_interleave(n)
 
 

@@ -1,7 +1,9 @@
-"""Several responses in one row without padding, the tokens of a prompt standing there once for all its responses.
+"""Several responses in one row without padding, in which every distinct prefix stands once.
 
-The row is [prompt₀ prompt₁ … | response₀ response₁ …]; the last token of a response is predicted but never an input, so
-it is left out. Everything in the model that works token by token (projections, norms, the MLP) runs over this row.
+The row holds the tokens of the prompts and then those of the responses; responses to one prompt that begin alike share
+the entries of their common beginning (a tree of prefixes, flattened). Equal prefixes have equal hidden states, so this
+changes no number, only how often it is computed. The last token of a response is predicted but never an input, so it is
+left out. Everything in the model that works token by token (projections, norms, the MLP) runs over this row.
 Attention is the one place that needs sequences: `gather` lays them out in buckets of similar length, right-padded,
 where plain causal attention is exact (a real token never looks right), and `scatter` picks each result back out.
 """
@@ -46,19 +48,24 @@ def pack(prompts: Sequence[Sequence[int]], tokens: Tensor, lengths: Tensor, prom
     prompt_length = torch.tensor([len(row) for row in rows])
     prompt_start = _starts(prompt_length)
     n_prompt = int(prompt_length.sum())
-    response_start = n_prompt + _starts(lengths - 1)
+    before = prompt_length[prompt]
+    start = _starts(lengths - 1)
 
     is_last = torch.zeros(len(tokens), dtype=torch.bool)
     is_last[lengths.cumsum(0) - 1] = True
-    flat_prompts = torch.tensor([t for row in rows for t in row])
-    inputs = torch.cat([flat_prompts, tokens[~is_last]])
-    before = prompt_length[prompt]
-    positions = torch.cat([_ramp(prompt_length), _ramp(lengths - 1) + before.repeat_interleave(lengths - 1)])
+    entry, size = _entries(tokens[~is_last], lengths - 1, prompt)
+    entry += n_prompt
+    inputs, positions = torch.empty(n_prompt + size, dtype=torch.long), torch.empty(n_prompt + size, dtype=torch.long)
+    inputs[:n_prompt] = torch.tensor([t for row in rows for t in row])
+    positions[:n_prompt] = _ramp(prompt_length)
+    inputs[entry] = tokens[~is_last]
+    positions[entry] = _ramp(lengths - 1) + before.repeat_interleave(lengths - 1)
 
     # Token t of a response is predicted by the entry before it; the first one by the prompt's last token.
-    offset = _ramp(lengths)
-    predict = (response_start - 1).repeat_interleave(lengths) + offset
-    predict[offset == 0] = (prompt_start + prompt_length)[prompt] - 1
+    is_first = _ramp(lengths) == 0
+    predict = torch.empty(len(tokens), dtype=torch.long)
+    predict[~is_first] = entry
+    predict[is_first] = (prompt_start + prompt_length)[prompt] - 1
 
     gather, shapes, scatter, filled = [], [], torch.empty(len(inputs), dtype=torch.long), 0
     total = before + lengths - 1
@@ -67,8 +74,9 @@ def pack(prompts: Sequence[Sequence[int]], tokens: Tensor, lengths: Tensor, prom
         c = torch.minimum(column, total[chosen, None] - 1)
         p = prompt[chosen, None]
         in_prompt = c < prompt_length[p]
-        index = torch.where(in_prompt, prompt_start[p] + c, response_start[chosen, None] + c - prompt_length[p])
-        # Clamped entries and shared prompts are written several times, always with a place that holds the same value.
+        own = (start[chosen, None] + c - prompt_length[p]).clamp_min(0)
+        index = torch.where(in_prompt, prompt_start[p] + c, entry[own] if len(entry) else own)
+        # Shared entries are written several times, always with a place that holds the same value.
         valid = column < total[chosen, None]
         scatter[index[valid]] = torch.arange(filled, filled + index.numel()).view_as(index)[valid]
         filled += index.numel()
@@ -83,6 +91,30 @@ def pack(prompts: Sequence[Sequence[int]], tokens: Tensor, lengths: Tensor, prom
         tuple(shapes),
         scatter.to(device),
     )
+
+
+def _entries(tokens: Tensor, lengths: Tensor, prompt: Tensor) -> tuple[Tensor, int]:
+    """Number the distinct prefixes of the responses (flat `tokens` [n], `lengths` [B]): the number of the prefix that
+    ends at each token [n], and how many there are. Walks down the tree as long as any two responses are together."""
+    start = _starts(lengths)
+    entry = torch.empty(len(tokens), dtype=torch.long)
+    together, node = torch.arange(len(lengths)), prompt.clone()
+    depth = count = 0
+    base = int(tokens.max()) + 1 if len(tokens) else 1
+    while len(together := together[lengths[together] > depth]):
+        at = start[together] + depth
+        branches, inverse = torch.unique(node[together] * base + tokens[at], return_inverse=True)
+        entry[at] = node[together] = count + inverse
+        count += len(branches)
+        depth += 1
+        # A response alone on its branch stays alone: its remaining tokens are numbered in one go.
+        alone = torch.bincount(inverse)[inverse] == 1
+        rest = (lengths[together[alone]] - depth).clamp_min(0)
+        at = (start[together[alone]] + depth).repeat_interleave(rest) + _ramp(rest)
+        entry[at] = count + torch.arange(len(at))
+        count += len(at)
+        together = together[~alone]
+    return entry, count
 
 
 def _starts(lengths: Tensor) -> Tensor:
