@@ -36,3 +36,7 @@ def only_one_prompt(prompt, response, row):
 def slow(prompt, response, row):
     time.sleep(0.2)
     return ones(prompt, response, row)
+
+
+def minus_ones(prompt, response, row):
+    return -ones(prompt, response, row)

@@ -28,15 +28,12 @@ class StepBatch:
     prompts: list[Prompt]
     rollouts: Rollouts
     texts: list[str]
-    rewards: Tensor  # [B, K] float64
+    rewards: Tensor  # [B, K] float64, one column per reward function
+    total: Tensor  # [B] float64, the columns weighed and summed
     verdicts: list[str]
     lengths: Tensor  # [B] tokens in the loss
     drawn: int  # prompts taken from the stream to get here
     unscored: int  # responses left out because their verdict was no score
-
-    @property
-    def total(self) -> Tensor:
-        return self.rewards.sum(1)
 
 
 def encode_prompt(policy: models.Policy, prompt: Prompt, chat: bool) -> list[int]:
@@ -106,7 +103,8 @@ class Collector:
         if c.mask_truncated:
             whole = torch.tensor([f == "stop" for f in rollouts.finish], device=lengths.device)
             lengths = lengths * whole
-        batch = StepBatch(prompts, rollouts, texts, rewards, verdicts, lengths, len(prompts), 0)
+        total = rewards @ torch.tensor(c.weights, dtype=torch.float64)
+        batch = StepBatch(prompts, rollouts, texts, rewards, total, verdicts, lengths, len(prompts), 0)
         scored = ~rewards.isnan().any(1)
         if bool(scored.all()):
             return batch
@@ -147,6 +145,7 @@ def _rows(batch: StepBatch, rows: Tensor) -> StepBatch:
         rollouts=batch.rollouts.select(rows),
         texts=[batch.texts[i] for i in index],
         rewards=batch.rewards[rows],
+        total=batch.total[rows],
         verdicts=[batch.verdicts[i] for i in index],
         lengths=batch.lengths[rows.to(batch.lengths.device)],
     )
@@ -160,6 +159,7 @@ def _joined(parts: list[StepBatch], drawn: int | None = None) -> StepBatch:
         concatenate([part.rollouts for part in parts]),
         [t for part in parts for t in part.texts],
         torch.cat([part.rewards for part in parts]),
+        torch.cat([part.total for part in parts]),
         [v for part in parts for v in part.verdicts],
         torch.cat([part.lengths for part in parts]),
         sum(part.drawn for part in parts) if drawn is None else drawn,

@@ -70,7 +70,7 @@ class RewardConfig:
     correct: float = option(1.0, "reward of a correct answer")
     wrong: float = option(0.0, "reward of a wrong, unparsed, crashed or timed-out answer")
     overlong_buffer: int = option(
-        0, "tokens before max_tokens over which the reward falls linearly by 1 (DAPO); 0 is off"
+        0, "tokens before max_tokens over which the first reward falls linearly by 1 (DAPO); 0 is off"
     )
     mask_truncated: bool = option(False, "responses cut at max_tokens take part in the group's mean, not in the loss")
 
@@ -112,7 +112,7 @@ class TrainConfig:
     checkpoint_every: int = option(20, "steps between checkpoints; one is always written at the end")
     keep: int = option(2, "checkpoints to keep besides the last")
     threads: int = option(0, "CPU threads of torch; 0 leaves torch's own choice")
-    max_skipped: int = option(5, "steps with non-finite numbers in a row before the run stops")
+    max_skipped: int = option(5, "updates with non-finite numbers in a row before the run stops")
     max_uninformative: int = option(20, "steps without any difference in reward in a row before the run stops")
 
 

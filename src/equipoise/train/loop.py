@@ -336,10 +336,13 @@ class Trainer:
 
 
 def learning_rate(o: OptimConfig, update: int, total: int) -> float:
-    """The rate of optimizer step `update` (from 1): a linear warm-up, then constant, or linear or cosine to 0."""
+    """The rate of optimizer step `update` (from 1): a linear warm-up, then constant, or linear or cosine to 0.
+
+    0 is reached one step after the last: a step at 0 would be a batch of rollouts for nothing.
+    """
     if update <= o.warmup:
         return o.lr * update / max(o.warmup, 1)
-    left = 1 - (update - o.warmup) / max(total - o.warmup, 1)
+    left = 1 - (update - o.warmup) / (total - o.warmup + 1)
     shape = {"constant": 1.0, "linear": left, "cosine": 0.5 * (1 + math.cos(math.pi * (1 - left)))}
     return o.lr * shape[o.schedule]
 

@@ -1,0 +1,520 @@
+"""What the loop does in a step, each part against a plain computation of its own."""
+
+import math
+import sys
+import types
+
+import pyarrow.parquet as pq
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from equipoise import policy as models
+from equipoise.rewards import Verdict
+from equipoise.tasks import Prompt
+from equipoise.train import ConfigError, RunError, RunFolder, Trainer, checkpoint
+from equipoise.train.config import OptimConfig, RewardConfig
+from equipoise.train.loop import learning_rate
+from equipoise.train.score import overlong_penalty, reward_functions, score
+
+from .tiny import REWARDS, evaluations, last_checkpoint, metrics, overrides, settings
+
+
+@pytest.fixture
+def run(model, tmp_path):
+    """Train a tiny run to its end and give back the trainer; its metrics are in `tmp_path / name`."""
+
+    def go(name: str = "run", **options) -> Trainer:
+        trainer = Trainer(settings(model, tmp_path / name, log__terminal=False, **options))
+        trainer.run()
+        return trainer
+
+    return go
+
+
+@pytest.fixture
+def trainer(model, tmp_path):
+    made = []
+
+    def make(**options) -> Trainer:
+        made.append(Trainer(settings(model, tmp_path / str(len(made)), log__terminal=False, **options)))
+        return made[-1]
+
+    yield make
+    for t in made:
+        t.folder.unlock()
+
+
+def column(out, name) -> list[float]:
+    return [record[name] for record in metrics(out)]
+
+
+def average(trainer) -> torch.Tensor:
+    """AdamW's running average of the gradient: (1 − β₁) times the gradient after the first update."""
+    return torch.cat([trainer.optimizer.state[p]["exp_avg"].flatten() for p in trainer.parameters])
+
+
+def test_it_learns(run, tmp_path):
+    run(train__steps=25, eval__every=0)
+    rewards = column(tmp_path / "run", "reward/mean")
+    assert sum(rewards[-5:]) / 5 > sum(rewards[:5]) / 5 + 0.4
+
+
+def plain_logprobs(folder, batch) -> list[torch.Tensor]:
+    """log π of every response's tokens, one response at a time through plain transformers, with gradient."""
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    rollouts = batch.rollouts
+    out = []
+    for tokens, p in zip(rollouts.tokens.split(rollouts.lengths.tolist()), rollouts.prompt.tolist(), strict=True):
+        prompt = torch.tensor(rollouts.prompts[p])
+        logits = model(torch.cat([prompt, tokens])[None]).logits[0, len(prompt) - 1 : -1]
+        out.append(logits.log_softmax(-1).gather(1, tokens[:, None])[:, 0])
+    return [model, *out]
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_the_gradient_is_the_published_one(trainer, model, masked):
+    """GRPO by hand: −1/(P G) Σ_i (r_i − mean)/σ · 1/T_i Σ_t log π with σ² = var + 1e-6, on-policy.
+
+    A truncated response that is masked keeps its reward in the group's mean and deviation, and loses its gradient.
+    """
+    t = trainer(reward__mask_truncated=masked, optim__clip_norm=0.0, train__steps=1)
+    batch = t.collector.collect(1)
+    t.collector.position = 0
+    truncated = torch.tensor([f == "length" for f in batch.rollouts.finish])
+    assert 0 < truncated.sum() < 16
+    core, *logprobs = plain_logprobs(model, batch)
+    rewards = batch.total.view(4, 4)
+    sigma = (rewards.var(1, correction=0, keepdim=True) + 1e-6).sqrt()
+    advantage = ((rewards - rewards.mean(1, keepdim=True)) / sigma).flatten()
+    loss = -sum(
+        a / 16 * logp.mean()
+        for a, logp, cut in zip(advantage, logprobs, truncated, strict=True)
+        if not (masked and cut)
+    )
+    loss.backward()
+    by_hand = torch.cat([p.grad.flatten() for p in core.parameters()])
+    t.run()
+    assert column(t.folder.path, "reward/mean")[0] == pytest.approx(float(rewards.mean()))
+    assert float((average(t) / 0.1 - by_hand).norm() / by_hand.norm()) < 1e-5
+
+
+def test_a_batch_of_nothing_but_truncated_responses_moves_nothing(trainer):
+    t = trainer(reward__mask_truncated=True, rollout__max_tokens=1, train__steps=2, train__updates=2)
+    before = [p.clone() for p in t.parameters]
+    batch = t.collector.collect(1)
+    if set(batch.rollouts.finish) != {"length"}:
+        pytest.fail("the model ends responses at once; the case is not met")
+    t.collector.position = 0
+    t.run()
+    assert all(torch.equal(a, b) for a, b in zip(before, t.parameters, strict=True))
+    assert [r["step"] for r in metrics(t.folder.path)] == [1, 2]
+    assert column(t.folder.path, "policy_loss") == [0.0, 0.0]
+
+
+def test_several_updates_move_the_ratios(run, tmp_path):
+    one, three = run("one"), run("three", train__updates=3)
+    assert (one.updates, three.updates) == (6, 18)
+    first = metrics(tmp_path / "three")
+    assert all(abs(r["ratio/mean"] - 1) < 1e-5 and r["approx_kl"] < 1e-6 for r in first)  # metrics are the first's
+    assert all(r["approx_kl/last_update"] > 1e-5 for r in first)
+    assert not any("last_update" in key for r in metrics(tmp_path / "one") for key in r)
+
+
+def test_clipping_stops_updates_that_went_far_enough(run, tmp_path):
+    far = {"train__updates": 8, "optim__lr": 0.05, "optim__warmup": 0}
+    run("narrow", **far, objective__surrogate={"low": 0.01, "high": 0.01})
+    run("wide", **far, objective__surrogate={"low": 50.0, "high": 50.0})
+    narrow, wide = (metrics(tmp_path / n)[0] for n in ("narrow", "wide"))
+    assert narrow["clip_ratio/region/last_update"] > 0.2
+    assert wide["clip_ratio/region/last_update"] == 0
+    assert narrow["approx_kl/last_update"] < wide["approx_kl/last_update"]
+
+
+def test_the_kl_holds_the_policy_to_where_it_began(run, tmp_path, model):
+    slack, tight = run("slack", objective__kl=1e-6, train__steps=12), run("tight", objective__kl=10.0, train__steps=12)
+    start = models.load(model).model.state_dict()
+    for t in (slack, tight):
+        assert all(torch.equal(v, start[k]) for k, v in t.reference.model.state_dict().items())
+    loose, held = column(tmp_path / "slack", "kl"), column(tmp_path / "tight", "kl")
+    assert abs(loose[0]) < 1e-9
+    assert min(loose[1:]) > 0
+    assert max(held[1:]) < 0.1 * loose[-1]
+    assert run("none").reference is None
+
+
+def test_the_entropy_bonus_raises_entropy(run, tmp_path):
+    run("plain", train__steps=15)
+    run("bonus", train__steps=15, objective__entropy_bonus=1.0)
+    # A step in which nothing pulls on a response has no forward pass, and so no entropy.
+    plain, bonus = ([r["entropy"] for r in metrics(tmp_path / n) if "entropy" in r] for n in ("plain", "bonus"))
+    assert plain[0] == pytest.approx(bonus[0], abs=0.2)
+    assert plain[-1] < plain[0]
+    assert bonus[-1] > plain[-1] + 0.3
+
+
+def test_dynamic_sampling_keeps_the_first_informative_groups_of_the_stream(trainer):
+    options = {"reward__functions": [f"{REWARDS}:only_one_prompt"], "rollout__group_size": 6}
+    t = trainer(rollout__dynamic_sampling=True, rollout__max_draws=6, **options)
+    kept = t.collector.collect(1)
+    plain = trainer(**options, rollout__prompts=24)
+    stream = plain.collector.collect(1)
+    groups = stream.total.view(24, 6)
+    informative = [i for i in range(t.collector.position) if groups[i].max() > groups[i].min()]
+    assert len(kept.prompts) == min(4, len(informative)) > 0
+    assert [p.id for p in kept.prompts] == [stream.prompts[i].id for i in informative[:4]]
+    assert kept.texts == [stream.texts[6 * i + k] for i in informative[:4] for k in range(6)]
+    assert kept.rollouts.prompt.tolist() == [g for g in range(len(kept.prompts)) for _ in range(6)]
+    assert [kept.rollouts.prompts[g] for g in range(len(kept.prompts))] == [
+        models.encode(t.policy, p.text) for p in kept.prompts
+    ]
+    assert kept.drawn == t.collector.position
+    assert kept.drawn % 4 == 0
+    assert kept.drawn <= 24
+
+
+def test_dynamic_sampling_respects_its_bound(run, trainer, tmp_path):
+    t = trainer(reward__functions=[f"{REWARDS}:same"], rollout__dynamic_sampling=True, rollout__max_draws=3)
+    batch = t.collector.collect(1)
+    assert (batch.drawn, t.collector.position, len(batch.texts)) == (12, 12, 0)
+    with pytest.raises(RunError, match="differed in reward for 2 steps"):
+        run(reward__functions=[f"{REWARDS}:same"], rollout__dynamic_sampling=True, train__max_uninformative=2)
+    records = metrics(tmp_path / "run")
+    assert [r["groups/kept"] for r in records] == [0, 0]
+    assert [r["reward/mean"] for r in records] == [None, None]
+
+
+def test_dynamic_sampling_in_a_whole_run(run, tmp_path):
+    t = run(rollout__dynamic_sampling=True, rollout__max_draws=3)
+    records = metrics(tmp_path / "run")
+    assert all(r["groups/informative"] == 1.0 for r in records)
+    assert all(1 <= r["groups/kept"] <= 4 <= r["groups/drawn"] <= 12 for r in records)
+    assert t.collector.position == sum(r["groups/drawn"] for r in records)
+
+
+def test_the_overlong_penalty_by_hand(trainer):
+    lengths = torch.tensor([1, 8, 9, 10, 11, 12])
+    assert overlong_penalty(lengths, 12, 4).tolist() == [0, 0, -0.25, -0.5, -0.75, -1]
+    assert overlong_penalty(lengths, 12, 12).tolist() == pytest.approx([-(l / 12) for l in lengths.tolist()])
+    shaped, plain = trainer(reward__overlong_buffer=4), trainer()
+    a, b = shaped.collector.collect(1), plain.collector.collect(1)
+    assert a.texts == b.texts
+    assert (a.rollouts.lengths > 8).any()
+    by_hand = [min(0.0, (8 - l) / 4) for l in a.rollouts.lengths.tolist()]
+    assert (a.total - b.total).tolist() == pytest.approx(by_hand)
+
+
+def test_several_rewards_are_weighed(trainer, run, tmp_path):
+    """With weights 2 and −1 the total, its statistics and what is informative follow the weighted sum."""
+    two = {"reward__functions": [f"{REWARDS}:ones", f"{REWARDS}:twos"], "reward__weights": [2.0, -1.0]}
+    t = trainer(**two)
+    batch = t.collector.collect(1)
+    by_hand = [(2 * x.count("1") - x.count("2")) / max(len(x), 1) for x in batch.texts]
+    assert batch.total.tolist() == pytest.approx(by_hand)
+    run(**two, train__steps=1, log__rollouts_every=1)
+    assert column(tmp_path / "run", "reward/mean")[0] == pytest.approx(sum(by_hand) / 16)
+    table = pq.read_table(RunFolder(tmp_path / "run").rollouts / "step-1.parquet").to_pydict()
+    assert table["reward"] == pytest.approx(by_hand)
+    groups = torch.tensor(by_hand, dtype=torch.float64).view(4, 4)
+    signs = torch.sign(groups - groups.mean(1, keepdim=True)).flatten()
+    assert torch.sign(torch.tensor(table["advantage"], dtype=torch.float64)).tolist() == signs.tolist()
+
+
+def test_rewards_that_cancel_are_informative_only_as_weighed(trainer):
+    opposite = {"reward__functions": [f"{REWARDS}:ones", f"{REWARDS}:minus_ones"], "rollout__dynamic_sampling": True}
+    assert len(trainer(**opposite, reward__weights=[1.0, 1.0]).collector.collect(1).prompts) == 0
+    assert len(trainer(**opposite, reward__weights=[1.0, 0.0]).collector.collect(1).prompts) > 0
+
+
+VERDICTS = {
+    "correct": Verdict("correct"), "wrong": Verdict("wrong"), "unparsed": Verdict("unparsed"),
+    "timeout": Verdict("timeout"), "partial": Verdict("wrong", value=0.25), "bad_gold": Verdict("bad_gold"),
+    "unavailable": Verdict("unavailable"),
+}  # fmt: skip
+
+
+def test_the_reward_table():
+    prompt, texts = Prompt("1", "1+1=", "2"), list(VERDICTS)
+    config = RewardConfig(correct=2.0, wrong=-1.0)
+    rewards, kinds = score([lambda p, text: VERDICTS[text]], config, [prompt] * len(texts), texts)
+    assert rewards[:, 0].tolist()[:5] == [2.0, -1.0, -1.0, -1.0, -0.25]
+    assert rewards[5:, 0].isnan().all()
+    assert kinds == ["correct", "wrong", "unparsed", "timeout", "wrong", "bad_gold", "unavailable"]
+
+
+def test_a_response_without_a_score_is_left_out_and_counted(trainer, monkeypatch):
+    t = trainer(reward__functions=["task"], train__steps=1)
+    seen = []
+
+    def grade(prompt, response):
+        seen.append(response)
+        return Verdict("unavailable") if len(seen) in (2, 3) else Verdict("correct" if len(seen) % 2 else "wrong")
+
+    t.collector.functions = [grade]
+    batch = t.collector.collect(1)
+    assert batch.unscored == 2
+    assert batch.texts == [x for i, x in enumerate(seen) if i not in (1, 2)]
+    assert batch.rollouts.prompt.tolist() == [0, 0, *[1] * 4, *[2] * 4, *[3] * 4]
+    assert len(batch.rollouts.tokens) == int(batch.rollouts.lengths.sum())
+    credit = t.objective.assign(batch.rewards, batch.rollouts.prompt, batch.lengths)
+    assert len(credit.advantage) == 14
+
+
+def test_a_reward_function_sees_the_prompt_the_response_and_the_row(monkeypatch):
+    seen = []
+    module = types.ModuleType("my_rewards")
+    module.look = lambda prompt, response, row: seen.append((prompt, response, row)) or True
+    module.judge = lambda prompt, response, row: Verdict("correct")
+    monkeypatch.setitem(sys.modules, "my_rewards", module)
+    config = RewardConfig(functions=("my_rewards:look", "my_rewards:judge"), weights=(1.0, 1.0), correct=3.0)
+    functions = reward_functions(config, task=None)
+    prompt = Prompt("7", "1+1=", "2", level="2", meta={"source": "here"})
+    rewards, kinds = score(functions, config, [prompt], ["3"])
+    assert seen == [("1+1=", "3", {"id": "7", "answer": "2", "level": "2", "source": "here"})]
+    assert rewards.tolist() == [[1.0, 3.0]]
+    assert kinds == ["correct"]
+
+
+def test_the_learning_rate_by_hand():
+    def rates(schedule, warmup=2, total=6):
+        options = OptimConfig(lr=12.0, warmup=warmup, schedule=schedule)
+        return [learning_rate(options, update, total) for update in range(1, total + 1)]
+
+    assert rates("constant") == [6, 12, 12, 12, 12, 12]
+    assert rates("linear") == pytest.approx([6, 12, 9.6, 7.2, 4.8, 2.4])  # 0 after the last, not at it
+    assert rates("cosine") == pytest.approx([6, 12, *(6 * (1 + math.cos(math.pi * k / 5)) for k in (1, 2, 3, 4))])
+    assert rates("constant", warmup=0) == [12] * 6
+    assert rates("linear", warmup=0, total=1) == [12 * 0.5]
+    assert rates("linear", warmup=10) == pytest.approx([1.2 * k for k in range(1, 7)])
+
+
+@pytest.mark.parametrize("schedule", ["constant", "linear", "cosine"])
+def test_the_optimizer_uses_the_rate_that_is_logged(run, tmp_path, schedule):
+    """With momentum off AdamW moves every weight that has a gradient by the rate itself, to its ε."""
+    before = run("start", train__steps=1, optim__lr=0.0).policy.model.state_dict()
+    t = run(train__steps=1, optim__betas=[0.0, 0.0], optim__warmup=2, optim__schedule=schedule, optim__lr=0.5)
+    rate = column(tmp_path / "run", "lr")[0]
+    assert rate == 0.25
+    moved = [(v - before[k]).abs().max() for k, v in t.policy.model.state_dict().items()]
+    assert float(max(moved)) == pytest.approx(rate, rel=1e-2)
+
+
+def test_the_gradient_is_clipped_to_its_norm(run, tmp_path):
+    free = run("free", train__steps=1, optim__clip_norm=0.0)
+    norm = column(tmp_path / "free", "grad_norm")[0]
+    assert float(average(free).norm()) == pytest.approx(0.1 * norm, rel=1e-5)
+    clipped = run("clipped", train__steps=1, optim__clip_norm=norm / 3)
+    assert column(tmp_path / "clipped", "grad_norm")[0] == pytest.approx(norm, rel=1e-6)  # logged as it was
+    assert float(average(clipped).norm()) == pytest.approx(0.1 * norm / 3, rel=1e-4)
+    wide = run("wide", train__steps=1, optim__clip_norm=norm * 3)
+    assert torch.equal(average(wide), average(free))
+
+
+def poison(monkeypatch, wanted):
+    """The trainer's log-probabilities are NaN in the calls that are `wanted`, counted from 1."""
+    calls = 0
+    real = models.token_logprobs
+
+    def poisoned(*arguments, **options):
+        nonlocal calls
+        calls += 1
+        out = real(*arguments, **options)
+        return out._replace(logprobs=out.logprobs * math.nan) if wanted(calls) else out
+
+    monkeypatch.setattr(models, "token_logprobs", poisoned)
+
+
+def test_a_step_that_is_not_finite_is_skipped_and_counted(model, trainer, monkeypatch):
+    poison(monkeypatch, lambda call: call == 2)
+    t = trainer(train__steps=4, eval__every=0, train__checkpoint_every=1, train__keep=9, optim__clip_norm=0.0)
+    t.run()
+    out = t.folder.path
+    assert column(out, "skipped") == [0, 1, 1, 1]
+    assert column(out, "nonfinite_tokens")[1] > 0
+    assert (t.updates, t.skipped, t.skipped_total) == (3, 0, 1)
+    weights = [(RunFolder(out).checkpoints / f"step-{k}" / "model.safetensors").read_bytes() for k in (1, 2, 3)]
+    assert weights[0] == weights[1] != weights[2]
+
+
+def test_gradients_that_are_not_finite_are_skipped_too(trainer, monkeypatch):
+    t = trainer(train__steps=1)
+    before = [p.clone() for p in t.parameters]
+    real = torch.nn.utils.get_total_norm
+    monkeypatch.setattr(torch.nn.utils, "get_total_norm", lambda grads: real(grads) * math.inf)
+    t.run()
+    assert all(torch.equal(a, b) for a, b in zip(before, t.parameters, strict=True))
+    assert column(t.folder.path, "skipped") == [1]
+
+
+def test_too_many_in_a_row_stop_the_run_with_the_weights_as_they_were(trainer, monkeypatch):
+    poison(monkeypatch, lambda call: call > 2)
+    t = trainer(train__steps=50, eval__every=0, train__checkpoint_every=1, train__max_skipped=3)
+    with pytest.raises(RunError) as error:
+        t.run()
+    assert "3 updates in a row" in str(error.value)
+    assert "step 4" in str(error.value)
+    assert "optim.lr" in str(error.value)
+    assert t.updates == 2
+    kept = models.load(last_checkpoint(t.folder.path)).model.state_dict()
+    assert all(torch.equal(v, kept[k]) for k, v in t.policy.model.state_dict().items())
+    assert all(v.isfinite().all() for v in kept.values())
+
+
+def test_plain_transformers_opens_what_a_run_leaves(run, tmp_path):
+    t = run()
+    last = last_checkpoint(tmp_path / "run")
+    opened, tokenizer = AutoModelForCausalLM.from_pretrained(last), AutoTokenizer.from_pretrained(last)
+    assert all(torch.equal(v, t.policy.model.state_dict()[k]) for k, v in opened.state_dict().items())
+    prompt = tokenizer("12+3=", return_tensors="pt")
+    text = tokenizer.decode(opened.generate(**prompt, max_new_tokens=5, do_sample=False)[0], skip_special_tokens=True)
+    assert text.startswith("12+3=")
+
+
+def test_a_rollout_file_has_a_row_per_response(run, tmp_path):
+    t = run(log__rollouts_every=3, objective__difficulty="hadw")
+    folder = RunFolder(tmp_path / "run").rollouts
+    assert sorted(p.name for p in folder.iterdir()) == ["step-1.parquet", "step-3.parquet", "step-6.parquet"]
+    table = pq.read_table(folder / "step-1.parquet")
+    assert table.column_names == [
+        "prompt_id", "prompt", "response", "tokens", "length", "finish", "reward", "verdict", "group", "level",
+        "advantage", "logprob_sum",
+    ]  # fmt: skip
+    rows = table.to_pylist()
+    assert len(rows) == 16
+    assert [r["group"] for r in rows] == [g for g in range(4) for _ in range(4)]
+    for i, row in enumerate(rows):
+        prompt = t.task.prompt(i // 4)
+        assert (row["prompt_id"], row["prompt"], row["level"]) == (prompt.id, prompt.text, prompt.level)
+        assert row["length"] == len(row["tokens"]) <= 12
+        assert row["response"] == t.policy.tokenizer.decode(row["tokens"], skip_special_tokens=True)
+        assert row["reward"] == pytest.approx(row["response"].count("1") / max(len(row["response"]), 1))
+        assert row["finish"] == ("stop" if row["tokens"][-1] == 2 else "length")
+        assert row["logprob_sum"] < 0
+    assert sum(r["reward"] for r in rows) / 16 == pytest.approx(column(tmp_path / "run", "reward/mean")[0])
+
+
+def test_the_logs_have_a_line_per_step_and_per_evaluation(run, tmp_path):
+    run(train__steps=5, eval__every=2)
+    records = metrics(tmp_path / "run")
+    assert [r["step"] for r in records] == [1, 2, 3, 4, 5]
+    assert [e["step"] for e in evaluations(tmp_path / "run")] == [0, 2, 4, 5]
+    for name in (
+        "reward/mean", "reward/std", "completions/mean_length", "completions/clipped_ratio", "entropy", "kl",
+        "clip_ratio/region", "policy_loss", "grad_norm", "lr", "bias/mass_balance", "bias/length_gap", "skipped",
+    ):  # fmt: skip
+        assert all(isinstance(r[name], float) and math.isfinite(r[name]) for r in records), name
+    assert {"acc@2", "best@2", "maj@2", "greedy", "length", "interval", "by_level"} <= evaluations(tmp_path / "run")[
+        0
+    ].keys()
+    run("silent", train__steps=1, eval__every=0)
+    assert evaluations(tmp_path / "silent") == []
+
+
+def test_tensorboard_gets_every_metric(run, tmp_path):
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    run(log__tensorboard=True, train__steps=3)
+    events = EventAccumulator(str(tmp_path / "run" / "tensorboard"))
+    events.Reload()
+    written = [(e.step, e.value) for e in events.Scalars("reward/mean")]
+    assert written == [(r["step"], pytest.approx(r["reward/mean"], rel=1e-6)) for r in metrics(tmp_path / "run")]
+    assert [e.step for e in events.Scalars("eval/acc@2")] == [0, 3]
+    run("plain", train__steps=1)
+    assert not (tmp_path / "plain" / "tensorboard").exists()
+
+
+class FakeTracker:
+    """A package that records what it is told, in place of W&B, trackio and MLflow."""
+
+    def __init__(self):
+        self.calls = []
+
+    def __getattr__(self, name):
+        return lambda *arguments, **options: self.calls.append((name, arguments, options))
+
+
+@pytest.mark.parametrize("name", ["wandb", "trackio", "mlflow"])
+def test_other_trackers_get_every_metric(run, tmp_path, monkeypatch, name):
+    fake = FakeTracker()
+    monkeypatch.setitem(sys.modules, name, fake)
+    run(**{f"log__{name}": True}, train__steps=2, eval__every=2)
+    said = [call for call, _, _ in fake.calls]
+    logged = [
+        (arguments[0], options["step"]) for call, arguments, options in fake.calls if call in ("log", "log_metrics")
+    ]
+    if name == "mlflow":
+        assert said[:2] == ["start_run", "log_params"]
+        assert said[-1] == "end_run"
+        assert all(
+            set(k) <= set("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-. /")
+            for m, _ in logged
+            for k in m
+        )
+    else:
+        assert (said[0], said[-1]) == ("init", "finish")
+        assert fake.calls[0][2]["config"]["optim.lr"] == 0.01
+    assert [step for _, step in logged] == [0, 1, 2, 2]
+    assert logged[1][0]["reward/mean"] == column(tmp_path / "run", "reward/mean")[0]
+
+
+def test_missing_packages_are_named_by_their_extra(model, tmp_path, monkeypatch):
+    for extra, package in (("tensorboard", "torch.utils.tensorboard"), ("trackio", "trackio"), ("mlflow", "mlflow")):
+        monkeypatch.setitem(sys.modules, package, None)
+        with pytest.raises(ConfigError, match=rf"log\.{extra} = true .* pip install equipoise\[{extra}\]"):
+            Trainer(settings(model, tmp_path / "run", **{f"log__{extra}": True}))
+
+
+def test_temperature_and_truncation_reach_the_sampler(trainer):
+    t = trainer(
+        rollout__temperature=0.5, rollout__top_k=3, rollout__top_p=0.9, rollout__stop=["1"], rollout__max_tokens=7
+    )
+    p = t.collector.params
+    assert (p.temperature, p.top_k, p.top_p, p.stop, p.max_tokens) == (0.5, 3, 0.9, ("1",), 7)
+    batch = t.collector.collect(1)
+    assert int(batch.rollouts.lengths.max()) <= 7
+    assert all("1" not in text[:-1] for text in batch.texts)
+    assert trainer(rollout__max_tokens=0).collector.params.max_tokens == t.task.max_tokens
+
+
+@pytest.mark.parametrize("temperature", [0.5, 2.0])
+def test_ratios_are_one_at_any_temperature_and_truncation(run, tmp_path, temperature):
+    """The trainer computes what the sampler drew from."""
+    run(rollout__temperature=temperature, rollout__top_p=0.8, train__steps=2)
+    for record in metrics(tmp_path / "run"):
+        assert record["ratio/min"] == pytest.approx(1, abs=1e-5)
+        assert record["ratio/max"] == pytest.approx(1, abs=1e-5)
+
+
+def test_other_ways_to_run_the_same_model(run, tmp_path, model):
+    run("plain", train__steps=2)
+    run("checkpointed", train__steps=2, model__gradient_checkpointing=True)
+    plain, other = metrics(tmp_path / "plain"), metrics(tmp_path / "checkpointed")
+    for a, b in zip(plain, other, strict=True):
+        assert a["grad_norm"] == pytest.approx(b["grad_norm"], rel=1e-5)
+    run("half", train__steps=2, model__dtype="bfloat16")
+    assert metrics(tmp_path / "half")[0]["grad_norm"] == pytest.approx(plain[0]["grad_norm"], rel=0.5)
+    assert models.load(last_checkpoint(tmp_path / "half"), dtype=torch.bfloat16).dtype == torch.bfloat16
+
+
+def test_the_seed_decides_the_run(run, tmp_path):
+    for name, seed in (("a", 0), ("b", 0), ("c", 1)):
+        run(name, train__seed=seed, train__steps=2)
+    assert metrics(tmp_path / "a") == metrics(tmp_path / "b") != metrics(tmp_path / "c")
+
+
+def test_a_run_leaves_only_what_it_says(run, tmp_path):
+    run(train__steps=3, train__checkpoint_every=1, train__keep=1)
+    names = {p.name for p in (tmp_path / "run").iterdir()}
+    assert names == {".lock", "config.toml", "metrics.jsonl", "eval.jsonl", "rollouts", "checkpoints"}
+    assert checkpoint.steps(RunFolder(tmp_path / "run").checkpoints) == [2, 3]
+
+
+def test_progress_tells_step_reward_length_loss_speed_and_time_left(server, model, tmp_path):
+    file = tmp_path / "empty.toml"
+    file.touch()
+    said = server.run(["train", str(file), *overrides(model, tmp_path / "run", train__steps=2)]).stdout
+    line = next(line for line in said.splitlines() if line.startswith("step    1/2"))
+    for word in ("reward", "length", "loss", "tokens/s", "s left"):
+        assert word in line
+    assert "held out: acc@2" in said
