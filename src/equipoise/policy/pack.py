@@ -68,9 +68,15 @@ def pack(prompts: Sequence[Sequence[int]], tokens: Tensor, lengths: Tensor, prom
     predict[~is_first] = entry
     predict[is_first] = (prompt_start + prompt_length)[prompt] - 1
 
+    # Attention runs over the paths to the tree's leaves; a response that is the beginning of another lies on its path.
+    goes_on = torch.zeros(len(inputs), dtype=torch.bool)
+    goes_on[predict[~is_last]] = True
+    leaf, path = np.unique(predict[is_last].numpy(), return_index=True)
+    paths = torch.from_numpy(path[~goes_on[torch.from_numpy(leaf)].numpy()])
+
     gather, shapes, scatter, filled = [], [], torch.empty(len(inputs), dtype=torch.long), 0
     total = before + lengths - 1
-    for chosen in _by_length(total):
+    for chosen in _by_length(total, paths):
         column = torch.arange(int(total[chosen].max()))
         c = torch.minimum(column, total[chosen, None] - 1)
         p = prompt[chosen, None]
@@ -130,9 +136,9 @@ def _ramp(lengths: Tensor) -> Tensor:
     return torch.arange(int(lengths.sum())) - _starts(lengths).repeat_interleave(lengths)
 
 
-def _by_length(total: Tensor) -> list[Tensor]:
-    """Rows grouped so that the padding inside a group is at most an eighth of the longest length."""
+def _by_length(total: Tensor, rows: Tensor) -> list[Tensor]:
+    """`rows` grouped so that the padding inside a group is at most an eighth of the longest length."""
     step = max(8, -(-int(total.max()) // 8))
-    order = torch.argsort(total, stable=True)
+    order = rows[torch.argsort(total[rows], stable=True)]
     _, counts = torch.unique_consecutive((total[order] - 1) // step, return_counts=True)
     return list(order.split(counts.tolist()))
