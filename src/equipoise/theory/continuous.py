@@ -6,9 +6,9 @@ reward, u⁺ = min(1, u+σ), q = F(u⁺) − F(u) and m = E[r | u ≤ r ≤ u⁺
     P(S_σᶜ) = G ∫ f q^(G−1) du,        E[p̂·1_{S_σᶜ}] = ∫ (u + (G−1)·m) f q^(G−1) du.
 
 The integrals are taken over v = F(u), where f du = dv: a density that is infinite at 0 or a needle at ½ is as easy as a
-uniform one, and an atom (partial credit with many exact zeros) is a stretch of v with one u; binary rewards give Theorem
-1 back. Where S_σ is the rarer event (σ near 1, a sharp density) its own integral is used, with no difference of nearly
-equal numbers in it. The Beta and the truncated normal have F, F⁻¹ and ∫ r dF in closed form; we read the paper's
+uniform one, and an atom (partial credit with many exact zeros) is a stretch of v with one u; binary rewards give
+Theorem 1 back. Where S_σ is the rarer event (σ near 1, a sharp density) its own integral is used, with no difference of
+nearly equal numbers in it. The Beta and the truncated normal have F, F⁻¹ and ∫ r dF in closed form; we read the paper's
 Corollaries 4 and 5 as these two instances.
 """
 
@@ -129,8 +129,8 @@ def rewards_from_cdf(cdf: Callable[[Array], Array]) -> RewardLaw:
 
     Returns
     -------
-    RewardLaw. The bias given an S_σ rarer than 1e-7 is beyond it, since 1 − cdf is all it knows of the upper tail. Atoms
-    smaller than 1/256 cost precision, to about 1e-6.
+    RewardLaw. The bias given an S_σ rarer than 1e-7 is beyond it, since 1 − cdf is all it knows of the upper tail.
+    Atoms smaller than 1/256 cost precision, to about 1e-6.
 
     Raises
     ------
@@ -218,7 +218,8 @@ def spread_baseline_bias(law: RewardLaw, G: ArrayLike, sigma: ArrayLike) -> Real
     -------
     float or array; 0 to rounding at σ = 0 without atoms and for a symmetric law, (1 − 2p)/G in the limit σ → 1 (one
     response at each end, the others anywhere). NaN where P(S_σ) < 1e-150: no such group will be seen.
-    ArithmeticError where it is below 1e-7 and the law is known by its CDF alone.
+    ArithmeticError where it is below 1e-7 and the law is known by its CDF alone. The error is about 1e-9 of the bias or
+    1e-15, whichever is larger.
 
     References
     ----------
@@ -241,23 +242,8 @@ def _sigma(sigma: ArrayLike) -> Array:
     return sigma
 
 
-def _levels(law: RewardLaw, last: float) -> Array:
-    """Breakpoints for v in [0, last]: finer towards both ends, to the rarest there is at 0, where a rare S_σ hides.
-
-    Three more are at the quarters of r, for laws with two heaps and little between them.
-    """
-    ends = last * 2.0 ** -np.arange(1, 12)
-    rare = last * 64.0 ** -np.arange(2, 90)
-    inner = law.cdf(np.array([0.25, 0.5, 0.75]))
-    return np.concatenate([[0.0, last], ends, last - ends, rare, inner[inner < last]])
-
-
 def _spread(law: RewardLaw, G: float, sigma: float) -> float:
-    def integrand(v: Array) -> Array:
-        beyond = law.sf(np.minimum(law.quantile(v) + sigma, 1))
-        return G * _power_gap(1 - v, beyond, G - 1)
-
-    return min(integrate(integrand, _levels(law, float(law.cdf(np.asarray(1 - sigma)))), law.noise), 1.0)
+    return min(integrate(lambda v: _chance_spread(law, G, sigma, v), _low_levels(law, G, sigma), law.noise), 1.0)
 
 
 def _bias(law: RewardLaw, G: float, sigma: float) -> float:
@@ -268,11 +254,37 @@ def _bias(law: RewardLaw, G: float, sigma: float) -> float:
         )
     if spread < RAREST:
         return float("nan")
-    last = float(law.cdf(np.asarray(1 - sigma)))
     if spread < 0.5:
-        return integrate(lambda v: _excess_spread(law, G, sigma, v), _levels(law, last), law.noise) / spread
-    levels = np.concatenate([_levels(law, last), _levels(law, 1.0)])
-    return -integrate(lambda v: _excess_close(law, G, sigma, v), levels, law.noise) / spread
+        levels = _low_levels(law, G, sigma)
+        return integrate(lambda v: _excess_spread(law, G, sigma, v), levels, law.noise) / spread
+    levels = np.append(_levels(law, 1.0), law.cdf(np.array([1 - sigma])))
+    return -integrate(lambda v: _excess_close(law, G, sigma, v), levels, noise=1e-17) / spread
+
+
+def _levels(law: RewardLaw, last: float) -> Array:
+    """Breakpoints for v in [0, last]: finer towards both ends, and the quarters of r, for laws with two heaps."""
+    ends = last * 2.0 ** -np.arange(1, 12)
+    inner = law.cdf(np.array([0.25, 0.5, 0.75]))
+    return np.concatenate([[0.0, last], ends, last - ends, inner[inner < last]])
+
+
+def _low_levels(law: RewardLaw, G: float, sigma: float) -> Array:
+    """Breakpoints for v where S_σ is possible, down to where a rare S_σ hides.
+
+    `_chance_spread` falls with v, so ∫_0^v is at most v times its value at 0, and the whole at least v times its value
+    at v: levels whose share of the whole is beyond rounding are left out.
+    """
+    last = float(law.cdf(np.array([1 - sigma]))[0])
+    rare = last * np.float64(64) ** -np.arange(2.0, 90)
+    at_most = rare * _chance_spread(law, G, sigma, np.zeros(1))
+    at_least = (rare * _chance_spread(law, G, sigma, rare)).max()
+    return np.concatenate([_levels(law, last), rare[at_most > 1e-14 * at_least]])
+
+
+def _chance_spread(law: RewardLaw, G: float, sigma: float, v: Array) -> Array:
+    """Integrand of P(S): G·((1−F)^(G−1) − q^(G−1))."""
+    beyond = law.sf(np.minimum(law.quantile(v) + sigma, 1))
+    return G * _power_gap(1 - v, beyond, G - 1)
 
 
 def _excess_close(law: RewardLaw, G: float, sigma: float, v: Array) -> Array:
