@@ -31,7 +31,7 @@ class Gym:
         try:
             self._train = reasoning_gym.create_dataset(task, size=STREAM, seed=seed)
             self._held_out = reasoning_gym.create_dataset(task, size=HELD_OUT, seed=HELD_OUT_SEED)
-        except ValueError as error:
+        except (ValueError, AssertionError) as error:  # it checks a task's options by assertions
             raise TaskError(f"gym:{task}: {error}") from error
         self.name = f"gym:{task}"
 
@@ -52,7 +52,10 @@ class Gym:
         answer = given[-1].strip() if given else ""
         if not answer:
             return Verdict("unparsed", "an empty response", value=0.0)
-        value = float(self._train.score_answer(answer, prompt.meta["entry"]))
+        try:
+            value = float(self._train.score_answer(answer, prompt.meta["entry"]))
+        except Exception as error:  # some scorers trip over what a model may write
+            return Verdict("crashed", f"{type(error).__name__}: {error}")
         return Verdict("correct" if value >= 1.0 else "wrong", f"scored {value:g}", value=value, answer=answer)
 
     @cached_property
