@@ -48,6 +48,8 @@ def evaluate(
         """Per prompt of all ranks: outcomes, final answers and lengths of its n responses."""
         params = SamplingParams(temperature=temperature, max_tokens=max_tokens, stop=stop, seed=SEED)
         chosen = [prompts[i] for i in mine]
+        if not chosen:  # more processes than prompts
+            return [row for part in gather([]) for row in part]
         rollouts = sampler.sample([ids[i] for i in mine], n, params, keys=[p.id for p in chosen])
         texts, lengths = models.decode(policy, rollouts.tokens, rollouts.lengths), rollouts.lengths.tolist()
         out = []
