@@ -27,7 +27,7 @@ def write_plots(path: Path, runs: Mapping[str, RunFolder]) -> Path:
         at, step = [e["step"] for e in evaluations], [s["step"] for s in steps]
 
         def draw(
-            row: int, col: int, x: Sequence[float], y: Sequence[float], line=line, name=name, **more: object
+            row: int, col: int, x: Sequence[float], y: Sequence[float | None], line=line, name=name, **more: object
         ) -> None:
             style = {
                 "name": name,
@@ -50,7 +50,7 @@ def write_plots(path: Path, runs: Mapping[str, RunFolder]) -> Path:
         draw(2, 1, step, running_mean([s["policy_loss"] for s in steps]))
         draw(2, 2, step, running_mean([s["bias/length_gap"] for s in steps]))
         draw(3, 1, step, [s["completions/mean_length"] for s in steps])
-        draw(3, 2, step, [s["entropy"] for s in steps])
+        draw(3, 2, step, [s.get("entropy") for s in steps])  # none where nothing pulled on a response
     figure.add_hline(y=0, line_width=1, line_color="#777", row=2, col=1)
     figure.update_xaxes(title_text="step")
     figure.update_layout(title="equipoise quickstart", template="plotly_white", height=1000, hovermode="x unified",

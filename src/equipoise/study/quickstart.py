@@ -22,7 +22,7 @@ from rich.table import Table
 
 from equipoise.evaluate import peak
 from equipoise.study.plots import write_plots
-from equipoise.train import Config, RunError, RunFolder, checkpoint, dump, read_lines
+from equipoise.train import Config, Interrupted, RunError, RunFolder, checkpoint, dump, read_lines
 
 OBJECTIVES: dict[str, dict[str, Any]] = {
     "token": {"aggregation": {"name": "token", "over": "group"}},
@@ -63,7 +63,10 @@ def quickstart(out: Path, seed: int = 0, steps: int | None = None) -> None:
         f"Training the embedded model with {len(configs)} objectives, {configs['token'].train.steps} steps each,\n"
         "from the same weights, on the same prompts, with the same draws.\n"
     )
-    _train_all(configs, out, console)
+    try:
+        _train_all(configs, out, console)
+    except KeyboardInterrupt:
+        raise Interrupted("stopped after the step each run was in; the same command goes on with them") from None
     runs = [summary(name, RunFolder(c.train.out)) for name, c in configs.items()]
     console.print(table(runs))
     console.print(LEGEND)

@@ -1,0 +1,159 @@
+"""The quickstart's bookkeeping on hand-made logs, and (slow) the whole of it on the embedded model."""
+
+import json
+import math
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from equipoise.study import quickstart as study
+from equipoise.study.plots import running_mean, write_plots
+from equipoise.train import RunError, RunFolder, checkpoint, dump, read_lines
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def evaluation(step, acc, greedy, best):
+    interval = {"acc@8": [acc - 0.02, acc + 0.04]}
+    return {"step": step, "acc@8": acc, "greedy": greedy, "best@8": best, "interval": interval}
+
+
+def step(k, loss, gap):
+    return {"step": k, "policy_loss": loss, "bias/length_gap": gap, "completions/mean_length": 20.0 + k,
+            "entropy": 1.0, "reward/mean": 0.5}  # fmt: skip
+
+
+@pytest.fixture
+def run(tmp_path):
+    """Start .30, peak .55 at step 2, last .50; losses .001, .003, .005; gaps .1, .2, .6."""
+    folder = RunFolder(tmp_path / "token")
+    folder.path.mkdir()
+    evaluations = [evaluation(0, 0.30, 0.5, 0.7), evaluation(2, 0.55, 0.58, 0.8), evaluation(3, 0.50, 0.62, 0.81)]
+    steps = [step(1, 0.001, 0.1), step(2, 0.003, 0.2), step(3, 0.005, 0.6)]
+    folder.eval.write_text("".join(json.dumps(e) + "\n" for e in evaluations))
+    folder.metrics.write_text("".join(json.dumps(s) + "\n" for s in steps))
+    return folder
+
+
+def test_a_summary_by_hand(run):
+    s = study.summary("token", run)
+    assert (s.start["acc@8"], s.peak, s.peak_step, s.last["acc@8"]) == (0.30, 0.55, 2, 0.50)
+    assert s.gap == pytest.approx(0.3)
+    assert s.drift == pytest.approx(0.003)
+    assert s.drift_error == pytest.approx(0.002 / math.sqrt(3))  # the sample deviation is .002
+
+
+def test_a_summary_of_one_step(run):
+    run.metrics.write_text(json.dumps(step(1, 0.25, 0.0)) + "\n")
+    s = study.summary("token", run)
+    assert (s.drift, s.drift_error) == (0.25, 0.0)
+
+
+def test_the_table_says_the_summary_within_80_columns(run):
+    console = Console(width=80, record=True, file=open(os.devnull, "w"))  # noqa: SIM115
+    console.print(study.table([study.summary("balanced+hadw", run), study.summary("token", run)]))
+    lines = console.export_text().splitlines()
+    assert len(lines) == 3
+    assert all(len(line.rstrip()) <= 80 for line in lines)
+    row = re.sub(" +", " ", lines[1]).strip()
+    assert row == "balanced+hadw 30.0 55.0 50.0 ±3.0 50.0→62.0 70.0→81.0 +0.30 +3.0 ±2.3"
+
+
+def test_the_running_mean_by_hand():
+    assert running_mean([1.0, 2.0, 3.0, 4.0], window=2) == [1.0, 1.5, 2.5, 3.5]
+    assert running_mean([1.0, 2.0, 6.0], window=10) == [1.0, 1.5, 3.0]
+    assert running_mean([]) == []
+
+
+def test_the_page_of_plots_needs_no_network(run, tmp_path):
+    records = read_lines(run.metrics)
+    del records[1]["entropy"]  # a step in which nothing pulled on a response
+    run.metrics.write_text("".join(json.dumps(r) + "\n" for r in records))
+    page = write_plots(tmp_path / "plots.html", {"token": run, "sequence": run})
+    text = page.read_text()
+    assert 'src="http' not in text
+    assert "sequence" in text
+    assert "Held-out greedy accuracy" in text
+
+
+def test_the_four_runs_differ_in_the_objective_alone(tmp_path):
+    configs = {name: asdict(study.settings(name, 3, None, tmp_path)) for name in study.OBJECTIVES}
+    assert len(configs) == 4
+    objectives = {name: c.pop("objective") for name, c in configs.items()}
+    outs = [c["train"].pop("out") for c in configs.values()]
+    assert len(set(outs)) == 4
+    assert all(c == configs["token"] for c in configs.values())
+    assert len({json.dumps(o) for o in objectives.values()}) == 4
+    for name in study.OBJECTIVES:
+        study.settings(name, 3, None, tmp_path).check()
+
+
+def test_a_run_that_fails_is_named_with_what_it_said(tmp_path, monkeypatch):
+    def start(config):
+        log = Path(config.train.out).with_suffix(".log")
+        with open(log, "wb") as f:
+            return subprocess.Popen(["sh", "-c", "echo before; echo no such model; exit 3"], stdout=f)
+
+    monkeypatch.setattr(study, "_start", start)
+    with pytest.raises(RunError, match=r"the run token failed: no such model \(all of it: .*token\.log\)"):
+        study.quickstart(tmp_path, steps=1)
+
+
+def test_what_is_finished_is_not_started_again(tmp_path, monkeypatch):
+    config = study.settings("token", 0, 2, tmp_path)
+    folder = RunFolder(config.train.out)
+    assert not study._finished(config)
+    (folder.checkpoints / "step-2").mkdir(parents=True)
+    (folder.checkpoints / "step-2" / checkpoint.STATE).touch()
+    folder.config.write_text(dump(config))
+    assert study._finished(config)
+    assert not study._finished(study.settings("token", 1, 2, tmp_path))
+    assert not study._finished(study.settings("token", 0, 3, tmp_path))
+
+
+@pytest.fixture
+def quickstart(tmp_path):
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": ""}
+    command = [sys.executable, "-m", "equipoise", "quickstart", "--out", str(tmp_path / "q"), "--steps", "6"]
+
+    def start():
+        return subprocess.Popen(
+            command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+            start_new_session=True,
+        )  # fmt: skip
+
+    return start
+
+
+@pytest.mark.slow
+def test_ctrl_c_and_again(quickstart, tmp_path):
+    """As from a terminal: the signal goes to the whole group. Every run that had begun keeps the step it was in."""
+    first = quickstart()
+    folders = [RunFolder(tmp_path / "q" / name) for name in study.OBJECTIVES]
+    while not any(len(read_lines(f.metrics)) >= 2 for f in folders):
+        assert first.poll() is None, first.communicate()
+        time.sleep(0.01)
+    os.killpg(first.pid, signal.SIGINT)
+    _, said = first.communicate(timeout=300)
+    assert first.returncode == 130
+    assert said == "equipoise: stopped after the step each run was in; the same command goes on with them\n"
+    begun = [f for f in folders if read_lines(f.metrics)]
+    assert begun
+    for folder in begun:
+        assert checkpoint.steps(folder.checkpoints)[-1] == read_lines(folder.metrics)[-1]["step"]
+    second = quickstart()
+    said, err = second.communicate(timeout=900)
+    assert second.returncode == 0, err
+    for folder in folders:
+        assert [r["step"] for r in read_lines(folder.metrics)] == [1, 2, 3, 4, 5, 6]
+    for name in study.OBJECTIVES:
+        assert re.search(rf"^ *{re.escape(name)} +\d", said, re.MULTILINE), said
+    assert (tmp_path / "q" / "plots.html").stat().st_size > 1_000_000  # plotly is inside
