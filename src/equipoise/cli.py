@@ -8,14 +8,16 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     arguments = sys.argv[1:] if arguments is None else list(arguments)
     parser = _parser()
+    arguments, overrides = _without_overrides(arguments)
     options, rest = parser.parse_known_args(arguments)
+    rest += overrides
     if rest and options.command != "train":
         parser.error(f"unrecognized arguments: {' '.join(rest)}")
     try:
@@ -27,12 +29,39 @@ def main(arguments: Sequence[str] | None = None) -> None:
         sys.exit(130 if type(error).__name__ == "Interrupted" else 1)
 
 
+def _without_overrides(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
+    """`--section.key value` apart from the rest: argparse would take its value for the configuration file."""
+    others: list[str] = []
+    overrides: list[str] = []
+    left = list(arguments)
+    while left:
+        key, equals, _ = left[0].partition("=")
+        if key.startswith("--") and "." in key:
+            taken = 1 if equals else 2
+            overrides += left[:taken]
+            left = left[taken:]
+        else:
+            others.append(left.pop(0))
+    return others, overrides
+
+
 def _user_errors() -> tuple[type[Exception], ...]:
     """Errors whose message is a sentence for the user; anything else is a bug and shows its traceback."""
     loaded = sys.modules
     names = [("equipoise.train.config", "ConfigError"), ("equipoise.train.folder", "RunError"),
              ("equipoise.policy.model", "ModelError"), ("equipoise.tasks.task", "TaskError")]  # fmt: skip
     return tuple(getattr(loaded[module], name) for module, name in names if module in loaded)
+
+
+def _at_least(least: float, kind: type = int) -> Callable[[str], float]:
+    def number(text: str) -> float:
+        value = kind(text)
+        if not least <= value < float("inf"):
+            raise argparse.ArgumentTypeError(f"{text}: the rule is at least {least}")
+        return value
+
+    number.__name__ = kind.__name__  # what argparse calls a text that is no number
+    return number
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -50,7 +79,7 @@ def _parser() -> argparse.ArgumentParser:
     quickstart = add("quickstart", _quickstart, "train the embedded model with four objectives and compare them")
     quickstart.add_argument("--out", default="runs/quickstart", help="where the runs go (default: %(default)s)")
     quickstart.add_argument("--seed", type=int, default=0, help="seed of prompts and draws (default: %(default)s)")
-    quickstart.add_argument("--steps", type=int, default=None, help="steps per run (default: the preset's)")
+    quickstart.add_argument("--steps", type=_at_least(1), default=None, help="steps per run (default: the preset's)")
 
     train = add("train", _train, "train a model as a configuration says", add_help=False, usage=(
         "equipoise train CONFIG.toml [--resume] [--section.key value ...]"))  # fmt: skip
@@ -63,10 +92,14 @@ def _parser() -> argparse.ArgumentParser:
     evaluate.add_argument(
         "--task", default="arithmetic", help="arithmetic, gym:NAME or a .jsonl file (default: %(default)s)"
     )
-    evaluate.add_argument("--samples", type=int, default=8, help="responses per prompt (default: %(default)s)")
-    evaluate.add_argument("--temperature", type=float, default=1.0, help="of those responses (default: %(default)s)")
-    evaluate.add_argument("--per-level", type=int, default=None, help="prompts per level (default: the task's)")
-    evaluate.add_argument("--max-tokens", type=int, default=0, help="longest response; 0 takes the task's own")
+    evaluate.add_argument("--samples", type=_at_least(1), default=8, help="responses per prompt (default: %(default)s)")
+    evaluate.add_argument(
+        "--temperature", type=_at_least(0, float), default=1.0, help="of those responses (default: %(default)s)"
+    )
+    evaluate.add_argument(
+        "--per-level", type=_at_least(1), default=None, help="prompts per level (default: the task's)"
+    )
+    evaluate.add_argument("--max-tokens", type=_at_least(0), default=0, help="longest response; 0 takes the task's own")
     evaluate.add_argument("--chat", action="store_true", help="wrap prompts in the chat template")
     evaluate.add_argument("--json", action="store_true", help="print the result as JSON")
 
@@ -82,7 +115,7 @@ def _quickstart(options: argparse.Namespace, rest: list[str]) -> None:
 
 
 def _train(options: argparse.Namespace, rest: list[str]) -> None:
-    from equipoise.train import Trainer, describe, load
+    from equipoise.train import Trainer, describe, load, ranks
 
     if options.show_help or options.config is None:
         print("usage: equipoise train CONFIG.toml [--resume] [--section.key value ...]\n")
@@ -95,23 +128,27 @@ def _train(options: argparse.Namespace, rest: list[str]) -> None:
         return
     _quiet_transformers()
     Trainer(load(options.config, rest), resume=options.resume).run()
+    ranks.stop()
 
 
 def _eval(options: argparse.Namespace, rest: list[str]) -> None:
     from equipoise import policy as models
     from equipoise import rollout, tasks
     from equipoise.evaluate import evaluate, line
-    from equipoise.train import checkpoint
+    from equipoise.train import ConfigError, checkpoint
+    from equipoise.train.batch import encode_prompt
 
     _quiet_transformers()
     name = options.model
     kept = checkpoint.steps(Path(name) / "checkpoints")
     policy = models.load(Path(name) / "checkpoints" / f"step-{kept[-1]}" if kept else name)
     task = tasks.open_task(options.task, seed=0)
-    prompts = task.evaluation(options.per_level)
-    chat = [[{"role": "user", "content": p.text}] if options.chat else p.text for p in prompts]
+    try:
+        prompts = task.evaluation(options.per_level)
+    except ValueError as error:
+        raise ConfigError(f"--per-level {options.per_level}: {error}") from error
     result = evaluate(
-        policy, rollout.sampler(policy), task, prompts, [models.encode(policy, p) for p in chat],
+        policy, rollout.sampler(policy), task, prompts, [encode_prompt(policy, p, options.chat) for p in prompts],
         samples=options.samples, temperature=options.temperature, greedy=True,
         max_tokens=options.max_tokens or task.max_tokens, stop=task.stop,
     )  # fmt: skip

@@ -1,0 +1,206 @@
+"""The command line: help for every option, one sentence for every mistake, and what `eval` prints."""
+
+import json
+import re
+from dataclasses import fields
+from typing import get_type_hints
+
+import pytest
+import torch
+
+from equipoise import cli
+from equipoise.objective import PRESETS
+from equipoise.train import Config, Trainer
+
+from .train.tiny import make_model, overrides, settings
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return make_model(tmp_path_factory.mktemp("model") / "tiny")
+
+
+@pytest.fixture(autouse=True)
+def _same_threads():
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture
+def equipoise(capsys):
+    """Run a command in this process: (exit code, stdout, stderr)."""
+
+    def run(*arguments):
+        capsys.readouterr()
+        try:
+            cli.main([str(a) for a in arguments])
+            code = 0
+        except SystemExit as error:
+            code = error.code or 0
+        out, err = capsys.readouterr()
+        return code, out, err
+
+    return run
+
+
+def test_help_names_every_command(equipoise):
+    code, out, _ = equipoise("--help")
+    assert code == 0
+    for command in ("quickstart", "train", "eval", "objectives"):
+        assert re.search(rf"^ +{command}\s+\w+", out, re.MULTILINE), command
+
+
+@pytest.mark.parametrize("command", ["quickstart", "eval"])
+def test_every_option_of_a_command_has_a_sentence(command):
+    parser = cli._parser()
+    (commands,) = [a for a in parser._actions if a.dest == "command"]
+    actions = commands.choices[command]._actions
+    assert len(actions) > 3
+    for action in actions:
+        assert action.help, action.dest
+        assert len(action.help.split()) >= 3, action.dest
+
+
+@pytest.mark.parametrize("flag", ["--help", "-h"])
+def test_the_help_of_train_shows_every_option_with_its_sentence(equipoise, flag):
+    code, out, _ = equipoise("train", flag)
+    assert code == 0
+    assert "--resume" in out
+    for section, kind in get_type_hints(Config).items():
+        for f in fields(kind):
+            assert re.search(rf"--{section}\.{f.name} +{re.escape(f.metadata['sentence'])}", out), f.name
+
+
+def test_train_without_a_configuration_shows_how_to_use_it(equipoise):
+    code, out, _ = equipoise("train")
+    assert code == 2
+    assert out.startswith("usage: equipoise train CONFIG.toml")
+
+
+@pytest.mark.parametrize(
+    "arguments", [(), ("trian",), ("eval",), ("quickstart", "--stpes", "3"), ("eval", "m", "--a.b", "1")]
+)
+def test_a_wrong_command_line_is_2(equipoise, arguments):
+    code, _, err = equipoise(*arguments)
+    assert code == 2
+    assert "usage: equipoise" in err
+
+
+def test_overrides_may_stand_before_the_configuration(equipoise, model, tmp_path):
+    file = tmp_path / "c.toml"
+    file.write_text("[train]\nsteps = 99\n")
+    options = overrides(model, tmp_path / "run", train__steps=1, log__terminal=False, eval__every=0)
+    code, _, err = equipoise("train", *options, file)
+    assert (code, err) == (0, "")
+    code, _, err = equipoise("train", *options, file, "--resume")
+    assert (code, err) == (0, "")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["nowhere.toml"], "nowhere.toml: there is no such file"),
+        (["{file}", "--optm.lr", "1"], 'optm is not a section; did you mean "optim"?'),
+        (["{file}", "--optim.lr"], "--optim.lr: the value is missing"),
+        (["{file}", "--fast"], "--fast: an override is --section.key value"),
+        (["{file}", "more"], "more: an override is --section.key value"),
+        (["--optim.lr", "x", "{file}"], "optim.lr = 'x' should be a number"),
+    ],
+)
+def test_a_mistake_in_training_is_one_sentence(equipoise, tmp_path, arguments, said):
+    file = tmp_path / "c.toml"
+    file.write_text("")
+    code, out, err = equipoise("train", *(a.format(file=file) for a in arguments))
+    assert (code, out) == (1, "")
+    assert err.startswith(f"equipoise: {said}")
+    assert err.count("\n") == 1
+
+
+def test_a_bug_shows_its_traceback(equipoise, monkeypatch, tmp_path):
+    file = tmp_path / "c.toml"
+    file.write_text("")
+    monkeypatch.setattr(Trainer, "__init__", lambda self, config, resume: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        equipoise("train", file)
+
+
+def test_ctrl_c_is_130(equipoise, monkeypatch, tmp_path):
+    def stopped(*arguments, **options):
+        raise KeyboardInterrupt
+
+    (tmp_path / "c.toml").write_text("")
+    monkeypatch.setattr(Trainer, "__init__", stopped)
+    assert equipoise("train", tmp_path / "c.toml") == (130, "", "")
+
+
+EVAL = ("--per-level", "2", "--samples", "4", "--max-tokens", "8")
+
+
+def test_eval_prints_what_it_measured(equipoise, model):
+    code, out, err = equipoise("eval", model, *EVAL, "--json")
+    assert (code, err) == (0, "")
+    result = json.loads(out)
+    assert {"acc@4", "best@4", "pass@2", "maj@4", "greedy", "length", "length_gap"} <= result.keys()
+    assert 1 <= result["length"] <= 8
+    code, out, _ = equipoise("eval", model, *EVAL)
+    assert code == 0
+    assert "8 held-out prompts" in out
+    assert f"acc@4 {result['acc@4']:.3f} [" in out
+    assert out.count("  level ") == len(result["by_level"])
+
+
+def test_eval_of_a_run_is_eval_of_its_last_checkpoint(equipoise, model, tmp_path):
+    Trainer(settings(model, tmp_path / "run", train__steps=2, log__terminal=False, eval__every=0)).run()
+    of_run = equipoise("eval", tmp_path / "run", *EVAL, "--json")
+    of_checkpoint = equipoise("eval", tmp_path / "run" / "checkpoints" / "step-2", *EVAL, "--json")
+    assert of_run[0] == 0
+    assert of_run == of_checkpoint != equipoise("eval", model, *EVAL, "--json")
+
+
+def test_eval_in_training_and_on_the_command_line_agree(equipoise, model, tmp_path):
+    Trainer(
+        settings(model, tmp_path / "run", train__steps=1, log__terminal=False, eval__every=1, eval__samples=4,
+                 eval__per_level=2, rollout__max_tokens=8)
+    ).run()  # fmt: skip
+    logged = json.loads((tmp_path / "run" / "eval.jsonl").read_text().splitlines()[-1])
+    assert logged.pop("step") == 1
+    assert json.loads(equipoise("eval", tmp_path / "run", *EVAL, "--json")[1]) == logged
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["{tmp}/none"], "is not there"),
+        (["{model}", "--task", "arithmetics"], 'task.name = "arithmetics" is not a task'),
+        (["{model}", "--task", "{tmp}/none.jsonl"], "cannot be read"),
+        (["{model}", "--task", "{tmp}/long.jsonl"], "prompt 1: a prompt of 100 tokens leaves no room"),
+        (["{model}", "--per-level", "1000"], "--per-level 1000: "),
+        (["{model}", "--chat"], "has no chat template"),
+    ],
+)
+def test_a_mistake_in_evaluating_is_one_sentence(equipoise, model, tmp_path, arguments, said):
+    (tmp_path / "long.jsonl").write_text(json.dumps({"prompt": "1" * 100, "answer": 1}) + "\n")
+    code, out, err = equipoise("eval", *(a.format(tmp=tmp_path, model=model) for a in arguments))
+    assert (code, out) == (1, "")
+    assert err.startswith("equipoise: ")
+    assert said in err
+    assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("option", "value"), [("--samples", "0"), ("--temperature", "-1"), ("--per-level", "0"), ("--max-tokens", "-1"),
+                          ("--samples", "some"), ("--temperature", "inf")]
+)  # fmt: skip
+def test_numbers_out_of_range_are_refused(equipoise, model, option, value):
+    code, _, err = equipoise("eval", model, f"{option}={value}")
+    assert code == 2
+    assert f"argument {option}: " in err
+    assert value in err
+
+
+def test_objectives_lists_every_preset_with_its_source(equipoise):
+    code, out, _ = equipoise("objectives")
+    assert code == 0
+    for name, preset in PRESETS.items():
+        assert re.search(rf"^ *{name} .*{re.escape(preset.source[:12])}", out, re.MULTILINE), name
