@@ -9,10 +9,10 @@ same weights (one thread, fixed seeds). At the end it prints what the model can 
 
 from __future__ import annotations
 
+import argparse
 import hashlib
 import math
 import random
-import sys
 import time
 from pathlib import Path
 
@@ -134,7 +134,11 @@ def report(policy: Policy) -> None:
 
 def main() -> None:
     start = time.perf_counter()
-    folder = Path(sys.argv[1]) if len(sys.argv) > 1 else ABACUS
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        "folder", nargs="?", type=Path, default=ABACUS, help="where the model goes (default: the package)"
+    )
+    folder = parser.parse_args().folder
     logging.disable_progress_bar()
     torch.set_num_threads(1)
     torch.use_deterministic_algorithms(True)

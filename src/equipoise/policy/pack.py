@@ -124,7 +124,11 @@ def _entries(tokens: Tensor, lengths: Tensor, prompt: Tensor) -> tuple[Tensor, i
             entry[start[i] + depth : start[i] + length[i]] = np.arange(count, count + rest)
             count += rest
         together = together[~alone]
-    return torch.from_numpy(entry), int(count)
+    # In order of first appearance: where nothing is shared the row is the tokens as they came, to the last bit.
+    first = np.unique(entry, return_index=True)[1]
+    rank = np.empty(int(count), dtype=np.int64)
+    rank[np.argsort(first)] = np.arange(int(count))
+    return torch.from_numpy(rank[entry]), int(count)
 
 
 def _starts(lengths: Tensor) -> Tensor:
