@@ -125,9 +125,9 @@ class Batch:
         self._write()
         self.slots, self.finished, self.u = self.slots[rows], self.finished[rows], self.u[:, rows]
 
-    def done(self) -> bool:
-        """Whether nothing is left to draw; waits for the device."""
-        return self.length == self.longest or bool(self.finished.all())
+    def left(self) -> int:
+        """How many rows are unfinished; waits for the device."""
+        return 0 if self.length == self.longest else len(self.slots) - int(self.finished.sum())
 
     def lengths(self) -> tuple[Tensor, Tensor]:
         """Length [size] of each response and whether it was stopped (by a token or a string) rather than cut."""

@@ -54,7 +54,7 @@ def _decode(policy: Policy, asked: Request, rows: range) -> Batch:
             logits_to_keep=1,
         )
         tokens = batch.draw(out.logits[:, -1])
-        if batch.done():
+        if batch.left() == 0:
             return batch
         past = out.past_key_values
         inputs, positions = tokens[:, None], positions[:, -1:] + 1

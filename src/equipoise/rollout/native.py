@@ -222,7 +222,7 @@ def _decode(policy: Policy, weights: _Weights, asked: Request, rows: range) -> B
     first = rows.start // asked.n
     prompts = asked.prompts[first : (rows.stop - 1) // asked.n + 1]
     length = torch.tensor([len(p) for p in prompts], device=device)
-    x, layers, visible = _prefill(core, prompts, length)
+    x, layers, visible = _prefill(core, prompts, length, batch.longest)
     x, cache = weights.norm(x), _Cache(layers, len(rows))
     # The row each response stands in; None once there is one for each, in the order of the responses.
     row: Tensor | None = torch.arange(rows.start, rows.stop, device=device) // asked.n - first
@@ -234,9 +234,10 @@ def _decode(policy: Policy, weights: _Weights, asked: Request, rows: range) -> B
     while True:
         logits = weights.head(x)
         tokens = batch.draw(logits if row is None else logits[row])
-        if batch.done():
+        left = batch.left()
+        if left == 0:
             return batch
-        finished = int(batch.finished.sum())
+        finished = len(batch.slots) - left
         source = None
         if row is not None:
             if finished:
@@ -287,9 +288,12 @@ def _fill_gaps(finished: Tensor) -> Tensor:
     return keep
 
 
-def _prefill(core: Any, prompts: list[list[int]], length: Tensor) -> tuple[Tensor, list[Tensor], Tensor | None]:
+def _prefill(
+    core: Any, prompts: list[list[int]], length: Tensor, longest: int
+) -> tuple[Tensor, list[Tensor], Tensor | None]:
     """Run the P prompts, flush right. Returns the last hidden states [P, d], keys and values of every layer
-    [P, 2, Hk, width, D] and, if lengths differ, what to add to the scores [P, 1, 1, width]: −∞ left of shorter prompts.
+    [P, 2, Hk, width, D] and, if lengths differ, what to add to the scores [P, 1, 1, width + longest]: −∞ left of
+    shorter prompts, 0 elsewhere.
     """
     device, width = length.device, int(length.max())
     column = torch.arange(width, device=device)
@@ -314,8 +318,8 @@ def _prefill(core: Any, prompts: list[list[int]], length: Tensor) -> tuple[Tenso
     x = decoder.hidden_states(core, inputs.view(-1), positions.view(-1), attend).view(*inside.shape, -1)[:, -1]
     visible = None
     if not even:
-        visible = torch.zeros(len(prompts), 1, 1, width, device=device, dtype=x.dtype)
-        visible.masked_fill_(~inside[:, None, None], -torch.inf)
+        visible = torch.zeros(len(prompts), 1, 1, width + longest, device=device, dtype=x.dtype)
+        visible[..., :width].masked_fill_(~inside[:, None, None], -torch.inf)
     return x, layers, visible
 
 
@@ -325,9 +329,9 @@ def _step(core: Any, weights: _Weights, cache: _Cache, tokens: Tensor, turn: Ten
     turn = turn[:, None]
     r, column = len(tokens), cache.width - 1
     kv_heads, head_dim = cache.layers[0].shape[2], cache.layers[0].shape[4]
-    mask = None if visible is None else F.pad(visible, (0, cache.width - visible.shape[-1]))
+    mask = None if visible is None else visible[..., : cache.width]
     for layer, whole in zip(weights.layers, cache.layers, strict=True):
-        kv = whole[:r]
+        kv = whole[:r, :, :, : column + 1]
         qkv = layer.qkv(layer.norm1(x)).view(r, -1, head_dim)
         heads = qkv.shape[1] - 2 * kv_heads
         if layer.q_norm is not None and layer.k_norm is not None:
@@ -335,7 +339,7 @@ def _step(core: Any, weights: _Weights, cache: _Cache, tokens: Tensor, turn: Ten
             qkv[:, heads:-kv_heads] = layer.k_norm(qkv[:, heads:-kv_heads])
         _rotate_(qkv, heads + kv_heads, turn)
         kv.select(3, column).copy_(qkv[:, heads:].view(r, 2, kv_heads, head_dim))
-        keys, values = kv.narrow(3, 0, column + 1).unbind(1)
+        keys, values = kv.unbind(1)
         o = F.scaled_dot_product_attention(
             qkv[:, :heads, None], keys, values, attn_mask=mask, enable_gqa=heads != kv_heads
         )
