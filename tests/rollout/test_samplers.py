@@ -75,6 +75,17 @@ def test_log_probabilities_are_the_trainers(kind, name):
     trained.sum().backward()  # rollouts are ordinary tensors: nothing of inference mode clings to them
 
 
+@pytest.mark.parametrize("kind", ["grouped", "qwen3"])
+def test_bfloat16_agrees_with_the_trainer_to_its_rounding(kind):
+    policy = tiny_models.policy(kind, dtype=torch.bfloat16)
+    rollouts = NativeSampler(policy).sample(tiny_models.prompts(5), 4, SamplingParams(max_tokens=20))
+    assert rollouts.logprobs.dtype == torch.float32
+    pack = p.pack(rollouts.prompts, rollouts.tokens, rollouts.lengths, rollouts.prompt)
+    error = (rollouts.logprobs - p.token_logprobs(policy, pack).logprobs).detach().abs()
+    assert error.mean() < 0.03
+    assert error.max() < 0.3
+
+
 @pytest.mark.parametrize("temperature", [0.1, 1.0])
 def test_what_responses_share_is_computed_once(temperature, monkeypatch):
     policy = tiny_models.policy("grouped")
