@@ -34,7 +34,7 @@ def only_one_prompt(prompt, response, row):
 
 
 def slow(prompt, response, row):
-    time.sleep(0.2)
+    time.sleep(0.12)
     return ones(prompt, response, row)
 
 

@@ -51,16 +51,16 @@ def die_at(monkeypatch, k: int) -> None:
 @pytest.mark.parametrize("again", [False, True], ids=["the next step", "the same step again"])
 def test_a_death_anywhere_leaves_a_whole_checkpoint(policy, tmp_path, monkeypatch, again):
     first = {k: v.clone() for k, v in policy.model.state_dict().items()}
-    second = {k: v + 1 for k, v in first.items()}
-    before = tmp_path / "before"
+    before, after = tmp_path / "before", tmp_path / "after"
     for earlier in (0, 1):
         checkpoint.save(before, earlier, policy, {"kept": "first"}, keep=1)
     step, deaths = (1 if again else 2), 0
     try:
+        policy.model.load_state_dict({k: v + 1 for k, v in first.items()})
+        checkpoint.save(after, step, policy, {"kept": "second"}, keep=0)
         for k in range(1, 1000):
             folder = tmp_path / str(k)
             shutil.copytree(before, folder)
-            policy.model.load_state_dict(second)
             with monkeypatch.context() as patch:
                 die_at(patch, k)
                 try:
@@ -72,10 +72,12 @@ def test_a_death_anywhere_leaves_a_whole_checkpoint(policy, tmp_path, monkeypatc
                     finished = True
             found = checkpoint.steps(folder)
             assert found, f"death {k} left no checkpoint"
-            state = checkpoint.load(folder, found[-1], policy)
-            wanted = second if state["kept"] == "second" else first
-            assert all(torch.equal(v, wanted[name]) for name, v in policy.model.state_dict().items())
+            state = torch.load(folder / f"step-{found[-1]}" / checkpoint.STATE, weights_only=False)
             assert state["step"] == found[-1]
+            wanted = after / f"step-{step}" if state["kept"] == "second" else before / "step-1"
+            for file in wanted.iterdir():
+                if file.name != checkpoint.STATE:
+                    assert (folder / f"step-{found[-1]}" / file.name).read_bytes() == file.read_bytes(), (k, file)
             checkpoint.discard_unfinished(folder)
             assert all(p.name.startswith("step-") for p in folder.iterdir())
             if finished:

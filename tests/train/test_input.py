@@ -235,7 +235,7 @@ def test_an_impatient_second_ctrl_c_stops_at_once(server, model, tmp_path):
     child = server.start(["train", str(tmp_path / "empty.toml"), *overrides(model, out, **slow)])
     wait_for(lambda: metrics(out))
     child.kill(signal.SIGINT)
-    time.sleep(1.5)
+    time.sleep(1.1)
     child.kill(signal.SIGINT)
     ended = child.end()
     assert ended.code == 130

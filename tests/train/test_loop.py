@@ -132,7 +132,7 @@ def test_clipping_stops_updates_that_went_far_enough(run, tmp_path):
 
 
 def test_the_kl_holds_the_policy_to_where_it_began(run, tmp_path, model):
-    slack, tight = run("slack", objective__kl=1e-6, train__steps=12), run("tight", objective__kl=10.0, train__steps=12)
+    slack, tight = run("slack", objective__kl=1e-6, train__steps=8), run("tight", objective__kl=10.0, train__steps=8)
     start = models.load(model).model.state_dict()
     for t in (slack, tight):
         assert all(torch.equal(v, start[k]) for k, v in t.reference.model.state_dict().items())
@@ -140,7 +140,7 @@ def test_the_kl_holds_the_policy_to_where_it_began(run, tmp_path, model):
     assert abs(loose[0]) < 1e-9
     assert min(loose[1:]) > 0
     assert max(held[1:]) < 0.1 * loose[-1]
-    assert run("none").reference is None
+    assert run("none", train__steps=1).reference is None
 
 
 def test_the_entropy_bonus_raises_entropy(run, tmp_path):
