@@ -1,0 +1,179 @@
+"""The metrics against enumeration, and their intervals against simulated benchmarks."""
+
+from itertools import combinations, product
+from math import comb
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from equipoise.evaluate import metrics
+
+outcome_sets = st.lists(st.lists(st.integers(0, 1), min_size=1, max_size=9), min_size=1, max_size=12)
+
+
+@pytest.mark.parametrize("n", range(1, 9))
+def test_pass_at_k_is_the_share_of_subsets_with_a_right_sample(n):
+    for c in range(n + 1):
+        right = [1] * c + [0] * (n - c)
+        for k in range(1, n + 1):
+            subsets = list(combinations(right, k))
+            assert metrics.pass_at_k(n, c, k) == pytest.approx(sum(map(max, subsets)) / len(subsets))
+
+
+def test_pass_at_k_neither_overflows_nor_resamples():
+    assert metrics.pass_at_k(8, 1, 8) == 1.0
+    assert metrics.pass_at_k(10_000, 0, 5_000) == 0.0
+    exact = 1 - comb(9_900, 50) / comb(10_000, 50)
+    assert metrics.pass_at_k(10_000, 100, 50) == pytest.approx(exact, rel=1e-12)
+
+
+def test_pass_at_k_is_unbiased():
+    n, k, p = 6, 3, 0.3
+    expected = sum(
+        p ** sum(r) * (1 - p) ** (n - sum(r)) * metrics.pass_at_k(n, sum(r), k) for r in product((0, 1), repeat=n)
+    )
+    assert expected == pytest.approx(1 - (1 - p) ** k)
+
+
+@given(outcome_sets)
+def test_acc_is_the_mean_of_the_means_and_lies_in_its_interval(outcomes):
+    estimate = metrics.acc(outcomes)
+    assert estimate.value == pytest.approx(sum(sum(o) / len(o) for o in outcomes) / len(outcomes))
+    assert 0 <= estimate.low <= estimate.value <= estimate.high <= 1
+    assert estimate.low < estimate.high  # a finite benchmark is never certain
+
+
+@given(st.lists(st.lists(st.integers(0, 1), min_size=8, max_size=8), min_size=1, max_size=12))
+def test_best_of_8_is_any_of_8_and_pass_at_8(outcomes):
+    estimate = metrics.best(outcomes)
+    assert estimate.value == pytest.approx(sum(any(o) for o in outcomes) / len(outcomes))
+    assert estimate.value == metrics.mean_pass_at_k(outcomes, 8).value
+    assert metrics.mean_pass_at_k(outcomes, 1).value == pytest.approx(metrics.acc(outcomes).value)
+    plain = metrics.wilson(sum(any(o) for o in outcomes), len(outcomes))
+    assert (estimate.low, estimate.high) == pytest.approx((plain.low, plain.high))
+
+
+def test_pass_at_k_takes_problems_with_different_numbers_of_samples():
+    ragged = [[1, 0, 0], [0, 0, 1, 1, 0], [0, 0]]
+    expected = (2 / 3 + (1 - 3 / 10) + 0) / 3
+    assert metrics.mean_pass_at_k(ragged, 2).value == pytest.approx(expected)
+
+
+@given(st.data())
+def test_majority_is_the_expectation_of_a_random_tie_break(data):
+    n = data.draw(st.integers(1, 6))
+    answers = data.draw(st.lists(st.sampled_from(["a", "b", "c", None]), min_size=n, max_size=n))
+    right = [float(a == "a") for a in answers]
+    winners, counts = [], {a: answers.count(a) for a in set(answers) - {None}}
+    for answer, count in counts.items():
+        if count == max(counts.values()):
+            winners.append(answer)
+    expected = winners.count("a") / len(winners) if winners else 0.0
+    assert metrics.majority([answers], [right]).value == pytest.approx(expected)
+
+
+def test_one_answer_graded_both_ways_counts_by_its_votes():
+    assert metrics.majority([["a", "a", "a", "b"]], [[1, 0, 1, 0]]).value == pytest.approx(2 / 3)
+
+
+def exact_coverage(n: int, p: float) -> float:
+    inside = [e.low <= p <= e.high for e in (metrics.wilson(k, n) for k in range(n + 1))]
+    return sum(comb(n, k) * p**k * (1 - p) ** (n - k) for k in range(n + 1) if inside[k])
+
+
+def test_wilson_covers_on_average_over_p():
+    p = np.linspace(0.02, 0.98, 97)
+    assert np.mean([exact_coverage(60, x) for x in p]) == pytest.approx(0.95, abs=0.01)
+
+
+def test_wilson_is_the_set_of_proportions_the_score_test_accepts():
+    estimate = metrics.wilson(7, 30)
+    for end in (estimate.low, estimate.high):
+        assert abs(7 / 30 - end) == pytest.approx(metrics.Z * np.sqrt(end * (1 - end) / 30))
+
+
+# Problems with p ~ Beta(a, b), b drawn anew for each benchmark: Wilson's coverage of any one share of 100 problems
+# jumps between .92 and .98 because counts are whole numbers.
+BENCHMARKS = {
+    "acc@8": (metrics.acc, 0.5, (0.5, 1.5), 60, 1),
+    "pass@4": (lambda outcomes: metrics.mean_pass_at_k(outcomes, 4), 0.5, (0.5, 1.5), 60, 4),
+    "best@8 near the ceiling": (metrics.best, 2, (0.3, 1), 100, 8),
+    "acc@8 near the floor": (metrics.acc, 0.2, (1, 3), 100, 1),
+}
+
+
+@pytest.mark.parametrize("name", BENCHMARKS)
+def test_intervals_hold_the_truth_in_95_percent_of_simulated_benchmarks(name):
+    metric, a, b_range, problems, k = BENCHMARKS[name]
+    rng = np.random.default_rng(0)
+    runs = 1500
+    inside = 0
+    for b in rng.uniform(*b_range, runs):
+        truth = 1 - np.prod([(b + i) / (a + b + i) for i in range(k)])  # 1 − E[(1−p)^k]
+        estimate = metric(rng.random((problems, 8)) < rng.beta(a, b, (problems, 1)))
+        inside += estimate.low <= truth <= estimate.high
+    assert inside / runs == pytest.approx(0.95, abs=0.02)
+
+
+def test_the_bootstrap_holds_a_difference_of_two_policies_in_95_percent():
+    rng = np.random.default_rng(0)
+    runs, problems = 400, 80
+    inside = 0
+    for _ in range(runs):
+        p = rng.beta(1, 1, problems)
+        one, other = rng.binomial(8, p) / 8, rng.binomial(8, p**1.5) / 8
+        estimate = metrics.bootstrap(one - other)
+        inside += estimate.low <= 1 / 2 - 1 / 2.5 <= estimate.high
+    assert inside / runs == pytest.approx(0.95, abs=0.02 + 0.011)  # one standard error of 400 runs is 1.1 points
+
+
+def test_the_bootstrap_is_seeded_and_counts_problems():
+    x = np.random.default_rng(1).random(100)
+    assert metrics.bootstrap(x, seed=3) == metrics.bootstrap(x, seed=3) != metrics.bootstrap(x, seed=4)
+    estimate = metrics.bootstrap(x)
+    assert estimate.high - estimate.low == pytest.approx(2 * metrics.Z * x.std() / 10, rel=0.1)
+
+
+def test_samples_of_one_problem_do_not_narrow_the_interval_when_they_agree():
+    few, many = metrics.acc([[1], [0]] * 20), metrics.acc([[1] * 64, [0] * 64] * 20)
+    assert (few.low, few.high) == pytest.approx((many.low, many.high))
+
+
+def test_peak_last_and_drop():
+    assert metrics.peak([0, 10, 20, 30], [0.1, 0.5, 0.5, 0.3]) == metrics.Peak(0.5, 10, 0.3, pytest.approx(0.2))
+    assert metrics.peak([0], [0.4]).drop == 0
+
+
+def test_length_statistics():
+    assert metrics.length_cv([10, 30]) == pytest.approx(0.5)
+    assert metrics.length_gap([10, 20, 60], [1, 1, 0]) == pytest.approx((60 - 15) / 30)
+    assert metrics.length_gap([10, 20], [1, 1]) == 0
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: metrics.pass_at_k(4, 1, 5), "k = 5"),
+        (lambda: metrics.pass_at_k(4, 5, 2), "c = 5"),
+        (lambda: metrics.mean_pass_at_k([[1, 0, 0], [1]], 2), "n = 1"),
+        (lambda: metrics.acc([]), "no problems"),
+        (lambda: metrics.acc([[1], []]), "problem 1 has outcomes of shape"),
+        (lambda: metrics.acc([[1], [0.5]]), "outcome 0.5"),
+        (lambda: metrics.acc([[1], [float("nan")]]), "outcome nan"),
+        (lambda: metrics.best([[1, 0], [0]]), "between 1 and 2 samples"),
+        (lambda: metrics.majority([["a", "b"], ["a"]], [[1, 0], [1]]), "between 1 and 2 samples"),
+        (lambda: metrics.majority([["a"]], [[1, 0]]), "1 answers and 2 outcomes"),
+        (lambda: metrics.majority([["a"]], [[1], [0]]), "1 problems with answers, 2 with outcomes"),
+        (lambda: metrics.wilson(0, 0), "0 successes of 0"),
+        (lambda: metrics.bootstrap([]), "at least one problem"),
+        (lambda: metrics.peak([], []), "at least one"),
+        (lambda: metrics.peak([0, 1], [0.5, float("nan")]), "leave it out"),
+        (lambda: metrics.length_cv([]), "0 lengths"),
+        (lambda: metrics.length_gap([1, 2], [1]), "2 lengths and 1 outcomes"),
+    ],
+)
+def test_what_has_no_answer_is_refused(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()
