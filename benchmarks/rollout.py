@@ -40,10 +40,7 @@ def smollm_prompts(p: policy.Policy, count: int) -> list[list[int]]:
 
 
 def native(p: policy.Policy, prompts: list[list[int]], n: int, max_tokens: int, seed: int) -> int:
-    rollouts = NativeSampler(p, rows=len(prompts) * n).sample(
-        prompts, n, SamplingParams(max_tokens=max_tokens, seed=seed)
-    )
-    return len(rollouts.tokens)
+    return len(NativeSampler(p).sample(prompts, n, SamplingParams(max_tokens=max_tokens, seed=seed)).tokens)
 
 
 @torch.no_grad()

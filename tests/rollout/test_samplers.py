@@ -102,7 +102,7 @@ def test_what_responses_share_is_computed_once(temperature, monkeypatch):
     assert (sum(computed) < 0.6 * (len(rollouts.tokens) - 40)) == (temperature == 0.1)
 
 
-def test_draws_depend_on_seed_step_key_and_sample_only():
+def test_draws_depend_on_seed_step_key_and_sample_only(monkeypatch):
     policy = tiny_models.policy("grouped")
     prompts = tiny_models.prompts(9)
     names = [f"prompt {i}" for i in range(9)]
@@ -117,6 +117,9 @@ def test_draws_depend_on_seed_step_key_and_sample_only():
     for rows in (1, 3, 7, 16):
         got = NativeSampler(policy, rows=rows).sample(prompts, 4, params, keys=names, step=2)
         assert_same(by_name(got, names, 4), wanted)
+    for drop in (0.0, 2.0):  # finished rows leave at once, or never
+        monkeypatch.setattr(native, "DROP", drop)
+        assert_same(by_name(NativeSampler(policy).sample(prompts, 4, params, keys=names, step=2), names, 4), wanted)
     half = NativeSampler(policy).sample(prompts[:4], 4, params, keys=names[:4], step=2)
     rest = NativeSampler(policy).sample(prompts[4:], 4, params, keys=names[4:], step=2)
     assert_same(by_name(concatenate([half, rest]), names, 4), wanted)

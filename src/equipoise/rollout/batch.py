@@ -12,7 +12,7 @@ from torch import Tensor
 from equipoise.policy import Policy, PromptTooLong
 from equipoise.rollout.draw import draw
 from equipoise.rollout.rollouts import Key, Rollouts, SamplingParams
-from equipoise.rollout.stop import StopStrings
+from equipoise.rollout.stop import StopStrings, stop_strings
 from equipoise.rollout.uniform import response_keys, uniforms
 
 BLOCK = 64  # positions whose uniform numbers are made at once
@@ -58,7 +58,7 @@ def request(
     device = policy.device
     length = torch.tensor([len(p) for p in prompts], device=device)
     samples = torch.arange(n, device=device).repeat(len(prompts))
-    stop = StopStrings(policy.tokenizer, params.stop, policy.core.config.vocab_size, device) if params.stop else None
+    stop = stop_strings(policy.tokenizer, params.stop, policy.core.config.vocab_size, device) if params.stop else None
     return Request(
         [list(p) for p in prompts],
         n,
@@ -106,15 +106,13 @@ class Batch:
         eos = self.asked.eos
         stops = drawn.tokens == eos if len(eos) == 1 else torch.isin(drawn.tokens, eos)
         self.length = t + 1
+        self._bundle.append((drawn.tokens, drawn.logprobs, drawn.policy_logprobs, stops))
         if self.asked.stop is not None:
-            self._bundle.append((drawn.tokens, drawn.logprobs, drawn.policy_logprobs, stops))
             self._write()
             columns = self.slots - self.first
             tails = self.tokens[max(0, t + 1 - self.asked.stop.span) : t + 1, columns].t()
-            stops = stops | self.asked.stop.completed(tails)
+            stops |= self.asked.stop.completed(tails)
             self.stops[t, columns] = stops
-        else:
-            self._bundle.append((drawn.tokens, drawn.logprobs, drawn.policy_logprobs, stops))
         self.finished |= stops
         if not self.even:
             self.finished |= self.limit[self.slots - self.first] <= self.length

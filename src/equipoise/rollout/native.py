@@ -26,15 +26,15 @@ from equipoise.policy import Policy, decoder
 from equipoise.rollout.batch import Batch, Request, collect, request
 from equipoise.rollout.rollouts import Key, Rollouts, SamplingParams
 
-CACHE_BYTES = 4 << 30
+MEMORY = 4 << 30  # bytes
 ROOM = 32  # columns the cache grows by, or a quarter of its width if that is more
 DROP = 0.1  # share of finished rows at which they are dropped
 
 
 class NativeSampler:
-    """`rows`: the most responses decoded together (fewer if their cache would exceed CACHE_BYTES)."""
+    """`rows`: the most responses decoded together (fewer if their cache and logits would exceed MEMORY)."""
 
-    def __init__(self, policy: Policy, *, rows: int = 512) -> None:
+    def __init__(self, policy: Policy, *, rows: int = 2048) -> None:
         self.policy = policy
         self.rows = rows
 
@@ -62,7 +62,8 @@ class NativeSampler:
         positions = max(map(len, asked.prompts)) + int(asked.limit.max())
         head_dim = self.policy.core.model.layers[0].self_attn.head_dim
         per_position = 2 * config.num_hidden_layers * config.num_key_value_heads * head_dim * self.policy.dtype.itemsize
-        return max(1, min(self.rows, CACHE_BYTES // (positions * per_position)))
+        probabilities = 4 * 4 * config.vocab_size  # logits, their softmax, its sum and one to spare, in float32
+        return max(1, min(self.rows, MEMORY // (positions * per_position + probabilities)))
 
 
 class _Linear(NamedTuple):

@@ -4,6 +4,7 @@ one of those was drawn is the end of the response decoded, and only as many toke
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -31,6 +32,12 @@ class StopStrings:
             texts = self.tokenizer.batch_decode(tails[rows].tolist())
             found[rows] = torch.tensor([any(s in text for s in self.stop) for text in texts], device=found.device)
         return found
+
+
+@lru_cache(maxsize=4)
+def stop_strings(tokenizer: Any, stop: tuple[str, ...], vocabulary: int, device: torch.device) -> StopStrings:
+    """The table for a large vocabulary takes a second to make, and a run asks for the same one at every step."""
+    return StopStrings(tokenizer, stop, vocabulary, device)
 
 
 def _may_complete(text: str, stop: str) -> bool:
