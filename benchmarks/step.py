@@ -42,7 +42,8 @@ def ours(steps: int, model: str) -> dict[str, float]:
     parts = ("rollout", "reward", "assign", "train", "log", "step")
     seconds = {k: statistics.median(r[f"timing_s/{k}"] for r in records) for k in parts}
     seconds["length"] = statistics.mean(r["completions/mean_length"] for r in records)
-    seconds["metrics"] = seconds["step"] - sum(seconds[k] for k in ("rollout", "reward", "assign", "train"))
+    named = ("rollout", "reward", "assign", "train")
+    seconds["metrics"] = statistics.median(r["timing_s/step"] - sum(r[f"timing_s/{k}"] for k in named) for r in records)
     return seconds
 
 

@@ -77,8 +77,8 @@ class Collector:
     def _draw(self, step: int, count: int) -> StepBatch:
         places = ranks.share(range(self.position, self.position + count))
         self.position += count
-        prompts = [self.task.prompt(i) for i in places]
         start = time.perf_counter()
+        prompts = [self.task.prompt(i) for i in places]
         ids = [encode_prompt(self.policy, p, self.config.task.chat) for p in prompts]
         rollouts = self.sampler.sample(ids, self.config.rollout.group_size, self.params, keys=list(places), step=step)
         texts = models.decode(self.policy, rollouts.tokens, rollouts.lengths)

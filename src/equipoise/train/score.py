@@ -56,15 +56,14 @@ def score(
     functions: Sequence[RewardFunction], config: RewardConfig, prompts: Sequence[Prompt], texts: Sequence[str]
 ) -> tuple[Tensor, list[str]]:
     """Rewards [B, K] and the kind of each response's first verdict; NaN where a verdict is no score."""
-    rewards = torch.empty(len(texts), len(functions), dtype=torch.float64)
+    rewards: list[list[float]] = []
     kinds: list[str] = []
-    for i, (prompt, text) in enumerate(zip(prompts, texts, strict=True)):
+    for prompt, text in zip(prompts, texts, strict=True):
         outcomes = [f(prompt, text) for f in functions]
         verdicts = [o for o in outcomes if isinstance(o, Verdict)]
         kinds.append(verdicts[0].kind if verdicts else "scored")
-        for k, outcome in enumerate(outcomes):
-            rewards[i, k] = _reward(outcome, config)
-    return rewards, kinds
+        rewards.append([_reward(o, config) for o in outcomes])
+    return torch.tensor(rewards, dtype=torch.float64).view(len(rewards), len(functions)), kinds
 
 
 def _reward(outcome: float | Verdict, config: RewardConfig) -> float:
