@@ -19,8 +19,16 @@ def test_a_short_run_then_transformers_then_trl(tmp_path):
         if importlib.util.find_spec(package) is None:
             pytest.skip(f"needs the package {package}")
     run = tmp_path / "run"
-    command = [sys.executable, "-m", "equipoise", "train", str(ROOT / "examples/smollm.toml"), "--train.out", str(run)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=1500, check=False)
+    # The model solves next to none of these sums; a little credit for digits gives its responses something to differ in.
+    (tmp_path / "shaping.py").write_text(
+        "def digits(prompt, response, row):\n    return sum(c.isdigit() for c in response) / max(len(response), 1)\n"
+    )
+    command = [
+        sys.executable, "-m", "equipoise", "train", str(ROOT / "examples/smollm.toml"), "--train.out", str(run),
+        "--reward.functions", '["task", "shaping:digits"]', "--reward.weights", "[1.0, 0.1]",
+    ]  # fmt: skip
+    environment = {**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=1500, check=False, env=environment)
     assert done.returncode == 0, done.stderr[-2000:]
     records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert [r["step"] for r in records] == [1, 2, 3]
