@@ -19,7 +19,7 @@ def test_a_short_run_then_transformers_then_trl(tmp_path):
         if importlib.util.find_spec(package) is None:
             pytest.skip(f"needs the package {package}")
     run = tmp_path / "run"
-    # The model solves next to none of these sums; a little credit for digits gives its responses something to differ in.
+    # The model solves next to none of these sums; some credit for digits gives its responses something to differ in.
     (tmp_path / "shaping.py").write_text(
         "def digits(prompt, response, row):\n    return sum(c.isdigit() for c in response) / max(len(response), 1)\n"
     )
