@@ -20,9 +20,7 @@ from numpy.typing import ArrayLike
 from scipy import special, stats
 
 from equipoise.theory.arguments import Array, Real, group_size, plain, positive, probability
-from equipoise.theory.quadrature import DUST, integrate, panels
-
-RAREST = 1e-150
+from equipoise.theory.quadrature import integrate, panels
 
 
 @dataclass(frozen=True)
@@ -37,8 +35,8 @@ class RewardLaw:
     """v ↦ the least r with cdf(r) ≥ v."""
     partial_mean: Callable[[Array, Array], Array]
     """(x, y) ↦ ∫ r dF(r) over x < r ≤ y."""
-    noise: float = DUST
-    """Absolute error of cdf and sf. Nothing is said given an event not much likelier than that."""
+    rarest: float = 1e-150
+    """Given an event less likely than this, cdf and sf are too coarse to say anything."""
 
 
 def beta_rewards(a: float, b: float) -> RewardLaw:
@@ -129,8 +127,8 @@ def rewards_from_cdf(cdf: Callable[[Array], Array]) -> RewardLaw:
 
     Returns
     -------
-    RewardLaw. The bias given an S_σ rarer than 1e-7 is beyond it, since 1 − cdf is all it knows of the upper tail.
-    Atoms smaller than 1/256 cost precision, to about 1e-6.
+    RewardLaw. The bias given an S_σ rarer than 1e-7 is NaN, since 1 − cdf is all it knows of the upper tail. Atoms
+    smaller than 1/256 cost precision, to about 1e-6.
 
     Raises
     ------
@@ -173,7 +171,7 @@ def rewards_from_cdf(cdf: Callable[[Array], Array]) -> RewardLaw:
         sf=lambda r: 1 - cdf(r),
         quantile=quantile,
         partial_mean=lambda x, y: y * cdf(y) - x * cdf(x) - (K(y) - K(x)),
-        noise=1e-16,
+        rarest=1e-7,
     )
 
 
@@ -217,9 +215,8 @@ def spread_baseline_bias(law: RewardLaw, G: ArrayLike, sigma: ArrayLike) -> Real
     Returns
     -------
     float or array; 0 to rounding at σ = 0 without atoms and for a symmetric law, (1 − 2p)/G in the limit σ → 1 (one
-    response at each end, the others anywhere). NaN where P(S_σ) < 1e-150: no such group will be seen.
-    ArithmeticError where it is below 1e-7 and the law is known by its CDF alone. The error is about 1e-9 of the bias or
-    1e-15, whichever is larger.
+    response at each end, the others anywhere). NaN where P(S_σ) is below `law.rarest`, 1e-150 for the closed forms and
+    1e-7 for a bare CDF. The error is about 1e-9 of the bias or 1e-15, whichever is larger, for the closed forms.
 
     References
     ----------
@@ -243,20 +240,17 @@ def _sigma(sigma: ArrayLike) -> Array:
 
 
 def _spread(law: RewardLaw, G: float, sigma: float) -> float:
-    return min(integrate(lambda v: _chance_spread(law, G, sigma, v), _low_levels(law, G, sigma), law.noise), 1.0)
+    levels = _low_levels(law, G, sigma)
+    return min(integrate(lambda v: _chance_spread(law, G, sigma, v), levels, noise=1e-9 * law.rarest), 1.0)
 
 
 def _bias(law: RewardLaw, G: float, sigma: float) -> float:
     spread = _spread(law, G, sigma)
-    if spread < 1e9 * law.noise and law.noise > DUST:
-        raise ArithmeticError(
-            f"P(S_σ) = {spread:.1g} at sigma = {sigma:g}, G = {G:g} is too rare for a bare CDF: give a smaller sigma"
-        )
-    if spread < RAREST:
+    if spread < law.rarest:
         return float("nan")
     if spread < 0.5:
         levels = _low_levels(law, G, sigma)
-        return integrate(lambda v: _excess_spread(law, G, sigma, v), levels, law.noise) / spread
+        return integrate(lambda v: _excess_spread(law, G, sigma, v), levels, noise=1e-9 * law.rarest) / spread
     levels = np.append(_levels(law, 1.0), law.cdf(np.array([1 - sigma])))
     return -integrate(lambda v: _excess_close(law, G, sigma, v), levels, noise=1e-17) / spread
 

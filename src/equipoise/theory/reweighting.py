@@ -120,7 +120,8 @@ def lambda_interval(
     Returns
     -------
     Interval. A negative lower end does not bind, since λ > 0. Right and wrong responses have different intervals; the
-    paper's single λ must lie in both.
+    paper's single λ must lie in both. The formulas turn λ into the c with Φ·Â = r − c·p̂ at the p̂ observed and then
+    treat c as a constant of the expectation over p̂; that Φ itself moves with p̂ is not followed.
 
     References
     ----------

@@ -21,7 +21,7 @@ DIFFICULTIES = (0.01, 0.05, 0.1, 0.25, 0.4, 0.5, 0.75, 0.9, 0.99)
 
 def render() -> str:
     """All the tables as plain text of at most 100 columns, computed on the spot (about a second)."""
-    return "\n\n".join([_bias(), _corollary_1(), _corollaries_2_and_3(), _gain(), _theorem_3(), _theorem_4()]) + "\n"
+    return "\n\n".join([_bias(), _corollary_1(), _corollaries_2_and_3(), _gain(), _theorem_3(), _theorem_4()])
 
 
 def _bias() -> str:
