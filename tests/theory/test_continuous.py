@@ -1,8 +1,10 @@
 """Theorem 4 against Monte Carlo, exact special cases, and the general route against the closed forms."""
 
+from itertools import product
+
 import numpy as np
 import pytest
-from scipy import stats
+from scipy import integrate, special, stats
 
 from equipoise import theory
 
@@ -118,16 +120,21 @@ def test_an_event_that_never_happens_has_no_conditional():
     assert np.isnan(theory.spread_baseline_bias(needle, 8, 0.5))
 
 
-def test_a_rare_event_keeps_its_precision():
-    # P(S) ≈ 1e-30: both integrals are over the far tails, where 1 − P(Sᶜ) would be rounding noise
-    law = theory.beta_rewards(50, 150)
-    sharper, wider = theory.spread_probability(law, 2, 0.5), theory.spread_probability(law, 2, 0.49)
-    assert 0 < sharper < wider < 1e-29
-    mirrored = theory.beta_rewards(150, 50)
-    assert theory.spread_probability(mirrored, 2, 0.5) == pytest.approx(sharper, rel=1e-9)
-    assert theory.spread_baseline_bias(mirrored, 2, 0.5) == pytest.approx(
-        -theory.spread_baseline_bias(law, 2, 0.5), rel=1e-6
-    )
+@pytest.mark.parametrize(("a", "b", "sigma"), [(50, 150, 0.5), (100, 900, 0.2), (900, 100, 0.19), (2, 6, 0.99)])
+def test_a_rare_event_keeps_its_precision(a, b, sigma):
+    # P(S) from 1e-14 to 1e-40, all of it in the far tails; the reference integrates over r, not over F(r)
+    law, G = theory.beta_rewards(a, b), 8
+    u = np.linspace(0, 1 - sigma, 20_001)
+    above, beyond = special.betainc(b, a, 1 - u), special.betainc(b, a, 1 - u - sigma)
+    u, above, beyond = u[beyond < above], above[beyond < above], beyond[beyond < above]
+    gap = -(above**7) * np.expm1(7 * np.log1p(-beyond / above))
+    expected = integrate.trapezoid(G * stats.beta(a, b).pdf(u) * gap, u)
+    assert expected < 1e-13
+    assert theory.spread_probability(law, G, sigma) == pytest.approx(expected, rel=1e-7)
+    mirrored = theory.beta_rewards(b, a)
+    assert theory.spread_probability(mirrored, G, sigma) == pytest.approx(expected, rel=1e-7)
+    bias = theory.spread_baseline_bias(law, G, sigma)
+    assert theory.spread_baseline_bias(mirrored, G, sigma) == pytest.approx(-bias, rel=1e-7)
 
 
 def test_broadcast_over_G_and_sigma():
@@ -158,6 +165,21 @@ def test_binary_rewards_give_theorem_1_back(p, G):
     for sigma in (0.0, 0.5):
         assert theory.spread_probability(law, G, sigma) == pytest.approx(theory.informative_probability(p, G), rel=1e-9)
         assert theory.spread_baseline_bias(law, G, sigma) == pytest.approx(theory.baseline_bias(p, G), abs=1e-10)
+
+
+@pytest.mark.parametrize("G", [2, 3, 5])
+@pytest.mark.parametrize("sigma", [0.0, 0.25, 0.5, 0.65, 0.95])
+def test_graded_rewards_equal_their_enumeration(G, sigma):
+    grades, chances = np.array([0.0, 0.3, 0.4, 1.0]), np.array([0.45, 0.25, 0.2, 0.1])
+    law = theory.rewards_from_cdf(lambda r: (chances * (grades <= np.asarray(r)[..., None])).sum(-1))
+    seen = total = 0.0
+    for index in product(range(4), repeat=G):
+        rewards, chance = grades[list(index)], chances[list(index)].prod()
+        if np.ptp(rewards) > sigma:
+            seen += chance
+            total += chance * rewards.mean()
+    assert theory.spread_probability(law, G, sigma) == pytest.approx(seen, rel=1e-9)
+    assert theory.spread_baseline_bias(law, G, sigma) == pytest.approx(total / seen - law.mean, abs=1e-9)
 
 
 @pytest.mark.parametrize("sigma", [0.35, 0.85])
