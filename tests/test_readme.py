@@ -25,3 +25,12 @@ def test_the_example_prints_what_the_page_says(page):
 def test_every_link_of_the_readme_leads_somewhere():
     for target in re.findall(r"\]\(([^)#:]+)\)", (ROOT / "README.md").read_text(encoding="utf-8")):
         assert (ROOT / target).exists(), target
+
+
+def test_theory_and_rewards_are_there_by_name():
+    import equipoise as eq
+
+    assert eq.theory.baseline_bias(0.5, 8) == 0
+    assert eq.rewards.Verdict("correct").kind == "correct"
+    with pytest.raises(AttributeError, match="no attribute 'teory'"):
+        _ = eq.teory
