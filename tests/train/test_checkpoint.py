@@ -1,5 +1,6 @@
 """Checkpoints and logs: whole or not there, whatever stops the process."""
 
+import builtins
 import errno
 import json
 import os
@@ -24,7 +25,8 @@ class Killed(BaseException):
     """Nothing in the code under test may catch it: the process is gone."""
 
 
-DISK = [(os, name) for name in ("fsync", "rename", "replace", "unlink", "rmdir", "mkdir")] + [(torch, "save")]
+DISK = [(os, name) for name in ("fsync", "rename", "replace", "unlink", "rmdir", "mkdir")]
+DISK += [(torch, "save"), (builtins, "open")]
 
 
 def die_at(monkeypatch, k: int) -> None:

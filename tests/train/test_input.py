@@ -108,6 +108,7 @@ def test_an_all_equal_reward_stops_with_a_checkpoint_and_loses_no_line(train, tm
     assert checkpoint.steps(folder.checkpoints) == [3]
     assert [r["step"] for r in metrics(tmp_path / "run")] == [1, 2, 3]
     assert [r["step"] for r in read_lines(folder.eval)] == [0, 3]
+    assert "differed in reward for 4 steps" in sentence(train("--resume", train__max_uninformative=3, **options))
     ended = train("--resume", train__max_uninformative=100, **options)
     assert ended.code == 0, ended.stderr
     assert train(out=tmp_path / "whole", train__max_uninformative=100, **options).code == 0
