@@ -1,19 +1,20 @@
 """equipoise: reinforcement learning for reasoning models, with its biases measured and removed."""
 
 import importlib
-from types import ModuleType
+from typing import TYPE_CHECKING, Any
 
-from equipoise.objective import (
-    PRESETS,
-    Credit,
-    LossOutput,
-    Objective,
-    flatten,
-    merge_metrics,
-    positions,
-    response_ids,
-    unflatten,
-)
+if TYPE_CHECKING:
+    from equipoise.objective import (
+        PRESETS,
+        Credit,
+        LossOutput,
+        Objective,
+        flatten,
+        merge_metrics,
+        positions,
+        response_ids,
+        unflatten,
+    )
 
 __version__ = "0.1.0"
 
@@ -29,9 +30,17 @@ __all__ = [
     "unflatten",
 ]
 
+PACKAGES = ("objective", "theory", "rewards", "tasks", "audit")
 
-def __getattr__(name: str) -> ModuleType:
-    """`equipoise.theory` and `equipoise.rewards` on first use: scipy takes a second to import."""
-    if name in ("theory", "rewards"):
+
+def __getattr__(name: str) -> Any:
+    """The public names on first use: a verifier's worker process must not wait two seconds for torch."""
+    if name in __all__:
+        return getattr(importlib.import_module("equipoise.objective"), name)
+    if name in PACKAGES:
         return importlib.import_module(f"equipoise.{name}")
     raise AttributeError(f"module 'equipoise' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return [*__all__, *PACKAGES, "__version__"]
