@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal, get_args
+import json
+import math
+from dataclasses import asdict, dataclass
+from typing import Any, Literal, get_args
 
 Kind = Literal["correct", "wrong", "unparsed", "timeout", "limit", "crashed", "bad_gold", "unavailable"]
 
@@ -28,3 +30,33 @@ class Verdict:
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
             raise ValueError(f"verdict kind {self.kind!r} is not one of {', '.join(KINDS)}")
+        if self.value is not None and not 0.0 <= self.value <= 1.0:
+            raise ValueError(f"verdict value {self.value!r}: partial credit lies in [0, 1]")
+
+
+def encode(outcome: Verdict | float) -> bytes:
+    """As JSON, for another process: ASCII only, so that lone surrogates of a response pass too."""
+    return json.dumps(asdict(outcome) if isinstance(outcome, Verdict) else outcome).encode()
+
+
+def decode(data: bytes) -> Verdict | float:
+    """Strictly what `encode` writes, or ValueError: the bytes may come from a process that read hostile text."""
+    try:
+        table = json.loads(data.decode("ascii"), parse_constant=_refuse)
+    except RecursionError as error:
+        raise ValueError("a verdict does not nest") from error
+    if isinstance(table, float) and math.isfinite(table):
+        return table
+    if not isinstance(table, dict) or set(table) != set(Verdict.__slots__):
+        raise ValueError("not a verdict")
+    kinds: dict[str, Any] = {"kind": str, "reason": str, "seconds": float, "value": float | None, "answer": str | None}
+    for name, kind in kinds.items():
+        if not isinstance(table[name], kind):
+            raise ValueError(f"verdict {name} is {type(table[name]).__name__}")
+    if not math.isfinite(table["seconds"]):
+        raise ValueError("verdict seconds overflow")
+    return Verdict(**table)
+
+
+def _refuse(constant: str) -> float:
+    raise ValueError(f"{constant} is not a number of a verdict")
