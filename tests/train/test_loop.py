@@ -377,7 +377,7 @@ def test_a_rollout_file_has_a_row_per_response(run, tmp_path):
     table = pq.read_table(folder / "step-1.parquet")
     assert table.column_names == [
         "prompt_id", "prompt", "response", "tokens", "length", "finish", "reward", "verdict", "group", "level",
-        "advantage", "logprob_sum",
+        "advantage", "weight", "coefficient", "logprob_sum",
     ]  # fmt: skip
     rows = table.to_pylist()
     assert len(rows) == 16
@@ -390,7 +390,22 @@ def test_a_rollout_file_has_a_row_per_response(run, tmp_path):
         assert row["reward"] == pytest.approx(row["response"].count("1") / max(len(row["response"]), 1))
         assert row["finish"] == ("stop" if row["tokens"][-1] == 2 else "length")
         assert row["logprob_sum"] < 0
+        assert row["weight"] == pytest.approx(1 / (4 * 4 * row["length"]))  # sequence: w = 1/(P·G·T)
+        assert row["coefficient"] == pytest.approx(row["weight"] * row["advantage"])
     assert sum(r["reward"] for r in rows) / 16 == pytest.approx(column(tmp_path / "run", "reward/mean")[0])
+
+
+def test_a_rollout_file_gives_the_mean_of_weights_that_differ_within_a_response(run, tmp_path):
+    t = run(objective__cancellation="prefix", train__steps=1)
+    rows = pq.read_table(RunFolder(tmp_path / "run").rollouts / "step-1.parquet").to_pylist()
+    tokens = torch.tensor([token for r in rows for token in r["tokens"]])
+    lengths = [r["length"] for r in rows]
+    credit = t.objective.assign([r["reward"] for r in rows], [r["group"] for r in rows], lengths, tokens=tokens)
+    of_token = credit.weight.split(lengths)
+    assert any(len(w.unique()) > 1 for w in of_token)
+    assert [r["weight"] for r in rows] == pytest.approx([float(w.mean()) for w in of_token])
+    pushes = [float(c.mean()) for c in credit.coefficient.split(lengths)]
+    assert [r["coefficient"] for r in rows] == pytest.approx(pushes)
 
 
 def test_the_logs_have_a_line_per_step_and_per_evaluation(run, tmp_path):

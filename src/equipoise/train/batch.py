@@ -197,6 +197,9 @@ def write_rollouts(folder: Path, step: int, batch: StepBatch, credit: Credit) ->
     r, lengths = batch.rollouts, batch.rollouts.lengths.tolist()
     sums = torch.stack([x.sum() for x in r.policy_logprobs.split(lengths)]).tolist()
     group = r.prompt.tolist()
+    weight = credit.weight
+    if len(weight) != len(lengths):  # one per token (cancellation = prefix): their mean over the response
+        weight = torch.stack([w.sum() / max(len(w), 1) for w in weight.split(credit.lengths.tolist())])
     table = pa.table(
         {
             "prompt_id": [batch.prompts[g].id for g in group],
@@ -210,6 +213,8 @@ def write_rollouts(folder: Path, step: int, batch: StepBatch, credit: Credit) ->
             "group": group,
             "level": [batch.prompts[g].level for g in group],
             "advantage": credit.advantage.tolist(),
+            "weight": weight.tolist(),
+            "coefficient": (weight * credit.advantage).tolist(),
             "logprob_sum": sums,
         }
     )
