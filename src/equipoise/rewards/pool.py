@@ -187,12 +187,12 @@ class Pool:
 
     def _hand_out(self, selector: selectors.BaseSelector) -> None:
         while self._jobs and (self._idle or len(self._busy) < self.size):
-            with self._lock:
-                job = self._jobs.popleft()
-            if time.monotonic() >= job.expires:
-                self._finish(job, Verdict("timeout", "the total budget was used up before its turn"))
+            if time.monotonic() >= self._jobs[0].expires:
+                late = Verdict("timeout", "the total budget was used up before its turn")
+                self._finish(self._jobs.popleft(), late)
                 continue
-            worker = self._idle.pop() if self._idle else self._fork()
+            worker = self._ready() or self._fork()
+            job = self._jobs.popleft()
             worker.job, worker.jobs = job, worker.jobs + 1
             worker.started, worker.waited = time.monotonic(), _waited(worker.pid)
             worker.check = worker.started + job.seconds
@@ -200,6 +200,7 @@ class Pool:
             worker.reply.clear()
             self._busy[worker.channel] = worker
             selector.register(worker.channel, selectors.EVENT_READ | selectors.EVENT_WRITE)
+            self._exchange(selector, worker, selectors.EVENT_WRITE)  # now: its time runs while others are forked
 
     def _exchange(self, selector: selectors.BaseSelector, worker: _Worker, events: int) -> None:
         try:
@@ -264,6 +265,19 @@ class Pool:
         if job.future.set_running_or_notify_cancel():
             job.future.set_result(outcome)
         self._room.release()
+
+    def _ready(self) -> _Worker | None:
+        """An idle worker that is still there: the system may have killed it, and that is no job's fault."""
+        while self._idle:
+            worker = self._idle.pop()
+            try:
+                worker.channel.recv(1)
+            except BlockingIOError:
+                return worker
+            except OSError:
+                pass
+            self._end(worker)
+        return None
 
     def _fork(self) -> _Worker:
         ours, theirs = socket.socketpair()
