@@ -1,0 +1,385 @@
+r"""When two answers are the same, part by part, whatever arithmetic compares their single expressions.
+
+Three values throughout: True, False, and None where the arithmetic at hand cannot tell.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from fractions import Fraction
+
+from equipoise.rewards import exact
+from equipoise.rewards.notation import Unreadable
+from equipoise.rewards.structure import Chain, Choice, Group, Leaf, Matrix, Node, Union, Words
+
+FLIPPED = {"<": ">", ">": "<", "≤": "≥", "≥": "≤", "=": "=", "≠": "≠"}
+NAMING = re.compile(
+    rf"\\(?:frac|angle|max|min|triangle|measuredangle|{'|'.join(sorted(exact.GREEK))})(?![a-zA-Z])"
+)  # commands that may stand in a name
+MOST_PAIRS = 2_000  # comparisons of list items
+
+
+@dataclass(frozen=True, slots=True)
+class Arithmetic:
+    """`equal(gold, answer)` of two expressions; `ratio(a, b)`: the sign of c where a = c·b, 0 where there is none."""
+
+    equal: Callable[[str, str], bool | None]
+    ratio: Callable[[str, str], int | None]
+
+
+def same(gold: Node, answer: Node, by: Arithmetic) -> bool | None:
+    gold, answer = settled(gold), settled(answer)
+    if isinstance(gold, Choice) or isinstance(answer, Choice):
+        return _same_choice(gold, answer, by)
+    if isinstance(gold, Chain) or isinstance(answer, Chain):
+        return _same_chain(gold, answer, by)
+    if isinstance(gold, Union) or isinstance(answer, Union):
+        return _same_union(gold, answer, by)
+    if isinstance(gold, Matrix) or isinstance(answer, Matrix):
+        return _same_matrix(gold, answer, by)
+    if isinstance(gold, Group) or isinstance(answer, Group):
+        return _same_group(gold, answer, by)
+    if isinstance(gold, Words) or isinstance(answer, Words):
+        return _same_words(gold, answer, by)
+    assert isinstance(gold, Leaf)
+    assert isinstance(answer, Leaf)
+    return _same_leaf(gold, answer, by)
+
+
+def every(outcomes: Iterable[bool | None]) -> bool | None:
+    found: bool | None = True
+    for outcome in outcomes:
+        if outcome is False:
+            return False
+        if outcome is None:
+            found = None
+    return found
+
+
+def some(outcomes: Iterable[bool | None]) -> bool | None:
+    found: bool | None = False
+    for outcome in outcomes:
+        if outcome:
+            return True
+        if outcome is None:
+            found = None
+    return found
+
+
+def leaves(node: Node) -> Iterator[str]:
+    """The expressions that a comparison reads: names on the left of an equation are not among them."""
+    node = settled(node)
+    if isinstance(node, Leaf):
+        yield node.text
+    elif isinstance(node, Choice):
+        if node.rest is not None:
+            yield from leaves(node.rest)
+    elif isinstance(node, Group):
+        for item in node.items:
+            yield from leaves(item)
+    elif isinstance(node, Union):
+        for part in node.parts:
+            yield from leaves(part)
+    elif isinstance(node, Matrix):
+        for row in node.rows:
+            for cell in row:
+                yield from leaves(cell)
+    elif isinstance(node, Chain):
+        for member, text in zip(node.members, node.texts, strict=True):
+            if not is_name(text):
+                yield from leaves(member)
+
+
+def is_name(text: str) -> bool:
+    """Whether a text only names something: x, f(x), a_3, AB, |AB|, NO/BO, (x, y), and no sum or multiple."""
+    text = re.sub(r"_\s*(?:\{[^{}]*\}|\\?\w)", "", text)
+    text = re.sub(r"\\(?:text|overline|vec|hat|bar)\s*\{([^{}]*)\}", r"\1", text)
+    text = re.sub(r"(?<=[a-zA-Z'])\s*\([^()]*\)", "", text)
+    if re.fullmatch(r"\s*(?:\\pi|e|i)\s*", text):
+        return False
+    bare = NAMING.sub("a", text)
+    return bool(re.search(r"[a-zA-Z]", bare)) and bool(re.fullmatch(r"[a-zA-Z\s()|,:/'{}]+", bare))
+
+
+def settled(node: Node) -> Node:
+    """A chain without its working: `x = 3 + 4 = 7` is x = 7, `3 + 4 = 7` is 7, `1/3 ≈ 0.33` is 1/3, `x ∈ S` is S."""
+    if not isinstance(node, Chain):
+        return node
+    members, signs, texts = list(node.members), list(node.signs), list(node.texts)
+    if "≈" in signs:
+        cut = signs.index("≈")
+        if all(map(is_name, texts[: cut + 1])):
+            signs[cut] = "="
+            members, signs, texts = members[cut:], signs[cut:], texts[cut:]
+            rest = signs.index("≈") if "≈" in signs else len(signs)
+            members, signs, texts = members[: rest + 1], signs[:rest], texts[: rest + 1]
+        else:
+            members, signs, texts = members[: cut + 1], signs[:cut], texts[: cut + 1]
+    if not signs:
+        return settled(members[0])
+    if signs == ["∈"] and is_name(texts[0]):
+        return settled(members[1])
+    if all(sign in {"=", "∈"} for sign in signs):
+        if len(signs) > 1 and not is_name(texts[0]):
+            return settled(members[-1])
+        members, signs, texts = [members[0], members[-1]], ["="], [texts[0], texts[-1]]
+        if not re.search(r"[a-zA-Z]", re.sub(r"\\(?!pi)[a-zA-Z]+", "", texts[0])):
+            if re.search(r"[a-zA-Z]", re.sub(r"\\(?!pi)[a-zA-Z]+", "", texts[1])):
+                return Chain(tuple(members), tuple(signs), tuple(texts))
+            return settled(members[1])
+    return Chain(tuple(members), tuple(signs), tuple(texts))
+
+
+def _letter(node: Node) -> str | None:
+    if isinstance(node, Choice):
+        return node.letter
+    return node.text if isinstance(node, Leaf) and re.fullmatch(r"[A-J]", node.text) else None
+
+
+def _same_choice(gold: Node, answer: Node, by: Arithmetic) -> bool | None:
+    wanted, chosen = _letter(gold), _letter(answer)
+    if wanted and chosen:
+        return wanted == chosen
+    if isinstance(answer, Choice):
+        return same(gold, answer.rest, by) if answer.rest is not None else False
+    return same(gold.rest, answer, by) if isinstance(gold, Choice) and gold.rest is not None else False
+
+
+def _same_words(gold: Node, answer: Node, by: Arithmetic) -> bool | None:
+    if isinstance(gold, Words) and isinstance(answer, Words):
+        return _lower(gold.text) == _lower(answer.text)
+    words, other = (gold, answer) if isinstance(gold, Words) else (answer, gold)
+    assert isinstance(words, Words)
+    if isinstance(other, Leaf) and re.fullmatch(r"[a-zA-Z]{2,8}", words.text):  # abc is also a·b·c
+        pair = (words.text, other.text) if words is gold else (other.text, words.text)
+        return by.equal(*pair)
+    return False
+
+
+def _lower(text: str) -> str:
+    return " ".join(re.sub(r"[^a-z0-9]", " ", text.lower()).split())
+
+
+def _same_leaf(gold: Leaf, answer: Leaf, by: Arithmetic) -> bool | None:
+    if gold.unit and answer.unit and gold.unit != answer.unit:
+        return False
+    based, other = exact.based(gold.text), exact.based(answer.text)
+    if based or other:
+        return based == other
+    ratio = _same_ratio(gold.text, answer.text)
+    if ratio is not None:
+        return ratio
+    if gold.percent == answer.percent:
+        return by.equal(gold.text, answer.text)
+    whole = rf"\frac{{{gold.text}}}{{100}}" if gold.percent else gold.text
+    part = rf"\frac{{{answer.text}}}{{100}}" if answer.percent else answer.text
+    outcome = by.equal(whole, part)
+    return some([outcome, by.equal(gold.text, answer.text)]) if _past_one(gold.text) else outcome
+
+
+def _past_one(text: str) -> bool:
+    """28 is 28 %, for it cannot be meant as a share; 0.28 is not 0.28 %."""
+    try:
+        value = exact.number(exact.value(text))
+    except Unreadable:
+        return False
+    return value is not None and abs(value) > 1
+
+
+def _same_ratio(gold: str, answer: str) -> bool | None:
+    """7:32 is 14:64 and 7/32. None where neither text is a ratio."""
+    if ":" not in gold + answer:
+        return None
+    if gold.replace(" ", "") == answer.replace(" ", ""):
+        return True
+    try:
+        g, a = exact.ratio(gold), exact.ratio(answer)
+        if g is None and a is None:
+            return False
+        g = g or [exact.value(gold), exact.value("1")]
+        a = a or [exact.value(answer), exact.value("1")]
+    except Unreadable:
+        return False
+    if len(g) != len(a) or not all(g) or not all(a):
+        return False
+    return all(exact.same(exact.multiply(g[0], y), exact.multiply(a[0], x)) for x, y in zip(g, a, strict=True))
+
+
+def _same_group(gold: Node, answer: Node, by: Arithmetic) -> bool | None:
+    if not (isinstance(gold, Group) and isinstance(answer, Group)):
+        group, other, ours = (gold, answer, False) if isinstance(gold, Group) else (answer, gold, True)
+        assert isinstance(group, Group)
+        if group.ordered or isinstance(other, Chain):
+            return False
+        return every(same(other, item, by) if ours else same(item, other, by) for item in _values(group))
+    if gold.ordered and answer.ordered:
+        return (gold.left, gold.right) == (answer.left, answer.right) and _in_order(gold.items, answer.items, by)
+    names, others = _names(gold), _names(answer)
+    if names and others:
+        return _by_name(gold, answer, by) if set(names) == set(others) else False
+    if names or gold.ordered or answer.ordered:
+        if "{" in {gold.left, answer.left} or {gold.left, answer.left} & {"["}:
+            return False
+        return _in_order(_values(gold), _values(answer), by)
+    return _as_sets(_values(gold), _values(answer), by)
+
+
+def _in_order(gold: tuple[Node, ...], answer: tuple[Node, ...], by: Arithmetic) -> bool | None:
+    return len(gold) == len(answer) and every(same(g, a, by) for g, a in zip(gold, answer, strict=True))
+
+
+def _as_sets(gold: tuple[Node, ...], answer: tuple[Node, ...], by: Arithmetic) -> bool | None:
+    if len(gold) * len(answer) > MOST_PAIRS:
+        return None
+    table = [[same(g, a, by) for a in answer] for g in gold]
+    return every([*(some(row) for row in table), *(some(column) for column in zip(*table, strict=True))])
+
+
+def _assignment(node: Node) -> tuple[str, Node] | None:
+    """Name and value of x = 1; the argument of f(x) = 1 is no part of the name."""
+    node = settled(node)
+    if isinstance(node, Chain) and node.signs == ("=",) and is_name(node.texts[0]):
+        name = re.sub(r"(?<=[a-zA-Z'])\s*\([^()]*\)", "", node.texts[0])
+        return re.sub(r"[\s{}]", "", name), node.members[1]
+    return None
+
+
+def _names(group: Group) -> list[str] | None:
+    """The names, where every item is an assignment and no two are to one name."""
+    found = [_assignment(item) for item in group.items]
+    names = [pair[0] for pair in found if pair]
+    return names if len(names) == len(found) == len(set(names)) else None
+
+
+def _values(group: Group) -> tuple[Node, ...]:
+    values: list[Node] = []
+    for item in group.items:
+        found = _assignment(item)
+        value = settled(found[1]) if found else item
+        values.extend(value.items if isinstance(value, Group) and not value.left and not group.ordered else [value])
+    return tuple(values)
+
+
+def _by_name(gold: Group, answer: Group, by: Arithmetic) -> bool | None:
+    wanted = dict(pair for item in gold.items if (pair := _assignment(item)))
+    given = dict(pair for item in answer.items if (pair := _assignment(item)))
+    return every(same(value, given[name], by) for name, value in wanted.items())
+
+
+def _same_matrix(gold: Node, answer: Node, by: Arithmetic) -> bool | None:
+    if isinstance(gold, Matrix) and isinstance(answer, Matrix):
+        g, a = gold.rows, answer.rows
+        shaped = len(g) == len(a) and len(g[0]) == len(a[0])
+        return shaped and every(same(x, y, by) for r, s in zip(g, a, strict=True) for x, y in zip(r, s, strict=True))
+    matrix, other = (gold, answer) if isinstance(gold, Matrix) else (answer, gold)
+    assert isinstance(matrix, Matrix)
+    if isinstance(other, Group):
+        cells = tuple(cell for row in matrix.rows for cell in row)
+        vector = 1 in {len(matrix.rows), len(matrix.rows[0])}
+        if not vector or (other.left, other.right) != ("(", ")"):
+            return False
+        return _in_order(*((cells, other.items) if matrix is gold else (other.items, cells)), by)
+    if isinstance(other, Leaf) and r"\begin" in other.text:
+        return by.equal(*((matrix.text, other.text) if matrix is gold else (other.text, matrix.text)))
+    return False
+
+
+def _same_chain(gold: Node, answer: Node, by: Arithmetic) -> bool | None:
+    if isinstance(gold, Chain) and isinstance(answer, Chain):
+        return _same_relations(gold, answer, by)
+    chain, other = (gold, answer) if isinstance(gold, Chain) else (answer, gold)
+    assert isinstance(chain, Chain)
+    if assigned := _assignment(chain):
+        return same(assigned[1], answer, by) if chain is gold else same(gold, assigned[1], by)
+    if chain.signs == ("=",):
+        return same(gold, chain.members[1], by) if chain is answer and _no_letters(chain.texts[0]) else False
+    if (interval := as_interval(chain)) is not None and isinstance(other, Group | Union):
+        outcome = same(interval, other, by) if chain is gold else same(other, interval, by)
+        return outcome or None
+    return None if isinstance(other, Group | Union) else False
+
+
+def _no_letters(text: str) -> bool:
+    return not re.search(r"[a-zA-Z]", re.sub(r"\\[a-zA-Z]+", "", text))
+
+
+def as_interval(chain: Chain) -> Group | None:
+    """The interval of x in a < x ≤ b, x ≥ a or b > x; None for |x|, which lies in two."""
+    if any("|" in text for text in chain.texts):
+        return None
+    texts, signs, members = chain.texts, chain.signs, chain.members
+    if len(signs) == 1 and signs[0] in {"<", "≤", ">", "≥"}:
+        if is_name(texts[1]) and not is_name(texts[0]):
+            texts, members, signs = (texts[1], texts[0]), (members[1], members[0]), (FLIPPED[signs[0]],)
+        if not is_name(texts[0]) or is_name(texts[1]):
+            return None
+        if signs[0] in {">", "≥"}:
+            return Group((members[1], Leaf(r"\infty")), "(" if signs[0] == ">" else "[", ")")
+        return Group((Leaf(r"-\infty"), members[1]), "(", ")" if signs[0] == "<" else "]")
+    if len(signs) == 2 and is_name(texts[1]) and not is_name(texts[0]) and not is_name(texts[2]):
+        if set(signs) <= {">", "≥"}:
+            signs, members = (FLIPPED[signs[1]], FLIPPED[signs[0]]), (members[2], members[1], members[0])
+        if set(signs) <= {"<", "≤"}:
+            return Group((members[0], members[2]), "(" if signs[0] == "<" else "[", ")" if signs[1] == "<" else "]")
+    return None
+
+
+def _same_relations(gold: Chain, answer: Chain, by: Arithmetic) -> bool | None:
+    if len(gold.signs) == len(answer.signs) == 1 and gold.signs[0] in FLIPPED and answer.signs[0] in FLIPPED:
+        wanted, given = _assignment(gold), _assignment(answer)
+        if wanted and given and wanted[0] == given[0]:
+            return same(wanted[1], given[1], by)
+        if not (_is_scalar(gold) and _is_scalar(answer)):
+            return False
+        g, a = gold.signs[0], answer.signs[0]
+        if a != g and FLIPPED[a] != g:
+            return False
+        ratio = by.ratio(_difference(gold), _difference(answer))
+        if ratio is None:
+            return None
+        return ratio != 0 if g in {"=", "≠"} else ratio == (1 if a == g else -1)
+    return _same_long_chains(gold, answer, by)
+
+
+def _same_long_chains(gold: Chain, answer: Chain, by: Arithmetic) -> bool | None:
+    """Member by member, read from either end. A chain may be rearranged in more ways than these: then None."""
+    if len(gold.signs) != len(answer.signs) or any(sign not in FLIPPED for sign in gold.signs + answer.signs):
+        return None
+    signs, members, texts = answer.signs, answer.members, answer.texts
+    if gold.signs != signs:
+        signs, members = tuple(FLIPPED[sign] for sign in reversed(signs)), tuple(reversed(members))
+        texts = tuple(reversed(texts))
+    if gold.signs != signs:
+        return None
+    outcomes = (
+        True if x.replace(" ", "") == y.replace(" ", "") else same(g, a, by)
+        for g, a, x, y in zip(gold.members, members, gold.texts, texts, strict=True)
+    )
+    return every(outcomes) or None
+
+
+def _is_scalar(chain: Chain) -> bool:
+    return all(isinstance(member, Leaf) for member in chain.members)
+
+
+def _difference(chain: Chain) -> str:
+    return f"({chain.texts[0]})-({chain.texts[1]})"
+
+
+def _same_union(gold: Node, answer: Node, by: Arithmetic) -> bool | None:
+    """Part by part; one set can be cut into parts in many ways, so different parts decide nothing."""
+    parts = [node.parts if isinstance(node, Union) else (node,) for node in (gold, answer)]
+    regions = [tuple(as_interval(p) or p if isinstance(p, Chain) else p for p in side) for side in parts]
+    if any(isinstance(p, Leaf | Words | Matrix | Choice) for side in regions for p in side):
+        return None if all(isinstance(node, Union) for node in (gold, answer)) else False
+    return _as_sets(*regions, by) or None
+
+
+def rational(text: str) -> Fraction | None:
+    """The value of an expression where it is a rational number."""
+    try:
+        return exact.number(exact.value(text))
+    except Unreadable:
+        return None

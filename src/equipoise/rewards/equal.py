@@ -1,0 +1,152 @@
+r"""Whether an answer equals the gold one: `quick` exactly and cheaply, `slow` with a computer algebra system.
+
+Both compare the same structure by the same rules (:mod:`~equipoise.rewards.compare`) and differ only in how two single
+expressions are compared; so they agree wherever both decide. `quick` may run anywhere. `slow` and `gold_problem` parse
+with math-verify's LaTeX grammar and compute with SymPy: run them in a process that can be killed, for no static guard
+catches every slow computation.
+"""
+
+from __future__ import annotations
+
+import re
+
+from equipoise.rewards import exact
+from equipoise.rewards.compare import Arithmetic, is_name, leaves, same
+from equipoise.rewards.notation import Senseless, Unreadable, spell
+from equipoise.rewards.structure import Node, Words, parse
+
+
+def quick(gold: str, answer: str) -> bool | None:
+    """Whether the two are equal, decided exactly and without SymPy; None where that cannot be decided."""
+    try:
+        g, a = spell(gold), spell(answer)
+        tree = parse(g)
+        if _tight(g) == _tight(a):
+            return True if all(map(_has_sense, leaves(tree))) else None
+        return same(tree, parse(_with_decimal_point(a, g)), EXACT)
+    except Unreadable:
+        return None
+
+
+def slow(gold: str, answer: str) -> bool | None:
+    """Whether the two are equal; None where the answer cannot be parsed. A gold that cannot be equals nothing."""
+    from equipoise.rewards.symbolic import SYMBOLIC, regions_equal
+
+    if gold_problem(gold) is not None:
+        return False
+    g, tree = spell(gold), _gold_tree(gold)
+    try:
+        a = spell(answer)
+        if _tight(g) == _tight(a):
+            return True
+        other = parse(_with_decimal_point(a, g))
+        unread = [text for text in leaves(other) if not _readable(text)]
+    except Senseless:
+        return False
+    except Unreadable:
+        return None
+    if unread:
+        return None
+    return bool(same(tree, other, SYMBOLIC)) or regions_equal(tree, other)
+
+
+def gold_problem(gold: str) -> str | None:
+    """Why nothing can equal this gold answer; None where it can be compared."""
+    try:
+        unread = [text for text in leaves(_gold_tree(gold)) if not _readable(text)]
+    except Unreadable as problem:
+        return f"the gold answer {gold[:80]!r} cannot be parsed: {problem}"
+    if unread:
+        return f"the gold answer {gold[:80]!r} cannot be parsed: {unread[0][:80]!r} is neither an expression nor words"
+    return None
+
+
+def _gold_tree(gold: str) -> Node:
+    """The structure of a gold answer. A sentence that is no structure is words: only the same words equal it."""
+    spelled = spell(gold)
+    try:
+        tree = parse(spelled)
+        if not re.search(r"[a-zA-Z]{3,}\s+[a-zA-Z]{2,}", re.sub(r"\\[a-zA-Z]+", "", spelled)):
+            return tree
+        if all(map(_readable, leaves(tree))):
+            return tree
+    except Senseless:
+        raise
+    except Unreadable:
+        if not re.search(r"(?<![\\a-zA-Z])[a-zA-Z]{4,}", spelled):
+            raise
+    return Words(_tight(spelled))
+
+
+def _readable(text: str) -> bool:
+    """Whether an expression has a value: by exact arithmetic, by SymPy, or as a name such as f(x)."""
+    from equipoise.rewards.symbolic import expression
+
+    try:
+        if exact.based(text) is None and exact.ratio(text) is None:
+            exact.value(text)
+        return True
+    except Senseless:
+        raise
+    except Unreadable:
+        try:
+            expression(text)
+        except Senseless:
+            raise
+        except Unreadable:
+            return False
+        return True
+
+
+def _has_sense(text: str) -> bool:
+    """Whether a text is arithmetic, or at least nothing that exact arithmetic finds senseless."""
+    try:
+        exact.value(text)
+    except Senseless:
+        return False
+    except Unreadable:
+        return not re.search(
+            r"(?<![a-zA-Z])(?:nan|undefined|zoo)(?![a-zA-Z])|\?|[-+*/^=]\s*$|\\frac\s*(?:$|\{\s*\})", text
+        )
+    return True
+
+
+def _tight(spelled: str) -> str:
+    """Without spaces, except between two digits, where they mean something."""
+    return re.sub(r"(?<!\d)\s+|\s+(?!\d)", "", spelled).rstrip(".").replace(r"\text", "").lower()
+
+
+def _with_decimal_point(answer: str, gold: str) -> str:
+    """`2,74` is 2.74 where the gold answer is a decimal number: a list could not equal it anyway."""
+    if re.fullmatch(r"(?:\\\$)?\s*-?\d+\.\d+\D*", gold) and re.match(r"-?\d+,\d+(?!\d*[,.]\d)", answer):
+        return answer if re.match(r"-?\d{1,3},\d{3}(?!\d)", answer) else answer.replace(",", ".", 1)
+    return answer
+
+
+def _equal(gold: str, answer: str) -> bool | None:
+    """Two expressions by exact arithmetic."""
+    if gold.replace(" ", "") == answer.replace(" ", ""):
+        return True
+    try:
+        a, b = exact.value(gold), exact.value(answer)
+    except Senseless:
+        return None
+    except Unreadable:
+        return None
+    rounded = re.fullmatch(r"-?\d*\.\d{12,}", gold) and exact.number(b) is None and not exact.letters(b) - {"π", "e"}
+    return None if rounded else exact.same(a, b)
+
+
+def _ratio(a: str, b: str) -> int | None:
+    """The sign of c where a = c·b, 0 where there is no such c."""
+    try:
+        x, y = exact.value(a), exact.value(b)
+    except Unreadable:
+        return None
+    c = exact.proportional(x, y)
+    return 0 if c is None else (1 if c > 0 else -1)
+
+
+EXACT = Arithmetic(_equal, _ratio)
+
+__all__ = ["gold_problem", "is_name", "quick", "slow"]

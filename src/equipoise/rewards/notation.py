@@ -1,0 +1,214 @@
+r"""One spelling for one notation: unicode, styling and synonyms of LaTeX, before anything is read.
+
+`spell` rewrites what looks the same on the page (`\dfrac`, `\left(`, full-width digits, `\,`) into one form. It never
+computes, and keeps what changes the meaning: brackets, signs, order. A text that redefines LaTeX, or turns the
+direction of writing around, is refused: what it shows is not what it says.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+
+LONGEST = 20_000  # characters; a longer answer is refused
+DEEPEST = 60  # brackets within brackets
+
+COMMANDS = {
+    **dict.fromkeys(("dfrac", "tfrac", "cfrac", "nicefrac", "sfrac"), r"\frac"),
+    **dict.fromkeys(("dbinom", "tbinom", "choose"), r"\binom"),
+    **dict.fromkeys(("textbf", "textit", "textrm", "textnormal", "mbox", "hbox", "textsf", "texttt", "emph"), r"\text"),
+    **dict.fromkeys(("mathrm", "mathbf", "mathit", "mathsf", "boldsymbol", "bm", "rm", "bf", "operatorname"), r"\text"),
+    **dict.fromkeys(("leq", "leqslant", "leqq"), r"\le "),
+    **dict.fromkeys(("geq", "geqslant", "geqq"), r"\ge "),
+    **dict.fromkeys(("neq", "not="), r"\ne "),
+    **dict.fromkeys(("approx", "simeq", "sim", "doteq"), r"\approx "),
+    **dict.fromkeys(("cdot", "times", "ast"), "*"),
+    **dict.fromkeys(("lbrace",), r"\{"),
+    **dict.fromkeys(("rbrace",), r"\}"),
+    **dict.fromkeys(("lbrack",), "["),
+    **dict.fromkeys(("rbrack",), "]"),
+    **dict.fromkeys(("lvert", "rvert", "vert", "mid"), "|"),
+    **dict.fromkeys(("degree", "textdegree"), r"^\circ "),
+    "div": "/", "colon": ":", "lt": "<", "gt": ">", "le": r"\le ", "ge": r"\ge ", "ne": r"\ne ", "land": r"\text{and}",
+    "lor": r"\text{or}", "infin": r"\infty ", "varnothing": r"\emptyset ", "dotsc": r"\ldots ", "dots": r"\ldots ",
+    "cdots": r"\ldots ", "varphi": r"\phi ", "varepsilon": r"\epsilon ", "vartheta": r"\theta ",
+}  # fmt: skip
+_STYLING = """
+    left right bigl bigr Bigl Bigr biggl biggr Biggl Biggr big Big bigg Bigg middle displaystyle textstyle
+    scriptstyle quad qquad thinspace enspace limits nolimits mathstrut strut hfill noindent centering allowbreak
+    nobreak
+"""
+STYLING = frozenset(_STYLING.split())
+REFUSED = re.compile(r"\\(?:(?:re|provide)?newcommand|def|let|edef|gdef|xdef|input|include|csname|catcode|expandafter)")
+TURNED = re.compile("[\u202a-\u202e\u2066-\u2069]")
+SIGNS = {
+    "−": "-", "–": "-", "—": "-", "‐": "-", "‑": "-", "﹣": "-", "×": "*", "·": "*", "∙": "*", "⋅": "*", "÷": "/",
+    "⁄": "/", "∕": "/", "√": r"\sqrt ", "π": r"\pi ", "∞": r"\infty ", "≤": r"\le ", "≥": r"\ge ", "≠": r"\ne ",
+    "±": r"\pm ", "∓": r"\mp ", "∪": r"\cup ", "∩": r"\cap ", "∈": r"\in ", "∅": r"\emptyset ", "°": r"^\circ ",
+    "≈": r"\approx ", "⟨": r"\langle ", "⟩": r"\rangle ", "’": "'", "‘": "'", "′": "'", "“": '"', "”": '"',
+    "，": ",", "：": ":", "；": ";", "。": ".", "€": r"\$", "£": r"\$", "¥": r"\$",
+}  # fmt: skip
+COMMAND = re.compile(r"\\(?:[a-zA-Z]+|.)|\s+", re.DOTALL)
+THOUSANDS = re.compile(r"(?<=\d)\s*(?:\{\s*,\s*\}|,\s?\\!\s*)\s*(?=\d{3}(?!\d))")
+WORDS = re.compile(r"\\text\s*\{\s*(?:and|or)\s*\}|(?<![a-zA-Z\\{])(?:and|or)(?![a-zA-Z}])")
+
+
+class Unreadable(ValueError):
+    """The text cannot be read as an answer; the message says why."""
+
+
+class Senseless(Unreadable):
+    """The text can be read, and has no value that anything could equal: a division by zero, a number past all size."""
+
+
+def spell(text: str) -> str:
+    """The text in one spelling. Raises `Unreadable` for what is too long, too deep, unbalanced or redefines LaTeX."""
+    if len(text) > LONGEST:
+        raise Unreadable(f"{len(text)} characters, more than {LONGEST}")
+    if REFUSED.search(text) or TURNED.search(text):
+        raise Unreadable("it redefines what is shown")
+    text = _ascii(text.strip())
+    if "matrix" not in text and "array" not in text:
+        text = re.sub(r"\\\\(?=[a-zA-Z{}(\[])", r"\\", text)
+    text = _without_delimiters(text)
+    text = THOUSANDS.sub(",", text)
+    text = COMMAND.sub(_command, text)
+    text = re.sub(r"\\text\s*(?=\{)", r"\\text", text)
+    text = re.sub(r"<=", r"\\le ", re.sub(r">=", r"\\ge ", re.sub(r"!=", r"\\ne ", text)))
+    text = re.sub(r"(?:\s|,)*(?:%s)\s*,?" % WORDS.pattern, ", ", text)  # noqa: UP031 - braces in the pattern
+    text = re.sub(r"\^\s*\{\s*\\circ\s*\}", r"^\\circ ", text)
+    text = re.sub(r"(?<![a-zA-Z\\])(?:infinity|infty|inf)(?![a-zA-Z])", r"\\infty ", text)
+    text = re.sub(
+        r"(?<=[\d}\s])(?:percent(?:age)?|pct)(?![a-zA-Z])|\\text\{\s*(?:percent(?:age)?|pct)\s*\}", r"\\%", text
+    )
+    text = re.sub(r" {2,}", " ", text).strip()
+    return _shallow(text)
+
+
+def _ascii(text: str) -> str:
+    """Digits, signs and letters of other shapes; a superscript is an exponent and a vulgar fraction a fraction."""
+    if text.isascii():
+        return re.sub(r"[\x00-\x08\x0b\x0c\x0e-\x1f]", " ", text)
+    out: list[str] = []
+    for run, char in enumerate(text):
+        name = unicodedata.category(char)
+        plain = unicodedata.decomposition(char)
+        if char in SIGNS:
+            out.append(SIGNS[char])
+        elif name == "Nd":
+            out.append(str(unicodedata.digit(char)))
+        elif plain.startswith("<super>") and (digit := unicodedata.normalize("NFKC", char)).isascii():
+            again = run and unicodedata.decomposition(text[run - 1]).startswith("<super>")
+            out.append(out.pop()[:-1] + digit + "}" if again else "^{" + digit + "}")
+        elif plain.startswith("<sub>") and (digit := unicodedata.normalize("NFKC", char)).isascii():
+            out.append("_{" + digit + "}")
+        elif plain.startswith("<fraction>"):
+            over, _, under = unicodedata.normalize("NFKC", char).partition("⁄")
+            out.append(rf"\frac{{{over}}}{{{under or 1}}}")
+        elif name in {"Cf", "Cc", "Mn"} and not char.isspace():
+            out.append("" if name == "Cf" else " ")
+        else:
+            out.append(unicodedata.normalize("NFKC", char))
+    return "".join(out)
+
+
+def _without_delimiters(text: str) -> str:
+    """Without the dollars and brackets that open mathematics; `\\$` stays: it is money."""
+    text = text.replace(r"\$", "\x01")
+    money = re.fullmatch(r"\$\s*(-?[\d.,\s]+)", text)  # "$18" opens nothing
+    text = "\x01" + money.group(1) if money else text.replace("$", " ")
+    text = re.sub(r"(?<!\\)\\[()\[\]]", " ", text)
+    return text.replace("\x01", r"\$")
+
+
+def _command(match: re.Match[str]) -> str:
+    token = match.group()
+    if token.isspace() or token in {r"\,", r"\;", r"\:", "\\ ", r"\>", "\\\n"}:
+        return " "
+    if token == r"\!":
+        return ""
+    name = token[1:]
+    if name in STYLING:
+        return " "
+    if name in COMMANDS:
+        return COMMANDS[name]
+    for prefix in ("quad", "qquad"):  # `\quadx` is met in the wild
+        if name.startswith(prefix):
+            return " " + name.removeprefix(prefix)
+    return token
+
+
+OPENING, CLOSING = "([{", ")]}"
+
+
+def _shallow(text: str) -> str:
+    """The text with doubled round brackets made single. Raises where brackets do not match or nest too deep.
+
+    Round and square brackets may close each other, as in `[0,1)`; braces only braces.
+    """
+    match: dict[int, int] = {}
+    stack: list[int] = []
+    skip = False
+    for i, char in enumerate(text):
+        if skip:
+            skip = False
+        elif char == "\\":
+            skip = i + 1 < len(text) and text[i + 1] in "{}"
+        elif char in OPENING:
+            stack.append(i)
+        elif char in CLOSING:
+            if not stack or (text[stack[-1]] == "{") != (char == "}"):
+                raise Unreadable("its brackets do not match")
+            match[stack.pop()] = i
+    if stack:
+        raise Unreadable("its brackets do not match")
+    doubled = {
+        j for i, end in match.items() if text[i] == "(" and text[end] == ")" and match.get(i + 1) == end - 1
+        and text[i + 1] == "(" and text[end - 1] == ")" for j in (i, end)
+    }  # fmt: skip
+    text = "".join(char for i, char in enumerate(text) if i not in doubled)
+    depth = deepest = 0
+    for char in text:
+        depth += (char in OPENING) - (char in CLOSING)
+        deepest = max(deepest, depth)
+    if deepest > DEEPEST:
+        raise Unreadable(f"its brackets nest {deepest} deep, more than {DEEPEST}")
+    return text
+
+
+def split(text: str, at: str) -> list[str]:
+    """The parts between the characters `at` that stand outside all brackets, `\\{` and environments."""
+    parts, depth, start, i = [], 0, 0, 0
+    while i < len(text):
+        char = text[i]
+        if char == "\\":
+            name = re.compile(r"\\(?:[a-zA-Z]+|.)|\\").match(text, i)
+            token = name.group() if name else char
+            depth += token in {r"\{", r"\begin", r"\langle", r"\lfloor", r"\lceil"}
+            depth -= token in {r"\}", r"\end", r"\rangle", r"\rfloor", r"\rceil"}
+            i += len(token)
+            continue
+        if char in OPENING:
+            depth += 1
+        elif char in CLOSING:
+            depth -= 1
+        elif depth == 0 and char in at:
+            parts.append(text[start:i].strip())
+            start = i + 1
+        i += 1
+    return [*parts, text[start:].strip()]
+
+
+def wraps(text: str, left: str, right: str) -> bool:
+    """Whether the first bracket of the text closes at its end."""
+    if not (text.startswith(left) and text.endswith(right)) or len(text) < len(left) + len(right):
+        return False
+    depth = i = 0
+    while i < len(text):
+        token = text[i : i + 2] if text[i] == "\\" else text[i]
+        depth += token in {"(", "[", "{", r"\{"}
+        depth -= token in {")", "]", "}", r"\}"}
+        i += len(token)
+        if depth == 0:
+            return i == len(text)
+    return False

@@ -1,0 +1,55 @@
+r"""Units behind a number: read so that 17 m is 17, and 17 m is not 17 cm.
+
+`unit_of` gives the one name of a known unit, "" for any other words ("apples"), and None where the words are no unit
+because they change what the number says ("million", "or 8", "not").
+"""
+
+from __future__ import annotations
+
+import re
+
+NAMES = {
+    "m": "m meter meters metre metres", "cm": "cm centimeter centimeters centimetre centimetres",
+    "mm": "mm millimeter millimeters", "km": "km kilometer kilometers kilometre kilometres",
+    "inch": "in inch inches", "foot": "ft foot feet", "yard": "yd yard yards", "mile": "mi mile miles",
+    "s": "s sec secs second seconds", "min": "min mins minute minutes", "hour": "h hr hrs hour hours",
+    "day": "day days", "week": "week weeks", "month": "month months", "year": "yr yrs year years",
+    "g": "g gram grams", "kg": "kg kilogram kilograms", "mg": "mg", "lb": "lb lbs pound pounds",
+    "oz": "oz ounce ounces",
+    "l": "l liter liters litre litres", "ml": "ml", "gallon": "gal gallon gallons",
+    "degree": "degree degrees deg", "radian": "rad radian radians", "dollar": "dollar dollars usd bucks",
+    "cent": "cent cents", "mph": "mph", "km/h": "km/h kmh kph",
+}  # fmt: skip
+UNITS = {word: name for name, words in NAMES.items() for word in words.split()}
+_SHORT = """
+    m s g h l in min
+"""
+SHORT = frozenset(_SHORT.split())  # letters and words that are a unit only where the text says so
+_NO_UNIT = """
+    or and not nor but to mod if except vs plus minus times over through thousand million billion trillion hundred
+    dozen dozens half halves third quarter pi negative base squared cubed factorial percent is are was be isn no i
+    e x than wait actually instead rather maybe either between approximately about
+"""
+NO_UNIT = frozenset(_NO_UNIT.split())
+UNIT_AFTER = re.compile(
+    r"(?:\^\\circ\s*(?:\\text\{\s*[CF]\s*\}|[CF](?![a-zA-Z]))?"
+    r"|(?:(?:[*/]\s*)?\\text\{[^{}]*\}(?:\s*\^\s*(?:\{-?\d\}|\d))?\s*)+"
+    r"|(?<=[\d\s})])(?:[a-zA-Z]{2,}\.?(?:\s*\^\s*(?:\{\d\}|\d))?[\s/]*|[mgs](?:\s*\^\s*(?:\{[23]\}|[23]))(?![\d\w]))+)\s*$"
+)
+
+
+def unit_of(text: str) -> str | None:
+    if "circ" in text:
+        return "degree"
+    power = re.findall(r"\^\s*\{?(-?\d)", text)
+    quoted = r"\text" in text
+    words = re.sub(r"\\text|\^\s*\{?-?\d\}?|[{}.*]", " ", text).lower().split()
+    if not words or any(not re.fullmatch(r"[a-z/'-]+", word) or word in NO_UNIT for word in words) or len(words) > 6:
+        return None
+    if not quoted and not power and all(word in SHORT or (word not in UNITS and len(word) < 3) for word in words):
+        return None
+    square = "2" in power or words[0] in {"square", "sq"}
+    cube = "3" in power or words[0] in {"cubic", "cu"}
+    rest = words[1:] if words[0] in {"square", "sq", "cubic", "cu"} else words
+    name = UNITS.get(" ".join(rest), "")
+    return name + ("²" if square else "³" if cube else "") if name else ""
