@@ -1,0 +1,28 @@
+"""The auditor: which biases an objective has on a rollout log, how sure that is, and what to change.
+
+`measure` gives numbers (an `Audit`), `advise` sentences, `main_text` the page that `equipoise audit` prints. It reads
+our run directories, TRL's completions, verl's dumps and any Parquet, JSON lines or CSV table. It sees coefficients, not
+gradients: what clipping, ratios and the optimizer add is not in a rollout log.
+"""
+
+from equipoise.audit.advice import Advice, advise
+from equipoise.audit.bootstrap import Estimate
+from equipoise.audit.log import AuditError, Log
+from equipoise.audit.measure import Audit, Measures, measure
+from equipoise.audit.read import from_table, read
+from equipoise.audit.render import main_text, page
+
+__all__ = [
+    "Advice",
+    "Audit",
+    "AuditError",
+    "Estimate",
+    "Log",
+    "Measures",
+    "advise",
+    "from_table",
+    "main_text",
+    "measure",
+    "page",
+    "read",
+]

@@ -1,0 +1,254 @@
+"""An audit in plain sentences: what is wrong with the audited objective on this log, what to change, how sure that is.
+
+A finding needs its whole 95 % interval beyond a floor below which no one would change a configuration (FLOORS, our
+choice); an interval wholly below it says there is nothing to do; anything else is "no evidence". The regime rule of
+Balanced Aggregation (large length CV and small gap favour token, the reverse favours sequence) has no thresholds in
+the paper. Here it is a comparison of distances: how far the coefficients of either rule are from those of balanced.
+
+Not here: whether a change improves a benchmark. The measures say which balance a rule breaks, not what that costs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import inf
+
+from equipoise.audit.bootstrap import Estimate
+from equipoise.audit.measure import Audit
+
+FLOORS = {
+    "coupling": 0.05,  # one sign pulls 5 % harder
+    "equal_weighting": 0.1,  # token weights spread by 10 %
+    "node_learning_tax": 0.01,  # of the gradient mass
+    "zero_sum": 0.01,  # of the advantages
+    "baseline_bias": 0.01,  # of a success rate
+    "hard_share": 0.02,  # of the informative groups
+    "degenerate": 0.3,  # of the groups
+    "truncated": 0.05,  # of the responses
+}
+FEW_PROMPTS = 30
+PER_RESPONSE = ("sequence", "power")  # rules whose weight falls with the response's own length
+ONE_LENGTH = ("token", "constant")
+HOSTS = {
+    "TRL": {"token": 'loss_type="dapo"', "sequence": 'loss_type="grpo"'},
+    "verl": {"token": "loss_agg_mode=token-mean", "sequence": "loss_agg_mode=seq-mean-token-mean"},
+}
+
+
+@dataclass(frozen=True)
+class Advice:
+    """One subject: `evidence` True (a finding), False (measured, nothing to do) or None (the log cannot tell)."""
+
+    topic: str
+    evidence: bool | None
+    finding: str
+    change: str | None = None
+
+
+def advise(audit: Audit) -> list[Advice]:
+    """The advice on the audited objective, one entry per subject."""
+    return [
+        _coupling(audit),
+        *([_starvation(audit)] if _rule(audit) in PER_RESPONSE else []),
+        _regime(audit),
+        _shared(audit),
+        _baseline(audit),
+        _degenerate(audit),
+        _truncated(audit),
+    ]
+
+
+def beyond(estimate: Estimate, floor: float) -> bool | None:
+    """True: all of the interval lies above the floor; False: all below; None: neither, or no interval."""
+    if estimate.value is None or estimate.low is None or estimate.high is None:
+        return None
+    return True if estimate.low > floor else False if estimate.high <= floor else None
+
+
+def _coupling(audit: Audit) -> Advice:
+    mine, name = audit.overall.objectives[audit.objective], audit.objective
+    ratio = mine["coupling"]
+    weaker, stronger = beyond(_inverse(ratio), 1 + FLOORS["coupling"]), beyond(ratio, 1 + FLOORS["coupling"])
+    topic = "sign-length coupling"
+    if ratio.value is None:
+        return Advice(topic, None, f"no evidence: under {name} no advantage pulls against another on this log.")
+    if weaker is False and stronger is False:
+        return Advice(topic, False, f"Under {name} right and wrong responses pull equally hard, {_times(ratio)} to 1.")
+    if not (weaker or stronger):
+        return Advice(topic, None, f"no evidence: right responses pull {_times(ratio)} times as hard as wrong ones.")
+    causes, changes = [], []
+    if _rule(audit) not in ("sequence", "balanced"):
+        gap = audit.overall.log["within_gap"]
+        longer = "longer" if (gap.value or 0) > 0 else "shorter"
+        causes.append(f"wrong responses are {_percent(gap, absolute=True)} {longer} within a group")
+        changes.append('objective.aggregation = "balanced"')
+    if beyond(mine["zero_sum"], FLOORS["zero_sum"]):
+        causes.append(f"{_zero_sum_cause(audit)} leaves advantages that do not sum to 0")
+        if _difficulty(audit) == "hadw":
+            changes.append('objective.difficulty = { name = "hadw", recentre = true }')
+    finding = f"Under {name} right responses pull {_times(ratio)} times as hard as wrong ones: {' and '.join(causes)}."
+    return Advice(topic, True, finding + _price(audit, changes), "; ".join(changes) or None)
+
+
+def _price(audit: Audit, changes: list[str]) -> str:
+    """What balanced would cost, where the audit measured it."""
+    other = next((n for n in ("balanced", f"balanced+{_difficulty(audit)}") if n in audit.overall.objectives), None)
+    if not changes or "balanced" not in changes[0] or other is None:
+        return ""
+    now, then = audit.overall.objectives[audit.objective], audit.overall.objectives[other]
+    ratio, before, after = then["coupling"].value, now["exchangeability"].value, then["exchangeability"].value
+    if ratio is None or before is None or after is None:
+        return ""
+    return (
+        f" {other} makes it {ratio:.2f}, and moves the exchangeability residual of shared tokens from {before:.2f} "
+        f"to {after:.2f}."
+    )
+
+
+def _starvation(audit: Audit) -> Advice:
+    spread = audit.overall.objectives[audit.objective]["equal_weighting"]
+    found = beyond(spread, FLOORS["equal_weighting"])
+    tenths = [w for w in audit.overall.token_weight[audit.objective] if w.value is not None]
+    if not found or len(tenths) < 2:
+        said = "no evidence that tokens of long responses weigh less" if found is None else "Tokens weigh alike"
+        return Advice("length starvation", found and None, f"{said}: their weights spread by {_number(spread)}.")
+    finding = (
+        f"Under {audit.objective} a token in the longest tenth of the responses weighs {_times(tenths[-1])} times the "
+        f"mean, one in the shortest {_times(tenths[0])} times."
+    )
+    return Advice("length starvation", True, finding, 'objective.aggregation = "balanced"')
+
+
+def _regime(audit: Audit) -> Advice:
+    log = audit.overall.log
+    difference, token, sequence = log["token_minus_sequence"], log["token_distance"], log["sequence_distance"]
+    if difference.value is None or difference.low is None or difference.high is None:
+        return Advice("regime", None, "no evidence: no group has both right and wrong responses.")
+    cv, gap = _number(log["length_cv"]), _percent(log["within_gap"])
+    where = f"Lengths vary by CV {cv} and wrong ones are {gap} longer in a group"
+    if difference.low <= 0 <= difference.high:
+        said = f"no evidence for token or for sequence: {where[0].lower()}{where[1:]}"
+        return Advice("regime", None, f"{said}; distances from balanced differ by {_number(difference)}.")
+    best = "token" if difference.value < 0 else "sequence"
+    finding = (
+        f"{where}: of the two classic rules {best} is nearer to balanced (token's coefficients are {token.value:.2f} "
+        f"away, sequence's {sequence.value:.2f}; difference {_number(difference)})."
+    )
+    if _rule(audit) in (best, "balanced"):
+        return Advice("regime", False, finding)
+    host = HOSTS.get(audit.source, {}).get(best)
+    change = f'objective.aggregation = "{best}"' + (f" ({audit.source}: {host})" if host else "")
+    return Advice("regime", True, finding, f"if not balanced, {change}")
+
+
+def _shared(audit: Audit) -> Advice:
+    topic, mine = "shared prefixes", audit.overall.objectives[audit.objective]
+    if not audit.has_tokens:
+        return Advice(topic, None, "no evidence: the log has no token ids, so what responses share cannot be seen.")
+    tax = mine["node_learning_tax"]
+    found = beyond(tax, FLOORS["node_learning_tax"])
+    said = (
+        f"{_percent(tax)} of the gradient mass of {audit.objective} pushes tokens that all responses of a group share"
+    )
+    if not found:
+        return Advice(topic, found, f"no evidence of a cost: {said}." if found is None else f"Only {said}.")
+    change = 'objective.cancellation = "prefix"'
+    if beyond(mine["zero_sum"], FLOORS["zero_sum"]):
+        change = 'objective.difficulty = { name = "hadw", recentre = true }' if _difficulty(audit) == "hadw" else None
+        change = (
+            change if _rule(audit) in ONE_LENGTH or change is None else f'{change}; objective.cancellation = "prefix"'
+        )
+    return Advice(topic, True, f"{said}, where it can teach nothing.", change)
+
+
+def _baseline(audit: Audit) -> Advice:
+    topic, o = "baseline bias", audit.overall
+    if audit.choices[audit.objective]["advantage"]["name"] == "reward":
+        return Advice(topic, False, f"{audit.objective} takes no group baseline.")
+    if audit.rewards is None:
+        return Advice(
+            topic, None, "no evidence: the closed form is for rewards of two values, and this log has not two."
+        )
+    hard, share = o.baseline_bias["hard"], o.baseline_share["hard"]
+    if hard.value is None or share.value is None:
+        return Advice(topic, None, "no evidence: no informative group comes from a hard prompt (p < 1/4).")
+    found = beyond(hard, FLOORS["baseline_bias"])
+    if found and not beyond(share, FLOORS["hard_share"]):  # the bias of prompts that may not be there
+        found = None
+    said = (
+        f"on hard prompts (p < 1/4, {_percent(share)} of the informative groups) the group's mean reward overstates "
+        f"the success rate by {_number(hard)}"
+    )
+    if not found:
+        start = "no evidence that it matters: " if found is None else "Small: "
+        return Advice(topic, found, f"{start}{said}.")
+    said = f"O{said[1:]}, so that they count for less than they should; the direction of the gradient is not affected."
+    if _difficulty(audit) != "none":
+        return Advice(topic, False, f"{said} difficulty = {_difficulty(audit)} is there to make up for it.")
+    return Advice(
+        topic, True, said, 'objective.difficulty = "debias" (or "hadw"): either breaks zero-sum, audit it too'
+    )
+
+
+def _degenerate(audit: Audit) -> Advice:
+    share = audit.overall.log["degenerate"]
+    found = beyond(share, FLOORS["degenerate"])
+    said = f"{_percent(share)} of the groups have equal rewards throughout and teach nothing."
+    start = "no evidence that it is too many: " if found is None else ""
+    return Advice("degenerate groups", found, start + said, "rollout.dynamic_sampling = true" if found else None)
+
+
+def _truncated(audit: Audit) -> Advice:
+    topic, share = "truncation", audit.overall.log["truncated"]
+    if not audit.has_truncated:
+        return Advice(topic, None, "no evidence: the log does not say which responses were cut at the limit.")
+    found = beyond(share, FLOORS["truncated"])
+    said = f"{_percent(share)} of the responses were cut at the limit"
+    if not found:
+        return Advice(topic, found, f"no evidence that it is too many: {said}." if found is None else f"{said}.")
+    return Advice(topic, True, f"{said}; their rewards say little of them.", "a larger rollout.max_tokens")
+
+
+def _rule(audit: Audit) -> str:
+    return str(audit.choices[audit.objective]["aggregation"]["name"])
+
+
+def _difficulty(audit: Audit) -> str:
+    return str(audit.choices[audit.objective]["difficulty"]["name"])
+
+
+def _zero_sum_cause(audit: Audit) -> str:
+    if _difficulty(audit) != "none":
+        return f"difficulty = {_difficulty(audit)}"
+    return f"advantage = {audit.choices[audit.objective]['advantage']['name']}"
+
+
+def _inverse(e: Estimate) -> Estimate:
+    if not e.value or e.low is None or e.high is None:
+        return Estimate(None)
+    return Estimate(1 / e.value, 1 / e.high, 1 / e.low if e.low > 0 else inf)
+
+
+def _number(e: Estimate) -> str:
+    return _with_interval(e, "{:.2f}" if e.value is None or abs(e.value) >= 0.1 else "{:.3f}")
+
+
+def _times(e: Estimate) -> str:
+    return _with_interval(e, "{:.2f}")
+
+
+def _percent(e: Estimate, absolute: bool = False) -> str:
+    ends = [x if x is None else 100 * x for x in (e.value, e.low, e.high)]
+    if absolute and ends[0] is not None and ends[0] < 0:
+        ends = [None if x is None else -x for x in (ends[0], ends[2], ends[1])]
+    text = _with_interval(Estimate(*ends), "{:.0f}" if ends[0] is None or abs(ends[0]) >= 10 else "{:.1f}")
+    number, bracket, rest = text.partition(" [")
+    return f"{number} %{bracket}{rest}"
+
+
+def _with_interval(e: Estimate, form: str) -> str:
+    if e.value is None:
+        return "unknown"
+    if e.low is None or e.high is None:
+        return form.format(e.value)
+    return f"{form.format(e.value)} [{form.format(e.low)}, {form.format(e.high)}]"

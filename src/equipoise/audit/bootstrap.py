@@ -1,0 +1,75 @@
+"""Intervals over prompts: whole prompts are resampled, because the responses to one prompt are not independent.
+
+Every measure of the audit is a function of sums over prompts, so a resample is a vector of multinomial counts and all
+resamples of all measures are one matrix product. The interval is the percentile bootstrap's, expanded for few prompts
+(Hesterberg 2015): its quantiles are those at which the normal law would give Student's interval with n − 1 degrees.
+
+Normalisers a batch shares (DAPO's token count, HA-DW's anchor) stay as the log had them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from scipy import special
+
+from equipoise.audit.log import Floats
+
+BLOCKS = 4096  # more prompts are added up in as many blocks, at the price of 1 % in the intervals' width
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A value and its 95 % interval; None where the log cannot say."""
+
+    value: float | None
+    low: float | None = None
+    high: float | None = None
+
+
+NOTHING = Estimate(None)
+
+
+def resampled(sums: Floats, resamples: int, seed: int | tuple[int, ...]) -> Floats:
+    """[P, columns] sums of each prompt -> [resamples, columns] their totals in each resample."""
+    n, rng = len(sums), np.random.default_rng(seed)
+    drawn = rng.integers(0, n, (resamples, n)) + n * np.arange(resamples)[:, None]
+    counts = np.bincount(drawn.ravel(), minlength=resamples * n).reshape(resamples, n)
+    return np.asarray(counts.astype(np.float64) @ sums)
+
+
+def intervals(
+    values: dict[str, Floats], replicates: dict[str, Floats], prompts: dict[str, int], shares: tuple[str, ...] = ()
+) -> dict[str, Estimate]:
+    """The estimates `values` (0-dim), each with the interval that its replicates [resamples] give.
+
+    `prompts`: how many have something to say of each; there is no interval with less than two. Resamples without the
+    quantity do not count, nor is there an interval with more than half of them gone. `shares`: those that are shares of
+    prompts, of which all or none in n prompts is no certainty: their interval is then the exact binomial one, which
+    reaches to 1 − .025^(1/n).
+    """
+    out = {}
+    for k, value in values.items():
+        v, n, x = float(value), prompts[k], replicates[k]
+        kept = x[np.isfinite(x)]
+        if not np.isfinite(v):
+            out[k] = NOTHING
+        elif n < 2 or 2 * len(kept) < len(x):
+            out[k] = Estimate(v)
+        elif k in shares and v in (0.0, 1.0):
+            reach = 1 - 0.025 ** (1 / n)
+            out[k] = Estimate(v, max(0.0, v - reach), min(1.0, v + reach))
+        else:
+            out[k] = Estimate(v, *_ends(kept, n))
+    return out
+
+
+def _ends(x: Floats, n: int) -> tuple[float, float]:
+    """Expanded percentiles: np.quantile of both tails, at a fifth of its cost for small arrays."""
+    t = special.stdtrit(n - 1, 0.975) * np.sqrt(n / (n - 1))
+    x = np.sort(x)
+    at = float(special.ndtr(-t)) * (len(x) - 1)
+    i = int(at)
+    low, high = x[i] + (at - i) * (x[i + 1] - x[i]), x[-1 - i] - (at - i) * (x[-1 - i] - x[-2 - i])
+    return float(low), float(high)

@@ -1,0 +1,105 @@
+"""A rollout log in columns, in an order of its own.
+
+A group is the responses to one prompt in one step; a prompt may come back in later steps. Rows are ordered by what they
+hold, never by how they came: the order of rows, the names of prompts and the split over files leave every number the
+audit gives, its random resamples included, as it was.
+
+Not here: reading files (read.py). Text and log-probabilities are not kept.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+Integers = NDArray[np.int64]
+
+CHUNK = 1 << 22  # tokens hashed at a time: memory stays flat
+
+
+class AuditError(ValueError):
+    """A log that cannot be audited; the message is for the user and names file, row and column where there is one."""
+
+
+@dataclass(frozen=True)
+class Log:
+    """Responses ordered by step and group. `length` is 0 where a response stays out of the loss."""
+
+    reward: Floats  # [B]
+    length: Integers  # [B]
+    step: Integers  # [B]
+    group: Integers  # [B] 0, 1, …: each group's rows lie together
+    prompt: Integers  # [B] 0, 1, …: what the intervals resample
+    truncated: NDArray[np.bool_] | None  # [B] cut at the limit; None where the log does not say
+    tokens: NDArray[np.int32] | None  # [Σ length] in row order; None where the log does not say
+    unit: str  # what a length counts: "tokens" or "characters"
+    source: str  # the writer of the log, as far as its columns tell
+    notes: tuple[str, ...] = ()  # what the reader did that the user should know
+
+    def __len__(self) -> int:
+        return len(self.reward)
+
+    def steps(self) -> list[slice]:
+        """The rows of each step, in the order of the steps."""
+        ends = np.flatnonzero(np.diff(self.step)) + 1
+        return [slice(int(a), int(b)) for a, b in zip([0, *ends], [*ends, len(self)], strict=True)]
+
+
+def ordered(log: Log) -> Log:
+    """The same log with prompts and groups numbered, and rows sorted, by their content."""
+    content = _mix(log.reward.view(np.uint64) ^ _mix(log.length.astype(np.uint64) ^ _mix(log.step.astype(np.uint64))))
+    if log.tokens is not None:
+        content = _mix(content ^ _token_hash(log.tokens, log.length))
+    prompt, prompt_key = _renumbered(log.prompt, content)
+    group, _ = _renumbered(log.group, content ^ _mix(prompt_key[prompt]))
+    order = np.lexsort((content, group, log.step))
+    group = group[order]
+    group = np.concatenate([[0], np.cumsum(group[1:] != group[:-1])])
+    tokens = log.tokens
+    if tokens is not None:
+        start, length = np.cumsum(log.length) - log.length, log.length[order]
+        take = np.repeat(start[order] - (np.cumsum(length) - length), length) + np.arange(len(tokens))
+        tokens = tokens[take]
+    return replace(
+        log, reward=log.reward[order], length=log.length[order], step=log.step[order], group=group,
+        prompt=prompt[order], truncated=None if log.truncated is None else log.truncated[order], tokens=tokens,
+    )  # fmt: skip
+
+
+def _renumbered(ids: Integers, content: NDArray[np.uint64]) -> tuple[Integers, NDArray[np.uint64]]:
+    """Ids 0, 1, … in the order of their members' content, and the key of each: a sum, which no order changes."""
+    _, ids = np.unique(ids, return_inverse=True)
+    key = np.zeros(int(ids.max()) + 1, np.uint64)
+    np.add.at(key, ids, content)
+    order = np.argsort(key, kind="stable")
+    rank = np.empty_like(order)
+    rank[order] = np.arange(len(order))
+    return rank[ids], key[order]
+
+
+def _token_hash(tokens: NDArray[np.int32], length: Integers) -> NDArray[np.uint64]:
+    """[B] a hash of each response's tokens and their places."""
+    ends = np.cumsum(length)
+    total = np.zeros(len(length), np.uint64)
+    first = 0
+    while first < len(length):
+        start = int(ends[first] - length[first])
+        last = max(first + 1, int(np.searchsorted(ends, start + CHUNK, side="right")))
+        row = np.repeat(np.arange(last - first), length[first:last])
+        place = np.arange(start, int(ends[last - 1])) - np.repeat(
+            ends[first:last] - length[first:last], length[first:last]
+        )
+        mixed = _mix(tokens[start : ends[last - 1]].astype(np.uint64) ^ _mix(place.astype(np.uint64)))
+        np.add.at(total, first + row, mixed)
+        first = last
+    return total
+
+
+def _mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """A bijective scrambling of 64 bits."""
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return x ^ (x >> np.uint64(31))

@@ -1,0 +1,97 @@
+"""The objectives an audit compares, from what a person would call them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from equipoise.audit.log import AuditError
+from equipoise.objective import PRESETS, Objective
+from equipoise.objective.aggregation import AGGREGATIONS
+from equipoise.objective.cancellation import CANCELLATIONS
+from equipoise.objective.choice import nearest
+from equipoise.objective.difficulty import DIFFICULTIES
+
+CHOICES: dict[str, Sequence[str]] = {
+    "aggregation": list(AGGREGATIONS),
+    "difficulty": [n for n in DIFFICULTIES if n != "none"],
+    "cancellation": [n for n in CANCELLATIONS if n != "none"],
+}
+
+Named = str | Objective
+
+
+def named(name: str, base: Objective | None = None) -> Objective:
+    """A preset ("dapo"), a change to `base` ("balanced", "hadw", "prefix"), or several ("grpo+balanced+hadw")."""
+    first, *rest = name.split("+")
+    choices: dict[str, Any]
+    if first in PRESETS:
+        choices = Objective.preset(first).choices()
+    elif base is None:
+        raise AuditError(nearest("preset", first, list(PRESETS)))
+    else:
+        choices, rest = base.choices(), [first, *rest]
+    for word in rest:
+        slot = next((slot for slot, names in CHOICES.items() if word in names), None)
+        if slot is None:
+            known = [*PRESETS, *(n for names in CHOICES.values() for n in names)]
+            raise AuditError(nearest("against" if base else "objective", word, known).removeprefix("objective."))
+        choices[slot] = word
+    try:
+        return Objective(**choices)
+    except ValueError as error:
+        raise AuditError(f"{name}: {error}") from error
+
+
+def fresh(objective: Objective, **changed: Any) -> Objective:
+    """The same choices without the state: an audit leaves the caller's difficulty anchor alone."""
+    choices = {**objective.choices(), **changed}
+    # The log holds one reward per response, already weighed and summed.
+    return Objective(**{**choices, "reward_weights": (1.0,), "combine": "rewards"})
+
+
+def label(objective: Objective) -> str:
+    """A preset's name where the stack is a preset's, else the choices that tell it apart."""
+    for name in PRESETS:
+        if Objective.preset(name).choices() == {**objective.choices(), "reward_weights": [1.0]}:
+            return name
+    parts = [objective.aggregation.name, objective.difficulty_choice.name, objective.cancellation]
+    return "+".join([parts[0], *(p for p in parts[1:] if p != "none")])
+
+
+def gathered(
+    objective: Named, against: Sequence[Named] | Mapping[str, Named] | None, with_tokens: bool
+) -> dict[str, Objective]:
+    """Every objective under its name, the audited one first."""
+    base = named(objective) if isinstance(objective, str) else objective
+    out = {_name(objective): fresh(base)}
+    against = _rules(base, with_tokens) if against is None else against
+    pairs = against.items() if isinstance(against, Mapping) else [(_name(o), o) for o in against]
+    for name, other in pairs:
+        if name in out:
+            raise AuditError(f"{name} is there twice: give each objective a name of its own")
+        out[name] = fresh(named(other, base) if isinstance(other, str) else other)
+    return out
+
+
+def _name(objective: Named) -> str:
+    return objective if isinstance(objective, str) else label(objective)
+
+
+def _rules(base: Objective, with_tokens: bool) -> dict[str, Objective]:
+    """The audited stack under the other rules; constant weighs tokens as token does, and prefix does not go with it."""
+    own = base.aggregation.name
+    changes = [
+        {"aggregation": r} for r in ("token", "sequence", "balanced") if r != own and (r, own) != ("token", "constant")
+    ]
+    if with_tokens:
+        changes.append({"aggregation": "balanced", "cancellation": "prefix"})
+    out = {}
+    for change in changes:
+        try:
+            stack = fresh(base, **change)
+        except ValueError:  # a stack that makes no sense, such as token with prefix
+            continue
+        parts = [stack.aggregation.name, stack.difficulty_choice.name, stack.cancellation]
+        out["+".join([parts[0], *(p for p in parts[1:] if p != "none")])] = stack
+    return {name: stack for name, stack in out.items() if stack.choices() != fresh(base).choices()}

@@ -1,0 +1,205 @@
+"""An audit as the terminal shows it: what the log is like, what each objective makes of it, the trend, the advice."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Sequence
+
+from rich.console import Console, Group, RenderableType
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from equipoise.audit.advice import FEW_PROMPTS, Advice, advise
+from equipoise.audit.bootstrap import Estimate
+from equipoise.audit.measure import Audit, measure
+
+WIDTH = 100
+PER_TABLE = 4  # objectives side by side at 100 columns
+ROWS = {
+    "coupling": "pull of right : wrong",
+    "positive_share": "gradient mass on right",
+    "mass_imbalance": "imbalance of a group's pull",
+    "shortest": "token weight, shortest tenth",
+    "longest": "token weight, longest tenth",
+    "equal_weighting": "spread of token weights",
+    "exchangeability": "push left on a shared token",
+    "net_push": "  with its sign",
+    "node_learning_tax": "mass on tokens all share",
+    "zero_sum": "advantages off zero-sum",
+}
+BARS = "▁▂▃▄▅▆▇█"
+
+
+def main_text(
+    files: Sequence[str],
+    objective: str | None = None,
+    against: Sequence[str] | None = None,
+    columns: dict[str, str] | None = None,
+    tokenizer: str | None = None,
+    as_json: bool = False,
+    color: bool = False,
+) -> str:
+    """What `equipoise audit` prints."""
+    audit = measure(list(files), objective, against, columns=columns, tokenizer=tokenizer)
+    if as_json:
+        advice = [vars(a) for a in advise(audit)]
+        return json.dumps({**audit.to_json(), "advice": advice}, indent=1, allow_nan=False, ensure_ascii=False)
+    console = Console(file=io.StringIO(), width=WIDTH, force_terminal=color, no_color=not color, highlight=False)
+    with console.capture() as capture:
+        console.print(page(audit, advise(audit)))
+    return "\n".join(line.rstrip() for line in capture.get().splitlines())
+
+
+def page(audit: Audit, advice: Sequence[Advice]) -> RenderableType:
+    """Everything, as a rich renderable."""
+    names = list(audit.stacks)
+    wide = [names[i : i + PER_TABLE] for i in range(0, len(names), PER_TABLE)]
+    parts: list[RenderableType] = [_head(audit), _log_table(audit)]
+    parts += [_objective_table(audit, some) for some in wide]
+    if audit.rewards is not None:
+        parts.append(_baseline_table(audit))
+    if len(audit.steps) > 1:
+        parts.append(_trend_table(audit))
+    parts.append(_advice(advice))
+    return Group(*(Padding(part, (0, 0, 1, 0)) for part in parts))
+
+
+def _head(audit: Audit) -> Text:
+    o = audit.overall
+    low, high = audit.group_size
+    source = {"table": "a log"}.get(audit.source, f"a log of {audit.source}")
+    size = f"{low}" if low == high else f"{low} to {high}"
+    text = Text()
+    text.append("equipoise audit", "bold")
+    text.append(
+        f"  {source}: {_count(len(audit.steps), 'step')}, {o.responses:,} responses to {_count(o.prompts, 'prompt')} "
+        f"in groups of {size}\n"
+    )
+    text.append(f"{audit.objective}", "bold")
+    text.append(f"  {audit.stacks[audit.objective]}\n")
+    text.append("± is half a 95 % interval over prompts; right is A > 0, wrong A < 0.", "dim")
+    warnings = list(audit.notes)
+    if audit.unit == "characters":
+        warnings.append("lengths are characters, a stand-in for tokens: name the model's tokenizer to count those")
+    if o.prompts < FEW_PROMPTS:
+        warnings.append(f"only {_count(o.prompts, 'prompt')}: the intervals are rough")
+    for warning in warnings:
+        text.append(f"\nnote: {warning}", "yellow")
+    return text
+
+
+def _log_table(audit: Audit) -> Table:
+    log = audit.overall.log
+    cells = [
+        ("mean reward", log["reward_mean"]),
+        ("length CV", log["length_cv"]),
+        (f"mean length, {audit.unit}", log["length_mean"]),
+        ("± gap of lengths, (T̄− − T̄+)/T̄", log["length_gap"]),
+        ("groups with equal rewards", log["degenerate"]),
+        ("  within groups", log["within_gap"]),
+        ("responses cut at the limit", log["truncated"]),
+        ("distance to balanced, token", log["token_distance"]),
+        ("", None),
+        ("  sequence", log["sequence_distance"]),
+    ]
+    table = _table("The log", "", "", "", "", left=(0, 2))
+    for (left, a), (right, b) in zip(cells[::2], cells[1::2], strict=True):
+        table.add_row(left, "" if a is None else _shown(a), f"  {right}", "" if b is None else _shown(b))
+    table.show_header = False
+    return table
+
+
+def _objective_table(audit: Audit, names: Sequence[str]) -> Table:
+    table = _table("What an objective makes of it", "", *names)
+    for key, label in ROWS.items():
+        cells = [_cell(audit, name, key) for name in names]
+        if any(e.value is not None for e in cells):
+            table.add_row(label, *map(_shown, cells))
+    return table
+
+
+def _cell(audit: Audit, name: str, key: str) -> Estimate:
+    if key in ("shortest", "longest"):
+        tenths = [w for w in audit.overall.token_weight[name] if w.value is not None]
+        return tenths[0 if key == "shortest" else -1] if tenths else Estimate(None)
+    return audit.overall.objectives[name][key]
+
+
+def _baseline_table(audit: Audit) -> Table:
+    o = audit.overall
+    ranges = {"hard": "hard, p < 1/4", "moderate": "moderate", "easy": "easy, p > 3/4"}
+    table = _table("The group baseline by difficulty", "", *ranges.values())
+    table.add_row("share of the informative groups", *(_shown(o.baseline_share[s]) for s in ranges))
+    table.add_row(Text("bias of the baseline, E[p̂|S] − p"), *(_shown(o.baseline_bias[s]) for s in ranges))
+    return table
+
+
+def _trend_table(audit: Audit) -> Table:
+    table = _table("Over the steps", "", f"step {audit.steps[0].step}", f"step {audit.steps[-1].step}", "", left=(0, 3))
+    rows = {
+        "mean reward": lambda m: m.log["reward_mean"],
+        f"mean length, {audit.unit}": lambda m: m.log["length_mean"],
+        "length CV": lambda m: m.log["length_cv"],
+        "± gap of lengths within groups": lambda m: m.log["within_gap"],
+        f"pull of right : wrong, {audit.objective}": lambda m: m.objectives[audit.objective]["coupling"],
+        "groups with equal rewards": lambda m: m.log["degenerate"],
+    }
+    for label, take in rows.items():
+        values = [take(m) for m in audit.steps]
+        table.add_row(label, _shown(values[0]), _shown(values[-1]), spark([v.value for v in values]))
+    return table
+
+
+def spark(values: Sequence[float | None], most: int = 32) -> str:
+    """A line of bars from the lowest to the highest value; more values than `most` are averaged in as many bins."""
+    bins = min(most, len(values))
+    kept = [
+        [v for v in values[i * len(values) // bins : (i + 1) * len(values) // bins] if v is not None]
+        for i in range(bins)
+    ]
+    means = [sum(b) / len(b) if b else None for b in kept]
+    known = [m for m in means if m is not None]
+    if not known:
+        return ""
+    low, high = min(known), max(known)
+    scale = (len(BARS) - 1) / (high - low) if high > low else 0.0
+    return "".join(" " if m is None else BARS[round((m - low) * scale)] for m in means)
+
+
+def _advice(advice: Sequence[Advice]) -> Table:
+    table = Table(box=None, padding=(0, 1), show_header=False, title="Advice", title_justify="left", title_style="bold")
+    table.add_column(no_wrap=True)
+    table.add_column()
+    for a in sorted(advice, key=lambda a: {True: 0, None: 1, False: 2}[a.evidence]):
+        style = "bold red" if a.evidence else "dim" if a.evidence is None else "green"
+        body = Text(a.finding, "" if a.evidence else "dim")
+        if a.change:
+            body.append(f"\n→ {a.change}", "bold")
+        mark = {True: "!", None: "?", False: "✓"}[a.evidence]
+        table.add_row(Text(f"{mark} {a.topic}", style), body)
+    return table
+
+
+def _table(title: str, *columns: str, left: tuple[int, ...] = (0,)) -> Table:
+    table = Table(box=None, padding=(0, 1), title=title, title_justify="left", title_style="bold", header_style="dim")
+    for i, name in enumerate(columns):
+        table.add_column(name, justify="left" if i in left else "right", no_wrap=True)
+    return table
+
+
+def _shown(e: Estimate) -> str:
+    """A value ± half its interval, to the digits the interval leaves."""
+    if e.value is None:
+        return "–"
+    digits = 1 if abs(e.value) >= 10 else 2 if abs(e.value) >= 1 else 3
+    if e.low is None or e.high is None:
+        return f"{e.value:.{digits}f}      "
+    half = (e.high - e.low) / 2
+    shown = f"{e.value:.{digits}f}"
+    return f"{shown.removeprefix('-') if float(shown) == 0 else shown} ± {half:.{digits}f}"
+
+
+def _count(n: int, what: str) -> str:
+    return f"{n:,} {what}" if n == 1 else f"{n:,} {what}s"
