@@ -2,6 +2,8 @@
 
 import time
 
+from equipoise.rewards import Verdict
+
 
 def ones(prompt, response, row):
     """The share of the digit 1: every response can be a little better, so a random model learns."""
@@ -40,3 +42,22 @@ def slow(prompt, response, row):
 
 def minus_ones(prompt, response, row):
     return -ones(prompt, response, row)
+
+
+def sees_what_it_should(prompt, response, row):
+    seen = {"id": "7", "answer": "2", "level": "2", "source": "here", "steps": [1, 2]}
+    return (prompt, response, row) == ("1+1=", "3", seen)
+
+
+def judge(prompt, response, row):
+    return Verdict("correct")
+
+
+def fails_on_odd_lengths(prompt, response, row):
+    if len(response) % 2:
+        raise ConnectionError("the reward server is gone")
+    return ones(prompt, response, row)
+
+
+def unavailable_on_odd_lengths(prompt, response, row):
+    return Verdict("unavailable", "no sandbox") if len(response) % 2 else Verdict("wrong")

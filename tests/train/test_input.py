@@ -132,8 +132,9 @@ def test_a_group_of_one(train, tmp_path):
         ({"reward__functions": [f"{REWARDS}:threes"]}, "threes"),
         ({"reward__functions": ["ones"]}, '"ones" cannot be imported as module:function'),
         ({"reward__functions": [f"{REWARDS}:__name__"]}, "is not a function"),
-        ({"reward__functions": [f"{REWARDS}:not_a_number"]}, f"{REWARDS}:not_a_number gave nan"),
-        ({"reward__functions": [f"{REWARDS}:nothing"]}, f"{REWARDS}:nothing gave None"),
+        ({"reward__unparsed": "nothing"}, 'reward.unparsed = "nothing": the rule is a finite number, wrong or mask'),
+        ({"reward__limit": [1]}, "reward.limit = [1] should be a number, wrong or mask"),
+        ({"reward__tags": []}, "reward.tags = []: the rule is names, at least one"),
         ({"model__device": "cuda"}, "model.device"),
         ({"model__device": "cuda:99"}, "model.device"),
         ({"objective__agregation": "token"}, 'did you mean "aggregation"?'),
@@ -145,15 +146,24 @@ def test_a_setting_that_cannot_be_used(train, tmp_path, options, said):
     if "device" in next(iter(options)) and torch.cuda.is_available():
         pytest.skip("there is such a device here")
     assert said in sentence(train(**options))
-    assert "gave" in said or no_run_in(tmp_path / "run")
+    assert no_run_in(tmp_path / "run")
 
 
-def test_an_error_in_a_reward_function_is_shown_as_it_is(train):
-    """It is the user's own code, so the traceback is what helps; and it has nothing to do with the disk."""
-    ended = train(reward__functions=[f"{REWARDS}:broken"])
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("broken", "ConnectionError: the reward server is gone"),
+        ("not_a_number", "it gave nan: the rule is a finite number, or a Verdict"),
+        ("nothing", "it gave None: the rule is a finite number, or a Verdict"),
+    ],
+)
+def test_a_reward_function_that_always_fails_stops_the_run_and_says_why(train, tmp_path, name, said):
+    ended = train(reward__functions=[f"{REWARDS}:{name}"], train__max_uninformative=2, log__terminal=True)
     assert ended.code == 1
-    assert "ConnectionError: the reward server is gone" in ended.stderr
-    assert "cannot be written" not in ended.stderr
+    assert f"{REWARDS}:{name}: crashed: " in ended.stdout
+    assert said in ended.stdout
+    assert "differed in reward for 2 steps" in ended.stderr
+    assert said in (tmp_path / "run" / "troubles.jsonl").read_text()
 
 
 def test_an_existing_run_is_not_overwritten(train, tmp_path):

@@ -1,8 +1,11 @@
 """What the loop does in a step, each part against a plain computation of its own."""
 
+import json
 import math
 import sys
+import threading
 import types
+from concurrent.futures import Future
 
 import pyarrow.parquet as pq
 import pytest
@@ -11,11 +14,12 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from equipoise import policy as models
 from equipoise.rewards import Verdict
+from equipoise.rewards.shape import overlong
 from equipoise.tasks import Prompt
 from equipoise.train import ConfigError, RunError, RunFolder, Trainer, checkpoint
 from equipoise.train.config import OptimConfig, RewardConfig
 from equipoise.train.loop import learning_rate
-from equipoise.train.score import overlong_penalty, reward_functions, score
+from equipoise.train.score import Scorer
 
 from .tiny import REWARDS, evaluations, last_checkpoint, metrics, overrides, settings
 
@@ -193,9 +197,9 @@ def test_dynamic_sampling_in_a_whole_run(run, tmp_path):
 
 
 def test_the_overlong_penalty_by_hand(trainer):
-    lengths = torch.tensor([1, 8, 9, 10, 11, 12])
-    assert overlong_penalty(lengths, 12, 4).tolist() == [0, 0, -0.25, -0.5, -0.75, -1]
-    assert overlong_penalty(lengths, 12, 12).tolist() == pytest.approx([-(l / 12) for l in lengths.tolist()])
+    lengths = (1, 8, 9, 10, 11, 12)
+    assert [overlong(l, 12, 4) for l in lengths] == [0, 0, -0.25, -0.5, -0.75, -1]
+    assert [overlong(l, 12, 12) for l in lengths] == pytest.approx([-(l / 12) for l in lengths])
     shaped, plain = trainer(reward__overlong_buffer=4), trainer()
     a, b = shaped.collector.collect(1), plain.collector.collect(1)
     assert a.texts == b.texts
@@ -236,10 +240,32 @@ VERDICTS = {
 def test_the_reward_table():
     prompt, texts = Prompt("1", "1+1=", "2"), list(VERDICTS)
     config = RewardConfig(correct=2.0, wrong=-1.0)
-    rewards, kinds = score([lambda p, text: VERDICTS[text]], config, [prompt] * len(texts), texts)
-    assert rewards[:, 0].tolist()[:5] == [2.0, -1.0, -1.0, -1.0, -0.25]
-    assert rewards[5:, 0].isnan().all()
-    assert kinds == ["correct", "wrong", "unparsed", "timeout", "wrong", "bad_gold", "unavailable"]
+    scored = graded(config, VERDICTS.get, [prompt] * len(texts), texts)
+    assert scored.rewards[:, 0].tolist()[:5] == [2.0, -1.0, -1.0, -1.0, -0.25]
+    assert scored.rewards[5:, 0].isnan().all()
+    assert scored.verdicts == ["correct", "wrong", "unparsed", "timeout", "wrong", "bad_gold", "unavailable"]
+    assert [t["verdict"] for t in scored.troubles] == ["bad_gold", "unavailable"]
+    config = RewardConfig(correct=2.0, wrong=-1.0, unparsed=-2.0, timeout="mask", unavailable="wrong", bad_gold=0.5)
+    rewards = graded(config, VERDICTS.get, [prompt] * len(texts), texts).rewards[:, 0].tolist()
+    assert rewards[:3] == [2.0, -1.0, -2.0]
+    assert math.isnan(rewards[3])
+    assert rewards[4:] == [-0.25, 0.5, -1.0]
+
+
+def graded(config, verdict, prompts, texts):
+    """Scores of texts that the task's verifier judges by `verdict`; every second one later, as a worker would."""
+
+    def grade(prompt, text):
+        grade.calls += 1
+        if grade.calls % 2:
+            return verdict(text)
+        later = Future()
+        threading.Timer(0.01, later.set_result, [verdict(text)]).start()
+        return later
+
+    grade.calls = 0
+    scorer = Scorer(config, types.SimpleNamespace(grade=grade))
+    return scorer.settle(prompts, [scorer.ask(p, t) for p, t in zip(prompts, texts, strict=True)])
 
 
 def test_a_response_without_a_score_is_left_out_and_counted(trainer, monkeypatch):
@@ -250,7 +276,7 @@ def test_a_response_without_a_score_is_left_out_and_counted(trainer, monkeypatch
         seen.append(response)
         return Verdict("unavailable") if len(seen) in (2, 3) else Verdict("correct" if len(seen) % 2 else "wrong")
 
-    t.collector.functions = [grade]
+    t.collector.scorer.functions = [grade]
     batch = t.collector.collect(1)
     assert batch.unscored == 2
     assert batch.texts == [x for i, x in enumerate(seen) if i not in (1, 2)]
@@ -260,19 +286,51 @@ def test_a_response_without_a_score_is_left_out_and_counted(trainer, monkeypatch
     assert len(credit.advantage) == 14
 
 
-def test_a_reward_function_sees_the_prompt_the_response_and_the_row(monkeypatch):
-    seen = []
-    module = types.ModuleType("my_rewards")
-    module.look = lambda prompt, response, row: seen.append((prompt, response, row)) or True
-    module.judge = lambda prompt, response, row: Verdict("correct")
-    monkeypatch.setitem(sys.modules, "my_rewards", module)
-    config = RewardConfig(functions=("my_rewards:look", "my_rewards:judge"), weights=(1.0, 1.0), correct=3.0)
-    functions = reward_functions(config, task=None)
-    prompt = Prompt("7", "1+1=", "2", level="2", meta={"source": "here"})
-    rewards, kinds = score(functions, config, [prompt], ["3"])
-    assert seen == [("1+1=", "3", {"id": "7", "answer": "2", "level": "2", "source": "here"})]
-    assert rewards.tolist() == [[1.0, 3.0]]
-    assert kinds == ["correct"]
+def test_a_reward_function_sees_the_prompt_the_response_and_the_row():
+    names = (f"{REWARDS}:sees_what_it_should", f"{REWARDS}:judge")
+    scorer = Scorer(RewardConfig(functions=names, weights=(1.0, 1.0), correct=3.0), task=None)
+    prompt = Prompt("7", "1+1=", "2", level="2", meta={"source": "here", "steps": torch.tensor([1, 2])})
+    scored = scorer.settle([prompt], [scorer.ask(prompt, "3")])
+    assert scored.rewards.tolist() == [[1.0, 3.0]]
+    assert scored.verdicts == ["correct"]
+    assert scorer.beside
+
+
+def test_tags_and_boxes_are_rewards_too(trainer):
+    config = RewardConfig(functions=("tags", "boxed"), weights=(1.0, 1.0), tags=("plan", "answer"))
+    prompt, texts = Prompt("1", "", ""), ["<plan>a</plan> <answer>\\boxed{b}</answer>", "<plan>a</plan>", "\\boxed{ }"]
+    scorer = Scorer(config, task=None)
+    scored = scorer.settle([prompt] * 3, [scorer.ask(prompt, text) for text in texts])
+    assert scored.rewards.tolist() == [[1.0, 1.0], [0.0, 0.0], [0.0, 0.0]]
+
+
+def test_a_function_that_fails_is_a_verdict_in_the_metrics_and_a_traceback_in_the_log(run, tmp_path):
+    """Every second response crashes it: the run goes on, and what went wrong can be read."""
+    options = {"reward__functions": [f"{REWARDS}:fails_on_odd_lengths"], "train__steps": 2, "reward__crashed": -1.0}
+    run(**options)
+    told = [json.loads(line) for line in (tmp_path / "run" / "troubles.jsonl").read_text().splitlines()]
+    shares = column(tmp_path / "run", "verdict/crashed")
+    assert all(0 < share < 1 for share in shares)
+    assert len(told) == 16 * sum(shares)
+    assert {t["step"] for t in told} == {1, 2}
+    assert all(t["verdict"] == "crashed" and "ConnectionError: the reward server is gone" in t["reason"] for t in told)
+    assert all("in fails_on_odd_lengths" in t["reason"] and "equipoise" not in t["reason"] for t in told)
+
+
+def test_too_many_responses_without_a_score_stop_the_run(run, tmp_path):
+    options = {"reward__functions": [f"{REWARDS}:unavailable_on_odd_lengths"], "train__checkpoint_every": 100}
+    with pytest.raises(RunError, match=r"% of the responses have no score \(unavailable \d+; the first: no sandbox"):
+        run(**options)
+    assert len(metrics(tmp_path / "run")) == 1
+    assert checkpoint.steps(RunFolder(tmp_path / "run").checkpoints) == [1]
+
+
+def test_grading_while_sampling_gives_what_grading_afterwards_gives(trainer):
+    early, late = (trainer(reward__functions=[f"{REWARDS}:ones"]) for _ in range(2))
+    early.collector.scorer.beside, late.collector.scorer.beside = True, False
+    a, b = early.collector.collect(1), late.collector.collect(1)
+    assert a.texts == b.texts
+    assert a.total.tolist() == b.total.tolist() == pytest.approx([x.count("1") / max(len(x), 1) for x in a.texts])
 
 
 def test_the_learning_rate_by_hand():

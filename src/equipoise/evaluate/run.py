@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from typing import Any
 
 from equipoise import policy as models
@@ -52,9 +53,11 @@ def evaluate(
             return [row for part in gather([]) for row in part]
         rollouts = sampler.sample([ids[i] for i in mine], n, params, keys=[p.id for p in chosen])
         texts, lengths = models.decode(policy, rollouts.tokens, rollouts.lengths), rollouts.lengths.tolist()
+        asked = [task.grade(chosen[i // n], text) for i, text in enumerate(texts)]
+        graded = [v.result() if isinstance(v, Future) else v for v in asked]
         out = []
-        for k, prompt in enumerate(chosen):
-            verdicts = [task.grade(prompt, text) for text in texts[k * n : (k + 1) * n]]
+        for k in range(len(chosen)):
+            verdicts = graded[k * n : (k + 1) * n]
             right = [float(v.kind == "correct") for v in verdicts]
             out.append((right, [v.answer for v in verdicts], lengths[k * n : (k + 1) * n]))
         return [row for part in gather(out) for row in part]

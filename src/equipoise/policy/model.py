@@ -176,6 +176,11 @@ def decode(policy: Policy, tokens: Tensor, lengths: Tensor) -> list[str]:
     return policy.tokenizer.batch_decode(rows, skip_special_tokens=True)
 
 
+def decode_one(policy: Policy, tokens: list[int]) -> str:
+    """The text of one response, as `decode` gives it."""
+    return str(policy.tokenizer.decode(tokens, skip_special_tokens=True))
+
+
 def _excerpt(prompt: Prompt) -> str:
     text = prompt if isinstance(prompt, str) else str(prompt[-1].get("content", ""))
     return repr(text if len(text) <= 80 else f"{text[:60]} … {text[-15:]}")

@@ -25,7 +25,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
@@ -71,7 +71,7 @@ class _Worker:
 class Pool:
     """`target` is `module:function`; `confine` one that a fresh worker calls to give up rights before its first job.
 
-    `preload` imports the target once in the nursery, for what is slow to import and safe to fork; `quiet` discards what
+    `preload` names modules the nursery imports once, for what is slow to import and safe to fork; `quiet` discards what
     workers print; `environment` replaces the caller's. Workers start when there is work.
     """
 
@@ -81,7 +81,7 @@ class Pool:
         *,
         workers: int | None = None,
         confine: str | None = None,
-        preload: bool = False,
+        preload: Sequence[str] = (),
         quiet: bool = False,
         environment: Mapping[str, str] | None = None,
     ) -> None:
@@ -89,7 +89,7 @@ class Pool:
         self.size = workers or cores()
         if self.size < 1:
             raise ValueError(f"workers = {workers}: the rule is at least 1")
-        self._setup = {"target": target, "confine": confine, "preload": preload, "quiet": quiet}
+        self._setup = {"target": target, "confine": confine, "preload": list(preload), "quiet": quiet}
         self._environment = dict(os.environ if environment is None else environment)
         self._jobs: deque[_Job] = deque()
         self._room = threading.Semaphore(DEPTH)
@@ -347,7 +347,9 @@ def in_order(futures: Iterable[Future[Outcome]]) -> list[Outcome]:
 
 
 def cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    """Cores for this process: under torchrun, its share of the machine's."""
+    here = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, here // int(os.environ.get("LOCAL_WORLD_SIZE", 1)))
 
 
 def _number(control: socket.socket) -> int:

@@ -14,6 +14,7 @@ import contextlib
 import ctypes
 import importlib
 import json
+import math
 import os
 import signal
 import socket
@@ -32,15 +33,16 @@ HEAD = struct.Struct(">I")
 PID = struct.Struct(">q")
 FORK, KILL = b"F", b"K"
 PR_SET_PDEATHSIG = 1
+HARNESS = ("equipoise.rewards.worker", "equipoise.rewards.functions")
 
 Work = Callable[..., "Verdict | float"]
 
 
 def main(control: socket.socket, setup: dict[str, Any]) -> None:
-    """The nursery. `setup`: `target` module:function to call, `preload` whether to import it before forking, `confine`
-    the module:function that takes rights away from a fresh worker, `quiet` whether its output goes nowhere."""
-    if setup["preload"]:
-        _function(setup["target"])
+    """The nursery. `setup`: `target` module:function to call, `preload` modules to import before forking, `confine` the
+    module:function that takes rights away from a fresh worker, `quiet` whether its output goes nowhere."""
+    for module in setup["preload"]:
+        importlib.import_module(module)
     children: set[int] = set()
     nursery = os.getpid()
     try:
@@ -133,15 +135,25 @@ def _outcome(work: Work, arguments: list[Any]) -> Verdict | float:
     except MemoryError:
         return Verdict("limit", "out of memory")
     except (Exception, SystemExit, KeyboardInterrupt) as error:
-        below = error.__traceback__.tb_next if error.__traceback__ else None  # without the frame of this function
-        return Verdict("crashed", "".join(traceback.format_exception(error.with_traceback(below)))[-LONGEST_TEXT:])
+        return Verdict("crashed", "".join(traceback.format_exception(_trimmed(error)))[-LONGEST_TEXT:])
+
+
+def _trimmed(error: BaseException) -> BaseException:
+    """Without the frames of the harness, where there are others."""
+    below = error.__traceback__
+    while below is not None and below.tb_frame.f_globals.get("__name__") in HARNESS:
+        below = below.tb_next
+    return error.with_traceback(below)
 
 
 def _short(outcome: Any) -> Verdict | float:
     if not isinstance(outcome, Verdict):
-        value = float(outcome)
-        if value - value != 0.0:
-            raise ValueError(f"{outcome!r} is not a finite number")
+        try:
+            value = float(outcome)
+        except (TypeError, ValueError):
+            value = math.nan
+        if not math.isfinite(value):
+            raise ValueError(f"it gave {outcome!r}: the rule is a finite number, or a Verdict")
         return value
     answer = None if outcome.answer is None else outcome.answer[:LONGEST_TEXT]
     value = None if outcome.value is None else float(outcome.value)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from equipoise.policy import Policy, PromptTooLong
 from equipoise.rollout.draw import draw
-from equipoise.rollout.rollouts import Key, Rollouts, SamplingParams
+from equipoise.rollout.rollouts import Finished, Key, Rollouts, SamplingParams
 from equipoise.rollout.stop import StopStrings, stop_strings
 from equipoise.rollout.uniform import response_keys, uniforms
 
@@ -29,6 +29,7 @@ class Request:
     limit: Tensor
     eos: Tensor
     stop: StopStrings | None
+    finished: Finished | None
 
     @property
     def rows(self) -> int:
@@ -42,6 +43,7 @@ def request(
     params: SamplingParams,
     keys: Sequence[Key] | None,
     step: int,
+    finished: Finished | None,
 ) -> Request:
     """Check what was asked for and derive the seeds of the responses."""
     if n < 1 or len(prompts) == 0:
@@ -67,6 +69,7 @@ def request(
         (policy.context - length).clamp_max(params.max_tokens).repeat_interleave(n),
         torch.tensor(policy.eos, device=device),
         stop,
+        finished,
     )
 
 
@@ -93,6 +96,7 @@ class Batch:
         self.policy_logprobs = torch.zeros(shape, device=device) if asked.params.truncates else self.logprobs
         self.stops = torch.zeros(shape, dtype=torch.bool, device=device)
         self.finished = torch.zeros(len(rows), dtype=torch.bool, device=device)
+        self._told = torch.zeros(len(rows), dtype=torch.bool, device=device)
         self._bundle: list[tuple[Tensor, ...]] = []
         self._written = 0
 
@@ -121,6 +125,8 @@ class Batch:
     def keep(self, rows: Tensor) -> None:
         """Go on with `rows` [k] of the r only."""
         self._write()
+        if self.asked.finished is not None:
+            self._tell((self.slots - self.first)[self.finished])
         self.slots, self.finished, self.u = self.slots[rows], self.finished[rows], self.u[:, rows]
 
     def left(self) -> int:
@@ -128,11 +134,27 @@ class Batch:
         return 0 if self.length == self.longest else len(self.slots) - int(self.finished.sum())
 
     def lengths(self) -> tuple[Tensor, Tensor]:
-        """Length [size] of each response and whether it was stopped (by a token or a string) rather than cut."""
+        """Length [size] of each response and whether it was stopped (by a token or a string) rather than cut.
+
+        Called when all are finished: those that `asked.finished` has not heard of are told now.
+        """
         self._write()
-        stopped = self.stops.any(0)
-        end = torch.where(stopped, self.stops.int().argmax(0) + 1, self.limit)
-        return end.clamp_max(self.limit), stopped & (end <= self.limit)
+        if self.asked.finished is not None:
+            self._tell((~self._told).nonzero()[:, 0])
+        return self._ends(slice(None))
+
+    def _ends(self, columns: Tensor | slice) -> tuple[Tensor, Tensor]:
+        stops, limit = self.stops[:, columns], self.limit[columns]
+        stopped = stops.any(0)
+        end = torch.where(stopped, stops.int().argmax(0) + 1, limit)
+        return end.clamp_max(limit), stopped & (end <= limit)
+
+    def _tell(self, columns: Tensor) -> None:
+        assert self.asked.finished is not None
+        self._told[columns] = True
+        ends, tokens = self._ends(columns)[0].tolist(), self.tokens[:, columns].t().tolist()
+        for column, end, drawn in zip(columns.tolist(), ends, tokens, strict=True):
+            self.asked.finished(self.first + column, drawn[:end])
 
     def _write(self) -> None:
         if self._bundle:

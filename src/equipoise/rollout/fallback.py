@@ -10,7 +10,7 @@ import torch
 
 from equipoise.policy import Policy
 from equipoise.rollout.batch import Batch, Request, collect, request
-from equipoise.rollout.rollouts import Key, Rollouts, SamplingParams
+from equipoise.rollout.rollouts import Finished, Key, Rollouts, SamplingParams
 
 
 class TransformersSampler:
@@ -29,8 +29,9 @@ class TransformersSampler:
         *,
         keys: Sequence[Key] | None = None,
         step: int = 0,
+        finished: Finished | None = None,
     ) -> Rollouts:
-        asked = request(self.policy, prompts, n, params, keys, step)
+        asked = request(self.policy, prompts, n, params, keys, step, finished)
         starts = range(0, asked.rows, self.rows)
         return collect(asked, [_decode(self.policy, asked, range(s, min(s + self.rows, asked.rows))) for s in starts])
 

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from equipoise.policy import Policy, decoder
 from equipoise.rollout.batch import Batch, Request, collect, request
-from equipoise.rollout.rollouts import Key, Rollouts, SamplingParams
+from equipoise.rollout.rollouts import Finished, Key, Rollouts, SamplingParams
 
 MEMORY = 4 << 30  # bytes
 ROOM = 32  # columns the cache grows by, or a quarter of its width if that is more
@@ -47,8 +47,9 @@ class NativeSampler:
         *,
         keys: Sequence[Key] | None = None,
         step: int = 0,
+        finished: Finished | None = None,
     ) -> Rollouts:
-        asked = request(self.policy, prompts, n, params, keys, step)
+        asked = request(self.policy, prompts, n, params, keys, step, finished)
         weights = _weights(self.policy.core)
         size = self._rows_that_fit(asked)
         batches = [

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -11,6 +11,7 @@ from torch import Tensor
 
 Finish = Literal["stop", "length"]
 Key = int | str
+Finished = Callable[[int, list[int]], None]  # the row of a response and its tokens
 
 
 @dataclass(frozen=True)
@@ -108,7 +109,8 @@ class Sampler(Protocol):
     """Samples `n` responses to each prompt (token ids). `keys` name the prompts for seeding: row numbers if not given.
 
     The draws of a response depend on (params.seed, step, its prompt's key, its number among the n) and the position,
-    and on nothing else: not on the other prompts, their order, the batch size or the number of ranks.
+    and on nothing else: not on the other prompts, their order, the batch size or the number of ranks. `finished` is
+    called once for every response, soon after its last token, so that something can be done with it meanwhile.
     """
 
     def sample(
@@ -119,4 +121,5 @@ class Sampler(Protocol):
         *,
         keys: Sequence[Key] | None = None,
         step: int = 0,
+        finished: Finished | None = None,
     ) -> Rollouts: ...

@@ -7,6 +7,7 @@ is one integer, and resuming a run is starting to count where it stopped.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -51,6 +52,6 @@ class Task(Protocol):
         """The fixed held-out prompts, the same for every seed; the first `per_level` of each level where given."""
         ...
 
-    def grade(self, prompt: Prompt, response: str) -> Verdict:
-        """Judge one response by its final answer."""
+    def grade(self, prompt: Prompt, response: str) -> Verdict | Future[Verdict]:
+        """Judge one response by its final answer, at once or in a worker process."""
         ...

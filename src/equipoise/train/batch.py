@@ -13,12 +13,13 @@ from torch import Tensor
 
 from equipoise import policy as models
 from equipoise.objective import Credit
+from equipoise.rewards.shape import overlong
 from equipoise.rollout import Rollouts, Sampler, SamplingParams, concatenate
 from equipoise.tasks import Prompt, Task
 from equipoise.train import ranks
 from equipoise.train.config import Config
 from equipoise.train.folder import RunError
-from equipoise.train.score import RewardFunction, overlong_penalty, score
+from equipoise.train.score import Scorer, Scores
 
 
 @dataclass
@@ -33,7 +34,9 @@ class StepBatch:
     verdicts: list[str]
     lengths: Tensor  # [B] tokens in the loss
     drawn: int  # prompts taken from the stream to get here
-    unscored: int  # responses left out because their verdict was no score
+    unscored: int  # responses left out because their verdict is worth no score
+    kinds: Counter[str]  # verdicts of all responses drawn, those left out as well
+    troubles: list[dict[str, str]]  # what verifiers choked on
 
 
 def encode_prompt(policy: models.Policy, prompt: Prompt, chat: bool) -> list[int]:
@@ -47,10 +50,9 @@ def encode_prompt(policy: models.Policy, prompt: Prompt, chat: bool) -> list[int
 class Collector:
     """Draws, samples and scores. Its only state is the position in the task's stream."""
 
-    def __init__(
-        self, config: Config, policy: models.Policy, sampler: Sampler, task: Task, functions: list[RewardFunction]
-    ) -> None:
-        self.config, self.policy, self.sampler, self.task, self.functions = config, policy, sampler, task, functions
+    def __init__(self, config: Config, policy: models.Policy, sampler: Sampler, task: Task) -> None:
+        self.config, self.policy, self.sampler, self.task = config, policy, sampler, task
+        self.scorer = Scorer(config.reward, task)
         self.position = 0
         r = config.rollout
         self.params = SamplingParams(
@@ -80,31 +82,41 @@ class Collector:
         start = time.perf_counter()
         prompts = [self.task.prompt(i) for i in places]
         ids = [encode_prompt(self.policy, p, self.config.task.chat) for p in prompts]
-        rollouts = self.sampler.sample(ids, self.config.rollout.group_size, self.params, keys=list(places), step=step)
+        n, asked = self.config.rollout.group_size, {}
+
+        def finished(row: int, tokens: list[int]) -> None:
+            """Have a response graded while others are still sampled."""
+            asked[row] = self.scorer.ask(prompts[row // n], models.decode_one(self.policy, tokens))
+
+        rollouts = self.sampler.sample(
+            ids, n, self.params, keys=list(places), step=step, finished=finished if self.scorer.beside else None
+        )
         texts = models.decode(self.policy, rollouts.tokens, rollouts.lengths)
         sampled = time.perf_counter()
-        asked = [prompts[i] for i in rollouts.prompt.tolist()]
-        rewards, verdicts = score(self.functions, self.config.reward, asked, texts)
+        answered = [prompts[i] for i in rollouts.prompt.tolist()]
+        rows = zip(answered, texts, strict=True)
+        scores = self.scorer.settle(
+            answered, [asked[i] if i in asked else self.scorer.ask(*row) for i, row in enumerate(rows)]
+        )
         self.seconds["rollout"] += sampled - start
         self.seconds["reward"] += time.perf_counter() - sampled
-        return _joined(
-            [self._finish(*part) for part in ranks.gather((prompts, rollouts, texts, rewards, verdicts))], count
-        )
+        return _joined([self._finish(*part) for part in ranks.gather((prompts, rollouts, texts, scores))], count)
 
-    def _finish(
-        self, prompts: list[Prompt], rollouts: Rollouts, texts: list[str], rewards: Tensor, verdicts: list[str]
-    ) -> StepBatch:
+    def _finish(self, prompts: list[Prompt], rollouts: Rollouts, texts: list[str], scores: Scores) -> StepBatch:
         """Shape the rewards by length, decide what enters the loss, and leave out what has no score."""
-        c, lengths = self.config.reward, rollouts.lengths
+        c, lengths, rewards = self.config.reward, rollouts.lengths, scores.rewards
         if c.overlong_buffer:
-            penalty = overlong_penalty(lengths.cpu(), self.params.max_tokens, c.overlong_buffer)
             rewards = rewards.clone()
-            rewards[:, 0] += penalty
+            shaping = [overlong(length, self.params.max_tokens, c.overlong_buffer) for length in lengths.tolist()]
+            rewards[:, 0] += torch.tensor(shaping, dtype=torch.float64)
         if c.mask_truncated:
             whole = torch.tensor([f == "stop" for f in rollouts.finish], device=lengths.device)
             lengths = lengths * whole
         total = rewards @ torch.tensor(c.weights, dtype=torch.float64)
-        batch = StepBatch(prompts, rollouts, texts, rewards, total, verdicts, lengths, len(prompts), 0)
+        kinds = Counter(scores.verdicts)
+        batch = StepBatch(
+            prompts, rollouts, texts, rewards, total, scores.verdicts, lengths, len(prompts), 0, kinds, scores.troubles
+        )
         scored = ~rewards.isnan().any(1)
         if bool(scored.all()):
             return batch
@@ -164,15 +176,18 @@ def _joined(parts: list[StepBatch], drawn: int | None = None) -> StepBatch:
         torch.cat([part.lengths for part in parts]),
         sum(part.drawn for part in parts) if drawn is None else drawn,
         sum(part.unscored for part in parts),
+        sum((part.kinds for part in parts), Counter()),
+        [trouble for part in parts for trouble in part.troubles],
     )
 
 
 def statistics(batch: StepBatch, max_tokens: int) -> dict[str, float]:
     """What a step's responses look like, in the field's names."""
     total, lengths = batch.total, batch.rollouts.lengths.to(torch.float64)
+    verdicts = {f"verdict/{kind}": n / batch.kinds.total() for kind, n in sorted(batch.kinds.items())}
+    verdicts["verdict/unscored"] = float(batch.unscored)
     if len(total) == 0:
-        return {"groups/drawn": float(batch.drawn), "groups/kept": 0.0}
-    kinds = Counter(batch.verdicts)
+        return {"groups/drawn": float(batch.drawn), "groups/kept": 0.0, **verdicts}
     informative = _informative(batch)
     return {
         "reward/mean": float(total.mean()),
@@ -184,8 +199,7 @@ def statistics(batch: StepBatch, max_tokens: int) -> dict[str, float]:
         "groups/drawn": float(batch.drawn),
         "groups/kept": float(len(batch.prompts)),
         "groups/informative": float(informative.double().mean()),
-        "verdict/unscored": float(batch.unscored),
-        **{f"verdict/{kind}": n / len(total) for kind, n in sorted(kinds.items())},
+        **verdicts,
     }
 
 

@@ -19,6 +19,10 @@ from typing import Any, get_args, get_origin, get_type_hints
 from equipoise.objective import Objective
 
 Spec = str | dict[str, Any] | None
+Worth = float | str
+
+
+VERDICTS = ("unparsed", "timeout", "limit", "crashed", "bad_gold", "unavailable")  # besides correct and wrong
 
 
 class ConfigError(ValueError):
@@ -64,11 +68,21 @@ class RolloutConfig:
 @dataclass
 class RewardConfig:
     functions: tuple[str, ...] = option(
-        ("task",), "task, and your own as module:function(prompt, response, row) -> float"
+        ("task",), "task, tags, boxed, and your own as module:function(prompt, response, row) -> float or Verdict"
     )
     weights: tuple[float, ...] = option((1.0,), "one weight per function")
     correct: float = option(1.0, "reward of a correct answer")
-    wrong: float = option(0.0, "reward of a wrong, unparsed, crashed or timed-out answer")
+    wrong: float = option(0.0, "reward of a wrong answer")
+    unparsed: Worth = option("wrong", "reward where no answer can be read: a number, wrong, or mask (leave it out)")
+    timeout: Worth = option("wrong", "reward where the verifier ran out of time: a number, wrong or mask")
+    limit: Worth = option("wrong", "reward where it ran out of memory or output: a number, wrong or mask")
+    crashed: Worth = option("wrong", "reward where the verifier or your function crashed: a number, wrong or mask")
+    bad_gold: Worth = option("mask", "reward where the reference answer cannot be used: a number, wrong or mask")
+    unavailable: Worth = option("mask", "reward where there is nothing to verify with: a number, wrong or mask")
+    max_unscored: float = option(0.2, "share of masked responses in a step past which the run stops")
+    tags: tuple[str, ...] = option(("think", "answer"), "names of the tags that the function tags looks for, in order")
+    seconds: float = option(10.0, "deadline of one call of your own function")
+    workers: int = option(0, "processes your own functions run in; 0 is one for each core")
     overlong_buffer: int = option(
         0, "tokens before max_tokens over which the first reward falls linearly by 1 (DAPO); 0 is off"
     )
@@ -167,6 +181,7 @@ class Config:
             "rollout.prompts": (r.prompts, 1), "rollout.group_size": (r.group_size, 1),
             "rollout.max_tokens": (r.max_tokens, 0), "rollout.top_k": (r.top_k, 0),
             "rollout.max_draws": (r.max_draws, 1), "reward.overlong_buffer": (w.overlong_buffer, 0),
+            "reward.workers": (w.workers, 0),
             "optim.warmup": (o.warmup, 0), "train.steps": (t.steps, 1), "train.updates": (t.updates, 1),
             "train.micro_batch": (t.micro_batch, 0), "train.checkpoint_every": (t.checkpoint_every, 1),
             "train.keep": (t.keep, 0), "train.threads": (t.threads, 0), "train.max_skipped": (t.max_skipped, 1),
@@ -201,6 +216,11 @@ class Config:
             ("reward.weights", list(w.weights), all(map(math.isfinite, w.weights)), "finite numbers"),
             ("reward.correct", w.correct, math.isfinite(w.correct), "a finite number"),
             ("reward.wrong", w.wrong, math.isfinite(w.wrong), "a finite number"),
+            *((f"reward.{kind}", v, v in ("wrong", "mask") or (isinstance(v, float) and math.isfinite(v)),
+               "a finite number, wrong or mask") for kind in VERDICTS for v in [getattr(w, kind)]),
+            ("reward.max_unscored", w.max_unscored, 0 <= w.max_unscored <= 1, "a share from 0 to 1"),
+            ("reward.tags", list(w.tags), len(w.tags) > 0 and all(map(str.isidentifier, w.tags)), "names, at least one"),
+            ("reward.seconds", w.seconds, 0 < w.seconds < math.inf, "more than 0, and finite"),
             ("optim.betas", list(o.betas), len(o.betas) == 2, "two numbers"),
             ("optim.betas", list(o.betas), all(0 <= b < 1 for b in o.betas), "at least 0 and less than 1"),
             ("optim.lr", o.lr, 0 <= o.lr < math.inf, "at least 0, and finite"),
@@ -310,9 +330,12 @@ def _coerce(value: Any, hint: Any, name: str) -> Any:
         if isinstance(value, list | tuple):
             return tuple(_coerce(v, element, f"{name}[{i}]") for i, v in enumerate(value))
         return (_coerce(value, element, name),)
+    if hint == Worth and isinstance(value, int | float | str) and not isinstance(value, bool):
+        return value if isinstance(value, str) else float(value)
     if hint == Spec and isinstance(value, str | dict):
         return value
-    kinds = {int: "a whole number", float: "a number", str: "a text", bool: "true or false"}
+    kinds = {int: "a whole number", float: "a number", str: "a text", bool: "true or false",
+             Worth: "a number, wrong or mask"}  # fmt: skip
     kind = kinds.get(hint, "a name or a table")
     raise ConfigError(f"{name} = {value!r} should be {kind}")
 

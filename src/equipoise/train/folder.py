@@ -1,6 +1,6 @@
 """The run directory: one process at a time, logs that end with a whole line, everything a person can read.
 
-config.toml   metrics.jsonl   eval.jsonl   rollouts/step-N.parquet   checkpoints/step-N/
+config.toml   metrics.jsonl   eval.jsonl   troubles.jsonl   rollouts/step-N.parquet   checkpoints/step-N/
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ class RunFolder:
         self.config = self.path / "config.toml"
         self.metrics = self.path / "metrics.jsonl"
         self.eval = self.path / "eval.jsonl"
+        self.troubles = self.path / "troubles.jsonl"  # verdicts somebody should look at
         self.rollouts = self.path / "rollouts"
         self.checkpoints = self.path / "checkpoints"
         self._lock: IO[str] | None = None
@@ -56,14 +57,14 @@ class RunFolder:
 
     def sync(self) -> None:
         """Have the logs on the disk, not only on their way to it."""
-        for path in (self.metrics, self.eval):
+        for path in (self.metrics, self.eval, self.troubles):
             if path.exists():
                 with open(path, "rb") as f:
                     os.fsync(f.fileno())
 
     def rewind(self, step: int) -> None:
         """Forget what was logged after `step`: it will be logged again. Torn last lines go as well."""
-        for path in (self.metrics, self.eval):
+        for path in (self.metrics, self.eval, self.troubles):
             if path.exists():
                 kept = [line for line, record in _whole_lines(path) if record["step"] <= step]
                 replace(path, "".join(kept))

@@ -12,6 +12,7 @@ import math
 import shlex
 import signal
 import time
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
@@ -29,11 +30,12 @@ from equipoise.train.batch import Collector, StepBatch, encode_prompt, statistic
 from equipoise.train.config import Config, ConfigError, OptimConfig, dump, load
 from equipoise.train.folder import RunError, RunFolder, append, read_lines, replace
 from equipoise.train.progress import Terminal
-from equipoise.train.score import reward_functions
 from equipoise.train.trackers import open_trackers
 
 # What a resumed run may set anew: nothing that changes the weights it ends with.
-MAY_CHANGE = ("train.steps", "train.out", "train.checkpoint_every", "train.keep", "train.max_", "log.", "eval.")
+MAY_CHANGE = ("train.steps", "train.out", "train.checkpoint_every", "train.keep", "train.max_", "log.", "eval.",
+              "reward.workers", "reward.max_unscored")  # fmt: skip
+TROUBLES_PER_STEP = 20  # kept in troubles.jsonl
 # Of the later updates of a batch, what tells how far they went.
 LAST_UPDATE = ("policy_loss", "approx_kl", "clip_ratio/region")
 
@@ -73,8 +75,7 @@ class Trainer:
             )  # fmt: skip
             self.reference = models.frozen_copy(self.policy) if config.objective.kl and not m.lora_rank else None
             self.sampler = open_sampler(self.policy)
-            functions = reward_functions(config.reward, self.task)
-            self.collector = Collector(config, self.policy, self.sampler, self.task, functions)
+            self.collector = Collector(config, self.policy, self.sampler, self.task)
             self.held_out = self._held_out() if config.eval.every else []
             o = config.optim
             self.parameters = self.policy.parameters()
@@ -84,6 +85,7 @@ class Trainer:
             self.updates = 0  # optimizer steps done
             self.skipped = self.uninformative = 0  # in a row
             self.skipped_total = 0
+            self.unscored = ""  # why too many responses of the last step have no score
             self.log_seconds = 0.0
             first = ranks.me() == 0
             self.trackers = open_trackers(config.log, self.folder.path, _flat(config)) if first else []
@@ -105,12 +107,17 @@ class Trainer:
                 while self.step < c.train.steps:
                     self._step(terminal)
                     done = self.step == c.train.steps
-                    stuck = self.uninformative >= c.train.max_uninformative
+                    stuck = self.uninformative >= c.train.max_uninformative or bool(self.unscored)
                     stop = any(ranks.gather(stopping.wanted))  # all ranks stop after the same step
                     if c.eval.every and (self.step % c.eval.every == 0 or done):
                         self._evaluate(terminal)
                     if done or stuck or stop or self.step % c.train.checkpoint_every == 0:
                         self._checkpoint()
+                    if self.unscored:
+                        raise RunError(
+                            f"{self.unscored}; {self.folder.troubles} has the reasons: repair the verifier or the data, or "
+                            "raise reward.max_unscored"
+                        )
                     if stuck:
                         raise RunError(
                             f"no two responses to the same prompt differed in reward for {self.uninformative} steps: "
@@ -171,9 +178,17 @@ class Trainer:
         if ranks.me() == 0:
             with self._writing():
                 append(self.folder.metrics, {"step": self.step, **metrics})
+                for trouble in batch.troubles[:TROUBLES_PER_STEP]:
+                    append(self.folder.troubles, {"step": self.step, **trouble})
             for tracker in self.trackers:
                 tracker.log(metrics, self.step)
         terminal.step(self.step, metrics)
+        for trouble in batch.troubles:
+            subject = f"{trouble['function']}: {trouble['verdict']}"
+            terminal.once(subject, f"{subject}: {_last_line(trouble['reason'])} (see {self.folder.troubles})")
+        unscored = batch.unscored / batch.kinds.total()
+        if unscored > self.config.reward.max_unscored:
+            self.unscored = f"{unscored:.0%} of the responses have no score ({_told(batch)})"
         self.log_seconds = time.perf_counter() - start - total  # told with the next step
         self.uninformative = 0 if informative else self.uninformative + 1
 
@@ -345,6 +360,19 @@ def learning_rate(o: OptimConfig, update: int, total: int) -> float:
     left = 1 - (update - o.warmup) / (total - o.warmup + 1)
     shape = {"constant": 1.0, "linear": left, "cosine": 0.5 * (1 + math.cos(math.pi * (1 - left)))}
     return o.lr * shape[o.schedule]
+
+
+def _told(batch: StepBatch) -> str:
+    """How many of each verdict that needs looking at, and the first one's reason."""
+    counts = Counter(trouble["verdict"] for trouble in batch.troubles)
+    many = ", ".join(f"{kind} {n}" for kind, n in counts.most_common())
+    return f"{many}; the first: {_last_line(batch.troubles[0]['reason'])}" if batch.troubles else "masked"
+
+
+def _last_line(reason: str) -> str:
+    """For the terminal, which must not obey what a model wrote."""
+    line = (reason.strip().splitlines() or ["no reason given"])[-1][:200]
+    return "".join(c if c.isprintable() else "\ufffd" for c in line)
 
 
 def _device(name: str) -> str:

@@ -11,8 +11,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 class Terminal:
     def __init__(self, name: str, steps: int, done: int, shown: bool) -> None:
-        self.console = Console(quiet=not shown, highlight=False)
+        self.console = Console(quiet=not shown, highlight=False, markup=False)
         self.steps, self.begin, self.first = steps, time.monotonic(), done
+        self.said: set[str] = set()
         self.live: Progress | None = None
         if shown and self.console.is_terminal:
             columns = (
@@ -39,6 +40,12 @@ class Terminal:
 
     def say(self, text: str) -> None:
         self.console.print(text, soft_wrap=True)
+
+    def once(self, subject: str, text: str) -> None:
+        """A notice, the first time its subject comes up."""
+        if subject not in self.said:
+            self.said.add(subject)
+            self.say(text)
 
     def close(self) -> None:
         if self.live is not None:

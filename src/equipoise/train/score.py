@@ -1,81 +1,95 @@
-"""From responses to rewards: the task's verdict through the reward table, and the user's own functions."""
+"""From responses to rewards: verdicts of the task, of the built-in shapes and of the user's functions, and the table that
+says what each verdict is worth.
+
+Verdicts of worker processes are futures: `ask` starts them, `settle` waits for them, and meanwhile sampling goes on.
+"""
 
 from __future__ import annotations
 
-import importlib
+import functools
 import math
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from equipoise.rewards import Verdict
+from equipoise.rewards import SCORES, Verdict, functions, shape
 from equipoise.tasks import Prompt, Task
 from equipoise.train.config import ConfigError, RewardConfig
-from equipoise.train.folder import RunError
 
-RewardFunction = Callable[[Prompt, str], float | Verdict]
-UNSCORED = ("bad_gold", "unavailable")  # says nothing about the response: the response is left out of the batch
-
-
-def reward_functions(config: RewardConfig, task: Task) -> list[RewardFunction]:
-    """`task` is the task's own verifier; `module:function` is called as f(prompt text, response, row)."""
-    return [task.grade if name == "task" else _imported(name) for name in config.functions]
+Outcome = float | Verdict
+RewardFunction = Callable[[Prompt, str], Outcome | Future[Outcome]]
+TROUBLES = ("crashed", "bad_gold", "unavailable")  # verdicts somebody should look at
 
 
-def _imported(name: str) -> RewardFunction:
-    module, _, attribute = name.partition(":")
+@dataclass
+class Scores:
+    """rewards [B, K], NaN where a verdict is worth no score; verdicts [B]: the kind of each response's first one."""
+
+    rewards: Tensor
+    verdicts: list[str]
+    troubles: list[dict[str, str]]  # prompt, function, verdict and reason of what went wrong
+
+
+class Scorer:
+    """`beside`: whether verdicts come from worker processes, so that asking early pays."""
+
+    def __init__(self, config: RewardConfig, task: Task) -> None:
+        self.config = config
+        self.functions: list[RewardFunction] = [_function(name, config, task) for name in config.functions]
+        self.beside = False
+
+    def ask(self, prompt: Prompt, text: str) -> list[Outcome | Future[Outcome]]:
+        outcomes = [function(prompt, text) for function in self.functions]
+        self.beside = self.beside or any(isinstance(outcome, Future) for outcome in outcomes)
+        return outcomes
+
+    def settle(self, prompts: Sequence[Prompt], asked: Sequence[list[Outcome | Future[Outcome]]]) -> Scores:
+        rewards: list[list[float]] = []
+        kinds: list[str] = []
+        troubles = []
+        for prompt, row in zip(prompts, asked, strict=True):
+            outcomes = [o.result() if isinstance(o, Future) else o for o in row]
+            kinds.append(next((o.kind for o in outcomes if isinstance(o, Verdict)), "scored"))
+            rewards.append([worth(o, self.config) for o in outcomes])
+            troubles += [
+                {"prompt": prompt.id, "function": name, "verdict": o.kind, "reason": o.reason}
+                for name, o in zip(self.config.functions, outcomes, strict=True)
+                if isinstance(o, Verdict) and o.kind in TROUBLES
+            ]
+        return Scores(
+            torch.tensor(rewards, dtype=torch.float64).view(len(rewards), len(self.functions)), kinds, troubles
+        )
+
+
+def _function(name: str, config: RewardConfig, task: Task) -> RewardFunction:
+    if name == "task":
+        return task.grade
+    if name == "tags":
+        return lambda prompt, response: shape.tags(response, config.tags)
+    if name == "boxed":
+        return lambda prompt, response: shape.boxed(response)
     try:
-        function = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise ConfigError(f'reward.functions: "{name}" cannot be imported as module:function: {error}') from error
-
-    if not callable(function):
-        raise ConfigError(f'reward.functions: "{name}" is not a function but {function!r}')
-
-    def call(prompt: Prompt, response: str) -> float | Verdict:
-        row = {"id": prompt.id, "answer": prompt.answer, "level": prompt.level, **prompt.meta}
-        outcome = function(prompt.text, response, row)
-        if isinstance(outcome, Verdict):
-            return outcome
-        try:
-            value = float(outcome)
-        except (TypeError, ValueError):
-            value = math.nan
-        if not math.isfinite(value):
-            raise RunError(
-                f"reward.functions: {name} gave {outcome!r} for a response to prompt {prompt.id}: the rule is a finite "
-                "number, or a Verdict"
-            )
-        return value
-
-    return call
+        functions.check(name, config.workers)
+    except functions.FunctionError as error:
+        raise ConfigError(f"reward.functions: {error}; or one of task, tags, boxed") from error
+    return functools.partial(_ask_user, name, config)
 
 
-def score(
-    functions: Sequence[RewardFunction], config: RewardConfig, prompts: Sequence[Prompt], texts: Sequence[str]
-) -> tuple[Tensor, list[str]]:
-    """Rewards [B, K] and the kind of each response's first verdict; NaN where a verdict is no score."""
-    rewards: list[list[float]] = []
-    kinds: list[str] = []
-    for prompt, text in zip(prompts, texts, strict=True):
-        outcomes = [f(prompt, text) for f in functions]
-        verdicts = [o for o in outcomes if isinstance(o, Verdict)]
-        kinds.append(verdicts[0].kind if verdicts else "scored")
-        rewards.append([_reward(o, config) for o in outcomes])
-    return torch.tensor(rewards, dtype=torch.float64).view(len(rewards), len(functions)), kinds
+def _ask_user(name: str, config: RewardConfig, prompt: Prompt, response: str) -> Future[Outcome]:
+    row = {"id": prompt.id, "answer": prompt.answer, "level": prompt.level, **prompt.meta}
+    return functions.submit(name, prompt.text, response, row, seconds=config.seconds, workers=config.workers)
 
 
-def _reward(outcome: float | Verdict, config: RewardConfig) -> float:
+def worth(outcome: Outcome, config: RewardConfig) -> float:
+    """A number is its own reward; a verdict gets what the table says, NaN for "mask"."""
     if not isinstance(outcome, Verdict):
         return float(outcome)
-    if outcome.kind in UNSCORED:
-        return math.nan
-    if outcome.value is not None:
+    if outcome.kind in SCORES and outcome.value is not None:
         return config.wrong + outcome.value * (config.correct - config.wrong)
-    return config.correct if outcome.kind == "correct" else config.wrong
-
-
-def overlong_penalty(lengths: Tensor, max_tokens: int, buffer: int) -> Tensor:
-    """DAPO's soft punishment: 0 up to max_tokens − buffer, falling linearly to −1 at max_tokens."""
-    return ((max_tokens - buffer - lengths) / buffer).clamp(-1, 0).to(torch.float64)
+    price = getattr(config, outcome.kind)
+    if isinstance(price, str):
+        return config.wrong if price == "wrong" else math.nan
+    return float(price)
