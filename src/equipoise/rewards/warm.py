@@ -2,4 +2,4 @@
 
 from equipoise.rewards import equal
 
-equal.slow("x + 1", r"\\frac{y}{2}")
+equal.slow("x + 1", r"\frac{y}{2}")

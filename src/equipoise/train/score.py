@@ -1,5 +1,5 @@
-"""From responses to rewards: verdicts of the task, of the built-in shapes and of the user's functions, and the table that
-says what each verdict is worth.
+"""From responses to rewards: verdicts of the task, of the built-in shapes and of the user's functions, and what each
+verdict is worth.
 
 Verdicts of worker processes are futures: `ask` starts them, `settle` waits for them, and meanwhile sampling goes on.
 """
