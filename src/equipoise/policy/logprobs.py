@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from equipoise.policy import decoder
+from equipoise.policy import decoder, kernels
 from equipoise.policy.attention import packed_attention
 from equipoise.policy.model import ModelError, Policy
 from equipoise.policy.pack import Pack
@@ -33,6 +33,10 @@ def token_logprobs(policy: Policy, pack: Pack, *, temperature: float = 1.0) -> T
     """log π(token | before) and the entropy of π(· | before) at `temperature`; differentiable unless under no_grad."""
     hidden = _hidden(policy, pack).index_select(0, pack.predict)
     head = _plain_head(policy)
+    if hidden.is_cuda:
+        return TokenLogprobs(
+            *kernels.fused_logprobs(hidden, head.weight, pack.targets, bias=head.bias, temperature=temperature)
+        )
     return TokenLogprobs(*_Head.apply(hidden, head.weight, head.bias, pack.targets, temperature))
 
 

@@ -1,0 +1,303 @@
+"""From hidden states and the language-model head to log-probabilities, or straight to an objective's loss.
+
+Never more than a chunk of logits exists. `fused_logprobs` serves every objective: the backward pass makes each chunk's
+logits again (four matrix products in all). `fused_loss` takes three where the objective is token-level: each token's
+slope is known as soon as its own log-probability is, so the chunk's gradient is formed while its logits are there.
+On CUDA the passes over the logits are Triton's, elsewhere plain torch's; the matrix products are torch's everywhere, in
+the hidden states' precision, with the weight's gradient summed in float32.
+Not covered: float16 (gradients of logits underflow in it), second derivatives, and heads split over devices.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from types import ModuleType
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from equipoise.objective import Credit, LossOutput, Objective
+from equipoise.policy.kernels import passes
+from equipoise.policy.kernels.passes import Softmax
+from equipoise.policy.kernels.pull import Pull, is_token_level, pull
+
+CHUNK_BYTES = {"cuda": 600 << 20, "cpu": 64 << 20}  # of logits, in the hidden states' precision
+CHUNK_ROWS = 256  # a chunk is a multiple of these where it can be: whole tiles of the matrix products
+
+
+def fused_logprobs(
+    hidden: Tensor,
+    weight: Tensor,
+    targets: Tensor,
+    *,
+    bias: Tensor | None = None,
+    temperature: float = 1.0,
+    softcap: float | None = None,
+    vocabulary: int | None = None,
+) -> tuple[Tensor, Tensor]:
+    """log π(target) and the entropy of π [N], float32, differentiable both.
+
+    hidden [N, d], weight [V, d], bias [V], targets [N] int64. π = softmax(cap(hidden weightᵀ + bias)/temperature), with
+    cap(z) = softcap·tanh(z/softcap), over the first `vocabulary` columns: the rest is padding and gets no gradient.
+    On CUDA a target outside the vocabulary has log-probability NaN; on the CPU it is an IndexError.
+    """
+    _check(hidden, weight, bias, targets, temperature, softcap, vocabulary)
+    settings = _Settings(Softmax(temperature, softcap), vocabulary or len(weight))
+    return _Logprobs.apply(hidden, weight, bias, targets, settings)
+
+
+def fused_loss(
+    hidden: Tensor,
+    weight: Tensor,
+    targets: Tensor,
+    objective: Objective,
+    old_logprobs: Tensor,
+    credit: Credit,
+    response: Tensor,
+    *,
+    position: Tensor | None = None,
+    ref_logprobs: Tensor | None = None,
+    rollout_logprobs: Tensor | None = None,
+    bias: Tensor | None = None,
+    temperature: float = 1.0,
+    softcap: float | None = None,
+    vocabulary: int | None = None,
+) -> LossOutput:
+    """`objective.loss` of the head's log-probabilities and entropies: the same numbers, to rounding, as
+    `objective.loss(*fused_logprobs(…), …)`, which it is for objectives with sequence-level ratios and without gradient.
+
+    For token-level objectives the gradients are made here and wait for `backward`, which can be called once.
+    """
+    others = {"position": position, "ref_logprobs": ref_logprobs, "rollout_logprobs": rollout_logprobs}
+    wants_gradient = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (hidden, weight, bias))
+    if not (is_token_level(objective) and wants_gradient):
+        logprobs, entropy = fused_logprobs(
+            hidden, weight, targets, bias=bias, temperature=temperature, softcap=softcap, vocabulary=vocabulary
+        )
+        return objective.loss(logprobs, old_logprobs, credit, response, entropy=entropy, **others)
+    _check(hidden, weight, bias, targets, temperature, softcap, vocabulary)
+    objective._check_tokens(
+        hidden[:, 0], old_logprobs, response, position, hidden[:, 0], ref_logprobs, rollout_logprobs
+    )
+    settings = _Settings(Softmax(temperature, softcap), vocabulary or len(weight))
+    pulls = pull(
+        objective, old_logprobs, credit, response, _float(hidden), position=position, ref=ref_logprobs,
+        rollout=rollout_logprobs,
+    )  # fmt: skip
+    carrier, logprobs, entropy = _Loss.apply(hidden, weight, bias, targets, settings, pulls)
+    out = objective.loss(logprobs, old_logprobs, credit, response, entropy=entropy, **others)
+    return dataclasses.replace(out, loss=out.loss + carrier)
+
+
+class _Settings(NamedTuple):
+    softmax: Softmax
+    vocabulary: int
+
+
+class _Logprobs(torch.autograd.Function):
+    """(hidden, weight, bias, targets) → log-probabilities and entropies [N]."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, settings: _Settings
+    ) -> tuple[Tensor, Tensor]:
+        logprobs, entropy, lse = hidden.new_empty(3, len(hidden), dtype=_float(hidden)).unbind()
+        logits = _Logits(hidden, weight, bias, settings)
+        for rows in logits.chunks:
+            z = logits(rows)
+            _passes(z).statistics(z, targets[rows], settings.softmax, logprobs[rows], entropy[rows], lse[rows])
+        ctx.save_for_backward(hidden, weight, bias, targets, lse, entropy)
+        ctx.settings = settings
+        ctx.set_materialize_grads(False)
+        return logprobs, entropy
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor | None, h: Tensor | None) -> tuple[Tensor | None, ...]:
+        hidden, weight, bias, targets, lse, entropy = ctx.saved_tensors
+        g, h = (None if x is None else x.contiguous() for x in (g, h))
+        logits = _Logits(hidden, weight, bias, ctx.settings)
+        gradients = _Gradients(hidden, weight, bias, ctx.settings, ctx.needs_input_grad)
+        for rows in logits.chunks:
+            z = logits(rows)
+            of_rows = (None if x is None else x[rows] for x in (g, h))
+            _passes(z).gradient_(z, targets[rows], ctx.settings.softmax, lse[rows], entropy[rows], *of_rows)
+            gradients.add(z, rows)
+        return *gradients.finish(None), None, None
+
+
+class _Loss(torch.autograd.Function):
+    """(hidden, weight, bias, targets) → a zero that has the loss's gradient, log-probabilities and entropies [N]."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, settings: _Settings, pulls: Pull
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        logprobs, entropy = hidden.new_empty(2, len(hidden), dtype=_float(hidden)).unbind()
+        logits = _Logits(hidden, weight, bias, settings)
+        ctx.gradients = _Gradients(hidden, weight, bias, settings, ctx.needs_input_grad)
+        for rows in logits.chunks:
+            z = logits(rows)
+            _passes(z).loss_gradient_(
+                z, targets[rows], settings.softmax, pulls.rows(rows), logprobs[rows], entropy[rows]
+            )
+            ctx.gradients.add(z, rows)
+        ctx.mark_non_differentiable(logprobs, entropy)
+        return logprobs.new_zeros(()), logprobs, entropy
+
+    @staticmethod
+    def backward(ctx: Any, scale: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
+        if ctx.gradients is None:
+            raise RuntimeError(
+                "this loss has been through backward, and its gradients are made once; call fused_loss again"
+            )
+        gradients, ctx.gradients = ctx.gradients, None
+        return *gradients.finish(scale), None, None, None
+
+
+class _Logits:
+    """The raw logits [n, vocabulary] of a chunk of rows, in one buffer that every chunk uses again."""
+
+    def __init__(self, hidden: Tensor, weight: Tensor, bias: Tensor | None, settings: _Settings) -> None:
+        V = settings.vocabulary
+        self.hidden, self.weight = hidden, weight[:V].t()
+        self.bias = None if bias is None else bias[:V]
+        self.chunks = _chunks(len(hidden), V * hidden.element_size(), CHUNK_BYTES[hidden.device.type])
+        rows = max((c.stop - c.start for c in self.chunks), default=0)
+        # Rows begin at multiples of 16 bytes, the widest load, whatever the vocabulary.
+        self.buffer = hidden.new_empty(rows, -(-V // 8) * 8)[:, :V]
+
+    def __call__(self, rows: slice) -> Tensor:
+        z = self.buffer[: rows.stop - rows.start]
+        if self.bias is None:
+            return torch.mm(self.hidden[rows], self.weight, out=z)
+        return torch.addmm(self.bias, self.hidden[rows], self.weight, out=z)
+
+
+class _Gradients:
+    """What the chunks' logit gradients add up to, of hidden, weight and bias; None where nobody asks for it.
+
+    The weight's sum is float32. Under half-precision weights it lies in two halves of the vocabulary, and the finished
+    gradient is written into the memory of the first: no third buffer.
+    """
+
+    def __init__(
+        self, hidden: Tensor, weight: Tensor, bias: Tensor | None, settings: _Settings, needed: tuple[bool, ...]
+    ) -> None:
+        self.x, self.weight, self.V = hidden.detach(), weight.detach(), settings.vocabulary
+        self.hidden = torch.empty_like(hidden) if needed[0] else None
+        wide = _float(hidden)
+        parts = 1 if weight.dtype == wide else 2
+        size = -(-len(weight) // parts)
+        self.starts = range(0, len(weight), size) if needed[1] else range(0)
+        self.sums = [weight.new_empty(min(size, len(weight) - i), weight.shape[1], dtype=wide) for i in self.starts]
+        self.begun = False
+        self.bias = bias.new_zeros(len(bias), dtype=wide) if bias is not None and needed[2] else None
+
+    def add(self, dz: Tensor, rows: slice) -> None:
+        if self.hidden is not None:
+            torch.mm(dz, self.weight[: self.V], out=self.hidden[rows])
+        for start, total in zip(self.starts, self.sums, strict=True):
+            part = dz[:, start : start + len(total)]
+            _add_product(total[: part.shape[1]], part.t(), self.x[rows], self.begun)
+            if not self.begun:
+                total[part.shape[1] :] = 0
+        self.begun = True
+        if self.bias is not None:
+            self.bias[: self.V] += dz.sum(0, dtype=self.bias.dtype)
+
+    def finish(self, scale: Tensor | None) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        """The gradients in their tensors' precision, times `scale`; call it once."""
+        if not self.begun:
+            for total in self.sums:
+                total.zero_()
+        if scale is None:
+            scale = self.x.new_ones((), dtype=_float(self.x))
+        weight, bias = None, self.bias
+        if len(self.sums) == 2:
+            weight = _narrowed(*self.sums, self.weight.dtype, scale)
+        elif self.sums:
+            weight = self.sums[0].mul_(scale)
+        if bias is not None:
+            bias = bias.mul_(scale).to(self.weight.dtype)
+        return None if self.hidden is None else self.hidden.mul_(scale), weight, bias
+
+
+def _add_product(total: Tensor, a: Tensor, b: Tensor, begun: bool) -> None:
+    """total += a b, or total = a b; the product is not rounded to the factors' precision on the way."""
+    if total.dtype == a.dtype:
+        torch.addmm(total, a, b, beta=float(begun), out=total)
+    elif not total.is_cuda:
+        torch.addmm(total, a.to(total.dtype), b.to(total.dtype), beta=float(begun), out=total)
+    elif begun:
+        torch.addmm(total, a, b, out_dtype=total.dtype, out=total)
+    else:
+        torch.mm(a, b, out_dtype=total.dtype, out=total)
+
+
+def _narrowed(first: Tensor, second: Tensor, dtype: torch.dtype, scale: Tensor) -> Tensor:
+    """scale · [first; second] in `dtype`, half as wide, in the memory of `first`."""
+    half, d = first.shape
+    out = first.view(dtype).view(-1)[: (half + len(second)) * d].view(-1, d)
+    # A row's place in the result lies at half its own offset: from blocks that double, nothing unread is overwritten.
+    end = min(half, 256)
+    torch.mul(first[:end].clone(), scale, out=out[:end])
+    while end < half:
+        begin, end = end, min(2 * end, half)
+        torch.mul(first[begin:end], scale, out=out[begin:end])
+    torch.mul(second, scale, out=out[half:])
+    return out
+
+
+def _chunks(rows: int, row_bytes: int, most_bytes: int) -> list[slice]:
+    """Equal chunks but for the last, each of at most `most_bytes` (and at least one row)."""
+    most = max(1, most_bytes // row_bytes)
+    tile = CHUNK_ROWS if most >= CHUNK_ROWS else 1
+    most = most // tile * tile
+    count = -(-rows // most)
+    size = -(-rows // max(count, 1) // tile) * tile
+    return [slice(start, min(start + size, rows)) for start in range(0, rows, max(size, 1))]
+
+
+def _float(x: Tensor) -> torch.dtype:
+    return torch.promote_types(x.dtype, torch.float32)
+
+
+def _passes(z: Tensor) -> ModuleType:
+    if not z.is_cuda or z.dtype == torch.float64:
+        return passes
+    from equipoise.policy.kernels import triton_passes
+
+    return triton_passes
+
+
+def _check(
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    targets: Tensor,
+    temperature: float,
+    softcap: float | None,
+    vocabulary: int | None,
+) -> None:
+    if hidden.ndim != 2 or weight.ndim != 2 or hidden.shape[1] != weight.shape[1]:
+        raise ValueError(
+            f"hidden {tuple(hidden.shape)} and weight {tuple(weight.shape)}: the rule is [N, d] and [V, d], d alike"
+        )
+    if hidden.dtype != weight.dtype or hidden.dtype == torch.float16:
+        raise ValueError(
+            f"hidden is {hidden.dtype}, weight {weight.dtype}: the rule is one precision for both, bfloat16 or float32 "
+            "(gradients of logits underflow in float16)"
+        )
+    if targets.shape != hidden.shape[:1] or targets.dtype != torch.int64:
+        raise ValueError(
+            f"targets has shape {tuple(targets.shape)} and dtype {targets.dtype}: the rule is [{len(hidden)}], int64"
+        )
+    if bias is not None and bias.shape != weight.shape[:1]:
+        raise ValueError(f"bias has shape {tuple(bias.shape)}: the rule is [{len(weight)}], one per row of weight")
+    if not temperature > 0:
+        raise ValueError(f"temperature = {temperature}: the rule is a positive number")
+    if softcap is not None and not softcap > 0:
+        raise ValueError(f"softcap = {softcap}: the rule is a positive number, or None for no cap")
+    if vocabulary is not None and not 0 < vocabulary <= len(weight):
+        raise ValueError(f"vocabulary = {vocabulary}: the rule is 1 to {len(weight)}, the rows of weight")

@@ -1,0 +1,598 @@
+"""The fused head against plain torch: its Triton passes against the torch ones, and both functions against autograd.
+
+On a machine without CUDA the Triton passes run in Triton's interpreter: install triton and set TRITON_INTERPRET=1.
+"""
+
+import importlib.util
+import math
+import os
+
+import pytest
+import tiny_models
+import torch
+
+import equipoise as eq
+from equipoise import policy as p
+from equipoise.objective.regularizer import KL_ESTIMATORS
+from equipoise.objective.surrogate import SEQUENCE_LEVEL, SURROGATES
+from equipoise.policy.kernels import fused_logprobs, fused_loss, head, passes
+from equipoise.policy.kernels.passes import Softmax
+from equipoise.policy.kernels.pull import SLOPES, is_token_level, slopes
+from equipoise.policy.kernels.pull import pull as pull_of
+
+CUDA = torch.cuda.is_available()
+DEVICE = "cuda" if CUDA else "cpu"
+HAS_TRITON = importlib.util.find_spec("triton") is not None and (CUDA or os.environ.get("TRITON_INTERPRET") == "1")
+needs_cuda = pytest.mark.skipif(not CUDA, reason="needs a CUDA device")
+needs_triton = pytest.mark.skipif(not HAS_TRITON, reason="needs CUDA, or triton and TRITON_INTERPRET=1")
+
+TRITON = pytest.param("triton", marks=needs_triton)
+SOFTMAXES = [Softmax(1.0, None), Softmax(0.6, None), Softmax(1.3, 5.0)]
+OBJECTIVES = {
+    **{name: eq.Objective.preset(name) for name in eq.PRESETS},
+    "dual_clip": eq.Objective(surrogate="dual_clip"),
+    "dppo kl": eq.Objective(surrogate={"name": "dppo", "divergence": "kl", "low": 0.01, "high": 0.01}),
+    "balanced prefix": eq.Objective(aggregation="balanced", cancellation="prefix"),
+    "recentre": eq.Objective(cancellation="recentre"),
+    "gspo orthogonal": eq.Objective(surrogate="gspo", cancellation="orthogonal"),
+    **{name: eq.Objective(kl=0.3, kl_estimator=name) for name in KL_ESTIMATORS},
+    "entropy": eq.Objective.preset("dapo", entropy_bonus=0.2),
+    "tis": eq.Objective.preset("dapo", mismatch="tis"),
+    "mis": eq.Objective.preset("dapo", mismatch="mis"),
+    "everything": eq.Objective.preset("dapo", kl=0.1, kl_estimator="k3_ratio", entropy_bonus=0.1, mismatch="tis"),
+}
+
+
+def of(kind):
+    """The module of that kind of passes."""
+    if kind == "torch":
+        return passes
+    from equipoise.policy.kernels import triton_passes
+
+    return triton_passes
+
+
+def generator(seed=0):
+    return torch.Generator().manual_seed(seed)
+
+
+def logits(n, V, dtype, seed=0):
+    """Rows from flat to nearly certain, in a buffer with longer rows, poisoned; and targets."""
+    g = generator(seed)
+    scale = torch.logspace(-1, 1.2, n)[:, None]
+    z = torch.full((n, V + 8 - V % 8), torch.nan).to(dtype)
+    z[:, :V] = (scale * torch.randn(n, V, generator=g)).to(dtype)
+    targets = torch.randint(V, (n,), generator=g)
+    targets[::2] = z[::2, :V].float().argmax(1)
+    return z.to(DEVICE)[:, :V], targets.to(DEVICE)
+
+
+def numbers(n, count, seed=1):
+    return torch.randn(count, n, generator=generator(seed)).to(DEVICE).unbind()
+
+
+def close(got, wanted, dtype, *, scale=1.0):
+    if dtype == torch.bfloat16:  # rounded on the way in places: compared as a whole
+        error = (got.double() - wanted.double()).norm() / wanted.double().norm().clamp_min(1e-6)
+        assert float(error) < 4e-3 * scale
+        return
+    tolerance = {torch.float64: 1e-11, torch.float32: 3e-6}[dtype]
+    torch.testing.assert_close(got.double(), wanted.double(), rtol=tolerance * scale, atol=tolerance * scale)
+
+
+# The passes
+
+
+@needs_triton
+@pytest.mark.parametrize("softmax", SOFTMAXES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("n", "V"), [(1, 2), (3, 257), (5, 1000), (2, 20011)])
+def test_statistics_pass(n, V, dtype, softmax):
+    z, targets = logits(n, V, dtype)
+    before = z.clone()
+    got = torch.full((3, n), torch.nan, device=DEVICE)
+    wanted = got.double()
+    of("triton").statistics(z, targets, softmax, *got)
+    passes.statistics(z.double(), targets, softmax, *wanted)
+    assert torch.equal(z, before)
+    torch.testing.assert_close(got.double(), wanted, rtol=1e-5, atol=1e-5)
+
+
+@needs_triton
+@pytest.mark.parametrize("softmax", SOFTMAXES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("n", "V"), [(3, 257), (5, 1000), (2, 20011)])
+@pytest.mark.parametrize("which", ["logprob", "entropy", "both"])
+def test_gradient_pass(n, V, dtype, softmax, which):
+    z, targets = logits(n, V, dtype)
+    exact = z.double()
+    _, entropy, lse = values = torch.empty(3, n, device=DEVICE, dtype=torch.float64).unbind()
+    passes.statistics(exact, targets, softmax, *values)
+    g, h = numbers(n, 2)
+    g, h = (None if which == "entropy" else g), (None if which == "logprob" else h)
+    if h is not None:
+        h[0] = 0
+    of("triton").gradient_(z, targets, softmax, lse.float(), entropy.float(), g, h)
+    passes.gradient_(exact, targets, softmax, lse, entropy, *(None if x is None else x.double() for x in (g, h)))
+    close(z, exact, dtype, scale=10 if dtype == torch.float32 else 3)  # x is up to 100 and has seven digits
+
+
+@needs_triton
+@pytest.mark.parametrize("name", [name for name, objective in OBJECTIVES.items() if is_token_level(objective)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_loss_gradient_pass(name, dtype):
+    case = Case(dtype=torch.float64)
+    pull = case.pull(OBJECTIVES[name])
+    n, V = len(case.targets), 300
+    z, targets = logits(n, V, dtype)
+    exact = z.double()
+    wanted = torch.empty(2, n, device=DEVICE, dtype=torch.float64)
+    passes.statistics(exact, targets, Softmax(0.8, None), *wanted, torch.empty_like(wanted[0]))
+    far = torch.tensor([0.0, 0.1, -0.1, 0.5, -0.7, 3.0, -3.0, 25.0, -25.0], dtype=torch.float64, device=DEVICE)
+    old = (wanted[0] - far.repeat(n)[:n]).clamp(max=-1e-4)
+    old[5] = torch.nan
+    pull = pull._replace(old=old)
+    passes.loss_gradient_(exact, targets, Softmax(0.8, None), pull, *wanted)
+    single = pull._replace(**{k: v.float() for k, v in pull._asdict().items() if isinstance(v, torch.Tensor)})
+    got = torch.full((2, n), torch.nan, device=DEVICE)
+    of("triton").loss_gradient_(z, targets, Softmax(0.8, None), single, *got)
+    torch.testing.assert_close(got.double(), wanted, rtol=1e-5, atol=1e-5)
+    assert exact[5].abs().max() == 0
+    assert exact.abs().sum(1).count_nonzero() >= n // 3
+    # ρ can be e²⁰: compare each row by its own slope. log π is a difference of numbers up to 100, with seven digits.
+    g, h = slopes(pull, *wanted)
+    size = (g.abs() + (0 if h is None else h.abs()))[:, None].clamp_min(1e-3 * float(pull.c.abs().max()))
+    close(z / size, exact / size, dtype, scale=20 if dtype == torch.float32 else 3)
+
+
+def test_the_triton_pass_knows_every_token_level_surrogate():
+    assert set(SLOPES) == set(SURROGATES) - SEQUENCE_LEVEL
+    for name, options in SLOPES.items():
+        known = eq.Objective(surrogate=name).surrogate.options
+        assert set(options) == set(known) - {"divergence"}
+
+
+@pytest.mark.parametrize("kind", ["torch", TRITON])
+def test_a_masked_logit_has_probability_zero_and_no_gradient(kind):
+    z, targets = logits(4, 600, torch.float32)
+    z[:, 100:500] = -torch.inf
+    z[3, :599], targets[3] = -torch.inf, 599
+    targets[:3] = 7
+    got = torch.empty(3, 4, device=DEVICE)
+    of(kind).statistics(z, targets, Softmax(1.0, None), *got)
+    kept = torch.cat([z[:, :100], z[:, 500:]], 1)[:3].double().log_softmax(1)
+    torch.testing.assert_close(got[0, :3].double(), kept[:, 7], rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(got[1, :3].double(), -(kept.exp() * kept).sum(1), rtol=1e-5, atol=1e-5)
+    assert got[:2, 3].tolist() == [0, 0]
+    of(kind).gradient_(z, targets, Softmax(1.0, None), got[2], got[1], *numbers(4, 2))
+    assert z.isfinite().all()
+    assert z[:, 100:500].abs().max() == 0
+    assert z[3].abs().max() == 0
+
+
+@pytest.mark.parametrize("kind", ["torch", TRITON])
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_a_row_that_is_not_finite_is_told_and_does_not_pull(kind, value):
+    case = Case()
+    z, targets = logits(len(case.targets), 600, torch.float32)
+    z[2, 311] = value
+    logprobs, entropy = torch.zeros(2, len(z), device=DEVICE).unbind()
+    of(kind).loss_gradient_(z, targets, Softmax(1.0, None), case.pull(OBJECTIVES["everything"]), logprobs, entropy)
+    assert not logprobs[2].isfinite()
+    assert logprobs.isfinite().sum() == len(z) - 1
+    assert z.isfinite().all()
+    assert z[2].abs().max() == 0
+
+
+@needs_triton
+def test_a_target_that_is_no_column_is_told():
+    z, targets = logits(3, 600, torch.float32)
+    targets[0], targets[1] = -100, 600
+    got = torch.zeros(3, 3, device=DEVICE)
+    of("triton").statistics(z, targets, Softmax(1.0, None), *got)
+    assert got[0].isnan().tolist() == [True, True, False]
+    assert got[1:].isfinite().all()
+
+
+def test_entropy_keeps_its_digits_where_a_row_is_nearly_certain():
+    """H ≈ ε(1 − log ε) with one other logit at log ε; counted from 0, not from the maximum, it would be rounding."""
+    z = torch.full((3, 512), -torch.inf, device=DEVICE)
+    z[:, 3] = 300.0
+    z[:, 77] = 300.0 - torch.tensor([8.0, 10.0, 14.0], device=DEVICE)
+    targets = torch.full((3,), 3, device=DEVICE)
+    for kind in ["torch", "triton"] if HAS_TRITON else ["torch"]:
+        got = torch.empty(3, 3, device=DEVICE)
+        of(kind).statistics(z, targets, Softmax(1.0, None), *got)
+        e = torch.exp(-torch.tensor([8.0, 10.0, 14.0], dtype=torch.float64, device=DEVICE))
+        q = e / (1 + e)
+        H = -(q * q.log() + (1 - q) * torch.log1p(-q))
+        torch.testing.assert_close(got[1].double(), H, rtol=0.05, atol=3e-7)
+
+
+# The functions
+
+
+class Case:
+    """Responses in groups with everything an objective can ask for; hidden states and a head, all from a seed."""
+
+    def __init__(self, *, dtype=torch.float32, d=24, V=61, bias=False, seed=0, drift=0.3):
+        g = generator(seed)
+        self.lengths = torch.tensor([3, 1, 4, 2, 5, 2, 3, 4])
+        self.group = torch.tensor([0, 0, 0, 1, 1, 2, 2, 2])
+        self.rewards = torch.tensor([1.0, 0.0, 1.0, 0.0, 1.0, 0.5, 0.0, 1.0])
+        n = int(self.lengths.sum())
+
+        def draw(*shape, scale=1.0):
+            return (scale * torch.randn(*shape, generator=g, dtype=torch.float64)).to(dtype).to(DEVICE)
+
+        self.hidden, self.weight = draw(n, d), draw(V, d, scale=0.4)
+        self.bias = draw(V) if bias else None
+        self.targets = torch.randint(V, (n,), generator=g).to(DEVICE)
+        self.targets[3] = self.targets[0]  # a shared first token
+        self.response, self.position = eq.response_ids(self.lengths).to(DEVICE), eq.positions(self.lengths).to(DEVICE)
+        with torch.no_grad():
+            logp = self.logprobs(*self.leaves(), Softmax(1.0, None), V)[0]
+        wide = torch.promote_types(dtype, torch.float32)
+        near = [(logp + draw(n, scale=drift)).clamp(max=-1e-3).to(wide) for _ in range(3)]
+        self.old, self.ref, self.rollout = near
+
+    def leaves(self):
+        leaves = (
+            None if x is None else x.detach().clone().requires_grad_() for x in (self.hidden, self.weight, self.bias)
+        )
+        return tuple(leaves)
+
+    def logprobs(self, hidden, weight, bias, softmax, vocabulary):
+        """Plain torch in float64: log-probabilities and entropies."""
+        z = hidden.double() @ weight.double().t()[:, :vocabulary]
+        z = z if bias is None else z + bias.double()[:vocabulary]
+        z = z if softmax.softcap is None else softmax.softcap * torch.tanh(z / softmax.softcap)
+        logp = (z / softmax.temperature).log_softmax(-1)
+        return logp.gather(1, self.targets[:, None])[:, 0], -(logp.exp() * logp).sum(1)
+
+    def credit(self, objective):
+        batch = (x.to(DEVICE) for x in (self.rewards, self.group, self.lengths))
+        return objective.assign(*batch, tokens=self.targets)
+
+    def others(self):
+        return {"position": self.position, "ref_logprobs": self.ref, "rollout_logprobs": self.rollout}
+
+    def pull(self, objective):
+        return pull_of(
+            objective, self.old, self.credit(objective), self.response, self.old.dtype, position=self.position,
+            ref=self.ref, rollout=self.rollout,
+        )  # fmt: skip
+
+
+@pytest.fixture(params=["torch", TRITON])
+def kind(request, monkeypatch):
+    """Both kinds of passes behind the functions, on whatever device there is."""
+    monkeypatch.setattr(head, "_passes", lambda z: of(request.param))
+    return request.param
+
+
+def gradients(leaves):
+    return [x.grad for x in leaves if x is not None and x.requires_grad]
+
+
+@pytest.mark.parametrize("softmax", SOFTMAXES)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("V", "vocabulary", "bias"), [(61, None, False), (64, 59, True), (7, 3, False)])
+@pytest.mark.parametrize("chunk", [1 << 20, 500])
+def test_fused_logprobs_and_their_gradient(kind, softmax, dtype, V, vocabulary, bias, chunk, monkeypatch):
+    if kind == "triton" and dtype == torch.float64:
+        pytest.skip("Triton passes are float32")
+    monkeypatch.setitem(head.CHUNK_BYTES, DEVICE, chunk)
+    case = Case(dtype=dtype, V=V, bias=bias)
+    case.targets %= vocabulary or V
+    a, b = case.leaves(), case.leaves()
+    got = fused_logprobs(
+        a[0], a[1], case.targets, bias=a[2], temperature=softmax.temperature, softcap=softmax.softcap,
+        vocabulary=vocabulary,
+    )  # fmt: skip
+    wanted = case.logprobs(*b, softmax, vocabulary or V)
+    weights = numbers(len(case.targets), 2)
+    sum((x * w).sum() for x, w in zip(got, weights, strict=True)).backward()
+    sum((x * w).sum() for x, w in zip(wanted, weights, strict=True)).backward()
+    for x, y in zip(got, wanted, strict=True):
+        assert x.dtype == torch.promote_types(dtype, torch.float32)
+        close(x, y, dtype, scale=5)
+    for x, y in zip(gradients(a), gradients(b), strict=True):
+        assert x.dtype == dtype
+        assert x.is_contiguous()
+        close(x, y, dtype, scale=5)
+
+
+@pytest.mark.parametrize("name", OBJECTIVES)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_fused_loss_is_the_objectives(kind, name, dtype):
+    if kind == "triton" and dtype == torch.float64:
+        pytest.skip("Triton passes are float32")
+    objective = OBJECTIVES[name]
+    case = Case(dtype=dtype)
+    credit = case.credit(objective)
+    a, b = case.leaves(), case.leaves()
+    out = fused_loss(*a[:2], case.targets, objective, case.old, credit, case.response, temperature=0.8, **case.others())
+    logprobs, entropy = case.logprobs(*b, Softmax(0.8, None), len(case.weight))
+    wanted = objective.loss(logprobs, case.old, credit, case.response, entropy=entropy, **case.others())
+    (3 * out.loss).backward()
+    (3 * wanted.loss).backward()
+    assert bool(out.ok)
+    close(out.loss, wanted.loss, dtype, scale=10)
+    for x, y in zip(gradients(a), gradients(b), strict=True):
+        size = y.abs().max()
+        close(x / size, y / size, dtype, scale=10)
+    assert out.metrics.keys() == wanted.metrics.keys()
+    for key in ("kl", "entropy", "clip_ratio/region", "ratio/mean"):
+        close(out.metrics[key], wanted.metrics[key], dtype, scale=10)
+
+
+@pytest.mark.parametrize("name", ["dapo", "gspo", "everything"])
+def test_bfloat16_gradients_point_where_float64_ones_do(kind, name):
+    objective = OBJECTIVES[name]
+    case = Case(dtype=torch.bfloat16, d=64, V=1000, drift=0.02)
+    credit = case.credit(objective)
+    a, b = case.leaves(), case.leaves()
+    fused_loss(*a[:2], case.targets, objective, case.old, credit, case.response, **case.others()).loss.backward()
+    logprobs, entropy = case.logprobs(*b, Softmax(1.0, None), 1000)
+    objective.loss(logprobs, case.old, credit, case.response, entropy=entropy, **case.others()).loss.backward()
+    for x, y in zip(gradients(a), gradients(b), strict=True):
+        assert float(torch.cosine_similarity(x.double().flatten(), y.double().flatten(), 0)) > 0.9999
+
+
+@pytest.mark.parametrize("name", [name for name, objective in OBJECTIVES.items() if is_token_level(objective)])
+def test_slopes_are_the_losss_derivatives(name):
+    """The closed forms against autograd through `Objective.loss`, clipped and far-off ratios included."""
+    objective, case = OBJECTIVES[name], Case(dtype=torch.float64, drift=1.0)
+    case.old[:4] -= torch.tensor([0.0, 25.0, -25.0, torch.nan], device=DEVICE)
+    case.ref[4], case.rollout[6] = torch.inf, torch.nan
+    credit = case.credit(objective)
+    logp, entropy = (x.detach().requires_grad_() for x in case.logprobs(*case.leaves(), Softmax(1.0, None), 61))
+    out = objective.loss(logp, case.old, credit, case.response, entropy=entropy, **case.others())
+    g, h = torch.autograd.grad(out.loss, (logp, entropy), allow_unused=True, materialize_grads=True)
+    pull = case.pull(objective)
+    got_g, got_h = slopes(pull, logp.detach(), entropy.detach())
+    torch.testing.assert_close(got_g, g, rtol=1e-12, atol=1e-14)
+    torch.testing.assert_close(torch.zeros_like(h) if got_h is None else got_h, h, rtol=1e-12, atol=1e-14)
+
+
+def test_a_token_level_objective_takes_three_products_and_others_four(monkeypatch):
+    case = Case()
+    products = []
+    for name in ("mm", "addmm"):
+        original = getattr(torch, name)
+        monkeypatch.setattr(torch, name, lambda *a, f=original, **k: products.append(1) or f(*a, **k))
+    counts = {}
+    for name in ("dapo", "cispo", "gspo", "mis"):
+        products.clear()
+        objective, (hidden, weight, _) = OBJECTIVES[name], case.leaves()
+        out = fused_loss(
+            hidden, weight, case.targets, objective, case.old, case.credit(objective), case.response, **case.others()
+        )
+        out.loss.backward()
+        counts[name] = len(products)
+    assert counts == {"dapo": 3, "cispo": 3, "gspo": 4, "mis": 4}
+
+
+@pytest.mark.parametrize("name", ["dapo", "gspo"])
+def test_what_needs_no_gradient_gets_none(kind, name):
+    objective, case = OBJECTIVES[name], Case(bias=True)
+    credit = case.credit(objective)
+
+    def run(*wanted):
+        leaves = [x.detach().requires_grad_(w) for x, w in zip(case.leaves(), wanted, strict=True)]
+        out = fused_loss(*leaves[:2], case.targets, objective, case.old, credit, case.response, bias=leaves[2])
+        if any(wanted):
+            out.loss.backward()
+        return out.loss.detach(), [x.grad for x in leaves]
+
+    loss, whole = run(True, True, True)
+    for wanted in [(True, False, False), (False, True, False), (False, False, True), (False, False, False)]:
+        same, some = run(*wanted)
+        torch.testing.assert_close(same, loss, rtol=1e-5, atol=1e-7)
+        for w, x, y in zip(wanted, some, whole, strict=True):
+            assert (x is not None) == w
+            if w:
+                assert torch.equal(x, y)
+
+
+@pytest.mark.parametrize("name", ["dapo", "gspo"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_no_tokens_no_gradient(kind, name, dtype):
+    objective, case = OBJECTIVES[name], Case(dtype=dtype)
+    credit = case.credit(objective)
+    hidden, weight, _ = case.leaves()
+    nothing = torch.empty(0, dtype=torch.int64, device=DEVICE)
+    out = fused_loss(hidden[:0], weight, nothing, objective, case.old[:0], credit, nothing)
+    out.loss.backward()
+    assert float(out.loss) == 0
+    assert weight.grad.abs().max() == 0
+
+
+def test_two_runs_give_the_same_bits(kind):
+    objective, case = OBJECTIVES["everything"], Case(dtype=torch.bfloat16, d=64, V=1000)
+    credit = case.credit(objective)
+    runs = []
+    for _ in range(2):
+        leaves = case.leaves()
+        out = fused_loss(*leaves[:2], case.targets, objective, case.old, credit, case.response, **case.others())
+        out.loss.backward()
+        runs.append([out.loss.detach(), *gradients(leaves)])
+    assert all(torch.equal(x, y) for x, y in zip(*runs, strict=True))
+
+
+def test_backward_a_second_time_is_refused():
+    objective, case = OBJECTIVES["dapo"], Case()
+    hidden, weight, _ = case.leaves()
+    out = fused_loss(hidden, weight, case.targets, objective, case.old, case.credit(objective), case.response)
+    out.loss.backward(retain_graph=True)
+    with pytest.raises(RuntimeError, match="call fused_loss again"):
+        out.loss.backward()
+
+
+def test_a_number_that_is_not_finite_is_told_and_leaves_the_rest_alone(kind):
+    objective, case = OBJECTIVES["everything"], Case()
+    credit = case.credit(objective)
+    case.old[2] = torch.nan
+    case.ref[5] = torch.inf
+    a, b = case.leaves(), case.leaves()
+    out = fused_loss(*a[:2], case.targets, objective, case.old, credit, case.response, **case.others())
+    out.loss.backward()
+    assert not bool(out.ok)
+    assert int(out.metrics["nonfinite_tokens"]) == 2
+    logprobs, entropy = case.logprobs(*b, Softmax(1.0, None), 61)
+    objective.loss(logprobs, case.old, credit, case.response, entropy=entropy, **case.others()).loss.backward()
+    assert a[0].grad[[2, 5]].abs().max() == 0
+    for x, y in zip(gradients(a), gradients(b), strict=True):
+        close(x, y, torch.float32, scale=10)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"hidden": lambda x: x[:, :5]}, r"d alike"),
+        ({"hidden": lambda x: x.half(), "weight": lambda x: x.half()}, r"underflow in float16"),
+        ({"hidden": lambda x: x.bfloat16()}, r"one precision for both"),
+        ({"targets": lambda x: x[1:]}, r"targets has shape \(23,\)"),
+        ({"targets": lambda x: x.int()}, r"int32"),
+        ({"bias": lambda x: x[1:]}, r"bias has shape \(60,\)"),
+        ({"temperature": lambda x: 0.0}, r"temperature = 0.0"),
+        ({"softcap": lambda x: -1.0}, r"softcap = -1.0"),
+        ({"vocabulary": lambda x: 62}, r"vocabulary = 62: the rule is 1 to 61"),
+    ],
+)
+def test_what_makes_no_sense_is_refused_at_the_door(change, message):
+    case = Case(bias=True)
+    given = {"hidden": case.hidden, "weight": case.weight, "targets": case.targets, "bias": case.bias}
+    given |= {"temperature": 1.0, "softcap": None, "vocabulary": None}
+    given |= {key: f(given[key]) for key, f in change.items()}
+    with pytest.raises(ValueError, match=message):
+        fused_logprobs(given.pop("hidden"), given.pop("weight"), given.pop("targets"), **given)
+
+
+@pytest.mark.parametrize("rows", [0, 1, 255, 256, 257, 5000, 16384])
+@pytest.mark.parametrize("most", [1, 100, 256, 700, 2048, 10**6])
+def test_chunks_cover_every_row_once_and_stay_small(rows, most):
+    chunks = head._chunks(rows, 10, 10 * most)
+    assert [i for c in chunks for i in range(rows)[c]] == list(range(rows))
+    sizes = [c.stop - c.start for c in chunks]
+    assert max(sizes, default=0) <= most
+    assert len(set(sizes[:-1])) <= 1
+    assert len(sizes) <= math.ceil(rows / max(1, most // 256 * 256 or most))
+
+
+@pytest.mark.parametrize(("V", "d"), [(1, 3), (2, 8), (511, 8), (512, 3), (513, 16), (1999, 8)])
+def test_narrowing_in_place_is_narrowing(V, d):
+    half = -(-V // 2)
+    whole = torch.randn(V, d, generator=generator()).to(DEVICE)
+    first, second = whole[:half].clone(), whole[half:].clone()
+    scale = torch.tensor(0.37, device=DEVICE)
+    out = head._narrowed(first, second, torch.bfloat16, scale)
+    assert torch.equal(out, (whole * scale).bfloat16())
+    assert out.untyped_storage().data_ptr() == first.untyped_storage().data_ptr()
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_a_models_head_and_tied_embeddings(tied):
+    """Through a model: the gradient of a tied weight is the sum of both its uses."""
+    policy = tiny_models.policy()
+    if tied:
+        policy.model.config.tie_word_embeddings = True
+        policy.model.lm_head.weight = policy.model.model.embed_tokens.weight
+    ids = torch.randint(3, tiny_models.VOCABULARY, (1, 20), generator=generator())
+    objective = eq.Objective.preset("dapo")
+    rewards, group, lengths = torch.tensor([1.0, 0.0]), [0, 0], torch.tensor([10, 9])
+    credit = objective.assign(rewards, group, lengths)
+    response, targets = eq.response_ids(lengths), ids[0, 1:]
+    old = torch.full((19,), -3.0)
+    found = []
+    for fused in (False, True):
+        policy.model.zero_grad()
+        hidden = policy.model.model(input_ids=ids, use_cache=False).last_hidden_state[0, :-1]
+        weight = policy.model.lm_head.weight
+        if fused:
+            loss = fused_loss(hidden, weight, targets, objective, old, credit, response).loss
+        else:
+            logp = (hidden @ weight.t()).log_softmax(-1).gather(1, targets[:, None])[:, 0]
+            loss = objective.loss(logp, old, credit, response).loss
+        loss.backward()
+        found.append({name: q.grad.clone() for name, q in policy.model.named_parameters()})
+    assert found[0].keys() == found[1].keys()
+    for name, wanted in found[0].items():
+        torch.testing.assert_close(found[1][name], wanted, atol=1e-6, rtol=1e-4, msg=name)
+
+
+# On a GPU only
+
+
+@needs_cuda
+@pytest.mark.parametrize("name", ["dapo", "gspo"])
+def test_memory_does_not_grow_with_the_tokens(name):
+    objective = OBJECTIVES[name]
+    V, d = 151_936, 64
+    weight = (0.02 * torch.randn(V, d, device="cuda", dtype=torch.bfloat16)).requires_grad_()
+    extra = {}
+    for n in (4096, 32768):
+        lengths = torch.full((n // 1024,), 1024, device="cuda")
+        credit = objective.assign(
+            torch.arange(len(lengths), device="cuda") % 2, torch.arange(len(lengths)) // 4, lengths
+        )
+        hidden = torch.randn(n, d, device="cuda", dtype=torch.bfloat16).requires_grad_()
+        targets = torch.randint(V, (n,), device="cuda")
+        old = torch.full((n,), -11.0, device="cuda")
+        weight.grad = None
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        fused_loss(hidden, weight, targets, objective, old, credit, eq.response_ids(lengths)).loss.backward()
+        torch.cuda.synchronize()
+        products = hidden.numel() * 2 + V * d * 4
+        extra[n] = torch.cuda.max_memory_allocated() - before - products
+    assert max(extra.values()) < 0.75 * 2**30
+    assert extra[32768] - extra[4096] < 16 * 2**20
+
+
+@needs_cuda
+def test_more_logits_than_32_bits_can_count():
+    """N·V = 2.5·10⁹: the last rows are as right as the first."""
+    n, V, d = 16384, 151_936, 32
+    g = torch.Generator("cuda").manual_seed(0)
+    hidden = torch.randn(n, d, device="cuda", dtype=torch.bfloat16, generator=g)
+    weight = torch.randn(V, d, device="cuda", dtype=torch.bfloat16, generator=g)
+    targets = torch.randint(V, (n,), device="cuda", generator=g)
+    logprobs, entropy = fused_logprobs(hidden, weight, targets)
+    for rows in (slice(0, 64), slice(n - 64, n)):
+        logp = (hidden[rows] @ weight.t()).double().log_softmax(-1)
+        torch.testing.assert_close(
+            logprobs[rows].double(), logp.gather(1, targets[rows, None])[:, 0], rtol=1e-5, atol=1e-5
+        )
+        torch.testing.assert_close(entropy[rows].double(), -(logp.exp() * logp).sum(1), rtol=1e-4, atol=1e-5)
+
+
+@needs_cuda
+@pytest.mark.parametrize("name", ["dapo", "gspo"])
+def test_the_host_never_waits(name):
+    objective, case = OBJECTIVES[name], Case(dtype=torch.bfloat16)
+    credit = case.credit(objective)
+    hidden, weight, _ = case.leaves()
+    arguments = (hidden, weight, case.targets, objective, case.old, credit, case.response)
+    fused_loss(*arguments).loss.backward()  # compiled
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        fused_loss(*arguments).loss.backward()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+@needs_cuda
+def test_a_policy_on_the_gpu_takes_the_fused_head():
+    prompts = tiny_models.prompts(4)
+    batch = tiny_models.responses(prompts, 3)
+    on_cpu = tiny_models.policy()
+    wanted = p.token_logprobs(on_cpu, p.pack(prompts, *batch), temperature=0.7)
+    policy = tiny_models.policy()
+    policy.model.cuda()
+    got = p.token_logprobs(policy, p.pack(prompts, *(x.cuda() for x in batch)), temperature=0.7)
+    for x, y in zip(got, wanted, strict=True):
+        torch.testing.assert_close(x.cpu(), y, atol=2e-3, rtol=0)
