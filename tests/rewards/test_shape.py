@@ -1,5 +1,7 @@
 """Rewards for form."""
 
+import itertools
+
 import pytest
 
 from equipoise.rewards import shape
@@ -43,7 +45,7 @@ def test_boxed(response, right):
 
 
 def test_overlong_is_continuous_and_falls_by_one():
-    values = [shape.overlong(length, 100, 20) for length in range(0, 130)]
+    values = [shape.overlong(length, 100, 20) for length in range(130)]
     assert values[:81] == [0.0] * 81
     assert values[100:] == [-1.0] * 30
-    assert all(abs(a - b - 0.05) < 1e-12 for a, b in zip(values[80:100], values[81:101], strict=True))
+    assert all(abs(a - b - 0.05) < 1e-12 for a, b in itertools.pairwise(values[80:101]))

@@ -219,7 +219,7 @@ class Config:
             *((f"reward.{kind}", v, v in ("wrong", "mask") or (isinstance(v, float) and math.isfinite(v)),
                "a finite number, wrong or mask") for kind in VERDICTS for v in [getattr(w, kind)]),
             ("reward.max_unscored", w.max_unscored, 0 <= w.max_unscored <= 1, "a share from 0 to 1"),
-            ("reward.tags", list(w.tags), len(w.tags) > 0 and all(map(str.isidentifier, w.tags)), "names, at least one"),
+            ("reward.tags", list(w.tags), w.tags != () and all(map(str.isidentifier, w.tags)), "names, at least one"),
             ("reward.seconds", w.seconds, 0 < w.seconds < math.inf, "more than 0, and finite"),
             ("optim.betas", list(o.betas), len(o.betas) == 2, "two numbers"),
             ("optim.betas", list(o.betas), all(0 <= b < 1 for b in o.betas), "at least 0 and less than 1"),

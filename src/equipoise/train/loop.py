@@ -115,8 +115,8 @@ class Trainer:
                         self._checkpoint()
                     if self.unscored:
                         raise RunError(
-                            f"{self.unscored}; {self.folder.troubles} has the reasons: repair the verifier or the data, "
-                            "or raise reward.max_unscored"
+                            f"{self.unscored}; {self.folder.troubles} has the reasons: repair the verifier or the "
+                            "data, or raise reward.max_unscored"
                         )
                     if stuck:
                         raise RunError(
