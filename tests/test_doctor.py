@@ -1,0 +1,54 @@
+"""`equipoise doctor`: it says what is there, what is not, and what to do; and whether a run would be broken."""
+
+import importlib.metadata
+
+from equipoise import doctor
+from equipoise.rewards import Verdict, grade, pool
+
+
+def told(monkeypatch=None):
+    lines = []
+    fine = doctor.report(lines.append)
+    return fine, {line[2:16].strip(): line for line in lines}
+
+
+def test_every_subject_has_a_line():
+    fine, lines = told()
+    assert fine
+    assert {"python", "device", "math verdicts", "code verdicts", *doctor.PACKAGES} == set(lines)
+    assert importlib.metadata.version("torch") in lines["torch"]
+    assert lines["math verdicts"].startswith("✓")
+
+
+def test_what_is_missing_comes_with_the_command_that_brings_it(monkeypatch):
+    real = importlib.metadata.version
+
+    def version(name):
+        if name in ("peft", "math-verify"):
+            raise importlib.metadata.PackageNotFoundError(name)
+        return real(name)
+
+    monkeypatch.setattr(importlib.metadata, "version", version)
+    fine, lines = told()
+    assert not fine
+    assert lines["peft"].startswith("-")
+    assert "pip install 'equipoise[peft]'" in lines["peft"]
+    assert lines["math-verify"].startswith("✗")
+
+
+def test_without_isolation_it_says_how_to_get_it(monkeypatch):
+    monkeypatch.setattr("equipoise.rewards.grade_code", lambda *_: Verdict("unavailable", "install bubblewrap"))
+    fine, lines = told()
+    assert fine
+    assert lines["code verdicts"] == "- code verdicts  install bubblewrap"
+
+
+def test_workers_that_do_not_start_are_a_line_not_a_traceback(monkeypatch):
+    def fail(*_):
+        raise pool.PoolError("worker processes cannot be started: no memory")
+
+    grade.forget()
+    monkeypatch.setattr("equipoise.rewards.grade_math", fail)
+    fine, lines = told()
+    assert not fine
+    assert "cannot be started: no memory" in lines["math verdicts"]
