@@ -7,6 +7,8 @@ BASE := $(VENV)/.base
 DEV := $(VENV)/.dev
 PEERS := $(VENV)/.peers
 
+ISOLATION := $(VENV)/.isolation
+
 .PHONY: help install quickstart test test-slow lint typecheck bench clean
 
 help:  ## what there is to make
@@ -29,15 +31,22 @@ $(PEERS): $(DEV)
 	$(PIP) -c constraints.txt -e '.[trl]'
 	touch $@
 
+# Code verdicts run inside bubblewrap. Where it may not be installed from here, `equipoise doctor` says how to get it.
+$(ISOLATION): $(BASE)
+	command -v bwrap >/dev/null || test "$$(id -u)" != 0 || ! command -v apt-get >/dev/null \
+		|| { apt-get update -qq && apt-get install -y -qq bubblewrap >/dev/null; } \
+		|| echo "bubblewrap could not be installed: tests of code verdicts will be skipped"
+	touch $@
+
 install: $(BASE)  ## the environment in .venv, reused while pyproject.toml and constraints.txt stay the same
 
 quickstart: $(BASE)  ## train the embedded model with four objectives and compare them
 	$(BIN)/equipoise quickstart
 
-test: lint typecheck  ## lint, types and the default tests
+test: lint typecheck $(ISOLATION)  ## lint, types and the default tests
 	$(BIN)/python -m pytest
 
-test-slow: $(PEERS)  ## the long tests as well
+test-slow: $(PEERS) $(ISOLATION)  ## the long tests as well
 	$(BIN)/python -m pytest -m "slow or not slow"
 
 lint: $(DEV)  ## ruff
