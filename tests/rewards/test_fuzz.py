@@ -1,0 +1,155 @@
+"""Fuzzing: mutated responses, golds and worker replies. No crash of the harness, no verdict past its deadline, no leak.
+
+By default a few seconds; `make test-slow` takes a minute, EQUIPOISE_FUZZ_SECONDS=600 ten.
+"""
+
+import os
+import random
+import socket
+import time
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from equipoise.rewards import extract, grade, grade_many
+from equipoise.rewards.pool import _complete
+from equipoise.rewards.verdict import KINDS, Verdict, decode, encode
+from equipoise.rewards.worker import LONGEST_REPLY, frame, receive
+
+from .test_pool import open_descriptors, processes_under
+
+SECONDS = float(os.environ.get("EQUIPOISE_FUZZ_SECONDS", 60))
+SEEDS = (
+    r"The answer is \boxed{\frac{1}{2}}.", "#### 1,234", "Answer: (C)", "<think>so</think> 42", r"\boxed{\boxed{5}}",
+    r"$x = 3$ or $x = -2$", r"\boxed{[0,1) \cup (2,\infty)}", r"\boxed{\begin{pmatrix} 1 & 2 \\ 3 & 4 \end{pmatrix}}",
+    r"\boxed{9^{9^{9}}}", r"\boxed{(10^9)!}", r"\boxed{\sum_{k=1}^{10^{12}} \sin(k!)}", r"\boxed{\pm\sqrt{2}}",
+    r"\boxed{1.23\times 10^{-45}}", r"\boxed{\text{even}}", r"\boxed{x^2+2x+1=0}", "**Answer:** $\\$5.00$", "",
+    r"\boxed{\int_0^1 x^{1/x} dx}", r"\boxed{\lim_{x\to 0} \frac{\sin x}{x}}", r"\boxed{\binom{10^6}{10^5}}",
+    r"\boxed{(x+y+z+w)^{400}}", r"\boxed{\log_{2}{8}}", r"\boxed{5!!!!}", r"\boxed{\sqrt[100]{2}^{100}}",
+)  # fmt: skip
+PIECES = (
+    "{", "}", "\\", "^", "_", "$", "(", ")", "[", "]", ",", "=", "\\boxed{", "\\frac{", "}{", "10^{9}", "!", "\x00",
+    "\ud800", "９", "−", "\\sqrt", "####", "Answer:", "</think>", "\n", "%", "0" * 50, "e", "i", "\\infty", "{" * 200,
+    "\\left(", "\\right)", "\\text{", "and", "\\cdot", "/0", "9" * 400, "\u202e", "&", "\\\\", "\\pi", "^^^",
+)  # fmt: skip
+
+
+def mutated(draw: random.Random) -> str:
+    text = draw.choice(SEEDS)
+    for _ in range(draw.choice((0, 1, 1, 2, 3, 8, 30))):
+        at, end = sorted(draw.randrange(len(text) + 1) for _ in range(2))
+        match draw.randrange(5):
+            case 0:
+                text = text[:at] + draw.choice(PIECES) + text[at:]
+            case 1:
+                text = text[:at] + text[end:]
+            case 2:
+                text = text[:at] + text[at:end] * draw.choice((2, 3, 20)) + text[end:]
+            case 3:
+                text = text[:at] + draw.choice(SEEDS) + text[at:]
+            case 4:
+                text = text[:at] + chr(draw.choice((draw.randrange(128), draw.randrange(0x110000)))) + text[at + 1 :]
+        text = text[:20_000]
+    return text
+
+
+def bytes_of(draw: random.Random) -> bytes:
+    valid = frame(encode(Verdict(draw.choice(KINDS), "x" * draw.randrange(9), 0.5, draw.choice((None, 0.5)), "7")))
+    data = bytearray(draw.choice((valid, draw.randbytes(draw.randrange(60)), valid + valid)))
+    for _ in range(draw.randrange(4)):
+        if data:
+            at = draw.randrange(len(data))
+            data[at : at + draw.randrange(3)] = draw.randbytes(draw.randrange(3))
+    return bytes(data)
+
+
+def fuzz_math(seconds: float, seed: int) -> int:
+    """Batches of mutated pairs until the time is up; returns how many verdicts there were."""
+    draw, end, count = random.Random(seed), time.monotonic() + seconds, 0
+    while time.monotonic() < end:
+        pairs = [(mutated(draw), extract.answer(mutated(draw)).text or draw.choice(SEEDS)) for _ in range(40)]
+        start = time.monotonic()
+        verdicts = grade_many("math", [p[0] for p in pairs], [p[1] for p in pairs])
+        for (response, gold), verdict in zip(pairs, verdicts, strict=True):
+            assert verdict.kind in KINDS
+            assert verdict.kind != "crashed", (response, gold, verdict.reason)
+            assert verdict.seconds < 10 * grade.MATH_SECONDS, (response, gold)
+        assert time.monotonic() - start < 40 * 10 * grade.MATH_SECONDS
+        count += len(pairs)
+        grade.forget()
+    return count
+
+
+def fuzz_replies(seconds: float, seed: int) -> int:
+    draw, end, count = random.Random(seed), time.monotonic() + seconds, 0
+    while time.monotonic() < end:
+        data = bytes_of(draw)
+        outcome = _complete(bytearray(data))
+        assert outcome is None or isinstance(outcome, Verdict | float | Exception)
+        if isinstance(outcome, Verdict):
+            assert frame(encode(decode(encode(outcome)))) == frame(encode(outcome))
+        ours, theirs = socket.socketpair()
+        with ours, theirs:
+            theirs.sendall(data)
+            theirs.shutdown(socket.SHUT_WR)
+            try:
+                received = receive(ours, LONGEST_REPLY)
+                assert received is None or len(received) <= len(data)
+            except ValueError:
+                assert int.from_bytes(data[:4], "big") > LONGEST_REPLY
+        count += 1
+    return count
+
+
+@given(st.text(st.characters(), max_size=300))
+@settings(max_examples=300, deadline=None)
+def test_extraction_takes_any_text(text):
+    for response in (text, rf"\boxed{{{text}}}", f"Answer: {text}", f"#### {text}", f"{text}\n{text}"):
+        said = extract.answer(response)
+        assert said.text is None or isinstance(said.text, str)
+
+
+@given(st.binary(max_size=200))
+@settings(max_examples=300, deadline=None)
+def test_decoding_takes_any_bytes(data):
+    try:
+        outcome = decode(data)
+    except ValueError:
+        return
+    assert isinstance(outcome, Verdict | float)
+
+
+def test_a_few_seconds_of_everything():
+    assert fuzz_math(4, seed=0) > 40
+    assert fuzz_replies(1, seed=0) > 100
+
+
+@pytest.mark.slow
+def test_a_minute_of_everything():
+    seed = random.randrange(2**32)
+    print(f"seed {seed}")
+    before = open_descriptors()
+    verdicts, replies = fuzz_math(0.8 * SECONDS, seed), fuzz_replies(0.2 * SECONDS, seed)
+    print(f"{verdicts} verdicts, {replies} replies")
+    assert open_descriptors() <= before + 8
+    assert len(processes_under(os.getpid())) <= 2 * (os.cpu_count() or 1) + 4
+
+
+def rss(pid: int) -> int:
+    with open(f"/proc/{pid}/status") as file:
+        return next(int(line.split()[1]) << 10 for line in file if line.startswith("VmRSS"))
+
+
+@pytest.mark.slow
+def test_ten_thousand_math_verdicts_leave_nothing_behind():
+    draw = random.Random(1)
+    grade_many("math", [r"\boxed{\sin(x)}"] * 4, [r"\cos(y)", "z", "w", "v"])
+    descriptors, memory = open_descriptors(), rss(os.getpid())
+    for _ in range(100):
+        answers = [rf"\boxed{{\sin({draw.randrange(10**6)}x)}}" for _ in range(100)]
+        verdicts = grade_many("math", answers, [r"\cos(y)"] * 100)
+        assert {v.kind for v in verdicts} == {"wrong"}
+    assert open_descriptors() <= descriptors + 2
+    assert len(processes_under(os.getpid())) <= 2 * (os.cpu_count() or 1) + 4
+    assert rss(os.getpid()) < memory + (100 << 20)
