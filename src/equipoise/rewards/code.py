@@ -19,8 +19,9 @@ import math
 import re
 import secrets
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from equipoise.rewards import sandbox
 from equipoise.rewards.guest import LIMIT_STATUS, encode, parse
@@ -88,9 +89,13 @@ def judge(response: str, tests: Tests, limits: Limits = Limits()) -> Verdict:  #
         return verdict("unparsed", "the response has no complete code block")
     if not limits.allow_unsafe and (why := sandbox.available()) is not None:
         return verdict("unavailable", why, code)
-    run = {Programs: _run_programs, Calls: _run_calls, Asserts: _run_asserts}[type(tests)]
     try:
-        kind, reason = run(code, tests, limits)
+        if isinstance(tests, Programs):
+            kind, reason = _run_programs(code, tests, limits)
+        elif isinstance(tests, Calls):
+            kind, reason = _run_calls(code, tests, limits)
+        else:
+            kind, reason = _run_asserts(code, tests, limits)
     except sandbox.Unavailable as error:
         kind, reason = "unavailable", str(error)
     if reason.startswith(_NO_SYNTAX) and not _FENCE.search(response):
@@ -135,12 +140,17 @@ def _blocks(text: str) -> list[tuple[str, str]]:
     return blocks
 
 
-def _continued(code: str, tests: Asserts) -> str:
-    """The response after the prompt's imports and helpers, or, if it does not define the function, as its body."""
+def _prelude_and_source(code: str, tests: Asserts) -> tuple[str, str]:
+    """A response that defines the function runs after the prompt's imports and helpers; any other is its body."""
     if tests.entry_point is None:
-        return code
+        return "", code
     whole = re.search(rf"^(?:(?:async )?def {tests.entry_point}\b|{tests.entry_point}\s*=)", code, re.MULTILINE)
-    return f"{tests.prompt}\n    pass\n\n{code}" if whole else f"{tests.prompt}{code}"
+    return (_stub(tests.prompt), code) if whole else ("", f"{tests.prompt}{code}")
+
+
+def _stub(prompt: str) -> str:
+    """The prompt as complete code: it ends in a function without a body."""
+    return f"{prompt}\n    pass\n" if prompt else ""
 
 
 # --- the tests of a row ----------------------------------------------------------------------------------------------
@@ -210,9 +220,9 @@ def _humaneval(row: dict[str, Any]) -> Asserts:
     code = _parsed(row["test"], "test")
     if not any(isinstance(node, ast.FunctionDef) and node.name == "check" for node in code.body):
         raise TestsError("test defines no check(candidate)")
-    setup = f"{prompt}\n    pass\n" if prompt else ""
-    _parsed(setup, "prompt")
-    return Asserts((name,), row["test"], setup, name, prompt)
+    _parsed(_stub(prompt), "prompt")
+    helpers = _loaded(code) - _stored(code) - set(dir(builtins)) - {name}
+    return Asserts((name,), row["test"], _stub(prompt) if helpers else "", name, prompt)
 
 
 def _mbpp(row: dict[str, Any]) -> Asserts:
@@ -381,23 +391,25 @@ def same_value(got: Any, expected: Any) -> bool:
 
 _NO_SYNTAX = ("SyntaxError", "IndentationError", "TabError")
 _PROGRAM_REPLY = re.compile(rb"(exit \d{1,3}|signal \d{1,3}|files|output) (\d{1,10}) (\d{1,5})")
+_NO_FORM = "an answer of no known form"
 _TIMEOUT_SIGNALS, _LIMIT_SIGNALS = ("signal 24",), ("signal 9", "signal 25")  # XCPU; KILL (out of memory), XFSZ
 
 
 class _Clock:
-    """The deadline of the test at hand: its own, or what is left of the total."""
+    """The deadline of the test at hand, its own or what is left of the total, and where we are."""
 
     def __init__(self, limits: Limits) -> None:
-        self.limits = limits
+        self.limits, self.where = limits, ""
         self.end = time.monotonic() + limits.total_seconds
 
-    def next(self) -> float:
+    def next(self, where: str = "") -> float:
+        self.where = where
         return min(time.monotonic() + self.limits.seconds, self.end)
 
     def reason(self) -> str:
         if time.monotonic() >= self.end:
             return f"the tests took more than {self.limits.total_seconds:g} s together"
-        return f"no answer within {self.limits.seconds:g} s"
+        return f"{self.where}no answer within {self.limits.seconds:g} s"
 
 
 def _ended(how: str, said: str = "") -> Outcome:
@@ -416,29 +428,42 @@ def _ended(how: str, said: str = "") -> Outcome:
     return "wrong", f"ended with {how}{said}"
 
 
+def _with_guest(
+    code: str, mode: dict[str, object], limits: Limits, use: Callable[[Guest, _Clock], Outcome], *, room: int = 0
+) -> Outcome:
+    """Start a sandbox, send the code and `use(guest, clock)` it; an outcome, whatever the response does."""
+    source = code.encode("utf-8", "surrogatepass")
+    with sandbox.run(limits, mode, room=room) as guest:
+        clock = _Clock(limits)
+        try:
+            guest.send(b"%d\n%s" % (len(source), source), clock.next())
+            return use(guest, clock)
+        except Late:
+            return "timeout", clock.reason()
+        except Flood:
+            return "limit", f"{clock.where}too much output"
+        except Gone:
+            return "crashed", f"{clock.where}the process ended without an answer"
+
+
 def _run_programs(code: str, tests: Programs, limits: Limits) -> Outcome:
     inputs = [stdin.encode("utf-8", "surrogatepass") for stdin, _ in tests.cases]
     longest = max(len(expected.encode("utf-8", "surrogatepass")) for _, expected in tests.cases)
     limits = dataclasses.replace(limits, output_bytes=max(limits.output_bytes, 2 * longest))
-    mode = {"mode": "programs", "source": code}
-    with sandbox.run(limits, mode, room=max(map(len, inputs))) as guest:
-        clock = _Clock(limits)
+
+    def use(guest: Guest, clock: _Clock) -> Outcome:
         for i, (stdin, (_, expected)) in enumerate(zip(inputs, tests.cases, strict=True), 1):
-            try:
-                kind, reason = _run_program(guest, stdin, expected, limits, clock.next())
-            except Late:
-                kind, reason = "timeout", clock.reason()
-            except Flood:
-                kind, reason = "limit", "too much output"
-            except Gone:
-                kind, reason = "crashed", "the sandbox ended without an answer"
+            deadline = clock.next(f"test {i} of {len(inputs)}: ")
+            kind, reason = _run_program(guest, stdin, expected, limits, deadline)
             if kind != "correct":
-                return kind, reason if reason.startswith(_NO_SYNTAX) else f"test {i} of {len(inputs)}: {reason}"
-    return "correct", ""
+                return kind, reason if reason.startswith(_NO_SYNTAX) else clock.where + reason
+        return "correct", ""
+
+    return _with_guest(code, {"mode": "programs"}, limits, use, room=max(map(len, inputs)))
 
 
 def _run_program(guest: Guest, stdin: bytes, expected: str, limits: Limits, deadline: float) -> Outcome:
-    guest.send(b"%d\n" % len(stdin) + stdin, deadline)
+    guest.send(b"%d\n%s" % (len(stdin), stdin), deadline)
     head = guest.line(deadline, _LINE_BYTES)
     if not (reply := _PROGRAM_REPLY.fullmatch(head)):
         return _refused(head)
@@ -446,7 +471,7 @@ def _run_program(guest: Guest, stdin: bytes, expected: str, limits: Limits, dead
     if out > limits.output_bytes:
         raise Flood
     output = guest.take(out, deadline).decode("utf-8", "surrogateescape")
-    said = guest.take(tail, deadline).decode("utf-8", "replace").strip().rpartition("\n")[2]
+    said = guest.take(tail, deadline).decode("utf-8", "replace").strip().rpartition("\n")[2][:300]
     if how != "exit 0":
         return _ended(how, said)
     if same_output(output, expected):
@@ -464,7 +489,7 @@ def _refused(line: bytes) -> Outcome:
         return _ended(content) if content != "exit 0" else ("crashed", "ended without an answer")
     if word == "refused" and reason:
         return ("crashed" if reason.startswith(("SystemExit", "KeyboardInterrupt")) else "wrong"), reason
-    return "crashed", f"an answer of no known form: {line[:60]!r}"
+    return "crashed", f"{_NO_FORM}: {line[:60]!r}"
 
 
 def _string(text: str) -> str:
@@ -485,12 +510,12 @@ def _load(guest: Guest, clock: _Clock) -> Outcome | None:
     return None if line == b"loaded" else _refused(line)
 
 
-def _ask(guest: Guest, request: str, clock: _Clock, cap: int) -> tuple[str, str] | Outcome:
-    """Send one call. ("value" or "raised", JSON) for what the function did, else an outcome.
+def _ask(guest: Guest, request: str, deadline: float, cap: int) -> tuple[str, str]:
+    """Send one call: ("value" or "raised", JSON) for what the function did, else an outcome.
 
     The nonce makes a reply that was written before the call was known the reply to another call.
     """
-    nonce, deadline = secrets.token_hex(8), clock.next()
+    nonce = secrets.token_hex(8)
     guest.send(f"{nonce} {request}\n".encode("ascii"), deadline)
     line = guest.line(deadline, cap + _LINE_BYTES)
     if not line.startswith(nonce.encode() + b" ") or not line.isascii():
@@ -501,43 +526,41 @@ def _ask(guest: Guest, request: str, clock: _Clock, cap: int) -> tuple[str, str]
     reason = _string(content)
     if kind == "opaque":
         return "wrong", f"returned a value of type {reason[:60]}, or one that contains it"
-    return ("limit" if kind == "limit" else "crashed"), reason or "an answer of no known form"
-
-
-def _with_guest(code: str, limits: Limits, use: Any) -> Outcome:
-    """Start the response as a module and `use(guest, clock)` it; an outcome, whatever it does."""
-    with sandbox.run(limits, {"mode": "functions", "source": code}) as guest:
-        clock = _Clock(limits)
-        try:
-            return _load(guest, clock) or use(guest, clock)
-        except Late:
-            return "timeout", clock.reason()
-        except Flood:
-            return "limit", "too much output"
-        except Gone:
-            return "crashed", "the sandbox ended without an answer"
+    return ("limit" if kind == "limit" else "crashed"), reason or _NO_FORM
 
 
 def _run_calls(code: str, tests: Calls, limits: Limits) -> Outcome:
+    longest = max(len(json.dumps(expected)) for _, expected in tests.cases)
+    limits = dataclasses.replace(limits, output_bytes=max(limits.output_bytes, 4 * longest))
+
     def use(guest: Guest, clock: _Clock) -> Outcome:
+        if failed := _load(guest, clock):
+            return failed
         for i, (arguments, expected) in enumerate(tests.cases, 1):
-            kind, content = _ask(guest, encode([tests.name, list(arguments), {}]), clock, limits.output_bytes)
-            where = f"call {i} of {len(tests.cases)}: "
-            if kind == "raised":
-                return "wrong", where + (_string(content) or "an answer of no known form")
-            if kind != "value":
-                return kind, where + content
-            try:
-                value = parse(content)
-                right = same_value(value, expected) or (tests.wrapped and same_value(value, expected[0]))
-            except (ValueError, TypeError, AttributeError, RecursionError):
-                return "wrong", f"{where}an answer of no known form"
-            if not right:
-                return "wrong", f"{where}returned {_short(content)}, expected {_short(json.dumps(expected))}"
+            deadline = clock.next(f"call {i} of {len(tests.cases)}: ")
+            outcome = _ask(guest, encode([tests.name, list(arguments), {}]), deadline, limits.output_bytes)
+            kind, reason = _compared(*outcome, expected, tests.wrapped)
+            if kind != "correct":
+                return kind, clock.where + reason
         return "correct", ""
 
-    longest = max(len(json.dumps(expected)) for _, expected in tests.cases)
-    return _with_guest(code, dataclasses.replace(limits, output_bytes=max(limits.output_bytes, 4 * longest)), use)
+    return _with_guest(code, {"mode": "functions", "prelude": ""}, limits, use)
+
+
+def _compared(kind: str, content: str, expected: Any, wrapped: bool) -> Outcome:
+    """The outcome of one call, from `_ask`'s answer."""
+    if kind == "raised":
+        return "wrong", _string(content) or _NO_FORM
+    if kind != "value":
+        return cast(Kind, kind), content
+    try:
+        value = parse(content)
+        right = same_value(value, expected) or (wrapped and same_value(value, expected[0]))
+    except (ValueError, TypeError, AttributeError, RecursionError):
+        return "wrong", _NO_FORM
+    return (
+        ("correct", "") if right else ("wrong", f"returned {_short(content)}, expected {_short(json.dumps(expected))}")
+    )
 
 
 def _run_asserts(code: str, tests: Asserts, limits: Limits) -> Outcome:
@@ -550,6 +573,8 @@ def _run_asserts(code: str, tests: Asserts, limits: Limits) -> Outcome:
     }
 
     def use(guest: Guest, clock: _Clock) -> Outcome:
+        if failed := _load(guest, clock):
+            return failed
         with sandbox.run(limits, mode) as referee:
             while True:
                 word, _, content = referee.line(clock.end, limits.output_bytes).decode("ascii").partition(" ")
@@ -557,9 +582,12 @@ def _run_asserts(code: str, tests: Asserts, limits: Limits) -> Outcome:
                     return "correct", ""
                 if word in ("failed", "broken"):
                     return ("wrong" if word == "failed" else "bad_gold"), _string(content)
-                kind, answer = _ask(guest, content, clock, limits.output_bytes)
+                if word != "call":
+                    return _ended(content)
+                kind, answer = _ask(guest, content, clock.next(), limits.output_bytes)
                 if kind not in ("value", "raised"):
-                    return kind, answer
+                    return cast(Kind, kind), answer
                 referee.send(f"{kind} {answer}\n".encode("ascii"), clock.end)
 
-    return _with_guest(_continued(code, tests), limits, use)
+    prelude, source = _prelude_and_source(code, tests)
+    return _with_guest(source, {"mode": "functions", "prelude": prelude}, limits, use)

@@ -5,11 +5,15 @@ its rights, then serves one of three modes:
 
 - programs: for each input, fork a process that runs the response as a script; report what it wrote and how it ended.
 - functions: fork one process that runs the response as a module and answers calls of its functions.
-- referee: run a dataset's own test code, with the response's functions as proxies that ask outside.
+- referee: fork one process that runs a dataset's own test code, with the response's functions as proxies that ask
+  outside.
+
+In each the first process only watches: it ends, and with it everything in the sandbox, when nobody is left outside.
 
 Nothing here is believed outside. The response shares a process with `_answer_calls` and can forge what that writes, so
 it can lie about its own return values and nothing else: expected outputs and the verdict never enter the sandbox of
-the response. `json` and `re` are not imported because they would double the time a sandbox takes to start.
+the response. `json`, `re`, `signal` and `contextlib` are not imported: they would double the time a sandbox takes to
+start.
 """
 
 from __future__ import annotations
@@ -18,12 +22,12 @@ import builtins
 import errno
 import os
 import select
-import signal
 import sys
 from _json import encode_basestring_ascii, make_scanner
 
 LIMIT_STATUS = 83  # exit status of a program that ran into one of its limits
 _OUT_OF = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM)
+_SIGKILL = 9
 _TICK_MS = 50
 _TAIL_BYTES = 4000  # of stderr, for the reason of a verdict
 _REASON_CHARACTERS = 500
@@ -167,7 +171,10 @@ def main(config: dict) -> None:
         os.setgid(config["uid"])
         os.setuid(config["uid"])
     for name, bound in config["rlimits"].items():
-        resource.setrlimit(getattr(resource, name), (bound, bound))
+        which = getattr(resource, name)
+        _, hard = resource.getrlimit(which)
+        bound = bound if hard == resource.RLIM_INFINITY else min(bound, hard)
+        resource.setrlimit(which, (bound, bound))
     os.umask(0o077)
     os.chdir(config["folder"])
     channel = _Channel()
@@ -199,10 +206,11 @@ def _is_limit(error: BaseException) -> bool:
     return isinstance(error, MemoryError) or cannot_start or (isinstance(error, OSError) and error.errno in _OUT_OF)
 
 
-def _compiled(config: dict, channel: _Channel):
-    """The response's code object, or None after saying why there is none."""
+def _received(channel: _Channel):
+    """The response's code object, from `bytes of source` + the source, or None after saying why there is none."""
     try:
-        return compile(config["source"], "<response>", "exec", dont_inherit=True)
+        source = channel.take(int(channel.line())).decode("utf-8", "surrogatepass")
+        return compile(source, "<response>", "exec", dont_inherit=True)
     except MemoryError:
         channel.write(b"limit\n")
     except Exception as error:
@@ -210,10 +218,11 @@ def _compiled(config: dict, channel: _Channel):
     return None
 
 
-def _run_module(code, name: str) -> dict:
+def _run_module(code, name: str, prelude: str = "") -> dict:
     module = type(sys)(name)
     sys.modules[name] = module
     sys.argv = ["response.py"]
+    exec(prelude, module.__dict__)
     exec(code, module.__dict__)
     return module.__dict__
 
@@ -236,7 +245,7 @@ def _watch(child: int, config: dict, channel: _Channel) -> str:
                 ended = "files"
     os.close(descriptor)
     # A child that has ended is a zombie still: the signal finds it, ends the others and leaves its status alone.
-    os.kill(-1, signal.SIGKILL) if config["contained"] else os.killpg(child, signal.SIGKILL)
+    os.kill(-1, _SIGKILL) if config["contained"] else os.killpg(child, _SIGKILL)
     _, status = os.waitpid(child, 0)
     while config["contained"]:
         try:
@@ -272,7 +281,7 @@ def _scratch(folder: str, name: str, *, keep: bool = False) -> int:
 
 def _programs(config: dict, channel: _Channel) -> None:
     """Request `bytes of stdin` + the bytes; reply `how it ended, bytes of stdout, bytes of stderr` + the bytes."""
-    if (code := _compiled(config, channel)) is None:
+    if (code := _received(channel)) is None:
         return
     folder, cap = config["folder"], config["output_bytes"]
     while True:
@@ -291,8 +300,7 @@ def _programs(config: dict, channel: _Channel) -> None:
             except (MemoryError, RuntimeError, OSError) as error:
                 if not _is_limit(error):
                     raise
-                sys.stderr.write(_describe(error))
-                sys.exit(LIMIT_STATUS)
+                _leave_at_limit(error)
             return  # the interpreter ends as it would after a script: threads joined, atexit run, stdout flushed
         ended = _watch(child, config, channel)
         written = os.fstat(stdout).st_size, os.fstat(stderr).st_size
@@ -305,29 +313,46 @@ def _programs(config: dict, channel: _Channel) -> None:
         channel.write(f"{ended} {len(out)} {len(tail)}\n".encode() + out + tail)
 
 
+def _leave_at_limit(error: BaseException) -> None:
+    """At once: there may be no disk left to flush to, and no end to the threads there are to join."""
+    try:  # noqa: SIM105 (contextlib is as slow to import as all the rest)
+        os.write(2, _describe(error).encode("utf-8", "replace") + b"\n")
+    except OSError:
+        pass
+    os._exit(LIMIT_STATUS)
+
+
 def _functions(config: dict, channel: _Channel) -> None:
-    """One process answers the calls; this one only watches it and says how it ended."""
-    if (code := _compiled(config, channel)) is None:
-        return
+    if (code := _received(channel)) is not None:
+        _serve(config, channel, lambda: _answer_calls(code, config["prelude"], channel))
+
+
+def _referee(config: dict, channel: _Channel) -> None:
+    _serve(config, channel, lambda: _run_tests(config, channel))
+
+
+def _serve(config: dict, channel: _Channel, work) -> None:
+    """One process does the work and owns the channel; this one says how it ended."""
     stdout, stderr = _scratch(config["folder"], ".stdout"), _scratch(config["folder"], ".stderr")
     child = os.fork()
     if child == 0:
         _become_child(config, os.open("/dev/null", os.O_RDONLY), stdout, stderr)
-        _answer_calls(code, channel)
+        work()
+        os._exit(0)
     channel.write(b"ended " + _watch(child, config, channel).encode() + b"\n")
 
 
-def _answer_calls(code, channel: _Channel) -> None:
+def _answer_calls(code, prelude: str, channel: _Channel) -> None:
     """Request `nonce [name, args, kwargs]`; reply `nonce` and `value JSON`, `raised`, `opaque`, `limit` or `exit`.
 
     The nonce is drawn for each request, so a reply written before its request came is the reply to nothing.
     """
     try:
-        module = _run_module(code, "response")
+        module = _run_module(code, "response", prelude)
     except BaseException as error:
         kind = "limit" if _is_limit(error) else "refused"
         channel.write(f"{kind} {encode_basestring_ascii(_describe(error))}\n".encode())
-        os._exit(0)
+        return
     channel.write(b"loaded\n")
     while True:
         nonce, _, request = channel.line().partition(" ")
@@ -360,7 +385,7 @@ class ResponseError(Exception):
     """The response raised an exception of a class of its own."""
 
 
-def _referee(config: dict, channel: _Channel) -> None:
+def _run_tests(config: dict, channel: _Channel) -> None:
     """Run the test code. Says `call ["name", args, kwargs]`, and at the end `passed`, `failed` or `broken`.
 
     `broken` is the tests' own fault: an error before the response was first called, no call at all, or an argument

@@ -32,6 +32,7 @@ import types
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import Any
 
 from equipoise.rewards import guest as guest_module
 from equipoise.rewards import seccomp
@@ -42,9 +43,10 @@ _INTERPRETER_BYTES = 64 << 20
 _FOLDER = "/tmp"
 _NPROC_PER_NAMESPACE = (5, 14)  # before this kernel RLIMIT_NPROC counts all processes of the user, ours and others
 
-# The guest's code comes in over stdin, so that neither a file nor a mount is needed for it.
+# The guest's code comes in over stdin: no file and no mount is needed for it. It has built-ins of its own, which the
+# response cannot replace by accident.
 _BOOT = """
-import marshal, posix
+import builtins, marshal, posix
 def take(n):
     data = b""
     while len(data) < n:
@@ -53,7 +55,7 @@ def take(n):
         data += chunk
     return data
 code, config = marshal.loads(take(int(take(12))))
-guest = {"__name__": "guest"}
+guest = {"__name__": "guest", "__builtins__": dict(vars(builtins))}
 exec(code, guest)
 guest["main"](config)
 """
@@ -201,7 +203,9 @@ def run(limits: Limits, mode: dict[str, object], *, room: int = 0) -> Iterator[G
     """
     start = _start_unsafe if limits.allow_unsafe and available() is not None else _start_contained
     largest_file = max(limits.disk_bytes, limits.output_bytes) + room + 4096
-    rlimits = {"RLIMIT_AS": limits.memory_bytes, "RLIMIT_FSIZE": largest_file, "RLIMIT_NOFILE": 128, "RLIMIT_CORE": 0}
+    rlimits = {"RLIMIT_AS": limits.memory_bytes, "RLIMIT_FSIZE": largest_file, "RLIMIT_NOFILE": 128}
+    rlimits["RLIMIT_CPU"] = math.ceil(limits.total_seconds) + 5  # for a guest whose outside was killed
+    rlimits["RLIMIT_CORE"] = 1  # 0 would not keep a core handler of the host from being started
     with contextlib.ExitStack() as stack:
         guest, config = start(limits, room, stack)
         config["rlimits"] = {**rlimits, **config["rlimits"]}
@@ -218,7 +222,7 @@ def run(limits: Limits, mode: dict[str, object], *, room: int = 0) -> Iterator[G
         yield guest
 
 
-def _start_contained(limits: Limits, room: int, stack: contextlib.ExitStack) -> tuple[Guest, dict]:
+def _start_contained(limits: Limits, room: int, stack: contextlib.ExitStack) -> tuple[Guest, dict[str, Any]]:
     """bubblewrap, and what only the outside can do for it: user ids when we are root, and cgroups."""
     root = os.geteuid() == 0
     scratch = limits.disk_bytes + 2 * limits.output_bytes + room
@@ -266,11 +270,18 @@ def _start_contained(limits: Limits, room: int, stack: contextlib.ExitStack) -> 
     return guest, {**config, "rlimits": {"RLIMIT_NPROC": limits.processes + 1} if _nproc_is_ours() else {}}
 
 
-def _start_unsafe(limits: Limits, room: int, stack: contextlib.ExitStack) -> tuple[Guest, dict]:
+def _start_unsafe(limits: Limits, room: int, stack: contextlib.ExitStack) -> tuple[Guest, dict[str, Any]]:
     """The same guest as an ordinary child process; see `Limits.allow_unsafe` for what this gives up."""
     folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="equipoise-", ignore_cleanup_errors=True))
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    process = subprocess.Popen(_interpreter(), **pipes, cwd=folder, env=_environment(), start_new_session=True)
+    process = subprocess.Popen(
+        _interpreter(),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        cwd=folder,
+        env=_environment(),
+        start_new_session=True,
+    )
     guest = Guest(process)
     stack.callback(guest.close)
     return guest, {"uid": None, "contained": False, "folder": folder, "files": None, "rlimits": {}}
@@ -459,8 +470,8 @@ def available() -> str | None:
         return "bubblewrap is not installed: install the package `bubblewrap`, which brings `bwrap`"
     try:
         deadline = time.monotonic() + _START_SECONDS
-        with run(Limits(), {"mode": "programs", "source": _PROBE}) as guest:
-            guest.send(b"0\n", deadline)
+        with run(Limits(), {"mode": "programs"}) as guest:
+            guest.send(b"%d\n%s0\n" % (len(_PROBE), _PROBE.encode()), deadline)
             ended, status, out, err = guest.line(deadline, 1000).decode().split()
             holes, complaint = guest.take(int(out), deadline).decode(), guest.take(int(err), deadline).decode()
     except Unavailable as error:
