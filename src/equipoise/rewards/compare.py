@@ -11,13 +11,15 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from equipoise.rewards import exact
-from equipoise.rewards.notation import Unreadable
+from equipoise.rewards.grammar import GREEK
+from equipoise.rewards.notation import Unreadable, tight
 from equipoise.rewards.structure import Chain, Choice, Group, Leaf, Matrix, Node, Union, Words
 
 FLIPPED = {"<": ">", ">": "<", "≤": "≥", "≥": "≤", "=": "=", "≠": "≠"}
 NAMING = re.compile(
-    rf"\\(?:frac|angle|max|min|triangle|measuredangle|{'|'.join(sorted(exact.GREEK))})(?![a-zA-Z])"
+    rf"\\(?:frac|angle|max|min|triangle|measuredangle|{'|'.join(sorted(GREEK))})(?![a-zA-Z])"
 )  # commands that may stand in a name
+NUMBER_SET = re.compile(r"\\emptyset|\\mathbb\s*\{?\s*[NZQRC]\s*\}?(?:\s*\^?\s*[-+])?")
 MOST_PAIRS = 2_000  # comparisons of list items
 
 
@@ -165,6 +167,11 @@ def _lower(text: str) -> str:
 def _same_leaf(gold: Leaf, answer: Leaf, by: Arithmetic) -> bool | None:
     if gold.unit and answer.unit and gold.unit != answer.unit:
         return False
+    endless = exact.infinite(gold.text), exact.infinite(answer.text)
+    if endless != (None, None):
+        return endless[0] == endless[1]
+    if NUMBER_SET.fullmatch(gold.text) or NUMBER_SET.fullmatch(answer.text):
+        return re.sub(r"[{}\s]", "", gold.text) == re.sub(r"[{}\s]", "", answer.text)
     based, other = exact.based(gold.text), exact.based(answer.text)
     if based or other:
         return based == other
@@ -192,7 +199,7 @@ def _same_ratio(gold: str, answer: str) -> bool | None:
     """7:32 is 14:64 and 7/32. None where neither text is a ratio."""
     if ":" not in gold + answer:
         return None
-    if gold.replace(" ", "") == answer.replace(" ", ""):
+    if tight(gold) == tight(answer):
         return True
     try:
         g, a = exact.ratio(gold), exact.ratio(answer)
@@ -354,7 +361,7 @@ def _same_long_chains(gold: Chain, answer: Chain, by: Arithmetic) -> bool | None
     if gold.signs != signs:
         return None
     outcomes = (
-        True if x.replace(" ", "") == y.replace(" ", "") else same(g, a, by)
+        True if tight(x) == tight(y) else same(g, a, by)
         for g, a, x, y in zip(gold.members, members, gold.texts, texts, strict=True)
     )
     return every(outcomes) or None

@@ -11,17 +11,25 @@ from __future__ import annotations
 import re
 
 from equipoise.rewards import exact
-from equipoise.rewards.compare import Arithmetic, is_name, leaves, same
-from equipoise.rewards.notation import Senseless, Unreadable, spell
+from equipoise.rewards.compare import NUMBER_SET, Arithmetic, leaves, same
+from equipoise.rewards.notation import Senseless, Unreadable, spell, tight
 from equipoise.rewards.structure import Node, Words, parse
+
+LONGEST_QUICK = 4_000  # characters of both, after doubled brackets are gone
+LEFT_TO_DO = re.compile(r"\\(?:sum|prod|int|lim)(?![a-zA-Z])")
+MISSING = frozenset({"nan", "none", "null", "n/a"})
 
 
 def quick(gold: str, answer: str) -> bool | None:
     """Whether the two are equal, decided exactly and without SymPy; None where that cannot be decided."""
     try:
         g, a = spell(gold), spell(answer)
+        if len(g) + len(a) > LONGEST_QUICK:
+            return None
         tree = parse(g)
-        if _tight(g) == _tight(a):
+        if g.lower() in MISSING:
+            return None
+        if _plain(g) == _plain(a):
             return True if all(map(_has_sense, leaves(tree))) else None
         return same(tree, parse(_with_decimal_point(a, g)), EXACT)
     except Unreadable:
@@ -30,15 +38,18 @@ def quick(gold: str, answer: str) -> bool | None:
 
 def slow(gold: str, answer: str) -> bool | None:
     """Whether the two are equal; None where the answer cannot be parsed. A gold that cannot be equals nothing."""
-    from equipoise.rewards.symbolic import SYMBOLIC, regions_equal
+    from equipoise.rewards.regions import regions_equal
+    from equipoise.rewards.symbolic import SYMBOLIC
 
     if gold_problem(gold) is not None:
         return False
     g, tree = spell(gold), _gold_tree(gold)
     try:
         a = spell(answer)
-        if _tight(g) == _tight(a):
+        if _plain(g) == _plain(a):
             return True
+        if LEFT_TO_DO.search(a) and not LEFT_TO_DO.search(g):
+            return False
         other = parse(_with_decimal_point(a, g))
         unread = [text for text in leaves(other) if not _readable(text)]
     except Senseless:
@@ -64,24 +75,27 @@ def gold_problem(gold: str) -> str | None:
 def _gold_tree(gold: str) -> Node:
     """The structure of a gold answer. A sentence that is no structure is words: only the same words equal it."""
     spelled = spell(gold)
+    if spelled.lower() in MISSING:
+        raise Unreadable("it is a missing value")
+    has_words = re.search(r"(?<![\\a-zA-Z])[a-zA-Z]{4,}", spelled)
     try:
         tree = parse(spelled)
-        if not re.search(r"[a-zA-Z]{3,}\s+[a-zA-Z]{2,}", re.sub(r"\\[a-zA-Z]+", "", spelled)):
-            return tree
-        if all(map(_readable, leaves(tree))):
+        if not has_words or all(map(_readable, leaves(tree))):
             return tree
     except Senseless:
         raise
     except Unreadable:
-        if not re.search(r"(?<![\\a-zA-Z])[a-zA-Z]{4,}", spelled):
+        if not has_words:
             raise
-    return Words(_tight(spelled))
+    return Words(_plain(spelled))
 
 
 def _readable(text: str) -> bool:
     """Whether an expression has a value: by exact arithmetic, by SymPy, or as a name such as f(x)."""
     from equipoise.rewards.symbolic import expression
 
+    if exact.infinite(text) or NUMBER_SET.fullmatch(text):
+        return True
     try:
         if exact.based(text) is None and exact.ratio(text) is None:
             exact.value(text)
@@ -105,15 +119,12 @@ def _has_sense(text: str) -> bool:
     except Senseless:
         return False
     except Unreadable:
-        return not re.search(
-            r"(?<![a-zA-Z])(?:nan|undefined|zoo)(?![a-zA-Z])|\?|[-+*/^=]\s*$|\\frac\s*(?:$|\{\s*\})", text
-        )
+        return not re.search(r"\?|[-+*/^=]\s*$|\\frac\s*(?:$|\{\s*\})", text)
     return True
 
 
-def _tight(spelled: str) -> str:
-    """Without spaces, except between two digits, where they mean something."""
-    return re.sub(r"(?<!\d)\s+|\s+(?!\d)", "", spelled).rstrip(".").replace(r"\text", "").lower()
+def _plain(spelled: str) -> str:
+    return tight(spelled).rstrip(".")
 
 
 def _with_decimal_point(answer: str, gold: str) -> str:
@@ -125,7 +136,7 @@ def _with_decimal_point(answer: str, gold: str) -> str:
 
 def _equal(gold: str, answer: str) -> bool | None:
     """Two expressions by exact arithmetic."""
-    if gold.replace(" ", "") == answer.replace(" ", ""):
+    if tight(gold) == tight(answer):
         return True
     try:
         a, b = exact.value(gold), exact.value(answer)
@@ -148,5 +159,3 @@ def _ratio(a: str, b: str) -> int | None:
 
 
 EXACT = Arithmetic(_equal, _ratio)
-
-__all__ = ["gold_problem", "is_name", "quick", "slow"]

@@ -1,48 +1,31 @@
 r"""Exact values of answers without a computer algebra system: sums of rational multiples of √n, π, e, i and letters.
 
-`value(text)` reads arithmetic (fractions, decimals, powers, roots, factorials, percent, scientific and mixed numbers,
-thousands separators) into a normal form in which two texts are equal exactly if their forms are: √n for square-free n,
-π and letters are independent over the rationals. Everything is `fractions.Fraction`; sizes are bounded.
+`value(text)` reads an expression into a normal form. Two texts are equal exactly if their forms are, for √n with n
+square-free, π and letters are independent over the rationals. Every coefficient is a `fractions.Fraction`, and every
+size is bounded.
 
-Not covered, and refused with `Unreadable`: functions, division by sums with letters or roots, other roots than square,
-powers that are not small integers. Nothing here is ever a float.
+Not covered, and refused with `Unreadable`: functions, division by sums, other roots than square, powers that are not
+small whole numbers. What has no value, or none that could be written out, is refused with `Senseless`.
 """
 
 from __future__ import annotations
 
 import re
 from fractions import Fraction
-from math import factorial, gcd, isqrt
+from functools import lru_cache
+from math import ceil, comb, factorial, floor, gcd, isqrt
 
+from equipoise.rewards.grammar import read
 from equipoise.rewards.notation import Senseless, Unreadable, split
 
 BITS = 40_000  # of a numerator or denominator
 TERMS = 200
-LARGEST_ROOT = 10**8  # √n is made square-free by trial division
+LARGEST_FACTORIAL = 3_000
+LARGEST_ROOT = 10**6  # √n is made square-free by trial division
 
 Monomial = tuple[int, tuple[tuple[str, int], ...]]  # √n, then letters with exponents
 Value = dict[Monomial, Fraction]
 ONE: Monomial = (1, ())
-
-TOKEN = re.compile(
-    r"\s*(?:(?P<number>(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+(?![\da-zA-Z^_.]))?)|(?P<command>\\(?:[a-zA-Z]+|.))|(?P<sign>.))",
-    re.DOTALL,
-)
-_GREEK = """
-    alpha beta gamma delta epsilon zeta eta theta iota kappa lambda mu nu xi rho sigma tau upsilon phi chi psi
-    omega Gamma Delta Theta Lambda Xi Sigma Upsilon Phi Psi Omega hbar ell
-"""
-GREEK = frozenset(_GREEK.split())
-FUNCTION_LETTERS = frozenset("fghFGH")
-
-
-def value(text: str) -> Value:
-    """The normal form of an expression in the spelling of `notation.spell`."""
-    reader = _Reader(text)
-    result = reader.sum()
-    if reader.at < len(reader.tokens):
-        raise Unreadable(f"{reader.tokens[reader.at]!r} is out of place")
-    return result
 
 
 def number(value: Value) -> Fraction | None:
@@ -92,8 +75,9 @@ def multiply(a: Value, b: Value) -> Value:
         for (m, q), d in b.items():
             common = gcd(n, m)
             root, (powers, sign) = n * m // common**2, _times(p, q)
-            out = add(out, {(root, powers): _bounded(c * d * common * sign)})
-    return out
+            key = (root, powers)
+            out[key] = _bounded(out.get(key, Fraction(0)) + c * d * common * sign)
+    return {key: c for key, c in out.items() if c}
 
 
 def _times(p: tuple[tuple[str, int], ...], q: tuple[tuple[str, int], ...]) -> tuple[tuple[tuple[str, int], ...], int]:
@@ -151,6 +135,7 @@ def root(a: Value) -> Value:
     return {(rest, i): Fraction(whole, c.denominator)}
 
 
+@lru_cache(maxsize=1024)
 def _square_free(n: int) -> tuple[int, int]:
     """(k, m) with n = k²m and m square-free."""
     if (k := isqrt(n)) ** 2 == n:
@@ -171,206 +156,77 @@ def _bounded(c: Fraction) -> Fraction:
     return c
 
 
-def decimal(text: str) -> Fraction:
-    """A literal such as 12, .5 or 6.02e23, exactly."""
-    mantissa, _, exponent = text.lower().partition("e")
-    if len(mantissa) > BITS // 4 or len(exponent) > 6 or abs(int(exponent or 0)) > BITS // 4:
-        raise Senseless("a number too large to write out")
-    whole, _, digits = mantissa.partition(".")
-    return Fraction(int((whole + digits) or "0"), 10 ** len(digits)) * Fraction(10) ** int(exponent or 0)
+class Exact:
+    """The algebra of values, as the grammar needs it."""
 
-
-class _Reader:
-    """Recursive descent over tokens. Its state is the position."""
-
-    def __init__(self, text: str) -> None:
-        self.tokens: list[str] = []
-        self.spaced: list[bool] = []
-        for match in TOKEN.finditer(text.strip()):
-            self.tokens.append(match.group().strip() or " ")
-            self.spaced.append(match.group()[0].isspace())
-        self.at = 0
-        self.depth = 0
-
-    def peek(self) -> str:
-        return self.tokens[self.at] if self.at < len(self.tokens) else ""
-
-    def take(self) -> str:
-        token = self.peek()
-        self.at += 1
-        return token
-
-    def expect(self, token: str) -> None:
-        if (found := self.take()) != token:
-            raise Unreadable(f"{found!r} where {token!r} should be")
-
-    def sum(self) -> Value:
-        self.depth += 1
-        if self.depth > 100:
-            raise Unreadable("nested too deep")
-        sign = -1 if self.peek() == "-" else 1
-        if self.peek() in {"+", "-"}:
-            self.take()
-        total = add({}, self.product(), sign)
-        while self.peek() in {"+", "-"}:
-            sign = -1 if self.take() == "-" else 1
-            total = add(total, self.product(), sign)
-        self.depth -= 1
-        return total
-
-    def product(self) -> Value:
-        total = self.signed()
-        while token := self.peek():
-            if token == "*":
-                self.take()
-                total = multiply(total, self.signed())
-            elif token == "/":
-                self.take()
-                total = multiply(total, invert(self.signed()))
-            elif token == ":" or token in ")]}|+-,":
-                break
-            else:
-                total = multiply(total, self.factor(total))
-        return total
-
-    def signed(self) -> Value:
-        if self.peek() in {"-", "+"}:
-            return multiply({ONE: Fraction(-1 if self.take() == "-" else 1)}, self.signed())
-        return self.factor(None)
-
-    def factor(self, left: Value | None) -> Value:
-        """An atom with its powers, factorials and percent signs; a number followed by a fraction is a mixed number."""
-        start = self.at
-        base = self.atom(left)
-        while (token := self.peek()) in {"^", "!", r"\%", "%"}:
-            self.take()
-            if token == "^":
-                exponent = number(self.argument())
-                if exponent is None:
-                    raise Unreadable("a power that is not a number")
-                if self.peek() == "^":
-                    raise Senseless("a power of a power without brackets")
-                base = power(base, exponent)
-            elif token == "!":
-                n = number(base)
-                if n is None or n.denominator != 1 or n < 0:
-                    raise Unreadable("a factorial of something else than a whole number")
-                if n > 3000:
-                    raise Senseless("a factorial too large to write out")
-                base = {ONE: _bounded(Fraction(factorial(int(n))))}
-            else:
-                base = multiply(base, {ONE: Fraction(1, 100)})
-        if left is None and self.tokens[start].isdigit() and self.at == start + 1:
-            return self.mixed(base)
-        return base
-
-    def mixed(self, whole: Value) -> Value:
-        """`7\\frac{3}{4}` and `1 1/2`: the whole and its proper fraction of positive numbers."""
-        rest = self.tokens[self.at : self.at + 3]
-        slash = len(rest) == 3 and rest[0].isdigit() and rest[1] == "/" and rest[2].isdigit() and self.spaced[self.at]
-        if self.peek() != r"\frac" and not slash:
-            return whole
-        if slash:
-            part = Fraction(int(rest[0]), int(rest[2]) or 1)
-            proper = int(rest[2]) != 0
-            self.at += 3
-        else:
-            read = number(self.atom(None))
-            part, proper = read or Fraction(0), read is not None
-        if proper and 0 < part < 1 and self.peek() not in {"^", "!"}:
-            return add(whole, {ONE: part})
-        raise Senseless("a number beside a fraction that is no proper part of one")
-
-    def argument(self) -> Value:
-        """What a command or a power applies to: a group, or one symbol (`\\frac12`: one digit)."""
-        token = self.peek()
-        if token == "{":
-            self.take()
-            inside = self.sum()
-            self.expect("}")
-            return inside
-        if token[:1].isdigit() and len(token) > 1:
-            self.tokens[self.at] = token[1:]
-            return {ONE: Fraction(int(token[0]))} if int(token[0]) else {}
-        if token in {"-", "+"}:
-            self.take()
-            return multiply({ONE: Fraction(-1 if token == "-" else 1)}, self.argument())
-        return self.atom(None)
-
-    def atom(self, left: Value | None) -> Value:
-        token = self.take()
-        if token[:1].isdigit() or token[:1] == ".":
-            if left is not None:
-                raise Unreadable("two numbers side by side")
-            return self.literal(token)
-        if token in {"(", "[", "{"}:
-            inside = self.sum()
-            self.expect({"(": ")", "[": "]", "{": "}"}[token])
-            return inside
-        if token == r"\frac":
-            over = self.argument()
-            return multiply(over, invert(self.argument()))
-        if token == r"\sqrt":
-            if self.peek() == "[":
-                raise Unreadable("another root than the square root")
-            return root(self.argument())
-        if token == r"\pi":
-            return self.letter("π")
-        if token == r"\text":
-            self.expect("{")
-            name = self.take()
-            self.expect("}")
-            if name not in {"e", "i"}:
-                raise Unreadable("words within an expression")
-            return self.letter(name)
-        if token.startswith("\\") and token[1:] in GREEK:
-            return self.letter(token)
-        if token.isascii() and token.isalpha() and len(token) == 1:
-            return self.letter(token)
-        raise Unreadable(f"{token!r} is not arithmetic" if token else "it ends too early")
-
-    def literal(self, token: str) -> Value:
-        c = decimal(token)
-        if self.peek() == r"\overline" and "." in token:
-            self.take()
-            self.expect("{")
-            period = self.take()
-            self.expect("}")
-            if not period.isdigit() or len(period) > 1000:
-                raise Unreadable("a period that is not digits")
-            decimals = len(token.partition(".")[2])
-            c += Fraction(int(period), (10 ** len(period) - 1) * 10**decimals)
-        return {ONE: c} if c else {}
+    def number(self, c: Fraction) -> Value:
+        return {ONE: _bounded(c)} if c else {}
 
     def letter(self, name: str) -> Value:
-        if self.peek() == "_":
-            self.take()
-            name += "_" + self.subscript()
-        rest = self.tokens[self.at : self.at + 3]
-        if rest[:1] == ["("] and (name in FUNCTION_LETTERS or (rest[2:] == [")"] and name not in {"π", "e", "i"})):
-            raise Unreadable("a function")
-        if rest[:1] == ["'"]:
-            raise Unreadable("a derivative")
         return {(1, ((name, 1),)): Fraction(1)}
 
-    def subscript(self) -> str:
-        if self.peek() != "{":
-            return self.take()
-        self.take()
-        depth, out = 1, []
-        while depth:
-            token = self.take()
-            if not token:
-                raise Unreadable("it ends too early")
-            depth += (token == "{") - (token == "}")
-            out.append(token)
-        return "".join(out[:-1])
+    def rational(self, a: Value) -> Fraction | None:
+        return number(a)
+
+    def add(self, a: Value, b: Value) -> Value:
+        return add(a, b)
+
+    def multiply(self, a: Value, b: Value) -> Value:
+        return multiply(a, b)
+
+    def invert(self, a: Value) -> Value:
+        return invert(a)
+
+    def power(self, a: Value, exponent: Value) -> Value:
+        e = number(exponent)
+        if e is None:
+            raise Unreadable("a power that is not a number")
+        return power(a, e)
+
+    def root(self, a: Value, index: Value | None) -> Value:
+        if index is not None and number(index) != 2:
+            raise Unreadable("another root than the square root")
+        return root(a)
+
+    def factorial(self, a: Value) -> Value:
+        n = number(a)
+        if n is None or n.denominator != 1 or n < 0:
+            raise Unreadable("a factorial of something else than a whole number")
+        if n > LARGEST_FACTORIAL:
+            raise Senseless("a factorial too large to write out")
+        return {ONE: _bounded(Fraction(factorial(int(n))))}
+
+    def function(self, name: str, *arguments: Value) -> Value:
+        c = number(arguments[0])
+        if name == "abs" and c is not None:
+            return self.number(abs(c))
+        if name in {"floor", "ceiling"} and c is not None:
+            return self.number(Fraction(floor(c) if name == "floor" else ceil(c)))
+        k = number(arguments[1]) if name == "binomial" else None
+        if c is not None and k is not None and c.denominator == k.denominator == 1 and 0 <= k <= c <= LARGEST_FACTORIAL:
+            return self.number(Fraction(comb(int(c), int(k))))
+        raise Unreadable("a function")
+
+
+EXACT = Exact()
+
+
+@lru_cache(maxsize=1024)
+def value(text: str) -> Value:
+    """The normal form of an expression in the spelling of `notation.spell`."""
+    return read(text, EXACT)
 
 
 def based(text: str) -> tuple[str, str] | None:
     """Digits and base of a literal such as `204_5`."""
     match = re.fullmatch(r"([0-9A-F]+)_\{?(?:\\text\{)?\s*(\d+)\s*\}*", text.replace(" ", ""))
     return (match.group(1).lstrip("0") or "0", match.group(2)) if match else None
+
+
+def infinite(text: str) -> int | None:
+    """The sign of ∞ or −∞; None for everything else. Infinity is no number: nothing is computed with it."""
+    match = re.fullmatch(r"([-+]?)\s*\\infty", text)
+    return (-1 if match.group(1) == "-" else 1) if match else None
 
 
 def ratio(text: str) -> list[Value] | None:

@@ -2,12 +2,12 @@ r"""Which part of a response is its answer: the last one it states, read in line
 
 The rule, in order. Only what follows the last `</think>` counts, and a `<think>` that is never closed has said nothing.
 The last `\boxed{…}` (or `\fbox`) counts; a box in a box is unwrapped, a box that is not closed is not a box. Different
-boxes joined in one sentence (", ", "and", nothing but signs) are one list, so they can only equal a list. A marked
-answer ("####", "Answer:", "the answer is") counts instead where it stands after the last box. Without either, the last
-formula or number of the last line counts, then a choice letter standing there.
+boxes joined in one sentence (by a comma, "and", "or", or signs alone) are one list, so they can only equal a list. A
+marked answer ("#### 7", "Answer: 7", "the answer is 7") counts instead where it stands after the last box. Without a
+box or a mark, the last formula or number of the last line counts, then a choice letter that stands there alone.
 
-Not covered: answers written out in words ("seventeen") or spread over several sentences. Whether the text means
-anything is for :mod:`equipoise.rewards.equal`.
+Not covered: answers written out in words ("seventeen"), or spread over several sentences, and whatever stands before
+the last 100,000 characters. Whether the text means anything is for :mod:`equipoise.rewards.equal` to say.
 """
 
 from __future__ import annotations
@@ -15,41 +15,51 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+READ = 100_000  # characters, from the end
 LONGEST = 20_000  # characters of an answer; a longer one is no answer
-MARKS = 50  # marks looked at from the end: what stands before so many others is not the last word
-LINE = 4_000  # characters of a line or sentence that are read, from its end
+LINE, SENTENCE = 2_000, 400  # characters read of the last line, from its end, and of what follows a mark
+MARKS = 50  # marks looked at, from the end
 
+BRACE = re.compile(r"\\[\\{}]|[{}]")
 BOX = re.compile(r"\\(?:boxed|fbox)\s*(?=\{)")
 MARK = re.compile(r"####|answer", re.IGNORECASE)
 AFTER_MARK = re.compile(r"[\s*_]*(?:[:：=]|(?:is|are)\b:?|(?=\$|\\\(|\\\[))[\s*_]*", re.IGNORECASE)
-IS = re.compile(r"(?<!\w)(?:is|are|be|equals)(?!\w):?\s*|:\s", re.IGNORECASE)
+SPECIAL_TOKEN = re.compile(r"<\|[^|<>\n]{0,40}\|>.*", re.DOTALL)
 SENTENCE_END = re.compile(r"[.!?](?=\s)|\n\s*\n")
 JOINER = re.compile(r",|;|&|(?<![a-zA-Z])(?:and|or)(?![a-zA-Z])", re.IGNORECASE)
+JOINED_FORMULAS = re.compile(r"\s*(?:,|and|or|,\s*and|,\s*or)\s*", re.IGNORECASE)
+JOINED_NUMBERS = re.compile(r"\s*(?:,|;|or|and|,\s*(?:or|and))\s+", re.IGNORECASE)
 FORMULA = re.compile(
     r"\$\$(?P<a>[^$]+)\$\$|\\\[(?P<b>(?:[^\\]|\\(?!\]))+)\\\]"
     r"|\$(?P<c>(?:[^$\n\\]|\\.)+)\$|\\\((?P<d>(?:[^\\\n]|\\(?!\)))+)\\\)"
 )
-BETWEEN_FORMULAS = re.compile(r"\s*(?:,|and|or|,\s*and|,\s*or)\s*", re.IGNORECASE)
-PERCENT_AFTER = re.compile(r"\s*(?:\$\s*)?(?:\\?%|percent(?:age)?\b|pct\b)", re.IGNORECASE)
+IS = re.compile(r"(?<!\w)(?:is|are|be|equals)(?!\w):?\s*|:\s", re.IGNORECASE)
+PERCENT = re.compile(r"\s*(?:\$\s*)?(?:\\?%|percent(?:age)?\b|pct\b)", re.IGNORECASE)
 NUMBER = re.compile(
-    r"(?<![\w.\\^{])(?:[-+−]\s?)?[$€£]?(?:\d[\d,]*(?:\.\d+)?|\.\d+)(?:\s?/\s?\d+)?(?:\s*(?:\\?%|percent\b|pct\b))?"
+    r"(?<![\w.\\^{])(?:[-+−]\s?)?[$€£]?(?:\d+(?:,\d+)*(?:\.\d+)?|\.\d+)(?:\s?/\s?\d+)?(?:\s*(?:\\?%|percent\b|pct\b))?"
 )
 SPACED_THOUSANDS = re.compile(r"(?<![\w.] )(?<![\w.])\d{1,3}(?: \d{3})+(?![\w.]| \d)")
-ATTACHED = re.compile(r"(?!(?:[cdkm]?m[²³23]?|k?g|lbs?|s|h|ft|in|°)(?![\w(]))[\w(\[{]|\s*[-+*/^=×·÷<>](?=\s?[\w(\\])")
-STANDS_ALONE = re.compile(
-    r"(?:^|[=:≈(,;$€£|]|(?<!\bnot)(?<!\bnor)(?<!\bthan)(?<!n't)(?<!\bof)(?<!\bexcept)(?<![\s(][b-zB-Z])(?<=[\w’'.)!?])\s)\s*$"
+# What makes a number part of something else: letters or operators after it; an operator, a letter or "not" before it.
+NUMBER_GOES_ON = re.compile(
+    r"(?!(?:[cdkm]?m[²³23]?|k?g|lbs?|s|h|ft|in|°)(?![\w(]))[\w(\[{]|\s*[-+*/^=×·÷<>](?=\s?[\w(\\])"
+    r"|\s*(?:hundred|thousand|million|billion|trillion|dozen)",
+    re.IGNORECASE,
 )
-JOINED_NUMBERS = re.compile(r"\s*(?:,|;|or|and|,\s*(?:or|and))\s+", re.IGNORECASE)
-CHOICE = re.compile(r"\(([A-J])\)|(?<![\w'’])([B-J])(?![\w'’])")
-SPECIAL = re.compile(r"<\|[^|<>\n]{0,40}\|>.*", re.DOTALL)
+NUMBER_MAY_START = re.compile(
+    r"(?:^|[=:≈(,;$€£|]|(?<!\bnot)(?<!\bnor)(?<!\bthan)(?<!n't)(?<!\bof)(?<!\bexcept)(?<![\s(][b-zB-Z])"
+    r"(?<=[\w’'.)!?])\s)\s*$",
+    re.IGNORECASE,
+)
+CHOICE = re.compile(r"\(([A-J])\)|(?<![\w'’])([B-HJ])(?![\w'’])")
+OPENING_CHOICE = re.compile(r"\(([A-J])\)|([A-HJ])(?:[.):]|$)")
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
     """`text` is what was read, None where there is nothing to read; `how` says by which part of the rule.
 
-    `hedge` is True where the text is a list of several different boxes: it equals a gold that is that list, never one
-    of its members.
+    `hedge` is True where the text is a list of several different boxes: it equals a gold answer that is this list, and
+    never one that is a member of it.
     """
 
     text: str | None
@@ -59,28 +69,28 @@ class Answer:
 
 def answer(response: str) -> Answer:
     """The last answer that the response states."""
-    spoken, thought, said = response.rpartition("</think>")
-    if not thought and "<think>" in response:
+    _, closed, said = response.rpartition("</think>")
+    if not closed and "<think>" in response:
         return Answer(None, "unfinished thought")
-    said = said if thought else spoken + said
+    said = said[-READ:]
     boxes = _boxes(said)
-    marked = _marked(said, boxes[-1][1] if boxes else 0)
-    if marked is not None:
+    if (marked := _marked(said, boxes[-1][1] if boxes else 0)) is not None:
         return marked
     if boxes:
         return _from_boxes(said, boxes)
-    lines = [line for line in SPECIAL.sub("", said[-4 * LINE :]).split("\n") if line.strip()]
+    lines = [line for line in SPECIAL_TOKEN.sub("", said[-4 * LINE :]).split("\n") if line.strip()]
     if not lines:
         return Answer(None, "empty")
-    return _read(lines[-1][-LINE:], "final line") or Answer(None, "nothing to read")
+    return _read(lines[-1][-LINE:], "last line") or Answer(None, "nothing to read")
 
 
 def _boxes(text: str) -> list[tuple[int, int, str]]:
-    """Start, end and content of the outermost closed boxes, in order. One pass over the braces."""
+    """Start, end and content of the outermost closed boxes, in order."""
     boxes: list[tuple[int, int, str]] = []
-    closing = _closing_braces(text) if "\\boxed" in text or "\\fbox" in text else {}
+    starts = list(BOX.finditer(text))
+    closing = _closing_braces(text, starts[0].end()) if starts else {}
     end = 0
-    for match in BOX.finditer(text):
+    for match in starts:
         close = closing.get(match.end())
         if match.start() >= end and close is not None:
             end = close + 1
@@ -88,15 +98,15 @@ def _boxes(text: str) -> list[tuple[int, int, str]]:
     return boxes
 
 
-def _closing_braces(text: str) -> dict[int, int]:
-    """Where each brace closes. `\\{` is no brace; a brace left open closes nowhere."""
+def _closing_braces(text: str, start: int) -> dict[int, int]:
+    """Where each brace from `start` on closes. `\\{` is no brace; a brace left open closes nowhere."""
     closing: dict[int, int] = {}
-    open_at: list[int] = []
-    for match in re.finditer(r"\\[\\{}]|[{}]", text):
+    opened: list[int] = []
+    for match in BRACE.finditer(text, start):
         if match.group() == "{":
-            open_at.append(match.start())
-        elif match.group() == "}" and open_at:
-            closing[open_at.pop()] = match.start()
+            opened.append(match.start())
+        elif match.group() == "}" and opened:
+            closing[opened.pop()] = match.start()
     return closing
 
 
@@ -105,47 +115,57 @@ def _from_boxes(text: str, boxes: list[tuple[int, int, str]]) -> Answer:
     start, end, content = boxes[-1]
     contents = [_unwrapped(content)]
     for earlier_start, earlier_end, content in reversed(boxes[:-1]):
-        between = text[earlier_end:start]
-        if len(between) > 200 or SENTENCE_END.search(between):
-            break
-        if not (JOINER.search(between) or (len(between) < 10 and not re.search(r"[a-zA-Z]{2}", between))):
+        between = text[earlier_end:start] if start - earlier_end <= SENTENCE else ".\n\n"
+        signs_only = len(between) < 10 and not re.search(r"[a-zA-Z]{2}", between)
+        if SENTENCE_END.search(between) or not (signs_only or JOINER.search(between)) or len(contents) > MARKS:
             break
         if (content := _unwrapped(content)) not in contents:
-            contents.append(content)
+            contents.insert(0, content)
         start = earlier_start
-    contents.reverse()
-    percent = PERCENT_AFTER.match(text, end)
-    joined = ", ".join(contents) + (r"\%" if percent and len(contents) == 1 and "%" not in contents[0] else "")
-    if len(joined) > LONGEST:
-        return Answer(None, "too long")
-    if not joined.strip():
-        return Answer(None, "empty box")
-    return Answer(joined.strip(), "boxed" if len(contents) == 1 else "boxes", hedge=len(contents) > 1)
+    if len(contents) == 1:
+        return _stated(_with_percent(contents[0], text, end), "boxed")
+    return _stated(", ".join(contents), "boxes", hedge=True)
 
 
 def _unwrapped(content: str) -> str:
-    while (inner := _boxes(content)) and not content[: inner[0][0]].strip() and not content[inner[0][1] :].strip():
+    """Without the boxes around it, ten at most: more are no way to write an answer, and each costs a pass."""
+    for _ in range(10):
+        inner = _boxes(content)
+        if not inner or (content[: inner[0][0]] + content[inner[0][1] :]).strip():
+            break
         content = inner[0][2]
     return content.strip()
 
 
+def _stated(text: str, how: str, hedge: bool = False) -> Answer:
+    if len(text) > LONGEST:
+        return Answer(None, f"{how}, more than {LONGEST} characters")
+    return Answer(text, how, hedge) if text else Answer(None, f"{how}, empty")
+
+
+def _with_percent(formula: str, text: str, end: int) -> str:
+    """With the percent sign that follows it at `end`, outside its delimiters."""
+    return formula + r"\%" if formula and "%" not in formula and PERCENT.match(text, end) else formula
+
+
 def _marked(text: str, after: int) -> Answer | None:
-    """What stands at the last mark after position `after` that has something to read."""
+    """What the last mark from `after` on states. After a box (`after` > 0) it has to begin with the answer itself."""
     marks = [match.span() for match in MARK.finditer(text, after)]
     for start, end in reversed(marks[-MARKS:]):
         if text[start] == "#":
-            line = text[end : end + LINE].split("\n", 1)[0].strip()
-            if line and len(line) <= LINE:
+            if line := text[end : end + SENTENCE].split("\n", 1)[0].strip():
                 return Answer(line, "####")
         elif found := AFTER_MARK.match(text, end):
-            rest = SPECIAL.sub("", text[found.end() : found.end() + LINE])
+            rest = SPECIAL_TOKEN.sub("", text[found.end() : found.end() + SENTENCE])
+            sentence = SENTENCE_END.split(rest.strip(), maxsplit=1)[0].split("\n", 1)[0]
             if formula := FORMULA.match(rest):
                 return _formula(rest, [formula], "answer")
-            sentence = SENTENCE_END.split(rest.strip(), maxsplit=1)[0].split("\n", 1)[0]
+            if after and not NUMBER.match(sentence):
+                continue
             if read := _read(sentence, "answer"):
                 return read
-            if after == 0 and sentence and len(sentence.split()) <= 5:
-                return Answer(sentence.strip(" *_.\"'`"), "answer")
+            if sentence and not after and len(sentence.split()) <= 5:
+                return Answer(sentence.strip(" *_.\"'`"), "answer, words")
     return None
 
 
@@ -160,23 +180,40 @@ def _read(sentence: str, how: str) -> Answer | None:
         return Answer(formula, f"{how}, formula")
     if number is not None:
         return Answer(number, f"{how}, number") if number else None
-    if letter := _choice(sentence.strip(" *_")):
+    if letter := _choice(sentence.strip(" *_.")):
         return Answer(letter, f"{how}, choice")
     return None
 
 
+def _formula(sentence: str, formulas: list[re.Match[str]], how: str) -> Answer:
+    """The last of the formulas, with those that commas or "and" join to it on either side."""
+    joined = [formulas[-1]]
+    for earlier in reversed(formulas[:-1]):
+        if not JOINED_FORMULAS.fullmatch(sentence, earlier.end(), joined[0].start()):
+            break
+        joined.insert(0, earlier)
+    while (space := JOINED_FORMULAS.match(sentence, joined[-1].end())) and (
+        following := FORMULA.match(sentence, space.end())
+    ):
+        joined.append(following)
+    texts = [next(text for text in match.groups() if text).strip() for match in joined]
+    if len(texts) == 1:
+        return _stated(_with_percent(texts[0], sentence, joined[0].end()), f"{how}, formula")
+    return _stated(", ".join(texts), f"{how}, formulas")
+
+
 def _number(sentence: str, after: int) -> str | None:
-    """The last number past `after`, with those joined to it; "" where it is part of something that cannot be read."""
+    """The last number from `after` on, with those joined to it; "" where it is part of something that is none."""
     found = [*SPACED_THOUSANDS.finditer(sentence, after)] or [*NUMBER.finditer(sentence, after)]
     if not found:
         return None
     start, end = found[-1].span()
-    if ATTACHED.match(sentence, end) or not STANDS_ALONE.search(sentence, max(0, start - 40), start):
-        return ""
     for earlier in reversed(found[:-1]):
         if not JOINED_NUMBERS.fullmatch(sentence, earlier.end(), start):
             break
         start = earlier.start()
+    if NUMBER_GOES_ON.match(sentence, end) or not NUMBER_MAY_START.search(sentence, max(0, start - 20), start):
+        return ""
     return sentence[start:end].strip()
 
 
@@ -184,37 +221,16 @@ def _bare_formula(sentence: str) -> str | None:
     """What follows the last "is" or ":", where it is a formula without delimiters and holds no word."""
     start = max((match.end() for match in IS.finditer(sentence)), default=0)
     rest = sentence[start:].strip().rstrip(".,;")
-    words = re.search(r"(?<![\\a-zA-Z])[a-zA-Z]{3,}", re.sub(r"\\[a-zA-Z]+\s*\{[a-zA-Z ]*\}", "", rest))
-    is_formula = re.search(r"[\\^=+*/<>_()\[\]]|\d[a-zA-Z]|\S\s*-", rest) and "\\boxed" not in rest
-    return rest if is_formula and not words else None
+    if "\\boxed" in rest or re.search(
+        r"(?<![\\a-zA-Z])[a-zA-Z]{3,}", re.sub(r"\\[a-zA-Z]+\s*\{[a-zA-Z ]*\}", "", rest)
+    ):
+        return None
+    return rest if re.search(r"[\\^=+*/<>_()\[\]]|\d[a-zA-Z]|\S\s*-", rest) else None
 
 
 def _choice(sentence: str) -> str | None:
-    """A letter that opens the sentence ("A. Because …"), or else the last one that stands alone."""
-    opening = re.match(r"([A-J])[.):]|\(([A-J])\)", sentence)
-    found = opening or next(iter([*CHOICE.finditer(sentence)][-1:]), None)
-    return (found.group(1) or found.group(2)) if found else None
-
-
-def _formula(sentence: str, formulas: list[re.Match[str]], how: str) -> Answer:
-    """The last formula, with those that commas or "and" join to it."""
-    last = formulas[-1]
-    texts = [_inside(last)]
-    following = (
-        FORMULA.match(sentence, joined.end()) if (joined := BETWEEN_FORMULAS.match(sentence, last.end())) else None
-    )
-    while following and len(formulas) == 1:
-        texts.append(_inside(following))
-        joined = BETWEEN_FORMULAS.match(sentence, following.end())
-        following = FORMULA.match(sentence, joined.end()) if joined else None
-    for earlier, later in zip(reversed(formulas[:-1]), reversed(formulas[1:]), strict=True):
-        if not BETWEEN_FORMULAS.fullmatch(sentence, earlier.end(), later.start()):
-            break
-        texts.insert(0, _inside(earlier))
-    percent = PERCENT_AFTER.match(sentence, last.end())
-    text = ", ".join(texts) + (r"\%" if percent and len(texts) == 1 and "%" not in texts[0] else "")
-    return Answer(text, f"{how}, formula")
-
-
-def _inside(match: re.Match[str]) -> str:
-    return next(text for text in match.groups() if text).strip()
+    """A letter that opens the sentence ("A. Because …"), or else the only one that stands alone in it."""
+    if opening := OPENING_CHOICE.match(sentence):
+        return opening.group(1) or opening.group(2)
+    letters = {match.group(1) or match.group(2) for match in CHOICE.finditer(sentence)}
+    return letters.pop() if len(letters) == 1 else None

@@ -49,8 +49,14 @@ SIGNS = {
     "，": ",", "：": ":", "；": ";", "。": ".", "€": r"\$", "£": r"\$", "¥": r"\$",
 }  # fmt: skip
 COMMAND = re.compile(r"\\(?:[a-zA-Z]+|.)|\s+", re.DOTALL)
+TOKEN = re.compile(r"\\(?:[a-zA-Z]+|.)?", re.DOTALL)
 THOUSANDS = re.compile(r"(?<=\d)\s*(?:\{\s*,\s*\}|,\s?\\!\s*)\s*(?=\d{3}(?!\d))")
-WORDS = re.compile(r"\\text\s*\{\s*(?:and|or)\s*\}|(?<![a-zA-Z\\{])(?:and|or)(?![a-zA-Z}])")
+AND = re.compile(
+    r"(?:\s|,)*(?:\\text\{\s*,?\s*(?:and|or)\s*\}|(?<![a-zA-Z\\{])(?:and|or)(?![a-zA-Z}]))\s*,?|\\text\{[^{}]*\}"
+)
+
+
+JOINS = re.compile(r"\\text\{\s*,?\s*(?:and|or)\s*\}\s*,?")
 
 
 class Unreadable(ValueError):
@@ -75,7 +81,10 @@ def spell(text: str) -> str:
     text = COMMAND.sub(_command, text)
     text = re.sub(r"\\text\s*(?=\{)", r"\\text", text)
     text = re.sub(r"<=", r"\\le ", re.sub(r">=", r"\\ge ", re.sub(r"!=", r"\\ne ", text)))
-    text = re.sub(r"(?:\s|,)*(?:%s)\s*,?" % WORDS.pattern, ", ", text)  # noqa: UP031 - braces in the pattern
+    text = AND.sub(
+        lambda m: m.group() if m.group().startswith(r"\text") and not JOINS.fullmatch(m.group()) else ", ", text
+    )
+    text = re.sub(r"\\text\{\s*(-?\d[\d.,]*)\s*\}", r" \1 ", text)
     text = re.sub(r"\^\s*\{\s*\\circ\s*\}", r"^\\circ ", text)
     text = re.sub(r"(?<![a-zA-Z\\])(?:infinity|infty|inf)(?![a-zA-Z])", r"\\infty ", text)
     text = re.sub(
@@ -176,14 +185,18 @@ def _shallow(text: str) -> str:
     return text
 
 
+def tight(text: str) -> str:
+    """Without spaces, except between two digits, where they mean something."""
+    return re.sub(r"(?<!\d)\s+|\s+(?!\d)", "", text)
+
+
 def split(text: str, at: str) -> list[str]:
     """The parts between the characters `at` that stand outside all brackets, `\\{` and environments."""
     parts, depth, start, i = [], 0, 0, 0
     while i < len(text):
         char = text[i]
         if char == "\\":
-            name = re.compile(r"\\(?:[a-zA-Z]+|.)|\\").match(text, i)
-            token = name.group() if name else char
+            token = TOKEN.match(text, i).group()  # type: ignore[union-attr]
             depth += token in {r"\{", r"\begin", r"\langle", r"\lfloor", r"\lceil"}
             depth -= token in {r"\}", r"\end", r"\rangle", r"\rfloor", r"\rceil"}
             i += len(token)

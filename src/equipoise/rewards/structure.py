@@ -81,9 +81,10 @@ MATRIX = re.compile(
 )
 PLUS_MINUS = re.compile(r"\\(pm|mp)(?![a-zA-Z])")
 CHOICE = re.compile(
-    r"(?:\\text\s*\{)?\s*\(([A-Ja-j])\)\s*(?:\})?\s*(.*)|\\text\{\s*([A-J])[.:)]?\s*\}|([A-J])[.:)]", re.DOTALL
+    r"(?:\\text\s*\{)?\s*\(([A-Ja-j])\)\s*\}?(?:\s+(.*))?|\\text\{\s*([A-J])[.:)]?\s*\}|([A-J])[.:)]", re.DOTALL
 )
 WORDS = re.compile(r"[a-zA-Z][a-zA-Z\s.'\"&/-]*[a-zA-Z.!]")
+FUNCTION = re.compile(r"\\(?:sin|cos|tan|cot|sec|csc)(?![a-zA-Z])")
 TEXT = re.compile(r"\\text\{([^{}]*)\}")
 
 
@@ -219,7 +220,7 @@ def _with_unit(leaf: Leaf) -> Leaf:
     if match := UNIT_AFTER.search(text):
         unit = unit_of(match.group())
         rest = text[: match.start()].rstrip()
-        if unit is not None and re.search(r"[\d})\]]$|\\pi$", rest):
+        if unit is not None and re.search(r"[\d})\]]$|\\pi$", rest) and not FUNCTION.search(rest):
             return replace(leaf, text=rest, unit=unit)
     return leaf
 
