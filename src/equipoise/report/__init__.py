@@ -1,0 +1,7 @@
+"""The report: one self-contained HTML page per run or comparison, on disk (`write`) or live on localhost (`watch`)."""
+
+from equipoise.report.page import write
+from equipoise.report.runs import ReportError
+from equipoise.report.watch import watch
+
+__all__ = ["ReportError", "watch", "write"]

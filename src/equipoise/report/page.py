@@ -1,0 +1,107 @@
+"""One self-contained HTML page: the runs as JSON, a style sheet and a script that draws; no network, opens from disk.
+
+Whatever a response says stays text: the JSON is ASCII with every "<" escaped, the script sets text only by textContent,
+and the page's own content security policy lets nothing run but that script, by its hash.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import html
+import json
+import re
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from equipoise.report import runs as run_folders
+from equipoise.report import samples
+from equipoise.report.panels import panels, points
+from equipoise.report.runs import ReportError, Run
+from equipoise.report.series import buckets
+
+PARTS = Path(__file__).parent / "page"
+SCRIPTS = ("text.js", "chart.js", "samples.js", "settings.js", "page.js")
+
+
+def write(runs: Sequence[str | Path], out: str | Path) -> Path:
+    """The report on these run directories (or folders of them) as one file; whole or not at all."""
+    paths, out = run_folders.find(runs), Path(out)
+    content = data(paths)
+    text = render(embed(content), content["title"], live=False)
+    temporary = out.with_name(f".{out.name}.writing")
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        temporary.write_text(text, encoding="utf-8")
+        temporary.replace(out)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        raise ReportError(f"{out}: the report cannot be written: {error.strerror}") from error
+    return out
+
+
+def data(paths: Sequence[Path]) -> dict[str, Any]:
+    """Everything the page shows, as plain JSON."""
+    runs = [run_folders.read(path, name) for path, name in zip(paths, run_folders.names(paths), strict=True)]
+    n = points(runs)
+    return {
+        "title": runs[0].name if len(runs) == 1 else f"{len(runs)} runs compared",
+        "runs": [_run(run, n, samples.BYTES // len(runs)) for run in runs],
+        "panels": list(panels(runs)),
+    }
+
+
+def _run(run: Run, n: int, budget: int) -> dict[str, Any]:
+    groups, left_out = samples.sample(run, budget)
+    ends = [b[-1] for b in buckets(len(run.steps), n)]
+    return {
+        "name": run.name,
+        "path": str(run.path),
+        "steps": [run.steps[i] for i in ends],
+        "settings": {f"{s}.{k}": v for s, values in run.config.items() for k, v in values.items()},
+        "toml": run.toml,
+        "command": command(run.path) if run.toml else "",
+        "groups": groups,
+        "left_out": left_out,
+        "notes": run.notes,
+    }
+
+
+def command(path: Path) -> str:
+    """What trains the run again, into a new directory: config.toml holds every option with its value."""
+    again = path.with_name(f"{path.resolve().name}-again")
+    return f"equipoise train {shlex.quote(str(path / 'config.toml'))} --train.out {shlex.quote(str(again))}"
+
+
+def render(embedded: str, title: str, live: bool) -> str:
+    style = (PARTS / "page.css").read_text(encoding="utf-8")
+    script = "\n".join((PARTS / name).read_text(encoding="utf-8") for name in SCRIPTS)
+    script = f'"use strict";(()=>{{\n{script}\n}})();'
+    filled = {
+        "title": html.escape(f"{title} · equipoise").encode("utf-8", "replace").decode(),
+        "policy": policy(style, script, live),
+        "style": style,
+        "data": embedded,
+        "live": "live" if live else "still",
+        "script": script,
+    }
+    template = (PARTS / "page.html").read_text(encoding="utf-8")
+    return re.sub(r"\{\{(\w+)\}\}", lambda m: filled[m[1]], template)  # in one pass: the data may hold {{script}} too
+
+
+def embed(content: dict[str, Any]) -> str:
+    """JSON that stays data inside a script element: ASCII, so no character can be torn, and no tag can open."""
+    return json.dumps(content, separators=(",", ":"), allow_nan=False, default=str).replace("<", "\\u003c")
+
+
+def policy(style: str, script: str, live: bool) -> str:
+    def sha(text: str) -> str:
+        return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
+
+    connect = "'self'" if live else "'none'"
+    return (
+        f"default-src 'none'; script-src {sha(script)}; style-src {sha(style)}; connect-src {connect}; "
+        "img-src data:; base-uri 'none'; form-action 'none'"
+    )

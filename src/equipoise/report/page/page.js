@@ -1,0 +1,144 @@
+// Puts the page together, and keeps it up to date while a run is watched.
+
+const context = { data: JSON.parse(document.getElementById("data").textContent), hidden: new Set() };
+const root = document.documentElement;
+let views = [];
+
+function tableView(panel, table) {
+  const box = scroller(`${panel.title}, table`);
+  box.classList.add("whole");
+  const heads = () => table.columns.map((c, k) => h("th", { scope: "col" }, table.runs_across && k ? swatch(k - 1) : null, name(c)));
+  const cell = (c) => {
+    const td = h("td", {}, name(c.text));
+    if (c.bar != null) {
+      const bar = h("i", { class: "cell-bar", "aria-hidden": "true" });
+      bar.style.width = `${Math.round(100 * Math.abs(c.bar))}%`;
+      td.append(h("span", { class: "cell-track" }, bar));
+    }
+    return td;
+  };
+  const head = (r) => h("th", { scope: "row" }, r.run == null ? name(r.head) : [swatch(r.run), name(context.data.runs[r.run].name)], r.below ? h("small", {}, name(r.below)) : null);
+  const row = (r) => h("tr", {}, head(r), r.cells.map(cell));
+  const update = (next) => {
+    table = next.table;
+    box.style.setProperty("--columns", table.columns.length - 1);
+    box.replaceChildren(h("table", { class: table.runs_across ? "overview across" : "overview" }, h("thead", {}, h("tr", {}, heads())), h("tbody", {}, table.rows.map(row))));
+  };
+  update(panel);
+  return { element: box, update };
+}
+
+function panelView(panel) {
+  const parts = [panel.table ? tableView(panel, panel.table) : null];
+  const figures = new Map((panel.figures || []).map((f) => [f.id, figureView(f, context)]));
+  const grid = figures.size ? h("div", { class: "grid-of-figures" }, [...figures.values()].map((f) => f.element)) : null;
+  const title = h("h2", { id: `${panel.id}-title` }, panel.title);
+  const lead = h("p", { class: "lead" }, panel.sentence);
+  const still = h("p", { class: "still" });
+  const tell = (p) => {
+    still.hidden = !p.still?.length;
+    still.textContent = still.hidden ? "" : `${p.nothing ? "Nowhere above 10⁻⁶, which is rounding" : "0 at every step of every run"}: ${p.still.join(", ")}.`;
+  };
+  tell(panel);
+  const inner = [lead, parts[0]?.element, grid, still];
+  const element = h("section", { id: panel.id, "aria-labelledby": `${panel.id}-title` },
+    panel.closed ? [title, h("details", {}, h("summary", {}, `Show ${figures.size} more figures`), inner)] : [title, inner]);
+  return {
+    element,
+    redraw: () => figures.forEach((f) => f.redraw()),
+    update(next) {
+      lead.textContent = next.sentence;
+      tell(next);
+      parts[0]?.update(next);
+      (next.figures || []).forEach((f) => figures.get(f.id).update(f));
+    },
+  };
+}
+
+function header() {
+  const { title, runs, panels } = context.data;
+  const live = root.dataset.mode === "live";
+  const about = ["model.name", "task.name"].map((k) => [...new Set(runs.map((r) => r.settings[k]).filter(Boolean))].join(", ")).filter(Boolean);
+  const places = [...panels.map((p) => [p.id, p.title]), ["samples", "Samples"], ["settings", "Settings"]];
+  document.getElementById("top").replaceChildren(
+    h("p", { class: "brand" }, "equipoise"), h("h1", {}, name(title)),
+    about.length ? h("p", { class: "about" }, name(about.join(" on "))) : "",
+    live ? h("p", { id: "state", role: "status" }, "Live") : "",
+    h("nav", { "aria-label": "Sections" }, h("ul", {}, places.map(([id, label]) => h("li", {}, h("a", { href: `#${id}` }, label))))));
+}
+
+function bar() {
+  const runs = context.data.runs;
+  const chips = runs.map((run, i) => {
+    const chip = h("button", { type: "button", class: "chip", "aria-pressed": String(!context.hidden.has(i)), onclick: () => {
+      context.hidden.has(i) ? context.hidden.delete(i) : context.hidden.add(i);
+      chip.setAttribute("aria-pressed", String(!context.hidden.has(i)));
+      views.forEach((v) => v.redraw?.());
+    } }, swatch(i), name(run.name));
+    return chip;
+  });
+  const theme = h("button", { type: "button", class: "theme", onclick: () => paint(dark() ? "light" : "dark", true) });
+  document.getElementById("bar").replaceChildren(
+    h("div", { class: "chips", role: "group", "aria-label": "Runs to show in the figures" }, chips), theme);
+  paint(kept(), false);
+}
+
+const dark = () => (root.dataset.theme ? root.dataset.theme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches);
+
+function kept() {
+  try { return localStorage.getItem("equipoise-theme"); } catch { return null; } // a page from disk may have no storage
+}
+
+function paint(theme, keep) {
+  if (theme === "dark" || theme === "light") root.dataset.theme = theme;
+  if (keep) try { localStorage.setItem("equipoise-theme", theme); } catch { /* it lasts as long as the page then */ }
+  document.querySelector(".theme").textContent = dark() ? "Light theme" : "Dark theme";
+}
+
+function build() {
+  header();
+  bar();
+  views = [...context.data.panels.map(panelView), samplesView(context), settingsView(context)];
+  document.getElementById("main").replaceChildren(...views.map((v) => v.element));
+}
+
+const shape = ({ runs, panels }) => JSON.stringify([runs.map((r) => r.name), panels.map((p) => [p.id, !!p.table, (p.figures || []).map((f) => f.id)])]);
+
+function refresh(next) {
+  const same = shape(next) === shape(context.data);
+  context.data = next;
+  if (!same) {
+    const top = scrollY;
+    build();
+    scrollTo(0, top);
+    return;
+  }
+  next.panels.forEach((panel, i) => views[i].update(panel));
+  views.slice(next.panels.length).forEach((v) => v.update());
+}
+
+async function follow() {
+  let tag = null;
+  const ask = async () => {
+    try {
+      return await fetch("/data.json", { headers: tag ? { "If-None-Match": tag } : {}, cache: "no-store" });
+    } catch {
+      return null;
+    }
+  };
+  for (;;) {
+    await new Promise((resume) => setTimeout(resume, document.hidden ? 10000 : 2000));
+    const answer = await ask();
+    if (answer?.status === 200) {
+      tag = answer.headers.get("ETag");
+      refresh(await answer.json());
+    }
+    const state = answer?.ok || answer?.status === 304 ? "Live" : "No answer from equipoise watch: these are its last figures.";
+    const place = document.getElementById("state");
+    if (place.textContent !== state) place.textContent = state;
+  }
+}
+
+build();
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => paint(null, false));
+if (root.dataset.mode === "live") follow();

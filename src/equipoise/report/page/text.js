@@ -1,0 +1,75 @@
+// Elements and text. Everything that came from a run reaches the page through h() or shown(), which only make text
+// nodes: there is no innerHTML in this page.
+
+function set(element, attributes) {
+  for (const [name, value] of Object.entries(attributes)) {
+    if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
+    else if (value === true) element.setAttribute(name, "");
+    else if (value !== false && value != null) element.setAttribute(name, value);
+  }
+  return element;
+}
+
+function h(tag, attributes = {}, ...children) {
+  const element = set(document.createElement(tag), attributes);
+  element.append(...children.flat(Infinity).filter((child) => child != null && child !== false));
+  return element;
+}
+
+function svg(tag, attributes = {}, ...children) {
+  const element = set(document.createElementNS("http://www.w3.org/2000/svg", tag), attributes);
+  element.append(...children.flat(Infinity).filter((child) => child != null && child !== false));
+  return element;
+}
+
+// Controls, direction marks, zero-width characters and lone surrogates: what could hide or reorder what a reader sees.
+const INVISIBLE = /(?![\n\t])[\p{Cc}\p{Cs}\p{Zl}\p{Zp}\p{Bidi_Control}\u200b\u2060\ufeff]/gu;
+
+function shown(text) {
+  const nodes = [];
+  let from = 0;
+  for (const match of text.matchAll(INVISIBLE)) {
+    const code = match[0].codePointAt(0).toString(16).toUpperCase().padStart(4, "0");
+    nodes.push(text.slice(from, match.index), h("span", { class: "code-point" }, `U+${code}`));
+    from = match.index + match[0].length;
+  }
+  return [...nodes, text.slice(from)];
+}
+
+function name(text) {
+  return h("bdi", {}, ...shown(String(text)));
+}
+
+const minus = (text) => text.replace("-", "−");
+
+// Four significant digits, or a power of ten where that would be mostly zeros.
+function number(value) {
+  if (value == null) return "–";
+  if (value === 0) return "0";
+  const size = Math.abs(value);
+  if (size >= 1e7 || size < 1e-3) return minus((+value.toPrecision(3)).toExponential().replace("e+", "e").replace("e-", "e−"));
+  return minus(size >= 1e4 ? Math.round(value).toLocaleString("en") : String(+value.toPrecision(4)));
+}
+
+const percent = (value) => (value == null ? "–" : `${minus((100 * value).toFixed(1))} %`);
+const formats = { percent, number };
+const signed = (value) => (value > 0 ? "+" : "") + number(value);
+
+// A wide table scrolls inside itself, by keyboard too, and never widens the page.
+function scroller(label, ...children) {
+  return h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": label }, ...children);
+}
+
+function copyButton(label, text) {
+  const button = h("button", { type: "button", class: "small" }, label);
+  button.addEventListener("click", async () => {
+    try {
+      await navigator.clipboard.writeText(text());
+      button.textContent = "Copied";
+    } catch {
+      button.textContent = "Select and copy by hand";
+    }
+    setTimeout(() => (button.textContent = label), 2000);
+  });
+  return button;
+}

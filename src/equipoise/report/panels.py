@@ -1,0 +1,261 @@
+"""What the page shows: a panel is a title, a sentence, and figures or a table made of plain numbers.
+
+A panel is made by a function of the runs, and PANELS lists them in the order of the page: one more, one more function.
+Everything is computed here; the script in the page only draws. Not here: the samples and the settings, which the page
+has views of its own for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from equipoise.report import difficulty
+from equipoise.report.meanings import BIAS, ENTROPY, HELD_OUT, TRAINING, Shown
+from equipoise.report.runs import Run, number
+from equipoise.report.series import (
+    WINDOW,
+    Column,
+    at_ends,
+    buckets,
+    cumulative,
+    mean,
+    present,
+    rounded,
+    running_mean,
+    thin,
+)
+from equipoise.report.summary import bound, held_out_metrics, peak, signed, summary
+
+Panel = dict[str, Any]
+Figure = dict[str, Any]
+
+
+def points(runs: Sequence[Run]) -> int:
+    """Points per curve: enough for a screen, few enough that the numbers of all curves take some 3 MB at most."""
+    curves = 2 * sum(len(run.metrics) for run in runs)
+    return max(20, min(500, 300_000 // max(curves, 1)))
+
+
+def lines_over_steps(
+    runs: Sequence[Run], metric: str, bold: Callable[[Column], Column], faint: str | None
+) -> list[dict[str, Any]]:
+    """A line per run that has the metric: `bold` of it, and beneath it, faintly, another metric as it is."""
+    n, lines = points(runs), []
+    for i, run in enumerate(runs):
+        if metric in run.metrics:
+            line = {"run": i, "y": at_ends(bold(run.metrics[metric]), n)}
+            lines.append({**line, "faint": thin(run.metrics[faint], n)} if faint in run.metrics else line)
+    return lines
+
+
+def curve(runs: Sequence[Run], shown: Shown, **more: Any) -> Figure:
+    """A metric's running mean over the steps of every run that has it; beneath it, faintly, each step."""
+    metric, title, sentence = shown
+    lines = lines_over_steps(runs, metric, running_mean, metric)
+    return {
+        "id": metric,
+        "kind": "lines",
+        "title": title,
+        "metric": metric,
+        "sentence": sentence,
+        "lines": lines,
+        **more,
+    }
+
+
+def panel(
+    id: str, title: str, sentence: str, figures: Sequence[Figure], nothing: float = -1.0, **more: Any
+) -> Panel | None:
+    """None without figures; those that never exceed `nothing` are named in a sentence instead of drawn."""
+    figures = [f for f in figures if f.get("lines") or f.get("rows")]
+    drawn = [f for f in figures if f["kind"] != "lines" or _largest(f) > nothing]
+    still = [f["title"] for f in figures if f not in drawn]
+    if not figures:
+        return None
+    return {
+        "id": id,
+        "title": title,
+        "sentence": sentence,
+        "figures": drawn,
+        "still": still,
+        "nothing": nothing,
+        **more,
+    }
+
+
+def _largest(figure: Figure) -> float:
+    values = [v for line in figure["lines"] for v in (*line["y"], *line.get("faint", ())) if v is not None]
+    return max(map(abs, values), default=0.0)
+
+
+def held_out(runs: Sequence[Run]) -> Panel | None:
+    """Each held-out metric over the evaluations, and peak against last (Balanced Aggregation's Figure 1)."""
+    metrics = list(dict.fromkeys(m for run in runs for m in held_out_metrics(run)))
+    figures = [_evaluations(runs, m) for m in metrics]
+    first = [f for f in figures if f["id"].startswith(("eval/acc@", "eval/best@", "eval/greedy"))]
+    figures = [*first, _peaks(runs, metrics), *(f for f in figures if f not in first)]
+    return panel(
+        "held-out", "Held-out accuracy", "On prompts no run trains on; bars and bands are 95 % intervals.", figures
+    )
+
+
+def _evaluations(runs: Sequence[Run], metric: str) -> Figure:
+    lines = []
+    for i, run in enumerate(runs):
+        found = [(e, v) for e in run.evaluations if (v := number(e, metric)) is not None]
+        low, high = ([rounded(bound(e, metric, k)) for e, _ in found] for k in (0, 1))
+        y = [rounded(v) for _, v in found]
+        if found:
+            lines.append({"run": i, "x": [e["step"] for e, _ in found], "y": y, "low": low, "high": high})
+    sentence = HELD_OUT.get(metric.partition("@")[0], "")
+    return {
+        "id": f"eval/{metric}",
+        "kind": "lines",
+        "title": metric,
+        "sentence": sentence,
+        "lines": lines,
+        "unit": "percent",
+    }
+
+
+def _peaks(runs: Sequence[Run], metrics: Sequence[str]) -> Figure:
+    accuracy = next((m for m in metrics if m.startswith("acc@")), "")
+    tables = [e["by_level"] for run in runs for e in run.evaluations if isinstance(e.get("by_level"), dict)]
+    levels = sorted({level for table in tables for level in table})
+    keys = {m: (m,) for m in metrics} | {f"{accuracy}, level {k}": ("by_level", k, accuracy) for k in levels}
+    rows = []
+    for label, path in keys.items():
+        found = [(i, p) for i, run in enumerate(runs) if (p := peak(run, *path))]
+        marks = [
+            {"run": i, **{k: rounded(p[k]) for k in ("peak", "last", "drop")}, "peak_step": p["peak_step"]}
+            for i, p in found
+        ]
+        rows += [{"label": label, "marks": marks}] if marks else []
+    sentence = (
+        "Filled: the best evaluation of the run. Hollow: the last one. The line between them is what the run lost "
+        "again (Balanced Aggregation, Figure 1). All on one scale, each around its own middle."
+    )
+    return {"id": "peaks", "kind": "peaks", "title": "Peak and last", "sentence": sentence, "rows": rows}
+
+
+def training(runs: Sequence[Run]) -> Panel | None:
+    size = max((len(buckets(len(r.steps), points(runs))[-1]) for r in runs if r.steps), default=1)
+    each = "each step" if size == 1 else f"the mean of {size} steps"
+    sentence = f"Every figure has all runs on the same axes. Line: running mean of {WINDOW} steps. Faint: {each}."
+    return panel("training", "Training", sentence, [curve(runs, s) for s in TRAINING], nothing=0.0)
+
+
+def drift(runs: Sequence[Run]) -> Panel | None:
+    """Balanced Aggregation's Figure 2: where the policy-gradient loss goes when signs and lengths are coupled."""
+    on_policy = "On-policy it is −Σ c·T: 0 where positives and negatives pull equally hard."
+    each = curve(runs, ("policy_loss", "Policy-gradient loss", on_policy), zero=True, span=1e-3)
+    total = {
+        **each,
+        "id": "policy_loss/sum",
+        "title": "Policy-gradient loss, summed",
+        "sentence": "Over all steps so far. Level: no drift. The slope is the pull of each step.",
+        "lines": lines_over_steps(runs, "policy_loss", cumulative, None),
+    }
+    sentence = (
+        "Balanced Aggregation, Figure 2. Token aggregation drifts where wrong answers are longer, difficulty weights "
+        "because their advantages do not sum to 0; sequence and balanced aggregation alone stay at 0."
+    )
+    return panel("drift", "Loss drift", sentence, [each, total])
+
+
+def lengths(runs: Sequence[Run]) -> Panel | None:
+    """Balanced Aggregation's Figure 3: the two facts about lengths that decide which rule suits."""
+    spread = ("bias/length_cv", "Length spread", "Standard deviation over mean of the response lengths.")
+    gap = ("bias/length_gap", "Length gap", "(T̄− − T̄+) / T̄: above 0, wrong responses are longer.")
+    figures = [{**curve(runs, s, zero=True), "id": f"lengths/{s[0]}"} for s in (spread, gap)]
+    sentence = (
+        "Balanced Aggregation, Figure 3. A large spread and a small gap favour token aggregation, a small spread and a "
+        "large gap sequence; balanced is meant for both."
+    )
+    return panel("lengths", "Lengths", sentence, figures)
+
+
+def bias(runs: Sequence[Run]) -> Panel | None:
+    """Every bias/* metric: a table of means, then each over time with what it means and what 0 would mean."""
+    found = list(dict.fromkeys(m for run in runs for m in run.metrics if m.startswith("bias/")))
+    rows, figures = [], []
+    for metric in sorted(found, key=[*BIAS, *found].index):
+        what, zero = BIAS.get(metric, ("A measure that this version has no sentence for.", "no such bias"))
+        title = metric.removeprefix("bias/")
+        rows.append({"head": title, "cells": _compared([mean(run.metrics.get(metric, [])) for run in runs])})
+        figure = curve(runs, (metric, title, what), zero=True, span=1e-2, means=f"0 means: {zero}.")
+        figures.append({**figure, "metric": title})
+    table = {"columns": ["mean over all steps", *(run.name for run in runs)], "runs_across": True, "rows": rows}
+    sentence = (
+        "Measured in every training batch from the coefficients themselves: c = w·A is what the gradient of each token "
+        "of a response is multiplied by, T is the response's length. Bars compare the runs within a row."
+    )
+    return panel("bias", "Biases", sentence, figures, table=table)
+
+
+def _compared(means: Sequence[float | None]) -> list[dict[str, Any]]:
+    largest = max(map(abs, present(means)))
+    visible = largest >= 5e-4  # what the table prints as 0 has no bar
+    bars = [None if m is None else rounded(m / largest) if visible else 0.0 for m in means]
+    texts = ["–" if m is None else signed(m, 3).removeprefix("+") for m in means]
+    return [{"text": text, "bar": bar} for text, bar in zip(texts, bars, strict=True)]
+
+
+def weights(runs: Sequence[Run]) -> Panel | None:
+    """HA-DW (or debias): the anchor, and the weights Φ it led to."""
+    anchor = {
+        "id": "difficulty/anchor",
+        "kind": "lines",
+        "title": "Anchor",
+        "metric": "difficulty/anchor",
+        "sentence": "Line: C⁻, the success rate believed before each batch. Faint: the batch's mean reward.",
+        "lines": lines_over_steps(runs, "difficulty/anchor", list, "reward/mean"),
+    }
+    over_time = {line["run"]: difficulty.over_time(runs[line["run"]]) for line in anchor["lines"]}
+    figures = [anchor, _phi(over_time, "positive", "A > 0"), _phi(over_time, "negative", "A < 0")]
+    sentence = (
+        "They multiply each advantage. HA-DW raises right answers to prompts that are harder than the anchor and "
+        "lowers those to easier ones; wrong answers the other way round. A prompt at the anchor gets λ."
+    )
+    return panel("difficulty", "Difficulty weights", sentence, figures)
+
+
+def _phi(over_time: dict[int, dict[str, list[Any]]], side: str, which: str) -> Figure:
+    lines = []
+    for i, found in over_time.items():
+        low, y, high = ([quantiles[k] for quantiles in found[side]] for k in range(3))
+        lines += [{"run": i, "x": found["steps"], "y": y, "low": low, "high": high}] if y else []
+    sentence = "Median over the responses; bar or band: 10 % to 90 %. Made again from the rollout files and the anchor."
+    return {
+        "id": f"difficulty/{side}",
+        "kind": "lines",
+        "title": f"Φ where {which}",
+        "sentence": sentence,
+        "lines": lines,
+    }
+
+
+def entropy(runs: Sequence[Run]) -> Panel | None:
+    sentence = "With one update per batch the ratio ρ is 1 up to rounding, and nothing is clipped."
+    figures = [curve(runs, s, zero=True) for s in ENTROPY]
+    return panel("entropy", "Entropy and clipping", sentence, figures, nothing=1e-6)
+
+
+def others(runs: Sequence[Run]) -> Panel | None:
+    """Every metric no other panel shows: nothing that was logged is out of reach."""
+    shown = {metric for metric, _, _ in (*TRAINING, *ENTROPY)} | {"policy_loss", "difficulty/anchor"}
+    left = sorted({m for run in runs for m in run.metrics if m not in shown and not m.startswith("bias/")})
+    figures = [curve(runs, (m, m, "")) for m in left]
+    return panel("others", "All other metrics", "As logged.", figures, nothing=0.0, closed=True)
+
+
+PANELS: tuple[Callable[[Sequence[Run]], Panel | None], ...] = (
+    summary, held_out, training, drift, lengths, bias, weights, entropy, others,
+)  # fmt: skip
+
+
+def panels(runs: Sequence[Run]) -> Iterator[Panel]:
+    for make in PANELS:
+        if made := make(runs):
+            yield made

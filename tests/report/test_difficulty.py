@@ -1,0 +1,42 @@
+import numpy as np
+import pytest
+
+from equipoise.objective import Objective
+from equipoise.report import difficulty
+from equipoise.report.runs import read
+from tests.report.folders import make_run
+
+RNG = np.random.default_rng(0)
+REWARD = (RNG.random(48) < 0.4).astype(float)
+GROUP = np.repeat(np.arange(6), 8)
+LENGTH = RNG.integers(3, 30, 48)
+
+
+@pytest.mark.parametrize("advantage", ["grpo", "dr_grpo", "rloo"])
+@pytest.mark.parametrize(
+    "spec", ["hadw", "debias", {"name": "hadw", "lam": 0.7, "anchor": "fixed", "threshold": 0.6},
+             {"name": "hadw", "recentre": True}],
+)  # fmt: skip
+def test_phi_is_what_the_objective_multiplied_the_advantage_by(spec, advantage):
+    weighed = Objective(advantage=advantage, difficulty=spec).assign(REWARD, GROUP, LENGTH)
+    plain = Objective(advantage=advantage).assign(REWARD, GROUP, LENGTH)
+    C = float(weighed.metrics["difficulty/anchor"])
+    phi = np.array(difficulty.phi(spec, C, REWARD, GROUP, weighed.advantage.tolist()))
+    product = phi * plain.advantage.numpy()
+    if isinstance(spec, dict) and spec.get("recentre"):
+        product -= np.array([product[g == GROUP].mean() for g in GROUP])
+    assert product == pytest.approx(weighed.advantage.numpy(), abs=1e-12)
+
+
+def test_over_time_gives_quantiles_of_every_logged_step(tmp_path):
+    run = read(make_run(tmp_path / "run", steps=20, every=5, groups=8, size=8, difficulty="hadw"), "run")
+    found = difficulty.over_time(run)
+    assert found["steps"] == [1, 5, 10, 15, 20]
+    for low, middle, high in (*found["positive"], *found["negative"]):
+        assert 1.3 * np.exp(-1) <= low <= middle <= high <= 1.3 * np.exp(1)
+
+
+def test_a_run_without_difficulty_has_no_weights(tmp_path):
+    run = read(make_run(tmp_path / "run", steps=5), "run")
+    assert difficulty.name(run) == "none"
+    assert difficulty.over_time(run)["steps"] == []
