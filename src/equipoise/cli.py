@@ -176,7 +176,7 @@ def _objectives(options: argparse.Namespace, rest: list[str]) -> None:
         table.add_row(name, *map(str, choices), preset.source)
     console = Console(width=max(Console().width, 160))
     console.print(table)
-    console.print("\nEvery preset takes any advantage, difficulty (none, hadw, debias), cancellation and aggregation:")
+    console.print("\nEvery preset takes any advantage, difficulty, cancellation and aggregation:")
     console.print('  Objective.preset("dapo", aggregation="balanced", difficulty="hadw")', highlight=False)
 
 

@@ -102,10 +102,29 @@ class HADW(_Anchored):
         if self.lam <= 0:
             raise ValueError(f"difficulty.lam = {self.lam} must be positive: Φ must not change a sign")
 
+    def success(self, batch: Batch, history: Tensor | None) -> Tensor:
+        """[B] how often the prompt is solved: p̂."""
+        return self.rate(batch.mean)
+
     def reweight(self, batch: Batch, A: Tensor, C: float, history: Tensor | None) -> Tensor:
-        diff = self.rate(batch.mean) - C
+        diff = self.success(batch, history) - C
         A = self.lam * torch.exp(-torch.sign(A) * diff) * A
         return A - batch.groups.mean(A) if self.recentre else A
+
+
+@dataclass(kw_only=True)
+class HADWHistory(HADW):
+    """HA-DW with diff = h − C⁻: the prompt's difficulty from its own earlier batches, not from the group it weighs.
+
+    h is `history` where `assign` was given it; a prompt that was never seen falls back to p̂, the paper's. The anchor
+    stays the policy's. Ours, not the paper's, for a reason its own theory gives: p̂ of a mixed group is at least 1/G and
+    moves with the rewards that A is made of, while h knows of the groups nobody solved. (Taking h for the anchor instead
+    would turn the correction round: a hard prompt's mixed group always beats its own history.)
+    """
+
+    def success(self, batch: Batch, history: Tensor | None) -> Tensor:
+        p_hat = self.rate(batch.mean)
+        return p_hat if history is None else torch.where(torch.isnan(history), p_hat, history)
 
 
 @dataclass(kw_only=True)
@@ -131,4 +150,9 @@ class Debias(_Anchored):
 
 
 Difficulty = HADW | Debias
-DIFFICULTIES: dict[str, Callable[..., Difficulty] | None] = {"none": None, "hadw": HADW, "debias": Debias}
+DIFFICULTIES: dict[str, Callable[..., Difficulty] | None] = {
+    "none": None,
+    "hadw": HADW,
+    "hadw_history": HADWHistory,
+    "debias": Debias,
+}

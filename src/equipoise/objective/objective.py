@@ -181,7 +181,8 @@ class Objective:
         rewards [B], or [B, K] with `reward_weights`; group [B] ids of any kind in any order; lengths [B] tokens of each
         response (0 for one without tokens or masked out: it still counts in its group's mean reward).
         tokens [ΣT] token ids in row order, for cancellation="prefix" and for bias/* on the real shared tokens.
-        history [B] success rate of each response's prompt in earlier batches, NaN where there is none (debias).
+        history [B] success rate of each response's prompt in earlier batches, NaN where there is none
+        (hadw_history, debias).
 
         Bad input is a ValueError that names the index and the rule, raised before the anchor has changed.
         One host synchronisation: the checks.

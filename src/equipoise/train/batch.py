@@ -19,6 +19,7 @@ from equipoise.tasks import Prompt, Task
 from equipoise.train import ranks
 from equipoise.train.config import Config
 from equipoise.train.folder import RunError
+from equipoise.train.history import PromptHistory
 from equipoise.train.score import Scorer, Scores
 
 
@@ -37,6 +38,7 @@ class StepBatch:
     unscored: int  # responses left out because their verdict is worth no score
     kinds: Counter[str]  # verdicts of all responses drawn, those left out as well
     troubles: list[dict[str, str]]  # what verifiers choked on
+    past: Tensor  # [B] float64, mean reward of each response's prompt in earlier steps, NaN for a new one
 
 
 def encode_prompt(policy: models.Policy, prompt: Prompt, chat: bool) -> list[int]:
@@ -48,12 +50,13 @@ def encode_prompt(policy: models.Policy, prompt: Prompt, chat: bool) -> list[int
 
 
 class Collector:
-    """Draws, samples and scores. Its only state is the position in the task's stream."""
+    """Draws, samples and scores. Its state is the position in the task's stream, and what it saw of each prompt."""
 
     def __init__(self, config: Config, policy: models.Policy, sampler: Sampler, task: Task) -> None:
         self.config, self.policy, self.sampler, self.task = config, policy, sampler, task
         self.scorer = Scorer(config.reward, task)
         self.position = 0
+        self.history = PromptHistory()
         r = config.rollout
         self.params = SamplingParams(
             temperature=r.temperature, top_p=r.top_p, top_k=r.top_k, max_tokens=r.max_tokens or task.max_tokens,
@@ -100,7 +103,12 @@ class Collector:
         )
         self.seconds["rollout"] += sampled - start
         self.seconds["reward"] += time.perf_counter() - sampled
-        return _joined([self._finish(*part) for part in ranks.gather((prompts, rollouts, texts, scores))], count)
+        parts = ranks.gather((prompts, rollouts, texts, scores))
+        batch = _joined([self._finish(*part) for part in parts], count)
+        rows = [batch.prompts[i].id for i in batch.rollouts.prompt.tolist()]
+        batch.past = torch.tensor(self.history.mean_rewards(rows), dtype=torch.float64)
+        self.history.record(rows, batch.total.tolist(), step)
+        return batch
 
     def _finish(self, prompts: list[Prompt], rollouts: Rollouts, texts: list[str], scores: Scores) -> StepBatch:
         """Shape the rewards by length, decide what enters the loss, and leave out what has no score."""
@@ -115,7 +123,18 @@ class Collector:
         total = rewards @ torch.tensor(c.weights, dtype=torch.float64)
         kinds = Counter(scores.verdicts)
         batch = StepBatch(
-            prompts, rollouts, texts, rewards, total, scores.verdicts, lengths, len(prompts), 0, kinds, scores.troubles
+            prompts,
+            rollouts,
+            texts,
+            rewards,
+            total,
+            scores.verdicts,
+            lengths,
+            len(prompts),
+            0,
+            kinds,
+            scores.troubles,
+            torch.full_like(total, torch.nan),
         )
         scored = ~rewards.isnan().any(1)
         if bool(scored.all()):
@@ -159,6 +178,7 @@ def _rows(batch: StepBatch, rows: Tensor) -> StepBatch:
         rewards=batch.rewards[rows],
         total=batch.total[rows],
         verdicts=[batch.verdicts[i] for i in index],
+        past=batch.past[rows],
         lengths=batch.lengths[rows.to(batch.lengths.device)],
     )
 
@@ -178,6 +198,7 @@ def _joined(parts: list[StepBatch], drawn: int | None = None) -> StepBatch:
         sum(part.unscored for part in parts),
         sum((part.kinds for part in parts), Counter()),
         [trouble for part in parts for trouble in part.troubles],
+        torch.cat([part.past for part in parts]),
     )
 
 
@@ -199,6 +220,7 @@ def statistics(batch: StepBatch, max_tokens: int) -> dict[str, float]:
         "groups/drawn": float(batch.drawn),
         "groups/kept": float(len(batch.prompts)),
         "groups/informative": float(informative.double().mean()),
+        "groups/seen_before": float((~batch.past.isnan()).double().mean()),
         **verdicts,
     }
 

@@ -93,7 +93,7 @@ class RewardConfig:
 class ObjectiveConfig:
     preset: str = option("grpo", "a published objective: see `equipoise objectives`")
     advantage: Spec = option(None, "replaces the preset's advantage")
-    difficulty: Spec = option(None, "none, hadw or debias")
+    difficulty: Spec = option(None, "none, hadw, hadw_history or debias")
     cancellation: Spec = option(None, "none, min_replace, orthogonal, recentre or prefix")
     aggregation: Spec = option(None, "token, sequence, constant, balanced or power")
     surrogate: Spec = option(None, "replaces the preset's surrogate")

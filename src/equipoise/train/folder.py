@@ -1,6 +1,7 @@
 """The run directory: one process at a time, logs that end with a whole line, everything a person can read.
 
-config.toml   metrics.jsonl   eval.jsonl   troubles.jsonl   rollouts/step-N.parquet   checkpoints/step-N/
+config.toml   metrics.jsonl   eval.jsonl   troubles.jsonl   prompts.parquet
+rollouts/step-N.parquet   checkpoints/step-N/
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ class RunFolder:
         self.metrics = self.path / "metrics.jsonl"
         self.eval = self.path / "eval.jsonl"
         self.troubles = self.path / "troubles.jsonl"  # verdicts somebody should look at
+        self.prompts = self.path / "prompts.parquet"
         self.rollouts = self.path / "rollouts"
         self.checkpoints = self.path / "checkpoints"
         self._lock: IO[str] | None = None

@@ -163,6 +163,7 @@ class Trainer:
             credit = self.objective.assign(
                 batch.rewards, batch.rollouts.prompt.cpu(), batch.lengths.cpu(),
                 tokens=_kept_tokens(batch) if self.objective.cancellation == "prefix" else None,
+                history=self._success_rates(batch.past),
             )  # fmt: skip
             informative = bool((credit.advantage != 0).any())
             seconds["assign"] = time.perf_counter() - mark
@@ -191,6 +192,11 @@ class Trainer:
             self.unscored = f"{unscored:.0%} of the responses have no score ({_told(batch)})"
         self.log_seconds = time.perf_counter() - start - total  # told with the next step
         self.uninformative = 0 if informative else self.uninformative + 1
+
+    def _success_rates(self, past: Tensor) -> Tensor | None:
+        """Mean rewards of earlier steps on the [0, 1] scale of the difficulty that asks for them."""
+        difficulty = self.objective.difficulty
+        return None if difficulty is None else difficulty.rate(past).clamp(0, 1)  # NaN stays NaN
 
     def _update(self, batch: StepBatch, credit: Credit) -> dict[str, float]:
         """`train.updates` optimizer steps on the batch; the metrics are those of the first, where ρ = 1.
@@ -326,12 +332,14 @@ class Trainer:
                 "optimizer": self.optimizer.state_dict(),
                 "objective": self.objective.state_dict(),
                 "position": self.collector.position,
+                "history": self.collector.history.state_dict(),
                 "updates": self.updates,
                 "skipped": (self.skipped, self.skipped_total, self.uninformative),
             }
             with self._writing():
                 self.folder.sync()  # a checkpoint must not outlive the lines that lead up to it
                 checkpoint.save(self.folder.checkpoints, self.step, self.policy, state, self.config.train.keep)
+                self.collector.history.write(self.folder.prompts)
         ranks.barrier()
 
     def _resume(self) -> None:
@@ -347,6 +355,7 @@ class Trainer:
             self.objective.load_state_dict(state["objective"])
             self.step, self.updates = state["step"], state["updates"]
             self.collector.position = state["position"]
+            self.collector.history.load_state_dict(state["history"])
             self.skipped, self.skipped_total, self.uninformative = state["skipped"]
 
 

@@ -1,0 +1,90 @@
+"""The history of each prompt: every scored response of earlier steps and none of this one, whatever was dropped."""
+
+import math
+from collections import defaultdict
+
+import pyarrow.parquet as pq
+import pytest
+
+from equipoise.train import RunFolder, Trainer
+from equipoise.train.history import PromptHistory
+
+from .tiny import REWARDS, settings
+
+NUMBERS = "0123456789"
+
+
+@pytest.fixture
+def few_prompts(tmp_path):
+    """Ten prompts, so that steps of four meet them again."""
+    file = tmp_path / "few.jsonl"
+    file.write_text("".join(f'{{"id": "p{n}", "prompt": "{n}+{n}=", "answer": "{2 * int(n)}"}}\n' for n in NUMBERS))
+    return str(file)
+
+
+def test_by_hand():
+    history = PromptHistory()
+    assert all(map(math.isnan, history.mean_rewards(["a", "b"])))
+    history.record(["a", "a", "b"], [1.0, 0.0, 0.5], step=3)
+    history.record(["a"], [1.0], step=7)
+    assert history.mean_rewards(["b", "a"]) == [0.5, 2 / 3]
+    assert history.seen == {"a": [3, 2.0, 7], "b": [1, 0.5, 3]}
+    again = PromptHistory()
+    again.load_state_dict(history.state_dict())
+    history.record(["a"], [0.0], step=8)
+    assert again.seen["a"] == [3, 2.0, 7]
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_a_step_knows_all_earlier_steps_and_not_itself(model, tmp_path, few_prompts, dynamic):
+    options = {"task__name": few_prompts, "rollout__dynamic_sampling": dynamic, "rollout__max_draws": 3}
+    collector = Trainer(settings(model, tmp_path / "run", **options, eval__every=0)).collector
+    drawn = []
+    real = collector._draw
+    collector._draw = lambda step, count: drawn.append(real(step, count)) or drawn[-1]
+    rewards = defaultdict(list)
+    for step in range(1, 6):
+        drawn.clear()
+        batch = collector.collect(step)
+        parts = [batch] if not dynamic else drawn
+        for part in parts:
+            rows = [part.prompts[g].id for g in part.rollouts.prompt.tolist()]
+            expected = [sum(rewards[i]) / len(rewards[i]) if rewards[i] else math.nan for i in rows]
+            assert part.past.tolist() == pytest.approx(expected, nan_ok=True)
+            for i, reward in zip(rows, part.total.tolist(), strict=True):
+                rewards[i].append(reward)
+    assert any(len(r) > 4 for r in rewards.values())
+
+
+def test_the_run_keeps_it_for_people_and_uses_it(model, tmp_path, few_prompts):
+    options = {"task__name": few_prompts, "train__steps": 6, "eval__every": 0, "log__rollouts_every": 1}
+    for name in ("hadw", "hadw_history"):
+        Trainer(settings(model, tmp_path / name, **options, objective__difficulty=name)).run()
+    folder = RunFolder(tmp_path / "hadw_history")
+    rewards = defaultdict(list)
+    for step in range(1, 7):
+        table = pq.read_table(folder.rollouts / f"step-{step}.parquet").to_pydict()
+        for i, reward in zip(table["prompt_id"], table["reward"], strict=True):
+            rewards[i].append(reward)
+    kept = {row["prompt_id"]: row for row in pq.read_table(folder.prompts).to_pylist()}
+    assert {i: (row["attempts"], row["mean_reward"]) for i, row in kept.items()} == {
+        i: (len(r), pytest.approx(sum(r) / len(r))) for i, r in rewards.items()
+    }
+    first = [pq.read_table(RunFolder(tmp_path / n).rollouts / "step-1.parquet")["advantage"] for n in
+             ("hadw", "hadw_history")]  # fmt: skip
+    later = [pq.read_table(RunFolder(tmp_path / n).rollouts / "step-6.parquet")["advantage"] for n in
+             ("hadw", "hadw_history")]  # fmt: skip
+    assert first[0] == first[1]
+    assert later[0] != later[1]
+
+
+def test_rewards_on_another_range_become_rates(model, tmp_path, few_prompts):
+    options = {"reward__functions": [f"{REWARDS}:minus_ones"], "task__name": few_prompts, "eval__every": 0}
+    difficulty = {"name": "hadw_history", "reward_range": [-1.0, 0.0]}
+    t = Trainer(settings(model, tmp_path / "run", **options, objective__difficulty=difficulty))
+    batch = [t.collector.collect(step) for step in (1, 2, 3, 4)][-1]
+    rates = t._success_rates(batch.past)
+    known = ~batch.past.isnan()
+    assert known.any()
+    assert rates[known].tolist() == pytest.approx((batch.past[known] + 1).tolist())
+    assert rates[~known].isnan().all()
