@@ -32,7 +32,7 @@ def quick(gold: str, answer: str) -> bool | None:
         if _plain(g) == _plain(a):
             return True if all(map(_has_sense, leaves(tree))) else None
         return same(tree, parse(_with_decimal_point(a, g)), EXACT)
-    except Unreadable:
+    except (Unreadable, RecursionError):  # the caller's own stack may be deep already
         return None
 
 

@@ -7,7 +7,7 @@ marked answer ("#### 7", "Answer: 7", "the answer is 7") counts instead where it
 box or a mark, the last formula or number of the last line counts, then a choice letter that stands there alone.
 
 Not covered: answers written out in words ("seventeen"), or spread over several sentences, and whatever stands before
-the last 100,000 characters. Whether the text means anything is for :mod:`equipoise.rewards.equal` to say.
+the last 50,000 characters. Whether the text means anything is for :mod:`equipoise.rewards.equal` to say.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-READ = 100_000  # characters, from the end
+READ = 50_000  # characters, from the end
 LONGEST = 20_000  # characters of an answer; a longer one is no answer
-LINE, SENTENCE = 2_000, 400  # characters read of the last line, from its end, and of what follows a mark
+LINE, SENTENCE = 1_000, 400  # characters read of the last line, from its end, and of what follows a mark
 MARKS = 50  # marks looked at, from the end
 
 BRACE = re.compile(r"\\[\\{}]|[{}]")
@@ -130,7 +130,7 @@ def _from_boxes(text: str, boxes: list[tuple[int, int, str]]) -> Answer:
 def _unwrapped(content: str) -> str:
     """Without the boxes around it, ten at most: more are no way to write an answer, and each costs a pass."""
     for _ in range(10):
-        inner = _boxes(content)
+        inner = _boxes(content) if len(content) <= LONGEST else []
         if not inner or (content[: inner[0][0]] + content[inner[0][1] :]).strip():
             break
         content = inner[0][2]
@@ -164,8 +164,9 @@ def _marked(text: str, after: int) -> Answer | None:
                 continue
             if read := _read(sentence, "answer"):
                 return read
-            if sentence and not after and len(sentence.split()) <= 5:
-                return Answer(sentence.strip(" *_.\"'`"), "answer, words")
+            words = sentence.strip(" *_.\"'`\t\r\x0b\x0c").strip()
+            if words and not after and len(words.split()) <= 5:
+                return Answer(words, "answer, words")
     return None
 
 
@@ -220,7 +221,7 @@ def _number(sentence: str, after: int) -> str | None:
 def _bare_formula(sentence: str) -> str | None:
     """What follows the last "is" or ":", where it is a formula without delimiters and holds no word."""
     start = max((match.end() for match in IS.finditer(sentence)), default=0)
-    rest = sentence[start:].strip().rstrip(".,;")
+    rest = sentence[start:].strip().rstrip(".,;").strip()
     if "\\boxed" in rest or re.search(
         r"(?<![\\a-zA-Z])[a-zA-Z]{3,}", re.sub(r"\\[a-zA-Z]+\s*\{[a-zA-Z ]*\}", "", rest)
     ):

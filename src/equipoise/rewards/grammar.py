@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 DIGITS = 4_000  # of a literal; Python refuses to read more than 4,300
 EXPONENT = 10_000  # of a literal in scientific notation
-DEEPEST = 100
+DEEPEST = 50
 
 TOKEN = re.compile(
     r"\s*(?:(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+(?![\da-zA-Z^_.]))?|\\(?:[a-zA-Z]+|.)|.)",
@@ -98,13 +98,9 @@ class _Reader(Generic[T]):
         return self.algebra.multiply(self.algebra.number(Fraction(-1)), value) if sign == "-" else value
 
     def sum(self) -> T:
-        self.depth += 1
-        if self.depth > DEEPEST:
-            raise Unreadable(f"nested more than {DEEPEST} deep")
         total = self.signed_by(self.take(), self.product()) if self.peek() in {"+", "-"} else self.product()
         while self.peek() in {"+", "-"}:
             total = self.algebra.add(total, self.signed_by(self.take(), self.product()))
-        self.depth -= 1
         return total
 
     def product(self) -> T:
@@ -121,10 +117,15 @@ class _Reader(Generic[T]):
         token = self.peek()
         return (token in ENDS and token != "|") or (token == "|" and self.absolute > 0)
 
+    def sign(self) -> str:
+        """The signs that stand here, as one: - - is +."""
+        minus = 0
+        while self.peek() in {"-", "+"}:
+            minus += self.take() == "-"
+        return "-" if minus % 2 else "+"
+
     def signed(self) -> T:
-        if self.peek() in {"-", "+"}:
-            return self.signed_by(self.take(), self.signed())
-        return self.factor(first=True)
+        return self.signed_by(self.sign(), self.factor(first=True))
 
     def factor(self, first: bool) -> T:
         """An atom with its powers, factorials and percent signs. `first`: no factor stands before it."""
@@ -176,7 +177,7 @@ class _Reader(Generic[T]):
             self.tokens[self.at] = token[1:]
             return self.algebra.number(Fraction(int(token[0])))
         if token in {"-", "+"}:
-            return self.signed_by(self.take(), self.argument())
+            return self.signed_by(self.sign(), self.argument())
         return self.atom(first=True)
 
     def bracketed(self, opening: str) -> T:
@@ -187,7 +188,14 @@ class _Reader(Generic[T]):
         return inside
 
     def atom(self, first: bool) -> T:
-        token = self.take()
+        self.depth += 1
+        if self.depth > DEEPEST:
+            raise Unreadable(f"nested more than {DEEPEST} deep")
+        value = self.simple(self.take(), first)
+        self.depth -= 1
+        return value
+
+    def simple(self, token: str, first: bool) -> T:
         if token[:1].isdigit() or (token[:1] == "." and len(token) > 1):
             if not first and self.tokens[self.at - 2] not in {")", "]"}:
                 raise Senseless("a number beside what it could belong to")

@@ -11,7 +11,7 @@ import re
 import unicodedata
 
 LONGEST = 20_000  # characters; a longer answer is refused
-DEEPEST = 60  # brackets within brackets
+DEEPEST = 50  # brackets within brackets
 
 COMMANDS = {
     **dict.fromkeys(("dfrac", "tfrac", "cfrac", "nicefrac", "sfrac"), r"\frac"),
