@@ -118,8 +118,8 @@ class HADWHistory(HADW):
 
     h is `history` where `assign` was given it; a prompt that was never seen falls back to p̂, the paper's. The anchor
     stays the policy's. Ours, not the paper's, for a reason its own theory gives: p̂ of a mixed group is at least 1/G and
-    moves with the rewards that A is made of, while h knows of the groups nobody solved. (Taking h for the anchor instead
-    would turn the correction round: a hard prompt's mixed group always beats its own history.)
+    moves with the rewards that A is made of, while h knows of the groups nobody solved. (With h for the anchor instead,
+    the correction would turn round: a hard prompt's mixed group always beats its own history.)
     """
 
     def success(self, batch: Batch, history: Tensor | None) -> Tensor:
