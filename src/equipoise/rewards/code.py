@@ -321,7 +321,7 @@ def _arguments(value: Any) -> tuple[Any, ...]:
 
 # --- comparing -------------------------------------------------------------------------------------------------------
 
-_FLOAT = re.compile(r"[+-]?(?:\d+\.\d*|\.\d+|\d+(?=[eE]))(?:[eE][+-]?\d+)?")
+_FLOAT = re.compile(r"[+-]?(?:\d+\.\d*|\.\d+|\d+(?=[eE]))(?:[eE][+-]?\d+)?", re.ASCII)
 
 
 def same_output(got: str, expected: str) -> bool:

@@ -221,6 +221,7 @@ def _received(channel: _Channel):
 def _run_module(code, name: str, prelude: str = "") -> dict:
     module = type(sys)(name)
     sys.modules[name] = module
+    module.__dict__["__builtins__"] = builtins  # not this file's own, which sandbox.py gave it
     sys.argv = ["response.py"]
     exec(prelude, module.__dict__)
     exec(code, module.__dict__)
@@ -410,7 +411,7 @@ def _run_tests(config: dict, channel: _Channel) -> None:
         candidate.__name__ = name
         return candidate
 
-    namespace: dict = {"__name__": "tests"}
+    namespace: dict = {"__name__": "tests", "__builtins__": builtins}
     try:
         exec(compile(config["setup"], "<setup>", "exec", dont_inherit=True), namespace)
         namespace.update({name: proxy(name) for name in config["names"]})

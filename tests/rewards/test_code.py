@@ -1,0 +1,570 @@
+"""Which code runs, which tests a row holds, and when an answer is the expected one."""
+
+import json
+import math
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from equipoise.rewards import code, guest, sandbox
+
+needs_sandbox = pytest.mark.usefixtures("sandboxed")
+
+
+@pytest.fixture
+def sandboxed():
+    if (why := sandbox.available()) is not None:
+        pytest.skip(why)
+
+
+# --- extraction
+
+
+@pytest.mark.parametrize(
+    ("response", "expected"),
+    [
+        ("```python\nx = 1\n```", "x = 1\n"),
+        ("```py\nx = 1\n```", "x = 1\n"),
+        ("```Python3\nx = 1\n```", "x = 1\n"),
+        ("```\nx = 1\n```", "x = 1\n"),
+        ("~~~python\nx = 1\n~~~", "x = 1\n"),
+        ("```python title=a.py\nx = 1\n```", "x = 1\n"),
+        ("Text.\n```python\nx = 1\n```\nMore.\n```python\nx = 2\n```\nEnd.", "x = 2\n"),
+        ("```python\nx = 1\n```\nIt prints\n```\n1\n```", "x = 1\n"),
+        ("```\nx = 1\n```\nfor example\n```text\n1\n```", "x = 1\n"),
+        ("```python\nx = 1\n```\nand\n```python\nx = 2", "x = 1\n"),
+        ("````python\ns = '''\n```\n'''\n````", "s = '''\n```\n'''\n"),
+        ("1. This:\n   ```python\n   if x:\n       y\n   ```", "if x:\n    y\n"),
+        ("```python\r\nx = 1\r\ny = 2\r\n```\r\n", "x = 1\ny = 2\n"),
+        ("<think>```python\nx = 1\n```</think>```python\nx = 2\n```", "x = 2\n"),
+        ("x = 1", "x = 1"),
+        ("    return 1\n", "    return 1\n"),
+        ("<think>x = 0</think>x = 1", "x = 1"),
+    ],
+)
+def test_extract_finds_the_last_complete_python_block(response, expected):
+    assert code.extract(response) == expected
+
+
+@pytest.mark.parametrize(
+    "response",
+    [
+        "",
+        "  \n ",
+        "```python\nx = 1\n",
+        "```cpp\nint x;\n```",
+        "```python\n```",
+        "```python\n\n```",
+        "<think>```python\nx = 1\n```</think>I give up:\n```python\n",
+        "```text\nx = 1\n```",
+    ],
+)
+def test_extract_finds_nothing_where_no_block_is_complete(response):
+    assert code.extract(response) is None
+    assert code.judge(response, code.Programs((("", ""),))).kind == "unparsed"
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.text(alphabet="`~ab \n\r\tpython<>/think", max_size=80))
+def test_extract_takes_any_text(response):
+    found = code.extract(response)
+    assert found is None or found.strip()
+
+
+@given(st.text(alphabet=st.characters(exclude_characters="`~\r"), min_size=1).filter(str.strip))
+def test_extract_gives_back_what_a_block_holds(source):
+    if "</think>" not in source:
+        assert code.extract(f"Here:\n```python\n{source}\n```\n") == f"{source}\n"
+
+
+# --- the tests of a row
+
+
+def test_rows_of_stdin_and_stdout():
+    expected = code.Programs((("1\n2", "3"), ("4", "5")))
+    pairs = {"inputs": ["1\n2", "4"], "outputs": ["3", "5"]}
+    assert code.tests(pairs) == expected
+    assert code.tests(json.dumps(pairs)) == expected
+    assert code.tests({"input_output": json.dumps(pairs), "question": "?"}) == expected
+    assert code.tests({"inputs": [["1", "2"], "4"], "outputs": ["3", ["5"]]}) == expected
+    cases = [{"input": "1\n2", "output": "3", "testtype": "stdin"}, {"input": "4", "output": "5", "testtype": "stdin"}]
+    assert code.tests(cases) == expected
+    row = {"public_test_cases": json.dumps(cases[:1]), "private_test_cases": cases[1:], "metadata": "{}"}
+    assert code.tests(row) == expected
+
+
+def test_rows_of_calls():
+    expected = code.Calls("f", (((1, [2]), 3), ((4, []), 5)))
+    assert code.tests({"fn_name": "f", "inputs": [[1, [2]], [4, []]], "outputs": [3, 5]}) == expected
+    assert code.tests({"fn_name": "f", "inputs": ["1\n[2]", "4\n[]\n"], "outputs": ["3", "5"]}) == expected
+    cases = [
+        {"input": "1\n[2]", "output": "3", "testtype": "functional"},
+        {"input": "4\n[]", "output": "5", "testtype": "functional"},
+    ]
+    row = {"public_test_cases": cases, "private_test_cases": [], "metadata": json.dumps({"func_name": "f"})}
+    assert code.tests(row) == expected
+    assert code.tests({"fn_name": "f", "inputs": [[1], [2]], "outputs": [[3], [4]]}).wrapped
+    assert not code.tests({"fn_name": "f", "inputs": [[1], [2]], "outputs": [[3], [4, 5]]}).wrapped
+
+
+def test_rows_of_asserts_name_what_they_call():
+    def names(*statements, **row):
+        return code.tests({"test_list": list(statements), **row}).names
+
+    assert names("assert f(1) == 2") == ("f",)
+    assert names("assert set(f((1, 2))) == set((1,))", "assert g(f(1))") == ("f", "g")
+    assert names("assert math.isclose(f(1), 2)", test_imports=["import math"]) == ("f",)
+    assert names("x = [y for y in range(3)]\nassert f(x, key=lambda z: z) == x") == ("f",)
+    assert names("assert sum(10, 15) == 6") == ("sum",)
+    assert names("assert set(max([1])) == len([1])", code="def max(x): return x\n") == ("max",)
+    both = code.tests(
+        {"test_list": ["assert f(1)"], "challenge_test_list": ["assert f(2)"], "test_setup_code": "k = 1"}
+    )
+    assert both.code == "assert f(1)\nassert f(2)"
+    assert "k = 1" in both.setup
+
+
+def test_humaneval_helpers_come_from_the_prompt_and_only_where_they_are_used():
+    prompt = "def helper(x):\n    return x + 1\n\ndef f(x):\n    '''Doc.'''\n"
+    used = code.tests({"prompt": prompt, "test": "def check(c):\n    assert c(1) == helper(0)", "entry_point": "f"})
+    unused = code.tests({"prompt": prompt, "test": "def check(c):\n    assert c(1) == 1", "entry_point": "f"})
+    assert "helper" in used.setup
+    assert unused.setup == ""
+
+
+@pytest.mark.parametrize(
+    ("row", "reason"),
+    [
+        (None, "NoneType"),
+        ("{", "not JSON"),
+        ({}, "no tests"),
+        ([], "at least one"),
+        ([{"input": "1"}], "list of"),
+        ({"question": "?"}, "question"),
+        ({"inputs": ["1"], "outputs": []}, "one length"),
+        ({"inputs": [], "outputs": []}, "at least one"),
+        ({"inputs": [1], "outputs": ["1"]}, "int"),
+        ({"inputs": [{}], "outputs": [1], "fn_name": "f"}, "list of arguments"),
+        ({"inputs": ["1 2"], "outputs": ["1"], "fn_name": "f"}, "not JSON"),
+        ({"test_list": []}, "at least one"),
+        ({"test_list": ["assert f(1 =="]}, "not Python"),
+        ({"test_list": ["assert 1 == 1"]}, "calls no function"),
+        ({"test_list": ["assert h(root)"], "test_setup_code": "root = Node(1)"}, "Node"),
+        ({"test": "def chek(c): pass", "entry_point": "f", "prompt": ""}, "check"),
+        ({"test": "def check(c) pass", "entry_point": "f", "prompt": ""}, "not Python"),
+        ({"test": "def check(c): pass", "entry_point": "f()", "prompt": ""}, "no name"),
+        ({"test": "def check(c): pass", "entry_point": "f", "prompt": "def f(:"}, "prompt"),
+        ([{"input": "1", "output": "1", "testtype": "functional"}], "func_name"),
+        ([{"input": "", "output": "", "testtype": "interactive"}], "interactive"),
+        ({"public_test_cases": "[]", "private_test_cases": "eJxrYJmq"}, "pickle"),
+    ],
+)
+def test_bad_rows_say_what_is_wrong(row, reason):
+    with pytest.raises(code.TestsError, match=reason):
+        code.tests(row)
+
+
+# --- comparing
+
+
+@pytest.mark.parametrize(
+    ("got", "expected", "same"),
+    [
+        ("1\n2\n", "1\n2", True),
+        ("1 \n2\t\n\n\n", "1\n2", True),
+        ("1\r\n2\r\n", "1\n2\n", True),
+        ("1  2", "1 2", True),
+        ("", "", True),
+        ("", "1", False),
+        ("1", "", False),
+        ("1 2", "1\n2", False),
+        ("1\n\n2", "1\n2", False),
+        ("\n1", "1", False),
+        ("0.1", "0.10000001", True),
+        ("0.1", "0.1001", False),
+        ("1e-9", "0.0", True),
+        ("1000000.0", "1000000.5", True),
+        ("1000000", "1000001", False),
+        ("1.0", "1", False),
+        ("1", "1.0", False),
+        ("-0.0", "0.0", True),
+        ("nan", "nan", True),
+        ("NaN", "nan", False),
+        ("inf", "1e999", False),
+        ("9007199254740993", "9007199254740992", False),
+        ("1_0.0", "10.0", False),
+        ("１.5", "1.5", False),
+        ("Yes", "yes", False),
+        ("a 0.1 b", "a 0.1000000001 b", True),
+        ("a 0.1 b", "a 0.1000000001 c", False),
+        ("x" * 10**6, "x" * 10**6, True),
+        ("1." + "0" * 10**6, "1.0", True),
+    ],
+)
+def test_outputs_compare_by_the_written_rule(got, expected, same):
+    assert code.same_output(got, expected) is same
+
+
+@pytest.mark.parametrize(
+    ("got", "expected", "same"),
+    [
+        (1, 1, True),
+        (1, True, True),
+        (1.0, 1, True),
+        (True, 1.0, True),
+        ("1", 1, False),
+        (None, None, True),
+        (None, False, False),
+        ((1, 2), [1, 2], True),
+        ([(1,), (2,)], [[1], [2]], True),
+        ([1, 2], [2, 1], False),
+        ([1], [1, 1], False),
+        ({1, 2}, [1, 2], False),
+        (b"a", "a", False),
+        ("a", ["a"], False),
+        (math.nan, math.nan, True),
+        (math.nan, 1.0, False),
+        (math.inf, math.inf, True),
+        (-math.inf, math.inf, False),
+        (-0.0, 0.0, True),
+        (0.1 + 0.2, 0.3, True),
+        (0.3001, 0.3, False),
+        (2.0000001, 2, False),
+        (2**53 + 1, 2**53 + 1, True),
+        (2**53 + 1, 2**53, False),
+        (2**53 + 1, float(2**53), False),
+        (10**400, 10**400, True),
+        (10**400, math.inf, False),
+        ({"a": (1,)}, {"a": [1]}, True),
+        ({"a": 1, "b": 2}, {"a": 1}, False),
+        ({1: 2}, {"1": 2}, False),
+        ({}, {}, True),
+        ({}, [], False),
+        ([], {}, False),
+        (1 + 0j, 1, False),
+        ("\ud800", "\ud800", True),
+        ("\ud800", "\ufffd", False),
+    ],
+)
+def test_values_compare_by_the_written_rule(got, expected, same):
+    assert code.same_value(guest.parse(guest.encode(got)), expected) is same
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(st.characters()),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+    max_leaves=20,
+)
+
+
+@settings(max_examples=50, deadline=None)
+@given(json_values)
+def test_every_json_value_is_itself(value):
+    assert code.same_value(guest.parse(guest.encode(value)), value)
+
+
+@settings(max_examples=50, deadline=None)
+@given(json_values, json_values)
+def test_values_are_the_same_at_most_where_python_says_so_up_to_the_tolerance(a, b):
+    def rounded(value):
+        if isinstance(value, float):
+            return "nan" if math.isnan(value) else value if math.isinf(value) else 0.0
+        if isinstance(value, list):
+            return [rounded(x) for x in value]
+        return {k: rounded(v) for k, v in value.items()} if isinstance(value, dict) else value
+
+    if code.same_value(guest.parse(guest.encode(a)), b) and type(a) is type(b):
+        assert rounded(a) == rounded(b)
+
+
+# --- the border
+
+hashable = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.text(st.characters())
+    | st.binary()
+    | st.complex_numbers(),
+    lambda inner: st.lists(inner, max_size=4).map(tuple) | st.frozensets(inner, max_size=4),
+    max_leaves=8,
+)
+built_in = st.recursive(
+    hashable | st.sets(hashable, max_size=4),
+    lambda inner: st.lists(inner) | st.lists(inner).map(tuple) | st.dictionaries(hashable, inner, max_size=4),
+    max_leaves=20,
+)
+
+
+def spelled(value):
+    """repr tells types, -0.0 and nan apart; a set's order is none of the value's."""
+    if isinstance(value, (set, frozenset)):
+        return type(value).__name__, sorted(map(repr, map(spelled, value)))
+    if isinstance(value, (list, tuple)):
+        return type(value).__name__, [spelled(x) for x in value]
+    if isinstance(value, dict):
+        return "dict", [(spelled(k), spelled(v)) for k, v in value.items()]
+    return type(value).__name__, repr(value)
+
+
+@settings(max_examples=50, deadline=None)
+@given(built_in)
+def test_built_in_values_cross_the_border_unchanged(value):
+    text = guest.encode(value)
+    json.loads(text, parse_constant=pytest.fail)
+    assert text.isascii()
+    assert "\n" not in text
+    assert spelled(guest.build(guest.parse(text))) == spelled(value)
+
+
+@pytest.mark.parametrize("value", [object(), iter([]), range(3), len, [object()], {1: {2: open}}, type, NotImplemented])
+def test_other_values_are_opaque(value):
+    with pytest.raises(guest.Opaque):
+        guest.encode(value)
+
+
+@pytest.mark.parametrize("text", ["", " 1", "1 ", "NaN", "[1,]", "{", "'a'", '"\n"', "Infinity", '{"a": 1, "a": 2}'])
+def test_what_is_not_one_strict_value_is_refused(text):
+    with pytest.raises(ValueError):
+        guest.build(guest.parse(text))
+
+
+# --- judging
+
+
+def judge(source, tests, **limits):
+    return code.judge(f"```python\n{source}\n```", tests, sandbox.Limits(**limits))
+
+
+SUM = code.Programs((("1 2\n", "3\n"), ("10 20\n", "30\n")))
+
+
+@needs_sandbox
+@pytest.mark.parametrize(
+    "source",
+    [
+        "a, b = map(int, input().split())\nprint(a + b)",
+        "import sys\nprint(sum(map(int, sys.stdin.buffer.read().split())))",
+        "import sys\nfor line in sys.stdin: print(sum(map(int, line.split())))",
+        "print(sum(map(int, open(0).read().split())))",
+        "print(sum(map(int, open('/dev/stdin').read().split())))",
+        "import os\nprint(sum(map(int, os.read(0, 100).split())))",
+        "import sys\nsys.stdout.write(str(sum(map(int, input().split()))))",
+        "print(sum(map(int, input().split())), '  ')\nprint()",
+        "def main():\n    print(sum(map(int, input().split())))\nif __name__ == '__main__':\n    main()",
+        "print(sum(map(int, input().split())))\nexit()",
+        "print(sum(map(int, input().split())))\nquit(0)",
+        "import sys\nprint(sum(map(int, input().split())))\nsys.exit()",
+        "import os, sys\nprint(sum(map(int, input().split())), flush=True)\nos._exit(0)",
+        "import threading\nthreading.Thread(target=lambda: print(sum(map(int, input().split())))).start()",
+        "import sys, threading\nsys.setrecursionlimit(10**6)\nthreading.stack_size(2**27)\n"
+        "def f(n): return n and 1 + f(n - 1)\n"
+        "def main():\n    a, b = map(int, input().split())\n    print(f(30000) - 30000 + a + b)\n"
+        "t = threading.Thread(target=main)\nt.start()\nt.join()",
+        "import sys\nsys.setrecursionlimit(10**6)\ndef f(n): return n and 1 + f(n - 1)\n"
+        "print(f(20000) - 20000 + sum(map(int, input().split())))",
+        "import asyncio\nasync def main(): print(sum(map(int, input().split())))\nasyncio.run(main())",
+        "from concurrent.futures import ThreadPoolExecutor as Pool\n"
+        "with Pool(8) as pool: print(sum(pool.map(int, input().split())))",
+        "from multiprocessing import Pool\nif __name__ == '__main__':\n"
+        "    with Pool(2) as pool: print(sum(pool.map(int, input().split())))",
+        "from dataclasses import dataclass\n@dataclass\nclass P:\n    a: 'int'\n    b: int = 0\n"
+        "print(sum(map(int, input().split())))",
+        "import tempfile\nwith tempfile.TemporaryFile('w+') as f:\n    f.write(input())\n    f.seek(0)\n"
+        "    print(sum(map(int, f.read().split())))",
+        "import collections, heapq, itertools, math, re, bisect, functools, random, decimal, string, datetime\n"
+        "print(sum(map(int, input().split())))",
+        "# " + "x" * 100_000 + "\nprint(sum(map(int, input().split())))",
+        "x = [\n" + "    1,\n" * 20_000 + "]\nprint(sum(map(int, input().split())))",
+    ],
+)
+def test_programs_written_in_any_usual_way_are_correct(source):
+    verdict = judge(source, SUM)
+    assert verdict.kind == "correct", verdict.reason
+
+
+@needs_sandbox
+def test_lines_and_sources_of_any_length():
+    line = "7" * 10**6
+    tests = code.Programs(((line + "\n", line + "\n"), ("x\r\ny\r\n", "2\n")))
+    source = "import sys\nlines = sys.stdin.read().splitlines()\nprint(lines[0] if len(lines) == 1 else len(lines))"
+    assert judge(source, tests).kind == "correct"
+    response = "```python\r\nimport sys\r\nprint(len(sys.stdin.read()))\r\n```"
+    assert code.judge(response, code.Programs((("abc", "3"),))).kind == "correct"
+
+
+@needs_sandbox
+@pytest.mark.parametrize(
+    ("source", "kind", "reason"),
+    [
+        ("print(4)", "wrong", "printed '4"),
+        ("print(3)", "wrong", "test 2 of 2"),
+        ("", "unparsed", ""),
+        ("pass", "wrong", "printed ''"),
+        ("1 / 0", "wrong", "ZeroDivisionError"),
+        ("def f(:", "wrong", "SyntaxError"),
+        ("print(sum(map(int, input().split())))\nimport sys\nsys.exit(3)", "wrong", "exit 3"),
+        ("import numpy", "wrong", "numpy"),
+        ("input(); input(); input()", "wrong", "EOFError"),
+        ("x = " + "(" * 300 + ")" * 300, "wrong", "SyntaxError"),
+        ("x = " + "-" * 10**5 + "1", None, ""),
+        ("\0", "wrong", ""),
+        ("x = '\ud800'", "wrong", ""),
+    ],
+)
+def test_programs_that_are_not_correct(source, kind, reason):
+    verdict = judge(source, SUM)
+    assert verdict.kind == (kind or verdict.kind) != "correct"
+    assert reason in verdict.reason
+
+
+ADD = code.Calls("add", (((1, 2), 3), (([1], [2]), [1, 2])))
+
+
+@needs_sandbox
+@pytest.mark.parametrize(
+    ("source", "kind"),
+    [
+        ("def add(a, b): return a + b", "correct"),
+        ("add = lambda a, b: a + b", "correct"),
+        ("class Solution:\n    def add(self, a, b): return a + b", "correct"),
+        ("class Solution:\n    def add(self, a, b): return a + b\ndef add(a, b): return None", "correct"),
+        ("class Solution:\n    @staticmethod\n    def add(a, b): return a + b", "correct"),
+        ("def add(a, b):\n    print('debugging')\n    return a + b", "correct"),
+        ("from typing import *\ndef add(a: int, b: int) -> int: return a + b", "correct"),
+        ("def add(a, b): return a + b\nif __name__ == '__main__': print(input())", "correct"),
+        ("def add(a, b): return tuple(a + b) if isinstance(a, list) else a + b", "correct"),
+        ("def add(a, b): return float(a + b) if isinstance(a, int) else a + b", "correct"),
+        ("def sub(a, b): return a - b", "wrong"),
+        ("async def add(a, b): return a + b", "wrong"),
+        ("def add(a, b): yield a + b", "wrong"),
+        ("def add(a): return a", "wrong"),
+        ("add = 3", "wrong"),
+        ("class Solution:\n    def __init__(self, x): pass\n    def add(self, a, b): return a + b", "wrong"),
+        ("def add(a, b): print(a + b)", "wrong"),
+        ("def add(a, b): return str(a + b)", "wrong"),
+        ("def add(a, b): raise ValueError('no')", "wrong"),
+        ("raise ValueError('no')", "wrong"),
+    ],
+)
+def test_functions_and_solutions(source, kind):
+    verdict = judge(source, ADD)
+    assert verdict.kind == kind, verdict.reason
+
+
+@needs_sandbox
+def test_a_solution_starts_anew_with_every_call():
+    tests = code.Calls("push", (((1,), [1]), ((2,), [2])))
+    source = (
+        "class Solution:\n    def __init__(self): self.seen = []\n    def push(self, x):\n        self.seen.append(x)\n"
+    )
+    assert judge(source + "        return self.seen", tests).kind == "correct"
+
+
+@needs_sandbox
+def test_expected_values_wrapped_in_a_list_may_come_bare():
+    tests = code.tests({"fn_name": "f", "inputs": [[1], [2]], "outputs": [[2], [3]]})
+    assert judge("def f(x): return x + 1", tests).kind == "correct"
+    assert judge("def f(x): return [x + 1]", tests).kind == "correct"
+    assert judge("def f(x): return [[x + 1]]", tests).kind == "wrong"
+    assert judge("def f(x): return 2", tests).kind == "wrong"
+
+
+MBPP = {
+    "test_list": [
+        "assert set(common((3, 4, 5, 6), (5, 7, 4, 10))) == {4, 5}",
+        "assert math.isclose(half(3), 1.5)",
+        "assert kinds({1: (2, b'x')}, key={'a'}) == [1, (2, b'x'), {'a'}]",
+    ],
+    "test_imports": ["import math"],
+}
+MBPP_SOLUTION = """
+def common(a, b): return tuple(set(a) & set(b))
+def half(x): return x / 2
+def kinds(d, key): return [*d, *d.values(), key]
+"""
+
+
+@needs_sandbox
+def test_asserts_see_built_in_values_of_every_type():
+    assert judge(MBPP_SOLUTION, code.tests(MBPP)).kind == "correct"
+    assert judge(MBPP_SOLUTION.replace("x / 2", "x // 2"), code.tests(MBPP)).kind == "wrong"
+    assert judge(MBPP_SOLUTION.replace("(set(a) & set(b))", "(set(a))"), code.tests(MBPP)).kind == "wrong"
+    verdict = judge("def common(a, b): return a & b", code.tests(MBPP))
+    assert verdict.kind == "wrong"
+    assert "TypeError" in verdict.reason
+    assert "line 1 of the tests" in verdict.reason
+
+
+@needs_sandbox
+def test_asserts_may_expect_an_exception():
+    statement = "try:\n    f(-1)\n    assert False\nexcept ValueError as error:\n    assert 'below' in str(error)"
+    tests = code.tests({"test_list": [statement]})
+    assert judge("def f(x): raise ValueError('below 0')", tests).kind == "correct"
+    assert judge("class Own(ValueError): pass\ndef f(x): raise Own('below 0')", tests).kind == "wrong"
+    assert judge("def f(x): raise KeyError('below 0')", tests).kind == "wrong"
+    assert judge("def f(x): return 0", tests).kind == "wrong"
+
+
+@needs_sandbox
+@pytest.mark.parametrize(
+    ("statements", "reason"),
+    [
+        (["import numpy", "assert f(1)"], "numpy"),
+        (["assert undefined_before[0]", "assert f(1)"], "subscriptable"),
+        (["1 / 0", "assert f(1)"], "ZeroDivisionError"),
+        (["assert f(lambda x: x)"], "function"),
+        (["if False: f(1)"], "never call"),
+        (["def later(): return f(1)"], "never call"),
+    ],
+)
+def test_tests_that_fail_by_themselves_are_bad_gold(statements, reason):
+    verdict = judge("def f(x): return True", code.tests({"test_list": statements}))
+    assert verdict.kind == "bad_gold"
+    assert reason in verdict.reason
+
+
+@needs_sandbox
+def test_a_response_cannot_make_the_tests_bad_gold():
+    tests = code.tests({"test_list": ["assert f(f(1)) == 2", "assert [x for x in f(1)]"]})
+    for source in ("def f(x): return open", "def f(x): return {}[x]", "def f(x): return 'x' * 10 ** 6", "f = print"):
+        assert judge(source, tests).kind == "wrong"
+
+
+HUMANEVAL = code.tests(
+    {
+        "prompt": "from typing import List\n\ndef one():\n    return 1\n\n"
+        "def plus(xs: List[int]) -> List[int]:\n    '''Add 1.'''\n",
+        "test": "def check(candidate):\n    assert candidate([1, 2]) == [1 + one(), 2 + one()]\n",
+        "entry_point": "plus",
+    }
+)
+
+
+@needs_sandbox
+@pytest.mark.parametrize(
+    ("response", "kind"),
+    [
+        ("    return [x + 1 for x in xs]\n", "correct"),
+        ("\n    return [x + one() for x in xs]\n", "correct"),
+        ("```python\n    return [x + 1 for x in xs]\n```", "correct"),
+        ("```python\ndef plus(xs: List[int]) -> List[int]:\n    return [x + one() for x in xs]\n```", "correct"),
+        ("def plus(xs):\n    return [x + 1 for x in xs]", "correct"),
+        (
+            "```python\nfrom __future__ import annotations\ndef plus(xs: Nope):\n    return [x + 1 for x in xs]\n```",
+            "correct",
+        ),
+        ("```python\nplus = lambda xs: [x + 1 for x in xs]\n```", "correct"),
+        ("```python\ndef one(): return 0\ndef plus(xs): return [x + one() for x in xs]\n```", "wrong"),
+        ("```python\ndef one(): return 0\ndef plus(xs): return xs\n```", "wrong"),
+        ("    pass\n", "wrong"),
+        ("```python\ndef minus(xs): return xs\n```", "wrong"),
+        ("I would add one to each of them.", "unparsed"),
+        ("", "unparsed"),
+    ],
+)
+def test_humaneval_responses_continue_the_prompt_or_define_the_function(response, kind):
+    verdict = code.judge(response, HUMANEVAL)
+    assert verdict.kind == kind, verdict.reason
