@@ -29,6 +29,8 @@ FLOORS = {
 FEW_PROMPTS = 30
 PER_RESPONSE = ("sequence", "power")  # rules whose weight falls with the response's own length
 ONE_LENGTH = ("token", "constant")
+BALANCED = 'objective.aggregation = "balanced"'
+RECENTRE = 'objective.difficulty = { name = "hadw", recentre = true }'
 HOSTS = {
     "TRL": {"token": 'loss_type="dapo"', "sequence": 'loss_type="grpo"'},
     "verl": {"token": "loss_agg_mode=token-mean", "sequence": "loss_agg_mode=seq-mean-token-mean"},
@@ -78,14 +80,12 @@ def _coupling(audit: Audit) -> Advice:
         return Advice(topic, None, f"no evidence: right responses pull {_times(ratio)} times as hard as wrong ones.")
     causes, changes = [], []
     if _rule(audit) not in ("sequence", "balanced"):
-        gap = audit.overall.log["within_gap"]
-        longer = "longer" if (gap.value or 0) > 0 else "shorter"
-        causes.append(f"wrong responses are {_percent(gap, absolute=True)} {longer} within a group")
-        changes.append('objective.aggregation = "balanced"')
+        causes.append(f"wrong responses are {_longer(audit.overall.log['within_gap'])} within a group")
+        changes.append(BALANCED)
     if beyond(mine["zero_sum"], FLOORS["zero_sum"]):
         causes.append(f"{_zero_sum_cause(audit)} leaves advantages that do not sum to 0")
         if _difficulty(audit) == "hadw":
-            changes.append('objective.difficulty = { name = "hadw", recentre = true }')
+            changes.append(RECENTRE)
     finding = f"Under {name} right responses pull {_times(ratio)} times as hard as wrong ones: {' and '.join(causes)}."
     return Advice(topic, True, finding + _price(audit, changes), "; ".join(changes) or None)
 
@@ -109,14 +109,16 @@ def _starvation(audit: Audit) -> Advice:
     spread = audit.overall.objectives[audit.objective]["equal_weighting"]
     found = beyond(spread, FLOORS["equal_weighting"])
     tenths = [w for w in audit.overall.token_weight[audit.objective] if w.value is not None]
-    if not found or len(tenths) < 2:
+    if not found:
         said = "no evidence that tokens of long responses weigh less" if found is None else "Tokens weigh alike"
-        return Advice("length starvation", found and None, f"{said}: their weights spread by {_number(spread)}.")
+        return Advice("length starvation", found, f"{said}: their weights spread by {_number(spread)}.")
     finding = (
         f"Under {audit.objective} a token in the longest tenth of the responses weighs {_times(tenths[-1])} times the "
         f"mean, one in the shortest {_times(tenths[0])} times."
     )
-    return Advice("length starvation", True, finding, 'objective.aggregation = "balanced"')
+    longest = [w.value for w in audit.overall.token_weight.get("balanced", []) if w.value is not None]
+    finding += f" Under balanced the former is {longest[-1]:.2f}." if longest else ""
+    return Advice("length starvation", True, finding, BALANCED)
 
 
 def _regime(audit: Audit) -> Advice:
@@ -124,8 +126,7 @@ def _regime(audit: Audit) -> Advice:
     difference, token, sequence = log["token_minus_sequence"], log["token_distance"], log["sequence_distance"]
     if difference.value is None or difference.low is None or difference.high is None:
         return Advice("regime", None, "no evidence: no group has both right and wrong responses.")
-    cv, gap = _number(log["length_cv"]), _percent(log["within_gap"])
-    where = f"Lengths vary by CV {cv} and wrong ones are {gap} longer in a group"
+    where = f"Lengths vary by CV {_number(log['length_cv'])} and wrong ones are {_longer(log['within_gap'])} in a group"
     if difference.low <= 0 <= difference.high:
         said = f"no evidence for token or for sequence: {where[0].lower()}{where[1:]}"
         return Advice("regime", None, f"{said}; distances from balanced differ by {_number(difference)}.")
@@ -147,18 +148,22 @@ def _shared(audit: Audit) -> Advice:
         return Advice(topic, None, "no evidence: the log has no token ids, so what responses share cannot be seen.")
     tax = mine["node_learning_tax"]
     found = beyond(tax, FLOORS["node_learning_tax"])
-    said = (
-        f"{_percent(tax)} of the gradient mass of {audit.objective} pushes tokens that all responses of a group share"
-    )
+    said = f"{audit.objective} spends {_percent(tax)} of its gradient mass on tokens that all of a group share"
     if not found:
-        return Advice(topic, found, f"no evidence of a cost: {said}." if found is None else f"Only {said}.")
-    change = 'objective.cancellation = "prefix"'
-    if beyond(mine["zero_sum"], FLOORS["zero_sum"]):
-        change = 'objective.difficulty = { name = "hadw", recentre = true }' if _difficulty(audit) == "hadw" else None
-        change = (
-            change if _rule(audit) in ONE_LENGTH or change is None else f'{change}; objective.cancellation = "prefix"'
-        )
-    return Advice(topic, True, f"{said}, where it can teach nothing.", change)
+        return Advice(topic, found, f"no evidence of a cost: {said}." if found is None else f"{said}.")
+    changes = []
+    if beyond(mine["zero_sum"], FLOORS["zero_sum"]) and _difficulty(audit) == "hadw":
+        changes.append(RECENTRE)
+    if _rule(audit) not in ONE_LENGTH:
+        changes.append('objective.cancellation = "prefix"' + _prefix_price(audit))
+    return Advice(topic, True, f"{said}, where it can teach nothing.", "; ".join(changes) or None)
+
+
+def _prefix_price(audit: Audit) -> str:
+    """prefix gives shared tokens a weight of their own, which unbalances the pulls where prefixes are long."""
+    other = next((n for n, c in audit.choices.items() if c["cancellation"] == "prefix"), None)
+    ratio = None if other is None else audit.overall.objectives[other]["coupling"].value
+    return "" if ratio is None else f" (under {other} right responses pull {ratio:.2f} times as hard as wrong ones)"
 
 
 def _baseline(audit: Audit) -> Advice:
@@ -182,7 +187,9 @@ def _baseline(audit: Audit) -> Advice:
     if not found:
         start = "no evidence that it matters: " if found is None else "Small: "
         return Advice(topic, found, f"{start}{said}.")
-    said = f"O{said[1:]}, so that they count for less than they should; the direction of the gradient is not affected."
+    said = (
+        f"O{said[1:]}, so that advantages there are too low by as much; the direction of the gradient is not affected."
+    )
     if _difficulty(audit) != "none":
         return Advice(topic, False, f"{said} difficulty = {_difficulty(audit)} is there to make up for it.")
     return Advice(
@@ -237,10 +244,15 @@ def _times(e: Estimate) -> str:
     return _with_interval(e, "{:.2f}")
 
 
-def _percent(e: Estimate, absolute: bool = False) -> str:
-    ends = [x if x is None else 100 * x for x in (e.value, e.low, e.high)]
-    if absolute and ends[0] is not None and ends[0] < 0:
-        ends = [None if x is None else -x for x in (ends[0], ends[2], ends[1])]
+def _longer(gap: Estimate) -> str:
+    if gap.value is None or gap.value >= 0:
+        return f"{_percent(gap)} longer"
+    ends = [None if x is None else -x for x in (gap.value, gap.high, gap.low)]
+    return f"{_percent(Estimate(*ends))} shorter"
+
+
+def _percent(e: Estimate) -> str:
+    ends = [None if x is None else 100 * x for x in (e.value, e.low, e.high)]
     text = _with_interval(Estimate(*ends), "{:.0f}" if ends[0] is None or abs(ends[0]) >= 10 else "{:.1f}")
     number, bracket, rest = text.partition(" [")
     return f"{number} %{bracket}{rest}"

@@ -164,7 +164,8 @@ def spark(values: Sequence[float | None], most: int = 32) -> str:
     if not known:
         return ""
     low, high = min(known), max(known)
-    scale = (len(BARS) - 1) / (high - low) if high > low else 0.0
+    flat = high - low <= 1e-9 * max(abs(low), abs(high))  # exact but for rounding
+    scale = 0.0 if flat else (len(BARS) - 1) / (high - low)
     return "".join(" " if m is None else BARS[round((m - low) * scale)] for m in means)
 
 

@@ -1,0 +1,169 @@
+"""The advice: it flips where the theory says, names the change, and says when there is no evidence."""
+
+import json
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import equipoise as eq
+from equipoise.audit import advise, main_text, measure
+from equipoise.audit.advice import beyond
+from equipoise.audit.bootstrap import Estimate
+from equipoise.audit.render import spark
+
+from .synthetic import Law
+
+
+def advice(columns, objective="dapo", against=None):
+    return {a.topic: a for a in advise(measure(columns, objective, against))}
+
+
+def test_coupling_is_found_under_token_and_gone_under_balanced():
+    columns = Law(right=600, wrong=900).draw(200, seed=0)
+    token, balanced, constant = (
+        advice(columns, o)["sign-length coupling"] for o in ("dapo", "dapo+balanced", "dr_grpo")
+    )
+    assert token.evidence is True
+    assert token.change == constant.change == 'objective.aggregation = "balanced"'
+    assert "longer" in token.finding
+    assert balanced.evidence is False
+    assert balanced.change is None
+    shorter = advice(Law(right=900, wrong=600).draw(200, seed=0))["sign-length coupling"]
+    assert shorter.evidence is True
+    assert "shorter" in shorter.finding
+
+
+def test_coupling_without_a_gap_is_measured_as_none_or_not_at_all():
+    many = Law(right=700, wrong=700, sigma=0.3).draw(3000, seed=0)
+    assert advice(many)["sign-length coupling"].evidence is False
+    few = advice(Law(right=700, wrong=700, sigma=0.8).draw(8, seed=1))["sign-length coupling"]
+    assert few.evidence is None
+    assert few.finding.startswith("no evidence")
+    assert few.change is None
+
+
+@pytest.mark.parametrize(
+    ("wrong", "sigma", "best"),
+    [
+        (1200, 0.05, "sequence"),
+        (1000, 0.02, "sequence"),
+        (700, 0.6, "token"),
+        (620, 0.3, "token"),
+        (600, 0.05, "token"),
+    ],
+)
+def test_the_regime_flips_with_gap_and_cv(wrong, sigma, best):
+    """Large CV and small gap favour token, small CV and large gap favour sequence (BA §4.3.3)."""
+    law = Law(right=600, wrong=wrong, sigma=sigma)
+    audit = measure(law.draw(300, seed=0), "dapo")
+    found = {a.topic: a for a in advise(audit)}["regime"]
+    assert f"{best} is nearer to balanced" in found.finding
+    # Whichever is better in theory: half the gap for token, the CV within a sign for sequence.
+    gap = abs(wrong - 600) / ((wrong + 600) / 2)
+    assert (gap / 2 > np.sqrt(np.exp(sigma**2) - 1)) == (best == "sequence")
+    assert found.evidence is (best == "sequence")  # dapo is token already
+    assert ('"sequence"' in (found.change or "")) == (best == "sequence")
+
+
+def test_the_regime_is_open_where_the_two_are_alike():
+    """Near the flip, a small log cannot tell."""
+    found = [advice(Law(right=600, wrong=860, sigma=0.17).draw(12, seed=s))["regime"].evidence for s in range(6)]
+    assert None in found
+
+
+def test_sequence_starves_long_responses():
+    columns = Law(right=600, wrong=620, sigma=0.7).draw(200, seed=0)
+    found = advice(columns, "grpo")
+    assert found["length starvation"].evidence is True
+    assert found["sign-length coupling"].evidence is False
+    assert "length starvation" not in advice(columns, "dapo")
+    even = advice(Law(right=600, wrong=620, sigma=0.0).draw(200, seed=0), "grpo")
+    assert even["length starvation"].evidence is False
+
+
+def test_hadw_off_zero_is_told_to_recentre():
+    hard = Law(a=1, b=4, right=600, wrong=600, sigma=0.1).draw(200, seed=0)
+    hadw = {"name": "hadw", "anchor": "fixed", "threshold": 1.0}
+    found = advice(hard, eq.Objective.preset("grpo", difficulty=hadw))["sign-length coupling"]
+    assert found.evidence is True
+    assert "hadw leaves advantages that do not sum to 0" in found.finding
+    assert found.change == 'objective.difficulty = { name = "hadw", recentre = true }'
+    recentred = advice(hard, eq.Objective.preset("grpo", difficulty={**hadw, "recentre": True}))
+    assert recentred["sign-length coupling"].evidence is False
+
+
+def test_baseline_bias_is_found_on_hard_prompts_and_not_on_even_ones():
+    hard = advice(Law(a=1, b=4).draw(400, seed=0))["baseline bias"]
+    assert hard.evidence is True
+    assert "debias" in hard.change
+    assert advice(Law(a=1, b=4).draw(400, seed=0), "dapo+hadw")["baseline bias"].evidence is False
+    large = advice(Law(a=1, b=1, G=64).draw(400, seed=0))["baseline bias"]
+    assert large.evidence is False  # the bias falls with G
+    graded = Law().draw(50, seed=0)
+    graded["reward"] = graded["reward"] + np.linspace(0, 0.1, len(graded["reward"]))
+    assert advice(graded)["baseline bias"].evidence is None
+    assert advice(Law().draw(50, seed=0), "reinforce")["baseline bias"].evidence is False
+
+
+def test_shared_prefixes_need_tokens_and_cost_where_the_rule_breaks_exchangeability():
+    rng = np.random.default_rng(0)
+    columns = Law(right=12, wrong=24, sigma=0.1).draw(100, seed=0)
+    assert advice(columns)["shared prefixes"].evidence is None
+    columns["tokens"] = [[7] * 6 + rng.integers(0, 1000, n - 6).tolist() for n in columns["length"]]
+    assert advice(columns, "dapo")["shared prefixes"].evidence is False
+    for objective in ("grpo", "dapo+balanced"):
+        found = advice(columns, objective)["shared prefixes"]
+        assert found.evidence is True
+        assert 'objective.cancellation = "prefix"' in found.change
+    assert advice(columns, "dapo+balanced+prefix")["shared prefixes"].evidence is False
+
+
+def test_degenerate_and_truncated_shares():
+    columns = Law(a=0.1, b=0.1).draw(200, seed=0)
+    found = advice(columns)
+    assert found["degenerate groups"].evidence is True
+    assert found["degenerate groups"].change == "rollout.dynamic_sampling = true"
+    assert found["truncation"].evidence is None
+    cut = {**columns, "finish": np.where(columns["length"] > 700, "length", "stop")}
+    assert advice(cut)["truncation"].evidence is True
+    assert advice({**columns, "finish": ["stop"] * len(columns["length"])})["truncation"].evidence is False
+    assert advice(Law(a=20, b=20).draw(200, seed=0))["degenerate groups"].evidence is False
+
+
+def test_nothing_is_found_where_nothing_can_be():
+    same = {"prompt": [0, 0, 1, 1], "reward": [1, 1, 0, 0], "length": [3, 4, 5, 6]}
+    assert not any(a.evidence for a in advise(measure(same, "dapo")))
+
+
+def test_beyond():
+    assert beyond(Estimate(2, 1, 3), 0.5) is True
+    assert beyond(Estimate(2, 1, 3), 1.5) is None
+    assert beyond(Estimate(2, 1, 3), 3) is False
+    assert beyond(Estimate(2), 0) is None
+    assert beyond(Estimate(None), 0) is None
+
+
+# The page
+
+
+def test_the_page_fits_and_says_what_was_measured(tmp_path):
+    path = tmp_path / "log.parquet"
+    pq.write_table(pa.table(Law().draw(60, seed=0, steps=3)), path)
+    text = main_text([str(path)], "dapo", ["sequence", "balanced", "balanced+hadw", "grpo", "dr_grpo"])
+    assert max(map(len, text.splitlines())) <= 100
+    for word in ("60 prompts", "length CV", "E[p̂|S] − p", "balanced+hadw", "dr_grpo", "Advice", "±"):
+        assert word in text
+    assert "\x1b" not in text
+    assert "\x1b" in main_text([str(path)], "dapo", color=True)
+    told = json.loads(main_text([str(path)], "dapo", as_json=True))
+    assert {a["topic"] for a in told["advice"]} == {a.topic for a in advise(measure(path, "dapo"))}
+
+
+def test_sparks():
+    assert spark([0, 1, 2, 3, 4, 5, 6, 7]) == "▁▂▃▄▅▆▇█"
+    assert spark([1.0, 1.0 + 1e-15]) == "▁▁"
+    assert spark([None, 1, 3]) == " ▁█"
+    assert spark([None]) == ""
+    assert len(spark(list(range(1000)))) == 32

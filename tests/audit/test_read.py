@@ -1,0 +1,389 @@
+"""Logs as their writers leave them, in any order and any number of files; and what is refused, with its place."""
+
+import csv
+import json
+import sys
+from importlib import resources
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import equipoise as eq
+from equipoise.audit import AuditError, from_table, measure, read
+
+from .synthetic import Law
+
+COLUMNS = Law().draw(24, seed=0, steps=2)
+
+
+def jsonl(path, records):
+    path.write_text("".join(json.dumps(r) + "\n" for r in records))
+    return path
+
+
+def records(columns=COLUMNS):
+    rows = [v.tolist() if isinstance(v, np.ndarray) else v for v in columns.values()]
+    return [dict(zip(columns, values, strict=True)) for values in zip(*rows, strict=True)]
+
+
+def parquet(path, columns):
+    pq.write_table(pa.table(columns), path)
+    return path
+
+
+def verl_dump(folder, columns=COLUMNS, uid=False, **extra):
+    """What verl 0.9.1's `_write_generations` writes: STEP.jsonl with input, output, gts, score, step and extras."""
+    folder.mkdir(exist_ok=True)
+    for step in np.unique(columns["step"]):
+        rows = np.flatnonzero(columns["step"] == step)
+        entries = [
+            {
+                "input": f"user\n{columns['prompt_id'][i]}\nassistant\n", "output": "x" * int(columns["length"][i]),
+                "gts": "42" if i % 2 else None, "score": float(columns["reward"][i]), "step": int(step),
+                **({"uid": f"{columns['prompt_id'][i]}_{i % 8}_0"} if uid else {}), **extra,
+            }
+            for i in rows
+        ]  # fmt: skip
+        jsonl(folder / f"{step}.jsonl", entries)
+    return folder
+
+
+def numbers(audit):
+    """Everything but where it came from."""
+    return {k: v for k, v in audit.to_json().items() if k not in ("source", "unit", "notes")}
+
+
+def test_every_kind_of_file_gives_the_same_audit(tmp_path):
+    expected = measure(COLUMNS, "dapo")
+    assert measure(parquet(tmp_path / "log.parquet", COLUMNS), "dapo") == expected
+    assert measure(jsonl(tmp_path / "log.jsonl", records()), "dapo") == expected
+    with open(tmp_path / "log.csv", "w", newline="") as f:
+        writer = csv.DictWriter(f, list(COLUMNS))
+        writer.writeheader()
+        writer.writerows(records())
+    assert measure(tmp_path / "log.csv", "dapo") == expected
+    assert numbers(measure(verl_dump(tmp_path / "verl"), "dapo")) == numbers(expected)
+
+
+@settings(max_examples=8, deadline=None)
+@given(seed=st.integers(0, 2**32 - 1))
+def test_order_names_and_files_change_nothing(seed, tmp_path_factory):
+    rng = np.random.default_rng(seed)
+    columns = {
+        **COLUMNS,
+        "tokens": [rng.integers(0, 2, 3).tolist() for _ in COLUMNS["step"]],
+        "length": [3] * len(COLUMNS["step"]),
+    }
+    expected = measure(columns, "dapo", ["balanced", "balanced+prefix"])
+    names = rng.permutation(1000)
+    shuffled = records({**columns, "prompt_id": [int(names[int(p[1:])]) for p in columns["prompt_id"]]})
+    rng.shuffle(shuffled)
+    cuts = sorted(rng.integers(1, len(shuffled) - 1, 2).tolist())
+    folder = tmp_path_factory.mktemp("split")
+    files = []
+    for i, (a, b) in enumerate(zip([0, *cuts], [*cuts, len(shuffled)], strict=True)):
+        if b > a:
+            files.append(jsonl(folder / f"part{i}.jsonl", shuffled[a:b]))
+    assert measure(files, "dapo", ["balanced", "balanced+prefix"]) == expected
+    assert measure(folder, "dapo", ["balanced", "balanced+prefix"]) == expected
+    assert measure(files[::-1], "dapo", ["balanced", "balanced+prefix"]) == expected
+
+
+def test_groups_of_one_prompt_in_one_step_stay_apart_where_the_log_says_so(tmp_path):
+    twice = {**COLUMNS, "group": COLUMNS["prompt_id"], "prompt_id": ["same"] * len(COLUMNS["step"])}
+    audit = measure(twice, "dapo")
+    assert (audit.overall.groups, audit.overall.prompts) == (24, 1)
+    verl = measure(
+        verl_dump(tmp_path / "verl", {**COLUMNS, "prompt_id": np.array(["same"] * len(COLUMNS["step"]))}), "dapo"
+    )
+    assert verl.overall.groups == 2  # one a step: the text alone cannot tell more
+    keyed = tmp_path / "keyed"
+    verl_dump(keyed, uid=True)
+    assert measure(keyed, "dapo").overall.groups == 24
+
+
+def test_columns_are_named_by_hand(tmp_path):
+    path = parquet(tmp_path / "log.parquet", {
+        "it": COLUMNS["step"], "problem": COLUMNS["prompt_id"], "right": COLUMNS["reward"],
+        "tidy": 1 - COLUMNS["reward"], "n": COLUMNS["length"], "cut": COLUMNS["length"] > 1000,
+    })  # fmt: skip
+    roles = {"step": "it", "prompt": "problem", "length": "n", "finish": "cut"}
+    with pytest.raises(AuditError, match="no column for prompt"):
+        read(path)
+    log = read(path, {**roles, "reward": "right"})
+    assert log.truncated.sum() == (COLUMNS["length"] > 1000).sum()
+    summed = read(path, {**roles, "reward": "right + 0.25*tidy"})
+    assert sorted(set(summed.reward.tolist())) == [0.25, 1.0]
+    with pytest.raises(AuditError, match="is not something the audit reads"):
+        read(path, {"rewards": "right"})
+    with pytest.raises(AuditError, match="has no column wrong, which columns name for reward"):
+        read(path, {**roles, "reward": "wrong"})
+    with pytest.raises(AuditError, match="x is not a weight"):
+        read(path, {**roles, "reward": "x*right"})
+
+
+def test_text_is_counted_in_characters_or_in_a_tokenizers_tokens(tmp_path):
+    texts = ["1+2=3", "14", "7", "7+7=14"]
+    columns = {"prompt": [0, 0, 1, 1], "reward": [1, 0, 1, 0], "response": texts}
+    log = from_table(columns)
+    assert (log.unit, log.tokens) == ("characters", None)
+    assert sorted(log.length.tolist()) == [1, 2, 5, 6]
+    tokenizer = str(resources.files("equipoise") / "assets" / "abacus")
+    log = from_table(columns, tokenizer=tokenizer)
+    assert log.unit == "tokens"
+    assert sorted(log.length.tolist()) == [1, 2, 5, 6]  # abacus reads characters
+    assert len(log.tokens) == 14
+    with pytest.raises(AuditError, match="tokenizer"):
+        from_table(columns, tokenizer=str(tmp_path))
+
+
+def test_conversations_are_read_by_what_they_say():
+    chat = {
+        "step": [1] * 4,
+        "prompt": [[{"role": "user", "content": q}] for q in ("a", "a", "b", "b")],
+        "completion": [[{"role": "assistant", "content": c}] for c in ("xx", "xxx", "x", "xxxx")],
+        "right": [1.0, 0.0, 1.0, 0.0],
+        "advantage": [0.7, -0.7, 0.7, -0.7],
+    }
+    for columns in (chat, pa.table(chat)):
+        log = from_table(columns)
+        assert (log.source, log.unit) == ("TRL", "characters")
+        by_prompt = {tuple(sorted(log.length[log.prompt == p].tolist())) for p in (0, 1)}
+        assert by_prompt == {(2, 3), (1, 4)}
+
+
+# The run directory
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """The layout of a run directory, with two steps of rollouts."""
+    folder = tmp_path_factory.mktemp("runs") / "run"
+    (folder / "rollouts").mkdir(parents=True)
+    rng = np.random.default_rng(0)
+    for step in (2, 10):
+        T = rng.integers(1, 9, 32)
+        parquet(folder / "rollouts" / f"step-{step}.parquet", {
+            "prompt_id": np.repeat([f"p{step}", "again", "again", "other"], 8), "prompt": ["?"] * 32,
+            "response": ["!"] * 32, "tokens": [rng.integers(0, 3, n).tolist() for n in T], "length": T,
+            "finish": np.where(T == 8, "length", "stop"), "reward": (rng.random(32) < 0.5) * 1.0,
+            "verdict": ["correct"] * 32, "group": np.repeat(np.arange(4), 8), "level": ["1"] * 32,
+            "advantage": np.zeros(32), "logprob_sum": np.zeros(32),
+        })  # fmt: skip
+    (folder / "config.toml").write_text(
+        '[objective]\npreset = "dapo"\naggregation = "balanced"\ncombine = "rewards"\nkl = 0.0\n'
+        "[reward]\nmask_truncated = false\n"
+    )
+    return folder
+
+
+def test_a_run_directory_is_audited_with_its_own_objective(run):
+    audit = measure(run)
+    assert audit.objective == "balanced"
+    assert audit.source == "equipoise"
+    assert audit.choices["balanced"] == eq.Objective.preset("dapo", aggregation="balanced").choices()
+    assert [m.step for m in audit.steps] == [2, 10]
+    assert (audit.overall.groups, audit.overall.prompts) == (8, 4)  # "again" and "other" come in both steps
+    assert audit.has_tokens
+    assert measure(run / "rollouts") == audit
+    assert measure([run / "rollouts" / "step-10.parquet", run / "rollouts" / "step-2.parquet"]) == audit
+    assert measure(run, "grpo").objective == "grpo"
+
+
+def test_masked_responses_have_no_length(run, tmp_path):
+    copy = tmp_path / "masked"
+    (copy / "rollouts").mkdir(parents=True)
+    for f in (run / "rollouts").iterdir():
+        (copy / "rollouts" / f.name).write_bytes(f.read_bytes())
+    (copy / "config.toml").write_text((run / "config.toml").read_text().replace("= false", "= true"))
+    plain, masked = read(run), read(copy)
+    assert (masked.length == 0).sum() == plain.truncated.sum() > 0
+    assert len(masked.tokens) == masked.length.sum() < len(plain.tokens)
+    assert measure(copy).overall.log["truncated"] == measure(run).overall.log["truncated"]
+
+
+def test_two_runs_are_not_one(run, tmp_path):
+    other = tmp_path / "other" / "rollouts"
+    other.mkdir(parents=True)
+    (other / "step-2.parquet").write_bytes((run / "rollouts" / "step-2.parquet").read_bytes())
+    with pytest.raises(AuditError, match="are both step 2: audit one run at a time"):
+        read([run, other])
+
+
+# TRL
+
+
+def trl(path, rewards, advantage, step=1):
+    n = len(advantage)
+    return parquet(path, {
+        "step": [step] * n, "prompt": np.repeat([f"q{i}" for i in range(n // 4)], 4),
+        "completion": ["y" * (3 + i) for i in range(n)], **rewards, "advantage": advantage,
+    })  # fmt: skip
+
+
+def centred(x):
+    groups = np.asarray(x, float).reshape(-1, 4)
+    return (groups - groups.mean(1, keepdims=True)).reshape(-1)
+
+
+def test_trl_rewards_are_summed_if_they_explain_the_advantages(tmp_path):
+    rng = np.random.default_rng(0)
+    right, tidy, note = rng.integers(0, 2, 32) * 1.0, rng.random(32), ["seen"] * 32
+    rewards = {"right": right, "tidy": tidy, "note": note}
+    log = read(trl(tmp_path / "sum.parquet", rewards, centred(right + tidy)))
+    assert sorted(log.reward.tolist()) == pytest.approx(sorted(right + tidy))
+    weighed = trl(tmp_path / "weighed.parquet", rewards, centred(right + 0.1 * tidy))
+    with pytest.raises(AuditError, match="does not explain the column advantage"):
+        read(weighed)
+    assert len(read(weighed, {"reward": "right+0.1*tidy"})) == 32
+    with pytest.raises(AuditError, match="does not explain"):
+        read(weighed, {"reward": "right+tidy"})
+    silent = np.where(np.arange(32) % 2 == 0, np.nan, tidy)  # a function that had nothing to say of half of them
+    total = right + np.nan_to_num(silent)
+    assert len(read(trl(tmp_path / "nan.parquet", {"right": right, "tidy": silent}, centred(total)))) == 32
+    with pytest.raises(AuditError, match=r"nan.parquet, row 1, column tidy: nan is not a finite number"):
+        read(trl(tmp_path / "nan.parquet", {"tidy": silent}, centred(total)))
+
+
+def test_a_batch_that_trl_wrote_twice_counts_once(tmp_path):
+    right = np.tile([1.0, 0.0, 0.0, 1.0], 4)
+    for step in (1, 2):
+        trl(tmp_path / f"completions_{step:05d}.parquet", {"right": right}, centred(right), step)
+    other = 1 - right
+    trl(tmp_path / "completions_00003.parquet", {"right": other}, centred(other), 3)
+    log = read(tmp_path)
+    assert sorted(set(log.step.tolist())) == [1, 3]
+    assert "left out step 2" in log.notes[0]
+
+
+def test_a_log_that_trl_wrote_is_audited_as_it_is(tmp_path, monkeypatch):
+    """TRL itself, three steps on the embedded model with two reward functions."""
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    trl_package = pytest.importorskip("trl")
+    datasets = pytest.importorskip("datasets")
+    from equipoise.policy import load
+    from equipoise.tasks import Arithmetic
+
+    policy, task = load("abacus"), Arithmetic()
+    prompts = {p.text: p for p in map(task.prompt, range(16))}
+    seen = []
+
+    def right(prompts, completions, **columns):
+        scores = [float(task.grade(by_text[p], c).kind == "correct") for p, c in zip(prompts, completions, strict=True)]
+        seen.extend(zip(prompts, completions, scores, strict=True))
+        return scores
+
+    def short(prompts, completions, **columns):
+        return [None if len(c) > 30 else -len(c) / 100 for c in completions]
+
+    by_text = prompts
+    config = trl_package.GRPOConfig(
+        output_dir=str(tmp_path), use_cpu=True, bf16=False, per_device_train_batch_size=16, num_generations=8,
+        max_completion_length=task.max_tokens, max_steps=3, logging_steps=1, save_strategy="no", report_to="none",
+        gradient_checkpointing=False, disable_tqdm=True, log_completions=True, num_completions_to_print=0,
+    )  # fmt: skip
+    trainer = trl_package.GRPOTrainer(
+        model=policy.model, reward_funcs=[right, short], args=config, processing_class=policy.tokenizer,
+        train_dataset=datasets.Dataset.from_list([{"prompt": p} for p in prompts]),
+    )  # fmt: skip
+    policy.model.config._attn_implementation = "sdpa"
+    trainer.train()
+    audit = measure(tmp_path)
+    assert (audit.source, audit.unit, len(audit.steps)) == ("TRL", "characters", 3)
+    assert audit.overall.responses == len(seen) == 48
+    assert audit.overall.prompts == len({p for p, _, _ in seen})
+    lengths = [len(c) for _, c, _ in seen]
+    assert audit.overall.log["length_mean"].value == pytest.approx(np.mean(lengths))
+    alone = measure(tmp_path, columns={"reward": "right"})
+    assert alone.overall.log["reward_mean"].value == pytest.approx(np.mean([r for _, _, r in seen]))
+    assert alone.rewards == (0.0, 1.0)
+
+
+# What is refused
+
+
+@pytest.mark.parametrize(
+    ("column", "row", "value", "said"),
+    [
+        ("reward", 3, float("nan"), r"log.jsonl, row 4, column reward: nan is not a finite number"),
+        ("reward", 5, "good", r"log.jsonl, row 6, column reward: 'good' is not a number"),
+        ("reward", 2, None, r"log.jsonl, row 3, column reward: nan is not a finite number"),
+        ("length", 7, -2, r"log.jsonl, row 8, column length: -2 is not a length"),
+        ("length", 7, 2.5, r"log.jsonl, row 8, column length: 2.5 is not a length"),
+        ("step", 1, -1, r"log.jsonl, row 2, column step: -1 is not a step"),
+        ("prompt_id", 0, None, r"log.jsonl, row 1, column prompt_id: a prompt is missing"),
+        ("prompt_id", 9, "alone", r"log.jsonl, row 10: the only response of its group in step 0 \(1 of 192"),
+    ],
+)
+def test_a_bad_value_is_named_by_file_row_and_column(tmp_path, column, row, value, said):
+    rows = records()
+    rows[row][column] = value
+    with pytest.raises(AuditError, match=said):
+        read(jsonl(tmp_path / "log.jsonl", rows))
+
+
+def test_the_row_counts_on_over_the_pieces_of_a_file(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys.modules["equipoise.audit.read"], "ROWS", 16)
+    columns = {**COLUMNS, "reward": COLUMNS["reward"].copy()}
+    expected = measure(COLUMNS, "dapo", [])
+    assert measure(parquet(tmp_path / "good.parquet", columns), "dapo", []) == expected
+    columns["reward"][100] = np.inf
+    with pytest.raises(AuditError, match=r"log.parquet, row 101, column reward: inf is not"):
+        read(parquet(tmp_path / "log.parquet", columns))
+    with pytest.raises(AuditError, match=r"log.jsonl, row 101, column reward: inf is not"):
+        read(jsonl(tmp_path / "log.jsonl", records(columns)))
+
+
+def test_broken_files_are_sentences(tmp_path):
+    whole = parquet(tmp_path / "whole.parquet", COLUMNS).read_bytes()
+    cases = {
+        "torn.parquet": whole[: len(whole) // 2],
+        "empty.parquet": b"",
+        "empty.jsonl": b"",
+        "empty.csv": b"",
+        "header.csv": b"prompt,reward,length\n",
+        "torn.jsonl": b'{"prompt": 1, "reward": 1, "length": 3}\n{"prompt": 1, "rew',
+        "list.jsonl": b"[1, 2]\n",
+        "text.csv": b"prompt,reward,length\n1,good,3\n1,0,3\n",
+        "latin.jsonl": '{"prompt": "é", "reward": 1, "length": 2}\n'.encode("latin-1"),
+        "later.jsonl": b'{"prompt": 1, "reward": 1, "length": 3}\n{"prompt": 1, "reward": 1}\n',
+    }
+    for name, content in cases.items():
+        (tmp_path / name).write_bytes(content)
+        with pytest.raises(AuditError, match=name) as caught:
+            read(tmp_path / name)
+        assert "\n" not in str(caught.value)
+    with pytest.raises(AuditError, match=r"torn.jsonl, row 2: not a JSON object"):
+        read(tmp_path / "torn.jsonl")
+    with pytest.raises(AuditError, match=r"later.jsonl, row 2: no column length"):
+        read(tmp_path / "later.jsonl")
+    with pytest.raises(AuditError, match="is empty"):
+        read(tmp_path / "empty.jsonl")
+    with pytest.raises(AuditError, match="does not exist"):
+        read(tmp_path / "nothing")
+    (tmp_path / "hollow").mkdir()
+    with pytest.raises(AuditError, match="holds no"):
+        read(tmp_path / "hollow")
+    with pytest.raises(AuditError, match="no files"):
+        read([])
+
+
+def test_tables_that_do_not_fit_are_sentences():
+    good = {"prompt": [0, 0], "reward": [1, 0], "length": [2, 3]}
+    for change, said in (
+        ({"length": [0, 0]}, "every response has length 0"),
+        ({"reward": [1]}, "one entry per response"),
+        ({"tokens": [[1, 2], [1]]}, "row 2, column length: 3 is not the number of tokens, 1"),
+        ({"tokens": [[1, 2], "ab"]}, "not lists of token ids"),
+        ({"length": ["a", "b"]}, "row 1, column length: 'a' is not a number"),
+    ):
+        with pytest.raises(AuditError, match=said):
+            from_table({**good, **change})
+    with pytest.raises(AuditError, match="no column for length"):
+        from_table({"prompt": [0, 0], "reward": [1, 0]})
+    with pytest.raises(AuditError, match="give paths, a pyarrow table or a mapping"):
+        measure([1, 2], "dapo")
