@@ -1,68 +1,287 @@
-"""Prompts from a JSONL file: a row per problem with `prompt` and `answer`, compared as a final number or text.
+"""Prompts from files: JSONL, Parquet, a folder or a glob of them, or a data set of the hub.
 
-One row in eight, by a hash of its prompt, is held out for evaluation; a file so small that none would be left on one
-side serves as a whole on both. Not here yet: other formats and column names.
+Data of up to `WHOLE_ROWS` rows and `WHOLE_BYTES` bytes is looked through when it is opened: rows that cannot be used
+are gone, duplicates too, and an epoch shows every training row once, in a new order. Larger data is read by windows of
+`WINDOW_ROWS` rows as the run gets to them (:mod:`equipoise.tasks.order`): rows are left out, and duplicates found,
+within a window; a window has fixed slots, so a row more or less in one does not move the position of any other. Either
+way `prompt(i)` depends on the data, the options, the seed and i alone, and resuming at any i costs one window.
+
+One row in eight, by a hash of its question, is held out for evaluation unless a held-out file is given; data so small
+that none would be left on one side serves as a whole on both. Large data holds out as much, but evaluates on the
+held-out rows among `WINDOW_ROWS` rows from all over the file.
+
+Not covered: duplicates across windows of large data. `inspect` counts them, and writes a clean file if asked.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
-import random
 import re
-from collections import Counter
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import Any
 
+import numpy as np
+
+from equipoise import rewards
 from equipoise.rewards.verdict import Verdict
+from equipoise.tasks import gym, inspection
+from equipoise.tasks.check import HELD_OUT_ONE_IN, Checker, Rules, Summary, digest
+from equipoise.tasks.fields import last_box
+from equipoise.tasks.order import Windows, shuffled
+from equipoise.tasks.overlap import Overlap
+from equipoise.tasks.problems import read_problems, recognised
+from equipoise.tasks.row import Loaded, RowError, Span
+from equipoise.tasks.rows import open_rows
+from equipoise.tasks.schema import COMPARED, Item
 from equipoise.tasks.task import Prompt, TaskError
 
-HELD_OUT_ONE_IN = 8
+WHOLE_ROWS, WHOLE_BYTES = 1 << 17, 1 << 28
+WINDOW_ROWS, WINDOW_BYTES = 1 << 13, 1 << 26
+EVALUATION_SPANS = 16
+WINDOWS_KEPT = 2
+
+TokenCount = Callable[[Prompt], int]
+
+
+@dataclass(frozen=True)
+class _Window:
+    """Rows of some spans and which of them, by place in `loaded`, are for training and held out."""
+
+    loaded: Loaded
+    numbers: np.ndarray  # row of each place
+    train: np.ndarray
+    held_out: np.ndarray
 
 
 class Dataset:
+    """`max_tokens` is a default; set rollout.max_tokens to what the problems need.
+
+    columns: which column is the `prompt`, `answer`, `level` or `id`, where the schema is not known.
+    verifier: final or math, where answers are not to be compared in the schema's way; code and gym rows stay theirs.
+    suffix: text behind every question, such as where to write the answer. It moves no row between the splits.
+    strict: refuse the first row that has a fault, instead of leaving it out.
+    dedupe: leave out a prompt that came before.
+    max_prompt_chars, max_prompt_tokens: leave out longer prompts; tokens are counted by `count_tokens`, 0 is no limit.
+    held_out: a file to evaluate on, whole; its prompts are left out of training.
+    avoid: files of evaluation problems; a prompt that holds 13 words in a row of one is left out.
+    """
+
     max_tokens = 512
     stop: tuple[str, ...] = ()
 
-    def __init__(self, path: str | Path, seed: int = 0) -> None:
-        self.name, self.seed = str(path), seed
-        rows = [_prompt(path, number, row) for number, row in _rows(path)]
-        train, held_out = ([p for p in rows if _is_held_out(p) == side] for side in (False, True))
-        self.train, self.held_out = (train, held_out) if train and held_out else (rows, rows)
-        self._order: dict[int, list[int]] = {}  # of the epoch asked for last: shuffling is slower than looking up
+    def __init__(
+        self,
+        name: str | Path,
+        seed: int = 0,
+        *,
+        columns: Mapping[str, str] | None = None,
+        verifier: str | None = None,
+        suffix: str = "",
+        strict: bool = False,
+        dedupe: bool = True,
+        max_prompt_chars: int = 100_000,
+        max_prompt_tokens: int = 0,
+        count_tokens: TokenCount | None = None,
+        held_out: str | Path | None = None,
+        avoid: Sequence[str | Path] = (),
+    ) -> None:
+        if verifier not in (None, *COMPARED):
+            raise TaskError(f'task.verifier = "{verifier}" is not a way to compare answers: {", ".join(COMPARED)}')
+        if max_prompt_tokens and count_tokens is None:
+            raise TaskError(f"task.max_prompt_tokens = {max_prompt_tokens} needs a tokenizer: give count_tokens")
+        self.name, self.seed, self._suffix, self._verifier = str(name), seed, suffix, verifier
+        self._rows = open_rows(self.name)
+        self._schema = recognised(self._rows, columns)
+        self._problems = None if held_out is None else read_problems(str(held_out), columns)
+        others = {str(path): [item.question for _, item in read_problems(str(path))] for path in avoid}
+        count = count_tokens if max_prompt_tokens else None
+        self._rules = Rules(
+            schema=self._schema,
+            held_out_by_hash=held_out is None,
+            dedupe=dedupe,
+            strict=strict,
+            max_chars=max_prompt_chars,
+            max_tokens=max_prompt_tokens,
+            count_tokens=None if count is None else lambda item: count(self._shaped("", item)),
+            elsewhere=frozenset(digest(item.question) for _, item in self._problems or []),
+            overlap=Overlap(others) if others else None,
+        )
+        self.summary = Summary(self.name, self._schema.name, self._rows.count)
+        self._streamed: OrderedDict[tuple[int, int], tuple[_Window, np.ndarray]] = OrderedDict()
+        self._accounted: set[tuple[int, int]] = set()
+        self._shuffle: tuple[int, np.ndarray] = -1, np.array([])
+        self.whole = self._rows.count <= WHOLE_ROWS and self._rows.size <= WHOLE_BYTES
+        row_bytes = max(1, self._rows.size // self._rows.count)
+        self._windows = Windows(
+            self._rows.count, min(WINDOW_ROWS, max(1, WINDOW_BYTES // row_bytes)),
+            1 - 1 / HELD_OUT_ONE_IN if held_out is None else 1.0, seed,
+        )  # fmt: skip
+        if not self.whole or (not len(self._training_places) and self._problems is None):
+            self.prompt(0)  # what cannot be used at all is refused here, not at the first step
 
     def prompt(self, i: int) -> Prompt:
-        """Item i of the stream: a new shuffle of the rows in every epoch."""
-        epoch, place = divmod(i, len(self.train))
-        if epoch not in self._order:
-            order = list(range(len(self.train)))
-            random.Random(f"equipoise/dataset/{self.seed}/{epoch}").shuffle(order)
-            self._order = {epoch: order}
-        return self.train[self._order[epoch][place]]
+        if i < 0:
+            raise ValueError(f"prompt({i}): the training stream starts at 0")
+        if self.whole:
+            places = self._training_places
+            if not len(places):
+                raise self._nothing_left()
+            epoch, slot = divmod(i, len(places))
+            return self._prompt(self._everything, int(self._shuffled(epoch)[slot]))
+        epoch, number, slot = self._windows.locate(i)
+        for further in range(self._windows.count):  # a window of which nothing is left hands on to the next
+            window, order = self._window(epoch, (number + further) % self._windows.count)
+            if len(order):
+                return self._prompt(window, int(order[slot % len(order)]))
+        raise self._nothing_left()
 
     def evaluation(self, per_level: int | None = None) -> list[Prompt]:
         seen: Counter[str | None] = Counter()
         chosen = []
-        for prompt in self.held_out:
+        for prompt in self._held_out():
             seen[prompt.level] += 1
             if per_level is None or seen[prompt.level] <= per_level:
                 chosen.append(prompt)
         return chosen
 
-    def grade(self, prompt: Prompt, response: str) -> Verdict:
-        """The text after the last "####" or "Answer:", else the last number; numbers compare as numbers."""
-        given = final_answer(response)
-        if given is None:
-            return Verdict("unparsed", "no final answer")
-        if _plain(given) == _plain(prompt.answer):
-            return Verdict("correct", answer=_plain(given))
-        return Verdict("wrong", f"answered {given[:40]}, expected {prompt.answer[:40]}", answer=_plain(given))
+    def grade(self, prompt: Prompt, response: str) -> Verdict | Future[Verdict]:
+        """By the verifier of the prompt's row; all but `final` answer by a future."""
+        verifier = prompt.meta["verifier"]
+        if verifier == "math":
+            return rewards.submit_math(response, prompt.answer)
+        if verifier == "code":
+            return rewards.submit_code(response, prompt.meta["tests"])
+        if verifier == "gym":
+            return gym.submit(prompt.meta["entry"], response)
+        return grade_final(response, prompt.answer)
+
+    @property
+    def train(self) -> list[Prompt]:
+        """The training prompts of data that is read whole, in the order of the file."""
+        if not self.whole:
+            raise TaskError(f"{self.name}: {self._rows.count:,} rows are read by windows; prompt(i) gives one")
+        return [self._prompt(self._everything, int(k)) for k in self._training_places]
+
+    @property
+    def held_out(self) -> list[Prompt]:
+        return list(self._held_out())
+
+    def inspect(self, *, golds: bool = True, write: str | Path | None = None) -> Summary:
+        """Look at every row: duplicates of the whole data set, and with `golds` whether the answers can be verified.
+
+        `write` is a new .jsonl file for the rows that are left, held-out ones included. Holds about 200 bytes a row.
+        """
+        checker = Checker(self._rules, self._rows, Summary(self.name, self._schema.name, self._rows.count))
+        return inspection.inspect(self._rows, checker, self._verifier_of if golds else None, write)
+
+    @cached_property
+    def _everything(self) -> _Window:
+        return self._looked_through([(0, self._rows.count)], self.summary)
+
+    @cached_property
+    def _training_places(self) -> np.ndarray:
+        window = self._everything
+        both = np.sort(np.concatenate([window.train, window.held_out]))
+        return window.train if len(window.train) and len(window.held_out) else both
+
+    def _shuffled(self, epoch: int) -> np.ndarray:
+        if self._shuffle[0] != epoch:
+            self._shuffle = epoch, shuffled(self._training_places, "equipoise/rows", self.seed, epoch)
+        return self._shuffle[1]
+
+    def _window(self, epoch: int, number: int) -> tuple[_Window, np.ndarray]:
+        """A window of large data and its training places in their order; the last few are kept."""
+        key = epoch, number
+        if key not in self._streamed:
+            first = not self._accounted or (key not in self._accounted and next(iter(self._accounted))[0] == epoch)
+            if first:  # the windows of one epoch are apart: no row is counted twice
+                self._accounted.add(key)
+            window = self._looked_through(self._windows.spans(epoch, number), self.summary if first else None)
+            self._streamed[key] = window, shuffled(window.train, "equipoise/window", self.seed, epoch, number)
+            while len(self._streamed) > WINDOWS_KEPT:
+                self._streamed.popitem(last=False)
+        self._streamed.move_to_end(key)
+        return self._streamed[key]
+
+    def _looked_through(self, spans: Sequence[Span], summary: Summary | None) -> _Window:
+        loaded = self._rows.load(spans)
+        numbers = np.concatenate([np.arange(*span) for span in spans])
+        checker = Checker(self._rules, self._rows, Summary("", "", 0) if summary is None else summary)
+        sides: dict[str, list[int]] = {"train": [], "held out": []}
+        for k, row in enumerate(loaded):
+            if (found := checker.side(int(numbers[k]), row)) is not None:
+                sides[found[0]].append(k)
+        return _Window(loaded, numbers, *(np.array(places, np.int64) for places in sides.values()))
+
+    def _nothing_left(self) -> TaskError:
+        ((label, count),) = self.summary.dropped.most_common(1)
+        example = self.summary.examples[label][0]
+        return TaskError(f"{example}; no row of {self._rows.count:,} is left to train on ({count:,} {label})")
+
+    def _held_out(self) -> Iterator[Prompt]:
+        if self._problems is not None:
+            yield from (self._shaped(id_, item) for id_, item in self._problems)
+            return
+        if self.whole:
+            window = self._everything
+            both = len(window.train) and len(window.held_out)
+            yield from (self._prompt(window, int(k)) for k in (window.held_out if both else self._training_places))
+            return
+        found = False
+        for spans in self._evaluation_spans():
+            window = self._looked_through(spans, None)
+            yield from (self._prompt(window, int(k)) for k in window.held_out)
+            found = found or bool(len(window.held_out))
+        if not found:
+            raise TaskError(f"{self.name}: none of its rows is held out: give task.held_out, a file to evaluate on")
+
+    def _evaluation_spans(self) -> list[list[Span]]:
+        """`WINDOW_ROWS` rows from all over large data, a window's worth at a time: the same for every seed."""
+        wanted, at_once = min(WINDOW_ROWS, self._rows.count), self._windows.window
+        piece = min(at_once, -(-wanted // EVALUATION_SPANS))
+        starts = np.linspace(0, self._rows.count - piece, wanted // piece).astype(int)
+        spans = [(int(start), int(start) + piece) for start in starts]
+        return [spans[k : k + at_once // piece] for k in range(0, len(spans), at_once // piece)]
+
+    def _prompt(self, window: _Window, k: int) -> Prompt:
+        row = window.loaded[k]
+        assert not isinstance(row, RowError)
+        item = self._schema.read(row)
+        return self._shaped(self._rows.label(int(window.numbers[k]), item.id), item)
+
+    def _shaped(self, id_: str, item: Item) -> Prompt:
+        meta = {**item.meta, "verifier": self._verifier_of(item)}
+        if item.tests is not None:
+            meta["tests"] = item.tests
+        messages = item.messages
+        if messages is not None and self._suffix:
+            messages = (*messages[:-1], {**messages[-1], "content": messages[-1]["content"] + self._suffix})
+        return Prompt(id_, item.question + self._suffix, item.answer, item.level, meta, messages)
+
+    def _verifier_of(self, item: Item) -> str:
+        return self._verifier if self._verifier and item.verifier in COMPARED else item.verifier
+
+
+def grade_final(response: str, answer: str) -> Verdict:
+    """Numbers compare as numbers, anything else as text."""
+    given = final_answer(response)
+    if given is None:
+        return Verdict("unparsed", "no final answer")
+    if _plain(given) == _plain(answer):
+        return Verdict("correct", answer=_plain(given))
+    return Verdict("wrong", f"answered {given[:40]}, expected {answer[:40]}", answer=_plain(given))
 
 
 def final_answer(response: str) -> str | None:
+    r"""The text after the last "####" or "Answer:", else the last \boxed{…}, else the last number."""
     marked = re.findall(r"(?:####|[Aa]nswer:)\s*([^\n]+)", response)
     if marked:
         return str(marked[-1]).strip().rstrip(".")
+    if (box := last_box(response)) is not None:
+        return box.strip()
     numbers = re.findall(r"-?\d[\d,]*(?:\.\d+)?", response)
     return numbers[-1] if numbers else None
 
@@ -70,39 +289,3 @@ def final_answer(response: str) -> str | None:
 def _plain(answer: str) -> str:
     text = answer.replace(",", "").replace("$", "").strip()
     return f"{float(text):.12g}" if re.fullmatch(r"-?\d+(\.\d+)?", text) else text
-
-
-def _rows(path: str | Path) -> list[tuple[int, Any]]:
-    try:
-        text = Path(path).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise TaskError(f"{path}: cannot be read: {error}") from error
-    rows = []
-    for number, row in enumerate(text.split("\n"), 1):  # not splitlines: a JSON string may hold U+2028 and its like
-        if row.strip():
-            try:
-                rows.append((number, json.loads(row)))
-            except json.JSONDecodeError as error:
-                raise TaskError(f"{path}, line {number}: not valid JSON: {error.msg}") from error
-    if not rows:
-        raise TaskError(f"{path}: has no rows")
-    return rows
-
-
-def _prompt(path: str | Path, number: int, row: Any) -> Prompt:
-    for column, kinds, rule in (("prompt", str, "a text"), ("answer", str | int | float, "a text or a number")):
-        if not isinstance(row, dict) or column not in row:
-            raise TaskError(f'{path}, line {number}: there is no "{column}"')
-        if not isinstance(row[column], kinds) or isinstance(row[column], bool):
-            raise TaskError(f'{path}, line {number}: "{column}" is {json.dumps(row[column])[:60]}: the rule is {rule}')
-    level = row.get("level")
-    return Prompt(
-        id=str(row.get("id", number)),
-        text=row["prompt"],
-        answer=str(row["answer"]),
-        level=None if level is None else str(level),
-    )
-
-
-def _is_held_out(prompt: Prompt) -> bool:
-    return hashlib.sha256(prompt.text.encode()).digest()[0] % HELD_OUT_ONE_IN == 0

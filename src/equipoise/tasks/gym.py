@@ -1,67 +1,210 @@
-"""Any reasoning-gym task, graded by its own scorer; partial credit is a real-valued reward.
+"""Any reasoning-gym task, or a weighted mixture of several, graded by its own scorer with partial credit as a value.
 
-Training item i is the task's item i under the run's seed, held-out items come from a seed of their own; a training item
-whose question is held out is passed over, so the two cannot overlap.
+    gym:chain_sum                        one task
+    gym:chain_sum*2+leg_counting         two items of the first for one of the second; levels are the tasks' names
+
+Item i draws its task by the weights and its question by a seed of its own, both from the run's seed and i. (The
+package's item k under seed s is its item k+1 under s−1, so its streams of neighbouring seeds are the same one shifted;
+ours are apart.) Held-out items come from seeds of their own; a training item whose question is held out is drawn again,
+so the two cannot overlap.
+
+Scorers run in worker processes with a deadline: they parse and sometimes evaluate what a model wrote. An entry travels
+with its tuples, which plain JSON would turn into lists: arc_agi and rearc would then give the right answer 0.05.
+
+Known of the package (0.1.25): boxnet, graph_color, propositional_logic, rubiks_cube and rush_hour have no reference
+answer, their scorers accept any solution, so `answer` is empty; a few tasks build questions from the order of sets and
+are refused unless PYTHONHASHSEED is set; knight_swap is not the same twice and is refused. Not covered: curricula.
 """
 
 from __future__ import annotations
 
-from functools import cached_property
-from typing import Any
+import atexit
+import hashlib
+import json
+import os
+import random
+from collections.abc import Mapping
+from concurrent.futures import Future
+from functools import cache, cached_property, lru_cache
+from typing import Any, cast
 
+from equipoise.rewards.pool import Pool
+from equipoise.rewards.pools import KEPT, SET
 from equipoise.rewards.verdict import Verdict
 from equipoise.tasks.task import Prompt, TaskError
 
-HELD_OUT_SEED = 7_777_777
-HELD_OUT = 256
-STREAM = 1_000_000_000
+HELD_OUT = 256  # of each task
+BLOCK = 64  # items made from one seed
+REDRAWS = 100
+SECONDS = 5.0  # for one score
+LONGEST_ANSWER = 20_000  # characters; scorers may be quadratic
+HASHED = ("isomorphic_strings", "polynomial_multiplication", "ransom_note", "word_ladder")
+UNREPEATABLE = ("knight_swap",)
+GRIDS = ("arc_agi", "rearc")  # compare tuples, which an entry from a JSON file has as lists
+
+Options = Mapping[str, Mapping[str, Any]]
 
 
 class Gym:
-    """`max_tokens` is a default; set rollout.max_tokens to what the task needs."""
+    """`options` has a task's own settings under its name. `max_tokens` is a default; set rollout.max_tokens to need."""
 
     max_tokens = 256
     stop: tuple[str, ...] = ()
 
-    def __init__(self, task: str, seed: int = 0) -> None:
-        try:
-            import reasoning_gym
-        except ImportError as error:
-            raise TaskError(f"task.name = gym:{task} needs reasoning-gym: pip install equipoise[gym]") from error
-        try:
-            self._train = reasoning_gym.create_dataset(task, size=STREAM, seed=seed)
-            self._held_out = reasoning_gym.create_dataset(task, size=HELD_OUT, seed=HELD_OUT_SEED)
-        except (ValueError, AssertionError) as error:  # it checks a task's options by assertions
-            raise TaskError(f"gym:{task}: {error}") from error
-        self.name = f"gym:{task}"
+    def __init__(self, mixture: str, seed: int = 0, *, options: Options | None = None) -> None:
+        self.name, self.seed = f"gym:{mixture}", seed
+        self._weights = _weights(mixture)
+        if unknown := [task for task in options or {} if task not in self._weights]:
+            raise TaskError(f"{self.name}: options for {unknown[0]}, which is not in it ({', '.join(self._weights)})")
+        self._options = {task: dict((options or {}).get(task, {})) for task in self._weights}
+        for task in self._weights:
+            _refuse(task)
+            self._entry(task, "held out", 0)
 
     def prompt(self, i: int) -> Prompt:
-        entry = self._train[i]
-        while entry["question"] in self._held_out_questions:
-            i += STREAM // 2
-            entry = self._train[i % STREAM]
-        return self._prompt(f"train-{i}", entry)
+        if i < 0:
+            raise ValueError(f"prompt({i}): the training stream starts at 0")
+        draw = random.Random(f"equipoise/gym/{self.seed}/{i}")
+        (task,) = draw.choices(list(self._weights), list(self._weights.values()))
+        for again in range(REDRAWS):
+            entry = self._entry(task, f"{self.seed}/{again}", i)
+            if entry["question"] not in self._held_out_questions:
+                return self._prompt(f"train-{i}", task, entry)
+        raise TaskError(f"gym:{task}: {REDRAWS} items in a row are held out: it has too few different questions")
 
     def evaluation(self, per_level: int | None = None) -> list[Prompt]:
-        entries = [self._held_out[i] for i in range(HELD_OUT if per_level is None else min(per_level, HELD_OUT))]
-        return [self._prompt(f"held-out-{i}", entry) for i, entry in enumerate(entries)]
+        size = HELD_OUT if per_level is None else min(per_level, HELD_OUT)
+        name = "held-out-{i}" if len(self._weights) == 1 else "held-out-{task}-{i}"
+        return [
+            self._prompt(name.format(task=task, i=i), task, self._entry(task, "held out", i))
+            for task in self._weights
+            for i in range(size)
+        ]
 
-    def grade(self, prompt: Prompt, response: str) -> Verdict:
-        """The text after the last "Answer:", or the last line, goes to the task's own scorer."""
-        given = response.rpartition("Answer:")[2].strip().splitlines()
-        answer = given[-1].strip() if given else ""
-        if not answer:
-            return Verdict("unparsed", "an empty response", value=0.0)
-        try:
-            value = float(self._train.score_answer(answer, prompt.meta["entry"]))
-        except Exception as error:  # some scorers trip over what a model may write
-            return Verdict("crashed", f"{type(error).__name__}: {error}")
-        return Verdict("correct" if value >= 1.0 else "wrong", f"scored {value:g}", value=value, answer=answer)
+    def grade(self, prompt: Prompt, response: str) -> Verdict | Future[Verdict]:
+        return submit(prompt.meta["entry"], response, self._options[prompt.meta["task"]])
 
     @cached_property
     def _held_out_questions(self) -> set[str]:
-        return {self._held_out[i]["question"] for i in range(HELD_OUT)}
+        return {self._entry(task, "held out", i)["question"] for task in self._weights for i in range(HELD_OUT)}
 
-    @staticmethod
-    def _prompt(name: str, entry: dict[str, Any]) -> Prompt:
-        return Prompt(id=name, text=entry["question"], answer=str(entry["answer"]), meta={"entry": entry})
+    def _entry(self, task: str, stream: str, i: int) -> dict[str, Any]:
+        """Item i of a stream. Some tasks make all items of a seed at once, so a seed serves a block of them only."""
+        block, place = divmod(i, BLOCK)
+        key = hashlib.sha256(f"equipoise/gym/{task}/{stream}/{block}".encode()).digest()
+        made = _dataset(task, json.dumps(self._options[task]), int.from_bytes(key[:4], "big") // BLOCK * BLOCK)
+        return dict(made[place])
+
+    def _prompt(self, name: str, task: str, entry: dict[str, Any]) -> Prompt:
+        level = None if len(self._weights) == 1 else task
+        meta = {"task": task, "entry": entry}
+        return Prompt(name, entry["question"], entry["answer"] or "", level, meta)
+
+
+def submit(
+    entry: Mapping[str, Any], response: str, options: Mapping[str, Any] | None = None
+) -> Verdict | Future[Verdict]:
+    """The verdict of the scorer of the entry's task (`metadata.source_dataset`) on the answer in a response."""
+    answer = final_answer(response, entry["answer"] or "")
+    if not answer:
+        return Verdict("unparsed", "no answer", value=0.0)
+    if len(answer) > LONGEST_ANSWER:
+        return Verdict("limit", f"an answer of {len(answer)} characters: the rule is {LONGEST_ANSWER}", value=0.0)
+    task = str(entry["metadata"]["source_dataset"])
+    score = _pool().submit(task, json.dumps(dict(options or {})), pack(dict(entry)), answer, seconds=SECONDS)
+    return cast("Future[Verdict]", score)  # score_job gives no plain numbers
+
+
+def final_answer(response: str, reference: str) -> str:
+    """Between the last <answer> tags; else behind the last "Answer:", as many lines as the reference has; else as many
+    of the last lines. All of it where there is no reference."""
+    text = response.rpartition("</think>")[2]
+    end = text.rfind("</answer>")
+    start = text.rfind("<answer>", 0, max(end, 0))
+    if start >= 0:
+        return text[start + len("<answer>") : end].strip()
+    _, mark, behind = text.rpartition("Answer:")
+    lines = behind.strip().splitlines()
+    count = len(reference.splitlines()) or len(lines)
+    return "\n".join(lines[:count] if mark else lines[-count:]).strip() if lines else ""
+
+
+def score_job(task: str, options: str, entry: Any, answer: str) -> Verdict:
+    """In the worker."""
+    found = unpack(entry)
+    if task in GRIDS:
+        found["metadata"]["output"] = tuple(map(tuple, found["metadata"]["output"]))
+    value = float(_dataset(task, options, 0).score_answer(answer, found))
+    if not 0.0 <= value <= 1.0:
+        return Verdict("crashed", f"{task} scored {value:g}: the rule is 0 to 1")
+    return Verdict("correct" if value >= 1.0 else "wrong", f"scored {value:g}", value=value, answer=answer)
+
+
+def pack(value: Any) -> Any:
+    """A value of an entry for JSON, with tuples and the keys of dictionaries as they are."""
+    if isinstance(value, tuple):
+        return {"tuple": [pack(x) for x in value]}
+    if isinstance(value, dict):
+        return {"dict": [[pack(k), pack(x)] for k, x in value.items()]}
+    if isinstance(value, list):
+        return [pack(x) for x in value]
+    return value
+
+
+def unpack(value: Any) -> Any:
+    if isinstance(value, list):
+        return [unpack(x) for x in value]
+    if isinstance(value, dict):
+        ((kind, inside),) = value.items()
+        return tuple(map(unpack, inside)) if kind == "tuple" else {unpack(k): unpack(x) for k, x in inside}
+    return value
+
+
+def _weights(mixture: str) -> dict[str, float]:
+    weights: dict[str, float] = {}
+    for part in mixture.split("+"):
+        task, star, number = (text.strip() for text in part.partition("*"))
+        try:
+            weight = float(number) if star else 1.0
+        except ValueError:
+            weight = 0.0
+        if not 0 < weight < float("inf") or task in weights:
+            raise TaskError(f'gym:{mixture}: "{part}" is not NAME or NAME*WEIGHT with a weight above 0, each name once')
+        weights[task] = weight
+    return weights
+
+
+def _refuse(task: str) -> None:
+    try:
+        import reasoning_gym  # noqa: F401 (is it there?)
+    except ImportError as error:
+        raise TaskError(f"task.name = gym:{task} needs reasoning-gym: pip install equipoise[gym]") from error
+    if task in UNREPEATABLE:
+        raise TaskError(f"gym:{task}: reasoning-gym does not make the same question twice: a run could not be resumed")
+    if task in HASHED and os.environ.get("PYTHONHASHSEED", "random") == "random":
+        raise TaskError(f"gym:{task}: its questions depend on the order of sets: set PYTHONHASHSEED=0 and start again")
+
+
+@lru_cache(maxsize=32)
+def _dataset(task: str, options: str, seed: int) -> Any:
+    import reasoning_gym
+
+    try:
+        return reasoning_gym.create_dataset(task, size=BLOCK, seed=seed, **json.loads(options))
+    except (ValueError, AssertionError, TypeError) as error:  # it checks a task's options by assertions
+        raise TaskError(f"gym:{task}: {error}") from error
+
+
+def _pool() -> Pool:
+    return _pool_of(os.getpid())  # a forked process needs workers of its own
+
+
+@cache
+def _pool_of(process: int) -> Pool:
+    kept = {name: os.environ[name] for name in KEPT if name in os.environ}
+    pool = Pool(
+        "equipoise.tasks.gym:score_job", preload=("reasoning_gym",), quiet=True, environment=kept | SET,
+        confine="equipoise.rewards.confine:give_up_rights",
+    )  # fmt: skip
+    atexit.register(pool.close)
+    return pool

@@ -2,18 +2,48 @@
 
 from __future__ import annotations
 
+import glob
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
 from equipoise.tasks.arithmetic import Arithmetic
-from equipoise.tasks.dataset import Dataset
+from equipoise.tasks.dataset import Dataset, TokenCount
 from equipoise.tasks.gym import Gym
+from equipoise.tasks.rows import KINDS
 from equipoise.tasks.task import Task, TaskError
 
 
-def open_task(name: str, seed: int) -> Task:
-    """`arithmetic`, `gym:NAME` (a reasoning-gym task) or the path of a .jsonl file."""
+def open_task(
+    name: str,
+    seed: int,
+    *,
+    columns: Mapping[str, str] | None = None,
+    verifier: str | None = None,
+    suffix: str = "",
+    strict: bool = False,
+    dedupe: bool = True,
+    max_prompt_chars: int = 100_000,
+    max_prompt_tokens: int = 0,
+    count_tokens: TokenCount | None = None,
+    held_out: str | Path | None = None,
+    avoid: Sequence[str | Path] = (),
+    gym: Mapping[str, Mapping[str, Any]] | None = None,
+) -> Task:
+    """`arithmetic`; `gym:NAME` or `gym:NAME*WEIGHT+…` (reasoning-gym, with its tasks' settings in `gym`); or prompts of
+    a file, a glob or a folder (.jsonl, .jsonl.gz, .parquet) or of `hub:owner/name:config:split`, with the options of
+    :class:`Dataset`."""
     if name == "arithmetic":
         return Arithmetic(seed=seed)
     if name.startswith("gym:"):
-        return Gym(name.removeprefix("gym:"), seed=seed)
-    if name.endswith(".jsonl"):
-        return Dataset(name, seed=seed)
-    raise TaskError(f'task.name = "{name}" is not a task: arithmetic, gym:NAME or a .jsonl file')
+        return Gym(name.removeprefix("gym:"), seed=seed, options=gym)
+    if name.startswith("hub:") or name.endswith(KINDS) or Path(name).is_dir() or (glob.has_magic(name) and "/" in name):
+        return Dataset(
+            name, seed, columns=columns, verifier=verifier, suffix=suffix, strict=strict, dedupe=dedupe,
+            max_prompt_chars=max_prompt_chars, max_prompt_tokens=max_prompt_tokens, count_tokens=count_tokens,
+            held_out=held_out, avoid=avoid,
+        )  # fmt: skip
+    raise TaskError(
+        f'task.name = "{name}" is not a task: arithmetic, gym:NAME, hub:OWNER/NAME, or a file, glob or folder of '
+        f"{', '.join(KINDS)}"
+    )

@@ -19,6 +19,8 @@ class Prompt:
     """One question. `text` is what the model reads, `answer` the reference its response is graded against.
 
     `level` names the difficulty where the task has several; `meta` carries what a verifier needs beside the answer.
+    `messages` is the question as a conversation of {role, content}, where the data has it so; `text` is then its
+    contents, for a model that is prompted without a chat template.
     """
 
     id: str
@@ -26,6 +28,7 @@ class Prompt:
     answer: str
     level: str | None = None
     meta: Mapping[str, Any] = field(default_factory=dict)
+    messages: tuple[Mapping[str, str], ...] | None = None
 
 
 class TaskError(ValueError):

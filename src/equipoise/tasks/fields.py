@@ -1,0 +1,156 @@
+r"""Reading the parts of a row: a reference answer, a question as text or messages, an id, a level, packed tests.
+
+Each raises RowError with what the value is and the rule it breaks.
+"""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import math
+import pickle
+import re
+import zlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from equipoise.tasks.row import RowError
+
+LEVELS = ("level", "difficulty")
+IDS = ("id", "unique_id", "task_id", "question_id", "idx")
+REWARDS = ("reward", "rewards", "score")
+LONGEST_ANSWER = 200  # characters of a solution without a box that may still be the answer itself
+MOST_TESTS = 1 << 30  # bytes of tests that one row may unpack to
+BLANKS = " \t\r\n\v\f"
+
+Messages = tuple[dict[str, str], ...]
+
+
+def gold(value: Any, column: str) -> str:
+    r"""The reference answer in a column's value: read down to the last \boxed{…} or the text after the last "####"."""
+    if isinstance(value, list) and column == "final_answer":
+        return gold(", ".join(re.sub(r"(?<!\\)\$", "", str(part)) for part in value), column)
+    if isinstance(value, bool) or not isinstance(value, str | int | float):
+        raise RowError("no answer", f'"{column}" is {shown(value)}: the rule is a text or a number')
+    if isinstance(value, float):
+        if not math.isfinite(value):
+            raise RowError("not a number", f'"{column}" is {value}: the rule is a finite number')
+        return str(int(value)) if value.is_integer() else repr(value)
+    text = str(value).strip(BLANKS)
+    if "####" in text:
+        text = text.rpartition("####")[2].strip()
+    elif column == "solution" or "\\boxed" in text:
+        box = last_box(text)
+        if box is None and (len(text) > LONGEST_ANSWER or "\n" in text):
+            raise RowError("no answer", f'"{column}" has no \\boxed{{…}} and no "####" that marks its answer')
+        text = text if box is None else box.strip()
+    if not text:
+        raise RowError("no answer", f'"{column}" is empty')
+    return text
+
+
+def last_box(text: str) -> str | None:
+    r"""What the last \boxed{…} or \fbox{…} that is closed holds; linear in the text."""
+    found = None
+    opened: list[tuple[int, bool]] = []
+    for match in re.finditer(r"\\(?:boxed|fbox)\s*\{|\\.|[{}]", text, re.DOTALL):
+        token = match.group()
+        if token == "}":
+            if opened:
+                start, box = opened.pop()
+                found = text[start : match.start()] if box else found
+        elif token.endswith("{") and token != "\\{":
+            opened.append((match.end(), len(token) > 1))
+    return found
+
+
+def question_of(row: Mapping[str, Any], column: str, id_: str | None) -> tuple[str, Messages | None]:
+    value = present(row, column, "prompt")
+    if not isinstance(value, list):
+        return text_of(row, column, id_), None
+    messages = tuple(_message(column, message) for message in value)
+    if not messages or messages[-1]["role"] != "user":
+        raise RowError("no prompt", f'"{column}" is {shown(value)}: the rule is messages that end with the user\'s')
+    text = "\n\n".join(message["content"] for message in messages)
+    _check_text(text, column, id_)
+    return text, messages
+
+
+def _message(column: str, message: Any) -> dict[str, str]:
+    role, content = (message.get("role"), message.get("content")) if isinstance(message, dict) else (None, None)
+    if isinstance(content, list) and all(isinstance(part, dict) and part.get("type") == "text" for part in content):
+        content = "".join(str(part.get("text", "")) for part in content)
+    if not isinstance(role, str) or not isinstance(content, str):
+        raise RowError(
+            "no prompt", f'"{column}" has the message {shown(message)}: the rule is {{role, content}} of text'
+        )
+    return {"role": role, "content": content}
+
+
+def text_of(row: Mapping[str, Any], column: str, id_: str | None) -> str:
+    value = present(row, column, "prompt")
+    if not isinstance(value, str):
+        raise RowError("no prompt", f'"{column}" is {shown(value)}: the rule is a text, or messages')
+    _check_text(value, column, id_)
+    return value
+
+
+def _check_text(text: str, column: str, id_: str | None) -> None:
+    if not text.strip():
+        raise RowError("no prompt", f'"{column}" is empty' if id_ is None else f'prompt {id_}: "{column}" is empty')
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise RowError("not UTF-8", f'"{column}" has a lone surrogate at place {error.start}') from None
+
+
+def present(row: Mapping[str, Any], column: str, role: str) -> Any:
+    if column not in row:
+        raise RowError(f"no {role}", f'there is no "{column}"')
+    if row[column] is None:
+        rule = "a text" if role == "prompt" else "a text or a number"
+        raise RowError(f"no {role}", f'"{column}" is null: the rule is {rule}')
+    return row[column]
+
+
+class _Nothing(pickle.Unpickler):
+    """A pickle of text and numbers needs no names; one that asks for a name wants to run code."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        raise pickle.UnpicklingError(f"it names {module}.{name}")
+
+
+def unpacked(text: str) -> str:
+    """LiveCodeBench packs its private tests as base64 of zlib of a pickled text; what is not so is left as it is."""
+    if text.lstrip()[:1] in ("[", "{"):
+        return text
+    try:
+        packed = zlib.decompressobj().decompress(base64.b64decode(text, validate=True), MOST_TESTS)
+        found = _Nothing(io.BytesIO(packed)).load()
+    except (ValueError, zlib.error, pickle.UnpicklingError, EOFError, IndexError, KeyError):
+        return text
+    return found if isinstance(found, str) else json.dumps(found)
+
+
+def id_of(row: Mapping[str, Any], names: Sequence[str] = IDS) -> str | None:
+    value = next((row[name] for name in names if isinstance(row.get(name), str | int)), None)
+    return None if value is None or isinstance(value, bool) or value == "" else str(value)
+
+
+def level_of(row: Mapping[str, Any]) -> str | None:
+    """A difficulty that is a fraction of a number is a measurement, not a level."""
+    value = next((row[name] for name in LEVELS if row.get(name) is not None), None)
+    if isinstance(value, float):
+        return str(int(value)) if value.is_integer() else None
+    return str(value) if isinstance(value, str | int) and str(value).strip() else None
+
+
+def check_rewards(row: Mapping[str, Any]) -> None:
+    for column in REWARDS:
+        if isinstance(row.get(column), float) and not math.isfinite(row[column]):
+            raise RowError("not a number", f'"{column}" is {row[column]}: the rule is a finite number')
+
+
+def shown(value: Any) -> str:
+    return json.dumps(value, default=repr, ensure_ascii=False)[:60]

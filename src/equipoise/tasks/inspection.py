@@ -1,0 +1,65 @@
+"""Every row of a data set looked at once: the account of all, the share of verifiable answers, a clean copy."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from equipoise import rewards
+from equipoise.rewards import code
+from equipoise.tasks.check import Checker, Summary
+from equipoise.tasks.row import Rows
+from equipoise.tasks.schema import Item
+from equipoise.tasks.task import TaskError
+
+AT_ONCE = 1 << 14  # rows
+
+
+def inspect(
+    rows: Rows, checker: Checker, verifier_of: Callable[[Item], str] | None, write: str | Path | None
+) -> Summary:
+    """`verifier_of` None leaves the answers alone. `write` gets the rows that the checker keeps."""
+    summary = checker.summary
+    verified = 0
+    with ExitStack() as stack:
+        file = None if write is None else stack.enter_context(_new_file(write))
+        for start in range(0, rows.count, AT_ONCE):
+            kept: list[tuple[int, Item]] = []
+            for number, row in enumerate(rows.load([(start, min(start + AT_ONCE, rows.count))]), start):
+                if (found := checker.side(number, row)) is not None:
+                    kept.append((number, found[1]))
+                    if file is not None:
+                        file.write(json.dumps(row, default=str) + "\n")
+            if verifier_of is not None:
+                bad = _unverifiable([(verifier_of(item), item) for _, item in kept])
+                verified += len(kept) - len(bad)
+                for k, why in bad.items():
+                    summary.example("not verifiable", f"{rows.where(kept[k][0])}: {why}")
+    if verifier_of is not None and (used := summary.train + summary.held_out):
+        summary.verifiable = verified / used
+    return summary
+
+
+def _unverifiable(items: Sequence[tuple[str, Item]]) -> dict[int, str]:
+    """Why, for each item whose answer its verifier cannot use."""
+    math = [k for k, (verifier, _) in enumerate(items) if verifier == "math"]
+    found = dict(zip(math, rewards.check_golds([items[k][1].answer for k in math]), strict=True))
+    for k, (verifier, item) in enumerate(items):
+        if verifier == "code":
+            try:
+                code.tests(item.tests)
+            except code.TestsError as error:
+                found[k] = str(error)
+    return {k: why for k, why in sorted(found.items()) if why is not None}
+
+
+def _new_file(path: str | Path) -> Any:
+    if not str(path).endswith(".jsonl"):
+        raise TaskError(f"write = {path}: the rule is a name that ends with .jsonl")
+    try:
+        return open(path, "x", encoding="utf-8")
+    except OSError as error:
+        raise TaskError(f"{path}: cannot be written: {error.strerror}") from error

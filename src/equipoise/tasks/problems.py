@@ -1,0 +1,41 @@
+"""The schema of a data set's rows, and all problems of a file to evaluate on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from equipoise.tasks.row import RowError, Rows
+from equipoise.tasks.rows import open_rows
+from equipoise.tasks.schema import Item, Schema, recognise
+from equipoise.tasks.task import TaskError
+
+LOOKED_AT = 1000  # rows in which one must tell the schema
+MOST_PROBLEMS = 1 << 17
+
+
+def read_problems(name: str, columns: Mapping[str, str] | None = None) -> list[tuple[str, Item]]:
+    """Id and content of every row. A benchmark with a hole in it is not that benchmark, so every row counts."""
+    rows = open_rows(name)
+    if rows.count > MOST_PROBLEMS:
+        raise TaskError(f"{name}: {rows.count:,} rows to evaluate on: the rule is at most {MOST_PROBLEMS:,}")
+    schema = recognised(rows, columns)
+    items = []
+    for number, row in enumerate(rows.load([(0, rows.count)])):
+        try:
+            if isinstance(row, RowError):
+                raise row
+            item = schema.read(row)
+        except RowError as error:
+            raise TaskError(f"{rows.where(number)}: {error}: every row of an evaluation file counts") from error
+        items.append((rows.label(number, item.id), item))
+    return items
+
+
+def recognised(rows: Rows, columns: Mapping[str, str] | None) -> Schema:
+    """By the first row that can be read."""
+    first: RowError | None = None
+    for number, row in enumerate(rows.load([(0, min(rows.count, LOOKED_AT))])):
+        if not isinstance(row, RowError):
+            return recognise(rows.where(number), row, columns)
+        first = first or row
+    raise TaskError(f"{rows.where(0)}: {first}; none of the first {min(rows.count, LOOKED_AT):,} rows can be read")

@@ -1,0 +1,213 @@
+r"""What a row's columns mean: the question, the reference answer, and which verifier compares a response with it.
+
+Known by their columns, in this order:
+
+    verl            prompt (messages), reward_model {style, ground_truth}; data_source, ability, extra_info
+    LiveCodeBench   question_content, public_test_cases; private_test_cases, starter_code, metadata, difficulty
+    HumanEval       prompt, test, entry_point
+    MBPP            test_list; text or prompt
+    reasoning-gym   question, answer, metadata {source_dataset}
+    GSM8K           question, answer with "#### n"
+    any other       prompt, problem or question (text or messages) with answer, label, final_answer, ground_truth or
+                    solution: TRL, slime, DAPO, MATH, Polaris, AIME, AMC, Minerva, OlympiadBench
+
+A reference that is a worked solution is read down to its last \boxed{…}, or to what follows "####"; a number is written
+without ".0". Level is the column level or difficulty. A `prompt` that is text with a plain `answer` (a number or words)
+is compared as it stands (`final`); every other answer is mathematics (`math`). Columns that are not used here stay in
+the prompt's meta under their names, for reward functions of one's own.
+
+Not covered: images, tools, conversations that end with the assistant, and answers that only a model can judge.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from equipoise.tasks.fields import (
+    IDS,
+    Messages,
+    gold,
+    id_of,
+    level_of,
+    present,
+    question_of,
+    shown,
+    text_of,
+    unpacked,
+)  # fmt: skip
+from equipoise.tasks.row import RowError
+from equipoise.tasks.task import TaskError
+
+ROLES = ("prompt", "answer", "level", "id")
+COMPARED = "final", "math"  # verifiers that compare a response's answer with a reference answer
+QUESTIONS = ("prompt", "problem", "question")
+ANSWERS = ("answer", "label", "final_answer", "ground_truth", "solution")
+TESTS = {
+    "LiveCodeBench": ("public_test_cases", "private_test_cases", "metadata"),
+    "HumanEval": ("prompt", "test", "entry_point"),
+    "MBPP": ("test_list", "test_setup_code", "test_imports", "challenge_test_list", "code"),
+}
+PLAIN = re.compile(r"[^\\${}^_]*")  # no mark of LaTeX
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """What a row says. `tests` is set for code, `meta` holds the columns that no other field has taken."""
+
+    question: str
+    answer: str
+    verifier: str
+    messages: Messages | None = None
+    id: str | None = None
+    level: str | None = None
+    tests: Any = None
+    meta: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Schema:
+    """`read` turns a row into an Item or raises RowError."""
+
+    name: str
+    read: Callable[[Mapping[str, Any]], Item]
+
+
+def recognise(where: str, row: Mapping[str, Any], columns: Mapping[str, str] | None = None) -> Schema:
+    """The schema of the rows like this one; `columns` says where to read what, by role, dots going into a structure."""
+    if columns:
+        if unknown := [role for role in columns if role not in ROLES]:
+            raise TaskError(f'task.columns: "{unknown[0]}" is not a role; the rule is {", ".join(ROLES)}')
+        flat = {role: _at(row, column) for role, column in columns.items()}
+        if missing := [columns[role] for role, value in flat.items() if value is _ABSENT]:
+            raise TaskError(f'{where}: task.columns names "{missing[0]}": there are {", ".join(row)}')
+        base = {**row, **flat}
+    else:
+        base = dict(row)
+    has = base.keys()
+    if not columns:
+        if {"prompt", "reward_model"} <= has:
+            return Schema("verl", _verl)
+        if {"question_content", "public_test_cases"} <= has:
+            return Schema("LiveCodeBench", _livecodebench)
+        if {"prompt", "test", "entry_point"} <= has:
+            return Schema("HumanEval", _humaneval)
+        if "test_list" in has and {"text", "prompt"} & has:
+            return Schema("MBPP", _mbpp)
+        if {"question", "answer", "metadata"} <= has and "source_dataset" in (base["metadata"] or {}):
+            return Schema("reasoning-gym", _gym)
+    question = next((column for column in QUESTIONS if column in has), None)
+    answer = next((column for column in ANSWERS if column in has), None)
+    for role, column in (("prompt", question), ("answer", answer)):
+        if column is None:
+            raise TaskError(
+                f'{where}: there is no "{role}" among {", ".join(row) or "no columns"}: say which column it is, '
+                f'task.columns = {{ {role} = "…" }}'
+            )
+    assert question is not None
+    assert answer is not None
+    marked = isinstance(base[answer], str) and "####" in base[answer]
+    read = _Columns(question, answer, marked, dict(columns or {}))
+    return Schema("GSM8K" if marked and question == "question" else f"{question}, {answer}", read)
+
+
+_ABSENT = object()
+
+
+def _at(row: Any, column: str) -> Any:
+    """The value of a column; where no column has the whole name, its dots go into a structure."""
+    if isinstance(row, dict) and column in row:
+        return row[column]
+    head, dot, rest = column.partition(".")
+    return _at(row[head], rest) if dot and isinstance(row, dict) and head in row else _ABSENT
+
+
+@dataclass(frozen=True, slots=True)
+class _Columns:
+    question: str
+    answer: str
+    marked: bool  # a worked solution with its result after "####"
+    columns: Mapping[str, str]
+
+    def __call__(self, row: Mapping[str, Any]) -> Item:
+        if self.columns:
+            named = {role: _at(row, column) for role, column in self.columns.items()}
+            row = {**row, **{role: value for role, value in named.items() if value is not _ABSENT}}
+        id_, level = id_of(row), level_of(row)
+        question, messages = question_of(row, self.question, id_)
+        value = present(row, self.answer, "answer")
+        answer = gold(value, self.answer)
+        if self.marked and "####" not in str(value):
+            raise RowError("no answer", f'"{self.answer}" has no "####" as the first row has')
+        plain = self.question == "prompt" and messages is None and self.answer == "answer" and PLAIN.fullmatch(answer)
+        meta = _rest(row, self.question)
+        if self.answer == "answer" and isinstance(value, str) and value.strip() != answer:
+            meta.setdefault("solution", value)
+        return Item(question, answer, "final" if plain else "math", messages, id_, level, None, meta)
+
+
+def _verl(row: Mapping[str, Any]) -> Item:
+    extra = row.get("extra_info")
+    id_ = id_of(extra if isinstance(extra, dict) else {}, ("index", *IDS))
+    question, messages = question_of(row, "prompt", id_)
+    model = row["reward_model"]
+    if not isinstance(model, dict):
+        raise RowError("no answer", f'"reward_model" is {shown(model)}: the rule is {{style, ground_truth}}')
+    if model.get("style") == "model":
+        raise RowError("not verifiable", 'reward_model.style is "model": only a model can judge it, no rule')
+    truth = present(model, "ground_truth", "answer")
+    if row.get("ability") in ("code", "coding"):
+        return Item(question, "", "code", messages, id_, level_of(row), truth, _rest(row, "prompt"))
+    return Item(question, gold(truth, "ground_truth"), "math", messages, id_, level_of(row), None, _rest(row, "prompt"))
+
+
+def _livecodebench(row: Mapping[str, Any]) -> Item:
+    text = text_of(row, "question_content", id_of(row))
+    starter = row.get("starter_code")
+    if isinstance(starter, str) and starter.strip():
+        text += f"\n\nComplete this starter code:\n```python\n{starter.strip()}\n```"
+    else:
+        text += "\n\nRead the input from stdin and write the result to stdout."
+    tests = _tests(row, "LiveCodeBench")
+    if isinstance(tests.get("private_test_cases"), str):
+        tests["private_test_cases"] = unpacked(tests["private_test_cases"])
+    return Item(text, "", "code", None, id_of(row), level_of(row), tests, _rest(row, "question_content", *tests))
+
+
+def _humaneval(row: Mapping[str, Any]) -> Item:
+    text, tests = text_of(row, "prompt", id_of(row)), _tests(row, "HumanEval")
+    return Item(text, "", "code", None, id_of(row), level_of(row), tests, _rest(row, *tests))
+
+
+def _mbpp(row: Mapping[str, Any]) -> Item:
+    """The tests are part of the question, as in its own prompt: they alone say what the function is called."""
+    column = "text" if "text" in row else "prompt"
+    tests = _tests(row, "MBPP")
+    shown = "\n".join(map(str, tests["test_list"] if isinstance(tests["test_list"], list) else [tests["test_list"]]))
+    text = f"{text_of(row, column, id_of(row))}\nYour code should pass these tests:\n{shown}"
+    return Item(text, "", "code", None, id_of(row), level_of(row), tests, _rest(row, column, *tests))
+
+
+def _gym(row: Mapping[str, Any]) -> Item:
+    """Its scorers read the metadata; the answer may be null where they accept any solution."""
+    entry = {key: row[key] for key in ("question", "answer", "metadata")}
+    source = entry["metadata"].get("source_dataset") if isinstance(entry["metadata"], dict) else None
+    if not isinstance(source, str):
+        raise RowError("no answer", '"metadata" has no source_dataset: nothing says which scorer to use')
+    answer = entry["answer"] if isinstance(entry["answer"], str) else ""
+    meta = {**_rest(row, "question", "metadata"), "entry": entry}
+    return Item(text_of(row, "question", None), answer, "gym", None, id_of(row), source, None, meta)
+
+
+def _tests(row: Mapping[str, Any], schema: str) -> dict[str, Any]:
+    first = TESTS[schema][0] if schema != "HumanEval" else "test"
+    if not row.get(first):
+        raise RowError("no answer", f'"{first}" is {shown(row.get(first))}: there is nothing to test a response with')
+    return {column: row[column] for column in TESTS[schema] if row.get(column) is not None}
+
+
+def _rest(row: Mapping[str, Any], *taken: str) -> dict[str, Any]:
+    """Columns that no field of the prompt has; `id`, `answer` and `level` are fields under their own names."""
+    return {key: value for key, value in row.items() if key not in (*taken, "id", "answer", "level")}
