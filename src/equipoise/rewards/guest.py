@@ -175,6 +175,7 @@ def main(config: dict) -> None:
         _, hard = resource.getrlimit(which)
         bound = bound if hard == resource.RLIM_INFINITY else min(bound, hard)
         resource.setrlimit(which, (bound, bound))
+    os.closerange(3, 1 << 16)  # bubblewrap leaves open what it was told to wait on
     os.umask(0o077)
     os.chdir(config["folder"])
     channel = _Channel()

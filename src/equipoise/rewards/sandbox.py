@@ -177,17 +177,15 @@ class Guest:
 
     def close(self) -> None:
         """Kill the whole pid namespace and wait until it is gone."""
-        if self.first is not None:
-            # Its death is the namespace's, and bubblewrap outside waits for it.
+        if self.first is None:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self._process.pid, signal.SIGKILL)  # a guest without a namespace leads a group
+            self._process.kill()
+        else:
+            # Its death is the namespace's, and bubblewrap, which reaps it, ends with it.
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self.first, signal.SIGKILL)
             os.close(self.first)
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self._process.wait(10)
-        else:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.kill()
         self._process.wait()
         for pipe in (self._process.stdin, self._process.stdout, self._process.stderr):
             assert pipe is not None

@@ -1,0 +1,297 @@
+"""The sandbox: what it leaves behind (nothing), who can use it, and that load does not change a verdict."""
+
+import ast
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from equipoise.rewards import code, guest, sandbox
+
+TESTS = code.Programs((("3 4\n", "7\n"),))
+HONEST = "a, b = map(int, input().split())\nprint(a + b)\n"
+CALLS = code.Calls("add", (((3, 4), 7),))
+ASSERTS = code.tests({"test_list": ["assert add(3, 4) == 7"]})
+
+
+@pytest.fixture
+def sandboxed():
+    if (why := sandbox.available()) is not None:
+        pytest.skip(why)
+
+
+needs_sandbox = pytest.mark.usefixtures("sandboxed")
+
+# One of each kind of ending, with the verdict it must have whatever else the machine is doing.
+ENDINGS = [
+    (HONEST, TESTS, "correct"),
+    ("def add(a, b): return a + b", CALLS, "correct"),
+    ("def add(a, b): return a + b", ASSERTS, "correct"),
+    ("print(8)", TESTS, "wrong"),
+    ("def add(a, b): return a - b", ASSERTS, "wrong"),
+    ("import ctypes\nctypes.string_at(0)", TESTS, "crashed"),
+    ("import os\ndef add(a, b): os._exit(0)", CALLS, "crashed"),
+    ("x = bytearray(64 << 30)", TESTS, "limit"),
+    ("import os\nwhile True: os.fork()", TESTS, "limit"),
+    ("while True: print('x' * 65536)", TESTS, "limit"),
+    ("I think it is seven.", TESTS, "unparsed"),
+]
+
+
+def kinds(repeats, workers, limits=sandbox.Limits(seconds=60, total_seconds=120)):  # noqa: B008 (frozen)
+    with ThreadPoolExecutor(workers) as pool:
+        found = [pool.submit(code.judge, source, tests, limits) for source, tests, _ in ENDINGS * repeats]
+        return [future.result().kind for future in found]
+
+
+def expected(repeats):
+    return [kind for _, _, kind in ENDINGS * repeats]
+
+
+def remains():
+    """What a verdict could leave: children, descriptors, temporary files, cgroups."""
+    cgroups = [str(child) for folder, _ in sandbox._cgroup_folders() for child in folder.glob("equipoise-*")]
+    ours = [name for name in cgroups if f"equipoise-{os.getpid()}-" in name]
+    children = []
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            stat = Path("/proc", pid, "stat").read_text()
+        except OSError:
+            continue
+        if int(stat.rpartition(")")[2].split()[1]) == os.getpid():
+            children.append(stat)
+    temporary = [name for name in os.listdir(tempfile.gettempdir()) if name.startswith("equipoise-")]
+    return {
+        "children": children,
+        "descriptors": sorted(os.listdir("/proc/self/fd"))[:-1],
+        "temporary": sorted(temporary),
+        "cgroups": ours,
+    }
+
+
+def leaves_nothing(verdicts):
+    limits = sandbox.Limits(output_bytes=1 << 16, disk_bytes=1 << 20)
+    code.judge(HONEST, TESTS)
+    before = remains()
+    assert before["children"] == []
+    for i in range(verdicts):
+        source, tests, kind = ENDINGS[i % len(ENDINGS)]
+        verdict = code.judge(source, tests, limits)
+        assert verdict.kind == kind, verdict.reason
+    assert remains() == before
+
+
+@needs_sandbox
+def test_300_verdicts_leave_nothing_behind():
+    leaves_nothing(300)
+
+
+@pytest.mark.slow
+@needs_sandbox
+def test_10000_verdicts_leave_nothing_behind():
+    leaves_nothing(10_000)
+
+
+@needs_sandbox
+def test_verdicts_are_the_same_at_concurrency_1_and_8():
+    assert kinds(1, 1) == expected(1)
+    assert kinds(2, 8) == expected(2)
+
+
+@pytest.mark.slow
+@needs_sandbox
+def test_verdicts_are_the_same_at_concurrency_64():
+    assert kinds(24, 64) == expected(24)
+
+
+@pytest.mark.slow
+@needs_sandbox
+def test_verdicts_are_the_same_over_100_repeats():
+    assert kinds(100, 2) == expected(100)
+
+
+@needs_sandbox
+def test_a_timeout_at_any_load_is_a_timeout():
+    limits = sandbox.Limits(seconds=1, total_seconds=2)
+    with ThreadPoolExecutor(6) as pool:
+        found = [pool.submit(code.judge, "import time\ntime.sleep(60)", TESTS, limits) for _ in range(6)]
+        assert {future.result().kind for future in found} == {"timeout"}
+
+
+@needs_sandbox
+def test_a_program_has_three_descriptors_and_no_environment_of_ours(monkeypatch):
+    monkeypatch.setenv("EQUIPOISE_SECRET", "planted")
+    source = (
+        "import os\nopened = []\nfor fd in range(1024):\n    try: os.fstat(fd); opened.append(fd)\n"
+        "    except OSError: pass\nassert opened == [0, 1, 2], opened\n"
+        "ours = {'HOME', 'LC_CTYPE', 'LD_LIBRARY_PATH', 'MALLOC_ARENA_MAX', 'PWD', 'PYTHONHASHSEED', 'PYTHONUTF8'}\n"
+        "assert set(os.environ) <= ours, os.environ\n"
+    )
+    verdict = code.judge(source + HONEST, TESTS)
+    assert verdict.kind == "correct", verdict.reason
+    as_function = source.replace("[0, 1, 2]", "[0, 1, 2, 3, 4]") + "def add(a, b): return a + b"  # and the channel
+    verdict = code.judge(as_function, CALLS)
+    assert verdict.kind == "correct", verdict.reason
+
+
+@needs_sandbox
+def test_the_namespace_dies_with_a_killed_worker(tmp_path):
+    """Killed at the worst moment, in the middle of a call: nothing runs on, and the next process tidies up."""
+    worker = (
+        "import sys\nfrom equipoise.rewards import code, sandbox\nfound = sandbox._first_process\n"
+        "def first_process(info, guest):\n    first = found(info, guest)\n    print(first, flush=True)\n"
+        "    return first\n"
+        "sandbox.available()\nsandbox._first_process = first_process\n"
+        "tests = code.tests({'test_list': ['assert f(1)', 'import time; time.sleep(600)']})\n"
+        "code.judge('def f(x): return x', tests, sandbox.Limits(seconds=600, total_seconds=600))\n"
+    )
+    process = subprocess.Popen([sys.executable, "-c", worker], stdout=subprocess.PIPE, text=True, env=os.environ)
+    first = [int(process.stdout.readline()) for _ in range(2)]  # the response's and the referee's
+    time.sleep(0.5)
+    assert all(Path(f"/proc/{pid}").exists() for pid in first)
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    deadline = time.monotonic() + 10
+    while any(alive(pid) for pid in first) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not any(alive(pid) for pid in first)
+    sandbox._cgroup_folders.cache_clear()
+    assert not [c for folder, _ in sandbox._cgroup_folders() for c in folder.glob(f"equipoise-{process.pid}-*")]
+
+
+def alive(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+@needs_sandbox
+def test_memory_is_bounded_for_all_processes_together_where_there_are_cgroups():
+    if not any("memory" in bounds for _, bounds in sandbox._cgroup_folders()):
+        pytest.skip("no memory cgroup can be made here")
+    source = (
+        "import os, time\nfor _ in range(8):\n    if os.fork() == 0:\n        x = bytearray(b'x') * (100 << 20)\n"
+        "        time.sleep(3)\n        os._exit(0)\nkilled = sum(os.wait()[1] == 9 for _ in range(8))\n"
+        "print(7 if killed >= 4 else killed)"
+    )
+    limits = sandbox.Limits(memory_bytes=200 << 20, disk_bytes=1 << 20, output_bytes=1 << 20)
+    verdict = code.judge(source, TESTS, limits)
+    assert verdict.kind == "correct", verdict.reason
+
+
+@needs_sandbox
+def test_the_limit_of_processes_binds_whoever_starts_the_sandbox():
+    source = (
+        "import os, signal\nn = 0\ntry:\n    while n < 100:\n        if os.fork() == 0: signal.pause()\n"
+        "        n += 1\n"
+        "except OSError:\n    pass\nprint(7 if n < 10 else n)"
+    )
+    verdict = code.judge(source, TESTS, sandbox.Limits(processes=10))
+    assert verdict.kind == "correct", verdict.reason
+
+
+def ordinary_python():
+    """An interpreter that a user without rights can start."""
+    for name in (sys.executable, "/usr/bin/python3", "/usr/local/bin/python3"):
+        as_nobody = ["setpriv", "--reuid", "65534", "--regid", "65534", "--clear-groups", name]
+        ask = (
+            "import os, sys; sys.exit(sys.version_info < (3, 11) or not os.access(os.path.realpath(sys.executable), 1))"
+        )
+        if shutil.which("setpriv") and subprocess.run([*as_nobody, "-c", ask], capture_output=True).returncode == 0:
+            return as_nobody
+    return None
+
+
+@needs_sandbox
+def test_an_ordinary_user_gets_the_same_verdicts(tmp_path):
+    if os.geteuid() != 0:
+        pytest.skip("every other test here ran as an ordinary user")
+    if (python := ordinary_python()) is None:
+        pytest.skip("no interpreter that an ordinary user can start")
+    packages = tmp_path / "equipoise" / "rewards"  # the checkout may lie where only root can read
+    packages.mkdir(parents=True)
+    (tmp_path / "equipoise" / "__init__.py").touch()
+    (packages / "__init__.py").touch()
+    for module in ("code", "guest", "sandbox", "seccomp", "verdict"):
+        shutil.copy(Path(code.__file__).with_name(f"{module}.py"), packages)
+    for path in [*tmp_path.rglob("*"), tmp_path, *list(tmp_path.parents)[:2]]:
+        path.chmod(0o755)
+    called = [(TESTS, "tests"), (CALLS, "calls"), (ASSERTS, "asserts")]
+    cases = [(source, next(name for t, name in called if t is tests), kind) for source, tests, kind in ENDINGS]
+    script = (
+        "import os\nfrom equipoise.rewards import code, sandbox\nassert os.getuid() == 65534\n"
+        "assert sandbox.available() is None, sandbox.available()\n"
+        "tests = code.Programs((('3 4\\n', '7\\n'),))\ncalls = code.Calls('add', (((3, 4), 7),))\n"
+        "asserts = code.tests({'test_list': ['assert add(3, 4) == 7']})\nnames = globals()\n"
+        f"for source, which, kind in {cases}:\n    verdict = code.judge(source, names[which])\n"
+        "    assert verdict.kind == kind, (source, verdict)\nprint('same')"
+    )
+    environment = {"PYTHONPATH": str(tmp_path), "PATH": os.environ["PATH"], "PYTHONDONTWRITEBYTECODE": "1"}
+    run = subprocess.run([*python, "-c", script], capture_output=True, text=True, env=environment, cwd="/", timeout=100)
+    assert run.stdout.strip() == "same", run.stderr
+
+
+def test_unsafe_only_where_asked_for_and_still_bounded(monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", str(tmp_path))  # no bubblewrap
+    monkeypatch.setenv("EQUIPOISE_SECRET", "planted")
+    sandbox.available.cache_clear()
+    try:
+        unsafe = sandbox.Limits(allow_unsafe=True)
+        assert code.judge(HONEST, TESTS).kind == "unavailable"
+        before = remains()
+        assert code.judge(HONEST, TESTS, unsafe).kind == "correct"
+        assert code.judge("def add(a, b): return a + b", CALLS, unsafe).kind == "correct"
+        assert code.judge("def add(a, b): return a + b", ASSERTS, unsafe).kind == "correct"
+        assert (
+            code.judge("import os\nprint(7 if 'EQUIPOISE_SECRET' in os.environ else 0)", TESTS, unsafe).kind == "wrong"
+        )
+        assert code.judge("x = bytearray(64 << 30)", TESTS, unsafe).kind == "limit"
+        assert code.judge("while True: print('x' * 65536)", TESTS, unsafe).kind == "limit"
+        assert code.judge("while True: pass", TESTS, replace(unsafe, seconds=0.5)).kind == "timeout"
+        liar = "class Liar(int):\n    __eq__ = lambda *_: True\ndef add(a, b): return Liar(0)"
+        assert code.judge(liar, ASSERTS, unsafe).kind == "wrong"
+        assert remains() == before
+    finally:
+        sandbox.available.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("seconds", 0),
+        ("total_seconds", float("inf")),
+        ("output_bytes", -1),
+        ("processes", 0),
+        ("seconds", float("nan")),
+    ],
+)
+def test_limits_are_checked_at_the_door(name, value):
+    with pytest.raises(ValueError, match=name):
+        sandbox.Limits(**{name: value})
+
+
+def test_less_memory_than_an_interpreter_needs_is_refused():
+    with pytest.raises(ValueError, match="64 MiB"):
+        sandbox.Limits(memory_bytes=1 << 20)
+
+
+def test_the_guest_imports_the_standard_library_alone():
+    tree = ast.parse(Path(guest.__file__).read_text())
+    imported = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
+    imported |= {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
+    assert imported <= {*sys.stdlib_module_names, "__future__"}
+
+
+def test_verifying_code_does_not_import_torch():
+    ask = "import sys, equipoise.rewards.code; print('torch' in sys.modules)"
+    run = subprocess.run([sys.executable, "-c", ask], capture_output=True, text=True, env=os.environ, timeout=60)
+    assert run.stdout.strip() == "False", run.stderr
