@@ -11,8 +11,8 @@ function samplesView(context) {
   let focused = 0;
 
   const choice = (key, label) => {
-    const select = h("select", { onchange: () => { filter[key] = select.value; apply(); } });
-    return { key, select, element: h("label", {}, h("span", {}, label), select) };
+    const select = h("select", { id: `filter-${key}`, onchange: () => { filter[key] = select.value; apply(); } });
+    return { key, select, element: h("div", { class: "one" }, h("label", { for: select.id }, label), select) };
   };
   const bound = (key, label, placeholder) => {
     const input = h("input", { type: "number", step: "any", inputmode: "decimal", placeholder, "aria-label": label, oninput: () => { filter[key] = input.value; apply(); } });
