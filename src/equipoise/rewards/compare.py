@@ -6,19 +6,14 @@ Three values throughout: True, False, and None where the arithmetic at hand cann
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from fractions import Fraction
 
 from equipoise.rewards import exact
-from equipoise.rewards.grammar import GREEK
+from equipoise.rewards.chains import FLIPPED, as_interval, assignment, is_constant, settled
 from equipoise.rewards.notation import Unreadable, tight
 from equipoise.rewards.structure import Chain, Choice, Group, Leaf, Matrix, Node, Union, Words
 
-FLIPPED = {"<": ">", ">": "<", "≤": "≥", "≥": "≤", "=": "=", "≠": "≠"}
-NAMING = re.compile(
-    rf"\\(?:frac|angle|max|min|triangle|measuredangle|{'|'.join(sorted(GREEK))})(?![a-zA-Z])"
-)  # commands that may stand in a name
 NUMBER_SET = re.compile(r"\\emptyset|\\mathbb\s*\{?\s*[NZQRC]\s*\}?(?:\s*\^?\s*[-+])?")
 MOST_PAIRS = 2_000  # comparisons of list items
 
@@ -70,70 +65,6 @@ def some(outcomes: Iterable[bool | None]) -> bool | None:
     return found
 
 
-def leaves(node: Node) -> Iterator[str]:
-    """The expressions that a comparison reads: names on the left of an equation are not among them."""
-    node = settled(node)
-    if isinstance(node, Leaf):
-        yield node.text
-    elif isinstance(node, Choice):
-        if node.rest is not None:
-            yield from leaves(node.rest)
-    elif isinstance(node, Group):
-        for item in node.items:
-            yield from leaves(item)
-    elif isinstance(node, Union):
-        for part in node.parts:
-            yield from leaves(part)
-    elif isinstance(node, Matrix):
-        for row in node.rows:
-            for cell in row:
-                yield from leaves(cell)
-    elif isinstance(node, Chain):
-        for member, text in zip(node.members, node.texts, strict=True):
-            if not is_name(text):
-                yield from leaves(member)
-
-
-def is_name(text: str) -> bool:
-    """Whether a text only names something: x, f(x), a_3, AB, |AB|, NO/BO, (x, y), and no sum or multiple."""
-    text = re.sub(r"_\s*(?:\{[^{}]*\}|\\?\w)", "", text)
-    text = re.sub(r"\\(?:text|overline|vec|hat|bar)\s*\{([^{}]*)\}", r"\1", text)
-    text = re.sub(r"(?<=[a-zA-Z'])\s*\([^()]*\)", "", text)
-    if re.fullmatch(r"\s*(?:\\pi|e|i)\s*", text):
-        return False
-    bare = NAMING.sub("a", text)
-    return bool(re.search(r"[a-zA-Z]", bare)) and bool(re.fullmatch(r"[a-zA-Z\s()|,:/'{}]+", bare))
-
-
-def settled(node: Node) -> Node:
-    """A chain without its working: `x = 3 + 4 = 7` is x = 7, `3 + 4 = 7` is 7, `1/3 ≈ 0.33` is 1/3, `x ∈ S` is S."""
-    if not isinstance(node, Chain):
-        return node
-    members, signs, texts = list(node.members), list(node.signs), list(node.texts)
-    if "≈" in signs:
-        cut = signs.index("≈")
-        if all(map(is_name, texts[: cut + 1])):
-            signs[cut] = "="
-            members, signs, texts = members[cut:], signs[cut:], texts[cut:]
-            rest = signs.index("≈") if "≈" in signs else len(signs)
-            members, signs, texts = members[: rest + 1], signs[:rest], texts[: rest + 1]
-        else:
-            members, signs, texts = members[: cut + 1], signs[:cut], texts[: cut + 1]
-    if not signs:
-        return settled(members[0])
-    if signs == ["∈"] and is_name(texts[0]):
-        return settled(members[1])
-    if all(sign in {"=", "∈"} for sign in signs):
-        if len(signs) > 1 and not is_name(texts[0]):
-            return settled(members[-1])
-        members, signs, texts = [members[0], members[-1]], ["="], [texts[0], texts[-1]]
-        if not re.search(r"[a-zA-Z]", re.sub(r"\\(?!pi)[a-zA-Z]+", "", texts[0])):
-            if re.search(r"[a-zA-Z]", re.sub(r"\\(?!pi)[a-zA-Z]+", "", texts[1])):
-                return Chain(tuple(members), tuple(signs), tuple(texts))
-            return settled(members[1])
-    return Chain(tuple(members), tuple(signs), tuple(texts))
-
-
 def _letter(node: Node) -> str | None:
     if isinstance(node, Choice):
         return node.letter
@@ -151,7 +82,7 @@ def _same_choice(gold: Node, answer: Node, by: Arithmetic) -> bool | None:
 
 def _same_words(gold: Node, answer: Node, by: Arithmetic) -> bool | None:
     if isinstance(gold, Words) and isinstance(answer, Words):
-        return _lower(gold.text) == _lower(answer.text)
+        return _same_text(gold.text, answer.text)
     words, other = (gold, answer) if isinstance(gold, Words) else (answer, gold)
     assert isinstance(words, Words)
     if isinstance(other, Leaf) and re.fullmatch(r"[a-zA-Z]{2,8}", words.text):  # abc is also a·b·c
@@ -160,8 +91,12 @@ def _same_words(gold: Node, answer: Node, by: Arithmetic) -> bool | None:
     return False
 
 
-def _lower(text: str) -> str:
-    return " ".join(re.sub(r"[^a-z0-9]", " ", text.lower()).split())
+def _same_text(gold: str, answer: str) -> bool:
+    """Without regard to case; but letters that may be a product (ab, ABC) keep theirs, save a capital at the start."""
+    g, a = (" ".join(text.rstrip(".!").split()) for text in (gold, answer))
+    if len(g) > 3 or g.lower() in {"yes", "no"}:
+        return g.lower() == a.lower()
+    return g == a or (len(g) == 3 and g[1:] == a[1:] and g.lower() == a.lower())
 
 
 def _same_leaf(gold: Leaf, answer: Leaf, by: Arithmetic) -> bool | None:
@@ -174,7 +109,7 @@ def _same_leaf(gold: Leaf, answer: Leaf, by: Arithmetic) -> bool | None:
         return re.sub(r"[{}\s]", "", gold.text) == re.sub(r"[{}\s]", "", answer.text)
     based, other = exact.based(gold.text), exact.based(answer.text)
     if based or other:
-        return based == other
+        return based == other and not answer.percent
     ratio = _same_ratio(gold.text, answer.text)
     if ratio is not None:
         return ratio
@@ -244,18 +179,9 @@ def _as_sets(gold: tuple[Node, ...], answer: tuple[Node, ...], by: Arithmetic) -
     return every([*(some(row) for row in table), *(some(column) for column in zip(*table, strict=True))])
 
 
-def _assignment(node: Node) -> tuple[str, Node] | None:
-    """Name and value of x = 1; the argument of f(x) = 1 is no part of the name."""
-    node = settled(node)
-    if isinstance(node, Chain) and node.signs == ("=",) and is_name(node.texts[0]):
-        name = re.sub(r"(?<=[a-zA-Z'])\s*\([^()]*\)", "", node.texts[0])
-        return re.sub(r"[\s{}]", "", name), node.members[1]
-    return None
-
-
 def _names(group: Group) -> list[str] | None:
     """The names, where every item is an assignment and no two are to one name."""
-    found = [_assignment(item) for item in group.items]
+    found = [assignment(item) for item in group.items]
     names = [pair[0] for pair in found if pair]
     return names if len(names) == len(found) == len(set(names)) else None
 
@@ -263,15 +189,15 @@ def _names(group: Group) -> list[str] | None:
 def _values(group: Group) -> tuple[Node, ...]:
     values: list[Node] = []
     for item in group.items:
-        found = _assignment(item)
+        found = assignment(item)
         value = settled(found[1]) if found else item
         values.extend(value.items if isinstance(value, Group) and not value.left and not group.ordered else [value])
     return tuple(values)
 
 
 def _by_name(gold: Group, answer: Group, by: Arithmetic) -> bool | None:
-    wanted = dict(pair for item in gold.items if (pair := _assignment(item)))
-    given = dict(pair for item in answer.items if (pair := _assignment(item)))
+    wanted = dict(pair for item in gold.items if (pair := assignment(item)))
+    given = dict(pair for item in answer.items if (pair := assignment(item)))
     return every(same(value, given[name], by) for name, value in wanted.items())
 
 
@@ -298,44 +224,19 @@ def _same_chain(gold: Node, answer: Node, by: Arithmetic) -> bool | None:
         return _same_relations(gold, answer, by)
     chain, other = (gold, answer) if isinstance(gold, Chain) else (answer, gold)
     assert isinstance(chain, Chain)
-    if assigned := _assignment(chain):
+    if assigned := assignment(chain):
         return same(assigned[1], answer, by) if chain is gold else same(gold, assigned[1], by)
     if chain.signs == ("=",):
-        return same(gold, chain.members[1], by) if chain is answer and _no_letters(chain.texts[0]) else False
+        return same(gold, chain.members[1], by) if chain is answer and is_constant(chain.texts[0]) else False
     if (interval := as_interval(chain)) is not None and isinstance(other, Group | Union):
         outcome = same(interval, other, by) if chain is gold else same(other, interval, by)
         return outcome or None
     return None if isinstance(other, Group | Union) else False
 
 
-def _no_letters(text: str) -> bool:
-    return not re.search(r"[a-zA-Z]", re.sub(r"\\[a-zA-Z]+", "", text))
-
-
-def as_interval(chain: Chain) -> Group | None:
-    """The interval of x in a < x ≤ b, x ≥ a or b > x; None for |x|, which lies in two."""
-    if any("|" in text for text in chain.texts):
-        return None
-    texts, signs, members = chain.texts, chain.signs, chain.members
-    if len(signs) == 1 and signs[0] in {"<", "≤", ">", "≥"}:
-        if is_name(texts[1]) and not is_name(texts[0]):
-            texts, members, signs = (texts[1], texts[0]), (members[1], members[0]), (FLIPPED[signs[0]],)
-        if not is_name(texts[0]) or is_name(texts[1]):
-            return None
-        if signs[0] in {">", "≥"}:
-            return Group((members[1], Leaf(r"\infty")), "(" if signs[0] == ">" else "[", ")")
-        return Group((Leaf(r"-\infty"), members[1]), "(", ")" if signs[0] == "<" else "]")
-    if len(signs) == 2 and is_name(texts[1]) and not is_name(texts[0]) and not is_name(texts[2]):
-        if set(signs) <= {">", "≥"}:
-            signs, members = (FLIPPED[signs[1]], FLIPPED[signs[0]]), (members[2], members[1], members[0])
-        if set(signs) <= {"<", "≤"}:
-            return Group((members[0], members[2]), "(" if signs[0] == "<" else "[", ")" if signs[1] == "<" else "]")
-    return None
-
-
 def _same_relations(gold: Chain, answer: Chain, by: Arithmetic) -> bool | None:
     if len(gold.signs) == len(answer.signs) == 1 and gold.signs[0] in FLIPPED and answer.signs[0] in FLIPPED:
-        wanted, given = _assignment(gold), _assignment(answer)
+        wanted, given = assignment(gold), assignment(answer)
         if wanted and given and wanted[0] == given[0]:
             return same(wanted[1], given[1], by)
         if not (_is_scalar(gold) and _is_scalar(answer)):
@@ -381,12 +282,4 @@ def _same_union(gold: Node, answer: Node, by: Arithmetic) -> bool | None:
     regions = [tuple(as_interval(p) or p if isinstance(p, Chain) else p for p in side) for side in parts]
     if any(isinstance(p, Leaf | Words | Matrix | Choice) for side in regions for p in side):
         return None if all(isinstance(node, Union) for node in (gold, answer)) else False
-    return _as_sets(*regions, by) or None
-
-
-def rational(text: str) -> Fraction | None:
-    """The value of an expression where it is a rational number."""
-    try:
-        return exact.number(exact.value(text))
-    except Unreadable:
-        return None
+    return _as_sets(regions[0], regions[1], by) or None

@@ -11,7 +11,9 @@ from __future__ import annotations
 import re
 
 from equipoise.rewards import exact
-from equipoise.rewards.compare import NUMBER_SET, Arithmetic, leaves, same
+from equipoise.rewards.chains import leaves
+from equipoise.rewards.compare import NUMBER_SET, Arithmetic, same
+from equipoise.rewards.grammar import follows_grammar
 from equipoise.rewards.notation import Senseless, Unreadable, spell, tight
 from equipoise.rewards.structure import Node, Words, parse
 
@@ -113,13 +115,16 @@ def _readable(text: str) -> bool:
 
 
 def _has_sense(text: str) -> bool:
-    """Whether a text is arithmetic, or at least nothing that exact arithmetic finds senseless."""
+    """Whether a text is an expression by its grammar alone, and nothing that exact arithmetic finds senseless."""
+    if exact.infinite(text) or NUMBER_SET.fullmatch(text) or exact.based(text):
+        return True
     try:
-        exact.value(text)
+        if exact.ratio(text) is None:
+            exact.value(text)
     except Senseless:
         return False
     except Unreadable:
-        return not re.search(r"\?|[-+*/^=]\s*$|\\frac\s*(?:$|\{\s*\})", text)
+        return follows_grammar(text)
     return True
 
 

@@ -62,6 +62,32 @@ def read(text: str, algebra: Algebra[T]) -> T:
     return result
 
 
+class _Nothing:
+    """The algebra in which everything is possible and nothing is computed."""
+
+    def number(self, c: Fraction) -> None: ...
+    def letter(self, name: str) -> None: ...
+    def rational(self, a: None) -> Fraction | None:
+        return Fraction(1, 2)
+
+    def add(self, a: None, b: None) -> None: ...
+    def multiply(self, a: None, b: None) -> None: ...
+    def invert(self, a: None) -> None: ...
+    def power(self, a: None, exponent: None) -> None: ...
+    def root(self, a: None, index: None) -> None: ...
+    def factorial(self, a: None) -> None: ...
+    def function(self, name: str, *arguments: None) -> None: ...
+
+
+def follows_grammar(text: str) -> bool:
+    """Whether the grammar can read the text, whatever its value."""
+    try:
+        read(text, _Nothing())
+    except Unreadable:
+        return False
+    return True
+
+
 def decimal(text: str) -> Fraction:
     """A literal such as 12, .5 or 6.02e23, exactly."""
     mantissa, _, exponent = text.lower().partition("e")
@@ -255,7 +281,7 @@ class _Reader(Generic[T]):
                 exponent = self.argument()
         if (base and name != r"\log") or len(base) > 1:
             raise Unreadable("a function with an index")
-        if exponent is not None and (self.algebra.rational(exponent) or Fraction(0)) < 1:
+        if exponent is not None and (self.algebra.rational(exponent) or Fraction(0)) <= 0:
             raise Senseless("a negative power of a function: an inverse or a reciprocal")
         if self.peek() in {"(", "{", "["}:
             inside = self.bracketed(self.take())

@@ -52,11 +52,10 @@ COMMAND = re.compile(r"\\(?:[a-zA-Z]+|.)|\s+", re.DOTALL)
 TOKEN = re.compile(r"\\(?:[a-zA-Z]+|.)?", re.DOTALL)
 THOUSANDS = re.compile(r"(?<=\d)\s*(?:\{\s*,\s*\}|,\s?\\!\s*)\s*(?=\d{3}(?!\d))")
 AND = re.compile(
-    r"(?:\s|,)*(?:\\text\{\s*,?\s*(?:and|or)\s*\}|(?<![a-zA-Z\\{])(?:and|or)(?![a-zA-Z}]))\s*,?|\\text\{[^{}]*\}"
+    r"[\s,;]*(?:\\text\{\s*,?\s*(?:and|or)\s*,?\s*\}|(?<![a-zA-Z\\{])(?:and|or)(?![a-zA-Z}]))[\s,;]*|\\text\{[^{}]*\}"
 )
-
-
-JOINS = re.compile(r"\\text\{\s*,?\s*(?:and|or)\s*\}\s*,?")
+JOINS = re.compile(r"\\text\{\s*,?\s*(?:and|or)\s*,?\s*\}")
+OF_A_LIST = "\x04"  # stands for "and" and "or"
 
 
 class Unreadable(ValueError):
@@ -82,7 +81,7 @@ def spell(text: str) -> str:
     text = re.sub(r"\\text\s*(?=\{)", r"\\text", text)
     text = re.sub(r"<=", r"\\le ", re.sub(r">=", r"\\ge ", re.sub(r"!=", r"\\ne ", text)))
     text = AND.sub(
-        lambda m: m.group() if m.group().startswith(r"\text") and not JOINS.fullmatch(m.group()) else ", ", text
+        lambda m: m.group() if m.group().startswith(r"\text{") and not JOINS.match(m.group()) else OF_A_LIST, text
     )
     text = re.sub(r"\\text\{\s*(-?\d[\d.,]*)\s*\}", r" \1 ", text)
     text = re.sub(r"\^\s*\{\s*\\circ\s*\}", r"^\\circ ", text)

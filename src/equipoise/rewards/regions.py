@@ -5,7 +5,7 @@ from __future__ import annotations
 import sympy
 
 from equipoise.rewards import exact
-from equipoise.rewards.compare import as_interval, settled
+from equipoise.rewards.chains import as_interval, one_letter, settled
 from equipoise.rewards.notation import Unreadable
 from equipoise.rewards.structure import Chain, Group, Leaf, Node, Union
 from equipoise.rewards.symbolic import expression
@@ -16,6 +16,11 @@ RELATIONS = {"<": sympy.Lt, "≤": sympy.Le, ">": sympy.Gt, "≥": sympy.Ge}
 def regions_equal(gold: Node, answer: Node) -> bool:
     """Whether two sets of real numbers are one, where at least one is a union or an inequality."""
     if not (_is_region(gold) and _is_region(answer)) or all(isinstance(settled(n), Group) for n in (gold, answer)):
+        return False
+    letters = {
+        one_letter(text) for node in map(settled, (gold, answer)) if isinstance(node, Chain) for text in node.texts
+    }
+    if len(letters - {None}) > 1:
         return False
     try:
         a, b = _region(gold), _region(answer)

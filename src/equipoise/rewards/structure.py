@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, replace
 
-from equipoise.rewards.notation import Unreadable, split, wraps
+from equipoise.rewards.notation import OF_A_LIST, Unreadable, split, wraps
 from equipoise.rewards.units import UNIT_AFTER, unit_of
 
 
@@ -83,7 +83,9 @@ PLUS_MINUS = re.compile(r"\\(pm|mp)(?![a-zA-Z])")
 CHOICE = re.compile(
     r"(?:\\text\s*\{)?\s*\(([A-Ja-j])\)\s*\}?(?:\s+(.*))?|\\text\{\s*([A-J])[.:)]?\s*\}|([A-J])[.:)]", re.DOTALL
 )
-WORDS = re.compile(r"[a-zA-Z][a-zA-Z\s.'\"&/-]*[a-zA-Z.!]")
+WORDS = re.compile(
+    r"(?=.*[a-zA-Z]{2})(?!.*(?<![a-zA-Z])[a-zA-Z]{1,2}-)[a-zA-Z]+(?:['\s-]\s*[a-zA-Z]+)*[.!]?", re.DOTALL
+)
 FUNCTION = re.compile(r"\\(?:sin|cos|tan|cot|sec|csc)(?![a-zA-Z])")
 TEXT = re.compile(r"\\text\{([^{}]*)\}")
 
@@ -100,12 +102,12 @@ def parse(text: str) -> Node:
             return Choice(letter, parse(rest))
     if number := NUMBER_WITH_COMMAS.match(text) or NUMBER_WITH_SPACES.match(text):
         joined = re.sub(r"(?<=\d)[, ](?=\d{3})", "." if re.match(r"[-+]?0,", text) else "", number.group())
-        if len(split(text[number.end() :], ",;")) == 1:
+        if len(split(text[number.end() :], ",;" + OF_A_LIST)) == 1:
             return _single(joined + text[number.end() :])
     by_semicolon = [part for part in split(text, ";") if part]
     if len(by_semicolon) > 1:
         return Group(tuple(_tuple_of(split(part, ",")) for part in by_semicolon))
-    parts = split(text, ",")
+    parts = split(text, "," + OF_A_LIST)
     if len(parts) > 1:
         return _list(parts)
     return _single(text)
@@ -140,9 +142,9 @@ def _single(text: str) -> Node:
         if (group := _bracketed(text, left, right)) is not None:
             return group
     if PLUS_MINUS.search(text):
-        return Group(
-            tuple(_single(PLUS_MINUS.sub(lambda m, s=sign: s[m.group(1) == "mp"], text)) for sign in ("+-", "-+"))
-        )
+        upper = PLUS_MINUS.sub(lambda m: "+" if m.group(1) == "pm" else "-", text)
+        lower = PLUS_MINUS.sub(lambda m: "-" if m.group(1) == "pm" else "+", text)
+        return Group((_single(upper), _single(lower)))
     return _value(text)
 
 
@@ -156,6 +158,12 @@ def _chain(text: str) -> Node | None:
     if not signs:
         return None
     pieces.append(text[start:].strip())
+    if not pieces[0] and signs[0] == "=":  # "= 7" states 7
+        pieces, signs = pieces[1:], signs[1:]
+    if not all(pieces):
+        raise Unreadable("a side of its equation is empty")
+    if not signs:
+        return _single(pieces[0])
     return Chain(tuple(map(_member, pieces)), tuple(signs), tuple(pieces))
 
 
@@ -199,7 +207,7 @@ def _matrix(body: str, text: str) -> Matrix:
 
 def _value(text: str) -> Node:
     bare = TEXT.sub(lambda m: f" {m.group(1)} ", text).strip()
-    if WORDS.fullmatch(bare) and len(re.sub(r"[^a-zA-Z]", "", bare)) > 1:
+    if WORDS.fullmatch(bare):
         return Words(" ".join(bare.split()))
     if TIME.fullmatch(text):
         return Words(text)
@@ -231,7 +239,7 @@ def _split_command(text: str, command: str) -> list[str]:
 
 def _trimmed(text: str) -> str:
     text = text.strip()
-    while text and (text[-1] in ".,;" and not text.endswith(r"\,")):
+    while text and (text[-1] in ".,;" + OF_A_LIST and not text.endswith(r"\,")):
         text = text[:-1].rstrip()
     while wraps(text, "{", "}"):
         text = text[1:-1].strip()
