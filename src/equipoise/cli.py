@@ -18,7 +18,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     arguments, overrides = _without_overrides(arguments)
     options, rest = parser.parse_known_args(arguments)
     rest += overrides
-    if rest and options.command != "train":
+    if rest and options.command not in ("train", "compare"):
         parser.error(f"unrecognized arguments: {' '.join(rest)}")
     try:
         options.run(options, rest)
@@ -50,7 +50,8 @@ def _user_errors() -> tuple[type[Exception], ...]:
     loaded = sys.modules
     names = [("equipoise.train.config", "ConfigError"), ("equipoise.train.folder", "RunError"),
              ("equipoise.policy.model", "ModelError"), ("equipoise.tasks.task", "TaskError"),
-             ("equipoise.rewards.pool", "PoolError")]  # fmt: skip
+             ("equipoise.rewards.pool", "PoolError"), ("equipoise.audit.log", "AuditError"),
+             ("equipoise.report.runs", "ReportError")]  # fmt: skip
     return tuple(getattr(loaded[module], name) for module, name in names if module in loaded)
 
 
@@ -105,6 +106,34 @@ def _parser() -> argparse.ArgumentParser:
     evaluate.add_argument("--json", action="store_true", help="print the result as JSON")
 
     add("objectives", _objectives, "list the presets as the five choices they are made of, with their sources")
+    compare = add("compare", _compare, "train a configuration over values and seeds, and say whether they differ")
+    compare.add_argument("config", nargs="?", help="a TOML file; without one, all defaults")
+    compare.add_argument(
+        "--vary", action="append", default=[], metavar="KEY=A,B", help="an option and its values; several make a grid"
+    )
+    compare.add_argument("--seeds", type=_at_least(1), default=5, help="runs per variant (default: %(default)s)")
+    compare.add_argument("--metric", default=None, help="of the last evaluation (default: acc@n)")
+    compare.add_argument("--out", default="runs/compare", help="where runs and tables go (default: %(default)s)")
+    compare.add_argument("--jobs", type=_at_least(1), default=0, help="runs at a time (default: one per core)")
+
+    audit = add("audit", _audit, "measure which biases an objective has on a rollout log, and say what to change")
+    audit.add_argument("files", nargs="+", help="run directories, TRL completions, verl dumps, Parquet, JSONL or CSV")
+    audit.add_argument(
+        "--objective", default=None, help="a preset, or choices as dapo+balanced+hadw (default: the log's)"
+    )
+    audit.add_argument("--against", default=None, metavar="A,B", help="other objectives to compare it with")
+    audit.add_argument("--columns", default=None, metavar="ROLE=COLUMN,…", help="what the columns of another log are")
+    audit.add_argument("--tokenizer", default=None, help="a folder or hub name, for logs with text but no tokens")
+    audit.add_argument("--json", action="store_true", help="print the numbers as JSON")
+
+    page = add("report", _report, "write one self-contained HTML page about one or several runs")
+    page.add_argument("runs", nargs="+", help="run directories, or folders of them")
+    page.add_argument("--out", default=None, help="the file (default: report.html in the first directory)")
+
+    watch = add("watch", _watch, "serve that page on localhost while a run goes on")
+    watch.add_argument("runs", nargs="+", help="run directories, or folders of them")
+    watch.add_argument("--port", type=_at_least(0), default=8765, help="0 takes a free one (default: %(default)s)")
+
     add("doctor", _doctor, "say what is installed, what can be used here, and what to do about the rest")
     add("theory", _theory, "print the closed forms of the papers' bias theorems as tables")
     return parser
@@ -178,6 +207,39 @@ def _objectives(options: argparse.Namespace, rest: list[str]) -> None:
     console.print(table)
     console.print("\nEvery preset takes any advantage, difficulty, cancellation and aggregation:")
     console.print('  Objective.preset("dapo", aggregation="balanced", difficulty="hadw")', highlight=False)
+
+
+def _compare(options: argparse.Namespace, rest: list[str]) -> None:
+    from equipoise.study.compare import compare, default_metric
+
+    metric = options.metric or default_metric(options.config, rest)
+    compare(options.config, options.vary, options.seeds, Path(options.out), metric, options.jobs, rest)
+
+
+def _audit(options: argparse.Namespace, rest: list[str]) -> None:
+    from equipoise.audit import AuditError, main_text
+
+    columns = None
+    if options.columns is not None:
+        pairs = [pair.partition("=") for pair in options.columns.split(",")]
+        if not all(role and equals and column for role, equals, column in pairs):
+            raise AuditError(f"--columns {options.columns}: the rule is role=column,role=column, as reward=score")
+        columns = {role: column for role, _, column in pairs}
+    against = None if options.against is None else options.against.split(",")
+    colour = sys.stdout.isatty()
+    print(main_text(options.files, options.objective, against, columns, options.tokenizer, options.json, colour))
+
+
+def _report(options: argparse.Namespace, rest: list[str]) -> None:
+    from equipoise.report import write
+
+    print(write(options.runs, options.out or Path(options.runs[0]) / "report.html"))
+
+
+def _watch(options: argparse.Namespace, rest: list[str]) -> None:
+    from equipoise.report import watch
+
+    watch(options.runs, options.port)
 
 
 def _doctor(options: argparse.Namespace, rest: list[str]) -> None:

@@ -15,6 +15,7 @@ import pytest
 from rich.console import Console
 
 from equipoise.study import quickstart as study
+from equipoise.study import runs
 from equipoise.study.plots import running_mean, write_plots
 from equipoise.train import RunError, RunFolder, checkpoint, dump, read_lines
 
@@ -98,11 +99,11 @@ def test_the_four_runs_differ_in_the_objective_alone(tmp_path):
 
 def test_a_run_that_fails_is_named_with_what_it_said(tmp_path, monkeypatch):
     def start(config):
-        log = Path(config.train.out).with_suffix(".log")
+        log = Path(f"{config.train.out}.log")
         with open(log, "wb") as f:
             return subprocess.Popen(["sh", "-c", "echo before; echo no such model; exit 3"], stdout=f)
 
-    monkeypatch.setattr(study, "_start", start)
+    monkeypatch.setattr(runs, "_start", start)
     with pytest.raises(RunError, match=r"the run token failed: no such model \(all of it: .*token\.log\)"):
         study.quickstart(tmp_path, steps=1)
 
@@ -110,13 +111,13 @@ def test_a_run_that_fails_is_named_with_what_it_said(tmp_path, monkeypatch):
 def test_what_is_finished_is_not_started_again(tmp_path, monkeypatch):
     config = study.settings("token", 0, 2, tmp_path)
     folder = RunFolder(config.train.out)
-    assert not study._finished(config)
+    assert not runs._finished(config)
     (folder.checkpoints / "step-2").mkdir(parents=True)
     (folder.checkpoints / "step-2" / checkpoint.STATE).touch()
     folder.config.write_text(dump(config))
-    assert study._finished(config)
-    assert not study._finished(study.settings("token", 1, 2, tmp_path))
-    assert not study._finished(study.settings("token", 0, 3, tmp_path))
+    assert runs._finished(config)
+    assert not runs._finished(study.settings("token", 1, 2, tmp_path))
+    assert not runs._finished(study.settings("token", 0, 3, tmp_path))
 
 
 @pytest.fixture

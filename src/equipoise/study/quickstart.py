@@ -7,9 +7,6 @@ model is too small for a run to use two). What they leave is four ordinary run d
 from __future__ import annotations
 
 import math
-import os
-import subprocess
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,12 +14,12 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from equipoise.evaluate import peak
 from equipoise.study.plots import write_plots
-from equipoise.train import Config, Interrupted, RunError, RunFolder, checkpoint, dump, read_lines
+from equipoise.study.runs import train_all
+from equipoise.train import Config, Interrupted, RunFolder, read_lines
 
 OBJECTIVES: dict[str, dict[str, Any]] = {
     "token": {"aggregation": {"name": "token", "over": "group"}},
@@ -64,7 +61,7 @@ def quickstart(out: Path, seed: int = 0, steps: int | None = None) -> None:
         "from the same weights, on the same prompts, with the same draws.\n"
     )
     try:
-        _train_all(configs, out, console)
+        train_all(configs, console)
     except KeyboardInterrupt:
         raise Interrupted("stopped after the step each run was in; the same command goes on with them") from None
     runs = [summary(name, RunFolder(c.train.out)) for name, c in configs.items()]
@@ -72,77 +69,6 @@ def quickstart(out: Path, seed: int = 0, steps: int | None = None) -> None:
     console.print(LEGEND)
     page = write_plots(out / "plots.html", {name: RunFolder(c.train.out) for name, c in configs.items()})
     console.print(f"{time.monotonic() - begin:.0f} s. Runs: {out}/   plots: {page}")
-
-
-def _train_all(configs: dict[str, Config], out: Path, console: Console) -> None:
-    """Run what is not finished yet, a process each; a run that stopped half way goes on where it stopped."""
-    out.mkdir(parents=True, exist_ok=True)
-    waiting = list(configs)
-    running: dict[str, subprocess.Popen[bytes]] = {}
-    columns = (
-        TextColumn("{task.description:14s}"),
-        BarColumn(30),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[line]}"),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=console) as bars:
-        shown = {name: bars.add_task(name, total=c.train.steps, line="") for name, c in configs.items()}
-        try:
-            while waiting or running:
-                while waiting and len(running) < (os.cpu_count() or 1):
-                    name = waiting.pop(0)
-                    if not _finished(configs[name]):
-                        running[name] = _start(configs[name])
-                time.sleep(0.3)
-                for name in configs:
-                    _show(bars, shown[name], RunFolder(configs[name].train.out))
-                for name, process in list(running.items()):
-                    if process.poll() is not None:
-                        del running[name]
-                        if process.returncode:
-                            raise RunError(_failure(name, configs[name]))
-        finally:
-            for process in running.values():
-                process.terminate()
-            for process in running.values():
-                process.wait()
-
-
-def _finished(config: Config) -> bool:
-    """Whether the run in that directory is this one and has come to its end: then there is nothing to start."""
-    folder = RunFolder(config.train.out)
-    if not folder.config.exists() or folder.config.read_text(encoding="utf-8") != dump(config):
-        return False
-    return config.train.steps in checkpoint.steps(folder.checkpoints)
-
-
-def _start(config: Config) -> subprocess.Popen[bytes]:
-    folder = RunFolder(config.train.out)
-    begun = folder.config.exists()
-    file = folder.path.with_suffix(".toml")
-    file.write_text(dump(config), encoding="utf-8")
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    with open(folder.path.with_suffix(".log"), "wb") as log:
-        command = [sys.executable, "-m", "equipoise", "train", str(file), *(["--resume"] if begun else [])]
-        return subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=environment)
-
-
-def _show(bars: Progress, bar: Any, folder: RunFolder) -> None:
-    records = read_lines(folder.metrics)
-    if records:
-        last = records[-1]
-        bars.update(
-            bar,
-            completed=last["step"],
-            line=f"reward {last['reward/mean']:.2f}  length {last['completions/mean_length']:.0f}",
-        )
-
-
-def _failure(name: str, config: Config) -> str:
-    log = Path(config.train.out).with_suffix(".log")
-    said = log.read_text(errors="replace").strip().splitlines()
-    return f"the run {name} failed: {said[-1] if said else 'it said nothing'} (all of it: {log})"
 
 
 @dataclass(frozen=True)

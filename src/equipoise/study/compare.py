@@ -1,0 +1,311 @@
+"""The same configuration over the values of some options and over seeds: is there a difference, and how sure is that?
+
+Runs of one seed see the same prompts with the same draws from the same weights, so they are compared in pairs: the unit
+is the difference within a seed. Every pair of variants gets a mean difference with a 95 % interval (Student's t), a
+p-value of the paired t-test, and Holm's correction for the number of pairs. Seeds are what is drawn anew; the held-out
+prompts are the same for all, so the answer is about training noise on these prompts, not about other prompts.
+"""
+
+from __future__ import annotations
+
+import copy
+import csv
+import io
+import itertools
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+from scipy import stats
+
+from equipoise import report
+from equipoise.evaluate import peak
+from equipoise.study.runs import train_all
+from equipoise.train import Config, ConfigError, Interrupted, RunFolder, load, read_lines
+
+LEVEL = 0.05
+POWER = 0.8
+POINT = 0.01  # the difference the sample size is told for
+MOST_SEEDS = 100_000
+EXAMPLE = "objective.aggregation=token,sequence,balanced"
+
+
+@dataclass(frozen=True)
+class Variant:
+    """`scores`: the metric's last value of each seed's run, in the order of the seeds; `peaks`: its highest."""
+
+    name: str
+    scores: list[float]
+    peaks: list[float]
+
+    @property
+    def mean(self) -> float:
+        return float(np.mean(self.scores))
+
+
+@dataclass(frozen=True)
+class Difference:
+    """b − a within seeds: mean and 95 % interval, the p-value of the paired t-test, and Holm's."""
+
+    a: str
+    b: str
+    mean: float
+    low: float
+    high: float
+    p: float
+    holm: float
+    seeds_for_a_point: int | None  # seeds that would show a difference of one point with 80 % power
+
+
+def compare(
+    path: str | None, vary: Sequence[str], seeds: int, out: Path, metric: str, jobs: int, overrides: Sequence[str]
+) -> None:
+    """Train what is not trained yet, then write table.md, table.tex, table.csv, results.json and report.html."""
+    console = Console(highlight=False)
+    grid = variants(vary)
+    configs = {
+        f"{name}/seed-{seed}": _config(path, settings, seed, out / _folder(name) / f"seed-{seed}", overrides)
+        for name, settings in grid.items()
+        for seed in range(seeds)
+    }
+    console.print(f"{len(grid)} variants × {seeds} seeds, {next(iter(configs.values())).train.steps} steps each\n")
+    try:
+        train_all(configs, console, jobs)
+    except KeyboardInterrupt:
+        raise Interrupted("stopped after the step each run was in; the same command goes on with them") from None
+    runs = {name: [RunFolder(configs[f"{name}/seed-{seed}"].train.out) for seed in range(seeds)] for name in grid}
+    found = [_variant(name, folders, metric) for name, folders in runs.items()]
+    pairs = differences(found)
+    console.print(table(found, metric))
+    if pairs:
+        console.print(pair_table(pairs))
+    words = verdict(found, pairs, metric)
+    console.print(f"\n{words}\n")
+    files = {"table.md": markdown(found, pairs, metric, words), "table.tex": latex(found, metric)}
+    files |= {"table.csv": as_csv(found), "results.json": as_json(found, pairs, metric, words)}
+    for name, text in files.items():
+        (out / name).write_text(text, encoding="utf-8")
+    page = report.write([folder.path for folders in runs.values() for folder in folders], out / "report.html")
+    console.print(f"{out}/table.md  table.tex  table.csv  results.json   report: {page}", soft_wrap=True)
+
+
+def variants(vary: Sequence[str]) -> dict[str, dict[str, str]]:
+    """`["a.b=x,y", "c.d=1,2"]` as the grid {"x, 1": {"a.b": "x", "c.d": "1"}, …}."""
+    axes = []
+    for text in vary:
+        key, equals, values = text.partition("=")
+        found = _split(values)
+        if not equals or "." not in key or len(found) < 1 or "" in found:
+            raise ConfigError(f"--vary {text}: the rule is section.key=value,value, as {EXAMPLE}")
+        if len(set(found)) < len(found):
+            raise ConfigError(f"--vary {text}: a value stands twice")
+        axes.append([(key, value) for value in found])
+    if not axes:
+        raise ConfigError(f"--vary is missing: what should differ, as {EXAMPLE}")
+    return {", ".join(value for _, value in point): dict(point) for point in itertools.product(*axes)}
+
+
+def _split(text: str) -> list[str]:
+    """At commas outside of brackets, braces and quotes."""
+    parts, depth, quote = [""], 0, ""
+    for c in text:
+        if quote:
+            quote = "" if c == quote else quote
+        elif c in "\"'":
+            quote = c
+        elif c in "[{(":
+            depth += 1
+        elif c in "]})":
+            depth -= 1
+        elif c == "," and depth == 0:
+            parts.append("")
+            continue
+        parts[-1] += c
+    return [part.strip() for part in parts]
+
+
+def _folder(name: str) -> str:
+    return "".join(c if c.isalnum() or c in "+-_." else "-" for c in name).strip("-.") or "variant"
+
+
+def _config(path: str | None, settings: dict[str, str], seed: int, out: Path, overrides: Sequence[str]) -> Config:
+    pairs = [part for key, value in settings.items() for part in (f"--{key}", value)]
+    config = copy.deepcopy(load(path, [*overrides, *pairs, "--train.seed", str(seed), "--log.terminal", "false"]))
+    config.train.out = str(out)
+    config.train.threads = config.train.threads or 1
+    if not config.eval.every:
+        raise ConfigError("eval.every = 0: a comparison needs evaluations; the rule is at least 1")
+    return config
+
+
+def _variant(name: str, folders: Sequence[RunFolder], metric: str) -> Variant:
+    scores, peaks = [], []
+    for folder in folders:
+        evaluations = read_lines(folder.eval)
+        known = [k for k, v in evaluations[-1].items() if isinstance(v, float)]
+        if metric not in known:
+            raise ConfigError(f"--metric {metric}: {folder.eval} has no such number ({', '.join(known)})")
+        scores.append(evaluations[-1][metric])
+        peaks.append(peak([e["step"] for e in evaluations], [e[metric] for e in evaluations]).peak)
+    return Variant(name, scores, peaks)
+
+
+def interval(values: Sequence[float]) -> tuple[float, float]:
+    """Student's 95 % interval of a mean; infinite for a single value."""
+    n = len(values)
+    if n < 2:
+        return -math.inf, math.inf
+    half = float(stats.t.ppf(1 - LEVEL / 2, n - 1)) * float(np.std(values, ddof=1)) / math.sqrt(n)
+    return float(np.mean(values)) - half, float(np.mean(values)) + half
+
+
+def differences(found: Sequence[Variant]) -> list[Difference]:
+    """All pairs, in the order of the variants; [] with a single seed, which shows no noise to compare with."""
+    if len(found[0].scores) < 2:
+        return []
+    pairs = list(itertools.combinations(found, 2))
+    within = [np.subtract(b.scores, a.scores) for a, b in pairs]
+    p = [_paired_p(d) for d in within]
+    return [
+        Difference(a.name, b.name, float(d.mean()), *interval(d.tolist()), p[i], h, seeds_needed(float(d.std(ddof=1))))
+        for i, ((a, b), d, h) in enumerate(zip(pairs, within, holm(p), strict=True))
+    ]
+
+
+def _paired_p(d: np.ndarray) -> float:
+    if not d.any():
+        return 1.0
+    spread = d.std(ddof=1) / math.sqrt(len(d))
+    return float(2 * stats.t.sf(abs(d.mean()) / spread, len(d) - 1)) if spread > 0 else 0.0
+
+
+def holm(p: Sequence[float]) -> list[float]:
+    """Holm's step-down: the smallest times m, the next times m − 1, …, never less than one before it."""
+    order = sorted(range(len(p)), key=lambda i: p[i])
+    out, highest = [0.0] * len(p), 0.0
+    for rank, i in enumerate(order):
+        highest = max(highest, min(1.0, (len(p) - rank) * p[i]))
+        out[i] = highest
+    return out
+
+
+def seeds_needed(deviation: float, difference: float = POINT) -> int | None:
+    """Seeds for a paired t-test at 5 % to see `difference` with 80 % power, given the deviation within seeds."""
+    low, high = 2, MOST_SEEDS
+    if _power(high, deviation, difference) < POWER:
+        return None
+    while low < high:
+        middle = (low + high) // 2
+        low, high = (low, middle) if _power(middle, deviation, difference) >= POWER else (middle + 1, high)
+    return low
+
+
+def _power(n: int, deviation: float, difference: float) -> float:
+    if deviation == 0:
+        return 1.0
+    shift, edge = math.sqrt(n) * difference / deviation, float(stats.t.ppf(1 - LEVEL / 2, n - 1))
+    if shift > 30:  # the noncentral law overflows far out, where the answer is plain
+        return 1.0 if shift > edge else 0.0
+    return float(stats.nct.sf(edge, n - 1, shift) + stats.nct.cdf(-edge, n - 1, shift))
+
+
+def verdict(found: Sequence[Variant], pairs: Sequence[Difference], metric: str) -> str:
+    """What can be said, in words."""
+    if len(found) < 2:
+        return "One variant: nothing to compare."
+    if not pairs:
+        return "One seed: nothing can be said about a difference; use --seeds 2 or more, 5 to begin with."
+    sure = [d for d in pairs if d.holm < LEVEL]
+    lines = []
+    for d in sorted(sure, key=lambda d: -abs(d.mean)):
+        better, worse, sign = (d.b, d.a, 1) if d.mean > 0 else (d.a, d.b, -1)
+        low, high = sorted((sign * d.low, sign * d.high))
+        lines.append(
+            f"{better} beats {worse} by {100 * abs(d.mean):.1f} points of {metric} "
+            f"(95 % interval {100 * low:.1f} to {100 * high:.1f}, p = {d.holm:.2g} after Holm's correction)."
+        )
+    if len(sure) < len(pairs):
+        unsure = [d for d in pairs if d.holm >= LEVEL]
+        needed = [d.seeds_for_a_point for d in unsure]
+        seeds = "more seeds than anyone runs" if None in needed else f"{max(n for n in needed if n)} seeds"
+        which = "No difference" if not sure else f"Between the other {len(unsure)} pairs no difference"
+        lines.append(
+            f"{which} detectable at this size ({len(found[0].scores)} seeds); {seeds} would be needed to see 1 point."
+        )
+    return "\n".join(lines)
+
+
+def table(found: Sequence[Variant], metric: str) -> Table:
+    out = Table("variant", f"{metric} last", "95 % of the mean", "peak", "seeds", box=None, padding=(0, 2, 0, 0))
+    for v in found:
+        out.add_row(v.name, *_row(v))
+    return out
+
+
+def _row(v: Variant) -> tuple[str, str, str, str]:
+    low, high = interval(v.scores)
+    shown = f"{100 * low:.1f} to {100 * high:.1f}" if math.isfinite(low) else "one seed"
+    return f"{100 * v.mean:.1f}", shown, f"{100 * float(np.mean(v.peaks)):.1f}", str(len(v.scores))
+
+
+def pair_table(pairs: Sequence[Difference]) -> Table:
+    out = Table("pair", "difference", "95 %", "p", "p (Holm)", "seeds for 1 point", box=None, padding=(0, 2, 0, 0))
+    for d in pairs:
+        out.add_row(f"{d.b} − {d.a}", *_pair_row(d))
+    return out
+
+
+def _pair_row(d: Difference) -> tuple[str, ...]:
+    needed = "-" if d.seeds_for_a_point is None else str(d.seeds_for_a_point)
+    between = f"{100 * d.low:+.1f} to {100 * d.high:+.1f}"
+    return f"{100 * d.mean:+.1f}", between, f"{d.p:.2g}", f"{d.holm:.2g}", needed
+
+
+def markdown(found: Sequence[Variant], pairs: Sequence[Difference], metric: str, words: str) -> str:
+    lines = [f"| variant | {metric} last | 95 % of the mean | peak | seeds |", "|---|---|---|---|---|"]
+    lines += [f"| {v.name} | {' | '.join(_row(v))} |" for v in found]
+    if pairs:
+        lines += ["", "| pair | difference | 95 % | p | p (Holm) | seeds for 1 point |", "|---|---|---|---|---|---|"]
+        lines += [f"| {d.b} − {d.a} | {' | '.join(_pair_row(d))} |" for d in pairs]
+    return "\n".join([*lines, "", words, ""])
+
+
+def latex(found: Sequence[Variant], metric: str) -> str:
+    """A booktabs table; the highest mean in bold."""
+    best = max(v.mean for v in found)
+    lines = [r"\begin{tabular}{lccc}", r"\toprule", rf"variant & {_tex(metric)} & 95\,\% & peak \\", r"\midrule"]
+    for v in found:
+        mean, between, top, _ = _row(v)
+        mean = rf"\textbf{{{mean}}}" if v.mean == best else mean
+        lines.append(rf"{_tex(v.name)} & {mean} & {between} & {top} \\")
+    return "\n".join([*lines, r"\bottomrule", r"\end{tabular}", ""])
+
+
+def _tex(text: str) -> str:
+    escapes = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
+    return "".join(escapes.get(c, rf"\{c}" if c in "&%$#_{}" else c) for c in text)
+
+
+def as_csv(found: Sequence[Variant]) -> str:
+    out = io.StringIO()
+    rows = csv.writer(out, lineterminator="\n")
+    rows.writerow(("variant", "seed", "last", "peak"))
+    rows.writerows((v.name, i, s, p) for v in found for i, (s, p) in enumerate(zip(v.scores, v.peaks, strict=True)))
+    return out.getvalue()
+
+
+def as_json(found: Sequence[Variant], pairs: Sequence[Difference], metric: str, words: str) -> str:
+    record: dict[str, Any] = {"metric": metric, "verdict": words}
+    record["variants"] = [{"name": v.name, "last": v.scores, "peak": v.peaks} for v in found]
+    record["differences"] = [d.__dict__ for d in pairs]
+    return json.dumps(record, indent=2) + "\n"
+
+
+def default_metric(path: str | None, overrides: Sequence[str]) -> str:
+    return f"acc@{load(path, overrides).eval.samples}"
