@@ -116,7 +116,7 @@ class Checker:
         item = rules.schema.read(row)
         if len(item.question) > rules.max_chars:
             raise RowError(
-                "too long", f"a prompt of {len(item.question):,} characters: the rule is {rules.max_chars:,}"
+                "too long", f"a prompt of {len(item.question):,} characters: the rule is at most {rules.max_chars:,}"
             )
         text = digest(item.question)
         if text in rules.elsewhere:
@@ -124,10 +124,8 @@ class Checker:
         if rules.dedupe and text in self._texts:
             first, answer = self._texts[text]
             if answer != item.answer:
-                raise RowError(
-                    "other answer",
-                    f"the prompt of {where(first)} with another answer, {item.answer[:40]} for {answer[:40]}",
-                )
+                told = f"{item.answer[:40]} instead of {answer[:40]}"
+                raise RowError("other answer", f"the prompt of {where(first)} with another answer, {told}")
             raise RowError("duplicate", f"the prompt of {where(first)} again")
         if item.id is not None:
             first = self._ids.setdefault(self.rows.label(number, item.id), number)

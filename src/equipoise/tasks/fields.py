@@ -82,9 +82,7 @@ def _message(column: str, message: Any) -> dict[str, str]:
     if isinstance(content, list) and all(isinstance(part, dict) and part.get("type") == "text" for part in content):
         content = "".join(str(part.get("text", "")) for part in content)
     if not isinstance(role, str) or not isinstance(content, str):
-        raise RowError(
-            "no prompt", f'"{column}" has the message {shown(message)}: the rule is {{role, content}} of text'
-        )
+        raise RowError("no prompt", f'"{column}" has {shown(message)}: the rule is messages of role and content')
     return {"role": role, "content": content}
 
 

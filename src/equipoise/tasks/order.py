@@ -34,8 +34,8 @@ def shuffled(numbers: np.ndarray, *key: int | str) -> np.ndarray:
 class Windows:
     """`rows` in windows of about `window` rows.
 
-    A chunk of n rows gives `share` · n slots, the part expected to be usable, whatever its rows turn out to be. A
-    window with more usable rows than slots leaves the rest to another epoch; one with fewer begins again with its own.
+    n rows give `share` · n slots, the part expected to be usable, whatever the rows turn out to be. A window with more
+    usable rows than slots leaves the rest to another epoch; one with fewer begins again with its own.
     """
 
     rows: int
@@ -77,11 +77,7 @@ class Windows:
     @property
     def slots(self) -> int:
         """Of an epoch."""
-        full, rest = divmod(self.rows, self.chunk)
-        return full * self.slots_of(self.chunk) + (self.slots_of(rest) if rest else 0)
-
-    def slots_of(self, rows: int) -> int:
-        return max(1, int(rows * self.share))
+        return max(1, int(self.rows * self.share))
 
 
 @lru_cache(maxsize=4)
@@ -91,9 +87,8 @@ def _chunk_order(windows: Windows, epoch: int) -> np.ndarray:
 
 @lru_cache(maxsize=4)
 def _starts(windows: Windows, epoch: int) -> np.ndarray:
-    """First slot of each window: all chunks have the same slots, but the last of the file."""
-    order = _chunk_order(windows, epoch)
-    slots = np.full(windows.chunks, windows.slots_of(windows.chunk))
-    slots[order == windows.chunks - 1] = windows.slots_of(windows.rows - (windows.chunks - 1) * windows.chunk)
-    before = np.cumsum(slots)
-    return np.concatenate([[0], before[windows.per_window - 1 :: windows.per_window]])[: windows.count]
+    """First slot of each window: `share` of the rows before it."""
+    rows = np.full(windows.chunks, windows.chunk)
+    rows[_chunk_order(windows, epoch) == windows.chunks - 1] = windows.rows - (windows.chunks - 1) * windows.chunk
+    before = np.cumsum(rows)[windows.per_window - 1 :: windows.per_window]
+    return (np.concatenate([[0], before])[: windows.count] * windows.share).astype(np.int64)

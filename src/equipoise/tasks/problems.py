@@ -32,10 +32,13 @@ def read_problems(name: str, columns: Mapping[str, str] | None = None) -> list[t
 
 
 def recognised(rows: Rows, columns: Mapping[str, str] | None) -> Schema:
-    """By the first row that can be read."""
-    first: RowError | None = None
+    """By the first row that has the columns of a schema; the others may have faults of their own."""
+    fault = ""
     for number, row in enumerate(rows.load([(0, min(rows.count, LOOKED_AT))])):
-        if not isinstance(row, RowError):
+        try:
+            if isinstance(row, RowError):
+                raise TaskError(f"{rows.where(number)}: {row}")
             return recognise(rows.where(number), row, columns)
-        first = first or row
-    raise TaskError(f"{rows.where(0)}: {first}; none of the first {min(rows.count, LOOKED_AT):,} rows can be read")
+        except TaskError as error:
+            fault = fault or str(error)
+    raise TaskError(fault)
