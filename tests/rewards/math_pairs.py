@@ -372,7 +372,7 @@ RESPONSES = [
 
 BAD_GOLDS = [
     "", "   ", "$$", r"\frac{1}{", r"\frac{0}{0}", "1/0", "(1,2", "3+", r"9^{9^{9}}", "nan", "?", r"\boxed{", "1,,2",
-    r"\newcommand{\x}{7}\x",
+    r"\newcommand{\x}{7}\x", r"(1, \frac{0}{0})", "t(0,4]", "1, 2/0", r"\frac{1}{}", r"\sin",
 ]  # fmt: skip
 TEXT_GOLDS = [
     "Evelyn", r"\text{even}", r"\text{The midpoints form a regular hexagon}", "Yes", r"\text{(C)}", "12:00",

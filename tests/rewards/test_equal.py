@@ -49,9 +49,10 @@ def test_the_list_is_long_enough():
 @pytest.mark.parametrize("gold", BAD_GOLDS)
 def test_a_bad_gold_equals_nothing_not_even_itself(gold):
     assert equal.gold_problem(gold)
-    for answer in (gold, "5", "0", "x"):
-        assert equal.quick(gold, answer) is None
+    for answer in (gold, gold + " ", gold + r"^\circ", f"x = {gold}", gold.replace(",", " , "), "5", "0", "x"):
+        assert not equal.quick(gold, answer)
         assert equal.slow(gold, answer) is False
+    assert equal.quick(gold, gold) is None
 
 
 @pytest.mark.parametrize("gold", TEXT_GOLDS)

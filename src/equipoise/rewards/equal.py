@@ -142,7 +142,7 @@ def _with_decimal_point(answer: str, gold: str) -> str:
 def _equal(gold: str, answer: str) -> bool | None:
     """Two expressions by exact arithmetic."""
     if tight(gold) == tight(answer):
-        return True
+        return _has_sense(gold) or None
     try:
         a, b = exact.value(gold), exact.value(answer)
     except Senseless:

@@ -213,7 +213,7 @@ def _value(text: str) -> Node:
         return Words(text)
     leaf = _with_unit(Leaf(text))
     if leaf.text.endswith((r"\%", "%")):
-        bare = leaf.text.rstrip("%").rstrip("\\").strip()
+        bare = re.sub(r"\s*\\?%$", "", leaf.text)
         if "%" not in bare:
             leaf = replace(leaf, text=bare, percent=True)
     if not leaf.text:
