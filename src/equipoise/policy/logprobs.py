@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from equipoise.objective import Credit, LossOutput, Objective
 from equipoise.policy import decoder, kernels
 from equipoise.policy.attention import packed_attention
 from equipoise.policy.model import ModelError, Policy
@@ -38,6 +39,33 @@ def token_logprobs(policy: Policy, pack: Pack, *, temperature: float = 1.0) -> T
             *kernels.fused_logprobs(hidden, head.weight, pack.targets, bias=head.bias, temperature=temperature)
         )
     return TokenLogprobs(*_Head.apply(hidden, head.weight, head.bias, pack.targets, temperature))
+
+
+def token_loss(
+    policy: Policy,
+    pack: Pack,
+    objective: Objective,
+    old_logprobs: Tensor,
+    credit: Credit,
+    response: Tensor,
+    *,
+    position: Tensor | None = None,
+    ref_logprobs: Tensor | None = None,
+    temperature: float = 1.0,
+) -> LossOutput:
+    """`objective.loss` of the pack's `token_logprobs`: the same numbers, to rounding.
+
+    On the GPU, token-level objectives make each chunk's logits once, and their loss goes through `backward` once.
+    """
+    others = {"position": position, "ref_logprobs": ref_logprobs}
+    if policy.device.type != "cuda":
+        new = token_logprobs(policy, pack, temperature=temperature)
+        return objective.loss(new.logprobs, old_logprobs, credit, response, entropy=new.entropy, **others)
+    hidden, head = _hidden(policy, pack).index_select(0, pack.predict), _plain_head(policy)
+    return kernels.fused_loss(
+        hidden, head.weight, pack.targets, objective, old_logprobs, credit, response, bias=head.bias,
+        temperature=temperature, **others,
+    )  # fmt: skip
 
 
 @torch.no_grad()

@@ -19,11 +19,11 @@ from torch import Tensor
 
 from equipoise.objective import Credit, LossOutput, Objective
 from equipoise.policy.kernels import passes
-from equipoise.policy.kernels.passes import Softmax
-from equipoise.policy.kernels.pull import Pull, is_token_level, pull
+from equipoise.policy.kernels.passes import Chunk, Softmax
+from equipoise.policy.kernels.pull import Pull, is_token_level, padded, pull
 
-CHUNK_BYTES = {"cuda": 600 << 20, "cpu": 64 << 20}  # of logits, in the hidden states' precision
-CHUNK_ROWS = 256  # a chunk is a multiple of these where it can be: whole tiles of the matrix products
+CHUNK_BYTES = {"cuda": 744 << 20, "cpu": 64 << 20}  # of logits, in the hidden states' precision
+TOKENS = 64  # a chunk is a multiple of these: rows of its logits begin at multiples of 16 bytes, the widest load
 
 
 def fused_logprobs(
@@ -102,27 +102,27 @@ class _Logprobs(torch.autograd.Function):
     def forward(
         ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, settings: _Settings
     ) -> tuple[Tensor, Tensor]:
-        logprobs, entropy, lse = hidden.new_empty(3, len(hidden), dtype=_float(hidden)).unbind()
-        logits = _Logits(hidden, weight, bias, settings)
+        logits = _Logits(hidden, weight, bias, targets, settings)
+        logprobs, entropy, lse = hidden.new_zeros(3, len(logits.targets), dtype=_float(hidden)).unbind()
         for rows in logits.chunks:
-            z = logits(rows)
-            _passes(z).statistics(z, targets[rows], settings.softmax, logprobs[rows], entropy[rows], lse[rows])
-        ctx.save_for_backward(hidden, weight, bias, targets, lse, entropy)
+            _, chunk = logits(rows, logprobs)
+            _passes(chunk.z).statistics(chunk, logprobs[rows], entropy[rows], lse[rows])
+        ctx.save_for_backward(hidden, weight, bias, targets, logprobs, entropy, lse)
         ctx.settings = settings
         ctx.set_materialize_grads(False)
-        return logprobs, entropy
+        return logprobs[: len(hidden)], entropy[: len(hidden)]
 
     @staticmethod
     def backward(ctx: Any, g: Tensor | None, h: Tensor | None) -> tuple[Tensor | None, ...]:
-        hidden, weight, bias, targets, lse, entropy = ctx.saved_tensors
-        g, h = (None if x is None else x.contiguous() for x in (g, h))
-        logits = _Logits(hidden, weight, bias, ctx.settings)
+        hidden, weight, bias, targets, logprobs, entropy, lse = ctx.saved_tensors
+        logits = _Logits(hidden, weight, bias, targets, ctx.settings)
         gradients = _Gradients(hidden, weight, bias, ctx.settings, ctx.needs_input_grad)
+        g, h = (None if x is None else padded(x.contiguous(), len(lse), 0.0) for x in (g, h))
         for rows in logits.chunks:
-            z = logits(rows)
-            of_rows = (None if x is None else x[rows] for x in (g, h))
-            _passes(z).gradient_(z, targets[rows], ctx.settings.softmax, lse[rows], entropy[rows], *of_rows)
-            gradients.add(z, rows)
+            x, chunk = logits(rows, logprobs)
+            of_rows = (None if d is None else d[rows] for d in (g, h))
+            _passes(chunk.z).gradient_(chunk, lse[rows], entropy[rows], *of_rows)
+            gradients.add(chunk.z, x, rows)
         return *gradients.finish(None), None, None
 
 
@@ -133,15 +133,15 @@ class _Loss(torch.autograd.Function):
     def forward(
         ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, settings: _Settings, pulls: Pull
     ) -> tuple[Tensor, Tensor, Tensor]:
-        logprobs, entropy = hidden.new_empty(2, len(hidden), dtype=_float(hidden)).unbind()
-        logits = _Logits(hidden, weight, bias, settings)
+        logits = _Logits(hidden, weight, bias, targets, settings)
+        logprobs, entropy = hidden.new_empty(2, len(logits.targets), dtype=_float(hidden)).unbind()
+        pulls = pulls.padded(len(logprobs))
         ctx.gradients = _Gradients(hidden, weight, bias, settings, ctx.needs_input_grad)
         for rows in logits.chunks:
-            z = logits(rows)
-            _passes(z).loss_gradient_(
-                z, targets[rows], settings.softmax, pulls.rows(rows), logprobs[rows], entropy[rows]
-            )
-            ctx.gradients.add(z, rows)
+            x, chunk = logits(rows, pulls.old)
+            _passes(chunk.z).loss_gradient_(chunk, pulls.rows(rows), logprobs[rows], entropy[rows])
+            ctx.gradients.add(chunk.z, x, rows)
+        logprobs, entropy = logprobs[: len(hidden)], entropy[: len(hidden)]
         ctx.mark_non_differentiable(logprobs, entropy)
         return logprobs.new_zeros(()), logprobs, entropy
 
@@ -156,22 +156,36 @@ class _Loss(torch.autograd.Function):
 
 
 class _Logits:
-    """The raw logits [n, vocabulary] of a chunk of rows, in one buffer that every chunk uses again."""
+    """The logits of a chunk of tokens, in one buffer that every chunk uses again.
 
-    def __init__(self, hidden: Tensor, weight: Tensor, bias: Tensor | None, settings: _Settings) -> None:
+    The tokens are padded to a multiple of TOKENS with hidden states of 0.
+    """
+
+    def __init__(
+        self, hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, settings: _Settings
+    ) -> None:
         V = settings.vocabulary
-        self.hidden, self.weight = hidden, weight[:V].t()
+        self.hidden, self.weight, self.softmax = hidden, weight[:V], settings.softmax
         self.bias = None if bias is None else bias[:V]
-        self.chunks = _chunks(len(hidden), V * hidden.element_size(), CHUNK_BYTES[hidden.device.type])
-        rows = max((c.stop - c.start for c in self.chunks), default=0)
-        # Rows begin at multiples of 16 bytes, the widest load, whatever the vocabulary.
-        self.buffer = hidden.new_empty(rows, -(-V // 8) * 8)[:, :V]
+        self.targets = padded(targets, -(-len(hidden) // TOKENS) * TOKENS, 0)
+        self.chunks = _chunks(len(self.targets), V * hidden.element_size(), CHUNK_BYTES[hidden.device.type])
+        self.buffer = hidden.new_empty(V * max((c.stop - c.start for c in self.chunks), default=0))
 
-    def __call__(self, rows: slice) -> Tensor:
-        z = self.buffer[: rows.stop - rows.start]
-        if self.bias is None:
-            return torch.mm(self.hidden[rows], self.weight, out=z)
-        return torch.addmm(self.bias, self.hidden[rows], self.weight, out=z)
+    def __call__(self, rows: slice, guess: Tensor) -> tuple[Tensor, Chunk]:
+        """The hidden states [n, d] of the rows, and their logits, counted from where `guess` [N] says that 0 is: if the
+        target's log-probability is about that, then raw − own + temperature·guess is about temperature·log π, small
+        where π is large, whatever the target."""
+        n = rows.stop - rows.start
+        x, y = padded(self.hidden[rows], n, 0.0), self.targets[rows]
+        z = self.buffer[: n * len(self.weight)].view(-1, n)
+        own = x.new_empty(n, dtype=_float(x))
+        _passes(z).target_logits(x, self.weight, self.bias, y, own)
+        shift = own
+        if self.softmax.softcap is None:
+            shift = own - self.softmax.temperature * guess[rows].clamp(-30, 0).nan_to_num_(0.0)
+        rounded = shift.to(x.dtype)
+        torch.addmm(-rounded, self.weight, x.t(), out=z)
+        return x, Chunk(z, rounded.to(own.dtype), self.bias, y, own, self.softmax)
 
 
 class _Gradients:
@@ -184,9 +198,9 @@ class _Gradients:
     def __init__(
         self, hidden: Tensor, weight: Tensor, bias: Tensor | None, settings: _Settings, needed: tuple[bool, ...]
     ) -> None:
-        self.x, self.weight, self.V = hidden.detach(), weight.detach(), settings.vocabulary
+        self.weight, self.V = weight.detach(), settings.vocabulary
         self.hidden = torch.empty_like(hidden) if needed[0] else None
-        wide = _float(hidden)
+        wide = _float(weight)
         parts = 1 if weight.dtype == wide else 2
         size = -(-len(weight) // parts)
         self.starts = range(0, len(weight), size) if needed[1] else range(0)
@@ -194,17 +208,19 @@ class _Gradients:
         self.begun = False
         self.bias = bias.new_zeros(len(bias), dtype=wide) if bias is not None and needed[2] else None
 
-    def add(self, dz: Tensor, rows: slice) -> None:
+    def add(self, dz: Tensor, x: Tensor, rows: slice) -> None:
+        """dz [V, n] of the hidden states x [n, d] in these rows."""
         if self.hidden is not None:
-            torch.mm(dz, self.weight[: self.V], out=self.hidden[rows])
+            out = self.hidden[rows]
+            torch.mm(dz[:, : len(out)].t(), self.weight[: self.V], out=out)
         for start, total in zip(self.starts, self.sums, strict=True):
-            part = dz[:, start : start + len(total)]
-            _add_product(total[: part.shape[1]], part.t(), self.x[rows], self.begun)
+            part = dz[start : start + len(total)]
+            _add_product(total[: len(part)], part, x, self.begun)
             if not self.begun:
-                total[part.shape[1] :] = 0
+                total[len(part) :] = 0
         self.begun = True
         if self.bias is not None:
-            self.bias[: self.V] += dz.sum(0, dtype=self.bias.dtype)
+            self.bias[: self.V] += dz.sum(1, dtype=self.bias.dtype)
 
     def finish(self, scale: Tensor | None) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
         """The gradients in their tensors' precision, times `scale`; call it once."""
@@ -212,7 +228,7 @@ class _Gradients:
             for total in self.sums:
                 total.zero_()
         if scale is None:
-            scale = self.x.new_ones((), dtype=_float(self.x))
+            scale = self.weight.new_ones((), dtype=_float(self.weight))
         weight, bias = None, self.bias
         if len(self.sums) == 2:
             weight = _narrowed(*self.sums, self.weight.dtype, scale)
@@ -249,14 +265,12 @@ def _narrowed(first: Tensor, second: Tensor, dtype: torch.dtype, scale: Tensor) 
     return out
 
 
-def _chunks(rows: int, row_bytes: int, most_bytes: int) -> list[slice]:
-    """Equal chunks but for the last, each of at most `most_bytes` (and at least one row)."""
-    most = max(1, most_bytes // row_bytes)
-    tile = CHUNK_ROWS if most >= CHUNK_ROWS else 1
-    most = most // tile * tile
-    count = -(-rows // most)
-    size = -(-rows // max(count, 1) // tile) * tile
-    return [slice(start, min(start + size, rows)) for start in range(0, rows, max(size, 1))]
+def _chunks(tokens: int, token_bytes: int, most_bytes: int) -> list[slice]:
+    """Chunks of about equal size, each of at most `most_bytes` (and at least TOKENS tokens)."""
+    most = max(TOKENS, most_bytes // token_bytes // TOKENS * TOKENS)
+    count = -(-tokens // most)
+    size = -(-tokens // max(count, 1) // TOKENS) * TOKENS
+    return [slice(start, min(start + size, tokens)) for start in range(0, tokens, max(size, 1))]
 
 
 def _float(x: Tensor) -> torch.dtype:

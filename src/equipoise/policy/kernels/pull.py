@@ -44,6 +44,17 @@ class Pull(NamedTuple):
         ref, weight = (None if x is None else x[rows] for x in (self.ref, self.kl_weight))
         return self._replace(old=self.old[rows], c=self.c[rows], ref=ref, kl_weight=weight)
 
+    def padded(self, n: int) -> Pull:
+        """With tokens that do not pull, up to n."""
+        ref, weight = (None if x is None else padded(x, n, 0.0) for x in (self.ref, self.kl_weight))
+        return self._replace(old=padded(self.old, n, torch.nan), c=padded(self.c, n, 0.0), ref=ref, kl_weight=weight)
+
+
+def padded(x: Tensor, n: int, value: float) -> Tensor:
+    """x with `value` after its end, up to n rows."""
+    extra = n - len(x)
+    return x if extra == 0 else torch.cat([x, x.new_full((extra, *x.shape[1:]), value)])
+
 
 def is_token_level(objective: Objective) -> bool:
     return objective.surrogate.name in SLOPES and not objective.needs_whole_responses

@@ -1,16 +1,15 @@
-"""What is done to a chunk of logits, in Triton: `passes`, the same three functions, in one read or two and no copies.
+"""What is done to a chunk of logits, in Triton: `passes`, the same functions, without a copy of the chunk.
 
-One program has one row. Sums are kept per thread, each with its own running maximum, and meet once at the row's end.
-A row is read forwards for its sums and backwards for its gradient: what was read last is still in the cache. With one
-program on a multiprocessor all the rows in flight fit there, and the second reading costs little.
-Exponents are in base 2, the hardware's own: x₂ = x·log₂e. No atomics: the same numbers give the same bits.
+One read makes the sums, one read and one write the gradient. The sums of a token are kept per thread, each with its own
+running maximum, meet once at the end of a program's share of the vocabulary, and then in a second small kernel.
+Exponents are in base 2, the hardware's own: k = log₂e/temperature. No atomics: the same numbers give the same bits.
+Chunks are multiples of TOKENS tokens.
 """
 
 from __future__ import annotations
 
-import functools
 import math
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import triton
@@ -18,250 +17,252 @@ import triton.language as tl
 from torch import Tensor
 
 from equipoise.objective.surrogate import LIMIT as RATIO_LIMIT
-from equipoise.policy.kernels.passes import Softmax
+from equipoise.policy.kernels.passes import Chunk
 from equipoise.policy.kernels.pull import SLOPES, Pull
 
-FLOOR = tl.constexpr(-1e30)  # stands for −∞, whose differences are not numbers
+FLOOR = tl.constexpr(-1e30)  # stands for −∞, whose differences and products with 0 are not numbers
 LIMIT = tl.constexpr(RATIO_LIMIT)
 LN2 = tl.constexpr(math.log(2))
 LOG2E = tl.constexpr(1 / math.log(2))
 
-
-class Tile(NamedTuple):
-    """How a pass is laid out on the GPU; the ones below were the fastest of those tried on an H200."""
-
-    block: int  # logits in one step of a program
-    warps: int
-    stages: int  # steps whose loads are in flight
+TOKENS = 64  # of one program: in bfloat16 one line of the cache
+ROWS, DEPTH, WARPS = 32, 8, 8  # of the sums: rows of logits side by side and in one thread
+SHARES = 16  # of the vocabulary, each summed by a program of its own
+GRADIENT_ROWS, GRADIENT_WARPS = 128, 8
 
 
-STATISTICS, GRADIENT, LOSS = Tile(8192, 16, 1), Tile(8192, 8, 1), Tile(16384, 32, 1)
-PROGRAMS = 1  # of the loss pass, on a multiprocessor
-
-
-def statistics(z: Tensor, targets: Tensor, softmax: Softmax, logprobs: Tensor, entropy: Tensor, lse: Tensor) -> None:
-    """See `passes`."""
-    _statistics[(len(z),)](
-        z, targets, logprobs, entropy, lse, *_shape(z), *_numbers(softmax), **_layout(STATISTICS, z, softmax)
+def target_logits(hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, out: Tensor) -> None:
+    """See `passes`; NaN for a target that is no row of the weight."""
+    _target_logits[(len(hidden),)](
+        hidden, weight, bias, targets, out, hidden.shape[1], len(weight), hidden.stride(0), weight.stride(0), BLOCK=1024
     )
 
 
-def gradient_(
-    z: Tensor, targets: Tensor, softmax: Softmax, lse: Tensor, entropy: Tensor, g: Tensor | None, h: Tensor | None
-) -> None:
+def statistics(chunk: Chunk, logprobs: Tensor, entropy: Tensor, lse: Tensor) -> None:
     """See `passes`."""
-    layout = _layout(GRADIENT, z, softmax)
-    _gradient[(len(z), triton.cdiv(z.shape[1], layout["BLOCK"]))](
-        z, targets, lse, entropy, g, h, *_shape(z), *_numbers(softmax), **layout
-    )
-
-
-def loss_gradient_(z: Tensor, targets: Tensor, softmax: Softmax, pull: Pull, logprobs: Tensor, entropy: Tensor) -> None:
-    """See `passes`."""
-    name, options = pull.surrogate.name, pull.surrogate.options
-    numbers = [float(options[key]) for key in SLOPES[name]]
-    _loss_gradient[(min(len(z), PROGRAMS * _multiprocessors(z.device)),)](
-        z, len(z), targets, logprobs, entropy, pull.old, pull.c, pull.ref, pull.kl_weight, pull.entropy_weight,
-        *_shape(z), *_numbers(softmax), *numbers, *[0.0] * (3 - len(numbers)),
-        SURROGATE=f"{name}_{options['divergence']}" if name == "dppo" else name, KL=pull.kl_estimator,
-        **_layout(LOSS, z, softmax),
+    V, n = chunk.z.shape
+    step = ROWS * DEPTH
+    share = triton.cdiv(triton.cdiv(V, step), SHARES) * step
+    shares = triton.cdiv(V, share)
+    sums = chunk.shift.new_empty(3, shares, n)
+    _sums[(n // TOKENS, shares)](
+        chunk.z, chunk.bias, chunk.shift, sums, V, n, share, *_numbers(chunk),
+        SOFTCAP=_has_cap(chunk), ROWS=ROWS, DEPTH=DEPTH, TOKENS=TOKENS, num_warps=WARPS,
+    )  # fmt: skip
+    _statistics[(n // TOKENS,)](
+        sums, shares, chunk.own, chunk.shift, logprobs, entropy, lse, n, *_numbers(chunk),
+        SOFTCAP=_has_cap(chunk), SHARES=triton.next_power_of_2(shares), TOKENS=TOKENS,
     )  # fmt: skip
 
 
-def _shape(z: Tensor) -> tuple[int, int]:
-    return z.shape[1], z.stride(0)
+def gradient_(chunk: Chunk, lse: Tensor, entropy: Tensor, g: Tensor | None, h: Tensor | None) -> None:
+    """See `passes`."""
+    V, n = chunk.z.shape
+    _gradient[(n // TOKENS, triton.cdiv(V, GRADIENT_ROWS))](
+        chunk.z, chunk.bias, chunk.shift, chunk.targets, lse, entropy, g, h, V, n, *_numbers(chunk),
+        SOFTCAP=_has_cap(chunk), ROWS=GRADIENT_ROWS, TOKENS=TOKENS, num_warps=GRADIENT_WARPS,
+    )  # fmt: skip
 
 
-def _numbers(softmax: Softmax) -> tuple[float, float]:
-    return 1 / softmax.temperature, softmax.softcap or 0.0
+def loss_gradient_(chunk: Chunk, pull: Pull, logprobs: Tensor, entropy: Tensor) -> None:
+    """See `passes`."""
+    lse, g = torch.empty_like(logprobs), torch.empty_like(logprobs)
+    h = None if pull.entropy_weight is None else torch.empty_like(logprobs)
+    statistics(chunk, logprobs, entropy, lse)
+    _slopes[(len(logprobs) // TOKENS,)](
+        logprobs, entropy, pull.old, pull.c, pull.ref, pull.kl_weight, pull.entropy_weight, g, h, *_options(pull),
+        KL=pull.kl_estimator, TOKENS=TOKENS,
+    )  # fmt: skip
+    gradient_(chunk, lse, entropy, g, h)
 
 
-def _layout(tile: Tile, z: Tensor, softmax: Softmax) -> dict[str, Any]:
-    block = min(tile.block, max(256, triton.next_power_of_2(z.shape[1])))
-    return {
-        "BLOCK": block,
-        "LANE": 16 // z.element_size(),  # the widest load of one thread
-        "STAGES": tile.stages,
-        "SOFTCAP": softmax.softcap is not None,
-        "num_warps": max(4, tile.warps * block // tile.block),
-    }
+def _numbers(chunk: Chunk) -> tuple[float, float]:
+    return 1 / chunk.softmax.temperature, chunk.softmax.softcap or 0.0
 
 
-@functools.cache
-def _multiprocessors(device: torch.device) -> int:
-    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
+def _has_cap(chunk: Chunk) -> bool:
+    return chunk.softmax.softcap is not None
+
+
+def _options(pull: Pull) -> tuple[Any, ...]:
+    """The surrogate's numbers, and its name: a, b, cap, SURROGATE."""
+    name, options = pull.surrogate.name, pull.surrogate.options
+    numbers = [float(options[key]) for key in SLOPES[name]]
+    return *numbers, *[0.0] * (3 - len(numbers)), f"{name}_{options['divergence']}" if name == "dppo" else name
 
 
 @triton.jit
-def _statistics(
-    z, targets, logprobs, entropy, lse, V, stride, inverse_temperature, softcap,
-    SOFTCAP: tl.constexpr, BLOCK: tl.constexpr, LANE: tl.constexpr, STAGES: tl.constexpr,
+def _target_logits(
+    hidden, weight, bias, targets, out, d, V, hidden_stride, weight_stride, BLOCK: tl.constexpr
 ):  # fmt: skip
-    row = tl.program_id(0).to(tl.int64)
-    z += row * stride
-    x2_target = _target(z, tl.load(targets + row), V, inverse_temperature, softcap, SOFTCAP)
-    top, log2_sum, H = _sums(z, V, inverse_temperature, softcap, SOFTCAP, BLOCK, LANE, STAGES)
-    tl.store(logprobs + row, LN2 * (x2_target - top - log2_sum))
-    tl.store(entropy + row, H)
-    tl.store(lse + row, LN2 * (top + log2_sum))
-
-
-@triton.jit
-def _gradient(
-    z, targets, lse, entropy, g, h, V, stride, inverse_temperature, softcap,
-    SOFTCAP: tl.constexpr, BLOCK: tl.constexpr, LANE: tl.constexpr, STAGES: tl.constexpr,
-):  # fmt: skip
-    row = tl.program_id(0).to(tl.int64)
-    z += row * stride
-    o = tl.program_id(1) * BLOCK + _offsets(BLOCK, LANE)
-    g_row = 0.0 if g is None else tl.load(g + row)
-    h_row = 0.0 if h is None else tl.load(h + row)
-    H, lse2, y = tl.load(entropy + row), tl.load(lse + row) * LOG2E, tl.load(targets + row)
-    zs = tl.load(z + o, mask=o < V, other=0.0)
-    d = _block_gradient(zs, o, y, lse2, 0.0, H, g_row, h_row, inverse_temperature, softcap, SOFTCAP, h is not None)
-    tl.store(z + o, d.to(z.dtype.element_ty), mask=o < V)
-
-
-@triton.jit
-def _loss_gradient(
-    z, n, targets, logprobs, entropy, old, c, ref, kl_weight, entropy_weight, V, stride, inverse_temperature, softcap,
-    a, b, cap, SURROGATE: tl.constexpr, KL: tl.constexpr, SOFTCAP: tl.constexpr, BLOCK: tl.constexpr,
-    LANE: tl.constexpr, STAGES: tl.constexpr,
-):  # fmt: skip
-    for i in range(tl.program_id(0), n, tl.num_programs(0)):
-        row = tl.cast(i, tl.int64)
-        y = tl.load(targets + row)
-        x2_target = _target(z + row * stride, y, V, inverse_temperature, softcap, SOFTCAP)
-        top, log2_sum, H = _sums(z + row * stride, V, inverse_temperature, softcap, SOFTCAP, BLOCK, LANE, STAGES)
-        logp = LN2 * (x2_target - top - log2_sum)
-        tl.store(logprobs + row, logp)
-        tl.store(entropy + row, H)
-
-        old_row = tl.load(old + row)
-        g = -_slope(logp, old_row, tl.load(c + row), a, b, cap, SURROGATE)
-        if KL is not None:
-            g += tl.load(kl_weight + row) * _kl_slope(logp, old_row, tl.load(ref + row), KL)
-        h = 0.0
-        finite = tl.abs(logp - old_row) < float("inf")
-        if entropy_weight is not None:
-            h = -tl.load(entropy_weight)
-            finite = finite & (tl.abs(H) < float("inf"))
-        g = tl.where(finite, g, 0.0)
-        h = tl.where(finite, h, 0.0)
-
-        tl.debug_barrier()  # the target's logit has been read by all threads before any overwrites it
-        _overwrite(
-            z + row * stride, y, top, log2_sum, H, g, h, V, inverse_temperature, softcap,
-            SOFTCAP, entropy_weight is not None, BLOCK, LANE, STAGES,
-        )  # fmt: skip
-
-
-@triton.jit
-def _overwrite(
-    z, y, top, log2_sum, H, g, h, V, inverse_temperature, softcap, SOFTCAP: tl.constexpr, ENTROPY: tl.constexpr,
-    BLOCK: tl.constexpr, LANE: tl.constexpr, STAGES: tl.constexpr,
-):  # fmt: skip
-    """A row of logits becomes its gradient, from the end to the beginning."""
-    offsets = _offsets(BLOCK, LANE)
-    whole = V // BLOCK
-    if whole * BLOCK < V:
-        o = whole * BLOCK + offsets
-        zs = tl.load(z + o, mask=o < V, other=0.0)
-        d = _block_gradient(zs, o, y, top, log2_sum, H, g, h, inverse_temperature, softcap, SOFTCAP, ENTROPY)
-        tl.store(z + o, d.to(z.dtype.element_ty), mask=o < V)
-    for i in tl.range(0, whole, num_stages=STAGES):
-        o = (whole - 1 - i) * BLOCK + offsets
-        zs = tl.load(z + o, eviction_policy="evict_first")
-        d = _block_gradient(zs, o, y, top, log2_sum, H, g, h, inverse_temperature, softcap, SOFTCAP, ENTROPY)
-        tl.store(z + o, d.to(z.dtype.element_ty), eviction_policy="evict_first")
-
-
-@triton.jit
-def _offsets(BLOCK: tl.constexpr, LANE: tl.constexpr):
-    """[BLOCK/LANE, LANE]: a row of these is one thread's, so sums along it need no other thread."""
-    return tl.arange(0, BLOCK // LANE)[:, None] * LANE + tl.arange(0, LANE)[None, :]
-
-
-@triton.jit
-def _exponents(z, inverse_temperature, softcap, SOFTCAP: tl.constexpr):
-    """x₂, and cap′(z)."""
-    z = z.to(tl.float32)
-    slope = 1.0
-    if SOFTCAP:
-        t = 2 * tl.sigmoid(2 * z / softcap) - 1
-        slope = 1 - t * t
-        z = softcap * t
-    x2 = z * (inverse_temperature * LOG2E)
-    return tl.where(x2 < FLOOR, FLOOR, x2), slope  # not tl.maximum, which would hide a NaN
-
-
-@triton.jit
-def _target(z, y, V, inverse_temperature, softcap, SOFTCAP: tl.constexpr):
-    """x₂ of the target; NaN for a target that is no column, so that the token is flagged and does not pull."""
-    zy = tl.load(z + y, mask=(y >= 0) & (y < V), other=float("nan"))
-    return _exponents(zy, inverse_temperature, softcap, SOFTCAP)[0]
+    token = tl.program_id(0).to(tl.int64)
+    y = tl.load(targets + token)
+    known = (y >= 0) & (y < V)
+    total = tl.zeros((BLOCK,), tl.float32)
+    for start in range(0, d, BLOCK):
+        o = start + tl.arange(0, BLOCK)
+        x = tl.load(hidden + token * hidden_stride + o, mask=o < d, other=0.0).to(tl.float32)
+        w = tl.load(weight + y * weight_stride + o, mask=known & (o < d), other=0.0).to(tl.float32)
+        total += x * w
+    own = tl.sum(total, 0)
+    if bias is not None:
+        own += tl.load(bias + y, mask=known, other=0.0).to(tl.float32)
+    tl.store(out + token, tl.where(known, own, float("nan")))
 
 
 @triton.jit
 def _sums(
-    z, V, inverse_temperature, softcap, SOFTCAP: tl.constexpr, BLOCK: tl.constexpr, LANE: tl.constexpr,
-    STAGES: tl.constexpr,
+    z, bias, shift, sums, V, n, share, inverse_temperature, softcap,
+    SOFTCAP: tl.constexpr, ROWS: tl.constexpr, DEPTH: tl.constexpr, TOKENS: tl.constexpr,
 ):  # fmt: skip
-    """max x₂, log₂ Σ 2^(x₂ − max) and the entropy (nats) of a row. The first two stay apart: in a row that is nearly
-    certain their sum would have lost the digits of the second."""
-    offsets = _offsets(BLOCK, LANE)
-    m = tl.full((BLOCK // LANE,), FLOOR, tl.float32)
-    s = tl.zeros((BLOCK // LANE,), tl.float32)
-    u = tl.zeros((BLOCK // LANE,), tl.float32)
-    whole = V // BLOCK
-    for i in tl.range(0, whole, num_stages=STAGES):
-        zs = tl.load(z + i * BLOCK + offsets, eviction_policy="evict_last")
-        m, s, u = _fold(_exponents(zs, inverse_temperature, softcap, SOFTCAP)[0], m, s, u)
-    if whole * BLOCK < V:
-        o = whole * BLOCK + offsets
-        x2 = _exponents(tl.load(z + o, mask=o < V, other=0.0), inverse_temperature, softcap, SOFTCAP)[0]
-        m, s, u = _fold(tl.where(o < V, x2, FLOOR), m, s, u)
-    top = tl.max(m, 0)
-    scale = tl.exp2(m - top)
-    total = tl.sum(scale * s, 0)
-    # H = log Σe^x − Σpx, with x counted from the maximum: near-certain rows would otherwise lose all their digits
-    weighted = tl.sum(scale * (u + s * (m - top)), 0)
-    log2_total = tl.log2(total)
-    return top, log2_total, LN2 * (log2_total - weighted / total)
+    """max v, Σ 2^k(v−max) and Σ 2^k(v−max)·k(v−max) of a block of tokens over a share of the vocabulary."""
+    STEP: tl.constexpr = ROWS * DEPTH
+    token = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
+    begin = tl.program_id(1) * share
+    end = tl.minimum(begin + share, V)
+    k = inverse_temperature * LOG2E
+    shifts = tl.load(shift + token)
+    m = tl.full((ROWS, TOKENS), FLOOR, tl.float32)
+    s = tl.zeros((ROWS, TOKENS), tl.float32)
+    u = tl.zeros((ROWS, TOKENS), tl.float32)
+    rows = tl.arange(0, STEP)
+    whole = (end - begin) // STEP
+    for i in range(whole):
+        v = _values(z, bias, begin + i * STEP + rows, token, V, n, shifts, softcap, SOFTCAP, False)
+        m, s, u = _fold(tl.reshape(v, (DEPTH, ROWS, TOKENS)), m, s, u, k)
+    if begin + whole * STEP < end:
+        v = _values(z, bias, begin + whole * STEP + rows, token, end, n, shifts, softcap, SOFTCAP, True)
+        m, s, u = _fold(tl.reshape(v, (DEPTH, ROWS, TOKENS)), m, s, u, k)
+    top, total, weighted = _merge(m, s, u, k)
+    out = sums + tl.program_id(1) * n + token
+    tl.store(out, top)
+    tl.store(out + tl.num_programs(1) * n, total)
+    tl.store(out + 2 * tl.num_programs(1) * n, weighted)
 
 
 @triton.jit
-def _fold(x2, m, s, u):
-    """Add a block to the running maxima m, s = Σ 2^(x₂−m) and u = Σ 2^(x₂−m)(x₂−m)."""
-    top = tl.maximum(m, tl.max(x2, 1))
-    d = x2 - top[:, None]
-    e = tl.exp2(d)
-    scale = tl.exp2(m - top)
-    u = scale * (u + s * (m - top)) + tl.sum(e * d, 1)
-    return top, scale * s + tl.sum(e, 1), u
+def _statistics(
+    sums, shares, own, shift, logprobs, entropy, lse, n, inverse_temperature, softcap,
+    SOFTCAP: tl.constexpr, SHARES: tl.constexpr, TOKENS: tl.constexpr,
+):  # fmt: skip
+    token = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
+    share = tl.arange(0, SHARES)[:, None]
+    place = sums + share * n + token[None, :]
+    there = share < shares
+    m = tl.load(place, mask=there, other=FLOOR)
+    s = tl.load(place + shares * n, mask=there, other=0.0)
+    u = tl.load(place + 2 * shares * n, mask=there, other=0.0)
+    top, total, weighted = _merge(m, s, u, inverse_temperature * LOG2E)
+    log_total = tl.log(total)
+    base = _capped(tl.load(shift + token), softcap, SOFTCAP)
+    over = _capped(tl.load(own + token), softcap, SOFTCAP) - base - top
+    tl.store(logprobs + token, over * inverse_temperature - log_total)
+    # H = log Σe^x − Σpx, with x counted from the maximum: near-certain tokens would otherwise lose all their digits
+    tl.store(entropy + token, log_total - LN2 * (weighted / total))
+    tl.store(lse + token, (base + top) * inverse_temperature + log_total)
 
 
 @triton.jit
-def _block_gradient(
-    zs, o, y, top, log2_sum, H, g, h, inverse_temperature, softcap, SOFTCAP: tl.constexpr, ENTROPY: tl.constexpr
-):
-    """g(1_y − p) − h·p(log p + H), through the temperature and the cap."""
-    x2, slope = _exponents(zs, inverse_temperature, softcap, SOFTCAP)
-    log2_p = x2 - top - log2_sum
+def _slopes(
+    logprobs, entropy, old, c, ref, kl_weight, entropy_weight, g, h, a, b, cap,
+    SURROGATE: tl.constexpr, KL: tl.constexpr, TOKENS: tl.constexpr,
+):  # fmt: skip
+    """∂loss/∂log π and ∂loss/∂entropy; 0 for tokens whose numbers are not finite."""
+    token = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
+    logp, old_logp = tl.load(logprobs + token), tl.load(old + token)
+    slope = -_slope(logp, old_logp, tl.load(c + token), a, b, cap, SURROGATE)
+    if KL is not None:
+        slope += tl.load(kl_weight + token) * _kl_slope(logp, old_logp, tl.load(ref + token), KL)
+    finite = tl.abs(logp - old_logp) < float("inf")
+    if entropy_weight is not None:
+        finite = finite & (tl.abs(tl.load(entropy + token)) < float("inf"))
+        tl.store(h + token, tl.where(finite, -tl.load(entropy_weight), 0.0))
+    tl.store(g + token, tl.where(finite, slope, 0.0))
+
+
+@triton.jit
+def _gradient(
+    z, bias, shift, targets, lse, entropy, g, h, V, n, inverse_temperature, softcap,
+    SOFTCAP: tl.constexpr, ROWS: tl.constexpr, TOKENS: tl.constexpr,
+):  # fmt: skip
+    """(g(1_y − p) − h·p(log p + H))/temperature·cap′, in the place of z."""
+    token = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
+    row = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
+    shifts = tl.load(shift + token)
+    base = _capped(shifts, softcap, SOFTCAP)
+    lse2 = (tl.load(lse + token) - base * inverse_temperature) * LOG2E
+    v = _values(z, bias, row, token, V, n, shifts, softcap, SOFTCAP, True)
+    log2_p = tl.maximum(v * (inverse_temperature * LOG2E) - lse2[None, :], FLOOR)
     p = tl.exp2(log2_p)
-    if ENTROPY:
-        d = -p * (g + h * H + (h * LN2) * log2_p)
+    y = tl.load(targets + token).to(tl.int32)
+    if g is None:
+        gs = tl.zeros((TOKENS,), tl.float32)
     else:
-        d = -p * g
-    d = tl.where(o == y, d + g, d) * inverse_temperature
+        gs = tl.load(g + token) * inverse_temperature
+    alive = gs != 0
+    if h is None:
+        d = p * (-gs)[None, :]
+    else:
+        hs = tl.load(h + token) * inverse_temperature
+        alive = alive | (hs != 0)
+        d = p * ((-gs - hs * tl.load(entropy + token))[None, :] - (hs * LN2)[None, :] * log2_p)
+    d = tl.where(row[:, None] == y[None, :], d + gs[None, :], d)
     if SOFTCAP:
-        d = d * slope
-    return tl.where((g != 0) | (h != 0), d, 0.0)
+        t = (v + base[None, :]) / softcap
+        d = d * (1 - t * t)
+    d = tl.where(alive[None, :], d, 0.0)
+    place = z + row[:, None].to(tl.int64) * n + token[None, :]
+    tl.store(place, d.to(z.dtype.element_ty), mask=(row < V)[:, None])
+
+
+@triton.jit
+def _values(z, bias, row, token, V, n, shifts, softcap, SOFTCAP: tl.constexpr, TAIL: tl.constexpr):
+    """v = cap(raw) − cap(shift) [rows, tokens], so that k·v is the exponent; −∞ past the vocabulary's end."""
+    place = z + row[:, None].to(tl.int64) * n + token[None, :]
+    v = tl.load(place, mask=(row < V)[:, None], other=float("-inf")) if TAIL else tl.load(place)
+    v = v.to(tl.float32)
+    if bias is not None:
+        v += tl.load(bias + row, mask=row < V, other=0.0).to(tl.float32)[:, None]
+    if SOFTCAP:
+        base = _capped(shifts, softcap, SOFTCAP)
+        v = _capped(v + shifts[None, :], softcap, SOFTCAP) - base[None, :]
+        v = tl.where((row < V)[:, None], v, float("-inf")) if TAIL else v
+    return v
+
+
+@triton.jit
+def _capped(raw, softcap, SOFTCAP: tl.constexpr):
+    """softcap·tanh(raw/softcap)"""
+    if SOFTCAP:
+        return softcap * (2 * tl.sigmoid(2 * raw / softcap) - 1)
+    else:
+        return raw
+
+
+@triton.jit
+def _fold(v, m, s, u, k):
+    """Add a block [depth, rows, tokens] to the running maxima m, s = Σ 2^k(v−m) and u = Σ 2^k(v−m)·k(v−m)."""
+    top = tl.maximum(m, tl.max(v, 0))
+    d = v * k - (top * k)[None, :, :]
+    e = tl.exp2(d)  # NaN where v is; tl.maximum hides it only in u
+    change = (m - top) * k
+    scale = tl.exp2(change)
+    u = scale * (u + s * change) + tl.sum(e * tl.maximum(d, FLOOR), 0)
+    return top, scale * s + tl.sum(e, 0), u
+
+
+@triton.jit
+def _merge(m, s, u, k):
+    """The sums of all rows, counted from one maximum."""
+    top = tl.max(m, 0)
+    change = (m - top[None, :]) * k
+    scale = tl.exp2(change)
+    return top, tl.sum(scale * s, 0), tl.sum(scale * (u + s * change), 0)
 
 
 @triton.jit
 def _slope(logp, old, c, a, b, cap, SURROGATE: tl.constexpr):
-    """∂φ/∂log π of one token: `objective.surrogate`, in its words. a, b, cap are the options in the order of SLOPES."""
+    """∂φ/∂log π: `objective.surrogate`, in its words. a, b, cap are the options in the order of SLOPES."""
     free = logp - old
     in_range = tl.abs(free) <= LIMIT
     log_ratio = tl.minimum(tl.maximum(free, -LIMIT), LIMIT)
