@@ -50,6 +50,8 @@ def test_it_opens_from_disk_and_asks_nothing_of_any_network(page_file, open_page
     figures = [f for p in content(opened.page)["panels"] for f in p.get("figures", [])]
     assert len(figures) > 20
     assert opened.page.locator("figure").count() == len(figures)
+    words = opened.page.locator("body").inner_text()
+    assert not [w for w in ("null", "undefined", "NaN", "[object", "Infinity") if w in words]
     drawn = opened.page.locator("figure:has(path.line), figure:has(.tile path.mark)")
     assert drawn.count() == len(figures)
 
@@ -159,7 +161,7 @@ def test_a_card_shows_its_numbers(page_file, open_page):
     first = hadw["groups"][0]["responses"][0]
     card = page.locator(".response").first
     numbers = dict(zip(card.locator("dt").all_inner_texts(), card.locator("dd").all_inner_texts(), strict=True))
-    assert list(numbers) == ["advantage A", "of that, Φ", "weight w", "coefficient c"]
+    assert list(numbers) == ["advantage A", "Φ, part of A", "weight w", "coefficient c"]
     shown = [float(v.replace("−", "-")) for v in numbers.values()]
     assert shown == pytest.approx([first[k] for k in ("advantage", "phi", "weight", "coefficient")], rel=6e-3)
 

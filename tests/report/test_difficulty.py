@@ -4,6 +4,7 @@ import pytest
 from equipoise.objective import Objective
 from equipoise.report import difficulty
 from equipoise.report.runs import read
+from equipoise.report.samples import sample
 from tests.report.folders import make_run
 
 RNG = np.random.default_rng(0)
@@ -34,6 +35,16 @@ def test_over_time_gives_quantiles_of_every_logged_step(tmp_path):
     assert found["steps"] == [1, 5, 10, 15, 20]
     for low, middle, high in (*found["positive"], *found["negative"]):
         assert 1.3 * np.exp(-1) <= low <= middle <= high <= 1.3 * np.exp(1)
+
+
+def test_a_difficulty_of_another_version_leaves_its_weights_out(tmp_path):
+    path = make_run(tmp_path / "run", steps=5, difficulty="hadw")
+    config = (path / "config.toml").read_text()
+    for other in ('"future"', '{ name = "hadw", eta = "x" }', '{ name = "hadw", unknown = 1 }', "3"):
+        (path / "config.toml").write_text(config.replace('"hadw"', other))
+        run = read(path, "run")
+        assert difficulty.over_time(run)["steps"] == []
+        assert "phi" not in sample(run, 10**6)[0][0]["responses"][0]
 
 
 def test_a_run_without_difficulty_has_no_weights(tmp_path):

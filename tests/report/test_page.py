@@ -123,6 +123,15 @@ def test_the_command_names_a_configuration_that_is_there(tmp_path):
     assert data([run])["runs"][0]["toml"] == (run / "config.toml").read_text()
 
 
+def test_settings_of_any_type_are_shown_as_toml(tmp_path):
+    written = {"x": "inf", "y": "nan", "day": "2026-01-02", "t": '{ name = "power", alpha = 0.5 }', "l": '["é", true]'}
+    lines = [f"{key} = {value}" for key, value in written.items()]
+    (tmp_path / "config.toml").write_text("\n".join(["[a]", *lines, "[model]", 'name = "m"']), encoding="utf-8")
+    content = json.loads(embed(data([tmp_path])))
+    assert content["runs"][0]["settings"] == {**{f"a.{k}": v for k, v in written.items()}, "model.name": '"m"'}
+    assert content["about"] == "m"
+
+
 def test_a_run_without_a_configuration_says_so(tmp_path):
     (tmp_path / "metrics.jsonl").write_text('{"step": 1, "reward/mean": 1}\n')
     (run,) = data([tmp_path])["runs"]

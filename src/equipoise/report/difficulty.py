@@ -29,7 +29,10 @@ def name(run: Run) -> str:
 def phi(
     spec: Any, anchor: float, reward: Sequence[float], group: Sequence[int], advantage: Sequence[float]
 ) -> list[float]:
-    """Φ_i of responses of whole groups, 0 where A_i = 0; `advantage` is read for its sign alone, which Φ > 0 keeps."""
+    """Φ_i of responses of whole groups, 0 where A_i = 0; `advantage` is read for its sign alone, which Φ > 0 keeps.
+
+    A ValueError where this version does not know the difficulty.
+    """
     import torch
 
     from equipoise.objective.choice import choose

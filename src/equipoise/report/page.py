@@ -48,9 +48,14 @@ def data(paths: Sequence[Path]) -> dict[str, Any]:
     n = points(runs)
     return {
         "title": runs[0].name if len(runs) == 1 else f"{len(runs)} runs compared",
+        "about": " on ".join(filter(None, (_all(runs, "model.name"), _all(runs, "task.name")))),
         "runs": [_run(run, n, samples.BYTES // len(runs)) for run in runs],
         "panels": list(panels(runs)),
     }
+
+
+def _all(runs: Sequence[Run], option: str) -> str:
+    return ", ".join(dict.fromkeys(str(v) for run in runs if (v := run.option(option))))
 
 
 def _run(run: Run, n: int, budget: int) -> dict[str, Any]:
@@ -60,13 +65,22 @@ def _run(run: Run, n: int, budget: int) -> dict[str, Any]:
         "name": run.name,
         "path": str(run.path),
         "steps": [run.steps[i] for i in ends],
-        "settings": {f"{s}.{k}": v for s, values in run.config.items() for k, v in values.items()},
+        "settings": {f"{s}.{k}": toml(v) for s, values in run.config.items() for k, v in values.items()},
         "toml": run.toml,
         "command": command(run.path) if run.toml else "",
         "groups": groups,
         "left_out": left_out,
         "notes": run.notes,
     }
+
+
+def toml(value: Any) -> str:
+    """A setting as config.toml would have it."""
+    if isinstance(value, dict):
+        return "{ " + ", ".join(f"{k} = {toml(v)}" for k, v in value.items()) + " }"
+    if isinstance(value, list):
+        return "[" + ", ".join(map(toml, value)) + "]"
+    return json.dumps(value, ensure_ascii=False) if isinstance(value, str | bool) else str(value)
 
 
 def command(path: Path) -> str:
@@ -93,7 +107,7 @@ def render(embedded: str, title: str, live: bool) -> str:
 
 def embed(content: dict[str, Any]) -> str:
     """JSON that stays data inside a script element: ASCII, so no character can be torn, and no tag can open."""
-    return json.dumps(content, separators=(",", ":"), allow_nan=False, default=str).replace("<", "\\u003c")
+    return json.dumps(content, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
 
 
 def policy(style: str, script: str, live: bool) -> str:

@@ -50,9 +50,13 @@ def _add_phi(run: Run, groups: Sequence[dict[str, Any]]) -> None:
     C, spec = difficulty.anchors(run), run.option("objective.difficulty")
     for g in groups:
         reward, A = ([r[k] for r in g["responses"]] for k in ("reward", "advantage"))
-        if g["step"] in C and None not in (*reward, *A):
+        if g["step"] not in C or None in (*reward, *A):
+            continue
+        try:
             weights = difficulty.phi(spec, C[g["step"]], reward, [0] * len(A), A)
-            g["responses"] = [{**r, "phi": rounded(w)} for r, w in zip(g["responses"], weights, strict=True)]
+        except ValueError:  # a difficulty of another version
+            return
+        g["responses"] = [{**r, "phi": rounded(w)} for r, w in zip(g["responses"], weights, strict=True)]
 
 
 def _left_out(run: Run, chosen: Sequence[dict[str, Any]]) -> str:

@@ -58,7 +58,7 @@ function lineChart(figure, context) {
   let scale = null;
   let at = null;
 
-  const visible = () => figure.lines.filter((l) => !context.hidden.has(l.run));
+  const visible = () => figure.lines.filter((l) => context.shows(l.run));
   const xs = (line) => line.x || context.data.runs[line.run].steps;
 
   function update(next) {
@@ -96,7 +96,7 @@ function lineChart(figure, context) {
       for (const v of columns) root.append(svg("text", { class: "tick", x: X(v), y: height - bottom + 17, "text-anchor": "middle" }, String(v)));
       root.append(svg("text", { class: "axis", x: width - right, y: height - 3, "text-anchor": "end" }, "step"));
       const area = svg("g", { "clip-path": `url(#${clip})` });
-      for (const l of lines) area.append(...(lines.length > 2 ? bars(l, X, Y) : band(l, X, Y)), ...faintLine(l, X, Y));
+      for (const l of lines) area.append(...(lines.length > 2 ? bars(l, X, Y) : band(l, X, Y)), ...faintLine(l, X, Y, lines.length));
       for (const l of lines) area.append(...boldLine(l, X, Y));
       root.append(area, svg("g", { class: "cursor" }));
     } else {
@@ -129,17 +129,18 @@ function lineChart(figure, context) {
     return [svg("path", { class: `band ${look(l.run).colour}`, d: `M${up.join("L")}L${down.join("L")}Z` })];
   }
 
-  // Three bands or more on top of each other would be mud: bars, each run a little to the side.
+  // Three bands or more on top of each other would be mud: bars, each run a little to the side; of many, the last.
   function bars(l, X, Y) {
     if (!l.low) return [];
-    const x = xs(l), aside = 3 * (scale.lines.indexOf(l) - (scale.lines.length - 1) / 2);
-    return l.low.map((low, i) => low == null || l.high[i] == null ? "" : svg("path", {
+    const x = xs(l), n = scale.lines.length, aside = 3 * (scale.lines.indexOf(l) - (n - 1) / 2);
+    return l.low.map((low, i) => low == null || l.high[i] == null || (n * l.low.length > 60 && i < l.low.length - 1) ? "" : svg("path", {
       class: `whisker ${look(l.run).colour}`, d: `M${(X(x[i]) + aside).toFixed(1)} ${Y(low).toFixed(1)}V${Y(l.high[i]).toFixed(1)}`,
     }));
   }
 
-  function faintLine(l, X, Y) {
-    return l.faint ? [svg("path", { class: `faint ${look(l.run).colour}`, d: path(xs(l), l.faint, X, Y) })] : [];
+  function faintLine(l, X, Y, n) {
+    const opacity = Math.max(0.07, Math.min(0.4, 0.9 / n)).toFixed(2);
+    return l.faint ? [svg("path", { class: `faint ${look(l.run).colour}`, opacity, d: path(xs(l), l.faint, X, Y) })] : [];
   }
 
   function boldLine(l, X, Y) {
@@ -225,7 +226,7 @@ function peakChart(figure, context) {
   }
 
   function draw() {
-    const rows = figure.rows.map((r) => ({ ...r, marks: r.marks.filter((m) => !context.hidden.has(m.run)) })).filter((r) => r.marks.length);
+    const rows = figure.rows.map((r) => ({ ...r, marks: r.marks.filter((m) => context.shows(m.run)) })).filter((r) => r.marks.length);
     tiles.replaceChildren(...rows.map(() => h("div", { class: "tile" })));
     tiles.setAttribute("aria-label", rows.map((r) => `${r.label}: ` + r.marks.map((m) =>
       `${context.data.runs[m.run].name} peak ${percent(m.peak)}, last ${percent(m.last)}`).join(", ")).join("; ") || "No run is shown.");
@@ -249,8 +250,8 @@ function peakChart(figure, context) {
     row.marks.forEach((m, i) => {
       const y = 10 + i * line, { colour, marker } = look(m.run);
       root.append(svg("line", { class: `line ${colour}`, x1: X(m.last), x2: X(m.peak), y1: y, y2: y }),
-        svg("path", { class: `mark ${colour}`, d: marker, transform: `translate(${X(m.peak)} ${y})` }),
         svg("path", { class: `mark hollow ${colour}`, d: marker, transform: `translate(${X(m.last)} ${y})` }),
+        svg("path", { class: `mark ${colour}`, d: marker, transform: `translate(${X(m.peak)} ${y})${m.peak === m.last ? " scale(.55)" : ""}` }),
         svg("text", { class: "tick", x: width - 2, y: y + 4, "text-anchor": "end" },
           `${(100 * m.peak).toFixed(1)} → ${(100 * m.last).toFixed(1)}`));
     });

@@ -1,8 +1,13 @@
 // Puts the page together, and keeps it up to date while a run is watched.
 
-const context = { data: JSON.parse(document.getElementById("data").textContent), hidden: new Set() };
+const context = {
+  data: JSON.parse(document.getElementById("data").textContent),
+  hidden: new Set(), // names: a watched folder may number its runs anew
+  shows: (run) => !context.hidden.has(context.data.runs[run].name),
+};
 const root = document.documentElement;
 let views = [];
+let own = null; // the views that outlive a change of panels: samples and settings
 
 function tableView(panel, table) {
   const box = scroller(`${panel.title}, table`);
@@ -56,13 +61,12 @@ function panelView(panel) {
 }
 
 function header() {
-  const { title, runs, panels } = context.data;
+  const { title, about, panels } = context.data;
   const live = root.dataset.mode === "live";
-  const about = ["model.name", "task.name"].map((k) => [...new Set(runs.map((r) => r.settings[k]).filter(Boolean))].join(", ")).filter(Boolean);
   const places = [...panels.map((p) => [p.id, p.title]), ["samples", "Samples"], ["settings", "Settings"]];
   document.getElementById("top").replaceChildren(
     h("p", { class: "brand" }, "equipoise"), h("h1", {}, name(title)),
-    about.length ? h("p", { class: "about" }, name(about.join(" on "))) : "",
+    about ? h("p", { class: "about" }, name(about)) : "",
     live ? h("p", { id: "state", role: "status" }, "Live") : "",
     h("nav", { "aria-label": "Sections" }, h("ul", {}, places.map(([id, label]) => h("li", {}, h("a", { href: `#${id}` }, label))))));
 }
@@ -70,9 +74,9 @@ function header() {
 function bar() {
   const runs = context.data.runs;
   const chips = runs.map((run, i) => {
-    const chip = h("button", { type: "button", class: "chip", "aria-pressed": String(!context.hidden.has(i)), onclick: () => {
-      context.hidden.has(i) ? context.hidden.delete(i) : context.hidden.add(i);
-      chip.setAttribute("aria-pressed", String(!context.hidden.has(i)));
+    const chip = h("button", { type: "button", class: "chip", "aria-pressed": String(context.shows(i)), onclick: () => {
+      context.shows(i) ? context.hidden.add(run.name) : context.hidden.delete(run.name);
+      chip.setAttribute("aria-pressed", String(context.shows(i)));
       views.forEach((v) => v.redraw?.());
     } }, swatch(i), name(run.name));
     return chip;
@@ -96,9 +100,12 @@ function paint(theme, keep) {
 }
 
 function build() {
+  near.disconnect();
+  widths.disconnect();
   header();
   bar();
-  views = [...context.data.panels.map(panelView), samplesView(context), settingsView(context)];
+  own ??= [samplesView(context), settingsView(context)];
+  views = [...context.data.panels.map(panelView), ...own];
   document.getElementById("main").replaceChildren(...views.map((v) => v.element));
 }
 
@@ -106,15 +113,15 @@ const shape = ({ runs, panels }) => JSON.stringify([runs.map((r) => r.name), pan
 
 function refresh(next) {
   const same = shape(next) === shape(context.data);
+  const top = scrollY, at = document.activeElement;
   context.data = next;
+  if (same) next.panels.forEach((panel, i) => views[i].update(panel));
+  else build();
+  own.forEach((v) => v.update());
   if (!same) {
-    const top = scrollY;
-    build();
-    scrollTo(0, top);
-    return;
+    if (at.isConnected) at.focus({ preventScroll: true });
+    scrollTo({ top, behavior: "instant" });
   }
-  next.panels.forEach((panel, i) => views[i].update(panel));
-  views.slice(next.panels.length).forEach((v) => v.update());
 }
 
 async function follow() {

@@ -1,7 +1,7 @@
 // The sample viewer: groups of responses side by side, filtered by run, step, verdict, reward and length.
 // ← → move between responses, ↑ ↓ between groups, Home and End to the first and the last response.
 
-const LONG = 1200; // characters of a text shown at once
+const LONG = 720; // characters of a text shown at once
 const VERDICTS = { correct: "✓", wrong: "✗" };
 
 function samplesView(context) {
@@ -48,7 +48,7 @@ function samplesView(context) {
 
   function update() {
     const all = groups();
-    fillChoice(choices[0], "All runs", context.data.runs.map((r, i) => [String(i), r.name]));
+    fillChoice(choices[0], "All runs", context.data.runs.map((r) => [r.name, r.name]));
     fillChoice(choices[1], "All steps", [...new Set(all.map((g) => g.step))].map((s) => [String(s), String(s)]));
     fillChoice(choices[2], "All verdicts", [...new Set(all.flatMap((g) => g.responses.map((r) => r.verdict)))].sort().map((v) => [v, v]));
     viewer.hidden = all.length === 0;
@@ -68,7 +68,7 @@ function samplesView(context) {
   function apply() {
     const current = matching[at] && id(matching[at]);
     const all = groups();
-    matching = all.filter((g) => (filter.run === "" || g.run === +filter.run) && (filter.step === "" || g.step === +filter.step))
+    matching = all.filter((g) => (filter.run === "" || context.data.runs[g.run].name === filter.run) && (filter.step === "" || g.step === +filter.step))
       .map((g) => ({ ...g, found: g.responses.map((r, i) => [r, i]).filter(([r]) => fits(r)) })).filter((g) => g.found.length);
     at = Math.max(0, matching.findIndex((g) => id(g) === current));
     clear.disabled = Object.values(filter).every((v) => v === "");
@@ -95,7 +95,7 @@ function samplesView(context) {
       h("p", { class: "where" }, swatch(g.run), h("b", {}, name(context.data.runs[g.run].name)), ` step ${g.step}`, g.level ? [", level ", name(g.level)] : null,
         `, ${g.found.length === g.responses.length ? "" : `${g.found.length} of `}${g.responses.length} responses`),
       h("dl", { class: "facts" }, facts.map(([k, v]) => h("div", {}, h("dt", {}, k), h("dd", {}, v)))),
-      elsewhere.length ? h("p", { class: "elsewhere" }, "The same prompt at this step: ", elsewhere.map(([o, i]) => h("button", { type: "button", class: "small", onclick: () => go(i) }, name(context.data.runs[o.run].name)))) : null,
+      elsewhere.length ? h("p", { class: "elsewhere" }, "The same prompt at this step: ", elsewhere.map(([o, i]) => h("button", { type: "button", class: "small", onclick: () => go(i) }, name(context.data.runs[o.run].name)))) : "",
       h("h3", { class: "sr" }, "Prompt"), text(g.prompt, g.prompt_cut, "prompt", g));
     const largest = Math.max(...g.responses.map((r) => Math.abs(r.coefficient || 0)));
     focused = Math.min(focused, g.found.length - 1);
@@ -104,7 +104,7 @@ function samplesView(context) {
   }
 
   function card(g, r, i, k, largest) {
-    const rows = [["advantage A", number(r.advantage)], ...("phi" in r ? [["of that, Φ", number(r.phi)]] : []), ["weight w", number(r.weight)], ["coefficient c", number(r.coefficient)]];
+    const rows = [["advantage A", number(r.advantage)], ...("phi" in r ? [["Φ, part of A", number(r.phi)]] : []), ["weight w", number(r.weight)], ["coefficient c", number(r.coefficient)]];
     const share = largest && r.coefficient != null ? r.coefficient / largest : null;
     const bar = h("div", { class: "pull", "aria-hidden": "true" }, share == null ? null : h("i", { class: share < 0 ? "down" : "up" }));
     if (share != null) bar.firstChild.style.width = `${50 * Math.abs(share)}%`;

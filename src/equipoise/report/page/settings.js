@@ -3,15 +3,13 @@
 function settingsView(context) {
   const box = h("div");
   const element = h("section", { id: "settings", "aria-labelledby": "settings-title" }, h("h2", { id: "settings-title" }, "Settings"), box);
-  const toml = (value) => (value && typeof value === "object" && !Array.isArray(value) ? `{ ${Object.entries(value).map(([k, v]) => `${k} = ${toml(v)}`).join(", ")} }` : JSON.stringify(value));
-  const write = (value) => (value === undefined ? "not set" : toml(value));
 
   function table(keys, label) {
     const runs = context.data.runs;
     return scroller(label, h("table", { class: "settings" },
       h("thead", {}, h("tr", {}, h("th", { scope: "col" }, "option"), runs.map((r, i) => h("th", { scope: "col" }, swatch(i), name(r.name))))),
       h("tbody", {}, keys.map((k) => h("tr", {}, h("th", { scope: "row" }, h("code", {}, name(k))), runs.map((r) =>
-        h("td", { class: r.settings[k] === undefined ? "words unset" : "words" }, name(write(r.settings[k])))))))));
+        h("td", { class: r.settings[k] === undefined ? "words unset" : "words" }, name(r.settings[k] ?? "not set"))))))));
   }
 
   function update() {
@@ -20,7 +18,7 @@ function settingsView(context) {
     if (box.state === state) return;
     box.state = state;
     const keys = [...new Set(runs.flatMap((r) => Object.keys(r.settings)))].filter((k) => k !== "train.out");
-    const same = keys.filter((k) => new Set(runs.map((r) => JSON.stringify(r.settings[k]))).size === 1);
+    const same = keys.filter((k) => new Set(runs.map((r) => r.settings[k])).size === 1);
     const differ = keys.filter((k) => !same.includes(k));
     const compared = runs.length > 1;
     box.replaceChildren(
