@@ -1,0 +1,161 @@
+"""Comparisons: the statistics against other ways to compute them, the grid, the words, and a whole small one."""
+
+import csv
+import itertools
+import json
+import math
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from equipoise.study import compare as study
+from equipoise.study.compare import Variant, differences, holm, interval, seeds_needed, variants, verdict
+from equipoise.train import ConfigError
+
+ROOT = Path(__file__).parents[2]
+
+
+def drawn(seed: int, n: int, *means: float, noise: float = 0.02, shared: float = 0.05) -> list[Variant]:
+    """Variants whose runs share the luck of their seed."""
+    draw = np.random.default_rng(seed)
+    luck = shared * draw.standard_normal(n)
+    runs = [(m + luck + noise * draw.standard_normal(n)).tolist() for m in means]
+    return [Variant(chr(97 + i), scores, scores) for i, scores in enumerate(runs)]
+
+
+def test_the_paired_test_is_scipys():
+    found = drawn(0, 6, 0.5, 0.52, 0.6)
+    pairs = differences(found)
+    assert [(d.a, d.b) for d in pairs] == [("a", "b"), ("a", "c"), ("b", "c")]
+    for d, (a, b) in zip(pairs, itertools.combinations(found, 2), strict=True):
+        reference = stats.ttest_rel(b.scores, a.scores)
+        low, high = reference.confidence_interval()
+        assert (d.p, d.low, d.high) == pytest.approx((reference.pvalue, low, high))
+
+
+def test_holm_by_its_definition():
+    """Adjusted p-values are the levels at which the step-down procedure begins to reject each hypothesis."""
+    draw = np.random.default_rng(1)
+    for _ in range(50):
+        p = draw.uniform(0, 0.2, size=draw.integers(1, 6)).tolist()
+
+        def rejected(level: float, p: list[float] = p) -> set[int]:
+            out: set[int] = set()
+            for rank, i in enumerate(sorted(range(len(p)), key=p.__getitem__)):
+                if p[i] > level / (len(p) - rank):
+                    break
+                out.add(i)
+            return out
+
+        for i, adjusted in enumerate(holm(p)):
+            if adjusted < 1:
+                assert i in rejected(adjusted * (1 + 1e-9))
+                assert i not in rejected(adjusted * (1 - 1e-9))
+
+
+def test_false_alarms_are_as_rare_as_promised():
+    """Three equal variants: after Holm, at most one comparison in twenty claims something."""
+    alarms = sum(any(d.holm < 0.05 for d in differences(drawn(seed, 5, 0.5, 0.5, 0.5))) for seed in range(600))
+    assert alarms / 600 < 0.05 + 3 * math.sqrt(0.05 * 0.95 / 600)
+
+
+def test_the_interval_holds_the_truth_as_often_as_it_says():
+    held = 0
+    for seed in range(800):
+        (d,) = differences(drawn(seed, 4, 0.5, 0.53))
+        held += d.low <= 0.03 <= d.high
+    assert abs(held / 800 - 0.95) < 0.02
+
+
+def test_the_seeds_it_asks_for_give_the_power_it_names():
+    for deviation in (0.004, 0.01, 0.03):
+        n = seeds_needed(deviation)
+        draw = np.random.default_rng(2)
+        d = 0.01 + deviation * draw.standard_normal((4000, n))
+        seen = (stats.ttest_1samp(d, 0, axis=1).pvalue < 0.05).mean()
+        assert 0.77 < seen < (0.95 if n < 6 else 0.84)
+    assert seeds_needed(0.0) == 2
+    assert seeds_needed(100.0) is None
+
+
+def test_pairing_sees_what_the_means_hide():
+    found = drawn(3, 5, 0.5, 0.53, noise=0.004, shared=0.1)
+    (d,) = differences(found)
+    assert d.p < 0.01
+    assert stats.ttest_ind(found[0].scores, found[1].scores).pvalue > 0.3
+
+
+def test_one_seed_claims_nothing():
+    found = drawn(0, 1, 0.1, 0.9)
+    assert differences(found) == []
+    assert interval([0.5]) == (-math.inf, math.inf)
+    assert "One seed" in verdict(found, [], "acc@8")
+    assert "one seed" in study.markdown(found, [], "acc@8", "")
+
+
+def test_identical_runs_are_no_difference():
+    same = [Variant("a", [0.5, 0.6], [0.5, 0.6]), Variant("b", [0.5, 0.6], [0.5, 0.6])]
+    (d,) = differences(same)
+    assert (d.mean, d.p) == (0.0, 1.0)
+    assert "No difference detectable" in verdict(same, [d], "acc@8")
+
+
+def test_the_words_name_winner_size_and_certainty():
+    found = drawn(5, 6, 0.5, 0.6, 0.602, noise=0.005)
+    words = verdict(found, differences(found), "acc@8")
+    assert re.search(r"b beats a by (9|10)\.\d points of acc@8 \(95 % interval \d+\.\d to \d+\.\d, p = ", words)
+    assert re.search(r"Between the other 1 pairs no difference detectable at this size \(6 seeds\); \d+ seeds", words)
+
+
+def test_the_grid():
+    assert variants(["objective.aggregation=token,balanced"]) == {
+        "token": {"objective.aggregation": "token"}, "balanced": {"objective.aggregation": "balanced"},
+    }  # fmt: skip
+    assert list(variants(["a.b=1,2", "c.d=x,y"])) == ["1, x", "1, y", "2, x", "2, y"]
+    (name,) = variants(['a.b={name = "power", p = [1, 2]}'])
+    assert name == '{name = "power", p = [1, 2]}'
+
+
+@pytest.mark.parametrize("text", ["objective", "objective.kl", "objective.kl=", "objective.kl=1,,2", "kl=1,2"])
+def test_a_grid_that_cannot_be_read(text):
+    with pytest.raises(ConfigError, match=r"the rule is section\.key=value,value"):
+        variants([text])
+
+
+def test_the_latex_is_escaped_and_marks_the_best():
+    found = [Variant("a_b & c", [0.5, 0.5], [0.5, 0.5]), Variant("d", [0.6, 0.6], [0.6, 0.6])]
+    text = study.latex(found, "acc@8")
+    assert r"a\_b \& c & 50.0" in text
+    assert r"d & \textbf{60.0}" in text
+
+
+def test_a_whole_comparison_and_again(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("PYTHONPATH", str(ROOT / "src"))
+    small = {"train.steps": 2, "eval.every": 2, "eval.per_level": 4, "eval.samples": 2, "rollout.prompts": 4}
+    overrides = [part for key, value in small.items() for part in (f"--{key}", str(value))]
+    out = tmp_path / "c"
+
+    def compare(metric: str) -> None:
+        study.compare(None, ["objective.aggregation=token,balanced"], 2, out, metric, 0, overrides)
+
+    compare("acc@2")
+    rows = list(csv.DictReader((out / "table.csv").open()))
+    assert [(r["variant"], r["seed"]) for r in rows] == [(v, s) for v in ("token", "balanced") for s in "01"]
+    results = json.loads((out / "results.json").read_text())
+    last = {v: [float(r["last"]) for r in rows if r["variant"] == v] for v in ("token", "balanced")}
+    assert {v["name"]: v["last"] for v in results["variants"]} == last
+    assert "detectable" in capsys.readouterr().out
+    assert (out / "report.html").stat().st_size > 10_000
+    before = {p: p.stat().st_mtime_ns for p in out.glob("*/*/metrics.jsonl")}
+    assert len(before) == 4
+    compare("acc@2")
+    assert {p: p.stat().st_mtime_ns for p in out.glob("*/*/metrics.jsonl")} == before
+    with pytest.raises(ConfigError, match=r"has no such number \(acc@2"):
+        compare("acc@9")
+
+
+def test_the_default_metric_is_the_configurations():
+    assert study.default_metric(None, ["--eval.samples", "4"]) == "acc@4"
