@@ -57,13 +57,8 @@ def audit(path: str) -> dict[str, float]:
     measure(log, "dapo", ["sequence", "balanced", "grpo"])
     end = time.perf_counter()
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
-    return {
-        "import": loaded - begin,
-        "read": done - loaded,
-        "measure": end - done,
-        "total": end - begin,
-        "peak_gib": peak,
-    }
+    seconds = {"import": loaded - begin, "read": done - loaded, "measure": end - done, "total": end - begin}
+    return {**seconds, "cpu": time.process_time(), "peak_gib": peak}
 
 
 def main() -> None:
@@ -86,10 +81,10 @@ def main() -> None:
             write_log(path, responses, options.tokens or tokens)
             command = [sys.executable, __file__, "--audit", str(path)]
             shown = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-        keys = ("import", "read", "measure", "total", "peak_gib")
+        keys = ("import", "read", "measure", "total", "cpu", "peak_gib")
         seconds = dict(zip(keys, map(float, shown.split()), strict=True))
         figures[name] = {"responses": responses, **seconds}
-        parts = ", ".join(f"{k} {seconds[k]:.1f}" for k in ("import", "read", "measure"))
+        parts = ", ".join(f"{k} {seconds[k]:.1f}" for k in ("import", "read", "measure", "cpu"))
         print(
             f"{responses:,} responses, {name}: {seconds['total']:.1f} s ({parts}), peak {seconds['peak_gib']:.2f} GiB"
         )

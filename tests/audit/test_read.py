@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import equipoise as eq
-from equipoise.audit import AuditError, from_table, measure, read
+from equipoise.audit import AuditError, from_table, measure, parse_columns, read
 
 from .synthetic import Law
 
@@ -101,6 +101,8 @@ def test_groups_of_one_prompt_in_one_step_stay_apart_where_the_log_says_so(tmp_p
         verl_dump(tmp_path / "verl", {**COLUMNS, "prompt_id": np.array(["same"] * len(COLUMNS["step"]))}), "dapo"
     )
     assert verl.overall.groups == 2  # one a step: the text alone cannot tell more
+    uneven = measure({k: np.concatenate([v, v[:8]]) for k, v in COLUMNS.items()}, "dapo")
+    assert "came twice in a step" in uneven.notes[0]
     keyed = tmp_path / "keyed"
     verl_dump(keyed, uid=True)
     assert measure(keyed, "dapo").overall.groups == 24
@@ -124,6 +126,13 @@ def test_columns_are_named_by_hand(tmp_path):
         read(path, {**roles, "reward": "wrong"})
     with pytest.raises(AuditError, match="x is not a weight"):
         read(path, {**roles, "reward": "x*right"})
+
+
+def test_columns_on_a_command_line():
+    assert parse_columns("reward=right+0.5*tidy, prompt=uid,") == {"reward": "right+0.5*tidy", "prompt": "uid"}
+    for wrong in ("reward", "=right", "reward="):
+        with pytest.raises(AuditError, match="ROLE=COLUMN"):
+            parse_columns(wrong)
 
 
 def test_text_is_counted_in_characters_or_in_a_tokenizers_tokens(tmp_path):

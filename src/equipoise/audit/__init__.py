@@ -9,7 +9,7 @@ from equipoise.audit.advice import Advice, advise
 from equipoise.audit.bootstrap import Estimate
 from equipoise.audit.log import AuditError, Log
 from equipoise.audit.measure import Audit, Measures, measure
-from equipoise.audit.read import from_table, read
+from equipoise.audit.read import from_table, parse_columns, read
 from equipoise.audit.render import main_text, page
 
 __all__ = [
@@ -24,5 +24,6 @@ __all__ = [
     "main_text",
     "measure",
     "page",
+    "parse_columns",
     "read",
 ]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +18,10 @@ import torch
 
 from equipoise.audit import difficulty
 from equipoise.audit.bootstrap import BLOCKS, NOTHING, Estimate, intervals, resampled
-from equipoise.audit.log import AuditError, Floats, Log
+from equipoise.audit.log import AuditError, Floats, Integers, Log
 from equipoise.audit.objectives import Named, fresh, gathered
 from equipoise.audit.read import Paths, Table, from_table, read, run_objective
 from equipoise.audit.sums import (
-    DECILES,
     LOG_SUMS,
     OBJECTIVE_SUMS,
     decile_edges,
@@ -32,6 +32,7 @@ from equipoise.audit.sums import (
     objective_support,
     objective_values,
     steps,
+    token_weights,
 )
 from equipoise.objective import Credit, Objective
 
@@ -100,36 +101,44 @@ def measure(
     log, own = _log(rollouts, columns, tokenizer)
     objectives = gathered(objective or own or "dapo", against, log.tokens is not None)
     audited = next(iter(objectives.values()))
-    rules = {name: fresh(audited, aggregation=rule, cancellation="none") for name, rule in RULES.items()}
+    stacks, rules = dict(objectives), {}
+    for rule, aggregation in RULES.items():
+        stack = fresh(audited, aggregation=aggregation, cancellation="none")
+        twin = next((name for name, o in objectives.items() if o.choices() == stack.choices()), None)
+        rules[rule] = twin or f"{rule} rule"
+        stacks.setdefault(rules[rule], stack)
     if log.tokens is None and any(o.cancellation == "prefix" for o in objectives.values()):
         name = next(n for n, o in objectives.items() if o.cancellation == "prefix")
         raise AuditError(f"{name}: cancellation = prefix needs token ids, which this log does not have; see tokenizer")
     edges, binary = decile_edges(log), _binary(log)
-    blocks = min(int(log.prompt.max()) + 1, BLOCKS)
-    kinds, kind_of_group, kind_counts = _kinds(log, binary, blocks)
+    kinds, kind = _kinds(log, binary)
     setting = _Setting(log, objectives, kinds)
-    total = np.zeros((blocks, len(LOG_SUMS) + len(objectives) * len(OBJECTIVE_SUMS)))
+    total = setting.zeros(setting.prompts)
     by_step: list[Measures] = []
     for step, tokens in steps(log):
         T = log.length[step.rows].astype(np.float64)
-        sums = [log_sums(step, log, {k: _assign(k, o, log, step, None) for k, o in rules.items()})]
-        for name, o in objectives.items():
-            credit = _assign(name, o, log, step, tokens if o.cancellation == "prefix" else None)
-            sums.append(objective_sums(step, T, credit, edges))
-        row = np.concatenate(sums, axis=1)
-        # Prompts are numbered by a hash of their content, so every BLOCKS-th makes a random block.
-        np.add.at(total, step.prompt % BLOCKS, row)
+        credits = {
+            name: _assign(name, o, log, step, tokens if o.cancellation == "prefix" else None)
+            for name, o in stacks.items()
+        }
         present, who = np.unique(step.prompt, return_inverse=True)
-        here = np.zeros((len(present), row.shape[1]))
-        np.add.at(here, who, row)
-        counts = None
-        if kinds is not None:
+        here = setting.zeros(len(present))
+        # Prompts are numbered by a hash of their content, so every BLOCKS-th makes a random block.
+        places = ((total, step.prompt % BLOCKS), (here, who % BLOCKS))
+        part = log_sums(step, log, {rule: credits[name] for rule, name in rules.items()})
+        for into, block in places:
+            np.add.at(into[:, : len(LOG_SUMS)], block, part)
+        for i, name in enumerate(objectives):
+            part = objective_sums(step, T, credits[name], edges)
+            for into, block in places:
+                np.add.at(into[:, setting.columns(i)], block, part)
+        if kind is not None:
             first = int(log.group[step.rows.start])
-            counts = np.zeros((len(here), len(kinds.R)))
-            np.add.at(counts, (who, kind_of_group[first : first + len(step.G)]), 1.0)
+            for into, block in places:
+                np.add.at(into, (block, setting.width + kind[first : first + len(step.G)]), 1.0)
         at = int(log.step[step.rows.start])
-        by_step.append(_measures(setting, at, here, counts, (seed, len(by_step) + 1)))
-    overall = _measures(setting, None, total, kind_counts, (seed, 0))
+        by_step.append(_measures(setting, at, len(present), here, (seed, len(by_step) + 1)))
+    overall = _measures(setting, None, setting.prompts, total, (seed, 0))
     sizes = np.bincount(log.group)
     return Audit(
         objective=next(iter(objectives)),
@@ -158,17 +167,12 @@ def _binary(log: Log) -> tuple[float, float] | None:
     return (float(values[0]), float(values[1])) if len(values) == 2 else None
 
 
-def _kinds(
-    log: Log, binary: tuple[float, float] | None, blocks: int
-) -> tuple[difficulty.Outcomes | None, Any, Floats | None]:
+def _kinds(log: Log, binary: tuple[float, float] | None) -> tuple[difficulty.Outcomes | None, Integers | None]:
+    """The kinds of groups, (R right of G), and the kind of each group; nothing where rewards are not binary."""
     if binary is None:
-        return None, None, None
-    G = np.bincount(log.group)
-    kinds, kind = difficulty.outcomes(np.bincount(log.group, log.reward == binary[1]).astype(np.int64), G)
-    first = np.flatnonzero(np.diff(log.group, prepend=-1))
-    counts = np.zeros((blocks, len(kinds.R)))
-    np.add.at(counts, (log.prompt[first] % BLOCKS, kind), 1.0)
-    return kinds, kind, counts
+        return None, None
+    right = np.bincount(log.group, log.reward == binary[1]).astype(np.int64)
+    return difficulty.outcomes(right, np.bincount(log.group))
 
 
 def _assign(name: str, objective: Objective, log: Log, step: Any, tokens: torch.Tensor | None) -> Credit:
@@ -183,46 +187,54 @@ def _assign(name: str, objective: Objective, log: Log, step: Any, tokens: torch.
 
 @dataclass(frozen=True)
 class _Setting:
+    """What all measures have in common. Sums lie in one row per prompt: of the log, the objectives, the kinds."""
+
     log: Log
     objectives: dict[str, Objective]
     kinds: difficulty.Outcomes | None
 
+    @cached_property
     def prompts(self) -> int:
         return int(self.log.prompt.max()) + 1
 
+    @cached_property
     def shares(self) -> tuple[str, ...]:
         """Measures that are shares of prompts: where no prompt comes twice, groups are prompts."""
-        return ("degenerate", "truncated") if self.prompts() == int(self.log.group.max()) + 1 else ()
+        return ("degenerate", "truncated") if self.prompts == int(self.log.group.max()) + 1 else ()
+
+    @property
+    def width(self) -> int:
+        return len(LOG_SUMS) + len(self.objectives) * len(OBJECTIVE_SUMS)
+
+    def columns(self, i: int) -> slice:
+        return slice(len(LOG_SUMS) + i * len(OBJECTIVE_SUMS), len(LOG_SUMS) + (i + 1) * len(OBJECTIVE_SUMS))
+
+    def zeros(self, prompts: int) -> Floats:
+        return np.zeros((min(prompts, BLOCKS), self.width + (0 if self.kinds is None else len(self.kinds.R))))
 
 
-def _measures(
-    setting: _Setting, step: int | None, sums: Floats, counts: Floats | None, seed: tuple[int, int]
-) -> Measures:
+def _measures(setting: _Setting, step: int | None, prompts: int, sums: Floats, seed: tuple[int, int]) -> Measures:
     """Point values from the sums over all prompts, intervals from the resampled ones."""
-    wide = sums if counts is None else np.concatenate([sums, counts], axis=1)
-    again, whole = resampled(wide, RESAMPLES if step is None else STEP_RESAMPLES, seed), wide.sum(0)
-    n = len(LOG_SUMS)
-    of_log = intervals(
-        log_values(whole[:n]), log_values(again[:, :n]), log_support(sums[:, :n]), setting.shares()
-    )  # fmt: skip
+    again, whole = resampled(sums, RESAMPLES if step is None else STEP_RESAMPLES, seed), sums.sum(0)
+    n = slice(len(LOG_SUMS))
+    of_log = intervals(log_values(whole[n]), log_values(again[:, n]), log_support(sums[:, n]), setting.shares)
     if setting.log.truncated is None:
         of_log["truncated"] = NOTHING
     objectives: dict[str, dict[str, Estimate]] = {}
     weights: dict[str, list[Estimate]] = {}
     for i, (name, objective) in enumerate(setting.objectives.items()):
-        here = slice(n + i * len(OBJECTIVE_SUMS), n + (i + 1) * len(OBJECTIVE_SUMS))
+        here = setting.columns(i)
         support = objective_support(sums[:, here])
         found = intervals(objective_values(whole[here]), objective_values(again[:, here]), support)
         if objective.cancellation == "prefix":  # one weight per token: what a shared token gets, only its node can say
             found |= dict.fromkeys(("exchangeability", "net_push", "learning_tax"), NOTHING)
-        tenths = [found.pop(f"token_weight_{d + 1}") for d in range(DECILES)]
         objectives[name] = found
         if step is None:
-            weights[name] = tenths
+            tenths = intervals(token_weights(whole[here]), token_weights(again[:, here]), support)
+            weights[name] = list(tenths.values())
     bias = share = dict.fromkeys(difficulty.STRATA, NOTHING)
     if setting.kinds is not None:
-        width = sums.shape[1]
-        values, replicates = (difficulty.baseline_bias(x[..., width:], setting.kinds) for x in (whole, again))
+        values, replicates = (difficulty.baseline_bias(x[..., setting.width :], setting.kinds) for x in (whole, again))
         everyone = dict.fromkeys(difficulty.STRATA, len(sums))
         bias, share = (
             intervals(
@@ -234,7 +246,7 @@ def _measures(
         step=step,
         responses=int(whole[LOG_SUMS.index("responses")]),
         groups=int(whole[LOG_SUMS.index("groups")]),
-        prompts=setting.prompts() if step is None else len(sums),
+        prompts=prompts,
         log=of_log,
         baseline_bias=bias,
         baseline_share=share,

@@ -56,7 +56,7 @@ NAMES: dict[str, tuple[str, ...]] = {
     "finish": ("finish",),
 }
 SUFFIXES = (".parquet", ".jsonl", ".csv")
-ROWS = 1 << 16
+ROWS = 1 << 13  # responses held as text at a time
 MOST_TOKENS = 1 << 27  # held as 4 bytes each; beyond it the shared prefixes are left unmeasured
 
 Paths = str | Path | Sequence[str | Path]
@@ -72,8 +72,20 @@ def read(paths: Paths, columns: Mapping[str, str] | None = None, tokenizer: str 
     for path in named:
         for file in _files(path):
             builder.add_file(file)
-    log = builder.log()
-    return _masked(log) if any(_config(p).get("reward", {}).get("mask_truncated") for p in named) else log
+    log, config = builder.log(), next(filter(None, map(_config, named)), {})
+    if config.get("objective", {}).get("combine") == "advantages":
+        note = "objective.combine = advantages: the log holds one reward a response, their sum, and so does the audit"
+        log = replace(log, notes=(*log.notes, note))
+    return _masked(log) if config.get("reward", {}).get("mask_truncated") else log
+
+
+def parse_columns(text: str) -> dict[str, str]:
+    """ "reward=score,prompt=uid" as a mapping."""
+    pairs = [part.partition("=") for part in text.split(",") if part.strip()]
+    for role, equals, name in pairs:
+        if not (equals and role.strip() and name.strip()):
+            raise AuditError(f"columns: {text}: the rule is ROLE=COLUMN, with commas between ({', '.join(NAMES)})")
+    return {role.strip(): name.strip() for role, _, name in pairs}
 
 
 def from_table(table: Table, columns: Mapping[str, str] | None = None, tokenizer: str | None = None) -> Log:
@@ -319,6 +331,12 @@ class _Builder:
             log = _rows(log, keep)
             log = replace(log, notes=(*log.notes, f"left out {_listed(dropped)}: TRL wrote the step before once more"))
         self._refuse_groups_of_one(log)
+        sizes = np.bincount(log.group)
+        if not self.parts["group"] and sizes.max() > sizes.min():
+            note = (
+                f"groups have {sizes.min()} to {sizes.max()} responses: a prompt that came twice in a step is one group"
+            )
+            log = replace(log, notes=(*log.notes, note))
         if not (log.length > 0).any():
             raise AuditError(f"{self.places[0][0]}: every response has length 0; is the right column named?")
         return ordered(log)

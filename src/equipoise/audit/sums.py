@@ -7,6 +7,7 @@ because they can be added up over the prompts of any resample.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -170,7 +171,6 @@ def objective_values(S: Floats) -> dict[str, Floats]:
     positive_share   share of the gradient mass Σ|c|T on responses with A > 0
     coupling         mass on A > 0 over mass on A < 0: how many times as hard the positives pull
     net_push         Σc / Σ|c|, mean over groups: exchangeability with its sign, > 0 where common tokens are reinforced
-    token_weight_d   what a token in the d-th tenth of lengths weighs, 1 being the mean token of its step
     """
 
     def s(name: str) -> Floats:
@@ -191,16 +191,24 @@ def objective_values(S: Floats) -> dict[str, Floats]:
         "learning_tax": _divide(s("tax"), n),
         "node_exchangeability": _divide(s("node_residual"), s("nodes")),
         "node_learning_tax": _divide(s("node_push"), s("node_mass")),
-        **{f"token_weight_{d + 1}": _divide(s(f"w{d}"), s(f"live{d}")) for d in range(DECILES)},
     }
+
+
+def token_weights(S: Floats) -> dict[str, Floats]:
+    """[..., OBJECTIVE_SUMS] -> what a token in each tenth of lengths weighs, 1 being the mean token of its step."""
+    return {f"live{d}": _divide(S[..., _OBJECTIVE[f"w{d}"]], S[..., _OBJECTIVE[f"live{d}"]]) for d in range(DECILES)}
+
+
+def support(sums: Floats, names: tuple[str, ...]) -> dict[str, int]:
+    """[P, names] -> how many prompts have something in each sum."""
+    return dict(zip(names, (sums > 0).sum(0).tolist(), strict=True))
 
 
 def objective_support(sums: Floats) -> dict[str, int]:
     """[P, OBJECTIVE_SUMS] -> how many prompts have something to say of each measure."""
-    some = dict(zip(OBJECTIVE_SUMS, (sums > 0).sum(0).tolist(), strict=True))
-    special = {"node_exchangeability": "nodes", "node_learning_tax": "node_mass"}
-    special |= {f"token_weight_{d + 1}": f"live{d}" for d in range(DECILES)}
-    return {name: some[special.get(name, "informative")] for name in objective_values(sums[0])}
+    some = support(sums, OBJECTIVE_SUMS)
+    own = {"node_exchangeability": some["nodes"], "node_learning_tax": some["node_mass"]}
+    return defaultdict(lambda: some["informative"], some | own)
 
 
 def log_sums(step: Step, log: Log, rules: dict[str, Credit]) -> Floats:
@@ -270,9 +278,9 @@ def log_values(S: Floats) -> dict[str, Floats]:
 
 def log_support(sums: Floats) -> dict[str, int]:
     """[P, LOG_SUMS] -> how many prompts have something to say of each measure."""
-    some = dict(zip(LOG_SUMS, (sums > 0).sum(0).tolist(), strict=True))
-    signed = {"length_gap", "within_gap", "token_distance", "sequence_distance", "token_minus_sequence"}
-    return {name: some["both" if name in signed else "groups"] for name in log_values(sums[0])}
+    some = support(sums, LOG_SUMS)
+    signed = ("length_gap", "within_gap", "token_distance", "sequence_distance", "token_minus_sequence")
+    return defaultdict(lambda: some["groups"], dict.fromkeys(signed, some["both"]))
 
 
 def _ratio(part: Floats, whole: Floats) -> Floats:
