@@ -38,6 +38,14 @@ def test_what_is_not_a_finite_number_is_a_hole(tmp_path, value):
     assert run.metrics["x"] == [1.0, None, None]
 
 
+def test_a_verdict_that_no_response_got_has_a_share_of_0(tmp_path):
+    lines = ['{"step": 1, "verdict/unscored": 0, "verdict/unparsed": 0.5}\n', '{"step": 2, "verdict/unscored": 0}\n']
+    run = log(
+        tmp_path / "run", *lines, '{"step": 3, "verdict/unscored": 0, "verdict/unparsed": null}\n', '{"step": 4}\n'
+    )
+    assert run.metrics["verdict/unparsed"] == [0.5, 0.0, None, None]
+
+
 def test_of_two_records_of_a_step_the_later_counts(tmp_path):
     run = log(tmp_path / "run", '{"step": 2, "x": 1}\n', '{"step": 1, "x": 5}\n', '{"step": 2, "x": 7}\n')
     assert (run.steps, run.metrics["x"]) == ([1, 2], [5.0, 7.0])

@@ -84,7 +84,7 @@ def read(path: Path, name: str) -> Run:
     toml, config = _config(path / "config.toml", notes)
     records = _records(path / "metrics.jsonl", notes)
     keys = dict.fromkeys(k for r in records.values() for k in r)
-    metrics = {k: [_number(r.get(k)) for r in records.values()] for k in keys if k != "step"}
+    metrics = {k: [_metric(r, k) for r in records.values()] for k in keys if k != "step"}
     metrics = {k: column for k, column in metrics.items() if any(v is not None for v in column)}
     evaluations = list(_records(path / "eval.jsonl", notes).values())
     return Run(path, name, config, toml, list(records), metrics, evaluations, _rollouts(path), notes)
@@ -156,6 +156,12 @@ def _number(value: Any) -> float | None:
     except OverflowError:
         return None
     return value if math.isfinite(value) else None
+
+
+def _metric(record: dict[str, Any], key: str) -> float | None:
+    if key.startswith("verdict/") and key not in record and "verdict/unscored" in record:
+        return 0.0  # the share of a verdict that no response of the step got is not logged
+    return _number(record.get(key))
 
 
 def number(record: dict[str, Any], *keys: str) -> float | None:
