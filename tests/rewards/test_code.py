@@ -1,7 +1,9 @@
 """Which code runs, which tests a row holds, and when an answer is the expected one."""
 
+import contextlib
 import json
 import math
+import time
 
 import pytest
 from hypothesis import given, settings
@@ -70,6 +72,26 @@ def test_extract_finds_nothing_where_no_block_is_complete(response):
 def test_extract_takes_any_text(response):
     found = code.extract(response)
     assert found is None or found.strip()
+
+
+@pytest.mark.parametrize(
+    "response",
+    [
+        "```" + "a" * 10**6 + "`",
+        "`" * 10**6,
+        "``` " * 10**5,
+        "```\n" * 10**5,
+        "```a\n````\n" * 10**4,
+        "```py\n" + "~~~\n" * 10**5,
+        " " * 10**6 + "x",
+        "\t" * 10**6 + "```",
+        "```python\nadd" + "\n" * 10**6 + "```",
+    ],
+)
+def test_extract_takes_one_pass_over_any_text(response):
+    began = time.perf_counter()
+    code.extract(response)
+    assert time.perf_counter() - began < 3
 
 
 @given(st.text(alphabet=st.characters(exclude_characters="`~\r"), min_size=1).filter(str.strip))
@@ -148,6 +170,8 @@ def test_humaneval_helpers_come_from_the_prompt_and_only_where_they_are_used():
         ({"inputs": [{}], "outputs": [1], "fn_name": "f"}, "list of arguments"),
         ({"inputs": ["1 2"], "outputs": ["1"], "fn_name": "f"}, "not JSON"),
         ({"test_list": []}, "at least one"),
+        ({"test_list": "assert f(1)"}, "not JSON"),
+        ({"test_list": [1]}, "list of lines"),
         ({"test_list": ["assert f(1 =="]}, "not Python"),
         ({"test_list": ["assert 1 == 1"]}, "calls no function"),
         ({"test_list": ["assert h(root)"], "test_setup_code": "root = Node(1)"}, "Node"),
@@ -163,6 +187,30 @@ def test_humaneval_helpers_come_from_the_prompt_and_only_where_they_are_used():
 def test_bad_rows_say_what_is_wrong(row, reason):
     with pytest.raises(code.TestsError, match=reason):
         code.tests(row)
+
+
+KEYS = "prompt test entry_point test_list test_setup_code test_imports challenge_test_list code inputs outputs fn_name"
+MORE_KEYS = "input_output public_test_cases private_test_cases metadata"
+TEXTS = ["", "f", "assert f(1)", "def check(c): c(1)", "[]", "{"]
+json_rows = st.dictionaries(
+    st.sampled_from([*KEYS.split(), *MORE_KEYS.split()]),
+    st.recursive(
+        st.none() | st.booleans() | st.integers() | st.sampled_from(TEXTS),
+        lambda inner: (
+            st.lists(inner, max_size=3)
+            | st.dictionaries(st.sampled_from(["input", "output", "testtype", "func_name"]), inner)
+        ),
+        max_leaves=6,
+    ),
+    max_size=6,
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(json_rows)
+def test_any_row_gives_tests_or_a_reason(row):
+    with contextlib.suppress(code.TestsError):
+        assert isinstance(code.tests(row), (code.Programs, code.Calls, code.Asserts))
 
 
 # --- comparing
@@ -258,13 +306,13 @@ json_values = st.recursive(
 )
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(json_values)
 def test_every_json_value_is_itself(value):
     assert code.same_value(guest.parse(guest.encode(value)), value)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(json_values, json_values)
 def test_values_are_the_same_at_most_where_python_says_so_up_to_the_tolerance(a, b):
     def rounded(value):
@@ -309,7 +357,7 @@ def spelled(value):
     return type(value).__name__, repr(value)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(built_in)
 def test_built_in_values_cross_the_border_unchanged(value):
     text = guest.encode(value)

@@ -43,7 +43,7 @@ def test_every_canonical_solution_is_correct(problems, capsys):
     assert {task: outcome for task, outcome in found.items() if outcome[0] != "correct"} == {}
 
 
-@pytest.mark.parametrize("every", [4, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("every", [8, pytest.param(1, marks=pytest.mark.slow)])
 def test_no_solution_is_correct_for_the_next_problem(problems, every):
     """The same function name, so that it is called and answers; its body solves the problem before."""
 

@@ -105,7 +105,8 @@ def judge(response: str, tests: Tests, limits: Limits = Limits()) -> Verdict:  #
 
 # --- the code of a response ------------------------------------------------------------------------------------------
 
-_FENCE = re.compile(r"^([ \t]*)(`{3,}|~{3,})[ \t]*([^\s`]*)[^\n`]*$", re.MULTILINE)
+# Possessive (*+), so that no line takes more than one pass.
+_FENCE = re.compile(r"^([ \t]*+)(`{3,}+|~{3,}+)[ \t]*+([^\s`]*+)[^\n`]*+$", re.MULTILINE)
 _PYTHON = ("python", "python3", "py")
 
 
@@ -129,7 +130,7 @@ def _blocks(text: str) -> list[tuple[str, str]]:
     blocks, position = [], 0
     while opening := _FENCE.search(text, position):
         indent, fence, mark = opening.groups()
-        closing = re.compile(rf"^[ \t]*{re.escape(fence)}{re.escape(fence[0])}*[ \t]*$", re.MULTILINE)
+        closing = re.compile(rf"^[ \t]*+{fence[0]}{{{len(fence)},}}+[ \t]*+$", re.MULTILINE)
         end = closing.search(text, opening.end())
         if end is None:
             break
@@ -144,7 +145,7 @@ def _prelude_and_source(code: str, tests: Asserts) -> tuple[str, str]:
     """A response that defines the function runs after the prompt's imports and helpers; any other is its body."""
     if tests.entry_point is None:
         return "", code
-    whole = re.search(rf"^(?:(?:async )?def {tests.entry_point}\b|{tests.entry_point}\s*=)", code, re.MULTILINE)
+    whole = re.search(rf"^(?:(?:async )?def {tests.entry_point}\b|{tests.entry_point}[ \t]*=)", code, re.MULTILINE)
     return (_stub(tests.prompt), code) if whole else ("", f"{tests.prompt}{code}")
 
 
@@ -182,21 +183,27 @@ def tests(row: Any) -> Tests:
     if "input_output" in row:
         return tests(row["input_output"])
     if {"public_test_cases", "private_test_cases"} & row.keys():
-        metadata = row.get("metadata") or {}
-        if isinstance(metadata, str):
-            metadata = _json(metadata, "metadata")
-        cases: list[Any] = []
-        for key in ("public_test_cases", "private_test_cases"):
-            part = row.get(key) or []
-            cases += _json(part, key) if isinstance(part, str) else part
-        return _from_cases(cases, metadata.get("func_name"))
+        metadata = _unpacked(row, "metadata", dict)
+        public, private = _unpacked(row, "public_test_cases", list), _unpacked(row, "private_test_cases", list)
+        return _from_cases(public + private, metadata.get("func_name"))
     raise TestsError(
         f"no tests in a row with the keys {', '.join(map(str, row))}: the rule is test and entry_point, test_list, "
         "inputs and outputs, input_output, or public_test_cases"
     )
 
 
-def _json(text: str, what: str) -> Any:
+def _unpacked(row: dict[str, Any], key: str, kind: type) -> Any:
+    """A list or object, empty where there is none, or its JSON text."""
+    value = row.get(key) or kind()
+    value = _json(value, key) if isinstance(value, str) else value
+    if not isinstance(value, kind):
+        raise TestsError(f"{key} is {type(value).__name__}: the rule is {kind.__name__} or its JSON text")
+    return value
+
+
+def _json(text: Any, what: str) -> Any:
+    if not isinstance(text, str):
+        raise TestsError(f"{what}: {str(text)[:60]!r} is {type(text).__name__}: the rule is JSON text")
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -214,7 +221,7 @@ def _parsed(code: Any, what: str) -> ast.Module:
 
 
 def _humaneval(row: dict[str, Any]) -> Asserts:
-    prompt, name = row.get("prompt", ""), row["entry_point"]
+    prompt, name = _text(row.get("prompt") or "", "prompt"), row["entry_point"]
     if not isinstance(name, str) or not name.isidentifier():
         raise TestsError(f"entry_point = {name!r} is no name")
     code = _parsed(row["test"], "test")
@@ -226,13 +233,10 @@ def _humaneval(row: dict[str, Any]) -> Asserts:
 
 
 def _mbpp(row: dict[str, Any]) -> Asserts:
-    lists = [row["test_list"], row.get("challenge_test_list") or []]
-    statements = [statement for part in lists if isinstance(part, list) for statement in part]
-    if not statements or not all(isinstance(part, list) for part in lists):
-        raise TestsError("test_list: the rule is a list of assert statements, at least one")
-    imports = row.get("test_imports") or []
-    setup = "\n".join([*([imports] if isinstance(imports, str) else imports), row.get("test_setup_code") or ""])
-    code = "\n".join(map(str, statements))
+    statements = [_unpacked(row, key, list) for key in ("test_list", "challenge_test_list")]
+    code = "\n".join(_text(part, "test_list") for part in statements if part)
+    imports = row.get("test_imports") or ""
+    setup = f"{_text(imports, 'test_imports')}\n{_text(row.get('test_setup_code') or '', 'test_setup_code')}"
     before, asserts = _parsed(setup, "test_setup_code"), _parsed(code, "test_list")
     own = _stored(before) | _stored(asserts)
     if needed := _loaded(before) - own - set(dir(builtins)):
@@ -247,7 +251,7 @@ def _mbpp(row: dict[str, Any]) -> Asserts:
         # A task may ask for a function with a built-in's name: `assert sum(10, 15) == 6`.
         names = free - set(dir(builtins)) or _first_called(asserts)
     if not names:
-        raise TestsError("test_list calls no function of the response")
+        raise TestsError("test_list calls no function of the response: the rule is asserts that do, at least one")
     return Asserts(tuple(sorted(names)), code, setup)
 
 
@@ -277,6 +281,8 @@ def _from_pairs(row: dict[str, Any]) -> Programs | Calls:
     inputs, outputs, name = row["inputs"], row["outputs"], row.get("fn_name")
     if not isinstance(inputs, list) or not isinstance(outputs, list) or len(inputs) != len(outputs) or not inputs:
         raise TestsError("inputs and outputs: the rule is two lists of one length, at least one test")
+    if name is not None and not isinstance(name, str):
+        raise TestsError(f"fn_name = {name!r} is no name")
     if not name:
         pairs = zip(inputs, outputs, strict=True)
         return Programs(tuple((_text(i, "inputs"), _text(o, "outputs")) for i, o in pairs))
@@ -297,7 +303,7 @@ def _from_cases(cases: list[Any], name: str | None) -> Programs | Calls:
         raise TestsError(
             f"testtype {', '.join(sorted(map(str, kinds)))}: the rule is stdin or functional, for all alike"
         )
-    if not name:
+    if not name or not isinstance(name, str):
         raise TestsError("functional tests without metadata.func_name: there is nothing to call")
     return Calls(name, tuple((_arguments(case["input"]), _json(case["output"], "output")) for case in cases))
 

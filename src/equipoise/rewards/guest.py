@@ -184,6 +184,8 @@ def main(config: dict) -> None:
         os.dup2(null, descriptor)
     os.close(null)
     builtins.exit = builtins.quit = _exit  # `site` would define them; it is not imported
+    if config["files"] is not None:
+        config["files"] += _files(config["folder"]) + 3  # and the three that this file keeps there
     channel.write(b"ready\n")
     {"programs": _programs, "functions": _functions, "referee": _referee}[config["mode"]](config, channel)
 
@@ -229,6 +231,12 @@ def _run_module(code, name: str, prelude: str = "") -> dict:
     return module.__dict__
 
 
+def _files(folder: str) -> int:
+    """Files and folders of all kinds on the scratch disk."""
+    disk = os.statvfs(folder)
+    return disk.f_files - disk.f_ffree
+
+
 def _watch(child: int, config: dict, channel: _Channel) -> str:
     """Wait for the child, then end whatever it left running. How it ended: `exit N`, `signal N` or `files`."""
     poll, ended = select.poll(), ""
@@ -241,10 +249,8 @@ def _watch(child: int, config: dict, channel: _Channel) -> str:
             os._exit(0)
         if descriptor in events:
             ended = "exit"
-        elif config["files"] is not None:
-            disk = os.statvfs(config["folder"])
-            if disk.f_files - disk.f_ffree > config["files"]:
-                ended = "files"
+        elif config["files"] is not None and _files(config["folder"]) > config["files"]:
+            ended = "files"
     os.close(descriptor)
     # A child that has ended is a zombie still: the signal finds it, ends the others and leaves its status alone.
     os.kill(-1, _SIGKILL) if config["contained"] else os.killpg(child, _SIGKILL)

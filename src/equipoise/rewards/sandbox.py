@@ -205,7 +205,10 @@ def run(limits: Limits, mode: dict[str, object], *, room: int = 0) -> Iterator[G
     rlimits["RLIMIT_CPU"] = math.ceil(limits.total_seconds) + 5  # for a guest whose outside was killed
     rlimits["RLIMIT_CORE"] = 1  # 0 would not keep a core handler of the host from being started
     with contextlib.ExitStack() as stack:
-        guest, config = start(limits, room, stack)
+        try:
+            guest, config = start(limits, room, stack)
+        except OSError as error:
+            raise Unavailable(f"the sandbox did not start: {error}") from error
         config["rlimits"] = {**rlimits, **config["rlimits"]}
         config |= {"output_bytes": limits.output_bytes, "cpu_seconds": math.ceil(limits.total_seconds) + 1, **mode}
         deadline = time.monotonic() + _START_SECONDS
@@ -222,7 +225,7 @@ def run(limits: Limits, mode: dict[str, object], *, room: int = 0) -> Iterator[G
 
 def _start_contained(limits: Limits, room: int, stack: contextlib.ExitStack) -> tuple[Guest, dict[str, Any]]:
     """bubblewrap, and what only the outside can do for it: user ids when we are root, and cgroups."""
-    root = os.geteuid() == 0
+    root = os.geteuid() == 0 and _is_mapped(_NOBODY)
     scratch = limits.disk_bytes + 2 * limits.output_bytes + room
     with _pipe() as (filter_out, filter_in), _pipe() as (info_out, info_in), _pipe() as (hold_out, hold_in):
         filter_in.write(_filter())
@@ -237,18 +240,15 @@ def _start_contained(limits: Limits, room: int, stack: contextlib.ExitStack) -> 
             arguments += ["--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID"]
         else:
             arguments += ["--uid", str(_NOBODY), "--gid", str(_NOBODY)]
-        arguments += ["--size", str(scratch), "--perms", "1777", "--tmpfs", _FOLDER, "--remount-ro", "/"]
-        try:
-            process = subprocess.Popen(
-                [shutil.which("bwrap") or "bwrap", *_mounts(), *arguments, "--", *_interpreter()],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                pass_fds=inherited,
-                env=_environment(),
-            )
-        except OSError as error:
-            raise Unavailable(f"bubblewrap (bwrap) cannot be started: {error}") from error
+        arguments += ["--size", str(scratch), "--perms", "1777", "--tmpfs", _FOLDER]
+        process = subprocess.Popen(
+            [shutil.which("bwrap") or "bwrap", *arguments, *_mounts(), "--", *_interpreter()],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            pass_fds=inherited,
+            env=_environment(),
+        )
         guest = Guest(process)
         cgroups = stack.enter_context(_cgroups(limits, scratch))  # before `close`, to be removed after it
         stack.callback(guest.close)
@@ -263,8 +263,7 @@ def _start_contained(limits: Limits, room: int, stack: contextlib.ExitStack) -> 
             for name in ("uid_map", "gid_map"):
                 Path(f"/proc/{first}/{name}").write_text(f"0 0 1\n{_NOBODY} {_NOBODY} 1\n")
             hold_in.write(b"1")
-    # The folder itself and the three files the guest keeps in it are not the response's.
-    config = {"uid": _NOBODY if root else None, "contained": True, "folder": _FOLDER, "files": limits.files + 4}
+    config = {"uid": _NOBODY if root else None, "contained": True, "folder": _FOLDER, "files": limits.files}
     return guest, {**config, "rlimits": {"RLIMIT_NPROC": limits.processes + 1} if _nproc_is_ours() else {}}
 
 
@@ -283,6 +282,12 @@ def _start_unsafe(limits: Limits, room: int, stack: contextlib.ExitStack) -> tup
     guest = Guest(process)
     stack.callback(guest.close)
     return guest, {"uid": None, "contained": False, "folder": folder, "files": None, "rlimits": {}}
+
+
+def _is_mapped(uid: int) -> bool:
+    """Whether this user namespace knows the uid: root of a namespace of its own may be the only user there is."""
+    ranges = [map(int, line.split()) for line in Path("/proc/self/uid_map").read_text().splitlines()]
+    return any(start <= uid < start + count for start, _, count in ranges)
 
 
 @contextlib.contextmanager
@@ -372,7 +377,8 @@ def _mounts() -> list[str]:
         arguments += ["--tmpfs", str(packages), "--remount-ro", str(packages)]
     for name in ("null", "zero", "random", "urandom"):
         bind(Path("/dev", name), "--dev-bind")
-    return [*arguments, "--symlink", f"{_FOLDER}/.stdin", "/dev/stdin", "--symlink", _FOLDER, "/dev/shm"]
+    arguments += ["--symlink", f"{_FOLDER}/.stdin", "/dev/stdin", "--symlink", _FOLDER, "/dev/shm"]
+    return [*arguments, "--remount-ro", "/"]
 
 
 def _nproc_is_ours() -> bool:
@@ -443,7 +449,7 @@ def _remove(cgroup: Path) -> None:
 
 _PROBE = """
 import os, _socket
-holes = [path for path in ("/proc/self", "/sys/kernel", "/etc/passwd", "/home", "/usr/bin/env") if os.path.exists(path)]
+holes = [path for path in ("/proc/self", "/sys/kernel", "/etc/passwd", "/usr/bin/env") if os.path.exists(path)]
 for name, attempt in {
     "a socket": _socket.socket,
     "uid 0": lambda: os.setuid(0),
