@@ -10,6 +10,10 @@ import json
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from equipoise.policy import Policy
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -50,7 +54,8 @@ def _user_errors() -> tuple[type[Exception], ...]:
     loaded = sys.modules
     names = [("equipoise.train.config", "ConfigError"), ("equipoise.train.folder", "RunError"),
              ("equipoise.policy.model", "ModelError"), ("equipoise.tasks.task", "TaskError"),
-             ("equipoise.rewards.pool", "PoolError"), ("equipoise.audit.log", "AuditError"),
+             ("equipoise.rewards.pool", "PoolError"),
+             ("equipoise.evaluate.folder", "EvaluationError"), ("equipoise.audit.log", "AuditError"),
              ("equipoise.report.runs", "ReportError")]  # fmt: skip
     return tuple(getattr(loaded[module], name) for module, name in names if module in loaded)
 
@@ -89,21 +94,35 @@ def _parser() -> argparse.ArgumentParser:
     train.add_argument("--resume", action="store_true", help="go on where a run in the same directory stopped")
     train.add_argument("-h", "--help", action="store_true", dest="show_help", help="every option with its sentence")
 
-    evaluate = add("eval", _eval, "sample a model on a task's held-out prompts and report acc@n, best@n, pass@k, maj@n")
-    evaluate.add_argument("model", help="a folder, a run directory (its last checkpoint), a hub name, abacus or smollm")
-    evaluate.add_argument(
-        "--task", default="arithmetic", help="arithmetic, gym:NAME or a .jsonl file (default: %(default)s)"
+    evaluate = add("eval", _eval, "sample a model on benchmarks, or on a task's held-out prompts: acc@n, best@n, maj@n")
+    option = evaluate.add_argument
+    option("model", help="a folder, a hub name, abacus, smollm, or a run: all its checkpoints, for --task the last")
+    option("--task", default="arithmetic", help="arithmetic, gym:NAME or a .jsonl file (default: %(default)s)")
+    option("--benchmarks", help="names with commas, instead of a task: math500, aime24, gsm8k, humaneval …")
+    option("--data", help="folder with the benchmarks' files (default: from the hub)")
+    option(
+        "--protocol", default="ba", help="samples per problem of a benchmark: ba, 8; hadw, 16 on AIME and AMC, else 1"
     )
-    evaluate.add_argument("--samples", type=_at_least(1), default=8, help="responses per prompt (default: %(default)s)")
-    evaluate.add_argument(
-        "--temperature", type=_at_least(0, float), default=1.0, help="of those responses (default: %(default)s)"
+    option("--samples", type=_at_least(1), default=None, help="responses per prompt (default: the protocol's, tasks 8)")
+    option(
+        "--temperature", type=_at_least(0, float), default=None, help="of those responses (default: the protocol's, 1)"
     )
-    evaluate.add_argument(
-        "--per-level", type=_at_least(1), default=None, help="prompts per level (default: the task's)"
-    )
-    evaluate.add_argument("--max-tokens", type=_at_least(0), default=0, help="longest response; 0 takes the task's own")
-    evaluate.add_argument("--chat", action="store_true", help="wrap prompts in the chat template")
-    evaluate.add_argument("--json", action="store_true", help="print the result as JSON")
+    option("--limit", type=_at_least(1), default=None, help="problems of each benchmark, from the first (default: all)")
+    option("--per-level", type=_at_least(1), default=None, help="prompts per level (default: the task's)")
+    option("--max-tokens", type=_at_least(0), default=0, help="longest response; 0 takes the task's own")
+    option("--chat", action=argparse.BooleanOptionalAction, default=None,
+           help="use the chat template (default: for benchmarks, where there is one)")  # fmt: skip
+    option("--chunk", type=_at_least(0), default=0, help="problems sampled and kept together; 0 makes 512 responses")
+    option("--out", help="where samples and result go (default: RUN/evaluation/step-N or evaluation/MODEL)")
+    option("--device", default="auto", help="cpu, cuda, or auto: a GPU where there is one (default: %(default)s)")
+    option("--dtype", default="float32", choices=("float32", "bfloat16"), help="of the weights (default: %(default)s)")
+    option("--json", action="store_true", help="print the result as JSON")
+    option("--markdown", action="store_true", help="print the benchmarks' result as Markdown")
+
+    regrade = add("regrade", _regrade, "grade the responses an evaluation kept again, and say what changed")
+    regrade.add_argument("out", help="a folder that eval wrote, or one that holds several of them")
+    regrade.add_argument("--data", help="where the benchmarks' files are now (default: where they were)")
+    regrade.add_argument("--json", action="store_true", help="print what changed as JSON")
 
     add("objectives", _objectives, "list the presets as the five choices they are made of, with their sources")
     compare = add("compare", _compare, "train a configuration over values and seeds, and say whether they differ")
@@ -163,7 +182,6 @@ def _train(options: argparse.Namespace, rest: list[str]) -> None:
 
 
 def _eval(options: argparse.Namespace, rest: list[str]) -> None:
-    from equipoise import policy as models
     from equipoise import rollout, tasks
     from equipoise.evaluate import evaluate, line
     from equipoise.train import ConfigError, checkpoint
@@ -172,16 +190,19 @@ def _eval(options: argparse.Namespace, rest: list[str]) -> None:
     _quiet_transformers()
     name = options.model
     kept = checkpoint.steps(Path(name) / "checkpoints")
-    policy = models.load(Path(name) / "checkpoints" / f"step-{kept[-1]}" if kept else name)
+    if options.benchmarks:
+        _eval_benchmarks(options, {step: Path(name) / "checkpoints" / f"step-{step}" for step in kept})
+        return
+    policy = _policy(Path(name) / "checkpoints" / f"step-{kept[-1]}" if kept else name, options)
     task = tasks.open_task(options.task, seed=0)
     try:
         prompts = task.evaluation(options.per_level)
     except ValueError as error:
         raise ConfigError(f"--per-level {options.per_level}: {error}") from error
     result = evaluate(
-        policy, rollout.sampler(policy), task, prompts, [encode_prompt(policy, p, options.chat) for p in prompts],
-        samples=options.samples, temperature=options.temperature, greedy=True,
-        max_tokens=options.max_tokens or task.max_tokens, stop=task.stop,
+        policy, rollout.sampler(policy), task, prompts, [encode_prompt(policy, p, bool(options.chat)) for p in prompts],
+        samples=options.samples or 8, temperature=1.0 if options.temperature is None else options.temperature,
+        greedy=True, max_tokens=options.max_tokens or task.max_tokens, stop=task.stop,
     )  # fmt: skip
     if options.json:
         print(json.dumps(result, indent=2))
@@ -189,6 +210,57 @@ def _eval(options: argparse.Namespace, rest: list[str]) -> None:
     print(f"{policy.name} on {task.name}: {len(prompts)} held-out prompts\n{line(result)}")
     for level, values in result["by_level"].items():
         print(f"  level {level}: " + "  ".join(f"{k} {v:.3f}" for k, v in values.items()))
+
+
+def _eval_benchmarks(options: argparse.Namespace, checkpoints: dict[int, Path]) -> None:
+    """A model, or every checkpoint of a run, each into its own folder."""
+    from equipoise.evaluate import PROTOCOLS, EvaluationError, Request, evaluate_checkpoints, open_benchmarks, table
+
+    if options.protocol not in PROTOCOLS:
+        raise EvaluationError(f'--protocol "{options.protocol}" is not a protocol: {", ".join(PROTOCOLS)}')
+    names = [name.strip() for name in options.benchmarks.split(",") if name.strip()]
+    request = Request(
+        open_benchmarks(names, options.data, options.limit), PROTOCOLS[options.protocol], samples=options.samples or 0,
+        temperature=options.temperature, max_tokens=options.max_tokens, chunk=options.chunk, chat=options.chat,
+    )  # fmt: skip
+
+    def say(said: str) -> None:
+        print(said, file=sys.stderr)
+
+    if checkpoints:
+        out = Path(options.out) if options.out else Path(options.model) / "evaluation"
+        result = evaluate_checkpoints(request, lambda path: _policy(path, options), checkpoints, out, say)
+    else:
+        out = Path(options.out) if options.out else Path("evaluation") / Path(options.model).name
+        result = request.evaluate(_policy(options.model, options), out, say)
+    if options.json:
+        print(json.dumps(result, indent=2))
+    elif options.markdown:
+        print(table.markdown(result), end="")
+    else:
+        table.show(result)
+        print(f"\nsamples, result.json and result.md are in {out}")
+
+
+def _policy(name: str | Path, options: argparse.Namespace) -> Policy:
+    import torch
+
+    from equipoise import policy as models
+
+    device = options.device if options.device != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
+    if device.startswith("cuda") and not torch.cuda.is_available():
+        raise models.ModelError(f"--device {device}: there is no CUDA device here; use cpu or auto")
+    return models.load(name, dtype=getattr(torch, options.dtype), device=device)
+
+
+def _regrade(options: argparse.Namespace, rest: list[str]) -> None:
+    from equipoise.evaluate import regrade, table
+
+    report = regrade(options.out, options.data)
+    if options.json:
+        print(json.dumps(report, indent=2, ensure_ascii=False))
+    else:
+        table.show_changes(report)
 
 
 def _objectives(options: argparse.Namespace, rest: list[str]) -> None:

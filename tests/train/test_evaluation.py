@@ -86,9 +86,9 @@ def test_the_metrics_by_hand():
     ]
 
 
-def test_a_tie_in_the_vote_counts_as_the_chance_of_the_right_one():
+def test_a_tie_in_the_vote_goes_to_the_answer_given_first():
     result, _ = measure([Prompt("b", "b", "7")], samples=3)  # 7, 5, 3
-    assert result["maj@3"] == pytest.approx(1 / 3)
+    assert result["maj@3"] == 1
     assert result["by_level"] == {}
 
 

@@ -1,9 +1,11 @@
-"""Evaluation: acc@n, best@n, pass@k, maj@n with intervals; peak and last."""
+"""Evaluation: acc@n, best@n, pass@k, maj@n with intervals; peak and last; the papers' benchmarks and protocols."""
 
+from equipoise.evaluate.folder import EvaluationError
 from equipoise.evaluate.metrics import (
     Estimate,
     Peak,
     acc,
+    average,
     best,
     bootstrap,
     length_cv,
@@ -14,21 +16,37 @@ from equipoise.evaluate.metrics import (
     peak,
     wilson,
 )
+from equipoise.evaluate.protocol import PROTOCOLS, Protocol
+from equipoise.evaluate.regrade import regrade
+from equipoise.evaluate.request import Request, evaluate_checkpoints, open_benchmarks
 from equipoise.evaluate.run import evaluate, line
+from equipoise.evaluate.suite import Plan, evaluate_benchmarks
+from equipoise.evaluate.summary import over_checkpoints
 
 __all__ = [
+    "PROTOCOLS",
     "Estimate",
+    "EvaluationError",
     "Peak",
+    "Plan",
+    "Protocol",
+    "Request",
     "acc",
+    "average",
     "best",
     "bootstrap",
     "evaluate",
+    "evaluate_benchmarks",
+    "evaluate_checkpoints",
     "length_cv",
     "length_gap",
     "line",
     "majority",
     "mean_pass_at_k",
+    "open_benchmarks",
+    "over_checkpoints",
     "pass_at_k",
     "peak",
+    "regrade",
     "wilson",
 ]

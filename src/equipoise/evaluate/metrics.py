@@ -4,15 +4,19 @@ Outcomes are 0/1, one sequence per problem. The samples of a problem are not ind
 interval counts problems: it says what another draw of such problems would give.
 
 For shares in [0, 1] it is Wilson's score interval for as many coin flips as the spread between problems is worth (for
-one answer per problem, exactly Wilson's). The percentile bootstrap over problems, `bootstrap`, is there for what is not
-a share: lengths, or differences between two policies on the same problems. It is not used for shares because near 0 and
-1, where benchmarks often are, it has too few problems to resample from: simulated with 30 problems of 8 samples and
-pass@4 = .97, it held the truth in 78 % of the cases, and in 43 % at .998.
+one answer per problem, exactly Wilson's). The spread is taken with one more problem at 0 for the lower end and at 1 for
+the upper one: near 0 and 1, where benchmarks often are, the few problems that carry it may not have been drawn.
+Simulated over 324 settings (30 to 500 problems, 1 to 16 samples, acc and pass@k from .03 to .99, problems alike or all
+different) it held the truth in 92.8 to 98.3 % of the cases, 95.6 % on average; without that problem in 80.8 to 98.2 %.
+
+The percentile bootstrap over problems, `bootstrap`, is there for what is not a share: lengths, or differences between
+two policies on the same problems. It is not used for shares: with 30 problems of 8 samples and pass@4 = .97 it held the
+truth in 78 % of the cases, and in 43 % at .998.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
@@ -67,8 +71,9 @@ def mean_pass_at_k(outcomes: Sequence[Sequence[float]], k: int) -> Estimate:
 def majority(answers: Sequence[Sequence[Hashable]], outcomes: Sequence[Sequence[float]]) -> Estimate:
     """maj@n: the share of problems whose most frequent final answer is right, the same n for all.
 
-    Ties count in expectation: one of the tied answers is drawn, all alike, and one of the responses that gave it. None
-    is "no answer" and is never voted for; a problem with no answer at all is wrong.
+    Of answers with equally many votes the one given first wins (samples are exchangeable, so that is a fair draw), and
+    its first response says whether it is right. None is "no answer" and is never voted for; a problem with no answer at
+    all is wrong.
     """
     samples = _checked(outcomes)
     _same_n(samples, "maj@n", "because a vote of few and a vote of many are different questions")
@@ -78,14 +83,24 @@ def majority(answers: Sequence[Sequence[Hashable]], outcomes: Sequence[Sequence[
     for i, (given, right) in enumerate(zip(answers, samples, strict=True)):
         if len(given) != len(right):
             raise ValueError(f"problem {i} has {len(given)} answers and {len(right)} outcomes: give one per sample")
-        votes = defaultdict(list)
-        for answer, is_right in zip(given, right, strict=True):
-            if answer is not None:
-                votes[answer].append(is_right)
-        most = max(map(len, votes.values()), default=0)
-        tied = [np.mean(v) for v in votes.values() if len(v) == most]
-        values.append(float(np.mean(tied)) if tied else 0.0)
+        votes = Counter(answer for answer in given if answer is not None)
+        values.append(float(right[list(given).index(max(votes, key=votes.__getitem__))]) if votes else 0.0)
     return _mean_share(values, samples)
+
+
+def average(estimates: Sequence[Estimate]) -> Estimate:
+    """The plain mean over benchmarks, each counted alike, and its interval (MOVER, Zou & Donner 2008).
+
+    Benchmarks are independent, so the distances of their ends add up as squares:
+    low = p̄ − sqrt(Σ(p_b − low_b)²)/B, and high alike. It keeps the intervals' lopsidedness near 0 and 1.
+    """
+    if not estimates:
+        raise ValueError("no benchmarks: an average needs at least one")
+    p, low, high = (np.array([getattr(e, end) for e in estimates]) for end in ("value", "low", "high"))
+    B, mean = len(p), float(p.mean())
+    return Estimate(
+        mean, float(mean - np.sqrt(((p - low) ** 2).sum()) / B), float(mean + np.sqrt(((high - p) ** 2).sum()) / B)
+    )
 
 
 def wilson(successes: int, n: int) -> Estimate:
@@ -151,15 +166,18 @@ def length_gap(lengths: Sequence[float], right: Sequence[float]) -> float:
 def _mean_share(values: Sequence[float], samples: Sequence[np.ndarray]) -> Estimate:
     """The mean of one share in [0, 1] per problem; its interval is the score interval of as many coin flips.
 
-    n problems whose shares have variance v are worth p(1−p)/v·n flips: n where every share is 0 or 1, and never more
-    than there are samples. Where all problems are at 0, or all at 1, nothing shows that one is worth more than a flip.
+    n problems whose shares have mean p and variance v are worth p(1−p)/v·n flips: n where every share is 0 or 1, and
+    never more than there are samples. Both are taken with one more problem at 0 for the lower end, at 1 for the upper.
     """
     x = np.asarray(values, dtype=np.float64)
-    p, v = float(x.mean()), float(x.var())
-    if p in (0.0, 1.0):
-        return _score(p, len(x))
     total = sum(map(len, samples))
-    return _score(p, min(p * (1 - p) / v * len(x), total) if v > 0 else total)
+
+    def flips(end: float) -> float:
+        y = np.append(x, end)
+        return min(float(y.mean() * (1 - y.mean()) / y.var()) * len(x), total) if y.var() > 0 else len(x)
+
+    p = float(x.mean())
+    return Estimate(p, _score(p, flips(0.0)).low, _score(p, flips(1.0)).high)
 
 
 def _score(p: float, n: float) -> Estimate:
@@ -176,9 +194,10 @@ def _checked(outcomes: Sequence[Sequence[float]]) -> list[np.ndarray]:
     for i, a in enumerate(samples):
         if a.ndim != 1 or len(a) == 0:
             raise ValueError(f"problem {i} has outcomes of shape {a.shape}: give a sequence of at least one")
-        binary = (a == 0) | (a == 1)
-        if not binary.all():
-            raise ValueError(f"problem {i} has the outcome {a[~binary][0]:g}: an outcome is 0 or 1")
+    if not np.isin(np.concatenate(samples), (0, 1)).all():
+        i = next(i for i, a in enumerate(samples) if not np.isin(a, (0, 1)).all())
+        odd = samples[i][~np.isin(samples[i], (0, 1))][0]
+        raise ValueError(f"problem {i} has the outcome {odd:g}: an outcome is 0 or 1")
     return samples
 
 

@@ -1,0 +1,75 @@
+"""What an evaluation is asked for, before there is a model: benchmarks opened, samples and lengths decided."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from equipoise import policy as models
+from equipoise.evaluate.folder import EvaluationError, Folder
+from equipoise.evaluate.protocol import PROTOCOLS, Protocol
+from equipoise.evaluate.run import SEED
+from equipoise.evaluate.suite import Plan, evaluate_benchmarks, write_run
+from equipoise.evaluate.summary import Summary
+from equipoise.rollout import sampler
+from equipoise.tasks.benchmarks import Benchmark, open_benchmark
+
+
+@dataclass(frozen=True)
+class Request:
+    """`samples` 0 and `temperature` None take the protocol's; `max_tokens` 0 and `chunk` 0 the benchmark's; `chat` None
+    asks in the chat template where the model has one."""
+
+    benchmarks: tuple[Benchmark, ...]
+    protocol: Protocol = PROTOCOLS["ba"]
+    samples: int = 0
+    temperature: float | None = None
+    max_tokens: int = 0
+    chunk: int = 0
+    chat: bool | None = None
+    seed: int = SEED
+
+    def __post_init__(self) -> None:
+        if self.temperature == 0 and self.samples > 1:
+            raise EvaluationError(
+                f"--temperature 0 with --samples {self.samples}: greedy responses are all alike; the rule is one"
+            )
+
+    def evaluate(
+        self, policy: models.Policy, out: str | Path, say: Callable[[str], None] = lambda line: None
+    ) -> Summary:
+        """Evaluate a model into `out`, or go on where that stopped."""
+        chat = self.chat if self.chat is not None else policy.tokenizer.chat_template is not None
+        temperature = self.protocol.temperature if self.temperature is None else self.temperature
+        plans = [
+            Plan.of(dataclasses.replace(b, chat=chat), self._samples(b.name, temperature), self.max_tokens, self.chunk)
+            for b in self.benchmarks
+        ]
+        return evaluate_benchmarks(
+            policy, sampler(policy), plans, out, temperature=temperature, seed=self.seed, say=say
+        )
+
+    def _samples(self, benchmark: str, temperature: float) -> int:
+        return 1 if temperature == 0 else self.samples or self.protocol.samples_of(benchmark)
+
+
+def open_benchmarks(names: Sequence[str], data: str | Path | None, limit: int | None) -> tuple[Benchmark, ...]:
+    """Each name once, in the order given."""
+    return tuple(open_benchmark(name, data, limit=limit) for name in dict.fromkeys(names))
+
+
+def evaluate_checkpoints(
+    request: Request,
+    load: Callable[[Path], models.Policy],
+    checkpoints: Mapping[int, Path],
+    out: str | Path,
+    say: Callable[[str], None] = print,
+) -> Summary:
+    """Every checkpoint of a run into `out`/step-N, and peak and last over them into `out`/result.json and result.md."""
+    results = {}
+    for step, path in sorted(checkpoints.items()):
+        say(f"step {step}")
+        results[step] = request.evaluate(load(path), Path(out) / f"step-{step}", say)
+    return write_run(Folder(out), results)

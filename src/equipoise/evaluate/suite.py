@@ -1,0 +1,219 @@
+"""Evaluate a model on benchmarks, keep every response, and go on where a killed evaluation stopped.
+
+The problems of a benchmark are sampled in chunks of fixed make-up. A response's draws depend on (seed, benchmark and
+problem, number of the sample) alone, and its chunk is computed in one batch whenever it is computed: so an evaluation
+that was killed any number of times ends with the same bytes as one that was not, on the same machine with the same
+versions and threads. Verdicts are asked for while the rest of the chunk is still being sampled.
+
+Not covered: several processes on one evaluation; give each of them some of the benchmarks and its own folder.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from equipoise import policy as models
+from equipoise.evaluate.folder import EvaluationError, Folder, Row
+from equipoise.evaluate.run import SEED
+from equipoise.evaluate.summary import Summary, average, over_checkpoints, summarise
+from equipoise.evaluate.table import markdown
+from equipoise.rewards import Verdict
+from equipoise.rollout import Sampler, SamplingParams
+from equipoise.tasks import Prompt
+from equipoise.tasks.benchmarks import Benchmark
+
+CHUNK_RESPONSES = 512  # in a chunk where nobody says
+WEIGHTS_LOOKED_AT = 4096  # numbers of each tensor that go into the digest of a model
+MODEL = ("weights", "dtype", "device", "seed", "temperature", "chat")  # what must agree for one folder to be one result
+BENCHMARK = ("samples", "max_tokens", "chunk", "problems", "prompts", "references", "stop")
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """One benchmark of an evaluation: `samples` responses of at most `max_tokens`, `chunk` problems at a time."""
+
+    benchmark: Benchmark
+    samples: int
+    max_tokens: int
+    chunk: int
+
+    @classmethod
+    def of(cls, benchmark: Benchmark, samples: int, max_tokens: int = 0, chunk: int = 0) -> Plan:
+        """0 takes the benchmark's own most tokens, and the chunk that has about CHUNK_RESPONSES responses."""
+        size = chunk or max(1, CHUNK_RESPONSES // samples)
+        return cls(benchmark, samples, max_tokens or benchmark.max_tokens, size)
+
+    @property
+    def chunks(self) -> list[tuple[Prompt, ...]]:
+        prompts = self.benchmark.prompts
+        return [prompts[start : start + self.chunk] for start in range(0, len(prompts), self.chunk)]
+
+    def settings(self) -> dict[str, Any]:
+        b = self.benchmark
+        return {
+            "samples": self.samples, "max_tokens": self.max_tokens, "chunk": self.chunk, "problems": len(b.prompts),
+            "prompts": digest_of_prompts(b), "references": digest_of_references(b), "stop": list(b.stop),
+            "source": b.source,
+        }  # fmt: skip
+
+
+def evaluate_benchmarks(
+    policy: models.Policy,
+    sampler: Sampler,
+    plans: Sequence[Plan],
+    out: str | Path,
+    *,
+    temperature: float = 1.0,
+    seed: int = SEED,
+    say: Callable[[str], None] = lambda line: None,
+) -> Summary:
+    """Sample what is not in `out` yet, and return what `result.json` gets: the metrics of the benchmarks in `plans`."""
+    folder = Folder(out)
+    if not plans:
+        raise EvaluationError("no benchmarks: name at least one")
+    # All prompts before the first sample: one that is too long must not cost the hours before it.
+    encoded = [[_encode(policy, plan.benchmark, prompt) for prompt in plan.benchmark.prompts] for plan in plans]
+    with folder.lock():
+        settings = {
+            "model": policy.name, "weights": weights_digest(policy), "dtype": str(policy.dtype).removeprefix("torch."),
+            "device": policy.device.type, "seed": seed, "temperature": temperature, "chat": plans[0].benchmark.chat,
+            "benchmarks": {plan.benchmark.name: plan.settings() for plan in plans},
+        }  # fmt: skip
+        folder.write_settings(_claimed(folder, settings))
+        for plan, ids in zip(plans, encoded, strict=True):
+            params = SamplingParams(temperature, max_tokens=plan.max_tokens, stop=plan.benchmark.stop, seed=seed)
+            name, done = plan.benchmark.name, 0
+            for number, prompts in enumerate(plan.chunks):
+                begun = time.perf_counter()
+                done += len(prompts)
+                if folder.has_chunk(name, number):
+                    continue
+                rows = _sample(policy, sampler, plan, prompts, ids[done - len(prompts) : done], params)
+                folder.write_chunk(name, number, rows)
+                speed = sum(row["length"] for row in rows) / (time.perf_counter() - begun)
+                say(f"{name}: {done} of {len(plan.benchmark.prompts)} problems, {speed:.0f} tokens/s")
+        return write_result(folder, [plan.benchmark for plan in plans])
+
+
+def write_result(folder: Folder, benchmarks: Sequence[Benchmark]) -> Summary:
+    """The metrics of `benchmarks` from their samples, into result.json and result.md."""
+    settings = folder.settings()
+    assert settings is not None
+    found = {}
+    for benchmark in benchmarks:
+        about = settings["benchmarks"][benchmark.name]
+        numbers = range(-(-about["problems"] // about["chunk"]))
+        rows = [row for number in numbers for row in folder.chunk(benchmark.name, number)]
+        found[benchmark.name] = summarise(rows, about["samples"], benchmark.votes)
+    result = {
+        **{key: settings[key] for key in ("model", *MODEL)},
+        "benchmarks": found,
+        "average": average(found),
+    }
+    folder.write("result.json", json.dumps(result, indent=2) + "\n")
+    folder.write("result.md", markdown(result))
+    return result
+
+
+def write_run(folder: Folder, results: Mapping[int, Summary]) -> Summary:
+    """Peak and last over the results at the steps of a run, into result.json and result.md."""
+    over = over_checkpoints(results)
+    folder.write("result.json", json.dumps(over, indent=2) + "\n")
+    folder.write("result.md", markdown(over))
+    return over
+
+
+def _claimed(folder: Folder, settings: dict[str, Any]) -> dict[str, Any]:
+    """The settings to write: those there are with new benchmarks added; refused where one of them is another."""
+    old = folder.settings()
+    if old is None:
+        if (folder.path / "samples").exists():
+            raise EvaluationError(f"{folder.path}: has samples but no settings.json; choose another --out")
+        return settings
+    changed = [f"{key} was {old.get(key)!r}, now {settings[key]!r}" for key in MODEL if old.get(key) != settings[key]]
+    for name, new in settings["benchmarks"].items():
+        was = old["benchmarks"].get(name, new)
+        changed += [
+            f"{name}.{key} was {was.get(key)!r}, now {new[key]!r}" for key in BENCHMARK if was.get(key) != new[key]
+        ]
+    if changed:
+        raise EvaluationError(
+            f"{folder.path}: holds an evaluation with other settings: {'; '.join(changed)}; choose another --out"
+        )
+    return {**old, "benchmarks": {**old["benchmarks"], **settings["benchmarks"]}}
+
+
+def _encode(policy: models.Policy, benchmark: Benchmark, prompt: Prompt) -> list[int]:
+    asked = benchmark.text(prompt)
+    text: models.Prompt = [{"role": "user", "content": asked}] if benchmark.chat else asked
+    try:
+        return models.encode(policy, text)
+    except Exception as error:  # tokenizers raise bare Exception where a character is not in the vocabulary
+        raise EvaluationError(
+            f"{benchmark.name}, problem {prompt.id}: {policy.name} cannot be asked it: {error}"
+        ) from error
+
+
+def _sample(
+    policy: models.Policy,
+    sampler: Sampler,
+    plan: Plan,
+    prompts: Sequence[Prompt],
+    ids: Sequence[Sequence[int]],
+    params: SamplingParams,
+) -> list[Row]:
+    benchmark, n = plan.benchmark, plan.samples
+    asked: dict[int, Future[Verdict]] = {}
+
+    def finished(row: int, tokens: list[int]) -> None:
+        asked[row] = benchmark.grade(prompts[row // n], models.decode_one(policy, tokens))
+
+    keys = [f"{benchmark.name}/{prompt.id}" for prompt in prompts]
+    rollouts = sampler.sample(ids, n, params, keys=keys, finished=finished)
+    texts = models.decode(policy, rollouts.tokens, rollouts.lengths)
+    rows = []
+    for i, (text, length, finish) in enumerate(zip(texts, rollouts.lengths.tolist(), rollouts.finish, strict=True)):
+        prompt = prompts[i // n]
+        row = {
+            "benchmark": benchmark.name, "prompt_id": prompt.id, "sample": i % n, "response": text, "length": length,
+            "finish": finish, "level": prompt.level, "subject": prompt.meta.get("subject"),
+        }  # fmt: skip
+        rows.append(row | verdict_columns(asked[i].result()))
+    return rows
+
+
+def verdict_columns(verdict: Verdict) -> Row:
+    """All of a verdict but the seconds it took, which are never the same again."""
+    return {"verdict": verdict.kind, "reason": verdict.reason, "answer": verdict.answer, "value": verdict.value}
+
+
+def digest_of_prompts(benchmark: Benchmark) -> str:
+    """What was asked: ids and texts."""
+    return _digest([(prompt.id, benchmark.text(prompt)) for prompt in benchmark.prompts])
+
+
+def digest_of_references(benchmark: Benchmark) -> str:
+    """What responses are graded against."""
+    return _digest([(p.id, p.answer, p.meta.get("tests"), str(p.meta.get("tolerance"))) for p in benchmark.prompts])
+
+
+def _digest(value: Any) -> str:
+    return hashlib.blake2b(json.dumps(value, sort_keys=True, default=str).encode(), digest_size=8).hexdigest()
+
+
+def weights_digest(policy: models.Policy) -> str:
+    """Of evenly spaced numbers of every tensor: training changes them all, and reading them all would take minutes."""
+    found = hashlib.blake2b(digest_size=8)
+    for name, tensor in sorted(policy.model.state_dict().items()):
+        flat = tensor.detach().reshape(-1)
+        some = flat[:: max(1, flat.numel() // WEIGHTS_LOOKED_AT)].float().cpu()
+        found.update(f"{name}{tuple(tensor.shape)}".encode())
+        found.update(some.numpy().tobytes() if some.numel() else b"")
+    return found.hexdigest()

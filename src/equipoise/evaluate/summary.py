@@ -1,0 +1,124 @@
+"""From graded samples to metrics: per benchmark, by level and subject, over benchmarks, over a run's checkpoints.
+
+A problem with a sample whose verdict says nothing about the response (`bad_gold`, `unavailable`) is left out and
+counted; every other verdict that is not `correct` is a wrong answer, and the counts of all are kept.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from equipoise.evaluate import metrics
+from equipoise.evaluate.folder import Row
+from equipoise.evaluate.metrics import Estimate
+from equipoise.evaluate.vote import candidates
+
+NO_SCORE = ("bad_gold", "unavailable")
+HEADLINE = ("acc", "best", "maj")
+
+Summary = dict[str, Any]
+
+
+def summarise(rows: Sequence[Row], samples: int, votes: bool) -> Summary:
+    """The metrics of one benchmark from the rows of its samples, `samples` of each problem."""
+    problems: dict[str, list[Row]] = {}
+    for row in rows:
+        problems.setdefault(row["prompt_id"], []).append(row)
+    kept = [group for group in problems.values() if not any(row["verdict"] in NO_SCORE for row in group)]
+    left_out = Counter(
+        next(row["verdict"] for row in group if row["verdict"] in NO_SCORE)
+        for group in problems.values()
+        if any(row["verdict"] in NO_SCORE for row in group)
+    )
+    out: Summary = {"problems": len(kept), "samples": samples}
+    out |= measured(kept, samples, votes) if kept else {}
+    out["length"] = sum(row["length"] for row in rows) / len(rows)
+    out["truncated"] = sum(row["finish"] == "length" for row in rows) / len(rows)
+    out["verdicts"] = dict(Counter(row["verdict"] for row in rows).most_common())
+    if left_out:
+        out["left_out"] = dict(left_out)
+        out["left_out_because"] = next(row["reason"] for row in rows if row["verdict"] in NO_SCORE)
+    for part in ("level", "subject"):
+        names = sorted({group[0][part] for group in kept if group[0][part] is not None}, key=_natural)
+        if len(names) > 1:
+            groups = {name: [group for group in kept if group[0][part] == name] for name in names}
+            out[f"by_{part}"] = {
+                name: {"problems": len(group), **measured(group, samples, votes)} for name, group in groups.items()
+            }
+    return out
+
+
+def measured(problems: Sequence[Sequence[Row]], samples: int, votes: bool) -> dict[str, dict[str, float]]:
+    """acc@n; for n > 1 best@n, maj@n where answers can be voted for, and pass@k for the powers of two between."""
+    outcomes = [[float(row["verdict"] == "correct") for row in group] for group in problems]
+    found: dict[str, Estimate] = {f"acc@{samples}": metrics.acc(outcomes)}
+    if samples > 1:
+        found[f"best@{samples}"] = metrics.best(outcomes)
+        if votes:
+            answers = [candidates([row["answer"] for row in group]) for group in problems]
+            found[f"maj@{samples}"] = metrics.majority(answers, outcomes)
+        k = 2
+        while k < samples:
+            found[f"pass@{k}"] = metrics.mean_pass_at_k(outcomes, k)
+            k *= 2
+    return {name: asdict(estimate) for name, estimate in found.items()}
+
+
+def average(benchmarks: Mapping[str, Summary]) -> dict[str, dict[str, float]]:
+    """The metrics that all benchmarks have, each benchmark counted alike; acc also where numbers of samples differ.
+
+    Nothing where a benchmark has no score at all: an average over the others would be of another set.
+    """
+    if len(benchmarks) < 2 or not all(summary["problems"] for summary in benchmarks.values()):
+        return {}
+    out = {}
+    for name in estimates(next(iter(benchmarks.values()))):
+        if all(name in summary for summary in benchmarks.values()):
+            out[name] = _averaged([summary[name] for summary in benchmarks.values()])
+    if not any(name.startswith("acc@") for name in out):
+        out["acc"] = _averaged([summary[f"acc@{summary['samples']}"] for summary in benchmarks.values()])
+    return out
+
+
+def over_checkpoints(results: Mapping[int, Summary]) -> Summary:
+    """Peak, last and drop of every headline metric over a run's checkpoints, per benchmark and for the average; the
+    results themselves under `checkpoints`."""
+    steps = sorted(results)
+
+    def peaks(parts: Mapping[int, Summary]) -> dict[str, Any]:
+        """`parts`: one benchmark's summary, or the average, at each step."""
+        names = [name for name in estimates(parts[steps[-1]]) if name.partition("@")[0] in HEADLINE]
+        return {
+            name: asdict(metrics.peak(steps, [parts[step][name]["value"] for step in steps]))
+            for name in names
+            if all(name in parts[step] for step in steps)
+        }
+
+    return {
+        "steps": steps,
+        "benchmarks": {
+            name: peaks({step: results[step]["benchmarks"][name] for step in steps})
+            for name in results[steps[-1]]["benchmarks"]
+        },
+        "average": peaks({step: results[step]["average"] for step in steps}),
+        "checkpoints": {str(step): results[step] for step in steps},
+    }
+
+
+def estimates(summary: Mapping[str, Any]) -> list[str]:
+    """Names of what has a value and an interval."""
+    return [
+        name for name, found in summary.items() if isinstance(found, dict) and found.keys() == {"value", "low", "high"}
+    ]
+
+
+def _averaged(found: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    return asdict(metrics.average([Estimate(**estimate) for estimate in found]))
+
+
+def _natural(name: str) -> tuple[bool, int, str]:
+    """Level 10 after level 9."""
+    return (not name.isdigit(), int(name) if name.isdigit() else 0, name)
