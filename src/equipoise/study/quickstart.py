@@ -1,7 +1,7 @@
 """The main job on the embedded model: four objectives from the same weights, the same prompts, the same draws.
 
 Each run is an ordinary `equipoise train` in its own process with one thread, as many at a time as there are cores (the
-model is too small for a run to use two). What they leave is four ordinary run directories, a table and a page of plots.
+model is too small for a run to use two). What they leave is four ordinary run directories, a table and the report.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from equipoise import report
 from equipoise.evaluate import peak
-from equipoise.study.plots import write_plots
 from equipoise.study.runs import train_all
 from equipoise.train import Config, Interrupted, RunFolder, read_lines
 
@@ -67,8 +67,8 @@ def quickstart(out: Path, seed: int = 0, steps: int | None = None) -> None:
     runs = [summary(name, RunFolder(c.train.out)) for name, c in configs.items()]
     console.print(table(runs))
     console.print(LEGEND)
-    page = write_plots(out / "plots.html", {name: RunFolder(c.train.out) for name, c in configs.items()})
-    console.print(f"{time.monotonic() - begin:.0f} s. Runs: {out}/   plots: {page}")
+    page = report.write([c.train.out for c in configs.values()], out / "report.html")
+    console.print(f"{time.monotonic() - begin:.0f} s. Runs: {out}/   report: {page}", soft_wrap=True)
 
 
 @dataclass(frozen=True)

@@ -355,7 +355,7 @@ class Trainer:
             self.objective.load_state_dict(state["objective"])
             self.step, self.updates = state["step"], state["updates"]
             self.collector.position = state["position"]
-            self.collector.history.load_state_dict(state["history"])
+            self.collector.history.load_state_dict(state.get("history", {"seen": {}}))  # absent in the first runs
             self.skipped, self.skipped_total, self.uninformative = state["skipped"]
 
 
