@@ -60,6 +60,7 @@ def test_extract_finds_the_last_complete_python_block(response, expected):
         "```python\n\n```",
         "<think>```python\nx = 1\n```</think>I give up:\n```python\n",
         "```text\nx = 1\n```",
+        "<think>Let me see.\n```python\nx = 1\n```\n",
     ],
 )
 def test_extract_finds_nothing_where_no_block_is_complete(response):

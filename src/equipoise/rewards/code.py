@@ -113,10 +113,13 @@ _PYTHON = ("python", "python3", "py")
 def extract(response: str) -> str | None:
     """The code to run: the last complete block marked python, python3 or py, else the last complete unmarked block.
 
-    Only what follows the last `</think>` counts. A response without any fence is code as a whole. A block that is not
-    closed, or is marked as something else, is no code; an empty one is none either.
+    Only what follows the last `</think>` counts; a response that begins with a `<think>` it never closes has said
+    nothing. A response without any fence is code as a whole. A block that is not closed, or is marked as something
+    else, is no code; an empty one is none either.
     """
     text = response.replace("\r\n", "\n").rpartition("</think>")[2]
+    if text.lstrip().startswith("<think>"):
+        return None
     if not _FENCE.search(text):
         return text if text.strip() else None
     blocks = _blocks(text)
