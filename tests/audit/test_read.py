@@ -381,6 +381,25 @@ def test_broken_files_are_sentences(tmp_path):
         read([])
 
 
+def test_files_that_do_not_go_together_are_refused(tmp_path):
+    base = {"prompt": [0, 0], "reward": [1, 0]}
+    kinds = {
+        "text": {**base, "response": ["ab", "a"]},
+        "length": {**base, "length": [2, 1]},
+        "tokens": {**base, "tokens": [[1, 2], [1]]},
+        "finish": {**base, "length": [2, 1], "finish": ["stop", "length"]},
+    }
+    paths = {name: parquet(tmp_path / f"{name}.parquet", columns) for name, columns in kinds.items()}
+    for one, other, said in (
+        ("text", "length", "only text"),
+        ("tokens", "length", "token ids"),
+        ("length", "finish", "finish"),
+    ):
+        for pair in ((one, other), (other, one)):
+            with pytest.raises(AuditError, match=said):
+                read([paths[name] for name in pair])
+
+
 def test_tables_that_do_not_fit_are_sentences():
     good = {"prompt": [0, 0], "reward": [1, 0], "length": [2, 3]}
     for change, said in (

@@ -56,6 +56,7 @@ NAMES: dict[str, tuple[str, ...]] = {
     "finish": ("finish",),
 }
 SUFFIXES = (".parquet", ".jsonl", ".csv")
+CUT = ("length", True, "true", "True")
 ROWS = 1 << 13  # responses held as text at a time
 MOST_TOKENS = 1 << 27  # held as 4 bytes each; beyond it the shared prefixes are left unmeasured
 
@@ -103,22 +104,24 @@ def run_objective(paths: Paths) -> Objective | None:
     """The objective a run directory of ours was trained with; None for any other log."""
     named = [Path(p) for p in ([paths] if isinstance(paths, str | Path) else paths)]
     section = next((c["objective"] for c in map(_config, named) if "objective" in c), None)
-    return None if section is None else Objective.preset(section["preset"], **_knobs(section))
-
-
-def _knobs(section: Mapping[str, Any]) -> dict[str, Any]:
-    return {k: v for k, v in section.items() if k not in ("preset", "combine")}  # the log holds one reward, summed
+    if section is None:
+        return None
+    knobs = {k: v for k, v in section.items() if k not in ("preset", "combine")}  # the log holds one reward, summed
+    try:
+        return Objective.preset(section.get("preset", "grpo"), **knobs)
+    except (ValueError, TypeError) as error:
+        raise AuditError(f"config.toml of the run: {error}; name the objective to audit") from error
 
 
 def _config(path: Path) -> dict[str, Any]:
     """config.toml of the run directory that `path` is, or lies in the rollouts of."""
-    for folder in (path, path.parent if path.name == "rollouts" else path.parent.parent):
-        if (folder / "config.toml").is_file() and (folder / "rollouts").is_dir():
-            try:
-                return tomllib.loads((folder / "config.toml").read_text(encoding="utf-8"))
-            except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-                raise AuditError(f"{folder / 'config.toml'} is not TOML: {error}") from error
-    return {}
+    rollouts = next((p for p in (path / "rollouts", path, path.parent) if p.name == "rollouts" and p.is_dir()), None)
+    if rollouts is None or not (file := rollouts.parent / "config.toml").is_file():
+        return {}
+    try:
+        return tomllib.loads(file.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise AuditError(f"{file} is not TOML: {error}") from error
 
 
 def _files(path: Path) -> list[Path]:
@@ -246,7 +249,7 @@ class _Builder:
         self._lengths(n, roles, column, refuse)
         if "finish" in roles:
             _, values = column("finish")
-            self.parts["finish"].append(np.array([v in ("length", True) for v in plain_values(values)]))
+            self.parts["finish"].append(np.array([v in CUT for v in plain_values(values)]))
         if "advantage" in roles:
             self.claims.append(numbers(*column("advantage"), refuse))
             self.texts += [hash(json.dumps(t) if isinstance(t, list) else t) for t in plain_values(column("text")[1])]
@@ -313,6 +316,8 @@ class _Builder:
         _, batch = np.unique(step, return_inverse=True)
         _, group = np.unique(batch * (own.max() + 1) + own, return_inverse=True)
         tokens = np.concatenate(self.tokens) if self.tokens and self.tokens[0] is not None else None
+        if tokens is not None and len(tokens) != joined["length"].sum():
+            raise AuditError("some files have token ids and some have none: audit them apart")
         notes = []
         if self.tokens and tokens is None:
             notes.append(
@@ -322,6 +327,7 @@ class _Builder:
             joined["reward"], joined["length"], step, group, group if prompt is None else prompt,
             joined.get("finish"), tokens, *self.units, " and ".join(sorted(self.sources)), tuple(notes),
         )  # fmt: skip
+        self._refuse_groups_of_one(log)
         keep = np.ones(len(log), bool)
         if self.claims and len(self.claims) == len(self.parts["reward"]):
             keep = _not_repeated(log, np.array(self.texts))
@@ -330,7 +336,6 @@ class _Builder:
             dropped = sorted(set(log.step[~keep].tolist()))
             log = _rows(log, keep)
             log = replace(log, notes=(*log.notes, f"left out {_listed(dropped)}: TRL wrote the step before once more"))
-        self._refuse_groups_of_one(log)
         sizes = np.bincount(log.group)
         if not self.parts["group"] and sizes.max() > sizes.min():
             note = (

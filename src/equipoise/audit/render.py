@@ -96,7 +96,7 @@ def _log_table(audit: Audit) -> Table:
         ("mean reward", log["reward_mean"]),
         ("length CV", log["length_cv"]),
         (f"mean length, {audit.unit}", log["length_mean"]),
-        ("± gap of lengths, (T̄− − T̄+)/T̄", log["length_gap"]),
+        ("gap of lengths, (T̄− − T̄+)/T̄", log["length_gap"]),
         ("groups with equal rewards", log["degenerate"]),
         ("  within groups", log["within_gap"]),
         ("responses cut at the limit", log["truncated"]),
@@ -142,7 +142,7 @@ def _trend_table(audit: Audit) -> Table:
         "mean reward": lambda m: m.log["reward_mean"],
         f"mean length, {audit.unit}": lambda m: m.log["length_mean"],
         "length CV": lambda m: m.log["length_cv"],
-        "± gap of lengths within groups": lambda m: m.log["within_gap"],
+        "gap of lengths within groups": lambda m: m.log["within_gap"],
         f"pull of right : wrong, {audit.objective}": lambda m: m.objectives[audit.objective]["coupling"],
         "groups with equal rewards": lambda m: m.log["degenerate"],
     }
