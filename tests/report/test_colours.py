@@ -62,7 +62,7 @@ def test_runs_differ_in_colour_for_the_colour_blind(theme, vision):
 def test_no_two_of_24_runs_share_colour_and_dash():
     looks = {(run % 8, (run + run // 8) % 8) for run in range(24)}
     assert len(looks) == 24
-    script = (Path(PARTS) / "chart.js").read_text()
+    script = (Path(PARTS) / "look.js").read_text()
     assert "colour: `run-${run % 8}`" in script
     assert "dash: DASHES[(run + Math.floor(run / 8)) % 8]" in script
     assert len(set(re.findall(r'"[^"]*"', script[script.index("const DASHES") : script.index("];")]))) == 8

@@ -95,6 +95,25 @@ def test_embedded_json_is_ascii_without_tags_and_comes_back(text):
     assert json.loads(embedded) == {"text": text}
 
 
+values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=6,
+)
+names = st.sampled_from(
+    ["step", "acc@8", "greedy", "interval", "by_level", "reward/mean", "bias/new", "difficulty/anchor", "verdict/wrong"]
+)
+
+
+@given(st.lists(st.dictionaries(names, values | st.dictionaries(names, values, max_size=3), max_size=6), max_size=4))
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_whatever_the_logs_hold_there_is_a_page(tmp_path, records):
+    lines = "".join(json.dumps({"step": i, **record}) + "\n" for i, record in enumerate(records))
+    (tmp_path / "metrics.jsonl").write_text(lines)
+    (tmp_path / "eval.jsonl").write_text(lines)
+    json.loads(embed(data([tmp_path])))
+
+
 def test_the_same_runs_make_the_same_page(tmp_path):
     run = make_run(tmp_path / "run", steps=10, difficulty="hadw")
     first = report.write([run], tmp_path / "a.html").read_bytes()

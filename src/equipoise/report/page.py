@@ -23,7 +23,7 @@ from equipoise.report.runs import ReportError, Run
 from equipoise.report.series import buckets
 
 PARTS = Path(__file__).parent / "page"
-SCRIPTS = ("text.js", "chart.js", "samples.js", "settings.js", "page.js")
+SCRIPTS = ("text.js", "look.js", "lines.js", "peaks.js", "figure.js", "samples.js", "settings.js", "page.js")
 
 
 def write(runs: Sequence[str | Path], out: str | Path) -> Path:

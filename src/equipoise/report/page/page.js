@@ -9,10 +9,9 @@ const root = document.documentElement;
 let views = [];
 let own = null; // the views that outlive a change of panels: samples and settings
 
-function tableView(panel, table) {
+function tableView(panel) {
   const box = scroller(`${panel.title}, table`);
   box.classList.add("whole");
-  const heads = () => table.columns.map((c, k) => h("th", { scope: "col" }, table.runs_across && k ? swatch(k - 1) : null, name(c)));
   const cell = (c) => {
     const td = h("td", {}, name(c.text));
     if (c.bar != null) {
@@ -22,39 +21,54 @@ function tableView(panel, table) {
     }
     return td;
   };
-  const head = (r) => h("th", { scope: "row" }, r.run == null ? name(r.head) : [swatch(r.run), name(context.data.runs[r.run].name)], r.below ? h("small", {}, name(r.below)) : null);
-  const row = (r) => h("tr", {}, head(r), r.cells.map(cell));
-  const update = (next) => {
-    table = next.table;
+  const head = (r) => [
+    r.run == null ? name(r.head) : [swatch(r.run), name(context.data.runs[r.run].name)],
+    r.below ? h("small", {}, name(r.below)) : null,
+  ];
+  const update = ({ table }) => {
+    const heads = table.columns.map((c, k) => [table.runs_across && k ? swatch(k - 1) : null, name(c)]);
+    const rows = table.rows.map((r) => [head(r), r.cells.map(cell)]);
     box.style.setProperty("--columns", table.columns.length - 1);
-    box.replaceChildren(h("table", { class: table.runs_across ? "overview across" : "overview" }, h("thead", {}, h("tr", {}, heads())), h("tbody", {}, table.rows.map(row))));
+    box.replaceChildren(tableOf({ class: table.runs_across ? "overview across" : "overview" }, heads, rows));
   };
   update(panel);
   return { element: box, update };
 }
 
 function panelView(panel) {
-  const parts = [panel.table ? tableView(panel, panel.table) : null];
+  const table = panel.table ? tableView(panel) : null;
   const figures = new Map((panel.figures || []).map((f) => [f.id, figureView(f, context)]));
-  const grid = figures.size ? h("div", { class: "grid-of-figures" }, [...figures.values()].map((f) => f.element)) : null;
+  const grid = figures.size
+    ? h(
+        "div",
+        { class: "grid-of-figures" },
+        [...figures.values()].map((f) => f.element),
+      )
+    : null;
   const title = h("h2", { id: `${panel.id}-title` }, panel.title);
   const lead = h("p", { class: "lead" }, panel.sentence);
   const still = h("p", { class: "still" });
   const tell = (p) => {
     still.hidden = !p.still?.length;
-    still.textContent = still.hidden ? "" : `${p.nothing ? "Nowhere above 10⁻⁶, which is rounding" : "0 at every step of every run"}: ${p.still.join(", ")}.`;
+    const nowhere = p.nothing ? "Nowhere above 10⁻⁶, which is rounding" : "0 at every step of every run";
+    still.textContent = still.hidden ? "" : `${nowhere}: ${p.still.join(", ")}.`;
   };
   tell(panel);
-  const inner = [lead, parts[0]?.element, grid, still];
-  const element = h("section", { id: panel.id, "aria-labelledby": `${panel.id}-title` },
-    panel.closed ? [title, h("details", {}, h("summary", {}, `Show ${figures.size} more figures`), inner)] : [title, inner]);
+  const inner = [lead, table?.element, grid, still];
+  const element = h(
+    "section",
+    { id: panel.id, "aria-labelledby": `${panel.id}-title` },
+    panel.closed
+      ? [title, h("details", {}, h("summary", {}, `Show ${figures.size} more figures`), inner)]
+      : [title, inner],
+  );
   return {
     element,
     redraw: () => figures.forEach((f) => f.redraw()),
     update(next) {
       lead.textContent = next.sentence;
       tell(next);
-      parts[0]?.update(next);
+      table?.update(next);
       (next.figures || []).forEach((f) => figures.get(f.id).update(f));
     },
   };
@@ -65,38 +79,81 @@ function header() {
   const live = root.dataset.mode === "live";
   const places = [...panels.map((p) => [p.id, p.title]), ["samples", "Samples"], ["settings", "Settings"]];
   document.getElementById("top").replaceChildren(
-    h("p", { class: "brand" }, "equipoise"), h("h1", {}, name(title)),
+    h("p", { class: "brand" }, "equipoise"),
+    h("h1", {}, name(title)),
     about ? h("p", { class: "about" }, name(about)) : "",
     live ? h("p", { id: "state", role: "status" }, "Live") : "",
-    h("nav", { "aria-label": "Sections" }, h("ul", {}, places.map(([id, label]) => h("li", {}, h("a", { href: `#${id}` }, label))))));
+    h(
+      "nav",
+      { "aria-label": "Sections" },
+      h(
+        "ul",
+        {},
+        places.map(([id, label]) => h("li", {}, h("a", { href: `#${id}` }, label))),
+      ),
+    ),
+  );
 }
 
 function bar() {
   const runs = context.data.runs;
   const chips = runs.map((run, i) => {
-    const chip = h("button", { type: "button", class: "chip", "aria-pressed": String(context.shows(i)), onclick: () => {
-      context.shows(i) ? context.hidden.add(run.name) : context.hidden.delete(run.name);
-      chip.setAttribute("aria-pressed", String(context.shows(i)));
-      views.forEach((v) => v.redraw?.());
-    } }, swatch(i), name(run.name));
+    const chip = h(
+      "button",
+      {
+        type: "button",
+        class: "chip",
+        "aria-pressed": String(context.shows(i)),
+        onclick: () => {
+          if (context.shows(i)) context.hidden.add(run.name);
+          else context.hidden.delete(run.name);
+          chip.setAttribute("aria-pressed", String(context.shows(i)));
+          views.forEach((v) => v.redraw?.());
+        },
+      },
+      swatch(i),
+      name(run.name),
+    );
     return chip;
   });
-  const theme = h("button", { type: "button", class: "theme", onclick: () => paint(dark() ? "light" : "dark", true) });
-  document.getElementById("bar").replaceChildren(
-    h("div", { class: "chips", role: "group", "aria-label": "Runs to show in the figures" }, chips), theme);
-  paint(kept(), false);
+  const theme = h("button", { type: "button", class: "theme", onclick: toggle });
+  document
+    .getElementById("bar")
+    .replaceChildren(
+      h("div", { class: "chips", role: "group", "aria-label": "Runs to show in the figures" }, chips),
+      theme,
+    );
+  paint(kept());
 }
 
-const dark = () => (root.dataset.theme ? root.dataset.theme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches);
+const dark = () =>
+  root.dataset.theme ? root.dataset.theme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
 
+// A page opened from disk may have no storage; the choice then lasts as long as the page.
 function kept() {
-  try { return localStorage.getItem("equipoise-theme"); } catch { return null; } // a page from disk may have no storage
+  try {
+    return localStorage.getItem("equipoise-theme");
+  } catch {
+    return null;
+  }
 }
 
-function paint(theme, keep) {
+function keep(theme) {
+  try {
+    localStorage.setItem("equipoise-theme", theme);
+  } catch {
+    return;
+  }
+}
+
+function paint(theme) {
   if (theme === "dark" || theme === "light") root.dataset.theme = theme;
-  if (keep) try { localStorage.setItem("equipoise-theme", theme); } catch { /* it lasts as long as the page then */ }
   document.querySelector(".theme").textContent = dark() ? "Light theme" : "Dark theme";
+}
+
+function toggle() {
+  paint(dark() ? "light" : "dark");
+  keep(root.dataset.theme);
 }
 
 function build() {
@@ -109,11 +166,13 @@ function build() {
   document.getElementById("main").replaceChildren(...views.map((v) => v.element));
 }
 
-const shape = ({ runs, panels }) => JSON.stringify([runs.map((r) => r.name), panels.map((p) => [p.id, !!p.table, (p.figures || []).map((f) => f.id)])]);
+const shape = ({ runs, panels }) =>
+  JSON.stringify([runs.map((r) => r.name), panels.map((p) => [p.id, !!p.table, (p.figures || []).map((f) => f.id)])]);
 
 function refresh(next) {
   const same = shape(next) === shape(context.data);
-  const top = scrollY, at = document.activeElement;
+  const top = scrollY,
+    at = document.activeElement;
   context.data = next;
   if (same) next.panels.forEach((panel, i) => views[i].update(panel));
   else build();
@@ -140,12 +199,13 @@ async function follow() {
       tag = answer.headers.get("ETag");
       refresh(await answer.json());
     }
-    const state = answer?.ok || answer?.status === 304 ? "Live" : "No answer from equipoise watch: these are its last figures.";
+    const state =
+      answer?.ok || answer?.status === 304 ? "Live" : "No answer from equipoise watch: these are its last figures.";
     const place = document.getElementById("state");
     if (place.textContent !== state) place.textContent = state;
   }
 }
 
 build();
-matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => paint(null, false));
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => paint(null));
 if (root.dataset.mode === "live") follow();

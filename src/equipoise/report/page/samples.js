@@ -1,7 +1,6 @@
 // The sample viewer: groups of responses side by side, filtered by run, step, verdict, reward and length.
 // ← → move between responses, ↑ ↓ between groups, Home and End to the first and the last response.
 
-const LONG = 720; // characters of a text shown at once
 const VERDICTS = { correct: "✓", wrong: "✗" };
 
 function samplesView(context) {
@@ -11,49 +10,147 @@ function samplesView(context) {
   let focused = 0;
 
   const choice = (key, label) => {
-    const select = h("select", { id: `filter-${key}`, onchange: () => { filter[key] = select.value; apply(); } });
+    const select = h("select", {
+      id: `filter-${key}`,
+      onchange: () => {
+        filter[key] = select.value;
+        apply();
+      },
+    });
     return { key, select, element: h("div", { class: "one" }, h("label", { for: select.id }, label), select) };
   };
   const bound = (key, label, placeholder) => {
-    const input = h("input", { type: "number", step: "any", inputmode: "decimal", placeholder, "aria-label": label, oninput: () => { filter[key] = input.value; apply(); } });
+    const input = h("input", {
+      type: "number",
+      step: "any",
+      inputmode: "decimal",
+      placeholder,
+      "aria-label": label,
+      oninput: () => {
+        filter[key] = input.value;
+        apply();
+      },
+    });
     return { key, input };
   };
   const choices = [choice("run", "Run"), choice("step", "Step"), choice("verdict", "Verdict")];
-  const bounds = [bound("leastReward", "Least reward", "from"), bound("mostReward", "Most reward", "to"), bound("leastLength", "Least length", "from"), bound("mostLength", "Most length", "to")];
-  const pair = (label, a, b) => h("div", { class: "pair", role: "group", "aria-label": label }, h("span", {}, label), a.input, b.input);
-  const clear = h("button", { type: "button", class: "small", onclick: () => {
-    Object.keys(filter).forEach((k) => (filter[k] = ""));
-    choices.forEach((c) => (c.select.value = ""));
-    bounds.forEach((b) => (b.input.value = ""));
-    apply();
-  } }, "Clear filters");
+  const bounds = [
+    bound("leastReward", "Least reward", "from"),
+    bound("mostReward", "Most reward", "to"),
+    bound("leastLength", "Least length", "from"),
+    bound("mostLength", "Most length", "to"),
+  ];
+  const pair = (label, a, b) =>
+    h("div", { class: "pair", role: "group", "aria-label": label }, h("span", {}, label), a.input, b.input);
+  const clear = h(
+    "button",
+    {
+      type: "button",
+      class: "small",
+      onclick: () => {
+        Object.keys(filter).forEach((k) => (filter[k] = ""));
+        choices.forEach((c) => (c.select.value = ""));
+        bounds.forEach((b) => (b.input.value = ""));
+        apply();
+      },
+    },
+    "Clear filters",
+  );
   const count = h("p", { class: "count", role: "status" });
   const before = h("button", { type: "button", onclick: () => go(at - 1) }, "← Previous group");
   const after = h("button", { type: "button", onclick: () => go(at + 1) }, "Next group →");
   const head = h("div", { class: "group-head" });
   const list = h("div", { class: "responses", role: "group", "aria-label": "Responses of the group", onkeydown: key });
   const left = h("div", { class: "left-out" });
-  const viewer = h("div", { class: "viewer" },
-    h("div", { class: "filters" }, choices.map((c) => c.element), pair("Reward", bounds[0], bounds[1]), pair("Length, tokens", bounds[2], bounds[3]), clear),
-    h("div", { class: "walk" }, before, after, count), head, list,
-    h("p", { class: "keys" }, "In a response: ", h("kbd", {}, "←"), " ", h("kbd", {}, "→"), " move between responses, ", h("kbd", {}, "↑"), " ", h("kbd", {}, "↓"), " between groups."));
-  const element = h("section", { id: "samples", "aria-labelledby": "samples-title" }, h("h2", { id: "samples-title" }, "Samples"),
-    h("p", { class: "lead" }, "What the policy wrote, and what the objective made of it: the advantage A, the weight w of each token, and the coefficient c = w·A that its gradient is multiplied by."), viewer, left);
+  const viewer = h(
+    "div",
+    { class: "viewer" },
+    h(
+      "div",
+      { class: "filters" },
+      choices.map((c) => c.element),
+      pair("Reward", bounds[0], bounds[1]),
+      pair("Length, tokens", bounds[2], bounds[3]),
+      clear,
+    ),
+    h("div", { class: "walk" }, before, after, count),
+    head,
+    list,
+    h(
+      "p",
+      { class: "keys" },
+      "In a response: ",
+      h("kbd", {}, "←"),
+      " ",
+      h("kbd", {}, "→"),
+      " move between responses, ",
+      h("kbd", {}, "↑"),
+      " ",
+      h("kbd", {}, "↓"),
+      " between groups.",
+    ),
+  );
+  const element = h(
+    "section",
+    { id: "samples", "aria-labelledby": "samples-title" },
+    h("h2", { id: "samples-title" }, "Samples"),
+    h(
+      "p",
+      { class: "lead" },
+      "What the policy wrote, and what the objective made of it: the advantage A, the weight w of each token, and the ",
+      "coefficient c = w·A that its gradient is multiplied by.",
+    ),
+    viewer,
+    left,
+  );
 
-  const groups = () => context.data.runs.flatMap((run, i) => run.groups.map((g) => ({ ...g, run: i })))
-    .sort((a, b) => a.step - b.step || a.order - b.order || a.run - b.run);
+  const groups = () =>
+    context.data.runs
+      .flatMap((run, i) => run.groups.map((g) => ({ ...g, run: i })))
+      .sort((a, b) => a.step - b.step || a.order - b.order || a.run - b.run);
   const id = (g) => `${context.data.runs[g.run].name}/${g.step}/${g.order}`;
-  const within = (v, least, most) => (least === "" || (v != null && v >= +least)) && (most === "" || (v != null && v <= +most));
-  const fits = (r) => (filter.verdict === "" || r.verdict === filter.verdict) && within(r.reward, filter.leastReward, filter.mostReward) && within(r.length, filter.leastLength, filter.mostLength);
+  const place = (wanted) => matching.findIndex((g) => id(g) === wanted);
+  const within = (v, least, most) =>
+    (least === "" || (v != null && v >= +least)) && (most === "" || (v != null && v <= +most));
+  const fits = (r) =>
+    (filter.verdict === "" || r.verdict === filter.verdict) &&
+    within(r.reward, filter.leastReward, filter.mostReward) &&
+    within(r.length, filter.leastLength, filter.mostLength);
 
   function update() {
     const all = groups();
-    fillChoice(choices[0], "All runs", context.data.runs.map((r) => [r.name, r.name]));
-    fillChoice(choices[1], "All steps", [...new Set(all.map((g) => g.step))].map((s) => [String(s), String(s)]));
-    fillChoice(choices[2], "All verdicts", [...new Set(all.flatMap((g) => g.responses.map((r) => r.verdict)))].sort().map((v) => [v, v]));
+    fillChoice(
+      choices[0],
+      "All runs",
+      context.data.runs.map((r) => [r.name, r.name]),
+    );
+    fillChoice(
+      choices[1],
+      "All steps",
+      [...new Set(all.map((g) => g.step))].map((s) => [String(s), String(s)]),
+    );
+    fillChoice(
+      choices[2],
+      "All verdicts",
+      [...new Set(all.flatMap((g) => g.responses.map((r) => r.verdict)))]
+        .filter(Boolean)
+        .sort()
+        .map((v) => [v, v]),
+    );
     viewer.hidden = all.length === 0;
-    left.replaceChildren(h("p", {}, "In this page: whole groups from the first, the last and evenly spaced steps, in the order of the files. The rest is in each run's rollouts folder."),
-      h("ul", {}, context.data.runs.map((r) => h("li", {}, name(r.name), ": ", r.left_out))));
+    left.replaceChildren(
+      h(
+        "p",
+        {},
+        "In this page: whole groups from the first, the last and evenly spaced steps, in the order of the files. The ",
+        "rest is in each run's rollouts folder.",
+      ),
+      h(
+        "ul",
+        {},
+        context.data.runs.map((r) => h("li", {}, name(r.name), ": ", r.left_out)),
+      ),
+    );
     apply();
   }
 
@@ -68,11 +165,18 @@ function samplesView(context) {
   function apply() {
     const current = matching[at] && id(matching[at]);
     const all = groups();
-    matching = all.filter((g) => (filter.run === "" || context.data.runs[g.run].name === filter.run) && (filter.step === "" || g.step === +filter.step))
-      .map((g) => ({ ...g, found: g.responses.map((r, i) => [r, i]).filter(([r]) => fits(r)) })).filter((g) => g.found.length);
-    at = Math.max(0, matching.findIndex((g) => id(g) === current));
+    matching = all
+      .filter(
+        (g) =>
+          (filter.run === "" || context.data.runs[g.run].name === filter.run) &&
+          (filter.step === "" || g.step === +filter.step),
+      )
+      .map((g) => ({ ...g, found: g.responses.map((r, i) => [r, i]).filter(([r]) => fits(r)) }))
+      .filter((g) => g.found.length);
+    at = Math.max(0, place(current));
     clear.disabled = Object.values(filter).every((v) => v === "");
-    const total = all.reduce((n, g) => n + g.responses.length, 0), found = matching.reduce((n, g) => n + g.found.length, 0);
+    const total = all.reduce((n, g) => n + g.responses.length, 0),
+      found = matching.reduce((n, g) => n + g.found.length, 0);
     count.dataset.found = found;
     count.dataset.total = total;
     show();
@@ -81,22 +185,54 @@ function samplesView(context) {
   function show() {
     const g = matching[at];
     const { found, total } = count.dataset;
-    count.textContent = g ? `Group ${at + 1} of ${matching.length}. ${found === total ? `${total} responses` : `${found} of ${total} responses match`}.` : `None of ${total} responses match.`;
+    const match = found === total ? `${total} responses` : `${found} of ${total} responses match`;
+    count.textContent = g ? `Group ${at + 1} of ${matching.length}. ${match}.` : `None of ${total} responses match.`;
     before.disabled = at <= 0;
     after.disabled = at >= matching.length - 1;
-    const state = g ? JSON.stringify([context.data.runs[g.run].name, g]) : "";
-    if (list.state === state) return; // a refresh that changes nothing keeps what is open and focused
+    const alike = (o) => o.step === g.step && o.prompt_id === g.prompt_id && o.run !== g.run;
+    const elsewhere = g ? matching.filter(alike) : [];
+    const state = g ? JSON.stringify([context.data.runs[g.run].name, g, elsewhere.map(id)]) : "";
+    if (list.state === state) return; // a refresh that changes nothing here keeps what is open and focused
     list.state = state;
     const had = list.contains(document.activeElement);
     if (!g) return void (head.replaceChildren(), list.replaceChildren());
-    const elsewhere = matching.map((o, i) => [o, i]).filter(([o]) => o.step === g.step && o.prompt_id === g.prompt_id && o.run !== g.run);
-    const facts = [["mean reward", number(g.reward)], ["mass balance", g.mass_balance == null ? "–" : signed(g.mass_balance)], ["exchangeability", number(g.exchangeability)]];
+    const facts = [
+      ["mean reward", number(g.reward)],
+      ["mass balance", g.mass_balance == null ? "–" : signed(g.mass_balance)],
+      ["exchangeability", number(g.exchangeability)],
+    ];
     head.replaceChildren(
-      h("p", { class: "where" }, swatch(g.run), h("b", {}, name(context.data.runs[g.run].name)), ` step ${g.step}`, g.level ? [", level ", name(g.level)] : null,
-        `, ${g.found.length === g.responses.length ? "" : `${g.found.length} of `}${g.responses.length} responses`),
-      h("dl", { class: "facts" }, facts.map(([k, v]) => h("div", {}, h("dt", {}, k), h("dd", {}, v)))),
-      elsewhere.length ? h("p", { class: "elsewhere" }, "The same prompt at this step: ", elsewhere.map(([o, i]) => h("button", { type: "button", class: "small", onclick: () => go(i) }, name(context.data.runs[o.run].name)))) : "",
-      h("h3", { class: "sr" }, "Prompt"), text(g.prompt, g.prompt_cut, "prompt", g));
+      h(
+        "p",
+        { class: "where" },
+        swatch(g.run),
+        h("b", {}, name(context.data.runs[g.run].name)),
+        ` step ${g.step}`,
+        g.level ? [", level ", name(g.level)] : null,
+        `, ${g.found.length === g.responses.length ? "" : `${g.found.length} of `}${g.responses.length} responses`,
+      ),
+      h(
+        "dl",
+        { class: "facts" },
+        facts.map(([k, v]) => h("div", {}, h("dt", {}, k), h("dd", {}, v))),
+      ),
+      elsewhere.length
+        ? h(
+            "p",
+            { class: "elsewhere" },
+            "The same prompt at this step: ",
+            elsewhere.map((o) =>
+              h(
+                "button",
+                { type: "button", class: "small", onclick: () => go(place(id(o))) },
+                name(context.data.runs[o.run].name),
+              ),
+            ),
+          )
+        : "",
+      h("h3", { class: "sr" }, "Prompt"),
+      longText(g.prompt, g.prompt_cut, "prompt", g.step),
+    );
     const largest = Math.max(...g.responses.map((r) => Math.abs(r.coefficient || 0)));
     focused = Math.min(focused, g.found.length - 1);
     list.replaceChildren(...g.found.map(([r, i], k) => card(g, r, i, k, largest)));
@@ -104,42 +240,57 @@ function samplesView(context) {
   }
 
   function card(g, r, i, k, largest) {
-    const rows = [["advantage A", number(r.advantage)], ...("phi" in r ? [["Φ, part of A", number(r.phi)]] : []), ["weight w", number(r.weight)], ["coefficient c", number(r.coefficient)]];
+    const rows = [
+      ["advantage A", number(r.advantage)],
+      ...("phi" in r ? [["Φ, part of A", number(r.phi)]] : []),
+      ["weight w", number(r.weight)],
+      ["coefficient c", number(r.coefficient)],
+    ];
     const share = largest && r.coefficient != null ? r.coefficient / largest : null;
-    const bar = h("div", { class: "pull", "aria-hidden": "true" }, share == null ? null : h("i", { class: share < 0 ? "down" : "up" }));
+    const bar = h(
+      "div",
+      { class: "pull", "aria-hidden": "true" },
+      share == null ? null : h("i", { class: share < 0 ? "down" : "up" }),
+    );
     if (share != null) bar.firstChild.style.width = `${50 * Math.abs(share)}%`;
-    return h("article", { class: "response", tabindex: k === focused ? "0" : "-1", "aria-label": `Response ${i + 1} of ${g.responses.length}: ${r.verdict}, reward ${number(r.reward)}, ${number(r.length)} tokens, coefficient ${number(r.coefficient)}`, onfocus: () => settle(k) },
-      h("header", {}, h("span", { class: `verdict ${r.verdict === "correct" || r.verdict === "wrong" ? r.verdict : ""}` }, VERDICTS[r.verdict] || "?", " ", name(r.verdict || "none")),
-        h("span", {}, `reward ${number(r.reward)}`), h("span", {}, `${number(r.length)} tokens`), r.finish === "length" ? h("span", { class: "cut" }, "cut off") : null),
-      h("dl", {}, rows.map(([a, b]) => h("div", {}, h("dt", {}, a), h("dd", {}, b)))), bar, text(r.text, r.cut, "text", g));
+    return h(
+      "article",
+      {
+        class: "response",
+        tabindex: k === focused ? "0" : "-1",
+        "aria-label":
+          `Response ${i + 1} of ${g.responses.length}: ${r.verdict}, reward ${number(r.reward)}, ` +
+          `${number(r.length)} tokens, coefficient ${number(r.coefficient)}`,
+        onfocus: () => settle(k),
+      },
+      h(
+        "header",
+        {},
+        h(
+          "span",
+          { class: `verdict ${r.verdict === "correct" || r.verdict === "wrong" ? r.verdict : ""}` },
+          VERDICTS[r.verdict] || "?",
+          " ",
+          name(r.verdict || "none"),
+        ),
+        h("span", {}, `reward ${number(r.reward)}`),
+        h("span", {}, `${number(r.length)} tokens`),
+        r.finish === "length" ? h("span", { class: "cut" }, "cut off") : null,
+      ),
+      h(
+        "dl",
+        {},
+        rows.map(([a, b]) => h("div", {}, h("dt", {}, a), h("dd", {}, b))),
+      ),
+      bar,
+      longText(r.text, r.cut, "text", g.step),
+    );
   }
 
   function settle(k) {
     list.children[focused]?.setAttribute("tabindex", "-1");
     focused = k;
     list.children[k].setAttribute("tabindex", "0");
-  }
-
-  // A long text shows its beginning and its end until asked for all of it; the middle of a very long one is not here.
-  function text(value, cut, kind, g) {
-    const gap = cut ? h("span", { class: "gap" }, `… ${cut.toLocaleString("en")} characters are not in this page; they are in rollouts/step-${g.step}.parquet …`) : null;
-    const parts = cut ? [value[0], gap, value[1]] : [value];
-    const size = parts.reduce((n, p) => n + (typeof p === "string" ? p.length : 0), 0);
-    const whole = () => parts.flatMap((p) => (typeof p === "string" ? shown(p) : [p]));
-    const body = h("div", { class: kind, dir: "auto" });
-    if (!size && !cut) return h("div", { class: `${kind} empty` }, "(empty)");
-    if (size <= LONG) return body.append(...whole()), body;
-    const head = parts[0].slice(0, (2 * LONG) / 3), tail = parts.at(-1).slice(-LONG / 3);
-    const hidden = size + cut - head.length - tail.length;
-    const few = () => [...shown(head), h("span", { class: "gap" }, `… ${hidden.toLocaleString("en")} characters …`), ...shown(tail)];
-    const button = h("button", { type: "button", class: "small", "aria-expanded": "false", onclick: () => {
-      const open = button.getAttribute("aria-expanded") === "true";
-      body.replaceChildren(...(open ? few() : whole()));
-      button.setAttribute("aria-expanded", String(!open));
-      button.textContent = open ? "Show all" : "Show less";
-    } }, "Show all");
-    body.append(...few());
-    return h("div", {}, body, button);
   }
 
   function go(to) {

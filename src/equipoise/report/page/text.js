@@ -47,17 +47,31 @@ function number(value) {
   if (value == null) return "–";
   if (value === 0) return "0";
   const size = Math.abs(value);
-  if (size >= 1e7 || size < 1e-3) return minus((+value.toPrecision(3)).toExponential().replace("e+", "e").replace("e-", "e−"));
+  if (size >= 1e7 || size < 1e-3)
+    return minus((+value.toPrecision(3)).toExponential().replace("e+", "e").replace("e-", "e−"));
   return minus(size >= 1e4 ? Math.round(value).toLocaleString("en") : String(+value.toPrecision(4)));
 }
 
 const percent = (value) => (value == null ? "–" : `${minus((100 * value).toFixed(1))} %`);
 const formats = { percent, number };
+const tickFormats = { percent: (value) => `${minus(String(+(100 * value).toPrecision(4)))} %`, number };
 const signed = (value) => (value > 0 ? "+" : "") + number(value);
 
 // A wide table scrolls inside itself, by keyboard too, and never widens the page.
 function scroller(label, ...children) {
   return h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": label }, ...children);
+}
+
+// `rows` are pairs: what heads the row, and its cells; a cell is a td, or what goes into one.
+function tableOf(attributes, heads, rows) {
+  const cell = (c) => (c instanceof HTMLTableCellElement ? c : h("td", {}, c));
+  const head = h(
+    "tr",
+    {},
+    heads.map((c) => h("th", { scope: "col" }, c)),
+  );
+  const body = rows.map(([first, cells]) => h("tr", {}, h("th", { scope: "row" }, first), cells.map(cell)));
+  return h("table", attributes, h("thead", {}, head), h("tbody", {}, body));
 }
 
 function copyButton(label, text) {
@@ -72,4 +86,43 @@ function copyButton(label, text) {
     setTimeout(() => (button.textContent = label), 2000);
   });
   return button;
+}
+
+const LONG = 720; // characters of a text shown at once
+
+// A long text shows its beginning and its end until asked for all of it. Of a very long one the page has no middle: it
+// comes as two parts, and `cut` says how many characters lie between them.
+function longText(value, cut, kind, step) {
+  const parts = cut ? value : [value];
+  const size = parts.reduce((n, part) => n + part.length, 0);
+  const body = h("div", { class: kind, dir: "auto" });
+  const gap = (words) => h("span", { class: "gap" }, words);
+  const count = (n) => `${n.toLocaleString("en")} characters`;
+  const absent = () => gap(`… ${count(cut)} are not in this page; they are in rollouts/step-${step}.parquet …`);
+  const whole = () => (cut ? [shown(parts[0]), absent(), shown(parts[1])] : shown(value)).flat();
+  if (!size && !cut) return h("div", { class: `${kind} empty` }, "(empty)");
+  if (size <= LONG) return (body.append(...whole()), body);
+  const head = parts[0].slice(0, (2 * LONG) / 3).replace(/[\ud800-\udbff]$/, "");
+  const tail = parts
+    .at(-1)
+    .slice(-LONG / 3)
+    .replace(/^[\udc00-\udfff]/, "");
+  const few = () => [...shown(head), gap(`… ${count(size + cut - head.length - tail.length)} …`), ...shown(tail)];
+  const button = h(
+    "button",
+    {
+      type: "button",
+      class: "small",
+      "aria-expanded": "false",
+      onclick: () => {
+        const open = button.getAttribute("aria-expanded") === "true";
+        body.replaceChildren(...(open ? few() : whole()));
+        button.setAttribute("aria-expanded", String(!open));
+        button.textContent = open ? "Show all" : "Show less";
+      },
+    },
+    "Show all",
+  );
+  body.append(...few());
+  return h("div", {}, body, button);
 }

@@ -1,0 +1,84 @@
+// Peak against last: a small tile per held-out metric, all on one scale, each around its own middle.
+
+function peakChart(figure, context) {
+  const tiles = h("div", { class: "peaks", tabindex: "0", role: "img" });
+  const chart = { element: h("div", { class: "chart" }, tiles), draw, update };
+  let drawn = false;
+
+  function update(next) {
+    figure = next;
+    if (drawn) draw();
+  }
+
+  function draw() {
+    const rows = figure.rows
+      .map((r) => ({ ...r, marks: r.marks.filter((m) => context.shows(m.run)) }))
+      .filter((r) => r.marks.length);
+    tiles.replaceChildren(...rows.map(() => h("div", { class: "tile" })));
+    const said = (m) => `${context.data.runs[m.run].name} peak ${percent(m.peak)}, last ${percent(m.last)}`;
+    const label = rows.map((r) => `${r.label}: ${r.marks.map(said).join(", ")}`).join("; ");
+    tiles.setAttribute("aria-label", label || "No run is shown.");
+    const ends = rows.map((r) => r.marks.flatMap((m) => [m.peak, m.last])).map((v) => [Math.min(...v), Math.max(...v)]);
+    const span = 1.2 * Math.max(0.05, ...ends.map(([low, high]) => high - low));
+    rows.forEach((row, i) => {
+      const middle = (ends[i][0] + ends[i][1]) / 2;
+      tile(tiles.children[i], row, middle - span / 2, middle + span / 2);
+    });
+    drawn = true;
+  }
+
+  function tile(box, row, low, high) {
+    const width = box.clientWidth || 300,
+      line = 17,
+      right = 92,
+      height = row.marks.length * line + 22;
+    const X = (v) => 8 + ((v - low) / (high - low)) * (width - 8 - right);
+    const root = svg("svg", { width, height, viewBox: `0 0 ${width} ${height}`, "aria-hidden": "true" });
+    const columns = ticks(low, high, 3);
+    const each = columns.length > 1 ? X(columns[1]) - X(columns[0]) : width;
+    columns.forEach((v, i) =>
+      root.append(
+        svg("line", { class: "grid", x1: X(v), x2: X(v), y1: 2, y2: height - 18 }),
+        (each > 30 || i % 2 === 0) && X(v) > 13
+          ? svg(
+              "text",
+              { class: "tick", x: X(v), y: height - 4, "text-anchor": "middle" },
+              minus(String(+(100 * v).toFixed(1))),
+            )
+          : "",
+      ),
+    );
+    row.marks.forEach((m, i) => {
+      const y = 10 + i * line,
+        { colour, marker } = look(m.run);
+      root.append(
+        svg("line", { class: `line ${colour}`, x1: X(m.last), x2: X(m.peak), y1: y, y2: y }),
+        svg("path", { class: `mark hollow ${colour}`, d: marker, transform: `translate(${X(m.last)} ${y})` }),
+        svg("path", {
+          class: `mark ${colour}`,
+          d: marker,
+          transform: `translate(${X(m.peak)} ${y})${m.peak === m.last ? " scale(.55)" : ""}`,
+        }),
+        svg(
+          "text",
+          { class: "tick", x: width - 2, y: y + 4, "text-anchor": "end" },
+          `${(100 * m.peak).toFixed(1)} → ${(100 * m.last).toFixed(1)}`,
+        ),
+      );
+    });
+    box.replaceChildren(h("b", {}, name(row.label)), root);
+  }
+  return chart;
+}
+
+function peakTable(figure, context) {
+  const cells = (m) => [
+    h("td", { class: "words" }, name(context.data.runs[m.run].name)),
+    percent(m.peak),
+    String(m.peak_step),
+    percent(m.last),
+    percent(m.drop),
+  ];
+  const rows = figure.rows.flatMap((r) => r.marks.map((m) => [name(r.label), cells(m)]));
+  return tableOf({}, ["metric", "run", "peak", "at step", "last", "drop"], rows);
+}
