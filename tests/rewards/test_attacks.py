@@ -4,6 +4,7 @@ import os
 import re
 import socket
 import sys
+import tempfile
 from dataclasses import replace
 from pathlib import Path
 
@@ -58,12 +59,23 @@ def nothing_left(monkeypatch):
         return first
 
     monkeypatch.setattr(sandbox, "_first_process", first_process)
-    before = len(os.listdir("/proc/self/fd"))
+    descriptors, before = len(os.listdir("/proc/self/fd")), children()
     yield namespaces
     assert processes_in(namespaces) == []
-    assert len(os.listdir("/proc/self/fd")) == before
-    with pytest.raises(ChildProcessError):
-        os.waitpid(-1, os.WNOHANG)
+    assert len(os.listdir("/proc/self/fd")) == descriptors
+    assert children() == before
+
+
+@pytest.fixture
+def open_folder():
+    """A folder that everybody may read and write: what keeps a response out of it is the sandbox alone."""
+    with tempfile.TemporaryDirectory() as name:
+        os.chmod(name, 0o777)
+        yield Path(name)
+
+
+def children():
+    return [pid for task in Path("/proc/self/task").iterdir() for pid in (task / "children").read_text().split()]
 
 
 def processes_in(namespaces):
@@ -516,9 +528,9 @@ except OSError:
 """
 
 
-def test_no_network_and_no_sockets(tmp_path):
+def test_no_network_and_no_sockets(open_folder):
     reached = []
-    path, abstract = str(tmp_path / "s"), b"\0equipoise-test-" + str(os.getpid()).encode()
+    path, abstract = str(open_folder / "s"), b"\0equipoise-test-" + str(os.getpid()).encode()
     listeners = []
     for family, address in [
         (socket.AF_INET, ("127.0.0.1", 0)),
@@ -544,12 +556,11 @@ def test_no_network_and_no_sockets(tmp_path):
             s.close()
 
 
-def test_planted_secrets_are_not_read(tmp_path, monkeypatch):
+def test_planted_secrets_are_not_read(open_folder, monkeypatch):
     secret = "equipoise-planted-secret"
     monkeypatch.setenv("API_TOKEN", secret)
-    planted = tmp_path / "token"
+    planted = open_folder / "token"
     planted.write_text(secret)
-    tmp_path.chmod(0o777)
     planted.chmod(0o666)
     paths = [str(planted), "/etc/passwd", "/etc/shadow", os.path.expanduser("~/.bashrc"), __file__, code.__file__]
     source = (
@@ -564,14 +575,13 @@ def test_planted_secrets_are_not_read(tmp_path, monkeypatch):
     assert verdict.kind == "correct", verdict.reason
 
 
-def test_nothing_of_the_host_is_written(tmp_path):
-    tmp_path.chmod(0o777)
-    kept = tmp_path / "kept"
+def test_nothing_of_the_host_is_written(open_folder):
+    kept = open_folder / "kept"
     kept.write_text("as it was")
     kept.chmod(0o666)
     here = Path(code.__file__).parent
     folders = [
-        str(tmp_path),
+        str(open_folder),
         os.path.expanduser("~"),
         str(here),
         "/",
