@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import sys
 
 import numpy as np
 import pytest
@@ -63,6 +64,22 @@ def test_a_step_has_the_measures_that_assign_reports(name, seed):
     assert audit.overall.log["length_cv"].value == pytest.approx(expected["length_cv"], abs=1e-12)
     if name not in ("reinforce", "recentre"):  # A > 0 there is not r above the group's mean
         assert audit.overall.log["length_gap"].value == pytest.approx(expected["length_gap"], abs=1e-12)
+
+
+@pytest.mark.parametrize("tokens_at_a_time", [1, 25])
+def test_shared_prefixes_are_the_same_found_a_few_groups_at_a_time(tokens_at_a_time, monkeypatch):
+    columns = table(2)
+    columns["length"][columns["prompt"] == 3] = 0  # a group without a token
+    columns["tokens"] = [t[:n] for t, n in zip(columns["tokens"], columns["length"], strict=True)]
+    expected = measure(columns, "grpo", ["balanced", "balanced+prefix"])
+    monkeypatch.setattr(sys.modules["equipoise.audit.sums"], "NODE_TOKENS", tokens_at_a_time)
+    found = measure(columns, "grpo", ["balanced", "balanced+prefix"])
+    for name, measures in expected.overall.objectives.items():
+        for key, e in measures.items():
+            same = dataclasses.astuple(found.overall.objectives[name][key])
+            assert same == pytest.approx(dataclasses.astuple(e), rel=1e-12), (name, key)
+    value = assigned(columns, eq.Objective.preset("grpo"))["node_learning_tax"]
+    assert expected.overall.objectives["grpo"]["node_learning_tax"].value == pytest.approx(value)
 
 
 def test_coupling_and_shares_by_a_loop_over_responses():
