@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import hashlib
 import json
 import threading
 import time
@@ -17,6 +18,7 @@ from concurrent.futures import Future
 from typing import Any, Literal
 
 from equipoise.rewards import code, equal, extract
+from equipoise.rewards.pool import OVER_BUDGET
 from equipoise.rewards.pools import pool
 from equipoise.rewards.sandbox import Limits
 from equipoise.rewards.verdict import Verdict
@@ -27,7 +29,7 @@ CACHE = 200_000  # verdicts kept
 LIMITS = Limits()
 
 _lock = threading.Lock()
-_kept: OrderedDict[tuple[str, ...], Future[Verdict]] = OrderedDict()
+_kept: OrderedDict[bytes, Future[Verdict]] = OrderedDict()  # by a digest: programs and their tests are long
 
 
 def grade_math(response: str, gold: str) -> Verdict:
@@ -122,7 +124,7 @@ def _check(gold: str) -> Future[Verdict]:
 def _math_result(future: Future[Verdict], gold: str) -> Verdict:
     """A comparison that ran out of time may be the reference's fault: then it says nothing about the response."""
     verdict = future.result()
-    if verdict.kind in ("timeout", "limit", "crashed") and "budget" not in verdict.reason:
+    if verdict.kind in ("timeout", "limit", "crashed") and verdict.reason != OVER_BUDGET:
         (problem,) = check_golds([gold])
         if problem is not None:
             return Verdict("bad_gold", problem, verdict.seconds)
@@ -143,14 +145,15 @@ def _done(verdict: Verdict) -> Future[Verdict]:
 
 def _once(key: tuple[str, ...], verdict: Callable[[], Future[Verdict]]) -> Future[Verdict]:
     """The future of the first time this was asked; a verdict that a total budget cut short is not kept."""
+    digest = hashlib.sha256(repr(key).encode("ascii", "backslashreplace")).digest()
     with _lock:
-        kept = _kept.get(key)
-        if kept is not None and not (kept.cancelled() or (kept.done() and "budget" in kept.result().reason)):
-            _kept.move_to_end(key)
+        kept = _kept.get(digest)
+        if kept is not None and not (kept.cancelled() or (kept.done() and kept.result().reason == OVER_BUDGET)):
+            _kept.move_to_end(digest)
             return kept
     future = verdict()
     with _lock:
-        _kept[key] = future
+        _kept[digest] = future
         while len(_kept) > CACHE:
             _kept.popitem(last=False)
     return future

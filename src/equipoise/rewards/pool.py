@@ -37,6 +37,7 @@ DEPTH = 4096
 RECYCLE = 5000  # jobs after which a worker makes room for a fresh one: libraries leak, caches grow
 PATIENCE = 10  # a job never takes longer than this many deadlines, however busy the machine is
 START_SECONDS = 120.0
+OVER_BUDGET = "the total budget was used up before its turn"
 BOOT = "import sys, json, socket; s = json.loads(sys.argv[1]); sys.path[:] = s['path']; " \
        "from equipoise.rewards.worker import main; main(socket.socket(fileno=s['fd']), s)"  # fmt: skip
 
@@ -188,8 +189,7 @@ class Pool:
     def _hand_out(self, selector: selectors.BaseSelector) -> None:
         while self._jobs and (self._idle or len(self._busy) < self.size):
             if time.monotonic() >= self._jobs[0].expires:
-                late = Verdict("timeout", "the total budget was used up before its turn")
-                self._finish(self._jobs.popleft(), late)
+                self._finish(self._jobs.popleft(), Verdict("timeout", OVER_BUDGET))
                 continue
             worker = self._ready() or self._fork()
             job = self._jobs.popleft()
