@@ -60,6 +60,7 @@ bench: $(PEERS)  ## the benchmarks, on an idle machine; figures go to benchmarks
 	$(BIN)/python benchmarks/objective.py
 	$(BIN)/python benchmarks/rollout.py
 	$(BIN)/python benchmarks/step.py
+	$(BIN)/python benchmarks/audit.py
 
 clean:  ## everything that was generated
 	rm -rf $(VENV) build dist runs .pytest_cache .mypy_cache .ruff_cache .hypothesis src/*.egg-info

@@ -289,14 +289,9 @@ def _compare(options: argparse.Namespace, rest: list[str]) -> None:
 
 
 def _audit(options: argparse.Namespace, rest: list[str]) -> None:
-    from equipoise.audit import AuditError, main_text
+    from equipoise.audit import main_text, parse_columns
 
-    columns = None
-    if options.columns is not None:
-        pairs = [pair.partition("=") for pair in options.columns.split(",")]
-        if not all(role and equals and column for role, equals, column in pairs):
-            raise AuditError(f"--columns {options.columns}: the rule is role=column,role=column, as reward=score")
-        columns = {role: column for role, _, column in pairs}
+    columns = None if options.columns is None else parse_columns(options.columns)
     against = None if options.against is None else options.against.split(",")
     colour = sys.stdout.isatty()
     print(main_text(options.files, options.objective, against, columns, options.tokenizer, options.json, colour))
