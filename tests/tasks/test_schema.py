@@ -23,7 +23,8 @@ EXAMPLES = {
     "verl": (
         {"data_source": "openai/gsm8k", "prompt": USER, "ability": "math",
          "reward_model": {"style": "rule", "ground_truth": "42"}, "extra_info": {"split": "train", "index": 7}},
-        {"verifier": "math", "answer": "42", "id": "7", "messages": tuple(USER), "question": "What is 6 times 7?"},
+        {"verifier": "math", "answer": "42", "id": "openai/gsm8k/train/7", "messages": tuple(USER),
+         "question": "What is 6 times 7?"},
     ),
     "prompt, answer": ({"prompt": "6*7=", "answer": 42}, {"verifier": "final", "answer": "42", "messages": None}),
     "TRL text": ({"prompt": "6*7=", "solution": r"It is \boxed{42}."}, {"verifier": "math", "answer": "42"}),
@@ -126,6 +127,9 @@ def test_columns_of_ones_own(tmp_path):
             (f"u{k}", f"{k}*2?", str(2 * k), str(k % 2)) for k in range(4)
         ]
         assert [p.meta["extra"] for p in prompts] == [0, 1, 2, 3]
+    known = jsonl(tmp_path / "known.jsonl", [{"problem": "6*7?", "answer": "42"}])
+    for held_out, text in ((known, "6*7?"), (tmp_path / "rows.jsonl", "0*2?")):
+        assert Dataset(file, columns=columns, held_out=held_out).evaluation()[0].text == text
     with pytest.raises(TaskError, match=r'task\.columns names "qq": there are q, deep, uid, extra'):
         Dataset(file, columns={"prompt": "qq"})
     with pytest.raises(TaskError, match=r'task\.columns: "question" is not a role; the rule is prompt, answer'):

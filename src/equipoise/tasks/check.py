@@ -95,20 +95,20 @@ class Checker:
         """The side of row `number` and what it says; None, and a line in the account, where it is left out."""
         self.summary.read += 1
         try:
-            item = self._item(number, row)
+            text, item = self._item(number, row)
         except RowError as error:
             sentence = f"{self.rows.where(number)}: {error}"
             if self.rules.strict and error.label not in FILTERS:
                 raise TaskError(f"{sentence} (task.strict refuses it)") from error
             self.summary.drop(error.label, sentence)
             return None
-        if self.rules.held_out_by_hash and is_held_out(digest(item.question)):
+        if self.rules.held_out_by_hash and is_held_out(text):
             self.summary.held_out += 1
             return "held out", item
         self.summary.train += 1
         return "train", item
 
-    def _item(self, number: int, row: Row) -> Item:
+    def _item(self, number: int, row: Row) -> tuple[bytes, Item]:
         rules, where = self.rules, self.rows.where
         if isinstance(row, RowError):
             raise row
@@ -137,7 +137,7 @@ class Checker:
             raise RowError("too many tokens", f"a prompt of {count:,} tokens: the rule is at most {rules.max_tokens:,}")
         if rules.dedupe:
             self._texts[text] = number, item.answer
-        return item
+        return text, item
 
 
 def digest(question: str) -> bytes:

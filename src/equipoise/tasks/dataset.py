@@ -95,7 +95,7 @@ class Dataset:
         self.name, self.seed, self._suffix, self._verifier = str(name), seed, suffix, verifier
         self._rows = open_rows(self.name)
         self._schema = recognised(self._rows, columns)
-        self._problems = None if held_out is None else read_problems(str(held_out), columns)
+        self._problems = None if held_out is None else _problems(str(held_out), columns)
         others = {str(path): [item.question for _, item in read_problems(str(path))] for path in avoid}
         count = count_tokens if max_prompt_tokens else None
         self._rules = Rules(
@@ -263,6 +263,16 @@ class Dataset:
 
     def _verifier_of(self, item: Item) -> str:
         return self._verifier if self._verifier and item.verifier in COMPARED else item.verifier
+
+
+def _problems(name: str, columns: Mapping[str, str] | None) -> list[tuple[str, Item]]:
+    """A held-out file has the columns of the training data, or a layout that is known."""
+    try:
+        return read_problems(name, columns)
+    except TaskError:
+        if not columns:
+            raise
+        return read_problems(name)
 
 
 def grade_final(response: str, answer: str) -> Verdict:

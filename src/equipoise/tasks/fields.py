@@ -18,7 +18,7 @@ from typing import Any
 from equipoise.tasks.row import RowError
 
 LEVELS = ("level", "difficulty")
-IDS = ("id", "unique_id", "task_id", "question_id", "idx")
+IDS = ("id", "unique_id", "task_id", "question_id")  # not idx: joined files count from 0 again
 REWARDS = ("reward", "rewards", "score")
 LONGEST_ANSWER = 200  # characters of a solution without a box that may still be the answer itself
 MOST_TESTS = 1 << 30  # bytes of tests that one row may unpack to

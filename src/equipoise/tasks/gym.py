@@ -13,7 +13,8 @@ with its tuples, which plain JSON would turn into lists: arc_agi and rearc would
 
 Known of the package (0.1.25): boxnet, graph_color, propositional_logic, rubiks_cube and rush_hour have no reference
 answer, their scorers accept any solution, so `answer` is empty; a few tasks build questions from the order of sets and
-are refused unless PYTHONHASHSEED is set; knight_swap is not the same twice and is refused. Not covered: curricula.
+are refused unless PYTHONHASHSEED is set; knight_swap is not the same twice and is refused; three scorers can be fooled
+with a constant answer and are not (`_fooled`). Not covered: curricula, and other ways to fool a scorer.
 """
 
 from __future__ import annotations
@@ -25,8 +26,11 @@ import os
 import random
 from collections.abc import Mapping
 from concurrent.futures import Future
+from fractions import Fraction
 from functools import cache, cached_property, lru_cache
 from typing import Any, cast
+
+import numpy as np
 
 from equipoise.rewards.pool import Pool
 from equipoise.rewards.pools import KEPT, SET
@@ -38,7 +42,7 @@ BLOCK = 64  # items made from one seed
 REDRAWS = 100
 SECONDS = 5.0  # for one score
 LONGEST_ANSWER = 20_000  # characters; scorers may be quadratic
-HASHED = ("isomorphic_strings", "polynomial_multiplication", "ransom_note", "word_ladder")
+HASHED = ("intermediate_integration", "isomorphic_strings", "polynomial_multiplication", "ransom_note", "word_ladder")
 UNREPEATABLE = ("knight_swap",)
 GRIDS = ("arc_agi", "rearc")  # compare tuples, which an entry from a JSON file has as lists
 
@@ -92,13 +96,25 @@ class Gym:
         """Item i of a stream. Some tasks make all items of a seed at once, so a seed serves a block of them only."""
         block, place = divmod(i, BLOCK)
         key = hashlib.sha256(f"equipoise/gym/{task}/{stream}/{block}".encode()).digest()
-        made = _dataset(task, json.dumps(self._options[task]), int.from_bytes(key[:4], "big") // BLOCK * BLOCK)
-        return dict(made[place])
+        seed = int.from_bytes(key[:4], "big") // BLOCK * BLOCK
+        return item(_dataset(task, json.dumps(self._options[task]), seed), seed, place)
 
     def _prompt(self, name: str, task: str, entry: dict[str, Any]) -> Prompt:
         level = None if len(self._weights) == 1 else task
         meta = {"task": task, "entry": entry}
         return Prompt(name, entry["question"], entry["answer"] or "", level, meta)
+
+
+def item(made: Any, seed: int, place: int) -> dict[str, Any]:
+    """An item of a task. codeio and list_functions also draw from the generators that all code shares."""
+    state, array_state = random.getstate(), np.random.get_state()
+    random.seed(seed + place)
+    np.random.seed(seed + place)
+    try:
+        return dict(made[place])
+    finally:
+        random.setstate(state)
+        np.random.set_state(array_state)
 
 
 def submit(
@@ -137,7 +153,18 @@ def score_job(task: str, options: str, entry: Any, answer: str) -> Verdict:
     value = float(_dataset(task, options, 0).score_answer(answer, found))
     if not 0.0 <= value <= 1.0:
         return Verdict("crashed", f"{task} scored {value:g}: the rule is 0 to 1")
+    if value == 1.0 and _fooled(task, answer, found["answer"]):
+        return Verdict("wrong", f"the scorer takes it, but {answer[:40]} is not {found['answer']}", 0.0, 0.0, answer)
     return Verdict("correct" if value >= 1.0 else "wrong", f"scored {value:g}", value=value, answer=answer)
+
+
+def _fooled(task: str, answer: str, reference: str) -> bool:
+    """Three scorers give 1 to what a policy would soon learn to write: "nan", "0" (a prefix), and anything at all."""
+    if task == "complex_arithmetic":
+        return "nan" in answer.lower()
+    if task == "coin_flip":
+        return abs(Fraction(answer.replace(",", "")) - Fraction(reference)) > 1e-4
+    return task == "game_of_life_halting" and answer.lower() != reference.lower()
 
 
 def pack(value: Any) -> Any:

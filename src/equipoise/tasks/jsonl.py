@@ -71,7 +71,7 @@ class Jsonl:
         return found
 
     def _file(self, row: int) -> int:
-        return int(np.searchsorted(self._first, row, "right")) - 1
+        return int(np.searchsorted(self._first, row, "right")) - 1 if len(self._files) > 1 else 0
 
 
 class _Lines:

@@ -37,7 +37,7 @@ def open_task(
         return Arithmetic(seed=seed)
     if name.startswith("gym:"):
         return Gym(name.removeprefix("gym:"), seed=seed, options=gym)
-    if name.startswith("hub:") or name.endswith(KINDS) or Path(name).is_dir() or (glob.has_magic(name) and "/" in name):
+    if name.startswith("hub:") or name.endswith(KINDS) or Path(name).is_dir() or glob.has_magic(name):
         return Dataset(
             name, seed, columns=columns, verifier=verifier, suffix=suffix, strict=strict, dedupe=dedupe,
             max_prompt_chars=max_prompt_chars, max_prompt_tokens=max_prompt_tokens, count_tokens=count_tokens,

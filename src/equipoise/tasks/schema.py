@@ -27,7 +27,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from equipoise.tasks.fields import (
-    IDS,
     Messages,
     gold,
     id_of,
@@ -149,8 +148,10 @@ class _Columns:
 
 
 def _verl(row: Mapping[str, Any]) -> Item:
-    extra = row.get("extra_info")
-    id_ = id_of(extra if isinstance(extra, dict) else {}, ("index", *IDS))
+    extra = row["extra_info"] if isinstance(row.get("extra_info"), dict) else {}
+    index = id_of(extra, ("index",))
+    # An index counts within a source and a split, and verl's files join several of both.
+    id_ = None if index is None else "/".join(str(x) for x in (row.get("data_source"), extra.get("split"), index) if x)
     question, messages = question_of(row, "prompt", id_)
     model = row["reward_model"]
     if not isinstance(model, dict):

@@ -1,0 +1,140 @@
+"""Prompts from a million rows of Parquet: the first, a jump to position 700,001, a stretch, and the memory it takes.
+
+The peer is the package datasets as TRL and others use it: streaming with a shuffle buffer of as many rows as our
+window, where going on at a position means skipping the rows before it; and its memory-mapped table, which reads a
+million rows into a cache first. Every measurement is a process of its own. Two layouts: row groups of 10,000 rows, and
+one row group of a million, which is what pandas writes. Writes benchmarks/results/data.json.
+
+With EQUIPOISE_DATA (or the folder the tests look in) it also prints what is in the public benchmark files.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from report import write  # benchmarks/report.py
+
+ROOT = Path(__file__).parents[1]
+POSITION, STRETCH = 700_001, 30_000
+WORDS = ("train", "travels", "from", "city", "miles", "hour", "apples", "giving", "half", "sum", "integer", "triangle")
+
+MEASURE = """
+import json, re, sys, time
+import numpy, pyarrow.parquet
+if sys.argv[1] != "equipoise": import datasets
+else: from equipoise.tasks import Dataset
+def peak(): return int(re.search(r"VmHWM:\\s+(\\d+)", open("/proc/self/status").read())[1]) / 1024
+base = peak()
+kind, file, place, count = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
+start = time.perf_counter()
+if kind == "equipoise":
+    task = Dataset(file, seed=0)
+    items = (task.prompt(i) for i in range(place, place + count))
+else:
+    data = datasets.load_dataset("parquet", data_files=file, split="train", streaming=kind == "streaming")
+    if kind == "streaming":
+        items = iter(data.shuffle(seed=0, buffer_size=8192).skip(place))
+    else:
+        data = data.shuffle(seed=0)
+        items = (data[i] for i in range(place, place + count))
+next(items)
+first = time.perf_counter() - start
+start, got = time.perf_counter(), 0
+for item in items:
+    got += 1
+    if got == count - 1: break
+found = {"first_s": first, "memory_mb": peak() - base}
+if got: found["prompts_per_s"] = got / (time.perf_counter() - start)
+print(json.dumps(found))
+"""
+
+
+def make(path: Path, rows: int, group: int) -> None:
+    """Rows in verl's layout, about 300 bytes each."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    draw = random.Random(0)
+    phrases = [" ".join(draw.choices(WORDS, k=20)) for _ in range(10_000)]
+    schema = pa.schema([
+        ("data_source", pa.string()), ("ability", pa.string()),
+        ("prompt", pa.list_(pa.struct([("role", pa.string()), ("content", pa.string())]))),
+        ("reward_model", pa.struct([("style", pa.string()), ("ground_truth", pa.string())])),
+        ("extra_info", pa.struct([("index", pa.int64())])),
+    ])  # fmt: skip
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        for start in range(0, rows, 10_000):
+            numbers = range(start, min(rows, start + 10_000))
+            text = [f"Problem {i}: {draw.choice(phrases)} and {draw.choice(phrases)}?" for i in numbers]
+            yield pa.RecordBatch.from_pydict({
+                "data_source": ["made"] * len(text), "ability": ["math"] * len(text),
+                "prompt": [[{"role": "user", "content": t}] for t in text],
+                "reward_model": [{"style": "rule", "ground_truth": str(i % 997)} for i in numbers],
+                "extra_info": [{"index": i} for i in numbers],
+            }, schema)  # fmt: skip
+
+    pq.write_table(pa.Table.from_batches(batches()), path, row_group_size=group)
+
+
+def measure(kind: str, file: Path, place: int, count: int) -> dict[str, float]:
+    with tempfile.TemporaryDirectory() as cache:
+        run = subprocess.run(
+            [sys.executable, "-c", MEASURE, kind, str(file), str(place), str(count)], capture_output=True, text=True,
+            check=True, cwd=cache, env={"PYTHONPATH": str(ROOT / "src"), "HF_HOME": cache, "HF_HUB_OFFLINE": "1",
+                                        "OMP_NUM_THREADS": "1", "PATH": "/usr/bin:/bin"},
+        )  # fmt: skip
+    return dict(json.loads(run.stdout.splitlines()[-1]))
+
+
+def benchmark_files() -> dict[str, int]:
+    sys.path.insert(0, str(ROOT))
+    from equipoise.tasks.problems import read_problems
+    from tests.real_data import FOLDER
+
+    return {path.stem: len(read_problems(str(path))) for path in sorted((FOLDER / "benchmarks").glob("*.jsonl"))}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rows", type=int, default=1_000_000)
+    options = parser.parse_args()
+    figures: dict[str, Any] = {"rows": options.rows, "position": POSITION, "benchmark_files": benchmark_files()}
+    for name, count in figures["benchmark_files"].items():
+        print(f"{name:16s} {count:6,} problems")
+    place = min(POSITION, options.rows * 7 // 10)
+    with tempfile.TemporaryDirectory() as folder:
+        for layout, group in (("groups_of_10000", 10_000), ("one_group", options.rows)):
+            file = Path(folder) / f"{layout}.parquet"
+            start = time.perf_counter()
+            make(file, options.rows, group)
+            print(f"{layout}: {file.stat().st_size / 2**20:.0f} MiB, made in {time.perf_counter() - start:.0f} s")
+            found = {
+                "equipoise": measure("equipoise", file, 0, STRETCH),
+                "equipoise_resumed": measure("equipoise", file, place, 1),
+                "datasets_streaming": measure("streaming", file, 0, STRETCH),
+                "datasets_streaming_resumed": measure("streaming", file, place, 1),
+            }
+            if layout == "groups_of_10000":
+                found["datasets_table"] = measure("table", file, 0, STRETCH)
+            figures[layout] = found
+            for kind, values in found.items():
+                print(f"  {kind:28s} " + "  ".join(f"{k} {v:,.2f}" for k, v in values.items()))
+            file.unlink()
+    for layout in ("groups_of_10000", "one_group"):
+        ours, theirs = figures[layout]["equipoise_resumed"], figures[layout]["datasets_streaming_resumed"]
+        print(f"{layout}: resuming is {theirs['first_s'] / ours['first_s']:.1f} times as fast as skipping")
+    write("data", figures)
+
+
+if __name__ == "__main__":
+    main()
