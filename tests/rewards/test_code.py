@@ -1,15 +1,12 @@
 """Which code runs, which tests a row holds, and when an answer is the expected one."""
 
-import contextlib
-import json
-import math
 import time
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from equipoise.rewards import code, guest, sandbox
+from equipoise.rewards import code, sandbox
 
 needs_sandbox = pytest.mark.usefixtures("sandboxed")
 
@@ -18,9 +15,6 @@ needs_sandbox = pytest.mark.usefixtures("sandboxed")
 def sandboxed():
     if (why := sandbox.available()) is not None:
         pytest.skip(why)
-
-
-# --- extraction
 
 
 @pytest.mark.parametrize(
@@ -99,288 +93,6 @@ def test_extract_takes_one_pass_over_any_text(response):
 def test_extract_gives_back_what_a_block_holds(source):
     if "</think>" not in source:
         assert code.extract(f"Here:\n```python\n{source}\n```\n") == f"{source}\n"
-
-
-# --- the tests of a row
-
-
-def test_rows_of_stdin_and_stdout():
-    expected = code.Programs((("1\n2", "3"), ("4", "5")))
-    pairs = {"inputs": ["1\n2", "4"], "outputs": ["3", "5"]}
-    assert code.tests(pairs) == expected
-    assert code.tests(json.dumps(pairs)) == expected
-    assert code.tests({"input_output": json.dumps(pairs), "question": "?"}) == expected
-    assert code.tests({"inputs": [["1", "2"], "4"], "outputs": ["3", ["5"]]}) == expected
-    cases = [{"input": "1\n2", "output": "3", "testtype": "stdin"}, {"input": "4", "output": "5", "testtype": "stdin"}]
-    assert code.tests(cases) == expected
-    row = {"public_test_cases": json.dumps(cases[:1]), "private_test_cases": cases[1:], "metadata": "{}"}
-    assert code.tests(row) == expected
-
-
-def test_rows_of_calls():
-    expected = code.Calls("f", (((1, [2]), 3), ((4, []), 5)))
-    assert code.tests({"fn_name": "f", "inputs": [[1, [2]], [4, []]], "outputs": [3, 5]}) == expected
-    assert code.tests({"fn_name": "f", "inputs": ["1\n[2]", "4\n[]\n"], "outputs": ["3", "5"]}) == expected
-    cases = [
-        {"input": "1\n[2]", "output": "3", "testtype": "functional"},
-        {"input": "4\n[]", "output": "5", "testtype": "functional"},
-    ]
-    row = {"public_test_cases": cases, "private_test_cases": [], "metadata": json.dumps({"func_name": "f"})}
-    assert code.tests(row) == expected
-    assert code.tests({"fn_name": "f", "inputs": [[1], [2]], "outputs": [[3], [4]]}).wrapped
-    assert not code.tests({"fn_name": "f", "inputs": [[1], [2]], "outputs": [[3], [4, 5]]}).wrapped
-
-
-def test_rows_of_asserts_name_what_they_call():
-    def names(*statements, **row):
-        return code.tests({"test_list": list(statements), **row}).names
-
-    assert names("assert f(1) == 2") == ("f",)
-    assert names("assert set(f((1, 2))) == set((1,))", "assert g(f(1))") == ("f", "g")
-    assert names("assert math.isclose(f(1), 2)", test_imports=["import math"]) == ("f",)
-    assert names("x = [y for y in range(3)]\nassert f(x, key=lambda z: z) == x") == ("f",)
-    assert names("assert sum(10, 15) == 6") == ("sum",)
-    assert names("assert set(max([1])) == len([1])", code="def max(x): return x\n") == ("max",)
-    both = code.tests(
-        {"test_list": ["assert f(1)"], "challenge_test_list": ["assert f(2)"], "test_setup_code": "k = 1"}
-    )
-    assert both.code == "assert f(1)\nassert f(2)"
-    assert "k = 1" in both.setup
-
-
-def test_humaneval_helpers_come_from_the_prompt_and_only_where_they_are_used():
-    prompt = "def helper(x):\n    return x + 1\n\ndef f(x):\n    '''Doc.'''\n"
-    used = code.tests({"prompt": prompt, "test": "def check(c):\n    assert c(1) == helper(0)", "entry_point": "f"})
-    unused = code.tests({"prompt": prompt, "test": "def check(c):\n    assert c(1) == 1", "entry_point": "f"})
-    assert "helper" in used.setup
-    assert unused.setup == ""
-
-
-@pytest.mark.parametrize(
-    ("row", "reason"),
-    [
-        (None, "NoneType"),
-        ("{", "not JSON"),
-        ({}, "no tests"),
-        ([], "at least one"),
-        ([{"input": "1"}], "list of"),
-        ({"question": "?"}, "question"),
-        ({"inputs": ["1"], "outputs": []}, "one length"),
-        ({"inputs": [], "outputs": []}, "at least one"),
-        ({"inputs": [1], "outputs": ["1"]}, "int"),
-        ({"inputs": [{}], "outputs": [1], "fn_name": "f"}, "list of arguments"),
-        ({"inputs": ["1 2"], "outputs": ["1"], "fn_name": "f"}, "not JSON"),
-        ({"test_list": []}, "at least one"),
-        ({"test_list": "assert f(1)"}, "not JSON"),
-        ({"test_list": [1]}, "list of lines"),
-        ({"test_list": ["assert f(1 =="]}, "not Python"),
-        ({"test_list": ["assert 1 == 1"]}, "calls no function"),
-        ({"test_list": ["assert h(root)"], "test_setup_code": "root = Node(1)"}, "Node"),
-        ({"test": "def chek(c): pass", "entry_point": "f", "prompt": ""}, "check"),
-        ({"test": "def check(c) pass", "entry_point": "f", "prompt": ""}, "not Python"),
-        ({"test": "def check(c): pass", "entry_point": "f()", "prompt": ""}, "no name"),
-        ({"test": "def check(c): pass", "entry_point": "f", "prompt": "def f(:"}, "prompt"),
-        ([{"input": "1", "output": "1", "testtype": "functional"}], "func_name"),
-        ([{"input": "", "output": "", "testtype": "interactive"}], "interactive"),
-        ({"public_test_cases": "[]", "private_test_cases": "eJxrYJmq"}, "pickle"),
-    ],
-)
-def test_bad_rows_say_what_is_wrong(row, reason):
-    with pytest.raises(code.TestsError, match=reason):
-        code.tests(row)
-
-
-KEYS = "prompt test entry_point test_list test_setup_code test_imports challenge_test_list code inputs outputs fn_name"
-MORE_KEYS = "input_output public_test_cases private_test_cases metadata"
-TEXTS = ["", "f", "assert f(1)", "def check(c): c(1)", "[]", "{"]
-json_rows = st.dictionaries(
-    st.sampled_from([*KEYS.split(), *MORE_KEYS.split()]),
-    st.recursive(
-        st.none() | st.booleans() | st.integers() | st.sampled_from(TEXTS),
-        lambda inner: (
-            st.lists(inner, max_size=3)
-            | st.dictionaries(st.sampled_from(["input", "output", "testtype", "func_name"]), inner)
-        ),
-        max_leaves=6,
-    ),
-    max_size=6,
-)
-
-
-@settings(max_examples=150, deadline=None)
-@given(json_rows)
-def test_any_row_gives_tests_or_a_reason(row):
-    with contextlib.suppress(code.TestsError):
-        assert isinstance(code.tests(row), (code.Programs, code.Calls, code.Asserts))
-
-
-# --- comparing
-
-
-@pytest.mark.parametrize(
-    ("got", "expected", "same"),
-    [
-        ("1\n2\n", "1\n2", True),
-        ("1 \n2\t\n\n\n", "1\n2", True),
-        ("1\r\n2\r\n", "1\n2\n", True),
-        ("1  2", "1 2", True),
-        ("", "", True),
-        ("", "1", False),
-        ("1", "", False),
-        ("1 2", "1\n2", False),
-        ("1\n\n2", "1\n2", False),
-        ("\n1", "1", False),
-        ("0.1", "0.10000001", True),
-        ("0.1", "0.1001", False),
-        ("1e-9", "0.0", True),
-        ("1000000.0", "1000000.5", True),
-        ("1000000", "1000001", False),
-        ("1.0", "1", False),
-        ("1", "1.0", False),
-        ("-0.0", "0.0", True),
-        ("nan", "nan", True),
-        ("NaN", "nan", False),
-        ("inf", "1e999", False),
-        ("9007199254740993", "9007199254740992", False),
-        ("1_0.0", "10.0", False),
-        ("１.5", "1.5", False),
-        ("Yes", "yes", False),
-        ("a 0.1 b", "a 0.1000000001 b", True),
-        ("a 0.1 b", "a 0.1000000001 c", False),
-        ("x" * 10**6, "x" * 10**6, True),
-        ("1." + "0" * 10**6, "1.0", True),
-    ],
-)
-def test_outputs_compare_by_the_written_rule(got, expected, same):
-    assert code.same_output(got, expected) is same
-
-
-@pytest.mark.parametrize(
-    ("got", "expected", "same"),
-    [
-        (1, 1, True),
-        (1, True, True),
-        (1.0, 1, True),
-        (True, 1.0, True),
-        ("1", 1, False),
-        (None, None, True),
-        (None, False, False),
-        ((1, 2), [1, 2], True),
-        ([(1,), (2,)], [[1], [2]], True),
-        ([1, 2], [2, 1], False),
-        ([1], [1, 1], False),
-        ({1, 2}, [1, 2], False),
-        (b"a", "a", False),
-        ("a", ["a"], False),
-        (math.nan, math.nan, True),
-        (math.nan, 1.0, False),
-        (math.inf, math.inf, True),
-        (-math.inf, math.inf, False),
-        (-0.0, 0.0, True),
-        (0.1 + 0.2, 0.3, True),
-        (0.3001, 0.3, False),
-        (2.0000001, 2, False),
-        (2**53 + 1, 2**53 + 1, True),
-        (2**53 + 1, 2**53, False),
-        (2**53 + 1, float(2**53), False),
-        (10**400, 10**400, True),
-        (10**400, math.inf, False),
-        ({"a": (1,)}, {"a": [1]}, True),
-        ({"a": 1, "b": 2}, {"a": 1}, False),
-        ({1: 2}, {"1": 2}, False),
-        ({}, {}, True),
-        ({}, [], False),
-        ([], {}, False),
-        (1 + 0j, 1, False),
-        ("\ud800", "\ud800", True),
-        ("\ud800", "\ufffd", False),
-    ],
-)
-def test_values_compare_by_the_written_rule(got, expected, same):
-    assert code.same_value(guest.parse(guest.encode(got)), expected) is same
-
-
-json_values = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(st.characters()),
-    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
-    max_leaves=20,
-)
-
-
-@settings(max_examples=40, deadline=None)
-@given(json_values)
-def test_every_json_value_is_itself(value):
-    assert code.same_value(guest.parse(guest.encode(value)), value)
-
-
-@settings(max_examples=40, deadline=None)
-@given(json_values, json_values)
-def test_values_are_the_same_at_most_where_python_says_so_up_to_the_tolerance(a, b):
-    def rounded(value):
-        if isinstance(value, float):
-            return "nan" if math.isnan(value) else value if math.isinf(value) else 0.0
-        if isinstance(value, list):
-            return [rounded(x) for x in value]
-        return {k: rounded(v) for k, v in value.items()} if isinstance(value, dict) else value
-
-    if code.same_value(guest.parse(guest.encode(a)), b) and type(a) is type(b):
-        assert rounded(a) == rounded(b)
-
-
-# --- the border
-
-hashable = st.recursive(
-    st.none()
-    | st.booleans()
-    | st.integers()
-    | st.floats()
-    | st.text(st.characters())
-    | st.binary()
-    | st.complex_numbers(),
-    lambda inner: st.lists(inner, max_size=4).map(tuple) | st.frozensets(inner, max_size=4),
-    max_leaves=8,
-)
-built_in = st.recursive(
-    hashable | st.sets(hashable, max_size=4),
-    lambda inner: st.lists(inner) | st.lists(inner).map(tuple) | st.dictionaries(hashable, inner, max_size=4),
-    max_leaves=20,
-)
-
-
-def spelled(value):
-    """repr tells types, -0.0 and nan apart; a set's order is none of the value's."""
-    if isinstance(value, (set, frozenset)):
-        return type(value).__name__, sorted(map(repr, map(spelled, value)))
-    if isinstance(value, (list, tuple)):
-        return type(value).__name__, [spelled(x) for x in value]
-    if isinstance(value, dict):
-        return "dict", [(spelled(k), spelled(v)) for k, v in value.items()]
-    return type(value).__name__, repr(value)
-
-
-@settings(max_examples=40, deadline=None)
-@given(built_in)
-def test_built_in_values_cross_the_border_unchanged(value):
-    text = guest.encode(value)
-    json.loads(text, parse_constant=pytest.fail)
-    assert text.isascii()
-    assert "\n" not in text
-    assert spelled(guest.build(guest.parse(text))) == spelled(value)
-
-
-@pytest.mark.parametrize("value", [object(), iter([]), range(3), len, [object()], {1: {2: open}}, type, NotImplemented])
-def test_other_values_are_opaque(value):
-    with pytest.raises(guest.Opaque):
-        guest.encode(value)
-
-
-@pytest.mark.parametrize("text", ["", " 1", "1 ", "NaN", "[1,]", "{", "'a'", '"\n"', "Infinity", '{"a": 1, "a": 2}'])
-def test_what_is_not_one_strict_value_is_refused(text):
-    with pytest.raises(ValueError):
-        guest.build(guest.parse(text))
-
-
-# --- judging
 
 
 def judge(source, tests, **limits):
@@ -611,6 +323,7 @@ HUMANEVAL = code.tests(
         ("    pass\n", "wrong"),
         ("```python\ndef minus(xs): return xs\n```", "wrong"),
         ("I would add one to each of them.", "unparsed"),
+        ("<think>\n```python\ndef plus(xs): return xs\n```\n</think>I would add one.", "unparsed"),
         ("", "unparsed"),
     ],
 )

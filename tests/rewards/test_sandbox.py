@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from equipoise.rewards import code, guest, sandbox
+from equipoise.rewards import cgroups, code, guest, sandbox
 
 TESTS = code.Programs((("3 4\n", "7\n"),))
 HONEST = "a, b = map(int, input().split())\nprint(a + b)\n"
@@ -58,8 +58,7 @@ def expected(repeats):
 
 def remains():
     """What a verdict could leave: children, descriptors, temporary files, cgroups."""
-    cgroups = [str(child) for folder, _ in sandbox._cgroup_folders() for child in folder.glob("equipoise-*")]
-    ours = [name for name in cgroups if f"equipoise-{os.getpid()}-" in name]
+    ours = [str(child) for folder, _ in cgroups.folders() for child in folder.glob(f"equipoise-{os.getpid()}-*")]
     tasks = Path("/proc/self/task").iterdir()
     children = [pid for task in tasks for pid in (task / "children").read_text().split()]
     temporary = [name for name in os.listdir(tempfile.gettempdir()) if name.startswith("equipoise-")]
@@ -156,8 +155,8 @@ def test_the_namespace_dies_with_a_killed_worker(tmp_path):
     while any(alive(pid) for pid in first) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert not any(alive(pid) for pid in first)
-    sandbox._cgroup_folders.cache_clear()
-    assert not [c for folder, _ in sandbox._cgroup_folders() for c in folder.glob(f"equipoise-{process.pid}-*")]
+    cgroups.folders.cache_clear()
+    assert not [c for folder, _ in cgroups.folders() for c in folder.glob(f"equipoise-{process.pid}-*")]
 
 
 def alive(pid):
@@ -169,7 +168,7 @@ def alive(pid):
 
 @needs_sandbox
 def test_memory_is_bounded_for_all_processes_together_where_there_are_cgroups():
-    if not any("memory" in bounds for _, bounds in sandbox._cgroup_folders()):
+    if not any("memory" in bounds for _, bounds in cgroups.folders()):
         pytest.skip("no memory cgroup can be made here")
     source = (
         "import os, time\nfor _ in range(8):\n    if os.fork() == 0:\n        x = bytearray(b'x') * (100 << 20)\n"
@@ -225,7 +224,7 @@ def test_an_ordinary_user_gets_the_same_verdicts():
         packages.mkdir(parents=True)
         Path(folder, "equipoise", "__init__.py").touch()
         Path(packages, "__init__.py").touch()
-        for module in ("code", "guest", "sandbox", "seccomp", "verdict"):
+        for module in ("cgroups", "code", "guest", "outputs", "sandbox", "seccomp", "testcases", "verdict"):
             shutil.copy(Path(code.__file__).with_name(f"{module}.py"), packages)
         for path in [Path(folder), *Path(folder).rglob("*")]:
             path.chmod(0o755)

@@ -6,75 +6,38 @@ tests that are code themselves (HumanEval, MBPP), in a second sandbox where the 
 
 Python responses only, with the standard library alone. Test code that needs the response's own classes, or that looks
 at an argument the response changed in place, is not covered. Side effects of one call are seen by the next, as in the
-datasets' own graders; programs on stdin get a new process each.
+datasets' own graders; programs on stdin get a new process each, but find the files of the one before.
 """
 
 from __future__ import annotations
 
-import ast
-import builtins
 import dataclasses
 import json
-import math
 import re
 import secrets
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, cast
 
 from equipoise.rewards import sandbox
 from equipoise.rewards.guest import LIMIT_STATUS, encode, parse
+from equipoise.rewards.outputs import same_output, same_value
 from equipoise.rewards.sandbox import Flood, Gone, Guest, Late, Limits
+from equipoise.rewards.testcases import Asserts, Calls, Programs, Tests, TestsError, stub, tests
 from equipoise.rewards.verdict import Kind, Verdict
 
-TOLERANCE = 1e-6
-_LINE_BYTES = 10_000  # of a line that carries no value
+__all__ = ["Asserts", "Calls", "Limits", "Programs", "Tests", "TestsError", "extract", "judge", "tests"]
 
 Outcome = tuple[Kind, str]
 
-
-class TestsError(ValueError):
-    """A row whose tests cannot be used: the verdict is `bad_gold`."""
-
-    __test__ = False  # pytest, this is not a test
-
-
-@dataclass(frozen=True, slots=True)
-class Programs:
-    """Scripts: (stdin, expected stdout) each."""
-
-    cases: tuple[tuple[str, str], ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Calls:
-    """Calls of one function or method of `class Solution`: (arguments, expected JSON value) each.
-
-    wrapped: every expected value came in a list of one, as APPS writes them; the value alone is right too.
-    """
-
-    name: str
-    cases: tuple[tuple[tuple[Any, ...], Any], ...]
-    wrapped: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Asserts:
-    """Test code that calls the response's functions `names`.
-
-    setup runs first; with an `entry_point` the code defines `check`, which is called with that function. `prompt` is
-    what the response may continue.
-    """
-
-    names: tuple[str, ...]
-    code: str
-    setup: str = ""
-    entry_point: str | None = None
-    prompt: str = ""
-
-
-Tests = Programs | Calls | Asserts
+_LINE_BYTES = 10_000  # of a line that carries no value
+# Possessive (*+), so that no line takes more than one pass.
+_FENCE = re.compile(r"^([ \t]*+)(`{3,}+|~{3,}+)[ \t]*+([^\s`]*+)[^\n`]*+$", re.MULTILINE)
+_PYTHON = ("python", "python3", "py")
+_NO_SYNTAX = ("SyntaxError", "IndentationError", "TabError")
+_PROGRAM_REPLY = re.compile(rb"(exit \d{1,3}|signal \d{1,3}|files|output) (\d{1,10}) (\d{1,5})")
+_NO_FORM = "an answer of no known form"
+_TIMEOUT_SIGNALS, _LIMIT_SIGNALS = ("signal 24",), ("signal 9", "signal 25")  # XCPU; KILL (out of memory), XFSZ
 
 
 def judge(response: str, tests: Tests, limits: Limits = Limits()) -> Verdict:  # noqa: B008 (frozen)
@@ -98,16 +61,9 @@ def judge(response: str, tests: Tests, limits: Limits = Limits()) -> Verdict:  #
             kind, reason = _run_asserts(code, tests, limits)
     except sandbox.Unavailable as error:
         kind, reason = "unavailable", str(error)
-    if reason.startswith(_NO_SYNTAX) and not _FENCE.search(response):
+    if reason.startswith(_NO_SYNTAX) and not _FENCE.search(_said(response)):
         kind, reason = "unparsed", f"the response has no code block and is not Python itself ({reason})"
     return verdict(kind, reason, code)
-
-
-# --- the code of a response ------------------------------------------------------------------------------------------
-
-# Possessive (*+), so that no line takes more than one pass.
-_FENCE = re.compile(r"^([ \t]*+)(`{3,}+|~{3,}+)[ \t]*+([^\s`]*+)[^\n`]*+$", re.MULTILINE)
-_PYTHON = ("python", "python3", "py")
 
 
 def extract(response: str) -> str | None:
@@ -117,7 +73,7 @@ def extract(response: str) -> str | None:
     nothing. A response without any fence is code as a whole. A block that is not closed, or is marked as something
     else, is no code; an empty one is none either.
     """
-    text = response.replace("\r\n", "\n").rpartition("</think>")[2]
+    text = _said(response)
     if text.lstrip().startswith("<think>"):
         return None
     if not _FENCE.search(text):
@@ -126,6 +82,10 @@ def extract(response: str) -> str | None:
     marked = [code for mark, code in blocks if mark in _PYTHON]
     found = marked or [code for mark, code in blocks if not mark]
     return found[-1] if found and found[-1].strip() else None
+
+
+def _said(response: str) -> str:
+    return response.replace("\r\n", "\n").rpartition("</think>")[2]
 
 
 def _blocks(text: str) -> list[tuple[str, str]]:
@@ -149,259 +109,7 @@ def _prelude_and_source(code: str, tests: Asserts) -> tuple[str, str]:
     if tests.entry_point is None:
         return "", code
     whole = re.search(rf"^(?:(?:async )?def {tests.entry_point}\b|{tests.entry_point}[ \t]*=)", code, re.MULTILINE)
-    return (_stub(tests.prompt), code) if whole else ("", f"{tests.prompt}{code}")
-
-
-def _stub(prompt: str) -> str:
-    """The prompt as complete code: it ends in a function without a body."""
-    return f"{prompt}\n    pass\n" if prompt else ""
-
-
-# --- the tests of a row ----------------------------------------------------------------------------------------------
-
-
-def tests(row: Any) -> Tests:
-    """The tests of a dataset's row, by the keys it has. Raises `TestsError`.
-
-    - `prompt`, `test` (defines `check(candidate)`), `entry_point`: HumanEval
-    - `test_list` of assert statements; `test_setup_code`, `test_imports`, `challenge_test_list`, `code`: MBPP
-    - `inputs`, `outputs`, both lists of stdin and stdout text; with `fn_name`, of argument lists and values: APPS, TACO
-    - `input_output`: the same as JSON text
-    - `public_test_cases`, `private_test_cases`, each a list of {"input", "output", "testtype"} or its JSON text, and
-      `metadata` with `func_name` where testtype is "functional": LiveCodeBench
-    - such a list, or any of this as JSON text
-    """
-    if isinstance(row, str):
-        row = _json(row, "the tests")
-    if isinstance(row, list):
-        return _from_cases(row, None)
-    if not isinstance(row, dict):
-        raise TestsError(f"tests of type {type(row).__name__}: the rule is an object, a list or their JSON text")
-    if {"test", "entry_point"} <= row.keys():
-        return _humaneval(row)
-    if "test_list" in row:
-        return _mbpp(row)
-    if {"inputs", "outputs"} <= row.keys():
-        return _from_pairs(row)
-    if "input_output" in row:
-        return tests(row["input_output"])
-    if {"public_test_cases", "private_test_cases"} & row.keys():
-        metadata = _unpacked(row, "metadata", dict)
-        public, private = _unpacked(row, "public_test_cases", list), _unpacked(row, "private_test_cases", list)
-        return _from_cases(public + private, metadata.get("func_name"))
-    raise TestsError(
-        f"no tests in a row with the keys {', '.join(map(str, row))}: the rule is test and entry_point, test_list, "
-        "inputs and outputs, input_output, or public_test_cases"
-    )
-
-
-def _unpacked(row: dict[str, Any], key: str, kind: type) -> Any:
-    """A list or object, empty where there is none, or its JSON text."""
-    value = row.get(key) or kind()
-    value = _json(value, key) if isinstance(value, str) else value
-    if not isinstance(value, kind):
-        raise TestsError(f"{key} is {type(value).__name__}: the rule is {kind.__name__} or its JSON text")
-    return value
-
-
-def _json(text: Any, what: str) -> Any:
-    if not isinstance(text, str):
-        raise TestsError(f"{what}: {str(text)[:60]!r} is {type(text).__name__}: the rule is JSON text")
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError) as error:
-        hint = " (LiveCodeBench packs its private tests as a pickle: unpack them first)" if "private" in what else ""
-        raise TestsError(f"{what}: {text[:60]!r} is not JSON: {error}{hint}") from None
-
-
-def _parsed(code: Any, what: str) -> ast.Module:
-    if not isinstance(code, str):
-        raise TestsError(f"{what} is {type(code).__name__}, not text")
-    try:
-        return ast.parse(code)
-    except (SyntaxError, ValueError, RecursionError) as error:
-        raise TestsError(f"{what} is not Python: {error}") from None
-
-
-def _humaneval(row: dict[str, Any]) -> Asserts:
-    prompt, name = _text(row.get("prompt") or "", "prompt"), row["entry_point"]
-    if not isinstance(name, str) or not name.isidentifier():
-        raise TestsError(f"entry_point = {name!r} is no name")
-    code = _parsed(row["test"], "test")
-    if not any(isinstance(node, ast.FunctionDef) and node.name == "check" for node in code.body):
-        raise TestsError("test defines no check(candidate)")
-    _parsed(_stub(prompt), "prompt")
-    helpers = _loaded(code) - _stored(code) - set(dir(builtins)) - {name}
-    return Asserts((name,), row["test"], _stub(prompt) if helpers else "", name, prompt)
-
-
-def _mbpp(row: dict[str, Any]) -> Asserts:
-    statements = [_unpacked(row, key, list) for key in ("test_list", "challenge_test_list")]
-    code = "\n".join(_text(part, "test_list") for part in statements if part)
-    imports = row.get("test_imports") or ""
-    setup = f"{_text(imports, 'test_imports')}\n{_text(row.get('test_setup_code') or '', 'test_setup_code')}"
-    before, asserts = _parsed(setup, "test_setup_code"), _parsed(code, "test_list")
-    own = _stored(before) | _stored(asserts)
-    if needed := _loaded(before) - own - set(dir(builtins)):
-        raise TestsError(
-            f"test_setup_code needs {', '.join(sorted(needed))} of the response: only the tests may call it"
-        )
-    free = _loaded(asserts) - own
-    if row.get("code"):
-        solution = _parsed(row["code"], "code")
-        names = free & {node.name for node in solution.body if isinstance(node, (ast.FunctionDef, ast.ClassDef))}
-    else:
-        # A task may ask for a function with a built-in's name: `assert sum(10, 15) == 6`.
-        names = free - set(dir(builtins)) or _first_called(asserts)
-    if not names:
-        raise TestsError("test_list calls no function of the response: the rule is asserts that do, at least one")
-    return Asserts(tuple(sorted(names)), code, setup)
-
-
-def _stored(tree: ast.AST) -> set[str]:
-    """Names the code gives a meaning to."""
-    names = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load)}
-    for node in ast.walk(tree):
-        if isinstance(node, ast.alias):
-            names.add((node.asname or node.name).partition(".")[0])
-        elif isinstance(node, (ast.FunctionDef, ast.ClassDef)):
-            names.add(node.name)
-        elif isinstance(node, ast.arg):
-            names.add(node.arg)
-    return names
-
-
-def _loaded(tree: ast.AST) -> set[str]:
-    return {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
-
-
-def _first_called(tree: ast.AST) -> set[str]:
-    calls = (node.func for node in ast.walk(tree) if isinstance(node, ast.Call))
-    return {next((function.id for function in calls if isinstance(function, ast.Name)), "")} - {""}
-
-
-def _from_pairs(row: dict[str, Any]) -> Programs | Calls:
-    inputs, outputs, name = row["inputs"], row["outputs"], row.get("fn_name")
-    if not isinstance(inputs, list) or not isinstance(outputs, list) or len(inputs) != len(outputs) or not inputs:
-        raise TestsError("inputs and outputs: the rule is two lists of one length, at least one test")
-    if name is not None and not isinstance(name, str):
-        raise TestsError(f"fn_name = {name!r} is no name")
-    if not name:
-        pairs = zip(inputs, outputs, strict=True)
-        return Programs(tuple((_text(i, "inputs"), _text(o, "outputs")) for i, o in pairs))
-    arguments = tuple(_arguments(i) for i in inputs)
-    texts = all(isinstance(i, str) for i in inputs) and all(isinstance(o, str) for o in outputs)
-    values = [_json(o, "outputs") for o in outputs] if texts else outputs
-    wrapped = not texts and all(isinstance(value, list) and len(value) == 1 for value in values)
-    return Calls(name, tuple(zip(arguments, values, strict=True)), wrapped)
-
-
-def _from_cases(cases: list[Any], name: str | None) -> Programs | Calls:
-    if not cases or not all(isinstance(case, dict) and {"input", "output"} <= case.keys() for case in cases):
-        raise TestsError('the rule is a list of {"input", "output", "testtype"}, at least one')
-    kinds = {case.get("testtype", "stdin") for case in cases}
-    if kinds == {"stdin"}:
-        return Programs(tuple((_text(case["input"], "input"), _text(case["output"], "output")) for case in cases))
-    if kinds != {"functional"}:
-        raise TestsError(
-            f"testtype {', '.join(sorted(map(str, kinds)))}: the rule is stdin or functional, for all alike"
-        )
-    if not name or not isinstance(name, str):
-        raise TestsError("functional tests without metadata.func_name: there is nothing to call")
-    return Calls(name, tuple((_arguments(case["input"]), _json(case["output"], "output")) for case in cases))
-
-
-def _text(value: Any, what: str) -> str:
-    if isinstance(value, list) and all(isinstance(line, str) for line in value):
-        return "\n".join(value)
-    if not isinstance(value, str):
-        raise TestsError(f"{what}: {str(value)[:60]!r} is {type(value).__name__}: the rule is text or a list of lines")
-    return value
-
-
-def _arguments(value: Any) -> tuple[Any, ...]:
-    """A list of arguments, or text with the JSON of one argument per line."""
-    if isinstance(value, str):
-        return tuple(_json(line, "input") for line in value.split("\n") if line.strip())
-    if not isinstance(value, list):
-        raise TestsError(f"inputs: {str(value)[:60]!r} is {type(value).__name__}: the rule is the list of arguments")
-    return tuple(value)
-
-
-# --- comparing -------------------------------------------------------------------------------------------------------
-
-_FLOAT = re.compile(r"[+-]?(?:\d+\.\d*|\.\d+|\d+(?=[eE]))(?:[eE][+-]?\d+)?", re.ASCII)
-
-
-def same_output(got: str, expected: str) -> bool:
-    """Equal line by line but for blanks at the ends of lines and empty lines at the end, else token by token.
-
-    Then lines must have the same number of tokens, and two tokens are the same if they are equal, or if both are
-    written as floats (with a point or an exponent) and differ by 1e-6 at most, absolutely or relatively.
-    """
-    a, b = _lines(got), _lines(expected)
-    if a == b:
-        return True
-    return len(a) == len(b) and all(x == y or _same_tokens(x.split(), y.split()) for x, y in zip(a, b, strict=True))
-
-
-def _lines(text: str) -> list[str]:
-    lines = [line.rstrip() for line in text.replace("\r\n", "\n").split("\n")]
-    while lines and not lines[-1]:
-        lines.pop()
-    return lines
-
-
-def _same_tokens(got: list[str], expected: list[str]) -> bool:
-    return len(got) == len(expected) and all(x == y or _close_text(x, y) for x, y in zip(got, expected, strict=True))
-
-
-def _close_text(x: str, y: str) -> bool:
-    return bool(_FLOAT.fullmatch(x) and _FLOAT.fullmatch(y)) and _close(float(x), float(y))
-
-
-def _close(x: float, y: float) -> bool:
-    return x == y or math.isclose(x, y, rel_tol=TOLERANCE, abs_tol=TOLERANCE)
-
-
-def same_value(got: Any, expected: Any) -> bool:
-    """Whether a returned value, as `guest.encode` wrote and `guest.parse` read it, is the expected JSON value.
-
-    As Python's ==, so 1, 1.0 and True are equal, but: a tuple is a list, two floats may differ by 1e-6 absolutely or
-    relatively, and NaN is NaN. What JSON cannot write (a set, bytes, a key that is not text) equals nothing.
-    """
-    if isinstance(got, dict):
-        if got.keys() == {"tuple"}:
-            return same_value(got["tuple"], expected)
-        if got.keys() == {"int"}:
-            return type(expected) in (int, float) and int(got["int"], 16) == expected
-        if got.keys() == {"float"}:
-            return isinstance(expected, float) and repr(expected) == got["float"]
-        if got.keys() != {"dict"} or not isinstance(expected, dict):
-            return False
-        pairs = {key: value for key, value in got["dict"] if isinstance(key, str)}
-        return (
-            len(pairs) == len(got["dict"])
-            and pairs.keys() == expected.keys()
-            and all(same_value(value, expected[key]) for key, value in pairs.items())
-        )
-    if isinstance(got, list):
-        return (
-            isinstance(expected, list)
-            and len(got) == len(expected)
-            and all(same_value(x, y) for x, y in zip(got, expected, strict=True))
-        )
-    if isinstance(got, float) and isinstance(expected, float):
-        return _close(got, expected)
-    return bool(got == expected)
-
-
-# --- running ---------------------------------------------------------------------------------------------------------
-
-_NO_SYNTAX = ("SyntaxError", "IndentationError", "TabError")
-_PROGRAM_REPLY = re.compile(rb"(exit \d{1,3}|signal \d{1,3}|files|output) (\d{1,10}) (\d{1,5})")
-_NO_FORM = "an answer of no known form"
-_TIMEOUT_SIGNALS, _LIMIT_SIGNALS = ("signal 24",), ("signal 9", "signal 25")  # XCPU; KILL (out of memory), XFSZ
+    return (stub(tests.prompt), code) if whole else ("", f"{tests.prompt}{code}")
 
 
 class _Clock:

@@ -226,7 +226,7 @@ def _run_module(code, name: str, prelude: str = "") -> dict:
     sys.modules[name] = module
     module.__dict__["__builtins__"] = builtins  # not this file's own, which sandbox.py gave it
     sys.argv = ["response.py"]
-    exec(prelude, module.__dict__)
+    exec(compile(prelude, "<prompt>", "exec", dont_inherit=True), module.__dict__)
     exec(code, module.__dict__)
     return module.__dict__
 

@@ -14,7 +14,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import io
-import itertools
 import json
 import marshal
 import math
@@ -34,8 +33,8 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from equipoise.rewards import cgroups, seccomp
 from equipoise.rewards import guest as guest_module
-from equipoise.rewards import seccomp
 
 _START_SECONDS = 60.0  # a loaded machine is slow to start a process; nothing of the response runs before this is over
 _NOBODY = 65534
@@ -250,13 +249,14 @@ def _start_contained(limits: Limits, room: int, stack: contextlib.ExitStack) -> 
             env=_environment(),
         )
         guest = Guest(process)
-        cgroups = stack.enter_context(_cgroups(limits, scratch))  # before `close`, to be removed after it
+        bounds = {"memory": limits.memory_bytes + scratch + _INTERPRETER_BYTES, "pids": limits.processes + 1}
+        made = stack.enter_context(cgroups.bounded(bounds))  # before `close`, to be removed after it
         stack.callback(guest.close)
         for end in (filter_out, info_in, hold_out):
             end.close()
         first = _first_process(info_out, guest)
         guest.first = os.pidfd_open(first)
-        for cgroup in cgroups:
+        for cgroup in made:
             with contextlib.suppress(OSError):
                 (cgroup / "cgroup.procs").write_text(str(first))
         if root:
@@ -384,67 +384,6 @@ def _mounts() -> list[str]:
 def _nproc_is_ours() -> bool:
     version = tuple(int(part) for part in platform.release().split(".")[:2])
     return version >= _NPROC_PER_NAMESPACE
-
-
-_serial = itertools.count()
-
-
-@functools.cache
-def _cgroup_folders() -> list[tuple[Path, dict[str, str]]]:
-    """Where a child cgroup can be made, with the file that bounds each thing: version 1, version 2, or nowhere."""
-    files = {"memory": "memory.limit_in_bytes", "pids": "pids.max"}
-    found = []
-    with contextlib.suppress(OSError):
-        for line in Path("/proc/self/cgroup").read_text().splitlines():
-            _, controllers, path = line.split(":", 2)
-            folder = Path("/sys/fs/cgroup") / controllers / path.lstrip("/")
-            bounds = {name: file for name, file in files.items() if name in controllers.split(",")}
-            with contextlib.suppress(OSError):
-                if not controllers:
-                    enabled = (folder / "cgroup.subtree_control").read_text().split()
-                    both = {"memory": "memory.max", "pids": "pids.max"}
-                    bounds = {name: file for name, file in both.items() if name in enabled}
-                if bounds and os.access(folder, os.W_OK):
-                    found.append((folder, bounds))
-    for folder, _ in found:
-        _sweep(folder)
-    return found
-
-
-def _sweep(folder: Path) -> None:
-    """Remove what a killed process left behind: its cgroups are empty, because its sandboxes died with it."""
-    for child in folder.glob("equipoise-*-*"):
-        if not Path("/proc", child.name.split("-")[1]).exists():
-            with contextlib.suppress(OSError):
-                child.rmdir()
-
-
-@contextlib.contextmanager
-def _cgroups(limits: Limits, scratch: int) -> Iterator[list[Path]]:
-    """Cgroups that bound the memory and the processes of a sandbox as a whole, where they can be made."""
-    bounds = {"memory": limits.memory_bytes + scratch + _INTERPRETER_BYTES, "pids": limits.processes + 1}
-    made: list[Path] = []
-    try:
-        for folder, files in _cgroup_folders():
-            with contextlib.suppress(OSError):
-                child = folder / f"equipoise-{os.getpid()}-{next(_serial)}"
-                child.mkdir()
-                made.append(child)
-                for name, file in files.items():
-                    (child / file).write_text(str(bounds[name]))
-        yield made
-    finally:
-        for child in made:
-            _remove(child)
-
-
-def _remove(cgroup: Path) -> None:
-    """The kernel takes a moment to let go of the dead."""
-    for wait in (0.0, 0.001, 0.01, 0.1, 1.0):
-        time.sleep(wait)
-        with contextlib.suppress(OSError):
-            cgroup.rmdir()
-            return
 
 
 _PROBE = """

@@ -1,0 +1,74 @@
+"""Cgroups that bound a sandbox as a whole, where this process may make some: version 1, or 2 in the root cgroup.
+
+Version 2 lets no other cgroup have both processes and children with bounds of their own, and to move ourselves aside is
+not ours to do. Where nothing can be made, nothing is bounded here; the resource limits of each process remain.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import itertools
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+_serial = itertools.count()
+
+
+@functools.cache
+def folders() -> list[tuple[Path, dict[str, str]]]:
+    """Where a child cgroup can be made, with the file that bounds each thing: version 1, version 2, or nowhere."""
+    files = {"memory": "memory.limit_in_bytes", "pids": "pids.max"}
+    found = []
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/self/cgroup").read_text().splitlines():
+            _, controllers, path = line.split(":", 2)
+            folder = Path("/sys/fs/cgroup") / controllers / path.lstrip("/")
+            bounds = {name: file for name, file in files.items() if name in controllers.split(",")}
+            with contextlib.suppress(OSError):
+                if not controllers:
+                    enabled = (folder / "cgroup.subtree_control").read_text().split()
+                    both = {"memory": "memory.max", "pids": "pids.max"}
+                    bounds = {name: file for name, file in both.items() if name in enabled}
+                if bounds and os.access(folder, os.W_OK):
+                    found.append((folder, bounds))
+    for folder, _ in found:
+        _sweep(folder)
+    return found
+
+
+def _sweep(folder: Path) -> None:
+    """Remove what a killed process left behind: its cgroups are empty, because its sandboxes died with it."""
+    for child in folder.glob("equipoise-*-*"):
+        if not Path("/proc", child.name.split("-")[1]).exists():
+            with contextlib.suppress(OSError):
+                child.rmdir()
+
+
+@contextlib.contextmanager
+def bounded(bounds: dict[str, int]) -> Iterator[list[Path]]:
+    """Cgroups that bound the memory and the processes of a sandbox as a whole, where they can be made."""
+    made: list[Path] = []
+    try:
+        for folder, files in folders():
+            with contextlib.suppress(OSError):
+                child = folder / f"equipoise-{os.getpid()}-{next(_serial)}"
+                child.mkdir()
+                made.append(child)
+                for name, file in files.items():
+                    (child / file).write_text(str(bounds[name]))
+        yield made
+    finally:
+        for child in made:
+            _remove(child)
+
+
+def _remove(cgroup: Path) -> None:
+    """The kernel takes a moment to let go of the dead."""
+    for wait in (0.0, 0.001, 0.01, 0.1, 1.0):
+        time.sleep(wait)
+        with contextlib.suppress(OSError):
+            cgroup.rmdir()
+            return
