@@ -19,17 +19,18 @@ def page_file(runs, tmp_path_factory):
     return report.write([runs], tmp_path_factory.mktemp("page") / "report.html").as_uri()
 
 
-def scroll_through(page):
+def scroll_through(page, unfold=True):
     """Past everything, so that every figure is drawn."""
     page.evaluate(
-        """async () => {
-            for (const details of document.querySelectorAll('section > details')) details.open = true;
+        """async (unfold) => {
+            for (const details of document.querySelectorAll('section > details')) details.open = unfold;
             for (let y = 0; y < document.documentElement.scrollHeight; y += 400) {
                 scrollTo({ top: y, behavior: 'instant' });
                 await new Promise((r) => requestAnimationFrame(() => requestAnimationFrame(r)));
             }
             scrollTo({ top: 0, behavior: 'instant' });
-        }"""
+        }""",
+        unfold,
     )
 
 
@@ -98,6 +99,18 @@ def test_the_button_changes_the_theme_and_the_system_decides_without_it(page_fil
     light.emulate_media(color_scheme="dark")
     light.get_by_role("button", name="Light theme").click()
     assert light.evaluate(background) == before
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+def test_a_link_leads_where_it_says_and_nothing_moves_when_figures_are_drawn(page_file, open_page, width):
+    page = open_page(page_file + "#samples", width=width).page
+    top = "Math.round(document.getElementById('samples').getBoundingClientRect().top)"
+    assert 0 <= page.evaluate(top) < 120
+    height = page.evaluate("document.documentElement.scrollHeight")
+    scroll_through(page, unfold=False)
+    assert page.evaluate("document.documentElement.scrollHeight") == height
+    page.get_by_role("link", name="Biases").click()
+    assert 0 <= page.evaluate(top.replace("samples", "bias")) < 120
 
 
 @pytest.mark.parametrize("width", [390, 320])

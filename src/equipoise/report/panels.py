@@ -204,7 +204,7 @@ def _compared(means: Sequence[float | None]) -> list[dict[str, Any]]:
 
 def weights(runs: Sequence[Run]) -> Panel | None:
     """HA-DW (or debias): the anchor, and the weights Φ it led to."""
-    anchor = {
+    anchor: Figure = {
         "id": "difficulty/anchor",
         "kind": "lines",
         "title": "Anchor",

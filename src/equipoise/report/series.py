@@ -30,7 +30,8 @@ def running_mean(values: Column, window: int = WINDOW) -> list[float | None]:
 
 def cumulative(values: Column) -> list[float | None]:
     """The sum up to each step; a step without a number adds nothing."""
-    total, out = 0.0, []
+    total = 0.0
+    out: list[float | None] = []
     for v in values:
         total += v or 0.0
         out.append(total)

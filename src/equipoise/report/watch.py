@@ -61,7 +61,7 @@ def server(run: str | Path | Sequence[str | Path], port: int = 0) -> ThreadingHT
         server_version, sys_version = "equipoise", ""
 
         def do_GET(self) -> None:
-            here = self.server.server_address[1]
+            here = serving.server_port
             if self.headers.get("Host") not in (f"{HOST}:{here}", f"localhost:{here}"):
                 self._answer(403, "text/plain", "This page is for the machine it runs on.")
             elif self.path == "/":
@@ -90,10 +90,11 @@ def server(run: str | Path | Sequence[str | Path], port: int = 0) -> ThreadingHT
             """A line per refresh would drown the terminal."""
 
     try:
-        return ThreadingHTTPServer((HOST, port), Handler)
+        serving = ThreadingHTTPServer((HOST, port), Handler)
     except (OSError, OverflowError) as error:
         why = error.strerror if isinstance(error, OSError) else "a port is a number from 0 to 65535"
         raise ReportError(f"port {port}: cannot be listened on: {why}") from error
+    return serving
 
 
 def watch(run: str | Path | Sequence[str | Path], port: int = 8765) -> None:

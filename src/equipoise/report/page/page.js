@@ -207,5 +207,6 @@ async function follow() {
 }
 
 build();
+document.getElementById(location.hash.slice(1))?.scrollIntoView();
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => paint(null));
 if (root.dataset.mode === "live") follow();

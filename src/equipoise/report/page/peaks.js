@@ -1,5 +1,7 @@
 // Peak against last: a small tile per held-out metric, all on one scale, each around its own middle.
 
+const LINE = 17; // pixels of a run's line
+
 function peakChart(figure, context) {
   const tiles = h("div", { class: "peaks", tabindex: "0", role: "img" });
   const chart = { element: h("div", { class: "chart" }, tiles), draw, update };
@@ -10,11 +12,21 @@ function peakChart(figure, context) {
     if (drawn) draw();
   }
 
-  function draw() {
-    const rows = figure.rows
+  const visible = () =>
+    figure.rows
       .map((r) => ({ ...r, marks: r.marks.filter((m) => context.shows(m.run)) }))
       .filter((r) => r.marks.length);
-    tiles.replaceChildren(...rows.map(() => h("div", { class: "tile" })));
+  const height = (row) => row.marks.length * LINE + 22;
+
+  // Empty tiles of the height they will have: nothing below moves when they are drawn.
+  function lay(rows) {
+    tiles.replaceChildren(...rows.map((r) => h("div", { class: "tile" }, h("b", {}, name(r.label)))));
+    rows.forEach((r, i) => (tiles.children[i].style.minHeight = `calc(${height(r)}px + 1.5em)`));
+  }
+
+  function draw() {
+    const rows = visible();
+    lay(rows);
     const said = (m) => `${context.data.runs[m.run].name} peak ${percent(m.peak)}, last ${percent(m.last)}`;
     const label = rows.map((r) => `${r.label}: ${r.marks.map(said).join(", ")}`).join("; ");
     tiles.setAttribute("aria-label", label || "No run is shown.");
@@ -29,27 +41,26 @@ function peakChart(figure, context) {
 
   function tile(box, row, low, high) {
     const width = box.clientWidth || 300,
-      line = 17,
       right = 92,
-      height = row.marks.length * line + 22;
+      bottom = height(row);
     const X = (v) => 8 + ((v - low) / (high - low)) * (width - 8 - right);
-    const root = svg("svg", { width, height, viewBox: `0 0 ${width} ${height}`, "aria-hidden": "true" });
+    const root = svg("svg", { width, height: bottom, viewBox: `0 0 ${width} ${bottom}`, "aria-hidden": "true" });
     const columns = ticks(low, high, 3);
     const each = columns.length > 1 ? X(columns[1]) - X(columns[0]) : width;
     columns.forEach((v, i) =>
       root.append(
-        svg("line", { class: "grid", x1: X(v), x2: X(v), y1: 2, y2: height - 18 }),
+        svg("line", { class: "grid", x1: X(v), x2: X(v), y1: 2, y2: bottom - 18 }),
         (each > 30 || i % 2 === 0) && X(v) > 13
           ? svg(
               "text",
-              { class: "tick", x: X(v), y: height - 4, "text-anchor": "middle" },
+              { class: "tick", x: X(v), y: bottom - 4, "text-anchor": "middle" },
               minus(String(+(100 * v).toFixed(1))),
             )
           : "",
       ),
     );
     row.marks.forEach((m, i) => {
-      const y = 10 + i * line,
+      const y = 10 + i * LINE,
         { colour, marker } = look(m.run);
       root.append(
         svg("line", { class: `line ${colour}`, x1: X(m.last), x2: X(m.peak), y1: y, y2: y }),
@@ -66,8 +77,9 @@ function peakChart(figure, context) {
         ),
       );
     });
-    box.replaceChildren(h("b", {}, name(row.label)), root);
+    box.append(root);
   }
+  lay(visible());
   return chart;
 }
 
