@@ -71,7 +71,7 @@ def _left_out(run: Run, chosen: Sequence[dict[str, Any]]) -> str:
     return f"{out}; {cut:,} long texts without their middle." if cut else f"{out}."
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=None)
 def _count(file: Path, version: tuple[int, ...]) -> int:
     import pyarrow as pa
     import pyarrow.parquet as pq
