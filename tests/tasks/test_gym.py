@@ -175,6 +175,13 @@ def test_entries_of_a_file_are_scored_by_their_task(tmp_path):
     assert task.grade(color, solved).result().kind == "correct"
 
 
+def test_entries_of_a_file_without_the_package_name_the_extra(tmp_path, monkeypatch):
+    row = {"question": "6*7?", "answer": "42", "metadata": {"source_dataset": "products"}}
+    monkeypatch.setitem(sys.modules, "reasoning_gym", None)
+    with pytest.raises(TaskError, match=r"entries\.jsonl needs reasoning-gym: pip install equipoise\[gym\]"):
+        Dataset(jsonl(tmp_path / "entries.jsonl", [row]))
+
+
 def box_plan(state):
     """Carry every box along rows, then columns, to the target of its colour."""
     place = {item: tuple(map(float, key.split("_"))) for key, items in state.items() for item in items}

@@ -127,6 +127,8 @@ def test_columns_of_ones_own(tmp_path):
             (f"u{k}", f"{k}*2?", str(2 * k), str(k % 2)) for k in range(4)
         ]
         assert [p.meta["extra"] for p in prompts] == [0, 1, 2, 3]
+    hole = jsonl(tmp_path / "hole.jsonl", [*rows, {"q": "?", "answer": "not the gold"}])
+    assert Dataset(hole, columns=columns).summary.examples == {"no answer": [f'{hole}, line 5: there is no "deep.a"']}
     known = jsonl(tmp_path / "known.jsonl", [{"problem": "6*7?", "answer": "42"}])
     for held_out, text in ((known, "6*7?"), (tmp_path / "rows.jsonl", "0*2?")):
         assert Dataset(file, columns=columns, held_out=held_out).evaluation()[0].text == text
@@ -188,6 +190,11 @@ def test_golds(value, column, expected):
 def test_values_that_are_no_gold(value):
     with pytest.raises(RowError, match='"answer" is'):
         gold(value, "answer")
+
+
+def test_an_explanation_is_no_gold():
+    with pytest.raises(RowError, match='"answer" has 4,999 characters: the rule is at most 2,000'):
+        gold("because " * 625, "answer")
 
 
 def test_a_long_solution_without_a_mark_is_no_gold():

@@ -95,6 +95,8 @@ class Dataset:
         self.name, self.seed, self._suffix, self._verifier = str(name), seed, suffix, verifier
         self._rows = open_rows(self.name)
         self._schema = recognised(self._rows, columns)
+        if self._schema.name == "reasoning-gym":
+            gym.require(self.name)
         self._problems = None if held_out is None else _problems(str(held_out), columns)
         others = {str(path): [item.question for _, item in read_problems(str(path))] for path in avoid}
         count = count_tokens if max_prompt_tokens else None

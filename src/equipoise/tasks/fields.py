@@ -20,7 +20,8 @@ from equipoise.tasks.row import RowError
 LEVELS = ("level", "difficulty")
 IDS = ("id", "unique_id", "task_id", "question_id")  # not idx: joined files count from 0 again
 REWARDS = ("reward", "rewards", "score")
-LONGEST_ANSWER = 200  # characters of a solution without a box that may still be the answer itself
+LONGEST = 2000  # characters of an answer; more is an explanation
+LONGEST_BARE = 200  # of a solution without a box that may still be the answer itself
 MOST_TESTS = 1 << 30  # bytes of tests that one row may unpack to
 BLANKS = " \t\r\n\v\f"
 
@@ -42,11 +43,13 @@ def gold(value: Any, column: str) -> str:
         text = text.rpartition("####")[2].strip()
     elif column == "solution" or "\\boxed" in text:
         box = last_box(text)
-        if box is None and (len(text) > LONGEST_ANSWER or "\n" in text):
+        if box is None and (len(text) > LONGEST_BARE or "\n" in text):
             raise RowError("no answer", f'"{column}" has no \\boxed{{…}} and no "####" that marks its answer')
         text = text if box is None else box.strip()
     if not text:
         raise RowError("no answer", f'"{column}" is empty')
+    if len(text) > LONGEST:
+        raise RowError("no answer", f'"{column}" has {len(text):,} characters: the rule is at most {LONGEST:,}')
     return text
 
 

@@ -61,6 +61,7 @@ class Gym:
         if unknown := [task for task in options or {} if task not in self._weights]:
             raise TaskError(f"{self.name}: options for {unknown[0]}, which is not in it ({', '.join(self._weights)})")
         self._options = {task: dict((options or {}).get(task, {})) for task in self._weights}
+        require(self.name)
         for task in self._weights:
             _refuse(task)
             self._entry(task, "held out", 0)
@@ -201,11 +202,15 @@ def _weights(mixture: str) -> dict[str, float]:
     return weights
 
 
-def _refuse(task: str) -> None:
+def require(name: str) -> None:
+    """Refuse a task that needs the package where it is not installed."""
     try:
         import reasoning_gym  # noqa: F401 (is it there?)
     except ImportError as error:
-        raise TaskError(f"task.name = gym:{task} needs reasoning-gym: pip install equipoise[gym]") from error
+        raise TaskError(f"task.name = {name} needs reasoning-gym: pip install equipoise[gym]") from error
+
+
+def _refuse(task: str) -> None:
     if task in UNREPEATABLE:
         raise TaskError(f"gym:{task}: reasoning-gym does not make the same question twice: a run could not be resumed")
     if task in HASHED and os.environ.get("PYTHONHASHSEED", "random") == "random":

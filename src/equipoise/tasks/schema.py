@@ -95,7 +95,7 @@ def recognise(where: str, row: Mapping[str, Any], columns: Mapping[str, str] | N
             return Schema("HumanEval", _humaneval)
         if "test_list" in has and {"text", "prompt"} & has:
             return Schema("MBPP", _mbpp)
-        if {"question", "answer", "metadata"} <= has and "source_dataset" in (base["metadata"] or {}):
+        if {"question", "answer", "metadata"} <= has and _at(base, "metadata.source_dataset") is not _ABSENT:
             return Schema("reasoning-gym", _gym)
     question = next((column for column in QUESTIONS if column in has), None)
     answer = next((column for column in ANSWERS if column in has), None)
@@ -132,8 +132,7 @@ class _Columns:
 
     def __call__(self, row: Mapping[str, Any]) -> Item:
         if self.columns:
-            named = {role: _at(row, column) for role, column in self.columns.items()}
-            row = {**row, **{role: value for role, value in named.items() if value is not _ABSENT}}
+            row = self._named(row)
         id_, level = id_of(row), level_of(row)
         question, messages = question_of(row, self.question, id_)
         value = present(row, self.answer, "answer")
@@ -145,6 +144,14 @@ class _Columns:
         if self.answer == "answer" and isinstance(value, str) and value.strip() != answer:
             meta.setdefault("solution", value)
         return Item(question, answer, "final" if plain else "math", messages, id_, level, None, meta)
+
+    def _named(self, row: Mapping[str, Any]) -> dict[str, Any]:
+        """The row with its roles as columns. What is missing is missing, even if the row has a column of its name."""
+        named = {role: _at(row, column) for role, column in self.columns.items()}
+        for role in ("prompt", "answer"):
+            if named.get(role) is _ABSENT:
+                raise RowError(f"no {role}", f'there is no "{self.columns[role]}"')
+        return {**row, **{role: None if value is _ABSENT else value for role, value in named.items()}}
 
 
 def _verl(row: Mapping[str, Any]) -> Item:
@@ -186,8 +193,8 @@ def _mbpp(row: Mapping[str, Any]) -> Item:
     """The tests are part of the question, as in its own prompt: they alone say what the function is called."""
     column = "text" if "text" in row else "prompt"
     tests = _tests(row, "MBPP")
-    shown = "\n".join(map(str, tests["test_list"] if isinstance(tests["test_list"], list) else [tests["test_list"]]))
-    text = f"{text_of(row, column, id_of(row))}\nYour code should pass these tests:\n{shown}"
+    asserts = tests["test_list"] if isinstance(tests["test_list"], list) else [tests["test_list"]]
+    text = "\n".join([text_of(row, column, id_of(row)), "Your code should pass these tests:", *map(str, asserts)])
     return Item(text, "", "code", None, id_of(row), level_of(row), tests, _rest(row, column, *tests))
 
 
