@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator, Sequence
-from functools import lru_cache
+from functools import cache, lru_cache
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -71,7 +71,7 @@ def _left_out(run: Run, chosen: Sequence[dict[str, Any]]) -> str:
     return f"{out}; {cut:,} long texts without their middle." if cut else f"{out}."
 
 
-@lru_cache(maxsize=None)
+@cache
 def _count(file: Path, version: tuple[int, ...]) -> int:
     import pyarrow as pa
     import pyarrow.parquet as pq
