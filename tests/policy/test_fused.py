@@ -57,8 +57,11 @@ def generator(seed=0):
     return torch.Generator().manual_seed(seed)
 
 
-def chunk(n, V, dtype, softmax=SOFTMAXES[0], *, bias=False, seed=0):
-    """Tokens from flat to nearly certain, of which every other is the likeliest; rounded as the head would."""
+def chunk(n, V, dtype, softmax=SOFTMAXES[0], *, bias=False, top=False, seed=0):
+    """Tokens from flat to nearly certain, of which every other is the likeliest; rounded as the head would.
+
+    Logits are counted from the target's, or, as a good guess of its log-probability has it, from about the largest.
+    """
     g = generator(seed)
     raw = torch.logspace(-1, 1.2, n) * torch.randn(V, n, generator=g)
     head_bias = torch.randn(V, generator=g) if bias else None
@@ -66,7 +69,7 @@ def chunk(n, V, dtype, softmax=SOFTMAXES[0], *, bias=False, seed=0):
     targets = torch.randint(V, (n,), generator=g)
     targets[::2] = whole[:, ::2].argmax(0)
     own = whole.gather(0, targets[None])[0]
-    shift = own.to(dtype).float().clone()
+    shift = (whole.amax(0) if top else own).to(dtype).float().clone()
     made = Chunk(
         (raw - shift).to(dtype), shift, None if head_bias is None else head_bias.to(dtype), targets, own, softmax
     )
@@ -116,7 +119,9 @@ def test_target_logits_pass(V, d, dtype, bias):
 @needs_triton
 @pytest.mark.parametrize("softmax", SOFTMAXES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize(("n", "V", "bias"), [(64, 2, False), (64, 257, True), (128, 1000, False), (64, 20011, False)])
+@pytest.mark.parametrize(
+    ("n", "V", "bias"), [(128, 2, False), (128, 257, True), (256, 1000, False), (128, 20011, False)]
+)
 def test_statistics_pass(n, V, bias, dtype, softmax):
     c = chunk(n, V, dtype, softmax, bias=bias)
     before = c.z.clone()
@@ -128,10 +133,26 @@ def test_statistics_pass(n, V, bias, dtype, softmax):
     torch.testing.assert_close(got.double(), wanted, rtol=1e-5, atol=2e-5)
 
 
+@pytest.mark.parametrize("kind", ["torch", TRITON])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("d", [3, 1024, 1500])
+def test_scale_rows_pass(kind, d, dtype):
+    x = torch.randn(6, d, generator=generator()).to(dtype).to(DEVICE)
+    factor = torch.tensor([1.0, -0.3, 1e-6, 0.0, 7.0, 0.0], device=DEVICE)
+    x[5] = torch.nan
+    wanted = (x.double() * factor.double()[:, None]).nan_to_num(0.0)
+    out = torch.full_like(x, torch.inf)
+    of(kind).scale_rows(x, factor, out)
+    of(kind).scale_rows(x, factor, x)
+    assert torch.equal(x, out)
+    rounding = 8e-3 if dtype == torch.bfloat16 else 1e-6  # of the interpreter, which truncates
+    torch.testing.assert_close(out.double(), wanted, rtol=rounding, atol=0)
+
+
 @needs_triton
 @pytest.mark.parametrize("softmax", SOFTMAXES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize(("n", "V", "bias"), [(64, 257, True), (128, 1000, False), (64, 20011, False)])
+@pytest.mark.parametrize(("n", "V", "bias"), [(128, 257, True), (256, 1000, False), (128, 20011, False)])
 @pytest.mark.parametrize("which", ["logprob", "entropy", "both"])
 def test_gradient_pass(n, V, bias, dtype, softmax, which):
     c = chunk(n, V, dtype, softmax, bias=bias)
@@ -150,9 +171,10 @@ def test_gradient_pass(n, V, bias, dtype, softmax, which):
 @needs_triton
 @pytest.mark.parametrize("name", [name for name, objective in OBJECTIVES.items() if is_token_level(objective)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_loss_gradient_pass(name, dtype):
-    n, V = 64, 300
-    c = chunk(n, V, dtype, Softmax(0.8, None))
+@pytest.mark.parametrize("softmax", [Softmax(0.8, None), Softmax(1.3, 5.0)])
+def test_loss_gradient_pass(name, dtype, softmax):
+    n, V = 128, 300
+    c = chunk(n, V, dtype, softmax, top=True)
     exact = wide(c)
     wanted = torch.empty(2, n, device=DEVICE, dtype=torch.float64)
     passes.statistics(exact, *wanted, torch.empty_like(wanted[0]))
@@ -164,14 +186,15 @@ def test_loss_gradient_pass(name, dtype):
     passes.loss_gradient_(exact, pull, *wanted)
     single = pull._replace(**{k: v.float() for k, v in pull._asdict().items() if isinstance(v, torch.Tensor)})
     got = torch.full((2, n), torch.nan, device=DEVICE)
-    of("triton").loss_gradient_(c, single, *got)
+    factor = of("triton").loss_gradient_(c, single, *got)
+    gradient = c.z.double() if factor is None else c.z.double() * factor
     torch.testing.assert_close(got.double(), wanted, rtol=1e-5, atol=2e-5)
     assert exact.z[:, 5].abs().max() == 0
     assert exact.z.abs().sum(0).count_nonzero() >= 8
     # ρ can be e²⁰: compare each token by its own slope. log π is a difference of numbers up to 100, with seven digits.
     g, h = slopes(pull, *wanted)
     size = (g.abs() + (0 if h is None else h.abs())).clamp_min(1e-3 * float(pull.c.abs().max()))
-    close(c.z / size, exact.z / size, dtype, scale=20 if dtype == torch.float32 else 2)
+    close(gradient / size, exact.z / size, dtype, scale=20 if dtype == torch.float32 else 2)
 
 
 def test_the_triton_pass_knows_every_token_level_surrogate():
@@ -182,35 +205,55 @@ def test_the_triton_pass_knows_every_token_level_surrogate():
 
 
 @pytest.mark.parametrize("kind", ["torch", TRITON])
-def test_a_masked_logit_has_probability_zero_and_no_gradient(kind):
-    c = chunk(64, 600, torch.float32)
-    c.z[100:500] = -torch.inf
-    c.z[:599, 3], c.targets[3], c.own[3] = -torch.inf, 599, c.z[599, 3] + c.shift[3]
-    c.targets[:3], c.own[:3] = 7, c.z[7, :3] + c.shift[:3]
-    got = torch.empty(3, 64, device=DEVICE)
-    of(kind).statistics(c, *got)
-    kept = torch.cat([c.z[:100], c.z[500:]])[:, :3].double().log_softmax(0)
-    torch.testing.assert_close(got[0, :3].double(), kept[7], rtol=1e-5, atol=1e-5)
-    torch.testing.assert_close(got[1, :3].double(), -(kept.exp() * kept).sum(0), rtol=1e-5, atol=1e-5)
-    assert got[:2, 3].abs().max() < 1e-6
-    of(kind).gradient_(c, got[2], got[1], *numbers(64, 2))
+def test_a_logit_masked_by_the_bias_has_probability_zero_and_no_gradient(kind):
+    c = chunk(128, 600, torch.float32, bias=True, top=True)
+    c.bias[100:500] = -torch.inf
+    c.targets[:], c.own[:] = 7, c.z[7] + c.shift + c.bias[7]
+    pull = Case().pull(OBJECTIVES["dapo"]).padded(128)
+    kept = torch.cat([c.z[:100] + c.bias[:100, None], c.z[500:] + c.bias[500:, None]]).double().log_softmax(0)
+    got = torch.empty(3, 128, device=DEVICE)
+    for call in (lambda: of(kind).statistics(c, *got), lambda: of(kind).loss_gradient_(c, pull, *got[:2])):
+        call()
+        torch.testing.assert_close(got[0].double(), kept[7], rtol=1e-5, atol=2e-5)
+        torch.testing.assert_close(got[1].double(), -(kept.exp() * kept).sum(0), rtol=1e-5, atol=2e-5)
     assert c.z.isfinite().all()
-    assert c.z[100:500, :4].abs().max() == 0
-    assert c.z[:, 3].abs().max() < 1e-6
+    assert c.z[100:500].abs().max() == 0
+    c = chunk(128, 600, torch.float32, bias=True)._replace(bias=c.bias)
+    of(kind).gradient_(c, got[2], got[1], *numbers(128, 2))
+    assert c.z.isfinite().all()
+    assert c.z[100:500, c.targets < 100].abs().max() == 0
 
 
 @pytest.mark.parametrize("kind", ["torch", TRITON])
 @pytest.mark.parametrize("value", [math.nan, math.inf])
-def test_a_token_that_is_not_finite_is_told_and_does_not_pull(kind, value):
-    c = chunk(64, 600, torch.float32)
+@pytest.mark.parametrize("name", ["dapo", "everything"])
+def test_a_token_that_is_not_finite_is_told_and_does_not_pull(kind, value, name):
+    c = chunk(128, 600, torch.float32, top=True)
     c.z[311, 2] = value
-    logprobs, entropy = torch.zeros(2, 64, device=DEVICE).unbind()
-    of(kind).loss_gradient_(c, Case().pull(OBJECTIVES["everything"]).padded(64), logprobs, entropy)
+    if name == "dapo":  # its pass caps exponents: what overflows is known from the target
+        c.own[2] = torch.nan
+    logprobs, entropy = torch.zeros(2, 128, device=DEVICE).unbind()
+    factor = of(kind).loss_gradient_(c, Case().pull(OBJECTIVES[name]).padded(128), logprobs, entropy)
+    gradient = c.z if factor is None else c.z * factor
     assert not logprobs[2].isfinite()
-    assert logprobs.isfinite().sum() == 63
+    assert logprobs.isfinite().sum() == 127
     assert c.z.isfinite().all()
-    assert c.z[:, 2].abs().max() == 0
-    assert c.z.abs().max() > 0
+    assert gradient[:, 2].abs().max() == 0
+    assert gradient.abs().max() > 0
+
+
+@needs_triton
+@pytest.mark.parametrize("name", ["dapo", "cispo", "sapo", "k3"])
+def test_a_token_that_became_all_but_impossible_stays_finite_and_does_not_pull(name):
+    """Its exponents are capped at 2¹⁰⁰: log ρ is told as −69 or so, where every surrogate has given up."""
+    c = chunk(128, 600, torch.float32)
+    c.z[:] += 150.0  # the target's logit, from which they are counted, lies as far below
+    logprobs, entropy = torch.zeros(2, 128, device=DEVICE).unbind()
+    pull = Case().pull(OBJECTIVES[name]).padded(128)._replace(old=torch.full((128,), -1.0, device=DEVICE))
+    factor = of("triton").loss_gradient_(c, pull, logprobs, entropy)
+    assert logprobs.isfinite().all()
+    assert logprobs.max() < -50
+    assert (c.z * factor).abs().max() < 1e-6
 
 
 @needs_triton
@@ -224,15 +267,15 @@ def test_a_target_that_is_no_column_is_told():
 
 def test_entropy_keeps_its_digits_where_a_token_is_nearly_certain():
     """H ≈ ε(1 − log ε) with one other logit at log ε; counted from 0, not from the maximum, it would be rounding."""
-    below = torch.tensor([8.0, 10.0, 14.0], device=DEVICE).repeat(22)[:64]
-    z = torch.full((512, 64), -torch.inf, device=DEVICE)
+    below = torch.tensor([8.0, 10.0, 14.0], device=DEVICE).repeat(43)[:128]
+    z = torch.full((512, 128), -1e4, device=DEVICE)
     z[3], z[77] = 300.0, 300.0 - below
-    own = torch.full((64,), 300.0, device=DEVICE)
-    c = Chunk(z, torch.zeros_like(own), None, torch.full((64,), 3, device=DEVICE), own, SOFTMAXES[0])
+    own = torch.full((128,), 300.0, device=DEVICE)
+    c = Chunk(z, torch.zeros_like(own), None, torch.full((128,), 3, device=DEVICE), own, SOFTMAXES[0])
     q = torch.sigmoid(-below.double())
     H = -(q * q.log() + (1 - q) * torch.log1p(-q))
     for kind in ["torch", "triton"] if HAS_TRITON else ["torch"]:
-        got = torch.empty(3, 64, device=DEVICE)
+        got = torch.empty(3, 128, device=DEVICE)
         of(kind).statistics(c, *got)
         torch.testing.assert_close(got[1].double(), H, rtol=0.05, atol=3e-7)
 
@@ -310,7 +353,7 @@ def gradients(leaves):
 def test_fused_logprobs_and_their_gradient(kind, softmax, dtype, V, vocabulary, bias, chunk, monkeypatch):
     if kind == "triton" and dtype == torch.float64:
         pytest.skip("Triton passes are float32")
-    monkeypatch.setitem(head.CHUNK_BYTES, DEVICE, chunk)
+    monkeypatch.setattr(head, "_chunk_bytes", lambda x: chunk)
     case = Case(dtype=dtype, V=V, bias=bias)
     case.targets %= vocabulary or V
     a, b = case.leaves(), case.leaves()
@@ -440,6 +483,48 @@ def test_no_tokens_no_gradient(kind, name, dtype):
     assert weight.grad.abs().max() == 0
 
 
+@pytest.mark.parametrize("name", ["dapo", "gspo", "everything"])
+def test_strides_change_nothing(kind, name):
+    """Every tensor as a view of a larger one, its entries not side by side."""
+    objective, case = OBJECTIVES[name], Case()
+
+    def spread(x):
+        return torch.stack([x, torch.zeros_like(x)], -1)[..., 0]
+
+    found = []
+    for change in (lambda x: x, spread):
+        hidden, weight = (change(x.detach()).requires_grad_() for x in (case.hidden, case.weight))
+        targets, old, response = (change(x) for x in (case.targets, case.old, case.response))
+        others = {k: change(v) for k, v in case.others().items()}
+        out = fused_loss(hidden, weight, targets, objective, old, case.credit(objective), response, **others)
+        out.loss.backward()
+        found.append([out.loss.detach(), hidden.grad, weight.grad])
+    for x, y in zip(*found, strict=True):
+        torch.testing.assert_close(x, y, rtol=1e-5, atol=1e-7)
+
+
+def test_a_second_derivative_is_refused():
+    case = Case()
+    hidden, weight, _ = case.leaves()
+    logprobs = fused_logprobs(hidden, weight, case.targets)[0]
+    (g,) = torch.autograd.grad(logprobs.square().sum(), hidden, create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        g.sum().backward()
+
+
+@pytest.mark.parametrize("halves", [False, True])
+def test_one_sum_or_two_halves_give_the_same_gradient(kind, halves, monkeypatch):
+    objective, case = OBJECTIVES["dapo"], Case(dtype=torch.bfloat16)
+    b = case.leaves()
+    monkeypatch.setattr(head, "_chunk_bytes", lambda x: 2000 if halves else 1 << 20)
+    leaves = case.leaves()
+    credit = case.credit(objective)
+    fused_loss(*leaves[:2], case.targets, objective, case.old, credit, case.response).loss.backward()
+    objective.loss(case.logprobs(*b, SOFTMAXES[0], 61)[0], case.old, credit, case.response).loss.backward()
+    for x, y in zip(gradients(leaves), gradients(b), strict=True):
+        close(x, y, torch.bfloat16, scale=5)
+
+
 def test_two_runs_give_the_same_bits(kind):
     objective, case = OBJECTIVES["everything"], Case(dtype=torch.bfloat16, d=64, V=1000)
     credit = case.credit(objective)
@@ -501,15 +586,15 @@ def test_what_makes_no_sense_is_refused_at_the_door(change, message):
         fused_logprobs(given.pop("hidden"), given.pop("weight"), given.pop("targets"), **given)
 
 
-@pytest.mark.parametrize("tokens", [0, 64, 5056, 16384])
-@pytest.mark.parametrize("most", [1, 100, 256, 700, 2560, 10**6])
+@pytest.mark.parametrize("tokens", [0, 128, 5120, 16384])
+@pytest.mark.parametrize("most", [1, 200, 256, 700, 2560, 10**6])
 def test_chunks_cover_every_token_once_and_stay_small(tokens, most):
     chunks = head._chunks(tokens, 10, 10 * most)
     assert [i for c in chunks for i in range(tokens)[c]] == list(range(tokens))
     sizes = [c.stop - c.start for c in chunks]
-    assert max(sizes, default=0) <= max(most, 64)
-    assert all(size % 64 == 0 for size in sizes)
-    assert len(sizes) <= math.ceil(tokens / max(64, most // 64 * 64))
+    assert max(sizes, default=0) <= max(most, 128)
+    assert all(size % 128 == 0 for size in sizes)
+    assert len(sizes) <= math.ceil(tokens / max(128, most // 256 * 256))
 
 
 @pytest.mark.parametrize(("V", "d"), [(1, 3), (2, 8), (511, 8), (512, 3), (513, 16), (1999, 8)])
@@ -587,7 +672,7 @@ def test_memory_does_not_grow_with_the_tokens(name):
     V, d = 151_936, 64
     weight = (0.02 * torch.randn(V, d, device="cuda", dtype=torch.bfloat16)).requires_grad_()
     extra = {}
-    for n in (4096, 32768):
+    for n in (5120, 51200):
         lengths = torch.full((n // 1024,), 1024, device="cuda")
         credit = objective.assign(
             torch.arange(len(lengths), device="cuda") % 2, torch.arange(len(lengths)) // 4, lengths
@@ -604,24 +689,23 @@ def test_memory_does_not_grow_with_the_tokens(name):
         products = hidden.numel() * 2 + V * d * 4
         extra[n] = torch.cuda.max_memory_allocated() - before - products
     assert max(extra.values()) < 0.75 * 2**30
-    assert extra[32768] - extra[4096] < 16 * 2**20
+    assert extra[51200] - extra[5120] < 16 * 2**20
 
 
 @needs_cuda
 def test_more_logits_than_32_bits_can_count():
-    """N·V = 2.5·10⁹: the last rows are as right as the first."""
+    """N·V = 2.5·10⁹: the last tokens are as right as the first."""
     n, V, d = 16384, 151_936, 32
     g = torch.Generator("cuda").manual_seed(0)
-    hidden = torch.randn(n, d, device="cuda", dtype=torch.bfloat16, generator=g)
-    weight = torch.randn(V, d, device="cuda", dtype=torch.bfloat16, generator=g)
+    hidden = torch.randn(n, d, device="cuda", generator=g).bfloat16()
+    weight = (0.3 * torch.randn(V, d, device="cuda", generator=g)).bfloat16()
     targets = torch.randint(V, (n,), device="cuda", generator=g)
     logprobs, entropy = fused_logprobs(hidden, weight, targets)
     for rows in (slice(0, 64), slice(n - 64, n)):
-        logp = (hidden[rows] @ weight.t()).double().log_softmax(-1)
-        torch.testing.assert_close(
-            logprobs[rows].double(), logp.gather(1, targets[rows, None])[:, 0], rtol=1e-5, atol=1e-5
-        )
-        torch.testing.assert_close(entropy[rows].double(), -(logp.exp() * logp).sum(1), rtol=1e-4, atol=1e-5)
+        logp = (hidden[rows].double() @ weight.double().t()).log_softmax(-1)
+        own = logp.gather(1, targets[rows, None])[:, 0]
+        torch.testing.assert_close(logprobs[rows].double(), own, rtol=1e-3, atol=1e-3)
+        torch.testing.assert_close(entropy[rows].double(), -(logp.exp() * logp).sum(1), rtol=1e-3, atol=1e-3)
 
 
 @needs_cuda

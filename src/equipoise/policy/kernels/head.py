@@ -16,14 +16,15 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from equipoise.objective import Credit, LossOutput, Objective
 from equipoise.policy.kernels import passes
 from equipoise.policy.kernels.passes import Chunk, Softmax
 from equipoise.policy.kernels.pull import Pull, is_token_level, padded, pull
 
-CHUNK_BYTES = {"cuda": 744 << 20, "cpu": 64 << 20}  # of logits, in the hidden states' precision
-TOKENS = 64  # a chunk is a multiple of these: rows of its logits begin at multiples of 16 bytes, the widest load
+CUDA_CHUNK, CPU_CHUNK = 640 << 20, 64 << 20  # bytes of logits, in the hidden states' precision
+TOKENS = 128  # a chunk is a multiple of these: whole blocks of the Triton passes, whole tiles of the products
 
 
 def fused_logprobs(
@@ -67,7 +68,8 @@ def fused_loss(
     """`objective.loss` of the head's log-probabilities and entropies: the same numbers, to rounding, as
     `objective.loss(*fused_logprobs(…), …)`, which it is for objectives with sequence-level ratios and without gradient.
 
-    For token-level objectives the gradients are made here and wait for `backward`, which can be called once.
+    For token-level objectives the gradients are made here and wait for `backward`, which can be called once; and on
+    CUDA, without an entropy bonus, a log π that fell by more than 69 since log π_old is told as having fallen by 69.
     """
     others = {"position": position, "ref_logprobs": ref_logprobs, "rollout_logprobs": rollout_logprobs}
     wants_gradient = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (hidden, weight, bias))
@@ -113,16 +115,19 @@ class _Logprobs(torch.autograd.Function):
         return logprobs[: len(hidden)], entropy[: len(hidden)]
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, g: Tensor | None, h: Tensor | None) -> tuple[Tensor | None, ...]:
         hidden, weight, bias, targets, logprobs, entropy, lse = ctx.saved_tensors
         logits = _Logits(hidden, weight, bias, targets, ctx.settings)
         gradients = _Gradients(hidden, weight, bias, ctx.settings, ctx.needs_input_grad)
         g, h = (None if x is None else padded(x.contiguous(), len(lse), 0.0) for x in (g, h))
+        chunk = None
         for rows in logits.chunks:
             x, chunk = logits(rows, logprobs)
             of_rows = (None if d is None else d[rows] for d in (g, h))
             _passes(chunk.z).gradient_(chunk, lse[rows], entropy[rows], *of_rows)
-            gradients.add(chunk.z, x, rows)
+            gradients.add(chunk.z, None, x, rows)
+        del logits, chunk  # `finish` may need their room
         return *gradients.finish(None), None, None
 
 
@@ -139,13 +144,14 @@ class _Loss(torch.autograd.Function):
         ctx.gradients = _Gradients(hidden, weight, bias, settings, ctx.needs_input_grad)
         for rows in logits.chunks:
             x, chunk = logits(rows, pulls.old)
-            _passes(chunk.z).loss_gradient_(chunk, pulls.rows(rows), logprobs[rows], entropy[rows])
-            ctx.gradients.add(chunk.z, x, rows)
+            factor = _passes(chunk.z).loss_gradient_(chunk, pulls.rows(rows), logprobs[rows], entropy[rows])
+            ctx.gradients.add(chunk.z, factor, x, rows)
         logprobs, entropy = logprobs[: len(hidden)], entropy[: len(hidden)]
         ctx.mark_non_differentiable(logprobs, entropy)
         return logprobs.new_zeros(()), logprobs, entropy
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, scale: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
         if ctx.gradients is None:
             raise RuntimeError(
@@ -165,10 +171,10 @@ class _Logits:
         self, hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, settings: _Settings
     ) -> None:
         V = settings.vocabulary
-        self.hidden, self.weight, self.softmax = hidden, weight[:V], settings.softmax
-        self.bias = None if bias is None else bias[:V]
-        self.targets = padded(targets, -(-len(hidden) // TOKENS) * TOKENS, 0)
-        self.chunks = _chunks(len(self.targets), V * hidden.element_size(), CHUNK_BYTES[hidden.device.type])
+        self.hidden, self.weight, self.softmax = hidden.contiguous(), weight[:V].contiguous(), settings.softmax
+        self.bias = None if bias is None else bias[:V].contiguous()
+        self.targets = padded(targets.contiguous(), -(-len(hidden) // TOKENS) * TOKENS, 0)
+        self.chunks = _chunks(len(self.targets), V * hidden.element_size(), _chunk_bytes(hidden))
         self.buffer = hidden.new_empty(V * max((c.stop - c.start for c in self.chunks), default=0))
 
     def __call__(self, rows: slice, guess: Tensor) -> tuple[Tensor, Chunk]:
@@ -182,7 +188,7 @@ class _Logits:
         _passes(z).target_logits(x, self.weight, self.bias, y, own)
         shift = own
         if self.softmax.softcap is None:
-            shift = own - self.softmax.temperature * guess[rows].clamp(-30, 0).nan_to_num_(0.0)
+            shift = own - self.softmax.temperature * guess[rows].clamp(-60, 0).nan_to_num_(0.0)
         rounded = shift.to(x.dtype)
         torch.addmm(-rounded, self.weight, x.t(), out=z)
         return x, Chunk(z, rounded.to(own.dtype), self.bias, y, own, self.softmax)
@@ -191,28 +197,34 @@ class _Logits:
 class _Gradients:
     """What the chunks' logit gradients add up to, of hidden, weight and bias; None where nobody asks for it.
 
-    The weight's sum is float32. Under half-precision weights it lies in two halves of the vocabulary, and the finished
-    gradient is written into the memory of the first: no third buffer.
+    The weight's sum is float32. A half-precision gradient is made of it in the room that the logits had; where that is
+    too small, the sum lies in two halves of the vocabulary, and the gradient goes into the memory of the first.
     """
 
     def __init__(
         self, hidden: Tensor, weight: Tensor, bias: Tensor | None, settings: _Settings, needed: tuple[bool, ...]
     ) -> None:
         self.weight, self.V = weight.detach(), settings.vocabulary
-        self.hidden = torch.empty_like(hidden) if needed[0] else None
+        self.hidden = hidden.new_empty(hidden.shape) if needed[0] else None
         wide = _float(weight)
-        parts = 1 if weight.dtype == wide else 2
+        narrow = weight.numel() * weight.element_size() if weight.dtype != wide else 0
+        parts = 1 if narrow <= _chunk_bytes(weight) else 2
         size = -(-len(weight) // parts)
         self.starts = range(0, len(weight), size) if needed[1] else range(0)
         self.sums = [weight.new_empty(min(size, len(weight) - i), weight.shape[1], dtype=wide) for i in self.starts]
         self.begun = False
         self.bias = bias.new_zeros(len(bias), dtype=wide) if bias is not None and needed[2] else None
 
-    def add(self, dz: Tensor, x: Tensor, rows: slice) -> None:
-        """dz [V, n] of the hidden states x [n, d] in these rows."""
+    def add(self, dz: Tensor, factor: Tensor | None, x: Tensor, rows: slice) -> None:
+        """dz [V, n] · factor [n] of the hidden states x [n, d] in these rows."""
         if self.hidden is not None:
             out = self.hidden[rows]
             torch.mm(dz[:, : len(out)].t(), self.weight[: self.V], out=out)
+            if factor is not None:
+                _passes(out).scale_rows(out, factor[: len(out)], out)
+        if self.sums and factor is not None:
+            plain, x = x, torch.empty_like(x)
+            _passes(x).scale_rows(plain, factor, x)
         for start, total in zip(self.starts, self.sums, strict=True):
             part = dz[start : start + len(total)]
             _add_product(total[: len(part)], part, x, self.begun)
@@ -220,7 +232,8 @@ class _Gradients:
                 total[len(part) :] = 0
         self.begun = True
         if self.bias is not None:
-            self.bias[: self.V] += dz.sum(1, dtype=self.bias.dtype)
+            column = dz.new_ones(len(x), 1) if factor is None else factor[:, None].to(dz.dtype)
+            _add_product(self.bias[: self.V, None], dz, column, True)
 
     def finish(self, scale: Tensor | None) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
         """The gradients in their tensors' precision, times `scale`; call it once."""
@@ -233,7 +246,7 @@ class _Gradients:
         if len(self.sums) == 2:
             weight = _narrowed(*self.sums, self.weight.dtype, scale)
         elif self.sums:
-            weight = self.sums[0].mul_(scale)
+            weight = torch.mul(self.sums[0], scale, out=self.weight.new_empty(self.weight.shape))
         if bias is not None:
             bias = bias.mul_(scale).to(self.weight.dtype)
         return None if self.hidden is None else self.hidden.mul_(scale), weight, bias
@@ -266,11 +279,14 @@ def _narrowed(first: Tensor, second: Tensor, dtype: torch.dtype, scale: Tensor) 
 
 
 def _chunks(tokens: int, token_bytes: int, most_bytes: int) -> list[slice]:
-    """Chunks of about equal size, each of at most `most_bytes` (and at least TOKENS tokens)."""
-    most = max(TOKENS, most_bytes // token_bytes // TOKENS * TOKENS)
-    count = -(-tokens // most)
-    size = -(-tokens // max(count, 1) // TOKENS) * TOKENS
-    return [slice(start, min(start + size, tokens)) for start in range(0, tokens, max(size, 1))]
+    """Chunks of at most `most_bytes`, but at least TOKENS tokens; in multiples of 2·TOKENS where there is room."""
+    most = most_bytes // token_bytes
+    size = most // (2 * TOKENS) * 2 * TOKENS or TOKENS
+    return [slice(start, min(start + size, tokens)) for start in range(0, tokens, size)]
+
+
+def _chunk_bytes(x: Tensor) -> int:
+    return CUDA_CHUNK if x.is_cuda else CPU_CHUNK
 
 
 def _float(x: Tensor) -> torch.dtype:

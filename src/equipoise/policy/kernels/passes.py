@@ -69,11 +69,20 @@ def gradient_(chunk: Chunk, lse: Tensor, entropy: Tensor, g: Tensor | None, h: T
     chunk.z.copy_(torch.where(alive, d * slope / chunk.softmax.temperature, 0.0))
 
 
-def loss_gradient_(chunk: Chunk, pull: Pull, logprobs: Tensor, entropy: Tensor) -> None:
-    """Overwrite z with the gradient of the loss that pulls; write log π(target) and the entropy of every token."""
+def loss_gradient_(chunk: Chunk, pull: Pull, logprobs: Tensor, entropy: Tensor) -> Tensor | None:
+    """Overwrite z with the gradient of the loss that pulls; write log π(target) and the entropy of every token.
+
+    A pass may return a factor [n] that the columns of z still lack.
+    """
     lse = torch.empty_like(logprobs)
     statistics(chunk, logprobs, entropy, lse)
     gradient_(chunk, lse, entropy, *slopes(pull, logprobs, entropy))
+    return None
+
+
+def scale_rows(x: Tensor, factor: Tensor, out: Tensor) -> None:
+    """out = x·factor, x [n, d], factor [n]; 0 where the factor is, whatever x holds. `out` may be x."""
+    out.copy_(torch.where(factor[:, None] == 0, 0.0, x * factor[:, None]))
 
 
 def _capped(raw: Tensor, softmax: Softmax) -> tuple[Tensor, Tensor | float]:

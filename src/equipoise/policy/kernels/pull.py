@@ -82,7 +82,7 @@ def pull(
         c = c * objective.mismatch(here, rollout.nan_to_num(0.0, 0.0, 0.0))
     kl_weight = entropy_weight = None
     if ref is not None and objective.kl:
-        ref = ref.detach().to(dtype)
+        ref = ref.detach().to(dtype).contiguous()
         dead |= ~ref.isfinite()
         kl_weight = objective.kl * credit.kl_weight.to(dtype).index_select(0, response)
     if objective.entropy_bonus:

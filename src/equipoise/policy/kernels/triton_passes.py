@@ -1,15 +1,17 @@
 """What is done to a chunk of logits, in Triton: `passes`, the same functions, without a copy of the chunk.
 
-One read makes the sums, one read and one write the gradient. The sums of a token are kept per thread, each with its own
-running maximum, meet once at the end of a program's share of the vocabulary, and then in a second small kernel.
+The loss pass reads and writes the chunk once: it replaces each logit by E = 2^kz and sums as it goes. What is missing
+then, 1/ΣE and the slope, is one factor per token, which the caller applies to the matrix products' small sides. The
+target's place takes E − ΣE. An entropy bonus has no such form: its gradient is a second reading.
+Sums are kept per thread, meet at the end of a program's share of the vocabulary, and then in a second small kernel.
 Exponents are in base 2, the hardware's own: k = log₂e/temperature. No atomics: the same numbers give the same bits.
-Chunks are multiples of TOKENS tokens.
+Chunks are multiples of 128 tokens.
 """
 
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -20,15 +22,27 @@ from equipoise.objective.surrogate import LIMIT as RATIO_LIMIT
 from equipoise.policy.kernels.passes import Chunk
 from equipoise.policy.kernels.pull import SLOPES, Pull
 
-FLOOR = tl.constexpr(-1e30)  # stands for −∞, whose differences and products with 0 are not numbers
+FLOOR = tl.constexpr(-1e5)  # stands for −∞, whose differences and products with 0 are not numbers
 LIMIT = tl.constexpr(RATIO_LIMIT)
 LN2 = tl.constexpr(math.log(2))
 LOG2E = tl.constexpr(1 / math.log(2))
+CEILING = tl.constexpr(100.0)  # of the exponents of E: their sum stays finite
 
-TOKENS = 64  # of one program: in bfloat16 one line of the cache
-ROWS, DEPTH, WARPS = 32, 8, 8  # of the sums: rows of logits side by side and in one thread
-SHARES = 16  # of the vocabulary, each summed by a program of its own
-GRADIENT_ROWS, GRADIENT_WARPS = 128, 8
+
+class Tile(NamedTuple):
+    """A program's piece of the chunk; these were the fastest of those tried on an H200."""
+
+    tokens: int
+    rows: int  # of logits, side by side
+    warps: int
+    depth: int = 1  # so many times the rows in one step
+    shares: int = 1  # of the vocabulary, one for each program
+
+
+SUMS = Tile(tokens=64, rows=16, warps=4, depth=8, shares=52)
+LOSS = Tile(tokens=128, rows=8, warps=4, depth=8, shares=26)
+GRADIENT = Tile(tokens=128, rows=32, warps=4)
+SMALL = 64  # tokens of a program that sees only sums
 
 
 def target_logits(hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, out: Tensor) -> None:
@@ -41,39 +55,65 @@ def target_logits(hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: 
 def statistics(chunk: Chunk, logprobs: Tensor, entropy: Tensor, lse: Tensor) -> None:
     """See `passes`."""
     V, n = chunk.z.shape
-    step = ROWS * DEPTH
-    share = triton.cdiv(triton.cdiv(V, step), SHARES) * step
-    shares = triton.cdiv(V, share)
+    share, shares = _shares(V, SUMS)
     sums = chunk.shift.new_empty(3, shares, n)
-    _sums[(n // TOKENS, shares)](
-        chunk.z, chunk.bias, chunk.shift, sums, V, n, share, *_numbers(chunk),
-        SOFTCAP=_has_cap(chunk), ROWS=ROWS, DEPTH=DEPTH, TOKENS=TOKENS, num_warps=WARPS,
+    _sums[(n // SUMS.tokens, shares)](
+        chunk.z, chunk.bias, chunk.shift, sums, V, n, share, *_numbers(chunk), SOFTCAP=_has_cap(chunk),
+        ROWS=SUMS.rows, DEPTH=SUMS.depth, TOKENS=SUMS.tokens, num_warps=SUMS.warps,
     )  # fmt: skip
-    _statistics[(n // TOKENS,)](
+    _statistics[(n // SMALL,)](
         sums, shares, chunk.own, chunk.shift, logprobs, entropy, lse, n, *_numbers(chunk),
-        SOFTCAP=_has_cap(chunk), SHARES=triton.next_power_of_2(shares), TOKENS=TOKENS,
+        SOFTCAP=_has_cap(chunk), SHARES=triton.next_power_of_2(shares), TOKENS=SMALL,
     )  # fmt: skip
 
 
 def gradient_(chunk: Chunk, lse: Tensor, entropy: Tensor, g: Tensor | None, h: Tensor | None) -> None:
     """See `passes`."""
     V, n = chunk.z.shape
-    _gradient[(n // TOKENS, triton.cdiv(V, GRADIENT_ROWS))](
+    _gradient[(n // GRADIENT.tokens, triton.cdiv(V, GRADIENT.rows))](
         chunk.z, chunk.bias, chunk.shift, chunk.targets, lse, entropy, g, h, V, n, *_numbers(chunk),
-        SOFTCAP=_has_cap(chunk), ROWS=GRADIENT_ROWS, TOKENS=TOKENS, num_warps=GRADIENT_WARPS,
+        SOFTCAP=_has_cap(chunk), ROWS=GRADIENT.rows, TOKENS=GRADIENT.tokens, num_warps=GRADIENT.warps,
     )  # fmt: skip
 
 
-def loss_gradient_(chunk: Chunk, pull: Pull, logprobs: Tensor, entropy: Tensor) -> None:
+def loss_gradient_(chunk: Chunk, pull: Pull, logprobs: Tensor, entropy: Tensor) -> Tensor | None:
     """See `passes`."""
-    lse, g = torch.empty_like(logprobs), torch.empty_like(logprobs)
-    h = None if pull.entropy_weight is None else torch.empty_like(logprobs)
-    statistics(chunk, logprobs, entropy, lse)
-    _slopes[(len(logprobs) // TOKENS,)](
-        logprobs, entropy, pull.old, pull.c, pull.ref, pull.kl_weight, pull.entropy_weight, g, h, *_options(pull),
-        KL=pull.kl_estimator, TOKENS=TOKENS,
+    V, n = chunk.z.shape
+    if pull.entropy_weight is not None:
+        lse, g, h = torch.empty_like(logprobs), torch.empty_like(logprobs), torch.empty_like(logprobs)
+        statistics(chunk, logprobs, entropy, lse)
+        _slopes[(n // SMALL,)](
+            logprobs, entropy, pull.old, pull.c, pull.ref, pull.kl_weight, pull.entropy_weight, g, h, *_options(pull),
+            KL=pull.kl_estimator, TOKENS=SMALL,
+        )  # fmt: skip
+        gradient_(chunk, lse, entropy, g, h)
+        return None
+    share, shares = _shares(V, LOSS)
+    sums = chunk.shift.new_empty(2, shares, n)
+    factor = torch.empty_like(logprobs)
+    _exponentials[(n // LOSS.tokens, shares)](
+        chunk.z, chunk.bias, chunk.shift, sums, V, n, share, *_numbers(chunk), SOFTCAP=_has_cap(chunk),
+        ROWS=LOSS.rows, DEPTH=LOSS.depth, TOKENS=LOSS.tokens, num_warps=LOSS.warps,
     )  # fmt: skip
-    gradient_(chunk, lse, entropy, g, h)
+    _factors[(n // SMALL,)](
+        chunk.z, sums, shares, chunk.own, chunk.shift, chunk.targets, logprobs, entropy, factor,
+        pull.old, pull.c, pull.ref, pull.kl_weight, V, n, *_numbers(chunk), *_options(pull),
+        KL=pull.kl_estimator, SOFTCAP=_has_cap(chunk), SHARES=triton.next_power_of_2(shares), TOKENS=SMALL,
+    )  # fmt: skip
+    return factor
+
+
+def scale_rows(x: Tensor, factor: Tensor, out: Tensor) -> None:
+    """See `passes`."""
+    d = x.shape[1]
+    _scale_rows[(len(x), triton.cdiv(d, 1024))](x, factor, out, d, x.stride(0), out.stride(0), BLOCK=1024)
+
+
+def _shares(V: int, tile: Tile) -> tuple[int, int]:
+    """Rows of a share, and how many shares there are."""
+    step = tile.rows * tile.depth
+    share = triton.cdiv(triton.cdiv(V, step), tile.shares) * step
+    return share, triton.cdiv(V, share)
 
 
 def _numbers(chunk: Chunk) -> tuple[float, float]:
@@ -111,6 +151,15 @@ def _target_logits(
 
 
 @triton.jit
+def _scale_rows(x, factor, out, d, x_stride, out_stride, BLOCK: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    o = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    f = tl.load(factor + row)
+    scaled = tl.load(x + row * x_stride + o, mask=o < d, other=0.0).to(tl.float32) * f
+    tl.store(out + row * out_stride + o, tl.where(f == 0, 0.0, scaled).to(out.dtype.element_ty), mask=o < d)
+
+
+@triton.jit
 def _sums(
     z, bias, shift, sums, V, n, share, inverse_temperature, softcap,
     SOFTCAP: tl.constexpr, ROWS: tl.constexpr, DEPTH: tl.constexpr, TOKENS: tl.constexpr,
@@ -125,14 +174,17 @@ def _sums(
     m = tl.full((ROWS, TOKENS), FLOOR, tl.float32)
     s = tl.zeros((ROWS, TOKENS), tl.float32)
     u = tl.zeros((ROWS, TOKENS), tl.float32)
-    rows = tl.arange(0, STEP)
-    whole = (end - begin) // STEP
-    for i in range(whole):
-        v = _values(z, bias, begin + i * STEP + rows, token, V, n, shifts, softcap, SOFTCAP, False)
-        m, s, u = _fold(tl.reshape(v, (DEPTH, ROWS, TOKENS)), m, s, u, k)
-    if begin + whole * STEP < end:
-        v = _values(z, bias, begin + whole * STEP + rows, token, end, n, shifts, softcap, SOFTCAP, True)
-        m, s, u = _fold(tl.reshape(v, (DEPTH, ROWS, TOKENS)), m, s, u, k)
+    for first in range(begin, end, STEP):
+        v = _values(z, bias, first + tl.arange(0, STEP), token, end, n, shifts, softcap, SOFTCAP)
+        v = tl.reshape(v, (DEPTH, ROWS, TOKENS))
+        top = tl.maximum(m, tl.max(v, 0))
+        d = v * k - (top * k)[None, :, :]
+        e = tl.exp2(d)
+        change = (m - top) * k
+        scale = tl.exp2(change)
+        u = scale * (u + s * change) + tl.sum(e * d, 0)
+        s = scale * s + tl.sum(e, 0)
+        m = top
     top, total, weighted = _merge(m, s, u, k)
     out = sums + tl.program_id(1) * n + token
     tl.store(out, top)
@@ -163,21 +215,93 @@ def _statistics(
 
 
 @triton.jit
+def _exponentials(
+    z, bias, shift, sums, V, n, share, inverse_temperature, softcap,
+    SOFTCAP: tl.constexpr, ROWS: tl.constexpr, DEPTH: tl.constexpr, TOKENS: tl.constexpr,
+):  # fmt: skip
+    """z becomes E·cap′ with E = 2^y, y = kv; ΣE and ΣE·y of a block of tokens over a share of the vocabulary."""
+    STEP: tl.constexpr = ROWS * DEPTH
+    token = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
+    begin = tl.program_id(1) * share
+    end = tl.minimum(begin + share, V)
+    shifts = tl.load(shift + token)
+    base = _capped(shifts, softcap, SOFTCAP)
+    s = tl.zeros((ROWS, TOKENS), tl.float32)
+    u = tl.zeros((ROWS, TOKENS), tl.float32)
+    for first in range(begin, end, STEP):
+        row = first + tl.arange(0, STEP)
+        v = _values(z, bias, row, token, end, n, shifts, softcap, SOFTCAP)
+        y = tl.minimum(v * (inverse_temperature * LOG2E), CEILING, propagate_nan=tl.PropagateNan.ALL)
+        e = tl.exp2(y)
+        s += tl.sum(tl.reshape(e, (DEPTH, ROWS, TOKENS)), 0)
+        u += tl.sum(tl.reshape(e * y, (DEPTH, ROWS, TOKENS)), 0)
+        if SOFTCAP:
+            t = (v + base[None, :]) / softcap
+            e = e * (1 - t * t)
+        place = z + row[:, None].to(tl.int64) * n + token[None, :]
+        tl.store(place, e.to(z.dtype.element_ty), mask=(row < end)[:, None])
+    out = sums + tl.program_id(1) * n + token
+    tl.store(out, tl.sum(s, 0))
+    tl.store(out + tl.num_programs(1) * n, tl.sum(u, 0))
+
+
+@triton.jit
+def _factors(
+    z, sums, shares, own, shift, targets, logprobs, entropy, factor, old, c, ref, kl_weight, V, n,
+    inverse_temperature, softcap, a, b, cap, SURROGATE: tl.constexpr, KL: tl.constexpr, SOFTCAP: tl.constexpr,
+    SHARES: tl.constexpr, TOKENS: tl.constexpr,
+):  # fmt: skip
+    """Log-probabilities, entropies and factors from the sums; the target's place in z takes (E − ΣE)·cap′."""
+    token = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
+    share = tl.arange(0, SHARES)[:, None]
+    place = sums + share * n + token[None, :]
+    total = tl.sum(tl.load(place, mask=share < shares, other=0.0), 0)
+    weighted = tl.sum(tl.load(place + shares * n, mask=share < shares, other=0.0), 0)
+    x = _capped(tl.load(own + token), softcap, SOFTCAP)
+    y = (x - _capped(tl.load(shift + token), softcap, SOFTCAP)) * (inverse_temperature * LOG2E)
+    y = tl.minimum(y, CEILING, propagate_nan=tl.PropagateNan.ALL)
+    log2_total = tl.log2(total)
+    logp = LN2 * (y - log2_total)
+    tl.store(logprobs + token, logp)
+    tl.store(entropy + token, LN2 * (log2_total - weighted / total))
+    slope = _loss_slope(token, logp, old, c, ref, kl_weight, a, b, cap, SURROGATE, KL)
+    finite = tl.abs(logp - tl.load(old + token)) < float("inf")
+    tl.store(factor + token, tl.where(finite, -slope / total * inverse_temperature, 0.0))
+
+    known = tl.abs(logp) < float("inf")
+    at_target = tl.exp2(y) - total
+    if SOFTCAP:
+        at_target = at_target * (1 - (x / softcap) * (x / softcap))
+    at_target = at_target.to(z.dtype.element_ty)
+    tl.store(z + tl.load(targets + token) * n + token, at_target, mask=known)
+    unknown = 1 - known.to(tl.int32)
+    if tl.max(unknown, 0) == 1:  # a factor of 0 does not make a NaN 0
+        for row in range(V):
+            tl.store(z + tl.cast(row, tl.int64) * n + token, (token * 0).to(z.dtype.element_ty), mask=unknown == 1)
+
+
+@triton.jit
 def _slopes(
     logprobs, entropy, old, c, ref, kl_weight, entropy_weight, g, h, a, b, cap,
     SURROGATE: tl.constexpr, KL: tl.constexpr, TOKENS: tl.constexpr,
 ):  # fmt: skip
     """∂loss/∂log π and ∂loss/∂entropy; 0 for tokens whose numbers are not finite."""
     token = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
-    logp, old_logp = tl.load(logprobs + token), tl.load(old + token)
+    logp = tl.load(logprobs + token)
+    slope = _loss_slope(token, logp, old, c, ref, kl_weight, a, b, cap, SURROGATE, KL)
+    finite = tl.abs(logp - tl.load(old + token)) + tl.abs(tl.load(entropy + token)) < float("inf")
+    tl.store(g + token, tl.where(finite, slope, 0.0))
+    tl.store(h + token, tl.where(finite, -tl.load(entropy_weight), 0.0))
+
+
+@triton.jit
+def _loss_slope(token, logp, old, c, ref, kl_weight, a, b, cap, SURROGATE: tl.constexpr, KL: tl.constexpr):
+    """∂loss/∂log π, of the surrogate and the KL."""
+    old_logp = tl.load(old + token)
     slope = -_slope(logp, old_logp, tl.load(c + token), a, b, cap, SURROGATE)
     if KL is not None:
         slope += tl.load(kl_weight + token) * _kl_slope(logp, old_logp, tl.load(ref + token), KL)
-    finite = tl.abs(logp - old_logp) < float("inf")
-    if entropy_weight is not None:
-        finite = finite & (tl.abs(tl.load(entropy + token)) < float("inf"))
-        tl.store(h + token, tl.where(finite, -tl.load(entropy_weight), 0.0))
-    tl.store(g + token, tl.where(finite, slope, 0.0))
+    return slope
 
 
 @triton.jit
@@ -191,8 +315,8 @@ def _gradient(
     shifts = tl.load(shift + token)
     base = _capped(shifts, softcap, SOFTCAP)
     lse2 = (tl.load(lse + token) - base * inverse_temperature) * LOG2E
-    v = _values(z, bias, row, token, V, n, shifts, softcap, SOFTCAP, True)
-    log2_p = tl.maximum(v * (inverse_temperature * LOG2E) - lse2[None, :], FLOOR)
+    v = _values(z, bias, row, token, V, n, shifts, softcap, SOFTCAP)
+    log2_p = v * (inverse_temperature * LOG2E) - lse2[None, :]
     p = tl.exp2(log2_p)
     y = tl.load(targets + token).to(tl.int32)
     if g is None:
@@ -216,17 +340,16 @@ def _gradient(
 
 
 @triton.jit
-def _values(z, bias, row, token, V, n, shifts, softcap, SOFTCAP: tl.constexpr, TAIL: tl.constexpr):
-    """v = cap(raw) − cap(shift) [rows, tokens], so that k·v is the exponent; −∞ past the vocabulary's end."""
-    place = z + row[:, None].to(tl.int64) * n + token[None, :]
-    v = tl.load(place, mask=(row < V)[:, None], other=float("-inf")) if TAIL else tl.load(place)
-    v = v.to(tl.float32)
+def _values(z, bias, row, token, end, n, shifts, softcap, SOFTCAP: tl.constexpr):
+    """v = cap(raw) − cap(shift) [rows, tokens], so that k·v is the exponent; FLOOR from the row `end` on."""
+    here = (row < end)[:, None]
+    v = tl.load(z + row[:, None].to(tl.int64) * n + token[None, :], mask=here, other=FLOOR).to(tl.float32)
     if bias is not None:
-        v += tl.load(bias + row, mask=row < V, other=0.0).to(tl.float32)[:, None]
+        v += tl.load(bias + row, mask=row < end, other=0.0).to(tl.float32)[:, None]
+        v = tl.where(v < FLOOR, FLOOR, v)  # not tl.maximum, which would hide a NaN
     if SOFTCAP:
-        base = _capped(shifts, softcap, SOFTCAP)
-        v = _capped(v + shifts[None, :], softcap, SOFTCAP) - base[None, :]
-        v = tl.where((row < V)[:, None], v, float("-inf")) if TAIL else v
+        v = _capped(v + shifts[None, :], softcap, SOFTCAP) - _capped(shifts, softcap, SOFTCAP)[None, :]
+        v = tl.where(here, v, FLOOR)
     return v
 
 
@@ -237,18 +360,6 @@ def _capped(raw, softcap, SOFTCAP: tl.constexpr):
         return softcap * (2 * tl.sigmoid(2 * raw / softcap) - 1)
     else:
         return raw
-
-
-@triton.jit
-def _fold(v, m, s, u, k):
-    """Add a block [depth, rows, tokens] to the running maxima m, s = Σ 2^k(v−m) and u = Σ 2^k(v−m)·k(v−m)."""
-    top = tl.maximum(m, tl.max(v, 0))
-    d = v * k - (top * k)[None, :, :]
-    e = tl.exp2(d)  # NaN where v is; tl.maximum hides it only in u
-    change = (m - top) * k
-    scale = tl.exp2(change)
-    u = scale * (u + s * change) + tl.sum(e * tl.maximum(d, FLOOR), 0)
-    return top, scale * s + tl.sum(e, 0), u
 
 
 @triton.jit
