@@ -49,9 +49,11 @@ def regrade(out: str | Path, data: str | Path | None = None) -> dict[str, Any]:
 
 
 def _reopened(name: str, about: dict[str, Any], chat: bool, data: str | Path | None) -> Benchmark:
-    source = about["source"]
-    place = data if data is not None else None if source.startswith("hub:") else source
-    benchmark = open_benchmark(name, place, chat=chat, limit=about["problems"])
+    if data is None and not about["source"].startswith("hub:"):
+        data = about["source"]
+        if not Path(data).exists():
+            raise EvaluationError(f"{name}: its problems were in {data}, which is gone; say where they are: --data")
+    benchmark = open_benchmark(name, data, chat=chat, limit=about["problems"])
     if digest_of_prompts(benchmark) != about["prompts"]:
         raise EvaluationError(
             f"{name}: the problems in {benchmark.source} are not those that were sampled; say where these are: --data"
