@@ -32,7 +32,7 @@ from equipoise.tasks.check import HELD_OUT_ONE_IN, Checker, Rules, Summary, dige
 from equipoise.tasks.fields import last_box
 from equipoise.tasks.order import Windows, shuffled
 from equipoise.tasks.overlap import Overlap
-from equipoise.tasks.problems import read_problems, recognised
+from equipoise.tasks.problems import first_rows, read_problems, recognised
 from equipoise.tasks.row import Loaded, RowError, Span
 from equipoise.tasks.rows import open_rows
 from equipoise.tasks.schema import COMPARED, Item
@@ -111,7 +111,7 @@ class Dataset:
             elsewhere=frozenset(digest(item.question) for _, item in self._problems or []),
             overlap=Overlap(others) if others else None,
         )
-        self.summary = Summary(self.name, self._schema.name, self._rows.count)
+        self._account = Summary(self.name, self._schema.name, self._rows.count)
         self._streamed: OrderedDict[tuple[int, int], tuple[_Window, np.ndarray]] = OrderedDict()
         self._accounted: set[tuple[int, int]] = set()
         self._shuffle: tuple[int, np.ndarray] = -1, np.array([])
@@ -121,8 +121,20 @@ class Dataset:
             self._rows.count, min(WINDOW_ROWS, max(1, WINDOW_BYTES // row_bytes)),
             1 - 1 / HELD_OUT_ONE_IN if held_out is None else 1.0, seed,
         )  # fmt: skip
-        if not self.whole or (not len(self._training_places) and self._problems is None):
-            self.prompt(0)  # what cannot be used at all is refused here, not at the first step
+        if self.whole:
+            usable = len(self._training_places) or self._problems is not None
+        else:
+            first = self._looked_through([first_rows(self._rows)], None)
+            usable = len(first.train) + len(first.held_out)
+        if not usable:
+            self.prompt(0)  # data of which nothing can be used is refused here, not at the first step
+
+    @property
+    def summary(self) -> Summary:
+        """What was found in the rows read so far, a window at least."""
+        if not self.whole and not self._accounted:
+            self._window(0, 0)
+        return self._account
 
     def prompt(self, i: int) -> Prompt:
         if i < 0:
@@ -181,7 +193,7 @@ class Dataset:
 
     @cached_property
     def _everything(self) -> _Window:
-        return self._looked_through([(0, self._rows.count)], self.summary)
+        return self._looked_through([(0, self._rows.count)], self._account)
 
     @cached_property
     def _training_places(self) -> np.ndarray:
@@ -201,7 +213,7 @@ class Dataset:
             first = not self._accounted or (key not in self._accounted and next(iter(self._accounted))[0] == epoch)
             if first:  # the windows of one epoch are apart: no row is counted twice
                 self._accounted.add(key)
-            window = self._looked_through(self._windows.spans(epoch, number), self.summary if first else None)
+            window = self._looked_through(self._windows.spans(epoch, number), self._account if first else None)
             self._streamed[key] = window, shuffled(window.train, "equipoise/window", self.seed, epoch, number)
             while len(self._streamed) > WINDOWS_KEPT:
                 self._streamed.popitem(last=False)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from equipoise.tasks.row import RowError, Rows
+from equipoise.tasks.row import RowError, Rows, Span
 from equipoise.tasks.rows import open_rows
 from equipoise.tasks.schema import Item, Schema, recognise
 from equipoise.tasks.task import TaskError
 
-LOOKED_AT = 1000  # rows in which one must tell the schema
+LOOKED_AT, LOOKED_AT_BYTES = 1000, 1 << 26  # the rows in which one must tell the schema
 MOST_PROBLEMS = 1 << 17
 
 
@@ -34,7 +34,7 @@ def read_problems(name: str, columns: Mapping[str, str] | None = None) -> list[t
 def recognised(rows: Rows, columns: Mapping[str, str] | None) -> Schema:
     """By the first row that has the columns of a schema; the others may have faults of their own."""
     fault = ""
-    for number, row in enumerate(rows.load([(0, min(rows.count, LOOKED_AT))])):
+    for number, row in enumerate(rows.load([first_rows(rows)])):
         try:
             if isinstance(row, RowError):
                 raise TaskError(f"{rows.where(number)}: {row}")
@@ -42,3 +42,7 @@ def recognised(rows: Rows, columns: Mapping[str, str] | None) -> Schema:
         except TaskError as error:
             fault = fault or str(error)
     raise TaskError(fault)
+
+
+def first_rows(rows: Rows) -> Span:
+    return 0, max(1, min(rows.count, LOOKED_AT, LOOKED_AT_BYTES * rows.count // max(1, rows.size)))
