@@ -193,6 +193,8 @@ def _eval(options: argparse.Namespace, rest: list[str]) -> None:
     if options.benchmarks:
         _eval_benchmarks(options, {step: Path(name) / "checkpoints" / f"step-{step}" for step in kept})
         return
+    if unused := [o for o in ("data", "limit", "chunk", "out", "markdown") if getattr(options, o)]:
+        raise ConfigError(f"--{unused[0]} is for benchmarks: name some with --benchmarks")
     policy = _policy(Path(name) / "checkpoints" / f"step-{kept[-1]}" if kept else name, options)
     task = tasks.open_task(options.task, seed=0)
     try:
@@ -216,6 +218,8 @@ def _eval_benchmarks(options: argparse.Namespace, checkpoints: dict[int, Path]) 
     """A model, or every checkpoint of a run, each into its own folder."""
     from equipoise.evaluate import PROTOCOLS, EvaluationError, Request, evaluate_checkpoints, open_benchmarks, table
 
+    if options.per_level is not None:
+        raise EvaluationError("--per-level is for a task; --limit takes the first problems of each benchmark")
     if options.protocol not in PROTOCOLS:
         raise EvaluationError(f'--protocol "{options.protocol}" is not a protocol: {", ".join(PROTOCOLS)}')
     names = [name.strip() for name in options.benchmarks.split(",") if name.strip()]

@@ -92,6 +92,8 @@ def test_regrade_shows_what_changed(equipoise, data, tmp_path):
             ["--benchmarks", "gsm8k", "--data", "{data}", "--protocol", "bba"],
             '--protocol "bba" is not a protocol: ba, hadw',
         ),
+        (["--limit", "5"], "--limit is for benchmarks: name some with --benchmarks"),
+        (["--benchmarks", "gsm8k", "--per-level", "5"], "--per-level is for a task; --limit takes the first problems"),
         (["--benchmarks", ",", "--data", "{data}"], "no benchmarks: name at least one"),
         (["--benchmarks", "gsm8k", "--data", "{data}", "--temperature", "0", "--samples", "4"], "--temperature 0 with"),
         (["--benchmarks", "gsm8k", "--data", "{data}", "--chat"], "has no chat template"),

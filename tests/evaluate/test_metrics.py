@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy.optimize import brentq
 
 from equipoise.evaluate import metrics
 
@@ -133,6 +134,36 @@ def test_intervals_hold_the_truth_in_95_percent_of_simulated_benchmarks(name):
         estimate = metric(simulated(rng, spread, mean, problems))
         inside += estimate.low <= truth(spread, mean, k) <= estimate.high
     assert 0.93 <= inside / runs <= 0.975  # one standard error of 700 runs is .8 points
+
+
+def mean_for(share, spread, k):
+    """The mean of p at which pass@k is `share`."""
+    return brentq(lambda mean: truth(spread, mean, k) - share, 1e-6, 1 - 1e-6)
+
+
+@pytest.mark.slow
+def test_intervals_hold_the_truth_over_the_whole_grid():
+    """The figures in the module's docstring; a minute or two."""
+    rng = np.random.default_rng(0)
+    held = []
+    sampled = (8, 1), (8, 4), (8, 8), (16, 1), (1, 1), (4, 2)
+    targets = 0.03, 0.15, 0.5, 0.85, 0.97, 0.99
+    for spread, (n, k), problems, target in product((0.3, 1.5, 6), sampled, (30, 100, 500), targets):
+        shares = np.array([metrics.pass_at_k(n, c, k) for c in range(n + 1)])
+        samples = [np.zeros(n)] * problems
+        low = max(target - 0.05, 1 - 1.2 * (1 - target), 0.8 * target)
+        high = min(target + 0.05, 1 - 0.8 * (1 - target), 1.2 * target)
+        runs, inside = 400, 0
+        for run in range(runs):
+            if run % 40 == 0:
+                mean = mean_for(rng.uniform(low, high), spread, k)
+            right = rng.binomial(n, rng.beta(mean * spread, (1 - mean) * spread, problems))
+            estimate = metrics._mean_share(shares[right], samples)
+            inside += estimate.low <= truth(spread, mean, k) <= estimate.high
+        held.append(inside / runs)
+    assert min(held) > 0.915
+    assert np.mean(held) == pytest.approx(0.956, abs=0.005)
+    assert np.mean([0.925 < share < 0.975 for share in held]) > 0.85
 
 
 def test_the_extra_problem_widens_what_is_near_the_end_and_little_else():

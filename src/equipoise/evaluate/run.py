@@ -8,6 +8,7 @@ from typing import Any
 
 from equipoise import policy as models
 from equipoise.evaluate import metrics
+from equipoise.evaluate.vote import candidates
 from equipoise.rollout import Sampler, SamplingParams
 from equipoise.tasks import Prompt, Task
 
@@ -70,7 +71,7 @@ def evaluate(
     while k < samples:
         found[f"pass@{k}"] = metrics.mean_pass_at_k(outcomes, k)
         k *= 2
-    found[f"maj@{samples}"] = metrics.majority(answers, outcomes)
+    found[f"maj@{samples}"] = metrics.majority(list(map(candidates, answers)), outcomes)
     once = [row[0][0] for row in answer(1, 0.0)] if greedy else []
     if greedy:
         found["greedy"] = metrics.wilson(int(sum(once)), len(once))

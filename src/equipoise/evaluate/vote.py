@@ -7,24 +7,32 @@ apart from a different answer (sin²x + cos²x and 1) stays two answers, and the
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from equipoise.rewards import equal
 
+WHOLE = re.compile(r"0|-?[1-9][0-9]*")  # written in the only way there is
+
 
 def candidates(answers: Sequence[str | None]) -> list[int | None]:
     """For each answer the number of the first one it is the same as; None where there is no answer."""
-    by_text: dict[str, int] = {}
-    firsts: list[int] = []
+    numbers: dict[str, int] = {}  # of every text so far
+    firsts: dict[int, str] = {}
     found: list[int | None] = []
     for i, answer in enumerate(answers):
         if answer is None:
             found.append(None)
             continue
         text = "".join(answer.split())
-        if text not in by_text:
-            same = next((k for k in firsts if equal.quick(str(answers[k]), answer)), None)
-            by_text[text] = i if same is None else same
-            firsts += [i] if same is None else []
-        found.append(by_text[text])
+        if text not in numbers:
+            numbers[text] = next((k for k, first in firsts.items() if _same(first, answer)), i)
+            firsts.setdefault(numbers[text], answer)
+        found.append(numbers[text])
     return found
+
+
+def _same(first: str, answer: str) -> bool:
+    if WHOLE.fullmatch(first) and WHOLE.fullmatch(answer):
+        return first == answer
+    return equal.quick(first, answer) is True
