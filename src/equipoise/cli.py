@@ -235,7 +235,7 @@ def _eval_benchmarks(options: argparse.Namespace, checkpoints: dict[int, Path]) 
         out = Path(options.out) if options.out else Path(options.model) / "evaluation"
         result = evaluate_checkpoints(request, lambda path: _policy(path, options), checkpoints, out, say)
     else:
-        out = Path(options.out) if options.out else Path("evaluation") / Path(options.model).name
+        out = Path(options.out) if options.out else Path("evaluation") / (Path(options.model).name or "model")
         result = request.evaluate(_policy(options.model, options), out, say)
     if options.json:
         print(json.dumps(result, indent=2))

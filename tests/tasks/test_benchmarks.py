@@ -299,6 +299,26 @@ def test_a_benchmark_that_is_not_there_is_one_sentence(tmp_path, name, said):
     assert str(error.value).startswith(said.format(folder=tmp_path))
 
 
+@pytest.mark.parametrize("name", [name for name, about in BENCHMARKS.items() if about.hub])
+def test_without_a_folder_a_benchmark_comes_from_the_hub(name, monkeypatch):
+    """What the package is asked for; there is no hub here to ask."""
+    datasets = pytest.importorskip("datasets")
+    rows = {"humaneval": [{"task_id": "0", "prompt": "def f():", "test": "def check(f): …", "entry_point": "f"}],
+            "mbpp": [MBPP]}.get(name, [{"problem": "q", "answer": "7"}])  # fmt: skip
+    asked = []
+
+    def load_dataset(path, config, split):
+        asked.append((path, config, split))
+        return datasets.Dataset.from_list(rows)
+
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    benchmark = open_benchmark(name)
+    ((path, config, split),) = asked
+    assert f"hub:{path}:{config or ''}:{split}" == benchmark.source == f"hub:{BENCHMARKS[name].hub}"
+    assert split in ("train", "test")
+    assert len(benchmark.prompts) == 1
+
+
 def test_livecodebench_is_not_on_the_hub_in_a_form_that_can_be_loaded():
     with pytest.raises(TaskError, match=r"livecodebench: cannot be loaded from the hub; .* --data DIR"):
         open_benchmark("livecodebench")

@@ -13,7 +13,7 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
@@ -196,16 +196,22 @@ def verdict_columns(verdict: Verdict) -> Row:
 
 def digest_of_prompts(benchmark: Benchmark) -> str:
     """What was asked: ids and texts."""
-    return _digest([(prompt.id, benchmark.text(prompt)) for prompt in benchmark.prompts])
+    return _digest([prompt.id, benchmark.text(prompt)] for prompt in benchmark.prompts)
 
 
 def digest_of_references(benchmark: Benchmark) -> str:
     """What responses are graded against."""
-    return _digest([(p.id, p.answer, p.meta.get("tests"), str(p.meta.get("tolerance"))) for p in benchmark.prompts])
+    return _digest(
+        [prompt.id, prompt.answer, prompt.meta.get("tests"), str(prompt.meta.get("tolerance"))]
+        for prompt in benchmark.prompts
+    )
 
 
-def _digest(value: Any) -> str:
-    return hashlib.blake2b(json.dumps(value, sort_keys=True, default=str).encode(), digest_size=8).hexdigest()
+def _digest(values: Iterable[Any]) -> str:
+    found = hashlib.blake2b(digest_size=8)
+    for value in values:  # one at a time: the tests of some benchmarks are gigabytes
+        found.update(json.dumps(value, sort_keys=True, default=str).encode())
+    return found.hexdigest()
 
 
 def weights_digest(policy: models.Policy) -> str:
