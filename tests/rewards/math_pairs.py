@@ -239,6 +239,8 @@ PAIRS = [
     no("inequality", "x < 1", "x > 1"),
     no("inequality", "x < 1", "-x < -1"),
     # matrices and vectors
+    no("currency", r"\$10", r"10\text{ euros}"),
+    yes("currency", r"\$10", r"10\text{ dollars}"),
     yes("matrix", r"\begin{pmatrix} 1 & 2 \\ 3 & 4 \end{pmatrix}", r"\begin{bmatrix} 1 & 2 \\ 3 & 4 \end{bmatrix}"),
     no("matrix", r"\begin{pmatrix} 1 & 2 \\ 3 & 4 \end{pmatrix}", r"\begin{pmatrix} 1 & 3 \\ 2 & 4 \end{pmatrix}"),
     yes("matrix", r"\begin{pmatrix} -1/3 \\ 2 \end{pmatrix}", r"\begin{pmatrix} -\frac{1}{3} \\ 2 \end{pmatrix}"),

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from equipoise.rewards import extract, grade, grade_many
+from equipoise.rewards import equal, extract, grade, grade_many
 from equipoise.rewards.pool import _complete
 from equipoise.rewards.verdict import KINDS, Verdict, decode, encode
 from equipoise.rewards.worker import LONGEST_REPLY, frame, receive
@@ -118,6 +118,26 @@ def test_decoding_takes_any_bytes(data):
     except ValueError:
         return
     assert isinstance(outcome, Verdict | float)
+
+
+PUMPS = (
+    "a", "Qb", "Qbb", " ", "\\", "{", "}", "(", "[", "\\text{a}", "/", "^2", "_{1}", "12", "1,", "1.", "-", "=", "<",
+    "\\frac", "\\sqrt", "e", "x^2", "%", "\\$", ", ", ";", ":", "and ", "^\\circ", "'", "|", "&", "!",
+    "\\begin{matrix}",
+    "cm/", "s^", "a-", "f(", "{,}", "9,999", "\\boxed{", "answer ", "\n", "é",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("size", [40, 590, 20_000])
+def test_no_repetition_keeps_the_caller_busy(size):
+    """What is decided in the caller cannot be killed: a pattern that backtracks would be a way to stall a run."""
+    for pump, other in [(p, "") for p in PUMPS] + list(zip(PUMPS, PUMPS[7:] + PUMPS[:7], strict=True)):
+        text = ((pump + other) * size)[:size] + "!"
+        start = time.process_time()
+        extract.answer(text)
+        equal.quick("7", text)
+        equal.quick(text, "x^2")
+        assert time.process_time() - start < 0.5, (pump, other)
 
 
 def test_a_few_seconds_of_everything():

@@ -17,7 +17,7 @@ from equipoise.rewards.grammar import follows_grammar
 from equipoise.rewards.notation import Senseless, Unreadable, spell, tight
 from equipoise.rewards.structure import Node, Words, parse
 
-LONGEST_QUICK = 4_000  # characters of both, after doubled brackets are gone
+LONGEST_QUICK = 600  # characters of both, after doubled brackets are gone: some steps are quadratic
 LEFT_TO_DO = re.compile(r"\\(?:sum|prod|int|lim)(?![a-zA-Z])")
 MISSING = frozenset({"nan", "none", "null", "n/a"})
 

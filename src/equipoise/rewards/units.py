@@ -18,6 +18,7 @@ NAMES = {
     "oz": "oz ounce ounces",
     "l": "l liter liters litre litres", "ml": "ml", "gallon": "gal gallon gallons",
     "degree": "degree degrees deg", "radian": "rad radian radians", "dollar": "dollar dollars usd bucks",
+    "euro": "euro euros eur", "yen": "yen", "rupee": "rupee rupees", "yuan": "yuan rmb",
     "cent": "cent cents", "mph": "mph", "km/h": "km/h kmh kph",
 }  # fmt: skip
 UNITS = {word: name for name, words in NAMES.items() for word in words.split()}
@@ -34,7 +35,7 @@ NO_UNIT = frozenset(_NO_UNIT.split())
 UNIT_AFTER = re.compile(
     r"(?:\^\\circ\s*(?:\\text\{\s*[CF]\s*\}|[CF](?![a-zA-Z]))?"
     r"|(?:(?:[*/]\s*)?\\text\{[^{}]*\}(?:\s*\^\s*(?:\{-?\d\}|\d))?\s*)+"
-    r"|(?<=[\d\s})])(?:[a-zA-Z]{2,}\.?(?:\s*\^\s*(?:\{\d\}|\d))?[\s/]*|[mgs](?:\s*\^\s*(?:\{[23]\}|[23]))(?![\d\w]))+)\s*$"
+    r"|(?<=[\d\s})])(?:[a-zA-Z]{2,}+\.?(?:\s*\^\s*(?:\{\d\}|\d))?[\s/]*+|[mgs](?:\s*\^\s*(?:\{[23]\}|[23]))(?![\d\w]))++)\s*$"
 )
 
 
