@@ -8,8 +8,9 @@ DEV := $(VENV)/.dev
 PEERS := $(VENV)/.peers
 
 ISOLATION := $(VENV)/.isolation
+BROWSER := $(VENV)/.browser
 
-.PHONY: help install quickstart test test-slow lint typecheck bench clean
+.PHONY: help install quickstart test test-slow test-browser lint typecheck bench clean
 
 help:  ## what there is to make
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/:/'
@@ -38,6 +39,14 @@ $(ISOLATION): $(BASE)
 		|| echo "bubblewrap could not be installed: tests of code verdicts will be skipped"
 	touch $@
 
+# The page is tried in Debian's chromium. Where there is none and none may be installed, those tests skip and say so.
+$(BROWSER): $(DEV)
+	$(PIP) -c constraints.txt -e '.[browser]'
+	command -v chromium >/dev/null || test "$$(id -u)" != 0 || ! command -v apt-get >/dev/null \
+		|| { apt-get update -qq && apt-get install -y -qq chromium >/dev/null; } \
+		|| echo "chromium could not be installed: tests of the page will be skipped"
+	touch $@
+
 install: $(BASE)  ## the environment in .venv, reused while pyproject.toml and constraints.txt stay the same
 
 quickstart: $(BASE)  ## train the embedded model with four objectives and compare them
@@ -48,6 +57,9 @@ test: lint typecheck $(ISOLATION)  ## lint, types and the default tests
 
 test-slow: $(PEERS) $(ISOLATION)  ## the long tests as well
 	$(BIN)/python -m pytest -m "slow or not slow"
+
+test-browser: $(BROWSER)  ## the report's page in headless Chromium
+	$(BIN)/python -m pytest tests/browser -m slow
 
 lint: $(DEV)  ## ruff
 	$(BIN)/ruff check .

@@ -30,7 +30,7 @@ __all__ = [
     "unflatten",
 ]
 
-PACKAGES = ("objective", "theory", "rewards", "tasks", "audit")
+PACKAGES = ("objective", "theory", "rewards", "tasks", "audit", "report")
 
 
 def __getattr__(name: str) -> Any:
