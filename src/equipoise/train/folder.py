@@ -1,6 +1,6 @@
 """The run directory: one process at a time, logs that end with a whole line, everything a person can read.
 
-config.toml   metrics.jsonl   eval.jsonl   troubles.jsonl   prompts.parquet
+config.toml   environment.json   metrics.jsonl   eval.jsonl   troubles.jsonl   prompts.parquet
 rollouts/step-N.parquet   checkpoints/step-N/
 """
 
@@ -23,6 +23,7 @@ class RunFolder:
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
         self.config = self.path / "config.toml"
+        self.environment = self.path / "environment.json"  # versions and device of the process that began the run
         self.metrics = self.path / "metrics.jsonl"
         self.eval = self.path / "eval.jsonl"
         self.troubles = self.path / "troubles.jsonl"  # verdicts somebody should look at

@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import importlib.metadata
+import json
 import math
+import platform
 import shlex
 import signal
 import time
@@ -19,6 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from equipoise import __version__
 from equipoise import policy as models
 from equipoise import tasks
 from equipoise.evaluate import evaluate, line
@@ -92,6 +96,8 @@ class Trainer:
             with self._writing():
                 if first:
                     replace(self.folder.config, dump(config))
+                    if not resume:
+                        replace(self.folder.environment, json.dumps(_environment(self.policy.device), indent=2) + "\n")
                 if resume:
                     self._resume()
             undo.pop_all()
@@ -369,6 +375,18 @@ def learning_rate(o: OptimConfig, update: int, total: int) -> float:
     left = 1 - (update - o.warmup) / (total - o.warmup + 1)
     shape = {"constant": 1.0, "linear": left, "cosine": 0.5 * (1 + math.cos(math.pi * (1 - left)))}
     return o.lr * shape[o.schedule]
+
+
+def _environment(device: torch.device) -> dict[str, str]:
+    versions = {name: importlib.metadata.version(name) for name in ("torch", "transformers", "tokenizers", "numpy")}
+    card = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine()
+    return {
+        "equipoise": __version__,
+        **versions,
+        "python": platform.python_version(),
+        "system": platform.system(),
+        "device": card,
+    }
 
 
 def _told(batch: StepBatch) -> str:
