@@ -22,9 +22,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from equipoise import __version__
+from equipoise import __version__, tasks
 from equipoise import policy as models
-from equipoise import tasks
 from equipoise.evaluate import evaluate, line
 from equipoise.objective import Credit, LossOutput, merge_metrics, response_ids
 from equipoise.rollout import sampler as open_sampler
