@@ -1,4 +1,4 @@
-"""Slow, plain double loops written from FORMULAS.md, one response and one token at a time. Nothing of ours is imported.
+"""Slow, plain double loops written from formulas.md, one response and one token at a time. Nothing of ours is imported.
 
 Numbers are Python floats where no gradient flows, and 0-dim float64 tensors on the way to the log-probabilities.
 """

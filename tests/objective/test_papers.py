@@ -1,4 +1,4 @@
-"""What the three papers claim, as tests (FORMULAS §1, §3, §4)."""
+"""What the three papers claim, as tests (formulas.md §1, §3, §4)."""
 
 import math
 
@@ -149,7 +149,7 @@ def test_cancellation_acts_on_the_full_weight_with_sequence_ratios(surrogate, ca
 
 
 def test_on_the_ratio_alone_the_condition_stays_broken():
-    """FORMULAS §4: transforming s_i but not 1/ℓ_i leaves a residual; ours transforms both."""
+    """formulas.md §4: transforming s_i but not 1/ℓ_i leaves a residual; ours transforms both."""
     lengths, rewards = torch.tensor([2, 8, 3, 9]), torch.tensor([1.0, 0.0, 1.0, 0.0])
     credit = eq.Objective().assign(rewards, torch.zeros(4), lengths)
     assert abs(float(credit.coefficient.sum())) > 1e-2

@@ -61,7 +61,7 @@ def test_closed_forms_equal_the_double_loop(group, rule):
     m = A[plus].sum()
     T_plus, T_minus = weighted(A[plus], T[plus]), weighted(A[minus], T[minus])
     H_plus, H_minus = 1 / weighted(A[plus], 1 / T[plus]), 1 / weighted(A[minus], 1 / T[minus])
-    if kind != "real":  # the plain means of FORMULAS.md
+    if kind != "real":  # the plain means of docs/formulas.md
         assert T_plus == pytest.approx(T[plus].mean())
         assert H_minus == pytest.approx(1 / np.mean(1 / T[minus]))
     ell = effective_lengths(T, A, rule)

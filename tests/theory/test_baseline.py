@@ -100,7 +100,7 @@ def test_theorem_2_keeps_its_precision_in_the_corners(p, G):
     assert close(theory.underestimation_probability(p, G, 1 / G), more_than_one, 1e-10)
 
 
-PAPER = {  # G: (p < ¼, p < ½), FORMULAS.md §3
+PAPER = {  # G: (p < ¼, p < ½), formulas.md §3
     2: (1, 1),
     4: (1, 0.7770),
     6: (0.8278, 0.6897),

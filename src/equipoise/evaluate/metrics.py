@@ -1,4 +1,4 @@
-"""The papers' evaluation metrics over a set of problems, each with a 95 % interval (FORMULAS §6).
+"""The papers' evaluation metrics over a set of problems, each with a 95 % interval (formulas.md §6).
 
 Outcomes are 0/1, one sequence per problem. The samples of a problem are not independent of each other, so every
 interval counts problems: it says what another draw of such problems would give.

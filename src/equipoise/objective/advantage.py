@@ -1,4 +1,4 @@
-"""Advantages: how much better than its group a response did (FORMULAS §2). Rewards in, one number per response out.
+"""Advantages: how much better than its group a response did (formulas.md §2). Rewards in, one number per response out.
 
 Groups of one and groups of equal rewards get exactly 0 from every estimator with a baseline.
 """

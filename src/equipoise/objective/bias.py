@@ -1,4 +1,4 @@
-"""How far a batch's coefficients are from the balance conditions of FORMULAS §1 and §4, from the coefficients alone.
+"""How far a batch's coefficients are from the balance conditions of formulas.md §1 and §4, from the coefficients alone.
 
 Every measure is 0 for an objective without that bias. Shares and residuals lie in [−1, 1] or [0, 1].
 """
@@ -51,7 +51,7 @@ def measures(batch: Batch, A: Tensor, w: Tensor) -> dict[str, Tensor]:
 
 
 def baseline_bias(batch: Batch, ends: tuple[float, float]) -> Tensor:
-    """Mean over mixed groups of |E[p̂|S] − p| at p = p̂, for rewards that are one of two `ends` (FORMULAS §3)."""
+    """Mean over mixed groups of |E[p̂|S] − p| at p = p̂, for rewards that are one of two `ends` (formulas.md §3)."""
     p, G = (batch.mean - ends[0]) / (ends[1] - ends[0]), batch.G
     mixed = (p > 0) & (p < 1)
     p = torch.where(mixed, p, 0.5)

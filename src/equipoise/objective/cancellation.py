@@ -1,4 +1,4 @@
-"""Cancellation: restore exchangeability, so that a token all responses share gets no net push (FORMULAS §4).
+"""Cancellation: restore exchangeability, so that a token all responses share gets no net push (formulas.md §4).
 
 `min_replace` and `orthogonal` act on the full weight of a response, 1/ℓ_i and any sequence ratio included. With
 token-level surrogates that weight is known in `assign`; with sequence ratios only in `loss`, which needs whole groups.

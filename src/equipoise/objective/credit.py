@@ -1,4 +1,4 @@
-"""From a batch to its credit: check all that can be wrong, then give every response its weight (FORMULAS §1, §4)."""
+"""From a batch to its credit: check all that can be wrong, then give every response its weight (formulas.md §1, §4)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Difficulty: reweight advantages by how hard the prompt is for the policy as it was (HA-DW and debias, FORMULAS §3).
+"""Difficulty: reweight advantages by how hard the prompt is for the policy (HA-DW, debias, formulas.md §3).
 
 The anchor is the only state of an objective. It is plain Python numbers, so it saves and loads as JSON, and it changes
 only at the end of `assign`, after every check has passed.

@@ -1,4 +1,4 @@
-"""Terms beside the policy gradient: KL to a reference, and the correction of train/inference mismatch (FORMULAS §5)."""
+"""Terms beside the policy gradient: KL to a reference, and what corrects train/inference mismatch (formulas.md §5)."""
 
 from __future__ import annotations
 

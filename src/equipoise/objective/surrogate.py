@@ -1,4 +1,4 @@
-"""Surrogates: what each token contributes to the objective (to maximise), and its exact derivative (FORMULAS §5).
+"""Surrogates: what each token contributes to the objective (to maximise), and its exact derivative (formulas.md §5).
 
 c is the coefficient of the token (weight × advantage): every surrogate here is positively homogeneous in the advantage,
 so the weight folds into it exactly. A surrogate returns φ, ∂φ/∂log π in closed form, and where it clipped. `loss` sums.

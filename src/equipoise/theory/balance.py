@@ -7,7 +7,7 @@ advantages that sum to zero, m = Σ_{S+} A = Σ_{S−} |A|, and everything below
     exchangeability     Σ c_i = 0        a token that every response shares gets no net push
 
 A mean over S+ or S− weighs each response by |A_i|. With binary rewards |A| is constant within a sign, and T̄± and H± are
-the plain arithmetic and harmonic mean lengths of right and wrong responses (FORMULAS.md §1). For GRPO's normalised
+the plain arithmetic and harmonic mean lengths of right and wrong responses (formulas.md §1). For GRPO's normalised
 advantages with k of G right, m = √(k(G−k)); for r − p̂, m = k(G−k)/G.
 """
 
@@ -40,7 +40,7 @@ def mass_imbalance(m: ArrayLike, T_plus: ArrayLike, T_minus: ArrayLike, G: Array
 
     References
     ----------
-    BA (arXiv 2605.04077), eqs. 12 and 16 as we read them, from FORMULAS.md §1 and not from the paper's text.
+    BA (arXiv 2605.04077), eqs. 12 and 16 as we read them, from formulas.md §1 and not from the paper's text.
 
     Examples
     --------
@@ -69,7 +69,7 @@ def sequence_token_weight(T: ArrayLike, G: ArrayLike) -> Real:
 
     References
     ----------
-    BA, eq. 21 as we read it, from FORMULAS.md §1 and not from the paper's text.
+    BA, eq. 21 as we read it, from formulas.md §1 and not from the paper's text.
 
     Examples
     --------
@@ -99,7 +99,7 @@ def exchangeability_sum(m: ArrayLike, ell_plus: ArrayLike, ell_minus: ArrayLike,
 
     References
     ----------
-    FORMULAS.md §1 and §4 (TGC, arXiv 2604.13088).
+    formulas.md §1 and §4 (TGC, arXiv 2604.13088).
 
     Examples
     --------
@@ -125,7 +125,7 @@ def exchangeability_residual(ell_plus: ArrayLike, ell_minus: ArrayLike) -> Real:
 
     References
     ----------
-    FORMULAS.md §4, for a token node shared by the whole group.
+    formulas.md §4, for a token node shared by the whole group.
 
     Examples
     --------
@@ -155,7 +155,7 @@ def reweighted_sum(m: ArrayLike, p_hat: ArrayLike, anchor: ArrayLike, lam: Array
 
     References
     ----------
-    FORMULAS.md §3 (HA-DW, arXiv 2601.08521).
+    formulas.md §3 (HA-DW, arXiv 2601.08521).
 
     Examples
     --------

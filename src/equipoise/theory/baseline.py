@@ -3,7 +3,7 @@
 A prompt is solved with probability p; a group of G responses has R ~ Binomial(G, p) right answers and p̂ = R/G. GRPO
 learns only from S = {1 ≤ R ≤ G−1}. Given S, p̂ is no longer centred on p, and with it Â = r − p̂ no longer on A = r − p:
 hard prompts (p < ½) have their advantage underestimated, easy ones overestimated (HA-DW, Theorems 1 and 2, Corollaries
-1 to 3; FORMULAS.md §3). Every function has its exact limit at p = 0 and p = 1, where S has probability 0 and
+1 to 3; formulas.md §3). Every function has its exact limit at p = 0 and p = 1, where S has probability 0 and
 R given S tends to 1 and to G−1.
 
 This is a statement about the baseline, not about the direction of the gradient: see `gradient_gain`.
@@ -32,7 +32,7 @@ def informative_probability(p: ArrayLike, G: ArrayLike) -> Real:
 
     References
     ----------
-    HA-DW (arXiv 2601.08521), FORMULAS.md §3.
+    HA-DW (arXiv 2601.08521), formulas.md §3.
 
     Examples
     --------
@@ -57,7 +57,7 @@ def conditional_baseline(p: ArrayLike, G: ArrayLike) -> Real:
 
     References
     ----------
-    HA-DW, Lemma 2; FORMULAS.md §3.
+    HA-DW, Lemma 2; formulas.md §3.
 
     Examples
     --------
@@ -87,7 +87,7 @@ def baseline_bias(p: ArrayLike, G: ArrayLike) -> Real:
 
     References
     ----------
-    HA-DW, Theorem 1 and Lemma 2; FORMULAS.md §3.
+    HA-DW, Theorem 1 and Lemma 2; formulas.md §3.
 
     Examples
     --------
@@ -118,7 +118,7 @@ def underestimation_probability(p: ArrayLike, G: ArrayLike, eps: ArrayLike = 0.0
 
     References
     ----------
-    HA-DW, Theorem 2 (hard); FORMULAS.md §3.
+    HA-DW, Theorem 2 (hard); formulas.md §3.
 
     Examples
     --------
@@ -143,7 +143,7 @@ def overestimation_probability(p: ArrayLike, G: ArrayLike, eps: ArrayLike = 0.0)
 
     References
     ----------
-    HA-DW, Theorem 2 (easy); FORMULAS.md §3.
+    HA-DW, Theorem 2 (easy); formulas.md §3.
 
     Examples
     --------
@@ -172,7 +172,7 @@ def average_underestimation(G: ArrayLike, p_max: ArrayLike = 0.5) -> Real:
 
     References
     ----------
-    HA-DW, Corollaries 1 to 3; FORMULAS.md §3.
+    HA-DW, Corollaries 1 to 3; formulas.md §3.
 
     Examples
     --------
@@ -208,7 +208,7 @@ def conditioned_underestimation(G: ArrayLike, p_max: ArrayLike = 0.5) -> Real:
 
     References
     ----------
-    FORMULAS.md §3, the first of the traps.
+    formulas.md §3, the first of the traps.
 
     Examples
     --------
@@ -239,7 +239,7 @@ def debias_constant(p: ArrayLike, G: ArrayLike) -> Real:
 
     References
     ----------
-    FORMULAS.md §3, `debias` (beyond the paper).
+    formulas.md §3, `debias` (beyond the paper).
 
     Examples
     --------
@@ -267,7 +267,7 @@ def debias_factor(r: ArrayLike, p_hat: ArrayLike, p: ArrayLike, G: ArrayLike) ->
 
     References
     ----------
-    FORMULAS.md §3, `debias` (beyond the paper).
+    formulas.md §3, `debias` (beyond the paper).
 
     Examples
     --------

@@ -136,7 +136,7 @@ def rewards_from_cdf(cdf: Callable[[Array], Array]) -> RewardLaw:
 
     References
     ----------
-    HA-DW, Theorem 4; FORMULAS.md §3.
+    HA-DW, Theorem 4; formulas.md §3.
 
     Examples
     --------
@@ -191,7 +191,7 @@ def spread_probability(law: RewardLaw, G: ArrayLike, sigma: ArrayLike) -> Real:
 
     References
     ----------
-    HA-DW, Theorem 4; FORMULAS.md §3.
+    HA-DW, Theorem 4; formulas.md §3.
 
     Examples
     --------
@@ -220,7 +220,7 @@ def spread_baseline_bias(law: RewardLaw, G: ArrayLike, sigma: ArrayLike) -> Real
 
     References
     ----------
-    HA-DW, Theorem 4 and, as we read them, Corollaries 4 (Beta) and 5 (truncated normal); FORMULAS.md §3.
+    HA-DW, Theorem 4 and, as we read them, Corollaries 4 (Beta) and 5 (truncated normal); formulas.md §3.
 
     Examples
     --------

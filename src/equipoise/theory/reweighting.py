@@ -46,7 +46,7 @@ def confidence_radius(G: ArrayLike, delta: ArrayLike, margin: ArrayLike) -> Real
 
     References
     ----------
-    HA-DW, Theorem 3; FORMULAS.md §3.
+    HA-DW, Theorem 3; formulas.md §3.
 
     Examples
     --------
@@ -77,7 +77,7 @@ def correction_interval(
 
     References
     ----------
-    HA-DW, Theorem 3; FORMULAS.md §3.
+    HA-DW, Theorem 3; formulas.md §3.
 
     Examples
     --------
@@ -125,7 +125,7 @@ def lambda_interval(
 
     References
     ----------
-    HA-DW, Theorem 3; FORMULAS.md §3.
+    HA-DW, Theorem 3; formulas.md §3.
 
     Examples
     --------
