@@ -209,6 +209,8 @@ def expressions_equal(a: sympy.Basic, b: sympy.Basic) -> bool:
         return True
     if not (isinstance(a, sympy.Expr) and isinstance(b, sympy.Expr)):
         return _matrices_equal(a, b)
+    if a.is_Matrix != b.is_Matrix:
+        return False
     difference = a - b
     if difference.has(*UNEVALUATED):
         difference = difference.doit()
