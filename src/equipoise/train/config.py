@@ -20,6 +20,7 @@ from equipoise.objective import Objective
 
 Spec = str | dict[str, Any] | None
 Worth = float | str
+Table = dict[str, Any] | None
 
 
 VERDICTS = ("unparsed", "timeout", "limit", "crashed", "bad_gold", "unavailable")  # besides correct and wrong
@@ -45,9 +46,21 @@ class ModelConfig:
 @dataclass
 class TaskConfig:
     name: str = option(
-        "arithmetic", "arithmetic (built in), gym:NAME (reasoning-gym), or a .jsonl file of prompts and answers"
+        "arithmetic", "arithmetic (built in), gym:NAME (reasoning-gym), or a file, folder or hub:NAME of prompts"
     )
     chat: bool = option(False, "wrap prompts in the tokenizer's chat template")
+    columns: Table = option(
+        None, "other column names: { prompt = ..., answer = ..., level = ..., id = ... }"
+    )
+    verifier: str = option("", "math, code or text; empty takes the layout's own")
+    suffix: str = option("", "text added to every prompt, for example how to write the answer")
+    strict: bool = option(False, "refuse the first bad row instead of leaving it out and counting it")
+    dedupe: bool = option(True, "leave out prompts that came before")
+    max_prompt_chars: int = option(100_000, "characters of the longest prompt that is kept")
+    max_prompt_tokens: int = option(0, "tokens of the longest prompt that is kept; 0 is no limit")
+    held_out: str = option("", "a file to evaluate on; empty holds out one row in eight of the data itself")
+    avoid: tuple[str, ...] = option((), "files whose problems must not be trained on (13 words in a row in common)")
+    gym: Table = option(None, "settings of reasoning-gym's tasks: { chain_sum = { max_terms = 3 } }")
 
 
 @dataclass
@@ -178,6 +191,8 @@ class Config:
         except ValueError as error:
             raise ConfigError(str(error)) from error
         at_least = {
+            "task.max_prompt_chars": (self.task.max_prompt_chars, 1),
+            "task.max_prompt_tokens": (self.task.max_prompt_tokens, 0),
             "rollout.prompts": (r.prompts, 1), "rollout.group_size": (r.group_size, 1),
             "rollout.max_tokens": (r.max_tokens, 0), "rollout.top_k": (r.top_k, 0),
             "rollout.max_draws": (r.max_draws, 1), "reward.overlong_buffer": (w.overlong_buffer, 0),
@@ -332,10 +347,12 @@ def _coerce(value: Any, hint: Any, name: str) -> Any:
         return (_coerce(value, element, name),)
     if hint == Worth and isinstance(value, int | float | str) and not isinstance(value, bool):
         return value if isinstance(value, str) else float(value)
+    if hint == Table and isinstance(value, dict):
+        return value
     if hint == Spec and isinstance(value, str | dict):
         return value
     kinds = {int: "a whole number", float: "a number", str: "a text", bool: "true or false",
-             Worth: "a number, wrong or mask"}  # fmt: skip
+             Worth: "a number, wrong or mask", Table: "a table"}  # fmt: skip
     kind = kinds.get(hint, "a name or a table")
     raise ConfigError(f"{name} = {value!r} should be {kind}")
 
@@ -367,6 +384,8 @@ def describe() -> str:
     for section in fields(Config):
         lines.append(f"[{section.name}]")
         for f in fields(get_type_hints(Config)[section.name]):
-            default = "the preset's" if f.default is None else _toml(f.default)
+            default = _toml(f.default)
+            if f.default is None:
+                default = "the preset's" if section.name == "objective" else "none"
             lines.append(f"  --{section.name}.{f.name:22s} {f.metadata['sentence']} (default: {default})")
     return "\n".join(lines)

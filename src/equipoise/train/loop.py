@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import importlib.metadata
 import json
 import math
@@ -69,13 +70,24 @@ class Trainer:
                 _check_claim(self.folder, config, resume)
             ranks.barrier()
             self.objective = config.build_objective()
-            self.task = tasks.open_task(config.task.name, config.train.seed)
-            m = config.model
-            self.policy = models.load(
-                m.name, dtype=getattr(torch, m.dtype), device=_device(m.device),
-                gradient_checkpointing=m.gradient_checkpointing,
-                lora=models.Lora(rank=m.lora_rank) if m.lora_rank else None,
+            m, d = config.model, config.task
+
+            @functools.cache
+            def policy() -> models.Policy:
+                """Loaded when first needed: a task that cannot be opened should say so before a large model is read."""
+                return models.load(
+                    m.name, dtype=getattr(torch, m.dtype), device=_device(m.device),
+                    gradient_checkpointing=m.gradient_checkpointing,
+                    lora=models.Lora(rank=m.lora_rank) if m.lora_rank else None,
+                )  # fmt: skip
+
+            self.task = tasks.open_task(
+                d.name, config.train.seed, columns=d.columns, verifier=d.verifier or None, suffix=d.suffix,
+                strict=d.strict, dedupe=d.dedupe, max_prompt_chars=d.max_prompt_chars,
+                max_prompt_tokens=d.max_prompt_tokens, held_out=d.held_out or None, avoid=d.avoid, gym=d.gym,
+                count_tokens=lambda prompt: len(encode_prompt(policy(), prompt, d.chat)),
             )  # fmt: skip
+            self.policy = policy()
             self.reference = models.frozen_copy(self.policy) if config.objective.kl and not m.lora_rank else None
             self.sampler = open_sampler(self.policy)
             self.collector = Collector(config, self.policy, self.sampler, self.task)
@@ -105,6 +117,8 @@ class Trainer:
         """Train to the end, or raise: RunError with a sentence for the user, Interrupted with the command to resume."""
         c = self.config
         terminal = Terminal(c.train.out, c.train.steps, self.step, c.log.terminal and ranks.me() == 0)
+        if isinstance(self.task, tasks.Dataset):
+            terminal.say(str(self.task.summary))
         try:
             with _graceful_stop() as stopping:
                 if self.step == 0:
