@@ -83,7 +83,10 @@ def math_job(gold: str, answer: str | None, how: str) -> Verdict:
         return Verdict("bad_gold", problem)
     if answer is None:
         return Verdict("unparsed", how)
-    same = equal.slow(gold, answer)
+    try:
+        same = equal.slow(gold, answer)
+    except RecursionError:
+        return Verdict("limit", f"{answer[:60]} against {gold[:60]} goes too deep for SymPy", answer=answer)
     if same is None:
         return Verdict("unparsed", f"{answer[:60]} is no value", answer=answer)
     return _compared(same, gold, answer, 0.0)
