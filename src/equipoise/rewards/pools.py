@@ -11,7 +11,7 @@ import os
 import threading
 from typing import Any, Literal
 
-from equipoise.rewards.pool import Pool
+from equipoise.rewards.pool import Pool, cores
 
 # What math and code workers keep of the environment. Hashes fixed: SymPy's answers may depend on the order of sets.
 KEPT = ("PATH", "TMPDIR")
@@ -22,7 +22,7 @@ _pools: dict[tuple[str, int], tuple[int, Pool]] = {}
 
 
 def pool(kind: Literal["math", "code", "user"], workers: int = 0) -> Pool:
-    """`workers` 0 is one for each core. A process forked from this one gets pools of its own."""
+    """`workers` 0 is one for each core, two for code. A process forked from this one gets pools of its own."""
     with _lock:
         owner, there = _pools.get((kind, workers), (0, None))
         if there is None or owner != os.getpid():
@@ -34,7 +34,8 @@ def pool(kind: Literal["math", "code", "user"], workers: int = 0) -> Pool:
 def _open(kind: str, workers: int) -> Pool:
     if kind == "user":
         return Pool("equipoise.rewards.functions:call", workers=workers)
-    options: dict[str, Any] = {"workers": workers, "quiet": True}
+    # Starting a sandbox is a third waiting (the kernel makes and ends namespaces): two workers fill a core.
+    options: dict[str, Any] = {"workers": workers or (2 * cores() if kind == "code" else 0), "quiet": True}
     options["environment"] = {name: os.environ[name] for name in KEPT if name in os.environ} | SET
     if kind == "math":
         options |= {"preload": ("equipoise.rewards.warm",), "confine": "equipoise.rewards.confine:give_up_rights"}
