@@ -110,6 +110,8 @@ def _compare(gold: str, answer: str | None, how: str, expires: float = float("in
     def verdict() -> Future[Verdict]:
         start = time.perf_counter()
         same = None if answer is None else equal.quick(gold, answer)
+        if same is False and not _is_value(gold):
+            same = None  # a gold that means nothing is unlike everything: that is its own fault
         if answer is None or same is None:
             return pool("math").submit(gold, answer, how, seconds=MATH_SECONDS, expires=expires)
         return _done(_compared(same, gold, answer, time.perf_counter() - start))
@@ -117,9 +119,15 @@ def _compare(gold: str, answer: str | None, how: str, expires: float = float("in
     return _once(("math", gold, how) if answer is None else ("math", gold, "", answer), verdict)
 
 
+@functools.lru_cache(maxsize=100_000)
+def _is_value(gold: str) -> bool:
+    """Whether exact arithmetic can hold it against a number."""
+    return equal.quick(gold, "0") is not None
+
+
 def _check(gold: str) -> Future[Verdict]:
-    """A gold that exact arithmetic can hold against a number is a value; any other is compared to itself by SymPy."""
-    if equal.quick(gold, "0") is not None:
+    """A gold that is not plainly a value is compared to itself by SymPy."""
+    if _is_value(gold):
         return _done(Verdict("correct"))
     return _once(("gold", gold), lambda: pool("math").submit(gold, gold, "", seconds=MATH_SECONDS))
 
