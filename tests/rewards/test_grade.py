@@ -84,10 +84,10 @@ def test_a_pair_is_compared_once(monkeypatch):
     real = grade.equal.quick
     monkeypatch.setattr(grade.equal, "quick", lambda gold, answer: asked.append((gold, answer)) or real(gold, answer))
     first = [submit_math(rf"words {i} \boxed{{7}}", "8") for i in range(5)]
-    assert asked == [("8", "7")]
+    assert asked.count(("8", "7")) == 1
     assert len({id(f) for f in first}) == 1
     assert submit_math(r"\boxed{7}", "7").result().kind == "correct"
-    assert len(asked) == 2
+    assert asked.count(("8", "7")) == asked.count(("7", "7")) == 1
 
 
 def test_a_used_up_budget_is_a_timeout_and_not_remembered():
