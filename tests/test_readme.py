@@ -1,4 +1,4 @@
-"""The README's example prints what the README says it prints, and so does that of docs/objectives.md."""
+"""The examples of the pages print what the pages say they print."""
 
 import contextlib
 import io
@@ -10,16 +10,17 @@ import pytest
 ROOT = Path(__file__).parent.parent
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/objectives.md"])
-def test_the_example_prints_what_the_page_says(page):
+@pytest.mark.parametrize(("page", "examples"), [("README.md", 2), ("docs/objectives.md", 1)])
+def test_the_examples_print_what_the_page_says(page, examples):
     text = (ROOT / page).read_text(encoding="utf-8")
-    found = re.search(r"```python\n(.*?)```.*?```text\n(.*?)```", text, re.S)
-    assert found, f"{page} has no example"
-    printed = io.StringIO()
-    with contextlib.redirect_stdout(printed):
-        exec(compile(found[1], page, "exec"), {})
-    said, shown = (re.sub(r"[-+]0\.0000\b", "0.0000", x).split() for x in (printed.getvalue(), found[2]))
-    assert said == shown
+    found = re.findall(r"```python\n((?:(?!```).)*?)```(?:(?!```).)*?```text\n(.*?)```", text, re.S)
+    assert len(found) == examples
+    for code, shown in found:
+        printed = io.StringIO()
+        with contextlib.redirect_stdout(printed):
+            exec(compile(code, page, "exec"), {})
+        said, shown = (re.sub(r"[-+]0\.0000\b", "0.0000", x).split() for x in (printed.getvalue(), shown))
+        assert said == shown
 
 
 def test_every_link_of_the_readme_leads_somewhere():
