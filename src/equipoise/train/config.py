@@ -49,9 +49,7 @@ class TaskConfig:
         "arithmetic", "arithmetic (built in), gym:NAME (reasoning-gym), or a file, folder or hub:NAME of prompts"
     )
     chat: bool = option(False, "wrap prompts in the tokenizer's chat template")
-    columns: Table = option(
-        None, "other column names: { prompt = ..., answer = ..., level = ..., id = ... }"
-    )
+    columns: Table = option(None, "other column names: { prompt = ..., answer = ..., level = ..., id = ... }")
     verifier: str = option("", "math, code or text; empty takes the layout's own")
     suffix: str = option("", "text added to every prompt, for example how to write the answer")
     strict: bool = option(False, "refuse the first bad row instead of leaving it out and counting it")
