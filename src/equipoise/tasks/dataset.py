@@ -193,7 +193,23 @@ class Dataset:
 
     @cached_property
     def _everything(self) -> _Window:
-        return self._looked_through([(0, self._rows.count)], self._account)
+        return self._with_usable_golds(self._looked_through([(0, self._rows.count)], self._account))
+
+    def _with_usable_golds(self, window: _Window) -> _Window:
+        """Without the rows whose answer no verifier can use: found here, not by the responses graded against them."""
+        places = np.sort(np.concatenate([window.train, window.held_out]))
+        items = [self._schema.read(window.loaded[int(k)]) for k in places]
+        bad = inspection.unverifiable([(self._verifier_of(item), item) for item in items])
+        self._account.verifiable = 1 - len(bad) / max(len(places), 1)
+        out = {int(places[j]): why for j, why in bad.items()}
+        for k, why in out.items():
+            sentence = f"{self._rows.where(int(window.numbers[k]))}: {why}"
+            if self._rules.strict:
+                raise TaskError(f"{sentence} (task.strict refuses it)")
+            self._account.drop("not verifiable", sentence)
+        train, held_out = ([k for k in side if k not in out] for side in (window.train, window.held_out))
+        self._account.train, self._account.held_out = len(train), len(held_out)
+        return _Window(window.loaded, window.numbers, np.array(train, np.int64), np.array(held_out, np.int64))
 
     @cached_property
     def _training_places(self) -> np.ndarray:

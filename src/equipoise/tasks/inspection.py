@@ -34,7 +34,7 @@ def inspect(
                     if file is not None:
                         file.write(json.dumps(row, default=str) + "\n")
             if verifier_of is not None:
-                bad = _unverifiable([(verifier_of(item), item) for _, item in kept])
+                bad = unverifiable([(verifier_of(item), item) for _, item in kept])
                 verified += len(kept) - len(bad)
                 for k, why in bad.items():
                     summary.example("not verifiable", f"{rows.where(kept[k][0])}: {why}")
@@ -43,7 +43,7 @@ def inspect(
     return summary
 
 
-def _unverifiable(items: Sequence[tuple[str, Item]]) -> dict[int, str]:
+def unverifiable(items: Sequence[tuple[str, Item]]) -> dict[int, str]:
     """Why, for each item whose answer its verifier cannot use."""
     math = [k for k, (verifier, _) in enumerate(items) if verifier == "math"]
     found = dict(zip(math, rewards.check_golds([items[k][1].answer for k in math]), strict=True))
