@@ -85,6 +85,7 @@ def write_rollouts(path: Path, step: int, reward, length, group, credit, texts: 
         "level": ["1"] * n,
         "advantage": credit.advantage.tolist(),
         "weight": credit.weight.tolist(),
+        "past_reward": pa.array([None] * len(credit.advantage), pa.float64()),
         "coefficient": credit.coefficient.tolist(),
     }
     pq.write_table(pa.table(table), path / "rollouts" / f"step-{step}.parquet")

@@ -11,18 +11,20 @@ RNG = np.random.default_rng(0)
 REWARD = (RNG.random(48) < 0.4).astype(float)
 GROUP = np.repeat(np.arange(6), 8)
 LENGTH = RNG.integers(3, 30, 48)
+PAST = np.repeat([0.1, np.nan, 0.9, 0.5, np.nan, 0.3], 8)
 
 
 @pytest.mark.parametrize("advantage", ["grpo", "dr_grpo", "rloo"])
 @pytest.mark.parametrize(
     "spec", ["hadw", "debias", {"name": "hadw", "lam": 0.7, "anchor": "fixed", "threshold": 0.6},
-             {"name": "hadw", "recentre": True}],
+             {"name": "hadw", "recentre": True}, "hadw_history"],
 )  # fmt: skip
 def test_phi_is_what_the_objective_multiplied_the_advantage_by(spec, advantage):
-    weighed = Objective(advantage=advantage, difficulty=spec).assign(REWARD, GROUP, LENGTH)
+    weighed = Objective(advantage=advantage, difficulty=spec).assign(REWARD, GROUP, LENGTH, history=PAST)
     plain = Objective(advantage=advantage).assign(REWARD, GROUP, LENGTH)
     C = float(weighed.metrics["difficulty/anchor"])
-    phi = np.array(difficulty.phi(spec, C, REWARD, GROUP, weighed.advantage.tolist()))
+    past = [None if np.isnan(x) else x for x in PAST]
+    phi = np.array(difficulty.phi(spec, C, REWARD, GROUP, weighed.advantage.tolist(), past))
     product = phi * plain.advantage.numpy()
     if isinstance(spec, dict) and spec.get("recentre"):
         product -= np.array([product[g == GROUP].mean() for g in GROUP])

@@ -1,7 +1,7 @@
 """The difficulty weights Φ of a run's responses, made again from what was logged by the objective's own code.
 
-A run logs advantages after difficulty and the anchor C of each step; Φ follows from those and the rewards. Not covered:
-a `debias` that was given a history of each prompt (the trainer gives none).
+A run logs advantages after difficulty, the anchor C of each step and what each prompt earned before; Φ follows from
+those and the rewards.
 """
 
 from __future__ import annotations
@@ -21,15 +21,21 @@ SHARES = (0.1, 0.5, 0.9)
 
 
 def name(run: Run) -> str:
-    """The run's difficulty: none, hadw or debias."""
+    """The run's difficulty: none, hadw, hadw_history or debias."""
     spec = run.option("objective.difficulty")
     return str(spec.get("name", "none") if isinstance(spec, dict) else spec or "none")
 
 
 def phi(
-    spec: Any, anchor: float, reward: Sequence[float], group: Sequence[int], advantage: Sequence[float]
+    spec: Any,
+    anchor: float,
+    reward: Sequence[float],
+    group: Sequence[int],
+    advantage: Sequence[float],
+    past_reward: Sequence[float | None],
 ) -> list[float]:
     """Φ_i of responses of whole groups, 0 where A_i = 0; `advantage` is read for its sign alone, which Φ > 0 keeps.
+    `past_reward` is the mean reward of each response's prompt in earlier steps, None for a new one.
 
     A ValueError where this version does not know the difficulty.
     """
@@ -45,7 +51,8 @@ def phi(
     sign = torch.sign(torch.tensor(advantage, dtype=torch.float64))
     if isinstance(difficulty, HADW) and difficulty.recentre:  # recentring moved A, and may have turned its sign
         difficulty, sign = dataclasses.replace(difficulty, recentre=False), torch.sign(batch.centred)
-    return difficulty.reweight(batch, sign, anchor, None).abs().tolist()
+    past = torch.tensor([torch.nan if x is None else x for x in past_reward], dtype=torch.float64)
+    return difficulty.reweight(batch, sign, anchor, difficulty.rate(past).clamp(0, 1)).abs().tolist()
 
 
 def anchors(run: Run) -> dict[int, float]:
@@ -77,7 +84,7 @@ def _quantiles(
     import pyarrow.parquet as pq
 
     try:
-        table = pq.read_table(file, columns=["reward", "group", "advantage"]).to_pydict()
+        table = pq.read_table(file, columns=["reward", "group", "advantage", "past_reward"]).to_pydict()
         weights = np.array(phi(json.loads(spec), anchor, **table))
     except (OSError, pa.ArrowException, ValueError, TypeError):  # another version's rollouts, or its difficulty
         return None

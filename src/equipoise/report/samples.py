@@ -25,7 +25,7 @@ MOST_GROUPS = 32  # of one step
 LONGEST = 60_000  # bytes of one text
 NUMBERS_TAKE = 250  # bytes of a response besides its text
 NUMBERS = ("length", "reward", "advantage", "weight", "coefficient")
-COLUMNS = ("group", "prompt_id", "prompt", "level", "response", "finish", "verdict", *NUMBERS)
+COLUMNS = ("group", "prompt_id", "prompt", "level", "response", "finish", "verdict", "past_reward", *NUMBERS)
 
 
 def sample(run: Run, budget: int) -> tuple[list[dict[str, Any]], str]:
@@ -53,7 +53,7 @@ def _add_phi(run: Run, groups: Sequence[dict[str, Any]]) -> None:
         if g["step"] not in C or None in (*reward, *A):
             continue
         try:
-            weights = difficulty.phi(spec, C[g["step"]], reward, [0] * len(A), A)
+            weights = difficulty.phi(spec, C[g["step"]], reward, [0] * len(A), A, [g["past_reward"]] * len(A))
         except ValueError:  # a difficulty of another version
             return
         g["responses"] = [{**r, "phi": rounded(w)} for r, w in zip(g["responses"], weights, strict=True)]
@@ -125,6 +125,7 @@ def _group(order: int, rows: Sequence[dict[str, Any]], longest: int) -> dict[str
         "prompt": prompt,
         "prompt_cut": cut,
         "level": str(rows[0].get("level") or ""),
+        "past_reward": _finite(rows[0].get("past_reward")),
         **_balance(rows),
         "responses": [_response(row, longest) for row in rows],
     }

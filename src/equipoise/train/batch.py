@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import time
 from collections import Counter
 from dataclasses import dataclass
@@ -254,6 +255,7 @@ def write_rollouts(folder: Path, step: int, batch: StepBatch, credit: Credit) ->
             "weight": weight.tolist(),
             "coefficient": (weight * credit.advantage).tolist(),
             "logprob_sum": sums,
+            "past_reward": [None if math.isnan(x) else x for x in batch.past.tolist()],
         }
     )
     folder.mkdir(exist_ok=True)
