@@ -239,6 +239,10 @@ PAIRS = [
     no("inequality", "x < 1", "x > 1"),
     no("inequality", "x < 1", "-x < -1"),
     # matrices and vectors
+    yes("inverse", r"\arcsin\frac{10}{13}", r"\sin^{-1}\left(\frac{10}{13}\right)"),
+    yes("inverse", r"\arctan 2", r"\tan^{-1} 2"),
+    no("inverse", r"\frac{1}{\sin x}", r"\sin^{-1} x"),
+    no("inverse", r"\arcsin\frac{10}{13}", r"\cos^{-1}\frac{10}{13}"),
     no("currency", r"\$10", r"10\text{ euros}"),
     yes("currency", r"\$10", r"10\text{ dollars}"),
     yes("matrix", r"\begin{pmatrix} 1 & 2 \\ 3 & 4 \end{pmatrix}", r"\begin{bmatrix} 1 & 2 \\ 3 & 4 \end{bmatrix}"),

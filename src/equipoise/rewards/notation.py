@@ -48,6 +48,7 @@ SIGNS = {
     "≈": r"\approx ", "⟨": r"\langle ", "⟩": r"\rangle ", "’": "'", "‘": "'", "′": "'", "“": '"', "”": '"',
     "，": ",", "：": ":", "；": ";", "。": ".", "€": r"\$", "£": r"\$", "¥": r"\$",
 }  # fmt: skip
+INVERSE = re.compile(r"\\(sin|cos|tan)\s*\^\s*\{\s*-\s*1\s*\}")  # never 1/sin: that is written \csc
 COMMAND = re.compile(r"\\(?:[a-zA-Z]+|.)|\s+", re.DOTALL)
 TOKEN = re.compile(r"\\(?:[a-zA-Z]+|.)?", re.DOTALL)
 THOUSANDS = re.compile(r"(?<=\d)\s*(?:\{\s*,\s*\}|,\s?\\!\s*)\s*(?=\d{3}(?!\d))")
@@ -85,6 +86,7 @@ def spell(text: str) -> str:
     )
     text = re.sub(r"\\text\{\s*(-?\d[\d.,]*)\s*\}", r" \1 ", text)
     text = re.sub(r"\^\s*\{\s*\\circ\s*\}", r"^\\circ ", text)
+    text = INVERSE.sub(r"\\arc\1 ", text)
     text = re.sub(r"(?<![a-zA-Z\\])(?:infinity|infty|inf)(?![a-zA-Z])", r"\\infty ", text)
     text = re.sub(
         r"(?<=[\d}\s])(?:percent(?:age)?|pct)(?![a-zA-Z])|\\text\{\s*(?:percent(?:age)?|pct)\s*\}", r"\\%", text
