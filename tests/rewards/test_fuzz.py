@@ -140,7 +140,7 @@ def test_no_repetition_keeps_the_caller_busy(size):
         extract.answer(text)
         equal.quick("7", text)
         equal.quick(text, "x^2")
-        assert time.process_time() - start < 0.5, (pump, other)
+        assert time.process_time() - start < 1.0, (pump, other)
 
 
 def test_a_few_seconds_of_everything():
