@@ -27,23 +27,6 @@ def _same_threads():
     torch.set_num_threads(before)
 
 
-@pytest.fixture
-def equipoise(capsys):
-    """Run a command in this process: (exit code, stdout, stderr)."""
-
-    def run(*arguments):
-        capsys.readouterr()
-        try:
-            cli.main([str(a) for a in arguments])
-            code = 0
-        except SystemExit as error:
-            code = error.code or 0
-        out, err = capsys.readouterr()
-        return code, out, err
-
-    return run
-
-
 def test_help_names_every_command(equipoise):
     code, out, _ = equipoise("--help")
     assert code == 0

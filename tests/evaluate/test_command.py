@@ -6,31 +6,12 @@ import shutil
 
 import pytest
 
-from equipoise import cli
 from equipoise.evaluate import PROTOCOLS, EvaluationError, Request, open_benchmarks
 from equipoise.evaluate.table import markdown
 from equipoise.train.checkpoint import STATE
 
 from .fakes import Writer, fake_policy
 from .test_suite import contents, digit, run
-
-
-@pytest.fixture
-def equipoise(capsys):
-    """Run a command in this process: (exit code, stdout, stderr)."""
-
-    def command(*arguments):
-        capsys.readouterr()
-        try:
-            cli.main([str(a) for a in arguments])
-            code = 0
-        except SystemExit as error:
-            code = error.code or 0
-        out, err = capsys.readouterr()
-        return code, out, err
-
-    return command
-
 
 SMALL = ("--samples", "2", "--max-tokens", "5")
 
