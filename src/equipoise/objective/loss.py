@@ -78,12 +78,14 @@ class LossOutput:
 
     `ok` is a 0-dim bool tensor: false when a log-probability was not finite or, on CUDA, when the split broke a group.
     Such tokens have no gradient, but the rest of the micro-batch does: when `ok` is false, skip the step.
+    `logprobs` [n] are the log-probabilities the loss was made of, without their graph.
     """
 
     loss: Tensor
     ok: Tensor
     stats: Stats
     credit: Credit = field(repr=False)
+    logprobs: Tensor = field(repr=False)
 
     @cached_property
     def metrics(self) -> dict[str, Tensor]:

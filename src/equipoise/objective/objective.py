@@ -257,7 +257,7 @@ class Objective:
         position of each token in its response (cancellation="prefix"); entropy with gradient (entropy_bonus);
         ref_logprobs (kl); rollout_logprobs (mismatch). No host synchronisation on CUDA.
         """
-        self._check_tokens(logprobs, old_logprobs, response, position, entropy, ref_logprobs, rollout_logprobs)
+        self.check_tokens(logprobs, old_logprobs, response, position, entropy, ref_logprobs, rollout_logprobs)
         dtype = torch.promote_types(logprobs.dtype, torch.float32)
         logprobs = logprobs.to(dtype)
         logp, old = logprobs.detach(), old_logprobs.detach().to(dtype)
@@ -269,7 +269,7 @@ class Objective:
                 finite &= other.detach().isfinite()
         nonfinite = finite.numel() - finite.count_nonzero()
         ok = nonfinite == 0
-        c = self._coefficient(credit, response, position, dtype)
+        c = self.token_coefficient(credit, response, position, dtype)
         if c.is_cuda or not bool(ok):  # on the CPU, where asking is free, only when there is need
             c.mul_(finite)
             log_ratio.nan_to_num_(0.0, 0.0, 0.0)
@@ -298,13 +298,15 @@ class Objective:
             if self.entropy_bonus:
                 loss = loss - self.entropy_bonus * entropy_sum / credit.lengths.sum().clamp(min=1)
         stats = Stats.of(loss, policy_loss, tokens, terms, nonfinite, kl_sum, entropy_sum.detach())
-        return LossOutput(loss, ok, stats, credit)
+        return LossOutput(loss, ok, stats, credit, logp)
 
     def _token_kl(self, logp: Tensor, old: Tensor, ref: Tensor, finite: Tensor) -> Tensor:
         kl = KL_ESTIMATORS[self.kl_estimator](logp, torch.where(finite, ref, 0.0))
         return kl * torch.exp((logp - old).clamp(-LIMIT, LIMIT)) if self.kl_estimator == "k3_ratio" else kl
 
-    def _coefficient(self, credit: Credit, response: Tensor, position: Tensor | None, dtype: torch.dtype) -> Tensor:
+    def token_coefficient(
+        self, credit: Credit, response: Tensor, position: Tensor | None, dtype: torch.dtype
+    ) -> Tensor:
         """[n] the coefficient of each token, or a ValueError that names the token whose row is not in the batch."""
         where, per_row = response, credit.coefficient
         if self.needs_whole_groups:
@@ -353,7 +355,7 @@ class Objective:
             )
         return ~broken.any()
 
-    def _check_tokens(
+    def check_tokens(
         self,
         logprobs: Tensor,
         old: Tensor,
@@ -363,6 +365,7 @@ class Objective:
         ref: Tensor | None,
         rollout: Tensor | None,
     ) -> None:
+        """Refuse what `loss` cannot use: tokens that are not flat, shapes that differ, something needed but missing."""
         if logprobs.ndim != 1:
             raise ValueError(f"logprobs has shape {tuple(logprobs.shape)}: tokens are flat, [n]; see equipoise.flatten")
         for name, x, need, why in (

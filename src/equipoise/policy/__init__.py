@@ -1,6 +1,6 @@
 """The language model: load and save, packed forward, log-probabilities of response tokens, LoRA, frozen reference."""
 
-from equipoise.policy.logprobs import TokenLogprobs, reference_logprobs, token_logprobs
+from equipoise.policy.logprobs import TokenLogprobs, reference_logprobs, token_logprobs, token_loss
 from equipoise.policy.model import (
     Lora,
     ModelError,
@@ -35,4 +35,5 @@ __all__ = [
     "restore",
     "save",
     "token_logprobs",
+    "token_loss",
 ]

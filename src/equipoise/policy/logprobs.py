@@ -51,14 +51,17 @@ def token_loss(
     *,
     position: Tensor | None = None,
     ref_logprobs: Tensor | None = None,
+    rollout_logprobs: Tensor | None = None,
     temperature: float = 1.0,
+    exact: bool = False,
 ) -> LossOutput:
-    """`objective.loss` of the pack's `token_logprobs`: the same numbers, to rounding.
+    """`objective.loss` of the pack's `token_logprobs`: the same numbers, to rounding, or with `exact` to the last bit.
 
-    On the GPU, token-level objectives make each chunk's logits once, and their loss goes through `backward` once.
+    Unless `exact`, token-level objectives make each chunk's logits once on the GPU, and their loss goes through
+    `backward` once.
     """
-    others = {"position": position, "ref_logprobs": ref_logprobs}
-    if policy.device.type != "cuda":
+    others = {"position": position, "ref_logprobs": ref_logprobs, "rollout_logprobs": rollout_logprobs}
+    if exact or policy.device.type != "cuda":
         new = token_logprobs(policy, pack, temperature=temperature)
         return objective.loss(new.logprobs, old_logprobs, credit, response, entropy=new.entropy, **others)
     hidden, head = _hidden(policy, pack).index_select(0, pack.predict), _plain_head(policy)
@@ -93,8 +96,10 @@ def _hidden(policy: Policy, pack: Pack) -> Tensor:
     core = policy.core
     if policy.is_llama_like:
 
-        def attend(_: int, qkv: Tensor, kv_heads: int) -> Tensor:
-            return packed_attention(qkv, kv_heads, pack)
+        windows = decoder.windows(core)
+
+        def attend(layer: int, qkv: Tensor, kv_heads: int) -> Tensor:
+            return packed_attention(qkv, kv_heads, pack, window=windows[layer])
 
         x = decoder.hidden_states(
             core, pack.inputs, pack.positions, attend, gradient_checkpointing=policy.gradient_checkpointing

@@ -74,6 +74,9 @@ class RolloutConfig:
         False, "keep only prompts whose responses differ in reward, and draw new ones (DAPO)"
     )
     max_draws: int = option(4, "with dynamic sampling: batches drawn per step at most")
+    exact: bool = option(
+        False, "take the trainer's log-probabilities as the old ones (a pass more), so that the first ratios are 1"
+    )
 
 
 @dataclass

@@ -228,19 +228,25 @@ class Trainer:
         if not any(ranks.gather(len(parts))):
             return out | {"lr": self._rate(), "skipped": float(self.skipped_total)}
         reference = [self._reference(batch, rows) for rows in parts] if c.objective.kl else [None] * len(parts)
+        old = [self._old_logprobs(batch, rows) for rows in parts]
         for k in range(c.train.updates):
             self.optimizer.zero_grad(set_to_none=True)
             outputs = []
-            for rows, ref in zip(parts, reference, strict=True):
-                output = self._loss(batch, credit, rows, ref)
+            differences = []
+            for rows, ref, o in zip(parts, reference, old, strict=True):
+                output = self._loss(batch, credit, rows, ref, o)
                 output.loss.backward()
-                outputs.append(dataclasses.replace(output, loss=output.loss.detach()))
+                if k == 0:
+                    differences.append(self._difference(batch, rows, output.logprobs))
+                outputs.append(dataclasses.replace(output, loss=output.loss.detach(), logprobs=output.logprobs[:0]))
             ranks.sum_gradients(self.parameters)
             norm = torch.nn.utils.get_total_norm([p.grad for p in self.parameters if p.grad is not None])
             everyone = [o for part in ranks.gather(outputs) for o in part]
             self._apply(norm, all(bool(o.ok) for o in everyone) and math.isfinite(float(norm)))
             metrics = {name: float(x) for name, x in merge_metrics(everyone).items()}
-            if k > 0:
+            if k == 0:
+                metrics |= _merged([d for part in ranks.gather(differences) for d in part])
+            else:
                 metrics = {f"{name}/last_update": metrics[name] for name in LAST_UPDATE}
             out |= metrics
         return out | {"grad_norm": float(norm), "lr": self._rate(), "skipped": float(self.skipped_total)}
@@ -304,20 +310,28 @@ class Trainer:
             self.policy, self.reference, packed, temperature=self.config.rollout.temperature
         )
 
-    def _loss(self, batch: StepBatch, credit: Credit, rows: Tensor, ref: Tensor | None) -> LossOutput:
+    @torch.no_grad()
+    def _old_logprobs(self, batch: StepBatch, rows: Tensor) -> Tensor:
+        """log π_old: the sampler's, or with `rollout.exact` what the trainer itself says before its first update."""
         packed, part = self._pack(batch, rows)
-        new = models.token_logprobs(self.policy, packed, temperature=self.config.rollout.temperature)
+        if not self.config.rollout.exact:
+            return part.policy_logprobs
+        return models.token_logprobs(self.policy, packed, temperature=self.config.rollout.temperature).logprobs
+
+    def _difference(self, batch: StepBatch, rows: Tensor, logprobs: Tensor) -> tuple[Tensor, Tensor, int]:
+        """|log π of the trainer − log π of the sampler| over the tokens of a micro-batch: sum, largest, how many."""
+        d = (logprobs - batch.rollouts.select(rows).policy_logprobs).abs()
+        return d.sum(), d.max(), len(d)
+
+    def _loss(self, batch: StepBatch, credit: Credit, rows: Tensor, ref: Tensor | None, old: Tensor) -> LossOutput:
+        packed, part = self._pack(batch, rows)
         within = response_ids(part.lengths)
         starts = part.lengths.cumsum(0) - part.lengths
-        return self.objective.loss(
-            new.logprobs,
-            part.policy_logprobs,
-            credit,
-            rows.to(within.device)[within],
-            position=torch.arange(len(within), device=within.device) - starts[within],
-            entropy=new.entropy,
-            ref_logprobs=ref,
-        )
+        return models.token_loss(
+            self.policy, packed, self.objective, old, credit, rows.to(within.device)[within],
+            position=torch.arange(len(within), device=within.device) - starts[within], ref_logprobs=ref,
+            temperature=self.config.rollout.temperature, exact=self.config.rollout.exact,
+        )  # fmt: skip
 
     def _held_out(self) -> list[tuple[Prompt, list[int]]]:
         """The evaluation's prompts and their tokens; one that cannot be used stops the run before it begins."""
@@ -388,6 +402,15 @@ def learning_rate(o: OptimConfig, update: int, total: int) -> float:
     left = 1 - (update - o.warmup) / (total - o.warmup + 1)
     shape = {"constant": 1.0, "linear": left, "cosine": 0.5 * (1 + math.cos(math.pi * (1 - left)))}
     return o.lr * shape[o.schedule]
+
+
+def _merged(differences: list[tuple[Tensor, Tensor, int]]) -> dict[str, float]:
+    """How far sampler and trainer are apart, from what `_difference` says of each micro-batch."""
+    sums, largest, counts = zip(*differences, strict=True)
+    return {
+        "rollout/logprob_difference/mean": float(sum(sums)) / sum(counts),
+        "rollout/logprob_difference/max": float(max(largest)),
+    }
 
 
 def _environment(device: torch.device) -> dict[str, str]:

@@ -73,7 +73,7 @@ def pull(
 ) -> Pull:
     """The pull of a token-level objective; the arguments are those of `Objective.loss`."""
     old = old.detach().to(dtype)
-    c = objective._coefficient(credit, response, position, dtype)
+    c = objective.token_coefficient(credit, response, position, dtype)
     dead = torch.zeros_like(response, dtype=torch.bool)
     if rollout is not None and objective.mismatch.function is not None:
         rollout = rollout.detach().to(dtype)

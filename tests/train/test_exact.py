@@ -1,0 +1,70 @@
+"""log π_old from the trainer itself, and how far sampler and trainer are apart."""
+
+import dataclasses
+
+import pytest
+import torch
+
+from equipoise import policy as models
+from equipoise.train import Trainer
+
+from .tiny import metrics, settings
+
+NOISE = 0.25  # of a sampler that is not the policy: what another engine or precision does, made visible
+
+
+def run(model, out, monkeypatch, *, noise=0.0, **options):
+    """A run whose sampler is off by ±noise, and (log π_old, log π) of every micro-batch."""
+    pairs, loss = [], models.token_loss
+
+    def watched(policy, packed, objective, old, *rest, **more):
+        output = loss(policy, packed, objective, old, *rest, **more)
+        pairs.append((old, output.logprobs))
+        return output
+
+    with monkeypatch.context() as patch:
+        patch.setattr(models, "token_loss", watched)
+        trainer = Trainer(settings(model, out, log__terminal=False, eval__every=0, **options))
+        sample = trainer.sampler.sample
+
+        def off(*args, **more):
+            rollouts = sample(*args, **more)
+            sign = torch.arange(len(rollouts.tokens)) % 2 * 2 - 1
+            return dataclasses.replace(rollouts, policy_logprobs=rollouts.policy_logprobs + noise * sign)
+
+        patch.setattr(trainer.sampler, "sample", off)
+        trainer.run()
+    return pairs
+
+
+@pytest.mark.parametrize("more", [{}, {"objective__preset": "gspo"}, {"model__gradient_checkpointing": True},
+                                  {"rollout__temperature": 0.7}, {"model__dtype": "bfloat16"}])  # fmt: skip
+def test_the_first_ratios_are_exactly_one(model, tmp_path, monkeypatch, more):
+    options = {"train__steps": 2, "train__updates": 2, "train__micro_batch": 3, **more}
+    pairs = run(model, tmp_path / "run", monkeypatch, noise=NOISE, rollout__exact=True, **options)
+    assert sum(torch.equal(old, new) for old, new in pairs) == len(pairs) / 2 > 0  # of the first updates, not after
+
+
+def test_without_it_the_ratios_are_the_samplers(model, tmp_path, monkeypatch):
+    pairs = run(model, tmp_path / "run", monkeypatch, noise=NOISE, train__steps=1)
+    for old, new in pairs:
+        torch.testing.assert_close((new - old).abs(), torch.full_like(new, NOISE), atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("exact", [False, True])
+def test_the_difference_between_sampler_and_trainer_is_told_at_every_step(model, tmp_path, monkeypatch, exact):
+    for noise in (0.0, NOISE):
+        out = tmp_path / str(noise)
+        options = {"train__steps": 3, "train__updates": 2, "train__micro_batch": 3, "rollout__exact": exact}
+        run(model, out, monkeypatch, noise=noise, **options)
+        for record in metrics(out):
+            assert record["rollout/logprob_difference/mean"] == pytest.approx(noise, abs=1e-5)
+            assert record["rollout/logprob_difference/max"] == pytest.approx(noise, abs=1e-4)
+
+
+def test_exact_training_does_not_depend_on_the_samplers_log_probabilities(model, tmp_path, monkeypatch):
+    losses = []
+    for noise in (0.0, NOISE):
+        run(model, tmp_path / str(noise), monkeypatch, noise=noise, rollout__exact=True, train__steps=2)
+        losses.append([(r["grad_norm"], r["policy_loss"]) for r in metrics(tmp_path / str(noise))])
+    assert losses[0] == losses[1]
