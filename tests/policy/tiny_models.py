@@ -3,10 +3,14 @@
 import torch
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import (
+    GemmaConfig,
+    GemmaForCausalLM,
     GPT2Config,
     GPT2LMHeadModel,
     LlamaConfig,
     LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
     PreTrainedTokenizerFast,
     Qwen2Config,
     Qwen2ForCausalLM,
@@ -33,7 +37,8 @@ def tokenizer() -> PreTrainedTokenizerFast:
 
 
 def policy(kind: str = "llama", *, dtype: torch.dtype = torch.float32, seed: int = 0, **options) -> Policy:
-    """kind: llama (4 heads), grouped (4 heads over 2), qwen2, qwen3, or gpt2, which is no Llama at all."""
+    """kind: llama (4 heads), grouped (4 heads over 2), qwen2, qwen3, mistral (sees 7 tokens), gemma, or gpt2, which is
+    no Llama at all."""
     torch.manual_seed(seed)
     shape = {
         "vocab_size": VOCABULARY,
@@ -53,6 +58,10 @@ def policy(kind: str = "llama", *, dtype: torch.dtype = torch.float32, seed: int
         model = Qwen2ForCausalLM(Qwen2Config(**shape, **ids))
     elif kind == "qwen3":
         model = Qwen3ForCausalLM(Qwen3Config(**shape, **ids))
+    elif kind == "mistral":
+        model = MistralForCausalLM(MistralConfig(**shape, **ids, sliding_window=7))
+    elif kind == "gemma":
+        model = GemmaForCausalLM(GemmaConfig(**shape | {"head_dim": 64}, **ids))
     else:
         config = GPT2Config(vocab_size=VOCABULARY, n_positions=128, n_embd=64, n_layer=2, n_head=2, **ids)
         model = GPT2LMHeadModel(config)

@@ -7,7 +7,7 @@ import torch
 from equipoise import policy as p
 from equipoise.rollout import NativeSampler, SamplingParams, TransformersSampler, concatenate, native, sampler
 
-KINDS = ["llama", "grouped", "qwen2", "qwen3"]
+KINDS = ["llama", "grouped", "qwen2", "qwen3", "mistral", "gemma"]
 PARAMS = {
     "plain": SamplingParams(max_tokens=40, seed=1),
     "cool": SamplingParams(max_tokens=40, temperature=0.7, seed=2),

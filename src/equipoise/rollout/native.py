@@ -145,14 +145,15 @@ def _pairs(head_dim: int, device: torch.device) -> Tensor:
 
 def _norm(module: Any) -> tuple[_Norm, Tensor | None]:
     """The norm, and the scale that the product after it has to take over."""
-    eps = torch.tensor(module.variance_epsilon, device=module.weight.device)
-    if module.weight.dtype == torch.float32:
-        return _Norm(None, eps), module.weight
-    return _Norm(module.weight, eps), None
+    eps, offset = decoder.norm_constants(module)
+    weight = offset + module.weight if offset else module.weight
+    if weight.dtype == torch.float32:
+        return _Norm(None, torch.tensor(eps, device=weight.device)), weight
+    return _Norm(weight, torch.tensor(eps, device=weight.device)), None
 
 
 def _permuted(module: Any, pairs: Tensor) -> _Norm | None:
-    return None if module is None else _Norm(module.weight[pairs], torch.tensor(module.variance_epsilon))
+    return None if module is None else _Norm(module.weight[pairs], torch.tensor(decoder.norm_constants(module)[0]))
 
 
 def _linear(*parts: tuple[Any, Tensor | None], scale: Tensor | None = None) -> _Linear:
@@ -304,17 +305,18 @@ def _prefill(
     inputs[inside] = torch.tensor([t for p in prompts for t in p], device=device)
     positions = (column - (width - length[:, None])).clamp_min(0)
     even = bool(inside.all())
-    mask = None
-    if not even:
-        mask = inside[:, None, None] & (column[:, None] >= column)
-        mask |= column[:, None] == column  # an empty column sees itself, to stay finite
+    windows = decoder.windows(core)
+    masks = {w: _prefill_mask(inside, w) for w in set(windows)}
     pairs = _pairs(core.model.layers[0].self_attn.head_dim, device)
     layers: list[Tensor] = []
 
-    def attend(_: int, qkv: Tensor, kv_heads: int) -> Tensor:
+    def attend(layer: int, qkv: Tensor, kv_heads: int) -> Tensor:
         q, k, v = decoder.heads_first(qkv.view(*inside.shape, *qkv.shape[1:]), kv_heads)
         layers.append(torch.stack((k[..., pairs], v), 1))
-        out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=even, enable_gqa=q.shape[1] != kv_heads)
+        mask = masks[windows[layer]]
+        out = F.scaled_dot_product_attention(
+            q, k, v, attn_mask=mask, is_causal=mask is None, enable_gqa=q.shape[1] != kv_heads
+        )
         return out.transpose(1, 2).flatten(0, 1)
 
     x = decoder.hidden_states(core, inputs.view(-1), positions.view(-1), attend).view(*inside.shape, -1)[:, -1]
@@ -325,29 +327,41 @@ def _prefill(
     return x, layers, visible
 
 
+def _prefill_mask(inside: Tensor, window: int | None) -> Tensor | None:
+    """Who sees whom [P, 1, width, width]; None: all that came before."""
+    width = inside.shape[1]
+    mask = decoder.window_mask(width, window, inside.device)
+    if inside.all():
+        return mask
+    column = torch.arange(width, device=inside.device)
+    visible = inside[:, None, None] & (column[:, None] >= column if mask is None else mask)
+    return visible | (column[:, None] == column)  # an empty column sees itself, to stay finite
+
+
 def _step(core: Any, weights: _Weights, cache: _Cache, tokens: Tensor, turn: Tensor, visible: Tensor | None) -> Tensor:
     """Feed one token a row into the cache's newest column; returns the normed hidden states [r, d]."""
-    x = F.embedding(tokens, core.model.embed_tokens.weight)
+    x = decoder.embed(core, tokens)
     turn = turn[:, None]
-    r, column = len(tokens), cache.width - 1
+    r = len(tokens)
     kv_heads, head_dim = cache.layers[0].shape[2], cache.layers[0].shape[4]
-    mask = None if visible is None else visible[..., : cache.width]
-    for layer, whole in zip(weights.layers, cache.layers, strict=True):
-        kv = whole[:r, :, :, : column + 1]
+    silu = decoder.ACTIVATIONS[core.config.hidden_act] == "silu"
+    for layer, whole, window in zip(weights.layers, cache.layers, decoder.windows(core), strict=True):
+        seen = slice(0 if window is None else max(0, cache.width - window), cache.width)
+        kv, mask = whole[:r, :, :, seen], None if visible is None else visible[..., seen]
         qkv = layer.qkv(layer.norm1(x)).view(r, -1, head_dim)
         heads = qkv.shape[1] - 2 * kv_heads
         if layer.q_norm is not None and layer.k_norm is not None:
             qkv[:, :heads] = layer.q_norm(qkv[:, :heads])
             qkv[:, heads:-kv_heads] = layer.k_norm(qkv[:, heads:-kv_heads])
         _rotate_(qkv, heads + kv_heads, turn)
-        kv.select(3, column).copy_(qkv[:, heads:].view(r, 2, kv_heads, head_dim))
+        kv.select(3, -1).copy_(qkv[:, heads:].view(r, 2, kv_heads, head_dim))
         keys, values = kv.unbind(1)
         o = F.scaled_dot_product_attention(
             qkv[:, :heads, None], keys, values, attn_mask=mask, enable_gqa=heads != kv_heads
         )
         x = layer.o.add_to_(x, o.view(r, -1))
         gate, up = layer.gate_up(layer.norm2(x)).chunk(2, -1)
-        x = layer.down.add_to_(x, F.silu(gate).mul_(up))
+        x = layer.down.add_to_(x, (F.silu(gate) if silu else F.gelu(gate, approximate="tanh")).mul_(up))
     return weights.norm(x)
 
 

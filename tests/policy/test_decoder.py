@@ -1,0 +1,164 @@
+import copy
+
+import pytest
+import tiny_models
+import torch
+import torch.nn.functional as F
+
+from equipoise import policy as p
+from equipoise.policy import decoder
+
+KINDS = ["llama", "grouped", "qwen2", "qwen3", "mistral", "gemma"]
+
+
+def logits(core, inputs):
+    x = decoder.hidden_states(core, inputs, torch.arange(len(inputs)), decoder.causal(core))
+    return core.lm_head(decoder.rms_norm(core.model.norm, x))
+
+
+def gradients(model, value):
+    model.zero_grad()
+    value.backward()
+    return {name: q.grad.clone() for name, q in model.named_parameters()}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_logits_and_gradients_are_those_of_transformers(kind):
+    core = tiny_models.policy(kind).core
+    assert decoder.is_llama_like(core)
+    inputs = torch.randint(0, tiny_models.VOCABULARY, (30,), generator=torch.Generator().manual_seed(0))
+    mine, theirs = logits(core, inputs), core(input_ids=inputs[None], use_cache=False).logits[0]
+    torch.testing.assert_close(mine, theirs, atol=2e-5, rtol=1e-5)
+    weight = torch.randn(mine.shape, generator=torch.Generator().manual_seed(1))
+    got, wanted = gradients(core, (mine * weight).mean()), gradients(core, (theirs * weight).mean())
+    for name in wanted:
+        torch.testing.assert_close(got[name], wanted[name], atol=1e-5, rtol=1e-4, msg=name)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_bfloat16_is_as_near_to_float32_as_transformers_is(kind):
+    core = tiny_models.policy(kind, dtype=torch.bfloat16).core
+    inputs = torch.randint(0, tiny_models.VOCABULARY, (30,), generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        mine, theirs = logits(core, inputs).float(), core(input_ids=inputs[None], use_cache=False).logits[0].float()
+        exact = logits(core.float(), inputs)
+    assert (mine - exact).norm() < 1.2 * (theirs - exact).norm()
+
+
+def test_a_window_is_seen_and_a_long_one_changes_nothing():
+    core = tiny_models.policy("mistral").core
+    assert decoder.windows(core) == [7, 7]
+    inputs = torch.arange(3, 23)
+    near = logits(core, inputs)
+    core.config.sliding_window = 20
+    far = logits(core, inputs)
+    core.config.sliding_window = None
+    assert decoder.windows(core) == [None, None]
+    torch.testing.assert_close(logits(core, inputs), far)
+    torch.testing.assert_close(near[:7], far[:7])
+    assert (near[7:] - far[7:]).abs().amax(1).min() > 1e-3
+
+
+@pytest.mark.parametrize("setting", [{"hidden_act": "relu"}, {"hidden_act": "gelu"}])
+def test_other_arithmetic_is_left_to_transformers(setting):
+    core = tiny_models.policy("grouped").core
+    for name, value in setting.items():
+        setattr(core.config, name, value)
+    assert not decoder.is_llama_like(core)
+
+
+def laid_out(core):
+    layers = [(layer.self_attn, layer.mlp) for layer in core.model.layers]
+    return all(
+        decoder.joined(a.q_proj, a.k_proj, a.v_proj) is not None and decoder.joined(m.gate_proj, m.up_proj) is not None
+        for a, m in layers
+    )
+
+
+@pytest.mark.parametrize("kind", ["grouped", "qwen2", "gemma"])
+def test_side_by_side_moves_memory_and_nothing_else(kind):
+    policy = tiny_models.policy(kind)
+    before = {name: (q, q.detach().clone()) for name, q in policy.model.named_parameters()}
+    assert not laid_out(policy.core)
+    decoder.side_by_side(policy.core)
+    assert laid_out(policy.core)
+    for name, q in policy.model.named_parameters():
+        assert q is before[name][0]
+        assert torch.equal(q, before[name][1])
+    a = policy.core.model.layers[0].self_attn
+    weight, bias = decoder.joined(a.q_proj, a.k_proj, a.v_proj)
+    assert torch.equal(weight, torch.cat([a.q_proj.weight, a.k_proj.weight, a.v_proj.weight]))
+    assert (bias is None) == (kind != "qwen2")
+    with torch.no_grad():
+        a.k_proj.weight.fill_(3.0)
+        assert bool((weight[len(a.q_proj.weight) :][: len(a.k_proj.weight)] == 3.0).all())
+    where = a.q_proj.weight.data_ptr()
+    decoder.side_by_side(policy.core)
+    assert a.q_proj.weight.data_ptr() == where  # the second time there is nothing to do
+
+
+@pytest.mark.parametrize("kind", ["grouped", "qwen2"])
+def test_one_product_has_the_gradients_of_several(kind):
+    core = tiny_models.policy(kind).core
+    decoder.side_by_side(core)
+    a = core.model.layers[0].self_attn
+    parts = (a.q_proj, a.k_proj, a.v_proj)
+    x = torch.randn(9, 128, generator=torch.Generator().manual_seed(0), requires_grad=True)
+    weight = torch.randn(9, sum(q.out_features for q in parts), generator=torch.Generator().manual_seed(1))
+    inputs = [x, *(q.weight for q in parts), *(q.bias for q in parts if q.bias is not None)]
+    whole = decoder.joined(*parts)
+    mine = decoder._Joined.apply(x, *whole, *(q.weight for q in parts), *(q.bias for q in parts))
+    plain = torch.cat([F.linear(x, q.weight, q.bias) for q in parts], -1)
+    torch.testing.assert_close(mine, plain)
+    got, wanted = (torch.autograd.grad((y * weight).sum(), inputs) for y in (mine, plain))
+    for g, w in zip(got, wanted, strict=True):
+        torch.testing.assert_close(g, w, atol=1e-5, rtol=1e-5)
+
+
+def test_training_saving_copying_and_restoring_work_side_by_side(tmp_path):
+    policies = [tiny_models.policy("qwen2") for _ in range(2)]
+    decoder.side_by_side(policies[0].core)
+    prompts = tiny_models.prompts(4)
+    pack = p.pack(prompts, *tiny_models.responses(prompts, 3))
+    for policy in policies:
+        optimizer = torch.optim.AdamW(policy.parameters(), lr=1e-2)
+        for _ in range(2):
+            optimizer.zero_grad()
+            p.token_logprobs(policy, pack).logprobs.mean().backward()
+            optimizer.step()
+    ours, plain = (policy.model.state_dict() for policy in policies)
+    assert all(torch.equal(ours[k], plain[k]) for k in plain)
+    assert laid_out(policies[0].core)
+
+    copied = copy.deepcopy(policies[0].model)
+    p.save(policies[0], tmp_path)
+    loaded = p.load(tmp_path)
+    for state in (copied.state_dict(), loaded.model.state_dict()):
+        assert all(torch.equal(state[k], plain[k]) for k in plain)
+    with torch.no_grad():
+        for q in policies[0].parameters():
+            q.zero_()
+    assert not any(bool((q == 0).all()) for q in copied.parameters())  # a copy of its own
+    p.restore(policies[0], tmp_path)
+    assert laid_out(policies[0].core)
+    assert all(torch.equal(v, plain[k]) for k, v in policies[0].model.state_dict().items())
+
+
+def test_an_adapter_on_some_projections_leaves_those_alone(tmp_path):
+    p.save(tiny_models.policy("qwen2"), tmp_path)
+    policy = p.load(tmp_path, lora=p.Lora(rank=4, targets=("q_proj", "v_proj")))
+    with torch.no_grad():
+        for q in policy.parameters():
+            q.add_(0.05 * torch.randn_like(q))
+    prompts = tiny_models.prompts(3)
+    pack = p.pack(prompts, *tiny_models.responses(prompts, 2))
+    before = p.token_logprobs(policy, pack).logprobs
+    decoder.side_by_side(policy.core)
+    mlp = policy.core.model.layers[0].mlp
+    assert decoder.joined(mlp.gate_proj, mlp.up_proj) is not None
+    after = p.token_logprobs(policy, pack).logprobs
+    assert torch.equal(before, after)
+    after.sum().backward()
+    assert all(q.grad is not None for q in policy.parameters())
+    p.save(policy, tmp_path / "saved")
+    assert torch.allclose(p.token_logprobs(p.load(tmp_path / "saved"), pack).logprobs, after, atol=1e-5)
