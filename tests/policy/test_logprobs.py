@@ -23,7 +23,7 @@ def gradients(policy, value):
     return {name: q.grad.clone() for name, q in policy.model.named_parameters() if q.grad is not None}
 
 
-@pytest.mark.parametrize("kind", ["llama", "grouped", "qwen2", "qwen3", "gpt2"])
+@pytest.mark.parametrize("kind", ["llama", "grouped", "qwen2", "qwen3", "mistral", "gemma", "gpt2"])
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
 @pytest.mark.parametrize("checkpointing", [False, True])
 def test_packed_forward_and_gradient_equal_plain_ones(kind, temperature, checkpointing):
