@@ -1,0 +1,94 @@
+"""Our verifiers as the reward functions of other trainers, which bring neither a deadline nor isolation of their own.
+
+A verdict is worth 1 where it is `correct` (or its partial credit), None where nothing is known about the response (a
+reference that means nothing, no sandbox to run in), and 0 otherwise: a verifier that timed out on what a model wrote
+must not be a way to escape a wrong answer. Not here: the shaping of rewards (length, tags), and reward models.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from equipoise.rewards.grade import grade_many
+from equipoise.rewards.verdict import KINDS, SCORES, Verdict
+
+NO_SCORE = ("bad_gold", "unavailable")  # kinds that say nothing about the response
+
+Grade = Callable[[str, Any], Verdict]
+Completion = str | Sequence[Mapping[str, Any]]
+
+
+def worth(verdict: Verdict) -> float | None:
+    """The reward of a verdict; None takes the response out of its group."""
+    if verdict.kind in NO_SCORE:
+        return None
+    if verdict.kind in SCORES and verdict.value is not None:
+        return verdict.value
+    return float(verdict.kind == "correct")
+
+
+def text_of(completion: Completion) -> str:
+    """What the model said last: the completion itself, or the content of its last assistant message."""
+    if isinstance(completion, str):
+        return completion
+    said = [m.get("content") for m in completion if m.get("role", "assistant") == "assistant"]
+    content = said[-1] if said else ""
+    if isinstance(content, list):  # blocks, as multimodal chat templates have them
+        return "".join(block.get("text", "") for block in content)
+    return content or ""
+
+
+def as_trl(
+    verifier: str | Grade, column: str = "answer", *, budget: float | None = None
+) -> Callable[..., list[float | None]]:
+    """A reward function for TRL's trainers: "math", "code", or any grade(response, reference) -> Verdict.
+
+    >>> GRPOTrainer(reward_funcs=[as_trl("math", column="solution")], ...)
+
+    column   the dataset's column that holds the reference: an answer, or for "code" tests as grade_code reads them
+    budget   seconds for the verdicts of one batch of "math" or "code", after which the rest are `timeout`
+
+    "math" and "code" are graded in worker processes with a deadline each (code in the sandbox); a function of your own
+    runs here. The shares of verdicts that are no score are logged as NAME/timeout and so on, and every response's
+    verdict stands in TRL's table of completions under NAME/verdict.
+    """
+    if isinstance(verifier, str) and verifier not in ("math", "code"):
+        raise ValueError(f'verifier = "{verifier}" is not known; use "math", "code", or a grade(response, reference)')
+    name = verifier if isinstance(verifier, str) else verifier.__name__
+
+    def reward(
+        completions: Sequence[Completion],
+        *,
+        log_extra: Callable[[str, list[Any]], None] | None = None,
+        log_metric: Callable[[str, float], None] | None = None,
+        **columns: Any,
+    ) -> list[float | None]:
+        if column not in columns:
+            known = ", ".join(k for k, v in columns.items() if isinstance(v, list))
+            raise ValueError(f'the data has no column "{column}" for the verifier {name}; it has {known}')
+        verdicts = _verdicts(verifier, [text_of(c) for c in completions], columns[column], budget)
+        kinds = [v.kind for v in verdicts]
+        if log_extra is not None:
+            log_extra(f"{name}/verdict", kinds)
+        if log_metric is not None:
+            for kind in KINDS:  # every kind, every time: TRL averages over the processes that reported one
+                if kind not in SCORES:
+                    log_metric(f"{name}/{kind}", kinds.count(kind) / max(len(kinds), 1))
+        return [worth(v) for v in verdicts]
+
+    reward.__name__ = name
+    return reward
+
+
+def _verdicts(verifier: str | Grade, texts: list[str], references: list[Any], budget: float | None) -> list[Verdict]:
+    if not isinstance(verifier, str):
+        return [verifier(text, reference) for text, reference in zip(texts, references, strict=True)]
+    if verifier == "code":
+        return grade_many("code", texts, [_tests(r) for r in references], budget=budget)
+    return grade_many("math", texts, ["" if r is None else str(r) for r in references], budget=budget)
+
+
+def _tests(reference: Any) -> Any:
+    """A column of structs has every row's keys, None where this row has none; the rest is for the verifier to read."""
+    return {k: v for k, v in reference.items() if v is not None} if isinstance(reference, Mapping) else reference
