@@ -6,41 +6,17 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from equipoise.audit.log import AuditError
-from equipoise.objective import PRESETS, Objective
-from equipoise.objective.aggregation import AGGREGATIONS
-from equipoise.objective.cancellation import CANCELLATIONS
-from equipoise.objective.choice import nearest
-from equipoise.objective.difficulty import DIFFICULTIES
-
-CHOICES: dict[str, Sequence[str]] = {
-    "aggregation": list(AGGREGATIONS),
-    "difficulty": [n for n in DIFFICULTIES if n != "none"],
-    "cancellation": [n for n in CANCELLATIONS if n != "none"],
-}
+from equipoise.objective import PRESETS, Objective, names
 
 Named = str | Objective
 
 
 def named(name: str, base: Objective | None = None) -> Objective:
-    """A preset ("dapo"), a change to `base` ("balanced", "hadw", "prefix"), or several ("grpo+balanced+hadw")."""
-    first, *rest = name.split("+")
-    choices: dict[str, Any]
-    if first in PRESETS:
-        choices = Objective.preset(first).choices()
-    elif base is None:
-        raise AuditError(nearest("preset", first, list(PRESETS)))
-    else:
-        choices, rest = base.choices(), [first, *rest]
-    for word in rest:
-        slot = next((slot for slot, names in CHOICES.items() if word in names), None)
-        if slot is None:
-            known = [*PRESETS, *(n for names in CHOICES.values() for n in names)]
-            raise AuditError(nearest("against" if base else "objective", word, known).removeprefix("objective."))
-        choices[slot] = word
+    """`objective.named`, whose complaint is the audit's."""
     try:
-        return Objective(**choices)
+        return names.named(name, base)
     except ValueError as error:
-        raise AuditError(f"{name}: {error}") from error
+        raise AuditError(str(error)) from error
 
 
 def fresh(objective: Objective, **changed: Any) -> Objective:

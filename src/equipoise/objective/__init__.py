@@ -3,6 +3,7 @@
 from equipoise.objective.credit import Credit
 from equipoise.objective.groups import flatten, positions, response_ids, unflatten
 from equipoise.objective.loss import LossOutput, Stats, merge_metrics
+from equipoise.objective.names import named
 from equipoise.objective.objective import Objective
 from equipoise.objective.presets import PRESETS
 
@@ -14,6 +15,7 @@ __all__ = [
     "Stats",
     "flatten",
     "merge_metrics",
+    "named",
     "positions",
     "response_ids",
     "unflatten",
