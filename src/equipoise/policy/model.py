@@ -229,8 +229,8 @@ def folder_of(name: str) -> str:
     if found is None:
         raise ModelError(
             f"model {name!r}: {folder} has no config.json, nor has what a run leaves in it (looked for "
-            f"{', '.join((*INNER, *(f'{family}N' for family in NUMBERED)))}); give a folder in Hugging Face format or a "
-            "hub name"
+            f"{', '.join((*INNER, *(f'{family}N' for family in NUMBERED)))}); give a folder in Hugging Face format "
+            "or a hub name"
         )
     if found.name == "huggingface" and not any(path for kind in WEIGHTS for path in found.glob(kind)):
         raise ModelError(
