@@ -1,5 +1,7 @@
 """Causal attention over a packed row, and the same for transformers' models, which call it by the name `equipoise`.
 
+On CUDA in half precision the row stays as it is (`kernels.varlen`); elsewhere, and in sliding windows, its sequences
+are laid out in buckets for torch's SDPA, the reference that the other is held to.
 A model loaded by us carries that name as its attention implementation. Called with a `pack` it attends inside each
 sequence; called without one (generation, other people's code) it is transformers' SDPA. Sliding windows are honoured;
 soft-capped scores and attention sinks are refused, because leaving them out silently would train another model.
@@ -14,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from equipoise.policy import decoder
+from equipoise.policy.kernels import varlen
 from equipoise.policy.pack import Pack
 
 NAME = "equipoise"
@@ -23,21 +26,21 @@ def packed_attention(
     qkv: Tensor, kv_heads: int, pack: Pack, scale: float | None = None, window: int | None = None
 ) -> Tensor:
     """Queries, keys and values [U, H + 2 Hk, D] of the row → [U, H, D]; each entry sees its sequence up to itself."""
+    sees_all = window is None or window >= pack.longest
+    if pack.own is not None and sees_all and varlen.serves(qkv):
+        return varlen.varlen_attention(qkv, kv_heads, pack.own, pack.to_prompt, pack.prompts, scale)
     heads = qkv.shape[1] - 2 * kv_heads
     out = []
-    gathered = qkv.index_select(0, pack.gather).split([b * l for b, l in pack.shapes])
-    for (b, l), part in zip(pack.shapes, gathered, strict=True):
+    gather, shapes, scatter = pack.buckets
+    gathered = qkv.index_select(0, gather).split([b * l for b, l in shapes])
+    for (b, l), part in zip(shapes, gathered, strict=True):
         q, k, v = decoder.heads_first(part.view(b, l, *part.shape[1:]), kv_heads)
-        mask = None
-        if window is not None and l > window:
-            column = torch.arange(l, device=q.device)
-            distance = column[:, None] - column
-            mask = (distance >= 0) & (distance < window)
+        mask = decoder.window_mask(l, window, q.device)
         o = F.scaled_dot_product_attention(
             q, k, v, attn_mask=mask, is_causal=mask is None, scale=scale, enable_gqa=heads != kv_heads
         )
         out.append(o.transpose(1, 2).reshape(b * l, heads, -1))
-    return torch.cat(out).index_select(0, pack.scatter)
+    return torch.cat(out).index_select(0, scatter)
 
 
 def _attention_interface(

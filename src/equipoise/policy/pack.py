@@ -1,56 +1,168 @@
-"""Several responses in one row without padding, in which every distinct prefix stands once.
+"""Several responses in one row without padding, in which what they share stands once.
 
-The row holds the tokens of the prompts and then those of the responses; responses to one prompt that begin alike share
-the entries of their common beginning (a tree of prefixes, flattened). Equal prefixes have equal hidden states, so this
-changes no number, only how often it is computed. The last token of a response is predicted but never an input, so it is
-left out. Everything in the model that works token by token (projections, norms, the MLP) runs over this row.
-Attention is the one place that needs sequences: `gather` lays them out in buckets of similar length, right-padded,
-where plain causal attention is exact (a real token never looks right), and `scatter` picks each result back out.
+The row holds the tokens of the prompts and then those of the responses. Equal prefixes have equal hidden states, so
+sharing them changes no number, only how often it is computed. How much is shared:
+- `prefix`: responses to one prompt also share the entries of their common beginning (a tree of prefixes, flattened);
+- `prompt`: the prompt only, so that every response is one contiguous stretch of the row, and so is every group;
+- `nothing`: every response has its prompt right before it.
+The last token of a response is predicted but never an input, so it is left out. Everything in the model that works
+token by token (projections, norms, the MLP) runs over this row. Attention is the one place that needs sequences: as
+`Spans` of the row (attention of variable length, without padding), or as `Buckets`, which lay them out by similar
+length, right-padded, where plain causal attention is exact (a real token never looks right).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import chain
+from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
+
+Share = Literal["prefix", "prompt", "nothing"]
+
+
+class Spans(NamedTuple):
+    """S stretches of queries, one after the other, and the stretch of keys that each of them sees.
+
+    queries, keys [S + 1] int32: where each begins, and where the last ends; longest_…: of one stretch.
+    """
+
+    queries: Tensor
+    keys: Tensor
+    longest_queries: int
+    longest_keys: int
+
+
+class Buckets(NamedTuple):
+    """gather [M]: row entries of the buckets, flattened one after the other; shapes: their (b, l), Σ b·l = M.
+
+    scatter [U]: the place among the M where each row entry is.
+    """
+
+    gather: Tensor
+    shapes: tuple[tuple[int, int], ...]
+    scatter: Tensor
+
+
+class _Paths(NamedTuple):
+    """Where each sequence lies, on the CPU: all [b]. Its prompt's entries begin at `prompt` and are `before` many; then
+    come `length` entries, which are entry[start], entry[start + 1] …, or, where entry is None, start, start + 1 …"""
+
+    prompt: Tensor
+    before: Tensor
+    start: Tensor
+    length: Tensor
+    entry: Tensor | None
 
 
 @dataclass(frozen=True, eq=False)
 class Pack:
     """inputs, positions [U]; targets, predict [N]: target token and the row entry whose output predicts it.
 
-    gather [M]: row entries of the buckets, flattened one after the other; shapes: their (b, l), Σ b·l = M.
-    scatter [U]: the place among the M where each row entry is.
+    own: the contiguous stretches, each causal in itself; None where prefixes inside responses are shared. to_prompt:
+    where prompts stand once, the responses to each prompt (the row from `prompts` on) against its keys (up to there).
     """
 
     inputs: Tensor
     positions: Tensor
     targets: Tensor
     predict: Tensor
-    gather: Tensor
-    shapes: tuple[tuple[int, int], ...]
-    scatter: Tensor
+    own: Spans | None
+    to_prompt: Spans | None
+    prompts: int
+    paths: _Paths
+
+    @cached_property
+    def longest(self) -> int:
+        """Inputs of the longest sequence, its prompt included."""
+        return int((self.paths.before + self.paths.length).max())
+
+    @cached_property
+    def buckets(self) -> Buckets:
+        return _buckets(self.paths, len(self.inputs), self.inputs.device)
 
 
-def pack(prompts: Sequence[Sequence[int]], tokens: Tensor, lengths: Tensor, prompt: Tensor) -> Pack:
+def pack(
+    prompts: Sequence[Sequence[int]], tokens: Tensor, lengths: Tensor, prompt: Tensor, *, share: Share | None = None
+) -> Pack:
     """Lay out responses (flat `tokens` [N], `lengths` [B], all ≥ 1), each after `prompts[prompt[i]]`; `prompt` [B].
 
-    Prompts without a response are left out. The result lies on the device of `tokens`.
+    Prompts without a response are left out. The result lies on the device of `tokens`; for CUDA `share` is `prompt` if
+    not given, elsewhere `prefix`. With `lengths` and `prompt` on the CPU nothing waits for the device.
     """
-    device = tokens.device
-    lengths, prompt, tokens = lengths.cpu(), prompt.cpu(), tokens.cpu()
+    lengths, prompt = lengths.cpu(), prompt.cpu()
     if len(lengths) == 0 or int(lengths.min()) < 1:
         raise ValueError("pack needs at least one response, and each response at least one token")
     used, prompt = prompt.unique(return_inverse=True)
     rows = [prompts[i] for i in used.tolist()]
+    share = share or ("prompt" if tokens.is_cuda else "prefix")
+    if share == "prefix":
+        return _tree(rows, tokens, lengths, prompt)
+    return _stretches(rows, tokens, lengths, prompt, shared=share == "prompt")
+
+
+def _stretches(rows: list[Sequence[int]], tokens: Tensor, lengths: Tensor, prompt: Tensor, *, shared: bool) -> Pack:
+    """Contiguous pieces of the row: the prompts, then the responses group by group; or prompt, response, prompt, …
+
+    Only numbers per piece are made on the host and sent over, with the prompts, in one go.
+    """
+    device = tokens.device
+    prompt_length = torch.tensor([len(row) for row in rows])
+    text = torch.from_numpy(np.fromiter(chain.from_iterable(rows), np.int64, int(prompt_length.sum())))
+    in_text, in_tokens = _starts(prompt_length), len(text) + _starts(lengths)
+    before, inputs = prompt_length[prompt], lengths - 1
+    if shared:
+        order = torch.argsort(prompt, stable=True)
+        length = torch.cat([prompt_length, inputs[order]])
+        source = torch.cat([in_text, in_tokens[order]])
+        position = torch.cat([torch.zeros_like(prompt_length), before[order]])
+        at = _starts(length)
+        prompt_at, response_at = at[: len(rows)][prompt], torch.empty_like(lengths)
+        response_at[order] = at[len(rows) :]
+        group = torch.zeros_like(prompt_length).index_add_(0, prompt, inputs)
+        own, to_prompt, n_prompt = _spans(length[length > 0]), _spans(group, prompt_length), len(text)
+    else:
+        length = torch.stack([before, inputs], 1).flatten()
+        source = torch.stack([in_text[prompt], in_tokens], 1).flatten()
+        position = torch.stack([torch.zeros_like(before), before], 1).flatten()
+        at = _starts(length)
+        prompt_at, response_at = at.view(-1, 2).unbind(1)
+        own, to_prompt, n_prompt = _spans(before + inputs), None, 0
+    U, N = int(length.sum()), int(lengths.sum())
+    small = [text, length, source - at, position - at, lengths, response_at - 1 - _starts(lengths), _starts(lengths),
+             prompt_at + before - 1, *own[:2], *(to_prompt or ())[:2]]  # fmt: skip
+    text, length, source, position, sizes, shift, first, last, *cuts = (
+        torch.cat(small).to(device).split([len(x) for x in small])
+    )
+    cuts = [x.to(torch.int32) for x in cuts]
+    own = Spans(cuts[0], cuts[1], *own[2:])
+    to_prompt = None if to_prompt is None else Spans(cuts[2], cuts[3], *to_prompt[2:])
+    row = torch.arange(U, device=device)
+    predict = torch.arange(N, device=device) + shift.repeat_interleave(sizes, output_size=N)
+    predict[first] = last
+    return Pack(
+        torch.cat([text, tokens])[row + source.repeat_interleave(length, output_size=U)],
+        row + position.repeat_interleave(length, output_size=U),
+        tokens,
+        predict,
+        own,
+        to_prompt,
+        n_prompt,
+        _Paths(prompt_at, before, response_at, inputs, None),
+    )
+
+
+def _tree(rows: list[Sequence[int]], tokens: Tensor, lengths: Tensor, prompt: Tensor) -> Pack:
+    device, tokens = tokens.device, tokens.cpu()
     prompt_length = torch.tensor([len(row) for row in rows])
     prompt_start = _starts(prompt_length)
     n_prompt = int(prompt_length.sum())
     before = prompt_length[prompt]
-    start = _starts(lengths - 1)
 
     is_last = torch.zeros(len(tokens), dtype=torch.bool)
     is_last[lengths.cumsum(0) - 1] = True
@@ -72,32 +184,31 @@ def pack(prompts: Sequence[Sequence[int]], tokens: Tensor, lengths: Tensor, prom
     goes_on = torch.zeros(len(inputs), dtype=torch.bool)
     goes_on[predict[~is_last]] = True
     leaf, path = np.unique(predict[is_last].numpy(), return_index=True)
-    paths = torch.from_numpy(path[~goes_on[torch.from_numpy(leaf)].numpy()])
+    chosen = torch.from_numpy(path[~goes_on[torch.from_numpy(leaf)].numpy()])
+    per_response = (prompt_start[prompt], before, _starts(lengths - 1), lengths - 1)
+    paths = _Paths(*(x[chosen] for x in per_response), entry)
+    moved = (x.to(device) for x in (inputs, positions, tokens, predict))
+    return Pack(*moved, None, None, n_prompt, paths)
 
-    gather, shapes, scatter, filled = [], [], torch.empty(len(inputs), dtype=torch.long), 0
-    total = before + lengths - 1
-    for chosen in _by_length(total, paths):
+
+def _buckets(paths: _Paths, size: int, device: torch.device) -> Buckets:
+    gather, shapes, scatter, filled = [], [], torch.empty(size, dtype=torch.long), 0
+    total = paths.before + paths.length
+    for chosen in _by_length(total):
         column = torch.arange(int(total[chosen].max()))
         c = torch.minimum(column, total[chosen, None] - 1)
-        p = prompt[chosen, None]
-        in_prompt = c < prompt_length[p]
-        own = (start[chosen, None] + c - prompt_length[p]).clamp_min(0)
-        index = torch.where(in_prompt, prompt_start[p] + c, entry[own] if len(entry) else own)
+        before = paths.before[chosen, None]
+        own = paths.start[chosen, None] + (c - before).clamp_min(0)
+        if paths.entry is not None and len(paths.entry):
+            own = paths.entry[own.clamp_max(len(paths.entry) - 1)]
+        index = torch.where(c < before, paths.prompt[chosen, None] + c, own)
         # Shared entries are written several times, always with a place that holds the same value.
         valid = column < total[chosen, None]
         scatter[index[valid]] = torch.arange(filled, filled + index.numel()).view_as(index)[valid]
         filled += index.numel()
         gather.append(index.flatten())
-        shapes.append(tuple(index.shape))
-    return Pack(
-        inputs.to(device),
-        positions.to(device),
-        tokens.to(device),
-        predict.to(device),
-        torch.cat(gather).to(device),
-        tuple(shapes),
-        scatter.to(device),
-    )
+        shapes.append((len(index), index.shape[1]))
+    return Buckets(torch.cat(gather).to(device), tuple(shapes), scatter.to(device))
 
 
 def _entries(tokens: Tensor, lengths: Tensor, prompt: Tensor) -> tuple[Tensor, int]:
@@ -131,6 +242,13 @@ def _entries(tokens: Tensor, lengths: Tensor, prompt: Tensor) -> tuple[Tensor, i
     return torch.from_numpy(rank[entry]), int(count)
 
 
+def _spans(queries: Tensor, keys: Tensor | None = None) -> Spans:
+    """Of these lengths [S]; the keys are the queries' own if not given."""
+    keys = queries if keys is None else keys
+    cuts = (torch.cat([x.new_zeros(1), x.cumsum(0)]) for x in (queries, keys))
+    return Spans(*cuts, int(queries.max()), int(keys.max()))
+
+
 def _starts(lengths: Tensor) -> Tensor:
     return lengths.cumsum(0) - lengths
 
@@ -140,9 +258,9 @@ def _ramp(lengths: Tensor) -> Tensor:
     return torch.arange(int(lengths.sum())) - _starts(lengths).repeat_interleave(lengths)
 
 
-def _by_length(total: Tensor, rows: Tensor) -> list[Tensor]:
-    """`rows` grouped so that the padding inside a group is at most an eighth of the longest length."""
+def _by_length(total: Tensor) -> list[Tensor]:
+    """Sequences grouped so that the padding inside a group is at most an eighth of the longest length."""
     step = max(8, -(-int(total.max()) // 8))
-    order = rows[torch.argsort(total[rows], stable=True)]
+    order = torch.argsort(total, stable=True)
     _, counts = torch.unique_consecutive((total[order] - 1) // step, return_counts=True)
     return list(order.split(counts.tolist()))
