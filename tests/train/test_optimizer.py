@@ -1,0 +1,291 @@
+"""AdamW with float32 masters and moments of 8 bits: held to torch's own, and to what rounding would lose."""
+
+import copy
+import importlib.util
+import math
+import os
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from equipoise.train import optimizer
+from equipoise.train.optimizer import AdamW, Coded, coded_step, decode, rates
+
+CUDA = torch.cuda.is_available()
+HAS_TRITON = importlib.util.find_spec("triton") is not None and (CUDA or os.environ.get("TRITON_INTERPRET") == "1")
+BETAS = (0.9, 0.95)
+
+
+def parameters(dtype=torch.float32, shapes=((5, 300), (7,), (2, 3, 4)), seed=0):
+    draw = torch.Generator().manual_seed(seed)
+    return [torch.nn.Parameter(torch.randn(s, generator=draw).to(dtype)) for s in shapes]
+
+
+def give_gradients(tensors, step: int, scale: float = 1.0) -> None:
+    draw = torch.Generator().manual_seed(step)
+    for p in tensors:
+        p.grad = (torch.randn(p.shape, generator=draw) * scale).to(p.dtype)
+
+
+def train(optimizer: AdamW, steps: int, lr=0.01) -> None:
+    for t in range(1, steps + 1):
+        optimizer.zero_grad()
+        give_gradients(optimizer.masters, t)
+        optimizer.step(lr * t)
+
+
+def test_float32_is_torchs_adamw_bit_for_bit():
+    mine, theirs = parameters(), parameters()
+    reference = torch.optim.AdamW(theirs, lr=0.01, betas=BETAS, weight_decay=0.1, fused=True)
+    own = AdamW(mine, betas=BETAS, weight_decay=0.1)
+    assert all(m is p for m, p in zip(own.masters, mine, strict=True))
+    train(own, 5)
+    for t in range(1, 6):
+        give_gradients(theirs, t)
+        reference.param_groups[0]["lr"] = 0.01 * t
+        reference.step()
+    for a, b in zip(mine, theirs, strict=True):
+        assert torch.equal(a, b)
+
+
+def test_bfloat16_weights_are_the_rounded_masters_of_a_float32_run():
+    low, high = parameters(torch.bfloat16), [torch.nn.Parameter(p.detach().float()) for p in parameters(torch.bfloat16)]
+    a, b = (AdamW(p, betas=BETAS, weight_decay=0.1) for p in (low, high))
+    for t in range(1, 8):
+        for own in (a, b):
+            own.zero_grad()
+        for p, q in zip(low, high, strict=True):
+            direction = torch.randn(p.shape, generator=torch.Generator().manual_seed(t)).bfloat16()
+            (p * direction).sum().backward()
+            (q * direction.float()).sum().backward()
+        for own in (a, b):
+            own.step(1e-3)
+    for p, m, q in zip(low, a.masters, high, strict=True):
+        assert torch.equal(m, q)
+        assert torch.equal(p, q.bfloat16())
+
+
+def test_small_updates_accumulate_with_masters_and_vanish_without():
+    """Steps of a 600th of a weight's rounding step: the weight must move after hundreds of them."""
+    step, count = 2.0**-8 / 300, 900  # around 1.5 numbers of bfloat16 are 2⁻⁷ apart
+    ends = {}
+    for name in ("float32", "masters", "without"):
+        p = torch.nn.Parameter(torch.full((4,), 1.5, dtype=torch.float32 if name == "float32" else torch.bfloat16))
+        own = torch.optim.AdamW([p], betas=BETAS, weight_decay=0.0) if name == "without" else None
+        own = own or AdamW([p], betas=BETAS, weight_decay=0.0)
+        for _ in range(count):
+            own.zero_grad()
+            p.float().sum().backward()
+            if name == "without":
+                own.param_groups[0]["lr"] = step
+                own.step()
+            else:
+                own.step(step)
+        ends[name] = float(p.detach()[0])
+    assert ends["float32"] == pytest.approx(1.5 - step * count, rel=1e-4)
+    assert abs(ends["masters"] - ends["float32"]) <= 2.0**-8
+    assert ends["without"] == 1.5
+
+
+def test_gradients_of_micro_batches_add_up_in_float32():
+    """In bfloat16, 256 + 1 is 256."""
+    p = torch.nn.Parameter(torch.ones(3, dtype=torch.bfloat16))
+    own = AdamW([p], betas=BETAS, weight_decay=0.0)
+    own.zero_grad()
+    for part in [256.0] + [1.0] * 100:
+        (p * part).sum().backward()
+        assert p.grad is None  # its memory is free again
+    assert own.masters[0].grad.dtype == torch.float32
+    assert own.masters[0].grad.tolist() == [356.0] * 3
+    own.zero_grad()
+    assert own.masters[0].grad is None
+
+
+def float64_reference(start, gradients, lr, weight_decay):
+    p, m, v = start.double().clone(), torch.zeros_like(start).double(), torch.zeros_like(start).double()
+    for t, g in enumerate(gradients, 1):
+        m, v = BETAS[0] * m + (1 - BETAS[0]) * g.double(), BETAS[1] * v + (1 - BETAS[1]) * g.double() ** 2
+        p = p * (1 - lr * weight_decay) - lr * (m / (1 - BETAS[0] ** t)) / ((v / (1 - BETAS[1] ** t)).sqrt() + 1e-8)
+    return p
+
+
+@pytest.mark.parametrize("shape", [(3, 256), (5, 300), (2, 1024), (300, 7), (4, 3, 90), (1, 1)], ids=str)
+def test_the_first_step_in_8_bits_is_exact(shape):
+    """The update is made before the moments are rounded."""
+    start, g = torch.randn(shape), torch.randn(shape)
+    master, moments = start.clone(), Coded.zeros(start)
+    coded_step(master, master, g, moments, rates(0.01, BETAS, 0.1, 1))
+    expected = float64_reference(start, [g], 0.01, 0.1)
+    assert torch.allclose(master.double(), expected, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("spread", [0.5, 2.0])
+def test_8_bits_deviate_little(spread):
+    """Over 60 steps of noisy gradients whose sizes differ by e^±spread inside each block."""
+    torch.manual_seed(0)
+    size = torch.exp(torch.randn(16, 512) * spread)
+    gradients = [size * (0.3 * torch.sin(torch.arange(512.0)) + torch.randn(16, 512)) for _ in range(60)]
+    start = torch.randn(16, 512)
+    master, moments = start.clone(), Coded.zeros(start)
+    for t, g in enumerate(gradients, 1):
+        coded_step(master, master, g, moments, rates(0.01, BETAS, 0.0, t))
+    moved = float64_reference(start, gradients, 0.01, 0.0) - start.double()
+    error = float((master.double() - start - moved).norm() / moved.norm())
+    assert error < {0.5: 0.05, 2.0: 0.15}[spread]
+
+
+@given(st.integers(0, 2**31), st.sampled_from([3, 64, 256, 700]), st.floats(-12, 4))
+@settings(max_examples=40, deadline=None)
+def test_a_code_is_next_to_its_number(seed, columns, exponent):
+    x = torch.randn(4, columns, generator=torch.Generator().manual_seed(seed)) ** 3 * 10.0**exponent
+    for codes, levels, roots, values in (
+        (torch.empty(4, columns, dtype=torch.int8), optimizer.M_LEVELS, optimizer.M_ROOTS, x),
+        (torch.empty(4, columns, dtype=torch.uint8), optimizer.V_LEVELS, optimizer.V_ROOTS, x.abs()),
+    ):
+        scale, dither = torch.empty(4), torch.rand(columns, generator=torch.Generator().manual_seed(seed))
+        optimizer.encode(values, codes, scale, levels, roots, dither)
+        found = decode(codes, scale, levels, roots)
+        assert torch.equal(scale, values.abs().amax(1))
+        assert (found * values >= 0).all()
+        root = 1 / 2**roots
+        off = ((found.abs() / scale[:, None]) ** root - (values.abs() / scale[:, None]) ** root).abs() * levels
+        assert off.max() < 1.001
+        if codes.dtype == torch.uint8:
+            assert ((codes == 0) == (values == 0)).all()
+
+
+def test_rounding_loses_nothing_on_average():
+    torch.manual_seed(0)
+    x = torch.randn(8, 256)
+    for codes, levels, roots, values in (
+        (torch.empty(8, 256, dtype=torch.int8), optimizer.M_LEVELS, optimizer.M_ROOTS, x),
+        (torch.empty(8, 256, dtype=torch.uint8), optimizer.V_LEVELS, optimizer.V_ROOTS, x.square()),
+    ):
+        total, scale, steps = torch.zeros(8, 256), torch.empty(8), 1000
+        for t in range(1, steps + 1):
+            now = rates(0.0, BETAS, 0.0, t)
+            stride, phase = (optimizer.M_STRIDE, now.m_phase) if levels == 127 else (optimizer.V_STRIDE, now.v_phase)
+            optimizer.encode(values, codes, scale, levels, roots, (torch.arange(256) * stride + phase) % 1)
+            total += decode(codes, scale, levels, roots)
+        level = values.abs().amax() * 2**roots / levels  # the widest
+        assert float((total / steps - values).abs().max()) < 0.005 * level
+
+
+def test_moments_whose_gradient_stops_fade_as_in_float32():
+    """Rounding to the nearest level would keep them for ever: 0.95 of a level's number is nearest to that level."""
+    g = torch.ones(1, 256)
+    g[0, 1::2] = 0.01
+    master, moments = torch.zeros(1, 256), Coded.zeros(g)
+    for t in range(1, 21):
+        coded_step(master, master, g, moments, rates(0.0, BETAS, 0.0, t))
+    before = decode(moments.v, moments.v_scale[:, 0], optimizer.V_LEVELS, optimizer.V_ROOTS)
+    g[0, 1::2] = 0.0
+    for t in range(21, 81):
+        coded_step(master, master, g, moments, rates(0.0, BETAS, 0.0, t))
+    after = decode(moments.v, moments.v_scale[:, 0], optimizer.V_LEVELS, optimizer.V_ROOTS)
+    faded = float((after[0, 1::2] / before[0, 1::2]).mean())
+    assert math.log(faded) == pytest.approx(60 * math.log(0.95), abs=0.25)
+
+
+def regression(state: str, dtype=torch.float32, steps: int = 150) -> float:
+    """Two layers learn a function of two others; the loss at the end."""
+    draw = torch.Generator().manual_seed(0)
+    w = [torch.randn(s, generator=draw) / s[1] ** 0.5 for s in ((300, 20), (3, 300))]
+    x = torch.randn(256, 20, generator=draw)
+    y = torch.tanh(x @ w[0].t()) @ w[1].t()
+    p = [torch.nn.Parameter((torch.randn(s, generator=draw) / s[1] ** 0.5).to(dtype)) for s in ((300, 20), (3, 300))]
+    own = AdamW(p, betas=BETAS, weight_decay=0.0, state=state)
+
+    def loss():
+        return (torch.tanh(x @ p[0].float().t()) @ p[1].float().t() - y).square().mean()
+
+    for t in range(steps):
+        own.zero_grad()
+        loss().backward()
+        own.step(3e-3 * (1 - t / steps))
+    return float(loss().detach())
+
+
+def test_8_bits_learn_as_well_as_32():
+    exact = regression("float32")
+    assert exact < 0.02
+    assert regression("8bit") < 1.1 * exact
+    assert regression("8bit", torch.bfloat16) < 1.1 * exact + 1e-3
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("state", ["float32", "8bit"])
+def test_the_state_goes_on_bit_for_bit(dtype, state):
+    whole, torn = parameters(dtype), parameters(dtype)
+    a = AdamW(whole, betas=BETAS, weight_decay=0.1, state=state)
+    train(a, 4)
+    b = AdamW(torn, betas=BETAS, weight_decay=0.1, state=state)
+    b.load_state_dict(copy.deepcopy(a.state_dict()))
+    for p, q in zip(torn, whole, strict=True):
+        if dtype == torch.float32:
+            p.data.copy_(q)  # the checkpoint's weights are their masters
+        else:
+            assert torch.equal(p, q)
+    for own in (a, b):
+        own.zero_grad()
+        give_gradients(own.masters, 9)
+        own.step(0.02)
+    for p, q in zip((*torn, *b.masters), (*whole, *a.masters), strict=True):
+        assert torch.equal(p, q)
+    assert a.t == b.t == 5
+
+
+@pytest.mark.parametrize(
+    ("dtype", "state", "least", "most"),
+    [(torch.float32, "float32", 8, 8), (torch.bfloat16, "float32", 12, 12), (torch.float32, "8bit", 2, 2.1),
+     (torch.bfloat16, "8bit", 6, 6.1)],
+)  # fmt: skip
+def test_bytes_per_parameter(dtype, state, least, most):
+    """What the optimizer keeps beside weights and gradients: the figures of docs/scaling.md."""
+    own = AdamW(parameters(dtype, shapes=((512, 512),)), betas=BETAS, weight_decay=0.0, state=state)
+    train(own, 1)
+    kept = own.state_dict()
+    tensors = [t for s in (*kept["state"].values(), *kept["coded"]) for t in s.values() if t.dim()] + kept["masters"]
+    assert least <= sum(t.numel() * t.element_size() for t in tensors) / 512**2 <= most
+
+
+def test_a_parameter_without_a_gradient_stays():
+    for state in ("float32", "8bit"):
+        p = parameters()
+        before = [q.detach().clone() for q in p]
+        own = AdamW(p, betas=BETAS, weight_decay=0.1, state=state)
+        p[1].grad = torch.ones(7)
+        own.step(0.1)
+        assert [torch.equal(a, b) for a, b in zip(p, before, strict=True)] == [True, False, True]
+
+
+@pytest.mark.skipif(not HAS_TRITON, reason="needs CUDA, or triton and TRITON_INTERPRET=1")
+@pytest.mark.parametrize("shape", [(3, 256), (5, 300), (9, 1024), (30, 7), (4, 3, 90), (1, 1), (0, 8)], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_triton_step_is_the_plain_one(shape, dtype):
+    from equipoise.train import triton_adamw
+
+    device = "cuda" if CUDA else "cpu"
+    draw = torch.Generator().manual_seed(0)
+    start = torch.randn(shape, generator=draw).to(dtype).float().to(device)
+    size = torch.exp(torch.randn(shape, generator=draw)).to(device)
+    ends = []
+    for step in (coded_step, triton_adamw.coded_step):
+        draw.manual_seed(1)
+        master, moments = start.clone(), Coded.zeros(start)
+        weight = master if dtype == torch.float32 else master.to(dtype)
+        for t in range(1, 6):
+            g = size * torch.randn(shape, generator=draw).to(device)
+            step(weight, master, g, moments, rates(0.01, BETAS, 0.1, t))
+        ends.append((weight, master, moments))
+    (_, p1, c1), (w2, p2, c2) = ends
+    assert torch.equal(w2, p2.to(dtype)) if CUDA else torch.allclose(w2.float(), p2, rtol=2**-7)  # there it truncates
+    if start.numel():
+        # A quotient rounded otherwise now and then takes the other of two levels.
+        assert float((p1 - p2).norm() / (p1 - start).norm()) < 1e-3
+        for name in ("m", "v"):
+            assert float((getattr(c1, name) != getattr(c2, name)).float().mean()) < 0.002
+            a, b = getattr(c1, f"{name}_scale"), getattr(c2, f"{name}_scale")
+            assert torch.allclose(a, b, rtol=1e-3)
