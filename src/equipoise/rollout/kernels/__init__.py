@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from types import ModuleType
 
+import torch
 from torch import Tensor
 
 from equipoise.rollout.kernels import reference
@@ -72,4 +73,8 @@ def uniform(keys: Tensor, position: Tensor) -> Tensor:
 
 
 def _of(x: Tensor) -> ModuleType:
-    return reference
+    if not x.is_cuda or x.dtype == torch.float64:
+        return reference
+    from equipoise.rollout.kernels import triton_kernels
+
+    return triton_kernels
