@@ -77,6 +77,8 @@ class RolloutConfig:
     exact: bool = option(
         False, "take the trainer's log-probabilities as the old ones (a pass more), so that the first ratios are 1"
     )
+    engine: str = option("native", "native, or vllm (extra: vllm), which implies exact and objective.mismatch = tis")
+    engine_memory: float = option(0.4, "share of the device's memory that vLLM may take while it samples")
 
 
 @dataclass
@@ -116,6 +118,9 @@ class ObjectiveConfig:
     kl: float = option(0.0, "weight of the KL to the frozen starting policy")
     kl_estimator: str = option("k3", "k1, k2, k3 or k3_ratio")
     entropy_bonus: float = option(0.0, "weight of the mean token entropy")
+    mismatch: Spec = option(
+        None, "weights by π_old/π_rollout: none, tis (tokens, capped) or mis (responses, masked); vllm takes tis"
+    )
 
 
 @dataclass
@@ -182,6 +187,10 @@ class Config:
         knobs: dict[str, Any] = {k: getattr(section, k) for k in names if getattr(section, k) is not None}
         for name in ("averaged_groups", "combine", "kl", "kl_estimator", "entropy_bonus"):
             knobs[name] = getattr(section, name)
+        own = "tis" if self.rollout.engine == "vllm" else "none"
+        knobs["mismatch"] = own if section.mismatch is None else section.mismatch
+        if isinstance(section.mismatch, dict):
+            knobs["mismatch"] = {"name": own, **section.mismatch}
         return Objective.preset(section.preset, reward_weights=self.reward.weights, **knobs)
 
     def check(self) -> None:
@@ -219,7 +228,8 @@ class Config:
                 "many of both, at least one"
             )
         choices = [("optim.schedule", o.schedule, ("constant", "linear", "cosine")),
-                   ("model.dtype", m.dtype, ("float32", "bfloat16"))]  # fmt: skip
+                   ("model.dtype", m.dtype, ("float32", "bfloat16")),
+                   ("rollout.engine", r.engine, ("native", "vllm"))]  # fmt: skip
         for name, value, known in choices:
             if value not in known:
                 raise ConfigError(f'{name} = "{value}" is not known;{_nearest(value, known)} ({", ".join(known)})')
@@ -229,6 +239,10 @@ class Config:
              "more than 0, because training needs sampled responses, and finite"),
             ("rollout.top_p", r.top_p, 0 < r.top_p <= 1, "more than 0 and at most 1, which keeps the whole vocabulary"),
             ("rollout.stop", list(r.stop), "" not in r.stop, "texts that are not empty"),
+            ("rollout.engine_memory", r.engine_memory, 0 < r.engine_memory < 1, "a share between 0 and 1"),
+            ("objective.mismatch", objective.mismatch.name,
+             objective.mismatch.name == "none" or r.exact or r.engine == "vllm",
+             "none unless rollout.exact = true or rollout.engine = vllm: π_old is else the sampler's own π_rollout"),
             ("reward.weights", list(w.weights), all(map(math.isfinite, w.weights)), "finite numbers"),
             ("reward.correct", w.correct, math.isfinite(w.correct), "a finite number"),
             ("reward.wrong", w.wrong, math.isfinite(w.wrong), "a finite number"),

@@ -27,12 +27,16 @@ from equipoise import __version__, tasks
 from equipoise import policy as models
 from equipoise.evaluate import evaluate, line
 from equipoise.objective import Credit, LossOutput, merge_metrics, response_ids
+from equipoise.rollout import Rollouts
 from equipoise.rollout import sampler as open_sampler
+from equipoise.rollout.vllm import VllmSampler
 from equipoise.tasks import Prompt
 from equipoise.train import checkpoint, ranks
 from equipoise.train.batch import Collector, StepBatch, encode_prompt, statistics, write_rollouts
 from equipoise.train.config import Config, ConfigError, OptimConfig, dump, load
 from equipoise.train.folder import RunError, RunFolder, append, read_lines, replace
+from equipoise.train.mismatch import Mismatch
+from equipoise.train.mismatch import metrics as mismatch_metrics
 from equipoise.train.progress import Terminal
 from equipoise.train.trackers import open_trackers
 
@@ -57,6 +61,8 @@ class Trainer:
                 f"rollout.prompts = {config.rollout.prompts}: the rule is at least one for each of the {ranks.count()} "
                 "processes"
             )
+        if config.rollout.engine == "vllm" and ranks.count() > 1:
+            raise ConfigError(f'rollout.engine = "vllm": the rule is one process, not {ranks.count()}; use native')
         if config.train.threads:
             torch.set_num_threads(config.train.threads)
         torch.manual_seed(config.train.seed)  # LoRA adapters begin at random: alike on all ranks, and after a kill
@@ -89,7 +95,13 @@ class Trainer:
             )  # fmt: skip
             self.policy = policy()
             self.reference = models.frozen_copy(self.policy) if config.objective.kl and not m.lora_rank else None
-            self.sampler = open_sampler(self.policy)
+            self.vllm = config.rollout.engine == "vllm"
+            self.exact = config.rollout.exact or self.vllm  # log π_old is the trainer's, not the sampler's
+            self.sampler = (
+                VllmSampler(self.policy, memory=config.rollout.engine_memory)
+                if self.vllm
+                else open_sampler(self.policy)
+            )
             self.collector = Collector(config, self.policy, self.sampler, self.task)
             self.held_out = self._held_out() if config.eval.every else []
             o = config.optim
@@ -149,6 +161,8 @@ class Trainer:
             terminal.close()
             for tracker in self.trackers:
                 tracker.close()
+            if isinstance(self.sampler, VllmSampler):
+                self.sampler.close()
             self.folder.unlock()
 
     @contextlib.contextmanager
@@ -232,12 +246,12 @@ class Trainer:
         for k in range(c.train.updates):
             self.optimizer.zero_grad(set_to_none=True)
             outputs = []
-            differences = []
+            apart = []
             for rows, ref, o in zip(parts, reference, old, strict=True):
                 output = self._loss(batch, credit, rows, ref, o)
                 output.loss.backward()
                 if k == 0:
-                    differences.append(self._difference(batch, rows, output.logprobs))
+                    apart.append(self._mismatch(batch, rows, output.logprobs))
                 outputs.append(dataclasses.replace(output, loss=output.loss.detach(), logprobs=output.logprobs[:0]))
             ranks.sum_gradients(self.parameters)
             norm = torch.nn.utils.get_total_norm([p.grad for p in self.parameters if p.grad is not None])
@@ -245,7 +259,8 @@ class Trainer:
             self._apply(norm, all(bool(o.ok) for o in everyone) and math.isfinite(float(norm)))
             metrics = {name: float(x) for name, x in merge_metrics(everyone).items()}
             if k == 0:
-                metrics |= _merged([d for part in ranks.gather(differences) for d in part])
+                everywhere = [m for part in ranks.gather(apart) for m in part]
+                metrics |= mismatch_metrics(everywhere, self.objective.mismatch)
             else:
                 metrics = {f"{name}/last_update": metrics[name] for name in LAST_UPDATE}
             out |= metrics
@@ -312,16 +327,19 @@ class Trainer:
 
     @torch.no_grad()
     def _old_logprobs(self, batch: StepBatch, rows: Tensor) -> Tensor:
-        """log π_old: the sampler's, or with `rollout.exact` what the trainer itself says before its first update."""
+        """log π_old: the sampler's, or with `rollout.exact` or vLLM what the trainer says before its first update."""
         packed, part = self._pack(batch, rows)
-        if not self.config.rollout.exact:
+        if not self.exact:
             return part.policy_logprobs
         return models.token_logprobs(self.policy, packed, temperature=self.config.rollout.temperature).logprobs
 
-    def _difference(self, batch: StepBatch, rows: Tensor, logprobs: Tensor) -> tuple[Tensor, Tensor, int]:
-        """|log π of the trainer − log π of the sampler| over the tokens of a micro-batch: sum, largest, how many."""
-        d = (logprobs - batch.rollouts.select(rows).policy_logprobs).abs()
-        return d.sum(), d.max(), len(d)
+    def _rollout_logprobs(self, part: Rollouts) -> Tensor:
+        """log π_rollout as the sampler has it; vLLM tells that of what it drew from, top-p and top-k applied."""
+        return part.logprobs if self.vllm else part.policy_logprobs
+
+    def _mismatch(self, batch: StepBatch, rows: Tensor, logprobs: Tensor) -> Mismatch:
+        part = batch.rollouts.select(rows)
+        return Mismatch.of(logprobs, self._rollout_logprobs(part), part.lengths, self.objective.mismatch)
 
     def _loss(self, batch: StepBatch, credit: Credit, rows: Tensor, ref: Tensor | None, old: Tensor) -> LossOutput:
         packed, part = self._pack(batch, rows)
@@ -330,7 +348,8 @@ class Trainer:
         return models.token_loss(
             self.policy, packed, self.objective, old, credit, rows.to(within.device)[within],
             position=torch.arange(len(within), device=within.device) - starts[within], ref_logprobs=ref,
-            temperature=self.config.rollout.temperature, exact=self.config.rollout.exact,
+            rollout_logprobs=self._rollout_logprobs(part) if self.objective.mismatch.function else None,
+            temperature=self.config.rollout.temperature, exact=self.exact,
         )  # fmt: skip
 
     def _held_out(self) -> list[tuple[Prompt, list[int]]]:
@@ -402,15 +421,6 @@ def learning_rate(o: OptimConfig, update: int, total: int) -> float:
     left = 1 - (update - o.warmup) / (total - o.warmup + 1)
     shape = {"constant": 1.0, "linear": left, "cosine": 0.5 * (1 + math.cos(math.pi * (1 - left)))}
     return o.lr * shape[o.schedule]
-
-
-def _merged(differences: list[tuple[Tensor, Tensor, int]]) -> dict[str, float]:
-    """How far sampler and trainer are apart, from what `_difference` says of each micro-batch."""
-    sums, largest, counts = zip(*differences, strict=True)
-    return {
-        "rollout/logprob_difference/mean": float(sum(sums)) / sum(counts),
-        "rollout/logprob_difference/max": float(max(largest)),
-    }
 
 
 def _environment(device: torch.device) -> dict[str, str]:

@@ -1,0 +1,260 @@
+"""vLLM as the sampler of our own trainer: in the trainer's process, on its device, each using the memory in turn.
+
+The engine is made once, from the policy's configuration and with weights that mean nothing. At every call of `sample`
+it is woken, the policy's weights are copied into it in place (LoRA: merged on the way), what it had cached of the old
+ones is forgotten, and its log-probabilities of a few short responses are held against the trainer's: weights that did
+not arrive stop the run. Afterwards it sleeps, where it can (CUDA), and its memory is the trainer's.
+
+A response's draws are seeded as everywhere in this package, but they are vLLM's draws: other tokens than the native
+sampler's for the same seed, and a logit that depends on the batch in its last bit can tip a draw on the edge.
+Not covered: several processes, quantised engines, and models whose weights have other names in memory than on disk.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import importlib.util
+import logging
+import os
+import random
+import tempfile
+import weakref
+from collections.abc import Iterator, Sequence
+from itertools import chain
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from equipoise.policy import ModelError, Policy, PromptTooLong, pack, token_logprobs
+from equipoise.rollout.batch import Request, request
+from equipoise.rollout.rollouts import Finish, Finished, Key, Rollouts, SamplingParams
+
+PROBES, PROBE_TOKENS = 4, 16
+# Nats, mean over the probes' tokens. Engine and trainer differ by rounding alone; other weights differ by far more.
+TOLERANCE = {torch.float32: 1e-2, torch.bfloat16: 1e-1}
+SCORED_TOGETHER = 32  # responses of one forward pass where vLLM cannot say what the trainer needs
+
+
+_engines: weakref.WeakSet[VllmSampler] = weakref.WeakSet()  # vLLM's groups of processes are global: one at a time
+
+
+class StaleEngine(ModelError):
+    """vLLM's weights are not the policy's."""
+
+
+class VllmSampler:
+    """`memory`: the share of the device's memory that vLLM may take; on the CPU, for its cache of keys and values."""
+
+    def __init__(self, policy: Policy, *, memory: float = 0.4) -> None:
+        if _engines:
+            raise ModelError("this process has a vLLM engine already, and can have one at a time; close() that first")
+        self.policy = policy
+        self.sleeps = policy.device.type == "cuda"
+        self.llm = _open(policy, memory)
+        self.engine = self.llm.llm_engine
+        self.context = min(policy.context, int(self.llm.model_config.max_model_len))
+        if self.context < policy.context < 2**31 - 1:
+            logging.getLogger(__name__).warning(
+                "vLLM's memory holds %d tokens of one response, fewer than %s's context of %d; rollout.engine_memory "
+                "gives it more", self.context, policy.name, policy.context,
+            )  # fmt: skip
+        _engines.add(self)
+        if self.sleeps:
+            self.llm.sleep(level=2)
+
+    @torch.no_grad()
+    def sample(
+        self,
+        prompts: Sequence[Sequence[int]],
+        n: int,
+        params: SamplingParams,
+        *,
+        keys: Sequence[Key] | None = None,
+        step: int = 0,
+        finished: Finished | None = None,
+    ) -> Rollouts:
+        asked = request(self.policy, prompts, n, params, keys, step, finished)
+        longest = max(map(len, asked.prompts))
+        if longest >= self.context:
+            raise PromptTooLong(
+                f"a prompt of {longest} tokens does not fit the {self.context} tokens vLLM has room for; give it more "
+                "with rollout.engine_memory"
+            )
+        self._send_weights()
+        self._check_weights(asked.prompts[:PROBES])
+        seeds = (asked.keys & (2**63 - 1)).tolist()  # vLLM takes −1 for no seed at all
+        rows = [asked.prompts[r // n] for r in range(asked.rows)]
+        limits = [min(limit, self.context - len(row)) for limit, row in zip(asked.limit.tolist(), rows, strict=True)]
+        outputs = self._draw(rows, params, seeds, limits, finished)
+        if self.sleeps:
+            self.llm.sleep(level=2)
+        return self._rollouts(asked, outputs)
+
+    def close(self) -> None:
+        """Give the engine's memory back. A process can have one engine at a time."""
+        self.engine.engine_core.shutdown()
+        _engines.discard(self)
+
+    def _send_weights(self) -> None:
+        if self.sleeps:
+            torch.cuda.empty_cache()  # what the trainer keeps in reserve is what vLLM now needs
+            self.llm.wake_up(tags=["weights"])
+        self.llm.collective_rpc("reload_weights", kwargs={"weights_iterator": weights(self.policy)})
+        if self.sleeps:
+            self.llm.wake_up(tags=["kv_cache"])
+        if not self.llm.reset_prefix_cache():
+            raise StaleEngine("vLLM did not forget the keys and values of the old weights; use rollout.engine = native")
+
+    def _check_weights(self, prompts: list[list[int]]) -> None:
+        """Draw a few tokens and compare their log-probabilities with the trainer's."""
+        limits = [min(PROBE_TOKENS, self.context - len(p)) for p in prompts]
+        outputs = self._draw(prompts, SamplingParams(), list(range(len(prompts))), limits, None)
+        tokens, logprobs, lengths = self._flat(outputs)
+        ours = token_logprobs(self.policy, pack(prompts, tokens, lengths, torch.arange(len(prompts)))).logprobs
+        apart, allowed = float((ours - logprobs).abs().mean()), TOLERANCE[self.policy.dtype]
+        if not apart <= allowed:
+            raise StaleEngine(
+                f"vLLM's log-probabilities are {apart:.3g} nats from the trainer's (mean of {len(tokens)} tokens; the "
+                f"rule for {str(self.policy.dtype).removeprefix('torch.')} is at most {allowed:g}): it does not sample "
+                f"from the weights it was sent, or computes {self.policy.name} in another way; use rollout.engine = "
+                "native"
+            )
+
+    def _draw(
+        self,
+        prompts: Sequence[list[int]],
+        params: SamplingParams,
+        seeds: Sequence[int],
+        limits: Sequence[int],
+        finished: Finished | None,
+    ) -> list[Any]:
+        """vLLM's outputs, one for each prompt; `finished` hears of each as soon as it has ended."""
+        from vllm import SamplingParams as VllmParams
+        from vllm.sampling_params import RequestOutputKind
+
+        outputs: dict[int, Any] = {}
+        for row, (prompt, seed, limit) in enumerate(zip(prompts, seeds, limits, strict=True)):
+            how = VllmParams(
+                temperature=params.temperature, top_p=params.top_p, top_k=params.top_k, seed=seed, max_tokens=limit,
+                stop=list(params.stop), detokenize=bool(params.stop), skip_special_tokens=False,
+                spaces_between_special_tokens=False, stop_token_ids=list(self.policy.eos), ignore_eos=True, logprobs=0,
+                flat_logprobs=True, output_kind=RequestOutputKind.FINAL_ONLY,
+            )  # fmt: skip
+            self.engine.add_request(str(row), {"type": "token", "prompt_token_ids": prompt}, how)
+        try:
+            while self.engine.has_unfinished_requests():
+                for output in self.engine.step():
+                    row, (done,) = int(output.request_id), output.outputs
+                    outputs[row] = done
+                    if finished is not None:
+                        finished(row, list(done.token_ids))
+        finally:
+            self.engine.abort_request([str(row) for row in range(len(prompts)) if row not in outputs])
+        return [outputs[row] for row in range(len(prompts))]
+
+    def _flat(self, outputs: list[Any]) -> tuple[Tensor, Tensor, Tensor]:
+        """tokens [N], logprobs [N], lengths [B]."""
+        device = self.policy.device
+        tokens = torch.tensor(list(chain.from_iterable(o.token_ids for o in outputs)), device=device)
+        logprobs = torch.tensor(list(chain.from_iterable(o.logprobs.logprobs for o in outputs)), device=device)
+        return tokens, logprobs, torch.tensor([len(o.token_ids) for o in outputs], device=device)
+
+    def _rollouts(self, asked: Request, outputs: list[Any]) -> Rollouts:
+        tokens, logprobs, lengths = self._flat(outputs)
+        prompt = torch.arange(len(asked.prompts), device=tokens.device).repeat_interleave(asked.n)
+        finish: list[Finish] = [o.finish_reason for o in outputs]
+        if set(finish) - {"stop", "length"}:
+            raise ModelError(f"vLLM ended responses with {sorted(set(finish))}; the rule is stop or length")
+        rollouts = Rollouts(asked.prompts, tokens, logprobs, logprobs, lengths, prompt, finish)
+        if asked.params.truncates:
+            return Rollouts(asked.prompts, tokens, logprobs, self._score(rollouts, asked), lengths, prompt, finish)
+        return rollouts
+
+    def _score(self, rollouts: Rollouts, asked: Request) -> Tensor:
+        """log π [N] of the whole distribution. vLLM tells only that of the truncated one, which it drew from."""
+        out = []
+        for rows in torch.arange(len(rollouts.lengths)).split(SCORED_TOGETHER):
+            part = rollouts.select(rows)
+            packed = pack(part.prompts, part.tokens, part.lengths, part.prompt)
+            out.append(token_logprobs(self.policy, packed, temperature=asked.params.temperature).logprobs)
+        return torch.cat(out)
+
+
+def weights(policy: Policy) -> Iterator[tuple[str, Tensor]]:
+    """Every weight by its name in a checkpoint; those under a LoRA adapter are merged as they are asked for.
+
+    A head that shares the embedding's weights comes under its own name as well: vLLM has it apart (`_write_model`).
+    """
+    for name, tensor in policy.core.state_dict().items():
+        layer, adapted, leaf = name.partition(".base_layer.")
+        if not adapted:
+            if ".lora_" not in name:
+                yield name, tensor
+        elif leaf == "weight":
+            (adapter,) = policy.model.active_adapters
+            change = policy.core.get_submodule(layer).get_delta_weight(adapter)
+            yield f"{layer}.weight", (tensor.float() + change.float()).to(tensor.dtype)
+        else:
+            yield f"{layer}.{leaf}", tensor
+
+
+def _open(policy: Policy, memory: float) -> Any:
+    """vLLM's engine for the policy's architecture, or a ModelError that says why there can be none."""
+    if importlib.util.find_spec("vllm") is None:
+        raise ModelError('rollout.engine = "vllm" needs the package vllm: pip install "equipoise[vllm]"')
+    if policy.dtype not in TOLERANCE:
+        raise ModelError(f"vLLM samples in float32 or bfloat16, not in {str(policy.dtype).removeprefix('torch.')}")
+    if policy.device.index:
+        raise ModelError(f"vLLM takes the first device it sees, not {policy.device}; set CUDA_VISIBLE_DEVICES instead")
+    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # the weights are handed over in memory
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+    os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")  # the threads are the trainer's too
+    with tempfile.TemporaryDirectory() as folder, _left_alone():
+        from vllm import LLM
+        from vllm.platforms import current_platform
+
+        if current_platform.device_type != policy.device.type:
+            raise ModelError(
+                f"this vLLM runs on {current_platform.device_type}, the policy lies on {policy.device.type}; set "
+                "model.device, or install vLLM for it"
+            )
+        _write_model(policy, folder)
+        on_cpu = policy.device.type == "cpu"
+        room = {"kv_cache_memory_bytes": int(memory * _ram())} if on_cpu else {"gpu_memory_utilization": memory}
+        try:
+            return LLM(
+                model=folder, load_format="dummy", dtype=str(policy.dtype).removeprefix("torch."), max_model_len=-1,
+                generation_config="vllm", logprobs_mode="processed_logprobs", enforce_eager=on_cpu,
+                enable_sleep_mode=not on_cpu, **room,
+            )  # fmt: skip
+        except Exception as error:  # a dozen unrelated types, pydantic's and torch's among them
+            lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+            raise ModelError(f"vLLM cannot run {policy.name}: {' '.join(lines)[:600]}") from error
+
+
+def _write_model(policy: Policy, folder: str) -> None:
+    """Configuration and tokenizer. The head is untied: vLLM does not pass new embeddings on to a head tied to them."""
+    config = copy.deepcopy(policy.core.config)
+    config.tie_word_embeddings = False
+    config.save_pretrained(folder)
+    policy.tokenizer.save_pretrained(folder)
+
+
+def _ram() -> int:
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+@contextlib.contextmanager
+def _left_alone() -> Iterator[None]:
+    """vLLM seeds every generator of the process and, on the CPU, takes `torch.set_num_threads` away: put them back."""
+    before = random.getstate(), np.random.get_state(), torch.set_num_threads
+    with torch.random.fork_rng():
+        try:
+            yield
+        finally:
+            random.setstate(before[0])
+            np.random.set_state(before[1])
+            torch.set_num_threads = before[2]
