@@ -75,23 +75,16 @@ def embed(core: Any, inputs: Tensor) -> Tensor:
 
 def _layer(layer: Any, i: int, x: Tensor, cos: Tensor, sin: Tensor, attend: Attend, activation: str) -> Tensor:
     attn, mlp = layer.self_attn, layer.mlp
-    qkv = _side_by_side(rms_norm(layer.input_layernorm, x), attn.q_proj, attn.k_proj, attn.v_proj)
-    qkv = qkv.view(len(x), -1, attn.head_dim)
+    x, y = _add_norm(layer.input_layernorm, x, None)
+    qkv = _side_by_side(y, attn.q_proj, attn.k_proj, attn.v_proj).view(len(x), -1, attn.head_dim)
     kv_heads = qkv.shape[1] // (attn.num_key_value_groups + 2)
     if hasattr(attn, "q_norm"):
-        q, k, v = qkv.split((qkv.shape[1] - 2 * kv_heads, kv_heads, kv_heads), 1)
-        qkv = torch.cat((rms_norm(attn.q_norm, q), rms_norm(attn.k_norm, k), v), 1)
-    qkv = kernels.rotate(qkv, qkv.shape[1] - kv_heads, cos, sin)
-    x = x + attn.o_proj(attend(i, qkv, kv_heads).reshape(len(x), -1))
-    gate_up = _side_by_side(rms_norm(layer.post_attention_layernorm, x), mlp.gate_proj, mlp.up_proj)
-    return x + mlp.down_proj(_gated(gate_up, activation))
-
-
-def _gated(gate_up: Tensor, activation: str) -> Tensor:
-    if activation == "silu":
-        return kernels.swiglu(gate_up)
-    gate, up = gate_up.chunk(2, -1)
-    return F.gelu(gate, approximate="tanh") * up
+        q, k = attn.q_norm, attn.k_norm
+        qkv = kernels.norm_rotate(qkv, kv_heads, q.weight, k.weight, q.variance_epsilon, cos, sin)
+    else:
+        qkv = kernels.rotate(qkv, qkv.shape[1] - kv_heads, cos, sin)
+    x, y = _add_norm(layer.post_attention_layernorm, x, attn.o_proj(attend(i, qkv, kv_heads).reshape(len(x), -1)))
+    return x + mlp.down_proj(kernels.gated(_side_by_side(y, mlp.gate_proj, mlp.up_proj), activation))
 
 
 def _side_by_side(x: Tensor, *projections: Any) -> Tensor:
@@ -146,6 +139,15 @@ def _as_one(parts: Sequence[Tensor]) -> Tensor | None:
     return first.as_strided((sum(map(len, parts)), *first.shape[1:]), first.stride())
 
 
+def merged_weight(projection: Any) -> Tensor:
+    """Its weight; where a LoRA adapter of peft hangs on it, a copy with the adapter added."""
+    weight = projection.weight
+    for adapter in getattr(projection, "active_adapters", ()):
+        if adapter in projection.lora_A and not projection.disable_adapters:
+            weight = weight + projection.get_delta_weight(adapter)
+    return weight
+
+
 class _Joined(torch.autograd.Function):
     """x weightᵀ + bias, whose gradients go to the parameters that `weight` and `bias` are made of."""
 
@@ -171,11 +173,11 @@ class _Joined(torch.autograd.Function):
 
 
 def rms_norm(norm: Any, x: Tensor) -> Tensor:
-    eps, offset = norm_constants(norm)
-    if offset == 0:
-        return kernels.rms_norm(x, norm.weight, eps)
-    # Gemma multiplies before it rounds.
-    return kernels.rms_norm(x.float(), offset + norm.weight.float(), eps).to(x.dtype)
+    return kernels.rms_norm(x, norm.weight, *norm_constants(norm))
+
+
+def _add_norm(norm: Any, x: Tensor, delta: Tensor | None) -> tuple[Tensor, Tensor]:
+    return kernels.add_norm(x, delta, norm.weight, *norm_constants(norm))
 
 
 def norm_constants(norm: Any) -> tuple[float, float]:

@@ -5,6 +5,6 @@ Each has a plain counterpart that the tests hold it to.
 """
 
 from equipoise.policy.kernels.head import fused_logprobs, fused_loss
-from equipoise.policy.kernels.layers import rms_norm, rotate, swiglu
+from equipoise.policy.kernels.layers import add_norm, gated, norm_rotate, rms_norm, rotate
 
-__all__ = ["fused_logprobs", "fused_loss", "rms_norm", "rotate", "swiglu"]
+__all__ = ["add_norm", "fused_logprobs", "fused_loss", "gated", "norm_rotate", "rms_norm", "rotate"]

@@ -1,34 +1,150 @@
-"""Three functions every layer calls, with their backward passes written out: autograd's own make two to three times as
-many passes over memory, which on the CPU costs as much as a small model's matrix products.
+"""What every layer calls besides its matrix products, with backward passes written out: autograd's own make two to
+three times as many passes over memory, which costs as much as a small model's matrix products.
 
-Each has a plain counterpart of one line (named in its docstring) that the tests hold it to.
+On CUDA each is one Triton pass forward and one backward (`triton_layers`; float64 and float16 are left to torch),
+elsewhere a few passes of torch's. Each has a plain counterpart (named in its docstring) that the tests hold it to.
 """
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+ACTIVATIONS = {"silu": F.silu, "gelu_tanh": partial(F.gelu, approximate="tanh")}
 
 
-def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """F.rms_norm(x, x.shape[-1:], weight, eps)"""
-    if x.is_cuda:  # has a fused one
+def rms_norm(x: Tensor, weight: Tensor, eps: float, offset: float = 0.0) -> Tensor:
+    """F.rms_norm(x, x.shape[-1:], offset + weight, eps); with an offset (Gemma) it is rounded after the product with
+    the weight, without one before and after, as in transformers."""
+    if x.is_cuda and x.dim() == 2:
+        return add_norm(x, None, weight, eps, offset)[1]
+    if offset:
+        return rms_norm(x.float(), offset + weight.float(), eps).to(x.dtype)
+    if x.is_cuda:
         return F.rms_norm(x, x.shape[-1:], weight, eps)
     return _RmsNorm.apply(x, weight, eps)
 
 
-def swiglu(gate_up: Tensor) -> Tensor:
-    """F.silu(gate) * up for the halves of the last axis"""
-    return _Swiglu.apply(gate_up)
+def add_norm(x: Tensor, delta: Tensor | None, weight: Tensor, eps: float, offset: float = 0.0) -> tuple[Tensor, Tensor]:
+    """x ← x + delta, and rms_norm(x, weight, eps, offset): the next place of the residual stream [U, d] and what the
+    layer reads there. One function, so that the two gradients of x meet in one pass."""
+    if _in_triton(x):
+        return _AddNorm.apply(x, delta, weight, eps, offset)
+    x = x if delta is None else x + delta
+    if x.is_cuda:
+        normed = F.rms_norm(x, x.shape[-1:], None, eps)
+        return x, normed * (offset + weight)
+    return x, rms_norm(x, weight, eps, offset)
+
+
+def gated(gate_up: Tensor, activation: str) -> Tensor:
+    """activation(gate) * up for the halves of the last axis; silu or gelu_tanh"""
+    if _in_triton(gate_up):
+        return _Gated.apply(gate_up, activation)
+    if activation == "silu":
+        return _Swiglu.apply(gate_up)
+    gate, up = gate_up.chunk(2, -1)
+    return ACTIVATIONS[activation](gate) * up
 
 
 def rotate(x: Tensor, heads: int, cos: Tensor, sin: Tensor) -> Tensor:
     """x · cos + (−x₂, x₁) · sin in the first `heads` heads of x [U, H, D], with x₁, x₂ the halves of the last axis; the
     other heads pass as they are. cos, sin [U, 1, D/2]."""
+    if _in_triton(x):
+        return _TritonRotate.apply(x, heads, cos, sin, None, None, 0, 0.0)
     return _Rotate.apply(x, heads, cos, sin)
+
+
+def norm_rotate(
+    qkv: Tensor, kv_heads: int, q_weight: Tensor, k_weight: Tensor, eps: float, cos: Tensor, sin: Tensor
+) -> Tensor:
+    """`rotate` of the queries and keys in qkv [U, H + 2 Hk, D], each head normed first (`rms_norm`)."""
+    heads = qkv.shape[1] - 2 * kv_heads
+    if _in_triton(qkv):
+        return _TritonRotate.apply(qkv, heads + kv_heads, cos, sin, q_weight, k_weight, heads, eps)
+    q, k, v = qkv.split((heads, kv_heads, kv_heads), 1)
+    qkv = torch.cat((rms_norm(q, q_weight, eps), rms_norm(k, k_weight, eps), v), 1)
+    return rotate(qkv, heads + kv_heads, cos, sin)
+
+
+def _in_triton(x: Tensor) -> bool:
+    return x.is_cuda and x.dtype in (torch.float32, torch.bfloat16)
+
+
+class _AddNorm(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, delta: Tensor | None, weight: Tensor, eps: float, offset: float
+    ) -> tuple[Tensor, Tensor]:
+        from equipoise.policy.kernels import triton_layers
+
+        x, delta = x.contiguous(), None if delta is None else delta.contiguous()
+        total, y, scale = triton_layers.add_norm(x, delta, weight, eps, offset)
+        ctx.save_for_backward(total, scale, weight)
+        ctx.offset = offset
+        ctx.set_materialize_grads(False)
+        return total, y
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, d_total: Tensor | None, d_y: Tensor | None) -> tuple[Tensor | None, ...]:
+        from equipoise.policy.kernels import triton_layers
+
+        total, scale, weight = ctx.saved_tensors
+        if d_y is None:
+            return d_total, d_total if ctx.needs_input_grad[1] else None, None, None, None
+        d_total = None if d_total is None else d_total.contiguous()
+        d_x, d_weight = triton_layers.add_norm_gradient(d_y.contiguous(), d_total, total, scale, weight, ctx.offset)
+        return d_x, d_x if ctx.needs_input_grad[1] else None, d_weight, None, None
+
+
+class _Gated(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, gate_up: Tensor, activation: str) -> Tensor:
+        from equipoise.policy.kernels import triton_layers
+
+        gate_up = gate_up.contiguous()
+        ctx.save_for_backward(gate_up)
+        ctx.activation = activation
+        return triton_layers.gated(gate_up, activation)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, d: Tensor) -> tuple[Tensor, None]:
+        from equipoise.policy.kernels import triton_layers
+
+        return triton_layers.gated_gradient(d.contiguous(), ctx.saved_tensors[0], ctx.activation), None
+
+
+class _TritonRotate(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, heads: int, cos: Tensor, sin: Tensor, q_weight: Tensor | None, k_weight: Tensor | None,
+        queries: int, eps: float,
+    ) -> Tensor:  # fmt: skip
+        from equipoise.policy.kernels import triton_layers
+
+        x = x.contiguous()
+        ctx.save_for_backward(None if q_weight is None else x, cos, sin, q_weight, k_weight)
+        ctx.constants = heads, queries, eps
+        return triton_layers.rotate(x, heads, cos, sin, q_weight, k_weight, queries, eps)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, d: Tensor) -> tuple[Tensor | None, ...]:
+        from equipoise.policy.kernels import triton_layers
+
+        x, cos, sin, q_weight, k_weight = ctx.saved_tensors
+        heads, queries, eps = ctx.constants
+        d_x, d_q, d_k = triton_layers.rotate_gradient(
+            d.contiguous(), x, heads, cos, sin, q_weight, k_weight, queries, eps
+        )
+        return d_x, None, None, None, d_q, d_k, None, None
 
 
 class _RmsNorm(torch.autograd.Function):

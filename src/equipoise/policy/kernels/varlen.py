@@ -70,6 +70,11 @@ class _Attention(torch.autograd.Function):
 
 def merge_(out: Tensor, lse: Tensor, other: Tensor, other_lse: Tensor) -> None:
     """The softmax over the keys of both, in place of the first: out, other [U, H, D]; log-sum-exps [H, U] float32."""
+    if out.is_cuda:
+        from equipoise.policy.kernels import triton_layers
+
+        triton_layers.merge_(out, lse, other, other_lse)
+        return
     share = torch.sigmoid(other_lse - lse).t()[..., None]  # of the other
     out.copy_(out + share * (other.to(share.dtype) - out))
     lse.copy_(torch.logaddexp(lse, other_lse))

@@ -1,0 +1,306 @@
+"""What every layer of the decoder does besides its matrix products, in Triton: each function one pass over memory.
+
+Arithmetic is float32, rounded once where it is written (a norm rounds twice where transformers' does: x̂ first, then its
+product with the weight). Backward passes make again what is cheap to make. Gradients of weights are sums of a fixed
+number of partial sums, without atomics: the same numbers give the same bits.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+PROGRAMS = 512  # at most, where each keeps a partial sum of a weight's gradient
+TILE = 4096  # numbers a program holds of each operand
+
+
+def add_norm(
+    x: Tensor, delta: Tensor | None, weight: Tensor, eps: float, offset: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """x + delta (x itself without one), its norm times (offset + weight), and 1/√(mean x² + ε) [U]; x [U, d]."""
+    U, d = x.shape
+    total = x if delta is None else torch.empty_like(x)
+    y, scale = torch.empty_like(x), x.new_empty(U, dtype=torch.float32)
+    tokens, block = _tile(d)
+    _add_norm[(triton.cdiv(U, tokens),)](
+        x, delta, weight, total, y, scale, U, d, eps, offset, GEMMA=offset != 0, TOKENS=tokens, BLOCK=block
+    )
+    return total, y, scale
+
+
+def add_norm_gradient(
+    d_y: Tensor, d_total: Tensor | None, total: Tensor, scale: Tensor, weight: Tensor, offset: float
+) -> tuple[Tensor, Tensor]:
+    """Gradients of x (and as well of delta) and of the weight, from those of what `add_norm` gives."""
+    U, d = total.shape
+    tokens, block = _tile(d)
+    share = triton.cdiv(triton.cdiv(U, tokens), PROGRAMS) * tokens
+    programs = triton.cdiv(U, share)
+    d_x, sums = torch.empty_like(total), total.new_empty(programs, d, dtype=torch.float32)
+    _add_norm_gradient[(programs,)](
+        d_y, d_total, total, scale, weight, d_x, sums, U, d, share, offset, TOKENS=tokens, BLOCK=block
+    )
+    return d_x, sums.sum(0).to(weight.dtype)
+
+
+def gated(gate_up: Tensor, activation: str) -> Tensor:
+    """activation(gate)·up [U, f] for the halves of gate_up [U, 2 f]."""
+    U, f = gate_up.shape[0], gate_up.shape[1] // 2
+    out = gate_up.new_empty(U, f)
+    _gated[(U, triton.cdiv(f, 512))](gate_up, out, f, GELU=activation == "gelu_tanh", BLOCK=512, num_warps=2)
+    return out
+
+
+def gated_gradient(d: Tensor, gate_up: Tensor, activation: str) -> Tensor:
+    U, f = d.shape
+    out = torch.empty_like(gate_up)
+    _gated_gradient[(U, triton.cdiv(f, 512))](
+        d, gate_up, out, f, GELU=activation == "gelu_tanh", BLOCK=512, num_warps=2
+    )
+    return out
+
+
+def rotate(
+    x: Tensor, heads: int, cos: Tensor, sin: Tensor, q_weight: Tensor | None, k_weight: Tensor | None,
+    queries: int, eps: float,
+) -> Tensor:  # fmt: skip
+    """x [U, H, D] with its first `heads` heads turned by cos, sin [U, D/2]; where weights [D] are given they are normed
+    before: the first `queries` heads by one, the rest of the turned ones by the other."""
+    U, H, D = x.shape
+    out = torch.empty_like(x)
+    tokens, block = _tile(D // 2)
+    _rotate[(triton.cdiv(U * H, tokens),)](
+        x, cos, sin, q_weight, k_weight, out, U * H, H, heads, queries, D // 2, eps, 1.0,
+        NORM=q_weight is not None, TOKENS=tokens, BLOCK=block,
+    )  # fmt: skip
+    return out
+
+
+def rotate_gradient(
+    d: Tensor, x: Tensor | None, heads: int, cos: Tensor, sin: Tensor, q_weight: Tensor | None,
+    k_weight: Tensor | None, queries: int, eps: float,
+) -> tuple[Tensor, Tensor | None, Tensor | None]:  # fmt: skip
+    """Gradients of x and of the two weights; x is needed where there are weights."""
+    U, H, D = d.shape
+    half = D // 2
+    out = torch.empty_like(d)
+    tokens, block = _tile(half)
+    if q_weight is None or k_weight is None:
+        _rotate[(triton.cdiv(U * H, tokens),)](
+            d, cos, sin, None, None, out, U * H, H, heads, queries, half, eps, -1.0,
+            NORM=False, TOKENS=tokens, BLOCK=block,
+        )  # fmt: skip
+        return out, None, None
+    share = triton.cdiv(triton.cdiv(U * H, tokens), PROGRAMS) * tokens
+    programs = triton.cdiv(U * H, share)
+    sums = d.new_empty(programs, 2, 2, half, dtype=torch.float32)
+    _norm_rotate_gradient[(programs,)](
+        d, x, cos, sin, q_weight, k_weight, out, sums, U * H, H, heads, queries, half, share, eps,
+        TOKENS=tokens, BLOCK=block,
+    )  # fmt: skip
+    d_q, d_k = sums.sum(0).flatten(1).to(q_weight.dtype)
+    return out, d_q, d_k
+
+
+def merge_(out: Tensor, lse: Tensor, other: Tensor, other_lse: Tensor) -> None:
+    """See `varlen.merge_`; the log-sum-exps [H, U] may be parts of wider ones."""
+    U, H, D = out.shape
+    tokens, block = _tile(D)
+    _merge[(triton.cdiv(U * H, tokens),)](
+        out, lse, other, other_lse, U * H, H, D, lse.stride(0), other_lse.stride(0), TOKENS=tokens, BLOCK=block
+    )
+
+
+def _tile(d: int) -> tuple[int, int]:
+    """Rows and columns of a program's tile; all of a row's numbers are in it."""
+    block = triton.next_power_of_2(d)
+    return max(1, TILE // block), block
+
+
+@triton.jit
+def _add_norm(
+    x, delta, weight, total, y, scale, rows, d, eps, offset,
+    GEMMA: tl.constexpr, TOKENS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
+    column = tl.arange(0, BLOCK)
+    here = (row < rows)[:, None] & (column < d)[None, :]
+    place = row[:, None].to(tl.int64) * d + column[None, :]
+    v = tl.load(x + place, mask=here, other=0.0).to(tl.float32)
+    if delta is not None:
+        v = (v + tl.load(delta + place, mask=here, other=0.0).to(tl.float32)).to(x.dtype.element_ty)
+        tl.store(total + place, v, mask=here)
+        v = v.to(tl.float32)
+    s = tl.rsqrt(tl.sum(v * v, 1) / d + eps)
+    tl.store(scale + row, s, mask=row < rows)
+    normed = v * s[:, None]
+    w = tl.load(weight + column, mask=column < d, other=0.0).to(tl.float32)
+    if not GEMMA:  # which multiplies before it rounds
+        normed = normed.to(x.dtype.element_ty).to(tl.float32)
+    tl.store(y + place, (normed * (w + offset)[None, :]).to(y.dtype.element_ty), mask=here)
+
+
+@triton.jit
+def _add_norm_gradient(
+    d_y, d_total, total, scale, weight, d_x, sums, rows, d, share, offset, TOKENS: tl.constexpr, BLOCK: tl.constexpr
+):  # fmt: skip
+    """dx = s (w d − x̂ mean(x̂ w d)) and dw = Σ x̂ d, with x̂ = x s; d_total, which came past the norm, is added."""
+    column = tl.arange(0, BLOCK)
+    w = tl.load(weight + column, mask=column < d, other=0.0).to(tl.float32) + offset
+    d_w = tl.zeros((TOKENS, BLOCK), tl.float32)
+    begin = tl.program_id(0) * share
+    for first in range(begin, tl.minimum(begin + share, rows), TOKENS):
+        row = first + tl.arange(0, TOKENS)
+        here = (row < rows)[:, None] & (column < d)[None, :]
+        place = row[:, None].to(tl.int64) * d + column[None, :]
+        s = tl.load(scale + row, mask=row < rows, other=0.0)
+        normed = tl.load(total + place, mask=here, other=0.0).to(tl.float32) * s[:, None]
+        g = tl.load(d_y + place, mask=here, other=0.0).to(tl.float32)
+        d_w += normed * g
+        g = g * w[None, :]
+        mean = tl.sum(normed * g, 1) / d
+        g = (g - normed * mean[:, None]) * s[:, None]
+        if d_total is not None:
+            g += tl.load(d_total + place, mask=here, other=0.0).to(tl.float32)
+        tl.store(d_x + place, g.to(d_x.dtype.element_ty), mask=here)
+    tl.store(sums + tl.program_id(0) * d + column, tl.sum(d_w, 0), mask=column < d)
+
+
+@triton.jit
+def _activation(g, GELU: tl.constexpr):
+    """The activation of g, and its derivative."""
+    if GELU:  # g σ(2u), u = √(2/π)(g + 0.044715 g³), which is tanh's form
+        p = tl.sigmoid(1.5957691216057308 * (g + 0.044715 * g * g * g))
+        slope = p + g * p * (1 - p) * 1.5957691216057308 * (1 + 0.134145 * g * g)
+    else:
+        p = tl.sigmoid(g)
+        slope = p + g * p * (1 - p)
+    return g * p, slope
+
+
+@triton.jit
+def _gated(gate_up, out, f, GELU: tl.constexpr, BLOCK: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    place, here = gate_up + row * 2 * f + column, column < f
+    gate = tl.load(place, mask=here, other=0.0).to(tl.float32)
+    up = tl.load(place + f, mask=here, other=0.0).to(tl.float32)
+    value, _ = _activation(gate, GELU)
+    tl.store(out + row * f + column, (value * up).to(out.dtype.element_ty), mask=here)
+
+
+@triton.jit
+def _gated_gradient(d, gate_up, out, f, GELU: tl.constexpr, BLOCK: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    place, here = row * 2 * f + column, column < f
+    g = tl.load(d + row * f + column, mask=here, other=0.0).to(tl.float32)
+    gate = tl.load(gate_up + place, mask=here, other=0.0).to(tl.float32)
+    up = tl.load(gate_up + place + f, mask=here, other=0.0).to(tl.float32)
+    value, slope = _activation(gate, GELU)
+    tl.store(out + place, (g * up * slope).to(out.dtype.element_ty), mask=here)
+    tl.store(out + place + f, (g * value).to(out.dtype.element_ty), mask=here)
+
+
+@triton.jit
+def _rotate(
+    x, cos, sin, q_weight, k_weight, out, rows, H, heads, queries, half, eps, direction,
+    NORM: tl.constexpr, TOKENS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Rows are heads of tokens: [U·H, 2·half]."""
+    row = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
+    token, head = (row // H)[:, None], (row % H)[:, None]
+    column = tl.arange(0, BLOCK)[None, :]
+    here = (row < rows)[:, None] & (column < half)
+    turns = here & (head < heads)
+    place = row[:, None].to(tl.int64) * 2 * half + column
+    x1 = tl.load(x + place, mask=here, other=0.0).to(tl.float32)
+    x2 = tl.load(x + place + half, mask=here, other=0.0).to(tl.float32)
+    if NORM:
+        s = tl.rsqrt((tl.sum(x1 * x1, 1) + tl.sum(x2 * x2, 1)) / (2 * half) + eps)[:, None]
+        n1 = (x1 * s).to(x.dtype.element_ty).to(tl.float32) * _weight(q_weight, k_weight, column, head, queries, turns)
+        n2 = (x2 * s).to(x.dtype.element_ty).to(tl.float32) * _weight(
+            q_weight, k_weight, column + half, head, queries, turns
+        )
+        x1 = tl.where(head < heads, n1.to(x.dtype.element_ty).to(tl.float32), x1)
+        x2 = tl.where(head < heads, n2.to(x.dtype.element_ty).to(tl.float32), x2)
+    c = tl.load(cos + token.to(tl.int64) * half + column, mask=turns, other=1.0).to(tl.float32)
+    s = tl.load(sin + token.to(tl.int64) * half + column, mask=turns, other=0.0).to(tl.float32) * direction
+    tl.store(out + place, (x1 * c - x2 * s).to(out.dtype.element_ty), mask=here)
+    tl.store(out + place + half, (x2 * c + x1 * s).to(out.dtype.element_ty), mask=here)
+
+
+@triton.jit
+def _weight(q_weight, k_weight, column, head, queries, turns):
+    of_q = tl.load(q_weight + column + head * 0, mask=turns & (head < queries), other=0.0).to(tl.float32)
+    of_k = tl.load(k_weight + column + head * 0, mask=turns & (head >= queries), other=0.0).to(tl.float32)
+    return of_q + of_k
+
+
+@triton.jit
+def _norm_rotate_gradient(
+    d, x, cos, sin, q_weight, k_weight, out, sums, rows, H, heads, queries, half, share, eps,
+    TOKENS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    column = tl.arange(0, BLOCK)[None, :]
+    d_q1 = tl.zeros((TOKENS, BLOCK), tl.float32)
+    d_q2 = tl.zeros((TOKENS, BLOCK), tl.float32)
+    d_k1 = tl.zeros((TOKENS, BLOCK), tl.float32)
+    d_k2 = tl.zeros((TOKENS, BLOCK), tl.float32)
+    begin = tl.program_id(0) * share
+    for first in range(begin, tl.minimum(begin + share, rows), TOKENS):
+        row = first + tl.arange(0, TOKENS)
+        token, head = (row // H)[:, None], (row % H)[:, None]
+        here = (row < rows)[:, None] & (column < half)
+        turns = here & (head < heads)
+        place = row[:, None].to(tl.int64) * 2 * half + column
+        c = tl.load(cos + token.to(tl.int64) * half + column, mask=turns, other=1.0).to(tl.float32)
+        s = tl.load(sin + token.to(tl.int64) * half + column, mask=turns, other=0.0).to(tl.float32)
+        d1 = tl.load(d + place, mask=here, other=0.0).to(tl.float32)
+        d2 = tl.load(d + place + half, mask=here, other=0.0).to(tl.float32)
+        g1 = d1 * c + d2 * s
+        g2 = d2 * c - d1 * s
+        x1 = tl.load(x + place, mask=turns, other=0.0).to(tl.float32)
+        x2 = tl.load(x + place + half, mask=turns, other=0.0).to(tl.float32)
+        scale = tl.rsqrt((tl.sum(x1 * x1, 1) + tl.sum(x2 * x2, 1)) / (2 * half) + eps)[:, None]
+        x1 = x1 * scale
+        x2 = x2 * scale
+        q = head < queries
+        d_q1 += tl.where(q, x1 * g1, 0.0)
+        d_q2 += tl.where(q, x2 * g2, 0.0)
+        d_k1 += tl.where(q, 0.0, x1 * g1)
+        d_k2 += tl.where(q, 0.0, x2 * g2)
+        w1 = g1 * _weight(q_weight, k_weight, column, head, queries, turns)
+        w2 = g2 * _weight(q_weight, k_weight, column + half, head, queries, turns)
+        mean = ((tl.sum(x1 * w1, 1) + tl.sum(x2 * w2, 1)) / (2 * half))[:, None]
+        g1 = tl.where(head < heads, (w1 - x1 * mean) * scale, g1)
+        g2 = tl.where(head < heads, (w2 - x2 * mean) * scale, g2)
+        tl.store(out + place, g1.to(out.dtype.element_ty), mask=here)
+        tl.store(out + place + half, g2.to(out.dtype.element_ty), mask=here)
+    at = sums + tl.program_id(0) * 4 * half + tl.arange(0, BLOCK)
+    there = tl.arange(0, BLOCK) < half
+    tl.store(at, tl.sum(d_q1, 0), mask=there)
+    tl.store(at + half, tl.sum(d_q2, 0), mask=there)
+    tl.store(at + 2 * half, tl.sum(d_k1, 0), mask=there)
+    tl.store(at + 3 * half, tl.sum(d_k2, 0), mask=there)
+
+
+@triton.jit
+def _merge(
+    out, lse, other, other_lse, rows, H, D, stride, other_stride, TOKENS: tl.constexpr, BLOCK: tl.constexpr
+):  # fmt: skip
+    row = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
+    token, head = row // H, (row % H).to(tl.int64)
+    column = tl.arange(0, BLOCK)
+    here = (row < rows)[:, None] & (column < D)[None, :]
+    a = tl.load(lse + head * stride + token, mask=row < rows, other=0.0)
+    b = tl.load(other_lse + head * other_stride + token, mask=row < rows, other=0.0)
+    top = tl.maximum(a, b)
+    tl.store(lse + head * stride + token, top + tl.log(tl.exp(a - top) + tl.exp(b - top)), mask=row < rows)
+    share = tl.sigmoid(b - a)[:, None]
+    place = row[:, None].to(tl.int64) * D + column[None, :]
+    u = tl.load(out + place, mask=here, other=0.0).to(tl.float32)
+    v = tl.load(other + place, mask=here, other=0.0).to(tl.float32)
+    tl.store(out + place, (u + share * (v - u)).to(out.dtype.element_ty), mask=here)
