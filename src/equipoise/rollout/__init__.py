@@ -5,12 +5,14 @@ import logging
 from equipoise.policy import Policy
 from equipoise.rollout.fallback import TransformersSampler
 from equipoise.rollout.native import NativeSampler
+from equipoise.rollout.paged import PagedSampler, serves
 from equipoise.rollout.rollouts import Finish, Key, Rollouts, Sampler, SamplingParams, concatenate
 
 __all__ = [
     "Finish",
     "Key",
     "NativeSampler",
+    "PagedSampler",
     "Rollouts",
     "Sampler",
     "SamplingParams",
@@ -21,9 +23,10 @@ __all__ = [
 
 
 def sampler(policy: Policy) -> Sampler:
-    """The native sampler where it knows the architecture, else the one through transformers, with a notice."""
+    """Where `policy.decoder` knows the architecture the paged sampler on CUDA and the native one elsewhere; for other
+    models the one through transformers, with a notice."""
     if policy.is_llama_like:
-        return NativeSampler(policy)
+        return PagedSampler(policy) if policy.device.type == "cuda" and serves(policy) else NativeSampler(policy)
     name = type(policy.core).__name__
     logging.getLogger(__name__).warning("%s has no native sampler; sampling through transformers (slower)", name)
     return TransformersSampler(policy)

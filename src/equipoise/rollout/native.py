@@ -160,7 +160,7 @@ def _linear(*parts: tuple[Any, Tensor | None], scale: Tensor | None = None) -> _
     """Projections side by side as [in, out], each with its heads' entries in the order given."""
     weights, biases = [], []
     for projection, order in parts:
-        weight, bias = _merged_weight(projection), projection.bias
+        weight, bias = decoder.merged_weight(projection), projection.bias
         if order is not None:
             weight = weight.unflatten(0, (-1, len(order)))[:, order].flatten(0, 1)
             bias = None if bias is None else bias.view(-1, len(order))[:, order].flatten()
@@ -172,14 +172,6 @@ def _linear(*parts: tuple[Any, Tensor | None], scale: Tensor | None = None) -> _
     if scale is not None:
         out *= scale[:, None]
     return _Linear(out, None if biases[0] is None else torch.cat(biases))
-
-
-def _merged_weight(projection: Any) -> Tensor:
-    weight = projection.weight
-    for adapter in getattr(projection, "active_adapters", ()):  # a LoRA layer of peft
-        if adapter in projection.lora_A and not projection.disable_adapters:
-            weight = weight + projection.get_delta_weight(adapter)
-    return weight
 
 
 class _Cache:

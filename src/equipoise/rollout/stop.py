@@ -29,9 +29,12 @@ class StopStrings:
         found = self.candidate[tails[:, -1]]
         rows = found.nonzero()[:, 0]
         if len(rows):
-            texts = self.tokenizer.batch_decode(tails[rows].tolist())
-            found[rows] = torch.tensor([any(s in text for s in self.stop) for text in texts], device=found.device)
+            found[rows] = torch.tensor(self.in_tails(tails[rows].tolist()), device=found.device)
         return found
+
+    def in_tails(self, tails: list[list[int]]) -> list[bool]:
+        """Whether the text of each of these ends of responses holds a stop string."""
+        return [any(s in text for s in self.stop) for text in self.tokenizer.batch_decode(tails)]
 
 
 @lru_cache(maxsize=4)

@@ -1,0 +1,263 @@
+"""Tokens per second of the paged sampler on a GPU against transformers' `generate` and `generate_batch` (continuous
+batching), and milliseconds per step against what the memory and the arithmetic allow. Writes
+benchmarks/results/sampler.json.
+
+    python benchmarks/sampler.py [--only NAME] [--without-peers]
+
+Models of real shapes with random weights in bfloat16; 64 prompts of 100 tokens, 16 responses each, 512 tokens, no
+end-of-sequence token, temperature 1: everyone does the same work. `generate` runs once with SDPA attention and its
+dynamic cache; its prompts have one length, so that it needs no mask. `generate_batch` runs with fewer tokens (its rate
+hardly depends on them) and is timed without its start-up. All are warmed up.
+The byte bound of a step is every weight once and every live key and value once, over the bandwidth of a copy measured
+in the same run; the compute bound is the step's multiplications over the rate of a large product, likewise.
+`varied`: 256 prompts × 16 whose responses end by chance (mean 200 tokens, at most 512) through 1,024 rows.
+`difference` is |log π| of the sampler against the trainer's, on the same tokens.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+import traceback
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+import transformers
+from report import write  # benchmarks/report.py
+from transformers import (
+    GenerationConfig,
+    LlamaConfig,
+    LlamaForCausalLM,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
+
+from equipoise import policy as p
+from equipoise.rollout import PagedSampler, SamplingParams, paged
+
+PROMPT, GROUP, TOKENS = 100, 16, 512
+
+
+def shape(hidden: int, layers: int, heads: int, kv_heads: int, head_dim: int, intermediate: int, vocabulary: int):
+    return {
+        "hidden_size": hidden,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "head_dim": head_dim,
+        "intermediate_size": intermediate,
+        "vocab_size": vocabulary,
+        "tie_word_embeddings": True,
+        "max_position_embeddings": 8192,
+        "bos_token_id": None,
+        "eos_token_id": None,
+    }
+
+
+MODELS: dict[str, Callable[[], Any]] = {
+    "SmolLM2-135M": lambda: LlamaForCausalLM(LlamaConfig(**shape(576, 30, 9, 3, 64, 1536, 49152))),
+    "Qwen3-0.6B": lambda: Qwen3ForCausalLM(Qwen3Config(**shape(1024, 28, 16, 8, 128, 3072, 151936))),
+    "Qwen2.5-1.5B": lambda: Qwen2ForCausalLM(Qwen2Config(**shape(1536, 28, 12, 2, 128, 8960, 151936))),
+}
+
+
+def build(name: str) -> p.Policy:
+    torch.manual_seed(0)
+    torch.set_default_dtype(torch.bfloat16)
+    with torch.device("cuda"):
+        model = MODELS[name]()
+    torch.set_default_dtype(torch.float32)
+    model.generation_config.eos_token_id = None
+    tokenizer = SimpleNamespace(eos_token_id=None, pad_token_id=0)
+    return p.Policy(model.requires_grad_(False), tokenizer, name)
+
+
+def prompts(policy: p.Policy, count: int) -> list[list[int]]:
+    g = torch.Generator().manual_seed(1)
+    return torch.randint(0, policy.core.config.vocab_size, (count, PROMPT), generator=g).tolist()
+
+
+def seconds(run: Callable[[], Any]) -> tuple[float, Any]:
+    torch.cuda.synchronize()
+    start = time.perf_counter()
+    result = run()
+    torch.cuda.synchronize()
+    return time.perf_counter() - start, result
+
+
+def ceilings() -> dict[str, float]:
+    """Bytes per second of a copy (read and written) and multiply-adds·2 per second of a bfloat16 product."""
+    source = torch.randn(1 << 30, device="cuda", dtype=torch.bfloat16)
+    target = torch.empty_like(source)
+    a, b = (torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+    copy, product = [], []
+    for _ in range(6):
+        copy.append(seconds(lambda: target.copy_(source))[0])
+        product.append(seconds(lambda: a @ b)[0])
+    return {"bytes": 2 * source.nbytes / min(copy), "operations": 2 * 8192**3 / min(product)}
+
+
+def ours(policy: p.Policy, sampler: PagedSampler, count: int, tokens: int, seed: int = 0) -> tuple[float, Any]:
+    params = SamplingParams(max_tokens=tokens, seed=seed)
+    return seconds(lambda: sampler.sample(prompts(policy, count), GROUP, params))
+
+
+def bounds(policy: p.Policy, rows: int, limits: dict[str, float]) -> dict[str, float]:
+    """Mean milliseconds a step that memory and arithmetic allow, over TOKENS steps of `rows` rows."""
+    config, attn = policy.core.config, policy.core.model.layers[0].self_attn
+    weights = sum(q.numel() for q in policy.model.parameters())
+    live = rows // GROUP * PROMPT + rows * (TOKENS + 1) / 2
+    cache = live * 2 * config.num_hidden_layers * config.num_key_value_heads * attn.head_dim * 2
+    seen = rows * (PROMPT + (TOKENS + 1) / 2)
+    scores = seen * 4 * config.num_hidden_layers * config.num_attention_heads * attn.head_dim
+    return {
+        "bytes": 1e3 * (2 * weights + cache) / limits["bytes"],
+        "compute": 1e3 * (2 * weights * rows + scores) / limits["operations"],
+    }
+
+
+def steps(policy: p.Policy, sampler: PagedSampler, limits: dict[str, float]) -> dict[str, Any]:
+    """Whole calls, with their prompts and the host's work, over their steps."""
+    found = {}
+    for rows in (256, 512, 1024):
+        ours(policy, sampler, rows // GROUP, TOKENS)
+        time_taken, _ = ours(policy, sampler, rows // GROUP, TOKENS, seed=1)
+        step, bound = 1e3 * time_taken / TOKENS, bounds(policy, rows, limits)
+        found[str(rows)] = {
+            "ms": round(step, 3),
+            "byte_bound_ms": round(bound["bytes"], 3),
+            "compute_bound_ms": round(bound["compute"], 3),
+            "of_byte_bound": round(bound["bytes"] / step, 3),
+            "tokens_per_second": round(rows * TOKENS / time_taken),
+        }
+    return found
+
+
+def generate(policy: p.Policy, count: int, tokens: int) -> float:
+    policy.core.set_attn_implementation("sdpa")
+    ids = torch.tensor(prompts(policy, count), device="cuda")
+    settings = {"do_sample": True, "temperature": 1.0, "top_k": 0, "top_p": 1.0, "num_return_sequences": GROUP}
+
+    def run() -> Any:
+        return policy.model.generate(
+            input_ids=ids, attention_mask=torch.ones_like(ids), max_new_tokens=tokens, pad_token_id=0, **settings
+        )
+
+    with torch.no_grad():
+        taken, out = seconds(run)
+    assert out.shape == (count * GROUP, PROMPT + tokens)
+    return count * GROUP * tokens / taken
+
+
+def generate_batch(policy: p.Policy, count: int, tokens: int) -> float:
+    inputs = [row for row in prompts(policy, count) for _ in range(GROUP)]
+    settings = GenerationConfig(
+        max_new_tokens=tokens, do_sample=True, temperature=1.0, top_k=0, top_p=1.0, eos_token_id=-1, pad_token_id=0
+    )
+    done = []
+    # From the first token to the last: loading, planning and warming up are left out.
+    with torch.no_grad():
+        taken, out = seconds(
+            lambda: policy.model.generate_batch(
+                inputs, generation_config=settings, record_timestamps=True, progress_bar=False
+            )
+        )
+    for result in out.values():
+        assert len(result.generated_tokens) == tokens
+        done.extend(result.timestamps or [])
+    if done:
+        taken = max(done) - min(done)
+    return len(inputs) * tokens / taken
+
+
+def varied(policy: p.Policy, sampler: PagedSampler) -> dict[str, Any]:
+    """Every 200th token ends a response: geometric lengths, because random weights draw almost uniformly."""
+    policy.__dict__["eos"] = tuple(range(0, policy.core.config.vocab_size, 200))
+    computed, original = [0], paged._Call._steps
+
+    def counting(call: Any, number: int) -> None:
+        computed[0] += number * next(b for b in paged.BUCKETS if b >= call.ledger.count)
+        original(call, number)
+
+    paged._Call._steps = counting
+    try:
+        ours(policy, sampler, 256, TOKENS)
+        computed[0] = 0
+        taken, rollouts = ours(policy, sampler, 256, TOKENS, seed=1)
+    finally:
+        paged._Call._steps = original
+        policy.__dict__["eos"] = ()
+    lengths = rollouts.lengths.float()
+    return {
+        "mean_length": round(float(lengths.mean()), 1),
+        "cv": round(float(lengths.std() / lengths.mean()), 2),
+        "tokens_per_second": round(float(lengths.sum()) / taken),
+        "useful_rows": round((float(lengths.sum()) - len(lengths)) / computed[0], 3),
+    }
+
+
+def difference(policy: p.Policy, sampler: PagedSampler) -> dict[str, float]:
+    _, rollouts = ours(policy, sampler, 8, TOKENS)
+    with torch.no_grad():
+        pack = p.pack(rollouts.prompts, rollouts.tokens, rollouts.lengths, rollouts.prompt)
+        d = (rollouts.logprobs - p.token_logprobs(policy, pack).logprobs).abs()
+    return {"mean": float(d.mean()), "max": float(d.max()), "tokens": len(d)}
+
+
+def attempt(name: str, run: Callable[[], Any]) -> Any:
+    """A peer that fails is a finding, not the end of the benchmark."""
+    try:
+        return run()
+    except Exception as error:
+        traceback.print_exc()
+        return f"{name} failed: {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+
+
+def measure(name: str, limits: dict[str, float], peers: bool) -> dict[str, Any]:
+    policy = build(name)
+    sampler = PagedSampler(policy)
+    found: dict[str, Any] = {"steps": steps(policy, sampler, limits)}
+    found["tokens_per_second"] = {"paged": found["steps"]["1024"]["tokens_per_second"]}
+    found["difference"] = difference(policy, sampler)
+    found["varied"] = varied(policy, sampler)
+    del sampler
+    torch.cuda.empty_cache()
+    if peers:
+        attempt("generate", lambda: generate(policy, 2, 8))
+        rates = found["tokens_per_second"]
+        rates["generate"] = attempt("generate", lambda: generate(policy, 64, TOKENS))
+        torch.cuda.empty_cache()
+        rates["generate_batch"] = attempt("generate_batch", lambda: generate_batch(policy, 64, 64))
+        found["ratio"] = {
+            k: round(rates["paged"] / v, 1) for k, v in rates.items() if k != "paged" and not isinstance(v, str)
+        }
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--only", choices=list(MODELS), help="one model instead of all")
+    parser.add_argument("--without-peers", action="store_true", help="ours alone")
+    args = parser.parse_args()
+    transformers.utils.logging.set_verbosity_error()
+    limits = ceilings()
+    print(f"copy {limits['bytes'] / 1e12:.2f} TB/s, product {limits['operations'] / 1e12:.0f} TFLOP/s", flush=True)
+    results = {}
+    for name in [args.only] if args.only else MODELS:
+        found = results[name] = measure(name, limits, not args.without_peers)
+        for rows, row in found["steps"].items():
+            print(
+                f"{name:14} {rows:>5} rows {row['ms']:8.3f} ms a step, {100 * row['of_byte_bound']:.0f} % of the bytes"
+            )
+        for key in ("tokens_per_second", "ratio", "difference", "varied"):
+            print(f"{name:14} {key}: {found.get(key)}", flush=True)
+        torch.cuda.empty_cache()
+    write("sampler", {"transformers": transformers.__version__, "ceilings": limits, "results": results})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,525 @@
+"""The sampler for CUDA: a decode loop over the trainer's own weights, with a paged cache and the step as a CUDA graph.
+
+A prompt's keys and values lie once in the cache for all its responses; a finished response's row goes to the next one
+in the queue; a response gets blocks as it grows, so memory follows real lengths. The step (layers, head, draw) is
+captured once for each of a few batch sizes and replayed; every WINDOW steps the host looks at what was drawn, tells who
+is finished, fills up and goes on. Results are those of the other samplers: same seeds, same draws.
+The weights are read where the trainer keeps them; only what a LoRA adapter changes is merged into a copy at every call.
+The cache is reserved at every call and given back after it; the graphs stay, with the step's buffers, for the next one.
+Works for the models of `policy.decoder`, on the CPU too (by the kernels' reference, slowly: for tests).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from torch import Tensor
+
+from equipoise.policy import Policy, decoder
+from equipoise.rollout import kernels
+from equipoise.rollout.batch import Request, request
+from equipoise.rollout.blocks import WINDOW, Blocks, Ledger, Size, Tables, blocks_for
+from equipoise.rollout.draw import Drawn, draw
+from equipoise.rollout.kernels import BLOCK, Norm, Rows
+from equipoise.rollout.rollouts import Finished, Key, Rollouts, SamplingParams
+
+BUCKETS = (1, 2, 4, 8, 16, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048)
+CPU_MEMORY = 4 << 30  # bytes of the cache
+SHARE = 0.8  # of the GPU's free memory that the cache may take
+PREFILL = 1 << 15  # tokens of prompts computed together
+LOGITS = 1 << 27  # entries of logits that are made or truncated together outside the plain step
+
+
+_Merged = dict[tuple[int, str, str], Tensor]
+
+
+class PagedSampler:
+    """`rows`: the most responses decoded together; `memory`: the most bytes of the cache (default: what is free)."""
+
+    def __init__(self, policy: Policy, *, rows: int = BUCKETS[-1], memory: int | None = None) -> None:
+        if not 1 <= rows <= BUCKETS[-1]:
+            raise ValueError(
+                f"rows = {rows} must lie between 1 and {BUCKETS[-1]}, the largest batch a step is made for"
+            )
+        self.policy = policy
+        self.rows = rows
+        self.memory = memory
+        self._merged: _Merged = {}
+        self._desk: _Desk | None = None
+        self._graphs: dict[tuple[int, SamplingParams], Any] = {}
+        self._anchor: tuple[Any, ...] = ()
+        self._count = 0
+
+    @torch.no_grad()
+    def sample(
+        self,
+        prompts: Sequence[Sequence[int]],
+        n: int,
+        params: SamplingParams,
+        *,
+        keys: Sequence[Key] | None = None,
+        step: int = 0,
+        finished: Finished | None = None,
+    ) -> Rollouts:
+        asked = request(self.policy, prompts, n, params, keys, step, finished)
+        desk = self._set_up(asked)
+        weights = _weights(self.policy.core, self._merged)
+        self._count = self._blocks(asked, desk.size)
+        arena, pool = _reserve(self.policy, self._count)
+        anchor = (desk.size, id(desk), pool.data_ptr(), self._count, weights.addresses())
+        if anchor != self._anchor:
+            self._graphs.clear()
+            self._anchor = anchor
+        try:
+            return _Call(self.policy, asked, desk, weights, pool, self._graphs).run(self._count)
+        finally:
+            del pool, arena
+
+    def _set_up(self, asked: Request) -> _Desk:
+        """The step's buffers: those of the last call, if they have the right size."""
+        rows = next(b for b in BUCKETS if b >= min(self.rows, asked.rows))
+        rows = min(rows, self.rows)
+        size = Size(
+            rows,
+            int(blocks_for(int(asked.limit.max()) + WINDOW)),
+            _power_of_two(min(len(asked.prompts), max(4 * rows // asked.n, 1))),
+            _power_of_two(int(blocks_for(max(map(len, asked.prompts))))),
+            asked.n,
+        )
+        if self._desk is None or self._desk.size != size:
+            self._desk = _Desk(self.policy, size)
+        return self._desk
+
+    def _blocks(self, asked: Request, size: Size) -> int:
+        """How many blocks to reserve: what all rows can need, or what fits, if that is less."""
+        own = blocks_for(asked.limit.cpu().numpy() + WINDOW)
+        before = blocks_for(np.array([len(p) for p in asked.prompts]))
+        needed = 1 + int(np.sort(own)[-size.rows :].sum() + np.sort(before)[-size.prompts :].sum())
+        least = 1 + int((own + before.repeat(asked.n)).max())
+        one = _cache_shape(self.policy, 1).numel() * self.policy.dtype.itemsize
+        fits = self._memory(size) // one
+        if fits < least:
+            raise ValueError(
+                f"a cache of {fits * one / 2**30:.2f} GiB holds {fits} blocks of {BLOCK} tokens; the longest prompt "
+                f"with its response needs {least}; give it more memory, or shorten max_tokens"
+            )
+        # The same number as in the last call where that will do: graphs hold the addresses that come of it.
+        enough = min(needed, fits)
+        return self._count if enough <= self._count <= fits else enough
+
+    def _memory(self, size: Size) -> int:
+        device = self.policy.device
+        if self.memory is not None or device.type != "cuda":
+            return CPU_MEMORY if self.memory is None else self.memory
+        unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        logits = 2 * 4 * size.rows * self.policy.core.config.vocab_size
+        return int(SHARE * (torch.cuda.mem_get_info(device)[0] + unused - logits))
+
+
+class _Desk:
+    """Buffers that keep their addresses: the tables of `Rows` on the host and on the device, and what a step writes."""
+
+    def __init__(self, policy: Policy, size: Size) -> None:
+        device, core = policy.device, policy.core
+        self.size = size
+        pinned = device.type == "cuda"
+        entries = sum(int(np.prod(s)) for s in size.shapes)
+        self._host = (
+            torch.zeros(entries, dtype=torch.int32, pin_memory=pinned),
+            torch.zeros(2 * size.rows, dtype=torch.int64, pin_memory=pinned),
+        )
+        self._device = tuple(torch.zeros_like(h, device=device) for h in self._host)
+        self.tables = Tables(size, *(h.numpy() for h in self._host))
+        split = self._device[0].split([int(np.prod(s)) for s in size.shapes])
+        self.rows = Rows(*(part.view(s) for part, s in zip(split, size.shapes, strict=True)))
+        self.keys, self.tokens = self._device[1].view(2, size.rows)
+        self.at = torch.zeros(1, dtype=torch.int64, device=device)
+        self.drawn = torch.zeros(WINDOW, size.rows, dtype=torch.int64, device=device)
+        self.logprobs = torch.zeros(2, WINDOW, size.rows, device=device)  # as drawn, and of the whole distribution
+        self._back = tuple(torch.empty_like(t, device="cpu", pin_memory=pinned) for t in (self.drawn, self.logprobs))
+        self.last = torch.zeros(size.prompts, core.config.hidden_size, dtype=policy.dtype, device=device)
+        positions = torch.arange((size.most + size.most_prompt) * BLOCK, device=device)
+        half = core.model.layers[0].self_attn.head_dim // 2
+        cos, sin = core.model.rotary_emb(self.last, positions[None])
+        self.turn = torch.cat((cos[0, :, :half], sin[0, :, :half]), -1).float()
+
+    def upload(self) -> None:
+        for there, here in zip(self._device, self._host, strict=True):
+            there.copy_(here, non_blocking=True)
+        self.at.zero_()
+
+    def empty(self) -> None:
+        """As if all rows were padding: what a step does then harms nobody."""
+        for there in self._device:
+            there.zero_()
+        self.rows.members.fill_(-1)
+        self.at.zero_()
+
+    def download(self, steps: int, rows: int) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+        """Tokens [steps, rows] and log-probabilities [2, steps, rows] of the last steps. Waits for the device."""
+        for here, there in zip(self._back, (self.drawn, self.logprobs), strict=True):
+            here.copy_(there, non_blocking=True)
+        if self.at.is_cuda:
+            torch.cuda.current_stream().synchronize()
+        tokens, logprobs = (t.numpy() for t in self._back)
+        return tokens[:steps, :rows], logprobs[:, :steps, :rows]
+
+
+class _Call:
+    """One call of `sample`: rows come and go until every response is finished."""
+
+    def __init__(
+        self, policy: Policy, asked: Request, desk: _Desk, weights: _Weights, pool: Tensor, graphs: dict[Any, Any]
+    ) -> None:
+        self.policy, self.asked, self.desk, self.weights, self.pool = policy, asked, desk, weights, pool
+        self.graphs = graphs
+        self.windows = decoder.windows(policy.core)
+        self.keys, self.limit = asked.keys.cpu().numpy(), asked.limit.cpu().numpy()
+        self.eos = asked.eos.cpu().numpy()
+        self.may_stop = None if asked.stop is None else asked.stop.candidate.cpu().numpy()
+        shape = asked.rows, int(self.limit.max()) + WINDOW  # draws behind a response's end have their place too
+        self.tokens = np.zeros(shape, dtype=np.int32)
+        self.logprobs = np.zeros((2 if asked.params.truncates else 1, *shape), dtype=np.float32)
+        self.lengths = np.zeros(asked.rows, dtype=np.int64)
+        self.stopped = np.zeros(asked.rows, dtype=bool)
+        self.untold: list[int] = []
+
+    def run(self, blocks: int) -> Rollouts:
+        lengths = np.array([len(p) for p in self.asked.prompts])
+        ledger = self.ledger = Ledger(self.desk.tables, Blocks(blocks), lengths, self.asked.n)
+        while ledger.count or ledger.queue:
+            old = ledger.count
+            self._compute_prompts(ledger.admit())
+            self._first_tokens(old)
+            if ledger.count:
+                steps = min(WINDOW, int((self.limit[ledger.response] - ledger.drawn)[: ledger.count].max()))
+                ledger.grow(steps)
+                self._steps(steps)
+        self._tell()
+        return self._rollouts()
+
+    def _compute_prompts(self, prompts: list[int]) -> None:
+        """Put the keys and values of these prompts into their blocks, and their last hidden states on the desk."""
+        lengths = self.ledger.prompt_length[prompts]
+        start = 0
+        for stop in range(1, len(prompts) + 1):
+            if stop == len(prompts) or lengths[start : stop + 1].sum() > PREFILL:
+                self._compute_chunk(prompts[start:stop], lengths[start:stop])
+                start = stop
+
+    def _compute_chunk(self, prompts: list[int], lengths: NDArray[np.int64]) -> None:
+        device = self.pool.device
+        places = self.ledger.place[prompts]
+        position = np.concatenate([np.arange(l) for l in lengths])
+        block = self.desk.tables.prompt_table[places.repeat(lengths), position // BLOCK]
+        token = np.concatenate([self.asked.prompts[p] for p in prompts])
+        flat = torch.from_numpy(np.stack((token, position, block, position % BLOCK))).to(device)
+        tokens, positions, blocks, offsets = flat.unbind()
+        ends = lengths.cumsum()
+        starts = torch.from_numpy(np.concatenate(([0], ends)).astype(np.int32)).to(device)
+
+        def attend(layer: int, qkv: Tensor, kv_heads: int) -> Tensor:
+            q, k, v = qkv.split((qkv.shape[1] - 2 * kv_heads, kv_heads, kv_heads), 1)
+            keys, values = self.pool[layer]
+            keys[blocks, :, offsets] = k
+            values[blocks, :, offsets] = v
+            return _attend_prompts(q, k, v, lengths.tolist(), starts, self.windows[layer])
+
+        core = self.policy.core
+        x = decoder.hidden_states(core, tokens, positions, attend)[torch.from_numpy(ends - 1).to(device)]
+        self.desk.last[torch.from_numpy(places).to(device)] = decoder.rms_norm(core.model.norm, x)
+
+    def _first_tokens(self, old: int) -> None:
+        """Draw the first token of the rows from `old` on, from their prompts' last hidden states."""
+        ledger, t, device = self.ledger, self.desk.tables, self.pool.device
+        new = ledger.count - old
+        if new == 0:
+            return
+        t.keys[old : ledger.count] = self.keys[ledger.response[old : ledger.count]]
+        keys = torch.from_numpy(t.keys[old : ledger.count].copy()).to(device)
+        place = torch.from_numpy(t.prompt[old : ledger.count].astype(np.int64)).to(device)
+        u = kernels.uniform(keys, torch.zeros(new, dtype=torch.int32, device=device))
+        size = max(1, LOGITS // self.weights.vocabulary)
+        parts = []
+        for at in range(0, new, size):
+            logits = self.weights.logits(self.desk.last[place[at : at + size]])
+            parts.append(_draw(logits, u[at : at + size], self.asked.params))
+        tokens, logprobs, whole = (torch.cat(part).cpu().numpy() for part in zip(*parts, strict=True))
+        self._record(old, tokens[None], np.stack((logprobs, whole))[:, None])
+
+    def _steps(self, steps: int) -> None:
+        ledger, desk, params = self.ledger, self.desk, self.asked.params
+        size = next((b for b in BUCKETS if b >= ledger.count), 0)
+        size = min(size, desk.size.rows)
+        ledger.fill_in(size)
+        if desk.at.is_cuda:
+            replay = self._graph(size)
+            desk.upload()
+            for _ in range(steps):
+                replay()
+        else:
+            desk.upload()
+            for _ in range(steps):
+                _step(self.policy.core, self.weights, desk, self.pool, self.windows, size, params)
+        self._tell()  # while the device works
+        self._record(0, *desk.download(steps, ledger.count))
+
+    def _graph(self, size: int) -> Any:
+        params = self.asked.params
+        key = size, SamplingParams(params.temperature, params.top_p, params.top_k)
+        if key not in self.graphs:
+            arguments = self.policy.core, self.weights, self.desk, self.pool, self.windows, size, params
+            self.desk.empty()
+            side = torch.cuda.Stream()
+            side.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(side):  # kernels are compiled and libraries warmed up outside the capture
+                _step(*arguments)
+            torch.cuda.current_stream().wait_stream(side)
+            graph = torch.cuda.CUDAGraph()
+            shared = next(iter(self.graphs.values())).pool() if self.graphs else None
+            with torch.cuda.graph(graph, pool=shared):
+                _step(*arguments)
+            self.graphs[key] = graph
+        return self.graphs[key].replay
+
+    def _record(self, first: int, tokens: NDArray[np.int64], logprobs: NDArray[np.float32]) -> None:
+        """Rows from `first` on drew `tokens` [k, r] with `logprobs` [2, k, r]: keep them, and let the finished go."""
+        ledger = self.ledger
+        rows = slice(first, ledger.count)
+        response, drawn = ledger.response[rows], ledger.drawn[rows]
+        k = len(tokens)
+        at = drawn + np.arange(k)[:, None]
+        self.tokens[response, at] = tokens
+        for table, values in zip(self.logprobs, logprobs, strict=False):
+            table[response, at] = values
+        limit = self.limit[response]
+        stops = np.isin(tokens, self.eos) & (at < limit)
+        if self.asked.stop is not None:
+            hits = np.argwhere(self.may_stop[tokens] & (at < limit))
+            tails = [
+                self.tokens[response[i], max(0, at[j, i] + 1 - self.asked.stop.span) : at[j, i] + 1] for j, i in hits
+            ]
+            if tails:
+                stops[tuple(hits.T)] |= self.asked.stop.in_tails([t.tolist() for t in tails])
+        stopped = stops.any(0)
+        length = np.where(stopped, drawn + stops.argmax(0) + 1, np.minimum(drawn + k, limit))
+        done = stopped | (length == limit)
+        ended = response[done]
+        self.lengths[ended], self.stopped[ended] = length[done], stopped[done]
+        self.untold.extend(ended.tolist())
+        drawn += k
+        self.desk.tables.tokens[rows] = tokens[-1]
+        if done.any():
+            gone = np.zeros(ledger.count, dtype=bool)
+            gone[rows] = done
+            ledger.drop(gone)
+
+    def _tell(self) -> None:
+        if self.asked.finished is not None:
+            for response in self.untold:
+                self.asked.finished(response, self.tokens[response, : self.lengths[response]].tolist())
+        self.untold.clear()
+
+    def _rollouts(self) -> Rollouts:
+        asked, device = self.asked, self.policy.device
+        inside = np.arange(self.tokens.shape[1]) < self.lengths[:, None]
+        logprobs = [torch.from_numpy(table[inside]).to(device) for table in self.logprobs]
+        return Rollouts(
+            asked.prompts,
+            torch.from_numpy(self.tokens[inside].astype(np.int64)).to(device),
+            logprobs[0],
+            logprobs[-1],
+            torch.from_numpy(self.lengths).to(device),
+            torch.arange(len(asked.prompts), device=device).repeat_interleave(asked.n),
+            ["stop" if s else "length" for s in self.stopped.tolist()],
+        )
+
+
+class _Linear(NamedTuple):
+    weight: Tensor
+    bias: Tensor | None
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.weight, self.bias)
+
+
+class _Layer(NamedTuple):
+    norm1: Norm
+    qkv: _Linear
+    q_norm: Norm | None
+    k_norm: Norm | None
+    o: _Linear
+    norm2: Norm
+    gate_up: _Linear
+    down: _Linear
+    scale: float
+
+
+class _Weights(NamedTuple):
+    layers: list[_Layer]
+    norm: Norm
+    head: _Linear
+
+    @property
+    def vocabulary(self) -> int:
+        return len(self.head.weight)
+
+    def logits(self, x: Tensor) -> Tensor:
+        """In float32 on CUDA, where that costs no extra pass: bfloat16 would round a logit of 10 by 0.03."""
+        if not x.is_cuda or x.dtype == torch.float32:
+            return self.head(x)
+        z = torch.mm(x, self.head.weight.t(), out_dtype=torch.float32)
+        return z if self.head.bias is None else z.add_(self.head.bias)
+
+    def addresses(self) -> tuple[int, ...]:
+        parts = [p for layer in self.layers for p in layer[:-1]] + [self.norm, self.head]
+        return tuple(t.data_ptr() for p in parts if p is not None for t in p if isinstance(t, Tensor))
+
+
+def _weights(core: Any, merged: _Merged) -> _Weights:
+    """Views of the model's weights; of projections with an adapter, copies in the buffers `merged`."""
+    decoder.side_by_side(core)
+    layers = []
+    for i, layer in enumerate(core.model.layers):
+        a, m = layer.self_attn, layer.mlp
+        layers.append(
+            _Layer(
+                _norm(layer.input_layernorm),
+                _linear(merged, (i, "qkv"), a.q_proj, a.k_proj, a.v_proj),
+                _norm(a.q_norm) if hasattr(a, "q_norm") else None,
+                _norm(a.k_norm) if hasattr(a, "k_norm") else None,
+                _linear(merged, (i, "o"), a.o_proj),
+                _norm(layer.post_attention_layernorm),
+                _linear(merged, (i, "gate_up"), m.gate_proj, m.up_proj),
+                _linear(merged, (i, "down"), m.down_proj),
+                a.scaling,
+            )
+        )
+    return _Weights(layers, _norm(core.model.norm), _linear(merged, (len(layers), "head"), core.lm_head))
+
+
+def _norm(module: Any) -> Norm:
+    return Norm(module.weight.detach(), *decoder.norm_constants(module))
+
+
+def _linear(merged: _Merged, name: tuple[int, str], *projections: Any) -> _Linear:
+    if all(type(p) is torch.nn.Linear for p in projections):
+        whole = decoder.joined(*projections)
+        assert whole is not None
+        return _Linear(*whole)
+    weight = _kept(merged, (*name, "weight"), [decoder.merged_weight(p) for p in projections])
+    biases = [p.bias for p in projections]
+    return _Linear(weight, None if biases[0] is None else _kept(merged, (*name, "bias"), biases))
+
+
+def _kept(merged: _Merged, name: tuple[int, str, str], parts: list[Tensor]) -> Tensor:
+    """The parts one behind the other, in the same buffer at every call: graphs hold its address."""
+    if name in merged:
+        return torch.cat(parts, out=merged[name])
+    merged[name] = torch.cat(parts)
+    return merged[name]
+
+
+def _step(
+    core: Any,
+    weights: _Weights,
+    desk: _Desk,
+    pool: Tensor,
+    windows: list[int | None],
+    size: int,
+    params: SamplingParams,
+) -> None:
+    """One token for each of the first `size` rows: what the desk says goes in, what is drawn is written there."""
+    all_rows = desk.rows
+    rows = Rows(all_rows.table[:size], all_rows.length[:size], all_rows.prompt[:size], *all_rows[3:])
+    tokens = desk.tokens[:size]
+    kv_heads, head_dim = pool.shape[3], pool.shape[5]
+    splits = _splits(size * kv_heads, all_rows.table.shape[1])
+    activation = decoder.ACTIVATIONS[core.config.hidden_act]
+    residual = decoder.embed(core, tokens)
+    y = kernels.add_norm(None, residual, weights.layers[0].norm1)
+    for i, layer in enumerate(weights.layers):
+        keys, values = pool[i]
+        qkv = layer.qkv(y).view(size, -1, head_dim)
+        q = kernels.store(qkv, keys, values, rows, desk.turn, layer.q_norm, layer.k_norm)
+        o = kernels.attend(q, keys, values, rows, layer.scale, None, windows[i], splits)
+        y = kernels.add_norm(layer.o(o.view(size, -1)), residual, layer.norm2)
+        y = layer.down(kernels.gated(layer.gate_up(y), activation))
+        y = kernels.add_norm(y, residual, weights.layers[i + 1].norm1 if i + 1 < len(weights.layers) else weights.norm)
+    u = kernels.uniform(desk.keys[:size], rows.length + 1)
+    drawn = _draw(weights.logits(y), u, params)
+    desk.drawn[:, :size].index_copy_(0, desk.at, drawn.tokens[None])
+    desk.logprobs[0, :, :size].index_copy_(0, desk.at, drawn.logprobs[None])
+    if params.truncates:
+        desk.logprobs[1, :, :size].index_copy_(0, desk.at, drawn.policy_logprobs[None])
+    tokens.copy_(drawn.tokens)
+    rows.length.add_(1)
+    desk.at.add_(1)
+
+
+def _splits(programs: int, most: int) -> int:
+    """Into how many parts to cut each row's attention, so that few rows keep a GPU of some 130 processors busy."""
+    splits = 1
+    while splits < 16 and 2 * splits * programs <= 264 and 2 * splits <= most:
+        splits *= 2
+    return splits
+
+
+def _draw(logits: Tensor, u: Tensor, params: SamplingParams) -> Drawn:
+    if not params.truncates:
+        tokens, logprobs = kernels.draw(logits, u, params.temperature, None)
+        return Drawn(tokens, logprobs, logprobs)
+    size = max(1, LOGITS // logits.shape[1])
+    parts = [draw(z, v, params) for z, v in zip(logits.split(size), u.split(size), strict=True)]
+    return Drawn(*(torch.cat(part) for part in zip(*parts, strict=True)))
+
+
+def _attend_prompts(q: Tensor, k: Tensor, v: Tensor, lengths: list[int], starts: Tensor, window: int | None) -> Tensor:
+    """Causal attention inside each of the prompts that follow each other in q [U, H, D], k and v [U, Hk, D]."""
+    if q.is_cuda and q.dtype in (torch.bfloat16, torch.float16):
+        longest = max(lengths)
+        left = None if window is None else window - 1
+        q, k, v = (x.contiguous() for x in (q, k, v))
+        return torch.ops.aten._flash_attention_forward(
+            q, k, v, starts, starts, longest, longest, 0.0, True, False,
+            window_size_left=left, window_size_right=None if left is None else 0,
+        )[0]  # fmt: skip
+    out = []
+    for one in zip(*(x.split(lengths) for x in (q, k, v)), strict=True):
+        heads = [x.transpose(0, 1)[None] for x in one]
+        mask = decoder.window_mask(len(one[0]), window, q.device)
+        grouped = q.shape[1] != k.shape[1]
+        o = F.scaled_dot_product_attention(*heads, attn_mask=mask, is_causal=mask is None, enable_gqa=grouped)
+        out.append(o[0].transpose(0, 1))
+    return torch.cat(out)
+
+
+def _cache_shape(policy: Policy, blocks: int) -> torch.Size:
+    config, attn = policy.core.config, policy.core.model.layers[0].self_attn
+    return torch.Size((config.num_hidden_layers, 2, blocks, config.num_key_value_heads, BLOCK, attn.head_dim))
+
+
+def _reserve(policy: Policy, blocks: int) -> tuple[Any, Tensor]:
+    """The cache [layers, 2, blocks, Hk, BLOCK, D], and on CUDA the arena it lies in, which gives its memory back to the
+    device when it is dropped: what training allocates meanwhile must not break up the room for the next cache."""
+    shape, device = _cache_shape(policy, blocks), policy.device
+    if device.type != "cuda":
+        return None, torch.empty(shape, dtype=policy.dtype)
+    arena = torch.cuda.MemPool()
+    with torch.cuda.use_mem_pool(arena):
+        return arena, torch.empty(shape, dtype=policy.dtype, device=device)
+
+
+def serves(policy: Policy) -> bool:
+    """Whether the kernels take heads of this size and numbers of this precision."""
+    head_dim = policy.core.model.layers[0].self_attn.head_dim
+    return head_dim in (16, 32, 64, 128, 256) and policy.dtype in (torch.bfloat16, torch.float32)
+
+
+def _power_of_two(n: int) -> int:
+    return 1 << (n - 1).bit_length()

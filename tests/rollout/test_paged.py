@@ -1,0 +1,239 @@
+import itertools
+
+import numpy as np
+import pytest
+import tiny_models
+import torch
+from test_samplers import PARAMS, assert_same, by_name, rounding
+
+from equipoise import policy as p
+from equipoise.policy import decoder
+from equipoise.rollout import NativeSampler, PagedSampler, SamplingParams, TransformersSampler, blocks, paged
+from equipoise.rollout.blocks import BLOCK, WINDOW, Blocks, Ledger, Size, Tables, blocks_for
+
+KINDS = ["llama", "grouped", "qwen2", "qwen3", "mistral", "gemma"]
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def tiny(kind="grouped", **options):
+    policy = tiny_models.policy(kind, **options)
+    policy.model.to(DEVICE)
+    return policy
+
+
+def block_bytes(policy):
+    return paged._cache_shape(policy, 1).numel() * policy.dtype.itemsize
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", ["plain", "truncated", "stops"])
+def test_draws_are_those_of_transformers(kind, name):
+    policy, params = tiny(kind), PARAMS[name]
+    prompts = tiny_models.prompts(6)
+    ours = PagedSampler(policy).sample(prompts, 3, params)
+    plain = TransformersSampler(policy).sample(prompts, 3, params)
+    assert torch.equal(ours.tokens, plain.tokens)
+    assert ours.finish == plain.finish
+    assert torch.equal(ours.lengths, plain.lengths)
+    torch.testing.assert_close(ours.policy_logprobs, plain.policy_logprobs, atol=rounding(params), rtol=0)
+    same = (ours.logprobs - plain.logprobs).abs() < rounding(params)
+    assert same.float().mean() >= (0.98 if params.truncates else 1.0)
+    assert (ours.logprobs is ours.policy_logprobs) == (not params.truncates)
+
+
+@pytest.mark.parametrize("name", ["cool", "alike", "greedy", "one token"])
+def test_draws_are_those_of_the_native_sampler(name):
+    policy, prompts = tiny("qwen3"), tiny_models.prompts(9)
+    ours, native = (make(policy).sample(prompts, 4, PARAMS[name]) for make in (PagedSampler, NativeSampler))
+    assert torch.equal(ours.tokens, native.tokens)
+    assert ours.finish == native.finish
+    torch.testing.assert_close(ours.logprobs, native.logprobs, atol=rounding(PARAMS[name]), rtol=0)
+
+
+@pytest.mark.parametrize("kind", ["gemma"] if DEVICE == "cpu" else KINDS)
+def test_bfloat16_agrees_with_the_trainer_to_its_rounding(kind):
+    policy = tiny(kind, dtype=torch.bfloat16)
+    rollouts = PagedSampler(policy).sample(tiny_models.prompts(3), 3, SamplingParams(max_tokens=8))
+    pack = p.pack(rollouts.prompts, rollouts.tokens, rollouts.lengths, rollouts.prompt)
+    error = (rollouts.logprobs - p.token_logprobs(policy, pack).logprobs).detach().abs()
+    assert error.mean() < 0.03
+    assert error.max() < 0.3
+
+
+@pytest.fixture
+def small_blocks(monkeypatch):
+    """Blocks of 8 tokens and windows of 4 steps, so that tiny responses take many. The GPU keeps its own size."""
+    if DEVICE == "cpu":
+        for module in (blocks, paged):
+            monkeypatch.setattr(module, "BLOCK", 8)
+            monkeypatch.setattr(module, "WINDOW", 4)
+
+
+@pytest.mark.usefixtures("small_blocks")
+@pytest.mark.parametrize(("rows", "spare"), [(3, 0), (5, 3), (16, 12), (64, 1000)])
+def test_rows_and_memory_change_nothing(rows, spare, monkeypatch):
+    """`spare`: blocks beyond the least that will do; with few of them rows are sent back and done again."""
+    policy = tiny("grouped")
+    prompts = tiny_models.prompts(7)
+    names = [f"prompt {i}" for i in range(7)]
+    params = SamplingParams(max_tokens=40, seed=5)
+    wanted = by_name(NativeSampler(policy).sample(prompts, 3, params, keys=names, step=2), names, 3)
+    sent_back, original = [], Ledger._send_back
+    monkeypatch.setattr(Ledger, "_send_back", lambda self, row: sent_back.append(row) or original(self, row))
+    longest = blocks.blocks_for(max(map(len, prompts))) + blocks.blocks_for(40 + blocks.WINDOW)
+    memory = (1 + int(longest) + spare) * block_bytes(policy)
+    ours = PagedSampler(policy, rows=rows, memory=memory).sample(prompts, 3, params, keys=names, step=2)
+    assert_same(by_name(ours, names, 3), wanted)
+    if DEVICE == "cpu":
+        assert bool(sent_back) == (spare < 1000)
+
+
+@pytest.mark.usefixtures("small_blocks")
+@pytest.mark.parametrize("buckets", [(64,), (1, 36), (5, 11, 20, 64)])
+def test_batch_sizes_change_nothing(buckets, monkeypatch):
+    policy, prompts, params = tiny("qwen2"), tiny_models.prompts(9), SamplingParams(max_tokens=30, seed=5)
+    wanted = PagedSampler(policy).sample(prompts, 4, params)
+    monkeypatch.setattr(paged, "BUCKETS", buckets)
+    got = PagedSampler(policy, rows=min(36, buckets[-1])).sample(prompts, 4, params)
+    assert torch.equal(got.tokens, wanted.tokens)
+    torch.testing.assert_close(got.logprobs, wanted.logprobs, atol=1e-5, rtol=0)
+
+
+@pytest.mark.usefixtures("small_blocks")
+def test_prompts_longer_than_a_block_and_chunks_of_prompts(monkeypatch):
+    policy = tiny("mistral")
+    prompts = tiny_models.prompts(7, shortest=60, longest=70)
+    params = SamplingParams(max_tokens=40)
+    wanted = by_name(NativeSampler(policy).sample(prompts, 3, params), range(7), 3)
+    for tokens in (1, 140):
+        monkeypatch.setattr(paged, "PREFILL", tokens)
+        assert_same(by_name(PagedSampler(policy).sample(prompts, 3, params), range(7), 3), wanted)
+
+
+@pytest.mark.usefixtures("small_blocks")
+def test_one_sampler_serves_many_requests():
+    """The buffers and graphs of a call serve the next one: other prompts, sizes, parameters and weights."""
+    policy = tiny("grouped")
+    ours = PagedSampler(policy)
+    requests = [(6, 3, 40, 1.0), (6, 3, 40, 1.0), (2, 5, 70, 0.7), (6, 3, 40, 1.0), (1, 1, 5, 1.0)]
+    for i, (count, n, length, temperature) in enumerate(requests):
+        prompts = tiny_models.prompts(count, seed=i)
+        params = SamplingParams(max_tokens=length, temperature=temperature, seed=i)
+        got, plain = ours.sample(prompts, n, params, step=i), NativeSampler(policy).sample(prompts, n, params, step=i)
+        assert_same(by_name(got, range(count), n), by_name(plain, range(count), n))
+        with torch.no_grad():
+            for q in policy.parameters():
+                q.add_(0.02 * torch.randn_like(q))
+
+
+def test_the_weights_are_the_trainers():
+    policy = tiny("qwen3")
+    PagedSampler(policy).sample(tiny_models.prompts(2), 2, SamplingParams(max_tokens=3))
+    weights = paged._weights(policy.core, merged := {})
+    memory = {q.untyped_storage().data_ptr() for q in policy.model.parameters()}
+    for layer in weights.layers:
+        for part in layer[:-1]:
+            assert part[0].untyped_storage().data_ptr() in memory
+    assert not merged
+    assert weights.head.weight.data_ptr() == policy.core.lm_head.weight.data_ptr()
+
+
+def test_lora_is_sampled_with_its_adapter(tmp_path):
+    p.save(tiny_models.policy("qwen2"), tmp_path)
+    policy = p.load(tmp_path, lora=p.Lora(rank=4, targets=("q_proj", "down_proj")), device=DEVICE)
+    ours = PagedSampler(policy)
+    prompts, params = tiny_models.prompts(4), SamplingParams(max_tokens=20)
+    for _ in range(2):
+        with torch.no_grad():
+            for q in policy.parameters():
+                q.add_(0.05 * torch.randn_like(q))
+        got, plain = ours.sample(prompts, 2, params), TransformersSampler(policy).sample(prompts, 2, params)
+        assert_same(by_name(got, range(4), 2), by_name(plain, range(4), 2))
+
+
+def test_each_response_is_told_once_and_before_the_end():
+    policy = tiny("grouped")
+    told, prompts = [], tiny_models.prompts(9)
+    rollouts = PagedSampler(policy, rows=8).sample(
+        prompts, 4, SamplingParams(max_tokens=60), finished=lambda r, tokens: told.append((r, tokens))
+    )
+    assert sorted(r for r, _ in told) == list(range(36))
+    assert [r for r, _ in told] != list(range(36))
+    tokens = rollouts.tokens.split(rollouts.lengths.tolist())
+    assert all(tokens[r].tolist() == t for r, t in told)
+
+
+def test_a_response_stops_where_the_context_ends():
+    policy = tiny("llama")
+    policy.core.generation_config.eos_token_id = None
+    policy.__dict__["eos"] = ()
+    rollouts = PagedSampler(policy).sample([[5] * 120, [5] * 3], 2, SamplingParams(max_tokens=20))
+    assert rollouts.lengths.tolist() == [8, 8, 20, 20]
+    assert rollouts.finish == ["length"] * 4
+
+
+def test_too_little_memory_is_refused():
+    policy = tiny("llama")
+    with pytest.raises(ValueError, match="needs 4"):
+        PagedSampler(policy, memory=3 * block_bytes(policy)).sample([[5] * 20], 2, SamplingParams(max_tokens=100))
+    with pytest.raises(ValueError, match="rows = 5000"):
+        PagedSampler(policy, rows=5000)
+
+
+def ledger(rows, most, places, n, prompt_length, blocks):
+    size = Size(rows, most, places, int(blocks_for(max(prompt_length))), n)
+    small = np.zeros(sum(int(np.prod(s)) for s in size.shapes), dtype=np.int32)
+    tables = Tables(size, small, np.zeros(2 * rows, dtype=np.int64))
+    return Ledger(tables, Blocks(blocks), np.array(prompt_length), n)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_no_block_has_two_owners_and_none_is_lost(seed):
+    rng = np.random.default_rng(seed)
+    n, rows, places = (int(rng.integers(1, high)) for high in (5, 12, 8))
+    prompt_length = rng.integers(1, 3 * BLOCK, 10)
+    limit = rng.integers(1, 4 * BLOCK, 10 * n)
+    most = int(blocks_for(4 * BLOCK + WINDOW))
+    count = int(blocks_for(3 * BLOCK)) + most + 1 + int(rng.integers(0, 30))
+    book = ledger(rows, most, places, n, prompt_length, count)
+    done, rounds = set(), itertools.count()
+    while book.count or book.queue:
+        assert next(rounds) < 10_000
+        old = book.count
+        for prompt in book.admit():
+            assert book.place[prompt] >= 0
+        book.drawn[old : book.count] = 1
+        book.grow(WINDOW)
+        book.fill_in(rows)
+        t = book.tables
+        held = [t.table[i, : book.held[i]] for i in range(book.count)]
+        held += [
+            t.prompt_table[i, : int(blocks_for(int(prompt_length[o])))] for i, o in enumerate(book.owner) if o >= 0
+        ]
+        free = book.blocks._stack[: book.blocks.left]
+        assert sorted(np.concatenate([free, *held])) == list(range(1, count))
+        for row in range(book.count):
+            assert book.held[row] * BLOCK >= book.drawn[row] - 1 + WINDOW
+            assert book.owner[t.prompt[row]] == book.response[row] // n
+            assert t.prompt_length[t.prompt[row]] == prompt_length[book.response[row] // n]
+        members = t.members[t.members >= 0]
+        assert sorted(members) == list(range(book.count))
+        assert not t.table[book.count :, 0].any()
+        assert not t.length[book.count :].any()
+        book.drawn[: book.count] += WINDOW
+        gone = book.drawn[: book.count] >= limit[book.response[: book.count]]
+        finished = book.response[: book.count][gone].tolist()
+        assert not done & set(finished)
+        done |= set(finished)
+        book.drop(gone)
+    assert done == set(range(10 * n))
+    assert book.blocks.left == count - 1
+
+
+def test_windows_reach_the_kernels():
+    policy = tiny("mistral")
+    assert decoder.windows(policy.core) == [7, 7]
+    prompts, params = tiny_models.prompts(3), SamplingParams(max_tokens=30)
+    near = PagedSampler(policy).sample(prompts, 2, params)
+    policy.core.config.sliding_window = None
+    assert not torch.equal(near.tokens, PagedSampler(policy).sample(prompts, 2, params).tokens)
