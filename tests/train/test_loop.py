@@ -55,7 +55,7 @@ def column(out, name) -> list[float]:
 
 def average(trainer) -> torch.Tensor:
     """AdamW's running average of the gradient: (1 − β₁) times the gradient after the first update."""
-    return torch.cat([trainer.optimizer.state[p]["exp_avg"].flatten() for p in trainer.parameters])
+    return torch.cat([trainer.optimizer.exact.state[p]["exp_avg"].flatten() for p in trainer.parameters])
 
 
 def test_it_learns(run, tmp_path):

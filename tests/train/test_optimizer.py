@@ -4,14 +4,20 @@ import copy
 import importlib.util
 import math
 import os
+import random
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from equipoise.train import optimizer
+from equipoise import policy as models
+from equipoise.train import Trainer, checkpoint, optimizer, ranks
 from equipoise.train.optimizer import AdamW, Coded, coded_step, decode, rates
+
+from .test_resume import command, kill_and_resume
+from .tiny import last_checkpoint, outcome
+from .tiny import settings as tiny_run
 
 CUDA = torch.cuda.is_available()
 HAS_TRITON = importlib.util.find_spec("triton") is not None and (CUDA or os.environ.get("TRITON_INTERPRET") == "1")
@@ -289,3 +295,56 @@ def test_the_triton_step_is_the_plain_one(shape, dtype):
             assert float((getattr(c1, name) != getattr(c2, name)).float().mean()) < 0.002
             a, b = getattr(c1, f"{name}_scale"), getattr(c2, f"{name}_scale")
             assert torch.allclose(a, b, rtol=1e-3)
+
+
+@pytest.mark.parametrize("state", ["8bit", pytest.param("float32", marks=pytest.mark.slow)])
+def test_a_killed_bfloat16_run_resumes_bit_for_bit(server, model, tmp_path, state):
+    whole, out, file = tmp_path / "whole", tmp_path / "run", tmp_path / "empty.toml"
+    options = {"model__dtype": "bfloat16", "optim__state": state, "optim__lr": 1e-4, "train__checkpoint_every": 1}
+    options |= {"train__steps": 5, "eval__every": 0, "optim__weight_decay": 0.1}
+    assert server.run(command(model, whole, file, **options)).code == 0
+    scenes = kill_and_resume(server, model, out, file, 1, random.Random(3), least=2, **options)
+    assert sum(scenes.values()) == 1
+    assert outcome(out) == outcome(whole)
+    kept = torch.load(last_checkpoint(out) / checkpoint.STATE, weights_only=False)["optimizer"]
+    trained = models.load(last_checkpoint(out), dtype=torch.bfloat16).parameters()
+    for master, weight in zip(kept["masters"], trained, strict=True):
+        assert torch.equal(master.bfloat16(), weight)
+    assert any((master != weight).any() for master, weight in zip(kept["masters"], trained, strict=True))
+    assert bool(kept["coded"]) == (state == "8bit")
+
+
+def test_a_bfloat16_gradient_is_as_good_from_many_micro_batches_as_from_one(model, tmp_path, monkeypatch):
+    """Each one's gradient is rounded once; their sum is not."""
+    apply, found = Trainer._apply, []
+
+    def watched(self, norm, fine):
+        found.append(torch.cat([p.grad.flatten() for p in self.parameters]))
+        apply(self, norm, fine)
+
+    monkeypatch.setattr(Trainer, "_apply", watched)
+    for size in (0, 1):
+        options = {"model__dtype": "bfloat16", "train__micro_batch": size, "train__steps": 1, "eval__every": 0}
+        Trainer(tiny_run(model, tmp_path / str(size), log__terminal=False, **options)).run()
+    assert found[0].dtype == torch.float32
+    assert float((found[1] - found[0]).norm() / found[0].norm()) < 2**-7
+
+
+def test_gradients_are_summed_in_buckets_without_a_copy_of_all(monkeypatch):
+    sizes = []
+
+    def all_reduce(flat):
+        sizes.append(flat.numel())
+        flat.mul_(2)
+
+    monkeypatch.setattr(ranks, "count", lambda: 2)
+    monkeypatch.setattr(ranks, "BUCKET", 10)
+    monkeypatch.setattr(torch.distributed, "all_reduce", all_reduce)
+    p = [torch.zeros(s) for s in (4, 6, 1, 25, 3, (2, 2), (3, 4))]
+    for i, q in enumerate(p):
+        q.grad = None if i == 2 else torch.full_like(q, float(i))
+    p[6].grad = torch.full((4, 3), 6.0).t()
+    ranks.sum_gradients(p)
+    assert sizes == [10, 1, 25, 7, 12]
+    assert [float(q.grad.mean()) for q in p] == [0, 2, 0, 6, 8, 10, 12]
+    assert p[6].grad.shape == (3, 4)

@@ -5,20 +5,26 @@
 
 from __future__ import annotations
 
+import io
 import os
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 T = TypeVar("T")
+BUCKET = 1 << 23  # entries: 32 MiB
 
 
 def start() -> None:
     """Join the other processes, where `torchrun` started several."""
     if int(os.environ.get("WORLD_SIZE", "1")) > 1 and not dist.is_initialized():
-        dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
+        cuda = torch.cuda.is_available()
+        if cuda:
+            torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
+        dist.init_process_group("cpu:gloo,cuda:nccl" if cuda else "gloo")
 
 
 def stop() -> None:
@@ -41,23 +47,48 @@ def share(items: Sequence[T]) -> Sequence[T]:
 
 
 def gather(value: T) -> list[T]:
-    """The value of every rank, in their order."""
+    """The value of every rank, in their order; tensors on a GPU come to this rank's own."""
     if count() == 1:
         return [value]
+    written = io.BytesIO()
+    torch.save(value, written)
     out: list[Any] = [None] * count()
-    dist.all_gather_object(out, value)
-    return out
+    dist.all_gather_object(out, written.getvalue())
+    return [torch.load(io.BytesIO(part), map_location=_here, weights_only=False) for part in out]
+
+
+def _here(storage: Any, location: str) -> Any:
+    return storage.cuda() if location.startswith("cuda") else storage
 
 
 @torch.no_grad()
-def sum_gradients(parameters: Sequence[torch.nn.Parameter]) -> None:
-    """Add up the gradients of all ranks; a rank that had nothing to train counts as 0."""
+def sum_gradients(parameters: Sequence[Tensor]) -> None:
+    """Add up the float32 gradients of all ranks; a rank that had nothing to train counts as 0.
+
+    Small ones go together, up to BUCKET entries at a time, large ones where they lie: no second copy of them all.
+    """
     if count() == 1:
         return
-    flat = torch.cat([(torch.zeros_like(p) if p.grad is None else p.grad).flatten().float() for p in parameters])
-    dist.all_reduce(flat)
-    for p, g in zip(parameters, flat.split([p.numel() for p in parameters]), strict=True):
-        p.grad = g.view_as(p).to(p.dtype)
+    bucket: list[Tensor] = []
+    for p in parameters:
+        if p.grad is None:
+            p.grad = torch.zeros_like(p)
+        p.grad = p.grad.contiguous()
+        if sum(g.numel() for g in bucket) + p.numel() > BUCKET:
+            _sum_in_place(bucket)
+            bucket = []
+        bucket.append(p.grad)
+    _sum_in_place(bucket)
+
+
+def _sum_in_place(bucket: list[Tensor]) -> None:
+    if len(bucket) == 1:
+        dist.all_reduce(bucket[0].view(-1))
+    elif bucket:
+        flat = torch.cat([g.view(-1) for g in bucket])
+        dist.all_reduce(flat)
+        parts = flat.split([g.numel() for g in bucket])
+        torch._foreach_copy_([g.view(-1) for g in bucket], list(parts))
 
 
 def barrier() -> None:
