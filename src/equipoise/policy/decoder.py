@@ -89,7 +89,7 @@ def _layer(layer: Any, i: int, x: Tensor, cos: Tensor, sin: Tensor, attend: Atte
 
 def _side_by_side(x: Tensor, *projections: Any) -> Tensor:
     """The outputs of several projections of x, concatenated; one product where nothing (LoRA) hangs on the layers."""
-    if any(type(p) is not torch.nn.Linear for p in projections):
+    if not is_plain(*projections):
         return torch.cat([p(x) for p in projections], -1)
     if x.is_cuda:
         whole = joined(*projections)
@@ -109,10 +109,15 @@ def side_by_side(core: Any) -> None:
     for layer in core.model.layers:
         a, m = layer.self_attn, layer.mlp
         for projections in ((a.q_proj, a.k_proj, a.v_proj), (m.gate_proj, m.up_proj)):
-            if all(type(p) is torch.nn.Linear for p in projections) and joined(*projections) is None:
+            if is_plain(*projections) and joined(*projections) is None:
                 _join([p.weight for p in projections])
                 if projections[0].bias is not None:
                     _join([p.bias for p in projections])
+
+
+def is_plain(*projections: Any) -> bool:
+    """Whether these are linear layers with whole weights: no adapter hangs on them, no ranks share them."""
+    return all(type(p) is torch.nn.Linear and type(p.weight) is torch.nn.Parameter for p in projections)
 
 
 def _join(parameters: Sequence[Tensor]) -> None:

@@ -108,8 +108,9 @@ class PagedSampler:
                 f"a cache of {fits * one / 2**30:.2f} GiB holds {fits} blocks of {BLOCK} tokens; the longest prompt "
                 f"with its response needs {least}; give it more memory, or shorten max_tokens"
             )
-        # The same number as in the last call where that will do: graphs hold the addresses that come of it.
-        enough = min(needed, fits)
+        # The same number as in the last call where that will do: graphs hold the addresses that come of it. What is free
+        # changes a little from call to call, so not all of it is taken.
+        enough = max(least, min(needed, int(0.9 * fits)))
         return self._count if enough <= self._count <= fits else enough
 
     def _memory(self, size: Size) -> int:
@@ -180,7 +181,8 @@ class _Call:
         self.graphs = graphs
         self.windows = decoder.windows(policy.core)
         self.keys, self.limit = asked.keys.cpu().numpy(), asked.limit.cpu().numpy()
-        self.eos = asked.eos.cpu().numpy()
+        self.is_end = np.zeros(weights.vocabulary, dtype=bool)
+        self.is_end[[token for token in policy.eos if token < weights.vocabulary]] = True
         self.may_stop = None if asked.stop is None else asked.stop.candidate.cpu().numpy()
         shape = asked.rows, int(self.limit.max()) + WINDOW  # draws behind a response's end have their place too
         self.tokens = np.zeros(shape, dtype=np.int32)
@@ -298,7 +300,7 @@ class _Call:
         for table, values in zip(self.logprobs, logprobs, strict=False):
             table[response, at] = values
         limit = self.limit[response]
-        stops = np.isin(tokens, self.eos) & (at < limit)
+        stops = self.is_end[tokens] & (at < limit)
         if self.asked.stop is not None:
             hits = np.argwhere(self.may_stop[tokens] & (at < limit))
             tails = [
@@ -408,7 +410,7 @@ def _norm(module: Any) -> Norm:
 
 
 def _linear(merged: _Merged, name: tuple[int, str], *projections: Any) -> _Linear:
-    if all(type(p) is torch.nn.Linear for p in projections):
+    if decoder.is_plain(*projections):
         whole = decoder.joined(*projections)
         assert whole is not None
         return _Linear(*whole)
