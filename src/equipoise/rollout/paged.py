@@ -30,6 +30,7 @@ from equipoise.rollout.rollouts import Finished, Key, Rollouts, SamplingParams
 
 BUCKETS = (1, 2, 4, 8, 16, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048)
 CPU_MEMORY = 4 << 30  # bytes of the cache
+DESKS = 3  # sets of buffers and graphs that are kept: training's, and those of an evaluation or two
 SHARE = 0.8  # of the GPU's free memory that the cache may take
 PREFILL = 1 << 15  # tokens of prompts computed together
 LOGITS = 1 << 27  # entries of logits that are made or truncated together outside the plain step
@@ -50,9 +51,7 @@ class PagedSampler:
         self.rows = rows
         self.memory = memory
         self._merged: _Merged = {}
-        self._desk: _Desk | None = None
-        self._graphs: dict[tuple[int, SamplingParams], Any] = {}
-        self._anchor: tuple[Any, ...] = ()
+        self._desks: dict[Size, _Desk] = {}
         self._count = 0
 
     @torch.no_grad()
@@ -71,17 +70,14 @@ class PagedSampler:
         weights = _weights(self.policy.core, self._merged)
         self._count = self._blocks(asked, desk.size)
         arena, pool = _reserve(self.policy, self._count)
-        anchor = (desk.size, id(desk), pool.data_ptr(), self._count, weights.addresses())
-        if anchor != self._anchor:
-            self._graphs.clear()
-            self._anchor = anchor
+        desk.anchor((pool.data_ptr(), self._count, *weights.addresses()))
         try:
-            return _Call(self.policy, asked, desk, weights, pool, self._graphs).run(self._count)
+            return _Call(self.policy, asked, desk, weights, pool).run(self._count)
         finally:
             del pool, arena
 
     def _set_up(self, asked: Request) -> _Desk:
-        """The step's buffers: those of the last call, if they have the right size."""
+        """The step's buffers: those of an earlier call of this size, if there was one lately."""
         rows = next(b for b in BUCKETS if b >= min(self.rows, asked.rows))
         rows = min(rows, self.rows)
         size = Size(
@@ -91,9 +87,11 @@ class PagedSampler:
             _power_of_two(int(blocks_for(max(map(len, asked.prompts))))),
             asked.n,
         )
-        if self._desk is None or self._desk.size != size:
-            self._desk = _Desk(self.policy, size)
-        return self._desk
+        desk = self._desks.pop(size, None) or _Desk(self.policy, size)
+        self._desks[size] = desk
+        if len(self._desks) > DESKS:
+            del self._desks[next(iter(self._desks))]
+        return desk
 
     def _blocks(self, asked: Request, size: Size) -> int:
         """How many blocks to reserve: what all rows can need, or what fits, if that is less."""
@@ -108,8 +106,8 @@ class PagedSampler:
                 f"a cache of {fits * one / 2**30:.2f} GiB holds {fits} blocks of {BLOCK} tokens; the longest prompt "
                 f"with its response needs {least}; give it more memory, or shorten max_tokens"
             )
-        # The same number as in the last call where that will do: graphs hold the addresses that come of it. What is free
-        # changes a little from call to call, so not all of it is taken.
+        # The same number as in the last call where that will do, because graphs hold the addresses that come of it;
+        # what is free changes a little from call to call, so not all of it is taken.
         enough = max(least, min(needed, int(0.9 * fits)))
         return self._count if enough <= self._count <= fits else enough
 
@@ -123,7 +121,8 @@ class PagedSampler:
 
 
 class _Desk:
-    """Buffers that keep their addresses: the tables of `Rows` on the host and on the device, and what a step writes."""
+    """Buffers that keep their addresses: the tables of `Rows` on the host and on the device, and what a step writes;
+    and the graphs that know these addresses."""
 
     def __init__(self, policy: Policy, size: Size) -> None:
         device, core = policy.device, policy.core
@@ -148,6 +147,14 @@ class _Desk:
         half = core.model.layers[0].self_attn.head_dim // 2
         cos, sin = core.model.rotary_emb(self.last, positions[None])
         self.turn = torch.cat((cos[0, :, :half], sin[0, :, :half]), -1).float()
+        self.graphs: dict[tuple[int, SamplingParams], torch.cuda.CUDAGraph] = {}
+        self._anchor: tuple[int, ...] = ()
+
+    def anchor(self, addresses: tuple[int, ...]) -> None:
+        """Where the cache and the weights are now; if they have moved, the graphs are worthless."""
+        if addresses != self._anchor:
+            self.graphs.clear()
+            self._anchor = addresses
 
     def upload(self) -> None:
         for there, here in zip(self._device, self._host, strict=True):
@@ -174,11 +181,8 @@ class _Desk:
 class _Call:
     """One call of `sample`: rows come and go until every response is finished."""
 
-    def __init__(
-        self, policy: Policy, asked: Request, desk: _Desk, weights: _Weights, pool: Tensor, graphs: dict[Any, Any]
-    ) -> None:
+    def __init__(self, policy: Policy, asked: Request, desk: _Desk, weights: _Weights, pool: Tensor) -> None:
         self.policy, self.asked, self.desk, self.weights, self.pool = policy, asked, desk, weights, pool
-        self.graphs = graphs
         self.windows = decoder.windows(policy.core)
         self.keys, self.limit = asked.keys.cpu().numpy(), asked.limit.cpu().numpy()
         self.is_end = np.zeros(weights.vocabulary, dtype=bool)
@@ -272,9 +276,9 @@ class _Call:
         self._record(0, *desk.download(steps, ledger.count))
 
     def _graph(self, size: int) -> Any:
-        params = self.asked.params
+        params, graphs = self.asked.params, self.desk.graphs
         key = size, SamplingParams(params.temperature, params.top_p, params.top_k)
-        if key not in self.graphs:
+        if key not in graphs:
             arguments = self.policy.core, self.weights, self.desk, self.pool, self.windows, size, params
             self.desk.empty()
             side = torch.cuda.Stream()
@@ -283,11 +287,11 @@ class _Call:
                 _step(*arguments)
             torch.cuda.current_stream().wait_stream(side)
             graph = torch.cuda.CUDAGraph()
-            shared = next(iter(self.graphs.values())).pool() if self.graphs else None
+            shared = next(iter(graphs.values())).pool() if graphs else None
             with torch.cuda.graph(graph, pool=shared):
                 _step(*arguments)
-            self.graphs[key] = graph
-        return self.graphs[key].replay
+            graphs[key] = graph
+        return graphs[key].replay
 
     def _record(self, first: int, tokens: NDArray[np.int64], logprobs: NDArray[np.float32]) -> None:
         """Rows from `first` on drew `tokens` [k, r] with `logprobs` [2, k, r]: keep them, and let the finished go."""
