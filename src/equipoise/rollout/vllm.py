@@ -83,14 +83,12 @@ class VllmSampler:
                 f"a prompt of {longest} tokens does not fit the {self.context} tokens vLLM has room for; give it more "
                 "with rollout.engine_memory"
             )
-        self._send_weights()
-        self._check_weights(asked.prompts[:PROBES])
         seeds = (asked.keys & (2**63 - 1)).tolist()  # vLLM takes −1 for no seed at all
         rows = [asked.prompts[r // n] for r in range(asked.rows)]
         limits = [min(limit, self.context - len(row)) for limit, row in zip(asked.limit.tolist(), rows, strict=True)]
-        outputs = self._draw(rows, params, seeds, limits, finished)
-        if self.sleeps:
-            self.llm.sleep(level=2)
+        with self._awake():
+            self._check_weights(asked.prompts[:PROBES])
+            outputs = self._draw(rows, params, seeds, limits, finished)
         return self._rollouts(asked, outputs)
 
     def close(self) -> None:
@@ -98,15 +96,22 @@ class VllmSampler:
         self.engine.engine_core.shutdown()
         _engines.discard(self)
 
-    def _send_weights(self) -> None:
-        if self.sleeps:
-            torch.cuda.empty_cache()  # what the trainer keeps in reserve is what vLLM now needs
-            self.llm.wake_up(tags=["weights"])
-        self.llm.collective_rpc("reload_weights", kwargs={"weights_iterator": weights(self.policy)})
-        if self.sleeps:
-            self.llm.wake_up(tags=["kv_cache"])
-        if not self.llm.reset_prefix_cache():
-            raise StaleEngine("vLLM did not forget the keys and values of the old weights; use rollout.engine = native")
+    @contextlib.contextmanager
+    def _awake(self) -> Iterator[None]:
+        """With today's weights. The cache comes last: its memory is not there yet while the weights are copied."""
+        try:
+            if self.sleeps:
+                torch.cuda.empty_cache()  # what the trainer keeps in reserve is what vLLM now needs
+                self.llm.wake_up(tags=["weights"])
+            self.llm.collective_rpc("reload_weights", kwargs={"weights_iterator": weights(self.policy)})
+            if self.sleeps:
+                self.llm.wake_up(tags=["kv_cache"])
+            if not self.llm.reset_prefix_cache():
+                raise StaleEngine("vLLM did not forget keys and values of the old weights; use rollout.engine = native")
+            yield
+        finally:
+            if self.sleeps:
+                self.llm.sleep(level=2)
 
     def _check_weights(self, prompts: list[list[int]]) -> None:
         """Draw a few tokens and compare their log-probabilities with the trainer's."""

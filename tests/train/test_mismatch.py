@@ -1,0 +1,134 @@
+"""Sampler against trainer: what is measured, and what `objective.mismatch` does about it."""
+
+import math
+
+import pytest
+import torch
+
+from equipoise import Objective
+from equipoise.objective.regularizer import sequence_mis, token_tis
+from equipoise.objective.surrogate import Tokens
+from equipoise.train import ConfigError, Trainer, load
+from equipoise.train.mismatch import Mismatch
+from equipoise.train.mismatch import metrics as mismatch_metrics
+
+from .tiny import metrics, settings
+
+
+def choice(name, **options):
+    return Objective(mismatch={"name": name, **options}).mismatch
+
+
+def case(responses=40, seed=0, spread=0.3):
+    """Log-probabilities [n] of trainer and sampler, and lengths [b]."""
+    g = torch.Generator().manual_seed(seed)
+    lengths = torch.randint(1, 12, (responses,), generator=g)
+    sampler = -torch.rand(int(lengths.sum()), generator=g) * 3
+    return sampler + spread * torch.randn(len(sampler), generator=g), sampler, lengths
+
+
+def parts(trainer, sampler, lengths, correction, cuts):
+    for rows in torch.arange(len(lengths)).tensor_split(cuts):
+        keep = torch.isin(torch.arange(len(lengths)).repeat_interleave(lengths), rows)
+        yield Mismatch.of(trainer[keep], sampler[keep], lengths[rows], correction)
+
+
+@pytest.mark.parametrize("name", ["none", "tis", "mis"])
+def test_micro_batches_add_up(name):
+    trainer, sampler, lengths = case()
+    correction = choice(name, **({} if name == "none" else {"cap": 1.2}))
+    whole = mismatch_metrics([Mismatch.of(trainer, sampler, lengths, correction)], correction)
+    split = mismatch_metrics(list(parts(trainer, sampler, lengths, correction, [3, 4, 20])), correction)
+    assert split == pytest.approx(whole, rel=1e-6)
+    assert ("rollout/capped_tokens" in whole) == (name == "tis")
+    assert ("rollout/masked_responses" in whole) == (name == "mis")
+
+
+def test_shares_are_those_of_the_weights_in_the_loss():
+    trainer, sampler, lengths = case()
+    response = torch.arange(len(lengths)).repeat_interleave(lengths)
+    zero = torch.zeros_like(trainer)
+    tokens = Tokens(trainer, trainer, zero, zero, response, lengths)
+    capped = token_tis(tokens, sampler, cap=1.2) == torch.tensor(1.2)
+    masked = sequence_mis(tokens, sampler, cap=1.2)[lengths.cumsum(0) - 1] == 0
+    assert 0 < capped.float().mean() < 1
+    assert 0 < masked.float().mean() < 1
+    for name, key, weights in (
+        ("tis", "rollout/capped_tokens", capped),
+        ("mis", "rollout/masked_responses", masked),
+    ):
+        correction = choice(name, cap=1.2)
+        out = mismatch_metrics([Mismatch.of(trainer, sampler, lengths, correction)], correction)
+        assert out[key] == pytest.approx(float(weights.float().mean()))
+
+
+def test_the_kl_is_that_of_what_was_sampled_to_what_is_trained():
+    g = torch.Generator().manual_seed(1)
+    p, q = (torch.randn(30, generator=g).log_softmax(0) for _ in range(2))
+    drawn = torch.multinomial(p.exp(), 200_000, replacement=True, generator=g)
+    out = mismatch_metrics([Mismatch.of(q[drawn], p[drawn], torch.tensor([200_000]), choice("none"))], choice("none"))
+    exact = float((p.exp() * (p - q)).sum())
+    other = float((q.exp() * (q - p)).sum())
+    assert out["rollout/kl"] == pytest.approx(exact, rel=0.03)
+    assert abs(exact - other) > 0.06 * exact  # the other direction would be noticed
+    assert out["rollout/logprob_difference/max"] == pytest.approx(float((q - p)[drawn].abs().max()))
+
+
+def test_the_engine_decides_unless_the_objective_does():
+    assert load(None).build_objective().mismatch.name == "none"
+    assert str(load(None, ["--rollout.engine", "vllm"]).build_objective().mismatch) == "tis(cap=2)"
+    for given, wanted in {
+        "mis": "mis(cap=2)",
+        "none": "none",
+        "{ cap = 3.0 }": "tis(cap=3)",
+        '{ name = "mis", cap = 5.0 }': "mis(cap=5)",
+    }.items():
+        config = load(None, ["--rollout.engine", "vllm", "--objective.mismatch", given])
+        assert str(config.build_objective().mismatch) == wanted
+    config = load(None, ["--rollout.engine", "vllm", "--objective.mismatch.cap", "4.0"])
+    assert str(config.build_objective().mismatch) == "tis(cap=4)"
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        (["--rollout.engine", "vlm"], r'rollout.engine = "vlm" is not known; did you mean "vllm"\?'),
+        (["--rollout.engine_memory", "1.5"], "rollout.engine_memory = 1.5: the rule is a share between 0 and 1"),
+        (["--rollout.engine", "vllm", "--objective.mismatch", "tsi"], 'did you mean "tis"'),
+        (["--objective.mismatch", "tis"], r"objective.mismatch = \"tis\": the rule is none unless rollout.exact"),
+        (["--rollout.engine", "vllm", "--objective.mismatch.cap", "-1.0"], "cap = -1.0 must be positive"),
+    ],
+)
+def test_senseless_choices_are_refused(given, sentence):
+    with pytest.raises(ConfigError, match=sentence):
+        load(None, given)
+
+
+@pytest.mark.parametrize("name", ["tis", "mis"])
+def test_a_run_corrects_what_it_measures(model, tmp_path, monkeypatch, name):
+    """A sampler that is wrong about its log-probabilities: the loss weighs every token by what the metrics tell of."""
+    options = {"train__steps": 1, "eval__every": 0, "rollout__exact": True, "objective__mismatch": name}
+    plain = Trainer(settings(model, tmp_path / "plain", **options))
+    plain.run()
+    right = metrics(tmp_path / "plain")[0]
+    assert right["rollout/logprob_difference/max"] < 1e-5
+    assert right.get("rollout/capped_tokens", 0) == right.get("rollout/masked_responses", 0) == 0
+
+    t = Trainer(settings(model, tmp_path / "wrong", **options))
+    sample, shift = t.sampler.sample, math.log(1.25)
+
+    def wrong(*args, **more):
+        rollouts = sample(*args, **more)
+        rollouts.logprobs.add_(shift)  # says that every token was 1.25 times as likely as it was
+        return rollouts
+
+    monkeypatch.setattr(t.sampler, "sample", wrong)
+    t.run()
+    row = metrics(tmp_path / "wrong")[0]
+    assert row["rollout/logprob_difference/mean"] == pytest.approx(shift, rel=1e-4)
+    assert row["rollout/kl"] == pytest.approx(1 / 1.25 - 1 + shift, rel=1e-3)
+    assert row["ratio/max"] == 1
+    if name == "tis":
+        assert row["grad_norm"] == pytest.approx(right["grad_norm"] / 1.25, rel=1e-4)
+    else:
+        assert row["grad_norm"] < 0.5 * right["grad_norm"]  # 1.25⁻ᵀ for a response of T tokens
