@@ -7,6 +7,7 @@ from equipoise.rollout.fallback import TransformersSampler
 from equipoise.rollout.native import NativeSampler
 from equipoise.rollout.paged import PagedSampler, serves
 from equipoise.rollout.rollouts import Finish, Key, Rollouts, Sampler, SamplingParams, concatenate
+from equipoise.rollout.vllm import VllmSampler
 
 __all__ = [
     "Finish",
@@ -17,6 +18,7 @@ __all__ = [
     "Sampler",
     "SamplingParams",
     "TransformersSampler",
+    "VllmSampler",
     "concatenate",
     "sampler",
 ]
