@@ -1,15 +1,17 @@
 """One decode step over a paged cache, in Triton: `reference`, the same functions, without a copy of the cache.
 
 Attention has two kernels. The first takes the queries of all rows that answer a prompt to that prompt's keys, which are
-read once for them all; it leaves running maxima, sums and weighted values in float32. The second, a program for each
-row and key head, starts from these and goes over the row's own blocks. With splits, every program of either kernel has
-a share of its blocks, and a third kernel puts the shares together.
+read once for them all; it leaves maxima, sums and weighted values in float32. The second, a program for each row and
+key head, goes over the row's own blocks and adds these. On Hopper and later it starts as soon as all programs of the
+first have begun, and waits for them only before it adds. With splits, every program of either kernel has a share of its
+blocks, and a third kernel puts the shares together.
 A draw reads the logits once for the maximum and the sum of each piece of the vocabulary, and then one piece again.
 Exponents are in base 2, the hardware's own.
 """
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import NamedTuple
 
@@ -17,6 +19,7 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from equipoise.rollout import uniform as counter
 from equipoise.rollout.kernels.reference import Activation, Norm, Rows
@@ -78,6 +81,7 @@ def attend(
     options = {
         "SHARE": share, "D": D, "BLOCK": block, "SPLITS": splits, "SOFTCAP": softcap is not None,
         "WINDOW": window is not None, "PRECISION": "ieee" if q.dtype == torch.float32 else "tf32",
+        "OVERLAP": _can_overlap(q.device),
     }  # fmt: skip
     prompt, own = _launches(q)
     _prompt[(P, kv_heads, tiles * splits)](
@@ -88,6 +92,7 @@ def attend(
     _own[(R, kv_heads, splits)](
         q, keys, values, rows.table, rows.length, part, sums, out, *numbers, rows.table.shape[1],
         QUERIES=max(16, triton.next_power_of_2(share)), **options, num_warps=own.warps, STAGES=own.stages,
+        launch_pdl=options["OVERLAP"],
     )  # fmt: skip
     if splits > 1:
         _combine[(R, H)](part, sums, out, R, H, D=D, SPLITS=splits, SPLITS2=triton.next_power_of_2(splits), num_warps=1)
@@ -139,6 +144,11 @@ def _check(D: int, *tensors: Tensor) -> None:
         raise ValueError(f"heads of {D}: the kernels' rule is a power of two from 16 to 256; use the native sampler")
     if not all(t.is_contiguous() for t in tensors):
         raise ValueError("queries, pools and the table of rotations must be contiguous")
+
+
+@functools.cache
+def _can_overlap(device: torch.device) -> bool:
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
 
 
 def _launches(q: Tensor) -> tuple[Launch, Launch]:
@@ -210,9 +220,12 @@ def _rounded(x, dtype: tl.constexpr):
 def _prompt(
     q, keys, values, length, prompt_table, prompt_length, members, part, sums, scale, softcap, window, R, H,
     most, n, MEMBERS: tl.constexpr, QUERIES: tl.constexpr, SHARE: tl.constexpr, D: tl.constexpr, BLOCK: tl.constexpr,
-    SPLITS: tl.constexpr, SOFTCAP: tl.constexpr, WINDOW: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
+    SPLITS: tl.constexpr, SOFTCAP: tl.constexpr, WINDOW: tl.constexpr, PRECISION: tl.constexpr,
+    OVERLAP: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """MEMBERS rows of a prompt, with their SHARE query heads of one key head, over a share of the prompt's blocks."""
+    if OVERLAP:
+        gdc_launch_dependents()
     prompt, kv_head = tl.program_id(0), tl.program_id(1)
     tile, split = tl.program_id(2) // SPLITS, tl.program_id(2) % SPLITS
     i, d = tl.arange(0, QUERIES), tl.arange(0, D)
@@ -228,12 +241,9 @@ def _prompt(
     begin = tl.maximum(tl.min(tl.where(there, first, tokens), 0), 0) // BLOCK
     tokens = tl.where(tl.max(row, 0) >= 0, tokens, 0)
     begin, end = _share(begin, tl.cdiv(tokens, BLOCK), split, SPLITS)
-    m = tl.full((QUERIES,), FLOOR, tl.float32)
-    s = tl.zeros((QUERIES,), tl.float32)
-    acc = tl.zeros((QUERIES, D), tl.float32)
     m, s, acc = _over_blocks(
-        x, keys, values, prompt_table + prompt * most, begin, end, tokens, first, kv_head, tl.num_programs(1), m, s,
-        acc, scale, softcap, D, BLOCK, SOFTCAP, WINDOW, PRECISION, STAGES,
+        x, keys, values, prompt_table + prompt * most, begin, end, tokens, first, kv_head, tl.num_programs(1), scale,
+        softcap, QUERIES, D, BLOCK, SOFTCAP, WINDOW, PRECISION, STAGES,
     )  # fmt: skip
     at = split.to(tl.int64) * R * H + query
     tl.store(part + at[:, None] * D + d[None, :], acc, mask=there[:, None])
@@ -245,9 +255,9 @@ def _prompt(
 def _own(
     q, keys, values, table, length, part, sums, out, scale, softcap, window, R, H, most, QUERIES: tl.constexpr,
     SHARE: tl.constexpr, D: tl.constexpr, BLOCK: tl.constexpr, SPLITS: tl.constexpr, SOFTCAP: tl.constexpr,
-    WINDOW: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
+    WINDOW: tl.constexpr, PRECISION: tl.constexpr, OVERLAP: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """SHARE queries of one row over a share of its own blocks, on top of what `_prompt` left for that share."""
+    """SHARE queries of one row over a share of its own blocks, and what `_prompt` left for that share."""
     row, kv_head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     i, d = tl.arange(0, QUERIES), tl.arange(0, D)
     query = row.to(tl.int64) * H + kv_head * SHARE + i
@@ -262,13 +272,20 @@ def _own(
     has_prompt = there & (tl.load(table + row * most) != 0)
     at = split.to(tl.int64) * R * H + query
     x = tl.load(q + query[:, None] * D + d[None, :], mask=there[:, None], other=0.0)
-    m = tl.load(sums + at, mask=has_prompt, other=FLOOR)
-    s = tl.load(sums + SPLITS * R * H + at, mask=has_prompt, other=0.0)
-    acc = tl.load(part + at[:, None] * D + d[None, :], mask=has_prompt[:, None], other=0.0)
     m, s, acc = _over_blocks(
-        x, keys, values, table + row * most, begin, end, tokens, first, kv_head, tl.num_programs(1), m, s, acc,
-        scale, softcap, D, BLOCK, SOFTCAP, WINDOW, PRECISION, STAGES,
+        x, keys, values, table + row * most, begin, end, tokens, first, kv_head, tl.num_programs(1), scale, softcap,
+        QUERIES, D, BLOCK, SOFTCAP, WINDOW, PRECISION, STAGES,
     )  # fmt: skip
+    if OVERLAP:
+        gdc_wait()
+    prompt_m = tl.load(sums + at, mask=has_prompt, other=FLOOR)
+    prompt_s = tl.load(sums + SPLITS * R * H + at, mask=has_prompt, other=0.0)
+    prompt_acc = tl.load(part + at[:, None] * D + d[None, :], mask=has_prompt[:, None], other=0.0)
+    top = tl.maximum(m, prompt_m)
+    mine, prompts = tl.exp2(m - top), tl.exp2(prompt_m - top)
+    m = top
+    s = s * mine + prompt_s * prompts
+    acc = acc * mine[:, None] + prompt_acc * prompts[:, None]
     if SPLITS == 1:
         tl.store(
             out + query[:, None] * D + d[None, :], (acc / s[:, None]).to(out.dtype.element_ty), mask=there[:, None]
@@ -291,13 +308,16 @@ def _share(begin, end, split, SPLITS: tl.constexpr):
 
 @triton.jit
 def _over_blocks(
-    x, keys, values, table, begin, end, tokens, first, kv_head, kv_heads, m, s, acc, scale, softcap,
+    x, keys, values, table, begin, end, tokens, first, kv_head, kv_heads, scale, softcap, QUERIES: tl.constexpr,
     D: tl.constexpr, BLOCK: tl.constexpr, SOFTCAP: tl.constexpr, WINDOW: tl.constexpr, PRECISION: tl.constexpr,
     STAGES: tl.constexpr,
 ):  # fmt: skip
-    """Queries x [Q, D] over the blocks begin … end − 1 of a table: running maximum and sum [Q] of 2^score, and values
-    weighted by it [Q, D]. Keys from `tokens` on, and before a query's `first` [Q], are not seen."""
+    """Queries x [Q, D] over the blocks begin … end − 1 of a table: maximum of the scores and sum of 2^score/2^maximum
+    [Q], and values weighted by it [Q, D]. Keys from `tokens` on, and before a query's `first` [Q], are not seen."""
     t, d = tl.arange(0, BLOCK), tl.arange(0, D)
+    m = tl.full((QUERIES,), FLOOR, tl.float32)
+    s = tl.zeros((QUERIES,), tl.float32)
+    acc = tl.zeros((QUERIES, D), tl.float32)
     inside = t[:, None] * D + d[None, :]
     for b in tl.range(begin, end, num_stages=STAGES):
         block = (tl.load(table + b).to(tl.int64) * kv_heads + kv_head) * BLOCK * D
