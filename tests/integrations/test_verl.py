@@ -10,6 +10,7 @@ import inspect
 import itertools
 import json
 import os
+import shutil
 import subprocess
 import sys
 import types
@@ -21,6 +22,8 @@ pytest.importorskip("verl", reason="verl has an environment of its own: make tes
 import numpy as np
 import torch
 from omegaconf import OmegaConf
+from verl import DataProto
+from verl.trainer.ppo.reward import load_reward_manager
 from verl.utils.config import omega_conf_to_dataclass
 
 from equipoise import Objective
@@ -39,7 +42,7 @@ def _fresh():
 
 
 def distance(a, b) -> float:
-    """The larger relative difference, of gradients or of values. A value may be near 0: it is held to what adds up to it."""
+    """The larger relative difference, of gradients or of values; a value near 0 is held to its parts."""
     (x, dx), (y, dy) = a, b
     dx, dy = torch.cat(dx), torch.cat(dy)
     return max(float((x - y).abs() / dy.abs().sum()), float((dx - dy).abs().max() / dy.abs().max()))
@@ -284,6 +287,55 @@ def test_the_loss_without_its_options_says_which_lines_are_missing():
     x = torch.zeros(1, 1)
     with pytest.raises(ValueError, match="_target_=equipoise"):
         plugin.policy_loss(x, x, x, x, "seq-mean-token-sum", actor)
+
+
+# --- rewards ----------------------------------------------------------------------------------------------------------
+
+ADD_ONE = json.dumps({"inputs": ["1", "5"], "outputs": ["2", "6"]})
+
+
+def scored(config, answer: str, truth: str) -> dict:
+    """By verl's own reward manager, which decodes a response and asks the function that the configuration names."""
+    manager = load_reward_manager(config, tokenizer=types.SimpleNamespace(decode=lambda ids, **_: answer))
+    data = DataProto.from_dict(
+        tensors={
+            "responses": torch.ones(1, 4, dtype=torch.int64),
+            "attention_mask": torch.ones(1, 6, dtype=torch.int64),
+        },
+        non_tensors={
+            "data_source": np.array(["test"], dtype=object),
+            "reward_model": np.array([{"ground_truth": truth}], dtype=object),
+            "extra_info": np.array([{}], dtype=object),
+        },
+    )
+    return manager.loop.run_until_complete(manager.run_single(data))
+
+
+@pytest.mark.parametrize(
+    ("kind", "answer", "truth", "score", "verdict"),
+    [
+        ("math", r"so \boxed{\frac{1}{2}}", "0.5", 1.0, "correct"),
+        ("math", r"so \boxed{3}", "4", 0.0, "wrong"),
+        ("math", "no idea", "4", 0.0, "unparsed"),
+        ("math", r"\boxed{4}", "", 0.0, "bad_gold"),
+        ("code", "```python\nprint(int(input()) + 1)\n```", ADD_ONE, 1.0, "correct"),
+        ("code", "```python\nprint(2)\n```", ADD_ONE, 0.0, "wrong"),
+        ("code", "```python\nprint(2)\n```", "{not json", 0.0, "bad_gold"),
+    ],
+)
+def test_our_verdicts_are_verls_rewards(kind, answer, truth, score, verdict):
+    if kind == "code" and shutil.which("bwrap") is None:
+        pytest.skip("code verdicts need bubblewrap")
+    config = configuration(
+        "reward.custom_reward_function.path=pkg://equipoise.rewards.hosts",
+        "reward.custom_reward_function.name=verl_score",
+        f"+reward.custom_reward_function.reward_kwargs.kind={kind}",
+        loss=[],
+    )
+    got = scored(config, answer, truth)
+    assert (got["reward_score"], got["reward_extra_info"]["verdict"]) == (score, verdict)
+    assert got["reward_extra_info"]["ungraded"] == float(verdict == "bad_gold")
+    assert got["reward_extra_info"].keys() == {"score", "acc", "ungraded", "pred", "verdict"}
 
 
 # --- checkpoints ------------------------------------------------------------------------------------------------------

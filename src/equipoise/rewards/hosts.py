@@ -7,6 +7,7 @@ must not be a way to escape a wrong answer. Not here: the shaping of rewards (le
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -92,3 +93,32 @@ def _verdicts(verifier: str | Grade, texts: list[str], references: list[Any], bu
 def _tests(reference: Any) -> Any:
     """A column of structs has every row's keys, None where this row has none; the rest is for the verifier to read."""
     return {k: v for k, v in reference.items() if v is not None} if isinstance(reference, Mapping) else reference
+
+
+def verl_score(
+    data_source: str, solution_str: str, ground_truth: Any, extra_info: Any = None, *, kind: str = "math"
+) -> dict[str, Any]:
+    """A reward function for verl's `custom_reward_function`, called for one response at a time in verl's threads.
+
+    reward.custom_reward_function.path=pkg://equipoise.rewards.hosts reward.custom_reward_function.name=verl_score
+
+    kind   "math" or "code" (`+reward.custom_reward_function.reward_kwargs.kind=code`); tests may be a JSON string
+
+    verl has no reward for a response that nothing is known about: it gets 0, and `ungraded` says so.
+    """
+    if kind not in ("math", "code"):
+        raise ValueError(f'kind = "{kind}" is not known; use "math" or "code"')
+    if kind == "code" and isinstance(ground_truth, str):
+        try:
+            ground_truth = json.loads(ground_truth)
+        except ValueError:
+            ground_truth = {}  # no tests: the verdict says that the reference is at fault
+    (verdict,) = _verdicts(kind, [solution_str], [ground_truth], None)
+    reward = worth(verdict)
+    return {
+        "score": reward or 0.0,
+        "acc": float(verdict.kind == "correct"),
+        "ungraded": float(reward is None),
+        "pred": verdict.answer or "",
+        "verdict": verdict.kind,
+    }
