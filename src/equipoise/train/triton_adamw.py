@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -32,11 +30,11 @@ def coded_step(weight: Tensor, master: Tensor, gradient: Tensor, moments: Coded,
 
 @triton.jit
 def _step(
-    p_ptr: Any, w_ptr: Any, g_ptr: Any, m_ptr: Any, v_ptr: Any, m_scale_ptr: Any, v_scale_ptr: Any,
-    columns: Any, per_row: Any, blocks: Any,
-    beta1: Any, beta2: Any, decay: Any, step: Any, root: Any, m_phase: Any, v_phase: Any,
+    p_ptr, w_ptr, g_ptr, m_ptr, v_ptr, m_scale_ptr, v_scale_ptr,
+    columns, per_row, blocks,
+    beta1, beta2, decay, step, root, m_phase, v_phase,
     ROUNDED: tl.constexpr, ROWS: tl.constexpr,
-) -> None:  # fmt: skip
+):  # fmt: skip
     block = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     inside = tl.arange(0, BLOCK)
     column = (block % per_row)[:, None] * BLOCK + inside[None, :]
@@ -63,13 +61,13 @@ def _step(
 
 
 @triton.jit
-def _dither(inside: Any, stride: tl.constexpr, phase: Any) -> Any:
+def _dither(inside, stride: tl.constexpr, phase):
     x = inside.to(tl.float32) * stride + phase
     return x - tl.floor(x)
 
 
 @triton.jit
-def _decode(codes: Any, scale: Any, LEVELS: tl.constexpr, ROOTS: tl.constexpr) -> Any:
+def _decode(codes, scale, LEVELS: tl.constexpr, ROOTS: tl.constexpr):
     k = codes.to(tl.float32)
     x = k * (1 / LEVELS)
     for _ in tl.static_range(ROOTS):
@@ -78,7 +76,7 @@ def _decode(codes: Any, scale: Any, LEVELS: tl.constexpr, ROOTS: tl.constexpr) -
 
 
 @triton.jit
-def _encode(x: Any, dither: Any, LEVELS: tl.constexpr, ROOTS: tl.constexpr, KEEP: tl.constexpr) -> Any:
+def _encode(x, dither, LEVELS: tl.constexpr, ROOTS: tl.constexpr, KEEP: tl.constexpr):
     size = tl.abs(x)
     scale = tl.max(size, 1)
     share = size / tl.maximum(scale, TINY)[:, None]
