@@ -13,9 +13,18 @@ import torch
 
 pytest.importorskip("trl")
 
-from equipoise.objective import named
+from datasets import Dataset
+from safetensors.torch import load_file
+from trl import GRPOConfig
+
+from equipoise.integrations.trl import STATE, EquipoiseGRPOTrainer, adapted
+from equipoise.objective import Objective, named
+from equipoise.policy import load
+from equipoise.rewards import as_trl
+from equipoise.tasks import arithmetic
+from equipoise.train import Trainer
 from tests.integrations import trl_case as case
-from tests.train.tiny import make_model
+from tests.train.tiny import evaluations, make_model, settings
 
 ROOT = Path(__file__).resolve().parents[2]
 EXACT = 1e-6  # relative; TRL's forward pass is float32, the reference float64
@@ -96,3 +105,292 @@ def test_two_ranks_change_nothing(model, tmp_path):
 @pytest.mark.slow
 def test_two_ranks_change_nothing_for_any_objective(model, tmp_path):
     on_two_ranks(model, tmp_path, [n for n in (*GRID, *OTHERS) if n not in FEW])
+
+
+def prompts(times: int) -> Dataset:
+    return Dataset.from_list([{"prompt": p} for p in case.PROMPTS * times])
+
+
+def test_a_generation_batch_used_over_several_optimizer_steps(model, out):
+    """At one set of weights the steps' gradients have the batch's as their mean."""
+    found = case.run(
+        model, out, "grpo+balanced", max_steps=3, steps_per_generation=6, **split(2, 2), train_dataset=prompts(1)
+    ).found
+    assert len(found) == 3
+    assert case.distance(sum(found) / 3, case.wanted(model, named("grpo+balanced"))) < EXACT
+
+
+@pytest.mark.parametrize("times", [2, 1])  # with one, the window of four ends early, with the epoch
+def test_several_generation_batches_in_one_optimizer_step(model, out, times):
+    options = {"steps_per_generation": 2, **split(6, 4), "train_dataset": prompts(times)}
+    found = case.run(model, out, "dapo", **options).found
+    assert case.distance(found[0], case.wanted(model, named("dapo"))) < EXACT
+
+
+def test_a_batch_used_twice_has_its_first_policy_as_the_old_one(model, out):
+    class Steady(case.Known):
+        drifts = False
+
+    watched = case.run(model, out, "dapo+balanced", kind=Steady, num_iterations=2, max_steps=2, learning_rate=1e-2)
+    for found, weights in zip(watched.found, watched.weights, strict=True):
+        assert case.distance(found, case.wanted(model, named("dapo+balanced"), weights=weights)) < 2 * EXACT
+    assert case.distance(watched.found[0], watched.found[1].double()) > 0.1
+
+
+@pytest.mark.parametrize("name", ["dfpo", "gspo+orthogonal"])
+def test_objectives_that_need_whole_groups_run_on_an_unsplit_batch(model, out, name):
+    found = case.run(model, out, name).found
+    assert case.distance(found[0], case.wanted(model, named(name))) < EXACT
+
+
+@pytest.mark.parametrize(("name", "loss_type"), [("grpo", "grpo"), ("dapo", "dapo"), ("dr_grpo", "dr_grpo")])
+@pytest.mark.parametrize("more", [{}, {"beta": 0.3}, {"beta": 0.3, "use_bias_correction_kl": False, "entropy_coef": 1}])
+def test_where_trl_has_the_objective_gradient_and_log_are_its_own(model, out, name, loss_type, more):
+    """Also of the KL and the entropy bonus, and over micro-batches."""
+    objective = Objective.preset(
+        name,
+        advantage={"name": "grpo", "std": "sample", "eps": 1e-4},
+        surrogate={"name": "ppo_clip", "low": 0.2, "high": 0.28},
+        **({"aggregation": {"name": "constant", "length": 16}} if name == "dr_grpo" else {}),
+    )
+    options = split(3, 4) | more
+    trl = case.run(model, out, None, kind=case.Plain, loss_type=loss_type, epsilon_high=0.28, **options)
+    ours = case.run(model, out, objective, **options)
+    assert case.distance(ours.found[0], trl.found[0].double()) < EXACT
+    for key, value in trl.logs[0].items():
+        if key not in ("step_time", "policy_loss"):
+            assert ours.logs[0][key] == pytest.approx(value, rel=1e-5, abs=1e-6), key
+    assert ("kl" in ours.logs[0]) == ("beta" in more)
+    assert ours.logs[0]["clip_ratio/region_mean"] > 0.05
+    if "policy_loss" in trl.logs[0] and name != "dapo":  # TRL's is a token mean of the micro-batch there
+        assert ours.logs[0]["policy_loss"] == pytest.approx(trl.logs[0]["policy_loss"], rel=1e-5)
+
+
+@pytest.mark.parametrize("name", ["dapo+balanced+hadw", "gspo"])
+def test_the_kl_and_the_bonus_of_the_objective(model, out, name):
+    objective = Objective(**named(name).choices() | {"kl": 0.3, "entropy_bonus": 0.2})
+    found = case.run(model, out, objective, beta=0.3, **split(3, 4)).found
+    assert case.distance(found[0], case.wanted(model, objective)) < EXACT
+
+
+def test_a_response_without_a_reward_leaves_its_group(model, out):
+    scores = case.rewards()
+    scores[1] = scores[8] = scores[9] = scores[10] = scores[11] = None
+
+    def reward(completions, row, **columns):
+        return [scores[i] for i in row]
+
+    watched = case.run(model, out, "dapo+balanced+hadw", reward_funcs=reward, **split(3, 4))
+    assert case.distance(watched.found[0], case.wanted(model, named("dapo+balanced+hadw"), scores=scores)) < EXACT
+    scores[:] = [None] * case.ROWS
+    assert case.run(model, out, "dapo", reward_funcs=reward).found[0].norm() == 0
+
+
+def test_what_a_tool_wrote_is_no_token_of_the_response(model, out):
+    masks = [[int(t % 3 != 1) for t in range(len(c))] for c in case.completions()]
+
+    def rollout(prompts, trainer):
+        known = case.rollout(prompts, trainer)
+        return known | {"env_mask": [masks[i] for i in known["row"]]}
+
+    for name in ("dapo+balanced", "gspo"):
+        found = case.run(model, out, name, rollout_func=rollout, **split(3, 4)).found
+        assert case.distance(found[0], case.wanted(model, named(name), masks=masks)) < EXACT
+    with pytest.raises(ValueError, match="what a tool answered is not"):
+        case.run(model, out, "grpo+prefix", rollout_func=rollout)
+
+
+def test_truncated_responses_count_in_the_mean_and_not_in_the_loss(model, out):
+    masks = [[int(c[-1] == case.EOS)] * len(c) for c in case.completions()]
+    assert sum(not any(m) for m in masks) == 2
+    found = case.run(model, out, "dapo+balanced", mask_truncated_completions=True, **split(3, 4)).found
+    assert case.distance(found[0], case.wanted(model, named("dapo+balanced"), masks=masks)) < EXACT
+
+
+@pytest.mark.parametrize("mismatch", [{"name": "tis", "cap": 1.5}, {"name": "mis", "cap": 1e6}])
+def test_the_samplers_log_probabilities(model, out, mismatch):
+    objective = Objective(**named("dapo+balanced").choices() | {"mismatch": mismatch})
+    found = case.run(model, out, objective, **split(3, 4)).found
+    assert case.distance(found[0], case.wanted(model, objective)) < EXACT
+    assert case.distance(found[0], case.wanted(model, named("dapo+balanced"))) > 0.01
+
+
+@pytest.mark.parametrize("combine", ["rewards", "advantages"])
+def test_several_rewards(model, out, combine):
+    def short(completions, row, **columns):
+        return [1 / len(case.completions()[i]) for i in row]
+
+    scores = [[r, 1 / len(c)] for r, c in zip(case.rewards(), case.completions(), strict=True)]
+    objective = Objective(**named("dapo").choices() | {"combine": combine})
+    found = case.run(model, out, objective, reward_funcs=[case.reward, short], reward_weights=[1.0, 0.5]).found
+    weighed = Objective(**objective.choices() | {"reward_weights": [1.0, 0.5]})
+    assert case.distance(found[0], case.wanted(model, weighed, scores=scores)) < EXACT
+
+
+def test_a_reward_of_some_prompts_only(model, out):
+    def sometimes(completions, row, **columns):
+        return [0.5 if i % 3 else None for i in row]
+
+    scores = [[r, 0.5 if i % 3 else 0.0] for i, r in enumerate(case.rewards())]
+    found = case.run(model, out, "dapo", reward_funcs=[case.reward, sometimes]).found
+    weighed = Objective(**named("dapo").choices() | {"reward_weights": [1.0, 1.0]})
+    assert case.distance(found[0], case.wanted(model, weighed, scores=scores)) < EXACT
+
+
+def test_evaluation_is_trls_own(model, out):
+    options = {"eval_dataset": prompts(2), "num_generations_eval": 2, "per_device_eval_batch_size": 6, "beta": 0.1}
+    results = []
+    for kind in (case.Known, case.Plain):
+        trainer, _ = case.build(model, out, "dapo+balanced+hadw", kind=kind, **options)
+        results.append(trainer.evaluate())
+        if kind is case.Known:
+            assert trainer.objective.state_dict() == named("dapo+balanced+hadw").state_dict()
+    assert len(results[0]) > 15
+    for key in results[1]:
+        if "runtime" not in key and "per_second" not in key:
+            assert results[0][key] == results[1][key], key
+
+
+def moving(completions, row, trainer_state, **columns):
+    """Rewards whose mean changes from step to step, so that the anchor moves."""
+    return [float((7 * i + 3 * trainer_state.global_step) % 11 < 4 + trainer_state.global_step) for i in row]
+
+
+def test_the_anchor_is_saved_and_resumed_with_trls_checkpoints(model, tmp_path):
+    options = {"reward_funcs": moving, "learning_rate": 1e-3, "save_strategy": "steps", "save_steps": 2}
+    options |= {**split(3, 4), "train_dataset": prompts(4)}
+    whole = case.run(model, str(tmp_path / "whole"), "dapo+balanced+hadw", max_steps=4, **options)
+    anchors = whole.trainer.objective.state_dict()["difficulty"]["anchors"]
+    assert len(set(anchors)) == 4
+    halt = tmp_path / "whole" / "checkpoint-2"
+    again = case.run(model, str(tmp_path / "again"), "dapo+balanced+hadw", resume=str(halt), max_steps=4, **options)
+    assert again.trainer.objective.state_dict() == whole.trainer.objective.state_dict()
+    for mine, theirs in zip(again.found, whole.found[2:], strict=True):
+        assert case.distance(mine, theirs.double()) < EXACT
+    saved = json.loads((halt / STATE).read_text())
+    assert saved["state"]["difficulty"]["anchors"] == anchors[:2]
+    assert saved["objective"] == json.loads(json.dumps(whole.trainer.objective.choices()))
+
+    with pytest.raises(ValueError, match="the saved state has a difficulty anchor"):
+        case.run(model, str(tmp_path / "other"), "dapo", resume=str(halt), max_steps=4, **options)
+    (halt / STATE).unlink()
+    with pytest.warns(UserWarning, match="the difficulty anchor starts anew"):
+        case.run(model, str(tmp_path / "older"), "dapo+hadw", resume=str(halt), max_steps=3, **options)
+
+
+@pytest.mark.parametrize(("objective", "options", "words"), [
+    ("dfpo", {"gradient_accumulation_steps": 2}, "TRL shuffles responses into micro-batches: the rule is steps"),
+    ("dfpo", {"per_device_train_batch_size": 6, "generation_batch_size": 12}, r"\(here 6 and 4\)"),
+    ("grpo+hadw_history", {}, "which TRL does not keep; use hadw"),
+    ("grpo", {"top_entropy_quantile": 0.2}, "top_entropy_quantile = 0.2 drops tokens"),
+    ("grpo", {"off_policy_mask_threshold": 0.5}, "off_policy_mask_threshold = 0.5 drops tokens"),
+    (Objective.preset("grpo", kl=0.1), {}, r"the rule is GRPOConfig\(beta=0.1\)"),
+    (Objective.preset("grpo", kl=0.1), {"beta": 0.2}, r"kl = 0.1, GRPOConfig's beta = 0.2"),
+    (Objective.preset("grpo", entropy_bonus=0.1), {"entropy_coef": 0.1}, "a mean over the batch\\): use one"),
+    (Objective.preset("grpo", reward_weights=[2.0]), {}, r"GRPOConfig's are \[1.0\]: set them there"),
+    ("dapo+balancd", {}, 'did you mean "balanced"'),
+])  # fmt: skip
+def test_what_cannot_be_exact_is_refused_when_built(model, out, objective, options, words):
+    with pytest.raises(ValueError, match=words):
+        case.build(model, out, objective, **options)
+
+
+def test_settings_without_effect_are_named(model, out):
+    with pytest.warns(UserWarning, match="without effect there: loss_type = 'grpo', epsilon_high = 0.3$"):
+        EquipoiseGRPOTrainer(
+            model, case.reward, GRPOConfig(out, loss_type="grpo", epsilon_high=0.3, use_cpu=True, bf16=False),
+            prompts(1), objective="dapo+balanced",
+        )  # fmt: skip
+
+
+@pytest.mark.parametrize(("mode", "high", "wanted"), [
+    ("token_truncate", 2.0, {"name": "tis", "cap": 2.0}),
+    ("sequence_mask", 3.0, {"name": "mis", "cap": 3.0}),
+    ("token_mask", 3.0, None),
+    ("sequence_truncate", 3.0, None),
+    ("sequence_mask", None, None),
+])  # fmt: skip
+def test_the_correction_of_vllms_samples_is_trls(out, mode, high, wanted):
+    args = GRPOConfig(
+        out, use_vllm=True, vllm_importance_sampling_mode=mode, vllm_importance_sampling_clip_max=high,
+        use_cpu=True, bf16=False,
+    )  # fmt: skip
+    if wanted is None:
+        with pytest.raises(ValueError, match="use token_truncate or sequence_mask, with clip_max alone"):
+            adapted(named("dapo"), args, [1.0])
+    else:
+        assert adapted(named("dapo"), args, [1.0]).mismatch.spec() == wanted
+        own = Objective.preset("dapo", mismatch={"name": "tis", "cap": 9.0})
+        assert adapted(own, args, [1.0]).mismatch.spec() == {"name": "tis", "cap": 9.0}
+
+
+def test_the_kl_estimator_is_trls_unless_the_objective_brings_its_kl(out):
+    for corrected, name in ((True, "k3_ratio"), (False, "k3")):
+        args = GRPOConfig(out, beta=0.1, use_bias_correction_kl=corrected, use_cpu=True, bf16=False)
+        mine = adapted(named("dapo"), args, [1.0])
+        assert (mine.kl, mine.kl_estimator) == (0.1, name)
+        assert adapted(Objective.preset("dapo", kl=0.1, kl_estimator="k2"), args, [1.0]).kl_estimator == "k2"
+
+
+def test_an_adapter_gets_the_same_gradient_in_any_split(model, out):
+    peft = pytest.importorskip("peft")
+
+    def gradient(size, steps):
+        lora = peft.LoraConfig(r=4, target_modules=["q_proj", "v_proj"], init_lora_weights="gaussian")
+        return case.run(model, out, "dapo+balanced+hadw", peft_config=lora, beta=0.1, **split(size, steps)).found[0]
+
+    whole = gradient(12, 1)
+    assert 0 < len(whole) < 2000
+    assert whole.norm() > 1e-3
+    assert case.distance(gradient(3, 4), whole.double()) < EXACT
+
+
+def test_the_table_of_completions_has_the_objectives_advantages(model, out):
+    objective = case.stateful(choices("dapo+balanced+hadw"))
+    trainer = case.run(model, out, objective, log_completions=True, **split(3, 4)).trainer
+    lengths = [len(c) for c in case.completions()]
+    credit = case.stateful(choices("dapo+balanced+hadw")).assign(
+        case.rewards(), torch.arange(case.ROWS) // case.GROUP, lengths
+    )
+    assert list(trainer._logs["advantages"]) == pytest.approx(credit.advantage.tolist())
+
+
+def test_biases_are_in_trls_log(model, out):
+    log = case.run(model, out, case.stateful(choices("dapo+balanced+hadw")), **split(3, 4)).logs[0]
+    credit = case.stateful(choices("dapo+balanced+hadw")).assign(
+        case.rewards(), torch.arange(case.ROWS) // case.GROUP, [len(c) for c in case.completions()]
+    )
+    assert {k for k in log if k.startswith(("bias/", "difficulty/"))} == set(credit.metrics)
+    for name, value in credit.metrics.items():
+        assert log[name] == pytest.approx(float(value))
+    assert log["difficulty/anchor"] == 0.375
+
+
+def test_our_verifiers_reward_in_a_run_of_trl(model, out):
+    """abacus' own grader and the one for mathematics, with what they could not score in TRL's log."""
+    rows = [{"prompt": p, "answer": str(eval(p[:-1])), "solution": "\\frac{" if i == 1 else "7"}
+            for i, p in enumerate(case.PROMPTS)]  # fmt: skip
+    watched = case.run(
+        model, out, "dapo", reward_funcs=[as_trl(arithmetic.grade), as_trl("math", column="solution")],
+        rollout_func=None, train_dataset=Dataset.from_list(rows),
+    )  # fmt: skip
+    log = watched.logs[0]
+    assert log["math/bad_gold"] == pytest.approx(1 / 3)
+    assert log["grade/unparsed"] + log["rewards/grade/mean"] <= 1
+    assert set(watched.trainer._logs["extra"]) == {"grade/verdict", "math/verdict"}
+
+
+def test_a_checkpoint_of_trl_is_a_model_of_ours_and_ours_one_of_trls(model, tmp_path):
+    options = {"learning_rate": 1e-3, "save_strategy": "steps", "save_steps": 1}
+    case.run(model, str(tmp_path / "trl"), "dapo+balanced+hadw", **options)
+    theirs = tmp_path / "trl" / "checkpoint-1"
+    run = tmp_path / "ours"
+    Trainer(settings(theirs, run, train__steps=1, log__terminal=False)).run()
+    assert evaluations(run)[0]["step"] == 0
+    begun = load(str(theirs)).model.state_dict()
+    assert torch.equal(begun["lm_head.weight"], load_file(theirs / "model.safetensors")["lm_head.weight"])
+    ours = run / "checkpoints" / "step-1"
+    watched = case.run(str(ours), str(tmp_path / "again"), "dapo+balanced+hadw", max_steps=2)
+    moved = load_file(ours / "model.safetensors")["lm_head.weight"]
+    assert torch.equal(watched.weights[0]["lm_head.weight"], moved)
+    assert not torch.equal(moved, begun["lm_head.weight"])

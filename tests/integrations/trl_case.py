@@ -19,7 +19,7 @@ os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
 import torch
 from datasets import Dataset
 from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
-from trl import GRPOConfig
+from trl import GRPOConfig, GRPOTrainer
 
 from equipoise.integrations.trl import EquipoiseGRPOTrainer
 from equipoise.objective import Objective, response_ids
@@ -28,6 +28,7 @@ PROMPTS = ("1+2=", "13+4+5=", "2+30=")
 GROUP = 4
 ROWS = len(PROMPTS) * GROUP
 EOS = 2
+SAMPLED = [-1.0 - 0.1 * (t % 5) for t in range(16)]  # the sampler's log-probabilities of any response
 STATE = {"difficulty": {"observations": [0.25, 0.5], "anchors": [0.25, 0.375]}}
 
 
@@ -48,14 +49,13 @@ def rewards() -> list[float]:
     return [1.0, 0.0, 0.0, 1.0, 0.0, 0.5, 0.0, 1.0, 1.0, 1.0, 1.0, 0.0]
 
 
-def drift(width: int) -> torch.Tensor:
-    """[ROWS, width] log π − log π_old: enough to be clipped now and then."""
-    noise = torch.randn(ROWS, 16, generator=torch.Generator().manual_seed(3))
-    return 0.25 * noise[:, :width]
+def noise(seed: int, width: int = 16) -> torch.Tensor:
+    """[ROWS, width] differences of log-probabilities: enough to be clipped now and then."""
+    return 0.25 * torch.randn(ROWS, 16, generator=torch.Generator().manual_seed(seed))[:, :width]
 
 
-class Known(EquipoiseGRPOTrainer):
-    """The known responses, and old log-probabilities that differ from the policy's where `drifts`."""
+class Drifting:
+    """Old and reference log-probabilities that differ from the policy's by a known noise."""
 
     drifts = True
 
@@ -68,9 +68,22 @@ class Known(EquipoiseGRPOTrainer):
         width = out["completion_ids"].shape[1]
         with torch.no_grad():
             now = self._get_per_token_logps_and_entropies(self.model, ids, mask, width)[0]
-        rows = len(ids)
-        mine = slice(self.accelerator.process_index * rows, (self.accelerator.process_index + 1) * rows)
-        return {**out, "old_per_token_logps": now - drift(width)[mine]}
+        mine = [(self.accelerator.process_index * len(ids) + i) % ROWS for i in range(len(ids))]
+        out |= {"old_per_token_logps": now - noise(3, width)[mine]}
+        if "ref_per_token_logps" in out:
+            out |= {"ref_per_token_logps": now + noise(4, width)[mine]}
+        return out
+
+
+class Known(Drifting, EquipoiseGRPOTrainer):
+    pass
+
+
+class Plain(Drifting, GRPOTrainer):
+    """TRL as it is."""
+
+    def __init__(self, *args, objective=None, **kwargs):
+        super().__init__(*args, **kwargs)
 
 
 def rollout(prompts: list[str], trainer: Any) -> dict[str, Any]:
@@ -81,7 +94,7 @@ def rollout(prompts: list[str], trainer: Any) -> dict[str, Any]:
     return {
         "prompt_ids": [tokenizer(p)["input_ids"] for p in prompts],
         "completion_ids": [known[i] for i in rows],
-        "logprobs": [[-1.0 - 0.1 * (t % 5) for t in range(len(known[i]))] for i in rows],
+        "logprobs": [SAMPLED[: len(known[i])] for i in rows],
         "row": rows,
     }
 
@@ -95,17 +108,20 @@ class Gradients(TrainerCallback):
 
     def __init__(self) -> None:
         self.found: list[torch.Tensor] = []
+        self.weights: list[dict[str, torch.Tensor]] = []
         self.logs: list[dict[str, float]] = []
+        self.trainer: Any = None
 
     def on_pre_optimizer_step(self, args, state, control, model=None, **more):
         self.found.append(torch.cat([p.grad.flatten() for p in model.parameters() if p.requires_grad]).clone())
+        self.weights.append({k: v.clone() for k, v in model.state_dict().items()})
 
     def on_log(self, args, state, control, logs=None, **more):
         self.logs.append(dict(logs))
 
 
-def train(model: str, out: str, objective: str | Objective, kind: type = Known, **options: Any):
-    """One TRL run; the trainer and what it left. Options that GRPOConfig does not know go to the trainer."""
+def build(model: str, out: str, objective: str | Objective, kind: type = Known, **options: Any):
+    """A trainer of the known case and who watches it. Options are GRPOConfig's, and a few of the trainer's own."""
     watched = Gradients()
     settings = {
         "output_dir": out, "use_cpu": True, "bf16": False, "num_generations": GROUP, "max_completion_length": 16,
@@ -128,7 +144,7 @@ def train(model: str, out: str, objective: str | Objective, kind: type = Known, 
 
 
 def run(model: str, out: str, objective: str | Objective, resume: str | None = None, **options: Any) -> Gradients:
-    trainer, watched = train(model, out, objective, **options)
+    trainer, watched = build(model, out, objective, **options)
     trainer.train(resume_from_checkpoint=resume)
     watched.trainer = trainer
     return watched
@@ -142,36 +158,57 @@ def stateful(choices: dict[str, Any]) -> Objective:
     return objective
 
 
-def flat_logprobs(model: torch.nn.Module, tokenizer: Any, lengths: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Log-probabilities and entropies of the responses' tokens, row by row: no padding, no batch, no TRL."""
+def token_table(model: torch.nn.Module, tokenizer: Any) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    """Log-probabilities and entropies of each response's tokens, row by row: no padding, no batch, no TRL."""
     logps, entropies = [], []
     for i, response in enumerate(completions()):
         ids = tokenizer(PROMPTS[i // GROUP])["input_ids"]
-        logits = model(torch.tensor([ids + response])).logits[0, len(ids) - 1 : -1]
-        table = logits.log_softmax(-1)
-        logps.append(table[range(len(response)), response][: int(lengths[i])])
-        entropies.append(-(table.exp() * table).sum(-1)[: int(lengths[i])])
-    return torch.cat(logps), torch.cat(entropies)
+        table = model(torch.tensor([ids + response])).logits[0, len(ids) - 1 : -1].log_softmax(-1)
+        logps.append(table[range(len(response)), response])
+        entropies.append(-(table.exp() * table).sum(-1))
+    return logps, entropies
 
 
-def wanted(model: str, objective: Objective, drifts: bool = True, lengths: list[int] | None = None) -> torch.Tensor:
-    """The gradient of `equipoise.objective` on the whole batch, in float64."""
+def wanted(
+    model: str,
+    objective: Objective,
+    *,
+    weights: dict[str, torch.Tensor] | None = None,
+    masks: list[list[int]] | None = None,
+    scores: list[Any] | None = None,
+) -> torch.Tensor:
+    """The gradient of `equipoise.objective` on the whole batch, in float64.
+
+    weights   the policy's now; then its weights at first are the old policy's, and there is no noise
+    masks     the tokens of each response that count; scores: its reward or rewards, None for one without
+    """
     policy = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float64)
     tokenizer = AutoTokenizer.from_pretrained(model)
-    T = torch.tensor([len(c) for c in completions()] if lengths is None else lengths)
-    tokens = torch.cat([torch.tensor(c)[: int(n)] for c, n in zip(completions(), T, strict=True)])
-    credit = objective.assign(rewards(), torch.arange(ROWS) // GROUP, T, tokens=tokens)
-    logp, entropy = flat_logprobs(policy, tokenizer, T)
-    apart = torch.cat([drift(16)[i, : int(n)] for i, n in enumerate(T)]).double() if drifts else 0.0
-    position = torch.cat([torch.arange(int(n)) for n in T])
-    reference = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float64)
-    with torch.no_grad():
-        ref = flat_logprobs(reference, tokenizer, T)[0]
-    old = logp.detach() - apart
-    known = torch.cat([torch.tensor([-1.0 - 0.1 * (t % 5) for t in range(int(n))]) for n in T])
-    out = objective.loss(
-        logp, old, credit, response_ids(T), position=position, entropy=entropy, ref_logprobs=ref, rollout_logprobs=known
+    masks = [[1] * len(c) for c in completions()] if masks is None else masks
+    scores = rewards() if scores is None else scores
+    rows = [i for i in range(ROWS) if scores[i] is not None]
+
+    def flat(parts: Any) -> torch.Tensor:
+        return torch.cat([torch.as_tensor(parts[i])[torch.tensor(masks[i]).bool()] for i in rows])
+
+    T = torch.tensor([sum(masks[i]) for i in rows])
+    credit = objective.assign(
+        torch.tensor([scores[i] for i in rows]), torch.tensor(rows) // GROUP, T, tokens=flat(completions())
     )
+    wide = [noise(3)[i, : len(c)] for i, c in enumerate(completions())]
+    with torch.no_grad():
+        old = token_table(policy, tokenizer)[0]
+    if weights is None:
+        old = [o - n for o, n in zip(old, wide, strict=True)]
+    else:
+        policy.load_state_dict(weights)
+    logps, entropies = token_table(policy, tokenizer)
+    ref = [logp.detach() + noise(4)[i, : len(logp)] for i, logp in enumerate(logps)]
+    sampled = [SAMPLED[: len(c)] for c in completions()]
+    out = objective.loss(
+        flat(logps), flat(old), credit, response_ids(T), position=torch.cat([torch.arange(int(n)) for n in T]),
+        entropy=flat(entropies), ref_logprobs=flat(ref), rollout_logprobs=flat(sampled),
+    )  # fmt: skip
     out.loss.backward()
     return torch.cat([p.grad.flatten() for p in policy.parameters()])
 

@@ -248,8 +248,8 @@ def adapted(objective: Objective, args: GRPOConfig, reward_weights: list[float])
             "there"
         )
     choices |= {"kl": args.beta, "reward_weights": reward_weights}
-    if args.use_bias_correction_kl:
-        choices["kl_estimator"] = "k3_ratio"
+    if not objective.kl:  # one that brings its own KL brings its estimator as well
+        choices["kl_estimator"] = "k3_ratio" if args.use_bias_correction_kl else "k3"
     if objective.mismatch.name == "none" and args.use_vllm and args.vllm_importance_sampling_correction:
         choices["mismatch"] = _mismatch(args)
     mine = Objective(**choices)
