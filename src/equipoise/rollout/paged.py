@@ -193,6 +193,7 @@ class _Call:
         self.logprobs = np.zeros((2 if asked.params.truncates else 1, *shape), dtype=np.float32)
         self.lengths = np.zeros(asked.rows, dtype=np.int64)
         self.stopped = np.zeros(asked.rows, dtype=bool)
+        self.unstored: list[tuple[NDArray[Any], ...]] = []  # what `_record` saw and `_store` has not written yet
         self.untold: list[int] = []
 
     def run(self, blocks: int) -> Rollouts:
@@ -206,6 +207,7 @@ class _Call:
                 steps = min(WINDOW, int((self.limit[ledger.response] - ledger.drawn)[: ledger.count].max()))
                 ledger.grow(steps)
                 self._steps(steps)
+        self._store()
         self._tell()
         return self._rollouts()
 
@@ -272,7 +274,8 @@ class _Call:
             desk.upload()
             for _ in range(steps):
                 _step(self.policy.core, self.weights, desk, self.pool, self.windows, size, params)
-        self._tell()  # while the device works
+        self._store()  # while the device works
+        self._tell()
         self._record(0, *desk.download(steps, ledger.count))
 
     def _graph(self, size: int) -> Any:
@@ -297,15 +300,14 @@ class _Call:
         """Rows from `first` on drew `tokens` [k, r] with `logprobs` [2, k, r]: keep them, and let the finished go."""
         ledger = self.ledger
         rows = slice(first, ledger.count)
-        response, drawn = ledger.response[rows], ledger.drawn[rows]
+        response, drawn = ledger.response[rows].copy(), ledger.drawn[rows]
         k = len(tokens)
         at = drawn + np.arange(k)[:, None]
-        self.tokens[response, at] = tokens
-        for table, values in zip(self.logprobs, logprobs, strict=False):
-            table[response, at] = values
+        self.unstored.append((response, at, tokens, logprobs))
         limit = self.limit[response]
         stops = self.is_end[tokens] & (at < limit)
         if self.asked.stop is not None:
+            self._store()
             hits = np.argwhere(self.may_stop[tokens] & (at < limit))
             tails = [
                 self.tokens[response[i], max(0, at[j, i] + 1 - self.asked.stop.span) : at[j, i] + 1] for j, i in hits
@@ -324,6 +326,13 @@ class _Call:
             gone = np.zeros(ledger.count, dtype=bool)
             gone[rows] = done
             ledger.drop(gone)
+
+    def _store(self) -> None:
+        for response, at, tokens, logprobs in self.unstored:
+            self.tokens[response, at] = tokens
+            for table, values in zip(self.logprobs, logprobs, strict=False):
+                table[response, at] = values
+        self.unstored.clear()
 
     def _tell(self) -> None:
         if self.asked.finished is not None:
