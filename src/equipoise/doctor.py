@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import importlib.metadata
+import importlib.util
 import platform
 import shutil
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -40,6 +42,8 @@ def examine() -> Iterator[Finding]:
             yield Finding(package, "broken" if package in NEEDED else "missing", f"{purpose}: {command}")
     for subject, look in (("device", _device), ("math verdicts", _math), ("code verdicts", _code)):
         yield look(subject)
+    if importlib.util.find_spec("verl") is not None:
+        yield _verl("verl plug-in")
 
 
 def _device(subject: str) -> Finding:
@@ -72,6 +76,25 @@ def _code(subject: str) -> Finding:
     if verdict.kind == "correct":
         return Finding(subject, "ok", f"isolated by {_version('bwrap')}; a verdict took {verdict.seconds:.2f} s")
     return Finding(subject, "missing" if verdict.kind == "unavailable" else "broken", verdict.reason)
+
+
+# What a worker of verl does, and what came of it. verl hides why a plug-in failed to load: the import is tried again.
+VERL_PROBE = """
+import importlib, verl
+from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY as estimators, POLICY_LOSS_REGISTRY as losses
+if not ("equipoise" in estimators and "equipoise" in losses):
+    importlib.import_module("equipoise.integrations.verl")
+    raise SystemExit("verl " + verl.__version__ + " did not look for it: VERL_USE_EXTERNAL_PLUGINS excludes it, "
+        "verl is older than 0.9, or equipoise is on the path but not installed (pip install --no-deps -e .)")
+print("registered in verl", verl.__version__)
+"""
+
+
+def _verl(subject: str) -> Finding:
+    ran = subprocess.run([sys.executable, "-W", "ignore", "-c", VERL_PROBE], capture_output=True, text=True)
+    if ran.returncode == 0:
+        return Finding(subject, "ok", ran.stdout.strip().splitlines()[-1])
+    return Finding(subject, "missing", (ran.stderr.strip().splitlines() or ["verl cannot be imported"])[-1])
 
 
 def _version(program: str) -> str:

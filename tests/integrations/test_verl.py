@@ -10,6 +10,7 @@ import inspect
 import itertools
 import json
 import os
+import pathlib
 import shutil
 import subprocess
 import sys
@@ -21,12 +22,14 @@ pytest.importorskip("verl", reason="verl has an environment of its own: make tes
 
 import numpy as np
 import torch
+from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 from verl import DataProto
-from verl.trainer.ppo.reward import load_reward_manager
-from verl.utils.config import omega_conf_to_dataclass
+from verl.trainer.ppo.checkpoint_callback import build_checkpoint_callback
+from verl.trainer.ppo.reward import get_custom_reward_fn, load_reward_manager
+from verl.utils.config import omega_conf_to_dataclass, validate_config
 
-from equipoise import Objective
+from equipoise import Objective, audit, doctor
 from equipoise.integrations import verl as plugin
 from equipoise.objective.surrogate import SEQUENCE_LEVEL
 from tests.integrations import verl_pipeline as pipeline
@@ -353,7 +356,6 @@ class Workers:
 
 def trainer_of(config):
     """verl's own trainer with its own callback, without workers to train."""
-    from verl.trainer.ppo.checkpoint_callback import build_checkpoint_callback
     from verl.trainer.ppo.v1 import PPOTrainerSync
 
     trainer = object.__new__(PPOTrainerSync)
@@ -455,6 +457,106 @@ def test_the_plug_in_is_found_through_its_entry_point_alone():
             [sys.executable, "-W", "ignore", "-c", code], env=environment, capture_output=True, text=True
         )
         assert out.stdout.strip().endswith(found), out.stderr
+
+
+@pytest.mark.parametrize(
+    ("setting", "value", "state", "words"),
+    [
+        ("VERL_USE_EXTERNAL_PLUGINS", "auto", "ok", "registered in verl 0.9"),
+        ("VERL_USE_EXTERNAL_PLUGINS", "none", "missing", "did not look for it"),
+        ("PYTHONPATH", "BROKEN", "missing", "ModuleNotFoundError: a package that is not there"),
+    ],
+)
+def test_doctor_says_whether_verl_really_has_it_and_why_not(setting, value, state, words, monkeypatch, tmp_path):
+    """verl swallows the error of a plug-in that fails to load; here the import fails for want of a package."""
+    (tmp_path / "sitecustomize.py").write_text(
+        "import sys\nclass Finder:\n    def find_spec(self, name, path=None, target=None):\n"
+        "        if name == 'equipoise.objective':\n"
+        "            raise ModuleNotFoundError('a package that is not there')\n"
+        "sys.meta_path.insert(0, Finder())\n"
+    )
+    monkeypatch.setenv(setting, str(tmp_path) if value == "BROKEN" else value)
+    finding = doctor._verl("verl plug-in")
+    assert (finding.state, words in finding.words) == (state, True), finding
+
+
+# --- verl's own files, and the recipes --------------------------------------------------------------------------------
+
+RECIPES = sorted((pathlib.Path(__file__).parents[2] / "recipes" / "verl").glob("*_*.sh"))
+
+
+def launched(recipe: pathlib.Path, tmp_path: pathlib.Path, **environment: str) -> list[str]:
+    """The overrides a recipe gives to verl."""
+    python, out = tmp_path / "python", tmp_path / "arguments.json"
+    python.write_text(f"#!{sys.executable}\nimport json, sys\njson.dump(sys.argv[1:], open({str(out)!r}, 'w'))\n")
+    python.chmod(0o755)
+    variables = {"PATH": os.environ["PATH"], "PYTHON": str(python), "RUN": str(tmp_path / "run"), **environment}
+    subprocess.run(["bash", str(recipe)], env=variables, check=True)
+    module, *overrides = json.loads(out.read_text())[1:]
+    assert module == "verl.trainer.main_ppo"
+    return overrides
+
+
+def composed(overrides: list[str]):
+    with initialize_config_dir(pipeline.CONFIG, version_base=None):
+        return compose("ppo_trainer", overrides)
+
+
+@pytest.mark.parametrize("recipe", RECIPES, ids=lambda path: path.stem)
+def test_every_recipe_is_a_configuration_that_verl_and_we_accept(recipe, tmp_path):
+    variants = [{}]
+    if recipe.stem.startswith("balanced"):
+        variants += [{"AGGREGATION": "sequence"}, {"AGGREGATION": "{name: token, over: group}"}]
+    else:
+        variants += [{"BASE": "gspo"}, {"BASE": "dapo", "DIFFICULTY": "none"}]
+    for variant in variants:
+        config = composed(launched(recipe, tmp_path, NODES="2", **variant))
+        validate_config(config, use_reference_policy=False, use_critic=False)
+        OmegaConf.resolve(config)
+        callback = build_checkpoint_callback(config)
+        assert isinstance(callback, plugin.Callback)
+        low, high = (callback.objective.surrogate.options[k] for k in ("low", "high"))
+        actor = config.actor_rollout_ref.actor
+        assert (actor.clip_ratio_low, actor.clip_ratio_high) == (low, high)
+        assert get_custom_reward_fn(config) is not None
+        assert config.trainer.nnodes == 2
+
+
+def test_a_recipe_is_a_stock_launch_and_six_lines(tmp_path):
+    ours_lines = set(launched(RECIPES[0], tmp_path))
+    stock = launched(RECIPES[0], tmp_path, STOCK="1")
+    assert len(ours_lines - set(stock)) == 6
+    composed(stock)
+
+
+def test_the_papers_settings_are_in_the_recipes(tmp_path):
+    for recipe in RECIPES:
+        config = composed(launched(recipe, tmp_path))
+        rollout, n = config.actor_rollout_ref.rollout, 16 if recipe.stem.startswith("balanced") else 8
+        assert (rollout.n, rollout.temperature, rollout.val_kwargs.n) == (n, 1.0, 8)
+        assert config.actor_rollout_ref.actor.optim.lr == 1e-6
+        assert config.data.train_batch_size == (128 if n == 16 else 256)
+        if n == 16:
+            assert config.data.max_response_length == (8192 if "1.7b" in recipe.stem else 2048)
+            assert config.trainer.total_training_steps == 500
+
+
+def test_a_rollout_dump_that_verl_wrote_is_audited(tmp_path):
+    batch = drawn(4, prompts=8)
+    rows = batch.rows()
+    pipeline.trainer_base.PPOTrainer._write_generations(
+        [f"question {row['uid']}" for row in rows],
+        ["x" * (int(row["response_mask"].sum()) + 1) for row in rows],
+        [None] * len(rows),
+        [float(row["rm_scores"].sum()) for row in rows],
+        {"uid": batch.meta.keys},
+        str(tmp_path),
+        3,
+    )
+    log = audit.read(tmp_path)
+    assert sorted(log.reward.tolist()) == pytest.approx(sorted(float(row["rm_scores"].sum()) for row in rows))
+    assert len(set(log.group.tolist())) == len({row["uid"] for row in rows})
+    assert set(log.step.tolist()) == {3}
 
 
 def built(config) -> Objective:
