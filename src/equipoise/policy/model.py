@@ -59,7 +59,13 @@ class Policy:
         attention.register()
         self.core.config._attn_implementation = attention.NAME
         self.model.eval()  # the policy that is trained is the policy that sampled: no dropout
-        if self.gradient_checkpointing and not self.is_llama_like:
+        if self.gradient_checkpointing:
+            self.checkpoint_gradients()
+
+    def checkpoint_gradients(self) -> None:
+        """Recompute activations in the backward pass from now on."""
+        self.gradient_checkpointing = True
+        if not self.is_llama_like:
             # transformers checkpoints in training mode only, so the mode changes and the dropout goes instead.
             self.core.gradient_checkpointing_enable({"use_reentrant": False})
             self.model.train()

@@ -26,6 +26,10 @@ Table = dict[str, Any] | None
 VERDICTS = ("unparsed", "timeout", "limit", "crashed", "bad_gold", "unavailable")  # besides correct and wrong
 
 
+MEMORY = re.compile(r"(\d+(?:\.\d+)?) ?(GiB|GB|MiB|MB)")
+BYTES = {"GiB": 2**30, "GB": 10**9, "MiB": 2**20, "MB": 10**6}
+
+
 class ConfigError(ValueError):
     """A configuration that cannot be run; the message is one sentence for the user."""
 
@@ -140,7 +144,9 @@ class OptimConfig:
 class TrainConfig:
     steps: int = option(60, "steps: a batch of rollouts and its updates each")
     updates: int = option(1, "optimizer steps per batch of rollouts")
-    micro_batch: int = option(0, "responses per forward and backward pass; 0 takes all at once")
+    micro_batch: int = option(0, "responses per forward and backward pass; 0 is no limit")
+    micro_tokens: int = option(0, "tokens of prompts and responses per pass; 0 leaves it to memory")
+    memory: str = option("auto", 'memory a pass may fill where neither is set: auto (what is free), or "20 GiB" in all')
     seed: int = option(0, "seed of prompts and draws")
     out: str = option("runs/run", "the run directory")
     checkpoint_every: int = option(20, "steps between checkpoints; one is always written at the end")
@@ -148,6 +154,12 @@ class TrainConfig:
     threads: int = option(0, "CPU threads of torch; 0 leaves torch's own choice")
     max_skipped: int = option(5, "updates with non-finite numbers in a row before the run stops")
     max_uninformative: int = option(20, "steps without any difference in reward in a row before the run stops")
+
+    @property
+    def memory_cap(self) -> int | None:
+        """Bytes; None for auto."""
+        found = MEMORY.fullmatch(self.memory)
+        return int(float(found[1]) * BYTES[found[2]]) if found else None
 
 
 @dataclass
@@ -209,7 +221,8 @@ class Config:
             "rollout.max_draws": (r.max_draws, 1), "reward.overlong_buffer": (w.overlong_buffer, 0),
             "reward.workers": (w.workers, 0),
             "optim.warmup": (o.warmup, 0), "train.steps": (t.steps, 1), "train.updates": (t.updates, 1),
-            "train.micro_batch": (t.micro_batch, 0), "train.checkpoint_every": (t.checkpoint_every, 1),
+            "train.micro_batch": (t.micro_batch, 0), "train.micro_tokens": (t.micro_tokens, 0),
+            "train.checkpoint_every": (t.checkpoint_every, 1),
             "train.keep": (t.keep, 0), "train.threads": (t.threads, 0), "train.max_skipped": (t.max_skipped, 1),
             "train.max_uninformative": (t.max_uninformative, 1), "eval.every": (e.every, 0),
             "eval.samples": (e.samples, 1), "eval.per_level": (e.per_level, 1), "model.lora_rank": (m.lora_rank, 0),
@@ -258,6 +271,8 @@ class Config:
             ("optim.lr", o.lr, 0 <= o.lr < math.inf, "at least 0, and finite"),
             ("optim.weight_decay", o.weight_decay, 0 <= o.weight_decay < math.inf, "at least 0, and finite"),
             ("optim.clip_norm", o.clip_norm, o.clip_norm >= 0, "at least 0, which is no limit"),
+            ("train.memory", t.memory, t.memory == "auto" or MEMORY.fullmatch(t.memory),
+             'auto, or an amount like "20 GiB"'),
             ("eval.temperature", e.temperature, 0 <= e.temperature < math.inf, "at least 0, and finite"),
         ]  # fmt: skip
         for name, value, kept, rule in rules:

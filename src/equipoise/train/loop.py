@@ -17,8 +17,8 @@ import shlex
 import signal
 import time
 from collections import Counter
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -27,7 +27,6 @@ from equipoise import __version__, tasks
 from equipoise import policy as models
 from equipoise.evaluate import evaluate, line
 from equipoise.objective import Credit, LossOutput, merge_metrics, response_ids
-from equipoise.rollout import Rollouts
 from equipoise.rollout import sampler as open_sampler
 from equipoise.rollout.vllm import VllmSampler
 from equipoise.tasks import Prompt
@@ -35,12 +34,15 @@ from equipoise.train import checkpoint, ranks
 from equipoise.train.batch import Collector, StepBatch, encode_prompt, statistics, write_rollouts
 from equipoise.train.config import Config, ConfigError, OptimConfig, dump, load
 from equipoise.train.folder import RunError, RunFolder, append, read_lines, replace
+from equipoise.train.micro import MicroBatch, Share
 from equipoise.train.mismatch import Mismatch
 from equipoise.train.mismatch import metrics as mismatch_metrics
 from equipoise.train.optimizer import AdamW
+from equipoise.train.planner import Plan, plan
 from equipoise.train.progress import Terminal
 from equipoise.train.trackers import open_trackers
 
+T = TypeVar("T")
 # What a resumed run may set anew: nothing that changes the weights it ends with.
 MAY_CHANGE = ("train.steps", "train.out", "train.checkpoint_every", "train.keep", "train.max_", "log.", "eval.",
               "reward.workers", "reward.max_unscored")  # fmt: skip
@@ -111,6 +113,8 @@ class Trainer:
             )
             self.parameters = self.optimizer.masters
             self.updates = 0  # optimizer steps done
+            self.plan: Plan | None = None  # made when there is something to train on
+            self.say: Callable[[str], None] = lambda text: None
             self.skipped = self.uninformative = 0  # in a row
             self.skipped_total = 0
             self.unscored = ""  # why too many responses of the last step have no score
@@ -130,6 +134,7 @@ class Trainer:
         """Train to the end, or raise: RunError with a sentence for the user, Interrupted with the command to resume."""
         c = self.config
         terminal = Terminal(c.train.out, c.train.steps, self.step, c.log.terminal and ranks.me() == 0)
+        self.say = terminal.say
         if isinstance(self.task, tasks.Dataset):
             terminal.say(str(self.task.summary))
         try:
@@ -239,21 +244,12 @@ class Trainer:
         """
         c = self.config
         out = {"policy_loss": 0.0, "grad_norm": 0.0, **{name: float(x) for name, x in credit.metrics.items()}}
-        parts = self._micro_batches(batch, credit)
-        if not any(ranks.gather(len(parts))):
+        share = self._share(batch, credit)
+        if not any(ranks.gather(len(share.rows))):
             return out | {"lr": self._rate(), "skipped": float(self.skipped_total)}
-        reference = [self._reference(batch, rows) for rows in parts] if c.objective.kl else [None] * len(parts)
-        old = [self._old_logprobs(batch, rows) for rows in parts]
+        self._fitting(share, self._compare)
         for k in range(c.train.updates):
-            self.optimizer.zero_grad()
-            outputs = []
-            apart = []
-            for rows, ref, o in zip(parts, reference, old, strict=True):
-                output = self._loss(batch, credit, rows, ref, o)
-                output.loss.backward()
-                if k == 0:
-                    apart.append(self._mismatch(batch, rows, output.logprobs))
-                outputs.append(dataclasses.replace(output, loss=output.loss.detach(), logprobs=output.logprobs[:0]))
+            outputs, apart = self._fitting(share, functools.partial(self._gradients, credit=credit, first=k == 0))
             ranks.sum_gradients(self.parameters)
             norm = torch.nn.utils.get_total_norm([p.grad for p in self.parameters if p.grad is not None])
             everyone = [o for part in ranks.gather(outputs) for o in part]
@@ -289,11 +285,9 @@ class Trainer:
     def _rate(self) -> float:
         return learning_rate(self.config.optim, self.updates, self.config.train.steps * self.config.train.updates)
 
-    def _micro_batches(self, batch: StepBatch, credit: Credit) -> list[Tensor]:
-        """Rows of this rank's micro-batches: whole groups where the objective needs them, responses otherwise.
-
-        Responses that nothing pulls on (no advantage, no KL, no entropy bonus) need no forward pass.
-        """
+    def _share(self, batch: StepBatch, credit: Credit) -> Share:
+        """What this rank trains on: responses that nothing pulls on (no advantage, no KL, no entropy bonus) need no
+        forward pass, unless their group must be whole."""
         c, group = self.config, batch.rollouts.prompt.cpu()
         pulled = credit.advantage.cpu() != 0
         if c.objective.kl or c.objective.entropy_bonus:
@@ -302,52 +296,102 @@ class Trainer:
             pulled = torch.isin(group, group[pulled])
         mine = torch.isin(group, torch.tensor(ranks.share(range(len(batch.prompts)))))
         rows = (mine & pulled & (batch.lengths.cpu() > 0)).nonzero()[:, 0]
-        size = c.train.micro_batch or len(rows)
-        if not len(rows):
-            return []
-        if not self.objective.needs_whole_groups:
-            return list(rows.split(size))
-        cuts, begun = [], 0
-        for i in range(1, len(rows)):
-            if i - begun >= size and group[rows[i]] != group[rows[i - 1]]:
-                cuts.append(i)
-                begun = i
-        return list(rows.tensor_split(cuts))
+        share = Share.of(batch.rollouts, rows)
+        if self.plan is None and any(ranks.gather(len(rows))):
+            self.plan = self._plan(share)
+            if self.plan.said:
+                self.say(self.plan.said)
+        if self.plan is not None:
+            share.cut(c.train.micro_batch, self.plan.tokens, self.objective.needs_whole_groups)
+        return share
 
-    def _pack(self, batch: StepBatch, rows: Tensor) -> tuple[models.Pack, Any]:
-        part = batch.rollouts.select(rows)
-        return models.pack(part.prompts, part.tokens, part.lengths, part.prompt), part
+    def _plan(self, share: Share) -> Plan:
+        """How much one pass may hold: as the configuration says or, if it does not, what fits; alike on all ranks."""
+        c, r = self.config, self.config.rollout
+        if c.train.micro_batch or c.train.micro_tokens:
+            return Plan(c.train.micro_tokens, self.policy.gradient_checkpointing, "")
+        prompt, response = max(map(len, share.rollouts.prompts)), self.collector.params.max_tokens
+        found = plan(
+            self.policy, total=r.prompts * (prompt + r.group_size * response), cap=c.train.memory_cap,
+            largest=prompt + response * (r.group_size if self.objective.needs_whole_groups else 1),
+            to_come=self.optimizer.bytes_to_come(), clear=self.optimizer.zero_grad,
+        )  # fmt: skip
+        everyone = ranks.gather(found)
+        least = min((p for p in everyone if p.tokens), key=lambda p: p.tokens, default=found)
+        if any(p.checkpointing for p in everyone) and not found.checkpointing:
+            self.policy.checkpoint_gradients()
+        return dataclasses.replace(least, checkpointing=self.policy.gradient_checkpointing)
 
-    def _reference(self, batch: StepBatch, rows: Tensor) -> Tensor:
-        packed, _ = self._pack(batch, rows)
-        return models.reference_logprobs(
-            self.policy, self.reference, packed, temperature=self.config.rollout.temperature
-        )
+    def _fitting(self, share: Share, work: Callable[[Share], T]) -> T:
+        """Do it; where memory runs out, again from its beginning, with half as many tokens a pass."""
+        while True:
+            try:
+                return work(share)
+            except torch.OutOfMemoryError as error:
+                reason = str(error).partition(". ")[0]
+            # Only here are the failed pass' tensors gone.
+            self.optimizer.zero_grad()
+            torch.cuda.empty_cache()
+            self._shrink(share, reason)
+
+    def _shrink(self, share: Share, reason: str) -> None:
+        """Smaller micro-batches for the rest of the run or, where there are none, gradient checkpointing."""
+        assert self.plan is not None
+        most = share.largest_pass
+        share.cut(self.config.train.micro_batch, most // 2, self.objective.needs_whole_groups)
+        checkpointing = self.policy.gradient_checkpointing
+        if share.largest_pass < most:
+            self.plan = dataclasses.replace(self.plan, tokens=most // 2)
+            then = f"going on with {most // 2:,}"
+        elif not checkpointing:
+            self.policy.checkpoint_gradients()
+            self.plan = dataclasses.replace(self.plan, checkpointing=True)
+            then = "which cannot be cut; going on with gradient checkpointing"
+        else:
+            raise RunError(
+                f"{reason}: {most:,} tokens in one piece do not fit, even with gradient checkpointing; lower "
+                "rollout.max_tokens, or optim.state = 8bit or model.lora_rank for smaller optimizer state"
+            )
+        self.say(f"step {self.step}: memory ran out with {most:,} tokens a pass, {then}")
 
     @torch.no_grad()
-    def _old_logprobs(self, batch: StepBatch, rows: Tensor) -> Tensor:
-        """log π_old: the sampler's, or with `rollout.exact` or vLLM what the trainer says before its first update."""
-        packed, part = self._pack(batch, rows)
-        if not self.exact:
-            return part.policy_logprobs
-        return models.token_logprobs(self.policy, packed, temperature=self.config.rollout.temperature).logprobs
+    def _compare(self, share: Share) -> None:
+        """What the loss compares with: log π_ref and log π_old, which is the sampler's or, with `rollout.exact` or
+        vLLM, what the trainer says before its first update."""
+        temperature = self.config.rollout.temperature
+        if self.config.objective.kl:
+            share.ref = share.each(
+                lambda pack: models.reference_logprobs(self.policy, self.reference, pack, temperature=temperature)
+            )
+        if self.exact:
+            share.old = share.each(
+                lambda pack: models.token_logprobs(self.policy, pack, temperature=temperature).logprobs
+            )
 
-    def _rollout_logprobs(self, part: Rollouts) -> Tensor:
+    def _gradients(self, share: Share, *, credit: Credit, first: bool) -> tuple[list[LossOutput], list[Mismatch]]:
+        """Gradients of all micro-batches, summed, and what the losses saw; in a first update also the mismatch."""
+        self.optimizer.zero_grad()
+        outputs, apart = [], []
+        for part in share.parts:
+            output = self._loss(share, part, credit)
+            output.loss.backward()
+            if first:
+                sampler = self._rollout_logprobs(share)[part.tokens]
+                lengths = share.rollouts.lengths[part.rows]
+                apart.append(Mismatch.of(output.logprobs, sampler, lengths, self.objective.mismatch))
+            outputs.append(dataclasses.replace(output, loss=output.loss.detach(), logprobs=output.logprobs[:0]))
+        return outputs, apart
+
+    def _rollout_logprobs(self, share: Share) -> Tensor:
         """log π_rollout as the sampler has it; vLLM tells that of what it drew from, top-p and top-k applied."""
-        return part.logprobs if self.vllm else part.policy_logprobs
+        return share.rollouts.logprobs if self.vllm else share.rollouts.policy_logprobs
 
-    def _mismatch(self, batch: StepBatch, rows: Tensor, logprobs: Tensor) -> Mismatch:
-        part = batch.rollouts.select(rows)
-        return Mismatch.of(logprobs, self._rollout_logprobs(part), part.lengths, self.objective.mismatch)
-
-    def _loss(self, batch: StepBatch, credit: Credit, rows: Tensor, ref: Tensor | None, old: Tensor) -> LossOutput:
-        packed, part = self._pack(batch, rows)
-        within = response_ids(part.lengths)
-        starts = part.lengths.cumsum(0) - part.lengths
+    def _loss(self, share: Share, part: MicroBatch, credit: Credit) -> LossOutput:
+        at = part.tokens
         return models.token_loss(
-            self.policy, packed, self.objective, old, credit, rows.to(within.device)[within],
-            position=torch.arange(len(within), device=within.device) - starts[within], ref_logprobs=ref,
-            rollout_logprobs=self._rollout_logprobs(part) if self.objective.mismatch.function else None,
+            self.policy, part.packed, self.objective, share.old[at], credit, share.response[at],
+            position=share.position[at], ref_logprobs=None if share.ref is None else share.ref[at],
+            rollout_logprobs=self._rollout_logprobs(share)[at] if self.objective.mismatch.function else None,
             temperature=self.config.rollout.temperature, exact=self.exact,
         )  # fmt: skip
 
@@ -385,6 +429,7 @@ class Trainer:
                 "position": self.collector.position,
                 "history": self.collector.history.state_dict(),
                 "updates": self.updates,
+                "plan": None if self.plan is None else (self.plan.tokens, self.plan.checkpointing),
                 "skipped": (self.skipped, self.skipped_total, self.uninformative),
             }
             with self._writing():
@@ -405,6 +450,10 @@ class Trainer:
             self.optimizer.load_state_dict(state["optimizer"])
             self.objective.load_state_dict(state["objective"])
             self.step, self.updates = state["step"], state["updates"]
+            if state.get("plan"):  # absent in the first runs
+                self.plan = Plan(*state["plan"], said="")
+                if self.plan.checkpointing and not self.policy.gradient_checkpointing:
+                    self.policy.checkpoint_gradients()
             self.collector.position = state["position"]
             self.collector.history.load_state_dict(state.get("history", {"seen": {}}))  # absent in the first runs
             self.skipped, self.skipped_total, self.uninformative = state["skipped"]

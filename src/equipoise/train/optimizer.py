@@ -90,6 +90,12 @@ class AdamW:
         exact = [p for p in self.masters if not _in_8_bits(p, state)]
         self.exact = torch.optim.AdamW(exact, betas=betas, weight_decay=weight_decay, fused=True) if exact else None
 
+    def bytes_to_come(self) -> int:
+        """What the first step will take for moments that are not there yet."""
+        if self.exact is None or self.exact.state:
+            return 0
+        return sum(2 * 4 * p.numel() for group in self.exact.param_groups for p in group["params"])
+
     def zero_grad(self) -> None:
         for tensor in (*self.weights, *self.masters):
             tensor.grad = None

@@ -1,0 +1,167 @@
+"""How many tokens one forward and backward pass may hold: measured on the model itself, against what memory is free.
+
+The memory of a pass is taken to be a part that is always there (gradients, a chunk of logits) and so much per token: on
+CUDA the peaks of two small passes give both. More tokens than FAST gain no speed there, so no more are taken; gradient
+checkpointing is a third more arithmetic, so it is switched on only where not even the longest response (or group, where
+the objective needs groups whole) would fit without. What a sampler or a reference holds counts as not free. On the CPU,
+where nobody counts, a pass takes what autograd keeps of a small one and half as much again, and what fits is trained in
+one go. Not covered: memory that other processes take later; `Trainer` then halves the tokens and goes on.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from equipoise import policy as models
+from equipoise.policy import Policy
+
+FAST = 32_768  # tokens of a pass past which an H200 is no faster
+SMALL = (4096, 8192)  # tokens of the two passes measured on CUDA, halved where even these do not fit
+FEW = (32, 64)  # on the CPU
+MARGIN = 0.9  # of what is free: allocators lose some to gaps
+
+
+@dataclass(frozen=True)
+class Plan:
+    """tokens: at most so many a pass, 0 for all at once; said: a line for the user, empty where there is no news."""
+
+    tokens: int
+    checkpointing: bool
+    said: str
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Bytes of a forward and backward pass: `always`, and `per_token` of prompts and responses."""
+
+    always: float
+    per_token: float
+
+    def tokens(self, room: float) -> int:
+        return max(0, int((room - self.always) / self.per_token))
+
+
+def plan(policy: Policy, *, total: int, largest: int, cap: int | None, to_come: int, clear: Callable[[], None]) -> Plan:
+    """For steps of at most `total` tokens, `largest` of them in one piece; `cap`: bytes this process may hold in all.
+
+    `to_come`: bytes the optimizer is still to take; `clear` throws the measured passes' gradients away. May switch the
+    policy's gradient checkpointing on.
+    """
+    cuda, begun_with = policy.device.type == "cuda", policy.gradient_checkpointing
+    room, said = _room(policy.device, cap, to_come)
+    if not cuda and (room is None or begun_with):
+        return Plan(0, begun_with, "")
+    cost = _cuda_cost(policy, clear) if cuda else _cpu_cost(policy)
+    if cuda and cost.tokens(MARGIN * room) < largest and not begun_with:
+        policy.checkpoint_gradients()
+        cost = _cuda_cost(policy, clear)
+    tokens = max(1, cost.tokens(MARGIN * room))
+    if cuda:
+        tokens = min(tokens, FAST)
+    elif tokens >= total:
+        return Plan(0, begun_with, "")
+    why = f"{cost.per_token / 1e3:,.0f} kB each and {cost.always / 2**30:.1f} GiB besides, {said}"
+    if policy.gradient_checkpointing and not begun_with:
+        why += f"; with gradient checkpointing, without which {largest:,} tokens in one piece would not fit"
+    return Plan(tokens, policy.gradient_checkpointing, f"memory: {tokens:,} tokens a pass ({why})")
+
+
+def _room(device: torch.device, cap: int | None, to_come: int) -> tuple[float | None, str]:
+    """Bytes a pass may take beyond what is taken now, and where that number is from; None where nobody knows."""
+    if device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(device)
+        held = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        taken = torch.cuda.memory_allocated(device)
+        room = free + held
+    else:
+        room, taken = _available(), _resident()
+    left = None if cap is None else cap - taken
+    if room is None and left is None:
+        return None, ""
+    if left is not None and (room is None or left < room):
+        room, said = max(left - to_come, 0), "left of train.memory"
+    else:
+        room, said = max(room - to_come, 0), "free"
+    return room, f"{room / 2**30:.1f} GiB {said}"
+
+
+def _available() -> int | None:
+    """Bytes the system could still give on the CPU, where it says so."""
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+    except OSError:
+        return None
+    return next((1024 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable:")), None)
+
+
+def _resident() -> int:
+    """Bytes this process holds, as far as the system says."""
+    try:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except OSError:
+        return 0
+
+
+def _cuda_cost(policy: Policy, clear: Callable[[], None]) -> Cost:
+    sizes = SMALL
+    while True:
+        try:
+            points = [_peak(policy, n, clear) for n in (sizes[0], *sizes)][1:]  # the first one also warms up
+        except torch.OutOfMemoryError:
+            clear()
+            torch.cuda.empty_cache()
+            if sizes[0] <= 64:
+                raise
+            sizes = (sizes[0] // 2, sizes[1] // 2)
+            continue
+        return line(*points)
+
+
+def line(a: tuple[int, float], b: tuple[int, float]) -> Cost:
+    """Through two points (tokens, bytes); rounding of the allocator must not make it fall."""
+    per_token = max((b[1] - a[1]) / (b[0] - a[0]), 1.0)
+    return Cost(max(a[1] - per_token * a[0], 0.0), per_token)
+
+
+def _peak(policy: Policy, tokens: int, clear: Callable[[], None]) -> tuple[int, float]:
+    """About so many tokens, and the bytes that a pass over them adds to what is taken."""
+    packed = _text(policy, tokens)
+    torch.cuda.reset_peak_memory_stats(policy.device)
+    before = torch.cuda.memory_allocated(policy.device)
+    models.token_logprobs(policy, packed).logprobs.sum().backward()
+    peak = torch.cuda.max_memory_allocated(policy.device) - before
+    clear()
+    return len(packed.inputs), float(peak)
+
+
+def _cpu_cost(policy: Policy) -> Cost:
+    points = []
+    for n in FEW:
+        packed = _text(policy, n)
+        seen: dict[int, int] = {p.untyped_storage().data_ptr(): 0 for p in policy.model.parameters()}
+
+        def keep(x: torch.Tensor, seen: dict[int, int] = seen) -> torch.Tensor:
+            storage = x.untyped_storage()
+            seen.setdefault(storage.data_ptr(), storage.nbytes())
+            return x
+
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x):
+            models.token_logprobs(policy, packed)
+        points.append((len(packed.inputs), 1.5 * sum(seen.values())))
+    cost = line(*points)
+    gradients = sum(p.numel() * p.element_size() for p in policy.parameters())
+    return Cost(cost.always + gradients, cost.per_token)
+
+
+def _text(policy: Policy, tokens: int) -> models.Pack:
+    """Some prompts with four responses each that fill a row of about so many tokens."""
+    length = min(256, tokens // 4, policy.context - 2)
+    responses = max(1, tokens // length)
+    text = torch.arange(responses * length, device=policy.device) % policy.core.config.vocab_size
+    prompts = [[0]] * -(-responses // 4)
+    return models.pack(prompts, text, torch.full((responses,), length), torch.arange(responses) // 4)

@@ -1,0 +1,205 @@
+"""Micro-batches by tokens, the plan for them, and what happens when memory runs out all the same."""
+
+from itertools import pairwise
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from equipoise import policy as models
+from equipoise.train import ConfigError, RunError, Trainer, planner
+from equipoise.train.config import TrainConfig
+from equipoise.train.micro import cuts
+
+from .test_split import OBJECTIVES, ROUNDING, SPLIT, distance, same_curve, weights
+from .tiny import settings
+
+GROUPS = st.lists(
+    st.tuples(st.integers(1, 20), st.lists(st.integers(1, 30), min_size=1, max_size=6)), min_size=1, max_size=6
+)
+
+
+def tokens_of(group, prompt, length, rows):
+    """Prompts once each, and the responses."""
+    return sum(dict(zip(group[rows].tolist(), prompt[rows].tolist(), strict=True)).values()) + int(length[rows].sum())
+
+
+@given(groups=GROUPS, responses=st.integers(0, 8), tokens=st.integers(0, 120), whole=st.booleans())
+def test_cuts_keep_to_their_limits_and_groups_together(groups, responses, tokens, whole):
+    group = torch.tensor([i for i, (_, own) in enumerate(groups) for _ in own])
+    prompt = torch.tensor([p for p, own in groups for _ in own])
+    length = torch.tensor([n for _, own in groups for n in own])
+    found = cuts(group, prompt, length, responses, tokens, whole)
+    assert found == sorted(set(found))
+    parts = [slice(a, b) for a, b in zip([0, *found], [*found, len(group)], strict=True)]
+    assert all(p.stop > p.start for p in parts)
+    for part in parts:
+        split = not whole and len(group[part].unique()) == 1
+        one = part.stop - part.start == 1 if split else len(group[part].unique()) == 1
+        if tokens and not one:
+            assert tokens_of(group, prompt, length, part) <= tokens
+        if responses and not whole:
+            assert part.stop - part.start <= responses
+    for cut in found:
+        inside = bool(group[cut] == group[cut - 1])
+        if inside:
+            assert not whole
+        if inside and tokens:  # only a group too large for one pass is taken apart
+            rows = (group == group[cut]).nonzero()[:, 0]
+            too_long = tokens_of(group, prompt, length, rows) > tokens
+            assert too_long or 0 < responses < len(rows)
+    if not responses and not tokens:
+        assert found == []
+    if tokens and not whole and not responses:  # and nothing is cut that would have fitted
+        for a, b in pairwise(parts):
+            following = slice(b.start, b.start + 1)
+            if group[b.start] != group[b.start - 1]:
+                following = slice(b.start, b.start + int((group == group[b.start]).sum()))
+            if tokens_of(group, prompt, length, following) <= tokens:
+                assert tokens_of(group, prompt, length, slice(a.start, following.stop)) > tokens
+
+
+@pytest.mark.parametrize("name", OBJECTIVES)
+def test_a_budget_of_tokens_changes_nothing(model, tmp_path, name):
+    for tokens in (0, 40):
+        options = SPLIT | OBJECTIVES[name] | {"log__terminal": False, "train__micro_tokens": tokens}
+        trainer = Trainer(settings(model, tmp_path / str(tokens), **options))
+        passes = []
+        loss = trainer._loss
+        trainer._loss = lambda share, part, credit, loss=loss, passes=passes: (
+            passes.append(len(share.parts)) or loss(share, part, credit)
+        )
+        trainer.run()
+        assert (max(passes) > 1) == (tokens > 0)
+    same_curve(tmp_path / "40", tmp_path / "0")
+    assert distance(weights(tmp_path / "40"), weights(tmp_path / "0")) < ROUNDING
+
+
+class Limited:
+    """A device that holds passes of at most so many tokens: fewer without gradient checkpointing than with."""
+
+    def __init__(self, monkeypatch, trainer, limit, checkpointed=None, *, in_backward=False):
+        self.trainer, self.limit, self.checkpointed = trainer, limit, checkpointed or limit
+        self.said, self.failed, self.in_backward = [], 0, in_backward
+        self.loss = models.token_loss
+        monkeypatch.setattr(models, "token_loss", self.token_loss)
+        monkeypatch.setattr(
+            type(trainer), "say", property(lambda t: self.said.append, lambda t, f: None), raising=False
+        )
+
+    def token_loss(self, policy, packed, *args, **more):
+        most = self.checkpointed if policy.gradient_checkpointing else self.limit
+        if len(packed.inputs) <= most:
+            return self.loss(policy, packed, *args, **more)
+        self.failed += 1
+        if self.in_backward:
+            output = self.loss(policy, packed, *args, **more)
+            output.loss.backward()  # leaves gradients behind, as a backward pass that stops half-way does
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")
+
+
+@pytest.mark.parametrize("in_backward", [False, True])
+def test_memory_that_runs_out_halves_the_passes_and_changes_nothing(model, tmp_path, monkeypatch, in_backward):
+    options = SPLIT | OBJECTIVES["dapo+balanced+hadw"] | {"log__terminal": False}
+    Trainer(settings(model, tmp_path / "whole", **options)).run()
+    trainer = Trainer(settings(model, tmp_path / "short", **options))
+    device = Limited(monkeypatch, trainer, 50, in_backward=in_backward)
+    trainer.run()
+    assert 0 < device.failed < 6  # it remembers
+    assert f"going on with {trainer.plan.tokens:,}" in device.said[-1]
+    assert trainer.plan.tokens <= 50
+    same_curve(tmp_path / "short", tmp_path / "whole")
+    assert distance(weights(tmp_path / "short"), weights(tmp_path / "whole")) < ROUNDING
+
+
+def test_what_cannot_be_cut_is_checkpointed_and_then_given_up(model, tmp_path, monkeypatch):
+    options = {"log__terminal": False, "objective__entropy_bonus": 1e-9, "eval__every": 0, "train__steps": 1}
+    trainer = Trainer(settings(model, tmp_path / "a", **options))
+    device = Limited(monkeypatch, trainer, 5, checkpointed=100)
+    trainer.run()
+    assert trainer.policy.gradient_checkpointing
+    assert "which cannot be cut; going on with gradient checkpointing" in device.said[-1]
+    monkeypatch.undo()
+    trainer = Trainer(settings(model, tmp_path / "b", **options))
+    Limited(monkeypatch, trainer, 5)
+    with pytest.raises(RunError, match=r"CUDA out of memory: \d+ tokens in one piece do not fit, even with gradient"):
+        trainer.run()
+
+
+def test_a_resumed_run_keeps_the_plan(model, tmp_path, monkeypatch):
+    options = {"log__terminal": False, "train__checkpoint_every": 1, "train__steps": 1, "eval__every": 0}
+    trainer = Trainer(settings(model, tmp_path / "run", **options))
+    Limited(monkeypatch, trainer, 60, checkpointed=80)
+    trainer.run()
+    again = Trainer(settings(model, tmp_path / "run", **options | {"train__steps": 2}), resume=True)
+    assert again.plan.tokens == trainer.plan.tokens > 0
+    assert again.policy.gradient_checkpointing == trainer.policy.gradient_checkpointing
+
+
+def test_the_cost_of_a_pass_is_what_autograd_keeps(model):
+    policy = models.load(model)
+    cost = planner._cpu_cost(policy)
+    config = policy.core.config
+    # Of a token, every layer keeps at least its input, queries, keys and values, their outputs, and both halves of the
+    # gate; and autograd does not keep ten times that.
+    d, f = config.hidden_size, config.intermediate_size
+    least = 4 * config.num_hidden_layers * (d + 3 * d + d + 2 * f)
+    assert least < cost.per_token < 10 * least
+    parameters = 4 * sum(p.numel() for p in policy.parameters())
+    assert parameters <= cost.always < parameters + 2**20
+
+
+def planned(policy, monkeypatch, free, **more):
+    monkeypatch.setattr(planner, "_available", lambda: free)
+    monkeypatch.setattr(planner, "_resident", lambda: 10**9)
+    asked = {"total": 10_000, "largest": 100, "cap": None, "to_come": 0, "clear": lambda: None} | more
+    return planner.plan(policy, **asked)
+
+
+def test_on_the_cpu_all_at_once_if_it_fits(model, monkeypatch):
+    policy = models.load(model)
+    assert planned(policy, monkeypatch, None) == planner.Plan(0, False, "")
+    assert planned(policy, monkeypatch, 2**34) == planner.Plan(0, False, "")
+    cost = planner._cpu_cost(policy)
+    free = int((cost.always + 5000 * cost.per_token) / planner.MARGIN)
+    half = planned(policy, monkeypatch, free)
+    assert half.tokens == pytest.approx(5000, abs=1)
+    assert half.said.startswith(f"memory: {half.tokens:,} tokens a pass (")
+    assert "GiB free" in half.said
+    less = planned(policy, monkeypatch, free, to_come=free // 4)  # the optimizer's moments are still to come
+    assert 0 < less.tokens < 0.8 * half.tokens
+    capped = planned(policy, monkeypatch, 2**34, cap=10**9 + free)
+    assert capped.tokens == half.tokens
+    assert "left of train.memory" in capped.said
+    assert planned(policy, monkeypatch, 2**14).tokens == 1  # no reason to give up before trying
+
+
+def test_a_line_through_two_peaks():
+    cost = planner.line((100, 1500.0), (300, 2500.0))
+    assert (cost.always, cost.per_token) == (1000.0, 5.0)
+    assert cost.tokens(3000) == 400
+    assert cost.tokens(10) == 0
+    flat = planner.line((100, 1500.0), (300, 1400.0))  # an allocator's rounding
+    assert flat.per_token > 0
+
+
+def test_an_amount_of_memory():
+    for text, wanted in (("auto", None), ("20 GiB", 20 * 2**30), ("1.5GB", 1_500_000_000), ("512 MiB", 2**29)):
+        assert TrainConfig(memory=text).memory_cap == wanted
+
+
+@pytest.mark.parametrize("text", ["20", "lots", "-1 GiB", "20 gib", ""])
+def test_what_is_no_amount_of_memory_is_refused(model, tmp_path, text):
+    with pytest.raises(ConfigError, match='the rule is auto, or an amount like "20 GiB"'):
+        settings(model, tmp_path / "run", train__memory=text)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="only CUDA counts its memory")
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_a_plan_for_the_gpu_fits(model, checkpointing):
+    policy = models.load(model, dtype=torch.bfloat16, device="cuda", gradient_checkpointing=checkpointing)
+    cost = planner._cuda_cost(policy, lambda: policy.model.zero_grad())
+    size, peak = planner._peak(policy, 60_000, lambda: policy.model.zero_grad())
+    predicted = cost.always + size * cost.per_token
+    assert 0.9 * peak < predicted / planner.MARGIN < 1.5 * peak
