@@ -44,9 +44,9 @@ class _Attention(torch.autograd.Function):
         q, k, v = _split(qkv, kv_heads)
         out, lse = _forward(q, k, v, own, True, scale)
         if to_prompt is not None and to_prompt.longest_queries:
-            merge_(out[prompts:], lse[:, prompts:], *_forward(
-                q[prompts:], k[:prompts], v[:prompts], to_prompt, False, scale
-            ))  # fmt: skip
+            part = _forward(q[prompts:], k[:prompts], v[:prompts], to_prompt, False, scale)
+            own_lse, lse = lse, lse.clone()
+            merge_(out[prompts:], own_lse[:, prompts:], *part, lse[:, prompts:])
         ctx.save_for_backward(qkv, out, lse)
         ctx.constants = kv_heads, own, to_prompt, prompts, scale
         return out
@@ -68,16 +68,19 @@ class _Attention(torch.autograd.Function):
         return torch.cat((dq, dk, dv), 1), None, None, None, None, None
 
 
-def merge_(out: Tensor, lse: Tensor, other: Tensor, other_lse: Tensor) -> None:
-    """The softmax over the keys of both, in place of the first: out, other [U, H, D]; log-sum-exps [H, U] float32."""
+def merge_(out: Tensor, lse: Tensor, other: Tensor, other_lse: Tensor, merged: Tensor) -> None:
+    """The softmax over the keys of both, in place of the first: out, other [U, H, D]; its log-sum-exps into `merged`.
+
+    lse, other_lse, merged [H, U] float32, may be parts of wider ones.
+    """
     if out.is_cuda:
         from equipoise.policy.kernels import triton_layers
 
-        triton_layers.merge_(out, lse, other, other_lse)
+        triton_layers.merge_(out, lse, other, other_lse, merged)
         return
     share = torch.sigmoid(other_lse - lse).t()[..., None]  # of the other
     out.copy_(out + share * (other.to(share.dtype) - out))
-    lse.copy_(torch.logaddexp(lse, other_lse))
+    merged.copy_(torch.logaddexp(lse, other_lse))
 
 
 def _split(qkv: Tensor, kv_heads: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -109,15 +112,17 @@ def _backward(
 @contextlib.contextmanager
 def _deterministic() -> Iterator[None]:
     """Flash's backward pass sums a query's gradient in the order the blocks happen to finish, unless told not to."""
-    before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
-    fill = torch.utils.deterministic.fill_uninitialized_memory
-    torch.use_deterministic_algorithms(True, warn_only=True)
-    torch.utils.deterministic.fill_uninitialized_memory = False
+    # The setters under torch.use_deterministic_algorithms, which also tells the compiler and takes far longer.
+    get, warns, fills = (torch._C._get_deterministic_algorithms, torch._C._get_deterministic_algorithms_warn_only,
+                         torch._C._get_deterministic_fill_uninitialized_memory)  # fmt: skip
+    before, fill = (get(), warns()), fills()
+    torch._C._set_deterministic_algorithms(True, warn_only=False)
+    torch._C._set_deterministic_fill_uninitialized_memory(False)
     try:
         yield
     finally:
-        torch.use_deterministic_algorithms(before[0], warn_only=before[1])
-        torch.utils.deterministic.fill_uninitialized_memory = fill
+        torch._C._set_deterministic_algorithms(before[0], warn_only=before[1])
+        torch._C._set_deterministic_fill_uninitialized_memory(fill)
 
 
 def _plain_forward(q: Tensor, k: Tensor, v: Tensor, spans: Spans, causal: bool, scale: float) -> tuple[Tensor, Tensor]:
