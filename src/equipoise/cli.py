@@ -22,7 +22,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     arguments, overrides = _without_overrides(arguments)
     options, rest = parser.parse_known_args(arguments)
     rest += overrides
-    if rest and options.command not in ("train", "compare"):
+    if rest and options.command not in ("train", "compare", "export"):
         parser.error(f"unrecognized arguments: {' '.join(rest)}")
     try:
         options.run(options, rest)
@@ -56,7 +56,7 @@ def _user_errors() -> tuple[type[Exception], ...]:
              ("equipoise.policy.model", "ModelError"), ("equipoise.tasks.task", "TaskError"),
              ("equipoise.rewards.pool", "PoolError"),
              ("equipoise.evaluate.folder", "EvaluationError"), ("equipoise.audit.log", "AuditError"),
-             ("equipoise.report.runs", "ReportError")]  # fmt: skip
+             ("equipoise.report.runs", "ReportError"), ("equipoise.export.launch", "ExportError")]  # fmt: skip
     return tuple(getattr(loaded[module], name) for module, name in names if module in loaded)
 
 
@@ -152,6 +152,19 @@ def _parser() -> argparse.ArgumentParser:
     watch = add("watch", _watch, "serve that page on localhost while a run goes on")
     watch.add_argument("runs", nargs="+", help="run directories, or folders of them")
     watch.add_argument("--port", type=_at_least(0), default=8765, help="0 takes a free one (default: %(default)s)")
+
+    export = add(
+        "export",
+        _export,
+        "write a configuration, a data set or a run's rollouts for TRL or verl",
+        epilog=(
+            "A configuration takes overrides as train does, a data set those of [task]: --task.columns '{prompt = ...}'"
+        ),
+    )
+    export.add_argument("what", help="trl or verl: the launch of a configuration; data; or rollouts")
+    export.add_argument("source", help="a configuration (TOML), a data set by its name as a task, or a run directory")
+    export.add_argument("out", nargs="?", help="the folder, for data the .parquet file (default, for a launch: WHAT)")
+    export.add_argument("--to", default=None, metavar="HOST", help="whose files, for data and rollouts: trl or verl")
 
     add("doctor", _doctor, "say what is installed, what can be used here, and what to do about the rest")
     add("theory", _theory, "print the closed forms of the papers' bias theorems as tables")
@@ -311,6 +324,13 @@ def _watch(options: argparse.Namespace, rest: list[str]) -> None:
     from equipoise.report import watch
 
     watch(options.runs, options.port)
+
+
+def _export(options: argparse.Namespace, rest: list[str]) -> None:
+    from equipoise.export.command import export
+
+    late = options.out is None and rest and not rest[0].startswith("-")  # argparse leaves OUT behind --to unread
+    print(export(options.what, options.source, rest.pop(0) if late else options.out, options.to, rest))
 
 
 def _doctor(options: argparse.Namespace, rest: list[str]) -> None:

@@ -1,0 +1,43 @@
+"""Our rewards for responses that another trainer sampled, exactly as `equipoise train` would give them.
+
+A response is told by the place of its prompt in our task: the item of the training stream, or of the held-out set.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+
+from equipoise.rewards.shape import overlong
+from equipoise.tasks import Prompt, Task
+from equipoise.train.config import Config
+from equipoise.train.score import Scorer
+
+TRAIN, HELD_OUT = "train", "held out"
+Place = tuple[str, int]
+
+
+class Rewards:
+    """Calling it gives [B][K] rewards, one for each of reward.functions; NaN where a verdict has no score."""
+
+    def __init__(self, config: Config, task: Task) -> None:
+        self.config, self.task = config, task
+        self._scorer = Scorer(config.reward, task)
+
+    @cached_property
+    def _held_out(self) -> list[Prompt]:
+        return self.task.evaluation(self.config.eval.per_level)
+
+    def prompt(self, place: Place) -> Prompt:
+        split, index = place
+        return self.task.prompt(index) if split == TRAIN else self._held_out[index]
+
+    def __call__(self, places: Sequence[Place], texts: Sequence[str], lengths: Sequence[int]) -> list[list[float]]:
+        prompts = [self.prompt(place) for place in places]
+        asked = [self._scorer.ask(prompt, text) for prompt, text in zip(prompts, texts, strict=True)]
+        rewards = self._scorer.settle(prompts, asked).rewards.tolist()
+        buffer, most = self.config.reward.overlong_buffer, self.config.rollout.max_tokens or self.task.max_tokens
+        if buffer:
+            for row, length in zip(rewards, lengths, strict=True):
+                row[0] += overlong(length, most, buffer)
+        return rewards  # type: ignore[no-any-return]
