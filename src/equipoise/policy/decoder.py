@@ -9,7 +9,7 @@ Not covered: Gemma 2 and 3 (norms behind the blocks, capped scores, two ropes) a
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -18,12 +18,14 @@ from torch.utils.checkpoint import checkpoint
 
 from equipoise.policy import kernels
 
+T = TypeVar("T")
 Attend = Callable[[int, Tensor, int], Tensor]
 """(layer, qkv [U, H + 2 Hk, D] with queries and keys already rotated, Hk) → [U, H, D]; `windows` says how far back each
 layer sees."""
 
 ARCHITECTURES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM", "GemmaForCausalLM")
 ACTIVATIONS = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
+THROUGH = "through"  # the method of a module whose weights ranks share (train.shard)
 # The other rope types depend on how long the sequence is, not on the position alone.
 ROPE_TYPES = ("default", "linear", "llama3", "yarn")
 
@@ -56,12 +58,20 @@ def hidden_states(
     half = base.layers[0].self_attn.head_dim // 2
     cos, sin = (c[0, :, None, :half].contiguous() for c in base.rotary_emb(x, positions[None]))
     activation = ACTIVATIONS[core.config.hidden_act]
+    run = _recomputed if gradient_checkpointing and torch.is_grad_enabled() else _layer
     for i, layer in enumerate(base.layers):
-        if gradient_checkpointing and torch.is_grad_enabled():
-            x = checkpoint(_layer, layer, i, x, cos, sin, attend, activation, use_reentrant=False)
-        else:
-            x = _layer(layer, i, x, cos, sin, attend, activation)
+        x = gathered(layer, run, layer, i, x, cos, sin, attend, activation)
     return x
+
+
+def gathered(module: Any, run: Callable[..., T], *arguments: Any) -> T:
+    """run(*arguments); where ranks share the module's weights, through the method that gathers them for it."""
+    through = getattr(module, THROUGH, None)
+    return run(*arguments) if through is None else through(run, *arguments)
+
+
+def _recomputed(*arguments: Any) -> Tensor:
+    return checkpoint(_layer, *arguments, use_reentrant=False)
 
 
 def embed(core: Any, inputs: Tensor) -> Tensor:
@@ -107,6 +117,8 @@ def side_by_side(core: Any) -> None:
     adapter are left alone. What moves the parameters again (`.to`, a deep copy) undoes it, and it can be done again.
     """
     for layer in core.model.layers:
+        if hasattr(layer, THROUGH):  # gathered weights are not ours to move
+            continue
         a, m = layer.self_attn, layer.mlp
         for projections in ((a.q_proj, a.k_proj, a.v_proj), (m.gate_proj, m.up_proj)):
             if is_plain(*projections) and joined(*projections) is None:

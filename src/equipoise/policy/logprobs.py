@@ -32,6 +32,10 @@ class TokenLogprobs(NamedTuple):
 
 def token_logprobs(policy: Policy, pack: Pack, *, temperature: float = 1.0) -> TokenLogprobs:
     """log π(token | before) and the entropy of π(· | before) at `temperature`; differentiable unless under no_grad."""
+    return decoder.gathered(policy.core, _token_logprobs, policy, pack, temperature)
+
+
+def _token_logprobs(policy: Policy, pack: Pack, temperature: float) -> TokenLogprobs:
     hidden = _hidden(policy, pack).index_select(0, pack.predict)
     head = _plain_head(policy)
     if hidden.is_cuda:
@@ -64,11 +68,15 @@ def token_loss(
     if exact or policy.device.type != "cuda":
         new = token_logprobs(policy, pack, temperature=temperature)
         return objective.loss(new.logprobs, old_logprobs, credit, response, entropy=new.entropy, **others)
-    hidden, head = _hidden(policy, pack).index_select(0, pack.predict), _plain_head(policy)
-    return kernels.fused_loss(
-        hidden, head.weight, pack.targets, objective, old_logprobs, credit, response, bias=head.bias,
-        temperature=temperature, **others,
-    )  # fmt: skip
+
+    def fused() -> LossOutput:
+        hidden, head = _hidden(policy, pack).index_select(0, pack.predict), _plain_head(policy)
+        return kernels.fused_loss(
+            hidden, head.weight, pack.targets, objective, old_logprobs, credit, response, bias=head.bias,
+            temperature=temperature, **others,
+        )  # fmt: skip
+
+    return decoder.gathered(policy.core, fused)
 
 
 @torch.no_grad()

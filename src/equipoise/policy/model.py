@@ -131,15 +131,18 @@ def load(
     return Policy(model, tokenizer, name, gradient_checkpointing)
 
 
-def save(policy: Policy, folder: str | Path) -> None:
-    """Write weights, tokenizer and generation config; a LoRA adapter is merged into a copy and saved beside it."""
+def save(policy: Policy, folder: str | Path, weights: dict[str, Tensor] | None = None) -> None:
+    """Write weights, tokenizer and generation config; a LoRA adapter is merged into a copy and saved beside it.
+
+    `weights` by name, where the model's own `state_dict` would not be them (train.shard).
+    """
     folder = Path(folder)
     model = policy.model
     if policy.has_adapter:
         # Merging in place and unmerging again would not give back the same base weights to the last bit.
         model.save_pretrained(folder / ADAPTER)
         model = copy.deepcopy(model).merge_and_unload()
-    model.save_pretrained(folder)
+    model.save_pretrained(folder, state_dict=weights)
     policy.tokenizer.save_pretrained(folder)
 
 

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from equipoise import policy as models
 
@@ -27,13 +28,20 @@ def steps(folder: Path) -> list[int]:
     return sorted(int(m[1]) for m in found if m and (folder / m[0] / STATE).is_file())
 
 
-def save(folder: Path, step: int, policy: models.Policy, state: dict[str, Any], keep: int) -> Path:
+def save(
+    folder: Path,
+    step: int,
+    policy: models.Policy,
+    state: dict[str, Any],
+    keep: int,
+    weights: dict[str, Tensor] | None = None,
+) -> Path:
     """Write `step-N` whole or not at all, then drop the oldest beyond `keep` earlier ones."""
     folder.mkdir(parents=True, exist_ok=True)
     target, temporary = folder / f"step-{step}", folder / f".writing-step-{step}"
     discard_unfinished(folder)
     try:
-        models.save(policy, temporary)
+        models.save(policy, temporary, weights)
         with open(temporary / STATE, "wb") as f:
             torch.save({**state, "step": step, "rng": rng_state()}, f)
         _sync(temporary)
@@ -53,8 +61,9 @@ def load(folder: Path, step: int, policy: models.Policy) -> dict[str, Any]:
     """Weights into the policy and RNG in place; returns the rest of the state."""
     path = folder / f"step-{step}"
     models.restore(policy, path)
-    # weights_only=False: the file is our own; it carries RNG states as numpy and Python objects.
-    state: dict[str, Any] = torch.load(path / STATE, map_location="cpu", weights_only=False)
+    # weights_only=False: the file is our own; it carries RNG states as numpy and Python objects. mmap: a process that
+    # takes its shard of the optimizer's state reads no more.
+    state: dict[str, Any] = torch.load(path / STATE, map_location="cpu", weights_only=False, mmap=True)
     set_rng_state(state["rng"])
     return state
 

@@ -151,6 +151,7 @@ class TrainConfig:
     out: str = option("runs/run", "the run directory")
     checkpoint_every: int = option(20, "steps between checkpoints; one is always written at the end")
     keep: int = option(2, "checkpoints to keep besides the last")
+    shard: bool = option(False, "under torchrun: each process keeps a part of weights, gradients and moments (FSDP2)")
     threads: int = option(0, "CPU threads of torch; 0 leaves torch's own choice")
     max_skipped: int = option(5, "updates with non-finite numbers in a row before the run stops")
     max_uninformative: int = option(20, "steps without any difference in reward in a row before the run stops")
@@ -235,6 +236,11 @@ class Config:
             raise ConfigError(
                 f"rollout.group_size = 1: advantage = {objective.advantage.name} compares responses to the same prompt "
                 "and is 0 for a single one; use at least 2, or objective.preset = reinforce"
+            )
+        if t.shard and (m.lora_rank or r.engine != "native" or not (t.micro_batch or t.micro_tokens)):
+            raise ConfigError(
+                "train.shard = true: the rule is no LoRA, rollout.engine = native, and train.micro_tokens (or "
+                "train.micro_batch) set, because what fits is not measured where processes must keep step"
             )
         if not w.functions or len(w.functions) != len(w.weights):
             raise ConfigError(

@@ -18,7 +18,7 @@ import signal
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -41,6 +41,9 @@ from equipoise.train.optimizer import AdamW
 from equipoise.train.planner import Plan, plan
 from equipoise.train.progress import Terminal
 from equipoise.train.trackers import open_trackers
+
+if TYPE_CHECKING:
+    from equipoise.train.shard import Shards
 
 T = TypeVar("T")
 # What a resumed run may set anew: nothing that changes the weights it ends with.
@@ -107,11 +110,6 @@ class Trainer:
             )
             self.collector = Collector(config, self.policy, self.sampler, self.task)
             self.held_out = self._held_out() if config.eval.every else []
-            o = config.optim
-            self.optimizer = AdamW(
-                self.policy.parameters(), betas=(o.betas[0], o.betas[1]), weight_decay=o.weight_decay, state=o.state
-            )
-            self.parameters = self.optimizer.masters
             self.updates = 0  # optimizer steps done
             self.plan: Plan | None = None  # made when there is something to train on
             self.say: Callable[[str], None] = lambda text: None
@@ -126,8 +124,15 @@ class Trainer:
                     replace(self.folder.config, dump(config))
                     if not resume:
                         replace(self.folder.environment, json.dumps(_environment(self.policy.device), indent=2) + "\n")
-                if resume:
-                    self._resume()
+                state = self._restored() if resume else None
+            sharded = config.train.shard and ranks.count() > 1
+            self.shards = _shards(self.policy) if sharded else None
+            self.reference_shards = _shards(self.reference) if sharded and self.reference else None
+            o, trained = config.optim, self.shards.parameters if self.shards else self.policy.parameters()
+            self.optimizer = AdamW(trained, betas=(o.betas[0], o.betas[1]), weight_decay=o.weight_decay, state=o.state)
+            self.parameters = self.optimizer.masters
+            if state is not None:
+                self._resume(state)
             undo.pop_all()
 
     def run(self) -> None:
@@ -191,7 +196,8 @@ class Trainer:
         start = time.perf_counter()
         self.step += 1
         self.collector.seconds = {"rollout": 0.0, "reward": 0.0}
-        batch = self.collector.collect(self.step)
+        with self._whole():
+            batch = self.collector.collect(self.step)
         metrics = statistics(batch, self.collector.params.max_tokens)
         seconds = {**self.collector.seconds, "log": self.log_seconds}
         informative = False
@@ -247,11 +253,11 @@ class Trainer:
         share = self._share(batch, credit)
         if not any(ranks.gather(len(share.rows))):
             return out | {"lr": self._rate(), "skipped": float(self.skipped_total)}
+        self.idle_passes = max(ranks.gather(len(share.parts))) - len(share.parts)
         self._fitting(share, self._compare)
         for k in range(c.train.updates):
             outputs, apart = self._fitting(share, functools.partial(self._gradients, credit=credit, first=k == 0))
-            ranks.sum_gradients(self.parameters)
-            norm = torch.nn.utils.get_total_norm([p.grad for p in self.parameters if p.grad is not None])
+            norm = self._sum_gradients()
             everyone = [o for part in ranks.gather(outputs) for o in part]
             self._apply(norm, all(bool(o.ok) for o in everyone) and math.isfinite(float(norm)))
             metrics = {name: float(x) for name, x in merge_metrics(everyone).items()}
@@ -262,6 +268,24 @@ class Trainer:
                 metrics = {f"{name}/last_update": metrics[name] for name in LAST_UPDATE}
             out |= metrics
         return out | {"grad_norm": float(norm), "lr": self._rate(), "skipped": float(self.skipped_total)}
+
+    def _sum_gradients(self) -> Tensor:
+        """Over all ranks; returns the norm of the whole."""
+        if self.shards:
+            self.shards.take_gradients()  # summed by the backward passes
+        else:
+            ranks.sum_gradients(self.parameters)
+        norm = torch.nn.utils.get_total_norm([p.grad for p in self.parameters if p.grad is not None])
+        return ranks.norm_of_all(norm) if self.shards else norm
+
+    def _whole(self) -> contextlib.AbstractContextManager[None]:
+        """Around whatever reads the weights themselves."""
+        return self.shards.whole() if self.shards else contextlib.nullcontext()
+
+    def _fill_up(self, shards: Shards | None, *, backward: bool = False) -> None:
+        """Ranks that share the weights make as many passes as the one that has most to do."""
+        for _ in range(self.idle_passes if shards else 0):
+            shards.idle_pass(backward=backward)
 
     def _apply(self, norm: Tensor, fine: bool) -> None:
         c = self.config
@@ -329,6 +353,8 @@ class Trainer:
                 return work(share)
             except torch.OutOfMemoryError as error:
                 reason = str(error).partition(". ")[0]
+            if self.shards:  # the other ranks are in the middle of this pass
+                raise RunError(f"{reason}: lower train.micro_tokens = {self.config.train.micro_tokens}, and --resume")
             # Only here are the failed pass' tensors gone.
             self.optimizer.zero_grad()
             torch.cuda.empty_cache()
@@ -363,10 +389,12 @@ class Trainer:
             share.ref = share.each(
                 lambda pack: models.reference_logprobs(self.policy, self.reference, pack, temperature=temperature)
             )
+            self._fill_up(self.reference_shards)
         if self.exact:
             share.old = share.each(
                 lambda pack: models.token_logprobs(self.policy, pack, temperature=temperature).logprobs
             )
+            self._fill_up(self.shards)
 
     def _gradients(self, share: Share, *, credit: Credit, first: bool) -> tuple[list[LossOutput], list[Mismatch]]:
         """Gradients of all micro-batches, summed, and what the losses saw; in a first update also the mismatch."""
@@ -380,6 +408,7 @@ class Trainer:
                 lengths = share.rollouts.lengths[part.rows]
                 apart.append(Mismatch.of(output.logprobs, sampler, lengths, self.objective.mismatch))
             outputs.append(dataclasses.replace(output, loss=output.loss.detach(), logprobs=output.logprobs[:0]))
+        self._fill_up(self.shards, backward=True)
         return outputs, apart
 
     def _rollout_logprobs(self, share: Share) -> Tensor:
@@ -409,11 +438,12 @@ class Trainer:
         if not c.eval.every:
             return
         prompts, ids = zip(*self.held_out, strict=True)
-        result = evaluate(
-            self.policy, self.sampler, self.task, prompts, ids, samples=c.eval.samples, temperature=c.eval.temperature,
-            greedy=c.eval.greedy, max_tokens=self.collector.params.max_tokens, stop=self.collector.params.stop,
-            share=ranks.share, gather=ranks.gather,
-        )  # fmt: skip
+        with self._whole():
+            result = evaluate(
+                self.policy, self.sampler, self.task, prompts, ids, samples=c.eval.samples,
+                temperature=c.eval.temperature, greedy=c.eval.greedy, max_tokens=self.collector.params.max_tokens,
+                stop=self.collector.params.stop, share=ranks.share, gather=ranks.gather,
+            )  # fmt: skip
         if ranks.me() == 0:
             with self._writing():
                 append(self.folder.eval, {"step": self.step, **result})
@@ -422,9 +452,17 @@ class Trainer:
         terminal.say(f"step {self.step:4d}  held out: {line(result)}")
 
     def _checkpoint(self) -> None:
+        optimizer = self.optimizer.state_dict()
+        if self.shards:
+            optimizer = self.shards.state_dict(optimizer)
+        with self._whole():
+            self._write_checkpoint(optimizer)
+        ranks.barrier()
+
+    def _write_checkpoint(self, optimizer: dict[str, Any]) -> None:
         if ranks.me() == 0:
             state = {
-                "optimizer": self.optimizer.state_dict(),
+                "optimizer": optimizer,
                 "objective": self.objective.state_dict(),
                 "position": self.collector.position,
                 "history": self.collector.history.state_dict(),
@@ -434,29 +472,32 @@ class Trainer:
             }
             with self._writing():
                 self.folder.sync()  # a checkpoint must not outlive the lines that lead up to it
-                checkpoint.save(self.folder.checkpoints, self.step, self.policy, state, self.config.train.keep)
+                weights = dict(self.policy.model.named_parameters()) if self.shards else None
+                checkpoint.save(self.folder.checkpoints, self.step, self.policy, state, self.config.train.keep, weights)
                 self.collector.history.write(self.folder.prompts)
-        ranks.barrier()
 
-    def _resume(self) -> None:
+    def _restored(self) -> dict[str, Any] | None:
+        """The state of the last checkpoint, with its weights in the policy; what was logged after it is forgotten."""
         kept = checkpoint.steps(self.folder.checkpoints)
         if ranks.me() == 0:
             self.folder.rewind(kept[-1] if kept else -1)
             if self.folder.checkpoints.is_dir():
                 checkpoint.discard_unfinished(self.folder.checkpoints)
         ranks.barrier()
-        if kept:
-            state = checkpoint.load(self.folder.checkpoints, kept[-1], self.policy)
-            self.optimizer.load_state_dict(state["optimizer"])
-            self.objective.load_state_dict(state["objective"])
-            self.step, self.updates = state["step"], state["updates"]
-            if state.get("plan"):  # absent in the first runs
-                self.plan = Plan(*state["plan"], said="")
-                if self.plan.checkpointing and not self.policy.gradient_checkpointing:
-                    self.policy.checkpoint_gradients()
-            self.collector.position = state["position"]
-            self.collector.history.load_state_dict(state.get("history", {"seen": {}}))  # absent in the first runs
-            self.skipped, self.skipped_total, self.uninformative = state["skipped"]
+        return checkpoint.load(self.folder.checkpoints, kept[-1], self.policy) if kept else None
+
+    def _resume(self, state: dict[str, Any]) -> None:
+        optimizer = state["optimizer"]
+        self.optimizer.load_state_dict(self.shards.load_state_dict(optimizer) if self.shards else optimizer)
+        self.objective.load_state_dict(state["objective"])
+        self.step, self.updates = state["step"], state["updates"]
+        if state.get("plan"):  # absent in the first runs
+            self.plan = Plan(*state["plan"], said="")
+            if self.plan.checkpointing and not self.policy.gradient_checkpointing:
+                self.policy.checkpoint_gradients()
+        self.collector.position = state["position"]
+        self.collector.history.load_state_dict(state.get("history", {"seen": {}}))  # absent in the first runs
+        self.skipped, self.skipped_total, self.uninformative = state["skipped"]
 
 
 def learning_rate(o: OptimConfig, update: int, total: int) -> float:
@@ -494,6 +535,15 @@ def _last_line(reason: str) -> str:
     """For the terminal, which must not obey what a model wrote."""
     line = (reason.strip().splitlines() or ["no reason given"])[-1][:200]
     return "".join(c if c.isprintable() else "\ufffd" for c in line)
+
+
+def _shards(policy: models.Policy) -> Shards:
+    from equipoise.train.shard import ShardError, Shards  # FSDP takes two seconds to import
+
+    try:
+        return Shards(policy)
+    except ShardError as error:
+        raise ConfigError(f"train.shard = true: {error}") from error
 
 
 def _device(name: str) -> str:

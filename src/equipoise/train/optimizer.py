@@ -9,6 +9,7 @@ vectors of a model are a thousandth of it, and keep their 32). Not covered: floa
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -127,7 +128,8 @@ class AdamW:
     @torch.no_grad()
     def load_state_dict(self, state: dict[str, Any]) -> None:
         if self.exact is not None:
-            self.exact.load_state_dict({k: state[k] for k in ("state", "param_groups")})
+            exact = copy.deepcopy({k: state[k] for k in ("state", "param_groups")})  # torch would keep what it is given
+            self.exact.load_state_dict(exact)
         self.t = state.get("t", 0)  # absent in the first runs, as is the rest
         for (weight, master), saved in zip(self.rounded, state.get("masters", []), strict=True):
             weight.copy_(master.copy_(saved))

@@ -91,6 +91,13 @@ def _sum_in_place(bucket: list[Tensor]) -> None:
         torch._foreach_copy_([g.view(-1) for g in bucket], list(parts))
 
 
+def norm_of_all(norm: Tensor) -> Tensor:
+    """Of a vector whose parts the ranks hold, from the norm of this rank's."""
+    square = norm.square()
+    dist.all_reduce(square)
+    return square.sqrt()
+
+
 def barrier() -> None:
     if count() > 1:
         dist.barrier()
