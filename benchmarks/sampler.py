@@ -2,30 +2,35 @@
 batching), and milliseconds per step against what the memory and the arithmetic allow. Writes
 benchmarks/results/sampler.json.
 
-    python benchmarks/sampler.py [--only NAME] [--without-peers]
+    python benchmarks/sampler.py [--only NAME …] [--without-peers]
 
 Models of real shapes with random weights in bfloat16; 64 prompts of 100 tokens, 16 responses each, 512 tokens, no
 end-of-sequence token, temperature 1: everyone does the same work. `generate` runs once with SDPA attention and its
-dynamic cache; its prompts have one length, so that it needs no mask. `generate_batch` runs with fewer tokens (its rate
-hardly depends on them) and is timed without its start-up. All are warmed up.
+dynamic cache, 512 tokens for the first model and 64 for the others (which flatters it: its cache is short); its prompts
+have one length, so that it needs no mask. `generate_batch` runs with 32 tokens and is timed from its first token to its
+last, without its start-up. All are warmed up.
 The byte bound of a step is every weight once and every live key and value once, over the bandwidth of a copy measured
 in the same run; the compute bound is the step's multiplications over the rate of a large product, likewise.
-`varied`: 256 prompts × 16 whose responses end by chance (mean 200 tokens, at most 512) through 1,024 rows.
-`difference` is |log π| of the sampler against the trainer's, on the same tokens.
+`varied`: 256 prompts × 16 whose responses end by chance (mean 200 tokens, at most 512) through 2,048 rows.
+`difference` is |log π| of the sampler less the trainer's on the same tokens; `rounding` is each one's distance from the
+trainer in float32: with random weights every token's log-probability carries the whole rounding of its logit.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import copy
+import json
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
 import torch
 import transformers
-from report import write  # benchmarks/report.py
+from report import RESULTS, write  # benchmarks/report.py
 from transformers import (
     GenerationConfig,
     LlamaConfig,
@@ -124,7 +129,8 @@ def steps(policy: p.Policy, sampler: PagedSampler, limits: dict[str, float]) -> 
     """Whole calls, with their prompts and the host's work, over their steps."""
     found = {}
     for rows in (256, 512, 1024):
-        ours(policy, sampler, rows // GROUP, TOKENS)
+        with ending_by_chance(policy, 20):  # a short call captures what the long one needs
+            ours(policy, sampler, rows // GROUP, TOKENS)
         time_taken, _ = ours(policy, sampler, rows // GROUP, TOKENS, seed=1)
         step, bound = 1e3 * time_taken / TOKENS, bounds(policy, rows, limits)
         found[str(rows)] = {
@@ -175,22 +181,21 @@ def generate_batch(policy: p.Policy, count: int, tokens: int) -> float:
 
 
 def varied(policy: p.Policy, sampler: PagedSampler) -> dict[str, Any]:
-    """Every 200th token ends a response: geometric lengths, because random weights draw almost uniformly."""
-    policy.__dict__["eos"] = tuple(range(0, policy.core.config.vocab_size, 200))
+    """Lengths that vary like a geometric distribution's."""
     computed, original = [0], paged._Call._steps
 
     def counting(call: Any, number: int) -> None:
         computed[0] += number * next(b for b in paged.BUCKETS if b >= call.ledger.count)
         original(call, number)
 
+    with ending_by_chance(policy, 20):
+        ours(policy, sampler, 256, TOKENS)
     paged._Call._steps = counting
     try:
-        ours(policy, sampler, 256, TOKENS)
-        computed[0] = 0
-        taken, rollouts = ours(policy, sampler, 256, TOKENS, seed=1)
+        with ending_by_chance(policy, 200):
+            taken, rollouts = ours(policy, sampler, 256, TOKENS, seed=1)
     finally:
         paged._Call._steps = original
-        policy.__dict__["eos"] = ()
     lengths = rollouts.lengths.float()
     return {
         "mean_length": round(float(lengths.mean()), 1),
@@ -200,12 +205,32 @@ def varied(policy: p.Policy, sampler: PagedSampler) -> dict[str, Any]:
     }
 
 
+@contextlib.contextmanager
+def ending_by_chance(policy: p.Policy, mean: int) -> Iterator[None]:
+    """Every `mean`th token of the vocabulary ends a response; random weights draw almost uniformly."""
+    policy.__dict__["eos"] = tuple(range(0, policy.core.config.vocab_size, mean))
+    try:
+        yield
+    finally:
+        policy.__dict__["eos"] = ()
+
+
+@torch.no_grad()
 def difference(policy: p.Policy, sampler: PagedSampler) -> dict[str, float]:
-    _, rollouts = ours(policy, sampler, 8, TOKENS)
-    with torch.no_grad():
-        pack = p.pack(rollouts.prompts, rollouts.tokens, rollouts.lengths, rollouts.prompt)
-        d = (rollouts.logprobs - p.token_logprobs(policy, pack).logprobs).abs()
-    return {"mean": float(d.mean()), "max": float(d.max()), "tokens": len(d)}
+    _, rollouts = ours(policy, sampler, 4, TOKENS)
+    pack = p.pack(rollouts.prompts, rollouts.tokens, rollouts.lengths, rollouts.prompt)
+    trained = p.token_logprobs(policy, pack).logprobs
+    wide = p.Policy(copy.deepcopy(policy.model).float(), policy.tokenizer, policy.name)
+    exact = p.token_logprobs(wide, pack).logprobs
+    d = rollouts.logprobs - trained
+    return {
+        "mean": float(d.abs().mean()),
+        "max": float(d.abs().max()),
+        "mean_signed": float(d.mean()),
+        "rounding_sampler": float((rollouts.logprobs - exact).abs().mean()),
+        "rounding_trainer": float((trained - exact).abs().mean()),
+        "tokens": len(d),
+    }
 
 
 def attempt(name: str, run: Callable[[], Any]) -> Any:
@@ -229,9 +254,11 @@ def measure(name: str, limits: dict[str, float], peers: bool) -> dict[str, Any]:
     if peers:
         attempt("generate", lambda: generate(policy, 2, 8))
         rates = found["tokens_per_second"]
-        rates["generate"] = attempt("generate", lambda: generate(policy, 64, TOKENS))
+        rates["generate"] = attempt(
+            "generate", lambda: generate(policy, 64, TOKENS if name == next(iter(MODELS)) else 64)
+        )
         torch.cuda.empty_cache()
-        rates["generate_batch"] = attempt("generate_batch", lambda: generate_batch(policy, 64, 64))
+        rates["generate_batch"] = attempt("generate_batch", lambda: generate_batch(policy, 64, 32))
         found["ratio"] = {
             k: round(rates["paged"] / v, 1) for k, v in rates.items() if k != "paged" and not isinstance(v, str)
         }
@@ -240,14 +267,15 @@ def measure(name: str, limits: dict[str, float], peers: bool) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--only", choices=list(MODELS), help="one model instead of all")
+    parser.add_argument("--only", choices=list(MODELS), nargs="+", help="these models; the others' figures are kept")
     parser.add_argument("--without-peers", action="store_true", help="ours alone")
     args = parser.parse_args()
     transformers.utils.logging.set_verbosity_error()
     limits = ceilings()
     print(f"copy {limits['bytes'] / 1e12:.2f} TB/s, product {limits['operations'] / 1e12:.0f} TFLOP/s", flush=True)
-    results = {}
-    for name in [args.only] if args.only else MODELS:
+    earlier = RESULTS / "sampler.json"
+    results = json.loads(earlier.read_text())["results"] if args.only and earlier.exists() else {}
+    for name in args.only or MODELS:
         found = results[name] = measure(name, limits, not args.without_peers)
         for rows, row in found["steps"].items():
             print(
