@@ -42,6 +42,9 @@ class Engine:
     def sleep(self, level):
         self._call(f"sleep {level}")
         self.memory.clear()
+        with torch.no_grad():
+            for q in self.policy.model.parameters():
+                q.fill_(torch.nan)  # level 2 keeps nothing
 
     def collective_rpc(self, method, kwargs):
         self._call(method)
@@ -54,7 +57,7 @@ class Engine:
 
     def add_request(self, name, prompt, params):
         assert self.memory == {"weights", "kv_cache"}
-        assert self.calls[-1] in ("forget", "draw")
+        assert not self.calls or self.calls[-1] in ("forget", "draw")
         self._call("draw")
         self.queue.append((name, prompt["prompt_token_ids"], params))
 
@@ -251,6 +254,20 @@ def test_what_cannot_be_is_refused_in_a_sentence(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())
     with pytest.raises(p.ModelError, match="float32 or bfloat16, not in float64"):
         VllmSampler(tiny_models.policy(dtype=torch.float64))
+
+
+def test_what_the_engine_cannot_compute_is_refused_when_it_is_opened(make, monkeypatch):
+    engine = Engine(tiny_models.policy())
+
+    def broken():
+        raise RuntimeError("Unsupported head_dim=16")
+
+    engine.step = broken
+    monkeypatch.setattr(module, "_open", lambda policy, memory: engine)
+    with pytest.raises(p.ModelError, match=r"vLLM cannot run llama: Unsupported head_dim=16; use rollout\.engine"):
+        make(tiny_models.policy())
+    assert engine.calls[-1] == "shutdown"
+    assert engine.queue == []
 
 
 def test_one_engine_at_a_time(make):

@@ -17,11 +17,13 @@ import copy
 import importlib.util
 import logging
 import os
+import platform
 import random
 import tempfile
 import weakref
 from collections.abc import Iterator, Sequence
 from itertools import chain
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -53,8 +55,14 @@ class VllmSampler:
             raise ModelError("this process has a vLLM engine already, and can have one at a time; close() that first")
         self.policy = policy
         self.sleeps = policy.device.type == "cuda"
-        self.llm = _open(policy, memory)
-        self.engine = self.llm.llm_engine
+        with _left_alone(policy.device):
+            self.llm = _open(policy, memory)
+            self.engine = self.llm.llm_engine
+            try:
+                self._draw([[0]], SamplingParams(), [0], [1], None)
+            except Exception as error:  # sizes its kernels do not know show only when they run
+                self.engine.engine_core.shutdown()
+                raise _cannot_run(policy, error) from error
         self.context = min(policy.context, int(self.llm.model_config.max_model_len))
         if self.context < policy.context < 2**31 - 1:
             logging.getLogger(__name__).warning(
@@ -86,7 +94,7 @@ class VllmSampler:
         seeds = (asked.keys & (2**63 - 1)).tolist()  # vLLM takes −1 for no seed at all
         rows = [asked.prompts[r // n] for r in range(asked.rows)]
         limits = [min(limit, self.context - len(row)) for limit, row in zip(asked.limit.tolist(), rows, strict=True)]
-        with self._awake():
+        with _left_alone(self.policy.device), self._awake():
             self._check_weights(asked.prompts[:PROBES])
             outputs = self._draw(rows, params, seeds, limits, finished)
         return self._rollouts(asked, outputs)
@@ -212,12 +220,14 @@ def _open(policy: Policy, memory: float) -> Any:
         raise ModelError('rollout.engine = "vllm" needs the package vllm: pip install "equipoise[vllm]"')
     if policy.dtype not in TOLERANCE:
         raise ModelError(f"vLLM samples in float32 or bfloat16, not in {str(policy.dtype).removeprefix('torch.')}")
+    if policy.device.type == "cpu" and policy.dtype == torch.bfloat16 and not _cpu_has_bfloat16():
+        raise ModelError("vLLM needs instructions for bfloat16 that this CPU does not have; use model.dtype = float32")
     if policy.device.index:
         raise ModelError(f"vLLM takes the first device it sees, not {policy.device}; set CUDA_VISIBLE_DEVICES instead")
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # the weights are handed over in memory
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")  # the threads are the trainer's too
-    with tempfile.TemporaryDirectory() as folder, _left_alone():
+    with tempfile.TemporaryDirectory() as folder:
         from vllm import LLM
         from vllm.platforms import current_platform
 
@@ -228,24 +238,35 @@ def _open(policy: Policy, memory: float) -> Any:
             )
         _write_model(policy, folder)
         on_cpu = policy.device.type == "cpu"
+        # On the CPU a prompt goes in whole: in parts, vLLM 0.32 turns a seeded request's generator back, and fails.
         room = {"kv_cache_memory_bytes": int(memory * _ram())} if on_cpu else {"gpu_memory_utilization": memory}
         try:
             return LLM(
-                model=folder, load_format="dummy", dtype=str(policy.dtype).removeprefix("torch."), max_model_len=-1,
-                generation_config="vllm", logprobs_mode="processed_logprobs", enforce_eager=on_cpu,
-                enable_sleep_mode=not on_cpu, **room,
+                model=folder, runner="generate", load_format="dummy", dtype=str(policy.dtype).removeprefix("torch."),
+                max_model_len=-1, generation_config="vllm", logprobs_mode="processed_logprobs", enforce_eager=on_cpu,
+                enable_sleep_mode=not on_cpu, enable_chunked_prefill=not on_cpu, **room,
             )  # fmt: skip
         except Exception as error:  # a dozen unrelated types, pydantic's and torch's among them
-            lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-            raise ModelError(f"vLLM cannot run {policy.name}: {' '.join(lines)[:600]}") from error
+            raise _cannot_run(policy, error) from error
+
+
+def _cannot_run(policy: Policy, error: Exception) -> ModelError:
+    reason = " ".join(str(error).split()) or type(error).__name__
+    return ModelError(f"vLLM cannot run {policy.name}: {reason[:600]}; use rollout.engine = native")
 
 
 def _write_model(policy: Policy, folder: str) -> None:
     """Configuration and tokenizer. The head is untied: vLLM does not pass new embeddings on to a head tied to them."""
     config = copy.deepcopy(policy.core.config)
     config.tie_word_embeddings = False
+    config.architectures = [type(policy.core).__name__]  # a model made in memory has none, and vLLM would guess
     config.save_pretrained(folder)
     policy.tokenizer.save_pretrained(folder)
+
+
+def _cpu_has_bfloat16() -> bool:
+    """On ARM vLLM takes them for granted, and the process would die of an illegal instruction."""
+    return platform.machine() != "aarch64" or "bf16" in Path("/proc/cpuinfo").read_text().split()
 
 
 def _ram() -> int:
@@ -253,10 +274,11 @@ def _ram() -> int:
 
 
 @contextlib.contextmanager
-def _left_alone() -> Iterator[None]:
-    """vLLM seeds every generator of the process and, on the CPU, takes `torch.set_num_threads` away: put them back."""
+def _left_alone(device: torch.device) -> Iterator[None]:
+    """vLLM seeds and draws from the process's generators and, on the CPU, takes `torch.set_num_threads` away: put back
+    what was there."""
     before = random.getstate(), np.random.get_state(), torch.set_num_threads
-    with torch.random.fork_rng():
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
         try:
             yield
         finally:

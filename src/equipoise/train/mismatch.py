@@ -33,11 +33,15 @@ class Mismatch(NamedTuple):
     def of(cls, trainer: Tensor, sampler: Tensor, lengths: Tensor, correction: Choice) -> Mismatch:
         """trainer, sampler [n] log-probabilities of the same tokens, of responses of `lengths` [b] in this order."""
         log_weight = trainer - sampler
-        of_response = log_weight.new_zeros(len(lengths)).index_add_(0, response_ids(lengths), log_weight)
+        apart = log_weight.abs()
         log_cap = math.log(correction.options.get("cap", math.inf))
+        masked = torch.tensor(0)
+        if correction.name == "mis":
+            of_response = log_weight.new_zeros(len(lengths)).index_add_(0, response_ids(lengths), log_weight)
+            masked = (of_response > log_cap).sum()
         return cls(
-            torch.tensor(len(trainer)), torch.tensor(len(lengths)), log_weight.abs().sum(), k3(sampler, trainer).sum(),
-            (log_weight > log_cap).sum(), (of_response > log_cap).sum(), log_weight.abs().max(),
+            torch.tensor(len(trainer)), torch.tensor(len(lengths)), apart.sum(), k3(sampler, trainer).sum(),
+            (log_weight > log_cap).sum(), masked, apart.max(),
         )  # fmt: skip
 
     def merge(self, other: Mismatch) -> Mismatch:
