@@ -2,6 +2,7 @@
 
 import json
 import os
+import runpy
 import socket
 import subprocess
 import sys
@@ -17,7 +18,7 @@ from datasets import Dataset
 from safetensors.torch import load_file
 from trl import GRPOConfig
 
-from equipoise.integrations.trl import STATE, EquipoiseGRPOTrainer, adapted
+from equipoise.integrations.trl import STATE, EquipoiseGRPOTrainer, adapted, refuse
 from equipoise.objective import Objective, named
 from equipoise.policy import load
 from equipoise.rewards import as_trl
@@ -57,10 +58,11 @@ def choices(name: str) -> dict:
     return named(name).choices()
 
 
-@pytest.mark.parametrize("how", SPLITS)
-@pytest.mark.parametrize(
-    "name", [*FEW, *(pytest.param(n, marks=pytest.mark.slow) for n in (*GRID, *OTHERS) if n not in FEW)]
-)
+CASES = [*((n, "threes") for n in FEW), (FEW[0], "whole"), (FEW[0], "ones")]
+SLOW = [c for c in product(GRID, SPLITS) if c not in CASES] + [(n, "threes") for n in OTHERS]
+
+
+@pytest.mark.parametrize(("name", "how"), [*CASES, *(pytest.param(*c, marks=pytest.mark.slow) for c in SLOW)])
 def test_the_gradient_is_the_objectives(model, out, name, how):
     found = case.run(model, out, case.stateful(choices(name)), **split(*SPLITS[how])).found
     assert len(found) == 1
@@ -82,29 +84,25 @@ def two_ranks(model: str, folder: Path, cases: dict) -> dict:
     return torch.load(found, weights_only=False)
 
 
-def on_two_ranks(model, folder, names, more=None):
-    cases = {
-        f"{name}/{how}": {"choices": choices(name), "options": split(*TWO_RANKS[how]) | (more or {})}
-        for name in names
-        for how in TWO_RANKS
-    }
+def on_two_ranks(model, folder, pairs):
+    cases = {f"{n}/{how}": {"choices": choices(n), "options": split(*TWO_RANKS[how])} for n, how in pairs}
+    cases[f"{pairs[0][0]}/{pairs[0][1]}"]["options"]["average_tokens_across_devices"] = False  # on unless said
     found = two_ranks(model, folder, cases)
-    for name in names:
+    for name, how in pairs:
         wanted = case.stateful(choices(name))
-        gradient = case.wanted(model, wanted)
-        for how in TWO_RANKS:
-            result = found[f"{name}/{how}"]
-            assert case.distance(result["gradients"][0], gradient) < EXACT, (name, how)
-            assert result["state"] == wanted.state_dict()
+        result = found[f"{name}/{how}"]
+        assert case.distance(result["gradients"][0], case.wanted(model, wanted)) < EXACT, (name, how)
+        assert result["state"] == wanted.state_dict()
 
 
 def test_two_ranks_change_nothing(model, tmp_path):
-    on_two_ranks(model, tmp_path, FEW)
+    on_two_ranks(model, tmp_path, [*product(FEW[:2], TWO_RANKS), *((n, "twos") for n in FEW[2:])])
 
 
 @pytest.mark.slow
 def test_two_ranks_change_nothing_for_any_objective(model, tmp_path):
-    on_two_ranks(model, tmp_path, [n for n in (*GRID, *OTHERS) if n not in FEW])
+    rest = [n for n in GRID if n not in FEW]
+    on_two_ranks(model, tmp_path, [*product(rest, TWO_RANKS), *((n, "twos") for n in OTHERS)])
 
 
 def prompts(times: int) -> Dataset:
@@ -143,9 +141,14 @@ def test_objectives_that_need_whole_groups_run_on_an_unsplit_batch(model, out, n
     assert case.distance(found[0], case.wanted(model, named(name))) < EXACT
 
 
-@pytest.mark.parametrize(("name", "loss_type"), [("grpo", "grpo"), ("dapo", "dapo"), ("dr_grpo", "dr_grpo")])
-@pytest.mark.parametrize("more", [{}, {"beta": 0.3}, {"beta": 0.3, "use_bias_correction_kl": False, "entropy_coef": 1}])
-def test_where_trl_has_the_objective_gradient_and_log_are_its_own(model, out, name, loss_type, more):
+TYPES = ("grpo", "dapo", "dr_grpo")
+TERMS = ({}, {"beta": 0.3}, {"beta": 0.3, "use_bias_correction_kl": False, "entropy_coef": 1})
+BOTH = [pytest.param(a, b, marks=[] if i == j else pytest.mark.slow)
+        for i, a in enumerate(TYPES) for j, b in enumerate(TERMS)]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "more"), BOTH)
+def test_where_trl_has_the_objective_gradient_and_log_are_its_own(model, out, name, more):
     """Also of the KL and the entropy bonus, and over micro-batches."""
     objective = Objective.preset(
         name,
@@ -154,7 +157,7 @@ def test_where_trl_has_the_objective_gradient_and_log_are_its_own(model, out, na
         **({"aggregation": {"name": "constant", "length": 16}} if name == "dr_grpo" else {}),
     )
     options = split(3, 4) | more
-    trl = case.run(model, out, None, kind=case.Plain, loss_type=loss_type, epsilon_high=0.28, **options)
+    trl = case.run(model, out, None, kind=case.Plain, loss_type=name, epsilon_high=0.28, **options)
     ours = case.run(model, out, objective, **options)
     assert case.distance(ours.found[0], trl.found[0].double()) < EXACT
     for key, value in trl.logs[0].items():
@@ -290,9 +293,21 @@ def test_the_anchor_is_saved_and_resumed_with_trls_checkpoints(model, tmp_path):
     (Objective.preset("grpo", reward_weights=[2.0]), {}, r"GRPOConfig's are \[1.0\]: set them there"),
     ("dapo+balancd", {}, 'did you mean "balanced"'),
 ])  # fmt: skip
-def test_what_cannot_be_exact_is_refused_when_built(model, out, objective, options, words):
+def test_what_cannot_be_exact_is_refused(out, objective, options, words):
+    args = GRPOConfig(out, use_cpu=True, bf16=False, num_generations=4, **{"per_device_train_batch_size": 12} | options)
+
+    def build():
+        given = named(objective) if isinstance(objective, str) else objective
+        refuse(given, args)
+        adapted(given, args, [1.0])
+
     with pytest.raises(ValueError, match=words):
-        case.build(model, out, objective, **options)
+        build()
+
+
+def test_it_is_refused_when_the_trainer_is_built(model, out):
+    with pytest.raises(ValueError, match="the rule is steps_per_generation = 1"):
+        case.build(model, out, "dfpo", **split(3, 4))
 
 
 def test_settings_without_effect_are_named(model, out):
@@ -345,6 +360,13 @@ def test_an_adapter_gets_the_same_gradient_in_any_split(model, out):
     assert case.distance(gradient(3, 4), whole.double()) < EXACT
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(("options", "near"), [({"gradient_checkpointing": True}, EXACT), ({"bf16": True}, 0.1)])
+def test_recomputed_activations_change_nothing_and_half_precision_little(model, out, options, near):
+    found = case.run(model, out, "dapo+balanced", **split(3, 4), **options).found[0]
+    assert case.distance(found, case.wanted(model, named("dapo+balanced"))) < near
+
+
 def test_the_table_of_completions_has_the_objectives_advantages(model, out):
     objective = case.stateful(choices("dapo+balanced+hadw"))
     trainer = case.run(model, out, objective, log_completions=True, **split(3, 4)).trainer
@@ -394,3 +416,32 @@ def test_a_checkpoint_of_trl_is_a_model_of_ours_and_ours_one_of_trls(model, tmp_
     moved = load_file(ours / "model.safetensors")["lm_head.weight"]
     assert torch.equal(watched.weights[0]["lm_head.weight"], moved)
     assert not torch.equal(moved, begun["lm_head.weight"])
+
+
+def test_without_trl_the_extra_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "trl", None)
+    with pytest.raises(ImportError, match=r"needs TRL: pip install 'equipoise\[trl\]'"):
+        runpy.run_path(ROOT / "src/equipoise/integrations/trl.py")
+
+
+@pytest.mark.slow
+def test_a_run_on_abacus_learns_as_ours_does(tmp_path):
+    """The example as it is, and `equipoise train` with the same objective, batch, rates and steps."""
+
+    def command(*arguments) -> str:
+        ended = subprocess.run(
+            [sys.executable, *arguments], cwd=ROOT, capture_output=True, text=True, check=False,
+            env={**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": ""},
+        )  # fmt: skip
+        assert ended.returncode == 0, ended.stderr[-4000:]
+        return ended.stdout
+
+    trl, ours = tmp_path / "trl", tmp_path / "ours"
+    command("examples/trl_grpo.py", "--steps", "30", "--out", str(trl))
+    settings = ("--train.steps", "30", "--train.out", str(ours), "--train.threads", "1", "--log.terminal", "false")
+    command("-m", "equipoise", "train", "examples/abacus.toml", *settings)
+    begin, *_, end = evaluations(ours)
+    theirs = json.loads(command("-m", "equipoise", "eval", str(trl / "model"), "--json"))
+    low, high = end["interval"]["acc@8"]
+    assert begin["interval"]["acc@8"][1] < low
+    assert low <= theirs["acc@8"] <= high

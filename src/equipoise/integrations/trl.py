@@ -45,7 +45,7 @@ REPLACED = (
 MISMATCH = {"token_truncate": "tis", "sequence_mask": "mis"}  # vllm_importance_sampling_mode, as ours calls it
 
 
-class EquipoiseGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
+class EquipoiseGRPOTrainer(GRPOTrainer):
     """TRL's GRPOTrainer with an objective of equipoise: a name ("dapo+balanced+hadw") or an :class:`Objective`.
 
     >>> trainer = EquipoiseGRPOTrainer(model=..., reward_funcs=..., train_dataset=..., objective="dapo+balanced+hadw")
@@ -82,7 +82,7 @@ class EquipoiseGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         assert rewards is not None
         scored = ~rewards.isnan().all(1)
         if self.objective.combine == "rewards":
-            rewards = rewards.nan_to_num(0.0)  # a function that has no say on a response adds nothing to its reward
+            rewards = torch.where(rewards.isnan(), 0.0, rewards)  # a function without a say adds nothing
         row = torch.where(scored, scored.cumsum(0) - 1, -1)
         # Rows lie rank after rank, and a prompt's responses lie together: TRL's own baseline rests on it.
         group = torch.arange(len(row), device=row.device) // self.num_generations
@@ -164,22 +164,20 @@ class EquipoiseGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
 
     def _log_policy(self, out: LossOutput, clipped: Tensor | None) -> None:
         """What TRL logs of the policy's loss, under TRL's names: one transfer to the host."""
-        low, high = (0.0, 0.0) if clipped is None else clipped.unbind()
-        local = torch.stack([torch.as_tensor(x, device=out.loss.device).float() for x in (
-            out.stats.tokens, out.stats.nonfinite, out.stats.kl, out.stats.low, out.stats.high, low, high
-        )])  # fmt: skip
-        ranks = self.accelerator.gather(local).view(-1, len(local))
-        tokens, nonfinite, kl, low_sum, high_sum = ranks[:, :5].sum(0).tolist()
-        n, metrics = max(tokens, 1.0), self._metrics["train"]
+        s, extremes = out.stats, torch.zeros_like(out.stats.kl).expand(2) if clipped is None else clipped
+        local = torch.stack([x.to(extremes) for x in (s.tokens, s.nonfinite, s.kl, s.low, s.high, *extremes)])
+        ranks = list(zip(*self.accelerator.gather(local).view(-1, len(local)).tolist(), strict=True))
+        tokens, nonfinite, kl_sum, low_sum, high_sum = (sum(column) for column in ranks[:5])
+        metrics = self._metrics["train"]
         metrics["nonfinite_tokens"].append(nonfinite)
         if self.objective.kl:
-            metrics["kl"].append(kl / n)
-        if clipped is not None:
-            metrics["clip_ratio/low_mean"].append(low_sum / n)
-            metrics["clip_ratio/high_mean"].append(high_sum / n)
-            metrics["clip_ratio/region_mean"].append((low_sum + high_sum) / n)
-            metrics["clip_ratio/low_min"].append(ranks[:, 5].min().item())
-            metrics["clip_ratio/high_max"].append(ranks[:, 6].max().item())
+            metrics["kl"].append(kl_sum / max(tokens, 1.0))
+        if clipped is not None and tokens:
+            metrics["clip_ratio/low_mean"].append(low_sum / tokens)
+            metrics["clip_ratio/high_mean"].append(high_sum / tokens)
+            metrics["clip_ratio/region_mean"].append((low_sum + high_sum) / tokens)
+            metrics["clip_ratio/low_min"].append(min(ranks[5]))
+            metrics["clip_ratio/high_max"].append(max(ranks[6]))
 
     def _log(self, values: dict[str, Tensor]) -> None:
         for name, value in zip(values, torch.stack(list(values.values())).tolist(), strict=True):
@@ -282,7 +280,7 @@ def _clipped(
     c = objective.token_coefficient(credit, response, position, new.dtype)
     tokens = Tokens(new, old, (new - old).nan_to_num(0.0, 0.0, 0.0), c, response, credit.lengths)
     cut = objective.surrogate(tokens).clipped
-    if cut is None or not len(new):
+    if cut is None:
         return None
     n = tokens.response_sum(torch.ones_like(new))
     low, high = (tokens.response_sum((cut & side).to(new.dtype)) / n.clamp(min=1) for side in (c < 0, c > 0))
