@@ -379,7 +379,7 @@ def poison(monkeypatch, wanted):
         out = real(*arguments, **options)
         return out._replace(logprobs=out.logprobs * math.nan) if wanted(calls) else out
 
-    monkeypatch.setattr(models, "token_logprobs", poisoned)
+    monkeypatch.setattr("equipoise.policy.logprobs.token_logprobs", poisoned)
 
 
 def test_a_step_that_is_not_finite_is_skipped_and_counted(model, trainer, monkeypatch):

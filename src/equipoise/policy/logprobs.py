@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from equipoise.objective import Credit, LossOutput, Objective
-from equipoise.policy import decoder, kernels
+from equipoise.policy import block, decoder, kernels
 from equipoise.policy.attention import packed_attention
 from equipoise.policy.model import ModelError, Policy
 from equipoise.policy.pack import Pack
@@ -102,8 +102,10 @@ def _plain_head(policy: Policy) -> torch.nn.Linear:
 def _hidden(policy: Policy, pack: Pack) -> Tensor:
     """Hidden states [U, d] of the row, ready for the head."""
     core = policy.core
+    if policy.is_llama_like and block.serves(core, pack):
+        x = block.hidden_states(core, pack, gradient_checkpointing=policy.gradient_checkpointing)
+        return decoder.rms_norm(core.model.norm, x)
     if policy.is_llama_like:
-
         windows = decoder.windows(core)
 
         def attend(layer: int, qkv: Tensor, kv_heads: int) -> Tensor:

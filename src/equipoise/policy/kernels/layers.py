@@ -7,7 +7,6 @@ elsewhere a few passes of torch's. Each has a plain counterpart (named in its do
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import torch
@@ -15,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-ACTIVATIONS = {"silu": F.silu, "gelu_tanh": partial(F.gelu, approximate="tanh")}
+from equipoise.policy.kernels.plain_layers import ACTIVATIONS
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, offset: float = 0.0) -> Tensor:
@@ -99,7 +98,7 @@ class _AddNorm(torch.autograd.Function):
         if d_y is None:
             return d_total, d_total if ctx.needs_input_grad[1] else None, None, None, None
         d_total = None if d_total is None else d_total.contiguous()
-        d_x, d_weight = triton_layers.add_norm_gradient(d_y.contiguous(), d_total, total, scale, weight, ctx.offset)
+        d_x, d_weight, _ = triton_layers.add_norm_gradient(d_y.contiguous(), d_total, total, scale, weight, ctx.offset)
         return d_x, d_x if ctx.needs_input_grad[1] else None, d_weight, None, None
 
 
@@ -118,7 +117,7 @@ class _Gated(torch.autograd.Function):
     def backward(ctx: Any, d: Tensor) -> tuple[Tensor, None]:
         from equipoise.policy.kernels import triton_layers
 
-        return triton_layers.gated_gradient(d.contiguous(), ctx.saved_tensors[0], ctx.activation), None
+        return triton_layers.gated_gradient(d.contiguous(), ctx.saved_tensors[0], ctx.activation)[0], None
 
 
 class _TritonRotate(torch.autograd.Function):

@@ -32,17 +32,18 @@ def add_norm(
 
 def add_norm_gradient(
     d_y: Tensor, d_total: Tensor | None, total: Tensor, scale: Tensor, weight: Tensor, offset: float
-) -> tuple[Tensor, Tensor]:
-    """Gradients of x (and as well of delta) and of the weight, from those of what `add_norm` gives."""
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of x (and as well of delta) and of the weight, from those of what `add_norm` gave; and once more y."""
     U, d = total.shape
     tokens, block = _tile(d)
     share = triton.cdiv(triton.cdiv(U, tokens), PROGRAMS) * tokens
     programs = triton.cdiv(U, share)
-    d_x, sums = torch.empty_like(total), total.new_empty(programs, d, dtype=torch.float32)
+    d_x, y, sums = torch.empty_like(total), torch.empty_like(total), total.new_empty(programs, d, dtype=torch.float32)
     _add_norm_gradient[(programs,)](
-        d_y, d_total, total, scale, weight, d_x, sums, U, d, share, offset, TOKENS=tokens, BLOCK=block
-    )
-    return d_x, sums.sum(0).to(weight.dtype)
+        d_y, d_total, total, scale, weight, d_x, y, sums, U, d, share, offset,
+        GEMMA=offset != 0, TOKENS=tokens, BLOCK=block,
+    )  # fmt: skip
+    return d_x, sums.sum(0).to(weight.dtype), y
 
 
 def gated(gate_up: Tensor, activation: str) -> Tensor:
@@ -53,13 +54,14 @@ def gated(gate_up: Tensor, activation: str) -> Tensor:
     return out
 
 
-def gated_gradient(d: Tensor, gate_up: Tensor, activation: str) -> Tensor:
+def gated_gradient(d: Tensor, gate_up: Tensor, activation: str) -> tuple[Tensor, Tensor]:
+    """The gradient of gate_up; and once more what `gated` gave."""
     U, f = d.shape
-    out = torch.empty_like(gate_up)
+    d_gate_up, out = torch.empty_like(gate_up), torch.empty_like(d)
     _gated_gradient[(U, triton.cdiv(f, 512))](
-        d, gate_up, out, f, GELU=activation == "gelu_tanh", BLOCK=512, num_warps=2
+        d, gate_up, d_gate_up, out, f, GELU=activation == "gelu_tanh", BLOCK=512, num_warps=2
     )
-    return out
+    return d_gate_up, out
 
 
 def rotate(
@@ -145,7 +147,8 @@ def _add_norm(
 
 @triton.jit
 def _add_norm_gradient(
-    d_y, d_total, total, scale, weight, d_x, sums, rows, d, share, offset, TOKENS: tl.constexpr, BLOCK: tl.constexpr
+    d_y, d_total, total, scale, weight, d_x, y, sums, rows, d, share, offset,
+    GEMMA: tl.constexpr, TOKENS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """dx = s (w d − x̂ mean(x̂ w d)) and dw = Σ x̂ d, with x̂ = x s; d_total, which came past the norm, is added."""
     column = tl.arange(0, BLOCK)
@@ -166,6 +169,9 @@ def _add_norm_gradient(
         if d_total is not None:
             g += tl.load(d_total + place, mask=here, other=0.0).to(tl.float32)
         tl.store(d_x + place, g.to(d_x.dtype.element_ty), mask=here)
+        if not GEMMA:
+            normed = normed.to(y.dtype.element_ty).to(tl.float32)
+        tl.store(y + place, (normed * w[None, :]).to(y.dtype.element_ty), mask=here)
     tl.store(sums + tl.program_id(0) * d + column, tl.sum(d_w, 0), mask=column < d)
 
 
@@ -193,7 +199,7 @@ def _gated(gate_up, out, f, GELU: tl.constexpr, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def _gated_gradient(d, gate_up, out, f, GELU: tl.constexpr, BLOCK: tl.constexpr):
+def _gated_gradient(d, gate_up, d_gate_up, out, f, GELU: tl.constexpr, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     place, here = row * 2 * f + column, column < f
@@ -201,8 +207,9 @@ def _gated_gradient(d, gate_up, out, f, GELU: tl.constexpr, BLOCK: tl.constexpr)
     gate = tl.load(gate_up + place, mask=here, other=0.0).to(tl.float32)
     up = tl.load(gate_up + place + f, mask=here, other=0.0).to(tl.float32)
     value, slope = _activation(gate, GELU)
-    tl.store(out + place, (g * up * slope).to(out.dtype.element_ty), mask=here)
-    tl.store(out + place + f, (g * value).to(out.dtype.element_ty), mask=here)
+    tl.store(d_gate_up + place, (g * up * slope).to(d_gate_up.dtype.element_ty), mask=here)
+    tl.store(d_gate_up + place + f, (g * value).to(d_gate_up.dtype.element_ty), mask=here)
+    tl.store(out + row * f + column, (value * up).to(out.dtype.element_ty), mask=here)
 
 
 @triton.jit

@@ -41,12 +41,7 @@ class _Attention(torch.autograd.Function):
     def forward(
         ctx: Any, qkv: Tensor, kv_heads: int, own: Spans, to_prompt: Spans | None, prompts: int, scale: float
     ) -> Tensor:
-        q, k, v = _split(qkv, kv_heads)
-        out, lse = _forward(q, k, v, own, True, scale)
-        if to_prompt is not None and to_prompt.longest_queries:
-            part = _forward(q[prompts:], k[:prompts], v[:prompts], to_prompt, False, scale)
-            own_lse, lse = lse, lse.clone()
-            merge_(out[prompts:], own_lse[:, prompts:], *part, lse[:, prompts:])
+        out, lse = attend(qkv, kv_heads, own, to_prompt, prompts, scale)
         ctx.save_for_backward(qkv, out, lse)
         ctx.constants = kv_heads, own, to_prompt, prompts, scale
         return out
@@ -54,18 +49,38 @@ class _Attention(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, d: Tensor) -> tuple[Tensor | None, ...]:
-        qkv, out, lse = ctx.saved_tensors
-        kv_heads, own, to_prompt, prompts, scale = ctx.constants
-        q, k, v = _split(qkv, kv_heads)
-        dq, dk, dv = _backward(d, q, k, v, out, lse, own, True, scale)
-        if to_prompt is not None and to_prompt.longest_queries:
-            parts = _backward(
-                d[prompts:], q[prompts:], k[:prompts], v[:prompts], out[prompts:], lse[:, prompts:].contiguous(),
-                to_prompt, False, scale,
-            )  # fmt: skip
-            for whole, part in zip((dq[prompts:], dk[:prompts], dv[:prompts]), parts, strict=True):
-                whole.add_(part)
-        return torch.cat((dq, dk, dv), 1), None, None, None, None, None
+        return attend_gradient(d, *ctx.saved_tensors, *ctx.constants), None, None, None, None, None
+
+
+def attend(
+    qkv: Tensor, kv_heads: int, own: Spans, to_prompt: Spans | None, prompts: int, scale: float
+) -> tuple[Tensor, Tensor]:
+    """Outputs [U, H, D], and the log-sum-exps [H, U] of the scores."""
+    q, k, v = _split(qkv, kv_heads)
+    out, own_lse = _forward(q, k, v, own, True, scale)
+    if to_prompt is None or not to_prompt.longest_queries:
+        return out, own_lse
+    part = _forward(q[prompts:], k[:prompts], v[:prompts], to_prompt, False, scale)
+    lse = own_lse.clone()
+    merge_(out[prompts:], own_lse[:, prompts:], *part, lse[:, prompts:])
+    return out, lse
+
+
+def attend_gradient(
+    d: Tensor, qkv: Tensor, out: Tensor, lse: Tensor, kv_heads: int, own: Spans, to_prompt: Spans | None, prompts: int,
+    scale: float,
+) -> Tensor:  # fmt: skip
+    """The gradient of qkv, from d [U, H, D] and what `attend` gave."""
+    q, k, v = _split(qkv, kv_heads)
+    dq, dk, dv = _backward(d, q, k, v, out, lse, own, True, scale)
+    if to_prompt is not None and to_prompt.longest_queries:
+        parts = _backward(
+            d[prompts:], q[prompts:], k[:prompts], v[:prompts], out[prompts:], lse[:, prompts:].contiguous(),
+            to_prompt, False, scale,
+        )  # fmt: skip
+        for whole, part in zip((dq[prompts:], dk[:prompts], dv[:prompts]), parts, strict=True):
+            whole.add_(part)
+    return torch.cat((dq, dk, dv), 1)
 
 
 def merge_(out: Tensor, lse: Tensor, other: Tensor, other_lse: Tensor, merged: Tensor) -> None:

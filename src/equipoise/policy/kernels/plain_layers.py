@@ -1,0 +1,82 @@
+"""`triton_layers` in plain torch, for any device and precision: what its functions are held to, one by one."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+ACTIVATIONS = {"silu": F.silu, "gelu_tanh": partial(F.gelu, approximate="tanh")}
+
+
+def add_norm(
+    x: Tensor, delta: Tensor | None, weight: Tensor, eps: float, offset: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    total = x if delta is None else x + delta
+    wide = _wide(total)
+    scale = (wide.square().mean(-1) + eps).rsqrt()
+    return total, _normed(total, scale, weight, offset), scale
+
+
+def add_norm_gradient(
+    d_y: Tensor, d_total: Tensor | None, total: Tensor, scale: Tensor, weight: Tensor, offset: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    normed, d, w = _wide(total) * scale[:, None], _wide(d_y), _wide(weight) + offset
+    d_x = (w * d - normed * (normed * w * d).mean(-1, keepdim=True)) * scale[:, None]
+    if d_total is not None:
+        d_x = d_x + d_total
+    y = _normed(total, scale, weight, offset)
+    return d_x.to(total.dtype), (normed * d).sum(0).to(weight.dtype), y
+
+
+def gated(gate_up: Tensor, activation: str) -> Tensor:
+    gate, up = _wide(gate_up).chunk(2, -1)
+    return (ACTIVATIONS[activation](gate) * up).to(gate_up.dtype)
+
+
+def gated_gradient(d: Tensor, gate_up: Tensor, activation: str) -> tuple[Tensor, Tensor]:
+    with torch.enable_grad():
+        wide = _wide(gate_up).detach().requires_grad_()
+        gate, up = wide.chunk(2, -1)
+        out = ACTIVATIONS[activation](gate) * up
+    (d_gate_up,) = torch.autograd.grad(out, wide, _wide(d))
+    return d_gate_up.to(gate_up.dtype), out.detach().to(gate_up.dtype)
+
+
+def rotate(
+    x: Tensor, heads: int, cos: Tensor, sin: Tensor, q_weight: Tensor | None, k_weight: Tensor | None,
+    queries: int, eps: float,
+) -> Tensor:  # fmt: skip
+    parts = [x[:, :heads]]
+    if q_weight is not None and k_weight is not None:
+        parts = [F.rms_norm(x[:, :queries], x.shape[-1:], q_weight, eps),
+                 F.rms_norm(x[:, queries:heads], x.shape[-1:], k_weight, eps)]  # fmt: skip
+    x1, x2 = _wide(torch.cat(parts, 1)).chunk(2, -1)
+    cos, sin = _wide(cos), _wide(sin)
+    return torch.cat((torch.cat((x1 * cos - x2 * sin, x2 * cos + x1 * sin), -1).to(x.dtype), x[:, heads:]), 1)
+
+
+def rotate_gradient(
+    d: Tensor, x: Tensor | None, heads: int, cos: Tensor, sin: Tensor, q_weight: Tensor | None,
+    k_weight: Tensor | None, queries: int, eps: float,
+) -> tuple[Tensor, Tensor | None, Tensor | None]:  # fmt: skip
+    if x is None or q_weight is None or k_weight is None:
+        return rotate(d, heads, cos, -sin, None, None, queries, eps), None, None
+    inputs = [t.detach().requires_grad_() for t in (x, q_weight, k_weight)]
+    with torch.enable_grad():
+        out = rotate(inputs[0], heads, cos, sin, inputs[1], inputs[2], queries, eps)
+    d_x, d_q, d_k = torch.autograd.grad(out, inputs, d)
+    return d_x, d_q, d_k
+
+
+def _normed(total: Tensor, scale: Tensor, weight: Tensor, offset: float) -> Tensor:
+    normed = _wide(total) * scale[:, None]
+    if not offset:
+        normed = _wide(normed.to(total.dtype))
+    return (normed * (_wide(weight) + offset)).to(total.dtype)
+
+
+def _wide(x: Tensor) -> Tensor:
+    return x.to(torch.promote_types(x.dtype, torch.float32))

@@ -1,0 +1,112 @@
+"""A layer with its backward pass written out against the decoder's, which autograd differentiates."""
+
+import pytest
+import tiny_models
+import torch
+
+from equipoise import policy as p
+from equipoise.policy import block, decoder
+from equipoise.policy.attention import packed_attention
+
+KINDS = ["llama", "grouped", "qwen2", "qwen3", "gemma"]
+
+
+def packed(share, device="cpu"):
+    prompts = tiny_models.prompts(4)
+    tokens, lengths, prompt = tiny_models.responses(prompts, 3, alike=3)
+    return p.pack(prompts, tokens.to(device), lengths, prompt, share=share)
+
+
+def gradients(model, value):
+    model.zero_grad()
+    value.backward()
+    return {name: q.grad.clone() for name, q in model.named_parameters() if q.grad is not None}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize("share", ["prompt", "nothing"])
+def test_hidden_states_and_gradients_are_the_decoders(kind, checkpointing, share):
+    core = tiny_models.policy(kind).core
+    row = packed(share)
+    mine = block.hidden_states(core, row, gradient_checkpointing=checkpointing)
+    theirs = decoder.hidden_states(
+        core, row.inputs, row.positions, lambda i, qkv, kv_heads: packed_attention(qkv, kv_heads, row)
+    )
+    torch.testing.assert_close(mine, theirs, atol=2e-5, rtol=1e-5)
+    weight = torch.randn(mine.shape, generator=torch.Generator().manual_seed(1))
+    got, wanted = gradients(core, (mine * weight).mean()), gradients(core, (theirs * weight).mean())
+    assert got.keys() == wanted.keys()
+    for name in wanted:
+        torch.testing.assert_close(got[name], wanted[name], atol=1e-6, rtol=1e-4, msg=name)
+
+
+def kept_bytes(core, row, run):
+    seen = {q.untyped_storage().data_ptr(): 0 for q in core.parameters()}
+
+    def keep(x):
+        seen.setdefault(x.untyped_storage().data_ptr(), x.untyped_storage().nbytes())
+        return x
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x):
+        out = run()
+    del out
+    return sum(seen.values())
+
+
+def test_it_keeps_less_than_autograd_and_with_checkpointing_next_to_nothing():
+    core, row = tiny_models.policy("qwen3").core, packed("prompt")
+    mine = kept_bytes(core, row, lambda: block.hidden_states(core, row))
+    least = kept_bytes(core, row, lambda: block.hidden_states(core, row, gradient_checkpointing=True))
+    theirs = kept_bytes(core, row, lambda: decoder.hidden_states(
+        core, row.inputs, row.positions, lambda i, qkv, kv_heads: packed_attention(qkv, kv_heads, row)
+    ))  # fmt: skip
+    assert mine < 0.7 * theirs
+    assert least < 0.35 * mine
+
+
+def test_what_it_does_not_cover_is_left_to_the_decoder(monkeypatch, tmp_path):
+    row = packed("prompt")
+    core = tiny_models.policy("qwen2").core
+    assert not block.serves(core, row)  # the CPU has its own way
+    monkeypatch.setattr(block.varlen, "serves", lambda qkv: True)
+    assert block.serves(core, row)
+    assert not block.serves(core, packed("prefix"))
+    assert not block.serves(tiny_models.policy("mistral").core, row)  # sees 7 tokens
+    core.model.layers[1].mlp.down_proj.bias = torch.nn.Parameter(torch.zeros(128))
+    assert not block.serves(core, row)
+    p.save(tiny_models.policy("qwen2"), tmp_path)
+    adapted = p.load(tmp_path, lora=p.Lora(rank=2, targets=("v_proj",)))
+    assert not block.serves(adapted.core, row)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_training_in_bfloat16_is_as_near_to_float32_as_the_decoders(kind, checkpointing, monkeypatch):
+    policy = tiny_models.policy(kind, dtype=torch.bfloat16, gradient_checkpointing=checkpointing)
+    policy.model.to("cuda")
+    row = packed("prompt", "cuda")
+
+    weight = torch.randn(len(row.targets), generator=torch.Generator().manual_seed(1)).cuda()
+
+    def run(policy):
+        logprobs = p.token_logprobs(policy, row).logprobs
+        return logprobs.detach(), gradients(policy.model, (logprobs * weight).mean())
+
+    assert block.serves(policy.core, row)
+    mine, again = run(policy), run(policy)
+    assert torch.equal(mine[0], again[0])
+    assert all(torch.equal(mine[1][k], again[1][k]) for k in mine[1])
+    monkeypatch.setattr(block, "serves", lambda *_: False)
+    theirs = run(policy)
+    policy.model.float()
+    exact = run(policy)
+
+    def error(found, k=None):
+        a, b = (x[0] if k is None else x[1][k] for x in (found, exact))
+        return float((a - b).norm() / b.norm())
+
+    assert error(mine) < 1.3 * error(theirs) + 1e-4
+    for k in exact[1]:
+        assert error(mine, k) < 1.5 * error(theirs, k) + 2e-3, k
