@@ -1,6 +1,9 @@
 """The exported script under the real TRL: its parser, its trainer, two steps on the embedded model, what it left."""
 
 import importlib.util
+import json
+import os
+import subprocess
 import sys
 
 import pyarrow.parquet as pq
@@ -10,14 +13,19 @@ from transformers import AutoModelForCausalLM
 
 pytest.importorskip("trl")
 
-from trl import GRPOConfig, TrlParser
+import datasets
+from trl import GRPOConfig, GRPOTrainer, TrlParser
 
 from equipoise import policy
 from equipoise.audit import measure
-from equipoise.export import export_trl, trl
+from equipoise.export import export_data, export_trl, trl
 from equipoise.export.launch import arguments, open_task
 from equipoise.integrations.trl import EquipoiseGRPOTrainer
+from equipoise.policy.model import ABACUS
+from equipoise.rewards.hosts import as_trl
 from equipoise.tasks.arithmetic import grade
+from equipoise.tasks.problems import read_problems
+from equipoise.train.config import TaskConfig
 
 from .test_account import ALL, CONFIGS, configured
 
@@ -111,6 +119,64 @@ def test_two_steps_on_the_embedded_model(tmp_path, monkeypatch):
         assert all(torch.equal(opened[k], last[k]) for k in last) == (name == "checkpoint-2")
     audit = measure(out, "dapo")
     assert (audit.source, audit.overall.groups > 0) == ("TRL", True)
+
+
+@pytest.mark.slow
+def test_two_processes_train_on_the_same_batches(tmp_path):
+    """Under torchrun the batch is split, and TRL's log has the prompts that one process would have had."""
+    config = configured({**SMALL, "train.out": str(tmp_path / "run"), "rollout.prompts": 4, "train.micro_batch": 4})
+    export_trl(config, tmp_path / "launch")
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--nproc-per-node",
+        "2",
+        str(tmp_path / "launch/launch.py"),
+    ]
+    subprocess.run(command, check=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    task = open_task(config)
+    for step in (1, 2):
+        rows = pq.read_table(tmp_path / "run" / "completions" / f"completions_{step:05d}.parquet").to_pylist()
+        drawn = [task.prompt(4 * (step - 1) + i).text for i in range(4) for _ in range(4)]
+        assert [row["prompt"] for row in rows] == drawn
+    assert policy.load(tmp_path / "run").name == str(tmp_path / "run")
+
+
+def test_trl_trains_on_data_that_was_exported_for_it(tmp_path):
+    """Its own loader, its own trainer with our verifier as its reward function, no launch of ours."""
+    rows = [{"problem": f"{i}+1=", "answer": str(i + 1)} for i in range(10, 16)]
+    (tmp_path / "x.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    export_data(TaskConfig(name=str(tmp_path / "x.jsonl")), "trl", tmp_path / "x.parquet")
+    data = datasets.load_dataset("parquet", data_files=str(tmp_path / "x.parquet"), split="train",
+                                 cache_dir=str(tmp_path / "cache"))  # fmt: skip
+    args = GRPOConfig(
+        output_dir=str(tmp_path / "run"), max_steps=1, per_device_train_batch_size=4, num_generations=4,
+        max_completion_length=8, use_cpu=True, bf16=False, report_to="none", disable_tqdm=True,
+    )  # fmt: skip
+    trainer = GRPOTrainer(str(ABACUS), reward_funcs=[as_trl("math")], args=args, train_dataset=data)
+    trainer.train()
+    assert "rewards/math/mean" in {key for entry in trainer.state.log_history for key in entry}
+
+
+@pytest.mark.parametrize("prompt", ["{}", [{"role": "user", "content": "{}"}]])
+def test_data_that_trl_users_write_is_read(prompt, tmp_path):
+    """Parquet and folders of the package datasets, standard and conversational."""
+
+    def row(i):
+        text = (
+            prompt.format(i) if isinstance(prompt, str) else [{**prompt[0], "content": prompt[0]["content"].format(i)}]
+        )
+        return {"prompt": text, "solution": f"\\boxed{{{i}}}"}
+
+    data = datasets.Dataset.from_list([row(i) for i in range(3)])
+    data.to_parquet(str(tmp_path / "theirs.parquet"))
+    data.save_to_disk(str(tmp_path / "folder"))
+    for name in ("theirs.parquet", "folder"):
+        items = [item for _, item in read_problems(str(tmp_path / name))]
+        assert [(item.question, item.answer, item.verifier) for item in items] == [
+            (str(i), str(i), "math") for i in range(3)
+        ]
 
 
 def test_the_held_out_prompts_are_ours(tmp_path, monkeypatch):

@@ -15,16 +15,14 @@ Not covered: images, tools, the log-probabilities of our log, and code problems 
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from equipoise.export.launch import ExportError
+from equipoise.export.launch import ExportError, refuse_existing, whole
 from equipoise.tasks import Prompt
 from equipoise.tasks.problems import recognised
 from equipoise.tasks.row import RowError
@@ -48,7 +46,7 @@ def export_data(task: TaskConfig, host: str, out: Path) -> str:
         raise ExportError(f"{out}: the rule is a name that ends with .parquet")
     left_out: Counter[str] = Counter()
     reasons: dict[str, str] = {}
-    source = Path(task.name).name.partition(".")[0] if not task.name.startswith("hub:") else task.name[4:]
+    source = source_of(task.name)
 
     def rows() -> Iterator[Row]:
         for number, found in enumerate(_prompts(task)):
@@ -60,7 +58,9 @@ def export_data(task: TaskConfig, host: str, out: Path) -> str:
                 left_out[found.label] += 1
                 reasons.setdefault(found.label, str(found))
 
-    written = write_parquet(rows(), out, nothing=lambda: f"{task.name}: no row can be used: {_all(left_out, reasons)}")
+    written = write_parquet(rows(), out)
+    if not written:
+        raise ExportError(f"{task.name}: no row can be used: {_all(left_out, reasons)}")
     return f"{out}: {written:,} rows" + (f"; left out {_all(left_out, reasons)}" if left_out else "")
 
 
@@ -96,6 +96,11 @@ def _prompts(task: TaskConfig) -> Iterator[Prompt | RowError]:
             yield Prompt(name, item.question + task.suffix, item.answer, item.level, meta, messages)
 
 
+def source_of(name: str) -> str:
+    """What verl calls the data set in its metrics: a file without its folders and ending, others as they are."""
+    return name if name.startswith(("hub:", "gym:")) else Path(name).name.partition(".")[0]
+
+
 def messages_of(prompt: Prompt) -> list[dict[str, str]]:
     return [dict(m) for m in prompt.messages or ({"role": "user", "content": prompt.text},)]
 
@@ -127,22 +132,20 @@ def trl_row(prompt: Prompt, chat: bool | None) -> Row:
     }
 
 
-def write_parquet(rows: Iterable[Row], out: Path, nothing: Any = None) -> int:
-    """Stream rows into a new file; `nothing()` is the sentence for no row at all."""
+def write_parquet(rows: Iterable[Row], out: Path) -> int:
+    """Stream rows into a new file; 0 rows are no file."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     rows, written = iter(rows), 0
-    _refuse_existing(out)
-    temporary = out.with_name(f".{out.name}.writing")
-    writer = None
-    try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        while held := list(islice(rows, AT_ONCE)):
-            if writer is None:
-                # A level that only later rows have must not be a column of nulls.
-                schema = _with_texts(pa.Table.from_pylist(held).schema)
-                writer = pq.ParquetWriter(temporary, schema)
+    refuse_existing(out)
+    held = list(islice(rows, AT_ONCE))
+    if not held:
+        return 0
+    # A level that only later rows have must not be a column of nulls.
+    schema = _with_texts(pa.Table.from_pylist(held).schema)
+    with whole(out) as temporary, pq.ParquetWriter(temporary, schema) as writer:
+        while held:
             try:
                 writer.write_table(pa.Table.from_pylist(held, schema=schema))
             except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
@@ -151,15 +154,7 @@ def write_parquet(rows: Iterable[Row], out: Path, nothing: Any = None) -> int:
                     f"{out}: rows {written + 1:,} to {written + len(held):,} differ in kind from the first: {said}"
                 ) from error
             written += len(held)
-        if writer is None:
-            raise ExportError(nothing() if nothing else f"{out}: there is no row to write")
-        writer.close()
-        os.replace(temporary, out)
-    except OSError as error:
-        raise ExportError(f"{out}: cannot be written: {error.strerror or error}") from error
-    finally:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
+            held = list(islice(rows, AT_ONCE))
     return written
 
 
@@ -196,10 +191,12 @@ def export_rollouts(run: Path, host: str, out: Path) -> str:
         responses += table.num_rows
         if host == "trl":
             target = out / "completions" / f"completions_{step:05d}.parquet"
-            _whole(target, lambda t, step=step, table=table: pq.write_table(_completions(step, table), t))
+            with whole(target) as temporary:
+                pq.write_table(_completions(step, table), temporary)
         else:
-            lines = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in _generations(step, table.to_pylist()))
-            _whole(out / f"{step}.jsonl", lambda t, lines=lines: t.write_text(lines, encoding="utf-8"))
+            lines = (json.dumps(row, ensure_ascii=False) + "\n" for row in _generations(step, table.to_pylist()))
+            with whole(out / f"{step}.jsonl") as temporary:
+                temporary.write_text("".join(lines), encoding="utf-8")
     return f"{out}: {responses:,} responses of {len(names)} steps"
 
 
@@ -233,25 +230,6 @@ def _generations(step: int, rows: list[Row]) -> Iterator[Row]:
             "uid": f"{row['group']}_{rollout}_0",
             **{name: row[name] for name in EXTRA},
         }
-
-
-def _whole(target: Path, write: Any) -> None:
-    _refuse_existing(target)
-    temporary = target.with_name(f".{target.name}.writing")
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        write(temporary)
-        os.replace(temporary, target)
-    except OSError as error:
-        raise ExportError(f"{target}: cannot be written: {error.strerror or error}") from error
-    finally:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
-
-
-def _refuse_existing(target: Path) -> None:
-    if target.exists():
-        raise ExportError(f"{target}: is there already: move it away, or choose another place")
 
 
 def _known(host: str) -> None:

@@ -15,7 +15,7 @@ import glob
 import json
 import os
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -73,21 +73,12 @@ class Launch:
     def write(self, folder: Path) -> None:
         """All files, into a folder that holds no launch yet."""
         for name in self.files:
-            if (folder / name).exists():
-                raise ExportError(f"{folder / name}: is there already: move it away, or choose another place")
+            refuse_existing(folder / name)
         for name, text in self.files.items():
-            temporary = folder / f".{name}.writing"
-            try:
-                folder.mkdir(parents=True, exist_ok=True)
+            with whole(folder / name) as temporary:
                 temporary.write_text(text, encoding="utf-8")
                 if name.endswith((".sh", ".py")):
                     temporary.chmod(0o755)
-                os.replace(temporary, folder / name)
-            except OSError as error:
-                raise ExportError(f"{folder / name}: cannot be written: {error.strerror or error}") from error
-            finally:
-                with contextlib.suppress(OSError):
-                    temporary.unlink()
 
     def summary(self) -> str:
         """How many options had which fate, and those that do not mean there what they mean here."""
@@ -96,6 +87,27 @@ class Launch:
         told = [f"  {line}" for line in account(self.config, self.settings, ("nearly", "unmappable"))]
         counts = f", {fates['nearly']} nearly mapped, {fates['unmappable']} unmappable{':' if told else ''}"
         return "\n".join([head + counts, *told])
+
+
+@contextlib.contextmanager
+def whole(target: Path) -> Iterator[Path]:
+    """Where to write a file that then appears whole or not at all, and over no other."""
+    refuse_existing(target)
+    temporary = target.with_name(f".{target.name}.writing")
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        yield temporary
+        os.replace(temporary, target)
+    except OSError as error:
+        raise ExportError(f"{target}: cannot be written: {error.strerror or error}") from error
+    finally:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+
+
+def refuse_existing(target: Path) -> None:
+    if target.exists():
+        raise ExportError(f"{target}: is there already: move it away, or choose another place")
 
 
 def values(config: Config) -> dict[str, Any]:

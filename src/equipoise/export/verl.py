@@ -22,7 +22,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from equipoise.export.data import Row, verl_row, write_parquet
+from equipoise.export.data import Row, source_of, verl_row, write_parquet
 from equipoise.export.launch import (
     Launch,
     Setting,
@@ -82,7 +82,7 @@ def _held_out(config: Config, task: Task) -> Iterator[Row]:
 
 def _row(config: Config, task: Task, prompt: Prompt, split: str, index: int) -> Row:
     shown = prompt if config.task.chat else dataclasses.replace(prompt, messages=None)
-    return verl_row(shown, task.name, split, index)
+    return verl_row(shown, source_of(task.name), split, index)
 
 
 def settings(config: Config, task: Task) -> dict[str, Setting]:
