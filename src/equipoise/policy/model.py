@@ -17,6 +17,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -192,7 +193,8 @@ def decode(policy: Policy, tokens: Tensor, lengths: Tensor) -> list[str]:
 
 def decode_one(policy: Policy, tokens: list[int]) -> str:
     """The text of one response, as `decode` gives it."""
-    return str(policy.tokenizer.decode(tokens, skip_special_tokens=True))
+    # transformers looks at every entry of a list to see that it is a number; an array's it takes as they are.
+    return str(policy.tokenizer.decode(np.asarray(tokens), skip_special_tokens=True))
 
 
 def _excerpt(prompt: Prompt) -> str:

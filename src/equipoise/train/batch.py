@@ -89,24 +89,30 @@ class Collector:
         prompts = [self.task.prompt(i) for i in places]
         ids = [encode_prompt(self.policy, p, self.config.task.chat) for p in prompts]
         n, asked = self.config.rollout.group_size, {}
+        texts: dict[int, str] = {}
+        grading = 0.0
 
         def finished(row: int, tokens: list[int]) -> None:
             """Have a response graded while others are still sampled."""
-            asked[row] = self.scorer.ask(prompts[row // n], models.decode_one(self.policy, tokens))
+            nonlocal grading
+            texts[row] = models.decode_one(self.policy, tokens)
+            begun = time.perf_counter()
+            asked[row] = self.scorer.ask(prompts[row // n], texts[row])
+            grading += time.perf_counter() - begun
 
         rollouts = self.sampler.sample(
             ids, n, self.params, keys=list(places), step=step, finished=finished if self.scorer.beside else None
         )
-        texts = models.decode(self.policy, rollouts.tokens, rollouts.lengths)
+        if not texts:
+            texts = dict(enumerate(models.decode(self.policy, rollouts.tokens, rollouts.lengths)))
         sampled = time.perf_counter()
         answered = [prompts[i] for i in rollouts.prompt.tolist()]
-        rows = zip(answered, texts, strict=True)
         scores = self.scorer.settle(
-            answered, [asked[i] if i in asked else self.scorer.ask(*row) for i, row in enumerate(rows)]
+            answered, [asked[i] if i in asked else self.scorer.ask(p, texts[i]) for i, p in enumerate(answered)]
         )
-        self.seconds["rollout"] += sampled - start
-        self.seconds["reward"] += time.perf_counter() - sampled
-        parts = ranks.gather((prompts, rollouts, texts, scores))
+        self.seconds["rollout"] += sampled - start - grading
+        self.seconds["reward"] += time.perf_counter() - sampled + grading
+        parts = ranks.gather((prompts, rollouts, [texts[i] for i in range(len(answered))], scores))
         batch = _joined([self._finish(*part) for part in parts], count)
         rows = [batch.prompts[i].id for i in batch.rollouts.prompt.tolist()]
         batch.past = torch.tensor(self.history.mean_rewards(rows), dtype=torch.float64)
