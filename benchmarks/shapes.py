@@ -42,19 +42,23 @@ def build(name: str, device: str = "cuda", dtype: torch.dtype = torch.bfloat16) 
 
 
 def tokenizer(vocabulary: int) -> PreTrainedTokenizerFast:
-    """Token i is the word wi; 0 ends a response, 1 is padding."""
+    """Every token is a word of four letters; 0 ends a response, 1 is padding."""
     from tokenizers import Tokenizer, models, pre_tokenizers
 
-    words = Tokenizer(models.WordLevel({f"w{i}": i for i in range(vocabulary)}, unk_token="w2"))
+    words = Tokenizer(models.WordLevel({word(i): i for i in range(vocabulary)}, unk_token=word(2)))
     words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    return PreTrainedTokenizerFast(tokenizer_object=words, eos_token="w0", pad_token="w1", unk_token="w2")
+    return PreTrainedTokenizerFast(tokenizer_object=words, eos_token=word(0), pad_token=word(1), unk_token=word(2))
+
+
+def word(token: int) -> str:
+    return "".join(chr(97 + token // 26**k % 26) for k in (3, 2, 1, 0))
 
 
 def prompts(count: int, length: int, seed: int = 0) -> list[str]:
     """Different texts of `length` words each."""
     g = torch.Generator().manual_seed(seed)
     ids = torch.randint(3, 40_000, (count, length), generator=g).tolist()
-    return [" ".join(f"w{i}" for i in row) for row in ids]
+    return [" ".join(map(word, row)) for row in ids]
 
 
 def save(name: str, folder: Path, device: str = "cuda") -> None:

@@ -1,16 +1,17 @@
 """A whole GRPO step on one GPU, equipoise against TRL's GRPOTrainer: same model shape, prompts, G, lengths and rewards.
 
 Random weights in bfloat16, 100-token prompts, 256 new tokens, one optimizer step on the whole batch with DAPO's
-objective, two rewards (a math verdict and a coin, so that every group teaches). TRL samples with transformers'
-`generate` and, on a quarter of the prompts because it takes so long, with its continuous batching; it runs as it is
-fastest: bfloat16 weights and optimizer, sdpa, no gradient checkpointing, micro-batches that fill its memory best of
-those tried. equipoise keeps float32 master weights. The first steps of both are left out.
+objective. Responses of random weights are never right: both grade them with the same math verifier and then add the
+flip of a coin, so that every group teaches. TRL samples with transformers' `generate` and, on an eighth of the prompts
+because it takes so long, with its continuous batching; it runs as it is fastest: bfloat16 weights and optimizer, sdpa,
+no gradient checkpointing. equipoise keeps float32 master weights. The first steps of both are left out.
 Writes benchmarks/results/step_gpu.json.
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import gc
 import importlib.metadata
 import json
@@ -18,39 +19,42 @@ import os
 import statistics
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import torch
-from coin import coin
 from report import write  # benchmarks/report.py
 from shapes import prompts, save
 from transformers.utils import logging as transformers_logging
 
 from equipoise.rewards import grade_many
 from equipoise.train import Config, Trainer, read_lines
+from equipoise.train.score import Scores
 
 GROUP, PROMPT, NEW = 16, 100, 256
-RUNS = {"smollm2-135m": (64, 64), "qwen3-0.6b": (32, 32)}  # prompts, TRL's micro-batch
+# Prompts, TRL's micro-batch, and GiB that equipoise may use: no more than TRL does.
+RUNS = {"smollm2-135m": (64, 64, 20), "qwen3-0.6b": (32, 32, 30)}
 PARTS = ("rollout", "reward", "assign", "train", "log")
 GIB = 2**30
 
 
-def ours(folder: Path, count: int, steps: int, warm: int, data: Path) -> dict[str, Any]:
+def ours(folder: Path, count: int, memory: int, steps: int, warm: int, data: Path) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as out:
         c = Config()
         c.model.name, c.model.dtype, c.model.device = str(folder), "bfloat16", "cuda"
         c.task.name, c.task.verifier = str(data), "math"
-        c.reward.functions, c.reward.weights = ("task", "coin:coin"), (1.0, 1.0)
         c.rollout.prompts, c.rollout.group_size, c.rollout.max_tokens = count, GROUP, NEW
         c.objective.preset, c.optim.lr = "dapo", 1e-6
+        c.train.memory = f"{memory} GiB"
         c.train.steps, c.train.out, c.train.checkpoint_every = steps + warm, out + "/run", 10**6
         c.eval.every, c.log.rollouts_every, c.log.terminal = 0, 0, True
         trainer = Trainer(c)
         torch.cuda.reset_peak_memory_stats()
         trainer._checkpoint = lambda: None  # what is measured are steps
+        trainer.collector.scorer.settle = _with_coins(trainer.collector.scorer.settle)
         trainer.run()
         records = read_lines(trainer.folder.metrics)[warm:]
     seconds = {k: statistics.median(r[f"timing_s/{k}"] for r in records) for k in (*PARTS, "step")}
@@ -60,6 +64,17 @@ def ours(folder: Path, count: int, steps: int, warm: int, data: Path) -> dict[st
         "steps": [r["timing_s/step"] for r in records],
         "logprob_difference": {k: v for k, v in records[-1].items() if k.startswith("rollout/")},
     }
+
+
+def _with_coins(settle: Callable[..., Scores]) -> Callable[..., Scores]:
+    flips = torch.Generator().manual_seed(0)
+
+    def settled(*args: Any) -> Scores:
+        scores = settle(*args)
+        coins = torch.randint(2, scores.rewards.shape, generator=flips).to(scores.rewards)
+        return dataclasses.replace(scores, rewards=scores.rewards + coins)
+
+    return settled
 
 
 def theirs(folder: Path, count: int, micro: int, steps: int, warm: int, continuous: bool) -> dict[str, Any]:
@@ -75,7 +90,7 @@ def theirs(folder: Path, count: int, micro: int, steps: int, warm: int, continuo
         return [v.value or 0.0 for v in grade_many("math", completions, ["1"] * len(completions))]
 
     def flip(prompts: list[str], completions: list[str], **columns: Any) -> list[float]:
-        return [coin(p, c, {}) for p, c in zip(prompts, completions, strict=True)]
+        return torch.randint(2, (len(completions),)).float().tolist()
 
     class Clock(TrainerCallback):
         seconds: list[float] = []  # noqa: RUF012
@@ -132,20 +147,20 @@ def theirs(folder: Path, count: int, micro: int, steps: int, warm: int, continuo
 
 
 def compare(name: str, steps: int, peers: bool, continuous: bool) -> dict[str, Any]:
-    count, micro = RUNS[name]
+    count, micro, memory = RUNS[name]
     with tempfile.TemporaryDirectory() as temporary:
         folder, data = Path(temporary) / name, Path(temporary) / "prompts.jsonl"
         save(name, folder)
         rows = [{"problem": p, "answer": "1"} for p in prompts(2000, PROMPT)]
         data.write_text("".join(json.dumps(row) + "\n" for row in rows))
         _free()
-        out = {"equipoise": ours(folder, count, steps, 2, data)}
+        out = {"equipoise": ours(folder, count, memory, steps, 2, data)}
         _free()
         if peers:
-            out["trl"] = theirs(folder, count, micro, 2, 1, False)
+            out["trl"] = theirs(folder, count, micro, 1, 1, False)
             _free()
         if continuous:
-            out["trl_continuous"] = theirs(folder, count // 4, micro, 1, 1, True)
+            out["trl_continuous"] = theirs(folder, count // 8, micro, 1, 1, True)
             _free()
     _print(name, count, out)
     return out
