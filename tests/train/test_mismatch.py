@@ -1,6 +1,8 @@
 """Sampler against trainer: what is measured, and what `objective.mismatch` does about it."""
 
+import dataclasses
 import math
+import typing
 
 import pytest
 import torch
@@ -8,6 +10,7 @@ import torch
 from equipoise import Objective
 from equipoise.objective.regularizer import sequence_mis, token_tis
 from equipoise.objective.surrogate import Tokens
+from equipoise.rollout import NativeSampler
 from equipoise.train import ConfigError, Trainer, load
 from equipoise.train.mismatch import Mismatch
 from equipoise.train.mismatch import metrics as mismatch_metrics
@@ -132,3 +135,35 @@ def test_a_run_corrects_what_it_measures(model, tmp_path, monkeypatch, name):
         assert row["grad_norm"] == pytest.approx(right["grad_norm"] / 1.25, rel=1e-4)
     else:
         assert row["grad_norm"] < 0.5 * right["grad_norm"]  # 1.25⁻ᵀ for a response of T tokens
+
+
+class StandIn:
+    """In vLLM's place: the native sampler, whose log-probabilities are off by a little."""
+
+    opened: typing.ClassVar[list] = []
+
+    def __init__(self, policy, *, memory):
+        self.inner, self.memory, self.closed = NativeSampler(policy), memory, False
+        self.opened.append(self)
+
+    def sample(self, *args, **more):
+        rollouts = self.inner.sample(*args, **more)
+        return dataclasses.replace(rollouts, logprobs=rollouts.logprobs + 0.01)
+
+    def close(self):
+        self.closed = True
+
+
+def test_vllm_is_opened_with_its_memory_and_closed_with_the_run(model, tmp_path, monkeypatch):
+    monkeypatch.setattr("equipoise.train.loop.VllmSampler", StandIn)
+    options = {"rollout__engine": "vllm", "rollout__engine_memory": 0.25, "train__steps": 2}
+    Trainer(settings(model, tmp_path / "run", **options)).run()
+    assert (StandIn.opened[-1].memory, StandIn.opened[-1].closed) == (0.25, True)
+    for row in metrics(tmp_path / "run"):
+        assert row["rollout/logprob_difference/mean"] == pytest.approx(0.01, abs=1e-5)  # against what vLLM says
+        assert row["ratio/min"] == row["ratio/max"] == 1  # log π_old is the trainer's
+        assert row["rollout/capped_tokens"] == 0
+    with pytest.raises(ConfigError, match=r"eval\.per_level"):
+        Trainer(settings(model, tmp_path / "other", eval__per_level=10**6, **options))
+    assert len(StandIn.opened) == 2
+    assert StandIn.opened[-1].closed

@@ -126,7 +126,8 @@ class VllmSampler:
         limits = [min(PROBE_TOKENS, self.context - len(p)) for p in prompts]
         outputs = self._draw(prompts, SamplingParams(), list(range(len(prompts))), limits, None)
         tokens, logprobs, lengths = self._flat(outputs)
-        ours = token_logprobs(self.policy, pack(prompts, tokens, lengths, torch.arange(len(prompts)))).logprobs
+        packed = pack(prompts, tokens, lengths, torch.arange(len(prompts), device=tokens.device))
+        ours = token_logprobs(self.policy, packed).logprobs
         apart, allowed = float((ours - logprobs).abs().mean()), TOLERANCE[self.policy.dtype]
         if not apart <= allowed:
             raise StaleEngine(

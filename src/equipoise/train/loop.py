@@ -108,6 +108,8 @@ class Trainer:
                 if self.vllm
                 else open_sampler(self.policy)
             )
+            if isinstance(self.sampler, VllmSampler):
+                undo.callback(self.sampler.close)
             self.collector = Collector(config, self.policy, self.sampler, self.task)
             self.held_out = self._held_out() if config.eval.every else []
             self.updates = 0  # optimizer steps done
