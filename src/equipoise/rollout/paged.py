@@ -11,7 +11,8 @@ Works for the models of `policy.decoder`, on the CPU too (by the kernels' refere
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -147,6 +148,7 @@ class _Desk:
         half = core.model.layers[0].self_attn.head_dim // 2
         cos, sin = core.model.rotary_emb(self.last, positions[None])
         self.turn = torch.cat((cos[0, :, :half], sin[0, :, :half]), -1).float()
+        self._event = torch.cuda.Event() if pinned else None
         self.graphs: dict[tuple[int, SamplingParams], torch.cuda.CUDAGraph] = {}
         self._anchor: tuple[int, ...] = ()
 
@@ -168,12 +170,20 @@ class _Desk:
         self.rows.members.fill_(-1)
         self.at.zero_()
 
-    def download(self, steps: int, rows: int) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-        """Tokens [steps, rows] and log-probabilities [2, steps, rows] of the last steps. Waits for the device."""
+    def download(self) -> None:
+        """Start bringing back what the steps have drawn; `ready` says when it is there."""
         for here, there in zip(self._back, (self.drawn, self.logprobs), strict=True):
             here.copy_(there, non_blocking=True)
-        if self.at.is_cuda:
-            torch.cuda.current_stream().synchronize()
+        if self._event is not None:
+            self._event.record()
+
+    def ready(self) -> bool:
+        return self._event is not None and self._event.query()
+
+    def results(self, steps: int, rows: int) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+        """Tokens [steps, rows] and log-probabilities [2, steps, rows] of the last steps. Waits for the device."""
+        if self._event is not None:
+            self._event.synchronize()
         tokens, logprobs = (t.numpy() for t in self._back)
         return tokens[:steps, :rows], logprobs[:, :steps, :rows]
 
@@ -194,7 +204,7 @@ class _Call:
         self.lengths = np.zeros(asked.rows, dtype=np.int64)
         self.stopped = np.zeros(asked.rows, dtype=bool)
         self.unstored: list[tuple[NDArray[Any], ...]] = []  # what `_record` saw and `_store` has not written yet
-        self.untold: list[int] = []
+        self.untold: deque[int] = deque()
 
     def run(self, blocks: int) -> Rollouts:
         lengths = np.array([len(p) for p in self.asked.prompts])
@@ -208,7 +218,7 @@ class _Call:
                 ledger.grow(steps)
                 self._steps(steps)
         self._store()
-        self._tell()
+        self._tell(lambda: False)
         return self._rollouts()
 
     def _compute_prompts(self, prompts: list[int]) -> None:
@@ -226,16 +236,19 @@ class _Call:
         position = np.concatenate([np.arange(l) for l in lengths])
         block = self.desk.tables.prompt_table[places.repeat(lengths), position // BLOCK]
         token = np.concatenate([self.asked.prompts[p] for p in prompts])
-        flat = torch.from_numpy(np.stack((token, position, block, position % BLOCK))).to(device)
-        tokens, positions, blocks, offsets = flat.unbind()
+        tokens, positions, first = torch.from_numpy(
+            np.stack((token, position, block.astype(np.int64) * BLOCK * self.pool.shape[3] + position % BLOCK))
+        ).to(device)
+        at = (first[:, None] + torch.arange(self.pool.shape[3], device=device) * BLOCK).view(
+            -1
+        )  # of every head's entry
         ends = lengths.cumsum()
         starts = torch.from_numpy(np.concatenate(([0], ends)).astype(np.int32)).to(device)
 
         def attend(layer: int, qkv: Tensor, kv_heads: int) -> Tensor:
             q, k, v = qkv.split((qkv.shape[1] - 2 * kv_heads, kv_heads, kv_heads), 1)
-            keys, values = self.pool[layer]
-            keys[blocks, :, offsets] = k
-            values[blocks, :, offsets] = v
+            for pool, entries in zip(self.pool[layer], (k, v), strict=True):
+                pool.view(-1, pool.shape[-1]).index_copy_(0, at, entries.reshape(-1, pool.shape[-1]))
             return _attend_prompts(q, k, v, lengths.tolist(), starts, self.windows[layer])
 
         core = self.policy.core
@@ -274,9 +287,10 @@ class _Call:
             desk.upload()
             for _ in range(steps):
                 _step(self.policy.core, self.weights, desk, self.pool, self.windows, size, params)
-        self._store()  # while the device works
-        self._tell()
-        self._record(0, *desk.download(steps, ledger.count))
+        self._store()  # while the device works, and before what it brings back takes the place of what is stored
+        desk.download()
+        self._tell(desk.ready)
+        self._record(0, *desk.results(steps, ledger.count))
 
     def _graph(self, size: int) -> Any:
         params, graphs = self.asked.params, self.desk.graphs
@@ -334,11 +348,12 @@ class _Call:
                 table[response, at] = values
         self.unstored.clear()
 
-    def _tell(self) -> None:
-        if self.asked.finished is not None:
-            for response in self.untold:
+    def _tell(self, enough: Callable[[], bool]) -> None:
+        """Tell of finished responses, in their order, until there is something better to do."""
+        while self.untold and not enough():
+            response = self.untold.popleft()
+            if self.asked.finished is not None:
                 self.asked.finished(response, self.tokens[response, : self.lengths[response]].tolist())
-        self.untold.clear()
 
     def _rollouts(self) -> Rollouts:
         asked, device = self.asked, self.policy.device
