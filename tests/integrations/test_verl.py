@@ -12,6 +12,7 @@ import json
 import os
 import pathlib
 import shutil
+import socket
 import subprocess
 import sys
 import types
@@ -32,6 +33,7 @@ from verl.utils.config import omega_conf_to_dataclass, validate_config
 from equipoise import Objective, audit, doctor
 from equipoise.integrations import verl as plugin
 from equipoise.objective.surrogate import SEQUENCE_LEVEL
+from equipoise.policy import load
 from tests.integrations import verl_pipeline as pipeline
 from tests.integrations.verl_pipeline import advantages, configuration, drawn, ours, pad, theirs
 
@@ -557,6 +559,46 @@ def test_a_rollout_dump_that_verl_wrote_is_audited(tmp_path):
     assert sorted(log.reward.tolist()) == pytest.approx(sorted(float(row["rm_scores"].sum()) for row in rows))
     assert len(set(log.group.tolist())) == len({row["uid"] for row in rows})
     assert set(log.step.tolist()) == {3}
+
+
+# --- verl's own engine ------------------------------------------------------------------------------------------------
+
+
+def engine_ranks(world: int, options: str, folder: pathlib.Path) -> dict:
+    """What the ranks of tests.integrations.verl_engine found."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    ranks = []
+    for rank in range(world):
+        environment = {
+            **os.environ, "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world),
+            "LOCAL_WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WG_BACKEND": "ray",
+            "TORCH_COMPILE_DISABLE": "1", "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1",
+        }  # fmt: skip
+        command = [sys.executable, "-W", "ignore", "-m", "tests.integrations.verl_engine", options, str(folder)]
+        ranks.append(subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT))
+    said = [process.communicate(timeout=600)[0].decode() for process in ranks]
+    assert not any(process.returncode for process in ranks), "\n".join(said)[-4000:]
+    return json.loads((folder / "found.json").read_text())
+
+
+def test_two_ranks_of_verls_fsdp_engine_give_our_gradient_and_a_checkpoint_we_open(tmp_path):
+    """In float32, for three sizes of micro-batch and two of verl's packed ones; the loss is a sum of 16 rows of ±1."""
+    found = engine_ranks(2, "{preset: dapo, aggregation: balanced}", tmp_path)
+    assert max(found["gradient"]) < 1e-5
+    assert max(abs(loss - found["ours"]) for loss in found["loss"]) < TOLERANCE
+    assert len(found["grad_norm"]) == found["rows"] // 8  # an optimizer step for each mini-batch
+
+    opened, start = load(tmp_path), load("abacus")
+    shards = [
+        torch.load(path, weights_only=False)["lm_head.weight"]
+        for path in sorted((tmp_path / "global_step_1" / "actor").glob("model_world_size_2_rank_*.pt"))
+    ]
+    weights = torch.cat([shard._local_tensor for shard in shards])
+    torch.testing.assert_close(opened.core.lm_head.weight.detach().float(), weights, rtol=0, atol=0)
+    assert not torch.equal(weights, start.core.lm_head.weight)
+    assert opened.tokenizer.get_vocab() == start.tokenizer.get_vocab()
 
 
 def built(config) -> Objective:
