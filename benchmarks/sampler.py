@@ -2,7 +2,7 @@
 batching), and milliseconds per step against what the memory and the arithmetic allow. Writes
 benchmarks/results/sampler.json.
 
-    python benchmarks/sampler.py [--only NAME …] [--without-peers]
+    python benchmarks/sampler.py [--only NAME …] [--peers generate generate_batch]
 
 Models of real shapes with random weights in bfloat16; 64 prompts of 100 tokens, 16 responses each, 512 tokens, no
 end-of-sequence token, temperature 1: everyone does the same work. `generate` runs once with SDPA attention and its
@@ -45,6 +45,7 @@ from equipoise import policy as p
 from equipoise.rollout import PagedSampler, SamplingParams, paged
 
 PROMPT, GROUP, TOKENS = 100, 16, 512
+PEERS = ["generate", "generate_batch"]
 
 
 def shape(hidden: int, layers: int, heads: int, kv_heads: int, head_dim: int, intermediate: int, vocabulary: int):
@@ -242,7 +243,7 @@ def attempt(name: str, run: Callable[[], Any]) -> Any:
         return f"{name} failed: {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
 
 
-def measure(name: str, limits: dict[str, float], peers: bool) -> dict[str, Any]:
+def measure(name: str, limits: dict[str, float], peers: list[str]) -> dict[str, Any]:
     policy = build(name)
     sampler = PagedSampler(policy)
     found: dict[str, Any] = {"steps": steps(policy, sampler, limits)}
@@ -251,24 +252,22 @@ def measure(name: str, limits: dict[str, float], peers: bool) -> dict[str, Any]:
     found["varied"] = varied(policy, sampler)
     del sampler
     torch.cuda.empty_cache()
-    if peers:
+    rates = found["tokens_per_second"]
+    if "generate" in peers:
         attempt("generate", lambda: generate(policy, 2, 8))
-        rates = found["tokens_per_second"]
-        rates["generate"] = attempt(
-            "generate", lambda: generate(policy, 64, TOKENS if name == next(iter(MODELS)) else 64)
-        )
+        tokens = TOKENS if name == next(iter(MODELS)) else 64
+        rates["generate"] = attempt("generate", lambda: generate(policy, 64, tokens))
         torch.cuda.empty_cache()
+    if "generate_batch" in peers:
         rates["generate_batch"] = attempt("generate_batch", lambda: generate_batch(policy, 64, 32))
-        found["ratio"] = {
-            k: round(rates["paged"] / v, 1) for k, v in rates.items() if k != "paged" and not isinstance(v, str)
-        }
+    found["ratio"] = {k: round(rates["paged"] / rates[k], 1) for k in peers if not isinstance(rates[k], str)}
     return found
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--only", choices=list(MODELS), nargs="+", help="these models; the others' figures are kept")
-    parser.add_argument("--without-peers", action="store_true", help="ours alone")
+    parser.add_argument("--peers", choices=PEERS, nargs="*", default=PEERS, help="whom to compare with")
     args = parser.parse_args()
     transformers.utils.logging.set_verbosity_error()
     limits = ceilings()
@@ -276,7 +275,7 @@ def main() -> None:
     earlier = RESULTS / "sampler.json"
     results = json.loads(earlier.read_text())["results"] if args.only and earlier.exists() else {}
     for name in args.only or MODELS:
-        found = results[name] = measure(name, limits, not args.without_peers)
+        found = results[name] = measure(name, limits, args.peers)
         for rows, row in found["steps"].items():
             print(
                 f"{name:14} {rows:>5} rows {row['ms']:8.3f} ms a step, {100 * row['of_byte_bound']:.0f} % of the bytes"

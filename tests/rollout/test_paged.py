@@ -138,6 +138,22 @@ def test_the_weights_are_the_trainers():
     assert weights.head.weight.data_ptr() == policy.core.lm_head.weight.data_ptr()
 
 
+def test_weights_that_may_not_move_are_copied_at_every_call():
+    policy = tiny("qwen2")
+    for layer in policy.core.model.layers:
+        setattr(layer, decoder.THROUGH, None)  # as train.shard leaves it when all weights are gathered
+    where = [q.data_ptr() for q in policy.model.parameters()]
+    ours = PagedSampler(policy)
+    prompts, params = tiny_models.prompts(3), SamplingParams(max_tokens=12)
+    for _ in range(2):
+        got, plain = ours.sample(prompts, 2, params), NativeSampler(policy).sample(prompts, 2, params)
+        assert_same(by_name(got, range(3), 2), by_name(plain, range(3), 2))
+        with torch.no_grad():
+            for q in policy.parameters():
+                q.add_(0.05 * torch.randn_like(q))
+    assert [q.data_ptr() for q in policy.model.parameters()] == where
+
+
 def test_lora_is_sampled_with_its_adapter(tmp_path):
     p.save(tiny_models.policy("qwen2"), tmp_path)
     policy = p.load(tmp_path, lora=p.Lora(rank=4, targets=("q_proj", "down_proj")), device=DEVICE)

@@ -4,7 +4,8 @@ A prompt's keys and values lie once in the cache for all its responses; a finish
 in the queue; a response gets blocks as it grows, so memory follows real lengths. The step (layers, head, draw) is
 captured once for each of a few batch sizes and replayed; every WINDOW steps the host looks at what was drawn, tells who
 is finished, fills up and goes on. Results are those of the other samplers: same seeds, same draws.
-The weights are read where the trainer keeps them; only what a LoRA adapter changes is merged into a copy at every call.
+The weights are read where the trainer keeps them; only what a LoRA adapter changes is merged into a copy at every call
+(and with weights that ranks share, projections of one input are put side by side in a copy).
 The cache is reserved at every call and given back after it; the graphs stay, with the step's buffers, for the next one.
 Works for the models of `policy.decoder`, on the CPU too (by the kernels' reference, slowly: for tests).
 """
@@ -412,7 +413,8 @@ class _Weights(NamedTuple):
 
 
 def _weights(core: Any, merged: _Merged) -> _Weights:
-    """Views of the model's weights; of projections with an adapter, copies in the buffers `merged`."""
+    """Views of the model's weights; copies in the buffers `merged` where projections have an adapter, or may not be
+    moved to lie side by side because ranks share their weights."""
     decoder.side_by_side(core)
     layers = []
     for i, layer in enumerate(core.model.layers):
@@ -438,9 +440,8 @@ def _norm(module: Any) -> Norm:
 
 
 def _linear(merged: _Merged, name: tuple[int, str], *projections: Any) -> _Linear:
-    if decoder.is_plain(*projections):
-        whole = decoder.joined(*projections)
-        assert whole is not None
+    whole = decoder.joined(*projections) if decoder.is_plain(*projections) else None
+    if whole is not None:
         return _Linear(*whole)
     weight = _kept(merged, (*name, "weight"), [decoder.merged_weight(p) for p in projections])
     biases = [p.bias for p in projections]
