@@ -1,6 +1,5 @@
 """Micro-batches by tokens, the plan for them, and what happens when memory runs out all the same."""
 
-from itertools import pairwise
 
 import pytest
 import torch
@@ -51,13 +50,28 @@ def test_cuts_keep_to_their_limits_and_groups_together(groups, responses, tokens
             assert too_long or 0 < responses < len(rows)
     if not responses and not tokens:
         assert found == []
-    if tokens and not whole and not responses:  # and nothing is cut that would have fitted
-        for a, b in pairwise(parts):
-            following = slice(b.start, b.start + 1)
-            if group[b.start] != group[b.start - 1]:
-                following = slice(b.start, b.start + int((group == group[b.start]).sum()))
-            if tokens_of(group, prompt, length, following) <= tokens:
-                assert tokens_of(group, prompt, length, slice(a.start, following.stop)) > tokens
+    if tokens and not responses:
+        largest = max(tokens_of(group, prompt, length, part) for part in parts)
+        assert (len(parts), largest) == fewest_and_most_even(group, prompt, length, tokens, whole)
+
+
+def fewest_and_most_even(group, prompt, length, tokens, whole):
+    """By trying all cuts: how few parts there can be and, of that many, how small the largest."""
+    places, n = [0], len(group)
+    for i in range(1, n):
+        inside = bool(group[i] == group[i - 1])
+        fits = tokens_of(group, prompt, length, (group == group[i]).nonzero()[:, 0]) <= tokens
+        if not inside or not (whole or fits):
+            places.append(i)
+    best = {n: (0, 0)}
+    for begin in reversed(places):
+        ends = [*(p for p in places if p > begin), n]
+        for k, end in enumerate(ends):
+            size = tokens_of(group, prompt, length, slice(begin, end))
+            if k == 0 or size <= tokens:
+                count, largest = best[end]
+                best[begin] = min(best.get(begin, (n + 1, 0)), (count + 1, max(largest, size)))
+    return best[0]
 
 
 @pytest.mark.parametrize("name", OBJECTIVES)

@@ -86,37 +86,48 @@ def cuts(
 ) -> list[int]:
     """Where micro-batches begin, but for the first: group, prompt_lengths, lengths [b] of responses, group by group.
 
-    By responses alone they are cut after so many, as the responses come; with a limit on tokens, between groups where a
-    group fits. What is larger than the limits and must not be cut is a micro-batch of its own.
+    By responses alone they are cut after so many, as the responses come. With a limit on tokens they are as few as the
+    limits allow, cut between groups where a group fits, and as even as can be. What must not be cut and is larger than
+    the limits is a micro-batch of its own.
     """
-    _, sizes = torch.unique_consecutive(group, return_counts=True)
     if not tokens and not whole_groups:
         return list(range(responses, len(group), responses)) if responses else []
-    out: list[int] = []
-    filled = held = at = 0  # tokens and responses of the micro-batch being filled; the response that comes next
+    _, sizes = torch.unique_consecutive(group, return_counts=True)
+    groups, at = [], 0
     for size in sizes.tolist():
         prompt, own = int(prompt_lengths[at]), lengths[at : at + size].tolist()
-        if not whole_groups and (_over(size, responses) or _over(prompt + sum(own), tokens)):
-            pieces = [(1, n) for n in own]
+        whole = whole_groups or not (_over(size, responses) or _over(prompt + sum(own), tokens))
+        groups.append((prompt, [(size, sum(own))] if whole else [(1, n) for n in own]))
+        at += size
+    found = _filled(groups, responses, tokens, whole_groups)
+    low, high = 1, tokens
+    while low < high:
+        middle = (low + high) // 2
+        tried = _filled(groups, responses, middle, whole_groups)
+        if len(tried) <= len(found):
+            high, found = middle, tried
         else:
-            pieces = [(size, sum(own))]
-        here = False  # whether the prompt is in the micro-batch
+            low = middle + 1
+    return found
+
+
+def _filled(
+    groups: list[tuple[int, list[tuple[int, int]]]], responses: int, tokens: int, whole_groups: bool
+) -> list[int]:
+    """The cuts of filling one micro-batch after the other with what comes: of each group its prompt's length and its
+    pieces, which are not cut, as (responses, tokens)."""
+    out: list[int] = []
+    at = held = filled = 0  # the response that comes next; responses and tokens of the micro-batch being filled
+    for prompt, pieces in groups:
+        to_pay = prompt  # once in a micro-batch
         for count, n in pieces:
-            more = n if here else n + prompt
-            if held and _full(whole_groups, filled, more, held, count, responses, tokens):
+            enough = held >= responses > 0 if whole_groups else _over(held + count, responses)
+            if held and (enough or _over(filled + to_pay + n, tokens)):
                 out.append(at)
-                filled = held = 0
-                more = n + prompt
-            filled, held, at, here = filled + more, held + count, at + count, True
+                held, filled, to_pay = 0, 0, prompt
+            at, held, filled, to_pay = at + count, held + count, filled + to_pay + n, 0
     return out
 
 
 def _over(amount: int, limit: int) -> bool:
-    return limit > 0 and amount > limit
-
-
-def _full(whole_groups: bool, filled: int, more: int, held: int, count: int, responses: int, tokens: int) -> bool:
-    """Whether what comes next belongs to the next micro-batch; whole groups are cut once `responses` are reached."""
-    if whole_groups and responses > 0 and held >= responses:
-        return True
-    return _over(filled + more, tokens) or (not whole_groups and _over(held + count, responses))
+    return 0 < limit < amount
