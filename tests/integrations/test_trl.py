@@ -93,10 +93,16 @@ def on_two_ranks(model, folder, pairs):
         result = found[f"{name}/{how}"]
         assert case.distance(result["gradients"][0], case.wanted(model, wanted)) < EXACT, (name, how)
         assert result["state"] == wanted.state_dict()
+    return found
 
 
-def test_two_ranks_change_nothing(model, tmp_path):
-    on_two_ranks(model, tmp_path, [*product(FEW[:2], TWO_RANKS), *((n, "twos") for n in FEW[2:])])
+def test_two_ranks_change_nothing(model, out, tmp_path):
+    found = on_two_ranks(model, tmp_path, [(FEW[0], "sixes"), *((n, "twos") for n in FEW)])
+    log = found[f"{FEW[0]}/sixes"]["logs"][0]
+    alone = case.run(model, out, case.stateful(choices(FEW[0]))).logs[0]
+    assert log.keys() == alone.keys()
+    for key in alone:
+        assert key == "step_time" or log[key] == pytest.approx(alone[key], rel=1e-4, abs=1e-6), key
 
 
 @pytest.mark.slow
@@ -118,8 +124,9 @@ def test_a_generation_batch_used_over_several_optimizer_steps(model, out):
     assert case.distance(sum(found) / 3, case.wanted(model, named("grpo+balanced"))) < EXACT
 
 
-@pytest.mark.parametrize("times", [2, 1])  # with one, the window of four ends early, with the epoch
+@pytest.mark.parametrize("times", [2, pytest.param(1, marks=pytest.mark.slow)])
 def test_several_generation_batches_in_one_optimizer_step(model, out, times):
+    """With the prompts once, the window of four ends early, with the epoch."""
     options = {"steps_per_generation": 2, **split(6, 4), "train_dataset": prompts(times)}
     found = case.run(model, out, "dapo", **options).found
     assert case.distance(found[0], case.wanted(model, named("dapo"))) < EXACT
@@ -135,7 +142,7 @@ def test_a_batch_used_twice_has_its_first_policy_as_the_old_one(model, out):
     assert case.distance(watched.found[0], watched.found[1].double()) > 0.1
 
 
-@pytest.mark.parametrize("name", ["dfpo", "gspo+orthogonal"])
+@pytest.mark.parametrize("name", ["dfpo", pytest.param("gspo+orthogonal", marks=pytest.mark.slow)])
 def test_objectives_that_need_whole_groups_run_on_an_unsplit_batch(model, out, name):
     found = case.run(model, out, name).found
     assert case.distance(found[0], case.wanted(model, named(name))) < EXACT
@@ -169,7 +176,7 @@ def test_where_trl_has_the_objective_gradient_and_log_are_its_own(model, out, na
         assert ours.logs[0]["policy_loss"] == pytest.approx(trl.logs[0]["policy_loss"], rel=1e-5)
 
 
-@pytest.mark.parametrize("name", ["dapo+balanced+hadw", "gspo"])
+@pytest.mark.parametrize("name", ["dapo+balanced+hadw", pytest.param("gspo", marks=pytest.mark.slow)])
 def test_the_kl_and_the_bonus_of_the_objective(model, out, name):
     objective = Objective(**named(name).choices() | {"kl": 0.3, "entropy_bonus": 0.2})
     found = case.run(model, out, objective, beta=0.3, **split(3, 4)).found
@@ -218,7 +225,7 @@ def test_the_samplers_log_probabilities(model, out, mismatch):
     assert case.distance(found[0], case.wanted(model, named("dapo+balanced"))) > 0.01
 
 
-@pytest.mark.parametrize("combine", ["rewards", "advantages"])
+@pytest.mark.parametrize("combine", ["advantages", pytest.param("rewards", marks=pytest.mark.slow)])
 def test_several_rewards(model, out, combine):
     def short(completions, row, **columns):
         return [1 / len(case.completions()[i]) for i in row]
@@ -308,6 +315,8 @@ def test_what_cannot_be_exact_is_refused(out, objective, options, words):
 def test_it_is_refused_when_the_trainer_is_built(model, out):
     with pytest.raises(ValueError, match="the rule is steps_per_generation = 1"):
         case.build(model, out, "dfpo", **split(3, 4))
+    with pytest.raises(ValueError, match="mismatch = tis needs the sampler's log-probabilities"):
+        case.build(model, out, Objective.preset("dapo", mismatch="tis"), rollout_func=None)
 
 
 def test_settings_without_effect_are_named(model, out):

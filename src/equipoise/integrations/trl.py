@@ -59,6 +59,11 @@ class EquipoiseGRPOTrainer(GRPOTrainer):
         super().__init__(*args, **kwargs)  # whatever TRL's version takes
         refuse(given, self.args)
         self.objective = adapted(given, self.args, self.reward_weights.tolist())
+        if self.objective.mismatch.function is not None and not (self.use_vllm or self.rollout_func):
+            raise ValueError(
+                f"mismatch = {self.objective.mismatch.name} needs the sampler's log-probabilities, which TRL has from "
+                "use_vllm=True or a rollout_func alone"
+            )
         self._credit: Credit | None = None
         self._rewards: Tensor | None = None
         self._forward: tuple[Any, ...] | None = None
@@ -146,15 +151,20 @@ class EquipoiseGRPOTrainer(GRPOTrainer):
     def _policy_loss(self, inputs: dict[str, Any], credit: Credit, logprobs: Tensor, entropy: Tensor) -> LossOutput:
         objective, row = self.objective, inputs[ROW][:, None]
         keep = _loss_mask(inputs).bool() & (row >= 0)
-        new, response = flatten(logprobs, keep), flatten(row.expand_as(keep), keep)
-        old = flatten(inputs["old_per_token_logps"], keep) if "old_per_token_logps" in inputs else new.detach()
-        position = flatten(keep.cumsum(1) - 1, keep) if objective.cancellation == "prefix" else None
-        ref = flatten(inputs["ref_per_token_logps"], keep) if objective.kl else None
+        where = keep.flatten().nonzero()[:, 0]  # once: on a GPU it waits for the device
+
+        def flat(padded: Tensor) -> Tensor:
+            return padded.expand_as(keep).flatten().index_select(0, where)
+
+        new, response = flat(logprobs), flat(row)
+        old = flat(inputs["old_per_token_logps"]) if "old_per_token_logps" in inputs else new.detach()
+        position = flat(keep.cumsum(1) - 1) if objective.cancellation == "prefix" else None
+        ref = flat(inputs["ref_per_token_logps"]) if objective.kl else None
         rollout = None
         if objective.mismatch.function is not None:
-            rollout = flatten(inputs["sampling_per_token_logps"], keep)
+            rollout = flat(inputs["sampling_per_token_logps"])
             rollout = torch.where(rollout.isnan(), old, rollout)  # vLLM gave none: no correction, as in TRL
-        bonus = flatten(entropy, keep) if objective.entropy_bonus else None
+        bonus = flat(entropy) if objective.entropy_bonus else None
         out = objective.loss(
             new, old, credit, response, position=position, entropy=bonus, ref_logprobs=ref, rollout_logprobs=rollout
         )
