@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from equipoise.export import trl, verl
-from equipoise.export.launch import FATES, Launch, account, arguments, open_task, values
+from equipoise.export.launch import FATES, ExportError, Launch, account, arguments, open_task, values
 from equipoise.train import load
 from equipoise.train.loop import learning_rate
 
@@ -34,7 +34,7 @@ OTHERS = {
     "objective.kl_estimator": "k2", "objective.entropy_bonus": 0.01, "objective.mismatch": {"name": "mis", "cap": 3.0},
     "optim.lr": 1e-6, "optim.betas": [0.8, 0.99], "optim.weight_decay": 0.1, "optim.warmup": 3,
     "optim.schedule": "cosine", "optim.clip_norm": 0.0, "optim.state": "8bit", "train.steps": 9, "train.updates": 2,
-    "train.micro_batch": 8, "train.micro_tokens": 4096, "train.memory": "20 GiB",
+    "train.micro_batch": 8, "train.micro_tokens": 4096, "train.memory": "20 GiB", "train.shard": True,
     "train.seed": 5, "train.out": "elsewhere", "train.checkpoint_every": 4, "train.keep": 1,
     "train.threads": 2, "train.max_skipped": 9, "train.max_uninformative": 9, "eval.every": 3, "eval.samples": 5,
     "eval.temperature": 0.6, "eval.greedy": False, "eval.per_level": 7, "log.rollouts_every": 0, "log.terminal": False,
@@ -45,6 +45,7 @@ NEEDS = {
     "reward.weights": {"reward.functions": ["task", "boxed"], "reward.weights": [1.0, 1.0]},
     "objective.mismatch": {"rollout.engine": "vllm"}, "rollout.engine_memory": {"rollout.engine": "vllm"},
     "train.micro_tokens": {"rollout.max_tokens": 100, "rollout.prompts": 64}, "train.memory": {"train.micro_batch": 8},
+    "train.shard": {"train.micro_batch": 8},
     "rollout.max_draws": {"rollout.dynamic_sampling": True}, "objective.kl_estimator": {"objective.kl": 0.04},
     "objective.combine": {"reward.functions": ["task", "boxed"], "reward.weights": [1.0, 0.2]},
 }  # fmt: skip
@@ -60,7 +61,10 @@ def toml(value):
     return json.dumps(value)
 
 
-ALL = {key: value for key, value in OTHERS.items() if not key.startswith("task.") or key == "task.chat"}
+# All together, but for tasks that need files, and for shards, which go with neither LoRA nor vLLM.
+ALL = {
+    key: value for key, value in OTHERS.items() if key == "task.chat" or not key.startswith(("task.", "train.shard"))
+}
 CONFIGS = {
     "defaults": {},
     "everything else": ALL,
@@ -69,6 +73,7 @@ CONFIGS = {
     "refused": {"objective.difficulty": "hadw_history", "objective.preset": "dfpo", "objective.cancellation": "none"},
     "whole groups": {"objective.preset": "dfpo", "train.micro_batch": 8},
     "tokens": {"train.micro_tokens": 5000, "rollout.max_tokens": 100},
+    "shards": {"train.shard": True, "train.micro_batch": 16},
     "prefix": {"objective.cancellation": "prefix", "rollout.exact": True, "objective.mismatch": "tis"},
 }
 
@@ -222,3 +227,15 @@ def test_a_launch_names_its_files_from_the_root(tmp_path, monkeypatch):
     assert config.train.out == str(tmp_path / "runs" / "a")
     assert config.model.name == "Qwen/Qwen3-1.7B"
     assert portable(replace(config, task=replace(config.task, name="gym:chain_sum"))).task.name == "gym:chain_sum"
+
+
+def test_long_prompts_are_left_out_by_the_models_own_count(tmp_path):
+    """abacus reads characters, so a prompt of five has five tokens or more."""
+    lines = [json.dumps({"prompt": "1+" * n + "1=", "answer": "1"}) for n in (1, 2, 9, 10)]
+    (tmp_path / "data.jsonl").write_text("\n".join(lines))
+    options = {"task.name": str(tmp_path / "data.jsonl"), "task.max_prompt_tokens": 12}
+    task = open_task(configured(options))
+    kept = [*(task.prompt(i) for i in range(8)), *task.evaluation()]
+    assert {prompt.text for prompt in kept} == {"1+1=", "1+1+1="}
+    with pytest.raises(ExportError, match=r"task\.max_prompt_tokens needs the tokenizer of nobody/nothing: "):
+        open_task(configured({**options, "model.name": "nobody/nothing"}))

@@ -16,11 +16,11 @@ pytest.importorskip("trl")
 import datasets
 from trl import GRPOConfig, GRPOTrainer, TrlParser
 
-from equipoise import policy
+from equipoise import Objective, policy
 from equipoise.audit import measure
 from equipoise.export import export_data, export_trl, trl
 from equipoise.export.launch import arguments, open_task
-from equipoise.integrations.trl import EquipoiseGRPOTrainer
+from equipoise.integrations.trl import EquipoiseGRPOTrainer, adapted
 from equipoise.policy.model import ABACUS
 from equipoise.rewards.hosts import as_trl
 from equipoise.tasks.arithmetic import grade
@@ -74,6 +74,11 @@ def test_trl_parses_what_was_exported(name, tmp_path):
     assert args.generation_batch_size == args.per_device_train_batch_size * args.gradient_accumulation_steps
     assert args.max_steps == config.train.steps * config.train.updates
     assert parsed(tmp_path / "launch", "--learning_rate", "0.25").learning_rate == 0.25
+    ours = config.build_objective().choices()
+    theirs = adapted(Objective(**trl.objective_of(config)), args, list(config.reward.weights)).choices()
+    lost = {"refused": ["difficulty"], "prefix": ["mismatch"]}.get(name, [])  # which the account names
+    lost += [] if config.objective.kl else ["kl_estimator"]
+    assert {k: v for k, v in theirs.items() if k not in lost} == {k: v for k, v in ours.items() if k not in lost}
 
 
 @pytest.mark.parametrize(

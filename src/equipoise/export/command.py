@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import difflib
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -10,7 +11,6 @@ from equipoise.export.data import HOSTS, export_data, export_rollouts
 from equipoise.export.launch import ExportError, Launch
 from equipoise.export.trl import export_trl
 from equipoise.export.verl import export_verl
-from equipoise.objective.choice import nearest
 from equipoise.train.config import load, parse_overrides
 
 WHATS = ("trl", "verl", "data", "rollouts")
@@ -20,7 +20,9 @@ OF_DATA = ("columns", "verifier", "suffix", "strict")  # options of [task] that 
 def export(what: str, source: str, out: str | None, host: str | None, overrides: Sequence[str]) -> str:
     """Write it, and say what was written."""
     if what not in WHATS:
-        raise ExportError("export: " + nearest("", what, list(WHATS)).removeprefix("objective. = "))
+        close = difflib.get_close_matches(what, WHATS, n=1)
+        hint = f' did you mean "{close[0]}"?' if close else ""
+        raise ExportError(f'export: "{what}" is not known;{hint} ({", ".join(WHATS)})')
     if what in HOSTS:
         if host is not None:
             raise ExportError(f"--to {host}: the launch is for {what} already; --to is for data and rollouts")

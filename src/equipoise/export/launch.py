@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 import glob
 import json
 import os
@@ -22,7 +23,7 @@ from typing import Any
 
 from equipoise import tasks
 from equipoise.policy.model import ABACUS, ModelError, folder_of
-from equipoise.tasks import Task
+from equipoise.tasks import Prompt, Task
 from equipoise.train.config import Config
 
 TOLD = {"mapped": "", "nearly": "nearly", "own": "its own business", "unmappable": "unmappable"}
@@ -175,17 +176,25 @@ def open_task(config: Config) -> Task:
     task = config.task
     options = {f.name: getattr(task, f.name) for f in fields(task) if f.name not in ("name", "chat")}
     options["verifier"], options["held_out"] = task.verifier or None, task.held_out or None
-    count = (lambda prompt: len(_encoded(config, prompt))) if task.max_prompt_tokens else None
+    count = (lambda prompt: _tokens(config, prompt)) if task.max_prompt_tokens else None
     return tasks.open_task(task.name, config.train.seed, **options, count_tokens=count)
 
 
-def _encoded(config: Config, prompt: tasks.Prompt) -> list[int]:
+def _tokens(config: Config, prompt: Prompt) -> int:
+    """As many as the prompt has when our own run encodes it."""
+    tokenizer = _tokenizer(model_folder(config.model.name))
+    if not config.task.chat:
+        return len(tokenizer(prompt.text)["input_ids"])
+    messages = [dict(m) for m in prompt.messages or ({"role": "user", "content": prompt.text},)]
+    return len(tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=True)["input_ids"])
+
+
+@functools.cache
+def _tokenizer(folder: str) -> Any:
     from transformers import AutoTokenizer
 
-    from equipoise.export.data import messages_of
-
-    tokenizer = AutoTokenizer.from_pretrained(model_folder(config.model.name))
-    if not config.task.chat:
-        return list(tokenizer(prompt.text)["input_ids"])
-    made = tokenizer.apply_chat_template(messages_of(prompt), add_generation_prompt=True, return_dict=True)
-    return list(made["input_ids"])
+    try:
+        return AutoTokenizer.from_pretrained(folder)
+    except (OSError, ValueError) as error:
+        said = str(error).splitlines()[0]
+        raise ExportError(f"task.max_prompt_tokens needs the tokenizer of {folder}: {said}") from error

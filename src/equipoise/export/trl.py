@@ -235,6 +235,11 @@ def _train(config: Config) -> dict[str, Setting]:
         "train.micro_batch": mapped(passes) if per_pass == wanted else nearly(passes, why),
         "train.micro_tokens": nearly({}, in_tokens) if t.micro_tokens else mapped(why="no limit"),
         "train.memory": own(f"TRL measures no memory: a pass has {per_pass} responses, whether they fit or not"),
+        "train.shard": own(
+            "Accelerate shards if it is told to: accelerate launch --use_fsdp --fsdp_version 2 launch.py"
+        )
+        if t.shard
+        else mapped(why="off, as TRL"),
         "train.seed": mapped({"seed": t.seed}, "the prompts are ours, the draws are TRL's own"),
         "train.out": mapped({"output_dir": t.out}),
         "train.checkpoint_every": mapped({"save_steps": t.checkpoint_every * t.updates}, counted),

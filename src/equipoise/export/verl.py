@@ -315,6 +315,7 @@ def _train(config: Config, task: Task) -> dict[str, Setting]:
         "train.steps": mapped({"trainer.total_training_steps": t.steps, "trainer.total_epochs": epochs}),
         "train.updates": mapped({f"{ACTOR}.ppo_epochs": t.updates}),
         **_passes(config, task),
+        "train.shard": mapped({f"{ACTOR}.strategy": "fsdp2"}) if t.shard else own("verl shards in any case"),
         "train.memory": own("verl measures no memory: its passes are as large as their limit"),
         "train.seed": mapped({"data.seed": t.seed, f"{ROLLOUT}.seed": t.seed, f"{ACTOR}.data_loader_seed": t.seed},
                              "the prompts are ours, the draws are vLLM's own"),
