@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -68,6 +69,11 @@ class PagedSampler:
         finished: Finished | None = None,
     ) -> Rollouts:
         asked = request(self.policy, prompts, n, params, keys, step, finished)
+        device = self.policy.device
+        with torch.cuda.device(device) if device.type == "cuda" else nullcontext():  # kernels go to the current one
+            return self._sample(asked)
+
+    def _sample(self, asked: Request) -> Rollouts:
         desk = self._set_up(asked)
         weights = _weights(self.policy.core, self._merged)
         self._count = self._blocks(asked, desk.size)
@@ -306,7 +312,8 @@ class _Call:
             torch.cuda.current_stream().wait_stream(side)
             graph = torch.cuda.CUDAGraph()
             shared = next(iter(graphs.values())).pool() if graphs else None
-            with torch.cuda.graph(graph, pool=shared):
+            # Other threads (a listener's) may use the device meanwhile.
+            with torch.cuda.graph(graph, pool=shared, capture_error_mode="thread_local"):
                 _step(*arguments)
             graphs[key] = graph
         return graphs[key].replay
@@ -358,11 +365,15 @@ class _Call:
 
     def _rollouts(self) -> Rollouts:
         asked, device = self.asked, self.policy.device
-        inside = np.arange(self.tokens.shape[1]) < self.lengths[:, None]
-        logprobs = [torch.from_numpy(table[inside]).to(device) for table in self.logprobs]
+
+        def flat(table: NDArray[Any]) -> Tensor:
+            rows = [row[:length] for row, length in zip(table, self.lengths.tolist(), strict=True)]
+            return torch.from_numpy(np.concatenate(rows)).to(device)
+
+        logprobs = [flat(table) for table in self.logprobs]
         return Rollouts(
             asked.prompts,
-            torch.from_numpy(self.tokens[inside].astype(np.int64)).to(device),
+            flat(self.tokens).long(),
             logprobs[0],
             logprobs[-1],
             torch.from_numpy(self.lengths).to(device),
@@ -392,6 +403,7 @@ class _Layer(NamedTuple):
 
 
 class _Weights(NamedTuple):
+    embedding: Tensor
     layers: list[_Layer]
     norm: Norm
     head: _Linear
@@ -409,7 +421,8 @@ class _Weights(NamedTuple):
 
     def addresses(self) -> tuple[int, ...]:
         parts = [p for layer in self.layers for p in layer[:-1]] + [self.norm, self.head]
-        return tuple(t.data_ptr() for p in parts if p is not None for t in p if isinstance(t, Tensor))
+        tensors = [t for p in parts if p is not None for t in p if isinstance(t, Tensor)]
+        return tuple(t.data_ptr() for t in (self.embedding, *tensors))
 
 
 def _weights(core: Any, merged: _Merged) -> _Weights:
@@ -432,7 +445,8 @@ def _weights(core: Any, merged: _Merged) -> _Weights:
                 a.scaling,
             )
         )
-    return _Weights(layers, _norm(core.model.norm), _linear(merged, (len(layers), "head"), core.lm_head))
+    head = _linear(merged, (len(layers), "head"), core.lm_head)
+    return _Weights(core.model.embed_tokens.weight, layers, _norm(core.model.norm), head)
 
 
 def _norm(module: Any) -> Norm:
