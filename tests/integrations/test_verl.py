@@ -6,11 +6,13 @@ verl lives in an environment of its own (`make test-verl`); elsewhere these test
 from __future__ import annotations
 
 import dataclasses
+import importlib.metadata
 import inspect
 import itertools
 import json
 import os
 import pathlib
+import re
 import shutil
 import socket
 import subprocess
@@ -459,6 +461,21 @@ def test_the_plug_in_is_found_through_its_entry_point_alone():
             [sys.executable, "-W", "ignore", "-c", code], env=environment, capture_output=True, text=True
         )
         assert out.stdout.strip().endswith(found), out.stderr
+
+
+@pytest.mark.slow
+def test_verls_own_tests_of_its_algorithms_pass_with_the_plug_in_loaded():
+    """They come with the wheel. pytest runs in a process that has first seen the plug-in registered."""
+    folder = importlib.metadata.distribution("verl").locate_file("tests/trainer")
+    code = (
+        "import sys, pytest, verl; from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY as known; "
+        "assert 'equipoise' in known; sys.exit(pytest.main(sys.argv[1:]))"
+    )
+    options = ["-q", "-p", "no:cacheprovider", "--rootdir", str(folder), str(folder)]
+    ran = subprocess.run([sys.executable, "-W", "ignore", "-c", code, *options], capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stdout[-4000:]
+    passed = int(re.search(r"(\d+) passed", ran.stdout)[1])
+    assert passed >= 100
 
 
 @pytest.mark.parametrize(
