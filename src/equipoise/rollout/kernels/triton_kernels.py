@@ -37,8 +37,8 @@ class Launch(NamedTuple):
 
 
 QUERIES = 64  # the most queries of a program of the prompt's kernel
-HEADS = 8  # of a program that stores
-PIECE = 4096  # of the vocabulary
+HEADS = 16  # of a program that stores
+PIECE = 2048  # of the vocabulary
 PROMPT = Launch(warps=4, stages=2)
 OWN = Launch(warps=4, stages=2)
 
@@ -77,7 +77,8 @@ def attend(
     members = triton.cdiv(n, tiles)
     part, sums = q.new_empty(splits, R, H, D, dtype=torch.float32), q.new_empty(2, splits, R, H, dtype=torch.float32)
     out = torch.empty_like(q)
-    numbers = scale, softcap or 0.0, window or 0, R, H
+    unit = LOG2E.value * (scale if softcap is None else 1.0)  # scores are products, or, where capped, final
+    numbers = scale, softcap or 0.0, unit, window or 0, R, H
     options = {
         "SHARE": share, "D": D, "BLOCK": block, "SPLITS": splits, "SOFTCAP": softcap is not None,
         "WINDOW": window is not None, "PRECISION": "ieee" if q.dtype == torch.float32 else "tf32",
@@ -95,7 +96,9 @@ def attend(
         launch_pdl=options["OVERLAP"],
     )  # fmt: skip
     if splits > 1:
-        _combine[(R, H)](part, sums, out, R, H, D=D, SPLITS=splits, SPLITS2=triton.next_power_of_2(splits), num_warps=1)
+        _combine[(R, H)](
+            part, sums, out, unit, R, H, D=D, SPLITS=splits, SPLITS2=triton.next_power_of_2(splits), num_warps=1
+        )
     return out
 
 
@@ -124,7 +127,7 @@ def draw(logits: Tensor, u: Tensor, temperature: float, softcap: float | None) -
     tokens, logprobs = torch.empty(R, dtype=torch.int64, device=u.device), torch.empty_like(u)
     numbers = V, logits.stride(0), 1 / (temperature or 1.0), softcap or 0.0
     options = {"SOFTCAP": softcap is not None, "PIECE": PIECE}
-    _pieces[(R, pieces)](logits, sums, *numbers, **options, num_warps=4)
+    _pieces[(R, pieces)](logits, sums, *numbers, **options, num_warps=2)
     _draw[(R,)](
         logits, sums, u, tokens, logprobs, *numbers, pieces, **options, PIECES=triton.next_power_of_2(pieces),
         GREEDY=temperature == 0, num_warps=4,
@@ -218,8 +221,8 @@ def _rounded(x, dtype: tl.constexpr):
 
 @triton.jit
 def _prompt(
-    q, keys, values, length, prompt_table, prompt_length, members, part, sums, scale, softcap, window, R, H,
-    most, n, MEMBERS: tl.constexpr, QUERIES: tl.constexpr, SHARE: tl.constexpr, D: tl.constexpr, BLOCK: tl.constexpr,
+    q, keys, values, length, prompt_table, prompt_length, members, part, sums, scale, softcap, unit, window, R,
+    H, most, n, MEMBERS: tl.constexpr, QUERIES: tl.constexpr, SHARE: tl.constexpr, D: tl.constexpr, BLOCK: tl.constexpr,
     SPLITS: tl.constexpr, SOFTCAP: tl.constexpr, WINDOW: tl.constexpr, PRECISION: tl.constexpr,
     OVERLAP: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
@@ -243,7 +246,7 @@ def _prompt(
     begin, end = _share(begin, tl.cdiv(tokens, BLOCK), split, SPLITS)
     m, s, acc = _over_blocks(
         x, keys, values, prompt_table + prompt * most, begin, end, tokens, first, kv_head, tl.num_programs(1), scale,
-        softcap, QUERIES, D, BLOCK, SOFTCAP, WINDOW, PRECISION, STAGES,
+        softcap, unit, QUERIES, D, BLOCK, SOFTCAP, WINDOW, PRECISION, STAGES,
     )  # fmt: skip
     at = split.to(tl.int64) * R * H + query
     tl.store(part + at[:, None] * D + d[None, :], acc, mask=there[:, None])
@@ -253,7 +256,7 @@ def _prompt(
 
 @triton.jit
 def _own(
-    q, keys, values, table, length, part, sums, out, scale, softcap, window, R, H, most, QUERIES: tl.constexpr,
+    q, keys, values, table, length, part, sums, out, scale, softcap, unit, window, R, H, most, QUERIES: tl.constexpr,
     SHARE: tl.constexpr, D: tl.constexpr, BLOCK: tl.constexpr, SPLITS: tl.constexpr, SOFTCAP: tl.constexpr,
     WINDOW: tl.constexpr, PRECISION: tl.constexpr, OVERLAP: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
@@ -274,7 +277,7 @@ def _own(
     x = tl.load(q + query[:, None] * D + d[None, :], mask=there[:, None], other=0.0)
     m, s, acc = _over_blocks(
         x, keys, values, table + row * most, begin, end, tokens, first, kv_head, tl.num_programs(1), scale, softcap,
-        QUERIES, D, BLOCK, SOFTCAP, WINDOW, PRECISION, STAGES,
+        unit, QUERIES, D, BLOCK, SOFTCAP, WINDOW, PRECISION, STAGES,
     )  # fmt: skip
     if OVERLAP:
         gdc_wait()
@@ -282,7 +285,7 @@ def _own(
     prompt_s = tl.load(sums + SPLITS * R * H + at, mask=has_prompt, other=0.0)
     prompt_acc = tl.load(part + at[:, None] * D + d[None, :], mask=has_prompt[:, None], other=0.0)
     top = tl.maximum(m, prompt_m)
-    mine, prompts = tl.exp2(m - top), tl.exp2(prompt_m - top)
+    mine, prompts = tl.exp2((m - top) * unit), tl.exp2((prompt_m - top) * unit)
     m = top
     s = s * mine + prompt_s * prompts
     acc = acc * mine[:, None] + prompt_acc * prompts[:, None]
@@ -308,12 +311,12 @@ def _share(begin, end, split, SPLITS: tl.constexpr):
 
 @triton.jit
 def _over_blocks(
-    x, keys, values, table, begin, end, tokens, first, kv_head, kv_heads, scale, softcap, QUERIES: tl.constexpr,
+    x, keys, values, table, begin, end, tokens, first, kv_head, kv_heads, scale, softcap, unit, QUERIES: tl.constexpr,
     D: tl.constexpr, BLOCK: tl.constexpr, SOFTCAP: tl.constexpr, WINDOW: tl.constexpr, PRECISION: tl.constexpr,
     STAGES: tl.constexpr,
 ):  # fmt: skip
-    """Queries x [Q, D] over the blocks begin … end − 1 of a table: maximum of the scores and sum of 2^score/2^maximum
-    [Q], and values weighted by it [Q, D]. Keys from `tokens` on, and before a query's `first` [Q], are not seen."""
+    """Queries x [Q, D] over the blocks begin … end − 1 of a table: the largest score and Σ 2^unit(score − largest) [Q],
+    and the values weighted by it [Q, D]. Keys from `tokens` on, and before a query's `first` [Q], are not seen."""
     t, d = tl.arange(0, BLOCK), tl.arange(0, D)
     m = tl.full((QUERIES,), FLOOR, tl.float32)
     s = tl.zeros((QUERIES,), tl.float32)
@@ -324,17 +327,18 @@ def _over_blocks(
         token = b * BLOCK + t
         k = tl.load(keys + block + inside, mask=(token < tokens)[:, None], other=0.0)
         v = tl.load(values + block + inside, mask=(token < tokens)[:, None], other=0.0)
-        z = tl.dot(x, tl.trans(k), input_precision=PRECISION) * scale
-        z = _capped(z, softcap, SOFTCAP) * LOG2E
+        z = tl.dot(x, tl.trans(k), input_precision=PRECISION)
+        if SOFTCAP:
+            z = _capped(z * scale, softcap, SOFTCAP)
         seen = (token < tokens)[None, :]
         if WINDOW:
             seen = seen & (token[None, :] >= first[:, None])
         z = tl.where(seen, z, FLOOR)
         top = tl.maximum(m, tl.max(z, 1))
-        p = tl.exp2(z - top[:, None])
+        p = tl.exp2(z * unit - (top * unit)[:, None])
         if WINDOW:
             p = tl.where(seen, p, 0.0)  # a query that has seen nothing has no top to tell FLOOR from
-        change = tl.exp2(m - top)
+        change = tl.exp2((m - top) * unit)
         s = s * change + tl.sum(p, 1)
         acc = tl.dot(p.to(v.dtype), v, acc * change[:, None], input_precision=PRECISION)
         m = top
@@ -342,13 +346,13 @@ def _over_blocks(
 
 
 @triton.jit
-def _combine(part, sums, out, R, H, D: tl.constexpr, SPLITS: tl.constexpr, SPLITS2: tl.constexpr):
+def _combine(part, sums, out, unit, R, H, D: tl.constexpr, SPLITS: tl.constexpr, SPLITS2: tl.constexpr):
     split, d = tl.arange(0, SPLITS2), tl.arange(0, D)
     there = split < SPLITS
     query = tl.program_id(0).to(tl.int64) * H + tl.program_id(1)
     at = split.to(tl.int64) * R * H + query
     m = tl.load(sums + at, mask=there, other=FLOOR)
-    weight = tl.exp2(m - tl.max(m, 0))
+    weight = tl.exp2((m - tl.max(m, 0)) * unit)
     s = tl.sum(weight * tl.load(sums + SPLITS * R * H + at, mask=there, other=0.0), 0)
     acc = tl.load(part + at[:, None] * D + d[None, :], mask=there[:, None], other=0.0)
     tl.store(out + query * D + d, (tl.sum(weight[:, None] * acc, 0) / s).to(out.dtype.element_ty))
