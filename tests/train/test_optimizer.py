@@ -74,8 +74,8 @@ def test_bfloat16_weights_are_the_rounded_masters_of_a_float32_run():
 
 
 def test_small_updates_accumulate_with_masters_and_vanish_without():
-    """Steps of a 600th of a weight's rounding step: the weight must move after hundreds of them."""
-    step, count = 2.0**-8 / 300, 900  # around 1.5 numbers of bfloat16 are 2⁻⁷ apart
+    """Steps of a thousandth of a weight's rounding step: the weight must move after a thousand of them."""
+    step, count = 2.0**-7 / 1000, 1500  # around 1.5 numbers of bfloat16 are 2⁻⁷ apart
     ends = {}
     for name in ("float32", "masters", "without"):
         p = torch.nn.Parameter(torch.full((4,), 1.5, dtype=torch.float32 if name == "float32" else torch.bfloat16))
@@ -195,14 +195,17 @@ def test_moments_whose_gradient_stops_fade_as_in_float32():
     assert math.log(faded) == pytest.approx(60 * math.log(0.95), abs=0.25)
 
 
-def regression(state: str, dtype=torch.float32, steps: int = 150) -> float:
-    """Two layers learn a function of two others; the loss at the end."""
+def regression(state: str | None, dtype=torch.float32, steps: int = 150, lr: float = 3e-3) -> float:
+    """Two layers learn a function of two others; the loss at the end. State None is torch's AdamW, without masters."""
     draw = torch.Generator().manual_seed(0)
     w = [torch.randn(s, generator=draw) / s[1] ** 0.5 for s in ((300, 20), (3, 300))]
     x = torch.randn(256, 20, generator=draw)
     y = torch.tanh(x @ w[0].t()) @ w[1].t()
     p = [torch.nn.Parameter((torch.randn(s, generator=draw) / s[1] ** 0.5).to(dtype)) for s in ((300, 20), (3, 300))]
-    own = AdamW(p, betas=BETAS, weight_decay=0.0, state=state)
+    if state is None:
+        own = torch.optim.AdamW(p, betas=BETAS, weight_decay=0.0)
+    else:
+        own = AdamW(p, betas=BETAS, weight_decay=0.0, state=state)
 
     def loss():
         return (torch.tanh(x @ p[0].float().t()) @ p[1].float().t() - y).square().mean()
@@ -210,7 +213,11 @@ def regression(state: str, dtype=torch.float32, steps: int = 150) -> float:
     for t in range(steps):
         own.zero_grad()
         loss().backward()
-        own.step(3e-3 * (1 - t / steps))
+        if state is None:
+            own.param_groups[0]["lr"] = lr * (1 - t / steps)
+            own.step()
+        else:
+            own.step(lr * (1 - t / steps))
     return float(loss().detach())
 
 
@@ -219,6 +226,16 @@ def test_8_bits_learn_as_well_as_32():
     assert exact < 0.02
     assert regression("8bit") < 1.1 * exact
     assert regression("8bit", torch.bfloat16) < 1.1 * exact + 1e-3
+
+
+def test_bfloat16_training_follows_float32_with_masters_alone():
+    options = {"lr": 1e-4, "steps": 100}
+    start, wanted = regression("float32", lr=0.0, steps=1), regression("float32", **options)
+    learned = start - wanted
+    assert learned > 0.01 * start
+    assert abs(regression("float32", torch.bfloat16, **options) - wanted) < 0.05 * learned
+    assert abs(regression("8bit", torch.bfloat16, **options) - wanted) < 0.05 * learned
+    assert abs(regression(None, torch.bfloat16, **options) - wanted) > 0.3 * learned
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

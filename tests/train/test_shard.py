@@ -102,6 +102,7 @@ def tensors(state: dict) -> list[torch.Tensor]:
     return [*moments, *state["masters"]]
 
 
+@pytest.mark.slow
 def test_one_process_resumes_in_shards(run):
     """What one process began, two go on with."""
     options = {"optim__state": "8bit", "model__dtype": "bfloat16", "optim__lr": 1e-3}

@@ -356,7 +356,7 @@ class Trainer:
             except torch.OutOfMemoryError as error:
                 reason = str(error).partition(". ")[0]
             if self.shards:  # the other ranks are in the middle of this pass
-                raise RunError(f"{reason}: lower train.micro_tokens = {self.config.train.micro_tokens}, and --resume")
+                raise RunError(f"{reason}: start another run with lower train.micro_tokens or train.micro_batch")
             # Only here are the failed pass' tensors gone.
             self.optimizer.zero_grad()
             torch.cuda.empty_cache()

@@ -148,7 +148,7 @@ def _moves_gradient_to(master: Tensor) -> Any:
 
 
 def _in_8_bits(master: Tensor, state: str) -> bool:
-    return state == "8bit" and master.dim() > 1
+    return state == "8bit" and master.dim() > 1 and master.is_contiguous()
 
 
 def _fastest(master: Tensor) -> Any:

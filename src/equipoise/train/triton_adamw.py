@@ -82,7 +82,7 @@ def _encode(x, dither, LEVELS: tl.constexpr, ROOTS: tl.constexpr, KEEP: tl.const
     share = size / tl.maximum(scale, TINY)[:, None]
     k = share
     for _ in tl.static_range(ROOTS):
-        k = tl.sqrt(k)  # a last bit wrong is a level wrong only where either would do
+        k = tl.sqrt_rn(k)
     k = tl.floor(k * LEVELS)
     below = k * (1 / LEVELS)
     above = (k + 1) * (1 / LEVELS)
