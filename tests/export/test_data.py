@@ -98,7 +98,7 @@ def test_tests_of_code_come_back_from_verl(schema, tmp_path):
 
 def test_code_is_left_out_for_trl_with_the_reason(tmp_path):
     source = jsonl(tmp_path / "h.jsonl", CODE["humaneval"])
-    with pytest.raises(ExportError, match=r"no row can be used: 1 tests \(H/0: TRL has no columns for tests"):
+    with pytest.raises(ExportError, match=r"no row can be used: 1 not comparable \(H/0: TRL has no columns"):
         export_data(TaskConfig(name=source), "trl", tmp_path / "out.parquet")
     assert not (tmp_path / "out.parquet").exists()
 
@@ -137,11 +137,20 @@ def test_large_data_is_written_in_pieces_of_one_schema(tmp_path):
     assert table[8999]["extra_info"]["level"] == "hard"
 
 
-def test_rows_that_differ_in_kind_leave_nothing_behind(tmp_path):
-    rows = [trl_row(Prompt("1", "a", "1"), chat=i >= 4096) for i in range(5000)]
-    with pytest.raises(ExportError, match="rows 4,097 to 5,000 differ in kind from the first"):
+@pytest.mark.parametrize(("first", "said"), [(1, "rows 1 to 4,096"), (4096, "rows 4,097 to 5,000")])
+def test_rows_of_two_kinds_leave_nothing_behind(first, said, tmp_path):
+    rows = [trl_row(Prompt("1", "a", "1"), chat=i >= first) for i in range(5000)]
+    with pytest.raises(ExportError, match=f"{said} are not all of one kind, text or messages"):
         write_parquet(rows, tmp_path / "mixed.parquet")
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("host", ["trl", "verl"])
+def test_what_only_its_own_code_can_score_is_left_out(host, tmp_path):
+    entry = {"question": "1 + 1 = ?", "answer": "2", "metadata": {"source_dataset": "chain_sum"}}
+    source = jsonl(tmp_path / "gym.jsonl", [entry, entry])
+    with pytest.raises(ExportError, match=r"2 not comparable \(.*reasoning-gym's own code scores it"):
+        export_data(TaskConfig(name=source), host, tmp_path / "out.parquet")
 
 
 @pytest.fixture(scope="module")

@@ -32,7 +32,12 @@ from equipoise.tasks.task import TaskError
 from equipoise.train.config import TaskConfig
 
 AT_ONCE = 4096  # rows held in memory
-HOSTS = ("trl", "verl")
+GRADED = {"trl": COMPARED, "verl": (*COMPARED, "code")}  # verifiers whose reference a row of the host can hold
+HOSTS = tuple(GRADED)
+NO_COLUMNS = {
+    "code": "TRL has no columns for tests; verl has",
+    "gym": "reasoning-gym's own code scores it, which no column holds; export a launch",
+}
 EXTRA = ("prompt_id", "length", "tokens", "finish")
 OURS = ("prompt_id", "prompt", "response", "tokens", "length", "finish", "reward", "group", "advantage")
 
@@ -50,8 +55,8 @@ def export_data(task: TaskConfig, host: str, out: Path) -> str:
 
     def rows() -> Iterator[Row]:
         for number, found in enumerate(_prompts(task)):
-            if isinstance(found, Prompt) and host == "trl" and found.meta["verifier"] not in COMPARED:
-                found = RowError("tests", f"{found.id}: TRL has no columns for tests; --to verl has")
+            if isinstance(found, Prompt) and found.meta["verifier"] not in GRADED[host]:
+                found = RowError("not comparable", f"{found.id}: {NO_COLUMNS[found.meta['verifier']]}")
             if isinstance(found, Prompt):
                 yield verl_row(found, source, "train", number) if host == "verl" else trl_row(found, chat=None)
             else:
@@ -139,22 +144,20 @@ def write_parquet(rows: Iterable[Row], out: Path) -> int:
 
     rows, written = iter(rows), 0
     refuse_existing(out)
-    held = list(islice(rows, AT_ONCE))
-    if not held:
+    if not (held := list(islice(rows, AT_ONCE))):
         return 0
-    # A level that only later rows have must not be a column of nulls.
-    schema = _with_texts(pa.Table.from_pylist(held).schema)
-    with whole(out) as temporary, pq.ParquetWriter(temporary, schema) as writer:
-        while held:
-            try:
+    try:
+        # A level that only later rows have must not be a column of nulls.
+        schema = _with_texts(pa.Table.from_pylist(held).schema)
+        with whole(out) as temporary, pq.ParquetWriter(temporary, schema) as writer:
+            while held:
                 writer.write_table(pa.Table.from_pylist(held, schema=schema))
-            except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
-                said = str(error).splitlines()[0]
-                raise ExportError(
-                    f"{out}: rows {written + 1:,} to {written + len(held):,} differ in kind from the first: {said}"
-                ) from error
-            written += len(held)
-            held = list(islice(rows, AT_ONCE))
+                written += len(held)
+                held = list(islice(rows, AT_ONCE))
+    except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
+        said = str(error).splitlines()[0]
+        where = f"rows {written + 1:,} to {written + len(held):,}"
+        raise ExportError(f"{out}: {where} are not all of one kind, text or messages: {said}") from error
     return written
 
 

@@ -211,7 +211,7 @@ def _optim(config: Config) -> dict[str, Setting]:
         "optim.warmup": nearly({"warmup_steps": o.warmup}, late) if o.warmup else mapped({"warmup_steps": 0}),
         "optim.schedule": mapped({"lr_scheduler_type": kind})
         if o.schedule == "constant"
-        else nearly({"lr_scheduler_type": kind}, "its first rate is the peak's, and the others follow an update later"),
+        else nearly({"lr_scheduler_type": kind}, "every rate comes an update later"),
         "optim.clip_norm": mapped({"max_grad_norm": o.clip_norm}),
         "optim.state": nearly({"optim": "adamw_bnb_8bit"}, "bitsandbytes' own 8 bits")
         if o.state == "8bit"
