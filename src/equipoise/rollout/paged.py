@@ -86,8 +86,7 @@ class PagedSampler:
 
     def _set_up(self, asked: Request) -> _Desk:
         """The step's buffers: those of an earlier call of this size, if there was one lately."""
-        rows = next(b for b in BUCKETS if b >= min(self.rows, asked.rows))
-        rows = min(rows, self.rows)
+        rows = min(self.rows, next(b for b in BUCKETS if b >= min(self.rows, asked.rows)))
         size = Size(
             rows,
             int(blocks_for(int(asked.limit.max()) + WINDOW)),
@@ -243,12 +242,10 @@ class _Call:
         position = np.concatenate([np.arange(l) for l in lengths])
         block = self.desk.tables.prompt_table[places.repeat(lengths), position // BLOCK]
         token = np.concatenate([self.asked.prompts[p] for p in prompts])
-        tokens, positions, first = torch.from_numpy(
-            np.stack((token, position, block.astype(np.int64) * BLOCK * self.pool.shape[3] + position % BLOCK))
-        ).to(device)
-        at = (first[:, None] + torch.arange(self.pool.shape[3], device=device) * BLOCK).view(
-            -1
-        )  # of every head's entry
+        heads = np.arange(self.pool.shape[3])
+        entry = (block[:, None].astype(np.int64) * len(heads) + heads) * BLOCK + position[:, None] % BLOCK
+        tokens, positions = torch.from_numpy(np.stack((token, position))).to(device)
+        at = torch.from_numpy(entry.reshape(-1)).to(device)
         ends = lengths.cumsum()
         starts = torch.from_numpy(np.concatenate(([0], ends)).astype(np.int32)).to(device)
 
@@ -282,8 +279,7 @@ class _Call:
 
     def _steps(self, steps: int) -> None:
         ledger, desk, params = self.ledger, self.desk, self.asked.params
-        size = next((b for b in BUCKETS if b >= ledger.count), 0)
-        size = min(size, desk.size.rows)
+        size = min(next(b for b in BUCKETS if b >= ledger.count), desk.size.rows)
         ledger.fill_in(size)
         if desk.at.is_cuda:
             replay = self._graph(size)
