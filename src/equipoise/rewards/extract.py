@@ -35,6 +35,7 @@ FORMULA = re.compile(
 )
 IS = re.compile(r"(?<!\w)(?:is|are|be|equals)(?!\w):?\s*|:\s", re.IGNORECASE)
 PERCENT = re.compile(r"\s*(?:\$\s*)?(?:\\?%|percent(?:age)?\b|pct\b)", re.IGNORECASE)
+DIGIT = re.compile(r"\d")
 NUMBER = re.compile(
     r"(?<![\w.\\^{])(?:[-+−]\s?)?[$€£]?(?:\d+(?:,\d+)*(?:\.\d+)?|\.\d+)(?:\s?/\s?\d+)?(?:\s*(?:\\?%|percent\b|pct\b))?"
 )
@@ -205,6 +206,8 @@ def _formula(sentence: str, formulas: list[re.Match[str]], how: str) -> Answer:
 
 def _number(sentence: str, after: int) -> str | None:
     """The last number from `after` on, with those joined to it; "" where it is part of something that is none."""
+    if not DIGIT.search(sentence, after):  # looked for first: the patterns below look behind at every place
+        return None
     found = [*SPACED_THOUSANDS.finditer(sentence, after)] or [*NUMBER.finditer(sentence, after)]
     if not found:
         return None
