@@ -260,6 +260,7 @@ def test_options_that_verl_cannot_serve_are_refused(options, words):
         (["actor_rollout_ref.actor.entropy_coeff=0.01"], "seq-mean-token-sum-norm"),
         (["actor_rollout_ref.actor.policy_loss.loss_mode=vanilla"], "says surrogate = gspo"),
         (["actor_rollout_ref.actor.policy_loss.loss_mode=kl_cov"], "does not keep a weight"),
+        (["actor_rollout_ref.actor.policy_loss.equipoise={preset: dapo}"], "needs the options of algorithm.equipoise"),
     ],
 )
 def test_settings_of_verl_that_would_undo_the_weights_are_refused_by_estimator_and_callback(
@@ -409,7 +410,7 @@ def test_a_checkpoint_without_an_anchor_starts_one_with_a_warning(tmp_path, capl
     (tmp_path / "latest_checkpointed_iteration.txt").write_text("3")
     config = configuration("+algorithm.equipoise={difficulty: hadw}", f"trainer.default_local_dir={tmp_path}")
     callback = plugin.Callback(config)
-    assert "equipoise.json is not there" in caplog.text
+    assert "equipoise.json has no difficulty anchor" in caplog.text
     assert callback.objective.difficulty.anchors == []
 
 

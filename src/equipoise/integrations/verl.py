@@ -60,7 +60,7 @@ logger = logging.getLogger(__name__)
 class PolicyLoss(PolicyLossConfig):
     """verl's policy-loss section with our options in it, so that they reach the workers."""
 
-    equipoise: dict[str, Any] = field(default_factory=dict)
+    equipoise: dict[str, Any] | None = None
 
 
 @dataclass
@@ -134,6 +134,8 @@ def divisor(algorithm: Any, objective: Objective) -> float:
             "loss_scale_factor to data.max_response_length"
         )
     loss, surrogate = actor.policy_loss.loss_mode, objective.surrogate.name
+    if loss == NAME and actor.policy_loss.get(NAME) != algorithm.get(NAME):
+        raise ValueError(f"actor.policy_loss.loss_mode={NAME} needs the options of algorithm.equipoise: set {WIRING}")
     if loss != NAME and loss not in HOST_LOSSES:
         raise ValueError(
             f"actor.policy_loss.loss_mode={loss} does not keep a weight that is folded into the advantage; "
@@ -179,13 +181,14 @@ def estimate(
         )
     lengths, rows = response_mask.sum(-1), len(index)
     pad = np.array([str(uid).startswith("pad") for uid in index], dtype=bool) & (lengths == 0).cpu().numpy()
-    real = torch.as_tensor(np.flatnonzero(~pad))
+    real = torch.as_tensor(np.flatnonzero(~pad), device=lengths.device)
     advantages = torch.zeros_like(token_level_rewards)
     if len(real) == 0:
         return advantages, advantages
     response, last = _responses(None if step is None else [step.keys[i] for i in real], index[~pad], host)
-    tokens = torch.zeros(len(last), dtype=lengths.dtype).index_add_(0, response, lengths[real])
-    credit = objective.assign(token_level_rewards.sum(-1)[real][last], index[~pad][last], tokens)
+    response, last = response.to(real.device), last.to(real.device)
+    tokens = lengths.new_zeros(len(last)).index_add_(0, response, lengths[real])
+    credit = objective.assign(token_level_rewards.sum(-1)[real][last], index[~pad][last.cpu()], tokens)
     if step is not None:
         step.metrics = {name: float(value) for name, value in credit.metrics.items()}
     scaled = (credit.coefficient * rows * L)[response].to(advantages.dtype)
@@ -254,7 +257,7 @@ class Callback(CheckpointCallback):
     """What the estimator cannot do from where it is called: made on the driver with the trainer, before it resumes.
 
     The anchor is written to global_step_N/equipoise.json after verl has written the rest of that folder, and read back
-    from the folder that verl resumes from. A folder without it (of a run with another estimator, or of one that was
+    from the folder that verl resumes from. A folder without one (of a run with another objective, or of one that was
     killed in the instant between) starts the anchor anew, with a warning.
     """
 
@@ -271,12 +274,14 @@ class Callback(CheckpointCallback):
     def _resume(self, folder: str | None) -> None:
         if folder is None or self.objective.difficulty is None:
             return
-        path = os.path.join(folder, STATE)
-        if not os.path.exists(path):
-            logger.warning("%s is not there: the difficulty anchor starts anew", path)
-            return
-        with open(path) as file:
-            self.objective.load_state_dict(json.load(file)["state"])
+        path, state = os.path.join(folder, STATE), None
+        if os.path.exists(path):
+            with open(path) as file:
+                state = json.load(file)["state"]
+        if state:
+            self.objective.load_state_dict(state)
+        else:
+            logger.warning("%s has no difficulty anchor: it starts anew", path)
 
     def on_save(
         self, trainer: Any, global_step: int, checkpoint_dir: str, async_save: bool = False, **context: Any
