@@ -6,6 +6,7 @@ import subprocess
 import pyarrow.parquet as pq
 import pytest
 
+from equipoise.export import ExportError
 from equipoise.train import load
 
 
@@ -115,6 +116,22 @@ def test_nothing_is_written_over(equipoise, config, tmp_path):
     (tmp_path / "x.parquet").write_text("mine")
     code, _, err = equipoise("export", "data", tmp_path / "x.jsonl", tmp_path / "x.parquet", "--to", "trl")
     assert (code, (tmp_path / "x.parquet").read_text()) == (1, "mine")
+
+
+def test_a_launch_for_verl_is_there_whole_or_not_at_all(equipoise, config, tmp_path, monkeypatch):
+    (tmp_path / "launch").mkdir()
+    (tmp_path / "launch" / "val.parquet").write_text("mine")
+    code, _, err = equipoise("export", "verl", config, tmp_path / "launch")
+    assert code == 1
+    assert "val.parquet: is there already" in err
+    assert [p.name for p in (tmp_path / "launch").iterdir()] == ["val.parquet"]
+
+    def full(rows, out):
+        raise ExportError(f"{out}: cannot be written: No space left on device")
+
+    monkeypatch.setattr("equipoise.export.verl.write_parquet", full)
+    assert equipoise("export", "verl", config, tmp_path / "other")[0] == 1
+    assert not (tmp_path / "other" / "launch.sh").exists()
 
 
 @pytest.mark.parametrize("arguments", [("export",), ("export", "trl")])

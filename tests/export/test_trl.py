@@ -114,7 +114,8 @@ def test_two_steps_on_the_embedded_model(tmp_path, monkeypatch):
         drawn = [task.prompt(3 * (step - 1) + i) for i in range(3) for _ in range(4)]
         assert [row["prompt"] for row in rows] == [prompt.text for prompt in drawn]
         for row, prompt in zip(rows, drawn, strict=True):
-            assert row["task"] == float(grade(row["completion"], prompt.answer).kind == "correct")
+            assert row["verdict"] == grade(row["completion"], prompt.answer).kind
+            assert row["task"] == float(row["verdict"] == "correct")
     start = policy.load("abacus").model.state_dict()
     last = policy.load(out).model.state_dict()
     assert any(not torch.equal(start[k], last[k]) for k in start)

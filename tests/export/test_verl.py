@@ -139,7 +139,7 @@ def test_verl_calls_our_rewards(tmp_path):
         answers = {f"#{prompts[0].answer}": 1 - 0.5, "#0": -1 - 0.5, r"\boxed{1}": -1 + 0.5}
         for text, expected in answers.items():
             found = score(data_source="arithmetic", solution_str=text, ground_truth="", extra_info=where)
-            assert found == {"score": expected}
+            assert (found["score"], found["acc"]) == (expected, float(expected > 0))
 
 
 def test_verl_punishes_length_as_we_do(tmp_path):

@@ -18,7 +18,10 @@ Place = tuple[str, int]
 
 
 class Rewards:
-    """Calling it gives [B][K] rewards, one for each of reward.functions; NaN where a verdict has no score."""
+    """Calling it gives the rewards [B][K], one for each of reward.functions, and the kind of each first verdict [B].
+
+    A reward is NaN where its verdict has no score.
+    """
 
     def __init__(self, config: Config, task: Task) -> None:
         self.config, self.task = config, task
@@ -32,12 +35,15 @@ class Rewards:
         split, index = place
         return self.task.prompt(index) if split == TRAIN else self._held_out[index]
 
-    def __call__(self, places: Sequence[Place], texts: Sequence[str], lengths: Sequence[int]) -> list[list[float]]:
+    def __call__(
+        self, places: Sequence[Place], texts: Sequence[str], lengths: Sequence[int]
+    ) -> tuple[list[list[float]], list[str]]:
         prompts = [self.prompt(place) for place in places]
         asked = [self._scorer.ask(prompt, text) for prompt, text in zip(prompts, texts, strict=True)]
-        rewards = self._scorer.settle(prompts, asked).rewards.tolist()
+        scores = self._scorer.settle(prompts, asked)
+        rewards = scores.rewards.tolist()
         buffer, most = self.config.reward.overlong_buffer, self.config.rollout.max_tokens or self.task.max_tokens
         if buffer:
             for row, length in zip(rewards, lengths, strict=True):
                 row[0] += overlong(length, most, buffer)
-        return rewards  # type: ignore[no-any-return]
+        return rewards, scores.verdicts

@@ -35,7 +35,7 @@ from equipoise.export.launch import (
     portable,
     unmappable,
 )
-from equipoise.export.reward import HELD_OUT, TRAIN, Rewards
+from equipoise.export.reward import HELD_OUT, TRAIN, Place, Rewards
 from equipoise.objective import Objective
 from equipoise.policy import Lora
 from equipoise.rewards.hosts import Completion, text_of
@@ -405,7 +405,7 @@ def reward_functions(config: Config, task: Task) -> list[Callable[..., list[floa
     rewards = Rewards(config, task)
     last: dict[str, Any] = {}
 
-    def scores(texts: list[str], places: list[tuple[str, int]], lengths: list[int]) -> list[list[float]]:
+    def scores(texts: list[str], places: list[Place], lengths: list[int]) -> tuple[list[list[float]], list[str]]:
         """Of all functions at once; TRL asks for one after the other."""
         if last.get("asked") != (texts, places):
             last.update(asked=(texts, places), answer=rewards(places, texts, lengths))
@@ -414,10 +414,12 @@ def reward_functions(config: Config, task: Task) -> list[Callable[..., list[floa
     def function(k: int, name: str) -> Callable[..., list[float | None]]:
         def reward(
             completions: Sequence[Completion], completion_ids: Sequence[Sequence[int]], split: Sequence[str],
-            index: Sequence[int], **rest: Any,
+            index: Sequence[int], log_extra: Callable[[str, list[Any]], None] | None = None, **rest: Any,
         ) -> list[float | None]:  # fmt: skip
             places = list(zip(split, index, strict=True))
-            rows = scores([text_of(c) for c in completions], places, [len(ids) for ids in completion_ids])
+            rows, verdicts = scores([text_of(c) for c in completions], places, [len(ids) for ids in completion_ids])
+            if k == 0 and log_extra is not None:
+                log_extra("verdict", verdicts)
             return [None if any(map(math.isnan, row)) else row[k] for row in rows]
 
         reward.__name__ = name

@@ -34,6 +34,7 @@ from equipoise.export.launch import (
     open_task,
     own,
     portable,
+    refuse_existing,
     unmappable,
 )
 from equipoise.export.reward import HELD_OUT, TRAIN, Rewards
@@ -62,10 +63,13 @@ def export_verl(config: Config, out: Path) -> Launch:
     config = portable(config)
     task = open_task(config)
     found = settings(config, task)
-    launch = Launch("verl", config, found, {"launch.sh": script(config, found), "config.toml": dump(config)})
-    launch.write(out)
-    write_parquet(_rows(config, task), out / "train.parquet")
-    write_parquet(_held_out(config, task), out / "val.parquet")
+    launch = Launch("verl", config, found, {"config.toml": dump(config), "launch.sh": script(config, found)})
+    data = {"train.parquet": _rows(config, task), "val.parquet": _held_out(config, task)}
+    for name in (*launch.files, *data):
+        refuse_existing(out / name)
+    for name, rows in data.items():
+        write_parquet(rows, out / name)
+    launch.write(out)  # last: a launch that is there is whole
     return launch
 
 
@@ -430,16 +434,17 @@ def _hydra(value: Any) -> str:
 
 def compute_score(
     data_source: str, solution_str: str, ground_truth: Any, extra_info: Mapping[str, Any], config: str
-) -> dict[str, float]:
-    """verl's custom_reward_function: the weighted sum of our rewards for one response.
+) -> dict[str, Any]:
+    """verl's custom_reward_function: the weighted sum of our rewards for one response, and whether it was right.
 
     The length is verl's to judge (reward.overlong_buffer), and a verdict without a score counts as a wrong answer.
     """
     rewards = _rewards(config)
     place = str(extra_info["split"]), int(extra_info["index"])
-    (row,) = rewards([place], [solution_str], [0])
+    (row,), (verdict,) = rewards([place], [solution_str], [0])
     w = rewards.config.reward
-    return {"score": sum(k * (w.wrong if math.isnan(r) else r) for k, r in zip(w.weights, row, strict=True))}
+    total = sum(k * (w.wrong if math.isnan(r) else r) for k, r in zip(w.weights, row, strict=True))
+    return {"score": total, "acc": float(verdict == "correct"), "verdict": verdict}
 
 
 def _rewards(path: str) -> Rewards:
