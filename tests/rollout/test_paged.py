@@ -10,6 +10,7 @@ from equipoise import policy as p
 from equipoise.policy import decoder
 from equipoise.rollout import NativeSampler, PagedSampler, SamplingParams, TransformersSampler, blocks, paged
 from equipoise.rollout.blocks import BLOCK, WINDOW, Blocks, Ledger, Size, Tables, blocks_for
+from equipoise.rollout.paged import serves
 
 KINDS = ["llama", "grouped", "qwen2", "qwen3", "mistral", "gemma"]
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -25,11 +26,13 @@ def block_bytes(policy):
     return paged._cache_shape(policy, 1).numel() * policy.dtype.itemsize
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("name", ["plain", "truncated", "stops"])
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [*((kind, "plain") for kind in KINDS), *itertools.product(["qwen3", "gemma"], ["truncated", "stops"])],
+)
 def test_draws_are_those_of_transformers(kind, name):
     policy, params = tiny(kind), PARAMS[name]
-    prompts = tiny_models.prompts(6)
+    prompts = tiny_models.prompts(5)
     ours = PagedSampler(policy).sample(prompts, 3, params)
     plain = TransformersSampler(policy).sample(prompts, 3, params)
     assert torch.equal(ours.tokens, plain.tokens)
@@ -70,7 +73,7 @@ def small_blocks(monkeypatch):
 
 
 @pytest.mark.usefixtures("small_blocks")
-@pytest.mark.parametrize(("rows", "spare"), [(3, 0), (5, 3), (16, 12), (64, 1000)])
+@pytest.mark.parametrize(("rows", "spare"), [pytest.param(3, 0, marks=pytest.mark.slow), (5, 3), (16, 12), (64, 1000)])
 def test_rows_and_memory_change_nothing(rows, spare, monkeypatch):
     """`spare`: blocks beyond the least that will do; with few of them rows are sent back and done again."""
     policy = tiny("grouped")
@@ -186,6 +189,16 @@ def test_a_response_stops_where_the_context_ends():
     rollouts = PagedSampler(policy).sample([[5] * 120, [5] * 3], 2, SamplingParams(max_tokens=20))
     assert rollouts.lengths.tolist() == [8, 8, 20, 20]
     assert rollouts.finish == ["length"] * 4
+
+
+@pytest.mark.parametrize(
+    ("head_dim", "dtype", "wanted"),
+    [(64, torch.bfloat16, True), (64, torch.float32, True), (80, torch.bfloat16, False), (64, torch.float16, False)],
+)
+def test_what_the_kernels_cannot_do_is_left_to_the_native_sampler(head_dim, dtype, wanted):
+    policy = tiny_models.policy("grouped", dtype=dtype)
+    policy.core.model.layers[0].self_attn.head_dim = head_dim
+    assert serves(policy) == wanted
 
 
 def test_too_little_memory_is_refused():
