@@ -45,6 +45,21 @@ def test_packed_forward_and_gradient_equal_plain_ones(kind, temperature, checkpo
         torch.testing.assert_close(got[name], wanted[name], atol=1e-5, rtol=1e-4, msg=name)
 
 
+@pytest.mark.parametrize("share", ["prompt", "nothing"])
+def test_what_the_row_shares_changes_nothing(share):
+    policy = tiny_models.policy("grouped")
+    prompts = tiny_models.prompts(5)
+    batch = tiny_models.responses(prompts, 3, alike=4)
+    weight = torch.randn(len(batch[0]), generator=torch.Generator().manual_seed(1))
+    results = []
+    for chosen in ("prefix", share):
+        out = p.token_logprobs(policy, p.pack(prompts, *batch, share=chosen)).logprobs
+        results.append((out.detach(), gradients(policy, (out * weight).mean())))
+    torch.testing.assert_close(results[1][0], results[0][0], atol=1e-5, rtol=0)
+    for name in results[0][1]:
+        torch.testing.assert_close(results[1][1][name], results[0][1][name], atol=1e-6, rtol=1e-4, msg=name)
+
+
 def test_chunks_of_the_head_change_nothing(monkeypatch):
     policy = tiny_models.policy()
     prompts = tiny_models.prompts(3)

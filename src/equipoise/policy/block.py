@@ -43,19 +43,20 @@ def _is_plain(layer: Any) -> bool:
 def hidden_states(core: Any, pack: Pack, *, gradient_checkpointing: bool = False) -> Tensor:
     """`decoder.hidden_states` of the pack's row: [U, d], before the final norm."""
     assert pack.own is not None
-    decoder.side_by_side(core)
+    base, first = core.model, core.model.layers[0]
+    a = first.self_attn
+    if decoder.joined(a.q_proj, a.k_proj, a.v_proj) is None:
+        decoder.side_by_side(core)
+    D, has_norms = a.head_dim, hasattr(a, "q_norm")
     x = decoder.embed(core, pack.inputs)
-    base, first = core.model, core.model.layers[0].self_attn
-    D = first.head_dim
     cos, sin = (c[0, :, None, : D // 2].contiguous() for c in base.rotary_emb(x, pack.positions[None]))
+    setting = Setting(
+        D, a.k_proj.weight.shape[0] // D, (pack.own, pack.to_prompt, pack.prompts, D**-0.5),
+        *decoder.norm_constants(first.input_layernorm), a.q_norm.variance_epsilon if has_norms else 0.0,
+        decoder.ACTIVATIONS[core.config.hidden_act], gradient_checkpointing,
+    )  # fmt: skip
     for layer in base.layers:
         a, m = layer.self_attn, layer.mlp
-        has_norms = hasattr(a, "q_norm")
-        setting = Setting(
-            D, a.k_proj.weight.shape[0] // D, (pack.own, pack.to_prompt, pack.prompts, D**-0.5),
-            *decoder.norm_constants(layer.input_layernorm), a.q_norm.variance_epsilon if has_norms else 0.0,
-            decoder.ACTIVATIONS[core.config.hidden_act], gradient_checkpointing,
-        )  # fmt: skip
         qkv, gate_up = decoder.joined(a.q_proj, a.k_proj, a.v_proj), decoder.joined(m.gate_proj, m.up_proj)
         assert qkv is not None
         assert gate_up is not None

@@ -36,8 +36,7 @@ def token_logprobs(policy: Policy, pack: Pack, *, temperature: float = 1.0) -> T
 
 
 def _token_logprobs(policy: Policy, pack: Pack, temperature: float) -> TokenLogprobs:
-    hidden = _hidden(policy, pack).index_select(0, pack.predict)
-    head = _plain_head(policy)
+    hidden, head = _predicting(_hidden(policy, pack), pack), _plain_head(policy)
     if hidden.is_cuda:
         return TokenLogprobs(
             *kernels.fused_logprobs(hidden, head.weight, pack.targets, bias=head.bias, temperature=temperature)
@@ -70,7 +69,7 @@ def token_loss(
         return objective.loss(new.logprobs, old_logprobs, credit, response, entropy=new.entropy, **others)
 
     def fused() -> LossOutput:
-        hidden, head = _hidden(policy, pack).index_select(0, pack.predict), _plain_head(policy)
+        hidden, head = _predicting(_hidden(policy, pack), pack), _plain_head(policy)
         return kernels.fused_loss(
             hidden, head.weight, pack.targets, objective, old_logprobs, credit, response, bias=head.bias,
             temperature=temperature, **others,
@@ -97,6 +96,35 @@ def _plain_head(policy: Policy) -> torch.nn.Linear:
         if getattr(config, setting, None) not in (None, 1, 1.0):
             raise ModelError(f"{policy.name} changes its logits after the head ({setting}); this is not supported")
     return head
+
+
+def _predicting(hidden: Tensor, pack: Pack) -> Tensor:
+    """hidden [U, d] of the entries that predict each target [N, d]."""
+    if pack.firsts is None:
+        return hidden.index_select(0, pack.predict)
+    return _Predicting.apply(hidden, pack.predict, *pack.firsts)
+
+
+class _Predicting(torch.autograd.Function):
+    """hidden[predict], where an entry predicts one target or, at a prompt's end, the first ones of its responses.
+
+    torch's own backward pass adds in the order that threads come, and rounds to hidden's precision each time.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, hidden: Tensor, predict: Tensor, targets: Tensor, entries: Tensor, prompt: Tensor) -> Tensor:
+        ctx.save_for_backward(predict, targets, entries, prompt)
+        ctx.entries = len(hidden)
+        return hidden.index_select(0, predict)
+
+    @staticmethod
+    def backward(ctx: Any, d: Tensor) -> tuple[Tensor | None, ...]:
+        predict, targets, entries, prompt = ctx.saved_tensors
+        out = d.new_zeros(ctx.entries, d.shape[1]).index_copy_(0, predict, d)
+        wide = torch.promote_types(d.dtype, torch.float32)
+        belongs = (prompt == torch.arange(len(entries), device=d.device)[:, None]).to(wide)
+        out.index_copy_(0, entries, (belongs @ d.index_select(0, targets).to(wide)).to(d.dtype))
+        return out, None, None, None, None
 
 
 def _hidden(policy: Policy, pack: Pack) -> Tensor:

@@ -49,6 +49,17 @@ class Buckets(NamedTuple):
     scatter: Tensor
 
 
+class Firsts(NamedTuple):
+    """The first tokens of responses, b of them, which the last entries of the P prompts predict.
+
+    targets [b]: their places among the targets; entries [P]: their predicting entries; prompt [b]: which of them.
+    """
+
+    targets: Tensor
+    entries: Tensor
+    prompt: Tensor
+
+
 class _Paths(NamedTuple):
     """Where each sequence lies, on the CPU: all [b]. Its prompt's entries begin at `prompt` and are `before` many; then
     come `length` entries, which are entry[start], entry[start + 1] …, or, where entry is None, start, start + 1 …"""
@@ -66,6 +77,7 @@ class Pack:
 
     own: the contiguous stretches, each causal in itself; None where prefixes inside responses are shared. to_prompt:
     where prompts stand once, the responses to each prompt (the row from `prompts` on) against its keys (up to there).
+    firsts: which targets one entry predicts together; None where those are not only first tokens.
     """
 
     inputs: Tensor
@@ -75,6 +87,7 @@ class Pack:
     own: Spans | None
     to_prompt: Spans | None
     prompts: int
+    firsts: Firsts | None
     paths: _Paths
 
     @cached_property
@@ -134,9 +147,11 @@ def _stretches(rows: list[Sequence[int]], tokens: Tensor, lengths: Tensor, promp
         prompt_at, response_at = at.view(-1, 2).unbind(1)
         own, to_prompt, n_prompt = _spans(before + inputs), None, 0
     U, N = int(length.sum()), int(lengths.sum())
+    ends = in_text + prompt_length - 1 if shared else prompt_at + before - 1
+    which = prompt if shared else torch.arange(len(lengths))
     small = [text, length, source - at, position - at, lengths, response_at - 1 - _starts(lengths), _starts(lengths),
-             prompt_at + before - 1, *own[:2], *(to_prompt or ())[:2]]  # fmt: skip
-    text, length, source, position, sizes, shift, first, last, *cuts = (
+             ends, which, *own[:2], *(to_prompt or ())[:2]]  # fmt: skip
+    text, length, source, position, sizes, shift, first, ends, which, *cuts = (
         torch.cat(small).to(device).split([len(x) for x in small])
     )
     cuts = [x.to(torch.int32) for x in cuts]
@@ -144,7 +159,7 @@ def _stretches(rows: list[Sequence[int]], tokens: Tensor, lengths: Tensor, promp
     to_prompt = None if to_prompt is None else Spans(cuts[2], cuts[3], *to_prompt[2:])
     row = torch.arange(U, device=device)
     predict = torch.arange(N, device=device) + shift.repeat_interleave(sizes, output_size=N)
-    predict[first] = last
+    predict[first] = ends[which]
     return Pack(
         torch.cat([text, tokens])[row + source.repeat_interleave(length, output_size=U)],
         row + position.repeat_interleave(length, output_size=U),
@@ -153,6 +168,7 @@ def _stretches(rows: list[Sequence[int]], tokens: Tensor, lengths: Tensor, promp
         own,
         to_prompt,
         n_prompt,
+        Firsts(first, ends, which),
         _Paths(prompt_at, before, response_at, inputs, None),
     )
 
@@ -188,7 +204,7 @@ def _tree(rows: list[Sequence[int]], tokens: Tensor, lengths: Tensor, prompt: Te
     per_response = (prompt_start[prompt], before, _starts(lengths - 1), lengths - 1)
     paths = _Paths(*(x[chosen] for x in per_response), entry)
     moved = (x.to(device) for x in (inputs, positions, tokens, predict))
-    return Pack(*moved, None, None, n_prompt, paths)
+    return Pack(*moved, None, None, n_prompt, None, paths)
 
 
 def _buckets(paths: _Paths, size: int, device: torch.device) -> Buckets:

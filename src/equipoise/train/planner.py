@@ -1,11 +1,11 @@
 """How many tokens one forward and backward pass may hold: measured on the model itself, against what memory is free.
 
 The memory of a pass is taken to be a part that is always there (gradients, a chunk of logits) and so much per token: on
-CUDA the peaks of two small passes give both. More tokens than FAST gain no speed there, so no more are taken; gradient
-checkpointing is a third more arithmetic, so it is switched on only where not even the longest response (or group, where
-the objective needs groups whole) would fit without. What a sampler or a reference holds counts as not free. On the CPU,
-where nobody counts, a pass takes what autograd keeps of a small one and half as much again, and what fits is trained in
-one go. Not covered: memory that other processes take later; `Trainer` then halves the tokens and goes on.
+CUDA the peaks of two small passes give both. More tokens than `fast` says gain no speed there, so no more are taken.
+Gradient checkpointing is a third more arithmetic: it is switched on only where not even the longest response (or group,
+where the objective needs groups whole) would fit without. What a sampler or a reference holds counts as not free. On
+the CPU, where nobody counts, a pass takes what autograd keeps of a small one and half as much again, and what fits is
+trained in one go. Not covered: memory that others take later; `Trainer` then halves the tokens and goes on.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ import torch
 from equipoise import policy as models
 from equipoise.policy import Policy
 
-FAST = 32_768  # tokens of a pass past which an H200 is no faster
+# Tokens times parameters of a pass past which an H200 is no faster, and the tokens it takes at least and at most.
+WORK, FEWEST, MOST = 1e13, 8192, 32_768
 SMALL = (4096, 8192)  # tokens of the two passes measured on CUDA, halved where even these do not fit
 FEW = (32, 64)  # on the CPU
 MARGIN = 0.9  # of what is free: allocators lose some to gaps
@@ -33,6 +34,12 @@ class Plan:
     tokens: int
     checkpointing: bool
     said: str
+
+
+def fast(policy: Policy) -> int:
+    """Tokens of a pass that more would not make faster."""
+    parameters = sum(p.numel() for p in policy.model.parameters())
+    return int(min(max(WORK / parameters, FEWEST), MOST))
 
 
 @dataclass(frozen=True)
@@ -62,7 +69,7 @@ def plan(policy: Policy, *, total: int, largest: int, cap: int | None, to_come: 
         cost = _cuda_cost(policy, clear)
     tokens = max(1, cost.tokens(MARGIN * room))
     if cuda:
-        tokens = min(tokens, FAST)
+        tokens = min(tokens, fast(policy))
     elif tokens >= total:
         return Plan(0, begun_with, "")
     why = f"{cost.per_token / 1e3:,.0f} kB each and {cost.always / 2**30:.1f} GiB besides, {said}"

@@ -12,8 +12,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-PROGRAMS = 512  # at most, where each keeps a partial sum of a weight's gradient
-TILE = 4096  # numbers a program holds of each operand
+PROGRAMS = 1024  # at most, where each keeps a partial sum of a weight's gradient
+TILE, SMALL_TILE = 4096, 1024  # numbers a program holds of each operand; fewer where it keeps four sums besides
 
 
 def add_norm(
@@ -95,6 +95,7 @@ def rotate_gradient(
             NORM=False, TOKENS=tokens, BLOCK=block,
         )  # fmt: skip
         return out, None, None
+    tokens, block = _tile(half, SMALL_TILE)
     share = triton.cdiv(triton.cdiv(U * H, tokens), PROGRAMS) * tokens
     programs = triton.cdiv(U * H, share)
     sums = d.new_empty(programs, 2, 2, half, dtype=torch.float32)
@@ -116,10 +117,10 @@ def merge_(out: Tensor, lse: Tensor, other: Tensor, other_lse: Tensor, merged: T
     )  # fmt: skip
 
 
-def _tile(d: int) -> tuple[int, int]:
+def _tile(d: int, size: int = TILE) -> tuple[int, int]:
     """Rows and columns of a program's tile; all of a row's numbers are in it."""
     block = triton.next_power_of_2(d)
-    return max(1, TILE // block), block
+    return max(1, size // block), block
 
 
 @triton.jit
