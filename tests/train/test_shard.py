@@ -1,6 +1,8 @@
 """Weights, gradients and moments in shards (FSDP2 on gloo processes): the numbers of one process, any checkpoint."""
 
 import shutil
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -9,6 +11,7 @@ from transformers import AutoModelForCausalLM
 
 from equipoise.train import ConfigError, RunFolder, Trainer, checkpoint
 
+from .conftest import ENVIRONMENT, ROOT
 from .test_split import ROUNDING, distance, first_gradient, free_port, same_curve, weights
 from .tiny import metrics, overrides, settings
 
@@ -118,3 +121,14 @@ def test_one_process_resumes_in_shards(run):
 def test_what_cannot_be_sharded_is_refused(model, tmp_path, option):
     with pytest.raises(ConfigError, match=r"train\.shard = true: the rule is no LoRA"):
         settings(model, tmp_path, **UNEVEN | option)
+
+
+@pytest.mark.slow
+def test_families_have_the_gradients_of_whole_models():
+    shared = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
+    command = [sys.executable, "-m", "tests.train.shard_families"]
+    both = [
+        subprocess.Popen(command, cwd=ROOT, env=ENVIRONMENT | shared | {"RANK": str(k)}, stdout=subprocess.PIPE)
+        for k in (0, 1)
+    ]
+    assert [p.communicate()[0] for p in both] == [b"the same\n"] * 2
