@@ -19,6 +19,7 @@ import inspect
 import json
 import logging
 import os
+import re
 from collections.abc import Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -37,6 +38,7 @@ from equipoise.objective.choice import nearest
 from equipoise.objective.surrogate import Tokens
 
 NAME = "equipoise"  # of the estimator, of the policy loss, and of the options' key
+PAD = re.compile("pad[0-9a-f]{32}")  # the uid of the rows that verl adds to make their number even
 STATE = "equipoise.json"  # in verl's global_step_N
 WIRING = "policy_loss._target_=equipoise.integrations.verl.PolicyLoss +policy_loss.equipoise='${algorithm.equipoise}'"
 CALLBACK = "trainer.checkpoint_callback_class=equipoise.integrations.verl.Callback"
@@ -77,7 +79,8 @@ _step: ContextVar[_Step | None] = ContextVar("equipoise_step", default=None)
 def objective_of(options: Mapping[str, Any] | None) -> Objective:
     """The objective that `algorithm.equipoise` describes, the same object (and anchor) for the same options.
 
-    The keys are those of the section [objective] of a configuration: preset, advantage, difficulty, aggregation ...
+    The keys are those of the section [objective] of a configuration: preset (grpo unless given), advantage, difficulty,
+    cancellation, aggregation, surrogate, averaged_groups.
     """
     plain = OmegaConf.to_container(options, resolve=True) if isinstance(options, DictConfig) else dict(options or {})
     return _objective(json.dumps(plain, sort_keys=True))
@@ -177,10 +180,11 @@ def estimate(
     L, host, step = divisor(config, objective), _host(config), _step.get()
     if objective.difficulty is not None and step is None and host is not None:
         raise ValueError(
-            f"difficulty = {objective.difficulty_choice.name} keeps an anchor over batches: set {CALLBACK}"
+            f"difficulty = {objective.difficulty_choice.name} keeps an anchor over batches: set {CALLBACK}, "
+            "with trainer.use_v1=True"
         )
     lengths, rows = response_mask.sum(-1), len(index)
-    pad = np.array([str(uid).startswith("pad") for uid in index], dtype=bool) & (lengths == 0).cpu().numpy()
+    pad = np.array([PAD.fullmatch(str(uid)) is not None for uid in index]) & (lengths == 0).cpu().numpy()
     real = torch.as_tensor(np.flatnonzero(~pad), device=lengths.device)
     advantages = torch.zeros_like(token_level_rewards)
     if len(real) == 0:
