@@ -97,6 +97,8 @@ def test_training_in_bfloat16_is_as_near_to_float32_as_the_decoders(kind, checkp
     assert block.serves(policy.core, row)
     mine, again = run(policy), run(policy)
     assert torch.equal(mine[0], again[0])
+    with torch.no_grad():
+        assert torch.equal(mine[0], p.token_logprobs(policy, row).logprobs)  # what rollout.exact rests on
     assert all(torch.equal(mine[1][k], again[1][k]) for k in mine[1])
     monkeypatch.setattr(block, "serves", lambda *_: False)
     theirs = run(policy)

@@ -1,6 +1,5 @@
 """Micro-batches by tokens, the plan for them, and what happens when memory runs out all the same."""
 
-
 import pytest
 import torch
 from hypothesis import given
@@ -186,7 +185,9 @@ def test_on_the_cpu_all_at_once_if_it_fits(model, monkeypatch):
     capped = planned(policy, monkeypatch, 2**34, cap=10**9 + free)
     assert capped.tokens == half.tokens
     assert "left of train.memory" in capped.said
-    assert planned(policy, monkeypatch, 2**14).tokens == 1  # no reason to give up before trying
+    least = planned(policy, monkeypatch, 2**14)  # no reason to give up before trying
+    assert least.tokens == 1
+    assert "a piece of 100 tokens, which is not cut, will take more" in least.said
 
 
 def test_a_line_through_two_peaks():

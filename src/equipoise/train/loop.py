@@ -409,7 +409,9 @@ class Trainer:
                 sampler = self._rollout_logprobs(share)[part.tokens]
                 lengths = share.rollouts.lengths[part.rows]
                 apart.append(Mismatch.of(output.logprobs, sampler, lengths, self.objective.mismatch))
-            outputs.append(dataclasses.replace(output, loss=output.loss.detach(), logprobs=output.logprobs[:0]))
+            outputs.append(
+                dataclasses.replace(output, loss=output.loss.detach(), logprobs=output.logprobs.new_empty(0))
+            )
         self._fill_up(self.shards, backward=True)
         return outputs, apart
 

@@ -75,6 +75,8 @@ def plan(policy: Policy, *, total: int, largest: int, cap: int | None, to_come: 
     why = f"{cost.per_token / 1e3:,.0f} kB each and {cost.always / 2**30:.1f} GiB besides, {said}"
     if policy.gradient_checkpointing and not begun_with:
         why += f"; with gradient checkpointing, without which {largest:,} tokens in one piece would not fit"
+    if tokens < largest:
+        why += f"; a piece of {largest:,} tokens, which is not cut, will take more"
     return Plan(tokens, policy.gradient_checkpointing, f"memory: {tokens:,} tokens a pass ({why})")
 
 
