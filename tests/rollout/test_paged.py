@@ -83,7 +83,7 @@ def test_rows_and_memory_change_nothing(rows, spare, monkeypatch):
     wanted = by_name(NativeSampler(policy).sample(prompts, 3, params, keys=names, step=2), names, 3)
     sent_back, original = [], Ledger._send_back
     monkeypatch.setattr(Ledger, "_send_back", lambda self, row: sent_back.append(row) or original(self, row))
-    longest = blocks.blocks_for(max(map(len, prompts))) + blocks.blocks_for(40 + blocks.WINDOW)
+    longest = blocks.blocks_for(max(map(len, prompts))) + blocks.blocks_for(40 - 1)
     memory = (1 + int(longest) + spare) * block_bytes(policy)
     ours = PagedSampler(policy, rows=rows, memory=memory).sample(prompts, 3, params, keys=names, step=2)
     assert_same(by_name(ours, names, 3), wanted)
@@ -209,11 +209,12 @@ def test_too_little_memory_is_refused():
         PagedSampler(policy, rows=5000)
 
 
-def ledger(rows, most, places, n, prompt_length, blocks):
+def ledger(rows, places, prompt_length, limit, blocks):
+    most, n = int(blocks_for(max(limit) + WINDOW)), len(limit) // len(prompt_length)
     size = Size(rows, most, places, int(blocks_for(max(prompt_length))), n)
     small = np.zeros(sum(int(np.prod(s)) for s in size.shapes), dtype=np.int32)
     tables = Tables(size, small, np.zeros(2 * rows, dtype=np.int64))
-    return Ledger(tables, Blocks(blocks), np.array(prompt_length), n)
+    return Ledger(tables, Blocks(blocks), prompt_length, limit)
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -221,10 +222,10 @@ def test_no_block_has_two_owners_and_none_is_lost(seed):
     rng = np.random.default_rng(seed)
     n, rows, places = (int(rng.integers(1, high)) for high in (5, 12, 8))
     prompt_length = rng.integers(1, 3 * BLOCK, 10)
-    limit = rng.integers(1, 4 * BLOCK, 10 * n)
-    most = int(blocks_for(4 * BLOCK + WINDOW))
-    count = int(blocks_for(3 * BLOCK)) + most + 1 + int(rng.integers(0, 30))
-    book = ledger(rows, most, places, n, prompt_length, count)
+    limit = rng.integers(2, 4 * BLOCK, 10 * n)
+    least = 1 + int((blocks_for(prompt_length).repeat(n) + blocks_for(limit - 1)).max())
+    count = least + int(rng.integers(0, 30))
+    book = ledger(rows, places, prompt_length, limit, count)
     done, rounds = set(), itertools.count()
     while book.count or book.queue:
         assert next(rounds) < 10_000
@@ -242,7 +243,8 @@ def test_no_block_has_two_owners_and_none_is_lost(seed):
         free = book.blocks._stack[: book.blocks.left]
         assert sorted(np.concatenate([free, *held])) == list(range(1, count))
         for row in range(book.count):
-            assert book.held[row] * BLOCK >= book.drawn[row] - 1 + WINDOW
+            assert book.held[row] * BLOCK >= min(book.drawn[row] - 1 + WINDOW, limit[book.response[row]] - 1)
+            assert not t.table[row, book.held[row] :].any()
             assert book.owner[t.prompt[row]] == book.response[row] // n
             assert t.prompt_length[t.prompt[row]] == prompt_length[book.response[row] // n]
         members = t.members[t.members >= 0]

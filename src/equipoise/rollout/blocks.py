@@ -74,12 +74,14 @@ class Tables:
 class Ledger:
     """The rows 0 … count − 1 and the prompts that are in the cache, written into `tables`.
 
-    prompt_length [prompts of the request]; n responses to each: response r is number r % n of prompt r // n.
+    prompt_length [prompts of the request]; limit [responses]: most tokens of each; response r answers prompt r // n.
     """
 
-    def __init__(self, tables: Tables, blocks: Blocks, prompt_length: NDArray[np.int64], n: int) -> None:
-        capacity, places = len(tables.length), len(tables.prompt_length)
-        self.tables, self.blocks, self.n = tables, blocks, n
+    def __init__(
+        self, tables: Tables, blocks: Blocks, prompt_length: NDArray[np.int64], limit: NDArray[np.int64]
+    ) -> None:
+        capacity, places, n = len(tables.length), len(tables.prompt_length), len(limit) // len(prompt_length)
+        self.tables, self.blocks, self.limit, self.n = tables, blocks, limit, n
         self.capacity, self.count, self.born = capacity, 0, 0
         self.response = np.zeros(capacity, dtype=np.int64)
         self.drawn = np.zeros(capacity, dtype=np.int64)  # tokens so far; all but the last are in the cache
@@ -110,10 +112,13 @@ class Ledger:
         return fresh
 
     def grow(self, steps: int) -> None:
-        """Give every row blocks for its next `steps` tokens, if need be at the expense of the youngest rows."""
+        """Give every row blocks for its next `steps` tokens, if need be at the expense of the youngest rows.
+
+        A response's last token never enters the cache; what a row draws behind its limit goes to block 0."""
         while True:
             rows = slice(0, self.count)
-            need = blocks_for(self.drawn[rows] - 1 + steps) - self.held[rows]
+            need = blocks_for(np.minimum(self.drawn[rows] - 1 + steps, self.limit[self.response[rows]] - 1))
+            need -= self.held[rows]
             lacking = int(need.clip(0).sum()) - self.blocks.left
             if lacking <= 0:
                 break
@@ -170,6 +175,7 @@ class Ledger:
         row, place = self.count, self.place[prompt]
         self.response[row], self.drawn[row], self.held[row], self.age[row] = response, 0, 0, self.born
         self.tables.prompt[row] = place
+        self.tables.table[row] = 0
         self.active[place] += 1
         self.waiting[prompt] -= 1
         self.born += 1

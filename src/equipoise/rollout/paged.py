@@ -102,7 +102,7 @@ class PagedSampler:
 
     def _blocks(self, asked: Request, size: Size) -> int:
         """How many blocks to reserve: what all rows can need, or what fits, if that is less."""
-        own = blocks_for(asked.limit.cpu().numpy() + WINDOW)
+        own = blocks_for(asked.limit.cpu().numpy() - 1).clip(1)
         before = blocks_for(np.array([len(p) for p in asked.prompts]))
         needed = 1 + int(np.sort(own)[-size.rows :].sum() + np.sort(before)[-size.prompts :].sum())
         least = 1 + int((own + before.repeat(asked.n)).max())
@@ -214,7 +214,7 @@ class _Call:
 
     def run(self, blocks: int) -> Rollouts:
         lengths = np.array([len(p) for p in self.asked.prompts])
-        ledger = self.ledger = Ledger(self.desk.tables, Blocks(blocks), lengths, self.asked.n)
+        ledger = self.ledger = Ledger(self.desk.tables, Blocks(blocks), lengths, self.limit)
         while ledger.count or ledger.queue:
             old = ledger.count
             self._compute_prompts(ledger.admit())
