@@ -12,6 +12,7 @@ Works for the models of `policy.decoder`, on the CPU too (by the kernels' refere
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
@@ -161,6 +162,8 @@ class _Desk:
     def anchor(self, addresses: tuple[int, ...]) -> None:
         """Where the cache and the weights are now; if they have moved, the graphs are worthless."""
         if addresses != self._anchor:
+            if self.graphs:
+                logging.getLogger(__name__).debug("cache or weights have moved: %d graphs go", len(self.graphs))
             self.graphs.clear()
             self._anchor = addresses
 
