@@ -3,7 +3,8 @@
 #   on the first node:    recipes/verl/ray.sh head
 #   on every other node:  recipes/verl/ray.sh join FIRST_NODE_ADDRESS
 #   on the first, then:   NODES=4 recipes/verl/balanced_qwen2.5_math_7b_dapo17k.sh
-# `recipes/verl/ray.sh check` asks every node whether the plug-in is loaded there.
+# Recent Ray asks the nodes for a token: copy ~/.ray/auth_token of the first to the others (or, where the network is
+# trusted, RAY_AUTH_MODE=disabled on all). `recipes/verl/ray.sh check` asks every node whether the plug-in is loaded.
 set -euo pipefail
 PORT=${PORT:-6379}
 case ${1:-} in
