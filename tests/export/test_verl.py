@@ -18,6 +18,7 @@ from hydra import compose, initialize_config_module
 from omegaconf import OmegaConf
 from transformers import AutoTokenizer
 from verl.trainer.config.algorithm import RolloutCorrectionConfig
+from verl.trainer.ppo.core_algos import agg_loss, kl_penalty
 from verl.trainer.ppo.reward import get_custom_reward_fn
 from verl.trainer.ppo.rollout_corr_helper import _parse_rollout_is_threshold
 from verl.trainer.ppo.utils import need_critic, need_reference_policy
@@ -27,7 +28,8 @@ from verl.utils.torch_functional import get_constant_schedule_with_warmup, get_c
 from equipoise.audit import measure
 from equipoise.export import export_verl, verl
 from equipoise.export.launch import arguments, open_task
-from equipoise.integrations.verl import divisor, objective_of
+from equipoise.integrations.verl import divisor, estimate, objective_of
+from equipoise.objective import response_ids
 from equipoise.policy.model import ABACUS
 from equipoise.tasks.problems import read_problems
 from equipoise.train.loop import learning_rate
@@ -86,6 +88,57 @@ def test_verl_composes_what_was_exported(name, tmp_path):
     ours, theirs = config.build_objective().choices(), objective.choices()
     for choice in verl.kept(config.build_objective()):
         assert json.loads(json.dumps(theirs[choice])) == json.loads(json.dumps(ours[choice])), choice
+
+
+def drawn(rows, width, group):
+    g = torch.Generator().manual_seed(0)
+    lengths = torch.randint(1, width + 1, (rows,), generator=g)
+    mask = (torch.arange(width) < lengths[:, None]).long()
+    reward = torch.rand(rows, generator=g).round(decimals=1)
+    scores = torch.zeros(rows, width).scatter_(1, lengths[:, None] - 1, reward[:, None])  # at the last token, as verl
+    logp, ref = (-2 * torch.rand(rows, width, generator=g, dtype=torch.float64) for _ in range(2))
+    return lengths, mask, reward, scores, np.array([f"u{i // group}" for i in range(rows)], dtype=object), logp, ref
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"objective.preset": "dapo", "objective.aggregation": "balanced"},
+        {"objective.preset": "grpo", "objective.kl": 0.1},
+        {
+            "objective.preset": "dr_grpo",
+            "objective.averaged_groups": "informative",
+            "objective.cancellation": "recentre",
+        },
+    ],
+)
+def test_the_estimator_of_the_launch_gives_our_coefficients(options, tmp_path):
+    config, job = exported(tmp_path, options)
+    lengths, mask, reward, scores, index, _, _ = drawn(rows=16, width=12, group=4)
+    advantages, _ = estimate(scores, mask, index, config=job.algorithm)
+    credit = config.build_objective().assign(reward, index, lengths)
+    L = job.actor_rollout_ref.actor.loss_scale_factor or 1.0
+    expected = (credit.coefficient * 16 * L)[:, None] * mask
+    torch.testing.assert_close(advantages, expected.float(), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("estimator", ["k1", "k2", "k3"])
+def test_the_kl_of_the_launch_is_ours_under_a_constant_length(estimator, tmp_path):
+    """verl's own KL and average, with the launch's weight and factor, beside the KL in our loss."""
+    options = {"objective.preset": "dr_grpo", "objective.aggregation": {"name": "constant", "length": 16.0},
+               "objective.kl": 0.1, "objective.kl_estimator": estimator, "rollout.max_tokens": 64}  # fmt: skip
+    config, job = exported(tmp_path, options)
+    lengths, mask, reward, _, index, logp, ref = drawn(rows=16, width=12, group=4)
+    actor = job.actor_rollout_ref.actor
+    kld = kl_penalty(logprob=logp, ref_logprob=ref, kl_penalty=actor.kl_loss_type)
+    theirs = actor.kl_loss_coef * agg_loss(
+        kld, mask, actor.loss_agg_mode, loss_scale_factor=actor.loss_scale_factor, global_batch_size=16, dp_size=1
+    )
+    objective = config.build_objective()
+    credit = objective.assign(reward, index, lengths)
+    keep = mask.bool()
+    out = objective.loss(logp[keep], logp[keep], credit, response_ids(lengths), ref_logprobs=ref[keep])
+    assert float(out.loss - out.stats.policy_loss) == pytest.approx(float(theirs), rel=1e-6)
 
 
 def test_lora_reaches_the_model(tmp_path):
