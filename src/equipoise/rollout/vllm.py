@@ -227,6 +227,7 @@ def _open(policy: Policy, memory: float) -> Any:
         raise ModelError(f"vLLM takes the first device it sees, not {policy.device}; set CUDA_VISIBLE_DEVICES instead")
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # the weights are handed over in memory
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+    os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")  # vLLM reports to its makers unless told not to
     os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")  # the threads are the trainer's too
     with tempfile.TemporaryDirectory() as folder:
         from vllm import LLM
