@@ -1,5 +1,7 @@
 """Micro-batches by tokens, the plan for them, and what happens when memory runs out all the same."""
 
+import math
+
 import pytest
 import torch
 from hypothesis import given
@@ -172,7 +174,7 @@ def planned(policy, monkeypatch, free, **more):
 
 def test_on_the_cpu_all_at_once_if_it_fits(model, monkeypatch):
     policy = models.load(model)
-    assert planned(policy, monkeypatch, None) == planner.Plan(0, False, "")
+    assert planned(policy, monkeypatch, math.inf) == planner.Plan(0, False, "")
     assert planned(policy, monkeypatch, 2**34) == planner.Plan(0, False, "")
     cost = planner._cpu_cost(policy)
     free = int((cost.always + 5000 * cost.per_token) / planner.MARGIN)

@@ -100,6 +100,8 @@ class Trainer:
                 count_tokens=lambda prompt: len(encode_prompt(policy(), prompt, d.chat)),
             )  # fmt: skip
             self.policy = policy()
+            if config.train.shard and not self.policy.is_llama_like:
+                raise ConfigError(f"train.shard = true: the rule is a Llama-like model, and {m.name} is none")
             self.reference = models.frozen_copy(self.policy) if config.objective.kl and not m.lora_rank else None
             self.vllm = config.rollout.engine == "vllm"
             self.exact = config.rollout.exact or self.vllm  # log π_old is the trainer's, not the sampler's
@@ -286,8 +288,9 @@ class Trainer:
 
     def _fill_up(self, shards: Shards | None, *, backward: bool = False) -> None:
         """Ranks that share the weights make as many passes as the one that has most to do."""
-        for _ in range(self.idle_passes if shards else 0):
-            shards.idle_pass(backward=backward)
+        if shards is not None:
+            for _ in range(self.idle_passes):
+                shards.idle_pass(backward=backward)
 
     def _apply(self, norm: Tensor, fine: bool) -> None:
         c = self.config
@@ -496,7 +499,7 @@ class Trainer:
         self.objective.load_state_dict(state["objective"])
         self.step, self.updates = state["step"], state["updates"]
         if state.get("plan"):  # absent in the first runs
-            self.plan = Plan(*state["plan"], said="")
+            self.plan = Plan(state["plan"][0], state["plan"][1], "")
             if self.plan.checkpointing and not self.policy.gradient_checkpointing:
                 self.policy.checkpoint_gradients()
         self.collector.position = state["position"]
@@ -542,12 +545,9 @@ def _last_line(reason: str) -> str:
 
 
 def _shards(policy: models.Policy) -> Shards:
-    from equipoise.train.shard import ShardError, Shards  # FSDP takes two seconds to import
+    from equipoise.train.shard import Shards  # FSDP takes two seconds to import
 
-    try:
-        return Shards(policy)
-    except ShardError as error:
-        raise ConfigError(f"train.shard = true: {error}") from error
+    return Shards(policy)
 
 
 def _device(name: str) -> str:

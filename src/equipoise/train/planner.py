@@ -10,6 +10,7 @@ trained in one go. Not covered: memory that others take later; `Trainer` then ha
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -61,7 +62,7 @@ def plan(policy: Policy, *, total: int, largest: int, cap: int | None, to_come: 
     """
     cuda, begun_with = policy.device.type == "cuda", policy.gradient_checkpointing
     room, said = _room(policy.device, cap, to_come)
-    if not cuda and (room is None or begun_with):
+    if room is None or (begun_with and not cuda):
         return Plan(0, begun_with, "")
     cost = _cuda_cost(policy, clear) if cuda else _cpu_cost(policy)
     if cuda and cost.tokens(MARGIN * room) < largest and not begun_with:
@@ -83,29 +84,24 @@ def plan(policy: Policy, *, total: int, largest: int, cap: int | None, to_come: 
 def _room(device: torch.device, cap: int | None, to_come: int) -> tuple[float | None, str]:
     """Bytes a pass may take beyond what is taken now, and where that number is from; None where nobody knows."""
     if device.type == "cuda":
-        free, _ = torch.cuda.mem_get_info(device)
-        held = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         taken = torch.cuda.memory_allocated(device)
-        room = free + held
+        free: float = torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device) - taken
     else:
-        room, taken = _available(), _resident()
-    left = None if cap is None else cap - taken
-    if room is None and left is None:
+        taken, free = _resident(), _available()
+    left = math.inf if cap is None else cap - taken
+    room = max(min(free, left) - to_come, 0)
+    if math.isinf(room):
         return None, ""
-    if left is not None and (room is None or left < room):
-        room, said = max(left - to_come, 0), "left of train.memory"
-    else:
-        room, said = max(room - to_come, 0), "free"
-    return room, f"{room / 2**30:.1f} GiB {said}"
+    return room, f"{room / 2**30:.1f} GiB {'left of train.memory' if left < free else 'free'}"
 
 
-def _available() -> int | None:
-    """Bytes the system could still give on the CPU, where it says so."""
+def _available() -> float:
+    """Bytes the system could still give on the CPU; infinitely many where it does not say."""
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()
     except OSError:
-        return None
-    return next((1024 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable:")), None)
+        return math.inf
+    return next((1024.0 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable:")), math.inf)
 
 
 def _resident() -> int:
