@@ -9,6 +9,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
+from equipoise.policy import decoder
 from equipoise.train import ConfigError, RunFolder, Trainer, checkpoint
 
 from .conftest import ENVIRONMENT, ROOT
@@ -121,6 +122,13 @@ def test_one_process_resumes_in_shards(run):
 def test_what_cannot_be_sharded_is_refused(model, tmp_path, option):
     with pytest.raises(ConfigError, match=r"train\.shard = true: the rule is no LoRA"):
         settings(model, tmp_path, **UNEVEN | option)
+
+
+def test_a_model_of_another_kind_is_refused_before_anything_is_written(model, tmp_path, monkeypatch):
+    monkeypatch.setattr(decoder, "is_llama_like", lambda core: False)
+    with pytest.raises(ConfigError, match=r"the rule is a Llama-like model, and .* is none"):
+        Trainer(settings(model, tmp_path / "run", **UNEVEN))
+    assert not RunFolder(tmp_path / "run").config.exists()
 
 
 @pytest.mark.slow

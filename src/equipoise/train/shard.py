@@ -28,10 +28,6 @@ from equipoise.train import ranks
 T = TypeVar("T")
 
 
-class ShardError(ValueError):
-    """A model that cannot be sharded; the message is one sentence for the user."""
-
-
 class _Root(torch.nn.Module):
     """Around the model, so that the weights outside of its layers are gathered for a whole pass."""
 
@@ -47,8 +43,7 @@ class Shards:
     """`parameters`: this process's rows of every weight, float32, in the order of `policy.parameters()`."""
 
     def __init__(self, policy: models.Policy) -> None:
-        if policy.has_adapter or not policy.is_llama_like:
-            raise ShardError(f"{policy.name} cannot be sharded: the rule is a Llama-like model without LoRA")
+        assert policy.is_llama_like  # found out while the model is whole
         self.policy, self.device, dtype = policy, policy.device, policy.dtype
         self.rounded = dtype != torch.float32
         precision = MixedPrecisionPolicy(
