@@ -2,13 +2,13 @@
 batching), and milliseconds per step against what the memory and the arithmetic allow. Writes
 benchmarks/results/sampler.json.
 
-    python benchmarks/sampler.py [--only NAME …] [--peers generate generate_batch]
+    python benchmarks/sampler.py [--only NAME …] [--without-peers]
 
 Models of real shapes with random weights in bfloat16; 64 prompts of 100 tokens, 16 responses each, 512 tokens, no
-end-of-sequence token, temperature 1: everyone does the same work. `generate` runs once with SDPA attention and its
-dynamic cache, 512 tokens for the first model and 64 for the others (which flatters it: its cache is short); its prompts
-have one length, so that it needs no mask. `generate_batch` runs with 32 tokens and is timed from its first token to its
-last, without its start-up. All are warmed up.
+end-of-sequence token, temperature 1: everyone does the same work. `generate` runs with SDPA attention and its dynamic
+cache, and with prompts of one length, so that it needs no mask; 48 tokens (which flatters it: its cache is short), and
+for the first model at the very end 512. `generate_batch` runs for the first model, with 32 tokens, timed from its first
+token to its last, without its start-up. All are warmed up. Takes two minutes on an H200, and one more for the very end.
 The byte bound of a step is every weight once and every live key and value once, over the bandwidth of a copy measured
 in the same run; the compute bound is the step's multiplications over the rate of a large product, likewise.
 `varied` (first model): 256 prompts × 16 whose responses end by chance (mean 200 tokens, at most 512), 2,048 rows.
@@ -45,7 +45,6 @@ from equipoise import policy as p
 from equipoise.rollout import PagedSampler, SamplingParams, paged
 
 PROMPT, GROUP, TOKENS = 100, 16, 512
-PEERS = ["generate", "generate_batch"]
 
 
 def shape(hidden: int, layers: int, heads: int, kv_heads: int, head_dim: int, intermediate: int, vocabulary: int):
@@ -146,7 +145,6 @@ def steps(policy: p.Policy, sampler: PagedSampler, limits: dict[str, float]) -> 
 
 
 def generate(policy: p.Policy, count: int, tokens: int) -> float:
-    policy.core.set_attn_implementation("sdpa")
     ids = torch.tensor(prompts(policy, count), device="cuda")
     settings = {"do_sample": True, "temperature": 1.0, "top_k": 0, "top_p": 1.0, "num_return_sequences": GROUP}
 
@@ -244,7 +242,7 @@ def attempt(name: str, run: Callable[[], Any]) -> Any:
         return f"{name} failed: {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
 
 
-def measure(name: str, limits: dict[str, float], peers: list[str]) -> dict[str, Any]:
+def measure(name: str, limits: dict[str, float]) -> dict[str, Any]:
     policy = build(name)
     sampler = PagedSampler(policy)
     found: dict[str, Any] = {"steps": steps(policy, sampler, limits)}
@@ -252,39 +250,53 @@ def measure(name: str, limits: dict[str, float], peers: list[str]) -> dict[str, 
     found["difference"] = difference(policy, sampler)
     if name == FIRST:
         found["varied"] = varied(policy, sampler)
-    del sampler
-    torch.cuda.empty_cache()
-    rates = found["tokens_per_second"]
-    if "generate" in peers:
-        attempt("generate", lambda: generate(policy, 2, 8))
-        rates["generate"] = attempt("generate", lambda: generate(policy, 64, TOKENS if name == FIRST else 64))
-        torch.cuda.empty_cache()
-    if "generate_batch" in peers:
-        rates["generate_batch"] = attempt("generate_batch", lambda: generate_batch(policy, 64, 32))
-    found["ratio"] = {k: round(rates["paged"] / rates[k], 1) for k in peers if not isinstance(rates[k], str)}
     return found
+
+
+def compare(name: str, peer: str, tokens: int, found: dict[str, Any]) -> None:
+    """A peer's tokens per second, and how many times ours those are."""
+    policy, label = build(name), f"{peer}, {tokens} tokens"
+    policy.core.set_attn_implementation("sdpa")
+    if peer == "generate":
+        attempt(label, lambda: generate(policy, 2, 8))
+    rate = attempt(label, lambda: (generate if peer == "generate" else generate_batch)(policy, 64, tokens))
+    found["tokens_per_second"][label] = rate
+    if not isinstance(rate, str):
+        found.setdefault("ratio", {})[label] = round(found["tokens_per_second"]["paged"] / rate, 1)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--only", choices=list(MODELS), nargs="+", help="these models; the others' figures are kept")
-    parser.add_argument("--peers", choices=PEERS, nargs="*", default=PEERS, help="whom to compare with")
+    parser.add_argument("--without-peers", action="store_true", help="ours alone")
     args = parser.parse_args()
     transformers.utils.logging.set_verbosity_error()
     limits = ceilings()
     print(f"copy {limits['bytes'] / 1e12:.2f} TB/s, product {limits['operations'] / 1e12:.0f} TFLOP/s", flush=True)
     earlier = RESULTS / "sampler.json"
     results = json.loads(earlier.read_text())["results"] if args.only and earlier.exists() else {}
-    for name in args.only or MODELS:
-        found = results[name] = measure(name, limits, args.peers)
-        for rows, row in found["steps"].items():
-            print(
-                f"{name:14} {rows:>5} rows {row['ms']:8.3f} ms a step, {100 * row['of_byte_bound']:.0f} % of the bytes"
-            )
-        for key in ("tokens_per_second", "ratio", "difference", "varied"):
-            print(f"{name:14} {key}: {found.get(key)}", flush=True)
+
+    def save() -> None:  # after every part, so that a run that is cut short leaves what it has
         torch.cuda.empty_cache()
         write("sampler", {"transformers": transformers.__version__, "ceilings": limits, "results": results})
+
+    names = args.only or list(MODELS)
+    for name in names:
+        found = results[name] = measure(name, limits)
+        for rows, row in found["steps"].items():
+            share = f"{100 * row['of_byte_bound']:.0f} % of the byte bound"
+            print(
+                f"{name:14} {rows:>5} rows {row['ms']:8.3f} ms a step, {share}, {row['tokens_per_second']:,} tokens/s"
+            )
+        for key in ("difference", "varied"):
+            print(f"{name:14} {key}: {found.get(key)}", flush=True)
+        save()
+    peers = [(name, "generate", 48) for name in names]
+    peers += [(FIRST, "generate_batch", 32), (FIRST, "generate", TOKENS)] if FIRST in names else []
+    for name, peer, tokens in [] if args.without_peers else peers:
+        compare(name, peer, tokens, results[name])
+        print(f"{name:14} {results[name]['tokens_per_second']} ratio {results[name].get('ratio')}", flush=True)
+        save()
 
 
 if __name__ == "__main__":
