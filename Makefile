@@ -10,7 +10,10 @@ PEERS := $(VENV)/.peers
 ISOLATION := $(VENV)/.isolation
 BROWSER := $(VENV)/.browser
 
-.PHONY: help install quickstart test test-slow test-browser lint typecheck bench clean
+VERL := $(VENV)-verl
+VLLM := $(VENV)-vllm
+
+.PHONY: help install quickstart test test-slow test-browser test-trl test-verl test-vllm lint typecheck bench clean
 
 help:  ## what there is to make
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/:/'
@@ -47,6 +50,25 @@ $(BROWSER): $(DEV)
 		|| echo "chromium could not be installed: tests of the page will be skipped"
 	touch $@
 
+# verl and vLLM want other versions of transformers: each has an environment of its own. torch first and alone, as above;
+# verl without what it depends on (of that, constraints-verl.txt has what the tests need).
+$(VERL)/.ready: pyproject.toml constraints-verl.txt
+	test -x $(VERL)/bin/python || $(PYTHON) -m venv $(VERL)
+	$(VERL)/bin/python -m pip install --quiet --disable-pip-version-check "$$(grep '^torch==' constraints-verl.txt)"
+	$(VERL)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps "$$(grep '^verl==' constraints-verl.txt)"
+	grep -v '^#\|^verl==' constraints-verl.txt > $(VERL)/requirements.txt
+	$(VERL)/bin/python -m pip install --quiet --disable-pip-version-check -r $(VERL)/requirements.txt
+	$(VERL)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -e .
+	touch $@
+
+$(VLLM)/.ready: pyproject.toml constraints-vllm.txt
+	test -x $(VLLM)/bin/python || $(PYTHON) -m venv $(VLLM)
+	$(VLLM)/bin/python -m pip install --quiet --disable-pip-version-check "$$(grep '^torch==' constraints-vllm.txt)"
+	$(VLLM)/bin/python -m pip install --quiet --disable-pip-version-check -r constraints-vllm.txt
+	$(VLLM)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	$(VLLM)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -e .
+	touch $@
+
 install: $(BASE)  ## the environment in .venv, reused while pyproject.toml and constraints.txt stay the same
 
 quickstart: $(BASE)  ## train the embedded model with four objectives and compare them
@@ -60,6 +82,16 @@ test-slow: $(PEERS) $(ISOLATION)  ## the long tests as well
 
 test-browser: $(BROWSER)  ## the report's page in headless Chromium
 	$(BIN)/python -m pytest tests/browser -m slow
+
+test-trl: $(PEERS)  ## the plug-in for TRL and the launches exported for it, the long tests as well
+	$(BIN)/python -m pytest -m "slow or not slow" tests/integrations/test_trl.py tests/integrations/test_trl_contract.py \
+		tests/export/test_trl.py
+
+test-verl: $(VERL)/.ready  ## the plug-in for verl and the launches exported for it, against the real package
+	$(VERL)/bin/python -m pytest -m "slow or not slow" tests/integrations/test_verl.py tests/export/test_verl.py
+
+test-vllm: $(VLLM)/.ready  ## vLLM as sampler, against its CPU build
+	$(VLLM)/bin/python -m pytest -m "slow or not slow" tests/vllm
 
 lint: $(DEV)  ## ruff
 	$(BIN)/ruff check .
@@ -75,5 +107,5 @@ bench: $(PEERS)  ## the benchmarks, on an idle machine; figures go to benchmarks
 	$(BIN)/python benchmarks/audit.py
 
 clean:  ## everything that was generated
-	rm -rf $(VENV) build dist runs .pytest_cache .mypy_cache .ruff_cache .hypothesis src/*.egg-info
+	rm -rf $(VENV) $(VERL) $(VLLM) build dist runs .pytest_cache .mypy_cache .ruff_cache .hypothesis src/*.egg-info
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
