@@ -403,6 +403,22 @@ def test_heads_that_are_no_power_of_two_are_refused():
         triton_kernels.store(c.qkv, c.keys, c.values, c.rows, c.turn, None, None)
 
 
+@needs_triton
+def test_tensors_that_are_not_contiguous_are_refused():
+    from equipoise.rollout.kernels import triton_kernels
+
+    c, wide = case(), randn(4, 8)
+    with pytest.raises(ValueError, match=r"strides \(16, 1\)"):
+        triton_kernels.gated(randn(4, 16)[:, :8], "silu")
+    with pytest.raises(ValueError, match=r"strides \(1, 4\)"):
+        triton_kernels.add_norm(wide, randn(8, 4).t(), Norm(wide[0], 1e-5, 0.0))
+    with pytest.raises(ValueError, match="contiguous"):
+        triton_kernels.draw(randn(8, 4).t(), wide[:, 0], 1.0, None)
+    rows = c.rows._replace(table=c.rows.table[:, :1])
+    with pytest.raises(ValueError, match="contiguous"):
+        triton_kernels.attend(c.qkv[:, :6].contiguous(), c.keys, c.values, rows, 0.3, None, None, 1)
+
+
 def step(c, residual, u_keys):
     """Every kernel once."""
     norm = Norm(residual[0], 1e-5, 0.0)

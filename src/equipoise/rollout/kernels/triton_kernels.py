@@ -50,7 +50,8 @@ def store(
 ) -> Tensor:
     """See the package."""
     (R, heads, D), (_, kv_heads, block, _) = qkv.shape, keys.shape
-    _check(D, qkv, keys, values, turn)
+    _check_heads(D)
+    _check_contiguous(qkv, keys, values, turn, *rows)
     H = heads - 2 * kv_heads
     q = qkv.new_empty(R, H, D)
     _store[(R, triton.cdiv(heads, HEADS))](
@@ -73,7 +74,8 @@ def attend(
 ) -> Tensor:
     """See the package."""
     (R, H, D), (_, kv_heads, block, _) = q.shape, keys.shape
-    _check(D, q, keys, values)
+    _check_heads(D)
+    _check_contiguous(q, keys, values, *rows)
     (P, n), share = rows.members.shape, H // kv_heads
     tiles = triton.cdiv(n, max(1, (WIDE_QUERIES if q.dtype == torch.float32 else QUERIES) // share))
     members = triton.cdiv(n, tiles)
@@ -105,6 +107,7 @@ def attend(
 
 def add_norm(x: Tensor | None, residual: Tensor, norm: Norm) -> Tensor:
     """See the package."""
+    _check_contiguous(residual, *(() if x is None else (x,)))
     R, d = residual.shape
     y = torch.empty_like(residual)
     block = triton.next_power_of_2(d)
@@ -114,6 +117,7 @@ def add_norm(x: Tensor | None, residual: Tensor, norm: Norm) -> Tensor:
 
 def gated(gate_up: Tensor, activation: Activation) -> Tensor:
     """See the package."""
+    _check_contiguous(gate_up)
     R, f = len(gate_up), gate_up.shape[1] // 2
     out = gate_up.new_empty(R, f)
     _gated[(R, triton.cdiv(f, 1024))](gate_up, out, f, ACTIVATION=activation, BLOCK=1024, num_warps=4)
@@ -122,6 +126,7 @@ def gated(gate_up: Tensor, activation: Activation) -> Tensor:
 
 def draw(logits: Tensor, u: Tensor, temperature: float, softcap: float | None) -> tuple[Tensor, Tensor]:
     """See the package."""
+    _check_contiguous(logits[:1])  # rows may lie apart
     R, V = logits.shape
     pieces = triton.cdiv(V, PIECE)
     sums = u.new_empty(2, R, pieces)
@@ -143,11 +148,18 @@ def uniform(keys: Tensor, position: Tensor) -> Tensor:
     return out
 
 
-def _check(D: int, *tensors: Tensor) -> None:
+def _check_heads(D: int) -> None:
     if D not in (16, 32, 64, 128, 256):
         raise ValueError(f"heads of {D}: the kernels' rule is a power of two from 16 to 256; use the native sampler")
-    if not all(t.is_contiguous() for t in tensors):
-        raise ValueError("queries, pools and the table of rotations must be contiguous")
+
+
+def _check_contiguous(*tensors: Tensor) -> None:
+    for t in tensors:
+        if not t.is_contiguous():
+            raise ValueError(
+                f"a tensor of shape {tuple(t.shape)} has strides {t.stride()}: the kernels' rule is contiguous ones; "
+                "give t.contiguous()"
+            )
 
 
 @functools.cache
