@@ -181,6 +181,20 @@ def test_draws_follow_the_distribution(llama):
     assert stats.chisquare(counts.numpy(), expected.numpy()).pvalue > 1e-3
 
 
+@pytest.mark.parametrize("temperature", [0.5, 1.0, 1.5])
+def test_draws_are_neither_colder_nor_hotter_than_they_should_be(llama, temperature):
+    """−log π of a drawn token is on average the entropy: their differences, over a run of draws, add up to noise."""
+    params = SamplingParams(max_tokens=30, temperature=temperature, seed=1)
+    rollouts = llama.sample(tiny_models.prompts(8), 30, params)
+    packed = p.pack(rollouts.prompts, rollouts.tokens, rollouts.lengths, rollouts.prompt)
+    assert len(rollouts.tokens) > 3000
+    for believed, right in ((1.0, True), (0.8, False), (1.25, False)):
+        with torch.no_grad():
+            logprobs, entropy = p.token_logprobs(llama.policy, packed, temperature=believed * temperature)
+        excess = (-logprobs - entropy).double()
+        assert (abs(excess.sum()) < 4 * excess.norm()) == right
+
+
 def test_draws_depend_on_seed_step_key_and_sample_only(llama):
     prompts, names = tiny_models.prompts(9), [f"prompt {i}" for i in range(9)]
     params = SamplingParams(max_tokens=30, seed=5)
@@ -300,9 +314,7 @@ def test_what_vllm_cannot_run_is_refused_in_a_sentence():
         num_attention_heads=4, head_dim=16, max_position_embeddings=64,
     )  # fmt: skip
     policy = p.Policy(LlamaForCausalLM(config), tiny_models.tokenizer(), "small heads")
-    with pytest.raises(
-        p.ModelError, match=r"vLLM cannot run small heads: .*head_dim=16.*; use rollout"
-    ):
+    with pytest.raises(p.ModelError, match=r"vLLM cannot run small heads: .*head_dim=16.*; use rollout"):
         open_engine(policy)
 
 
