@@ -45,8 +45,10 @@ def split(size: int, steps: int) -> dict:
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
+    before = torch.get_num_threads()
     torch.set_num_threads(1)
-    return str(make_model(tmp_path_factory.mktemp("model") / "tiny"))
+    yield str(make_model(tmp_path_factory.mktemp("model") / "tiny"))
+    torch.set_num_threads(before)
 
 
 @pytest.fixture
