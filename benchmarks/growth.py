@@ -11,6 +11,8 @@ Writes benchmarks/results/growth.json and benchmarks/results/growth.svg.
 
 from __future__ import annotations
 
+import functools
+import gc
 import math
 import time
 from collections.abc import Callable
@@ -30,7 +32,7 @@ from equipoise.rollout import sampler as open_sampler
 PROMPT, NEW, GROUP, TOKENS = 100, 128, 16, 32_768
 AXES: dict[str, tuple[int, ...]] = {
     "tokens": (8_192, 16_384, 32_768, 65_536, 131_072, 262_144),
-    "group size": (4, 8, 16, 32, 64),
+    "group size": (4, 16, 32, 64),
     "vocabulary": (32_000, 64_000, 128_000, 256_000),
 }
 Shape = tuple[Any, Any, int, int, int, int, int, int]
@@ -81,9 +83,11 @@ def point(policy: models.Policy, tokens: int, group: int) -> dict[str, float]:
 
     seconds, peak = measured(train)
     policy.model.zero_grad()
-    sampler = open_sampler(policy)
-    params = SamplingParams(max_tokens=NEW)
-    sampling, held = measured(lambda: sampler.sample(b.prompts, group, params))
+    sample = functools.partial(open_sampler(policy).sample, b.prompts, group, SamplingParams(max_tokens=NEW))
+    sampling, held = measured(sample)
+    del sample
+    gc.collect()
+    torch.cuda.empty_cache()
     return {
         "training seconds": seconds, "training GiB": peak, "sampling seconds": sampling, "sampling GiB": held,
     }  # fmt: skip
@@ -95,10 +99,13 @@ def slope(x: list[float], y: list[float]) -> float:
     return sum((u - mean_a) * (v - mean_b) for u, v in zip(a, b, strict=True)) / sum((u - mean_a) ** 2 for u in a)
 
 
-def told(axis: str, values: list[float], points: list[dict[str, float]]) -> dict[str, Any]:
+def keep(axes: dict[str, dict[str, Any]], axis: str, values: list[float], points: list[dict[str, float]]) -> None:
+    """Tell an axis' slopes and write all that there is so far."""
     slopes = {name: slope(values, [p[name] for p in points]) for name in points[0]}
     print(f"{axis}: slopes " + ", ".join(f"{name} {s:.2f}" for name, s in slopes.items()), flush=True)
-    return {"values": values, "points": points, "slopes": slopes}
+    axes[axis] = {"values": values, "points": points, "slopes": slopes}
+    write("growth", {"axes": axes})
+    (RESULTS / "growth.svg").write_text(picture(axes))
 
 
 def picture(axes: dict[str, dict[str, Any]]) -> str:
@@ -148,7 +155,7 @@ def main() -> None:
             tokens, group = value if axis == "tokens" else TOKENS, value if axis == "group size" else GROUP
             points.append(point(policy, tokens, group))
             print(f"  {axis} {value:,}: " + ", ".join(f"{k} {v:.3f}" for k, v in points[-1].items()), flush=True)
-        axes[axis] = told(axis, [float(v) for v in values], points)
+        keep(axes, axis, [float(v) for v in values], points)
     points, sizes = [], []
     for name, (shape, vocabulary) in SIZES.items():
         del policy
@@ -157,9 +164,7 @@ def main() -> None:
         sizes.append(float(sum(p.numel() for p in policy.parameters())))
         points.append(point(policy, TOKENS, GROUP))
         print(f"  {name}: " + ", ".join(f"{k} {v:.3f}" for k, v in points[-1].items()), flush=True)
-    axes["parameters"] = told("parameters", sizes, points)
-    write("growth", {"axes": axes})
-    (RESULTS / "growth.svg").write_text(picture(axes))
+    keep(axes, "parameters", sizes, points)
 
 
 if __name__ == "__main__":
