@@ -176,18 +176,33 @@ def test_rows_that_verl_adds_change_nothing(monkeypatch):
     assert distance(results[0], results[2]) < TOLERANCE
 
 
-def test_outputs_of_a_session_are_one_response(monkeypatch):
-    """Reward and sign once per session, as verl does for its own grpo; one weight for all tokens of the session."""
+def test_outputs_of_a_session_are_one_response_as_in_verls_own_grpo(monkeypatch):
+    """The advantage of each session is verl's own; the reward of any output but the last is nobody's business."""
+    from verl.trainer.ppo.v1.utils import compute_advantage_for_multi_trajectories
+
     config = configuration("+algorithm.equipoise={preset: dr_grpo, aggregation: {name: constant, length: 1.0}}")
     batch = drawn(11, outputs=4)
+    keys, rows = batch.meta.keys, batch.rows()
+    for key, row in zip(keys, rows, strict=True):
+        session, _, output = key.rpartition("_")
+        if f"{session}_{int(output) + 1}" in keys:
+            row["rm_scores"] = torch.full_like(row["rm_scores"], 7.0)
+        row["response_mask"] = torch.ones_like(row["response_mask"])
     advantages(batch, config, monkeypatch)
-    value: dict[str, set[float]] = {}
-    for key, row in zip(batch.meta.keys, batch.rows(), strict=True):
-        tokens = row["advantages"][row["response_mask"].bool()]
-        value.setdefault(key.rpartition("_")[0], set()).update(tokens.tolist())
-        assert not row["advantages"][~row["response_mask"].bool()].any()
-    assert all(len(found) <= 1 for found in value.values())
-    assert len({x for found in value.values() for x in found}) > 2
+
+    def padded(name):
+        return torch.nn.utils.rnn.pad_sequence([row[name] for row in rows], batch_first=True)
+
+    uids = [row["uid"] for row in rows]
+    data = DataProto.from_dict(
+        tensors={"token_level_rewards": padded("rm_scores"), "response_mask": padded("response_mask")},
+        non_tensors={"uid": np.array(uids, dtype=object)},
+    )
+    verls = compute_advantage_for_multi_trajectories(data, keys, "grpo", norm_adv_by_std_in_grpo=False)
+    sessions = {key.rpartition("_")[0]: uid for key, uid in zip(keys, uids, strict=True)}
+    G = torch.tensor([list(sessions.values()).count(uid) for uid in uids])[:, None]
+    expected = verls.batch["advantages"] * len(rows) / (len(set(uids)) * G)
+    torch.testing.assert_close(padded("advantages"), expected)
 
 
 def test_bias_is_logged_with_the_step(monkeypatch):
