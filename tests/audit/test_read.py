@@ -105,7 +105,15 @@ def test_groups_of_one_prompt_in_one_step_stay_apart_where_the_log_says_so(tmp_p
     assert "came twice in a step" in uneven.notes[0]
     keyed = tmp_path / "keyed"
     verl_dump(keyed, uid=True)
-    assert measure(keyed, "dapo").overall.groups == 24
+    whole = measure(keyed, "dapo")
+    assert whole.overall.groups == 24
+    with open(keyed / f"{COLUMNS['step'][0]}.jsonl", "a") as f:  # rows that verl fills a batch with are no responses
+        for digit in "0a":
+            row = {"input": "", "output": "x", "gts": None, "score": 0.0, "step": int(COLUMNS["step"][0])}
+            f.write(json.dumps({**row, "uid": "pad" + 32 * digit}) + "\n")
+    padded = measure(keyed, "dapo")
+    assert numbers(padded) == numbers(whole)
+    assert any("left out 2 rows" in note for note in padded.notes)
 
 
 def test_columns_are_named_by_hand(tmp_path):

@@ -327,6 +327,10 @@ class _Builder:
             joined["reward"], joined["length"], step, group, group if prompt is None else prompt,
             joined.get("finish"), tokens, *self.units, " and ".join(sorted(self.sources)), tuple(notes),
         )  # fmt: skip
+        real = ~np.isin(own, [n for name, n in self.numbers["group"].items() if _is_padding(name)])
+        if not real.all():
+            note = f"left out {(~real).sum()} rows that verl filled its batch with"
+            log = replace(_rows(log, real), notes=(*log.notes, note))
         self._refuse_groups_of_one(log)
         keep = np.ones(len(log), bool)
         if self.claims and len(self.claims) == len(self.parts["reward"]):
@@ -452,6 +456,11 @@ def _jsonl(path: Path, wanted: list[str]) -> Iterator[tuple[int, dict[str, Any]]
 def _without_rollout(values: Any) -> list[Any]:
     """verl's key {sample}_{rollout}_{output} without its last two numbers: what the responses to one prompt share."""
     return [re.sub(r"_\d+_\d+$", "", v) if isinstance(v, str) else v for v in plain_values(values)]
+
+
+def _is_padding(name: Any) -> bool:
+    """Whether verl made this key for a row that only fills a batch up."""
+    return isinstance(name, str) and re.fullmatch(r"pad[0-9a-f]{32}", name) is not None
 
 
 def _not_repeated(log: Log, text: Integers) -> Any:
