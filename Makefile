@@ -84,8 +84,8 @@ test-browser: $(BROWSER)  ## the report's page in headless Chromium
 	$(BIN)/python -m pytest tests/browser -m slow
 
 test-trl: $(PEERS)  ## the plug-in for TRL and the launches exported for it, the long tests as well
-	$(BIN)/python -m pytest -m "slow or not slow" tests/integrations/test_trl.py tests/integrations/test_trl_contract.py \
-		tests/export/test_trl.py
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "slow or not slow" tests/integrations/test_trl.py \
+		tests/integrations/test_trl_contract.py tests/export/test_trl.py
 
 test-verl: $(VERL)/.ready  ## the plug-in for verl and the launches exported for it, against the real package
 	$(VERL)/bin/python -m pytest -m "slow or not slow" tests/integrations/test_verl.py tests/export/test_verl.py
