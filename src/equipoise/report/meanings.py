@@ -40,6 +40,21 @@ ENTROPY: tuple[Shown, ...] = (
         "Share of tokens whose gradient was cut, at the last update of the batch.",
     ),
     ("ratio/std", "Spread of the ratio ρ", "Standard deviation of π/π_old over tokens."),
+    (
+        "rollout/logprob_difference/mean",
+        "Sampler against trainer",
+        "Mean |log π_trainer − log π_sampler| of the tokens trained on; in float32 it should be nearly 0.",
+    ),
+    (
+        "rollout/capped_tokens",
+        "Tokens at the mismatch cap",
+        "Share of tokens whose weight π_old/π_rollout was cut (objective.mismatch = tis).",
+    ),
+    (
+        "rollout/masked_responses",
+        "Responses masked for mismatch",
+        "Share of responses left out because π_old/π_rollout was too large (objective.mismatch = mis).",
+    ),
 )
 
 HELD_OUT: dict[str, str] = {
