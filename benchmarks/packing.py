@@ -1,6 +1,6 @@
 """What packing and prompts computed once are worth: a training pass (forward and backward) on one GPU.
 
-512 responses of lognormal lengths (mean about 400, CV 0.8, at most 2,048) to prompts of 100 tokens, 16 to each; random
+512 responses of lognormal lengths (mean about 400, CV 0.8) to prompts of 100 tokens, 16 to each; random
 weights in bfloat16, DAPO's loss. Everyone uses our fused head on the response tokens alone, so that only the layers
 differ, in micro-batches of at most as many entries, padding included:
 - transformers padded: its own forward pass with an attention mask (sdpa), to the longest of each micro-batch and to the
@@ -31,7 +31,7 @@ from equipoise.policy.kernels import fused_loss
 from equipoise.train.loop import _to
 from equipoise.train.micro import cuts
 
-RESPONSES, GROUP, MEAN, CV, LONGEST = 512, 16, 400, 0.8, 2048
+RESPONSES, GROUP, MEAN, CV, LONGEST = 512, 16, 400, 0.8, 4096
 SHARING = 128  # responses where only sharing is measured
 VOCABULARY = 40_000  # of the prompts and responses
 BUDGET = 32_768  # entries of a micro-batch
