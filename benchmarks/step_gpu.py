@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import functools
 import gc
 import importlib.metadata
 import json
@@ -25,9 +26,10 @@ from typing import Any
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
+import shapes
 import torch
 from report import write  # benchmarks/report.py
-from shapes import prompts, save
+from shapes import prompts
 from transformers.utils import logging as transformers_logging
 
 from equipoise.rewards import grade_many
@@ -37,6 +39,7 @@ from equipoise.train.score import Scores
 GROUP, PROMPT, NEW = 16, 100, 256
 # Prompts, TRL's micro-batch, and GiB that equipoise may use: no more than TRL does.
 RUNS = {"smollm2-135m": (64, 64, 20), "qwen3-0.6b": (32, 32, 30)}
+FIRST = next(iter(RUNS))
 PARTS = ("rollout", "reward", "assign", "train", "log")
 GIB = 2**30
 
@@ -146,24 +149,27 @@ def theirs(folder: Path, count: int, micro: int, steps: int, warm: int, continuo
     }
 
 
-def compare(name: str, steps: int, peers: bool, continuous: bool) -> dict[str, Any]:
+def compare(name: str, steps: int, peers: bool, save: Callable[[dict[str, Any]], None]) -> None:
     count, micro, memory = RUNS[name]
     with tempfile.TemporaryDirectory() as temporary:
         folder, data = Path(temporary) / name, Path(temporary) / "prompts.jsonl"
-        save(name, folder)
+        shapes.save(name, folder)
         rows = [{"problem": p, "answer": "1"} for p in prompts(2000, PROMPT)]
         data.write_text("".join(json.dumps(row) + "\n" for row in rows))
-        _free()
-        out = {"equipoise": ours(folder, count, memory, steps, 2, data)}
-        _free()
+        out: dict[str, Any] = {}
+        parts: list[tuple[str, Callable[[], dict[str, Any]]]] = [
+            ("equipoise", lambda: ours(folder, count, memory, steps, 2, data))
+        ]
         if peers:
-            out["trl"] = theirs(folder, count, micro, 1, 1, False)
-            _free()
-        if continuous:
-            out["trl_continuous"] = theirs(folder, count // 8, micro, 1, 1, True)
-            _free()
-    _print(name, count, out)
-    return out
+            parts.append(("trl", lambda: theirs(folder, count, micro, 2, 1, False)))
+        if peers and name == FIRST:
+            parts.append(("trl_continuous", lambda: theirs(folder, count // 8, micro, 1, 1, True)))
+        for part, run in parts:
+            out[part] = run()
+            gc.collect()
+            torch.cuda.empty_cache()
+            _print(name, count, out)
+            save(out)
 
 
 def _print(name: str, count: int, out: dict[str, Any]) -> None:
@@ -186,11 +192,6 @@ def _print(name: str, count: int, out: dict[str, Any]) -> None:
                   f"{per_step / mine['step']:.1f} × our time for as many prompts")  # fmt: skip
 
 
-def _free() -> None:
-    gc.collect()
-    torch.cuda.empty_cache()
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, default=5)
@@ -199,11 +200,16 @@ def main() -> None:
     options = parser.parse_args()
     transformers_logging.disable_progress_bar()
     names = list(RUNS) if options.model == "all" else [options.model]
-    peers = not options.alone
-    results = {name: compare(name, options.steps, peers, peers and name == "smollm2-135m") for name in names}
-    if peers:
-        versions = {name: importlib.metadata.version(name) for name in ("trl", "transformers")}
-        write("step_gpu", {"peers": versions, "results": results})
+    results: dict[str, Any] = {}
+
+    def save(name: str, out: dict[str, Any]) -> None:  # after every part: a run that is cut short leaves what it has
+        results[name] = out
+        if not options.alone:
+            versions = {package: importlib.metadata.version(package) for package in ("trl", "transformers")}
+            write("step_gpu", {"peers": versions, "results": results})
+
+    for name in names:
+        compare(name, options.steps, not options.alone, functools.partial(save, name))
 
 
 if __name__ == "__main__":
