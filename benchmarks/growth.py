@@ -16,14 +16,13 @@ import gc
 import math
 import time
 from collections.abc import Callable
-from types import SimpleNamespace
 from typing import Any
 
 import packing
 import torch
 from packing import batch, packed_passes  # benchmarks/packing.py
 from report import RESULTS, write  # benchmarks/report.py
-from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
+from shapes import SHAPES, endless
 
 from equipoise import policy as models
 from equipoise.rollout import SamplingParams
@@ -35,30 +34,7 @@ AXES: dict[str, tuple[int, ...]] = {
     "group size": (4, 16, 32, 64),
     "vocabulary": (32_000, 64_000, 128_000, 256_000),
 }
-Shape = tuple[Any, Any, int, int, int, int, int, int]
-SMOL: Shape = (LlamaForCausalLM, LlamaConfig, 576, 30, 9, 3, 64, 1536)
-SIZES: dict[str, tuple[Shape, int]] = {
-    "SmolLM2-135M": (SMOL, 49_152),
-    "360M shape": ((LlamaForCausalLM, LlamaConfig, 960, 32, 15, 5, 64, 2560), 49_152),
-    "Qwen3-0.6B": ((Qwen3ForCausalLM, Qwen3Config, 1024, 28, 16, 8, 128, 3072), 151_936),
-    "Qwen2.5-1.5B": ((Qwen2ForCausalLM, Qwen2Config, 1536, 28, 12, 2, 128, 8960), 151_936),
-    "3B shape": ((Qwen2ForCausalLM, Qwen2Config, 2048, 36, 16, 2, 128, 11008), 151_936),
-}
-
-
-def build(shape: Shape, vocabulary: int) -> models.Policy:
-    kind, config, hidden, layers, heads, kv_heads, head_dim, intermediate = shape
-    torch.manual_seed(0)
-    torch.set_default_dtype(torch.bfloat16)
-    with torch.device("cuda"):
-        model = kind(config(
-            hidden_size=hidden, num_hidden_layers=layers, num_attention_heads=heads, num_key_value_heads=kv_heads,
-            head_dim=head_dim, intermediate_size=intermediate, vocab_size=vocabulary, tie_word_embeddings=True,
-            max_position_embeddings=4096, bos_token_id=None, eos_token_id=None,
-        ))  # fmt: skip
-    torch.set_default_dtype(torch.float32)
-    model.generation_config.eos_token_id = None
-    return models.Policy(model, SimpleNamespace(eos_token_id=None, pad_token_id=0), "random")
+SMALLEST = next(iter(SHAPES))
 
 
 def measured(run: Callable[[], Any]) -> tuple[float, float]:
@@ -146,21 +122,21 @@ def picture(axes: dict[str, dict[str, Any]]) -> str:
 def main() -> None:
     packing.BUDGET = 16_384
     axes: dict[str, dict[str, Any]] = {}
-    policy = build(SMOL, 49_152)
+    policy = endless(SMALLEST)
     for axis, values in AXES.items():
         points = []
         for value in values:
             if axis == "vocabulary":
-                policy = build(SMOL, value)
+                policy = endless(SMALLEST, value)
             tokens, group = value if axis == "tokens" else TOKENS, value if axis == "group size" else GROUP
             points.append(point(policy, tokens, group))
             print(f"  {axis} {value:,}: " + ", ".join(f"{k} {v:.3f}" for k, v in points[-1].items()), flush=True)
         keep(axes, axis, [float(v) for v in values], points)
     points, sizes = [], []
-    for name, (shape, vocabulary) in SIZES.items():
+    for name in SHAPES:
         del policy
         torch.cuda.empty_cache()
-        policy = build(shape, vocabulary)
+        policy = endless(name)
         sizes.append(float(sum(p.numel() for p in policy.parameters())))
         points.append(point(policy, TOKENS, GROUP))
         print(f"  {name}: " + ", ".join(f"{k} {v:.3f}" for k, v in points[-1].items()), flush=True)

@@ -219,8 +219,8 @@ def sharing(name: str) -> dict[int, dict[str, float]]:
 
 
 def main() -> None:
-    figures: dict[str, Any] = {"padding": {"smollm2-135m": padding("smollm2-135m")}, "sharing": {}}
-    for name in ("smollm2-135m", "qwen3-0.6b"):
+    figures: dict[str, Any] = {"padding": {"SmolLM2-135M": padding("SmolLM2-135M")}, "sharing": {}}
+    for name in ("SmolLM2-135M", "Qwen3-0.6B"):
         torch.cuda.empty_cache()
         figures["sharing"][name] = sharing(name)
         write("packing", figures)

@@ -25,21 +25,13 @@ import json
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from types import SimpleNamespace
 from typing import Any
 
 import torch
 import transformers
 from report import RESULTS, write  # benchmarks/report.py
-from transformers import (
-    GenerationConfig,
-    LlamaConfig,
-    LlamaForCausalLM,
-    Qwen2Config,
-    Qwen2ForCausalLM,
-    Qwen3Config,
-    Qwen3ForCausalLM,
-)
+from shapes import endless
+from transformers import GenerationConfig
 
 from equipoise import policy as p
 from equipoise.rollout import PagedSampler, SamplingParams, paged
@@ -47,39 +39,8 @@ from equipoise.rollout import PagedSampler, SamplingParams, paged
 PROMPT, GROUP, TOKENS = 100, 16, 512
 
 
-def shape(hidden: int, layers: int, heads: int, kv_heads: int, head_dim: int, intermediate: int, vocabulary: int):
-    return {
-        "hidden_size": hidden,
-        "num_hidden_layers": layers,
-        "num_attention_heads": heads,
-        "num_key_value_heads": kv_heads,
-        "head_dim": head_dim,
-        "intermediate_size": intermediate,
-        "vocab_size": vocabulary,
-        "tie_word_embeddings": True,
-        "max_position_embeddings": 8192,
-        "bos_token_id": None,
-        "eos_token_id": None,
-    }
-
-
-MODELS: dict[str, Callable[[], Any]] = {
-    "SmolLM2-135M": lambda: LlamaForCausalLM(LlamaConfig(**shape(576, 30, 9, 3, 64, 1536, 49152))),
-    "Qwen3-0.6B": lambda: Qwen3ForCausalLM(Qwen3Config(**shape(1024, 28, 16, 8, 128, 3072, 151936))),
-    "Qwen2.5-1.5B": lambda: Qwen2ForCausalLM(Qwen2Config(**shape(1536, 28, 12, 2, 128, 8960, 151936))),
-}
-FIRST = next(iter(MODELS))
-
-
-def build(name: str) -> p.Policy:
-    torch.manual_seed(0)
-    torch.set_default_dtype(torch.bfloat16)
-    with torch.device("cuda"):
-        model = MODELS[name]()
-    torch.set_default_dtype(torch.float32)
-    model.generation_config.eos_token_id = None
-    tokenizer = SimpleNamespace(eos_token_id=None, pad_token_id=0)
-    return p.Policy(model.requires_grad_(False), tokenizer, name)
+MODELS = ("SmolLM2-135M", "Qwen3-0.6B", "Qwen2.5-1.5B")
+FIRST = MODELS[0]
 
 
 def prompts(policy: p.Policy, count: int) -> list[list[int]]:
@@ -243,7 +204,7 @@ def attempt(name: str, run: Callable[[], Any]) -> Any:
 
 
 def measure(name: str, limits: dict[str, float]) -> dict[str, Any]:
-    policy = build(name)
+    policy = endless(name)
     sampler = PagedSampler(policy)
     found: dict[str, Any] = {"steps": steps(policy, sampler, limits)}
     found["tokens_per_second"] = {"paged": found["steps"]["1024"]["tokens_per_second"]}
@@ -255,7 +216,7 @@ def measure(name: str, limits: dict[str, float]) -> dict[str, Any]:
 
 def compare(name: str, peer: str, tokens: int, found: dict[str, Any]) -> None:
     """A peer's tokens per second, and how many times ours those are."""
-    policy, label = build(name), f"{peer}, {tokens} tokens"
+    policy, label = endless(name), f"{peer}, {tokens} tokens"
     policy.core.set_attn_implementation("sdpa")
     if peer == "generate":
         attempt(label, lambda: generate(policy, 2, 8))
@@ -267,7 +228,7 @@ def compare(name: str, peer: str, tokens: int, found: dict[str, Any]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--only", choices=list(MODELS), nargs="+", help="these models; the others' figures are kept")
+    parser.add_argument("--only", choices=MODELS, nargs="+", help="these models; the others' figures are kept")
     parser.add_argument("--without-peers", action="store_true", help="ours alone")
     args = parser.parse_args()
     transformers.utils.logging.set_verbosity_error()

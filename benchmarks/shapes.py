@@ -3,49 +3,62 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, NamedTuple
 
 import torch
-from transformers import (
-    LlamaConfig,
-    LlamaForCausalLM,
-    PreTrainedTokenizerFast,
-    Qwen2Config,
-    Qwen2ForCausalLM,
-    Qwen3Config,
-    Qwen3ForCausalLM,
-)
+from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedTokenizerFast, Qwen2Config, Qwen3Config
 
-CONTEXT = 8192
-QWEN = {"vocab_size": 151_936, "tie_word_embeddings": True, "max_position_embeddings": CONTEXT}
+from equipoise import policy as models
+
+
+class Shape(NamedTuple):
+    config: Any
+    hidden: int
+    layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    intermediate: int
+    vocabulary: int
+
+
 SHAPES = {
-    "smollm2-135m": (LlamaForCausalLM, LlamaConfig(
-        hidden_size=576, num_hidden_layers=30, num_attention_heads=9, num_key_value_heads=3, intermediate_size=1536,
-        vocab_size=49_152, tie_word_embeddings=True, max_position_embeddings=CONTEXT)),
-    "qwen3-0.6b": (Qwen3ForCausalLM, Qwen3Config(
-        hidden_size=1024, num_hidden_layers=28, num_attention_heads=16, num_key_value_heads=8, head_dim=128,
-        intermediate_size=3072, **QWEN)),
-    "qwen2.5-1.5b": (Qwen2ForCausalLM, Qwen2Config(
-        hidden_size=1536, num_hidden_layers=28, num_attention_heads=12, num_key_value_heads=2, intermediate_size=8960,
-        **QWEN)),
-}  # fmt: skip
+    "SmolLM2-135M": Shape(LlamaConfig, 576, 30, 9, 3, 64, 1536, 49_152),
+    "SmolLM2-360M": Shape(LlamaConfig, 960, 32, 15, 5, 64, 2560, 49_152),
+    "Qwen3-0.6B": Shape(Qwen3Config, 1024, 28, 16, 8, 128, 3072, 151_936),
+    "Qwen2.5-1.5B": Shape(Qwen2Config, 1536, 28, 12, 2, 128, 8960, 151_936),
+    "Qwen2.5-3B": Shape(Qwen2Config, 2048, 36, 16, 2, 128, 11_008, 151_936),
+}
 
 
-def build(name: str, device: str = "cuda", dtype: torch.dtype = torch.bfloat16) -> Any:
-    """Random weights; the end token is 0."""
-    kind, config = SHAPES[name]
+def build(name: str, *, vocabulary: int | None = None, end: int | None = 0, device: str = "cuda") -> Any:
+    """Random weights in bfloat16; responses end with the token `end`, or never."""
+    s = SHAPES[name]
+    config = s.config(
+        hidden_size=s.hidden, num_hidden_layers=s.layers, num_attention_heads=s.heads, num_key_value_heads=s.kv_heads,
+        head_dim=s.head_dim, intermediate_size=s.intermediate, vocab_size=vocabulary or s.vocabulary,
+        tie_word_embeddings=True, max_position_embeddings=8192, bos_token_id=None, eos_token_id=end, pad_token_id=1,
+    )  # fmt: skip
     torch.manual_seed(0)
     with torch.device(device):
-        model = kind(config).to(dtype)
-    model.generation_config.eos_token_id, model.generation_config.pad_token_id = 0, 1
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+    model.generation_config.eos_token_id, model.generation_config.pad_token_id = end, 1
     return model
+
+
+def endless(name: str, vocabulary: int | None = None) -> models.Policy:
+    """A policy whose responses never end by themselves: everyone does the same work."""
+    model = build(name, vocabulary=vocabulary, end=None)
+    return models.Policy(model, SimpleNamespace(eos_token_id=None, pad_token_id=1), name)
 
 
 def tokenizer(vocabulary: int) -> PreTrainedTokenizerFast:
     """Every token is a word of four letters; 0 ends a response, 1 is padding."""
-    from tokenizers import Tokenizer, models, pre_tokenizers
+    from tokenizers import Tokenizer, pre_tokenizers
+    from tokenizers import models as kinds
 
-    words = Tokenizer(models.WordLevel({word(i): i for i in range(vocabulary)}, unk_token=word(2)))
+    words = Tokenizer(kinds.WordLevel({word(i): i for i in range(vocabulary)}, unk_token=word(2)))
     words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     return PreTrainedTokenizerFast(tokenizer_object=words, eos_token=word(0), pad_token=word(1), unk_token=word(2))
 
@@ -62,6 +75,6 @@ def prompts(count: int, length: int, seed: int = 0) -> list[str]:
 
 
 def save(name: str, folder: Path, device: str = "cuda") -> None:
-    model = build(name, device)
+    model = build(name, device=device)
     model.save_pretrained(folder)
     tokenizer(model.config.vocab_size).save_pretrained(folder)

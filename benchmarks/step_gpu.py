@@ -38,7 +38,7 @@ from equipoise.train.score import Scores
 
 GROUP, PROMPT, NEW = 16, 100, 256
 # Prompts, TRL's micro-batch, and GiB that equipoise may use: no more than TRL does.
-RUNS = {"smollm2-135m": (64, 64, 20), "qwen3-0.6b": (32, 32, 30)}
+RUNS = {"SmolLM2-135M": (64, 64, 20), "Qwen3-0.6B": (32, 32, 30)}
 FIRST = next(iter(RUNS))
 PARTS = ("rollout", "reward", "assign", "train", "log")
 GIB = 2**30
