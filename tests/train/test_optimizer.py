@@ -12,8 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from equipoise import policy as models
-from equipoise.train import Trainer, checkpoint, optimizer, ranks
-from equipoise.train.optimizer import AdamW, Coded, coded_step, decode, rates
+from equipoise.train import Trainer, checkpoint, ranks
+from equipoise.train import moments as coding
+from equipoise.train.moments import Coded, coded_step, decode, rates
+from equipoise.train.optimizer import AdamW
 
 from .test_resume import command, kill_and_resume
 from .tiny import last_checkpoint, outcome
@@ -147,11 +149,11 @@ def test_8_bits_deviate_little(spread):
 def test_a_code_is_next_to_its_number(seed, columns, exponent):
     x = torch.randn(4, columns, generator=torch.Generator().manual_seed(seed)) ** 3 * 10.0**exponent
     for codes, levels, roots, values in (
-        (torch.empty(4, columns, dtype=torch.int8), optimizer.M_LEVELS, optimizer.M_ROOTS, x),
-        (torch.empty(4, columns, dtype=torch.uint8), optimizer.V_LEVELS, optimizer.V_ROOTS, x.abs()),
+        (torch.empty(4, columns, dtype=torch.int8), coding.M_LEVELS, coding.M_ROOTS, x),
+        (torch.empty(4, columns, dtype=torch.uint8), coding.V_LEVELS, coding.V_ROOTS, x.abs()),
     ):
         scale, dither = torch.empty(4), torch.rand(columns, generator=torch.Generator().manual_seed(seed))
-        optimizer.encode(values, codes, scale, levels, roots, dither)
+        coding.encode(values, codes, scale, levels, roots, dither)
         found = decode(codes, scale, levels, roots)
         assert torch.equal(scale, values.abs().amax(1))
         assert (found * values >= 0).all()
@@ -166,14 +168,14 @@ def test_rounding_loses_nothing_on_average():
     torch.manual_seed(0)
     x = torch.randn(8, 256)
     for codes, levels, roots, values in (
-        (torch.empty(8, 256, dtype=torch.int8), optimizer.M_LEVELS, optimizer.M_ROOTS, x),
-        (torch.empty(8, 256, dtype=torch.uint8), optimizer.V_LEVELS, optimizer.V_ROOTS, x.square()),
+        (torch.empty(8, 256, dtype=torch.int8), coding.M_LEVELS, coding.M_ROOTS, x),
+        (torch.empty(8, 256, dtype=torch.uint8), coding.V_LEVELS, coding.V_ROOTS, x.square()),
     ):
         total, scale, steps = torch.zeros(8, 256), torch.empty(8), 1000
         for t in range(1, steps + 1):
             now = rates(0.0, BETAS, 0.0, t)
-            stride, phase = (optimizer.M_STRIDE, now.m_phase) if levels == 127 else (optimizer.V_STRIDE, now.v_phase)
-            optimizer.encode(values, codes, scale, levels, roots, (torch.arange(256) * stride + phase) % 1)
+            stride, phase = (coding.M_STRIDE, now.m_phase) if levels == 127 else (coding.V_STRIDE, now.v_phase)
+            coding.encode(values, codes, scale, levels, roots, (torch.arange(256) * stride + phase) % 1)
             total += decode(codes, scale, levels, roots)
         level = values.abs().amax() * 2**roots / levels  # the widest
         assert float((total / steps - values).abs().max()) < 0.005 * level
@@ -186,11 +188,11 @@ def test_moments_whose_gradient_stops_fade_as_in_float32():
     master, moments = torch.zeros(1, 256), Coded.zeros(g)
     for t in range(1, 21):
         coded_step(master, master, g, moments, rates(0.0, BETAS, 0.0, t))
-    before = decode(moments.v, moments.v_scale[:, 0], optimizer.V_LEVELS, optimizer.V_ROOTS)
+    before = decode(moments.v, moments.v_scale[:, 0], coding.V_LEVELS, coding.V_ROOTS)
     g[0, 1::2] = 0.0
     for t in range(21, 81):
         coded_step(master, master, g, moments, rates(0.0, BETAS, 0.0, t))
-    after = decode(moments.v, moments.v_scale[:, 0], optimizer.V_LEVELS, optimizer.V_ROOTS)
+    after = decode(moments.v, moments.v_scale[:, 0], coding.V_LEVELS, coding.V_ROOTS)
     faded = float((after[0, 1::2] / before[0, 1::2]).mean())
     assert math.log(faded) == pytest.approx(60 * math.log(0.95), abs=0.25)
 

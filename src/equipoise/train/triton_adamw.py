@@ -1,4 +1,4 @@
-"""`optimizer.coded_step` as one Triton kernel: every entry of gradient, master, weight and moments is touched once."""
+"""`moments.coded_step` as one Triton kernel: every entry of gradient, master, weight and moments is touched once."""
 
 from __future__ import annotations
 
@@ -6,20 +6,20 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from equipoise.train import optimizer
-from equipoise.train.optimizer import Coded, Rates
+from equipoise.train import moments as reference
+from equipoise.train.moments import Coded, Rates
 
-BLOCK = tl.constexpr(optimizer.BLOCK)
-EPS = tl.constexpr(optimizer.EPS)
+BLOCK = tl.constexpr(reference.BLOCK)
+EPS = tl.constexpr(reference.EPS)
 TINY = tl.constexpr(1.1754943508222875e-38)
-M_LEVELS, M_ROOTS = tl.constexpr(optimizer.M_LEVELS), tl.constexpr(optimizer.M_ROOTS)
-V_LEVELS, V_ROOTS = tl.constexpr(optimizer.V_LEVELS), tl.constexpr(optimizer.V_ROOTS)
-M_STRIDE, V_STRIDE = tl.constexpr(optimizer.M_STRIDE), tl.constexpr(optimizer.V_STRIDE)
+M_LEVELS, M_ROOTS = tl.constexpr(reference.M_LEVELS), tl.constexpr(reference.M_ROOTS)
+V_LEVELS, V_ROOTS = tl.constexpr(reference.V_LEVELS), tl.constexpr(reference.V_ROOTS)
+M_STRIDE, V_STRIDE = tl.constexpr(reference.M_STRIDE), tl.constexpr(reference.V_STRIDE)
 ROWS, WARPS = 2, 4  # blocks of a program; of those tried on an H200 the fastest
 
 
 def coded_step(weight: Tensor, master: Tensor, gradient: Tensor, moments: Coded, now: Rates) -> None:
-    """See `optimizer`."""
+    """See `moments`."""
     columns, blocks = moments.m.shape[1], moments.m_scale.numel()
     if blocks:
         _step[(triton.cdiv(blocks, ROWS),)](
