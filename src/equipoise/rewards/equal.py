@@ -19,11 +19,14 @@ from equipoise.rewards.structure import Node, Words, parse
 
 LONGEST_QUICK = 600  # characters of both, after doubled brackets are gone: some steps are quadratic
 LEFT_TO_DO = re.compile(r"\\(?:sum|prod|int|lim)(?![a-zA-Z])")
+INTEGER = re.compile(r"0|-?[1-9]\d{0,100}")  # written the one way there is
 MISSING = frozenset({"nan", "none", "null", "n/a"})
 
 
 def quick(gold: str, answer: str) -> bool | None:
     """Whether the two are equal, decided exactly and without SymPy; None where that cannot be decided."""
+    if INTEGER.fullmatch(gold) and INTEGER.fullmatch(answer):  # most answers of most data sets
+        return gold == answer
     try:
         g, a = spell(gold), spell(answer)
         if len(g) + len(a) > LONGEST_QUICK:
