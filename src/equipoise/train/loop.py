@@ -14,7 +14,6 @@ import json
 import math
 import platform
 import shlex
-import signal
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -32,23 +31,22 @@ from equipoise.rollout.vllm import VllmSampler
 from equipoise.tasks import Prompt
 from equipoise.train import checkpoint, ranks
 from equipoise.train.batch import Collector, StepBatch, encode_prompt, statistics, write_rollouts
-from equipoise.train.config import Config, ConfigError, OptimConfig, dump, load
-from equipoise.train.folder import RunError, RunFolder, append, read_lines, replace
+from equipoise.train.claim import check_claim, flat
+from equipoise.train.config import Config, ConfigError, OptimConfig, dump
+from equipoise.train.folder import RunError, RunFolder, append, replace
 from equipoise.train.micro import MicroBatch, Share
 from equipoise.train.mismatch import Mismatch
 from equipoise.train.mismatch import metrics as mismatch_metrics
 from equipoise.train.optimizer import AdamW
 from equipoise.train.planner import Plan, plan
 from equipoise.train.progress import Terminal
+from equipoise.train.stopping import graceful_stop
 from equipoise.train.trackers import open_trackers
 
 if TYPE_CHECKING:
     from equipoise.train.shard import Shards
 
 T = TypeVar("T")
-# What a resumed run may set anew: nothing that changes the weights it ends with.
-MAY_CHANGE = ("train.steps", "train.out", "train.checkpoint_every", "train.keep", "train.max_", "log.", "eval.",
-              "reward.workers", "reward.max_unscored")  # fmt: skip
 TROUBLES_PER_STEP = 20  # kept in troubles.jsonl
 # Of the later updates of a batch, what tells how far they went.
 LAST_UPDATE = ("policy_loss", "approx_kl", "clip_ratio/region")
@@ -79,7 +77,7 @@ class Trainer:
             undo.callback(self.folder.unlock)
             if ranks.me() == 0:
                 self.folder.lock()
-                _check_claim(self.folder, config, resume)
+                check_claim(self.folder, config, resume)
             ranks.barrier()
             self.objective = config.build_objective()
             m, d = config.model, config.task
@@ -122,7 +120,7 @@ class Trainer:
             self.unscored = ""  # why too many responses of the last step have no score
             self.log_seconds = 0.0
             first = ranks.me() == 0
-            self.trackers = open_trackers(config.log, self.folder.path, _flat(config)) if first else []
+            self.trackers = open_trackers(config.log, self.folder.path, flat(config)) if first else []
             with self._writing():
                 if first:
                     replace(self.folder.config, dump(config))
@@ -147,7 +145,7 @@ class Trainer:
         if isinstance(self.task, tasks.Dataset):
             terminal.say(str(self.task.summary))
         try:
-            with _graceful_stop() as stopping:
+            with graceful_stop() as stopping:
                 if self.step == 0:
                     self._evaluate(terminal)
                 while self.step < c.train.steps:
@@ -573,62 +571,3 @@ def _to(credit: Credit, device: torch.device) -> Credit:
         credit.groups, index=credit.groups.index.to(device), first=credit.groups.first.to(device)
     )
     return Credit(**{**moved, "groups": groups, "metrics": {k: v.to(device) for k, v in credit.metrics.items()}})
-
-
-def _check_claim(folder: RunFolder, config: Config, resume: bool) -> None:
-    """A new run wants a new directory, a resumed one the settings it began with."""
-    begun = folder.config.exists()
-    if begun and not resume:
-        steps = [r["step"] for r in read_lines(folder.metrics)]
-        raise RunError(
-            f"{folder.path}: holds a run already (at step {steps[-1] if steps else 0}); "
-            f"--resume goes on with it, --train.out DIR starts another"
-        )
-    if resume and not begun:
-        raise RunError(f"{folder.path}: holds no run to resume; start it without --resume")
-    if resume:
-        changed = _differences(load(folder.config), config)
-        if changed:
-            raise RunError(f"{folder.path}: a resumed run keeps its settings, but these differ: {'; '.join(changed)}")
-
-
-def _differences(old: Config, new: Config) -> list[str]:
-    a, b = _flat(old), _flat(new)
-    free = MAY_CHANGE if old.optim.schedule == "constant" else MAY_CHANGE[1:]  # a schedule depends on train.steps
-    return [f"{k} was {a[k]!r}, now {b[k]!r}" for k in a if a[k] != b[k] and not k.startswith(free)]
-
-
-def _flat(config: Config) -> dict[str, Any]:
-    return {f"{s}.{k}": v for s, values in dataclasses.asdict(config).items() for k, v in values.items()}
-
-
-class _Stopping:
-    wanted = False
-    since = 0.0
-
-
-@contextlib.contextmanager
-def _graceful_stop() -> Iterator[_Stopping]:
-    """Ctrl-C and SIGTERM let the current step finish; another Ctrl-C, a second or more later, stops at once.
-
-    Not sooner, and not for SIGTERM: of one Ctrl-C a run under torchrun or the quickstart hears from the terminal and
-    from its parent.
-    """
-    state = _Stopping()
-
-    def ask(signum: int, frame: Any) -> None:
-        now = time.monotonic()
-        if state.wanted and signum == signal.SIGINT and now - state.since > 1:
-            raise KeyboardInterrupt
-        if not state.wanted:
-            state.wanted, state.since = True, now
-
-    before: dict[int, Any] = {}
-    try:
-        for s in (signal.SIGINT, signal.SIGTERM):
-            with contextlib.suppress(ValueError):  # only the main thread may set handlers
-                before[s] = signal.signal(s, ask)
-        yield state
-    finally:
-        for s, handler in before.items():
-            signal.signal(s, handler)

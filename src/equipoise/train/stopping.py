@@ -1,0 +1,41 @@
+"""Ctrl-C and SIGTERM, heard between steps."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import time
+from collections.abc import Iterator
+from typing import Any
+
+
+class Stopping:
+    wanted = False
+    since = 0.0
+
+
+@contextlib.contextmanager
+def graceful_stop() -> Iterator[Stopping]:
+    """Ctrl-C and SIGTERM let the current step finish; another Ctrl-C, a second or more later, stops at once.
+
+    Not sooner, and not for SIGTERM: of one Ctrl-C a run under torchrun or the quickstart hears from the terminal and
+    from its parent.
+    """
+    state = Stopping()
+
+    def ask(signum: int, frame: Any) -> None:
+        now = time.monotonic()
+        if state.wanted and signum == signal.SIGINT and now - state.since > 1:
+            raise KeyboardInterrupt
+        if not state.wanted:
+            state.wanted, state.since = True, now
+
+    before: dict[int, Any] = {}
+    try:
+        for s in (signal.SIGINT, signal.SIGTERM):
+            with contextlib.suppress(ValueError):  # only the main thread may set handlers
+                before[s] = signal.signal(s, ask)
+        yield state
+    finally:
+        for s, handler in before.items():
+            signal.signal(s, handler)
