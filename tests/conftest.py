@@ -1,8 +1,12 @@
 """What tests of several commands share."""
 
+import os
+
 import pytest
 
 from equipoise import cli
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")  # a name that is nowhere is looked for on the hub, five times
 
 
 @pytest.fixture
