@@ -487,7 +487,8 @@ def test_verls_own_tests_of_its_algorithms_pass_with_the_plug_in_loaded():
         "import sys, pytest, verl; from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY as known; "
         "assert 'equipoise' in known; sys.exit(pytest.main(sys.argv[1:]))"
     )
-    options = ["-q", "-p", "no:cacheprovider", "--rootdir", str(folder), str(folder)]
+    # Without our own settings for pytest, which hold wherever the environment lies inside this repository.
+    options = ["-q", "-c", os.devnull, "-p", "no:cacheprovider", "--rootdir", str(folder), str(folder)]
     ran = subprocess.run([sys.executable, "-W", "ignore", "-c", code, *options], capture_output=True, text=True)
     assert ran.returncode == 0, ran.stdout[-4000:]
     passed = int(re.search(r"(\d+) passed", ran.stdout)[1])
