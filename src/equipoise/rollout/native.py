@@ -15,7 +15,8 @@ product (addmm) halve the rest.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -106,9 +107,14 @@ class _Layer(NamedTuple):
 
 
 class _Weights(NamedTuple):
+    """And what a step would otherwise ask the model's configuration for, which is slow to answer."""
+
+    embed: Callable[[Tensor], Tensor]
     layers: list[_Layer]
     norm: _Norm
     head: _Linear
+    windows: list[int | None]
+    activation: Callable[[Tensor], Tensor]
 
 
 def _weights(core: Any) -> _Weights:
@@ -135,7 +141,18 @@ def _weights(core: Any) -> _Weights:
             )
         )
     norm, scale = _norm(core.model.norm)
-    return _Weights(layers, norm, _linear((core.lm_head, None), scale=scale))
+    table = core.model.embed_tokens.weight
+    plain = type(core.model.embed_tokens) is torch.nn.Embedding and type(core).__name__ != "GemmaForCausalLM"
+    return _Weights(
+        (lambda tokens: F.embedding(tokens, table)) if plain else functools.partial(decoder.embed, core),
+        layers,
+        norm,
+        _linear((core.lm_head, None), scale=scale),
+        decoder.windows(core),
+        F.silu
+        if decoder.ACTIVATIONS[core.config.hidden_act] == "silu"
+        else functools.partial(F.gelu, approximate="tanh"),
+    )
 
 
 def _pairs(head_dim: int, device: torch.device) -> Tensor:
@@ -252,7 +269,7 @@ def _decode(policy: Policy, weights: _Weights, asked: Request, rows: range) -> B
             positions = positions[source]
             visible = None if visible is None else visible[source]
         cache.open_column()
-        x = _step(core, weights, cache, tokens, turn[positions], visible)
+        x = _step(weights, cache, tokens, turn[positions], visible)
         positions = positions + 1
 
 
@@ -330,14 +347,13 @@ def _prefill_mask(inside: Tensor, window: int | None) -> Tensor | None:
     return visible | (column[:, None] == column)  # an empty column sees itself, to stay finite
 
 
-def _step(core: Any, weights: _Weights, cache: _Cache, tokens: Tensor, turn: Tensor, visible: Tensor | None) -> Tensor:
+def _step(weights: _Weights, cache: _Cache, tokens: Tensor, turn: Tensor, visible: Tensor | None) -> Tensor:
     """Feed one token a row into the cache's newest column; returns the normed hidden states [r, d]."""
-    x = decoder.embed(core, tokens)
+    x = weights.embed(tokens)
     turn = turn[:, None]
     r = len(tokens)
     kv_heads, head_dim = cache.layers[0].shape[2], cache.layers[0].shape[4]
-    silu = decoder.ACTIVATIONS[core.config.hidden_act] == "silu"
-    for layer, whole, window in zip(weights.layers, cache.layers, decoder.windows(core), strict=True):
+    for layer, whole, window in zip(weights.layers, cache.layers, weights.windows, strict=True):
         seen = slice(0 if window is None else max(0, cache.width - window), cache.width)
         kv, mask = whole[:r, :, :, seen], None if visible is None else visible[..., seen]
         qkv = layer.qkv(layer.norm1(x)).view(r, -1, head_dim)
@@ -353,7 +369,7 @@ def _step(core: Any, weights: _Weights, cache: _Cache, tokens: Tensor, turn: Ten
         )
         x = layer.o.add_to_(x, o.view(r, -1))
         gate, up = layer.gate_up(layer.norm2(x)).chunk(2, -1)
-        x = layer.down.add_to_(x, (F.silu(gate) if silu else F.gelu(gate, approximate="tanh")).mul_(up))
+        x = layer.down.add_to_(x, weights.activation(gate).mul_(up))
     return weights.norm(x)
 
 
