@@ -333,21 +333,16 @@ class Trainer:
         return share
 
     def _plan(self, share: Share) -> Plan:
-        """How much one pass may hold: as the configuration says or, if it does not, what fits; alike on all ranks."""
+        """How much one pass may hold: as the configuration says or, if it does not, what fits."""
         c, r = self.config, self.config.rollout
         if c.train.micro_batch or c.train.micro_tokens:
             return Plan(c.train.micro_tokens, self.policy.gradient_checkpointing, "")
         prompt, response = max(map(len, share.rollouts.prompts)), self.collector.params.max_tokens
-        found = plan(
+        return plan(
             self.policy, total=r.prompts * (prompt + r.group_size * response), cap=c.train.memory_cap,
             largest=prompt + response * (r.group_size if self.objective.needs_whole_groups else 1),
             to_come=self.optimizer.bytes_to_come(), clear=self.optimizer.zero_grad,
         )  # fmt: skip
-        everyone = ranks.gather(found)
-        least = min((p for p in everyone if p.tokens), key=lambda p: p.tokens, default=found)
-        if any(p.checkpointing for p in everyone) and not found.checkpointing:
-            self.policy.checkpoint_gradients()
-        return dataclasses.replace(least, checkpointing=self.policy.gradient_checkpointing)
 
     def _fitting(self, share: Share, work: Callable[[Share], T]) -> T:
         """Do it; where memory runs out, again from its beginning, with half as many tokens a pass."""

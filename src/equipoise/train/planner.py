@@ -1,11 +1,13 @@
 """How many tokens one forward and backward pass may hold: measured on the model itself, against what memory is free.
 
-The memory of a pass is taken to be a part that is always there (gradients, a chunk of logits) and so much per token: on
-CUDA the peaks of two small passes give both. More tokens than `fast` says gain no speed there, so no more are taken.
-Gradient checkpointing is a third more arithmetic: it is switched on only where not even the longest response (or group,
-where the objective needs groups whole) would fit without. What a sampler or a reference holds counts as not free. On
-the CPU, where nobody counts, a pass takes what autograd keeps of a small one and half as much again, and what fits is
-trained in one go. Not covered: memory that others take later; `Trainer` then halves the tokens and goes on.
+The memory of a pass is a part that is always there (gradients, a chunk of logits) and so much per token, but the peak
+is that of the worst moment, and which one that is (the head, the layers' backward) changes with the size: two small
+passes on CUDA only tell which size to try, and a pass of that size tells the rest. More tokens than `fast` says gain no
+speed there, so no more are taken. Gradient checkpointing is a third more arithmetic: it is switched on only where not
+even the longest response (or group, where the objective needs groups whole) would fit without. What a sampler or a
+reference holds counts as not free. All ranks go by the worst figures among them, so that they plan alike. On the CPU,
+where nobody counts, a pass takes what autograd keeps of a small one and half as much again, and what fits is trained in
+one go. Not covered: memory that others take later; `Trainer` then halves the tokens and goes on.
 """
 
 from __future__ import annotations
@@ -20,10 +22,12 @@ import torch
 
 from equipoise import policy as models
 from equipoise.policy import Policy
+from equipoise.train import ranks
 
 # Tokens times parameters of a pass past which an H200 is no faster, and the tokens it takes at least and at most.
-WORK, FEWEST, MOST = 1e13, 8192, 32_768
-SMALL = (4096, 8192)  # tokens of the two passes measured on CUDA, halved where even these do not fit
+WORK, FEWEST, MOST = 1e13, 8192, 65_536
+SMALL = (4096, 8192)  # tokens of the first two passes measured on CUDA, halved where even these do not fit
+LEAST = 64  # but not below
 FEW = (32, 64)  # on the CPU
 MARGIN = 0.9  # of what is free: allocators lose some to gaps
 
@@ -51,7 +55,7 @@ class Cost:
     per_token: float
 
     def tokens(self, room: float) -> int:
-        return max(0, int((room - self.always) / self.per_token))
+        return int(max(0.0, (room - self.always) / self.per_token))
 
 
 def plan(policy: Policy, *, total: int, largest: int, cap: int | None, to_come: int, clear: Callable[[], None]) -> Plan:
@@ -61,18 +65,22 @@ def plan(policy: Policy, *, total: int, largest: int, cap: int | None, to_come: 
     policy's gradient checkpointing on.
     """
     cuda, begun_with = policy.device.type == "cuda", policy.gradient_checkpointing
-    room, said = _room(policy.device, cap, to_come)
-    if room is None or (begun_with and not cuda):
+    free, said = min(ranks.gather(_room(policy.device, cap, to_come)))
+    if math.isinf(free) or (begun_with and not cuda):
         return Plan(0, begun_with, "")
-    cost = _cuda_cost(policy, clear) if cuda else _cpu_cost(policy)
-    if cuda and cost.tokens(MARGIN * room) < largest and not begun_with:
-        policy.checkpoint_gradients()
-        cost = _cuda_cost(policy, clear)
-    tokens = max(1, cost.tokens(MARGIN * room))
+    room = MARGIN * free
     if cuda:
-        tokens = min(tokens, fast(policy))
-    elif tokens >= total:
-        return Plan(0, begun_with, "")
+        most = max(fast(policy), largest)
+        cost, tokens = _measured(policy, room, most, clear)
+        if tokens < largest and not begun_with:
+            policy.checkpoint_gradients()
+            cost, tokens = _measured(policy, room, most, clear)
+        tokens = max(1, min(tokens, fast(policy)))
+    else:
+        cost = _cpu_cost(policy)
+        tokens = max(1, cost.tokens(room))
+        if tokens >= total:
+            return Plan(0, begun_with, "")
     why = f"{cost.per_token / 1e3:,.0f} kB each and {cost.always / 2**30:.1f} GiB besides, {said}"
     if policy.gradient_checkpointing and not begun_with:
         why += f"; with gradient checkpointing, without which {largest:,} tokens in one piece would not fit"
@@ -81,8 +89,8 @@ def plan(policy: Policy, *, total: int, largest: int, cap: int | None, to_come: 
     return Plan(tokens, policy.gradient_checkpointing, f"memory: {tokens:,} tokens a pass ({why})")
 
 
-def _room(device: torch.device, cap: int | None, to_come: int) -> tuple[float | None, str]:
-    """Bytes a pass may take beyond what is taken now, and where that number is from; None where nobody knows."""
+def _room(device: torch.device, cap: int | None, to_come: int) -> tuple[float, str]:
+    """Bytes a pass may take beyond what is taken now, infinitely many where nobody knows; and whose number that is."""
     if device.type == "cuda":
         taken = torch.cuda.memory_allocated(device)
         free: float = torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device) - taken
@@ -90,8 +98,6 @@ def _room(device: torch.device, cap: int | None, to_come: int) -> tuple[float | 
         taken, free = _resident(), _available()
     left = math.inf if cap is None else cap - taken
     room = max(min(free, left) - to_come, 0)
-    if math.isinf(room):
-        return None, ""
     return room, f"{room / 2**30:.1f} GiB {'left of train.memory' if left < free else 'free'}"
 
 
@@ -112,19 +118,28 @@ def _resident() -> int:
         return 0
 
 
-def _cuda_cost(policy: Policy, clear: Callable[[], None]) -> Cost:
-    sizes = SMALL
-    while True:
-        try:
-            points = [_peak(policy, n, clear) for n in (sizes[0], *sizes)][1:]  # the first one also warms up
-        except torch.OutOfMemoryError:
-            clear()
-            torch.cuda.empty_cache()
-            if sizes[0] <= 64:
-                raise
-            sizes = (sizes[0] // 2, sizes[1] // 2)
-            continue
-        return line(*points)
+def _measured(policy: Policy, room: float, most: int, clear: Callable[[], None]) -> tuple[Cost, int]:
+    """What a pass costs, and the tokens, about `most` at most, that fit into `room`: no more than were tried.
+
+    A peak that is the largest of several lines lies, between two sizes, below the line through the peaks there.
+    """
+    first, second = SMALL
+    _peak(policy, first, clear)  # warms up
+    low, high = _peak(policy, first, clear), _peak(policy, second, clear)
+    while first > LEAST and (low[1] > room or math.isinf(high[1])):
+        first, second = first // 2, second // 2
+        low, high = _peak(policy, first, clear), _peak(policy, second, clear)
+    if math.isinf(high[1]):
+        return Cost(math.inf, 1.0), 0
+    tokens = min(line(low, high).tokens(room), most)
+    while tokens > high[0]:
+        tried = _peak(policy, tokens, clear)
+        if math.isfinite(tried[1]):
+            high = tried
+            break
+        tokens //= 2
+    cost = line(low, high)
+    return cost, min(high[0], cost.tokens(room))
 
 
 def line(a: tuple[int, float], b: tuple[int, float]) -> Cost:
@@ -134,14 +149,20 @@ def line(a: tuple[int, float], b: tuple[int, float]) -> Cost:
 
 
 def _peak(policy: Policy, tokens: int, clear: Callable[[], None]) -> tuple[int, float]:
-    """About so many tokens, and the bytes that a pass over them adds to what is taken."""
+    """So many tokens, or a few more, and the bytes that a pass over them adds to what is taken: of the rank where they
+    are most, infinitely many where memory runs out."""
     packed = _text(policy, tokens)
     torch.cuda.reset_peak_memory_stats(policy.device)
     before = torch.cuda.memory_allocated(policy.device)
-    models.token_logprobs(policy, packed).logprobs.sum().backward()
-    peak = torch.cuda.max_memory_allocated(policy.device) - before
+    try:
+        models.token_logprobs(policy, packed).logprobs.sum().backward()
+        peak = float(torch.cuda.max_memory_allocated(policy.device) - before)
+    except torch.OutOfMemoryError:
+        peak = math.inf
     clear()
-    return len(packed.inputs), float(peak)
+    if math.isinf(peak):
+        torch.cuda.empty_cache()
+    return len(packed.inputs), max(ranks.gather(peak))
 
 
 def _cpu_cost(policy: Policy) -> Cost:
@@ -166,7 +187,7 @@ def _cpu_cost(policy: Policy) -> Cost:
 def _text(policy: Policy, tokens: int) -> models.Pack:
     """Some prompts with four responses each that fill a row of about so many tokens."""
     length = min(256, tokens // 4, policy.context - 2)
-    responses = max(1, tokens // length)
+    responses = -(-tokens // (length - 1))  # a last token is no input
     text = torch.arange(responses * length, device=policy.device) % policy.core.config.vocab_size
     prompts = [[0]] * -(-responses // 4)
     return models.pack(prompts, text, torch.full((responses,), length), torch.arange(responses) // 4)
