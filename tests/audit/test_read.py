@@ -2,7 +2,6 @@
 
 import csv
 import json
-import sys
 from importlib import resources
 
 import numpy as np
@@ -14,6 +13,7 @@ from hypothesis import strategies as st
 
 import equipoise as eq
 from equipoise.audit import AuditError, from_table, measure, parse_columns, read
+from equipoise.audit.readers import files
 
 from .synthetic import Law
 
@@ -343,8 +343,16 @@ def test_a_bad_value_is_named_by_file_row_and_column(tmp_path, column, row, valu
         read(jsonl(tmp_path / "log.jsonl", rows))
 
 
+def test_a_group_of_one_is_named_by_the_step_and_the_file_it_is_in(tmp_path):
+    first, second = ([r for r in records() if r["step"] == step] for step in (0, 1))
+    second[3]["prompt_id"] = "alone"
+    files = [jsonl(tmp_path / f"{i}.jsonl", rows) for i, rows in enumerate((first, second))]
+    with pytest.raises(AuditError, match=r"1.jsonl, row 4: the only response of its group in step 1 \(1 of 192"):
+        read(files)
+
+
 def test_the_row_counts_on_over_the_pieces_of_a_file(tmp_path, monkeypatch):
-    monkeypatch.setattr(sys.modules["equipoise.audit.read"], "ROWS", 16)
+    monkeypatch.setattr(files, "ROWS", 16)
     columns = {**COLUMNS, "reward": COLUMNS["reward"].copy()}
     expected = measure(COLUMNS, "dapo", [])
     assert measure(parquet(tmp_path / "good.parquet", columns), "dapo", []) == expected

@@ -4,7 +4,7 @@ A group is the responses to one prompt in one step; a prompt may come back in la
 hold, never by how they came: the order of rows, the names of prompts and the split over files leave every number the
 audit gives, its random resamples included, as it was.
 
-Not here: reading files (read.py). Text and log-probabilities are not kept.
+Not here: reading files (read.py, readers/). Text and log-probabilities are not kept.
 """
 
 from __future__ import annotations
@@ -66,6 +66,16 @@ def ordered(log: Log) -> Log:
     return replace(
         log, reward=log.reward[order], length=log.length[order], step=log.step[order], group=group,
         prompt=prompt[order], truncated=None if log.truncated is None else log.truncated[order], tokens=tokens,
+    )  # fmt: skip
+
+
+def selected(log: Log, keep: NDArray[np.bool_]) -> Log:
+    """Some rows of a log, in the same order, with its groups numbered anew."""
+    tokens = None if log.tokens is None else log.tokens[np.repeat(keep, log.length)]
+    _, group = np.unique(log.group[keep], return_inverse=True)
+    return replace(
+        log, reward=log.reward[keep], length=log.length[keep], step=log.step[keep], group=group,
+        prompt=log.prompt[keep], truncated=None if log.truncated is None else log.truncated[keep], tokens=tokens,
     )  # fmt: skip
 
 

@@ -1,0 +1,220 @@
+"""The pieces of all files as one log: values checked, ids numbered, lengths counted.
+
+Prompts and groups are numbered by first appearance, the same in every file. What a writer's rows need besides (padding,
+repeats, evaluations) is asked of its module.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from equipoise.audit.columns import (
+    Refuse,
+    characters,
+    numbers,
+    plain_values,
+    text_of,
+    token_ids,
+    weighted_sum,
+    whole_numbers,
+)
+from equipoise.audit.log import AuditError, Integers, Log, ordered, selected
+from equipoise.audit.readers import ours, trl, verl
+from equipoise.audit.readers.files import Piece, names_in, pieces
+from equipoise.audit.readers.roles import Roles, check_columns, roles_of, writer_of
+
+CUT = ("length", True, "true", "True")
+MOST_TOKENS = 1 << 27  # held as 4 bytes each; beyond it the shared prefixes are left unmeasured
+TOO_MANY = f"more than {MOST_TOKENS / 1e6:.0f} million tokens: shared prefixes are not measured; audit fewer files"
+
+
+class Collector:
+    def __init__(self, columns: Mapping[str, str], tokenizer: str | None) -> None:
+        check_columns(columns)
+        self.columns, self.tokenizer = columns, _tokenizer(tokenizer) if tokenizer else None
+        kinds = ("reward", "length", "step", "prompt", "group", "finish", "advantage", "text")
+        self.parts: dict[str, list[Any]] = {kind: [] for kind in kinds}  # the last two are TRL's
+        self.tokens: list[Any] = []
+        self.token_count = 0
+        self.numbers: dict[str, dict[Hashable, int]] = {"prompt": {}, "group": {}}
+        self.places: list[tuple[str, int]] = []  # (file, rows) in the order they came
+        self.step_files: dict[int, str] = {}
+        self.writers: set[str] = set()
+        self.units: set[str] = set()
+        self.summed: tuple[str, ...] = ()
+
+    def add_file(self, path: Path) -> None:
+        try:
+            names = names_in(path)
+            self.add(str(path), names, pieces(path, roles_of(str(path), names, self.columns)) if names else [])
+        except (pa.ArrowInvalid, pa.ArrowNotImplementedError, UnicodeDecodeError, OSError) as error:
+            said = str(error).split("\n")[0].rstrip(".")
+            raise AuditError(f"{path} cannot be read as {path.suffix[1:]}: {said}; is it whole?") from error
+
+    def add(self, file: str, names: Sequence[str], pieces: Iterable[Piece]) -> None:
+        roles: Roles | None = None
+        rows = 0
+        for first, piece in pieces:
+            if roles is None:
+                roles = roles_of(file, names, self.columns)
+                if "advantage" in roles and "reward" not in self.columns:
+                    roles["reward"] = trl.without_words(roles["reward"], piece)
+            rows = first + self._piece(file, first, piece, roles)
+        if not rows or roles is None:
+            raise AuditError(f"{file} is empty: the rule is at least one response")
+        self.places.append((file, rows))
+        self.writers.add(writer_of(names))
+        self.summed = tuple(roles["reward"])
+
+    def _piece(self, file: str, first: int, piece: dict[str, Any], roles: Roles) -> int:
+        def column(role: str) -> tuple[str, Any]:
+            (name,) = roles[role]
+            return name, piece[name]
+
+        def refuse(i: int, name: str, why: str) -> AuditError:
+            return AuditError(f"{file}, row {first + int(i) + 1}, column {name}: {why}")
+
+        reward = weighted_sum(roles["reward"], piece, refuse, some_missing="advantage" in roles)
+        n = len(reward)
+        self.parts["reward"].append(reward)
+        if "prompt" in roles:
+            self.parts["prompt"].append(self._numbered("prompt", *column("prompt"), refuse))
+        if "group" in roles:
+            name, values = column("group")
+            values = verl.without_rollout(values) if name == "uid" and "group" not in self.columns else values
+            self.parts["group"].append(self._numbered("group", name, values, refuse))
+        step = whole_numbers(*column("step"), refuse, "a step") if "step" in roles else None
+        self.parts["step"].append(np.full(n, self._step_of(file)) if step is None else step)
+        self._lengths(roles, column, refuse)
+        if "finish" in roles:
+            _, values = column("finish")
+            self.parts["finish"].append(np.array([v in CUT for v in plain_values(values)]))
+        if "advantage" in roles:
+            self.parts["advantage"].append(numbers(*column("advantage"), refuse))
+            texts = plain_values(column("text")[1])
+            self.parts["text"].append(np.array([hash(json.dumps(t) if isinstance(t, list) else t) for t in texts]))
+        return n
+
+    def _step_of(self, file: str) -> int:
+        """For a file without a step column, the step in its name; 0 where that says nothing."""
+        step = ours.step_in_name(file)
+        if step is not None and self.step_files.setdefault(step, file) != file:
+            raise AuditError(f"{file} and {self.step_files[step]} are both step {step}: audit one run at a time")
+        return step or 0
+
+    def _lengths(self, roles: Roles, column: Any, refuse: Refuse) -> None:
+        length = whole_numbers(*column("length"), refuse, "a length") if "length" in roles else None
+        ids: tuple[Integers, Any] | None = None
+        if "tokens" in roles:
+            ids = token_ids(*column("tokens"), refuse)
+        elif length is None and self.tokenizer is not None:
+            texts = [text_of(t) for t in plain_values(column("text")[1])]
+            encoded = self.tokenizer(texts, add_special_tokens=False)["input_ids"]
+            ids = np.array([len(e) for e in encoded]), np.array([t for e in encoded for t in e], np.int32)
+        if ids is not None:
+            if length is not None and (ids[0] != length).any():
+                i = int((ids[0] != length).argmax())
+                raise refuse(i, next(iter(roles["length"])), f"{length[i]} is not the number of tokens, {ids[0][i]}")
+            length = ids[0]
+            self.token_count += len(ids[1])
+            self.tokens.append(ids[1])
+            if self.token_count > MOST_TOKENS:
+                self.tokens = [None]
+        elif length is None:
+            length = characters(*column("text"), refuse)
+        self.units.add("characters" if ids is None and "length" not in roles else "tokens")
+        self.parts["length"].append(length)
+
+    def _numbered(self, role: str, name: str, values: Any, refuse: Refuse) -> Integers:
+        """Ids of any kind as whole numbers, the same in every file."""
+        known = self.numbers[role]
+        if isinstance(values, pa.Array) and not pa.types.is_nested(values.type):
+            encoded = values.dictionary_encode() if not pa.types.is_dictionary(values.type) else values
+            if encoded.null_count:
+                raise refuse(np.flatnonzero(encoded.is_null())[0], name, f"a {role} is missing")
+            number = np.array([known.setdefault(v, len(known)) for v in encoded.dictionary.to_pylist()], np.int64)
+            return number[encoded.indices.to_numpy(zero_copy_only=False)]
+        plain = plain_values(values)
+        if None in plain:
+            raise refuse(plain.index(None), name, f"a {role} is missing")
+        keys = (v if isinstance(v, str | int) else json.dumps(v, sort_keys=True, default=str) for v in plain)
+        return np.array([known.setdefault(k, len(known)) for k in keys], np.int64)
+
+    def log(self) -> Log:
+        log, real = self._joined()
+        rows = np.arange(len(log))  # where each response stands among all that were read
+        notes = list(log.notes)
+        if not real.all():
+            notes.append(f"left out {(~real).sum()} rows that verl filled its batch with")
+            log, rows = selected(log, real), rows[real]
+        from_trl = len(self.parts["advantage"]) == len(self.parts["reward"])
+        if from_trl:
+            keep, told = trl.training(log, np.concatenate(self.parts["text"])[rows])
+            log, rows = selected(log, keep), rows[keep]
+            notes += told
+        self._refuse_groups_of_one(log, rows)
+        if from_trl:
+            trl.check_explained(log, np.concatenate(self.parts["advantage"])[rows], self.summed)
+        sizes = np.bincount(log.group)
+        if not self.parts["group"] and sizes.max() > sizes.min():
+            notes.append(
+                f"groups have {sizes.min()} to {sizes.max()} responses: a prompt that came twice in a step is one group"
+            )
+        if not (log.length > 0).any():
+            raise AuditError(f"{self.places[0][0]}: every response has length 0; is the right column named?")
+        return ordered(replace(log, notes=tuple(notes)))
+
+    def _joined(self) -> tuple[Log, Any]:
+        """Every row in the order it came, and which of them are responses and not padding."""
+        if len(self.units) > 1:
+            raise AuditError("some files have token counts and some only text: audit them apart, or give a tokenizer")
+        for role in ("group", "prompt", "finish"):
+            if 0 < len(self.parts[role]) < len(self.parts["reward"]):
+                raise AuditError(f"some files have a column for {role} and some have none: audit them apart")
+        joined = {k: np.concatenate(v) for k, v in self.parts.items() if v}
+        step, prompt = joined["step"], joined.get("prompt")
+        own = joined.get("group", prompt)
+        assert own is not None  # roles_of asked for one of them
+        _, batch = np.unique(step, return_inverse=True)
+        _, group = np.unique(batch * (own.max() + 1) + own, return_inverse=True)
+        tokens = np.concatenate(self.tokens) if self.tokens and self.tokens[0] is not None else None
+        if tokens is not None and len(tokens) != joined["length"].sum():
+            raise AuditError("some files have token ids and some have none: audit them apart")
+        notes = (TOO_MANY,) if self.tokens and tokens is None else ()
+        log = Log(
+            joined["reward"], joined["length"], step, group, group if prompt is None else prompt,
+            joined.get("finish"), tokens, *self.units, " and ".join(sorted(self.writers)), notes,
+        )  # fmt: skip
+        padding = [n for name, n in self.numbers["group"].items() if verl.is_padding(name)]
+        return log, ~np.isin(own, padding)
+
+    def _refuse_groups_of_one(self, log: Log, rows: Integers) -> None:
+        size = np.bincount(log.group)
+        alone = np.flatnonzero(size[log.group] == 1)
+        if len(alone) == 0:
+            return
+        i = int(rows[alone[0]])
+        for file, count in self.places:
+            if i < count:
+                raise AuditError(
+                    f"{file}, row {i + 1}: the only response of its group in step {log.step[alone[0]]} "
+                    f"({len(alone)} of {len(log)} responses are alone): an advantage compares responses to one prompt; "
+                    "drop such rows, or name the columns that tell groups apart with columns prompt=NAME,group=NAME"
+                )
+            i -= count
+
+
+def _tokenizer(name: str) -> Any:
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(name)
+    except (OSError, ValueError) as error:
+        raise AuditError(f"tokenizer {name}: {str(error).splitlines()[0]}") from error

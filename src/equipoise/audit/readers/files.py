@@ -1,0 +1,115 @@
+"""The files of a log and what is in them, in pieces: Parquet, JSON lines and CSV.
+
+A piece is its first row's number and its columns, as pyarrow arrays or, of JSON lines, as lists. Only the columns that
+are wanted are read. Not here: what a column is for (roles.py).
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.parquet as pq
+
+from equipoise.audit.log import AuditError
+from equipoise.audit.readers.roles import Roles
+
+SUFFIXES = (".parquet", ".jsonl", ".csv")
+ROWS = 1 << 13  # responses held as text at a time
+
+Piece = tuple[int, dict[str, Any]]
+
+
+def files_of(path: Path) -> list[Path]:
+    """The files of a log: the path itself, or what a directory holds, in the order of the numbers in their names."""
+    if path.is_file():
+        if path.suffix not in SUFFIXES:
+            raise AuditError(f"{path} is not a log the audit reads: the rule is {', '.join(SUFFIXES)}")
+        return [path]
+    if not path.is_dir():
+        raise AuditError(f"{path} does not exist: name a log file or a directory of them")
+    inner = next((path / name for name in ("rollouts", "completions") if (path / name).is_dir()), path)
+    found = [f for f in inner.iterdir() if f.suffix in SUFFIXES and f.is_file()]
+    if not found:
+        more = ": the run wrote no rollouts; train with --log.rollouts_every 1" if inner.name == "rollouts" else ""
+        raise AuditError(f"{inner} holds no {', '.join(SUFFIXES)} file{more}")
+    return sorted(found, key=lambda f: ([int(n) for n in re.findall(r"\d+", f.name)], f.name))
+
+
+def names_in(path: Path) -> list[str]:
+    """The columns of a file; none for one that is empty."""
+    if path.suffix == ".parquet":
+        with pq.ParquetFile(path) as file:
+            return list(file.schema_arrow.names)
+    if path.suffix == ".csv":
+        with open(path, encoding="utf-8", newline="") as f:
+            return next(csv.reader(f), [])
+    return next((list(record) for _, record in _records(path)), [])
+
+
+def pieces(path: Path, roles: Roles) -> Iterator[Piece]:
+    """The columns of these roles, some thousand rows at a time."""
+    wanted = sorted({column for columns in roles.values() for column in columns})
+    if path.suffix == ".parquet":
+        return _parquet(path, wanted)
+    return _csv(path, roles) if path.suffix == ".csv" else _jsonl(path, wanted)
+
+
+def _parquet(path: Path, wanted: list[str]) -> Iterator[Piece]:
+    first = 0
+    with pq.ParquetFile(path) as file:
+        for batch in file.iter_batches(ROWS, columns=wanted):
+            yield first, {name: batch.column(name) for name in batch.schema.names}
+            first += batch.num_rows
+
+
+def _csv(path: Path, roles: Roles) -> Iterator[Piece]:
+    kinds = {c: pa.float64() for role in ("reward", "length", "step", "advantage") for c in roles.get(role, ())}
+    for role in ("prompt", "group", "text", "finish"):
+        kinds |= {c: pa.string() for c in roles.get(role, ())}
+    if "tokens" in roles:
+        raise AuditError(f"{path}: a CSV file cannot hold token ids; name a length column, or write Parquet")
+    options = pyarrow.csv.ConvertOptions(column_types=kinds, include_columns=sorted(kinds))
+    first = 0
+    with pyarrow.csv.open_csv(path, convert_options=options) as reader:
+        for batch in reader:
+            yield first, {name: batch.column(name) for name in batch.schema.names}
+            first += batch.num_rows
+
+
+def _jsonl(path: Path, wanted: list[str]) -> Iterator[Piece]:
+    first, count = 0, 0
+    held: dict[str, list[Any]] = {name: [] for name in wanted}
+    for number, record in _records(path):
+        for name in wanted:
+            if name not in record:
+                raise AuditError(f"{path}, row {number}: no column {name}, which the first row has")
+            held[name].append(record[name])
+        count += 1
+        if count - first == ROWS:
+            yield first, held
+            first, held = count, {name: [] for name in wanted}
+    if count > first:
+        yield first, held
+
+
+def _records(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    with open(path, encoding="utf-8") as f:
+        for number, line in enumerate(f, 1):
+            try:
+                record = json.loads(line)
+            except json.JSONDecodeError as error:
+                if not line.strip():
+                    continue
+                raise AuditError(
+                    f"{path}, row {number}: not a JSON object ({error.msg}); is the file whole?"
+                ) from error
+            if not isinstance(record, dict):
+                raise AuditError(f"{path}, row {number}: {line.strip()[:40]} is not a JSON object")
+            yield number, record

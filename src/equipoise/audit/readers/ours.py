@@ -1,0 +1,67 @@
+"""Our own run directories: rollouts/step-N.parquet, and config.toml with the objective they were trained with."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from equipoise.audit.log import AuditError, Log, ordered
+from equipoise.objective import Objective
+
+COLUMNS = ("prompt_id", "reward", "length", "finish", "logprob_sum")
+
+
+def step_in_name(file: str) -> int | None:
+    """The N of step-N.parquet."""
+    found = re.fullmatch(r"step-(\d+)", Path(file).stem)
+    return None if found is None else int(found[1])
+
+
+def run_objective(paths: Sequence[Path]) -> Objective | None:
+    """The objective a run directory of ours was trained with; None for any other log."""
+    section = _config(paths).get("objective")
+    if section is None:
+        return None
+    knobs = {k: v for k, v in section.items() if k not in ("preset", "combine")}  # the log holds one reward, summed
+    try:
+        return Objective.preset(section.get("preset", "grpo"), **knobs)
+    except (ValueError, TypeError) as error:
+        raise AuditError(f"config.toml of the run: {error}; name the objective to audit") from error
+
+
+def as_trained(log: Log, paths: Sequence[Path]) -> Log:
+    """The log as the run's own configuration, where there is one, made use of it."""
+    config = _config(paths)
+    if config.get("objective", {}).get("combine") == "advantages":
+        note = "objective.combine = advantages: the log holds one reward a response, their sum, and so does the audit"
+        log = replace(log, notes=(*log.notes, note))
+    return _masked(log) if config.get("reward", {}).get("mask_truncated") else log
+
+
+def _masked(log: Log) -> Log:
+    """As the run had it: responses cut at the limit count in their group's mean reward and stay out of the loss."""
+    if log.truncated is None or not log.truncated.any():
+        return log
+    tokens = None if log.tokens is None else log.tokens[np.repeat(~log.truncated, log.length)]
+    note = "reward.mask_truncated: truncated responses have length 0 here, as in the run"
+    return ordered(replace(log, length=np.where(log.truncated, 0, log.length), tokens=tokens, notes=(*log.notes, note)))
+
+
+def _config(paths: Sequence[Path]) -> dict[str, Any]:
+    """config.toml of the first run directory that one of the paths is, or lies in the rollouts of."""
+    for path in paths:
+        folders = (path / "rollouts", path, path.parent)
+        rollouts = next((p for p in folders if p.name == "rollouts" and p.is_dir()), None)
+        if rollouts is None or not (file := rollouts.parent / "config.toml").is_file():
+            continue
+        try:
+            return tomllib.loads(file.read_text(encoding="utf-8"))
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+            raise AuditError(f"{file} is not TOML: {error}") from error
+    return {}

@@ -1,0 +1,91 @@
+"""Which column of a log is what: by its name, by its writer's habits, or as the user says.
+
+A role is made of columns and their weights, which are 1 but in a sum of rewards: "right+0.2*format".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from equipoise.audit.log import AuditError
+from equipoise.audit.readers import ours, trl, verl
+
+NAMES: dict[str, tuple[str, ...]] = {
+    "prompt": ("prompt_id", "prompt", "input"),
+    "group": ("group",),
+    "step": ("step",),
+    "reward": ("reward", "score"),
+    "length": ("length",),
+    "tokens": ("tokens",),
+    "text": ("response", "completion", "output"),
+    "finish": ("finish",),
+}
+
+Roles = dict[str, dict[str, float]]
+
+
+def parse_columns(text: str) -> dict[str, str]:
+    """ "reward=score,prompt=uid" as a mapping."""
+    pairs = [part.partition("=") for part in text.split(",") if part.strip()]
+    for role, equals, name in pairs:
+        if not (equals and role.strip() and name.strip()):
+            raise AuditError(f"columns: {text}: the rule is ROLE=COLUMN, with commas between ({', '.join(NAMES)})")
+    return {role.strip(): name.strip() for role, _, name in pairs}
+
+
+def check_columns(columns: Mapping[str, str]) -> None:
+    for role in columns:
+        if role not in NAMES:
+            raise AuditError(f'columns: "{role}" is not something the audit reads ({", ".join(NAMES)})')
+
+
+def writer_of(names: Sequence[str]) -> str:
+    """Who wrote a file, as far as its columns tell."""
+    for writer, columns in (("equipoise", ours.COLUMNS), ("TRL", trl.COLUMNS), ("verl", verl.COLUMNS)):
+        if all(c in names for c in columns):
+            return writer
+    return "table"
+
+
+def roles_of(file: str, names: Sequence[str], columns: Mapping[str, str]) -> Roles:
+    """The roles in a file of these columns; `columns` are the user's, and win."""
+    roles: Roles = {}
+    for role, known in NAMES.items():
+        if role in columns:
+            roles[role] = _terms(role, columns[role], names, file)
+        elif name := next((n for n in known if n in names), None):
+            roles[role] = {name: 1.0}
+    writer = writer_of(names)
+    if writer == "TRL":
+        if "reward" not in columns:
+            roles["reward"] = dict.fromkeys(trl.reward_columns(names), 1.0)
+        roles["advantage"] = {"advantage": 1.0}
+    if writer == "verl" and "uid" in names:
+        roles.setdefault("group", {"uid": 1.0})
+    for role, instead in (("prompt", "group"), ("reward", "reward"), ("length", "tokens or text")):
+        if not {role, *instead.split(" or ")} & roles.keys():
+            either = "" if instead == role else f" (or {instead})"
+            raise AuditError(
+                f"{file} has no column for {role}{either}: it has {', '.join(names) or 'none'}; "
+                f"name one with columns {role}=NAME"
+            )
+    if ("length" in roles or "tokens" in roles) and writer != "TRL":
+        roles.pop("text", None)
+    return roles
+
+
+def _terms(role: str, text: str, names: Sequence[str], file: str) -> dict[str, float]:
+    """ "a" or, for rewards, "a+0.5*b" as columns and weights."""
+    if text in names:
+        return {text: 1.0}
+    terms: dict[str, float] = {}
+    for term in text.split("+") if role == "reward" else [text]:
+        weight, times, name = term.strip().partition("*")
+        try:
+            terms[name.strip() if times else term.strip()] = float(weight) if times else 1.0
+        except ValueError:
+            raise AuditError(f"columns: {role}={text}: {weight} is not a weight; write 0.5*NAME") from None
+    for name in terms:
+        if name not in names:
+            raise AuditError(f"{file} has no column {name}, which columns name for {role}: it has {', '.join(names)}")
+    return terms
