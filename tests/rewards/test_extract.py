@@ -1,12 +1,24 @@
 """Reading the answer out of a response: the rule case by case, in linear time, on any text whatever."""
 
+import re
 import time
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from equipoise.rewards.extract import LONGEST, answer
+from equipoise.rewards.extract import (
+    BEFORE_DIGIT,
+    DIGIT,
+    IS,
+    LONGEST,
+    NUMBER,
+    WORDS,
+    _bare_formula,
+    _choice,
+    _marks,
+    answer,
+)
 
 CASES = [
     (r"so \boxed{5}", "5", "boxed"),
@@ -118,3 +130,36 @@ def test_any_text_has_an_answer_or_none(text):
 def test_a_closing_box_counts_whatever_stands_before_it(text, content):
     if "<think>" not in text and content.strip():
         assert answer(f"{text}.\n\n\\boxed{{{content}}}").text == content.strip()
+
+
+# What each shortcut has to agree with: the same rule without it, in whole passes over the text.
+WORDS_AND_SIGNS = st.lists(
+    st.sampled_from(
+        ["####", "#", "answer", "ANSWER", "anſwer", "is", "ARE", "equalſ", "be", "x", "ab", "apples", "A", "(A)", "(B)",
+         "C", "(D", "E)", "I", "'s", "’", "12", "-5", "- $.5", "12 345", "٣", "İ", "ß", "é", ":", ": ", ".", ",", "+",
+         "=", "(", "_", " ", " ", "  ", "\n", "\\text{are }", "\\text {ab}", "\\", "{", "}", "\ud800"]
+    ),
+    max_size=30,
+).map("".join)  # fmt: skip
+
+
+def _bare_formula_by_whole_passes(sentence):
+    start = max((match.end() for match in IS.finditer(sentence)), default=0)
+    rest = sentence[start:].strip().rstrip(".,;").strip()
+    plain = re.sub(r"\\[a-zA-Z]+\s*\{[a-zA-Z ]*\}", "", rest)
+    if "\\boxed" in rest or re.search(r"(?<![\\a-zA-Z])[a-zA-Z]{3,}", plain):
+        return None
+    return rest if re.search(r"[\\^=+*/<>_()\[\]]|\d[a-zA-Z]|\S\s*-", rest) else None
+
+
+@settings(max_examples=500, deadline=2000)
+@given(WORDS_AND_SIGNS, st.integers(0, 5))
+def test_shortcuts_see_what_whole_passes_see(text, after):
+    marks = re.compile(r"####|answer", re.IGNORECASE).finditer(text, after)
+    assert _marks(text, after) == [match.span() for match in marks]
+    assert _bare_formula(text) == _bare_formula_by_whole_passes(text)
+    assert _bare_formula("word " * WORDS + text) == _bare_formula_by_whole_passes("word " * WORDS + text)
+    if not re.match(r"\(?[A-J]", text):
+        letters = {a or b for a, b in re.findall(r"\(([A-J])\)|(?<![\w'’])([B-HJ])(?![\w'’])", text)}
+        assert _choice(text) == (letters.pop() if len(letters) == 1 else None)
+    assert all(DIGIT.search(match.group()).start() <= BEFORE_DIGIT for match in NUMBER.finditer(text))

@@ -26,10 +26,11 @@ from equipoise.rewards.verdict import Verdict
 MATH_SECONDS = 2.0  # for one comparison, whatever SymPy does
 SLACK = 20.0  # what a code worker may take beyond its tests' own budget before it counts as hung
 CACHE = 200_000  # verdicts kept
+SHORT = 100  # characters of a text that is kept as it is; of a longer one, such as a program, its digest
 LIMITS = Limits()
 
 _lock = threading.Lock()
-_kept: OrderedDict[bytes, Future[Verdict]] = OrderedDict()  # by a digest: programs and their tests are long
+_kept: OrderedDict[tuple[str | bytes, ...], Future[Verdict]] = OrderedDict()
 
 
 def grade_math(response: str, gold: str) -> Verdict:
@@ -156,18 +157,22 @@ def _done(verdict: Verdict) -> Future[Verdict]:
 
 def _once(key: tuple[str, ...], verdict: Callable[[], Future[Verdict]]) -> Future[Verdict]:
     """The future of the first time this was asked; a verdict that a total budget cut short is not kept."""
-    digest = hashlib.sha256(repr(key).encode("ascii", "backslashreplace")).digest()
+    name = tuple(map(_short, key))
     with _lock:
-        kept = _kept.get(digest)
+        kept = _kept.get(name)
         if kept is not None and not (kept.cancelled() or (kept.done() and kept.result().reason == OVER_BUDGET)):
-            _kept.move_to_end(digest)
+            _kept.move_to_end(name)
             return kept
     future = verdict()
     with _lock:
-        _kept[digest] = future
+        _kept[name] = future
         while len(_kept) > CACHE:
             _kept.popitem(last=False)
     return future
+
+
+def _short(text: str) -> str | bytes:
+    return text if len(text) <= SHORT else hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()
 
 
 def forget() -> None:
