@@ -47,7 +47,7 @@ def read(paths: Paths, columns: Mapping[str, str] | None = None, tokenizer: str 
     for path in named:
         for file in files_of(path):
             collector.add_file(file)
-    return ours.as_trained(collector.log(), named)
+    return ours.as_trained(collector.log(named), named)
 
 
 def from_table(table: Table, columns: Mapping[str, str] | None = None, tokenizer: str | None = None) -> Log:

@@ -147,23 +147,25 @@ class Collector:
         keys = (v if isinstance(v, str | int) else json.dumps(v, sort_keys=True, default=str) for v in plain)
         return np.array([known.setdefault(k, len(known)) for k in keys], np.int64)
 
-    def log(self) -> Log:
+    def log(self, paths: Sequence[Path] = ()) -> Log:
+        """All of it; of TRL's rows, those of training, as far as what lies beside the `paths` tells."""
         log, real = self._joined()
         rows = np.arange(len(log))  # where each response stands among all that were read
         notes = list(log.notes)
         if not real.all():
             notes.append(f"left out {(~real).sum()} rows that verl filled its batch with")
             log, rows = selected(log, real), rows[real]
-        from_trl = len(self.parts["advantage"]) == len(self.parts["reward"])
-        if from_trl:
-            keep, told = trl.training(log, np.concatenate(self.parts["text"])[rows])
+        signs: list[str] = []
+        if from_trl := len(self.parts["advantage"]) == len(self.parts["reward"]):
+            text, known = np.concatenate(self.parts["text"])[rows], trl.evaluations(paths)
+            keep, told, signs = trl.training(log, text, known)
             log, rows = selected(log, keep), rows[keep]
-            notes += told
+            notes += told + signs
         self._refuse_groups_of_one(log, rows)
         if from_trl:
             trl.check_explained(log, np.concatenate(self.parts["advantage"])[rows], self.summed)
         sizes = np.bincount(log.group)
-        if not self.parts["group"] and sizes.max() > sizes.min():
+        if not signs and not self.parts["group"] and sizes.max() > sizes.min():
             notes.append(
                 f"groups have {sizes.min()} to {sizes.max()} responses: a prompt that came twice in a step is one group"
             )
@@ -207,6 +209,8 @@ class Collector:
                     f"{file}, row {i + 1}: the only response of its group in step {log.step[alone[0]]} "
                     f"({len(alone)} of {len(log)} responses are alone): an advantage compares responses to one prompt; "
                     "drop such rows, or name the columns that tell groups apart with columns prompt=NAME,group=NAME"
+                    + trl.IF_ALONE
+                    * (self.writers == {"TRL"})
                 )
             i -= count
 
