@@ -10,7 +10,7 @@ import torch
 from equipoise.export import trl, verl
 from equipoise.export.launch import FATES, ExportError, Launch, account, arguments, open_task, values
 from equipoise.train import load
-from equipoise.train.loop import learning_rate
+from equipoise.train.update import learning_rate
 
 SETTINGS = {"trl": trl.settings, "verl": verl.settings}
 

@@ -32,7 +32,7 @@ from equipoise.integrations.verl import divisor, estimate, objective_of
 from equipoise.objective import response_ids
 from equipoise.policy.model import ABACUS
 from equipoise.tasks.problems import read_problems
-from equipoise.train.loop import learning_rate
+from equipoise.train.update import learning_rate
 from tests.audit.synthetic import Law
 from tests.audit.test_read import numbers, verl_dump
 

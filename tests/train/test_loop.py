@@ -18,8 +18,8 @@ from equipoise.rewards.shape import overlong
 from equipoise.tasks import Prompt
 from equipoise.train import ConfigError, RunError, RunFolder, Trainer, checkpoint
 from equipoise.train.config import OptimConfig, RewardConfig
-from equipoise.train.loop import learning_rate
 from equipoise.train.score import Scorer
+from equipoise.train.update import learning_rate
 
 from .tiny import REWARDS, evaluations, last_checkpoint, metrics, overrides, settings
 
@@ -55,7 +55,9 @@ def column(out, name) -> list[float]:
 
 def average(trainer) -> torch.Tensor:
     """AdamW's running average of the gradient: (1 − β₁) times the gradient after the first update."""
-    return torch.cat([trainer.optimizer.exact.state[p]["exp_avg"].flatten() for p in trainer.parameters])
+    return torch.cat(
+        [trainer.updater.optimizer.exact.state[p]["exp_avg"].flatten() for p in trainer.updater.parameters]
+    )
 
 
 def test_it_learns(run, tmp_path):
@@ -105,20 +107,20 @@ def test_the_gradient_is_the_published_one(trainer, model, masked):
 
 def test_a_batch_of_nothing_but_truncated_responses_moves_nothing(trainer):
     t = trainer(reward__mask_truncated=True, rollout__max_tokens=1, train__steps=2, train__updates=2)
-    before = [p.clone() for p in t.parameters]
+    before = [p.clone() for p in t.updater.parameters]
     batch = t.collector.collect(1)
     if set(batch.rollouts.finish) != {"length"}:
         pytest.fail("the model ends responses at once; the case is not met")
     t.collector.position = 0
     t.run()
-    assert all(torch.equal(a, b) for a, b in zip(before, t.parameters, strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(before, t.updater.parameters, strict=True))
     assert [r["step"] for r in metrics(t.folder.path)] == [1, 2]
     assert column(t.folder.path, "policy_loss") == [0.0, 0.0]
 
 
 def test_several_updates_move_the_ratios(run, tmp_path):
     one, three = run("one"), run("three", train__updates=3)
-    assert (one.updates, three.updates) == (6, 18)
+    assert (one.updater.updates, three.updater.updates) == (6, 18)
     first = metrics(tmp_path / "three")
     assert all(abs(r["ratio/mean"] - 1) < 1e-5 and r["approx_kl"] < 1e-6 for r in first)  # metrics are the first's
     assert all(r["approx_kl/last_update"] > 1e-5 for r in first)
@@ -139,12 +141,12 @@ def test_the_kl_holds_the_policy_to_where_it_began(run, tmp_path, model):
     slack, tight = run("slack", objective__kl=1e-6, train__steps=8), run("tight", objective__kl=10.0, train__steps=8)
     start = models.load(model).model.state_dict()
     for t in (slack, tight):
-        assert all(torch.equal(v, start[k]) for k, v in t.reference.model.state_dict().items())
+        assert all(torch.equal(v, start[k]) for k, v in t.updater.reference.model.state_dict().items())
     loose, held = column(tmp_path / "slack", "kl"), column(tmp_path / "tight", "kl")
     assert abs(loose[0]) < 1e-9
     assert min(loose[1:]) > 0
     assert max(held[1:]) < 0.1 * loose[-1]
-    assert run("none", train__steps=1).reference is None
+    assert run("none", train__steps=1).updater.reference is None
 
 
 def test_the_entropy_bonus_raises_entropy(run, tmp_path):
@@ -389,18 +391,18 @@ def test_a_step_that_is_not_finite_is_skipped_and_counted(model, trainer, monkey
     out = t.folder.path
     assert column(out, "skipped") == [0, 1, 1, 1]
     assert column(out, "nonfinite_tokens")[1] > 0
-    assert (t.updates, t.skipped, t.skipped_total) == (3, 0, 1)
+    assert (t.updater.updates, t.updater.skipped, t.updater.skipped_total) == (3, 0, 1)
     weights = [(RunFolder(out).checkpoints / f"step-{k}" / "model.safetensors").read_bytes() for k in (1, 2, 3)]
     assert weights[0] == weights[1] != weights[2]
 
 
 def test_gradients_that_are_not_finite_are_skipped_too(trainer, monkeypatch):
     t = trainer(train__steps=1)
-    before = [p.clone() for p in t.parameters]
+    before = [p.clone() for p in t.updater.parameters]
     real = torch.nn.utils.get_total_norm
     monkeypatch.setattr(torch.nn.utils, "get_total_norm", lambda grads: real(grads) * math.inf)
     t.run()
-    assert all(torch.equal(a, b) for a, b in zip(before, t.parameters, strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(before, t.updater.parameters, strict=True))
     assert column(t.folder.path, "skipped") == [1]
 
 
@@ -412,7 +414,7 @@ def test_too_many_in_a_row_stop_the_run_with_the_weights_as_they_were(trainer, m
     assert "3 updates in a row" in str(error.value)
     assert "step 4" in str(error.value)
     assert "optim.lr" in str(error.value)
-    assert t.updates == 2
+    assert t.updater.updates == 2
     kept = models.load(last_checkpoint(t.folder.path)).model.state_dict()
     assert all(torch.equal(v, kept[k]) for k, v in t.policy.model.state_dict().items())
     assert all(v.isfinite().all() for v in kept.values())

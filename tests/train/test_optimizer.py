@@ -16,6 +16,7 @@ from equipoise.train import Trainer, checkpoint, ranks
 from equipoise.train import moments as coding
 from equipoise.train.moments import Coded, coded_step, decode, rates
 from equipoise.train.optimizer import AdamW
+from equipoise.train.update import Updater
 
 from .test_resume import command, kill_and_resume
 from .tiny import last_checkpoint, outcome
@@ -335,13 +336,13 @@ def test_a_killed_bfloat16_run_resumes_bit_for_bit(server, model, tmp_path, stat
 
 def test_a_bfloat16_gradient_is_as_good_from_many_micro_batches_as_from_one(model, tmp_path, monkeypatch):
     """Each one's gradient is rounded once; their sum is not."""
-    apply, found = Trainer._apply, []
+    apply, found = Updater._apply, []
 
     def watched(self, norm, fine):
         found.append(torch.cat([p.grad.flatten() for p in self.parameters]))
         apply(self, norm, fine)
 
-    monkeypatch.setattr(Trainer, "_apply", watched)
+    monkeypatch.setattr(Updater, "_apply", watched)
     for size in (0, 1):
         options = {"model__dtype": "bfloat16", "train__micro_batch": size, "train__steps": 1, "eval__every": 0}
         Trainer(tiny_run(model, tmp_path / str(size), log__terminal=False, **options)).run()

@@ -82,8 +82,8 @@ def test_a_budget_of_tokens_changes_nothing(model, tmp_path, name):
         options = SPLIT | OBJECTIVES[name] | {"log__terminal": False, "train__micro_tokens": tokens}
         trainer = Trainer(settings(model, tmp_path / str(tokens), **options))
         passes = []
-        loss = trainer._loss
-        trainer._loss = lambda share, part, credit, loss=loss, passes=passes: (
+        loss = trainer.updater._loss
+        trainer.updater._loss = lambda share, part, credit, loss=loss, passes=passes: (
             passes.append(len(share.parts)) or loss(share, part, credit)
         )
         trainer.run()
@@ -101,7 +101,7 @@ class Limited:
         self.loss = models.token_loss
         monkeypatch.setattr(models, "token_loss", self.token_loss)
         monkeypatch.setattr(
-            type(trainer), "say", property(lambda t: self.said.append, lambda t, f: None), raising=False
+            type(trainer.updater), "say", property(lambda t: self.said.append, lambda t, f: None), raising=False
         )
 
     def token_loss(self, policy, packed, *args, **more):
@@ -123,8 +123,8 @@ def test_memory_that_runs_out_halves_the_passes_and_changes_nothing(model, tmp_p
     device = Limited(monkeypatch, trainer, 50, in_backward=in_backward)
     trainer.run()
     assert 0 < device.failed < 6  # it remembers
-    assert f"going on with {trainer.plan.tokens:,}" in device.said[-1]
-    assert trainer.plan.tokens <= 50
+    assert f"going on with {trainer.updater.plan.tokens:,}" in device.said[-1]
+    assert trainer.updater.plan.tokens <= 50
     same_curve(tmp_path / "short", tmp_path / "whole")
     assert distance(weights(tmp_path / "short"), weights(tmp_path / "whole")) < ROUNDING
 
@@ -149,7 +149,7 @@ def test_a_resumed_run_keeps_the_plan(model, tmp_path, monkeypatch):
     Limited(monkeypatch, trainer, 60, checkpointed=80)
     trainer.run()
     again = Trainer(settings(model, tmp_path / "run", **options | {"train__steps": 2}), resume=True)
-    assert again.plan.tokens == trainer.plan.tokens > 0
+    assert again.updater.plan.tokens == trainer.updater.plan.tokens > 0
     assert again.policy.gradient_checkpointing == trainer.policy.gradient_checkpointing
 
 

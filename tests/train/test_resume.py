@@ -234,7 +234,7 @@ def test_the_reference_of_a_resumed_run_is_where_the_run_began(model, tmp_path):
     Trainer(settings(model, tmp_path / "run", train__steps=3, **options)).run()
     resumed = Trainer(settings(model, tmp_path / "run", train__steps=4, **options), resume=True)
     start = models.load(model).model.state_dict()
-    assert all(torch.equal(v, start[k]) for k, v in resumed.reference.model.state_dict().items())
+    assert all(torch.equal(v, start[k]) for k, v in resumed.updater.reference.model.state_dict().items())
     assert any(not torch.equal(v, start[k]) for k, v in resumed.policy.model.state_dict().items())
     resumed.folder.unlock()
 

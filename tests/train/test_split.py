@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from equipoise.train import RunFolder, Trainer, checkpoint, ranks
+from equipoise.train.update import Updater
 
 from .conftest import ENVIRONMENT, ROOT
 from .tiny import evaluations, last_checkpoint, metrics, overrides, settings
@@ -60,13 +61,13 @@ def same_curve(a, b) -> None:
 
 @pytest.mark.parametrize("name", OBJECTIVES)
 def test_micro_batches_change_nothing(model, tmp_path, monkeypatch, name):
-    apply, gradients = Trainer._apply, []
+    apply, gradients = Updater._apply, []
 
     def watched(self, norm, fine):
         gradients[-1].append(torch.cat([p.grad.flatten() for p in self.parameters]).clone())
         apply(self, norm, fine)
 
-    monkeypatch.setattr(Trainer, "_apply", watched)
+    monkeypatch.setattr(Updater, "_apply", watched)
     sizes = (0, 1, 3)
     for size in sizes:
         gradients.append([])
@@ -82,13 +83,13 @@ def test_micro_batches_change_nothing(model, tmp_path, monkeypatch, name):
 
 def test_micro_batches_are_really_that_small(model, tmp_path, monkeypatch):
     sizes = []
-    loss = Trainer._loss
+    loss = Updater._loss
 
     def watched(self, share, part, credit):
         sizes.append(part.rows.stop - part.rows.start)
         return loss(self, share, part, credit)
 
-    monkeypatch.setattr(Trainer, "_loss", watched)
+    monkeypatch.setattr(Updater, "_loss", watched)
     for preset, size, wanted in (("grpo", 3, [3, 3, 3, 3, 3, 1]), ("dfpo", 3, [4, 4, 4, 4]), ("grpo", 0, [16])):
         sizes.clear()
         every = {"objective__entropy_bonus": 1e-9}  # pulls on every response, also on those without an advantage

@@ -1,13 +1,12 @@
-"""The training loop: task → rollouts → rewards → assign → micro-batches → loss → optimizer → logs, checkpoint, eval.
+"""The training loop: task → rollouts → rewards → assign → update → logs, checkpoint, evaluation.
 
 One process by default; under `torchrun` every rank samples and trains its share, and the numbers stay those of one.
-A step whose numbers are not finite is skipped and counted, never applied. A killed run resumes bit for bit.
+A killed run resumes bit for bit.
 """
 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import functools
 import importlib.metadata
 import json
@@ -16,8 +15,8 @@ import platform
 import shlex
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -25,31 +24,21 @@ from torch import Tensor
 from equipoise import __version__, tasks
 from equipoise import policy as models
 from equipoise.evaluate import evaluate, line
-from equipoise.objective import Credit, LossOutput, merge_metrics, response_ids
+from equipoise.objective import response_ids
 from equipoise.rollout import sampler as open_sampler
 from equipoise.rollout.vllm import VllmSampler
 from equipoise.tasks import Prompt
 from equipoise.train import checkpoint, ranks
 from equipoise.train.batch import Collector, StepBatch, encode_prompt, statistics, write_rollouts
 from equipoise.train.claim import check_claim, flat
-from equipoise.train.config import Config, ConfigError, OptimConfig, dump
+from equipoise.train.config import Config, ConfigError, dump
 from equipoise.train.folder import RunError, RunFolder, append, replace
-from equipoise.train.micro import MicroBatch, Share
-from equipoise.train.mismatch import Mismatch
-from equipoise.train.mismatch import metrics as mismatch_metrics
-from equipoise.train.optimizer import AdamW
-from equipoise.train.planner import Plan, plan
 from equipoise.train.progress import Terminal
 from equipoise.train.stopping import graceful_stop
 from equipoise.train.trackers import open_trackers
+from equipoise.train.update import NotFinite, Updater
 
-if TYPE_CHECKING:
-    from equipoise.train.shard import Shards
-
-T = TypeVar("T")
 TROUBLES_PER_STEP = 20  # kept in troubles.jsonl
-# Of the later updates of a batch, what tells how far they went.
-LAST_UPDATE = ("policy_loss", "approx_kl", "clip_ratio/region")
 
 
 class Interrupted(RunError):
@@ -100,23 +89,17 @@ class Trainer:
             self.policy = policy()
             if config.train.shard and not self.policy.is_llama_like:
                 raise ConfigError(f"train.shard = true: the rule is a Llama-like model, and {m.name} is none")
-            self.reference = models.frozen_copy(self.policy) if config.objective.kl and not m.lora_rank else None
-            self.vllm = config.rollout.engine == "vllm"
-            self.exact = config.rollout.exact or self.vllm  # log π_old is the trainer's, not the sampler's
+            reference = models.frozen_copy(self.policy) if config.objective.kl and not m.lora_rank else None
             self.sampler = (
                 VllmSampler(self.policy, memory=config.rollout.engine_memory)
-                if self.vllm
+                if config.rollout.engine == "vllm"
                 else open_sampler(self.policy)
             )
             if isinstance(self.sampler, VllmSampler):
                 undo.callback(self.sampler.close)
             self.collector = Collector(config, self.policy, self.sampler, self.task)
             self.held_out = self._held_out() if config.eval.every else []
-            self.updates = 0  # optimizer steps done
-            self.plan: Plan | None = None  # made when there is something to train on
-            self.say: Callable[[str], None] = lambda text: None
-            self.skipped = self.uninformative = 0  # in a row
-            self.skipped_total = 0
+            self.uninformative = 0  # steps in a row
             self.unscored = ""  # why too many responses of the last step have no score
             self.log_seconds = 0.0
             first = ranks.me() == 0
@@ -127,12 +110,8 @@ class Trainer:
                     if not resume:
                         replace(self.folder.environment, json.dumps(_environment(self.policy.device), indent=2) + "\n")
                 state = self._restored() if resume else None
-            sharded = config.train.shard and ranks.count() > 1
-            self.shards = _shards(self.policy) if sharded else None
-            self.reference_shards = _shards(self.reference) if sharded and self.reference else None
-            o, trained = config.optim, self.shards.parameters if self.shards else self.policy.parameters()
-            self.optimizer = AdamW(trained, betas=(o.betas[0], o.betas[1]), weight_decay=o.weight_decay, state=o.state)
-            self.parameters = self.optimizer.masters
+            longest = self.collector.params.max_tokens
+            self.updater = Updater(config, self.objective, self.policy, reference, longest)
             if state is not None:
                 self._resume(state)
             undo.pop_all()
@@ -141,7 +120,7 @@ class Trainer:
         """Train to the end, or raise: RunError with a sentence for the user, Interrupted with the command to resume."""
         c = self.config
         terminal = Terminal(c.train.out, c.train.steps, self.step, c.log.terminal and ranks.me() == 0)
-        self.say = terminal.say
+        self.updater.say = lambda text: terminal.say(f"step {self.step:4d}  {text}")
         if isinstance(self.task, tasks.Dataset):
             terminal.say(str(self.task.summary))
         try:
@@ -198,7 +177,7 @@ class Trainer:
         start = time.perf_counter()
         self.step += 1
         self.collector.seconds = {"rollout": 0.0, "reward": 0.0}
-        with self._whole():
+        with self.updater.whole():
             batch = self.collector.collect(self.step)
         metrics = statistics(batch, self.collector.params.max_tokens)
         seconds = {**self.collector.seconds, "log": self.log_seconds}
@@ -214,7 +193,14 @@ class Trainer:
             )  # fmt: skip
             informative = bool((credit.advantage != 0).any())
             seconds["assign"] = time.perf_counter() - mark
-            metrics |= self._update(batch, _to(credit, self.policy.device))
+            try:
+                metrics |= self.updater.update(batch, credit)
+            except NotFinite as error:
+                kept = checkpoint.steps(self.folder.checkpoints)
+                raise RunError(
+                    f"{error}; the weights were left alone, the last checkpoint is "
+                    f"{f'step {kept[-1]}' if kept else 'none'}: lower optim.lr or optim.clip_norm, or train in float32"
+                ) from error
             seconds["train"] = time.perf_counter() - mark - seconds["assign"]
             every = self.config.log.rollouts_every
             if every and ranks.me() == 0 and (self.step == 1 or self.step % every == 0):
@@ -245,185 +231,6 @@ class Trainer:
         difficulty = self.objective.difficulty
         return None if difficulty is None else difficulty.rate(past).clamp(0, 1)  # NaN stays NaN
 
-    def _update(self, batch: StepBatch, credit: Credit) -> dict[str, float]:
-        """`train.updates` optimizer steps on the batch; the metrics are those of the first, where ρ = 1.
-
-        A batch that nothing pulls on leaves the weights alone: momentum is no reason to move them.
-        """
-        c = self.config
-        out = {"policy_loss": 0.0, "grad_norm": 0.0, **{name: float(x) for name, x in credit.metrics.items()}}
-        share = self._share(batch, credit)
-        if not any(ranks.gather(len(share.rows))):
-            return out | {"lr": self._rate(), "skipped": float(self.skipped_total)}
-        self.idle_passes = max(ranks.gather(len(share.parts))) - len(share.parts)
-        self._fitting(share, self._compare)
-        for k in range(c.train.updates):
-            outputs, apart = self._fitting(share, functools.partial(self._gradients, credit=credit, first=k == 0))
-            norm = self._sum_gradients()
-            everyone = [o for part in ranks.gather(outputs) for o in part]
-            self._apply(norm, all(bool(o.ok) for o in everyone) and math.isfinite(float(norm)))
-            metrics = {name: float(x) for name, x in merge_metrics(everyone).items()}
-            if k == 0:
-                everywhere = [m for part in ranks.gather(apart) for m in part]
-                metrics |= mismatch_metrics(everywhere, self.objective.mismatch)
-            else:
-                metrics = {f"{name}/last_update": metrics[name] for name in LAST_UPDATE}
-            out |= metrics
-        return out | {"grad_norm": float(norm), "lr": self._rate(), "skipped": float(self.skipped_total)}
-
-    def _sum_gradients(self) -> Tensor:
-        """Over all ranks; returns the norm of the whole."""
-        if self.shards:
-            self.shards.take_gradients()  # summed by the backward passes
-        else:
-            ranks.sum_gradients(self.parameters)
-        norm = torch.nn.utils.get_total_norm([p.grad for p in self.parameters if p.grad is not None])
-        return ranks.norm_of_all(norm) if self.shards else norm
-
-    def _whole(self) -> contextlib.AbstractContextManager[None]:
-        """Around whatever reads the weights themselves."""
-        return self.shards.whole() if self.shards else contextlib.nullcontext()
-
-    def _fill_up(self, shards: Shards | None, *, backward: bool = False) -> None:
-        """Ranks that share the weights make as many passes as the one that has most to do."""
-        if shards is not None:
-            for _ in range(self.idle_passes):
-                shards.idle_pass(backward=backward)
-
-    def _apply(self, norm: Tensor, fine: bool) -> None:
-        c = self.config
-        if not fine:
-            self.skipped += 1
-            self.skipped_total += 1
-            if self.skipped >= c.train.max_skipped:
-                kept = checkpoint.steps(self.folder.checkpoints)
-                raise RunError(
-                    f"{self.skipped} updates in a row had log-probabilities or gradients that are not finite; the "
-                    f"weights were left alone, the last checkpoint is {f'step {kept[-1]}' if kept else 'none'}: lower "
-                    "optim.lr or optim.clip_norm, or train in float32"
-                )
-            return
-        self.skipped = 0
-        if c.optim.clip_norm:
-            torch.nn.utils.clip_grads_with_norm_(self.parameters, c.optim.clip_norm, norm)
-        self.updates += 1
-        self.optimizer.step(self._rate())
-
-    def _rate(self) -> float:
-        return learning_rate(self.config.optim, self.updates, self.config.train.steps * self.config.train.updates)
-
-    def _share(self, batch: StepBatch, credit: Credit) -> Share:
-        """What this rank trains on: responses that nothing pulls on (no advantage, no KL, no entropy bonus) need no
-        forward pass, unless their group must be whole."""
-        c, group = self.config, batch.rollouts.prompt.cpu()
-        pulled = credit.advantage.cpu() != 0
-        if c.objective.kl or c.objective.entropy_bonus:
-            pulled = torch.ones_like(pulled)
-        elif self.objective.needs_whole_groups:
-            pulled = torch.isin(group, group[pulled])
-        mine = torch.isin(group, torch.tensor(ranks.share(range(len(batch.prompts)))))
-        rows = (mine & pulled & (batch.lengths.cpu() > 0)).nonzero()[:, 0]
-        share = Share.of(batch.rollouts, rows)
-        if self.plan is None and any(ranks.gather(len(rows))):
-            self.plan = self._plan(share)
-            if self.plan.said:
-                self.say(self.plan.said)
-        if self.plan is not None:
-            share.cut(c.train.micro_batch, self.plan.tokens, self.objective.needs_whole_groups)
-        return share
-
-    def _plan(self, share: Share) -> Plan:
-        """How much one pass may hold: as the configuration says or, if it does not, what fits."""
-        c, r = self.config, self.config.rollout
-        if c.train.micro_batch or c.train.micro_tokens:
-            return Plan(c.train.micro_tokens, self.policy.gradient_checkpointing, "")
-        prompt, response = max(map(len, share.rollouts.prompts)), self.collector.params.max_tokens
-        return plan(
-            self.policy, total=r.prompts * (prompt + r.group_size * response), cap=c.train.memory_cap,
-            largest=prompt + response * (r.group_size if self.objective.needs_whole_groups else 1),
-            to_come=self.optimizer.bytes_to_come(), clear=self.optimizer.zero_grad,
-        )  # fmt: skip
-
-    def _fitting(self, share: Share, work: Callable[[Share], T]) -> T:
-        """Do it; where memory runs out, again from its beginning, with half as many tokens a pass."""
-        while True:
-            try:
-                return work(share)
-            except torch.OutOfMemoryError as error:
-                reason = str(error).partition(". ")[0]
-            if self.shards:  # the other ranks are in the middle of this pass
-                raise RunError(f"{reason}: start another run with lower train.micro_tokens or train.micro_batch")
-            # Only here are the failed pass' tensors gone.
-            self.optimizer.zero_grad()
-            torch.cuda.empty_cache()
-            self._shrink(share, reason)
-
-    def _shrink(self, share: Share, reason: str) -> None:
-        """Smaller micro-batches for the rest of the run or, where there are none, gradient checkpointing."""
-        assert self.plan is not None
-        most = share.largest_pass
-        share.cut(self.config.train.micro_batch, most // 2, self.objective.needs_whole_groups)
-        checkpointing = self.policy.gradient_checkpointing
-        if share.largest_pass < most:
-            self.plan = dataclasses.replace(self.plan, tokens=most // 2)
-            then = f"going on with {most // 2:,}"
-        elif not checkpointing:
-            self.policy.checkpoint_gradients()
-            self.plan = dataclasses.replace(self.plan, checkpointing=True)
-            then = "which cannot be cut; going on with gradient checkpointing"
-        else:
-            raise RunError(
-                f"{reason}: {most:,} tokens in one piece do not fit, even with gradient checkpointing; lower "
-                "rollout.max_tokens, or optim.state = 8bit or model.lora_rank for smaller optimizer state"
-            )
-        self.say(f"step {self.step}: memory ran out with {most:,} tokens a pass, {then}")
-
-    @torch.no_grad()
-    def _compare(self, share: Share) -> None:
-        """What the loss compares with: log π_ref and log π_old, which is the sampler's or, with `rollout.exact` or
-        vLLM, what the trainer says before its first update."""
-        temperature = self.config.rollout.temperature
-        if self.config.objective.kl:
-            share.ref = share.each(
-                lambda pack: models.reference_logprobs(self.policy, self.reference, pack, temperature=temperature)
-            )
-            self._fill_up(self.reference_shards)
-        if self.exact:
-            share.old = share.each(
-                lambda pack: models.token_logprobs(self.policy, pack, temperature=temperature).logprobs
-            )
-            self._fill_up(self.shards)
-
-    def _gradients(self, share: Share, *, credit: Credit, first: bool) -> tuple[list[LossOutput], list[Mismatch]]:
-        """Gradients of all micro-batches, summed, and what the losses saw; in a first update also the mismatch."""
-        self.optimizer.zero_grad()
-        outputs, apart = [], []
-        for part in share.parts:
-            output = self._loss(share, part, credit)
-            output.loss.backward()
-            if first:
-                sampler = self._rollout_logprobs(share)[part.tokens]
-                lengths = share.rollouts.lengths[part.rows]
-                apart.append(Mismatch.of(output.logprobs, sampler, lengths, self.objective.mismatch))
-            outputs.append(
-                dataclasses.replace(output, loss=output.loss.detach(), logprobs=output.logprobs.new_empty(0))
-            )
-        self._fill_up(self.shards, backward=True)
-        return outputs, apart
-
-    def _rollout_logprobs(self, share: Share) -> Tensor:
-        """log π_rollout as the sampler has it; vLLM tells that of what it drew from, top-p and top-k applied."""
-        return share.rollouts.logprobs if self.vllm else share.rollouts.policy_logprobs
-
-    def _loss(self, share: Share, part: MicroBatch, credit: Credit) -> LossOutput:
-        at = part.tokens
-        return models.token_loss(
-            self.policy, part.packed, self.objective, share.old[at], credit, share.response[at],
-            position=share.position[at], ref_logprobs=None if share.ref is None else share.ref[at],
-            rollout_logprobs=self._rollout_logprobs(share)[at] if self.objective.mismatch.function else None,
-            temperature=self.config.rollout.temperature, exact=self.exact,
-        )  # fmt: skip
-
     def _held_out(self) -> list[tuple[Prompt, list[int]]]:
         """The evaluation's prompts and their tokens; one that cannot be used stops the run before it begins."""
         c = self.config
@@ -438,7 +245,7 @@ class Trainer:
         if not c.eval.every:
             return
         prompts, ids = zip(*self.held_out, strict=True)
-        with self._whole():
+        with self.updater.whole():
             result = evaluate(
                 self.policy, self.sampler, self.task, prompts, ids, samples=c.eval.samples,
                 temperature=c.eval.temperature, greedy=c.eval.greedy, max_tokens=self.collector.params.max_tokens,
@@ -452,29 +259,24 @@ class Trainer:
         terminal.say(f"step {self.step:4d}  held out: {line(result)}")
 
     def _checkpoint(self) -> None:
-        optimizer = self.optimizer.state_dict()
-        if self.shards:
-            optimizer = self.shards.state_dict(optimizer)
-        with self._whole():
-            self._write_checkpoint(optimizer)
+        updates = self.updater.state_dict()
+        state = {
+            **updates,
+            "skipped": (*updates["skipped"], self.uninformative),
+            "position": self.collector.position,
+            "history": self.collector.history.state_dict(),
+        }
+        with self.updater.whole():
+            if ranks.me() == 0:
+                self._write_checkpoint(state)
         ranks.barrier()
 
-    def _write_checkpoint(self, optimizer: dict[str, Any]) -> None:
-        if ranks.me() == 0:
-            state = {
-                "optimizer": optimizer,
-                "objective": self.objective.state_dict(),
-                "position": self.collector.position,
-                "history": self.collector.history.state_dict(),
-                "updates": self.updates,
-                "plan": None if self.plan is None else (self.plan.tokens, self.plan.checkpointing),
-                "skipped": (self.skipped, self.skipped_total, self.uninformative),
-            }
-            with self._writing():
-                self.folder.sync()  # a checkpoint must not outlive the lines that lead up to it
-                weights = dict(self.policy.model.named_parameters()) if self.shards else None
-                checkpoint.save(self.folder.checkpoints, self.step, self.policy, state, self.config.train.keep, weights)
-                self.collector.history.write(self.folder.prompts)
+    def _write_checkpoint(self, state: dict[str, Any]) -> None:
+        with self._writing():
+            self.folder.sync()  # a checkpoint must not outlive the lines that lead up to it
+            weights = dict(self.policy.model.named_parameters()) if self.updater.shards else None
+            checkpoint.save(self.folder.checkpoints, self.step, self.policy, state, self.config.train.keep, weights)
+            self.collector.history.write(self.folder.prompts)
 
     def _restored(self) -> dict[str, Any] | None:
         """The state of the last checkpoint, with its weights in the policy; what was logged after it is forgotten."""
@@ -487,29 +289,11 @@ class Trainer:
         return checkpoint.load(self.folder.checkpoints, kept[-1], self.policy) if kept else None
 
     def _resume(self, state: dict[str, Any]) -> None:
-        optimizer = state["optimizer"]
-        self.optimizer.load_state_dict(self.shards.load_state_dict(optimizer) if self.shards else optimizer)
-        self.objective.load_state_dict(state["objective"])
-        self.step, self.updates = state["step"], state["updates"]
-        if state.get("plan"):  # absent in the first runs
-            self.plan = Plan(state["plan"][0], state["plan"][1], "")
-            if self.plan.checkpointing and not self.policy.gradient_checkpointing:
-                self.policy.checkpoint_gradients()
+        *skipped, self.uninformative = state["skipped"]
+        self.updater.load_state_dict({**state, "skipped": skipped})
+        self.step = state["step"]
         self.collector.position = state["position"]
         self.collector.history.load_state_dict(state.get("history", {"seen": {}}))  # absent in the first runs
-        self.skipped, self.skipped_total, self.uninformative = state["skipped"]
-
-
-def learning_rate(o: OptimConfig, update: int, total: int) -> float:
-    """The rate of optimizer step `update` (from 1): a linear warm-up, then constant, or linear or cosine to 0.
-
-    0 is reached one step after the last: a step at 0 would be a batch of rollouts for nothing.
-    """
-    if update <= o.warmup:
-        return o.lr * update / max(o.warmup, 1)
-    left = 1 - (update - o.warmup) / (total - o.warmup + 1)
-    shape = {"constant": 1.0, "linear": left, "cosine": 0.5 * (1 + math.cos(math.pi * (1 - left)))}
-    return o.lr * shape[o.schedule]
 
 
 def _environment(device: torch.device) -> dict[str, str]:
@@ -537,12 +321,6 @@ def _last_line(reason: str) -> str:
     return "".join(c if c.isprintable() else "\ufffd" for c in line)
 
 
-def _shards(policy: models.Policy) -> Shards:
-    from equipoise.train.shard import Shards  # FSDP takes two seconds to import
-
-    return Shards(policy)
-
-
 def _device(name: str) -> str:
     if name == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
@@ -555,14 +333,3 @@ def _device(name: str) -> str:
 def _kept_tokens(batch: StepBatch) -> Tensor:
     keep = (batch.lengths > 0)[response_ids(batch.rollouts.lengths)]
     return batch.rollouts.tokens[keep].cpu()
-
-
-def _to(credit: Credit, device: torch.device) -> Credit:
-    if device.type == "cpu":
-        return credit
-    moved = {f.name: getattr(credit, f.name) for f in dataclasses.fields(credit)}
-    moved |= {k: v.to(device) for k, v in moved.items() if isinstance(v, Tensor)}
-    groups = dataclasses.replace(
-        credit.groups, index=credit.groups.index.to(device), first=credit.groups.first.to(device)
-    )
-    return Credit(**{**moved, "groups": groups, "metrics": {k: v.to(device) for k, v in credit.metrics.items()}})

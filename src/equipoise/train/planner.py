@@ -7,7 +7,7 @@ speed there, so no more are taken. Gradient checkpointing is a third more arithm
 even the longest response (or group, where the objective needs groups whole) would fit without. What a sampler or a
 reference holds counts as not free. All ranks go by the worst figures among them, so that they plan alike. On the CPU,
 where nobody counts, a pass takes what autograd keeps of a small one and half as much again, and what fits is trained in
-one go. Not covered: memory that others take later; `Trainer` then halves the tokens and goes on.
+one go. Not covered: memory that others take later; `Updater` then halves the tokens and goes on.
 """
 
 from __future__ import annotations

@@ -1,0 +1,297 @@
+"""The update: from a batch and its credit to micro-batches, gradients and optimizer steps.
+
+What one pass may hold is planned when there is first something to train on; where memory runs out all the same, the
+update begins again with half. An update whose numbers are not finite is skipped and counted, never applied. Under
+`torchrun` every rank trains its share of the groups, and the gradients are summed. The state is the optimizer's, the
+objective's and the plan's. Not covered: where batches come from, and the files of a run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import math
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from equipoise import policy as models
+from equipoise.objective import Credit, LossOutput, Objective, merge_metrics
+from equipoise.train import ranks
+from equipoise.train.batch import StepBatch
+from equipoise.train.config import Config, OptimConfig
+from equipoise.train.folder import RunError
+from equipoise.train.micro import MicroBatch, Share
+from equipoise.train.mismatch import Mismatch
+from equipoise.train.mismatch import metrics as mismatch_metrics
+from equipoise.train.optimizer import AdamW
+from equipoise.train.planner import Plan, plan
+
+if TYPE_CHECKING:
+    from equipoise.train.shard import Shards
+
+T = TypeVar("T")
+# Of the later updates of a batch, what tells how far they went.
+LAST_UPDATE = ("policy_loss", "approx_kl", "clip_ratio/region")
+
+
+class NotFinite(RunError):
+    """`train.max_skipped` updates in a row could not be applied."""
+
+
+class Updater:
+    """`longest`: tokens that a response may have; `say` is told what the user should know."""
+
+    def __init__(
+        self,
+        config: Config,
+        objective: Objective,
+        policy: models.Policy,
+        reference: models.Policy | None,
+        longest: int,
+    ) -> None:
+        self.config, self.objective, self.policy, self.reference = config, objective, policy, reference
+        self.longest = longest
+        self.vllm = config.rollout.engine == "vllm"
+        self.exact = config.rollout.exact or self.vllm  # log π_old is the trainer's, not the sampler's
+        sharded = config.train.shard and ranks.count() > 1
+        self.shards = _shards(policy) if sharded else None
+        self.reference_shards = _shards(reference) if sharded and reference else None
+        o, trained = config.optim, self.shards.parameters if self.shards else policy.parameters()
+        self.optimizer = AdamW(trained, betas=(o.betas[0], o.betas[1]), weight_decay=o.weight_decay, state=o.state)
+        self.parameters = self.optimizer.masters
+        self.plan: Plan | None = None  # made when there is something to train on
+        self.updates = 0  # optimizer steps done
+        self.skipped = self.skipped_total = 0  # in a row, and ever
+        self.idle_passes = 0  # by which another rank has more to do with the batch at hand
+        self.say: Callable[[str], None] = lambda text: None
+
+    def update(self, batch: StepBatch, credit: Credit) -> dict[str, float]:
+        """`train.updates` optimizer steps on the batch; the metrics are those of the first, where ρ = 1.
+
+        A batch that nothing pulls on leaves the weights alone: momentum is no reason to move them.
+        """
+        out = {"policy_loss": 0.0, "grad_norm": 0.0, **{name: float(x) for name, x in credit.metrics.items()}}
+        share = self._share(batch, credit)
+        if not any(ranks.gather(len(share.rows))):
+            return out | {"lr": self._rate(), "skipped": float(self.skipped_total)}
+        credit = on_device(credit, self.policy.device)
+        self.idle_passes = max(ranks.gather(len(share.parts))) - len(share.parts)
+        self._fitting(share, self._compare)
+        for k in range(self.config.train.updates):
+            outputs, apart = self._fitting(share, functools.partial(self._gradients, credit=credit, first=k == 0))
+            norm = self._sum_gradients()
+            everyone = [o for part in ranks.gather(outputs) for o in part]
+            self._apply(norm, all(bool(o.ok) for o in everyone) and math.isfinite(float(norm)))
+            metrics = {name: float(x) for name, x in merge_metrics(everyone).items()}
+            if k == 0:
+                everywhere = [m for part in ranks.gather(apart) for m in part]
+                metrics |= mismatch_metrics(everywhere, self.objective.mismatch)
+            else:
+                metrics = {f"{name}/last_update": metrics[name] for name in LAST_UPDATE}
+            out |= metrics
+        return out | {"grad_norm": float(norm), "lr": self._rate(), "skipped": float(self.skipped_total)}
+
+    def _share(self, batch: StepBatch, credit: Credit) -> Share:
+        """What this rank trains on: responses that nothing pulls on (no advantage, no KL, no entropy bonus) need no
+        forward pass, unless their group must be whole."""
+        c, group = self.config, batch.rollouts.prompt.cpu()
+        pulled = credit.advantage != 0
+        if c.objective.kl or c.objective.entropy_bonus:
+            pulled = torch.ones_like(pulled)
+        elif self.objective.needs_whole_groups:
+            pulled = torch.isin(group, group[pulled])
+        mine = torch.isin(group, torch.tensor(ranks.share(range(len(batch.prompts)))))
+        rows = (mine & pulled & (batch.lengths.cpu() > 0)).nonzero()[:, 0]
+        share = Share.of(batch.rollouts, rows)
+        if self.plan is None and any(ranks.gather(len(rows))):
+            self.plan = self._plan(share)
+            if self.plan.said:
+                self.say(self.plan.said)
+        if self.plan is not None:
+            share.cut(c.train.micro_batch, self.plan.tokens, self.objective.needs_whole_groups)
+        return share
+
+    def _plan(self, share: Share) -> Plan:
+        """How much one pass may hold: as the configuration says or, if it does not, what fits."""
+        c, r = self.config, self.config.rollout
+        if c.train.micro_batch or c.train.micro_tokens:
+            return Plan(c.train.micro_tokens, self.policy.gradient_checkpointing, "")
+        prompt, response = max(map(len, share.rollouts.prompts)), self.longest
+        return plan(
+            self.policy, total=r.prompts * (prompt + r.group_size * response), cap=c.train.memory_cap,
+            largest=prompt + response * (r.group_size if self.objective.needs_whole_groups else 1),
+            to_come=self.optimizer.bytes_to_come(), clear=self.optimizer.zero_grad,
+        )  # fmt: skip
+
+    def _fitting(self, share: Share, work: Callable[[Share], T]) -> T:
+        """Do it; where memory runs out, again from its beginning, with half as many tokens a pass."""
+        while True:
+            try:
+                return work(share)
+            except torch.OutOfMemoryError as error:
+                reason = str(error).partition(". ")[0]
+            if self.shards:  # the other ranks are in the middle of this pass
+                raise RunError(f"{reason}: start another run with lower train.micro_tokens or train.micro_batch")
+            # Only here are the failed pass' tensors gone.
+            self.optimizer.zero_grad()
+            torch.cuda.empty_cache()
+            self._shrink(share, reason)
+
+    def _shrink(self, share: Share, reason: str) -> None:
+        """Smaller micro-batches for the rest of the run or, where there are none, gradient checkpointing."""
+        assert self.plan is not None
+        most = share.largest_pass
+        share.cut(self.config.train.micro_batch, most // 2, self.objective.needs_whole_groups)
+        checkpointing = self.policy.gradient_checkpointing
+        if share.largest_pass < most:
+            self.plan = dataclasses.replace(self.plan, tokens=most // 2)
+            then = f"going on with {most // 2:,}"
+        elif not checkpointing:
+            self.policy.checkpoint_gradients()
+            self.plan = dataclasses.replace(self.plan, checkpointing=True)
+            then = "which cannot be cut; going on with gradient checkpointing"
+        else:
+            raise RunError(
+                f"{reason}: {most:,} tokens in one piece do not fit, even with gradient checkpointing; lower "
+                "rollout.max_tokens, or optim.state = 8bit or model.lora_rank for smaller optimizer state"
+            )
+        self.say(f"memory ran out with {most:,} tokens a pass, {then}")
+
+    @torch.no_grad()
+    def _compare(self, share: Share) -> None:
+        """What the loss compares with: log π_ref and log π_old, which is the sampler's or, with `rollout.exact` or
+        vLLM, what the trainer says before its first update."""
+        temperature = self.config.rollout.temperature
+        if self.config.objective.kl:
+            share.ref = share.each(
+                lambda pack: models.reference_logprobs(self.policy, self.reference, pack, temperature=temperature)
+            )
+            self._fill_up(self.reference_shards)
+        if self.exact:
+            share.old = share.each(
+                lambda pack: models.token_logprobs(self.policy, pack, temperature=temperature).logprobs
+            )
+            self._fill_up(self.shards)
+
+    def _gradients(self, share: Share, *, credit: Credit, first: bool) -> tuple[list[LossOutput], list[Mismatch]]:
+        """Gradients of all micro-batches, summed, and what the losses saw; in a first update also the mismatch."""
+        self.optimizer.zero_grad()
+        outputs, apart = [], []
+        for part in share.parts:
+            output = self._loss(share, part, credit)
+            output.loss.backward()
+            if first:
+                sampler = self._rollout_logprobs(share)[part.tokens]
+                lengths = share.rollouts.lengths[part.rows]
+                apart.append(Mismatch.of(output.logprobs, sampler, lengths, self.objective.mismatch))
+            outputs.append(
+                dataclasses.replace(output, loss=output.loss.detach(), logprobs=output.logprobs.new_empty(0))
+            )
+        self._fill_up(self.shards, backward=True)
+        return outputs, apart
+
+    def _loss(self, share: Share, part: MicroBatch, credit: Credit) -> LossOutput:
+        at = part.tokens
+        return models.token_loss(
+            self.policy, part.packed, self.objective, share.old[at], credit, share.response[at],
+            position=share.position[at], ref_logprobs=None if share.ref is None else share.ref[at],
+            rollout_logprobs=self._rollout_logprobs(share)[at] if self.objective.mismatch.function else None,
+            temperature=self.config.rollout.temperature, exact=self.exact,
+        )  # fmt: skip
+
+    def _rollout_logprobs(self, share: Share) -> Tensor:
+        """log π_rollout as the sampler has it; vLLM tells that of what it drew from, top-p and top-k applied."""
+        return share.rollouts.logprobs if self.vllm else share.rollouts.policy_logprobs
+
+    def _fill_up(self, shards: Shards | None, *, backward: bool = False) -> None:
+        """Ranks that share the weights make as many passes as the one that has most to do."""
+        if shards is not None:
+            for _ in range(self.idle_passes):
+                shards.idle_pass(backward=backward)
+
+    def _sum_gradients(self) -> Tensor:
+        """Over all ranks; returns the norm of the whole."""
+        if self.shards:
+            self.shards.take_gradients()  # summed by the backward passes
+        else:
+            ranks.sum_gradients(self.parameters)
+        norm = torch.nn.utils.get_total_norm([p.grad for p in self.parameters if p.grad is not None])
+        return ranks.norm_of_all(norm) if self.shards else norm
+
+    def _apply(self, norm: Tensor, fine: bool) -> None:
+        c = self.config
+        if not fine:
+            self.skipped += 1
+            self.skipped_total += 1
+            if self.skipped >= c.train.max_skipped:
+                raise NotFinite(
+                    f"{self.skipped} updates in a row had log-probabilities or gradients that are not finite"
+                )
+            return
+        self.skipped = 0
+        if c.optim.clip_norm:
+            torch.nn.utils.clip_grads_with_norm_(self.parameters, c.optim.clip_norm, norm)
+        self.updates += 1
+        self.optimizer.step(self._rate())
+
+    def _rate(self) -> float:
+        return learning_rate(self.config.optim, self.updates, self.config.train.steps * self.config.train.updates)
+
+    def whole(self) -> contextlib.AbstractContextManager[None]:
+        """Around whatever reads the weights themselves."""
+        return self.shards.whole() if self.shards else contextlib.nullcontext()
+
+    def state_dict(self) -> dict[str, Any]:
+        """As one process would have it; all ranks take part."""
+        optimizer = self.optimizer.state_dict()
+        return {
+            "optimizer": self.shards.state_dict(optimizer) if self.shards else optimizer,
+            "objective": self.objective.state_dict(),
+            "updates": self.updates,
+            "plan": None if self.plan is None else (self.plan.tokens, self.plan.checkpointing),
+            "skipped": (self.skipped, self.skipped_total),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        optimizer = state["optimizer"]
+        self.optimizer.load_state_dict(self.shards.load_state_dict(optimizer) if self.shards else optimizer)
+        self.objective.load_state_dict(state["objective"])
+        self.updates = state["updates"]
+        if state.get("plan"):  # absent in the first runs
+            self.plan = Plan(state["plan"][0], state["plan"][1], "")
+            if self.plan.checkpointing and not self.policy.gradient_checkpointing:
+                self.policy.checkpoint_gradients()
+        self.skipped, self.skipped_total = state["skipped"]
+
+
+def learning_rate(o: OptimConfig, update: int, total: int) -> float:
+    """The rate of optimizer step `update` (from 1): a linear warm-up, then constant, or linear or cosine to 0.
+
+    0 is reached one step after the last: a step at 0 would be a batch of rollouts for nothing.
+    """
+    if update <= o.warmup:
+        return o.lr * update / max(o.warmup, 1)
+    left = 1 - (update - o.warmup) / (total - o.warmup + 1)
+    shape = {"constant": 1.0, "linear": left, "cosine": 0.5 * (1 + math.cos(math.pi * (1 - left)))}
+    return o.lr * shape[o.schedule]
+
+
+def _shards(policy: models.Policy) -> Shards:
+    from equipoise.train.shard import Shards  # FSDP takes two seconds to import
+
+    return Shards(policy)
+
+
+def on_device(credit: Credit, device: torch.device) -> Credit:
+    if device.type == "cpu":
+        return credit
+    moved = {f.name: getattr(credit, f.name) for f in dataclasses.fields(credit)}
+    moved |= {k: v.to(device) for k, v in moved.items() if isinstance(v, Tensor)}
+    groups = dataclasses.replace(
+        credit.groups, index=credit.groups.index.to(device), first=credit.groups.first.to(device)
+    )
+    return Credit(**{**moved, "groups": groups, "metrics": {k: v.to(device) for k, v in credit.metrics.items()}})
