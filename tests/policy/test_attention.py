@@ -1,4 +1,11 @@
-"""Attention over stretches of a row against the buckets of SDPA, which are held to transformers' own elsewhere."""
+"""Attention over stretches of a row against the buckets of SDPA, which are held to transformers' own elsewhere.
+
+On a machine without CUDA the Triton kernels run in Triton's interpreter: install triton and set TRITON_INTERPRET=1.
+"""
+
+import dataclasses
+import importlib.util
+import os
 
 import pytest
 import tiny_models
@@ -6,9 +13,16 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from equipoise.policy import pack
+from equipoise.policy import pack, stretches
 from equipoise.policy.attention import packed_attention
 from equipoise.policy.kernels import varlen
+
+CUDA = torch.cuda.is_available()
+DEVICE = "cuda" if CUDA else "cpu"
+HAS_TRITON = importlib.util.find_spec("triton") is not None and (CUDA or os.environ.get("TRITON_INTERPRET") == "1")
+needs_triton = pytest.mark.skipif(not HAS_TRITON, reason="needs CUDA, or triton and TRITON_INTERPRET=1")
+if HAS_TRITON:
+    from equipoise.policy.kernels import triton_attention
 
 
 def both(packed, heads, kv_heads, dtype, head_dim=8, seed=0):
@@ -19,7 +33,7 @@ def both(packed, heads, kv_heads, dtype, head_dim=8, seed=0):
     d = torch.randn(size[0], heads, head_dim, generator=g, dtype=torch.float64).to(packed.inputs.device, dtype)
     found = []
     for out in (
-        varlen.varlen_attention(qkv, kv_heads, packed.own, packed.to_prompt, packed.prompts),
+        varlen.varlen_attention(qkv, kv_heads, packed.stretches),
         packed_attention(qkv.double(), kv_heads, packed).to(dtype),
     ):
         found.append((out.detach(), torch.autograd.grad(out, qkv, d)[0]))
@@ -57,34 +71,44 @@ def test_what_is_shared_changes_no_attention():
     torch.testing.assert_close(outputs[2], outputs[0])
 
 
-def test_merging_is_the_softmax_over_both():
-    g = torch.Generator().manual_seed(0)
-    scores = torch.randn(2, 5, 7, generator=g, dtype=torch.float64) * 4
-    values = torch.randn(7, 2, 3, generator=g, dtype=torch.float64)
-
-    def attend(keys):
-        s = scores[..., keys]
-        return torch.einsum("hqk,khd->qhd", s.softmax(-1), values[keys]), s.logsumexp(-1)
-
-    (out, lse), merged = attend(slice(0, 4)), torch.empty(2, 5, dtype=torch.float64)
-    varlen.merge_(out, lse, *attend(slice(4, 7)), merged)
-    wanted, wanted_lse = attend(slice(0, 7))
-    torch.testing.assert_close(out, wanted)
-    torch.testing.assert_close(merged, wanted_lse)
+LENGTHS = torch.tensor([1, 1, 1, 200, 3, 17, 500, 1, 64, 65, 128, 129, 2, 33, 40])
+PROMPT = torch.tensor([0, 0, 0, 1, 1, 1, 2, 2, 2, 3, 3, 3, 4, 4, 4])
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="flash attention needs CUDA")
-@pytest.mark.parametrize("heads", [(9, 3, 64), (16, 8, 128), (4, 4, 32), (8, 1, 256)])
+@needs_triton
+@pytest.mark.parametrize("heads", [(3, 1, 64), (4, 2, 128), (2, 2, 24), (8, 1, 256)])
 @pytest.mark.parametrize("share", ["prompt", "nothing"])
-def test_flash_attention(heads, share):
-    prompts = [[3] * n for n in (1, 100, 7, 300, 64)]
-    lengths = torch.tensor([1, 1, 1, 200, 3, 17, 500, 1, 64, 65, 128, 129, 2, 33, 40])
-    prompt = torch.tensor([0, 0, 0, 1, 1, 1, 2, 2, 2, 3, 3, 3, 4, 4, 4])
-    tokens = torch.zeros(int(lengths.sum()), dtype=torch.int64, device="cuda")
-    packed = pack(prompts, tokens, lengths, prompt, share=share)
-    (out, grad), (wanted, wanted_grad) = both(packed, *heads[:2], torch.bfloat16, heads[2])
-    again = both(packed, *heads[:2], torch.bfloat16, heads[2])[0]
-    assert torch.equal(again[0], out)
-    assert torch.equal(again[1], grad)
+def test_the_kernels_agree_with_the_plain_loop(heads, share, monkeypatch):
+    """Tiles with one stretch, with several, with parts of them; prompts whose gradients come in one part or several."""
+    monkeypatch.setattr(stretches, "PART", 100)
+    H, kv_heads, D = heads
+    dtype = torch.bfloat16 if CUDA else torch.float32
+    lengths = LENGTHS if CUDA or D == 64 else LENGTHS // 4 + 1  # the interpreter is slow
+    packed = pack([[3] * n for n in (1, 100, 7, 300, 64)], torch.zeros(int(lengths.sum()), dtype=torch.int64), lengths,
+                  PROMPT, share=share)  # fmt: skip
+    g = torch.Generator().manual_seed(0)
+    qkv = torch.randn(len(packed.inputs), H + 2 * kv_heads, D, generator=g).to(dtype)
+    d = torch.randn(len(packed.inputs), H, D, generator=g).to(dtype)
+    out, lse = varlen.attend(qkv.double(), kv_heads, packed.stretches, D**-0.5)
+    wanted = varlen.attend_gradient(d.double(), qkv.double(), out, lse, kv_heads, packed.stretches, D**-0.5)
+    places = dataclasses.replace(packed.stretches, device=torch.device(DEVICE), _tables={})
+    qkv, d = qkv.to(DEVICE), d.to(DEVICE)
+
+    def by_kernels():
+        out, lse = triton_attention.attend(qkv, kv_heads, places, D**-0.5)
+        return out, lse, triton_attention.attend_gradient(d, qkv, out, lse, kv_heads, places, D**-0.5)
+
+    for got, again, exact in zip(by_kernels(), by_kernels(), (out, lse, wanted), strict=True):
+        assert torch.equal(got, again)
+        error = (got.cpu().double() - exact).norm() / exact.norm()
+        assert float(error) < (1e-2 if dtype == torch.bfloat16 else 2e-6)
+
+
+@pytest.mark.skipif(not CUDA, reason="needs CUDA")
+@pytest.mark.parametrize("share", ["prompt", "nothing"])
+def test_attention_in_bfloat16(share):
+    tokens = torch.zeros(int(LENGTHS.sum()), dtype=torch.int64, device="cuda")
+    packed = pack([[3] * n for n in (1, 100, 7, 300, 64)], tokens, LENGTHS, PROMPT, share=share)
+    (out, grad), (wanted, wanted_grad) = both(packed, 9, 3, torch.bfloat16, 64)
     torch.testing.assert_close(out, wanted, atol=2e-2, rtol=2e-2)
     assert float((grad.double() - wanted_grad.double()).norm() / wanted_grad.double().norm()) < 1e-2

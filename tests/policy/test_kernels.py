@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 
 from equipoise.policy import kernels
-from equipoise.policy.kernels import layers, varlen
+from equipoise.policy.kernels import layers
 
 CUDA = torch.cuda.is_available()
 DEVICE = "cuda" if CUDA else "cpu"
@@ -118,18 +118,3 @@ def test_norm_rotate(device, shape, dtype):
     )
     got = kernels.norm_rotate(qkv, kv_heads, q_weight, k_weight, 1e-6, cos, sin)
     assert_same(got, torch.cat((turned, v), 1), (qkv, q_weight, k_weight), dtype)
-
-
-@pytest.mark.parametrize("dtype", HALF)
-@pytest.mark.skipif(not HAS_TRITON, reason="needs CUDA, or triton and TRITON_INTERPRET=1")
-def test_triton_merges_as_torch_does(dtype):
-    from equipoise.policy.kernels import triton_layers
-
-    out, other = (x.detach() for x in tensors((37, 3, 24), (37, 3, 24), dtype=dtype, device=DEVICE))
-    lse, other_lse = (x.detach() for x in tensors((3, 40), (3, 37), dtype=torch.float32, device=DEVICE))
-    wanted, wanted_lse = out.cpu().clone(), torch.empty(3, 37)
-    varlen.merge_(wanted, lse.cpu()[:, 3:], other.cpu(), other_lse.cpu(), wanted_lse)
-    merged = torch.zeros_like(lse)
-    triton_layers.merge_(out, lse[:, 3:], other, other_lse, merged[:, 3:])
-    torch.testing.assert_close(out.cpu(), wanted, atol=1e-2 if dtype == torch.bfloat16 else 1e-6, rtol=1e-2)
-    torch.testing.assert_close(merged[:, 3:].cpu(), wanted_lse)

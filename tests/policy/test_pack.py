@@ -70,10 +70,8 @@ def stretches(cuts):
 def test_the_row_of_stretches_holds_every_sequence(sizes, responses, share):
     prompts, tokens, lengths, prompt, sequences = batch(sizes, responses)
     packed = pack(prompts, tokens, lengths, prompt, share=share)
-    row, own = packed.inputs.tolist(), stretches(packed.own.queries)
-    assert torch.equal(packed.own.queries, packed.own.keys)
+    row, own = packed.inputs.tolist(), stretches(packed.stretches.cuts)
     assert own[-1].stop == len(row)
-    assert packed.own.longest_queries == max(s.stop - s.start for s in own)
     # What an entry sees: its own stretch up to itself and, where prompts stand once, the whole prompt before that.
     seen = {}
     for s in own:
@@ -81,14 +79,15 @@ def test_the_row_of_stretches_holds_every_sequence(sizes, responses, share):
             seen[end] = row[s.start : end + 1]
     if share == "prompt":
         assert len(row) == sum(len(prompts[i]) for i in set(prompt.tolist())) + int((lengths - 1).sum())
-        assert packed.to_prompt.queries[-1] == len(row) - packed.prompts
-        for queries, keys in zip(*map(stretches, packed.to_prompt[:2]), strict=True):
-            assert keys.stop <= packed.prompts
-            for q in range(packed.prompts + queries.start, packed.prompts + queries.stop):
+        places = packed.stretches
+        assert places.groups[-1] == len(row)
+        assert places.groups[0] == places.prompts[-1]
+        for queries, keys in zip(*map(stretches, (places.groups, places.prompts)), strict=True):
+            for q in range(queries.start, queries.stop):
                 seen[q] = row[keys] + seen[q]
     else:
         assert len(row) == sum(len(s) - 1 for s in sequences)
-        assert packed.to_prompt is None
+        assert packed.stretches.prompts is None
     ends = zip(sequences, lengths.tolist(), strict=True)
     wanted = [s[:k] for s, n in ends for k in range(len(s) - n, len(s))]
     assert [seen[e] for e in packed.predict.tolist()] == wanted

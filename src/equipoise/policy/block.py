@@ -20,7 +20,8 @@ from torch.autograd.function import once_differentiable
 
 from equipoise.policy import decoder
 from equipoise.policy.kernels import plain_layers, varlen
-from equipoise.policy.pack import Pack, Spans
+from equipoise.policy.pack import Pack
+from equipoise.policy.stretches import Stretches
 
 
 def serves(core: Any, pack: Pack) -> bool:
@@ -29,7 +30,7 @@ def serves(core: Any, pack: Pack) -> bool:
     weight = head.q_proj.weight
     like = weight.new_empty(0, 1, head.head_dim)
     sees_all = all(window is None or window >= pack.longest for window in decoder.windows(core))
-    return pack.own is not None and varlen.serves(like) and sees_all and all(map(_is_plain, core.model.layers))
+    return pack.stretches is not None and varlen.serves(like) and sees_all and all(map(_is_plain, core.model.layers))
 
 
 def _is_plain(layer: Any) -> bool:
@@ -42,7 +43,7 @@ def _is_plain(layer: Any) -> bool:
 
 def hidden_states(core: Any, pack: Pack, *, gradient_checkpointing: bool = False) -> Tensor:
     """`decoder.hidden_states` of the pack's row: [U, d], before the final norm."""
-    assert pack.own is not None
+    assert pack.stretches is not None
     base, first = core.model, core.model.layers[0]
     a = first.self_attn
     if decoder.joined(a.q_proj, a.k_proj, a.v_proj) is None:
@@ -51,7 +52,7 @@ def hidden_states(core: Any, pack: Pack, *, gradient_checkpointing: bool = False
     x = decoder.embed(core, pack.inputs)
     cos, sin = (c[0, :, None, : D // 2].contiguous() for c in base.rotary_emb(x, pack.positions[None]))
     setting = Setting(
-        D, a.k_proj.weight.shape[0] // D, (pack.own, pack.to_prompt, pack.prompts, D**-0.5),
+        D, a.k_proj.weight.shape[0] // D, pack.stretches, D**-0.5,
         *decoder.norm_constants(first.input_layernorm), a.q_norm.variance_epsilon if has_norms else 0.0,
         decoder.ACTIVATIONS[core.config.hidden_act], gradient_checkpointing,
     )  # fmt: skip
@@ -73,7 +74,8 @@ def hidden_states(core: Any, pack: Pack, *, gradient_checkpointing: bool = False
 class Setting(NamedTuple):
     head_dim: int
     kv_heads: int
-    spans: tuple[Spans, Spans | None, int, float]  # what `varlen` asks for
+    stretches: Stretches
+    scale: float  # of the scores
     eps: float
     offset: float  # of the norms' weights
     head_eps: float  # of the queries' and keys' norms
@@ -115,7 +117,7 @@ def _forward(x: Tensor, cos: Tensor, sin: Tensor, s: Setting, w: Weights) -> tup
     _, y, first_scale = ops.add_norm(x, None, w.first_norm, s.eps, s.offset)
     raw = F.linear(y, w.qkv, w.bias).view(len(x), -1, s.head_dim)
     turned = _turned(raw, cos, sin, s, w)
-    out, lse = varlen.attend(turned, s.kv_heads, *s.spans)
+    out, lse = varlen.attend(turned, s.kv_heads, s.stretches, s.scale)
     delta = out.view(len(x), -1) @ w.o.t()
     middle, y, second_scale = ops.add_norm(x, delta, w.second_norm, s.eps, s.offset)
     gate_up = y @ w.gate_up.t()
@@ -163,7 +165,7 @@ class _Layer(torch.autograd.Function):
         d_out = (d_middle @ w.o).view_as(kept.out)
         d_o = d_middle.t() @ kept.out.view(U, -1)
         turned = kept.qkv if w.q_norm is None else _turned(kept.qkv, cos, sin, s, w)
-        d_qkv = varlen.attend_gradient(d_out, turned, kept.out, kept.lse, s.kv_heads, *s.spans)
+        d_qkv = varlen.attend_gradient(d_out, turned, kept.out, kept.lse, s.kv_heads, s.stretches, s.scale)
         del turned, d_out
         heads = d_qkv.shape[1] - 2 * s.kv_heads
         raw = None if w.q_norm is None else kept.qkv

@@ -7,7 +7,7 @@ sharing them changes no number, only how often it is computed. How much is share
 - `nothing`: every response has its prompt right before it.
 The last token of a response is predicted but never an input, so it is left out. Everything in the model that works
 token by token (projections, norms, the MLP) runs over this row. Attention is the one place that needs sequences: as
-`Spans` of the row (attention of variable length, without padding), or as `Buckets`, which lay them out by similar
+`Stretches` of the row (attention of variable length, without padding), or as `Buckets`, which lay them out by similar
 length, right-padded, where plain causal attention is exact (a real token never looks right).
 """
 
@@ -21,21 +21,12 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
+from equipoise.policy.stretches import Stretches
+
 Share = Literal["prefix", "prompt", "nothing"]
-
-
-class Spans(NamedTuple):
-    """S stretches of queries, one after the other, and the stretch of keys that each of them sees.
-
-    queries, keys [S + 1] int32: where each begins, and where the last ends; longest_…: of one stretch.
-    """
-
-    queries: Tensor
-    keys: Tensor
-    longest_queries: int
-    longest_keys: int
 
 
 class Buckets(NamedTuple):
@@ -75,8 +66,7 @@ class _Paths(NamedTuple):
 class Pack:
     """inputs, positions [U]; targets, predict [N]: target token and the row entry whose output predicts it.
 
-    own: the contiguous stretches, each causal in itself; None where prefixes inside responses are shared. to_prompt:
-    where prompts stand once, the responses to each prompt (the row from `prompts` on) against its keys (up to there).
+    stretches: None where prefixes inside responses are shared.
     firsts: which targets one entry predicts together; None where those are not only first tokens.
     """
 
@@ -84,9 +74,7 @@ class Pack:
     positions: Tensor
     targets: Tensor
     predict: Tensor
-    own: Spans | None
-    to_prompt: Spans | None
-    prompts: int
+    stretches: Stretches | None
     firsts: Firsts | None
     paths: _Paths
 
@@ -138,25 +126,22 @@ def _stretches(rows: list[Sequence[int]], tokens: Tensor, lengths: Tensor, promp
         prompt_at, response_at = at[: len(rows)][prompt], torch.empty_like(lengths)
         response_at[order] = at[len(rows) :]
         group = torch.zeros_like(prompt_length).index_add_(0, prompt, inputs)
-        own, to_prompt, n_prompt = _spans(length[length > 0]), _spans(group, prompt_length), len(text)
+        cuts = _cuts(length[length > 0]), _cuts(prompt_length), len(text) + _cuts(group)
     else:
         length = torch.stack([before, inputs], 1).flatten()
         source = torch.stack([in_text[prompt], in_tokens], 1).flatten()
         position = torch.stack([torch.zeros_like(before), before], 1).flatten()
         at = _starts(length)
         prompt_at, response_at = at.view(-1, 2).unbind(1)
-        own, to_prompt, n_prompt = _spans(before + inputs), None, 0
+        cuts = _cuts(before + inputs), None, None
     U, N = int(length.sum()), int(lengths.sum())
     ends = in_text + prompt_length - 1 if shared else prompt_at + before - 1
     which = prompt if shared else torch.arange(len(lengths))
     small = [text, length, source - at, position - at, lengths, response_at - 1 - _starts(lengths), _starts(lengths),
-             ends, which, *own[:2], *(to_prompt or ())[:2]]  # fmt: skip
-    text, length, source, position, sizes, shift, first, ends, which, *cuts = (
+             ends, which]  # fmt: skip
+    text, length, source, position, sizes, shift, first, ends, which = (
         torch.cat(small).to(device).split([len(x) for x in small])
     )
-    cuts = [x.to(torch.int32) for x in cuts]
-    own = Spans(cuts[0], cuts[1], *own[2:])
-    to_prompt = None if to_prompt is None else Spans(cuts[2], cuts[3], *to_prompt[2:])
     row = torch.arange(U, device=device)
     predict = torch.arange(N, device=device) + shift.repeat_interleave(sizes, output_size=N)
     predict[first] = ends[which]
@@ -165,9 +150,7 @@ def _stretches(rows: list[Sequence[int]], tokens: Tensor, lengths: Tensor, promp
         row + position.repeat_interleave(length, output_size=U),
         tokens,
         predict,
-        own,
-        to_prompt,
-        n_prompt,
+        Stretches(*cuts, device),
         Firsts(first, ends, which),
         _Paths(prompt_at, before, response_at, inputs, None),
     )
@@ -204,7 +187,7 @@ def _tree(rows: list[Sequence[int]], tokens: Tensor, lengths: Tensor, prompt: Te
     per_response = (prompt_start[prompt], before, _starts(lengths - 1), lengths - 1)
     paths = _Paths(*(x[chosen] for x in per_response), entry)
     moved = (x.to(device) for x in (inputs, positions, tokens, predict))
-    return Pack(*moved, None, None, n_prompt, None, paths)
+    return Pack(*moved, None, None, paths)
 
 
 def _buckets(paths: _Paths, size: int, device: torch.device) -> Buckets:
@@ -258,11 +241,9 @@ def _entries(tokens: Tensor, lengths: Tensor, prompt: Tensor) -> tuple[Tensor, i
     return torch.from_numpy(rank[entry]), int(count)
 
 
-def _spans(queries: Tensor, keys: Tensor | None = None) -> Spans:
-    """Of these lengths [S]; the keys are the queries' own if not given."""
-    keys = queries if keys is None else keys
-    cuts = (torch.cat([x.new_zeros(1), x.cumsum(0)]) for x in (queries, keys))
-    return Spans(*cuts, int(queries.max()), int(keys.max()))
+def _cuts(lengths: Tensor) -> NDArray[np.int64]:
+    """Where each begins, and where the last ends."""
+    return np.concatenate([np.zeros(1, np.int64), lengths.numpy().cumsum()])
 
 
 def _starts(lengths: Tensor) -> Tensor:

@@ -107,16 +107,6 @@ def rotate_gradient(
     return out, d_q, d_k
 
 
-def merge_(out: Tensor, lse: Tensor, other: Tensor, other_lse: Tensor, merged: Tensor) -> None:
-    """See `varlen.merge_`; `merged` is not `lse`, because threads that share a row each read it."""
-    U, H, D = out.shape
-    tokens, block = _tile(D)
-    _merge[(triton.cdiv(U * H, tokens),)](
-        out, lse, other, other_lse, merged, U * H, H, D, lse.stride(0), other_lse.stride(0), merged.stride(0),
-        TOKENS=tokens, BLOCK=block,
-    )  # fmt: skip
-
-
 def _tile(d: int, size: int = TILE) -> tuple[int, int]:
     """Rows and columns of a program's tile; all of a row's numbers are in it."""
     block = triton.next_power_of_2(d)
@@ -294,23 +284,3 @@ def _norm_rotate_gradient(
     tl.store(at + half, tl.sum(d_q2, 0), mask=there)
     tl.store(at + 2 * half, tl.sum(d_k1, 0), mask=there)
     tl.store(at + 3 * half, tl.sum(d_k2, 0), mask=there)
-
-
-@triton.jit
-def _merge(
-    out, lse, other, other_lse, merged, rows, H, D, stride, other_stride, merged_stride,
-    TOKENS: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    row = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
-    token, head = row // H, (row % H).to(tl.int64)
-    column = tl.arange(0, BLOCK)
-    here = (row < rows)[:, None] & (column < D)[None, :]
-    a = tl.load(lse + head * stride + token, mask=row < rows, other=0.0)
-    b = tl.load(other_lse + head * other_stride + token, mask=row < rows, other=0.0)
-    top = tl.maximum(a, b)
-    tl.store(merged + head * merged_stride + token, top + tl.log(tl.exp(a - top) + tl.exp(b - top)), mask=row < rows)
-    share = tl.sigmoid(b - a)[:, None]
-    place = row[:, None].to(tl.int64) * D + column[None, :]
-    u = tl.load(out + place, mask=here, other=0.0).to(tl.float32)
-    v = tl.load(other + place, mask=here, other=0.0).to(tl.float32)
-    tl.store(out + place, (u + share * (v - u)).to(out.dtype.element_ty), mask=here)
