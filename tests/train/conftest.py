@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from .tiny import make_model, overrides
+from equipoise.train import Trainer
+
+from .tiny import make_model, overrides, settings
 
 ROOT = Path(__file__).resolve().parents[2]
 # Without a GPU: a process that has used one cannot be forked.
@@ -107,3 +109,28 @@ def _same_threads():
     before = torch.get_num_threads()
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture
+def run(model, tmp_path):
+    """Train a tiny run to its end and give back the trainer; its metrics are in `tmp_path / name`."""
+
+    def go(name: str = "run", **options) -> Trainer:
+        trainer = Trainer(settings(model, tmp_path / name, log__terminal=False, **options))
+        trainer.run()
+        return trainer
+
+    return go
+
+
+@pytest.fixture
+def trainer(model, tmp_path):
+    made = []
+
+    def make(**options) -> Trainer:
+        made.append(Trainer(settings(model, tmp_path / str(len(made)), log__terminal=False, **options)))
+        return made[-1]
+
+    yield make
+    for t in made:
+        t.folder.unlock()

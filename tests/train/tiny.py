@@ -65,6 +65,10 @@ def metrics(out: Path) -> list[dict]:
     return without_clock(read_lines(RunFolder(out).metrics))
 
 
+def column(out, name) -> list[float]:
+    return [record[name] for record in metrics(out)]
+
+
 def evaluations(out: Path) -> list[dict]:
     return read_lines(RunFolder(out).eval)
 
