@@ -5,6 +5,7 @@ import json
 import math
 import pickle
 import zlib
+from concurrent.futures import Future
 
 import pytest
 
@@ -158,6 +159,96 @@ def test_a_verifier_of_ones_own_choice(tmp_path):
     assert Dataset(code, verifier="math").prompt(0).meta["verifier"] == "code"
     with pytest.raises(TaskError, match=r'task\.verifier = "maths"'):
         Dataset(file, verifier="maths")
+
+
+LAYOUTS_WITH_A_VERIFIER = {
+    "text": lambda said: {"prompt": "Half?", "answer": "1/2", "verifier": said},
+    "messages": lambda said: {"prompt": USER, "answer": "42", "verifier": said},
+    "GSM8K": lambda said: {**EXAMPLES["GSM8K"][0], "verifier": said},
+    "verl": lambda said: {**EXAMPLES["verl"][0], "extra_info": {"split": "train", "index": 7, "verifier": said}},
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS_WITH_A_VERIFIER)
+def test_a_row_says_its_verifier(tmp_path, layout):
+    row = LAYOUTS_WITH_A_VERIFIER[layout]
+    own = Dataset(jsonl(tmp_path / "own.jsonl", [row(None)])).prompt(0).meta["verifier"]
+    for i, (said, verifier) in enumerate((("math", "math"), ("final", "final"), ("", own), (None, own))):
+        file = jsonl(tmp_path / f"{i}.jsonl", [row(said)])
+        assert Dataset(file).prompt(0).meta["verifier"] == verifier
+        assert Dataset(file, held_out=file).evaluation()[0].meta["verifier"] == verifier
+        for asked in ("math", "final"):
+            assert Dataset(file, verifier=asked).prompt(0).meta["verifier"] == asked
+            assert Dataset(file, verifier=asked, held_out=file).evaluation()[0].meta["verifier"] == asked
+
+
+@pytest.mark.parametrize("layout", LAYOUTS_WITH_A_VERIFIER)
+@pytest.mark.parametrize("said", ["maths", "code", 7])
+def test_a_verifier_that_is_not_known_is_named_by_its_row(tmp_path, layout, said):
+    row = LAYOUTS_WITH_A_VERIFIER[layout](said)
+    file = jsonl(tmp_path / "rows.jsonl", [row])
+    expected = f'rows.jsonl, line 1: "verifier" is {json.dumps(said)}: the rule is final or math'
+    with pytest.raises(TaskError, match=expected):
+        Dataset(file)
+    with pytest.raises(TaskError, match=expected):
+        Dataset(file, strict=True)
+    good = jsonl(tmp_path / "good.jsonl", [{"prompt": f"{k}?", "answer": k, "verifier": "math"} for k in range(3)])
+    with pytest.raises(TaskError, match=expected):
+        Dataset(good, held_out=file)
+    assert Dataset(file, verifier="math").prompt(0).meta["verifier"] == "math"  # the configuration overrides it
+
+
+def test_rows_of_two_verifiers_are_graded_each_by_its_own(tmp_path):
+    rows = [{"prompt": f"{v}?", "answer": "1/2", "verifier": v} for v in ("math", "final")]
+    rows.append({"prompt": "neither?", "answer": "1/2", "verifier": "exact"})
+    task = Dataset(jsonl(tmp_path / "rows.jsonl", rows))
+    assert {p.text: settled(task.grade(p, "Answer: 0.5")) for p in task.train} == {
+        "math?": "correct",
+        "final?": "wrong",
+    }
+    assert task.summary.dropped == {"unknown verifier": 1}
+
+
+def test_code_and_gym_rows_keep_their_verifier(tmp_path):
+    for name in ("HumanEval", "reasoning-gym"):
+        row, expected = EXAMPLES[name]
+        (prompt,) = Dataset(jsonl(tmp_path / f"{name}.jsonl", [{**row, "verifier": "math"}])).train
+        assert prompt.meta["verifier"] == expected["verifier"]
+
+
+ROUND_TRIP = {
+    "text": [{"prompt": "Half of it?", "answer": "0.50"}, {"prompt": "Which colour?", "answer": "blue"}],
+    "text as math": [{"prompt": "Half of it?", "label": "1/2"}, {"prompt": "Twice?", "label": "2"}],
+    "messages": [{"prompt": [{"role": "user", "content": "Half?"}], "answer": "1/2"}],
+    "GSM8K": [EXAMPLES["GSM8K"][0]],
+}
+RESPONSES = ("Answer: 0.5", r"So \boxed{\frac{1}{2}}.", "#### 42", r"\boxed{42.0}", "It is blue. Answer: blue", "2", "")
+
+
+@pytest.mark.parametrize("host", ["trl", "verl"])
+@pytest.mark.parametrize("asked", [None, "final", "math"])
+@pytest.mark.parametrize("layout", ROUND_TRIP)
+def test_exported_data_is_graded_as_before(tmp_path, host, layout, asked):
+    """What a file is exported with, its reader comes back with: prompts, references, verifiers, verdicts."""
+    from equipoise.export import export_data
+    from equipoise.tasks import open_task
+    from equipoise.train.config import TaskConfig
+
+    source, out = jsonl(tmp_path / "rows.jsonl", ROUND_TRIP[layout]), tmp_path / "out.parquet"
+    export_data(TaskConfig(name=str(source), verifier=asked or ""), host, out)
+    before, after = open_task(str(source), 0, verifier=asked), open_task(str(out), 0)
+
+    def graded(task):
+        return [
+            (p.text, p.answer, p.meta["verifier"], [settled(task.grade(p, response)) for response in RESPONSES])
+            for p in sorted(task.train, key=lambda p: p.text)
+        ]
+
+    assert graded(after) == graded(before)
+
+
+def settled(verdict):
+    return (verdict.result() if isinstance(verdict, Future) else verdict).kind
 
 
 def test_a_suffix_goes_behind_the_last_message_and_moves_no_row(tmp_path):

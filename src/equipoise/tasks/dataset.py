@@ -60,7 +60,8 @@ class Dataset:
     """`max_tokens` is a default; set rollout.max_tokens to what the problems need.
 
     columns: which column is the `prompt`, `answer`, `level` or `id`, where the schema is not known.
-    verifier: final or math, where answers are not to be compared in the schema's way; code and gym rows stay theirs.
+    verifier: final or math, where answers are not to be compared as the rows or their schema say; code and gym rows
+        stay theirs.
     suffix: text behind every question, such as where to write the answer. It moves no row between the splits.
     strict: refuse the first row that has a fault, instead of leaving it out.
     dedupe: leave out a prompt that came before.
@@ -92,12 +93,12 @@ class Dataset:
             raise TaskError(f'task.verifier = "{verifier}" is not a way to compare answers: {", ".join(COMPARED)}')
         if max_prompt_tokens and count_tokens is None:
             raise TaskError(f"task.max_prompt_tokens = {max_prompt_tokens} needs a tokenizer: give count_tokens")
-        self.name, self.seed, self._suffix, self._verifier = str(name), seed, suffix, verifier
+        self.name, self.seed, self._suffix = str(name), seed, suffix
         self._rows = open_rows(self.name)
-        self._schema = recognised(self._rows, columns)
+        self._schema = recognised(self._rows, columns, verifier)
         if self._schema.name == "reasoning-gym":
             gym.require(self.name)
-        self._problems = None if held_out is None else _problems(str(held_out), columns)
+        self._problems = None if held_out is None else _problems(str(held_out), columns, verifier)
         others = {str(path): [item.question for _, item in read_problems(str(path))] for path in avoid}
         count = count_tokens if max_prompt_tokens else None
         self._rules = Rules(
@@ -189,7 +190,7 @@ class Dataset:
         `write` is a new .jsonl file for the rows that are left, held-out ones included. Holds about 200 bytes a row.
         """
         checker = Checker(self._rules, self._rows, Summary(self.name, self._schema.name, self._rows.count))
-        return inspection.inspect(self._rows, checker, self._verifier_of if golds else None, write)
+        return inspection.inspect(self._rows, checker, golds, write)
 
     @cached_property
     def _everything(self) -> _Window:
@@ -199,7 +200,7 @@ class Dataset:
         """Without the rows whose answer no verifier can use: found here, not by the responses graded against them."""
         places = np.sort(np.concatenate([window.train, window.held_out]))
         items = [self._schema.read(window.loaded[int(k)]) for k in places]
-        bad = inspection.unverifiable([(self._verifier_of(item), item) for item in items])
+        bad = inspection.unverifiable(items)
         self._account.verifiable = 1 - len(bad) / max(len(places), 1)
         out = {int(places[j]): why for j, why in bad.items()}
         for k, why in out.items():
@@ -283,7 +284,7 @@ class Dataset:
         return self._shaped(self._rows.label(int(window.numbers[k]), item.id), item)
 
     def _shaped(self, id_: str, item: Item) -> Prompt:
-        meta = {**item.meta, "verifier": self._verifier_of(item)}
+        meta = {**item.meta, "verifier": item.verifier}
         if item.tests is not None:
             meta["tests"] = item.tests
         messages = item.messages
@@ -291,18 +292,15 @@ class Dataset:
             messages = (*messages[:-1], {**messages[-1], "content": messages[-1]["content"] + self._suffix})
         return Prompt(id_, item.question + self._suffix, item.answer, item.level, meta, messages)
 
-    def _verifier_of(self, item: Item) -> str:
-        return self._verifier if self._verifier and item.verifier in COMPARED else item.verifier
 
-
-def _problems(name: str, columns: Mapping[str, str] | None) -> list[tuple[str, Item]]:
+def _problems(name: str, columns: Mapping[str, str] | None, verifier: str | None) -> list[tuple[str, Item]]:
     """A held-out file has the columns of the training data, or a layout that is known."""
     try:
-        return read_problems(name, columns)
+        return read_problems(name, columns, verifier)
     except TaskError:
         if not columns:
             raise
-        return read_problems(name)
+        return read_problems(name, verifier=verifier)
 
 
 def grade_final(response: str, answer: str) -> Verdict:

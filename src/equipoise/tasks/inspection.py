@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -18,10 +18,8 @@ from equipoise.tasks.task import TaskError
 AT_ONCE = 1 << 14  # rows
 
 
-def inspect(
-    rows: Rows, checker: Checker, verifier_of: Callable[[Item], str] | None, write: str | Path | None
-) -> Summary:
-    """`verifier_of` None leaves the answers alone. `write` gets the rows that the checker keeps."""
+def inspect(rows: Rows, checker: Checker, golds: bool, write: str | Path | None) -> Summary:
+    """`golds`: ask the verifiers about the answers. `write` gets the rows that the checker keeps."""
     summary = checker.summary
     verified = 0
     with ExitStack() as stack:
@@ -33,22 +31,22 @@ def inspect(
                     kept.append((number, found[1]))
                     if file is not None:
                         file.write(json.dumps(row, default=str) + "\n")
-            if verifier_of is not None:
-                bad = unverifiable([(verifier_of(item), item) for _, item in kept])
+            if golds:
+                bad = unverifiable([item for _, item in kept])
                 verified += len(kept) - len(bad)
                 for k, why in bad.items():
                     summary.example("not verifiable", f"{rows.where(kept[k][0])}: {why}")
-    if verifier_of is not None and (used := summary.train + summary.held_out):
+    if golds and (used := summary.train + summary.held_out):
         summary.verifiable = verified / used
     return summary
 
 
-def unverifiable(items: Sequence[tuple[str, Item]]) -> dict[int, str]:
+def unverifiable(items: Sequence[Item]) -> dict[int, str]:
     """Why, for each item whose answer its verifier cannot use."""
-    math = [k for k, (verifier, _) in enumerate(items) if verifier == "math"]
-    found = dict(zip(math, rewards.check_golds([items[k][1].answer for k in math]), strict=True))
-    for k, (verifier, item) in enumerate(items):
-        if verifier == "code":
+    math = [k for k, item in enumerate(items) if item.verifier == "math"]
+    found = dict(zip(math, rewards.check_golds([items[k].answer for k in math]), strict=True))
+    for k, item in enumerate(items):
+        if item.verifier == "code":
             try:
                 code.tests(item.tests)
             except code.TestsError as error:

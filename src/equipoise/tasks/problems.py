@@ -13,12 +13,14 @@ LOOKED_AT, LOOKED_AT_BYTES = 1000, 1 << 26  # the rows in which one must tell th
 MOST_PROBLEMS = 1 << 17
 
 
-def read_problems(name: str, columns: Mapping[str, str] | None = None) -> list[tuple[str, Item]]:
+def read_problems(
+    name: str, columns: Mapping[str, str] | None = None, verifier: str | None = None
+) -> list[tuple[str, Item]]:
     """Id and content of every row. A benchmark with a hole in it is not that benchmark, so every row counts."""
     rows = open_rows(name)
     if rows.count > MOST_PROBLEMS:
         raise TaskError(f"{name}: {rows.count:,} rows to evaluate on: the rule is at most {MOST_PROBLEMS:,}")
-    schema = recognised(rows, columns)
+    schema = recognised(rows, columns, verifier)
     items = []
     for number, row in enumerate(rows.load([(0, rows.count)])):
         try:
@@ -31,14 +33,14 @@ def read_problems(name: str, columns: Mapping[str, str] | None = None) -> list[t
     return items
 
 
-def recognised(rows: Rows, columns: Mapping[str, str] | None) -> Schema:
+def recognised(rows: Rows, columns: Mapping[str, str] | None, verifier: str | None = None) -> Schema:
     """By the first row that has the columns of a schema; the others may have faults of their own."""
     fault = ""
     for number, row in enumerate(rows.load([first_rows(rows)])):
         try:
             if isinstance(row, RowError):
                 raise TaskError(f"{rows.where(number)}: {row}")
-            return recognise(rows.where(number), row, columns)
+            return recognise(rows.where(number), row, columns, verifier)
         except TaskError as error:
             fault = fault or str(error)
     raise TaskError(fault)

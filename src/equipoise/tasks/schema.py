@@ -13,8 +13,10 @@ Known by their columns, in this order:
 
 A reference that is a worked solution is read down to its last \boxed{…}, or to what follows "####"; a number is written
 without ".0". Level is the column level or difficulty. A `prompt` that is text with a plain `answer` (a number or words)
-is compared as it stands (`final`); every other answer is mathematics (`math`). Columns that are not used here stay in
-the prompt's meta under their names, for reward functions of one's own.
+is compared as it stands (`final`); every other answer is mathematics (`math`). A column `verifier` (in verl's layout a
+field of extra_info) says otherwise for its row, and what the configuration asks for goes before both; code and
+reasoning-gym rows keep theirs. Columns that are not used here stay in the prompt's meta under their names, for reward
+functions of one's own.
 
 Not covered: images, tools, conversations that end with the assistant, and answers that only a model can judge.
 """
@@ -24,6 +26,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from equipoise.tasks.fields import (
@@ -74,8 +77,13 @@ class Schema:
     read: Callable[[Mapping[str, Any]], Item]
 
 
-def recognise(where: str, row: Mapping[str, Any], columns: Mapping[str, str] | None = None) -> Schema:
-    """The schema of the rows like this one; `columns` says where to read what, by role, dots going into a structure."""
+def recognise(
+    where: str, row: Mapping[str, Any], columns: Mapping[str, str] | None = None, verifier: str | None = None
+) -> Schema:
+    """The schema of the rows like this one; `columns` says where to read what, by role, dots going into a structure.
+
+    `verifier`: the way to compare answers that the configuration asks for, if any.
+    """
     if columns:
         if unknown := [role for role in columns if role not in ROLES]:
             raise TaskError(f'task.columns: "{unknown[0]}" is not a role; the rule is {", ".join(ROLES)}')
@@ -88,7 +96,7 @@ def recognise(where: str, row: Mapping[str, Any], columns: Mapping[str, str] | N
     has = base.keys()
     if not columns:
         if {"prompt", "reward_model"} <= has:
-            return Schema("verl", _verl)
+            return Schema("verl", partial(_verl, asked=verifier))
         if {"question_content", "public_test_cases"} <= has:
             return Schema("LiveCodeBench", _livecodebench)
         if {"prompt", "test", "entry_point"} <= has:
@@ -108,7 +116,7 @@ def recognise(where: str, row: Mapping[str, Any], columns: Mapping[str, str] | N
     assert question is not None
     assert answer is not None
     marked = isinstance(base[answer], str) and "####" in base[answer]
-    read = _Columns(question, answer, marked, dict(columns or {}))
+    read = _Columns(question, answer, marked, dict(columns or {}), verifier)
     return Schema("GSM8K" if marked and question == "question" else f"{question}, {answer}", read)
 
 
@@ -129,6 +137,7 @@ class _Columns:
     answer: str
     marked: bool  # a worked solution with its result after "####"
     columns: Mapping[str, str]
+    asked: str | None  # the verifier of the configuration
 
     def __call__(self, row: Mapping[str, Any]) -> Item:
         if self.columns:
@@ -140,10 +149,11 @@ class _Columns:
         if self.marked and "####" not in str(value):
             raise RowError("no answer", f'"{self.answer}" has no "####" as the first row has')
         plain = self.question == "prompt" and messages is None and self.answer == "answer" and PLAIN.fullmatch(answer)
+        verifier = _comparing(self.asked, row, "final" if plain else "math")
         meta = _rest(row, self.question)
         if self.answer == "answer" and isinstance(value, str) and value.strip() != answer:
             meta.setdefault("solution", value)
-        return Item(question, answer, "final" if plain else "math", messages, id_, level, None, meta)
+        return Item(question, answer, verifier, messages, id_, level, None, meta)
 
     def _named(self, row: Mapping[str, Any]) -> dict[str, Any]:
         """The row with its roles as columns. What is missing is missing, even if the row has a column of its name."""
@@ -154,7 +164,18 @@ class _Columns:
         return {**row, **{role: None if value is _ABSENT else value for role, value in named.items()}}
 
 
-def _verl(row: Mapping[str, Any]) -> Item:
+def _comparing(asked: str | None, row: Mapping[str, Any], own: str) -> str:
+    """Which verifier compares an answer: the configuration's, else the row's, else the layout's own."""
+    said = row.get("verifier")
+    if asked or said in (None, ""):
+        return asked or own
+    if said not in COMPARED:
+        rule = f"the rule is {' or '.join(COMPARED)}; task.verifier overrides it"
+        raise RowError("unknown verifier", f'"verifier" is {shown(said)}: {rule}')
+    return str(said)
+
+
+def _verl(row: Mapping[str, Any], asked: str | None) -> Item:
     extra = row["extra_info"] if isinstance(row.get("extra_info"), dict) else {}
     index = id_of(extra, ("index",))
     # An index counts within a source and a split, and verl's files join several of both.
@@ -168,7 +189,8 @@ def _verl(row: Mapping[str, Any]) -> Item:
     truth = present(model, "ground_truth", "answer")
     if row.get("ability") in ("code", "coding"):
         return Item(question, "", "code", messages, id_, level_of(row), truth, _rest(row, "prompt"))
-    return Item(question, gold(truth, "ground_truth"), "math", messages, id_, level_of(row), None, _rest(row, "prompt"))
+    answer, verifier = gold(truth, "ground_truth"), _comparing(asked, extra, "math")
+    return Item(question, answer, verifier, messages, id_, level_of(row), None, _rest(row, "prompt"))
 
 
 def _livecodebench(row: Mapping[str, Any]) -> Item:
