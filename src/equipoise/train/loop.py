@@ -209,6 +209,14 @@ class Trainer:
         total = time.perf_counter() - start
         metrics["tokens_per_s"] = float(batch.rollouts.lengths.sum()) / total
         metrics |= {f"timing_s/{k}": v for k, v in seconds.items()} | {"timing_s/step": total}
+        self._log(batch, metrics, terminal)
+        unscored = batch.unscored / batch.kinds.total()
+        if unscored > self.config.reward.max_unscored:
+            self.unscored = f"{unscored:.0%} of the responses have no score ({_told(batch)})"
+        self.log_seconds = time.perf_counter() - start - total  # told with the next step
+        self.uninformative = 0 if informative else self.uninformative + 1
+
+    def _log(self, batch: StepBatch, metrics: dict[str, float], terminal: Terminal) -> None:
         if ranks.me() == 0:
             with self._writing():
                 append(self.folder.metrics, {"step": self.step, **metrics})
@@ -220,11 +228,6 @@ class Trainer:
         for trouble in batch.troubles:
             subject = f"{trouble['function']}: {trouble['verdict']}"
             terminal.once(subject, f"{subject}: {_last_line(trouble['reason'])} (see {self.folder.troubles})")
-        unscored = batch.unscored / batch.kinds.total()
-        if unscored > self.config.reward.max_unscored:
-            self.unscored = f"{unscored:.0%} of the responses have no score ({_told(batch)})"
-        self.log_seconds = time.perf_counter() - start - total  # told with the next step
-        self.uninformative = 0 if informative else self.uninformative + 1
 
     def _success_rates(self, past: Tensor) -> Tensor | None:
         """Mean rewards of earlier steps on the [0, 1] scale of the difficulty that asks for them."""
