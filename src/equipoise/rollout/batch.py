@@ -151,10 +151,12 @@ class Batch:
 
     def _tell(self, columns: Tensor) -> None:
         assert self.asked.finished is not None
+        if len(columns) == 0:
+            return
         self._told[columns] = True
-        ends, tokens = self._ends(columns)[0].tolist(), self.tokens[:, columns].t().tolist()
-        for column, end, drawn in zip(columns.tolist(), ends, tokens, strict=True):
-            self.asked.finished(self.first + column, drawn[:end])
+        ends, tokens = self._ends(columns)[0], self.tokens[:, columns].t()
+        inside = torch.arange(tokens.shape[1], device=ends.device) < ends[:, None]
+        self.asked.finished((self.first + columns).tolist(), tokens[inside], ends)
 
     def _write(self) -> None:
         if self._bundle:

@@ -38,6 +38,7 @@ DESKS = 3  # sets of buffers and graphs that are kept: training's, and those of 
 SHARE = 0.8  # of the GPU's free memory that the cache may take
 PREFILL = 1 << 15  # tokens of prompts computed together
 LOGITS = 1 << 27  # entries of logits that are made or truncated together outside the plain step
+TOLD = 16  # responses told of together: a millisecond or so, in which the device may already wait
 
 
 _Merged = dict[tuple[int, str, str], Tensor]
@@ -356,11 +357,12 @@ class _Call:
         self.unstored.clear()
 
     def _tell(self, enough: Callable[[], bool]) -> None:
-        """Tell of finished responses, in their order, until there is something better to do."""
+        """Tell of finished responses, some at a time, in their order, until there is something better to do."""
         while self.untold and not enough():
-            response = self.untold.popleft()
+            told = [self.untold.popleft() for _ in range(min(TOLD, len(self.untold)))]
             if self.asked.finished is not None:
-                self.asked.finished(response, self.tokens[response, : self.lengths[response]].tolist())
+                tokens = np.concatenate([self.tokens[response, : self.lengths[response]] for response in told])
+                self.asked.finished(told, torch.from_numpy(tokens), torch.from_numpy(self.lengths[told]))
 
     def _rollouts(self) -> Rollouts:
         asked, device = self.asked, self.policy.device

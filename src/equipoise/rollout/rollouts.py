@@ -11,7 +11,7 @@ from torch import Tensor
 
 Finish = Literal["stop", "length"]
 Key = int | str
-Finished = Callable[[int, list[int]], None]  # the row of a response and its tokens
+Finished = Callable[[list[int], Tensor, Tensor], None]  # rows of k responses, their flat tokens [n], lengths [k]
 
 
 @dataclass(frozen=True)
@@ -109,8 +109,9 @@ class Sampler(Protocol):
     """Samples `n` responses to each prompt (token ids). `keys` name the prompts for seeding: row numbers if not given.
 
     The draws of a response depend on (params.seed, step, its prompt's key, its number among the n) and the position,
-    and on nothing else: not on the other prompts, their order, the batch size or the number of ranks. `finished` is
-    called once for every response, soon after its last token, so that something can be done with it meanwhile.
+    and on nothing else: not on the other prompts, their order, the batch size or the number of ranks. `finished` hears
+    of every response once, soon after its last token and together with others, so that something can be done with it
+    meanwhile.
     """
 
     def sample(

@@ -160,11 +160,12 @@ class VllmSampler:
             self.engine.add_request(str(row), {"type": "token", "prompt_token_ids": prompt}, how)
         try:
             while self.engine.has_unfinished_requests():
-                for output in self.engine.step():
-                    row, (done,) = int(output.request_id), output.outputs
-                    outputs[row] = done
-                    if finished is not None:
-                        finished(row, list(done.token_ids))
+                done = {int(output.request_id): output.outputs[0] for output in self.engine.step()}
+                outputs |= done
+                if finished is not None and done:
+                    tokens = [output.token_ids for output in done.values()]
+                    lengths = torch.tensor([len(row) for row in tokens])
+                    finished(list(done), torch.tensor(list(chain.from_iterable(tokens))), lengths)
         finally:
             self.engine.abort_request([str(row) for row in range(len(prompts)) if row not in outputs])
         return [outputs[row] for row in range(len(prompts))]

@@ -92,12 +92,13 @@ class Collector:
         texts: dict[int, str] = {}
         grading = 0.0
 
-        def finished(row: int, tokens: list[int]) -> None:
-            """Have a response graded while others are still sampled."""
+        def finished(rows: list[int], tokens: Tensor, lengths: Tensor) -> None:
+            """Have responses graded while others are still sampled."""
             nonlocal grading
-            texts[row] = models.decode_one(self.policy, tokens)
+            said = models.decode(self.policy, tokens, lengths)
+            texts.update(zip(rows, said, strict=True))
             begun = time.perf_counter()
-            asked[row] = self.scorer.ask(prompts[row // n], texts[row])
+            asked.update((row, self.scorer.ask(prompts[row // n], text)) for row, text in zip(rows, said, strict=True))
             grading += time.perf_counter() - begun
 
         rollouts = self.sampler.sample(
