@@ -86,7 +86,7 @@ def two_ranks(model: str, folder: Path, cases: dict) -> dict:
     return torch.load(found, weights_only=False)
 
 
-def on_two_ranks(model, folder, pairs):
+def assert_two_ranks_change_nothing(model, folder, pairs):
     cases = {f"{n}/{how}": {"choices": choices(n), "options": split(*TWO_RANKS[how])} for n, how in pairs}
     cases[f"{pairs[0][0]}/{pairs[0][1]}"]["options"]["average_tokens_across_devices"] = False  # on unless said
     found = two_ranks(model, folder, cases)
@@ -99,7 +99,7 @@ def on_two_ranks(model, folder, pairs):
 
 
 def test_two_ranks_change_nothing(model, out, tmp_path):
-    found = on_two_ranks(model, tmp_path, [(FEW[0], "sixes"), *((n, "twos") for n in FEW)])
+    found = assert_two_ranks_change_nothing(model, tmp_path, [(FEW[0], "sixes"), *((n, "twos") for n in FEW)])
     log = found[f"{FEW[0]}/sixes"]["logs"][0]
     alone = case.run(model, out, case.stateful(choices(FEW[0]))).logs[0]
     assert log.keys() == alone.keys()
@@ -110,7 +110,7 @@ def test_two_ranks_change_nothing(model, out, tmp_path):
 @pytest.mark.slow
 def test_two_ranks_change_nothing_for_any_objective(model, tmp_path):
     rest = [n for n in GRID if n not in FEW]
-    on_two_ranks(model, tmp_path, [*product(rest, TWO_RANKS), *((n, "twos") for n in OTHERS)])
+    assert_two_ranks_change_nothing(model, tmp_path, [*product(rest, TWO_RANKS), *((n, "twos") for n in OTHERS)])
 
 
 def prompts(times: int) -> Dataset:

@@ -100,11 +100,11 @@ def distance(a: tuple[Tensor, Tensor], b: tuple[Tensor, Tensor]) -> float:
     )
 
 
-def same(a: tuple[Tensor, Tensor], b: tuple[Tensor, Tensor]) -> None:
+def assert_same(a: tuple[Tensor, Tensor], b: tuple[Tensor, Tensor]) -> None:
     assert distance(a, b) < 1e-12
 
 
-def differ(a: tuple[Tensor, Tensor], b: tuple[Tensor, Tensor], by: float = 1e-3) -> None:
+def assert_differ(a: tuple[Tensor, Tensor], b: tuple[Tensor, Tensor], by: float = 1e-3) -> None:
     assert distance(a, b) > by
 
 
@@ -232,7 +232,7 @@ def test_verl_policy_losses_under_its_aggregations(name: str, mode: str, seed: i
     surrogate, setting = VERL_SURROGATES[name]
     A = verl_grpo(case)[:, None]
     host = theirs(case, lambda logp: verl_aggregate(surrogate(case, logp, A), case.mask, mode))
-    same(ours(case, Objective(VERL_GRPO, aggregation=OUR_AGGREGATION[mode], surrogate=setting)), host)
+    assert_same(ours(case, Objective(VERL_GRPO, aggregation=OUR_AGGREGATION[mode], surrogate=setting)), host)
 
 
 def test_the_cases_clip_on_both_sides_and_reach_the_dual_clip() -> None:
@@ -254,7 +254,7 @@ def test_verl_sapo_is_always_aggregated_by_sequence(seed: int) -> None:
     case = draw(seed, drift=0.8)
     A = verl_grpo(case)[:, None]
     host = theirs(case, lambda logp: verl_aggregate(verl_sapo(case, logp, A), case.mask, "seq-mean-token-mean"))
-    same(ours(case, Objective(VERL_GRPO, aggregation="sequence", surrogate="sapo")), host)
+    assert_same(ours(case, Objective(VERL_GRPO, aggregation="sequence", surrogate="sapo")), host)
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -263,8 +263,8 @@ def test_verl_geo_mean_is_gmpo_under_sequence(seed: int) -> None:
     A = verl_grpo(case)[:, None]
     host = theirs(case, lambda logp: verl_geo_mean(case, logp, A))
     setting = {"name": "gmpo", "low": LOW, "high": HIGH}
-    same(ours(case, Objective(VERL_GRPO, aggregation="sequence", surrogate=setting)), host)
-    differ(ours(case, Objective(VERL_GRPO, aggregation="token", surrogate=setting)), host)
+    assert_same(ours(case, Objective(VERL_GRPO, aggregation="sequence", surrogate=setting)), host)
+    assert_differ(ours(case, Objective(VERL_GRPO, aggregation="token", surrogate=setting)), host)
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -290,9 +290,9 @@ def test_verl_vanilla_is_not_ppo_clip() -> None:
     A = verl_grpo(case)[:, None]
     host = theirs(case, lambda logp: verl_aggregate(verl_vanilla(case, logp, A), case.mask, "token-mean"))
     plain = {"name": "ppo_clip", "low": LOW, "high": HIGH}
-    differ(ours(case, Objective(VERL_GRPO, aggregation="token", surrogate=plain)), host)
+    assert_differ(ours(case, Objective(VERL_GRPO, aggregation="token", surrogate=plain)), host)
     far = theirs(case, lambda logp: verl_aggregate(verl_vanilla(case, logp, A, c=1e9), case.mask, "token-mean"))
-    same(ours(case, Objective(VERL_GRPO, aggregation="token", surrogate=plain)), far)
+    assert_same(ours(case, Objective(VERL_GRPO, aggregation="token", surrogate=plain)), far)
 
 
 def test_verl_cispo_has_a_floor_that_ours_has_not() -> None:
@@ -304,10 +304,10 @@ def test_verl_cispo_has_a_floor_that_ours_has_not() -> None:
         return theirs(case, lambda logp: verl_aggregate(verl_cispo(case, logp, A, low), case.mask, "token-mean"))
 
     capped = ours(case, Objective(VERL_GRPO, aggregation="token", surrogate={"name": "cispo", "cap": 1 + HIGH}))
-    same(capped, host(low=1.0))
-    differ(capped, host(low=LOW))
+    assert_same(capped, host(low=1.0))
+    assert_differ(capped, host(low=LOW))
     naive = Objective(VERL_GRPO, aggregation="token", surrogate={"name": "cispo", "cap": HIGH})
-    differ(ours(case, naive), host(low=1.0), by=0.1)
+    assert_differ(ours(case, naive), host(low=1.0), by=0.1)
 
 
 def test_verl_grpo_passk_is_another_method_than_our_pass_at_k() -> None:
@@ -346,12 +346,12 @@ def test_verl_leaves_empty_responses_out_of_the_count_unless_it_is_told_the_batc
 
     for mode, rule in OUR_AGGREGATION.items():
         mine = ours(case, Objective(VERL_GRPO, aggregation=rule, surrogate=VERL_SURROGATES["vanilla"][1]))
-        same(mine, host(len(case.r), mode))
+        assert_same(mine, host(len(case.r), mode))
         if mode != "token-mean":
-            differ(mine, host(None, mode))
+            assert_differ(mine, host(None, mode))
             value, gradient = host(None, mode)
             kept = int((case.T > 0).sum()) / len(case.r)
-            same(mine, (value * kept, gradient * kept))
+            assert_same(mine, (value * kept, gradient * kept))
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -371,7 +371,7 @@ def test_verl_kl_loss(estimator: str, mode: str, seed: int) -> None:
         VERL_GRPO, aggregation=OUR_AGGREGATION[mode], surrogate=VERL_SURROGATES["vanilla"][1], kl=0.1,
         kl_estimator=estimator,
     )  # fmt: skip
-    same(ours(case, objective), theirs(case, loss))
+    assert_same(ours(case, objective), theirs(case, loss))
 
 
 def test_verl_cuts_k3_at_10_and_we_do_not() -> None:
@@ -400,7 +400,7 @@ def test_verl_k3_plus_has_the_gradient_of_k2() -> None:
         ours(case, Objective(aggregation="token", kl=1.0, kl_estimator="k3")),
         theirs(case, loss),
     )
-    same((v3, g2), (v, g))
+    assert_same((v3, g2), (v, g))
     assert distance((v2, g3), (v, g)) > 1e-3
 
 
@@ -492,7 +492,9 @@ TRL_LOSSES = {
 def test_trl_loss_types(loss_type: str, seed: int) -> None:
     case = draw(seed, drift=0.8 if loss_type != "vespo" else 0.2)
     options, aggregation, surrogate = TRL_LOSSES[loss_type]
-    same(ours(case, Objective(TRL_GRPO, aggregation=aggregation, surrogate=surrogate)), trl(case, loss_type, **options))
+    assert_same(
+        ours(case, Objective(TRL_GRPO, aggregation=aggregation, surrogate=surrogate)), trl(case, loss_type, **options)
+    )
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -500,7 +502,7 @@ def test_trl_loss_types(loss_type: str, seed: int) -> None:
 def test_trl_sequence_level_is_gspo(loss_type: str, seed: int) -> None:
     case = draw(seed)
     _, aggregation, _ = TRL_LOSSES[loss_type]
-    same(
+    assert_same(
         ours(case, Objective(TRL_GRPO, aggregation=aggregation, surrogate=GSPO)), trl(case, loss_type, level="sequence")
     )
 
@@ -551,16 +553,16 @@ def test_trl_dr_grpo_keeps_the_deviation_unless_scale_rewards_is_none(seed: int)
     """TRL's loss_type="dr_grpo" changes the length alone; the paper's Dr.GRPO, our preset, changes both."""
     case = draw(seed)
     preset = ours(case, Objective.preset("dr_grpo", aggregation=DR_GRPO_LENGTH, surrogate=CLIP))
-    differ(preset, trl(case, "dr_grpo"), by=0.1)
-    same(preset, trl(case, "dr_grpo", A=trl_advantage(case, "none")))
+    assert_differ(preset, trl(case, "dr_grpo"), by=0.1)
+    assert_same(preset, trl(case, "dr_grpo", A=trl_advantage(case, "none")))
 
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_trl_cispo_cap_is_epsilon_high_itself(seed: int) -> None:
     case = draw(seed)
     host = trl(case, "cispo", cap=HIGH)
-    same(ours(case, Objective(TRL_GRPO, aggregation="token", surrogate={"name": "cispo", "cap": HIGH})), host)
-    differ(
+    assert_same(ours(case, Objective(TRL_GRPO, aggregation="token", surrogate={"name": "cispo", "cap": HIGH})), host)
+    assert_differ(
         ours(case, Objective(TRL_GRPO, aggregation="token", surrogate={"name": "cispo", "cap": 1 + HIGH})), host, by=0.1
     )
 
@@ -573,8 +575,8 @@ def test_trl_delta_is_the_dual_clip_only_above_the_clip_range(seed: int) -> None
         surrogate = {"name": "dual_clip", "low": LOW, "high": HIGH, "cap": cap}
         return ours(case, Objective(TRL_GRPO, aggregation="sequence", surrogate=surrogate))
 
-    same(dual(2.0), trl(case, "grpo", delta=2.0))
-    differ(dual(1.1), trl(case, "grpo", delta=1.1))
+    assert_same(dual(2.0), trl(case, "grpo", delta=2.0))
+    assert_differ(dual(1.1), trl(case, "grpo", delta=1.1))
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -586,15 +588,15 @@ def test_trl_kl(loss_type: str, bias_correction: bool, seed: int) -> None:
     options, aggregation, surrogate = TRL_LOSSES[loss_type]
     estimator = "k3_ratio" if bias_correction else "k3"
     objective = Objective(TRL_GRPO, aggregation=aggregation, surrogate=surrogate, kl=0.1, kl_estimator=estimator)
-    same(ours(case, objective), trl(case, loss_type, beta=0.1, bias_correction=bias_correction, **options))
+    assert_same(ours(case, objective), trl(case, loss_type, beta=0.1, bias_correction=bias_correction, **options))
 
 
 def test_trl_bias_correction_at_sequence_level_uses_the_sequence_ratio_and_ours_the_token_ratio() -> None:
     case = draw(0)
     objective = Objective(TRL_GRPO, aggregation="sequence", surrogate=GSPO, kl=0.1, kl_estimator="k3_ratio")
-    differ(ours(case, objective), trl(case, "grpo", level="sequence", beta=0.1, bias_correction=True))
+    assert_differ(ours(case, objective), trl(case, "grpo", level="sequence", beta=0.1, bias_correction=True))
     plain = Objective(TRL_GRPO, aggregation="sequence", surrogate=GSPO, kl=0.1)
-    same(ours(case, plain), trl(case, "grpo", level="sequence", beta=0.1))
+    assert_same(ours(case, plain), trl(case, "grpo", level="sequence", beta=0.1))
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -603,7 +605,7 @@ def test_trl_counts_empty_responses_as_we_do(seed: int) -> None:
     case = draw(seed, empty=True)
     for loss_type in ("grpo", "dapo", "dr_grpo"):
         _, aggregation, surrogate = TRL_LOSSES[loss_type]
-        same(ours(case, Objective(TRL_GRPO, aggregation=aggregation, surrogate=surrogate)), trl(case, loss_type))
+        assert_same(ours(case, Objective(TRL_GRPO, aggregation=aggregation, surrogate=surrogate)), trl(case, loss_type))
 
 
 def uneven() -> tuple[Padded, list[Tensor]]:
@@ -618,16 +620,16 @@ def test_trl_loss_types_that_survive_a_split_are_ours_under_the_same_split(loss_
     case, parts = uneven()
     options, aggregation, surrogate = TRL_LOSSES[loss_type]
     objective = Objective(TRL_GRPO, aggregation=aggregation, surrogate=surrogate)
-    same(ours(case, objective, parts), trl(case, loss_type, parts=parts, **options))
-    same(ours(case, objective, parts), ours(case, objective))
+    assert_same(ours(case, objective, parts), trl(case, loss_type, parts=parts, **options))
+    assert_same(ours(case, objective, parts), ours(case, objective))
 
 
 def test_trl_bnpo_changes_with_the_split_and_ours_does_not() -> None:
     case, parts = uneven()
     objective = Objective(TRL_GRPO, aggregation="token", surrogate=CLIP)
-    same(ours(case, objective), trl(case, "bnpo"))
-    differ(trl(case, "bnpo", parts=parts), trl(case, "bnpo"), by=0.05)
-    same(ours(case, objective, parts), ours(case, objective))
+    assert_same(ours(case, objective), trl(case, "bnpo"))
+    assert_differ(trl(case, "bnpo", parts=parts), trl(case, "bnpo"), by=0.05)
+    assert_same(ours(case, objective, parts), ours(case, objective))
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -644,7 +646,7 @@ def test_trl_importance_sampling_correction(seed: int) -> None:
             return trl_micro_loss(case, trl_token_loss(case, logp, A, "grpo") * weight, "grpo", case.T.sum())
 
         objective = Objective(TRL_GRPO, aggregation="sequence", surrogate=CLIP, mismatch={"name": name, "cap": cap})
-        same(ours(case, objective), theirs(case, loss))
+        assert_same(ours(case, objective), theirs(case, loss))
 
 
 # --- what the hosts share, and the others ----------------------------------------------------------------------------
@@ -659,9 +661,9 @@ def test_hosts_average_over_responses_and_we_over_groups() -> None:
         mine = Objective(VERL_GRPO, aggregation=OUR_AGGREGATION[mode], surrogate=VERL_SURROGATES["vanilla"][1])
         return ours(case, mine), theirs(case, lambda x: verl_aggregate(verl_vanilla(case, x, A), case.mask, mode))
 
-    same(*both("token-mean"))
-    differ(*both("seq-mean-token-mean"))
-    differ(*both("seq-mean-token-sum-norm"))
+    assert_same(*both("token-mean"))
+    assert_differ(*both("seq-mean-token-mean"))
+    assert_differ(*both("seq-mean-token-sum-norm"))
 
 
 def test_entropy_bonus_is_a_token_mean_over_the_batch() -> None:
@@ -683,8 +685,8 @@ def test_openrlhf_dr_grpo_is_the_advantage_alone() -> None:
     case = draw(0)
     A = trl_advantage(case, "none")
     host = trl(case, "bnpo", A=A)
-    same(ours(case, Objective("dr_grpo", aggregation="token", surrogate=CLIP)), host)
-    differ(ours(case, Objective.preset("dr_grpo", aggregation=DR_GRPO_LENGTH, surrogate=CLIP)), host, by=0.1)
+    assert_same(ours(case, Objective("dr_grpo", aggregation="token", surrogate=CLIP)), host)
+    assert_differ(ours(case, Objective.preset("dr_grpo", aggregation=DR_GRPO_LENGTH, surrogate=CLIP)), host, by=0.1)
 
 
 def test_oat_drgrpo_is_our_preset() -> None:
@@ -692,7 +694,7 @@ def test_oat_drgrpo_is_our_preset() -> None:
     case = draw(0)
     A = trl_advantage(case, "none")[:, None]
     host = theirs(case, lambda x: ((trl_token_loss(case, x, A, "grpo") * case.mask).sum(1) / WIDTH).mean())
-    same(ours(case, Objective.preset("dr_grpo", aggregation=DR_GRPO_LENGTH, surrogate=CLIP)), host)
+    assert_same(ours(case, Objective.preset("dr_grpo", aggregation=DR_GRPO_LENGTH, surrogate=CLIP)), host)
 
 
 def test_nanochat_is_token_over_the_group_as_long_as_a_group_is_one_pass() -> None:
@@ -709,6 +711,6 @@ def test_nanochat_is_token_over_the_group_as_long_as_a_group_is_one_pass() -> No
         return theirs(case, loss)
 
     mine = ours(case, Objective("dr_grpo", aggregation={"name": "token", "over": "group"}, surrogate="reinforce"))
-    same(mine, host(1))
-    differ(mine, host(2))
-    differ(ours(case, Objective("dr_grpo", aggregation="token", surrogate="reinforce")), host(1))
+    assert_same(mine, host(1))
+    assert_differ(mine, host(2))
+    assert_differ(ours(case, Objective("dr_grpo", aggregation="token", surrogate="reinforce")), host(1))

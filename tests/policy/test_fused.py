@@ -90,7 +90,7 @@ def numbers(n, count, seed=1):
     return torch.randn(count, n, generator=generator(seed)).to(DEVICE).unbind()
 
 
-def close(got, wanted, dtype, *, scale=1.0):
+def assert_near(got, wanted, dtype, *, scale=1.0):
     if dtype == torch.bfloat16:  # rounded on the way in places: compared as a whole
         error = (got.double() - wanted.double()).norm() / wanted.double().norm().clamp_min(1e-6)
         assert float(error) < 4e-3 * scale
@@ -165,7 +165,7 @@ def test_gradient_pass(n, V, bias, dtype, softmax, which):
         h[0] = 0
     of("triton").gradient_(c, lse.float(), entropy.float(), g, h)
     passes.gradient_(exact, lse, entropy, *(None if x is None else x.double() for x in (g, h)))
-    close(c.z, exact.z, dtype, scale=20 if dtype == torch.float32 else 1)  # x is up to 100 and has seven digits
+    assert_near(c.z, exact.z, dtype, scale=20 if dtype == torch.float32 else 1)  # x is up to 100 and has seven digits
 
 
 @needs_triton
@@ -194,7 +194,7 @@ def test_loss_gradient_pass(name, dtype, softmax):
     # ρ can be e²⁰: compare each token by its own slope. log π is a difference of numbers up to 100, with seven digits.
     g, h = slopes(pull, *wanted)
     size = (g.abs() + (0 if h is None else h.abs())).clamp_min(1e-3 * float(pull.c.abs().max()))
-    close(gradient / size, exact.z / size, dtype, scale=20 if dtype == torch.float32 else 2)
+    assert_near(gradient / size, exact.z / size, dtype, scale=20 if dtype == torch.float32 else 2)
 
 
 def test_the_triton_pass_knows_every_token_level_surrogate():
@@ -367,11 +367,11 @@ def test_fused_logprobs_and_their_gradient(kind, softmax, dtype, V, vocabulary, 
     sum((x * w).sum() for x, w in zip(wanted, weights, strict=True)).backward()
     for x, y in zip(got, wanted, strict=True):
         assert x.dtype == torch.promote_types(dtype, torch.float32)
-        close(x, y, dtype, scale=5)
+        assert_near(x, y, dtype, scale=5)
     for x, y in zip(gradients(a), gradients(b), strict=True):
         assert x.dtype == dtype
         assert x.is_contiguous()
-        close(x, y, dtype, scale=5)
+        assert_near(x, y, dtype, scale=5)
 
 
 @pytest.mark.parametrize("name", OBJECTIVES)
@@ -389,13 +389,13 @@ def test_fused_loss_is_the_objectives(kind, name, dtype):
     (3 * out.loss).backward()
     (3 * wanted.loss).backward()
     assert bool(out.ok)
-    close(out.loss, wanted.loss, dtype, scale=10)
+    assert_near(out.loss, wanted.loss, dtype, scale=10)
     for x, y in zip(gradients(a), gradients(b), strict=True):
         size = y.abs().max()
-        close(x / size, y / size, dtype, scale=10)
+        assert_near(x / size, y / size, dtype, scale=10)
     assert out.metrics.keys() == wanted.metrics.keys()
     for key in ("kl", "entropy", "clip_ratio/region", "ratio/mean"):
-        close(out.metrics[key], wanted.metrics[key], dtype, scale=10)
+        assert_near(out.metrics[key], wanted.metrics[key], dtype, scale=10)
 
 
 @pytest.mark.parametrize("surrogate", ["ppo_clip", "cispo", {"name": "gspo", "low": 0.5, "high": 0.5}])
@@ -522,7 +522,7 @@ def test_one_sum_or_two_halves_give_the_same_gradient(kind, halves, monkeypatch)
     fused_loss(*leaves[:2], case.targets, objective, case.old, credit, case.response).loss.backward()
     objective.loss(case.logprobs(*b, SOFTMAXES[0], 61)[0], case.old, credit, case.response).loss.backward()
     for x, y in zip(gradients(leaves), gradients(b), strict=True):
-        close(x, y, torch.bfloat16, scale=5)
+        assert_near(x, y, torch.bfloat16, scale=5)
 
 
 def test_two_runs_give_the_same_bits(kind):
@@ -560,7 +560,7 @@ def test_a_number_that_is_not_finite_is_told_and_leaves_the_rest_alone(kind):
     objective.loss(logprobs, case.old, credit, case.response, entropy=entropy, **case.others()).loss.backward()
     assert a[0].grad[[2, 5]].abs().max() == 0
     for x, y in zip(gradients(a), gradients(b), strict=True):
-        close(x, y, torch.float32, scale=10)
+        assert_near(x, y, torch.float32, scale=10)
 
 
 @pytest.mark.parametrize(

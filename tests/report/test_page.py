@@ -111,7 +111,7 @@ def test_whatever_the_logs_hold_there_is_a_page(tmp_path, records):
     lines = "".join(json.dumps({"step": i, **record}) + "\n" for i, record in enumerate(records))
     (tmp_path / "metrics.jsonl").write_text(lines)
     (tmp_path / "eval.jsonl").write_text(lines)
-    json.loads(embed(data([tmp_path])))
+    assert json.loads(embed(data([tmp_path]))).keys() == data([tmp_path]).keys()
 
 
 def test_the_same_runs_make_the_same_page(tmp_path):

@@ -24,11 +24,14 @@ CASES = [
 ]
 
 
+def contradict(quick, slow):
+    return (quick is True and slow is not True) or (quick is False and slow is True)
+
+
 def both(gold, answer):
     """What quick says where it decides, and what slow says; they may not contradict each other."""
     quick, slow = equal.quick(gold, answer), equal.slow(gold, answer)
-    assert not (quick is True and slow is not True)
-    assert not (quick is False and slow is True)
+    assert not contradict(quick, slow)
     return slow if quick is None else quick
 
 
@@ -167,7 +170,7 @@ SUMS = st.lists(TERMS, min_size=1, max_size=3).flatmap(
 @settings(max_examples=150, deadline=None)
 @given(SUMS, SUMS)
 def test_quick_and_slow_never_contradict_each_other(gold, answer):
-    both(gold, answer)
+    assert not contradict(equal.quick(gold, answer), equal.slow(gold, answer))
 
 
 @settings(max_examples=150, deadline=None)
@@ -207,7 +210,7 @@ def test_quick_takes_any_text(gold, answer):
 @settings(max_examples=60, deadline=None)
 @given(ANYTHING)
 def test_slow_takes_any_text(answer):
-    both("7", answer)
+    assert not contradict(equal.quick("7", answer), equal.slow("7", answer))
     if equal.gold_problem(answer) is None:
         assert both(answer, answer) is True
 

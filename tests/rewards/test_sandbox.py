@@ -72,7 +72,7 @@ def remains():
     }
 
 
-def leaves_nothing(verdicts):
+def assert_nothing_is_left_behind(verdicts):
     limits = sandbox.Limits(output_bytes=1 << 16, disk_bytes=1 << 20)
     code.judge(HONEST, TESTS)
     before = remains()
@@ -85,13 +85,13 @@ def leaves_nothing(verdicts):
 
 @needs_sandbox
 def test_300_verdicts_leave_nothing_behind():
-    leaves_nothing(300)
+    assert_nothing_is_left_behind(300)
 
 
 @pytest.mark.slow
 @needs_sandbox
 def test_10000_verdicts_leave_nothing_behind():
-    leaves_nothing(10_000)
+    assert_nothing_is_left_behind(10_000)
 
 
 @needs_sandbox

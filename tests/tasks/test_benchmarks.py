@@ -219,16 +219,16 @@ def test_code_is_graded_by_its_tests_in_both_forms(tmp_path, name, row, code):
 
 @needs_sandbox
 def test_the_canonical_solutions_of_humaneval_score_1(tmp_path):
-    canonical_solutions(5, tmp_path)
+    assert_canonical_solutions_score_1(5, tmp_path)
 
 
 @pytest.mark.slow
 @needs_sandbox
 def test_all_canonical_solutions_of_humaneval_score_1(tmp_path):
-    canonical_solutions(None, tmp_path)
+    assert_canonical_solutions_score_1(None, tmp_path)
 
 
-def canonical_solutions(limit, tmp_path):
+def assert_canonical_solutions_score_1(limit, tmp_path):
     import gzip
 
     data = real_data("code/humaneval.jsonl.gz")

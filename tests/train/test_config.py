@@ -203,7 +203,7 @@ def test_a_file_that_cannot_be_used_is_named(content, said, tmp_path):
 
 
 def test_a_single_response_is_allowed_where_nothing_is_compared():
-    load(None, ["--rollout.group_size", "1", "--objective.preset", "reinforce"])
+    assert load(None, ["--rollout.group_size", "1", "--objective.preset", "reinforce"]).rollout.group_size == 1
 
 
 def test_infinite_and_tiny_numbers_survive_the_file(tmp_path):
