@@ -142,23 +142,23 @@ def test_filters_show_what_they_say(page_file, open_page, runs):
     every = [(i, g, r) for i, run in enumerate(data["runs"]) for g in run["groups"] for r in g["responses"]]
     assert f"{len(every)} responses." in text(page, ".count")
 
-    def said(expected):
+    def assert_said(expected):
         assert f"{expected} of {len(every)} responses match" in text(page, ".count")
 
     page.get_by_label("Verdict").select_option("wrong")
-    said(sum(r["verdict"] == "wrong" for _, _, r in every))
+    assert_said(sum(r["verdict"] == "wrong" for _, _, r in every))
     assert set(page.locator(".response .verdict").all_inner_texts()) == {"✗ wrong"}
     page.get_by_label("Step", exact=True).select_option("10")
-    said(sum(r["verdict"] == "wrong" and g["step"] == 10 for _, g, r in every))
+    assert_said(sum(r["verdict"] == "wrong" and g["step"] == 10 for _, g, r in every))
     page.get_by_label("Run", exact=True).select_option(label="token")
     token = [r["name"] for r in data["runs"]].index("token")
-    said(sum(r["verdict"] == "wrong" and g["step"] == 10 and i == token for i, g, r in every))
+    assert_said(sum(r["verdict"] == "wrong" and g["step"] == 10 and i == token for i, g, r in every))
     page.get_by_role("button", name="Clear filters").click()
     page.get_by_label("Least length").fill("20")
     page.get_by_label("Most length").fill("30")
-    said(sum(20 <= r["length"] <= 30 for _, _, r in every))
+    assert_said(sum(20 <= r["length"] <= 30 for _, _, r in every))
     page.get_by_label("Least reward").fill("0.5")
-    said(sum(20 <= r["length"] <= 30 and r["reward"] >= 0.5 for _, _, r in every))
+    assert_said(sum(20 <= r["length"] <= 30 and r["reward"] >= 0.5 for _, _, r in every))
     page.get_by_label("Least length").fill("1000000")
     assert text(page, ".count") == f"None of {len(every)} responses match."
     assert page.locator(".response").count() == 0

@@ -447,18 +447,18 @@ def test_what_we_lean_on_is_still_there():
     from verl.trainer.ppo.v1 import PPOTrainer
     from verl.workers.config import PolicyLossConfig
 
-    def takes(function, *names):
+    def assert_takes(function, *names):
         have = list(inspect.signature(inspect.unwrap(function)).parameters)
         missing = [name for name in names if name not in have]
         assert not missing, f"verl's {function.__qualname__} no longer takes {missing}; it takes {have}"
 
-    takes(core_algos.agg_loss, "loss_mat", "loss_mask", "loss_agg_mode", "dp_size", "global_batch_size")
-    takes(core_algos.compute_policy_loss_vanilla, *inspect.signature(plugin.policy_loss).parameters)
-    takes(compute_advantage, "data", "adv_estimator", "config")
-    takes(CheckpointCallback.__init__, "config")
-    takes(CheckpointCallback.on_save, "trainer", "global_step", "checkpoint_dir")
-    takes(PPOTrainer._compute_advantage, "batch", "metrics")
-    takes(KVBatchMeta, "keys")
+    assert_takes(core_algos.agg_loss, "loss_mat", "loss_mask", "loss_agg_mode", "dp_size", "global_batch_size")
+    assert_takes(core_algos.compute_policy_loss_vanilla, *inspect.signature(plugin.policy_loss).parameters)
+    assert_takes(compute_advantage, "data", "adv_estimator", "config")
+    assert_takes(CheckpointCallback.__init__, "config")
+    assert_takes(CheckpointCallback.on_save, "trainer", "global_step", "checkpoint_dir")
+    assert_takes(PPOTrainer._compute_advantage, "batch", "metrics")
+    assert_takes(KVBatchMeta, "keys")
     assert "loss_mode" in {f.name for f in dataclasses.fields(PolicyLossConfig)}
     new = set(core_algos.POLICY_LOSS_REGISTRY) - {
         "equipoise", *plugin.HOST_LOSSES, "sapo", "geo_mean", "clip_cov", "kl_cov", "dro", "bypass_mode",
