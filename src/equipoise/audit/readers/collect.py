@@ -58,10 +58,10 @@ class Collector:
             said = str(error).split("\n")[0].rstrip(".")
             raise AuditError(f"{path} cannot be read as {path.suffix[1:]}: {said}; is it whole?") from error
 
-    def add(self, file: str, names: Sequence[str], pieces: Iterable[Piece]) -> None:
+    def add(self, file: str, names: Sequence[str], content: Iterable[Piece]) -> None:
         roles: Roles | None = None
         rows = 0
-        for first, piece in pieces:
+        for first, piece in content:
             if roles is None:
                 roles = roles_of(file, names, self.columns)
                 if "advantage" in roles and "reward" not in self.columns:
@@ -209,8 +209,7 @@ class Collector:
                     f"{file}, row {i + 1}: the only response of its group in step {log.step[alone[0]]} "
                     f"({len(alone)} of {len(log)} responses are alone): an advantage compares responses to one prompt; "
                     "drop such rows, or name the columns that tell groups apart with columns prompt=NAME,group=NAME"
-                    + trl.IF_ALONE
-                    * (self.writers == {"TRL"})
+                    + (trl.IF_ALONE if self.writers == {"TRL"} else "")
                 )
             i -= count
 

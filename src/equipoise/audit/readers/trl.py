@@ -61,7 +61,7 @@ def evaluations(paths: Iterable[Path]) -> Evaluations:
         try:
             state = json.loads(file.read_text(encoding="utf-8"))
             last = int(state["global_step"])
-            found = {int(e["step"]) for e in state["log_history"] if any(key.startswith("eval_") for key in e)}
+            found = {int(e["step"]) for e in state["log_history"] if "eval_reward" in e}  # "reward" in training
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise AuditError(
                 f"{file} does not tell which steps are evaluations ({error}): get it whole, or move it away"
@@ -151,11 +151,12 @@ def _with_prompts_of_their_own(log: Log) -> set[int]:
     They must share all they have, or have the only prompts that come back: then the rest of a step is what an
     evaluation of few prompts left of training's batch. Several such sets are epochs over data in one order.
     """
+    all_steps, batch = np.unique(log.step, return_inverse=True)
+    prompt, place = np.divmod(np.unique(log.prompt * len(all_steps) + batch), len(all_steps))
     steps_of: dict[int, list[int]] = defaultdict(list)
-    pairs = np.unique(np.stack([log.prompt, log.step], 1), axis=0)
-    for prompt, step in pairs.tolist():
-        steps_of[prompt].append(step)
-    prompts_in = Counter(pairs[:, 1].tolist())
+    for p, step in zip(prompt.tolist(), all_steps[place].tolist(), strict=True):
+        steps_of[p].append(step)
+    prompts_in = Counter(all_steps[place].tolist())
     shared = Counter(tuple(steps) for steps in steps_of.values() if len(steps) > 1)
     found = [
         steps
