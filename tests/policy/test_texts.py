@@ -47,7 +47,7 @@ TOKENIZERS = {
 def test_texts_are_the_tokenizers(name):
     make, by_table = TOKENIZERS[name]
     tokenizer = make()
-    assert (texts._pieces(tokenizer) is not None) == by_table
+    assert (texts._table(tokenizer) is not None) == by_table
     rng = np.random.default_rng(0)
     lengths = [0, *rng.integers(0, 60, 300).tolist()]
     rows = [rng.integers(0, len(tokenizer) + 3, length).tolist() for length in lengths]  # some past the vocabulary

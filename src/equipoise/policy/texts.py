@@ -7,8 +7,10 @@ or the tokenizer is not one of the package tokenizers, it is asked response by r
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,44 +20,63 @@ if TYPE_CHECKING:
     from equipoise.policy.model import Policy
 
 BETWEEN = {"ByteLevel": b"", "Fuse": b"", "NoneType": b" "}  # by kind of decoder: what it puts between tokens
+TOGETHER = 64  # responses spelled at once
 ROW = 100  # tokens of one text in which table and tokenizer are compared
+
+
+class Table(NamedTuple):
+    """Token i is spelled by `size[i]` of the `letters` from `start[i]` on; what is `between` two tokens ends each."""
+
+    letters: NDArray[np.uint8]
+    start: NDArray[np.int64]
+    size: NDArray[np.int64]
+    between: bytes
 
 
 def decode(policy: Policy, tokens: Tensor, lengths: Tensor) -> list[str]:
     """Texts of the responses in flat `tokens` [N] with `lengths` [B], special tokens left out."""
-    flat, ends = tokens.cpu().numpy(), np.cumsum(lengths.cpu().numpy()).tolist()
-    rows = [flat[start:end] for start, end in zip([0, *ends], ends, strict=False)]
-    spelled = _pieces(policy.tokenizer)
-    return _asked(policy.tokenizer, rows) if spelled is None else _joined(*spelled, rows)
+    flat, ends = tokens.cpu().numpy(), [0, *np.cumsum(lengths.cpu().numpy()).tolist()]
+    table = _table(policy.tokenizer)
+    if table is None:
+        return _asked(policy.tokenizer, flat, ends)
+    starts = range(0, len(lengths), TOGETHER)
+    return [text for start in starts for text in _spelled(table, flat, ends[start : start + TOGETHER + 1])]
 
 
-def _asked(tokenizer: Any, rows: list[NDArray[np.integer]]) -> list[str]:
+def _asked(tokenizer: Any, tokens: NDArray[np.integer], ends: Sequence[int]) -> list[str]:
     # transformers looks at every entry of a list to see that it is a number; an array's it takes as they are.
-    return [str(tokenizer.decode(row, skip_special_tokens=True)) for row in rows]
+    return [str(tokenizer.decode(tokens[a:b], skip_special_tokens=True)) for a, b in pairwise(ends)]
 
 
-def _joined(pieces: NDArray[np.object_], between: bytes, rows: list[NDArray[np.integer]]) -> list[str]:
-    """A token past the end of the table is nothing, as its last piece is."""
-    texts = (b"".join(pieces.take(row, mode="clip").tolist()).removesuffix(between) for row in rows)
-    return [text.decode("utf-8", "replace") for text in texts]
+def _spelled(table: Table, tokens: NDArray[np.integer], ends: Sequence[int]) -> list[str]:
+    """The texts between neighbouring `ends`. A token past the table's end is nothing, as its last entry is."""
+    tokens = tokens[ends[0] : ends[-1]]
+    size = table.size.take(tokens, mode="clip")
+    end = np.concatenate(([0], size.cumsum()))
+    letter = np.repeat(table.start.take(tokens, mode="clip") - end[:-1], size) + np.arange(end[-1])
+    spelled = table.letters[letter].tobytes()
+    bounds = end[np.subtract(ends, ends[0])].tolist()
+    return [spelled[a:b].removesuffix(table.between).decode("utf-8", "replace") for a, b in pairwise(bounds)]
 
 
 @lru_cache(maxsize=4)
-def _pieces(tokenizer: Any) -> tuple[NDArray[np.object_], bytes] | None:
-    """The bytes of each token, and those between two; None where a text is more than that."""
+def _table(tokenizer: Any) -> Table | None:
+    """None where a text is more than its tokens' bytes, by its decoder's kind or by a try with all its tokens."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     kind = type(getattr(backend, "decoder", None)).__name__
     if backend is None or kind not in BETWEEN:
         return None
     vocabulary: dict[str, int] = backend.get_vocab()
     special = {token.content for token in backend.get_added_tokens_decoder().values() if token.special}
-    between = BETWEEN[kind]
-    pieces = np.full(max(vocabulary.values()) + 2, b"", dtype=object)
+    pieces = [b""] * (max(vocabulary.values()) + 2)
     for token, number in vocabulary.items():
         if token not in special:
-            pieces[number] = (_bytes(token) if kind == "ByteLevel" else token.encode()) + between
-    rows = np.array_split(np.random.default_rng(0).permutation(len(pieces)), len(pieces) // ROW + 1)
-    return (pieces, between) if _joined(pieces, between, rows) == _asked(tokenizer, rows) else None
+            pieces[number] = (_bytes(token) if kind == "ByteLevel" else token.encode()) + BETWEEN[kind]
+    size = np.array([len(piece) for piece in pieces])
+    table = Table(np.frombuffer(b"".join(pieces), np.uint8), size.cumsum() - size, size, BETWEEN[kind])
+    tokens = np.random.default_rng(0).permutation(len(pieces))
+    ends = [*range(0, len(pieces), ROW), len(pieces)]
+    return table if _spelled(table, tokens, ends) == _asked(tokenizer, tokens, ends) else None
 
 
 def _bytes(token: str) -> bytes:

@@ -38,7 +38,7 @@ DESKS = 3  # sets of buffers and graphs that are kept: training's, and those of 
 SHARE = 0.8  # of the GPU's free memory that the cache may take
 PREFILL = 1 << 15  # tokens of prompts computed together
 LOGITS = 1 << 27  # entries of logits that are made or truncated together outside the plain step
-TOLD = 16  # responses told of together: a millisecond or so, in which the device may already wait
+TOLD = 32  # responses told of together: a millisecond or two, in which the device may already wait
 
 
 _Merged = dict[tuple[int, str, str], Tensor]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 import time
 from collections import Counter
@@ -241,7 +242,8 @@ def write_rollouts(folder: Path, step: int, batch: StepBatch, credit: Credit) ->
     import pyarrow.parquet as pq
 
     r, lengths = batch.rollouts, batch.rollouts.lengths.tolist()
-    sums = torch.stack([x.sum() for x in r.policy_logprobs.split(lengths)]).tolist()
+    sums = torch.stack([x.sum() for x in r.policy_logprobs.cpu().split(lengths)]).tolist()
+    starts = pa.array([0, *itertools.accumulate(lengths)], pa.int32())
     group = r.prompt.tolist()
     weight = credit.weight
     if len(weight) != len(lengths):  # one per token (cancellation = prefix): their mean over the response
@@ -251,7 +253,7 @@ def write_rollouts(folder: Path, step: int, batch: StepBatch, credit: Credit) ->
             "prompt_id": [batch.prompts[g].id for g in group],
             "prompt": [batch.prompts[g].text for g in group],
             "response": batch.texts,
-            "tokens": [x.tolist() for x in r.tokens.split(lengths)],
+            "tokens": pa.ListArray.from_arrays(starts, pa.array(r.tokens.cpu().numpy())),
             "length": lengths,
             "finish": list(r.finish),
             "reward": batch.total.tolist(),
