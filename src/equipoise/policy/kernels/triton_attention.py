@@ -107,10 +107,10 @@ def _rows(
 
 
 @triton.jit
-def _blocks(a, b, before, begin, start, OWN: tl.constexpr, PASSING: tl.constexpr):
-    """Of the keys that queries a … b − 1 see, begin … begin + before − 1 and their own: blocks that all of them see
-    (how many, how many of these come before, where the others begin), and the rest (how many, how many at the end of
-    what comes before, how many up to the last one's stretch, where that and the diagonal begin)."""
+def _blocks(a, b, before, start, PASSING: tl.constexpr):
+    """Of the keys that queries a … b − 1 see, `before` many and then their own: blocks that all of them see (how many,
+    how many of these come before, where the others begin), and the rest (how many, how many at the end of what comes
+    before, how many up to the last one's stretch, where that and the diagonal begin)."""
     first, last = tl.load(start + a), tl.load(start + b - 1)
     whole_before, tail = before // PASSING, (before % PASSING > 0).to(tl.int32)
     up_to = tl.cdiv(last - first, PASSING)
@@ -135,7 +135,7 @@ def _attend(
     there = i < b
     q = _rows(qkv + head * D, a, stride, b, OWN, D, BLOCK_D, True)
     mine = tl.load(start + i, mask=there, other=0)
-    whole, whole_before, middle, rest, tail, up_to, first, diagonal = _blocks(a, b, before, begin, start, OWN, PASSING)
+    whole, whole_before, middle, rest, tail, up_to, first, diagonal = _blocks(a, b, before, start, PASSING)
     m = tl.full((OWN,), FLOOR, tl.float32)
     s = tl.zeros((OWN,), tl.float32)
     acc = tl.zeros((OWN, BLOCK_D), tl.float32)
@@ -197,7 +197,7 @@ def _query_gradient(
     tl.store(delta + head.to(tl.int64) * U + i, change, mask=there)
     top = tl.load(lse + head.to(tl.int64) * U + i, mask=there, other=0.0) * LOG2E
     mine = tl.load(start + i, mask=there, other=0)
-    whole, whole_before, middle, rest, tail, up_to, first, diagonal = _blocks(a, b, before, begin, start, OWN, PASSING)
+    whole, whole_before, middle, rest, tail, up_to, first, diagonal = _blocks(a, b, before, start, PASSING)
     acc = tl.zeros((OWN, BLOCK_D), tl.float32)
     for n in tl.range(0, whole, num_stages=STAGES):
         at = tl.where(n < whole_before, begin + n * PASSING, middle + (n - whole_before) * PASSING)
