@@ -80,7 +80,7 @@ def _prompts(task: TaskConfig) -> Iterator[Prompt | RowError]:
     if task.verifier not in ("", *COMPARED):
         raise TaskError(f'task.verifier = "{task.verifier}" is not a way to compare answers: {", ".join(COMPARED)}')
     rows = open_rows(task.name)
-    schema = recognised(rows, task.columns)
+    schema = recognised(rows, task.columns, task.verifier or None)
     for start in range(0, rows.count, AT_ONCE):
         for number, row in enumerate(rows.load([(start, min(start + AT_ONCE, rows.count))]), start):
             try:
@@ -92,8 +92,7 @@ def _prompts(task: TaskConfig) -> Iterator[Prompt | RowError]:
                     raise TaskError(f"{rows.where(number)}: {error} (task.strict refuses it)") from error
                 yield RowError(error.label, f"{rows.where(number)}: {error}")
                 continue
-            verifier = task.verifier if task.verifier and item.verifier in COMPARED else item.verifier
-            meta = {"verifier": verifier, **({} if item.tests is None else {"tests": item.tests})}
+            meta = {"verifier": item.verifier, **({} if item.tests is None else {"tests": item.tests})}
             messages = item.messages
             if messages is not None and task.suffix:
                 messages = (*messages[:-1], {**messages[-1], "content": messages[-1]["content"] + task.suffix})

@@ -54,7 +54,7 @@ class TaskConfig:
     )
     chat: bool = option(False, "wrap prompts in the tokenizer's chat template")
     columns: Table = option(None, "other column names: { prompt = ..., answer = ..., level = ..., id = ... }")
-    verifier: str = option("", "math, code or text; empty takes the layout's own")
+    verifier: str = option("", "final or math; empty takes the row's own column verifier, else the layout's")
     suffix: str = option("", "text added to every prompt, for example how to write the answer")
     strict: bool = option(False, "refuse the first bad row instead of leaving it out and counting it")
     dedupe: bool = option(True, "leave out prompts that came before")
