@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import functools
 import gc
 import importlib.metadata
 import json
@@ -20,7 +19,7 @@ import os
 import statistics
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -149,27 +148,24 @@ def theirs(folder: Path, count: int, micro: int, steps: int, warm: int, continuo
     }
 
 
-def compare(name: str, steps: int, peers: bool, save: Callable[[dict[str, Any]], None]) -> None:
+def compare(name: str, parts: Sequence[str], steps: int, out: dict[str, Any], save: Callable[[], None]) -> None:
     count, micro, memory = RUNS[name]
     with tempfile.TemporaryDirectory() as temporary:
         folder, data = Path(temporary) / name, Path(temporary) / "prompts.jsonl"
         shapes.save(name, folder)
         rows = [{"problem": p, "answer": "1"} for p in prompts(2000, PROMPT)]
         data.write_text("".join(json.dumps(row) + "\n" for row in rows))
-        out: dict[str, Any] = {}
-        parts: list[tuple[str, Callable[[], dict[str, Any]]]] = [
-            ("equipoise", lambda: ours(folder, count, memory, steps, 2, data))
-        ]
-        if peers:
-            parts.append(("trl", lambda: theirs(folder, count, micro, 2, 1, False)))
-        if peers and name == FIRST:
-            parts.append(("trl_continuous", lambda: theirs(folder, count // 8, micro, 1, 1, True)))
-        for part, run in parts:
-            out[part] = run()
+        runs = {
+            "equipoise": lambda: ours(folder, count, memory, steps, 2, data),
+            "trl": lambda: theirs(folder, count, micro, 2, 1, False),
+            "trl_continuous": lambda: theirs(folder, count // 8, micro, 1, 1, True),
+        }
+        for part in parts:
+            out[part] = runs[part]()
             gc.collect()
             torch.cuda.empty_cache()
             _print(name, count, out)
-            save(out)
+            save()
 
 
 def _print(name: str, count: int, out: dict[str, Any]) -> None:
@@ -200,16 +196,17 @@ def main() -> None:
     options = parser.parse_args()
     transformers_logging.disable_progress_bar()
     names = list(RUNS) if options.model == "all" else [options.model]
-    results: dict[str, Any] = {}
+    results: dict[str, Any] = {name: {} for name in names}
 
-    def save(name: str, out: dict[str, Any]) -> None:  # after every part: a run that is cut short leaves what it has
-        results[name] = out
+    def save() -> None:  # after every part: a run that is cut short leaves what it has
         if not options.alone:
             versions = {package: importlib.metadata.version(package) for package in ("trl", "transformers")}
             write("step_gpu", {"peers": versions, "results": results})
 
     for name in names:
-        compare(name, options.steps, not options.alone, functools.partial(save, name))
+        compare(name, ["equipoise"] if options.alone else ["equipoise", "trl"], options.steps, results[name], save)
+    if FIRST in names and not options.alone:
+        compare(FIRST, ["trl_continuous"], options.steps, results[FIRST], save)
 
 
 if __name__ == "__main__":
