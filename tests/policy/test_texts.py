@@ -43,8 +43,10 @@ TOKENIZERS = {
 }
 
 
+@pytest.mark.parametrize("together", [texts.TOGETHER, 200, 1])
 @pytest.mark.parametrize("name", TOKENIZERS)
-def test_texts_are_the_tokenizers(name):
+def test_texts_are_the_tokenizers(name, together, monkeypatch):
+    monkeypatch.setattr(texts, "TOGETHER", together)
     make, by_table = TOKENIZERS[name]
     tokenizer = make()
     assert (texts._table(tokenizer) is not None) == by_table
@@ -53,6 +55,8 @@ def test_texts_are_the_tokenizers(name):
     rows = [rng.integers(0, len(tokenizer) + 3, length).tolist() for length in lengths]  # some past the vocabulary
     said = p.decode(SimpleNamespace(tokenizer=tokenizer), torch.tensor([*chain(*rows)]), torch.tensor(lengths))
     assert said == [tokenizer.decode(row, skip_special_tokens=True) for row in rows]
+    nothing = torch.tensor([], dtype=torch.int64)
+    assert p.decode(SimpleNamespace(tokenizer=tokenizer), nothing, nothing) == []
 
 
 def test_bytes_that_are_no_characters_are_replaced_as_the_tokenizer_does():

@@ -9,18 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
-from itertools import pairwise
-from typing import TYPE_CHECKING, Any, NamedTuple
+from itertools import accumulate, pairwise
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-if TYPE_CHECKING:
-    from equipoise.policy.model import Policy
+from equipoise.policy.model import Policy
 
 BETWEEN = {"ByteLevel": b"", "Fuse": b"", "NoneType": b" "}  # by kind of decoder: what it puts between tokens
-TOGETHER = 64  # responses spelled at once
+TOGETHER = 1 << 16  # tokens spelled at once, or one response
 ROW = 100  # tokens of one text in which table and tokenizer are compared
 
 
@@ -35,12 +34,14 @@ class Table(NamedTuple):
 
 def decode(policy: Policy, tokens: Tensor, lengths: Tensor) -> list[str]:
     """Texts of the responses in flat `tokens` [N] with `lengths` [B], special tokens left out."""
-    flat, ends = tokens.cpu().numpy(), [0, *np.cumsum(lengths.cpu().numpy()).tolist()]
+    flat, sizes = tokens.cpu().numpy(), lengths.tolist()
+    ends = [*accumulate(sizes, initial=0)]
     table = _table(policy.tokenizer)
     if table is None:
         return _asked(policy.tokenizer, flat, ends)
-    starts = range(0, len(lengths), TOGETHER)
-    return [text for start in starts for text in _spelled(table, flat, ends[start : start + TOGETHER + 1])]
+    together = max(1, TOGETHER // max([1, *sizes]))
+    starts = range(0, len(sizes), together)
+    return [text for start in starts for text in _spelled(table, flat, ends[start : start + together + 1])]
 
 
 def _asked(tokenizer: Any, tokens: NDArray[np.integer], ends: Sequence[int]) -> list[str]:
