@@ -204,8 +204,7 @@ def opened(model: Any, name: str) -> models.Policy:
     return policy
 
 
-def sharing(name: str) -> dict[int, dict[str, float]]:
-    out = {}
+def sharing(name: str, out: dict[int, dict[str, float]], save: Callable[[], None]) -> None:
     model = build(name)
     policy = opened(model, name)
     for prompt_tokens in (100, 500, 2000):
@@ -215,15 +214,15 @@ def sharing(name: str) -> dict[int, dict[str, float]]:
         out[prompt_tokens] = {"speed_up": speed, "entries_ratio": tokens}
         print(f"  {name}, prompts of {prompt_tokens:5,}: shared {speed:.2f} × faster, {tokens:.2f} × fewer entries "
               f"({100 * (speed / tokens - 1):+.0f} %)", flush=True)  # fmt: skip
-    return out
+        save()
 
 
 def main() -> None:
     figures: dict[str, Any] = {"padding": {"SmolLM2-135M": padding("SmolLM2-135M")}, "sharing": {}}
     for name in ("SmolLM2-135M", "Qwen3-0.6B"):
         torch.cuda.empty_cache()
-        figures["sharing"][name] = sharing(name)
-        write("packing", figures)
+        found = figures["sharing"][name] = {}
+        sharing(name, found, lambda: write("packing", figures))  # after each: a run cut short leaves what it has
 
 
 if __name__ == "__main__":
