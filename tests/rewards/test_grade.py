@@ -90,6 +90,15 @@ def test_a_pair_is_compared_once(monkeypatch):
     assert asked.count(("8", "7")) == asked.count(("7", "7")) == 1
 
 
+def test_long_answers_are_kept_apart_and_by_a_digest():
+    grade.forget()
+    ones, twos = "1" * 500, "1" * 499 + "2"
+    kinds = [submit_math(rf"\boxed{{{said}}}", ones).result().kind for said in (ones, twos, ones)]
+    assert kinds == ["correct", "wrong", "correct"]
+    assert len(grade._kept) == 2
+    assert all(len(part) <= grade.SHORT for key in grade._kept for part in key)
+
+
 def test_a_used_up_budget_is_a_timeout_and_not_remembered():
     hard = [rf"\boxed{{\sin(x+{i})}}" for i in range(40)]
     verdicts = grade_many("math", hard, [r"\cos(y)"] * 40, budget=0.0)
