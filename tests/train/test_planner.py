@@ -1,5 +1,6 @@
 """Micro-batches by tokens, the plan for them, and what happens when memory runs out all the same."""
 
+import itertools
 import math
 from types import SimpleNamespace
 
@@ -215,10 +216,10 @@ def test_what_is_no_amount_of_memory_is_refused(model, tmp_path, text):
 
 class Card:
     """A GPU of `holds` bytes with a model on it: a pass of n tokens peaks at the largest of always + each · n over
-    `moments`, or over `checkpointed` once that is switched on. `fitted`: the largest pass it held."""
+    `moments`, or over `checkpointed` once that is switched on, rounded up. `fitted`: the largest pass it held."""
 
-    def __init__(self, patch, moments, checkpointed=None, *, holds=10**12, parameters=10**6):
-        self.moments, self.checkpointed, self.holds = moments, checkpointed or moments, holds
+    def __init__(self, patch, moments, checkpointed=None, *, holds=10**12, parameters=10**6, rounding=1):
+        self.moments, self.checkpointed, self.holds, self.rounding = moments, checkpointed or moments, holds, rounding
         self.device, self.context, self.gradient_checkpointing = SimpleNamespace(type="cuda"), 4096, False
         self.model = torch.nn.Module()
         self.model.weights = torch.nn.Parameter(torch.empty(parameters, device="meta"))
@@ -236,7 +237,7 @@ class Card:
 
     def peak(self, tokens):
         moments = self.checkpointed if self.gradient_checkpointing else self.moments
-        return max(always + each * tokens for always, each in moments)
+        return -(-max(always + each * tokens for always, each in moments) // self.rounding) * self.rounding
 
     def token_logprobs(self, policy, packed):
         tokens = len(packed.inputs)
@@ -268,7 +269,9 @@ def test_the_plan_is_made_from_a_pass_of_its_own_size(monkeypatch):
     found = card.plan(cap=90_000_000)
     assert found.tokens < card.fitted
     assert 0.9 * room < card.peak(found.tokens) <= room
-    assert card.cleared == len(card.passes) == 4
+    assert card.cleared == len(card.passes)
+    assert max(card.passes) < 1.01 * small.tokens(room)
+    assert all(b <= 2 * a + 3 for a, b in itertools.pairwise(card.passes))
 
 
 MOMENT = st.tuples(st.floats(0, 2e9), st.floats(1e3, 1e6))
@@ -295,16 +298,27 @@ def test_no_plan_is_above_what_was_seen_to_fit(moments, holds, cap, to_come, par
 
 
 def test_memory_that_runs_out_where_the_plan_is_tried_halves_it(monkeypatch):
-    card = Card(monkeypatch, ((20e6, 980.0), (-60e6, 4400.0)), holds=90_000_000)
-    wished = planner.line(*((n, card.peak(n)) for n in planner.SMALL)).tokens(planner.MARGIN * 90e6)
-    assert card.peak(wished) > 90e6
+    card = Card(monkeypatch, ((20e6, 980.0), (-160e6, 9000.0)), holds=90_000_000)
+    small = planner.line(*((n, card.peak(n)) for n in planner.SMALL)).tokens(planner.MARGIN * 90e6)
     found = card.plan()
-    assert card.passes[3:] == [wished + 3, wished // 2 + 3]
-    assert wished // 4 < found.tokens <= card.fitted == wished // 2 + 3
-    assert card.peak(found.tokens) <= planner.MARGIN * 90e6
+    assert card.fitted < card.passes[-1] < small
+    assert card.peak(card.passes[-1]) > 90e6
+    assert found.tokens == card.fitted == pytest.approx(card.passes[-1] / 2, abs=5)
     assert card.cleared == len(card.passes)
     tight = Card(monkeypatch, ((0.0, 100.0), (-50e6, 6000.0)), holds=10_000_000)  # every larger pass fails
-    assert tight.plan().tokens <= tight.fitted == planner.SMALL[1] + 3
+    assert tight.plan().tokens == tight.fitted == planner.SMALL[1] + 3
+
+
+@pytest.mark.parametrize("millions", [135, 304, 596, 609])  # 16,420 tokens are just over twice 8,192
+def test_an_allocator_that_rounds_makes_no_other_plan(monkeypatch, millions):
+    card = Card(monkeypatch, ((10e6, 50_000.0),), parameters=millions * 10**6, rounding=2**21)
+    found = card.plan()
+    assert found.tokens == planner.fast(card)
+    assert "(50 kB each and 0.0 GiB besides, " in found.said
+    for cap in range(10**9, 3 * 10**9, 10**7):
+        tokens = card.plan(cap=cap).tokens
+        assert card.peak(tokens) <= cap
+        assert tokens == planner.fast(card) or card.peak(1.02 * tokens) > planner.MARGIN * cap
 
 
 def test_all_ranks_go_by_the_worst_of_them(monkeypatch):
@@ -321,6 +335,8 @@ def test_what_is_small_enough_to_measure_is_found(monkeypatch):
     card = Card(monkeypatch, ((1e6, 1e5),), holds=60_000_000)  # 590 tokens
     found = card.plan()
     assert card.peak(found.tokens) <= planner.MARGIN * 60e6 < card.peak(found.tokens + 2)
+    card = Card(monkeypatch, ((0.0, 1e5), (50e6, 1e4)))  # 4,096 and 8,192 tokens would promise 520
+    assert 50e6 < card.peak(card.plan(cap=int(52e6 / planner.MARGIN)).tokens) <= 52e6
     hopeless = Card(monkeypatch, ((1e9, 1e5),), holds=60_000_000)  # the step itself will say so
     assert hopeless.plan(largest=100) == planner.Plan(
         1, True, "memory: 1 tokens a pass (0 kB each and inf GiB besides, 0.1 GiB free; with gradient checkpointing, "

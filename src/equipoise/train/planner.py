@@ -1,13 +1,13 @@
 """How many tokens one forward and backward pass may hold: measured on the model itself, against what memory is free.
 
 The memory of a pass is a part that is always there (gradients, a chunk of logits) and so much per token, but the peak
-is that of the worst moment, and which one that is (the head, the layers' backward) changes with the size: two small
-passes on CUDA only tell which size to try, and a pass of that size tells the rest. More tokens than `fast` says gain no
-speed there, so no more are taken. Gradient checkpointing is a third more arithmetic: it is switched on only where not
-even the longest response (or group, where the objective needs groups whole) would fit without. What a sampler or a
-reference holds counts as not free. All ranks go by the worst figures among them, so that they plan alike. On the CPU,
-where nobody counts, a pass takes what autograd keeps of a small one and half as much again, and what fits is trained in
-one go. Not covered: memory that others take later; `Updater` then halves the tokens and goes on.
+is that of the worst moment, and which one that is (the head, the layers' backward) changes with the size: on CUDA,
+passes of twice the size each are measured until one is as large as the last two allow. More tokens than `fast` says
+gain no speed there, so no more are taken. Gradient checkpointing is a third more arithmetic: it is switched on only
+where not even the longest response (or group, where the objective needs groups whole) would fit without. What a sampler
+or a reference holds counts as not free. All ranks go by the worst figures among them, so that they plan alike. On the
+CPU, where nobody counts, a pass takes what autograd keeps of a small one and half as much again, and what fits is
+trained in one go. Not covered: memory that others take later; `Updater` then halves the tokens and goes on.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def plan(policy: Policy, *, total: int, largest: int, cap: int | None, to_come: 
         tokens = max(1, cost.tokens(room))
         if tokens >= total:
             return Plan(0, begun_with, "")
-    why = f"{cost.per_token / 1e3:,.0f} kB each and {cost.always / 2**30:.1f} GiB besides, {said}"
+    why = f"{cost.per_token / 1e3:,.0f} kB each and {max(cost.always, 0) / 2**30:.1f} GiB besides, {said}"
     if policy.gradient_checkpointing and not begun_with:
         why += f"; with gradient checkpointing, without which {largest:,} tokens in one piece would not fit"
     if tokens < largest:
@@ -131,21 +131,22 @@ def _measured(policy: Policy, room: float, most: int, clear: Callable[[], None])
         low, high = _peak(policy, first, clear), _peak(policy, second, clear)
     if math.isinf(high[1]):
         return Cost(math.inf, 1.0), 0
-    tokens = min(line(low, high).tokens(room), most)
-    while tokens > high[0]:
-        tried = _peak(policy, tokens, clear)
-        if math.isfinite(tried[1]):
-            high = tried
+    cost, tokens = line(low, high), most
+    while (tokens := min(cost.tokens(room), tokens)) > high[0]:
+        tried = _peak(policy, min(tokens, 2 * high[0]), clear)
+        if math.isinf(tried[1]):
             break
-        tokens //= 2
-    cost = line(low, high)
+        if tried[0] > 1.5 * high[0]:  # between sizes closer than that, rounding would make the line
+            low = high
+        high = tried
+        cost = line(low, high)
     return cost, min(high[0], cost.tokens(room))
 
 
 def line(a: tuple[int, float], b: tuple[int, float]) -> Cost:
     """Through two points (tokens, bytes); rounding of the allocator must not make it fall."""
     per_token = max((b[1] - a[1]) / (b[0] - a[0]), 1.0)
-    return Cost(max(a[1] - per_token * a[0], 0.0), per_token)
+    return Cost(a[1] - per_token * a[0], per_token)
 
 
 def _peak(policy: Policy, tokens: int, clear: Callable[[], None]) -> tuple[int, float]:
