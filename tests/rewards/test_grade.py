@@ -6,12 +6,14 @@ import os
 import random
 import subprocess
 import sys
+from concurrent.futures import Future
 from pathlib import Path
 
 import pytest
 
 import equipoise as eq
-from equipoise.rewards import check_golds, grade, grade_code, grade_many, grade_math, sandbox, submit_math
+from equipoise.rewards import Verdict, check_golds, grade, grade_code, grade_many, grade_math, sandbox, submit_math
+from equipoise.rewards.pool import OVER_BUDGET
 
 ROOT = Path(__file__).parents[2]
 needs_sandbox = pytest.mark.skipif(sandbox.available() is not None, reason=str(sandbox.available()))
@@ -91,7 +93,6 @@ def test_a_pair_is_compared_once(monkeypatch):
 
 
 def test_long_answers_are_kept_apart_and_by_a_digest():
-    grade.forget()
     ones, twos = "1" * 500, "1" * 499 + "2"
     kinds = [submit_math(rf"\boxed{{{said}}}", ones).result().kind for said in (ones, twos, ones)]
     assert kinds == ["correct", "wrong", "correct"]
@@ -104,6 +105,22 @@ def test_a_used_up_budget_is_a_timeout_and_not_remembered():
     verdicts = grade_many("math", hard, [r"\cos(y)"] * 40, budget=0.0)
     assert {v.kind for v in verdicts} == {"timeout"}
     assert {v.kind for v in grade_many("math", hard, [r"\cos(y)"] * 40)} == {"wrong"}
+
+
+def test_a_verdict_is_shared_before_it_is_there_and_asked_for_again_when_it_was_cancelled():
+    pending, cut_short, last = Future(), Future(), Future()
+    futures = iter([pending, cut_short, last])
+
+    def once():
+        return grade._once(("a", "pair"), lambda: next(futures))
+
+    assert once() is once() is pending
+    pending.cancel()
+    assert once() is once() is cut_short
+    cut_short.set_result(Verdict("timeout", OVER_BUDGET))
+    assert once() is last
+    last.set_result(Verdict("correct"))
+    assert once() is last
 
 
 def test_golds_are_checked_once_with_their_reasons():

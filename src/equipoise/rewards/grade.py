@@ -14,7 +14,7 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
+from concurrent.futures import CancelledError, Future
 from typing import Any, Literal
 
 from equipoise.rewards import code, equal, extract
@@ -160,7 +160,7 @@ def _once(key: tuple[str, ...], verdict: Callable[[], Future[Verdict]]) -> Futur
     name = tuple(map(_short, key))
     with _lock:
         kept = _kept.get(name)
-        if kept is not None and not (kept.cancelled() or (kept.done() and kept.result().reason == OVER_BUDGET)):
+        if kept is not None and _stands(kept):
             _kept.move_to_end(name)
             return kept
     future = verdict()
@@ -169,6 +169,15 @@ def _once(key: tuple[str, ...], verdict: Callable[[], Future[Verdict]]) -> Futur
         while len(_kept) > CACHE:
             _kept.popitem(last=False)
     return future
+
+
+def _stands(kept: Future[Verdict]) -> bool:
+    try:
+        return kept.result(timeout=0).reason != OVER_BUDGET
+    except CancelledError:
+        return False
+    except TimeoutError:  # not done yet
+        return True
 
 
 def _short(text: str) -> str | bytes:
