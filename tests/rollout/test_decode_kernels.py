@@ -1,11 +1,14 @@
 """The kernels of a decode step: the reference against slow loops and transformers, Triton against the reference.
 
 On a machine without CUDA the Triton kernels run in Triton's interpreter: install triton and set TRITON_INTERPRET=1.
+On one with CUDA nearly all the time goes into compiling, above all float32's products: options and shapes are tried in
+bfloat16, and in float32 one of each; the rest of float32 is slow.
 """
 
 import importlib.util
 import os
 
+import numpy as np
 import pytest
 import torch
 from transformers.models.gemma2.modeling_gemma2 import Gemma2RMSNorm
@@ -138,24 +141,26 @@ class Case:
         return torch.tensor([p >= 0 for p in self.prompt], device=DEVICE)
 
     def attended_by_hand(self, q, scale, softcap, window):
-        """In float64, one row, one head, one key at a time."""
-        out = torch.zeros(q.shape, dtype=torch.float64)
+        """In float64, one row and one head at a time; in numpy, whose loops here start no threads."""
+        out = np.zeros(q.shape)
         table, prompt_table = self.rows.table.tolist(), self.rows.prompt_table.tolist()
-        keys, values, q = (x.double().cpu() for x in (self.keys, self.values, q))
+        keys, values, q = (x.double().cpu().numpy() for x in (self.keys, self.values, q))
         for r, (length, p) in enumerate(zip(self.lengths, self.prompt, strict=True)):
             past = self.prompt_lengths[p] if p >= 0 else 0
             places = [(prompt_table[p][t // self.block], t % self.block) for t in range(past)]
             places += [(table[r][t // self.block], t % self.block) for t in range(length + 1)]
             if window is not None:
                 places = places[-window:]
-            block, slot = (torch.tensor(x) for x in zip(*places, strict=True))
+            block, slot = zip(*places, strict=True)
+            k, v = keys[block, :, slot], values[block, :, slot]
             for h in range(self.heads):
                 kv = h // (self.heads // self.kv_heads)
-                z = keys[block, kv, slot] @ q[r, h] * scale
+                z = (k[:, kv] * q[r, h]).sum(-1) * scale
                 if softcap is not None:
-                    z = softcap * torch.tanh(z / softcap)
-                out[r, h] = z.softmax(0) @ values[block, kv, slot]
-        return out.to(DEVICE)
+                    z = softcap * np.tanh(z / softcap)
+                e = np.exp(z - z.max())
+                out[r, h] = (e[:, None] * v[:, kv]).sum(0) / e.sum()
+        return torch.from_numpy(out).to(DEVICE)
 
 
 def case(heads=6, kv_heads=2, D=32, dtype=torch.float32, **options):
@@ -191,9 +196,18 @@ def test_the_reference_stores_what_transformers_computes(dtype, normed):
         assert torch.equal(c.values[block, :, slot], v[r])
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("offsets", [(None, None), (0.0, 1.0), (1.0, 0.0), (0.0, None)])
-@pytest.mark.parametrize(("heads", "kv_heads", "D"), [(6, 2, 32), (9, 3, 64), (1, 1, 128), (14, 2, 256)])
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "D", "offsets", "dtype"),
+    [
+        (6, 2, 32, (None, None), torch.bfloat16),
+        (6, 2, 16, (None, None), torch.float32),
+        (9, 3, 64, (0.0, 1.0), torch.bfloat16),
+        (9, 3, 64, (1.0, 0.0), torch.float32),
+        (1, 1, 128, (0.0, None), torch.bfloat16),
+        (14, 2, 256, (None, 0.0), torch.float32),
+        (14, 2, 256, (1.0, 1.0), torch.bfloat16),
+    ],
+)
 def test_store(kernel, heads, kv_heads, D, offsets, dtype):
     c = case(heads, kv_heads, D, dtype)
     norms = [None if o is None else Norm(randn(D, dtype=dtype, seed=i), 1e-3, o) for i, o in enumerate(offsets)]
@@ -212,10 +226,22 @@ def test_store(kernel, heads, kv_heads, D, offsets, dtype):
 # attend
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("splits", [1, 3])
 @pytest.mark.parametrize(
-    ("softcap", "window"), [(None, None), (2.0, None), (None, 1), (2.0, 50), (None, 64), (None, 150)]
+    ("softcap", "window", "splits", "dtype"),
+    [
+        (None, None, 1, torch.bfloat16),
+        (None, None, 3, torch.bfloat16),
+        (2.0, None, 1, torch.bfloat16),
+        (None, 1, 1, torch.bfloat16),
+        (None, 1, 3, torch.bfloat16),
+        (2.0, 50, 1, torch.float32),
+        (2.0, 50, 3, torch.bfloat16),
+        (None, 64, 1, torch.bfloat16),
+        (None, 150, 3, torch.bfloat16),
+        pytest.param(None, None, 3, torch.float32, marks=pytest.mark.slow),
+        pytest.param(None, 1, 1, torch.float32, marks=pytest.mark.slow),
+        pytest.param(None, 150, 3, torch.float32, marks=pytest.mark.slow),
+    ],
 )
 def test_attend_over_options(kernel, softcap, window, splits, dtype):
     """Against a loop over keys."""
@@ -225,11 +251,20 @@ def test_attend_over_options(kernel, softcap, window, splits, dtype):
     close(got, c.attended_by_hand(q, 0.3, softcap, window), dtype)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("splits", [1, 4])
 @pytest.mark.parametrize(
-    ("heads", "kv_heads", "D"),
-    [(3, 3, 32), (4, 2, 32), (6, 2, 64), (6, 1, 128), (9, 3, 64), (8, 1, 64), (2, 1, 256), (24, 1, 32)],
+    ("heads", "kv_heads", "D", "splits", "dtype"),
+    [
+        (3, 3, 16, 1, torch.bfloat16),
+        (4, 2, 32, 4, torch.float32),
+        (24, 1, 32, 1, torch.bfloat16),
+        (6, 2, 64, 4, torch.bfloat16),
+        (9, 3, 64, 1, torch.bfloat16),
+        (6, 1, 128, 1, torch.bfloat16),
+        (2, 1, 256, 1, torch.bfloat16),
+        pytest.param(9, 3, 64, 1, torch.float32, marks=pytest.mark.slow),
+        pytest.param(6, 1, 128, 1, torch.float32, marks=pytest.mark.slow),
+        pytest.param(2, 1, 256, 1, torch.float32, marks=pytest.mark.slow),
+    ],
 )
 def test_attend_over_shapes(kernel, heads, kv_heads, D, splits, dtype):
     c = case(heads, kv_heads, D, dtype)
@@ -238,16 +273,16 @@ def test_attend_over_shapes(kernel, heads, kv_heads, D, splits, dtype):
     close(got, c.attended_by_hand(q, D**-0.5, None, None), dtype)
 
 
-@pytest.mark.parametrize("n", [1, 5, 23, 40])
-@pytest.mark.parametrize("block", [32, 64])
+@pytest.mark.parametrize(("n", "block"), [(1, 64), (5, 32), (23, 64), (40, 32)])
 def test_attend_over_groups(kernel, n, block):
     """Groups that fill one tile of queries or several, with as many holes as members; two prompts and a third that
     nobody answers."""
     lengths, prompt = [(7 * r) % 70 for r in range(2 * n)], [r % 2 for r in range(2 * n)]
-    c = Case(lengths, prompt, [2 * block, 33, 7], heads=6, kv_heads=2, D=32, dtype=torch.float32, block=block, holes=n)
+    shape = {"heads": 6, "kv_heads": 2, "D": 32, "dtype": torch.bfloat16}
+    c = Case(lengths, prompt, [2 * block, 33, 7], block=block, holes=n, **shape)
     q = c.stored()
     got = kernel.attend(q, c.keys, c.values, c.rows, 0.2, None, None, 1)
-    close(got, c.attended_by_hand(q, 0.2, None, None), torch.float32)
+    close(got, c.attended_by_hand(q, 0.2, None, None), torch.bfloat16)
 
 
 def test_attend_where_one_key_has_all_the_weight(kernel):
@@ -259,11 +294,11 @@ def test_attend_where_one_key_has_all_the_weight(kernel):
 
 
 def test_splits_and_the_order_of_members_change_nothing_but_rounding(kernel):
-    c = case()
+    c = case(dtype=torch.bfloat16)
     q = c.stored()
     once = kernel.attend(q, c.keys, c.values, c.rows, 0.3, None, None, 1)
-    for splits in (2, 5, 16):
-        close(kernel.attend(q, c.keys, c.values, c.rows, 0.3, None, None, splits), once, torch.float32)
+    for splits in (2, 16):
+        close(kernel.attend(q, c.keys, c.values, c.rows, 0.3, None, None, splits), once, torch.bfloat16)
     turned = c.rows._replace(members=c.rows.members.flip(1).contiguous())
     assert torch.equal(kernel.attend(q, c.keys, c.values, turned, 0.3, None, None, 1), once)
 
@@ -272,7 +307,7 @@ def test_splits_and_the_order_of_members_change_nothing_but_rounding(kernel):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("d", [1, 24, 64, 576, 1536, 4100])
+@pytest.mark.parametrize("d", [1, 24, 576, 4100])
 @pytest.mark.parametrize(("module", "offset"), [(LlamaRMSNorm, 0.0), (Gemma2RMSNorm, 1.0)])
 @pytest.mark.parametrize("alone", [False, True])
 def test_add_norm(kernel, module, offset, d, dtype, alone):
@@ -319,7 +354,7 @@ def test_the_references_draw_is_the_samplers(temperature, softcap):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("V", [1, 3, 1000, 4096, 8191, 20_000])
+@pytest.mark.parametrize("V", [1, 1000, 8191, 20_000])
 @pytest.mark.parametrize(("temperature", "softcap"), [(1.0, None), (0.6, None), (1.3, 5.0)])
 def test_draw(kernel, temperature, softcap, V, dtype):
     """Against float64: u lies between the token's bounds, to float32's rounding."""
@@ -342,7 +377,7 @@ def test_draw(kernel, temperature, softcap, V, dtype):
     torch.testing.assert_close(logprobs.double(), logp.gather(1, tokens[:, None])[:, 0], rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("V", [2, 64, 8192, 16_384])
+@pytest.mark.parametrize("V", [2, 64, 16_384])
 def test_draw_is_exact_where_the_arithmetic_is(kernel, V):
     """Equal logits, a power of two: nothing is rounded, and the token is the whole part of u·V, boundaries included."""
     u = (torch.arange(64) / 64 + torch.tensor([[0.0], [2**-10]])).flatten()
