@@ -35,12 +35,13 @@ class Shape(NamedTuple):
     hidden: int
     inner: int
     vocabulary: int
+    normed: bool  # queries and keys
 
 
 SHAPES = {
-    "SmolLM2-135M": Shape(9, 3, 64, 576, 1536, 49_152),
-    "Qwen3-0.6B": Shape(16, 8, 128, 1024, 3072, 151_936),
-    "Qwen2.5-1.5B": Shape(12, 2, 128, 1536, 8960, 151_936),
+    "SmolLM2-135M": Shape(9, 3, 64, 576, 1536, 49_152, False),
+    "Qwen3-0.6B": Shape(16, 8, 128, 1024, 3072, 151_936, True),
+    "Qwen2.5-1.5B": Shape(12, 2, 128, 1536, 8960, 151_936, False),
 }
 
 
@@ -137,6 +138,7 @@ def between_products(shape: Shape, R: int) -> dict[str, float]:
     gate_up = torch.randn(R, 2 * shape.inner, device="cuda", dtype=torch.bfloat16)
     turn = torch.randn(2048, shape.D, device="cuda")
     norm, head_norm = (Norm(torch.randn(d, device="cuda").bfloat16(), 1e-6, 0.0) for d in (shape.hidden, shape.D))
+    head_norms = (head_norm, head_norm) if shape.normed else (None, None)
     keys = torch.arange(R, device="cuda")
 
     def us(call: Callable[[int], Any]) -> float:
@@ -151,8 +153,7 @@ def between_products(shape: Shape, R: int) -> dict[str, float]:
         return F.silu(gate) * up
 
     return {
-        "store": us(lambda i: kernels.store(qkv, *held.pool[i % 8], held.rows, turn, None, None)),
-        "store_normed": us(lambda i: kernels.store(qkv, *held.pool[i % 8], held.rows, turn, head_norm, head_norm)),
+        "store": us(lambda i: kernels.store(qkv, *held.pool[i % 8], held.rows, turn, *head_norms)),
         "add_norm": us(lambda i: kernels.add_norm(x, residual, norm)),
         "gated": us(lambda i: kernels.gated(gate_up, "silu")),
         "uniform": us(lambda i: kernels.uniform(keys, held.rows.length)),
