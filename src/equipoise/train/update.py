@@ -12,7 +12,7 @@ import contextlib
 import dataclasses
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
@@ -78,6 +78,11 @@ class Updater:
         share = self._share(batch, credit)
         if not any(ranks.gather(len(share.rows))):
             return out | {"lr": self._rate(), "skipped": float(self.skipped_total)}
+        if self.plan is None:
+            self.plan = self._plan(batch.rollouts.prompts)
+            if self.plan.said:
+                self.say(self.plan.said)
+        share.cut(self.config.train.micro_batch, self.plan.tokens, self.objective.needs_whole_groups)
         credit = on_device(credit, self.policy.device)
         self.idle_passes = max(ranks.gather(len(share.parts))) - len(share.parts)
         self._fitting(share, self._compare)
@@ -106,21 +111,14 @@ class Updater:
             pulled = torch.isin(group, group[pulled])
         mine = torch.isin(group, torch.tensor(ranks.share(range(len(batch.prompts)))))
         rows = (mine & pulled & (batch.lengths.cpu() > 0)).nonzero()[:, 0]
-        share = Share.of(batch.rollouts, rows)
-        if self.plan is None and any(ranks.gather(len(rows))):
-            self.plan = self._plan(share)
-            if self.plan.said:
-                self.say(self.plan.said)
-        if self.plan is not None:
-            share.cut(c.train.micro_batch, self.plan.tokens, self.objective.needs_whole_groups)
-        return share
+        return Share.of(batch.rollouts, rows)
 
-    def _plan(self, share: Share) -> Plan:
+    def _plan(self, prompts: Sequence[Sequence[int]]) -> Plan:
         """How much one pass may hold: as the configuration says or, if it does not, what fits."""
         c, r = self.config, self.config.rollout
         if c.train.micro_batch or c.train.micro_tokens:
             return Plan(c.train.micro_tokens, self.policy.gradient_checkpointing, "")
-        prompt, response = max(map(len, share.rollouts.prompts)), self.longest
+        prompt, response = max(map(len, prompts)), self.longest
         return plan(
             self.policy, total=r.prompts * (prompt + r.group_size * response), cap=c.train.memory_cap,
             largest=prompt + response * (r.group_size if self.objective.needs_whole_groups else 1),
