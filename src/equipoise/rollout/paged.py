@@ -4,19 +4,16 @@ A prompt's keys and values lie once in the cache for all its responses; a finish
 in the queue; a response gets blocks as it grows, so memory follows real lengths. The step (layers, head, draw) is
 captured once for each of a few batch sizes and replayed; every WINDOW steps the host looks at what was drawn, tells who
 is finished, fills up and goes on. Results are those of the other samplers: same seeds, same draws.
-The weights are read where the trainer keeps them; only what a LoRA adapter changes is merged into a copy at every call
-(and with weights that ranks share, projections of one input are put side by side in a copy).
 The cache is reserved at every call and given back after it; the graphs stay, with the step's buffers, for the next one.
 Works for the models of `policy.decoder`, on the CPU too (by the kernels' reference, slowly: for tests).
 """
 
 from __future__ import annotations
 
-import logging
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -27,10 +24,12 @@ from torch import Tensor
 from equipoise.policy import Policy, decoder
 from equipoise.rollout import kernels
 from equipoise.rollout.batch import Request, request
-from equipoise.rollout.blocks import WINDOW, Blocks, Ledger, Size, Tables, blocks_for
+from equipoise.rollout.blocks import WINDOW, Blocks, Ledger, Size, blocks_for
+from equipoise.rollout.desk import Desk
 from equipoise.rollout.draw import Drawn, draw
-from equipoise.rollout.kernels import BLOCK, Norm, Rows
+from equipoise.rollout.kernels import BLOCK, Rows
 from equipoise.rollout.rollouts import Finished, Key, Rollouts, SamplingParams
+from equipoise.rollout.weights import Merged, Weights, weights_of
 
 BUCKETS = (1, 2, 4, 8, 16, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048)
 CPU_MEMORY = 4 << 30  # bytes of the cache
@@ -39,9 +38,6 @@ SHARE = 0.8  # of the GPU's free memory that the cache may take
 PREFILL = 1 << 15  # tokens of prompts computed together
 LOGITS = 1 << 27  # entries of logits that are made or truncated together outside the plain step
 TOLD = 32  # responses told of together: a millisecond or two, in which the device may already wait
-
-
-_Merged = dict[tuple[int, str, str], Tensor]
 
 
 class PagedSampler:
@@ -55,8 +51,8 @@ class PagedSampler:
         self.policy = policy
         self.rows = rows
         self.memory = memory
-        self._merged: _Merged = {}
-        self._desks: dict[Size, _Desk] = {}
+        self._merged: Merged = {}
+        self._desks: dict[Size, Desk] = {}
         self._count = 0
 
     @torch.no_grad()
@@ -77,7 +73,7 @@ class PagedSampler:
 
     def _sample(self, asked: Request) -> Rollouts:
         desk = self._set_up(asked)
-        weights = _weights(self.policy.core, self._merged)
+        weights = weights_of(self.policy.core, self._merged)
         self._count = self._blocks(asked, desk.size)
         arena, pool = _reserve(self.policy, self._count)
         desk.anchor((pool.data_ptr(), self._count, *weights.addresses()))
@@ -86,7 +82,7 @@ class PagedSampler:
         finally:
             del pool, arena
 
-    def _set_up(self, asked: Request) -> _Desk:
+    def _set_up(self, asked: Request) -> Desk:
         """The step's buffers: those of an earlier call of this size, if there was one lately."""
         rows = min(self.rows, next(b for b in BUCKETS if b >= min(self.rows, asked.rows)))
         size = Size(
@@ -96,7 +92,7 @@ class PagedSampler:
             _power_of_two(int(blocks_for(max(map(len, asked.prompts))))),
             asked.n,
         )
-        desk = self._desks.pop(size, None) or _Desk(self.policy, size)
+        desk = self._desks.pop(size, None) or Desk(self.policy, size)
         self._desks[size] = desk
         if len(self._desks) > DESKS:
             del self._desks[next(iter(self._desks))]
@@ -129,79 +125,10 @@ class PagedSampler:
         return int(SHARE * (torch.cuda.mem_get_info(device)[0] + unused - logits))
 
 
-class _Desk:
-    """Buffers that keep their addresses: the tables of `Rows` on the host and on the device, and what a step writes;
-    and the graphs that know these addresses."""
-
-    def __init__(self, policy: Policy, size: Size) -> None:
-        device, core = policy.device, policy.core
-        self.size = size
-        pinned = device.type == "cuda"
-        entries = sum(int(np.prod(s)) for s in size.shapes)
-        self._host = (
-            torch.zeros(entries, dtype=torch.int32, pin_memory=pinned),
-            torch.zeros(2 * size.rows, dtype=torch.int64, pin_memory=pinned),
-        )
-        self._device = tuple(torch.zeros_like(h, device=device) for h in self._host)
-        self.tables = Tables(size, *(h.numpy() for h in self._host))
-        split = self._device[0].split([int(np.prod(s)) for s in size.shapes])
-        self.rows = Rows(*(part.view(s) for part, s in zip(split, size.shapes, strict=True)))
-        self.keys, self.tokens = self._device[1].view(2, size.rows)
-        self.at = torch.zeros(1, dtype=torch.int64, device=device)
-        self.drawn = torch.zeros(WINDOW, size.rows, dtype=torch.int64, device=device)
-        self.logprobs = torch.zeros(2, WINDOW, size.rows, device=device)  # as drawn, and of the whole distribution
-        self._back = tuple(torch.empty_like(t, device="cpu", pin_memory=pinned) for t in (self.drawn, self.logprobs))
-        self.last = torch.zeros(size.prompts, core.config.hidden_size, dtype=policy.dtype, device=device)
-        positions = torch.arange((size.most + size.most_prompt) * BLOCK, device=device)
-        half = core.model.layers[0].self_attn.head_dim // 2
-        cos, sin = core.model.rotary_emb(self.last, positions[None])
-        self.turn = torch.cat((cos[0, :, :half], sin[0, :, :half]), -1).float()
-        self._event = torch.cuda.Event() if pinned else None
-        self.graphs: dict[tuple[int, SamplingParams], torch.cuda.CUDAGraph] = {}
-        self._anchor: tuple[int, ...] = ()
-
-    def anchor(self, addresses: tuple[int, ...]) -> None:
-        """Where the cache and the weights are now; if they have moved, the graphs are worthless."""
-        if addresses != self._anchor:
-            if self.graphs:
-                logging.getLogger(__name__).debug("cache or weights have moved: %d graphs go", len(self.graphs))
-            self.graphs.clear()
-            self._anchor = addresses
-
-    def upload(self) -> None:
-        for there, here in zip(self._device, self._host, strict=True):
-            there.copy_(here, non_blocking=True)
-        self.at.zero_()
-
-    def empty(self) -> None:
-        """As if all rows were padding: what a step does then harms nobody."""
-        for there in self._device:
-            there.zero_()
-        self.rows.members.fill_(-1)
-        self.at.zero_()
-
-    def download(self) -> None:
-        """Start bringing back what the steps have drawn; `ready` says when it is there."""
-        for here, there in zip(self._back, (self.drawn, self.logprobs), strict=True):
-            here.copy_(there, non_blocking=True)
-        if self._event is not None:
-            self._event.record()
-
-    def ready(self) -> bool:
-        return self._event is not None and self._event.query()
-
-    def results(self, steps: int, rows: int) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-        """Tokens [steps, rows] and log-probabilities [2, steps, rows] of the last steps. Waits for the device."""
-        if self._event is not None:
-            self._event.synchronize()
-        tokens, logprobs = (t.numpy() for t in self._back)
-        return tokens[:steps, :rows], logprobs[:, :steps, :rows]
-
-
 class _Call:
     """One call of `sample`: rows come and go until every response is finished."""
 
-    def __init__(self, policy: Policy, asked: Request, desk: _Desk, weights: _Weights, pool: Tensor) -> None:
+    def __init__(self, policy: Policy, asked: Request, desk: Desk, weights: Weights, pool: Tensor) -> None:
         self.policy, self.asked, self.desk, self.weights, self.pool = policy, asked, desk, weights, pool
         self.windows = decoder.windows(policy.core)
         self.keys, self.limit = asked.keys.cpu().numpy(), asked.limit.cpu().numpy()
@@ -383,98 +310,10 @@ class _Call:
         )
 
 
-class _Linear(NamedTuple):
-    weight: Tensor
-    bias: Tensor | None
-
-    def __call__(self, x: Tensor) -> Tensor:
-        return F.linear(x, self.weight, self.bias)
-
-
-class _Layer(NamedTuple):
-    norm1: Norm
-    qkv: _Linear
-    q_norm: Norm | None
-    k_norm: Norm | None
-    o: _Linear
-    norm2: Norm
-    gate_up: _Linear
-    down: _Linear
-    scale: float
-
-
-class _Weights(NamedTuple):
-    embedding: Tensor
-    layers: list[_Layer]
-    norm: Norm
-    head: _Linear
-
-    @property
-    def vocabulary(self) -> int:
-        return len(self.head.weight)
-
-    def logits(self, x: Tensor) -> Tensor:
-        """In float32 on CUDA, where that costs no extra pass: bfloat16 would round a logit of 10 by 0.03."""
-        if not x.is_cuda or x.dtype == torch.float32:
-            return self.head(x)
-        z = torch.mm(x, self.head.weight.t(), out_dtype=torch.float32)
-        return z if self.head.bias is None else z.add_(self.head.bias)
-
-    def addresses(self) -> tuple[int, ...]:
-        parts = [p for layer in self.layers for p in layer[:-1]] + [self.norm, self.head]
-        tensors = [t for p in parts if p is not None for t in p if isinstance(t, Tensor)]
-        return tuple(t.data_ptr() for t in (self.embedding, *tensors))
-
-
-def _weights(core: Any, merged: _Merged) -> _Weights:
-    """Views of the model's weights; copies in the buffers `merged` where projections have an adapter, or may not be
-    moved to lie side by side because ranks share their weights."""
-    decoder.side_by_side(core)
-    layers = []
-    for i, layer in enumerate(core.model.layers):
-        a, m = layer.self_attn, layer.mlp
-        layers.append(
-            _Layer(
-                _norm(layer.input_layernorm),
-                _linear(merged, (i, "qkv"), a.q_proj, a.k_proj, a.v_proj),
-                _norm(a.q_norm) if hasattr(a, "q_norm") else None,
-                _norm(a.k_norm) if hasattr(a, "k_norm") else None,
-                _linear(merged, (i, "o"), a.o_proj),
-                _norm(layer.post_attention_layernorm),
-                _linear(merged, (i, "gate_up"), m.gate_proj, m.up_proj),
-                _linear(merged, (i, "down"), m.down_proj),
-                a.scaling,
-            )
-        )
-    head = _linear(merged, (len(layers), "head"), core.lm_head)
-    return _Weights(core.model.embed_tokens.weight, layers, _norm(core.model.norm), head)
-
-
-def _norm(module: Any) -> Norm:
-    return Norm(module.weight.detach(), *decoder.norm_constants(module))
-
-
-def _linear(merged: _Merged, name: tuple[int, str], *projections: Any) -> _Linear:
-    whole = decoder.joined(*projections) if decoder.is_plain(*projections) else None
-    if whole is not None:
-        return _Linear(*whole)
-    weight = _kept(merged, (*name, "weight"), [decoder.merged_weight(p) for p in projections])
-    biases = [p.bias for p in projections]
-    return _Linear(weight, None if biases[0] is None else _kept(merged, (*name, "bias"), biases))
-
-
-def _kept(merged: _Merged, name: tuple[int, str, str], parts: list[Tensor]) -> Tensor:
-    """The parts one behind the other, in the same buffer at every call: graphs hold its address."""
-    if name in merged:
-        return torch.cat(parts, out=merged[name])
-    merged[name] = torch.cat(parts)
-    return merged[name]
-
-
 def _step(
     core: Any,
-    weights: _Weights,
-    desk: _Desk,
+    weights: Weights,
+    desk: Desk,
     pool: Tensor,
     windows: list[int | None],
     size: int,
