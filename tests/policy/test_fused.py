@@ -715,13 +715,14 @@ def test_the_host_never_waits(name):
     credit = case.credit(objective)
     hidden, weight, _ = case.leaves()
     arguments = (hidden, weight, case.targets, objective, case.old, credit, case.response)
-    fused_loss(*arguments).loss.backward()  # compiled
+    wanted = torch.autograd.grad(fused_loss(*arguments).loss, (hidden, weight))  # compiled
     torch.cuda.synchronize()
-    torch.cuda.set_sync_debug_mode("error")
+    torch.cuda.set_sync_debug_mode("error")  # whoever waits raises
     try:
-        fused_loss(*arguments).loss.backward()
+        got = torch.autograd.grad(fused_loss(*arguments).loss, (hidden, weight))
     finally:
         torch.cuda.set_sync_debug_mode("default")
+    assert all(torch.equal(x, y) for x, y in zip(got, wanted, strict=True))
 
 
 @needs_cuda

@@ -84,7 +84,7 @@ def randn(*shape, dtype=torch.float32, seed=0):
     return torch.randn(*shape, generator=generator(seed)).to(dtype).to(DEVICE)
 
 
-def close(got, wanted, dtype, scale=1.0):
+def assert_near(got, wanted, dtype, scale=1.0):
     assert got.dtype == dtype
     assert got.isfinite().all()
     error = (got.double() - wanted.double()).norm() / wanted.double().norm().clamp_min(1e-9)
@@ -248,7 +248,7 @@ def test_attend_over_options(kernel, softcap, window, splits, dtype):
     c = case(dtype=dtype)
     q = c.stored()
     got = kernel.attend(q, c.keys, c.values, c.rows, 0.3, softcap, window, splits)
-    close(got, c.attended_by_hand(q, 0.3, softcap, window), dtype)
+    assert_near(got, c.attended_by_hand(q, 0.3, softcap, window), dtype)
 
 
 @pytest.mark.parametrize(
@@ -270,7 +270,7 @@ def test_attend_over_shapes(kernel, heads, kv_heads, D, splits, dtype):
     c = case(heads, kv_heads, D, dtype)
     q = c.stored()
     got = kernel.attend(q, c.keys, c.values, c.rows, D**-0.5, None, None, splits)
-    close(got, c.attended_by_hand(q, D**-0.5, None, None), dtype)
+    assert_near(got, c.attended_by_hand(q, D**-0.5, None, None), dtype)
 
 
 @pytest.mark.parametrize(("n", "block"), [(1, 64), (5, 32), (23, 64), (40, 32)])
@@ -282,7 +282,7 @@ def test_attend_over_groups(kernel, n, block):
     c = Case(lengths, prompt, [2 * block, 33, 7], block=block, holes=n, **shape)
     q = c.stored()
     got = kernel.attend(q, c.keys, c.values, c.rows, 0.2, None, None, 1)
-    close(got, c.attended_by_hand(q, 0.2, None, None), torch.bfloat16)
+    assert_near(got, c.attended_by_hand(q, 0.2, None, None), torch.bfloat16)
 
 
 def test_attend_where_one_key_has_all_the_weight(kernel):
@@ -290,7 +290,7 @@ def test_attend_where_one_key_has_all_the_weight(kernel):
     c = case()
     q = c.stored()
     got = kernel.attend(q, c.keys, c.values, c.rows, 1000.0, None, None, 1)
-    close(got, c.attended_by_hand(q, 1000.0, None, None), torch.float32, scale=100)
+    assert_near(got, c.attended_by_hand(q, 1000.0, None, None), torch.float32, scale=100)
 
 
 def test_splits_and_the_order_of_members_change_nothing_but_rounding(kernel):
@@ -298,7 +298,7 @@ def test_splits_and_the_order_of_members_change_nothing_but_rounding(kernel):
     q = c.stored()
     once = kernel.attend(q, c.keys, c.values, c.rows, 0.3, None, None, 1)
     for splits in (2, 16):
-        close(kernel.attend(q, c.keys, c.values, c.rows, 0.3, None, None, splits), once, torch.bfloat16)
+        assert_near(kernel.attend(q, c.keys, c.values, c.rows, 0.3, None, None, splits), once, torch.bfloat16)
     turned = c.rows._replace(members=c.rows.members.flip(1).contiguous())
     assert torch.equal(kernel.attend(q, c.keys, c.values, turned, 0.3, None, None, 1), once)
 

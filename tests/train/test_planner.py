@@ -14,7 +14,7 @@ from equipoise.train import ConfigError, RunError, Trainer, planner
 from equipoise.train.config import TrainConfig
 from equipoise.train.micro import cuts
 
-from .test_split import OBJECTIVES, ROUNDING, SPLIT, distance, same_curve, weights
+from .test_split import OBJECTIVES, ROUNDING, SPLIT, assert_same_curve, distance, weights
 from .tiny import settings
 
 GROUPS = st.lists(
@@ -89,7 +89,7 @@ def test_a_budget_of_tokens_changes_nothing(model, tmp_path, name):
         )
         trainer.run()
         assert (max(passes) > 1) == (tokens > 0)
-    same_curve(tmp_path / "40", tmp_path / "0")
+    assert_same_curve(tmp_path / "40", tmp_path / "0")
     assert distance(weights(tmp_path / "40"), weights(tmp_path / "0")) < ROUNDING
 
 
@@ -126,7 +126,7 @@ def test_memory_that_runs_out_halves_the_passes_and_changes_nothing(model, tmp_p
     assert 0 < device.failed < 6  # it remembers
     assert f"going on with {trainer.updater.plan.tokens:,}" in device.said[-1]
     assert trainer.updater.plan.tokens <= 50
-    same_curve(tmp_path / "short", tmp_path / "whole")
+    assert_same_curve(tmp_path / "short", tmp_path / "whole")
     assert distance(weights(tmp_path / "short"), weights(tmp_path / "whole")) < ROUNDING
 
 

@@ -13,7 +13,7 @@ from equipoise.policy import decoder
 from equipoise.train import ConfigError, RunFolder, Trainer, checkpoint
 
 from .conftest import ENVIRONMENT, ROOT
-from .test_split import ROUNDING, distance, first_gradient, free_port, same_curve, weights
+from .test_split import ROUNDING, assert_same_curve, distance, first_gradient, free_port, weights
 from .tiny import metrics, overrides, settings
 
 # Three prompts for two processes and one response a pass: one process has twice as many passes to make.
@@ -59,7 +59,7 @@ def test_shards_change_nothing(run, ranks):
     options = {"train__steps": 3, "eval__every": 2, "objective__kl": 0.05, "rollout__exact": True}
     one, many = run("one", **options), run("many", ranks, **options)
     assert distance(first_gradient(many), first_gradient(one)) < 1e-6
-    same_curve(many, one)
+    assert_same_curve(many, one)
     assert metrics(one)[-1]["kl"] > 0
     assert distance(weights(many), weights(one)) < ROUNDING
     assert {p.relative_to(one) for p in one.rglob("*")} == {p.relative_to(many) for p in many.rglob("*")}

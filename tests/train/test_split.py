@@ -45,7 +45,7 @@ def weights(out) -> torch.Tensor:
     return torch.cat([w.flatten() for _, w in sorted(load_file(last_checkpoint(out) / "model.safetensors").items())])
 
 
-def same_curve(a, b) -> None:
+def assert_same_curve(a, b) -> None:
     """Every metric of every step, and every evaluation, to rounding."""
     one, two = metrics(a), metrics(b)
     assert [r["step"] for r in one] == [r["step"] for r in two]
@@ -77,7 +77,7 @@ def test_micro_batches_change_nothing(model, tmp_path, monkeypatch, name):
     for found, size in zip(gradients[1:], sizes[1:], strict=True):
         assert distance(found[0], gradients[0][0]) < 1e-6
         assert len(found) == len(gradients[0]) == 6
-        same_curve(tmp_path / str(size), tmp_path / "0")
+        assert_same_curve(tmp_path / str(size), tmp_path / "0")
         assert distance(weights(tmp_path / str(size)), weights(tmp_path / "0")) < ROUNDING
 
 
@@ -126,7 +126,7 @@ def test_two_processes_change_nothing(server, model, tmp_path, name):
                 assert ended.code == 0, ended.stderr
     one, two = tmp_path / "run-1", tmp_path / "run-2"
     assert distance(first_gradient(tmp_path / "first-2"), first_gradient(tmp_path / "first-1")) < 1e-6
-    same_curve(two, one)
+    assert_same_curve(two, one)
     assert distance(weights(two), weights(one)) < ROUNDING
     states = [torch.load(last_checkpoint(out) / checkpoint.STATE, weights_only=False) for out in (one, two)]
     if "hadw" in name:
@@ -148,7 +148,7 @@ def test_torchrun(model, server, tmp_path):
         cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True,
     )  # fmt: skip
     assert ended.returncode == 0, ended.stderr
-    same_curve(tmp_path / "two", tmp_path / "one")
+    assert_same_curve(tmp_path / "two", tmp_path / "one")
     assert ended.stdout.count("step    1/2") == 1  # one of the two talks
     assert "destroy_process_group" not in ended.stderr
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 import torch
@@ -29,7 +28,7 @@ class Stretches:
     prompts: Table | None
     groups: Table | None
     device: torch.device
-    _tables: dict[Any, Any] = field(default_factory=dict)
+    _tables: dict[tuple[str, int], tuple[Tensor, ...]] = field(default_factory=dict, init=False)
 
     @cached_property
     def start(self) -> Tensor:
@@ -40,42 +39,55 @@ class Stretches:
         """[tiles, 4]: entries a … b − 1, and the place and the number of the keys that all of them see before their own
         stretches; the most work first."""
         if ("queries", size) not in self._tables:
-            parts = [_cut(0, self._end if self.prompts is None else int(self.prompts[-1]), size, 0, 0)]
-            if self.prompts is not None and self.groups is not None:
-                of_prompts = zip(self.prompts, np.diff(self.prompts), strict=False)
-                ranges = zip(self.groups, self.groups[1:], of_prompts, strict=False)
-                parts += [_cut(int(a), int(b), size, *prompt) for a, b, prompt in ranges]
-            table = np.concatenate(parts)
-            work = table[:, 3] + table[:, 1] - self.cuts[self._stretch(table[:, 0])]
-            self._tables["queries", size] = self._sent(table[np.argsort(-work, kind="stable")])
-        return self._tables["queries", size]
+            self._tables["queries", size] = (self._sent(self._query_table(size)),)
+        return self._tables["queries", size][0]
 
     def key_tiles(self, size: int) -> tuple[Tensor, Tensor]:
         """[tiles, 5]: keys a … b − 1, the end of the last one's stretch, the first and the number of the parts that
         belong to it; and [parts, 5]: keys a … b − 1, the end of the queries, the part's number, the first query."""
         if ("keys", size) not in self._tables:
-            tiles, parts = [], []
-            first = 0
-            if self.prompts is not None and self.groups is not None:
-                ranges = zip(self.prompts, self.prompts[1:], self.groups, self.groups[1:], strict=False)
-                for a, b, begin, end in ranges:
-                    for tile in _cut(int(a), int(b), size):
-                        queries = np.arange(begin, end, PART)
-                        number = first + np.arange(len(queries))
-                        ends = np.minimum(queries + PART, end)
-                        parts.append(np.stack([*np.broadcast_arrays(tile[0], tile[1], ends, number, queries)], 1))
-                        tiles.append([*tile, b, first, len(queries)])
-                        first += len(queries)
-                first_response = int(self.groups[0])
-            else:
-                first_response = 0
-            own = _cut(first_response, self._end, size, 0, 0, 0)
-            own[:, 2] = self.cuts[self._stretch(own[:, 1] - 1) + 1]
-            table = np.concatenate([np.array(tiles, dtype=np.int64).reshape(-1, 5), own])
+            of_prompts, parts = self._prompt_table(size)
+            table = np.concatenate([of_prompts, self._response_table(size)])
             order = np.argsort(table[:, 0] - table[:, 2], kind="stable")
-            of_parts = np.concatenate([np.empty((0, 5), np.int64), *parts])
-            self._tables["keys", size] = self._sent(table[order]), self._sent(of_parts)
-        return self._tables["keys", size]
+            self._tables["keys", size] = self._sent(table[order]), self._sent(parts)
+        tiles, parts = self._tables["keys", size]
+        return tiles, parts
+
+    def _query_table(self, size: int) -> Table:
+        tables = [_cut(0, self._first_response or self._end, size, 0, 0)]
+        for a, b, begin, end in self._pairs():
+            tables.append(_cut(begin, end, size, a, b - a))
+        table = np.concatenate(tables)
+        work = table[:, 3] + table[:, 1] - self.cuts[self._stretch(table[:, 0])]
+        return table[np.argsort(-work, kind="stable")]
+
+    def _prompt_table(self, size: int) -> tuple[Table, Table]:
+        """Of prompts that stand once, whose keys all responses to them see: tiles of their own, and parts."""
+        tiles, parts, made = [np.empty((0, 5), np.int64)], [np.empty((0, 5), np.int64)], 0
+        for a, b, begin, end in self._pairs():
+            queries = _cut(begin, end, PART)
+            for first, last in _cut(a, b, size):
+                tiles.append(np.array([[first, last, b, made, len(queries)]]))
+                number = made + np.arange(len(queries))
+                parts.append(np.stack(np.broadcast_arrays(first, last, queries[:, 1], number, queries[:, 0]), 1))
+                made += len(queries)
+        return np.concatenate(tiles), np.concatenate(parts)
+
+    def _response_table(self, size: int) -> Table:
+        """Of keys that only their own stretch sees: those of responses or, where nothing is shared, all."""
+        table = _cut(self._first_response, self._end, size, 0, 0, 0)
+        table[:, 2] = self.cuts[self._stretch(table[:, 1] - 1) + 1]
+        return table
+
+    def _pairs(self) -> list[list[int]]:
+        """Where each prompt that stands once begins and ends, and where the responses to it do."""
+        if self.prompts is None or self.groups is None:
+            return []
+        return np.stack([self.prompts[:-1], self.prompts[1:], self.groups[:-1], self.groups[1:]], 1).tolist()
+
+    @property
+    def _first_response(self) -> int:
+        return 0 if self.groups is None else int(self.groups[0])
 
     @property
     def _end(self) -> int:

@@ -227,16 +227,11 @@ def test_a_log_that_trl_wrote_is_audited_as_it_is(tmp_path, train_with_trl):
 
 # Evaluations whose rows are as many as a batch's, fewer, more; in groups of another size, or of one; before the first
 # step; and where a batch serves several updates. With each, how its files tell without the trainer's state.
+BY_PROMPTS = r"the same prompts, which no other step has, in 3 steps \(2, 4, 5\): if some"
 WAYS = {
-    "as many": (
-        {"evaluation_prompts": 2},
-        r"the same prompts, which no other step has, in 3 steps \(2, 4, 5\): if some",
-    ),
-    "more": ({"evaluation_prompts": 3}, r"the same prompts, which no other step has, in 3 steps \(2, 4, 5\): if some"),
-    "fewer": (
-        {"evaluation_prompts": 2, "per_device_train_batch_size": 32},
-        r"the same prompts, which no other step has, in 3 steps \(2, 4, 5\): if some",
-    ),
+    "as many": ({"evaluation_prompts": 2}, BY_PROMPTS),
+    "more": ({"evaluation_prompts": 3}, BY_PROMPTS),
+    "fewer": ({"evaluation_prompts": 2, "per_device_train_batch_size": 32}, BY_PROMPTS),
     "smaller groups": (
         {"evaluation_prompts": 3, "num_generations_eval": 4},
         r"groups of 8 in 2 steps \(1, 3\), of 4 in 3 steps \(2, 4, 5\): if some",

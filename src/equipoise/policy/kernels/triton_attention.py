@@ -17,7 +17,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from equipoise.policy.pack import Stretches
+from equipoise.policy.stretches import Stretches
 
 # Stands for −∞, whose differences are not numbers. A power of two, because its product with the unit is then exact:
 # FLOOR less FLOOR is 0 also where the compiler leaves out the rounding of one product.
@@ -145,13 +145,10 @@ def _attend(
         v = _rows(values, at, stride, 0, PASSING, D, BLOCK_D, False)
         m, s, acc = _softmax_step(tl.dot(q, tl.trans(k)), v, m, s, acc, unit)
     for n in tl.range(0, rest, num_stages=STAGES):
-        at = _rest_at(n, begin, whole_before, tail, up_to, first, diagonal, PASSING)
-        j = at + tl.arange(0, PASSING)
-        low, high = tl.where(n < tail, begin, mine), tl.where(n < tail, begin + before - 1, i)
-        end = tl.where(n < tail, begin + before, b)
-        k = _rows(keys, at, stride, end, PASSING, D, BLOCK_D, True)
-        v = _rows(values, at, stride, end, PASSING, D, BLOCK_D, True)
-        seen = (j[None, :] >= low[:, None]) & (j[None, :] <= high[:, None])
+        k, v, seen = _rest_block(
+            n, keys, values, stride, i, mine, b, begin, before, whole_before, tail, up_to, first, diagonal,
+            D, BLOCK_D, PASSING,
+        )  # fmt: skip
         m, s, acc = _softmax_step(tl.where(seen, tl.dot(q, tl.trans(k)), FLOOR), v, m, s, acc, unit)
     d = tl.arange(0, BLOCK_D)
     place = out + (i.to(tl.int64)[:, None] * H + head) * D + d[None, :]
@@ -160,10 +157,20 @@ def _attend(
 
 
 @triton.jit
-def _rest_at(n, begin, whole_before, tail, up_to, first, diagonal, PASSING: tl.constexpr):
-    """Where masked block n begins: the end of what comes before, what leads up to the last stretch, the diagonal."""
+def _rest_block(
+    n, keys, values, stride, i, mine, b, begin, before, whole_before, tail, up_to, first, diagonal,
+    D: tl.constexpr, BLOCK_D: tl.constexpr, PASSING: tl.constexpr,
+):  # fmt: skip
+    """Keys and values of masked block n, and which of them each query i sees. First comes the end of what is before,
+    then what leads up to the last stretch, then the diagonal."""
     own = tl.where(n - tail < up_to, first + (n - tail) * PASSING, diagonal + (n - tail - up_to) * PASSING)
-    return tl.where(n < tail, begin + whole_before * PASSING, own)
+    at = tl.where(n < tail, begin + whole_before * PASSING, own)
+    end = tl.where(n < tail, begin + before, b)
+    k = _rows(keys, at, stride, end, PASSING, D, BLOCK_D, True)
+    v = _rows(values, at, stride, end, PASSING, D, BLOCK_D, True)
+    low, high = tl.where(n < tail, begin, mine), tl.where(n < tail, end - 1, i)
+    j = at + tl.arange(0, PASSING)
+    return k, v, (j[None, :] >= low[:, None]) & (j[None, :] <= high[:, None])
 
 
 @triton.jit
@@ -207,13 +214,10 @@ def _query_gradient(
         ds = p * (tl.dot(g, tl.trans(v)) - change[:, None])
         acc = tl.dot(ds.to(k.dtype), k, acc)
     for n in tl.range(0, rest, num_stages=STAGES):
-        at = _rest_at(n, begin, whole_before, tail, up_to, first, diagonal, PASSING)
-        j = at + tl.arange(0, PASSING)
-        low, high = tl.where(n < tail, begin, mine), tl.where(n < tail, begin + before - 1, i)
-        end = tl.where(n < tail, begin + before, b)
-        k = _rows(keys, at, stride, end, PASSING, D, BLOCK_D, True)
-        v = _rows(values, at, stride, end, PASSING, D, BLOCK_D, True)
-        seen = (j[None, :] >= low[:, None]) & (j[None, :] <= high[:, None])
+        k, v, seen = _rest_block(
+            n, keys, values, stride, i, mine, b, begin, before, whole_before, tail, up_to, first, diagonal,
+            D, BLOCK_D, PASSING,
+        )  # fmt: skip
         p = tl.where(seen, tl.exp2(tl.dot(q, tl.trans(k)) * unit - top[:, None]), 0.0)
         ds = p * (tl.dot(g, tl.trans(v)) - change[:, None])
         acc = tl.dot(ds.to(k.dtype), k, acc)
@@ -227,21 +231,19 @@ def _key_gradient(
     d_out, qkv, lse, delta, start, table, sums, d_qkv, U, H, KV_HEADS, scale, unit, PART: tl.constexpr, D: tl.constexpr,
     BLOCK_D: tl.constexpr, OWN: tl.constexpr, PASSING: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """dv = Σ p do and dk = scale Σ ds q over the queries that see keys a … b − 1: as a PART, the queries from … to − 1,
-    which see all of them; otherwise those of the keys' stretches, a … to − 1, and the parts there are."""
+    """dv = Σ p do and dk = scale Σ ds q over the queries that see keys a … b − 1: as a PART, queries that see all of
+    them, at_first … to − 1; otherwise those of the keys' stretches, a … to − 1, and the parts there are."""
     tile, kv_head = table + 5 * tl.program_id(0), tl.program_id(1)
-    a, b, to, place, many = (
-        tl.load(tile), tl.load(tile + 1), tl.load(tile + 2), tl.load(tile + 3), tl.load(tile + 4)
-    )  # fmt: skip
+    a, b, to, part = tl.load(tile), tl.load(tile + 1), tl.load(tile + 2), tl.load(tile + 3)
     stride = (H + 2 * KV_HEADS) * D
     j = a + tl.arange(0, OWN)
     there = j < b
     k = _rows(qkv + (H + kv_head) * D, a, stride, b, OWN, D, BLOCK_D, True)
     v = _rows(qkv + (H + KV_HEADS + kv_head) * D, a, stride, b, OWN, D, BLOCK_D, True)
     if PART:
-        diagonal, at_first = 0, many
-        whole = (to - many) // PASSING
-        rest = ((to - many) % PASSING > 0).to(tl.int32)
+        diagonal, at_first = 0, tl.load(tile + 4)
+        whole = (to - at_first) // PASSING
+        rest = ((to - at_first) % PASSING > 0).to(tl.int32)
     else:
         diagonal = tl.cdiv(b - a, PASSING)
         at_first = a + diagonal * PASSING
@@ -284,14 +286,14 @@ def _key_gradient(
     here = there[:, None] & (d < D)[None, :]
     inside_tile = tl.arange(0, OWN)[:, None] * D + d[None, :]
     if PART:
-        part = sums + (place.to(tl.int64) * KV_HEADS + kv_head) * (2 * OWN * D) + inside_tile
-        tl.store(part, d_k, mask=here)
-        tl.store(part + OWN * D, d_v, mask=here)
+        place = sums + (part.to(tl.int64) * KV_HEADS + kv_head) * (2 * OWN * D) + inside_tile
+        tl.store(place, d_k, mask=here)
+        tl.store(place + OWN * D, d_v, mask=here)
     else:
-        for n in range(many):
-            part = sums + ((place + n).to(tl.int64) * KV_HEADS + kv_head) * (2 * OWN * D) + inside_tile
-            d_k += tl.load(part, mask=here, other=0.0)
-            d_v += tl.load(part + OWN * D, mask=here, other=0.0)
+        for n in range(tl.load(tile + 4)):
+            place = sums + ((part + n).to(tl.int64) * KV_HEADS + kv_head) * (2 * OWN * D) + inside_tile
+            d_k += tl.load(place, mask=here, other=0.0)
+            d_v += tl.load(place + OWN * D, mask=here, other=0.0)
         to_keys = d_qkv + j.to(tl.int64)[:, None] * stride + (H + kv_head) * D + d[None, :]
         tl.store(to_keys, (d_k * scale).to(d_qkv.dtype.element_ty), mask=here)
         tl.store(to_keys + KV_HEADS * D, d_v.to(d_qkv.dtype.element_ty), mask=here)
