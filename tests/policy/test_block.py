@@ -1,4 +1,10 @@
-"""A layer with its backward pass written out against the decoder's, which autograd differentiates."""
+"""A layer with its backward pass written out against the decoder's, which autograd differentiates.
+
+On a machine without CUDA the Triton norms run in Triton's interpreter: install triton and set TRITON_INTERPRET=1.
+"""
+
+import importlib.util
+import os
 
 import pytest
 import tiny_models
@@ -7,7 +13,10 @@ import torch
 from equipoise import policy as p
 from equipoise.policy import block, decoder
 from equipoise.policy.attention import packed_attention
+from equipoise.policy.kernels import plain_layers
 
+CUDA = torch.cuda.is_available()
+HAS_TRITON = importlib.util.find_spec("triton") is not None and (CUDA or os.environ.get("TRITON_INTERPRET") == "1")
 KINDS = ["llama", "grouped", "qwen2", "qwen3", "gemma"]
 
 
@@ -78,6 +87,44 @@ def test_what_it_does_not_cover_is_left_to_the_decoder(monkeypatch, tmp_path):
     p.save(tiny_models.policy("qwen2"), tmp_path)
     adapted = p.load(tmp_path, lora=p.Lora(rank=2, targets=("v_proj",)))
     assert not block.serves(adapted.core, row)
+
+
+@pytest.mark.skipif(not HAS_TRITON, reason="needs CUDA, or triton and TRITON_INTERPRET=1")
+@pytest.mark.parametrize("d", [8, 576, 1000, 1024, 1536, 2560])  # 1, 9, 4 (the last not full), 4, 3 and 5 pieces
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("offset", [0.0, 1.0])
+def test_norms_of_any_width_are_the_plain_ones(d, dtype, offset, monkeypatch):
+    from equipoise.policy.kernels import triton_layers
+
+    monkeypatch.setattr(triton_layers, "PROGRAMS", 3)  # so that each has several tiles to sum
+    draw = torch.Generator().manual_seed(d)
+    x, delta, d_y, d_total = (torch.randn(9, d, generator=draw).to("cuda" if CUDA else "cpu", dtype) for _ in range(4))
+    weight = torch.randn(d, generator=draw).to(x)
+
+    def run(ops, cast):
+        total, y, scale = ops.add_norm(*map(cast, (x, delta, weight)), 1e-6, offset)
+        alone = ops.add_norm(cast(x), None, cast(weight), 1e-6, offset)[1]
+        gradients = ops.add_norm_gradient(*map(cast, (d_y, d_total)), total, scale, cast(weight), offset)
+        return total, y, scale, alone, *gradients
+
+    found, again = (run(triton_layers, torch.Tensor.detach) for _ in range(2))
+    exact = run(plain_layers, torch.Tensor.double)
+    for a, b, wanted in zip(found, again, exact, strict=True):
+        assert torch.equal(a, b)
+        assert float((a.double() - wanted).norm() / wanted.norm()) < (1e-6 if dtype == torch.float32 else 2**-7)
+
+
+@pytest.mark.skipif(not HAS_TRITON, reason="needs CUDA, or triton and TRITON_INTERPRET=1")
+@pytest.mark.parametrize("programs", [1, 5, 300])
+@pytest.mark.parametrize("d", [8, 40])
+def test_partial_sums_of_a_weights_gradient_add_up(programs, d):
+    from equipoise.policy.kernels import triton_layers
+
+    sums = torch.randn(programs, d, generator=torch.Generator().manual_seed(d)).to("cuda" if CUDA else "cpu")
+    found = triton_layers._total(sums, torch.float32)
+    torch.testing.assert_close(found.double(), sums.double().sum(0), atol=2e-5, rtol=0)
+    rounded = triton_layers._total(sums, torch.bfloat16)
+    assert torch.equal(rounded, found.bfloat16()) if CUDA else torch.allclose(rounded.float(), found, rtol=2**-7)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")

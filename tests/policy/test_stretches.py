@@ -23,7 +23,7 @@ def test_tiles_cover_what_is_seen(sizes, lengths, share, size, part):
     places, before = packed.stretches, stretches.PART
     stretches.PART = part
     try:
-        queries, (keys, parts) = places.query_tiles(size).tolist(), [t.tolist() for t in places.key_tiles(size)]
+        queries, (keys, prompts, sums) = places.query_tiles(size).tolist(), places.key_tiles(size)
     finally:
         stretches.PART = before
     start = places.start.tolist()
@@ -33,16 +33,28 @@ def test_tiles_cover_what_is_seen(sizes, lengths, share, size, part):
         wanted |= Counter((i, j) for a, b, c, d in spans for i in range(a, b) for j in range(c, d))
     by_query = Counter(
         (i, j)
-        for a, b, begin, many in queries
+        for a, b, begin, many, *_ in queries
         for i in range(a, b)
         for j in (*range(begin, begin + many), *range(start[i], i + 1))
     )
     assert by_query == wanted
-    by_key = Counter((i, j) for a, b, end, *_ in keys for j in range(a, b) for i in range(a, end) if start[i] <= j <= i)
-    of_parts = Counter((i, j) for a, b, end, _, first in parts for j in range(a, b) for i in range(first, end))
-    assert by_key + of_parts == wanted
-    # A tile of keys adds the parts made of it.
-    assert {(a, b, n) for a, b, _, first, many in keys for n in range(first, first + many)} == {
-        (a, b, n) for a, b, _, n, _ in parts
-    }
-    assert all(b - a <= size for a, b, *_ in (*queries, *keys, *parts))
+    assert all((first, last) == (start[a], start[b - 1]) for a, b, _, _, first, last in queries)
+    keys = keys.tolist()
+    after = [first > b - 1 for _, b, first, *_ in keys]  # the queries come after the keys, which all of them see
+    by_key = Counter(
+        (i, j)
+        for (a, b, first, _, to, _), sees_all in zip(keys, after, strict=True)
+        for j in range(a, b)
+        for i in range(first, to)
+        if sees_all or start[i] <= j <= i
+    )
+    assert by_key == wanted
+    # From `clear` on, every query sees every key; it is the first query just where the queries come after.
+    for (a, b, first, clear, to, _), sees_all in zip(keys, after, strict=True):
+        assert (clear == first) == sees_all
+        assert all(sees_all or (start[i] <= a and b - 1 <= i) for i in range(clear, to))
+    # What a prompt's tiles leave is what is added up for it.
+    left = sorted((place, a, b) for a, b, *_, place in keys if place >= 0)
+    assert left == sorted((place + n, a, b) for a, b, place, many in prompts.tolist() for n in range(many))
+    assert [place for place, *_ in left] == list(range(sums))
+    assert all(b - a <= size for a, b, *_ in (*queries, *keys))

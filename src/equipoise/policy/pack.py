@@ -24,7 +24,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from equipoise.policy.stretches import Stretches
+from equipoise.policy.stretches import Stretches, sent
 
 Share = Literal["prefix", "prompt", "nothing"]
 
@@ -139,8 +139,8 @@ def _stretches(rows: list[Sequence[int]], tokens: Tensor, lengths: Tensor, promp
     which = prompt if shared else torch.arange(len(lengths))
     small = [text, length, source - at, position - at, lengths, response_at - 1 - _starts(lengths), _starts(lengths),
              ends, which]  # fmt: skip
-    text, length, source, position, sizes, shift, first, ends, which = (
-        torch.cat(small).to(device).split([len(x) for x in small])
+    text, length, source, position, sizes, shift, first, ends, which = sent(torch.cat(small), device).split(
+        [len(x) for x in small]
     )
     row = torch.arange(U, device=device)
     predict = torch.arange(N, device=device) + shift.repeat_interleave(sizes, output_size=N)

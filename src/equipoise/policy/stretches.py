@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -19,6 +20,17 @@ PART = 1024  # queries over which a prompt's gradients are summed in one piece
 Table = NDArray[np.int64]
 
 
+class KeyTiles(NamedTuple):
+    """tiles [tiles, 6]: keys a … b − 1; the first of the queries that see them, the first from which on all see all of
+    them, and where they end; the place where their sum is left, or −1. Of a prompt that stands once there are several,
+    one for every PART of the queries, and the sums follow each other: prompts [tiles, 4] are keys a … b − 1, the first
+    place, and how many. sums: how many there are in all."""
+
+    tiles: Tensor
+    prompts: Tensor
+    sums: int
+
+
 @dataclass(frozen=True, eq=False)
 class Stretches:
     """cuts [S + 1]: where each stretch begins, and where the last ends. prompts, groups [P + 1]: where each prompt and
@@ -28,7 +40,8 @@ class Stretches:
     prompts: Table | None
     groups: Table | None
     device: torch.device
-    _tables: dict[tuple[str, int], tuple[Tensor, ...]] = field(default_factory=dict, init=False)
+    _query_tiles: dict[int, Tensor] = field(default_factory=dict, init=False)
+    _key_tiles: dict[int, KeyTiles] = field(default_factory=dict, init=False)
 
     @cached_property
     def start(self) -> Tensor:
@@ -36,48 +49,50 @@ class Stretches:
         return self._sent(np.repeat(self.cuts[:-1], np.diff(self.cuts)))
 
     def query_tiles(self, size: int) -> Tensor:
-        """[tiles, 4]: entries a … b − 1, and the place and the number of the keys that all of them see before their own
-        stretches; the most work first."""
-        if ("queries", size) not in self._tables:
-            self._tables["queries", size] = (self._sent(self._query_table(size)),)
-        return self._tables["queries", size][0]
+        """[tiles, 6]: entries a … b − 1; the place and the number of the keys that all of them see before their own
+        stretches; where the first one's stretch begins, and the last one's. The most work comes first."""
+        if size not in self._query_tiles:
+            self._query_tiles[size] = self._sent(self._query_table(size))
+        return self._query_tiles[size]
 
-    def key_tiles(self, size: int) -> tuple[Tensor, Tensor]:
-        """[tiles, 5]: keys a … b − 1, the end of the last one's stretch, the first and the number of the parts that
-        belong to it; and [parts, 5]: keys a … b − 1, the end of the queries, the part's number, the first query."""
-        if ("keys", size) not in self._tables:
-            of_prompts, parts = self._prompt_table(size)
-            table = np.concatenate([of_prompts, self._response_table(size)])
-            order = np.argsort(table[:, 0] - table[:, 2], kind="stable")
-            self._tables["keys", size] = self._sent(table[order]), self._sent(parts)
-        tiles, parts = self._tables["keys", size]
-        return tiles, parts
+    def key_tiles(self, size: int) -> KeyTiles:
+        """The most work comes first."""
+        if size not in self._key_tiles:
+            table, prompts = self._prompt_table(size)
+            table = np.concatenate([table, self._response_table(size)])
+            order = np.argsort(table[:, 2] - table[:, 4], kind="stable")
+            tiles = self._sent(table[order])
+            self._key_tiles[size] = KeyTiles(tiles, self._sent(prompts), int(prompts[:, 3].sum()))
+        return self._key_tiles[size]
 
     def _query_table(self, size: int) -> Table:
         tables = [_cut(0, self._first_response or self._end, size, 0, 0)]
         for a, b, begin, end in self._pairs():
             tables.append(_cut(begin, end, size, a, b - a))
         table = np.concatenate(tables)
-        work = table[:, 3] + table[:, 1] - self.cuts[self._stretch(table[:, 0])]
-        return table[np.argsort(-work, kind="stable")]
+        first, last = (self.cuts[self._stretch(entry)] for entry in (table[:, 0], table[:, 1] - 1))
+        work = table[:, 3] + table[:, 1] - first
+        return np.concatenate([table, first[:, None], last[:, None]], 1)[np.argsort(-work, kind="stable")]
 
     def _prompt_table(self, size: int) -> tuple[Table, Table]:
-        """Of prompts that stand once, whose keys all responses to them see: tiles of their own, and parts."""
-        tiles, parts, made = [np.empty((0, 5), np.int64)], [np.empty((0, 5), np.int64)], 0
+        """Of prompts that stand once, whose keys all responses to them see."""
+        tiles, prompts, made = [np.empty((0, 6), np.int64)], [np.empty((0, 4), np.int64)], 0
         for a, b, begin, end in self._pairs():
             queries = _cut(begin, end, PART)
             for first, last in _cut(a, b, size):
-                tiles.append(np.array([[first, last, b, made, len(queries)]]))
-                number = made + np.arange(len(queries))
-                parts.append(np.stack(np.broadcast_arrays(first, last, queries[:, 1], number, queries[:, 0]), 1))
-                made += len(queries)
-        return np.concatenate(tiles), np.concatenate(parts)
+                tiles.append(np.array([[first, last, first, last, b, made]]))
+                places = made + 1 + np.arange(len(queries))
+                seen = first, last, queries[:, 0], queries[:, 0], queries[:, 1], places
+                tiles.append(np.stack(np.broadcast_arrays(*seen), 1))
+                prompts.append(np.array([[first, last, made, 1 + len(queries)]]))
+                made += 1 + len(queries)
+        return np.concatenate(tiles), np.concatenate(prompts)
 
     def _response_table(self, size: int) -> Table:
         """Of keys that only their own stretch sees: those of responses or, where nothing is shared, all."""
-        table = _cut(self._first_response, self._end, size, 0, 0, 0)
-        table[:, 2] = self.cuts[self._stretch(table[:, 1] - 1) + 1]
-        return table
+        a, b = _cut(self._first_response, self._end, size).T
+        begin, end = self.cuts[self._stretch(b - 1)], self.cuts[self._stretch(b - 1) + 1]
+        return np.stack([a, b, a, np.where(begin <= a, b, end), end, np.full_like(a, -1)], 1)
 
     def _pairs(self) -> list[list[int]]:
         """Where each prompt that stands once begins and ends, and where the responses to it do."""
@@ -97,7 +112,12 @@ class Stretches:
         return np.searchsorted(self.cuts, entries, side="right") - 1
 
     def _sent(self, table: Table) -> Tensor:
-        return torch.from_numpy(table.astype(np.int32)).to(self.device)
+        return sent(torch.from_numpy(table.astype(np.int32)), self.device)
+
+
+def sent(x: Tensor, device: torch.device) -> Tensor:
+    """x, which the CPU has, on the device, without waiting for it."""
+    return x.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else x
 
 
 def _cut(begin: int, end: int, size: int, *more: int) -> Table:

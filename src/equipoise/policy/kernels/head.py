@@ -244,7 +244,8 @@ class _Gradients:
         if len(self.sums) == 2:
             weight = _narrowed(*self.sums, self.weight.dtype, scale)
         elif self.sums:
-            weight = torch.mul(self.sums[0], scale, out=self.weight.new_empty(self.weight.shape))
+            weight = self.weight.new_empty(self.weight.shape)
+            _passes(weight).scale_rows(self.sums[0], scale.expand(len(weight)).contiguous(), weight)
         if bias is not None:
             bias = bias.mul_(scale).to(self.weight.dtype)
         return None if self.hidden is None else self.hidden.mul_(scale), weight, bias

@@ -82,7 +82,8 @@ def loss_gradient_(chunk: Chunk, pull: Pull, logprobs: Tensor, entropy: Tensor) 
 
 def scale_rows(x: Tensor, factor: Tensor, out: Tensor) -> None:
     """out = x·factor, x [n, d], factor [n]; 0 where the factor is, whatever x holds. `out` may be x."""
-    out.copy_(torch.where(factor[:, None] == 0, 0.0, x * factor[:, None]))
+    torch.mul(x, factor[:, None], out=out)
+    out[factor == 0] = 0.0
 
 
 def _capped(raw: Tensor, softmax: Softmax) -> tuple[Tensor, Tensor | float]:

@@ -3,12 +3,16 @@
 Tiles are cut from the row, not from its stretches: an entry knows where its stretch begins, and sees from there to
 itself. A program has a tile of queries of one head (outputs, and their gradient) or a tile of keys of one key head with
 all queries that see it (their gradients). Where many responses see the same prompt, its keys' gradients are summed in
-parts of so many queries each. Blocks that all of a tile sees are taken without looking; the rest is masked. No atomics,
-and sums in a fixed order: the same numbers give the same bits. Exponents are in base 2, the hardware's own.
+parts of so many queries each, which a last kernel adds up. Blocks that all of a tile sees are taken without looking;
+the rest is masked. From Hopper on, tiles are loaded through tensor descriptors, which leaves registers to the products.
+No atomics, and sums in a fixed order: the same numbers give the same bits. Exponents are in base 2, the hardware's own.
+No faster on an H200, and so not done: one loop that masks every block (but for short stretches), both products of
+scores before either is used, and tiles of 128 entries.
 """
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import NamedTuple
 
@@ -16,6 +20,7 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 from equipoise.policy.stretches import Stretches
 
@@ -44,22 +49,22 @@ class Tiles(NamedTuple):
 def tiles(D: int) -> Tiles:
     """For heads of this size; the fastest of those tried on an H200."""
     if D <= 64:
-        return Tiles(Tile(64, 64, 4, 3), Tile(64, 64, 4, 3), Tile(64, 64, 4, 1))
+        return Tiles(Tile(64, 64, 4, 2), Tile(64, 64, 4, 3), Tile(64, 64, 4, 3))
     if D <= 128:
-        return Tiles(Tile(64, 64, 4, 3), Tile(64, 64, 4, 2), Tile(64, 32, 4, 3))
+        return Tiles(Tile(64, 64, 4, 3), Tile(64, 32, 4, 3), Tile(64, 32, 4, 3))
     return Tiles(Tile(64, 32, 4, 2), Tile(64, 32, 4, 2), Tile(64, 32, 8, 1))
 
 
 def attend(qkv: Tensor, kv_heads: int, stretches: Stretches, scale: float) -> tuple[Tensor, Tensor]:
     """Outputs [U, H, D] and log-sum-exps [H, U] of the scores."""
     U, heads, D = qkv.shape
-    H = heads - 2 * kv_heads
-    tile = tiles(D).attend
+    H, tile = heads - 2 * kv_heads, tiles(D).attend
     table = stretches.query_tiles(tile.own)
     out, lse = qkv.new_empty(U, H, D), qkv.new_empty(H, U, dtype=torch.float32)
     _attend[(len(table), H)](
-        qkv, stretches.start, table, out, lse, U, H, kv_heads, scale * LOG2E.value, **_sizes(D, tile)
-    )
+        *_described(qkv, tile.own, tile.passing), stretches.start, table, out, lse, U, H, kv_heads,
+        scale * LOG2E.value, **_sizes(qkv, tile),
+    )  # fmt: skip
     return out, lse
 
 
@@ -68,109 +73,134 @@ def attend_gradient(
 ) -> Tensor:
     """The gradient of qkv, from d [U, H, D] and what `attend` gave."""
     U, heads, D = qkv.shape
-    H, (_, queries, keys) = heads - 2 * kv_heads, tiles(D)
+    H, (_, tile, keys) = heads - 2 * kv_heads, tiles(D)
     d_qkv, delta = torch.empty_like(qkv), torch.empty_like(lse)
     numbers = U, H, kv_heads, scale, scale * LOG2E.value
-    table = stretches.query_tiles(queries.own)
+    table = stretches.query_tiles(tile.own)
     _query_gradient[(len(table), H)](
-        d, qkv, out, lse, stretches.start, table, delta, d_qkv, *numbers, **_sizes(D, queries)
-    )
-    table, parts = stretches.key_tiles(keys.own)
-    sums = lse.new_empty(len(parts), kv_heads, 2, keys.own, D)
-    common = d, qkv, lse, delta, stretches.start
-    if len(parts):
-        _key_gradient[(len(parts), kv_heads)](*common, parts, sums, d_qkv, *numbers, PART=True, **_sizes(D, keys))
-    _key_gradient[(len(table), kv_heads)](*common, table, sums, d_qkv, *numbers, PART=False, **_sizes(D, keys))
+        *_described(qkv, tile.own, tile.passing), *_described(d, tile.own), *_described(out, tile.own), lse,
+        stretches.start, table, delta, d_qkv, *numbers, **_sizes(qkv, tile),
+    )  # fmt: skip
+    table, prompts, parts = stretches.key_tiles(keys.own)
+    sums = lse.new_empty(parts, kv_heads, 2, keys.own, D)
+    _key_gradient[(len(table), kv_heads)](
+        *_described(qkv, keys.own, keys.passing), *_described(d, keys.passing), lse, delta, stretches.start, table,
+        sums, d_qkv, *numbers, **_sizes(qkv, keys),
+    )  # fmt: skip
+    if parts:
+        _prompt_gradient[(len(prompts), kv_heads)](
+            sums, prompts, d_qkv, H, kv_heads, scale, D=D, BLOCK_D=_width(D), OWN=keys.own, num_warps=4
+        )
     return d_qkv
 
 
-def _sizes(D: int, tile: Tile) -> dict[str, int]:
+def _described(x: Tensor, *entries: int) -> list[Tensor | TensorDescriptor]:
+    """x [U, H, D], for tiles of each of these many entries of one head."""
+    if not _has_descriptors(x):
+        return [x] * len(entries)
+    return [TensorDescriptor.from_tensor(x.view(len(x), -1), [n, _width(x.shape[2])]) for n in entries]
+
+
+def _has_descriptors(x: Tensor) -> bool:
+    """Rows of a tensor must then lie 16 bytes apart, or a multiple of these."""
+    return _is_hopper(x.device) and x.shape[2] * x.element_size() % 16 == 0
+
+
+@functools.cache
+def _is_hopper(device: torch.device) -> bool:
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
+
+
+def _width(D: int) -> int:
+    return max(16, triton.next_power_of_2(D))
+
+
+def _sizes(x: Tensor, tile: Tile) -> dict[str, int]:
+    D = x.shape[2]
     return {
-        "D": D, "BLOCK_D": max(16, triton.next_power_of_2(D)), "OWN": tile.own, "PASSING": tile.passing,
-        "STAGES": tile.stages, "num_warps": tile.warps,
+        "D": D, "BLOCK_D": _width(D), "OWN": tile.own, "PASSING": tile.passing, "STAGES": tile.stages,
+        "DESCRIBED": _has_descriptors(x), "num_warps": tile.warps,
     }  # fmt: skip
 
 
 @triton.jit
 def _rows(
-    pointer, first, stride, end, N: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, MASKED: tl.constexpr
+    x, first, column, stride, U, N: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, DESCRIBED: tl.constexpr
 ):  # fmt: skip
-    """Rows first … first + N − 1, [N, BLOCK_D], of a head that begins at `pointer` in row 0; zeros from `end` on."""
-    n, d = tl.arange(0, N), tl.arange(0, BLOCK_D)
-    place = pointer + first.to(tl.int64) * stride + (n[:, None] * stride + d[None, :])
-    if MASKED:
-        return tl.load(place, mask=(first + n < end)[:, None] & (d < D)[None, :], other=0.0)
-    elif D == BLOCK_D:
-        return tl.load(place)
+    """Entries first … first + N − 1 of the head whose numbers begin at `column` of a row: [N, BLOCK_D]. From U on they
+    are zeros, or the last one again: nobody may look at them."""
+    d = tl.arange(0, BLOCK_D)
+    if DESCRIBED:
+        y = x.load([first, column])
+        return y if D == BLOCK_D else tl.where((d < D)[None, :], y, 0.0)
     else:
-        return tl.load(place, mask=(d < D)[None, :], other=0.0)
+        n = tl.minimum(first + tl.arange(0, N), U - 1)
+        place = x + n.to(tl.int64)[:, None] * stride + column + d[None, :]
+        return tl.load(place) if D == BLOCK_D else tl.load(place, mask=(d < D)[None, :], other=0.0)
 
 
 @triton.jit
-def _blocks(a, b, before, start, PASSING: tl.constexpr):
-    """Of the keys that queries a … b − 1 see, `before` many and then their own: blocks that all of them see (how many,
-    how many of these come before, where the others begin), and the rest (how many, how many at the end of what comes
-    before, how many up to the last one's stretch, where that and the diagonal begin)."""
-    first, last = tl.load(start + a), tl.load(start + b - 1)
+def _blocks(a, b, before, first, last, PASSING: tl.constexpr):
+    """Of the keys that the queries of a tile see: blocks that all of them see (how many, how many of these come before
+    their own stretches, where the others begin), and the rest (how many, how many at the end of what comes before, how
+    many up to the last one's stretch, where the diagonal begins)."""
     whole_before, tail = before // PASSING, (before % PASSING > 0).to(tl.int32)
     up_to = tl.cdiv(last - first, PASSING)
     middle = first + up_to * PASSING
     whole_own = tl.maximum(a - middle, 0) // PASSING
     diagonal = middle + whole_own * PASSING
     rest = tail + up_to + tl.maximum(tl.cdiv(b - diagonal, PASSING), 0)
-    return whole_before + whole_own, whole_before, middle, rest, tail, up_to, first, diagonal
+    return whole_before + whole_own, whole_before, middle, rest, tail, up_to, diagonal
+
+
+@triton.jit
+def _masked_block(
+    n, i, mine, begin, before, first, whole_before, tail, up_to, diagonal, PASSING: tl.constexpr
+):  # fmt: skip
+    """Where block n of the rest begins, and which of its keys each query i sees, whose stretch begins at `mine`. First
+    comes the end of what is before, then what leads up to the last stretch, then the diagonal."""
+    own = tl.where(n - tail < up_to, first + (n - tail) * PASSING, diagonal + (n - tail - up_to) * PASSING)
+    at = tl.where(n < tail, begin + whole_before * PASSING, own)
+    low, high = tl.where(n < tail, begin, mine), tl.where(n < tail, begin + before - 1, i)
+    j = at + tl.arange(0, PASSING)
+    return at, (j[None, :] >= low[:, None]) & (j[None, :] <= high[:, None])
 
 
 @triton.jit
 def _attend(
-    qkv, start, table, out, lse, U, H, KV_HEADS, unit, D: tl.constexpr, BLOCK_D: tl.constexpr, OWN: tl.constexpr,
-    PASSING: tl.constexpr, STAGES: tl.constexpr,
+    own, passing, start, table, out, lse, U, H, KV_HEADS, unit, D: tl.constexpr, BLOCK_D: tl.constexpr,
+    OWN: tl.constexpr, PASSING: tl.constexpr, STAGES: tl.constexpr, DESCRIBED: tl.constexpr,
 ):  # fmt: skip
-    tile, head = table + 4 * tl.program_id(0), tl.program_id(1)
-    a, b, begin, before = tl.load(tile), tl.load(tile + 1), tl.load(tile + 2), tl.load(tile + 3)
+    tile, head = table + 6 * tl.program_id(0), tl.program_id(1)
+    a, b, begin = tl.load(tile), tl.load(tile + 1), tl.load(tile + 2)
+    before, first, last = tl.load(tile + 3), tl.load(tile + 4), tl.load(tile + 5)
     stride = (H + 2 * KV_HEADS) * D
-    kv_head = H + head // (H // KV_HEADS)
-    keys, values = qkv + kv_head * D, qkv + (kv_head + KV_HEADS) * D
+    keys = (H + head // (H // KV_HEADS)) * D
+    values = keys + KV_HEADS * D
     i = a + tl.arange(0, OWN)
     there = i < b
-    q = _rows(qkv + head * D, a, stride, b, OWN, D, BLOCK_D, True)
+    q = _rows(own, a, head * D, stride, U, OWN, D, BLOCK_D, DESCRIBED)
     mine = tl.load(start + i, mask=there, other=0)
-    whole, whole_before, middle, rest, tail, up_to, first, diagonal = _blocks(a, b, before, start, PASSING)
+    whole, whole_before, middle, rest, tail, up_to, diagonal = _blocks(a, b, before, first, last, PASSING)
     m = tl.full((OWN,), FLOOR, tl.float32)
     s = tl.zeros((OWN,), tl.float32)
     acc = tl.zeros((OWN, BLOCK_D), tl.float32)
     for n in tl.range(0, whole, num_stages=STAGES):
         at = tl.where(n < whole_before, begin + n * PASSING, middle + (n - whole_before) * PASSING)
-        k = _rows(keys, at, stride, 0, PASSING, D, BLOCK_D, False)
-        v = _rows(values, at, stride, 0, PASSING, D, BLOCK_D, False)
+        k = _rows(passing, at, keys, stride, U, PASSING, D, BLOCK_D, DESCRIBED)
+        v = _rows(passing, at, values, stride, U, PASSING, D, BLOCK_D, DESCRIBED)
         m, s, acc = _softmax_step(tl.dot(q, tl.trans(k)), v, m, s, acc, unit)
     for n in tl.range(0, rest, num_stages=STAGES):
-        k, v, seen = _rest_block(
-            n, keys, values, stride, i, mine, b, begin, before, whole_before, tail, up_to, first, diagonal,
-            D, BLOCK_D, PASSING,
+        at, seen = _masked_block(
+            n, i, mine, begin, before, first, whole_before, tail, up_to, diagonal, PASSING
         )  # fmt: skip
+        k = _rows(passing, at, keys, stride, U, PASSING, D, BLOCK_D, DESCRIBED)
+        v = _rows(passing, at, values, stride, U, PASSING, D, BLOCK_D, DESCRIBED)
         m, s, acc = _softmax_step(tl.where(seen, tl.dot(q, tl.trans(k)), FLOOR), v, m, s, acc, unit)
     d = tl.arange(0, BLOCK_D)
     place = out + (i.to(tl.int64)[:, None] * H + head) * D + d[None, :]
     tl.store(place, (acc / s[:, None]).to(out.dtype.element_ty), mask=there[:, None] & (d < D)[None, :])
     tl.store(lse + head.to(tl.int64) * U + i, m * unit * LN2 + tl.log(s), mask=there)
-
-
-@triton.jit
-def _rest_block(
-    n, keys, values, stride, i, mine, b, begin, before, whole_before, tail, up_to, first, diagonal,
-    D: tl.constexpr, BLOCK_D: tl.constexpr, PASSING: tl.constexpr,
-):  # fmt: skip
-    """Keys and values of masked block n, and which of them each query i sees. First comes the end of what is before,
-    then what leads up to the last stretch, then the diagonal."""
-    own = tl.where(n - tail < up_to, first + (n - tail) * PASSING, diagonal + (n - tail - up_to) * PASSING)
-    at = tl.where(n < tail, begin + whole_before * PASSING, own)
-    end = tl.where(n < tail, begin + before, b)
-    k = _rows(keys, at, stride, end, PASSING, D, BLOCK_D, True)
-    v = _rows(values, at, stride, end, PASSING, D, BLOCK_D, True)
-    low, high = tl.where(n < tail, begin, mine), tl.where(n < tail, end - 1, i)
-    j = at + tl.arange(0, PASSING)
-    return k, v, (j[None, :] >= low[:, None]) & (j[None, :] <= high[:, None])
 
 
 @triton.jit
@@ -186,38 +216,40 @@ def _softmax_step(z, v, m, s, acc, unit):
 
 @triton.jit
 def _query_gradient(
-    d_out, qkv, out, lse, start, table, delta, d_qkv, U, H, KV_HEADS, scale, unit, D: tl.constexpr,
-    BLOCK_D: tl.constexpr, OWN: tl.constexpr, PASSING: tl.constexpr, STAGES: tl.constexpr,
+    own, passing, d_out, out, lse, start, table, delta, d_qkv, U, H, KV_HEADS, scale, unit, D: tl.constexpr,
+    BLOCK_D: tl.constexpr, OWN: tl.constexpr, PASSING: tl.constexpr, STAGES: tl.constexpr, DESCRIBED: tl.constexpr,
 ):  # fmt: skip
     """dq = scale Σ ds k with ds = p (do·v − δ), δ = do·o, which is kept for the keys' gradients."""
-    tile, head = table + 4 * tl.program_id(0), tl.program_id(1)
-    a, b, begin, before = tl.load(tile), tl.load(tile + 1), tl.load(tile + 2), tl.load(tile + 3)
+    tile, head = table + 6 * tl.program_id(0), tl.program_id(1)
+    a, b, begin = tl.load(tile), tl.load(tile + 1), tl.load(tile + 2)
+    before, first, last = tl.load(tile + 3), tl.load(tile + 4), tl.load(tile + 5)
     stride = (H + 2 * KV_HEADS) * D
-    kv_head = H + head // (H // KV_HEADS)
-    keys, values = qkv + kv_head * D, qkv + (kv_head + KV_HEADS) * D
+    keys = (H + head // (H // KV_HEADS)) * D
+    values = keys + KV_HEADS * D
     i = a + tl.arange(0, OWN)
     there = i < b
-    q = _rows(qkv + head * D, a, stride, b, OWN, D, BLOCK_D, True)
-    g = _rows(d_out + head * D, a, H * D, b, OWN, D, BLOCK_D, True)
-    o = _rows(out + head * D, a, H * D, b, OWN, D, BLOCK_D, True)
+    q = _rows(own, a, head * D, stride, U, OWN, D, BLOCK_D, DESCRIBED)
+    g = _rows(d_out, a, head * D, H * D, U, OWN, D, BLOCK_D, DESCRIBED)
+    o = _rows(out, a, head * D, H * D, U, OWN, D, BLOCK_D, DESCRIBED)
     change = tl.sum(g.to(tl.float32) * o.to(tl.float32), 1)
     tl.store(delta + head.to(tl.int64) * U + i, change, mask=there)
     top = tl.load(lse + head.to(tl.int64) * U + i, mask=there, other=0.0) * LOG2E
     mine = tl.load(start + i, mask=there, other=0)
-    whole, whole_before, middle, rest, tail, up_to, first, diagonal = _blocks(a, b, before, start, PASSING)
+    whole, whole_before, middle, rest, tail, up_to, diagonal = _blocks(a, b, before, first, last, PASSING)
     acc = tl.zeros((OWN, BLOCK_D), tl.float32)
     for n in tl.range(0, whole, num_stages=STAGES):
         at = tl.where(n < whole_before, begin + n * PASSING, middle + (n - whole_before) * PASSING)
-        k = _rows(keys, at, stride, 0, PASSING, D, BLOCK_D, False)
-        v = _rows(values, at, stride, 0, PASSING, D, BLOCK_D, False)
+        k = _rows(passing, at, keys, stride, U, PASSING, D, BLOCK_D, DESCRIBED)
+        v = _rows(passing, at, values, stride, U, PASSING, D, BLOCK_D, DESCRIBED)
         p = tl.exp2(tl.dot(q, tl.trans(k)) * unit - top[:, None])
         ds = p * (tl.dot(g, tl.trans(v)) - change[:, None])
         acc = tl.dot(ds.to(k.dtype), k, acc)
     for n in tl.range(0, rest, num_stages=STAGES):
-        k, v, seen = _rest_block(
-            n, keys, values, stride, i, mine, b, begin, before, whole_before, tail, up_to, first, diagonal,
-            D, BLOCK_D, PASSING,
+        at, seen = _masked_block(
+            n, i, mine, begin, before, first, whole_before, tail, up_to, diagonal, PASSING
         )  # fmt: skip
+        k = _rows(passing, at, keys, stride, U, PASSING, D, BLOCK_D, DESCRIBED)
+        v = _rows(passing, at, values, stride, U, PASSING, D, BLOCK_D, DESCRIBED)
         p = tl.where(seen, tl.exp2(tl.dot(q, tl.trans(k)) * unit - top[:, None]), 0.0)
         ds = p * (tl.dot(g, tl.trans(v)) - change[:, None])
         acc = tl.dot(ds.to(k.dtype), k, acc)
@@ -228,72 +260,86 @@ def _query_gradient(
 
 @triton.jit
 def _key_gradient(
-    d_out, qkv, lse, delta, start, table, sums, d_qkv, U, H, KV_HEADS, scale, unit, PART: tl.constexpr, D: tl.constexpr,
-    BLOCK_D: tl.constexpr, OWN: tl.constexpr, PASSING: tl.constexpr, STAGES: tl.constexpr,
+    own, passing, d_out, lse, delta, start, table, sums, d_qkv, U, H, KV_HEADS, scale, unit, D: tl.constexpr,
+    BLOCK_D: tl.constexpr, OWN: tl.constexpr, PASSING: tl.constexpr, STAGES: tl.constexpr, DESCRIBED: tl.constexpr,
 ):  # fmt: skip
-    """dv = Σ p do and dk = scale Σ ds q over the queries that see keys a … b − 1: as a PART, queries that see all of
-    them, at_first … to − 1; otherwise those of the keys' stretches, a … to − 1, and the parts there are."""
-    tile, kv_head = table + 5 * tl.program_id(0), tl.program_id(1)
-    a, b, to, part = tl.load(tile), tl.load(tile + 1), tl.load(tile + 2), tl.load(tile + 3)
+    """dv = Σ p do and dk = scale Σ ds q, over the queries first … to − 1 of all heads that share keys a … b − 1. From
+    `clear` on, a query sees all of these; if that is where it begins, they are a prompt's and the queries come after.
+    Of prompts the sums are left at `place`."""
+    tile, kv_head = table + 6 * tl.program_id(0), tl.program_id(1)
+    a, b, first = tl.load(tile), tl.load(tile + 1), tl.load(tile + 2)
+    clear, to, place = tl.load(tile + 3), tl.load(tile + 4), tl.load(tile + 5)
     stride = (H + 2 * KV_HEADS) * D
     j = a + tl.arange(0, OWN)
-    there = j < b
-    k = _rows(qkv + (H + kv_head) * D, a, stride, b, OWN, D, BLOCK_D, True)
-    v = _rows(qkv + (H + KV_HEADS + kv_head) * D, a, stride, b, OWN, D, BLOCK_D, True)
-    if PART:
-        diagonal, at_first = 0, tl.load(tile + 4)
-        whole = (to - at_first) // PASSING
-        rest = ((to - at_first) % PASSING > 0).to(tl.int32)
-    else:
-        diagonal = tl.cdiv(b - a, PASSING)
-        at_first = a + diagonal * PASSING
-        whole = tl.maximum(to - at_first, 0) // PASSING * (tl.load(start + b - 1) <= a).to(tl.int32)
-        rest = diagonal + tl.maximum(tl.cdiv(to - at_first - whole * PASSING, PASSING), 0)
+    k = _rows(own, a, (H + kv_head) * D, stride, U, OWN, D, BLOCK_D, DESCRIBED)
+    v = _rows(own, a, (H + KV_HEADS + kv_head) * D, stride, U, OWN, D, BLOCK_D, DESCRIBED)
+    share = H // KV_HEADS
+    diagonal = tl.cdiv(clear - first, PASSING)
+    middle = first + diagonal * PASSING
+    whole = tl.maximum(to - middle, 0) // PASSING
+    rest = diagonal + tl.maximum(tl.cdiv(to - middle - whole * PASSING, PASSING), 0)
     d_k = tl.zeros((OWN, BLOCK_D), tl.float32)
     d_v = tl.zeros((OWN, BLOCK_D), tl.float32)
-    share = H // KV_HEADS
-    for h in range(share):
-        head = kv_head * share + h
-        queries, outputs = qkv + head * D, d_out + head * D
-        tops, changes = lse + head.to(tl.int64) * U, delta + head.to(tl.int64) * U
-        for n in tl.range(0, whole, num_stages=STAGES):
-            at = at_first + n * PASSING
-            i = at + tl.arange(0, PASSING)
-            q = _rows(queries, at, stride, 0, PASSING, D, BLOCK_D, False)
-            g = _rows(outputs, at, H * D, 0, PASSING, D, BLOCK_D, False)
-            top, change = tl.load(tops + i) * LOG2E, tl.load(changes + i)
-            p = tl.exp2(tl.dot(k, tl.trans(q)) * unit - top[None, :])
-            d_v = tl.dot(p.to(g.dtype), g, d_v)
-            ds = p * (tl.dot(v, tl.trans(g)) - change[None, :])
-            d_k = tl.dot(ds.to(q.dtype), q, d_k)
-        for n in tl.range(0, rest, num_stages=STAGES):
-            at = tl.where(n < diagonal, a + n * PASSING, at_first + (whole + n - diagonal) * PASSING)
-            i = at + tl.arange(0, PASSING)
-            inside = i < to
-            q = _rows(queries, at, stride, to, PASSING, D, BLOCK_D, True)
-            g = _rows(outputs, at, H * D, to, PASSING, D, BLOCK_D, True)
-            top = tl.load(tops + i, mask=inside, other=0.0) * LOG2E
-            change = tl.load(changes + i, mask=inside, other=0.0)
-            seen = inside[None, :]
-            if not PART:
-                mine = tl.load(start + i, mask=inside, other=0)
-                seen = seen & (mine[None, :] <= j[:, None]) & (j[:, None] <= i[None, :])
-            p = tl.where(seen, tl.exp2(tl.dot(k, tl.trans(q)) * unit - top[None, :]), 0.0)
-            d_v = tl.dot(p.to(g.dtype), g, d_v)
-            ds = p * (tl.dot(v, tl.trans(g)) - change[None, :])
-            d_k = tl.dot(ds.to(q.dtype), q, d_k)
-    d = tl.arange(0, BLOCK_D)
-    here = there[:, None] & (d < D)[None, :]
-    inside_tile = tl.arange(0, OWN)[:, None] * D + d[None, :]
-    if PART:
-        place = sums + (part.to(tl.int64) * KV_HEADS + kv_head) * (2 * OWN * D) + inside_tile
-        tl.store(place, d_k, mask=here)
-        tl.store(place + OWN * D, d_v, mask=here)
+    for n in tl.range(0, share * whole, num_stages=STAGES):
+        head, at = kv_head * share + n // whole, middle + n % whole * PASSING
+        q = _rows(passing, at, head * D, stride, U, PASSING, D, BLOCK_D, DESCRIBED)
+        g = _rows(d_out, at, head * D, H * D, U, PASSING, D, BLOCK_D, DESCRIBED)
+        of_head = head.to(tl.int64) * U + at
+        i = tl.arange(0, PASSING)
+        top, change = tl.load(lse + of_head + i) * LOG2E, tl.load(delta + of_head + i)
+        p = tl.exp2(tl.dot(k, tl.trans(q)) * unit - top[None, :])
+        d_v = tl.dot(p.to(g.dtype), g, d_v)
+        ds = p * (tl.dot(v, tl.trans(g)) - change[None, :])
+        d_k = tl.dot(ds.to(q.dtype), q, d_k)
+    for n in tl.range(0, share * rest, num_stages=STAGES):
+        head, r = kv_head * share + n // rest, n % rest
+        at = tl.where(r < diagonal, first + r * PASSING, middle + (whole + r - diagonal) * PASSING)
+        i = at + tl.arange(0, PASSING)
+        q = _rows(passing, at, head * D, stride, U, PASSING, D, BLOCK_D, DESCRIBED)
+        g = _rows(d_out, at, head * D, H * D, U, PASSING, D, BLOCK_D, DESCRIBED)
+        of_head, inside = head.to(tl.int64) * U, tl.minimum(i, U - 1)
+        top, change = tl.load(lse + of_head + inside) * LOG2E, tl.load(delta + of_head + inside)
+        low = tl.where(i < to, tl.where(clear == first, a, tl.load(start + inside)), U)
+        seen = (low[None, :] <= j[:, None]) & (j[:, None] <= i[None, :])
+        p = tl.where(seen, tl.exp2(tl.dot(k, tl.trans(q)) * unit - top[None, :]), 0.0)
+        d_v = tl.dot(p.to(g.dtype), g, d_v)
+        ds = p * (tl.dot(v, tl.trans(g)) - change[None, :])
+        d_k = tl.dot(ds.to(q.dtype), q, d_k)
+    if place < 0:
+        _store_keys(d_qkv, d_k * scale, d_v, a, b, stride, H + kv_head, KV_HEADS, D, BLOCK_D, OWN)
     else:
-        for n in range(tl.load(tile + 4)):
-            place = sums + ((part + n).to(tl.int64) * KV_HEADS + kv_head) * (2 * OWN * D) + inside_tile
-            d_k += tl.load(place, mask=here, other=0.0)
-            d_v += tl.load(place + OWN * D, mask=here, other=0.0)
-        to_keys = d_qkv + j.to(tl.int64)[:, None] * stride + (H + kv_head) * D + d[None, :]
-        tl.store(to_keys, (d_k * scale).to(d_qkv.dtype.element_ty), mask=here)
-        tl.store(to_keys + KV_HEADS * D, d_v.to(d_qkv.dtype.element_ty), mask=here)
+        inside_tile = tl.arange(0, OWN)[:, None] * D + tl.arange(0, BLOCK_D)[None, :]
+        to_sums = sums + (place.to(tl.int64) * KV_HEADS + kv_head) * (2 * OWN * D) + inside_tile
+        here = (j < b)[:, None] & (tl.arange(0, BLOCK_D) < D)[None, :]
+        tl.store(to_sums, d_k, mask=here)
+        tl.store(to_sums + OWN * D, d_v, mask=here)
+
+
+@triton.jit
+def _prompt_gradient(
+    sums, table, d_qkv, H, KV_HEADS, scale, D: tl.constexpr, BLOCK_D: tl.constexpr, OWN: tl.constexpr
+):  # fmt: skip
+    """The gradients of a prompt's keys a … b − 1 and their values: the sum of what `_key_gradient` has left."""
+    tile, kv_head = table + 4 * tl.program_id(0), tl.program_id(1)
+    a, b, place, parts = tl.load(tile), tl.load(tile + 1), tl.load(tile + 2), tl.load(tile + 3)
+    n, d = tl.arange(0, OWN), tl.arange(0, BLOCK_D)
+    inside_tile = n[:, None] * D + d[None, :]
+    here = (a + n < b)[:, None] & (d < D)[None, :]
+    d_k = tl.zeros((OWN, BLOCK_D), tl.float32)
+    d_v = tl.zeros((OWN, BLOCK_D), tl.float32)
+    for part in range(parts):
+        of_part = sums + ((place + part).to(tl.int64) * KV_HEADS + kv_head) * (2 * OWN * D) + inside_tile
+        d_k += tl.load(of_part, mask=here, other=0.0)
+        d_v += tl.load(of_part + OWN * D, mask=here, other=0.0)
+    _store_keys(d_qkv, d_k * scale, d_v, a, b, (H + 2 * KV_HEADS) * D, H + kv_head, KV_HEADS, D, BLOCK_D, OWN)
+
+
+@triton.jit
+def _store_keys(
+    d_qkv, d_k, d_v, a, b, stride, kv_head, KV_HEADS, D: tl.constexpr, BLOCK_D: tl.constexpr, OWN: tl.constexpr
+):  # fmt: skip
+    j, d = a + tl.arange(0, OWN), tl.arange(0, BLOCK_D)
+    here = (j < b)[:, None] & (d < D)[None, :]
+    place = d_qkv + j.to(tl.int64)[:, None] * stride + kv_head * D + d[None, :]
+    tl.store(place, d_k.to(d_qkv.dtype.element_ty), mask=here)
+    tl.store(place + KV_HEADS * D, d_v.to(d_qkv.dtype.element_ty), mask=here)

@@ -12,7 +12,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-PROGRAMS = 1024  # at most, where each keeps a partial sum of a weight's gradient
+PROGRAMS = 528  # at most, where each keeps a partial sum of a weight's gradient: four for each processor of an H200
+COLUMNS = 16  # of these partial sums that one program adds up
 TILE, SMALL_TILE = 4096, 1024  # numbers a program holds of each operand; fewer where it keeps four sums besides
 
 
@@ -41,9 +42,9 @@ def add_norm_gradient(
     d_x, y, sums = torch.empty_like(total), torch.empty_like(total), total.new_empty(programs, d, dtype=torch.float32)
     _add_norm_gradient[(programs,)](
         d_y, d_total, total, scale, weight, d_x, y, sums, U, d, share, offset,
-        GEMMA=offset != 0, TOKENS=tokens, BLOCK=block,
+        GEMMA=offset != 0, TOKENS=tokens, BLOCK=block, num_warps=4 if block <= 1024 else 8,
     )  # fmt: skip
-    return d_x, sums.sum(0).to(weight.dtype), y
+    return d_x, _total(sums, weight.dtype), y
 
 
 def gated(gate_up: Tensor, activation: str) -> Tensor:
@@ -103,14 +104,30 @@ def rotate_gradient(
         d, x, cos, sin, q_weight, k_weight, out, sums, U * H, H, heads, queries, half, share, eps,
         TOKENS=tokens, BLOCK=block,
     )  # fmt: skip
-    d_q, d_k = sums.sum(0).flatten(1).to(q_weight.dtype)
+    d_q, d_k = _total(sums.flatten(1), q_weight.dtype).view(2, D)
     return out, d_q, d_k
+
+
+def _total(sums: Tensor, dtype: torch.dtype) -> Tensor:
+    """Σ over the programs of their partial sums [programs, d]."""
+    programs, d = sums.shape
+    out, rows = sums.new_empty(d, dtype=dtype), triton.next_power_of_2(programs)
+    _column_sums[(triton.cdiv(d, COLUMNS),)](sums, out, programs, d, ROWS=rows, WIDTH=COLUMNS, num_warps=16)
+    return out
 
 
 def _tile(d: int, size: int = TILE) -> tuple[int, int]:
     """Rows and columns of a program's tile; all of a row's numbers are in it."""
     block = triton.next_power_of_2(d)
     return max(1, size // block), block
+
+
+@triton.jit
+def _column_sums(sums, out, programs, d, ROWS: tl.constexpr, WIDTH: tl.constexpr):
+    row, column = tl.arange(0, ROWS)[:, None], tl.program_id(0) * WIDTH + tl.arange(0, WIDTH)
+    here = (row < programs) & (column < d)[None, :]
+    total = tl.sum(tl.load(sums + row * d + column[None, :], mask=here, other=0.0), 0)
+    tl.store(out + column, total.to(out.dtype.element_ty), mask=column < d)
 
 
 @triton.jit
@@ -144,7 +161,7 @@ def _add_norm_gradient(
     """dx = s (w d − x̂ mean(x̂ w d)) and dw = Σ x̂ d, with x̂ = x s; d_total, which came past the norm, is added."""
     column = tl.arange(0, BLOCK)
     w = tl.load(weight + column, mask=column < d, other=0.0).to(tl.float32) + offset
-    d_w = tl.zeros((TOKENS, BLOCK), tl.float32)
+    d_w = tl.zeros((BLOCK,), tl.float32)
     begin = tl.program_id(0) * share
     for first in range(begin, tl.minimum(begin + share, rows), TOKENS):
         row = first + tl.arange(0, TOKENS)
@@ -153,7 +170,7 @@ def _add_norm_gradient(
         s = tl.load(scale + row, mask=row < rows, other=0.0)
         normed = tl.load(total + place, mask=here, other=0.0).to(tl.float32) * s[:, None]
         g = tl.load(d_y + place, mask=here, other=0.0).to(tl.float32)
-        d_w += normed * g
+        d_w += tl.sum(normed * g, 0)
         g = g * w[None, :]
         mean = tl.sum(normed * g, 1) / d
         g = (g - normed * mean[:, None]) * s[:, None]
@@ -163,7 +180,7 @@ def _add_norm_gradient(
         if not GEMMA:
             normed = normed.to(y.dtype.element_ty).to(tl.float32)
         tl.store(y + place, (normed * w[None, :]).to(y.dtype.element_ty), mask=here)
-    tl.store(sums + tl.program_id(0) * d + column, tl.sum(d_w, 0), mask=column < d)
+    tl.store(sums + tl.program_id(0) * d + column, d_w, mask=column < d)
 
 
 @triton.jit
