@@ -7,6 +7,7 @@ there are no graphs, and nothing to wait for. Not covered: the cache, which come
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 
 import numpy as np
 import torch
@@ -16,6 +17,8 @@ from equipoise.policy import Policy
 from equipoise.rollout.blocks import WINDOW, Size, Tables
 from equipoise.rollout.kernels import BLOCK, Rows
 from equipoise.rollout.rollouts import SamplingParams
+
+GraphKey = tuple[int, SamplingParams]
 
 
 class Desk:
@@ -46,7 +49,10 @@ class Desk:
         cos, sin = core.model.rotary_emb(self.last, positions[None])
         self.turn = torch.cat((cos[0, :, :half], sin[0, :, :half]), -1).float()
         self._event = torch.cuda.Event() if pinned else None
-        self.graphs: dict[tuple[int, SamplingParams], torch.cuda.CUDAGraph] = {}
+        self.graphs: dict[GraphKey, torch.cuda.CUDAGraph] = {}
+        self._warm: set[GraphKey] = set()
+        self._stale: list[torch.cuda.CUDAGraph] = []
+        self._side = torch.cuda.Stream(device) if pinned else None
         self._anchor: tuple[int, ...] = ()
 
     def anchor(self, addresses: tuple[int, ...]) -> None:
@@ -54,8 +60,33 @@ class Desk:
         if addresses != self._anchor:
             if self.graphs:
                 logging.getLogger(__name__).debug("cache or weights have moved: %d graphs go", len(self.graphs))
+            self._stale += self.graphs.values()  # until the next one has taken over their memory
             self.graphs.clear()
             self._anchor = addresses
+
+    def graph(self, key: GraphKey, step: Callable[[], None]) -> torch.cuda.CUDAGraph:
+        """The graph of this step, captured if there is none. By hand: torch's own way of doing it would first give all
+        unused memory back to the device, which training then has to ask for again at every step."""
+        if key not in self.graphs:
+            assert self._side is not None
+            self.empty()
+            graph = torch.cuda.CUDAGraph()
+            memory = next((g.pool() for g in (*self.graphs.values(), *self._stale)), None)
+            self._side.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(self._side):
+                if key not in self._warm:  # kernels are compiled and libraries warmed up outside the capture
+                    step()
+                    self._warm.add(key)
+                # Other threads (a listener's) may use the device meanwhile.
+                graph.capture_begin(memory, capture_error_mode="thread_local")
+                try:
+                    step()
+                finally:
+                    graph.capture_end()
+            torch.cuda.current_stream().wait_stream(self._side)
+            self._stale.clear()
+            self.graphs[key] = graph
+        return self.graphs[key]
 
     def upload(self) -> None:
         for there, here in zip(self._device, self._host, strict=True):

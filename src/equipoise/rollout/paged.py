@@ -227,23 +227,10 @@ class _Call:
         self._record(0, *desk.results(steps, ledger.count))
 
     def _graph(self, size: int) -> Any:
-        params, graphs = self.asked.params, self.desk.graphs
+        params = self.asked.params
         key = size, SamplingParams(params.temperature, params.top_p, params.top_k)
-        if key not in graphs:
-            arguments = self.policy.core, self.weights, self.desk, self.pool, self.windows, size, params
-            self.desk.empty()
-            side = torch.cuda.Stream()
-            side.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(side):  # kernels are compiled and libraries warmed up outside the capture
-                _step(*arguments)
-            torch.cuda.current_stream().wait_stream(side)
-            graph = torch.cuda.CUDAGraph()
-            shared = next(iter(graphs.values())).pool() if graphs else None
-            # Other threads (a listener's) may use the device meanwhile.
-            with torch.cuda.graph(graph, pool=shared, capture_error_mode="thread_local"):
-                _step(*arguments)
-            graphs[key] = graph
-        return graphs[key].replay
+        arguments = self.policy.core, self.weights, self.desk, self.pool, self.windows, size, params
+        return self.desk.graph(key, lambda: _step(*arguments)).replay
 
     def _record(self, first: int, tokens: NDArray[np.int64], logprobs: NDArray[np.float32]) -> None:
         """Rows from `first` on drew `tokens` [k, r] with `logprobs` [2, k, r]: keep them, and let the finished go."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -19,12 +19,20 @@ from equipoise.objective import response_ids
 from equipoise.rollout import Rollouts
 
 
-class MicroBatch(NamedTuple):
-    """Responses `rows`, tokens `tokens` of the `Share` it is cut from."""
+@dataclass(frozen=True, eq=False)
+class MicroBatch:
+    """Responses `rows`, tokens `tokens` of the `Share` it is cut from; lengths, group [rows]."""
 
-    packed: models.Pack
+    rollouts: Rollouts
+    lengths: Tensor
+    group: Tensor
     rows: slice
     tokens: slice
+
+    @cached_property
+    def packed(self) -> models.Pack:
+        """Made when it is first asked for: a GPU is then at work on the micro-batch before."""
+        return models.pack(self.rollouts.prompts, self.rollouts.tokens[self.tokens], self.lengths, self.group)
 
 
 @dataclass(eq=False)
@@ -76,8 +84,7 @@ class Share:
             rows = slice(begin, end)
             size = int(self.lengths[rows].sum())
             at = slice(first, first + size)
-            packed = models.pack(self.rollouts.prompts, self.rollouts.tokens[at], self.lengths[rows], self.group[rows])
-            self.parts.append(MicroBatch(packed, rows, at))
+            self.parts.append(MicroBatch(self.rollouts, self.lengths[rows], self.group[rows], rows, at))
             begin, first = end, first + size
 
 
