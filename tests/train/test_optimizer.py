@@ -98,16 +98,18 @@ def test_small_updates_accumulate_with_masters_and_vanish_without():
     assert ends["without"] == 1.5
 
 
-def test_gradients_of_micro_batches_add_up_in_float32():
+@pytest.mark.parametrize("shape", [(3,), (5, 300)], ids=str)
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not CUDA, reason="no CUDA"))])
+def test_gradients_of_micro_batches_add_up_in_float32(shape, device):
     """In bfloat16, 256 + 1 is 256."""
-    p = torch.nn.Parameter(torch.ones(3, dtype=torch.bfloat16))
+    p = torch.nn.Parameter(torch.ones(shape, dtype=torch.bfloat16, device=device))
     own = AdamW([p], betas=BETAS, weight_decay=0.0)
     own.zero_grad()
     for part in [256.0] + [1.0] * 100:
         (p * part).sum().backward()
         assert p.grad is None  # its memory is free again
     assert own.masters[0].grad.dtype == torch.float32
-    assert own.masters[0].grad.tolist() == [356.0] * 3
+    assert (own.masters[0].grad == 356.0).all()
     own.zero_grad()
     assert own.masters[0].grad is None
 
@@ -315,6 +317,19 @@ def test_the_triton_step_is_the_plain_one(shape, dtype):
             assert float((getattr(c1, name) != getattr(c2, name)).float().mean()) < 0.002
             a, b = getattr(c1, f"{name}_scale"), getattr(c2, f"{name}_scale")
             assert torch.allclose(a, b, rtol=1e-3)
+
+
+@pytest.mark.skipif(not HAS_TRITON, reason="needs CUDA, or triton and TRITON_INTERPRET=1")
+@pytest.mark.parametrize("shape", [(3, 1024), (5, 300), (1, 1), (7, 293), (0, 8)], ids=str)
+def test_the_triton_sum_is_torchs_bit_for_bit(shape):
+    from equipoise.train import triton_adamw
+
+    device = "cuda" if CUDA else "cpu"
+    draw = torch.Generator().manual_seed(0)
+    total, part = (torch.randn(shape, generator=draw).to(device) for _ in range(2))
+    wanted = total + part.bfloat16()
+    triton_adamw.add(total, part.bfloat16())
+    assert torch.equal(total, wanted)
 
 
 @pytest.mark.parametrize("state", ["8bit", pytest.param("float32", marks=pytest.mark.slow)])
