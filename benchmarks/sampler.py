@@ -252,7 +252,7 @@ def main() -> None:
         for key in ("difference", "varied"):
             print(f"{name:14} {key}: {found.get(key)}", flush=True)
         save()
-    peers = [(name, "generate", TOKENS if name == FIRST else 128) for name in names]
+    peers = [(name, "generate", TOKENS) for name in names]
     peers += [(FIRST, "generate_batch", 32)] if FIRST in names else []
     for name, peer, tokens in [] if args.without_peers else peers:
         compare(name, peer, tokens, results[name])

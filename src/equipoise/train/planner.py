@@ -25,7 +25,7 @@ from equipoise.policy import Policy
 from equipoise.train import ranks
 
 # Tokens times parameters of a pass past which an H200 is no faster, and the tokens it takes at least and at most.
-WORK, FEWEST, MOST = 1e13, 8192, 65_536
+WORK, FEWEST, MOST = 1.3e13, 8192, 65_536
 SMALL = (4096, 8192)  # tokens of the first two passes measured on CUDA, halved where even these do not fit
 LEAST = 64  # but not below
 FEW = (32, 64)  # on the CPU
