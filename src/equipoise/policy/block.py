@@ -121,7 +121,7 @@ def _forward(x: Tensor, cos: Tensor, sin: Tensor, s: Setting, w: Weights) -> tup
     delta = out.view(len(x), -1) @ w.o.t()
     middle, y, second_scale = ops.add_norm(x, delta, w.second_norm, s.eps, s.offset)
     gate_up = y @ w.gate_up.t()
-    result = (ops.gated(gate_up, s.activation) @ w.down.t()).add_(middle)
+    result = torch.addmm(middle, ops.gated(gate_up, s.activation), w.down.t())
     kept = Kept(x, first_scale, turned if w.q_norm is None else raw, out, lse, middle, second_scale, gate_up)
     return result, kept
 

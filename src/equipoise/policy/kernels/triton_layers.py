@@ -75,7 +75,7 @@ def rotate(
     out = torch.empty_like(x)
     tokens, block = _tile(D // 2)
     _rotate[(triton.cdiv(U * H, tokens),)](
-        x, cos, sin, q_weight, k_weight, out, U * H, H, heads, queries, D // 2, eps, 1.0,
+        x, cos, sin, q_weight, k_weight, out, U * H, eps, 1.0, H=H, HEADS=heads, QUERIES=queries, HALF=D // 2,
         NORM=q_weight is not None, TOKENS=tokens, BLOCK=block,
     )  # fmt: skip
     return out
@@ -92,7 +92,7 @@ def rotate_gradient(
     tokens, block = _tile(half)
     if q_weight is None or k_weight is None:
         _rotate[(triton.cdiv(U * H, tokens),)](
-            d, cos, sin, None, None, out, U * H, H, heads, queries, half, eps, -1.0,
+            d, cos, sin, None, None, out, U * H, eps, -1.0, H=H, HEADS=heads, QUERIES=queries, HALF=half,
             NORM=False, TOKENS=tokens, BLOCK=block,
         )  # fmt: skip
         return out, None, None
@@ -101,8 +101,8 @@ def rotate_gradient(
     programs = triton.cdiv(U * H, share)
     sums = d.new_empty(programs, 2, 2, half, dtype=torch.float32)
     _norm_rotate_gradient[(programs,)](
-        d, x, cos, sin, q_weight, k_weight, out, sums, U * H, H, heads, queries, half, share, eps,
-        TOKENS=tokens, BLOCK=block,
+        d, x, cos, sin, q_weight, k_weight, out, sums, U * H, share, eps, H=H, HEADS=heads, QUERIES=queries,
+        HALF=half, TOKENS=tokens, BLOCK=block,
     )  # fmt: skip
     d_q, d_k = _total(sums.flatten(1), q_weight.dtype).view(2, D)
     return out, d_q, d_k
@@ -222,43 +222,45 @@ def _gated_gradient(d, gate_up, d_gate_up, out, f, GELU: tl.constexpr, BLOCK: tl
 
 @triton.jit
 def _rotate(
-    x, cos, sin, q_weight, k_weight, out, rows, H, heads, queries, half, eps, direction,
-    NORM: tl.constexpr, TOKENS: tl.constexpr, BLOCK: tl.constexpr,
+    x, cos, sin, q_weight, k_weight, out, rows, eps, direction, H: tl.constexpr, HEADS: tl.constexpr,
+    QUERIES: tl.constexpr, HALF: tl.constexpr, NORM: tl.constexpr, TOKENS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Rows are heads of tokens: [U·H, 2·half]."""
+    """Rows are heads of tokens: [U·H, 2·HALF]."""
     row = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
     token, head = (row // H)[:, None], (row % H)[:, None]
     column = tl.arange(0, BLOCK)[None, :]
-    here = (row < rows)[:, None] & (column < half)
-    turns = here & (head < heads)
-    place = row[:, None].to(tl.int64) * 2 * half + column
+    here = (row < rows)[:, None] & (column < HALF)
+    turns = here & (head < HEADS)
+    place = row[:, None].to(tl.int64) * 2 * HALF + column
     x1 = tl.load(x + place, mask=here, other=0.0).to(tl.float32)
-    x2 = tl.load(x + place + half, mask=here, other=0.0).to(tl.float32)
+    x2 = tl.load(x + place + HALF, mask=here, other=0.0).to(tl.float32)
     if NORM:
-        s = tl.rsqrt((tl.sum(x1 * x1, 1) + tl.sum(x2 * x2, 1)) / (2 * half) + eps)[:, None]
-        n1 = (x1 * s).to(x.dtype.element_ty).to(tl.float32) * _weight(q_weight, k_weight, column, head, queries, turns)
-        n2 = (x2 * s).to(x.dtype.element_ty).to(tl.float32) * _weight(
-            q_weight, k_weight, column + half, head, queries, turns
-        )
-        x1 = tl.where(head < heads, n1.to(x.dtype.element_ty).to(tl.float32), x1)
-        x2 = tl.where(head < heads, n2.to(x.dtype.element_ty).to(tl.float32), x2)
-    c = tl.load(cos + token.to(tl.int64) * half + column, mask=turns, other=1.0).to(tl.float32)
-    s = tl.load(sin + token.to(tl.int64) * half + column, mask=turns, other=0.0).to(tl.float32) * direction
+        w1, w2 = _weights(q_weight, k_weight, column, head, QUERIES, HALF)
+        s = tl.rsqrt((tl.sum(x1 * x1, 1) + tl.sum(x2 * x2, 1)) / (2 * HALF) + eps)[:, None]
+        n1 = (x1 * s).to(x.dtype.element_ty).to(tl.float32) * w1
+        n2 = (x2 * s).to(x.dtype.element_ty).to(tl.float32) * w2
+        x1 = tl.where(head < HEADS, n1.to(x.dtype.element_ty).to(tl.float32), x1)
+        x2 = tl.where(head < HEADS, n2.to(x.dtype.element_ty).to(tl.float32), x2)
+    c = tl.load(cos + token.to(tl.int64) * HALF + column, mask=turns, other=1.0).to(tl.float32)
+    s = tl.load(sin + token.to(tl.int64) * HALF + column, mask=turns, other=0.0).to(tl.float32) * direction
     tl.store(out + place, (x1 * c - x2 * s).to(out.dtype.element_ty), mask=here)
-    tl.store(out + place + half, (x2 * c + x1 * s).to(out.dtype.element_ty), mask=here)
+    tl.store(out + place + HALF, (x2 * c + x1 * s).to(out.dtype.element_ty), mask=here)
 
 
 @triton.jit
-def _weight(q_weight, k_weight, column, head, queries, turns):
-    of_q = tl.load(q_weight + column + head * 0, mask=turns & (head < queries), other=0.0).to(tl.float32)
-    of_k = tl.load(k_weight + column + head * 0, mask=turns & (head >= queries), other=0.0).to(tl.float32)
-    return of_q + of_k
+def _weights(q_weight, k_weight, column, head, QUERIES: tl.constexpr, HALF: tl.constexpr):
+    """Both halves of each head's norm, loaded once for all heads of a tile."""
+    inside, q = column < HALF, head < QUERIES
+    q1, k1 = tl.load(q_weight + column, mask=inside, other=0.0), tl.load(k_weight + column, mask=inside, other=0.0)
+    column += HALF
+    q2, k2 = tl.load(q_weight + column, mask=inside, other=0.0), tl.load(k_weight + column, mask=inside, other=0.0)
+    return tl.where(q, q1, k1).to(tl.float32), tl.where(q, q2, k2).to(tl.float32)
 
 
 @triton.jit
 def _norm_rotate_gradient(
-    d, x, cos, sin, q_weight, k_weight, out, sums, rows, H, heads, queries, half, share, eps,
-    TOKENS: tl.constexpr, BLOCK: tl.constexpr,
+    d, x, cos, sin, q_weight, k_weight, out, sums, rows, share, eps, H: tl.constexpr, HEADS: tl.constexpr,
+    QUERIES: tl.constexpr, HALF: tl.constexpr, TOKENS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     column = tl.arange(0, BLOCK)[None, :]
     d_q1 = tl.zeros((TOKENS, BLOCK), tl.float32)
@@ -269,35 +271,36 @@ def _norm_rotate_gradient(
     for first in range(begin, tl.minimum(begin + share, rows), TOKENS):
         row = first + tl.arange(0, TOKENS)
         token, head = (row // H)[:, None], (row % H)[:, None]
-        here = (row < rows)[:, None] & (column < half)
-        turns = here & (head < heads)
-        place = row[:, None].to(tl.int64) * 2 * half + column
-        c = tl.load(cos + token.to(tl.int64) * half + column, mask=turns, other=1.0).to(tl.float32)
-        s = tl.load(sin + token.to(tl.int64) * half + column, mask=turns, other=0.0).to(tl.float32)
+        here = (row < rows)[:, None] & (column < HALF)
+        turns = here & (head < HEADS)
+        place = row[:, None].to(tl.int64) * 2 * HALF + column
+        c = tl.load(cos + token.to(tl.int64) * HALF + column, mask=turns, other=1.0).to(tl.float32)
+        s = tl.load(sin + token.to(tl.int64) * HALF + column, mask=turns, other=0.0).to(tl.float32)
         d1 = tl.load(d + place, mask=here, other=0.0).to(tl.float32)
-        d2 = tl.load(d + place + half, mask=here, other=0.0).to(tl.float32)
+        d2 = tl.load(d + place + HALF, mask=here, other=0.0).to(tl.float32)
         g1 = d1 * c + d2 * s
         g2 = d2 * c - d1 * s
         x1 = tl.load(x + place, mask=turns, other=0.0).to(tl.float32)
-        x2 = tl.load(x + place + half, mask=turns, other=0.0).to(tl.float32)
-        scale = tl.rsqrt((tl.sum(x1 * x1, 1) + tl.sum(x2 * x2, 1)) / (2 * half) + eps)[:, None]
+        x2 = tl.load(x + place + HALF, mask=turns, other=0.0).to(tl.float32)
+        scale = tl.rsqrt((tl.sum(x1 * x1, 1) + tl.sum(x2 * x2, 1)) / (2 * HALF) + eps)[:, None]
         x1 = x1 * scale
         x2 = x2 * scale
-        q = head < queries
+        q = head < QUERIES
         d_q1 += tl.where(q, x1 * g1, 0.0)
         d_q2 += tl.where(q, x2 * g2, 0.0)
         d_k1 += tl.where(q, 0.0, x1 * g1)
         d_k2 += tl.where(q, 0.0, x2 * g2)
-        w1 = g1 * _weight(q_weight, k_weight, column, head, queries, turns)
-        w2 = g2 * _weight(q_weight, k_weight, column + half, head, queries, turns)
-        mean = ((tl.sum(x1 * w1, 1) + tl.sum(x2 * w2, 1)) / (2 * half))[:, None]
-        g1 = tl.where(head < heads, (w1 - x1 * mean) * scale, g1)
-        g2 = tl.where(head < heads, (w2 - x2 * mean) * scale, g2)
+        w1, w2 = _weights(q_weight, k_weight, column, head, QUERIES, HALF)
+        w1 = w1 * g1
+        w2 = w2 * g2
+        mean = ((tl.sum(x1 * w1, 1) + tl.sum(x2 * w2, 1)) / (2 * HALF))[:, None]
+        g1 = tl.where(head < HEADS, (w1 - x1 * mean) * scale, g1)
+        g2 = tl.where(head < HEADS, (w2 - x2 * mean) * scale, g2)
         tl.store(out + place, g1.to(out.dtype.element_ty), mask=here)
-        tl.store(out + place + half, g2.to(out.dtype.element_ty), mask=here)
-    at = sums + tl.program_id(0) * 4 * half + tl.arange(0, BLOCK)
-    there = tl.arange(0, BLOCK) < half
+        tl.store(out + place + HALF, g2.to(out.dtype.element_ty), mask=here)
+    at = sums + tl.program_id(0) * 4 * HALF + tl.arange(0, BLOCK)
+    there = tl.arange(0, BLOCK) < HALF
     tl.store(at, tl.sum(d_q1, 0), mask=there)
-    tl.store(at + half, tl.sum(d_q2, 0), mask=there)
-    tl.store(at + 2 * half, tl.sum(d_k1, 0), mask=there)
-    tl.store(at + 3 * half, tl.sum(d_k2, 0), mask=there)
+    tl.store(at + HALF, tl.sum(d_q2, 0), mask=there)
+    tl.store(at + 2 * HALF, tl.sum(d_k1, 0), mask=there)
+    tl.store(at + 3 * HALF, tl.sum(d_k2, 0), mask=there)
