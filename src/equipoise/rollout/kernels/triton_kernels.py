@@ -5,8 +5,8 @@ read once for them all; it leaves maxima, sums and weighted values in float32. T
 key head, goes over the row's own blocks and adds these. On Hopper and later it starts as soon as all programs of the
 first have begun, and waits for them only before it adds. With splits, every program of either kernel has a share of its
 blocks, and a third kernel puts the shares together.
-No faster on an H200, and so not done: launching every kernel of a captured step early, not these two alone, and rows
-that read their prompt's blocks for themselves.
+No faster on an H200, and so not done: launching every kernel of a captured step early, not these two alone; rows that
+read their prompt's blocks for themselves; and blocks that come through tensor descriptors.
 A draw reads the logits once for the maximum and the sum of each piece of the vocabulary, and then one piece again.
 Exponents are in base 2, the hardware's own.
 """
