@@ -6,8 +6,10 @@ there are no graphs, and nothing to wait for. Not covered: the cache, which come
 
 from __future__ import annotations
 
+import gc
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import numpy as np
 import torch
@@ -77,12 +79,13 @@ class Desk:
                 if key not in self._warm:  # kernels are compiled and libraries warmed up outside the capture
                     step()
                     self._warm.add(key)
-                # Other threads (a listener's) may use the device meanwhile.
-                graph.capture_begin(memory, capture_error_mode="thread_local")
-                try:
-                    step()
-                finally:
-                    graph.capture_end()
+                with _no_collection():
+                    # Other threads (a listener's) may use the device meanwhile.
+                    graph.capture_begin(memory, capture_error_mode="thread_local")
+                    try:
+                        step()
+                    finally:
+                        graph.capture_end()
             torch.cuda.current_stream().wait_stream(self._side)
             self._stale.clear()
             self.graphs[key] = graph
@@ -116,3 +119,16 @@ class Desk:
             self._event.synchronize()
         tokens, logprobs = (t.numpy() for t in self._back)
         return tokens[:steps, :rows], logprobs[:, :steps, :rows]
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """An old cache that the garbage collector finds during a capture would end the process: its memory cannot be given
+    back then."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
