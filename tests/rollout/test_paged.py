@@ -131,6 +131,19 @@ def test_one_sampler_serves_many_requests():
                 q.add_(0.02 * torch.randn_like(q))
 
 
+def test_a_cache_that_has_moved_changes_no_draw(monkeypatch):
+    """On CUDA the graphs of the step are captured again, several times in the memory of the ones before."""
+    sampler, prompts = PagedSampler(tiny()), tiny_models.prompts(4)
+    first = sampler.sample(prompts, 3, PARAMS["plain"])
+    anchor, moves = desk.Desk.anchor, itertools.count(1)
+    monkeypatch.setattr(desk.Desk, "anchor", lambda self, addresses: anchor(self, (next(moves), *addresses)))
+    for _ in range(3):
+        again = sampler.sample(prompts, 3, PARAMS["plain"])
+        assert torch.equal(again.tokens, first.tokens)
+        assert torch.equal(again.logprobs, first.logprobs)
+    assert next(moves) == 4
+
+
 def test_weights_that_may_not_move_are_copied_at_every_call():
     policy = tiny("qwen2")
     for layer in policy.core.model.layers:
