@@ -102,7 +102,7 @@ def _moves_gradient_to(master: Tensor) -> Any:
 
 
 def _add(total: Tensor, gradient: Tensor) -> None:
-    """total += gradient. torch's sum of two precisions takes three times as long as its bytes on CUDA, where vectors
+    """total += gradient. torch's sum of two precisions takes about twice as long as its bytes on CUDA, where vectors
     are too small for it to matter."""
     if total.is_cuda and total.dim() > 1 and total.is_contiguous() and gradient.is_contiguous():
         from equipoise.train import triton_adamw

@@ -3,7 +3,7 @@
 The memory of a pass is a part that is always there (gradients, a chunk of logits) and so much per token, but the peak
 is that of the worst moment, and which one that is (the head, the layers' backward) changes with the size: on CUDA,
 passes of twice the size each are measured until one is as large as the last two allow. More tokens than `fast` says
-gain no speed there, so no more are taken. Gradient checkpointing is a third more arithmetic: it is switched on only
+gain little there, so no more are taken. Gradient checkpointing is a third more arithmetic: it is switched on only
 where not even the longest response (or group, where the objective needs groups whole) would fit without. What a sampler
 or a reference holds counts as not free. All ranks go by the worst figures among them, so that they plan alike. On the
 CPU, where nobody counts, a pass takes what autograd keeps of a small one and half as much again, and what fits is
@@ -24,7 +24,8 @@ from equipoise import policy as models
 from equipoise.policy import Policy
 from equipoise.train import ranks
 
-# Tokens times parameters of a pass past which an H200 is no faster, and the tokens it takes at least and at most.
+# Tokens times parameters from which on a pass's own costs (gradients added up, the host's work) are small beside its
+# arithmetic on an H200, and the tokens it takes at least and at most.
 WORK, FEWEST, MOST = 1.3e13, 8192, 65_536
 SMALL = (4096, 8192)  # tokens of the first two passes measured on CUDA, halved where even these do not fit
 LEAST = 64  # but not below
@@ -42,7 +43,7 @@ class Plan:
 
 
 def fast(policy: Policy) -> int:
-    """Tokens of a pass that more would not make faster."""
+    """Tokens of a pass that more would hardly make faster."""
     parameters = sum(p.numel() for p in policy.model.parameters())
     return int(min(max(WORK / parameters, FEWEST), MOST))
 

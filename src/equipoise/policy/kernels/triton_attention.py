@@ -12,7 +12,6 @@ scores before either is used, and tiles of 128 entries.
 
 from __future__ import annotations
 
-import functools
 import math
 from typing import NamedTuple
 
@@ -22,6 +21,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from equipoise.policy.kernels.hopper import is_hopper
 from equipoise.policy.stretches import Stretches
 
 # Stands for −∞, whose differences are not numbers. A power of two, because its product with the unit is then exact:
@@ -47,7 +47,7 @@ class Tiles(NamedTuple):
 
 
 def tiles(D: int) -> Tiles:
-    """For heads of this size; the fastest of those tried on an H200."""
+    """For heads of this size; up to 128 the fastest of those tried on an H200, over short and long stretches."""
     if D <= 64:
         return Tiles(Tile(64, 64, 4, 2), Tile(64, 64, 4, 3), Tile(64, 64, 4, 3))
     if D <= 128:
@@ -103,12 +103,7 @@ def _described(x: Tensor, *entries: int) -> list[Tensor | TensorDescriptor]:
 
 def _has_descriptors(x: Tensor) -> bool:
     """Rows of a tensor must then lie 16 bytes apart, or a multiple of these."""
-    return _is_hopper(x.device) and x.shape[2] * x.element_size() % 16 == 0
-
-
-@functools.cache
-def _is_hopper(device: torch.device) -> bool:
-    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
+    return is_hopper(x.device) and x.shape[2] * x.element_size() % 16 == 0
 
 
 def _width(D: int) -> int:

@@ -13,7 +13,6 @@ Exponents are in base 2, the hardware's own.
 
 from __future__ import annotations
 
-import functools
 import math
 from typing import NamedTuple
 
@@ -23,6 +22,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from equipoise.policy.kernels.hopper import is_hopper
 from equipoise.rollout import uniform as counter
 from equipoise.rollout.kernels.reference import Activation, Norm, Rows
 
@@ -88,7 +88,7 @@ def attend(
     options = {
         "SHARE": share, "D": D, "BLOCK": block, "SPLITS": splits, "SOFTCAP": softcap is not None,
         "WINDOW": window is not None, "PRECISION": "ieee" if q.dtype == torch.float32 else "tf32",
-        "OVERLAP": _can_overlap(q.device),
+        "OVERLAP": is_hopper(q.device),
     }  # fmt: skip
     _prompt[(P, kv_heads, tiles * splits)](
         q, keys, values, rows.length, rows.prompt_table, rows.prompt_length, rows.members, part, sums, *numbers,
@@ -162,11 +162,6 @@ def _check_contiguous(*tensors: Tensor) -> None:
                 f"a tensor of shape {tuple(t.shape)} has strides {t.stride()}: the kernels' rule is contiguous ones; "
                 "give t.contiguous()"
             )
-
-
-@functools.cache
-def _can_overlap(device: torch.device) -> bool:
-    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
 
 
 @triton.jit
