@@ -53,27 +53,59 @@ def of(kind):
     return triton_passes
 
 
+def skip_where_triton_cannot(kind, dtype):
+    if kind == "triton" and dtype == torch.float64:
+        pytest.skip("Triton passes are float32")
+
+
+@pytest.fixture(params=["its own product", "torch's"])
+def product(request, monkeypatch):
+    """Whether the Triton passes make the product themselves. Called with a chunk: that chunk, and one to compare with,
+    which has the same roundings: none, or, where torch makes logits in bfloat16, theirs.
+
+    The interpreter has no products of bfloat16, and a Hopper no room for tiles of float32.
+    """
+
+    def compared(c):
+        own, rounded = request.param == "its own product", c.z.dtype == torch.bfloat16
+        if own and rounded != CUDA:
+            pytest.skip("no such product")
+        monkeypatch.setattr(of("triton"), "multiplies", lambda x: own)
+        if not own and rounded:
+            passes.make_logits(c)
+            make_logits = passes.make_logits
+            monkeypatch.setattr(passes, "make_logits", lambda x: make_logits(x) if x.z.dtype == c.z.dtype else None)
+        return placed(c, "triton"), wide(c)
+
+    return compared
+
+
 def generator(seed=0):
     return torch.Generator().manual_seed(seed)
 
 
-def chunk(n, V, dtype, softmax=SOFTMAXES[0], *, bias=False, top=False, seed=0):
-    """Tokens from flat to nearly certain, of which every other is the likeliest; rounded as the head would.
+def chunk(n, V, dtype, softmax=SOFTMAXES[0], *, d=40, bias=False, top=False, seed=0):
+    """Tokens from flat to nearly certain, of which every other is the likeliest.
 
     Logits are counted from the target's, or, as a good guess of its log-probability has it, from about the largest.
     """
     g = generator(seed)
-    raw = torch.logspace(-1, 1.2, n) * torch.randn(V, n, generator=g)
-    head_bias = torch.randn(V, generator=g) if bias else None
-    whole = raw if head_bias is None else raw + head_bias[:, None]
+    hidden = (torch.logspace(-1, 1.2, n)[:, None] * torch.randn(n, d, generator=g) / d**0.5).to(dtype)
+    weight = torch.randn(V, d, generator=g).to(dtype)
+    head_bias = torch.randn(V, generator=g).to(dtype) if bias else None
+    raw = hidden.double() @ weight.double().t() + (0 if head_bias is None else head_bias.double())
     targets = torch.randint(V, (n,), generator=g)
-    targets[::2] = whole[:, ::2].argmax(0)
-    own = whole.gather(0, targets[None])[0]
-    shift = (whole.amax(0) if top else own).to(dtype).float().clone()
-    made = Chunk(
-        (raw - shift).to(dtype), shift, None if head_bias is None else head_bias.to(dtype), targets, own, softmax
-    )
-    return on_device(made)
+    targets[::2] = raw[::2].argmax(1)
+    own = raw.gather(1, targets[:, None])[:, 0]
+    shift = (raw.amax(1) if top else own).to(dtype)
+    z = torch.full((n, V), torch.nan, dtype=dtype)
+    return placed(on_device(Chunk(hidden, weight, head_bias, targets, own.float(), shift.float(), softmax, z)), "torch")
+
+
+def placed(c, kind):
+    """With new room, where that kind of passes has it."""
+    (n, V), width = c.z.shape, -(-c.z.shape[1] // passes.ALIGNED) * passes.ALIGNED
+    return c._replace(z=of(kind).room(c.z.new_full((n * width,), torch.nan), n, V))
 
 
 def on_device(c):
@@ -110,27 +142,33 @@ def test_target_logits_pass(V, d, dtype, bias):
     g = generator()
     hidden, weight, b = (torch.randn(*shape, generator=g).to(dtype).to(DEVICE) for shape in ((64, d), (V, d), (V,)))
     targets = torch.randint(V, (64,), generator=g).to(DEVICE)
-    got, wanted = torch.full((64,), torch.nan, device=DEVICE), torch.empty(64, dtype=torch.float64, device=DEVICE)
-    of("triton").target_logits(hidden, weight, b if bias else None, targets, got)
-    passes.target_logits(hidden, weight, b if bias else None, targets, wanted)
-    torch.testing.assert_close(got.double(), wanted, rtol=1e-5, atol=1e-5 * d**0.5)
+    guess = -torch.rand(64, generator=g).to(DEVICE)
+    got = torch.full((2, 64), torch.nan, device=DEVICE)
+    wanted = torch.empty(2, 64, dtype=torch.float64, device=DEVICE)
+    for given in (guess, None):
+        of("triton").target_logits(hidden, weight, b if bias else None, targets, given, *got)
+        passes.target_logits(hidden, weight, b if bias else None, targets, given, *wanted)
+        torch.testing.assert_close(got[0].double(), wanted[0], rtol=1e-5, atol=1e-5 * d**0.5)
+        rounding = 8e-3 if dtype == torch.bfloat16 else 1e-5
+        torch.testing.assert_close(got[1].double(), wanted[1], rtol=rounding, atol=1e-5 * d**0.5)
+        assert torch.equal(got[1], got[1].to(dtype).float())
+
+
+SHAPES = [(128, 2, 8, False), (128, 257, 64, True), (256, 1000, 136, False), (128, 5011, 40, False)]
 
 
 @needs_triton
 @pytest.mark.parametrize("softmax", SOFTMAXES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize(
-    ("n", "V", "bias"), [(128, 2, False), (128, 257, True), (256, 1000, False), (128, 20011, False)]
-)
-def test_statistics_pass(n, V, bias, dtype, softmax):
-    c = chunk(n, V, dtype, softmax, bias=bias)
-    before = c.z.clone()
+@pytest.mark.parametrize(("n", "V", "d", "bias"), SHAPES)
+def test_statistics_pass(n, V, d, bias, dtype, softmax, product):
+    c = chunk(n, V, dtype, softmax, d=d, bias=bias)
+    c, exact = product(c)
     got = torch.full((3, n), torch.nan, device=DEVICE)
     wanted = got.double()
     of("triton").statistics(c, *got)
-    passes.statistics(wide(c), *wanted)
-    assert torch.equal(c.z, before)
-    torch.testing.assert_close(got.double(), wanted, rtol=1e-5, atol=2e-5)
+    passes.statistics(exact, *wanted)
+    torch.testing.assert_close(got.double(), wanted, rtol=1e-5, atol=3e-5)
 
 
 @pytest.mark.parametrize("kind", ["torch", TRITON])
@@ -152,11 +190,11 @@ def test_scale_rows_pass(kind, d, dtype):
 @needs_triton
 @pytest.mark.parametrize("softmax", SOFTMAXES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize(("n", "V", "bias"), [(128, 257, True), (256, 1000, False), (128, 20011, False)])
+@pytest.mark.parametrize(("n", "V", "d", "bias"), SHAPES[1:])
 @pytest.mark.parametrize("which", ["logprob", "entropy", "both"])
-def test_gradient_pass(n, V, bias, dtype, softmax, which):
-    c = chunk(n, V, dtype, softmax, bias=bias)
-    exact = wide(c)
+def test_gradient_pass(n, V, d, bias, dtype, softmax, which, product):
+    c = chunk(n, V, dtype, softmax, d=d, bias=bias)
+    c, exact = product(c)
     _, entropy, lse = values = torch.empty(3, n, device=DEVICE, dtype=torch.float64).unbind()
     passes.statistics(exact, *values)
     g, h = numbers(n, 2)
@@ -172,10 +210,10 @@ def test_gradient_pass(n, V, bias, dtype, softmax, which):
 @pytest.mark.parametrize("name", [name for name, objective in OBJECTIVES.items() if is_token_level(objective)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("softmax", [Softmax(0.8, None), Softmax(1.3, 5.0)])
-def test_loss_gradient_pass(name, dtype, softmax):
+def test_loss_gradient_pass(name, dtype, softmax, product):
     n, V = 128, 300
     c = chunk(n, V, dtype, softmax, top=True)
-    exact = wide(c)
+    c, exact = product(c)
     wanted = torch.empty(2, n, device=DEVICE, dtype=torch.float64)
     passes.statistics(exact, *wanted, torch.empty_like(wanted[0]))
     pull = Case(dtype=torch.float64).pull(OBJECTIVES[name]).padded(n)
@@ -187,14 +225,27 @@ def test_loss_gradient_pass(name, dtype, softmax):
     single = pull._replace(**{k: v.float() for k, v in pull._asdict().items() if isinstance(v, torch.Tensor)})
     got = torch.full((2, n), torch.nan, device=DEVICE)
     factor = of("triton").loss_gradient_(c, single, *got)
-    gradient = c.z.double() if factor is None else c.z.double() * factor
-    torch.testing.assert_close(got.double(), wanted, rtol=1e-5, atol=2e-5)
-    assert exact.z[:, 5].abs().max() == 0
-    assert exact.z.abs().sum(0).count_nonzero() >= 8
+    gradient = c.z.double() if factor is None else c.z.double() * factor[:, None]
+    torch.testing.assert_close(got.double(), wanted, rtol=1e-5, atol=3e-5)
+    assert exact.z[5].abs().max() == 0
+    assert exact.z.abs().sum(1).count_nonzero() >= 8
     # ρ can be e²⁰: compare each token by its own slope. log π is a difference of numbers up to 100, with seven digits.
     g, h = slopes(pull, *wanted)
-    size = (g.abs() + (0 if h is None else h.abs())).clamp_min(1e-3 * float(pull.c.abs().max()))
+    size = (g.abs() + (0 if h is None else h.abs())).clamp_min(1e-3 * float(pull.c.abs().max()))[:, None]
     assert_near(gradient / size, exact.z / size, dtype, scale=20 if dtype == torch.float32 else 2)
+
+
+@needs_triton
+def test_a_tokens_numbers_do_not_depend_on_the_chunk_it_is_in(product):
+    c = chunk(384, 700, torch.bfloat16 if CUDA else torch.float32)
+    c, _ = product(c)
+    whole = torch.empty(3, 384, device=DEVICE)
+    of("triton").statistics(c, *whole)
+    middle = c._replace(**{k: getattr(c, k)[128:256] for k in ("hidden", "targets", "own", "shift", "z")})
+    middle = placed(middle, "triton")
+    alone = torch.empty(3, 128, device=DEVICE)
+    of("triton").statistics(middle, *alone)
+    assert torch.equal(alone, whole[:, 128:256])
 
 
 def test_the_triton_pass_knows_every_token_level_surrogate():
@@ -208,20 +259,20 @@ def test_the_triton_pass_knows_every_token_level_surrogate():
 def test_a_logit_masked_by_the_bias_has_probability_zero_and_no_gradient(kind):
     c = chunk(128, 600, torch.float32, bias=True, top=True)
     c.bias[100:500] = -torch.inf
-    c.targets[:], c.own[:] = 7, c.z[7] + c.shift + c.bias[7]
+    raw = c.hidden @ c.weight.t() + c.bias
+    c.targets[:], c.own[:] = 7, raw[:, 7]
     pull = Case().pull(OBJECTIVES["dapo"]).padded(128)
-    kept = torch.cat([c.z[:100] + c.bias[:100, None], c.z[500:] + c.bias[500:, None]]).double().log_softmax(0)
+    kept = torch.cat([raw[:, :100], raw[:, 500:]], 1).double().log_softmax(1)
     got = torch.empty(3, 128, device=DEVICE)
     for call in (lambda: of(kind).statistics(c, *got), lambda: of(kind).loss_gradient_(c, pull, *got[:2])):
         call()
-        torch.testing.assert_close(got[0].double(), kept[7], rtol=1e-5, atol=2e-5)
-        torch.testing.assert_close(got[1].double(), -(kept.exp() * kept).sum(0), rtol=1e-5, atol=2e-5)
+        torch.testing.assert_close(got[0].double(), kept[:, 7], rtol=1e-5, atol=3e-5)
+        torch.testing.assert_close(got[1].double(), -(kept.exp() * kept).sum(1), rtol=1e-5, atol=3e-5)
     assert c.z.isfinite().all()
-    assert c.z[100:500].abs().max() == 0
-    c = chunk(128, 600, torch.float32, bias=True)._replace(bias=c.bias)
+    assert c.z[:, 100:500].abs().max() == 0
     of(kind).gradient_(c, got[2], got[1], *numbers(128, 2))
     assert c.z.isfinite().all()
-    assert c.z[100:500, c.targets < 100].abs().max() == 0
+    assert c.z[:, 100:500].abs().max() == 0
 
 
 @pytest.mark.parametrize("kind", ["torch", TRITON])
@@ -229,16 +280,16 @@ def test_a_logit_masked_by_the_bias_has_probability_zero_and_no_gradient(kind):
 @pytest.mark.parametrize("name", ["dapo", "everything"])
 def test_a_token_that_is_not_finite_is_told_and_does_not_pull(kind, value, name):
     c = chunk(128, 600, torch.float32, top=True)
-    c.z[311, 2] = value
+    c.hidden[2, 3] = value
     if name == "dapo":  # its pass caps exponents: what overflows is known from the target
         c.own[2] = torch.nan
     logprobs, entropy = torch.zeros(2, 128, device=DEVICE).unbind()
     factor = of(kind).loss_gradient_(c, Case().pull(OBJECTIVES[name]).padded(128), logprobs, entropy)
-    gradient = c.z if factor is None else c.z * factor
+    gradient = c.z if factor is None else c.z * factor[:, None]
     assert not logprobs[2].isfinite()
     assert logprobs.isfinite().sum() == 127
     assert c.z.isfinite().all()
-    assert gradient[:, 2].abs().max() == 0
+    assert gradient[2].abs().max() == 0
     assert gradient.abs().max() > 0
 
 
@@ -247,36 +298,44 @@ def test_a_token_that_is_not_finite_is_told_and_does_not_pull(kind, value, name)
 def test_a_token_that_became_all_but_impossible_stays_finite_and_does_not_pull(name):
     """Its exponents are capped at 2¹⁰⁰: log ρ is told as −69 or so, where every surrogate has given up."""
     c = chunk(128, 600, torch.float32)
-    c.z[:] += 150.0  # the target's logit, from which they are counted, lies as far below
+    weight, bias = torch.cat([c.weight, c.weight[:1]]), torch.full((601,), 150.0, device=DEVICE)
+    bias[600] = 0.0  # a column of its own for the targets, as far below all others
+    own = c.hidden @ c.weight[0]
+    z = torch.empty(128, 601, device=DEVICE)
+    c = c._replace(weight=weight, bias=bias, targets=torch.full_like(c.targets, 600), own=own, shift=own.clone(), z=z)
+    c = placed(c, "triton")
     logprobs, entropy = torch.zeros(2, 128, device=DEVICE).unbind()
     pull = Case().pull(OBJECTIVES[name]).padded(128)._replace(old=torch.full((128,), -1.0, device=DEVICE))
     factor = of("triton").loss_gradient_(c, pull, logprobs, entropy)
     assert logprobs.isfinite().all()
     assert logprobs.max() < -50
-    assert (c.z * factor).abs().max() < 1e-6
+    assert (c.z * factor[:, None]).abs().max() < 1e-6
 
 
 @needs_triton
 def test_a_target_that_is_no_column_is_told():
     case = Case()
     case.targets[0], case.targets[1] = -100, 61
-    own = torch.zeros(len(case.targets), device=DEVICE)
-    of("triton").target_logits(case.hidden, case.weight, None, case.targets, own)
+    own, shift = torch.zeros(2, len(case.targets), device=DEVICE).unbind()
+    of("triton").target_logits(case.hidden, case.weight, None, case.targets, None, own, shift)
     assert own.isnan().nonzero()[:, 0].tolist() == [0, 1]
 
 
 def test_entropy_keeps_its_digits_where_a_token_is_nearly_certain():
     """H ≈ ε(1 − log ε) with one other logit at log ε; counted from 0, not from the maximum, it would be rounding."""
     below = torch.tensor([8.0, 10.0, 14.0], device=DEVICE).repeat(43)[:128]
-    z = torch.full((512, 128), -1e4, device=DEVICE)
-    z[3], z[77] = 300.0, 300.0 - below
-    own = torch.full((128,), 300.0, device=DEVICE)
-    c = Chunk(z, torch.zeros_like(own), None, torch.full((128,), 3, device=DEVICE), own, SOFTMAXES[0])
+    hidden, weight = torch.zeros(128, 8, device=DEVICE), torch.zeros(512, 8, device=DEVICE)
+    hidden[:, 0], hidden[:, 1] = 1.0, -below
+    weight[:, 0] = -1e4
+    weight[3, 0], weight[77, :2] = 300.0, torch.tensor([300.0, 1.0], device=DEVICE)
+    own, targets = torch.full((128,), 300.0, device=DEVICE), torch.full((128,), 3, device=DEVICE)
+    room = torch.empty(128, 512, device=DEVICE)
+    c = Chunk(hidden, weight, None, targets, own, torch.zeros_like(own), SOFTMAXES[0], room)
     q = torch.sigmoid(-below.double())
     H = -(q * q.log() + (1 - q) * torch.log1p(-q))
     for kind in ["torch", "triton"] if HAS_TRITON else ["torch"]:
         got = torch.empty(3, 128, device=DEVICE)
-        of(kind).statistics(c, *got)
+        of(kind).statistics(placed(c, kind), *got)
         torch.testing.assert_close(got[1].double(), H, rtol=0.05, atol=3e-7)
 
 
@@ -338,7 +397,7 @@ class Case:
 @pytest.fixture(params=["torch", TRITON])
 def kind(request, monkeypatch):
     """Both kinds of passes behind the functions, on whatever device there is."""
-    monkeypatch.setattr(head, "_passes", lambda z: of(request.param))
+    monkeypatch.setattr(head, "_passes", lambda *rows: of(request.param))
     return request.param
 
 
@@ -351,8 +410,7 @@ def gradients(leaves):
 @pytest.mark.parametrize(("V", "vocabulary", "bias"), [(61, None, False), (64, 59, True), (7, 3, False)])
 @pytest.mark.parametrize("chunk", [1 << 20, 500])
 def test_fused_logprobs_and_their_gradient(kind, softmax, dtype, V, vocabulary, bias, chunk, monkeypatch):
-    if kind == "triton" and dtype == torch.float64:
-        pytest.skip("Triton passes are float32")
+    skip_where_triton_cannot(kind, dtype)
     monkeypatch.setattr(head, "_chunk_bytes", lambda x: chunk)
     case = Case(dtype=dtype, V=V, bias=bias)
     case.targets %= vocabulary or V
@@ -371,14 +429,13 @@ def test_fused_logprobs_and_their_gradient(kind, softmax, dtype, V, vocabulary, 
     for x, y in zip(gradients(a), gradients(b), strict=True):
         assert x.dtype == dtype
         assert x.is_contiguous()
-        assert_near(x, y, dtype, scale=5)
+        assert_near(x, y, dtype, scale=6)  # the interpreter truncates
 
 
 @pytest.mark.parametrize("name", OBJECTIVES)
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 def test_fused_loss_is_the_objectives(kind, name, dtype):
-    if kind == "triton" and dtype == torch.float64:
-        pytest.skip("Triton passes are float32")
+    skip_where_triton_cannot(kind, dtype)
     objective = OBJECTIVES[name]
     case = Case(dtype=dtype)
     credit = case.credit(objective)

@@ -20,11 +20,11 @@ from torch.autograd.function import once_differentiable
 
 from equipoise.objective import Credit, LossOutput, Objective
 from equipoise.policy.kernels import passes
-from equipoise.policy.kernels.passes import Chunk, Softmax
+from equipoise.policy.kernels.passes import ALIGNED, Chunk, Softmax
 from equipoise.policy.kernels.pull import Pull, is_token_level, padded, pull
 
 CUDA_CHUNK, CPU_CHUNK = 640 << 20, 64 << 20  # bytes of logits, in the hidden states' precision
-TOKENS = 128  # a chunk is a multiple of these: whole blocks of the Triton passes, whole tiles of the products
+TOKENS = 128  # a chunk is a multiple of these: whole tiles of the Triton passes
 
 
 def fused_logprobs(
@@ -103,10 +103,9 @@ class _Logprobs(torch.autograd.Function):
         ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, settings: _Settings
     ) -> tuple[Tensor, Tensor]:
         logits = _Logits(hidden, weight, bias, targets, settings)
-        logprobs, entropy, lse = hidden.new_zeros(3, len(logits.targets), dtype=_float(hidden)).unbind()
+        logprobs, entropy, lse = hidden.new_empty(3, len(logits.targets), dtype=_float(hidden)).unbind()
         for rows in logits.chunks:
-            _, chunk = logits(rows, logprobs)
-            _passes(chunk.z).statistics(chunk, logprobs[rows], entropy[rows], lse[rows])
+            logits.passes.statistics(logits(rows), logprobs[rows], entropy[rows], lse[rows])
         ctx.save_for_backward(hidden, weight, bias, targets, logprobs, entropy, lse)
         ctx.settings = settings
         ctx.set_materialize_grads(False)
@@ -116,15 +115,15 @@ class _Logprobs(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, g: Tensor | None, h: Tensor | None) -> tuple[Tensor | None, ...]:
         hidden, weight, bias, targets, logprobs, entropy, lse = ctx.saved_tensors
-        logits = _Logits(hidden, weight, bias, targets, ctx.settings)
+        logits = _Logits(hidden, weight, bias, targets, ctx.settings, logprobs)
         gradients = _Gradients(hidden, weight, bias, ctx.settings, ctx.needs_input_grad)
         g, h = (None if x is None else padded(x.contiguous(), len(lse), 0.0) for x in (g, h))
         chunk = None
         for rows in logits.chunks:
-            x, chunk = logits(rows, logprobs)
+            chunk = logits(rows)
             of_rows = (None if d is None else d[rows] for d in (g, h))
-            _passes(chunk.z).gradient_(chunk, lse[rows], entropy[rows], *of_rows)
-            gradients.add(chunk.z, None, x, rows)
+            logits.passes.gradient_(chunk, lse[rows], entropy[rows], *of_rows)
+            gradients.add(chunk.z, None, chunk.hidden, rows)
         del logits, chunk  # `finish` may need their room
         return *gradients.finish(None), None, None
 
@@ -136,14 +135,14 @@ class _Loss(torch.autograd.Function):
     def forward(
         ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, settings: _Settings, pulls: Pull
     ) -> tuple[Tensor, Tensor, Tensor]:
-        logits = _Logits(hidden, weight, bias, targets, settings)
+        logits = _Logits(hidden, weight, bias, targets, settings, pulls.old)
         logprobs, entropy = hidden.new_empty(2, len(logits.targets), dtype=_float(hidden)).unbind()
         pulls = pulls.padded(len(logprobs))
         ctx.gradients = _Gradients(hidden, weight, bias, settings, ctx.needs_input_grad)
         for rows in logits.chunks:
-            x, chunk = logits(rows, pulls.old)
-            factor = _passes(chunk.z).loss_gradient_(chunk, pulls.rows(rows), logprobs[rows], entropy[rows])
-            ctx.gradients.add(chunk.z, factor, x, rows)
+            chunk = logits(rows)
+            factor = logits.passes.loss_gradient_(chunk, pulls.rows(rows), logprobs[rows], entropy[rows])
+            ctx.gradients.add(chunk.z, factor, chunk.hidden, rows)
         logprobs, entropy = logprobs[: len(hidden)], entropy[: len(hidden)]
         ctx.mark_non_differentiable(logprobs, entropy)
         return logprobs.new_zeros(()), logprobs, entropy
@@ -160,36 +159,43 @@ class _Loss(torch.autograd.Function):
 
 
 class _Logits:
-    """The logits of a chunk of tokens, in one buffer that every chunk uses again.
+    """Chunks of tokens, which have their logits in one room that every chunk uses again.
 
+    Logits are counted from where `guess` [N] says that 0 is: if the target's log-probability is about that, then
+    raw − own + temperature·guess is about temperature·log π, small where π is large, whatever the target.
     The tokens are padded to a multiple of TOKENS with hidden states of 0.
     """
 
     def __init__(
-        self, hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, settings: _Settings
+        self,
+        hidden: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        targets: Tensor,
+        settings: _Settings,
+        guess: Tensor | None = None,
     ) -> None:
         V = settings.vocabulary
         self.hidden, self.weight, self.softmax = hidden.contiguous(), weight[:V].contiguous(), settings.softmax
         self.bias = None if bias is None else bias[:V].contiguous()
-        self.targets = padded(targets.contiguous(), -(-len(hidden) // TOKENS) * TOKENS, 0)
-        self.chunks = _chunks(len(self.targets), V * hidden.element_size(), _chunk_bytes(hidden))
-        self.buffer = hidden.new_empty(V * max((c.stop - c.start for c in self.chunks), default=0))
+        N = -(-len(hidden) // TOKENS) * TOKENS
+        self.targets = padded(targets.contiguous(), N, 0)
+        self.guess = None
+        if guess is not None and self.softmax.softcap is None:
+            self.guess = padded(self.softmax.temperature * guess.clamp(-60, 0).nan_to_num_(0.0), N, 0.0)
+        self.passes = _passes(self.hidden, self.weight)
+        width = -(-V // ALIGNED) * ALIGNED
+        self.chunks = _chunks(N, width * hidden.element_size(), _chunk_bytes(hidden))
+        self.buffer = hidden.new_empty(width * max((c.stop - c.start for c in self.chunks), default=0))
 
-    def __call__(self, rows: slice, guess: Tensor) -> tuple[Tensor, Chunk]:
-        """The hidden states [n, d] of the rows, and their logits, counted from where `guess` [N] says that 0 is: if the
-        target's log-probability is about that, then raw − own + temperature·guess is about temperature·log π, small
-        where π is large, whatever the target."""
+    def __call__(self, rows: slice) -> Chunk:
         n = rows.stop - rows.start
         x, y = padded(self.hidden[rows], n, 0.0), self.targets[rows]
-        z = self.buffer[: n * len(self.weight)].view(-1, n)
-        own = x.new_empty(n, dtype=_float(x))
-        _passes(z).target_logits(x, self.weight, self.bias, y, own)
-        shift = own
-        if self.softmax.softcap is None:
-            shift = own - self.softmax.temperature * guess[rows].clamp(-60, 0).nan_to_num_(0.0)
-        rounded = shift.to(x.dtype)
-        torch.addmm(-rounded, self.weight, x.t(), out=z)
-        return x, Chunk(z, rounded.to(own.dtype), self.bias, y, own, self.softmax)
+        own, shift = x.new_empty(2, n, dtype=_float(x)).unbind()
+        guess = None if self.guess is None else self.guess[rows]
+        self.passes.target_logits(x, self.weight, self.bias, y, guess, own, shift)
+        z = self.passes.room(self.buffer, n, len(self.weight))
+        return Chunk(x, self.weight, self.bias, y, own, shift, self.softmax, z)
 
 
 class _Gradients:
@@ -214,15 +220,16 @@ class _Gradients:
         self.bias = bias.new_zeros(len(bias), dtype=wide) if bias is not None and needed[2] else None
 
     def add(self, dz: Tensor, factor: Tensor | None, x: Tensor, rows: slice) -> None:
-        """dz [V, n] · factor [n] of the hidden states x [n, d] in these rows."""
+        """factor [n] · dz [n, V] of the hidden states x [n, d] in these rows."""
         if self.hidden is not None:
             out = self.hidden[rows]
-            torch.mm(dz[:, : len(out)].t(), self.weight[: self.V], out=out)
+            torch.mm(dz[: len(out)], self.weight[: self.V], out=out)
             if factor is not None:
                 _passes(out).scale_rows(out, factor[: len(out)], out)
         if self.sums and factor is not None:
             plain, x = x, torch.empty_like(x)
             _passes(x).scale_rows(plain, factor, x)
+        dz = dz.t()
         for start, total in zip(self.starts, self.sums, strict=True):
             part = dz[start : start + len(total)]
             _add_product(total[: len(part)], part, x, self.begun)
@@ -245,10 +252,12 @@ class _Gradients:
             weight = _narrowed(*self.sums, self.weight.dtype, scale)
         elif self.sums:
             weight = self.weight.new_empty(self.weight.shape)
-            _passes(weight).scale_rows(self.sums[0], scale.expand(len(weight)).contiguous(), weight)
+            _scale(self.sums[0], scale, weight)
         if bias is not None:
             bias = bias.mul_(scale).to(self.weight.dtype)
-        return None if self.hidden is None else self.hidden.mul_(scale), weight, bias
+        if self.hidden is not None:
+            _scale(self.hidden, scale, self.hidden)
+        return self.hidden, weight, bias
 
 
 def _add_product(total: Tensor, a: Tensor, b: Tensor, begun: bool) -> None:
@@ -269,12 +278,17 @@ def _narrowed(first: Tensor, second: Tensor, dtype: torch.dtype, scale: Tensor) 
     out = first.view(dtype).view(-1)[: (half + len(second)) * d].view(-1, d)
     # A row's place in the result lies at half its own offset: from blocks that double, nothing unread is overwritten.
     end = min(half, 256)
-    torch.mul(first[:end].clone(), scale, out=out[:end])
+    _scale(first[:end].clone(), scale, out[:end])
     while end < half:
         begin, end = end, min(2 * end, half)
-        torch.mul(first[begin:end], scale, out=out[begin:end])
-    torch.mul(second, scale, out=out[half:])
+        _scale(first[begin:end], scale, out[begin:end])
+    _scale(second, scale, out[half:])
     return out
+
+
+def _scale(x: Tensor, scale: Tensor, out: Tensor) -> None:
+    """out = x·scale, a number on the device."""
+    _passes(x).scale_rows(x, scale.expand(len(x)).contiguous(), out)
 
 
 def _chunks(tokens: int, token_bytes: int, most_bytes: int) -> list[slice]:
@@ -292,8 +306,11 @@ def _float(x: Tensor) -> torch.dtype:
     return torch.promote_types(x.dtype, torch.float32)
 
 
-def _passes(z: Tensor) -> ModuleType:
-    if not z.is_cuda or z.dtype == torch.float64:
+def _passes(*rows: Tensor) -> ModuleType:
+    """For rows such as these; Triton's are in float32 at most, and ask for rows that begin at multiples of 16 bytes."""
+    x = rows[0]
+    aligned = all(t.data_ptr() % 16 == 0 and t.stride(0) * t.element_size() % 16 == 0 for t in rows)
+    if not x.is_cuda or x.dtype == torch.float64 or not aligned:
         return passes
     from equipoise.policy.kernels import triton_passes
 

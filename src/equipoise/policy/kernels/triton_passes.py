@@ -1,11 +1,12 @@
-"""What is done to a chunk of logits, in Triton: `passes`, the same functions, without a copy of the chunk.
+"""What is done to a chunk of logits, in Triton: `passes`, the same functions.
 
-The loss pass reads and writes the chunk once: it replaces each logit by E = 2^kz and sums as it goes. What is missing
-then, 1/ΣE and the slope, is one factor per token, which the caller applies to the matrix products' small sides. The
-target's place takes E − ΣE. An entropy bonus has no such form: its gradient is a second reading.
-Sums are kept per thread, meet at the end of a program's share of the vocabulary, and then in a second small kernel.
-Exponents are in base 2, the hardware's own: k = log₂e/temperature. No atomics: the same numbers give the same bits.
-Chunks are multiples of 128 tokens.
+On a Hopper, in bfloat16, it is done at the end of the product that makes the logits: a program has a tile of tokens and
+columns at a time, whose logits leave the registers only as what is asked for. Elsewhere torch makes the product, and
+the same kernel reads it. The loss pass stores E = 2^kz and sums as it goes. What is missing then, 1/ΣE and the slope,
+is one factor per token, which the caller applies to the matrix products' small sides. The target's place takes E − ΣE.
+An entropy bonus has no such form: its gradient takes a second reading.
+Sums meet per tile, and then in a second small kernel. Exponents are in base 2: k = log₂e/temperature. No atomics: the
+same numbers give the same bits. Chunks are multiples of 128 tokens, rows multiples of 16 bytes.
 """
 
 from __future__ import annotations
@@ -17,9 +18,12 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 from equipoise.objective.surrogate import LIMIT as RATIO_LIMIT
-from equipoise.policy.kernels.passes import Chunk
+from equipoise.policy.kernels import passes
+from equipoise.policy.kernels.hopper import is_hopper
+from equipoise.policy.kernels.passes import ALIGNED, Chunk
 from equipoise.policy.kernels.pull import SLOPES, Pull
 
 FLOOR = tl.constexpr(-1e5)  # stands for −∞, whose differences and products with 0 are not numbers
@@ -30,75 +34,76 @@ CEILING = tl.constexpr(100.0)  # of the exponents of E: their sum stays finite
 
 
 class Tile(NamedTuple):
-    """A program's piece of the chunk; these were the fastest of those tried on an H200."""
-
     tokens: int
-    rows: int  # of logits, side by side
+    columns: int
+    depth: int  # of the hidden states, in one step
     warps: int
-    depth: int = 1  # so many times the rows in one step
-    shares: int = 1  # of the vocabulary, one for each program
+    stages: int
 
 
-SUMS = Tile(tokens=64, rows=16, warps=4, depth=8, shares=52)
-LOSS = Tile(tokens=128, rows=8, warps=4, depth=8, shares=26)
-GRADIENT = Tile(tokens=128, rows=32, warps=4)
-SMALL = 64  # tokens of a program that sees only sums
+PRODUCT = Tile(128, 256, 64, warps=8, stages=3)  # the fastest of those tried on an H200
+READING = Tile(128, 64, 16, warps=4, stages=1)
+ONE_TILE = 1 << 30  # a step beyond all tiles
+SMALL, MET = 16, 256  # tokens of a program that sees only sums, and so many of these at a time
 
 
-def target_logits(hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, out: Tensor) -> None:
+def room(buffer: Tensor, n: int, V: int) -> Tensor:
+    """See `passes`; tokens lie in rows where the product is made here, which has no roundings before its end."""
+    if not multiplies(buffer):
+        return passes.room(buffer, n, V)
+    width = -(-V // ALIGNED) * ALIGNED
+    return buffer[: n * width].view(n, width)[:, :V]
+
+
+def target_logits(
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    targets: Tensor,
+    guess: Tensor | None,
+    own: Tensor,
+    shift: Tensor,
+) -> None:
     """See `passes`; NaN for a target that is no row of the weight."""
     _target_logits[(len(hidden),)](
-        hidden, weight, bias, targets, out, hidden.shape[1], len(weight), hidden.stride(0), weight.stride(0), BLOCK=1024
-    )
-
-
-def statistics(chunk: Chunk, logprobs: Tensor, entropy: Tensor, lse: Tensor) -> None:
-    """See `passes`."""
-    V, n = chunk.z.shape
-    share, shares = _shares(V, SUMS)
-    sums = chunk.shift.new_empty(3, shares, n)
-    _sums[(n // SUMS.tokens, shares)](
-        chunk.z, chunk.bias, chunk.shift, sums, V, n, share, *_numbers(chunk), SOFTCAP=_has_cap(chunk),
-        ROWS=SUMS.rows, DEPTH=SUMS.depth, TOKENS=SUMS.tokens, num_warps=SUMS.warps,
+        hidden, weight, bias, targets, guess, own, shift, hidden.shape[1], len(weight), hidden.stride(0),
+        weight.stride(0), BLOCK=1024,
     )  # fmt: skip
+
+
+def statistics(chunk: Chunk, logprobs: Tensor, entropy: Tensor, lse: Tensor, *, keep: bool = False) -> None:
+    """See `passes`; with `keep`, z has the logits then."""
+    sums = _pass(chunk, "sums", keep=keep)
+    _, columns, n = sums.shape
     _statistics[(n // SMALL,)](
-        sums, shares, chunk.own, chunk.shift, logprobs, entropy, lse, n, *_numbers(chunk),
-        SOFTCAP=_has_cap(chunk), SHARES=triton.next_power_of_2(shares), TOKENS=SMALL,
+        sums, columns, chunk.own, chunk.shift, logprobs, entropy, lse, n, *_numbers(chunk), SOFTCAP=_has_cap(chunk),
+        ROWS=MET, TOKENS=SMALL, num_warps=8,
     )  # fmt: skip
 
 
 def gradient_(chunk: Chunk, lse: Tensor, entropy: Tensor, g: Tensor | None, h: Tensor | None) -> None:
     """See `passes`."""
-    V, n = chunk.z.shape
-    _gradient[(n // GRADIENT.tokens, triton.cdiv(V, GRADIENT.rows))](
-        chunk.z, chunk.bias, chunk.shift, chunk.targets, lse, entropy, g, h, V, n, *_numbers(chunk),
-        SOFTCAP=_has_cap(chunk), ROWS=GRADIENT.rows, TOKENS=GRADIENT.tokens, num_warps=GRADIENT.warps,
-    )  # fmt: skip
+    _pass(chunk, "gradient", lse, entropy, g, h)
 
 
 def loss_gradient_(chunk: Chunk, pull: Pull, logprobs: Tensor, entropy: Tensor) -> Tensor | None:
     """See `passes`."""
-    V, n = chunk.z.shape
+    n, V = chunk.z.shape
     if pull.entropy_weight is not None:
         lse, g, h = torch.empty_like(logprobs), torch.empty_like(logprobs), torch.empty_like(logprobs)
-        statistics(chunk, logprobs, entropy, lse)
+        statistics(chunk, logprobs, entropy, lse, keep=True)
         _slopes[(n // SMALL,)](
             logprobs, entropy, pull.old, pull.c, pull.ref, pull.kl_weight, pull.entropy_weight, g, h, *_options(pull),
             KL=pull.kl_estimator, TOKENS=SMALL,
         )  # fmt: skip
-        gradient_(chunk, lse, entropy, g, h)
+        _pass(chunk, "gradient", lse, entropy, g, h, made=True)
         return None
-    share, shares = _shares(V, LOSS)
-    sums = chunk.shift.new_empty(2, shares, n)
-    factor = torch.empty_like(logprobs)
-    _exponentials[(n // LOSS.tokens, shares)](
-        chunk.z, chunk.bias, chunk.shift, sums, V, n, share, *_numbers(chunk), SOFTCAP=_has_cap(chunk),
-        ROWS=LOSS.rows, DEPTH=LOSS.depth, TOKENS=LOSS.tokens, num_warps=LOSS.warps,
-    )  # fmt: skip
+    sums = _pass(chunk, "exponentials")
+    columns, factor = sums.shape[1], torch.empty_like(logprobs)
     _factors[(n // SMALL,)](
-        chunk.z, sums, shares, chunk.own, chunk.shift, chunk.targets, logprobs, entropy, factor,
+        chunk.z, *chunk.z.stride(), sums, columns, chunk.own, chunk.shift, chunk.targets, logprobs, entropy, factor,
         pull.old, pull.c, pull.ref, pull.kl_weight, V, n, *_numbers(chunk), *_options(pull),
-        KL=pull.kl_estimator, SOFTCAP=_has_cap(chunk), SHARES=triton.next_power_of_2(shares), TOKENS=SMALL,
+        KL=pull.kl_estimator, SOFTCAP=_has_cap(chunk), ROWS=MET, TOKENS=SMALL, num_warps=8,
     )  # fmt: skip
     return factor
 
@@ -109,11 +114,37 @@ def scale_rows(x: Tensor, factor: Tensor, out: Tensor) -> None:
     _scale_rows[(len(x), triton.cdiv(d, 1024))](x, factor, out, d, x.stride(0), out.stride(0), BLOCK=1024)
 
 
-def _shares(V: int, tile: Tile) -> tuple[int, int]:
-    """Rows of a share, and how many shares there are."""
-    step = tile.rows * tile.depth
-    share = triton.cdiv(triton.cdiv(V, step), tile.shares) * step
-    return share, triton.cdiv(V, share)
+def _pass(chunk: Chunk, what: str, *of_tokens: Tensor | None, made: bool = False, keep: bool = False) -> Tensor:
+    """Do `what` to the logits, `made` and in z or made now; the tiles' sums, if any [3 or 2, tiles in a row, n]."""
+    (n, d), V = chunk.hidden.shape, len(chunk.weight)
+    if not made and not multiplies(chunk.hidden):
+        passes.make_logits(chunk)
+        made = True
+    tile = READING if made else PRODUCT
+    columns = triton.cdiv(V, tile.columns)
+    sums = chunk.shift.new_empty({"sums": 3, "exponentials": 2, "gradient": 0}[what], columns, n)
+    tiles = n // tile.tokens * columns
+    programs = tiles if made else min(_processors(chunk.hidden.device), tiles)
+    turned = chunk.z.stride(1) != 1
+    _logits[(programs,)](
+        TensorDescriptor.from_tensor(chunk.hidden, [tile.tokens, tile.depth]),
+        TensorDescriptor.from_tensor(chunk.weight, [tile.columns, tile.depth]),
+        TensorDescriptor.from_tensor(chunk.z.t(), [tile.columns, tile.tokens]) if turned
+        else TensorDescriptor.from_tensor(chunk.z, [tile.tokens, tile.columns]),
+        chunk.bias, chunk.shift, chunk.targets, sums, *(of_tokens or [None] * 4), n, V, d, *_numbers(chunk), WHAT=what,
+        MADE=made, KEEP=keep, TURNED=turned, SOFTCAP=_has_cap(chunk), TOKENS=tile.tokens, COLUMNS=tile.columns,
+        DEPTH=tile.depth, PROGRAMS=ONE_TILE if made else programs, num_warps=tile.warps, num_stages=tile.stages,
+    )  # fmt: skip
+    return sums
+
+
+def multiplies(x: Tensor) -> bool:
+    """Whether the product of such hidden states is made here."""
+    return is_hopper(x.device) and x.dtype == torch.bfloat16
+
+
+def _processors(device: torch.device) -> int:
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
 
 
 def _numbers(chunk: Chunk) -> tuple[float, float]:
@@ -133,7 +164,7 @@ def _options(pull: Pull) -> tuple[Any, ...]:
 
 @triton.jit
 def _target_logits(
-    hidden, weight, bias, targets, out, d, V, hidden_stride, weight_stride, BLOCK: tl.constexpr
+    hidden, weight, bias, targets, guess, own, shift, d, V, hidden_stride, weight_stride, BLOCK: tl.constexpr
 ):  # fmt: skip
     token = tl.program_id(0).to(tl.int64)
     y = tl.load(targets + token)
@@ -144,10 +175,14 @@ def _target_logits(
         x = tl.load(hidden + token * hidden_stride + o, mask=o < d, other=0.0).to(tl.float32)
         w = tl.load(weight + y * weight_stride + o, mask=known & (o < d), other=0.0).to(tl.float32)
         total += x * w
-    own = tl.sum(total, 0)
+    logit = tl.sum(total, 0)
     if bias is not None:
-        own += tl.load(bias + y, mask=known, other=0.0).to(tl.float32)
-    tl.store(out + token, tl.where(known, own, float("nan")))
+        logit += tl.load(bias + y, mask=known, other=0.0).to(tl.float32)
+    logit = tl.where(known, logit, float("nan"))
+    tl.store(own + token, logit)
+    if guess is not None:
+        logit -= tl.load(guess + token)
+    tl.store(shift + token, logit.to(hidden.dtype.element_ty).to(tl.float32))
 
 
 @triton.jit
@@ -160,51 +195,104 @@ def _scale_rows(x, factor, out, d, x_stride, out_stride, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def _sums(
-    z, bias, shift, sums, V, n, share, inverse_temperature, softcap,
-    SOFTCAP: tl.constexpr, ROWS: tl.constexpr, DEPTH: tl.constexpr, TOKENS: tl.constexpr,
+def _logits(
+    hidden, weight, z, bias, shift, targets, sums, lse, entropy, g, h, n, V, d, inverse_temperature, softcap,
+    WHAT: tl.constexpr, MADE: tl.constexpr, KEEP: tl.constexpr, TURNED: tl.constexpr, SOFTCAP: tl.constexpr,
+    TOKENS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, PROGRAMS: tl.constexpr,
 ):  # fmt: skip
-    """max v, Σ 2^k(v−max) and Σ 2^k(v−max)·k(v−max) of a block of tokens over a share of the vocabulary."""
-    STEP: tl.constexpr = ROWS * DEPTH
-    token = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
-    begin = tl.program_id(1) * share
-    end = tl.minimum(begin + share, V)
+    """v = cap(raw) − cap(shift), so that k·v is the exponent; of them, tile by tile:
+
+    sums: max v, Σ 2^k(v−max) and Σ 2^k(v−max)·k(v−max) of each token over the tile's columns;
+    exponentials: ΣE and ΣE·y, E = 2^y, y = kv, and E·cap′ for z;
+    gradient: (g(1_y − p) − h·p(log p + H))/temperature·cap′ for z.
+    """
+    blocks, columns = n // TOKENS, tl.cdiv(V, COLUMNS)
     k = inverse_temperature * LOG2E
-    shifts = tl.load(shift + token)
-    m = tl.full((ROWS, TOKENS), FLOOR, tl.float32)
-    s = tl.zeros((ROWS, TOKENS), tl.float32)
-    u = tl.zeros((ROWS, TOKENS), tl.float32)
-    for first in range(begin, end, STEP):
-        v = _values(z, bias, first + tl.arange(0, STEP), token, end, n, shifts, softcap, SOFTCAP)
-        v = tl.reshape(v, (DEPTH, ROWS, TOKENS))
-        top = tl.maximum(m, tl.max(v, 0))
-        d = v * k - (top * k)[None, :, :]
-        e = tl.exp2(d)
-        change = (m - top) * k
-        scale = tl.exp2(change)
-        u = scale * (u + s * change) + tl.sum(e * d, 0)
-        s = scale * s + tl.sum(e, 0)
-        m = top
-    top, total, weighted = _merge(m, s, u, k)
-    out = sums + tl.program_id(1) * n + token
-    tl.store(out, top)
-    tl.store(out + tl.num_programs(1) * n, total)
-    tl.store(out + 2 * tl.num_programs(1) * n, weighted)
+    for tile in tl.range(tl.program_id(0), blocks * columns, PROGRAMS, flatten=True):
+        first, block = tile % blocks * TOKENS, tile // blocks
+        if MADE and TURNED:
+            raw = z.load([block * COLUMNS, first]).T.to(tl.float32)
+        elif MADE:
+            raw = z.load([first, block * COLUMNS]).to(tl.float32)
+        else:
+            raw = tl.zeros((TOKENS, COLUMNS), tl.float32)
+            for i in range(0, d, DEPTH):
+                raw = tl.dot(hidden.load([first, i]), weight.load([block * COLUMNS, i]).T, raw, input_precision="ieee")
+        token, column = first + tl.arange(0, TOKENS), block * COLUMNS + tl.arange(0, COLUMNS)
+        shifts = tl.load(shift + token)
+        if MADE:
+            raw += shifts[:, None]
+        elif KEEP:
+            _store(z, first, block * COLUMNS, raw - shifts[:, None], TURNED)
+        base = _capped(shifts, softcap, SOFTCAP)
+        if bias is not None:
+            raw += tl.load(bias + column, mask=column < V, other=0.0).to(tl.float32)[None, :]
+        v = _capped(raw, softcap, SOFTCAP) - base[:, None]
+        if bias is not None:
+            v = tl.where(v < FLOOR, FLOOR, v)  # not tl.maximum, which would hide a NaN
+        v = tl.where((column < V)[None, :], v, FLOOR)
+
+        if WHAT == "gradient":
+            log2_p = v * k - ((tl.load(lse + token) - base * inverse_temperature) * LOG2E)[:, None]
+            p = tl.exp2(log2_p)
+            gs = tl.zeros((TOKENS,), tl.float32)
+            if g is not None:
+                gs = tl.load(g + token) * inverse_temperature
+            alive = gs != 0
+            if h is None:
+                out = p * (-gs)[:, None]
+            else:
+                hs = tl.load(h + token) * inverse_temperature
+                alive = alive | (hs != 0)
+                out = p * ((-gs - hs * tl.load(entropy + token))[:, None] - (hs * LN2)[:, None] * log2_p)
+            target = tl.load(targets + token).to(tl.int32)
+            out = tl.where(column[None, :] == target[:, None], out + gs[:, None], out)
+            out = tl.where(alive[:, None], out * _cap_slope(v + base[:, None], softcap, SOFTCAP), 0.0)
+            _store(z, first, block * COLUMNS, out, TURNED)
+        elif WHAT == "exponentials":
+            y = tl.minimum(v * k, CEILING, propagate_nan=tl.PropagateNan.ALL)
+            e = tl.exp2(y)
+            place = sums + block * n + token
+            tl.store(place, tl.sum(e, 1))
+            tl.store(place + columns * n, tl.sum(e * y, 1))
+            _store(z, first, block * COLUMNS, e * _cap_slope(v + base[:, None], softcap, SOFTCAP), TURNED)
+        else:
+            tl.static_assert(WHAT == "sums")
+            top = tl.max(v, 1)
+            y = v * k - (top * k)[:, None]
+            e = tl.exp2(y)
+            place = sums + block * n + token
+            tl.store(place, top)
+            tl.store(place + columns * n, tl.sum(e, 1))
+            tl.store(place + 2 * columns * n, tl.sum(e * y, 1))
+
+
+@triton.jit
+def _store(z, token, column, x, TURNED: tl.constexpr):
+    if TURNED:
+        z.store([column, token], x.to(z.dtype).T)
+    else:
+        z.store([token, column], x.to(z.dtype))
 
 
 @triton.jit
 def _statistics(
-    sums, shares, own, shift, logprobs, entropy, lse, n, inverse_temperature, softcap,
-    SOFTCAP: tl.constexpr, SHARES: tl.constexpr, TOKENS: tl.constexpr,
+    sums, columns, own, shift, logprobs, entropy, lse, n, inverse_temperature, softcap,
+    SOFTCAP: tl.constexpr, ROWS: tl.constexpr, TOKENS: tl.constexpr,
 ):  # fmt: skip
     token = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
-    share = tl.arange(0, SHARES)[:, None]
-    place = sums + share * n + token[None, :]
-    there = share < shares
-    m = tl.load(place, mask=there, other=FLOOR)
-    s = tl.load(place + shares * n, mask=there, other=0.0)
-    u = tl.load(place + 2 * shares * n, mask=there, other=0.0)
-    top, total, weighted = _merge(m, s, u, inverse_temperature * LOG2E)
+    k = inverse_temperature * LOG2E
+    top = tl.full((ROWS, TOKENS), FLOOR, tl.float32)
+    for start in range(0, columns, ROWS):
+        top = tl.maximum(top, _met(sums, 0, start, columns, n, token, FLOOR, ROWS))
+    top = tl.max(top, 0)
+    total, weighted = tl.zeros((ROWS, TOKENS), tl.float32), tl.zeros((ROWS, TOKENS), tl.float32)
+    for start in range(0, columns, ROWS):
+        change = (_met(sums, 0, start, columns, n, token, FLOOR, ROWS) - top[None, :]) * k
+        s = tl.exp2(change) * _met(sums, 1, start, columns, n, token, 0.0, ROWS)
+        total += s
+        weighted += tl.exp2(change) * _met(sums, 2, start, columns, n, token, 0.0, ROWS) + s * change
+    total, weighted = tl.sum(total, 0), tl.sum(weighted, 0)
     log_total = tl.log(total)
     base = _capped(tl.load(shift + token), softcap, SOFTCAP)
     over = _capped(tl.load(own + token), softcap, SOFTCAP) - base - top
@@ -215,51 +303,21 @@ def _statistics(
 
 
 @triton.jit
-def _exponentials(
-    z, bias, shift, sums, V, n, share, inverse_temperature, softcap,
-    SOFTCAP: tl.constexpr, ROWS: tl.constexpr, DEPTH: tl.constexpr, TOKENS: tl.constexpr,
-):  # fmt: skip
-    """z becomes E·cap′ with E = 2^y, y = kv; ΣE and ΣE·y of a block of tokens over a share of the vocabulary."""
-    STEP: tl.constexpr = ROWS * DEPTH
-    token = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
-    begin = tl.program_id(1) * share
-    end = tl.minimum(begin + share, V)
-    shifts = tl.load(shift + token)
-    base = _capped(shifts, softcap, SOFTCAP)
-    s = tl.zeros((ROWS, TOKENS), tl.float32)
-    u = tl.zeros((ROWS, TOKENS), tl.float32)
-    for first in range(begin, end, STEP):
-        row = first + tl.arange(0, STEP)
-        v = _values(z, bias, row, token, end, n, shifts, softcap, SOFTCAP)
-        y = tl.minimum(v * (inverse_temperature * LOG2E), CEILING, propagate_nan=tl.PropagateNan.ALL)
-        e = tl.exp2(y)
-        s += tl.sum(tl.reshape(e, (DEPTH, ROWS, TOKENS)), 0)
-        u += tl.sum(tl.reshape(e * y, (DEPTH, ROWS, TOKENS)), 0)
-        if SOFTCAP:
-            t = (v + base[None, :]) / softcap
-            e = e * (1 - t * t)
-        place = z + row[:, None].to(tl.int64) * n + token[None, :]
-        tl.store(place, e.to(z.dtype.element_ty), mask=(row < end)[:, None])
-    out = sums + tl.program_id(1) * n + token
-    tl.store(out, tl.sum(s, 0))
-    tl.store(out + tl.num_programs(1) * n, tl.sum(u, 0))
-
-
-@triton.jit
 def _factors(
-    z, sums, shares, own, shift, targets, logprobs, entropy, factor, old, c, ref, kl_weight, V, n,
-    inverse_temperature, softcap, a, b, cap, SURROGATE: tl.constexpr, KL: tl.constexpr, SOFTCAP: tl.constexpr,
-    SHARES: tl.constexpr, TOKENS: tl.constexpr,
+    z, row_stride, column_stride, sums, columns, own, shift, targets, logprobs, entropy, factor, old, c, ref, kl_weight,
+    V, n, inverse_temperature, softcap, a, b, cap, SURROGATE: tl.constexpr, KL: tl.constexpr,
+    SOFTCAP: tl.constexpr, ROWS: tl.constexpr, TOKENS: tl.constexpr,
 ):  # fmt: skip
     """Log-probabilities, entropies and factors from the sums; the target's place in z takes (E − ΣE)·cap′."""
     token = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
-    share = tl.arange(0, SHARES)[:, None]
-    place = sums + share * n + token[None, :]
-    total = tl.sum(tl.load(place, mask=share < shares, other=0.0), 0)
-    weighted = tl.sum(tl.load(place + shares * n, mask=share < shares, other=0.0), 0)
-    x = _capped(tl.load(own + token), softcap, SOFTCAP)
-    y = (x - _capped(tl.load(shift + token), softcap, SOFTCAP)) * (inverse_temperature * LOG2E)
-    y = tl.minimum(y, CEILING, propagate_nan=tl.PropagateNan.ALL)
+    total, weighted = tl.zeros((ROWS, TOKENS), tl.float32), tl.zeros((ROWS, TOKENS), tl.float32)
+    for start in range(0, columns, ROWS):
+        total += _met(sums, 0, start, columns, n, token, 0.0, ROWS)
+        weighted += _met(sums, 1, start, columns, n, token, 0.0, ROWS)
+    total, weighted = tl.sum(total, 0), tl.sum(weighted, 0)
+    base = _capped(tl.load(shift + token), softcap, SOFTCAP)
+    v = _capped(tl.load(own + token), softcap, SOFTCAP) - base
+    y = tl.minimum(v * (inverse_temperature * LOG2E), CEILING, propagate_nan=tl.PropagateNan.ALL)
     log2_total = tl.log2(total)
     logp = LN2 * (y - log2_total)
     tl.store(logprobs + token, logp)
@@ -269,15 +327,22 @@ def _factors(
     tl.store(factor + token, tl.where(finite, -slope / total * inverse_temperature, 0.0))
 
     known = tl.abs(logp) < float("inf")
-    at_target = tl.exp2(y) - total
-    if SOFTCAP:
-        at_target = at_target * (1 - (x / softcap) * (x / softcap))
-    at_target = at_target.to(z.dtype.element_ty)
-    tl.store(z + tl.load(targets + token) * n + token, at_target, mask=known)
+    row = z + token.to(tl.int64) * row_stride
+    at_target = (tl.exp2(y) - total) * _cap_slope(v + base, softcap, SOFTCAP)
+    tl.store(row + tl.load(targets + token) * column_stride, at_target.to(z.dtype.element_ty), mask=known)
     unknown = 1 - known.to(tl.int32)
     if tl.max(unknown, 0) == 1:  # a factor of 0 does not make a NaN 0
-        for row in range(V):
-            tl.store(z + tl.cast(row, tl.int64) * n + token, (token * 0).to(z.dtype.element_ty), mask=unknown == 1)
+        for start in range(0, V, 1024):
+            column = start + tl.arange(0, 1024).to(tl.int64)[None, :]
+            zeros = tl.zeros((TOKENS, 1024), z.dtype.element_ty)
+            tl.store(row[:, None] + column * column_stride, zeros, mask=(unknown[:, None] == 1) & (column < V))
+
+
+@triton.jit
+def _met(sums, which, start, columns, n, token, other, ROWS: tl.constexpr):
+    """That sum of these tokens [ROWS, tokens], of the tiles in the columns from `start` on."""
+    column = start + tl.arange(0, ROWS)[:, None]
+    return tl.load(sums + (which * columns + column) * n + token[None, :], mask=column < columns, other=other)
 
 
 @triton.jit
@@ -305,55 +370,6 @@ def _loss_slope(token, logp, old, c, ref, kl_weight, a, b, cap, SURROGATE: tl.co
 
 
 @triton.jit
-def _gradient(
-    z, bias, shift, targets, lse, entropy, g, h, V, n, inverse_temperature, softcap,
-    SOFTCAP: tl.constexpr, ROWS: tl.constexpr, TOKENS: tl.constexpr,
-):  # fmt: skip
-    """(g(1_y − p) − h·p(log p + H))/temperature·cap′, in the place of z."""
-    token = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
-    row = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
-    shifts = tl.load(shift + token)
-    base = _capped(shifts, softcap, SOFTCAP)
-    lse2 = (tl.load(lse + token) - base * inverse_temperature) * LOG2E
-    v = _values(z, bias, row, token, V, n, shifts, softcap, SOFTCAP)
-    log2_p = v * (inverse_temperature * LOG2E) - lse2[None, :]
-    p = tl.exp2(log2_p)
-    y = tl.load(targets + token).to(tl.int32)
-    if g is None:
-        gs = tl.zeros((TOKENS,), tl.float32)
-    else:
-        gs = tl.load(g + token) * inverse_temperature
-    alive = gs != 0
-    if h is None:
-        d = p * (-gs)[None, :]
-    else:
-        hs = tl.load(h + token) * inverse_temperature
-        alive = alive | (hs != 0)
-        d = p * ((-gs - hs * tl.load(entropy + token))[None, :] - (hs * LN2)[None, :] * log2_p)
-    d = tl.where(row[:, None] == y[None, :], d + gs[None, :], d)
-    if SOFTCAP:
-        t = (v + base[None, :]) / softcap
-        d = d * (1 - t * t)
-    d = tl.where(alive[None, :], d, 0.0)
-    place = z + row[:, None].to(tl.int64) * n + token[None, :]
-    tl.store(place, d.to(z.dtype.element_ty), mask=(row < V)[:, None])
-
-
-@triton.jit
-def _values(z, bias, row, token, end, n, shifts, softcap, SOFTCAP: tl.constexpr):
-    """v = cap(raw) − cap(shift) [rows, tokens], so that k·v is the exponent; FLOOR from the row `end` on."""
-    here = (row < end)[:, None]
-    v = tl.load(z + row[:, None].to(tl.int64) * n + token[None, :], mask=here, other=FLOOR).to(tl.float32)
-    if bias is not None:
-        v += tl.load(bias + row, mask=row < end, other=0.0).to(tl.float32)[:, None]
-        v = tl.where(v < FLOOR, FLOOR, v)  # not tl.maximum, which would hide a NaN
-    if SOFTCAP:
-        v = _capped(v + shifts[None, :], softcap, SOFTCAP) - _capped(shifts, softcap, SOFTCAP)[None, :]
-        v = tl.where(here, v, FLOOR)
-    return v
-
-
-@triton.jit
 def _capped(raw, softcap, SOFTCAP: tl.constexpr):
     """softcap·tanh(raw/softcap)"""
     if SOFTCAP:
@@ -363,12 +379,13 @@ def _capped(raw, softcap, SOFTCAP: tl.constexpr):
 
 
 @triton.jit
-def _merge(m, s, u, k):
-    """The sums of all rows, counted from one maximum."""
-    top = tl.max(m, 0)
-    change = (m - top[None, :]) * k
-    scale = tl.exp2(change)
-    return top, tl.sum(scale * s, 0), tl.sum(scale * (u + s * change), 0)
+def _cap_slope(capped, softcap, SOFTCAP: tl.constexpr):
+    """cap′(raw), from cap(raw)"""
+    if SOFTCAP:
+        t = capped / softcap
+        return 1 - t * t
+    else:
+        return 1.0
 
 
 @triton.jit
