@@ -308,13 +308,15 @@ def _float(x: Tensor) -> torch.dtype:
 
 def _passes(*rows: Tensor) -> ModuleType:
     """For rows such as these; Triton's are in float32 at most, and ask for rows that begin at multiples of 16 bytes."""
-    x = rows[0]
-    aligned = all(t.data_ptr() % 16 == 0 and t.stride(0) * t.element_size() % 16 == 0 for t in rows)
-    if not x.is_cuda or x.dtype == torch.float64 or not aligned:
+    if not rows[0].is_cuda or rows[0].dtype == torch.float64 or not all(map(_is_aligned, rows)):
         return passes
     from equipoise.policy.kernels import triton_passes
 
     return triton_passes
+
+
+def _is_aligned(x: Tensor) -> bool:
+    return x.data_ptr() % 16 == 0 and x.stride(0) * x.element_size() % 16 == 0
 
 
 def _check(

@@ -22,7 +22,6 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from equipoise.objective.surrogate import LIMIT as RATIO_LIMIT
 from equipoise.policy.kernels import passes
-from equipoise.policy.kernels.hopper import is_hopper
 from equipoise.policy.kernels.passes import ALIGNED, Chunk
 from equipoise.policy.kernels.pull import SLOPES, Pull
 
@@ -139,8 +138,8 @@ def _pass(chunk: Chunk, what: str, *of_tokens: Tensor | None, made: bool = False
 
 
 def multiplies(x: Tensor) -> bool:
-    """Whether the product of such hidden states is made here."""
-    return is_hopper(x.device) and x.dtype == torch.bfloat16
+    """Whether the product of such hidden states is made here: its tiles are cut for a Hopper's shared memory."""
+    return x.is_cuda and x.dtype == torch.bfloat16 and torch.cuda.get_device_capability(x.device)[0] == 9
 
 
 def _processors(device: torch.device) -> int:
