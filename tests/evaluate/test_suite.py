@@ -108,13 +108,7 @@ def test_a_finished_evaluation_samples_nothing_and_says_the_same(data, tmp_path)
     assert again.asked == 0
 
 
-def test_a_real_model_killed_and_resumed_writes_the_same_bytes(data, tiny_model, tmp_path):
-    def evaluate(out):
-        policy = models.load(tiny_model)
-        return evaluate_benchmarks(policy, rollout.sampler(policy), plans(data, chunk=1, chat=False), out)
-
-    evaluate(tmp_path / "whole")
-    script = """
+SLOW_EVALUATION = """
 import sys, time
 from pathlib import Path
 sys.path.insert(0, sys.argv[4])
@@ -129,8 +123,16 @@ folder.Folder.write_chunk = slowly
 policy = models.load(sys.argv[1])
 evaluate_benchmarks(policy, rollout.sampler(policy), plans(Path(sys.argv[2]), chunk=1, chat=False), sys.argv[3])
 """
+
+
+def test_a_real_model_killed_and_resumed_writes_the_same_bytes(data, tiny_model, tmp_path):
+    def evaluate(out):
+        policy = models.load(tiny_model)
+        return evaluate_benchmarks(policy, rollout.sampler(policy), plans(data, chunk=1, chat=False), out)
+
+    evaluate(tmp_path / "whole")
     arguments = [tiny_model, data, tmp_path / "out", Path(__file__).parents[2]]
-    process = subprocess.Popen([sys.executable, "-c", script, *map(str, arguments)], env=os.environ)
+    process = subprocess.Popen([sys.executable, "-c", SLOW_EVALUATION, *map(str, arguments)], env=os.environ)
     third = tmp_path / "out" / "samples" / "gsm8k" / "chunk-00002.parquet"
     deadline = time.monotonic() + 120
     while not third.exists() and process.poll() is None and time.monotonic() < deadline:

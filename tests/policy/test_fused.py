@@ -139,19 +139,15 @@ def assert_near(got, wanted, dtype, *, scale=1.0):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(("V", "d"), [(7, 1), (300, 64), (50, 1500)])
 def test_target_logits_pass(V, d, dtype, bias):
-    g = generator()
-    hidden, weight, b = (torch.randn(*shape, generator=g).to(dtype).to(DEVICE) for shape in ((64, d), (V, d), (V,)))
-    targets = torch.randint(V, (64,), generator=g).to(DEVICE)
-    guess = -torch.rand(64, generator=g).to(DEVICE)
-    got = torch.full((2, 64), torch.nan, device=DEVICE)
-    wanted = torch.empty(2, 64, dtype=torch.float64, device=DEVICE)
-    for given in (guess, None):
-        of("triton").target_logits(hidden, weight, b if bias else None, targets, given, *got)
-        passes.target_logits(hidden, weight, b if bias else None, targets, given, *wanted)
-        torch.testing.assert_close(got[0].double(), wanted[0], rtol=1e-5, atol=1e-5 * d**0.5)
+    c = chunk(64, V, dtype, d=d, bias=bias)
+    exact = wide(c)
+    for guess in (-torch.rand(64, generator=generator()).to(DEVICE), None):
+        of("triton").target_logits(c, guess)
+        passes.target_logits(exact, guess)
+        torch.testing.assert_close(c.own.double(), exact.own, rtol=1e-5, atol=1e-4)
         rounding = 8e-3 if dtype == torch.bfloat16 else 1e-5
-        torch.testing.assert_close(got[1].double(), wanted[1], rtol=rounding, atol=1e-5 * d**0.5)
-        assert torch.equal(got[1], got[1].to(dtype).float())
+        torch.testing.assert_close(c.shift.double(), exact.shift, rtol=rounding, atol=1e-4)
+        assert torch.equal(c.shift, c.shift.to(dtype).float())
 
 
 SHAPES = [(128, 2, 8, False), (128, 257, 64, True), (256, 1000, 136, False), (128, 5011, 40, False)]
@@ -314,11 +310,10 @@ def test_a_token_that_became_all_but_impossible_stays_finite_and_does_not_pull(n
 
 @needs_triton
 def test_a_target_that_is_no_column_is_told():
-    case = Case()
-    case.targets[0], case.targets[1] = -100, 61
-    own, shift = torch.zeros(2, len(case.targets), device=DEVICE).unbind()
-    of("triton").target_logits(case.hidden, case.weight, None, case.targets, None, own, shift)
-    assert own.isnan().nonzero()[:, 0].tolist() == [0, 1]
+    c = chunk(128, 61, torch.float32)
+    c.targets[0], c.targets[1] = -100, 61
+    of("triton").target_logits(c, None)
+    assert c.own.isnan().nonzero()[:, 0].tolist() == [0, 1]
 
 
 def test_entropy_keeps_its_digits_where_a_token_is_nearly_certain():

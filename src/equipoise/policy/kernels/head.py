@@ -3,8 +3,8 @@
 Never more than a chunk of logits exists. `fused_logprobs` serves every objective: the backward pass makes each chunk's
 logits again (four matrix products in all). `fused_loss` takes three where the objective is token-level: each token's
 slope is known as soon as its own log-probability is, so the chunk's gradient is formed while its logits are there.
-On CUDA the passes over the logits are Triton's, elsewhere plain torch's; the matrix products are torch's everywhere, in
-the hidden states' precision, with the weight's gradient summed in float32.
+On CUDA the passes over the logits are Triton's (on a Hopper with the product that makes them), elsewhere plain torch's.
+The gradients' products are torch's, in the hidden states' precision, with the weight's gradient summed in float32.
 Not covered: float16 (gradients of logits underflow in it), second derivatives, and heads split over devices.
 """
 
@@ -192,10 +192,10 @@ class _Logits:
         n = rows.stop - rows.start
         x, y = padded(self.hidden[rows], n, 0.0), self.targets[rows]
         own, shift = x.new_empty(2, n, dtype=_float(x)).unbind()
-        guess = None if self.guess is None else self.guess[rows]
-        self.passes.target_logits(x, self.weight, self.bias, y, guess, own, shift)
         z = self.passes.room(self.buffer, n, len(self.weight))
-        return Chunk(x, self.weight, self.bias, y, own, shift, self.softmax, z)
+        chunk = Chunk(x, self.weight, self.bias, y, own, shift, self.softmax, z)
+        self.passes.target_logits(chunk, None if self.guess is None else self.guess[rows])
+        return chunk
 
 
 class _Gradients:

@@ -34,21 +34,14 @@ class Chunk(NamedTuple):
     z: Tensor  # [n, V] room for logits and what becomes of them
 
 
-def target_logits(
-    hidden: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    targets: Tensor,
-    guess: Tensor | None,
-    own: Tensor,
-    shift: Tensor,
-) -> None:
-    """Write the raw logit of each target into own [n], and what it exceeds `guess` by, in the hidden states' precision,
-    into shift."""
-    torch.sum(hidden.to(own.dtype) * weight[targets].to(own.dtype), 1, out=own)
-    if bias is not None:
-        own += bias[targets]
-    shift.copy_((own if guess is None else own - guess).to(hidden.dtype))
+def target_logits(chunk: Chunk, guess: Tensor | None) -> None:
+    """Write the raw logit of each target into `own`, and what it exceeds `guess` by, in the hidden states' precision,
+    into `shift`."""
+    x, w, own = chunk.hidden, chunk.weight[chunk.targets], chunk.own
+    torch.sum(x.to(own.dtype) * w.to(own.dtype), 1, out=own)
+    if chunk.bias is not None:
+        own += chunk.bias[chunk.targets]
+    chunk.shift.copy_((own if guess is None else own - guess).to(x.dtype))
 
 
 def room(buffer: Tensor, n: int, V: int) -> Tensor:

@@ -54,19 +54,12 @@ def room(buffer: Tensor, n: int, V: int) -> Tensor:
     return buffer[: n * width].view(n, width)[:, :V]
 
 
-def target_logits(
-    hidden: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    targets: Tensor,
-    guess: Tensor | None,
-    own: Tensor,
-    shift: Tensor,
-) -> None:
+def target_logits(chunk: Chunk, guess: Tensor | None) -> None:
     """See `passes`; NaN for a target that is no row of the weight."""
-    _target_logits[(len(hidden),)](
-        hidden, weight, bias, targets, guess, own, shift, hidden.shape[1], len(weight), hidden.stride(0),
-        weight.stride(0), BLOCK=1024,
+    x, w = chunk.hidden, chunk.weight
+    _target_logits[(len(x),)](
+        x, w, chunk.bias, chunk.targets, guess, chunk.own, chunk.shift, x.shape[1], len(w), x.stride(0), w.stride(0),
+        BLOCK=1024,
     )  # fmt: skip
 
 
