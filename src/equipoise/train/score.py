@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from equipoise.rewards import SCORES, Verdict, functions, shape
+from equipoise.rewards.hosts import NO_SCORE
 from equipoise.tasks import Prompt, Task
 from equipoise.train.config import ConfigError, RewardConfig
 
@@ -29,6 +30,7 @@ class Scores:
     """rewards [B, K], NaN where a verdict is worth no score; verdicts [B]: the kind of each response's first one."""
 
     rewards: Tensor
+    accuracy: Tensor  # [B] of the first verdict: 1 correct, 0 not, its partial credit; NaN where it says nothing
     verdicts: list[str]
     troubles: list[dict[str, str]]  # prompt, function, verdict and reason of what went wrong
 
@@ -48,11 +50,14 @@ class Scorer:
 
     def settle(self, prompts: Sequence[Prompt], asked: Sequence[list[Outcome | Future[Outcome]]]) -> Scores:
         rewards: list[list[float]] = []
+        accuracies: list[float] = []
         kinds: list[str] = []
         troubles = []
         for prompt, row in zip(prompts, asked, strict=True):
             outcomes = [o.result() if isinstance(o, Future) else o for o in row]
-            kinds.append(next((o.kind for o in outcomes if isinstance(o, Verdict)), "scored"))
+            verdict = next((o for o in outcomes if isinstance(o, Verdict)), None)
+            kinds.append("scored" if verdict is None else verdict.kind)
+            accuracies.append(math.nan if verdict is None else accuracy(verdict))
             rewards.append([worth(o, self.config) for o in outcomes])
             troubles += [
                 {"prompt": prompt.id, "function": name, "verdict": o.kind, "reason": o.reason}
@@ -60,7 +65,10 @@ class Scorer:
                 if isinstance(o, Verdict) and o.kind in TROUBLES
             ]
         return Scores(
-            torch.tensor(rewards, dtype=torch.float64).view(len(rewards), len(self.functions)), kinds, troubles
+            torch.tensor(rewards, dtype=torch.float64).view(len(rewards), len(self.functions)),
+            torch.tensor(accuracies, dtype=torch.float64),
+            kinds,
+            troubles,
         )
 
 
@@ -81,6 +89,15 @@ def _function(name: str, config: RewardConfig, task: Task) -> RewardFunction:
 def _ask_user(name: str, config: RewardConfig, prompt: Prompt, response: str) -> Future[Outcome]:
     row = {"id": prompt.id, "answer": prompt.answer, "level": prompt.level, **prompt.meta}
     return functions.submit(name, prompt.text, response, row, seconds=config.seconds, workers=config.workers)
+
+
+def accuracy(verdict: Verdict) -> float:
+    """Whether the response is right, whatever the reward makes of it; NaN where the verdict says nothing about it."""
+    if verdict.kind in NO_SCORE:
+        return math.nan
+    if verdict.kind in SCORES and verdict.value is not None:
+        return verdict.value
+    return float(verdict.kind == "correct")
 
 
 def worth(outcome: Outcome, config: RewardConfig) -> float:
