@@ -4,9 +4,11 @@ import builtins
 import errno
 import json
 import os
+import random
 import shutil
 import subprocess
 
+import numpy as np
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -74,7 +76,7 @@ def test_a_death_anywhere_leaves_a_whole_checkpoint(policy, tmp_path, monkeypatc
                     finished = True
             found = checkpoint.steps(folder)
             assert found, f"death {k} left no checkpoint"
-            state = torch.load(folder / f"step-{found[-1]}" / checkpoint.STATE, weights_only=False)
+            state = torch.load(folder / f"step-{found[-1]}" / checkpoint.STATE, weights_only=True)
             assert state["step"] == found[-1]
             wanted = after / f"step-{step}" if state["kept"] == "second" else before / "step-1"
             for file in wanted.iterdir():
@@ -115,6 +117,37 @@ def test_plain_transformers_opens_a_checkpoint(policy, tmp_path):
     for name, weight in policy.model.state_dict().items():
         assert torch.equal(weight, opened.state_dict()[name])
     assert tokenizer("12+3=")["input_ids"] == models.encode(policy, "12+3=")
+
+
+class Command:
+    """What unpickling turns into a call."""
+
+    def __init__(self, file) -> None:
+        self.file = file
+
+    def __reduce__(self):
+        return os.system, (f"touch {self.file}",)
+
+
+def test_a_doctored_state_runs_nothing(policy, tmp_path):
+    saved = checkpoint.save(tmp_path / "c", 1, policy, {"kept": 1}, keep=0)
+    state = torch.load(saved / checkpoint.STATE, weights_only=True)
+    torch.save({**state, "history": Command(tmp_path / "owned")}, saved / checkpoint.STATE)
+    with pytest.raises(RunError, match=r"trainer.pt: it holds more than tensors.* --model.name .*step-1"):
+        checkpoint.load(tmp_path / "c", 1, policy)
+    assert not (tmp_path / "owned").exists()
+
+
+def test_the_draws_go_on_where_the_checkpoint_was_written(policy, tmp_path):
+    def draws():
+        return random.random(), np.random.rand(), np.random.randn(), torch.rand(1).item()
+
+    draws()  # an odd number of normals: numpy keeps the second
+    checkpoint.save(tmp_path, 1, policy, {}, keep=0)
+    expected = draws()
+    draws()
+    checkpoint.load(tmp_path, 1, policy)
+    assert draws() == expected
 
 
 def full(*arguments, **options):

@@ -81,7 +81,7 @@ def last_checkpoint(out: Path) -> Path:
 def outcome(out: Path) -> dict:
     """All that two runs must share to be called the same, bit for bit."""
     last = last_checkpoint(out)
-    state = torch.load(last / checkpoint.STATE, weights_only=False)
+    state = torch.load(last / checkpoint.STATE, weights_only=True)
     return {
         "checkpoint": last.name,
         "weights": _hash(last / "model.safetensors"),

@@ -1,12 +1,14 @@
 """Checkpoints that are either whole or not there: written under another name, synced to the disk, then renamed.
 
 `step-N/` holds the weights in Hugging Face format (plain AutoModelForCausalLM opens it) and `trainer.pt`: optimizer,
-RNG, task position and objective state.
+RNG, task position and objective state. Both are read as plain data (tensors, numbers, texts): a checkpoint somebody else
+prepared can hold wrong numbers, but it cannot run anything.
 """
 
 from __future__ import annotations
 
 import os
+import pickle
 import random
 import re
 import shutil
@@ -18,6 +20,7 @@ import torch
 from torch import Tensor
 
 from equipoise import policy as models
+from equipoise.train.folder import RunError
 
 STATE = "trainer.pt"
 
@@ -61,9 +64,14 @@ def load(folder: Path, step: int, policy: models.Policy) -> dict[str, Any]:
     """Weights into the policy and RNG in place; returns the rest of the state."""
     path = folder / f"step-{step}"
     models.restore(policy, path)
-    # weights_only=False: the file is our own; it carries RNG states as numpy and Python objects. mmap: a process that
-    # takes its shard of the optimizer's state reads no more.
-    state: dict[str, Any] = torch.load(path / STATE, map_location="cpu", weights_only=False, mmap=True)
+    try:
+        # mmap: a process that takes its shard of the optimizer's state reads no more.
+        state: dict[str, Any] = torch.load(path / STATE, map_location="cpu", weights_only=True, mmap=True)
+    except pickle.UnpicklingError as error:
+        raise RunError(
+            f"{path / STATE}: it holds more than tensors, numbers and texts, and is not loaded, because such a file can "
+            f"run commands; its weights can be used: begin a new run with --model.name {path}"
+        ) from error
     set_rng_state(state["rng"])
     return state
 
@@ -76,13 +84,20 @@ def discard_unfinished(folder: Path) -> None:
 
 
 def rng_state() -> dict[str, Any]:
-    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
-    return {"python": random.getstate(), "numpy": np.random.get_state(), "torch": torch.get_rng_state(), "cuda": cuda}
+    """As plain data: an array of numpy's cannot be loaded as such."""
+    name, words, *rest = np.random.get_state()
+    return {
+        "python": random.getstate(),
+        "numpy": (name, words.tolist(), *rest),
+        "torch": torch.get_rng_state(),
+        "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
+    }
 
 
 def set_rng_state(state: dict[str, Any]) -> None:
     random.setstate(state["python"])
-    np.random.set_state(state["numpy"])
+    name, words, *rest = state["numpy"]
+    np.random.set_state((name, np.array(words, np.uint32), *rest))
     torch.set_rng_state(state["torch"])
     if state["cuda"] and torch.cuda.is_available():
         torch.cuda.set_rng_state_all(state["cuda"])
