@@ -218,7 +218,7 @@ def _eval(options: argparse.Namespace, rest: list[str]) -> None:
         policy, rollout.sampler(policy), task, prompts, [encode_prompt(policy, p, bool(options.chat)) for p in prompts],
         samples=options.samples or 8, temperature=1.0 if options.temperature is None else options.temperature,
         greedy=True, max_tokens=options.max_tokens or task.max_tokens, stop=task.stop,
-    )  # fmt: skip
+    ).metrics  # fmt: skip
     if options.json:
         print(json.dumps(result, indent=2))
         return

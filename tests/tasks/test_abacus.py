@@ -58,7 +58,7 @@ def test_it_answers_some_and_leaves_room():
     found = evaluate(
         loaded, rollout.sampler(loaded), TASK, prompts, [policy.encode(loaded, prompt.text) for prompt in prompts],
         samples=8, temperature=1.0, greedy=True, max_tokens=TASK.max_tokens,
-    )  # fmt: skip
+    ).metrics  # fmt: skip
     assert 0.30 <= found["acc@8"] <= 0.60
     assert found["acc@8"] < found["greedy"] <= 0.75
     assert found["by_level"]["2"]["acc@8"] > found["by_level"]["5"]["acc@8"]

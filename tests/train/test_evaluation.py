@@ -58,7 +58,7 @@ def measure(prompts=PROMPTS, greedy=True, samples=4, **split):
         SimpleNamespace(tokenizer=Tokenizer()), sampler, Task(), prompts, [[1]] * len(prompts), samples=samples,
         temperature=0.7, greedy=greedy, max_tokens=9, stop=(";",), **split,
     )  # fmt: skip
-    return result, sampler
+    return result.metrics, sampler
 
 
 def test_the_metrics_by_hand():
@@ -84,6 +84,25 @@ def test_the_metrics_by_hand():
         (["a", "b", "c"], 4, 0.7, 9, (";",), 0),
         (["a", "b", "c"], 1, 0.0, 9, (";",), 0),
     ]
+
+
+def test_every_response_can_be_read():
+    evaluation = evaluate(
+        SimpleNamespace(tokenizer=Tokenizer()), Sampler(), Task(), PROMPTS, [[1]] * 3, samples=4, temperature=0.7,
+        greedy=True, max_tokens=9,
+    )  # fmt: skip
+    rows = evaluation.rows()
+    assert [(row["prompt_id"], row["sample"]) for row in rows[:5]] == [
+        ("a", 0),
+        ("a", 1),
+        ("a", 2),
+        ("a", 3),
+        ("a", -1),
+    ]
+    right = [row["verdict"] == "correct" for row in rows if row["sample"] >= 0]
+    assert sum(right) / len(right) == pytest.approx(evaluation.metrics["acc@4"])
+    last = rows[-1]
+    assert (last["prompt_id"], last["response"], last["length"], last["reference"]) == ("c", "77", 2, "7")
 
 
 def test_a_tie_in_the_vote_goes_to_the_answer_given_first():

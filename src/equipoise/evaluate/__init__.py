@@ -19,13 +19,14 @@ from equipoise.evaluate.metrics import (
 from equipoise.evaluate.protocol import PROTOCOLS, Protocol
 from equipoise.evaluate.regrade import regrade
 from equipoise.evaluate.request import Request, evaluate_checkpoints, open_benchmarks
-from equipoise.evaluate.run import evaluate, line
+from equipoise.evaluate.run import Evaluation, evaluate, line
 from equipoise.evaluate.suite import Plan, evaluate_benchmarks
 from equipoise.evaluate.summary import over_checkpoints
 
 __all__ = [
     "PROTOCOLS",
     "Estimate",
+    "Evaluation",
     "EvaluationError",
     "Peak",
     "Plan",

@@ -20,7 +20,7 @@ from equipoise.rollout import Rollouts, Sampler, SamplingParams, concatenate
 from equipoise.tasks import Prompt, Task
 from equipoise.train import ranks
 from equipoise.train.config import Config
-from equipoise.train.folder import RunError
+from equipoise.train.folder import RunError, write_table
 from equipoise.train.history import PromptHistory
 from equipoise.train.score import Scorer, Scores
 
@@ -239,7 +239,6 @@ def statistics(batch: StepBatch, max_tokens: int) -> dict[str, float]:
 def write_rollouts(folder: Path, step: int, batch: StepBatch, credit: Credit) -> None:
     """`step-N.parquet`, a row per response, written whole or not at all."""
     import pyarrow as pa
-    import pyarrow.parquet as pq
 
     r, lengths = batch.rollouts, batch.rollouts.lengths.tolist()
     sums = torch.stack([x.sum() for x in r.policy_logprobs.cpu().split(lengths)]).tolist()
@@ -267,8 +266,4 @@ def write_rollouts(folder: Path, step: int, batch: StepBatch, credit: Credit) ->
             "past_reward": [None if math.isnan(x) else x for x in batch.past.tolist()],
         }
     )
-    folder.mkdir(exist_ok=True)
-    target = folder / f"step-{step}.parquet"
-    temporary = target.with_suffix(".parquet.writing")
-    pq.write_table(table, temporary)
-    temporary.replace(target)
+    write_table(folder, step, table)

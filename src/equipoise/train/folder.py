@@ -1,7 +1,7 @@
 """The run directory: one process at a time, logs that end with a whole line, everything a person can read.
 
 config.toml   environment.json   metrics.jsonl   eval.jsonl   troubles.jsonl   prompts.parquet
-rollouts/step-N.parquet   checkpoints/step-N/
+rollouts/step-N.parquet   evaluations/step-N.parquet   checkpoints/step-N/
 """
 
 from __future__ import annotations
@@ -12,7 +12,10 @@ import math
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 
 class RunError(RuntimeError):
@@ -29,6 +32,7 @@ class RunFolder:
         self.troubles = self.path / "troubles.jsonl"  # verdicts somebody should look at
         self.prompts = self.path / "prompts.parquet"
         self.rollouts = self.path / "rollouts"
+        self.evaluations = self.path / "evaluations"  # the responses behind eval.jsonl
         self.checkpoints = self.path / "checkpoints"
         self._lock: IO[str] | None = None
 
@@ -71,8 +75,8 @@ class RunFolder:
             if path.exists():
                 kept = [line for line, record in _whole_lines(path) if record["step"] <= step]
                 replace(path, "".join(kept))
-        if self.rollouts.is_dir():
-            for path in self.rollouts.glob("step-*.parquet*"):
+        for folder in (self.rollouts, self.evaluations):
+            for path in folder.glob("step-*.parquet*"):
                 if not path.name.endswith(".parquet") or int(path.stem.removeprefix("step-")) > step:
                     path.unlink()
 
@@ -98,6 +102,17 @@ def append(path: Path, record: dict[str, Any]) -> None:
     clean = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in record.items()}
     with open(path, "a", encoding="utf-8") as f:
         f.write(json.dumps(clean, allow_nan=False) + "\n")
+
+
+def write_table(folder: Path, step: int, table: pa.Table) -> None:
+    """`step-N.parquet`, whole or not at all."""
+    import pyarrow.parquet as pq
+
+    folder.mkdir(exist_ok=True)
+    target = folder / f"step-{step}.parquet"
+    temporary = target.with_suffix(".parquet.writing")
+    pq.write_table(table, temporary)
+    temporary.replace(target)
 
 
 def replace(path: Path, text: str) -> None:

@@ -16,6 +16,7 @@ import shlex
 import time
 from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -23,7 +24,7 @@ from torch import Tensor
 
 from equipoise import __version__, tasks
 from equipoise import policy as models
-from equipoise.evaluate import evaluate, line
+from equipoise.evaluate import Evaluation, evaluate, line
 from equipoise.objective import response_ids
 from equipoise.rollout import sampler as open_sampler
 from equipoise.rollout.vllm import VllmSampler
@@ -32,7 +33,7 @@ from equipoise.train import checkpoint, ranks
 from equipoise.train.batch import Collector, StepBatch, encode_prompt, statistics, write_rollouts
 from equipoise.train.claim import check_claim, flat
 from equipoise.train.config import Config, ConfigError, dump
-from equipoise.train.folder import RunError, RunFolder, append, replace
+from equipoise.train.folder import RunError, RunFolder, append, replace, write_table
 from equipoise.train.progress import Terminal
 from equipoise.train.stopping import graceful_stop
 from equipoise.train.trackers import open_trackers
@@ -249,13 +250,15 @@ class Trainer:
             return
         prompts, ids = zip(*self.held_out, strict=True)
         with self.updater.whole():
-            result = evaluate(
+            evaluation = evaluate(
                 self.policy, self.sampler, self.task, prompts, ids, samples=c.eval.samples,
                 temperature=c.eval.temperature, greedy=c.eval.greedy, max_tokens=self.collector.params.max_tokens,
                 stop=self.collector.params.stop, share=ranks.share, gather=ranks.gather,
             )  # fmt: skip
+        result = evaluation.metrics
         if ranks.me() == 0:
             with self._writing():
+                write_evaluation(self.folder.evaluations, self.step, evaluation)
                 append(self.folder.eval, {"step": self.step, **result})
             for tracker in self.trackers:
                 tracker.log({f"eval/{k}": v for k, v in result.items() if isinstance(v, float)}, self.step)
@@ -297,6 +300,13 @@ class Trainer:
         self.step = state["step"]
         self.collector.position = state["position"]
         self.collector.history.load_state_dict(state.get("history", {"seen": {}}))  # absent in the first runs
+
+
+def write_evaluation(folder: Path, step: int, evaluation: Evaluation) -> None:
+    """`step-N.parquet`, a row per response to a held-out prompt: what stands behind the line in eval.jsonl."""
+    import pyarrow as pa
+
+    write_table(folder, step, pa.Table.from_pylist(evaluation.rows()))
 
 
 def _environment(device: torch.device) -> dict[str, str]:
