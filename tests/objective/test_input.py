@@ -139,7 +139,7 @@ def test_odd_batches_have_finite_coefficients_and_gradients(aggregation):
     rewards = torch.tensor([-3.0, 2.5, 0.0, 1.0, 1.0, 1e6, -1e6, 1e-9, 0.0])
     group = torch.tensor([0, 0, 1, 2, 2, 3, 3, 4, 4])
     lengths = torch.tensor([0, 4, 2, 0, 0, 1, 3, 2, 0])
-    for cancellation in ("none", "min_replace", "orthogonal", "recentre"):
+    for cancellation in ("none", "min_replace", "orthogonal", "recentre", "both"):
         objective = eq.Objective(aggregation=aggregation, cancellation=cancellation)
         credit = objective.assign(rewards, group, lengths)
         assert credit.coefficient.isfinite().all()

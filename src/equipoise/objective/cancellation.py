@@ -2,6 +2,7 @@
 
 `min_replace` and `orthogonal` act on the full weight of a response, 1/ℓ_i and any sequence ratio included. With
 token-level surrogates that weight is known in `assign`; with sequence ratios only in `loss`, which needs whole groups.
+`both`, which keeps mass balance as well, is in projection.py.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ def recentre(c: Tensor, real: Tensor, groups: Groups) -> Tensor:
     return torch.where(real, c - groups.sum(c * real) / n, 0.0)
 
 
-CANCELLATIONS: tuple[str, ...] = ("none", "min_replace", "orthogonal", "recentre", "prefix")
+CANCELLATIONS: tuple[str, ...] = ("none", "min_replace", "orthogonal", "recentre", "prefix", "both")
 WEIGHT_TRANSFORMS: dict[str, Callable[[Tensor, Tensor, Groups], Tensor]] = {
     "min_replace": min_replace,
     "orthogonal": orthogonal,

@@ -15,6 +15,7 @@ from equipoise.objective.aggregation import token
 from equipoise.objective.cancellation import WEIGHT_TRANSFORMS, Nodes, orthogonal_unclamped, recentre
 from equipoise.objective.choice import Choice
 from equipoise.objective.groups import Batch, Groups, group_ids, positions, response_ids
+from equipoise.objective.projection import both
 
 Rewards = Tensor | np.ndarray | Sequence[float] | Sequence[Sequence[float]]
 GroupIds = Tensor | np.ndarray | Sequence[Hashable]
@@ -144,6 +145,11 @@ def weigh(
     if cancellation == "orthogonal":
         clamped = (orthogonal_unclamped(full, A, g) < 0).sum()
         metrics["cancellation/clamped"] = clamped / (full > 0).sum().clamp(min=1)
+    if cancellation == "both":
+        found, mixed = both(full, A, T, g), g.max(A) * g.min(A) < 0
+        w = found.weight
+        metrics["cancellation/clamped"] = found.clamped.sum() / (full > 0).sum().clamp(min=1)
+        metrics["cancellation/infeasible"] = g.average((~found.solved).to(A.dtype), mixed)
     if cancellation == "recentre":
         real = (T > 0) & (g.max((w * A).abs()) > 0)
         base = torch.where(w > 0, w, weight(g.mean(T))) * real  # under balanced, A = 0 has no weight of its own

@@ -114,7 +114,7 @@ class ObjectiveConfig:
     preset: str = option("grpo", "a published objective: see `equipoise objectives`")
     advantage: Spec = option(None, "replaces the preset's advantage")
     difficulty: Spec = option(None, "none, hadw, hadw_history or debias")
-    cancellation: Spec = option(None, "none, min_replace, orthogonal, recentre or prefix")
+    cancellation: Spec = option(None, "none, min_replace, orthogonal, recentre, prefix or both")
     aggregation: Spec = option(None, "token, sequence, constant, balanced or power")
     surrogate: Spec = option(None, "replaces the preset's surrogate")
     averaged_groups: str = option("all", "groups the mean over prompts counts: all or informative")
