@@ -33,7 +33,7 @@ NAN, INF = math.nan, math.inf
         ({"group": ["a", None, "b", "b"]}, r"group\[1\] = None"),
         ({"group": torch.tensor([0, 0, 1, 1], dtype=torch.complex64)}, "real numbers"),
         ({"history": torch.tensor([0.5, 0.5, 1.5, NAN])}, r"history\[2\] = 1.5"),
-        ({"tokens": torch.arange(13)}, r"tokens has shape \(13,\): the rule is \[14\]"),
+        ({"tokens": torch.arange(13)}, r"tokens has shape \(13,\): it must be \[14\]"),
         ({"rewards": [1.0, 0.0, 2.0, 0.0]}, r"rewards lie in \[0, 2\] but difficulty.reward_range is \[0, 1\]"),
     ],
 )

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from equipoise.objective.cancellation import Nodes
+from equipoise.objective.difficulty import Success
 from equipoise.objective.groups import Batch
 
 
@@ -50,13 +51,13 @@ def measures(batch: Batch, A: Tensor, w: Tensor) -> dict[str, Tensor]:
     }
 
 
-def baseline_bias(batch: Batch, ends: tuple[float, float]) -> Tensor:
-    """Mean over mixed groups of |E[p̂|S] − p| at p = p̂, for rewards that are one of two `ends` (formulas.md §3)."""
-    p, G = (batch.mean - ends[0]) / (ends[1] - ends[0]), batch.G
+def baseline_bias(success: Success) -> Tensor:
+    """Mean over mixed groups of |E[p̂|S] − p| at p = p̂, for accuracies that are 0 or 1 (formulas.md §3)."""
+    p, G = success.p_hat, success.known
     mixed = (p > 0) & (p < 1)
     p = torch.where(mixed, p, 0.5)
     bias = (p - p**G) / (1 - (1 - p) ** G - p**G) - p
-    return batch.groups.average(torch.where(mixed, bias.abs(), 0.0), mixed)
+    return success.groups.average(torch.where(mixed, bias.abs(), 0.0), mixed)
 
 
 def node_measures(batch: Batch, c: Tensor, response: Tensor, nodes: Nodes) -> dict[str, Tensor]:

@@ -1,20 +1,41 @@
 """Difficulty: reweight advantages by how hard the prompt is for the policy (HA-DW, debias, formulas.md §3).
 
-The anchor is the only state of an objective. It is plain Python numbers, so it saves and loads as JSON, and it changes
+All of it is about success rates: p̂, the anchor and the history are made of accuracies, never of shaped rewards. The
+anchor is the only state of an objective. It is plain Python numbers, so it saves and loads as JSON, and it changes
 only at the end of `assign`, after every check has passed.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cached_property
 from statistics import fmean, pstdev
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from equipoise.objective.groups import Batch
+from equipoise.objective.groups import Groups
+
+
+@dataclass(frozen=True)
+class Success:
+    """How often the responses of a batch succeeded."""
+
+    rate: Tensor  # [B] in [0, 1], NaN where it is not known
+    groups: Groups
+
+    @cached_property
+    def known(self) -> Tensor:
+        """[B] the responses of the group whose rate is known."""
+        return self.groups.sum((~self.rate.isnan()).to(self.rate.dtype))
+
+    @cached_property
+    def p_hat(self) -> Tensor:
+        """[B] p̂, the group's success rate; NaN where nothing of the group is known."""
+        return self.groups.sum(self.rate.nan_to_num(0.0)) / self.known
 
 
 @dataclass(kw_only=True)
@@ -42,17 +63,21 @@ class _Anchored:
             raise ValueError(f'difficulty.anchor = "{self.anchor}" is not an anchor; use "kalman", "window" or "fixed"')
         if self.include_current and self.anchor != "window":
             raise ValueError('difficulty.include_current belongs to anchor = "window"')
-        if self.memory < 1 or self.eta <= 0:
+        if self.memory < 1 or not 0 < self.eta < math.inf:
             raise ValueError(f"difficulty needs memory ≥ 1 and eta > 0; got memory = {self.memory}, eta = {self.eta}")
+        if not 0 <= self.threshold <= 1:
+            raise ValueError(f"difficulty.threshold = {self.threshold} must be a success rate, 0 to 1")
         low, high = self.reward_range = (float(self.reward_range[0]), float(self.reward_range[1]))
-        if not low < high:
+        if not -math.inf < low < high < math.inf:
             raise ValueError(f"difficulty.reward_range = {self.reward_range} must be (low, high) with low < high")
 
-    def check(self, low: float, high: float, binary: bool) -> None:
+    def check_range(self, low: float, high: float) -> None:
+        """Where no accuracy is known the rewards serve as one, and must lie on their range."""
         if low < self.reward_range[0] or high > self.reward_range[1]:
             raise ValueError(
                 f"rewards lie in [{low:g}, {high:g}] but difficulty.reward_range is [{self.reward_range[0]:g}, "
-                f"{self.reward_range[1]:g}]: a success rate needs rewards on a known range; set reward_range to theirs"
+                f"{self.reward_range[1]:g}]: a success rate needs rewards on a known range; give assign(accuracy=…), "
+                "or set reward_range to theirs"
             )
 
     def rate(self, reward: Tensor) -> Tensor:
@@ -60,7 +85,7 @@ class _Anchored:
         return (reward - self.reward_range[0]) / (self.reward_range[1] - self.reward_range[0])
 
     def prior(self, y: float) -> float:
-        """C⁻, what is believed before this batch, whose mean reward is y (the whole batch; on the [0, 1] scale)."""
+        """C⁻, what is believed before this batch, whose success rate is y (of all responses that were sampled)."""
         if self.anchor == "fixed":
             return self.threshold
         if self.include_current:
@@ -88,10 +113,45 @@ class _Anchored:
 
 
 @dataclass(kw_only=True)
-class HADW(_Anchored):
-    """A ← Φ A with Φ = λ·exp(−sgn(A)·sgn(diff)·|diff|), diff = p̂ − C⁻, p̂ the group's mean reward.
+class _Remembering(_Anchored):
+    """The prompt's own earlier attempts, as a success rate that is shrunk and forgets.
 
-    Φ > 0, so no sign changes. ΣΦA is no longer 0 in a group; `recentre` subtracts the group's mean of ΦA again.
+    `history` of `assign` counts successes and attempts, and steps since then. A step ago is worth `decay` of today, so
+    n = attempts·decay^steps attempts are left; a Beta prior worth `prior_attempts` attempts at rate m stands beside
+    them: h = (n·successes/attempts + prior_attempts·m)/(n + prior_attempts). One attempt is then no certainty.
+    Rates without counts ([B]) are taken at their word.
+    """
+
+    prior_attempts: float = 2.0
+    decay: float = 0.99
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 <= self.prior_attempts < math.inf:
+            raise ValueError(f"difficulty.prior_attempts = {self.prior_attempts} must not be negative")
+        if not 0 < self.decay <= 1:
+            raise ValueError(f"difficulty.decay = {self.decay} must be above 0, and at most 1, which forgets nothing")
+
+    def estimate(self, history: Tensor | None, m: Tensor) -> Tensor:
+        """[B] h, and m for a prompt without history."""
+        if history is None:
+            return m
+        if history.ndim == 1:
+            return torch.where(history.isnan(), m, history)
+        successes, attempts = history[:, 0], history[:, 1]
+        age = history[:, 2] if history.shape[1] == 3 else torch.zeros_like(attempts)
+        n = attempts * self.decay**age
+        rate = successes / attempts.clamp(min=torch.finfo(attempts.dtype).tiny)
+        return torch.where(n > 0, (n * rate + self.prior_attempts * m) / (n + self.prior_attempts), m)
+
+
+@dataclass(kw_only=True)
+class HADW(_Anchored):
+    """A ← Φ A with Φ = λ·exp(−sgn(A)·sgn(diff)·|diff|), diff = p̂ − C⁻, p̂ the group's success rate.
+
+    Φ > 0, so no sign changes. ΣΦA is no longer 0 in a group; `recentre` subtracts the group's mean of ΦA again, but
+    turns no sign: an advantage that would change sides becomes 0.
+    A group of which no accuracy is known has diff = 0.
     """
 
     lam: float = 1.3
@@ -99,54 +159,54 @@ class HADW(_Anchored):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.lam <= 0:
+        if not 0 < self.lam < math.inf:
             raise ValueError(f"difficulty.lam = {self.lam} must be positive: Φ must not change a sign")
 
-    def success(self, batch: Batch, history: Tensor | None) -> Tensor:
+    def difficulty(self, success: Success, history: Tensor | None) -> Tensor:
         """[B] how often the prompt is solved: p̂."""
-        return self.rate(batch.mean)
+        return success.p_hat
 
-    def reweight(self, batch: Batch, A: Tensor, C: float, history: Tensor | None) -> Tensor:
-        diff = self.success(batch, history) - C
-        A = self.lam * torch.exp(-torch.sign(A) * diff) * A
-        return A - batch.groups.mean(A) if self.recentre else A
+    def reweight(self, A: Tensor, success: Success, C: float, history: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """ΦA, and how many responses `recentre` kept from changing sign; None where it does not recentre."""
+        diff = (self.difficulty(success, history) - C).nan_to_num(0.0)
+        weighted = self.lam * torch.exp(-torch.sign(A) * diff) * A
+        if not self.recentre:
+            return weighted, None
+        centred = weighted - success.groups.mean(weighted)
+        turned = centred * A < 0
+        return torch.where(turned, 0.0, centred), turned.sum()
 
 
 @dataclass(kw_only=True)
-class HADWHistory(HADW):
+class HADWHistory(HADW, _Remembering):
     """HA-DW with diff = h − C⁻: the prompt's difficulty from its own earlier batches, not from the group it weighs.
 
-    h is `history` where `assign` was given it; a prompt that was never seen falls back to p̂, the paper's. The anchor
+    h is the prompt's remembered rate, shrunk towards p̂: a prompt that was never seen has the paper's. The anchor
     stays the policy's. Ours, not the paper's, for a reason its own theory gives: p̂ of a mixed group is at least 1/G and
     moves with the rewards that A is made of, while h knows of the groups nobody solved. (With h for the anchor instead,
     the correction would turn round: a hard prompt's mixed group always beats its own history.)
     """
 
-    def success(self, batch: Batch, history: Tensor | None) -> Tensor:
-        p_hat = self.rate(batch.mean)
-        return p_hat if history is None else torch.where(torch.isnan(history), p_hat, history)
+    def difficulty(self, success: Success, history: Tensor | None) -> Tensor:
+        return self.estimate(history, success.p_hat)
 
 
 @dataclass(kw_only=True)
-class Debias(_Anchored):
+class Debias(_Remembering):
     """Φ = (1−c*p̂)/(1−p̂) for r = 1 and c* for r = 0, c* = P(S)/(1−p^{G−1}): then Φ(r − p̂) = r − c*p̂, unbiased given S.
 
-    p is a history estimate of the prompt's success rate: `history` where `assign` was given it, the anchor elsewhere.
-    Binary rewards (the two ends of reward_range) and advantages proportional to r − p̂ within a group.
+    p is a history estimate of the prompt's success rate, shrunk towards the anchor: a prompt without history has the
+    anchor. Accuracies that are 0 or 1, and advantages proportional to r − p̂ within a group; Φ = 1 where the accuracy
+    is not known, and in groups that are all right or all wrong.
     """
 
-    def check(self, low: float, high: float, binary: bool) -> None:
-        super().check(low, high, binary)
-        if not binary:
-            raise ValueError(f"difficulty = debias needs rewards that are one of {self.reward_range}; some lie between")
-
-    def reweight(self, batch: Batch, A: Tensor, C: float, history: Tensor | None) -> Tensor:
-        p = torch.full_like(A, C) if history is None else torch.where(torch.isnan(history), C, history)
-        p, G, p_hat = p.clamp(1e-6, 1 - 1e-6), batch.G, self.rate(batch.mean)
+    def reweight(self, A: Tensor, success: Success, C: float, history: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        p = self.estimate(history, torch.full_like(A, C)).clamp(1e-6, 1 - 1e-6)
+        G, p_hat = success.known, success.p_hat
+        mixed = (p_hat > 0) & (p_hat < 1) & ~success.rate.isnan()
         c = (1 - (1 - p) ** G - p**G) / (1 - p ** (G - 1))
-        right = batch.r >= self.reward_range[1]
-        phi = torch.where(right, (1 - c * p_hat) / (1 - p_hat), c)
-        return torch.where(A != 0, phi * A, 0.0)
+        phi = torch.where(success.rate == 1, (1 - c * p_hat) / (1 - p_hat), c)
+        return torch.where(mixed, phi, 1.0) * A, None
 
 
 Difficulty = HADW | Debias

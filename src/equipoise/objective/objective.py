@@ -19,9 +19,10 @@ from equipoise.objective.advantage import ADVANTAGES
 from equipoise.objective.aggregation import AGGREGATIONS
 from equipoise.objective.cancellation import CANCELLATIONS, WEIGHT_TRANSFORMS
 from equipoise.objective.choice import Spec, choose, nearest
-from equipoise.objective.credit import Credit, Facts, GroupIds, Lengths, Rewards, check, read, weigh
-from equipoise.objective.difficulty import DIFFICULTIES, Difficulty
+from equipoise.objective.credit import Credit, weigh
+from equipoise.objective.difficulty import DIFFICULTIES, Difficulty, Success
 from equipoise.objective.groups import Batch, Groups
+from equipoise.objective.inputs import Facts, GroupIds, Lengths, Numbers, Rewards, check, read
 from equipoise.objective.loss import KnownGradient, LossOutput, Stats
 from equipoise.objective.presets import PRESETS
 from equipoise.objective.regularizer import KL_ESTIMATORS, MISMATCH
@@ -173,42 +174,53 @@ class Objective:
         group: GroupIds,
         lengths: Lengths,
         *,
-        tokens: Tensor | None = None,
-        history: Tensor | Sequence[float] | None = None,
+        accuracy: Numbers | None = None,
+        batch_accuracy: float | None = None,
+        history: Numbers | None = None,
+        tokens: Tensor | Sequence[int] | None = None,
     ) -> Credit:
         """Give every response of the batch its coefficient.
 
         rewards [B], or [B, K] with `reward_weights`; group [B] ids of any kind in any order; lengths [B] tokens of each
         response (0 for one without tokens or masked out: it still counts in its group's mean reward).
+        accuracy [B] success of each response in [0, 1], NaN where it is not known. Advantages come of the rewards,
+        which shaping may have changed; p̂ and the anchor come of accuracies. Without any, the rewards serve as both.
+        batch_accuracy mean accuracy over all sampled responses, those that were filtered out included: what the anchor
+        learns; by default the mean of `accuracy`.
+        history of each response's prompt in earlier batches (hadw_history, debias): [B, 2] successes and attempts, or
+        [B, 3] with the steps since then; or [B] success rates to take at their word, NaN where there is none.
         tokens [ΣT] token ids in row order, for cancellation="prefix" and for bias/* on the real shared tokens.
-        history [B] success rate of each response's prompt in earlier batches, NaN where there is none
-        (hadw_history, debias).
 
         Bad input is a ValueError that names the index and the rule, raised before the anchor has changed.
         One host synchronisation: the checks.
         """
-        inputs = read(rewards, group, lengths, history, len(self.reward_weights))
+        inputs = read(rewards, group, lengths, accuracy=accuracy, history=history, columns=len(self.reward_weights))
         groups = Groups.of(inputs.ids)
         columns = [Batch(r, inputs.T, groups, inputs.eps) for r in inputs.r.unbind(1)]
         total = sum((w * b.r for w, b in zip(self.reward_weights, columns, strict=True)), torch.zeros_like(inputs.T))
-        ends = (0.0, 1.0) if self.difficulty is None else self.difficulty.reward_range
+        low, high = ends = (0.0, 1.0) if self.difficulty is None else self.difficulty.reward_range
         facts = check(inputs, total, inputs.r if self.combine == "advantages" else total, groups, ends)
+        tokens = None if tokens is None else torch.as_tensor(tokens)
         self._check_batch(facts, tokens)
+        y = self._success_rate(facts, batch_accuracy, ends)
 
         batch = Batch(total, inputs.T, groups, inputs.eps)
+        rate = inputs.accuracy if inputs.accuracy is not None and facts.known else (total - low) / (high - low)
+        success = Success(rate, groups)
         if self.combine == "advantages":
             parts = [w * self.advantage(b) for w, b in zip(self.reward_weights, columns, strict=True)]
             A = torch.stack(parts).sum(0)
         else:
             A = self.advantage(batch)
         metrics: dict[str, Tensor] = {}
-        y = (facts.mean - ends[0]) / (ends[1] - ends[0])
         if self.difficulty is not None:
             C = self.difficulty.prior(y)
-            A = self.difficulty.reweight(batch, A, C, inputs.past)
+            A, turned = self.difficulty.reweight(A, success, C, inputs.history)
             metrics["difficulty/anchor"] = torch.full_like(total[0], C)
-        if facts.binary:
-            metrics["bias/baseline_bias"] = bias.baseline_bias(batch, ends)
+            if turned is not None:
+                metrics["difficulty/turned"] = turned / len(A)
+        if facts.zero_or_one if facts.known else facts.binary:
+            metrics["bias/baseline_bias"] = bias.baseline_bias(success)
         credit = weigh(
             batch, A, aggregation=self.aggregation, cancellation=self.cancellation,
             averaged_groups=self.averaged_groups, tokens=tokens, metrics=metrics,
@@ -217,11 +229,28 @@ class Objective:
             self.difficulty.update(y)
         return credit
 
+    def _success_rate(self, facts: Facts, batch_accuracy: float | None, ends: tuple[float, float]) -> float:
+        """y, the success rate of the batch: of all that was sampled where that is told, else of what is here."""
+        if batch_accuracy is not None:
+            if not 0 <= batch_accuracy <= 1:
+                raise ValueError(f"batch_accuracy = {batch_accuracy} must be a mean accuracy, 0 to 1")
+            return float(batch_accuracy)
+        if facts.known:
+            return facts.accuracy
+        return (facts.mean - ends[0]) / (ends[1] - ends[0])
+
     def _check_batch(self, facts: Facts, tokens: Tensor | None) -> None:
         """What this objective in particular asks of a batch."""
         A = self.advantage
-        if self.difficulty is not None:
-            self.difficulty.check(facts.low, facts.high, facts.binary)
+        if self.difficulty is not None and not facts.known:
+            self.difficulty.check_range(facts.low, facts.high)
+        if self.difficulty_choice.name == "debias" and not (facts.zero_or_one if facts.known else facts.binary):
+            assert self.difficulty is not None
+            ends = (0.0, 1.0) if facts.known else self.difficulty.reward_range
+            raise ValueError(
+                f"difficulty = debias needs {'accuracies' if facts.known else 'rewards'} that are one of {ends}; "
+                "some lie between"
+            )
         if A.name == "maxrl" and facts.least < 0:
             raise ValueError(
                 f"rewards go down to {facts.least:g}: maxrl divides by their mean, the rule is rewards ≥ 0"
@@ -230,13 +259,13 @@ class Objective:
             raise ValueError("some rewards are neither 0 nor 1: the rule of pass_at_k is 0 or 1")
         if A.name == "pass_at_k" and facts.smallest_group < A.options["k"]:
             raise ValueError(
-                f"a group has {facts.smallest_group} responses: pass_at_k needs at least k = {A.options['k']}"
+                f"a group has {facts.smallest_group:g} responses: pass_at_k needs at least k = {A.options['k']}"
             )
         if self.cancellation == "prefix" and tokens is None:
             raise ValueError("cancellation = prefix needs assign(..., tokens=…), the token ids in row order")
-        if tokens is not None and tokens.shape != (facts.tokens,):
+        if tokens is not None and tokens.shape != (int(facts.tokens),):
             raise ValueError(
-                f"tokens has shape {tuple(tokens.shape)}: the rule is [{facts.tokens}], the sum of lengths"
+                f"tokens has shape {tuple(tokens.shape)}: it must be [{facts.tokens:.0f}], the sum of lengths"
             )
 
     def loss(

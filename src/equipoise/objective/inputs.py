@@ -1,0 +1,141 @@
+"""The arguments of `assign` as tensors on one device, and all that can be wrong with them (formulas.md §1, §3).
+
+Bad input is a ValueError that names the index, the value and what it must be. Not here: what one objective in
+particular asks of a batch, which `Objective.assign` checks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from equipoise.objective.groups import Groups, group_ids
+
+Rewards = Tensor | np.ndarray | Sequence[float] | Sequence[Sequence[float]]
+GroupIds = Tensor | np.ndarray | Sequence[Hashable]
+Lengths = Tensor | np.ndarray | Sequence[int]
+Numbers = Tensor | np.ndarray | Sequence[float] | Sequence[Sequence[float]]
+
+
+class Facts(NamedTuple):
+    """What the host knows of a batch after the checks; truths are 1 or 0."""
+
+    low: float
+    high: float
+    mean: float
+    binary: float  # every response's reward is one of two known values
+    least: float  # the smallest reward an advantage is taken of
+    two_valued: float  # every reward an advantage is taken of is one of those two values
+    smallest_group: float
+    tokens: float
+    known: float  # responses whose accuracy is known; 0 where none was given
+    accuracy: float  # their mean
+    zero_or_one: float  # every known accuracy is 0 or 1
+
+
+class Inputs(NamedTuple):
+    """The arguments of `assign` as tensors on one device."""
+
+    r: Tensor  # [B, K] float64
+    T: Tensor  # [B] float64
+    ids: Tensor  # [B]
+    accuracy: Tensor | None  # [B] float64, NaN where it is not known
+    history: Tensor | None  # [B] rates, or [B, 2] or [B, 3] counts; float64
+    eps: float  # relative precision of the rewards as they came
+
+
+class Rule(NamedTuple):
+    name: str
+    value: Tensor  # [B] or [B, K]
+    broken: Tensor  # [B] bool
+    sentence: str
+
+
+def read(
+    rewards: Rewards,
+    group: GroupIds,
+    lengths: Lengths,
+    *,
+    accuracy: Numbers | None,
+    history: Numbers | None,
+    columns: int,
+) -> Inputs:
+    """Tensors of the right shape, or a ValueError that names the one that is not."""
+    # Half precision is a storage format for rewards, not their noise: what it can tell apart differs.
+    eps = torch.finfo(torch.promote_types(rewards.dtype, torch.float32)).eps if isinstance(rewards, Tensor) else 0.0
+    r = torch.as_tensor(rewards).to(torch.float64)
+    if r.ndim == 1:
+        r = r[:, None]
+    if r.ndim != 2 or r.shape[1] != columns:
+        wanted = "[B]" if columns == 1 else f"[B, {columns}], a column per reward weight"
+        raise ValueError(f"rewards has shape {tuple(r.shape)}: it must be {wanted}")
+    B = len(r)
+    if B == 0:
+        raise ValueError("rewards is empty: there must be at least one response")
+    T = torch.as_tensor(lengths).to(r.device)
+    ids = group_ids(group, r.device)
+    known = None if accuracy is None else torch.as_tensor(accuracy).to(r.device)
+    past = None if history is None else torch.as_tensor(history).to(r.device)
+    for name, x in (("lengths", T), ("group", ids), ("accuracy", known), ("history", past)):
+        if x is not None and x.shape != (B,) and not (name == "history" and x.shape in ((B, 2), (B, 3))):
+            raise ValueError(
+                f"{name} has shape {tuple(x.shape)}, rewards has {B} rows: there must be one entry per response"
+            )
+        if x is not None and x.is_complex():
+            raise ValueError(f"{name} has dtype {x.dtype}: it must hold real numbers")
+    known, past = (None if x is None else x.to(torch.float64) for x in (known, past))
+    return Inputs(r, T.to(torch.float64), ids, known, past, eps)
+
+
+def check(inputs: Inputs, total: Tensor, judged: Tensor, groups: Groups, ends: tuple[float, float]) -> Facts:
+    """Refuse what is not a number, a length, an id or a rate, naming the first index; one transfer to the host.
+
+    `total` [B]: the reward of each response; `judged`: what advantages are taken of; `ends`: a binary reward's values.
+    """
+    rules = _rules(inputs)
+    broken = [torch.where(rule.broken.any(), rule.broken.to(torch.uint8).argmax(), -1) for rule in rules]
+    binary, two_valued = (((x == ends[0]) | (x == ends[1])).all() for x in (total, judged))
+    a = total.new_full((1,), torch.nan) if inputs.accuracy is None else inputs.accuracy
+    known = (~a.isnan()).sum()
+    facts = {
+        "low": total.min(),
+        "high": total.max(),
+        "mean": total.mean(),
+        "binary": binary,
+        "least": judged.min(),
+        "two_valued": two_valued,
+        "smallest_group": groups.size.min(),
+        "tokens": inputs.T.sum(),
+        "known": known,
+        "accuracy": a.nansum() / known.clamp(min=1),
+        "zero_or_one": ((a == 0) | (a == 1) | a.isnan()).all(),
+    }
+    numbers = torch.stack([x.to(torch.float64) for x in (*broken, *facts.values())]).tolist()
+    for rule, i in zip(rules, numbers, strict=False):
+        if i >= 0:
+            raise ValueError(f"{rule.name}[{int(i)}] = {rule.value[int(i)].squeeze().tolist()}: {rule.sentence}")
+    return Facts(**dict(zip(facts, numbers[len(rules) :], strict=True)))
+
+
+def _rules(inputs: Inputs) -> list[Rule]:
+    r, T, ids = inputs.r, inputs.T, inputs.ids
+    rules = [
+        Rule("rewards", r, ~r.isfinite().all(1), "a reward is a finite number"),
+        Rule("lengths", T, ~((T >= 0) & (T.frac() == 0)), "a length is a whole number of tokens, 0 or more"),
+    ]
+    if ids.is_floating_point():
+        rules.append(Rule("group", ids, ~ids.isfinite(), "a group id is a finite number"))
+    if (a := inputs.accuracy) is not None:
+        sentence = "an accuracy lies in [0, 1], NaN where it is not known"
+        rules.append(Rule("accuracy", a, (a < 0) | (a > 1), sentence))
+    if (past := inputs.history) is not None and past.ndim == 1:
+        sentence = "a success rate lies in [0, 1], NaN where there is none"
+        rules.append(Rule("history", past, (past < 0) | (past > 1), sentence))
+    elif past is not None:
+        fine = (past >= 0).all(1) & past.isfinite().all(1) & (past[:, 0] <= past[:, 1])
+        rules.append(Rule("history", past, ~fine, "0 ≤ successes ≤ attempts, and steps since then, 0 or more"))
+    return rules
