@@ -135,6 +135,15 @@ def _parser() -> argparse.ArgumentParser:
     compare.add_argument("--out", default="runs/compare", help="where runs and tables go (default: %(default)s)")
     compare.add_argument("--jobs", type=_at_least(1), default=0, help="runs at a time (default: one per core)")
 
+    study = add("study", _study, "run a study written down beforehand, show its results, or train one cell again")
+    study.add_argument("action", choices=("run", "show", "verify"), help="run FILE.toml; show or verify RESULTS.json")
+    study.add_argument("file", help="a study (see studies/), or the results of one")
+    study.add_argument("--out", default="runs/study", help="where its runs go (default: %(default)s)")
+    study.add_argument("--jobs", type=_at_least(1), default=0, help="runs at a time (default: one per core)")
+    study.add_argument("--minutes", type=_at_least(0, float), default=None, help="stop after so long; go on with run")
+    study.add_argument("--variant", default=None, help="verify: which variant")
+    study.add_argument("--seed", type=int, default=None, help="verify: which seed")
+
     audit = add("audit", _audit, "measure which biases an objective has on a rollout log, and say what to change")
     audit.add_argument("files", nargs="+", help="run directories, TRL completions, verl dumps, Parquet, JSONL or CSV")
     audit.add_argument(
@@ -303,6 +312,19 @@ def _compare(options: argparse.Namespace, rest: list[str]) -> None:
 
     metric = options.metric or default_metric(options.config, rest)
     compare(options.config, options.vary, options.seeds, Path(options.out), metric, options.jobs, rest)
+
+
+def _study(options: argparse.Namespace, rest: list[str]) -> None:
+    from equipoise.study import registered
+
+    if options.action == "run":
+        registered.run(options.file, Path(options.out), options.jobs, options.minutes or float("inf"))
+    elif options.action == "show":
+        registered.show(registered.read_results(options.file))
+    elif options.variant is None or options.seed is None:
+        raise registered.ConfigError("study verify needs --variant and --seed: which cell should be trained again?")
+    else:
+        sys.exit(0 if registered.verify(options.file, options.variant, options.seed, Path(options.out)) else 1)
 
 
 def _audit(options: argparse.Namespace, rest: list[str]) -> None:

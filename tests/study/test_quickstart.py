@@ -93,13 +93,13 @@ def test_a_run_that_fails_is_named_with_what_it_said(tmp_path, monkeypatch):
 def test_what_is_finished_is_not_started_again(tmp_path, monkeypatch):
     config = study.settings("token", 0, 2, tmp_path)
     folder = RunFolder(config.train.out)
-    assert not runs._finished(config)
+    assert not runs.finished(config)
     (folder.checkpoints / "step-2").mkdir(parents=True)
     (folder.checkpoints / "step-2" / checkpoint.STATE).touch()
     folder.config.write_text(dump(config))
-    assert runs._finished(config)
-    assert not runs._finished(study.settings("token", 1, 2, tmp_path))
-    assert not runs._finished(study.settings("token", 0, 3, tmp_path))
+    assert runs.finished(config)
+    assert not runs.finished(study.settings("token", 1, 2, tmp_path))
+    assert not runs.finished(study.settings("token", 0, 3, tmp_path))
 
 
 @pytest.fixture

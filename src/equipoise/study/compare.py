@@ -171,14 +171,14 @@ def differences(found: Sequence[Variant]) -> list[Difference]:
         return []
     pairs = list(itertools.combinations(found, 2))
     within = [np.subtract(b.scores, a.scores) for a, b in pairs]
-    p = [_paired_p(d) for d in within]
+    p = [paired_p(d) for d in within]
     return [
         Difference(a.name, b.name, float(d.mean()), *interval(d.tolist()), p[i], h, seeds_needed(float(d.std(ddof=1))))
         for i, ((a, b), d, h) in enumerate(zip(pairs, within, holm(p), strict=True))
     ]
 
 
-def _paired_p(d: np.ndarray) -> float:
+def paired_p(d: np.ndarray) -> float:
     if not d.any():
         return 1.0
     spread = d.std(ddof=1) / math.sqrt(len(d))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import subprocess
 import sys
@@ -14,11 +15,58 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from equipoise.train import Config, RunError, RunFolder, checkpoint, dump, read_lines
 
+FEW = 24  # runs that get a line each for as long as all go on; of more, only those under way are shown
 
-def train_all(configs: dict[str, Config], console: Console, jobs: int = 0) -> None:
-    """Run what is not finished yet, `jobs` at a time (0: one per core); what stopped half way goes on from there."""
-    waiting = list(configs)
+
+def train_all(
+    configs: dict[str, Config],
+    console: Console,
+    jobs: int = 0,
+    *,
+    stop_at: float = math.inf,
+    patient: bool = False,
+) -> dict[str, str]:
+    """Run what is not finished yet, `jobs` at a time (0: one per core); what stopped half way goes on from there.
+
+    `stop_at` (time.monotonic) ends the runs under way after the step they are in. A run that fails ends all others, or
+    where `patient`, is left out and named in the table that comes back.
+    """
+    waiting = [name for name, config in configs.items() if not finished(config)]
     running: dict[str, subprocess.Popen[bytes]] = {}
+    failed: dict[str, str] = {}
+    with _progress(console) as bars:
+        shown: dict[str, Any] = {}
+        if len(configs) <= FEW:
+            shown = {name: bars.add_task(name, total=c.train.steps, line="") for name, c in configs.items()}
+        whole = bars.add_task("runs", total=len(configs), line="") if len(configs) > FEW else None
+        try:
+            while (waiting or running) and time.monotonic() < stop_at:
+                while waiting and len(running) < (jobs or os.cpu_count() or 1):
+                    name = waiting.pop(0)
+                    running[name] = _start(configs[name])
+                    if name not in shown:
+                        shown[name] = bars.add_task(name, total=configs[name].train.steps, line="")
+                time.sleep(0.3)
+                for name, bar in shown.items():
+                    _show(bars, bar, RunFolder(configs[name].train.out))
+                for name in [name for name, process in running.items() if process.poll() is not None]:
+                    if running.pop(name).returncode:
+                        failed[name] = _failure(name, configs[name])
+                        if not patient:
+                            raise RunError(failed[name])
+                    if whole is not None:
+                        bars.remove_task(shown.pop(name))
+                if whole is not None:
+                    bars.update(whole, completed=len(configs) - len(waiting) - len(running))
+        finally:
+            for process in running.values():
+                process.terminate()
+            for process in running.values():
+                process.wait()
+    return failed
+
+
+def _progress(console: Console) -> Progress:
     columns = (
         TextColumn("{task.description}"),
         BarColumn(30),
@@ -26,30 +74,10 @@ def train_all(configs: dict[str, Config], console: Console, jobs: int = 0) -> No
         TextColumn("{task.fields[line]}"),
         TimeRemainingColumn(),
     )
-    with Progress(*columns, console=console) as bars:
-        shown = {name: bars.add_task(name, total=c.train.steps, line="") for name, c in configs.items()}
-        try:
-            while waiting or running:
-                while waiting and len(running) < (jobs or os.cpu_count() or 1):
-                    name = waiting.pop(0)
-                    if not _finished(configs[name]):
-                        running[name] = _start(configs[name])
-                time.sleep(0.3)
-                for name in configs:
-                    _show(bars, shown[name], RunFolder(configs[name].train.out))
-                for name, process in list(running.items()):
-                    if process.poll() is not None:
-                        del running[name]
-                        if process.returncode:
-                            raise RunError(_failure(name, configs[name]))
-        finally:
-            for process in running.values():
-                process.terminate()
-            for process in running.values():
-                process.wait()
+    return Progress(*columns, console=console)
 
 
-def _finished(config: Config) -> bool:
+def finished(config: Config) -> bool:
     """Whether the run in that directory is this one and has come to its end: then there is nothing to start."""
     folder = RunFolder(config.train.out)
     if not folder.config.exists() or folder.config.read_text(encoding="utf-8") != dump(config):
