@@ -5,8 +5,8 @@
     equipoise study verify studies/results/off_policy.json --variant balanced --seed 100
 
 A study file has `question`, `seeds = [first, last]`, a table `config` (as for `equipoise train`), `variants` (dotted
-options each) and the `primary` differences: a metric of the last evaluation and the two variants to subtract. Only these
-are tested, with Holm's correction over them; whatever else the results show is exploratory and is called so.
+options each) and the `primary` differences: a metric of the last evaluation and the two variants to subtract. Only
+these are tested, with Holm's correction over them; whatever else the results show is exploratory and is called so.
 
 The results are one small JSON file: every evaluation's numbers of every run, no weights and no samples. Runs of a seed
 share prompts and draws, so the unit is the difference within a seed, and only seeds that every variant has finished

@@ -1,8 +1,8 @@
 """Checkpoints that are either whole or not there: written under another name, synced to the disk, then renamed.
 
 `step-N/` holds the weights in Hugging Face format (plain AutoModelForCausalLM opens it) and `trainer.pt`: optimizer,
-RNG, task position and objective state. Both are read as plain data (tensors, numbers, texts): a checkpoint somebody else
-prepared can hold wrong numbers, but it cannot run anything.
+RNG, task position and objective state. Both are read as plain data (tensors, numbers, texts): a checkpoint somebody
+else prepared can hold wrong numbers, but it cannot run anything.
 """
 
 from __future__ import annotations
@@ -69,8 +69,8 @@ def load(folder: Path, step: int, policy: models.Policy) -> dict[str, Any]:
         state: dict[str, Any] = torch.load(path / STATE, map_location="cpu", weights_only=True, mmap=True)
     except pickle.UnpicklingError as error:
         raise RunError(
-            f"{path / STATE}: it holds more than tensors, numbers and texts, and is not loaded, because such a file can "
-            f"run commands; its weights can be used: begin a new run with --model.name {path}"
+            f"{path / STATE}: it holds more than tensors, numbers and texts, and is not loaded, because such a file "
+            f"can run commands; its weights can be used: begin a new run with --model.name {path}"
         ) from error
     set_rng_state(state["rng"])
     return state
