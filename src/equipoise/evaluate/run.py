@@ -36,7 +36,7 @@ class Graded:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """`metrics` as eval.jsonl has them; `sampled[i]` the n responses to prompt i; `greedy[i]` its greedy one, if any."""
+    """`metrics` as eval.jsonl has them; `sampled[i]` the n responses to prompt i; `greedy[i]` its greedy one."""
 
     metrics: dict[str, Any]
     prompts: Sequence[Prompt]

@@ -1,7 +1,7 @@
 """`both`: coefficients with Σ c = 0 and Σ cT = 0 in every group, and no sign turned (formulas.md §1, docs/theory.md).
 
-The nearest such coefficients (L2) to those the aggregation gave. They exist, other than 0, where the range of lengths of
-the right responses meets that of the wrong ones; a group where it does not keeps the coefficients it came with.
+The nearest such coefficients (L2) to those the aggregation gave. They exist, other than 0, where the range of lengths
+of the right responses meets that of the wrong ones; a group where it does not keeps the coefficients it came with.
 Not covered: the two sums after clipping. They hold for the coefficients of `assign`, that is, on-policy.
 """
 
@@ -53,7 +53,7 @@ def can_pull(T: Tensor, s: Tensor, groups: Groups) -> Tensor:
     first, last = torch.maximum(*lowest), torch.minimum(*highest)  # what the ranges have in common
     low = torch.where(s > 0, lowest[0], lowest[1])
     high = torch.where(s > 0, highest[0], highest[1])
-    inside = (first < last) | ((low < first) & (last < high)) | (T == first)
+    inside = (first < last) | ((low < first) & (last < high)) | (first == T)
     return (s != 0) & (first <= last) & inside
 
 
@@ -61,8 +61,8 @@ def project(u: Tensor, s: Tensor, T: Tensor, groups: Groups) -> Tensor:
     """v ≥ 0 with Σ sv = Σ svT = 0 and Σ(v − u)² least, per group: the size of each coefficient, s its sign, 0 for none.
 
     By the conditions of Karush, Kuhn and Tucker v = max(0, u − s(α + βt)) with two numbers per group, t the lengths,
-    centred and scaled. They are the minimum of the convex, piecewise quadratic ½Σ max(0, u − s(α + βt))², whose gradient
-    is minus the two sums: Newton's method, all groups at once, each with the best of a few step lengths.
+    centred and scaled. They are the minimum of the convex, piecewise quadratic ½Σ max(0, u − s(α + βt))², whose
+    gradient is minus the two sums: Newton's method, all groups at once, each with the best of a few step lengths.
     """
     live = (s != 0).to(T.dtype)
     n = groups.sum(live).clamp(min=1)
