@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from equipoise.theory import balance, baseline, continuous, reweighting, tables
+from equipoise.theory import balance, baseline, continuous, reweighted, reweighting, tables
 
 ROOT = Path(__file__).parents[2]
 
@@ -15,7 +15,44 @@ def test_tables_hold_the_papers_values_and_the_conditioned_ones_beside_them():
     lines = [line.split() for line in tables.render().splitlines()]
     assert ["6", "1.0000", "1.0000", "0.8278", "0.7455", "0.6897", "0.6194"] in lines
     assert ["8", "1.0000", "1.0000", "0.7811", "0.7080", "0.6409", "0.5799"] in lines
-    assert ["0.05", "8", "0.125", "empty", "empty", "empty"] in lines
+    assert ["0.05", "8", "0.125", "empty", "empty", "empty", "neither"] in lines
+    assert ["0.02", "1.02", "1.24", "1.51"] in lines
+
+
+def section(title: str) -> str:
+    return next(s for s in tables.render().split("\n\n") if title in s)
+
+
+def test_theorem_3_is_the_union_of_lemma_1s_intervals():
+    """The theorem takes λ from either interval; a table of their intersection was ours, not its."""
+    told = section("Lemma 1 and Theorem 3")
+    assert "(c_low, c_high) are Lemma 1's" in told
+    assert "union" in told
+    assert "λ for both" not in tables.render()
+    assert "Lemma 1" in reweighting.correction_interval.__doc__
+    assert "Lemma 1" in reweighting.confidence_radius.__doc__
+
+
+def test_theorem_3s_conclusion_is_answered_raw_and_scale_free():
+    lines = [line.split() for line in tables.render().splitlines()]
+    assert ["0.25", "-0.028", "+0.461", "-0.062", "+0.028", "+0.028", "-0.045", "-0.103"] in lines
+    assert any(line[:2] == ["8", "0.5"] and line[-2:] == ["0.005–0.205,", "0.795–0.995"] for line in lines)
+
+
+def test_the_truncated_normal_has_its_table():
+    row = next(line for line in tables.render().splitlines() if "N(0.25, 0.2²)" in line)
+    law = continuous.truncated_normal_rewards(0.25, 0.2)
+    assert f"{continuous.spread_baseline_bias(law, 8, 0.5):+.4f}" in row
+
+
+def test_the_docs_do_not_claim_what_is_false():
+    formulas = (ROOT / "docs" / "formulas.md").read_text(encoding="utf-8")
+    assert "rules that satisfy both" not in formulas
+    assert "both conditions hold where each matters" not in formulas
+    assert "Lemma 1 c_low" in formulas
+    page = (ROOT / "docs" / "theory.md").read_text(encoding="utf-8")
+    assert "eqs. 7 and 16–17 (eq. 21 is its own objective, J_BA)" in page
+    assert "eq. 21 as we read it" not in page
 
 
 def test_tables_fit_a_terminal_and_line_up():
@@ -27,7 +64,7 @@ def test_tables_fit_a_terminal_and_line_up():
         assert len(widths) == 1
 
 
-@pytest.mark.parametrize("module", [balance, baseline, continuous, reweighting])
+@pytest.mark.parametrize("module", [balance, baseline, continuous, reweighted, reweighting])
 def test_docstring_examples(module):
     result = doctest.testmod(module)
     assert result.attempted > 0

@@ -31,6 +31,7 @@ from equipoise.theory.continuous import (
     spread_probability,
     truncated_normal_rewards,
 )
+from equipoise.theory.reweighted import reweighted_baseline_bias, reweighted_bias, reweighted_gain
 from equipoise.theory.reweighting import Interval, confidence_radius, correction_interval, lambda_interval
 from equipoise.theory.tables import render
 
@@ -55,6 +56,9 @@ __all__ = [
     "overestimation_probability",
     "render",
     "rewards_from_cdf",
+    "reweighted_baseline_bias",
+    "reweighted_bias",
+    "reweighted_gain",
     "reweighted_sum",
     "sequence_token_weight",
     "spread_baseline_bias",

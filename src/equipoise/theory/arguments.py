@@ -31,6 +31,13 @@ def positive(x: ArrayLike, name: str) -> Array:
     return x
 
 
+def binary(r: ArrayLike) -> Array:
+    """`r` as a float array of zeros and ones, anything else refused."""
+    r = np.asarray(r, dtype=np.float64)
+    _refuse(r, (r != 0) & (r != 1), "r", "is not a binary reward: give 0 or 1")
+    return r
+
+
 def plain(x: ArrayLike) -> Real:
     """A Python float for a 0-d result, the array itself otherwise."""
     x = np.asarray(x, dtype=np.float64)

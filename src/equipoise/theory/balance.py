@@ -40,7 +40,7 @@ def mass_imbalance(m: ArrayLike, T_plus: ArrayLike, T_minus: ArrayLike, G: Array
 
     References
     ----------
-    BA (arXiv 2605.04077), eqs. 12 and 16 as we read them, from formulas.md §1 and not from the paper's text.
+    BA (arXiv 2605.04077); derived from formulas.md §1, not from the paper's text.
 
     Examples
     --------
@@ -69,7 +69,7 @@ def sequence_token_weight(T: ArrayLike, G: ArrayLike) -> Real:
 
     References
     ----------
-    BA, eq. 21 as we read it, from formulas.md §1 and not from the paper's text.
+    BA, eqs. 7 and 16–17 (the sequence rule; eq. 21 is the paper's own objective, J_BA).
 
     Examples
     --------

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy import special, stats
 
-from equipoise.theory.arguments import Array, Real, group_size, plain, probability
+from equipoise.theory.arguments import Array, Real, binary, group_size, plain, probability
 from equipoise.theory.quadrature import integrate
 
 
@@ -274,10 +274,8 @@ def debias_factor(r: ArrayLike, p_hat: ArrayLike, p: ArrayLike, G: ArrayLike) ->
     >>> debias_factor([1, 0], 0.5, 0.5, 8)
     array([1., 1.])
     """
-    r = np.asarray(r, dtype=np.float64)
+    r = binary(r)
     p_hat = probability(p_hat, "p_hat")
-    if not np.all((r == 0) | (r == 1)):
-        raise ValueError(f"r = {r[(r != 0) & (r != 1)].flat[0]:g} is not a binary reward: give 0 or 1")
     if np.any((p_hat == 0) | (p_hat == 1)):
         raise ValueError("p_hat = 0 or 1 is a group without variance: drop it, its advantages are 0")
     c = debias_constant(p, G)

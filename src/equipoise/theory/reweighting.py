@@ -1,8 +1,11 @@
 """HA-DW's factor Φ = λ·exp(−sgn(A)·(p̂ − C)): which λ keeps the reweighted advantage near the true one.
 
-Theorem 3 promises E[ΦÂ | S] within ε of A, with probability 1 − δ over p̂, for λ in an interval. The promise can be
-void: with few responses or a small ε the band of p that p̂ leaves possible is too wide for any one λ. An interval
-without a point is reported as empty, its ends as NaN, never with its ends swapped.
+Lemma 1 bounds p by p̂ (`confidence_radius`) and finds the constants c that correct the baseline
+(`correction_interval`). Theorem 3 turns them into λ (`lambda_interval`), one interval for right responses and one for
+wrong ones, and takes λ from their union. It promises E[ΦÂ | S] within ε of A, with probability 1 − δ over p̂. The
+promise can be void: with few responses or a small ε the band of p that p̂ leaves possible is too wide for any one λ. An
+interval without a point is reported as empty, its ends as NaN, never with its ends swapped. What Φ does in fact is in
+reweighted.py.
 """
 
 from collections.abc import Callable
@@ -11,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from equipoise.theory.arguments import Array, Real, group_size, plain, positive, probability
+from equipoise.theory.arguments import Array, Real, binary, group_size, plain, positive, probability
 from equipoise.theory.baseline import conditional_baseline, informative_probability
 
 
@@ -46,7 +49,7 @@ def confidence_radius(G: ArrayLike, delta: ArrayLike, margin: ArrayLike) -> Real
 
     References
     ----------
-    HA-DW, Theorem 3; formulas.md §3.
+    HA-DW, Lemma 1; formulas.md §3.
 
     Examples
     --------
@@ -77,7 +80,7 @@ def correction_interval(
 
     References
     ----------
-    HA-DW, Theorem 3; formulas.md §3.
+    HA-DW, Lemma 1; formulas.md §3.
 
     Examples
     --------
@@ -120,8 +123,9 @@ def lambda_interval(
     Returns
     -------
     Interval. A negative lower end does not bind, since λ > 0. Right and wrong responses have different intervals; the
-    paper's single λ must lie in both. The formulas turn λ into the c with Φ·Â = r − c·p̂ at the p̂ observed and then
-    treat c as a constant of the expectation over p̂; that Φ itself moves with p̂ is not followed.
+    theorem takes λ from their union, so that a single λ may serve one kind of response and not the other. The formulas
+    turn λ into the c with Φ·Â = r − c·p̂ at the p̂ observed and then treat c as a constant of the expectation over p̂;
+    that Φ itself moves with p̂ is not followed (`reweighted_bias` follows it).
 
     References
     ----------
@@ -133,9 +137,7 @@ def lambda_interval(
     >>> interval.low < 1.3 < interval.high
     True
     """
-    r = np.asarray(r, dtype=np.float64)
-    if not np.all((r == 0) | (r == 1)):
-        raise ValueError(f"r = {r[(r != 0) & (r != 1)].flat[0]:g} is not a binary reward: give 0 or 1")
+    r = binary(r)
     p_hat = probability(p_hat, "p_hat")
     if np.any((p_hat == 0) | (p_hat == 1)):
         raise ValueError("p_hat = 0 or 1 is a group without variance: drop it, its advantages are 0")
