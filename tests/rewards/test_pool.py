@@ -117,6 +117,21 @@ def test_a_worker_that_writes_what_it_likes_breaks_nothing(valid):
         assert set(kinds(outcomes)) == {"crashed"}
 
 
+def test_a_reply_without_the_ticket_of_its_job_is_no_verdict():
+    with Pool(f"{JOBS}:forge", workers=1, quiet=True) as p:
+        forged = p.submit("now", seconds=10).result()
+        assert (forged.kind, forged.value) == ("crashed", None)
+        assert "not the reply to this job" in forged.reason
+
+
+def test_what_a_job_leaves_running_cannot_answer_the_next_one():
+    with Pool(f"{JOBS}:forge", workers=1, quiet=True) as p:
+        first, second, third = (p.submit(how, seconds=10) for how in ("later", "honest", "none"))
+        assert first.result() == 0.0
+        assert second.result().kind == "crashed"
+        assert third.result() == 0.0
+
+
 def test_descriptors_and_processes_do_not_grow():
     with Pool(f"{JOBS}:misbehave", workers=2, quiet=True) as p:
         before = open_descriptors()
@@ -152,7 +167,9 @@ def test_nobody_is_left_when_the_caller_is_killed():
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join((str(ROOT / "src"), str(ROOT)))}
     caller = subprocess.Popen([sys.executable, "-c", script], env=environment, stdout=subprocess.PIPE, text=True)
     assert caller.stdout.readline() == "ready\n"
-    below = processes_under(caller.pid)
+    deadline = time.monotonic() + 30
+    while len(below := processes_under(caller.pid)) < 3 and time.monotonic() < deadline:
+        time.sleep(0.05)
     assert len(below) == 3
     caller.kill()
     caller.communicate()

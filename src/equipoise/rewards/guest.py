@@ -1,12 +1,13 @@
 """What runs inside the sandbox, and the form in which values cross its border. Standard library only.
 
 This file is compiled outside and sent in over a pipe; inside, it is the first process of its pid namespace. It drops
-its rights, then serves one of three modes:
+its rights, then serves one of these modes:
 
 - programs: for each input, fork a process that runs the response as a script; report what it wrote and how it ended.
 - functions: fork one process that runs the response as a module and answers calls of its functions.
 - referee: fork one process that runs a dataset's own test code, with the response's functions as proxies that ask
   outside.
+- resident: what `resident_guest.py` does, whose code comes with the configuration.
 
 In each the first process only watches: it ends, and with it everything in the sandbox, when nobody is left outside.
 
@@ -187,7 +188,14 @@ def main(config: dict) -> None:
     if config["files"] is not None:
         config["files"] += _files(config["folder"]) + 3  # and the three that this file keeps there
     channel.write(b"ready\n")
-    {"programs": _programs, "functions": _functions, "referee": _referee}[config["mode"]](config, channel)
+    modes = {"programs": _programs, "functions": _functions, "referee": _referee, "resident": _resident}
+    modes[config["mode"]](config, channel)
+
+
+def _resident(config: dict, channel: _Channel) -> None:
+    module: dict = {"__name__": "resident", "__builtins__": builtins}
+    exec(config["serve"], module)
+    module["serve"](config, channel)
 
 
 def _exit(code: object = None) -> None:

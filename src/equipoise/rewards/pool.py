@@ -2,8 +2,8 @@
 
 A job is a list of JSON values; its outcome is a Verdict, or a float from a function that gives numbers. Jobs run beside
 whatever the caller does: a thread of the pool hands them out and takes the replies, and futures keep them apart. A
-worker that passes the deadline is killed with everything in its session, one that dies or answers nonsense is replaced,
-and either costs its own job only. Nothing is ever unpickled.
+worker that passes the deadline is killed with everything in its session, one that dies, answers nonsense or answers
+without the job's ticket (its number and nonce) is replaced, and either costs its own job only. Nothing is unpickled.
 
 The deadline counts the time a worker could have run: waiting for a core that others hold is not its fault. So the
 verdicts are the same with two workers and with sixty-four. (Linux says how long a process waited; elsewhere it is plain
@@ -15,8 +15,10 @@ Not covered: a pool does not isolate what its workers do. The caller chooses wha
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
+import secrets
 import selectors
 import signal
 import socket
@@ -31,7 +33,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from equipoise.rewards.verdict import Verdict, decode
-from equipoise.rewards.worker import FORK, HEAD, KILL, LONGEST_JOB, LONGEST_REPLY, PID, frame
+from equipoise.rewards.worker import FORK, HEAD, KILL, LONGEST_JOB, LONGEST_REPLY, PID, TICKET, frame
 
 DEPTH = 4096
 RECYCLE = 5000  # jobs after which a worker makes room for a fresh one: libraries leak, caches grow
@@ -50,6 +52,7 @@ class PoolError(RuntimeError):
 
 @dataclass(eq=False)
 class _Job:
+    ticket: bytes
     data: bytes
     seconds: float
     expires: float  # on the clock of time.monotonic
@@ -93,6 +96,7 @@ class Pool:
         self._setup = {"target": target, "confine": confine, "preload": list(preload), "quiet": quiet}
         self._environment = dict(os.environ if environment is None else environment)
         self._jobs: deque[_Job] = deque()
+        self._numbers = itertools.count()
         self._room = threading.Semaphore(DEPTH)
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
@@ -109,12 +113,13 @@ class Pool:
     def submit(self, *arguments: Any, seconds: float, expires: float = float("inf")) -> Future[Outcome]:
         """Queue one call. It gets `seconds` once it runs, and is not begun after `expires` (of time.monotonic)."""
         data = json.dumps(arguments).encode()
-        if len(data) > LONGEST_JOB:
+        if len(data) > LONGEST_JOB - TICKET:
             done: Future[Outcome] = Future()
             done.set_result(Verdict("limit", f"{len(data)} bytes to verify: the rule is at most {LONGEST_JOB}"))
             return done
         self._room.acquire()
-        job = _Job(frame(data), seconds, expires)
+        ticket = next(self._numbers).to_bytes(8, "big") + secrets.token_bytes(TICKET - 8)
+        job = _Job(ticket, frame(ticket + data), seconds, expires)
         with self._lock:
             if self._closed:
                 self._room.release()
@@ -216,7 +221,8 @@ class Pool:
         except OSError:  # it died with the job unread
             part = b""
         worker.reply += part
-        outcome = _complete(worker.reply)
+        assert worker.job is not None
+        outcome = _complete(worker.reply, worker.job.ticket)
         if part and outcome is None:
             return
         if outcome is None or isinstance(outcome, Exception):
@@ -362,8 +368,8 @@ def _number(control: socket.socket) -> int:
     return int(PID.unpack(data)[0])
 
 
-def _complete(reply: bytearray) -> Outcome | Exception | None:
-    """The outcome a finished reply holds, the error if it can never hold one, None while more is to come."""
+def _complete(reply: bytearray, ticket: bytes) -> Outcome | Exception | None:
+    """The outcome a finished reply with the job's ticket holds, the error if it cannot, None while it lacks some."""
     if len(reply) < HEAD.size:
         return None
     (length,) = HEAD.unpack_from(reply)
@@ -371,8 +377,11 @@ def _complete(reply: bytearray) -> Outcome | Exception | None:
         return ValueError("too long")
     if len(reply) < HEAD.size + length:
         return None
+    body = bytes(reply[HEAD.size :])
+    if not secrets.compare_digest(body[:TICKET], ticket):
+        return ValueError("it is not the reply to this job")
     try:
-        return decode(bytes(reply[HEAD.size :]))
+        return decode(body[TICKET:])
     except ValueError as error:
         return error
 

@@ -2,8 +2,8 @@
 
 `run` starts `guest.py` in new user, mount, pid, network, ipc, uts and cgroup namespaces, as an unprivileged user, with
 an empty environment and a read-only root that holds the interpreter, its standard library and the system's shared
-libraries. There is no home, no /proc, no /sys, no shell and no site-packages; the only writable place is a tmpfs of
-bounded size. When the `with` block ends, however it ends, the whole pid namespace is dead.
+libraries. There is no home, no /proc, no /sys, no shell and, unless asked for (`packages`), no site-packages; the only
+writable place is a tmpfs of bounded size. When the `with` block ends, however it ends, the whole pid namespace is dead.
 
 Not covered: a hole in the kernel, and side channels (how long the machine takes, what it caches). Memory is bounded per
 process; for all processes of a sandbox together only where a memory cgroup can be made. Linux on x86_64 and aarch64.
@@ -193,8 +193,10 @@ class Guest:
 
 
 @contextlib.contextmanager
-def run(limits: Limits, mode: dict[str, object], *, room: int = 0) -> Iterator[Guest]:
+def run(limits: Limits, mode: dict[str, object], *, room: int = 0, packages: tuple[str, ...] = ()) -> Iterator[Guest]:
     """A guest in `mode` (the keys `guest.py` reads), with `room` more bytes of scratch space for its input.
+
+    `packages` are folders of installed packages that it may read; there are none in a guest without namespaces.
 
     Raises `Unavailable` when the sandbox does not start. Nothing of the response has run by then.
     """
@@ -205,7 +207,7 @@ def run(limits: Limits, mode: dict[str, object], *, room: int = 0) -> Iterator[G
     rlimits["RLIMIT_CORE"] = 1  # 0 would not keep a core handler of the host from being started
     with contextlib.ExitStack() as stack:
         try:
-            guest, config = start(limits, room, stack)
+            guest, config = start(limits, room, stack, packages)
         except OSError as error:
             raise Unavailable(f"the sandbox did not start: {error}") from error
         config["rlimits"] = {**rlimits, **config["rlimits"]}
@@ -222,7 +224,9 @@ def run(limits: Limits, mode: dict[str, object], *, room: int = 0) -> Iterator[G
         yield guest
 
 
-def _start_contained(limits: Limits, room: int, stack: contextlib.ExitStack) -> tuple[Guest, dict[str, Any]]:
+def _start_contained(
+    limits: Limits, room: int, stack: contextlib.ExitStack, packages: tuple[str, ...]
+) -> tuple[Guest, dict[str, Any]]:
     """bubblewrap, and what only the outside can do for it: user ids when we are root, and cgroups."""
     root = os.geteuid() == 0 and _is_mapped(_NOBODY)
     scratch = limits.disk_bytes + 2 * limits.output_bytes + room
@@ -241,7 +245,7 @@ def _start_contained(limits: Limits, room: int, stack: contextlib.ExitStack) -> 
             arguments += ["--uid", str(_NOBODY), "--gid", str(_NOBODY)]
         arguments += ["--size", str(scratch), "--perms", "1777", "--tmpfs", _FOLDER]
         process = subprocess.Popen(
-            [shutil.which("bwrap") or "bwrap", *arguments, *_mounts(), "--", *_interpreter()],
+            [shutil.which("bwrap") or "bwrap", *arguments, *_mounts(packages), "--", *_interpreter()],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -267,8 +271,12 @@ def _start_contained(limits: Limits, room: int, stack: contextlib.ExitStack) -> 
     return guest, {**config, "rlimits": {"RLIMIT_NPROC": limits.processes + 1} if _nproc_is_ours() else {}}
 
 
-def _start_unsafe(limits: Limits, room: int, stack: contextlib.ExitStack) -> tuple[Guest, dict[str, Any]]:
+def _start_unsafe(
+    limits: Limits, room: int, stack: contextlib.ExitStack, packages: tuple[str, ...]
+) -> tuple[Guest, dict[str, Any]]:
     """The same guest as an ordinary child process; see `Limits.allow_unsafe` for what this gives up."""
+    if packages:
+        raise Unavailable("work with installed packages runs in a sandbox or not at all")
     folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="equipoise-", ignore_cleanup_errors=True))
     process = subprocess.Popen(
         _interpreter(),
@@ -342,7 +350,7 @@ def _environment() -> dict[str, str]:
 
 
 @functools.cache
-def _mounts() -> list[str]:
+def _mounts(packages: tuple[str, ...] = ()) -> list[str]:
     """bubblewrap's arguments that do not depend on the limits."""
     arguments = ["--unshare-all", "--unshare-user", "--die-with-parent", "--new-session", "--as-pid-1"]
     arguments += ["--hostname", "sandbox"]
@@ -372,9 +380,11 @@ def _mounts() -> list[str]:
     for scheme in ("stdlib", "platstdlib"):
         base = {"base": sys.base_prefix, "platbase": sys.base_exec_prefix}
         bind(Path(sysconfig.get_path(scheme, vars={**base, "installed_base": sys.base_prefix})).resolve())
-    packages = _base() / "lib" / f"python{sys.version_info[0]}.{sys.version_info[1]}" / "site-packages"
-    if packages.exists():
-        arguments += ["--tmpfs", str(packages), "--remount-ro", str(packages)]
+    own = _base() / "lib" / f"python{sys.version_info[0]}.{sys.version_info[1]}" / "site-packages"
+    if own.exists() and str(own) not in packages:
+        arguments += ["--tmpfs", str(own), "--remount-ro", str(own)]
+    for folder in packages:
+        bind(Path(folder))
     for name in ("null", "zero", "random", "urandom"):
         bind(Path("/dev", name), "--dev-bind")
     arguments += ["--symlink", f"{_FOLDER}/.stdin", "/dev/stdin", "--symlink", _FOLDER, "/dev/shm"]

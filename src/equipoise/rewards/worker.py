@@ -5,7 +5,10 @@ in a few milliseconds. It does what the pool asks over one socket: fork a worker
 that socket closes, whatever the reason, it kills all its workers and ends; workers end with it. It leads a session of
 its own: a Ctrl-C at the terminal is the trainer's to handle.
 
-A frame on a channel is four bytes of length and as many bytes of JSON. Both sides refuse a frame that is too long.
+A frame on a channel is four bytes of length and as many bytes: a ticket of 24 bytes, then JSON. Both sides refuse a
+frame that is too long. The ticket is the job's number and a nonce drawn for it; the reply repeats it, so bytes written
+before the job came, or by what an earlier job left running, are the reply to nothing. A ticket is no secret to code
+that runs inside the worker: to keep a response from running there is the business of the verifiers.
 """
 
 from __future__ import annotations
@@ -30,6 +33,7 @@ LONGEST_JOB = 64 << 20  # bytes
 LONGEST_REPLY = 1 << 20
 LONGEST_TEXT = 4000  # characters of a reason or an answer that go back to the pool
 HEAD = struct.Struct(">I")
+TICKET = 24  # bytes: the job's number (8) and its nonce (16)
 PID = struct.Struct(">q")
 FORK, KILL = b"F", b"K"
 PR_SET_PDEATHSIG = 1
@@ -126,7 +130,8 @@ def _function(path: str) -> Callable[..., Any]:
 def serve(channel: socket.socket, work: Work) -> None:
     """Answer jobs until the channel closes."""
     while (job := receive(channel, LONGEST_JOB)) is not None:
-        channel.sendall(frame(encode(_outcome(work, json.loads(job)))))
+        ticket, arguments = job[:TICKET], json.loads(job[TICKET:])
+        channel.sendall(frame(ticket + encode(_outcome(work, arguments))))
 
 
 def _outcome(work: Work, arguments: list[Any]) -> Verdict | float:

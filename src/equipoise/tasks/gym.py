@@ -8,13 +8,15 @@ package's item k under seed s is its item k+1 under s−1, so its streams of nei
 ours are apart.) Held-out items come from seeds of their own; a training item whose question is held out is drawn again,
 so the two cannot overlap.
 
-Scorers run in worker processes with a deadline: they parse and sometimes evaluate what a model wrote. An entry travels
-with its tuples, which plain JSON would turn into lists: arc_agi and rearc would then give the right answer 0.05.
+Answers are scored in a sandbox (`equipoise.rewards.resident`), one warm one per worker process: no file, no network, no
+process, no signal to others. Where there is no sandbox every verdict is `unavailable`. Scorers that would evaluate text
+as code are only shown text of a strict grammar (`gym_grammar`), and end with their answer. An entry travels with its
+tuples, which plain JSON would turn into lists: arc_agi and rearc would then give the right answer 0.05.
 
 Known of the package (0.1.25): boxnet, graph_color, propositional_logic, rubiks_cube and rush_hour have no reference
 answer, their scorers accept any solution, so `answer` is empty; a few tasks build questions from the order of sets and
-are refused unless PYTHONHASHSEED is set; knight_swap is not the same twice and is refused; three scorers can be fooled
-with a constant answer and are not (`_fooled`). Not covered: curricula, and other ways to fool a scorer.
+are refused unless PYTHONHASHSEED is set; knight_swap is not the same twice and is refused; scorers that a constant or
+an echo of the question can fool are repaired, bounded or refused (docs/gym.md has the table). Not covered: curricula.
 """
 
 from __future__ import annotations
@@ -26,25 +28,26 @@ import os
 import random
 from collections.abc import Mapping
 from concurrent.futures import Future
-from fractions import Fraction
 from functools import cache, cached_property, lru_cache
 from typing import Any, cast
 
 import numpy as np
 
-from equipoise.rewards.pool import Pool
+from equipoise.rewards.pool import PATIENCE, Pool
 from equipoise.rewards.pools import KEPT, SET
+from equipoise.rewards.resident import WARM_SECONDS, Ended, Resident, packages
+from equipoise.rewards.sandbox import Late, Unavailable
 from equipoise.rewards.verdict import Verdict
+from equipoise.tasks import gym_grammar, scoring
 from equipoise.tasks.task import Prompt, TaskError
 
 HELD_OUT = 256  # of each task
 BLOCK = 64  # items made from one seed
 REDRAWS = 100
-SECONDS = 5.0  # for one score
+SECONDS = 5.0  # of CPU time for one score
 LONGEST_ANSWER = 20_000  # characters; scorers may be quadratic
 HASHED = ("intermediate_integration", "isomorphic_strings", "polynomial_multiplication", "ransom_note", "word_ladder")
 UNREPEATABLE = ("knight_swap",)
-GRIDS = ("arc_agi", "rearc")  # compare tuples, which an entry from a JSON file has as lists
 
 Options = Mapping[str, Mapping[str, Any]]
 
@@ -94,11 +97,19 @@ class Gym:
         return {self._entry(task, "held out", i)["question"] for task in self._weights for i in range(HELD_OUT)}
 
     def _entry(self, task: str, stream: str, i: int) -> dict[str, Any]:
-        """Item i of a stream. Some tasks make all items of a seed at once, so a seed serves a block of them only."""
+        """Item i of a stream. Some tasks make all items of a seed at once, so a seed serves a block of them only. An
+        item whose reference is none is made again."""
         block, place = divmod(i, BLOCK)
-        key = hashlib.sha256(f"equipoise/gym/{task}/{stream}/{block}".encode()).digest()
-        seed = int.from_bytes(key[:4], "big") // BLOCK * BLOCK
-        return item(_dataset(task, json.dumps(self._options[task]), seed), seed, place)
+        options = json.dumps(self._options[task])
+        for again in range(REDRAWS):
+            name = f"equipoise/gym/{task}/{stream}/{block}" + (f"/{again}" if again else "")
+            key = hashlib.sha256(name.encode()).digest()
+            seed = int.from_bytes(key[:4], "big") // BLOCK * BLOCK
+            entry = item(_dataset(task, options, seed), seed, place)
+            why = gym_grammar.entry_refusal(task, entry)
+            if why is None:
+                return entry
+        raise TaskError(f"gym:{task}: {REDRAWS} items in a row cannot be graded: {why}")
 
     def _prompt(self, name: str, task: str, entry: dict[str, Any]) -> Prompt:
         level = None if len(self._weights) == 1 else task
@@ -128,7 +139,12 @@ def submit(
     if len(answer) > LONGEST_ANSWER:
         return Verdict("limit", f"an answer of {len(answer)} characters: the rule is {LONGEST_ANSWER}", value=0.0)
     task = str(entry["metadata"]["source_dataset"])
-    score = _pool().submit(task, json.dumps(dict(options or {})), pack(dict(entry)), answer, seconds=SECONDS)
+    if why := gym_grammar.entry_refusal(task, entry):
+        return Verdict("bad_gold", f"{task}: {why}")
+    if why := gym_grammar.refusal(task, answer, entry):
+        return Verdict("wrong", why, value=0.0, answer=answer)
+    job = json.dumps([task, dict(options or {}), pack(dict(entry)), answer])
+    score = _pool().submit(job, task in gym_grammar.EVALUATING, SECONDS, seconds=PATIENCE * SECONDS + WARM_SECONDS)
     return cast("Future[Verdict]", score)  # score_job gives no plain numbers
 
 
@@ -146,26 +162,23 @@ def final_answer(response: str, reference: str) -> str:
     return "\n".join(lines[:count] if mark else lines[-count:]).strip() if lines else ""
 
 
-def score_job(task: str, options: str, entry: Any, answer: str) -> Verdict:
-    """In the worker."""
-    found = unpack(entry)
-    if task in GRIDS:
-        found["metadata"]["output"] = tuple(map(tuple, found["metadata"]["output"]))
-    value = float(_dataset(task, options, 0).score_answer(answer, found))
-    if not 0.0 <= value <= 1.0:
-        return Verdict("crashed", f"{task} scored {value:g}: the rule is 0 to 1")
-    if value == 1.0 and _fooled(task, answer, found["answer"]):
-        return Verdict("wrong", f"the scorer takes it, but {answer[:40]} is not {found['answer']}", 0.0, 0.0, answer)
-    return Verdict("correct" if value >= 1.0 else "wrong", f"scored {value:g}", value=value, answer=answer)
+def score_job(job: str, alone: bool, seconds: float) -> Verdict:
+    """In the worker, which holds the sandbox and is outside of it."""
+    try:
+        said = _resident().ask(job.encode("ascii"), seconds, alone=alone)
+        kind, reason, value = json.loads(said)
+        return Verdict(kind, reason, value=value, answer=json.loads(job)[3])
+    except Unavailable as error:
+        return Verdict("unavailable", str(error))
+    except Late:
+        return Verdict("timeout", f"the scorer took more than {seconds:g} s of CPU time")
+    except (Ended, ValueError, TypeError) as error:
+        return Verdict("crashed", f"{error}")
 
 
-def _fooled(task: str, answer: str, reference: str) -> bool:
-    """Three scorers give 1 to what a policy would soon learn to write: "nan", "0" (a prefix), and anything at all."""
-    if task == "complex_arithmetic":
-        return "nan" in answer.lower()
-    if task == "coin_flip":
-        return abs(Fraction(answer.replace(",", "")) - Fraction(reference)) > 1e-4
-    return task == "game_of_life_halting" and answer.lower() != reference.lower()
+@cache
+def _resident() -> Resident:
+    return Resident(scoring.__file__, packages())
 
 
 def pack(value: Any) -> Any:
@@ -176,15 +189,6 @@ def pack(value: Any) -> Any:
         return {"dict": [[pack(k), pack(x)] for k, x in value.items()]}
     if isinstance(value, list):
         return [pack(x) for x in value]
-    return value
-
-
-def unpack(value: Any) -> Any:
-    if isinstance(value, list):
-        return [unpack(x) for x in value]
-    if isinstance(value, dict):
-        ((kind, inside),) = value.items()
-        return tuple(map(unpack, inside)) if kind == "tuple" else {unpack(k): unpack(x) for k, x in inside}
     return value
 
 
@@ -234,9 +238,6 @@ def _pool() -> Pool:
 @cache
 def _pool_of(process: int) -> Pool:
     kept = {name: os.environ[name] for name in KEPT if name in os.environ}
-    pool = Pool(
-        "equipoise.tasks.gym:score_job", preload=("reasoning_gym",), quiet=True, environment=kept | SET,
-        confine="equipoise.rewards.confine:give_up_rights",
-    )  # fmt: skip
+    pool = Pool("equipoise.tasks.gym:score_job", preload=("equipoise.tasks.gym",), quiet=True, environment=kept | SET)
     atexit.register(pool.close)
     return pool
