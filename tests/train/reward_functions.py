@@ -30,6 +30,12 @@ def broken(prompt, response, row):
     raise ConnectionError("the reward server is gone")
 
 
+def fails_on_fours(prompt, response, row):
+    if len(response) % 4 == 0:
+        raise ConnectionError("the reward server is gone")
+    return 0.0
+
+
 def only_one_prompt(prompt, response, row):
     """Differs in the group of one level only."""
     return ones(prompt, response, row) if row["level"] == "2" else 0.0
@@ -61,3 +67,26 @@ def fails_on_odd_lengths(prompt, response, row):
 
 def unavailable_on_odd_lengths(prompt, response, row):
     return Verdict("unavailable", "no sandbox") if len(response) % 2 else Verdict("wrong")
+
+
+def never_in_time(prompt, response, row):
+    time.sleep(60)
+
+
+def takes_two(response, answer):
+    return 0.0
+
+
+def ones_of_a_group(prompts, completions, **columns):
+    """TRL's form of `ones`."""
+    return [ones(None, completion, None) for completion in completions]
+
+
+async def twos_async(prompt, response, row):
+    return twos(prompt, response, row)
+
+
+def crashes_in_three_of_four(prompt, response, row):
+    if row["level"] != "2":
+        raise KeyError("level")
+    return 0.0

@@ -213,3 +213,22 @@ def test_infinite_and_tiny_numbers_survive_the_file(tmp_path):
     (tmp_path / "c.toml").write_text(dump(config))
     again = load(tmp_path / "c.toml", ["--reward.correct", "1"])
     assert (again.optim.lr, again.optim.weight_decay) == (5e-324, 1e22)
+
+
+def test_a_function_beside_the_configuration_or_in_the_working_directory(tmp_path, monkeypatch):
+    beside, here = tmp_path / "beside", tmp_path / "here"
+    for folder in (beside, here):
+        folder.mkdir()
+    config = beside / "run.toml"
+    config.write_text('[reward]\nfunctions = ["mine.py:f", "task", "module:f"]\nweights = [1, 1, 1]\n')
+    monkeypatch.chdir(here)
+    with pytest.raises(ConfigError, match=rf'"mine.py:f": there is no file mine.py, not in {beside} and not in {here}'):
+        load(config)
+    (here / "mine.py").touch()
+    assert load(config).reward.functions == (f"{here}/mine.py:f", "task", "module:f")
+    (beside / "mine.py").touch()
+    found = load(config)
+    assert found.reward.functions == (f"{beside}/mine.py:f", "task", "module:f")
+    (tmp_path / "config.toml").write_text(dump(found))
+    assert load(tmp_path / "config.toml") == found
+    assert load(None, ["--reward.functions", "mine.py:f"]).reward.functions == (f"{here}/mine.py:f",)

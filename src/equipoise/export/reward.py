@@ -25,7 +25,7 @@ class Rewards:
 
     def __init__(self, config: Config, task: Task) -> None:
         self.config, self.task = config, task
-        self._scorer = Scorer(config.reward, task)
+        self._scorer = Scorer(config.reward, task, chat=config.task.chat)
 
     @cached_property
     def _held_out(self) -> list[Prompt]:

@@ -41,6 +41,7 @@ from equipoise.policy import Lora
 from equipoise.rewards.hosts import Completion, text_of
 from equipoise.tasks import Task
 from equipoise.train.config import VERDICTS, Config, dump
+from equipoise.train.tally import labels
 
 TRACKERS = ("tensorboard", "wandb", "trackio", "mlflow")
 EVALUATED_AT_ONCE = 64  # responses
@@ -425,5 +426,4 @@ def reward_functions(config: Config, task: Task) -> list[Callable[..., list[floa
         reward.__name__ = name
         return reward
 
-    names = [name.rpartition(":")[2] for name in config.reward.functions]
-    return [function(k, name if names.count(name) == 1 else f"{name}_{k}") for k, name in enumerate(names)]
+    return [function(k, name) for k, name in enumerate(labels(config.reward.functions))]

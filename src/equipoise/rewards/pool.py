@@ -193,7 +193,7 @@ class Pool:
 
     def _hand_out(self, selector: selectors.BaseSelector) -> None:
         while self._jobs and (self._idle or len(self._busy) < self.size):
-            if time.monotonic() >= self._jobs[0].expires:
+            if self._jobs[0].future.cancelled() or time.monotonic() >= self._jobs[0].expires:
                 self._finish(self._jobs.popleft(), Verdict("timeout", OVER_BUDGET))
                 continue
             worker = self._ready() or self._fork()

@@ -34,17 +34,29 @@ class Verdict:
             raise ValueError(f"verdict value {self.value!r}: partial credit lies in [0, 1]")
 
 
-def encode(outcome: Verdict | float) -> bytes:
+Outcome = Verdict | float
+Reply = Outcome | list[Outcome]  # a list from a function that judges several responses in a call
+
+
+def encode(reply: Reply) -> bytes:
     """As JSON, for another process: ASCII only, so that lone surrogates of a response pass too."""
-    return json.dumps(asdict(outcome) if isinstance(outcome, Verdict) else outcome).encode()
+    return json.dumps([_table(x) for x in reply] if isinstance(reply, list) else _table(reply)).encode()
 
 
-def decode(data: bytes) -> Verdict | float:
+def _table(outcome: Outcome) -> Any:
+    return asdict(outcome) if isinstance(outcome, Verdict) else outcome
+
+
+def decode(data: bytes) -> Reply:
     """Strictly what `encode` writes, or ValueError: the bytes may come from a process that read hostile text."""
     try:
         table = json.loads(data.decode("ascii"), parse_constant=_refuse)
     except RecursionError as error:
         raise ValueError("a verdict does not nest") from error
+    return [_outcome(x) for x in table] if isinstance(table, list) else _outcome(table)
+
+
+def _outcome(table: Any) -> Outcome:
     if isinstance(table, float) and math.isfinite(table):
         return table
     if not isinstance(table, dict) or set(table) != set(Verdict.__slots__):

@@ -27,7 +27,7 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
-from equipoise.rewards.verdict import Verdict, encode
+from equipoise.rewards.verdict import Reply, Verdict, encode
 
 LONGEST_JOB = 64 << 20  # bytes
 LONGEST_REPLY = 1 << 20
@@ -39,7 +39,7 @@ FORK, KILL = b"F", b"K"
 PR_SET_PDEATHSIG = 1
 HARNESS = ("equipoise.rewards.worker", "equipoise.rewards.functions")
 
-Work = Callable[..., "Verdict | float"]
+Work = Callable[..., Reply]
 
 
 def main(control: socket.socket, setup: dict[str, Any]) -> None:
@@ -134,7 +134,7 @@ def serve(channel: socket.socket, work: Work) -> None:
         channel.sendall(frame(ticket + encode(_outcome(work, arguments))))
 
 
-def _outcome(work: Work, arguments: list[Any]) -> Verdict | float:
+def _outcome(work: Work, arguments: list[Any]) -> Reply:
     try:
         return _short(work(*arguments))
     except MemoryError:
@@ -151,7 +151,13 @@ def _trimmed(error: BaseException) -> BaseException:
     return error.with_traceback(below)
 
 
-def _short(outcome: Any) -> Verdict | float:
+def _short(reply: Any) -> Reply:
+    if isinstance(reply, list):
+        return [_shortened(outcome, LONGEST_TEXT // max(len(reply), 1)) for outcome in reply]
+    return _shortened(reply, LONGEST_TEXT)
+
+
+def _shortened(outcome: Any, longest: int) -> Verdict | float:
     if not isinstance(outcome, Verdict):
         try:
             value = float(outcome)
@@ -160,9 +166,9 @@ def _short(outcome: Any) -> Verdict | float:
         if not math.isfinite(value):
             raise ValueError(f"it gave {outcome!r}: the rule is a finite number, or a Verdict")
         return value
-    answer = None if outcome.answer is None else outcome.answer[:LONGEST_TEXT]
+    answer = None if outcome.answer is None else outcome.answer[:longest]
     value = None if outcome.value is None else float(outcome.value)
-    return Verdict(outcome.kind, outcome.reason[:LONGEST_TEXT], float(outcome.seconds), value, answer)
+    return Verdict(outcome.kind, outcome.reason[:longest], float(outcome.seconds), value, answer)
 
 
 def frame(data: bytes) -> bytes:

@@ -9,6 +9,7 @@ import time
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,6 +24,7 @@ from equipoise.train.config import Config
 from equipoise.train.folder import RunError, write_table
 from equipoise.train.history import PromptHistory
 from equipoise.train.score import Scorer, Scores
+from equipoise.train.tally import Tally, joined
 
 
 @dataclass
@@ -41,6 +43,8 @@ class StepBatch:
     kinds: Counter[str]  # verdicts of all responses drawn, those left out as well
     troubles: list[dict[str, str]]  # what verifiers choked on
     past: Tensor  # [B] float64, mean reward of each response's prompt in earlier steps, NaN for a new one
+    function_kinds: list[list[str]]  # [B][K] the kind of each function's verdict
+    tallies: list[Tally]  # [K] of all responses drawn
 
 
 def encode_prompt(policy: models.Policy, prompt: Prompt, chat: bool) -> list[int]:
@@ -56,9 +60,8 @@ def encode_prompt(policy: models.Policy, prompt: Prompt, chat: bool) -> list[int
 class Collector:
     """Draws, samples and scores. Its state is the position in the task's stream, and what it saw of each prompt."""
 
-    def __init__(self, config: Config, policy: models.Policy, sampler: Sampler, task: Task) -> None:
-        self.config, self.policy, self.sampler, self.task = config, policy, sampler, task
-        self.scorer = Scorer(config.reward, task)
+    def __init__(self, config: Config, policy: models.Policy, sampler: Sampler, task: Task, scorer: Scorer) -> None:
+        self.config, self.policy, self.sampler, self.task, self.scorer = config, policy, sampler, task, scorer
         self.position = 0
         self.history = PromptHistory()
         r = config.rollout
@@ -146,6 +149,8 @@ class Collector:
             kinds,
             scores.troubles,
             torch.full_like(total, torch.nan),
+            scores.kinds,
+            scores.tallies,
         )
         scored = ~rewards.isnan().any(1)
         if bool(scored.all()):
@@ -190,6 +195,7 @@ def _rows(batch: StepBatch, rows: Tensor) -> StepBatch:
         total=batch.total[rows],
         verdicts=[batch.verdicts[i] for i in index],
         past=batch.past[rows],
+        function_kinds=[batch.function_kinds[i] for i in index],
         lengths=batch.lengths[rows.to(batch.lengths.device)],
     )
 
@@ -210,6 +216,8 @@ def _joined(parts: list[StepBatch], drawn: int | None = None) -> StepBatch:
         sum((part.kinds for part in parts), Counter()),
         [trouble for part in parts for trouble in part.troubles],
         torch.cat([part.past for part in parts]),
+        [kinds for part in parts for kinds in part.function_kinds],
+        joined([part.tallies for part in parts]),
     )
 
 
@@ -218,6 +226,8 @@ def statistics(batch: StepBatch, max_tokens: int) -> dict[str, float]:
     total, lengths = batch.total, batch.rollouts.lengths.to(torch.float64)
     verdicts = {f"verdict/{kind}": n / batch.kinds.total() for kind, n in sorted(batch.kinds.items())}
     verdicts["verdict/unscored"] = float(batch.unscored)
+    for tally in batch.tallies:
+        verdicts |= tally.metrics()
     if len(total) == 0:
         return {"groups/drawn": float(batch.drawn), "groups/kept": 0.0, **verdicts}
     informative = _informative(batch)
@@ -264,6 +274,16 @@ def write_rollouts(folder: Path, step: int, batch: StepBatch, credit: Credit) ->
             "coefficient": (weight * credit.advantage).tolist(),
             "logprob_sum": sums,
             "past_reward": [None if math.isnan(x) else x for x in batch.past.tolist()],
+            **_by_function(batch),
         }
     )
     write_table(folder, step, table)
+
+
+def _by_function(batch: StepBatch) -> dict[str, list[Any]]:
+    """Columns `rewards/NAME` and `rewards/NAME/verdict` of each reward function."""
+    columns: dict[str, list[Any]] = {}
+    for k, tally in enumerate(batch.tallies):
+        columns[f"rewards/{tally.label}"] = batch.rewards[:, k].tolist()
+        columns[f"rewards/{tally.label}/verdict"] = [kinds[k] for kinds in batch.function_kinds]
+    return columns

@@ -88,7 +88,9 @@ class RolloutConfig:
 @dataclass
 class RewardConfig:
     functions: tuple[str, ...] = option(
-        ("task",), "task, tags, boxed, and your own as module:function(prompt, response, row) -> float or Verdict"
+        ("task",),
+        "task, tags, boxed, and your own as module:function or file.py:function, called as f(prompt, response, row) "
+        "or as TRL does",
     )
     weights: tuple[float, ...] = option((1.0,), "one weight per function")
     correct: float = option(1.0, "reward of a correct answer")
@@ -101,7 +103,7 @@ class RewardConfig:
     unavailable: Worth = option("mask", "reward where there is nothing to verify with: a number, wrong or mask")
     max_unscored: float = option(0.2, "share of masked responses in a step past which the run stops")
     tags: tuple[str, ...] = option(("think", "answer"), "names of the tags that the function tags looks for, in order")
-    seconds: float = option(10.0, "deadline of one call of your own function")
+    seconds: float = option(10.0, "deadline of your own function for each response it is called with")
     workers: int = option(0, "processes your own functions run in; 0 is one for each core")
     overlong_buffer: int = option(
         0, "tokens before max_tokens over which the first reward falls linearly by 1 (DAPO); 0 is off"
@@ -307,8 +309,23 @@ def load(path: str | Path | None, overrides: Sequence[str] = ()) -> Config:
     for path_in_table, text in sorted(parse_overrides(overrides), key=lambda override: len(override[0])):
         _set(table, path_in_table, _value(path_in_table, text))
     config = _build(Config, table, "")
+    config.reward.functions = tuple(_located(name, path) for name in config.reward.functions)
     config.check()
     return config
+
+
+def _located(function: str, config: str | Path | None) -> str:
+    """`file.py:function` with the file's whole path, so that the configuration a run keeps can be run anywhere: the
+    file beside the configuration, else the one in the working directory."""
+    file, _, attribute = function.rpartition(":")
+    if not file.endswith(".py"):
+        return function
+    folders = [Path.cwd()] if config is None else [Path(config).parent, Path.cwd()]
+    found = [path for folder in folders if (path := folder.resolve() / file).is_file()]
+    if not found:
+        places = " and not in ".join(str(folder.resolve()) for folder in folders)
+        raise ConfigError(f'reward.functions: "{function}": there is no file {file}, not in {places}')
+    return f"{found[0]}:{attribute}"
 
 
 def parse_overrides(arguments: Sequence[str]) -> list[tuple[list[str], str]]:

@@ -35,7 +35,9 @@ from equipoise.train.claim import check_claim, flat
 from equipoise.train.config import Config, ConfigError, dump
 from equipoise.train.folder import RunError, RunFolder, append, replace, write_table
 from equipoise.train.progress import Terminal
+from equipoise.train.score import Scorer, check_own, last_line
 from equipoise.train.stopping import graceful_stop
+from equipoise.train.tally import Failing
 from equipoise.train.trackers import open_trackers
 from equipoise.train.update import NotFinite, Updater
 
@@ -70,6 +72,7 @@ class Trainer:
                 check_claim(self.folder, config, resume)
             ranks.barrier()
             self.objective = config.build_objective()
+            check_own(config.reward)
             m, d = config.model, config.task
 
             @functools.cache
@@ -87,6 +90,7 @@ class Trainer:
                 max_prompt_tokens=d.max_prompt_tokens, held_out=d.held_out or None, avoid=d.avoid, gym=d.gym,
                 count_tokens=lambda prompt: len(encode_prompt(policy(), prompt, d.chat)),
             )  # fmt: skip
+            scorer = Scorer(config.reward, self.task, chat=d.chat)
             self.policy = policy()
             if config.train.shard and not self.policy.is_llama_like:
                 raise ConfigError(f"train.shard = true: the rule is a Llama-like model, and {m.name} is none")
@@ -98,9 +102,10 @@ class Trainer:
             )
             if isinstance(self.sampler, VllmSampler):
                 undo.callback(self.sampler.close)
-            self.collector = Collector(config, self.policy, self.sampler, self.task)
+            self.collector = Collector(config, self.policy, self.sampler, self.task, scorer)
             self.held_out = self._held_out() if config.eval.every else []
             self.uninformative = 0  # steps in a row
+            self.failing = Failing()
             self.unscored = ""  # why too many responses of the last step have no score
             self.log_seconds = 0.0
             first = ranks.me() == 0
@@ -131,12 +136,15 @@ class Trainer:
                 while self.step < c.train.steps:
                     self._step(terminal)
                     done = self.step == c.train.steps
-                    stuck = self.uninformative >= c.train.max_uninformative or bool(self.unscored)
+                    stuck = self.uninformative >= c.train.max_uninformative
+                    stuck = stuck or bool(self.unscored or self.failing.sentence)
                     stop = any(ranks.gather(stopping.wanted))  # all ranks stop after the same step
                     if c.eval.every and (self.step % c.eval.every == 0 or done):
                         self._evaluate(terminal)
                     if done or stuck or stop or self.step % c.train.checkpoint_every == 0:
                         self._checkpoint()
+                    if self.failing.sentence:
+                        raise RunError(f"{self.failing.sentence}; {self.folder.troubles} has the reasons")
                     if self.unscored:
                         raise RunError(
                             f"{self.unscored}; {self.folder.troubles} has the reasons: repair the verifier or the "
@@ -182,9 +190,10 @@ class Trainer:
             batch = self.collector.collect(self.step)
         metrics = statistics(batch, self.collector.params.max_tokens)
         seconds = {**self.collector.seconds, "log": self.log_seconds}
+        failing = self.failing.see(batch.tallies)
         informative = False
-        if len(batch.texts) == 0:
-            metrics |= {"reward/mean": math.nan, "completions/mean_length": math.nan, "policy_loss": 0.0}
+        if len(batch.texts) == 0 or failing:
+            metrics = {"reward/mean": math.nan, "completions/mean_length": math.nan, "policy_loss": 0.0} | metrics
         else:
             mark = time.perf_counter()
             credit = self.objective.assign(
@@ -215,7 +224,8 @@ class Trainer:
         if unscored > self.config.reward.max_unscored:
             self.unscored = f"{unscored:.0%} of the responses have no score ({_told(batch)})"
         self.log_seconds = time.perf_counter() - start - total  # told with the next step
-        self.uninformative = 0 if informative else self.uninformative + 1
+        if not failing:
+            self.uninformative = 0 if informative else self.uninformative + 1
 
     def _log(self, batch: StepBatch, metrics: dict[str, float], terminal: Terminal) -> None:
         if ranks.me() == 0:
@@ -228,7 +238,7 @@ class Trainer:
         terminal.step(self.step, metrics)
         for trouble in batch.troubles:
             subject = f"{trouble['function']}: {trouble['verdict']}"
-            terminal.once(subject, f"{subject}: {_last_line(trouble['reason'])} (see {self.folder.troubles})")
+            terminal.once(subject, f"{subject}: {last_line(trouble['reason'])} (see {self.folder.troubles})")
 
     def _success_rates(self, past: Tensor) -> Tensor | None:
         """Mean rewards of earlier steps on the [0, 1] scale of the difficulty that asks for them."""
@@ -325,13 +335,7 @@ def _told(batch: StepBatch) -> str:
     """How many of each verdict that needs looking at, and the first one's reason."""
     counts = Counter(trouble["verdict"] for trouble in batch.troubles)
     many = ", ".join(f"{kind} {n}" for kind, n in counts.most_common())
-    return f"{many}; the first: {_last_line(batch.troubles[0]['reason'])}" if batch.troubles else "masked"
-
-
-def _last_line(reason: str) -> str:
-    """For the terminal, which must not obey what a model wrote."""
-    line = (reason.strip().splitlines() or ["no reason given"])[-1][:200]
-    return "".join(c if c.isprintable() else "\ufffd" for c in line)
+    return f"{many}; the first: {last_line(batch.troubles[0]['reason'])}" if batch.troubles else "masked"
 
 
 def _device(name: str) -> str:

@@ -2,11 +2,11 @@
 verdict is worth.
 
 Verdicts of worker processes are futures: `ask` starts them, `settle` waits for them, and meanwhile sampling goes on.
+Functions that judge a group at a time are asked by `settle`, when its responses are all there.
 """
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
@@ -15,13 +15,18 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from equipoise.rewards import SCORES, Verdict, functions, shape
+from equipoise.rewards import SCORES, Verdict, shape
 from equipoise.rewards.hosts import NO_SCORE
+from equipoise.rewards.verdict import Outcome
 from equipoise.tasks import Prompt, Task
-from equipoise.train.config import ConfigError, RewardConfig
+from equipoise.train.config import RewardConfig
+from equipoise.train.own import FAILURES, Asked, OwnFunction, Ungrouped, row
+from equipoise.train.tally import Tally, labels
 
-Outcome = float | Verdict
-RewardFunction = Callable[[Prompt, str], Outcome | Future[Outcome]]
+Answer = Outcome | Future[Outcome] | Asked | Ungrouped
+RewardFunction = Callable[[Prompt, str], Answer]
+BUILT_IN = ("task", "tags", "boxed")
+NUMBER = "scored"  # stands for a verdict's kind where a function gave a plain number
 TROUBLES = ("crashed", "bad_gold", "unavailable")  # verdicts somebody should look at
 
 
@@ -33,62 +38,111 @@ class Scores:
     accuracy: Tensor  # [B] of the first verdict: 1 correct, 0 not, its partial credit; NaN where it says nothing
     verdicts: list[str]
     troubles: list[dict[str, str]]  # prompt, function, verdict and reason of what went wrong
+    kinds: list[list[str]]  # [B][K] of each function's verdict, "scored" for a plain number
+    tallies: list[Tally]  # [K]
 
 
 class Scorer:
-    """`beside`: whether verdicts come from worker processes, so that asking early pays."""
+    """`beside`: whether verdicts come from worker processes, so that asking early pays. `chat`: whether the data is
+    conversational for functions of TRL's form."""
 
-    def __init__(self, config: RewardConfig, task: Task) -> None:
+    def __init__(self, config: RewardConfig, task: Task, *, chat: bool = False) -> None:
         self.config = config
-        self.functions: list[RewardFunction] = [_function(name, config, task) for name in config.functions]
+        self.functions: list[RewardFunction] = [_function(name, config, task, chat) for name in config.functions]
         self.beside = False
 
-    def ask(self, prompt: Prompt, text: str) -> list[Outcome | Future[Outcome]]:
-        outcomes = [function(prompt, text) for function in self.functions]
-        self.beside = self.beside or any(isinstance(outcome, Future) for outcome in outcomes)
-        return outcomes
+    def ask(self, prompt: Prompt, text: str) -> list[Answer]:
+        answers = [function(prompt, text) for function in self.functions]
+        self.beside = self.beside or any(isinstance(answer, Future | Asked) for answer in answers)
+        return answers
 
-    def settle(self, prompts: Sequence[Prompt], asked: Sequence[list[Outcome | Future[Outcome]]]) -> Scores:
-        rewards: list[list[float]] = []
-        accuracies: list[float] = []
-        kinds: list[str] = []
-        troubles = []
-        for prompt, row in zip(prompts, asked, strict=True):
-            outcomes = [o.result() if isinstance(o, Future) else o for o in row]
-            verdict = next((o for o in outcomes if isinstance(o, Verdict)), None)
-            kinds.append("scored" if verdict is None else verdict.kind)
-            accuracies.append(math.nan if verdict is None else accuracy(verdict))
-            rewards.append([worth(o, self.config) for o in outcomes])
-            troubles += [
-                {"prompt": prompt.id, "function": name, "verdict": o.kind, "reason": o.reason}
-                for name, o in zip(self.config.functions, outcomes, strict=True)
-                if isinstance(o, Verdict) and o.kind in TROUBLES
-            ]
+    def settle(self, prompts: Sequence[Prompt], asked: Sequence[list[Answer]]) -> Scores:
+        columns = [self._settle_groups(k, prompts, [answers[k] for answers in asked]) for k in range(self._count)]
+        settled = [[_outcome(answer) for answer in column] for column in columns]
+        for function in self.functions:
+            if isinstance(function, OwnFunction):
+                function.begin()
+        tallies = [self._tally(k, label, prompts, settled[k]) for k, label in enumerate(labels(self.config.functions))]
+        rows = [[column[i] for column in settled] for i in range(len(prompts))]
+        firsts = [next((o for o in outcomes if isinstance(o, Verdict)), None) for outcomes in rows]
+        rewards = [[worth(outcome, self.config) for outcome in outcomes] for outcomes in rows]
         return Scores(
-            torch.tensor(rewards, dtype=torch.float64).view(len(rewards), len(self.functions)),
-            torch.tensor(accuracies, dtype=torch.float64),
-            kinds,
-            troubles,
+            torch.tensor(rewards, dtype=torch.float64).view(len(rewards), self._count),
+            torch.tensor([math.nan if v is None else accuracy(v) for v in firsts], dtype=torch.float64),
+            [NUMBER if verdict is None else verdict.kind for verdict in firsts],
+            [trouble for p, outcomes in zip(prompts, rows, strict=True) for trouble in self._troubles(p, outcomes)],
+            [[kind_of(outcome) for outcome in outcomes] for outcomes in rows],
+            tallies,
         )
 
+    @property
+    def _count(self) -> int:
+        return len(self.config.functions)
 
-def _function(name: str, config: RewardConfig, task: Task) -> RewardFunction:
+    def _settle_groups(self, k: int, prompts: Sequence[Prompt], answers: list[Answer]) -> Sequence[Answer]:
+        function = self.functions[k]
+        if not isinstance(function, OwnFunction) or not function.takes_groups:
+            return answers
+        return function.ask_groups(prompts, [answer for answer in answers if isinstance(answer, Ungrouped)])
+
+    def _tally(self, k: int, label: str, prompts: Sequence[Prompt], outcomes: Sequence[Outcome]) -> Tally:
+        tally = Tally(self.config.functions[k], label)
+        for prompt, outcome in zip(prompts, outcomes, strict=True):
+            reward = worth(outcome, self.config)
+            tally.kinds[kind_of(outcome)] += 1
+            if not math.isnan(reward):
+                tally.scored += 1
+                tally.total += reward
+            if self._failed(k, prompt, outcome):
+                tally.failed += 1
+                tally.reason = tally.reason or last_line(outcome.reason)  # type: ignore[union-attr]
+        return tally
+
+    def _failed(self, k: int, prompt: Prompt, outcome: Outcome) -> bool:
+        """A program that crashes is its own fault; whatever else crashes is the function's."""
+        runs_programs = self.config.functions[k] == "task" and prompt.meta.get("verifier") == "code"
+        return isinstance(outcome, Verdict) and outcome.kind in FAILURES and not runs_programs
+
+    def _troubles(self, prompt: Prompt, outcomes: Sequence[Outcome]) -> list[dict[str, str]]:
+        troubles = []
+        for name, outcome in zip(self.config.functions, outcomes, strict=True):
+            looked_at = TROUBLES if name in BUILT_IN else (*TROUBLES, *FAILURES)
+            if isinstance(outcome, Verdict) and outcome.kind in looked_at:
+                about = {"function": name, "verdict": outcome.kind, "reason": outcome.reason}
+                troubles.append({"prompt": prompt.id, **about})
+        return troubles
+
+
+def check_own(config: RewardConfig) -> None:
+    """Import every function of the user's and refuse what cannot be called, before anything else is opened."""
+    for name in config.functions:
+        if name not in BUILT_IN:
+            OwnFunction(name, config)
+
+
+def _function(name: str, config: RewardConfig, task: Task, chat: bool) -> RewardFunction:
     if name == "task":
         return task.grade
     if name == "tags":
         return lambda prompt, response: shape.tags(response, config.tags)
     if name == "boxed":
         return lambda prompt, response: shape.boxed(response)
-    try:
-        functions.check(name, config.workers)
-    except functions.FunctionError as error:
-        raise ConfigError(f"reward.functions: {error}; or one of task, tags, boxed") from error
-    return functools.partial(_ask_user, name, config)
+    columns = None if task is None else list(row(task.prompt(0)))
+    return OwnFunction(name, config, columns=columns, chat=chat)
 
 
-def _ask_user(name: str, config: RewardConfig, prompt: Prompt, response: str) -> Future[Outcome]:
-    row = {"id": prompt.id, "answer": prompt.answer, "level": prompt.level, **prompt.meta}
-    return functions.submit(name, prompt.text, response, row, seconds=config.seconds, workers=config.workers)
+def _outcome(answer: Answer) -> Outcome:
+    return answer.result() if isinstance(answer, Future | Asked) else answer  # type: ignore[return-value]
+
+
+def kind_of(outcome: Outcome) -> str:
+    return outcome.kind if isinstance(outcome, Verdict) else NUMBER
+
+
+def last_line(reason: str) -> str:
+    """For the terminal, which must not obey what a model wrote."""
+    line = (reason.strip().splitlines() or ["no reason given"])[-1][:200]
+    return "".join(c if c.isprintable() else "\ufffd" for c in line)
 
 
 def accuracy(verdict: Verdict) -> float:
