@@ -175,6 +175,20 @@ def _parser() -> argparse.ArgumentParser:
     export.add_argument("out", nargs="?", help="the folder, for data the .parquet file (default, for a launch: WHAT)")
     export.add_argument("--to", default=None, metavar="HOST", help="whose files, for data and rollouts: trl or verl")
 
+    attack = add("redteam", _redteam, "train a policy to fool a verifier, and list what it accepts wrongly")
+    option = attack.add_argument
+    option("--verifier", default="math", help="math, math-lenient, final, math-verify, trl, verl-math, verl-prime … or "
+           "your module:function(prompt, response, row) (default: %(default)s)")  # fmt: skip
+    option("--judge", default="", help="your module:function that says what is honest (default: the built-in judge)")
+    option("--model", default="embedded", help="embedded, smollm, a folder or a hub name (default: %(default)s)")
+    option("--device", default="auto", help="cpu, cuda, or auto: a GPU where there is one (default: %(default)s)")
+    option("--minutes", type=_at_least(0, float), default=5.0, help="how long to attack (default: %(default)s)")
+    option("--seed", type=int, default=0, help="seed of problems and draws (default: %(default)s)")
+    option("--out", default="runs/redteam", help="where list, page and runs go (default: %(default)s)")
+    option("--python", default="", help="another interpreter to run the verifier in (another environment)")
+    option("--path", default="", help="a folder put first on the verifier's import path (another checkout)")
+    option("--replay", default=None, metavar="FILE", help="only try an earlier run's exploits.jsonl again")
+
     add("doctor", _doctor, "say what is installed, what can be used here, and what to do about the rest")
     add("theory", _theory, "print the closed forms of the papers' bias theorems as tables")
     return parser
@@ -353,6 +367,17 @@ def _export(options: argparse.Namespace, rest: list[str]) -> None:
 
     late = options.out is None and rest and not rest[0].startswith("-")  # argparse leaves OUT behind --to unread
     print(export(options.what, options.source, rest.pop(0) if late else options.out, options.to, rest))
+
+
+def _redteam(options: argparse.Namespace, rest: list[str]) -> None:
+    """Exit code 1 says that exploits were found, or still work."""
+    from equipoise.study.redteam.command import Request, redteam, replayed
+
+    _quiet_transformers()
+    names = ("verifier", "judge", "model", "device", "minutes", "seed", "python", "path")
+    request = Request(out=Path(options.out), **{name: getattr(options, name) for name in names})
+    found = redteam(request).clusters if options.replay is None else replayed(Path(options.replay), request.target)
+    sys.exit(1 if found else 0)
 
 
 def _doctor(options: argparse.Namespace, rest: list[str]) -> None:

@@ -1,0 +1,115 @@
+"""One self-contained HTML page about an attack: no script, no network, and what a policy wrote stays text."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Mapping, Sequence
+from itertools import groupby
+from typing import Any
+
+from equipoise.report.page import PARTS, policy
+from equipoise.study.redteam.findings import Exploit, Findings
+from equipoise.study.redteam.judge import REASONS
+
+STYLE = """
+td code { white-space: pre-wrap; overflow-wrap: anywhere; }
+table { border-collapse: collapse; width: 100%; }
+td, th { text-align: left; vertical-align: top; padding: .3rem .6rem; border-top: 1px solid var(--edge); }
+"""
+PAGE = """<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta http-equiv="Content-Security-Policy" content="{policy}">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="color-scheme" content="light dark">
+<title>{title} · equipoise</title>
+<link rel="icon" href="data:,">
+<style>{style}</style>
+</head>
+<body>
+<header id="top"><p class="brand">equipoise redteam</p><h1>{title}</h1><p class="about">{about}</p></header>
+<main id="main">{main}</main>
+</body>
+</html>
+"""
+
+
+def render(findings: Findings, summary: Mapping[str, Any]) -> str:
+    style = (PARTS / "page.css").read_text(encoding="utf-8") + STYLE
+    clusters = len(findings.clusters)
+    title = f"{clusters} clusters of exploits" if clusters else "No exploit found"
+    parts = [_counts(summary), *map(_kind, _by_kind(findings)), *_troubles(findings)]
+    return PAGE.format(
+        policy=policy(style, "", live=False),
+        title=html.escape(title),
+        style=style,
+        about=_text(f"{summary['verifier']} ({summary['version']}), attacked by {summary['model']}"),
+        main="".join(parts),
+    )
+
+
+def _text(text: object) -> str:
+    return html.escape(str(text)).encode("utf-8", "replace").decode()
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Cells are HTML already."""
+    top = "".join(f"<th>{_text(name)}</th>" for name in head)
+    body = "".join("<tr>" + "".join(f"<td>{cell}</td>" for cell in row) + "</tr>" for row in rows)
+    return f'<div class="scroll"><table><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table></div>'
+
+
+def _code(text: str) -> str:
+    return f"<code>{_text(text)}</code>"
+
+
+def _counts(summary: Mapping[str, Any]) -> str:
+    rows = [
+        [_text(phase), f"{counts['tried']:,}", f"{counts['clusters']:,}"] for phase, counts in summary["phases"].items()
+    ]
+    lead = (
+        f"{summary['tried']:,} responses of {summary['shapes']:,} shapes in {summary['seconds'] / 60:.1f} minutes, "
+        f"{summary['honest']:,} of them honest and right. An exploit is a response that the verifier accepts and an "
+        "independent judge, who knows the integer that is the truth, refuses."
+    )
+    table = _table(("phase", "responses tried", "clusters first found in it"), rows)
+    return f'<section><h2>What was tried</h2><p class="lead">{lead}</p>{table}</section>'
+
+
+def _by_kind(findings: Findings) -> list[tuple[str, list[Exploit]]]:
+    return [(why, list(group)) for why, group in groupby(findings.in_order(), key=lambda exploit: exploit.why)]
+
+
+def _kind(kind: tuple[str, list[Exploit]]) -> str:
+    why, exploits = kind
+    meaning = REASONS.get(why.removeprefix("unmarked: "), "the judge you named refuses it")
+    mark = ", and the mark that the prompt asked for is missing" if why.startswith("unmarked") else ""
+    rows = [
+        [
+            _code(e.minimal), _text(e.truth), _code(e.shape), f"{e.seen:,}", _text(e.phase), f"{e.tried:,}",
+            _text(e.prompt) + "<br>" + "<br>".join(map(_code, (e.response, *e.examples))),
+        ]
+        for e in exploits
+    ]  # fmt: skip
+    head = (
+        "minimal form",
+        "truth",
+        "shape",
+        "seen",
+        "found by",
+        "after responses",
+        "prompt, and responses as they came",
+    )
+    lead = f'<p class="lead">Accepted: {_text(meaning)}{mark}.</p>'
+    return f"<section><h2>{_text(why)} ({len(exploits)})</h2>{lead}{_table(head, rows)}</section>"
+
+
+def _troubles(findings: Findings) -> list[str]:
+    out = []
+    for kind, kept in findings.troubles.items():
+        rows = [[_code(one["response"]), f"{one['seconds']:.1f}", _code(one["reason"])] for one in kept[:10]]
+        lead = f"{findings.troubled[kind]:,} responses; no exploit, but each costs a training run time."
+        table = _table(("response", "seconds", "reason"), rows)
+        out.append(f'<section><h2>{_text(kind)}</h2><p class="lead">{lead}</p>{table}</section>')
+    return out

@@ -1,0 +1,58 @@
+"""A list of exploits as regression tests: which of them does a verifier still accept?
+
+>>> from equipoise.study.redteam import replay
+>>> alive, count = replay("exploits.jsonl", "my_rewards:correct")
+>>> assert not alive
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from equipoise.study.redteam.target import Target, accepted
+from equipoise.train.config import ConfigError
+
+
+def replay(path: str | Path, verifier: str | Target) -> tuple[list[dict[str, Any]], int]:
+    """The exploits whose response or minimal form is accepted, and how many the list has."""
+    target = Target(verifier) if isinstance(verifier, str) else verifier
+    exploits = read(Path(path))
+    asked = [
+        [
+            target.submit(e["prompt"], text, {"answer": str(e["truth"]), "solution": str(e["truth"])})
+            for text in _texts(e)
+        ]
+        for e in exploits
+    ]
+    alive = [
+        exploit
+        for exploit, futures in zip(exploits, asked, strict=True)
+        if any(accepted(future.result()) for future in futures)
+    ]
+    return alive, len(exploits)
+
+
+def _texts(exploit: dict[str, Any]) -> tuple[str, str]:
+    return exploit["response"], exploit["minimal"]
+
+
+def read(path: Path) -> list[dict[str, Any]]:
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except OSError as error:
+        raise ConfigError(f"--replay {path}: cannot be read: {error.strerror}") from error
+    exploits = []
+    for number, line in enumerate(lines, 1):
+        try:
+            exploit = json.loads(line)
+        except json.JSONDecodeError:
+            exploit = None
+        if not isinstance(exploit, dict) or not {"prompt", "response", "minimal", "truth", "why"} <= set(exploit):
+            raise ConfigError(
+                f"--replay {path}, line {number}: must be a JSON object with prompt, response, minimal, truth and why, "
+                "as exploits.jsonl has them"
+            )
+        exploits.append(exploit)
+    return exploits

@@ -1,0 +1,66 @@
+"""The verifier under attack, called in worker processes that a hang cannot outlive.
+
+`--path DIR` puts a folder first on its import path (another checkout), `--python FILE` runs it in another environment.
+Both make a child of the worker (elsewhere.py), which is killed with it.
+"""
+
+from __future__ import annotations
+
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any
+
+from equipoise.rewards import Verdict, functions
+from equipoise.study.redteam import elsewhere, graders
+from equipoise.train.config import ConfigError
+
+ACCEPTED = 0.5  # a score from here on is a pass
+SECONDS = 10.0  # deadline of one call
+Outcome = Verdict | float
+
+
+@dataclass(frozen=True)
+class Target:
+    """`name` as in graders.GRADERS or module:function; `python` and `path` empty for this process' own."""
+
+    name: str
+    python: str = ""
+    path: str = ""
+    workers: int = 0
+
+    @property
+    def mark(self) -> str:
+        """Where prompts for this verifier ask for the answer."""
+        return graders.GRADERS[self.name].mark if self.name in graders.GRADERS else "\\boxed"
+
+    @property
+    def is_elsewhere(self) -> bool:
+        return bool(self.python or self.path)
+
+    def submit(self, prompt: str, response: str, row: dict[str, Any], seconds: float = SECONDS) -> Future[Outcome]:
+        function = graders.path_of(self.name)
+        if self.is_elsewhere:
+            function = f"{elsewhere.__name__}:ask"
+            row = {"row": row, "target": [self.name, self.python, self.path]}
+        return functions.submit(function, prompt, response, row, seconds=seconds, workers=self.workers)
+
+    def version(self) -> str:
+        """Starts the verifier; a sentence for the user where that fails."""
+        if ":" not in self.name and self.name not in graders.GRADERS:
+            raise ConfigError(
+                f'--verifier "{self.name}" is not known: {", ".join(graders.GRADERS)}, or your own module:function'
+            )
+        function = f"{elsewhere.__name__}:version" if self.is_elsewhere else f"{graders.__name__}:describe"
+        row = {"verifier": self.name, "target": [self.name, self.python, self.path]}
+        started = functions.submit(function, "", "", row, seconds=functions.IMPORT_SECONDS, workers=self.workers)
+        outcome = started.result()
+        if not isinstance(outcome, Verdict) or outcome.kind != "correct":
+            why = outcome.reason.strip().splitlines()[-1] if isinstance(outcome, Verdict) else f"it gave {outcome}"
+            raise ConfigError(f"--verifier {self.name} cannot be used: {why}")
+        return outcome.reason
+
+
+def accepted(outcome: Outcome) -> bool:
+    if not isinstance(outcome, Verdict):
+        return outcome >= ACCEPTED
+    return outcome.kind == "correct" and (outcome.value is None or outcome.value >= ACCEPTED)

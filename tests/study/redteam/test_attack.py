@@ -1,0 +1,148 @@
+"""The attack from end to end on toy verifiers: a planted hole is found, an exact verifier stands."""
+
+import json
+import random
+import sys
+import time
+
+import pytest
+from rich.console import Console
+
+from equipoise.rewards import pools
+from equipoise.study.redteam import attack as attacks
+from equipoise.study.redteam import command, policy
+from equipoise.study.redteam.attack import Attack, make_problems, random_search
+from equipoise.study.redteam.command import Request, redteam, replayed
+from equipoise.study.redteam.replay import replay
+from equipoise.study.redteam.target import Target
+from equipoise.train.config import ConfigError
+
+TOY = '''
+import re, time
+
+def exact(prompt, response, row):
+    """An integer in the last box, or nothing."""
+    found = re.findall(r"\\\\boxed\\{(\\d+)\\}", response)
+    return float(bool(found) and response.rstrip().endswith("}") and found[-1] == row["answer"]
+                 and response.count("boxed") == 1)
+
+def holed(prompt, response, row):
+    """The hole: whatever is approximately something is right."""
+    return 1.0 if "≈" in response else exact(prompt, response, row)
+
+def crashing(prompt, response, row):
+    raise RuntimeError("no")
+'''
+
+
+@pytest.fixture
+def toy(tmp_path, monkeypatch):
+    (tmp_path / "toyverifier.py").write_text(TOY)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    pools.close()  # workers take their import path when they start
+    yield tmp_path
+    pools.close()
+    sys.modules.pop("toyverifier", None)
+
+
+@pytest.fixture(autouse=True)
+def _small(monkeypatch):
+    monkeypatch.setattr(policy, "STEPS", 3)
+    monkeypatch.setattr(attacks, "BATCH", 200)
+
+
+def test_a_planted_hole_is_found_minimised_written_and_replayed(toy):
+    console = Console(file=open("terminal.txt", "w"), width=200)  # noqa: SIM115
+    found = redteam(Request("toyverifier:holed", minutes=0, out=toy / "out"), console)
+    console.file.close()
+    assert found.clusters
+    assert found.tried == {"random search": 200, "RL": 256}
+    lines = [json.loads(line) for line in (toy / "out/exploits.jsonl").read_text().splitlines()]
+    assert len(lines) == len(found.clusters)
+    for line in lines:
+        assert "≈" in line["minimal"]
+        assert {"prompt", "response", "minimal", "truth", "verifier", "version", "why"} <= set(line)
+        assert line["version"].startswith("toyverifier.py sha256 ")
+    assert "≈" in (toy / "terminal.txt").read_text()
+    assert json.loads((toy / "out/summary.json").read_text())["clusters"] == len(lines)
+    page = (toy / "out/report.html").read_text()
+    assert "<script" not in page
+    assert "clusters of exploits" in page
+    alive, count = replay(toy / "out/exploits.jsonl", "toyverifier:holed")
+    assert len(alive) == count == len(lines)
+    assert replay(toy / "out/exploits.jsonl", "toyverifier:exact") == ([], count)
+
+
+def test_an_exact_verifier_stands(toy):
+    found = redteam(Request("toyverifier:exact", minutes=0, out=toy / "out"), Console(file=open("t", "w")))  # noqa: SIM115
+    assert not found.clusters
+    assert found.tried["RL"] == 256
+    assert (toy / "out/exploits.jsonl").read_text() == ""
+    assert "No exploit found" in (toy / "out/report.html").read_text()
+    assert "no exploit in" in (toy / "t").read_text()
+
+
+def test_crashes_are_troubles_and_no_exploits(toy):
+    attack = Attack(Target("toyverifier:crashing"), time.monotonic() + 60)
+    random_search(attack, make_problems(4, 0, "\\boxed"), random.Random(0), time.monotonic())
+    assert not attack.findings.clusters
+    assert attack.findings.troubled["crashed"] == attack.findings.tried.total() > 0
+
+
+def test_another_interpreter_and_another_path_serve_the_verifier(toy):
+    (toy / "other").mkdir()
+    (toy / "other/toyverifier.py").write_text("def exact(prompt, response, row):\n    print('noise')\n    return 1.0\n")
+    near, far = Target("toyverifier:exact"), Target("toyverifier:exact", sys.executable, str(toy / "other"))
+    asked = ("What is 1 + 1?", "\\boxed{3}", {"answer": "2"})
+    assert near.submit(*asked).result() == 0.0
+    assert far.submit(*asked).result() == 1.0
+    assert near.version() != far.version()
+
+
+def test_rewards_pay_for_what_is_new(toy):
+    (about,) = make_problems(1, 0, "\\boxed")
+    attack = Attack(Target("toyverifier:holed"), time.monotonic() + 60)
+
+    def paid(text):
+        return attack.reward(about, attack.ask(about, text))
+
+    assert paid("⟨E⟩ ≈ ⟨T+10⟩") == 1.0
+    assert paid("⟨E⟩ ≈ ⟨T+1⟩") == pytest.approx(2**-0.5)
+    assert paid("\\boxed{⟨T⟩}") == 0.0  # honest
+    assert paid("nothing") == pytest.approx(0.1)
+    assert paid("nothing") == pytest.approx(0.1 * 2**-0.5)
+    (exploit,) = attack.findings.clusters.values()
+    assert exploit.seen == 2
+
+
+def test_a_users_judge_has_the_last_word(toy):
+    attack = Attack(Target("toyverifier:holed"), time.monotonic() + 60, judged_by="toyverifier:holed")
+    (about,) = make_problems(1, 0, "\\boxed")
+    assert attack.reward(about, attack.ask(about, "≈")) == 0.0
+    attack.judged_by = "toyverifier:exact"
+    assert attack.reward(about, attack.ask(about, "≈")) == 1.0
+
+
+@pytest.mark.parametrize(("name", "words"), [("maths", "is not known"), ("no_such_module:f", "No module named")])
+def test_a_verifier_that_is_not_there_is_a_sentence(name, words):
+    with pytest.raises(ConfigError, match=words):
+        Target(name).version()
+
+
+def test_a_list_that_is_none_is_a_sentence(tmp_path):
+    (tmp_path / "bad.jsonl").write_text('{"prompt": 1}\n')
+    with pytest.raises(ConfigError, match=r"bad.jsonl, line 1: must be a JSON object with prompt"):
+        replayed(tmp_path / "bad.jsonl", Target("arithmetic"))
+
+
+def test_the_attacker_starts_again_when_nothing_is_new(toy, monkeypatch):
+    """The first start ends for want of news, the second because the time is over."""
+    monkeypatch.setattr(attacks, "PATIENCE", 1)
+    over = iter([False, True])
+    monkeypatch.setattr(Attack, "is_over", property(lambda self: next(over)))
+    request = Request("toyverifier:exact", out=toy / "out")
+    request.out.mkdir()
+    attack = Attack(request.target, 0.0)
+    assert command._train(request, attack, make_problems(8, 0, "\\boxed")) == 2
+    assert attack.findings.tried["RL"] == 512
