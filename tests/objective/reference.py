@@ -136,8 +136,12 @@ def response_value(name: str, A: float, logp: Sequence[Tensor], old: Sequence[fl
             phi = 0.0 * l if masked else rho.detach().clamp(max=o["cap"]) * A * l
         elif name == "reinforce":
             phi = A * l
+        elif name == "symmetric_clip":
+            phi = rho.clamp(1 - o["low"], 1 + o["high"]) * A
         elif name == "dfpo":
-            phi = s.detach() * A * l
+            log_s = sum(delta) if o["ratio"] == "product" else sum(delta) / T
+            inside = 1 - o["low"] <= rho.item() <= 1 + o["high"]
+            phi = math.exp(min(max(log_s.item(), -20), 20)) * A * l if inside else 0.0 * l
         total = total + phi
     return total
 

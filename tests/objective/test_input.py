@@ -209,7 +209,7 @@ def test_a_position_past_the_end_is_refused():
     objective = eq.Objective(aggregation="balanced", cancellation="prefix")
     credit = objective.assign([1.0, 0.0], [0, 0], [2, 2], tokens=torch.tensor([1, 2, 1, 3]))
     flat = torch.full((2,), -1.0)
-    with pytest.raises(ValueError, match=r"position\[1\] = 2: the rule is a place in response 0"):
+    with pytest.raises(ValueError, match=r"position\[1\] = 2: it must be a place in response 0"):
         objective.loss(flat, flat, credit, torch.zeros(2, dtype=torch.int64), position=torch.tensor([1, 2]))
 
 

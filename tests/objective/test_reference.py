@@ -20,7 +20,8 @@ SURROGATES = {
     "sapo": {"tau_positive": 1.0, "tau_negative": 1.05},
     "vespo": {"k_positive": 2.0, "lam_positive": 3.0, "k_negative": 3.0, "lam_negative": 2.0},
     "aspo": {"low": 0.2, "high": 0.28, "cap": 1.3}, "dppo": {"divergence": "tv", "low": 0.05, "high": 0.06, "cap": 1.2},
-    "reinforce": {}, "dfpo": {},
+    "reinforce": {}, "symmetric_clip": {"low": 0.2, "high": 0.28},
+    "dfpo": {"ratio": "product", "low": 0.2, "high": 0.3}, "dfpo mean": {"ratio": "mean", "low": 0.2, "high": 0.3},
 }  # fmt: skip
 
 
@@ -69,6 +70,7 @@ def test_surrogate_values_and_gradients(name, seed, rule):
     """Autograd on the logits of a toy softmax policy, through the reference loops and through the closed forms."""
     case = draw(seed, binary=False, drift=0.4)
     options = SURROGATES[name]
+    name = name.partition(" ")[0]
     objective = eq.Objective(surrogate={"name": name, **options}, aggregation=AGGREGATIONS[rule])
     credit = case.assign(objective)
     loss, gradient = case.gradient(objective, case.all(), credit)

@@ -147,7 +147,7 @@ def objective_sums(step: Step, T: Floats, credit: Credit, edges: Floats) -> Floa
 def _weights(credit: Credit) -> tuple[Floats, Floats, Floats | None]:
     """A [B], the weight of a response's tokens (their mean, where they differ) and, there, each token's coefficient."""
     A, w = credit.advantage.numpy(), credit.weight.numpy()
-    if len(w) == len(A):
+    if not credit.per_token:
         return A, w, None
     T = credit.lengths.numpy()
     per_row = np.bincount(np.repeat(np.arange(len(T)), T), w, len(T)) / np.maximum(T, 1)

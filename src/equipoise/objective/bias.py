@@ -10,7 +10,7 @@ from torch import Tensor
 
 from equipoise.objective.cancellation import Nodes
 from equipoise.objective.difficulty import Success
-from equipoise.objective.groups import Batch
+from equipoise.objective.groups import Batch, Groups
 
 
 def _share(part: Tensor, whole: Tensor) -> Tensor:
@@ -21,34 +21,72 @@ def _mean(x: Tensor, where: Tensor) -> Tensor:
     return (x * where).sum() / where.sum().clamp(min=1)
 
 
-def measures(batch: Batch, A: Tensor, w: Tensor) -> dict[str, Tensor]:
+def measures(batch: Batch, A: Tensor, w: Tensor, sums: tuple[Tensor, Tensor] | None = None) -> dict[str, Tensor]:
     """Measures of one weight per response: A after difficulty, w the weight, c = wA the coefficient, on-policy.
+
+    Where tokens have coefficients of their own, w is the mean weight and `sums` are Σ_t c and Σ_t|c| of each response.
 
     mass_balance     Σ c T / Σ|c|T, mean over groups: > 0 where positives pull harder (sign-length coupling)
     mass_imbalance   the same in absolute value, so that groups cannot make up for each other
     exchangeability  |Σ c| / Σ|c|, mean over groups: the net push on a token the whole group shares
     zero_sum         |Σ A| / Σ|A|, mean over groups: what difficulty weighting breaks
     learning_tax     |Σ c| / Σ|c|T, mean over groups: gradient mass spent on each token the whole group shares
+    masked_mass      share of Σ|A| that belongs to responses without tokens
     length_cv        std/mean of T over the batch        length_gap  (T̄− − T̄+)/T̄ over the batch
+    group_length_cv  and group_length_gap: the same within a group, mean over the groups that have both signs
     equal_weighting  std/mean of w over the tokens of responses with A ≠ 0
     """
-    g, T, c = batch.groups, batch.T, w * A
-    informative = g.max(c.abs()) > 0
-    push, mass, pull = g.sum(c), g.sum(c.abs()), g.sum(c.abs() * T)
+    g, T = batch.groups, batch.T
+    push, pull = sums if sums is not None else (w * A * T, (w * A).abs() * T)
     live = T * (A != 0)
     mean_w = (w * live).sum() / live.sum().clamp(min=1)
     spread_w = torch.sqrt(((w - mean_w) ** 2 * live).sum() / live.sum().clamp(min=1))
-    mean_T, balance = T.mean(), _share(g.sum(c * T), pull)
+    mean_T = T.mean()
+    size, pulled = A.abs(), g.max(pull) > 0
     return {
-        "bias/mass_balance": g.average(balance, informative),
-        "bias/mass_imbalance": g.average(balance.abs(), informative),
-        "bias/exchangeability": g.average(_share(push.abs(), mass), informative),
-        "bias/zero_sum": g.average(_share(g.sum(A).abs(), g.sum(A.abs())), informative),
-        "bias/learning_tax": g.average(_share(push.abs(), pull), informative),
+        **{f"bias/{name}": value for name, value in balance(push, pull, T, g).items()},
+        "bias/zero_sum": g.average(_share(g.sum(A).abs(), g.sum(size)), pulled),
+        "bias/masked_mass": _share((size * (T == 0)).sum(), size.sum()),
         "bias/length_cv": _share(T.std(correction=0), mean_T),
         "bias/length_gap": _share((_mean(T, A < 0) - _mean(T, A > 0)) * ((A < 0).any() & (A > 0).any()), mean_T),
+        **_lengths_within_groups(A, T, g),
         "bias/equal_weighting": _share(spread_w, mean_w),
     }
+
+
+def balance(push: Tensor, pull: Tensor, T: Tensor, g: Groups) -> dict[str, Tensor]:
+    """The balance conditions of coefficients whose sums over each response are push = Σ_t c and pull = Σ_t|c|."""
+    c = push / T.clamp(min=1)
+    pulled, mass = g.max(pull) > 0, g.sum(pull)
+    coupling = _share(g.sum(push), mass)
+    net = g.sum(c).abs()
+    return {
+        "mass_balance": g.average(coupling, pulled),
+        "mass_imbalance": g.average(coupling.abs(), pulled),
+        "exchangeability": g.average(_share(net, g.sum(c.abs())), pulled),
+        "learning_tax": g.average(_share(net, mass), pulled),
+    }
+
+
+def _lengths_within_groups(A: Tensor, T: Tensor, g: Groups) -> dict[str, Tensor]:
+    """What BA's regime rule is about: a batch's lengths also differ because its prompts do."""
+    positive, negative = (A > 0).to(T.dtype), (A < 0).to(T.dtype)
+    n_positive, n_negative = g.sum(positive), g.sum(negative)
+    mixed = (n_positive > 0) & (n_negative > 0)
+    mean = g.mean(T)
+    spread = torch.sqrt(g.mean((T - mean) ** 2))
+    gap = g.sum(T * negative) / n_negative.clamp(min=1) - g.sum(T * positive) / n_positive.clamp(min=1)
+    return {
+        "bias/group_length_cv": g.average(_share(spread, mean), mixed),
+        "bias/group_length_gap": g.average(_share(gap, mean), mixed),
+    }
+
+
+def pushed(push: Tensor, pull: Tensor, T: Tensor, groups: Groups) -> dict[str, Tensor]:
+    """`balance` of the slopes that really push, clipped and reweighted, after `loss`; groups that were not here or that
+    nothing pushes do not count."""
+    found = balance(push.to(torch.float64), pull.to(torch.float64), T.to(torch.float64), groups)
+    return {f"pushed/{name}": value for name, value in found.items()}
 
 
 def baseline_bias(success: Success) -> Tensor:
@@ -66,10 +104,16 @@ def node_measures(batch: Batch, c: Tensor, response: Tensor, nodes: Nodes) -> di
     node_exchangeability  |Σ c| / Σ|c| per node shared by two responses or more, mean over nodes
     node_learning_tax     Σ|Σ c| over the nodes the whole group shares, as a share of Σ|c| over all tokens
     """
-    push, mass = nodes.sum(c).abs(), nodes.sum(c.abs())
+    found = node_balance(nodes.sum(c), nodes.sum(c.abs()), nodes, batch.G[response])
+    return {f"bias/{name}": value for name, value in found.items()}
+
+
+def node_balance(push: Tensor, mass: Tensor, nodes: Nodes, G: Tensor) -> dict[str, Tensor]:
+    """push, mass [N]: Σc and Σ|c| of each token's node; G [N] the size of its group."""
+    push = push.abs()
     shared = nodes.first & (nodes.count >= 2) & (mass > 0)
-    common = nodes.first & (nodes.count >= 2) & (nodes.count == batch.G[response])
+    common = nodes.first & (nodes.count >= 2) & (nodes.count == G)
     return {
-        "bias/node_exchangeability": _mean(_share(push, mass), shared),
-        "bias/node_learning_tax": _share((push * common).sum(), c.abs().sum()),
+        "node_exchangeability": _mean(_share(push, mass), shared),
+        "node_learning_tax": _share((push * common).sum(), (mass * nodes.first).sum()),
     }

@@ -67,10 +67,24 @@ class Nodes:
         self.count = self.sum(torch.ones_like(self.node, dtype=torch.float64))  # responses that share the token's node
         self.first = torch.empty_like(new)
         self.first[order] = new
+        self.context_count = self._context_count(position, groups.index[response])
+
+    def _context_count(self, position: Tensor, group: Tensor) -> Tensor:
+        """[N] float64: the tokens that were drawn after the same prefix; a first token's prefix is the prompt."""
+        N = len(self.node)
+        parent = torch.cat([self.node[:1], self.node[:-1]])
+        context = torch.where(position == 0, N + group, parent)
+        ones = torch.ones_like(context, dtype=torch.float64)
+        return ones.new_zeros(2 * N).index_add_(0, context, ones).index_select(0, context)
 
     def sum(self, x: Tensor) -> Tensor:
         """[N] -> [N]: each token sees its node's sum."""
         return torch.zeros_like(x).index_add_(0, self.node, x).index_select(0, self.node)
+
+    def to(self, device: torch.device) -> Nodes:
+        moved = object.__new__(Nodes)
+        moved.__dict__ = {name: x.to(device) for name, x in self.__dict__.items()}
+        return moved
 
     def shared_length(self, response: Tensor, rows: int) -> Tensor:
         """[B]: how many leading tokens of each response lie on nodes shared by two responses or more."""

@@ -11,7 +11,12 @@ from typing import Any
 
 Spec = str | Mapping[str, Any]
 
-_NAMES = {"std": ("paper", "sample"), "over": ("group", "batch"), "divergence": ("tv", "kl")}
+_NAMES = {
+    "std": ("paper", "sample"),
+    "over": ("group", "batch"),
+    "divergence": ("tv", "kl"),
+    "ratio": ("product", "mean"),
+}
 _POSITIVE = {"k", "cap", "length", "tau_positive", "tau_negative", "lam_positive", "lam_negative"}
 _NOT_NEGATIVE = {"eps", "low", "high", "alpha", "k_positive", "k_negative"}
 _KINDS: dict[type, Any] = {str: str, bool: bool, int: int, float: (int, float)}

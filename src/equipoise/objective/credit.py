@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,19 +22,82 @@ class Credit:
     """What `assign` decided. `loss` needs nothing else of the batch."""
 
     advantage: Tensor  # [B] float64, after difficulty (and after recentre)
-    weight: Tensor  # [B], or [N] in row order under cancellation="prefix"; ≥ 0, the weight of each token
+    weight: Tensor  # [B], or [N] in row order where `per_token`; ≥ 0, the weight of each token
     lengths: Tensor  # [B] int64
     groups: Groups
     full_weight: Tensor  # [B] the weight before a cancellation that must wait for the ratios
     kl_weight: Tensor  # [B] the weight of a token's KL
     metrics: dict[str, Tensor]  # bias/* and difficulty/*, 0-dim
+    per_token: bool = False  # whether weight is [N]
+    token_advantage: Tensor | None = None  # [N] added to the advantage of the token's response
+    nodes: Nodes | None = None  # of the tokens `assign` was given
 
     @property
     def coefficient(self) -> Tensor:
-        """weight × advantage, [B] or [N]: on-policy, the factor of ∇log π of each token."""
-        if len(self.weight) == len(self.advantage):
+        """weight × advantage, [B], or [N] where `per_token`: on-policy, the factor of ∇log π of each token."""
+        if not self.per_token:
             return self.weight * self.advantage
-        return self.weight * self.advantage[response_ids(self.lengths, len(self.weight))]
+        A = self.advantage[response_ids(self.lengths, len(self.weight))]
+        return self.weight * (A if self.token_advantage is None else A + self.token_advantage)
+
+    def at(self, response: Tensor, position: Tensor | None) -> Tensor:
+        """[n] the coefficient of the tokens at these places; `position` is needed where `per_token`."""
+        if not self.per_token:
+            return (self.weight * self.advantage).index_select(0, response)
+        assert position is not None
+        where = self.flat(response, position)
+        A = self.advantage.index_select(0, response)
+        if self.token_advantage is not None:
+            A = A + self.token_advantage.index_select(0, where)
+        return self.weight.index_select(0, where) * A
+
+    def flat(self, response: Tensor, position: Tensor) -> Tensor:
+        """[n] where the tokens lie among those of the batch, in row order."""
+        return (self.lengths.cumsum(0) - self.lengths).index_select(0, response) + position
+
+    def to(self, device: torch.device) -> Credit:
+        moved: dict[str, Any] = {"metrics": {name: x.to(device) for name, x in self.metrics.items()}}
+        for f in dataclasses.fields(self):
+            value = getattr(self, f.name)
+            if isinstance(value, Tensor | Groups | Nodes):
+                moved[f.name] = value.to(device)
+        return dataclasses.replace(self, **moved)
+
+
+@dataclass(frozen=True)
+class PerToken:
+    """What `assign` was given of each token of the batch, [N] in row order."""
+
+    ids: Tensor | None = None
+    weight: Tensor | None = None
+    advantage: Tensor | None = None
+
+    @property
+    def given(self) -> bool:
+        return self.weight is not None or self.advantage is not None
+
+
+@dataclass(frozen=True)
+class Weights:
+    """w = 1/(P·G·ℓ) by an aggregation rule."""
+
+    batch: Batch
+    aggregation: Choice
+    counted: Tensor  # [B] bool: the responses of the groups that P counts
+    P: Tensor  # 0-dim
+
+    def of_length(self, length: Tensor, T: Tensor) -> Tensor:
+        """[B] 1/(P·G·ℓ), and 0 where there is no token to weigh."""
+        return torch.where((length > 0) & (T > 0), 1 / (self.P * self.batch.G * length), 0.0)
+
+    def of(self, A: Tensor, T: Tensor) -> Tensor:
+        """[B] the rule's weight when T tokens of each response are left."""
+        return self.of_length(self.aggregation(dataclasses.replace(self.batch, T=T), A, self.counted), T)
+
+    @property
+    def common(self) -> Tensor:
+        """[B] one weight for the group: of its mean length."""
+        return self.of_length(self.batch.groups.mean(self.batch.T), self.batch.T)
 
 
 def weigh(
@@ -42,19 +107,14 @@ def weigh(
     aggregation: Choice,
     cancellation: str,
     averaged_groups: str,
-    tokens: Tensor | None,
+    tokens: PerToken,
     metrics: dict[str, Tensor],
 ) -> Credit:
     """w_i = 1/(P·G·ℓ_i), transformed by the cancellation; and what biases the result has."""
     g, T, everyone = batch.groups, batch.T, torch.ones_like(A, dtype=torch.bool)
     counted = everyone if averaged_groups == "all" else g.max(A.abs()) > 0
-    P = (g.first & counted).sum().clamp(min=1)
-
-    def weight(length: Tensor, left: Tensor = T) -> Tensor:
-        """1/(P·G·ℓ), and 0 where there is no token left to weigh."""
-        return torch.where((length > 0) & (left > 0), 1 / (P * batch.G * length), 0.0)
-
-    w = full = weight(aggregation(batch, A, counted))
+    weights = Weights(batch, aggregation, counted, (g.first & counted).sum().clamp(min=1))
+    w = full = weights.of(A, T)
     if cancellation in WEIGHT_TRANSFORMS:
         w = WEIGHT_TRANSFORMS[cancellation](full, A, g)
     if cancellation == "orthogonal":
@@ -67,28 +127,47 @@ def weigh(
         metrics["cancellation/infeasible"] = g.average((~found.solved).to(A.dtype), mixed)
     if cancellation == "recentre":
         real = (T > 0) & (g.max((w * A).abs()) > 0)
-        base = torch.where(w > 0, w, weight(g.mean(T))) * real  # under balanced, A = 0 has no weight of its own
-        A = torch.where(real, recentre(w * A, real, g) / base, 0.0)
+        base = torch.where(w > 0, w, weights.common) * real  # under balanced, A = 0 has no weight of its own
+        centred = recentre(w * A, real, g)
+        turned = centred * A < 0
+        metrics["cancellation/turned"] = turned.sum() / real.sum().clamp(min=1)
+        A = torch.where(real & ~turned, centred / base, 0.0)
         w = full = base
     # A KL has no sign: balanced, whose lengths need one, is taken as token over the group. It counts every group.
     rule = (
         token(batch, A, everyone, over="group") if aggregation.name == "balanced" else aggregation(batch, A, everyone)
     )
     kl_weight = torch.where((rule > 0) & (T > 0), 1 / (g.first.sum() * batch.G * rule), 0.0)
-
-    lengths = T.to(torch.int64)
-    if tokens is None:
+    credit = Credit(A, w, T.to(torch.int64), g, full, kl_weight, metrics)
+    if tokens.ids is None and not tokens.given:
         metrics.update(bias.measures(batch, A, w))
-        return Credit(A, w, lengths, g, full, kl_weight, metrics)
-    response, position = response_ids(lengths, len(tokens)), positions(lengths, len(tokens))
-    nodes = Nodes(tokens.to(T.device), lengths, response, position, g)
-    w_token = w[response]
-    if cancellation == "prefix":
-        shared = nodes.shared_length(response, len(T))
-        rest = Batch(batch.r, T - shared, g, batch.eps)
-        w_rest, common = weight(aggregation(rest, A, counted), rest.T), weight(g.mean(T))
-        w = w_token = torch.where(position < shared[response], common[response], w_rest[response])
-    mean_w = w_token.new_zeros(len(T)).index_add_(0, response, w_token) / T.clamp(min=1)
-    metrics.update(bias.measures(batch, A, mean_w))
-    metrics.update(bias.node_measures(batch, w_token * A[response], response, nodes))
-    return Credit(A, w, lengths, g, full, kl_weight, metrics)
+        return credit
+    return _by_token(weights, credit, tokens, cancellation == "prefix")
+
+
+def _by_token(weights: Weights, credit: Credit, tokens: PerToken, prefix: bool) -> Credit:
+    """The credit of each token: common weights on shared prefixes, and what `assign` was given of each token."""
+    batch, lengths, A, rows = weights.batch, credit.lengths, credit.advantage, len(credit.lengths)
+    N = next(len(x) for x in (tokens.ids, tokens.weight, tokens.advantage) if x is not None)
+    response, position = response_ids(lengths, N), positions(lengths, N)
+    w, nodes = credit.weight[response], None
+    if tokens.ids is not None:
+        nodes = Nodes(tokens.ids, lengths, response, position, batch.groups)
+    if prefix and nodes is not None:
+        shared = nodes.shared_length(response, rows)
+        rest = weights.of(A, batch.T - shared)
+        w = torch.where(position < shared[response], weights.common[response], rest[response])
+    if tokens.weight is not None:
+        w = w * tokens.weight
+    if prefix or tokens.given:
+        credit = dataclasses.replace(credit, weight=w, per_token=True, token_advantage=tokens.advantage)
+    credit = dataclasses.replace(credit, nodes=nodes)
+    c = w * A[response] if tokens.advantage is None else credit.coefficient
+
+    def sums(x: Tensor) -> Tensor:
+        return x.new_zeros(rows).index_add_(0, response, x)
+
+    credit.metrics.update(bias.measures(batch, A, sums(w) / batch.T.clamp(min=1), (sums(c), sums(c.abs()))))
+    if nodes is not None:
+        credit.metrics.update(bias.node_measures(batch, c, response, nodes))
+    return credit

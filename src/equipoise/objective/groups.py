@@ -71,6 +71,9 @@ class Groups:
         """[B] float64: G, the number of responses in each response's group."""
         return self.sum(torch.ones(len(self.index), dtype=torch.float64, device=self.index.device))
 
+    def to(self, device: torch.device) -> Groups:
+        return Groups(self.index.to(device), self.first.to(device))
+
     def average(self, x: Tensor, counted: Tensor | None = None) -> Tensor:
         """Mean over groups of a per-group quantity (equal for all responses of a group), 0 where no group counts."""
         once = self.first if counted is None else self.first & counted

@@ -11,12 +11,14 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from equipoise.objective import bias
 from equipoise.objective.credit import Credit
+from equipoise.objective.groups import response_ids
 from equipoise.objective.surrogate import Terms, Tokens
 
 
 class Stats(NamedTuple):
-    """Sums over the tokens of a micro-batch, and two extremes. All 0-dim, on the device."""
+    """Sums over the tokens of a micro-batch, and two extremes. 0-dim but where said, on the device."""
 
     loss: Tensor
     policy_loss: Tensor
@@ -29,12 +31,29 @@ class Stats(NamedTuple):
     high: Tensor  # clipped tokens with a positive coefficient
     kl: Tensor
     entropy: Tensor
+    push: Tensor  # [B] Σ_t slope of each response, the slope being what pushes log π: clipped and reweighted
+    pull: Tensor  # [B] Σ_t |slope|
+    node_push: Tensor  # [N] Σ slope of each token node by its number, [0] where `assign` was given no tokens
+    node_pull: Tensor  # [N] Σ |slope|
+    context_drift: Tensor  # Σ over contexts that responses share of the mean of ρ − 1 − log ρ
+    contexts: Tensor  # how many
     min_log_ratio: Tensor
     max_log_ratio: Tensor
 
     @classmethod
-    def of(cls, loss: Tensor, policy_loss: Tensor, tokens: Tokens, terms: Terms, nonfinite: Tensor, kl: Tensor,
-           entropy: Tensor) -> Stats:  # fmt: skip
+    def of(
+        cls,
+        tokens: Tokens,
+        terms: Terms,
+        credit: Credit,
+        position: Tensor | None,
+        *,
+        loss: Tensor,
+        policy_loss: Tensor,
+        nonfinite: Tensor,
+        kl: Tensor,
+        entropy: Tensor,
+    ) -> Stats:
         n, zero = tokens.c.numel(), tokens.c.new_zeros(())
         low = high = zero
         if terms.clipped is not None:
@@ -42,10 +61,27 @@ class Stats(NamedTuple):
             low = terms.clipped.count_nonzero() - high
         least, most = tokens.log_ratio.aminmax() if n else (zero + math.inf, zero - math.inf)
         excess = tokens.ratio - 1
+        push = tokens.response_sum(terms.slope)
+        # A slope has the sign of its coefficient, which is the response's unless tokens have advantages of their own.
+        pull = push.abs() if credit.token_advantage is None else tokens.response_sum(terms.slope.abs())
         return cls(
-            loss.detach(), policy_loss.detach(), zero + n, nonfinite, tokens.log_ratio.sum(), excess.sum(),
-            excess.dot(excess), low, high, kl, entropy, least, most,
-        )  # fmt: skip
+            loss=loss.detach(),
+            policy_loss=policy_loss.detach(),
+            tokens=zero + n,
+            nonfinite=nonfinite,
+            log_ratio=tokens.log_ratio.sum(),
+            ratio_excess=excess.sum(),
+            ratio_square=excess.dot(excess),
+            low=low,
+            high=high,
+            kl=kl,
+            entropy=entropy,
+            push=push,
+            pull=pull,
+            **_on_nodes(tokens, terms.slope, credit, position),
+            min_log_ratio=least,
+            max_log_ratio=most,
+        )
 
     def merge(self, other: Stats) -> Stats:
         added = [a + b for a, b in zip(self[:-2], other[:-2], strict=True)]
@@ -76,7 +112,8 @@ class Stats(NamedTuple):
 class LossOutput:
     """`loss` to call backward on, and what it saw.
 
-    `ok` is a 0-dim bool tensor: false when a log-probability was not finite or, on CUDA, when the split broke a group.
+    `ok` is a 0-dim bool tensor: false when a log-probability or the loss itself was not finite (a coefficient that is
+    not a number, or too large) or, on CUDA, when the split broke a group.
     Such tokens have no gradient, but the rest of the micro-batch does: when `ok` is false, skip the step.
     `logprobs` [n] are the log-probabilities the loss was made of, without their graph.
     """
@@ -98,7 +135,38 @@ def merge_metrics(outputs: Sequence[LossOutput]) -> dict[str, Tensor]:
     total = outputs[0].stats
     for output in outputs[1:]:
         total = total.merge(output.stats)
-    return {**total.metrics(), **outputs[0].credit.metrics}
+    credit = outputs[0].credit
+    return {**total.metrics(), **credit.metrics, **_pushed(total, credit)}
+
+
+def _pushed(total: Stats, credit: Credit) -> dict[str, Tensor]:
+    found = bias.pushed(total.push, total.pull, credit.lengths, credit.groups)
+    if credit.nodes is None or not len(total.node_push):
+        return found
+    nodes = credit.nodes
+    push, pull = (x.to(torch.float64).index_select(0, nodes.node) for x in (total.node_push, total.node_pull))
+    G = credit.groups.size[response_ids(credit.lengths, len(nodes.node))]
+    for name, value in bias.node_balance(push, pull, nodes, G).items():
+        found[f"pushed/{name}"] = value
+    found["drift/shared_contexts"] = (total.context_drift / total.contexts.clamp(min=1)).clamp(min=0)
+    return found
+
+
+def _on_nodes(tokens: Tokens, slope: Tensor, credit: Credit, position: Tensor | None) -> dict[str, Tensor]:
+    """Stats on the tokens responses share; nothing where `assign` was given no tokens or `loss` no positions."""
+    if credit.nodes is None or position is None:
+        none, zero = slope.new_zeros(0), slope.new_zeros(())
+        return {"node_push": none, "node_pull": none, "context_drift": zero, "contexts": zero}
+    at = credit.flat(tokens.response, position)
+    node, count = credit.nodes.node.index_select(0, at), credit.nodes.context_count.index_select(0, at)
+    empty = slope.new_zeros(len(credit.nodes.node))
+    share = torch.where(count >= 2, 1 / count, 0.0).to(slope.dtype)  # a context counts once, whoever was there
+    return {
+        "node_push": empty.index_add(0, node, slope),
+        "node_pull": empty.index_add(0, node, slope.abs()),
+        "context_drift": ((tokens.ratio - 1 - tokens.log_ratio) * share).sum(),
+        "contexts": share.sum(),
+    }
 
 
 class KnownGradient(torch.autograd.Function):

@@ -19,7 +19,7 @@ from equipoise.objective.advantage import ADVANTAGES
 from equipoise.objective.aggregation import AGGREGATIONS
 from equipoise.objective.cancellation import CANCELLATIONS, WEIGHT_TRANSFORMS
 from equipoise.objective.choice import Spec, choose, nearest
-from equipoise.objective.credit import Credit, weigh
+from equipoise.objective.credit import Credit, PerToken, weigh
 from equipoise.objective.difficulty import DIFFICULTIES, Difficulty, Success
 from equipoise.objective.groups import Batch, Groups
 from equipoise.objective.inputs import Facts, GroupIds, Lengths, Numbers, Rewards, check, read
@@ -178,6 +178,8 @@ class Objective:
         batch_accuracy: float | None = None,
         history: Numbers | None = None,
         tokens: Tensor | Sequence[int] | None = None,
+        token_weight: Numbers | None = None,
+        token_advantage: Numbers | None = None,
     ) -> Credit:
         """Give every response of the batch its coefficient.
 
@@ -190,6 +192,8 @@ class Objective:
         history of each response's prompt in earlier batches (hadw_history, debias): [B, 2] successes and attempts, or
         [B, 3] with the steps since then; or [B] success rates to take at their word, NaN where there is none.
         tokens [ΣT] token ids in row order, for cancellation="prefix" and for bias/* on the real shared tokens.
+        token_weight [ΣT] ≥ 0 multiplies the weight of each token; token_advantage [ΣT] is added to its response's
+        advantage (see `entropy_mask` and `distillation`). `loss` then needs the position of each token.
 
         Bad input is a ValueError that names the index and the rule, raised before the anchor has changed.
         One host synchronisation: the checks.
@@ -200,8 +204,8 @@ class Objective:
         total = sum((w * b.r for w, b in zip(self.reward_weights, columns, strict=True)), torch.zeros_like(inputs.T))
         low, high = ends = (0.0, 1.0) if self.difficulty is None else self.difficulty.reward_range
         facts = check(inputs, total, inputs.r if self.combine == "advantages" else total, groups, ends)
-        tokens = None if tokens is None else torch.as_tensor(tokens)
-        self._check_batch(facts, tokens)
+        per_token = self._per_token(tokens, token_weight, token_advantage, int(facts.tokens), inputs.T.device)
+        self._check_batch(facts, per_token)
         y = self._success_rate(facts, batch_accuracy, ends)
 
         batch = Batch(total, inputs.T, groups, inputs.eps)
@@ -223,8 +227,9 @@ class Objective:
             metrics["bias/baseline_bias"] = bias.baseline_bias(success)
         credit = weigh(
             batch, A, aggregation=self.aggregation, cancellation=self.cancellation,
-            averaged_groups=self.averaged_groups, tokens=tokens, metrics=metrics,
+            averaged_groups=self.averaged_groups, tokens=per_token, metrics=metrics,
         )  # fmt: skip
+        _refuse_not_finite(credit)
         if self.difficulty is not None:
             self.difficulty.update(y)
         return credit
@@ -239,7 +244,46 @@ class Objective:
             return facts.accuracy
         return (facts.mean - ends[0]) / (ends[1] - ends[0])
 
-    def _check_batch(self, facts: Facts, tokens: Tensor | None) -> None:
+    def _per_token(
+        self, ids: Tensor | Sequence[int] | None, weight: Numbers | None, advantage: Numbers | None, N: int,
+        device: torch.device,
+    ) -> PerToken:  # fmt: skip
+        """What `assign` was given of each token, or a ValueError that names what is wrong with it."""
+        found: list[Tensor | None] = []
+        for name, x in (("tokens", ids), ("token_weight", weight), ("token_advantage", advantage)):
+            if x is None:
+                found.append(None)
+                continue
+            x = torch.as_tensor(x, device=device)
+            if x.shape != (N,):
+                raise ValueError(f"{name} has shape {tuple(x.shape)}: it must be [{N}], the sum of lengths")
+            found.append(x if name == "tokens" else x.to(torch.float64))
+        for name, x, wrong in (("token_weight", found[1], "a finite number, 0 or more"),
+                               ("token_advantage", found[2], "a finite number")):  # fmt: skip
+            if x is not None:
+                bad = ~x.isfinite() if name == "token_advantage" else ~(x.isfinite() & (x >= 0))
+                if bool(bad.any()):
+                    i = int(bad.nonzero()[0])
+                    raise ValueError(f"{name}[{i}] = {float(x[i])}: it must be {wrong}")
+        tokens = PerToken(*found)
+        self._check_per_token(tokens)
+        return tokens
+
+    def _check_per_token(self, tokens: PerToken) -> None:
+        if tokens.given and self.cancellation not in ("none", "prefix"):
+            raise ValueError(
+                f"cancellation = {self.cancellation} balances responses, which weights of each token would undo; "
+                "use none or prefix"
+            )
+        if tokens.given and self.surrogate.name == "gmpo":
+            raise ValueError("surrogate = gmpo is a geometric mean with one advantage a response, not one a token")
+        if tokens.advantage is not None and (self.aggregation.name == "balanced" or self.averaged_groups != "all"):
+            raise ValueError(
+                "token_advantage gives every token a sign of its own: aggregation = balanced, which needs the "
+                "response's, and averaged_groups = informative have no meaning then"
+            )
+
+    def _check_batch(self, facts: Facts, tokens: PerToken) -> None:
         """What this objective in particular asks of a batch."""
         A = self.advantage
         if self.difficulty is not None and not facts.known:
@@ -261,12 +305,8 @@ class Objective:
             raise ValueError(
                 f"a group has {facts.smallest_group:g} responses: pass_at_k needs at least k = {A.options['k']}"
             )
-        if self.cancellation == "prefix" and tokens is None:
+        if self.cancellation == "prefix" and tokens.ids is None:
             raise ValueError("cancellation = prefix needs assign(..., tokens=…), the token ids in row order")
-        if tokens is not None and tokens.shape != (int(facts.tokens),):
-            raise ValueError(
-                f"tokens has shape {tuple(tokens.shape)}: it must be [{facts.tokens:.0f}], the sum of lengths"
-            )
 
     def loss(
         self,
@@ -286,7 +326,7 @@ class Objective:
         position of each token in its response (cancellation="prefix"); entropy with gradient (entropy_bonus);
         ref_logprobs (kl); rollout_logprobs (mismatch). No host synchronisation on CUDA.
         """
-        self.check_tokens(logprobs, old_logprobs, response, position, entropy, ref_logprobs, rollout_logprobs)
+        self.check_tokens(credit, logprobs, old_logprobs, response, position, entropy, ref_logprobs, rollout_logprobs)
         dtype = torch.promote_types(logprobs.dtype, torch.float32)
         logprobs = logprobs.to(dtype)
         logp, old = logprobs.detach(), old_logprobs.detach().to(dtype)
@@ -326,8 +366,11 @@ class Objective:
             entropy_sum = torch.where(finite, entropy, 0.0).sum()
             if self.entropy_bonus:
                 loss = loss - self.entropy_bonus * entropy_sum / credit.lengths.sum().clamp(min=1)
-        stats = Stats.of(loss, policy_loss, tokens, terms, nonfinite, kl_sum, entropy_sum.detach())
-        return LossOutput(loss, ok, stats, credit, logp)
+        stats = Stats.of(
+            tokens, terms, credit, position, loss=loss, policy_loss=policy_loss, nonfinite=nonfinite, kl=kl_sum,
+            entropy=entropy_sum.detach(),
+        )  # fmt: skip
+        return LossOutput(loss, ok & loss.detach().isfinite(), stats, credit, logp)
 
     def _token_kl(self, logp: Tensor, old: Tensor, ref: Tensor, finite: Tensor) -> Tensor:
         kl = KL_ESTIMATORS[self.kl_estimator](logp, torch.where(finite, ref, 0.0))
@@ -337,19 +380,17 @@ class Objective:
         self, credit: Credit, response: Tensor, position: Tensor | None, dtype: torch.dtype
     ) -> Tensor:
         """[n] the coefficient of each token, or a ValueError that names the token whose row is not in the batch."""
-        where, per_row = response, credit.coefficient
-        if self.needs_whole_groups:
-            per_row = credit.full_weight * credit.advantage
         try:
-            if position is not None and self.cancellation == "prefix":
+            if self.needs_whole_groups:
+                return (credit.full_weight * credit.advantage).to(dtype).index_select(0, response)
+            if credit.per_token and position is not None and not position.is_cuda:
                 past_end = (position < 0) | (position >= credit.lengths.index_select(0, response))
-                if not position.is_cuda and bool(past_end.any()):
+                if bool(past_end.any()):
                     i = int(past_end.nonzero()[0])
                     raise ValueError(
-                        f"position[{i}] = {int(position[i])}: the rule is a place in response {int(response[i])}"
+                        f"position[{i}] = {int(position[i])}: it must be a place in response {int(response[i])}"
                     )
-                where = (credit.lengths.cumsum(0) - credit.lengths).index_select(0, response) + position
-            return per_row.to(dtype).index_select(0, where)
+            return credit.at(response, position).to(dtype)
         except (IndexError, RuntimeError) as error:
             rows = len(credit.advantage)
             wrong = ((response < 0) | (response >= rows)).nonzero()
@@ -365,7 +406,11 @@ class Objective:
         transformed = WEIGHT_TRANSFORMS[self.cancellation](w, credit.advantage, credit.groups)
         slope = tokens.spread((transformed * credit.advantage).to(tokens.c.dtype)) * tokens.signed
         slope = slope if trust is None else slope * trust
-        return Terms(slope * tokens.logp, slope, None)
+        if self.surrogate.name != "dfpo":
+            return Terms(slope * tokens.logp, slope, None)
+        assert terms.clipped is not None
+        slope = slope * ~terms.clipped
+        return Terms(slope * tokens.logp, slope, terms.clipped)
 
     def _whole(self, credit: Credit, response: Tensor) -> Tensor:
         """Whether every response (or group) begun here is whole; on the CPU, where asking is free, refuse if not."""
@@ -386,6 +431,7 @@ class Objective:
 
     def check_tokens(
         self,
+        credit: Credit,
         logprobs: Tensor,
         old: Tensor,
         response: Tensor,
@@ -400,7 +446,7 @@ class Objective:
         for name, x, need, why in (
             ("old_logprobs", old, True, "the ratio"),
             ("response", response, True, "the coefficient"),
-            ("position", position, self.cancellation == "prefix", "cancellation = prefix"),
+            ("position", position, credit.per_token, "a weight of each token's own (prefix, token_weight, …)"),
             ("entropy", entropy, self.entropy_bonus > 0, "entropy_bonus > 0"),
             ("ref_logprobs", ref, self.kl > 0, "kl > 0"),
             ("rollout_logprobs", rollout, self.mismatch.function is not None, f"mismatch = {self.mismatch.name}"),
@@ -411,3 +457,14 @@ class Objective:
                 raise ValueError(f"{name} has shape {tuple(x.shape)}, logprobs {tuple(logprobs.shape)}: one per token")
         if response.dtype != torch.int64:
             raise ValueError(f"response has dtype {response.dtype}: the rule is int64, a row of the batch per token")
+
+
+def _refuse_not_finite(credit: Credit) -> None:
+    """On the CPU, where asking is free; on CUDA the loss is not finite and `ok` is false."""
+    c = credit.coefficient
+    if not c.is_cuda and not bool(c.isfinite().all()):
+        i = int((~c.isfinite()).nonzero()[0])
+        what = "token" if credit.per_token else "response"
+        raise ValueError(
+            f"the coefficient of {what} {i} is {float(c[i])}: rewards, weights or options are too large for it"
+        )

@@ -82,10 +82,18 @@ PRESETS: dict[str, Preset] = {
     "dfpo": Preset(
         {
             "advantage": "dr_grpo",
-            "aggregation": "sequence",
+            "aggregation": {"name": "constant", "length": 1.0},
             "cancellation": "min_replace",
             "surrogate": "dfpo",
         },
-        "TGC, arXiv 2604.13088 (cancellation: min_replace or orthogonal; the paper's exact w_i is not known to us)",
+        "TGC, arXiv 2604.13088 v1 (Min-Replace, its Eq. 17; cancellation = orthogonal is Eq. 18; the region is ours)",
+    ),
+    "grpo_fix": Preset(
+        {
+            "advantage": "grpo",
+            "aggregation": {"name": "token", "over": "group"},
+            "surrogate": {"name": "symmetric_clip", "low": 0.2, "high": 0.2},
+        },
+        "TGC, arXiv 2604.13088 v1: GRPO with exchangeable weights and clipping that treats both signs alike",
     ),
 }

@@ -191,9 +191,32 @@ def reinforce(tokens: Tokens) -> Terms:
     return _linear(tokens, torch.ones_like(tokens.c))
 
 
-def dfpo(tokens: Tokens) -> Terms:
-    """sg(s_i)·A·log π, s_i = exp(mean_t log ρ): clip-free and linear; a cancellation transform makes it DFPO."""
-    return _linear(tokens, tokens.spread(tokens.sequence_ratio))._replace(sequence_weight=tokens.sequence_ratio)
+def symmetric_clip(tokens: Tokens, *, low: float = 0.2, high: float = 0.2) -> Terms:
+    """clip(ρ, 1−low, 1+high)·A: ppo_clip without the min, so that both signs lose their gradient at the same ratios.
+
+    A token that several responses share has one ρ: it is cut for all or for none, and what cancelled still does.
+    """
+    outside = _outside(tokens, low, high)
+    value = tokens.ratio.clamp(1 - low, 1 + high) * tokens.c
+    return Terms(value, value * ~outside, outside & tokens.signed)
+
+
+def dfpo(tokens: Tokens, *, ratio: str = "product", low: float = 0.2, high: float = 0.2) -> Terms:
+    """sg(s_i)·A·log π at the tokens whose ρ lies in [1−low, 1+high]; a cancellation transform makes it DFPO.
+
+    s_i = Π_t ρ ("product", TGC's) or exp(mean_t log ρ) ("mean", GSPO's). Without a region the estimator has no bound:
+    what pushes a wrong response down never stops, however far it has gone. The region is the token's own and looks at
+    no sign, so it cuts a shared token for all responses or for none.
+    """
+    log_s = tokens.response_sum(tokens.free_log_ratio) if ratio == "product" else tokens.sequence_log_ratio
+    s = log_s.clamp(-LIMIT, LIMIT).exp()
+    outside = _outside(tokens, low, high)
+    terms = _linear(tokens, tokens.spread(s) * ~outside, outside & tokens.signed)
+    return terms._replace(sequence_weight=s)
+
+
+def _outside(tokens: Tokens, low: float, high: float) -> Tensor:
+    return (tokens.ratio < 1 - low) | (tokens.ratio > 1 + high)
 
 
 SURROGATES: dict[str, Callable[..., Terms]] = {
@@ -207,6 +230,7 @@ SURROGATES: dict[str, Callable[..., Terms]] = {
     "aspo": aspo,
     "dppo": dppo,
     "reinforce": reinforce,
+    "symmetric_clip": symmetric_clip,
     "dfpo": dfpo,
 }
 

@@ -255,7 +255,7 @@ def write_rollouts(folder: Path, step: int, batch: StepBatch, credit: Credit) ->
     starts = pa.array([0, *itertools.accumulate(lengths)], pa.int32())
     group = r.prompt.tolist()
     weight = credit.weight
-    if len(weight) != len(lengths):  # one per token (cancellation = prefix): their mean over the response
+    if credit.per_token:  # their mean over the response
         weight = torch.stack([w.sum() / max(len(w), 1) for w in weight.split(credit.lengths.tolist())])
     table = pa.table(
         {

@@ -83,7 +83,7 @@ class Updater:
             if self.plan.said:
                 self.say(self.plan.said)
         share.cut(self.config.train.micro_batch, self.plan.tokens, self.objective.needs_whole_groups)
-        credit = on_device(credit, self.policy.device)
+        credit = credit.to(self.policy.device)
         self.idle_passes = max(ranks.gather(len(share.parts))) - len(share.parts)
         self._fitting(share, self._compare)
         for k in range(self.config.train.updates):
@@ -282,14 +282,3 @@ def _shards(policy: models.Policy) -> Shards:
     from equipoise.train.shard import Shards  # FSDP takes two seconds to import
 
     return Shards(policy)
-
-
-def on_device(credit: Credit, device: torch.device) -> Credit:
-    if device.type == "cpu":
-        return credit
-    moved = {f.name: getattr(credit, f.name) for f in dataclasses.fields(credit)}
-    moved |= {k: v.to(device) for k, v in moved.items() if isinstance(v, Tensor)}
-    groups = dataclasses.replace(
-        credit.groups, index=credit.groups.index.to(device), first=credit.groups.first.to(device)
-    )
-    return Credit(**{**moved, "groups": groups, "metrics": {k: v.to(device) for k, v in credit.metrics.items()}})
