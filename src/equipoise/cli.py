@@ -154,6 +154,30 @@ def _parser() -> argparse.ArgumentParser:
     audit.add_argument("--tokenizer", default=None, help="a folder or hub name, for logs with text but no tokens")
     audit.add_argument("--json", action="store_true", help="print the numbers as JSON")
 
+    bias = add(
+        "bias", _bias, "sample prompts twice and measure how far each advantage is from the truth, by difficulty"
+    )
+    option = bias.add_argument
+    option("model", help="a folder, a hub name, abacus, smollm, or a run: its last checkpoint")
+    option("--task", default="arithmetic", help="arithmetic, gym:NAME or a .jsonl file (default: %(default)s)")
+    option(
+        "--group", type=_at_least(2), default=8, help="responses of a group, for the estimate (default: %(default)s)"
+    )
+    option("--groups", type=_at_least(1), default=4, help="groups per prompt (default: %(default)s)")
+    option(
+        "--samples", type=_at_least(2), default=128, help="responses per prompt, for the truth (default: %(default)s)"
+    )
+    option(
+        "--prompts", type=_at_least(2), default=256, help="of the training stream, all different (default: %(default)s)"
+    )
+    option("--temperature", type=_at_least(0, float), default=1.0, help="of all responses (default: %(default)s)")
+    option("--max-tokens", type=_at_least(0), default=0, help="longest response; 0 takes the task's own")
+    option("--chat", action="store_true", help="use the chat template")
+    option("--out", default="bias", help="folder for bias.json and bias.html (default: %(default)s)")
+    option("--device", default="auto", help="cpu, cuda, or auto: a GPU where there is one (default: %(default)s)")
+    option("--dtype", default="float32", choices=("float32", "bfloat16"), help="of the weights (default: %(default)s)")
+    option("--json", action="store_true", help="print the result as JSON")
+
     page = add("report", _report, "write one self-contained HTML page about one or several runs")
     page.add_argument("runs", nargs="+", help="run directories, or folders of them")
     page.add_argument("--out", default=None, help="the file (default: report.html in the first directory)")
@@ -348,6 +372,33 @@ def _audit(options: argparse.Namespace, rest: list[str]) -> None:
     against = None if options.against is None else options.against.split(",")
     colour = sys.stdout.isatty()
     print(main_text(options.files, options.objective, against, columns, options.tokenizer, options.json, colour))
+
+
+def _bias(options: argparse.Namespace, rest: list[str]) -> None:
+    from equipoise import rollout, tasks
+    from equipoise.study import bias, bias_page, bias_text
+    from equipoise.train import checkpoint
+
+    _quiet_transformers()
+    kept = checkpoint.steps(Path(options.model) / "checkpoints")
+    policy = _policy(Path(options.model) / "checkpoints" / f"step-{kept[-1]}" if kept else options.model, options)
+    task = tasks.open_task(options.task, seed=0)
+    prompts = bias.stream(task, options.prompts)
+    result = bias.measure(bias.sample(
+        policy, rollout.sampler(policy), task, prompts, group=options.group, groups=options.groups,
+        samples=options.samples, temperature=options.temperature, max_tokens=options.max_tokens, chat=options.chat,
+        progress=lambda n: print(f"{n} of {len(prompts)} prompts sampled", file=sys.stderr),
+    ))  # fmt: skip
+    title, out = f"{policy.name} on {task.name}", Path(options.out)
+    record = bias_text.as_json(result, {"model": policy.name, "task": task.name, "temperature": options.temperature})
+    out.mkdir(parents=True, exist_ok=True)
+    (out / "bias.json").write_text(record, encoding="utf-8")
+    (out / "bias.html").write_text(bias_page.page(result, f"The bias of the advantage: {title}"), encoding="utf-8")
+    if options.json:
+        print(record, end="")
+        return
+    bias_text.show(result, title)
+    print(f"\nbias.json and bias.html are in {out}")
 
 
 def _report(options: argparse.Namespace, rest: list[str]) -> None:

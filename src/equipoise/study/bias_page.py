@@ -1,0 +1,186 @@
+"""A measured bias as one self-contained HTML page: text, tables and drawings that need neither script nor network."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from equipoise import theory
+from equipoise.audit.bootstrap import Estimate
+from equipoise.report.page import policy
+from equipoise.study.bias import MEASURES, PLAIN, Result
+from equipoise.study.bias_text import TITLES, ends, head, interval_name, shares, verdict
+
+STYLE = Path(__file__).with_name("bias.css")
+PAGE = """<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta http-equiv="Content-Security-Policy" content="{policy}">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="color-scheme" content="light dark">
+<title>{title} · equipoise</title>
+<link rel="icon" href="data:,">
+<style>{style}</style>
+</head>
+<body>
+<header><h1>{title}</h1><p>{head}</p></header>
+<main>
+{body}
+</main>
+</body>
+</html>
+"""
+
+
+def page(result: Result, title: str) -> str:
+    style = STYLE.read_text(encoding="utf-8")
+    sections = (_baseline(result), _options(result), _one_of(result), *(_table(result, name) for name in MEASURES))
+    return PAGE.format(
+        policy=policy(style, "", live=False),
+        title=html.escape(title),
+        style=style,
+        head=html.escape(head(result)),
+        body="\n".join(sections),
+    )
+
+
+class Plot:
+    """An SVG of points over the success rate. Data coordinates in, markup out."""
+
+    def __init__(self, low: float, high: float, width: int = 700, height: int = 300) -> None:
+        self.low, self.high = low, high
+        self.width, self.height = width, height
+        self.left, self.bottom, self.top = 52, 34, 10
+        self.parts: list[str] = []
+        self._axes()
+
+    def x(self, p: float) -> float:
+        return self.left + p * (self.width - self.left - 12)
+
+    def y(self, value: float) -> float:
+        share = (value - self.low) / (self.high - self.low)
+        return self.height - self.bottom - share * (self.height - self.bottom - self.top)
+
+    def _axes(self) -> None:
+        for value in _ticks(self.low, self.high):
+            kind = "zero" if abs(value) < 1e-12 else "grid"
+            self.line(0, value, 1, value, kind)
+            self.text(self.left - 6, self.y(value) + 4, f"{value:+.3g}" if value else "0", "end")
+        for p in (0, 0.25, 0.5, 0.75, 1):
+            self.text(self.x(p), self.height - self.bottom + 16, f"{p:g}", "middle")
+        self.text(self.x(0.5), self.height - 4, "success rate of the prompt", "middle")
+
+    def line(self, x0: float, y0: float, x1: float, y1: float, kind: str) -> None:
+        start = f'x1="{self.x(x0):.1f}" y1="{self.y(y0):.1f}"'
+        end = f'x2="{self.x(x1):.1f}" y2="{self.y(y1):.1f}"'
+        self.parts.append(f'<line class="{kind}" {start} {end}/>')
+
+    def text(self, x: float, y: float, text: str, anchor: str) -> None:
+        self.parts.append(f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{html.escape(text)}</text>')
+
+    def curve(self, f: Callable[[float], float], kind: str) -> None:
+        points = " ".join(f"{self.x(p):.1f},{self.y(f(p)):.1f}" for p in np.linspace(0, 1, 201))
+        self.parts.append(f'<polyline class="{kind}" points="{points}"/>')
+
+    def estimate(self, p: float, estimate: Estimate, label: str) -> None:
+        if estimate.value is None:
+            return
+        if estimate.low is not None and estimate.high is not None:
+            self.line(p, max(estimate.low, self.low), p, min(estimate.high, self.high), "interval")
+        told = f"{label}: {estimate.value:+.3f} ({ends(estimate)})"
+        self.parts.append(
+            f'<circle class="point" cx="{self.x(p):.1f}" cy="{self.y(estimate.value):.1f}" r="4.5">'
+            f"<title>{html.escape(told)}</title></circle>"
+        )
+
+    def svg(self, label: str) -> str:
+        return (
+            f'<svg viewBox="0 0 {self.width} {self.height}" role="img" aria-label="{html.escape(label)}">'
+            + "".join(self.parts)
+            + "</svg>"
+        )
+
+
+def _ticks(low: float, high: float) -> list[float]:
+    """Four to eight round numbers between low and high."""
+    raw = (high - low) / 5
+    size = 10 ** np.floor(np.log10(raw))
+    step = next(m * size for m in (1, 2, 5, 10) if m * size >= raw)
+    return [float(round(k * step, 10)) for k in range(int(np.ceil(low / step)), int(np.floor(high / step)) + 1)]
+
+
+def _reach(estimates: Sequence[Estimate], least: float) -> float:
+    """How far the axis must go on either side to hold the estimates and their intervals."""
+    seen = [abs(v) for e in estimates for v in (e.value, e.low, e.high) if v is not None]
+    return 1.1 * max([least, *seen])
+
+
+def _baseline(result: Result) -> str:
+    """The paper's Figure 1b: the bias of the group baseline by difficulty, and what Theorem 1 says it is."""
+    found = [b.measured for b in result.bins]
+    reach = _reach(found, 1 / result.group)
+    plot = Plot(-reach, reach)
+    plot.curve(lambda p: float(theory.baseline_bias(p, result.group)), "theory")
+    for b in result.bins:
+        if b.success is not None:
+            plot.estimate(b.success, b.measured, f"success rate {interval_name(b)}")
+    drawing = plot.svg("measured bias of the group baseline by success rate, with the closed form")
+    told = (
+        f"E[p̂|S] − p with {result.group} responses a group: points are measured, with 95 % intervals over prompts; the "
+        "dashed line is the closed form (HA-DW, Theorem 1). Above 0 the advantage is underestimated. " + verdict(result)
+    )
+    return _section("The group baseline", told, f'<figure class="wide">{drawing}</figure>')
+
+
+def _options(result: Result) -> str:
+    every = [e for found in result.options.values() for e in found["scale_free"]]
+    reach = _reach(every, 1 / result.group)
+    figures = []
+    for name, found in result.options.items():
+        plot = Plot(-reach, reach, 320, 220)
+        plot.curve(lambda p: float(theory.baseline_bias(p, result.group)), "theory")
+        for b, estimate in zip(result.bins, found["scale_free"], strict=True):
+            if b.success is not None:
+                plot.estimate(b.success, estimate, f"{name}, {interval_name(b)}")
+        drawing = plot.svg(f"{name}: bias without scale by success rate")
+        figures.append(f"<figure><h3>{html.escape(name)}</h3>{drawing}</figure>")
+    told = (
+        f"{_sentence(TITLES['scale_free'])}. The dashed line is the closed form for {PLAIN}, for comparison: an "
+        "advantage without bias would lie on 0."
+    )
+    return _section("Every advantage", told, f'<div class="many">{"".join(figures)}</div>')
+
+
+def _one_of(result: Result) -> str:
+    """The paper's Figure 6."""
+    items = "".join(f"<p>{html.escape(line)}</p>" for line in shares(result))
+    told = "Sampled again, is a prompt harder than a lucky group made it look, and easier than an unlucky one?"
+    return _section("One success, one failure", told, items)
+
+
+def _table(result: Result, measure: str) -> str:
+    header = "".join(f"<th>{html.escape(interval_name(b))}</th>" for b in result.bins)
+    rows = [f"<tr><th>advantage</th>{header}</tr>"]
+    for name, found in result.options.items():
+        cells = "".join(f"<td>{_cell(estimate)}</td>" for estimate in found[measure])
+        rows.append(f"<tr><td>{html.escape(name)}</td>{cells}</tr>")
+    told = "By success rate of the prompt, with 95 % intervals over prompts."
+    return _section(_sentence(TITLES[measure]), told, f'<div class="scroll"><table>{"".join(rows)}</table></div>')
+
+
+def _cell(estimate: Estimate) -> str:
+    if estimate.value is None:
+        return "-"
+    return f"{estimate.value:+.3f}<small>{html.escape(ends(estimate))}</small>"
+
+
+def _sentence(text: str) -> str:
+    return text[0].upper() + text[1:]
+
+
+def _section(title: str, told: str, content: str) -> str:
+    return f"<section><h2>{html.escape(title)}</h2><p>{html.escape(told)}</p>{content}</section>"
