@@ -205,6 +205,20 @@ def ordinary_python():
     return None
 
 
+RESIDENT_WORK = """
+import os, socket
+def warm(): pass
+def answer(request):
+    attempts = {b"file": lambda: os.write(os.open("/tmp/x", 65), b"x"), b"fork": os.fork, b"socket": socket.socket}
+    if request == b"uid": return str(os.getuid())
+    try:
+        attempts[request]()
+    except OSError:
+        return "refused"
+    return "done"
+"""
+
+
 @needs_sandbox
 def test_an_ordinary_user_gets_the_same_verdicts():
     if os.geteuid() != 0:
@@ -219,14 +233,20 @@ def test_an_ordinary_user_gets_the_same_verdicts():
         "tests = code.Programs((('3 4\\n', '7\\n'),))\ncalls = code.Calls('add', (((3, 4), 7),))\n"
         "asserts = code.tests({'test_list': ['assert add(3, 4) == 7']})\nnames = globals()\n"
         f"for source, which, kind in {cases}:\n    verdict = code.judge(source, names[which])\n"
-        "    assert verdict.kind == kind, (source, verdict)\nprint('same')"
+        "    assert verdict.kind == kind, (source, verdict)\n"
+        "from equipoise.rewards.resident import Resident\nimport sys\n"
+        "there = Resident(sys.path[1] + '/work.py', ())\n"
+        "for what in (b'file', b'fork', b'socket'):\n    assert there.ask(what, 5.0) == 'refused', what\n"
+        "assert there.ask(b'uid', 5.0) == '65534'\nthere.close()\nprint('same')"
     )
     with tempfile.TemporaryDirectory() as folder:  # the checkout may lie where only root can read
         packages = Path(folder, "equipoise", "rewards")
         packages.mkdir(parents=True)
         Path(folder, "equipoise", "__init__.py").touch()
         Path(packages, "__init__.py").touch()
-        for module in ("cgroups", "code", "guest", "outputs", "sandbox", "seccomp", "testcases", "verdict"):
+        Path(folder, "work.py").write_text(RESIDENT_WORK)
+        needed = ("cgroups", "code", "deadline", "guest", "outputs", "resident", "resident_guest", "sandbox", "seccomp")
+        for module in (*needed, "testcases", "verdict"):
             shutil.copy(Path(code.__file__).with_name(f"{module}.py"), packages)
         for path in [Path(folder), *Path(folder).rglob("*")]:
             path.chmod(0o755)

@@ -20,6 +20,7 @@ from collections.abc import Callable
 from typing import Any, cast
 
 from equipoise.rewards import sandbox
+from equipoise.rewards.deadline import Deadline
 from equipoise.rewards.guest import LIMIT_STATUS, encode, parse
 from equipoise.rewards.outputs import same_output, same_value
 from equipoise.rewards.sandbox import Flood, Gone, Guest, Late, Limits
@@ -115,16 +116,16 @@ def _prelude_and_source(code: str, tests: Asserts) -> tuple[str, str]:
 class _Clock:
     """The deadline of the test at hand, its own or what is left of the total, and where we are."""
 
-    def __init__(self, limits: Limits) -> None:
-        self.limits, self.where = limits, ""
-        self.end = time.monotonic() + limits.total_seconds
+    def __init__(self, limits: Limits, guest: Guest) -> None:
+        self.limits, self.guest, self.where = limits, guest, ""
+        self.end = Deadline(limits.total_seconds, (guest.pid,))
 
-    def next(self, where: str = "") -> float:
+    def next(self, where: str = "") -> Deadline:
         self.where = where
-        return min(time.monotonic() + self.limits.seconds, self.end)
+        return Deadline(self.limits.seconds, (self.guest.pid,), within=self.end)
 
     def reason(self) -> str:
-        if time.monotonic() >= self.end:
+        if self.end.passed():
             return f"the tests took more than {self.limits.total_seconds:g} s together"
         return f"{self.where}no answer within {self.limits.seconds:g} s"
 
@@ -151,7 +152,7 @@ def _with_guest(
     """Start a sandbox, send the code and `use(guest, clock)` it; an outcome, whatever the response does."""
     source = code.encode("utf-8", "surrogatepass")
     with sandbox.run(limits, mode, room=room) as guest:
-        clock = _Clock(limits)
+        clock = _Clock(limits, guest)
         try:
             guest.send(b"%d\n%s" % (len(source), source), clock.next())
             return use(guest, clock)
@@ -179,9 +180,11 @@ def _run_programs(code: str, tests: Programs, limits: Limits) -> Outcome:
     return _with_guest(code, {"mode": "programs"}, limits, use, room=max(map(len, inputs)))
 
 
-def _run_program(guest: Guest, stdin: bytes, expected: str, limits: Limits, deadline: float) -> Outcome:
+def _run_program(guest: Guest, stdin: bytes, expected: str, limits: Limits, deadline: Deadline) -> Outcome:
     guest.send(b"%d\n%s" % (len(stdin), stdin), deadline)
     head = guest.line(deadline, _LINE_BYTES)
+    if deadline.overspent():
+        raise Late
     if not (reply := _PROGRAM_REPLY.fullmatch(head)):
         return _refused(head)
     how, out, tail = reply[1].decode(), int(reply[2]), int(reply[3])
@@ -227,7 +230,7 @@ def _load(guest: Guest, clock: _Clock) -> Outcome | None:
     return None if line == b"loaded" else _refused(line)
 
 
-def _ask(guest: Guest, request: str, deadline: float, cap: int) -> tuple[str, str]:
+def _ask(guest: Guest, request: str, deadline: Deadline, cap: int) -> tuple[str, str]:
     """Send one call: ("value" or "raised", JSON) for what the function did, else an outcome.
 
     The nonce makes a reply that was written before the call was known the reply to another call.
@@ -235,6 +238,8 @@ def _ask(guest: Guest, request: str, deadline: float, cap: int) -> tuple[str, st
     nonce = secrets.token_hex(8)
     guest.send(f"{nonce} {request}\n".encode("ascii"), deadline)
     line = guest.line(deadline, cap + _LINE_BYTES)
+    if deadline.overspent():
+        raise Late
     if not line.startswith(nonce.encode() + b" ") or not line.isascii():
         return _refused(line)
     kind, _, content = line.decode("ascii").partition(" ")[2].partition(" ")
@@ -292,7 +297,10 @@ def _run_asserts(code: str, tests: Asserts, limits: Limits) -> Outcome:
     def use(guest: Guest, clock: _Clock) -> Outcome:
         if failed := _load(guest, clock):
             return failed
+        began = time.monotonic()
         with sandbox.run(limits, mode) as referee:
+            clock.end.pause(time.monotonic() - began)
+            clock.end.roots += (referee.pid,)
             while True:
                 word, _, content = referee.line(clock.end, limits.output_bytes).decode("ascii").partition(" ")
                 if word == "passed":

@@ -18,6 +18,7 @@ from concurrent.futures import CancelledError, Future
 from typing import Any, Literal
 
 from equipoise.rewards import code, equal, extract
+from equipoise.rewards.deadline import PATIENCE
 from equipoise.rewards.pool import OVER_BUDGET
 from equipoise.rewards.pools import pool
 from equipoise.rewards.sandbox import Limits
@@ -26,6 +27,7 @@ from equipoise.rewards.verdict import Verdict
 MATH_SECONDS = 2.0  # for one comparison, whatever SymPy does
 SLACK = 20.0  # what a code worker may take beyond its tests' own budget before it counts as hung
 CACHE = 200_000  # verdicts kept
+UNSETTLED = ("timeout", "crashed", "unavailable")  # may be another verdict the next time: never kept
 SHORT = 100  # characters of a text that is kept as it is; of a longer one, such as a program, its digest
 LIMITS = Limits()
 
@@ -73,7 +75,8 @@ def submit_code(
     """`grade_code` as a future."""
     row, bounds = json.dumps(tests, sort_keys=True), dataclasses.asdict(limits)
     key = ("code", row, json.dumps(bounds, sort_keys=True), response)
-    seconds = limits.total_seconds + SLACK
+    # The tests keep their own time; this ends a worker that hangs. With a total budget there is no patience.
+    seconds = (PATIENCE if expires == float("inf") else 1) * limits.total_seconds + SLACK
     return _once(key, lambda: pool("code").submit(response, row, bounds, seconds=seconds, expires=expires))
 
 
@@ -156,7 +159,7 @@ def _done(verdict: Verdict) -> Future[Verdict]:
 
 
 def _once(key: tuple[str, ...], verdict: Callable[[], Future[Verdict]]) -> Future[Verdict]:
-    """The future of the first time this was asked; a verdict that a total budget cut short is not kept."""
+    """The future of the first time this was asked; a verdict of `UNSETTLED` is not kept."""
     name = tuple(map(_short, key))
     with _lock:
         kept = _kept.get(name)
@@ -173,7 +176,7 @@ def _once(key: tuple[str, ...], verdict: Callable[[], Future[Verdict]]) -> Futur
 
 def _stands(kept: Future[Verdict]) -> bool:
     try:
-        return kept.result(timeout=0).reason != OVER_BUDGET
+        return kept.result(timeout=0).kind not in UNSETTLED
     except CancelledError:
         return False
     except TimeoutError:  # not done yet

@@ -32,12 +32,12 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
 
+from equipoise.rewards.deadline import PATIENCE
 from equipoise.rewards.verdict import Verdict, decode
 from equipoise.rewards.worker import FORK, HEAD, KILL, LONGEST_JOB, LONGEST_REPLY, PID, TICKET, frame
 
 DEPTH = 4096
 RECYCLE = 5000  # jobs after which a worker makes room for a fresh one: libraries leak, caches grow
-PATIENCE = 10  # a job never takes longer than this many deadlines, however busy the machine is
 START_SECONDS = 120.0
 OVER_BUDGET = "the total budget was used up before its turn"
 BOOT = "import sys, json, socket; s = json.loads(sys.argv[1]); sys.path[:] = s['path']; " \

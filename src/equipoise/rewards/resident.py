@@ -15,12 +15,12 @@ import contextlib
 import functools
 import secrets
 import sys
-import time
 import types
 from pathlib import Path
 
 from equipoise.rewards import resident_guest, sandbox
-from equipoise.rewards.resident_guest import LONGEST_REPLY, PATIENCE
+from equipoise.rewards.deadline import PATIENCE, Deadline
+from equipoise.rewards.resident_guest import LONGEST_REPLY
 from equipoise.rewards.sandbox import Flood, Gone, Guest, Late, Limits, Unavailable
 
 WARM_SECONDS = 180.0  # for the imports, on a machine that is busy
@@ -45,7 +45,7 @@ class Resident:
         """The text of the answer. Raises Unavailable, Late (past `seconds` of CPU time) or Ended."""
         guest = self._guest or self._start()
         nonce = secrets.token_hex(16)
-        deadline = time.monotonic() + PATIENCE * seconds + SLACK
+        deadline = Deadline(PATIENCE * seconds + SLACK)
         try:
             guest.send(f"{nonce} {seconds} {alone:d} {len(request)}\n".encode() + request, deadline)
             line = guest.line(deadline, LONGEST_REPLY + 100)
@@ -74,7 +74,7 @@ class Resident:
         stack = contextlib.ExitStack()
         try:
             guest = stack.enter_context(sandbox.run(LIMITS, {**mode, "path": list(self._path)}, packages=self._path))
-            said = guest.line(time.monotonic() + WARM_SECONDS, 10_000)
+            said = guest.line(Deadline(WARM_SECONDS), 10_000)
         except (Gone, Late, Flood) as error:
             stack.close()
             raise Unavailable(f"the sandbox did not get warm ({type(error).__name__})") from None

@@ -35,6 +35,7 @@ from typing import Any
 
 from equipoise.rewards import cgroups, seccomp
 from equipoise.rewards import guest as guest_module
+from equipoise.rewards.deadline import Deadline
 
 _START_SECONDS = 60.0  # a loaded machine is slow to start a process; nothing of the response runs before this is over
 _NOBODY = 65534
@@ -80,7 +81,8 @@ class Flood(Exception):
 class Limits:
     """What one verdict may use.
 
-    seconds: wall clock of one test or one call. total_seconds: of all of them together.
+    seconds: of one test or one call, total_seconds: of all of them together, in CPU time and time asleep; waiting for a
+    core does not count, up to ten times as much on the wall clock (`equipoise.rewards.deadline`).
     memory_bytes: address space of each process, and where a memory cgroup can be made, the memory of all together.
     output_bytes: of stdout, of stderr and of one returned value, each; more ends the verdict.
     processes: processes and threads at one time. disk_bytes, files: of the scratch folder.
@@ -116,6 +118,7 @@ class Guest:
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
         self._process = process
         self.first: int | None = None  # pidfd of the first process of the pid namespace, where there is one
+        self.pid = process.pid  # of the first process inside, as seen from here
         assert process.stdin is not None
         assert process.stdout is not None
         self._in, self._out = process.stdin.fileno(), process.stdout.fileno()
@@ -123,14 +126,14 @@ class Guest:
         for descriptor in (self._in, self._out):
             os.set_blocking(descriptor, False)
 
-    def _wait(self, descriptor: int, event: int, deadline: float) -> None:
+    def _wait(self, descriptor: int, event: int, deadline: Deadline) -> None:
         poll = select.poll()
         poll.register(descriptor, event)
-        left = deadline - time.monotonic()
-        if left <= 0 or not poll.poll(math.ceil(left * 1000)):
-            raise Late
+        while not poll.poll(max(0, math.ceil(deadline.left() * 1000))):
+            if deadline.passed():
+                raise Late
 
-    def send(self, data: bytes, deadline: float) -> None:
+    def send(self, data: bytes, deadline: Deadline) -> None:
         view = memoryview(data)
         while view:
             self._wait(self._in, select.POLLOUT, deadline)
@@ -141,20 +144,20 @@ class Guest:
                     # It may have said why before it went.
                     return
 
-    def _fill(self, deadline: float) -> None:
+    def _fill(self, deadline: Deadline) -> None:
         self._wait(self._out, select.POLLIN, deadline)
         if not (chunk := os.read(self._out, 1 << 16)):
             raise Gone
         self._buffer += chunk
 
-    def take(self, count: int, deadline: float) -> bytes:
+    def take(self, count: int, deadline: Deadline) -> bytes:
         while len(self._buffer) < count:
             self._fill(deadline)
         taken = bytes(self._buffer[:count])
         del self._buffer[:count]
         return taken
 
-    def line(self, deadline: float, cap: int) -> bytes:
+    def line(self, deadline: Deadline, cap: int) -> bytes:
         """The next line without its end; `Flood` when it is longer than `cap`."""
         seen = 0
         while (end := self._buffer.find(b"\n", seen)) < 0:
@@ -212,7 +215,7 @@ def run(limits: Limits, mode: dict[str, object], *, room: int = 0, packages: tup
             raise Unavailable(f"the sandbox did not start: {error}") from error
         config["rlimits"] = {**rlimits, **config["rlimits"]}
         config |= {"output_bytes": limits.output_bytes, "cpu_seconds": math.ceil(limits.total_seconds) + 1, **mode}
-        deadline = time.monotonic() + _START_SECONDS
+        deadline = Deadline(_START_SECONDS)
         payload = marshal.dumps((_guest_code(), config))
         try:
             guest.send(f"{len(payload):012d}".encode() + payload, deadline)
@@ -259,7 +262,7 @@ def _start_contained(
         for end in (filter_out, info_in, hold_out):
             end.close()
         first = _first_process(info_out, guest)
-        guest.first = os.pidfd_open(first)
+        guest.first, guest.pid = os.pidfd_open(first), first
         for cgroup in made:
             with contextlib.suppress(OSError):
                 (cgroup / "cgroup.procs").write_text(str(first))
@@ -422,7 +425,7 @@ def available() -> str | None:
     if shutil.which("bwrap") is None:
         return "bubblewrap is not installed: install the package `bubblewrap`, which brings `bwrap`"
     try:
-        deadline = time.monotonic() + _START_SECONDS
+        deadline = Deadline(_START_SECONDS)
         with run(Limits(), {"mode": "programs"}) as guest:
             guest.send(b"%d\n%s0\n" % (len(_PROBE), _PROBE.encode()), deadline)
             ended, status, out, err = guest.line(deadline, 1000).decode().split()

@@ -33,7 +33,8 @@ from typing import Any, cast
 
 import numpy as np
 
-from equipoise.rewards.pool import PATIENCE, Pool
+from equipoise.rewards.deadline import PATIENCE
+from equipoise.rewards.pool import Pool
 from equipoise.rewards.pools import KEPT, SET
 from equipoise.rewards.resident import WARM_SECONDS, Ended, Resident, packages
 from equipoise.rewards.sandbox import Late, Unavailable
@@ -48,6 +49,7 @@ SECONDS = 5.0  # of CPU time for one score
 LONGEST_ANSWER = 20_000  # characters; scorers may be quadratic
 HASHED = ("intermediate_integration", "isomorphic_strings", "polynomial_multiplication", "ransom_note", "word_ladder")
 UNREPEATABLE = ("knight_swap",)
+REFUSED: dict[str, str] = {}  # task: why its score says nothing
 
 Options = Mapping[str, Mapping[str, Any]]
 

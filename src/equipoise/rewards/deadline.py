@@ -1,0 +1,92 @@
+"""Deadlines that do not depend on what else the machine does: CPU time, and time asleep; waiting for a core is free.
+
+A deadline of 6 s passes when the processes have used 6 s of CPU together, or when 6 s have gone by that they did not
+spend waiting for a core. However busy the machine is, it passes after `PATIENCE` times as long on the wall clock. Linux
+says how long a process waited (/proc/PID/schedstat); where it does not, time asleep is plain time.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+
+PATIENCE = 10
+_TICKS = os.sysconf("SC_CLK_TCK")
+_SHORTEST = 0.02  # seconds between two looks
+
+
+class Deadline:
+    """`seconds` from now, of the processes `roots` and their descendants; of the wall clock where there are none."""
+
+    def __init__(self, seconds: float, roots: tuple[int, ...] = (), *, within: Deadline | None = None) -> None:
+        self.seconds, self.roots, self.within = seconds, roots, within
+        self.began = time.monotonic()
+        self.cpu, self.waited = _used(roots)
+
+    def left(self) -> float:
+        """Seconds after which to look again; 0 or less when it has passed."""
+        outer = self.within.left() if self.within else float("inf")
+        wall = time.monotonic() - self.began
+        if not self.roots or wall * _cores() < self.seconds:
+            return min(outer, self.seconds - wall)
+        cpu, waited = _used(self.roots)
+        used = max(cpu - self.cpu, wall - (waited - self.waited))
+        left = min(self.seconds - used, PATIENCE * self.seconds - wall)
+        return min(outer, left if left <= 0 else max(left / _cores(), _SHORTEST))
+
+    def passed(self) -> bool:
+        return self.left() <= 0
+
+    def overspent(self) -> bool:
+        """Of what has ended in time: whether its processes together used more CPU than it had."""
+        if (time.monotonic() - self.began) * _cores() < self.seconds:
+            return False
+        return _used(self.roots)[0] - self.cpu > self.seconds
+
+    def pause(self, seconds: float) -> None:
+        """Take out time that was spent on something else."""
+        self.began += seconds
+
+
+def _cores() -> int:
+    return os.cpu_count() or 1
+
+
+def _used(roots: tuple[int, ...]) -> tuple[float, float]:
+    """(CPU seconds, seconds of waiting for a core) of the processes and what descends from them."""
+    cpu, waited = 0.0, 0.0
+    pids = list(roots)
+    while pids:
+        pid = pids.pop()
+        try:
+            cpu += sum(map(int, _stat(pid)[11:15])) / _TICKS  # its own and that of children it has waited for
+            for thread in os.listdir(f"/proc/{pid}/task"):
+                waited += int(_read(f"/proc/{pid}/task/{thread}/schedstat").split()[1]) / 1e9
+                pids += _children(pid, thread)
+        except (OSError, IndexError, ValueError):  # it ended meanwhile
+            continue
+    return cpu, waited
+
+
+def _children(pid: int, thread: str) -> list[int]:
+    try:
+        return [int(child) for child in _read(f"/proc/{pid}/task/{thread}/children").split()]
+    except FileNotFoundError:  # a kernel built without it
+        return [child for child in map(int, filter(str.isdigit, os.listdir("/proc"))) if _parent(child) == pid]
+
+
+def _parent(pid: int) -> int:
+    try:
+        return int(_stat(pid)[1])
+    except (OSError, IndexError):
+        return 0
+
+
+def _stat(pid: int) -> list[str]:
+    """The fields behind the command's name."""
+    return _read(f"/proc/{pid}/stat").rpartition(")")[2].split()
+
+
+def _read(path: str) -> str:
+    with open(path, encoding="utf-8", errors="replace") as file:
+        return file.read()
