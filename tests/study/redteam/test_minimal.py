@@ -33,6 +33,13 @@ def test_no_piece_of_the_minimal_form_can_go():
             assert not holds("".join(least[:i] + least[i + 1 :]))
 
 
+def test_brackets_go_in_pairs():
+    def holds(text):
+        return "5" in text and all(text.count(a) == text.count(b) for a, b in ("{}", "()"))
+
+    assert minimal("{(5)}", holds) == "5"
+
+
 def test_the_budget_of_trials_is_kept():
     calls = itertools.count()
     minimal("a " * 500, lambda text: next(calls) < 0, trials=30)

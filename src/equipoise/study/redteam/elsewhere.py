@@ -1,6 +1,7 @@
 """In a worker: a verifier of another checkout or environment, in a child process of the worker.
 
-Imports little, because every worker does. The child is `serve.py` under the other interpreter.
+Imports little, because every worker does. The child is `serve.py` under the other interpreter. Starting it may take as
+long as the worker has; the deadline of a call is counted here, because it must not hold the start against the call.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import functools
 import json
 import os
+import select
 import subprocess
 import sys
 from pathlib import Path
@@ -21,7 +23,9 @@ Outcome = Verdict | float
 def ask(prompt: str, response: str, row: dict[str, Any]) -> Outcome:
     """The verifier's outcome."""
     child, _ = _child(*row["target"])
-    reply = _exchange(child, [prompt, response, row["row"]])
+    reply = _exchange(child, [prompt, response, row["row"]], row["seconds"])
+    if reply is None:
+        return Verdict("timeout", f"killed after {row['seconds']:g} s", row["seconds"])
     if "error" in reply:
         raise RuntimeError(reply["error"])
     if "kind" in reply:
@@ -49,10 +53,16 @@ def _child(name: str, python: str, path: str) -> tuple[subprocess.Popen[str], st
     return child, started["version"]
 
 
-def _exchange(child: subprocess.Popen[str], arguments: list[Any]) -> dict[str, Any]:
+def _exchange(child: subprocess.Popen[str], arguments: list[Any], seconds: float) -> dict[str, Any] | None:
+    """The child's reply; None where it took too long and was killed."""
     assert child.stdin is not None
     child.stdin.write(json.dumps(arguments) + "\n")
     child.stdin.flush()
+    if not select.select([child.stdout], [], [], seconds)[0]:
+        child.kill()
+        child.wait()
+        _child.cache_clear()  # the next call starts another
+        return None
     return _reply(child)
 
 
@@ -60,6 +70,6 @@ def _reply(child: subprocess.Popen[str]) -> dict[str, Any]:
     assert child.stdout is not None
     line = child.stdout.readline()
     if not line:
-        _child.cache_clear()  # the next call starts another
+        _child.cache_clear()
         raise RuntimeError(f"the verifier's process ended with status {child.wait()}")
     return json.loads(line)  # type: ignore[no-any-return]

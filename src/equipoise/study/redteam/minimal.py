@@ -7,11 +7,13 @@ out.
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Callable, Sequence
 
 PIECE = re.compile(r"\\[a-zA-Z]+|[A-Za-z]+|\d+|\s+|.", re.DOTALL)
 TRIALS = 200
+PAIRS = ("{}", "()", "[]", "$$")
 
 
 def pieces(text: str) -> list[str]:
@@ -36,7 +38,19 @@ def minimal(text: str, is_exploit: Callable[[str], bool], trials: int = TRIALS) 
             if size == 1:
                 break
             chunks = min(chunks * 2, len(kept))
-    return "".join(kept)
+    return "".join(_without_brackets(kept, is_exploit, trials))
+
+
+def _without_brackets(kept: list[str], is_exploit: Callable[[str], bool], trials: int) -> list[str]:
+    """Brackets can only go in pairs, which ddmin does not try."""
+    for first, second in itertools.combinations(range(len(kept)), 2):
+        if kept[first] + kept[second] not in PAIRS or trials <= 0:
+            continue
+        trials -= 1
+        rest = [piece for i, piece in enumerate(kept) if i not in (first, second)]
+        if rest and is_exploit("".join(rest)):
+            return _without_brackets(rest, is_exploit, trials)
+    return kept
 
 
 def shape(text: str, truth: int) -> tuple[str, ...]:

@@ -21,6 +21,7 @@ def main(name: str, path: list[str]) -> None:
     graders = _graders()
     try:
         function, reply = graders.resolve(name), {"version": graders.version(name)}
+        _reply(function, ["", "", {"answer": "0", "solution": "0"}])  # so that it has imported what it needs
     except Exception as error:
         function, reply = None, {"error": f"{type(error).__name__}: {error}"}
     print(json.dumps(reply), file=replies)

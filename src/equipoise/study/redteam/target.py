@@ -41,7 +41,8 @@ class Target:
         function = graders.path_of(self.name)
         if self.is_elsewhere:
             function = f"{elsewhere.__name__}:ask"
-            row = {"row": row, "target": [self.name, self.python, self.path]}
+            row = {"row": row, "target": [self.name, self.python, self.path], "seconds": seconds}
+            seconds += functions.IMPORT_SECONDS
         return functions.submit(function, prompt, response, row, seconds=seconds, workers=self.workers)
 
     def version(self) -> str:
