@@ -137,12 +137,12 @@ def test_a_list_that_is_none_is_a_sentence(tmp_path):
 
 
 def test_the_attacker_starts_again_when_nothing_is_new(toy, monkeypatch):
-    """The first start ends for want of news, the second because the time is over."""
-    monkeypatch.setattr(attacks, "PATIENCE", 1)
-    over = iter([False, True])
+    """The first start ends for want of news after its second step, the second because the time is over."""
+    monkeypatch.setattr(attacks, "PATIENCE", 2)
+    over = iter([False, False, True])
     monkeypatch.setattr(Attack, "is_over", property(lambda self: next(over)))
     request = Request("toyverifier:exact", out=toy / "out")
     request.out.mkdir()
     attack = Attack(request.target, 0.0)
     assert command._train(request, attack, make_problems(8, 0, "\\boxed")) == 2
-    assert attack.findings.tried["RL"] == 512
+    assert attack.findings.tried["RL"] == 3 * 256

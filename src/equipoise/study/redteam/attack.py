@@ -19,8 +19,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
-
-import torch
+from typing import Any
 
 from equipoise.rewards import Verdict, functions
 from equipoise.study.redteam import alphabet, grammar
@@ -31,7 +30,7 @@ from equipoise.study.redteam.problems import Problem, problem
 from equipoise.study.redteam.target import Outcome, Target, accepted
 from equipoise.tasks import Prompt
 from equipoise.train import Config, Trainer
-from equipoise.train.score import Scores
+from equipoise.train.score import Scorer, Scores
 
 PROBLEMS = 512
 RANDOM_SHARE = 0.25  # of the time, for random search
@@ -139,19 +138,19 @@ def random_search(attack: Attack, problems: Sequence[Problem], draw: random.Rand
             attack.reward(about, question)
 
 
-class AttackScorer:
-    """In the place of the trainer's scorer: the same two calls, another reward."""
+class AttackScorer(Scorer):
+    """The trainer's scorer with the attack in the place of its one reward function."""
 
-    beside = True
-
-    def __init__(self, attack: Attack, problems: Sequence[Problem]) -> None:
+    def __init__(self, attack: Attack, problems: Sequence[Problem], trainer: Trainer) -> None:
+        super().__init__(trainer.config.reward, trainer.task)
+        self.beside = True
         self.attack, self.problems = attack, problems
         self.known, self.since = 0, 0  # clusters, and steps since there was a new one
 
-    def ask(self, prompt: Prompt, text: str) -> list[Asked]:
+    def ask(self, prompt: Prompt, text: str) -> list[Any]:
         return [self.attack.ask(self.problems[int(prompt.id)], text)]
 
-    def settle(self, prompts: Sequence[Prompt], asked: Sequence[list[Asked]]) -> Scores:
+    def settle(self, prompts: Sequence[Prompt], asked: Sequence[list[Any]]) -> Scores:
         rewards = [
             self.attack.reward(self.problems[int(prompt.id)], one)
             for prompt, (one,) in zip(prompts, asked, strict=True)
@@ -163,12 +162,7 @@ class AttackScorer:
         self.known = clusters
         if self.since >= PATIENCE:
             raise NewStart
-        return Scores(
-            torch.tensor(rewards, dtype=torch.float64)[:, None],
-            torch.full((len(rewards),), torch.nan, dtype=torch.float64),
-            ["scored"] * len(rewards),
-            [],
-        )
+        return super().settle(prompts, [[reward] for reward in rewards])
 
 
 def write_problems(path: Path, problems: Sequence[Problem], prompts: Callable[[Problem], str]) -> Path:
@@ -183,7 +177,7 @@ def train(attack: Attack, problems: Sequence[Problem], config: Callable[[int], C
     attack.phase = "RL"
     for start in itertools.count():
         trainer = Trainer(config(start))
-        trainer.collector.scorer = AttackScorer(attack, problems)  # type: ignore[assignment]
+        trainer.collector.scorer = AttackScorer(attack, problems, trainer)
         try:
             trainer.run()
         except NewStart:
