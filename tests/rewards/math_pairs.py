@@ -15,6 +15,7 @@ class Pair:
     verdict: str
     both: bool = False
     policy: str = ""
+    lenient: str = ""  # the verdict by the lenient rules, where it is another one
 
 
 def yes(kind, gold, candidate, policy="", both=True):
@@ -27,6 +28,11 @@ def no(kind, gold, candidate, policy="", both=True):
 
 def unparsed(kind, gold, candidate, policy=""):
     return Pair(kind, gold, candidate, "unparsed", False, policy)
+
+
+def calculation(kind, gold, candidate, policy=""):
+    """Comes to the gold answer, and is not it: wrong by the strict rules."""
+    return Pair(kind, gold, candidate, "wrong", False, policy, "correct")
 
 
 DEEP = "(" * 1999 + "5" + ")" * 1999
@@ -87,7 +93,8 @@ PAIRS = [
     no("tiny-wrong", "7", r"7 + 10^{-300}"),
     no("tiny-wrong", r"\sqrt{2}", r"\sqrt{2}(1 + e^{-1000})"),
     no("tiny-wrong", "10", r"\sqrt{99.9999999}"),
-    yes("huge", "2^{100}", "1267650600228229401496703205376"),
+    yes("huge", "2^{100}", "1267650600228229401496703205376", both=False),
+    calculation("huge", "1267650600228229401496703205376", "2^{100}"),
     no("huge-off-by-one", "2^{100}", "1267650600228229401496703205377"),
     no("huge-off-by-one", "100!", "100!+1"),
     # percent, units, money, degrees
@@ -136,15 +143,17 @@ PAIRS = [
     yes("log", r"\frac{\log 2}{\log 2-\log 3}", r"\frac{\ln 2}{\ln 2-\ln 3}"),
     yes("log", r"\ln 8", r"3\ln 2"),
     no("log", r"\ln 8", r"2\ln 3"),
-    yes("trig", r"\sin \frac{\pi}{6}", r"\frac{1}{2}"),
-    yes("trig", r"\cos 15^\circ", r"\frac{\sqrt{6}+\sqrt{2}}{4}"),
+    yes("trig", r"\sin \frac{\pi}{6}", r"\frac{1}{2}", both=False),
+    calculation("trig", r"\frac{1}{2}", r"\sin \frac{\pi}{6}"),
+    yes("trig", r"\cos 15^\circ", r"\frac{\sqrt{6}+\sqrt{2}}{4}", both=False),
+    calculation("trig", r"\frac{\sqrt{6}+\sqrt{2}}{4}", r"\cos 15^\circ"),
     yes("complex", "3+4i", "4i+3"),
     no("complex", "3+4i", "3-4i"),
     yes("complex-polar", "i", r"e^{i\pi/2}"),
     no("complex-polar", "i", r"e^{-i\pi/2}"),
-    yes("factorial", "120", "5!"),
-    yes("binomial", "10", r"\binom{5}{2}"),
-    yes("power", "8", "2^3"),
+    calculation("factorial", "120", "5!"),
+    calculation("binomial", "10", r"\binom{5}{2}"),
+    calculation("power", "8", "2^3"),
     # expressions with letters
     yes("poly-order", "x^2+2x+1", "2x+1+x^2"),
     yes("poly-factor", "x^2+2x+1", "(x+1)^2"),
@@ -234,7 +243,7 @@ PAIRS = [
     yes("interval-union", r"(-\infty, 2) \cup (3, \infty)", r"x<2 \text{ or } x>3"),
     no("interval-union", r"(-\infty, 2) \cup (3, \infty)", r"(-\infty, 2] \cup (3, \infty)"),
     yes("interval-union", "[0,2]", r"[0,1] \cup [1,2]"),
-    yes("inequality", "x < 1", "-x > -1"),
+    calculation("inequality", "x < 1", "-x > -1", policy="a range is asked for: an inequality has to be solved"),
     yes("inequality", r"x \leq 5", r"5 \geq x"),
     no("inequality", "x < 1", "x > 1"),
     no("inequality", "x < 1", "-x < -1"),
@@ -298,7 +307,7 @@ PAIRS = [
     unparsed("infinity-sum", "0", r"\infty-\infty"),
     no("derivative", r"\frac{x}{t}", r"\frac{dx}{dt}"),
     no("side-by-side", "7", "3 4", both=False),
-    yes("side-by-side", "12", "3(4)"),
+    calculation("side-by-side", "12", "3(4)"),
     no("prime", "x", "x'"),
     yes("bold", "7", r"\mathbf{7}"),
     no("choice-product", "7", "(a)7"),
@@ -322,7 +331,7 @@ PAIRS = [
     no("comment", "7", "7 % or 8", both=False),
     no("eq-chain-wrong", "8", "3+4=8=7", both=False),
     yes("eq-chain", "7", "3+4=7", both=False),
-    yes("eq-chain", "7", "3+4=8=7", both=False, policy="the last member of a chain counts, as the last box does"),
+    calculation("eq-chain", "7", "3+4=8=7", policy="the last member of a chain counts, and all must agree with it"),
     no("eq-chain", "7", "2x+1=6+1=7", both=False),
     yes("eq-chain", "7", "x=3+4=7", both=False),
     unparsed("modulo", "7", r"7 \pmod{3}"),

@@ -84,7 +84,7 @@ def test_many_in_order_whatever_the_mix():
 def test_a_pair_is_compared_once(monkeypatch):
     asked = []
     real = grade.equal.quick
-    monkeypatch.setattr(grade.equal, "quick", lambda gold, answer: asked.append((gold, answer)) or real(gold, answer))
+    monkeypatch.setattr(grade.equal, "quick", lambda *pair: asked.append(pair[:2]) or real(*pair))
     first = [submit_math(rf"words {i} \boxed{{7}}", "8") for i in range(5)]
     assert asked.count(("8", "7")) == 1
     assert len({id(f) for f in first}) == 1

@@ -27,28 +27,46 @@ DISAGREEMENTS = {
 }
 
 
-def verdict(gold, answer):
+CALCULATION = "a calculation that comes to the gold answer is not it: "
+CHAIN = "the members of a chain have to agree: "
+BY_THE_STRICT_RULES = DISAGREEMENTS | {
+    30: CALCULATION + "(9+1) is not 10",
+    35: CHAIN + "1/2 = 10/9",
+    37: CALCULATION + "3/3 is not 1",
+    104: CHAIN + "x = 5+5+1 = 7 = 11",
+    106: CHAIN + "x = 5+5+1 = 7 = 11",
+    107: CHAIN + "5+5+1 = 1/3, and 11 is not about 1/3",
+    110: CHAIN + "1.3 is not about 1/3",
+    111: "an inequality has to be solved: -x > -1 is not x < 1",
+    113: "an inequality has to be solved: -x >= -1 is not x <= 1",
+    120: CHAIN + "3+3 = 2",
+    121: CHAIN + "3+3 = 2",
+}
+
+
+def verdict(gold, answer, rules):
     said = extract.answer(answer).text
     if said is None:
         return False
-    decided = equal.quick(gold, said)
-    return bool(equal.slow(gold, said) if decided is None else decided)
+    decided = equal.quick(gold, said, rules)
+    return bool(equal.slow(gold, said, rules) if decided is None else decided)
 
 
-def agrees(label):
+def agrees(label, rules):
     if "reads" in label:
         return extract.answer(label["answer"]).text == label["reads"]
-    return verdict(extract.answer(label["gold"]).text, label["answer"]) == label["equal"]
+    return verdict(extract.answer(label["gold"]).text, label["answer"], rules) == label["equal"]
 
 
-def test_agreement_with_the_labels():
-    found = {number for number, label in enumerate(LABELS) if not agrees(label)}
-    assert found == set(DISAGREEMENTS)
+@pytest.mark.parametrize(("rules", "known"), [("lenient", DISAGREEMENTS), ("strict", BY_THE_STRICT_RULES)])
+def test_agreement_with_the_labels(rules, known):
+    found = {number for number, label in enumerate(LABELS) if not agrees(label, rules)}
+    assert found == set(known)
     assert len(LABELS) == 283
-    assert 1 - len(found) / len(LABELS) >= 0.97
+    assert rules == "strict" or 1 - len(found) / len(LABELS) >= 0.97
 
 
-@pytest.mark.parametrize("number", sorted(DISAGREEMENTS))
+@pytest.mark.parametrize("number", sorted(BY_THE_STRICT_RULES))
 def test_each_disagreement_is_a_label_that_says_equal_or_an_option(number):
     """No disagreement makes this verifier the more generous one, save the option that the label before it turns on."""
     label = LABELS[number]

@@ -12,7 +12,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from equipoise import rewards
-from equipoise.rewards import Verdict
 from equipoise.tasks import Dataset, TaskError, dataset, open_task
 
 from .rows_of import jsonl, parquet, sums
@@ -307,16 +306,15 @@ def test_inspect_says_which_answers_no_verifier_can_read(tmp_path, monkeypatch):
 
 def test_verifiers_get_the_response_and_the_reference(tmp_path, monkeypatch):
     asked = []
-    monkeypatch.setattr(rewards, "submit_math", lambda response, gold: asked.append(("math", response, gold)))
+    monkeypatch.setattr(rewards, "submit_math", lambda *given, **options: asked.append(("math", *given, options)))
     monkeypatch.setattr(rewards, "submit_code", lambda response, tests: asked.append(("code", response, tests)))
     task = Dataset(jsonl(tmp_path / "math.jsonl", [{"problem": "6*7?", "answer": "42"}]))
     task.grade(task.prompt(0), r"\boxed{42}")
     tests = {"test_list": ["assert f() == 1"]}
     task = Dataset(jsonl(tmp_path / "code.jsonl", [{"text": "f gives 1.", **tests}]))
     task.grade(task.prompt(0), "def f(): return 1")
-    assert asked == [("math", r"\boxed{42}", "42"), ("code", "def f(): return 1", tests)]
-    task = Dataset(jsonl(tmp_path / "plain.jsonl", [{"prompt": "6*7=", "answer": 42}]))
-    assert task.grade(task.prompt(0), r"It is \boxed{42}.") == Verdict("correct", answer="42")
+    options = {"prompt": "6*7?", "form": "any", "answer_in": "auto", "rules": "strict"}
+    assert asked == [("math", r"\boxed{42}", "42", options), ("code", "def f(): return 1", tests)]
 
 
 def test_real_verifiers_grade_what_data_sets_ask(tmp_path):

@@ -27,7 +27,7 @@ EXAMPLES = {
         {"verifier": "math", "answer": "42", "id": "openai/gsm8k/train/7", "messages": tuple(USER),
          "question": "What is 6 times 7?"},
     ),
-    "prompt, answer": ({"prompt": "6*7=", "answer": 42}, {"verifier": "final", "answer": "42", "messages": None}),
+    "prompt, answer": ({"prompt": "6*7=", "answer": 42}, {"verifier": "math", "answer": "42", "messages": None}),
     "TRL text": ({"prompt": "6*7=", "solution": r"It is \boxed{42}."}, {"verifier": "math", "answer": "42"}),
     "TRL messages": ({"prompt": USER, "solution": r"$\frac{84}{2}$"}, {"verifier": "math", "answer": r"$\frac{84}{2}$",
                                                                       "messages": tuple(USER)}),
@@ -153,7 +153,7 @@ def test_a_reward_function_sees_the_other_columns_and_the_gold(tmp_path):
 
 def test_a_verifier_of_ones_own_choice(tmp_path):
     file = jsonl(tmp_path / "rows.jsonl", [{"prompt": "6*7=", "answer": 42}])
-    assert Dataset(file).prompt(0).meta["verifier"] == "final"
+    assert Dataset(file).prompt(0).meta["verifier"] == "math"
     assert Dataset(file, verifier="math").prompt(0).meta["verifier"] == "math"
     code = jsonl(tmp_path / "code.jsonl", [EXAMPLES["MBPP"][0]])
     assert Dataset(code, verifier="math").prompt(0).meta["verifier"] == "code"
@@ -172,22 +172,19 @@ LAYOUTS_WITH_A_VERIFIER = {
 @pytest.mark.parametrize("layout", LAYOUTS_WITH_A_VERIFIER)
 def test_a_row_says_its_verifier(tmp_path, layout):
     row = LAYOUTS_WITH_A_VERIFIER[layout]
-    own = Dataset(jsonl(tmp_path / "own.jsonl", [row(None)])).prompt(0).meta["verifier"]
-    for i, (said, verifier) in enumerate((("math", "math"), ("final", "final"), ("", own), (None, own))):
+    for i, said in enumerate(("math", "", None)):
         file = jsonl(tmp_path / f"{i}.jsonl", [row(said)])
-        assert Dataset(file).prompt(0).meta["verifier"] == verifier
-        assert Dataset(file, held_out=file).evaluation()[0].meta["verifier"] == verifier
-        for asked in ("math", "final"):
-            assert Dataset(file, verifier=asked).prompt(0).meta["verifier"] == asked
-            assert Dataset(file, verifier=asked, held_out=file).evaluation()[0].meta["verifier"] == asked
+        for asked in ("math", None):
+            assert Dataset(file, verifier=asked).prompt(0).meta["verifier"] == "math"
+            assert Dataset(file, verifier=asked, held_out=file).evaluation()[0].meta["verifier"] == "math"
 
 
 @pytest.mark.parametrize("layout", LAYOUTS_WITH_A_VERIFIER)
-@pytest.mark.parametrize("said", ["maths", "code", 7])
+@pytest.mark.parametrize("said", ["maths", "code", "final", 7])
 def test_a_verifier_that_is_not_known_is_named_by_its_row(tmp_path, layout, said):
     row = LAYOUTS_WITH_A_VERIFIER[layout](said)
     file = jsonl(tmp_path / "rows.jsonl", [row])
-    expected = f'rows.jsonl, line 1: "verifier" is {json.dumps(said)}: the rule is final or math'
+    expected = f'rows.jsonl, line 1: "verifier" is {json.dumps(said)}: the rule is math'
     with pytest.raises(TaskError, match=expected):
         Dataset(file)
     with pytest.raises(TaskError, match=expected):
@@ -198,15 +195,54 @@ def test_a_verifier_that_is_not_known_is_named_by_its_row(tmp_path, layout, said
     assert Dataset(file, verifier="math").prompt(0).meta["verifier"] == "math"  # the configuration overrides it
 
 
-def test_rows_of_two_verifiers_are_graded_each_by_its_own(tmp_path):
-    rows = [{"prompt": f"{v}?", "answer": "1/2", "verifier": v} for v in ("math", "final")]
-    rows.append({"prompt": "neither?", "answer": "1/2", "verifier": "exact"})
+def test_a_row_with_a_verifier_that_is_not_known_is_left_out(tmp_path):
+    rows = [{"prompt": f"{v}?", "answer": "1/2", "verifier": v} for v in ("math", "exact")]
     task = Dataset(jsonl(tmp_path / "rows.jsonl", rows))
-    assert {p.text: settled(task.grade(p, "Answer: 0.5")) for p in task.train} == {
-        "math?": "correct",
-        "final?": "wrong",
-    }
+    assert {p.text: settled(task.grade(p, "Answer: 0.5")) for p in task.train} == {"math?": "correct"}
     assert task.summary.dropped == {"unknown verifier": 1}
+
+
+@pytest.mark.parametrize(("answer", "response", "kind"), [
+    ("1234567890123", r"\boxed{1234567890124}", "wrong"),
+    ("12", r"\boxed{1,2}", "wrong"),
+    ("5", r"<think> it is \boxed{5}", "unparsed"),
+    ("5", "Answer: **5**", "correct"),
+    ("5", "5", "unparsed"),
+    ("blue", "Answer: Blue", "correct"),
+])  # fmt: skip
+def test_rows_of_prompt_and_answer_have_the_rules_of_mathematics(tmp_path, answer, response, kind):
+    task = Dataset(jsonl(tmp_path / "rows.jsonl", [{"prompt": "Which?", "answer": answer}]))
+    assert settled(task.grade(task.prompt(0), response)) == kind
+
+
+def test_a_row_can_ask_for_the_form_of_its_reference(tmp_path):
+    product, sum_ = r"\boxed{(x+1)(x-1)}", r"\boxed{x^2-1}"
+    for form, kinds in (("reference", ["correct", "wrong"]), ("any", ["correct"] * 2), (None, ["correct"] * 2)):
+        row = {"prompt": "Which product?", "answer": "(x-1)(x+1)", "form": form}
+        task = Dataset(jsonl(tmp_path / f"{form}.jsonl", [row]))
+        assert [settled(task.grade(task.prompt(0), response)) for response in (product, sum_)] == kinds
+    file = jsonl(tmp_path / "rows.jsonl", [{"prompt": "Which?", "answer": "1", "form": "factored"}])
+    with pytest.raises(TaskError, match='"form" is "factored": must be any or reference'):
+        Dataset(file)
+
+
+def test_the_task_says_where_an_answer_is_read_and_by_which_rules(tmp_path):
+    file = jsonl(tmp_path / "rows.jsonl", [{"prompt": "What is 75 + 80? Box it: \\boxed{}", "answer": "155"}])
+    found = {}
+    for answer_in in ("auto", "boxed", "####", "tag", "anywhere"):
+        for rules in ("strict", "lenient"):
+            task = Dataset(file, answer_in=answer_in, rules=rules)
+            responses = ("75 + 80", r"\boxed{75+80}", "#### 155", "155")
+            found[answer_in, rules] = "".join(settled(task.grade(task.prompt(0), r))[0] for r in responses)
+    assert found == {
+        ("auto", "strict"): "uwuu", ("auto", "lenient"): "ucuu", ("boxed", "strict"): "uwuu",
+        ("boxed", "lenient"): "ucuu", ("####", "strict"): "uucu", ("####", "lenient"): "uucu",
+        ("tag", "strict"): "uuuu", ("tag", "lenient"): "uuuu", ("anywhere", "strict"): "wwcc",
+        ("anywhere", "lenient"): "cccc",
+    }  # fmt: skip
+    for option in ({"answer_in": "box"}, {"rules": "loose"}):
+        with pytest.raises(TaskError, match=r"task\.\w+ = \"\w+\" is not known"):
+            Dataset(file, **option)
 
 
 def test_code_and_gym_rows_keep_their_verifier(tmp_path):
@@ -226,7 +262,7 @@ RESPONSES = ("Answer: 0.5", r"So \boxed{\frac{1}{2}}.", "#### 42", r"\boxed{42.0
 
 
 @pytest.mark.parametrize("host", ["trl", "verl"])
-@pytest.mark.parametrize("asked", [None, "final", "math"])
+@pytest.mark.parametrize("asked", [None, "math"])
 @pytest.mark.parametrize("layout", ROUND_TRIP)
 def test_exported_data_is_graded_as_before(tmp_path, host, layout, asked):
     """What a file is exported with, its reader comes back with: prompts, references, verifiers, verdicts."""

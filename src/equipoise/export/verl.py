@@ -131,7 +131,7 @@ def _task(config: Config) -> dict[str, Setting]:
         "task.name": mapped(files, "the prompts in the order in which ours would draw them"),
         "task.chat": mapped(why="verl always applies the chat template") if t.chat else plain,
         **{f"task.{name}": done for name in names},
-        "task.verifier": mapped(why="compute_score asks the task"),
+        **{f"task.{name}": mapped(why="compute_score asks the task") for name in ("verifier", "answer_in", "rules")},
         "task.max_prompt_tokens": mapped(limit) if t.max_prompt_tokens else nearly(limit, none),
         "task.held_out": mapped({"data.val_files": f"{HERE}/val.parquet"}),
     }

@@ -93,6 +93,11 @@ def as_interval(chain: Chain) -> Group | None:
     return None
 
 
+def letter_of(chain: Chain) -> str | None:
+    """The letter that an inequality is about."""
+    return next((letter for letter in map(one_letter, filter(is_name, chain.texts)) if letter), None)
+
+
 def leaves(node: Node) -> Iterator[str]:
     """The expressions that a comparison reads: names on the left of an equation are not among them."""
     node = settled(node)

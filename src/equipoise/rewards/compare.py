@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from equipoise.rewards import exact
-from equipoise.rewards.chains import FLIPPED, as_interval, assignment, is_constant, settled
+from equipoise.rewards import exact, form
+from equipoise.rewards.chains import FLIPPED, as_interval, assignment, is_constant, is_name, letter_of, settled
 from equipoise.rewards.notation import Unreadable, tight
 from equipoise.rewards.structure import Chain, Choice, Group, Leaf, Matrix, Node, Union, Words
 
@@ -20,10 +20,17 @@ MOST_PAIRS = 2_000  # comparisons of list items
 
 @dataclass(frozen=True, slots=True)
 class Arithmetic:
-    """`equal(gold, answer)` of two expressions; `ratio(a, b)`: the sign of c where a = c·b, 0 where there is none."""
+    """`equal(gold, answer)` of two expressions; `ratio(a, b)`: the sign of c where a = c·b, 0 where there is none;
+    `approximates(exact, printed)`: whether a decimal is the other number to the digits it shows.
+
+    `strict`: an answer that is a number must be written as a value (:mod:`~equipoise.rewards.form`), and the solution
+    of an equation or inequality must be solved for its letter.
+    """
 
     equal: Callable[[str, str], bool | None]
     ratio: Callable[[str, str], int | None]
+    approximates: Callable[[str, str], bool | None]
+    strict: bool = False
 
 
 def same(gold: Node, answer: Node, by: Arithmetic) -> bool | None:
@@ -43,6 +50,35 @@ def same(gold: Node, answer: Node, by: Arithmetic) -> bool | None:
     assert isinstance(gold, Leaf)
     assert isinstance(answer, Leaf)
     return _same_leaf(gold, answer, by)
+
+
+def consistent(answer: Node, by: Arithmetic) -> bool | None:
+    """Whether an answer agrees with itself: a = b = c all equal, and what follows ≈ right to the digits it shows."""
+    if isinstance(answer, Choice):
+        return answer.rest is None or consistent(answer.rest, by)
+    if isinstance(answer, Group):
+        return every(consistent(item, by) for item in answer.items)
+    if isinstance(answer, Union):
+        return every(consistent(part, by) for part in answer.parts)
+    if isinstance(answer, Matrix):
+        return every(consistent(cell, by) for row in answer.rows for cell in row)
+    if not isinstance(answer, Chain):
+        return True
+    steps = zip(answer.signs, range(len(answer.signs)), strict=True)
+    return every(_step_holds(answer, k, sign, by) for sign, k in steps if sign in {"=", "≈"})
+
+
+def _step_holds(chain: Chain, k: int, sign: str, by: Arithmetic) -> bool | None:
+    """Whether members k and k + 1 agree. A name, and an equation with letters on one side only, claim nothing."""
+    before, after = chain.texts[k], chain.texts[k + 1]
+    if is_name(before) or is_name(after):
+        return True
+    if sign == "≈" and is_constant(before):
+        return by.approximates(before, after)
+    constant = is_constant(before), is_constant(after)
+    if constant == (True, True) or (constant == (False, False) and is_name(chain.texts[0])):
+        return same(chain.members[k], chain.members[k + 1], replace(by, strict=False))
+    return True
 
 
 def every(outcomes: Iterable[bool | None]) -> bool | None:
@@ -100,6 +136,13 @@ def _same_text(gold: str, answer: str) -> bool:
 
 
 def _same_leaf(gold: Leaf, answer: Leaf, by: Arithmetic) -> bool | None:
+    outcome = _equal_leaf(gold, answer, by)
+    if not by.strict or outcome is False or form.allowed(gold.text, answer.text):
+        return outcome
+    return None if outcome is None and form.shape(answer.text) is None else False
+
+
+def _equal_leaf(gold: Leaf, answer: Leaf, by: Arithmetic) -> bool | None:
     if gold.unit and answer.unit and gold.unit != answer.unit:
         return False
     endless = exact.infinite(gold.text), exact.infinite(answer.text)
@@ -164,7 +207,11 @@ def _same_group(gold: Node, answer: Node, by: Arithmetic) -> bool | None:
     if names or gold.ordered or answer.ordered:
         if "{" in {gold.left, answer.left} or {gold.left, answer.left} & {"["}:
             return False
-        return _in_order(_values(gold), _values(answer), by)
+        orders = [(_values(gold), _values(answer))]
+        if gold.ordered or answer.ordered:
+            # y = 1, x = 2 is (1, 2) as it is written and (2, 1) by the names: it has to hold for both.
+            orders.append((_by_alphabet(gold), _by_alphabet(answer)))
+        return every(_in_order(*order, by) for order in orders)
     return _as_sets(_values(gold), _values(answer), by)
 
 
@@ -184,6 +231,15 @@ def _names(group: Group) -> list[str] | None:
     found = [assignment(item) for item in group.items]
     names = [pair[0] for pair in found if pair]
     return names if len(names) == len(found) == len(set(names)) else None
+
+
+def _by_alphabet(group: Group) -> tuple[Node, ...]:
+    """The values in the order of their names, where all have one."""
+    names = _names(group)
+    if names is None:
+        return _values(group)
+    order = sorted(range(len(names)), key=lambda k: names[k].lstrip("\\"))
+    return _values(Group(tuple(group.items[k] for k in order), group.left, group.right))
 
 
 def _values(group: Group) -> tuple[Node, ...]:
@@ -239,6 +295,8 @@ def _same_relations(gold: Chain, answer: Chain, by: Arithmetic) -> bool | None:
         wanted, given = assignment(gold), assignment(answer)
         if wanted and given and wanted[0] == given[0]:
             return same(wanted[1], given[1], by)
+        if by.strict and _is_solution(gold):
+            return _same_solution(gold, answer, by)
         if not (_is_scalar(gold) and _is_scalar(answer)):
             return False
         g, a = gold.signs[0], answer.signs[0]
@@ -249,6 +307,20 @@ def _same_relations(gold: Chain, answer: Chain, by: Arithmetic) -> bool | None:
             return None
         return ratio != 0 if g in {"=", "≠"} else ratio == (1 if a == g else -1)
     return _same_long_chains(gold, answer, by)
+
+
+def _is_solution(gold: Chain) -> bool:
+    """Whether it is a number for a name, or a range for a letter: then 2x = 10 and -x > -5 are no answers to it."""
+    wanted = assignment(gold)
+    value = isinstance(wanted[1], Leaf) and is_constant(wanted[1].text) if wanted else False
+    return value or as_interval(gold) is not None
+
+
+def _same_solution(gold: Chain, answer: Chain, by: Arithmetic) -> bool | None:
+    wanted, given = as_interval(gold), as_interval(answer)
+    if wanted is None or given is None or letter_of(gold) != letter_of(answer):
+        return False
+    return same(wanted, given, by)
 
 
 def _same_long_chains(gold: Chain, answer: Chain, by: Arithmetic) -> bool | None:

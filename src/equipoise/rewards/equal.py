@@ -1,32 +1,40 @@
 r"""Whether an answer equals the gold one: `quick` exactly and cheaply, `slow` with a computer algebra system.
 
 Both compare the same structure by the same rules (:mod:`~equipoise.rewards.compare`) and differ only in how two single
-expressions are compared; so they agree wherever both decide. `quick` may run anywhere. `slow` and `gold_problem` parse
-with math-verify's LaTeX grammar and compute with SymPy: run them in a process that can be killed, for no static guard
-catches every slow computation.
+expressions are compared; so they agree wherever both decide. Of the two rule sets, `strict` wants values and `lenient`
+takes any calculation that comes to the same (docs/verifiers-math.md). `quick` may run anywhere. `slow` and
+`gold_problem` parse with math-verify's LaTeX grammar and compute with SymPy: run them in a process that can be killed,
+for no static guard catches every slow computation.
 """
 
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 from equipoise.rewards import exact
+from equipoise.rewards.arrangement import arrangement_of
 from equipoise.rewards.chains import leaves
-from equipoise.rewards.compare import NUMBER_SET, Arithmetic, same
+from equipoise.rewards.compare import NUMBER_SET, Arithmetic, consistent, every, same
 from equipoise.rewards.grammar import follows_grammar
 from equipoise.rewards.notation import Senseless, Unreadable, spell, tight
 from equipoise.rewards.structure import Node, Words, parse
 
+RULES = ("strict", "lenient")
+FORMS = ("any", "reference")
+LONGEST_RAW = 2_000  # characters of either before they are spelled: what is decided in the caller has to be short
 LONGEST_QUICK = 600  # characters of both, after doubled brackets are gone: some steps are quadratic
 LEFT_TO_DO = re.compile(r"\\(?:sum|prod|int|lim)(?![a-zA-Z])")
 INTEGER = re.compile(r"0|-?[1-9]\d{0,100}")  # written the one way there is
 MISSING = frozenset({"nan", "none", "null", "n/a"})
 
 
-def quick(gold: str, answer: str) -> bool | None:
+def quick(gold: str, answer: str, rules: str = "strict") -> bool | None:
     """Whether the two are equal, decided exactly and without SymPy; None where that cannot be decided."""
     if INTEGER.fullmatch(gold) and INTEGER.fullmatch(answer):  # most answers of most data sets
         return gold == answer
+    if max(len(gold), len(answer)) > LONGEST_RAW:
+        return None
     try:
         g, a = spell(gold), spell(answer)
         if len(g) + len(a) > LONGEST_QUICK:
@@ -36,12 +44,28 @@ def quick(gold: str, answer: str) -> bool | None:
             return None
         if _plain(g) == _plain(a):
             return True if all(map(_has_sense, leaves(tree))) else None
-        return same(tree, parse(_with_decimal_point(a, g)), EXACT)
+        return _agree(tree, parse(_with_decimal_point(a, g)), EXACT[rules])
     except (Unreadable, RecursionError):  # the caller's own stack may be deep already
         return None
 
 
-def slow(gold: str, answer: str) -> bool | None:
+def _agree(gold: Node, answer: Node, by: Arithmetic) -> bool | None:
+    outcome = same(gold, answer, by)
+    if outcome is False or not by.strict:
+        return outcome
+    return every([outcome, consistent(answer, by)])
+
+
+def same_form(gold: str, answer: str) -> bool:
+    """Whether the answer is put together as the gold one is, up to the order of terms, factors and list items."""
+    try:
+        g, a = spell(gold), spell(answer)
+        return _plain(g) == _plain(a) or arrangement_of(parse(g)) == arrangement_of(parse(a))
+    except (Unreadable, RecursionError):
+        return False
+
+
+def slow(gold: str, answer: str, rules: str = "strict") -> bool | None:
     """Whether the two are equal; None where the answer cannot be parsed. A gold that cannot be equals nothing."""
     from equipoise.rewards.regions import regions_equal
     from equipoise.rewards.symbolic import SYMBOLIC
@@ -63,7 +87,10 @@ def slow(gold: str, answer: str) -> bool | None:
         return None
     if unread:
         return None
-    return bool(same(tree, other, SYMBOLIC)) or regions_equal(tree, other)
+    by = replace(SYMBOLIC, strict=rules == "strict")
+    if by.strict and consistent(other, by) is False:
+        return False
+    return bool(same(tree, other, by)) or regions_equal(tree, other, by.strict)
 
 
 def gold_problem(gold: str) -> str | None:
@@ -166,4 +193,16 @@ def _ratio(a: str, b: str) -> int | None:
     return 0 if c is None else (1 if c > 0 else -1)
 
 
-EXACT = Arithmetic(_equal, _ratio)
+def _approximates(number: str, printed: str) -> bool | None:
+    step = exact.printed_step(printed)
+    if step is None:
+        return _equal(number, printed)
+    try:
+        near = exact.approximate(exact.value(number))
+    except Unreadable:
+        return None
+    shown = exact.number(exact.value(printed))
+    return None if near is None or shown is None else exact.shows(near, shown, step)
+
+
+EXACT = {rules: Arithmetic(_equal, _ratio, _approximates, strict=rules == "strict") for rules in RULES}

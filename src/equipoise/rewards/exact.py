@@ -23,6 +23,12 @@ TERMS = 200
 LARGEST_FACTORIAL = 3_000
 LARGEST_ROOT = 10**6  # √n is made square-free by trial division
 
+PRINTED = re.compile(r"[-+]?\s?\d*(\.\d*)?(?:[eE]([-+]?\d+)|\s*\*\s*10\s*\^\s*\{?\s*(-?\d+)\s*\}?)?")
+CONSTANTS = {
+    "π": Fraction("3.141592653589793238462643383279502884197169399375105820974944592307816406"),
+    "e": Fraction("2.718281828459045235360287471352662497757247093699959574966967627724076630"),
+}
+
 Monomial = tuple[int, tuple[tuple[str, int], ...]]  # √n, then letters with exponents
 Value = dict[Monomial, Fraction]
 ONE: Monomial = (1, ())
@@ -215,6 +221,33 @@ EXACT = Exact()
 def value(text: str) -> Value:
     """The normal form of an expression in the spelling of `notation.spell`."""
     return read(text, EXACT)
+
+
+def printed_step(text: str) -> Fraction | None:
+    """One unit in the last digit that a decimal shows, 1/100 for 0.33; None where the text is no decimal."""
+    match = PRINTED.fullmatch(text)
+    if match is None:
+        return None
+    digits, power = len(match.group(1) or "."), match.group(2) or match.group(3) or "0"
+    return Fraction(10) ** (int(power) - digits + 1) if len(power) < 6 else None
+
+
+def shows(number: Fraction, printed: Fraction, step: Fraction) -> bool:
+    """Whether a decimal of that step is the number, rounded or cut off."""
+    cut = abs(number) - abs(printed)
+    return abs(number - printed) * 2 <= step or (0 <= cut < step and number * printed >= 0)
+
+
+def approximate(value: Value) -> Fraction | None:
+    """A real value to about sixty digits; None where it holds i or letters."""
+    total = Fraction(0)
+    for (root_of, powers), c in value.items():
+        for name, exponent in powers:
+            if name not in CONSTANTS or abs(exponent) > 64:
+                return None
+            c *= CONSTANTS[name] ** exponent
+        total += c * Fraction(isqrt(root_of * 10**120), 10**60)
+    return total
 
 
 def based(text: str) -> tuple[str, str] | None:

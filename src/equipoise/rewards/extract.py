@@ -1,10 +1,17 @@
 r"""Which part of a response is its answer: the last one it states, read in linear time and never evaluated.
 
-The rule, in order. Only what follows the last `</think>` counts, and a `<think>` that is never closed has said nothing.
-The last `\boxed{…}` (or `\fbox`) counts; a box in a box is unwrapped, a box that is not closed is not a box. Different
-boxes joined in one sentence (by a comma, "and", "or", or signs alone) are one list, so they can only equal a list. A
-marked answer ("#### 7", "Answer: 7", "the answer is 7") counts instead where it stands after the last box. Without a
-box or a mark, the last formula or number of the last line counts, then a choice letter that stands there alone.
+Only what follows the last `</think>` counts, and a `<think>` that is never closed has said nothing. `places` says where
+an answer may stand:
+
+    boxed     the last `\boxed{…}` or `\fbox{…}`. A box in a box is unwrapped, a box that is not closed is not a box.
+              Boxes of one sentence with "and" or "or" right before the next (a name, y =, may follow), or with signs
+              alone between them, are one list, which can only equal a list. Otherwise the last one counts.
+    tag       the last `<answer>…</answer>` that is closed, and in it the last box or mark, else all of it
+    ####      the rest of the line behind the last `####` that is no heading
+    words     what follows "Answer:" or "the answer is"
+    text      the last formula or number of the last line, then a choice letter that stands there alone
+
+The last mark in the response counts. After a box, a later mark has to begin with the answer itself.
 
 Not covered: answers written out in words ("seventeen"), or spread over several sentences, and whatever stands before
 the last 50,000 characters. Whether the text means anything is for :mod:`equipoise.rewards.equal` to say.
@@ -23,12 +30,26 @@ BEFORE_DIGIT = 4  # characters of a number, as in "- $.5"
 WORDS = 25  # characters at the end of a sentence in which a word is looked for
 
 BRACE = re.compile(r"\\[\\{}]|[{}]")
+PLACES = ("boxed", "tag", "####", "words", "text")
+MARKED = PLACES[:-1]  # explicit marks
+TAG = re.compile(r"<(/?)answer>", re.IGNORECASE)
+ASKS = {  # what a prompt says where it asks for an answer in a place
+    "boxed": re.compile(r"\\f?boxed|\\fbox|\bboxed\b|\bin(?:side)? a box\b", re.IGNORECASE),
+    "tag": re.compile(r"</?answer>", re.IGNORECASE),
+    "####": re.compile("####"),
+}
 BOX = re.compile(r"\\(?:boxed|fbox)\s*(?=\{)")
 MARK = re.compile(b"####"), re.compile(b"answer")
+# A line that is a value, with one word behind it at most: "18 dollars", and neither "Check" nor "3. Check".
+VALUE = re.compile(r"[-+−(\[$]*\s*(?:\d[\d,./]*(?<!\.)|\.\d+|\\[a-zA-Z$]+\S*)[)\]$%\\]*(?:\s*[a-zA-Z]+)?\.?$")
 AFTER_MARK = re.compile(r"[\s*_]*(?:[:：=]|(?:is|are)\b:?|(?=\$|\\\(|\\\[))[\s*_]*", re.IGNORECASE)
 SPECIAL_TOKEN = re.compile(r"<\|[^|<>\n]{0,40}\|>.*", re.DOTALL)
 SENTENCE_END = re.compile(r"[.!?](?=\s)|\n\s*\n")
-JOINER = re.compile(r",|;|&|(?<![a-zA-Z])(?:and|or)(?![a-zA-Z])", re.IGNORECASE)
+# Between two boxes of a list: signs alone, or words that end in "and" or "or", with a name (y_2 =) behind it or not.
+JOINER = re.compile(
+    r"(?:^|(?<![a-zA-Z])(?:and|or)(?![a-zA-Z]))[^a-zA-Z]*(?:[a-zA-Z](?:_\{?\w+\}?)?\s*[=:][^a-zA-Z]*)?$", re.IGNORECASE
+)
+SPACING = re.compile(r"\\(?:text|q?quad)(?![a-zA-Z])")
 JOINED_FORMULAS = re.compile(r"\s*(?:,|and|or|,\s*and|,\s*or)\s*", re.IGNORECASE)
 JOINED_NUMBERS = re.compile(r"\s*(?:,|;|or|and|,\s*(?:or|and))\s+", re.IGNORECASE)
 FORMULA = re.compile(
@@ -54,6 +75,7 @@ NUMBER_MAY_START = re.compile(
     r"(?<=[\w’'.)!?])\s)\s*$",
     re.IGNORECASE,
 )
+ANSWER_IN = ("auto", *ASKS, "anywhere")
 CHOICE = re.compile(r"[A-J](?:(?<=\([A-J])(?=\))|(?<![AI])(?<![\w'’][A-J])(?![\w'’]))")
 OPENING_CHOICE = re.compile(r"\(([A-J])\)|([A-HJ])(?:[.):]|$)")
 
@@ -71,23 +93,55 @@ class Answer:
     hedge: bool = False
 
 
-def answer(response: str) -> Answer:
-    """The last answer that the response states."""
+def places_of(answer_in: str, prompt: str) -> tuple[str, ...]:
+    """The places that `answer_in` names; with "auto" those that the prompt asks for, else any explicit mark."""
+    if answer_in == "anywhere":
+        return PLACES
+    if answer_in in ASKS:
+        return (answer_in,)
+    if answer_in != "auto":
+        raise ValueError(f'answer_in = "{answer_in}" is no place; use {", ".join(ANSWER_IN)}')
+    asked = tuple(place for place, pattern in ASKS.items() if pattern.search(prompt))
+    return asked or MARKED
+
+
+def answer(response: str, places: tuple[str, ...] = PLACES) -> Answer:
+    """The last answer that the response states in one of the places."""
     said = response
     if "<" in response:
         _, closed, said = response.rpartition("</think>")
         if not closed and "<think>" in response:
             return Answer(None, "unfinished thought")
     said = said[-READ:]
-    boxes = _boxes(said)
-    if (marked := _marked(said, boxes[-1][1] if boxes else 0)) is not None:
+    boxes = _boxes(said) if "boxed" in places else []
+    after_box = boxes[-1][1] if boxes else 0
+    if "tag" in places and (tagged := _tagged(said, after_box)) is not None:
+        return tagged
+    if (marked := _marked(said, after_box, places)) is not None:
         return marked
     if boxes:
         return _from_boxes(said, boxes)
+    if "text" not in places:
+        return Answer(None, f"no answer in {' or '.join(places)}" if said.strip() else "empty")
     lines = [line for line in _without_special_tokens(said[-4 * LINE :]).split("\n") if line.strip()]
     if not lines:
         return Answer(None, "empty")
     return _read(lines[-1][-LINE:], "last line") or Answer(None, "nothing to read")
+
+
+def _tagged(text: str, after: int) -> Answer | None:
+    """What stands in the last closed <answer> that ends behind `after`."""
+    end = None
+    for tag in reversed(list(TAG.finditer(text, after))):
+        if tag.group(1):
+            end = end or tag
+        elif end:
+            inside = text[tag.end() : end.start()].strip()
+            boxes = _boxes(inside)
+            if (marked := _marked(inside, boxes[-1][1] if boxes else 0, ("words",))) is not None:
+                return marked
+            return _from_boxes(inside, boxes) if boxes else _stated(inside, "tag")
+    return None
 
 
 def _boxes(text: str) -> list[tuple[int, int, str]]:
@@ -122,8 +176,7 @@ def _from_boxes(text: str, boxes: list[tuple[int, int, str]]) -> Answer:
     contents = [_unwrapped(content)]
     for earlier_start, earlier_end, content in reversed(boxes[:-1]):
         between = text[earlier_end:start] if start - earlier_end <= SENTENCE else ".\n\n"
-        signs_only = len(between) < 10 and not re.search(r"[a-zA-Z]{2}", between)
-        if SENTENCE_END.search(between) or not (signs_only or JOINER.search(between)) or len(contents) > MARKS:
+        if SENTENCE_END.search(between) or not JOINER.search(SPACING.sub(" ", between)) or len(contents) > MARKS:
             break
         if (content := _unwrapped(content)) not in contents:
             contents.insert(0, content)
@@ -154,12 +207,17 @@ def _with_percent(formula: str, text: str, end: int) -> str:
     return formula + r"\%" if formula and "%" not in formula and PERCENT.match(text, end) else formula
 
 
-def _marked(text: str, after: int) -> Answer | None:
+def _marked(text: str, after: int, places: tuple[str, ...]) -> Answer | None:
     """What the last mark from `after` on states. After a box (`after` > 0) it has to begin with the answer itself."""
+    heading = None
     for start, end in reversed(_marks(text, after)[-MARKS:]):
         if text[start] == "#":
-            if line := text[end : end + SENTENCE].split("\n", 1)[0].strip():
+            line = text[end : end + SENTENCE].split("\n", 1)[0].strip() if "####" in places else ""
+            if line and VALUE.match(line):
                 return Answer(line, "####")
+            heading = heading or (line if not after else None)
+        elif "words" not in places:
+            continue
         elif found := AFTER_MARK.match(text, end):
             rest = _without_special_tokens(text[found.end() : found.end() + SENTENCE])
             sentence = SENTENCE_END.split(rest.strip(), maxsplit=1)[0].split("\n", 1)[0]
@@ -172,7 +230,7 @@ def _marked(text: str, after: int) -> Answer | None:
             words = sentence.strip(" *_.\"'`\t\r\x0b\x0c").strip()
             if words and not after and len(words.split()) <= 5:
                 return Answer(words, "answer, words")
-    return None
+    return Answer(heading, "####") if heading else None
 
 
 def _marks(text: str, after: int) -> list[tuple[int, int]]:

@@ -1,7 +1,8 @@
 """Grade responses against references: `grade_math`, `grade_code`, `grade_many`, and the same as futures.
 
 What is cheap and exact is decided at once, in the caller; everything else goes to worker processes that start on first
-use and end with the caller. Verdicts are kept by (answer, reference): a policy that repeats itself is graded once.
+use and end with the caller. Verdicts are kept by (answer, reference, options): a policy that repeats itself is graded
+once.
 """
 
 from __future__ import annotations
@@ -17,8 +18,9 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import CancelledError, Future
 from typing import Any, Literal
 
-from equipoise.rewards import code, equal, extract
+from equipoise.rewards import code, copied, equal, extract
 from equipoise.rewards.deadline import PATIENCE
+from equipoise.rewards.equal import INTEGER
 from equipoise.rewards.pool import OVER_BUDGET
 from equipoise.rewards.pools import pool
 from equipoise.rewards.sandbox import Limits
@@ -35,9 +37,24 @@ _lock = threading.Lock()
 _kept: OrderedDict[tuple[str | bytes, ...], Future[Verdict]] = OrderedDict()
 
 
-def grade_math(response: str, gold: str) -> Verdict:
-    """Whether the response's final answer equals `gold`: `docs/verifiers.md` has the rule."""
-    return _math_result(submit_math(response, gold), gold)
+def grade_math(
+    response: str,
+    gold: str,
+    *,
+    rules: str = "strict",
+    answer_in: str = "auto",
+    prompt: str = "",
+    form: str = "any",
+) -> Verdict:
+    """Whether the response's final answer equals `gold`: `docs/verifiers-math.md` has the rule.
+
+    rules       strict: the answer must be a value; lenient: any calculation that comes to the same counts
+    answer_in   where the answer is read: boxed, tag, ####, anywhere, or auto: where the prompt asks for it
+    prompt      what the model was asked: an expression copied from it is no answer
+    form        any, or reference: the answer must be put together as the reference is, up to order
+    """
+    options = {"rules": rules, "answer_in": answer_in, "prompt": prompt, "form": form}
+    return _math_result(submit_math(response, gold, **options), gold)
 
 
 def grade_code(response: str, tests: Mapping[str, Any], limits: Limits = LIMITS) -> Verdict:
@@ -46,12 +63,31 @@ def grade_code(response: str, tests: Mapping[str, Any], limits: Limits = LIMITS)
 
 
 def grade_many(
-    kind: Literal["math", "code"], responses: Sequence[str], references: Sequence[Any], *, budget: float | None = None
+    kind: Literal["math", "code"],
+    responses: Sequence[str],
+    references: Sequence[Any],
+    *,
+    budget: float | None = None,
+    prompts: Sequence[str] | None = None,
+    forms: Sequence[str] | None = None,
+    rules: str = "strict",
+    answer_in: str = "auto",
 ) -> list[Verdict]:
-    """Verdicts in the order of the responses; `budget` seconds for all of them, after which the rest are `timeout`."""
+    """Verdicts in the order of the responses; `budget` seconds for all of them, after which the rest are `timeout`.
+
+    For math, `prompts`, `forms`, `rules` and `answer_in` are those of :func:`grade_math`.
+    """
     expires = float("inf") if budget is None else time.monotonic() + budget
-    submit: Callable[..., Future[Verdict]] = {"math": submit_math, "code": submit_code}[kind]
-    futures = [submit(r, x, expires=expires) for r, x in zip(responses, references, strict=True)]
+    pairs = list(zip(responses, references, strict=True))
+    if kind == "code":
+        futures = [submit_code(response, tests, expires=expires) for response, tests in pairs]
+    else:
+        options: dict[str, Any] = {"rules": rules, "answer_in": answer_in, "expires": expires}
+        asked = zip(prompts or [""] * len(pairs), forms or ["any"] * len(pairs), strict=True)
+        futures = [
+            submit_math(response, gold, prompt=prompt, form=form, **options)
+            for (response, gold), (prompt, form) in zip(pairs, asked, strict=True)
+        ]
     if kind == "math":
         return [_math_result(future, gold) for future, gold in zip(futures, references, strict=True)]
     return [future.result() for future in futures]
@@ -63,10 +99,56 @@ def check_golds(golds: Sequence[str]) -> list[str | None]:
     return [None if v.kind == "correct" else f"{v.kind}: {v.reason}" for v in verdicts]
 
 
-def submit_math(response: str, gold: str, *, expires: float = float("inf")) -> Future[Verdict]:
+def submit_math(
+    response: str,
+    gold: str,
+    *,
+    rules: str = "strict",
+    answer_in: str = "auto",
+    prompt: str = "",
+    form: str = "any",
+    expires: float = float("inf"),
+) -> Future[Verdict]:
     """`grade_math` as a future: done already where the cheap exact path decides."""
-    said = extract.answer(response)
-    return _compare(gold, said.text, said.how, expires)
+    _check_options(rules, form)
+    said = extract.answer(response, extract.places_of(answer_in, prompt))
+    if said.text is None or INTEGER.fullmatch(said.text):  # no number is a copy
+        return _compare(Comparison(gold, said.text, said.how, rules), expires)
+    return _compare(Comparison(gold, said.text, said.how, rules, form, prompt if rules == "strict" else ""), expires)
+
+
+def _check_options(rules: str, form: str) -> None:
+    for name, value, known in (("rules", rules, equal.RULES), ("form", form, equal.FORMS)):
+        if value not in known:
+            raise ValueError(f'{name} = "{value}" is not known; use {" or ".join(known)}')
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Comparison:
+    """What was read (`answer`, None where nothing was, and `how`) and what it is held against."""
+
+    gold: str
+    answer: str | None
+    how: str
+    rules: str = "strict"
+    form: str = "any"
+    prompt: str = ""
+
+    @property
+    def key(self) -> tuple[str, ...]:
+        if self.answer is None:
+            return ("math", self.gold, self.how)
+        return ("math", self.gold, "", self.answer, self.rules, self.form, self.prompt)
+
+    def refused(self) -> str:
+        """Why the answer is wrong whatever its value; empty where its value decides."""
+        if self.answer is None or not (self.prompt or self.form == "reference"):
+            return ""
+        if self.form == "reference" and not equal.same_form(self.gold, self.answer):
+            return "is not in the form asked for"
+        if copied.copied(self.answer, self.prompt) and not equal.same_form(self.gold, self.answer):
+            return "is copied from the prompt"
+        return ""
 
 
 def submit_code(
@@ -80,15 +162,19 @@ def submit_code(
     return _once(key, lambda: pool("code").submit(response, row, bounds, seconds=seconds, expires=expires))
 
 
-def math_job(gold: str, answer: str | None, how: str) -> Verdict:
+def math_job(*asked: Any) -> Verdict:
     """In the worker: everything that SymPy touches."""
+    comparison = Comparison(*asked)
+    gold, answer = comparison.gold, comparison.answer
     problem = _gold_problem(gold)
     if problem is not None:
         return Verdict("bad_gold", problem)
     if answer is None:
-        return Verdict("unparsed", how)
+        return Verdict("unparsed", comparison.how)
+    if why := comparison.refused():
+        return Verdict("wrong", f"{answer[:60]} {why}", answer=answer)
     try:
-        same = equal.slow(gold, answer)
+        same = equal.slow(gold, answer, comparison.rules)
     except RecursionError:
         return Verdict("limit", f"{answer[:60]} against {gold[:60]} goes too deep for SymPy", answer=answer)
     if same is None:
@@ -110,17 +196,21 @@ def _gold_problem(gold: str) -> str | None:
     return equal.gold_problem(gold)
 
 
-def _compare(gold: str, answer: str | None, how: str, expires: float = float("inf")) -> Future[Verdict]:
+def _compare(asked: Comparison, expires: float = float("inf")) -> Future[Verdict]:
+    gold, answer = asked.gold, asked.answer
+
     def verdict() -> Future[Verdict]:
         start = time.perf_counter()
-        same = None if answer is None else equal.quick(gold, answer)
+        same = None
+        if answer is not None and len(answer) <= equal.LONGEST_RAW and not asked.refused():
+            same = equal.quick(gold, answer, asked.rules)
         if same is False and not _is_value(gold):
             same = None  # a gold that means nothing is unlike everything: that is its own fault
         if answer is None or same is None:
-            return pool("math").submit(gold, answer, how, seconds=MATH_SECONDS, expires=expires)
+            return pool("math").submit(*dataclasses.astuple(asked), seconds=MATH_SECONDS, expires=expires)
         return _done(_compared(same, gold, answer, time.perf_counter() - start))
 
-    return _once(("math", gold, how) if answer is None else ("math", gold, "", answer), verdict)
+    return _once(asked.key, verdict)
 
 
 @functools.lru_cache(maxsize=100_000)
@@ -133,7 +223,7 @@ def _check(gold: str) -> Future[Verdict]:
     """A gold that is not plainly a value is compared to itself by SymPy."""
     if _is_value(gold):
         return _done(Verdict("correct"))
-    return _once(("gold", gold), lambda: pool("math").submit(gold, gold, "", seconds=MATH_SECONDS))
+    return _once(("gold", gold), lambda: pool("math").submit(gold, gold, "", "lenient", seconds=MATH_SECONDS))
 
 
 def _math_result(future: Future[Verdict], gold: str) -> Verdict:

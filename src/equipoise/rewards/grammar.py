@@ -192,7 +192,8 @@ class _Reader(Generic[T]):
                 return self.algebra.multiply(whole, fraction)
         if part is None or not 0 < part < 1 or self.peek() in {"^", "!"}:
             raise Senseless("a number beside a fraction that is no proper part of one")
-        return self.algebra.add(whole, self.algebra.number(part))
+        amount = self.algebra.rational(whole)
+        return self.algebra.number((amount or Fraction(0)) + part)
 
     def argument(self) -> T:
         """What a command or a power applies to: a group, or one symbol (`\\frac12`: one digit)."""

@@ -41,7 +41,12 @@ def text_of(completion: Completion) -> str:
 
 
 def as_trl(
-    verifier: str | Grade, column: str = "answer", *, budget: float | None = None
+    verifier: str | Grade,
+    column: str = "answer",
+    *,
+    budget: float | None = None,
+    rules: str = "strict",
+    answer_in: str = "auto",
 ) -> Callable[..., list[float | None]]:
     """A reward function for TRL's trainers: "math", "code", or any grade(response, reference) -> Verdict.
 
@@ -49,6 +54,7 @@ def as_trl(
 
     column   the dataset's column that holds the reference: an answer, or for "code" tests as grade_code reads them
     budget   seconds for the verdicts of one batch of "math" or "code", after which the rest are `timeout`
+    rules, answer_in   those of grade_math, for "math"; a column `form` of the data is its form
 
     "math" and "code" are graded in worker processes with a deadline each (code in the sandbox); a function of your own
     runs here. The shares of verdicts that are no score are logged as NAME/timeout and so on, and every response's
@@ -68,7 +74,13 @@ def as_trl(
         if column not in columns:
             known = ", ".join(k for k, v in columns.items() if isinstance(v, list))
             raise ValueError(f'the data has no column "{column}" for the verifier {name}; it has {known}')
-        verdicts = _verdicts(verifier, [text_of(c) for c in completions], columns[column], budget)
+        texts = [text_of(completion) for completion in completions]
+        if verifier == "math":
+            options = {"rules": rules, "answer_in": answer_in}
+            asked = [prompt_text(prompt) for prompt in columns.get("prompts") or [""] * len(texts)]
+            verdicts = _math(texts, columns[column], asked, columns.get("form"), budget, options)
+        else:
+            verdicts = _verdicts(verifier, texts, columns[column], budget)
         kinds = [v.kind for v in verdicts]
         if log_extra is not None:
             log_extra(f"{name}/verdict", kinds)
@@ -85,9 +97,27 @@ def as_trl(
 def _verdicts(verifier: str | Grade, texts: list[str], references: list[Any], budget: float | None) -> list[Verdict]:
     if not isinstance(verifier, str):
         return [verifier(text, reference) for text, reference in zip(texts, references, strict=True)]
-    if verifier == "code":
-        return grade_many("code", texts, [_tests(r) for r in references], budget=budget)
-    return grade_many("math", texts, ["" if r is None else str(r) for r in references], budget=budget)
+    return grade_many("code", texts, [_tests(r) for r in references], budget=budget)
+
+
+def _math(
+    texts: list[str],
+    references: Sequence[Any],
+    prompts: Sequence[str],
+    forms: Sequence[str | None] | None,
+    budget: float | None,
+    options: Mapping[str, str],
+) -> list[Verdict]:
+    golds = ["" if reference is None else str(reference) for reference in references]
+    asked = None if forms is None else [form or "any" for form in forms]
+    return grade_many("math", texts, golds, prompts=prompts, forms=asked, budget=budget, **options)
+
+
+def prompt_text(prompt: Completion) -> str:
+    """What the model was asked: the prompt itself, or the contents of its messages."""
+    if isinstance(prompt, str):
+        return prompt
+    return "\n".join(text_of([{**message, "role": "assistant"}]) for message in prompt)
 
 
 def _tests(reference: Any) -> Any:
@@ -96,13 +126,23 @@ def _tests(reference: Any) -> Any:
 
 
 def verl_score(
-    data_source: str, solution_str: str, ground_truth: Any, extra_info: Any = None, *, kind: str = "math"
+    data_source: str,
+    solution_str: str,
+    ground_truth: Any,
+    extra_info: Any = None,
+    *,
+    kind: str = "math",
+    rules: str = "strict",
+    answer_in: str = "auto",
 ) -> dict[str, Any]:
     """A reward function for verl's `custom_reward_function`, called for one response at a time in verl's threads.
 
     reward.custom_reward_function.path=pkg://equipoise.rewards.hosts reward.custom_reward_function.name=verl_score
 
     kind   "math" or "code" (`+reward.custom_reward_function.reward_kwargs.kind=code`); tests may be a JSON string
+    rules, answer_in   those of grade_math; `extra_info` gives the prompt (`prompt` or `question`) and `form`, where the
+                       data has them there. verl does not say what the model was asked: without it, "auto" reads any
+                       explicit mark, and a copy of the prompt cannot be told
 
     verl has no reward for a response that nothing is known about: it gets 0, and `ungraded` says so.
     """
@@ -113,7 +153,13 @@ def verl_score(
             ground_truth = json.loads(ground_truth)
         except ValueError:
             ground_truth = {}  # no tests: the verdict says that the reference is at fault
-    (verdict,) = _verdicts(kind, [solution_str], [ground_truth], None)
+    if kind == "code":
+        (verdict,) = _verdicts(kind, [solution_str], [ground_truth], None)
+    else:
+        about = extra_info if isinstance(extra_info, Mapping) else {}
+        asked = [prompt_text(about.get("prompt") or about.get("question") or "")]
+        options = {"rules": rules, "answer_in": answer_in}
+        (verdict,) = _math([solution_str], [ground_truth], asked, [about.get("form")], None, options)
     reward = worth(verdict)
     return {
         "score": reward or 0.0,

@@ -73,7 +73,13 @@ def spell(text: str) -> str:
         raise Unreadable(f"{len(text)} characters, more than {LONGEST}")
     if REFUSED.search(text) or TURNED.search(text):
         raise Unreadable("it redefines what is shown")
-    text = _ascii(text.strip())
+    return _shallow(respell(text))
+
+
+def respell(text: str) -> str:
+    """The text in one spelling, whatever it is: a whole prompt too."""
+    text = _ascii(text.strip()).replace("~", " ")
+    text = re.sub(r"(?<!\\)((?:\\\\)*)\\$", r"\1", text)  # what is left of a space, `\ `, at the end
     if "matrix" not in text and "array" not in text:
         text = re.sub(r"\\\\(?=[a-zA-Z{}(\[])", r"\\", text)
     text = _without_delimiters(text)
@@ -91,8 +97,7 @@ def spell(text: str) -> str:
     text = re.sub(
         r"(?<=[\d}\s])(?:percent(?:age)?|pct)(?![a-zA-Z])|\\text\{\s*(?:percent(?:age)?|pct)\s*\}", r"\\%", text
     )
-    text = re.sub(r" {2,}", " ", text).strip()
-    return _shallow(text)
+    return re.sub(r" {2,}", " ", text).strip()
 
 
 def _ascii(text: str) -> str:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import sympy
 
 from equipoise.rewards import exact
-from equipoise.rewards.chains import as_interval, one_letter, settled
+from equipoise.rewards.chains import as_interval, leaves, one_letter, settled
+from equipoise.rewards.form import is_value
 from equipoise.rewards.notation import Unreadable
 from equipoise.rewards.structure import Chain, Group, Leaf, Node, Union
 from equipoise.rewards.symbolic import expression
@@ -13,9 +14,14 @@ from equipoise.rewards.symbolic import expression
 RELATIONS = {"<": sympy.Lt, "≤": sympy.Le, ">": sympy.Gt, "≥": sympy.Ge}
 
 
-def regions_equal(gold: Node, answer: Node) -> bool:
-    """Whether two sets of real numbers are one, where at least one is a union or an inequality."""
+def regions_equal(gold: Node, answer: Node, strict: bool) -> bool:
+    """Whether two sets of real numbers are one, where at least one is a union or an inequality.
+
+    `strict`: where the gold one is solved, the answer must be too, and its ends must be values.
+    """
     if not (_is_region(gold) and _is_region(answer)) or all(isinstance(settled(n), Group) for n in (gold, answer)):
+        return False
+    if strict and _is_solved(gold) and not (_is_solved(answer) and all(map(_is_end, leaves(answer)))):
         return False
     letters = {
         one_letter(text) for node in map(settled, (gold, answer)) if isinstance(node, Chain) for text in node.texts
@@ -37,6 +43,20 @@ def _is_region(node: Node) -> bool:
     if isinstance(node, Leaf):
         return node.text.replace(" ", "").strip("{}") in {r"\mathbb{R}", r"\mathbbR", r"\mathbb{R"}
     return isinstance(node, Union) or (isinstance(node, Chain) and set(node.signs) <= RELATIONS.keys())
+
+
+def _is_solved(node: Node) -> bool:
+    """Whether intervals and inequalities in one letter alone say what the set is."""
+    node = settled(node)
+    if isinstance(node, Union):
+        return all(map(_is_solved, node.parts))
+    if isinstance(node, Group) and not node.ordered:
+        return all(map(_is_solved, node.items))
+    return not isinstance(node, Chain) or as_interval(node) is not None
+
+
+def _is_end(text: str) -> bool:
+    return exact.infinite(text) is not None or is_value(text)
 
 
 def _region(node: Node) -> sympy.Set:

@@ -83,6 +83,7 @@ PLUS_MINUS = re.compile(r"\\(pm|mp)(?![a-zA-Z])")
 CHOICE = re.compile(
     r"(?:\\text\s*\{)?\s*\(([A-Ja-j])\)\s*\}?(?:\s+(.*))?|\\text\{\s*([A-J])[.:)]?\s*\}|([A-J])[.:)]", re.DOTALL
 )
+OTHER_CHOICE = re.compile(r"(?<![a-zA-Z])\([A-J]\)")
 WORDS = re.compile(
     r"(?=.*[a-zA-Z]{2})(?!.*(?<![a-zA-Z])[a-zA-Z]{1,2}-)[a-zA-Z]+(?:['\s-]\s*[a-zA-Z]+)*[.!]?", re.DOTALL
 )
@@ -98,6 +99,8 @@ def parse(text: str) -> Node:
         letter, rest = (choice.group(1) or choice.group(3) or choice.group(4)).upper(), (choice.group(2) or "").strip()
         if not rest:
             return Choice(letter)
+        if OTHER_CHOICE.search(rest):
+            raise Unreadable("it chooses more than one letter")
         if not SIGN.match(rest) and rest[0] not in "+-*/^_,":
             return Choice(letter, parse(rest))
     if number := NUMBER_WITH_COMMAS.match(text) or NUMBER_WITH_SPACES.match(text):

@@ -29,6 +29,7 @@ MOST_TERMS = 1_000
 LARGEST_EXPONENT = 10_000
 DIGITS, CONSTANT_DIGITS = 50, 1_000
 POINTS = 8
+FAR = ((1, 10**3), (-1, 10**5))
 
 UNEVALUATED = (sympy.Sum, sympy.Product, sympy.Integral, sympy.Limit, sympy.Derivative, AppliedUndef)
 FUNCTIONS = {
@@ -231,13 +232,16 @@ def expressions_equal(a: sympy.Basic, b: sympy.Basic) -> bool:
 
 
 def _points(symbols: list[sympy.Symbol]) -> list[dict[sympy.Symbol, sympy.Rational]]:
-    """The same points every time: fractions, so that no power is a whole number; the first half positive."""
+    """The same points every time: fractions, so that no power is a whole number; the first half positive. The last two
+    are far out, where ⌊x/100⌋ is something else than 0."""
     draw = random.Random(1)
     fractions = [sympy.Rational(p, q) for q in (7, 11, 13) for p in range(2, 60) if p % q]
-    return [
+    near = [
         {s: draw.choice(fractions) * (draw.choice((1, -1)) if k >= POINTS // 2 else 1) for s in symbols}
         for k in range(POINTS)
     ]
+    far = [{s: sign * size * draw.choice(fractions) for s in symbols} for sign, size in FAR]
+    return near + far
 
 
 def _is_zero(x: sympy.Expr, digits: int) -> bool:
@@ -278,4 +282,19 @@ def _ratio(a: str, b: str) -> int | None:
     return 0 if ratio is None or not ratio.is_real else (1 if ratio > 0 else -1)
 
 
-SYMBOLIC = Arithmetic(_equal, _ratio)
+def _approximates(number: str, printed: str) -> bool:
+    step = exact.printed_step(printed)
+    if step is None:
+        return bool(_equal(number, printed))
+    try:
+        value = expression(number)
+    except Unreadable:
+        return False
+    shown = exact.number(exact.value(printed))
+    if shown is None or not (value.is_number and value.is_real):
+        return False
+    near = sympy.Rational(str(value.evalf(DIGITS)))
+    return exact.shows(Fraction(int(near.p), int(near.q)), shown, step)
+
+
+SYMBOLIC = Arithmetic(_equal, _ratio, _approximates)

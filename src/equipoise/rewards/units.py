@@ -1,7 +1,7 @@
 r"""Units behind a number: read so that 17 m is 17, and 17 m is not 17 cm.
 
 `unit_of` gives the one name of a known unit, "" for any other words ("apples"), and None where the words are no unit
-because they change what the number says ("million", "or 8", "not").
+because they change what the number says: words that count ("millions", "fifths"), join or compare ("or 8", "less").
 """
 
 from __future__ import annotations
@@ -27,11 +27,26 @@ _SHORT = """
 """
 SHORT = frozenset(_SHORT.split())  # letters and words that are a unit only where the text says so
 _NO_UNIT = """
-    or and not nor but to mod if except vs plus minus times over through thousand million billion trillion hundred
-    dozen dozens half halves third quarter pi negative base squared cubed factorial percent is are was be isn no i
-    e x than wait actually instead rather maybe either between approximately about
+    or and not nor but to mod modulo if except vs plus minus times over through pi negative base squared cubed factorial
+    percent permille is are was be isn no i e x than wait actually instead rather maybe either between approximately
+    about more less fewer most least above below under off divided multiplied by choose root power
 """
-NO_UNIT = frozenset(_NO_UNIT.split())
+# Words that count, and so change the number before them, whatever their ending: millions, tenths, ten-thousandth.
+_CARDINALS = """
+    zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen
+    eighteen nineteen twenty thirty forty fifty sixty seventy eighty ninety hundred thousand million billion trillion
+    quadrillion quintillion sextillion septillion octillion googol myriad lakh crore mn bn tn grand
+"""
+_ORDINALS = """
+    first third fourth fifth sixth seventh eighth ninth tenth eleventh twelfth thirteenth fourteenth fifteenth sixteenth
+    seventeenth eighteenth nineteenth twentieth thirtieth fortieth fiftieth sixtieth seventieth eightieth ninetieth
+    hundredth thousandth millionth billionth trillionth
+"""
+_SHARES = "half halves quarter quarters dozen dozens score scores double triple twice thrice couple fold twofold"
+COUNTING = frozenset(
+    [word + ending for word in (_CARDINALS + _ORDINALS).split() for ending in ("", "s", "es")] + _SHARES.split()
+)
+NO_UNIT = frozenset(_NO_UNIT.split()) | COUNTING
 UNIT_AFTER = re.compile(
     r"(?:\^\\circ\s*(?:\\text\{\s*[CF]\s*\}|[CF](?![a-zA-Z]))?"
     r"|(?:(?:[*/]\s*)?\\text\{[^{}]*\}(?:\s*\^\s*(?:\{-?\d\}|\d))?\s*)+"
@@ -45,7 +60,7 @@ def unit_of(text: str) -> str | None:
     power = re.findall(r"\^\s*\{?(-?\d)", text)
     quoted = r"\text" in text
     words = re.sub(r"\\text|\^\s*\{?-?\d\}?|[{}.*]", " ", text).lower().split()
-    if not words or any(not re.fullmatch(r"[a-z/'-]+", word) or word in NO_UNIT for word in words) or len(words) > 6:
+    if not words or len(words) > 6 or not all(map(_may_name_a_unit, words)):
         return None
     if not quoted and not power and all(word in SHORT or (word not in UNITS and len(word) < 3) for word in words):
         return None
@@ -54,3 +69,7 @@ def unit_of(text: str) -> str | None:
     rest = words[1:] if words[0] in {"square", "sq", "cubic", "cu"} else words
     name = UNITS.get(" ".join(rest), "")
     return name + ("²" if square else "³" if cube else "") if name else ""
+
+
+def _may_name_a_unit(word: str) -> bool:
+    return bool(re.fullmatch(r"[a-z/'-]+", word)) and NO_UNIT.isdisjoint(re.split(r"[/'-]", word))

@@ -104,12 +104,16 @@ class Benchmark:
         """Whether responses have an answer that others can give too; two programs are never the same answer."""
         return not any("tests" in prompt.meta for prompt in self.prompts)
 
-    def grade(self, prompt: Prompt, response: str) -> Future[Verdict]:
-        """What stands behind a stop string is not part of the response."""
+    def grade(self, prompt: Prompt, response: str, rules: str = "strict") -> Future[Verdict]:
+        """What stands behind a stop string is not part of the response.
+
+        By the lenient rules an answer is read wherever it stands, as the graders of published scores do.
+        """
         said = min((response.partition(mark)[0] for mark in self.stop), key=len, default=response)
         if "tests" in prompt.meta:
             return rewards.submit_code(said, prompt.meta["tests"])
-        verdict = rewards.submit_math(said, prompt.answer)
+        answer_in = "auto" if rules == "strict" else "anywhere"
+        verdict = rewards.submit_math(said, prompt.answer, rules=rules, answer_in=answer_in, prompt=self.text(prompt))
         if "tolerance" not in prompt.meta:
             return verdict
         return _then(verdict, lambda found: within(found, prompt.answer, prompt.meta["tolerance"]))

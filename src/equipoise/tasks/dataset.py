@@ -15,7 +15,6 @@ Not covered: duplicates across windows of large data. `inspect` counts them, and
 
 from __future__ import annotations
 
-import re
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
@@ -26,10 +25,11 @@ from pathlib import Path
 import numpy as np
 
 from equipoise import rewards
+from equipoise.rewards.equal import RULES
+from equipoise.rewards.extract import ANSWER_IN
 from equipoise.rewards.verdict import Verdict
 from equipoise.tasks import gym, inspection
 from equipoise.tasks.check import HELD_OUT_ONE_IN, Checker, Rules, Summary, digest
-from equipoise.tasks.fields import last_box
 from equipoise.tasks.order import Windows, shuffled
 from equipoise.tasks.overlap import Overlap
 from equipoise.tasks.problems import first_rows, read_problems, recognised
@@ -60,8 +60,10 @@ class Dataset:
     """`max_tokens` is a default; set rollout.max_tokens to what the problems need.
 
     columns: which column is the `prompt`, `answer`, `level` or `id`, where the schema is not known.
-    verifier: final or math, where answers are not to be compared as the rows or their schema say; code and gym rows
-        stay theirs.
+    verifier: math, where answers are to be compared whatever the rows' own column says; code and gym rows stay theirs.
+    answer_in: where an answer is read: boxed, tag, ####, anywhere, or auto: where the prompt asks for it, else at any
+        explicit mark.
+    rules: strict (an answer is a value) or lenient (a calculation that comes to the same is one too).
     suffix: text behind every question, such as where to write the answer. It moves no row between the splits.
     strict: refuse the first row that has a fault, instead of leaving it out.
     dedupe: leave out a prompt that came before.
@@ -80,6 +82,8 @@ class Dataset:
         *,
         columns: Mapping[str, str] | None = None,
         verifier: str | None = None,
+        answer_in: str = "auto",
+        rules: str = "strict",
         suffix: str = "",
         strict: bool = False,
         dedupe: bool = True,
@@ -91,6 +95,10 @@ class Dataset:
     ) -> None:
         if verifier not in (None, *COMPARED):
             raise TaskError(f'task.verifier = "{verifier}" is not a way to compare answers: {", ".join(COMPARED)}')
+        for option, value, known in (("answer_in", answer_in, ANSWER_IN), ("rules", rules, RULES)):
+            if value not in known:
+                raise TaskError(f'task.{option} = "{value}" is not known: {", ".join(known)}')
+        self._grading = {"answer_in": answer_in, "rules": rules}
         if max_prompt_tokens and count_tokens is None:
             raise TaskError(f"task.max_prompt_tokens = {max_prompt_tokens} needs a tokenizer: give count_tokens")
         self.name, self.seed, self._suffix = str(name), seed, suffix
@@ -163,15 +171,14 @@ class Dataset:
         return chosen
 
     def grade(self, prompt: Prompt, response: str) -> Verdict | Future[Verdict]:
-        """By the verifier of the prompt's row; all but `final` answer by a future."""
+        """By the verifier of the prompt's row."""
         verifier = prompt.meta["verifier"]
-        if verifier == "math":
-            return rewards.submit_math(response, prompt.answer)
         if verifier == "code":
             return rewards.submit_code(response, prompt.meta["tests"])
         if verifier == "gym":
             return gym.submit(prompt.meta["entry"], response)
-        return grade_final(response, prompt.answer)
+        form = prompt.meta.get("form") or "any"
+        return rewards.submit_math(response, prompt.answer, prompt=prompt.text, form=form, **self._grading)
 
     @property
     def train(self) -> list[Prompt]:
@@ -301,29 +308,3 @@ def _problems(name: str, columns: Mapping[str, str] | None, verifier: str | None
         if not columns:
             raise
         return read_problems(name, verifier=verifier)
-
-
-def grade_final(response: str, answer: str) -> Verdict:
-    """Numbers compare as numbers, anything else as text."""
-    given = final_answer(response)
-    if given is None:
-        return Verdict("unparsed", "no final answer")
-    if _plain(given) == _plain(answer):
-        return Verdict("correct", answer=_plain(given))
-    return Verdict("wrong", f"answered {given[:40]}, expected {answer[:40]}", answer=_plain(given))
-
-
-def final_answer(response: str) -> str | None:
-    r"""The text after the last "####" or "Answer:", else the last \boxed{…}, else the last number."""
-    marked = re.findall(r"(?:####|[Aa]nswer:)\s*([^\n]+)", response)
-    if marked:
-        return str(marked[-1]).strip().rstrip(".")
-    if (box := last_box(response)) is not None:
-        return box.strip()
-    numbers = re.findall(r"-?\d[\d,]*(?:\.\d+)?", response)
-    return numbers[-1] if numbers else None
-
-
-def _plain(answer: str) -> str:
-    text = answer.replace(",", "").replace("$", "").strip()
-    return f"{float(text):.12g}" if re.fullmatch(r"-?\d+(\.\d+)?", text) else text

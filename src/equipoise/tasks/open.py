@@ -20,6 +20,8 @@ def open_task(
     *,
     columns: Mapping[str, str] | None = None,
     verifier: str | None = None,
+    answer_in: str = "auto",
+    rules: str = "strict",
     suffix: str = "",
     strict: bool = False,
     dedupe: bool = True,
@@ -39,7 +41,8 @@ def open_task(
         return Gym(name.removeprefix("gym:"), seed=seed, options=gym)
     if name.startswith("hub:") or name.endswith(KINDS) or Path(name).is_dir() or glob.has_magic(name):
         return Dataset(
-            name, seed, columns=columns, verifier=verifier, suffix=suffix, strict=strict, dedupe=dedupe,
+            name, seed, columns=columns, verifier=verifier, answer_in=answer_in, rules=rules, suffix=suffix,
+            strict=strict, dedupe=dedupe,
             max_prompt_chars=max_prompt_chars, max_prompt_tokens=max_prompt_tokens, count_tokens=count_tokens,
             held_out=held_out, avoid=avoid,
         )  # fmt: skip

@@ -12,23 +12,23 @@ Known by their columns, in this order:
                     solution: TRL, slime, DAPO, MATH, Polaris, AIME, AMC, Minerva, OlympiadBench
 
 A reference that is a worked solution is read down to its last \boxed{…}, or to what follows "####"; a number is written
-without ".0". Level is the column level or difficulty. A `prompt` that is text with a plain `answer` (a number or words)
-is compared as it stands (`final`); every other answer is mathematics (`math`). A column `verifier` (in verl's layout a
-field of extra_info) says otherwise for its row, and what the configuration asks for goes before both; code and
-reasoning-gym rows keep theirs. Columns that are not used here stay in the prompt's meta under their names, for reward
-functions of one's own.
+without ".0". Level is the column level or difficulty. Every answer is compared by the verifier of mathematics (`math`),
+which compares words as words; a column `verifier` (in verl's layout a field of extra_info) may say so. A column `form`
+of `reference` asks for the reference's own form (factored, expanded, simplified) in its row, `any` for any. Code and
+reasoning-gym rows have verifiers of their own. Columns that are not used here stay in the prompt's meta under their
+names, for reward functions of one's own.
 
 Not covered: images, tools, conversations that end with the assistant, and answers that only a model can judge.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+from equipoise.rewards.equal import FORMS
 from equipoise.tasks.fields import (
     Messages,
     gold,
@@ -44,7 +44,7 @@ from equipoise.tasks.row import RowError
 from equipoise.tasks.task import TaskError
 
 ROLES = ("prompt", "answer", "level", "id")
-COMPARED = "final", "math"  # verifiers that compare a response's answer with a reference answer
+COMPARED = ("math",)  # verifiers that compare a response's answer with a reference answer
 QUESTIONS = ("prompt", "problem", "question")
 ANSWERS = ("answer", "label", "final_answer", "ground_truth", "solution")
 TESTS = {
@@ -52,7 +52,6 @@ TESTS = {
     "HumanEval": ("prompt", "test", "entry_point"),
     "MBPP": ("test_list", "test_setup_code", "test_imports", "challenge_test_list", "code"),
 }
-PLAIN = re.compile(r"[^\\${}^_]*")  # no mark of LaTeX
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,8 +147,7 @@ class _Columns:
         answer = gold(value, self.answer)
         if self.marked and "####" not in str(value):
             raise RowError("no answer", f'"{self.answer}" has no "####" as the first row has')
-        plain = self.question == "prompt" and messages is None and self.answer == "answer" and PLAIN.fullmatch(answer)
-        verifier = _comparing(self.asked, row, "final" if plain else "math")
+        verifier = _comparing(self.asked, row)
         meta = _rest(row, self.question)
         if self.answer == "answer" and isinstance(value, str) and value.strip() != answer:
             meta.setdefault("solution", value)
@@ -164,11 +162,13 @@ class _Columns:
         return {**row, **{role: None if value is _ABSENT else value for role, value in named.items()}}
 
 
-def _comparing(asked: str | None, row: Mapping[str, Any], own: str) -> str:
-    """Which verifier compares an answer: the configuration's, else the row's, else the layout's own."""
-    said = row.get("verifier")
+def _comparing(asked: str | None, row: Mapping[str, Any]) -> str:
+    """Which verifier compares an answer: the configuration's, else the row's, else that of mathematics."""
+    form, said = row.get("form"), row.get("verifier")
+    if form not in (None, "", *FORMS):
+        raise RowError("unknown form", f'"form" is {shown(form)}: must be {" or ".join(FORMS)}')
     if asked or said in (None, ""):
-        return asked or own
+        return asked or COMPARED[0]
     if said not in COMPARED:
         rule = f"the rule is {' or '.join(COMPARED)}; task.verifier overrides it"
         raise RowError("unknown verifier", f'"verifier" is {shown(said)}: {rule}')
@@ -189,8 +189,9 @@ def _verl(row: Mapping[str, Any], asked: str | None) -> Item:
     truth = present(model, "ground_truth", "answer")
     if row.get("ability") in ("code", "coding"):
         return Item(question, "", "code", messages, id_, level_of(row), truth, _rest(row, "prompt"))
-    answer, verifier = gold(truth, "ground_truth"), _comparing(asked, extra, "math")
-    return Item(question, answer, verifier, messages, id_, level_of(row), None, _rest(row, "prompt"))
+    answer, verifier = gold(truth, "ground_truth"), _comparing(asked, extra)
+    meta = _rest(row, "prompt") | {"form": extra.get("form")}
+    return Item(question, answer, verifier, messages, id_, level_of(row), None, meta)
 
 
 def _livecodebench(row: Mapping[str, Any]) -> Item:

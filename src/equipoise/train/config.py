@@ -17,6 +17,8 @@ from pathlib import Path
 from typing import Any, get_args, get_origin, get_type_hints
 
 from equipoise.objective import Objective
+from equipoise.rewards.equal import RULES
+from equipoise.rewards.extract import ANSWER_IN
 
 Spec = str | dict[str, Any] | None
 Worth = float | str
@@ -54,7 +56,13 @@ class TaskConfig:
     )
     chat: bool = option(False, "wrap prompts in the tokenizer's chat template")
     columns: Table = option(None, "other column names: { prompt = ..., answer = ..., level = ..., id = ... }")
-    verifier: str = option("", "final or math; empty takes the row's own column verifier, else the layout's")
+    verifier: str = option(
+        "", "math, or empty: the row's own column verifier, else math; code and gym rows have theirs"
+    )
+    answer_in: str = option(
+        "auto", "where a math answer is read: boxed, tag, ####, anywhere; auto: where the prompt says"
+    )
+    rules: str = option("strict", "strict: a math answer must be a value; lenient: a calculation of it counts too")
     suffix: str = option("", "text added to every prompt, for example how to write the answer")
     strict: bool = option(False, "refuse the first bad row instead of leaving it out and counting it")
     dedupe: bool = option(True, "leave out prompts that came before")
@@ -251,6 +259,7 @@ class Config:
             )
         choices = [("optim.schedule", o.schedule, ("constant", "linear", "cosine")),
                    ("optim.state", o.state, ("float32", "8bit")),
+                   ("task.answer_in", self.task.answer_in, ANSWER_IN), ("task.rules", self.task.rules, RULES),
                    ("model.dtype", m.dtype, ("float32", "bfloat16")),
                    ("rollout.engine", r.engine, ("native", "vllm"))]  # fmt: skip
         for name, value, known in choices:
