@@ -35,7 +35,7 @@ OTHERS = {
     "objective.kl_estimator": "k2", "objective.entropy_bonus": 0.01, "objective.mismatch": {"name": "mis", "cap": 3.0},
     "optim.lr": 1e-6, "optim.betas": [0.8, 0.99], "optim.weight_decay": 0.1, "optim.warmup": 3,
     "optim.schedule": "cosine", "optim.clip_norm": 0.0, "optim.state": "8bit", "train.steps": 9, "train.updates": 2,
-    "train.micro_batch": 8, "train.micro_tokens": 4096, "train.memory": "20 GiB", "train.shard": True,
+    "train.mini_batch": 2, "train.micro_batch": 8, "train.micro_tokens": 4096, "train.memory": "20 GiB", "train.shard": True,
     "train.seed": 5, "train.out": "elsewhere", "train.checkpoint_every": 4, "train.keep": 1,
     "train.threads": 2, "train.max_skipped": 9, "train.max_uninformative": 9, "eval.every": 3, "eval.samples": 5,
     "eval.temperature": 0.6, "eval.greedy": False, "eval.per_level": 7, "log.rollouts_every": 0, "log.terminal": False,
@@ -134,7 +134,9 @@ def code(host, config, found):
     return [line for line in text.splitlines() if not line.startswith("#")]
 
 
-@pytest.mark.parametrize("key", ["rollout.prompts", "rollout.group_size", "train.micro_batch", "train.updates"])
+@pytest.mark.parametrize(
+    "key", ["rollout.prompts", "rollout.group_size", "train.mini_batch", "train.micro_batch", "train.updates"]
+)
 def test_what_is_counted_otherwise_changes_what_it_counts(host, key):
     before, after = settings(host, configured({})), settings(host, configured({key: OTHERS[key]}))
     assert arguments(before) != arguments(after)
@@ -187,6 +189,33 @@ def test_a_batch_over_processes_stays_the_batch(monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "5")
     with pytest.raises(ValueError, match="24 responses per step over 5 processes"):
         trl.split_arguments(config)
+
+
+def test_mini_batches_are_counted_as_each_host_counts_them(monkeypatch):
+    """HA-DW's 256 prompts in optimizer steps of 16, G = 8, micro-batches of 4: 16 steps a batch, three passes."""
+    options = {"rollout.prompts": 256, "rollout.group_size": 8, "train.mini_batch": 16, "train.micro_batch": 4,
+               "train.updates": 3, "train.steps": 5, "optim.warmup": 96, "eval.every": 2}  # fmt: skip
+    config = configured(options)
+    theirs = arguments(settings("verl", config))
+    assert (theirs["data.train_batch_size"], theirs[f"{verl.ACTOR}.ppo_mini_batch_size"]) == (256, 16)
+    assert theirs[f"{verl.ACTOR}.ppo_epochs"] == 3
+    assert theirs[f"{verl.ACTOR}.optim.lr_warmup_steps"] == 2  # batches: 48 optimizer steps each
+    theirs = arguments(settings("trl", config))
+    per_pass, passes = theirs["per_device_train_batch_size"], theirs["gradient_accumulation_steps"]
+    assert (per_pass, per_pass * passes) == (4, 16 * 8)
+    assert per_pass * theirs["steps_per_generation"] == 256 * 8
+    assert (theirs["num_iterations"], theirs["max_steps"], theirs["eval_steps"]) == (3, 5 * 48, 2 * 48)
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert trl.split_arguments(config)[-2:] == ["--steps_per_generation", str(16 * 16)]
+
+
+def test_mini_batches_that_a_host_cannot_cut_are_told(host):
+    uneven = settings(host, configured({"rollout.prompts": 6, "train.mini_batch": 4}))["train.mini_batch"]
+    assert uneven.fate == "nearly"
+    assert "3" in uneven.why or 3 in uneven.theirs.values()
+    if host == "trl":
+        whole = settings(host, configured({"train.mini_batch": 4, "objective.preset": "dfpo"}))["train.mini_batch"]
+        assert (whole.fate, whole.theirs) == ("unmappable", {})
 
 
 def test_a_gradient_norm_without_limit_is_no_limit_of_0_in_verl():

@@ -71,8 +71,9 @@ def test_trl_parses_what_was_exported(name, tmp_path):
         assert getattr(found, "value", found) == value, key
     r = config.rollout
     assert args.generation_batch_size == r.prompts * r.group_size  # one batch of rollouts
-    assert args.generation_batch_size == args.per_device_train_batch_size * args.gradient_accumulation_steps
-    assert args.max_steps == config.train.steps * config.train.updates
+    in_a_step = args.per_device_train_batch_size * args.gradient_accumulation_steps
+    assert in_a_step == (config.train.mini_batch or r.prompts) * r.group_size
+    assert args.max_steps == config.optimizer_steps
     assert parsed(tmp_path / "launch", "--learning_rate", "0.25").learning_rate == 0.25
     ours = config.build_objective().choices()
     theirs = adapted(Objective(**trl.objective_of(config)), args, list(config.reward.weights)).choices()

@@ -24,11 +24,13 @@ from .conftest import ENVIRONMENT, ROOT
 from .tiny import make_model, metrics, outcome, overrides, settings
 
 # Everything that has a state: the anchor of HA-DW, the reference of the KL, the stream under dynamic sampling, the
-# schedule, the optimizer over several updates; and a checkpoint at every step, so that kills meet it often.
+# schedule, the optimizer over several passes in mini-batches; and a checkpoint at every step, so that kills meet it
+# often.
 STATEFUL = {
     "objective__preset": "dapo", "objective__aggregation": "balanced", "objective__difficulty": "hadw_history",
     "objective__kl": 0.01, "rollout__dynamic_sampling": True, "optim__schedule": "cosine", "train__updates": 2,
-    "train__checkpoint_every": 1, "train__keep": 1, "log__rollouts_every": 1, "eval__every": 3,
+    "train__mini_batch": 2, "train__checkpoint_every": 1, "train__keep": 1, "log__rollouts_every": 1,
+    "eval__every": 3,
 }  # fmt: skip
 
 

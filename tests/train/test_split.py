@@ -118,8 +118,8 @@ def run_two(server, arguments) -> list:
 def test_two_processes_change_nothing(server, model, tmp_path, name):
     file = tmp_path / "empty.toml"
     file.touch()
-    options = SPLIT | OBJECTIVES[name] | {"log__rollouts_every": 1}
-    first = options | {"train__steps": 1, "train__updates": 1}
+    options = SPLIT | OBJECTIVES[name] | {"log__rollouts_every": 1, "train__mini_batch": 2}
+    first = options | {"train__steps": 1, "train__updates": 1, "train__mini_batch": 0}
     for n, run in ((1, lambda a: [server.run(a)]), (2, lambda a: run_two(server, a))):
         for what, chosen in (("first", first), ("run", options)):
             for ended in run(["train", str(file), *overrides(model, tmp_path / f"{what}-{n}", **chosen)]):

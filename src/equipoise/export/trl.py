@@ -118,7 +118,7 @@ def _rollout(config: Config, task: Task) -> dict[str, Setting]:
         stopped = unmappable("TRL gives generate() no tokenizer for stop strings; rollout.engine = vllm has them")
     return {
         "rollout.prompts": mapped({"gradient_accumulation_steps": accumulated},
-                                  f"passes of {per_pass} for {r.prompts} × {r.group_size} responses; counted in "
+                                  f"passes of {per_pass} for {_step_prompts(config)} × {r.group_size} responses; counted in "
                                   "responses there, and split anew for several processes"),
         "rollout.group_size": mapped({"num_generations": r.group_size}),
         "rollout.max_tokens": mapped({"max_completion_length": r.max_tokens or task.max_tokens}),
@@ -137,9 +137,29 @@ def _rollout(config: Config, task: Task) -> dict[str, Setting]:
     }  # fmt: skip
 
 
+def _step_prompts(config: Config) -> int:
+    """Prompts per optimizer step: TRL's parts of a batch are equal."""
+    prompts, most = config.rollout.prompts, config.train.mini_batch
+    if not most or config.build_objective().needs_whole_groups:
+        return prompts
+    return max(n for n in range(1, most + 1) if prompts % n == 0)
+
+
+def _mini_batch(config: Config) -> Setting:
+    """TRL counts passes: of an optimizer step, and of a batch of rollouts."""
+    t, prompts = config.train, _step_prompts(config)
+    if not t.mini_batch:
+        return mapped(why="the whole batch, TRL's default")
+    if prompts == config.rollout.prompts > t.mini_batch:
+        return unmappable("TRL shuffles responses into optimizer steps, and the objective needs whole groups: one step")
+    steps = _passes(config, 1)[1] * config.rollout.prompts // prompts
+    even = "" if prompts == t.mini_batch else f", and {prompts} prompts per step, because its parts are equal"
+    return nearly({"steps_per_generation": steps}, f"TRL shuffles responses, not groups, into optimizer steps{even}")
+
+
 def _passes(config: Config, processes: int) -> tuple[int, int]:
-    """Responses per pass of one process, and passes per optimizer step, for a batch of rollouts."""
-    total = config.rollout.prompts * config.rollout.group_size
+    """Responses per pass of one process, and passes per optimizer step."""
+    total = _step_prompts(config) * config.rollout.group_size
     share, rest = divmod(total, processes)
     if rest:
         raise ExportError(f"{total} responses per step over {processes} processes: the rule is as many for each")
@@ -223,16 +243,18 @@ def _optim(config: Config) -> dict[str, Setting]:
 def _train(config: Config) -> dict[str, Setting]:
     t = config.train
     per_pass, _ = _passes(config, 1)
-    counted = "" if t.updates == 1 else "counted in updates there"
-    wanted = _wanted(config) or config.rollout.prompts * config.rollout.group_size
+    updates = t.updates * config.rollout.prompts // _step_prompts(config)
+    counted = "" if updates == 1 else "counted in updates there"
+    wanted = _wanted(config) or _step_prompts(config) * config.rollout.group_size
     in_tokens = "counted in responses there: as many as fit if prompts and responses have the most tokens they may"
     passes = {"per_device_train_batch_size": per_pass}
     why = "TRL wants a divisor of the batch"
     if config.build_objective().needs_whole_groups:
         why = "the objective needs whole groups, and TRL shuffles responses into passes: all at once"
     return {
-        "train.steps": mapped({"max_steps": t.steps * t.updates}, counted),
+        "train.steps": mapped({"max_steps": t.steps * updates}, counted),
         "train.updates": mapped({"num_iterations": t.updates}),
+        "train.mini_batch": _mini_batch(config),
         "train.micro_batch": mapped(passes) if per_pass == wanted else nearly(passes, why),
         "train.micro_tokens": nearly({}, in_tokens) if t.micro_tokens else mapped(why="no limit"),
         "train.memory": own(f"TRL measures no memory: a pass has {per_pass} responses, whether they fit or not"),
@@ -243,7 +265,7 @@ def _train(config: Config) -> dict[str, Setting]:
         else mapped(why="off, as TRL"),
         "train.seed": mapped({"seed": t.seed}, "the prompts are ours, the draws are TRL's own"),
         "train.out": mapped({"output_dir": t.out}),
-        "train.checkpoint_every": mapped({"save_steps": t.checkpoint_every * t.updates}, counted),
+        "train.checkpoint_every": mapped({"save_steps": t.checkpoint_every * updates}, counted),
         "train.keep": mapped({"save_total_limit": t.keep + 1}, "the last one counts there"),
         "train.threads": mapped(why="launch.py sets torch's") if t.threads else own("torch chooses its own number"),
         "train.max_skipped": own("TRL does not stop for numbers that are not finite"),
@@ -255,7 +277,7 @@ def _eval(config: Config) -> dict[str, Setting]:
     e, r = config.eval, config.rollout
     when: dict[str, Any] = {"eval_strategy": "steps" if e.every else "no", "eval_on_start": bool(e.every)}
     if e.every:
-        when["eval_steps"] = e.every * config.train.updates
+        when["eval_steps"] = e.every * config.train.updates * r.prompts // _step_prompts(config)
     at_once = e.samples * max(1, EVALUATED_AT_ONCE // e.samples)
     samples = {"num_generations_eval": e.samples, "per_device_eval_batch_size": at_once}
     only = f"TRL evaluates at the temperature it trains with, {r.temperature:g}"
@@ -377,7 +399,9 @@ def split_arguments(config: Config) -> list[str]:
     if processes == 1:
         return []
     per_pass, accumulated = _passes(config, processes)
-    return ["--per_device_train_batch_size", str(per_pass), "--gradient_accumulation_steps", str(accumulated)]
+    out = ["--per_device_train_batch_size", str(per_pass), "--gradient_accumulation_steps", str(accumulated)]
+    parts = config.rollout.prompts // _step_prompts(config)
+    return out if parts == 1 else [*out, "--steps_per_generation", str(accumulated * parts)]
 
 
 def dataset(config: Config, task: Task) -> Any:

@@ -142,8 +142,7 @@ def _rollout(config: Config, task: Task) -> dict[str, Setting]:
     again = {"algorithm.filter_groups.enable": r.dynamic_sampling, "algorithm.filter_groups.metric": "reward"}
     draws = {"algorithm.filter_groups.max_num_gen_batches": r.max_draws}
     return {
-        "rollout.prompts": mapped({"data.train_batch_size": r.prompts, f"{ACTOR}.ppo_mini_batch_size": r.prompts},
-                                  "counted in prompts there too; one mini-batch is the whole batch"),
+        "rollout.prompts": mapped({"data.train_batch_size": r.prompts}, "counted in prompts there too"),
         "rollout.group_size": mapped({f"{ROLLOUT}.n": r.group_size}),
         "rollout.max_tokens": mapped({"data.max_response_length": _most(config, task)}),
         "rollout.temperature": mapped({f"{ROLLOUT}.temperature": r.temperature}),
@@ -284,7 +283,7 @@ def _mismatch(objective: Objective) -> Setting:
 
 
 def _optim(config: Config) -> dict[str, Setting]:
-    o, updates = config.optim, config.train.updates
+    o, updates = config.optim, config.updates_per_batch
     section = f"{ACTOR}.optim"
     steps = math.ceil(o.warmup / updates)
     late = "its first step is at rate 0, so that every rate comes a step later"
@@ -318,6 +317,7 @@ def _train(config: Config, task: Task) -> dict[str, Setting]:
     return {
         "train.steps": mapped({"trainer.total_training_steps": t.steps, "trainer.total_epochs": epochs}),
         "train.updates": mapped({f"{ACTOR}.ppo_epochs": t.updates}),
+        "train.mini_batch": _mini_batch(config),
         **_passes(config, task),
         "train.shard": mapped({f"{ACTOR}.strategy": "fsdp2"}) if t.shard else own("verl shards in any case"),
         "train.memory": own("verl measures no memory: its passes are as large as their limit"),
@@ -330,6 +330,17 @@ def _train(config: Config, task: Task) -> dict[str, Setting]:
         "train.max_skipped": own("verl skips an update whose gradient is not finite, and goes on"),
         "train.max_uninformative": own("verl goes on without any difference in reward"),
     }  # fmt: skip
+
+
+def _mini_batch(config: Config) -> Setting:
+    """Counted in prompts there too; a batch falls into equal parts."""
+    prompts, most = config.rollout.prompts, config.train.mini_batch
+    if not most:
+        return mapped({f"{ACTOR}.ppo_mini_batch_size": prompts}, "one mini-batch is the whole batch")
+    size = max(n for n in range(1, most + 1) if prompts % n == 0)
+    theirs = {f"{ACTOR}.ppo_mini_batch_size": size}
+    order = "verl cuts the batch in its own order, ours shuffles its groups for every pass"
+    return nearly(theirs, order if size == most else f"verl wants a divisor of {prompts} prompts; {order}")
 
 
 def _passes(config: Config, task: Task) -> dict[str, Setting]:

@@ -27,6 +27,8 @@ class Credit:
     groups: Groups
     full_weight: Tensor  # [B] the weight before a cancellation that must wait for the ratios
     kl_weight: Tensor  # [B] the weight of a token's KL
+    counted: Tensor  # [B] bool: whether the mean over prompts counts the response's group
+    tokens: Tensor  # 0-dim: how many tokens the entropy bonus is averaged over
     metrics: dict[str, Tensor]  # bias/* and difficulty/*, 0-dim
     per_token: bool = False  # whether weight is [N]
     token_advantage: Tensor | None = None  # [N] added to the advantage of the token's response
@@ -54,6 +56,30 @@ class Credit:
     def flat(self, response: Tensor, position: Tensor) -> Tensor:
         """[n] where the tokens lie among those of the batch, in row order."""
         return (self.lengths.cumsum(0) - self.lengths).index_select(0, response) + position
+
+    def part(self, rows: Tensor) -> Credit:
+        """The credit of a mini-batch, an optimizer step's part of the batch: `rows` [B] bool, of whole groups.
+
+        Its loss is the mean over its own prompts, so that its step has the size of one on the whole batch. Advantages
+        and effective lengths stay the batch's: every weight is multiplied by the prompts of the batch over those of the
+        mini-batch, and the mean of equal parts' gradients is the batch's. Rows are those of the batch, as before.
+        """
+        groups = self.groups
+        if bool((groups.max(rows.to(torch.float64)) != rows).any()):
+            raise ValueError("a mini-batch has some responses of a group and not others: it must be of whole groups")
+
+        def prompts(counted: Tensor) -> Tensor:
+            return (groups.first & counted).sum().clamp(min=1).to(torch.float64)
+
+        gain = prompts(self.counted) / prompts(self.counted & rows)
+        everyone = torch.ones_like(rows)
+        return dataclasses.replace(
+            self,
+            weight=gain * self.weight,
+            full_weight=gain * self.full_weight,
+            kl_weight=prompts(everyone) / prompts(rows) * self.kl_weight,
+            tokens=(self.lengths * rows).sum(),
+        )
 
     def to(self, device: torch.device) -> Credit:
         moved: dict[str, Any] = {"metrics": {name: x.to(device) for name, x in self.metrics.items()}}
@@ -138,7 +164,8 @@ def weigh(
         token(batch, A, everyone, over="group") if aggregation.name == "balanced" else aggregation(batch, A, everyone)
     )
     kl_weight = torch.where((rule > 0) & (T > 0), 1 / (g.first.sum() * batch.G * rule), 0.0)
-    credit = Credit(A, w, T.to(torch.int64), g, full, kl_weight, metrics)
+    lengths = T.to(torch.int64)
+    credit = Credit(A, w, lengths, g, full, kl_weight, counted, lengths.sum(), metrics)
     if tokens.ids is None and not tokens.given:
         metrics.update(bias.measures(batch, A, w))
         return credit

@@ -365,7 +365,7 @@ class Objective:
         if entropy is not None:
             entropy_sum = torch.where(finite, entropy, 0.0).sum()
             if self.entropy_bonus:
-                loss = loss - self.entropy_bonus * entropy_sum / credit.lengths.sum().clamp(min=1)
+                loss = loss - self.entropy_bonus * entropy_sum / credit.tokens.clamp(min=1)
         stats = Stats.of(
             tokens, terms, credit, position, loss=loss, policy_loss=policy_loss, nonfinite=nonfinite, kl=kl_sum,
             entropy=entropy_sum.detach(),

@@ -24,7 +24,8 @@ CHUNK_LOGITS = 1 << 24  # entries of one chunk of logits: 64 MiB in float32
 
 
 class TokenLogprobs(NamedTuple):
-    """Of the target tokens of a pack, in their order: logprobs [N] float32, entropy [N] float32 (nats)."""
+    """Of the target tokens of a pack, in their order: logprobs [N], entropy [N] (nats); float32, of a float64 model
+    float64."""
 
     logprobs: Tensor
     entropy: Tensor
@@ -121,9 +122,8 @@ class _Predicting(torch.autograd.Function):
     def backward(ctx: Any, d: Tensor) -> tuple[Tensor | None, ...]:
         predict, targets, entries, prompt = ctx.saved_tensors
         out = d.new_zeros(ctx.entries, d.shape[1]).index_copy_(0, predict, d)
-        wide = torch.promote_types(d.dtype, torch.float32)
-        belongs = (prompt == torch.arange(len(entries), device=d.device)[:, None]).to(wide)
-        out.index_copy_(0, entries, (belongs @ d.index_select(0, targets).to(wide)).to(d.dtype))
+        belongs = (prompt == torch.arange(len(entries), device=d.device)[:, None]).to(_wide_type(d))
+        out.index_copy_(0, entries, (belongs @ d.index_select(0, targets).to(_wide_type(d))).to(d.dtype))
         return out, None, None, None, None
 
 
@@ -162,7 +162,7 @@ class _Head(torch.autograd.Function):
     def forward(
         ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, temperature: float
     ) -> tuple[Tensor, Tensor]:
-        logprobs = hidden.new_empty(len(hidden), dtype=torch.float32)
+        logprobs = hidden.new_empty(len(hidden), dtype=_wide_type(hidden))
         entropy = torch.empty_like(logprobs)
         for rows in _chunks(len(hidden), len(weight)):
             logp = _log_softmax(hidden[rows], weight, bias, temperature)
@@ -179,8 +179,8 @@ class _Head(torch.autograd.Function):
         hidden, weight, bias, targets, entropy = ctx.saved_tensors
         need_hidden, need_weight, need_bias = ctx.needs_input_grad[:3]
         d_hidden = torch.empty_like(hidden) if need_hidden else None
-        d_weight = torch.zeros_like(weight, dtype=torch.float32) if need_weight else None
-        d_bias = torch.zeros_like(bias, dtype=torch.float32) if bias is not None and need_bias else None
+        d_weight = torch.zeros_like(weight, dtype=_wide_type(weight)) if need_weight else None
+        d_bias = torch.zeros_like(bias, dtype=_wide_type(bias)) if bias is not None and need_bias else None
         for rows in _chunks(len(hidden), len(weight)):
             logp = _log_softmax(hidden[rows], weight, bias, ctx.temperature)
             # ∂ log p_y/∂z = 1_y − p;  ∂H/∂z = −p (log p + H)
@@ -195,7 +195,7 @@ class _Head(torch.autograd.Function):
             d = d.div_(ctx.temperature).to(hidden.dtype)
             if d_hidden is not None:
                 torch.mm(d, weight, out=d_hidden[rows])
-            if d_weight is not None and d.dtype == torch.float32:
+            if d_weight is not None and d.dtype == d_weight.dtype:
                 d_weight.addmm_(d.t(), hidden[rows])
             elif d_weight is not None:
                 d_weight += d.t() @ hidden[rows]
@@ -215,7 +215,12 @@ def _chunks(rows: int, vocabulary: int) -> list[slice]:
     return [slice(start, min(start + size, rows)) for start in range(0, rows, size)]
 
 
+def _wide_type(x: Tensor) -> torch.dtype:
+    """At least float32."""
+    return torch.promote_types(x.dtype, torch.float32)
+
+
 def _log_softmax(hidden: Tensor, weight: Tensor, bias: Tensor | None, temperature: float) -> Tensor:
     logits = torch.mm(hidden, weight.t()) if bias is None else torch.addmm(bias, hidden, weight.t())
-    logits = logits.float()
+    logits = logits.to(_wide_type(logits))
     return (logits if temperature == 1 else logits.div_(temperature)).log_softmax(-1)

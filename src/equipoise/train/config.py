@@ -153,7 +153,8 @@ class OptimConfig:
 @dataclass
 class TrainConfig:
     steps: int = option(60, "steps: a batch of rollouts and its updates each")
-    updates: int = option(1, "optimizer steps per batch of rollouts")
+    updates: int = option(1, "passes over each batch of rollouts; without mini-batches, an optimizer step each")
+    mini_batch: int = option(0, "prompts per optimizer step, whole groups; 0 takes the batch in one step")
     micro_batch: int = option(0, "responses per forward and backward pass; 0 is no limit")
     micro_tokens: int = option(0, "tokens of prompts and responses per pass; 0 leaves it to memory")
     memory: str = option("auto", 'memory a pass may fill where neither is set: auto (what is free), or "20 GiB" in all')
@@ -217,6 +218,17 @@ class Config:
             knobs["mismatch"] = {"name": own, **section.mismatch}
         return Objective.preset(section.preset, reward_weights=self.reward.weights, **knobs)
 
+    @property
+    def updates_per_batch(self) -> int:
+        """Optimizer steps on a whole batch of rollouts."""
+        mini_batch = self.train.mini_batch or self.rollout.prompts
+        return self.train.updates * -(-self.rollout.prompts // mini_batch)
+
+    @property
+    def optimizer_steps(self) -> int:
+        """Of the whole run, where every batch is whole and no step is skipped."""
+        return self.train.steps * self.updates_per_batch
+
     def check(self) -> None:
         """Refuse what cannot be run, before anything is loaded."""
         m, r, w, o, t, e = self.model, self.rollout, self.reward, self.optim, self.train, self.eval
@@ -232,8 +244,8 @@ class Config:
             "rollout.max_draws": (r.max_draws, 1), "reward.overlong_buffer": (w.overlong_buffer, 0),
             "reward.workers": (w.workers, 0),
             "optim.warmup": (o.warmup, 0), "train.steps": (t.steps, 1), "train.updates": (t.updates, 1),
-            "train.micro_batch": (t.micro_batch, 0), "train.micro_tokens": (t.micro_tokens, 0),
-            "train.checkpoint_every": (t.checkpoint_every, 1),
+            "train.mini_batch": (t.mini_batch, 0), "train.micro_batch": (t.micro_batch, 0),
+            "train.micro_tokens": (t.micro_tokens, 0), "train.checkpoint_every": (t.checkpoint_every, 1),
             "train.keep": (t.keep, 0), "train.threads": (t.threads, 0), "train.max_skipped": (t.max_skipped, 1),
             "train.max_uninformative": (t.max_uninformative, 1), "eval.every": (e.every, 0),
             "eval.samples": (e.samples, 1), "eval.per_level": (e.per_level, 1), "model.lora_rank": (m.lora_rank, 0),
@@ -288,6 +300,7 @@ class Config:
             ("optim.lr", o.lr, 0 <= o.lr < math.inf, "at least 0, and finite"),
             ("optim.weight_decay", o.weight_decay, 0 <= o.weight_decay < math.inf, "at least 0, and finite"),
             ("optim.clip_norm", o.clip_norm, o.clip_norm >= 0, "at least 0, which is no limit"),
+            ("train.mini_batch", t.mini_batch, t.mini_batch <= r.prompts, "at most rollout.prompts; 0 is all of them"),
             ("train.memory", t.memory, t.memory == "auto" or MEMORY.fullmatch(t.memory),
              'auto, or an amount like "20 GiB"'),
             ("eval.temperature", e.temperature, 0 <= e.temperature < math.inf, "at least 0, and finite"),

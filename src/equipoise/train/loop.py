@@ -42,6 +42,10 @@ from equipoise.train.trackers import open_trackers
 from equipoise.train.update import NotFinite, Updater
 
 TROUBLES_PER_STEP = 20  # kept in troubles.jsonl
+ON_POLICY = (
+    "one optimizer step a batch: every ratio π/π_old is 1, so {} clips nothing and is a plain policy gradient; "
+    "train.mini_batch or train.updates make several steps of a batch"
+)
 
 
 class Interrupted(RunError):
@@ -56,6 +60,11 @@ class Trainer:
             raise ConfigError(
                 f"rollout.prompts = {config.rollout.prompts}: the rule is at least one for each of the {ranks.count()} "
                 "processes"
+            )
+        if 0 < config.train.mini_batch < ranks.count():
+            raise ConfigError(
+                f"train.mini_batch = {config.train.mini_batch}: the rule is at least one prompt for each of the "
+                f"{ranks.count()} processes, or 0"
             )
         if config.rollout.engine == "vllm" and ranks.count() > 1:
             raise ConfigError(f'rollout.engine = "vllm": the rule is one process, not {ranks.count()}; use native')
@@ -130,6 +139,8 @@ class Trainer:
         self.updater.say = lambda text: terminal.say(f"step {self.step:4d}  {text}")
         if isinstance(self.task, tasks.Dataset):
             terminal.say(str(self.task.summary))
+        if c.updates_per_batch == 1 and self.objective.surrogate.name != "reinforce":
+            terminal.say(ON_POLICY.format(self.objective.surrogate.name))
         try:
             with graceful_stop() as stopping:
                 if self.step == 0:
@@ -205,7 +216,7 @@ class Trainer:
             informative = bool((credit.advantage != 0).any())
             seconds["assign"] = time.perf_counter() - mark
             try:
-                metrics |= self.updater.update(batch, credit)
+                metrics |= self.updater.update(batch, credit, self.step)
             except NotFinite as error:
                 kept = checkpoint.steps(self.folder.checkpoints)
                 raise RunError(

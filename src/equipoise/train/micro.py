@@ -39,8 +39,9 @@ class MicroBatch:
 class Share:
     """The responses of this rank that are trained on: b of them with n tokens, group by group.
 
-    rows [b]: their rows in the batch; lengths, group [b], prompt_lengths [b] on the CPU; response, position [n]: each
-    token's row in the batch and its place in the response. old, ref [n]: what the loss compares with.
+    rows [b]: their rows in the batch; lengths, group [b], prompt_lengths [b] on the CPU; response, position, place [n]:
+    each token's row in the batch, its place in the response and its place among all tokens of the batch. old, ref [n]:
+    what the loss compares with. cut_at: the limit on tokens that `parts` were made for.
     """
 
     rows: Tensor
@@ -50,9 +51,11 @@ class Share:
     prompt_lengths: Tensor
     response: Tensor
     position: Tensor
+    place: Tensor
     old: Tensor
     ref: Tensor | None = None
     parts: list[MicroBatch] = field(default_factory=list)
+    cut_at: int = -1
 
     @classmethod
     def of(cls, rollouts: Rollouts, rows: Tensor) -> Share:
@@ -63,7 +66,8 @@ class Share:
         starts = chosen.lengths.cumsum(0) - chosen.lengths
         position = torch.arange(len(within), device=within.device) - starts[within]
         response = rows.to(within.device)[within]
-        return cls(rows, chosen, lengths, group, sizes[group], response, position, chosen.policy_logprobs)
+        place = (rollouts.lengths.cumsum(0) - rollouts.lengths)[response] + position
+        return cls(rows, chosen, lengths, group, sizes[group], response, position, place, chosen.policy_logprobs)
 
     @property
     def largest_pass(self) -> int:
@@ -76,7 +80,7 @@ class Share:
 
     def cut(self, responses: int, tokens: int, whole_groups: bool) -> None:
         """Into `parts` of at most `responses` and `tokens` (0: no limit), but of whole responses, or `whole_groups`."""
-        self.parts, begin, first = [], 0, 0
+        self.parts, self.cut_at, begin, first = [], tokens, 0, 0
         if len(self.rows) == 0:
             return
         ends = [*cuts(self.group, self.prompt_lengths, self.lengths, responses, tokens, whole_groups), len(self.rows)]

@@ -2,8 +2,8 @@
 
 Weights in bfloat16 have 8 bits of precision: an update of less than a 512th of a weight rounds away, and updates of RL
 are smaller. So the optimizer steps a float32 copy of them, the master, and writes it back rounded; a gradient is added
-to the master's in float32 as soon as a backward pass has made it, and its own memory is freed. Weights in float32 are
-their own masters. With 32 bits the step is torch's fused AdamW; with 8 bits it is `moments.coded_step` (matrices alone:
+to the master's in float32 as soon as a backward pass has made it, and its own memory is freed. Weights in float32 (or
+float64, for references) are their own masters. With 32 bits the step is torch's fused AdamW; with 8 bits it is `moments.coded_step` (matrices alone:
 the vectors of a model are a thousandth of it, and keep their 32). Not covered: float16, moments on another device.
 """
 
@@ -32,7 +32,7 @@ class AdamW:
     ) -> None:
         self.betas, self.weight_decay, self.t = betas, weight_decay, 0
         self.weights = list(parameters)
-        self.masters = [p if p.dtype == torch.float32 else p.detach().float() for p in parameters]
+        self.masters = [p if p.dtype.itemsize >= 4 else p.detach().float() for p in parameters]
         pairs = list(zip(self.weights, self.masters, strict=True))
         self.rounded = [(w, p) for w, p in pairs if w is not p]
         for weight, master in self.rounded:

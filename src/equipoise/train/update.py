@@ -1,4 +1,4 @@
-"""The update: from a batch and its credit to micro-batches, gradients and optimizer steps.
+"""The update: from a batch and its credit to mini-batches, micro-batches, gradients and optimizer steps.
 
 What one pass may hold is planned when there is first something to train on; where memory runs out all the same, the
 update begins again with half. An update whose numbers are not finite is skipped and counted, never applied. Under
@@ -11,9 +11,10 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import itertools
 import math
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -25,6 +26,7 @@ from equipoise.train.batch import StepBatch
 from equipoise.train.config import Config, OptimConfig
 from equipoise.train.folder import RunError
 from equipoise.train.micro import MicroBatch, Share
+from equipoise.train.mini import MiniBatch, cut_groups, mini_batches, parts_of
 from equipoise.train.mismatch import Mismatch
 from equipoise.train.mismatch import metrics as mismatch_metrics
 from equipoise.train.optimizer import AdamW
@@ -36,6 +38,16 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 # Of the later updates of a batch, what tells how far they went.
 LAST_UPDATE = ("policy_loss", "approx_kl", "clip_ratio/region")
+
+
+class Step(NamedTuple):
+    """What an optimizer step saw on all ranks: outputs of its micro-batches, the mismatch where it is known, the norm
+    of the gradient; `weight`: its share of the batch's prompts."""
+
+    outputs: list[LossOutput]
+    apart: list[Mismatch]
+    norm: float
+    weight: float
 
 
 class NotFinite(RunError):
@@ -69,49 +81,100 @@ class Updater:
         self.idle_passes = 0  # by which another rank has more to do with the batch at hand
         self.say: Callable[[str], None] = lambda text: None
 
-    def update(self, batch: StepBatch, credit: Credit) -> dict[str, float]:
-        """`train.updates` optimizer steps on the batch; the metrics are those of the first, where ρ = 1.
+    def update(self, batch: StepBatch, credit: Credit, step: int) -> dict[str, float]:
+        """`train.updates` passes over the batch, an optimizer step on each of its mini-batches.
 
-        A batch that nothing pulls on leaves the weights alone: momentum is no reason to move them.
+        The metrics are those of the first pass: with one mini-batch, of a step in which every ratio is 1.
+        A mini-batch that nothing pulls on leaves the weights alone: momentum is no reason to move them.
         """
         out = {"policy_loss": 0.0, "grad_norm": 0.0, **{name: float(x) for name, x in credit.metrics.items()}}
-        share = self._share(batch, credit)
-        if not any(ranks.gather(len(share.rows))):
-            return out | {"lr": self._rate(), "skipped": float(self.skipped_total)}
+        trained = self._trained(batch, credit)
+        first = self._pass(batch, credit, trained, step, 0)
+        if not first:
+            return out | self._state()
         if self.plan is None:
             self.plan = self._plan(batch.rollouts.prompts)
             if self.plan.said:
                 self.say(self.plan.said)
-        share.cut(self.config.train.micro_batch, self.plan.tokens, self.objective.needs_whole_groups)
-        credit = credit.to(self.policy.device)
-        self.idle_passes = max(ranks.gather(len(share.parts))) - len(share.parts)
-        self._fitting(share, self._compare)
-        for k in range(self.config.train.updates):
-            outputs, apart = self._fitting(share, functools.partial(self._gradients, credit=credit, first=k == 0))
-            norm = self._sum_gradients()
-            everyone = [o for part in ranks.gather(outputs) for o in part]
-            self._apply(norm, all(bool(o.ok) for o in everyone) and math.isfinite(float(norm)))
-            metrics = {name: float(x) for name, x in merge_metrics(everyone).items()}
-            if k == 0:
-                everywhere = [m for part in ranks.gather(apart) for m in part]
-                metrics |= mismatch_metrics(everywhere, self.objective.mismatch)
-            else:
-                metrics = {f"{name}/last_update": metrics[name] for name in LAST_UPDATE}
-            out |= metrics
-        return out | {"grad_norm": float(norm), "lr": self._rate(), "skipped": float(self.skipped_total)}
+        for part in first:
+            self._cut(part.share)
+            self._fitting(part.share, self._compare)
+        steps = [self._optimizer_step(part, compared=self.exact or i == 0) for i, part in enumerate(first)]
+        out |= _merged(steps)
+        out |= mismatch_metrics([m for s in steps for m in s.apart], self.objective.mismatch)
+        for turn in range(1, self.config.train.updates):
+            again = self._pass(batch, credit, trained, step, turn, first)
+            steps += [self._optimizer_step(part, compared=False) for part in again]
+        if len(steps) > 1:
+            last = _merged([steps[-1]._replace(weight=1.0)])
+            out |= {f"{name}/last_update": last[name] for name in LAST_UPDATE}
+        return out | {"grad_norm": math.fsum(s.norm for s in steps) / len(steps)} | self._state()
 
-    def _share(self, batch: StepBatch, credit: Credit) -> Share:
-        """What this rank trains on: responses that nothing pulls on (no advantage, no KL, no entropy bonus) need no
-        forward pass, unless their group must be whole."""
+    def _state(self) -> dict[str, float]:
+        return {"lr": self._rate(), "optimizer_steps": float(self.updates), "skipped": float(self.skipped_total)}
+
+    def _trained(self, batch: StepBatch, credit: Credit) -> Tensor:
+        """[B] whether a response is trained on: one that nothing pulls on (no advantage, no KL, no entropy bonus) needs
+        no forward pass, unless its group must be whole."""
         c, group = self.config, batch.rollouts.prompt.cpu()
         pulled = credit.advantage != 0
         if c.objective.kl or c.objective.entropy_bonus:
             pulled = torch.ones_like(pulled)
         elif self.objective.needs_whole_groups:
             pulled = torch.isin(group, group[pulled])
-        mine = torch.isin(group, torch.tensor(ranks.share(range(len(batch.prompts)))))
-        rows = (mine & pulled & (batch.lengths.cpu() > 0)).nonzero()[:, 0]
-        return Share.of(batch.rollouts, rows)
+        return pulled & (batch.lengths.cpu() > 0)
+
+    def _pass(
+        self,
+        batch: StepBatch,
+        credit: Credit,
+        trained: Tensor,
+        step: int,
+        turn: int,
+        first: list[MiniBatch] | None = None,
+    ) -> list[MiniBatch]:
+        """The mini-batches of a pass over the batch; `first`: those of the first one, which were compared already."""
+        t, prompts = self.config.train, len(batch.prompts)
+        if first is not None and parts_of(prompts, t.mini_batch) == 1:
+            return first
+        groups = cut_groups(prompts, t.mini_batch, t.seed, step, turn)
+        parts = mini_batches(batch.rollouts, credit, trained, groups)
+        for part in parts:
+            part.credit = part.credit.to(self.policy.device)
+        if first is not None:
+            self._compare_as(first, parts, len(batch.rollouts.tokens))
+        return parts
+
+    def _compare_as(self, first: list[MiniBatch], parts: list[MiniBatch], tokens: int) -> None:
+        """Hand on what the ranks computed before the first update, `_compare`'s, to `parts` of another cut."""
+        for name, computed in (("old", self.exact), ("ref", bool(self.config.objective.kl))):
+            if not computed:
+                continue
+            known = ranks.gather([(part.share.place, getattr(part.share, name)) for part in first])
+            of_batch = first[0].share.old.new_zeros(tokens)
+            for place, values in itertools.chain.from_iterable(known):
+                of_batch[place] = values
+            for part in parts:
+                setattr(part.share, name, of_batch[part.share.place])
+
+    def _cut(self, share: Share) -> None:
+        """Into micro-batches, as the plan now is; what was packed for the same plan stays."""
+        assert self.plan is not None
+        if share.cut_at != self.plan.tokens:
+            share.cut(self.config.train.micro_batch, self.plan.tokens, self.objective.needs_whole_groups)
+        self.idle_passes = max(ranks.gather(len(share.parts))) - len(share.parts)
+
+    def _optimizer_step(self, part: MiniBatch, *, compared: bool) -> Step:
+        """`compared`: whether it is known how far the sampler is from the trainer: the weights are those that sampled,
+        or π_old is the trainer's."""
+        self._cut(part.share)
+        work = functools.partial(self._gradients, credit=part.credit, compared=compared)
+        found = self._fitting(part.share, work)
+        norm = self._sum_gradients()
+        everyone = ranks.gather(found)
+        outputs = [output for outputs, _ in everyone for output in outputs]
+        self._apply(norm, all(bool(output.ok) for output in outputs) and math.isfinite(float(norm)))
+        return Step(outputs, [m for _, apart in everyone for m in apart], float(norm), part.weight)
 
     def _plan(self, prompts: Sequence[Sequence[int]]) -> Plan:
         """How much one pass may hold: as the configuration says or, if it does not, what fits."""
@@ -120,7 +183,8 @@ class Updater:
             return Plan(c.train.micro_tokens, self.policy.gradient_checkpointing, "")
         prompt, response = max(map(len, prompts)), self.longest
         return plan(
-            self.policy, total=r.prompts * (prompt + r.group_size * response), cap=c.train.memory_cap,
+            self.policy, total=(c.train.mini_batch or r.prompts) * (prompt + r.group_size * response),
+            cap=c.train.memory_cap,
             largest=prompt + response * (r.group_size if self.objective.needs_whole_groups else 1),
             to_come=self.optimizer.bytes_to_come(), clear=self.optimizer.zero_grad,
         )  # fmt: skip
@@ -175,17 +239,18 @@ class Updater:
             )
             self._fill_up(self.shards)
 
-    def _gradients(self, share: Share, *, credit: Credit, first: bool) -> tuple[list[LossOutput], list[Mismatch]]:
-        """Gradients of all micro-batches, summed, and what the losses saw; in a first update also the mismatch."""
+    def _gradients(self, share: Share, *, credit: Credit, compared: bool) -> tuple[list[LossOutput], list[Mismatch]]:
+        """Gradients of all micro-batches, summed, and what the losses saw; where `compared`, also the mismatch."""
         self.optimizer.zero_grad()
         outputs, apart = [], []
         for part in share.parts:
             output = self._loss(share, part, credit)
             output.loss.backward()
-            if first:
+            if compared:
+                trainer = share.old[part.tokens] if self.exact else output.logprobs
                 sampler = self._rollout_logprobs(share)[part.tokens]
                 lengths = share.rollouts.lengths[part.rows]
-                apart.append(Mismatch.of(output.logprobs, sampler, lengths, self.objective.mismatch))
+                apart.append(Mismatch.of(trainer, sampler, lengths, self.objective.mismatch))
             outputs.append(
                 dataclasses.replace(output, loss=output.loss.detach(), logprobs=output.logprobs.new_empty(0))
             )
@@ -237,7 +302,7 @@ class Updater:
         self.optimizer.step(self._rate())
 
     def _rate(self) -> float:
-        return learning_rate(self.config.optim, self.updates, self.config.train.steps * self.config.train.updates)
+        return learning_rate(self.config.optim, self.updates, self.config.optimizer_steps)
 
     def whole(self) -> contextlib.AbstractContextManager[None]:
         """Around whatever reads the weights themselves."""
@@ -264,6 +329,16 @@ class Updater:
             if self.plan.checkpointing and not self.policy.gradient_checkpointing:
                 self.policy.checkpoint_gradients()
         self.skipped, self.skipped_total = state["skipped"]
+
+
+def _merged(steps: Sequence[Step]) -> dict[str, float]:
+    """Metrics of several optimizer steps: losses are means over prompts, all else is over their tokens."""
+    outputs = []
+    for step in steps:
+        for output in step.outputs:
+            losses = {name: step.weight * getattr(output.stats, name) for name in ("loss", "policy_loss")}
+            outputs.append(dataclasses.replace(output, stats=output.stats._replace(**losses)))
+    return {name: float(x) for name, x in merge_metrics(outputs).items()}
 
 
 def learning_rate(o: OptimConfig, update: int, total: int) -> float:

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from equipoise.policy.kernels.plain_layers import ACTIVATIONS
+from equipoise.policy.kernels.plain_layers import ACTIVATIONS, wide
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, offset: float = 0.0) -> Tensor:
@@ -23,7 +23,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, offset: float = 0.0) -> Tens
     if x.is_cuda and x.dim() == 2:
         return add_norm(x, None, weight, eps, offset)[1]
     if offset:
-        return rms_norm(x.float(), offset + weight.float(), eps).to(x.dtype)
+        return rms_norm(wide(x), offset + wide(weight), eps).to(x.dtype)
     if x.is_cuda:
         return F.rms_norm(x, x.shape[-1:], weight, eps)
     return _RmsNorm.apply(x, weight, eps)
@@ -149,7 +149,7 @@ class _TritonRotate(torch.autograd.Function):
 class _RmsNorm(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        y = x.float()
+        y = wide(x)
         length = torch.linalg.vector_norm(y, dim=-1, keepdim=True)
         scale = length.square().div_(x.shape[-1]).add_(eps).rsqrt_()
         ctx.save_for_backward(x, weight, scale)
@@ -159,11 +159,11 @@ class _RmsNorm(torch.autograd.Function):
     def backward(ctx: Any, d: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
         x, weight, scale = ctx.saved_tensors
         # y = w x s with s = (mean x² + ε)^−½:  dx = s (w d − x̂ mean(x̂ w d)),  dw = Σ x̂ d,  x̂ = x s
-        normed = x.float() * scale
-        d = d.float()
+        normed = wide(x) * scale
+        d = wide(d)
         product = normed * d
         d_weight = product.flatten(0, -2).sum(0).to(weight.dtype) if ctx.needs_input_grad[1] else None
-        mean = product.matmul(weight.float()[:, None]).div_(x.shape[-1])
+        mean = product.matmul(wide(weight)[:, None]).div_(x.shape[-1])
         d_x = (d * weight).addcmul_(normed, mean, value=-1).mul_(scale)
         return d_x.to(x.dtype), d_weight, None
 

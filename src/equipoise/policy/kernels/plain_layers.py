@@ -15,7 +15,7 @@ def add_norm(
     x: Tensor, delta: Tensor | None, weight: Tensor, eps: float, offset: float
 ) -> tuple[Tensor, Tensor, Tensor]:
     total = x if delta is None else x + delta
-    wide = _wide(total)
+    wide = wide(total)
     scale = (wide.square().mean(-1) + eps).rsqrt()
     return total, _normed(total, scale, weight, offset), scale
 
@@ -23,7 +23,7 @@ def add_norm(
 def add_norm_gradient(
     d_y: Tensor, d_total: Tensor | None, total: Tensor, scale: Tensor, weight: Tensor, offset: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    normed, d, w = _wide(total) * scale[:, None], _wide(d_y), _wide(weight) + offset
+    normed, d, w = wide(total) * scale[:, None], wide(d_y), wide(weight) + offset
     d_x = (w * d - normed * (normed * w * d).mean(-1, keepdim=True)) * scale[:, None]
     if d_total is not None:
         d_x = d_x + d_total
@@ -32,16 +32,16 @@ def add_norm_gradient(
 
 
 def gated(gate_up: Tensor, activation: str) -> Tensor:
-    gate, up = _wide(gate_up).chunk(2, -1)
+    gate, up = wide(gate_up).chunk(2, -1)
     return (ACTIVATIONS[activation](gate) * up).to(gate_up.dtype)
 
 
 def gated_gradient(d: Tensor, gate_up: Tensor, activation: str) -> tuple[Tensor, Tensor]:
     with torch.enable_grad():
-        wide = _wide(gate_up).detach().requires_grad_()
+        wide = wide(gate_up).detach().requires_grad_()
         gate, up = wide.chunk(2, -1)
         out = ACTIVATIONS[activation](gate) * up
-    (d_gate_up,) = torch.autograd.grad(out, wide, _wide(d))
+    (d_gate_up,) = torch.autograd.grad(out, wide, wide(d))
     return d_gate_up.to(gate_up.dtype), out.detach().to(gate_up.dtype)
 
 
@@ -53,8 +53,8 @@ def rotate(
     if q_weight is not None and k_weight is not None:
         parts = [F.rms_norm(x[:, :queries], x.shape[-1:], q_weight, eps),
                  F.rms_norm(x[:, queries:heads], x.shape[-1:], k_weight, eps)]  # fmt: skip
-    x1, x2 = _wide(torch.cat(parts, 1)).chunk(2, -1)
-    cos, sin = _wide(cos), _wide(sin)
+    x1, x2 = wide(torch.cat(parts, 1)).chunk(2, -1)
+    cos, sin = wide(cos), wide(sin)
     return torch.cat((torch.cat((x1 * cos - x2 * sin, x2 * cos + x1 * sin), -1).to(x.dtype), x[:, heads:]), 1)
 
 
@@ -72,11 +72,12 @@ def rotate_gradient(
 
 
 def _normed(total: Tensor, scale: Tensor, weight: Tensor, offset: float) -> Tensor:
-    normed = _wide(total) * scale[:, None]
+    normed = wide(total) * scale[:, None]
     if not offset:
-        normed = _wide(normed.to(total.dtype))
-    return (normed * (_wide(weight) + offset)).to(total.dtype)
+        normed = wide(normed.to(total.dtype))
+    return (normed * (wide(weight) + offset)).to(total.dtype)
 
 
-def _wide(x: Tensor) -> Tensor:
+def wide(x: Tensor) -> Tensor:
+    """In float32 at least."""
     return x.to(torch.promote_types(x.dtype, torch.float32))

@@ -86,7 +86,7 @@ def pull(
         dead |= ~ref.isfinite()
         kl_weight = objective.kl * credit.kl_weight.to(dtype).index_select(0, response)
     if objective.entropy_bonus:
-        entropy_weight = objective.entropy_bonus / credit.lengths.sum().clamp(min=1).to(dtype)
+        entropy_weight = objective.entropy_bonus / credit.tokens.clamp(min=1).to(dtype)
     return Pull(
         objective.surrogate,
         old.masked_fill(dead, torch.nan),
