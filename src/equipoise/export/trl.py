@@ -118,8 +118,8 @@ def _rollout(config: Config, task: Task) -> dict[str, Setting]:
         stopped = unmappable("TRL gives generate() no tokenizer for stop strings; rollout.engine = vllm has them")
     return {
         "rollout.prompts": mapped({"gradient_accumulation_steps": accumulated},
-                                  f"passes of {per_pass} for {_step_prompts(config)} × {r.group_size} responses; counted in "
-                                  "responses there, and split anew for several processes"),
+                                  f"passes of {per_pass} for {_step_prompts(config)} × {r.group_size} responses; "
+                                  "counted in responses there, and split anew for several processes"),
         "rollout.group_size": mapped({"num_generations": r.group_size}),
         "rollout.max_tokens": mapped({"max_completion_length": r.max_tokens or task.max_tokens}),
         "rollout.temperature": mapped({"temperature": r.temperature}),

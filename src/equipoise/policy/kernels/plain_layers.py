@@ -15,8 +15,8 @@ def add_norm(
     x: Tensor, delta: Tensor | None, weight: Tensor, eps: float, offset: float
 ) -> tuple[Tensor, Tensor, Tensor]:
     total = x if delta is None else x + delta
-    wide = wide(total)
-    scale = (wide.square().mean(-1) + eps).rsqrt()
+    exact = wide(total)
+    scale = (exact.square().mean(-1) + eps).rsqrt()
     return total, _normed(total, scale, weight, offset), scale
 
 
@@ -38,10 +38,10 @@ def gated(gate_up: Tensor, activation: str) -> Tensor:
 
 def gated_gradient(d: Tensor, gate_up: Tensor, activation: str) -> tuple[Tensor, Tensor]:
     with torch.enable_grad():
-        wide = wide(gate_up).detach().requires_grad_()
-        gate, up = wide.chunk(2, -1)
+        exact = wide(gate_up).detach().requires_grad_()
+        gate, up = exact.chunk(2, -1)
         out = ACTIVATIONS[activation](gate) * up
-    (d_gate_up,) = torch.autograd.grad(out, wide, wide(d))
+    (d_gate_up,) = torch.autograd.grad(out, exact, wide(d))
     return d_gate_up.to(gate_up.dtype), out.detach().to(gate_up.dtype)
 
 
