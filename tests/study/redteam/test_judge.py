@@ -51,6 +51,10 @@ def test_a_box_is_read_to_its_own_brace_and_other_marks_to_the_end_of_the_line()
     assert after_mark("12\n#### 5 apples\nDone.", "####") == " 5 apples"
     assert after_mark("5", "####") is None
     assert after_mark(r"\boxed 5", "\\boxed") is None
+    assert after_mark(r"\boxed{5} so \boxed{6", "\\boxed") == "5"
+    assert after_mark(r"\boxed{6", "\\boxed") == "6"
+    assert after_mark(r"\boxed{\boxed{7}}", "\\boxed") == "7"
+    assert after_mark(r"\boxed{5} \fbox{8} \boxed", "\\boxed") == "8"
 
 
 @pytest.mark.parametrize(("text", "value"), [("2+3*4", 14), ("-(2-5)^2", -9), (r"\frac{1}{2}+\frac12", 1), ("10/4",
