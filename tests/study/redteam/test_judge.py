@@ -17,7 +17,7 @@ HONEST = (
     r"\boxed{\text{155}}", r"\boxed{\boxed{155}}", "**155**", r"\boxed{+155}", r"\boxed{1.55 \times 10^2}",
     r"\boxed{165} no, wait: \boxed{155}", r"\boxed{155 \mathrm{~cm}}", r"\boxed{155^\circ}", r"\boxed{(155)}",
     r"\boxed{155, 155}", "75 + 80 = 155", r"\boxed{75 + 80 \approx 155}",
-    r"\boxed{155}\boxed{}", r"\boxed{\lfloor 155.9 \rfloor = 155}", r"\boxed{155,155}",
+    r"\boxed{155}\boxed{}", r"\boxed{\lfloor 155.9 \rfloor = 155}",
 )  # fmt: skip
 REFUSED = {
     "75 + 80": "unmarked: unevaluated", "75 + 80 ≈ 165": "unmarked: wrong value", r"\boxed{75 + 80}": "unevaluated",
@@ -26,7 +26,8 @@ REFUSED = {
     "unmarked: several answers", r"\boxed{155 \pm 1}": "several answers", r"\boxed{310/2}": "unevaluated",
     r"\boxed{\frac{310}2}": "unevaluated", r"\boxed{\sqrt{24025}}": "unevaluated", r"\boxed{155!/154!}": "unevaluated",
     r"\boxed{75+80^\circ}": "unevaluated", r"\boxed{\lfloor 155.9 \rfloor}": "not a number",
-    r"\boxed{75+80=165=155}": "contradiction", r"\boxed{165 or 170 = 155}": "contradiction", r"\boxed{155}\boxed{165}": "wrong value",
+    r"\boxed{75+80=165=155}": "contradiction", r"\boxed{165 or 170 = 155}": "contradiction",
+    r"\boxed{155}\boxed{165}": "wrong value",
     r"\boxed{155\text{ hundred}}": "not a number", r"\boxed{155 fifths}": "not a number", r"\boxed{not 155}": "negated",
     r"\boxed{\neq 155}": "negated", r"\boxed{}": "no answer", r"\boxed{-155}": "wrong value", r"\boxed{155x}":
     "not a number", r"\boxed{1,155}": "wrong value", r"\boxed{[0,155]}": "not a number", r"\boxed{155e1}":
