@@ -19,7 +19,7 @@ OTHERS = {
     "model.name": "some/model", "model.dtype": "bfloat16", "model.device": "cpu", "model.lora_rank": 8,
     "model.gradient_checkpointing": True, "task.name": "gym:chain_sum", "task.chat": True,
     "task.columns": {"prompt": "question"}, "task.verifier": "math", "task.answer_in": "boxed",
-    "task.rules": "lenient", "task.suffix": " Think.", "task.strict": True,
+    "task.rules": "lenient", "task.template": "hadw", "task.suffix": " Think.", "task.strict": True,
     "task.dedupe": False, "task.max_prompt_chars": 99, "task.max_prompt_tokens": 77, "task.held_out": "held.jsonl",
     "task.avoid": ["seen.jsonl"], "task.gym": {"chain_sum": {"max_terms": 3}}, "rollout.prompts": 6,
     "rollout.group_size": 4, "rollout.max_tokens": 33, "rollout.temperature": 0.7, "rollout.top_p": 0.9,

@@ -300,6 +300,22 @@ def test_a_suffix_goes_behind_the_last_message_and_moves_no_row(tmp_path):
     assert q.messages[1] == {"role": "user", "content": p.messages[1]["content"] + " Box it."}
 
 
+def test_a_template_goes_around_the_question_and_moves_no_row(tmp_path):
+    rows = [{"prompt": [{"role": "user", "content": f"{k} + {{question}}?"}], "label": k} for k in range(60)]
+    file = jsonl(tmp_path / "rows.jsonl", rows)
+    bare, dapo = Dataset(file), Dataset(file, template="dapo", suffix=" Go.")
+    assert [p.id for p in bare.train] == [p.id for p in dapo.train]
+    p, q = bare.prompt(3), dapo.prompt(3)
+    assert q.text.startswith("Solve the following math problem step by step.")
+    assert f"\n\n{p.text}\n\nRemember" in q.text
+    assert q.text.endswith('after "Answer:". Go.')
+    assert q.messages[0]["content"] == q.text
+    hadw = Dataset(file, template="hadw").prompt(3).text
+    assert hadw == p.text + r" Let's think step by step and output the final answer within \boxed{}."
+    with pytest.raises(TaskError, match=r'task\.template = "hadv" is not a prompt template: hadw, dapo, qwen'):
+        Dataset(file, template="hadv")
+
+
 @pytest.mark.parametrize(
     ("value", "column", "expected"),
     [

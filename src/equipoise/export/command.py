@@ -14,7 +14,7 @@ from equipoise.export.verl import export_verl
 from equipoise.train.config import load, parse_overrides
 
 WHATS = ("trl", "verl", "data", "rollouts")
-OF_DATA = ("columns", "verifier", "suffix", "strict")  # options of [task] that change what a row says
+OF_DATA = ("columns", "verifier", "template", "suffix", "strict")  # options of [task] that change what a row says
 
 
 def export(what: str, source: str, out: str | None, host: str | None, overrides: Sequence[str]) -> str:

@@ -29,6 +29,7 @@ from equipoise.tasks.row import RowError
 from equipoise.tasks.rows import open_rows
 from equipoise.tasks.schema import COMPARED
 from equipoise.tasks.task import TaskError
+from equipoise.tasks.templates import written
 from equipoise.train.config import TaskConfig
 
 AT_ONCE = 4096  # rows held in memory
@@ -94,10 +95,12 @@ def _prompts(task: TaskConfig) -> Iterator[Prompt | RowError]:
                 continue
             meta = {"verifier": item.verifier, **({} if item.tests is None else {"tests": item.tests})}
             messages = item.messages
-            if messages is not None and task.suffix:
-                messages = (*messages[:-1], {**messages[-1], "content": messages[-1]["content"] + task.suffix})
+            if messages is not None and (task.suffix or task.template):
+                last = written(messages[-1]["content"], task.template, task.suffix)
+                messages = (*messages[:-1], {**messages[-1], "content": last})
             name = rows.label(number, item.id)
-            yield Prompt(name, item.question + task.suffix, item.answer, item.level, meta, messages)
+            question = written(item.question, task.template, task.suffix)
+            yield Prompt(name, question, item.answer, item.level, meta, messages)
 
 
 def source_of(name: str) -> str:

@@ -94,8 +94,8 @@ def _model(config: Config) -> dict[str, Setting]:
 
 
 def _task(config: Config) -> dict[str, Setting]:
-    names = ("name", "columns", "verifier", "answer_in", "rules", "suffix", "strict", "dedupe", "max_prompt_chars",
-             "max_prompt_tokens", "held_out", "avoid", "gym")  # fmt: skip
+    names = ("name", "columns", "verifier", "answer_in", "rules", "template", "suffix", "strict", "dedupe",
+             "max_prompt_chars", "max_prompt_tokens", "held_out", "avoid", "gym")  # fmt: skip
     opened = mapped(why="our task, which launch.py opens")
     as_written = "messages" if config.task.chat else "text, which TRL continues as it stands"
     return {

@@ -119,7 +119,7 @@ def _model(config: Config) -> dict[str, Setting]:
 def _task(config: Config) -> dict[str, Setting]:
     t = config.task
     done = mapped(why="done in the two .parquet files")
-    names = ("columns", "suffix", "strict", "dedupe", "max_prompt_chars", "avoid", "gym")
+    names = ("columns", "template", "suffix", "strict", "dedupe", "max_prompt_chars", "avoid", "gym")
     files = {"data.train_files": f"{HERE}/train.parquet", "data.shuffle": False}
     plain = nearly(
         {f"{MODEL}.custom_chat_template": PLAIN_TEMPLATE},

@@ -37,6 +37,7 @@ from equipoise.tasks.row import Loaded, RowError, Span
 from equipoise.tasks.rows import open_rows
 from equipoise.tasks.schema import COMPARED, Item
 from equipoise.tasks.task import Prompt, TaskError
+from equipoise.tasks.templates import PROMPTS, written
 
 WHOLE_ROWS, WHOLE_BYTES = 1 << 17, 1 << 28
 WINDOW_ROWS, WINDOW_BYTES = 1 << 13, 1 << 26
@@ -64,6 +65,7 @@ class Dataset:
     answer_in: where an answer is read: boxed, tag, ####, anywhere, or auto: where the prompt asks for it, else at any
         explicit mark.
     rules: strict (an answer is a value) or lenient (a calculation that comes to the same is one too).
+    template: what is put around every question, by its name in templates.PROMPTS.
     suffix: text behind every question, such as where to write the answer. It moves no row between the splits.
     strict: refuse the first row that has a fault, instead of leaving it out.
     dedupe: leave out a prompt that came before.
@@ -84,6 +86,7 @@ class Dataset:
         verifier: str | None = None,
         answer_in: str = "auto",
         rules: str = "strict",
+        template: str = "",
         suffix: str = "",
         strict: bool = False,
         dedupe: bool = True,
@@ -99,9 +102,12 @@ class Dataset:
             if value not in known:
                 raise TaskError(f'task.{option} = "{value}" is not known: {", ".join(known)}')
         self._grading = {"answer_in": answer_in, "rules": rules}
+        if template and template not in PROMPTS:
+            raise TaskError(f'task.template = "{template}" is not a prompt template: {", ".join(PROMPTS)}')
         if max_prompt_tokens and count_tokens is None:
             raise TaskError(f"task.max_prompt_tokens = {max_prompt_tokens} needs a tokenizer: give count_tokens")
         self.name, self.seed, self._suffix = str(name), seed, suffix
+        self._template = template
         self._rows = open_rows(self.name)
         self._schema = recognised(self._rows, columns, verifier)
         if self._schema.name == "reasoning-gym":
@@ -295,9 +301,13 @@ class Dataset:
         if item.tests is not None:
             meta["tests"] = item.tests
         messages = item.messages
-        if messages is not None and self._suffix:
-            messages = (*messages[:-1], {**messages[-1], "content": messages[-1]["content"] + self._suffix})
-        return Prompt(id_, item.question + self._suffix, item.answer, item.level, meta, messages)
+        if messages is not None and (self._suffix or self._template):
+            last = {**messages[-1], "content": self._written(messages[-1]["content"])}
+            messages = (*messages[:-1], last)
+        return Prompt(id_, self._written(item.question), item.answer, item.level, meta, messages)
+
+    def _written(self, question: str) -> str:
+        return written(question, self._template, self._suffix)
 
 
 def _problems(name: str, columns: Mapping[str, str] | None, verifier: str | None) -> list[tuple[str, Item]]:

@@ -22,6 +22,7 @@ def open_task(
     verifier: str | None = None,
     answer_in: str = "auto",
     rules: str = "strict",
+    template: str = "",
     suffix: str = "",
     strict: bool = False,
     dedupe: bool = True,
@@ -41,8 +42,8 @@ def open_task(
         return Gym(name.removeprefix("gym:"), seed=seed, options=gym)
     if name.startswith("hub:") or name.endswith(KINDS) or Path(name).is_dir() or glob.has_magic(name):
         return Dataset(
-            name, seed, columns=columns, verifier=verifier, answer_in=answer_in, rules=rules, suffix=suffix,
-            strict=strict, dedupe=dedupe,
+            name, seed, columns=columns, verifier=verifier, answer_in=answer_in, rules=rules,
+            template=template, suffix=suffix, strict=strict, dedupe=dedupe,
             max_prompt_chars=max_prompt_chars, max_prompt_tokens=max_prompt_tokens, count_tokens=count_tokens,
             held_out=held_out, avoid=avoid,
         )  # fmt: skip

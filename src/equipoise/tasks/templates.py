@@ -1,4 +1,5 @@
-"""What is put around a benchmark's question, in one place: as a user's message, and as text for a model to continue.
+"""What is put around a question, in one place: a benchmark's, as a user's message and as text for a model to continue,
+and a training prompt's, in the words of the papers.
 
 `{question}` stands for the question; nothing else is replaced. A template is part of a result: its digest is kept with
 every evaluation. Not covered: few-shot examples, and system messages of one's own.
@@ -22,6 +23,25 @@ class Template:
 
     def fill(self, question: str, chat: bool) -> str:
         return (self.chat if chat else self.completion).replace("{question}", question)
+
+
+PROMPTS = {
+    # HA-DW, arXiv 2601.08521, Table 8
+    "hadw": r"{question} Let's think step by step and output the final answer within \boxed{}.",
+    # DAPO, arXiv 2503.14476, and with it Balanced Aggregation: the text its data set holds
+    "dapo": (
+        "Solve the following math problem step by step. The last line of your response should be of the form Answer: "
+        "$Answer (without quotes) where $Answer is the answer to the problem.\n\n{question}\n\n"
+        'Remember to put your answer on its own line after "Answer:".'
+    ),
+    # Qwen2.5-Math's evaluation, where the model has no system message
+    "qwen": "{question}\nPlease reason step by step, and put your final answer within \\boxed{}.",
+}
+
+
+def written(question: str, template: str, suffix: str) -> str:
+    """A training prompt: the question inside the named template ("": alone), and the suffix behind it."""
+    return PROMPTS.get(template, "{question}").replace("{question}", question) + suffix
 
 
 BOXED = r"Please reason step by step, and put your final answer within \boxed{}."

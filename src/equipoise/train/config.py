@@ -63,6 +63,7 @@ class TaskConfig:
         "auto", "where a math answer is read: boxed, tag, ####, anywhere; auto: where the prompt says"
     )
     rules: str = option("strict", "strict: a math answer must be a value; lenient: a calculation of it counts too")
+    template: str = option("", "a paper's words around every prompt: hadw, dapo or qwen; empty for none")
     suffix: str = option("", "text added to every prompt, for example how to write the answer")
     strict: bool = option(False, "refuse the first bad row instead of leaving it out and counting it")
     dedupe: bool = option(True, "leave out prompts that came before")
