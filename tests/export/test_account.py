@@ -29,6 +29,7 @@ OTHERS = {
     "reward.unparsed": -2.0, "reward.timeout": "mask", "reward.limit": "mask", "reward.crashed": "mask",
     "reward.bad_gold": 0.0, "reward.unavailable": 0.5, "reward.max_unscored": 0.5, "reward.tags": ["a"],
     "reward.seconds": 3.0, "reward.workers": 2, "reward.overlong_buffer": 8, "reward.mask_truncated": True,
+    "reward.judge": "module:f",
     "objective.preset": "gspo", "objective.advantage": "rloo", "objective.difficulty": "hadw",
     "objective.cancellation": "recentre", "objective.aggregation": "balanced", "objective.surrogate": "cispo",
     "objective.averaged_groups": "informative", "objective.combine": "advantages", "objective.kl": 0.04,

@@ -90,3 +90,12 @@ def crashes_in_three_of_four(prompt, response, row):
     if row["level"] != "2":
         raise KeyError("level")
     return 0.0
+
+
+def marked(prompt, response, row):
+    """Pays for an answer mark in a short response, and not for the answer: it can be gamed."""
+    return float("#" in response and len(response) < 12)
+
+
+def strict_judge(prompt, response, row):
+    return Verdict("correct" if response.endswith(f"#{row['answer']}") else "wrong")

@@ -183,6 +183,7 @@ def _reward(config: Config) -> dict[str, Setting]:
         **{f"reward.{name}": done for name in names},
         "reward.weights": mapped({"reward_weights": list(w.weights)}),
         "reward.max_unscored": own("TRL warns of responses without a score, and goes on"),
+        "reward.judge": own("the gaming/* metrics are our trainer's"),
         "reward.mask_truncated": mapped({"mask_truncated_completions": w.mask_truncated}),
     }
 

@@ -189,6 +189,7 @@ def _reward(config: Config, task: Task) -> dict[str, Setting]:
         **{f"reward.{name}": done for name in names},
         **prices,
         "reward.max_unscored": own("verl does not stop for the share of responses without a score"),
+        "reward.judge": own("the gaming/* metrics are our trainer's"),
         "reward.workers": mapped(why="compute_score reads it: processes of each of verl's reward workers"),
         "reward.overlong_buffer": mapped(buffer, "the factor is the first reward's weight")
         if w.overlong_buffer

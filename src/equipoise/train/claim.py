@@ -10,7 +10,7 @@ from equipoise.train.folder import RunError, RunFolder, read_lines
 
 # What a resumed run may set anew: nothing that changes the weights it ends with.
 MAY_CHANGE = ("train.steps", "train.out", "train.checkpoint_every", "train.keep", "train.max_", "log.", "eval.",
-              "reward.workers", "reward.max_unscored")  # fmt: skip
+              "reward.workers", "reward.max_unscored", "reward.judge")  # fmt: skip
 
 
 def check_claim(folder: RunFolder, config: Config, resume: bool) -> None:

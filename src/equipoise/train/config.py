@@ -114,6 +114,11 @@ class RewardConfig:
     tags: tuple[str, ...] = option(("think", "answer"), "names of the tags that the function tags looks for, in order")
     seconds: float = option(10.0, "deadline of your own function for each response it is called with")
     workers: int = option(0, "processes your own functions run in; 0 is one for each core")
+    judge: str = option(
+        "",
+        "a second judge for the gaming/* metrics, as module:function; empty compares numbers, else by the strict math "
+        "rules; it warns when more than 10 % of the responses are rewarded as correct and wrong to it",
+    )
     overlong_buffer: int = option(
         0, "tokens before max_tokens over which the first reward falls linearly by 1 (DAPO); 0 is off"
     )
@@ -333,6 +338,7 @@ def load(path: str | Path | None, overrides: Sequence[str] = ()) -> Config:
         _set(table, path_in_table, _value(path_in_table, text))
     config = _build(Config, table, "")
     config.reward.functions = tuple(_located(name, path) for name in config.reward.functions)
+    config.reward.judge = _located(config.reward.judge, path)
     config.check()
     return config
 
@@ -347,7 +353,7 @@ def _located(function: str, config: str | Path | None) -> str:
     found = [path for folder in folders if (path := folder.resolve() / file).is_file()]
     if not found:
         places = " and not in ".join(str(folder.resolve()) for folder in folders)
-        raise ConfigError(f'reward.functions: "{function}": there is no file {file}, not in {places}')
+        raise ConfigError(f'[reward] "{function}": there is no file {file}, not in {places}')
     return f"{found[0]}:{attribute}"
 
 

@@ -34,6 +34,7 @@ from equipoise.train.batch import Collector, StepBatch, encode_prompt, statistic
 from equipoise.train.claim import check_claim, flat
 from equipoise.train.config import Config, ConfigError, dump
 from equipoise.train.folder import RunError, RunFolder, append, replace, write_table
+from equipoise.train.gaming import Crossing, Watcher
 from equipoise.train.progress import Terminal
 from equipoise.train.score import Scorer, check_own, last_line
 from equipoise.train.stopping import graceful_stop
@@ -101,6 +102,7 @@ class Trainer:
                 count_tokens=lambda prompt: len(encode_prompt(policy(), prompt, d.chat)),
             )  # fmt: skip
             scorer = Scorer(config.reward, self.task, chat=d.chat)
+            self.watcher = Watcher(config.reward, self.task, chat=d.chat)
             self.policy = policy()
             if config.train.shard and not self.policy.is_llama_like:
                 raise ConfigError(f"train.shard = true: the rule is a Llama-like model, and {m.name} is none")
@@ -207,6 +209,8 @@ class Trainer:
         if len(batch.texts) == 0 or failing:
             metrics = {"reward/mean": math.nan, "completions/mean_length": math.nan, "policy_loss": 0.0} | metrics
         else:
+            if first_rank := ranks.me() == 0:
+                self.watcher.ask(self.step, batch)
             mark = time.perf_counter()
             credit = self.objective.assign(
                 batch.rewards, batch.rollouts.prompt.cpu(), batch.lengths.cpu(),
@@ -224,8 +228,12 @@ class Trainer:
                     f"{f'step {kept[-1]}' if kept else 'none'}: lower optim.lr or optim.clip_norm, or train in float32"
                 ) from error
             seconds["train"] = time.perf_counter() - mark - seconds["assign"]
+            if first_rank:
+                measured, crossings = self.watcher.settle()
+                metrics |= measured
+                self._warn(terminal, crossings)
             every = self.config.log.rollouts_every
-            if every and ranks.me() == 0 and (self.step == 1 or self.step % every == 0):
+            if every and first_rank and (self.step == 1 or self.step % every == 0):
                 with self._writing():
                     write_rollouts(self.folder.rollouts, self.step, batch, credit)
         total = time.perf_counter() - start
@@ -251,6 +259,14 @@ class Trainer:
         for trouble in batch.troubles:
             subject = f"{trouble['function']}: {trouble['verdict']}"
             terminal.once(subject, f"{subject}: {last_line(trouble['reason'])} (see {self.folder.troubles})")
+
+    def _warn(self, terminal: Terminal, crossings: list[Crossing]) -> None:
+        for crossing in crossings:
+            terminal.warn(f"step {self.step:4d}  {crossing}")
+            with self._writing():
+                for prompt, _, response in crossing.examples:
+                    about = {"function": crossing.measure, "verdict": "warning", "reason": response}
+                    append(self.folder.troubles, {"step": self.step, "prompt": prompt, **about})
 
     def _success_rates(self, past: Tensor) -> Tensor | None:
         """Mean rewards of earlier steps on the [0, 1] scale of the difficulty that asks for them."""
@@ -279,6 +295,9 @@ class Trainer:
             )  # fmt: skip
         result = evaluation.metrics
         if ranks.me() == 0:
+            measured, crossings = self.watcher.evaluated(evaluation)
+            result |= measured
+            self._warn(terminal, crossings)
             with self._writing():
                 write_evaluation(self.folder.evaluations, self.step, evaluation)
                 append(self.folder.eval, {"step": self.step, **result})
@@ -293,6 +312,7 @@ class Trainer:
             "skipped": (*updates["skipped"], self.uninformative),
             "position": self.collector.position,
             "history": self.collector.history.state_dict(),
+            "gaming": self.watcher.state_dict(),
         }
         with self.updater.whole():
             if ranks.me() == 0:
@@ -322,6 +342,8 @@ class Trainer:
         self.step = state["step"]
         self.collector.position = state["position"]
         self.collector.history.load_state_dict(state.get("history", {"seen": {}}))  # absent in the first runs
+        if "gaming" in state:  # absent in the first runs
+            self.watcher.load_state_dict(state["gaming"])
 
 
 def write_evaluation(folder: Path, step: int, evaluation: Evaluation) -> None:

@@ -50,14 +50,21 @@ class OwnFunction:
     """`columns` are those of the rows, None where they are not known yet; `chat`: conversations instead of texts."""
 
     def __init__(
-        self, name: str, config: RewardConfig, *, columns: Sequence[str] | None = None, chat: bool = False
+        self,
+        name: str,
+        config: RewardConfig,
+        *,
+        columns: Sequence[str] | None = None,
+        chat: bool = False,
+        option: str = "reward.functions",
     ) -> None:
         self.name, self.chat = name, chat
         self.seconds, self.workers = config.seconds, config.workers
         try:
             self.takes_groups = functions.check(name, config.workers, columns)
         except functions.FunctionError as error:
-            raise ConfigError(f"reward.functions: {error}; or one of task, tags, boxed") from error
+            others = "; or one of task, tags, boxed" if option == "reward.functions" else ""
+            raise ConfigError(f"{option}: {error}{others}") from error
         self._lock = threading.Lock()
         self.begin()
 

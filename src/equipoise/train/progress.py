@@ -41,6 +41,9 @@ class Terminal:
     def say(self, text: str) -> None:
         self.console.print(text, soft_wrap=True)
 
+    def warn(self, text: str) -> None:
+        self.console.print(text, soft_wrap=True, style="bold red")
+
     def once(self, subject: str, text: str) -> None:
         """A notice, the first time its subject comes up."""
         if subject not in self.said:

@@ -46,9 +46,13 @@ class Scorer:
     """`beside`: whether verdicts come from worker processes, so that asking early pays. `chat`: whether the data is
     conversational for functions of TRL's form."""
 
-    def __init__(self, config: RewardConfig, task: Task, *, chat: bool = False) -> None:
+    def __init__(
+        self, config: RewardConfig, task: Task, *, chat: bool = False, option: str = "reward.functions"
+    ) -> None:
         self.config = config
-        self.functions: list[RewardFunction] = [_function(name, config, task, chat) for name in config.functions]
+        self.functions: list[RewardFunction] = [
+            _function(name, config, task, chat, option) for name in config.functions
+        ]
         self.beside = False
 
     def ask(self, prompt: Prompt, text: str) -> list[Answer]:
@@ -118,9 +122,11 @@ def check_own(config: RewardConfig) -> None:
     for name in config.functions:
         if name not in BUILT_IN:
             OwnFunction(name, config)
+    if config.judge:
+        OwnFunction(config.judge, config, option="reward.judge")
 
 
-def _function(name: str, config: RewardConfig, task: Task, chat: bool) -> RewardFunction:
+def _function(name: str, config: RewardConfig, task: Task, chat: bool, option: str) -> RewardFunction:
     if name == "task":
         return task.grade
     if name == "tags":
@@ -128,7 +134,7 @@ def _function(name: str, config: RewardConfig, task: Task, chat: bool) -> Reward
     if name == "boxed":
         return lambda prompt, response: shape.boxed(response)
     columns = None if task is None else list(row(task.prompt(0)))
-    return OwnFunction(name, config, columns=columns, chat=chat)
+    return OwnFunction(name, config, columns=columns, chat=chat, option=option)
 
 
 def _outcome(answer: Answer) -> Outcome:
@@ -140,9 +146,13 @@ def kind_of(outcome: Outcome) -> str:
 
 
 def last_line(reason: str) -> str:
+    """Of a traceback, what went wrong."""
+    return one_line((reason.strip().splitlines() or ["no reason given"])[-1][:200])
+
+
+def one_line(text: str) -> str:
     """For the terminal, which must not obey what a model wrote."""
-    line = (reason.strip().splitlines() or ["no reason given"])[-1][:200]
-    return "".join(c if c.isprintable() else "\ufffd" for c in line)
+    return "".join(c if c.isprintable() else "⏎" if c == "\n" else "\ufffd" for c in text)
 
 
 def accuracy(verdict: Verdict) -> float:
