@@ -16,6 +16,7 @@ AGGREGATIONS = {
     "sequence": "sequence",
     "constant": {"name": "constant", "length": 7.0},
     "balanced": "balanced",
+    "balanced pass": {"name": "balanced", "masked": "pass"},
     "power": {"name": "power", "alpha": 0.6},
 }
 DIFFICULTIES = {

@@ -76,7 +76,8 @@ def effective_length(rule: str, A: Sequence[float], T: Sequence[int], group: Seq
         elif rule == "constant":
             out.append(o["length"])
         elif rule == "balanced":
-            side = [j for j in g if sign(A[j]) == sign(A[i]) != 0]
+            heard = o.get("masked", "drop") == "pass"  # a response without tokens counts
+            side = [j for j in g if sign(A[j]) == sign(A[i]) != 0 and (heard or T[j] > 0)]
             M = sum(abs(A[j]) for j in side)
             out.append(sum(abs(A[j]) * T[j] for j in side) / M if side else 0.0)
         elif rule == "power":

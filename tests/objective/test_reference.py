@@ -134,7 +134,7 @@ def test_ba_gen_is_ba_on_binary_rewards(seed):
         same = [
             j
             for j in reference.members(case.group.tolist(), i)
-            if reference.sign(float(credit.advantage[j])) == reference.sign(A)
+            if reference.sign(float(credit.advantage[j])) == reference.sign(A) and case.lengths[j] > 0
         ]
         N = sum(int(case.lengths[j]) for j in same)
         G = len(reference.members(case.group.tolist(), i))

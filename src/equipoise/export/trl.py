@@ -215,6 +215,8 @@ def _mismatch(config: Config, objective: Objective) -> Setting:
         )
     if name == "none":
         return mapped({correction: False})
+    if name == "icepop":
+        return unmappable("TRL truncates, or masks above a bound; it has no mask with two bounds that keeps the weight")
     mode = {"tis": "token_truncate", "mis": "sequence_mask"}[name]
     section = "vllm_importance_sampling"
     return mapped({correction: True, f"{section}_mode": mode, f"{section}_clip_max": cap})

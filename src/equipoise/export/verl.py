@@ -277,6 +277,10 @@ def _mismatch(objective: Objective) -> Setting:
     section, name = "algorithm.rollout_correction", objective.mismatch.name
     if name == "none":
         return mapped({f"{section}.rollout_is": None})
+    if name == "icepop":
+        alpha, beta = objective.mismatch.options["alpha"], objective.mismatch.options["beta"]
+        bounds = f"{alpha}_{beta}"  # between two bounds, verl masks
+        return mapped({f"{section}.rollout_is": "token", f"{section}.rollout_is_threshold": bounds})
     cap = objective.mismatch.options["cap"]
     # Between two bounds, verl masks; log-ratios are kept above −20, so no response falls below this lower one.
     level, bound = ("token", cap) if name == "tis" else ("sequence", f"1e-9_{cap}")

@@ -6,6 +6,7 @@ from equipoise.objective.loss import LossOutput, Stats, merge_metrics
 from equipoise.objective.names import named
 from equipoise.objective.objective import Objective
 from equipoise.objective.presets import PRESETS
+from equipoise.objective.tokens import distillation, entropy_mask, log_kept, on_support
 
 __all__ = [
     "PRESETS",
@@ -13,9 +14,13 @@ __all__ = [
     "LossOutput",
     "Objective",
     "Stats",
+    "distillation",
+    "entropy_mask",
     "flatten",
+    "log_kept",
     "merge_metrics",
     "named",
+    "on_support",
     "positions",
     "response_ids",
     "unflatten",

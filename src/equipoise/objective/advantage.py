@@ -1,6 +1,6 @@
 """Advantages: how much better than its group a response did (formulas.md §2). Rewards in, one number per response out.
 
-Groups of one and groups of equal rewards get exactly 0 from every estimator with a baseline.
+Groups of one and groups of equal rewards get exactly 0 from every estimator with a baseline but `reinforce_pp`.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from equipoise.objective.groups import Batch
+from equipoise.objective.groups import Batch, Groups
 
 
 def grpo(batch: Batch, *, std: str = "paper", eps: float = 1e-6) -> Tensor:
@@ -38,6 +38,19 @@ def batch_std(batch: Batch, *, eps: float = 1e-6) -> Tensor:
     """A = (r − μ)/σ with μ over the group and the population σ over the whole batch (Lite-PPO)."""
     sigma = torch.sqrt(torch.mean((batch.r - batch.r.mean()) ** 2) + eps)
     return batch.centred / sigma
+
+
+def reinforce_pp(batch: Batch, *, whiten: str = "tokens", eps: float = 1e-8) -> Tensor:
+    """A = (d − mean d)/√(var d + eps), d = r − μ, mean and sample variance over the batch (REINFORCE++-baseline).
+
+    Over "tokens", every token counting as its response does, as verl and OpenRLHF do it: then mean d is not 0 where
+    lengths differ, and a group of equal rewards gets an advantage. Over "responses" it is 0.
+    """
+    d, n = batch.centred, batch.T if whiten == "tokens" else torch.ones_like(batch.T)
+    N = n.sum().clamp(min=1)
+    mean = (n * d).sum() / N
+    variance = (n * (d - mean) ** 2).sum() / (N - 1).clamp(min=1)
+    return (d - mean) / torch.sqrt(variance + eps)
 
 
 def maxrl(batch: Batch, *, eps: float = 1e-6) -> Tensor:
@@ -73,9 +86,33 @@ def _choose_ratio(m: Tensor, n: Tensor, k: int) -> Tensor:
     return ratio
 
 
+def none(batch: Batch) -> Tensor:
+    """A = 0: all there is comes of `assign(token_advantage=…)`, as in distillation."""
+    return torch.zeros_like(batch.r)
+
+
 def reward(batch: Batch) -> Tensor:
     """A = r: no baseline."""
     return batch.r
+
+
+def over_batch(A: Tensor, eps: float = 1e-6) -> Tensor:
+    """(A − mean)/(std + eps) over the batch's responses, std the sample's: GDPO's last step (arXiv 2601.05242)."""
+    d = A - A.mean()
+    return d / (torch.sqrt((d**2).sum() / max(len(A) - 1, 1)) + eps)
+
+
+def long_and_right(T: Tensor, rate: Tensor, groups: Groups) -> Tensor:
+    """[B] rate·sigmoid((T − mean)/std), mean and population std over the group's right responses (arXiv 2502.04463).
+
+    0 for a wrong response, between 0 and 1 for a right one, more the longer it is among the right ones.
+    """
+    right = (rate == 1).to(T.dtype)
+    n = groups.sum(right).clamp(min=1)
+    d = T - groups.sum(T * right) / n
+    std = torch.sqrt(groups.sum(d**2 * right) / n)
+    z = torch.where(std > 0, d / std, 0.0)
+    return rate.nan_to_num(0.0) * torch.sigmoid(z)
 
 
 ADVANTAGES: dict[str, Callable[..., Tensor]] = {
@@ -83,8 +120,10 @@ ADVANTAGES: dict[str, Callable[..., Tensor]] = {
     "dr_grpo": dr_grpo,
     "rloo": rloo,
     "batch_std": batch_std,
+    "reinforce_pp": reinforce_pp,
     "maxrl": maxrl,
     "opo": opo,
     "pass_at_k": pass_at_k,
     "reward": reward,
+    "none": none,
 }

@@ -32,14 +32,17 @@ def constant(batch: Batch, A: Tensor, counted: Tensor, *, length: float = 1.0) -
     return torch.full_like(batch.T, length)
 
 
-def balanced(batch: Batch, A: Tensor, counted: Tensor) -> Tensor:
+def balanced(batch: Batch, A: Tensor, counted: Tensor, *, masked: str = "drop") -> Tensor:
     """ℓ_i = Z_s/M_s: the |A|-weighted mean length of the responses of i's sign s in its group (BA and BA-gen at once).
 
-    M_s = Σ_{S_s}|A|, Z_s = Σ_{S_s}|A|T. A response with A = 0 has no sign and no weight.
+    M_s = Σ_{S_s}|A|, Z_s = Σ_{S_s}|A|T. A response with A = 0 has no sign and no weight. One without tokens is left out
+    of both sums (masked="drop": its mass is gone, as under every other rule, and the group is out of balance by it), or
+    counts in M alone (masked="pass": its siblings of the same sign pull the harder for it, and balance holds).
     """
     size, positive = A.abs(), A > 0
-    M, Z = batch.groups.sum(size, positive), batch.groups.sum(size * batch.T, positive)
-    return torch.where(size > 0, Z / M, 0.0)
+    heard = size if masked == "pass" else size * (batch.T > 0)
+    M, Z = batch.groups.sum(heard, positive), batch.groups.sum(size * batch.T, positive)
+    return torch.where((size > 0) & (M > 0), Z / M, 0.0)
 
 
 def power(batch: Batch, A: Tensor, counted: Tensor, *, alpha: float = 0.75, length: float | None = None) -> Tensor:

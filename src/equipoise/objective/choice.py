@@ -16,9 +16,20 @@ _NAMES = {
     "over": ("group", "batch"),
     "divergence": ("tv", "kl"),
     "ratio": ("product", "mean"),
+    "whiten": ("tokens", "responses"),
+    "masked": ("drop", "pass"),
 }
-_POSITIVE = {"k", "cap", "length", "tau_positive", "tau_negative", "lam_positive", "lam_negative"}
-_NOT_NEGATIVE = {"eps", "low", "high", "alpha", "k_positive", "k_negative"}
+_POSITIVE = (0.0, math.inf, "()", "must be positive")
+_NOT_NEGATIVE = (0.0, math.inf, "[)", "must not be negative")
+# Options mean the same in every choice, so their ranges stand in one place: ends, whether an end belongs, the sentence.
+_RANGES: dict[str, tuple[float, float, str, str]] = {
+    **dict.fromkeys(("k", "length", "tau_positive", "tau_negative", "lam_positive", "lam_negative", "eps"), _POSITIVE),
+    **dict.fromkeys(("high", "alpha", "k_positive", "k_negative"), _NOT_NEGATIVE),
+    "low": (0.0, 1.0, "[]", "must lie between 0 and 1: a ratio does not fall below 0"),
+    "cap": (1.0, math.inf, "[)", "must be at least 1: a ratio of 1 is no reason to cut"),
+    "beta": (1.0, math.inf, "[)", "must be at least 1: a ratio of 1 is no reason to cut"),
+}
+_LOG_BOUNDS = "gmpo"  # whose low is a bound of log ρ, not of 1 − ρ
 _KINDS: dict[type, Any] = {str: str, bool: bool, int: int, float: (int, float)}
 
 
@@ -72,17 +83,21 @@ def choose(slot: str, table: Mapping[str, Any], spec: Spec) -> Choice:
     for key in options:
         if key not in known:
             raise ValueError(nearest(f"{slot}.{name}", key, list(known)))
-        if isinstance(known[key], str | float | int) and not isinstance(options[key], _KINDS[type(known[key])]):
+        kind = _KINDS.get(type(known[key]), object)
+        truth = isinstance(options[key], bool) and kind is not bool
+        if not isinstance(options[key], kind) or (truth and kind is not object):
             raise ValueError(f"objective.{slot}.{key} = {options[key]!r} should be like its default, {known[key]!r}")
-        _check(f"{slot}.{key}", key, options[key])
+        _check(f"{slot}.{key}", name, key, options[key])
     return Choice(slot, name, function, {**known, **options}, known)
 
 
-def _check(where: str, key: str, value: Any) -> None:
-    """Options mean the same in every choice, so their rules stand in one place."""
+def _check(where: str, name: str, key: str, value: Any) -> None:
     if key in _NAMES and value not in _NAMES[key]:
         raise ValueError(nearest(where, value, list(_NAMES[key])))
-    if key in _POSITIVE and value is not None and not 0 < value < math.inf:
-        raise ValueError(f"objective.{where} = {value} must be positive")
-    if key in _NOT_NEGATIVE and not 0 <= value < math.inf:
-        raise ValueError(f"objective.{where} = {value} must not be negative")
+    if key not in _RANGES or value is None:
+        return
+    low, high, ends, sentence = _NOT_NEGATIVE if name == _LOG_BOUNDS else _RANGES[key]
+    above = value > low or (ends[0] == "[" and value == low)
+    below = value < high or (ends[1] == "]" and value == high)
+    if not (above and below):
+        raise ValueError(f"objective.{where} = {value} {sentence}")

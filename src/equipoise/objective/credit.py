@@ -14,6 +14,7 @@ from equipoise.objective.aggregation import token
 from equipoise.objective.cancellation import WEIGHT_TRANSFORMS, Nodes, orthogonal_unclamped, recentre
 from equipoise.objective.choice import Choice
 from equipoise.objective.groups import Batch, Groups, positions, response_ids
+from equipoise.objective.inputs import PerToken
 from equipoise.objective.projection import both
 
 
@@ -88,19 +89,6 @@ class Credit:
             if isinstance(value, Tensor | Groups | Nodes):
                 moved[f.name] = value.to(device)
         return dataclasses.replace(self, **moved)
-
-
-@dataclass(frozen=True)
-class PerToken:
-    """What `assign` was given of each token of the batch, [N] in row order."""
-
-    ids: Tensor | None = None
-    weight: Tensor | None = None
-    advantage: Tensor | None = None
-
-    @property
-    def given(self) -> bool:
-        return self.weight is not None or self.advantage is not None
 
 
 @dataclass(frozen=True)

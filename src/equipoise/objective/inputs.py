@@ -7,6 +7,7 @@ particular asks of a batch, which `Objective.assign` checks.
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -48,6 +49,19 @@ class Inputs(NamedTuple):
     eps: float  # relative precision of the rewards as they came
 
 
+@dataclass(frozen=True)
+class PerToken:
+    """What `assign` was given of each token of the batch, [N] in row order."""
+
+    ids: Tensor | None = None
+    weight: Tensor | None = None
+    advantage: Tensor | None = None
+
+    @property
+    def given(self) -> bool:
+        return self.weight is not None or self.advantage is not None
+
+
 class Rule(NamedTuple):
     name: str
     value: Tensor  # [B] or [B, K]
@@ -67,7 +81,7 @@ def read(
     """Tensors of the right shape, or a ValueError that names the one that is not."""
     # Half precision is a storage format for rewards, not their noise: what it can tell apart differs.
     eps = torch.finfo(torch.promote_types(rewards.dtype, torch.float32)).eps if isinstance(rewards, Tensor) else 0.0
-    r = torch.as_tensor(rewards).to(torch.float64)
+    r = torch.as_tensor(rewards, dtype=torch.float64)  # a list of numbers would come out in float32
     if r.ndim == 1:
         r = r[:, None]
     if r.ndim != 2 or r.shape[1] != columns:
@@ -78,8 +92,7 @@ def read(
         raise ValueError("rewards is empty: there must be at least one response")
     T = torch.as_tensor(lengths).to(r.device)
     ids = group_ids(group, r.device)
-    known = None if accuracy is None else torch.as_tensor(accuracy).to(r.device)
-    past = None if history is None else torch.as_tensor(history).to(r.device)
+    known, past = (None if x is None else _real(x, r.device) for x in (accuracy, history))
     for name, x in (("lengths", T), ("group", ids), ("accuracy", known), ("history", past)):
         if x is not None and x.shape != (B,) and not (name == "history" and x.shape in ((B, 2), (B, 3))):
             raise ValueError(
@@ -87,8 +100,13 @@ def read(
             )
         if x is not None and x.is_complex():
             raise ValueError(f"{name} has dtype {x.dtype}: it must hold real numbers")
-    known, past = (None if x is None else x.to(torch.float64) for x in (known, past))
     return Inputs(r, T.to(torch.float64), ids, known, past, eps)
+
+
+def _real(x: Numbers, device: torch.device) -> Tensor:
+    """In float64; a complex tensor stays as it is, to be refused."""
+    complex_ = isinstance(x, Tensor) and x.is_complex()
+    return torch.as_tensor(x, dtype=None if complex_ else torch.float64, device=device)
 
 
 def check(inputs: Inputs, total: Tensor, judged: Tensor, groups: Groups, ends: tuple[float, float]) -> Facts:
@@ -139,3 +157,30 @@ def _rules(inputs: Inputs) -> list[Rule]:
         fine = (past >= 0).all(1) & past.isfinite().all(1) & (past[:, 0] <= past[:, 1])
         rules.append(Rule("history", past, ~fine, "0 ≤ successes ≤ attempts, and steps since then, 0 or more"))
     return rules
+
+
+def read_tokens(
+    N: int,
+    device: torch.device,
+    *,
+    ids: Tensor | Sequence[int] | None,
+    weight: Numbers | None,
+    advantage: Numbers | None,
+) -> PerToken:
+    """One entry per token of the batch, or a ValueError that names what is wrong."""
+    given = {"tokens": ids, "token_weight": weight, "token_advantage": advantage}
+    found = {name: None if x is None else torch.as_tensor(x, device=device) for name, x in given.items()}
+    for name, x in found.items():
+        if x is not None and x.shape != (N,):
+            raise ValueError(f"{name} has shape {tuple(x.shape)}: it must be [{N}], the sum of lengths")
+    numbers = {name: None if (x := found[name]) is None else x.to(torch.float64) for name in list(found)[1:]}
+    for name, x in numbers.items():
+        if x is None:
+            continue
+        least = 0.0 if name == "token_weight" else -torch.inf
+        wrong = ~(x.isfinite() & (x >= least))
+        if bool(wrong.any()):
+            i = int(wrong.nonzero()[0])
+            must = "a finite number, 0 or more" if name == "token_weight" else "a finite number"
+            raise ValueError(f"{name}[{i}] = {float(x[i])}: it must be {must}")
+    return PerToken(found["tokens"], numbers["token_weight"], numbers["token_advantage"])

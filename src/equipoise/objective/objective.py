@@ -7,7 +7,6 @@ Not here: models, sampling, optimizers, and the forward pass that makes the log-
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -15,17 +14,18 @@ import torch
 from torch import Tensor
 
 from equipoise.objective import bias
-from equipoise.objective.advantage import ADVANTAGES
+from equipoise.objective.advantage import ADVANTAGES, long_and_right, over_batch
 from equipoise.objective.aggregation import AGGREGATIONS
 from equipoise.objective.cancellation import CANCELLATIONS, WEIGHT_TRANSFORMS
 from equipoise.objective.choice import Spec, choose, nearest
-from equipoise.objective.credit import Credit, PerToken, weigh
+from equipoise.objective.credit import Credit, weigh
 from equipoise.objective.difficulty import DIFFICULTIES, Difficulty, Success
 from equipoise.objective.groups import Batch, Groups
-from equipoise.objective.inputs import Facts, GroupIds, Lengths, Numbers, Rewards, check, read
+from equipoise.objective.inputs import Facts, GroupIds, Lengths, Numbers, PerToken, Rewards, check, read, read_tokens
 from equipoise.objective.loss import KnownGradient, LossOutput, Stats
 from equipoise.objective.presets import PRESETS
-from equipoise.objective.regularizer import KL_ESTIMATORS, MISMATCH
+from equipoise.objective.regularizer import KL_ESTIMATORS, MISMATCH, off_policy_mask
+from equipoise.objective.stack import notes, refuse_nonsense
 from equipoise.objective.surrogate import LIMIT, SEQUENCE_LEVEL, SURROGATES, Terms, Tokens
 
 
@@ -37,11 +37,15 @@ class Objective:
 
     averaged_groups   which groups the mean over prompts counts: "all", or "informative" (some advantage is not 0)
     reward_weights    for rewards [B, K]: the weight of each; combine="rewards" sums them, then takes the advantage,
-                      combine="advantages" takes the advantage of each, then sums (GDPO)
+                      combine="advantages" takes the advantage of each, then sums; "gdpo" also divides the sum by
+                      its standard deviation over the batch (GDPO)
     kl, kl_estimator  β and "k1" | "k2" | "k3" | "k3_ratio" (ρ·k3), against `ref_logprobs`; a token's KL is averaged as
                       the aggregation says, under `balanced` (whose weights need a sign) as token over the group
     entropy_bonus     times the mean token entropy of the batch, added to the objective
-    mismatch          "none" | "tis" | "mis" on π_old/π_rollout, against `rollout_logprobs`
+    mismatch          "none" | "tis" | "mis" | "icepop" on π_old/π_rollout, against `rollout_logprobs`
+    length_penalty    α: r ← r − α·accuracy·sigmoid(z), z the length among the right responses to the prompt, in
+                      standard deviations: of right answers the shorter, and no reward for a short wrong one
+    off_policy_mask   δ: responses with A < 0 leave the loss while mean log(π_old/π) > δ (π_rollout where given)
     """
 
     def __init__(
@@ -59,6 +63,8 @@ class Objective:
         kl_estimator: str = "k3",
         entropy_bonus: float = 0.0,
         mismatch: Spec = "none",
+        length_penalty: float = 0.0,
+        off_policy_mask: float | None = None,
     ) -> None:
         self.advantage = choose("advantage", ADVANTAGES, advantage)
         self.difficulty_choice = choose("difficulty", DIFFICULTIES, difficulty)
@@ -68,7 +74,7 @@ class Objective:
         for slot, name, known in (
             ("cancellation", cancellation, CANCELLATIONS),
             ("averaged_groups", averaged_groups, ("all", "informative")),
-            ("combine", combine, ("rewards", "advantages")),
+            ("combine", combine, ("rewards", "advantages", "gdpo")),
             ("kl_estimator", kl_estimator, tuple(KL_ESTIMATORS)),
         ):
             if name not in known:
@@ -81,7 +87,9 @@ class Objective:
         self.difficulty: Difficulty | None = None
         if self.difficulty_choice.function is not None:
             self.difficulty = self.difficulty_choice()
-        self._refuse_nonsense()
+        self.length_penalty = float(length_penalty)
+        self.off_policy_mask = None if off_policy_mask is None else float(off_policy_mask)
+        refuse_nonsense(self)
 
     @classmethod
     def preset(cls, name: str, **knobs: Any) -> Objective:
@@ -96,36 +104,16 @@ class Objective:
             choices[slot] = knob
         return cls(**choices)
 
-    def _refuse_nonsense(self) -> None:
-        A, cancel, rule = self.advantage.name, self.cancellation, self.aggregation.name
-        if self.difficulty is not None and A == "reward":
-            raise ValueError(
-                "difficulty reweights advantages against the group's mean; advantage = reward has no baseline"
-            )
-        if self.difficulty_choice.name == "debias" and A in ("opo", "pass_at_k"):
-            raise ValueError(f"debias corrects the baseline of r − p̂; advantage = {A} is not proportional to it")
-        if cancel == "min_replace" and A in ("opo", "reward"):
-            raise ValueError(f"min_replace cancels only when ΣA = 0 in a group, which advantage = {A} does not give")
-        if cancel == "min_replace" and self.difficulty is not None and not getattr(self.difficulty, "recentre", False):
-            raise ValueError(
-                f"min_replace cancels only when ΣA = 0 in a group, which difficulty = {self.difficulty_choice.name} "
-                'breaks; use {"name": "hadw", "recentre": true}, or cancellation = orthogonal'
-            )
-        if self.needs_whole_groups and self.mismatch.name == "mis":
-            raise ValueError(f"mismatch = mis weighs responses anew after {cancel} has balanced them; use tis")
-        if cancel == "prefix" and rule in ("token", "constant"):
-            raise ValueError(
-                f"aggregation = {rule} is exchangeable on every token already; prefix would change nothing"
-            )
-        if not (0 <= self.kl < math.inf and 0 <= self.entropy_bonus < math.inf):
-            raise ValueError(
-                f"kl = {self.kl} and entropy_bonus = {self.entropy_bonus} must not be negative, and finite"
-            )
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What this stack does that the names of its choices do not say; also under `str(objective)`."""
+        return notes(self)
 
     @property
     def needs_whole_responses(self) -> bool:
         """True where a response's tokens must come to `loss` together."""
-        return self.surrogate.name in SEQUENCE_LEVEL or self.mismatch.name == "mis"
+        by_response = self.mismatch.name == "mis" or self.off_policy_mask is not None
+        return self.surrogate.name in SEQUENCE_LEVEL or by_response
 
     @property
     def needs_whole_groups(self) -> bool:
@@ -147,12 +135,17 @@ class Objective:
             "kl_estimator": self.kl_estimator,
             "entropy_bonus": self.entropy_bonus,
             "mismatch": self.mismatch.spec(),
+            "length_penalty": self.length_penalty,
+            "off_policy_mask": self.off_policy_mask,
         }
 
     def __repr__(self) -> str:
         first, rest = (self.advantage, self.difficulty_choice), (self.aggregation, self.surrogate)
         stack = [*(c.brief() for c in first), self.cancellation, *(c.brief() for c in rest)]
         return f"Objective({' → '.join(stack)})"
+
+    def __str__(self) -> str:
+        return "\n".join([repr(self), *(f"  note: {note}" for note in self.notes)])
 
     def state_dict(self) -> dict[str, Any]:
         """The difficulty anchor, as plain numbers; {} for an objective without one."""
@@ -203,19 +196,20 @@ class Objective:
         columns = [Batch(r, inputs.T, groups, inputs.eps) for r in inputs.r.unbind(1)]
         total = sum((w * b.r for w, b in zip(self.reward_weights, columns, strict=True)), torch.zeros_like(inputs.T))
         low, high = ends = (0.0, 1.0) if self.difficulty is None else self.difficulty.reward_range
-        facts = check(inputs, total, inputs.r if self.combine == "advantages" else total, groups, ends)
-        per_token = self._per_token(tokens, token_weight, token_advantage, int(facts.tokens), inputs.T.device)
+        facts = check(inputs, total, total if self.combine == "rewards" else inputs.r, groups, ends)
+        per_token = read_tokens(
+            int(facts.tokens), inputs.T.device, ids=tokens, weight=token_weight, advantage=token_advantage
+        )
+        self._check_per_token(per_token)
         self._check_batch(facts, per_token)
         y = self._success_rate(facts, batch_accuracy, ends)
 
-        batch = Batch(total, inputs.T, groups, inputs.eps)
         rate = inputs.accuracy if inputs.accuracy is not None and facts.known else (total - low) / (high - low)
         success = Success(rate, groups)
-        if self.combine == "advantages":
-            parts = [w * self.advantage(b) for w, b in zip(self.reward_weights, columns, strict=True)]
-            A = torch.stack(parts).sum(0)
-        else:
-            A = self.advantage(batch)
+        if self.length_penalty:
+            total = total - self.length_penalty * long_and_right(inputs.T, success.rate, groups)
+        batch = Batch(total, inputs.T, groups, inputs.eps)
+        A = self._advantage(batch, columns)
         metrics: dict[str, Tensor] = {}
         if self.difficulty is not None:
             C = self.difficulty.prior(y)
@@ -244,30 +238,14 @@ class Objective:
             return facts.accuracy
         return (facts.mean - ends[0]) / (ends[1] - ends[0])
 
-    def _per_token(
-        self, ids: Tensor | Sequence[int] | None, weight: Numbers | None, advantage: Numbers | None, N: int,
-        device: torch.device,
-    ) -> PerToken:  # fmt: skip
-        """What `assign` was given of each token, or a ValueError that names what is wrong with it."""
-        found: list[Tensor | None] = []
-        for name, x in (("tokens", ids), ("token_weight", weight), ("token_advantage", advantage)):
-            if x is None:
-                found.append(None)
-                continue
-            x = torch.as_tensor(x, device=device)
-            if x.shape != (N,):
-                raise ValueError(f"{name} has shape {tuple(x.shape)}: it must be [{N}], the sum of lengths")
-            found.append(x if name == "tokens" else x.to(torch.float64))
-        for name, x, wrong in (("token_weight", found[1], "a finite number, 0 or more"),
-                               ("token_advantage", found[2], "a finite number")):  # fmt: skip
-            if x is not None:
-                bad = ~x.isfinite() if name == "token_advantage" else ~(x.isfinite() & (x >= 0))
-                if bool(bad.any()):
-                    i = int(bad.nonzero()[0])
-                    raise ValueError(f"{name}[{i}] = {float(x[i])}: it must be {wrong}")
-        tokens = PerToken(*found)
-        self._check_per_token(tokens)
-        return tokens
+    def _advantage(self, batch: Batch, columns: list[Batch]) -> Tensor:
+        """[B] of the sum of the rewards, or the sum over the rewards of each one's."""
+        if self.combine == "rewards":
+            A: Tensor = self.advantage(batch)
+            return A
+        parts = [w * self.advantage(column) for w, column in zip(self.reward_weights, columns, strict=True)]
+        A = torch.stack(parts).sum(0)
+        return over_batch(A) if self.combine == "gdpo" else A
 
     def _check_per_token(self, tokens: PerToken) -> None:
         if tokens.given and self.cancellation not in ("none", "prefix"):
@@ -332,7 +310,8 @@ class Objective:
         logp, old = logprobs.detach(), old_logprobs.detach().to(dtype)
         log_ratio = logp - old
         finite = log_ratio.abs() <= torch.finfo(dtype).max  # isfinite, in half its time
-        used = ((entropy, self.entropy_bonus), (ref_logprobs, self.kl), (rollout_logprobs, self.mismatch.function))
+        sampler = self.mismatch.function is not None or self.off_policy_mask is not None
+        used = ((entropy, self.entropy_bonus), (ref_logprobs, self.kl), (rollout_logprobs, sampler))
         for other, weight in used:
             if other is not None and weight:
                 finite &= other.detach().isfinite()
@@ -351,6 +330,9 @@ class Objective:
         if rollout_logprobs is not None and self.mismatch.function is not None:
             trust = self.mismatch(tokens, rollout_logprobs.detach().to(dtype).nan_to_num(0.0, 0.0, 0.0))
             c.mul_(trust)
+        if self.off_policy_mask is not None:
+            sampled = tokens.old if rollout_logprobs is None else rollout_logprobs.detach().to(dtype)
+            c.mul_(off_policy_mask(tokens, sampled.nan_to_num(0.0, 0.0, 0.0), self.off_policy_mask))
         terms: Terms = self.surrogate(tokens)
         if self.needs_whole_groups:
             terms = self._cancelled(terms, tokens, credit, trust)

@@ -21,7 +21,7 @@ PRESETS: dict[str, Preset] = {
     ),
     "dapo": Preset(
         {"advantage": "grpo", "aggregation": "token", "surrogate": _clip(0.2, 0.28)},
-        "DAPO, arXiv 2503.14476",
+        "DAPO, arXiv 2503.14476 (its loss: rollout.dynamic_sampling and reward.overlong_buffer are off unless set)",
     ),
     "dr_grpo": Preset(
         {
@@ -66,6 +66,14 @@ PRESETS: dict[str, Preset] = {
     "dppo": Preset(
         {"advantage": "grpo", "aggregation": "token", "surrogate": "dppo"},
         "DPPO, arXiv 2602.04879 (bounds as verl's default clip_ratio)",
+    ),
+    "reinforce_pp": Preset(
+        {"advantage": "reinforce_pp", "aggregation": "token", "surrogate": _clip(0.2, 0.2)},
+        "REINFORCE++-baseline, arXiv 2501.03262 (whitened over the batch's tokens, as in verl and OpenRLHF)",
+    ),
+    "distillation": Preset(
+        {"advantage": "none", "aggregation": "token", "surrogate": {"name": "cispo", "cap": 5.0}},
+        "on-policy distillation: assign(token_advantage=equipoise.distillation(teacher, old)), arXiv 2306.13649",
     ),
     "rloo": Preset(
         {"advantage": "rloo", "aggregation": {"name": "constant", "length": 1.0}, "surrogate": "reinforce"},

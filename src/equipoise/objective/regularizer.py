@@ -41,4 +41,22 @@ def sequence_mis(tokens: Tokens, rollout: Tensor, *, cap: float = 2.0) -> Tensor
     return tokens.spread(torch.where(weight <= cap, weight, 0.0))
 
 
-MISMATCH: dict[str, Callable[..., Tensor] | None] = {"none": None, "tis": token_tis, "mis": sequence_mis}
+def icepop(tokens: Tokens, rollout: Tensor, *, alpha: float = 0.5, beta: float = 5.0) -> Tensor:
+    """[n] k = π_old/π_rollout where alpha ≤ k ≤ beta, else 0, detached: IcePop (arXiv 2510.18855)."""
+    k = torch.exp((tokens.old - rollout).clamp(-LIMIT, LIMIT))
+    return k * ((k >= alpha) & (k <= beta))
+
+
+MISMATCH: dict[str, Callable[..., Tensor] | None] = {
+    "none": None,
+    "tis": token_tis,
+    "mis": sequence_mis,
+    "icepop": icepop,
+}
+
+
+def off_policy_mask(tokens: Tokens, sampled: Tensor, delta: float) -> Tensor:
+    """[n] 0 for the tokens of responses with A < 0 and mean_t log(π_sampled/π) > delta, else 1 (arXiv 2512.02556)."""
+    drift = tokens.response_mean(sampled - tokens.logp)
+    far = tokens.spread(drift > delta)
+    return (~(far & (tokens.c < 0))).to(tokens.c.dtype)

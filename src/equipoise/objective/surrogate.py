@@ -201,7 +201,7 @@ def symmetric_clip(tokens: Tokens, *, low: float = 0.2, high: float = 0.2) -> Te
     return Terms(value, value * ~outside, outside & tokens.signed)
 
 
-def dfpo(tokens: Tokens, *, ratio: str = "product", low: float = 0.2, high: float = 0.2) -> Terms:
+def dfpo(tokens: Tokens, *, ratio: str = "product", low: float = 0.1, high: float = 0.1) -> Terms:
     """sg(s_i)·A·log π at the tokens whose ρ lies in [1−low, 1+high]; a cancellation transform makes it DFPO.
 
     s_i = Π_t ρ ("product", TGC's) or exp(mean_t log ρ) ("mean", GSPO's). Without a region the estimator has no bound:
