@@ -6,7 +6,7 @@ the order of sums and products: (x-1)(x+1) and (x+1)(x-1) do, x^2-1 does not. No
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from fractions import Fraction
 from functools import lru_cache
 from typing import Any
@@ -72,7 +72,42 @@ class Arranging:
         return ("function", ("letter", name), *arguments)
 
 
-ARRANGING = Arranging()
+class Cancelling(Arranging):
+    """The same without what takes itself away: + a - a, · a / a, a power of one, an inverse of an inverse."""
+
+    def add(self, a: Tree, b: Tree) -> Tree:
+        terms = [*_operands("+", a), *_operands("+", b)]
+        return _ordered("+", _without_pairs(terms, lambda term: super(Cancelling, self).multiply(MINUS, term)), ZERO)
+
+    def multiply(self, a: Tree, b: Tree) -> Tree:
+        factors = list(_operands("*", super().multiply(a, b)))
+        return _ordered("*", _without_pairs(factors, lambda factor: ("inverse", factor)), UNIT)
+
+    def invert(self, a: Tree) -> Tree:
+        factors = [_turned(factor) for factor in _operands("*", a)]
+        return _ordered("*", factors, UNIT)
+
+    def power(self, a: Tree, exponent: Tree) -> Tree:
+        return a if exponent == UNIT else super().power(a, exponent)
+
+
+def _turned(factor: Tree) -> Tree:
+    if factor in (MINUS, UNIT):
+        return factor
+    return factor[1] if factor[0] == "inverse" else ("inverse", factor)
+
+
+def _without_pairs(operands: list[Tree], opposite: Callable[[Tree], Tree]) -> list[Tree]:
+    left = list(operands)
+    for operand in operands:
+        other = opposite(operand)
+        if operand in left and other in left and operand != other:
+            left.remove(operand)
+            left.remove(other)
+    return left
+
+
+ARRANGING, CANCELLING = Arranging(), Cancelling()
 
 
 def _operands(operation: str, a: Tree) -> tuple[Tree, ...]:
@@ -92,6 +127,15 @@ def arranged(text: str) -> Tree | None:
     """The arrangement of one expression in the spelling of `notation.spell`; None where it is none."""
     try:
         return read(text, ARRANGING)
+    except (Unreadable, RecursionError):
+        return None
+
+
+@lru_cache(maxsize=4096)
+def cancelled(text: str) -> Tree | None:
+    """The arrangement without what takes itself away."""
+    try:
+        return read(text, CANCELLING)
     except (Unreadable, RecursionError):
         return None
 

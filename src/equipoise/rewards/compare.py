@@ -64,17 +64,24 @@ def consistent(answer: Node, by: Arithmetic) -> bool | None:
         return every(consistent(cell, by) for row in answer.rows for cell in row)
     if not isinstance(answer, Chain):
         return True
+    if "≈" in answer.signs and not set(answer.signs) <= {"=", "≈", "∈"}:
+        return False
     steps = zip(answer.signs, range(len(answer.signs)), strict=True)
     return every(_step_holds(answer, k, sign, by) for sign, k in steps if sign in {"=", "≈"})
 
 
 def _step_holds(chain: Chain, k: int, sign: str, by: Arithmetic) -> bool | None:
-    """Whether members k and k + 1 agree. A name, and an equation with letters on one side only, claim nothing."""
+    """Whether members k and k + 1 agree. A name, and an equation with letters on one side only, claim nothing.
+
+    What follows ≈ has to be a decimal.
+    """
     before, after = chain.texts[k], chain.texts[k + 1]
+    if sign == "≈" and not exact.printed_step(after):
+        return False
     if is_name(before) or is_name(after):
         return True
-    if sign == "≈" and is_constant(before):
-        return by.approximates(before, after)
+    if sign == "≈":
+        return by.approximates(before, after) if is_constant(before) else False
     constant = is_constant(before), is_constant(after)
     if constant == (True, True) or (constant == (False, False) and is_name(chain.texts[0])):
         return same(chain.members[k], chain.members[k + 1], replace(by, strict=False))
@@ -196,7 +203,7 @@ def _same_group(gold: Node, answer: Node, by: Arithmetic) -> bool | None:
     if not (isinstance(gold, Group) and isinstance(answer, Group)):
         group, other, ours = (gold, answer, False) if isinstance(gold, Group) else (answer, gold, True)
         assert isinstance(group, Group)
-        if group.ordered or isinstance(other, Chain):
+        if group.ordered or isinstance(other, Chain) or len(_names(group) or []) > 1:
             return False
         return every(same(other, item, by) if ours else same(item, other, by) for item in _values(group))
     if gold.ordered and answer.ordered:

@@ -4,7 +4,9 @@ r"""Whether an answer was copied out of the prompt: an expression that stands th
 copied if each of its expressions (numbers apart) is a part of one of these formulas, in whatever order its terms and
 factors are written. So it is if it is made of such parts and leaves work to do: one of them is a sum, as in (x+1)(x-1)
 where x+1 and x-1 stand in the prompt, or numbers or letters are still to be multiplied, as in 3x·4x. It is copied too
-if its symbols stand in the prompt one after the other. A single number or letter is a part, and no copy.
+if its symbols stand in the prompt one after the other, or if it holds a whole formula of the prompt with a sum in it
+that the gold answer does not hold, as (x^2-1)^1 and |x^2-1|. What takes itself away (+1-1) is not looked at. A single
+number or letter is a part, and no copy; integers, decimals and fractions of integers never are.
 
 Not covered: an expression of the prompt that was rewritten before it was handed back (x·x - 1 for x^2 - 1).
 """
@@ -15,9 +17,9 @@ import re
 from dataclasses import dataclass
 from functools import lru_cache
 
-from equipoise.rewards.arrangement import MINUS, Tree, arranged, subtrees
+from equipoise.rewards.arrangement import MINUS, Tree, arranged, cancelled, subtrees
 from equipoise.rewards.chains import is_name, leaves
-from equipoise.rewards.form import is_value
+from equipoise.rewards.form import is_rational
 from equipoise.rewards.notation import Unreadable, respell, spell
 from equipoise.rewards.structure import parse
 
@@ -34,30 +36,43 @@ BETWEEN = "\x00"  # symbols, so that 1 is not found in 12
 
 @dataclass(frozen=True, slots=True)
 class _Source:
-    """What a prompt holds: the operations and the single numbers and letters in its formulas, and all its symbols."""
+    """What a prompt holds: whole formulas with a sum in them, the operations and the single numbers and letters in its
+    formulas, and all its symbols."""
 
+    wholes: frozenset[Tree]
     operations: frozenset[Tree]
     atoms: frozenset[Tree]
     symbols: str
 
 
-def copied(answer: str, prompt: str) -> bool:
-    """Whether an answer that is no value is taken from the prompt."""
+def copied(answer: str, prompt: str, gold: str) -> bool:
+    """Whether an answer that is no rational number is taken from the prompt."""
     if not prompt:
         return False
     try:
         spelled = spell(answer)
-        texts = [text for text in leaves(parse(spelled)) if not is_value(text) and not is_name(text)]
+        texts = [text for text in leaves(parse(spelled)) if not is_rational(text) and not is_name(text)]
     except (Unreadable, RecursionError):
         return False
     source = _source(prompt[-LONGEST_PROMPT:])
-    return bool(texts) and all(_is_taken(text, source) for text in texts)
+    return bool(texts) and all(_is_taken(text, source, _parts(gold)) for text in texts)
 
 
-def _is_taken(text: str, source: _Source) -> bool:
-    tree = arranged(text)
-    if tree is not None and (tree in source.operations or _rank(tree, source) == WORK):
-        return True
+@lru_cache(maxsize=2048)
+def _parts(gold: str) -> frozenset[Tree]:
+    try:
+        trees = [arranged(text) for text in leaves(parse(spell(gold)))]
+    except (Unreadable, RecursionError):
+        return frozenset()
+    return frozenset(part for tree in trees if tree is not None for part in subtrees(tree))
+
+
+def _is_taken(text: str, source: _Source, gold: frozenset[Tree]) -> bool:
+    for tree in {arranged(text), cancelled(text)} - {None}:
+        if tree in source.operations or _rank(tree, source) == WORK:
+            return True
+        if any(part in source.wholes and part not in gold for part in subtrees(tree)):
+            return True
     symbols = SYMBOL.findall(text)
     return len(symbols) > 2 and _joined(symbols) in source.symbols
 
@@ -98,13 +113,18 @@ def _is_atom(tree: Tree) -> bool:
 def _source(prompt: str) -> _Source:
     text = respell(prompt)
     pieces = [piece.strip() for piece in BREAK.split(text)]
+    wholes: set[Tree] = set()
     operations: set[Tree] = set()
     atoms: set[Tree] = set()
     for piece in [piece for piece in pieces if 0 < len(piece) <= LONGEST_FORMULA][-MOST_FORMULAS:]:
-        tree = arranged(piece)
-        for part in subtrees(tree) if tree is not None else ():
+        if (tree := arranged(piece)) is None:
+            continue
+        parts = list(subtrees(tree))
+        for part in parts:
             (atoms if _is_atom(part) else operations).add(part)
-    return _Source(frozenset(operations), frozenset(atoms), _joined(SYMBOL.findall(text)))
+        if any(part[0] == "+" for part in parts):
+            wholes.add(tree)
+    return _Source(frozenset(wholes), frozenset(operations), frozenset(atoms), _joined(SYMBOL.findall(text)))
 
 
 def _joined(symbols: list[str]) -> str:

@@ -226,7 +226,7 @@ def value(text: str) -> Value:
 def printed_step(text: str) -> Fraction | None:
     """One unit in the last digit that a decimal shows, 1/100 for 0.33; None where the text is no decimal."""
     match = PRINTED.fullmatch(text)
-    if match is None:
+    if match is None or not re.match(r"[-+\s]*\.?\d", text):
         return None
     digits, power = len(match.group(1) or "."), match.group(2) or match.group(3) or "0"
     return Fraction(10) ** (int(power) - digits + 1) if len(power) < 6 else None

@@ -296,6 +296,12 @@ def shape(text: str) -> Shape | None:
         return None
 
 
+def is_rational(text: str) -> bool:
+    """Whether an expression is an integer, a decimal or a fraction of integers, and nothing else."""
+    written = None if r"\overline" in text else shape(text)
+    return bool(PLAIN.fullmatch(text)) or (written is not None and written.kind in RATIONAL and not written.work)
+
+
 def is_value(text: str) -> bool:
     """Whether an expression is a number with nothing left to do in it."""
     if PLAIN.fullmatch(text):

@@ -146,7 +146,7 @@ class Comparison:
             return ""
         if self.form == "reference" and not equal.same_form(self.gold, self.answer):
             return "is not in the form asked for"
-        if copied.copied(self.answer, self.prompt) and not equal.same_form(self.gold, self.answer):
+        if copied.copied(self.answer, self.prompt, self.gold) and not equal.same_form(self.gold, self.answer):
             return "is copied from the prompt"
         return ""
 

@@ -15,7 +15,7 @@ DEEPEST = 50  # brackets within brackets
 
 COMMANDS = {
     **dict.fromkeys(("dfrac", "tfrac", "cfrac", "nicefrac", "sfrac"), r"\frac"),
-    **dict.fromkeys(("dbinom", "tbinom", "choose"), r"\binom"),
+    **dict.fromkeys(("dbinom", "tbinom"), r"\binom"),
     **dict.fromkeys(("textbf", "textit", "textrm", "textnormal", "mbox", "hbox", "textsf", "texttt", "emph"), r"\text"),
     **dict.fromkeys(("mathrm", "mathbf", "mathit", "mathsf", "boldsymbol", "bm", "rm", "bf", "operatorname"), r"\text"),
     **dict.fromkeys(("leq", "leqslant", "leqq"), r"\le "),
@@ -51,6 +51,7 @@ SIGNS = {
 INVERSE = re.compile(r"\\(sin|cos|tan)\s*\^\s*\{\s*-\s*1\s*\}")  # never 1/sin: that is written \csc
 COMMAND = re.compile(r"\\(?:[a-zA-Z]+|.)|\s+", re.DOTALL)
 TOKEN = re.compile(r"\\(?:[a-zA-Z]+|.)?", re.DOTALL)
+CHOOSE = re.compile(r"\{([^{}\\]*)\\choose(?![a-zA-Z])([^{}\\]*)\}")
 THOUSANDS = re.compile(r"(?<=\d)\s*(?:\{\s*,\s*\}|,\s?\\!\s*)\s*(?=\d{3}(?!\d))")
 AND = re.compile(
     r"[\s,;]*(?:\\text\{\s*,?\s*(?:and|or)\s*,?\s*\}|(?<![a-zA-Z\\{])(?:and|or)(?![a-zA-Z}]))[\s,;]*|\\text\{[^{}]*\}"
@@ -84,6 +85,7 @@ def respell(text: str) -> str:
         text = re.sub(r"\\\\(?=[a-zA-Z{}(\[])", r"\\", text)
     text = _without_delimiters(text)
     text = THOUSANDS.sub(",", text)
+    text = CHOOSE.sub(r"\\binom{\1}{\2}", text)
     text = COMMAND.sub(_command, text)
     text = re.sub(r"\\text\s*(?=\{)", r"\\text", text)
     text = re.sub(r"<=", r"\\le ", re.sub(r">=", r"\\ge ", re.sub(r"!=", r"\\ne ", text)))

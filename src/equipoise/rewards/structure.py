@@ -217,7 +217,7 @@ def _value(text: str) -> Node:
     leaf = _with_unit(Leaf(text))
     if leaf.text.endswith((r"\%", "%")):
         bare = re.sub(r"\s*\\?%$", "", leaf.text)
-        if "%" not in bare:
+        if "%" not in bare and not re.search(r"[-+*]", bare[1:]):  # in 75 + 80 %, it belongs to the 80
             leaf = replace(leaf, text=bare, percent=True)
     if not leaf.text:
         raise Unreadable("a unit without a number")

@@ -64,6 +64,9 @@ def unit_of(text: str) -> str | None:
         return None
     if not quoted and not power and all(word in SHORT or (word not in UNITS and len(word) < 3) for word in words):
         return None
+    over, slash, under = " ".join(words).partition("/")
+    if slash and over.strip() == under.strip():  # m/m is no unit, it cancels
+        return None
     square = "2" in power or words[0] in {"square", "sq"}
     cube = "3" in power or words[0] in {"cubic", "cu"}
     rest = words[1:] if words[0] in {"square", "sq", "cubic", "cu"} else words
