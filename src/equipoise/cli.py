@@ -54,7 +54,8 @@ def _user_errors() -> tuple[type[Exception], ...]:
     loaded = sys.modules
     names = [("equipoise.train.config", "ConfigError"), ("equipoise.train.folder", "RunError"),
              ("equipoise.policy.model", "ModelError"), ("equipoise.tasks.task", "TaskError"),
-             ("equipoise.rewards.pool", "PoolError"),
+             ("equipoise.rewards.pool", "PoolError"), ("equipoise.rewards.runner", "RunnerError"),
+             ("equipoise.rewards.backend", "BackendError"),
              ("equipoise.evaluate.folder", "EvaluationError"), ("equipoise.audit.log", "AuditError"),
              ("equipoise.report.runs", "ReportError"), ("equipoise.export.launch", "ExportError")]  # fmt: skip
     return tuple(getattr(loaded[module], name) for module, name in names if module in loaded)
@@ -213,6 +214,11 @@ def _parser() -> argparse.ArgumentParser:
     option("--path", default="", help="a folder put first on the verifier's import path (another checkout)")
     option("--replay", default=None, metavar="FILE", help="only try an earlier run's exploits.jsonl again")
 
+    runner = add("sandbox", _sandbox, "serve verdicts over HTTP to a trainer whose container cannot isolate programs")
+    runner.add_argument("action", choices=("serve",), help="run until Ctrl-C; it does not start without a sandbox")
+    runner.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
+    runner.add_argument("--port", type=_at_least(0), default=8770, help="0 takes a free one (default: %(default)s)")
+
     add("doctor", _doctor, "say what is installed, what can be used here, and what to do about the rest")
     add("theory", _theory, "print the closed forms of the papers' bias theorems as tables")
     return parser
@@ -325,6 +331,23 @@ def _regrade(options: argparse.Namespace, rest: list[str]) -> None:
         print(json.dumps(report, indent=2, ensure_ascii=False))
     else:
         table.show_changes(report)
+
+
+def _sandbox(options: argparse.Namespace, rest: list[str]) -> None:
+    """The token comes from the environment, or is made and printed once."""
+    import os
+    import secrets
+
+    from equipoise.rewards import runner
+    from equipoise.rewards.backend import BACKEND_VARIABLE, TOKEN_VARIABLE
+
+    token = os.environ.get(TOKEN_VARIABLE) or secrets.token_urlsafe(24)
+    with runner.server(token, host=options.host, port=options.port) as server:
+        host, port = server.server_address[:2]
+        print(f"the trainer needs:\n  export {BACKEND_VARIABLE}=http://{host}:{port}", flush=True)
+        if TOKEN_VARIABLE not in os.environ:
+            print(f"  export {TOKEN_VARIABLE}={token}", flush=True)
+        server.serve_forever()
 
 
 def _objectives(options: argparse.Namespace, rest: list[str]) -> None:

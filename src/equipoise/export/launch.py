@@ -59,6 +59,11 @@ def unmappable(why: str) -> Setting:
     return Setting("unmappable", why=why)
 
 
+def sandbox_settings(config: Config) -> dict[str, Setting]:
+    """Our reward function reads this section, whoever trains."""
+    return {f"sandbox.{option.name}": mapped(why="our reward function reads it") for option in fields(config.sandbox)}
+
+
 UNKNOWN = unmappable("an option that the export does not know yet")
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import cached_property
 
+from equipoise.rewards import backend
 from equipoise.rewards.shape import overlong
 from equipoise.tasks import Prompt, Task
 from equipoise.train.config import Config
@@ -25,6 +26,7 @@ class Rewards:
 
     def __init__(self, config: Config, task: Task) -> None:
         self.config, self.task = config, task
+        backend.use(config.sandbox.backend, config.sandbox.limits())
         self._scorer = Scorer(config.reward, task, chat=config.task.chat)
 
     @cached_property

@@ -33,6 +33,7 @@ from equipoise.export.launch import (
     open_task,
     own,
     portable,
+    sandbox_settings,
     unmappable,
 )
 from equipoise.export.reward import HELD_OUT, TRAIN, Place, Rewards
@@ -74,6 +75,7 @@ def settings(config: Config, task: Task) -> dict[str, Setting]:
     return {
         **_model(config), **_task(config), **_rollout(config, task), **_reward(config), **_objective(config),
         **_optim(config), **_train(config), **_eval(config), **_log(config),
+        **sandbox_settings(config),
     }  # fmt: skip
 
 

@@ -35,6 +35,7 @@ from equipoise.export.launch import (
     own,
     portable,
     refuse_existing,
+    sandbox_settings,
     unmappable,
 )
 from equipoise.export.reward import HELD_OUT, TRAIN, Rewards
@@ -94,6 +95,7 @@ def settings(config: Config, task: Task) -> dict[str, Setting]:
     return {
         **_model(config), **_task(config), **_rollout(config, task), **_reward(config, task),
         **_objective(config, task), **_optim(config), **_train(config, task), **_eval(config), **_log(config),
+        **sandbox_settings(config),
     }  # fmt: skip
 
 

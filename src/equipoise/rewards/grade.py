@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import CancelledError, Future
 from typing import Any, Literal
 
-from equipoise.rewards import code, copied, equal, extract
+from equipoise.rewards import backend, code, copied, equal, extract
 from equipoise.rewards.deadline import PATIENCE
 from equipoise.rewards.equal import INTEGER
 from equipoise.rewards.pool import OVER_BUDGET
@@ -31,7 +31,6 @@ SLACK = 20.0  # what a code worker may take beyond its tests' own budget before 
 CACHE = 200_000  # verdicts kept
 UNSETTLED = ("timeout", "crashed", "unavailable")  # may be another verdict the next time: never kept
 SHORT = 100  # characters of a text that is kept as it is; of a longer one, such as a program, its digest
-LIMITS = Limits()
 
 _lock = threading.Lock()
 _kept: OrderedDict[tuple[str | bytes, ...], Future[Verdict]] = OrderedDict()
@@ -57,7 +56,7 @@ def grade_math(
     return _math_result(submit_math(response, gold, **options), gold)
 
 
-def grade_code(response: str, tests: Mapping[str, Any], limits: Limits = LIMITS) -> Verdict:
+def grade_code(response: str, tests: Mapping[str, Any], limits: Limits | None = None) -> Verdict:
     """Whether the program in the response passes `tests`, a row in one of the shapes `code.tests` reads."""
     return submit_code(response, tests, limits).result()
 
@@ -152,14 +151,23 @@ class Comparison:
 
 
 def submit_code(
-    response: str, tests: Mapping[str, Any], limits: Limits = LIMITS, *, expires: float = float("inf")
+    response: str, tests: Mapping[str, Any], limits: Limits | None = None, *, expires: float = float("inf")
 ) -> Future[Verdict]:
-    """`grade_code` as a future."""
-    row, bounds = json.dumps(tests, sort_keys=True), dataclasses.asdict(limits)
-    key = ("code", row, json.dumps(bounds, sort_keys=True), response)
+    """`grade_code` as a future; where nothing is said, within the limits of the configuration (`rewards.backend`)."""
+    limits = limits or backend.limits()
+    job = [response, json.dumps(tests, sort_keys=True), dataclasses.asdict(limits)]
+    key = ("code", job[1], json.dumps(job[2], sort_keys=True), response)
     # The tests keep their own time; this ends a worker that hangs. With a total budget there is no patience.
-    seconds = (PATIENCE if expires == float("inf") else 1) * limits.total_seconds + SLACK
-    return _once(key, lambda: pool("code").submit(response, row, bounds, seconds=seconds, expires=expires))
+    seconds = code_seconds(limits) if expires == float("inf") else limits.total_seconds + SLACK
+    if address := backend.url():
+        asked = [address, backend.token(), "code", job, seconds]
+        return _once(key, lambda: pool("remote").submit(*asked, seconds=seconds + SLACK, expires=expires))
+    return _once(key, lambda: pool("code").submit(*job, seconds=seconds, expires=expires))
+
+
+def code_seconds(limits: Limits) -> float:
+    """After which a worker hangs, whatever the machine's load."""
+    return PATIENCE * limits.total_seconds + SLACK
 
 
 def math_job(*asked: Any) -> Verdict:

@@ -1,7 +1,7 @@
 """The pools of this process: one for each kind of work, started on first use, ended with the process.
 
-`math` workers hold SymPy and no rights; `code` workers start sandboxes; `user` workers run the reward functions of a
-configuration with the rights and the environment of the caller.
+`math` workers hold SymPy and no rights; `code` workers start sandboxes; `remote` ones ask a runner elsewhere; `user`
+workers run the reward functions of a configuration with the rights and the environment of the caller.
 """
 
 from __future__ import annotations
@@ -17,11 +17,13 @@ from equipoise.rewards.pool import Pool, cores
 KEPT = ("PATH", "TMPDIR")
 SET = {"PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1", "LC_ALL": "C.UTF-8"}
 
+REMOTE = 16  # workers that wait for a runner elsewhere
+
 _lock = threading.Lock()
 _pools: dict[tuple[str, int], tuple[int, Pool]] = {}
 
 
-def pool(kind: Literal["math", "code", "user"], workers: int = 0) -> Pool:
+def pool(kind: Literal["math", "code", "user", "remote"], workers: int = 0) -> Pool:
     """`workers` 0 is one for each core, two for code. A process forked from this one gets pools of its own."""
     with _lock:
         owner, there = _pools.get((kind, workers), (0, None))
@@ -34,6 +36,8 @@ def pool(kind: Literal["math", "code", "user"], workers: int = 0) -> Pool:
 def _open(kind: str, workers: int) -> Pool:
     if kind == "user":
         return Pool("equipoise.rewards.functions:call", workers=workers)
+    if kind == "remote":
+        return Pool("equipoise.rewards.remote:ask", workers=workers or REMOTE, quiet=True)
     # Starting a sandbox is a third waiting (the kernel makes and ends namespaces): two workers fill a core.
     options: dict[str, Any] = {"workers": workers or (2 * cores() if kind == "code" else 0), "quiet": True}
     options["environment"] = {name: os.environ[name] for name in KEPT if name in os.environ} | SET

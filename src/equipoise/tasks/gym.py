@@ -22,6 +22,7 @@ an echo of the question can fool are repaired, bounded or refused (docs/gym.md h
 from __future__ import annotations
 
 import atexit
+import datetime
 import hashlib
 import json
 import os
@@ -33,6 +34,7 @@ from typing import Any, cast
 
 import numpy as np
 
+from equipoise.rewards import backend, pools
 from equipoise.rewards.deadline import PATIENCE
 from equipoise.rewards.pool import Pool
 from equipoise.rewards.pools import KEPT, SET
@@ -46,10 +48,10 @@ HELD_OUT = 256  # of each task
 BLOCK = 64  # items made from one seed
 REDRAWS = 100
 SECONDS = 5.0  # of CPU time for one score
+JOB_SECONDS = PATIENCE * SECONDS + WARM_SECONDS  # after which a worker hangs
 LONGEST_ANSWER = 20_000  # characters; scorers may be quadratic
 HASHED = ("intermediate_integration", "isomorphic_strings", "polynomial_multiplication", "ransom_note", "word_ladder")
 UNREPEATABLE = ("knight_swap",)
-REFUSED: dict[str, str] = {}  # task: why its score says nothing
 
 Options = Mapping[str, Mapping[str, Any]]
 
@@ -146,8 +148,11 @@ def submit(
     if why := gym_grammar.refusal(task, answer, entry):
         return Verdict("wrong", why, value=0.0, answer=answer)
     job = json.dumps([task, dict(options or {}), pack(dict(entry)), answer])
-    score = _pool().submit(job, task in gym_grammar.EVALUATING, SECONDS, seconds=PATIENCE * SECONDS + WARM_SECONDS)
-    return cast("Future[Verdict]", score)  # score_job gives no plain numbers
+    asked = [job, task in gym_grammar.EVALUATING, SECONDS]
+    if address := backend.url():
+        remote = [address, backend.token(), "gym", asked, JOB_SECONDS]
+        return cast("Future[Verdict]", pools.pool("remote").submit(*remote, seconds=JOB_SECONDS + 30))
+    return cast("Future[Verdict]", local_pool().submit(*asked, seconds=JOB_SECONDS))  # score_job gives no plain numbers
 
 
 def final_answer(response: str, reference: str) -> str:
@@ -184,14 +189,16 @@ def _resident() -> Resident:
 
 
 def pack(value: Any) -> Any:
-    """A value of an entry for JSON, with tuples and the keys of dictionaries as they are."""
+    """A value of an entry for JSON, with tuples, dates, times and the keys of dictionaries as they are."""
     if isinstance(value, tuple):
         return {"tuple": [pack(x) for x in value]}
     if isinstance(value, dict):
         return {"dict": [[pack(k), pack(x)] for k, x in value.items()]}
     if isinstance(value, list):
         return [pack(x) for x in value]
-    return value
+    if isinstance(value, datetime.datetime | datetime.date | datetime.time):
+        return {type(value).__name__: value.isoformat()}
+    return value.item() if isinstance(value, np.generic) else value
 
 
 def _weights(mixture: str) -> dict[str, float]:
@@ -233,7 +240,8 @@ def _dataset(task: str, options: str, seed: int) -> Any:
         raise TaskError(f"gym:{task}: {error}") from error
 
 
-def _pool() -> Pool:
+def local_pool() -> Pool:
+    """Workers that hold a sandbox each."""
     return _pool_of(os.getpid())  # a forked process needs workers of its own
 
 

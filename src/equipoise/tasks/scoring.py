@@ -7,8 +7,10 @@ full score must survive a second look (`CONFIRMED`). docs/gym.md lists them with
 from __future__ import annotations
 
 import ast
+import datetime
 import json
 import os
+import re
 from collections.abc import Callable
 from fractions import Fraction
 from functools import lru_cache
@@ -57,6 +59,8 @@ def _value(task: str, scorer: Any, entry: Entry, text: str) -> float:
     if task in OWN:
         return float(OWN[task](text, entry))
     value = float(scorer.score_answer(text, entry))
+    if value < 1.0 and task in ALL_OR_NOTHING:
+        return 0.0
     if value == 1.0 and task in CONFIRMED and not CONFIRMED[task](text, entry):
         return 0.0
     return value
@@ -95,6 +99,8 @@ def unpack(value: Any) -> Any:
         return [unpack(x) for x in value]
     if isinstance(value, dict):
         ((kind, inside),) = value.items()
+        if kind in ("date", "datetime", "time"):
+            return getattr(datetime, kind).fromisoformat(inside)
         return tuple(map(unpack, inside)) if kind == "tuple" else {unpack(k): unpack(x) for k, x in inside}
     return value
 
@@ -150,6 +156,13 @@ OWN: dict[str, Callable[[str, Entry], bool]] = {
     "game_of_life_halting": _as_reference,
     "puzzle24": lambda text, entry: _makes(24, text, entry),
 }
+# Whose partial credit a constant or an echo collects: below the full score there is none.
+ALL_OR_NOTHING = (
+    "aiw", "calendar_arithmetic", "game_of_life", "gcd", "knights_knaves", "letter_counting", "list_functions",
+    "mini_sudoku", "polynomial_equations", "prime_factorization", "rectangle_count", "rotate_matrix", "sudoku",
+    "syllogism", "time_intervals", "word_sorting",
+)  # fmt: skip
 CONFIRMED: dict[str, Callable[[str, Entry], bool]] = {
     "complex_arithmetic": lambda text, entry: "nan" not in text.lower(),
+    "quantum_lock": lambda text, entry: bool(re.fullmatch(r"[A-C\s,>→-]+", text)),  # it reads letters of any sentence
 }

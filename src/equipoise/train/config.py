@@ -17,8 +17,11 @@ from pathlib import Path
 from typing import Any, get_args, get_origin, get_type_hints
 
 from equipoise.objective import Objective
+from equipoise.rewards.backend import LOCAL
+from equipoise.rewards.backend import check as check_backend
 from equipoise.rewards.equal import RULES
 from equipoise.rewards.extract import ANSWER_IN
+from equipoise.rewards.sandbox import Limits
 
 Spec = str | dict[str, Any] | None
 Worth = float | str
@@ -126,6 +129,23 @@ class RewardConfig:
 
 
 @dataclass
+class SandboxConfig:
+    backend: str = option(
+        LOCAL, "what isolates programs and gym scorers: bubblewrap, or the URL of `equipoise sandbox serve`"
+    )
+    seconds: float = option(6.0, "CPU time or sleep of one test or call")
+    total_seconds: float = option(30.0, "CPU time or sleep of all tests of a response together")
+    memory_bytes: int = option(1 << 30, "address space of each process; of all together where a cgroup can be made")
+    output_bytes: int = option(4 << 20, "stdout, stderr and one returned value, each")
+    processes: int = option(32, "processes and threads at one time")
+    disk_bytes: int = option(32 << 20, "size of the scratch folder")
+    files: int = option(1000, "files in the scratch folder")
+
+    def limits(self) -> Limits:
+        return Limits(**{name.name: getattr(self, name.name) for name in fields(self) if name.name != "backend"})
+
+
+@dataclass
 class ObjectiveConfig:
     preset: str = option("grpo", "a published objective: see `equipoise objectives`")
     advantage: Spec = option(None, "replaces the preset's advantage")
@@ -205,6 +225,7 @@ class Config:
     task: TaskConfig = field(default_factory=TaskConfig)
     rollout: RolloutConfig = field(default_factory=RolloutConfig)
     reward: RewardConfig = field(default_factory=RewardConfig)
+    sandbox: SandboxConfig = field(default_factory=SandboxConfig)
     objective: ObjectiveConfig = field(default_factory=ObjectiveConfig)
     optim: OptimConfig = field(default_factory=OptimConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
@@ -240,6 +261,8 @@ class Config:
         m, r, w, o, t, e = self.model, self.rollout, self.reward, self.optim, self.train, self.eval
         try:
             objective = self.build_objective()
+            check_backend(self.sandbox.backend)
+            self.sandbox.limits()
         except ValueError as error:
             raise ConfigError(str(error)) from error
         at_least = {

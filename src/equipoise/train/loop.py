@@ -26,6 +26,7 @@ from equipoise import __version__, tasks
 from equipoise import policy as models
 from equipoise.evaluate import Evaluation, evaluate, line
 from equipoise.objective import response_ids
+from equipoise.rewards import backend
 from equipoise.rollout import sampler as open_sampler
 from equipoise.rollout.vllm import VllmSampler
 from equipoise.tasks import Prompt
@@ -82,6 +83,7 @@ class Trainer:
                 check_claim(self.folder, config, resume)
             ranks.barrier()
             self.objective = config.build_objective()
+            backend.use(config.sandbox.backend, config.sandbox.limits())
             check_own(config.reward)
             m, d = config.model, config.task
 
