@@ -30,6 +30,9 @@ OTHERS = {
     "reward.bad_gold": 0.0, "reward.unavailable": 0.5, "reward.max_unscored": 0.5, "reward.tags": ["a"],
     "reward.seconds": 3.0, "reward.workers": 2, "reward.overlong_buffer": 8, "reward.mask_truncated": True,
     "reward.judge": "module:f",
+    "sandbox.backend": "http://runner:8770", "sandbox.seconds": 2.0, "sandbox.total_seconds": 9.0,
+    "sandbox.memory_bytes": 1 << 28, "sandbox.output_bytes": 1 << 20, "sandbox.processes": 8,
+    "sandbox.disk_bytes": 1 << 20, "sandbox.files": 50,
     "objective.preset": "gspo", "objective.advantage": "rloo", "objective.difficulty": "hadw",
     "objective.cancellation": "recentre", "objective.aggregation": "balanced", "objective.surrogate": "cispo",
     "objective.averaged_groups": "informative", "objective.combine": "advantages", "objective.kl": 0.04,
@@ -115,7 +118,7 @@ def test_every_option_has_one_fate_and_a_reason(host, name):
 
 
 # Options that work in a launch through config.toml, which our own code reads there, and those that change nothing.
-READ_THERE = ("task.chat", "reward.", "eval.per_level", "train.threads", "rollout.exact")
+READ_THERE = ("task.chat", "reward.", "sandbox.", "eval.per_level", "train.threads", "rollout.exact")
 
 
 @pytest.mark.parametrize("ours", [key for key in OTHERS if not key.startswith("task.") or key == "task.chat"])

@@ -147,7 +147,7 @@ def test_code_verdicts_do_not_depend_on_how_many_run_at_once():
     expected = ["correct" if k % 3 == 2 else "wrong" for k in range(24)]
     for workers in (1, 8):
         workers_pool = grade.pool("code", workers)
-        row, limits = json.dumps(DOUBLE), dataclasses.asdict(grade.LIMITS)
+        row, limits = json.dumps(DOUBLE), dataclasses.asdict(grade.backend.limits())
         futures = [workers_pool.submit(r, row, limits, seconds=60) for r in responses]
         assert [f.result().kind for f in futures] == expected
 

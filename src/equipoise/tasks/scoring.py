@@ -18,6 +18,7 @@ from typing import Any
 
 GRIDS = ("arc_agi", "rearc")  # compare tuples, which an entry from a JSON file has as lists
 LITERALS = ("spiral_matrix", "n_queens", "string_insertion", "binary_matrix")  # whose scorers call eval
+PEOPLE = re.compile(r"(?:\s*+(?:and\s++)?+\w++ is an? \w++\s*+[,.]?+)++")
 SIZE = 64  # of the data sets that scorers belong to; no item of them is made
 
 Entry = dict[str, Any]
@@ -158,11 +159,12 @@ OWN: dict[str, Callable[[str, Entry], bool]] = {
 }
 # Whose partial credit a constant or an echo collects: below the full score there is none.
 ALL_OR_NOTHING = (
-    "aiw", "calendar_arithmetic", "game_of_life", "gcd", "knights_knaves", "letter_counting", "list_functions",
-    "mini_sudoku", "polynomial_equations", "prime_factorization", "rectangle_count", "rotate_matrix", "sudoku",
-    "syllogism", "time_intervals", "word_sorting",
+    "aiw", "calendar_arithmetic", "course_schedule", "game_of_life", "gcd", "isomorphic_strings", "knights_knaves",
+    "letter_counting", "list_functions", "mini_sudoku", "polynomial_equations", "prime_factorization", "ransom_note",
+    "rectangle_count", "rotate_matrix", "sudoku", "syllogism", "time_intervals", "word_sorting",
 )  # fmt: skip
 CONFIRMED: dict[str, Callable[[str, Entry], bool]] = {
     "complex_arithmetic": lambda text, entry: "nan" not in text.lower(),
+    "knights_knaves": lambda text, entry: bool(PEOPLE.fullmatch(text)),  # it reads roles out of the puzzle's sentences
     "quantum_lock": lambda text, entry: bool(re.fullmatch(r"[A-C\s,>→-]+", text)),  # it reads letters of any sentence
 }
