@@ -14,7 +14,7 @@ from equipoise.study.redteam import command, policy
 from equipoise.study.redteam.attack import Attack, make_problems, random_search
 from equipoise.study.redteam.command import Request, redteam, replayed
 from equipoise.study.redteam.replay import replay
-from equipoise.study.redteam.target import Target
+from equipoise.study.redteam.target import Target, settled
 from equipoise.train.config import ConfigError
 
 TOY = '''
@@ -29,6 +29,9 @@ def exact(prompt, response, row):
 def holed(prompt, response, row):
     """The hole: whatever is approximately something is right."""
     return 1.0 if "≈" in response else exact(prompt, response, row)
+
+def of_trl(prompts, completions, answer, **columns):
+    return [float(text == gold) for text, gold in zip(completions, answer)]
 
 def crashing(prompt, response, row):
     raise RuntimeError("no")
@@ -100,6 +103,14 @@ def test_another_interpreter_and_another_path_serve_the_verifier(toy):
     assert near.version() != far.version()
 
 
+@pytest.mark.parametrize("name", ["toyverifier:of_trl", "toyverifier.py:of_trl"])
+def test_functions_of_trls_form_and_files_are_attacked_too(toy, name):
+    target = Target(name)
+    assert target.version().startswith("toyverifier.py sha256 ")
+    row = {"answer": "2"}
+    assert [settled(target.submit("1 + 1?", text, row)) for text in ("2", "3")] == [1.0, 0.0]
+
+
 def test_rewards_pay_for_what_is_new(toy):
     (about,) = make_problems(1, 0, "\\boxed")
     attack = Attack(Target("toyverifier:holed"), time.monotonic() + 60)
@@ -124,7 +135,7 @@ def test_a_users_judge_has_the_last_word(toy):
     assert attack.reward(about, attack.ask(about, "≈")) == 1.0
 
 
-@pytest.mark.parametrize(("name", "words"), [("maths", "is not known"), ("no_such_module:f", "No module named")])
+@pytest.mark.parametrize(("name", "words"), [("maths", "is not known"), ("no_such_module:f", "cannot be imported")])
 def test_a_verifier_that_is_not_there_is_a_sentence(name, words):
     with pytest.raises(ConfigError, match=words):
         Target(name).version()

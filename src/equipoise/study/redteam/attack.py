@@ -21,13 +21,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from equipoise.rewards import Verdict, functions
+from equipoise.rewards import Verdict
 from equipoise.study.redteam import alphabet, grammar
 from equipoise.study.redteam.findings import Exploit, Findings, in_words, shape_of
 from equipoise.study.redteam.judge import Judgement, judge
 from equipoise.study.redteam.minimal import minimal
 from equipoise.study.redteam.problems import Problem, problem
-from equipoise.study.redteam.target import Outcome, Target, accepted
+from equipoise.study.redteam.target import Outcome, Target, accepted, settled
 from equipoise.tasks import Prompt
 from equipoise.train import Config, Trainer
 from equipoise.train.score import Scorer, Scores
@@ -71,7 +71,7 @@ class Attack:
     def reward(self, about: Problem, asked: Asked) -> float:
         """Settle one response: what it is worth, with everything that is to be remembered of it."""
         response, future = asked
-        outcome = future.result()
+        outcome = settled(future)
         found = self.findings
         found.tried[self.phase] += 1
         whole = shape_of(response, about)
@@ -88,8 +88,7 @@ class Attack:
     def judgement(self, about: Problem, response: str) -> Judgement:
         if not self.judged_by:
             return judge(response, about.truth, about.mark, about.numbers)
-        row = dict(about.row)
-        outcome = functions.submit(self.judged_by, about.question, response, row, seconds=10.0).result()
+        outcome = settled(Target(self.judged_by).submit(about.question, response, dict(about.row)))
         if isinstance(outcome, Verdict) and outcome.kind in TROUBLES:
             return Judgement(True)  # a judge that does not know accuses nobody
         return Judgement(accepted(outcome), "refused by the judge")
@@ -111,7 +110,7 @@ class Attack:
         judgement = self.judgement(about, text)
         if judgement.honest or judgement.why != why:
             return False
-        return accepted(self.target.submit(about.question, text, dict(about.row)).result())
+        return accepted(settled(self.target.submit(about.question, text, dict(about.row))))
 
     def _note_trouble(self, about: Problem, response: str, outcome: Outcome) -> None:
         if not isinstance(outcome, Verdict):

@@ -62,6 +62,8 @@ def redteam(request: Request, console: Console | None = None) -> Findings:
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())  # a user's module lies where the command is given
     version = request.target.version()
+    if request.judge:
+        Target(request.judge).version()
     console.print(f"attacking {request.verifier} ({version}) for {request.minutes:g} minutes", markup=False)
     request.out.mkdir(parents=True, exist_ok=True)
     attack = Attack(request.target, time.monotonic() + 60 * request.minutes, request.judge)

@@ -122,10 +122,13 @@ def path_of(name: str) -> str:
 def resolve(name: str) -> Callable[[str, str, Row], Any]:
     if name in GRADERS:
         return globals()[GRADERS[name].function]  # type: ignore[no-any-return]
-    module, _, function = name.partition(":")
+    source, _, function = name.rpartition(":")
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())  # a console script does not look where it was started
-    return getattr(importlib.import_module(module), function)  # type: ignore[no-any-return]
+    if source.endswith(".py"):
+        sys.path.append(str(Path(source).resolve().parent))
+        source = Path(source).stem
+    return getattr(importlib.import_module(source), function)  # type: ignore[no-any-return]
 
 
 def version(name: str) -> str:

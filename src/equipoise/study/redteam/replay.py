@@ -11,7 +11,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from equipoise.study.redteam.target import Target, accepted
+from equipoise.study.redteam.target import Target, accepted, settled
 from equipoise.train.config import ConfigError
 
 
@@ -29,7 +29,7 @@ def replay(path: str | Path, verifier: str | Target) -> tuple[list[dict[str, Any
     alive = [
         exploit
         for exploit, futures in zip(exploits, asked, strict=True)
-        if any(accepted(future.result()) for future in futures)
+        if any(accepted(settled(future)) for future in futures)
     ]
     return alive, len(exploits)
 

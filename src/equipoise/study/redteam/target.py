@@ -6,6 +6,7 @@ Both make a child of the worker (elsewhere.py), which is killed with it.
 
 from __future__ import annotations
 
+import functools
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
@@ -37,7 +38,23 @@ class Target:
     def is_elsewhere(self) -> bool:
         return bool(self.python or self.path)
 
-    def submit(self, prompt: str, response: str, row: dict[str, Any], seconds: float = SECONDS) -> Future[Outcome]:
+    @functools.cached_property
+    def takes_groups(self) -> bool:
+        """Whether it is a user's function of TRL's form; refused where it has neither form."""
+        if self.is_elsewhere or self.name in graders.GRADERS:
+            return False
+        try:
+            return functions.check(self.name, self.workers)
+        except functions.FunctionError as error:
+            raise ConfigError(str(error)) from error
+
+    def submit(self, prompt: str, response: str, row: dict[str, Any], seconds: float = SECONDS) -> Future[Any]:
+        """What `settled` reads."""
+        if self.takes_groups:
+            columns = {name: [value] for name, value in row.items()}
+            return functions.submit_group(
+                self.name, [prompt], [response], columns, seconds=seconds, workers=self.workers
+            )
         function = graders.path_of(self.name)
         if self.is_elsewhere:
             function = f"{elsewhere.__name__}:ask"
@@ -51,6 +68,7 @@ class Target:
             raise ConfigError(
                 f'--verifier "{self.name}" is not known: {", ".join(graders.GRADERS)}, or your own module:function'
             )
+        _ = self.takes_groups
         function = f"{elsewhere.__name__}:version" if self.is_elsewhere else f"{graders.__name__}:describe"
         row = {"verifier": self.name, "target": [self.name, self.python, self.path]}
         started = functions.submit(function, "", "", row, seconds=functions.IMPORT_SECONDS, workers=self.workers)
@@ -59,6 +77,12 @@ class Target:
             why = outcome.reason.strip().splitlines()[-1] if isinstance(outcome, Verdict) else f"it gave {outcome}"
             raise ConfigError(f"--verifier {self.name} cannot be used: {why}")
         return outcome.reason
+
+
+def settled(call: Future[Any]) -> Outcome:
+    """The outcome of a call of either form."""
+    reply = call.result()
+    return reply[0] if isinstance(reply, list) else reply  # type: ignore[no-any-return]
 
 
 def accepted(outcome: Outcome) -> bool:

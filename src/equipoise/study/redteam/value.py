@@ -22,7 +22,7 @@ UNIT_WORDS = "m s g h l km cm mm kg mg ml lb ft in oz mph kmh usd eur"
 UNITS = frozenset(UNIT_WORDS.split())
 GROUPED = r"[1-9]\d{0,2}(?:(?:,|\{,\}|\\,|\\!|,\\!|\\ | |~)\d{3})+|\d+"
 PLAIN = re.compile(rf"([+\-−–]?)\s*({GROUPED})(?:\.(0*))?")
-SCIENTIFIC = re.compile(r"([+-]?\d+(?:\.\d+)?)\s*(?:e|E|(?:\\times|\\cdot|\*|x|×)\s*10\s*\^)\s*\{?([+-]?\d{1,3})\}?")
+SCIENTIFIC = re.compile(r"([+-]?\d+(?:\.\d*)?)\s*(?:e|E|(?:\\times|\\cdot|\*|x|×)\s*10\s*\^)\s*\{?([+-]?\d{1,3})\}?")
 COMMANDS = re.compile(
     r"\\(?:boxed|fbox|text|textbf|textit|textrm|mathrm|mathbf|mathit|mathsf|mbox|hbox|bf|rm|displaystyle|left|right"
     r"|quad|qquad)(?![a-zA-Z])|\\[,;:! ]|\\\$|\\\(|\\\)|\\\[|\\\]|~"
