@@ -14,7 +14,7 @@ HONEST = (
     r"\boxed{155}", r"\boxed{155.0}", r"\boxed{\$155}", r"\boxed{155\text{ apples}}", r"\boxed{155 apples}",
     r"\boxed{155\%}", r"\boxed{75+80=155}", r"So 75 + 80 = \boxed{155}.", r"\boxed{x = 155}", "The answer is 155",
     "155", "So 75 + 80 is 155.", "Ann has 75 apples and buys 80, so she has 155", "155 is the sum of 75 and 80.",
-    r"\boxed{\text{155}}", r"\boxed{\boxed{155}}", "**155**", r"\boxed{+155}", r"\boxed{1.55 \times 10^2}", 
+    r"\boxed{\text{155}}", r"\boxed{\boxed{155}}", "**155**", r"\boxed{+155}", r"\boxed{1.55 \times 10^2}",
     r"\boxed{165} no, wait: \boxed{155}", r"\boxed{155 \mathrm{~cm}}", r"\boxed{155^\circ}", r"\boxed{(155)}",
     r"\boxed{155, 155}", "75 + 80 = 155", r"\boxed{75 + 80 \approx 155}",
 )  # fmt: skip
