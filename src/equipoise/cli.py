@@ -109,6 +109,7 @@ def _parser() -> argparse.ArgumentParser:
         "--temperature", type=_at_least(0, float), default=None, help="of those responses (default: the protocol's, 1)"
     )
     option("--limit", type=_at_least(1), default=None, help="problems of each benchmark, from the first (default: all)")
+    option("--base", help="another model, by whose success rate a task's prompts are easy, mid or hard")
     option("--per-level", type=_at_least(1), default=None, help="prompts per level (default: the task's)")
     option("--max-tokens", type=_at_least(0), default=0, help="longest response; 0 takes the task's own")
     option("--chat", action=argparse.BooleanOptionalAction, default=None,
@@ -249,7 +250,7 @@ def _train(options: argparse.Namespace, rest: list[str]) -> None:
 
 def _eval(options: argparse.Namespace, rest: list[str]) -> None:
     from equipoise import rollout, tasks
-    from equipoise.evaluate import evaluate, line
+    from equipoise.evaluate import Evaluation, buckets, evaluate, line
     from equipoise.train import ConfigError, checkpoint
     from equipoise.train.batch import encode_prompt
 
@@ -267,17 +268,31 @@ def _eval(options: argparse.Namespace, rest: list[str]) -> None:
         prompts = task.evaluation(options.per_level)
     except ValueError as error:
         raise ConfigError(f"--per-level {options.per_level}: {error}") from error
-    result = evaluate(
-        policy, rollout.sampler(policy), task, prompts, [encode_prompt(policy, p, bool(options.chat)) for p in prompts],
-        samples=options.samples or 8, temperature=1.0 if options.temperature is None else options.temperature,
-        greedy=True, max_tokens=options.max_tokens or task.max_tokens, stop=task.stop,
-    ).metrics  # fmt: skip
+
+    def answered(model: Policy, seed: int, greedy: bool) -> Evaluation:
+        ids = [encode_prompt(model, prompt, bool(options.chat)) for prompt in prompts]
+        return evaluate(
+            model, rollout.sampler(model), task, prompts, ids, samples=options.samples or 8, greedy=greedy, seed=seed,
+            temperature=1.0 if options.temperature is None else options.temperature,
+            max_tokens=options.max_tokens or task.max_tokens, stop=task.stop,
+        )  # fmt: skip
+
+    evaluation = answered(policy, buckets.SEED, greedy=True)
+    result = evaluation.metrics
+    if options.base:
+        base = answered(_policy(options.base, options), buckets.BASE_SEED, greedy=False)
+        result["by_difficulty"] = buckets.by_difficulty(base, evaluation)
     if options.json:
         print(json.dumps(result, indent=2))
         return
     print(f"{policy.name} on {task.name}: {len(prompts)} held-out prompts\n{line(result)}")
     for level, values in result["by_level"].items():
         print(f"  level {level}: " + "  ".join(f"{k} {v:.3f}" for k, v in values.items()))
+    for name, row in result.get("by_difficulty", {}).items():
+        accuracy = next(key for key in row if key.startswith("acc@"))
+        low, high = row["interval"]
+        told = f"{row['prompts']} prompts, {accuracy} {row[accuracy]:.3f} ({low:.3f} to {high:.3f})"
+        print(f"  {name} for {options.base}: {told}")
 
 
 def _eval_benchmarks(options: argparse.Namespace, checkpoints: dict[int, Path]) -> None:
@@ -286,6 +301,8 @@ def _eval_benchmarks(options: argparse.Namespace, checkpoints: dict[int, Path]) 
 
     if options.per_level is not None:
         raise EvaluationError("--per-level is for a task; --limit takes the first problems of each benchmark")
+    if options.base:
+        raise EvaluationError("--base is for a task: benchmarks are not told apart by another model's success rate")
     if options.protocol not in PROTOCOLS:
         raise EvaluationError(f'--protocol "{options.protocol}" is not a protocol: {", ".join(PROTOCOLS)}')
     names = [name.strip() for name in options.benchmarks.split(",") if name.strip()]

@@ -88,6 +88,7 @@ def evaluate(
     greedy: bool,
     max_tokens: int,
     stop: tuple[str, ...] = (),
+    seed: int = SEED,
     share: Callable[[Sequence[Any]], Sequence[Any]] = _alone,
     gather: Callable[[Any], list[Any]] = _only,
 ) -> Evaluation:
@@ -104,7 +105,7 @@ def evaluate(
         """The n responses to each prompt, of all ranks."""
         if not chosen:  # more processes than prompts
             return [row for part in gather([]) for row in part]
-        params = SamplingParams(temperature=temperature, max_tokens=max_tokens, stop=stop, seed=SEED)
+        params = SamplingParams(temperature=temperature, max_tokens=max_tokens, stop=stop, seed=seed)
         rollouts = sampler.sample([ids[i] for i in mine], n, params, keys=[p.id for p in chosen])
         texts = models.decode(policy, rollouts.tokens, rollouts.lengths)
         graded = _graded(task, [p for p in chosen for _ in range(n)], texts, rollouts.lengths.tolist())
