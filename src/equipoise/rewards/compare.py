@@ -71,7 +71,7 @@ def consistent(answer: Node, by: Arithmetic) -> bool | None:
 
 
 def _step_holds(chain: Chain, k: int, sign: str, by: Arithmetic) -> bool | None:
-    """Whether members k and k + 1 agree. A name, and an equation with letters on one side only, claim nothing.
+    """Whether members k and k + 1 agree. A name, and an equation whose left side has letters, claim nothing.
 
     What follows ≈ has to be a decimal.
     """
@@ -81,11 +81,18 @@ def _step_holds(chain: Chain, k: int, sign: str, by: Arithmetic) -> bool | None:
     if is_name(before) or is_name(after):
         return True
     if sign == "≈":
-        return by.approximates(before, after) if is_constant(before) else False
-    constant = is_constant(before), is_constant(after)
-    if constant == (True, True) or (constant == (False, False) and is_name(chain.texts[0])):
+        first = chain.members[k]
+        text = first.text if isinstance(first, Leaf) else before
+        return by.approximates(text, after) if is_constant(text) else False
+    number, other = (_is_number(chain.members[i], chain.texts[i]) for i in (k, k + 1))
+    if number or (not other and is_name(chain.texts[0])):
         return same(chain.members[k], chain.members[k + 1], replace(by, strict=False))
     return True
+
+
+def _is_number(node: Node, text: str) -> bool:
+    """Whether a member is a number, with a unit or without."""
+    return is_constant(node.text if isinstance(node, Leaf) else text)
 
 
 def every(outcomes: Iterable[bool | None]) -> bool | None:
