@@ -173,3 +173,10 @@ def test_shortcuts_see_what_whole_passes_see(text, after):
         letters = {a or b for a, b in re.findall(r"\(([A-J])\)|(?<![\w'’])([B-HJ])(?![\w'’])", text)}
         assert _choice(text) == (letters.pop() if len(letters) == 1 else None)
     assert all(DIGIT.search(match.group()).start() <= BEFORE_DIGIT for match in NUMBER.finditer(text))
+
+
+@pytest.mark.parametrize("line", [r"45\cdot 1", "260^1", r"\lfloor 45 \rfloor", "40 + 5", "(45)", "x = 46"])
+def test_the_last_hashes_count_whatever_is_written_there(line):
+    """An earlier, plainer answer is not read in the place of a calculation; a heading states none."""
+    assert answer(f"#### 45\n#### {line}", ("####",)).text == line
+    assert answer(f"#### {line}\n#### Verification\n#### 3. Check it", ("####",)).text == line

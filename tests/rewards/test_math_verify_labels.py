@@ -41,6 +41,8 @@ BY_THE_STRICT_RULES = DISAGREEMENTS | {
     113: "an inequality has to be solved: -x >= -1 is not x <= 1",
     120: CHAIN + "3+3 = 2",
     121: CHAIN + "3+3 = 2",
+    129: CALCULATION + "a sum of matrices is not their sum written out",
+    130: CALCULATION + "a product of matrices is not the matrix it comes to",
 }
 
 

@@ -26,9 +26,9 @@ def is_name(text: str) -> bool:
 
 
 def is_constant(text: str) -> bool:
-    """Whether a text is an expression without letters; e and i are numbers."""
+    """Whether a text is an expression without letters; e and i are numbers, and a ratio is a quotient."""
     letters = re.sub(r"\\[a-zA-Z]+", lambda m: "x" if m.group()[1:] in GREEK else " ", text)
-    return not re.search(r"[a-df-hj-zA-Z]", letters) and follows_grammar(text.replace(r"\$", ""))
+    return not re.search(r"[a-df-hj-zA-Z]", letters) and follows_grammar(text.replace(r"\$", "").replace(":", "/"))
 
 
 def one_letter(text: str) -> str | None:

@@ -285,6 +285,8 @@ def _same_matrix(gold: Node, answer: Node, by: Arithmetic) -> bool | None:
             return False
         return _in_order(*((cells, other.items) if matrix is gold else (other.items, cells)), by)
     if isinstance(other, Leaf) and r"\begin" in other.text:
+        if by.strict and matrix is gold:  # matrices that are still to be added or multiplied
+            return False
         return by.equal(*((matrix.text, other.text) if matrix is gold else (other.text, matrix.text)))
     return False
 

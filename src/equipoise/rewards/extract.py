@@ -42,6 +42,8 @@ BOX = re.compile(r"\\(?:boxed|fbox)\s*(?=\{)")
 MARK = re.compile(b"####"), re.compile(b"answer")
 # A line that is a value, with one word behind it at most: "18 dollars", and neither "Check" nor "3. Check".
 VALUE = re.compile(r"[-+−(\[$]*\s*(?:\d[\d,./]*(?<!\.)|\.\d+|\\[a-zA-Z$]+\S*)[)\]$%\\]*(?:\s*[a-zA-Z]+)?\.?$")
+# A heading begins with a word, "3. Check" too; what is calculated there is the answer that is stated, right or wrong.
+NO_HEADING = re.compile(r"(?!(?:\d+[.)]\s+)?[*_]*[a-zA-Z]{2,})")
 AFTER_MARK = re.compile(r"[\s*_]*(?:[:：=]|(?:is|are)\b:?|(?=\$|\\\(|\\\[))[\s*_]*", re.IGNORECASE)
 SPECIAL_TOKEN = re.compile(r"<\|[^|<>\n]{0,40}\|>.*", re.DOTALL)
 SENTENCE_END = re.compile(r"[.!?](?=\s)|\n\s*\n")
@@ -213,7 +215,7 @@ def _marked(text: str, after: int, places: tuple[str, ...]) -> Answer | None:
     for start, end in reversed(_marks(text, after)[-MARKS:]):
         if text[start] == "#":
             line = text[end : end + SENTENCE].split("\n", 1)[0].strip() if "####" in places else ""
-            if line and VALUE.match(line):
+            if line and (VALUE if after else NO_HEADING).match(line):
                 return Answer(line, "####")
             heading = heading or (line if not after else None)
         elif "words" not in places:

@@ -25,6 +25,7 @@ from equipoise.rewards.notation import Unreadable, tight
 PLAIN = re.compile(r"[-+]?\s?(?:\d+(?:\.\d*)?|\.\d+)")
 ROUNDED = re.compile(r"-?\d*\.\d{12,}")  # a reference that is itself a rounding
 DEGREES = re.compile(r"(\d)\s*\^\s*\\circ(?![a-zA-Z])")
+REPEATED_SIGN = re.compile(r"[-+]\s*[-+]")  # the grammar takes several signs for one
 CONSTANTS = frozenset({"π", "e", "i"})
 TRIGONOMETRIC = frozenset(name[1:] for name in FUNCTIONS) - {"ln", "log", "exp"}
 PIECEWISE = frozenset({"floor"})
@@ -40,7 +41,8 @@ class Shape:
     """One part of an expression: its kind, its value, and the operations that are left to do in it.
 
     `scale` is the rational number written before an irrational one, None where there is none yet; `over` says that a
-    denominator is written already, `under` that a numerator is. `inverted`: it stands below a fraction bar.
+    denominator is written already, `under` that a numerator is. `inverted`: it stands below a fraction bar. `signed`: a
+    minus stands before it already, so that another one is left to carry out.
     """
 
     kind: str
@@ -50,6 +52,7 @@ class Shape:
     over: bool = False
     under: bool = False
     inverted: bool = False
+    signed: bool = False
 
 
 LETTERS: Value = {(1, (("letters", 1),)): Fraction(1)}
@@ -197,7 +200,8 @@ def _name_of(function: str) -> str:
 
 def _negated(a: Shape) -> Shape:
     value = {monomial: -c for monomial, c in a.value.items()}
-    return replace(a, value=LETTERS if a.kind == "letters" else value)
+    work = a.work | {"sign"} if a.signed else a.work
+    return replace(a, value=LETTERS if a.kind == "letters" else value, work=work, signed=True)
 
 
 def _product_of_rationals(a: Shape, b: Shape) -> Shape:
@@ -206,7 +210,8 @@ def _product_of_rationals(a: Shape, b: Shape) -> Shape:
     if {a.kind, b.kind} == {"whole", "inverse"}:
         quotient = exact.number(value)
         whole = quotient is not None and quotient.denominator == 1
-        return Shape("fraction", value, work | {"quotient"} if whole else work)
+        signed = a.signed or b.signed
+        return Shape("fraction", value, work | {"quotient"} if whole else work, signed=signed)
     if b.kind == "ten" and a.kind in {"whole", "decimal"} and 1 <= abs(_rational(a) or 0) < 10:
         return Shape("fraction", value, work)
     left = {"quotient"} if "inverse" in {a.kind, b.kind} else {"product"}
@@ -291,9 +296,10 @@ def _whole_root(number: int, n: int) -> bool:
 def shape(text: str) -> Shape | None:
     """How an expression in the spelling of `notation.spell` is written; None where the grammar does not read it."""
     try:
-        return _settled(read(DEGREES.sub(r"\1", text), WRITING))
+        found = _settled(read(DEGREES.sub(r"\1", text), WRITING))
     except (Unreadable, RecursionError):
         return None
+    return replace(found, work=found.work | {"sign"}) if REPEATED_SIGN.search(text) else found
 
 
 def is_rational(text: str) -> bool:
@@ -314,7 +320,9 @@ def allowed(gold: str, answer: str) -> bool:
     """Whether an answer that equals the gold one is written as one may: as a value, or with its operations."""
     if PLAIN.fullmatch(answer) or tight(gold) == tight(answer):
         return True
-    if ":" in gold + answer:
+    if ":" in answer and ":" not in gold:  # a ratio for a number is a fraction, and 310:2 is a quotient
+        return is_value("/".join(f"({part})" for part in answer.split(":")))
+    if ":" in gold:
         return all(is_value(part) for part in answer.split(":"))
     written, reference = shape(answer), shape(gold)
     if written is None or reference is None:

@@ -52,6 +52,7 @@ INVERSE = re.compile(r"\\(sin|cos|tan)\s*\^\s*\{\s*-\s*1\s*\}")  # never 1/sin: 
 COMMAND = re.compile(r"\\(?:[a-zA-Z]+|.)|\s+", re.DOTALL)
 TOKEN = re.compile(r"\\(?:[a-zA-Z]+|.)?", re.DOTALL)
 CHOOSE = re.compile(r"\{([^{}\\]*)\\choose(?![a-zA-Z])([^{}\\]*)\}")
+BOLD = re.compile(r"\A\*\*([^*]+)\*\*\Z")  # markdown, around all of it
 THOUSANDS = re.compile(r"(?<=\d)\s*(?:\{\s*,\s*\}|,\s?\\!\s*)\s*(?=\d{3}(?!\d))")
 AND = re.compile(
     r"[\s,;]*(?:\\text\{\s*,?\s*(?:and|or)\s*,?\s*\}|(?<![a-zA-Z\\{])(?:and|or)(?![a-zA-Z}]))[\s,;]*|\\text\{[^{}]*\}"
@@ -79,7 +80,7 @@ def spell(text: str) -> str:
 
 def respell(text: str) -> str:
     """The text in one spelling, whatever it is: a whole prompt too."""
-    text = _ascii(text.strip()).replace("~", " ")
+    text = BOLD.sub(r"\1", _ascii(text.strip())).replace("~", " ")
     text = re.sub(r"(?<!\\)((?:\\\\)*)\\$", r"\1", text)  # what is left of a space, `\ `, at the end
     if "matrix" not in text and "array" not in text:
         text = re.sub(r"\\\\(?=[a-zA-Z{}(\[])", r"\\", text)

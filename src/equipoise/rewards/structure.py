@@ -72,7 +72,8 @@ class Matrix:
 Node = Leaf | Words | Choice | Group | Chain | Union | Matrix
 
 NUMBER_WITH_COMMAS = re.compile(r"[-+]?\s?(?:\\\$)?\s?\d{1,3}(?:,\d{3})+(?![\d,])(?:\.\d+)?")
-NUMBER_WITH_SPACES = re.compile(r"[-+]?\d{1,3}(?: \d{3})+(?![\d,/ ])(?:\.\d+)?")
+NUMBER_WITH_SPACES = re.compile(r"[-+]?\s?(?:\\\$)?\s?[1-9]\d{0,2}(?: \d{3})+(?![\d,/]| \d)(?:\.\d+)?")
+GROUPED = re.compile(r"(?<![\d.,])(?<![\d.] )[1-9]\d{0,2}(?:(?:,\d{3})+|(?: \d{3})+)(?![\d,/]| \d)")
 TIME = re.compile(r"\d{1,2}:0\d(?::\d\d)?|\d{1,2}:\d\d:\d\d")
 SIGN = re.compile(r"\\le(?![a-zA-Z])|\\ge(?![a-zA-Z])|\\ne(?![a-zA-Z])|\\in(?![a-zA-Z])|\\approx(?![a-zA-Z])|=|<|>")
 SIGNS = {r"\le": "≤", r"\ge": "≥", r"\ne": "≠", r"\in": "∈", r"\approx": "≈", "=": "=", "<": "<", ">": ">"}
@@ -107,6 +108,8 @@ def parse(text: str) -> Node:
         joined = re.sub(r"(?<=\d)[, ](?=\d{3})", "." if re.match(r"[-+]?0,", text) else "", number.group())
         if len(split(text[number.end() :], ",;" + OF_A_LIST)) == 1:
             return _single(joined + text[number.end() :])
+    if (joined := _sides_joined(text)) != text:
+        return _single(joined)
     by_semicolon = [part for part in split(text, ";") if part]
     if len(by_semicolon) > 1:
         return Group(tuple(_tuple_of(split(part, ",")) for part in by_semicolon))
@@ -114,6 +117,14 @@ def parse(text: str) -> Node:
     if len(parts) > 1:
         return _list(parts)
     return _single(text)
+
+
+def _sides_joined(text: str) -> str:
+    """`x = 1,260` as x = 1260: where the sides of an equation hold separators of thousands and no other comma."""
+    if SIGN.search(text) is None or text.count(",") != len(split(text, ",")) - 1:
+        return text
+    joined = GROUPED.sub(lambda match: re.sub("[, ]", "", match.group()), text)
+    return joined if len(split(joined, ",;" + OF_A_LIST)) == 1 else text
 
 
 def _list(parts: list[str]) -> Node:
