@@ -147,3 +147,24 @@ def test_a_long_run_is_thinned_and_says_so(tmp_path):
 def test_a_run_that_has_only_begun_has_a_page(tmp_path):
     (tmp_path / "config.toml").write_text("[train]\nsteps = 5\n")
     assert [p["id"] for p in panels([read(tmp_path, "run")])] == ["summary"]
+
+
+def test_what_looks_like_gaming_is_named_with_the_step_and_the_threshold(tmp_path):
+    with open(tmp_path / "metrics.jsonl", "w") as f:
+        for step in range(1, 21):
+            said = {"gaming/divergence": 0.0 if step < 11 else 0.5, "gaming/copied": 0.0, "rewards/f/mean": 0.25}
+            f.write(json.dumps({"step": step, **said, "rewards/f/crashed": 0.5, "rewards/f/timeout": 0.0}) + "\n")
+    (tmp_path / "eval.jsonl").write_text('{"step": 0, "gaming/greedy": 0.75}\n{"step": 20, "gaming/greedy": 0.5}\n')
+    page = {p["id"]: p for p in panels([read(tmp_path, "run")])}
+    rows = {row["head"]: row["cells"][0]["text"] for row in page["gaming"]["table"]["rows"]}
+    assert rows == {"divergence": "from step 13", "copied": "never"}  # the mean of ten steps passes 0.1 with the third
+    assert figure(page, "gaming", "gaming/divergence")["means"] == "Warned of above 0.1."
+    assert figure(page, "gaming", "gaming/greedy")["lines"][0]["y"] == [0.75, 0.5]
+    rows = {row["head"]: row["cells"][0]["text"] for row in page["functions"]["table"]["rows"]}
+    assert rows == {
+        "f: mean reward": "0.250",
+        "f: crashed": "0.500",
+        "f: timed out": "0.000",
+        "f: no answer found": "–",
+    }
+    assert "f: timed out" in page["functions"]["still"]

@@ -26,7 +26,9 @@ from equipoise.report.series import (
     thin,
 )
 from equipoise.report.summary import bound, held_out_metrics, peak, signed, summary
+from equipoise.rewards.gaming import MEASURES, Measure
 
+GREEDY = "gaming/greedy"
 Panel = dict[str, Any]
 Figure = dict[str, Any]
 
@@ -195,7 +197,7 @@ def bias(runs: Sequence[Run]) -> Panel | None:
 
 
 def _compared(means: Sequence[float | None]) -> list[dict[str, Any]]:
-    largest = max(map(abs, present(means)))
+    largest = max(map(abs, present(means)), default=0.0)
     visible = largest >= 5e-4  # what the table prints as 0 has no bar
     bars = [None if m is None else rounded(m / largest) if visible else 0.0 for m in means]
     texts = ["–" if m is None else signed(m, 3).removeprefix("+") for m in means]
@@ -242,16 +244,92 @@ def entropy(runs: Sequence[Run]) -> Panel | None:
     return panel("entropy", "Entropy and clipping", sentence, figures, nothing=1e-6)
 
 
+def gaming(runs: Sequence[Run]) -> Panel | None:
+    """The signs that the reward is being gamed, each with its threshold, and a table of what crossed one."""
+    shown = [(m, measure) for m, measure in MEASURES.items() if any(m in run.metrics for run in runs)]
+    figures = [_measure(runs, metric, measure) for metric, measure in shown]
+    greedy = (
+        [_judged_greedy(runs)] if any(number(e, GREEDY) is not None for run in runs for e in run.evaluations) else []
+    )
+    rows = [
+        {"head": metric.removeprefix("gaming/"), "cells": [{"text": _first_crossing(run, metric)} for run in runs]}
+        for metric, _ in shown
+    ]
+    table = {"columns": ["beyond its threshold", *(run.name for run in runs)], "runs_across": True, "rows": rows}
+    sentence = (
+        "A second judge, apart from the reward, grades a sample of every step. A measure beyond its threshold asks for "
+        "a look at the samples; it is no proof. Honest learning lowers the number of different answers within groups."
+    )
+    for metric, title in (("distinct_in_groups", "Different answers within groups"), ("judged", "Responses judged")):
+        figures.append(curve(runs, (f"gaming/{metric}", title, "")))
+    return panel("gaming", "Is the reward being gamed?", sentence, [*figures, *greedy], table=table)
+
+
+def _measure(runs: Sequence[Run], metric: str, measure: Measure) -> Figure:
+    side = "above" if measure.above else "below"
+    return curve(
+        runs, (metric, measure.title, measure.sentence), zero=True, means=f"Warned of {side} {measure.threshold:g}."
+    )
+
+
+def _first_crossing(run: Run, metric: str) -> str:
+    """The first step whose running mean lies beyond the threshold."""
+    column = running_mean(run.metrics.get(metric, []))
+    found = [s for s, v in zip(run.steps, column, strict=False) if v is not None and MEASURES[metric].crossed(v)]
+    return f"from step {found[0]}" if found else "never"
+
+
+def _judged_greedy(runs: Sequence[Run]) -> Figure:
+    lines = []
+    for i, run in enumerate(runs):
+        found = [(e["step"], v) for e in run.evaluations if (v := number(e, GREEDY)) is not None]
+        if found:
+            lines.append({"run": i, "x": [step for step, _ in found], "y": [rounded(v) for _, v in found]})
+    drop = MEASURES["gaming/greedy_drop"]
+    return {
+        "id": GREEDY,
+        "kind": "lines",
+        "title": "Greedy accuracy by the judge",
+        "sentence": f"On held-out prompts. Warned of where it falls by {drop.threshold:g} while the reward rises.",
+        "lines": lines,
+        "unit": "percent",
+    }
+
+
+def functions(runs: Sequence[Run]) -> Panel | None:
+    """Each reward function: its mean, and the shares of responses on which it crashed, timed out or found no answer."""
+    metrics = list(dict.fromkeys(m for run in runs for m in run.metrics if m.startswith("rewards/")))
+    names = list(dict.fromkeys(m.removeprefix("rewards/").rpartition("/")[0] for m in metrics))
+    columns = {"mean": "Mean reward", "crashed": "Crashed", "timeout": "Timed out", "unparsed": "No answer found"}
+    figures = [
+        curve(runs, (f"rewards/{name}/{kind}", f"{name}: {title.lower()}", ""))
+        for name in names
+        for kind, title in columns.items()
+    ]
+    rows = [
+        {
+            "head": f"{name}: {title.lower()}",
+            "cells": _compared([mean(run.metrics.get(f"rewards/{name}/{kind}", [])) for run in runs]),
+        }
+        for name in names
+        for kind, title in columns.items()
+    ]
+    table = {"columns": ["mean over all steps", *(run.name for run in runs)], "runs_across": True, "rows": rows}
+    sentence = "Before weights and length shaping. A function that fails on most responses for three steps stops a run."
+    return panel("functions", "Reward functions", sentence, figures, nothing=0.0, table=table)
+
+
 def others(runs: Sequence[Run]) -> Panel | None:
     """Every metric no other panel shows: nothing that was logged is out of reach."""
     shown = {metric for metric, _, _ in (*TRAINING, *ENTROPY)} | {"policy_loss", "difficulty/anchor"}
-    left = sorted({m for run in runs for m in run.metrics if m not in shown and not m.startswith("bias/")})
+    elsewhere = ("bias/", "rewards/", "gaming/")
+    left = sorted({m for run in runs for m in run.metrics if m not in shown and not m.startswith(elsewhere)})
     figures = [curve(runs, (m, m, "")) for m in left]
     return panel("others", "All other metrics", "As logged.", figures, nothing=0.0, closed=True)
 
 
 PANELS: tuple[Callable[[Sequence[Run]], Panel | None], ...] = (
-    summary, held_out, training, drift, lengths, bias, weights, entropy, others,
+    summary, held_out, training, gaming, functions, drift, lengths, bias, weights, entropy, others,
 )  # fmt: skip
 
 
