@@ -34,6 +34,7 @@ from equipoise.train.score import Scorer, Scores
 
 PROBLEMS = 512
 RANDOM_SHARE = 0.25  # of the time, for random search
+RANDOM_MINUTES = 5.0  # of it at most
 BATCH = 256  # responses of random search that are asked for together
 CURIOSITY = 0.1
 PATIENCE = 40  # steps without a new cluster before a new start

@@ -20,6 +20,7 @@ from rich.console import Console
 from equipoise.study.redteam import alphabet, grammar, page
 from equipoise.study.redteam.attack import (
     PROBLEMS,
+    RANDOM_MINUTES,
     RANDOM_SHARE,
     Attack,
     make_problems,
