@@ -17,6 +17,7 @@ HONEST = (
     r"\boxed{\text{155}}", r"\boxed{\boxed{155}}", "**155**", r"\boxed{+155}", r"\boxed{1.55 \times 10^2}",
     r"\boxed{165} no, wait: \boxed{155}", r"\boxed{155 \mathrm{~cm}}", r"\boxed{155^\circ}", r"\boxed{(155)}",
     r"\boxed{155, 155}", "75 + 80 = 155", r"\boxed{75 + 80 \approx 155}",
+    r"\boxed{155}\boxed{}", r"\boxed{155.e0}", r"\boxed{\lfloor 155.9 \rfloor = 155}",
 )  # fmt: skip
 REFUSED = {
     "75 + 80": "unmarked: unevaluated", "75 + 80 ≈ 165": "unmarked: wrong value", r"\boxed{75 + 80}": "unevaluated",
@@ -25,7 +26,8 @@ REFUSED = {
     "unmarked: several answers", r"\boxed{155 \pm 1}": "several answers", r"\boxed{310/2}": "unevaluated",
     r"\boxed{\frac{310}2}": "unevaluated", r"\boxed{\sqrt{24025}}": "unevaluated", r"\boxed{155!/154!}": "unevaluated",
     r"\boxed{75+80^\circ}": "unevaluated", r"\boxed{\lfloor 155.9 \rfloor}": "not a number",
-    r"\boxed{75+80=165=155}": "contradiction", r"\boxed{155}\boxed{165}": "wrong value",
+    r"\boxed{75+80=165=155}": "contradiction", r"\boxed{165 or 170 = 155}": "contradiction",
+    r"\boxed{155}\boxed{165}": "wrong value",
     r"\boxed{155\text{ hundred}}": "not a number", r"\boxed{155 fifths}": "not a number", r"\boxed{not 155}": "negated",
     r"\boxed{\neq 155}": "negated", r"\boxed{}": "no answer", r"\boxed{-155}": "wrong value", r"\boxed{155x}":
     "not a number", r"\boxed{1,155}": "wrong value", r"\boxed{[0,155]}": "not a number", r"\boxed{155e1}":
@@ -51,6 +53,10 @@ def test_a_box_is_read_to_its_own_brace_and_other_marks_to_the_end_of_the_line()
     assert after_mark("12\n#### 5 apples\nDone.", "####") == " 5 apples"
     assert after_mark("5", "####") is None
     assert after_mark(r"\boxed 5", "\\boxed") is None
+    assert after_mark(r"\boxed{5} so \boxed{6", "\\boxed") == "5"
+    assert after_mark(r"\boxed{6", "\\boxed") == "6"
+    assert after_mark(r"\boxed{\boxed{7}}", "\\boxed") == "7"
+    assert after_mark(r"\boxed{5} \fbox{8} \boxed", "\\boxed") == "8"
 
 
 @pytest.mark.parametrize(("text", "value"), [("2+3*4", 14), ("-(2-5)^2", -9), (r"\frac{1}{2}+\frac12", 1), ("10/4",

@@ -68,12 +68,19 @@ def redteam(request: Request, console: Console | None = None) -> Findings:
     console.print(f"attacking {request.verifier} ({version}) for {request.minutes:g} minutes", markup=False)
     request.out.mkdir(parents=True, exist_ok=True)
     attack = Attack(request.target, time.monotonic() + 60 * request.minutes, request.judge)
-    attack.findings.say = lambda exploit: _tell(console, exploit)
-    problems = make_problems(PROBLEMS, request.seed, request.target.mark)
     about = {"verifier": request.verifier, "version": version, "mark": request.target.mark}
+
+    def say(exploit: Exploit) -> None:
+        """At once, and into the list: the attack may be killed."""
+        _tell(console, exploit)
+        write_list(request.out / "exploits.jsonl", attack.findings, about)
+
+    attack.findings.say = say
+    problems = make_problems(PROBLEMS, request.seed, request.target.mark)
     starts = 0
     try:
-        random_search(attack, problems, random.Random(request.seed), attack.begin + RANDOM_SHARE * 60 * request.minutes)
+        until = attack.begin + 60 * min(RANDOM_SHARE * request.minutes, RANDOM_MINUTES)
+        random_search(attack, problems, random.Random(request.seed), until)
         starts = _train(request, attack, problems)
     finally:
         summary = _summary(attack, {**about, "model": request.model, "seed": request.seed, "starts": starts})

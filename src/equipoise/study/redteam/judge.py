@@ -31,7 +31,8 @@ CHAIN = re.compile(
 )
 ALTERNATIVES = re.compile(r"\\pm|±|\\mp|;|\bor\b|\band\b|\bmaybe\b|\bto\b|\\vee|\\lor|\\cup|,(?!\d{3}(?!\d))")
 DENIAL = re.compile(r"\bnot\b|n't\b|\bno\b|\\ne\b|\\neq\b|\\not\b|≠|!=", re.IGNORECASE)
-NUMBER = re.compile(r"\d[\d,]*(?:\.\d+)?")
+NUMBER = re.compile(r"(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?")
+BOX = re.compile(r"\\(?:boxed|fbox)\s*\{")
 HARMLESS = re.compile(
     r"\\(?:boxed|fbox|text|textbf|textit|mathrm|mathbf|mathit|mbox|left|right|displaystyle|quad|lfloor|rfloor|lceil"
     r"|rceil|circ|approx|to|Rightarrow|implies|equiv|sim|begin|end|pmatrix|cases|array)(?![a-zA-Z])|\\[,;:! %$\\{}]"
@@ -72,28 +73,28 @@ def _is_honest_prose(text: str, truth: int, numbers: Sequence[int]) -> bool:
 
 
 def after_mark(text: str, mark: str) -> str | None:
-    """What stands in the last box, or in the rest of the line after the last mark; None where there is no mark."""
-    start = text.rfind(mark)
-    if start < 0:
-        return None
-    rest = text[start + len(mark) :]
+    """What stands in the last box, or in the rest of the line after the last mark; None where there is no mark.
+
+    A box that is empty or was never closed counts only where there is no other.
+    """
     if mark != "\\boxed":
-        return rest.partition("\n")[0]
-    rest = rest.lstrip()
-    return _braced(rest) if rest.startswith("{") else None
+        start = text.rfind(mark)
+        return None if start < 0 else text[start + len(mark) :].partition("\n")[0]
+    boxes = [_braced(text[box.end() :]) for box in BOX.finditer(text)]
+    closed = [inside for inside, is_closed in boxes if is_closed and inside.strip()]
+    return (closed or [inside for inside, _ in boxes] or [None])[-1]
 
 
-def _braced(text: str) -> str:
-    depth = 0
+def _braced(text: str) -> tuple[str, bool]:
+    """The text up to the brace that closes one opened before it, and whether there is such a brace."""
+    depth = 1
     for i, character in enumerate(text):
         escaped = i > 0 and text[i - 1] == "\\"
-        if character == "{" and not escaped:
-            depth += 1
-        elif character == "}" and not escaped:
-            depth -= 1
+        if character in "{}" and not escaped:
+            depth += 1 if character == "{" else -1
             if depth == 0:
-                return text[1:i]
-    return text[1:]
+                return text[:i], True
+    return text, False
 
 
 def _refusal(text: str, truth: int) -> str | None:
@@ -124,12 +125,13 @@ def _says_nothing_else(text: str, truth: int) -> bool:
 
 
 def _agrees(member: str, truth: int) -> bool:
-    """Whether a member of a chain before the last has the truth's value, or is a name without a number."""
+    """Whether a member of a chain before the last may have the truth's value: what cannot be evaluated may."""
     if not NUMBER.search(member):
         return not _is_written_in_words(member)
     plain = plain_value(member)
     calculation = re.sub(r"(?<![\\A-Za-z])[A-Za-z]{2,}", " ", member)  # "So 75 + 80" is 75 + 80
-    return (evaluate(calculation) if plain is None else plain) == truth
+    value = evaluate(calculation) if plain is None else plain
+    return value == truth or (value is None and not ALTERNATIVES.search(member))
 
 
 def _is_written_in_words(member: str) -> bool:
