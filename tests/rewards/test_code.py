@@ -1,12 +1,14 @@
 """Which code runs, which tests a row holds, and when an answer is the expected one."""
 
+import dataclasses
+import json
 import time
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from equipoise.rewards import code, sandbox
+from equipoise.rewards import code, grade, sandbox
 
 needs_sandbox = pytest.mark.usefixtures("sandboxed")
 
@@ -330,3 +332,16 @@ HUMANEVAL = code.tests(
 def test_humaneval_responses_continue_the_prompt_or_define_the_function(response, kind):
     verdict = code.judge(response, HUMANEVAL)
     assert verdict.kind == kind, verdict.reason
+
+
+def test_a_row_whose_own_reference_fails_says_nothing_about_responses():
+    """MBPP's 601 makes objects of the response's class in its tests: nobody can pass."""
+    solution = "class Pair:\n    def __init__(self, a): self.a = a\ndef first(pairs): return pairs[0].a\n"
+    row = {"test_list": ["assert first([Pair(5)]) == 5"], "code": solution}
+    limits = dataclasses.asdict(sandbox.Limits())
+    for response in (solution, "def first(pairs): return 5"):
+        verdict = grade.code_job(f"```python\n{response}\n```", json.dumps(row), limits)
+        assert verdict.kind == "bad_gold"
+        assert "its own reference solution is wrong" in verdict.reason
+    sound = {"test_list": ["assert first([5]) == 5"], "code": "def first(x): return x[0]"}
+    assert grade.code_job("```python\ndef first(x): return 4\n```", json.dumps(sound), limits).kind == "wrong"

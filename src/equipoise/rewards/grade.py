@@ -196,7 +196,23 @@ def code_job(response: str, row: str, limits: dict[str, Any]) -> Verdict:
         tests = code.tests(json.loads(row))
     except code.TestsError as error:
         return Verdict("bad_gold", str(error))
-    return code.judge(response, tests, Limits(**limits))
+    verdict = code.judge(response, tests, Limits(**limits))
+    if verdict.kind == "wrong" and (why := _reference_fails(row, json.dumps(limits))):
+        return Verdict(
+            "bad_gold", f"its own reference solution is wrong: {why}", verdict.seconds, answer=verdict.answer
+        )
+    return verdict
+
+
+@functools.lru_cache(maxsize=10_000)
+def _reference_fails(row: str, limits: str) -> str | None:
+    """Why the solution that an MBPP row brings (`code`) does not pass the row's tests, where it brings one."""
+    table = json.loads(row)
+    solution = table.get("code") if isinstance(table, dict) and "test_list" in table else None
+    if not isinstance(solution, str):
+        return None
+    verdict = code.judge(solution, code.tests(table), Limits(**json.loads(limits)))
+    return verdict.reason if verdict.kind == "wrong" else None
 
 
 @functools.lru_cache(maxsize=10_000)
