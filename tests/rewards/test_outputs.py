@@ -25,7 +25,7 @@ from equipoise.rewards import guest, outputs
         ("0.1", "0.10000001", True),
         ("0.1", "0.1001", False),
         ("1e-9", "0.0", True),
-        ("1000000.0", "1000000.5", True),
+        ("1000000.0", "1000000.5", False),
         ("1000000", "1000001", False),
         ("1.0", "1", False),
         ("1", "1.0", False),
@@ -117,3 +117,20 @@ def test_values_are_the_same_at_most_where_python_says_so_up_to_the_tolerance(a,
 
     if outputs.same_value(guest.parse(guest.encode(a)), b) and type(a) is type(b):
         assert rounded(a) == rounded(b)
+
+
+@pytest.mark.parametrize(
+    ("got", "expected", "same"),
+    [
+        ("1234568.0", "1234567.123456789", False),
+        ("1234567.1234567", "1234567.123456789", True),
+        ("1234567.2", "1234567.1", True),
+        ("1234567.9", "1234567.1", False),
+        ("0.333333", "0.333333333333", True),
+        ("0.30000000000000004", "0.3", True),
+        ("1.0000001e10", "1e10", True),
+        ("100000.05", "100000.00", False),
+    ],
+)
+def test_a_printed_float_is_held_to_the_digits_of_the_expected_one(got, expected, same):
+    assert outputs.same_output(got, expected) is same

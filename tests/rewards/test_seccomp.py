@@ -16,7 +16,10 @@ from equipoise.rewards import seccomp
 ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 ALLOW, KILL = 0x7FFF0000, 0x80000000
 EPERM, ENOSYS = 0x50000 | errno.EPERM, 0x50000 | errno.ENOSYS
-OTHER = {"x86_64": (56, 435, 44, 16), "aarch64": (220, 435, 206, 29)}  # clone, clone3, sendto, ioctl
+OTHER = {
+    "x86_64": (56, 435, 44, 16, 53),
+    "aarch64": (220, 435, 206, 29, 199),
+}  # clone, clone3, sendto, ioctl, socketpair
 
 
 def decide(program, machine, number, arguments=(0,) * 6, arch=None):
@@ -43,7 +46,8 @@ def test_exactly_the_denied_calls_are_refused(machine):
     program = seccomp.program(machine=machine)
     denied = {numbers[seccomp.MACHINES.index(machine)] for numbers in seccomp.NUMBERS.values()}
     for number in range(600):
-        expected = EPERM if number in denied else ENOSYS if number == OTHER[machine][1] else ALLOW
+        refused = number in denied or number == OTHER[machine][4]  # a socketpair of family 0
+        expected = EPERM if refused else ENOSYS if number == OTHER[machine][1] else ALLOW
         assert decide(program, machine, number) == expected, number
 
 
@@ -60,7 +64,7 @@ def test_a_shorter_list_refuses_only_that(machine):
 @pytest.mark.parametrize("machine", seccomp.MACHINES)
 def test_calls_judged_by_their_arguments(machine):
     program = seccomp.program(machine=machine)
-    clone, _, sendto, ioctl = OTHER[machine]
+    clone, _, sendto, ioctl, _ = OTHER[machine]
     thread, sigchld = 0x3D0F00, 17  # what pthread_create and fork pass
     assert decide(program, machine, clone, (thread, 0, 0, 0, 0, 0)) == ALLOW
     assert decide(program, machine, clone, (sigchld, 0, 0, 0, 0, 0)) == ALLOW
@@ -96,7 +100,7 @@ def test_the_numbers_are_the_kernels():
     defined = re.findall(r"#define __NR(?:3264)?_(\w+)\s+(\d+)", found[0].read_text())
     kernel = {name: int(number) for name, number in defined}
     ours = {name: numbers[seccomp.MACHINES.index(machine)] for name, numbers in seccomp.NUMBERS.items()}
-    ours |= dict(zip(("clone", "clone3", "sendto", "ioctl"), OTHER[machine], strict=True))
+    ours |= dict(zip(("clone", "clone3", "sendto", "ioctl", "socketpair"), OTHER[machine], strict=True))
     compared = {name: number for name, number in ours.items() if name in kernel}
     assert compared == {name: kernel[name] for name in compared}
     assert len(compared) > 70
@@ -147,3 +151,12 @@ def test_a_confined_process_has_no_sockets_in_any_thread_or_child(denied):
     source = CONFINED.format(denied=denied)
     run = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, env=os.environ, timeout=60)
     assert run.stdout.strip() == "True", run.stderr
+
+
+@pytest.mark.parametrize("machine", seccomp.MACHINES)
+def test_a_socketpair_is_of_the_local_family_only(machine):
+    number = {"x86_64": 53, "aarch64": 199}[machine]
+    filtered = seccomp.program(machine=machine)
+    assert decide(filtered, machine, number, (1, 1, 0, 0, 0, 0)) == ALLOW  # AF_UNIX
+    for family in (2, 10, 16, 17, 40):  # INET, INET6, NETLINK, PACKET, VSOCK
+        assert decide(filtered, machine, number, (family, 1, 0, 0, 0, 0)) == EPERM

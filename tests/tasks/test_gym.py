@@ -1,5 +1,6 @@
 """reasoning-gym: streams that are apart, mixtures by weight, and its own scorers behind a deadline."""
 
+import datetime
 import json
 import os
 import random
@@ -9,6 +10,7 @@ import sys
 import time
 from collections import Counter, deque
 
+import numpy as np
 import pytest
 from scipy import stats
 
@@ -128,6 +130,13 @@ def test_final_answers(response, reference, answer):
 def test_an_entry_travels_unchanged():
     value = {"a": (1, [2.5, (None, True)]), 3: {"b": "c", (4, 5): []}, "dict": {"tuple": 1}}
     assert unpack(json.loads(json.dumps(pack(value)))) == value
+
+
+def test_dates_and_times_of_an_entry_travel_too():
+    """A row of a Parquet file has them as they are; JSON has not."""
+    moments = [datetime.datetime(2024, 2, 29, 1, 2, 3), datetime.date(2024, 2, 29), datetime.time(23, 59)]
+    assert unpack(json.loads(json.dumps(pack({"at": moments})))) == {"at": moments}
+    assert pack(np.int64(3)) == 3
 
 
 def test_partial_credit_is_a_value_and_scorers_that_trip_are_verdicts():

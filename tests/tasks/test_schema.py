@@ -9,7 +9,7 @@ from concurrent.futures import Future
 
 import pytest
 
-from equipoise.tasks import Dataset, TaskError
+from equipoise.tasks import Dataset, TaskError, fields
 from equipoise.tasks.fields import gold, last_box
 from equipoise.tasks.row import RowError
 from equipoise.tasks.schema import recognise
@@ -350,3 +350,15 @@ def test_boxes():
     assert last_box(r"\boxed{\text{x \} y}}") == r"\text{x \} y}"
     assert last_box("{}}") is None
     assert last_box(r"\boxed{" * 100_000 + "1" + "}" * 3) is not None
+
+
+def test_a_packed_pickle_builds_nothing_but_one_text():
+    """Shared references double at every level, and a bytearray is allocated at the size it claims."""
+    doubled = ["x" * 1000]
+    for _ in range(40):
+        doubled = [doubled, doubled]
+    claims = b"\x80\x05\x96" + (1 << 40).to_bytes(8, "little") + b"."
+    for data in (pickle.dumps(doubled), claims, pickle.dumps(["a"]), pickle.dumps("a" * 10)[:-3], b""):
+        packed = base64.b64encode(zlib.compress(data)).decode()
+        assert fields.unpacked(packed) == packed
+    assert fields.unpacked(base64.b64encode(zlib.compress(pickle.dumps("[1]"))).decode()) == "[1]"

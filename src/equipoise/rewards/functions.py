@@ -176,4 +176,6 @@ def _plain(value: Any) -> Any:
         return {str(k): _plain(v) for k, v in value.items()}
     if isinstance(value, list | tuple):
         return [_plain(v) for v in value]
+    if hasattr(value, "isoformat"):  # dates and times, which a Parquet file has and JSON has not
+        return value.isoformat()
     return value.tolist() if hasattr(value, "tolist") else value

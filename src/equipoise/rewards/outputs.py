@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import re
+from decimal import Decimal
 from typing import Any
 
 TOLERANCE = 1e-6
@@ -17,7 +18,8 @@ def same_output(got: str, expected: str) -> bool:
     """Equal line by line but for blanks at the ends of lines and empty lines at the end, else token by token.
 
     Then lines must have the same number of tokens, and two tokens are the same if they are equal, or if both are
-    written as floats (with a point or an exponent) and differ by 1e-6 at most, absolutely or relatively.
+    written as floats (with a point or an exponent) and differ by 1e-6 at most, absolutely or relatively; relatively by
+    no more than one unit of the last digit that the expected text shows.
     """
     a, b = _lines(got), _lines(expected)
     if a == b:
@@ -37,7 +39,20 @@ def _same_tokens(got: list[str], expected: list[str]) -> bool:
 
 
 def _close_text(x: str, y: str) -> bool:
-    return bool(_FLOAT.fullmatch(x) and _FLOAT.fullmatch(y)) and _close(float(x), float(y))
+    if not (_FLOAT.fullmatch(x) and _FLOAT.fullmatch(y)):
+        return False
+    got, expected = float(x), float(y)
+    if got == expected:
+        return True
+    # Relative closeness must not forgive a digit that the expected text shows.
+    relative = min(TOLERANCE * abs(expected), _last_place(y))
+    return abs(got - expected) <= max(TOLERANCE, relative)
+
+
+def _last_place(text: str) -> float:
+    """The unit of the last digit of a float as it is written."""
+    exponent = Decimal(text).as_tuple().exponent
+    return math.inf if not isinstance(exponent, int) else 10.0 ** min(max(exponent, -300), 300)
 
 
 def _close(x: float, y: float) -> bool:

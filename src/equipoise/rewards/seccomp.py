@@ -68,7 +68,7 @@ NUMBERS: dict[str, tuple[int | None, int | None]] = {
     "uselib": (134, None),
     "sysfs": (139, None),
     "_sysctl": (156, None),
-    # sockets; socketpair stays, asyncio needs it, and without connect and addresses it reaches nobody
+    # sockets; socketpair of AF_UNIX stays, asyncio needs it, and without connect and addresses it reaches nobody
     "socket": (41, 198),
     "connect": (42, 203),
     "bind": (49, 200),
@@ -116,9 +116,11 @@ NETWORK: tuple[str, ...] = ("socket", "connect", "bind", "listen", "sendmsg", "s
 
 MACHINES: tuple[str, ...] = ("x86_64", "aarch64")
 _AUDIT_ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
-_ARGUMENT_RULES = {"clone": (56, 220), "clone3": (435, 435), "sendto": (44, 206), "ioctl": (16, 29)}
+_ARGUMENT_RULES = {"clone": (56, 220), "clone3": (435, 435), "sendto": (44, 206), "ioctl": (16, 29),
+                   "socketpair": (53, 199)}  # fmt: skip
 _NEW_NAMESPACE = 0x7E020080  # CLONE_NEW{USER,PID,NET,IPC,UTS,CGROUP,NS,TIME}
 _TERMINAL_INJECTION = (0x5412, 0x541C)  # TIOCSTI, TIOCLINUX: typing into the terminal the process was started from
+_AF_UNIX = 1
 _X32 = 0x40000000
 
 # classic BPF: opcode, jump if true, jump if false, operand
@@ -131,8 +133,9 @@ def program(denied: Iterable[str] = DENIED, machine: str | None = None) -> bytes
     """The filter for `machine` (this one unless given), as an array of `struct sock_filter`.
 
     Each call of `denied` fails with EPERM. So do, whatever `denied` says: a clone that makes a namespace, a sendto
-    with an address, typing into a terminal, and the x32 calls. clone3 fails with ENOSYS, because its flags lie in
-    memory that a filter cannot read; C libraries then use clone. A call of another architecture kills the process.
+    with an address, a socketpair of another family than AF_UNIX, typing into a terminal, and the x32 calls. clone3
+    fails with ENOSYS, because its flags lie in memory that a filter cannot read; C libraries then use clone. A call of
+    another architecture kills the process.
     """
     machine = machine or platform.machine()
     if machine not in MACHINES:
@@ -160,6 +163,7 @@ def program(denied: Iterable[str] = DENIED, machine: str | None = None) -> bytes
     address = low[4]
     null = [(_LOAD, 0, 0, address), (_EQUAL, 0, 2, 0), (_LOAD, 0, 0, address + 4), (_EQUAL, 1, 0, 0)]
     when("sendto", *null, refuse, allow)
+    when("socketpair", (_LOAD, 0, 0, low[0]), (_EQUAL, 1, 0, _AF_UNIX), refuse, allow)
     sti, linux = _TERMINAL_INJECTION
     when("ioctl", (_LOAD, 0, 0, low[1]), (_EQUAL, 1, 0, sti), (_EQUAL, 0, 1, linux), refuse, allow)
     code.append(allow)
