@@ -42,7 +42,7 @@ def phi(
     import torch
 
     from equipoise.objective.choice import choose
-    from equipoise.objective.difficulty import DIFFICULTIES, HADW
+    from equipoise.objective.difficulty import DIFFICULTIES, HADW, Success
     from equipoise.objective.groups import Batch, Groups
 
     difficulty = choose("difficulty", DIFFICULTIES, spec)()
@@ -52,7 +52,8 @@ def phi(
     if isinstance(difficulty, HADW) and difficulty.recentre:  # recentring moved A, and may have turned its sign
         difficulty, sign = dataclasses.replace(difficulty, recentre=False), torch.sign(batch.centred)
     past = torch.tensor([torch.nan if x is None else x for x in past_reward], dtype=torch.float64)
-    return difficulty.reweight(batch, sign, anchor, difficulty.rate(past).clamp(0, 1)).abs().tolist()
+    success = Success(difficulty.rate(r), batch.groups)
+    return difficulty.reweight(sign, success, anchor, difficulty.rate(past).clamp(0, 1))[0].abs().tolist()
 
 
 def anchors(run: Run) -> dict[int, float]:
