@@ -159,3 +159,16 @@ def test_a_whole_comparison_and_again(tmp_path, monkeypatch, capsys):
 
 def test_the_default_metric_is_the_configurations():
     assert study.default_metric(None, ["--eval.samples", "4"]) == "acc@4"
+
+
+def test_curves_tell_how_soon_a_common_score_was_reached_and_how_much_they_shook():
+    steps = [0.0, 10.0, 20.0]
+    found = [
+        Variant("a", [0.6], [0.6], [(steps, [0.2, 0.4, 0.6])]),
+        Variant("b", [0.4], [0.5], [(steps, [0.2, 0.5, 0.4])]),
+    ]
+    record = json.loads(study.as_json(found, [], "acc@8", "words"))
+    assert record["score"] == 0.5
+    assert [v["steps_to_score"] for v in record["variants"]] == [[pytest.approx(15)], [10]]
+    assert [v["jitter"] for v in record["variants"]] == [[pytest.approx(0, abs=1e-12)], [pytest.approx(0.4 / 6**0.5)]]
+    assert study.curve_table(found).row_count == 2

@@ -15,7 +15,7 @@ import itertools
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ from scipy import stats
 
 from equipoise import report
 from equipoise.evaluate import peak
+from equipoise.evaluate.curve import jitter, steps_to_score
 from equipoise.study.runs import train_all
 from equipoise.train import Config, ConfigError, Interrupted, RunFolder, load, read_lines
 
@@ -38,11 +39,15 @@ EXAMPLE = "objective.aggregation=token,sequence,balanced"
 
 @dataclass(frozen=True)
 class Variant:
-    """`scores`: the metric's last value of each seed's run, in the order of the seeds; `peaks`: its highest."""
+    """`scores`: the metric's last value of each seed's run, in the order of the seeds; `peaks`: its highest.
+
+    `curves`: the steps of each seed's evaluations, and the metric at them.
+    """
 
     name: str
     scores: list[float]
     peaks: list[float]
+    curves: list[tuple[list[float], list[float]]] = field(default_factory=list)
 
     @property
     def mean(self) -> float:
@@ -83,6 +88,7 @@ def compare(
     found = [_variant(name, folders, metric) for name, folders in runs.items()]
     pairs = differences(found)
     console.print(table(found, metric))
+    console.print(curve_table(found))
     if pairs:
         console.print(pair_table(pairs))
     words = verdict(found, pairs, metric)
@@ -145,15 +151,17 @@ def _config(path: str | None, settings: dict[str, str], seed: int, out: Path, ov
 
 
 def _variant(name: str, folders: Sequence[RunFolder], metric: str) -> Variant:
-    scores, peaks = [], []
+    scores, peaks, curves = [], [], []
     for folder in folders:
         evaluations = read_lines(folder.eval)
         known = [k for k, v in evaluations[-1].items() if isinstance(v, float)]
         if metric not in known:
             raise ConfigError(f"--metric {metric}: {folder.eval} has no such number ({', '.join(known)})")
         scores.append(evaluations[-1][metric])
-        peaks.append(peak([e["step"] for e in evaluations], [e[metric] for e in evaluations]).peak)
-    return Variant(name, scores, peaks)
+        steps, values = [e["step"] for e in evaluations], [e[metric] for e in evaluations]
+        peaks.append(peak(steps, values).peak)
+        curves.append((steps, values))
+    return Variant(name, scores, peaks, curves)
 
 
 def interval(values: Sequence[float]) -> tuple[float, float]:
@@ -253,6 +261,23 @@ def _row(v: Variant) -> tuple[str, str, str, str]:
     return f"{100 * v.mean:.1f}", shown, f"{100 * float(np.mean(v.peaks)):.1f}", str(len(v.scores))
 
 
+def curve_table(found: Sequence[Variant]) -> Table:
+    """TGC's predictions of a run's curve: how soon it reaches a score that all reach, how much it shakes."""
+    score = common_score(found)
+    reached = f"steps to {100 * score:.1f}"
+    out = Table("variant", reached, "jitter (points)", box=None, padding=(0, 2, 0, 0))
+    for v in found:
+        steps = [steps_to_score(*curve, score) for curve in v.curves]
+        shakes = [jitter(values) for _, values in v.curves]
+        out.add_row(v.name, f"{np.median(steps):.0f}", f"{100 * np.mean(shakes):.1f}")
+    return out
+
+
+def common_score(found: Sequence[Variant]) -> float:
+    """The lowest peak of all runs: the highest score that each of them has reached."""
+    return min(p for v in found for p in v.peaks)
+
+
 def pair_table(pairs: Sequence[Difference]) -> Table:
     out = Table("pair", "difference", "95 %", "p", "p (Holm)", "seeds for 1 point", box=None, padding=(0, 2, 0, 0))
     for d in pairs:
@@ -301,7 +326,18 @@ def as_csv(found: Sequence[Variant]) -> str:
 
 def as_json(found: Sequence[Variant], pairs: Sequence[Difference], metric: str, words: str) -> str:
     record: dict[str, Any] = {"metric": metric, "verdict": words}
-    record["variants"] = [{"name": v.name, "last": v.scores, "peak": v.peaks} for v in found]
+    score = common_score(found)
+    record["score"] = score
+    record["variants"] = [
+        {
+            "name": v.name,
+            "last": v.scores,
+            "peak": v.peaks,
+            "steps_to_score": [steps_to_score(*curve, score) for curve in v.curves],
+            "jitter": [None if math.isnan(x) else x for x in (jitter(values) for _, values in v.curves)],
+        }
+        for v in found
+    ]
     record["differences"] = [d.__dict__ for d in pairs]
     return json.dumps(record, indent=2) + "\n"
 
