@@ -1,16 +1,19 @@
 """Every reward function of a run is seen: its numbers, its failures, and the end of the run where it always fails."""
 
+import json
 import math
 import time
 
 import pyarrow.parquet as pq
 import pytest
 
+from equipoise.rewards import backend
 from equipoise.tasks import Prompt
+from equipoise.tasks.arithmetic import Arithmetic
 from equipoise.train import ConfigError, RunError, RunFolder, Trainer, loop, own
 from equipoise.train.config import RewardConfig
 from equipoise.train.own import HOPELESS_RESPONSES
-from equipoise.train.score import Scorer
+from equipoise.train.score import Scorer, check_isolation
 from equipoise.train.tally import Failing, Tally, joined, labels
 
 from .tiny import REWARDS, column, metrics, outcome, settings
@@ -171,3 +174,17 @@ def test_labels_tell_functions_apart():
 
 def test_nothing_of_a_response_obeys_in_the_terminal():
     assert loop.last_line("first\n\x1b[2Jlast") == "\ufffd[2Jlast"
+
+
+def test_no_isolation_is_said_before_a_model_is_loaded(model, tmp_path, monkeypatch):
+    file = tmp_path / "rows.jsonl"
+    rows = [
+        {"prompt": f"def f{i}():\n", "test": f"def check(f):\n    assert f() == {i}", "entry_point": f"f{i}"}
+        for i in range(9)
+    ]
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    monkeypatch.setattr(backend, "problem", lambda: "bubblewrap is not installed")
+    options = {"task__name": str(file), "model__name": str(tmp_path / "no model"), "reward__functions": ["task"]}
+    with pytest.raises(ConfigError, match="judged in isolation, and there is none here: bubblewrap is not installed"):
+        Trainer(settings(model, tmp_path / "run", **options))
+    check_isolation(Arithmetic())

@@ -37,7 +37,7 @@ from equipoise.train.config import Config, ConfigError, dump
 from equipoise.train.folder import RunError, RunFolder, append, replace, write_table
 from equipoise.train.gaming import Crossing, Watcher
 from equipoise.train.progress import Terminal
-from equipoise.train.score import Scorer, check_own, last_line
+from equipoise.train.score import Scorer, check_isolation, check_own, last_line
 from equipoise.train.stopping import graceful_stop
 from equipoise.train.tally import Failing
 from equipoise.train.trackers import open_trackers
@@ -103,6 +103,7 @@ class Trainer:
                 max_prompt_tokens=d.max_prompt_tokens, held_out=d.held_out or None, avoid=d.avoid, gym=d.gym,
                 count_tokens=lambda prompt: len(encode_prompt(policy(), prompt, d.chat)),
             )  # fmt: skip
+            check_isolation(self.task)
             scorer = Scorer(config.reward, self.task, chat=d.chat)
             self.watcher = Watcher(config.reward, self.task, chat=d.chat)
             self.policy = policy()

@@ -15,11 +15,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from equipoise.rewards import SCORES, Verdict, shape
+from equipoise.rewards import SCORES, Verdict, backend, shape
 from equipoise.rewards.hosts import NO_SCORE
 from equipoise.rewards.verdict import Outcome
 from equipoise.tasks import Prompt, Task
-from equipoise.train.config import RewardConfig
+from equipoise.train.config import ConfigError, RewardConfig
 from equipoise.train.own import FAILURES, Asked, OwnFunction, Ungrouped, row
 from equipoise.train.tally import Tally, labels
 
@@ -27,6 +27,7 @@ Answer = Outcome | Future[Outcome] | Asked | Ungrouped
 RewardFunction = Callable[[Prompt, str], Answer]
 BUILT_IN = ("task", "tags", "boxed")
 NUMBER = "scored"  # stands for a verdict's kind where a function gave a plain number
+LOOKED_AT = 16  # prompts that say whether a task needs isolation
 TROUBLES = ("crashed", "bad_gold", "unavailable")  # verdicts somebody should look at
 
 
@@ -124,6 +125,19 @@ def check_own(config: RewardConfig) -> None:
             OwnFunction(name, config)
     if config.judge:
         OwnFunction(config.judge, config, option="reward.judge")
+
+
+def check_isolation(task: Task) -> None:
+    """Refuse a task whose responses must be isolated where nothing here can: before a model is loaded, not after the
+    first responses had no score. Looks at the first prompts."""
+    first = [task.prompt(i).meta for i in range(LOOKED_AT)]
+    if not any("tests" in meta or "entry" in meta for meta in first):
+        return
+    if (why := backend.problem()) is not None:
+        raise ConfigError(
+            f'task.name = "{task.name}": its responses are judged in isolation, and there is none here: {why}; '
+            "or name a runner in sandbox.backend"
+        )
 
 
 def _function(name: str, config: RewardConfig, task: Task, chat: bool, option: str) -> RewardFunction:
