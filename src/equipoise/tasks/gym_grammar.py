@@ -45,6 +45,8 @@ def refusal(task: str, answer: str, entry: Mapping[str, Any]) -> str | None:
 
 def entry_refusal(task: str, entry: Mapping[str, Any]) -> str | None:
     """The same for what the scorer evaluates of the entry itself: a row of a file is not to be believed either."""
+    if task not in EVALUATING:
+        return None
     metadata = entry["metadata"]
     if task == "number_sorting" and not NUMBER_LIST.fullmatch(str(entry["answer"])):
         return "its answer is no list of numbers"
