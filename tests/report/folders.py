@@ -85,7 +85,8 @@ def write_rollouts(path: Path, step: int, reward, length, group, credit, texts: 
         "level": ["1"] * n,
         "advantage": credit.advantage.tolist(),
         "weight": credit.weight.tolist(),
-        "past_reward": pa.array([None] * len(credit.advantage), pa.float64()),
+        "accuracy": reward.tolist(),
+        **{f"past_{name}": [0.0] * n for name in ("successes", "attempts", "age")},
         "coefficient": credit.coefficient.tolist(),
     }
     pq.write_table(pa.table(table), path / "rollouts" / f"step-{step}.parquet")

@@ -11,7 +11,7 @@ RNG = np.random.default_rng(0)
 REWARD = (RNG.random(48) < 0.4).astype(float)
 GROUP = np.repeat(np.arange(6), 8)
 LENGTH = RNG.integers(3, 30, 48)
-PAST = np.repeat([0.1, np.nan, 0.9, 0.5, np.nan, 0.3], 8)
+PAST = np.repeat([[1, 10, 2], [0, 0, 0], [9, 10, 1], [2, 4, 7], [0, 0, 0], [3, 10, 1]], 8, axis=0).astype(float)
 
 
 @pytest.mark.parametrize("advantage", ["grpo", "dr_grpo", "rloo"])
@@ -23,8 +23,9 @@ def test_phi_is_what_the_objective_multiplied_the_advantage_by(spec, advantage):
     weighed = Objective(advantage=advantage, difficulty=spec).assign(REWARD, GROUP, LENGTH, history=PAST)
     plain = Objective(advantage=advantage).assign(REWARD, GROUP, LENGTH)
     C = float(weighed.metrics["difficulty/anchor"])
-    past = [None if np.isnan(x) else x for x in PAST]
-    phi = np.array(difficulty.phi(spec, C, REWARD, GROUP, weighed.advantage.tolist(), past))
+    past = dict(zip(difficulty.NEEDED[1:], PAST.T.tolist(), strict=True))
+    known = {"accuracy": REWARD.tolist(), "group": GROUP.tolist(), "advantage": weighed.advantage.tolist(), **past}
+    phi = np.array(difficulty.phi(spec, C, **known))
     product = phi * plain.advantage.numpy()
     if isinstance(spec, dict) and spec.get("recentre"):
         product -= np.array([product[g == GROUP].mean() for g in GROUP])

@@ -1,6 +1,5 @@
 """The history of each prompt: every scored response of earlier steps and none of this one, whatever was dropped."""
 
-import math
 from collections import defaultdict
 
 import pyarrow.parquet as pq
@@ -24,10 +23,10 @@ def few_prompts(tmp_path):
 
 def test_by_hand():
     history = PromptHistory()
-    assert all(map(math.isnan, history.mean_rewards(["a", "b"])))
+    assert history.counts(["a", "b"], 1) == [[0, 0, 0], [0, 0, 0]]
     history.record(["a", "a", "b"], [1.0, 0.0, 0.5], step=3)
     history.record(["a"], [1.0], step=7)
-    assert history.mean_rewards(["b", "a"]) == [0.5, 2 / 3]
+    assert history.counts(["b", "a", "c"], 9) == [[0.5, 1, 6], [2.0, 3, 2], [0, 0, 0]]
     assert history.seen == {"a": [3, 2.0, 7], "b": [1, 0.5, 3]}
     again = PromptHistory()
     again.load_state_dict(history.state_dict())
@@ -49,9 +48,9 @@ def test_a_step_knows_all_earlier_steps_and_not_itself(model, tmp_path, few_prom
         parts = [batch] if not dynamic else drawn
         for part in parts:
             rows = [part.prompts[g].id for g in part.rollouts.prompt.tolist()]
-            expected = [sum(rewards[i]) / len(rewards[i]) if rewards[i] else math.nan for i in rows]
-            assert part.past.tolist() == pytest.approx(expected, nan_ok=True)
-            for i, reward in zip(rows, part.total.tolist(), strict=True):
+            assert part.past[:, 0].tolist() == pytest.approx([sum(rewards[i]) for i in rows])
+            assert part.past[:, 1].tolist() == [len(rewards[i]) for i in rows]
+            for i, reward in zip(rows, part.accuracy.tolist(), strict=True):
                 rewards[i].append(reward)
     assert any(len(r) > 4 for r in rewards.values())
 
@@ -67,7 +66,7 @@ def test_the_run_keeps_it_for_people_and_uses_it(model, tmp_path, few_prompts):
         for i, reward in zip(table["prompt_id"], table["reward"], strict=True):
             rewards[i].append(reward)
     kept = {row["prompt_id"]: row for row in pq.read_table(folder.prompts).to_pylist()}
-    assert {i: (row["attempts"], row["mean_reward"]) for i, row in kept.items()} == {
+    assert {i: (row["attempts"], row["accuracy"]) for i, row in kept.items()} == {
         i: (len(r), pytest.approx(sum(r) / len(r))) for i, r in rewards.items()
     }
     first = [pq.read_table(RunFolder(tmp_path / n).rollouts / "step-1.parquet")["advantage"] for n in
@@ -82,9 +81,10 @@ def test_rewards_on_another_range_become_rates(model, tmp_path, few_prompts):
     options = {"reward__functions": [f"{REWARDS}:minus_ones"], "task__name": few_prompts, "eval__every": 0}
     difficulty = {"name": "hadw_history", "reward_range": [-1.0, 0.0]}
     t = Trainer(settings(model, tmp_path / "run", **options, objective__difficulty=difficulty))
-    batch = [t.collector.collect(step) for step in (1, 2, 3, 4)][-1]
-    rates = t._success_rates(batch.past)
-    known = ~batch.past.isnan()
-    assert known.any()
-    assert rates[known].tolist() == pytest.approx((batch.past[known] + 1).tolist())
-    assert rates[~known].isnan().all()
+    batches = [t.collector.collect(step) for step in (1, 2, 3, 4)]
+    for batch in batches:
+        assert batch.accuracy.tolist() == pytest.approx((batch.total + 1).tolist())
+    told = t._successes(batches[-1])
+    assert told["history"] is batches[-1].past
+    assert (batches[-1].past[:, 1] > 0).any()
+    assert bool((batches[-1].past[:, 0] <= batches[-1].past[:, 1]).all())

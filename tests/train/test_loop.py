@@ -222,7 +222,8 @@ def test_a_rollout_file_has_a_row_per_response(run, tmp_path):
     table = pq.read_table(folder / "step-1.parquet")
     assert table.column_names == [
         "prompt_id", "prompt", "response", "tokens", "length", "finish", "reward", "verdict", "group", "level",
-        "advantage", "weight", "coefficient", "logprob_sum", "past_reward", "rewards/ones", "rewards/ones/verdict",
+        "advantage", "weight", "coefficient", "logprob_sum", "accuracy", "past_successes", "past_attempts", "past_age",
+        "rewards/ones", "rewards/ones/verdict",
     ]  # fmt: skip
     rows = table.to_pylist()
     assert len(rows) == 16

@@ -26,16 +26,22 @@ def name(run: Run) -> str:
     return str(spec.get("name", "none") if isinstance(spec, dict) else spec or "none")
 
 
+NEEDED = ("accuracy", "past_successes", "past_attempts", "past_age")
+
+
 def phi(
     spec: Any,
     anchor: float,
-    reward: Sequence[float],
+    *,
+    accuracy: Sequence[float],
     group: Sequence[int],
     advantage: Sequence[float],
-    past_reward: Sequence[float | None],
+    past_successes: Sequence[float],
+    past_attempts: Sequence[float],
+    past_age: Sequence[float],
 ) -> list[float]:
     """Φ_i of responses of whole groups, 0 where A_i = 0; `advantage` is read for its sign alone, which Φ > 0 keeps.
-    `past_reward` is the mean reward of each response's prompt in earlier steps, None for a new one.
+    past_*: successes and attempts of each response's prompt in earlier steps, and steps since then.
 
     A ValueError where this version does not know the difficulty.
     """
@@ -46,14 +52,15 @@ def phi(
     from equipoise.objective.groups import Batch, Groups
 
     difficulty = choose("difficulty", DIFFICULTIES, spec)()
-    r = torch.tensor(reward, dtype=torch.float64)
-    batch = Batch(r, torch.ones_like(r), Groups.of(torch.tensor(group)), 0.0)
+    rate = torch.tensor(accuracy, dtype=torch.float64)
+    groups = Groups.of(torch.tensor(group))
     sign = torch.sign(torch.tensor(advantage, dtype=torch.float64))
     if isinstance(difficulty, HADW) and difficulty.recentre:  # recentring moved A, and may have turned its sign
-        difficulty, sign = dataclasses.replace(difficulty, recentre=False), torch.sign(batch.centred)
-    past = torch.tensor([torch.nan if x is None else x for x in past_reward], dtype=torch.float64)
-    success = Success(difficulty.rate(r), batch.groups)
-    return difficulty.reweight(sign, success, anchor, difficulty.rate(past).clamp(0, 1))[0].abs().tolist()
+        difficulty = dataclasses.replace(difficulty, recentre=False)
+        sign = torch.sign(Batch(rate, torch.ones_like(rate), groups, 0.0).centred)
+    past = torch.tensor([past_successes, past_attempts, past_age], dtype=torch.float64).t()
+    weighed, _ = difficulty.reweight(sign, Success(rate, groups), anchor, past)
+    return weighed.abs().tolist()
 
 
 def anchors(run: Run) -> dict[int, float]:
@@ -85,7 +92,7 @@ def _quantiles(
     import pyarrow.parquet as pq
 
     try:
-        table = pq.read_table(file, columns=["reward", "group", "advantage", "past_reward"]).to_pydict()
+        table = pq.read_table(file, columns=["group", "advantage", *NEEDED]).to_pydict()
         weights = np.array(phi(json.loads(spec), anchor, **table))
     except (OSError, pa.ArrowException, ValueError, TypeError):  # another version's rollouts, or its difficulty
         return None

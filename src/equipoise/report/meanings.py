@@ -105,6 +105,20 @@ BIAS: dict[str, tuple[str, str]] = {
         "baseline, because groups without a difference drop out. Larger groups make it smaller.",
         "the group's mean is an unbiased baseline",
     ),
+    "bias/masked_mass": (
+        "Share of Σ|A| that belongs to responses masked out of the loss: what their group still centres on, and nothing "
+        "pulls with.",
+        "no response with an advantage is masked",
+    ),
+    "bias/group_length_cv": (
+        "Standard deviation over mean of the response lengths inside a group, mean over mixed groups: what "
+        "decides between aggregation rules, because groups are weighed on their own.",
+        "responses to the same prompt are equally long",
+    ),
+    "bias/group_length_gap": (
+        "(T̄− − T̄+) / T̄ inside a group, mean over mixed groups: hard prompts with long responses do not enter it.",
+        "right and wrong responses to the same prompt are equally long",
+    ),
     "bias/length_cv": (
         "Standard deviation over mean of the response lengths. A fact of the data, not of the objective: the larger it "
         "is, the more unequally sequence aggregation weighs tokens.",

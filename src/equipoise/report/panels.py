@@ -168,8 +168,8 @@ def drift(runs: Sequence[Run]) -> Panel | None:
 
 def lengths(runs: Sequence[Run]) -> Panel | None:
     """Balanced Aggregation's Figure 3: the two facts about lengths that decide which rule suits."""
-    spread = ("bias/length_cv", "Length spread", "Standard deviation over mean of the response lengths.")
-    gap = ("bias/length_gap", "Length gap", "(T̄− − T̄+) / T̄: above 0, wrong responses are longer.")
+    spread = ("bias/group_length_cv", "Length spread", "Standard deviation over mean of the lengths, within groups.")
+    gap = ("bias/group_length_gap", "Length gap", "(T̄− − T̄+) / T̄ within groups: above 0, wrong responses are longer.")
     figures = [{**curve(runs, s, zero=True), "id": f"lengths/{s[0]}"} for s in (spread, gap)]
     sentence = (
         "Balanced Aggregation, Figure 3. A large spread and a small gap favour token aggregation, a small spread and a "

@@ -7,6 +7,7 @@ beginning and its end, where the answer is.
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 from collections.abc import Iterator, Sequence
@@ -25,7 +26,7 @@ MOST_GROUPS = 32  # of one step
 LONGEST = 60_000  # bytes of one text
 NUMBERS_TAKE = 250  # bytes of a response besides its text
 NUMBERS = ("length", "reward", "advantage", "weight", "coefficient")
-COLUMNS = ("group", "prompt_id", "prompt", "level", "response", "finish", "verdict", "past_reward", *NUMBERS)
+COLUMNS = ("group", "prompt_id", "prompt", "level", "response", "finish", "verdict", *difficulty.NEEDED, *NUMBERS)
 
 
 def sample(run: Run, budget: int) -> tuple[list[dict[str, Any]], str]:
@@ -49,11 +50,12 @@ def _add_phi(run: Run, groups: Sequence[dict[str, Any]]) -> None:
     """Each response's difficulty weight, where the run has any and logged what it takes to make them again."""
     C, spec = difficulty.anchors(run), run.option("objective.difficulty")
     for g in groups:
-        reward, A = ([r[k] for r in g["responses"]] for k in ("reward", "advantage"))
-        if g["step"] not in C or None in (*reward, *A):
+        A = [r["advantage"] for r in g["responses"]]
+        known = {name: g[name] for name in difficulty.NEEDED}
+        if g["step"] not in C or None in A or None in itertools.chain.from_iterable(known.values()):
             continue
         try:
-            weights = difficulty.phi(spec, C[g["step"]], reward, [0] * len(A), A, [g["past_reward"]] * len(A))
+            weights = difficulty.phi(spec, C[g["step"]], group=[0] * len(A), advantage=A, **known)
         except ValueError:  # a difficulty of another version
             return
         g["responses"] = [{**r, "phi": rounded(w)} for r, w in zip(g["responses"], weights, strict=True)]
@@ -125,7 +127,7 @@ def _group(order: int, rows: Sequence[dict[str, Any]], longest: int) -> dict[str
         "prompt": prompt,
         "prompt_cut": cut,
         "level": str(rows[0].get("level") or ""),
-        "past_reward": _finite(rows[0].get("past_reward")),
+        **{name: [_finite(row.get(name)) for row in rows] for name in difficulty.NEEDED},
         **_balance(rows),
         "responses": [_response(row, longest) for row in rows],
     }

@@ -46,7 +46,7 @@ def _row(run: Run, accuracy: str, best: str) -> dict[str, str]:
         "greedy": _from_to(greedy),
         best: _from_to(top),
         "loss ×10³": _loss(run),
-        "length gap": _mean(run, "bias/length_gap"),
+        "length gap": _mean(run, "bias/group_length_gap"),
         "length": _last(run, "completions/mean_length", ".0f"),
         "entropy": _last(run, "entropy", ".3f"),
         "time": _time(seconds) if seconds else "",

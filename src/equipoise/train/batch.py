@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import math
 import time
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -42,7 +42,11 @@ class StepBatch:
     unscored: int  # responses left out because their verdict is worth no score
     kinds: Counter[str]  # verdicts of all responses drawn, those left out as well
     troubles: list[dict[str, str]]  # what verifiers choked on
-    past: Tensor  # [B] float64, mean reward of each response's prompt in earlier steps, NaN for a new one
+    accuracy: Tensor  # [B] float64, 1 right, 0 not, partial credit between; the reward where no verdict says
+    sampled: Tensor  # [R] float64, accuracies of all responses drawn that have a score, those of dropped groups as well
+    easy: int  # groups drawn that were all right
+    hard: int  # groups drawn that were all wrong
+    past: Tensor  # [B, 3] successes and attempts of each response's prompt in earlier steps, and steps since then
     function_kinds: list[list[str]]  # [B][K] the kind of each function's verdict
     tallies: list[Tally]  # [K] of all responses drawn
 
@@ -60,8 +64,18 @@ def encode_prompt(policy: models.Policy, prompt: Prompt, chat: bool) -> list[int
 class Collector:
     """Draws, samples and scores. Its state is the position in the task's stream, and what it saw of each prompt."""
 
-    def __init__(self, config: Config, policy: models.Policy, sampler: Sampler, task: Task, scorer: Scorer) -> None:
+    def __init__(
+        self,
+        config: Config,
+        policy: models.Policy,
+        sampler: Sampler,
+        task: Task,
+        scorer: Scorer,
+        rate: Callable[[Tensor], Tensor],
+    ) -> None:
+        """`rate`: rewards as success rates, where a reward function gives numbers and no verdicts."""
         self.config, self.policy, self.sampler, self.task, self.scorer = config, policy, sampler, task, scorer
+        self.rate = rate
         self.position = 0
         self.history = PromptHistory()
         r = config.rollout
@@ -72,14 +86,14 @@ class Collector:
         self.seconds = {"rollout": 0.0, "reward": 0.0}
 
     def collect(self, step: int) -> StepBatch:
-        """`rollout.prompts` groups; with dynamic sampling, groups whose rewards differ, if it finds enough of them."""
+        """`rollout.prompts` groups; with dynamic sampling, none all right or all wrong, if it finds enough."""
         r = self.config.rollout
         parts: list[StepBatch] = []
         missing = r.prompts
         for _ in range(r.max_draws if r.dynamic_sampling else 1):
             part = self._draw(step, r.prompts)
             if r.dynamic_sampling:
-                part = _first_groups(part, _informative(part), missing)
+                part = _first_groups(part, _mixed(part), missing)
             parts.append(part)
             missing -= len(part.prompts)
             if missing <= 0:
@@ -120,8 +134,8 @@ class Collector:
         parts = ranks.gather((prompts, rollouts, [texts[i] for i in range(len(answered))], scores))
         batch = _joined([self._finish(*part) for part in parts], count)
         rows = [batch.prompts[i].id for i in batch.rollouts.prompt.tolist()]
-        batch.past = torch.tensor(self.history.mean_rewards(rows), dtype=torch.float64)
-        self.history.record(rows, batch.total.tolist(), step)
+        batch.past = torch.tensor(self.history.counts(rows, step), dtype=torch.float64).view(-1, 3)
+        self.history.record(rows, batch.accuracy.tolist(), step)
         return batch
 
     def _finish(self, prompts: list[Prompt], rollouts: Rollouts, texts: list[str], scores: Scores) -> StepBatch:
@@ -135,36 +149,48 @@ class Collector:
             whole = torch.tensor([f == "stop" for f in rollouts.finish], device=lengths.device)
             lengths = lengths * whole
         total = rewards @ torch.tensor(c.weights, dtype=torch.float64)
-        kinds = Counter(scores.verdicts)
+        accuracy = torch.where(scores.accuracy.isnan(), self.rate(total), scores.accuracy)
         batch = StepBatch(
-            prompts,
-            rollouts,
-            texts,
-            rewards,
-            total,
-            scores.verdicts,
-            lengths,
-            len(prompts),
-            0,
-            kinds,
-            scores.troubles,
-            torch.full_like(total, torch.nan),
-            scores.kinds,
-            scores.tallies,
+            prompts=prompts,
+            rollouts=rollouts,
+            texts=texts,
+            rewards=rewards,
+            total=total,
+            verdicts=scores.verdicts,
+            lengths=lengths,
+            drawn=len(prompts),
+            unscored=0,
+            kinds=Counter(scores.verdicts),
+            troubles=scores.troubles,
+            accuracy=accuracy,
+            sampled=accuracy,
+            easy=0,
+            hard=0,
+            past=torch.zeros(len(total), 3, dtype=torch.float64),
+            function_kinds=scores.kinds,
+            tallies=scores.tallies,
         )
         scored = ~rewards.isnan().any(1)
-        if bool(scored.all()):
-            return batch
-        batch = _rows(batch, scored.nonzero()[:, 0])
-        batch.unscored = int((~scored).sum())
+        if not bool(scored.all()):
+            batch = _rows(batch, scored.nonzero()[:, 0])
+            batch.unscored = int((~scored).sum())
+        low, high = _extremes(batch, batch.accuracy)
+        batch.easy, batch.hard = int(((low == high) & (low > 0.5)).sum()), int(((low == high) & (low <= 0.5)).sum())
+        batch.sampled = batch.accuracy
         return batch
 
 
-def _informative(batch: StepBatch) -> Tensor:
-    """[P] whether the responses to each prompt differ in reward."""
+def _extremes(batch: StepBatch, values: Tensor) -> tuple[Tensor, Tensor]:
+    """[P] the least and the largest of each group's values; a group without any response has ∞ and −∞."""
     P, group = len(batch.prompts), batch.rollouts.prompt.cpu()
-    low = torch.full((P,), torch.inf, dtype=torch.float64).scatter_reduce_(0, group, batch.total, "amin")
-    high = torch.full((P,), -torch.inf, dtype=torch.float64).scatter_reduce_(0, group, batch.total, "amax")
+    low = torch.full((P,), torch.inf, dtype=torch.float64).scatter_reduce_(0, group, values, "amin")
+    high = torch.full((P,), -torch.inf, dtype=torch.float64).scatter_reduce_(0, group, values, "amax")
+    return low, high
+
+
+def _mixed(batch: StepBatch) -> Tensor:
+    """[P] whether some responses to a prompt are better than others: shaping alone is no difference (DAPO)."""
+    low, high = _extremes(batch, batch.accuracy)
     return high > low
 
 
@@ -194,6 +220,7 @@ def _rows(batch: StepBatch, rows: Tensor) -> StepBatch:
         rewards=batch.rewards[rows],
         total=batch.total[rows],
         verdicts=[batch.verdicts[i] for i in index],
+        accuracy=batch.accuracy[rows],
         past=batch.past[rows],
         function_kinds=[batch.function_kinds[i] for i in index],
         lengths=batch.lengths[rows.to(batch.lengths.device)],
@@ -203,21 +230,35 @@ def _rows(batch: StepBatch, rows: Tensor) -> StepBatch:
 def _joined(parts: list[StepBatch], drawn: int | None = None) -> StepBatch:
     if len(parts) == 1:
         return parts[0]
+
+    def rows(name: str) -> Tensor:
+        return torch.cat([getattr(part, name) for part in parts])
+
+    def items(name: str) -> list[Any]:
+        return [item for part in parts for item in getattr(part, name)]
+
+    def number(name: str) -> int:
+        return sum(getattr(part, name) for part in parts)
+
     return StepBatch(
-        [p for part in parts for p in part.prompts],
-        concatenate([part.rollouts for part in parts]),
-        [t for part in parts for t in part.texts],
-        torch.cat([part.rewards for part in parts]),
-        torch.cat([part.total for part in parts]),
-        [v for part in parts for v in part.verdicts],
-        torch.cat([part.lengths for part in parts]),
-        sum(part.drawn for part in parts) if drawn is None else drawn,
-        sum(part.unscored for part in parts),
-        sum((part.kinds for part in parts), Counter()),
-        [trouble for part in parts for trouble in part.troubles],
-        torch.cat([part.past for part in parts]),
-        [kinds for part in parts for kinds in part.function_kinds],
-        joined([part.tallies for part in parts]),
+        prompts=items("prompts"),
+        rollouts=concatenate([part.rollouts for part in parts]),
+        texts=items("texts"),
+        rewards=rows("rewards"),
+        total=rows("total"),
+        verdicts=items("verdicts"),
+        lengths=rows("lengths"),
+        drawn=number("drawn") if drawn is None else drawn,
+        unscored=number("unscored"),
+        kinds=sum((part.kinds for part in parts), Counter()),
+        troubles=items("troubles"),
+        accuracy=rows("accuracy"),
+        sampled=rows("sampled"),
+        easy=number("easy"),
+        hard=number("hard"),
+        past=rows("past"),
+        function_kinds=items("function_kinds"),
+        tallies=joined([part.tallies for part in parts]),
     )
 
 
@@ -228,9 +269,17 @@ def statistics(batch: StepBatch, max_tokens: int) -> dict[str, float]:
     verdicts["verdict/unscored"] = float(batch.unscored)
     for tally in batch.tallies:
         verdicts |= tally.metrics()
+    drawn = {
+        "groups/drawn": float(batch.drawn),
+        "groups/kept": float(len(batch.prompts)),
+        "groups/too_easy": batch.easy / batch.drawn,
+        "groups/too_hard": batch.hard / batch.drawn,
+    }
+    if len(batch.sampled):
+        drawn["accuracy/mean"] = float(batch.sampled.mean())
     if len(total) == 0:
-        return {"groups/drawn": float(batch.drawn), "groups/kept": 0.0, **verdicts}
-    informative = _informative(batch)
+        return drawn | verdicts
+    low, high = _extremes(batch, total)
     return {
         "reward/mean": float(total.mean()),
         "reward/std": float(total.std(correction=0)),
@@ -238,10 +287,9 @@ def statistics(batch: StepBatch, max_tokens: int) -> dict[str, float]:
         "completions/min_length": float(lengths.min()),
         "completions/max_length": float(lengths.max()),
         "completions/clipped_ratio": sum(f == "length" for f in batch.rollouts.finish) / len(total),
-        "groups/drawn": float(batch.drawn),
-        "groups/kept": float(len(batch.prompts)),
-        "groups/informative": float(informative.double().mean()),
-        "groups/seen_before": float((~batch.past.isnan()).double().mean()),
+        "groups/informative": float((high > low).double().mean()),
+        "groups/seen_before": float((batch.past[:, 1] > 0).double().mean()),
+        **drawn,
         **verdicts,
     }
 
@@ -273,7 +321,10 @@ def write_rollouts(folder: Path, step: int, batch: StepBatch, credit: Credit) ->
             "weight": weight.tolist(),
             "coefficient": (weight * credit.advantage).tolist(),
             "logprob_sum": sums,
-            "past_reward": [None if math.isnan(x) else x for x in batch.past.tolist()],
+            "accuracy": batch.accuracy.tolist(),
+            "past_successes": batch.past[:, 0].tolist(),
+            "past_attempts": batch.past[:, 1].tolist(),
+            "past_age": batch.past[:, 2].tolist(),
             **_by_function(batch),
         }
     )

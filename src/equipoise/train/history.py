@@ -1,31 +1,35 @@
-"""What a run knows of each prompt: how often it was answered, with what mean reward, and when last.
+"""What a run knows of each prompt: how often it was answered, how often with success, and when last.
 
 Every scored response counts, also of groups that dynamic sampling drops: leaving out what nobody or everybody solved
-would make hard prompts look easier and easy ones harder. Kept in checkpoints, and as `prompts.parquet` for people.
+would make hard prompts look easier and easy ones harder. Success is accuracy, whatever shaping makes of the reward.
+Kept in checkpoints, and as `prompts.parquet` for people.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 
 class PromptHistory:
-    """`seen`: prompt id → [responses, sum of rewards, step]."""
+    """`seen`: prompt id → [responses, sum of their successes, step]."""
 
     def __init__(self) -> None:
         self.seen: dict[str, list[float]] = {}
 
-    def mean_rewards(self, ids: Sequence[str]) -> list[float]:
-        """The mean reward of each prompt so far, NaN for one that was never seen."""
-        return [self.seen[i][1] / self.seen[i][0] if i in self.seen else math.nan for i in ids]
+    def counts(self, ids: Sequence[str], step: int) -> list[list[float]]:
+        """Successes, attempts and steps since the last of them, for each prompt; zeros for one that was never seen."""
+        out = []
+        for i in ids:
+            attempts, successes, last = self.seen.get(i, (0, 0.0, step))
+            out.append([successes, attempts, step - last])
+        return out
 
-    def record(self, ids: Sequence[str], rewards: Sequence[float], step: int) -> None:
-        for i, reward in zip(ids, rewards, strict=True):
+    def record(self, ids: Sequence[str], successes: Sequence[float], step: int) -> None:
+        for i, success in zip(ids, successes, strict=True):
             attempts, total, _ = self.seen.get(i, (0, 0.0, 0))
-            self.seen[i] = [attempts + 1, total + reward, step]
+            self.seen[i] = [attempts + 1, total + success, step]
 
     def state_dict(self) -> dict[str, Any]:
         return {"seen": {i: list(facts) for i, facts in self.seen.items()}}
@@ -43,7 +47,7 @@ class PromptHistory:
             {
                 "prompt_id": pa.array(self.seen, pa.string()),
                 "attempts": pa.array(columns[0], pa.int64()),
-                "mean_reward": pa.array(self.mean_rewards(list(self.seen)), pa.float64()),
+                "accuracy": pa.array([total / attempts for attempts, total, _ in self.seen.values()], pa.float64()),
                 "last_step": pa.array(columns[2], pa.int64()),
             }
         )

@@ -117,7 +117,7 @@ class Trainer:
             )
             if isinstance(self.sampler, VllmSampler):
                 undo.callback(self.sampler.close)
-            self.collector = Collector(config, self.policy, self.sampler, self.task, scorer)
+            self.collector = Collector(config, self.policy, self.sampler, self.task, scorer, self._rate)
             self.held_out = self._held_out() if config.eval.every else []
             self.uninformative = 0  # steps in a row
             self.failing = Failing()
@@ -217,8 +217,7 @@ class Trainer:
             mark = time.perf_counter()
             credit = self.objective.assign(
                 batch.rewards, batch.rollouts.prompt.cpu(), batch.lengths.cpu(),
-                tokens=_kept_tokens(batch) if self.objective.cancellation == "prefix" else None,
-                history=self._success_rates(batch.past),
+                tokens=_kept_tokens(batch), **self._successes(batch),
             )  # fmt: skip
             informative = bool((credit.advantage != 0).any())
             seconds["assign"] = time.perf_counter() - mark
@@ -271,10 +270,17 @@ class Trainer:
                     about = {"function": crossing.measure, "verdict": "warning", "reason": response}
                     append(self.folder.troubles, {"step": self.step, "prompt": prompt, **about})
 
-    def _success_rates(self, past: Tensor) -> Tensor | None:
-        """Mean rewards of earlier steps on the [0, 1] scale of the difficulty that asks for them."""
-        difficulty = self.objective.difficulty
-        return None if difficulty is None else difficulty.rate(past).clamp(0, 1)  # NaN stays NaN
+    def _rate(self, reward: Tensor) -> Tensor:
+        """Rewards as success rates, where a reward function gives numbers: on the range that the difficulty names."""
+        return reward if self.objective.difficulty is None else self.objective.difficulty.rate(reward)
+
+    def _successes(self, batch: StepBatch) -> dict[str, Any]:
+        """What `assign` is told of successes: of the batch, of all that was sampled for it, and of earlier steps.
+        Nothing where numbers serve as accuracies and are none, so that the rewards' own range is checked there."""
+        if not bool(((batch.sampled >= 0) & (batch.sampled <= 1)).all()):
+            return {}
+        known = {"accuracy": batch.accuracy, "batch_accuracy": float(batch.sampled.mean())}
+        return known if self.objective.difficulty is None else {**known, "history": batch.past}
 
     def _held_out(self) -> list[tuple[Prompt, list[int]]]:
         """The evaluation's prompts and their tokens; one that cannot be used stops the run before it begins."""

@@ -37,12 +37,12 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 # Of the later updates of a batch, what tells how far they went.
-LAST_UPDATE = ("policy_loss", "approx_kl", "clip_ratio/region")
+LAST_UPDATE = ("policy_loss", "approx_kl", "clip_ratio/region", "pushed/", "drift/")
 
 
 class Step(NamedTuple):
-    """What an optimizer step saw on all ranks: outputs of its micro-batches, the mismatch where it is known, the norm
-    of the gradient; `weight`: its share of the batch's prompts."""
+    """What an optimizer step saw: outputs and mismatch (where it is known) of the ranks that had something to do, the
+    norm of the gradient; `weight`: its share of the batch's prompts."""
 
     outputs: list[LossOutput]
     apart: list[Mismatch]
@@ -107,7 +107,7 @@ class Updater:
             steps += [self._optimizer_step(part, compared=False) for part in again]
         if len(steps) > 1:
             last = _merged([steps[-1]._replace(weight=1.0)])
-            out |= {f"{name}/last_update": last[name] for name in LAST_UPDATE}
+            out |= {f"{name}/last_update": x for name, x in last.items() if name.startswith(LAST_UPDATE)}
         return out | {"grad_norm": math.fsum(s.norm for s in steps) / len(steps)} | self._state()
 
     def _state(self) -> dict[str, float]:
@@ -242,7 +242,8 @@ class Updater:
     def _gradients(self, share: Share, *, credit: Credit, compared: bool) -> tuple[list[LossOutput], list[Mismatch]]:
         """Gradients of all micro-batches, summed, and what the losses saw; where `compared`, also the mismatch."""
         self.optimizer.zero_grad()
-        outputs, apart = [], []
+        outputs: list[LossOutput] = []
+        apart = []
         for part in share.parts:
             output = self._loss(share, part, credit)
             output.loss.backward()
@@ -251,9 +252,8 @@ class Updater:
                 sampler = self._rollout_logprobs(share)[part.tokens]
                 lengths = share.rollouts.lengths[part.rows]
                 apart.append(Mismatch.of(trainer, sampler, lengths, self.objective.mismatch))
-            outputs.append(
-                dataclasses.replace(output, loss=output.loss.detach(), logprobs=output.logprobs.new_empty(0))
-            )
+            output = dataclasses.replace(output, loss=output.loss.detach(), logprobs=output.logprobs.new_empty(0))
+            outputs = [_added(*outputs, output)]  # sums over the batch's tokens: one set of them, not one a pass
         self._fill_up(self.shards, backward=True)
         return outputs, apart
 
@@ -329,6 +329,12 @@ class Updater:
             if self.plan.checkpointing and not self.policy.gradient_checkpointing:
                 self.policy.checkpoint_gradients()
         self.skipped, self.skipped_total = state["skipped"]
+
+
+def _added(first: LossOutput, *others: LossOutput) -> LossOutput:
+    for other in others:
+        first = dataclasses.replace(first, ok=first.ok & other.ok, stats=first.stats.merge(other.stats))
+    return first
 
 
 def _merged(steps: Sequence[Step]) -> dict[str, float]:
