@@ -106,8 +106,8 @@ BIAS: dict[str, tuple[str, str]] = {
         "the group's mean is an unbiased baseline",
     ),
     "bias/masked_mass": (
-        "Share of Σ|A| that belongs to responses masked out of the loss: what their group still centres on, and nothing "
-        "pulls with.",
+        "Share of Σ|A| that belongs to responses masked out of the loss: their group is still centred on it, and "
+        "nothing pulls with it.",
         "no response with an advantage is masked",
     ),
     "bias/group_length_cv": (
