@@ -25,6 +25,7 @@ from equipoise.rewards.notation import Unreadable, tight
 PLAIN = re.compile(r"[-+]?\s?(?:\d+(?:\.\d*)?|\.\d+)")
 ROUNDED = re.compile(r"-?\d*\.\d{12,}")  # a reference that is itself a rounding
 DEGREES = re.compile(r"(\d)\s*\^\s*\\circ(?![a-zA-Z])")
+MANTISSA = re.compile(r"(?<![\d.])(\d+\.?\d*|\.\d+)[eE][-+]?\d")  # 37e1 is 37 times 10
 REPEATED_SIGN = re.compile(r"[-+]\s*[-+]")  # the grammar takes several signs for one
 CONSTANTS = frozenset({"π", "e", "i"})
 TRIGONOMETRIC = frozenset(name[1:] for name in FUNCTIONS) - {"ln", "log", "exp"}
@@ -299,7 +300,9 @@ def shape(text: str) -> Shape | None:
         found = _settled(read(DEGREES.sub(r"\1", text), WRITING))
     except (Unreadable, RecursionError):
         return None
-    return replace(found, work=found.work | {"sign"}) if REPEATED_SIGN.search(text) else found
+    signs = {"sign"} if REPEATED_SIGN.search(text) else NOTHING
+    scaled = {"product"} if any(not 1 <= float(m) < 10 for m in MANTISSA.findall(text)) else NOTHING
+    return replace(found, work=found.work | signs | scaled) if signs or scaled else found
 
 
 def is_rational(text: str) -> bool:

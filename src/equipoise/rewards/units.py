@@ -29,7 +29,8 @@ SHORT = frozenset(_SHORT.split())  # letters and words that are a unit only wher
 _NO_UNIT = """
     or and not nor but to mod modulo if except vs plus minus times over through pi negative base squared cubed factorial
     percent permille is are was be isn no i e x than wait actually instead rather maybe either between approximately
-    about more less fewer most least above below under off divided multiplied by choose root power
+    about more less fewer most least above below under off divided multiplied by choose root power approx gross
+    doubled tripled halved
 """
 # Words that count, and so change the number before them, whatever their ending: millions, tenths, ten-thousandth.
 _CARDINALS = """
