@@ -99,7 +99,7 @@ def test_the_engine_decides_unless_the_objective_does():
         (["--rollout.engine_memory", "1.5"], "rollout.engine_memory = 1.5: the rule is a share between 0 and 1"),
         (["--rollout.engine", "vllm", "--objective.mismatch", "tsi"], 'did you mean "tis"'),
         (["--objective.mismatch", "tis"], r"objective.mismatch = \"tis\": the rule is none unless rollout.exact"),
-        (["--rollout.engine", "vllm", "--objective.mismatch.cap", "-1.0"], "cap = -1.0 must be positive"),
+        (["--rollout.engine", "vllm", "--objective.mismatch.cap", "-1.0"], "cap = -1.0 must be at least 1"),
     ],
 )
 def test_senseless_choices_are_refused(given, sentence):
