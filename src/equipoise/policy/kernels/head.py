@@ -79,7 +79,8 @@ def fused_loss(
         )
         return objective.loss(logprobs, old_logprobs, credit, response, entropy=entropy, **others)
     _check(hidden, weight, bias, targets, temperature, softcap, vocabulary)
-    objective.check_tokens(hidden[:, 0], old_logprobs, response, position, hidden[:, 0], ref_logprobs, rollout_logprobs)
+    flat = hidden[:, 0]
+    objective.check_tokens(credit, flat, old_logprobs, response, position, flat, ref_logprobs, rollout_logprobs)
     settings = _Settings(Softmax(temperature, softcap), vocabulary or len(weight))
     pulls = pull(
         objective, old_logprobs, credit, response, _float(hidden), position=position, ref=ref_logprobs,

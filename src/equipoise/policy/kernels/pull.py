@@ -21,6 +21,7 @@ from equipoise.objective.surrogate import LIMIT, Tokens
 SLOPES: dict[str, tuple[str, ...]] = {
     "ppo_clip": ("low", "high"),
     "dual_clip": ("low", "high", "cap"),
+    "symmetric_clip": ("low", "high"),
     "cispo": ("cap",),
     "sapo": ("tau_positive", "tau_negative"),
     "aspo": ("low", "high", "cap"),

@@ -394,6 +394,8 @@ def _slope(logp, old, c, a, b, cap, SURROGATE: tl.constexpr):
         slope = tl.where((full <= bound) & in_range, full, 0.0)
         if SURROGATE == "dual_clip":
             slope = tl.where((c < 0) & (tl.minimum(full, bound) < cap * c), 0.0, slope)
+    elif SURROGATE == "symmetric_clip":
+        slope = tl.where((ratio < 1 - a) | (ratio > 1 + b), 0.0, ratio * c)
     elif SURROGATE == "cispo":
         slope = tl.minimum(ratio, a) * c
     elif SURROGATE == "sapo":
