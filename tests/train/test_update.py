@@ -85,7 +85,7 @@ def test_several_updates_move_the_ratios(run, tmp_path):
 def test_clipping_stops_updates_that_went_far_enough(run, tmp_path):
     far = {"train__updates": 8, "optim__lr": 0.05, "optim__warmup": 0}
     run("narrow", **far, objective__surrogate={"low": 0.01, "high": 0.01})
-    run("wide", **far, objective__surrogate={"low": 0.999, "high": 50.0})
+    run("wide", **far, objective__surrogate={"low": 1.0, "high": 50.0})
     narrow, wide = (metrics(tmp_path / n)[0] for n in ("narrow", "wide"))
     assert narrow["clip_ratio/region/last_update"] > 0.2
     assert wide["clip_ratio/region/last_update"] == 0
