@@ -53,7 +53,8 @@ def same(gold: Node, answer: Node, by: Arithmetic) -> bool | None:
 
 
 def consistent(answer: Node, by: Arithmetic) -> bool | None:
-    """Whether an answer agrees with itself: a = b = c all equal, and what follows ≈ right to the digits it shows."""
+    """Whether an answer agrees with itself: a = b = c are equal, and behind ≈ stand decimals that are right to the
+    digits they show."""
     if isinstance(answer, Choice):
         return answer.rest is None or consistent(answer.rest, by)
     if isinstance(answer, Group):
@@ -64,20 +65,17 @@ def consistent(answer: Node, by: Arithmetic) -> bool | None:
         return every(consistent(cell, by) for row in answer.rows for cell in row)
     if not isinstance(answer, Chain):
         return True
-    if "≈" in answer.signs and not set(answer.signs) <= {"=", "≈", "∈"}:
-        return False
+    if "≈" in answer.signs:
+        behind = answer.texts[answer.signs.index("≈") + 1 :]
+        if not set(answer.signs) <= {"=", "≈", "∈"} or not all(map(exact.printed_step, behind)):
+            return False
     steps = zip(answer.signs, range(len(answer.signs)), strict=True)
     return every(_step_holds(answer, k, sign, by) for sign, k in steps if sign in {"=", "≈"})
 
 
 def _step_holds(chain: Chain, k: int, sign: str, by: Arithmetic) -> bool | None:
-    """Whether members k and k + 1 agree. A name, and an equation whose left side has letters, claim nothing.
-
-    What follows ≈ has to be a decimal.
-    """
+    """Whether members k and k + 1 agree. A name, and an equation whose left side has letters, claim nothing."""
     before, after = chain.texts[k], chain.texts[k + 1]
-    if sign == "≈" and not exact.printed_step(after):
-        return False
     if is_name(before) or is_name(after):
         return True
     if sign == "≈":

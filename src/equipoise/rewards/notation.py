@@ -54,10 +54,7 @@ TOKEN = re.compile(r"\\(?:[a-zA-Z]+|.)?", re.DOTALL)
 CHOOSE = re.compile(r"\{([^{}\\]*)\\choose(?![a-zA-Z])([^{}\\]*)\}")
 BOLD = re.compile(r"\A\*\*([^*]+)\*\*\Z")  # markdown, around all of it
 THOUSANDS = re.compile(r"(?<=\d)\s*(?:\{\s*,\s*\}|,\s?\\!\s*)\s*(?=\d{3}(?!\d))")
-AND = re.compile(
-    r"[\s,;]*(?:\\text\{\s*,?\s*(?:and|or)\s*,?\s*\}|(?<![a-zA-Z\\{])(?:and|or)(?![a-zA-Z}]))[\s,;]*|\\text\{[^{}]*\}"
-)
-JOINS = re.compile(r"\\text\{\s*,?\s*(?:and|or)\s*,?\s*\}")
+AND = re.compile(r"\\text\{\s*,?\s*(?:and|or)\s*,?\s*\}|(\\text\{[^{}]*\})|(?<![a-zA-Z\\{])(?:and|or)(?![a-zA-Z}])")
 OF_A_LIST = "\x04"  # stands for "and" and "or"
 
 
@@ -90,9 +87,7 @@ def respell(text: str) -> str:
     text = COMMAND.sub(_command, text)
     text = re.sub(r"\\text\s*(?=\{)", r"\\text", text)
     text = re.sub(r"<=", r"\\le ", re.sub(r">=", r"\\ge ", re.sub(r"!=", r"\\ne ", text)))
-    text = AND.sub(
-        lambda m: m.group() if m.group().startswith(r"\text{") and not JOINS.match(m.group()) else OF_A_LIST, text
-    )
+    text = _listed(text)
     text = re.sub(r"\\text\{\s*(-?\d[\d.,]*)\s*\}", r" \1 ", text)
     text = re.sub(r"\^\s*\{\s*\\circ\s*\}", r"^\\circ ", text)
     text = INVERSE.sub(r"\\arc\1 ", text)
@@ -101,6 +96,20 @@ def respell(text: str) -> str:
         r"(?<=[\d}\s])(?:percent(?:age)?|pct)(?![a-zA-Z])|\\text\{\s*(?:percent(?:age)?|pct)\s*\}", r"\\%", text
     )
     return re.sub(r" {2,}", " ", text).strip()
+
+
+def _listed(text: str) -> str:
+    """With one sign for "and" and "or", and without the commas and spaces around them."""
+    parts, start = [], 0
+    for match in AND.finditer(text):
+        if match.group(1) is None:  # other words in \\text are left alone
+            parts.append(text[start : match.start()])
+            start = match.end()
+    if not parts:
+        return text
+    parts.append(text[start:])
+    inner = [part.strip(" ,;\t\r\n") for part in parts[1:-1]]
+    return OF_A_LIST.join([parts[0].rstrip(" ,;\t\r\n"), *inner, parts[-1].lstrip(" ,;\t\r\n")])
 
 
 def _ascii(text: str) -> str:
