@@ -17,8 +17,10 @@ from equipoise import rollout
 from equipoise.evaluate import EvaluationError, Plan, evaluate_benchmarks, over_checkpoints
 from equipoise.evaluate.folder import COLUMNS, Folder
 from equipoise.evaluate.suite import weights_digest
+from equipoise.evaluate.table import show
 from equipoise.rewards import Verdict
 from equipoise.rewards.grade import _done
+from equipoise.rewards.verdict import KINDS
 from equipoise.tasks.benchmarks import Benchmark, open_benchmark
 
 from .fakes import Writer, fake_policy
@@ -66,6 +68,30 @@ def test_every_response_is_kept_with_its_verdict(data, tmp_path):
         assert (r["answer"] is None) == (i == 3)
         assert (r["length"], r["finish"], r["benchmark"]) == (len(r["response"]), "stop", "gsm8k")
     assert {r["level"] for r in rows_of(tmp_path / "out", "math500")} == {"1", "2"}
+
+
+def test_scores_by_both_rule_sets_are_kept_and_told_where_they_differ(data, tmp_path, capsys):
+    """The second of four samples is a calculation, right by the lenient rules alone."""
+
+    def calculation(benchmark, problem, sample):
+        said = digit(benchmark, problem, sample)
+        return said.replace(r"\boxed{", r"\boxed{0+") if sample == 1 else said
+
+    result = run(data, tmp_path / "out", Writer(calculation))
+    rows = rows_of(tmp_path / "out", "gsm8k")
+    assert {(r["verdict"], r["lenient"]) for r in rows if r["sample"] != 1} <= {(k, k) for k in KINDS}
+    assert {(r["verdict"], r["lenient"]) for r in rows if r["sample"] == 1} == {
+        ("wrong", "correct"),
+        ("wrong", "wrong"),
+    }
+    summary = result["benchmarks"]["gsm8k"]
+    lenient = sum(r["lenient"] == "correct" for r in rows) / len(rows)
+    assert summary["by_lenient_rules"]["acc@4"]["value"] == pytest.approx(lenient)
+    assert lenient > summary["acc@4"]["value"]
+    show(result)
+    assert "gsm8k: acc@4 is" in capsys.readouterr().out
+    assert "by the lenient ones" in (tmp_path / "out" / "result.md").read_text()
+    assert "by_lenient_rules" not in run(data, tmp_path / "same")["benchmarks"]["gsm8k"]
 
 
 def test_the_metrics_by_hand(data, tmp_path):
@@ -257,8 +283,9 @@ def test_hostile_responses_are_kept(data, tmp_path):
 def test_problems_that_say_nothing_about_a_response_are_left_out_and_counted(data, tmp_path, monkeypatch):
     grade = Benchmark.grade
 
-    def grader(self, prompt, response):
-        return _done(Verdict("bad_gold", "cannot be read")) if prompt.id == "6" else grade(self, prompt, response)
+    def grader(self, prompt, response, rules="strict"):
+        bad = prompt.id == "6"
+        return _done(Verdict("bad_gold", "cannot be read")) if bad else grade(self, prompt, response, rules)
 
     monkeypatch.setattr(Benchmark, "grade", grader)
     found = run(data, tmp_path / "out")["benchmarks"]["gsm8k"]
@@ -270,8 +297,9 @@ def test_problems_that_say_nothing_about_a_response_are_left_out_and_counted(dat
 def test_a_benchmark_that_cannot_be_graded_has_no_score_and_spoils_the_average(data, tmp_path, monkeypatch):
     grade = Benchmark.grade
 
-    def grader(self, prompt, response):
-        return _done(Verdict("unavailable", "no sandbox")) if self.name == "gsm8k" else grade(self, prompt, response)
+    def grader(self, prompt, response, rules="strict"):
+        nowhere = self.name == "gsm8k"
+        return _done(Verdict("unavailable", "no sandbox")) if nowhere else grade(self, prompt, response, rules)
 
     monkeypatch.setattr(Benchmark, "grade", grader)
     result = run(data, tmp_path / "out")

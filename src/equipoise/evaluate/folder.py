@@ -2,7 +2,8 @@
 
     settings.json                       what was asked for; a folder holds one evaluation of one model
     samples/BENCHMARK/chunk-N.parquet   a row per response: benchmark, prompt_id, sample, response, length, finish,
-                                        verdict, reason, answer, value, level, subject
+                                        verdict, reason, answer, value, lenient, level, subject; `lenient` is the
+                                        verdict by the lenient rules of mathematics
     result.json, result.md              the metrics, made anew from the samples whenever they change
 
 Files appear whole or not at all, so a chunk that is there is done, and an evaluation killed at any time goes on with
@@ -22,7 +23,7 @@ from typing import Any
 COLUMNS = {
     "benchmark": "string", "prompt_id": "string", "sample": "int32", "response": "string", "length": "int32",
     "finish": "string", "verdict": "string", "reason": "string", "answer": "string", "value": "float64",
-    "level": "string", "subject": "string",
+    "lenient": "string", "level": "string", "subject": "string",
 }  # fmt: skip
 
 Row = dict[str, Any]

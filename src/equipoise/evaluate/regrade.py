@@ -13,7 +13,14 @@ from pathlib import Path
 from typing import Any
 
 from equipoise.evaluate.folder import EvaluationError, Folder, Row
-from equipoise.evaluate.suite import digest_of_prompts, digest_of_references, verdict_columns, write_result, write_run
+from equipoise.evaluate.suite import (
+    digest_of_prompts,
+    digest_of_references,
+    graded,
+    verdict_columns,
+    write_result,
+    write_run,
+)
 from equipoise.evaluate.summary import Summary, summarise
 from equipoise.tasks.benchmarks import Benchmark, open_benchmark
 
@@ -67,8 +74,8 @@ def _regraded(folder: Folder, benchmark: Benchmark, about: dict[str, Any]) -> Su
     new: list[Row] = []
     for number in range(-(-about["problems"] // about["chunk"])):
         rows = folder.chunk(benchmark.name, number)
-        asked = [benchmark.grade(prompts[row["prompt_id"]], row["response"]) for row in rows]
-        now = [row | verdict_columns(verdict.result()) for row, verdict in zip(rows, asked, strict=True)]
+        asked = [graded(benchmark, prompts[row["prompt_id"]], row["response"]) for row in rows]
+        now = [row | verdict_columns(verdicts) for row, verdicts in zip(rows, asked, strict=True)]
         for a, b in zip(rows, now, strict=True):
             if b["verdict"] == "unavailable" != a["verdict"]:
                 raise EvaluationError(f"{benchmark.name}: cannot be graded on this machine: {b['reason']}")

@@ -36,6 +36,8 @@ WEIGHTS_LOOKED_AT = 4096  # numbers of each tensor that go into the digest of a 
 MODEL = ("weights", "dtype", "device", "seed", "temperature", "chat")  # what must agree for one folder to be one result
 BENCHMARK = ("samples", "max_tokens", "chunk", "problems", "prompts", "references", "stop")
 
+Verdicts = tuple[Future[Verdict], Future[Verdict]]  # by the strict and by the lenient rules of mathematics
+
 
 @dataclass(frozen=True, slots=True)
 class Plan:
@@ -173,11 +175,11 @@ def _sample(
 ) -> list[Row]:
     benchmark, n = plan.benchmark, plan.samples
     texts: dict[int, str] = {}
-    asked: dict[int, Future[Verdict]] = {}
+    asked: dict[int, Verdicts] = {}
 
     def finished(rows: list[int], tokens: Tensor, lengths: Tensor) -> None:
         for row, text in zip(rows, models.decode(policy, tokens, lengths), strict=True):
-            texts[row], asked[row] = text, benchmark.grade(prompts[row // n], text)
+            texts[row], asked[row] = text, graded(benchmark, prompts[row // n], text)
 
     keys = [f"{benchmark.name}/{prompt.id}" for prompt in prompts]
     rollouts = sampler.sample(ids, n, params, keys=keys, finished=finished)
@@ -188,13 +190,21 @@ def _sample(
             "benchmark": benchmark.name, "prompt_id": prompt.id, "sample": i % n, "response": texts[i],
             "length": length, "finish": finish, "level": prompt.level, "subject": prompt.meta.get("subject"),
         }  # fmt: skip
-        rows.append(row | verdict_columns(asked[i].result()))
+        rows.append(row | verdict_columns(asked[i]))
     return rows
 
 
-def verdict_columns(verdict: Verdict) -> Row:
-    """All of a verdict but the seconds it took, which are never the same again."""
-    return {"verdict": verdict.kind, "reason": verdict.reason, "answer": verdict.answer, "value": verdict.value}
+def graded(benchmark: Benchmark, prompt: Prompt, response: str) -> Verdicts:
+    return benchmark.grade(prompt, response), benchmark.grade(prompt, response, "lenient")
+
+
+def verdict_columns(verdicts: Verdicts) -> Row:
+    """All of the strict verdict but the seconds it took, which are never the same again, and the lenient one's kind."""
+    strict, lenient = (verdict.result() for verdict in verdicts)
+    return {
+        "verdict": strict.kind, "reason": strict.reason, "answer": strict.answer, "value": strict.value,
+        "lenient": lenient.kind,
+    }  # fmt: skip
 
 
 def digest_of_prompts(benchmark: Benchmark) -> str:

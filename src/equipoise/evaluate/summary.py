@@ -35,6 +35,9 @@ def summarise(rows: Sequence[Row], samples: int, votes: bool) -> Summary:
     )
     out: Summary = {"problems": len(kept), "samples": samples}
     out |= measured(kept, samples, votes) if kept else {}
+    if any(_lenient(row) != row["verdict"] for group in kept for row in group):
+        outcomes = [[float(_lenient(row) == "correct") for row in group] for group in kept]
+        out["by_lenient_rules"] = {f"acc@{samples}": asdict(metrics.acc(outcomes))}
     out["length"] = sum(row["length"] for row in rows) / len(rows)
     out["truncated"] = sum(row["finish"] == "length" for row in rows) / len(rows)
     out["verdicts"] = dict(Counter(row["verdict"] for row in rows).most_common())
@@ -49,6 +52,11 @@ def summarise(rows: Sequence[Row], samples: int, votes: bool) -> Summary:
                 name: {"problems": len(group), **measured(group, samples, votes)} for name, group in groups.items()
             }
     return out
+
+
+def _lenient(row: Row) -> str:
+    """The verdict by the lenient rules; samples of earlier versions have none."""
+    return str(row.get("lenient") or row["verdict"])
 
 
 def measured(problems: Sequence[Sequence[Row]], samples: int, votes: bool) -> dict[str, dict[str, float]]:

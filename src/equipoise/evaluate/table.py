@@ -50,9 +50,12 @@ def _peaks(over: Mapping[str, Any]) -> Table:
 
 
 def notes(result: Mapping[str, Any]) -> list[str]:
-    """What a reader of the numbers must know: problems that were left out, and why."""
+    """What a reader of the numbers must know: problems that were left out, and why; scores by the lenient rules."""
     said = []
     for name, summary in _last(result)["benchmarks"].items():
+        for metric, found in summary.get("by_lenient_rules", {}).items():
+            lenient, strict = (_shown({metric: estimate}, metric) for estimate in (found, summary[metric]))
+            said.append(f"{name}: {metric} is {strict} by the strict rules, {lenient} by the lenient ones")
         if "left_out" in summary:
             kinds = ", ".join(f"{count} {kind}" for kind, count in summary["left_out"].items())
             said.append(f"{name}: problems left out: {kinds} (the first: {_one_line(summary['left_out_because'])})")
