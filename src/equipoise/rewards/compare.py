@@ -13,8 +13,10 @@ from equipoise.rewards import exact, form
 from equipoise.rewards.chains import FLIPPED, as_interval, assignment, is_constant, is_name, letter_of, settled
 from equipoise.rewards.notation import Unreadable, tight
 from equipoise.rewards.structure import Chain, Choice, Group, Leaf, Matrix, Node, Union, Words
+from equipoise.rewards.units import COUNTING
 
 NUMBER_SET = re.compile(r"\\emptyset|\\mathbb\s*\{?\s*[NZQRC]\s*\}?(?:\s*\^?\s*[-+])?")
+NO_NAMES = COUNTING | {"not", "nor", "no", "isn", "negative", "minus", "plus", "times", "over", "about"}
 MOST_PAIRS = 2_000  # comparisons of list items
 
 
@@ -65,12 +67,22 @@ def consistent(answer: Node, by: Arithmetic) -> bool | None:
         return every(consistent(cell, by) for row in answer.rows for cell in row)
     if not isinstance(answer, Chain):
         return True
-    if "≈" in answer.signs:
-        behind = answer.texts[answer.signs.index("≈") + 1 :]
-        if not set(answer.signs) <= {"=", "≈", "∈"} or not all(map(exact.printed_step, behind)):
-            return False
+    if not _has_sense(answer):
+        return False
     steps = zip(answer.signs, range(len(answer.signs)), strict=True)
-    return every(_step_holds(answer, k, sign, by) for sign, k in steps if sign in {"=", "≈"})
+    holds = every(_step_holds(answer, k, sign, by) for sign, k in steps if sign in {"=", "≈"})
+    return every([holds, *(consistent(member, by) for member in answer.members)])
+
+
+def _has_sense(chain: Chain) -> bool:
+    """Whether decimals stand behind ≈, a set behind ∈, and no number in words where a name may."""
+    if "≈" in chain.signs:
+        behind = chain.texts[chain.signs.index("≈") + 1 :]
+        if not set(chain.signs) <= {"=", "≈"} or not all(map(exact.printed_step, behind)):
+            return False
+    if "∈" in chain.signs and _is_number(chain.members[-1], chain.texts[-1]):
+        return False
+    return NO_NAMES.isdisjoint(re.findall("[a-z]+", chain.texts[0].lower()))
 
 
 def _step_holds(chain: Chain, k: int, sign: str, by: Arithmetic) -> bool | None:
@@ -173,7 +185,14 @@ def _equal_leaf(gold: Leaf, answer: Leaf, by: Arithmetic) -> bool | None:
     whole = rf"\frac{{{gold.text}}}{{100}}" if gold.percent else gold.text
     part = rf"\frac{{{answer.text}}}{{100}}" if answer.percent else answer.text
     outcome = by.equal(whole, part)
+    if by.strict and answer.percent and _is_count(gold.text):
+        outcome = False  # 32100 % of nothing is not 321
     return some([outcome, by.equal(gold.text, answer.text)]) if _past_one(gold.text) else outcome
+
+
+def _is_count(text: str) -> bool:
+    """Whether it is a whole number past one, which nobody writes as a share."""
+    return bool(re.fullmatch(r"[-+]?\s?\d+(?:\.0*)?", text)) and _past_one(text)
 
 
 def _past_one(text: str) -> bool:
@@ -208,7 +227,7 @@ def _same_group(gold: Node, answer: Node, by: Arithmetic) -> bool | None:
     if not (isinstance(gold, Group) and isinstance(answer, Group)):
         group, other, ours = (gold, answer, False) if isinstance(gold, Group) else (answer, gold, True)
         assert isinstance(group, Group)
-        if group.ordered or isinstance(other, Chain) or len(_names(group) or []) > 1:
+        if group.ordered or isinstance(other, Chain) or (by.strict and ours and len(group.items) > 1):
             return False
         return every(same(other, item, by) if ours else same(item, other, by) for item in _values(group))
     if gold.ordered and answer.ordered:
