@@ -3,6 +3,7 @@
 By default a few seconds; `make test-slow` takes a minute, EQUIPOISE_FUZZ_SECONDS=600 ten.
 """
 
+import contextlib
 import os
 import random
 import socket
@@ -12,7 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from equipoise.rewards import equal, extract, grade, grade_many
+from equipoise.rewards import copied, equal, extract, grade, grade_many
+from equipoise.rewards.notation import Unreadable, spell
 from equipoise.rewards.pool import _complete
 from equipoise.rewards.verdict import KINDS, Verdict, decode, encode
 from equipoise.rewards.worker import LONGEST_REPLY, frame, receive
@@ -141,6 +143,45 @@ def test_no_repetition_keeps_the_caller_busy(size):
         equal.quick("7", text)
         equal.quick(text, "x^2")
         assert time.process_time() - start < 1.0, (pump, other)
+
+
+REPEATED = (
+    *PUMPS, ";x", ", ", " ,", ",\\!", "\\! ", "\\ ", "~", "or ", "\\text{and}", "{\\choose", "<answer>", "</answer>",
+    "#### ",
+    "#### 1\n", "\\boxed{1}", "\\boxed{1} and ", "$", "$1$, ", "¹", "½", "= ", "\\approx 1", "1 000", "(x+1)", "**",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("around", ["\\boxed{{5{}x}}", "#### {}"])
+def test_the_callers_work_grows_no_faster_than_the_text(around):
+    """Twice the characters take about twice the time, whatever is repeated: four times would be quadratic."""
+
+    def seconds(text):
+        response = around.format(text)
+        start = time.process_time()
+        said = extract.answer(response, extract.places_of("auto", response))
+        if said.text is not None and len(said.text) <= equal.LONGEST_RAW:
+            equal.quick("7", said.text)
+        for spelled in (text, said.text or ""):
+            with contextlib.suppress(Unreadable):
+                spell(spelled)
+        copied.copied("x^2-1", response, "(x-1)(x+1)")
+        return time.process_time() - start
+
+    slow = []
+    for pump in REPEATED:
+        short, long = ((pump * size)[:size] for size in (4_500, 18_000))
+        if seconds(long) > 0.2:  # noise decides about less
+            least = min(seconds(short) for _ in range(3))
+            if min(seconds(long) for _ in range(3)) > 8 * least:
+                slow.append(pump)
+    assert slow == []
+
+
+def test_a_box_of_semicolons_is_graded_within_its_budget():
+    start = time.monotonic()
+    grade_many("math", ["\\boxed{5" + ";" * 19_900 + "x}"], ["5"], budget=5.0)
+    assert time.monotonic() - start < 6.0
 
 
 def test_a_few_seconds_of_everything():
