@@ -141,7 +141,7 @@ class Comparison:
 
     def refused(self) -> str:
         """Why the answer is wrong whatever its value; empty where its value decides."""
-        if self.answer is None or not (self.prompt or self.form == "reference"):
+        if self.answer is None or self.answer == self.gold or not (self.prompt or self.form == "reference"):
             return ""
         if self.form == "reference" and not equal.same_form(self.gold, self.answer):
             return "is not in the form asked for"
@@ -180,7 +180,7 @@ def math_job(*asked: Any) -> Verdict:
     if answer is None:
         return Verdict("unparsed", comparison.how)
     if why := comparison.refused():
-        return Verdict("wrong", f"{answer[:60]} {why}", answer=answer)
+        return _refusal(answer, why, 0.0)
     try:
         same = equal.slow(gold, answer, comparison.rules)
     except RecursionError:
@@ -226,12 +226,14 @@ def _compare(asked: Comparison, expires: float = float("inf")) -> Future[Verdict
     def verdict() -> Future[Verdict]:
         start = time.perf_counter()
         same = None
-        if answer is not None and len(answer) <= equal.LONGEST_RAW and not asked.refused():
+        if answer is not None and len(answer) <= equal.LONGEST_RAW:
             same = equal.quick(gold, answer, asked.rules)
         if same is False and not _is_value(gold):
             same = None  # a gold that means nothing is unlike everything: that is its own fault
         if answer is None or same is None:
             return pool("math").submit(*dataclasses.astuple(asked), seconds=MATH_SECONDS, expires=expires)
+        if same and (why := asked.refused()):  # asked last: most answers are wrong by their value
+            return _done(_refusal(answer, why, time.perf_counter() - start))
         return _done(_compared(same, gold, answer, time.perf_counter() - start))
 
     return _once(asked.key, verdict)
@@ -264,6 +266,10 @@ def _compared(same: bool, gold: str, answer: str, seconds: float) -> Verdict:
     if same:
         return Verdict("correct", "", seconds, answer=answer)
     return Verdict("wrong", f"answered {answer[:60]}, expected {gold[:60]}", seconds, answer=answer)
+
+
+def _refusal(answer: str, why: str, seconds: float) -> Verdict:
+    return Verdict("wrong", f"{answer[:60]} {why}", seconds, answer=answer)
 
 
 def _done(verdict: Verdict) -> Future[Verdict]:
