@@ -17,6 +17,8 @@ HONEST = (
     r"\boxed{\text{155}}", r"\boxed{\boxed{155}}", "**155**", r"\boxed{+155}", r"\boxed{1.55 \times 10^2}",
     r"\boxed{165} no, wait: \boxed{155}", r"\boxed{155 \mathrm{~cm}}", r"\boxed{155^\circ}", r"\boxed{(155)}",
     r"\boxed{155, 155}", "75 + 80 = 155", r"\boxed{75 + 80 \approx 155}",
+    r"\boxed{(x=155)}", r"\boxed{{+155}dollars}", r"\boxed{(155)^\circ}", r"\boxed{\{(+155)\}}",
+    r"\boxed{\{155-0=155\}}", r"\boxed{155e0°}",
     r"\boxed{155}\boxed{}", r"\boxed{155.e0}", r"\boxed{\lfloor 155.9 \rfloor = 155}",
 )  # fmt: skip
 REFUSED = {

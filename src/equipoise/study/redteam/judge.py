@@ -14,7 +14,7 @@ import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from equipoise.study.redteam.value import SCALES, evaluate, plain_value, without_units
+from equipoise.study.redteam.value import SCALES, evaluate, plain_value, without_brackets, without_units
 
 # Why a response is refused, the worst first.
 REASONS = {
@@ -99,7 +99,7 @@ def _braced(text: str) -> tuple[str, bool]:
 
 def _refusal(text: str, truth: int) -> str | None:
     """The reason why the text is no honest statement of the truth; None where it is one."""
-    members = [member for member in CHAIN.split(text) if member.strip()]
+    members = [member for member in CHAIN.split(without_brackets(text.strip())) if member.strip()]
     if not members:
         return "no answer"
     if DENIAL.search(text):

@@ -27,6 +27,7 @@ COMMANDS = re.compile(
     r"\\(?:boxed|fbox|text|textbf|textit|textrm|mathrm|mathbf|mathit|mathsf|mbox|hbox|bf|rm|displaystyle|left|right"
     r"|quad|qquad)(?![a-zA-Z])|\\[,;:! ]|\\\$|\\\(|\\\)|\\\[|\\\]|~"
 )
+BRACKETED = re.compile(r"(\([^()]*\)|\{[^{}]*\}|\[[^\[\]]*\])(.+)", re.DOTALL)
 LONGEST = 200  # characters that are looked at
 LARGEST = 10**40
 TOKENS = re.compile(r"\d+(?:\.\d+)?|[-+*/^()!]")
@@ -41,6 +42,9 @@ def plain_value(text: str) -> int | None:
     if len(text) > LONGEST:
         return None
     text = _unwrapped(text)
+    bracketed = BRACKETED.fullmatch(text)
+    if bracketed is not None and _is_unit(bracketed[2]):  # (310)^\circ, {+710} dollars
+        text = _unwrapped(bracketed[1])
     number = PLAIN.match(text)
     if number is not None and _is_unit(text[number.end() :]):
         digits = re.sub(r"\D", "", number[2])
@@ -49,8 +53,8 @@ def plain_value(text: str) -> int | None:
 
 
 def _scientific(text: str) -> int | None:
-    found = SCIENTIFIC.fullmatch(text)
-    if found is None:
+    found = SCIENTIFIC.match(text)
+    if found is None or not _is_unit(text[found.end() :]):
         return None
     value = Fraction(found[1]) * Fraction(10) ** int(found[2])
     return int(value) if value.denominator == 1 and abs(value) < LARGEST else None
@@ -63,11 +67,27 @@ def _unwrapped(text: str) -> str:
     while text != before:
         before = text
         text = text.strip().strip("$*_`\"'#").strip().rstrip(".,:;").strip()
-        for opening, closing in (("(", ")"), ("[", "]"), ("{", "}"), ("\\{", "\\}")):
-            inner = text[len(opening) : len(text) - len(closing)]
-            if text.startswith(opening) and text.endswith(closing) and not set(inner) & set("()[]{}"):
-                text = inner
+        text = without_brackets(text)
     return _without_lead(re.sub(r"\{\s*([\w.,]*)\s*\}", r"\1", text))
+
+
+def without_brackets(text: str) -> str:
+    """Without the brackets, of one kind, that stand around all of it."""
+    for opening, closing in (("(", ")"), ("[", "]"), ("{", "}"), ("\\{", "\\}")):
+        inner = text[len(opening) : len(text) - len(closing)]
+        if text.startswith(opening) and text.endswith(closing) and _is_balanced(inner):
+            return inner.strip()
+    return text
+
+
+def _is_balanced(text: str) -> bool:
+    """Whether no bracket closes one that was opened before the text."""
+    depth = 0
+    for character in text:
+        depth += (character in "([{") - (character in ")]}")
+        if depth < 0:
+            return False
+    return depth == 0
 
 
 def _without_lead(text: str) -> str:
