@@ -8,7 +8,7 @@ from collections import Counter
 import pytest
 
 from equipoise.tasks import Arithmetic, TaskError, open_task
-from equipoise.tasks.dataset import Dataset, final_answer
+from equipoise.tasks.dataset import Dataset
 from equipoise.tasks.gym import Gym
 
 ROWS = [{"prompt": f"{a}+{b}=", "answer": a + b, "level": a % 3} for a in range(10, 20) for b in range(1, 9)]
@@ -89,20 +89,18 @@ def test_a_large_file_is_not_shuffled_again_for_every_prompt(tmp_path):
     [
         ("so #### 12", "12", "correct"),
         ("Answer: 1,200.", "1200", "correct"),
-        ("first 3, then 4", "4", "correct"),
-        ("4.50", "4.5", "correct"),
+        ("first 3, then 4", "4", "unparsed"),
+        ("Answer: 4.50", "4.5", "correct"),
         ("Answer: Paris", "Paris", "correct"),
         ("Answer: 3\nAnswer: 4", "3", "wrong"),
-        ("13", "12", "wrong"),
+        ("#### 13", "12", "wrong"),
         ("no idea", "12", "unparsed"),
-        ("-7", "-7", "correct"),
+        ("Answer: -7", "-7", "correct"),
     ],
 )
 def test_final_answers(tmp_path, response, answer, kind):
     task = Dataset(write(tmp_path / "r.jsonl", [{"prompt": "p", "answer": answer}]))
-    verdict = task.grade(task.prompt(0), response)
-    assert verdict.kind == kind
-    assert (final_answer(response) is None) == (kind == "unparsed")
+    assert task.grade(task.prompt(0), response).result().kind == kind
 
 
 @pytest.fixture(scope="module")

@@ -45,12 +45,6 @@ def _grade_math(response: str, row: Row, **options: str) -> Any:
     return grade_math(response, row["answer"], **{k: v for k, v in options.items() if k in known})
 
 
-def final(prompt: str, response: str, row: Row) -> Any:
-    from equipoise.tasks.dataset import grade_final
-
-    return grade_final(response, row["answer"])
-
-
 def arithmetic(prompt: str, response: str, row: Row) -> Any:
     from equipoise.tasks.arithmetic import grade
 
@@ -102,7 +96,6 @@ def _verl(module: str, response: str, row: Row) -> float:
 GRADERS = {
     "math": Grader("math", "equipoise"),
     "math-lenient": Grader("math_lenient", "equipoise"),
-    "final": Grader("final", "equipoise"),
     "arithmetic": Grader("arithmetic", "equipoise", "#"),
     "math-verify": Grader("math_verify", "math-verify"),
     "trl": Grader("trl_accuracy", "trl"),
