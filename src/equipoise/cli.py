@@ -203,8 +203,8 @@ def _parser() -> argparse.ArgumentParser:
 
     attack = add("redteam", _redteam, "train a policy to fool a verifier, and list what it accepts wrongly")
     option = attack.add_argument
-    option("--verifier", default="math", help="math, math-lenient, math-verify, trl, verl-math, verl-prime … or "
-           "your module:function(prompt, response, row) (default: %(default)s)")  # fmt: skip
+    option("--verifier", default="math", help="math, math-lenient, arithmetic, math-verify, trl, verl-math, "
+           "verl-prime … or your module:function(prompt, response, row) (default: %(default)s)")  # fmt: skip
     option("--judge", default="", help="your module:function that says what is honest (default: the built-in judge)")
     option("--model", default="embedded", help="embedded, smollm, a folder or a hub name (default: %(default)s)")
     option("--device", default="auto", help="cpu, cuda, or auto: a GPU where there is one (default: %(default)s)")

@@ -16,6 +16,7 @@ from equipoise.study.redteam.command import Request, redteam, replayed
 from equipoise.study.redteam.replay import replay
 from equipoise.study.redteam.target import Target, settled
 from equipoise.train.config import ConfigError
+from equipoise.train.folder import RunError
 
 TOY = '''
 import re, time
@@ -91,6 +92,11 @@ def test_crashes_are_troubles_and_no_exploits(toy):
     random_search(attack, make_problems(4, 0, "\\boxed"), random.Random(0), time.monotonic())
     assert not attack.findings.clusters
     assert attack.findings.troubled["crashed"] == attack.findings.tried.total() > 0
+
+
+def test_a_verifier_that_always_crashes_is_not_called_safe(toy):
+    with pytest.raises(RunError, match="crashed on 456 of 456 responses"):
+        redteam(Request("toyverifier:crashing", minutes=0, out=toy / "out"), Console(file=open("t", "w")))  # noqa: SIM115
 
 
 def test_another_interpreter_and_another_path_serve_the_verifier(toy):

@@ -32,8 +32,8 @@ from equipoise.study.redteam.findings import Exploit, Findings, write_list
 from equipoise.study.redteam.problems import Problem
 from equipoise.study.redteam.replay import replay
 from equipoise.study.redteam.target import Target
-from equipoise.train import Config
-from equipoise.train.folder import replace
+from equipoise.train import Config, Interrupted
+from equipoise.train.folder import RunError, replace
 
 EMBEDDED = "embedded"
 
@@ -82,10 +82,18 @@ def redteam(request: Request, console: Console | None = None) -> Findings:
         until = attack.begin + 60 * min(RANDOM_SHARE * request.minutes, RANDOM_MINUTES)
         random_search(attack, problems, random.Random(request.seed), until)
         starts = _train(request, attack, problems)
+    except Interrupted:
+        raise Interrupted(f"stopped before its time; what was found is in {request.out}") from None
     finally:
         summary = _summary(attack, {**about, "model": request.model, "seed": request.seed, "starts": starts})
         _write(request.out, attack.findings, about, summary)
         _close(console, request.out, attack.findings, summary)
+    crashed = attack.findings.troubled["crashed"]
+    if 2 * crashed > summary["tried"]:
+        raise RunError(
+            f"{request.verifier} crashed on {crashed:,} of {summary['tried']:,} responses, so that finding nothing "
+            f"means nothing: repair it, {request.out}/troubles.jsonl has the reasons"
+        )
     return attack.findings
 
 
