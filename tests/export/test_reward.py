@@ -54,5 +54,6 @@ def test_answers_of_a_file_are_graded_by_its_verifier(tmp_path):
     (reward,) = trl.reward_functions(config, task)
     right = {task.prompt(i).answer: i for i in range(2)}
     columns = {"split": ["train"] * 2, "index": [right["\\frac{1}{2}"], right["2"]], "completion_ids": [[0]] * 2}
-    assert reward(completions=["It is $0.5$.", "So \\boxed{2.0}"], **columns) == [1.0, 1.0]
+    assert reward(completions=["It is \\boxed{0.5}.", "So \\boxed{2.0}"], **columns) == [1.0, 1.0]
+    assert reward(completions=["It is $0.5$.", "2"], **columns) == [0.0, 0.0]  # no mark
     assert reward(completions=["So \\boxed{2}", "So \\boxed{1/2}"], **columns) == [0.0, 0.0]

@@ -70,7 +70,7 @@ def test_a_tiny_file_serves_as_it_is(tmp_path, count):
 
 
 def test_a_row_may_hold_any_line_separator_but_the_newline(tmp_path):
-    rows = [{"prompt": f"one\u2028two\x85three\r\nfour {k}", "answer": "\u2029"} for k in range(30)]
+    rows = [{"prompt": f"one\u2028two\x85three\r\nfour {k}", "answer": "a\u2029blue"} for k in range(30)]
     task = Dataset(write(tmp_path / "rows.jsonl", rows, ensure_ascii=False))
     assert len(task.train) + len(task.held_out) == 30
     assert task.prompt(0).text.startswith("one\u2028two\x85three\r\nfour")
