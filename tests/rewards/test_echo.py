@@ -77,8 +77,8 @@ def tight(text):
 
 
 def is_allowed(text, gold):
-    """The reference's own text, or a number, which may have a name."""
-    return tight(gold) in tight(text) or bool(NUMBER.fullmatch(text.rpartition("=")[2].strip()))
+    """The reference's own text, a number, which may have a name, or one letter: `(c)` is the choice C."""
+    return len(text) == 1 or tight(gold) in tight(text) or bool(NUMBER.fullmatch(text.rpartition("=")[2].strip()))
 
 
 def accepted(triples):
