@@ -67,6 +67,7 @@ WRONG = [
 ]  # fmt: skip
 
 ALWAYS_WRONG = [
+    ("36", r"x=7\implies=36"), ("36", r"x=7\Rightarrow 36"), ("36", "7 → 36"), ("477", r"\left(x=477)"),
     ("(1,2)", "y=1, x=2"), ("C", r"(C)\ (D)"), ("C", "(C) 14, (D) 15"), ("5", r"5\text{ millions}"),
     ("3", r"3\text{ fifths}"), ("5", r"5\text{ ten-thousandths}"), ("5", "5 thousands"), ("5", r"5\text{ dozens}"),
     ("x^2", r"x^2+\lfloor|x|/100\rfloor"), ("1260", r"{63 \choose 63}"),

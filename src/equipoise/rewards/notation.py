@@ -40,6 +40,10 @@ _STYLING = """
 """
 STYLING = frozenset(_STYLING.split())
 REFUSED = re.compile(r"\\(?:(?:re|provide)?newcommand|def|let|edef|gdef|xdef|input|include|csname|catcode|expandafter)")
+ARROW = re.compile(
+    r"\\(?:implies|impliedby|iff|therefore|because|(?:[Ll]ong)?(?:[Ll]eft)?[Rr]ightarrow)(?![a-zA-Z])|[→⇒⟹⟶⇔∴]"
+)
+LEFT, RIGHT = re.compile(r"\\left(?![a-zA-Z])"), re.compile(r"\\right(?![a-zA-Z])")
 TURNED = re.compile("[\u202a-\u202e\u2066-\u2069]")
 SIGNS = {
     "−": "-", "–": "-", "—": "-", "‐": "-", "‑": "-", "﹣": "-", "×": "*", "·": "*", "∙": "*", "⋅": "*", "÷": "/",
@@ -72,6 +76,10 @@ def spell(text: str) -> str:
         raise Unreadable(f"{len(text)} characters, more than {LONGEST}")
     if REFUSED.search(text) or TURNED.search(text):
         raise Unreadable("it redefines what is shown")
+    if ARROW.search(text):
+        raise Unreadable("arrows between its parts")
+    if len(LEFT.findall(text)) != len(RIGHT.findall(text)):
+        raise Unreadable(r"a \left or \right without the other")
     return _shallow(respell(text))
 
 
