@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from functools import lru_cache
 
 READ = 50_000  # characters, from the end
 LONGEST = 20_000  # characters of an answer; a longer one is no answer
@@ -95,6 +96,7 @@ class Answer:
     hedge: bool = False
 
 
+@lru_cache(maxsize=2048)
 def places_of(answer_in: str, prompt: str) -> tuple[str, ...]:
     """The places that `answer_in` names; with "auto" those that the prompt asks for, else any explicit mark."""
     if answer_in == "anywhere":

@@ -76,6 +76,8 @@ def spell(text: str) -> str:
         raise Unreadable(f"{len(text)} characters, more than {LONGEST}")
     if REFUSED.search(text) or TURNED.search(text):
         raise Unreadable("it redefines what is shown")
+    if "\\" not in text and text.isascii():  # a plain number, mostly: nothing of the following is in it
+        return _shallow(respell(text))
     if ARROW.search(text):
         raise Unreadable("arrows between its parts")
     if len(LEFT.findall(text)) != len(RIGHT.findall(text)):
@@ -91,11 +93,11 @@ def respell(text: str) -> str:
         text = re.sub(r"\\\\(?=[a-zA-Z{}(\[])", r"\\", text)
     text = _without_delimiters(text)
     text = THOUSANDS.sub(",", text)
-    text = CHOOSE.sub(r"\\binom{\1}{\2}", text)
+    text = text if r"\choose" not in text else CHOOSE.sub(r"\\binom{\1}{\2}", text)
     text = COMMAND.sub(_command, text)
     text = re.sub(r"\\text\s*(?=\{)", r"\\text", text)
     text = re.sub(r"<=", r"\\le ", re.sub(r">=", r"\\ge ", re.sub(r"!=", r"\\ne ", text)))
-    text = _listed(text)
+    text = _listed(text) if "and" in text or "or" in text else text
     text = re.sub(r"\\text\{\s*(-?\d[\d.,]*)\s*\}", r" \1 ", text)
     text = re.sub(r"\^\s*\{\s*\\circ\s*\}", r"^\\circ ", text)
     text = INVERSE.sub(r"\\arc\1 ", text)
