@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 def right(response: str, reference: str) -> bool:
     """The last box holds one integer, after its last = sign, and it is the reference."""
     boxes = re.findall(r"\\boxed\{([^{}]*)\}", re.sub(r"\\(?:text|mathrm)\{[^{}]*\}", "", response))
-    found = re.fullmatch(r"[^\d=-]*(-?[\d,]+)(?:\.0+)?[^\d=]*", boxes[-1].split("=")[-1]) if boxes else None
+    found = re.fullmatch(r"[^\d=-]*(-?\d[\d,]*)(?:\.0+)?[^\d=]*", boxes[-1].split("=")[-1]) if boxes else None
     return bool(found) and int(found[1].replace(",", "")) == int(reference.replace(",", ""))
 
 
