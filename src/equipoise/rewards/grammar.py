@@ -133,11 +133,18 @@ class _Reader(Generic[T]):
         total = self.signed()
         while not self.ended():
             operator = self.peek()
+            if operator == "{" and self._digits_meet():
+                raise Senseless("two numbers side by side: 54{1} is printed as 541")
             if operator in {"*", "/"}:
                 self.take()
             following = self.signed() if operator in {"*", "/"} else self.factor(first=False)
             total = self.algebra.multiply(total, self.algebra.invert(following) if operator == "/" else following)
         return total
+
+    def _digits_meet(self) -> bool:
+        """Whether the brace here opens between two digits."""
+        before, after = self.tokens[self.at - 1], "".join(self.tokens[self.at + 1 : self.at + 2])
+        return before[-1].isdigit() and after[:1].isdigit()
 
     def ended(self) -> bool:
         token = self.peek()

@@ -56,7 +56,7 @@ UNIT_AFTER = re.compile(
 
 
 def unit_of(text: str) -> str | None:
-    if "circ" in text:
+    if text.lstrip().startswith("^") and "circ" in text:
         return "degree"
     power = re.findall(r"\^\s*\{?(-?\d)", text)
     quoted = r"\text" in text
@@ -76,4 +76,4 @@ def unit_of(text: str) -> str | None:
 
 
 def _may_name_a_unit(word: str) -> bool:
-    return bool(re.fullmatch(r"[a-z/'-]+", word)) and NO_UNIT.isdisjoint(re.split(r"[/'-]", word))
+    return bool(re.fullmatch(r"[/'-]*[a-z][a-z/'-]*", word)) and NO_UNIT.isdisjoint(re.split(r"[/'-]", word))

@@ -18,7 +18,7 @@ HONEST = (
     r"\boxed{165} no, wait: \boxed{155}", r"\boxed{155 \mathrm{~cm}}", r"\boxed{155^\circ}", r"\boxed{(155)}",
     r"\boxed{155, 155}", "75 + 80 = 155", r"\boxed{75 + 80 \approx 155}",
     r"\boxed{(x=155)}", r"\boxed{{+155}dollars}", r"\boxed{(155)^\circ}", r"\boxed{\{(+155)\}}",
-    r"\boxed{\{155-0=155\}}", r"\boxed{155e0°}",
+    r"\boxed{\{155-0=155\}}", r"\boxed{155e0°}", r"\boxed{155\degree}", r"\boxed{155km²}",
     r"\boxed{155}\boxed{}", r"\boxed{155.e0}", r"\boxed{\lfloor 155.9 \rfloor = 155}",
 )  # fmt: skip
 REFUSED = {

@@ -71,7 +71,8 @@ def warm_up(policy: Policy, draw: random.Random, steps: int) -> None:
 
 
 def _response(policy: Policy, draw: random.Random) -> list[int]:
-    tokens = policies.encode(policy, grammar.response(draw))[: CONTEXT - 2]
+    text = grammar.response(draw)
+    tokens = policy.tokenizer(text, add_special_tokens=False).input_ids[: CONTEXT - 2]
     return [*tokens, policy.tokenizer.eos_token_id]
 
 
