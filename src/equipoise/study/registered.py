@@ -19,7 +19,7 @@ import json
 import math
 import time
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -213,7 +213,9 @@ def _within(results: Mapping[str, Any], row: Primary) -> list[float]:
 def show(results: Mapping[str, Any], console: Console | None = None) -> None:
     console = console or Console(highlight=False)
     console.print(_variant_table(results))
-    console.print(_primary_table(primary_tests(results)))
+    console.print("\nDifferences named before the runs:")
+    for tested in primary_tests(results):
+        console.print(_said(tested), soft_wrap=True)
     failed = {name: record["failed"] for name, record in results["runs"].items() if "failed" in record}
     for name, why in failed.items():
         console.print(f"failed: {name}: {why}")
@@ -233,29 +235,21 @@ def _variant_table(results: Mapping[str, Any]) -> Table:
     return table
 
 
-def _primary_table(tested: Sequence[Tested]) -> Table:
-    columns = ("claim", "metric", "difference", "points", "95 %", "p", "p (Holm)", "seeds", "seeds for 1 point")
-    table = Table(*columns, box=None, padding=(0, 2, 0, 0), title="differences named before the runs")
-    for t in tested:
-        table.add_row(
-            t.primary.claim,
-            t.primary.metric,
-            f"{t.primary.plus} − {t.primary.minus}",
-            f"{100 * t.mean:+.2f}",
-            f"{100 * t.low:+.2f} to {100 * t.high:+.2f}",
-            f"{t.p:.2g}",
-            f"{t.holm:.2g}",
-            str(t.seeds),
-            "-" if t.needed is None else str(t.needed),
-        )
-    return table
+def _said(tested: Tested) -> str:
+    row = tested.primary
+    needed = "more seeds than anyone runs" if tested.needed is None else f"{tested.needed} seeds"
+    return (
+        f"{row.claim}\n  {row.metric}, {row.plus} − {row.minus}: {100 * tested.mean:+.2f} points "
+        f"(95 % {100 * tested.low:+.2f} to {100 * tested.high:+.2f})\n"
+        f"  p {tested.p:.2g}, after Holm {tested.holm:.2g}; {tested.seeds} seeds, {needed} would show 1 point"
+    )
 
 
 def verify(path: str | Path, variant: str, seed: int, out: Path) -> bool:
     """Train one cell again and hold it against the published runs of its variant: True where it lies among them.
 
-    On the same machine the cell comes out the same to the last digit. On another one rounding differs, the runs part
-    ways, and the cell is a new draw: it must lie in the 99 % prediction interval of the published seeds.
+    Where rounding differs between machines, the runs part ways and the cell is a new draw: it must lie in the 99 %
+    prediction interval of the published seeds. Where it does not, the cell comes out the same to the digit.
     """
     from scipy import stats
 
