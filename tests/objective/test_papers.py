@@ -132,7 +132,7 @@ def test_cancellation_restores_exchangeability(seed, binary, rule, cancellation)
 
 
 @pytest.mark.parametrize("cancellation", ["min_replace", "orthogonal"])
-@pytest.mark.parametrize("surrogate", ["gspo", "dfpo", "gmpo", "vespo"])
+@pytest.mark.parametrize("surrogate", ["gspo", {"name": "dfpo", "low": 0.9, "high": 9.0}, "gmpo", "vespo"], ids=str)
 def test_cancellation_acts_on_the_full_weight_with_sequence_ratios(surrogate, cancellation):
     """Off-policy, with s_i in the weights: a token that every response shares gets no net push."""
     for seed in range(10):

@@ -15,7 +15,8 @@ STACKS = [
     for preset in eq.PRESETS
     for aggregation in AGGREGATIONS
     for difficulty in DIFFICULTIES
-    if not (preset == "reinforce" and difficulty != "none")  # refused: test_input
+    if not (preset in ("reinforce", "distillation") and difficulty != "none")  # refused: test_input
+    and not (preset == "reinforce_pp" and difficulty == "debias")
 ]
 
 

@@ -35,4 +35,4 @@ def candidates(answers: Sequence[str | None]) -> list[int | None]:
 def _same(first: str, answer: str) -> bool:
     if WHOLE.fullmatch(first) and WHOLE.fullmatch(answer):
         return first == answer
-    return equal.quick(first, answer) is True
+    return equal.quick(first, answer, "lenient") is True  # a calculation is a vote for its value
