@@ -17,7 +17,7 @@ from equipoise.rewards import copied, equal, extract, grade, grade_many
 from equipoise.rewards.notation import Unreadable, spell
 from equipoise.rewards.pool import _complete
 from equipoise.rewards.verdict import KINDS, Verdict, decode, encode
-from equipoise.rewards.worker import LONGEST_REPLY, frame, receive
+from equipoise.rewards.worker import HEAD, LONGEST_REPLY, TICKET, frame, receive
 
 from .test_pool import open_descriptors, processes_under
 
@@ -86,11 +86,19 @@ def fuzz_math(seconds: float, seed: int) -> int:
     return count
 
 
+def with_ticket(data: bytes) -> bytearray:
+    """The same reply with the job's ticket, all zeros, where one belongs: what follows it is what is fuzzed."""
+    if len(data) < HEAD.size:
+        return bytearray(data)
+    (length,) = HEAD.unpack_from(data)
+    return bytearray(HEAD.pack(min(length + TICKET, 2**32 - 1)) + bytes(TICKET) + data[HEAD.size :])
+
+
 def fuzz_replies(seconds: float, seed: int) -> int:
     draw, end, count = random.Random(seed), time.monotonic() + seconds, 0
     while time.monotonic() < end:
         data = bytes_of(draw)
-        outcome = _complete(bytearray(data))
+        outcome = _complete(with_ticket(data), bytes(TICKET))
         assert outcome is None or isinstance(outcome, Verdict | float | Exception)
         if isinstance(outcome, Verdict):
             assert frame(encode(decode(encode(outcome)))) == frame(encode(outcome))

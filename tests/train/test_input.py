@@ -282,8 +282,8 @@ class FullDisk:
         (torch, "save", 2, "step 4 is the last whole checkpoint"),
         (os, "fsync", 15, "step 2 is the last whole checkpoint"),
         (loop, "append", 3, "step 2 is the last whole checkpoint"),  # a line of the log
-        (None, "write_table", 5, "step 4 is the last whole checkpoint"),  # a rollout file
-        (None, "write_table", 2, "step 2 is the last whole checkpoint"),  # the history of the prompts
+        (None, "write_table", 7, "step 4 is the last whole checkpoint"),  # a rollout file
+        (None, "write_table", 3, "step 2 is the last whole checkpoint"),  # the history of the prompts
     ],
 )
 def test_a_full_disk_names_the_last_checkpoint_and_the_run_goes_on_later(

@@ -145,7 +145,7 @@ def test_a_scorer_that_breaks_on_a_response_does_not_break_the_run():
     pytest.importorskip("reasoning_gym")
     other = Gym("boxnet", seed=5)
     verdict = other.grade(other.prompt(0), "Answer: [[1]]").result()
-    assert verdict.kind == "crashed"
+    assert verdict.kind == "unparsed"
     assert "AttributeError" in verdict.reason
 
 
