@@ -259,6 +259,13 @@ class Config:
     def check(self) -> None:
         """Refuse what cannot be run, before anything is loaded."""
         m, r, w, o, t, e = self.model, self.rollout, self.reward, self.optim, self.train, self.eval
+        if not w.functions or len(w.functions) != len(w.weights):
+            raise ConfigError(
+                f"reward.functions has {len(w.functions)} entries, reward.weights {len(w.weights)}: the rule is as "
+                "many of both, at least one"
+            )
+        if not all(map(math.isfinite, w.weights)):
+            raise ConfigError(f"reward.weights = {list(w.weights)}: must be finite numbers")
         try:
             objective = self.build_objective()
             check_backend(self.sandbox.backend)
@@ -293,11 +300,6 @@ class Config:
                 "train.shard = true: the rule is no LoRA, rollout.engine = native, and train.micro_tokens (or "
                 "train.micro_batch) set, because what fits is not measured where processes must keep step"
             )
-        if not w.functions or len(w.functions) != len(w.weights):
-            raise ConfigError(
-                f"reward.functions has {len(w.functions)} entries, reward.weights {len(w.weights)}: the rule is as "
-                "many of both, at least one"
-            )
         choices = [("optim.schedule", o.schedule, ("constant", "linear", "cosine")),
                    ("optim.state", o.state, ("float32", "8bit")),
                    ("task.answer_in", self.task.answer_in, ANSWER_IN), ("task.rules", self.task.rules, RULES),
@@ -316,7 +318,6 @@ class Config:
             ("objective.mismatch", objective.mismatch.name,
              objective.mismatch.name == "none" or r.exact or r.engine == "vllm",
              "none unless rollout.exact = true or rollout.engine = vllm: π_old is else the sampler's own π_rollout"),
-            ("reward.weights", list(w.weights), all(map(math.isfinite, w.weights)), "finite numbers"),
             ("reward.correct", w.correct, math.isfinite(w.correct), "a finite number"),
             ("reward.wrong", w.wrong, math.isfinite(w.wrong), "a finite number"),
             *((f"reward.{kind}", v, v in ("wrong", "mask") or (isinstance(v, float) and math.isfinite(v)),
