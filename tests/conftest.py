@@ -3,8 +3,12 @@
 import os
 
 import pytest
+from hypothesis import settings
 
 from equipoise import cli
+
+settings.register_profile("no deadline", deadline=None)  # a loaded machine is no reason to fail
+settings.load_profile("no deadline")
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # a name that is nowhere is looked for on the hub, five times
 
