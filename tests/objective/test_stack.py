@@ -50,7 +50,8 @@ def test_options_out_of_range_are_refused_when_built(choices, sentence):
 
 
 def test_bounds_of_log_ratios_may_exceed_one():
-    eq.Objective(surrogate={"name": "gmpo", "low": 1.5, "high": 1.5})
+    objective = eq.Objective(surrogate={"name": "gmpo", "low": 1.5, "high": 1.5})
+    assert objective.surrogate.options["low"] == 1.5
 
 
 def test_a_coefficient_that_is_no_number_is_refused_by_assign_and_flagged_by_loss():
