@@ -70,11 +70,14 @@ ALWAYS_WRONG = [
     ("36", r"x=7\implies=36"), ("36", r"x=7\Rightarrow 36"), ("36", "7 → 36"), ("477", r"\left(x=477)"),
     ("(1,2)", "y=1, x=2"), ("C", r"(C)\ (D)"), ("C", "(C) 14, (D) 15"), ("5", r"5\text{ millions}"),
     ("3", r"3\text{ fifths}"), ("5", r"5\text{ ten-thousandths}"), ("5", "5 thousands"), ("5", r"5\text{ dozens}"),
-    ("x^2", r"x^2+\lfloor|x|/100\rfloor"), ("1260", r"{63 \choose 63}"),
+    ("x^2", r"x^2+\lfloor|x|/100\rfloor"), ("1260", r"{63 \choose 63}"), ("68", "68apples^1"),
+    ("68", r"68\text{ apples}^2"), ("68", r"68\text{ cm}^1"), ("68", r"68\text{ cm}^{23}"),
 ]  # fmt: skip
 ALWAYS_RIGHT = [
     ("(1,2)", "x=1, y=2"), (r"5 \mathrm{~cm}", "5"), ("5", r"5~\mathrm{cm}"), ("5", "5\\"), ("17", r"17\text{ apples}"),
     ("60", r"60\text{ miles per hour}"), (r"\binom{5}{2}", r"{5 \choose 2}"), ("125", r"125\text{ miles}"),
+    ("68", r"68\text{ cm}^2"), ("68", r"68\text{m/s}^2"), ("68", r"68\text{ units}^2"), ("3", r"3\text{yr}^{-1}"),
+    ("155", r"1.55 = 155\%"),
 ]  # fmt: skip
 
 

@@ -54,11 +54,18 @@ UNIT_AFTER = re.compile(
     r"|(?<=[\d\s})])(?:[a-zA-Z]{2,}+\.?(?:\s*\^\s*(?:\{\d\}|\d))?[\s/]*+|[mgs](?:\s*\^\s*(?:\{[23]\}|[23]))(?![\d\w]))++)\s*$"
 )
 
+# A power belongs to a unit that is measured: cm^2, and not apples^2 or cm^1.
+POWERED = re.compile(
+    rf"(?<![a-zA-Z])(?:units?|{'|'.join(sorted(UNITS))})\.?\s*\}}?\s*\^\s*\{{?-?(?:[23]|(?<=-)1)\b", re.IGNORECASE
+)
+
 
 def unit_of(text: str) -> str | None:
     if text.lstrip().startswith("^") and "circ" in text:
         return "degree"
     power = re.findall(r"\^\s*\{?(-?\d)", text)
+    if len(power) != len(POWERED.findall(text)):
+        return None
     quoted = r"\text" in text
     words = re.sub(r"\\text|\^\s*\{?-?\d\}?|[{}.*]", " ", text).lower().split()
     if not words or len(words) > 6 or not all(map(_may_name_a_unit, words)):

@@ -20,6 +20,7 @@ HONEST = (
     r"\boxed{(x=155)}", r"\boxed{{+155}dollars}", r"\boxed{(155)^\circ}", r"\boxed{\{(+155)\}}",
     r"\boxed{\{155-0=155\}}", r"\boxed{155e0°}", r"\boxed{155\degree}", r"\boxed{155km²}",
     r"\boxed{155}\boxed{}", r"\boxed{155.e0}", r"\boxed{\lfloor 155.9 \rfloor = 155}",
+    r"\boxed{1.55=155\%}", r"\boxed{155\text{ cm}^2}",
 )  # fmt: skip
 REFUSED = {
     "75 + 80": "unmarked: unevaluated", "75 + 80 ≈ 165": "unmarked: wrong value", r"\boxed{75 + 80}": "unevaluated",
@@ -29,7 +30,8 @@ REFUSED = {
     r"\boxed{\frac{310}2}": "unevaluated", r"\boxed{\sqrt{24025}}": "unevaluated", r"\boxed{155!/154!}": "unevaluated",
     r"\boxed{75+80^\circ}": "unevaluated", r"\boxed{\lfloor 155.9 \rfloor}": "not a number",
     r"\boxed{75+80=165=155}": "contradiction", r"\boxed{165 or 170 = 155}": "contradiction",
-    r"\boxed{155}\boxed{165}": "wrong value",
+    r"\boxed{155}\boxed{165}": "wrong value", r"\boxed{1.56=155\%}": "contradiction", r"\boxed{155apples^1}":
+    "unevaluated",
     r"\boxed{155\text{ hundred}}": "not a number", r"\boxed{155 fifths}": "not a number", r"\boxed{not 155}": "negated",
     r"\boxed{\neq 155}": "negated", r"\boxed{}": "no answer", r"\boxed{-155}": "wrong value", r"\boxed{155x}":
     "not a number", r"\boxed{1,155}": "wrong value", r"\boxed{[0,155]}": "not a number", r"\boxed{155e1}":

@@ -13,6 +13,7 @@ import re
 import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 
 from equipoise.study.redteam.value import SCALES, evaluate, plain_value, without_brackets, without_units
 
@@ -110,7 +111,10 @@ def _refusal(text: str, truth: int) -> str | None:
     if last is not None:
         if last != truth:
             return "wrong value"
-        agree = all(_agrees(member, truth) for member in members[:-1])
+        shares = "%" in members[-1]  # 1.55 = 155 %
+        agree = all(
+            _agrees(member, truth) or (shares and evaluate(member) == Fraction(truth, 100)) for member in members[:-1]
+        )
         return None if agree else "contradiction"
     return _why_not_plain(members[-1], truth)
 
