@@ -95,3 +95,17 @@ def test_groups_of_several_sizes_at_once():
 def test_bad_arguments_are_refused(call, message):
     with pytest.raises(ValueError, match=message):
         call()
+
+
+@pytest.mark.parametrize("sharpness", [0.0, 0.5, 2.0])
+@pytest.mark.parametrize(("p", "G", "C"), [(0.1, 4, 0.3), (0.6, 5, 0.8)])
+def test_the_gain_follows_the_sharpness(p, G, C, sharpness):
+    """E[(1/G) Σ Φ Â ∇log π] on a policy with one logit, over every outcome: ∇log π is 1 − p or −p, ∇p is p(1 − p)."""
+    total = 0.0
+    for rewards, chance in outcomes(p, G):
+        phi = np.exp(-np.where(rewards > 0, 1, -1) * sharpness * (rewards.mean() - C))
+        total += chance * np.mean(phi * (rewards - rewards.mean()) * (rewards - p))
+    found = theory.reweighted_gain(p, G, C, 1.0, sharpness)
+    assert found == pytest.approx(total / (p * (1 - p)), rel=1e-10)
+    if sharpness == 0:
+        assert found == pytest.approx(theory.gradient_gain(p, G))

@@ -149,18 +149,26 @@ class _Remembering(_Anchored):
 class HADW(_Anchored):
     """A ← Φ A with Φ = λ·exp(−sgn(A)·sgn(diff)·|diff|), diff = p̂ − C⁻, p̂ the group's success rate.
 
+    λ is the same for all, so under AdamW, which divides the gradient's scale out, it does next to nothing. `sharpness`
+    multiplies diff and changes what one prompt gets beside another: 1 is the paper's, 0 leaves λ alone.
+
     Φ > 0, so no sign changes. ΣΦA is no longer 0 in a group; `recentre` subtracts the group's mean of ΦA again, but
     turns no sign: an advantage that would change sides becomes 0.
     A group of which no accuracy is known has diff = 0.
     """
 
     lam: float = 1.3
+    sharpness: float = 1.0
     recentre: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if not 0 < self.lam < math.inf:
             raise ValueError(f"difficulty.lam = {self.lam} must be positive: Φ must not change a sign")
+        if not 0 <= self.sharpness < math.inf:
+            raise ValueError(
+                f"difficulty.sharpness = {self.sharpness} must not be negative: that would take hard prompts for easy"
+            )
 
     def difficulty(self, success: Success, history: Tensor | None) -> Tensor:
         """[B] how often the prompt is solved: p̂."""
@@ -168,7 +176,7 @@ class HADW(_Anchored):
 
     def reweight(self, A: Tensor, success: Success, C: float, history: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """ΦA, and how many responses `recentre` kept from changing sign; None where it does not recentre."""
-        diff = (self.difficulty(success, history) - C).nan_to_num(0.0)
+        diff = self.sharpness * (self.difficulty(success, history) - C).nan_to_num(0.0)
         weighted = self.lam * torch.exp(-torch.sign(A) * diff) * A
         if not self.recentre:
             return weighted, None

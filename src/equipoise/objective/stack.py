@@ -69,6 +69,12 @@ def notes(o: Objective) -> tuple[str, ...]:
             f"{o.surrogate.name} treats the two signs differently, which undoes {cancel} off-policy; "
             "symmetric_clip treats them alike"
         )
+    strength = o.aggregation.options.get("strength", 1.0)
+    if strength != 1:
+        found.append(
+            f"balanced at strength {strength:g} is not BA's: right and wrong responses pull as "
+            f"(T̄+/T̄−)^{1 - strength:g} : 1"
+        )
     breaks = o.difficulty is not None and not getattr(o.difficulty, "recentre", False)
     if rule == "balanced" and breaks:
         found.append(

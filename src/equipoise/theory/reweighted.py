@@ -73,7 +73,7 @@ def reweighted_baseline_bias(p: ArrayLike, G: ArrayLike, anchor: ArrayLike) -> R
     return plain(wrong / (right + wrong) - probability(p))
 
 
-def reweighted_gain(p: ArrayLike, G: ArrayLike, anchor: ArrayLike, lam: ArrayLike) -> Real:
+def reweighted_gain(p: ArrayLike, G: ArrayLike, anchor: ArrayLike, lam: ArrayLike, sharpness: float = 1.0) -> Real:
     """How much a prompt counts in the expected gradient under HA-DW.
 
         E[ (1/G) Σ_i Φ_i·Â_i·∇log π(y_i) ] = gain · ∇p
@@ -85,6 +85,7 @@ def reweighted_gain(p: ArrayLike, G: ArrayLike, anchor: ArrayLike, lam: ArrayLik
     Parameters
     ----------
     p : in [0, 1]. G : a whole number ≥ 2. anchor : C in [0, 1]. lam : λ > 0. Floats or arrays, broadcast together.
+    sharpness : a factor on p̂ − C; 1 is the paper's, and what follows is for it.
 
     Returns
     -------
@@ -110,7 +111,7 @@ def reweighted_gain(p: ArrayLike, G: ArrayLike, anchor: ArrayLike, lam: ArrayLik
     others = np.maximum(n - 1, 1)
     seen_right = stats.binom.pmf(k - 1, others, p[..., None])
     seen_wrong = stats.binom.pmf(k, others, p[..., None])
-    up, down = _factors(rate, anchor, lam)
+    up, down = _factors(rate, anchor, lam, sharpness)
     total = np.where(inside, seen_right * up * (1 - rate) + seen_wrong * down * rate, 0.0).sum(-1)
     return plain(total)
 
@@ -138,9 +139,9 @@ def _given_informative(k: Array, p: Array, G: Array) -> Array:
     return np.asarray(np.divide(pmf, informative, out=limit, where=informative > 0))
 
 
-def _factors(rate: Array, anchor: Array, lam: Array) -> tuple[Array, Array]:
+def _factors(rate: Array, anchor: Array, lam: Array, sharpness: float = 1.0) -> tuple[Array, Array]:
     """Φ of right answers and of wrong ones, at each p̂."""
-    difference = rate - anchor[..., None]
+    difference = sharpness * (rate - anchor[..., None])
     return lam[..., None] * np.exp(-difference), lam[..., None] * np.exp(difference)
 
 

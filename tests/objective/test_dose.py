@@ -1,0 +1,74 @@
+"""The two numbers that turn a published correction up and down: balanced's strength, and HA-DW's sharpness."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from equipoise.objective import Objective
+
+REWARDS = [1, 0, 0, 1, 0, 1, 0, 0, 1, 1]
+GROUP = [0, 0, 0, 0, 1, 1, 1, 1, 1, 1]
+LENGTHS = [10, 25, 31, 14, 8, 30, 9, 12, 28, 40]
+
+
+def assigned(**choices):
+    return Objective(**choices).assign(REWARDS, GROUP, LENGTHS)
+
+
+def balanced(strength):
+    return assigned(aggregation={"name": "balanced", "strength": strength})
+
+
+def test_strength_goes_from_token_to_balanced():
+    token = assigned(aggregation={"name": "token", "over": "group"})
+    assert torch.allclose(balanced(0.0).weight, token.weight)
+    assert torch.allclose(balanced(1.0).weight, assigned(aggregation="balanced").weight)
+
+
+@pytest.mark.parametrize("strength", [-3.0, -0.5, 0.0, 0.5, 1.0, 4.0])
+def test_strength_sets_the_ratio_of_the_pulls(strength):
+    """positives : negatives = (T̄+/T̄−)^(1 − strength), in every group."""
+    credit = balanced(strength)
+    A, c = credit.advantage.numpy(), (credit.weight * credit.advantage).numpy()
+    T, group = np.array(LENGTHS, dtype=float), np.array(GROUP)
+    for g in (0, 1):
+        up, down = (group == g) & (A > 0), (group == g) & (A < 0)
+        pulls = (c * T)[up].sum() / -(c * T)[down].sum()
+        assert pulls == pytest.approx((T[up].mean() / T[down].mean()) ** (1 - strength))
+
+
+def hadw(**options):
+    return {"name": "hadw", "anchor": "fixed", "threshold": 0.4, **options}
+
+
+def test_sharpness_multiplies_the_distance_from_the_anchor():
+    plain = assigned().advantage.tolist()
+    for sharpness in (0.0, 0.5, 1.0, 3.0):
+        weighted = assigned(difficulty=hadw(lam=2.0, sharpness=sharpness)).advantage.tolist()
+        for g, A, found in zip(GROUP, plain, weighted, strict=True):
+            p_hat = np.mean([r for r, h in zip(REWARDS, GROUP, strict=True) if h == g])
+            expected = 2.0 * math.exp(-math.copysign(1, A) * sharpness * (p_hat - 0.4)) * A
+            assert found == pytest.approx(expected)
+
+
+def test_sharpness_is_one_unless_said():
+    assert torch.equal(assigned(difficulty=hadw()).advantage, assigned(difficulty=hadw(sharpness=1.0)).advantage)
+
+
+@pytest.mark.parametrize("wrong", [-1.0, math.inf])
+def test_a_sharpness_that_turns_hard_into_easy_is_refused(wrong):
+    with pytest.raises(ValueError, match=r"sharpness = .* must not be negative"):
+        Objective(difficulty=hadw(sharpness=wrong))
+
+
+def test_a_strength_that_is_no_number_is_refused():
+    with pytest.raises(ValueError, match=r"aggregation.strength = inf must be a finite number"):
+        Objective(aggregation={"name": "balanced", "strength": math.inf})
+
+
+def test_an_objective_says_that_it_is_not_the_papers():
+    half = Objective(aggregation={"name": "balanced", "strength": 0.5})
+    assert any("(T̄+/T̄−)^0.5 : 1" in note for note in half.notes)
+    assert not Objective(aggregation="balanced").notes
