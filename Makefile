@@ -6,14 +6,19 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 BASE := $(VENV)/.base
 DEV := $(VENV)/.dev
 PEERS := $(VENV)/.peers
+INTERPRETER := $(VENV)/.interpreter
 
 ISOLATION := $(VENV)/.isolation
 BROWSER := $(VENV)/.browser
 
+KERNEL_TESTS := tests/policy/test_attention.py tests/policy/test_block.py tests/policy/test_fused.py \
+	tests/policy/test_kernels.py tests/rollout/test_decode_kernels.py tests/train/test_optimizer.py
+
 VERL := $(VENV)-verl
 VLLM := $(VENV)-vllm
 
-.PHONY: help install quickstart test test-slow test-browser test-trl test-verl test-vllm lint typecheck bench clean
+.PHONY: help install quickstart test test-slow test-browser test-kernels test-trl test-verl test-vllm lint typecheck \
+	bench wheel clean
 
 help:  ## what there is to make
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/:/'
@@ -32,7 +37,12 @@ $(DEV): $(BASE)
 	touch $@
 
 $(PEERS): $(DEV)
-	$(PIP) -c constraints.txt -e '.[trl]'
+	$(PIP) -c constraints.txt -e '.[trl,redteam]'
+	touch $@
+
+# torch for the CPU comes without triton. Its interpreter runs a kernel in numpy, a program at a time.
+$(INTERPRETER): $(DEV)
+	$(PIP) -c constraints.txt --no-deps triton
 	touch $@
 
 # Code verdicts run inside bubblewrap. Where it may not be installed from here, `equipoise doctor` says how to get it.
@@ -83,6 +93,9 @@ test-slow: $(PEERS) $(ISOLATION)  ## the long tests as well
 test-browser: $(BROWSER)  ## the report's page in headless Chromium
 	$(BIN)/python -m pytest tests/browser -m slow
 
+test-kernels: $(INTERPRETER)  ## the Triton kernels without a GPU, in Triton's interpreter; most of an hour
+	TRITON_INTERPRET=1 $(BIN)/python -m pytest $(KERNEL_TESTS)
+
 test-trl: $(PEERS)  ## the plug-in for TRL and the launches exported for it, the long tests as well
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "slow or not slow" tests/integrations/test_trl.py \
 		tests/integrations/test_trl_contract.py tests/export/test_trl.py
@@ -105,6 +118,13 @@ bench: $(PEERS)  ## the benchmarks, on an idle machine; figures go to benchmarks
 	$(BIN)/python benchmarks/rollout.py
 	$(BIN)/python benchmarks/step.py
 	$(BIN)/python benchmarks/audit.py
+
+# Built, then run from where it was unpacked, outside of the checkout.
+wheel: $(DEV)  ## the wheel and the source archive, in dist/, tried
+	rm -rf dist $(VENV)/wheel
+	$(BIN)/python -m build --outdir dist .
+	$(PIP) --no-deps --target $(VENV)/wheel dist/*.whl
+	cd $(VENV)/wheel && $(abspath $(BIN))/python -m equipoise objectives
 
 clean:  ## everything that was generated
 	rm -rf $(VENV) $(VERL) $(VLLM) build dist runs .pytest_cache .mypy_cache .ruff_cache .hypothesis src/*.egg-info

