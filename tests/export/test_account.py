@@ -43,7 +43,8 @@ OTHERS = {
     "train.shard": True,
     "train.seed": 5, "train.out": "elsewhere", "train.checkpoint_every": 4, "train.keep": 1,
     "train.threads": 2, "train.max_skipped": 9, "train.max_uninformative": 9, "eval.every": 3, "eval.samples": 5,
-    "eval.temperature": 0.6, "eval.greedy": False, "eval.per_level": 7, "log.rollouts_every": 0, "log.terminal": False,
+    "eval.temperature": 0.6, "eval.greedy": False, "eval.per_level": 7, "eval.probe": True, "log.rollouts_every": 0,
+    "log.terminal": False,
     "log.tensorboard": True, "log.wandb": True, "log.trackio": True, "log.mlflow": True,
 }  # fmt: skip
 NEEDS = {

@@ -292,6 +292,7 @@ def _eval(config: Config) -> dict[str, Setting]:
         "eval.temperature": mapped(why=only) if e.temperature == r.temperature or not e.every else unmappable(only),
         "eval.greedy": unmappable("TRL evaluates by sampling alone") if e.greedy and e.every else mapped(why="off"),
         "eval.per_level": mapped(why="launch.py gives TRL that many"),
+        "eval.probe": unmappable("TRL has no fixed set to score") if e.probe else mapped(why="off"),
     }
 
 

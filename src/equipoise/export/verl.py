@@ -389,6 +389,7 @@ def _eval(config: Config) -> dict[str, Setting]:
         "eval.temperature": mapped(drawn),
         "eval.greedy": unmappable("verl validates once, with the samples above") if e.greedy else mapped(why="off"),
         "eval.per_level": mapped(why="the rows of val.parquet"),
+        "eval.probe": unmappable("verl has no fixed set to score") if e.probe else mapped(why="off"),
     }  # fmt: skip
 
 

@@ -207,6 +207,10 @@ class EvalConfig:
     temperature: float = option(1.0, "temperature of those samples")
     greedy: bool = option(True, "also answer every prompt greedily")
     per_level: int = option(64, "held-out prompts per level")
+    probe: bool = option(
+        False,
+        "score the first evaluation's responses at every one: drift, entropy and log-odds, as probe/* and start/*",
+    )
 
 
 @dataclass

@@ -1,7 +1,7 @@
 """The run directory: one process at a time, logs that end with a whole line, everything a person can read.
 
 config.toml   environment.json   metrics.jsonl   eval.jsonl   troubles.jsonl   prompts.parquet
-rollouts/step-N.parquet   evaluations/step-N.parquet   checkpoints/step-N/
+rollouts/step-N.parquet   evaluations/step-N.parquet   checkpoints/step-N/   probe.pt
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ class RunFolder:
         self.prompts = self.path / "prompts.parquet"
         self.rollouts = self.path / "rollouts"
         self.evaluations = self.path / "evaluations"  # the responses behind eval.jsonl
+        self.probe = self.path / "probe.pt"  # the responses that every evaluation scores, with eval.probe
         self.checkpoints = self.path / "checkpoints"
         self._lock: IO[str] | None = None
 

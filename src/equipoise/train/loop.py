@@ -15,7 +15,7 @@ import platform
 import shlex
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +36,7 @@ from equipoise.train.claim import check_claim, flat
 from equipoise.train.config import Config, ConfigError, dump
 from equipoise.train.folder import RunError, RunFolder, append, replace, write_table
 from equipoise.train.gaming import Crossing, Watcher
+from equipoise.train.probe import Probe
 from equipoise.train.progress import Terminal
 from equipoise.train.score import Scorer, check_isolation, check_own, last_line
 from equipoise.train.stopping import graceful_stop
@@ -119,6 +120,7 @@ class Trainer:
                 undo.callback(self.sampler.close)
             self.collector = Collector(config, self.policy, self.sampler, self.task, scorer, self._rate)
             self.held_out = self._held_out() if config.eval.every else []
+            self.probe: Probe | None = None
             self.uninformative = 0  # steps in a row
             self.failing = Failing()
             self.unscored = ""  # why too many responses of the last step have no score
@@ -302,7 +304,7 @@ class Trainer:
                 temperature=c.eval.temperature, greedy=c.eval.greedy, max_tokens=self.collector.params.max_tokens,
                 stop=self.collector.params.stop, share=ranks.share, gather=ranks.gather,
             )  # fmt: skip
-        result = evaluation.metrics
+            result = evaluation.metrics | (self._probed(evaluation, ids) if c.eval.probe else {})
         if ranks.me() == 0:
             measured, crossings = self.watcher.evaluated(evaluation)
             result |= measured
@@ -313,6 +315,18 @@ class Trainer:
             for tracker in self.trackers:
                 tracker.log({f"eval/{k}": v for k, v in result.items() if isinstance(v, float)}, self.step)
         terminal.say(f"step {self.step:4d}  held out: {line(result)}")
+
+    def _probed(self, evaluation: Evaluation, ids: Sequence[list[int]]) -> dict[str, float]:
+        """What the fixed set says; the first evaluation makes it, and a run that goes on reads it."""
+        temperature = self.config.eval.temperature
+        if self.probe is None and self.step == 0:
+            self.probe = Probe.of(self.policy, evaluation, ids, temperature)
+            if ranks.me() == 0:
+                with self._writing():
+                    self.probe.save(self.folder.probe)
+        elif self.probe is None:
+            self.probe = Probe.load(self.folder.probe)
+        return self.probe.metrics(self.policy, temperature) | self.probe.by_start(evaluation)
 
     def _checkpoint(self) -> None:
         updates = self.updater.state_dict()
