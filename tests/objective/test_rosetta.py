@@ -579,6 +579,21 @@ def test_trl_delta_is_the_dual_clip_only_above_the_clip_range(seed: int) -> None
     assert_differ(dual(1.1), trl(case, "grpo", delta=1.1))
 
 
+def test_trl_off_policy_mask() -> None:
+    """A response stays if A ≥ 0, or if the mean of log π_sampling − log π over its tokens is at most δ."""
+    delta, dropped, kept = 0.05, 0, 0
+    objective = Objective(TRL_GRPO, aggregation="sequence", surrogate=CLIP, off_policy_mask=delta)
+    for seed in SEEDS:
+        case = draw(seed, drift=0.8)
+        A = trl_advantage(case)
+        drift = ((case.old - case.logp) * case.mask).sum(1) / case.T.clamp(min=1)
+        keep = (A >= 0) | (drift <= delta)
+        dropped, kept = dropped + int((~keep).sum()), kept + int((keep & (A < 0)).sum())
+        assert_same(ours(case, objective), trl(case, "grpo", A=A * keep))
+    assert dropped
+    assert kept
+
+
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("loss_type", ["grpo", "dapo", "dr_grpo", "cispo", "sapo", "vespo"])
 @pytest.mark.parametrize("bias_correction", [False, True])

@@ -105,13 +105,14 @@ def over_batch(A: Tensor, eps: float = 1e-6) -> Tensor:
 def long_and_right(T: Tensor, rate: Tensor, groups: Groups) -> Tensor:
     """[B] rate·sigmoid((T − mean)/std), mean and population std over the group's right responses (arXiv 2502.04463).
 
-    0 for a wrong response, between 0 and 1 for a right one, more the longer it is among the right ones.
+    0 for a wrong response, between 0 and 1 for a right one, more the longer it is among the right ones. One without
+    tokens (masked: its length is not known) counts as of mean length.
     """
-    right = (rate == 1).to(T.dtype)
+    right = ((rate == 1) & (T > 0)).to(T.dtype)
     n = groups.sum(right).clamp(min=1)
     d = T - groups.sum(T * right) / n
     std = torch.sqrt(groups.sum(d**2 * right) / n)
-    z = torch.where(std > 0, d / std, 0.0)
+    z = torch.where((std > 0) & (T > 0), d / std, 0.0)
     return rate.nan_to_num(0.0) * torch.sigmoid(z)
 
 

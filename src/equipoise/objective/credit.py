@@ -43,6 +43,15 @@ class Credit:
         A = self.advantage[response_ids(self.lengths, len(self.weight))]
         return self.weight * (A if self.token_advantage is None else A + self.token_advantage)
 
+    @property
+    def pulled(self) -> Tensor:
+        """[B] bool: whether the response, or a token of it, has an advantage."""
+        if self.token_advantage is None:
+            return self.advantage != 0
+        own = (self.token_advantage != 0).to(self.advantage.dtype)
+        response = response_ids(self.lengths, len(own))
+        return (self.advantage != 0) | (torch.zeros_like(self.advantage).index_add_(0, response, own) > 0)
+
     def at(self, response: Tensor, position: Tensor | None) -> Tensor:
         """[n] the coefficient of the tokens at these places; `position` is needed where `per_token`."""
         if not self.per_token:

@@ -25,7 +25,7 @@ from equipoise.objective.inputs import Facts, GroupIds, Lengths, Numbers, PerTok
 from equipoise.objective.loss import KnownGradient, LossOutput, Stats
 from equipoise.objective.presets import PRESETS
 from equipoise.objective.regularizer import KL_ESTIMATORS, MISMATCH, off_policy_mask
-from equipoise.objective.stack import notes, refuse_nonsense
+from equipoise.objective.stack import notes, refuse_nonsense, refuse_per_token
 from equipoise.objective.surrogate import LIMIT, SEQUENCE_LEVEL, SURROGATES, Terms, Tokens
 
 
@@ -116,6 +116,11 @@ class Objective:
         return self.surrogate.name in SEQUENCE_LEVEL or by_response
 
     @property
+    def needs_sampler(self) -> bool:
+        """True where `loss` compares with the sampler's own log-probabilities."""
+        return self.mismatch.function is not None or self.off_policy_mask is not None
+
+    @property
     def needs_whole_groups(self) -> bool:
         """True where a group's responses must come to `loss` together: the transform depends on their ratios."""
         return self.surrogate.name in SEQUENCE_LEVEL and self.cancellation in WEIGHT_TRANSFORMS
@@ -200,17 +205,19 @@ class Objective:
         per_token = read_tokens(
             int(facts.tokens), inputs.T.device, ids=tokens, weight=token_weight, advantage=token_advantage
         )
-        self._check_per_token(per_token)
+        refuse_per_token(self, weight=per_token.weight is not None, advantage=per_token.advantage is not None)
         self._check_batch(facts, per_token)
         y = self._success_rate(facts, batch_accuracy, ends)
 
         rate = inputs.accuracy if inputs.accuracy is not None and facts.known else (total - low) / (high - low)
         success = Success(rate, groups)
+        metrics: dict[str, Tensor] = {}
         if self.length_penalty:
-            total = total - self.length_penalty * long_and_right(inputs.T, success.rate, groups)
+            penalty = self.length_penalty * long_and_right(inputs.T, success.rate, groups)
+            metrics["length_penalty"] = penalty.mean()
+            total = total - penalty
         batch = Batch(total, inputs.T, groups, inputs.eps)
         A = self._advantage(batch, columns)
-        metrics: dict[str, Tensor] = {}
         if self.difficulty is not None:
             C = self.difficulty.prior(y)
             A, turned = self.difficulty.reweight(A, success, C, inputs.history)
@@ -247,25 +254,16 @@ class Objective:
         A = torch.stack(parts).sum(0)
         return over_batch(A) if self.combine == "gdpo" else A
 
-    def _check_per_token(self, tokens: PerToken) -> None:
-        if tokens.given and self.cancellation not in ("none", "prefix"):
-            raise ValueError(
-                f"cancellation = {self.cancellation} balances responses, which weights of each token would undo; "
-                "use none or prefix"
-            )
-        if tokens.given and self.surrogate.name == "gmpo":
-            raise ValueError("surrogate = gmpo is a geometric mean with one advantage a response, not one a token")
-        if tokens.advantage is not None and (self.aggregation.name == "balanced" or self.averaged_groups != "all"):
-            raise ValueError(
-                "token_advantage gives every token a sign of its own: aggregation = balanced, which needs the "
-                "response's, and averaged_groups = informative have no meaning then"
-            )
-
     def _check_batch(self, facts: Facts, tokens: PerToken) -> None:
         """What this objective in particular asks of a batch."""
         A = self.advantage
         if self.difficulty is not None and not facts.known:
             self.difficulty.check_range(facts.low, facts.high)
+        elif self.length_penalty and not facts.known and not 0 <= facts.low <= facts.high <= 1:
+            raise ValueError(
+                f"rewards go from {facts.low:g} to {facts.high:g}: length_penalty must know which responses are right; "
+                "give assign(accuracy=…), or rewards in [0, 1]"
+            )
         if self.difficulty_choice.name == "debias" and not (facts.zero_or_one if facts.known else facts.binary):
             assert self.difficulty is not None
             ends = (0.0, 1.0) if facts.known else self.difficulty.reward_range
@@ -310,8 +308,7 @@ class Objective:
         logp, old = logprobs.detach(), old_logprobs.detach().to(dtype)
         log_ratio = logp - old
         finite = log_ratio.abs() <= torch.finfo(dtype).max  # isfinite, in half its time
-        sampler = self.mismatch.function is not None or self.off_policy_mask is not None
-        used = ((entropy, self.entropy_bonus), (ref_logprobs, self.kl), (rollout_logprobs, sampler))
+        used = ((entropy, self.entropy_bonus), (ref_logprobs, self.kl), (rollout_logprobs, self.needs_sampler))
         for other, weight in used:
             if other is not None and weight:
                 finite &= other.detach().isfinite()

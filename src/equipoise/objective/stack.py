@@ -39,6 +39,22 @@ def refuse_nonsense(o: Objective) -> None:
     _refuse_numbers(o)
 
 
+def refuse_per_token(o: Objective, *, weight: bool, advantage: bool) -> None:
+    """What does not go with weights, or advantages, of each token: a ValueError with the reason."""
+    if (weight or advantage) and o.cancellation not in ("none", "prefix"):
+        raise ValueError(
+            f"cancellation = {o.cancellation} balances responses, which weights of each token would undo; "
+            "use none or prefix"
+        )
+    if (weight or advantage) and o.surrogate.name == "gmpo":
+        raise ValueError("surrogate = gmpo is a geometric mean with one advantage a response, not one a token")
+    if advantage and (o.aggregation.name == "balanced" or o.averaged_groups != "all"):
+        raise ValueError(
+            "token_advantage gives every token a sign of its own: aggregation = balanced, which needs the "
+            "response's, and averaged_groups = informative have no meaning then"
+        )
+
+
 def _refuse_numbers(o: Objective) -> None:
     if not (0 <= o.kl < math.inf and 0 <= o.entropy_bonus < math.inf):
         raise ValueError(f"kl = {o.kl} and entropy_bonus = {o.entropy_bonus} must not be negative, and finite")

@@ -8,12 +8,16 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+ROUNDING = 1e-5  # nats: more than float32 forward passes of the same context differ by
+
 
 def entropy_mask(entropy: Tensor, keep: float = 0.2) -> Tensor:
     """[N] 1 for the tokens whose entropy is in the highest `keep` of the batch, else 0 (arXiv 2506.01939).
 
-    The threshold is the (1 − keep) quantile over all tokens given, so give the whole batch's. What a rule divides by
-    stays the number of all tokens, as in the paper: the mask does not make the rest weigh more.
+    The threshold is the (1 − keep) quantile over all tokens given, so give the whole batch's. Tokens as high as the
+    threshold up to `ROUNDING` are kept too: equal contexts have equal entropies but for rounding, which depends on the
+    pass that computed them. What a rule divides by stays the number of all tokens, as in the paper: the mask does not
+    make the rest weigh more.
     """
     if not 0 < keep <= 1:
         raise ValueError(f"keep = {keep} must be a share of the tokens, above 0 and at most 1")
@@ -23,7 +27,7 @@ def entropy_mask(entropy: Tensor, keep: float = 0.2) -> Tensor:
         raise ValueError("an entropy is not a number: the mask needs all of them")
     n = max(round(keep * len(entropy)), 1)
     threshold = entropy.detach().topk(n).values[-1]  # torch.quantile stops at 16 million
-    return (entropy.detach() >= threshold).to(torch.float64)
+    return (entropy.detach() >= threshold - ROUNDING).to(torch.float64)
 
 
 def distillation(teacher: Tensor, old: Tensor, scale: float = 1.0) -> Tensor:
