@@ -29,7 +29,7 @@ OTHERS = {
     "reward.unparsed": -2.0, "reward.timeout": "mask", "reward.limit": "mask", "reward.crashed": "mask",
     "reward.bad_gold": 0.0, "reward.unavailable": 0.5, "reward.max_unscored": 0.5, "reward.tags": ["a"],
     "reward.seconds": 3.0, "reward.workers": 2, "reward.overlong_buffer": 8, "reward.mask_truncated": True,
-    "reward.judge": "module:f",
+    "reward.judge": "module:f", "reward.length_penalty": 0.2,
     "sandbox.backend": "http://runner:8770", "sandbox.seconds": 2.0, "sandbox.total_seconds": 9.0,
     "sandbox.memory_bytes": 1 << 28, "sandbox.output_bytes": 1 << 20, "sandbox.processes": 8,
     "sandbox.disk_bytes": 1 << 20, "sandbox.files": 50,
@@ -37,6 +37,7 @@ OTHERS = {
     "objective.cancellation": "recentre", "objective.aggregation": "balanced", "objective.surrogate": "cispo",
     "objective.averaged_groups": "informative", "objective.combine": "advantages", "objective.kl": 0.04,
     "objective.kl_estimator": "k2", "objective.entropy_bonus": 0.01, "objective.mismatch": {"name": "mis", "cap": 3.0},
+    "objective.off_policy_mask": 0.1, "objective.top_entropy_quantile": 0.2, "train.teacher": "abacus",
     "optim.lr": 1e-6, "optim.betas": [0.8, 0.99], "optim.weight_decay": 0.1, "optim.warmup": 3,
     "optim.schedule": "cosine", "optim.clip_norm": 0.0, "optim.state": "8bit", "train.steps": 9, "train.updates": 2,
     "train.mini_batch": 2, "train.micro_batch": 8, "train.micro_tokens": 4096, "train.memory": "20 GiB",
@@ -68,10 +69,10 @@ def toml(value):
     return json.dumps(value)
 
 
-# All together, but for tasks that need files, and for shards, which go with neither LoRA nor vLLM.
-ALL = {
-    key: value for key, value in OTHERS.items() if key == "task.chat" or not key.startswith(("task.", "train.shard"))
-}
+# All together, but for tasks that need files, for shards, which go with neither LoRA nor vLLM, and for what does not go
+# with balanced, recentre or summed advantages.
+APART = ("task.", "train.shard", "train.teacher", "objective.top_entropy_quantile", "reward.length_penalty")
+ALL = {key: value for key, value in OTHERS.items() if key == "task.chat" or not key.startswith(APART)}
 CONFIGS = {
     "defaults": {},
     "everything else": ALL,
@@ -79,6 +80,7 @@ CONFIGS = {
     "constant": {"objective.preset": "dr_grpo", "objective.kl": 0.1, "optim.schedule": "linear", "optim.warmup": 0},
     "refused": {"objective.difficulty": "hadw_history", "objective.preset": "dfpo", "objective.cancellation": "none"},
     "whole groups": {"objective.preset": "dfpo", "train.micro_batch": 8},
+    "each token": {"train.teacher": "abacus", "objective.top_entropy_quantile": 0.2, "reward.length_penalty": 0.2},
     "tokens": {"train.micro_tokens": 5000, "rollout.max_tokens": 100},
     "shards": {"train.shard": True, "train.micro_batch": 16},
     "prefix": {"objective.cancellation": "prefix", "rollout.exact": True, "objective.mismatch": "tis"},
@@ -275,3 +277,47 @@ def test_long_prompts_are_left_out_by_the_models_own_count(tmp_path):
     assert {prompt.text for prompt in kept} == {"1+1=", "1+1+1="}
     with pytest.raises(ExportError, match=r"task\.max_prompt_tokens needs the tokenizer of nobody/nothing: "):
         open_task(configured({**options, "model.name": "nobody/nothing"}))
+
+
+def test_what_a_host_does_not_have_of_masks_penalties_and_teachers_is_told(host):
+    """Neither dropped without a word, nor left in the objective that the host then refuses."""
+    options = {"objective.off_policy_mask": 0.1, "objective.top_entropy_quantile": 0.2, "train.teacher": "abacus"}
+    found = settings(host, configured(options))
+    assert found["train.teacher"].fate == found["objective.top_entropy_quantile"].fate == "unmappable"
+    mask = found["objective.off_policy_mask"]
+    assert mask.fate == {"trl": "nearly", "verl": "unmappable"}[host]
+    if host == "trl":
+        assert trl.objective_of(configured(options))["off_policy_mask"] == 0.1
+    else:
+        assert "off_policy_mask" not in str(arguments(found))
+    assert all(settings(host, configured({}))[name].fate == "mapped" for name in options)
+
+
+def test_a_length_penalty_needs_rewards_that_are_accuracies(host):
+    """The plug-ins have no verdicts: rewards stand for them, which shaping or prices would turn into something else."""
+    penalty = {"reward.length_penalty": 0.2}
+
+    def put(options):
+        config = configured(penalty | options)
+        found = settings(host, config)
+        if host == "trl":
+            alpha = trl.objective_of(config)["length_penalty"]
+        else:
+            alpha = arguments(found).get("+algorithm.equipoise.length_penalty", 0.0)
+        return found["reward.length_penalty"].fate, alpha
+
+    assert put({}) == ("mapped", 0.2)
+    for shaped in (
+        {"reward.overlong_buffer": 8}, {"reward.correct": 2.0}, {"reward.wrong": -1.0}, {"reward.unparsed": -0.5},
+        {"reward.weights": [0.5]}, {"reward.functions": ["task", "boxed"], "reward.weights": [1.0, 0.2]},
+    ):  # fmt: skip
+        assert put(shaped) == ("unmappable", 0.0), shaped
+
+
+def test_icepop_is_verls_mask_between_two_bounds_and_nothing_of_trls():
+    options = {"rollout.engine": "vllm", "objective.mismatch": {"name": "icepop", "alpha": 0.4, "beta": 3.0}}
+    theirs = arguments(settings("verl", configured(options)))
+    correction = "algorithm.rollout_correction.rollout_is"
+    assert (theirs[correction], theirs[f"{correction}_threshold"]) == ("token", "0.4_3.0")
+    found = settings("trl", configured(options))["objective.mismatch"]
+    assert (found.fate, found.theirs) == ("unmappable", {})

@@ -24,7 +24,7 @@ from typing import Any
 from equipoise import tasks
 from equipoise.policy.model import ABACUS, ModelError, folder_of
 from equipoise.tasks import Prompt, Task
-from equipoise.train.config import Config
+from equipoise.train.config import VERDICTS, Config
 
 TOLD = {"mapped": "", "nearly": "nearly", "own": "its own business", "unmappable": "unmappable"}
 FATES = tuple(TOLD)
@@ -64,6 +64,15 @@ def sandbox_settings(config: Config) -> dict[str, Setting]:
     return {f"sandbox.{option.name}": mapped(why="our reward function reads it") for option in fields(config.sandbox)}
 
 
+def rewards_are_accuracies(config: Config) -> bool:
+    """Whether a response's reward is 1 where it is right and 0 where it is wrong: all that a host's advantages see."""
+    w = config.reward
+    prices = {getattr(w, kind) for kind in VERDICTS}
+    plain = w.functions == ("task",) and w.weights == (1.0,) and (w.correct, w.wrong) == (1.0, 0.0)
+    return plain and not w.overlong_buffer and prices <= {"wrong", "mask", 0.0}
+
+
+SHAPED = unmappable("the host has rewards and no accuracies, and these rewards are shaped: no length penalty was put")
 UNKNOWN = unmappable("an option that the export does not know yet")
 
 

@@ -22,6 +22,7 @@ from typing import Any
 
 from equipoise.export.data import Row, trl_row
 from equipoise.export.launch import (
+    SHAPED,
     ExportError,
     Launch,
     Setting,
@@ -33,6 +34,7 @@ from equipoise.export.launch import (
     open_task,
     own,
     portable,
+    rewards_are_accuracies,
     sandbox_settings,
     unmappable,
 )
@@ -186,6 +188,9 @@ def _reward(config: Config) -> dict[str, Setting]:
         "reward.weights": mapped({"reward_weights": list(w.weights)}),
         "reward.max_unscored": own("TRL warns of responses without a score, and goes on"),
         "reward.judge": own("the gaming/* metrics are our trainer's"),
+        "reward.length_penalty": SHAPED
+        if w.length_penalty and not rewards_are_accuracies(config)
+        else mapped(why="OBJECTIVE of launch.py"),
         "reward.mask_truncated": mapped({"mask_truncated_completions": w.mask_truncated}),
     }
 
@@ -203,6 +208,14 @@ def _objective(config: Config) -> dict[str, Setting]:
         "objective.kl_estimator": mapped({"use_bias_correction_kl": ratio}, "OBJECTIVE of launch.py has it too"),
         "objective.entropy_bonus": ours,
         "objective.mismatch": _mismatch(config, objective),
+        "objective.off_policy_mask": nearly({}, "TRL compares with π_old unless it corrects vLLM's log-probabilities")
+        if config.objective.off_policy_mask
+        else ours,
+        "objective.top_entropy_quantile": unmappable(
+            "TRL takes the quantile of each micro-batch, and our plug-in refuses that: every token was kept"
+        )
+        if config.objective.top_entropy_quantile < 1
+        else mapped(why="off, as TRL"),
     }
 
 
@@ -260,6 +273,9 @@ def _train(config: Config) -> dict[str, Setting]:
         "train.steps": mapped({"max_steps": t.steps * updates}, counted),
         "train.updates": mapped({"num_iterations": t.updates}),
         "train.mini_batch": _mini_batch(config),
+        "train.teacher": unmappable("GRPOTrainer has no teacher: the launch learns from rewards alone")
+        if t.teacher
+        else mapped(why="none"),
         "train.micro_batch": mapped(passes) if per_pass == wanted else nearly(passes, why),
         "train.micro_tokens": nearly({}, in_tokens) if t.micro_tokens else mapped(why="no limit"),
         "train.memory": own(f"TRL measures no memory: a pass has {per_pass} responses, whether they fit or not"),
@@ -315,6 +331,8 @@ def objective_of(config: Config) -> dict[str, Any]:
     choices = config.build_objective().choices()
     if choices["difficulty"]["name"] == "hadw_history":
         choices["difficulty"] = {"name": "none"}
+    if not rewards_are_accuracies(config):
+        choices["length_penalty"] = 0.0
     return {k: v for k, v in choices.items() if k not in ("reward_weights", "mismatch")}
 
 

@@ -24,6 +24,7 @@ from typing import Any
 
 from equipoise.export.data import Row, source_of, verl_row, write_parquet
 from equipoise.export.launch import (
+    SHAPED,
     Launch,
     Setting,
     account,
@@ -35,6 +36,7 @@ from equipoise.export.launch import (
     own,
     portable,
     refuse_existing,
+    rewards_are_accuracies,
     sandbox_settings,
     unmappable,
 )
@@ -196,10 +198,18 @@ def _reward(config: Config, task: Task) -> dict[str, Setting]:
         "reward.overlong_buffer": mapped(buffer, "the factor is the first reward's weight")
         if w.overlong_buffer
         else mapped(why="off"),
+        "reward.length_penalty": _length_penalty(config),
         "reward.mask_truncated": unmappable("verl keeps responses that were cut in the loss")
         if w.mask_truncated
         else mapped(why="off, as verl"),
     }
+
+
+def _length_penalty(config: Config) -> Setting:
+    alpha = config.reward.length_penalty
+    if not alpha:
+        return mapped(why="off")
+    return mapped({"+algorithm.equipoise.length_penalty": alpha}) if rewards_are_accuracies(config) else SHAPED
 
 
 def _objective(config: Config, task: Task) -> dict[str, Setting]:
@@ -235,6 +245,12 @@ def _objective(config: Config, task: Task) -> dict[str, Setting]:
         else mapped(why="compute_score sums"),
         **_regularizers(objective, L),
         "objective.mismatch": _mismatch(objective),
+        "objective.off_policy_mask": unmappable("the plug-in masks no responses in verl's loss: none was put")
+        if o.off_policy_mask
+        else mapped(why="off"),
+        "objective.top_entropy_quantile": unmappable("verl gives an estimator no entropies: every token was kept")
+        if o.top_entropy_quantile < 1
+        else mapped(why="off"),
     }  # fmt: skip
 
 
@@ -325,6 +341,9 @@ def _train(config: Config, task: Task) -> dict[str, Setting]:
         "train.steps": mapped({"trainer.total_training_steps": t.steps, "trainer.total_epochs": epochs}),
         "train.updates": mapped({f"{ACTOR}.ppo_epochs": t.updates}),
         "train.mini_batch": _mini_batch(config),
+        "train.teacher": unmappable("verl's plug-in has no teacher: the launch learns from rewards alone")
+        if t.teacher
+        else mapped(why="none"),
         **_passes(config, task),
         "train.shard": mapped({f"{ACTOR}.strategy": "fsdp2"}) if t.shard else own("verl shards in any case"),
         "train.memory": own("verl measures no memory: its passes are as large as their limit"),

@@ -111,6 +111,8 @@ def _objective(options: str) -> Objective:
         (objective.kl > 0, "kl is verl's own: actor_rollout_ref.actor.use_kl_loss=True and kl_loss_coef"),
         (objective.entropy_bonus > 0, "entropy_bonus is verl's own: actor_rollout_ref.actor.entropy_coeff"),
         (objective.mismatch.name != "none", "mismatch is verl's own: algorithm.rollout_correction"),
+        (objective.off_policy_mask is not None, "off_policy_mask leaves responses out, which the loss here does not"),
+        (objective.advantage.name == "none", "advantage = none needs a teacher, which an estimator does not have"),
     ):
         if refused:
             raise ValueError(f"algorithm.equipoise: {why}")

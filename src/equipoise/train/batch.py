@@ -302,9 +302,9 @@ def write_rollouts(folder: Path, step: int, batch: StepBatch, credit: Credit) ->
     sums = torch.stack([x.sum() for x in r.policy_logprobs.cpu().split(lengths)]).tolist()
     starts = pa.array([0, *itertools.accumulate(lengths)], pa.int32())
     group = r.prompt.tolist()
-    weight = credit.weight
+    weight, coefficient = credit.weight, credit.coefficient
     if credit.per_token:  # their mean over the response
-        weight = torch.stack([w.sum() / max(len(w), 1) for w in weight.split(credit.lengths.tolist())])
+        weight, coefficient = (_mean_of_tokens(x, credit.lengths) for x in (weight, coefficient))
     table = pa.table(
         {
             "prompt_id": [batch.prompts[g].id for g in group],
@@ -319,7 +319,7 @@ def write_rollouts(folder: Path, step: int, batch: StepBatch, credit: Credit) ->
             "level": [batch.prompts[g].level for g in group],
             "advantage": credit.advantage.tolist(),
             "weight": weight.tolist(),
-            "coefficient": (weight * credit.advantage).tolist(),
+            "coefficient": coefficient.tolist(),
             "logprob_sum": sums,
             "accuracy": batch.accuracy.tolist(),
             "past_successes": batch.past[:, 0].tolist(),
@@ -329,6 +329,11 @@ def write_rollouts(folder: Path, step: int, batch: StepBatch, credit: Credit) ->
         }
     )
     write_table(folder, step, table)
+
+
+def _mean_of_tokens(values: Tensor, lengths: Tensor) -> Tensor:
+    """[B] of values [N] in row order; 0 for a response without tokens."""
+    return torch.stack([row.sum() / max(len(row), 1) for row in values.split(lengths.tolist())])
 
 
 def _by_function(batch: StepBatch) -> dict[str, list[Any]]:

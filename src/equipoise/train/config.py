@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, get_args, get_origin, get_type_hints
 
 from equipoise.objective import Objective
+from equipoise.objective.stack import refuse_per_token
 from equipoise.rewards.backend import LOCAL
 from equipoise.rewards.backend import check as check_backend
 from equipoise.rewards.equal import RULES
@@ -125,6 +126,9 @@ class RewardConfig:
     overlong_buffer: int = option(
         0, "tokens before max_tokens over which the first reward falls linearly by 1 (DAPO); 0 is off"
     )
+    length_penalty: float = option(
+        0.0, "taken off right responses, times sigmoid(length in deviations among the right ones); 0 is off, below 1"
+    )
     mask_truncated: bool = option(False, "responses cut at max_tokens take part in the group's mean, not in the loss")
 
 
@@ -161,6 +165,12 @@ class ObjectiveConfig:
     mismatch: Spec = option(
         None, "weights by π_old/π_rollout: none, tis (tokens, capped) or mis (responses, masked); vllm takes tis"
     )
+    off_policy_mask: float = option(
+        0.0, "responses with A < 0 leave the loss while mean log(π_rollout/π) is above this; 0 is off"
+    )
+    top_entropy_quantile: float = option(
+        1.0, "share of the batch's tokens that is trained on, those of highest entropy; 1 is all (a pass more below 1)"
+    )
 
 
 @dataclass
@@ -181,6 +191,9 @@ class TrainConfig:
     steps: int = option(60, "steps: a batch of rollouts and its updates each")
     updates: int = option(1, "passes over each batch of rollouts; without mini-batches, an optimizer step each")
     mini_batch: int = option(0, "prompts per optimizer step, whole groups; 0 takes the batch in one step")
+    teacher: str = option(
+        "", "a model of the same vocabulary; log π_teacher − log π_old is added to each token's advantage"
+    )
     micro_batch: int = option(0, "responses per forward and backward pass; 0 is no limit")
     micro_tokens: int = option(0, "tokens of prompts and responses per pass; 0 leaves it to memory")
     memory: str = option("auto", 'memory a pass may fill where neither is set: auto (what is free), or "20 GiB" in all')
@@ -247,6 +260,8 @@ class Config:
         knobs["mismatch"] = own if section.mismatch is None else section.mismatch
         if isinstance(section.mismatch, dict):
             knobs["mismatch"] = {"name": own, **section.mismatch}
+        knobs["off_policy_mask"] = section.off_policy_mask or None
+        knobs["length_penalty"] = self.reward.length_penalty
         return Objective.preset(section.preset, reward_weights=self.reward.weights, **knobs)
 
     @property
@@ -271,7 +286,8 @@ class Config:
         if not all(map(math.isfinite, w.weights)):
             raise ConfigError(f"reward.weights = {list(w.weights)}: must be finite numbers")
         try:
-            objective = self.build_objective()
+            section, objective = self.objective, self.build_objective()
+            refuse_per_token(objective, weight=section.top_entropy_quantile < 1, advantage=bool(self.train.teacher))
             check_backend(self.sandbox.backend)
             self.sandbox.limits()
         except ValueError as error:
@@ -294,10 +310,16 @@ class Config:
         for name, (value, least) in at_least.items():
             if value < least:
                 raise ConfigError(f"{name} = {value}: the rule is at least {least}")
-        if r.group_size == 1 and objective.advantage.name != "reward":
+        alone = ("reward", "none")  # advantages that compare no responses
+        if r.group_size == 1 and objective.advantage.name not in alone:
             raise ConfigError(
                 f"rollout.group_size = 1: advantage = {objective.advantage.name} compares responses to the same prompt "
                 "and is 0 for a single one; use at least 2, or objective.preset = reinforce"
+            )
+        if objective.advantage.name == "none" and not t.teacher:
+            raise ConfigError(
+                "objective.advantage = none: there is nothing to learn without train.teacher, whose log-probabilities "
+                "give each token its advantage"
             )
         if t.shard and (m.lora_rank or r.engine != "native" or not (t.micro_batch or t.micro_tokens)):
             raise ConfigError(
@@ -322,6 +344,8 @@ class Config:
             ("objective.mismatch", objective.mismatch.name,
              objective.mismatch.name == "none" or r.exact or r.engine == "vllm",
              "none unless rollout.exact = true or rollout.engine = vllm: π_old is else the sampler's own π_rollout"),
+            ("objective.top_entropy_quantile", section.top_entropy_quantile, 0 < section.top_entropy_quantile <= 1,
+             "a share of the tokens, above 0 and at most 1, which keeps all"),
             ("reward.correct", w.correct, math.isfinite(w.correct), "a finite number"),
             ("reward.wrong", w.wrong, math.isfinite(w.wrong), "a finite number"),
             *((f"reward.{kind}", v, v in ("wrong", "mask") or (isinstance(v, float) and math.isfinite(v)),

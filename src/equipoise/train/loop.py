@@ -25,7 +25,7 @@ from torch import Tensor
 from equipoise import __version__, tasks
 from equipoise import policy as models
 from equipoise.evaluate import Evaluation, evaluate, line
-from equipoise.objective import response_ids
+from equipoise.objective import Credit, response_ids
 from equipoise.rewards import backend
 from equipoise.rollout import sampler as open_sampler
 from equipoise.rollout.vllm import VllmSampler
@@ -41,6 +41,7 @@ from equipoise.train.progress import Terminal
 from equipoise.train.score import Scorer, check_isolation, check_own, last_line
 from equipoise.train.stopping import graceful_stop
 from equipoise.train.tally import Failing
+from equipoise.train.token_credit import TokenCredit, open_teacher
 from equipoise.train.trackers import open_trackers
 from equipoise.train.update import NotFinite, Updater
 
@@ -111,6 +112,7 @@ class Trainer:
             if config.train.shard and not self.policy.is_llama_like:
                 raise ConfigError(f"train.shard = true: the rule is a Llama-like model, and {m.name} is none")
             reference = models.frozen_copy(self.policy) if config.objective.kl and not m.lora_rank else None
+            teacher = open_teacher(config.train.teacher, self.policy) if config.train.teacher else None
             self.sampler = (
                 VllmSampler(self.policy, memory=config.rollout.engine_memory)
                 if config.rollout.engine == "vllm"
@@ -135,6 +137,7 @@ class Trainer:
                 state = self._restored() if resume else None
             longest = self.collector.params.max_tokens
             self.updater = Updater(config, self.objective, self.policy, reference, longest)
+            self.token_credit = TokenCredit(config, self.updater, self.policy, teacher)
             if state is not None:
                 self._resume(state)
             undo.pop_all()
@@ -217,11 +220,10 @@ class Trainer:
             if first_rank := ranks.me() == 0:
                 self.watcher.ask(self.step, batch)
             mark = time.perf_counter()
-            credit = self.objective.assign(
-                batch.rewards, batch.rollouts.prompt.cpu(), batch.lengths.cpu(),
-                tokens=_kept_tokens(batch), **self._successes(batch),
-            )  # fmt: skip
-            informative = bool((credit.advantage != 0).any())
+            credit = self.assign(batch)
+            informative = bool(credit.pulled.any())
+            if credit.token_advantage is not None:
+                metrics["teacher/kl"] = -float(credit.token_advantage.mean())  # of π_old to the teacher, a token
             seconds["assign"] = time.perf_counter() - mark
             try:
                 metrics |= self.updater.update(batch, credit, self.step)
@@ -250,6 +252,17 @@ class Trainer:
         self.log_seconds = time.perf_counter() - start - total  # told with the next step
         if not failing:
             self.uninformative = 0 if informative else self.uninformative + 1
+
+    def assign(self, batch: StepBatch) -> Credit:
+        """The credit of a step's responses and, where the run gives tokens one of their own, of each token."""
+        return self.objective.assign(
+            batch.rewards,
+            batch.rollouts.prompt.cpu(),
+            batch.lengths.cpu(),
+            tokens=_kept_tokens(batch),
+            **self._successes(batch),
+            **self.token_credit.of(batch),
+        )
 
     def _log(self, batch: StepBatch, metrics: dict[str, float], terminal: Terminal) -> None:
         if ranks.me() == 0:

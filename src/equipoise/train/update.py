@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from equipoise import policy as models
-from equipoise.objective import Credit, LossOutput, Objective, merge_metrics
+from equipoise.objective import Credit, LossOutput, Objective, merge_metrics, response_ids
 from equipoise.train import ranks
 from equipoise.train.batch import StepBatch
 from equipoise.train.config import Config, OptimConfig
@@ -92,10 +92,7 @@ class Updater:
         first = self._pass(batch, credit, trained, step, 0)
         if not first:
             return out | self._state()
-        if self.plan is None:
-            self.plan = self._plan(batch.rollouts.prompts)
-            if self.plan.said:
-                self.say(self.plan.said)
+        self._make_plan(batch)
         for part in first:
             self._cut(part.share)
             self._fitting(part.share, self._compare)
@@ -110,6 +107,30 @@ class Updater:
             out |= {f"{name}/last_update": x for name, x in last.items() if name.startswith(LAST_UPDATE)}
         return out | {"grad_norm": math.fsum(s.norm for s in steps) / len(steps)} | self._state()
 
+    @torch.no_grad()
+    def each_token(self, batch: StepBatch, numbers: Callable[[models.Pack], Tensor], *, own: bool) -> Tensor:
+        """[N] `numbers` of every token in the loss, in row order, before the first update of a batch.
+
+        Each rank computes those of its groups. `own`: by the policy itself, whose weights the ranks may share.
+        """
+        self._make_plan(batch)
+        group, in_loss = batch.rollouts.prompt.cpu(), batch.lengths.cpu() > 0
+        mine = torch.tensor(ranks.share(range(len(batch.prompts))), dtype=torch.int64)
+        share = Share.of(batch.rollouts, (torch.isin(group, mine) & in_loss).nonzero()[:, 0])
+        self._cut(share)
+        values = self._fitting(share, lambda share: share.each(numbers))
+        self._fill_up(self.shards if own else None)
+        of_batch = values.new_zeros(len(batch.rollouts.tokens))
+        for place, known in ranks.gather((share.place, values)):
+            of_batch[place] = known
+        return of_batch[in_loss.to(of_batch.device)[response_ids(batch.rollouts.lengths)]]
+
+    def _make_plan(self, batch: StepBatch) -> None:
+        if self.plan is None:
+            self.plan = self._plan(batch.rollouts.prompts)
+            if self.plan.said:
+                self.say(self.plan.said)
+
     def _state(self) -> dict[str, float]:
         return {"lr": self._rate(), "optimizer_steps": float(self.updates), "skipped": float(self.skipped_total)}
 
@@ -117,7 +138,7 @@ class Updater:
         """[B] whether a response is trained on: one that nothing pulls on (no advantage, no KL, no entropy bonus) needs
         no forward pass, unless its group must be whole."""
         c, group = self.config, batch.rollouts.prompt.cpu()
-        pulled = credit.advantage != 0
+        pulled = credit.pulled.cpu()
         if c.objective.kl or c.objective.entropy_bonus:
             pulled = torch.ones_like(pulled)
         elif self.objective.needs_whole_groups:
@@ -262,7 +283,7 @@ class Updater:
         return models.token_loss(
             self.policy, part.packed, self.objective, share.old[at], credit, share.response[at],
             position=share.position[at], ref_logprobs=None if share.ref is None else share.ref[at],
-            rollout_logprobs=self._rollout_logprobs(share)[at] if self.objective.mismatch.function else None,
+            rollout_logprobs=self._rollout_logprobs(share)[at] if self.objective.needs_sampler else None,
             temperature=self.config.rollout.temperature, exact=self.exact,
         )  # fmt: skip
 
