@@ -162,14 +162,17 @@ def test_gdpo_divides_the_sum_by_its_deviation_over_the_batch():
 @settings(max_examples=30, deadline=None)
 @given(seed=st.integers(0, 2**32 - 1))
 def test_the_length_penalty_is_gated_by_success(seed):
-    """r = 1[right](1 − α·sigmoid(z)), z among the right responses to the prompt; wrong ones keep their reward."""
+    """r = 1[right](1 − α·sigmoid(z)), z among the right responses to the prompt; wrong ones keep their reward.
+
+    A masked response, whose length `assign` does not know, counts as of mean length, and for no other's mean.
+    """
     case = draw(seed)
     r, group, T = case.rewards.tolist(), case.group.tolist(), case.lengths.tolist()
     want = []
     for i in range(len(r)):
-        right = [T[j] for j in reference.members(group, i) if r[j] == 1]
-        if r[i] == 0:
-            want.append(0.0)
+        right = [T[j] for j in reference.members(group, i) if r[j] == 1 and T[j]]
+        if r[i] == 0 or T[i] == 0:
+            want.append(0.85 * r[i])
             continue
         mean = sum(right) / len(right)
         std = math.sqrt(sum((t - mean) ** 2 for t in right) / len(right))
