@@ -1,9 +1,9 @@
 """An RL loop in one file: python examples/minimal_loop.py [--steps 40] [--objective dapo+balanced]
 
-The embedded character model learns to add chains of numbers, on the CPU, in about a minute. Everything a trainer does is
-here once, in order: prompts, samples, rewards, credit, loss, step. Of the library it uses the objective and the built-in
-task; the model is plain transformers. Not covered: checkpoints, evaluation on held-out prompts, a fast sampler, several
-updates a batch. `equipoise train` has those.
+The embedded character model learns to add chains of numbers, on the CPU, in about a minute of computing.
+Everything a trainer does is here once, in order: prompts, samples, rewards, credit, loss, step. Of the library it
+uses the objective and the built-in task; the model is plain transformers. Not covered: checkpoints, evaluation on
+held-out prompts, a fast sampler, several updates a batch. `equipoise train` has those.
 """
 
 import argparse
