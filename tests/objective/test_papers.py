@@ -299,3 +299,40 @@ def test_debias_takes_each_prompts_own_history_where_there_is_one():
     c = (1 - 0.9**2 - 0.1**2) / (1 - 0.1)
     assert with_history[:2].tolist() == pytest.approx([1 - c * 0.5, -c * 0.5])
     assert with_history[2:].tolist() == pytest.approx([0.5, -0.5])
+
+
+# DPPO
+
+
+def test_dppo_is_its_papers_and_the_bound_follows_the_divergence():
+    """arXiv 2602.04879, Eq. 23 and App. E: A = r − μ, a sum over tokens, δ = .2 in TV and .05 in KL, C = 5."""
+    tv = eq.Objective.preset("dppo")
+    kl = eq.Objective.preset("dppo", surrogate={"divergence": "kl"})
+    assert tv.advantage.name == "dr_grpo"
+    assert tv.aggregation.spec() == {"name": "constant", "length": 1.0}
+    assert tv.surrogate.options == {"divergence": "tv", "low": 0.2, "high": 0.2, "cap": 5.0}
+    assert kl.surrogate.options == {"divergence": "kl", "low": 0.05, "high": 0.05, "cap": 5.0}
+    own = eq.Objective.preset("dppo", surrogate={"divergence": "kl", "low": 0.1})
+    assert (own.surrogate.options["low"], own.surrogate.options["high"]) == (0.1, 0.05)
+    assert eq.Objective(**own.choices()).surrogate == own.surrogate
+
+
+@pytest.mark.parametrize(("divergence", "delta"), [("tv", 0.2), ("kl", 0.05)])
+def test_dppo_masks_where_the_paper_does(divergence, delta):
+    """M = 0 where (A > 0 and ρ > 1) or (A < 0 and ρ < 1), and D > δ; else the slope is min(ρ, 5)·A (its Eq. 12, 23)."""
+    objective = eq.Objective.preset("dppo", surrogate={"divergence": divergence})
+    q = torch.tensor([0.5, 0.3, 0.9, 0.01, 0.6, 0.5, 0.05], dtype=torch.float64)
+    p = torch.tensor([0.75, 0.45, 0.55, 0.15, 0.2, 0.62, 0.35], dtype=torch.float64)
+    masked = []
+    for A in (1.0, -1.0):
+        credit = objective.assign([A, 0.0], [0, 0], [len(p), 0])
+        logp = p.log().requires_grad_()
+        objective.loss(logp, q.log(), credit, torch.zeros(len(p), dtype=torch.int64)).loss.backward()
+        for t in range(len(p)):
+            a, b = float(p[t]), float(q[t])
+            tv, kl = abs(a - b), b * math.log(b / a) + (1 - b) * math.log((1 - b) / (1 - a))
+            out = (a > b) == (A > 0) and (tv if divergence == "tv" else kl) > delta
+            c = float(credit.coefficient[0])
+            assert float(logp.grad[t]) == pytest.approx(0.0 if out else -min(a / b, 5.0) * c, rel=1e-6)
+            masked.append(out)
+    assert 2 <= sum(masked) < len(masked)

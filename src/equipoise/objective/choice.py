@@ -30,6 +30,10 @@ _RANGES: dict[str, tuple[float, float, str, str]] = {
     "cap": (1.0, math.inf, "[)", "must be at least 1: a ratio of 1 is no reason to cut"),
     "beta": (1.0, math.inf, "[)", "must be at least 1: a ratio of 1 is no reason to cut"),
 }
+# A bound is of whatever it bounds: where another option says of what, its default follows.
+_DEFAULTS: dict[tuple[str, str, str], dict[str, Any]] = {
+    ("dppo", "divergence", "kl"): {"low": 0.05, "high": 0.05},
+}
 _LOG_BOUNDS = "gmpo"  # whose low is a bound of log ρ, not of 1 − ρ
 _KINDS: dict[type, Any] = {str: str, bool: bool, int: int, float: (int, float)}
 
@@ -81,6 +85,9 @@ def choose(slot: str, table: Mapping[str, Any], spec: Spec) -> Choice:
     if function is not None:
         parameters = inspect.signature(function).parameters.values()
         known = {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
+    for (owner, key, value), defaults in _DEFAULTS.items():
+        if owner == name and options.get(key) == value:
+            known |= defaults
     for key in options:
         if key not in known:
             raise ValueError(nearest(f"{slot}.{name}", key, list(known)))

@@ -64,8 +64,12 @@ PRESETS: dict[str, Preset] = {
         "ASPO, arXiv 2510.06062 (DAPO's clip range)",
     ),
     "dppo": Preset(
-        {"advantage": "grpo", "aggregation": "token", "surrogate": "dppo"},
-        "DPPO, arXiv 2602.04879 (bounds as verl's default clip_ratio)",
+        {
+            "advantage": "dr_grpo",
+            "aggregation": {"name": "constant", "length": 1.0},
+            "surrogate": {"name": "dppo", "cap": 5.0},
+        },
+        "DPPO, arXiv 2602.04879 (App. E: δ 0.2 in TV, 0.05 in KL, C = 5; leave rollout.exact off)",
     ),
     "reinforce_pp": Preset(
         {"advantage": "reinforce_pp", "aggregation": "token", "surrogate": _clip(0.2, 0.2)},

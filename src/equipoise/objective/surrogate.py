@@ -175,7 +175,8 @@ def aspo(tokens: Tokens, *, low: float = 0.2, high: float = 0.2, cap: float = 3.
 def dppo(tokens: Tokens, *, divergence: str = "tv", low: float = 0.2, high: float = 0.2, cap: float = 20.0) -> Terms:
     """sg(min(ρ, cap))·A·log π while the token's binary divergence from π_old, in the direction A pushes, is in bounds.
 
-    "tv": |π − π_old|. "kl": KL of the two-outcome distributions (this token, any other).
+    "tv": |π − π_old|. "kl": KL of the two-outcome distributions (this token, any other), whose bounds are 0.05 unless
+    given. The bounds are the paper's (arXiv 2602.04879, App. E: δ = 0.2 and 0.05).
     """
     p, q = tokens.logp.exp(), tokens.old.exp()
     if divergence == "tv":

@@ -163,7 +163,8 @@ class ObjectiveConfig:
     kl_estimator: str = option("k3", "k1, k2, k3 or k3_ratio")
     entropy_bonus: float = option(0.0, "weight of the mean token entropy")
     mismatch: Spec = option(
-        None, "weights by π_old/π_rollout: none, tis (tokens, capped) or mis (responses, masked); vllm takes tis"
+        None,
+        "weights by π_old/π_rollout: none, tis (tokens, capped), mis (responses, masked) or icepop; vllm takes tis",
     )
     off_policy_mask: float = option(
         0.0, "responses with A < 0 leave the loss while mean log(π_rollout/π) is above this; 0 is off"
