@@ -11,8 +11,8 @@ INTERPRETER := $(VENV)/.interpreter
 ISOLATION := $(VENV)/.isolation
 BROWSER := $(VENV)/.browser
 
-KERNEL_TESTS := tests/policy/test_attention.py tests/policy/test_block.py tests/policy/test_fused.py \
-	tests/policy/test_kernels.py tests/rollout/test_decode_kernels.py tests/train/test_optimizer.py
+KERNEL_TESTS := tests/kernels/test_attention.py tests/policy/test_block.py tests/kernels/test_head.py \
+	tests/kernels/test_layers.py tests/kernels/test_decode.py tests/train/test_optimizer.py
 
 VERL := $(VENV)-verl
 VLLM := $(VENV)-vllm
@@ -97,11 +97,12 @@ test-kernels: $(INTERPRETER)  ## the Triton kernels without a GPU, in Triton's i
 	TRITON_INTERPRET=1 $(BIN)/python -m pytest $(KERNEL_TESTS)
 
 test-trl: $(PEERS)  ## the plug-in for TRL and the launches exported for it, the long tests as well
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "slow or not slow" tests/integrations/test_trl.py \
-		tests/integrations/test_trl_contract.py tests/export/test_trl.py
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "slow or not slow" tests/integrations/trl/test_plugin.py \
+		tests/integrations/trl/test_contract.py tests/integrations/trl/test_export.py
 
 test-verl: $(VERL)/.ready  ## the plug-in for verl and the launches exported for it, against the real package
-	$(VERL)/bin/python -m pytest -m "slow or not slow" tests/integrations/test_verl.py tests/export/test_verl.py
+	$(VERL)/bin/python -m pytest -m "slow or not slow" tests/integrations/verl/test_plugin.py \
+		tests/integrations/verl/test_export.py
 
 test-vllm: $(VLLM)/.ready  ## vLLM as sampler, against its CPU build
 	$(VLLM)/bin/python -m pytest -m "slow or not slow" tests/vllm

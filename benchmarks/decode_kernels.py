@@ -19,9 +19,9 @@ import torch.nn.functional as F
 from report import write  # benchmarks/report.py
 from torch import Tensor
 
-from equipoise.rollout import draw as inverse_cdf
-from equipoise.rollout import kernels
-from equipoise.rollout.kernels import BLOCK, Norm, Rows
+from equipoise.kernels import decode
+from equipoise.kernels import draw as inverse_cdf
+from equipoise.kernels.decode import BLOCK, Norm, Rows
 from equipoise.rollout.rollouts import SamplingParams
 
 GROUP, PROMPT, LONGEST = 16, 100, 511
@@ -106,10 +106,10 @@ def attention(shape: Shape, R: int, bandwidth: float, splits: int = 1) -> dict[s
     scale = shape.D**-0.5
 
     def ours(layer: int) -> Tensor:
-        return kernels.attend(q, *held.pool[layer], held.rows, scale, None, None, splits)
+        return decode.attend(q, *held.pool[layer], held.rows, scale, None, None, splits)
 
     s = seconds([lambda i=i: ours(i % layers) for i in range(LAUNCHES)])
-    wanted = kernels.reference.attend(q[:64], *held.pool[0], first_rows(held.rows, 64), scale, None, None, 1)
+    wanted = decode.plain_decode.attend(q[:64], *held.pool[0], first_rows(held.rows, 64), scale, None, None, 1)
     error = float((ours(0)[:64] - wanted).double().norm() / wanted.double().norm())
     dense = torch.randn(2, R, shape.kv_heads, PROMPT + LONGEST + 1, shape.D, device="cuda", dtype=torch.bfloat16)
     at = torch.arange(PROMPT + LONGEST + 1, device="cuda")
@@ -153,10 +153,10 @@ def between_products(shape: Shape, R: int) -> dict[str, float]:
         return F.silu(gate) * up
 
     return {
-        "store": us(lambda i: kernels.store(qkv, *held.pool[i % 8], held.rows, turn, *head_norms)),
-        "add_norm": us(lambda i: kernels.add_norm(x, residual, norm)),
-        "gated": us(lambda i: kernels.gated(gate_up, "silu")),
-        "uniform": us(lambda i: kernels.uniform(keys, held.rows.length)),
+        "store": us(lambda i: decode.store(qkv, *held.pool[i % 8], held.rows, turn, *head_norms)),
+        "add_norm": us(lambda i: decode.add_norm(x, residual, norm)),
+        "gated": us(lambda i: decode.gated(gate_up, "silu")),
+        "uniform": us(lambda i: decode.uniform(keys, held.rows.length)),
         "torch_add_norm": us(plain_norm),
         "torch_gated": us(plain_gate),
     }
@@ -165,7 +165,7 @@ def between_products(shape: Shape, R: int) -> dict[str, float]:
 def drawing(vocabulary: int, R: int, bandwidth: float) -> dict[str, Any]:
     logits = torch.randn(3, R, vocabulary, device="cuda").mul_(3).bfloat16()
     u = torch.rand(R, device="cuda")
-    s = seconds([lambda i=i: kernels.draw(logits[i % 3], u, 1.0, None) for i in range(12)])
+    s = seconds([lambda i=i: decode.draw(logits[i % 3], u, 1.0, None) for i in range(12)])
     reading = seconds([lambda i=i: logits[i % 3].view(torch.int16).amax(1) for i in range(12)])
     peer = seconds([lambda i=i: inverse_cdf.draw(logits[i % 3], u, SamplingParams()) for i in range(3)], 3)
     return {

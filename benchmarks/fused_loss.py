@@ -24,7 +24,7 @@ from report import write  # benchmarks/report.py
 from torch import Tensor
 
 import equipoise as eq
-from equipoise.policy.kernels import fused_logprobs, fused_loss
+from equipoise.kernels import fused_logprobs, fused_loss
 
 VOCABULARY, RESPONSE, LOW, HIGH = 151_936, 1024, 0.2, 0.28
 GIB = 2**30

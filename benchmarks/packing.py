@@ -27,7 +27,7 @@ from torch import Tensor
 
 import equipoise as eq
 from equipoise import policy as models
-from equipoise.policy.kernels import fused_loss
+from equipoise.kernels import fused_loss
 from equipoise.train.micro import cuts
 from equipoise.train.update import on_device
 

@@ -31,9 +31,9 @@ from report import write  # benchmarks/report.py
 from shapes import prompts
 from transformers.utils import logging as transformers_logging
 
-from equipoise.rewards import grade_many
 from equipoise.train import Config, Trainer, read_lines
 from equipoise.train.score import Scores
+from equipoise.verifiers import grade_many
 
 GROUP, PROMPT, NEW = 16, 100, 256
 # Prompts, TRL's micro-batch, and GiB that equipoise may use: no more than TRL does.

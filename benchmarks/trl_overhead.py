@@ -26,10 +26,10 @@ from report import write  # benchmarks/report.py
 from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 from transformers.utils import logging as transformers_logging
 
-from equipoise.integrations.trl import EquipoiseGRPOTrainer
+from equipoise.integrations.trl.plugin import EquipoiseGRPOTrainer
 from equipoise.policy.model import ABACUS
-from equipoise.rewards import as_trl
 from equipoise.tasks import Arithmetic, arithmetic
+from equipoise.verifiers import as_trl
 
 PROMPTS, GROUP, OBJECTIVE = 32, 16, "dapo+balanced+hadw"
 

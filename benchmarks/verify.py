@@ -55,7 +55,8 @@ def off(gold: str) -> str:
 
 
 def math(work: list[tuple[str, str, bool | None]], peer: int) -> dict[str, Any]:
-    from equipoise.rewards import equal, extract, grade_many, grade_math
+    from equipoise.verifiers import grade_many, grade_math
+    from equipoise.verifiers.math import equal, extract
 
     grade_math(r"\boxed{\sin(x+1)}", r"\cos(y)")  # the worker starts here, not in the timing
     start = time.perf_counter()
@@ -82,7 +83,8 @@ def math(work: list[tuple[str, str, bool | None]], peer: int) -> dict[str, Any]:
 
 
 def code(data: Path, count: int) -> dict[str, Any]:
-    from equipoise.rewards import grade_code, grade_many, sandbox
+    from equipoise.verifiers import grade_code, grade_many
+    from equipoise.verifiers.code import sandbox
 
     if (why := sandbox.available()) is not None:
         print(why)

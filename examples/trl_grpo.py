@@ -13,10 +13,10 @@ from datasets import Dataset
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from trl import GRPOConfig
 
-from equipoise.integrations.trl import EquipoiseGRPOTrainer
+from equipoise.integrations.trl.plugin import EquipoiseGRPOTrainer
 from equipoise.policy.model import ABACUS
-from equipoise.rewards import as_trl
 from equipoise.tasks import Arithmetic, arithmetic
+from equipoise.verifiers import as_trl
 
 PROMPTS, GROUP = 32, 16
 

@@ -3,7 +3,8 @@
 import importlib.metadata
 
 from equipoise import doctor
-from equipoise.rewards import Verdict, grade, pool
+from equipoise.verifiers import Verdict, grade
+from equipoise.verifiers.workers import process_pool
 
 
 def told(monkeypatch=None):
@@ -58,7 +59,7 @@ def test_an_engine_is_told_with_the_version_that_is_known_to_work(monkeypatch):
 
 
 def test_without_isolation_it_says_how_to_get_it(monkeypatch):
-    monkeypatch.setattr("equipoise.rewards.grade_code", lambda *_: Verdict("unavailable", "install bubblewrap"))
+    monkeypatch.setattr("equipoise.verifiers.grade_code", lambda *_: Verdict("unavailable", "install bubblewrap"))
     fine, lines = told()
     assert fine
     assert lines["code verdicts"] == "- code verdicts  install bubblewrap"
@@ -66,10 +67,10 @@ def test_without_isolation_it_says_how_to_get_it(monkeypatch):
 
 def test_workers_that_do_not_start_are_a_line_not_a_traceback(monkeypatch):
     def fail(*_):
-        raise pool.PoolError("worker processes cannot be started: no memory")
+        raise process_pool.PoolError("worker processes cannot be started: no memory")
 
     grade.forget()
-    monkeypatch.setattr("equipoise.rewards.grade_math", fail)
+    monkeypatch.setattr("equipoise.verifiers.grade_math", fail)
     fine, lines = told()
     assert not fine
     assert "cannot be started: no memory" in lines["math verdicts"]

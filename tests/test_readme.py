@@ -32,6 +32,6 @@ def test_theory_and_rewards_are_there_by_name():
     import equipoise as eq
 
     assert eq.theory.baseline_bias(0.5, 8) == 0
-    assert eq.rewards.Verdict("correct").kind == "correct"
+    assert eq.verifiers.Verdict("correct").kind == "correct"
     with pytest.raises(AttributeError, match="no attribute 'teory'"):
         _ = eq.teory

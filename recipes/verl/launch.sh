@@ -80,8 +80,8 @@ EQUIPOISE=(
   algorithm.adv_estimator=equipoise
   "+algorithm.equipoise=$OBJECTIVE"
   actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-sum
-  trainer.checkpoint_callback_class=equipoise.integrations.verl.Callback
-  reward.custom_reward_function.path=pkg://equipoise.rewards.hosts
+  trainer.checkpoint_callback_class=equipoise.integrations.verl.plugin.Callback
+  reward.custom_reward_function.path=pkg://equipoise.verifiers.host_functions
   reward.custom_reward_function.name=verl_score
 )
 if [ -n "${STOCK:-}" ]; then

@@ -38,7 +38,7 @@ __all__ = [
     "unflatten",
 ]
 
-PACKAGES = ("objective", "theory", "rewards", "tasks", "audit", "report")
+PACKAGES = ("objective", "theory", "verifiers", "tasks", "audit", "report")
 
 
 def __getattr__(name: str) -> Any:

@@ -52,12 +52,13 @@ def _without_overrides(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
 def _user_errors() -> tuple[type[Exception], ...]:
     """Errors whose message is a sentence for the user; anything else is a bug and shows its traceback."""
     loaded = sys.modules
-    names = [("equipoise.train.config", "ConfigError"), ("equipoise.train.folder", "RunError"),
+    names = [("equipoise.config", "ConfigError"), ("equipoise.train.folder", "RunError"),
              ("equipoise.policy.model", "ModelError"), ("equipoise.tasks.task", "TaskError"),
-             ("equipoise.rewards.pool", "PoolError"), ("equipoise.rewards.runner", "RunnerError"),
-             ("equipoise.rewards.backend", "BackendError"),
+             ("equipoise.verifiers.workers.process_pool", "PoolError"),
+             ("equipoise.tasks.sandbox_server", "RunnerError"),
+             ("equipoise.verifiers.code.backend", "BackendError"),
              ("equipoise.evaluate.folder", "EvaluationError"), ("equipoise.audit.log", "AuditError"),
-             ("equipoise.report.runs", "ReportError"), ("equipoise.export.launch", "ExportError")]  # fmt: skip
+             ("equipoise.report.runs", "ReportError"), ("equipoise.integrations.launch", "ExportError")]  # fmt: skip
     return tuple(getattr(loaded[module], name) for module, name in names if module in loaded)
 
 
@@ -355,11 +356,11 @@ def _sandbox(options: argparse.Namespace, rest: list[str]) -> None:
     import os
     import secrets
 
-    from equipoise.rewards import runner
-    from equipoise.rewards.backend import BACKEND_VARIABLE, TOKEN_VARIABLE
+    from equipoise.tasks import sandbox_server
+    from equipoise.verifiers.code.backend import BACKEND_VARIABLE, TOKEN_VARIABLE
 
     token = os.environ.get(TOKEN_VARIABLE) or secrets.token_urlsafe(24)
-    with runner.server(token, host=options.host, port=options.port) as server:
+    with sandbox_server.server(token, host=options.host, port=options.port) as server:
         host, port = server.server_address[:2]
         print(f"the trainer needs:\n  export {BACKEND_VARIABLE}=http://{host}:{port}", flush=True)
         if TOKEN_VARIABLE not in os.environ:
@@ -454,7 +455,7 @@ def _watch(options: argparse.Namespace, rest: list[str]) -> None:
 
 
 def _export(options: argparse.Namespace, rest: list[str]) -> None:
-    from equipoise.export.command import export
+    from equipoise.integrations.command import export
 
     late = options.out is None and rest and not rest[0].startswith("-")  # argparse leaves OUT behind --to unread
     print(export(options.what, options.source, rest.pop(0) if late else options.out, options.to, rest))

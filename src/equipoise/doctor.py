@@ -77,8 +77,8 @@ def _device(subject: str) -> Finding:
 
 
 def _math(subject: str) -> Finding:
-    from equipoise.rewards import grade_math
-    from equipoise.rewards.pool import PoolError
+    from equipoise.verifiers import grade_math
+    from equipoise.verifiers.workers.process_pool import PoolError
 
     try:
         verdict = grade_math(r"\boxed{x^2-1}", "(x-1)(x+1)")
@@ -91,7 +91,7 @@ def _math(subject: str) -> Finding:
 
 
 def _code(subject: str) -> Finding:
-    from equipoise.rewards import grade_code
+    from equipoise.verifiers import grade_code
 
     verdict = grade_code("print(int(input()) + 1)", {"inputs": ["1"], "outputs": ["2"]})
     if verdict.kind == "correct":
@@ -104,7 +104,7 @@ VERL_PROBE = """
 import importlib, verl
 from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY as estimators, POLICY_LOSS_REGISTRY as losses
 if not ("equipoise" in estimators and "equipoise" in losses):
-    importlib.import_module("equipoise.integrations.verl")
+    importlib.import_module("equipoise.integrations.verl.plugin")
     raise SystemExit("verl " + verl.__version__ + " did not look for it: VERL_USE_EXTERNAL_PLUGINS excludes it, "
         "verl is older than 0.9, or equipoise is on the path but not installed (pip install --no-deps -e .)")
 print("registered in verl", verl.__version__)

@@ -5,11 +5,11 @@ import json
 import pytest
 
 from equipoise.evaluate import EvaluationError, regrade
+from equipoise.evaluate.benchmarks import Benchmark
 from equipoise.evaluate.folder import Folder
 from equipoise.evaluate.suite import write_run
-from equipoise.rewards import Verdict
-from equipoise.rewards.grade import _done
-from equipoise.tasks.benchmarks import Benchmark
+from equipoise.verifiers import Verdict
+from equipoise.verifiers.grade import _done
 
 from .fakes import Writer
 from .test_suite import contents, digit, rows_of, run

@@ -15,13 +15,13 @@ import pytest
 from equipoise import policy as models
 from equipoise import rollout
 from equipoise.evaluate import EvaluationError, Plan, evaluate_benchmarks, over_checkpoints
+from equipoise.evaluate.benchmarks import Benchmark, open_benchmark
 from equipoise.evaluate.folder import COLUMNS, Folder
 from equipoise.evaluate.suite import weights_digest
 from equipoise.evaluate.table import show
-from equipoise.rewards import Verdict
-from equipoise.rewards.grade import _done
-from equipoise.rewards.verdict import KINDS
-from equipoise.tasks.benchmarks import Benchmark, open_benchmark
+from equipoise.verifiers import Verdict
+from equipoise.verifiers.grade import _done
+from equipoise.verifiers.verdict import KINDS
 
 from .fakes import Writer, fake_policy
 

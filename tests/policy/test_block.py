@@ -7,13 +7,13 @@ import importlib.util
 import os
 
 import pytest
-import tiny_models
 import torch
 
 from equipoise import policy as p
+from equipoise.kernels import plain_layers
 from equipoise.policy import block, decoder
 from equipoise.policy.attention import packed_attention
-from equipoise.policy.kernels import plain_layers
+from tests.policy import tiny_models
 
 CUDA = torch.cuda.is_available()
 HAS_TRITON = importlib.util.find_spec("triton") is not None and (CUDA or os.environ.get("TRITON_INTERPRET") == "1")
@@ -94,7 +94,7 @@ def test_what_it_does_not_cover_is_left_to_the_decoder(monkeypatch, tmp_path):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("offset", [0.0, 1.0])
 def test_norms_of_any_width_are_the_plain_ones(d, dtype, offset, monkeypatch):
-    from equipoise.policy.kernels import triton_layers
+    from equipoise.kernels import triton_layers
 
     monkeypatch.setattr(triton_layers, "PROGRAMS", 3)  # so that each has several tiles to sum
     draw = torch.Generator().manual_seed(d)
@@ -118,7 +118,7 @@ def test_norms_of_any_width_are_the_plain_ones(d, dtype, offset, monkeypatch):
 @pytest.mark.parametrize("programs", [1, 5, 300])
 @pytest.mark.parametrize("d", [8, 40])
 def test_partial_sums_of_a_weights_gradient_add_up(programs, d):
-    from equipoise.policy.kernels import triton_layers
+    from equipoise.kernels import triton_layers
 
     sums = torch.randn(programs, d, generator=torch.Generator().manual_seed(d)).to("cuda" if CUDA else "cpu")
     found = triton_layers._total(sums, torch.float32)

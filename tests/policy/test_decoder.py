@@ -1,12 +1,12 @@
 import copy
 
 import pytest
-import tiny_models
 import torch
 import torch.nn.functional as F
 
 from equipoise import policy as p
 from equipoise.policy import decoder
+from tests.policy import tiny_models
 
 KINDS = ["llama", "grouped", "qwen2", "qwen3", "mistral", "gemma"]
 

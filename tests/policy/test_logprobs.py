@@ -1,8 +1,8 @@
 import pytest
-import tiny_models
 import torch
 
 from equipoise import policy as p
+from tests.policy import tiny_models
 
 
 def plain(policy, prompts, tokens, lengths, prompt, temperature):

@@ -1,9 +1,9 @@
 import pytest
-import tiny_models
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from equipoise import policy as p
+from tests.policy import tiny_models
 
 
 def same(a, b):

@@ -1,10 +1,10 @@
 import pytest
-import tiny_models
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from equipoise.policy import pack
+from tests.policy import tiny_models
 
 
 def split(packed):

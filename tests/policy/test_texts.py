@@ -5,13 +5,13 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-import tiny_models
 import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models
 from transformers import PreTrainedTokenizerFast
 
 from equipoise import policy as p
 from equipoise.policy import texts
+from tests.policy import tiny_models
 
 
 def byte_level(**options):

@@ -4,15 +4,23 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-import tiny_models
 import torch
 from test_samplers import PARAMS, assert_same, by_name, rounding
 
 from equipoise import policy as p
 from equipoise.policy import decoder
-from equipoise.rollout import NativeSampler, PagedSampler, SamplingParams, TransformersSampler, blocks, desk, paged
+from equipoise.rollout import (
+    NativeSampler,
+    PagedSampler,
+    SamplingParams,
+    TransformersSampler,
+    blocks,
+    paged,
+    step_buffers,
+)
 from equipoise.rollout.blocks import BLOCK, WINDOW, Blocks, Ledger, Size, Tables, blocks_for
 from equipoise.rollout.paged import TOLD, _Call, serves
+from tests.policy import tiny_models
 
 KINDS = ["llama", "grouped", "qwen2", "qwen3", "mistral", "gemma"]
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -69,7 +77,7 @@ def test_bfloat16_agrees_with_the_trainer_to_its_rounding(kind):
 def small_blocks(monkeypatch):
     """Blocks of 8 tokens and windows of 4 steps, so that tiny responses take many. The GPU keeps its own size."""
     if DEVICE == "cpu":
-        for module in (blocks, desk, paged):
+        for module in (blocks, step_buffers, paged):
             monkeypatch.setattr(module, "BLOCK", 8)
             monkeypatch.setattr(module, "WINDOW", 4)
 
@@ -135,8 +143,8 @@ def test_a_cache_that_has_moved_changes_no_draw(monkeypatch):
     """On CUDA the graphs of the step are captured again, several times in the memory of the ones before."""
     sampler, prompts = PagedSampler(tiny()), tiny_models.prompts(4)
     first = sampler.sample(prompts, 3, PARAMS["plain"])
-    anchor, moves = desk.Desk.anchor, itertools.count(1)
-    monkeypatch.setattr(desk.Desk, "anchor", lambda self, addresses: anchor(self, (next(moves), *addresses)))
+    anchor, moves = step_buffers.Desk.anchor, itertools.count(1)
+    monkeypatch.setattr(step_buffers.Desk, "anchor", lambda self, addresses: anchor(self, (next(moves), *addresses)))
     for _ in range(3):
         again = sampler.sample(prompts, 3, PARAMS["plain"])
         assert torch.equal(again.tokens, first.tokens)

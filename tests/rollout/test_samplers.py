@@ -1,11 +1,11 @@
 import logging
 
 import pytest
-import tiny_models
 import torch
 
 from equipoise import policy as p
 from equipoise.rollout import NativeSampler, SamplingParams, TransformersSampler, concatenate, native, sampler
+from tests.policy import tiny_models
 
 KINDS = ["llama", "grouped", "qwen2", "qwen3", "mistral", "gemma"]
 PARAMS = {

@@ -1,9 +1,9 @@
-import tiny_models
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from equipoise.rollout.stop import StopStrings
+from tests.policy import tiny_models
 
 TOKENIZER = tiny_models.tokenizer()
 

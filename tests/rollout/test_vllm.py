@@ -8,13 +8,13 @@ import sys
 from types import ModuleType, SimpleNamespace
 
 import pytest
-import tiny_models
 import torch
 
 from equipoise import policy as p
 from equipoise.rollout import NativeSampler, SamplingParams
 from equipoise.rollout import vllm as module
 from equipoise.rollout.vllm import StaleEngine, VllmSampler, weights
+from tests.policy import tiny_models
 
 PARAMS = SamplingParams(max_tokens=20, seed=1)
 

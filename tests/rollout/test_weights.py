@@ -1,8 +1,8 @@
-import tiny_models
 import torch
 
 from equipoise import policy as p
 from equipoise.rollout.weights import weights_of
+from tests.policy import tiny_models
 
 
 def test_the_weights_are_the_trainers():

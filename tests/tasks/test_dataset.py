@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from equipoise import rewards
+from equipoise import verifiers
 from equipoise.tasks import Dataset, TaskError, dataset, open_task
 
 from .rows_of import jsonl, parquet, sums
@@ -296,7 +296,7 @@ def test_inspect_says_which_answers_no_verifier_can_read(tmp_path, monkeypatch):
     rows = [*sums(10), {"problem": "What?", "answer": "(("}]
     file = jsonl(tmp_path / "rows.jsonl", rows)
     monkeypatch.setattr(
-        rewards, "check_golds", lambda golds: ["cannot be parsed" if g == "((" else None for g in golds]
+        verifiers, "check_golds", lambda golds: ["cannot be parsed" if g == "((" else None for g in golds]
     )
     summary = Dataset(file).inspect()
     assert summary.verifiable == pytest.approx(10 / 11)
@@ -306,8 +306,8 @@ def test_inspect_says_which_answers_no_verifier_can_read(tmp_path, monkeypatch):
 
 def test_verifiers_get_the_response_and_the_reference(tmp_path, monkeypatch):
     asked = []
-    monkeypatch.setattr(rewards, "submit_math", lambda *given, **options: asked.append(("math", *given, options)))
-    monkeypatch.setattr(rewards, "submit_code", lambda response, tests: asked.append(("code", response, tests)))
+    monkeypatch.setattr(verifiers, "submit_math", lambda *given, **options: asked.append(("math", *given, options)))
+    monkeypatch.setattr(verifiers, "submit_code", lambda response, tests: asked.append(("code", response, tests)))
     task = Dataset(jsonl(tmp_path / "math.jsonl", [{"problem": "6*7?", "answer": "42"}]))
     task.grade(task.prompt(0), r"\boxed{42}")
     tests = {"test_list": ["assert f() == 1"]}

@@ -14,11 +14,11 @@ from pathlib import Path
 
 import pytest
 
-from equipoise.rewards import sandbox
-from equipoise.rewards.resident import Ended, Resident, packages
-from equipoise.rewards.sandbox import Late
 from equipoise.tasks import Dataset, gym, gym_grammar, scoring
 from equipoise.tasks.gym import Gym, submit
+from equipoise.verifiers.code import sandbox
+from equipoise.verifiers.code.resident import Ended, Resident, packages
+from equipoise.verifiers.code.sandbox import Late
 
 from .rows_of import jsonl
 
@@ -252,7 +252,7 @@ def test_nothing_is_left_when_the_holder_is_killed(tmp_path):
     work = tmp_path / "inside.py"
     work.write_text(INSIDE)
     script = (
-        "import sys, time\nfrom equipoise.rewards.resident import Resident, packages\n"
+        "import sys, time\nfrom equipoise.verifiers.code.resident import Resident, packages\n"
         f"r = Resident({str(work)!r}, packages())\nr.ask(b'echo', 5.0)\nprint(r._guest._process.pid, flush=True)\n"
         "time.sleep(600)"
     )

@@ -69,7 +69,7 @@ def test_gsm8k_overlaps_its_own_test_set_in_a_few_problems():
 
 
 def test_humaneval_is_graded_by_its_tests():
-    from equipoise.rewards import sandbox
+    from equipoise.verifiers.code import sandbox
 
     if reason := sandbox.available():
         pytest.skip(reason)

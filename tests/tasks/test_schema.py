@@ -11,7 +11,7 @@ import pytest
 
 from equipoise.tasks import Dataset, TaskError, fields
 from equipoise.tasks.fields import gold, last_box
-from equipoise.tasks.row import RowError
+from equipoise.tasks.row_reader import RowError
 from equipoise.tasks.schema import recognise
 
 from .rows_of import jsonl, parquet
@@ -85,11 +85,11 @@ def test_names_of_the_known_layouts():
 
 
 def test_tests_of_code_reach_the_verifier_unpacked():
-    from equipoise.rewards import code
+    from equipoise.verifiers.code import judge
 
     for name in ("HumanEval", "MBPP", "LiveCodeBench"):
         row = EXAMPLES[name][0]
-        code.tests(recognise("", row).read(row).tests)
+        judge.tests(recognise("", row).read(row).tests)
     item = recognise("", EXAMPLES["LiveCodeBench"][0]).read(EXAMPLES["LiveCodeBench"][0])
     assert json.loads(item.tests["private_test_cases"]) == CASES
     assert "stdin" in item.question
@@ -266,9 +266,9 @@ RESPONSES = ("Answer: 0.5", r"So \boxed{\frac{1}{2}}.", "#### 42", r"\boxed{42.0
 @pytest.mark.parametrize("layout", ROUND_TRIP)
 def test_exported_data_is_graded_as_before(tmp_path, host, layout, asked):
     """What a file is exported with, its reader comes back with: prompts, references, verifiers, verdicts."""
-    from equipoise.export import export_data
+    from equipoise.config import TaskConfig
+    from equipoise.integrations.export import export_data
     from equipoise.tasks import open_task
-    from equipoise.train.config import TaskConfig
 
     source, out = jsonl(tmp_path / "rows.jsonl", ROUND_TRIP[layout]), tmp_path / "out.parquet"
     export_data(TaskConfig(name=str(source), verifier=asked or ""), host, out)

@@ -2,7 +2,7 @@
 
 import time
 
-from equipoise.rewards import Verdict
+from equipoise.verifiers import Verdict
 
 
 def ones(prompt, response, row):

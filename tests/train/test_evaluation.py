@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from equipoise.evaluate import evaluate, line
-from equipoise.rewards import Verdict
 from equipoise.rollout import Rollouts
 from equipoise.tasks import Prompt
+from equipoise.verifiers import Verdict
 
 # Three prompts, four samples each: the answers, and whether they are right (the reference is "7").
 ANSWERS = {"a": "7777", "b": "7535", "c": "5560"}  # 0 is no answer

@@ -7,13 +7,13 @@ import json
 import pytest
 import torch
 
+from equipoise.config import RewardConfig
 from equipoise.evaluate import Evaluation
 from equipoise.evaluate.run import Graded
-from equipoise.rewards.gaming import MEASURES
 from equipoise.tasks import Prompt
 from equipoise.train import ConfigError, RunFolder, Trainer, load, read_lines
-from equipoise.train.config import RewardConfig
 from equipoise.train.gaming import Watcher, distinct, sample
+from equipoise.verifiers.gaming import MEASURES
 
 from .tiny import REWARDS, settings
 

@@ -13,12 +13,12 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from equipoise import policy as models
-from equipoise.rewards import Verdict
-from equipoise.rewards.shape import overlong
+from equipoise.config import RewardConfig
 from equipoise.tasks import Prompt
 from equipoise.train import ConfigError, RunError, RunFolder, Trainer, checkpoint
-from equipoise.train.config import RewardConfig
 from equipoise.train.score import Scorer
+from equipoise.verifiers import Verdict
+from equipoise.verifiers.response_format import overlong
 
 from .tiny import REWARDS, column, evaluations, last_checkpoint, metrics, overrides, settings
 

@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from equipoise import policy as models
+from equipoise.kernels import adamw as coding
+from equipoise.kernels.adamw import Coded, coded_step, decode, rates
 from equipoise.train import Trainer, checkpoint, ranks
-from equipoise.train import moments as coding
-from equipoise.train.moments import Coded, coded_step, decode, rates
 from equipoise.train.optimizer import AdamW
 from equipoise.train.update import Updater
 
@@ -293,7 +293,7 @@ def test_a_parameter_without_a_gradient_stays():
 @pytest.mark.parametrize("shape", [(3, 256), (5, 300), (9, 1024), (30, 7), (4, 3, 90), (1, 1), (0, 8)], ids=str)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_the_triton_step_is_the_plain_one(shape, dtype):
-    from equipoise.train import triton_adamw
+    from equipoise.kernels import triton_adamw
 
     device = "cuda" if CUDA else "cpu"
     draw = torch.Generator().manual_seed(0)
@@ -322,7 +322,7 @@ def test_the_triton_step_is_the_plain_one(shape, dtype):
 @pytest.mark.skipif(not HAS_TRITON, reason="needs CUDA, or triton and TRITON_INTERPRET=1")
 @pytest.mark.parametrize("shape", [(3, 1024), (5, 300), (1, 1), (7, 293), (0, 8)], ids=str)
 def test_the_triton_sum_is_torchs_bit_for_bit(shape):
-    from equipoise.train import triton_adamw
+    from equipoise.kernels import triton_adamw
 
     device = "cuda" if CUDA else "cpu"
     draw = torch.Generator().manual_seed(0)

@@ -7,18 +7,18 @@ import time
 import pyarrow.parquet as pq
 import pytest
 
-from equipoise.rewards import backend
+from equipoise.config import RewardConfig
 from equipoise.tasks import Prompt
 from equipoise.tasks.arithmetic import Arithmetic
 from equipoise.train import ConfigError, RunError, RunFolder, Trainer, loop, own
-from equipoise.train.config import RewardConfig
 from equipoise.train.own import HOPELESS_RESPONSES
 from equipoise.train.score import Scorer, check_isolation
 from equipoise.train.tally import Failing, Tally, joined, labels
+from equipoise.verifiers.code import backend
 
 from .tiny import REWARDS, column, metrics, outcome, settings
 
-OWN = "tests.rewards.own"
+OWN = "tests.verifiers.workers.own"
 
 
 def second(name: str, **more) -> dict:

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from equipoise import policy as models
+from equipoise.config import TrainConfig
 from equipoise.train import ConfigError, RunError, Trainer, planner
-from equipoise.train.config import TrainConfig
 from equipoise.train.micro import cuts
 
 from .test_split import OBJECTIVES, ROUNDING, SPLIT, assert_same_curve, distance, weights

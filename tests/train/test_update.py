@@ -7,8 +7,8 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from equipoise import policy as models
+from equipoise.config import OptimConfig
 from equipoise.train import RunError, RunFolder
-from equipoise.train.config import OptimConfig
 from equipoise.train.update import learning_rate
 
 from .tiny import column, last_checkpoint, metrics

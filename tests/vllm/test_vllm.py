@@ -17,8 +17,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 pytest.importorskip("vllm", reason="make test-vllm runs these")
 
 from equipoise import policy as p
+from equipoise.kernels.draw import truncate
 from equipoise.rollout import NativeSampler, SamplingParams, concatenate
-from equipoise.rollout.draw import truncate
 from equipoise.rollout.vllm import StaleEngine, VllmSampler, _cpu_has_bfloat16, weights
 from equipoise.rollout.vllm import _engines as engines
 from equipoise.train import RunFolder, Trainer

@@ -12,6 +12,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+from equipoise.evaluate.benchmarks import Benchmark, open_benchmark
 from equipoise.evaluate.folder import EvaluationError, Folder, Row
 from equipoise.evaluate.suite import (
     digest_of_prompts,
@@ -22,7 +23,6 @@ from equipoise.evaluate.suite import (
     write_run,
 )
 from equipoise.evaluate.summary import Summary, summarise
-from equipoise.tasks.benchmarks import Benchmark, open_benchmark
 
 EXAMPLES = 5
 

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from equipoise import policy as models
+from equipoise.evaluate.benchmarks import Benchmark, open_benchmark
 from equipoise.evaluate.folder import EvaluationError, Folder
 from equipoise.evaluate.protocol import PROTOCOLS, Protocol
 from equipoise.evaluate.run import SEED
 from equipoise.evaluate.suite import Plan, evaluate_benchmarks, write_run
 from equipoise.evaluate.summary import Summary
 from equipoise.rollout import sampler
-from equipoise.tasks.benchmarks import Benchmark, open_benchmark
 
 
 @dataclass(frozen=True)

@@ -22,14 +22,14 @@ from typing import Any
 from torch import Tensor
 
 from equipoise import policy as models
+from equipoise.evaluate.benchmarks import Benchmark
 from equipoise.evaluate.folder import EvaluationError, Folder, Row
 from equipoise.evaluate.run import SEED
 from equipoise.evaluate.summary import Summary, average, over_checkpoints, summarise
 from equipoise.evaluate.table import markdown
-from equipoise.rewards import Verdict
 from equipoise.rollout import Sampler, SamplingParams
 from equipoise.tasks import Prompt
-from equipoise.tasks.benchmarks import Benchmark
+from equipoise.verifiers import Verdict
 
 CHUNK_RESPONSES = 512  # in a chunk where nobody says
 WEIGHTS_LOOKED_AT = 4096  # numbers of each tensor that go into the digest of a model

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from equipoise.rewards import equal
+from equipoise.verifiers.math import equal
 
 WHOLE = re.compile(r"0|-?[1-9][0-9]*")  # written in the only way there is
 

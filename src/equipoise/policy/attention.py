@@ -15,8 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from equipoise.kernels import varlen
 from equipoise.policy import decoder
-from equipoise.policy.kernels import varlen
 from equipoise.policy.pack import Pack
 
 NAME = "equipoise"

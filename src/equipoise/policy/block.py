@@ -18,10 +18,10 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from equipoise.kernels import plain_layers, varlen
+from equipoise.kernels.segments import Stretches
 from equipoise.policy import decoder
-from equipoise.policy.kernels import plain_layers, varlen
 from equipoise.policy.pack import Pack
-from equipoise.policy.stretches import Stretches
 
 
 def serves(core: Any, pack: Pack) -> bool:
@@ -187,6 +187,6 @@ class _Layer(torch.autograd.Function):
 def _ops(x: Tensor) -> ModuleType:
     if not x.is_cuda:
         return plain_layers
-    from equipoise.policy.kernels import triton_layers
+    from equipoise.kernels import triton_layers
 
     return triton_layers

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from equipoise.policy import kernels
+from equipoise import kernels
 
 T = TypeVar("T")
 Attend = Callable[[int, Tensor, int], Tensor]

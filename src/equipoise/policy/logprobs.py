@@ -14,8 +14,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from equipoise import kernels
 from equipoise.objective import Credit, LossOutput, Objective
-from equipoise.policy import block, decoder, kernels
+from equipoise.policy import block, decoder
 from equipoise.policy.attention import packed_attention
 from equipoise.policy.model import ModelError, Policy
 from equipoise.policy.pack import Pack

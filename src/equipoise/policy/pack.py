@@ -24,7 +24,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from equipoise.policy.stretches import Stretches, sent
+from equipoise.kernels.segments import Stretches, sent
 
 Share = Literal["prefix", "prompt", "nothing"]
 

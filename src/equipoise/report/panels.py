@@ -26,7 +26,7 @@ from equipoise.report.series import (
     thin,
 )
 from equipoise.report.summary import bound, held_out_metrics, peak, signed, summary
-from equipoise.rewards.gaming import MEASURES, Measure
+from equipoise.verifiers.gaming import MEASURES, Measure
 
 GREEDY = "gaming/greedy"
 Panel = dict[str, Any]

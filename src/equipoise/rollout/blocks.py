@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from equipoise.rollout.kernels import BLOCK
+from equipoise.kernels.decode import BLOCK
 
 # Steps between two looks at the device; a row's blocks reach that far ahead. At most BLOCK: padding has one block.
 WINDOW = 16

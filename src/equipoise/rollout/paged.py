@@ -21,14 +21,14 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
+from equipoise.kernels import decode
+from equipoise.kernels.decode import BLOCK, Rows
+from equipoise.kernels.draw import Drawn, draw
 from equipoise.policy import Policy, decoder
-from equipoise.rollout import kernels
 from equipoise.rollout.batch import Request, request
 from equipoise.rollout.blocks import WINDOW, Blocks, Ledger, Size, blocks_for
-from equipoise.rollout.desk import Desk
-from equipoise.rollout.draw import Drawn, draw
-from equipoise.rollout.kernels import BLOCK, Rows
 from equipoise.rollout.rollouts import Finished, Key, Rollouts, SamplingParams
+from equipoise.rollout.step_buffers import Desk
 from equipoise.rollout.weights import Merged, Weights, weights_of
 
 BUCKETS = (1, 2, 4, 8, 16, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048)
@@ -199,7 +199,7 @@ class _Call:
         t.keys[old : ledger.count] = self.keys[ledger.response[old : ledger.count]]
         keys = torch.from_numpy(t.keys[old : ledger.count].copy()).to(device)
         place = torch.from_numpy(t.prompt[old : ledger.count].astype(np.int64)).to(device)
-        u = kernels.uniform(keys, torch.zeros(new, dtype=torch.int32, device=device))
+        u = decode.uniform(keys, torch.zeros(new, dtype=torch.int32, device=device))
         size = max(1, LOGITS // self.weights.vocabulary)
         parts = []
         for at in range(0, new, size):
@@ -314,16 +314,16 @@ def _step(
     splits = _splits(size * kv_heads, all_rows.table.shape[1])
     activation = decoder.ACTIVATIONS[core.config.hidden_act]
     residual = decoder.embed(core, tokens)
-    y = kernels.add_norm(None, residual, weights.layers[0].norm1)
+    y = decode.add_norm(None, residual, weights.layers[0].norm1)
     for i, layer in enumerate(weights.layers):
         keys, values = pool[i]
         qkv = layer.qkv(y).view(size, -1, head_dim)
-        q = kernels.store(qkv, keys, values, rows, desk.turn, layer.q_norm, layer.k_norm)
-        o = kernels.attend(q, keys, values, rows, layer.scale, None, windows[i], splits)
-        y = kernels.add_norm(layer.o(o.view(size, -1)), residual, layer.norm2)
-        y = layer.down(kernels.gated(layer.gate_up(y), activation))
-        y = kernels.add_norm(y, residual, weights.layers[i + 1].norm1 if i + 1 < len(weights.layers) else weights.norm)
-    u = kernels.uniform(desk.keys[:size], rows.length + 1)
+        q = decode.store(qkv, keys, values, rows, desk.turn, layer.q_norm, layer.k_norm)
+        o = decode.attend(q, keys, values, rows, layer.scale, None, windows[i], splits)
+        y = decode.add_norm(layer.o(o.view(size, -1)), residual, layer.norm2)
+        y = layer.down(decode.gated(layer.gate_up(y), activation))
+        y = decode.add_norm(y, residual, weights.layers[i + 1].norm1 if i + 1 < len(weights.layers) else weights.norm)
+    u = decode.uniform(desk.keys[:size], rows.length + 1)
     drawn = _draw(weights.logits(y), u, params)
     desk.drawn[:, :size].index_copy_(0, desk.at, drawn.tokens[None])
     desk.logprobs[0, :, :size].index_copy_(0, desk.at, drawn.logprobs[None])
@@ -344,7 +344,7 @@ def _splits(programs: int, most: int) -> int:
 
 def _draw(logits: Tensor, u: Tensor, params: SamplingParams) -> Drawn:
     if not params.truncates:
-        tokens, logprobs = kernels.draw(logits, u, params.temperature, None)
+        tokens, logprobs = decode.draw(logits, u, params.temperature, None)
         return Drawn(tokens, logprobs, logprobs)
     size = max(1, LOGITS // logits.shape[1])
     parts = [draw(z, v, params) for z, v in zip(logits.split(size), u.split(size), strict=True)]

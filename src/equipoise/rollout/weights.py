@@ -13,8 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from equipoise.kernels.decode import Norm
 from equipoise.policy import decoder
-from equipoise.rollout.kernels import Norm
 
 Merged = dict[tuple[int, str, str], Tensor]  # copies by layer, projections, and weight or bias
 

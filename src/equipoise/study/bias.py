@@ -25,10 +25,10 @@ from equipoise import policy as models
 from equipoise import theory
 from equipoise.audit.bootstrap import Estimate, intervals, resampled
 from equipoise.objective import Objective
-from equipoise.rewards.hosts import NO_SCORE
 from equipoise.rollout import Sampler, SamplingParams
 from equipoise.tasks import Prompt, Task, TaskError
 from equipoise.train.batch import encode_prompt
+from equipoise.verifiers.host_functions import NO_SCORE
 
 Floats = NDArray[np.float64]
 OPTIONS: dict[str, dict[str, Any]] = {

@@ -23,8 +23,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 
-from equipoise.rewards.verdict import Verdict
 from equipoise.tasks.task import Prompt
+from equipoise.verifiers.verdict import Verdict
 
 LEVELS = ("2", "3", "4", "5")
 HELD_OUT_ONE_IN = 8

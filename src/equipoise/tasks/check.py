@@ -17,7 +17,7 @@ from typing import Literal
 
 from equipoise.tasks.fields import check_rewards
 from equipoise.tasks.overlap import Overlap
-from equipoise.tasks.row import Row, RowError, Rows
+from equipoise.tasks.row_reader import Row, RowError, Rows
 from equipoise.tasks.schema import Item, Schema
 from equipoise.tasks.task import TaskError
 

@@ -24,20 +24,20 @@ from pathlib import Path
 
 import numpy as np
 
-from equipoise import rewards
-from equipoise.rewards.equal import RULES
-from equipoise.rewards.extract import ANSWER_IN
-from equipoise.rewards.verdict import Verdict
+from equipoise import verifiers
 from equipoise.tasks import gym, inspection
 from equipoise.tasks.check import HELD_OUT_ONE_IN, Checker, Rules, Summary, digest
+from equipoise.tasks.data_files import open_rows
 from equipoise.tasks.order import Windows, shuffled
 from equipoise.tasks.overlap import Overlap
 from equipoise.tasks.problems import first_rows, read_problems, recognised
-from equipoise.tasks.row import Loaded, RowError, Span
-from equipoise.tasks.rows import open_rows
+from equipoise.tasks.row_reader import Loaded, RowError, Span
 from equipoise.tasks.schema import COMPARED, Item
 from equipoise.tasks.task import Prompt, TaskError
 from equipoise.tasks.templates import PROMPTS, written
+from equipoise.verifiers.math.equal import RULES
+from equipoise.verifiers.math.extract import ANSWER_IN
+from equipoise.verifiers.verdict import Verdict
 
 WHOLE_ROWS, WHOLE_BYTES = 1 << 17, 1 << 28
 WINDOW_ROWS, WINDOW_BYTES = 1 << 13, 1 << 26
@@ -180,11 +180,11 @@ class Dataset:
         """By the verifier of the prompt's row."""
         verifier = prompt.meta["verifier"]
         if verifier == "code":
-            return rewards.submit_code(response, prompt.meta["tests"])
+            return verifiers.submit_code(response, prompt.meta["tests"])
         if verifier == "gym":
             return gym.submit(prompt.meta["entry"], response)
         form = prompt.meta.get("form") or "any"
-        return rewards.submit_math(response, prompt.answer, prompt=prompt.text, form=form, **self._grading)
+        return verifiers.submit_math(response, prompt.answer, prompt=prompt.text, form=form, **self._grading)
 
     @property
     def train(self) -> list[Prompt]:

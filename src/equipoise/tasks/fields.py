@@ -14,7 +14,7 @@ import zlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from equipoise.tasks.row import RowError
+from equipoise.tasks.row_reader import RowError
 
 LEVELS = ("level", "difficulty")
 IDS = ("id", "unique_id", "task_id", "question_id")  # not idx: joined files count from 0 again

@@ -8,7 +8,7 @@ package's item k under seed s is its item k+1 under s−1, so its streams of nei
 ours are apart.) Held-out items come from seeds of their own; a training item whose question is held out is drawn again,
 so the two cannot overlap.
 
-Answers are scored in a sandbox (`equipoise.rewards.resident`), one warm one per worker process: no file, no network, no
+Answers are scored in a sandbox (`verifiers.code.resident`), one warm one per worker process: no file, no network, no
 process, no signal to others. Where there is no sandbox every verdict is `unavailable`. Scorers that would evaluate text
 as code are only shown text of a strict grammar (`gym_grammar`), and end with their answer. An entry travels with its
 tuples, which plain JSON would turn into lists: arc_agi and rearc would then give the right answer 0.05.
@@ -34,15 +34,16 @@ from typing import Any, cast
 
 import numpy as np
 
-from equipoise.rewards import backend, pools
-from equipoise.rewards.deadline import PATIENCE
-from equipoise.rewards.pool import Pool
-from equipoise.rewards.pools import KEPT, SET
-from equipoise.rewards.resident import WARM_SECONDS, Ended, Resident, packages
-from equipoise.rewards.sandbox import Late, Unavailable
-from equipoise.rewards.verdict import Verdict
 from equipoise.tasks import gym_grammar, scoring
 from equipoise.tasks.task import Prompt, TaskError
+from equipoise.verifiers.code import backend
+from equipoise.verifiers.code.resident import WARM_SECONDS, Ended, Resident, packages
+from equipoise.verifiers.code.sandbox import Late, Unavailable
+from equipoise.verifiers.verdict import Verdict
+from equipoise.verifiers.workers import shared
+from equipoise.verifiers.workers.deadline import PATIENCE
+from equipoise.verifiers.workers.process_pool import Pool
+from equipoise.verifiers.workers.shared import KEPT, SET
 
 HELD_OUT = 256  # of each task
 BLOCK = 64  # items made from one seed
@@ -151,7 +152,7 @@ def submit(
     asked = [job, task in gym_grammar.EVALUATING, SECONDS]
     if address := backend.url():
         remote = [address, backend.token(), "gym", asked, JOB_SECONDS]
-        return cast("Future[Verdict]", pools.pool("remote").submit(*remote, seconds=JOB_SECONDS + 30))
+        return cast("Future[Verdict]", shared.pool("remote").submit(*remote, seconds=JOB_SECONDS + 30))
     return cast("Future[Verdict]", local_pool().submit(*asked, seconds=JOB_SECONDS))  # score_job gives no plain numbers
 
 

@@ -8,12 +8,12 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from equipoise import rewards
-from equipoise.rewards import code
+from equipoise import verifiers
 from equipoise.tasks.check import Checker, Summary
-from equipoise.tasks.row import Rows
+from equipoise.tasks.row_reader import Rows
 from equipoise.tasks.schema import Item
 from equipoise.tasks.task import TaskError
+from equipoise.verifiers.code import judge
 
 AT_ONCE = 1 << 14  # rows
 
@@ -44,12 +44,12 @@ def inspect(rows: Rows, checker: Checker, golds: bool, write: str | Path | None)
 def unverifiable(items: Sequence[Item]) -> dict[int, str]:
     """Why, for each item whose answer its verifier cannot use."""
     math = [k for k, item in enumerate(items) if item.verifier == "math"]
-    found = dict(zip(math, rewards.check_golds([items[k].answer for k in math]), strict=True))
+    found = dict(zip(math, verifiers.check_golds([items[k].answer for k in math]), strict=True))
     for k, item in enumerate(items):
         if item.verifier == "code":
             try:
-                code.tests(item.tests)
-            except code.TestsError as error:
+                judge.tests(item.tests)
+            except judge.TestsError as error:
                 found[k] = str(error)
     return {k: why for k, why in sorted(found.items()) if why is not None}
 

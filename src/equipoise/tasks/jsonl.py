@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from equipoise.tasks.row import Row, RowError, Span, file_names
+from equipoise.tasks.row_reader import Row, RowError, Span, file_names
 from equipoise.tasks.task import TaskError
 
 SCAN = 1 << 24  # bytes

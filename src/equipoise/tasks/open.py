@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from equipoise.tasks.arithmetic import Arithmetic
+from equipoise.tasks.data_files import KINDS
 from equipoise.tasks.dataset import Dataset, TokenCount
 from equipoise.tasks.gym import Gym
-from equipoise.tasks.rows import KINDS
 from equipoise.tasks.task import Task, TaskError
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from equipoise.tasks.row import RowError, Rows, Span
-from equipoise.tasks.rows import open_rows
+from equipoise.tasks.data_files import open_rows
+from equipoise.tasks.row_reader import RowError, Rows, Span
 from equipoise.tasks.schema import Item, Schema, recognise
 from equipoise.tasks.task import TaskError
 

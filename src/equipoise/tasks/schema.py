@@ -28,7 +28,6 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from equipoise.rewards.equal import FORMS
 from equipoise.tasks.fields import (
     Messages,
     gold,
@@ -40,8 +39,9 @@ from equipoise.tasks.fields import (
     text_of,
     unpacked,
 )  # fmt: skip
-from equipoise.tasks.row import RowError
+from equipoise.tasks.row_reader import RowError
 from equipoise.tasks.task import TaskError
+from equipoise.verifiers.math.equal import FORMS
 
 ROLES = ("prompt", "answer", "level", "id")
 COMPARED = ("math",)  # verifiers that compare a response's answer with a reference answer

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from equipoise.tasks.row import Row, RowError, Span, file_names
+from equipoise.tasks.row_reader import Row, RowError, Span, file_names
 from equipoise.tasks.task import TaskError
 
 BATCH = 4096  # rows decoded at once

@@ -11,7 +11,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from equipoise.rewards.verdict import Verdict
+from equipoise.verifiers.verdict import Verdict
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
 """Training: configuration, the loop, checkpoints, the run directory."""
 
-from equipoise.train.config import Config, ConfigError, describe, dump, load
+from equipoise.config import Config, ConfigError, describe, dump, load
 from equipoise.train.folder import RunError, RunFolder, read_lines
 from equipoise.train.loop import Interrupted, Trainer
 

@@ -15,16 +15,16 @@ import torch
 from torch import Tensor
 
 from equipoise import policy as models
+from equipoise.config import Config
 from equipoise.objective import Credit
-from equipoise.rewards.shape import overlong
 from equipoise.rollout import Rollouts, Sampler, SamplingParams, concatenate
 from equipoise.tasks import Prompt, Task
 from equipoise.train import ranks
-from equipoise.train.config import Config
 from equipoise.train.folder import RunError, write_table
 from equipoise.train.history import PromptHistory
 from equipoise.train.score import Scorer, Scores
 from equipoise.train.tally import Tally, joined
+from equipoise.verifiers.response_format import overlong
 
 
 @dataclass

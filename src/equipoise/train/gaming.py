@@ -1,7 +1,7 @@
 """Is the reward being gamed? A second judge over a sample of every step, and four other signs.
 
 `ask` hands a step's sample to the judge (built in, or `reward.judge`) and `settle` waits for it, so that judging goes
-on beside the update. A measure is compared to its threshold (rewards/gaming.py) as the mean of its last steps; the
+on beside the update. A measure is compared to its threshold (verifiers/gaming.py) as the mean of its last steps; the
 first time it crosses, there is a warning with three responses. Nothing here changes what is trained.
 
 Not covered: a judge that the same trick fools, and a reward that was never about being right.
@@ -17,15 +17,15 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
-from equipoise import rewards
+from equipoise import verifiers
+from equipoise.config import RewardConfig
 from equipoise.evaluate import Evaluation
-from equipoise.rewards import Verdict
-from equipoise.rewards.gaming import MEASURES, answer, effective_number, is_copied, judge_number
-from equipoise.rewards.verdict import Outcome
 from equipoise.tasks import Prompt, Task
 from equipoise.train.batch import StepBatch
-from equipoise.train.config import RewardConfig
 from equipoise.train.score import Scorer, one_line
+from equipoise.verifiers import Verdict
+from equipoise.verifiers.gaming import MEASURES, answer, effective_number, is_copied, judge_number
+from equipoise.verifiers.verdict import Outcome
 
 SAMPLE = 64  # responses judged per step
 WINDOW = 5  # steps a measure is averaged over, and steps that count as the first
@@ -190,7 +190,7 @@ def built_in(prompt: Prompt, text: str) -> Opinion | Future[Verdict]:
     opinion = judge_number(text, prompt.answer)
     if opinion is not None or not prompt.answer or prompt.meta.get("verifier") not in ("math", "final"):
         return opinion
-    return rewards.submit_math(text, prompt.answer)
+    return verifiers.submit_math(text, prompt.answer)
 
 
 def distinct(prompts: Sequence[Prompt], texts: Sequence[str]) -> Step:

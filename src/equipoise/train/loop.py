@@ -24,26 +24,26 @@ from torch import Tensor
 
 from equipoise import __version__, tasks
 from equipoise import policy as models
+from equipoise.config import Config, ConfigError, dump
 from equipoise.evaluate import Evaluation, evaluate, line
 from equipoise.objective import Credit, response_ids
-from equipoise.rewards import backend
 from equipoise.rollout import sampler as open_sampler
 from equipoise.rollout.vllm import VllmSampler
 from equipoise.tasks import Prompt
 from equipoise.train import checkpoint, ranks
 from equipoise.train.batch import Collector, StepBatch, encode_prompt, statistics, write_rollouts
-from equipoise.train.claim import check_claim, flat
-from equipoise.train.config import Config, ConfigError, dump
 from equipoise.train.folder import RunError, RunFolder, append, replace, write_table
 from equipoise.train.gaming import Crossing, Watcher
 from equipoise.train.probe import Probe
 from equipoise.train.progress import Terminal
+from equipoise.train.run_start import check_claim, flat
 from equipoise.train.score import Scorer, check_isolation, check_own, last_line
 from equipoise.train.stopping import graceful_stop
 from equipoise.train.tally import Failing
 from equipoise.train.token_credit import TokenCredit, open_teacher
 from equipoise.train.trackers import open_trackers
 from equipoise.train.update import NotFinite, Updater
+from equipoise.verifiers.code import backend
 
 TROUBLES_PER_STEP = 20  # kept in troubles.jsonl
 ON_POLICY = (

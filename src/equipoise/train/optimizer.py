@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from equipoise.train.moments import Coded, coded_step, rates
+from equipoise.kernels.adamw import Coded, coded_step, rates
 
 
 class AdamW:
@@ -106,7 +106,7 @@ def _add(total: Tensor, gradient: Tensor) -> None:
     """total += gradient. torch's sum of two precisions takes about twice as long as its bytes on CUDA, where vectors
     are too small for it to matter."""
     if total.is_cuda and total.dim() > 1 and total.is_contiguous() and gradient.is_contiguous():
-        from equipoise.train import triton_adamw
+        from equipoise.kernels import triton_adamw
 
         triton_adamw.add(total, gradient)
     else:
@@ -120,6 +120,6 @@ def _in_8_bits(master: Tensor, state: str) -> bool:
 def _fastest(master: Tensor) -> Any:
     if not master.is_cuda:
         return coded_step
-    from equipoise.train import triton_adamw
+    from equipoise.kernels import triton_adamw
 
     return triton_adamw.coded_step

@@ -14,10 +14,11 @@ from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass
 from typing import Any
 
-from equipoise.rewards import Verdict, functions
-from equipoise.rewards.verdict import Outcome, Reply
+from equipoise.config import ConfigError, RewardConfig
 from equipoise.tasks import Prompt
-from equipoise.train.config import ConfigError, RewardConfig
+from equipoise.verifiers import Verdict
+from equipoise.verifiers.verdict import Outcome, Reply
+from equipoise.verifiers.workers import functions
 
 FAILURES = ("crashed", "timeout", "limit")  # kinds that say something about the function, not about the response
 HOPELESS_CALLS, HOPELESS_RESPONSES = 4, 16  # that failed, and no call that did not: the draw's other calls are not made

@@ -15,13 +15,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from equipoise.rewards import SCORES, Verdict, backend, shape
-from equipoise.rewards.hosts import NO_SCORE
-from equipoise.rewards.verdict import Outcome
+from equipoise.config import ConfigError, RewardConfig
 from equipoise.tasks import Prompt, Task
-from equipoise.train.config import ConfigError, RewardConfig
 from equipoise.train.own import FAILURES, Asked, OwnFunction, Ungrouped, row
 from equipoise.train.tally import Tally, labels
+from equipoise.verifiers import SCORES, Verdict, response_format
+from equipoise.verifiers.code import backend
+from equipoise.verifiers.host_functions import NO_SCORE
+from equipoise.verifiers.verdict import Outcome
 
 Answer = Outcome | Future[Outcome] | Asked | Ungrouped
 RewardFunction = Callable[[Prompt, str], Answer]
@@ -144,9 +145,9 @@ def _function(name: str, config: RewardConfig, task: Task, chat: bool, option: s
     if name == "task":
         return task.grade
     if name == "tags":
-        return lambda prompt, response: shape.tags(response, config.tags)
+        return lambda prompt, response: response_format.tags(response, config.tags)
     if name == "boxed":
-        return lambda prompt, response: shape.boxed(response)
+        return lambda prompt, response: response_format.boxed(response)
     columns = None if task is None else list(row(task.prompt(0)))
     return OwnFunction(name, config, columns=columns, chat=chat, option=option)
 

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from equipoise import policy as models
+from equipoise.config import Config, ConfigError
 from equipoise.objective import distillation, entropy_mask
 from equipoise.train.batch import StepBatch
-from equipoise.train.config import Config, ConfigError
 from equipoise.train.folder import RunError
 from equipoise.train.update import Updater
 

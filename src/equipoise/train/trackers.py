@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
-from equipoise.train.config import ConfigError, LogConfig
+from equipoise.config import ConfigError, LogConfig
 
 
 class Tracker(Protocol):

@@ -20,10 +20,10 @@ import torch
 from torch import Tensor
 
 from equipoise import policy as models
+from equipoise.config import Config, OptimConfig
 from equipoise.objective import Credit, LossOutput, Objective, merge_metrics, response_ids
 from equipoise.train import ranks
 from equipoise.train.batch import StepBatch
-from equipoise.train.config import Config, OptimConfig
 from equipoise.train.folder import RunError
 from equipoise.train.micro import MicroBatch, Share
 from equipoise.train.mini import MiniBatch, cut_groups, mini_batches, parts_of

@@ -8,15 +8,15 @@ import time
 import pytest
 from rich.console import Console
 
-from equipoise.rewards import pools
+from equipoise.config import ConfigError
 from equipoise.study.redteam import attack as attacks
 from equipoise.study.redteam import command, policy
 from equipoise.study.redteam.attack import Attack, make_problems, random_search
 from equipoise.study.redteam.command import Request, redteam, replayed
 from equipoise.study.redteam.replay import replay
 from equipoise.study.redteam.target import Target, settled
-from equipoise.train.config import ConfigError
 from equipoise.train.folder import RunError
+from equipoise.verifiers.workers import shared
 
 TOY = '''
 import re, time
@@ -44,9 +44,9 @@ def toy(tmp_path, monkeypatch):
     (tmp_path / "toyverifier.py").write_text(TOY)
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
-    pools.close()  # workers take their import path when they start
+    shared.close()  # workers take their import path when they start
     yield tmp_path
-    pools.close()
+    shared.close()
     sys.modules.pop("toyverifier", None)
 
 

@@ -21,7 +21,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from equipoise.rewards import Verdict
 from equipoise.study.redteam import alphabet, grammar
 from equipoise.study.redteam.findings import Exploit, Findings, in_words, shape_of
 from equipoise.study.redteam.judge import Judgement, judge
@@ -31,6 +30,7 @@ from equipoise.study.redteam.target import Outcome, Target, accepted, settled
 from equipoise.tasks import Prompt
 from equipoise.train import Config, Trainer
 from equipoise.train.score import Scorer, Scores
+from equipoise.verifiers import Verdict
 
 PROBLEMS = 512
 RANDOM_SHARE = 0.25  # of the time, for random search

@@ -15,7 +15,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from equipoise.rewards.verdict import Verdict
+from equipoise.verifiers.verdict import Verdict
 
 Outcome = Verdict | float
 

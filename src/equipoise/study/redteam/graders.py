@@ -39,7 +39,7 @@ def math_lenient(prompt: str, response: str, row: Row) -> Any:
 
 
 def _grade_math(response: str, row: Row, **options: str) -> Any:
-    from equipoise.rewards import grade_math
+    from equipoise.verifiers import grade_math
 
     known = inspect.signature(grade_math).parameters  # an older checkout knows fewer
     return grade_math(response, row["answer"], **{k: v for k, v in options.items() if k in known})
@@ -149,6 +149,6 @@ def _commit(folder: Path) -> str:
 
 def describe(prompt: str, response: str, row: Row) -> Any:
     """A job for a worker: the version of the verifier `row["verifier"]` as the reason of a verdict."""
-    from equipoise.rewards.verdict import Verdict
+    from equipoise.verifiers.verdict import Verdict
 
     return Verdict("correct", version(row["verifier"]))

@@ -11,8 +11,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from equipoise.config import ConfigError
 from equipoise.study.redteam.target import Target, accepted, settled
-from equipoise.train.config import ConfigError
 
 
 def replay(path: str | Path, verifier: str | Target) -> tuple[list[dict[str, Any]], int]:

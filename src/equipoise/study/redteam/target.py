@@ -11,9 +11,10 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
-from equipoise.rewards import Verdict, functions
+from equipoise.config import ConfigError
 from equipoise.study.redteam import elsewhere, graders
-from equipoise.train.config import ConfigError
+from equipoise.verifiers import Verdict
+from equipoise.verifiers.workers import functions
 
 ACCEPTED = 0.5  # a score from here on is a pass
 SECONDS = 10.0  # deadline of one call

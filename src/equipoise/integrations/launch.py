@@ -1,0 +1,214 @@
+"""What becomes of a configuration of ours in another trainer, and the folder that starts it there.
+
+Every option of every section has one fate: it is `mapped` to settings of the host, or to what the launch itself does;
+it is `nearly` mapped, to settings that mean almost the same, and the difference is told; it is the host's `own`
+business; or it is `unmappable`, with the reason. The account of all of them stands in the launch.
+
+The launch keeps a copy of the configuration beside it: prompts and rewards are still ours, and read it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import functools
+import glob
+import json
+import os
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from equipoise import tasks
+from equipoise.config import VERDICTS, Config
+from equipoise.policy.model import ABACUS, ModelError, folder_of
+from equipoise.tasks import Prompt, Task
+
+TOLD = {"mapped": "", "nearly": "nearly", "own": "its own business", "unmappable": "unmappable"}
+FATES = tuple(TOLD)
+
+
+class ExportError(ValueError):
+    """What cannot be exported; the message is one sentence for the user."""
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """The fate of one option of ours, and the host's settings that it became."""
+
+    fate: str  # mapped, nearly, own or unmappable
+    theirs: Mapping[str, Any] = field(default_factory=dict)
+    why: str = ""
+
+
+def mapped(theirs: Mapping[str, Any] | None = None, why: str = "") -> Setting:
+    return Setting("mapped", theirs or {}, why)
+
+
+def nearly(theirs: Mapping[str, Any], why: str) -> Setting:
+    return Setting("nearly", theirs, why)
+
+
+def own(why: str) -> Setting:
+    return Setting("own", why=why)
+
+
+def unmappable(why: str) -> Setting:
+    return Setting("unmappable", why=why)
+
+
+def sandbox_settings(config: Config) -> dict[str, Setting]:
+    """Our reward function reads this section, whoever trains."""
+    return {f"sandbox.{option.name}": mapped(why="our reward function reads it") for option in fields(config.sandbox)}
+
+
+def rewards_are_accuracies(config: Config) -> bool:
+    """Whether a response's reward is 1 where it is right and 0 where it is wrong: all that a host's advantages see."""
+    w = config.reward
+    prices = {getattr(w, kind) for kind in VERDICTS}
+    plain = w.functions == ("task",) and w.weights == (1.0,) and (w.correct, w.wrong) == (1.0, 0.0)
+    return plain and not w.overlong_buffer and prices <= {"wrong", "mask", 0.0}
+
+
+SHAPED = unmappable("the host has rewards and no accuracies, and these rewards are shaped: no length penalty was put")
+UNKNOWN = unmappable("an option that the export does not know yet")
+
+
+@dataclass(frozen=True)
+class Launch:
+    """`settings` has every option as "section.option"; `files` are the text files of the launch."""
+
+    host: str
+    config: Config
+    settings: Mapping[str, Setting]
+    files: Mapping[str, str]
+
+    def write(self, folder: Path) -> None:
+        """All files, into a folder that holds no launch yet."""
+        for name in self.files:
+            refuse_existing(folder / name)
+        for name, text in self.files.items():
+            with whole(folder / name) as temporary:
+                temporary.write_text(text, encoding="utf-8")
+                if name.endswith((".sh", ".py")):
+                    temporary.chmod(0o755)
+
+    def summary(self) -> str:
+        """How many options had which fate, and those that do not mean there what they mean here."""
+        fates = Counter(self.settings.get(ours, UNKNOWN).fate for ours in values(self.config))
+        head = f"{fates['mapped']} options mapped, {fates['own']} are {self.host}'s own business"
+        told = [f"  {line}" for line in account(self.config, self.settings, ("nearly", "unmappable"))]
+        counts = f", {fates['nearly']} nearly mapped, {fates['unmappable']} unmappable{':' if told else ''}"
+        return "\n".join([head + counts, *told])
+
+
+@contextlib.contextmanager
+def whole(target: Path) -> Iterator[Path]:
+    """Where to write a file that then appears whole or not at all, and over no other."""
+    refuse_existing(target)
+    temporary = target.with_name(f".{target.name}.writing")
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        yield temporary
+        os.replace(temporary, target)
+    except OSError as error:
+        raise ExportError(f"{target}: cannot be written: {error.strerror or error}") from error
+    finally:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+
+
+def refuse_existing(target: Path) -> None:
+    if target.exists():
+        raise ExportError(f"{target}: is there already: move it away, or choose another place")
+
+
+def values(config: Config) -> dict[str, Any]:
+    """Every option's value as "section.option"."""
+    sections = ((section.name, getattr(config, section.name)) for section in fields(config))
+    return {f"{name}.{f.name}": getattr(section, f.name) for name, section in sections for f in fields(section)}
+
+
+def arguments(settings: Mapping[str, Setting]) -> dict[str, Any]:
+    """The host's settings of all options together; two options must not set the same one."""
+    found: dict[str, Any] = {}
+    for ours, setting in settings.items():
+        if twice := found.keys() & setting.theirs.keys():
+            raise ValueError(f"{ours} sets {', '.join(sorted(twice))}, which another option has set")
+        found |= setting.theirs
+    return found
+
+
+def account(config: Config, settings: Mapping[str, Setting], fates: Sequence[str] = FATES) -> list[str]:
+    """A line for every option of these fates, in the order of the configuration: its value, and what became of it."""
+    lines = []
+    for ours, value in values(config).items():
+        setting = settings.get(ours, UNKNOWN)
+        theirs = ", ".join(f"{name}={_shown(v)}" for name, v in setting.theirs.items())
+        parts = [f"{ours}={_shown(value)}", TOLD[setting.fate], theirs, setting.why]
+        if setting.fate in fates:
+            lines.append(": ".join(part for part in parts if part))
+    return lines
+
+
+def _shown(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, default=str)
+
+
+def portable(config: Config) -> Config:
+    """The same configuration with its files and folders named from the root: a launch may run from anywhere."""
+    config = copy.deepcopy(config)
+    task = config.task
+    task.name, task.held_out = _absolute(task.name), _absolute(task.held_out)
+    task.avoid = tuple(map(_absolute, task.avoid))
+    config.model.name = _absolute(config.model.name)
+    config.train.out = str(Path(config.train.out).absolute())
+    return config
+
+
+def _absolute(name: str) -> str:
+    return str(Path(name).absolute()) if name and (Path(name).exists() or glob.has_magic(name)) else name
+
+
+def model_folder(name: str) -> str:
+    """What the host's own loaders can open: a folder or a hub name."""
+    if name == "smollm":
+        raise ExportError(
+            'model.name = "smollm" comes out of a Python package, which no other trainer reads: write it as a folder '
+            'with policy.save(policy.load("smollm"), "FOLDER"), and name that'
+        )
+    try:
+        return str(ABACUS) if name == "abacus" else str(folder_of(name))
+    except ModelError as error:
+        raise ExportError(str(error)) from error
+
+
+def open_task(config: Config) -> Task:
+    """The task as a training run of ours would open it."""
+    task = config.task
+    options = {f.name: getattr(task, f.name) for f in fields(task) if f.name not in ("name", "chat")}
+    options["verifier"], options["held_out"] = task.verifier or None, task.held_out or None
+    count = (lambda prompt: _tokens(config, prompt)) if task.max_prompt_tokens else None
+    return tasks.open_task(task.name, config.train.seed, **options, count_tokens=count)
+
+
+def _tokens(config: Config, prompt: Prompt) -> int:
+    """As many as the prompt has when our own run encodes it."""
+    tokenizer = _tokenizer(model_folder(config.model.name))
+    if not config.task.chat:
+        return len(tokenizer(prompt.text)["input_ids"])
+    messages = [dict(m) for m in prompt.messages or ({"role": "user", "content": prompt.text},)]
+    return len(tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=True)["input_ids"])
+
+
+@functools.cache
+def _tokenizer(folder: str) -> Any:
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(folder)
+    except (OSError, ValueError) as error:
+        said = str(error).splitlines()[0]
+        raise ExportError(f"task.max_prompt_tokens needs the tokenizer of {folder}: {said}") from error

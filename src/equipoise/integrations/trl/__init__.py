@@ -1,0 +1,1 @@
+"""TRL: `plugin` is the objective inside its GRPOTrainer (needs TRL), `export` a configuration as its launch script."""

@@ -1,0 +1,500 @@
+"""`equipoise export verl`: a configuration as an override list for verl's main_ppo, with its prompts in verl's columns.
+
+    launch.sh        the command, with what became of every option; arguments to it are further overrides
+    train.parquet    the prompts of the run in the order in which ours would draw them
+    val.parquet      the held-out prompts
+    config.toml      the configuration, for the reward function below
+
+The objective runs through :mod:`equipoise.integrations.verl.plugin`, rewards through `compute_score` here, which asks
+our task and our [reward] section. verl's own defaults hold for whatever no option of ours speaks of.
+
+Not covered: Megatron, critics, reward models, agents with tools; verl has none of our evaluation but the mean reward.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+import re
+import threading
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from equipoise.config import VERDICTS, Config, dump, load
+from equipoise.integrations.data import Row, source_of, verl_row, write_parquet
+from equipoise.integrations.launch import (
+    SHAPED,
+    Launch,
+    Setting,
+    account,
+    arguments,
+    mapped,
+    model_folder,
+    nearly,
+    open_task,
+    own,
+    portable,
+    refuse_existing,
+    rewards_are_accuracies,
+    sandbox_settings,
+    unmappable,
+)
+from equipoise.integrations.reward import HELD_OUT, TRAIN, Rewards
+from equipoise.objective import Objective
+from equipoise.policy import Lora
+from equipoise.tasks import Prompt, Task
+
+HERE = "$HERE"  # the folder of launch.sh, in a setting's text
+LONGEST_PROMPT = 2048  # verl wants limits where we have none
+TOKENS = 16384  # of a pass, as verl's own default
+ACTOR, ROLLOUT, MODEL = (f"actor_rollout_ref.{part}" for part in ("actor", "rollout", "model"))
+TRACKERS = ("tensorboard", "wandb", "trackio", "mlflow")
+KL_TYPES = {"k1": "kl", "k2": "mse", "k3": "low_var_kl"}
+PLAIN_TEMPLATE = '{{ messages[0]["content"] }}'  # the rows of a launch without chat have one message, the text
+# What a launch needs besides: verl's defaults are for eight GPUs, and leave the sampler open.
+FIXED: dict[str, Any] = {
+    f"{ROLLOUT}.tensor_model_parallel_size": 1,
+    f"{ACTOR}.checkpoint.save_contents": ["model", "optimizer", "extra", "hf_model"],
+    "trainer.project_name": "equipoise",
+}
+
+
+def export_verl(config: Config, out: Path) -> Launch:
+    """Write the launch of a configuration into a new folder."""
+    config = portable(config)
+    task = open_task(config)
+    found = settings(config, task)
+    launch = Launch("verl", config, found, {"config.toml": dump(config), "launch.sh": script(config, found)})
+    data = {"train.parquet": _rows(config, task), "val.parquet": _held_out(config, task)}
+    for name in (*launch.files, *data):
+        refuse_existing(out / name)
+    for name, rows in data.items():
+        write_parquet(rows, out / name)
+    launch.write(out)  # last: a launch that is there is whole
+    return launch
+
+
+def _rows(config: Config, task: Task) -> Iterator[Row]:
+    r = config.rollout
+    count = r.prompts * config.train.steps * (r.max_draws if r.dynamic_sampling else 1)
+    return (_row(config, task, task.prompt(i), TRAIN, i) for i in range(count))
+
+
+def _held_out(config: Config, task: Task) -> Iterator[Row]:
+    prompts = task.evaluation(config.eval.per_level)
+    return (_row(config, task, prompt, HELD_OUT, i) for i, prompt in enumerate(prompts))
+
+
+def _row(config: Config, task: Task, prompt: Prompt, split: str, index: int) -> Row:
+    shown = prompt if config.task.chat else dataclasses.replace(prompt, messages=None)
+    return verl_row(shown, source_of(task.name), split, index)
+
+
+def settings(config: Config, task: Task) -> dict[str, Setting]:
+    """The fate of every option."""
+    return {
+        **_model(config), **_task(config), **_rollout(config, task), **_reward(config, task),
+        **_objective(config, task), **_optim(config), **_train(config, task), **_eval(config), **_log(config),
+        **sandbox_settings(config),
+    }  # fmt: skip
+
+
+def _model(config: Config) -> dict[str, Setting]:
+    m = config.model
+    fsdp = f"{ACTOR}.fsdp_config"
+    lora = Lora(rank=m.lora_rank)
+    adapter = {f"{MODEL}.lora_alpha": lora.alpha, f"{MODEL}.target_modules": lora.targets} if m.lora_rank else {}
+    return {
+        "model.name": mapped({f"{MODEL}.path": model_folder(m.name)}),
+        "model.dtype": mapped(
+            {f"{fsdp}.model_dtype": "fp32", f"{fsdp}.dtype": m.dtype, f"{ROLLOUT}.dtype": m.dtype},
+            "float32 masters there too" if m.dtype == "bfloat16" else "",
+        ),
+        "model.device": unmappable("verl trains on accelerators alone")
+        if m.device == "cpu"
+        else own("Ray places the workers on the GPUs of the cluster: GPUS and NODES of launch.sh say how many"),
+        "model.lora_rank": mapped({f"{MODEL}.lora_rank": m.lora_rank, **adapter}),
+        "model.gradient_checkpointing": mapped({f"{MODEL}.enable_gradient_checkpointing": m.gradient_checkpointing}),
+    }
+
+
+def _task(config: Config) -> dict[str, Setting]:
+    t = config.task
+    done = mapped(why="done in the two .parquet files")
+    names = ("columns", "template", "suffix", "strict", "dedupe", "max_prompt_chars", "avoid", "gym")
+    files = {"data.train_files": f"{HERE}/train.parquet", "data.shuffle": False}
+    plain = nearly(
+        {f"{MODEL}.custom_chat_template": PLAIN_TEMPLATE},
+        "verl always applies a chat template: this one writes the text alone, without a token at its beginning",
+    )
+    limit = {"data.max_prompt_length": t.max_prompt_tokens or LONGEST_PROMPT, "data.truncation": "error"}
+    none = f"verl wants a limit, and stops at a longer prompt: {LONGEST_PROMPT} was put, raise it if need be"
+    return {
+        "task.name": mapped(files, "the prompts in the order in which ours would draw them"),
+        "task.chat": mapped(why="verl always applies the chat template") if t.chat else plain,
+        **{f"task.{name}": done for name in names},
+        **{f"task.{name}": mapped(why="compute_score asks the task") for name in ("verifier", "answer_in", "rules")},
+        "task.max_prompt_tokens": mapped(limit) if t.max_prompt_tokens else nearly(limit, none),
+        "task.held_out": mapped({"data.val_files": f"{HERE}/val.parquet"}),
+    }
+
+
+def _rollout(config: Config, task: Task) -> dict[str, Setting]:
+    r = config.rollout
+    again = {"algorithm.filter_groups.enable": r.dynamic_sampling, "algorithm.filter_groups.metric": "reward"}
+    draws = {"algorithm.filter_groups.max_num_gen_batches": r.max_draws}
+    return {
+        "rollout.prompts": mapped({"data.train_batch_size": r.prompts}, "counted in prompts there too"),
+        "rollout.group_size": mapped({f"{ROLLOUT}.n": r.group_size}),
+        "rollout.max_tokens": mapped({"data.max_response_length": _most(config, task)}),
+        "rollout.temperature": mapped({f"{ROLLOUT}.temperature": r.temperature}),
+        "rollout.top_p": mapped({f"{ROLLOUT}.top_p": r.top_p}),
+        "rollout.top_k": mapped({f"{ROLLOUT}.top_k": r.top_k or -1}, "" if r.top_k else "-1 keeps all there"),
+        "rollout.stop": unmappable("verl's agent loop takes no strings that end a response")
+        if task.stop or r.stop
+        else mapped(why="none, as verl"),
+        "rollout.dynamic_sampling": mapped(again if r.dynamic_sampling else {}, "" if r.dynamic_sampling else "off"),
+        "rollout.max_draws": nearly(draws, "verl 0.9's trainer draws until the batch is full, whatever this says")
+        if r.dynamic_sampling
+        else mapped(why="no dynamic sampling"),
+        "rollout.exact": mapped(why="verl's old log-probabilities are always the actor's own"),
+        "rollout.engine": mapped({f"{ROLLOUT}.name": "vllm"}, "" if r.engine == "vllm" else "verl samples with vLLM"),
+        "rollout.engine_memory": mapped({f"{ROLLOUT}.gpu_memory_utilization": r.engine_memory})
+        if r.engine == "vllm"
+        else own("verl's own share is left to vLLM"),
+    }  # fmt: skip
+
+
+def _reward(config: Config, task: Task) -> dict[str, Setting]:
+    w = config.reward
+    ours = "reward.custom_reward_function"
+    call = {f"{ours}.path": "pkg://equipoise.integrations.verl.export", f"{ours}.name": "compute_score",
+            f"+{ours}.reward_kwargs.config": f"{HERE}/config.toml"}  # fmt: skip
+    done = mapped(why="compute_score reads it from config.toml")
+    names = ("weights", "correct", "wrong", "tags", "seconds")
+    prices = {
+        f"reward.{kind}": nearly({}, "verl knows no response without a reward: it gets that of a wrong one")
+        if getattr(w, kind) == "mask"
+        else done
+        for kind in VERDICTS
+    }
+    buffer = {
+        "reward.reward_manager.name": "dapo",
+        "+reward.reward_kwargs.overlong_buffer_cfg.enable": True,
+        "+reward.reward_kwargs.overlong_buffer_cfg.len": w.overlong_buffer,
+        "+reward.reward_kwargs.overlong_buffer_cfg.penalty_factor": w.weights[0],
+        "+reward.reward_kwargs.overlong_buffer_cfg.log": False,
+        "+reward.reward_kwargs.max_resp_len": _most(config, task),
+    }
+    return {
+        "reward.functions": mapped(call, "compute_score asks our functions, with their deadline, and sums"),
+        **{f"reward.{name}": done for name in names},
+        **prices,
+        "reward.max_unscored": own("verl does not stop for the share of responses without a score"),
+        "reward.judge": own("the gaming/* metrics are our trainer's"),
+        "reward.workers": mapped(why="compute_score reads it: processes of each of verl's reward workers"),
+        "reward.overlong_buffer": mapped(buffer, "the factor is the first reward's weight")
+        if w.overlong_buffer
+        else mapped(why="off"),
+        "reward.length_penalty": _length_penalty(config),
+        "reward.mask_truncated": unmappable("verl keeps responses that were cut in the loss")
+        if w.mask_truncated
+        else mapped(why="off, as verl"),
+    }
+
+
+def _length_penalty(config: Config) -> Setting:
+    alpha = config.reward.length_penalty
+    if not alpha:
+        return mapped(why="off")
+    return mapped({"+algorithm.equipoise.length_penalty": alpha}) if rewards_are_accuracies(config) else SHAPED
+
+
+def _objective(config: Config, task: Task) -> dict[str, Setting]:
+    """The choices under algorithm.equipoise; what the plug-in refuses is named, and the launch goes without it."""
+    o, objective = config.objective, config.build_objective()
+    ours = {name: {f"+algorithm.equipoise.{name}": choice} for name, choice in kept(objective).items()}
+    plug_in = {
+        "algorithm.adv_estimator": "equipoise",
+        f"{ACTOR}.policy_loss.loss_mode": "equipoise",
+        f"{ACTOR}.policy_loss._target_": "equipoise.integrations.verl.plugin.PolicyLoss",
+        f"+{ACTOR}.policy_loss.equipoise": "${algorithm.equipoise}",
+        "trainer.checkpoint_callback_class": "equipoise.integrations.verl.plugin.Callback",
+    }
+    extra = bool(objective.kl or objective.entropy_bonus)
+    L = float(_most(config, task))
+    mode = {f"{ACTOR}.loss_agg_mode": "seq-mean-token-sum-norm", f"{ACTOR}.loss_scale_factor": L}
+    plain = {f"{ACTOR}.loss_agg_mode": "seq-mean-token-sum"}
+    return {
+        "objective.preset": mapped(plug_in, "through the plug-in; the choices of the preset are written out"),
+        "objective.advantage": mapped(ours["advantage"]),
+        "objective.difficulty": mapped(ours["difficulty"])
+        if "difficulty" in ours
+        else unmappable("hadw_history has to know a prompt again, which verl names anew at every step: none was put"),
+        "objective.cancellation": mapped(ours["cancellation"])
+        if "cancellation" in ours
+        else unmappable(f"{objective.cancellation} needs token ids or whole groups where verl has none: none was put"),
+        "objective.aggregation": mapped({**ours["aggregation"], **(mode if extra else plain)},
+                                        "the estimator has weighed the tokens, verl only sums"),
+        "objective.surrogate": mapped(ours["surrogate"]),
+        "objective.averaged_groups": mapped(ours["averaged_groups"]),
+        "objective.combine": unmappable("verl gives an estimator one reward per response: the rewards are summed")
+        if o.combine == "advantages"
+        else mapped(why="compute_score sums"),
+        **_regularizers(objective, L),
+        "objective.mismatch": _mismatch(objective),
+        "objective.off_policy_mask": unmappable("the plug-in masks no responses in verl's loss: none was put")
+        if o.off_policy_mask
+        else mapped(why="off"),
+        "objective.top_entropy_quantile": unmappable("verl gives an estimator no entropies: every token was kept")
+        if o.top_entropy_quantile < 1
+        else mapped(why="off"),
+    }  # fmt: skip
+
+
+def kept(objective: Objective) -> dict[str, Any]:
+    """The choices of an objective that verl's plug-in takes."""
+    choices = objective.choices()
+    names = ["advantage", "aggregation", "surrogate", "averaged_groups"]
+    if objective.difficulty_choice.name != "hadw_history":
+        names.append("difficulty")
+    if objective.cancellation != "prefix" and not objective.needs_whole_groups:
+        names.append("cancellation")
+    return {name: choices[name] for name in names}
+
+
+def _regularizers(objective: Objective, L: float) -> dict[str, Setting]:
+    """verl averages both as Σ_tokens/(responses·L); ours does so for an aggregation by a constant length."""
+    rule = objective.aggregation
+    exact = rule.name == "constant" and objective.averaged_groups == "all"
+    kl = objective.kl * (L / rule.options["length"] if exact else 1.0)
+    kind = KL_TYPES.get(objective.kl_estimator)
+    on = {f"{ACTOR}.use_kl_loss": True, f"{ACTOR}.kl_loss_coef": kl}
+    scale = f"verl divides it by responses × {L:g}, the longest response, and not as the aggregation says"
+    entropy = {f"{ACTOR}.entropy_coeff": objective.entropy_bonus}
+    if not objective.kl:
+        weight = estimator = mapped(why="no KL, as verl")
+    elif kind is None:
+        weight = estimator = unmappable(f"verl has no {objective.kl_estimator}: the launch has no KL")
+    else:
+        weight = mapped(on, f"for a sum divided by {L:g}") if exact else nearly(on, scale)
+        cut = "verl cuts it at 10" if objective.kl_estimator == "k3" else ""
+        estimator = (nearly if cut else mapped)({f"{ACTOR}.kl_loss_type": kind}, cut)
+    return {
+        "objective.kl": weight,
+        "objective.kl_estimator": estimator,
+        "objective.entropy_bonus": nearly(entropy, scale.replace("as the aggregation says", "by the tokens"))
+        if objective.entropy_bonus
+        else mapped(why="none, as verl"),
+    }
+
+
+def _mismatch(objective: Objective) -> Setting:
+    section, name = "algorithm.rollout_correction", objective.mismatch.name
+    if name == "none":
+        return mapped({f"{section}.rollout_is": None})
+    if name == "icepop":
+        alpha, beta = objective.mismatch.options["alpha"], objective.mismatch.options["beta"]
+        bounds = f"{alpha}_{beta}"  # between two bounds, verl masks
+        return mapped({f"{section}.rollout_is": "token", f"{section}.rollout_is_threshold": bounds})
+    cap = objective.mismatch.options["cap"]
+    # Between two bounds, verl masks; log-ratios are kept above −20, so no response falls below this lower one.
+    level, bound = ("token", cap) if name == "tis" else ("sequence", f"1e-9_{cap}")
+    return mapped({f"{section}.rollout_is": level, f"{section}.rollout_is_threshold": bound})
+
+
+def _optim(config: Config) -> dict[str, Setting]:
+    o, updates = config.optim, config.updates_per_batch
+    section = f"{ACTOR}.optim"
+    steps = math.ceil(o.warmup / updates)
+    late = "its first step is at rate 0, so that every rate comes a step later"
+    each = "" if updates == 1 else ", and its rate changes once a step, not with every update"
+    kind = {f"{section}.lr_scheduler_type": o.schedule}
+    return {
+        "optim.lr": mapped({f"{section}.lr": o.lr}),
+        "optim.betas": mapped({f"{section}.betas": list(o.betas)}),
+        "optim.weight_decay": mapped({f"{section}.weight_decay": o.weight_decay}),
+        "optim.warmup": nearly({f"{section}.lr_warmup_steps": steps}, late + each)
+        if o.warmup
+        else mapped({f"{section}.lr_warmup_steps": -1, f"{section}.lr_warmup_steps_ratio": 0.0}),
+        "optim.schedule": unmappable("verl has constant and cosine: constant was put")
+        if o.schedule == "linear"
+        else mapped(kind)
+        if o.schedule == "constant"
+        else nearly({**kind, f"{section}.min_lr_ratio": 0.0}, late + each),
+        "optim.clip_norm": mapped({f"{section}.clip_grad": o.clip_norm or math.inf},
+                                  "" if o.clip_norm else "0 would make every gradient 0 there"),
+        "optim.state": nearly({f"{section}.optimizer": "AdamW8bit", f"{section}.optimizer_impl": "bitsandbytes.optim"},
+                              "bitsandbytes' own 8 bits")
+        if o.state == "8bit"
+        else mapped({f"{section}.optimizer": "AdamW", f"{section}.optimizer_impl": "torch.optim"}),
+    }  # fmt: skip
+
+
+def _train(config: Config, task: Task) -> dict[str, Setting]:
+    t, r = config.train, config.rollout
+    epochs = r.max_draws if r.dynamic_sampling else 1
+    out = Path(t.out)
+    return {
+        "train.steps": mapped({"trainer.total_training_steps": t.steps, "trainer.total_epochs": epochs}),
+        "train.updates": mapped({f"{ACTOR}.ppo_epochs": t.updates}),
+        "train.mini_batch": _mini_batch(config),
+        "train.teacher": unmappable("verl's plug-in has no teacher: the launch learns from rewards alone")
+        if t.teacher
+        else mapped(why="none"),
+        **_passes(config, task),
+        "train.shard": mapped({f"{ACTOR}.strategy": "fsdp2"}) if t.shard else own("verl shards in any case"),
+        "train.memory": own("verl measures no memory: its passes are as large as their limit"),
+        "train.seed": mapped({"data.seed": t.seed, f"{ROLLOUT}.seed": t.seed, f"{ACTOR}.data_loader_seed": t.seed},
+                             "the prompts are ours, the draws are vLLM's own"),
+        "train.out": mapped({"trainer.default_local_dir": t.out, "trainer.experiment_name": out.name}),
+        "train.checkpoint_every": mapped({"trainer.save_freq": t.checkpoint_every}),
+        "train.keep": mapped({"trainer.max_actor_ckpt_to_keep": t.keep + 1}, "the last one counts there"),
+        "train.threads": own("verl and Ray set the threads of their processes"),
+        "train.max_skipped": own("verl skips an update whose gradient is not finite, and goes on"),
+        "train.max_uninformative": own("verl goes on without any difference in reward"),
+    }  # fmt: skip
+
+
+def _mini_batch(config: Config) -> Setting:
+    """Counted in prompts there too; a batch falls into equal parts."""
+    prompts, most = config.rollout.prompts, config.train.mini_batch
+    if not most:
+        return mapped({f"{ACTOR}.ppo_mini_batch_size": prompts}, "one mini-batch is the whole batch")
+    size = max(n for n in range(1, most + 1) if prompts % n == 0)
+    theirs = {f"{ACTOR}.ppo_mini_batch_size": size}
+    order = "verl cuts the batch in its own order, ours shuffles its groups for every pass"
+    return nearly(theirs, order if size == most else f"verl wants a divisor of {prompts} prompts; {order}")
+
+
+def _passes(config: Config, task: Task) -> dict[str, Setting]:
+    """verl fills a pass by a number of responses, or by a number of tokens."""
+    t, total = config.train, config.rollout.prompts * config.rollout.group_size
+    longest = (config.task.max_prompt_tokens or LONGEST_PROMPT) + _most(config, task)
+    budget = {f"{ACTOR}.use_dynamic_bsz": True, f"{ACTOR}.ppo_max_token_len_per_gpu": max(t.micro_tokens, longest)}
+    if t.micro_tokens:
+        too_few = f"verl wants room for the longest prompt with the longest response, {longest} tokens"
+        return {
+            "train.micro_tokens": mapped(budget) if t.micro_tokens >= longest else nearly(budget, too_few),
+            "train.micro_batch": unmappable("verl fills a pass by tokens or by responses: by train.micro_tokens here")
+            if t.micro_batch
+            else mapped(why="no limit"),
+        }
+    if not t.micro_batch:
+        budget[f"{ACTOR}.ppo_max_token_len_per_gpu"] = max(TOKENS, 2 * longest)
+        none = mapped(why="no limit, but train.micro_batch has one for verl")
+        return {"train.micro_batch": nearly(budget, "verl wants a limit, here in tokens"), "train.micro_tokens": none}
+    fits = max(n for n in range(1, min(t.micro_batch, total) + 1) if total % n == 0)
+    names = (f"{ACTOR}.ppo_micro_batch_size_per_gpu", f"{ROLLOUT}.log_prob_micro_batch_size_per_gpu",
+             "actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu")  # fmt: skip
+    theirs = dict.fromkeys(names, fits)
+    rule = f"verl wants a divisor of {total} responses"
+    return {
+        "train.micro_batch": mapped(theirs) if fits == t.micro_batch else nearly(theirs, rule),
+        "train.micro_tokens": mapped(why="no limit"),
+    }
+
+
+def _eval(config: Config) -> dict[str, Setting]:
+    e = config.eval
+    sampling = f"{ROLLOUT}.val_kwargs"
+    drawn = {f"{sampling}.temperature": e.temperature, f"{sampling}.do_sample": e.temperature > 0}
+    when = {"trainer.test_freq": e.every or -1, "trainer.val_before_train": bool(e.every)}
+    return {
+        "eval.every": mapped(when),
+        "eval.samples": mapped({f"{sampling}.n": e.samples}),
+        "eval.temperature": mapped(drawn),
+        "eval.greedy": unmappable("verl validates once, with the samples above") if e.greedy else mapped(why="off"),
+        "eval.per_level": mapped(why="the rows of val.parquet"),
+        "eval.probe": unmappable("verl has no fixed set to score") if e.probe else mapped(why="off"),
+    }  # fmt: skip
+
+
+def _log(config: Config) -> dict[str, Setting]:
+    g = config.log
+    console = ["console"] if g.terminal else []
+    loggers = [*console, *(name for name in TRACKERS if getattr(g, name))]
+    said = mapped(why="in trainer.logger")
+    every = {"trainer.rollout_data_dir": f"{config.train.out}/rollouts"}
+    return {
+        "log.rollouts_every": (mapped(every) if g.rollouts_every == 1 else nearly(every, "verl writes every step"))
+        if g.rollouts_every
+        else mapped(why="none, as verl"),
+        "log.terminal": mapped({"trainer.logger": loggers}),
+        **{f"log.{name}": said for name in TRACKERS},
+    }
+
+
+def _most(config: Config, task: Task) -> int:
+    return config.rollout.max_tokens or task.max_tokens
+
+
+def script(config: Config, found: Mapping[str, Setting]) -> str:
+    lines = "\n".join(f"#   {line}" for line in account(config, found))
+    overrides = " \\\n".join(f"    {_quoted(name, value)}" for name, value in {**FIXED, **arguments(found)}.items())
+    return f"""#!/usr/bin/env bash
+# Train with verl as config.toml beside this file says; written by `equipoise export verl`.
+#
+#   GPUS=8 NODES=1 ./launch.sh      arguments are further overrides, for example trainer.total_training_steps=10
+#
+# What became of every option:
+{lines}
+set -euo pipefail
+HERE=$(cd "$(dirname "${{BASH_SOURCE[0]}}")" && pwd)
+
+exec "${{PYTHON:-python3}}" -m verl.trainer.main_ppo \\
+    trainer.n_gpus_per_node="${{GPUS:-1}}" trainer.nnodes="${{NODES:-1}}" \\
+{overrides} \\
+    "$@"
+"""
+
+
+def _quoted(name: str, value: Any) -> str:
+    """An override as one word of the shell, in which $HERE alone is a variable."""
+    word = re.sub(r'([\\"`$])', r"\\\1", f"{name}={_hydra(value)}")
+    return '"' + word.replace("\\" + HERE, HERE) + '"'
+
+
+def _hydra(value: Any) -> str:
+    """A value in hydra's grammar."""
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    if isinstance(value, int | float):
+        return str(value)
+    if isinstance(value, Mapping):
+        return "{" + ",".join(f"{key}:{_hydra(inner)}" for key, inner in value.items()) + "}"
+    if isinstance(value, list | tuple):
+        return "[" + ",".join(map(_hydra, value)) + "]"
+    return "'" + str(value).replace("\\", "\\\\").replace("'", "\\'") + "'"
+
+
+def compute_score(
+    data_source: str, solution_str: str, ground_truth: Any, extra_info: Mapping[str, Any], config: str
+) -> dict[str, Any]:
+    """verl's custom_reward_function: the weighted sum of our rewards for one response, and whether it was right.
+
+    The length is verl's to judge (reward.overlong_buffer), and a verdict without a score counts as a wrong answer.
+    """
+    rewards = _rewards(config)
+    place = str(extra_info["split"]), int(extra_info["index"])
+    (row,), (verdict,) = rewards([place], [solution_str], [0])
+    w = rewards.config.reward
+    total = sum(k * (w.wrong if math.isnan(r) else r) for k, r in zip(w.weights, row, strict=True))
+    return {"score": total, "acc": float(verdict == "correct"), "verdict": verdict}
+
+
+def _rewards(path: str) -> Rewards:
+    """Opened once in a process, whose threads ask for it all at once."""
+    with _opening:
+        return _opened(path)
+
+
+_opening = threading.Lock()
+
+
+@functools.cache
+def _opened(path: str) -> Rewards:
+    config = load(path)
+    return Rewards(config, open_task(config))

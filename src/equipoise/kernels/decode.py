@@ -1,0 +1,80 @@
+"""What a decode step does between its matrix products, over a paged cache: Triton kernels on CUDA, plain torch
+elsewhere (and for float64).
+
+bfloat16 and float32. Everything can be captured in a CUDA graph: no function waits for the device, grids depend on
+shapes alone, and what changes from step to step (lengths, tables) is read on the device. The same numbers give the same
+bits. See `reference` for the cache's layout. Not covered: writing a prompt's keys, and top-k and top-p (rollout.draw).
+"""
+
+from __future__ import annotations
+
+from types import ModuleType
+
+import torch
+from torch import Tensor
+
+from equipoise.kernels import plain_decode
+from equipoise.kernels.plain_decode import BLOCK, Activation, Norm, Rows
+
+__all__ = ["BLOCK", "Activation", "Norm", "Rows", "add_norm", "attend", "draw", "gated", "store", "uniform"]
+
+
+def store(
+    qkv: Tensor, keys: Tensor, values: Tensor, rows: Rows, turn: Tensor, q_norm: Norm | None, k_norm: Norm | None
+) -> Tensor:
+    """Norm queries and keys per head, rotate them to their position, write keys and values to the row's place `length`.
+
+    qkv [R, H + 2 Hk, D] → queries [R, H, D]. turn [positions, D] float32: cos [D/2] and sin [D/2] of every position;
+    halves of a head rotate together. Give cos and sin as the model rounds them to get the model's own bits.
+    """
+    return _of(qkv).store(qkv, keys, values, rows, turn, q_norm, k_norm)
+
+
+def attend(
+    q: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    rows: Rows,
+    scale: float,
+    softcap: float | None,
+    window: int | None,
+    splits: int,
+) -> Tensor:
+    """Attention of queries [R, H, D] to their prompt's keys and their own 0 … length, the one just stored included.
+
+    With a window, to the last `window` of these. `splits`: into how many parts every row's work is cut, to be done at
+    the same time; 1 is fastest where there are many rows.
+    """
+    return _of(q).attend(q, keys, values, rows, scale, softcap, window, splits)
+
+
+def add_norm(x: Tensor | None, residual: Tensor, norm: Norm) -> Tensor:
+    """residual [R, d] += x [R, d], in place; returns norm(residual). Without x, only the latter."""
+    return _of(residual).add_norm(x, residual, norm)
+
+
+def gated(gate_up: Tensor, activation: Activation) -> Tensor:
+    """activation(gate)·up, [R, 2 f] → [R, f]"""
+    return _of(gate_up).gated(gate_up, activation)
+
+
+def draw(logits: Tensor, u: Tensor, temperature: float, softcap: float | None) -> tuple[Tensor, Tensor]:
+    """Tokens [R] int64 and their log-probabilities [R] by `rollout.draw`'s rule, from logits [R, V] and u [R] in
+    [0, 1): the first token, in vocabulary order, whose cumulative probability exceeds u; temperature 0 is greedy.
+
+    Sums are taken in another order on the GPU: where u is within rounding of a boundary, the neighbour may be drawn.
+    """
+    return _of(logits).draw(logits, u, temperature, softcap)
+
+
+def uniform(keys: Tensor, position: Tensor) -> Tensor:
+    """`rollout.uniform`'s number [R] of each response's key [R] int64 at its position [R] int32."""
+    return _of(keys).uniform(keys, position)
+
+
+def _of(x: Tensor) -> ModuleType:
+    if not x.is_cuda or x.dtype == torch.float64:
+        return plain_decode
+    from equipoise.kernels import triton_decode
+
+    return triton_decode

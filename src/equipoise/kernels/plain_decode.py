@@ -1,0 +1,148 @@
+"""One decode step over a paged cache, in plain torch: the reference of the Triton kernels, and what runs without CUDA.
+
+Responses lie in blocks of BLOCK tokens, one pool of blocks per layer, keys and values [blocks, Hk, BLOCK, D]. A row (a
+response being decoded) owns blocks for its own tokens; its prompt's tokens lie once, in the prompt's blocks, for all
+rows that answer it. Arithmetic is float32 (float64 for float64), rounded where transformers rounds.
+Makes a dense copy of the part of the cache that it attends to: right, on any device, and slow.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from equipoise.kernels import draw as inverse_cdf
+from equipoise.kernels.uniform import uniforms
+from equipoise.rollout.rollouts import SamplingParams
+
+BLOCK = 64
+
+Activation = Literal["silu", "gelu_tanh"]
+
+
+class Rows(NamedTuple):
+    """What a decode step knows of its R rows and P prompts; int32.
+
+    Block 0 is given to nobody. A row that only pads the batch has length 0, prompt 0, table[:, 0] = 0 and is in
+    nobody's `members`: it writes to block 0, sees no prompt, and what comes out of it is waste.
+    """
+
+    table: Tensor  # [R, most] blocks of the row's own tokens, in order
+    length: Tensor  # [R] own tokens in the cache before this step's is written
+    prompt: Tensor  # [R] which prompt the row answers
+    prompt_table: Tensor  # [P, most_prompt]
+    prompt_length: Tensor  # [P]
+    members: Tensor  # [P, n] rows that answer each prompt, −1 for none, in any order
+
+
+class Norm(NamedTuple):
+    """y = x̂·(offset + weight), x̂ = x/√(mean x² + eps). With offset 0, x̂ is rounded before the product (Llama); with
+    any other, only the product is (Gemma)."""
+
+    weight: Tensor
+    eps: float
+    offset: float
+
+
+def store(
+    qkv: Tensor, keys: Tensor, values: Tensor, rows: Rows, turn: Tensor, q_norm: Norm | None, k_norm: Norm | None
+) -> Tensor:
+    """See the package."""
+    kv_heads, block = keys.shape[1:3]
+    q, k, v = qkv.split((qkv.shape[1] - 2 * kv_heads, kv_heads, kv_heads), 1)
+    cos, sin = turn[_position(rows)][:, None].chunk(2, -1)
+    q, k = (_rotated(x if norm is None else _normed(x, norm), cos, sin) for x, norm in ((q, q_norm), (k, k_norm)))
+    length = rows.length.long()
+    at = rows.table.gather(1, (length // block)[:, None])[:, 0]
+    keys[at, :, length % block] = k
+    values[at, :, length % block] = v
+    return q
+
+
+def attend(
+    q: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    rows: Rows,
+    scale: float,
+    softcap: float | None,
+    window: int | None,
+    splits: int,
+) -> Tensor:
+    """See the package; `splits` changes nothing here."""
+    kv_heads, block = keys.shape[1:3]
+    prompt, position = rows.prompt.long(), _position(rows)
+    start = rows.prompt_length[prompt, None]  # of a row's own tokens
+    is_member = (rows.members[prompt] == torch.arange(len(q), device=q.device)[:, None]).any(1, keepdim=True)
+    in_prompt = torch.arange(rows.prompt_table.shape[1] * block, device=q.device)
+    own = torch.arange(rows.table.shape[1] * block, device=q.device)
+    at = torch.cat((in_prompt.expand(len(q), -1), start + own), 1)
+    visible = torch.cat((is_member & (in_prompt < start), own <= rows.length[:, None]), 1)
+    if window is not None:
+        visible &= position[:, None] - at < window
+    tables = rows.prompt_table[prompt], rows.table
+    k, v = (torch.cat([_gathered(pool, t) for t in tables], 2).to(_wide(q)) for pool in (keys, values))
+    k, v = (x.masked_fill(~visible[:, None, :, None], 0.0) for x in (k, v))  # a tail may hold anything, even NaN
+    s = torch.einsum("rkhd,rktd->rkht", q.to(_wide(q)).unflatten(1, (kv_heads, -1)), k) * scale
+    s = _capped(s, softcap).masked_fill(~visible[:, None, None], -torch.inf)
+    return torch.einsum("rkht,rktd->rkhd", s.softmax(-1), v).flatten(1, 2).to(q.dtype)
+
+
+def add_norm(x: Tensor | None, residual: Tensor, norm: Norm) -> Tensor:
+    """See the package."""
+    if x is not None:
+        residual += x
+    return _normed(residual, norm)
+
+
+def gated(gate_up: Tensor, activation: Activation) -> Tensor:
+    """See the package."""
+    gate, up = gate_up.chunk(2, -1)
+    return (F.silu(gate) if activation == "silu" else F.gelu(gate, approximate="tanh")) * up
+
+
+def draw(logits: Tensor, u: Tensor, temperature: float, softcap: float | None) -> tuple[Tensor, Tensor]:
+    """See the package."""
+    drawn = inverse_cdf.draw(_capped(logits.float(), softcap), u, SamplingParams(temperature=temperature))
+    return drawn.tokens, drawn.logprobs
+
+
+def uniform(keys: Tensor, position: Tensor) -> Tensor:
+    """See the package."""
+    return uniforms(keys, position.long()[:, None])[:, 0]
+
+
+def _position(rows: Rows) -> Tensor:
+    return (rows.prompt_length[rows.prompt.long()] + rows.length).long()
+
+
+def _gathered(pool: Tensor, table: Tensor) -> Tensor:
+    """[blocks, Hk, BLOCK, D] by [R, m] → [R, Hk, m·BLOCK, D]"""
+    return pool[table.long()].transpose(1, 2).flatten(2, 3)
+
+
+def _normed(x: Tensor, norm: Norm) -> Tensor:
+    wide = x.to(_wide(x))
+    unit = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + norm.eps)
+    if norm.offset == 0:
+        return norm.weight * unit.to(x.dtype)
+    return (unit * (norm.offset + norm.weight.to(unit.dtype))).to(x.dtype)
+
+
+def _rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Each product is rounded, and their sum; cos and sin are as exact as the table."""
+    x1, x2 = x.to(_wide(x)).chunk(2, -1)
+    products = (p.to(x.dtype) for p in (x1 * cos, x2 * sin, x2 * cos, x1 * sin))
+    first, less, second, more = products
+    return torch.cat((first - less, second + more), -1)
+
+
+def _capped(x: Tensor, softcap: float | None) -> Tensor:
+    return x if softcap is None else softcap * torch.tanh(x / softcap)
+
+
+def _wide(x: Tensor) -> torch.dtype:
+    return torch.promote_types(x.dtype, torch.float32)

@@ -1,5 +1,0 @@
-"""Imported before math workers are forked: one comparison loads SymPy and the tables of the LaTeX grammar for all."""
-
-from equipoise.rewards import equal
-
-equal.slow("x + 1", r"\frac{y}{2}")

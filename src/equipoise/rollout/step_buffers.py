@@ -1,0 +1,134 @@
+"""What the step of the paged sampler reads and writes, at addresses that stay, so that its CUDA graphs stay too.
+
+Before a window of steps the host fills in tables and uploads them; after it, it brings back what was drawn. On the CPU
+there are no graphs, and nothing to wait for. Not covered: the cache, which comes and goes with every call.
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from equipoise.kernels.decode import BLOCK, Rows
+from equipoise.policy import Policy
+from equipoise.rollout.blocks import WINDOW, Size, Tables
+from equipoise.rollout.rollouts import SamplingParams
+
+GraphKey = tuple[int, SamplingParams]
+
+
+class Desk:
+    """Buffers that keep their addresses: the tables of `Rows` on the host and on the device, and what a step writes;
+    and the graphs that know these addresses."""
+
+    def __init__(self, policy: Policy, size: Size) -> None:
+        device, core = policy.device, policy.core
+        self.size = size
+        pinned = device.type == "cuda"
+        entries = sum(int(np.prod(s)) for s in size.shapes)
+        self._host = (
+            torch.zeros(entries, dtype=torch.int32, pin_memory=pinned),
+            torch.zeros(2 * size.rows, dtype=torch.int64, pin_memory=pinned),
+        )
+        self._device = tuple(torch.zeros_like(h, device=device) for h in self._host)
+        self.tables = Tables(size, *(h.numpy() for h in self._host))
+        split = self._device[0].split([int(np.prod(s)) for s in size.shapes])
+        self.rows = Rows(*(part.view(s) for part, s in zip(split, size.shapes, strict=True)))
+        self.keys, self.tokens = self._device[1].view(2, size.rows)
+        self.at = torch.zeros(1, dtype=torch.int64, device=device)
+        self.drawn = torch.zeros(WINDOW, size.rows, dtype=torch.int64, device=device)
+        self.logprobs = torch.zeros(2, WINDOW, size.rows, device=device)  # as drawn, and of the whole distribution
+        self._back = tuple(torch.empty_like(t, device="cpu", pin_memory=pinned) for t in (self.drawn, self.logprobs))
+        self.last = torch.zeros(size.prompts, core.config.hidden_size, dtype=policy.dtype, device=device)
+        positions = torch.arange((size.most + size.most_prompt) * BLOCK, device=device)
+        half = core.model.layers[0].self_attn.head_dim // 2
+        cos, sin = core.model.rotary_emb(self.last, positions[None])
+        self.turn = torch.cat((cos[0, :, :half], sin[0, :, :half]), -1).float()
+        self._event = torch.cuda.Event() if pinned else None
+        self.graphs: dict[GraphKey, torch.cuda.CUDAGraph] = {}
+        self._warm: set[GraphKey] = set()
+        self._stale: list[torch.cuda.CUDAGraph] = []
+        self._side = torch.cuda.Stream(device) if pinned else None
+        self._anchor: tuple[int, ...] = ()
+
+    def anchor(self, addresses: tuple[int, ...]) -> None:
+        """Where the cache and the weights are now; if they have moved, the graphs are worthless."""
+        if addresses != self._anchor:
+            if self.graphs:
+                logging.getLogger(__name__).debug("cache or weights have moved: %d graphs go", len(self.graphs))
+            self._stale += self.graphs.values()  # until the next one has taken over their memory
+            self.graphs.clear()
+            self._anchor = addresses
+
+    def graph(self, key: GraphKey, step: Callable[[], None]) -> torch.cuda.CUDAGraph:
+        """The graph of this step, captured if there is none. By hand: torch's own way of doing it would first give all
+        unused memory back to the device, which training then has to ask for again at every step."""
+        if key not in self.graphs:
+            assert self._side is not None
+            self.empty()
+            graph = torch.cuda.CUDAGraph()
+            memory = next((g.pool() for g in (*self.graphs.values(), *self._stale)), None)
+            self._side.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(self._side):
+                if key not in self._warm:  # kernels are compiled and libraries warmed up outside the capture
+                    step()
+                    self._warm.add(key)
+                with _no_collection():
+                    # Other threads (a listener's) may use the device meanwhile.
+                    graph.capture_begin(memory, capture_error_mode="thread_local")
+                    try:
+                        step()
+                    finally:
+                        graph.capture_end()
+            torch.cuda.current_stream().wait_stream(self._side)
+            self._stale.clear()
+            self.graphs[key] = graph
+        return self.graphs[key]
+
+    def upload(self) -> None:
+        for there, here in zip(self._device, self._host, strict=True):
+            there.copy_(here, non_blocking=True)
+        self.at.zero_()
+
+    def empty(self) -> None:
+        """As if all rows were padding: what a step does then harms nobody."""
+        for there in self._device:
+            there.zero_()
+        self.rows.members.fill_(-1)
+        self.at.zero_()
+
+    def download(self) -> None:
+        """Start bringing back what the steps have drawn; `ready` says when it is there."""
+        for here, there in zip(self._back, (self.drawn, self.logprobs), strict=True):
+            here.copy_(there, non_blocking=True)
+        if self._event is not None:
+            self._event.record()
+
+    def ready(self) -> bool:
+        return self._event is not None and self._event.query()
+
+    def results(self, steps: int, rows: int) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+        """Tokens [steps, rows] and log-probabilities [2, steps, rows] of the last steps. Waits for the device."""
+        if self._event is not None:
+            self._event.synchronize()
+        tokens, logprobs = (t.numpy() for t in self._back)
+        return tokens[:steps, :rows], logprobs[:, :steps, :rows]
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """An old cache that the garbage collector finds during a capture would end the process: its memory cannot be given
+    back then."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()

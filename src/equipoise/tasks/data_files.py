@@ -1,0 +1,87 @@
+"""A data set by its name: a file, a glob or a folder of JSONL or Parquet files, a folder saved by the package datasets,
+or a data set of the hub.
+
+Of a folder whose files are named by split (train-…, test-…), those of the other splits are left alone. Not covered:
+CSV, JSON arrays, files on other machines.
+"""
+
+from __future__ import annotations
+
+import glob
+from pathlib import Path
+from typing import Any
+
+from equipoise.tasks.jsonl import Jsonl
+from equipoise.tasks.row_reader import Rows
+from equipoise.tasks.tables import Hub, Parquet, first_line
+from equipoise.tasks.task import TaskError
+
+KINDS = (".jsonl", ".jsonl.gz", ".parquet")
+OTHER_SPLITS = ("test", "validation", "valid", "val", "dev", "eval")
+
+
+def open_rows(name: str) -> Rows:
+    """A file, a glob or a folder of files of one kind, a folder saved by datasets, or `hub:owner/name:config:split`."""
+    if name.startswith("hub:"):
+        return _hub(name)
+    if (Path(name) / "dataset_info.json").exists() or (Path(name) / "dataset_dict.json").exists():
+        return _saved(name)
+    paths = _files(name)
+    kind = _kind(paths[0])
+    if odd := [path for path in paths if _kind(path) != kind]:
+        raise TaskError(f"{name}: holds both {paths[0].name} and {odd[0].name}: the rule is files of one kind")
+    return Parquet(name, paths) if kind == ".parquet" else Jsonl(name, paths)
+
+
+def _kind(path: Path) -> str:
+    return next((kind for kind in KINDS if path.name.endswith(kind)), "")
+
+
+def _files(name: str) -> list[Path]:
+    path = Path(name)
+    if path.is_dir():
+        found = sorted(file for file in path.rglob("*") if _kind(file) and file.is_file())
+        train = [file for file in found if file.name.startswith("train")]
+        # A hub snapshot holds its splits side by side: training on its test files would be a mistake nobody sees.
+        found = [file for file in found if not train or not file.name.startswith(OTHER_SPLITS)]
+    elif path.exists() or not glob.has_magic(name):
+        found = [path]
+    else:
+        found = sorted(Path(file) for file in glob.glob(name, recursive=True))
+    if not found or not _kind(found[0]):
+        raise TaskError(f"{name}: there is no file of prompts ({', '.join(KINDS)})")
+    return found
+
+
+def _hub(name: str) -> Hub:
+    path, config, split = [*name.removeprefix("hub:").split(":", 2), "", ""][:3]
+    datasets = _datasets(name)
+    try:
+        return Hub(name, datasets.load_dataset(path, config or None, split=split or "train"))
+    except TaskError:
+        raise
+    except Exception as error:  # it raises whatever its loaders, the network or the hub raise
+        raise TaskError(f"{name}: cannot be opened: {first_line(error)} (hub:owner/name:config:split)") from error
+
+
+def _saved(name: str) -> Hub:
+    datasets = _datasets(name)
+    try:
+        found = datasets.load_from_disk(name)
+    except Exception as error:
+        raise TaskError(f"{name}: cannot be opened: {first_line(error)}") from error
+    if isinstance(found, datasets.DatasetDict):
+        if "train" not in found:
+            raise TaskError(
+                f"{name}: has the splits {', '.join(found)} and no train: name one, {name}/{next(iter(found))}"
+            )
+        found = found["train"]
+    return Hub(name, found)
+
+
+def _datasets(name: str) -> Any:
+    try:
+        import datasets
+    except ImportError as error:
+        raise TaskError(f"task.name = {name} needs datasets: pip install equipoise[hub]") from error
+    return datasets

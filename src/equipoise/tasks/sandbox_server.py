@@ -1,0 +1,121 @@
+"""`equipoise sandbox serve`: verdicts over HTTP, for a trainer whose own container cannot isolate anything.
+
+It must run where the sandbox works, and does not start elsewhere. Every request needs the token, compared before the
+body is read; bodies, limits and the number of requests at a time are bounded; it listens on 127.0.0.1 unless told
+otherwise. What it runs is isolated exactly as on the trainer's machine: by `equipoise.verifiers.code.sandbox`.
+
+Not covered: encryption. On a network that others share put it behind a proxy that ends TLS, or a tunnel.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import secrets
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+from equipoise.verifiers import grade
+from equipoise.verifiers.code import sandbox
+from equipoise.verifiers.code.remote import KINDS
+from equipoise.verifiers.code.sandbox import Limits
+from equipoise.verifiers.verdict import Verdict, encode
+from equipoise.verifiers.workers.process_pool import Pool
+from equipoise.verifiers.workers.shared import pool
+
+LONGEST_BODY = 64 << 20  # bytes
+READ_SECONDS = 30.0  # for a request to arrive
+SHORTEST_TOKEN = 16  # characters
+AT_ONCE = 64  # requests
+# What a request may ask for at most, whatever its own limits say.
+CAPS = Limits(seconds=60, total_seconds=300, memory_bytes=8 << 30, output_bytes=64 << 20, processes=128,
+              disk_bytes=1 << 30, files=10_000)  # fmt: skip
+
+
+class RunnerError(RuntimeError):
+    """The runner cannot start; the message is one sentence for the user."""
+
+
+def server(token: str, *, host: str = "127.0.0.1", port: int = 0) -> ThreadingHTTPServer:
+    """Bound, but not yet serving; port 0 takes a free one."""
+    if (why := sandbox.available()) is not None:
+        raise RunnerError(f"there is nothing to isolate with here: {why}")
+    if len(token) < SHORTEST_TOKEN:
+        raise RunnerError(f"a token of {len(token)} characters: it must have at least {SHORTEST_TOKEN}")
+    turns = threading.BoundedSemaphore(AT_ONCE)
+
+    class Handler(BaseHTTPRequestHandler):
+        timeout = READ_SECONDS
+
+        def do_GET(self) -> None:
+            if self._may():
+                why = sandbox.available()
+                self._reply(200, {"isolates": why is None, "why": why})
+
+        def do_POST(self) -> None:
+            if not self._may():
+                return
+            length = self.headers.get("Content-Length", "")
+            if not length.isdecimal() or len(length) > 12 or int(length) > LONGEST_BODY:
+                self._reply(413, {"error": f"a body must have a length of at most {LONGEST_BODY} bytes"})
+                return
+            if not turns.acquire(blocking=False):
+                self._reply(503, {"error": f"{AT_ONCE} requests are running"})
+                return
+            try:
+                self._judge(self.rfile.read(int(length)))
+            finally:
+                turns.release()
+
+        def _judge(self, body: bytes) -> None:
+            try:
+                request = json.loads(body)
+                nonce, work = str(request["nonce"])[:64], _work(request["kind"], request["arguments"])
+            except (ValueError, TypeError, KeyError, RecursionError) as error:
+                self._reply(400, {"error": f"{type(error).__name__}: {error}"[:200]})
+                return
+            target, arguments, seconds = work
+            outcome = target.submit(*arguments, seconds=seconds).result()
+            verdict = outcome if isinstance(outcome, Verdict) else Verdict("crashed", "it gave a plain number")
+            self._reply(200, {"nonce": nonce, "verdict": json.loads(encode(verdict))})
+
+        def _may(self) -> bool:
+            said = self.headers.get("Authorization", "").encode("utf-8", "replace")
+            if self.path == "/verdict" and secrets.compare_digest(said, f"Bearer {token}".encode()):
+                return True
+            self._reply(403, {"error": "the token is not the runner's"})
+            return False
+
+        def _reply(self, status: int, content: dict[str, Any]) -> None:
+            data = json.dumps(content).encode()
+            self.send_response(status)
+            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Length", str(len(data)))
+            self.end_headers()
+            self.wfile.write(data)
+
+        def log_message(self, *_: object) -> None:
+            """Nothing: a token could stand in a line, and responses are not for a log."""
+
+    return ThreadingHTTPServer((host, port), Handler)
+
+
+def _work(kind: str, arguments: list[Any]) -> tuple[Pool, list[Any], float]:
+    """The pool that does it, its arguments with their limits bounded, and the deadline of a worker that hangs."""
+    if kind not in KINDS:
+        raise ValueError(f"kind = {kind!r}: it must be one of {', '.join(KINDS)}")
+    if kind == "code":
+        response, row, wanted = arguments
+        limits = bounded(wanted)
+        return pool("code"), [str(response), str(row), dataclasses.asdict(limits)], grade.code_seconds(limits)
+    from equipoise.tasks import gym
+
+    job, alone, seconds = arguments
+    return gym.local_pool(), [str(job), bool(alone), min(float(seconds), CAPS.seconds)], gym.JOB_SECONDS
+
+
+def bounded(wanted: dict[str, Any]) -> Limits:
+    """The limits of a request, none above `CAPS`, and never the unsafe variant."""
+    names = [field.name for field in dataclasses.fields(Limits) if field.name != "allow_unsafe"]
+    return Limits(**{name: min(wanted.get(name, getattr(CAPS, name)), getattr(CAPS, name)) for name in names})

@@ -1,0 +1,188 @@
+"""Seccomp filters in pure Python: a list of system calls that fail with EPERM, for x86_64 and aarch64.
+
+`program` assembles the filter as bytes, in the form `bwrap --seccomp FD` reads; `confine` puts one on the calling
+process, all of its threads and all of its later children, for good.
+
+A filter is a deny list: it narrows what a sandboxed process may ask of the kernel, and what it does not name stays
+allowed. It is no sandbox by itself: files, memory, processes and time are the business of `verifiers.code.sandbox`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import platform
+import struct
+from collections.abc import Iterable
+
+# name: (number on x86_64, number on aarch64); None where the machine has no such call
+NUMBERS: dict[str, tuple[int | None, int | None]] = {
+    # another process's memory and descriptors
+    "ptrace": (101, 117),
+    "process_vm_readv": (310, 270),
+    "process_vm_writev": (311, 271),
+    "process_madvise": (440, 440),
+    "pidfd_getfd": (438, 438),
+    "kcmp": (312, 272),
+    # namespaces and mounts
+    "unshare": (272, 97),
+    "setns": (308, 268),
+    "mount": (165, 40),
+    "umount2": (166, 39),
+    "pivot_root": (155, 41),
+    "chroot": (161, 51),
+    "open_tree": (428, 428),
+    "open_tree_attr": (467, 467),
+    "move_mount": (429, 429),
+    "fsopen": (430, 430),
+    "fsconfig": (431, 431),
+    "fsmount": (432, 432),
+    "fspick": (433, 433),
+    "mount_setattr": (442, 442),
+    # kernel interfaces with a history of holes
+    "keyctl": (250, 219),
+    "add_key": (248, 217),
+    "request_key": (249, 218),
+    "bpf": (321, 280),
+    "perf_event_open": (298, 241),
+    "userfaultfd": (323, 282),
+    "io_uring_setup": (425, 425),
+    "io_uring_enter": (426, 426),
+    "io_uring_register": (427, 427),
+    "vmsplice": (278, 75),
+    "open_by_handle_at": (304, 265),
+    "name_to_handle_at": (303, 264),
+    "fanotify_init": (300, 262),
+    "personality": (135, 92),
+    "mbind": (237, 235),
+    "set_mempolicy": (238, 237),
+    "set_mempolicy_home_node": (450, 450),
+    "migrate_pages": (256, 238),
+    "move_pages": (279, 239),
+    "lookup_dcookie": (212, 18),
+    "nfsservctl": (180, 42),
+    "iopl": (172, None),
+    "ioperm": (173, None),
+    "modify_ldt": (154, None),
+    "uselib": (134, None),
+    "sysfs": (139, None),
+    "_sysctl": (156, None),
+    # sockets; socketpair of AF_UNIX stays, asyncio needs it, and without connect and addresses it reaches nobody
+    "socket": (41, 198),
+    "connect": (42, 203),
+    "bind": (49, 200),
+    "listen": (50, 201),
+    "sendmsg": (46, 211),
+    "sendmmsg": (307, 269),
+    # memory that no limit of the process counts
+    "memfd_create": (319, 279),
+    "memfd_secret": (447, 447),
+    "shmget": (29, 194),
+    "shmat": (30, 196),
+    "shmctl": (31, 195),
+    "semget": (64, 190),
+    "semop": (65, 193),
+    "semtimedop": (220, 192),
+    "semctl": (66, 191),
+    "msgget": (68, 186),
+    "msgsnd": (69, 189),
+    "msgrcv": (70, 188),
+    "msgctl": (71, 187),
+    "mq_open": (240, 180),
+    # the machine itself
+    "init_module": (175, 105),
+    "finit_module": (313, 273),
+    "delete_module": (176, 106),
+    "kexec_load": (246, 104),
+    "kexec_file_load": (320, 294),
+    "reboot": (169, 142),
+    "swapon": (167, 224),
+    "swapoff": (168, 225),
+    "settimeofday": (164, 170),
+    "clock_settime": (227, 112),
+    "clock_adjtime": (305, 266),
+    "adjtimex": (159, 171),
+    "syslog": (103, 116),
+    "acct": (163, 89),
+    "quotactl": (179, 60),
+    "quotactl_fd": (443, 443),
+    "sethostname": (170, 161),
+    "setdomainname": (171, 162),
+    "vhangup": (153, 58),
+}
+DENIED: tuple[str, ...] = tuple(NUMBERS)
+NETWORK: tuple[str, ...] = ("socket", "connect", "bind", "listen", "sendmsg", "sendmmsg")
+
+MACHINES: tuple[str, ...] = ("x86_64", "aarch64")
+_AUDIT_ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
+_ARGUMENT_RULES = {"clone": (56, 220), "clone3": (435, 435), "sendto": (44, 206), "ioctl": (16, 29),
+                   "socketpair": (53, 199)}  # fmt: skip
+_NEW_NAMESPACE = 0x7E020080  # CLONE_NEW{USER,PID,NET,IPC,UTS,CGROUP,NS,TIME}
+_TERMINAL_INJECTION = (0x5412, 0x541C)  # TIOCSTI, TIOCLINUX: typing into the terminal the process was started from
+_AF_UNIX = 1
+_X32 = 0x40000000
+
+# classic BPF: opcode, jump if true, jump if false, operand
+_LOAD, _EQUAL, _AT_LEAST, _ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
+_NUMBER, _ARCH, _ARGUMENTS = 0, 4, 16
+_ALLOW, _KILL, _ERRNO = 0x7FFF0000, 0x80000000, 0x00050000
+
+
+def program(denied: Iterable[str] = DENIED, machine: str | None = None) -> bytes:
+    """The filter for `machine` (this one unless given), as an array of `struct sock_filter`.
+
+    Each call of `denied` fails with EPERM. So do, whatever `denied` says: a clone that makes a namespace, a sendto
+    with an address, a socketpair of another family than AF_UNIX, typing into a terminal, and the x32 calls. clone3
+    fails with ENOSYS, because its flags lie in memory that a filter cannot read; C libraries then use clone. A call of
+    another architecture kills the process.
+    """
+    machine = machine or platform.machine()
+    if machine not in MACHINES:
+        raise ValueError(f"machine = {machine!r}: the filter's numbers are known for {' and '.join(MACHINES)} only")
+    column = MACHINES.index(machine)
+    denied = tuple(denied)
+    if unknown := [name for name in denied if name not in NUMBERS]:
+        raise ValueError(f"denied: {', '.join(unknown)} is not in the table; the calls known are {', '.join(DENIED)}")
+
+    refuse = (_RETURN, 0, 0, _ERRNO | errno.EPERM)
+    allow = (_RETURN, 0, 0, _ALLOW)
+    code = [(_LOAD, 0, 0, _ARCH), (_EQUAL, 1, 0, _AUDIT_ARCH[machine]), (_RETURN, 0, 0, _KILL), (_LOAD, 0, 0, _NUMBER)]
+    if machine == "x86_64":
+        code += [(_AT_LEAST, 0, 1, _X32), refuse]
+    for name in denied:
+        if (number := NUMBERS[name][column]) is not None:
+            code += [(_EQUAL, 0, 1, number), refuse]
+
+    def when(name: str, *then: tuple[int, int, int, int]) -> None:
+        code.extend([(_EQUAL, 0, len(then), _ARGUMENT_RULES[name][column]), *then])
+
+    low = [_ARGUMENTS + 8 * i for i in range(6)]  # both machines are little-endian: the low half comes first
+    when("clone3", (_RETURN, 0, 0, _ERRNO | errno.ENOSYS))
+    when("clone", (_LOAD, 0, 0, low[0]), (_ANY_BIT, 0, 1, _NEW_NAMESPACE), refuse, allow)
+    address = low[4]
+    null = [(_LOAD, 0, 0, address), (_EQUAL, 0, 2, 0), (_LOAD, 0, 0, address + 4), (_EQUAL, 1, 0, 0)]
+    when("sendto", *null, refuse, allow)
+    when("socketpair", (_LOAD, 0, 0, low[0]), (_EQUAL, 1, 0, _AF_UNIX), refuse, allow)
+    sti, linux = _TERMINAL_INJECTION
+    when("ioctl", (_LOAD, 0, 0, low[1]), (_EQUAL, 1, 0, sti), (_EQUAL, 0, 1, linux), refuse, allow)
+    code.append(allow)
+    return b"".join(struct.pack("=HBBI", *instruction) for instruction in code)
+
+
+class _FilterProgram(ctypes.Structure):
+    _fields_ = (("length", ctypes.c_ushort), ("instructions", ctypes.c_char_p))
+
+
+def confine(program: bytes) -> None:
+    """Put the filter on this process for good: every thread, every later child, through exec too."""
+    set_no_new_privileges, set_mode_filter, all_threads = 38, 1, 1
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(set_no_new_privileges, 1, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_NO_NEW_PRIVS) failed")
+    argument = _FilterProgram(len(program) // 8, program)
+    number = (317, 277)[MACHINES.index(platform.machine())]
+    result = libc.syscall(number, set_mode_filter, all_threads, ctypes.byref(argument))
+    if result != 0:
+        cause = os.strerror(ctypes.get_errno()) if result < 0 else f"thread {result} has a filter of its own"
+        raise OSError(ctypes.get_errno(), f"the kernel did not take the seccomp filter: {cause}")

@@ -1,0 +1,325 @@
+r"""Which part of a response is its answer: the last one it states, read in linear time and never evaluated.
+
+Only what follows the last `</think>` counts, and a `<think>` that is never closed has said nothing. `places` says where
+an answer may stand:
+
+    boxed     the last `\boxed{…}` or `\fbox{…}`. A box in a box is unwrapped, a box that is not closed is not a box.
+              Boxes of one sentence with "and" or "or" right before the next (a name, y =, may follow), or with signs
+              alone between them, are one list, which can only equal a list. Otherwise the last one counts.
+    tag       the last `<answer>…</answer>` that is closed, and in it the last box or mark, else all of it
+    ####      the rest of the line behind the last `####` that is no heading
+    words     what follows "Answer:" or "the answer is"
+    text      the last formula or number of the last line, then a choice letter that stands there alone
+
+The last mark in the response counts. After a box, a later mark has to begin with the answer itself.
+
+Not covered: answers written out in words ("seventeen"), or spread over several sentences, and whatever stands before
+the last 50,000 characters. Whether the text means anything is for :mod:`equipoise.verifiers.math.equal` to say.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import lru_cache
+
+READ = 50_000  # characters, from the end
+LONGEST = 20_000  # characters of an answer; a longer one is no answer
+LINE, SENTENCE = 1_000, 400  # characters read of the last line, from its end, and of what follows a mark
+MARKS = 50  # marks looked at, from the end
+BEFORE_DIGIT = 4  # characters of a number, as in "- $.5"
+WORDS = 25  # characters at the end of a sentence in which a word is looked for
+
+BRACE = re.compile(r"\\[\\{}]|[{}]")
+PLACES = ("boxed", "tag", "####", "words", "text")
+MARKED = PLACES[:-1]  # explicit marks
+TAG = re.compile(r"<(/?)answer>", re.IGNORECASE)
+ASKS = {  # what a prompt says where it asks for an answer in a place
+    "boxed": re.compile(r"\\f?boxed|\\fbox|\bboxed\b|\bin(?:side)? a box\b", re.IGNORECASE),
+    "tag": re.compile(r"</?answer>", re.IGNORECASE),
+    "####": re.compile("####"),
+}
+BOX = re.compile(r"\\(?:boxed|fbox)\s*(?=\{)")
+MARK = re.compile(b"####"), re.compile(b"answer")
+# A line that is a value, with one word behind it at most: "18 dollars", and neither "Check" nor "3. Check".
+VALUE = re.compile(r"[-+−(\[$]*\s*(?:\d[\d,./]*(?<!\.)|\.\d+|\\[a-zA-Z$]+\S*)[)\]$%\\]*(?:\s*[a-zA-Z]+)?\.?$")
+# A heading begins with a word, "3. Check" too; what is calculated there is the answer that is stated, right or wrong.
+NO_HEADING = re.compile(r"(?!(?:\d+[.)]\s+)?[*_]*[a-zA-Z]{2,})")
+AFTER_MARK = re.compile(r"[\s*_]*(?:[:：=]|(?:is|are)\b:?|(?=\$|\\\(|\\\[))[\s*_]*", re.IGNORECASE)
+SPECIAL_TOKEN = re.compile(r"<\|[^|<>\n]{0,40}\|>.*", re.DOTALL)
+SENTENCE_END = re.compile(r"[.!?](?=\s)|\n\s*\n")
+# Between two boxes of a list: signs alone, or words that end in "and" or "or", with a name (y_2 =) behind it or not.
+JOINER = re.compile(
+    r"(?:^|(?<![a-zA-Z])(?:and|or)(?![a-zA-Z]))[^a-zA-Z]*(?:[a-zA-Z](?:_\{?\w+\}?)?\s*[=:][^a-zA-Z]*)?$", re.IGNORECASE
+)
+SPACING = re.compile(r"\\(?:text|q?quad)(?![a-zA-Z])")
+JOINED_FORMULAS = re.compile(r"\s*(?:,|and|or|,\s*and|,\s*or)\s*", re.IGNORECASE)
+JOINED_NUMBERS = re.compile(r"\s*(?:,|;|or|and|,\s*(?:or|and))\s+", re.IGNORECASE)
+FORMULA = re.compile(
+    r"\$\$(?P<a>[^$]+)\$\$|\\\[(?P<b>(?:[^\\]|\\(?!\]))+)\\\]"
+    r"|\$(?P<c>(?:[^$\n\\]|\\.)+)\$|\\\((?P<d>(?:[^\\\n]|\\(?!\)))+)\\\)"
+)
+IS = re.compile(r"(?<!\w)(?:is|are|be|equals)(?!\w):?\s*|:\s", re.IGNORECASE)
+PERCENT = re.compile(r"\s*(?:\$\s*)?(?:\\?%|percent(?:age)?\b|pct\b)", re.IGNORECASE)
+DIGIT = re.compile(r"\d")
+WORD = re.compile(r"(?<![\\a-zA-Z])[a-zA-Z]{3,}")
+NUMBER = re.compile(
+    r"(?<![\w.\\^{])(?:[-+−]\s?)?[$€£]?(?:\d+(?:,\d+)*(?:\.\d+)?|\.\d+)(?:\s?/\s?\d+)?(?:\s*(?:\\?%|percent\b|pct\b))?"
+)
+SPACED_THOUSANDS = re.compile(r"(?<![\w.] )(?<![\w.])\d{1,3}(?: \d{3})+(?![\w.]| \d)")
+# What makes a number part of something else: letters or operators after it; an operator, a letter or "not" before it.
+NUMBER_GOES_ON = re.compile(
+    r"(?!(?:[cdkm]?m[²³23]?|k?g|lbs?|s|h|ft|in|°)(?![\w(]))[\w(\[{]|\s*[-+*/^=×·÷<>](?=\s?[\w(\\])"
+    r"|\s*(?:hundred|thousand|million|billion|trillion|dozen)",
+    re.IGNORECASE,
+)
+NUMBER_MAY_START = re.compile(
+    r"(?:^|[=:≈(,;$€£|]|(?<!\bnot)(?<!\bnor)(?<!\bthan)(?<!n't)(?<!\bof)(?<!\bexcept)(?<![\s(][b-zB-Z])"
+    r"(?<=[\w’'.)!?])\s)\s*$",
+    re.IGNORECASE,
+)
+ANSWER_IN = ("auto", *ASKS, "anywhere")
+CHOICE = re.compile(r"[A-J](?:(?<=\([A-J])(?=\))|(?<![AI])(?<![\w'’][A-J])(?![\w'’]))")
+OPENING_CHOICE = re.compile(r"\(([A-J])\)|([A-HJ])(?:[.):]|$)")
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """`text` is what was read, None where there is nothing to read; `how` says by which part of the rule.
+
+    `hedge` is True where the text is a list of several different boxes: it equals a gold answer that is this list, and
+    never one that is a member of it.
+    """
+
+    text: str | None
+    how: str
+    hedge: bool = False
+
+
+@lru_cache(maxsize=2048)
+def places_of(answer_in: str, prompt: str) -> tuple[str, ...]:
+    """The places that `answer_in` names; with "auto" those that the prompt asks for, else any explicit mark."""
+    if answer_in == "anywhere":
+        return PLACES
+    if answer_in in ASKS:
+        return (answer_in,)
+    if answer_in != "auto":
+        raise ValueError(f'answer_in = "{answer_in}" is no place; use {", ".join(ANSWER_IN)}')
+    asked = tuple(place for place, pattern in ASKS.items() if pattern.search(prompt))
+    return asked or MARKED
+
+
+def answer(response: str, places: tuple[str, ...] = PLACES) -> Answer:
+    """The last answer that the response states in one of the places."""
+    said = response
+    if "<" in response:
+        _, closed, said = response.rpartition("</think>")
+        if not closed and "<think>" in response:
+            return Answer(None, "unfinished thought")
+    said = said[-READ:]
+    boxes = _boxes(said) if "boxed" in places else []
+    after_box = boxes[-1][1] if boxes else 0
+    if "tag" in places and (tagged := _tagged(said, after_box)) is not None:
+        return tagged
+    if (marked := _marked(said, after_box, places)) is not None:
+        return marked
+    if boxes:
+        return _from_boxes(said, boxes)
+    if "text" not in places:
+        return Answer(None, f"no answer in {' or '.join(places)}" if said.strip() else "empty")
+    lines = [line for line in _without_special_tokens(said[-4 * LINE :]).split("\n") if line.strip()]
+    if not lines:
+        return Answer(None, "empty")
+    return _read(lines[-1][-LINE:], "last line") or Answer(None, "nothing to read")
+
+
+def _tagged(text: str, after: int) -> Answer | None:
+    """What stands in the last closed <answer> that ends behind `after`."""
+    end = None
+    for tag in reversed(list(TAG.finditer(text, after))):
+        if tag.group(1):
+            end = end or tag
+        elif end:
+            inside = text[tag.end() : end.start()].strip()
+            boxes = _boxes(inside)
+            if (marked := _marked(inside, boxes[-1][1] if boxes else 0, ("words",))) is not None:
+                return marked
+            return _from_boxes(inside, boxes) if boxes else _stated(inside, "tag")
+    return None
+
+
+def _boxes(text: str) -> list[tuple[int, int, str]]:
+    """Start, end and content of the outermost closed boxes, in order."""
+    boxes: list[tuple[int, int, str]] = []
+    starts = list(BOX.finditer(text)) if "\\" in text else []
+    closing = _closing_braces(text, starts[0].end()) if starts else {}
+    end = 0
+    for match in starts:
+        close = closing.get(match.end())
+        if match.start() >= end and close is not None:
+            end = close + 1
+            boxes.append((match.start(), end, text[match.end() + 1 : close]))
+    return boxes
+
+
+def _closing_braces(text: str, start: int) -> dict[int, int]:
+    """Where each brace from `start` on closes. `\\{` is no brace; a brace left open closes nowhere."""
+    closing: dict[int, int] = {}
+    opened: list[int] = []
+    for match in BRACE.finditer(text, start):
+        if match.group() == "{":
+            opened.append(match.start())
+        elif match.group() == "}" and opened:
+            closing[opened.pop()] = match.start()
+    return closing
+
+
+def _from_boxes(text: str, boxes: list[tuple[int, int, str]]) -> Answer:
+    """The last box, with the boxes that its sentence joins to it."""
+    start, end, content = boxes[-1]
+    contents = [_unwrapped(content)]
+    for earlier_start, earlier_end, content in reversed(boxes[:-1]):
+        between = text[earlier_end:start] if start - earlier_end <= SENTENCE else ".\n\n"
+        if SENTENCE_END.search(between) or not JOINER.search(SPACING.sub(" ", between)) or len(contents) > MARKS:
+            break
+        if (content := _unwrapped(content)) not in contents:
+            contents.insert(0, content)
+        start = earlier_start
+    if len(contents) == 1:
+        return _stated(_with_percent(contents[0], text, end), "boxed")
+    return _stated(", ".join(contents), "boxes", hedge=True)
+
+
+def _unwrapped(content: str) -> str:
+    """Without the boxes around it, ten at most: more are no way to write an answer, and each costs a pass."""
+    for _ in range(10):
+        inner = _boxes(content) if len(content) <= LONGEST else []
+        if not inner or (content[: inner[0][0]] + content[inner[0][1] :]).strip():
+            break
+        content = inner[0][2]
+    return content.strip()
+
+
+def _stated(text: str, how: str, hedge: bool = False) -> Answer:
+    if len(text) > LONGEST:
+        return Answer(None, f"{how}, more than {LONGEST} characters")
+    return Answer(text, how, hedge) if text else Answer(None, f"{how}, empty")
+
+
+def _with_percent(formula: str, text: str, end: int) -> str:
+    """With the percent sign that follows it at `end`, outside its delimiters."""
+    return formula + r"\%" if formula and "%" not in formula and PERCENT.match(text, end) else formula
+
+
+def _marked(text: str, after: int, places: tuple[str, ...]) -> Answer | None:
+    """What the last mark from `after` on states. After a box (`after` > 0) it has to begin with the answer itself."""
+    heading = None
+    for start, end in reversed(_marks(text, after)[-MARKS:]):
+        if text[start] == "#":
+            line = text[end : end + SENTENCE].split("\n", 1)[0].strip() if "####" in places else ""
+            if line and (VALUE if after else NO_HEADING).match(line):
+                return Answer(line, "####")
+            heading = heading or (line if not after else None)
+        elif "words" not in places:
+            continue
+        elif found := AFTER_MARK.match(text, end):
+            rest = _without_special_tokens(text[found.end() : found.end() + SENTENCE])
+            sentence = SENTENCE_END.split(rest.strip(), maxsplit=1)[0].split("\n", 1)[0]
+            if formula := FORMULA.match(rest):
+                return _formula(rest, [formula], "answer")
+            if after and not NUMBER.match(sentence):
+                continue
+            if read := _read(sentence, "answer"):
+                return read
+            words = sentence.strip(" *_.\"'`\t\r\x0b\x0c").strip()
+            if words and not after and len(words.split()) <= 5:
+                return Answer(words, "answer, words")
+    return Answer(heading, "####") if heading else None
+
+
+def _marks(text: str, after: int) -> list[tuple[int, int]]:
+    """Where marks stand from `after` on, in order. Looked for in small letters (ſ is a small s), of one byte each: a
+    pattern that takes capitals too has to try every place."""
+    small = text[after:].replace("ſ", "s").encode("latin-1", "replace").lower()
+    marks = [match.span() for mark in MARK if mark.pattern in small for match in mark.finditer(small)]
+    return sorted((start + after, end + after) for start, end in marks)
+
+
+def _without_special_tokens(text: str) -> str:
+    return SPECIAL_TOKEN.sub("", text) if "<" in text else text
+
+
+def _read(sentence: str, how: str) -> Answer | None:
+    """The last formula or number of a sentence, whichever ends later; then a choice letter."""
+    sentence = sentence.replace("**", "  ")
+    formulas = list(FORMULA.finditer(sentence)) if "$" in sentence or "\\" in sentence else []
+    number = _number(sentence, formulas[-1].end() if formulas else 0)
+    if number is None and formulas:
+        return _formula(sentence, formulas, how)
+    if (formula := _bare_formula(sentence)) is not None:
+        return Answer(formula, f"{how}, formula")
+    if number is not None:
+        return Answer(number, f"{how}, number") if number else None
+    if letter := _choice(sentence.strip(" *_.")):
+        return Answer(letter, f"{how}, choice")
+    return None
+
+
+def _formula(sentence: str, formulas: list[re.Match[str]], how: str) -> Answer:
+    """The last of the formulas, with those that commas or "and" join to it on either side."""
+    joined = [formulas[-1]]
+    for earlier in reversed(formulas[:-1]):
+        if not JOINED_FORMULAS.fullmatch(sentence, earlier.end(), joined[0].start()):
+            break
+        joined.insert(0, earlier)
+    while (space := JOINED_FORMULAS.match(sentence, joined[-1].end())) and (
+        following := FORMULA.match(sentence, space.end())
+    ):
+        joined.append(following)
+    texts = [next(text for text in match.groups() if text).strip() for match in joined]
+    if len(texts) == 1:
+        return _stated(_with_percent(texts[0], sentence, joined[0].end()), f"{how}, formula")
+    return _stated(", ".join(texts), f"{how}, formulas")
+
+
+def _number(sentence: str, after: int) -> str | None:
+    """The last number from `after` on, with those joined to it; "" where it is part of something that is none."""
+    if sentence.isascii() and not any(map(sentence.__contains__, "0123456789")):  # faster than a pattern
+        return None
+    if not (digit := DIGIT.search(sentence, after)):
+        return None
+    after = max(after, digit.start() - BEFORE_DIGIT)  # the patterns look behind at every place: they start late
+    found = [*SPACED_THOUSANDS.finditer(sentence, after)] or [*NUMBER.finditer(sentence, after)]
+    if not found:
+        return None
+    start, end = found[-1].span()
+    for earlier in reversed(found[:-1]):
+        if not JOINED_NUMBERS.fullmatch(sentence, earlier.end(), start):
+            break
+        start = earlier.start()
+    if NUMBER_GOES_ON.match(sentence, end) or not NUMBER_MAY_START.search(sentence, max(0, start - 20), start):
+        return ""
+    return sentence[start:end].strip()
+
+
+def _bare_formula(sentence: str) -> str | None:
+    """What follows the last "is" or ":", where it is a formula without delimiters and holds no word."""
+    # What stands before a word can be no part of the formula, unless the word is a command's.
+    word = WORD.search(sentence, max(0, len(sentence) - WORDS)) if "\\" not in sentence else None
+    start = max((match.end() for match in IS.finditer(sentence, word.start() if word else 0)), default=0)
+    if word and not start:
+        return None
+    rest = sentence[start:].strip().rstrip(".,;").strip()
+    if "\\boxed" in rest or WORD.search(re.sub(r"\\[a-zA-Z]+\s*\{[a-zA-Z ]*\}", "", rest)):
+        return None
+    return rest if re.search(r"[\\^=+*/<>_()\[\]]|\d[a-zA-Z]|\S\s*-", rest) else None
+
+
+def _choice(sentence: str) -> str | None:
+    """A letter that opens the sentence ("A. Because …"), or else the only one that stands alone in it."""
+    if not any(map(sentence.__contains__, "ABCDEFGHIJ")):  # faster than a pattern
+        return None
+    if opening := OPENING_CHOICE.match(sentence):
+        return opening.group(1) or opening.group(2)
+    letters = {match.group() for match in CHOICE.finditer(sentence)}
+    return letters.pop() if len(letters) == 1 else None

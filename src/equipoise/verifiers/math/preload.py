@@ -1,0 +1,5 @@
+"""Imported before math workers are forked: one comparison loads SymPy and the tables of the LaTeX grammar for all."""
+
+from equipoise.verifiers.math import equal
+
+equal.slow("x + 1", r"\frac{y}{2}")

@@ -1,0 +1,260 @@
+r"""What an answer is made of: a value, words, a list, a tuple, a set, an interval, an equation, a matrix.
+
+`parse` splits a text in the spelling of `notation` into these parts and reads no value in it.
+Lists (`1, 2`, `1 and 2`, `1 or 2`, `\pm 1`) and sets (`\{1, 2\}`) have no order; `(1, 2)` and `[1, 2)` have, and keep
+their brackets. A thousands separator is no list (`14,916`), a comma within brackets always separates.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+
+from equipoise.verifiers.math.notation import OF_A_LIST, Unreadable, split, wraps
+from equipoise.verifiers.math.units import UNIT_AFTER, unit_of
+
+
+@dataclass(frozen=True, slots=True)
+class Leaf:
+    """One expression, without its unit. `percent`: a percent sign followed it, and is not in the text any more."""
+
+    text: str
+    unit: str = ""
+    percent: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Words:
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A letter of a multiple-choice question, with what stands beside it."""
+
+    letter: str
+    rest: Node | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Items between brackets; brackets "" for a bare list, "{" for a set."""
+
+    items: tuple[Node, ...]
+    left: str = ""
+    right: str = ""
+
+    @property
+    def ordered(self) -> bool:
+        return self.left not in {"", "{"}
+
+
+@dataclass(frozen=True, slots=True)
+class Chain:
+    """a = b, a < b ≤ c: members and the signs between them."""
+
+    members: tuple[Node, ...]
+    signs: tuple[str, ...]
+    texts: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Union:
+    parts: tuple[Node, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Matrix:
+    rows: tuple[tuple[Node, ...], ...]
+    text: str
+
+
+Node = Leaf | Words | Choice | Group | Chain | Union | Matrix
+
+NUMBER_WITH_COMMAS = re.compile(r"[-+]?\s?(?:\\\$)?\s?\d{1,3}(?:,\d{3})+(?![\d,])(?:\.\d+)?")
+NUMBER_WITH_SPACES = re.compile(r"[-+]?\s?(?:\\\$)?\s?[1-9]\d{0,2}(?: \d{3})+(?![\d,/]| \d)(?:\.\d+)?")
+GROUPED = re.compile(r"(?<![\d.,])(?<![\d.] )[1-9]\d{0,2}(?:(?:,\d{3})+|(?: \d{3})+)(?![\d,/]| \d)")
+TIME = re.compile(r"\d{1,2}:0\d(?::\d\d)?|\d{1,2}:\d\d:\d\d")
+SIGN = re.compile(r"\\le(?![a-zA-Z])|\\ge(?![a-zA-Z])|\\ne(?![a-zA-Z])|\\in(?![a-zA-Z])|\\approx(?![a-zA-Z])|=|<|>")
+SIGNS = {r"\le": "≤", r"\ge": "≥", r"\ne": "≠", r"\in": "∈", r"\approx": "≈", "=": "=", "<": "<", ">": ">"}
+MATRIX = re.compile(
+    r"[(\[|]?\s*\\begin\{([pbvBV]?matrix|array)\}(?:\{[clr|\s]*\})?((?:[^\\]|\\(?!begin|end))*)\\end\{\1\}\s*[)\]|]?"
+)
+PLUS_MINUS = re.compile(r"\\(pm|mp)(?![a-zA-Z])")
+CHOICE = re.compile(
+    r"(?:\\text\s*\{)?\s*\(([A-Ja-j])\)\s*\}?(?:\s+(.*))?|\\text\{\s*([A-J])[.:)]?\s*\}|([A-J])[.:)]", re.DOTALL
+)
+OTHER_CHOICE = re.compile(r"(?<![a-zA-Z])\([A-J]\)")
+WORDS = re.compile(
+    r"(?=.*[a-zA-Z]{2})(?!.*(?<![a-zA-Z])[a-zA-Z]{1,2}-)[a-zA-Z]+(?:['\s-]\s*[a-zA-Z]+)*[.!]?", re.DOTALL
+)
+FUNCTION = re.compile(r"\\(?:sin|cos|tan|cot|sec|csc)(?![a-zA-Z])")
+TEXT = re.compile(r"\\text\{([^{}]*)\}")
+
+
+def parse(text: str) -> Node:
+    text = _trimmed(text)
+    if not text:
+        raise Unreadable("it is empty")
+    if choice := CHOICE.fullmatch(text):
+        letter, rest = (choice.group(1) or choice.group(3) or choice.group(4)).upper(), (choice.group(2) or "").strip()
+        if not rest:
+            return Choice(letter)
+        if OTHER_CHOICE.search(rest):
+            raise Unreadable("it chooses more than one letter")
+        if not SIGN.match(rest) and rest[0] not in "+-*/^_,":
+            return Choice(letter, parse(rest))
+    if number := NUMBER_WITH_COMMAS.match(text) or NUMBER_WITH_SPACES.match(text):
+        joined = re.sub(r"(?<=\d)[, ](?=\d{3})", "." if re.match(r"[-+]?0,", text) else "", number.group())
+        if len(split(text[number.end() :], ",;" + OF_A_LIST)) == 1:
+            return _single(joined + text[number.end() :])
+    if (joined := _sides_joined(text)) != text:
+        return _single(joined)
+    by_semicolon = [part for part in split(text, ";") if part]
+    if len(by_semicolon) > 1:
+        return Group(tuple(_tuple_of(split(part, ",")) for part in by_semicolon))
+    parts = split(text, "," + OF_A_LIST)
+    if len(parts) > 1:
+        return _list(parts)
+    return _single(text)
+
+
+def _sides_joined(text: str) -> str:
+    """`x = 1,260` as x = 1260: where the sides of an equation hold separators of thousands and no other comma."""
+    if SIGN.search(text) is None or text.count(",") != len(split(text, ",")) - 1:
+        return text
+    joined = GROUPED.sub(lambda match: re.sub("[, ]", "", match.group()), text)
+    return joined if len(split(joined, ",;" + OF_A_LIST)) == 1 else text
+
+
+def _list(parts: list[str]) -> Node:
+    """A bare list; `\\pm` gives it two items, and `(x, y) = (1, 2)` or `n = 1` names what follows."""
+    if any(not part for part in parts):
+        raise Unreadable("an item of its list is empty")
+    items: list[Node] = []
+    for part in parts:
+        item = _single(part)
+        items.extend(item.items if isinstance(item, Group) and not item.left else [item])
+    return Group(tuple(items))
+
+
+def _tuple_of(parts: list[str]) -> Node:
+    return _single(parts[0]) if len(parts) == 1 else Group(tuple(map(_single, parts)), "(", ")")
+
+
+def _single(text: str) -> Node:
+    text = _trimmed(text)
+    if not text:
+        raise Unreadable("a part of it is empty")
+    if (chain := _chain(text)) is not None:
+        return chain
+    if len(parts := [part.strip() for part in _split_command(text, r"\cup")]) > 1:
+        return Union(tuple(map(_single, parts)))
+    if matrix := MATRIX.fullmatch(text):
+        return _matrix(matrix.group(2), text)
+    for left, right in ((r"\{", r"\}"), ("(", ")"), ("[", "]"), ("(", "]"), ("[", ")"), (r"\langle", r"\rangle")):
+        if (group := _bracketed(text, left, right)) is not None:
+            return group
+    if PLUS_MINUS.search(text):
+        upper = PLUS_MINUS.sub(lambda m: "+" if m.group(1) == "pm" else "-", text)
+        lower = PLUS_MINUS.sub(lambda m: "-" if m.group(1) == "pm" else "+", text)
+        return Group((_single(upper), _single(lower)))
+    return _value(text)
+
+
+def _chain(text: str) -> Node | None:
+    pieces, signs, start = [], [], 0
+    for match in SIGN.finditer(text):
+        if len(split(text[start : match.start()] + "\x02", "\x02")) == 2:
+            pieces.append(text[start : match.start()].strip())
+            signs.append(SIGNS[match.group()])
+            start = match.end()
+    if not signs:
+        return None
+    pieces.append(text[start:].strip())
+    if not pieces[0] and signs[0] == "=":  # "= 7" states 7
+        pieces, signs = pieces[1:], signs[1:]
+    if not all(pieces):
+        raise Unreadable("a side of its equation is empty")
+    if not signs:
+        return _single(pieces[0])
+    return Chain(tuple(map(_member, pieces)), tuple(signs), tuple(pieces))
+
+
+def _member(text: str) -> Node:
+    """A side of an equation. The left side may be any name, so what cannot be read there is kept as it stands."""
+    try:
+        return _single(text)
+    except Unreadable:
+        return Leaf(text)
+
+
+def _bracketed(text: str, left: str, right: str) -> Node | None:
+    if left == r"\langle":
+        inside = text[len(left) : -len(right)] if text.startswith(left) and text.endswith(right) else None
+    else:
+        inside = text[len(left) : -len(right)] if wraps(text, left, right) else None
+    if inside is None or r"\rangle" in inside:
+        return None
+    parts = [part for semi in split(inside, ";") for part in split(semi, ",")]
+    bracket = left.removeprefix("\\") if left != r"\langle" else "("
+    if len(parts) == 1:
+        if bracket == "{":
+            return Group((parse(inside),), "{", "}") if inside.strip() else Leaf(r"\emptyset")
+        return parse(inside) if (left, right) == ("(", ")") else None
+    items: list[Node] = []
+    for part in parts:
+        item = parse(part)
+        items.extend(item.items if bracket == "{" and isinstance(item, Group) and not item.left else [item])
+    if left == r"\langle" or (bracket == "[" and right == "]" and len(items) != 2):
+        return Group(tuple(items), "(", ")")
+    return Group(tuple(items), bracket, right.removeprefix("\\"))
+
+
+def _matrix(body: str, text: str) -> Matrix:
+    rows = [row for row in re.split(r"\\\\", body) if row.strip()]
+    cells = tuple(tuple(_single(cell) for cell in split(row, "&")) for row in rows)
+    if not cells or len({len(row) for row in cells}) != 1:
+        raise Unreadable("the rows of its matrix are not of one length")
+    return Matrix(cells, text)
+
+
+def _value(text: str) -> Node:
+    bare = TEXT.sub(lambda m: f" {m.group(1)} ", text).strip()
+    if WORDS.fullmatch(bare):
+        return Words(" ".join(bare.split()))
+    if TIME.fullmatch(text):
+        return Words(text)
+    leaf = _with_unit(Leaf(text))
+    if leaf.text.endswith((r"\%", "%")):
+        bare = re.sub(r"\s*\\?%$", "", leaf.text)
+        if "%" not in bare and not re.search(r"[-+*]", bare[1:]):  # in 75 + 80 %, it belongs to the 80
+            leaf = replace(leaf, text=bare, percent=True)
+    if not leaf.text:
+        raise Unreadable("a unit without a number")
+    return leaf
+
+
+def _with_unit(leaf: Leaf) -> Leaf:
+    text = leaf.text
+    if text.startswith(r"\$") or re.match(r"[-+]\s?\\\$", text):
+        return replace(leaf, text=text.replace(r"\$", "", 1).strip(), unit="dollar")
+    if match := UNIT_AFTER.search(text):
+        unit = unit_of(match.group())
+        rest = text[: match.start()].rstrip()
+        if unit is not None and re.search(r"[\d})\]]$|\\pi$", rest) and not FUNCTION.search(rest):
+            return replace(leaf, text=rest, unit=unit)
+    return leaf
+
+
+def _split_command(text: str, command: str) -> list[str]:
+    return split(text.replace(command, "\x03"), "\x03")
+
+
+def _trimmed(text: str) -> str:
+    text = text.strip()
+    while text and (text[-1] in ".,;" + OF_A_LIST and not text.endswith(r"\,")):
+        text = text[:-1].rstrip()
+    while wraps(text, "{", "}"):
+        text = text[1:-1].strip()
+    return text

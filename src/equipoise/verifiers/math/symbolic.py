@@ -1,0 +1,300 @@
+r"""Expressions that exact arithmetic does not read, by SymPy. For a worker that can be killed.
+
+The grammar is the one of exact arithmetic; only sums, products, integrals, limits and matrices are read by the LaTeX
+grammar that math-verify uses. Two expressions are equal if they agree at eight points of both signs to fifty digits,
+constants if they agree to 1,000 digits: no simplifier, no rounding, no float. What could not be written out is refused
+before it is computed (`Senseless`): towers of powers, factorials of large numbers, sums of more than 1,000 terms.
+
+Not covered: identities that hold for whole numbers only (cos πn = (−1)ⁿ), or only under assumptions (√x² = x). A log
+without a base has a base that nobody knows: log 8 is 3 log 2, and neither is a number.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from fractions import Fraction
+from functools import lru_cache
+
+import sympy
+from latex2sympy2_extended.latex2sympy2 import ConversionConfig, NormalizationConfig, latex2sympy, normalize_latex
+from sympy.core.function import AppliedUndef
+
+from equipoise.verifiers.math import exact
+from equipoise.verifiers.math.compare import Arithmetic
+from equipoise.verifiers.math.grammar import GREEK, read
+from equipoise.verifiers.math.notation import Senseless, Unreadable, tight
+
+MOST_TERMS = 1_000
+LARGEST_EXPONENT = 10_000
+DIGITS, CONSTANT_DIGITS = 50, 1_000
+POINTS = 8
+FAR = ((1, 10**3), (-1, 10**5))
+
+UNEVALUATED = (sympy.Sum, sympy.Product, sympy.Integral, sympy.Limit, sympy.Derivative, AppliedUndef)
+FUNCTIONS = {
+    "sin": sympy.sin, "cos": sympy.cos, "tan": sympy.tan, "cot": sympy.cot, "sec": sympy.sec, "csc": sympy.csc,
+    "arcsin": sympy.asin, "arccos": sympy.acos, "arctan": sympy.atan, "sinh": sympy.sinh, "cosh": sympy.cosh,
+    "tanh": sympy.tanh, "ln": sympy.log, "abs": sympy.Abs, "floor": sympy.floor, "ceiling": sympy.ceiling,
+}  # fmt: skip
+PER_UNKNOWN_BASE = sympy.Symbol("1/ln base", real=True)
+
+OTHER_GRAMMAR = re.compile(r"\\(?:sum|prod|int|lim|begin)(?![a-zA-Z])")
+_OTHER_COMMANDS = "frac sqrt binom pi infty sin cos tan ln log exp sum prod int lim to begin end"
+OTHER_COMMANDS = (GREEK - {"gamma", "Gamma"}) | frozenset(_OTHER_COMMANDS.split())
+MISREAD = re.compile(r"\d\s+\d|\d\s*\(\s*[-\d]|\)\s*\d|'|(?<![\\a-zA-Z{])[a-zA-Z]{4,}")
+SPELLING = NormalizationConfig(
+    basic_latex=True, units=False, malformed_operators=True, nits=True, boxed="none", equations=False
+)
+GRAMMAR = ConversionConfig(lowercase_symbols=False)
+
+
+class Symbolic:
+    """SymPy as an algebra of the grammar, with a bound on everything that it would write out."""
+
+    def number(self, c: Fraction) -> sympy.Expr:
+        return sympy.Rational(c.numerator, c.denominator)
+
+    def letter(self, name: str) -> sympy.Expr:
+        return {"π": sympy.pi, "e": sympy.E, "i": sympy.I}.get(name) or sympy.Symbol(name, real=True)
+
+    def rational(self, a: sympy.Expr) -> Fraction | None:
+        return Fraction(int(a.p), int(a.q)) if a.is_Rational else None
+
+    def add(self, a: sympy.Expr, b: sympy.Expr) -> sympy.Expr:
+        return _bounded(a + b)
+
+    def multiply(self, a: sympy.Expr, b: sympy.Expr) -> sympy.Expr:
+        return _bounded(a * b)
+
+    def invert(self, a: sympy.Expr) -> sympy.Expr:
+        if a.is_zero:
+            raise Senseless("a division by zero")
+        return 1 / a
+
+    def power(self, a: sympy.Expr, exponent: sympy.Expr) -> sympy.Expr:
+        if a.is_zero and not exponent.is_positive:
+            raise Senseless("zero to the power of zero or less")
+        if exponent.is_number:
+            size = abs(exponent.evalf(5))
+            if not size.is_Float and not size.is_Rational:
+                raise Senseless("a power that is no number")
+            bits = max(a.p.bit_length(), a.q.bit_length()) if a.is_Rational else 1
+            if a not in (0, 1, -1) and (size > LARGEST_EXPONENT or bits * size > exact.BITS):
+                raise Senseless("a power too large to write out")
+        return _bounded(a**exponent)
+
+    def root(self, a: sympy.Expr, index: sympy.Expr | None) -> sympy.Expr:
+        """The real root where there is one: ∛−8 is −2."""
+        if index is not None and a.is_negative and index.is_odd:
+            return -self.power(-a, 1 / index)
+        return self.power(a, 1 / (index or sympy.Integer(2)))
+
+    def factorial(self, a: sympy.Expr) -> sympy.Expr:
+        if a.is_number and (not a.is_Rational or abs(a) > exact.LARGEST_FACTORIAL):
+            raise Senseless("a factorial too large to write out")
+        return _bounded(sympy.factorial(a))
+
+    def function(self, name: str, *arguments: sympy.Expr) -> sympy.Expr:
+        x = arguments[0]
+        if name == "exp":
+            return self.power(sympy.E, x)
+        if name == "log":
+            if x.is_zero:
+                raise Senseless("the logarithm of zero")
+            return sympy.log(x) / sympy.log(arguments[1]) if len(arguments) > 1 else sympy.log(x) * PER_UNKNOWN_BASE
+        if name == "binomial":
+            if any(a.is_number and abs(a) > exact.LARGEST_FACTORIAL for a in arguments):
+                raise Senseless("a binomial coefficient too large to write out")
+            return sympy.binomial(*arguments)
+        if name.startswith("of "):
+            return sympy.Function(name.removeprefix("of "))(x)
+        return _bounded(FUNCTIONS[name](x))
+
+
+def _bounded(a: sympy.Expr) -> sympy.Expr:
+    if a.is_Rational and max(a.p.bit_length(), a.q.bit_length()) > exact.BITS:
+        raise Senseless("a number too large to write out")
+    return a
+
+
+ALGEBRA = Symbolic()
+
+
+@lru_cache(maxsize=256)
+def expression(text: str) -> sympy.Basic:
+    """The SymPy expression of a text in the spelling of `notation.spell`."""
+    degrees = re.compile(r"(\d+(?:\.\d+)?)\s*\^\s*\\circ(?![a-zA-Z])")
+    text = degrees.sub(r"(\1*\\frac{\\pi}{180})", text)
+    parsed = _by_other_grammar(text) if OTHER_GRAMMAR.search(text) else read(text, ALGEBRA)
+    if parsed.has(sympy.nan, sympy.zoo, sympy.oo):
+        raise Senseless("it has no value")
+    return parsed
+
+
+def _by_other_grammar(text: str) -> sympy.Basic:
+    """Sums, integrals, limits and matrices, where that grammar reads the rest of the text as ours does."""
+    for name in re.findall(r"\\([a-zA-Z]+)", text):
+        if name not in OTHER_COMMANDS:
+            raise Unreadable(f"\\{name} is not known")
+    if not text.isascii() or MISREAD.search(re.sub(r"\\(?:begin|end)\{[a-zA-Z]*\}", ";", text)):
+        raise Unreadable("it is not an expression")
+    try:
+        parsed = latex2sympy(
+            normalize_latex(text, SPELLING), is_real=True, normalization_config=None, conversion_config=GRAMMAR
+        )
+    except (Exception, RecursionError) as problem:
+        raise Unreadable(f"its grammar: {str(problem)[:80]}") from None
+    if not isinstance(parsed, sympy.Expr | sympy.MatrixBase):
+        raise Unreadable("it is not a value")
+    _refuse_the_large(parsed)
+    decimals = {f: sympy.Rational(str(f)) for f in parsed.atoms(sympy.Float)}
+    return parsed.xreplace(decimals)
+
+
+def _refuse_the_large(parsed: sympy.Basic) -> None:
+    """Raises for what the other grammar has parsed but nobody could write out."""
+    for node in sympy.preorder_traversal(parsed):
+        if isinstance(node, sympy.Sum | sympy.Product):
+            for _, low, high in node.limits:
+                if low.is_number and high.is_number and high.is_finite and not _at_most(high - low, MOST_TERMS):
+                    raise Senseless("a sum of too many terms")
+        elif isinstance(node, sympy.Pow) and node.is_number and not _at_most(node.exp, LARGEST_EXPONENT):
+            raise Senseless("a power too large to write out")
+        elif isinstance(node, sympy.factorial | sympy.binomial) and not all(
+            _at_most(arg, exact.LARGEST_FACTORIAL) for arg in node.args if arg.is_number
+        ):
+            raise Senseless("a factorial too large to write out")
+
+
+def _at_most(x: sympy.Expr, bound: int) -> bool:
+    """Whether |x| is at most the bound, of a number whose digits are not worth computing: towers are not."""
+    towers = [p for p in x.atoms(sympy.Pow, sympy.factorial) if any(a.has(sympy.Pow, sympy.factorial) for a in p.args)]
+    return not towers and bool(abs(x.evalf(5)) <= bound)
+
+
+def _equal(gold: str, answer: str) -> bool | None:
+    if tight(gold) == tight(answer):
+        return True
+    try:
+        return _exactly(gold, answer) or _rounds_to(gold, answer)
+    except Unreadable:
+        return False
+
+
+def _exactly(gold: str, answer: str) -> bool:
+    try:
+        known = exact.same(exact.value(gold), exact.value(answer))
+        if known is not None:
+            return known
+    except Senseless:
+        raise
+    except Unreadable:
+        pass
+    return expressions_equal(expression(gold), expression(answer))
+
+
+def _rounds_to(gold: str, answer: str) -> bool:
+    """A gold decimal of twelve or more places is a rounding: an irrational answer that rounds to it equals it."""
+    if not re.fullmatch(r"-?\d*\.\d{12,}", gold):
+        return False
+    value = expression(answer)
+    if not (value.is_number and value.is_real) or value.is_rational is not False:
+        return False
+    places = len(gold.partition(".")[2])
+    return bool(abs(value - sympy.Rational(gold)) * 2 * 10**places <= 1)
+
+
+def expressions_equal(a: sympy.Basic, b: sympy.Basic) -> bool:
+    if a == b:
+        return True
+    if not (isinstance(a, sympy.Expr) and isinstance(b, sympy.Expr)):
+        return _matrices_equal(a, b)
+    if a.is_Matrix != b.is_Matrix:
+        return False
+    difference = a - b
+    if difference.has(*UNEVALUATED):
+        difference = difference.doit()
+        if difference.has(*UNEVALUATED):
+            return bool(sympy.expand(difference) == 0)
+    symbols = sorted(difference.free_symbols, key=str)
+    if not symbols:
+        return _is_zero(difference, CONSTANT_DIGITS)
+    tested = 0
+    for point in _points(symbols):
+        at = difference.subs(point)
+        if at.has(sympy.nan, sympy.zoo, sympy.oo):
+            continue
+        if not _is_zero(at, DIGITS):
+            return False
+        tested += 1
+    return tested >= POINTS // 2
+
+
+def _points(symbols: list[sympy.Symbol]) -> list[dict[sympy.Symbol, sympy.Rational]]:
+    """The same points every time: fractions, so that no power is a whole number; the first half positive. The last two
+    are far out, where ⌊x/100⌋ is something else than 0."""
+    draw = random.Random(1)
+    fractions = [sympy.Rational(p, q) for q in (7, 11, 13) for p in range(2, 60) if p % q]
+    near = [
+        {s: draw.choice(fractions) * (draw.choice((1, -1)) if k >= POINTS // 2 else 1) for s in symbols}
+        for k in range(POINTS)
+    ]
+    far = [{s: sign * size * draw.choice(fractions) for s in symbols} for sign, size in FAR]
+    return near + far
+
+
+def _is_zero(x: sympy.Expr, digits: int) -> bool:
+    """Whether a constant is zero to so many digits."""
+    if x.is_Rational:
+        return bool(x == 0)
+    rough = x.evalf(15, maxn=60)
+    if not rough.is_number or rough.has(sympy.nan, sympy.zoo, sympy.oo) or abs(rough) > sympy.Float("1e-12"):
+        return False
+    return bool(abs(x.evalf(15, maxn=digits + 50)) < sympy.Float(10) ** -digits)
+
+
+def _matrices_equal(a: sympy.Basic, b: sympy.Basic) -> bool:
+    a, b = a.doit(), b.doit()
+    if not (isinstance(a, sympy.MatrixBase) and isinstance(b, sympy.MatrixBase)) or a.shape != b.shape:
+        return False
+    return all(expressions_equal(x, y) for x, y in zip(a.flat(), b.flat(), strict=True))
+
+
+def _ratio(a: str, b: str) -> int | None:
+    try:
+        x, y = expression(a), expression(b)
+    except Unreadable:
+        return 0
+    if not (isinstance(x, sympy.Expr) and isinstance(y, sympy.Expr)) or (x - y).has(*UNEVALUATED):
+        return 0
+    if x == y or x == -y:
+        return 1 if x == y else -1
+    ratio = None
+    for point in _points(sorted(x.free_symbols | y.free_symbols, key=str)):
+        over, under = x.subs(point), y.subs(point)
+        if _is_zero(over, DIGITS) or _is_zero(under, DIGITS):
+            return 0
+        if ratio is None:
+            ratio = over / under
+        elif not _is_zero(over / under - ratio, DIGITS):
+            return 0
+    return 0 if ratio is None or not ratio.is_real else (1 if ratio > 0 else -1)
+
+
+def _approximates(number: str, printed: str) -> bool:
+    step = exact.printed_step(printed)
+    if step is None:
+        return bool(_equal(number, printed))
+    try:
+        value = expression(number)
+    except Unreadable:
+        return False
+    shown = exact.number(exact.value(printed))
+    if shown is None or not (value.is_number and value.is_real):
+        return False
+    near = sympy.Rational(str(value.evalf(DIGITS)))
+    return exact.shows(Fraction(int(near.p), int(near.q)), shown, step)
+
+
+SYMBOLIC = Arithmetic(_equal, _ratio, _approximates)

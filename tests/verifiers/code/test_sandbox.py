@@ -1,0 +1,315 @@
+"""The sandbox: what it leaves behind (nothing), who can use it, and that load does not change a verdict."""
+
+import ast
+import gc
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from equipoise.verifiers.code import cgroups, guest, judge, sandbox
+
+TESTS = judge.Programs((("3 4\n", "7\n"),))
+HONEST = "a, b = map(int, input().split())\nprint(a + b)\n"
+CALLS = judge.Calls("add", (((3, 4), 7),))
+ASSERTS = judge.tests({"test_list": ["assert add(3, 4) == 7"]})
+
+
+@pytest.fixture
+def sandboxed():
+    if (why := sandbox.available()) is not None:
+        pytest.skip(why)
+
+
+needs_sandbox = pytest.mark.usefixtures("sandboxed")
+
+# One of each kind of ending, with the verdict it must have whatever else the machine is doing.
+ENDINGS = [
+    (HONEST, TESTS, "correct"),
+    ("def add(a, b): return a + b", CALLS, "correct"),
+    ("def add(a, b): return a + b", ASSERTS, "correct"),
+    ("print(8)", TESTS, "wrong"),
+    ("def add(a, b): return a - b", ASSERTS, "wrong"),
+    ("import ctypes\nctypes.string_at(0)", TESTS, "crashed"),
+    ("import os\ndef add(a, b): os._exit(0)", CALLS, "crashed"),
+    ("x = bytearray(64 << 30)", TESTS, "limit"),
+    ("import os\nwhile True: os.fork()", TESTS, "limit"),
+    ("while True: print('x' * 65536)", TESTS, "limit"),
+    ("I think it is seven.", TESTS, "unparsed"),
+]
+
+
+def kinds(repeats, workers, limits=sandbox.Limits(seconds=60, total_seconds=120)):  # noqa: B008 (frozen)
+    with ThreadPoolExecutor(workers) as pool:
+        found = [pool.submit(judge.judge, source, tests, limits) for source, tests, _ in ENDINGS * repeats]
+        return [future.result().kind for future in found]
+
+
+def expected(repeats):
+    return [kind for _, _, kind in ENDINGS * repeats]
+
+
+def remains():
+    """What a verdict could leave: children, descriptors, temporary files, cgroups."""
+    gc.collect()  # what earlier tests left to be collected is not ours to count
+    ours = [str(child) for folder, _ in cgroups.folders() for child in folder.glob(f"equipoise-{os.getpid()}-*")]
+    tasks = Path("/proc/self/task").iterdir()
+    children = [pid for task in tasks for pid in (task / "children").read_text().split()]
+    temporary = [name for name in os.listdir(tempfile.gettempdir()) if name.startswith("equipoise-")]
+    return {
+        "children": children,
+        "descriptors": len(os.listdir("/proc/self/fd")),
+        "temporary": sorted(temporary),
+        "cgroups": ours,
+    }
+
+
+def assert_nothing_is_left_behind(verdicts):
+    limits = sandbox.Limits(output_bytes=1 << 16, disk_bytes=1 << 20)
+    judge.judge(HONEST, TESTS)
+    before = remains()
+    for i in range(verdicts):
+        source, tests, kind = ENDINGS[i % len(ENDINGS)]
+        verdict = judge.judge(source, tests, limits)
+        assert verdict.kind == kind, verdict.reason
+    assert remains() == before
+
+
+@needs_sandbox
+def test_300_verdicts_leave_nothing_behind():
+    assert_nothing_is_left_behind(300)
+
+
+@pytest.mark.slow
+@needs_sandbox
+def test_10000_verdicts_leave_nothing_behind():
+    assert_nothing_is_left_behind(10_000)
+
+
+@needs_sandbox
+def test_verdicts_are_the_same_at_concurrency_1_and_8():
+    assert kinds(1, 1) == expected(1)
+    assert kinds(2, 8) == expected(2)
+
+
+@pytest.mark.slow
+@needs_sandbox
+def test_verdicts_are_the_same_at_concurrency_64():
+    assert kinds(24, 64) == expected(24)
+
+
+@pytest.mark.slow
+@needs_sandbox
+def test_verdicts_are_the_same_over_100_repeats():
+    assert kinds(100, 2) == expected(100)
+
+
+@needs_sandbox
+def test_a_timeout_at_any_load_is_a_timeout():
+    limits = sandbox.Limits(seconds=1, total_seconds=2)
+    with ThreadPoolExecutor(6) as pool:
+        found = [pool.submit(judge.judge, "import time\ntime.sleep(60)", TESTS, limits) for _ in range(6)]
+        assert {future.result().kind for future in found} == {"timeout"}
+
+
+@needs_sandbox
+def test_a_program_has_three_descriptors_and_no_environment_of_ours(monkeypatch):
+    monkeypatch.setenv("EQUIPOISE_SECRET", "planted")
+    source = (
+        "import os\nopened = []\nfor fd in range(1024):\n    try: os.fstat(fd); opened.append(fd)\n"
+        "    except OSError: pass\nassert opened == [0, 1, 2], opened\n"
+        "ours = {'HOME', 'LC_CTYPE', 'LD_LIBRARY_PATH', 'MALLOC_ARENA_MAX', 'PWD', 'PYTHONHASHSEED', 'PYTHONUTF8'}\n"
+        "assert set(os.environ) <= ours, os.environ\n"
+    )
+    verdict = judge.judge(source + HONEST, TESTS)
+    assert verdict.kind == "correct", verdict.reason
+    as_function = source.replace("[0, 1, 2]", "[0, 1, 2, 3, 4]") + "def add(a, b): return a + b"  # and the channel
+    verdict = judge.judge(as_function, CALLS)
+    assert verdict.kind == "correct", verdict.reason
+
+
+@needs_sandbox
+def test_the_namespace_dies_with_a_killed_worker(tmp_path):
+    """Killed at the worst moment, in the middle of a call: nothing runs on, and the next process tidies up."""
+    worker = (
+        "import sys\nfrom equipoise.verifiers.code import judge, sandbox\nfound = sandbox._first_process\n"
+        "def first_process(info, guest):\n    first = found(info, guest)\n    print(first, flush=True)\n"
+        "    return first\n"
+        "sandbox.available()\nsandbox._first_process = first_process\n"
+        "tests = judge.tests({'test_list': ['assert f(1)', 'import time; time.sleep(600)']})\n"
+        "judge.judge('def f(x): return x', tests, sandbox.Limits(seconds=600, total_seconds=600))\n"
+    )
+    process = subprocess.Popen([sys.executable, "-c", worker], stdout=subprocess.PIPE, text=True, env=os.environ)
+    first = [int(process.stdout.readline()) for _ in range(2)]  # the response's and the referee's
+    time.sleep(0.5)
+    assert all(Path(f"/proc/{pid}").exists() for pid in first)
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    deadline = time.monotonic() + 10
+    while any(alive(pid) for pid in first) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not any(alive(pid) for pid in first)
+    cgroups.folders.cache_clear()
+    assert not [c for folder, _ in cgroups.folders() for c in folder.glob(f"equipoise-{process.pid}-*")]
+
+
+def alive(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+@needs_sandbox
+def test_memory_is_bounded_for_all_processes_together_where_there_are_cgroups():
+    if not any("memory" in bounds for _, bounds in cgroups.folders()):
+        pytest.skip("no memory cgroup can be made here")
+    source = (
+        "import os, time\nfor _ in range(8):\n    if os.fork() == 0:\n        x = bytearray(b'x') * (100 << 20)\n"
+        "        time.sleep(3)\n        os._exit(0)\nkilled = sum(os.wait()[1] == 9 for _ in range(8))\n"
+        "print(7 if killed >= 4 else killed)"
+    )
+    limits = sandbox.Limits(memory_bytes=200 << 20, disk_bytes=1 << 20, output_bytes=1 << 20)
+    verdict = judge.judge(source, TESTS, limits)
+    assert verdict.kind == "correct", verdict.reason
+
+
+@needs_sandbox
+def test_the_limit_of_processes_binds_whoever_starts_the_sandbox():
+    source = (
+        "import os, signal\nn = 0\ntry:\n    while n < 100:\n        if os.fork() == 0: signal.pause()\n"
+        "        n += 1\n"
+        "except OSError:\n    pass\nprint(7 if n < 10 else n)"
+    )
+    verdict = judge.judge(source, TESTS, sandbox.Limits(processes=10))
+    assert verdict.kind == "correct", verdict.reason
+
+
+def ordinary_python():
+    """An interpreter that a user without rights can start."""
+    for name in (sys.executable, "/usr/bin/python3", "/usr/local/bin/python3"):
+        as_nobody = ["setpriv", "--reuid", "65534", "--regid", "65534", "--clear-groups", name]
+        ask = (
+            "import os, sys; sys.exit(sys.version_info < (3, 11) or not os.access(os.path.realpath(sys.executable), 1))"
+        )
+        if shutil.which("setpriv") and subprocess.run([*as_nobody, "-c", ask], capture_output=True).returncode == 0:
+            return as_nobody
+    return None
+
+
+RESIDENT_WORK = """
+import os, socket
+def warm(): pass
+def answer(request):
+    attempts = {b"file": lambda: os.write(os.open("/tmp/x", 65), b"x"), b"fork": os.fork, b"socket": socket.socket}
+    if request == b"uid": return str(os.getuid())
+    try:
+        attempts[request]()
+    except OSError:
+        return "refused"
+    return "done"
+"""
+
+
+@needs_sandbox
+def test_an_ordinary_user_gets_the_same_verdicts():
+    if os.geteuid() != 0:
+        pytest.skip("every other test here ran as an ordinary user")
+    if (python := ordinary_python()) is None:
+        pytest.skip("no interpreter that an ordinary user can start")
+    called = [(TESTS, "tests"), (CALLS, "calls"), (ASSERTS, "asserts")]
+    cases = [(source, next(name for t, name in called if t is tests), kind) for source, tests, kind in ENDINGS]
+    script = (
+        "import os\nfrom equipoise.verifiers.code import judge, sandbox\nassert os.getuid() == 65534\n"
+        "assert sandbox.available() is None, sandbox.available()\n"
+        "tests = judge.Programs((('3 4\\n', '7\\n'),))\ncalls = judge.Calls('add', (((3, 4), 7),))\n"
+        "asserts = judge.tests({'test_list': ['assert add(3, 4) == 7']})\nnames = globals()\n"
+        f"for source, which, kind in {cases}:\n    verdict = judge.judge(source, names[which])\n"
+        "    assert verdict.kind == kind, (source, verdict)\n"
+        "from equipoise.verifiers.code.resident import Resident\nimport sys\n"
+        "there = Resident(sys.path[1] + '/work.py', ())\n"
+        "for what in (b'file', b'fork', b'socket'):\n    assert there.ask(what, 5.0) == 'refused', what\n"
+        "assert there.ask(b'uid', 5.0) == '65534'\nthere.close()\nprint('same')"
+    )
+    with tempfile.TemporaryDirectory() as folder:  # the checkout may lie where only root can read
+        packages = Path(folder, "equipoise")
+        (packages / "verifiers").mkdir(parents=True)
+        (packages / "__init__.py").touch()
+        (packages / "verifiers" / "__init__.py").touch()
+        Path(folder, "work.py").write_text(RESIDENT_WORK)
+        verifiers = Path(judge.__file__).parents[1]
+        shutil.copytree(verifiers / "code", packages / "verifiers" / "code")
+        (packages / "verifiers" / "workers").mkdir()
+        for module in ("verdict.py", "workers/__init__.py", "workers/deadline.py", "workers/worker.py"):
+            shutil.copy(verifiers / module, packages / "verifiers" / module)
+        for path in [Path(folder), *Path(folder).rglob("*")]:
+            path.chmod(0o755)
+        environment = {"PYTHONPATH": folder, "PATH": os.environ["PATH"], "PYTHONDONTWRITEBYTECODE": "1"}
+        command = [*python, "-c", script]
+        run = subprocess.run(command, capture_output=True, text=True, env=environment, cwd="/", timeout=100)
+    assert run.stdout.strip() == "same", run.stderr
+
+
+def test_unsafe_only_where_asked_for_and_still_bounded(monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", str(tmp_path))  # no bubblewrap
+    monkeypatch.setenv("EQUIPOISE_SECRET", "planted")
+    sandbox.available.cache_clear()
+    try:
+        unsafe = sandbox.Limits(allow_unsafe=True)
+        assert judge.judge(HONEST, TESTS).kind == "unavailable"
+        before = remains()
+        assert judge.judge(HONEST, TESTS, unsafe).kind == "correct"
+        assert judge.judge("def add(a, b): return a + b", CALLS, unsafe).kind == "correct"
+        assert judge.judge("def add(a, b): return a + b", ASSERTS, unsafe).kind == "correct"
+        assert (
+            judge.judge("import os\nprint(7 if 'EQUIPOISE_SECRET' in os.environ else 0)", TESTS, unsafe).kind == "wrong"
+        )
+        assert judge.judge("x = bytearray(64 << 30)", TESTS, unsafe).kind == "limit"
+        assert judge.judge("while True: print('x' * 65536)", TESTS, unsafe).kind == "limit"
+        assert judge.judge("while True: pass", TESTS, replace(unsafe, seconds=0.5)).kind == "timeout"
+        liar = "class Liar(int):\n    __eq__ = lambda *_: True\ndef add(a, b): return Liar(0)"
+        assert judge.judge(liar, ASSERTS, unsafe).kind == "wrong"
+        assert remains() == before
+    finally:
+        sandbox.available.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("seconds", 0),
+        ("total_seconds", float("inf")),
+        ("output_bytes", -1),
+        ("processes", 0),
+        ("seconds", float("nan")),
+    ],
+)
+def test_limits_are_checked_at_the_door(name, value):
+    with pytest.raises(ValueError, match=name):
+        sandbox.Limits(**{name: value})
+
+
+def test_less_memory_than_an_interpreter_needs_is_refused():
+    with pytest.raises(ValueError, match="64 MiB"):
+        sandbox.Limits(memory_bytes=1 << 20)
+
+
+def test_the_guest_imports_the_standard_library_alone():
+    tree = ast.parse(Path(guest.__file__).read_text())
+    imported = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
+    imported |= {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
+    assert imported <= {*sys.stdlib_module_names, "__future__"}
+
+
+def test_verifying_code_does_not_import_torch():
+    ask = "import sys, equipoise.verifiers.code.judge; print('torch' in sys.modules)"
+    run = subprocess.run([sys.executable, "-c", ask], capture_output=True, text=True, env=os.environ, timeout=60)
+    assert run.stdout.strip() == "False", run.stderr

@@ -1,0 +1,182 @@
+"""Reading the answer out of a response: the rule case by case, in linear time, on any text whatever."""
+
+import re
+import time
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from equipoise.verifiers.math.extract import (
+    BEFORE_DIGIT,
+    DIGIT,
+    IS,
+    LONGEST,
+    NUMBER,
+    WORDS,
+    _bare_formula,
+    _choice,
+    _marks,
+    answer,
+)
+
+CASES = [
+    (r"so \boxed{5}", "5", "boxed"),
+    (r"so \fbox{5}", "5", "boxed"),
+    (r"so \boxed {5}", "5", "boxed"),
+    (r"\boxed{\frac{1}{2}}", r"\frac{1}{2}", "boxed"),
+    (r"\boxed{\{1, 2\}}", r"\{1, 2\}", "boxed"),
+    (r"\boxed{\boxed{5}}", "5", "boxed"),
+    (r"first \boxed{7}. Then \boxed{42}.", "42", "boxed"),
+    (r"\boxed{7} no wait, I forgot one case that matters here \boxed{8}", "8", "boxed"),
+    (r"\boxed{7} no wait, \boxed{8}", "8", "boxed"),
+    (r"\boxed{1} papers and \boxed{2} bins", "1, 2", "boxes"),
+    ("\\boxed{7}\n#### Verification\n7 = 7", "7", "boxed"),
+    ("\\boxed{7}\n#### 3. Check\n7 = 7", "7", "boxed"),
+    ("\\boxed{7}\n#### 8", "8", "####"),
+    ("#### 8\n#### Check", "8", "####"),
+    ("<answer>\n7\n</answer>", "7", "tag"),
+    (r"<answer>So \boxed{7}</answer>", "7", "boxed"),
+    ("<answer>The answer is 7.</answer>", "7", "answer, number"),
+    (r"\boxed{6} <answer>7", "6", "boxed"),
+    (r"\boxed{7} hmm no that was wrong it is \boxed{8}", "8", "boxed"),
+    (r"\boxed{1}, \boxed{2} and \boxed{3}", "1, 2, 3", "boxes"),
+    (r"\boxed{1} \boxed{2}", "1, 2", "boxes"),
+    (r"\boxed{5} so \boxed{5}", "5", "boxed"),
+    (r"$\boxed{28}$ percent", r"28\%", "boxed"),
+    (r"\boxed{}", None, "boxed, empty"),
+    (r"\boxed{5", None, "nothing to read"),
+    (r"\boxed{4} and \boxed{5", "4", "boxed"),
+    (r"<think>\boxed{4}</think>\boxed{5}", "5", "boxed"),
+    (r"\boxed{4}</think>Done.", None, "nothing to read"),
+    (r"<think>\boxed{4}", None, "unfinished thought"),
+    ("", None, "empty"),
+    ("\n \n", None, "empty"),
+    ("I do not know.", None, "nothing to read"),
+    ("Answer: 5", "5", "answer, number"),
+    ("**Answer:** 5\n", "5", "answer, number"),
+    ("Answer:\n\n42", "42", "answer, number"),
+    ("The answer is -5.", "-5", "answer, number"),
+    ("The answer is 7 or 8", "7 or 8", "answer, number"),
+    ("The answer is 3, 4 and 5.", "3, 4 and 5", "answer, number"),
+    ("The answer is $x+1$. I hope it is correct.", "x+1", "answer, formula"),
+    ("The answer is $1$ and $2$.", "1, 2", "answer, formulas"),
+    ("The answer is x^2 + 1", "x^2 + 1", "answer, formula"),
+    ("The answer is 2x", "2x", "answer, formula"),
+    ("The answer is 5 million.", "5 million", "answer, words"),
+    ("Answer: east", "east", "answer, words"),
+    ("The answer is A.", "A", "answer, choice"),
+    ("Final Answer: The largest $n$ is 34.", "34", "answer, number"),
+    ("9 * 2 = 18\n#### 18", "18", "####"),
+    (r"\boxed{7} The final answer is 8.", "8", "answer, number"),
+    (r"\boxed{7} is my answer: it is prime and 3 divides it", "7", "boxed"),
+    ("Therefore 3*5=15", "15", "last line, number"),
+    ("She makes $1,234.50 every day.", "$1,234.50", "last line, number"),
+    ("So it is 7, not 8", None, "nothing to read"),
+    ("more than 8", None, "nothing to read"),
+    ("AZYUK2A", None, "nothing to read"),
+    (r"so we find $x \geq 5$ here.", r"x \geq 5", "last line, formula"),
+    ("A. Because B is not valid", "A", "last line, choice"),
+    ("Because B is valid", "B", "last line, choice"),
+    ("It is B or C", None, "nothing to read"),
+    ("It is 12.<|im_end|>\n<|im_start|>user 13", "12", "last line, number"),
+]
+
+
+@pytest.mark.parametrize(("response", "text", "how"), CASES)
+def test_the_rule(response, text, how):
+    assert (answer(response).text, answer(response).how) == (text, how)
+
+
+def test_only_joined_boxes_are_a_hedge():
+    assert answer(r"\boxed{1} or \boxed{2}").hedge
+    assert not answer(r"\boxed{1}. Or rather \boxed{2}.").hedge
+    assert not answer(r"\boxed{1,2}").hedge
+
+
+FLOODS = [
+    r"\boxed{", "{", "Answer:", "\\", r"\boxed{}", r"\boxed{1},", "#### ", "#### \n", "$", "$$", "answer is ", "1 ",
+    "1, ", r"\(", r"\[ ", "(A) ", " is", "1 and ", "<think>", "\n", "}{", r"Answer: \(\(\(\(", "answer: $$a ", "-1 ",
+    "$1$, ", "<|a", r"\boxed{\boxed{", "a.\n", "</think>", "Answer is 1 or ", "１", "\x00", "\ud800", "**",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("tail", ["", r"\boxed{7}", " 7"])
+@pytest.mark.parametrize("flood", FLOODS)
+def test_a_megabyte_of_anything_takes_a_moment(flood, tail):
+    text = flood * (1_000_000 // len(flood)) + tail
+    start = time.process_time()
+    answer(text)
+    assert time.process_time() - start < 1.0  # a quadratic step would take minutes
+
+
+def test_boxes_in_boxes_in_boxes_take_a_moment():
+    start = time.process_time()
+    answer(r"\boxed{" * 12_000 + "5" + "}" * 12_000)
+    assert time.process_time() - start < 1.0  # a quadratic step would take minutes
+
+
+PIECES = st.sampled_from(
+    [r"\boxed{", r"\fbox{", "}", "{", "$", "$$", r"\(", r"\)", r"\[", r"\]", "####", "Answer:", "the answer is ",
+     " is ",
+     "<think>", "</think>", "7", "-3.5", "1/2", " or ", ", ", ". ", "\n", "(C)", "x^2", "\\", "%", "<|im_end|>", "not "]
+)  # fmt: skip
+
+
+@settings(max_examples=400, deadline=2000)
+@given(st.one_of(st.text(st.characters(codec=None), max_size=200), st.lists(PIECES, max_size=40).map("".join)))
+def test_any_text_has_an_answer_or_none(text):
+    said = answer(text)
+    assert said.how
+    assert said.text is None or (0 < len(said.text) <= LONGEST and said.text == said.text.strip())
+    if said.hedge:
+        assert said.how == "boxes"
+
+
+@settings(max_examples=100, deadline=2000)
+@given(
+    st.text(st.characters(exclude_characters="\\{}", codec=None), max_size=80), st.text("0123456789+-x^ ", min_size=1)
+)
+def test_a_closing_box_counts_whatever_stands_before_it(text, content):
+    if "<think>" not in text and content.strip():
+        assert answer(f"{text}.\n\n\\boxed{{{content}}}").text == content.strip()
+
+
+# What each shortcut has to agree with: the same rule without it, in whole passes over the text.
+WORDS_AND_SIGNS = st.lists(
+    st.sampled_from(
+        ["####", "#", "answer", "ANSWER", "anſwer", "is", "ARE", "equalſ", "be", "x", "ab", "apples", "A", "(A)", "(B)",
+         "C", "(D", "E)", "I", "'s", "’", "12", "-5", "- $.5", "12 345", "٣", "İ", "ß", "é", ":", ": ", ".", ",", "+",
+         "=", "(", "_", " ", " ", "  ", "\n", "\\text{are }", "\\text{cows}", "\\text {ab}", "\\", "{", "}", "\ud800"]
+    ),
+    max_size=30,
+).map("".join)  # fmt: skip
+
+
+def _bare_formula_by_whole_passes(sentence):
+    start = max((match.end() for match in IS.finditer(sentence)), default=0)
+    rest = sentence[start:].strip().rstrip(".,;").strip()
+    plain = re.sub(r"\\[a-zA-Z]+\s*\{[a-zA-Z ]*\}", "", rest)
+    if "\\boxed" in rest or re.search(r"(?<![\\a-zA-Z])[a-zA-Z]{3,}", plain):
+        return None
+    return rest if re.search(r"[\\^=+*/<>_()\[\]]|\d[a-zA-Z]|\S\s*-", rest) else None
+
+
+@settings(max_examples=500, deadline=2000)
+@given(WORDS_AND_SIGNS, st.integers(0, 5))
+def test_shortcuts_see_what_whole_passes_see(text, after):
+    marks = re.compile(r"####|answer", re.IGNORECASE).finditer(text, after)
+    assert _marks(text, after) == [match.span() for match in marks]
+    assert _bare_formula(text) == _bare_formula_by_whole_passes(text)
+    assert _bare_formula("word " * WORDS + text) == _bare_formula_by_whole_passes("word " * WORDS + text)
+    if not re.match(r"\(?[A-J]", text):
+        letters = {a or b for a, b in re.findall(r"\(([A-J])\)|(?<![\w'’])([B-HJ])(?![\w'’])", text)}
+        assert _choice(text) == (letters.pop() if len(letters) == 1 else None)
+    assert all(DIGIT.search(match.group()).start() <= BEFORE_DIGIT for match in NUMBER.finditer(text))
+
+
+@pytest.mark.parametrize("line", [r"45\cdot 1", "260^1", r"\lfloor 45 \rfloor", "40 + 5", "(45)", "x = 46"])
+def test_the_last_hashes_count_whatever_is_written_there(line):
+    """An earlier, plainer answer is not read in the place of a calculation; a heading states none."""
+    assert answer(f"#### 45\n#### {line}", ("####",)).text == line
+    assert answer(f"#### {line}\n#### Verification\n#### 3. Check it", ("####",)).text == line

@@ -1,0 +1,93 @@
+"""Deadlines: what the processes use counts, what the machine makes them wait does not."""
+
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+
+from equipoise.verifiers import grade
+from equipoise.verifiers.code import judge, sandbox
+from equipoise.verifiers.code.sandbox import Limits
+from equipoise.verifiers.verdict import Verdict
+from equipoise.verifiers.workers.deadline import PATIENCE, Deadline, _children, _used
+
+SPIN = "import time\nend = time.process_time() + {}\nwhile time.process_time() < end: pass\nprint(1)"
+
+
+def start(source):
+    return subprocess.Popen([sys.executable, "-c", source])
+
+
+def until(deadline, most=60):
+    began = time.monotonic()
+    while not deadline.passed() and time.monotonic() - began < most:
+        time.sleep(max(0.0, min(deadline.left(), 0.05)))
+    return time.monotonic() - began
+
+
+def test_without_processes_it_is_the_wall_clock():
+    assert 0.2 <= until(Deadline(0.2)) < 0.4
+
+
+def test_sleeping_counts():
+    with start("import time; time.sleep(30)") as process:
+        took = until(Deadline(1.0, (process.pid,)))
+        process.kill()
+    assert 0.9 <= took < 5
+
+
+def test_cpu_time_of_processes_together_counts():
+    with start(f"import os\nos.fork()\n{SPIN.format(20)}") as process:
+        deadline = Deadline(1.0, (process.pid,))
+        until(deadline)
+        cpu, _ = _used((process.pid,))
+        for child in _children(process.pid, str(process.pid)):
+            os.kill(child, 9)
+        process.kill()
+    assert 0.8 <= cpu < 3
+
+
+def test_waiting_for_a_core_is_free_up_to_a_bound():
+    """Many that want the core one of them has: its deadline of CPU time outlasts the same on the wall clock."""
+    core = min(os.sched_getaffinity(0))
+    pinned = f"import os\nos.sched_setaffinity(0, [{core}])\n"
+    others = [start(pinned + SPIN.format(20)) for _ in range(5)]
+    with start(pinned + SPIN.format(20)) as process:
+        took = until(Deadline(1.0, (process.pid,)))
+        process.kill()
+    for other in others:
+        other.kill()
+        other.wait()
+    assert 2.0 < took <= PATIENCE + 1
+
+
+def test_a_program_is_judged_alike_alone_and_in_a_crowd():
+    """Six at once, each with most of its time in CPU: on the wall clock all of them would be late."""
+    if (why := sandbox.available()) is not None:
+        pytest.skip(why)
+    limits = Limits(seconds=1.0, total_seconds=5)
+    row = {"inputs": ["\n"], "outputs": ["1\n"]}
+    responses = [f"```python\n{SPIN.format(0.5)}\n# {k}\n```" for k in range(6)]
+    futures = [grade.submit_code(response, row, limits) for response in responses]
+    assert [future.result().kind for future in futures] == ["correct"] * 6
+    late = judge.judge(f"```python\n{SPIN.format(3)}\n```", judge.tests(row), limits)
+    assert late.kind == "timeout"
+    workers = "import os\nchildren = [os.fork() for _ in range(1)]\n" + SPIN.format(1.0) + "\nos.wait()"
+    both = judge.judge(f"```python\n{workers}\n```", judge.tests({**row, "outputs": ["1\n1\n"]}), limits)
+    assert both.kind != "correct"  # two seconds of CPU, whether or not there are two cores
+
+
+@pytest.mark.parametrize("kind", ["timeout", "crashed", "unavailable", "wrong", "limit"])
+def test_what_may_be_another_verdict_the_next_time_is_not_kept(kind):
+    asked = []
+
+    def verdict():
+        asked.append(1)
+        return grade._done(Verdict(kind))
+
+    for _ in range(3):
+        grade._once(("test", kind), verdict)
+    grade.forget()
+    assert len(asked) == (3 if kind in ("timeout", "crashed", "unavailable") else 1)

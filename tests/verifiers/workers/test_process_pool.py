@@ -1,0 +1,228 @@
+"""The pool: whatever a worker does costs its own job and nothing else."""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from equipoise.verifiers import Verdict
+from equipoise.verifiers.workers import process_pool
+from equipoise.verifiers.workers.process_pool import Pool, PoolError, in_order
+
+JOBS = "tests.verifiers.workers.pool_jobs"
+ROOT = Path(__file__).parents[3]
+
+
+def kinds(outcomes):
+    return [o.kind if isinstance(o, Verdict) else o for o in outcomes]
+
+
+def open_descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+def processes_under(pid: int) -> list[int]:
+    """All living descendants, by the parents the kernel names."""
+    children: dict[int, list[int]] = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                state, parent = (entry / "stat").read_text().rpartition(")")[2].split()[:2]
+            except OSError:
+                continue
+            if state != "Z":
+                children.setdefault(int(parent), []).append(int(entry.name))
+    found, left = [], [pid]
+    while left:
+        mine = children.get(left.pop(), [])
+        found += mine
+        left += mine
+    return found
+
+
+def running(words: str) -> list[str]:
+    out = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True).stdout
+    return [line for line in out.splitlines() if words in line and "ps -eo" not in line]
+
+
+def test_results_come_in_the_order_of_the_jobs_at_any_concurrency():
+    draw = random.Random(0)
+    jobs = [(draw.randrange(1000), draw.choice((0, 0, 0.001, 0.01))) for _ in range(200)]
+    expected = [("correct" if n % 2 else "wrong", str(n)) for n, _ in jobs]
+    for workers in (1, 2, 16):
+        with Pool(f"{JOBS}:parity", workers=workers) as p:
+            outcomes = in_order([p.submit(*job, seconds=10) for job in jobs])
+        assert [(o.kind, o.reason) for o in outcomes] == expected
+
+
+@pytest.mark.parametrize(
+    ("how", "kind", "words"),
+    [
+        ("hang", "timeout", "killed after 0.3 s"),
+        ("sleep", "timeout", "killed after 0.3 s"),
+        ("deaf", "timeout", "killed after 0.3 s"),
+        ("child", "timeout", "killed after 0.3 s"),
+        ("raise", "crashed", "LookupError: a \ud800 in the message"),
+        ("quit", "crashed", "SystemExit: 0"),
+        ("exit", "crashed", "ended with status 0"),
+        ("segfault", "crashed", "SIGSEGV"),
+        ("memory", "limit", "out of memory"),
+        ("nan", "crashed", "a finite number"),
+        ("none", "crashed", "gave None: the rule is a finite number"),
+        ("much", "wrong", "xxx"),
+        ("surrogate", "wrong", "\ud800\x00"),
+    ],
+)
+def test_a_job_that_misbehaves_is_a_verdict_and_the_next_one_is_fine(how, kind, words):
+    with Pool(f"{JOBS}:misbehave", workers=1, quiet=True) as p:
+        before, asked, after = (p.submit(x, seconds=0.3) for x in ("fine", how, "fine"))
+        verdict = asked.result(timeout=20)
+        assert (before.result(), after.result(timeout=20)) == (0.5, 0.5)
+    assert verdict.kind == kind
+    assert words in verdict.reason
+    assert len(verdict.reason) < 5000
+    if kind == "timeout":
+        assert 0.3 <= verdict.seconds < 3
+    assert not running("left-behind")
+
+
+def test_waiting_for_a_core_does_not_count():
+    """24 jobs of 0.1 s on the cores there are take longer than any one's deadline if all start at once."""
+    with Pool(f"{JOBS}:spin", workers=24 * process_pool.cores()) as p:
+        start = time.monotonic()
+        outcomes = in_order([p.submit(0.1, seconds=0.5) for _ in range(24 * process_pool.cores())])
+        assert outcomes == [1.0] * len(outcomes)
+        assert time.monotonic() - start > 0.5
+
+
+def test_a_total_budget_ends_what_has_not_begun_and_what_runs():
+    with Pool(f"{JOBS}:misbehave", workers=1) as p:
+        start = time.monotonic()
+        jobs = [p.submit(how, seconds=0.5, expires=start + 0.2) for how in ("fine", "sleep", "fine", "fine")]
+        outcomes = in_order(jobs)
+        assert time.monotonic() - start < 5
+    assert kinds(outcomes) == [0.5, "timeout", "timeout", "timeout"]
+    assert "total budget" in outcomes[3].reason
+
+
+@pytest.mark.parametrize("valid", [False, True])
+def test_a_worker_that_writes_what_it_likes_breaks_nothing(valid):
+    with Pool(f"{JOBS}:babble", workers=2, quiet=True) as p:
+        outcomes = in_order([p.submit(seed, valid, seconds=5) for seed in range(60)])
+        assert set(kinds(outcomes)) == {"crashed"}
+
+
+def test_a_reply_without_the_ticket_of_its_job_is_no_verdict():
+    with Pool(f"{JOBS}:forge", workers=1, quiet=True) as p:
+        forged = p.submit("now", seconds=10).result()
+        assert (forged.kind, forged.value) == ("crashed", None)
+        assert "not the reply to this job" in forged.reason
+
+
+def test_what_a_job_leaves_running_cannot_answer_the_next_one():
+    with Pool(f"{JOBS}:forge", workers=1, quiet=True) as p:
+        first, second, third = (p.submit(how, seconds=10) for how in ("later", "honest", "none"))
+        assert first.result() == 0.0
+        assert second.result().kind == "crashed"
+        assert third.result() == 0.0
+
+
+def test_descriptors_and_processes_do_not_grow():
+    with Pool(f"{JOBS}:misbehave", workers=2, quiet=True) as p:
+        before = open_descriptors()
+        others = set(processes_under(os.getpid()))  # pools that other tests left open
+        for _ in range(3):
+            in_order([p.submit(how, seconds=0.2) for how in ("exit", "segfault", "fine", "raise") * 15])
+            assert open_descriptors() <= before + 4  # the selector, the nursery's socket, two workers' channels
+            assert len(set(processes_under(os.getpid())) - others) <= 3  # the nursery and two workers
+    assert set(processes_under(os.getpid())) <= others
+
+
+def test_a_worker_is_replaced_after_its_share_of_jobs(monkeypatch):
+    monkeypatch.setattr(process_pool, "RECYCLE", 10)
+    with Pool(f"{JOBS}:echo", workers=1) as p:
+        assert in_order([p.submit(float(i), seconds=5) for i in range(35)]) == [float(i) for i in range(35)]
+        assert [w.jobs for w in p._idle] == [5]
+
+
+def test_the_pool_survives_the_death_of_its_nursery():
+    with Pool(f"{JOBS}:echo", workers=2) as p:
+        assert p.submit(1.0, seconds=5).result() == 1.0
+        os.kill(p._nursery.pid, signal.SIGKILL)
+        time.sleep(0.1)
+        assert in_order([p.submit(float(i), seconds=5) for i in range(20)]) == [float(i) for i in range(20)]
+
+
+def test_nobody_is_left_when_the_caller_is_killed():
+    script = (
+        "import time\nfrom equipoise.verifiers.workers.process_pool import Pool\n"
+        f"p = Pool('{JOBS}:misbehave', workers=2)\n[p.submit('deaf', seconds=600) for _ in range(2)]\n"
+        "time.sleep(0.5)\nprint('ready', flush=True)\ntime.sleep(600)"
+    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join((str(ROOT / "src"), str(ROOT)))}
+    caller = subprocess.Popen([sys.executable, "-c", script], env=environment, stdout=subprocess.PIPE, text=True)
+    assert caller.stdout.readline() == "ready\n"
+    deadline = time.monotonic() + 30
+    while len(below := processes_under(caller.pid)) < 3 and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert len(below) == 3
+    caller.kill()
+    caller.communicate()
+    deadline = time.monotonic() + 10
+    while time.monotonic() < deadline and any(Path(f"/proc/{pid}").exists() for pid in below):
+        time.sleep(0.02)
+    assert not [pid for pid in below if Path(f"/proc/{pid}").exists()]
+
+
+def test_submitting_waits_while_too_much_is_unfinished(monkeypatch):
+    monkeypatch.setattr(process_pool, "DEPTH", 4)
+    with Pool(f"{JOBS}:parity", workers=1) as p:
+        futures = []
+
+        def produce() -> None:
+            futures.extend(p.submit(i, 0.05, seconds=10) for i in range(12))
+
+        producer = threading.Thread(target=produce)
+        producer.start()
+        most = 0
+        while producer.is_alive():
+            most = max(most, sum(not f.done() for f in list(futures)))
+            time.sleep(0.005)
+        assert [o.reason for o in in_order(futures)] == [str(i) for i in range(12)]
+    assert most <= 4
+
+
+def test_a_target_that_cannot_be_imported_is_a_sentence():
+    with Pool(f"{JOBS}:nothing", workers=1) as p:
+        verdict = p.submit(seconds=5).result()
+    assert verdict.kind == "crashed"
+    assert f"{JOBS}:nothing cannot be imported: AttributeError" in verdict.reason
+
+
+def test_a_pool_that_cannot_start_says_so_to_everyone_waiting(monkeypatch):
+    monkeypatch.setattr(process_pool, "BOOT", "raise SystemExit(3)")
+    p = Pool(f"{JOBS}:echo")
+    with pytest.raises(PoolError, match="cannot be started"):
+        p.submit(1.0, seconds=5).result(timeout=20)
+    p._thread.join()
+    with pytest.raises(PoolError, match="cannot be started"):
+        p.submit(1.0, seconds=5)
+    p.close()
+
+
+def test_closing_cancels_what_is_left_and_refuses_more():
+    others = set(processes_under(os.getpid()))
+    p = Pool(f"{JOBS}:misbehave", workers=1)
+    jobs = [p.submit("sleep", seconds=600) for _ in range(3)]
+    time.sleep(0.3)
+    p.close()
+    assert all(job.cancelled() for job in jobs)
+    with pytest.raises(ValueError, match="closed"):
+        p.submit("fine", seconds=1)
+    assert set(processes_under(os.getpid())) <= others
