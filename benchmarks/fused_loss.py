@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import gc
 import importlib.metadata
-import statistics
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -21,6 +20,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from report import write  # benchmarks/report.py
+from timing import seconds
 from torch import Tensor
 
 import equipoise as eq
@@ -115,20 +115,6 @@ def liger(b: Problem) -> None:
         b.hidden.view(*mask.shape, -1), b.weight, b.targets.view(shape), mask, b.advantage,
         old_per_token_logps=b.old.view(shape),
     )[0].backward()  # fmt: skip
-
-
-def seconds(call: Callable[[], Any], least: int = 2, budget: float = 0.6) -> float:
-    """Median over as many calls as fit the budget, after one that warms up."""
-    call()
-    times: list[float] = []
-    while len(times) < least or (sum(times) < budget and len(times) < 50):
-        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        start.record()
-        call()
-        end.record()
-        torch.cuda.synchronize()
-        times.append(start.elapsed_time(end) / 1e3)
-    return statistics.median(times)
 
 
 def peak(call: Callable[[], Any], b: Problem) -> float:

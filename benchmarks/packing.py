@@ -21,7 +21,8 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
-from report import write  # benchmarks/report.py
+from lengths import lognormal  # benchmarks/lengths.py
+from report import write
 from shapes import build, tokenizer
 from torch import Tensor
 
@@ -57,14 +58,6 @@ def batch(lengths: Tensor, prompt_tokens: int, group: int, vocabulary: int, devi
     credit = on_device(objective.assign(torch.arange(len(lengths)) % 2.0, prompt, lengths), torch.device(device))
     old = torch.full((len(tokens),), -10.0, device=device)
     return Batch(prompts, tokens, lengths, prompt, objective, credit, old)
-
-
-def lognormal(count: int) -> Tensor:
-    s2 = torch.log(torch.tensor(1 + CV**2))
-    # The distribution's own quantiles, in random order: a sample of this size would be off by a tenth of its CV.
-    z = torch.special.ndtri((torch.randperm(count, generator=torch.Generator().manual_seed(1)) + 0.5) / count)
-    drawn = torch.exp(torch.log(torch.tensor(float(MEAN))) - s2 / 2 + s2.sqrt() * z)
-    return drawn.round().long().clamp(1, LONGEST)
 
 
 def parts(ends: list[int], b: Batch) -> list[tuple[slice, slice]]:
@@ -170,7 +163,7 @@ def seconds(run: Callable[[], None], model: Any, repeats: int = 2) -> float:
 
 def padding(name: str) -> dict[str, Any]:
     model = build(name)
-    b = batch(lognormal(RESPONSES), 100, GROUP, VOCABULARY)
+    b = batch(lognormal(RESPONSES, MEAN, CV, LONGEST), 100, GROUP, VOCABULARY)
     cv = float(b.lengths.double().std() / b.lengths.double().mean())
     print(f"{name}: {RESPONSES} responses, mean length {float(b.lengths.double().mean()):.0f}, CV {cv:.2f}, "
           f"longest {int(b.lengths.max())}")  # fmt: skip
@@ -208,7 +201,7 @@ def sharing(name: str, out: dict[int, dict[str, float]], save: Callable[[], None
     model = build(name)
     policy = opened(model, name)
     for prompt_tokens in (100, 500, 2000):
-        b = batch(lognormal(SHARING), prompt_tokens, GROUP, VOCABULARY)
+        b = batch(lognormal(SHARING, MEAN, CV, LONGEST), prompt_tokens, GROUP, VOCABULARY)
         (alone, entries), (shared, fewer) = (packed_passes(policy, b, share) for share in ("nothing", "prompt"))
         speed, tokens = seconds(alone, model, 1) / seconds(shared, model, 1), entries / fewer
         out[prompt_tokens] = {"speed_up": speed, "entries_ratio": tokens}
