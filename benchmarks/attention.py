@@ -35,9 +35,9 @@ from timing import attempt, seconds
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
+from equipoise.kernels.segments import Stretches
+from equipoise.kernels.varlen import varlen_attention
 from equipoise.policy import pack
-from equipoise.policy.kernels.varlen import varlen_attention
-from equipoise.policy.stretches import Stretches
 
 PROMPTS, PROMPT, GROUP = 7, 100, 16
 MEAN, CV, LONGEST = 256, 0.8, 1024
