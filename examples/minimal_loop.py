@@ -1,6 +1,6 @@
 """An RL loop in one file: python examples/minimal_loop.py [--steps 40] [--objective dapo+balanced]
 
-The embedded character model learns to add chains of numbers, on the CPU, in about a minute of computing.
+The embedded character model learns to add chains of numbers, on the CPU, in a minute or two.
 Everything a trainer does is here once, in order: prompts, samples, rewards, credit, loss, step. Of the library it
 uses the objective and the built-in task; the model is plain transformers. Not covered: checkpoints, evaluation on
 held-out prompts, a fast sampler, several updates a batch. `equipoise train` has those.
@@ -19,9 +19,9 @@ import equipoise as eq
 from equipoise.policy.model import ABACUS
 from equipoise.tasks import Arithmetic
 
-PROMPTS, GROUP = 16, 16  # per step: prompts, and responses to each
+PROMPTS, GROUP = 32, 16  # per step: prompts, and responses to each
 MICRO = 128  # responses that share a backward pass; any number gives the same gradient
-LEARNING_RATE = 1e-3
+LEARNING_RATE = 5e-4
 
 
 def main() -> None:

@@ -1,5 +1,7 @@
 """The filter, run by a small interpreter for both machines and by the kernel for this one."""
 
+import ctypes
+import ctypes.util
 import errno
 import os
 import platform
@@ -104,6 +106,24 @@ def test_the_numbers_are_the_kernels():
     compared = {name: number for name, number in ours.items() if name in kernel}
     assert compared == {name: kernel[name] for name in compared}
     assert len(compared) > 70
+
+
+@pytest.mark.parametrize("machine", seccomp.MACHINES)
+def test_the_numbers_are_libseccomps(machine):
+    """For both machines on either; a call newer than the library cannot be compared."""
+    found = ctypes.util.find_library("seccomp")
+    if found is None:
+        pytest.skip("no libseccomp here")
+    resolve = ctypes.CDLL(found).seccomp_syscall_resolve_name_arch
+    resolve.argtypes, resolve.restype = (ctypes.c_uint32, ctypes.c_char_p), ctypes.c_int
+    column = seccomp.MACHINES.index(machine)
+    table = {name: numbers[column] for name, numbers in seccomp.NUMBERS.items()}
+    theirs = {name: resolve(ARCH[machine], name.encode()) for name in table}
+    # Below 0: unknown to the library (-1), or a call that this machine does not have.
+    compared = {name: number for name, number in theirs.items() if number >= 0}
+    assert compared == {name: table[name] for name in compared}
+    assert len(compared) > 70
+    assert all(theirs[name] < 0 for name, number in table.items() if number is None)
 
 
 def test_bad_input_is_named():
