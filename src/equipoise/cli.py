@@ -140,7 +140,7 @@ def _parser() -> argparse.ArgumentParser:
 
     study = add("study", _study, "run a study written down beforehand, show its results, or train one cell again")
     study.add_argument("action", choices=("run", "show", "verify"), help="run FILE.toml; show or verify RESULTS.json")
-    study.add_argument("file", help="a study (see studies/), or the results of one")
+    study.add_argument("file", nargs="+", help="studies (see studies/) to run; the results of one to show or verify")
     study.add_argument("--out", default="runs/study", help="where its runs go (default: %(default)s)")
     study.add_argument("--jobs", type=_at_least(1), default=0, help="runs at a time (default: one per core)")
     study.add_argument("--minutes", type=_at_least(0, float), default=None, help="stop after so long; go on with run")
@@ -398,12 +398,16 @@ def _study(options: argparse.Namespace, rest: list[str]) -> None:
 
     if options.action == "run":
         registered.run(options.file, Path(options.out), options.jobs, options.minutes or float("inf"))
-    elif options.action == "show":
-        registered.show(registered.read_results(options.file))
+        return
+    if len(options.file) > 1:
+        raise registered.ConfigError(f"study {options.action} takes one file, not {len(options.file)}")
+    (file,) = options.file
+    if options.action == "show":
+        registered.show(registered.read_results(file))
     elif options.variant is None or options.seed is None:
         raise registered.ConfigError("study verify needs --variant and --seed: which cell should be trained again?")
     else:
-        sys.exit(0 if registered.verify(options.file, options.variant, options.seed, Path(options.out)) else 1)
+        sys.exit(0 if registered.verify(file, options.variant, options.seed, Path(options.out)) else 1)
 
 
 def _audit(options: argparse.Namespace, rest: list[str]) -> None:

@@ -39,6 +39,25 @@ def test_strength_sets_the_ratio_of_the_pulls(strength):
         assert pulls == pytest.approx((T[up].mean() / T[down].mean()) ** (1 - strength))
 
 
+@pytest.mark.parametrize("imbalance", [-0.9, -0.3, 0.0, 0.5])
+def test_imbalance_is_the_share_that_it_says(imbalance):
+    credit = assigned(aggregation={"name": "balanced", "imbalance": imbalance})
+    c, T, group = (credit.weight * credit.advantage).numpy(), np.array(LENGTHS, dtype=float), np.array(GROUP)
+    for g in (0, 1):
+        push = (c * T)[group == g]
+        assert push.sum() / np.abs(push).sum() == pytest.approx(imbalance)
+        # What the group pulls in all is as before: only its share between the signs changes.
+        before = (balanced(1.0).weight * credit.advantage).numpy() * T
+        assert np.abs(push).sum() == pytest.approx(np.abs(before[group == g]).sum())
+    assert float(credit.metrics["bias/mass_balance"]) == pytest.approx(imbalance)
+
+
+@pytest.mark.parametrize("wrong", [-1.0, 1.0])
+def test_an_imbalance_that_silences_a_sign_is_refused(wrong):
+    with pytest.raises(ValueError, match=r"aggregation.imbalance = .* must lie between -1 and 1"):
+        Objective(aggregation={"name": "balanced", "imbalance": wrong})
+
+
 def hadw(**options):
     return {"name": "hadw", "anchor": "fixed", "threshold": 0.4, **options}
 

@@ -1,13 +1,14 @@
-"""Studies written down beforehand: what is refused, what is trained, and the tests against scipy's."""
+"""Studies written down beforehand: what is refused, what is trained, shown and verified."""
 
-import json
+import math
 from pathlib import Path
 
 import numpy as np
 import pytest
 from scipy import stats
 
-from equipoise.study import registered
+from equipoise.study import effects, plan, registered, results
+from equipoise.study.dose_figure import figure
 from equipoise.train import ConfigError, RunFolder
 from equipoise.train.folder import append
 
@@ -40,29 +41,32 @@ minus = "token"
 def study(tmp_path):
     file = tmp_path / "small.toml"
     file.write_text(SMALL)
-    return registered.read(file)
+    return plan.read(file)
 
 
-def leave_runs(study, out, seeds, values):
-    """What `equipoise train` would leave: an evaluation at the start and one at the end."""
-    folders = {}
+def leave_runs(study, out, values, steps=4):
+    """What `equipoise train` would leave: an evaluation at the start and one at the end; values[name][seed]."""
+    configs = {}
     for name in study.variants:
-        for seed in seeds:
-            folder = RunFolder(out / name / f"seed-{seed}")
+        for seed, value in values[name].items():
+            config = study.one(name, seed, out / name / f"seed-{seed}")
+            folder = RunFolder(config.train.out)
             folder.path.mkdir(parents=True)
-            for step in (0, 4):
-                numbers = {"acc@8": values[name][seed] * step / 4, "by_level": {"5": {"acc@8": values[name][seed] / 2}}}
+            for step in (0, steps):
+                numbers = {"acc@8": value * step / steps, "by_level": {"5": {"acc@8": value / 2}}}
                 append(folder.eval, {"step": step, **numbers})
-            folders[f"{name}/seed-{seed}"] = folder
-    return folders
+            configs[f"{name}/seed-{seed}"] = config
+    return configs
+
+
+def drawn(study, seeds, draw):
+    return {name: dict(zip(seeds, draw.uniform(0.4, 0.6, len(seeds)).tolist(), strict=True)) for name in study.variants}
 
 
 def test_the_tests_are_scipys_and_holms(study, tmp_path):
-    draw = np.random.default_rng(0)
-    values = {name: dict(zip(range(5, 9), draw.uniform(0.4, 0.6, 4).tolist(), strict=True)) for name in study.variants}
-    results = registered.collect(study, leave_runs(study, tmp_path, range(5, 9), values), {})
-    assert json.loads(json.dumps(results)) == results
-    hardest, overall = registered.primary_tests(results)
+    values = drawn(study, range(5, 9), np.random.default_rng(0))
+    found = results.collect(study, leave_runs(study, tmp_path, values), {})
+    hardest, overall = effects.effects(found)
     pairs = [[values[name][seed] for seed in range(5, 9)] for name in ("balanced", "token")]
     reference = stats.ttest_rel(*pairs)
     assert overall.p == pytest.approx(reference.pvalue, abs=1e-5)
@@ -71,14 +75,134 @@ def test_the_tests_are_scipys_and_holms(study, tmp_path):
     assert overall.holm == pytest.approx(min(1, 2 * overall.p), abs=1e-5)
 
 
+def test_results_are_read_as_they_were_written(study, tmp_path):
+    found = results.collect(study, leave_runs(study, tmp_path, drawn(study, [5, 6], np.random.default_rng(1))), {})
+    results.write_results(found, tmp_path / "results.json")
+    assert results.read_results(tmp_path / "results.json") == found
+    assert plan.parse({k: v for k, v in found.items() if k != "runs"}, "") == study
+
+
 def test_only_seeds_that_both_have_finished_count(study, tmp_path):
     values = {name: dict.fromkeys(range(5, 9), 0.5) for name in study.variants}
-    folders = leave_runs(study, tmp_path, range(5, 9), values)
+    configs = leave_runs(study, tmp_path, values)
     (tmp_path / "token" / "seed-6" / "eval.jsonl").write_text('{"step": 0, "acc@8": 0.1}\n')  # stopped half way
-    results = registered.collect(study, folders, {"balanced/seed-8": "it diverged"})
-    assert [tested.seeds for tested in registered.primary_tests(results)] == [2, 2]
-    assert results["runs"]["balanced/seed-8"] == {"failed": "it diverged"}
-    assert sorted(registered.last_of(results, "token", "acc@8")) == [5, 7, 8]
+    found = results.collect(study, configs, {"balanced/seed-8": "it diverged"})
+    assert [effect.seeds for effect in effects.effects(found)] == [2, 2]
+    assert found["runs"]["balanced/seed-8"] == {"failed": "it diverged"}
+    assert sorted(results.finished(found, "token")) == [5, 7, 8]
+
+
+DOSED = """
+question = "Does more do more?"
+seeds = [5, 9]
+rates = [1e-4, 1e-3]
+[config.train]
+steps = 4
+[config.optim]
+lr = 1e-3
+[dose]
+option = "objective.aggregation"
+key = "strength"
+with = { name = "balanced" }
+values = [-2, 0, 1]
+[[primary]]
+claim = "the dose helps"
+metric = "acc@8"
+expect = "up"
+margin = 0.1
+"""
+
+
+@pytest.fixture
+def dosed(tmp_path):
+    file = tmp_path / "dosed.toml"
+    file.write_text(DOSED)
+    return plan.read(file)
+
+
+def test_a_dose_is_a_variant_for_each_value(dosed, tmp_path):
+    configs = dosed.configs(tmp_path)
+    assert list(configs)[:4] == [
+        "strength=-2/seed-5", "strength=0/seed-5", "strength=1/seed-5", "strength=-2@0.0001/seed-5",
+    ]  # fmt: skip
+    assert configs["strength=-2/seed-5"].objective.aggregation == {"name": "balanced", "strength": -2.0}
+    assert configs["strength=0@0.0001/seed-7"].optim.lr == 1e-4
+    assert configs["strength=0/seed-7"].optim.lr == 1e-3
+
+
+def test_the_effect_of_a_dose_is_the_mean_of_the_seeds_slopes(dosed, tmp_path):
+    draw = np.random.default_rng(2)
+    values = {
+        dosed.dose.variant(d): {seed: 0.5 + 0.02 * d + draw.normal(0, 0.003) for seed in range(5, 10)}
+        for d in dosed.dose.values
+    }
+    del values["strength=0"][9]  # that seed is not whole
+    found = results.collect(dosed, leave_runs(dosed, tmp_path, values), {})
+    (effect,) = effects.effects(found)
+    slopes = [
+        3 * stats.linregress([-2, 0, 1], [values[dosed.dose.variant(d)][seed] for d in (-2, 0, 1)]).slope
+        for seed in range(5, 9)
+    ]
+    reference = stats.ttest_1samp(slopes, 0)
+    assert effect.seeds == 4
+    assert effect.mean == pytest.approx(np.mean(slopes), abs=1e-5)
+    assert effect.p == pytest.approx(reference.pvalue, rel=1e-2)
+    interval = reference.confidence_interval(0.95)
+    assert (effect.low, effect.high) == pytest.approx((interval.low, interval.high), abs=1e-5)
+    assert effect.verdict == "confirmed, smaller than 10 points"
+    drawing = figure(found)
+    assert drawing.count('class="mean"') == 3
+    assert drawing.count('class="bar"') == 3
+
+
+@pytest.mark.parametrize(
+    ("mean", "half", "holm", "expect", "margin", "said"),
+    [
+        (0.02, 0.01, 0.01, "up", None, "confirmed"),
+        (0.02, 0.01, 0.01, "down", None, "refuted: the other way"),
+        (0.02, 0.01, 0.01, "", None, "an effect"),
+        (0.02, 0.03, 0.30, "up", 0.01, "undecided"),
+        (0.001, 0.003, 0.30, "up", 0.005, "no effect as large as 0.5 points"),
+    ],
+)
+def test_verdicts(mean, half, holm, expect, margin, said):
+    row = plan.Primary("", "acc@8", expect=expect, margin=margin)
+    assert effects.Effect(row, 9, mean, mean - half, mean + half, holm, holm, 5).verdict == said
+
+
+def test_a_variants_own_rate_is_chosen_on_other_seeds():
+    """At the low rate all seeds but one are better; that one must not keep itself from being taken there."""
+    runs = {}
+    for seed in range(4):
+        high = 0.9 if seed == 0 else 0.3
+        runs[f"a/seed-{seed}"] = {"steps": [0, 4], "curves": {"acc@8": [0.1, high]}}
+        runs[f"a@0.0001/seed-{seed}"] = {"steps": [0, 4], "curves": {"acc@8": [0.1, 0.5]}}
+    found = {"config": {"optim": {"lr": 1e-3}}, "rates": [1e-4, 1e-3], "runs": runs}
+    own = results.values(found, "a", plan.Primary("", "acc@8", "a", "a", rate="own"))
+    # Over the other seeds: for seed 0 the low rate (.5 > .3); for the others .5 against (.9 + .3 + .3)/3 = .5, a tie
+    # that goes to the first rate.
+    assert own == {0: 0.5, 1: 0.5, 2: 0.5, 3: 0.5}
+    assert results.values(found, "a", plan.Primary("", "acc@8", "a", "a"))[0] == 0.9
+
+
+def test_numbers_of_a_run_by_when_they_are_taken():
+    record = {"steps": [0, 1, 2, 3], "curves": {"acc@8": [0.1, 0.2, 0.6, 0.4]}, "run": {"entropy": 0.25}}
+    assert results.value_of(record, "acc@8", "last") == 0.4
+    assert results.value_of(record, "acc@8", "mean") == pytest.approx(0.4)
+    assert results.value_of(record, "run/entropy", "last") == 0.25
+    bends = [0.1 - 0.4 + 0.6, 0.2 - 1.2 + 0.4]
+    assert results.value_of(record, "acc@8", "jitter") == pytest.approx(math.sqrt(np.mean(np.square(bends)) / 6))
+    for metric in ("run/entropi", "acc@9"):
+        with pytest.raises(ConfigError, match="is not in the"):
+            results.value_of(record, metric, "last")
+
+
+def test_several_studies_take_turns_seed_by_seed(study, dosed, tmp_path):
+    order = list(plan.in_turn([("small", study, tmp_path / "small"), ("dosed", dosed, tmp_path / "dosed")]))
+    assert order[:2] == ["small/token/seed-5", "small/balanced/seed-5"]
+    assert order[2:8] == [f"dosed/{name}" for name in list(dosed.configs(tmp_path))[:6]]
+    share = [int(name.rpartition("-")[2]) - 5 for name in order]
+    assert share.index(1) == 8  # no second seed before every study's first
 
 
 def test_variants_differ_in_what_they_say_alone(study, tmp_path):
@@ -100,37 +224,42 @@ def test_variants_differ_in_what_they_say_alone(study, tmp_path):
         ("seeds = [5, 8]", "seeds = [5, 5]", "the first and the last of two or more"),
         ('question = "Does it matter?"', "", "look at question"),
         ("seeds = [5, 8]", "seeds = [5, 8", "not valid TOML"),
+        ('plus = "balanced"', "", "has no plus: then it needs a dose"),
+        ('metric = "acc@8"', 'metric = "acc@8"\nat = "best"', 'at = "best" of a primary must be one of last, mean'),
+        ("[config.train]", "[start]\nslips = 0.1\n[config.train]", "start.slips is not known"),
+        ("[config.train]", "[start]\nslip = 1.5\n[config.train]", "start.slip = 1.5 must be a probability"),
+        ("[config.train]", "[dose]\noption = 'optim.lr'\nvalues = [1, 2]\n[config.train]", "three numbers or more"),
+        ("seeds = [5, 8]", "seeds = [5, 8]\nrates = [1e-3]", "must have config.optim.lr"),
     ],
 )
 def test_a_study_that_cannot_be_read(tmp_path, old, new, words):
     file = tmp_path / "study.toml"
     file.write_text(SMALL.replace(old, new, 1))
     with pytest.raises(ConfigError, match=words.replace("[", r"\[")):
-        registered.read(file)
+        plan.read(file)
 
 
 def test_results_that_cannot_be_read(tmp_path):
     file = tmp_path / "results.json"
     with pytest.raises(ConfigError, match="there is no such file"):
-        registered.read_results(file)
+        results.read_results(file)
     for text in ("{", "[]", "{}"):
         file.write_text(text)
         with pytest.raises(ConfigError, match="not a results file"):
-            registered.read_results(file)
+            results.read_results(file)
 
 
 @pytest.mark.parametrize("file", STUDIES, ids=lambda file: file.stem)
 def test_the_studies_we_ship_can_be_run(file, tmp_path):
-    study = registered.read(file)
+    study = plan.read(file)
     for config in study.configs(tmp_path).values():
         config.check()
 
 
 def test_verify_says_whether_a_cell_lies_among_the_published(study, tmp_path, monkeypatch):
     values = {name: {5: 0.50, 6: 0.52, 7: 0.51, 8: 0.49} for name in study.variants}
-    results = registered.collect(study, leave_runs(study, tmp_path / "runs", range(5, 9), values), {})
     published = tmp_path / "results.json"
-    published.write_text(json.dumps(results))
+    results.write_results(results.collect(study, leave_runs(study, tmp_path / "runs", values), {}), published)
 
     def pretend(value):
         def train_all(configs, console, jobs):
@@ -146,3 +275,9 @@ def test_verify_says_whether_a_cell_lies_among_the_published(study, tmp_path, mo
     assert registered.verify(published, "token", 6, tmp_path / "inside")
     pretend(0.9)
     assert not registered.verify(published, "token", 6, tmp_path / "outside")
+
+
+def test_the_first_studys_results_are_still_read(capsys):
+    registered.show(results.read_results(ROOT / "studies/results/off_policy.json"))
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "best@8 last, balanced − token: +0.765 points" in shown

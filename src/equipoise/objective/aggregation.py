@@ -32,24 +32,27 @@ def constant(batch: Batch, A: Tensor, counted: Tensor, *, length: float = 1.0) -
     return torch.full_like(batch.T, length)
 
 
-def balanced(batch: Batch, A: Tensor, counted: Tensor, *, masked: str = "drop", strength: float = 1.0) -> Tensor:
+def balanced(
+    batch: Batch, A: Tensor, counted: Tensor, *, masked: str = "drop", strength: float = 1.0, imbalance: float = 0.0
+) -> Tensor:
     """ℓ_i = Z_s/M_s: the |A|-weighted mean length of the responses of i's sign s in its group (BA and BA-gen at once).
 
     M_s = Σ_{S_s}|A|, Z_s = Σ_{S_s}|A|T. A response with A = 0 has no sign and no weight. One without tokens is left out
     of both sums (masked="drop": its mass is gone, as under every other rule, and the group is out of balance by it), or
     counts in M alone (masked="pass": its siblings of the same sign pull the harder for it, and balance holds).
 
-    strength turns the correction up and down: ℓ_i = T̄·(Z_s/(M_s·T̄))^strength, T̄ the group's mean length. Right and
-    wrong responses then pull as (T̄+/T̄−)^(1−strength) : 1. 0 is token over the group, 1 is BA.
+    Two numbers turn the bias that BA removes up and down. strength: ℓ_i = T̄·(Z_s/(M_s·T̄))^strength, T̄ the group's mean
+    length; right and wrong responses then pull as (T̄+/T̄−)^(1−strength) : 1, so 0 is token over the group. imbalance:
+    Σ c T / Σ|c|T of every group (at strength 1), whatever the lengths.
     """
     size, positive = A.abs(), A > 0
     heard = size if masked == "pass" else size * (batch.T > 0)
     M, Z = batch.groups.sum(heard, positive), batch.groups.sum(size * batch.T, positive)
     own = torch.where((size > 0) & (M > 0), Z / M, 0.0)
-    if strength == 1:  # BA itself, without the rounding of a power
-        return own
-    common = batch.groups.mean(batch.T)
-    return torch.where(own > 0, common * (own / common.clamp(min=1e-9)) ** strength, 0.0)
+    if strength != 1:  # at 1 there is BA itself, without the rounding of a power
+        common = batch.groups.mean(batch.T)
+        own = torch.where(own > 0, common * (own / common.clamp(min=1e-9)) ** strength, 0.0)
+    return own / (1 + imbalance * torch.sign(A))
 
 
 def power(batch: Batch, A: Tensor, counted: Tensor, *, alpha: float = 0.75, length: float | None = None) -> Tensor:

@@ -25,6 +25,7 @@ _NOT_NEGATIVE = (0.0, math.inf, "[)", "must not be negative")
 _RANGES: dict[str, tuple[float, float, str, str]] = {
     **dict.fromkeys(("k", "length", "tau_positive", "tau_negative", "lam_positive", "lam_negative", "eps"), _POSITIVE),
     **dict.fromkeys(("high", "alpha", "k_positive", "k_negative"), _NOT_NEGATIVE),
+    "imbalance": (-1.0, 1.0, "()", "must lie between -1 and 1: each sign must pull its own way"),
     "strength": (-math.inf, math.inf, "()", "must be a finite number"),
     "low": (0.0, 1.0, "[]", "must lie between 0 and 1: a ratio does not fall below 0"),
     "cap": (1.0, math.inf, "[)", "must be at least 1: a ratio of 1 is no reason to cut"),

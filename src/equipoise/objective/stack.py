@@ -91,6 +91,11 @@ def notes(o: Objective) -> tuple[str, ...]:
             f"balanced at strength {strength:g} is not BA's: right and wrong responses pull as "
             f"(T̄+/T̄−)^{1 - strength:g} : 1"
         )
+    imbalance = o.aggregation.options.get("imbalance", 0.0)
+    if imbalance:
+        found.append(
+            f"balanced with imbalance = {imbalance:g} is not BA's: Σ c T is that share of Σ|c|T in every group"
+        )
     breaks = o.difficulty is not None and not getattr(o.difficulty, "recentre", False)
     if rule == "balanced" and breaks:
         found.append(
