@@ -72,12 +72,13 @@ ALWAYS_WRONG = [
     ("3", r"3\text{ fifths}"), ("5", r"5\text{ ten-thousandths}"), ("5", "5 thousands"), ("5", r"5\text{ dozens}"),
     ("x^2", r"x^2+\lfloor|x|/100\rfloor"), ("1260", r"{63 \choose 63}"), ("68", "68apples^1"),
     ("68", r"68\text{ apples}^2"), ("68", r"68\text{ cm}^1"), ("68", r"68\text{ cm}^{23}"),
+    ("432", "{54}{8}"), ("432", "{54}{8}=432"), ("548", r"\left({548}{1}=548\right)"),
 ]  # fmt: skip
 ALWAYS_RIGHT = [
     ("(1,2)", "x=1, y=2"), (r"5 \mathrm{~cm}", "5"), ("5", r"5~\mathrm{cm}"), ("5", "5\\"), ("17", r"17\text{ apples}"),
     ("60", r"60\text{ miles per hour}"), (r"\binom{5}{2}", r"{5 \choose 2}"), ("125", r"125\text{ miles}"),
     ("68", r"68\text{ cm}^2"), ("68", r"68\text{m/s}^2"), ("68", r"68\text{ units}^2"), ("3", r"3\text{yr}^{-1}"),
-    ("155", r"1.55 = 155\%"),
+    ("155", r"1.55 = 155\%"), ("2x", "{2}{x}"), ("3x^2", "x^{2}{3}"),
 ]  # fmt: skip
 
 

@@ -130,20 +130,25 @@ class _Reader(Generic[T]):
         return total
 
     def product(self) -> T:
+        start = self.at
         total = self.signed()
         while not self.ended():
             operator = self.peek()
-            if operator == "{" and self._digits_meet():
+            if operator == "{" and self._digits_meet(start):
                 raise Senseless("two numbers side by side: 54{1} is printed as 541")
             if operator in {"*", "/"}:
                 self.take()
+                start = self.at
             following = self.signed() if operator in {"*", "/"} else self.factor(first=False)
             total = self.algebra.multiply(total, self.algebra.invert(following) if operator == "/" else following)
         return total
 
-    def _digits_meet(self) -> bool:
-        """Whether the brace here opens between two digits."""
-        before, after = self.tokens[self.at - 1], "".join(self.tokens[self.at + 1 : self.at + 2])
+    def _digits_meet(self, start: int) -> bool:
+        """Whether the brace here opens between two digits. `start`: where the first of the factors side by side is."""
+        one_group = "}" not in self.tokens[start : self.at - 1]
+        in_braces = self.tokens[start] == "{" and self.tokens[self.at - 1] == "}" and one_group
+        before = self.tokens[self.at - 2] if in_braces else self.tokens[self.at - 1]
+        after = "".join(self.tokens[self.at + 1 : self.at + 2])
         return before[-1].isdigit() and after[:1].isdigit()
 
     def ended(self) -> bool:
