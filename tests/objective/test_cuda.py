@@ -17,6 +17,8 @@ STACKS = [
     ("grpo", {"aggregation": "balanced", "cancellation": "prefix"}),
     ("gspo", {"cancellation": "orthogonal"}),
     ("grpo", {"cancellation": "recentre", "difficulty": "debias"}),
+    ("grpo", {"cancellation": "both"}),
+    ("dapo", {"cancellation": "both", "aggregation": "balanced", "difficulty": "hadw"}),
     (
         "grpo",
         {"reward_weights": (1.0,), "kl": 0.1, "kl_estimator": "k3_ratio", "entropy_bonus": 0.1, "mismatch": "tis"},
@@ -84,3 +86,28 @@ def test_a_broken_group_is_flagged_without_waiting():
     assert waits == 0
     assert not bool(out.ok)
     assert float(logp.grad.abs().max()) == 0.0
+
+
+@pytest.mark.parametrize("aggregation", ["sequence", "token", "balanced"])
+def test_both_balances_hold_on_cuda_and_the_cpu_agrees(aggregation):
+    """1,000 groups of 8 in one call: on CUDA Newton's method runs its full number of steps without asking."""
+    generator = torch.Generator().manual_seed(0)
+    B, group = 8000, torch.arange(8000) // 8
+    lengths = torch.randint(1, 60, (B,), generator=generator)
+    rewards = (torch.rand(B, generator=generator) < 0.5).double()
+    objective = eq.Objective(cancellation="both", aggregation=aggregation)
+    here = objective.assign(rewards, group, lengths)
+    there, waits = synchronisations(lambda: objective.assign(rewards.cuda(), group.cuda(), lengths.cuda()))
+    assert waits <= 1
+    c, T = there.coefficient, there.lengths.double()
+    torch.testing.assert_close(c.cpu(), here.coefficient, rtol=1e-8, atol=1e-14)
+    for name in ("cancellation/infeasible", "cancellation/clamped"):
+        assert float(there.metrics[name]) == pytest.approx(float(here.metrics[name]), abs=1e-9)
+    assert float(there.metrics["cancellation/infeasible"]) < 0.2  # most groups have both balances
+    plain = eq.Objective(aggregation=aggregation).assign(rewards, group, lengths).coefficient.cuda()
+    changed = there.groups.max((c != plain).double()) > 0
+    net, mass = there.groups.sum(c).abs(), there.groups.sum(c.abs())
+    pull, gradient = there.groups.sum(c * T).abs(), there.groups.sum(c.abs() * T)
+    assert bool((net <= 1e-9 * mass)[changed].all())
+    assert bool((pull <= 1e-9 * gradient)[changed].all())
+    assert bool((c * there.advantage >= 0).all())

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from scipy.optimize import linprog, lsq_linear, nnls
 
 import equipoise as eq
+from equipoise.objective import projection
 from equipoise.objective.groups import Groups
 from equipoise.objective.projection import both, can_pull, project
 
@@ -153,3 +154,17 @@ def test_a_thousand_groups_are_solved_at_once():
     for i in (0, 17, 400, 999):
         alone = both(*tensors(*parts[i]), one_group(8))
         assert torch.allclose(found.weight[8 * i : 8 * i + 8], alone.weight, rtol=0, atol=1e-10 * float(u.max()))
+
+
+def test_all_iterations_as_on_cuda_change_nothing(monkeypatch):
+    """On CUDA nobody asks whether it has settled: the same coefficients come of the full number of steps."""
+    rng = np.random.default_rng(1)
+    parts = [group(rng, 8) for _ in range(200)]
+    u, s, T = tensors(*(np.concatenate(x) for x in zip(*parts, strict=True)))
+    groups = Groups.of(torch.arange(200).repeat_interleave(8))
+    early = both(u, s, T, groups)
+    monkeypatch.setattr(projection, "_settled", lambda *_: torch.tensor(False))
+    late = both(u, s, T, groups)
+    assert torch.equal(early.solved, late.solved)
+    assert torch.equal(early.clamped, late.clamped)
+    torch.testing.assert_close(early.weight, late.weight, rtol=1e-10, atol=1e-12)

@@ -15,7 +15,7 @@ from torch import Tensor
 from equipoise.objective.groups import Groups
 
 ITERATIONS = 60
-STEPS = 4.0 ** -torch.arange(16, dtype=torch.float64)  # lengths a Newton step is tried with, and the best one taken
+STEPS = 16  # lengths a Newton step is tried with, each a quarter of the one before; the best one is taken
 TOLERANCE = 1e-10  # of either sum, as a share of what is added up in it
 
 
@@ -71,7 +71,8 @@ def project(u: Tensor, s: Tensor, T: Tensor, groups: Groups) -> Tensor:
     scale = groups.max(u)
     u = torch.where(scale > 0, u / scale, 0.0)
     alpha, beta = torch.zeros_like(u), torch.zeros_like(u)
-    steps = STEPS.to(u)[:, None]
+    # Made on the device: a copy from the host would make the host wait.
+    steps = 4.0 ** -torch.arange(STEPS, dtype=u.dtype, device=u.device)[:, None]
     for _ in range(ITERATIONS):
         v = (u - s * (alpha + beta * t)).clamp(min=0)
         if not v.is_cuda and bool(_settled(v, s, t, groups)):  # on the CPU, where asking is free
