@@ -50,7 +50,7 @@ def test_assign_refuses_and_leaves_the_anchor_alone(change, sentence):
     ("advantage", "rewards", "sentence"),
     [
         ("maxrl", [1.0, -1.0, 0.0, 0.0], "rewards go down to -1"),
-        ({"name": "pass_at_k", "k": 2}, [0.5, 0.0, 1.0, 0.0], "pass_at_k is 0 or 1"),
+        ({"name": "pass_at_k", "k": 2}, [0.5, 0.0, 1.0, 0.0], "pass_at_k must be 0 or 1"),
         (
             {"name": "pass_at_k", "k": 3},
             [1.0, 0.0, 1.0, 0.0],
@@ -267,7 +267,7 @@ def test_loss_refuses_shapes_rows_and_missing_arguments():
         objective.loss(logp, old[1:], credit, response)
     with pytest.raises(ValueError, match="flat"):
         objective.loss(logp[None], old[None], credit, response[None])
-    with pytest.raises(ValueError, match=r"response\[2\] = 99: the rule is a row, 0 to"):
+    with pytest.raises(ValueError, match=r"response\[2\] = 99: it must be a row, 0 to"):
         objective.loss(logp, old, credit, torch.cat([response[:2], torch.tensor([99]), response[3:]]))
     with pytest.raises(ValueError, match=r"response\[0\] = -1"):
         objective.loss(logp, old, credit, torch.cat([torch.tensor([-1]), response[1:]]))

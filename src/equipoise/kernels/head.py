@@ -80,7 +80,7 @@ def fused_loss(
         return objective.loss(logprobs, old_logprobs, credit, response, entropy=entropy, **others)
     _check(hidden, weight, bias, targets, temperature, softcap, vocabulary)
     flat = hidden[:, 0]
-    objective.check_tokens(credit, flat, old_logprobs, response, position, flat, ref_logprobs, rollout_logprobs)
+    objective.check_tokens(credit, flat, old_logprobs=old_logprobs, response=response, entropy=flat, **others)
     settings = _Settings(Softmax(temperature, softcap), vocabulary or len(weight))
     pulls = pull(
         objective, old_logprobs, credit, response, _float(hidden), position=position, ref=ref_logprobs,

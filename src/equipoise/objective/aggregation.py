@@ -17,7 +17,7 @@ from equipoise.objective.groups import Batch
 def token(batch: Batch, A: Tensor, counted: Tensor, *, over: str = "batch") -> Tensor:
     """All tokens alike. over="group": ℓ = mean T of the group (BA's token-agg). over="batch": w = 1/N (DAPO)."""
     if over == "group":
-        return batch.groups.mean(batch.T)
+        return batch.mean_length
     P = (batch.groups.first & counted).sum().clamp(min=1)
     return (batch.T * counted).sum() / (P * batch.G)
 
@@ -45,14 +45,14 @@ def balanced(
     length; right and wrong responses then pull as (T̄+/T̄−)^(1−strength) : 1, so 0 is token over the group. imbalance:
     Σ c T / Σ|c|T of every group (at strength 1), whatever the lengths.
     """
-    size, positive = A.abs(), A > 0
+    size, same_sign = A.abs(), batch.groups.split(A > 0)
     heard = size if masked == "pass" else size * (batch.T > 0)
-    M, Z = batch.groups.sum(heard, positive), batch.groups.sum(size * batch.T, positive)
+    M, Z = same_sign.sum(heard), same_sign.sum(size * batch.T)
     own = torch.where((size > 0) & (M > 0), Z / M, 0.0)
     if strength != 1:  # at 1 there is BA itself, without the rounding of a power
-        common = batch.groups.mean(batch.T)
+        common = batch.mean_length
         own = torch.where(own > 0, common * (own / common.clamp(min=1e-9)) ** strength, 0.0)
-    return own / (1 + imbalance * torch.sign(A))
+    return own / (1 + imbalance * torch.sign(A)) if imbalance else own
 
 
 def power(batch: Batch, A: Tensor, counted: Tensor, *, alpha: float = 0.75, length: float | None = None) -> Tensor:

@@ -49,7 +49,7 @@ def measures(batch: Batch, A: Tensor, w: Tensor, sums: tuple[Tensor, Tensor] | N
         "bias/masked_mass": _share((size * (T == 0)).sum(), size.sum()),
         "bias/length_cv": _share(T.std(correction=0), mean_T),
         "bias/length_gap": _share((_mean(T, A < 0) - _mean(T, A > 0)) * ((A < 0).any() & (A > 0).any()), mean_T),
-        **_lengths_within_groups(A, T, g),
+        **_lengths_within_groups(batch, A),
         "bias/equal_weighting": _share(spread_w, mean_w),
     }
 
@@ -68,12 +68,13 @@ def balance(push: Tensor, pull: Tensor, T: Tensor, g: Groups) -> dict[str, Tenso
     }
 
 
-def _lengths_within_groups(A: Tensor, T: Tensor, g: Groups) -> dict[str, Tensor]:
+def _lengths_within_groups(batch: Batch, A: Tensor) -> dict[str, Tensor]:
     """What BA's regime rule is about: a batch's lengths also differ because its prompts do."""
+    g, T = batch.groups, batch.T
     positive, negative = (A > 0).to(T.dtype), (A < 0).to(T.dtype)
     n_positive, n_negative = g.sum(positive), g.sum(negative)
     mixed = (n_positive > 0) & (n_negative > 0)
-    mean = g.mean(T)
+    mean = batch.mean_length
     spread = torch.sqrt(g.mean((T - mean) ** 2))
     gap = g.sum(T * negative) / n_negative.clamp(min=1) - g.sum(T * positive) / n_positive.clamp(min=1)
     return {

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from equipoise.objective import bias
-from equipoise.objective.aggregation import token
 from equipoise.objective.cancellation import WEIGHT_TRANSFORMS, Nodes, orthogonal_unclamped, recentre
 from equipoise.objective.choice import Choice
 from equipoise.objective.groups import Batch, Groups, positions, response_ids
@@ -52,16 +51,17 @@ class Credit:
         response = response_ids(self.lengths, len(own))
         return (self.advantage != 0) | (torch.zeros_like(self.advantage).index_add_(0, response, own) > 0)
 
-    def at(self, response: Tensor, position: Tensor | None) -> Tensor:
+    def at(self, response: Tensor, position: Tensor | None, dtype: torch.dtype) -> Tensor:
         """[n] the coefficient of the tokens at these places; `position` is needed where `per_token`."""
         if not self.per_token:
-            return (self.weight * self.advantage).index_select(0, response)
+            c = self.weight * self.advantage
+            return c.to(dtype).index_select(0, response)
         assert position is not None
         where = self.flat(response, position)
         A = self.advantage.index_select(0, response)
         if self.token_advantage is not None:
             A = A + self.token_advantage.index_select(0, where)
-        return self.weight.index_select(0, where) * A
+        return (self.weight.index_select(0, where) * A).to(dtype)
 
     def flat(self, response: Tensor, position: Tensor) -> Tensor:
         """[n] where the tokens lie among those of the batch, in row order."""
@@ -115,12 +115,13 @@ class Weights:
 
     def of(self, A: Tensor, T: Tensor) -> Tensor:
         """[B] the rule's weight when T tokens of each response are left."""
-        return self.of_length(self.aggregation(dataclasses.replace(self.batch, T=T), A, self.counted), T)
+        batch = self.batch if T is self.batch.T else dataclasses.replace(self.batch, T=T)
+        return self.of_length(self.aggregation(batch, A, self.counted), T)
 
     @property
     def common(self) -> Tensor:
         """[B] one weight for the group: of its mean length."""
-        return self.of_length(self.batch.groups.mean(self.batch.T), self.batch.T)
+        return self.of_length(self.batch.mean_length, self.batch.T)
 
 
 def weigh(
@@ -134,39 +135,66 @@ def weigh(
     metrics: dict[str, Tensor],
 ) -> Credit:
     """w_i = 1/(P·G·ℓ_i), transformed by the cancellation; and what biases the result has."""
-    g, T, everyone = batch.groups, batch.T, torch.ones_like(A, dtype=torch.bool)
+    g, T = batch.groups, batch.T
+    everyone = torch.ones_like(A, dtype=torch.bool)
     counted = everyone if averaged_groups == "all" else g.max(A.abs()) > 0
-    weights = Weights(batch, aggregation, counted, (g.first & counted).sum().clamp(min=1))
-    w = full = weights.of(A, T)
-    if cancellation in WEIGHT_TRANSFORMS:
-        w = WEIGHT_TRANSFORMS[cancellation](full, A, g)
-    if cancellation == "orthogonal":
-        clamped = (orthogonal_unclamped(full, A, g) < 0).sum()
-        metrics["cancellation/clamped"] = clamped / (full > 0).sum().clamp(min=1)
-    if cancellation == "both":
-        found, mixed = both(full, A, T, g), g.max(A) * g.min(A) < 0
-        w = found.weight
-        metrics["cancellation/clamped"] = found.clamped.sum() / (full > 0).sum().clamp(min=1)
-        metrics["cancellation/infeasible"] = g.average((~found.solved).to(A.dtype), mixed)
-    if cancellation == "recentre":
-        real = (T > 0) & (g.max((w * A).abs()) > 0)
-        base = torch.where(w > 0, w, weights.common) * real  # under balanced, A = 0 has no weight of its own
-        centred = recentre(w * A, real, g)
-        turned = centred * A < 0
-        metrics["cancellation/turned"] = turned.sum() / real.sum().clamp(min=1)
-        A = torch.where(real & ~turned, centred / base, 0.0)
-        w = full = base
+    P = (g.first & counted).sum().clamp(min=1)
+    weights = Weights(batch, aggregation, counted, P)
+    A, w, full = _cancelled(weights, A, cancellation, metrics)
     # A KL has no sign: balanced, whose lengths need one, is taken as token over the group. It counts every group.
-    rule = (
-        token(batch, A, everyone, over="group") if aggregation.name == "balanced" else aggregation(batch, A, everyone)
-    )
-    kl_weight = torch.where((rule > 0) & (T > 0), 1 / (g.first.sum() * batch.G * rule), 0.0)
+    if aggregation.name == "balanced":
+        length = batch.mean_length
+    else:
+        length = aggregation(batch, A, everyone)
+    kl_weight = torch.where((length > 0) & (T > 0), 1 / (g.first.sum() * batch.G * length), 0.0)
     lengths = T.to(torch.int64)
-    credit = Credit(A, w, lengths, g, full, kl_weight, counted, lengths.sum(), metrics)
+    credit = Credit(
+        advantage=A,
+        weight=w,
+        lengths=lengths,
+        groups=g,
+        full_weight=full,
+        kl_weight=kl_weight,
+        counted=counted,
+        tokens=lengths.sum(),
+        metrics=metrics,
+    )
     if tokens.ids is None and not tokens.given:
         metrics.update(bias.measures(batch, A, w))
         return credit
     return _by_token(weights, credit, tokens, cancellation == "prefix")
+
+
+def _cancelled(
+    weights: Weights, A: Tensor, cancellation: str, metrics: dict[str, Tensor]
+) -> tuple[Tensor, Tensor, Tensor]:
+    """[B] the advantage, the weight after the cancellation, and the weight that one on the ratios would start from."""
+    g, T = weights.batch.groups, weights.batch.T
+    full = weights.of(A, T)
+    if cancellation == "recentre":
+        A, w = _recentred(weights, A, full, metrics)
+        return A, w, w
+    if cancellation == "both":
+        found, mixed = both(full, A, T, g), g.max(A) * g.min(A) < 0
+        metrics["cancellation/clamped"] = found.clamped.sum() / (full > 0).sum().clamp(min=1)
+        metrics["cancellation/infeasible"] = g.average((~found.solved).to(A.dtype), mixed)
+        return A, found.weight, full
+    if cancellation == "orthogonal":
+        clamped = (orthogonal_unclamped(full, A, g) < 0).sum()
+        metrics["cancellation/clamped"] = clamped / (full > 0).sum().clamp(min=1)
+    transform = WEIGHT_TRANSFORMS.get(cancellation)
+    return A, full if transform is None else transform(full, A, g), full
+
+
+def _recentred(weights: Weights, A: Tensor, full: Tensor, metrics: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+    """The advantage and the weight whose product is the recentred coefficient."""
+    g, T = weights.batch.groups, weights.batch.T
+    real = (T > 0) & (g.max((full * A).abs()) > 0)
+    w = torch.where(full > 0, full, weights.common) * real  # under balanced, A = 0 has no weight of its own
+    centred = recentre(full * A, real, g)
+    turned = centred * A < 0
+    metrics["cancellation/turned"] = turned.sum() / real.sum().clamp(min=1)
+    return torch.where(real & ~turned, centred / w, 0.0), w
 
 
 def _by_token(weights: Weights, credit: Credit, tokens: PerToken, prefix: bool) -> Credit:

@@ -48,10 +48,14 @@ class Groups:
         first[order] = new
         return cls(index, first)
 
-    def sum(self, x: Tensor, side: Tensor | None = None) -> Tensor:
-        """Sum over the group; with a mask `side`, over the responses of the group on the same side of it."""
-        index = self.index if side is None else 2 * self.index + side
-        return x.new_zeros(2 * len(x)).index_add_(0, index, x).index_select(0, index)
+    def split(self, side: Tensor) -> Groups:
+        """Every group divided by a mask [B] into two, for sums: `first` stays that of the whole groups."""
+        return Groups(2 * self.index + side, self.first)
+
+    def sum(self, x: Tensor) -> Tensor:
+        """Sum over the group."""
+        room = x.new_zeros(2 * len(x))  # an index of split groups goes that far
+        return room.index_add_(0, self.index, x).index_select(0, self.index)
 
     def mean(self, x: Tensor) -> Tensor:
         return self.sum(x) / self.size
@@ -97,6 +101,11 @@ class Batch:
     def mean(self) -> Tensor:
         """μ, the group's mean reward, seen by each of its responses."""
         return self.groups.mean(self.r)
+
+    @cached_property
+    def mean_length(self) -> Tensor:
+        """[B] the mean T of the response's group."""
+        return self.groups.mean(self.T)
 
     @cached_property
     def centred(self) -> Tensor:

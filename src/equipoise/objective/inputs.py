@@ -68,6 +68,11 @@ class Rule(NamedTuple):
     broken: Tensor  # [B] bool
     sentence: str
 
+    @property
+    def first_broken(self) -> Tensor:
+        """0-dim: the first response that breaks it, −1 where none does."""
+        return torch.where(self.broken.any(), self.broken.to(torch.uint8).argmax(), -1)
+
 
 def read(
     rewards: Rewards,
@@ -115,7 +120,6 @@ def check(inputs: Inputs, total: Tensor, judged: Tensor, groups: Groups, ends: t
     `total` [B]: the reward of each response; `judged`: what advantages are taken of; `ends`: a binary reward's values.
     """
     rules = _rules(inputs)
-    broken = [torch.where(rule.broken.any(), rule.broken.to(torch.uint8).argmax(), -1) for rule in rules]
     binary, two_valued = (((x == ends[0]) | (x == ends[1])).all() for x in (total, judged))
     a = total.new_full((1,), torch.nan) if inputs.accuracy is None else inputs.accuracy
     known = (~a.isnan()).sum()
@@ -132,11 +136,19 @@ def check(inputs: Inputs, total: Tensor, judged: Tensor, groups: Groups, ends: t
         "accuracy": a.nansum() / known.clamp(min=1),
         "zero_or_one": ((a == 0) | (a == 1) | a.isnan()).all(),
     }
-    numbers = torch.stack([x.to(torch.float64) for x in (*broken, *facts.values())]).tolist()
-    for rule, i in zip(rules, numbers, strict=False):
+    broken = {f"broken {k}": rule.first_broken for k, rule in enumerate(rules)}
+    on_host = _to_host({**facts, **broken})
+    for k, rule in enumerate(rules):
+        i = int(on_host[f"broken {k}"])
         if i >= 0:
-            raise ValueError(f"{rule.name}[{int(i)}] = {rule.value[int(i)].squeeze().tolist()}: {rule.sentence}")
-    return Facts(**dict(zip(facts, numbers[len(rules) :], strict=True)))
+            raise ValueError(f"{rule.name}[{i}] = {rule.value[i].squeeze().tolist()}: {rule.sentence}")
+    return Facts(**{name: on_host[name] for name in facts})
+
+
+def _to_host(numbers: dict[str, Tensor]) -> dict[str, float]:
+    """0-dim tensors of any dtype as plain numbers, all in one transfer."""
+    together = torch.stack([x.to(torch.float64) for x in numbers.values()])
+    return dict(zip(numbers, together.tolist(), strict=True))
 
 
 def _rules(inputs: Inputs) -> list[Rule]:

@@ -14,7 +14,52 @@ from torch import Tensor
 from equipoise.objective import bias
 from equipoise.objective.credit import Credit
 from equipoise.objective.groups import response_ids
-from equipoise.objective.surrogate import Terms, Tokens
+from equipoise.objective.surrogate import LIMIT, Terms, Tokens
+
+
+class CleanRatios(NamedTuple):
+    """log ρ of a micro-batch without what is no number."""
+
+    log_ratio: Tensor  # [n] 0 where it is not finite
+    finite: Tensor | None  # [n] bool; None where the host has seen that all tokens are
+    nonfinite: Tensor  # 0-dim: how many are not
+    bounds: tuple[Tensor, Tensor] | None  # see `Tokens`
+
+    def masked(self, x: Tensor) -> Tensor:
+        """x [n] with 0 at the tokens that are not finite; differentiable."""
+        return x if self.finite is None else torch.where(self.finite, x, 0.0)
+
+
+def clean_ratios(log_ratio: Tensor, others: Sequence[Tensor]) -> CleanRatios:
+    """log π − log π_old [n], changed in place where it, or one of `others` [n], is not finite.
+
+    On the CPU, where asking is free, two numbers say whether there is anything to do.
+    """
+    if not log_ratio.is_cuda and log_ratio.numel():
+        least, most = log_ratio.aminmax()  # NaN if any is
+        near = float(least) >= -LIMIT and float(most) <= LIMIT
+        if near and all(_all_finite(x) for x in others):
+            none = torch.zeros((), dtype=torch.int64)
+            return CleanRatios(log_ratio, None, none, (least, most))
+    finite = log_ratio.abs() <= torch.finfo(log_ratio.dtype).max  # isfinite, in half its time
+    for other in others:
+        finite &= other.isfinite()
+    nonfinite = finite.numel() - finite.count_nonzero()
+    return CleanRatios(log_ratio.nan_to_num_(0.0, 0.0, 0.0), finite, nonfinite, None)
+
+
+def _all_finite(x: Tensor) -> bool:
+    least, most = x.aminmax()
+    return math.isfinite(float(least)) and math.isfinite(float(most))
+
+
+class Losses(NamedTuple):
+    """Of a micro-batch, 0-dim; the first two with gradient."""
+
+    loss: Tensor  # what to call backward on
+    policy_loss: Tensor  # without KL and entropy
+    kl: Tensor  # Σ over tokens
+    entropy: Tensor  # Σ over tokens
 
 
 class Stats(NamedTuple):
@@ -47,35 +92,31 @@ class Stats(NamedTuple):
         terms: Terms,
         credit: Credit,
         position: Tensor | None,
-        *,
-        loss: Tensor,
-        policy_loss: Tensor,
+        losses: Losses,
         nonfinite: Tensor,
-        kl: Tensor,
-        entropy: Tensor,
     ) -> Stats:
-        n, zero = tokens.c.numel(), tokens.c.new_zeros(())
+        zero = tokens.c.new_zeros(())
         low = high = zero
         if terms.clipped is not None:
             high = (terms.clipped & tokens.positive).count_nonzero()
             low = terms.clipped.count_nonzero() - high
-        least, most = tokens.log_ratio.aminmax() if n else (zero + math.inf, zero - math.inf)
+        least, most = tokens.extremes
         excess = tokens.ratio - 1
         push = tokens.response_sum(terms.slope)
         # A slope has the sign of its coefficient, which is the response's unless tokens have advantages of their own.
         pull = push.abs() if credit.token_advantage is None else tokens.response_sum(terms.slope.abs())
         return cls(
-            loss=loss.detach(),
-            policy_loss=policy_loss.detach(),
-            tokens=zero + n,
+            loss=losses.loss.detach(),
+            policy_loss=losses.policy_loss.detach(),
+            tokens=zero + tokens.c.numel(),
             nonfinite=nonfinite,
             log_ratio=tokens.log_ratio.sum(),
             ratio_excess=excess.sum(),
             ratio_square=excess.dot(excess),
             low=low,
             high=high,
-            kl=kl,
-            entropy=entropy,
+            kl=losses.kl,
+            entropy=losses.entropy,
             push=push,
             pull=pull,
             **_on_nodes(tokens, terms.slope, credit, position),

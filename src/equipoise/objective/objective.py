@@ -22,7 +22,7 @@ from equipoise.objective.credit import Credit, weigh
 from equipoise.objective.difficulty import DIFFICULTIES, Difficulty, Success
 from equipoise.objective.groups import Batch, Groups
 from equipoise.objective.inputs import Facts, GroupIds, Lengths, Numbers, PerToken, Rewards, check, read, read_tokens
-from equipoise.objective.loss import KnownGradient, LossOutput, Stats
+from equipoise.objective.loss import CleanRatios, KnownGradient, Losses, LossOutput, Stats, clean_ratios
 from equipoise.objective.presets import PRESETS
 from equipoise.objective.regularizer import KL_ESTIMATORS, MISMATCH, off_policy_mask
 from equipoise.objective.stack import notes, refuse_nonsense, refuse_per_token
@@ -199,7 +199,9 @@ class Objective:
         inputs = read(rewards, group, lengths, accuracy=accuracy, history=history, columns=len(self.reward_weights))
         groups = Groups.of(inputs.ids)
         columns = [Batch(r, inputs.T, groups, inputs.eps) for r in inputs.r.unbind(1)]
-        total = sum((w * b.r for w, b in zip(self.reward_weights, columns, strict=True)), torch.zeros_like(inputs.T))
+        total = torch.zeros_like(inputs.T)
+        for weight, column in zip(self.reward_weights, columns, strict=True):
+            total = total + weight * column.r
         low, high = ends = (0.0, 1.0) if self.difficulty is None else self.difficulty.reward_range
         facts = check(inputs, total, total if self.combine == "rewards" else inputs.r, groups, ends)
         per_token = read_tokens(
@@ -209,31 +211,45 @@ class Objective:
         self._check_batch(facts, per_token)
         y = self._success_rate(facts, batch_accuracy, ends)
 
-        rate = inputs.accuracy if inputs.accuracy is not None and facts.known else (total - low) / (high - low)
-        success = Success(rate, groups)
         metrics: dict[str, Tensor] = {}
+        if inputs.accuracy is not None and facts.known:
+            success = Success(inputs.accuracy, groups)
+        else:
+            success = Success((total - low) / (high - low), groups)
         if self.length_penalty:
             penalty = self.length_penalty * long_and_right(inputs.T, success.rate, groups)
             metrics["length_penalty"] = penalty.mean()
             total = total - penalty
         batch = Batch(total, inputs.T, groups, inputs.eps)
-        A = self._advantage(batch, columns)
-        if self.difficulty is not None:
-            C = self.difficulty.prior(y)
-            A, turned = self.difficulty.reweight(A, success, C, inputs.history)
-            metrics["difficulty/anchor"] = torch.full_like(total[0], C)
-            if turned is not None:
-                metrics["difficulty/turned"] = turned / len(A)
+        A = self._reweighted(self._advantage(batch, columns), success, y, inputs.history, metrics)
         if facts.zero_or_one if facts.known else facts.binary:
             metrics["bias/baseline_bias"] = bias.baseline_bias(success)
         credit = weigh(
-            batch, A, aggregation=self.aggregation, cancellation=self.cancellation,
-            averaged_groups=self.averaged_groups, tokens=per_token, metrics=metrics,
-        )  # fmt: skip
+            batch,
+            A,
+            aggregation=self.aggregation,
+            cancellation=self.cancellation,
+            averaged_groups=self.averaged_groups,
+            tokens=per_token,
+            metrics=metrics,
+        )
         _refuse_not_finite(credit)
         if self.difficulty is not None:
             self.difficulty.update(y)
         return credit
+
+    def _reweighted(
+        self, A: Tensor, success: Success, y: float, history: Tensor | None, metrics: dict[str, Tensor]
+    ) -> Tensor:
+        """[B] ΦA; the anchor, and how many signs were kept, into `metrics`."""
+        if self.difficulty is None:
+            return A
+        C = self.difficulty.prior(y)
+        A, turned = self.difficulty.reweight(A, success, C, history)
+        metrics["difficulty/anchor"] = torch.full_like(A[0], C)
+        if turned is not None:
+            metrics["difficulty/turned"] = turned / len(A)
+        return A
 
     def _success_rate(self, facts: Facts, batch_accuracy: float | None, ends: tuple[float, float]) -> float:
         """y, the success rate of the batch: of all that was sampled where that is told, else of what is here."""
@@ -272,11 +288,9 @@ class Objective:
                 "some lie between"
             )
         if A.name == "maxrl" and facts.least < 0:
-            raise ValueError(
-                f"rewards go down to {facts.least:g}: maxrl divides by their mean, the rule is rewards ≥ 0"
-            )
+            raise ValueError(f"rewards go down to {facts.least:g}: maxrl divides by their mean, so they must be ≥ 0")
         if A.name == "pass_at_k" and not facts.two_valued:
-            raise ValueError("some rewards are neither 0 nor 1: the rule of pass_at_k is 0 or 1")
+            raise ValueError("some rewards are neither 0 nor 1: those of pass_at_k must be 0 or 1")
         if A.name == "pass_at_k" and facts.smallest_group < A.options["k"]:
             raise ValueError(
                 f"a group has {facts.smallest_group:g} responses: pass_at_k needs at least k = {A.options['k']}"
@@ -302,58 +316,79 @@ class Objective:
         position of each token in its response (cancellation="prefix"); entropy with gradient (entropy_bonus);
         ref_logprobs (kl); rollout_logprobs (mismatch). No host synchronisation on CUDA.
         """
-        self.check_tokens(credit, logprobs, old_logprobs, response, position, entropy, ref_logprobs, rollout_logprobs)
+        self.check_tokens(
+            credit,
+            logprobs,
+            old_logprobs=old_logprobs,
+            response=response,
+            position=position,
+            entropy=entropy,
+            ref_logprobs=ref_logprobs,
+            rollout_logprobs=rollout_logprobs,
+        )
         dtype = torch.promote_types(logprobs.dtype, torch.float32)
         logprobs = logprobs.to(dtype)
         logp, old = logprobs.detach(), old_logprobs.detach().to(dtype)
-        log_ratio = logp - old
-        finite = log_ratio.abs() <= torch.finfo(dtype).max  # isfinite, in half its time
-        used = ((entropy, self.entropy_bonus), (ref_logprobs, self.kl), (rollout_logprobs, self.needs_sampler))
-        for other, weight in used:
-            if other is not None and weight:
-                finite &= other.detach().isfinite()
-        nonfinite = finite.numel() - finite.count_nonzero()
-        ok = nonfinite == 0
         c = self.token_coefficient(credit, response, position, dtype)
-        if c.is_cuda or not bool(ok):  # on the CPU, where asking is free, only when there is need
-            c.mul_(finite)
-            log_ratio.nan_to_num_(0.0, 0.0, 0.0)
+        used = self._used(entropy, ref_logprobs, rollout_logprobs)
+        clean = clean_ratios(logp - old, used)
+        ok = clean.nonfinite == 0
+        if clean.finite is not None:
+            c.mul_(clean.finite)
         if self.needs_whole_responses:
             whole = self._whole(credit, response)
             c.mul_(whole)
             ok = ok & whole
-        tokens = Tokens(logp, old, log_ratio, c, response, credit.lengths)
-        trust: Tensor | None = None
-        if rollout_logprobs is not None and self.mismatch.function is not None:
-            trust = self.mismatch(tokens, rollout_logprobs.detach().to(dtype).nan_to_num(0.0, 0.0, 0.0))
-            c.mul_(trust)
-        if self.off_policy_mask is not None:
-            sampled = tokens.old if rollout_logprobs is None else rollout_logprobs.detach().to(dtype)
-            c.mul_(off_policy_mask(tokens, sampled.nan_to_num(0.0, 0.0, 0.0), self.off_policy_mask))
-        terms: Terms = self.surrogate(tokens)
-        if self.needs_whole_groups:
-            terms = self._cancelled(terms, tokens, credit, trust)
+        tokens = Tokens(logp, old, clean.log_ratio, c, response, credit.lengths, clean.bounds)
+        terms = self._terms(tokens, credit, rollout_logprobs)
         policy_loss = KnownGradient.apply(logprobs, terms.value.sum(), terms.slope)  # type: ignore[no-untyped-call]
+        kl = None if ref_logprobs is None else self._token_kl(tokens, clean, logprobs, ref_logprobs.detach())
+        entropy_sum = None if entropy is None else clean.masked(entropy).sum()
+        losses = self._losses(policy_loss, tokens, credit, kl, entropy_sum)
+        stats = Stats.of(tokens, terms, credit, position, losses, clean.nonfinite)
+        return LossOutput(losses.loss, ok & losses.loss.detach().isfinite(), stats, credit, logp)
 
-        loss, kl_sum, entropy_sum = policy_loss, logp.new_zeros(()), logp.new_zeros(())
-        if ref_logprobs is not None:
-            kl = self._token_kl(torch.where(finite, logprobs, 0.0), tokens.old, ref_logprobs.detach().to(dtype), finite)
-            kl_sum = kl.detach().sum()
-            if self.kl:
-                loss = loss + self.kl * (kl * credit.kl_weight.to(dtype).index_select(0, response)).sum()
-        if entropy is not None:
-            entropy_sum = torch.where(finite, entropy, 0.0).sum()
-            if self.entropy_bonus:
-                loss = loss - self.entropy_bonus * entropy_sum / credit.tokens.clamp(min=1)
-        stats = Stats.of(
-            tokens, terms, credit, position, loss=loss, policy_loss=policy_loss, nonfinite=nonfinite, kl=kl_sum,
-            entropy=entropy_sum.detach(),
-        )  # fmt: skip
-        return LossOutput(loss, ok & loss.detach().isfinite(), stats, credit, logp)
+    def _used(self, entropy: Tensor | None, ref: Tensor | None, rollout: Tensor | None) -> list[Tensor]:
+        """What beside the ratio goes into the loss: a token where one of these is not finite has no gradient."""
+        needed = ((entropy, self.entropy_bonus > 0), (ref, self.kl > 0), (rollout, self.needs_sampler))
+        return [x.detach() for x, need in needed if x is not None and need]
 
-    def _token_kl(self, logp: Tensor, old: Tensor, ref: Tensor, finite: Tensor) -> Tensor:
-        kl = KL_ESTIMATORS[self.kl_estimator](logp, torch.where(finite, ref, 0.0))
-        return kl * torch.exp((logp - old).clamp(-LIMIT, LIMIT)) if self.kl_estimator == "k3_ratio" else kl
+    def _terms(self, tokens: Tokens, credit: Credit, rollout: Tensor | None) -> Terms:
+        """What each token adds, its coefficient first multiplied, in place, by what corrects for the sampler."""
+        sampled: Tensor | None = None
+        factor: Tensor | None = None
+        if rollout is not None and self.needs_sampler:
+            sampled = rollout.detach().to(tokens.c.dtype).nan_to_num(0.0, 0.0, 0.0)
+        if sampled is not None and self.mismatch.function is not None:
+            factor = self.mismatch(tokens, sampled)
+            tokens.c.mul_(factor)
+        if self.off_policy_mask is not None:
+            behaviour = tokens.old if sampled is None else sampled
+            tokens.c.mul_(off_policy_mask(tokens, behaviour, self.off_policy_mask))
+        terms: Terms = self.surrogate(tokens)
+        return self._cancelled(terms, tokens, credit, factor) if self.needs_whole_groups else terms
+
+    def _token_kl(self, tokens: Tokens, clean: CleanRatios, logprobs: Tensor, ref: Tensor) -> Tensor:
+        """[n] the KL estimate of each token, 0 where it is not finite; with gradient."""
+        logp = clean.masked(logprobs)
+        kl = KL_ESTIMATORS[self.kl_estimator](logp, clean.masked(ref.to(logp.dtype)))
+        if self.kl_estimator == "k3_ratio":
+            kl = kl * torch.exp((logp - tokens.old).clamp(-LIMIT, LIMIT))
+        return kl
+
+    def _losses(
+        self, policy_loss: Tensor, tokens: Tokens, credit: Credit, kl: Tensor | None, entropy: Tensor | None
+    ) -> Losses:
+        """The loss with β times the weighed KL [n] and minus the bonus of the summed entropy, and their sums."""
+        loss, nothing = policy_loss, tokens.c.new_zeros(())
+        if kl is not None and self.kl:
+            weight = credit.kl_weight.to(kl.dtype)
+            loss = loss + self.kl * (kl * tokens.spread(weight)).sum()
+        if entropy is not None and self.entropy_bonus:
+            loss = loss - self.entropy_bonus * entropy / credit.tokens.clamp(min=1)
+        kl_sum = nothing if kl is None else kl.detach().sum()
+        entropy_sum = nothing if entropy is None else entropy.detach()
+        return Losses(loss, policy_loss, kl_sum, entropy_sum)
 
     def token_coefficient(
         self, credit: Credit, response: Tensor, position: Tensor | None, dtype: torch.dtype
@@ -361,7 +396,8 @@ class Objective:
         """[n] the coefficient of each token, or a ValueError that names the token whose row is not in the batch."""
         try:
             if self.needs_whole_groups:
-                return (credit.full_weight * credit.advantage).to(dtype).index_select(0, response)
+                full = credit.full_weight * credit.advantage
+                return full.to(dtype).index_select(0, response)
             if credit.per_token and position is not None and not position.is_cuda:
                 past_end = (position < 0) | (position >= credit.lengths.index_select(0, response))
                 if bool(past_end.any()):
@@ -369,14 +405,14 @@ class Objective:
                     raise ValueError(
                         f"position[{i}] = {int(position[i])}: it must be a place in response {int(response[i])}"
                     )
-            return credit.at(response, position).to(dtype)
+            return credit.at(response, position, dtype)
         except (IndexError, RuntimeError) as error:
             rows = len(credit.advantage)
             wrong = ((response < 0) | (response >= rows)).nonzero()
             if len(wrong) == 0:
                 raise
             i = int(wrong[0])
-            raise ValueError(f"response[{i}] = {int(response[i])}: the rule is a row, 0 to {rows - 1}") from error
+            raise ValueError(f"response[{i}] = {int(response[i])}: it must be a row, 0 to {rows - 1}") from error
 
     def _cancelled(self, terms: Terms, tokens: Tokens, credit: Credit, trust: Tensor | None) -> Terms:
         """sg(w̃_i)·A_i·log π with w̃ the transform of the full weight: 1/ℓ_i times the surrogate's sequence weight."""
@@ -404,7 +440,7 @@ class Objective:
             raise ValueError(
                 f"this micro-batch holds {int(got[i])} of the {int(want[i])} tokens of response {i}: "
                 f"{self.surrogate.name} with cancellation = {self.cancellation} weighs a {unit} by the ratios of all "
-                f"its tokens, so the rule is that no {unit} is split over calls of loss"
+                f"its tokens, so no {unit} may be split over calls of loss"
             )
         return ~broken.any()
 
@@ -412,30 +448,32 @@ class Objective:
         self,
         credit: Credit,
         logprobs: Tensor,
-        old: Tensor,
+        *,
+        old_logprobs: Tensor,
         response: Tensor,
         position: Tensor | None,
         entropy: Tensor | None,
-        ref: Tensor | None,
-        rollout: Tensor | None,
+        ref_logprobs: Tensor | None,
+        rollout_logprobs: Tensor | None,
     ) -> None:
         """Refuse what `loss` cannot use: tokens that are not flat, shapes that differ, something needed but missing."""
         if logprobs.ndim != 1:
             raise ValueError(f"logprobs has shape {tuple(logprobs.shape)}: tokens are flat, [n]; see equipoise.flatten")
+        corrected = self.mismatch.function is not None
         for name, x, need, why in (
-            ("old_logprobs", old, True, "the ratio"),
+            ("old_logprobs", old_logprobs, True, "the ratio"),
             ("response", response, True, "the coefficient"),
             ("position", position, credit.per_token, "a weight of each token's own (prefix, token_weight, …)"),
             ("entropy", entropy, self.entropy_bonus > 0, "entropy_bonus > 0"),
-            ("ref_logprobs", ref, self.kl > 0, "kl > 0"),
-            ("rollout_logprobs", rollout, self.mismatch.function is not None, f"mismatch = {self.mismatch.name}"),
+            ("ref_logprobs", ref_logprobs, self.kl > 0, "kl > 0"),
+            ("rollout_logprobs", rollout_logprobs, corrected, f"mismatch = {self.mismatch.name}"),
         ):
             if x is None and need:
                 raise ValueError(f"{why} needs loss(..., {name}=…)")
             if x is not None and x.shape != logprobs.shape:
                 raise ValueError(f"{name} has shape {tuple(x.shape)}, logprobs {tuple(logprobs.shape)}: one per token")
         if response.dtype != torch.int64:
-            raise ValueError(f"response has dtype {response.dtype}: the rule is int64, a row of the batch per token")
+            raise ValueError(f"response has dtype {response.dtype}: it must be int64, a row of the batch per token")
 
 
 def _refuse_not_finite(credit: Credit) -> None:

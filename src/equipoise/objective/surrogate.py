@@ -29,24 +29,38 @@ class Tokens:
     c: Tensor  # [n] coefficient, 0 where a log-probability is not finite: φ and its slope are then 0 as well
     response: Tensor  # [n] row of each token in the batch
     lengths: Tensor  # [rows] tokens of each response of the batch
+    # The least and the largest log ρ where the host has looked and neither is beyond ±LIMIT: then every
+    # log-probability is finite and nothing below needs cleaning or clamping, which would copy all tokens.
+    bounds: tuple[Tensor, Tensor] | None = None
 
     @cached_property
     def logp(self) -> Tensor:
-        return self.raw_logp.nan_to_num(0.0, 0.0, 0.0)
+        return self.raw_logp if self.bounds else self.raw_logp.nan_to_num(0.0, 0.0, 0.0)
 
     @cached_property
     def old(self) -> Tensor:
-        return self.raw_old.nan_to_num(0.0, 0.0, 0.0)
+        return self.raw_old if self.bounds else self.raw_old.nan_to_num(0.0, 0.0, 0.0)
 
     @cached_property
     def log_ratio(self) -> Tensor:
         """log ρ, clamped."""
-        return self.free_log_ratio.clamp(-LIMIT, LIMIT)
+        return self.free_log_ratio if self.bounds else self.free_log_ratio.clamp(-LIMIT, LIMIT)
 
     @cached_property
-    def in_range(self) -> Tensor:
-        """False where log ρ was clamped: ρ is constant there."""
-        return self.free_log_ratio.abs() <= LIMIT
+    def out_of_range(self) -> Tensor | None:
+        """True where log ρ was clamped: ρ is constant there. None where no token was."""
+        return None if self.bounds else self.free_log_ratio.abs() > LIMIT
+
+    @cached_property
+    def extremes(self) -> tuple[Tensor, Tensor]:
+        """The least and the largest log ρ, clamped; +∞ and −∞ where there are no tokens."""
+        if self.bounds:
+            return self.bounds
+        if self.free_log_ratio.numel() == 0:
+            nothing = self.free_log_ratio.new_full((), math.inf)
+            return nothing, -nothing
+        least, most = self.log_ratio.aminmax()
+        return least, most
 
     @cached_property
     def ratio(self) -> Tensor:
@@ -94,12 +108,21 @@ class Terms(NamedTuple):
     sequence_weight: Tensor | None = None  # [rows] what a sequence-level surrogate weighs a response by
 
 
-def _clip(tokens: Tokens, ratio: Tensor, in_range: Tensor, low: float, high: float) -> Terms:
+def _clip(tokens: Tokens, ratio: Tensor, out_of_range: Tensor | None, low: float, high: float) -> Terms:
     """min(ρc, clip(ρ, 1−low, 1+high)c)"""
     free = ratio * tokens.c
     bound = ratio.clamp(1 - low, 1 + high).mul_(tokens.c)
-    active = free <= bound
-    return Terms(torch.minimum(free, bound), free.mul_(active & in_range), ~active)
+    clipped = (free <= bound).logical_not_()
+    value = torch.minimum(free, bound, out=bound)  # in place: fresh memory is most of what a pass costs
+    return Terms(value, _cut(free, clipped, out_of_range), clipped)
+
+
+def _cut(slope: Tensor, *where: Tensor | None) -> Tensor:
+    """The slope itself, in place, with 0 at the tokens that any of these masks marks."""
+    for mask in where:
+        if mask is not None:
+            slope.masked_fill_(mask, 0.0)
+    return slope
 
 
 def _linear(tokens: Tokens, weight: Tensor, clipped: Tensor | None = None) -> Terms:
@@ -110,7 +133,7 @@ def _linear(tokens: Tokens, weight: Tensor, clipped: Tensor | None = None) -> Te
 
 def ppo_clip(tokens: Tokens, *, low: float = 0.2, high: float = 0.2) -> Terms:
     """min(ρA, clip(ρ, 1−low, 1+high)A)"""
-    return _clip(tokens, tokens.ratio, tokens.in_range, low, high)
+    return _clip(tokens, tokens.ratio, tokens.out_of_range, low, high)
 
 
 def dual_clip(tokens: Tokens, *, low: float = 0.2, high: float = 0.2, cap: float = 3.0) -> Terms:
@@ -119,24 +142,27 @@ def dual_clip(tokens: Tokens, *, low: float = 0.2, high: float = 0.2, cap: float
     floor = cap * tokens.c
     cut = ~tokens.positive & (terms.value < floor)
     clipped = cut if terms.clipped is None else terms.clipped | cut
-    return Terms(torch.where(cut, floor, terms.value), terms.slope * ~cut, clipped)
+    return Terms(torch.where(cut, floor, terms.value), _cut(terms.slope, cut), clipped)
 
 
 def gspo(tokens: Tokens, *, low: float = 3e-4, high: float = 4e-4) -> Terms:
     """s_i = exp(mean_t log ρ); min(s_iA, clip(s_i)A). The token form: every token of i moves s_i alike."""
     s = tokens.sequence_ratio
-    in_range = tokens.sequence_log_ratio.abs() <= LIMIT
-    terms = _clip(tokens, tokens.spread(s), tokens.spread(in_range), low, high)
+    out_of_range = None  # a mean lies between the extremes
+    if not tokens.bounds:
+        out_of_range = tokens.spread(tokens.sequence_log_ratio.abs() > LIMIT)
+    terms = _clip(tokens, tokens.spread(s), out_of_range, low, high)
     return terms._replace(sequence_weight=s)
 
 
 def gmpo(tokens: Tokens, *, low: float = 0.4, high: float = 0.4) -> Terms:
     """A_i · exp(mean_t δ_t), δ_t = min(log ρ, high) for A > 0 and max(log ρ, −low) for A < 0."""
     delta = torch.where(tokens.positive, tokens.log_ratio.clamp(max=high), tokens.log_ratio.clamp(min=-low))
-    active = delta == tokens.log_ratio
+    clipped = delta != tokens.log_ratio
     s = tokens.response_mean(delta).exp()
     value = tokens.spread(s) * tokens.c
-    return Terms(value, value * (active & tokens.in_range), ~active & tokens.signed, s)
+    slope = _cut(value.clone(), clipped, tokens.out_of_range)
+    return Terms(value, slope, clipped & tokens.signed, s)
 
 
 def cispo(tokens: Tokens, *, cap: float = 5.0) -> Terms:
@@ -168,7 +194,7 @@ def aspo(tokens: Tokens, *, low: float = 0.2, high: float = 0.2, cap: float = 3.
     """A > 0: weight sg(min(1/ρ, cap)), masked where ρ > 1+high. A < 0: sg(min(ρ, cap)), masked where ρ < 1−low."""
     weight = torch.where(tokens.positive, 1 / tokens.ratio, tokens.ratio).clamp_(max=cap)
     masked = torch.where(tokens.positive, tokens.ratio > 1 + high, tokens.ratio < 1 - low)
-    slope = weight * tokens.c * ~masked
+    slope = _cut(weight * tokens.c, masked)
     return Terms(slope, slope, masked & tokens.signed)
 
 
@@ -184,7 +210,8 @@ def dppo(tokens: Tokens, *, divergence: str = "tv", low: float = 0.2, high: floa
     else:
         kl = -q * tokens.log_ratio + (1 - q) * torch.log((1 - q + 1e-8) / (1 - p + 1e-8))
         masked = torch.where(tokens.positive, (kl > high) & (p > q), (kl > low) & (p < q))
-    return _linear(tokens, tokens.ratio.clamp(max=cap) * ~masked, masked & tokens.signed)
+    weight = _cut(tokens.ratio.clamp(max=cap), masked)
+    return _linear(tokens, weight, masked & tokens.signed)
 
 
 def reinforce(tokens: Tokens) -> Terms:
@@ -199,7 +226,7 @@ def symmetric_clip(tokens: Tokens, *, low: float = 0.2, high: float = 0.2) -> Te
     """
     outside = _outside(tokens, low, high)
     value = tokens.ratio.clamp(1 - low, 1 + high) * tokens.c
-    return Terms(value, value * ~outside, outside & tokens.signed)
+    return Terms(value, _cut(value.clone(), outside), outside & tokens.signed)
 
 
 def dfpo(tokens: Tokens, *, ratio: str = "product", low: float = 0.1, high: float = 0.1) -> Terms:
@@ -212,8 +239,8 @@ def dfpo(tokens: Tokens, *, ratio: str = "product", low: float = 0.1, high: floa
     log_s = tokens.response_sum(tokens.free_log_ratio) if ratio == "product" else tokens.sequence_log_ratio
     s = log_s.clamp(-LIMIT, LIMIT).exp()
     outside = _outside(tokens, low, high)
-    terms = _linear(tokens, tokens.spread(s) * ~outside, outside & tokens.signed)
-    return terms._replace(sequence_weight=s)
+    weight = _cut(tokens.spread(s), outside)
+    return _linear(tokens, weight, outside & tokens.signed)._replace(sequence_weight=s)
 
 
 def _outside(tokens: Tokens, low: float, high: float) -> Tensor:
