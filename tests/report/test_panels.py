@@ -168,3 +168,12 @@ def test_what_looks_like_gaming_is_named_with_the_step_and_the_threshold(tmp_pat
         "f: no answer found": "–",
     }
     assert "f: timed out" in page["functions"]["still"]
+
+
+def test_figure_3_is_of_lengths_within_groups(page, runs):
+    """Not of the batch's, in which lengths also differ because prompts do."""
+    for name in ("group_length_cv", "group_length_gap"):
+        shown = figure(page, "lengths", f"lengths/bias/{name}")["lines"]
+        within, batch = runs[0].metrics[f"bias/{name}"], runs[0].metrics[f"bias/{name.removeprefix('group_')}"]
+        assert within != batch
+        assert shown[0]["faint"] == pytest.approx(within, abs=1e-3)

@@ -1,9 +1,12 @@
 """The history of each prompt: every scored response of earlier steps and none of this one, whatever was dropped."""
 
+import json
 from collections import defaultdict
+from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
+import torch
 
 from equipoise.train import RunFolder, Trainer
 from equipoise.train.history import PromptHistory
@@ -75,6 +78,22 @@ def test_the_run_keeps_it_for_people_and_uses_it(model, tmp_path, few_prompts):
              ("hadw", "hadw_history")]  # fmt: skip
     assert first[0] == first[1]
     assert later[0] != later[1]
+
+
+def test_a_run_logs_what_the_reports_page_says_it_does(model, tmp_path, few_prompts):
+    """docs/report.md, which once said that the trainer passes no history and records no versions."""
+    options = {"task__name": few_prompts, "train__steps": 2, "eval__every": 0, "log__rollouts_every": 1}
+    Trainer(settings(model, tmp_path / "run", **options, objective__difficulty="hadw_history")).run()
+    folder = RunFolder(tmp_path / "run")
+    page = (Path(__file__).parents[2] / "docs" / "report.md").read_text(encoding="utf-8")
+    assert "records versions and device in `environment.json`, but no commit" in page
+    environment = json.loads(folder.environment.read_text())
+    assert environment["torch"] == torch.__version__
+    assert {"python", "device"} <= set(environment)
+    assert "commit" not in environment
+    assert "the history of the prompts, all of which the rollout files have" in page
+    table = pq.read_table(folder.rollouts / "step-2.parquet").to_pydict()
+    assert {"accuracy", "advantage", "past_successes", "past_attempts", "past_age"} <= set(table)
 
 
 def test_rewards_on_another_range_become_rates(model, tmp_path, few_prompts):
