@@ -155,6 +155,15 @@ def test_the_effect_of_a_dose_is_the_mean_of_the_seeds_slopes(dosed, tmp_path):
     assert drawing.count('class="bar"') == 3
 
 
+def test_a_bend_is_how_far_the_middle_lies_above_the_ends(dosed, tmp_path):
+    dosed.primary[0] = plan.Primary("a middle is best", "acc@8", shape="bend", expect="up")
+    parabola = {d: 0.7 + 0.01 * d - 0.02 * (d + 0.5) ** 2 for d in dosed.dose.values}
+    values = {dosed.dose.variant(d): dict.fromkeys((5, 6, 7), value) for d, value in parabola.items()}
+    (effect,) = effects.effects(results.collect(dosed, leave_runs(dosed, tmp_path, values), {}))
+    middle = 0.7 - 0.005
+    assert effect.mean == pytest.approx(middle - (parabola[-2] + parabola[1]) / 2, abs=1e-5)
+
+
 @pytest.mark.parametrize(
     ("mean", "half", "holm", "expect", "margin", "said"),
     [

@@ -1,4 +1,4 @@
-"""Dose curves as one SVG: a panel per primary slope, the mean over seeds at each dose and its 95 % interval.
+"""Dose curves as one SVG: a panel per measure, the mean over seeds at each dose and its 95 % interval.
 
 A seed's own level is taken out first, because runs are compared within seeds: the interval is of the distance from the
 seed's mean over the doses, so it shows what the test sees. The line is the mean of the seeds' slopes.
@@ -15,7 +15,7 @@ import numpy as np
 
 from equipoise.study import results as found_in
 from equipoise.study.compare import interval
-from equipoise.study.effects import by_dose, effects
+from equipoise.study.effects import by_dose
 from equipoise.study.plan import Primary, parse
 
 WIDTH, HEIGHT = 300, 230
@@ -30,12 +30,13 @@ STYLE = (
 def figure(results: Mapping[str, Any]) -> str:
     """Empty where the study has no dose, or fewer than two whole seeds."""
     study = parse({key: value for key, value in results.items() if key != "runs"}, "results")
-    panels = []
-    for effect in effects(results):
-        if effect.primary.slope and effect.seeds > 1:
-            assert study.dose is not None
-            outcomes = by_dose(results, effect.primary, study.dose)
-            panels.append(_panel(outcomes, study.dose.values, study.dose.name, effect.primary, len(panels)))
+    rows = {(row.metric, row.at): row for row in study.primary if row.dosed}
+    panels: list[str] = []
+    for row in rows.values():
+        assert study.dose is not None
+        outcomes = by_dose(results, row, study.dose)
+        if len(outcomes) > 1:
+            panels.append(_panel(outcomes, study.dose.values, study.dose.name, row, len(panels)))
     if not panels:
         return ""
     size = f"{WIDTH * len(panels)} {HEIGHT}"

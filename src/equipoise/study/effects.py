@@ -1,7 +1,8 @@
 """The effects a study named beforehand, tested: within seeds, by Student's t over seeds, with Holm's correction.
 
-A difference is plus − minus of the same seed. A dose's effect is the least-squares slope over the doses within a seed,
-times the range of the doses: what the outcome changes from the lowest to the highest. Seeds are the unit of both, so
+A difference is plus − minus of the same seed. A dose's effect is a least-squares fit over the doses within a seed: the
+slope times the range of the doses, which is what the outcome changes from the lowest to the highest; or the bend of a
+parabola, which is how far its middle lies above the line through its ends. Seeds are the unit of all of them, so
 nothing is assumed about how runs of one seed hang together. Only seeds whose runs are all finished count.
 """
 
@@ -65,15 +66,17 @@ def effects(results: Mapping[str, Any]) -> list[Effect]:
 
 def _within(results: Mapping[str, Any], row: Primary, dose: Dose | None) -> list[float]:
     """The effect of each whole seed."""
-    if not row.slope:
+    if not row.dosed:
         plus, minus = (found_in.values(results, variant, row) for variant in (row.plus, row.minus))
         return [plus[seed] - minus[seed] for seed in sorted(plus.keys() & minus.keys())]
     assert dose is not None
-    outcomes = by_dose(results, row, dose)
-    doses = np.array(dose.values)
-    centred = doses - doses.mean()
-    slopes = outcomes @ centred / (centred @ centred)
-    return (slopes * (doses[-1] - doses[0])).tolist()
+    outcomes, doses = by_dose(results, row, dose), np.array(dose.values)
+    if not len(outcomes):
+        return []
+    extent = doses[-1] - doses[0]
+    if row.shape == "slope":
+        return (np.polyfit(doses, outcomes.T, 1)[0] * extent).tolist()
+    return (-np.polyfit(doses, outcomes.T, 2)[0] * (extent / 2) ** 2).tolist()
 
 
 def by_dose(results: Mapping[str, Any], row: Primary, dose: Dose) -> np.ndarray:

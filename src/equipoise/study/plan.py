@@ -6,11 +6,12 @@
     [dose]                             one number swept: option, key (inside a table, with `with`), values
     [start]                            a warm start shaped by what it imitates (`start`)
     rates = [2.5e-4, 5e-4, 1e-3]       every variant also at these learning rates; config.optim.lr is the shared one
-    [[primary]]                        claim, metric, and plus − minus, or the slope over the dose
+    [[primary]]                        claim, metric, and plus − minus, or without them what the dose does
 
-A primary may also say `at` (last, mean, jitter: which of the run's evaluations), `expect` (up, down: what the claim
-says), `margin` (the size that would matter) and `rate = "own"` (each variant at its best rate). Only primaries are
-tested, with Holm's correction over them; whatever else the results show is exploratory and is called so.
+A primary may also say `at` (last, mean, jitter: which of the run's evaluations), `shape` (slope or bend of the dose
+curve), `expect` (up, down: what the claim says), `margin` (the size that would matter) and `rate = "own"` (each variant
+at its best rate). Only primaries are tested, with Holm's correction over them; whatever else the results show is
+exploratory and is called so.
 """
 
 from __future__ import annotations
@@ -28,15 +29,18 @@ from equipoise.train import Config, ConfigError, load
 NEEDED = {"question", "seeds", "config", "primary"}
 KNOWN = NEEDED | {"variants", "dose", "start", "rates"}
 TIMES = ("last", "mean", "jitter")
+SHAPES = ("slope", "bend")
 EXPECTED = ("", "up", "down")
 RATES = ("shared", "own")
 
 
 @dataclass(frozen=True)
 class Primary:
-    """One effect named beforehand: `plus` − `minus`, or without them what the dose does from its lowest to its highest.
+    """One effect named beforehand: `plus` − `minus`, or without them what the dose does.
 
-    at: the metric of the last evaluation, its mean over all evaluations after the start, or its jitter
+    at      the metric of the last evaluation, its mean over all evaluations after the start, or its jitter
+    shape   of the dose's effect: the slope, from the lowest dose to the highest; or the bend, how far the middle of the
+            doses lies above the line through their ends, which a claim that a middle is best is about
     """
 
     claim: str
@@ -44,12 +48,13 @@ class Primary:
     plus: str = ""
     minus: str = ""
     at: str = "last"
+    shape: str = "slope"
     expect: str = ""
     margin: float | None = None
     rate: str = "shared"
 
     @property
-    def slope(self) -> bool:
+    def dosed(self) -> bool:
         return not self.plus
 
 
@@ -176,14 +181,14 @@ def _primary(row: Mapping[str, Any], variants: Mapping[str, Any], dose: Dose | N
         primary = Primary(**row)
     except TypeError as error:
         raise ConfigError(f"{name}: a primary has something it should not, or lacks something: {error}") from error
-    if primary.slope:
+    if primary.dosed:
         if primary.minus or dose is None:
             raise ConfigError(f'{name}: "{primary.claim}" has no plus: then it needs a dose, and no minus')
     else:
         for variant in (primary.plus, primary.minus):
             if variant not in variants:
                 raise ConfigError(f'{name}: "{variant}" is not one of the variants {", ".join(variants)}')
-    for key, known in (("at", TIMES), ("expect", EXPECTED), ("rate", RATES)):
+    for key, known in (("at", TIMES), ("shape", SHAPES), ("expect", EXPECTED), ("rate", RATES)):
         if getattr(primary, key) not in known:
             shown = ", ".join(filter(None, known))
             raise ConfigError(f'{name}: {key} = "{getattr(primary, key)}" of a primary must be one of {shown}')

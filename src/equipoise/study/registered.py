@@ -107,7 +107,9 @@ def _unit(metric: str) -> float:
 
 def _said(effect: Effect) -> str:
     row, unit = effect.primary, _unit(effect.primary.metric)
-    what = "from the lowest to the highest dose" if row.slope else f"{row.plus} − {row.minus}"
+    what = f"{row.plus} − {row.minus}"
+    if row.dosed:
+        what = {"slope": "from the lowest to the highest dose", "bend": "the middle above the ends"}[row.shape]
     word = " points" if unit == 100 else ""
     size = f"{unit * (row.margin or found_in.POINT):g}{word}"
     needed = "more seeds than anyone runs" if effect.needed is None else f"{effect.needed} seeds"
