@@ -28,9 +28,7 @@ Spec = str | dict[str, Any] | None
 Worth = float | str
 Table = dict[str, Any] | None
 
-
 VERDICTS = ("unparsed", "timeout", "limit", "crashed", "bad_gold", "unavailable")  # besides correct and wrong
-
 
 MEMORY = re.compile(r"(\d+(?:\.\d+)?) ?(GiB|GB|MiB|MB)")
 BYTES = {"GiB": 2**30, "GB": 10**9, "MiB": 2**20, "MB": 10**6}
@@ -86,6 +84,7 @@ class RolloutConfig:
     temperature: float = option(1.0, "sampling temperature")
     top_p: float = option(1.0, "nucleus; 1 keeps the whole vocabulary")
     top_k: int = option(0, "most likely tokens to keep; 0 keeps all")
+    min_p: float = option(0.0, "tokens to keep: at least so many times as likely as the likeliest; 0 keeps all")
     stop: tuple[str, ...] = option((), "strings that end a response, beside the end token and the task's own")
     dynamic_sampling: bool = option(
         False, "keep only prompts whose responses differ in reward, and draw new ones (DAPO)"
@@ -96,6 +95,10 @@ class RolloutConfig:
     )
     engine: str = option("native", "native, or vllm (extra: vllm), which implies exact and objective.mismatch = tis")
     engine_memory: float = option(0.4, "share of the device's memory that vLLM may take while it samples")
+
+    @property
+    def truncates(self) -> bool:
+        return self.top_k > 0 or self.top_p < 1 or self.min_p > 0
 
 
 @dataclass
@@ -340,6 +343,10 @@ class Config:
             ("rollout.temperature", r.temperature, 0 < r.temperature < math.inf,
              "more than 0, because training needs sampled responses, and finite"),
             ("rollout.top_p", r.top_p, 0 < r.top_p <= 1, "more than 0 and at most 1, which keeps the whole vocabulary"),
+            ("rollout.min_p", r.min_p, 0 <= r.min_p <= 1, "from 0, which keeps the whole vocabulary, to 1"),
+            ("rollout.top_k", r.top_k, r.engine != "vllm" or not r.truncates or 0 < r.top_k <= 1000,
+             "from 1 to 1000 with rollout.engine = vllm where anything is cut: vLLM tells the support of a draw as its "
+             "n most likely tokens"),
             ("rollout.stop", list(r.stop), "" not in r.stop, "texts that are not empty"),
             ("rollout.engine_memory", r.engine_memory, 0 < r.engine_memory < 1, "a share between 0 and 1"),
             ("objective.mismatch", objective.mismatch.name,

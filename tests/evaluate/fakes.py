@@ -46,4 +46,4 @@ class Writer:
         finished(list(range(len(texts))), tokens, lengths)
         zeros = torch.zeros(len(tokens))
         rows = torch.arange(len(prompts)).repeat_interleave(n)
-        return Rollouts([list(p) for p in prompts], tokens, zeros, zeros, lengths, rows, ["stop"] * len(texts))
+        return Rollouts([list(p) for p in prompts], tokens, zeros, lengths, rows, ["stop"] * len(texts))

@@ -413,6 +413,20 @@ def test_draw_from_a_view_of_wider_logits(kernel):
     torch.testing.assert_close(logprobs, again[1], rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.parametrize(("R", "V", "share"), [(1, 1, 1.0), (5, 40, 0.3), (3, 5000, 0.01), (4, 2048, 1.0), (2, 9, 0.0)])
+def test_what_is_kept_is_listed_row_by_row(kernel, R, V, share):
+    kept = torch.rand(R, V, generator=generator()) < share
+    size = kept.sum(1)
+    begin = 7 + size.cumsum(0) - size
+    ids = torch.full((7 + int(size.sum()) + 3,), -5, dtype=torch.int32, device=DEVICE)
+    kernel.list_kept(kept.to(DEVICE), begin.to(DEVICE), ids)
+    wanted = [column for row in kept for column in range(V) if row[column]]
+    assert ids.tolist() == [-5] * 7 + wanted + [-5] * 3
+    short = torch.full((7 + len(wanted) // 2,), -5, dtype=torch.int32, device=DEVICE)
+    kernel.list_kept(kept.to(DEVICE), begin.to(DEVICE), short)
+    assert short.tolist() == ids.tolist()[: len(short)]
+
+
 def test_uniform_is_the_samplers_number(kernel):
     keys = torch.randint(-(2**63), 2**63 - 1, (300,), generator=generator(), dtype=torch.int64)
     position = torch.randint(0, 100_000, (300,), generator=generator())

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from equipoise import policy as p
+from equipoise.kernels.draw import truncate
 from equipoise.rollout import NativeSampler, SamplingParams, TransformersSampler, concatenate, native, sampler
 from tests.policy import tiny_models
 
@@ -12,6 +13,7 @@ PARAMS = {
     "plain": SamplingParams(max_tokens=40, seed=1),
     "cool": SamplingParams(max_tokens=40, temperature=0.7, seed=2),
     "truncated": SamplingParams(max_tokens=40, top_k=20, top_p=0.9, temperature=1.2, seed=3),
+    "min-p": SamplingParams(max_tokens=30, min_p=0.7, seed=5),
     "alike": SamplingParams(max_tokens=40, temperature=0.2, seed=6),
     "stops": SamplingParams(max_tokens=40, stop=("a", "12", "é\n"), seed=4),
     "greedy": SamplingParams(max_tokens=12, temperature=0.0),
@@ -52,10 +54,8 @@ def test_native_sampler_and_transformers_draw_the_same(kind, name):
     plain = TransformersSampler(policy).sample(prompts, 3, PARAMS[name])
     assert torch.equal(ours.tokens, plain.tokens)
     assert ours.finish == plain.finish
-    tolerance = rounding(PARAMS[name])
-    torch.testing.assert_close(ours.policy_logprobs, plain.policy_logprobs, atol=tolerance, rtol=0)
     # A token on the edge of the nucleus may be in for one and out for the other, by a last bit.
-    same = (ours.logprobs - plain.logprobs).abs() < tolerance
+    same = (ours.logprobs - plain.logprobs).abs() < rounding(PARAMS[name])
     assert same.float().mean() >= (0.98 if PARAMS[name].truncates else 1.0)
 
 
@@ -67,11 +67,14 @@ def test_log_probabilities_are_the_trainers(kind, name):
     rollouts = sampler(policy).sample(tiny_models.prompts(5), 4, params)
     pack = p.pack(rollouts.prompts, rollouts.tokens, rollouts.lengths, rollouts.prompt)
     trained = p.token_logprobs(policy, pack, temperature=params.temperature or 1.0).logprobs
-    torch.testing.assert_close(rollouts.policy_logprobs, trained, atol=rounding(params), rtol=0)
-    assert (rollouts.logprobs is rollouts.policy_logprobs) == (not params.truncates)
     if params.truncates:
-        assert (rollouts.logprobs >= rollouts.policy_logprobs - 1e-6).all()
-        assert (rollouts.logprobs > rollouts.policy_logprobs + 1e-3).any()
+        assert (rollouts.logprobs >= trained - 1e-5).all()
+        assert (rollouts.logprobs > trained + 1e-3).any()
+        over = p.token_logprobs(policy, pack, temperature=params.temperature, support=rollouts.support).logprobs
+        torch.testing.assert_close(rollouts.logprobs, over, atol=rounding(params), rtol=0)
+    else:
+        assert rollouts.support is None
+        torch.testing.assert_close(rollouts.logprobs, trained, atol=rounding(params), rtol=0)
     trained.sum().backward()  # rollouts are ordinary tensors: nothing of inference mode clings to them
 
 
@@ -197,15 +200,62 @@ def test_lora_is_sampled_with_its_adapter(tmp_path):
     )
 
 
+def supports_of(rollouts):
+    """The set of ids of each token, by response."""
+    ids = [tuple(x.tolist()) for x in rollouts.support.ids.split(rollouts.support.sizes.tolist())]
+    ends = rollouts.lengths.cumsum(0).tolist()
+    return [ids[end - n : end] for end, n in zip(ends, rollouts.lengths.tolist(), strict=True)]
+
+
+def by_hand(policy, rollouts, params):
+    """The same from a transformers forward pass for each response alone, and each truncation by its definition."""
+    out = []
+    for row, tokens in zip(rollouts.prompt.tolist(), rollouts.tokens.split(rollouts.lengths.tolist()), strict=True):
+        prompt = rollouts.prompts[row]
+        inputs = torch.tensor([[*prompt, *tokens.tolist()]], device=tokens.device)
+        with torch.no_grad():
+            logits = policy.core(input_ids=inputs).logits[0, len(prompt) - 1 : -1]
+        z = truncate(logits.float() / params.temperature, params.top_k, params.top_p, params.min_p)
+        out.append([tuple((x > -torch.inf).nonzero()[:, 0].tolist()) for x in z])
+    return out
+
+
+@pytest.mark.parametrize("make", [NativeSampler, TransformersSampler])
+@pytest.mark.parametrize("name", ["truncated", "min-p"])
+def test_every_token_comes_with_its_support(make, name):
+    policy, params = tiny_models.policy("qwen3"), PARAMS[name]
+    rollouts = make(policy, rows=7).sample(tiny_models.prompts(5), 3, params)
+    ours, plain = supports_of(rollouts), by_hand(policy, rollouts, params)
+    same = [a == b for mine, theirs in zip(ours, plain, strict=True) for a, b in zip(mine, theirs, strict=True)]
+    assert len(same) == len(rollouts.tokens) == len(rollouts.support)
+    assert sum(same) >= 0.98 * len(same)  # a token on the edge may be in for one and out for the other
+    drawn = zip(rollouts.tokens.tolist(), (ids for response in ours for ids in response), strict=True)
+    assert all(token in ids for token, ids in drawn)
+    assert len({len(ids) for response in ours for ids in response}) > 3
+    rows = torch.tensor([7, 0, 11])
+    assert supports_of(rollouts.select(rows)) == [ours[i] for i in rows]
+    assert supports_of(concatenate([rollouts.select(rows), rollouts])) == [*(ours[i] for i in rows), *ours]
+    part = rollouts.support.part(slice(3, 8))
+    flat = [ids for response in ours for ids in response]
+    assert [tuple(x.tolist()) for x in part.ids.split(part.sizes.tolist())] == flat[3:8]
+
+
+def test_truncated_draws_are_not_joined_with_others():
+    policy = tiny_models.policy()
+    parts = [NativeSampler(policy).sample([[1]], 2, SamplingParams(max_tokens=3, top_k=k)) for k in (0, 4)]
+    with pytest.raises(ValueError, match="keep the two apart"):
+        concatenate(parts)
+
+
 def test_select_takes_whole_responses():
     policy = tiny_models.policy()
     rollouts = NativeSampler(policy).sample(tiny_models.prompts(4), 3, SamplingParams(max_tokens=9, top_k=9))
     rows = torch.tensor([7, 0, 11])
     chosen = rollouts.select(rows)
     tokens = rollouts.tokens.split(rollouts.lengths.tolist())
-    logprobs = rollouts.policy_logprobs.split(rollouts.lengths.tolist())
+    logprobs = rollouts.logprobs.split(rollouts.lengths.tolist())
     assert torch.equal(chosen.tokens, torch.cat([tokens[i] for i in rows]))
-    assert torch.equal(chosen.policy_logprobs, torch.cat([logprobs[i] for i in rows]))
+    assert torch.equal(chosen.logprobs, torch.cat([logprobs[i] for i in rows]))
     assert chosen.prompt.tolist() == [2, 0, 3]
     assert chosen.finish == [rollouts.finish[i] for i in rows]
 
@@ -219,7 +269,16 @@ def test_the_right_sampler_is_chosen_with_a_notice(caplog):
 
 @pytest.mark.parametrize(
     ("field", "value"),
-    [("temperature", -1), ("top_p", 0), ("top_p", 1.5), ("top_k", -1), ("max_tokens", 0), ("stop", "a")],
+    [
+        ("temperature", -1),
+        ("top_p", 0),
+        ("top_p", 1.5),
+        ("top_k", -1),
+        ("min_p", -0.1),
+        ("min_p", 1.1),
+        ("max_tokens", 0),
+        ("stop", "a"),
+    ],
 )
 def test_senseless_parameters_are_refused(field, value):
     with pytest.raises(ValueError, match=field):

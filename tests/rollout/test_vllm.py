@@ -4,9 +4,11 @@ vLLM itself is tried in tests/vllm.
 """
 
 import importlib.util
+import math
 import sys
 from types import ModuleType, SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 
@@ -67,12 +69,18 @@ class Engine:
     def step(self):
         name, prompt, params = self.queue.pop()
         how = SamplingParams(
-            params.temperature, params.top_p, params.top_k, params.max_tokens, tuple(params.stop), params.seed
+            params.temperature,
+            params.top_p,
+            params.top_k,
+            params.min_p,
+            params.max_tokens,
+            tuple(params.stop),
+            params.seed,
         )
         r = NativeSampler(self.policy).sample([prompt], 1, how)
         done = SimpleNamespace(
             token_ids=r.tokens.tolist(),
-            logprobs=SimpleNamespace(logprobs=r.logprobs.tolist()),
+            logprobs=flat_logprobs(r, params.logprobs),
             finish_reason=r.finish[0],
         )
         return [SimpleNamespace(request_id=name, outputs=[done])]
@@ -82,6 +90,28 @@ class Engine:
 
     def shutdown(self):
         self._call("shutdown")
+
+
+def flat_logprobs(rollouts, listed):
+    """As vLLM has them: of each token the one drawn and then the `listed` most likely ones, −∞ outside the support."""
+    out = SimpleNamespace(start_indices=[], end_indices=[], token_ids=[], logprobs=[])
+    supports = [None] * len(rollouts.tokens)
+    if rollouts.support is not None:
+        supports = rollouts.support.ids.split(rollouts.support.sizes.tolist())
+    for token, logprob, support in zip(rollouts.tokens.tolist(), rollouts.logprobs.tolist(), supports, strict=True):
+        out.start_indices.append(len(out.token_ids))
+        out.token_ids.append(token)
+        out.logprobs.append(logprob)
+        if listed:
+            inside = support.tolist()[:listed]
+            others = [i for i in range(tiny_models.VOCABULARY) if i not in inside]
+            out.token_ids += [*inside, *others][:listed]
+            # As good as the truth to tell what is inside: all but the drawn one share the rest.
+            rest = math.log((1 - math.exp(logprob)) / max(1, len(support) - 1) + 1e-30)
+            out.logprobs += [logprob if i == token else rest for i in inside]
+            out.logprobs += [-math.inf] * (listed - len(inside))
+        out.end_indices.append(len(out.token_ids))
+    return out
 
 
 @pytest.fixture
@@ -184,16 +214,41 @@ def test_a_cache_that_is_kept_stops_the_run(make):
         sampler.sample(tiny_models.prompts(2), 1, PARAMS)
 
 
-def test_truncated_draws_come_with_the_whole_distributions_log_probabilities(make, monkeypatch):
-    monkeypatch.setattr(module, "SCORED_TOGETHER", 5)
+@pytest.mark.parametrize("most", [20, 1000])
+def test_truncated_draws_come_with_their_support(make, monkeypatch, most):
+    """`most`: with 20, fewer are asked for than the vocabulary has."""
+    monkeypatch.setattr(module, "MOST_TOP_K", most)
     policy = tiny_models.policy("qwen3")
-    params = SamplingParams(max_tokens=20, top_k=9, top_p=0.9, temperature=0.8)
+    params = SamplingParams(max_tokens=20, top_k=9, top_p=0.9, min_p=0.05, temperature=0.8)
     rollouts = make(policy).sample(tiny_models.prompts(4), 3, params)
+    assert 1 < rollouts.support.sizes.double().mean() < 9
+    assert int(rollouts.support.sizes.max()) <= 9
     packed = p.pack(rollouts.prompts, rollouts.tokens, rollouts.lengths, rollouts.prompt)
-    ours = p.token_logprobs(policy, packed, temperature=0.8).logprobs
-    torch.testing.assert_close(rollouts.policy_logprobs, ours, atol=1e-5, rtol=0)
-    assert (rollouts.logprobs >= rollouts.policy_logprobs - 1e-5).all()
-    assert (rollouts.logprobs > rollouts.policy_logprobs + 1e-2).any()
+    ours = p.token_logprobs(policy, packed, temperature=0.8, support=rollouts.support).logprobs
+    torch.testing.assert_close(rollouts.logprobs, ours, atol=1e-5, rtol=0)
+
+
+def test_the_support_from_vllms_entries_by_hand():
+    """The one drawn comes first, and again among the likeliest or, where it is less likely than they, alone."""
+    ids = np.array([7, 3, 7, 5, 9, 1, 2, 4], dtype=np.int32)
+    p_of = np.array([0.3, 0.7, 0.3, 0.0, 0.1, 0.5, 0.3, 0.0])
+    with np.errstate(divide="ignore"):
+        support, logprobs = module._support(ids, np.log(p_of).astype(np.float32), np.array([4, 4]))
+    assert support.ids.tolist() == [7, 3, 9, 1, 2]
+    assert support.starts.tolist() == [0, 2, 5]
+    assert logprobs.exp().tolist() == pytest.approx([0.3, 0.1 / 0.9], abs=1e-6)  # over what is listed
+
+
+def test_a_support_that_cannot_be_had_is_refused_before_anything_is_woken(make, monkeypatch):
+    monkeypatch.setattr(module, "MOST_TOP_K", 20)
+    sampler = make(tiny_models.policy(), asleep=True)
+    sampler.llm.calls.clear()
+    for options in ({"top_p": 0.9}, {"min_p": 0.1}, {"top_k": 21}):
+        with pytest.raises(
+            p.ModelError, match=r"top_k must be from 1 to 20 here; set it, or use rollout\.engine = native"
+        ):
+            sampler.sample(tiny_models.prompts(2), 1, SamplingParams(**options))
+    assert sampler.llm.calls == []
 
 
 def test_what_fits_the_engine_bounds_prompts_and_responses(make, caplog, monkeypatch):

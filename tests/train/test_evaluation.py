@@ -31,7 +31,7 @@ class Sampler:
         tokens = torch.tensor([int(t) for t in texts]).repeat_interleave(lengths)
         rows = torch.arange(len(prompts)).repeat_interleave(n)
         zeros = torch.zeros(len(tokens))
-        return Rollouts([list(p) for p in prompts], tokens, zeros, zeros, lengths, rows, ["stop"] * len(texts))
+        return Rollouts([list(p) for p in prompts], tokens, zeros, lengths, rows, ["stop"] * len(texts))
 
 
 class Tokenizer:

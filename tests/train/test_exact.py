@@ -30,7 +30,7 @@ def run(model, out, monkeypatch, *, noise=0.0, **options):
         def off(*args, **more):
             rollouts = sample(*args, **more)
             sign = torch.arange(len(rollouts.tokens)) % 2 * 2 - 1
-            return dataclasses.replace(rollouts, policy_logprobs=rollouts.policy_logprobs + noise * sign)
+            return dataclasses.replace(rollouts, logprobs=rollouts.logprobs + noise * sign)
 
         patch.setattr(trainer.sampler, "sample", off)
         trainer.run()
@@ -38,7 +38,9 @@ def run(model, out, monkeypatch, *, noise=0.0, **options):
 
 
 @pytest.mark.parametrize("more", [{}, {"objective__preset": "gspo"}, {"model__gradient_checkpointing": True},
-                                  {"rollout__temperature": 0.7}, {"model__dtype": "bfloat16"}])  # fmt: skip
+                                  {"rollout__temperature": 0.7}, {"model__dtype": "bfloat16"},
+                                  {"rollout__top_p": 0.8, "rollout__temperature": 0.7},
+                                  {"rollout__min_p": 0.2, "model__dtype": "bfloat16"}])  # fmt: skip
 def test_the_first_ratios_are_exactly_one(model, tmp_path, monkeypatch, more):
     options = {"train__steps": 2, "train__updates": 2, "train__micro_batch": 3, **more}
     pairs = run(model, tmp_path / "run", monkeypatch, noise=NOISE, rollout__exact=True, **options)

@@ -328,10 +328,15 @@ def test_missing_packages_are_named_by_their_extra(model, tmp_path, monkeypatch)
 
 def test_temperature_and_truncation_reach_the_sampler(trainer):
     t = trainer(
-        rollout__temperature=0.5, rollout__top_k=3, rollout__top_p=0.9, rollout__stop=["1"], rollout__max_tokens=7
+        rollout__temperature=0.5,
+        rollout__top_k=3,
+        rollout__top_p=0.9,
+        rollout__min_p=0.1,
+        rollout__stop=["1"],
+        rollout__max_tokens=7,
     )
     p = t.collector.params
-    assert (p.temperature, p.top_k, p.top_p, p.stop, p.max_tokens) == (0.5, 3, 0.9, ("1",), 7)
+    assert (p.temperature, p.top_k, p.top_p, p.min_p, p.stop, p.max_tokens) == (0.5, 3, 0.9, 0.1, ("1",), 7)
     batch = t.collector.collect(1)
     assert int(batch.rollouts.lengths.max()) <= 7
     assert all("1" not in text[:-1] for text in batch.texts)

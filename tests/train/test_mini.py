@@ -20,6 +20,10 @@ OBJECTIVES = {
         "objective__preset": "dapo", "objective__kl": 0.05, "objective__entropy_bonus": 0.01,
         "objective__averaged_groups": "informative",
     },
+    "truncated": {
+        "objective__preset": "dapo", "objective__kl": 0.05, "objective__entropy_bonus": 0.01, "rollout__top_p": 0.8,
+        "rollout__min_p": 0.05, "rollout__temperature": 0.8,
+    },
     "gspo": {"objective__preset": "gspo"},
     "prefix": {"objective__cancellation": "prefix"},
 }  # fmt: skip

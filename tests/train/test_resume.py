@@ -28,9 +28,9 @@ from .tiny import make_model, metrics, outcome, overrides, settings
 # often.
 STATEFUL = {
     "objective__preset": "dapo", "objective__aggregation": "balanced", "objective__difficulty": "hadw_history",
-    "objective__kl": 0.01, "rollout__dynamic_sampling": True, "optim__schedule": "cosine", "train__updates": 2,
-    "train__mini_batch": 2, "train__checkpoint_every": 1, "train__keep": 1, "log__rollouts_every": 1,
-    "eval__every": 3,
+    "objective__kl": 0.01, "rollout__top_p": 0.95, "rollout__dynamic_sampling": True, "optim__schedule": "cosine",
+    "train__updates": 2, "train__mini_batch": 2, "train__checkpoint_every": 1, "train__keep": 1,
+    "log__rollouts_every": 1, "eval__every": 3,
 }  # fmt: skip
 
 

@@ -19,7 +19,7 @@ OBJECTIVES = {
     "grpo": {"objective__preset": "grpo"},
     "dapo+balanced+hadw": {
         "objective__preset": "dapo", "objective__aggregation": "balanced", "objective__difficulty": "hadw",
-        "objective__kl": 0.05, "objective__entropy_bonus": 0.01,
+        "objective__kl": 0.05, "objective__entropy_bonus": 0.01, "rollout__top_p": 0.9, "rollout__min_p": 0.02,
     },
     "gspo": {"objective__preset": "gspo"},
     "dfpo": {"objective__preset": "dfpo"},

@@ -86,7 +86,7 @@ class Masked(Plain):
     def __init__(self, folder, batch, bound):
         super().__init__(folder, batch)
         self.bound, self.left_out = bound, 0
-        self.rollout = batch.rollouts.policy_logprobs.split(batch.rollouts.lengths.tolist())
+        self.rollout = batch.rollouts.logprobs.split(batch.rollouts.lengths.tolist())
 
     def step(self, groups, old, lr):
         self.kept = list(self.advantage)
@@ -168,7 +168,7 @@ def test_a_teachers_log_probabilities_are_the_advantages_of_tokens(trainer, mode
             yield models.token_logprobs(policy, packed, temperature=0.8).logprobs.detach()
 
     taught, own = torch.cat(list(logprobs(teacher))), torch.cat(list(logprobs(model)))
-    old = own if exact else batch.rollouts.policy_logprobs
+    old = own if exact else batch.rollouts.logprobs
     advantage = (taught - old).double()
     assert advantage.abs().max() > 0.1
     by_hand = eq.Objective.preset("distillation").assign(

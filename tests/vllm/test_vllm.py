@@ -60,10 +60,10 @@ def shake(policy: p.Policy, by: float = 0.05) -> None:
             q.add_(by * torch.randn_like(q))
 
 
-def trainers(policy, rollouts, temperature=1.0):
+def trainers(policy, rollouts, temperature=1.0, support=None):
     packed = p.pack(rollouts.prompts, rollouts.tokens, rollouts.lengths, rollouts.prompt)
     with torch.no_grad():
-        return p.token_logprobs(policy, packed, temperature=temperature).logprobs
+        return p.token_logprobs(policy, packed, temperature=temperature, support=support).logprobs
 
 
 def by_name(rollouts, names, n):
@@ -99,7 +99,7 @@ def test_log_probabilities_are_the_trainers(engine, name):
     rollouts = engine.sample(tiny_models.prompts(6), 3, params)
     ours = trainers(engine.policy, rollouts, params.temperature or 1.0)
     torch.testing.assert_close(rollouts.logprobs, ours, atol=CLOSE, rtol=0)
-    assert rollouts.policy_logprobs is rollouts.logprobs
+    assert rollouts.support is None
     assert len(rollouts.tokens) > 30
 
 
@@ -114,7 +114,8 @@ def test_greedy_tokens_are_the_native_samplers(engine):
 def test_truncated_distributions_are_ours(engine):
     params = SamplingParams(max_tokens=20, top_k=20, top_p=0.9, temperature=1.2, seed=3)
     rollouts = engine.sample(tiny_models.prompts(6), 4, params)
-    torch.testing.assert_close(rollouts.policy_logprobs, trainers(engine.policy, rollouts, 1.2), atol=CLOSE, rtol=0)
+    over = trainers(engine.policy, rollouts, 1.2, rollouts.support)
+    torch.testing.assert_close(rollouts.logprobs, over, atol=CLOSE, rtol=0)
     expected = []
     for i, tokens in zip(rollouts.prompt.tolist(), rollouts.tokens.split(rollouts.lengths.tolist()), strict=True):
         before = torch.cat([torch.tensor(rollouts.prompts[i]), tokens])[:-1]
@@ -124,6 +125,7 @@ def test_truncated_distributions_are_ours(engine):
     # A token on the edge of the nucleus may be in for one and out for the other, by a last bit.
     same = (rollouts.logprobs - torch.cat(expected)).abs() < CLOSE
     assert same.float().mean() > 0.98
+    assert int(rollouts.support.sizes.max()) <= 20
 
 
 def test_new_weights_arrive(engine):

@@ -51,6 +51,11 @@ def nearly(theirs: Mapping[str, Any], why: str) -> Setting:
     return Setting("nearly", theirs, why)
 
 
+def truncation(theirs: Mapping[str, Any], truncates: bool) -> Setting:
+    """An option that may keep a part of the vocabulary: our ratios are then of probabilities over that part."""
+    return nearly(theirs, "its ratios are of whole-vocabulary probabilities") if truncates else mapped(theirs)
+
+
 def own(why: str) -> Setting:
     return Setting("own", why=why)
 

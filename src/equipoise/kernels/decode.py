@@ -3,7 +3,8 @@ elsewhere (and for float64).
 
 bfloat16 and float32. Everything can be captured in a CUDA graph: no function waits for the device, grids depend on
 shapes alone, and what changes from step to step (lengths, tables) is read on the device. The same numbers give the same
-bits. See `reference` for the cache's layout. Not covered: writing a prompt's keys, and top-k and top-p (rollout.draw).
+bits. See `reference` for the cache's layout. Not covered: writing a prompt's keys, and the truncation by top-k, top-p
+and min-p (`kernels.draw`).
 """
 
 from __future__ import annotations
@@ -16,7 +17,19 @@ from torch import Tensor
 from equipoise.kernels import plain_decode
 from equipoise.kernels.plain_decode import BLOCK, Activation, Norm, Rows
 
-__all__ = ["BLOCK", "Activation", "Norm", "Rows", "add_norm", "attend", "draw", "gated", "store", "uniform"]
+__all__ = [
+    "BLOCK",
+    "Activation",
+    "Norm",
+    "Rows",
+    "add_norm",
+    "attend",
+    "draw",
+    "gated",
+    "list_kept",
+    "store",
+    "uniform",
+]
 
 
 def store(
@@ -65,6 +78,12 @@ def draw(logits: Tensor, u: Tensor, temperature: float, softcap: float | None) -
     Sums are taken in another order on the GPU: where u is within rounding of a boundary, the neighbour may be drawn.
     """
     return _of(logits).draw(logits, u, temperature, softcap)
+
+
+def list_kept(kept: Tensor, begin: Tensor, ids: Tensor) -> None:
+    """Write the columns where kept [R, V] bool is true, in order, to ids [C] int32 from begin [R] int64 on; what would
+    lie behind the end of ids is not written."""
+    _of(kept).list_kept(kept, begin, ids)
 
 
 def uniform(keys: Tensor, position: Tensor) -> Tensor:

@@ -110,6 +110,14 @@ def draw(logits: Tensor, u: Tensor, temperature: float, softcap: float | None) -
     return drawn.tokens, drawn.logprobs
 
 
+def list_kept(kept: Tensor, begin: Tensor, ids: Tensor) -> None:
+    """See the package."""
+    row, column = kept.nonzero().unbind(1)
+    place = begin[row] + kept.cumsum(1)[row, column] - 1
+    fits = place < len(ids)
+    ids[place[fits]] = column[fits].to(torch.int32)
+
+
 def uniform(keys: Tensor, position: Tensor) -> Tensor:
     """See the package."""
     return uniforms(keys, position.long()[:, None])[:, 0]

@@ -143,6 +143,13 @@ def draw(logits: Tensor, u: Tensor, temperature: float, softcap: float | None) -
     return tokens, logprobs
 
 
+def list_kept(kept: Tensor, begin: Tensor, ids: Tensor) -> None:
+    """See the package."""
+    _check_contiguous(kept, begin, ids)
+    R, V = kept.shape
+    _list_kept[(R,)](kept.view(torch.uint8), begin, ids, V, len(ids), PIECE=PIECE, num_warps=4)
+
+
 def uniform(keys: Tensor, position: Tensor) -> Tensor:
     """See the package."""
     out = torch.empty(keys.shape, dtype=torch.float32, device=keys.device)
@@ -465,6 +472,19 @@ def _capped(x, softcap, SOFTCAP: tl.constexpr):
         return softcap * (2 * tl.sigmoid(2 * x / softcap) - 1)
     else:
         return x
+
+
+@triton.jit
+def _list_kept(kept, begin, ids, V, capacity, PIECE: tl.constexpr):
+    """A program goes over a whole row: where an id goes depends on all before it."""
+    row = tl.program_id(0).to(tl.int64)
+    at = tl.load(begin + row)
+    for first in range(0, V, PIECE):
+        o = first + tl.arange(0, PIECE)
+        is_kept = tl.load(kept + row * V + o, mask=o < V, other=0).to(tl.int32)
+        place = at + tl.cumsum(is_kept, 0) - 1
+        tl.store(ids + place, o.to(tl.int32), mask=(is_kept != 0) & (place < capacity))
+        at += tl.sum(is_kept, 0)
 
 
 @triton.jit

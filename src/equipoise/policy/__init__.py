@@ -14,6 +14,7 @@ from equipoise.policy.model import (
     save,
 )
 from equipoise.policy.pack import Pack, pack
+from equipoise.policy.support import Support
 from equipoise.policy.texts import decode
 
 __all__ = [
@@ -23,6 +24,7 @@ __all__ = [
     "Policy",
     "Prompt",
     "PromptTooLong",
+    "Support",
     "TokenLogprobs",
     "decode",
     "encode",

@@ -1,13 +1,15 @@
 """Log-probabilities and entropies of response tokens, from a packed forward pass.
 
-The distribution is softmax(logits / temperature) over the whole vocabulary: the one the sampler draws from before any
-top-p or top-k truncation, so that the trainer's ratios do not depend on what truncation happened to keep.
+The distribution is softmax(logits / temperature), over the whole vocabulary or, for tokens that were drawn from a part
+of it (top-k, top-p, min-p), over that part: log(π/S) = z_y − logsumexp of z over the support, for which the head's rows
+of the support are enough.
 The language-model head is applied to response positions only, a chunk at a time, and the backward pass makes each
 chunk's logits again: no more than one chunk of logits exists at any moment.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import nullcontext
 from typing import Any, NamedTuple
 
@@ -20,8 +22,10 @@ from equipoise.policy import block, decoder
 from equipoise.policy.attention import packed_attention
 from equipoise.policy.model import ModelError, Policy
 from equipoise.policy.pack import Pack
+from equipoise.policy.support import Support
 
 CHUNK_LOGITS = 1 << 24  # entries of one chunk of logits: 64 MiB in float32
+WHOLE_HEAD = 1 << 12  # rows of a head that is not worth cutting down to a support
 
 
 class TokenLogprobs(NamedTuple):
@@ -32,18 +36,25 @@ class TokenLogprobs(NamedTuple):
     entropy: Tensor
 
 
-def token_logprobs(policy: Policy, pack: Pack, *, temperature: float = 1.0) -> TokenLogprobs:
-    """log π(token | before) and the entropy of π(· | before) at `temperature`; differentiable unless under no_grad."""
-    return decoder.gathered(policy.core, _token_logprobs, policy, pack, temperature)
+def token_logprobs(
+    policy: Policy, pack: Pack, *, temperature: float = 1.0, support: Support | None = None
+) -> TokenLogprobs:
+    """log π(token | before) and the entropy of π(· | before) at `temperature`; differentiable unless under no_grad.
+
+    `support` of the N targets: both are of π/S, the distribution over each target's support, renormalised.
+    """
+    if support is not None and len(support) != len(pack.targets):
+        raise ValueError(f"{len(support)} supports for {len(pack.targets)} tokens: one for each")
+    return decoder.gathered(policy.core, _token_logprobs, policy, pack, temperature, support)
 
 
-def _token_logprobs(policy: Policy, pack: Pack, temperature: float) -> TokenLogprobs:
+def _token_logprobs(policy: Policy, pack: Pack, temperature: float, support: Support | None) -> TokenLogprobs:
     hidden, head = _predicting(_hidden(policy, pack), pack), _plain_head(policy)
-    if hidden.is_cuda:
+    if hidden.is_cuda and support is None:
         return TokenLogprobs(
             *kernels.fused_logprobs(hidden, head.weight, pack.targets, bias=head.bias, temperature=temperature)
         )
-    return TokenLogprobs(*_Head.apply(hidden, head.weight, head.bias, pack.targets, temperature))
+    return TokenLogprobs(*_Head.apply(hidden, head.weight, head.bias, pack.targets, temperature, support))
 
 
 def token_loss(
@@ -58,16 +69,17 @@ def token_loss(
     ref_logprobs: Tensor | None = None,
     rollout_logprobs: Tensor | None = None,
     temperature: float = 1.0,
+    support: Support | None = None,
     exact: bool = False,
 ) -> LossOutput:
     """`objective.loss` of the pack's `token_logprobs`: the same numbers, to rounding, or with `exact` to the last bit.
 
-    Unless `exact`, token-level objectives make each chunk's logits once on the GPU, and their loss goes through
-    `backward` once.
+    Unless `exact` or over a `support`, token-level objectives make each chunk's logits once on the GPU, and their loss
+    goes through `backward` once.
     """
     others = {"position": position, "ref_logprobs": ref_logprobs, "rollout_logprobs": rollout_logprobs}
-    if exact or policy.device.type != "cuda":
-        new = token_logprobs(policy, pack, temperature=temperature)
+    if exact or support is not None or policy.device.type != "cuda":
+        new = token_logprobs(policy, pack, temperature=temperature, support=support)
         return objective.loss(new.logprobs, old_logprobs, credit, response, entropy=new.entropy, **others)
 
     def fused() -> LossOutput:
@@ -81,12 +93,22 @@ def token_loss(
 
 
 @torch.no_grad()
-def reference_logprobs(policy: Policy, reference: Policy | None, pack: Pack, *, temperature: float = 1.0) -> Tensor:
-    """Log-probabilities [N] under the frozen reference: a `frozen_copy`, or None for the policy without its adapter."""
+def reference_logprobs(
+    policy: Policy,
+    reference: Policy | None,
+    pack: Pack,
+    *,
+    temperature: float = 1.0,
+    support: Support | None = None,
+) -> Tensor:
+    """Log-probabilities [N] under the frozen reference: a `frozen_copy`, or None for the policy without its adapter.
+
+    Over a `support` they are renormalised as the policy's are, so that the estimators are of KL(π/S ‖ π_ref/S_ref).
+    """
     if reference is None and not policy.has_adapter:
         raise ValueError("a policy without a LoRA adapter needs its reference as a second model; make a frozen_copy")
     with policy.model.disable_adapter() if reference is None else nullcontext():
-        return token_logprobs(reference or policy, pack, temperature=temperature).logprobs
+        return token_logprobs(reference or policy, pack, temperature=temperature, support=support).logprobs
 
 
 def _plain_head(policy: Policy) -> torch.nn.Linear:
@@ -157,21 +179,28 @@ def _hidden(policy: Policy, pack: Pack) -> Tensor:
 
 
 class _Head(torch.autograd.Function):
-    """(hidden [N, d], weight [V, d], bias [V] or None, targets [N]) → log-probabilities and entropies [N]."""
+    """(hidden [N, d], weight [V, d], bias [V] or None, targets [N]) → log-probabilities and entropies [N]; with a
+    support of the targets, over it."""
 
     @staticmethod
     def forward(
-        ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, temperature: float
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        targets: Tensor,
+        temperature: float,
+        support: Support | None,
     ) -> tuple[Tensor, Tensor]:
         logprobs = hidden.new_empty(len(hidden), dtype=_wide_type(hidden))
         entropy = torch.empty_like(logprobs)
-        for rows in _chunks(len(hidden), len(weight)):
-            logp = _log_softmax(hidden[rows], weight, bias, temperature)
-            logprobs[rows] = logp.gather(1, targets[rows, None])[:, 0]
+        for part in _parts(weight, bias, targets, support):
+            logp = _log_softmax(hidden[part.rows], part, temperature)
+            logprobs[part.rows] = logp.gather(1, part.targets[:, None])[:, 0]
             # A masked logit of −∞ has probability 0 and adds 0, not 0·∞.
-            entropy[rows] = -(logp.exp() * logp.clamp_min(torch.finfo(logp.dtype).min)).sum(1)
+            entropy[part.rows] = -(logp.exp() * logp.clamp_min(torch.finfo(logp.dtype).min)).sum(1)
         ctx.save_for_backward(hidden, weight, bias, targets, entropy)
-        ctx.temperature = temperature
+        ctx.temperature, ctx.support = temperature, support
         ctx.set_materialize_grads(False)
         return logprobs, entropy
 
@@ -182,8 +211,9 @@ class _Head(torch.autograd.Function):
         d_hidden = torch.empty_like(hidden) if need_hidden else None
         d_weight = torch.zeros_like(weight, dtype=_wide_type(weight)) if need_weight else None
         d_bias = torch.zeros_like(bias, dtype=_wide_type(bias)) if bias is not None and need_bias else None
-        for rows in _chunks(len(hidden), len(weight)):
-            logp = _log_softmax(hidden[rows], weight, bias, ctx.temperature)
+        for part in _parts(weight, bias, targets, ctx.support):
+            rows = part.rows
+            logp = _log_softmax(hidden[rows], part, ctx.temperature)
             # ∂ log p_y/∂z = 1_y − p;  ∂H/∂z = −p (log p + H)
             p = logp.exp()
             d = torch.zeros_like(p)
@@ -192,23 +222,87 @@ class _Head(torch.autograd.Function):
                 d.addcmul_(p, finite.add_(entropy[rows, None]).mul_(d_entropy[rows, None]), value=-1)
             if d_logprobs is not None:
                 g = d_logprobs[rows, None]
-                d.addcmul_(p, g, value=-1).scatter_add_(1, targets[rows, None], g)
+                d.addcmul_(p, g, value=-1).scatter_add_(1, part.targets[:, None], g)
             d = d.div_(ctx.temperature).to(hidden.dtype)
             if d_hidden is not None:
-                torch.mm(d, weight, out=d_hidden[rows])
-            if d_weight is not None and d.dtype == d_weight.dtype:
+                torch.mm(d, part.weight, out=d_hidden[rows])
+            if d_weight is not None and part.ids is None and d.dtype == d_weight.dtype:
                 d_weight.addmm_(d.t(), hidden[rows])
             elif d_weight is not None:
-                d_weight += d.t() @ hidden[rows]
+                part.add_to(d_weight, (d.t() @ hidden[rows]).to(d_weight.dtype))
             if d_bias is not None:
-                d_bias += d.sum(0)
+                part.add_to(d_bias, d.sum(0).to(d_bias.dtype))
         return (
             d_hidden,
             None if d_weight is None else d_weight.to(weight.dtype),
             None if d_bias is None else d_bias.to(weight.dtype),
             None,
             None,
+            None,
         )
+
+
+class _Part(NamedTuple):
+    """A chunk of tokens and what of the head it takes.
+
+    rows: the tokens; ids: the head's rows, all of them if None; weight [v, d] and bias [v] of these; targets [r] among
+    them; outside [r, v]: not in the token's support.
+    """
+
+    rows: slice
+    ids: Tensor | None
+    weight: Tensor
+    bias: Tensor | None
+    targets: Tensor
+    outside: Tensor | None
+
+    def add_to(self, whole: Tensor, part: Tensor) -> None:
+        """whole [V, …] += part [v, …], at the rows of the head that the chunk takes."""
+        if self.ids is None:
+            whole += part
+        else:
+            whole.index_add_(0, self.ids, part)  # each id once: no order to depend on
+
+
+def _parts(weight: Tensor, bias: Tensor | None, targets: Tensor, support: Support | None) -> Iterator[_Part]:
+    if support is None:
+        for rows in _chunks(len(targets), len(weight)):
+            yield _Part(rows, None, weight, bias, targets[rows], None)
+        return
+    for rows in _support_chunks(support, len(weight)):
+        yield _support_part(rows, support.part(rows), weight, bias, targets[rows])
+
+
+def _support_part(rows: slice, support: Support, weight: Tensor, bias: Tensor | None, targets: Tensor) -> _Part:
+    """The head's rows that any of the tokens' supports has, each once, so that products stay products of matrices."""
+    row = torch.arange(len(support), device=targets.device)
+    row = row.repeat_interleave(support.sizes.to(targets.device), output_size=len(support.ids))
+    if int((support.ids == targets[row]).sum()) != len(targets):
+        raise ValueError("a token is not in its support, once: it must hold the token that was drawn from it")
+    column, ids = support.ids.long(), None
+    if len(weight) > WHOLE_HEAD:
+        ids, column = column.unique(return_inverse=True)
+        targets = torch.searchsorted(ids, targets)
+        weight, bias = weight[ids], None if bias is None else bias[ids]
+    outside = torch.ones(len(support), len(weight), dtype=torch.bool, device=targets.device)
+    outside[row, column] = False
+    return _Part(rows, ids, weight, bias, targets, outside)
+
+
+def _support_chunks(support: Support, vocabulary: int) -> Iterator[slice]:
+    """Tokens whose logits over all that their supports have are at most CHUNK_LOGITS."""
+    first, starts = 0, support.starts
+    while first < len(support):
+        size = len(support) - first
+        while size > 1 and size * _widest(int(starts[first + size] - starts[first]), vocabulary) > CHUNK_LOGITS:
+            size = (size + 1) // 2
+        yield slice(first, first + size)
+        first += size
+
+
+def _widest(entries: int, vocabulary: int) -> int:
+    """The most of the head's rows that supports of so many entries can take."""
+    return vocabulary if vocabulary <= WHOLE_HEAD else min(entries, vocabulary)
 
 
 def _chunks(rows: int, vocabulary: int) -> list[slice]:
@@ -221,7 +315,19 @@ def _wide_type(x: Tensor) -> torch.dtype:
     return torch.promote_types(x.dtype, torch.float32)
 
 
-def _log_softmax(hidden: Tensor, weight: Tensor, bias: Tensor | None, temperature: float) -> Tensor:
+def _log_softmax(hidden: Tensor, part: _Part, temperature: float) -> Tensor:
+    logits = _logits(hidden, part.weight, part.bias)
+    if temperature != 1:
+        logits = logits.div_(temperature)
+    if part.outside is not None:
+        logits = logits.masked_fill_(part.outside, -torch.inf)
+    return logits.log_softmax(-1)
+
+
+def _logits(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """At least float32; bfloat16's products are not rounded to it on CUDA, as they are not in its samplers."""
+    if hidden.is_cuda and hidden.dtype != _wide_type(hidden):
+        logits = torch.mm(hidden, weight.t(), out_dtype=torch.float32)
+        return logits if bias is None else logits.add_(bias)
     logits = torch.mm(hidden, weight.t()) if bias is None else torch.addmm(bias, hidden, weight.t())
-    logits = logits.to(_wide_type(logits))
-    return (logits if temperature == 1 else logits.div_(temperature)).log_softmax(-1)
+    return logits.to(_wide_type(logits))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -12,6 +12,7 @@ from torch import Tensor
 from equipoise.kernels.draw import draw
 from equipoise.kernels.uniform import response_keys, uniforms
 from equipoise.policy import Policy, PromptTooLong
+from equipoise.policy.support import Support
 from equipoise.rollout.rollouts import Finished, Key, Rollouts, SamplingParams
 from equipoise.rollout.stop import StopStrings, stop_strings
 
@@ -93,8 +94,13 @@ class Batch:
         shape, device = (self.longest, len(rows)), self.limit.device
         self.tokens = torch.zeros(shape, dtype=torch.int64, device=device)
         self.logprobs = torch.zeros(shape, device=device)
-        self.policy_logprobs = torch.zeros(shape, device=device) if asked.params.truncates else self.logprobs
         self.stops = torch.zeros(shape, dtype=torch.bool, device=device)
+        self._tables = [self.tokens, self.logprobs, self.stops]
+        self.ids: list[Tensor] = []  # of all supports, as they were drawn; where each lies in them, and its size
+        self.listed = 0
+        if asked.params.truncates:
+            self.support_at, self.support_size = torch.zeros(2, *shape, dtype=torch.int64, device=device)
+            self._tables += [self.support_at, self.support_size]
         self.finished = torch.zeros(len(rows), dtype=torch.bool, device=device)
         self._told = torch.zeros(len(rows), dtype=torch.bool, device=device)
         self._bundle: list[tuple[Tensor, ...]] = []
@@ -110,7 +116,7 @@ class Batch:
         eos = self.asked.eos
         stops = drawn.tokens == eos if len(eos) == 1 else torch.isin(drawn.tokens, eos)
         self.length = t + 1
-        self._bundle.append((drawn.tokens, drawn.logprobs, drawn.policy_logprobs, stops))
+        self._bundle.append((drawn.tokens, drawn.logprobs, stops, *self._list_support(drawn.kept)))
         if self.asked.stop is not None:
             self._write()
             columns = self.slots - self.first
@@ -121,6 +127,16 @@ class Batch:
         if not self.even:
             self.finished |= self.limit[self.slots - self.first] <= self.length
         return drawn.tokens
+
+    def _list_support(self, kept: Tensor | None) -> tuple[Tensor, ...]:
+        """Where the ids of each row of kept [r, V] will lie among all listed, and how many there are, [r] each."""
+        if kept is None:
+            return ()
+        size = kept.sum(1)
+        at = self.listed + size.cumsum(0) - size
+        self.ids.append(kept.nonzero()[:, 1].to(torch.int32))
+        self.listed += len(self.ids[-1])
+        return at, size
 
     def keep(self, rows: Tensor) -> None:
         """Go on with `rows` [k] of the r only."""
@@ -161,8 +177,7 @@ class Batch:
     def _write(self) -> None:
         if self._bundle:
             columns = self.slots - self.first
-            tables = (self.tokens, self.logprobs, self.policy_logprobs, self.stops)
-            for table, values in zip(tables, zip(*self._bundle, strict=True), strict=True):
+            for table, values in zip(self._tables, zip(*self._bundle, strict=True), strict=True):
                 table[self._written : self.length].index_copy_(1, columns, torch.stack(values))
             self._bundle.clear()
             self._written = self.length
@@ -178,13 +193,21 @@ def collect(asked: Request, batches: Sequence[Batch]) -> Rollouts:
 
     longest = max(b.longest for b in batches)
     inside = torch.arange(longest, device=lengths.device) < lengths[:, None]
-    logprobs = flat("logprobs")
     return Rollouts(
         asked.prompts,
         flat("tokens"),
-        logprobs,
-        flat("policy_logprobs") if asked.params.truncates else logprobs,
+        flat("logprobs"),
         lengths,
         torch.arange(len(asked.prompts), device=lengths.device).repeat_interleave(asked.n),
         ["stop" if s else "length" for s in stopped.tolist()],
+        _support(batches, flat) if asked.params.truncates else None,
     )
+
+
+def _support(batches: Sequence[Batch], flat: Callable[[str], Tensor]) -> Support:
+    listed = 0
+    for batch in batches:
+        batch.support_at += listed
+        listed += batch.listed
+    pool = torch.cat([ids for batch in batches for ids in batch.ids])
+    return Support.gathered(pool, flat("support_at"), flat("support_size"))

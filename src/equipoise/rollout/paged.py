@@ -10,6 +10,7 @@ Works for the models of `policy.decoder`, on the CPU too (by the kernels' refere
 
 from __future__ import annotations
 
+import functools
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
@@ -23,12 +24,13 @@ from torch import Tensor
 
 from equipoise.kernels import decode
 from equipoise.kernels.decode import BLOCK, Rows
-from equipoise.kernels.draw import Drawn, draw
+from equipoise.kernels.draw import draw
 from equipoise.policy import Policy, decoder
+from equipoise.policy.support import Support
 from equipoise.rollout.batch import Request, request
 from equipoise.rollout.blocks import WINDOW, Blocks, Ledger, Size, blocks_for
 from equipoise.rollout.rollouts import Finished, Key, Rollouts, SamplingParams
-from equipoise.rollout.step_buffers import Desk
+from equipoise.rollout.step_buffers import Desk, Supports
 from equipoise.rollout.weights import Merged, Weights, weights_of
 
 BUCKETS = (1, 2, 4, 8, 16, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048)
@@ -93,6 +95,8 @@ class PagedSampler:
             asked.n,
         )
         desk = self._desks.pop(size, None) or Desk(self.policy, size)
+        if asked.params.truncates and desk.supports is None:
+            desk.supports = Supports(size.rows, self.policy.device)
         self._desks[size] = desk
         if len(self._desks) > DESKS:
             del self._desks[next(iter(self._desks))]
@@ -137,10 +141,14 @@ class _Call:
         self.may_stop = None if asked.stop is None else asked.stop.candidate.cpu().numpy()
         shape = asked.rows, int(self.limit.max()) + WINDOW  # draws behind a response's end have their place too
         self.tokens = np.zeros(shape, dtype=np.int32)
-        self.logprobs = np.zeros((2 if asked.params.truncates else 1, *shape), dtype=np.float32)
+        self.logprobs = np.zeros(shape, dtype=np.float32)
+        # Of each token's support: where it begins among all ids listed, and its size.
+        self.places = np.zeros((2, *shape), dtype=np.int64) if asked.params.truncates else None
+        self.ids: list[Tensor] = []
+        self.listed = 0
         self.lengths = np.zeros(asked.rows, dtype=np.int64)
         self.stopped = np.zeros(asked.rows, dtype=bool)
-        self.unstored: list[tuple[NDArray[Any], ...]] = []  # what `_record` saw and `_store` has not written yet
+        self.unstored: list[tuple[Any, ...]] = []  # what `_record` saw and `_store` has not written yet
         self.untold: deque[int] = deque()
 
     def run(self, blocks: int) -> Rollouts:
@@ -201,45 +209,86 @@ class _Call:
         place = torch.from_numpy(t.prompt[old : ledger.count].astype(np.int64)).to(device)
         u = decode.uniform(keys, torch.zeros(new, dtype=torch.int32, device=device))
         size = max(1, LOGITS // self.weights.vocabulary)
-        parts = []
+        parts: list[tuple[Tensor, Tensor]] = []
+        sizes: list[Tensor] = []
+        ids: list[Tensor] = []
+
+        def heard(kept: Tensor, rows: slice) -> None:
+            sizes.append(kept.sum(1))
+            ids.append(kept.nonzero()[:, 1].to(torch.int32))
+
         for at in range(0, new, size):
             logits = self.weights.logits(self.desk.last[place[at : at + size]])
-            parts.append(_draw(logits, u[at : at + size], self.asked.params))
-        tokens, logprobs, whole = (torch.cat(part).cpu().numpy() for part in zip(*parts, strict=True))
-        self._record(old, tokens[None], np.stack((logprobs, whole))[:, None])
+            parts.append(_draw(logits, u[at : at + size], self.asked.params, heard))
+        tokens, logprobs = (torch.cat(part).cpu().numpy() for part in zip(*parts, strict=True))
+        places = None
+        if sizes:
+            count = torch.cat(sizes).cpu().numpy()
+            places = self._list(np.stack((count.cumsum() - count, count))[:, None], torch.cat(ids))
+        self._record(old, tokens[None], logprobs[None], places)
+
+    def _list(self, places: NDArray[np.int64], ids: Tensor) -> NDArray[np.int64]:
+        """Keep the ids of supports; `places` [2, k, r] in them becomes that among all ids listed."""
+        places = places.copy()
+        places[0] += self.listed
+        self.ids.append(ids)
+        self.listed += len(ids)
+        return places
 
     def _steps(self, steps: int) -> None:
         ledger, desk, params = self.ledger, self.desk, self.asked.params
         size = min(next(b for b in BUCKETS if b >= ledger.count), desk.size.rows)
         ledger.fill_in(size)
         if desk.at.is_cuda:
-            replay = self._graph(size)
-            desk.upload()
-            for _ in range(steps):
-                replay()
+            step = self._graph(size)
         else:
+            step = functools.partial(_step, self.policy.core, self.weights, desk, self.pool, self.windows, size, params)
+        places = None
+        while True:
             desk.upload()
             for _ in range(steps):
-                _step(self.policy.core, self.weights, desk, self.pool, self.windows, size, params)
-        self._store()  # while the device works, and before what it brings back takes the place of what is stored
-        desk.download()
-        self._tell(desk.ready)
-        self._record(0, *desk.results(steps, ledger.count))
+                step()
+            self._store()  # while the device works, and before what it brings back takes the place of what is stored
+            desk.download()
+            self._tell(desk.ready)
+            tokens, logprobs = desk.results(steps, ledger.count)
+            if desk.supports is None or not params.truncates:
+                break
+            places, ids = desk.supports.results(steps, ledger.count)
+            if ids is not None:
+                places = self._list(places, ids)
+                break
+            steps = self._fewer(steps)
+        self._record(0, tokens, logprobs, places)
+
+    def _fewer(self, steps: int) -> int:
+        """Steps to do over, from the same tables, because their supports did not fit; the draws are the same."""
+        if steps == 1:
+            assert self.desk.supports is not None
+            each = int(self.desk.supports.listed) // self.ledger.count
+            raise ValueError(
+                f"top_p = {self.asked.params.top_p} and min_p = {self.asked.params.min_p} keep {each} tokens a draw on "
+                f"average, of {self.ledger.count} responses decoded together: too many to record; set top_k"
+            )
+        return steps // 2
 
     def _graph(self, size: int) -> Any:
         params = self.asked.params
-        key = size, SamplingParams(params.temperature, params.top_p, params.top_k)
+        key = size, SamplingParams(params.temperature, params.top_p, params.top_k, params.min_p)
         arguments = self.policy.core, self.weights, self.desk, self.pool, self.windows, size, params
         return self.desk.graph(key, lambda: _step(*arguments)).replay
 
-    def _record(self, first: int, tokens: NDArray[np.int64], logprobs: NDArray[np.float32]) -> None:
-        """Rows from `first` on drew `tokens` [k, r] with `logprobs` [2, k, r]: keep them, and let the finished go."""
+    def _record(
+        self, first: int, tokens: NDArray[np.int64], logprobs: NDArray[np.float32], places: NDArray[np.int64] | None
+    ) -> None:
+        """Rows from `first` on drew `tokens` [k, r] with `logprobs` [k, r] from supports at `places` [2, k, r]: keep
+        them, and let the finished go."""
         ledger = self.ledger
         rows = slice(first, ledger.count)
         response, drawn = ledger.response[rows].copy(), ledger.drawn[rows]
         k = len(tokens)
         at = drawn + np.arange(k)[:, None]
-        self.unstored.append((response, at, tokens, logprobs))
+        self.unstored.append((response, at, tokens, logprobs, places))
         limit = self.limit[response]
         stops = self.is_end[tokens] & (at < limit)
         if self.asked.stop is not None:
@@ -264,10 +313,12 @@ class _Call:
             ledger.drop(gone)
 
     def _store(self) -> None:
-        for response, at, tokens, logprobs in self.unstored:
+        for response, at, tokens, logprobs, places in self.unstored:
             self.tokens[response, at] = tokens
-            for table, values in zip(self.logprobs, logprobs, strict=False):
-                table[response, at] = values
+            self.logprobs[response, at] = logprobs
+            if self.places is not None and places is not None:
+                for table, values in zip(self.places, places, strict=True):
+                    table[response, at] = values
         self.unstored.clear()
 
     def _tell(self, enough: Callable[[], bool]) -> None:
@@ -285,15 +336,17 @@ class _Call:
             rows = [row[:length] for row, length in zip(table, self.lengths.tolist(), strict=True)]
             return torch.from_numpy(np.concatenate(rows)).to(device)
 
-        logprobs = [flat(table) for table in self.logprobs]
+        support = None
+        if self.places is not None:
+            support = Support.gathered(torch.cat(self.ids), *(flat(table) for table in self.places))
         return Rollouts(
             asked.prompts,
             flat(self.tokens).long(),
-            logprobs[0],
-            logprobs[-1],
+            flat(self.logprobs),
             torch.from_numpy(self.lengths).to(device),
             torch.arange(len(asked.prompts), device=device).repeat_interleave(asked.n),
             ["stop" if s else "length" for s in self.stopped.tolist()],
+            support,
         )
 
 
@@ -324,12 +377,10 @@ def _step(
         y = layer.down(decode.gated(layer.gate_up(y), activation))
         y = decode.add_norm(y, residual, weights.layers[i + 1].norm1 if i + 1 < len(weights.layers) else weights.norm)
     u = decode.uniform(desk.keys[:size], rows.length + 1)
-    drawn = _draw(weights.logits(y), u, params)
-    desk.drawn[:, :size].index_copy_(0, desk.at, drawn.tokens[None])
-    desk.logprobs[0, :, :size].index_copy_(0, desk.at, drawn.logprobs[None])
-    if params.truncates:
-        desk.logprobs[1, :, :size].index_copy_(0, desk.at, drawn.policy_logprobs[None])
-    tokens.copy_(drawn.tokens)
+    drawn, logprobs = _draw(weights.logits(y), u, params, functools.partial(_list_step, desk))
+    desk.drawn[:, :size].index_copy_(0, desk.at, drawn[None])
+    desk.logprobs[:, :size].index_copy_(0, desk.at, logprobs[None])
+    tokens.copy_(drawn)
     rows.length.add_(1)
     desk.at.add_(1)
 
@@ -342,13 +393,27 @@ def _splits(programs: int, most: int) -> int:
     return splits
 
 
-def _draw(logits: Tensor, u: Tensor, params: SamplingParams) -> Drawn:
+def _list_step(desk: Desk, kept: Tensor, rows: slice) -> None:
+    """Those of rows that only pad the batch (block 0 is theirs) would take up room."""
+    assert desk.supports is not None
+    desk.supports.add(kept & (desk.rows.table[rows, :1] != 0), desk.at, rows)
+
+
+def _draw(
+    logits: Tensor, u: Tensor, params: SamplingParams, heard: Callable[[Tensor, slice], None]
+) -> tuple[Tensor, Tensor]:
+    """Tokens and their log-probabilities [R]; `heard` is told the supports [r, V] of truncated draws, and whose."""
     if not params.truncates:
-        tokens, logprobs = decode.draw(logits, u, params.temperature, None)
-        return Drawn(tokens, logprobs, logprobs)
-    size = max(1, LOGITS // logits.shape[1])
-    parts = [draw(z, v, params) for z, v in zip(logits.split(size), u.split(size), strict=True)]
-    return Drawn(*(torch.cat(part) for part in zip(*parts, strict=True)))
+        return decode.draw(logits, u, params.temperature, None)
+    size, parts = max(1, LOGITS // logits.shape[1]), []
+    for at in range(0, len(logits), size):
+        rows = slice(at, min(at + size, len(logits)))
+        drawn = draw(logits[rows], u[rows], params)
+        assert drawn.kept is not None
+        heard(drawn.kept, rows)
+        parts.append((drawn.tokens, drawn.logprobs))
+    tokens, logprobs = (torch.cat(part) for part in zip(*parts, strict=True))
+    return tokens, logprobs
 
 
 def _attend_prompts(q: Tensor, k: Tensor, v: Tensor, lengths: list[int], starts: Tensor, window: int | None) -> Tensor:

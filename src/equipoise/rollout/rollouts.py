@@ -9,6 +9,9 @@ from typing import Literal, Protocol
 import torch
 from torch import Tensor
 
+from equipoise.policy import support as supports
+from equipoise.policy.support import Support
+
 Finish = Literal["stop", "length"]
 Key = int | str
 Finished = Callable[[list[int], Tensor, Tensor], None]  # rows of k responses, their flat tokens [n], lengths [k]
@@ -16,7 +19,9 @@ Finished = Callable[[list[int], Tensor, Tensor], None]  # rows of k responses, t
 
 @dataclass(frozen=True)
 class SamplingParams:
-    """`temperature` 0 is greedy; `top_k` 0 and `top_p` 1 keep the whole vocabulary; `seed` is the seed of the run.
+    """`temperature` 0 is greedy; `top_k` 0, `top_p` 1 and `min_p` 0 keep the whole vocabulary; `seed` is the seed of
+    the run. They truncate in this order: the `top_k` most likely tokens, of those the fewest whose mass reaches
+    `top_p`, of those the ones at least `min_p` times as likely as the likeliest.
 
     A response ends with an end-of-sequence token, after the token that completes one of the `stop` strings, after
     `max_tokens` tokens, or where the model's context ends.
@@ -25,6 +30,7 @@ class SamplingParams:
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: int = 0
+    min_p: float = 0.0
     max_tokens: int = 256
     stop: tuple[str, ...] = ()
     seed: int = 0
@@ -36,6 +42,8 @@ class SamplingParams:
             raise ValueError(f"top_p = {self.top_p} must lie in (0, 1]; 1 keeps the whole vocabulary")
         if self.top_k < 0:
             raise ValueError(f"top_k = {self.top_k} must not be negative; 0 keeps the whole vocabulary")
+        if not 0.0 <= self.min_p <= 1.0:
+            raise ValueError(f"min_p = {self.min_p} must lie in [0, 1]; 0 keeps the whole vocabulary")
         if self.max_tokens < 1:
             raise ValueError(f"max_tokens = {self.max_tokens} must be at least 1")
         if isinstance(self.stop, str) or "" in self.stop:
@@ -43,7 +51,7 @@ class SamplingParams:
 
     @property
     def truncates(self) -> bool:
-        return self.temperature > 0 and (self.top_k > 0 or self.top_p < 1.0)
+        return self.temperature > 0 and (self.top_k > 0 or self.top_p < 1.0 or self.min_p > 0.0)
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,20 +59,19 @@ class Rollouts:
     """B responses with N tokens in all, flat, in the order of the prompts and then of the samples.
 
     tokens [N] int64, the end-of-sequence token included (it was sampled too).
-    logprobs [N] float32: under the distribution that was sampled from (temperature, truncated to top-k and top-p and
-    renormalised); greedy: at temperature 1.
-    policy_logprobs [N] float32: the same without truncation, which is what `policy.token_logprobs` computes and what a
-    trainer takes as old log-probabilities. The same tensor as `logprobs` where nothing was truncated.
+    logprobs [N] float32: under the distribution that was sampled from (temperature, truncated by top-k, top-p and
+    min-p and renormalised), which a trainer takes as old log-probabilities; greedy: at temperature 1.
     lengths [B] int64; prompt [B] int64: row of the prompt in `prompts`; finish: "stop" or "length" for each response.
+    support: which tokens each of the N was drawn from; None where nothing was truncated.
     """
 
     prompts: list[list[int]]
     tokens: Tensor
     logprobs: Tensor
-    policy_logprobs: Tensor
     lengths: Tensor
     prompt: Tensor
     finish: list[Finish]
+    support: Support | None = None
 
     def select(self, rows: Tensor) -> Rollouts:
         """The responses `rows` [b], in that order; `prompts` stays whole, so `prompt` keeps its meaning."""
@@ -73,16 +80,14 @@ class Rollouts:
         lengths = self.lengths[rows]
         shift = starts - (lengths.cumsum(0) - lengths)
         at = torch.arange(int(lengths.sum()), device=rows.device) + shift.repeat_interleave(lengths)
-        logprobs = self.logprobs[at]
-        same = self.policy_logprobs is self.logprobs
         return Rollouts(
             self.prompts,
             self.tokens[at],
-            logprobs,
-            logprobs if same else self.policy_logprobs[at],
+            self.logprobs[at],
             lengths,
             self.prompt[rows],
             [self.finish[i] for i in rows.tolist()],
+            None if self.support is None else self.support.select(at),
         )
 
 
@@ -92,16 +97,17 @@ def concatenate(parts: Sequence[Rollouts]) -> Rollouts:
     for part in parts:
         shifts.append(len(prompts))
         prompts.extend(part.prompts)
-    logprobs = torch.cat([p.logprobs for p in parts])
-    same = all(p.policy_logprobs is p.logprobs for p in parts)
+    known = [p.support for p in parts if p.support is not None]
+    if known and len(known) < len(parts):
+        raise ValueError("some of these rollouts are truncated draws and others are not; keep the two apart")
     return Rollouts(
         prompts,
         torch.cat([p.tokens for p in parts]),
-        logprobs,
-        logprobs if same else torch.cat([p.policy_logprobs for p in parts]),
+        torch.cat([p.logprobs for p in parts]),
         torch.cat([p.lengths for p in parts]),
         torch.cat([p.prompt + shift for p, shift in zip(parts, shifts, strict=True)]),
         [f for p in parts for f in p.finish],
+        supports.concatenate(known) if known else None,
     )
 
 

@@ -14,12 +14,15 @@ from contextlib import contextmanager
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
+from equipoise.kernels import decode
 from equipoise.kernels.decode import BLOCK, Rows
 from equipoise.policy import Policy
 from equipoise.rollout.blocks import WINDOW, Size, Tables
 from equipoise.rollout.rollouts import SamplingParams
 
+LISTED = 1 << 24  # ids of all supports of a window: 64 MiB, 512 a draw with 2,048 rows
 GraphKey = tuple[int, SamplingParams]
 
 
@@ -43,7 +46,8 @@ class Desk:
         self.keys, self.tokens = self._device[1].view(2, size.rows)
         self.at = torch.zeros(1, dtype=torch.int64, device=device)
         self.drawn = torch.zeros(WINDOW, size.rows, dtype=torch.int64, device=device)
-        self.logprobs = torch.zeros(2, WINDOW, size.rows, device=device)  # as drawn, and of the whole distribution
+        self.logprobs = torch.zeros(WINDOW, size.rows, device=device)
+        self.supports: Supports | None = None  # made where a call truncates
         self._back = tuple(torch.empty_like(t, device="cpu", pin_memory=pinned) for t in (self.drawn, self.logprobs))
         self.last = torch.zeros(size.prompts, core.config.hidden_size, dtype=policy.dtype, device=device)
         positions = torch.arange((size.most + size.most_prompt) * BLOCK, device=device)
@@ -95,6 +99,8 @@ class Desk:
         for there, here in zip(self._device, self._host, strict=True):
             there.copy_(here, non_blocking=True)
         self.at.zero_()
+        if self.supports is not None:
+            self.supports.listed.zero_()
 
     def empty(self) -> None:
         """As if all rows were padding: what a step does then harms nobody."""
@@ -102,11 +108,15 @@ class Desk:
             there.zero_()
         self.rows.members.fill_(-1)
         self.at.zero_()
+        if self.supports is not None:
+            self.supports.listed.zero_()
 
     def download(self) -> None:
         """Start bringing back what the steps have drawn; `ready` says when it is there."""
         for here, there in zip(self._back, (self.drawn, self.logprobs), strict=True):
             here.copy_(there, non_blocking=True)
+        if self.supports is not None:
+            self.supports.download()
         if self._event is not None:
             self._event.record()
 
@@ -114,11 +124,42 @@ class Desk:
         return self._event is not None and self._event.query()
 
     def results(self, steps: int, rows: int) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-        """Tokens [steps, rows] and log-probabilities [2, steps, rows] of the last steps. Waits for the device."""
+        """Tokens and log-probabilities [steps, rows] of the last steps. Waits for the device."""
         if self._event is not None:
             self._event.synchronize()
         tokens, logprobs = (t.numpy() for t in self._back)
-        return tokens[:steps, :rows], logprobs[:, :steps, :rows]
+        return tokens[:steps, :rows], logprobs[:steps, :rows]
+
+
+class Supports:
+    """The supports of a window's draws, listed one behind the other as steps draw them, at addresses that stay.
+
+    What no longer fits into the list is counted all the same, so the host sees that it must take fewer steps.
+    """
+
+    def __init__(self, rows: int, device: torch.device) -> None:
+        self.ids = torch.zeros(LISTED, dtype=torch.int32, device=device)
+        self.listed = torch.zeros(1, dtype=torch.int64, device=device)
+        self.places = torch.zeros(2, WINDOW, rows, dtype=torch.int64, device=device)  # where each begins, and its size
+        self._here = torch.empty_like(self.places, device="cpu", pin_memory=device.type == "cuda")
+
+    def add(self, kept: Tensor, at: Tensor, rows: slice) -> None:
+        """Those of `rows`, kept [r, V], in step `at` [1] of the window."""
+        size = kept.sum(1)
+        begin = self.listed + size.cumsum(0) - size
+        decode.list_kept(kept, begin, self.ids)
+        self.places[:, :, rows].index_copy_(1, at, torch.stack((begin, size))[:, None])
+        self.listed += size.sum()
+
+    def download(self) -> None:
+        self._here.copy_(self.places, non_blocking=True)
+
+    def results(self, steps: int, rows: int) -> tuple[NDArray[np.int64], Tensor | None]:
+        """Where each begins and its size, [2, steps, rows], and a copy of all ids; None if they did not fit. To be
+        called when the desk's own results have come."""
+        listed = int(self.listed)
+        fits = listed <= len(self.ids)
+        return self._here.numpy()[:, :steps, :rows], self.ids[:listed].clone() if fits else None
 
 
 @contextmanager

@@ -28,16 +28,18 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from equipoise.policy import ModelError, Policy, PromptTooLong, pack, token_logprobs
+from equipoise.policy import ModelError, Policy, PromptTooLong, Support, pack, token_logprobs
 from equipoise.rollout.batch import Request, request
 from equipoise.rollout.rollouts import Finish, Finished, Key, Rollouts, SamplingParams
 
 PROBES, PROBE_TOKENS = 4, 16
 # Nats, mean over the probes' tokens. Engine and trainer differ by rounding alone; other weights differ by far more.
 TOLERANCE = {torch.float32: 1e-2, torch.bfloat16: 1e-1}
-SCORED_TOGETHER = 32  # responses of one forward pass where vLLM cannot say what the trainer needs
+MOST_TOP_K = 1000  # what vLLM tells of each token it tells in Python's numbers
+TIES = 8  # tokens as likely as the k-th that are asked for besides: vLLM keeps them too
 
 
 _engines: weakref.WeakSet[VllmSampler] = weakref.WeakSet()  # vLLM's groups of processes are global: one at a time
@@ -85,6 +87,7 @@ class VllmSampler:
         finished: Finished | None = None,
     ) -> Rollouts:
         asked = request(self.policy, prompts, n, params, keys, step, finished)
+        self._listed(params)  # refused before anything is woken
         longest = max(map(len, asked.prompts))
         if longest >= self.context:
             raise PromptTooLong(
@@ -125,7 +128,7 @@ class VllmSampler:
         """Draw a few tokens and compare their log-probabilities with the trainer's."""
         limits = [min(PROBE_TOKENS, self.context - len(p)) for p in prompts]
         outputs = self._draw(prompts, SamplingParams(), list(range(len(prompts))), limits, None)
-        tokens, logprobs, lengths = self._flat(outputs)
+        tokens, logprobs, lengths, _ = self._flat(outputs)
         packed = pack(prompts, tokens, lengths, torch.arange(len(prompts), device=tokens.device))
         ours = token_logprobs(self.policy, packed).logprobs
         apart, allowed = float((ours - logprobs).abs().mean()), TOLERANCE[self.policy.dtype]
@@ -149,13 +152,14 @@ class VllmSampler:
         from vllm import SamplingParams as VllmParams
         from vllm.sampling_params import RequestOutputKind
 
+        listed = self._listed(params)
         outputs: dict[int, Any] = {}
         for row, (prompt, seed, limit) in enumerate(zip(prompts, seeds, limits, strict=True)):
             how = VllmParams(
-                temperature=params.temperature, top_p=params.top_p, top_k=params.top_k, seed=seed, max_tokens=limit,
-                stop=list(params.stop), detokenize=bool(params.stop), skip_special_tokens=False,
-                spaces_between_special_tokens=False, stop_token_ids=list(self.policy.eos), ignore_eos=True, logprobs=0,
-                flat_logprobs=True, output_kind=RequestOutputKind.FINAL_ONLY,
+                temperature=params.temperature, top_p=params.top_p, top_k=params.top_k, min_p=params.min_p, seed=seed,
+                max_tokens=limit, stop=list(params.stop), detokenize=bool(params.stop), skip_special_tokens=False,
+                spaces_between_special_tokens=False, stop_token_ids=list(self.policy.eos), ignore_eos=True,
+                logprobs=listed, flat_logprobs=True, output_kind=RequestOutputKind.FINAL_ONLY,
             )  # fmt: skip
             self.engine.add_request(str(row), {"type": "token", "prompt_token_ids": prompt}, how)
         try:
@@ -170,32 +174,59 @@ class VllmSampler:
             self.engine.abort_request([str(row) for row in range(len(prompts)) if row not in outputs])
         return [outputs[row] for row in range(len(prompts))]
 
-    def _flat(self, outputs: list[Any]) -> tuple[Tensor, Tensor, Tensor]:
-        """tokens [N], logprobs [N], lengths [B]."""
+    def _listed(self, params: SamplingParams) -> int:
+        """How many of the most likely tokens to ask for with each one drawn: enough to hold its whole support."""
+        if not params.truncates:
+            return 0
+        vocabulary = self.policy.core.config.vocab_size
+        if vocabulary <= MOST_TOP_K:
+            return vocabulary
+        if not 0 < params.top_k <= MOST_TOP_K:
+            raise ModelError(
+                f"top_k = {params.top_k} with top_p = {params.top_p} and min_p = {params.min_p}: vLLM tells what a "
+                "token was drawn from as its n most likely tokens, and the ratios of training need all of them, so "
+                f"top_k must be from 1 to {MOST_TOP_K} here; set it, or use rollout.engine = native"
+            )
+        return params.top_k + TIES
+
+    def _flat(self, outputs: list[Any]) -> tuple[Tensor, Tensor, Tensor, Support | None]:
+        """tokens [N], logprobs [N], lengths [B], and the support of truncated draws."""
         device = self.policy.device
         tokens = torch.tensor(list(chain.from_iterable(o.token_ids for o in outputs)), device=device)
-        logprobs = torch.tensor(list(chain.from_iterable(o.logprobs.logprobs for o in outputs)), device=device)
-        return tokens, logprobs, torch.tensor([len(o.token_ids) for o in outputs], device=device)
+        lengths = torch.tensor([len(o.token_ids) for o in outputs], device=device)
+        entries = np.concatenate([np.asarray(o.logprobs.logprobs, dtype=np.float32) for o in outputs])
+        if len(entries) == len(tokens):
+            return tokens, torch.from_numpy(entries).to(device), lengths, None
+        ids = np.concatenate([np.asarray(o.logprobs.token_ids, dtype=np.int32) for o in outputs])
+        sizes = [np.subtract(o.logprobs.end_indices, o.logprobs.start_indices) for o in outputs]
+        support, logprobs = _support(ids, entries, np.concatenate(sizes))
+        return tokens, logprobs.to(device), lengths, Support(support.ids.to(device), support.starts)
 
     def _rollouts(self, asked: Request, outputs: list[Any]) -> Rollouts:
-        tokens, logprobs, lengths = self._flat(outputs)
+        tokens, logprobs, lengths, support = self._flat(outputs)
         prompt = torch.arange(len(asked.prompts), device=tokens.device).repeat_interleave(asked.n)
         finish: list[Finish] = [o.finish_reason for o in outputs]
         if set(finish) - {"stop", "length"}:
             raise ModelError(f"vLLM ended responses with {sorted(set(finish))}; the rule is stop or length")
-        rollouts = Rollouts(asked.prompts, tokens, logprobs, logprobs, lengths, prompt, finish)
-        if asked.params.truncates:
-            return Rollouts(asked.prompts, tokens, logprobs, self._score(rollouts, asked), lengths, prompt, finish)
-        return rollouts
+        return Rollouts(asked.prompts, tokens, logprobs, lengths, prompt, finish, support)
 
-    def _score(self, rollouts: Rollouts, asked: Request) -> Tensor:
-        """log π [N] of the whole distribution. vLLM tells only that of the truncated one, which it drew from."""
-        out = []
-        for rows in torch.arange(len(rollouts.lengths)).split(SCORED_TOGETHER):
-            part = rollouts.select(rows)
-            packed = pack(part.prompts, part.tokens, part.lengths, part.prompt)
-            out.append(token_logprobs(self.policy, packed, temperature=asked.params.temperature).logprobs)
-        return torch.cat(out)
+
+def _support(ids: NDArray[np.int32], logprobs: NDArray[np.float32], sizes: NDArray[np.int64]) -> tuple[Support, Tensor]:
+    """The supports and the log-probabilities over them [N], from vLLM's entries: `sizes` [N] of them for each token,
+    first the one drawn, then the most likely, the one drawn perhaps among them; −∞ is outside.
+
+    Log-probabilities are renormalised over what is listed. That changes nothing but rounding unless more than TIES
+    tokens are as likely as the k-th: those left out count as if they could not have been drawn.
+    """
+    token = np.arange(len(sizes)).repeat(sizes)
+    is_drawn = np.zeros(len(ids), dtype=bool)
+    is_drawn[sizes.cumsum() - sizes] = True
+    again = ~is_drawn & (ids == ids[is_drawn][token])
+    kept = np.isfinite(logprobs) & ~again
+    mass = np.bincount(token[kept], np.exp(logprobs[kept], dtype=np.float64), len(sizes))
+    over = (logprobs[is_drawn] - np.log(mass)).astype(np.float32)
+    count = np.bincount(token[kept], minlength=len(sizes))
+    return Support.of(torch.from_numpy(ids[kept]), torch.from_numpy(count)), torch.from_numpy(over)
 
 
 def weights(policy: Policy) -> Iterator[tuple[str, Tensor]]:
@@ -246,7 +277,8 @@ def _open(policy: Policy, memory: float) -> Any:
         try:
             return LLM(
                 model=folder, runner="generate", load_format="dummy", dtype=str(policy.dtype).removeprefix("torch."),
-                max_model_len=-1, generation_config="vllm", logprobs_mode="processed_logprobs", enforce_eager=on_cpu,
+                max_model_len=-1, generation_config="vllm", logprobs_mode="processed_logprobs",
+                max_logprobs=MOST_TOP_K + TIES, enforce_eager=on_cpu,
                 enable_sleep_mode=not on_cpu, enable_chunked_prefill=not on_cpu, **room,
             )  # fmt: skip
         except Exception as error:  # a dozen unrelated types, pydantic's and torch's among them

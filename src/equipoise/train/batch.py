@@ -80,8 +80,8 @@ class Collector:
         self.history = PromptHistory()
         r = config.rollout
         self.params = SamplingParams(
-            temperature=r.temperature, top_p=r.top_p, top_k=r.top_k, max_tokens=r.max_tokens or task.max_tokens,
-            stop=(*task.stop, *r.stop), seed=config.train.seed,
+            temperature=r.temperature, top_p=r.top_p, top_k=r.top_k, min_p=r.min_p,
+            max_tokens=r.max_tokens or task.max_tokens, stop=(*task.stop, *r.stop), seed=config.train.seed,
         )  # fmt: skip
         self.seconds = {"rollout": 0.0, "reward": 0.0}
 
@@ -299,7 +299,7 @@ def write_rollouts(folder: Path, step: int, batch: StepBatch, credit: Credit) ->
     import pyarrow as pa
 
     r, lengths = batch.rollouts, batch.rollouts.lengths.tolist()
-    sums = torch.stack([x.sum() for x in r.policy_logprobs.cpu().split(lengths)]).tolist()
+    sums = torch.stack([x.sum() for x in r.logprobs.cpu().split(lengths)]).tolist()
     starts = pa.array([0, *itertools.accumulate(lengths)], pa.int32())
     group = r.prompt.tolist()
     weight, coefficient = credit.weight, credit.coefficient

@@ -34,6 +34,11 @@ class MicroBatch:
         """Made when it is first asked for: a GPU is then at work on the micro-batch before."""
         return models.pack(self.rollouts.prompts, self.rollouts.tokens[self.tokens], self.lengths, self.group)
 
+    @property
+    def support(self) -> models.Support | None:
+        """Of truncated draws: what each token was drawn from, and its log-probabilities are over."""
+        return None if self.rollouts.support is None else self.rollouts.support.part(self.tokens)
+
 
 @dataclass(eq=False)
 class Share:
@@ -67,16 +72,16 @@ class Share:
         position = torch.arange(len(within), device=within.device) - starts[within]
         response = rows.to(within.device)[within]
         place = (rollouts.lengths.cumsum(0) - rollouts.lengths)[response] + position
-        return cls(rows, chosen, lengths, group, sizes[group], response, position, place, chosen.policy_logprobs)
+        return cls(rows, chosen, lengths, group, sizes[group], response, position, place, chosen.logprobs)
 
     @property
     def largest_pass(self) -> int:
         """Row entries of the largest micro-batch."""
         return max(len(part.packed.inputs) for part in self.parts)
 
-    def each(self, logprobs: Callable[[models.Pack], Tensor]) -> Tensor:
+    def each(self, logprobs: Callable[[MicroBatch], Tensor]) -> Tensor:
         """[n] of all micro-batches."""
-        return torch.cat([self.old[:0], *(logprobs(part.packed) for part in self.parts)])
+        return torch.cat([self.old[:0], *(logprobs(part) for part in self.parts)])
 
     def cut(self, responses: int, tokens: int, whole_groups: bool) -> None:
         """Into `parts` of at most `responses` and `tokens` (0: no limit), but of whole responses, or `whole_groups`."""

@@ -15,6 +15,7 @@ from equipoise.config import Config, ConfigError
 from equipoise.objective import distillation, entropy_mask
 from equipoise.train.batch import StepBatch
 from equipoise.train.folder import RunError
+from equipoise.train.micro import MicroBatch
 from equipoise.train.update import Updater
 
 
@@ -68,17 +69,21 @@ class TokenCredit:
         return found
 
     def _entropy(self, batch: StepBatch) -> Tensor:
-        def entropy(pack: models.Pack) -> Tensor:
-            return models.token_logprobs(self.policy, pack, temperature=self.temperature).entropy
+        def entropy(part: MicroBatch) -> Tensor:
+            return self._scored(self.policy, part).entropy
 
         return self.updater.each_token(batch, entropy, own=True)
 
     def _logprobs(self, batch: StepBatch, model: models.Policy) -> Tensor:
-        def logprobs(pack: models.Pack) -> Tensor:
-            return models.token_logprobs(model, pack, temperature=self.temperature).logprobs
+        def logprobs(part: MicroBatch) -> Tensor:
+            return self._scored(model, part).logprobs
 
         self._check_context(batch, model)
         return self.updater.each_token(batch, logprobs, own=model is self.policy)
+
+    def _scored(self, model: models.Policy, part: MicroBatch) -> models.TokenLogprobs:
+        """Of truncated draws: over the part of the vocabulary that each token was drawn from."""
+        return models.token_logprobs(model, part.packed, temperature=self.temperature, support=part.support)
 
     def _old(self, batch: StepBatch) -> Tensor:
         """log π_old, the sampler's or with `rollout.exact` the trainer's, as the loss compares with."""
@@ -86,7 +91,7 @@ class TokenCredit:
             return self._logprobs(batch, self.policy)
         lengths = batch.rollouts.lengths
         in_loss = (batch.lengths > 0).repeat_interleave(lengths)
-        return batch.rollouts.policy_logprobs[in_loss]
+        return batch.rollouts.logprobs[in_loss]
 
     def _check_context(self, batch: StepBatch, model: models.Policy) -> None:
         rollouts = batch.rollouts

@@ -67,8 +67,8 @@ class Updater:
     ) -> None:
         self.config, self.objective, self.policy, self.reference = config, objective, policy, reference
         self.longest = longest
-        self.vllm = config.rollout.engine == "vllm"
-        self.exact = config.rollout.exact or self.vllm  # log π_old is the trainer's, not the sampler's
+        # log π_old is the trainer's, not the sampler's.
+        self.exact = config.rollout.exact or config.rollout.engine == "vllm"
         sharded = config.train.shard and ranks.count() > 1
         self.shards = _shards(policy) if sharded else None
         self.reference_shards = _shards(reference) if sharded and reference else None
@@ -108,7 +108,7 @@ class Updater:
         return out | {"grad_norm": math.fsum(s.norm for s in steps) / len(steps)} | self._state()
 
     @torch.no_grad()
-    def each_token(self, batch: StepBatch, numbers: Callable[[models.Pack], Tensor], *, own: bool) -> Tensor:
+    def each_token(self, batch: StepBatch, numbers: Callable[[MicroBatch], Tensor], *, own: bool) -> Tensor:
         """[N] `numbers` of every token in the loss, in row order, before the first update of a batch.
 
         Each rank computes those of its groups. `own`: by the policy itself, whose weights the ranks may share.
@@ -251,12 +251,18 @@ class Updater:
         temperature = self.config.rollout.temperature
         if self.config.objective.kl:
             share.ref = share.each(
-                lambda pack: models.reference_logprobs(self.policy, self.reference, pack, temperature=temperature)
+                lambda part: models.reference_logprobs(
+                    self.policy, self.reference, part.packed, temperature=temperature, support=part.support
+                )
             )
             self._fill_up(self.reference_shards)
         if self.exact:
             share.old = share.each(
-                lambda pack: models.token_logprobs(self.policy, pack, temperature=temperature).logprobs
+                lambda part: (
+                    models.token_logprobs(
+                        self.policy, part.packed, temperature=temperature, support=part.support
+                    ).logprobs
+                )
             )
             self._fill_up(self.shards)
 
@@ -270,7 +276,7 @@ class Updater:
             output.loss.backward()
             if compared:
                 trainer = share.old[part.tokens] if self.exact else output.logprobs
-                sampler = self._rollout_logprobs(share)[part.tokens]
+                sampler = share.rollouts.logprobs[part.tokens]
                 lengths = share.rollouts.lengths[part.rows]
                 apart.append(Mismatch.of(trainer, sampler, lengths, self.objective.mismatch))
             output = dataclasses.replace(output, loss=output.loss.detach(), logprobs=output.logprobs.new_empty(0))
@@ -283,13 +289,9 @@ class Updater:
         return models.token_loss(
             self.policy, part.packed, self.objective, share.old[at], credit, share.response[at],
             position=share.position[at], ref_logprobs=None if share.ref is None else share.ref[at],
-            rollout_logprobs=self._rollout_logprobs(share)[at] if self.objective.needs_sampler else None,
-            temperature=self.config.rollout.temperature, exact=self.exact,
+            rollout_logprobs=share.rollouts.logprobs[at] if self.objective.needs_sampler else None,
+            temperature=self.config.rollout.temperature, support=part.support, exact=self.exact,
         )  # fmt: skip
-
-    def _rollout_logprobs(self, share: Share) -> Tensor:
-        """log π_rollout as the sampler has it; vLLM tells that of what it drew from, top-p and top-k applied."""
-        return share.rollouts.logprobs if self.vllm else share.rollouts.policy_logprobs
 
     def _fill_up(self, shards: Shards | None, *, backward: bool = False) -> None:
         """Ranks that share the weights make as many passes as the one that has most to do."""

@@ -37,6 +37,7 @@ from equipoise.integrations.launch import (
     portable,
     rewards_are_accuracies,
     sandbox_settings,
+    truncation,
     unmappable,
 )
 from equipoise.integrations.reward import HELD_OUT, TRAIN, Place, Rewards
@@ -127,8 +128,9 @@ def _rollout(config: Config, task: Task) -> dict[str, Setting]:
         "rollout.group_size": mapped({"num_generations": r.group_size}),
         "rollout.max_tokens": mapped({"max_completion_length": r.max_tokens or task.max_tokens}),
         "rollout.temperature": mapped({"temperature": r.temperature}),
-        "rollout.top_p": mapped({"top_p": r.top_p}),
-        "rollout.top_k": mapped({"top_k": r.top_k}),
+        "rollout.top_p": truncation({"top_p": r.top_p}, r.top_p < 1),
+        "rollout.top_k": truncation({"top_k": r.top_k}, r.top_k > 0),
+        "rollout.min_p": truncation({"min_p": r.min_p}, r.min_p > 0),
         "rollout.stop": stopped,
         "rollout.dynamic_sampling": again if r.dynamic_sampling else mapped(why="off, as TRL"),
         "rollout.max_draws": again if r.dynamic_sampling else mapped(why="no dynamic sampling"),

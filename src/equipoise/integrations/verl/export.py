@@ -39,6 +39,7 @@ from equipoise.integrations.launch import (
     refuse_existing,
     rewards_are_accuracies,
     sandbox_settings,
+    truncation,
     unmappable,
 )
 from equipoise.integrations.reward import HELD_OUT, TRAIN, Rewards
@@ -150,8 +151,11 @@ def _rollout(config: Config, task: Task) -> dict[str, Setting]:
         "rollout.group_size": mapped({f"{ROLLOUT}.n": r.group_size}),
         "rollout.max_tokens": mapped({"data.max_response_length": _most(config, task)}),
         "rollout.temperature": mapped({f"{ROLLOUT}.temperature": r.temperature}),
-        "rollout.top_p": mapped({f"{ROLLOUT}.top_p": r.top_p}),
-        "rollout.top_k": mapped({f"{ROLLOUT}.top_k": r.top_k or -1}, "" if r.top_k else "-1 keeps all there"),
+        "rollout.top_p": truncation({f"{ROLLOUT}.top_p": r.top_p}, r.top_p < 1),
+        "rollout.top_k": truncation({f"{ROLLOUT}.top_k": r.top_k}, True)
+        if r.top_k
+        else mapped({f"{ROLLOUT}.top_k": -1}, "-1 keeps all there"),
+        "rollout.min_p": unmappable("verl gives its samplers no min_p") if r.min_p else mapped(why="0, as verl"),
         "rollout.stop": unmappable("verl's agent loop takes no strings that end a response")
         if task.stop or r.stop
         else mapped(why="none, as verl"),
