@@ -36,7 +36,9 @@ def cell(page, run, column):
 
 
 def test_every_panel_is_there_and_is_plain_json(page):
-    wanted = ["summary", "held-out", "training", "drift", "lengths", "bias", "difficulty", "entropy", "others"]
+    wanted = [
+        "summary", "held-out", "training", "drift", "stability", "lengths", "bias", "difficulty", "entropy", "others",
+    ]  # fmt: skip
     assert list(page) == wanted
     json.dumps(page, allow_nan=False)
 

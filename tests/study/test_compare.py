@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from equipoise.report.runs import read
 from equipoise.study import compare as study
 from equipoise.study.compare import Variant, differences, holm, interval, seeds_needed, variants, verdict
 from equipoise.train import ConfigError
@@ -161,14 +162,35 @@ def test_the_default_metric_is_the_configurations():
     assert study.default_metric(None, ["--eval.samples", "4"]) == "acc@4"
 
 
-def test_curves_tell_how_soon_a_common_score_was_reached_and_how_much_they_shook():
-    steps = [0.0, 10.0, 20.0]
+def run_with(folder, scores, **probe):
+    folder.mkdir()
+    lines = [{"step": 10 * k, "acc@8": score, **probe} for k, score in enumerate(scores)]
+    (folder / "eval.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (folder / "metrics.jsonl").write_text('{"step": 1, "entropy": 0.5, "drift/shared_contexts/last_update": 0.002}\n')
+    return read(folder, folder.name)
+
+
+def test_the_measures_of_each_variant_are_told_over_its_seeds(tmp_path):
+    runs = [
+        run_with(tmp_path / "a0", [0.2, 0.4, 0.6], **{"probe/answers/drift": 1.0}),
+        run_with(tmp_path / "a1", [0.2, 0.6, 0.6], **{"probe/answers/drift": 2.0}),
+        run_with(tmp_path / "b0", [0.2, 0.5, 0.4]),
+    ]
     found = [
-        Variant("a", [0.6], [0.6], [(steps, [0.2, 0.4, 0.6])]),
-        Variant("b", [0.4], [0.5], [(steps, [0.2, 0.5, 0.4])]),
+        Variant("a", [0.6, 0.6], [0.6, 0.6], "acc@8", runs[:2]),
+        Variant("b", [0.4], [0.5], "acc@8", runs[2:]),
     ]
     record = json.loads(study.as_json(found, [], "acc@8", "words"))
     assert record["score"] == 0.5
-    assert [v["steps_to_score"] for v in record["variants"]] == [[pytest.approx(15)], [10]]
-    assert [v["jitter"] for v in record["variants"]] == [[pytest.approx(0, abs=1e-12)], [pytest.approx(0.4 / 6**0.5)]]
+    a, b = record["variants"]
+    assert a["steps_to_score"] == pytest.approx([15, 7.5])
+    assert b["steps_to_score"] == [10]
+    assert a["jitter"] == pytest.approx([0, 0.4 / 6**0.5], abs=1e-12)
+    assert (a["log_odds_drift"], b["log_odds_drift"]) == ([1.0, 2.0], [None])
+    assert (b["context_drift"], b["entropy"], b["answer_entropy"]) == ([0.002], [0.5], [None])
+    heads, rows = study.stability_rows(found)
+    assert heads == ["variant", "steps to 50.0", "jitter (points)", "shared drift ×10³", "log-odds drift", "entropy"]
+    assert rows[0][:2] == ["a", "11"]  # the median of 15 and 7.5
+    assert [row[4] for row in rows] == ["1.50", "–"]
+    assert f"| {' | '.join(heads)} |" in study.markdown(found, [], "acc@8", "words")
     assert study.curve_table(found).row_count == 2

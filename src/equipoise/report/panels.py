@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from equipoise.report import difficulty
+from equipoise.report import stability as measures
 from equipoise.report.meanings import BIAS, ENTROPY, HELD_OUT, TRAINING, Shown
 from equipoise.report.runs import Run, number
 from equipoise.report.series import (
@@ -164,6 +165,26 @@ def drift(runs: Sequence[Run]) -> Panel | None:
         "because their advantages do not sum to 0; sequence and balanced aggregation alone stay at 0."
     )
     return panel("drift", "Loss drift", sentence, [each, total])
+
+
+def stability(runs: Sequence[Run]) -> Panel | None:
+    """TGC's measures: what a run's curve does, and what training moves that no reward asks for."""
+    moved = (
+        "KL(π_old ‖ π) where two or more responses to a prompt have the same context, before the last optimizer step "
+        "of each batch. With one step a batch there is none."
+    )
+    figures = [curve(runs, (measures.CONTEXTS, "Drift at shared contexts", moved), zero=True), *measures.figures(runs)]
+    sentence = (
+        "Token Gradient Cancellation's measures. Steps: to the highest score that every run here has reached. Jitter: "
+        "the noise of an evaluation around its neighbours. Shared drift needs several optimizer steps a batch; "
+        "log-odds and the entropy of answers need eval.probe. Entropy is per token, the mean of the last ten steps."
+    )
+    table = measures.table(runs)
+    more = {} if table is None else {"table": table}
+    drawn = panel("stability", "Drift and jitter", sentence, figures, **more)
+    if drawn is None and table is not None:  # a table stands without figures
+        return {"id": "stability", "title": "Drift and jitter", "sentence": sentence, **more}
+    return drawn
 
 
 def lengths(runs: Sequence[Run]) -> Panel | None:
@@ -321,7 +342,7 @@ def functions(runs: Sequence[Run]) -> Panel | None:
 
 def others(runs: Sequence[Run]) -> Panel | None:
     """Every metric no other panel shows: nothing that was logged is out of reach."""
-    shown = {metric for metric, _, _ in (*TRAINING, *ENTROPY)} | {"policy_loss", "difficulty/anchor"}
+    shown = {metric for metric, _, _ in (*TRAINING, *ENTROPY)} | {"policy_loss", "difficulty/anchor", measures.CONTEXTS}
     elsewhere = ("bias/", "rewards/", "gaming/")
     left = sorted({m for run in runs for m in run.metrics if m not in shown and not m.startswith(elsewhere)})
     figures = [curve(runs, (m, m, "")) for m in left]
@@ -329,7 +350,7 @@ def others(runs: Sequence[Run]) -> Panel | None:
 
 
 PANELS: tuple[Callable[[Sequence[Run]], Panel | None], ...] = (
-    summary, held_out, training, gaming, functions, drift, lengths, bias, weights, entropy, others,
+    summary, held_out, training, gaming, functions, drift, stability, lengths, bias, weights, entropy, others,
 )  # fmt: skip
 
 

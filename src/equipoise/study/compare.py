@@ -26,7 +26,8 @@ from scipy import stats
 
 from equipoise import report
 from equipoise.evaluate import peak
-from equipoise.evaluate.curve import jitter, steps_to_score
+from equipoise.report.runs import Run, read
+from equipoise.report.stability import COLUMNS, Stability, curve_of, stability
 from equipoise.study.runs import train_all
 from equipoise.train import Config, ConfigError, Interrupted, RunFolder, load, read_lines
 
@@ -41,17 +42,21 @@ EXAMPLE = "objective.aggregation=token,sequence,balanced"
 class Variant:
     """`scores`: the metric's last value of each seed's run, in the order of the seeds; `peaks`: its highest.
 
-    `curves`: the steps of each seed's evaluations, and the metric at them.
+    `runs`: what each seed's run has written down, for TGC's measures.
     """
 
     name: str
     scores: list[float]
     peaks: list[float]
-    curves: list[tuple[list[float], list[float]]] = field(default_factory=list)
+    metric: str = ""
+    runs: list[Run] = field(default_factory=list)
 
     @property
     def mean(self) -> float:
         return float(np.mean(self.scores))
+
+    def stability(self, score: float) -> list[Stability]:
+        return [stability(run, self.metric, score) for run in self.runs]
 
 
 @dataclass(frozen=True)
@@ -151,17 +156,16 @@ def _config(path: str | None, settings: dict[str, str], seed: int, out: Path, ov
 
 
 def _variant(name: str, folders: Sequence[RunFolder], metric: str) -> Variant:
-    scores, peaks, curves = [], [], []
+    scores, peaks, runs = [], [], []
     for folder in folders:
         evaluations = read_lines(folder.eval)
         known = [k for k, v in evaluations[-1].items() if isinstance(v, float)]
         if metric not in known:
             raise ConfigError(f"--metric {metric}: {folder.eval} has no such number ({', '.join(known)})")
         scores.append(evaluations[-1][metric])
-        steps, values = [e["step"] for e in evaluations], [e[metric] for e in evaluations]
-        peaks.append(peak(steps, values).peak)
-        curves.append((steps, values))
-    return Variant(name, scores, peaks, curves)
+        runs.append(read(folder.path, name))
+        peaks.append(peak(*curve_of(runs[-1], metric)).peak)
+    return Variant(name, scores, peaks, metric, runs)
 
 
 def interval(values: Sequence[float]) -> tuple[float, float]:
@@ -262,15 +266,30 @@ def _row(v: Variant) -> tuple[str, str, str, str]:
 
 
 def curve_table(found: Sequence[Variant]) -> Table:
-    """TGC's predictions of a run's curve: how soon it reaches a score that all reach, how much it shakes."""
-    score = common_score(found)
-    reached = f"steps to {100 * score:.1f}"
-    out = Table("variant", reached, "jitter (points)", box=None, padding=(0, 2, 0, 0))
-    for v in found:
-        steps = [steps_to_score(*curve, score) for curve in v.curves]
-        shakes = [jitter(values) for _, values in v.curves]
-        out.add_row(v.name, f"{np.median(steps):.0f}", f"{100 * np.mean(shakes):.1f}")
+    """TGC's measures of each variant, over its seeds."""
+    heads, rows = stability_rows(found)
+    out = Table(*heads, box=None, padding=(0, 2, 0, 0))
+    for row in rows:
+        out.add_row(*row)
     return out
+
+
+def stability_rows(found: Sequence[Variant]) -> tuple[list[str], list[list[str]]]:
+    """Steps to a score that all runs reach, as a median over seeds; the other measures as means over those that have
+    them. A measure that no run has is left out."""
+    score = common_score(found)
+    measured = {v.name: v.stability(score) for v in found}
+    everyone = [each for of_seeds in measured.values() for each in of_seeds]
+    shown = {key: column for key, column in COLUMNS.items() if any(getattr(x, key) is not None for x in everyone)}
+    rows = []
+    for name, of_seeds in measured.items():
+        steps = [math.inf if each.steps is None else each.steps for each in of_seeds]
+        cells = [name, f"{np.median(steps):.0f}" if steps else "–"]
+        for key, (_, form) in shown.items():
+            values = [x for each in of_seeds if (x := getattr(each, key)) is not None]
+            cells.append(form(float(np.mean(values))) if values else "–")
+        rows.append(cells)
+    return ["variant", f"steps to {100 * score:.1f}", *(title for title, _ in shown.values())], rows
 
 
 def common_score(found: Sequence[Variant]) -> float:
@@ -294,6 +313,9 @@ def _pair_row(d: Difference) -> tuple[str, ...]:
 def markdown(found: Sequence[Variant], pairs: Sequence[Difference], metric: str, words: str) -> str:
     lines = [f"| variant | {metric} last | 95 % of the mean | peak | seeds |", "|---|---|---|---|---|"]
     lines += [f"| {v.name} | {' | '.join(_row(v))} |" for v in found]
+    heads, rows = stability_rows(found)
+    lines += ["", f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
+    lines += [f"| {' | '.join(row)} |" for row in rows]
     if pairs:
         lines += ["", "| pair | difference | 95 % | p | p (Holm) | seeds for 1 point |", "|---|---|---|---|---|---|"]
         lines += [f"| {d.b} − {d.a} | {' | '.join(_pair_row(d))} |" for d in pairs]
@@ -333,13 +355,19 @@ def as_json(found: Sequence[Variant], pairs: Sequence[Difference], metric: str, 
             "name": v.name,
             "last": v.scores,
             "peak": v.peaks,
-            "steps_to_score": [steps_to_score(*curve, score) for curve in v.curves],
-            "jitter": [None if math.isnan(x) else x for x in (jitter(values) for _, values in v.curves)],
+            **_by_seed(v.stability(score)),
         }
         for v in found
     ]
     record["differences"] = [d.__dict__ for d in pairs]
     return json.dumps(record, indent=2) + "\n"
+
+
+def _by_seed(measured: Sequence[Stability]) -> dict[str, list[float | None]]:
+    """A list over the seeds of each measure; None where a run has not written it down."""
+    names = {"steps": "steps_to_score", "contexts": "context_drift", "odds": "log_odds_drift",
+             "answers": "answer_entropy"}  # fmt: skip
+    return {names.get(key, key): [getattr(each, key) for each in measured] for key in Stability._fields}
 
 
 def default_metric(path: str | None, overrides: Sequence[str]) -> str:
