@@ -12,6 +12,7 @@ from equipoise.cli import main
 from equipoise.study.compare import variants
 from equipoise.tasks.templates import PROMPTS
 from equipoise.train import load
+from equipoise.train.claim import flat
 
 ROOT = Path(__file__).parents[2]
 RECIPES = ROOT / "recipes" / "papers"
@@ -75,14 +76,19 @@ def test_every_recipe_is_checked():
     assert names == wanted
 
 
-@pytest.mark.parametrize("name", ["hadw_grpo", "hadw_gspo", "hadw_dapo", "balanced_qwen3_1.7b_polaris"])
+@pytest.mark.parametrize("name", sorted(path.stem for path in RECIPES.glob("*.toml")))
 def test_two_steps_on_the_embedded_model(name, tmp_path):
     """The recipe as it stands, with the model and the sizes replaced: several optimizer steps of each batch."""
     overrides = [part for key, value in SMALL.items() for part in (f"--{key}", str(value))]
     main(["train", str(RECIPES / f"{name}.toml"), *overrides, "--train.out", str(tmp_path / "run")])
     steps = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     assert len(steps) == 2
+    assert 2 < steps[-1]["optimizer_steps"] <= 4  # two of each batch, but for parts that nothing pulls on
+    assert all(step["grad_norm"] > 0 for step in steps)
     assert ("difficulty/anchor" in steps[0]) == name.startswith("hadw")
+    # What was run is the recipe, but for what had to be smaller.
+    ran, recipe = flat(load(tmp_path / "run" / "config.toml")), flat(load(RECIPES / f"{name}.toml"))
+    assert {key for key in recipe if ran[key] != recipe[key]} <= {*SMALL, "train.out"}
 
 
 def test_verls_recipe_of_hadw_is_table_8_too():
