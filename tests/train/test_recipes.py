@@ -12,7 +12,7 @@ from equipoise.cli import main
 from equipoise.study.compare import variants
 from equipoise.tasks.templates import PROMPTS
 from equipoise.train import load
-from equipoise.train.claim import flat
+from equipoise.train.run_start import flat
 
 ROOT = Path(__file__).parents[2]
 RECIPES = ROOT / "recipes" / "papers"
