@@ -22,7 +22,7 @@ from torch import Tensor
 from equipoise.kernels import decode
 from equipoise.kernels import draw as inverse_cdf
 from equipoise.kernels.decode import BLOCK, Norm, Rows
-from equipoise.rollout.rollouts import SamplingParams
+from equipoise.kernels.draw import SamplingParams
 
 GROUP, PROMPT, LONGEST = 16, 100, 511
 LAUNCHES = 24

@@ -17,8 +17,8 @@ from transformers.models.llama.modeling_llama import LlamaRMSNorm, apply_rotary_
 from equipoise.kernels import decode, plain_decode
 from equipoise.kernels import draw as inverse_cdf
 from equipoise.kernels.decode import Norm, Rows
+from equipoise.kernels.draw import SamplingParams
 from equipoise.kernels.uniform import uniforms
-from equipoise.rollout.rollouts import SamplingParams
 
 CUDA = torch.cuda.is_available()
 DEVICE = "cuda" if CUDA else "cpu"

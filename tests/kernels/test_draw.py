@@ -5,9 +5,8 @@ import torch
 from scipy import stats
 from transformers import MinPLogitsWarper, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
-from equipoise.kernels.draw import draw, truncate
+from equipoise.kernels.draw import SamplingParams, draw, truncate
 from equipoise.kernels.uniform import response_keys, uniforms
-from equipoise.rollout.rollouts import SamplingParams
 
 
 @pytest.mark.parametrize(

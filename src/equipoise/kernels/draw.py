@@ -5,12 +5,48 @@ exceeds the row's uniform number. One uniform a token, so a response's draws do 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from equipoise.rollout.rollouts import SamplingParams
+
+@dataclass(frozen=True)
+class SamplingParams:
+    """`temperature` 0 is greedy; `top_k` 0, `top_p` 1 and `min_p` 0 keep the whole vocabulary; `seed` is the seed of
+    the run. They truncate in this order: the `top_k` most likely tokens, of those the fewest whose mass reaches
+    `top_p`, of those the ones at least `min_p` times as likely as the likeliest.
+
+    A response ends with an end-of-sequence token, after the token that completes one of the `stop` strings, after
+    `max_tokens` tokens, or where the model's context ends.
+    """
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    max_tokens: int = 256
+    stop: tuple[str, ...] = ()
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not 0.0 <= self.temperature < float("inf"):
+            raise ValueError(f"temperature = {self.temperature} must be 0 (greedy) or positive and finite")
+        if not 0.0 < self.top_p <= 1.0:
+            raise ValueError(f"top_p = {self.top_p} must lie in (0, 1]; 1 keeps the whole vocabulary")
+        if self.top_k < 0:
+            raise ValueError(f"top_k = {self.top_k} must not be negative; 0 keeps the whole vocabulary")
+        if not 0.0 <= self.min_p <= 1.0:
+            raise ValueError(f"min_p = {self.min_p} must lie in [0, 1]; 0 keeps the whole vocabulary")
+        if self.max_tokens < 1:
+            raise ValueError(f"max_tokens = {self.max_tokens} must be at least 1")
+        if isinstance(self.stop, str) or "" in self.stop:
+            raise ValueError(f"stop = {self.stop!r} must be a tuple of non-empty strings")
+
+    @property
+    def truncates(self) -> bool:
+        return self.temperature > 0 and (self.top_k > 0 or self.top_p < 1.0 or self.min_p > 0.0)
 
 
 class Drawn(NamedTuple):

@@ -15,8 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from equipoise.kernels import draw as inverse_cdf
+from equipoise.kernels.draw import SamplingParams
 from equipoise.kernels.uniform import uniforms
-from equipoise.rollout.rollouts import SamplingParams
 
 BLOCK = 64
 

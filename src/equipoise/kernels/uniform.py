@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from equipoise.rollout.rollouts import Key
+Key = int | str  # what names a prompt
 
 
 def _signed(x: int) -> int:

@@ -2,11 +2,13 @@
 
 import logging
 
+from equipoise.kernels.draw import SamplingParams
+from equipoise.kernels.uniform import Key
 from equipoise.policy import Policy
 from equipoise.rollout.fallback import TransformersSampler
 from equipoise.rollout.native import NativeSampler
 from equipoise.rollout.paged import PagedSampler, serves
-from equipoise.rollout.rollouts import Finish, Key, Rollouts, Sampler, SamplingParams, concatenate
+from equipoise.rollout.rollouts import Finish, Rollouts, Sampler, concatenate
 from equipoise.rollout.vllm import VllmSampler
 
 __all__ = [

@@ -9,11 +9,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from equipoise.kernels.draw import draw
-from equipoise.kernels.uniform import response_keys, uniforms
+from equipoise.kernels.draw import SamplingParams, draw
+from equipoise.kernels.uniform import Key, response_keys, uniforms
 from equipoise.policy import Policy, PromptTooLong
 from equipoise.policy.support import Support
-from equipoise.rollout.rollouts import Finished, Key, Rollouts, SamplingParams
+from equipoise.rollout.rollouts import Finished, Rollouts
 from equipoise.rollout.stop import StopStrings, stop_strings
 
 BLOCK = 64  # positions whose uniform numbers are made at once

@@ -8,9 +8,11 @@ from collections.abc import Sequence
 
 import torch
 
+from equipoise.kernels.draw import SamplingParams
+from equipoise.kernels.uniform import Key
 from equipoise.policy import Policy
 from equipoise.rollout.batch import Batch, Request, collect, request
-from equipoise.rollout.rollouts import Finished, Key, Rollouts, SamplingParams
+from equipoise.rollout.rollouts import Finished, Rollouts
 
 
 class TransformersSampler:

@@ -23,9 +23,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from equipoise.kernels.draw import SamplingParams
+from equipoise.kernels.uniform import Key
 from equipoise.policy import Policy, decoder
 from equipoise.rollout.batch import Batch, Request, collect, request
-from equipoise.rollout.rollouts import Finished, Key, Rollouts, SamplingParams
+from equipoise.rollout.rollouts import Finished, Rollouts
 
 MEMORY = 4 << 30  # bytes
 ROOM = 32  # columns the cache grows by, or a quarter of its width if that is more

@@ -24,12 +24,13 @@ from torch import Tensor
 
 from equipoise.kernels import decode
 from equipoise.kernels.decode import BLOCK, Rows
-from equipoise.kernels.draw import draw
+from equipoise.kernels.draw import SamplingParams, draw
+from equipoise.kernels.uniform import Key
 from equipoise.policy import Policy, decoder
 from equipoise.policy.support import Support
 from equipoise.rollout.batch import Request, request
 from equipoise.rollout.blocks import WINDOW, Blocks, Ledger, Size, blocks_for
-from equipoise.rollout.rollouts import Finished, Key, Rollouts, SamplingParams
+from equipoise.rollout.rollouts import Finished, Rollouts
 from equipoise.rollout.step_buffers import Desk, Supports
 from equipoise.rollout.weights import Merged, Weights, weights_of
 

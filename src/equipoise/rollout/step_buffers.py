@@ -18,9 +18,9 @@ from torch import Tensor
 
 from equipoise.kernels import decode
 from equipoise.kernels.decode import BLOCK, Rows
+from equipoise.kernels.draw import SamplingParams
 from equipoise.policy import Policy
 from equipoise.rollout.blocks import WINDOW, Size, Tables
-from equipoise.rollout.rollouts import SamplingParams
 
 LISTED = 1 << 24  # ids of all supports of a window: 64 MiB, 512 a draw with 2,048 rows
 GraphKey = tuple[int, SamplingParams]

@@ -31,9 +31,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from equipoise.kernels.draw import SamplingParams
+from equipoise.kernels.uniform import Key
 from equipoise.policy import ModelError, Policy, PromptTooLong, Support, pack, token_logprobs
 from equipoise.rollout.batch import Request, request
-from equipoise.rollout.rollouts import Finish, Finished, Key, Rollouts, SamplingParams
+from equipoise.rollout.rollouts import Finish, Finished, Rollouts
 
 PROBES, PROBE_TOKENS = 4, 16
 # Nats, mean over the probes' tokens. Engine and trainer differ by rounding alone; other weights differ by far more.

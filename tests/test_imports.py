@@ -1,0 +1,71 @@
+"""Who may import whom: a package imports packages of lower floors alone, also inside functions.
+
+`cli` may import everything and nothing imports it. A plug-in runs inside another trainer and imports
+`objective` alone.
+"""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import equipoise
+
+ROOT = Path(equipoise.__file__).parent
+FLOORS = (
+    {"objective", "theory"},
+    {"verifiers", "kernels"},
+    {"policy", "tasks", "config"},
+    {"rollout"},
+    {"audit", "evaluate", "report"},
+    {"train"},
+    {"integrations", "study", "doctor"},
+    {"cli"},
+)
+FLOOR = {package: number for number, packages in enumerate(FLOORS) for package in packages}
+
+
+def imported(path: Path) -> Iterator[tuple[int, str]]:
+    """Line and top-level name (`rollout`) of every import of ours in a file."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            modules = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module == "equipoise":
+            modules = [f"equipoise.{alias.name}" for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            modules = [node.module or ""]
+        else:
+            continue
+        for module in modules:
+            package, _, rest = module.partition(".")
+            if package == "equipoise" and rest:
+                yield node.lineno, rest.partition(".")[0]
+
+
+def owner(path: Path) -> str:
+    return path.relative_to(ROOT).parts[0].removesuffix(".py")
+
+
+MODULES = [path for path in sorted(ROOT.rglob("*.py")) if not owner(path).startswith("__")]
+
+
+def test_every_package_has_a_floor():
+    assert {owner(path) for path in MODULES} == set(FLOOR)
+
+
+@pytest.mark.parametrize("package", sorted(FLOOR))
+def test_imports_go_down(package):
+    upwards = [
+        f"{path.relative_to(ROOT)}:{line} imports {name}"
+        for path in MODULES
+        if owner(path) == package
+        for line, name in imported(path)
+        if name in FLOOR and name != package and FLOOR[name] >= FLOOR[package]
+    ]
+    assert upwards == []
+
+
+@pytest.mark.parametrize("plugin", sorted(ROOT.glob("integrations/*/plugin.py")), ids=lambda path: path.parent.name)
+def test_a_plugin_needs_the_objective_alone(plugin):
+    assert {name for _, name in imported(plugin)} == {"objective"}
