@@ -15,8 +15,8 @@ from equipoise.evaluate import metrics
 from equipoise.evaluate.folder import Row
 from equipoise.evaluate.metrics import Estimate
 from equipoise.evaluate.vote import candidates
+from equipoise.verifiers.verdict import NO_SCORE
 
-NO_SCORE = ("bad_gold", "unavailable")
 HEADLINE = ("acc", "best", "maj")
 
 Summary = dict[str, Any]

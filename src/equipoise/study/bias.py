@@ -28,7 +28,7 @@ from equipoise.objective import Objective
 from equipoise.rollout import Sampler, SamplingParams
 from equipoise.tasks import Prompt, Task, TaskError
 from equipoise.train.batch import encode_prompt
-from equipoise.verifiers.host_functions import NO_SCORE
+from equipoise.verifiers.verdict import NO_SCORE
 
 Floats = NDArray[np.float64]
 OPTIONS: dict[str, dict[str, Any]] = {

@@ -21,7 +21,6 @@ from equipoise.train.own import FAILURES, Asked, OwnFunction, Ungrouped, row
 from equipoise.train.tally import Tally, labels
 from equipoise.verifiers import SCORES, Verdict, response_format
 from equipoise.verifiers.code import backend
-from equipoise.verifiers.host_functions import NO_SCORE
 from equipoise.verifiers.verdict import Outcome
 
 Answer = Outcome | Future[Outcome] | Asked | Ungrouped
@@ -72,9 +71,10 @@ class Scorer:
         rows = [[column[i] for column in settled] for i in range(len(prompts))]
         firsts = [next((o for o in outcomes if isinstance(o, Verdict)), None) for outcomes in rows]
         rewards = [[worth(outcome, self.config) for outcome in outcomes] for outcomes in rows]
+        accuracies = [None if verdict is None else verdict.accuracy for verdict in firsts]
         return Scores(
             torch.tensor(rewards, dtype=torch.float64).view(len(rewards), self._count),
-            torch.tensor([math.nan if v is None else accuracy(v) for v in firsts], dtype=torch.float64),
+            torch.tensor([math.nan if a is None else a for a in accuracies], dtype=torch.float64),
             [NUMBER if verdict is None else verdict.kind for verdict in firsts],
             [trouble for p, outcomes in zip(prompts, rows, strict=True) for trouble in self._troubles(p, outcomes)],
             [[kind_of(outcome) for outcome in outcomes] for outcomes in rows],
@@ -168,15 +168,6 @@ def last_line(reason: str) -> str:
 def one_line(text: str) -> str:
     """For the terminal, which must not obey what a model wrote."""
     return "".join(c if c.isprintable() else "⏎" if c == "\n" else "\ufffd" for c in text)
-
-
-def accuracy(verdict: Verdict) -> float:
-    """Whether the response is right, whatever the reward makes of it; NaN where the verdict says nothing about it."""
-    if verdict.kind in NO_SCORE:
-        return math.nan
-    if verdict.kind in SCORES and verdict.value is not None:
-        return verdict.value
-    return float(verdict.kind == "correct")
 
 
 def worth(outcome: Outcome, config: RewardConfig) -> float:

@@ -14,19 +14,8 @@ from typing import Any
 from equipoise.verifiers.grade import grade_many
 from equipoise.verifiers.verdict import KINDS, SCORES, Verdict
 
-NO_SCORE = ("bad_gold", "unavailable")  # kinds that say nothing about the response
-
 Grade = Callable[[str, Any], Verdict]
 Completion = str | Sequence[Mapping[str, Any]]
-
-
-def worth(verdict: Verdict) -> float | None:
-    """The reward of a verdict; None takes the response out of its group."""
-    if verdict.kind in NO_SCORE:
-        return None
-    if verdict.kind in SCORES and verdict.value is not None:
-        return verdict.value
-    return float(verdict.kind == "correct")
 
 
 def text_of(completion: Completion) -> str:
@@ -88,7 +77,7 @@ def as_trl(
             for kind in KINDS:  # every kind, every time: TRL averages over the processes that reported one
                 if kind not in SCORES:
                     log_metric(f"{name}/{kind}", kinds.count(kind) / max(len(kinds), 1))
-        return [worth(v) for v in verdicts]
+        return [v.accuracy for v in verdicts]
 
     reward.__name__ = name
     return reward
@@ -161,7 +150,7 @@ def verl_score(
         asked = [prompt_text(about.get("prompt") or about.get("question") or "")]
         options = {"rules": rules, "answer_in": answer_in}
         (verdict,) = _math([solution_str], [ground_truth], asked, [about.get("form")], None, options)
-    reward = worth(verdict)
+    reward = verdict.accuracy
     return {
         "score": reward or 0.0,
         "acc": float(verdict.kind == "correct"),

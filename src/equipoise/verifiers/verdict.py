@@ -11,6 +11,7 @@ Kind = Literal["correct", "wrong", "unparsed", "timeout", "limit", "crashed", "b
 
 KINDS: tuple[str, ...] = get_args(Kind)
 SCORES: tuple[str, ...] = ("correct", "wrong")
+NO_SCORE: tuple[str, ...] = ("bad_gold", "unavailable")  # kinds that say nothing about the response
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +33,15 @@ class Verdict:
             raise ValueError(f"verdict kind {self.kind!r} is not one of {', '.join(KINDS)}")
         if self.value is not None and not 0.0 <= self.value <= 1.0:
             raise ValueError(f"verdict value {self.value!r}: partial credit lies in [0, 1]")
+
+    @property
+    def accuracy(self) -> float | None:
+        """How right the response is, whatever a reward makes of it; None where the verdict says nothing about it."""
+        if self.kind in NO_SCORE:
+            return None
+        if self.kind in SCORES and self.value is not None:
+            return self.value
+        return float(self.kind == "correct")
 
 
 Outcome = Verdict | float
