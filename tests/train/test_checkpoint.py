@@ -205,7 +205,7 @@ def test_rewinding_forgets_later_steps_and_torn_lines(tmp_path):
     with open(folder.metrics, "a") as f:
         f.write('{"step": 5, "x": 1.')
     folder.rollouts.mkdir()
-    for name in ("step-2.parquet", "step-3.parquet", "step-10.parquet", "step-2.parquet.writing"):
+    for name in ("step-2.parquet", "step-3.parquet", "step-10.parquet", ".step-2.parquet.writing"):
         (folder.rollouts / name).touch()
     assert [r["step"] for r in read_lines(folder.metrics)] == [1, 2, 3, 4]
     folder.rewind(2)

@@ -14,11 +14,12 @@ from __future__ import annotations
 
 import fcntl
 import json
-import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+from equipoise.files import whole
 
 COLUMNS = {
     "benchmark": "string", "prompt_id": "string", "sample": "int32", "response": "string", "length": "int32",
@@ -69,8 +70,8 @@ class Folder:
         self.write("settings.json", json.dumps(settings, indent=2) + "\n")
 
     def write(self, name: str, text: str) -> None:
-        with _explained(self.path):
-            _whole(self.path / name, lambda temporary: temporary.write_text(text, encoding="utf-8"))
+        with _explained(self.path), whole(self.path / name, durable=True) as temporary:
+            temporary.write_text(text, encoding="utf-8")
 
     def has_chunk(self, benchmark: str, number: int) -> bool:
         return self._chunk(benchmark, number).is_file()
@@ -84,7 +85,8 @@ class Folder:
         path = self._chunk(benchmark, number)
         with _explained(self.path):
             path.parent.mkdir(parents=True, exist_ok=True)
-            _whole(path, lambda temporary: pq.write_table(table, temporary))
+            with whole(path, durable=True) as temporary:
+                pq.write_table(table, temporary)
 
     def chunk(self, benchmark: str, number: int) -> list[Row]:
         import pyarrow as pa
@@ -106,15 +108,6 @@ class Folder:
 def _texts(row: Row) -> dict[str, str | None]:
     """Parquet holds UTF-8; a lone surrogate in a response becomes a question mark."""
     return {k: v.encode("utf-8", "replace").decode() for k, v in row.items() if isinstance(v, str)}
-
-
-def _whole(path: Path, write: Callable[[Path], object]) -> None:
-    """Write a file under another name, have it on the disk, then rename it."""
-    temporary = path.with_name(f".{path.name}.writing")
-    write(temporary)
-    with open(temporary, "rb") as file:
-        os.fsync(file.fileno())
-    temporary.replace(path)
 
 
 @contextmanager

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from equipoise.config import TaskConfig
-from equipoise.integrations.launch import ExportError, refuse_existing, whole
+from equipoise.integrations.launch import ExportError, new, refuse_existing
 from equipoise.tasks import Prompt
 from equipoise.tasks.data_files import open_rows
 from equipoise.tasks.problems import recognised
@@ -151,7 +151,7 @@ def write_parquet(rows: Iterable[Row], out: Path) -> int:
     try:
         # A level that only later rows have must not be a column of nulls.
         schema = _with_texts(pa.Table.from_pylist(held).schema)
-        with whole(out) as temporary, pq.ParquetWriter(temporary, schema) as writer:
+        with new(out) as temporary, pq.ParquetWriter(temporary, schema) as writer:
             while held:
                 writer.write_table(pa.Table.from_pylist(held, schema=schema))
                 written += len(held)
@@ -196,11 +196,11 @@ def export_rollouts(run: Path, host: str, out: Path) -> str:
         responses += table.num_rows
         if host == "trl":
             target = out / "completions" / f"completions_{step:05d}.parquet"
-            with whole(target) as temporary:
+            with new(target) as temporary:
                 pq.write_table(_completions(step, table), temporary)
         else:
             lines = (json.dumps(row, ensure_ascii=False) + "\n" for row in _generations(step, table.to_pylist()))
-            with whole(out / f"{step}.jsonl") as temporary:
+            with new(out / f"{step}.jsonl") as temporary:
                 temporary.write_text("".join(lines), encoding="utf-8")
     return f"{out}: {responses:,} responses of {len(names)} steps"
 

@@ -14,7 +14,6 @@ import copy
 import functools
 import glob
 import json
-import os
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
@@ -23,6 +22,7 @@ from typing import Any
 
 from equipoise import tasks
 from equipoise.config import VERDICTS, Config
+from equipoise.files import whole
 from equipoise.policy.model import ABACUS, ModelError, folder_of
 from equipoise.tasks import Prompt, Task
 
@@ -95,7 +95,7 @@ class Launch:
         for name in self.files:
             refuse_existing(folder / name)
         for name, text in self.files.items():
-            with whole(folder / name) as temporary:
+            with new(folder / name) as temporary:
                 temporary.write_text(text, encoding="utf-8")
                 if name.endswith((".sh", ".py")):
                     temporary.chmod(0o755)
@@ -110,19 +110,15 @@ class Launch:
 
 
 @contextlib.contextmanager
-def whole(target: Path) -> Iterator[Path]:
+def new(target: Path) -> Iterator[Path]:
     """Where to write a file that then appears whole or not at all, and over no other."""
     refuse_existing(target)
-    temporary = target.with_name(f".{target.name}.writing")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        yield temporary
-        os.replace(temporary, target)
+        with whole(target) as temporary:
+            yield temporary
     except OSError as error:
         raise ExportError(f"{target}: cannot be written: {error.strerror or error}") from error
-    finally:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
 
 
 def refuse_existing(target: Path) -> None:

@@ -14,6 +14,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
+from equipoise.files import whole
+
 if TYPE_CHECKING:
     import pyarrow as pa
 
@@ -77,8 +79,10 @@ class RunFolder:
                 kept = [line for line, record in _whole_lines(path) if record["step"] <= step]
                 replace(path, "".join(kept))
         for folder in (self.rollouts, self.evaluations):
-            for path in folder.glob("step-*.parquet*"):
-                if not path.name.endswith(".parquet") or int(path.stem.removeprefix("step-")) > step:
+            for unfinished in folder.glob(".step-*.writing"):
+                unfinished.unlink()
+            for path in folder.glob("step-*.parquet"):
+                if int(path.stem.removeprefix("step-")) > step:
                     path.unlink()
 
 
@@ -110,14 +114,11 @@ def write_table(folder: Path, step: int, table: pa.Table) -> None:
     import pyarrow.parquet as pq
 
     folder.mkdir(exist_ok=True)
-    target = folder / f"step-{step}.parquet"
-    temporary = target.with_suffix(".parquet.writing")
-    pq.write_table(table, temporary)
-    temporary.replace(target)
+    with whole(folder / f"step-{step}.parquet") as temporary:
+        pq.write_table(table, temporary)
 
 
 def replace(path: Path, text: str) -> None:
     """Write a file whole or not at all."""
-    temporary = path.with_name(f".{path.name}.writing")
-    temporary.write_text(text, encoding="utf-8")
-    temporary.replace(path)
+    with whole(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")

@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from equipoise.files import whole
+
 
 class PromptHistory:
     """`seen`: prompt id → [responses, sum of their successes, step]."""
@@ -51,6 +53,5 @@ class PromptHistory:
                 "last_step": pa.array(columns[2], pa.int64()),
             }
         )
-        temporary = path.with_name(f".{path.name}.writing")
-        pq.write_table(table, temporary)
-        temporary.replace(path)
+        with whole(path) as temporary:
+            pq.write_table(table, temporary)

@@ -22,6 +22,7 @@ from torch import Tensor
 from equipoise import policy as models
 from equipoise.evaluate import Evaluation
 from equipoise.evaluate.curve import answer_entropy, log_odds_drift
+from equipoise.files import whole
 
 TOKENS_AT_ONCE = 1 << 15
 # Success rates at the start, as `start/NAME`: each bin takes what is above the one before, up to its end.
@@ -63,9 +64,8 @@ class Probe:
 
     def save(self, path: Path) -> None:
         """Beside the run's logs: a run that goes on later asks the same."""
-        temporary = path.with_name(f".{path.name}.writing")
-        torch.save({name: getattr(self, name) for name in self.__dataclass_fields__}, temporary)
-        temporary.replace(path)
+        with whole(path) as temporary:
+            torch.save({name: getattr(self, name) for name in self.__dataclass_fields__}, temporary)
 
     @classmethod
     def load(cls, path: Path) -> Probe:

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import warnings
 from collections.abc import Iterator
 from dataclasses import fields
@@ -25,6 +24,7 @@ import torch
 from torch import Tensor
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
+from equipoise.files import whole
 from equipoise.objective import Credit, LossOutput, Objective, flatten, named
 from equipoise.objective.surrogate import Tokens
 
@@ -198,9 +198,8 @@ class EquipoiseGRPOTrainer(GRPOTrainer):
         folder = Path(self._get_output_dir(trial=trial), f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}")
         if self.args.should_save and folder.is_dir():
             text = json.dumps({"objective": self.objective.choices(), "state": self.objective.state_dict()}, indent=1)
-            partial = folder / f"{STATE}.partial"
-            partial.write_text(text, encoding="utf-8")
-            os.replace(partial, folder / STATE)
+            with whole(folder / STATE) as temporary:
+                temporary.write_text(text, encoding="utf-8")
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         super()._load_optimizer_and_scheduler(checkpoint)

@@ -23,6 +23,7 @@ import re
 from collections.abc import Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -33,6 +34,7 @@ from verl.trainer.ppo.checkpoint_callback import CheckpointCallback
 from verl.trainer.ppo.core_algos import agg_loss, register_adv_est, register_policy_loss
 from verl.workers.config import PolicyLossConfig
 
+from equipoise.files import whole
 from equipoise.objective import Objective, flatten, response_ids, unflatten
 from equipoise.objective.choice import nearest
 from equipoise.objective.surrogate import Tokens
@@ -294,13 +296,9 @@ class Callback(CheckpointCallback):
     def on_save(
         self, trainer: Any, global_step: int, checkpoint_dir: str, async_save: bool = False, **context: Any
     ) -> None:
-        path = os.path.join(checkpoint_dir, STATE)
         state = {"step": global_step, "objective": self.objective.choices(), "state": self.objective.state_dict()}
-        with open(path + ".tmp", "w") as file:
-            json.dump(state, file)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(path + ".tmp", path)
+        with whole(Path(checkpoint_dir, STATE), durable=True) as temporary:
+            temporary.write_text(json.dumps(state), encoding="utf-8")
 
 
 def _resumed_from(trainer: Any) -> str | None:

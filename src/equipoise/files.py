@@ -1,0 +1,25 @@
+"""Files that are there whole or not at all, for a reader at any time and after a kill at any time."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+
+@contextlib.contextmanager
+def whole(path: Path, *, durable: bool = False) -> Iterator[Path]:
+    """Where to write; the file takes its name when the block ends, and is gone when that raises.
+
+    With `durable` it is on the disk before it has its name, so that a power cut leaves the old file or the new one.
+    """
+    temporary = path.with_name(f".{path.name}.writing")
+    try:
+        yield temporary
+        if durable:
+            with open(temporary, "rb") as file:
+                os.fsync(file.fileno())
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
