@@ -14,6 +14,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from equipoise.splitmix import mix
+
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
 
@@ -50,11 +52,11 @@ class Log:
 
 def ordered(log: Log) -> Log:
     """The same log with prompts and groups numbered, and rows sorted, by their content."""
-    content = _mix(log.reward.view(np.uint64) ^ _mix(log.length.astype(np.uint64) ^ _mix(log.step.astype(np.uint64))))
+    content = mix(log.reward.view(np.uint64) ^ mix(log.length.astype(np.uint64) ^ mix(log.step.astype(np.uint64))))
     if log.tokens is not None:
-        content = _mix(content ^ _token_hash(log.tokens, log.length))
+        content = mix(content ^ _token_hash(log.tokens, log.length))
     prompt, prompt_key = _renumbered(log.prompt, content)
-    group, _ = _renumbered(log.group, content ^ _mix(prompt_key[prompt]))
+    group, _ = _renumbered(log.group, content ^ mix(prompt_key[prompt]))
     order = np.lexsort((content, group, log.step))
     group = group[order]
     group = np.concatenate([[0], np.cumsum(group[1:] != group[:-1])])
@@ -102,14 +104,7 @@ def _token_hash(tokens: NDArray[np.int32], length: Integers) -> NDArray[np.uint6
         place = np.arange(start, int(ends[last - 1])) - np.repeat(
             ends[first:last] - length[first:last], length[first:last]
         )
-        mixed = _mix(tokens[start : ends[last - 1]].astype(np.uint64) ^ _mix(place.astype(np.uint64)))
+        mixed = mix(tokens[start : ends[last - 1]].astype(np.uint64) ^ mix(place.astype(np.uint64)))
         np.add.at(total, first + row, mixed)
         first = last
     return total
-
-
-def _mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """A bijective scrambling of 64 bits."""
-    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return x ^ (x >> np.uint64(31))

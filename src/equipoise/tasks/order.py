@@ -17,6 +17,8 @@ from functools import lru_cache
 
 import numpy as np
 
+from equipoise.splitmix import GAMMA, mix
+
 MIXED = 64, 8  # chunks of a window: most (small data), least (large data, where every chunk costs a row group)
 CHUNKS = 8192  # of a data set, before its chunks get longer
 
@@ -24,10 +26,7 @@ CHUNKS = 8192  # of a data set, before its chunks get longer
 def shuffled(numbers: np.ndarray, *key: int | str) -> np.ndarray:
     """`numbers` in the order of a hash (SplitMix64, a bijection: no ties) of each with the key."""
     seed = int.from_bytes(hashlib.blake2b("/".join(map(str, key)).encode(), digest_size=8).digest(), "big")
-    x = numbers.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15) + np.uint64(seed)
-    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return numbers[np.argsort(x ^ (x >> np.uint64(31)))]
+    return numbers[np.argsort(mix(numbers.astype(np.uint64) * GAMMA + np.uint64(seed)))]
 
 
 @dataclass(frozen=True)
