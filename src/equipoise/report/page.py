@@ -16,11 +16,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from equipoise.files import whole
 from equipoise.report import runs as run_folders
 from equipoise.report import samples
 from equipoise.report.panels import panels, points
 from equipoise.report.runs import ReportError, Run
 from equipoise.report.series import buckets
+from equipoise.toml import toml
 
 PARTS = Path(__file__).parent / "page"
 SCRIPTS = ("text.js", "look.js", "lines.js", "peaks.js", "figure.js", "samples.js", "settings.js", "page.js")
@@ -31,13 +33,11 @@ def write(runs: Sequence[str | Path], out: str | Path) -> Path:
     paths, out = run_folders.find(runs), Path(out)
     content = data(paths)
     text = render(embed(content), content["title"], live=False)
-    temporary = out.with_name(f".{out.name}.writing")
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
-        temporary.write_text(text, encoding="utf-8")
-        temporary.replace(out)
+        with whole(out) as temporary:
+            temporary.write_text(text, encoding="utf-8")
     except OSError as error:
-        temporary.unlink(missing_ok=True)
         raise ReportError(f"{out}: the report cannot be written: {error.strerror}") from error
     return out
 
@@ -72,15 +72,6 @@ def _run(run: Run, n: int, budget: int) -> dict[str, Any]:
         "left_out": left_out,
         "notes": run.notes,
     }
-
-
-def toml(value: Any) -> str:
-    """A setting as config.toml would have it."""
-    if isinstance(value, dict):
-        return "{ " + ", ".join(f"{k} = {toml(v)}" for k, v in value.items()) + " }"
-    if isinstance(value, list):
-        return "[" + ", ".join(map(toml, value)) + "]"
-    return json.dumps(value, ensure_ascii=False) if isinstance(value, str | bool) else str(value)
 
 
 def command(path: Path) -> str:

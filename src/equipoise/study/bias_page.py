@@ -10,42 +10,18 @@ import numpy as np
 
 from equipoise import theory
 from equipoise.audit.bootstrap import Estimate
-from equipoise.report.page import policy
+from equipoise.report.static import static_page
 from equipoise.study.bias import MEASURES, PLAIN, Result
 from equipoise.study.bias_text import TITLES, ends, head, interval_name, shares, verdict
 
 STYLE = Path(__file__).with_name("bias.css")
-PAGE = """<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta http-equiv="Content-Security-Policy" content="{policy}">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta name="color-scheme" content="light dark">
-<title>{title} · equipoise</title>
-<link rel="icon" href="data:,">
-<style>{style}</style>
-</head>
-<body>
-<header><h1>{title}</h1><p>{head}</p></header>
-<main>
-{body}
-</main>
-</body>
-</html>
-"""
 
 
 def page(result: Result, title: str) -> str:
-    style = STYLE.read_text(encoding="utf-8")
     sections = (_baseline(result), _options(result), _one_of(result), *(_table(result, name) for name in MEASURES))
-    return PAGE.format(
-        policy=policy(style, "", live=False),
-        title=html.escape(title),
-        style=style,
-        head=html.escape(head(result)),
-        body="\n".join(sections),
-    )
+    header = f"<header><h1>{html.escape(title)}</h1><p>{html.escape(head(result))}</p></header>"
+    body = "\n".join([header, "<main>", *sections, "</main>"])
+    return static_page(title, STYLE.read_text(encoding="utf-8"), body)
 
 
 class Plot:

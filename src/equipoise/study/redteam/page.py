@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
-from equipoise.report.page import PARTS, policy
+from equipoise.report.page import PARTS
+from equipoise.report.static import static_page
 from equipoise.study.redteam.findings import Exploit, Findings
 from equipoise.study.redteam.judge import REASONS
 
@@ -16,37 +17,18 @@ td code { white-space: pre-wrap; overflow-wrap: anywhere; }
 table { border-collapse: collapse; width: 100%; }
 td, th { text-align: left; vertical-align: top; padding: .3rem .6rem; border-top: 1px solid var(--edge); }
 """
-PAGE = """<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta http-equiv="Content-Security-Policy" content="{policy}">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta name="color-scheme" content="light dark">
-<title>{title} · equipoise</title>
-<link rel="icon" href="data:,">
-<style>{style}</style>
-</head>
-<body>
-<header id="top"><p class="brand">equipoise redteam</p><h1>{title}</h1><p class="about">{about}</p></header>
-<main id="main">{main}</main>
-</body>
-</html>
-"""
 
 
 def render(findings: Findings, summary: Mapping[str, Any]) -> str:
     style = (PARTS / "page.css").read_text(encoding="utf-8") + STYLE
     clusters = len(findings.clusters)
     title = f"{clusters} clusters of exploits" if clusters else "No exploit found"
+    about = _text(f"{summary['verifier']} ({summary['version']}), attacked by {summary['model']}")
     parts = [_counts(summary), *map(_kind, _by_kind(findings)), *_troubles(findings)]
-    return PAGE.format(
-        policy=policy(style, "", live=False),
-        title=html.escape(title),
-        style=style,
-        about=_text(f"{summary['verifier']} ({summary['version']}), attacked by {summary['model']}"),
-        main="".join(parts),
+    header = (
+        f'<header id="top"><p class="brand">equipoise redteam</p><h1>{title}</h1><p class="about">{about}</p></header>'
     )
+    return static_page(title, style, f'{header}\n<main id="main">{"".join(parts)}</main>')
 
 
 def _text(text: object) -> str:

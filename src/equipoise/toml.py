@@ -1,0 +1,19 @@
+"""Values as TOML writes them. (Python reads TOML and does not write it.)"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from typing import Any
+
+
+def toml(value: Any) -> str:
+    """A text, number, truth value, list or table on one line: what `tomllib` reads back as the same value."""
+    if isinstance(value, Mapping):
+        return "{ " + ", ".join(f"{key} = {toml(inner)}" for key, inner in value.items()) + " }"
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(map(toml, value)) + "]"
+    if isinstance(value, float):
+        return repr(value) if math.isfinite(value) else str(value)
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")  # JSON leaves it as it is, TOML refuses it
