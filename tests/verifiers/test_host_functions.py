@@ -9,12 +9,12 @@ from equipoise.verifiers import Verdict, host_functions
 from equipoise.verifiers.verdict import KINDS, SCORES
 
 
-def test_every_kind_is_worth_what_it_says_of_the_response():
-    assert {kind: host_functions.worth(Verdict(kind)) for kind in KINDS} == {
+def test_every_kind_is_as_accurate_as_it_says_of_the_response():
+    assert {kind: Verdict(kind).accuracy for kind in KINDS} == {
         "correct": 1.0, "wrong": 0.0, "unparsed": 0.0, "timeout": 0.0, "limit": 0.0, "crashed": 0.0,
         "bad_gold": None, "unavailable": None,
     }  # fmt: skip
-    assert host_functions.worth(Verdict("wrong", value=0.25)) == 0.25
+    assert Verdict("wrong", value=0.25).accuracy == 0.25
 
 
 def test_the_last_thing_the_assistant_said_is_graded():

@@ -21,7 +21,6 @@ Not covered: problems with images, proofs, and answers that only a model can jud
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import re
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -30,6 +29,7 @@ from fractions import Fraction
 from pathlib import Path
 
 from equipoise import verifiers
+from equipoise.objective.choice import did_you_mean
 from equipoise.tasks.data_files import KINDS
 from equipoise.tasks.problems import read_problems
 from equipoise.tasks.schema import Item
@@ -125,9 +125,7 @@ def open_benchmark(
 ) -> Benchmark:
     """All problems of a benchmark, or its first `limit`. `data` is a folder or the file itself; None is the hub."""
     if name not in BENCHMARKS:
-        near = difflib.get_close_matches(name, BENCHMARKS, 1, 0.5)
-        hint = f'; did you mean "{near[0]}"?' if near else ":"
-        raise TaskError(f'"{name}" is not a benchmark{hint} ({", ".join(BENCHMARKS)})')
+        raise TaskError(f'"{name}" is not a benchmark;{did_you_mean(name, BENCHMARKS)} ({", ".join(BENCHMARKS)})')
     source = _found(name, data)
     items = read_problems(source)
     template = TEMPLATES[BENCHMARKS[name].template]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -12,6 +11,7 @@ from equipoise.integrations.data import HOSTS, export_data, export_rollouts
 from equipoise.integrations.launch import ExportError, Launch
 from equipoise.integrations.trl.export import export_trl
 from equipoise.integrations.verl.export import export_verl
+from equipoise.objective.choice import did_you_mean
 
 WHATS = ("trl", "verl", "data", "rollouts")
 OF_DATA = ("columns", "verifier", "template", "suffix", "strict")  # options of [task] that change what a row says
@@ -20,9 +20,7 @@ OF_DATA = ("columns", "verifier", "template", "suffix", "strict")  # options of 
 def export(what: str, source: str, out: str | None, host: str | None, overrides: Sequence[str]) -> str:
     """Write it, and say what was written."""
     if what not in WHATS:
-        close = difflib.get_close_matches(what, WHATS, n=1)
-        hint = f' did you mean "{close[0]}"?' if close else ""
-        raise ExportError(f'export: "{what}" is not known;{hint} ({", ".join(WHATS)})')
+        raise ExportError(f'export: "{what}" is not known;{did_you_mean(what, WHATS)} ({", ".join(WHATS)})')
     if what in HOSTS:
         if host is not None:
             raise ExportError(f"--to {host}: the launch is for {what} already; --to is for data and rollouts")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import inspect
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -39,11 +39,15 @@ _LOG_BOUNDS = "gmpo"  # whose low is a bound of log ρ, not of 1 − ρ
 _KINDS: dict[type, Any] = {str: str, bool: bool, int: int, float: (int, float)}
 
 
+def did_you_mean(name: object, known: Iterable[str]) -> str:
+    """` did you mean "…"?` where a known name is near, to be put behind what is wrong; else nothing."""
+    close = difflib.get_close_matches(str(name), list(known), n=1)
+    return f' did you mean "{close[0]}"?' if close else ""
+
+
 def nearest(slot: str, name: object, known: list[str]) -> str:
     """The sentence an unknown name earns."""
-    close = difflib.get_close_matches(str(name), known, n=1)
-    hint = f' did you mean "{close[0]}"?' if close else ""
-    return f'objective.{slot} = "{name}" is not known;{hint} ({", ".join(known)})'
+    return f'objective.{slot} = "{name}" is not known;{did_you_mean(name, known)} ({", ".join(known)})'
 
 
 @dataclass(frozen=True)
