@@ -9,7 +9,9 @@ from hypothesis import strategies as st
 from equipoise.toml import toml
 
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]))  # TOML holds no lone surrogates
-SINGLE = TEXTS | st.booleans() | st.integers(-(2**63), 2**63 - 1) | st.floats(allow_nan=False)
+SINGLE = (
+    TEXTS | st.booleans() | st.integers(-(2**63), 2**63 - 1) | st.floats(allow_nan=False) | st.dates() | st.datetimes()
+)
 KEYS = st.from_regex(r"[A-Za-z0-9_-]+", fullmatch=True)
 
 
