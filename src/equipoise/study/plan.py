@@ -16,7 +16,6 @@ exploratory and is called so.
 
 from __future__ import annotations
 
-import json
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -24,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from equipoise.study import start
+from equipoise.toml import toml
 from equipoise.train import Config, ConfigError, load
 
 NEEDED = {"question", "seeds", "config", "primary"}
@@ -226,14 +226,7 @@ def _flat(sections: Mapping[str, Any]) -> dict[str, Any]:
 
 def _text(value: Any) -> str:
     """As an override on the command line has it: a text as it stands, anything else in TOML."""
-    return value if isinstance(value, str) else _toml(value)
-
-
-def _toml(value: Any) -> str:
-    """JSON is TOML for texts, numbers, truth values and lists of them; only tables are written otherwise."""
-    if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{key} = {_toml(inner)}" for key, inner in value.items()) + "}"
-    return json.dumps(value)
+    return value if isinstance(value, str) else toml(value)
 
 
 def in_turn(studies: Sequence[tuple[str, Study, Path]]) -> dict[str, Config]:
