@@ -323,3 +323,12 @@ def test_icepop_is_verls_mask_between_two_bounds_and_nothing_of_trls():
     assert (theirs[correction], theirs[f"{correction}_threshold"]) == ("token", "0.4_3.0")
     found = settings("trl", configured(options))["objective.mismatch"]
     assert (found.fate, found.theirs) == ("unmappable", {})
+
+
+@pytest.mark.parametrize("export", [trl.export_trl, verl.export_verl])
+def test_distillation_alone_has_no_launch(export, tmp_path):
+    """Without its teacher every advantage would be 0, and the host would train on nothing without a word."""
+    config = configured({"objective.preset": "distillation", "train.teacher": "abacus"})
+    with pytest.raises(ExportError, match=r"learns from train\.teacher alone, and (TRL|verl) has none"):
+        export(config, tmp_path / "launch")
+    assert not (tmp_path / "launch").exists()

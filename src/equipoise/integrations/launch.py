@@ -158,6 +158,15 @@ def _shown(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False, default=str)
 
 
+def refuse_without_teacher(config: Config, host: str) -> None:
+    """No plug-in has a teacher: what learns from nothing else would learn nothing there."""
+    if config.build_objective().advantage.name == "none":
+        raise ExportError(
+            f"objective.advantage = none learns from train.teacher alone, and {host} has none: train it here, or take "
+            "another objective.preset"
+        )
+
+
 def portable(config: Config) -> Config:
     """The same configuration with its files and folders named from the root: a launch may run from anywhere."""
     config = copy.deepcopy(config)

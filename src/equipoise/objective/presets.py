@@ -77,7 +77,7 @@ PRESETS: dict[str, Preset] = {
     ),
     "distillation": Preset(
         {"advantage": "none", "aggregation": "token", "surrogate": {"name": "cispo", "cap": 5.0}},
-        "on-policy distillation: assign(token_advantage=equipoise.distillation(teacher, old)), arXiv 2306.13649",
+        "on-policy distillation, arXiv 2306.13649: set train.teacher, or give assign its token_advantage",
     ),
     "rloo": Preset(
         {"advantage": "rloo", "aggregation": {"name": "constant", "length": 1.0}, "surrogate": "reinforce"},

@@ -259,6 +259,8 @@ def test_rollout_weights_of_verl_multiply_each_token():
         ("{entropy_bonus: 0.1}", "entropy_coeff"),
         ("{mismatch: tis}", "rollout_correction"),
         ("{reward_weights: [1.0, 0.5]}", "one reward per response"),
+        ("{off_policy_mask: 0.1}", "leaves responses out"),
+        ("{preset: distillation}", "needs a teacher"),
     ],
 )
 def test_options_that_verl_cannot_serve_are_refused(options, words):

@@ -35,6 +35,7 @@ from equipoise.integrations.launch import (
     open_task,
     own,
     portable,
+    refuse_without_teacher,
     rewards_are_accuracies,
     sandbox_settings,
     truncation,
@@ -62,6 +63,7 @@ FIXED: dict[str, Any] = {
 def export_trl(config: Config, out: Path) -> Launch:
     """Write the launch of a configuration into a new folder."""
     config = portable(config)
+    refuse_without_teacher(config, "TRL")
     if config.rollout.group_size < 2:
         raise ExportError("rollout.group_size = 1: TRL's rule is at least 2 responses per prompt")
     task = open_task(config)

@@ -214,12 +214,18 @@ class EquipoiseGRPOTrainer(GRPOTrainer):
 
 def refuse(objective: Objective, args: GRPOConfig) -> None:
     """Say what cannot be had exactly, and what of GRPOConfig has no effect."""
-    for name, off in (("top_entropy_quantile", 1.0), ("off_policy_mask_threshold", None)):
-        if getattr(args, name) != off:
-            raise ValueError(
-                f"{name} = {getattr(args, name)} drops tokens by the micro-batch they are in, which no objective here "
-                f"does; leave it at {off}"
-            )
+    if args.top_entropy_quantile != 1.0:
+        raise ValueError(
+            f"top_entropy_quantile = {args.top_entropy_quantile} drops tokens by the micro-batch they are in, which no "
+            "objective here does; leave it at 1.0"
+        )
+    if args.off_policy_mask_threshold is not None:
+        raise ValueError(
+            f"off_policy_mask_threshold = {args.off_policy_mask_threshold} is the objective's to decide: leave it at "
+            f"None, and use Objective(off_policy_mask={args.off_policy_mask_threshold})"
+        )
+    if objective.advantage.name == "none":
+        raise ValueError("advantage = none needs the advantages of a teacher, which TRL's GRPOTrainer does not have")
     if objective.difficulty_choice.name == "hadw_history":
         raise ValueError("difficulty = hadw_history needs each prompt's history, which TRL does not keep; use hadw")
     if objective.entropy_bonus and (args.entropy_coef or args.use_adaptive_entropy):

@@ -37,6 +37,7 @@ from equipoise.integrations.launch import (
     own,
     portable,
     refuse_existing,
+    refuse_without_teacher,
     rewards_are_accuracies,
     sandbox_settings,
     truncation,
@@ -65,6 +66,7 @@ FIXED: dict[str, Any] = {
 def export_verl(config: Config, out: Path) -> Launch:
     """Write the launch of a configuration into a new folder."""
     config = portable(config)
+    refuse_without_teacher(config, "verl")
     task = open_task(config)
     found = settings(config, task)
     launch = Launch("verl", config, found, {"config.toml": dump(config), "launch.sh": script(config, found)})
