@@ -249,21 +249,21 @@ class Updater:
         """What the loss compares with: log π_ref and log π_old, which is the sampler's or, with `rollout.exact` or
         vLLM, what the trainer says before its first update."""
         temperature = self.config.rollout.temperature
-        if self.config.objective.kl:
-            share.ref = share.each(
-                lambda part: models.reference_logprobs(
-                    self.policy, self.reference, part.packed, temperature=temperature, support=part.support
-                )
+
+        def of_reference(part: MicroBatch) -> Tensor:
+            return models.reference_logprobs(
+                self.policy, self.reference, part.packed, temperature=temperature, support=part.support
             )
+
+        def of_policy(part: MicroBatch) -> Tensor:
+            found = models.token_logprobs(self.policy, part.packed, temperature=temperature, support=part.support)
+            return found.logprobs
+
+        if self.config.objective.kl:
+            share.ref = share.each(of_reference)
             self._fill_up(self.reference_shards)
         if self.exact:
-            share.old = share.each(
-                lambda part: (
-                    models.token_logprobs(
-                        self.policy, part.packed, temperature=temperature, support=part.support
-                    ).logprobs
-                )
-            )
+            share.old = share.each(of_policy)
             self._fill_up(self.shards)
 
     def _gradients(self, share: Share, *, credit: Credit, compared: bool) -> tuple[list[LossOutput], list[Mismatch]]:
