@@ -52,15 +52,17 @@ def run(paths: Sequence[str | Path], out: Path, jobs: int = 0, minutes: float = 
         console.print(f"{stem or 'study'}: {study.question}\n  {cells}", soft_wrap=True)
     start.make_all({folder / "start": study.start for _, study, folder in placed if study.start is not None})
     failed = train_all(configs, console, jobs, stop_at=stop_at, patient=True)
+    collected = {}
     for stem, study, folder in placed:
         prefix = f"{stem}/" if stem else ""
         own = {name.removeprefix(prefix): why for name, why in failed.items() if name.startswith(prefix)}
-        results = collect(study, study.configs(folder), own)
-        write_results(results, folder / "results.json")
+        collected[folder] = collect(study, study.configs(folder), own)
+        write_results(collected[folder], folder / "results.json")  # all are written before any is looked at
+    for folder, results in collected.items():
+        console.print(f"\n{folder.name if len(placed) > 1 else results['question']}")
+        show(results, console)
         if drawing := figure(results):
             (folder / "dose.svg").write_text(drawing, encoding="utf-8")
-        console.print(f"\n{stem or study.question}")
-        show(results, console)
         console.print(f"{folder / 'results.json'}", soft_wrap=True)
 
 
@@ -113,11 +115,12 @@ def _said(effect: Effect) -> str:
     word = " points" if unit == 100 else ""
     size = f"{unit * (row.margin or found_in.POINT):g}{word}"
     needed = "more seeds than anyone runs" if effect.needed is None else f"{effect.needed} seeds"
+    power = f", {needed} would show {size}" if row.margin or unit == 100 else ""
     return (
         f"{row.claim}: {effect.verdict}\n"
         f"  {_heading(row)}, {what}: {unit * effect.mean:+.4g}{word} "
         f"(95 % {unit * effect.low:+.4g} to {unit * effect.high:+.4g})\n"
-        f"  p {effect.p:.2g}, after Holm {effect.holm:.2g}; {effect.seeds} seeds, {needed} would show {size}"
+        f"  p {effect.p:.2g}, after Holm {effect.holm:.2g}; {effect.seeds} seeds{power}"
     )
 
 
