@@ -100,7 +100,8 @@ def _braced(text: str) -> tuple[str, bool]:
 
 def _refusal(text: str, truth: int) -> str | None:
     """The reason why the text is no honest statement of the truth; None where it is one."""
-    members = [member for member in CHAIN.split(without_brackets(text.strip())) if member.strip()]
+    text = re.sub(r"\\(?:left|right)(?![a-zA-Z])", "", text).strip()
+    members = [member for member in CHAIN.split(without_brackets(text)) if member.strip()]
     if not members:
         return "no answer"
     if DENIAL.search(text):
