@@ -1,61 +1,91 @@
 """The configuration: what is written is what is read, and every mistake is named."""
 
-import dataclasses
 import math
-from dataclasses import fields
-from typing import get_args, get_origin, get_type_hints
+import subprocess
+import sys
+from pathlib import Path
+from typing import Annotated, Any, get_args
 
 import pytest
 from hypothesis import HealthCheck, given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
+from pydantic import Field, create_model
 
-from equipoise.config import Spec, Table, Worth
+from equipoise.config import TaskConfig, config
+from equipoise.config.errors import help_of, options_of
+from equipoise.toml import toml
 from equipoise.train import Config, ConfigError, describe, dump, load
+from equipoise.verifiers.math.equal import RULES
+from equipoise.verifiers.math.extract import ANSWER_IN
+from tests.integrations.test_account import OTHERS
 
-SECTIONS = get_type_hints(Config)
-OPTIONS = [(s, f) for s, kind in SECTIONS.items() for f in fields(kind)]
-NAMES = [f"{s}.{f.name}" for s, f in OPTIONS]
+SECTIONS = {name: field.annotation for name, field in Config.model_fields.items()}
+OPTIONS = {
+    f"{section}.{key}": option for section, fields in options_of(Config).items() for key, option in fields.items()
+}
 
-text = st.text(st.characters(exclude_categories=["Cs"]))  # a lone surrogate is no text that a file could hold
-number = st.floats(allow_nan=False)
-scalar = st.integers(-(2**62), 2**62) | number | text | st.booleans()
-table = st.dictionaries(st.from_regex(r"[a-z_]{1,8}", fullmatch=True), scalar | st.lists(scalar, max_size=2))
-KINDS = {
-    int: st.integers(-(2**62), 2**62),
-    float: number,
-    str: text,
-    bool: st.booleans(),
-    Spec: st.none() | text | table,
-    Worth: number | text,
-    Table: st.none() | table,
+# The same sections without the rules between them: random values need not make sense together.
+Loose = create_model(
+    "Loose",
+    __config__=Config.model_config,
+    **{name: (section, Field(default_factory=section)) for name, section in SECTIONS.items()},
+)
+
+
+@pytest.fixture
+def loose(monkeypatch):
+    monkeypatch.setattr(config, "Config", Loose)
+
+
+number = st.floats(allow_nan=False, allow_infinity=False)
+scalar = st.integers(-(2**62), 2**62) | number | st.text() | st.booleans() | st.dates()
+table = st.dictionaries(st.text(), scalar | st.lists(scalar, max_size=2))
+no_file = st.text().filter(lambda name: ".py:" not in name)  # a file must be there
+# Options that take less than their type says.
+SPECIAL = {
+    "model.device": st.sampled_from(["auto", "cpu", "cuda", "cuda:3"]),
+    "rollout.stop": st.lists(st.text(min_size=1), max_size=3).map(tuple),
+    "reward.functions": st.lists(no_file, max_size=3).map(tuple),
+    "reward.judge": no_file,
+    "reward.tags": st.lists(st.from_regex(r"[a-z]+", fullmatch=True), min_size=1, max_size=3).map(tuple),
+    "optim.betas": st.tuples(*[st.floats(0, 1, exclude_max=True)] * 2),
+    "sandbox.backend": st.sampled_from(["bubblewrap", "http://runner:8770"]),
+    "sandbox.memory_bytes": st.integers(1 << 26, 1 << 60),
+    "train.memory": st.sampled_from(["auto", "20 GiB", "1.5GB"]),
 }
 
 
-def values(hint):
-    if get_origin(hint) is tuple:
-        return st.lists(values(get_args(hint)[0]), max_size=3).map(tuple)
-    return KINDS[hint]
+def values(name: str) -> st.SearchStrategy:
+    """What an option takes, by its type and bounds."""
+    option = OPTIONS[name]
+    if name in SPECIAL:
+        return SPECIAL[name]
+    if dict[str, Any] in get_args(option.annotation):
+        return st.none() | table | (st.text() if str in get_args(option.annotation) else st.nothing())
+    if option.annotation == tuple[float, ...]:
+        return st.lists(number, max_size=3).map(tuple)
+    drawn = st.from_type(Annotated[option.annotation, *option.metadata, name])
+    return drawn.filter(lambda value: not isinstance(value, float) or math.isfinite(value))
 
 
-@st.composite
-def configs(draw):
-    sections = {}
-    for name, kind in SECTIONS.items():
-        hints = get_type_hints(kind)
-        sections[name] = kind(**{f.name: draw(values(hints[f.name])) for f in fields(kind)})
-    return Config(**sections)
+CONFIGS = st.builds(
+    Loose,
+    **{
+        section: st.fixed_dictionaries({key: values(f"{section}.{key}") for key in options})
+        for section, options in options_of(Config).items()
+    },
+)
 
 
-@given(config=configs())
+@given(written=CONFIGS)
 @hypothesis_settings(
     max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
 )
-def test_what_is_written_is_read_back_the_same(config, tmp_path, monkeypatch):
-    monkeypatch.setattr(Config, "check", lambda self: None)  # random values need not make sense together
+def test_what_is_written_is_read_back_the_same(written, tmp_path, loose):
     file = tmp_path / "config.toml"
-    file.write_text(dump(config), encoding="utf-8")
-    assert load(file) == config
+    file.write_text(dump(written), encoding="utf-8")
+    assert load(file) == written
 
 
 def test_the_defaults_can_be_run_and_written():
@@ -65,22 +95,15 @@ def test_the_defaults_can_be_run_and_written():
 
 
 @pytest.mark.parametrize("form", ["apart", "joined"])
-def test_every_option_can_be_overridden(form, monkeypatch):
-    monkeypatch.setattr(Config, "check", lambda self: None)
-    for section, f in OPTIONS:
-        hint = get_type_hints(SECTIONS[section])[f.name]
-        value, written = {
-            int: (7, "7"), float: (0.25, "0.25"), str: ("seven", "seven"),
-            bool: (not f.default, str(not f.default).lower()),
-            Spec: ({"name": "x", "y": 2}, '{name = "x", y = 2}'), Worth: (-0.5, "-0.5"),
-            Table: ({"x": "y", "z": 2}, '{x = "y", z = 2}'),
-        }.get(hint, (None, None))  # fmt: skip
-        if get_origin(hint) is tuple:
-            value, written = ((0.5, 2.0), "[0.5, 2]") if get_args(hint)[0] is float else (("a", "b"), '["a", "b"]')
-        key = f"--{section}.{f.name}"
-        config = load(None, [key, written] if form == "apart" else [f"{key}={written}"])
-        changed = dataclasses.replace(getattr(Config(), section), **{f.name: value})
-        assert config == dataclasses.replace(Config(), **{section: changed}), key
+def test_every_option_can_be_overridden(form, loose):
+    assert OTHERS.keys() == OPTIONS.keys()
+    for name, value in OTHERS.items():
+        section, key = name.split(".")
+        written = [f"--{name}", toml(value)] if form == "apart" else [f"--{name}={toml(value)}"]
+        expected = Loose()
+        setattr(getattr(expected, section), key, tuple(value) if isinstance(value, list) else value)
+        assert load(None, written) == expected, name
+        assert load(None, written) != Loose(), name
 
 
 def test_an_override_wins_over_the_file_and_the_last_over_the_first(tmp_path):
@@ -115,8 +138,8 @@ def test_a_text_option_takes_what_looks_like_something_else():
 
 def test_every_option_has_a_sentence_and_stands_in_the_help():
     shown = describe()
-    for (_, f), name in zip(OPTIONS, NAMES, strict=True):
-        sentence = f.metadata["sentence"]
+    for name, option in OPTIONS.items():
+        sentence = help_of(option)
         assert len(sentence.split()) >= 2, name
         (line,) = [line for line in shown.splitlines() if line.startswith(f"  --{name} ")]
         assert sentence in line
@@ -133,47 +156,47 @@ def test_every_option_has_a_sentence_and_stands_in_the_help():
         (["--objective.surrogate.hihg", "1"], "hihg"),
         (["--optim.schedule", "cosin"], 'optim.schedule = "cosin" is not known; did you mean "cosine"?'),
         (["--model.dtype", "float16"], 'model.dtype = "float16" is not known'),
-        (["--train.steps", "many"], "train.steps = 'many' should be a whole number"),
-        (["--train.steps", "1.5"], "train.steps = 1.5 should be a whole number"),
-        (["--train.steps", "true"], "train.steps = True should be a whole number"),
-        (["--optim.lr", "fast"], "optim.lr = 'fast' should be a number"),
-        (["--task.chat", "1"], "task.chat = 1 should be true or false"),
-        (["--objective.advantage", "3"], "objective.advantage = 3 should be a name or a table"),
-        (["--reward.weights", '["a"]'], "reward.weights[0] = 'a' should be a number"),
+        (["--train.steps", "many"], 'train.steps = "many": must be a whole number (steps: a batch of rollouts'),
+        (["--train.steps", "1.5"], "train.steps = 1.5: must be a whole number"),
+        (["--train.steps", "true"], "train.steps = true: must be a whole number"),
+        (["--optim.lr", "fast"], 'optim.lr = "fast": must be a number'),
+        (["--task.chat", "1"], "task.chat = 1: must be true or false"),
+        (["--objective.advantage", "3"], "objective.advantage = 3: must be a name or a table"),
+        (["--reward.weights", '["a"]'], 'reward.weights[0] = "a": must be a number'),
         (["--train", "3"], "--train: an override is --section.key value"),
         (["train.steps", "3"], "train.steps: an override is --section.key value"),
         (["--train.steps"], "--train.steps: the value is missing"),
         (["--train.steps.more", "3"], "train.steps"),
         (["--model", "{}", "--train.steps", "0"], "--model: an override"),
-        (["--train.steps", "0"], "train.steps = 0: the rule is at least 1"),
+        (["--train.steps", "0"], "train.steps = 0: must be at least 1"),
         (["--rollout.group_size", "1"], "rollout.group_size = 1: advantage = grpo compares responses"),
-        (["--rollout.temperature", "0"], "rollout.temperature = 0.0: the rule is more than 0"),
+        (["--rollout.temperature", "0"], "rollout.temperature = 0: must be more than 0"),
         (["--rollout.temperature", "inf"], "rollout.temperature = inf"),
-        (["--rollout.top_p", "0"], "rollout.top_p = 0.0"),
-        (["--rollout.top_p", "1.5"], "rollout.top_p = 1.5"),
-        (["--rollout.min_p", "-0.1"], "rollout.min_p = -0.1"),
-        (["--rollout.min_p", "1.5"], "rollout.min_p = 1.5"),
-        (["--rollout.engine", "vllm", "--rollout.top_p", "0.9"], "rollout.top_k = 0: the rule is from 1 to 1000"),
-        (["--rollout.engine", "vllm", "--rollout.top_k", "1001"], "rollout.top_k = 1001: the rule is from 1 to 1000"),
-        (["--rollout.top_k", "-1"], "rollout.top_k = -1: the rule is at least 0"),
-        (["--rollout.max_tokens", "-1"], "rollout.max_tokens = -1: the rule is at least 0"),
+        (["--rollout.top_p", "0"], "rollout.top_p = 0: must be more than 0 (nucleus"),
+        (["--rollout.top_p", "1.5"], "rollout.top_p = 1.5: must be at most 1 (nucleus; 1 keeps the whole vocabulary)"),
+        (["--rollout.min_p", "-0.1"], "rollout.min_p = -0.1: must be at least 0"),
+        (["--rollout.min_p", "1.5"], "rollout.min_p = 1.5: must be at most 1"),
+        (["--rollout.engine", "vllm", "--rollout.top_p", "0.9"], "rollout.top_k = 0: must be from 1 to 1000"),
+        (["--rollout.engine", "vllm", "--rollout.top_k", "1001"], "rollout.top_k = 1001: must be from 1 to 1000"),
+        (["--rollout.top_k", "-1"], "rollout.top_k = -1: must be at least 0"),
+        (["--rollout.max_tokens", "-1"], "rollout.max_tokens = -1: must be at least 0"),
         (["--rollout.stop", '[""]'], "rollout.stop"),
         (["--reward.functions", '["task", "task"]'], "reward.functions has 2 entries, reward.weights 1"),
         (["--reward.functions", "[]", "--reward.weights", "[]"], "reward.functions"),
         (["--reward.weights", "nan"], "reward.weights"),
-        (["--reward.overlong_buffer", "-1"], "reward.overlong_buffer = -1: the rule is at least 0"),
-        (["--optim.betas", "[0.9]"], "optim.betas = [0.9]: the rule is two numbers"),
+        (["--reward.overlong_buffer", "-1"], "reward.overlong_buffer = -1: must be at least 0"),
+        (["--optim.betas", "[0.9]"], "optim.betas = [0.9]: must be two numbers"),
         (["--optim.betas", "[0.9, 1.0]"], "optim.betas"),
         (["--optim.lr", "-1e-3"], "optim.lr = -0.001"),
         (["--optim.lr", "nan"], "optim.lr = nan"),
         (["--optim.weight_decay", "-0.1"], "optim.weight_decay = -0.1"),
-        (["--optim.clip_norm", "-1"], "optim.clip_norm = -1.0"),
-        (["--optim.warmup", "-1"], "optim.warmup = -1: the rule is at least 0"),
-        (["--train.max_skipped", "0"], "train.max_skipped = 0: the rule is at least 1"),
-        (["--train.max_uninformative", "0"], "train.max_uninformative = 0: the rule is at least 1"),
-        (["--eval.every", "-1"], "eval.every = -1: the rule is at least 0"),
-        (["--eval.temperature", "-1"], "eval.temperature = -1.0"),
-        (["--log.rollouts_every", "-1"], "log.rollouts_every = -1: the rule is at least 0"),
+        (["--optim.clip_norm", "-1"], "optim.clip_norm = -1: must be at least 0"),
+        (["--optim.warmup", "-1"], "optim.warmup = -1: must be at least 0"),
+        (["--train.max_skipped", "0"], "train.max_skipped = 0: must be at least 1"),
+        (["--train.max_uninformative", "0"], "train.max_uninformative = 0: must be at least 1"),
+        (["--eval.every", "-1"], "eval.every = -1: must be at least 0"),
+        (["--eval.temperature", "-1"], "eval.temperature = -1: must be at least 0"),
+        (["--log.rollouts_every", "-1"], "log.rollouts_every = -1: must be at least 0"),
         (["--model.device", "gpu"], 'model.device = "gpu"'),
         (["--objective.kl", "-1"], "kl = -1.0"),
         (["--objective.cancellation.name", "prefix"], "objective.cancellation"),
@@ -192,7 +215,7 @@ def test_a_mistake_is_named_with_the_rule(arguments, said):
         (None, "there is no such file"),
         (b"[train\nsteps = 3", "not valid TOML"),
         (b"\xff\xfe", "cannot be read"),
-        (b"train = 3", "train = 3 should be a section of options"),
+        (b"train = 3", "train = 3: must be a section of options"),
         (b"steps = 3", "steps is not a section"),
     ],
 )
@@ -212,11 +235,47 @@ def test_a_single_response_is_allowed_where_nothing_is_compared():
 
 def test_infinite_and_tiny_numbers_survive_the_file(tmp_path):
     config = Config()
-    config.optim.lr, config.optim.weight_decay = 5e-324, 1e22
-    config.reward.correct = math.inf
+    config.optim.lr, config.optim.weight_decay, config.optim.clip_norm = 5e-324, 1e22, math.inf
     (tmp_path / "c.toml").write_text(dump(config))
-    again = load(tmp_path / "c.toml", ["--reward.correct", "1"])
-    assert (again.optim.lr, again.optim.weight_decay) == (5e-324, 1e22)
+    assert load(tmp_path / "c.toml") == config
+
+
+@pytest.mark.parametrize(
+    ("section", "key", "value", "said"),
+    [
+        ("optim", "lr", -1.0, "optim.lr = -1.0: must be at least 0 (peak learning rate"),
+        ("optim", "lr", "fast", 'optim.lr = "fast": must be a number'),
+        ("train", "out", Path("runs"), f"train.out = {Path('runs')!r}: must be a text (the run directory)"),
+        ("train", "mini_batch", 40, "train.mini_batch = 40: must be at most rollout.prompts, 32; 0 is all of them"),
+        ("train", "shard", True, "train.shard = true: must go without LoRA"),
+        ("objective", "advantage", "none", "objective.advantage = none: there is nothing to learn without"),
+        ("objective", "mismatch", "tis", 'objective.mismatch = "tis": must be none unless rollout.exact = true'),
+        ("sandbox", "backend", "docker", 'sandbox.backend = "docker" is no backend: it must be bubblewrap'),
+        ("sandbox", "memory_bytes", 5, "memory_bytes = 5: the interpreter alone needs"),
+    ],
+)
+def test_what_a_program_assigned_is_checked_like_a_file(section, key, value, said):
+    config = Config()
+    setattr(getattr(config, section), key, value)
+    with pytest.raises(ConfigError) as error:
+        config.check()
+    assert said in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_the_choices_are_those_of_the_verifier():
+    assert get_args(TaskConfig.model_fields["answer_in"].annotation) == ANSWER_IN
+    assert get_args(TaskConfig.model_fields["rules"].annotation) == RULES
+
+
+def test_the_command_line_and_verifiers_do_not_load_the_configuration():
+    """Their processes start by the dozen: neither pydantic nor torch belongs in them."""
+    modules = ("cli", "verifiers", "verifiers.workers.worker", "verifiers.workers.functions", "verifiers.code.judge")
+    imports = "; ".join(f"import equipoise.{module}" for module in modules)
+    heavy = {"pydantic", "torch", "equipoise.config"}
+    code = f"import sys; {imports}; print({heavy} & set(sys.modules))"
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert ended.stdout.strip() == "set()"
 
 
 def test_a_function_beside_the_configuration_or_in_the_working_directory(tmp_path, monkeypatch):

@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -68,7 +67,7 @@ def test_the_table_says_the_summary_within_80_columns(run):
 
 
 def test_the_four_runs_differ_in_the_objective_alone(tmp_path):
-    configs = {name: asdict(study.settings(name, 3, None, tmp_path)) for name in study.OBJECTIVES}
+    configs = {name: study.settings(name, 3, None, tmp_path).model_dump() for name in study.OBJECTIVES}
     assert len(configs) == 4
     objectives = {name: c.pop("objective") for name, c in configs.items()}
     outs = [c["train"].pop("out") for c in configs.values()]

@@ -132,14 +132,14 @@ def test_a_group_of_one(train, tmp_path):
         ({"reward__functions": [f"{REWARDS}:threes"]}, "threes"),
         ({"reward__functions": ["ones"]}, '"ones" cannot be imported as module:function'),
         ({"reward__functions": [f"{REWARDS}:__name__"]}, "is not a function"),
-        ({"reward__unparsed": "nothing"}, 'reward.unparsed = "nothing": the rule is a finite number, wrong or mask'),
-        ({"reward__limit": [1]}, "reward.limit = [1] should be a number, wrong or mask"),
-        ({"reward__tags": []}, "reward.tags = []: the rule is names, at least one"),
+        ({"reward__unparsed": "nothing"}, 'reward.unparsed = "nothing": must be a finite number, wrong or mask'),
+        ({"reward__limit": [1]}, "reward.limit = [1]: must be a finite number, wrong or mask"),
+        ({"reward__tags": []}, "reward.tags = []: must be names, at least one"),
         ({"model__device": "cuda"}, "model.device"),
         ({"model__device": "cuda:99"}, "model.device"),
         ({"objective__agregation": "token"}, 'did you mean "aggregation"?'),
         ({"optimizer__lr": 1}, "optimizer is not a section"),
-        ({"train__steps": "ten"}, "train.steps = 'ten' should be a whole number"),
+        ({"train__steps": "ten"}, 'train.steps = "ten": must be a whole number'),
     ],
 )
 def test_a_setting_that_cannot_be_used(train, tmp_path, options, said):

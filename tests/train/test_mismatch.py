@@ -96,9 +96,9 @@ def test_the_engine_decides_unless_the_objective_does():
     ("given", "sentence"),
     [
         (["--rollout.engine", "vlm"], r'rollout.engine = "vlm" is not known; did you mean "vllm"\?'),
-        (["--rollout.engine_memory", "1.5"], "rollout.engine_memory = 1.5: the rule is a share between 0 and 1"),
+        (["--rollout.engine_memory", "1.5"], "rollout.engine_memory = 1.5: must be a share between 0 and 1"),
         (["--rollout.engine", "vllm", "--objective.mismatch", "tsi"], 'did you mean "tis"'),
-        (["--objective.mismatch", "tis"], r"objective.mismatch = \"tis\": the rule is none unless rollout.exact"),
+        (["--objective.mismatch", "tis"], r"objective.mismatch = \"tis\": must be none unless rollout.exact"),
         (["--rollout.engine", "vllm", "--objective.mismatch.cap", "-1.0"], "cap = -1.0 must be at least 1"),
     ],
 )

@@ -210,7 +210,7 @@ def test_an_amount_of_memory():
 
 @pytest.mark.parametrize("text", ["20", "lots", "-1 GiB", "20 gib", ""])
 def test_what_is_no_amount_of_memory_is_refused(model, tmp_path, text):
-    with pytest.raises(ConfigError, match='the rule is auto, or an amount like "20 GiB"'):
+    with pytest.raises(ConfigError, match='must be auto, or an amount like "20 GiB"'):
         settings(model, tmp_path / "run", train__memory=text)
 
 

@@ -120,7 +120,7 @@ def test_one_process_resumes_in_shards(run):
 
 @pytest.mark.parametrize("option", [{"model__lora_rank": 2}, {"train__micro_batch": 0}, {"rollout__engine": "vllm"}])
 def test_what_cannot_be_sharded_is_refused(model, tmp_path, option):
-    with pytest.raises(ConfigError, match=r"train\.shard = true: the rule is no LoRA"):
+    with pytest.raises(ConfigError, match=r"train\.shard = true: must go without LoRA"):
         settings(model, tmp_path, **UNEVEN | option)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -39,7 +38,7 @@ def export(what: str, source: str, out: str | None, host: str | None, overrides:
             allowed = ", ".join(f"--task.{name}" for name in OF_DATA)
             raise ExportError(f"--{'.'.join(path)}: data are written with {allowed} alone")
     task = load(None, overrides).task
-    return export_data(dataclasses.replace(task, name=source), host, Path(out))
+    return export_data(task.model_copy(update={"name": source}), host, Path(out))
 
 
 def _start(launch: Launch, folder: Path) -> str:

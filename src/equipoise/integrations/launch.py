@@ -16,7 +16,7 @@ import glob
 import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -66,7 +66,7 @@ def unmappable(why: str) -> Setting:
 
 def sandbox_settings(config: Config) -> dict[str, Setting]:
     """Our reward function reads this section, whoever trains."""
-    return {f"sandbox.{option.name}": mapped(why="our reward function reads it") for option in fields(config.sandbox)}
+    return {f"sandbox.{key}": mapped(why="our reward function reads it") for key, _ in config.sandbox}
 
 
 def rewards_are_accuracies(config: Config) -> bool:
@@ -102,7 +102,7 @@ class Launch:
 
     def summary(self) -> str:
         """How many options had which fate, and those that do not mean there what they mean here."""
-        fates = Counter(self.settings.get(ours, UNKNOWN).fate for ours in values(self.config))
+        fates = Counter(self.settings.get(ours, UNKNOWN).fate for ours in self.config.flat())
         head = f"{fates['mapped']} options mapped, {fates['own']} are {self.host}'s own business"
         told = [f"  {line}" for line in account(self.config, self.settings, ("nearly", "unmappable"))]
         counts = f", {fates['nearly']} nearly mapped, {fates['unmappable']} unmappable{':' if told else ''}"
@@ -126,12 +126,6 @@ def refuse_existing(target: Path) -> None:
         raise ExportError(f"{target}: is there already: move it away, or choose another place")
 
 
-def values(config: Config) -> dict[str, Any]:
-    """Every option's value as "section.option"."""
-    sections = ((section.name, getattr(config, section.name)) for section in fields(config))
-    return {f"{name}.{f.name}": getattr(section, f.name) for name, section in sections for f in fields(section)}
-
-
 def arguments(settings: Mapping[str, Setting]) -> dict[str, Any]:
     """The host's settings of all options together; two options must not set the same one."""
     found: dict[str, Any] = {}
@@ -145,7 +139,7 @@ def arguments(settings: Mapping[str, Setting]) -> dict[str, Any]:
 def account(config: Config, settings: Mapping[str, Setting], fates: Sequence[str] = FATES) -> list[str]:
     """A line for every option of these fates, in the order of the configuration: its value, and what became of it."""
     lines = []
-    for ours, value in values(config).items():
+    for ours, value in config.flat().items():
         setting = settings.get(ours, UNKNOWN)
         theirs = ", ".join(f"{name}={_shown(v)}" for name, v in setting.theirs.items())
         parts = [f"{ours}={_shown(value)}", TOLD[setting.fate], theirs, setting.why]
@@ -198,7 +192,7 @@ def model_folder(name: str) -> str:
 def open_task(config: Config) -> Task:
     """The task as a training run of ours would open it."""
     task = config.task
-    options = {f.name: getattr(task, f.name) for f in fields(task) if f.name not in ("name", "chat")}
+    options = task.model_dump(exclude={"name", "chat"})
     options["verifier"], options["held_out"] = task.verifier or None, task.held_out or None
     count = (lambda prompt: _tokens(config, prompt)) if task.max_prompt_tokens else None
     return tasks.open_task(task.name, config.train.seed, **options, count_tokens=count)

@@ -9,7 +9,6 @@ Not covered: a judge that the same trick fools, and a reward that was never abou
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import statistics
 from collections.abc import Sequence
@@ -63,7 +62,7 @@ class Watcher:
         self.config = config
         self.judge: Scorer | None = None
         if config.judge:
-            alone = dataclasses.replace(config, functions=(config.judge,), weights=(1.0,))
+            alone = config.model_copy(update={"functions": (config.judge,), "weights": (1.0,)})
             self.judge = Scorer(alone, task, chat=chat, option="reward.judge")
         self.first: list[Step] = []
         self.last: list[Step] = []

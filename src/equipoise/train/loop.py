@@ -36,7 +36,7 @@ from equipoise.train.folder import RunError, RunFolder, append, replace, write_t
 from equipoise.train.gaming import Crossing, Watcher
 from equipoise.train.probe import Probe
 from equipoise.train.progress import Terminal
-from equipoise.train.run_start import check_claim, flat
+from equipoise.train.run_start import check_claim
 from equipoise.train.score import Scorer, check_isolation, check_own, last_line
 from equipoise.train.stopping import graceful_stop
 from equipoise.train.tally import Failing
@@ -128,7 +128,7 @@ class Trainer:
             self.unscored = ""  # why too many responses of the last step have no score
             self.log_seconds = 0.0
             first = ranks.me() == 0
-            self.trackers = open_trackers(config.log, self.folder.path, flat(config)) if first else []
+            self.trackers = open_trackers(config.log, self.folder.path, config.flat()) if first else []
             with self._writing():
                 if first:
                     replace(self.folder.config, dump(config))

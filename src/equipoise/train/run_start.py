@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-from typing import Any
-
 from equipoise.config import Config, load
 from equipoise.train.folder import RunError, RunFolder, read_lines
 
@@ -31,10 +28,6 @@ def check_claim(folder: RunFolder, config: Config, resume: bool) -> None:
 
 
 def differences(old: Config, new: Config) -> list[str]:
-    a, b = flat(old), flat(new)
+    a, b = old.flat(), new.flat()
     free = MAY_CHANGE if old.optim.schedule == "constant" else MAY_CHANGE[1:]  # a schedule depends on train.steps
     return [f"{k} was {a[k]!r}, now {b[k]!r}" for k in a if a[k] != b[k] and not k.startswith(free)]
-
-
-def flat(config: Config) -> dict[str, Any]:
-    return {f"{s}.{k}": v for s, values in dataclasses.asdict(config).items() for k, v in values.items()}

@@ -1,0 +1,161 @@
+"""A run's whole configuration, and the rules that options of several sections must keep together."""
+
+from __future__ import annotations
+
+from typing import Any, Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from equipoise.config import sections
+from equipoise.config.errors import ConfigError, sentence
+from equipoise.objective import Objective
+from equipoise.objective.stack import refuse_per_token
+from equipoise.toml import toml
+
+SLOTS = ("advantage", "difficulty", "cancellation", "aggregation", "surrogate")
+COMPARE_NOTHING = ("reward", "none")  # advantages that a single response has
+
+
+class Config(BaseModel):
+    model_config = ConfigDict(extra="forbid", revalidate_instances="always")
+
+    model: sections.ModelConfig = Field(default_factory=sections.ModelConfig)
+    task: sections.TaskConfig = Field(default_factory=sections.TaskConfig)
+    rollout: sections.RolloutConfig = Field(default_factory=sections.RolloutConfig)
+    reward: sections.RewardConfig = Field(default_factory=sections.RewardConfig)
+    sandbox: sections.SandboxConfig = Field(default_factory=sections.SandboxConfig)
+    objective: sections.ObjectiveConfig = Field(default_factory=sections.ObjectiveConfig)
+    optim: sections.OptimConfig = Field(default_factory=sections.OptimConfig)
+    train: sections.TrainConfig = Field(default_factory=sections.TrainConfig)
+    eval: sections.EvalConfig = Field(default_factory=sections.EvalConfig)
+    log: sections.LogConfig = Field(default_factory=sections.LogConfig)
+
+    def check(self) -> None:
+        """Refuse what cannot be run, before anything is loaded."""
+        validated(self)
+
+    def flat(self) -> dict[str, Any]:
+        """Every option's value as "section.option"."""
+        return {f"{section}.{key}": value for section, options in self for key, value in options}
+
+    def build_objective(self) -> Objective:
+        """The preset with the choices this section sets."""
+        section = self.objective
+        choices: dict[str, Any] = {slot: choice for slot in SLOTS if (choice := getattr(section, slot)) is not None}
+        return Objective.preset(
+            section.preset,
+            **choices,
+            mismatch=self._mismatch(),
+            averaged_groups=section.averaged_groups,
+            combine=section.combine,
+            kl=section.kl,
+            kl_estimator=section.kl_estimator,
+            entropy_bonus=section.entropy_bonus,
+            off_policy_mask=section.off_policy_mask or None,
+            length_penalty=self.reward.length_penalty,
+            reward_weights=self.reward.weights,
+        )
+
+    def _mismatch(self) -> str | dict[str, Any]:
+        """vLLM's probabilities differ from the trainer's; the native sampler's do not."""
+        default = "tis" if self.rollout.engine == "vllm" else "none"
+        asked = self.objective.mismatch
+        if isinstance(asked, dict):
+            return {"name": default, **asked}
+        return default if asked is None else asked
+
+    @property
+    def updates_per_batch(self) -> int:
+        """Optimizer steps on a whole batch of rollouts."""
+        mini_batch = self.train.mini_batch or self.rollout.prompts
+        return self.train.updates * -(-self.rollout.prompts // mini_batch)
+
+    @property
+    def optimizer_steps(self) -> int:
+        """Of the whole run, where every batch is whole and no step is skipped."""
+        return self.train.steps * self.updates_per_batch
+
+    @model_validator(mode="after")
+    def every_function_has_a_weight(self) -> Self:
+        functions, weights = len(self.reward.functions), len(self.reward.weights)
+        if functions != weights or not functions:
+            raise ValueError(
+                f"reward.functions has {functions} entries, reward.weights {weights}: "
+                "there must be as many of both, at least one"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def objective_can_be_built(self) -> Self:
+        objective = self.build_objective()  # refuses with its own sentences
+        some_tokens = self.objective.top_entropy_quantile < 1
+        refuse_per_token(objective, weight=some_tokens, advantage=bool(self.train.teacher))
+        return self
+
+    @model_validator(mode="after")
+    def a_single_response_is_compared_with_none(self) -> Self:
+        advantage = self.build_objective().advantage.name
+        if self.rollout.group_size == 1 and advantage not in COMPARE_NOTHING:
+            raise ValueError(
+                f"rollout.group_size = 1: advantage = {advantage} compares responses to the same "
+                "prompt and is 0 for a single one; use at least 2, or objective.preset = reinforce"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def no_advantage_needs_a_teacher(self) -> Self:
+        if self.build_objective().advantage.name == "none" and not self.train.teacher:
+            raise ValueError(
+                "objective.advantage = none: there is nothing to learn without train.teacher, "
+                "whose log-probabilities give each token its advantage"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def mismatch_needs_two_policies(self) -> Self:
+        name = self.build_objective().mismatch.name
+        if name != "none" and not self.rollout.exact and self.rollout.engine != "vllm":
+            raise ValueError(
+                f"objective.mismatch = {toml(name)}: must be none unless rollout.exact = true or "
+                "rollout.engine = vllm: π_old is else the sampler's own π_rollout"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def vllm_tells_the_support_of_a_draw(self) -> Self:
+        rollout = self.rollout
+        if rollout.engine == "vllm" and rollout.truncates and not 0 < rollout.top_k <= 1000:
+            raise ValueError(
+                f"rollout.top_k = {rollout.top_k}: must be from 1 to 1000 with rollout.engine = vllm where anything "
+                "is cut: vLLM tells the support of a draw as its n most likely tokens"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def a_mini_batch_is_part_of_a_batch(self) -> Self:
+        if self.train.mini_batch > self.rollout.prompts:
+            raise ValueError(
+                f"train.mini_batch = {self.train.mini_batch}: must be at most rollout.prompts, "
+                f"{self.rollout.prompts}; 0 is all of them"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def shards_pass_alike(self) -> Self:
+        passes_are_set = self.train.micro_batch or self.train.micro_tokens
+        possible = not self.model.lora_rank and self.rollout.engine == "native" and passes_are_set
+        if self.train.shard and not possible:
+            raise ValueError(
+                "train.shard = true: must go without LoRA, with rollout.engine = native, and with "
+                "train.micro_tokens (or train.micro_batch) set, because what fits is not measured "
+                "where processes must keep step"
+            )
+        return self
+
+
+def validated(values: Any) -> Config:
+    """A configuration from a table of sections, or a whole one checked again."""
+    try:
+        return Config.model_validate(values)
+    except ValidationError as error:
+        raise ConfigError(sentence(Config, error)) from error

