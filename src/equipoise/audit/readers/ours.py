@@ -15,6 +15,8 @@ from equipoise.audit.log import AuditError, Log, ordered
 from equipoise.objective import Objective
 
 COLUMNS = ("prompt_id", "reward", "length", "finish", "logprob_sum")
+# A log holds one reward a response, their sum, and no entropies; the preset goes by position.
+NOT_IN_A_LOG = ("preset", "combine", "top_entropy_quantile")
 
 
 def step_in_name(file: str) -> int | None:
@@ -28,9 +30,11 @@ def run_objective(paths: Sequence[Path]) -> Objective | None:
     section = _config(paths).get("objective")
     if section is None:
         return None
-    knobs = {k: v for k, v in section.items() if k not in ("preset", "combine")}  # the log holds one reward, summed
+    choices = {key: value for key, value in section.items() if key not in NOT_IN_A_LOG}
+    # A run without the mask writes 0, which an objective does not take for "none".
+    choices["off_policy_mask"] = choices.get("off_policy_mask") or None
     try:
-        return Objective.preset(section.get("preset", "grpo"), **knobs)
+        return Objective.preset(section.get("preset", "grpo"), **choices)
     except (ValueError, TypeError) as error:
         raise AuditError(f"config.toml of the run: {error}; name the objective to audit") from error
 
