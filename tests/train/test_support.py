@@ -110,3 +110,15 @@ def test_the_embedded_models_first_ratios_are_one_and_a_resumed_run_is_the_whole
         assert record["ratio/min"] == pytest.approx(1, abs=1e-5)
         assert record["ratio/max"] == pytest.approx(1, abs=1e-5)
         assert record["approx_kl/last_update"] > 0  # and the second update is off-policy
+
+
+@pytest.mark.parametrize(("top_k", "size", "single"), [(3, 3.0, 0.0), (1, 1.0, 1.0)])
+def test_the_metrics_count_what_was_kept(run, tmp_path, top_k, size, single):
+    run(rollout__top_k=top_k, train__steps=1, eval__every=0)
+    (record,) = metrics(tmp_path / "run")
+    assert (record["support/mean_size"], record["support/single"]) == (size, single)
+
+
+def test_without_truncation_there_is_no_support_to_count(run, tmp_path):
+    run(train__steps=1, eval__every=0)
+    assert not any(name.startswith("support/") for name in metrics(tmp_path / "run")[0])

@@ -13,6 +13,11 @@ TRAINING: tuple[Shown, ...] = (
     ),
     ("completions/mean_length", "Response length", "Mean tokens per response."),
     ("completions/clipped_ratio", "Truncated responses", "Share of responses cut at max_tokens."),
+    (
+        "support/single",
+        "Forced tokens",
+        "With top-k, top-p or min-p: share of tokens that were the only one kept, and so have no gradient.",
+    ),
     ("verdict/unparsed", "Unparsed answers", "Share of responses in which no answer was found."),
     ("grad_norm", "Gradient norm", "Before clipping to optim.clip_norm."),
     ("tokens_per_s", "Tokens per second", "Sampled tokens over the whole step's time."),

@@ -289,9 +289,18 @@ def statistics(batch: StepBatch, max_tokens: int) -> dict[str, float]:
         "completions/clipped_ratio": sum(f == "length" for f in batch.rollouts.finish) / len(total),
         "groups/informative": float((high > low).double().mean()),
         "groups/seen_before": float((batch.past[:, 1] > 0).double().mean()),
+        **_support_sizes(batch.rollouts),
         **drawn,
         **verdicts,
     }
+
+
+def _support_sizes(rollouts: Rollouts) -> dict[str, float]:
+    """Of truncated draws: how many tokens each could have been, and how often it was the only one."""
+    if rollouts.support is None:
+        return {}
+    sizes = rollouts.support.sizes.double()
+    return {"support/mean_size": float(sizes.mean()), "support/single": float((sizes == 1).double().mean())}
 
 
 def write_rollouts(folder: Path, step: int, batch: StepBatch, credit: Credit) -> None:
