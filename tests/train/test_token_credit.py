@@ -223,12 +223,14 @@ def test_any_split_takes_the_same_steps(trainer, model, teacher, exact):
 
 
 @pytest.mark.slow
-def test_two_processes_change_nothing(server, model, teacher, tmp_path):
+@pytest.mark.parametrize("shard", [False, True])
+def test_two_processes_change_nothing(server, model, teacher, tmp_path, shard):
     file = tmp_path / "empty.toml"
     file.touch()
-    options = ALL | {"train__teacher": str(teacher)}
+    options = ALL | {"train__teacher": str(teacher), "train__micro_batch": 3}
     for n, run in ((1, lambda a: [server.run(a)]), (2, lambda a: run_two(server, a))):
-        for ended in run(["train", str(file), *overrides(model, tmp_path / str(n), **options)]):
+        chosen = options | {"train__shard": shard and n == 2}
+        for ended in run(["train", str(file), *overrides(model, tmp_path / str(n), **chosen)]):
             assert ended.code == 0, ended.stderr
     assert_same_curve(tmp_path / "2", tmp_path / "1")
     assert distance(weights(tmp_path / "2"), weights(tmp_path / "1")) < 2e-5
