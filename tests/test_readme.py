@@ -10,7 +10,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 
 
-@pytest.mark.parametrize(("page", "examples"), [("README.md", 2), ("docs/objectives.md", 1)])
+@pytest.mark.parametrize(("page", "examples"), [("README.md", 2), ("docs/objectives.md", 1), ("docs/tour.md", 1)])
 def test_the_examples_print_what_the_page_says(page, examples):
     text = (ROOT / page).read_text(encoding="utf-8")
     found = re.findall(r"```python\n((?:(?!```).)*?)```(?:(?!```).)*?```text\n(.*?)```", text, re.S)
