@@ -13,7 +13,8 @@ backward, in milliseconds; each is first compared with float32 arithmetic on the
 - sdpa_padded, sdpa_each: `scaled_dot_product_attention` over padded sequences, and over one after the other;
 - fa3: FlashAttention 3 where it is installed, from its own package, or from vLLM's wheel, which has no backward.
 
-A peer that is missing, fails or takes too long is a line that says so. Writes benchmarks/results/attention.json.
+A peer that is missing, fails or takes too long is a line that says so. Compiling FlexAttention takes most of the time:
+one call a model (--model) leaves enough of it. Writes benchmarks/results/attention.json.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from typing import Any, NamedTuple
 
 import torch
 from lengths import lognormal  # benchmarks/lengths.py
-from report import write
+from report import earlier, write
 from timing import attempt, seconds
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
@@ -309,7 +310,7 @@ def main() -> None:
     end = time.monotonic() + options.seconds
     models = list(HEADS) if options.model == "all" else [options.model]
     left_out = options.without.split(",")
-    cases, results = {}, {}
+    cases, results = {}, earlier("attention")
     lengths = lognormal(PROMPTS * GROUP, MEAN, CV, LONGEST)
     for model in models:
         for layout in ("shared", "repeated"):
@@ -326,6 +327,8 @@ def main() -> None:
             found[name] = measure(name, c, min(MOST, end - time.monotonic()))
             write("attention", {"results": results})
     for title, found in results.items():
+        if title.partition(",")[0] not in models:
+            continue
         print(f"{title}: {found['entries']:,} entries, {found['heads']}")
         for name in order:
             if name in found:

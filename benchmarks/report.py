@@ -31,6 +31,13 @@ def commit() -> str:
     return shown.stdout.strip()
 
 
+def earlier(name: str) -> dict[str, Any]:
+    """What an earlier call of this very commit left under "results": a benchmark may be run in several calls."""
+    file = RESULTS / f"{name}.json"
+    found = json.loads(file.read_text()) if file.exists() else {}
+    return dict(found["results"]) if found.get("commit") == commit() else {}
+
+
 def write(name: str, figures: dict[str, Any]) -> None:
     RESULTS.mkdir(exist_ok=True)
     versions = {"python": platform.python_version(), "torch": torch.__version__}

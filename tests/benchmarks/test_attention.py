@@ -4,6 +4,7 @@ import time
 
 import attention
 import pytest
+import report
 import timing
 import torch
 from attention import Heads, error, gathered, reference, row, visible
@@ -114,3 +115,13 @@ def test_a_peer_that_fails_or_takes_too_long_is_a_line():
     assert timing.attempt(lambda: {"ms": 1}, 5) == {"ms": 1}
     slow = timing.attempt(lambda: time.sleep(30), 0.05)
     assert slow["failed"].startswith("TimeoutError: took longer than")
+
+
+def test_calls_of_one_commit_add_up_and_others_do_not(tmp_path, monkeypatch):
+    monkeypatch.setattr(report, "RESULTS", tmp_path)
+    monkeypatch.setattr(report, "commit", lambda: "abc")
+    assert report.earlier("attention") == {}
+    report.write("attention", {"results": {"a": 1}})
+    assert report.earlier("attention") == {"a": 1}
+    monkeypatch.setattr(report, "commit", lambda: "def")
+    assert report.earlier("attention") == {}
