@@ -61,7 +61,17 @@ def test_train_without_a_configuration_shows_how_to_use_it(equipoise):
 
 
 @pytest.mark.parametrize(
-    "arguments", [(), ("trian",), ("eval",), ("quickstart", "--stpes", "3"), ("eval", "m", "--a.b", "1")]
+    "arguments",
+    [
+        (),
+        ("trian",),
+        ("eval",),
+        ("quickstart", "--stpes", "3"),
+        ("eval", "m", "--a.b", "1"),
+        ("eval", "m", "--tsak", "x"),
+        ("bias", "m", "--rollout.prompts", "3"),
+        ("doctor", "--task.chat", "true"),
+    ],
 )
 def test_a_wrong_command_line_is_2(equipoise, arguments):
     code, _, err = equipoise(*arguments)
@@ -160,6 +170,9 @@ def test_eval_in_training_and_on_the_command_line_agree(equipoise, model, tmp_pa
         (["{model}", "--task", "{tmp}/long.jsonl"], "prompt 1: a prompt of 100 tokens leaves no room"),
         (["{model}", "--per-level", "1000"], "--per-level 1000: "),
         (["{model}", "--chat"], "has no chat template"),
+        (["{model}", "--task.chat", "true"], "has no chat template"),
+        (["{model}", "--task.colums", "{{}}"], "did you mean"),
+        (["{model}", "--benchmarks", "gsm8k", "--task.suffix", "x"], "--task.suffix is for a task"),
     ],
 )
 def test_a_mistake_in_evaluating_is_one_sentence(equipoise, model, tmp_path, arguments, said):

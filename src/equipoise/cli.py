@@ -14,6 +14,13 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from equipoise.policy import Policy
+    from equipoise.tasks import Task
+
+
+TASK_OPTIONS = (
+    "The task takes every option of a configuration's [task], as train does: --task.template hadw "
+    "--task.columns '{prompt = \"question\"}'; equipoise train --help lists them."
+)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -21,9 +28,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = _parser()
     arguments, overrides = _without_overrides(arguments)
     options, rest = parser.parse_known_args(arguments)
+    if options.command in ("eval", "bias"):  # their task takes options, and nothing else does
+        unknown = rest + [word for word in overrides if word.startswith("--") and not word.startswith("--task.")]
+    else:
+        unknown = [] if options.command in ("train", "compare", "export") else rest + overrides
+    if unknown:
+        parser.error(f"unrecognized arguments: {' '.join(unknown)}")
     rest += overrides
-    if rest and options.command not in ("train", "compare", "export"):
-        parser.error(f"unrecognized arguments: {' '.join(rest)}")
     try:
         options.run(options, rest)
     except KeyboardInterrupt:
@@ -96,10 +107,15 @@ def _parser() -> argparse.ArgumentParser:
     train.add_argument("--resume", action="store_true", help="go on where a run in the same directory stopped")
     train.add_argument("-h", "--help", action="store_true", dest="show_help", help="every option with its sentence")
 
-    evaluate = add("eval", _eval, "sample a model on benchmarks, or on a task's held-out prompts: acc@n, best@n, maj@n")
+    evaluate = add(
+        "eval",
+        _eval,
+        "sample a model on benchmarks, or on a task's held-out prompts: acc@n, best@n, maj@n",
+        epilog=TASK_OPTIONS,
+    )
     option = evaluate.add_argument
     option("model", help="a folder, a hub name, abacus, smollm, or a run: all its checkpoints, for --task the last")
-    option("--task", default="arithmetic", help="arithmetic, gym:NAME or a .jsonl file (default: %(default)s)")
+    option("--task", default=None, help="arithmetic, gym:NAME, hub:NAME, or a file or folder (default: arithmetic)")
     option("--benchmarks", help="names with commas, instead of a task: math500, aime24, gsm8k, humaneval …")
     option("--data", help="folder with the benchmarks' files (default: from the hub)")
     option(
@@ -158,11 +174,14 @@ def _parser() -> argparse.ArgumentParser:
     audit.add_argument("--json", action="store_true", help="print the numbers as JSON")
 
     bias = add(
-        "bias", _bias, "sample prompts twice and measure how far each advantage is from the truth, by difficulty"
+        "bias",
+        _bias,
+        "sample prompts twice and measure how far each advantage is from the truth, by difficulty",
+        epilog=TASK_OPTIONS,
     )
     option = bias.add_argument
     option("model", help="a folder, a hub name, abacus, smollm, or a run: its last checkpoint")
-    option("--task", default="arithmetic", help="arithmetic, gym:NAME or a .jsonl file (default: %(default)s)")
+    option("--task", default=None, help="arithmetic, gym:NAME, hub:NAME, or a file or folder (default: arithmetic)")
     option(
         "--group", type=_at_least(2), default=8, help="responses of a group, for the estimate (default: %(default)s)"
     )
@@ -250,7 +269,7 @@ def _train(options: argparse.Namespace, rest: list[str]) -> None:
 
 
 def _eval(options: argparse.Namespace, rest: list[str]) -> None:
-    from equipoise import rollout, tasks
+    from equipoise import rollout
     from equipoise.evaluate import Evaluation, buckets, evaluate, line
     from equipoise.train import ConfigError, checkpoint
     from equipoise.train.batch import encode_prompt
@@ -259,19 +278,21 @@ def _eval(options: argparse.Namespace, rest: list[str]) -> None:
     name = options.model
     kept = checkpoint.steps(Path(name) / "checkpoints")
     if options.benchmarks:
+        if rest:
+            raise ConfigError(f"{rest[0]} is for a task: benchmarks come with their own prompts")
         _eval_benchmarks(options, {step: Path(name) / "checkpoints" / f"step-{step}" for step in kept})
         return
     if unused := [o for o in ("data", "limit", "chunk", "out", "markdown") if getattr(options, o)]:
         raise ConfigError(f"--{unused[0]} is for benchmarks: name some with --benchmarks")
     policy = _policy(Path(name) / "checkpoints" / f"step-{kept[-1]}" if kept else name, options)
-    task = tasks.open_task(options.task, seed=0)
+    task, chat = _task(options, rest, policy)
     try:
         prompts = task.evaluation(options.per_level)
     except ValueError as error:
         raise ConfigError(f"--per-level {options.per_level}: {error}") from error
 
     def answered(model: Policy, seed: int, greedy: bool) -> Evaluation:
-        ids = [encode_prompt(model, prompt, bool(options.chat)) for prompt in prompts]
+        ids = [encode_prompt(model, prompt, chat) for prompt in prompts]
         return evaluate(
             model, rollout.sampler(model), task, prompts, ids, samples=options.samples or 8, greedy=greedy, seed=seed,
             temperature=1.0 if options.temperature is None else options.temperature,
@@ -339,6 +360,23 @@ def _policy(name: str | Path, options: argparse.Namespace) -> Policy:
     if device.startswith("cuda") and not torch.cuda.is_available():
         raise models.ModelError(f"--device {device}: there is no CUDA device here; use cpu or auto")
     return models.load(name, dtype=getattr(torch, options.dtype), device=device)
+
+
+def _task(options: argparse.Namespace, overrides: list[str], policy: Policy) -> tuple[Task, bool]:
+    """The task of `--task` with its options, opened as `train` would; and whether to use the chat template."""
+    from equipoise import tasks
+    from equipoise.config import load
+    from equipoise.train.batch import encode_prompt
+
+    section = load(None, overrides).task
+    chat = section.chat or bool(options.chat)
+    task = tasks.open_task(
+        options.task or section.name,
+        seed=0,
+        **section.options(),
+        count_tokens=lambda prompt: len(encode_prompt(policy, prompt, chat)),
+    )
+    return task, chat
 
 
 def _regrade(options: argparse.Namespace, rest: list[str]) -> None:
@@ -420,18 +458,18 @@ def _audit(options: argparse.Namespace, rest: list[str]) -> None:
 
 
 def _bias(options: argparse.Namespace, rest: list[str]) -> None:
-    from equipoise import rollout, tasks
+    from equipoise import rollout
     from equipoise.study import bias, bias_page, bias_text
     from equipoise.train import checkpoint
 
     _quiet_transformers()
     kept = checkpoint.steps(Path(options.model) / "checkpoints")
     policy = _policy(Path(options.model) / "checkpoints" / f"step-{kept[-1]}" if kept else options.model, options)
-    task = tasks.open_task(options.task, seed=0)
+    task, chat = _task(options, rest, policy)
     prompts = bias.stream(task, options.prompts)
     result = bias.measure(bias.sample(
         policy, rollout.sampler(policy), task, prompts, group=options.group, groups=options.groups,
-        samples=options.samples, temperature=options.temperature, max_tokens=options.max_tokens, chat=options.chat,
+        samples=options.samples, temperature=options.temperature, max_tokens=options.max_tokens, chat=chat,
         progress=lambda n: print(f"{n} of {len(prompts)} prompts sampled", file=sys.stderr),
     ))  # fmt: skip
     title, out = f"{policy.name} on {task.name}", Path(options.out)

@@ -7,7 +7,7 @@ import pytest
 
 from equipoise import theory
 from equipoise.cli import main
-from equipoise.study import bias_page, bias_text
+from equipoise.study import bias, bias_page, bias_text
 from equipoise.study.bias import OPTIONS, PLAIN, Outcomes, measure
 
 
@@ -123,7 +123,22 @@ def test_nothing_to_measure_is_said_and_not_invented():
     assert all(b.measured.value is None and b.closed_form is None for b in result.bins)
     assert "Too few mixed groups" in bias_text.verdict(result)
     assert bias_text.shares(result)[0] == "No group had exactly one success among 8."
-    assert "Content-Security-Policy" in bias_page.page(result, "nothing")
+    page = bias_page.page(result, "nothing")
+    assert "Content-Security-Policy" in page
+    assert "no bias to measure" in page
+    assert "<table" not in page
+
+
+def test_answers_that_the_verifier_cannot_read_are_said_to_be_so(tmp_path, capsys):
+    """The embedded model ends with #60; the math verifier looks for a box."""
+    data = tmp_path / "sums.jsonl"
+    data.write_text("".join(f'{{"prompt": "{a}+{a}=", "answer": "{2 * a}"}}\n' for a in range(11, 14)))
+    options = ["--prompts", "2", "--groups", "1", "--group", "2", "--samples", "2", "--device", "cpu"]
+    main(["bias", "abacus", "--task", str(data), *options, "--out", str(tmp_path / "out")])
+    said = " ".join(capsys.readouterr().out.split())
+    assert "Of all responses: 100.0 % unparsed." in said
+    assert "found no answer in most responses: --task.suffix" in said
+    assert "r − p̂" not in said  # no tables of dashes
 
 
 def test_the_command_measures_the_embedded_model(tmp_path, capsys):
@@ -150,6 +165,52 @@ def test_a_task_with_too_few_prompts_says_how_many(tmp_path):
     with pytest.raises(SystemExit) as error:
         main(["bias", "abacus", "--task", str(data), "--prompts", "50", "--out", str(tmp_path / "out")])
     assert error.value.code == 1
+
+
+def test_the_task_takes_the_options_of_a_configurations_task(tmp_path, capsys, monkeypatch):
+    """Other columns and a suffix make the same prompts, and so the same numbers, as a file that needs neither."""
+    sums = [f"{a}+{b}" for a in range(2, 8) for b in range(3, 6)]
+    asked = []
+    real = bias.sample
+
+    def sample(policy, sampler, task, prompts, **options):
+        asked.append([(prompt.id, prompt.text, prompt.answer) for prompt in prompts])
+        return real(policy, sampler, task, prompts, **options)
+
+    monkeypatch.setattr(bias, "sample", sample)
+    plain, other = tmp_path / "plain.jsonl", tmp_path / "other.jsonl"
+    plain.write_text("".join(json.dumps({"id": s, "prompt": f"{s}=", "answer": str(eval(s))}) + "\n" for s in sums))
+    other.write_text("".join(json.dumps({"name": s, "question": s, "value": str(eval(s))}) + "\n" for s in sums))
+    options = ["--prompts", "3", "--groups", "1", "--group", "2", "--samples", "2", "--device", "cpu", "--json"]
+    columns = '{prompt = "question", answer = "value", id = "name"}'
+    found = []
+    for name, more in ((plain, []), (other, ["--task.columns", columns, "--task.suffix", "="])):
+        main(["bias", "abacus", "--task", str(name), *more, *options, "--out", str(tmp_path / "out")])
+        found.append(json.loads(capsys.readouterr().out))
+    assert found[0].pop("task") != found[1].pop("task")
+    assert found[0] == found[1]
+    assert asked[0] == asked[1]
+    assert all(text.endswith("=") for _, text, _ in asked[1])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["--task.colums", "{}"], "did you mean"),
+        (["--task.template", "hadv"], "hadw"),
+        (["--task.columns", '{prompt = "nothing"}'], "nothing"),
+        (["--task.suffix", " Think.", "--prompts", "2"], "abacus's tokenizer cannot read '"),
+    ],
+)
+def test_an_option_that_is_none_of_the_tasks_is_one_sentence(tmp_path, capsys, arguments, sentence):
+    data = tmp_path / "six.jsonl"
+    data.write_text("".join(f'{{"prompt": "{a}+1=", "answer": "{a + 1}"}}\n' for a in range(6)))
+    with pytest.raises(SystemExit) as error:
+        main(["bias", "abacus", "--task", str(data), *arguments, "--out", str(tmp_path / "out")])
+    assert error.value.code == 1
+    said = capsys.readouterr().err
+    assert sentence in said
+    assert said.count("\n") == 1
 
 
 @pytest.mark.slow

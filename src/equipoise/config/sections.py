@@ -120,6 +120,13 @@ class TaskConfig(Section):
     gym: Table = None
     """settings of reasoning-gym's tasks: { chain_sum = { max_terms = 3 } }"""
 
+    def options(self) -> dict[str, Any]:
+        """Keyword arguments of `tasks.open_task`, which has them by the same names; an empty text there is None."""
+        options = self.model_dump(exclude={"name", "chat"})
+        for name in ("verifier", "held_out"):
+            options[name] = options[name] or None
+        return options
+
 
 class RolloutConfig(Section):
     prompts: AtLeastOne = 32

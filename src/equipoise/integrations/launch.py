@@ -192,10 +192,8 @@ def model_folder(name: str) -> str:
 def open_task(config: Config) -> Task:
     """The task as a training run of ours would open it."""
     task = config.task
-    options = task.model_dump(exclude={"name", "chat"})
-    options["verifier"], options["held_out"] = task.verifier or None, task.held_out or None
     count = (lambda prompt: _tokens(config, prompt)) if task.max_prompt_tokens else None
-    return tasks.open_task(task.name, config.train.seed, **options, count_tokens=count)
+    return tasks.open_task(task.name, config.train.seed, **task.options(), count_tokens=count)
 
 
 def _tokens(config: Config, prompt: Prompt) -> int:

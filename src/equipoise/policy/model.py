@@ -169,7 +169,10 @@ def encode(policy: Policy, prompt: Prompt) -> list[int]:
     """Token ids of a prompt: a string is continued as it stands, messages go through the chat template."""
     tokenizer = policy.tokenizer
     if isinstance(prompt, str):
-        ids = tokenizer(prompt)["input_ids"]
+        try:
+            ids = tokenizer(prompt)["input_ids"]
+        except Exception as error:  # tokenizers raises nothing narrower
+            raise ValueError(f"{policy.name}'s tokenizer cannot read {_excerpt(prompt)}: {error}") from error
     elif tokenizer.chat_template is None:
         raise ModelError(f"{policy.name} has no chat template; give the prompt as a plain string instead of messages")
     else:

@@ -12,9 +12,10 @@ same chance would then pass for a bias.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -59,6 +60,7 @@ class Outcomes:
     lengths: NDArray[np.int64]  # [P, K, G] tokens
     truth: NDArray[np.bool_]
     unscored: int  # prompts left out because a verdict said nothing of a response
+    verdicts: dict[str, int] = field(default_factory=dict)  # how many responses got each, of all prompts
 
 
 @dataclass(frozen=True)
@@ -92,6 +94,7 @@ class Result:
 
     prompts: int
     unscored: int
+    verdicts: dict[str, int]
     group: int
     groups: int  # per prompt
     samples: int
@@ -111,7 +114,10 @@ def stream(task: Task, count: int) -> list[Prompt]:
         found.setdefault(prompt.id, prompt)
         if len(found) == count:
             return list(found.values())
-    raise TaskError(f"task {task.name} has only {len(found)} different prompts: ask for at most so many")
+    raise TaskError(
+        f"task {task.name} has only {len(found)} different prompts to train on (held-out ones do not count), "
+        f"{count} were asked for; --prompts must be at most {len(found)}"
+    )
 
 
 def sample(
@@ -134,6 +140,7 @@ def sample(
         temperature=temperature, max_tokens=max_tokens or task.max_tokens, stop=task.stop, seed=SEED
     )
     right, lengths = [], []
+    verdicts: Counter[str] = Counter()
     at_once = max(AT_ONCE // n, 1)
     for start in range(0, len(prompts), at_once):
         some = prompts[start : start + at_once]
@@ -142,6 +149,7 @@ def sample(
         texts = models.decode(policy, rollouts.tokens, rollouts.lengths)
         asked = [task.grade(some[i // n], text) for i, text in enumerate(texts)]
         kinds = [(v.result() if isinstance(v, Future) else v).kind for v in asked]
+        verdicts.update(kinds)
         known = [np.nan if kind in NO_SCORE else float(kind == "correct") for kind in kinds]
         right.append(np.reshape(known, (len(some), n)))
         lengths.append(rollouts.lengths.cpu().numpy().reshape(len(some), n))
@@ -157,6 +165,7 @@ def sample(
         tokens[scored, :first].reshape(shape),
         outcome[scored, first:] > 0,
         int((~scored).sum()),
+        dict(verdicts.most_common()),
     )
 
 
@@ -174,6 +183,7 @@ def measure(outcomes: Outcomes) -> Result:
     return Result(
         prompts=P,
         unscored=outcomes.unscored,
+        verdicts=outcomes.verdicts,
         group=G,
         groups=K,
         samples=outcomes.truth.shape[1],

@@ -12,14 +12,19 @@ from equipoise import theory
 from equipoise.audit.bootstrap import Estimate
 from equipoise.report.static import static_page
 from equipoise.study.bias import MEASURES, PLAIN, Result
-from equipoise.study.bias_text import TITLES, ends, head, interval_name, shares, verdict
+from equipoise.study.bias_text import SCALE, SYMBOLS, TITLES, ends, head, interval_name, nothing, shares, verdict
 
 STYLE = Path(__file__).with_name("bias.css")
 
 
 def page(result: Result, title: str) -> str:
-    sections = (_baseline(result), _options(result), _one_of(result), *(_table(result, name) for name in MEASURES))
-    header = f"<header><h1>{html.escape(title)}</h1><p>{html.escape(head(result))}</p></header>"
+    if why := nothing(result):
+        sections = [_section("Nothing to measure", why, "")]
+    else:
+        tables = [_table(result, name) for name in MEASURES]
+        sections = [_baseline(result), _options(result), _one_of(result), *tables]
+    told = "".join(f"<p>{html.escape(text)}</p>" for text in (head(result), SYMBOLS))
+    header = f"<header><h1>{html.escape(title)}</h1>{told}</header>"
     body = "\n".join([header, "<main>", *sections, "</main>"])
     return static_page(title, STYLE.read_text(encoding="utf-8"), body)
 
@@ -145,6 +150,8 @@ def _table(result: Result, measure: str) -> str:
         cells = "".join(f"<td>{_cell(estimate)}</td>" for estimate in found[measure])
         rows.append(f"<tr><td>{html.escape(name)}</td>{cells}</tr>")
     told = "By success rate of the prompt, with 95 % intervals over prompts."
+    if measure != "scale_free":
+        told = f"{told} {SCALE}"
     return _section(_sentence(TITLES[measure]), told, f'<div class="scroll"><table>{"".join(rows)}</table></div>')
 
 

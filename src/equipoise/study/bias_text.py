@@ -19,6 +19,12 @@ TITLES = {
     "wrong": "wrong responses: mean of Â − A",
     "scale_free": "without scale: b − p, b the baseline the advantages amount to (0 is none; the same for any scale)",
 }
+SYMBOLS = (
+    "p̂ is the success rate of a group, p that of its prompt by the further responses, S that the group is mixed, Â the "
+    "advantage and A = r − p the true one. A prompt's bin is made of one half of the further responses and p of the "
+    "other, so that luck in the one cannot pass for a bias."
+)
+SCALE = "grpo divides by σ, maxrl by p̂, HA-DW multiplies by λ: most of their distance is scale, which b − p leaves out."
 WIDTH = 110
 
 
@@ -28,14 +34,31 @@ def as_json(result: Result, about: dict[str, Any]) -> str:
 
 
 def head(result: Result) -> str:
-    """What was sampled, in two sentences."""
+    """What was sampled and how it was judged, in a few sentences."""
     left = f"; {result.unscored} prompts left out, which the verifier could not judge" if result.unscored else ""
+    total = sum(result.verdicts.values())
+    others = {kind: n / total for kind, n in result.verdicts.items() if kind != "correct"}
+    rest = ", ".join(f"{100 * share:.1f} % {kind}" for kind, share in others.items())
     return (
         f"{result.prompts} prompts, each sampled {result.groups} × {result.group} times for the estimate and "
         f"{result.samples} times for the truth{left}. "
-        f"{100 * result.success:.1f} % of the responses are right; "
-        f"{100 * result.informative:.0f} % of the groups are mixed."
+        f"{100 * result.success:.1f} % of the responses for the estimate are right; "
+        f"{100 * result.informative:.0f} % of the groups are mixed." + (f" Of all responses: {rest}." if rest else "")
     )
+
+
+def nothing(result: Result) -> str | None:
+    """Why there is nothing to show, where no group is mixed."""
+    if result.informative > 0:
+        return None
+    told = "No group has both right and wrong responses, so every advantage is 0 and there is no bias to measure."
+    unread = result.verdicts.get("unparsed", 0)
+    if 2 * unread > sum(result.verdicts.values()):
+        told += (
+            " The verifier found no answer in most responses: --task.suffix can tell the model how to write it, "
+            "--task.answer_in where it is read."
+        )
+    return told
 
 
 def verdict(result: Result) -> str:
@@ -82,8 +105,13 @@ def _percent(share: Estimate) -> str:
 def show(result: Result, title: str) -> None:
     console = Console(width=WIDTH, highlight=False, markup=False)
     console.print(f"{title}\n{head(result)}\n")
+    if why := nothing(result):
+        console.print(why)
+        return
+    console.print(f"{SYMBOLS}\n")
     console.print(f"The group baseline, E[p̂|S] − p ({PLAIN}; positive: the advantage is underestimated)")
     console.print(_baseline_table(result.bins), verdict(result), "", sep="\n")
+    console.print(f"{SCALE}\n")
     for measure in MEASURES:
         console.print(TITLES[measure], _option_table(result, measure), "", sep="\n")
     console.print(*shares(result), sep="\n")

@@ -99,12 +99,11 @@ class Trainer:
                 )  # fmt: skip
 
             self.task = tasks.open_task(
-                d.name, config.train.seed, columns=d.columns, verifier=d.verifier or None,
-                answer_in=d.answer_in, rules=d.rules, template=d.template, suffix=d.suffix, strict=d.strict,
-                dedupe=d.dedupe, max_prompt_chars=d.max_prompt_chars,
-                max_prompt_tokens=d.max_prompt_tokens, held_out=d.held_out or None, avoid=d.avoid, gym=d.gym,
+                d.name,
+                config.train.seed,
+                **d.options(),
                 count_tokens=lambda prompt: len(encode_prompt(policy(), prompt, d.chat)),
-            )  # fmt: skip
+            )
             check_isolation(self.task)
             scorer = Scorer(config.reward, self.task, chat=d.chat)
             self.watcher = Watcher(config.reward, self.task, chat=d.chat)
