@@ -6,6 +6,7 @@ benchmarks and protocols (`suite`), and how rewards shape a training step.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -46,12 +47,38 @@ class Evaluation:
     def rows(self) -> list[dict[str, Any]]:
         """A row per response, for a table; `sample` is -1 for the greedy one."""
         rows = []
-        for i, prompt in enumerate(self.prompts):
-            numbered = list(enumerate(self.sampled[i]))
-            if self.greedy:
-                numbered.append((-1, self.greedy[i]))
-            rows += [_row(prompt, sample, graded) for sample, graded in numbered]
+        for answered in _by_prompt(self.prompts, self.sampled, self.greedy):
+            for sample, graded in enumerate(answered.sampled):
+                rows.append(_row(answered.prompt, sample, graded))
+            if answered.greedy is not None:
+                rows.append(_row(answered.prompt, -1, answered.greedy))
         return rows
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """One held-out prompt with its n responses, and its greedy one where there is one."""
+
+    prompt: Prompt
+    sampled: list[Graded]
+    greedy: Graded | None
+
+    @property
+    def outcomes(self) -> list[float]:
+        return [graded.outcome for graded in self.sampled]
+
+    @property
+    def answers(self) -> list[str | None]:
+        return [graded.answer for graded in self.sampled]
+
+    @property
+    def lengths(self) -> list[int]:
+        return [graded.length for graded in self.sampled]
+
+
+def _by_prompt(prompts: Sequence[Prompt], sampled: Sequence[list[Graded]], greedy: Sequence[Graded]) -> list[Answered]:
+    once = greedy or [None] * len(prompts)
+    return [Answered(*parts) for parts in zip(prompts, sampled, once, strict=True)]
 
 
 def _row(prompt: Prompt, sample: int, graded: Graded) -> dict[str, Any]:
@@ -99,70 +126,85 @@ def evaluate(
     if not prompts:
         raise ValueError(f"task {task.name} has no held-out prompts to evaluate on")
     mine = share(range(len(prompts)))
-    chosen = [prompts[i] for i in mine]
+    my_prompts = [prompts[i] for i in mine]
+    my_ids = [ids[i] for i in mine]
 
     def answer(n: int, temperature: float) -> list[list[Graded]]:
         """The n responses to each prompt, of all ranks."""
-        if not chosen:  # more processes than prompts
-            return [row for part in gather([]) for row in part]
-        params = SamplingParams(temperature=temperature, max_tokens=max_tokens, stop=stop, seed=seed)
-        rollouts = sampler.sample([ids[i] for i in mine], n, params, keys=[p.id for p in chosen])
-        texts = models.decode(policy, rollouts.tokens, rollouts.lengths)
-        graded = _graded(task, [p for p in chosen for _ in range(n)], texts, rollouts.lengths.tolist())
-        parts = gather([graded[k : k + n] for k in range(0, len(graded), n)])
-        return [row for part in parts for row in part]
+        found: list[list[Graded]] = []
+        if my_prompts:  # there may be more processes than prompts
+            params = SamplingParams(temperature=temperature, max_tokens=max_tokens, stop=stop, seed=seed)
+            rollouts = sampler.sample(my_ids, n, params, keys=[prompt.id for prompt in my_prompts])
+            texts = models.decode(policy, rollouts.tokens, rollouts.lengths)
+            found = _graded(task, my_prompts, texts, rollouts.lengths.tolist())
+        of_all_ranks = gather(found)
+        return list(itertools.chain.from_iterable(of_all_ranks))
 
     sampled = answer(samples, temperature)
-    once = [row[0] for row in answer(1, 0.0)] if greedy else []
-    return Evaluation(_metrics(prompts, sampled, once, samples), prompts, sampled, once)
+    once: list[Graded] = []
+    if greedy:
+        for (only,) in answer(1, 0.0):
+            once.append(only)
+    results = _metrics(_by_prompt(prompts, sampled, once), samples)
+    return Evaluation(results, prompts, sampled, once)
 
 
-def _graded(task: Task, prompts: Sequence[Prompt], texts: Sequence[str], lengths: Sequence[int]) -> list[Graded]:
-    asked = [task.grade(prompt, text) for prompt, text in zip(prompts, texts, strict=True)]
-    verdicts = [v.result() if isinstance(v, Future) else v for v in asked]
-    return [
-        Graded(text, length, verdict.kind, verdict.answer)
-        for text, length, verdict in zip(texts, lengths, verdicts, strict=True)
-    ]
+def _graded(task: Task, prompts: Sequence[Prompt], texts: Sequence[str], lengths: Sequence[int]) -> list[list[Graded]]:
+    """The n responses to each prompt, which lie one prompt after the other, with their verdicts."""
+    n = len(texts) // len(prompts)
+    # All are asked before any is waited for: a verifier may run in other processes.
+    asked = [task.grade(prompts[i // n], text) for i, text in enumerate(texts)]
+    found: list[list[Graded]] = [[] for _ in prompts]
+    for i, verdict in enumerate(asked):
+        if isinstance(verdict, Future):
+            verdict = verdict.result()
+        found[i // n].append(Graded(texts[i], lengths[i], verdict.kind, verdict.answer))
+    return found
 
 
-def _metrics(
-    prompts: Sequence[Prompt], sampled: list[list[Graded]], greedy: list[Graded], samples: int
-) -> dict[str, Any]:
-    outcomes = [[graded.outcome for graded in row] for row in sampled]
-    answers = [[graded.answer for graded in row] for row in sampled]
-    lengths = [graded.length for row in sampled for graded in row]
-    once = [graded.outcome for graded in greedy]
+def _metrics(answered: Sequence[Answered], samples: int) -> dict[str, Any]:
+    outcomes = [prompt.outcomes for prompt in answered]
     found = {f"acc@{samples}": metrics.acc(outcomes), f"best@{samples}": metrics.best(outcomes)}
     k = 2
     while k < samples:
         found[f"pass@{k}"] = metrics.mean_pass_at_k(outcomes, k)
         k *= 2
-    found[f"maj@{samples}"] = metrics.majority(list(map(candidates, answers)), outcomes)
-    if once:
-        found["greedy"] = metrics.wilson(int(sum(once)), len(once))
-    result: dict[str, Any] = {name: e.value for name, e in found.items()}
+    votes = [candidates(prompt.answers) for prompt in answered]
+    found[f"maj@{samples}"] = metrics.majority(votes, outcomes)
+    greedy = [prompt.greedy.outcome for prompt in answered if prompt.greedy is not None]
+    if greedy:
+        found["greedy"] = metrics.wilson(int(sum(greedy)), len(greedy))
+
+    lengths = [length for prompt in answered for length in prompt.lengths]
+    flat = [outcome for row in outcomes for outcome in row]
+    result: dict[str, Any] = {name: estimate.value for name, estimate in found.items()}
     result["length"] = sum(lengths) / len(lengths)
-    result["length_gap"] = metrics.length_gap(lengths, [x for row in outcomes for x in row])
-    result["interval"] = {name: [e.low, e.high] for name, e in found.items()}
-    result["by_level"] = _by_level(prompts, outcomes, once, samples)
+    result["length_gap"] = metrics.length_gap(lengths, flat)
+    result["interval"] = {name: [estimate.low, estimate.high] for name, estimate in found.items()}
+    result["by_level"] = _by_level(answered, samples)
     return result
 
 
-def _by_level(
-    prompts: Sequence[Prompt], outcomes: list[list[float]], once: list[float], samples: int
-) -> dict[str, dict[str, float]]:
+def _by_level(answered: Sequence[Answered], samples: int) -> dict[str, dict[str, float]]:
+    levels: dict[str, list[Answered]] = {}
+    for one in answered:
+        if one.prompt.level is not None:
+            levels.setdefault(one.prompt.level, []).append(one)
     table: dict[str, dict[str, float]] = {}
-    for level in sorted({p.level for p in prompts if p.level is not None}):
-        places = [i for i, p in enumerate(prompts) if p.level == level]
-        table[level] = {f"acc@{samples}": metrics.acc([outcomes[i] for i in places]).value}
-        if once:
-            table[level]["greedy"] = sum(once[i] for i in places) / len(places)
+    for level, members in sorted(levels.items()):
+        accuracy = metrics.acc([prompt.outcomes for prompt in members])
+        table[level] = {f"acc@{samples}": accuracy.value}
+        greedy = [prompt.greedy.outcome for prompt in members if prompt.greedy is not None]
+        if greedy:
+            table[level]["greedy"] = sum(greedy) / len(greedy)
     return table
 
 
 def line(result: dict[str, Any]) -> str:
     """An evaluation in one line for the terminal."""
-    shown = [k for k in result if k.startswith(("acc@", "best@", "maj@")) or k == "greedy"]
-    interval = result["interval"]
-    return "  ".join(f"{k} {result[k]:.3f} [{interval[k][0]:.3f}, {interval[k][1]:.3f}]" for k in shown)
+    parts = []
+    for name in result:
+        if name == "greedy" or name.startswith(("acc@", "best@", "maj@")):
+            low, high = result["interval"][name]
+            parts.append(f"{name} {result[name]:.3f} [{low:.3f}, {high:.3f}]")
+    return "  ".join(parts)
