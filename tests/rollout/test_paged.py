@@ -9,7 +9,7 @@ import torch
 from test_samplers import PARAMS, assert_same, by_name, rounding, supports_of
 
 from equipoise import policy as p
-from equipoise.policy import decoder
+from equipoise.policy import decoder, logprobs
 from equipoise.rollout import (
     NativeSampler,
     PagedSampler,
@@ -99,9 +99,11 @@ def test_supports_that_do_not_fit_are_drawn_again_in_fewer_steps(monkeypatch, li
 
 @pytest.mark.skipif(DEVICE == "cpu", reason="needs a CUDA device")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("whole_head", [0, 1 << 12])
 @pytest.mark.parametrize("name", ["truncated", "min-p"])
-def test_supports_on_the_gpu_are_those_of_the_trainers_ratios(name, dtype):
+def test_supports_on_the_gpu_are_those_of_the_trainers_ratios(monkeypatch, name, whole_head, dtype):
     """Graphs with padding rows, several windows, responses of many lengths; called twice, so graphs are replayed."""
+    monkeypatch.setattr(logprobs, "WHOLE_HEAD", whole_head)
     policy, params = tiny("qwen3", dtype=dtype), dataclasses.replace(PARAMS[name], max_tokens=60)
     maker = PagedSampler(policy, rows=48)
     first, again = (maker.sample(tiny_models.prompts(9), 8, params) for _ in range(2))
