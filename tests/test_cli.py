@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from equipoise import cli
+from equipoise.arguments import build_parser
 from equipoise.config.errors import help_of, options_of
 from equipoise.objective import PRESETS
 from equipoise.train import Config, Trainer
@@ -33,11 +34,18 @@ def test_help_names_every_command(equipoise):
         assert re.search(rf"^ +{command}\s+\w+", out, re.MULTILINE), command
 
 
+def commands():
+    (found,) = [action for action in build_parser()._actions if action.dest == "command"]
+    return found.choices
+
+
+def test_every_command_can_be_run():
+    assert commands().keys() == cli.RUN.keys()
+
+
 @pytest.mark.parametrize("command", ["quickstart", "eval"])
 def test_every_option_of_a_command_has_a_sentence(command):
-    parser = cli._parser()
-    (commands,) = [a for a in parser._actions if a.dest == "command"]
-    actions = commands.choices[command]._actions
+    actions = commands()[command]._actions
     assert len(actions) > 3
     for action in actions:
         assert action.help, action.dest
