@@ -1,5 +1,6 @@
 """The configuration: what is written is what is read, and every mistake is named."""
 
+import inspect
 import math
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from pydantic import Field, create_model
 
 from equipoise.config import TaskConfig, config
 from equipoise.config.errors import help_of, options_of
+from equipoise.tasks import open_task
 from equipoise.toml import toml
 from equipoise.train import Config, ConfigError, describe, dump, load
 from equipoise.verifiers.math.equal import RULES
@@ -295,3 +297,11 @@ def test_a_function_beside_the_configuration_or_in_the_working_directory(tmp_pat
     (tmp_path / "config.toml").write_text(dump(found))
     assert load(tmp_path / "config.toml") == found
     assert load(None, ["--reward.functions", "mine.py:f"]).reward.functions == (f"{here}/mine.py:f",)
+
+
+def test_a_task_is_opened_with_every_option_of_its_section():
+    """An option that open_task does not know would fail at the first run, and one it alone knows could not be set."""
+    taken = set(inspect.signature(open_task).parameters)
+    assert set(TaskConfig().options()) == taken - {"name", "seed", "count_tokens"}
+    assert TaskConfig().options()["held_out"] is None
+    assert TaskConfig(held_out="x.jsonl").options()["held_out"] == "x.jsonl"
