@@ -1,7 +1,7 @@
 """Who may import whom: a package imports packages of lower floors alone, also inside functions.
 
 `cli` may import everything and nothing imports it. A plug-in runs inside another trainer and imports
-`objective` alone.
+`objective` and the writing of files alone.
 """
 
 import ast
@@ -14,11 +14,13 @@ import equipoise
 
 ROOT = Path(equipoise.__file__).parent
 FLOORS = (
+    {"arguments", "files", "splitmix", "toml"},  # single modules that need Python alone
     {"objective", "theory"},
     {"verifiers", "kernels"},
     {"policy", "tasks", "config"},
     {"rollout"},
-    {"audit", "evaluate", "report"},
+    {"audit", "evaluate"},
+    {"report"},
     {"train"},
     {"integrations", "study", "doctor"},
     {"cli"},
@@ -68,4 +70,4 @@ def test_imports_go_down(package):
 
 @pytest.mark.parametrize("plugin", sorted(ROOT.glob("integrations/*/plugin.py")), ids=lambda path: path.parent.name)
 def test_a_plugin_needs_the_objective_alone(plugin):
-    assert {name for _, name in imported(plugin)} == {"objective"}
+    assert {name for _, name in imported(plugin)} <= {"objective", "files"}
