@@ -6,7 +6,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 BASE := $(VENV)/.base
 DEV := $(VENV)/.dev
 PEERS := $(VENV)/.peers
-INTERPRETER := $(VENV)/.interpreter
+INTERPRETER := $(VENV)/interpreter
 
 ISOLATION := $(VENV)/.isolation
 BROWSER := $(VENV)/.browser
@@ -40,8 +40,8 @@ $(PEERS): $(DEV)
 	touch $@
 
 # torch for the CPU comes without triton. Its interpreter runs a kernel in numpy, a program at a time.
-$(INTERPRETER): $(DEV)
-	$(PIP) -c constraints.txt --no-deps triton
+$(INTERPRETER)/.ready: $(DEV) constraints-interpreter.txt
+	$(PIP) --no-deps --upgrade --target $(INTERPRETER) -r constraints-interpreter.txt
 	touch $@
 
 # Code verdicts run inside bubblewrap. Where it may not be installed from here, `equipoise doctor` says how to get it.
@@ -92,8 +92,8 @@ test-slow: $(PEERS) $(ISOLATION)  ## the long tests as well
 test-browser: $(BROWSER)  ## the report's page in headless Chromium
 	$(BIN)/python -m pytest tests/browser -m slow
 
-test-kernels: $(INTERPRETER)  ## the Triton kernels without a GPU, in Triton's interpreter; most of an hour
-	TRITON_INTERPRET=1 $(BIN)/python -m pytest $(KERNEL_TESTS)
+test-kernels: $(INTERPRETER)/.ready  ## the Triton kernels without a GPU, in Triton's interpreter; most of an hour
+	TRITON_INTERPRET=1 PYTHONPATH=$(INTERPRETER) $(BIN)/python -m pytest $(KERNEL_TESTS)
 
 test-trl: $(PEERS)  ## the plug-in for TRL and the launches exported for it, the long tests as well
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "slow or not slow" tests/integrations/trl/test_plugin.py \
