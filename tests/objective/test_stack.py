@@ -49,6 +49,11 @@ def test_options_out_of_range_are_refused_when_built(choices, sentence):
         eq.Objective(**choices)
 
 
+def test_a_choice_without_options_says_so():
+    with pytest.raises(ValueError, match=r"objective\.difficulty\.lam: difficulty = none takes no options"):
+        eq.Objective(difficulty={"name": "none", "lam": 1.5})
+
+
 def test_bounds_of_log_ratios_may_exceed_one():
     objective = eq.Objective(surrogate={"name": "gmpo", "low": 1.5, "high": 1.5})
     assert objective.surrogate.options["low"] == 1.5

@@ -12,7 +12,6 @@ from equipoise.cli import main
 from equipoise.study.compare import variants
 from equipoise.tasks.templates import PROMPTS
 from equipoise.train import load
-from equipoise.train.run_start import flat
 
 ROOT = Path(__file__).parents[2]
 RECIPES = ROOT / "recipes" / "papers"
@@ -87,7 +86,7 @@ def test_two_steps_on_the_embedded_model(name, tmp_path):
     assert all(step["grad_norm"] > 0 for step in steps)
     assert ("difficulty/anchor" in steps[0]) == name.startswith("hadw")
     # What was run is the recipe, but for what had to be smaller.
-    ran, recipe = flat(load(tmp_path / "run" / "config.toml")), flat(load(RECIPES / f"{name}.toml"))
+    ran, recipe = load(tmp_path / "run" / "config.toml").flat(), load(RECIPES / f"{name}.toml").flat()
     assert {key for key in recipe if ran[key] != recipe[key]} <= {*SMALL, "train.out"}
 
 
@@ -114,4 +113,6 @@ def test_sweeps_are_what_compare_takes(name, count, tmp_path):
     found = variants([words[i + 1] for i, word in enumerate(words) if word == "--vary"])
     assert len(found) == count
     for settings in found.values():
-        load(ROOT / words[1], [part for key, value in settings.items() for part in (f"--{key}", value)])
+        overrides = [part for key, value in settings.items() for part in (f"--{key}", value)]
+        load(ROOT / words[1], overrides)
+        load(None, overrides)  # nor does a sweep lean on a choice of its configuration's

@@ -94,6 +94,8 @@ def choose(slot: str, table: Mapping[str, Any], spec: Spec) -> Choice:
         if owner == name and options.get(key) == value:
             known |= defaults
     for key in options:
+        if not known:
+            raise ValueError(f"objective.{slot}.{key}: {slot} = {name} takes no options; name a choice that does")
         if key not in known:
             raise ValueError(nearest(f"{slot}.{name}", key, list(known)))
         kind = _KINDS.get(type(known[key]), object)
