@@ -1,5 +1,6 @@
 """The configuration: what is written is what is read, and every mistake is named."""
 
+import datetime
 import inspect
 import math
 import subprocess
@@ -188,7 +189,8 @@ def test_every_option_has_a_sentence_and_stands_in_the_help():
         (["--reward.weights", "nan"], "reward.weights"),
         (["--reward.overlong_buffer", "-1"], "reward.overlong_buffer = -1: must be at least 0"),
         (["--optim.betas", "[0.9]"], "optim.betas = [0.9]: must be two numbers"),
-        (["--optim.betas", "[0.9, 1.0]"], "optim.betas"),
+        (["--optim.betas", "[0.9, 1.0]"], "optim.betas[1] = 1.0: must be less than 1 (AdamW's two decay rates)"),
+        (["--optim.betas", "[0.9, 0.9, 0.9]"], "optim.betas = [0.9, 0.9, 0.9]: must be two numbers"),
         (["--optim.lr", "-1e-3"], "optim.lr = -0.001"),
         (["--optim.lr", "nan"], "optim.lr = nan"),
         (["--optim.weight_decay", "-0.1"], "optim.weight_decay = -0.1"),
@@ -263,6 +265,23 @@ def test_what_a_program_assigned_is_checked_like_a_file(section, key, value, sai
         config.check()
     assert said in str(error.value)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "value", [3, -1, 1.5, math.nan, True, "x", [], [1, "a", 0.5], {"a": [1]}, datetime.date(2026, 11, 16)], ids=str
+)
+def test_no_value_of_any_option_is_more_than_a_sentence(value, tmp_path):
+    """Whatever a file holds, it is taken or refused by name; nothing else is raised."""
+    refused = {}
+    for name in OPTIONS:
+        section, key = name.split(".")
+        (tmp_path / "c.toml").write_text(f"[{section}]\n{key} = {toml(value)}\n")
+        try:
+            load(tmp_path / "c.toml")
+        except ConfigError as error:
+            refused[name] = str(error)
+    assert len(refused) > len(OPTIONS) // 4
+    assert all(name.split(".")[1] in said and "\n" not in said for name, said in refused.items())
 
 
 def test_the_choices_are_those_of_the_verifier():

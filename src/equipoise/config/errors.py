@@ -44,10 +44,13 @@ def sentence(kind: type[BaseModel], error: ValidationError) -> str:
     if len(place) < 2:
         return f"{place[0]} = {shown(value)}: must be a section of options"
     option = options_of(kind)[place[0]][place[1]]
-    name = _name(place if found["type"] != "missing" else place[:-1])
+    if found["type"] == "missing":
+        place = place[:-1]  # of a tuple that is too short: the tuple is wrong, not the element it lacks
+    name = _name(place)
     if found["type"] == "value_error":
         return f"{name} = {shown(value)}: {context['error']}"
-    if must := [note.be for note in option.metadata if isinstance(note, Must)]:
+    must = [note.be for note in option.metadata if isinstance(note, Must)]
+    if must and not isinstance(place[-1], int):  # an element breaks a rule of its own
         return f"{name} = {shown(value)}: must be {must[0]}"
     if found["type"] == "literal_error":
         known = get_args(option.annotation)
