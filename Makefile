@@ -92,7 +92,7 @@ test-slow: $(PEERS) $(ISOLATION)  ## the long tests as well
 test-browser: $(BROWSER)  ## the report's page in headless Chromium
 	$(BIN)/python -m pytest tests/browser -m slow
 
-test-kernels: $(INTERPRETER)/.ready  ## the Triton kernels without a GPU, in Triton's interpreter; most of an hour
+test-kernels: $(INTERPRETER)/.ready  ## the Triton kernels without a GPU, in Triton's interpreter; slow
 	TRITON_INTERPRET=1 PYTHONPATH=$(INTERPRETER) $(BIN)/python -m pytest $(KERNEL_TESTS)
 
 test-trl: $(PEERS)  ## the plug-in for TRL and the launches exported for it, the long tests as well
