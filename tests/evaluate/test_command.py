@@ -128,5 +128,5 @@ def test_a_request_takes_the_protocols_numbers_and_the_chat_template(data, tmp_p
 def test_greedy_is_one_sample(data, tmp_path, monkeypatch):
     asked, _ = request(data, monkeypatch, temperature=0.0)
     assert asked.evaluate(fake_policy(), tmp_path / "out")["benchmarks"]["gsm8k"]["samples"] == 1
-    with pytest.raises(EvaluationError, match="the rule is one"):
+    with pytest.raises(EvaluationError, match="it must be one"):
         request(data, monkeypatch, temperature=0.0, samples=8)

@@ -63,7 +63,7 @@ def whole_numbers(name: str, values: Any, refuse: Refuse, what: str) -> Integers
     bad = (x < 0) | (x != np.rint(x)) | (x > 2**53)
     if bad.any():
         i = int(bad.argmax())
-        raise refuse(i, name, f"{x[i]:g} is not {what}: the rule is a whole number, 0 or more")
+        raise refuse(i, name, f"{x[i]:g} is not {what}: it must be a whole number, 0 or more")
     return x.astype(np.int64)
 
 
@@ -79,7 +79,7 @@ def token_ids(name: str, values: Any, refuse: Refuse) -> tuple[Integers, Any]:
         raise refuse(np.flatnonzero(values.is_null())[0], name, "the token ids are missing")
     flat = values.flatten()
     if flat.null_count or not pa.types.is_integer(flat.type):
-        raise refuse(0, name, f"token ids of type {flat.type}, {flat.null_count} missing: the rule is whole numbers")
+        raise refuse(0, name, f"token ids of type {flat.type}, {flat.null_count} missing: they must be whole numbers")
     lengths = pc.list_value_length(values).to_numpy(zero_copy_only=False).astype(np.int64)
     return lengths, flat.to_numpy(zero_copy_only=False).astype(np.int32)
 

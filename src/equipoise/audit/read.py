@@ -55,7 +55,7 @@ def from_table(table: Table, columns: Mapping[str, str] | None = None, tokenizer
     names = table.column_names if isinstance(table, pa.Table) else list(table)
     sizes = {name: len(table[name]) for name in names}
     if len(set(sizes.values())) > 1:
-        raise AuditError(f"the columns have {sizes} rows: the rule is one entry per response in each")
+        raise AuditError(f"the columns have {sizes} rows: each must have one entry per response")
     collector = Collector(columns or {}, tokenizer)
     collector.add("the table", names, [(0, {name: array(table[name]) for name in names})])
     return collector.log()

@@ -133,7 +133,7 @@ def open_benchmark(
     for id_, item in items[:limit]:
         if id_ in prompts:
             raise TaskError(
-                f"{source}: two problems have the id {id_}: results are kept by id, so the rule is one each"
+                f"{source}: two problems have the id {id_}: results are kept by id, so each must have its own"
             )
         prompts[id_] = _prompt(name, id_, item)
     return Benchmark(name, source, tuple(prompts.values()), template, chat, BENCHMARKS[name].max_tokens)

@@ -107,7 +107,7 @@ def average(estimates: Sequence[Estimate]) -> Estimate:
 def wilson(successes: int, n: int) -> Estimate:
     """A plain proportion (greedy accuracy: one answer per problem) and its Wilson score interval."""
     if not 0 <= successes <= n or n == 0:
-        raise ValueError(f"{successes} successes of {n}: the rule is 0 ≤ successes ≤ n, n > 0")
+        raise ValueError(f"{successes} successes of {n}: it must be 0 ≤ successes ≤ n, n > 0")
     return _score(successes / n, n)
 
 
@@ -143,7 +143,7 @@ def peak(steps: Sequence[int], values: Sequence[float]) -> Peak:
     peaks of runs that were evaluated equally often on equally many problems.
     """
     if len(values) == 0 or len(steps) != len(values):
-        raise ValueError(f"{len(steps)} steps and {len(values)} values: the rule is as many of both, at least one")
+        raise ValueError(f"{len(steps)} steps and {len(values)} values: there must be as many of both, at least one")
     if not np.isfinite(values).all():
         raise ValueError(f"values = {list(values)}: an evaluation that is not a number has no peak; leave it out")
     i = int(np.argmax(values))

@@ -34,7 +34,7 @@ class Request:
     def __post_init__(self) -> None:
         if self.temperature == 0 and self.samples > 1:
             raise EvaluationError(
-                f"--temperature 0 with --samples {self.samples}: greedy responses are all alike; the rule is one"
+                f"--temperature 0 with --samples {self.samples}: greedy responses are all alike, it must be one"
             )
 
     def evaluate(

@@ -68,7 +68,7 @@ class Collector:
                     roles["reward"] = trl.without_words(roles["reward"], piece)
             rows = first + self._piece(file, first, piece, roles)
         if not rows or roles is None:
-            raise AuditError(f"{file} is empty: the rule is at least one response")
+            raise AuditError(f"{file} is empty: it must have at least one response")
         self.places.append((file, rows))
         self.writers.add(writer_of(names))
         self.summed = tuple(roles["reward"])

@@ -30,7 +30,7 @@ def files_of(path: Path) -> list[Path]:
     """The files of a log: the path itself, or what a directory holds, in the order of the numbers in their names."""
     if path.is_file():
         if path.suffix not in SUFFIXES:
-            raise AuditError(f"{path} is not a log the audit reads: the rule is {', '.join(SUFFIXES)}")
+            raise AuditError(f"{path} is not a log the audit reads: it must be one of {', '.join(SUFFIXES)}")
         return [path]
     if not path.is_dir():
         raise AuditError(f"{path} does not exist: name a log file or a directory of them")

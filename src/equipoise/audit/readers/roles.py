@@ -29,7 +29,7 @@ def parse_columns(text: str) -> dict[str, str]:
     pairs = [part.partition("=") for part in text.split(",") if part.strip()]
     for role, equals, name in pairs:
         if not (equals and role.strip() and name.strip()):
-            raise AuditError(f"columns: {text}: the rule is ROLE=COLUMN, with commas between ({', '.join(NAMES)})")
+            raise AuditError(f"columns: {text}: it must be ROLE=COLUMN, with commas between ({', '.join(NAMES)})")
     return {role.strip(): name.strip() for role, _, name in pairs}
 
 
