@@ -216,26 +216,35 @@ class Objective:
             success = Success(inputs.accuracy, groups)
         else:
             success = Success((total - low) / (high - low), groups)
-        if self.length_penalty:
-            penalty = self.length_penalty * long_and_right(inputs.T, success.rate, groups)
-            metrics["length_penalty"] = penalty.mean()
-            total = total - penalty
-        batch = Batch(total, inputs.T, groups, inputs.eps)
+        batch = self._penalised(Batch(total, inputs.T, groups, inputs.eps), success, metrics)
         A = self._reweighted(self._advantage(batch, columns), success, y, inputs.history, metrics)
         if facts.zero_or_one if facts.known else facts.binary:
             metrics["bias/baseline_bias"] = bias.baseline_bias(success)
+        credit = self._weighed(batch, A, per_token, metrics)
+        if self.difficulty is not None:
+            self.difficulty.update(y)
+        return credit
+
+    def _penalised(self, batch: Batch, success: Success, metrics: dict[str, Tensor]) -> Batch:
+        """The batch with its rewards less the length penalty."""
+        if not self.length_penalty:
+            return batch
+        penalty = self.length_penalty * long_and_right(batch.T, success.rate, batch.groups)
+        metrics["length_penalty"] = penalty.mean()
+        return Batch(batch.r - penalty, batch.T, batch.groups, batch.eps)
+
+    def _weighed(self, batch: Batch, A: Tensor, tokens: PerToken, metrics: dict[str, Tensor]) -> Credit:
+        """The credit, refused where a coefficient is not a finite number."""
         credit = weigh(
             batch,
             A,
             aggregation=self.aggregation,
             cancellation=self.cancellation,
             averaged_groups=self.averaged_groups,
-            tokens=per_token,
+            tokens=tokens,
             metrics=metrics,
         )
         _refuse_not_finite(credit)
-        if self.difficulty is not None:
-            self.difficulty.update(y)
         return credit
 
     def _reweighted(
