@@ -40,7 +40,7 @@ def test_hidden_states_and_gradients_are_the_decoders(kind, checkpointing, share
     row = packed(share)
     mine = block.hidden_states(core, row, gradient_checkpointing=checkpointing)
     theirs = decoder.hidden_states(
-        core, row.inputs, row.positions, lambda i, qkv, kv_heads: packed_attention(qkv, kv_heads, row)
+        core, row.inputs, row.positions, lambda layer, qkv: packed_attention(qkv, layer.kv_heads, row)
     )
     torch.testing.assert_close(mine, theirs, atol=2e-5, rtol=1e-5)
     weight = torch.randn(mine.shape, generator=torch.Generator().manual_seed(1))
@@ -68,7 +68,7 @@ def test_it_keeps_less_than_autograd_and_with_checkpointing_next_to_nothing():
     mine = kept_bytes(core, row, lambda: block.hidden_states(core, row))
     least = kept_bytes(core, row, lambda: block.hidden_states(core, row, gradient_checkpointing=True))
     theirs = kept_bytes(core, row, lambda: decoder.hidden_states(
-        core, row.inputs, row.positions, lambda i, qkv, kv_heads: packed_attention(qkv, kv_heads, row)
+        core, row.inputs, row.positions, lambda layer, qkv: packed_attention(qkv, layer.kv_heads, row)
     ))  # fmt: skip
     assert mine < 0.7 * theirs
     assert least < 0.35 * mine

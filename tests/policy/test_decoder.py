@@ -5,15 +5,21 @@ import torch
 import torch.nn.functional as F
 
 from equipoise import policy as p
-from equipoise.policy import decoder
+from equipoise.policy import decoder, projections
+from equipoise.policy.layer import describe
+from equipoise.policy.projections import Projections
 from tests.policy import tiny_models
 
 KINDS = ["llama", "grouped", "qwen2", "qwen3", "mistral", "gemma"]
 
 
 def logits(core, inputs):
-    x = decoder.hidden_states(core, inputs, torch.arange(len(inputs)), decoder.causal(core))
-    return core.lm_head(decoder.rms_norm(core.model.norm, x))
+    x = decoder.hidden_states(core, inputs, torch.arange(len(inputs)), decoder.causal)
+    return core.lm_head(decoder.normed(core, x))
+
+
+def windows(core):
+    return [layer.window for layer in describe(core).layers]
 
 
 def gradients(model, value):
@@ -47,13 +53,13 @@ def test_bfloat16_is_as_near_to_float32_as_transformers_is(kind):
 
 def test_a_window_is_seen_and_a_long_one_changes_nothing():
     core = tiny_models.policy("mistral").core
-    assert decoder.windows(core) == [7, 7]
+    assert windows(core) == [7, 7]
     inputs = torch.arange(3, 23)
     near = logits(core, inputs)
     core.config.sliding_window = 20
     far = logits(core, inputs)
     core.config.sliding_window = None
-    assert decoder.windows(core) == [None, None]
+    assert windows(core) == [None, None]
     torch.testing.assert_close(logits(core, inputs), far)
     torch.testing.assert_close(near[:7], far[:7])
     assert (near[7:] - far[7:]).abs().amax(1).min() > 1e-3
@@ -68,11 +74,8 @@ def test_other_arithmetic_is_left_to_transformers(setting):
 
 
 def laid_out(core):
-    layers = [(layer.self_attn, layer.mlp) for layer in core.model.layers]
-    return all(
-        decoder.joined(a.q_proj, a.k_proj, a.v_proj) is not None and decoder.joined(m.gate_proj, m.up_proj) is not None
-        for a, m in layers
-    )
+    layers = describe(core).layers
+    return all(part.joined() is not None for layer in layers for part in (layer.qkv, layer.gate_up))
 
 
 @pytest.mark.parametrize("kind", ["grouped", "qwen2", "gemma"])
@@ -86,7 +89,7 @@ def test_side_by_side_moves_memory_and_nothing_else(kind):
         assert q is before[name][0]
         assert torch.equal(q, before[name][1])
     a = policy.core.model.layers[0].self_attn
-    weight, bias = decoder.joined(a.q_proj, a.k_proj, a.v_proj)
+    weight, bias = Projections((a.q_proj, a.k_proj, a.v_proj)).joined()
     assert torch.equal(weight, torch.cat([a.q_proj.weight, a.k_proj.weight, a.v_proj.weight]))
     assert (bias is None) == (kind != "qwen2")
     with torch.no_grad():
@@ -106,8 +109,8 @@ def test_one_product_has_the_gradients_of_several(kind):
     x = torch.randn(9, 128, generator=torch.Generator().manual_seed(0), requires_grad=True)
     weight = torch.randn(9, sum(q.out_features for q in parts), generator=torch.Generator().manual_seed(1))
     inputs = [x, *(q.weight for q in parts), *(q.bias for q in parts if q.bias is not None)]
-    whole = decoder.joined(*parts)
-    mine = decoder._Joined.apply(x, *whole, *(q.weight for q in parts), *(q.bias for q in parts))
+    both = Projections(parts)
+    mine = projections._Joined.apply(x, *both.joined(), *both.weights, *(both.biases or ()))
     plain = torch.cat([F.linear(x, q.weight, q.bias) for q in parts], -1)
     torch.testing.assert_close(mine, plain)
     got, wanted = (torch.autograd.grad((y * weight).sum(), inputs) for y in (mine, plain))
@@ -154,8 +157,7 @@ def test_an_adapter_on_some_projections_leaves_those_alone(tmp_path):
     pack = p.pack(prompts, *tiny_models.responses(prompts, 2))
     before = p.token_logprobs(policy, pack).logprobs
     decoder.side_by_side(policy.core)
-    mlp = policy.core.model.layers[0].mlp
-    assert decoder.joined(mlp.gate_proj, mlp.up_proj) is not None
+    assert describe(policy.core).layers[0].gate_up.joined() is not None
     after = p.token_logprobs(policy, pack).logprobs
     assert torch.equal(before, after)
     after.sum().backward()

@@ -10,6 +10,7 @@ from test_samplers import PARAMS, assert_same, by_name, rounding, supports_of
 
 from equipoise import policy as p
 from equipoise.policy import decoder, logprobs
+from equipoise.policy.layer import describe
 from equipoise.rollout import (
     NativeSampler,
     PagedSampler,
@@ -340,7 +341,7 @@ def test_no_block_has_two_owners_and_none_is_lost(seed):
 
 def test_windows_reach_the_kernels():
     policy = tiny("mistral")
-    assert decoder.windows(policy.core) == [7, 7]
+    assert [layer.window for layer in describe(policy.core).layers] == [7, 7]
     prompts, params = tiny_models.prompts(3), SamplingParams(max_tokens=30)
     near = PagedSampler(policy).sample(prompts, 2, params)
     policy.core.config.sliding_window = None

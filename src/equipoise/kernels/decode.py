@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from equipoise.kernels import plain_decode
-from equipoise.kernels.plain_decode import BLOCK, Activation, Norm, Rows
+from equipoise.kernels.plain_decode import BLOCK, Activation, Rows
+from equipoise.kernels.plain_layers import Norm
 
 __all__ = [
     "BLOCK",

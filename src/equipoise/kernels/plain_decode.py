@@ -16,6 +16,7 @@ from torch import Tensor
 
 from equipoise.kernels import draw as inverse_cdf
 from equipoise.kernels.draw import SamplingParams
+from equipoise.kernels.plain_layers import Norm
 from equipoise.kernels.uniform import uniforms
 
 BLOCK = 64
@@ -36,15 +37,6 @@ class Rows(NamedTuple):
     prompt_table: Tensor  # [P, most_prompt]
     prompt_length: Tensor  # [P]
     members: Tensor  # [P, n] rows that answer each prompt, −1 for none, in any order
-
-
-class Norm(NamedTuple):
-    """y = x̂·(offset + weight), x̂ = x/√(mean x² + eps). With offset 0, x̂ is rounded before the product (Llama); with
-    any other, only the product is (Gemma)."""
-
-    weight: Tensor
-    eps: float
-    offset: float
 
 
 def store(

@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 ACTIVATIONS = {"silu": F.silu, "gelu_tanh": partial(F.gelu, approximate="tanh")}
+
+
+class Norm(NamedTuple):
+    """y = x̂·(offset + weight), x̂ = x/√(mean x² + eps). With offset 0, x̂ is rounded before the product (Llama); with
+    any other, only the product is (Gemma)."""
+
+    weight: Tensor
+    eps: float
+    offset: float
 
 
 def add_norm(

@@ -24,7 +24,8 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from equipoise.kernels import uniform as counter
 from equipoise.kernels.hopper import is_hopper
-from equipoise.kernels.plain_decode import Activation, Norm, Rows
+from equipoise.kernels.plain_decode import Activation, Rows
+from equipoise.kernels.plain_layers import Norm
 
 FLOOR = tl.constexpr(-1e30)  # stands for −∞, whose differences are not numbers
 LN2 = tl.constexpr(math.log(2))

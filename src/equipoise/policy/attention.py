@@ -12,7 +12,6 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from equipoise.kernels import varlen
@@ -36,9 +35,7 @@ def packed_attention(
     for (b, l), part in zip(shapes, gathered, strict=True):
         q, k, v = decoder.heads_first(part.view(b, l, *part.shape[1:]), kv_heads)
         mask = decoder.window_mask(l, window, q.device)
-        o = F.scaled_dot_product_attention(
-            q, k, v, attn_mask=mask, is_causal=mask is None, scale=scale, enable_gqa=heads != kv_heads
-        )
+        o = decoder.causal_attention(q, k, v, mask, scale)
         out.append(o.transpose(1, 2).reshape(b * l, heads, -1))
     return torch.cat(out).index_select(0, scatter)
 

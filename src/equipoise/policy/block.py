@@ -14,91 +14,85 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from equipoise.kernels import plain_layers, varlen
+from equipoise.kernels.plain_layers import Norm
 from equipoise.kernels.segments import Stretches
 from equipoise.policy import decoder
+from equipoise.policy import layer as layers
+from equipoise.policy.layer import Layer, LayerWeights
 from equipoise.policy.pack import Pack
+from equipoise.policy.projections import Linear
+from equipoise.policy.weights import layer_weights
 
 
 def serves(core: Any, pack: Pack) -> bool:
     """Whether these functions compute this model here."""
-    head = core.model.layers[0].self_attn
-    weight = head.q_proj.weight
-    like = weight.new_empty(0, 1, head.head_dim)
-    sees_all = all(window is None or window >= pack.longest for window in decoder.windows(core))
-    return pack.stretches is not None and varlen.serves(like) and sees_all and all(map(_is_plain, core.model.layers))
+    described = layers.describe(core).layers
+    like = described[0].qkv.weights[0].new_empty(0, 1, described[0].head_dim)
+    if pack.stretches is None or not varlen.serves(like):
+        return False
+    return all(_is_plain(layer) and _sees_all(layer, pack) for layer in described)
 
 
-def _is_plain(layer: Any) -> bool:
-    a, m = layer.self_attn, layer.mlp
-    linear = (a.q_proj, a.k_proj, a.v_proj, a.o_proj, m.gate_proj, m.up_proj, m.down_proj)
-    return all(type(p) is torch.nn.Linear and type(p.weight.data) is Tensor for p in linear) and not any(
-        p.bias is not None for p in linear[3:]
+def _is_plain(layer: Layer) -> bool:
+    has_whole_weights = all(
+        type(module) is torch.nn.Linear and type(module.weight.data) is Tensor
+        for projections in layer.projections
+        for module in projections.modules
     )
+    return has_whole_weights and all(p.biases is None for p in (layer.o, layer.gate_up, layer.down))
+
+
+def _sees_all(layer: Layer, pack: Pack) -> bool:
+    return layer.window is None or layer.window >= pack.longest
 
 
 def hidden_states(core: Any, pack: Pack, *, gradient_checkpointing: bool = False) -> Tensor:
     """`decoder.hidden_states` of the pack's row: [U, d], before the final norm."""
     assert pack.stretches is not None
-    base, first = core.model, core.model.layers[0]
-    a = first.self_attn
-    if decoder.joined(a.q_proj, a.k_proj, a.v_proj) is None:
+    parts = layers.describe(core)
+    if parts.layers[0].qkv.joined() is None:
         decoder.side_by_side(core)
-    D, has_norms = a.head_dim, hasattr(a, "q_norm")
-    x = decoder.embed(core, pack.inputs)
-    cos, sin = (c[0, :, None, : D // 2].contiguous() for c in base.rotary_emb(x, pack.positions[None]))
-    setting = Setting(
-        D, a.k_proj.weight.shape[0] // D, pack.stretches, D**-0.5,
-        *decoder.norm_constants(first.input_layernorm), a.q_norm.variance_epsilon if has_norms else 0.0,
-        decoder.ACTIVATIONS[core.config.hidden_act], gradient_checkpointing,
-    )  # fmt: skip
-    for layer in base.layers:
-        a, m = layer.self_attn, layer.mlp
-        qkv, gate_up = decoder.joined(a.q_proj, a.k_proj, a.v_proj), decoder.joined(m.gate_proj, m.up_proj)
-        assert qkv is not None
-        assert gate_up is not None
-        x = _Layer.apply(
-            x, cos, sin, setting, *qkv, gate_up[0], layer.input_layernorm.weight,
-            a.q_norm.weight if has_norms else None, a.k_norm.weight if has_norms else None, a.o_proj.weight,
-            layer.post_attention_layernorm.weight, m.down_proj.weight,
-            a.q_proj.weight, a.k_proj.weight, a.v_proj.weight, a.q_proj.bias, a.k_proj.bias, a.v_proj.bias,
-            m.gate_proj.weight, m.up_proj.weight,
-        )  # fmt: skip
+    x = parts.embed(pack.inputs)
+    ropes = decoder.rope_by_layer(parts, x, pack.positions)
+    for layer, rope in zip(parts.layers, ropes, strict=True):
+        parameters, weights = _parameters(layer), layer_weights(layer, {})
+        names = tuple(parameters)
+        call = Call(layer, weights, pack.stretches, parts.activation, gradient_checkpointing, names)
+        x = _Layer.apply(x, rope.cos, rope.sin, call, *parameters.values())
     return x
 
 
-class Setting(NamedTuple):
-    head_dim: int
-    kv_heads: int
-    stretches: Stretches
-    scale: float  # of the scores
-    eps: float
-    offset: float  # of the norms' weights
-    head_eps: float  # of the queries' and keys' norms
+class Call(NamedTuple):
+    """What a layer is computed with besides x and the RoPE table; `weights` are views of its parameters, and `names`
+    those parameters' names, in their order."""
+
+    layer: Layer
+    weights: LayerWeights
+    segments: Stretches
     activation: str
     checkpointing: bool
+    names: tuple[str, ...]
 
 
-class Weights(NamedTuple):
-    """What a layer computes with; qkv, bias and gate_up are several parameters in one."""
-
-    qkv: Tensor
-    bias: Tensor | None
-    gate_up: Tensor
-    first_norm: Tensor
-    q_norm: Tensor | None
-    k_norm: Tensor | None
-    o: Tensor
-    second_norm: Tensor
-    down: Tensor
+def _parameters(layer: Layer) -> dict[str, Tensor]:
+    """By the names that `backward` gives their gradients."""
+    found = {"input_norm": layer.input_norm.weight, "mlp_norm": layer.mlp_norm.weight}
+    if layer.q_norm is not None and layer.k_norm is not None:
+        found |= {"q_norm": layer.q_norm.weight, "k_norm": layer.k_norm.weight}
+    for name in ("qkv", "o", "gate_up", "down"):
+        for i, weight in enumerate(getattr(layer, name).weights):
+            found[f"{name}.{i}"] = weight
+    for i, bias in enumerate(layer.qkv.biases or ()):
+        found[f"qkv.bias.{i}"] = bias
+    return found
 
 
 class Kept(NamedTuple):
-    """Of the forward pass, for the backward pass: x [U, d] the input; qkv [U, H + 2 Hk, D], turned or, where heads are
+    """Of the forward pass, for the backward pass: x [U, d] the input; qkv [U, H + 2 Hk, D], rotated or, where heads are
     normed, before that; out [U, H, D] and lse [H, U] of attention; middle [U, d] the stream after it; gate_up [U, 2 f];
     scales [U] of the two norms."""
 
@@ -112,76 +106,133 @@ class Kept(NamedTuple):
     gate_up: Tensor
 
 
-def _forward(x: Tensor, cos: Tensor, sin: Tensor, s: Setting, w: Weights) -> tuple[Tensor, Kept]:
-    ops = _ops(x)
-    _, y, first_scale = ops.add_norm(x, None, w.first_norm, s.eps, s.offset)
-    raw = F.linear(y, w.qkv, w.bias).view(len(x), -1, s.head_dim)
-    turned = _turned(raw, cos, sin, s, w)
-    out, lse = varlen.attend(turned, s.kv_heads, s.stretches, s.scale)
-    delta = out.view(len(x), -1) @ w.o.t()
-    middle, y, second_scale = ops.add_norm(x, delta, w.second_norm, s.eps, s.offset)
-    gate_up = y @ w.gate_up.t()
-    result = torch.addmm(middle, ops.gated(gate_up, s.activation), w.down.t())
-    kept = Kept(x, first_scale, turned if w.q_norm is None else raw, out, lse, middle, second_scale, gate_up)
-    return result, kept
+class _Stream:
+    """The residual stream through one layer, which keeps what the backward pass needs. What is added waits for the
+    norm after it, or for the layer's end, to be added in the same pass."""
+
+    def __init__(self, x: Tensor, activation: str) -> None:
+        self.x, self.activation, self.ops = x, activation, _ops(x)
+        self.pending: tuple[Linear, Tensor] | None = None
+        self.scales: list[Tensor] = []
+
+    def norm(self, norm: Norm) -> Tensor:
+        delta = None
+        if self.pending is not None:
+            projection, y = self.pending
+            delta, self.pending = y @ projection.weight.t(), None
+        self.x, normed, scale = self.ops.add_norm(self.x, delta, *norm)
+        self.scales.append(scale)
+        return normed
+
+    def add(self, projection: Linear, y: Tensor) -> None:
+        self.pending = projection, y
+
+    def gated(self, gate_up: Tensor) -> Tensor:
+        self.gate_up = gate_up
+        return self.ops.gated(gate_up, self.activation)
+
+    def total(self) -> Tensor:
+        assert self.pending is not None
+        projection, y = self.pending
+        return torch.addmm(self.x, y, projection.weight.t())
 
 
-def _turned(raw: Tensor, cos: Tensor, sin: Tensor, s: Setting, w: Weights) -> Tensor:
-    heads = raw.shape[1] - 2 * s.kv_heads
-    return _ops(raw).rotate(raw, heads + s.kv_heads, cos, sin, w.q_norm, w.k_norm, heads, s.head_eps)
+def _forward(x: Tensor, cos: Tensor, sin: Tensor, call: Call) -> tuple[Tensor, Kept]:
+    layer, w = call.layer, call.weights
+    attended: list[Tensor] = []
+
+    def attend(qkv: Tensor) -> Tensor:
+        raw = qkv.view(len(x), -1, layer.head_dim)
+        rotated = _rotated(raw, cos, sin, layer, w)
+        out, lse = varlen.attend(rotated, layer.kv_heads, call.segments, layer.scale)
+        attended.extend((rotated if w.q_norm is None else raw, out, lse))
+        return out.view(len(x), -1)
+
+    stream = _Stream(x, call.activation)
+    layers.run(w, stream, attend)
+    first_scale, second_scale = stream.scales
+    return stream.total(), Kept(x, first_scale, *attended, stream.x, second_scale, stream.gate_up)
+
+
+def _rotated(raw: Tensor, cos: Tensor, sin: Tensor, layer: Layer, w: LayerWeights) -> Tensor:
+    heads = raw.shape[1] - 2 * layer.kv_heads
+    return _ops(raw).rotate(raw, heads + layer.kv_heads, cos, sin, *_head_norms(w), heads, _head_eps(w))
+
+
+def _head_norms(w: LayerWeights) -> tuple[Tensor | None, Tensor | None]:
+    if w.q_norm is None or w.k_norm is None:
+        return None, None
+    return w.q_norm.weight, w.k_norm.weight
+
+
+def _head_eps(w: LayerWeights) -> float:
+    return 0.0 if w.q_norm is None else w.q_norm.eps
 
 
 class _Layer(torch.autograd.Function):
-    """(x, …, what `Weights` has, the parameters that qkv, bias and gate_up are made of) → the next x."""
+    """(x, cos, sin, call, the parameters that call.names names) → the next x."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, cos: Tensor, sin: Tensor, s: Setting, *weights: Tensor | None) -> Tensor:
-        w, parts = Weights(*weights[:9]), weights[9:]
+    def forward(ctx: Any, x: Tensor, cos: Tensor, sin: Tensor, call: Call, *parameters: Tensor) -> Tensor:
         x = x.contiguous()
-        result, kept = _forward(x, cos, sin, s, w)
-        ctx.setting = s
-        ctx.sizes = [None if p is None else len(p) for p in parts]
-        ctx.save_for_backward(cos, sin, *w, *([x] if s.checkpointing else kept))
+        result, kept = _forward(x, cos, sin, call)
+        ctx.call = call
+        kept_tensors = [x] if call.checkpointing else kept
+        # The parameters are saved so that autograd notices a change of theirs before the backward pass.
+        ctx.save_for_backward(cos, sin, *kept_tensors, *parameters)
         return result
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, d: Tensor) -> tuple[Tensor | None, ...]:
-        s: Setting = ctx.setting
+        call: Call = ctx.call
         cos, sin, *saved = ctx.saved_tensors
-        w = Weights(*saved[:9])
-        kept = _forward(saved[9], cos, sin, s, w)[1] if s.checkpointing else Kept(*saved[9:])
-        ops, U, d = _ops(d), len(d), d.contiguous()
+        saved = saved[: len(saved) - len(call.names)]
+        kept = _forward(saved[0], cos, sin, call)[1] if call.checkpointing else Kept(*saved)
         del saved
+        gradients = _backward(d.contiguous(), cos, sin, call, kept)
+        # What has no gradient (cos, sin, the call) has no name among the gradients.
+        return tuple(gradients.get(name) for name in ("x", "cos", "sin", "call", *call.names))
 
-        d_gate_up, gated = ops.gated_gradient(d @ w.down, kept.gate_up, s.activation)
-        d_down = d.t() @ gated
-        del gated
-        d_middle, d_second, y = ops.add_norm_gradient(
-            d_gate_up @ w.gate_up, d, kept.middle, kept.second_scale, w.second_norm, s.offset
-        )
-        d_gate_up = d_gate_up.t() @ y
-        del y
-        d_out = (d_middle @ w.o).view_as(kept.out)
-        d_o = d_middle.t() @ kept.out.view(U, -1)
-        turned = kept.qkv if w.q_norm is None else _turned(kept.qkv, cos, sin, s, w)
-        d_qkv = varlen.attend_gradient(d_out, turned, kept.out, kept.lse, s.kv_heads, s.stretches, s.scale)
-        del turned, d_out
-        heads = d_qkv.shape[1] - 2 * s.kv_heads
-        raw = None if w.q_norm is None else kept.qkv
-        d_qkv, d_q_norm, d_k_norm = ops.rotate_gradient(
-            d_qkv, raw, heads + s.kv_heads, cos, sin, w.q_norm, w.k_norm, heads, s.head_eps
-        )
-        d_qkv = d_qkv.view(U, -1)
-        d_x, d_first, y = ops.add_norm_gradient(
-            d_qkv @ w.qkv, d_middle, kept.x, kept.first_scale, w.first_norm, s.offset
-        )
-        q, k, v, *_, gate, up = ctx.sizes
-        of_bias = (None,) * 3 if w.bias is None else d_qkv.sum(0).split([q, k, v])
-        return (
-            d_x, None, None, None, None, None, None, d_first, d_q_norm, d_k_norm, d_o, d_second, d_down,
-            *(d_qkv.t() @ y).split([q, k, v]), *of_bias, *d_gate_up.split([gate, up]),
-        )  # fmt: skip
+
+def _backward(d: Tensor, cos: Tensor, sin: Tensor, call: Call, kept: Kept) -> dict[str, Tensor | None]:
+    """The gradients by name, from d [U, d], that of the layer's output."""
+    layer, w, ops, U = call.layer, call.weights, _ops(d), len(d)
+    found: dict[str, Tensor | None] = {}
+
+    d_gate_up, gated = ops.gated_gradient(d @ w.down.weight, kept.gate_up, call.activation)
+    found["down.0"] = d.t() @ gated
+    del gated
+    d_middle, found["mlp_norm"], y = ops.add_norm_gradient(
+        d_gate_up @ w.gate_up.weight, d, kept.middle, kept.second_scale, w.mlp_norm.weight, w.mlp_norm.offset
+    )
+    found |= _parts("gate_up", d_gate_up.t() @ y, layer.gate_up.weights)
+    del d_gate_up, y
+    d_out = (d_middle @ w.o.weight).view_as(kept.out)
+    found["o.0"] = d_middle.t() @ kept.out.view(U, -1)
+
+    rotated = kept.qkv if w.q_norm is None else _rotated(kept.qkv, cos, sin, layer, w)
+    d_qkv = varlen.attend_gradient(d_out, rotated, kept.out, kept.lse, layer.kv_heads, call.segments, layer.scale)
+    del rotated, d_out
+    heads = d_qkv.shape[1] - 2 * layer.kv_heads
+    raw = None if w.q_norm is None else kept.qkv
+    d_qkv, found["q_norm"], found["k_norm"] = ops.rotate_gradient(
+        d_qkv, raw, heads + layer.kv_heads, cos, sin, *_head_norms(w), heads, _head_eps(w)
+    )
+    d_qkv = d_qkv.view(U, -1)
+    found["x"], found["input_norm"], y = ops.add_norm_gradient(
+        d_qkv @ w.qkv.weight, d_middle, kept.x, kept.first_scale, w.input_norm.weight, w.input_norm.offset
+    )
+    found |= _parts("qkv", d_qkv.t() @ y, layer.qkv.weights)
+    if layer.qkv.biases is not None:
+        found |= _parts("qkv.bias", d_qkv.sum(0), layer.qkv.biases)
+    return found
+
+
+def _parts(name: str, d: Tensor, parameters: list[Tensor]) -> dict[str, Tensor]:
+    """The gradient of several parameters in one, taken apart."""
+    split = d.split([len(p) for p in parameters])
+    return {f"{name}.{i}": part for i, part in enumerate(split)}
 
 
 def _ops(x: Tensor) -> ModuleType:

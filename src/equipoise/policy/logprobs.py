@@ -20,6 +20,7 @@ from equipoise import kernels
 from equipoise.objective import Credit, LossOutput, Objective
 from equipoise.policy import block, decoder
 from equipoise.policy.attention import packed_attention
+from equipoise.policy.layer import Layer
 from equipoise.policy.model import ModelError, Policy
 from equipoise.policy.pack import Pack
 from equipoise.policy.support import Support
@@ -155,17 +156,16 @@ def _hidden(policy: Policy, pack: Pack) -> Tensor:
     core = policy.core
     if policy.is_llama_like and block.serves(core, pack):
         x = block.hidden_states(core, pack, gradient_checkpointing=policy.gradient_checkpointing)
-        return decoder.rms_norm(core.model.norm, x)
+        return decoder.normed(core, x)
     if policy.is_llama_like:
-        windows = decoder.windows(core)
 
-        def attend(layer: int, qkv: Tensor, kv_heads: int) -> Tensor:
-            return packed_attention(qkv, kv_heads, pack, window=windows[layer])
+        def attend(layer: Layer, qkv: Tensor) -> Tensor:
+            return packed_attention(qkv, layer.kv_heads, pack, layer.scale, layer.window)
 
         x = decoder.hidden_states(
             core, pack.inputs, pack.positions, attend, gradient_checkpointing=policy.gradient_checkpointing
         )
-        return decoder.rms_norm(core.model.norm, x)
+        return decoder.normed(core, x)
     # A 4-d mask is passed on untouched; None would have transformers build one for the whole row.
     no_mask = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=pack.inputs.device)
     out = core.base_model(

@@ -5,7 +5,7 @@ What responses have in common is computed once: the prompt, and after it every p
 The cache is reserved ahead and written in place; finished responses leave the batch. The weights are copied afresh at
 every call into the layout the loop wants (projections that share an input side by side, input-major), so training in
 place between calls needs no notice, at the price of a second copy of the model while sampling.
-Works for the models of `policy.decoder`; everything else goes to `fallback`.
+Works for the models of `policy.architectures`; everything else goes to `fallback`.
 
 Measured on two ARM cores: scaled-dot-product attention over a copied prompt beats separate products over a shared one
 (2.1 ms against 22 ms a layer at 512 rows); a product with a transposed weight costs 75 µs more per call than with a
@@ -24,8 +24,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from equipoise.kernels.draw import SamplingParams
+from equipoise.kernels.plain_layers import ACTIVATIONS
 from equipoise.kernels.uniform import Key
 from equipoise.policy import Policy, decoder
+from equipoise.policy.layer import Layer, LayerWeights, NormModule, Parts, describe, run
+from equipoise.policy.projections import Projections
 from equipoise.rollout.batch import Batch, Request, collect, request
 from equipoise.rollout.rollouts import Finished, Rollouts
 
@@ -79,9 +82,10 @@ class _Linear(NamedTuple):
     def __call__(self, x: Tensor) -> Tensor:
         return torch.mm(x, self.weight) if self.bias is None else torch.addmm(self.bias, x, self.weight)
 
-    def add_to_(self, residual: Tensor, x: Tensor) -> Tensor:
+    def add_to_(self, residual: Tensor, x: Tensor) -> None:
         residual.addmm_(x, self.weight)
-        return residual if self.bias is None else residual.add_(self.bias)
+        if self.bias is not None:
+            residual.add_(self.bias)
 
 
 class _Norm(NamedTuple):
@@ -97,63 +101,39 @@ class _Norm(NamedTuple):
         return x * torch.addcmul(self.eps, length, length, value=1 / x.shape[-1]).rsqrt_()
 
 
-class _Layer(NamedTuple):
-    norm1: _Norm
-    qkv: _Linear
-    q_norm: _Norm | None
-    k_norm: _Norm | None
-    o: _Linear
-    norm2: _Norm
-    gate_up: _Linear
-    down: _Linear
-
-
 class _Weights(NamedTuple):
     """And what a step would otherwise ask the model's configuration for, which is slow to answer."""
 
-    embed: Callable[[Tensor], Tensor]
-    layers: list[_Layer]
+    parts: Parts
+    layers: list[LayerWeights]
     norm: _Norm
     head: _Linear
-    windows: list[int | None]
-    activation: Callable[[Tensor], Tensor]
 
 
 def _weights(core: Any) -> _Weights:
     """A copy of the weights for decoding. The two halves that rotate together stand side by side in every head, so that
     rotation is a complex product; queries and keys are permuted alike, so their products stay the same.
     """
-    attn = core.model.layers[0].self_attn
-    pairs = _pairs(attn.head_dim, core.device)
-    layers = []
-    for layer in core.model.layers:
-        a, m = layer.self_attn, layer.mlp
-        norm1, scale1 = _norm(layer.input_layernorm)
-        norm2, scale2 = _norm(layer.post_attention_layernorm)
-        layers.append(
-            _Layer(
-                norm1,
-                _linear((a.q_proj, pairs), (a.k_proj, pairs), (a.v_proj, None), scale=scale1),
-                _permuted(getattr(a, "q_norm", None), pairs),
-                _permuted(getattr(a, "k_norm", None), pairs),
-                _linear((a.o_proj, None)),
-                norm2,
-                _linear((m.gate_proj, None), (m.up_proj, None), scale=scale2),
-                _linear((m.down_proj, None)),
-            )
-        )
-    norm, scale = _norm(core.model.norm)
-    table = core.model.embed_tokens.weight
-    plain = type(core.model.embed_tokens) is torch.nn.Embedding and type(core).__name__ != "GemmaForCausalLM"
-    return _Weights(
-        (lambda tokens: F.embedding(tokens, table)) if plain else functools.partial(decoder.embed, core),
-        layers,
-        norm,
-        _linear((core.lm_head, None), scale=scale),
-        decoder.windows(core),
-        F.silu
-        if decoder.ACTIVATIONS[core.config.hidden_act] == "silu"
-        else functools.partial(F.gelu, approximate="tanh"),
+    parts = describe(core)
+    pairs = _pairs(parts.layers[0].head_dim, core.device)
+    norm, scale = _norm(parts.norm)
+    layers = [_layer_weights(layer, pairs) for layer in parts.layers]
+    return _Weights(parts, layers, norm, _linear(parts.head, scale=scale))
+
+
+def _layer_weights(layer: Layer, pairs: Tensor) -> LayerWeights:
+    input_norm, input_scale = _norm(layer.input_norm)
+    mlp_norm, mlp_scale = _norm(layer.mlp_norm)
+    qkv = _linear(layer.qkv, scale=input_scale, order=_head_order(layer, pairs))
+    return LayerWeights(
+        input_norm=input_norm,
+        qkv=qkv,
+        q_norm=_permuted(layer.q_norm, pairs),
+        k_norm=_permuted(layer.k_norm, pairs),
+        o=_linear(layer.o),
+        mlp_norm=mlp_norm,
+        gate_up=_linear(layer.gate_up, scale=mlp_scale),
+        down=_linear(layer.down),
     )
 
 
@@ -162,35 +142,39 @@ def _pairs(head_dim: int, device: torch.device) -> Tensor:
     return torch.arange(head_dim, device=device).view(2, -1).t().reshape(-1)
 
 
-def _norm(module: Any) -> tuple[_Norm, Tensor | None]:
+def _head_order(layer: Layer, pairs: Tensor) -> Tensor:
+    """The order of the rows of qkv in which every head of queries and keys has its entries in the order of `pairs`;
+    values stay as they are."""
+    rows = torch.arange(sum(map(len, layer.qkv.weights)), device=pairs.device).view(-1, layer.head_dim)
+    rotated = len(rows) - layer.kv_heads
+    return torch.cat((rows[:rotated, pairs], rows[rotated:])).flatten()
+
+
+def _norm(norm: NormModule) -> tuple[_Norm, Tensor | None]:
     """The norm, and the scale that the product after it has to take over."""
-    eps, offset = decoder.norm_constants(module)
-    weight = offset + module.weight if offset else module.weight
+    weight = norm.offset + norm.weight if norm.offset else norm.weight
+    eps = torch.tensor(norm.eps, device=weight.device)
     if weight.dtype == torch.float32:
-        return _Norm(None, torch.tensor(eps, device=weight.device)), weight
-    return _Norm(weight, torch.tensor(eps, device=weight.device)), None
+        return _Norm(None, eps), weight
+    return _Norm(weight, eps), None
 
 
-def _permuted(module: Any, pairs: Tensor) -> _Norm | None:
-    return None if module is None else _Norm(module.weight[pairs], torch.tensor(decoder.norm_constants(module)[0]))
+def _permuted(norm: NormModule | None, pairs: Tensor) -> _Norm | None:
+    return None if norm is None else _Norm(norm.weight[pairs], torch.tensor(norm.eps))
 
 
-def _linear(*parts: tuple[Any, Tensor | None], scale: Tensor | None = None) -> _Linear:
-    """Projections side by side as [in, out], each with its heads' entries in the order given."""
-    weights, biases = [], []
-    for projection, order in parts:
-        weight, bias = decoder.merged_weight(projection), projection.bias
-        if order is not None:
-            weight = weight.unflatten(0, (-1, len(order)))[:, order].flatten(0, 1)
-            bias = None if bias is None else bias.view(-1, len(order))[:, order].flatten()
-        weights.append(weight)
-        biases.append(bias)
-    rows = sum(map(len, weights))
-    out = weights[0].new_empty(weights[0].shape[1], rows)
-    torch.cat([w.t() for w in weights], 1, out=out)
+def _linear(projections: Projections, *, scale: Tensor | None = None, order: Tensor | None = None) -> _Linear:
+    """Projections side by side as [in, out], their outputs in the order given, their inputs scaled."""
+    weights, biases = projections.merged_weights(), projections.biases
+    weight = torch.cat(weights) if len(weights) > 1 else weights[0]
+    bias = None if biases is None else torch.cat(biases)
+    if order is not None:
+        weight = weight[order]
+        bias = None if bias is None else bias[order]
+    out = weight.new_empty(weight.shape[1], weight.shape[0]).copy_(weight.t())
     if scale is not None:
         out *= scale[:, None]
-    return _Linear(out, None if biases[0] is None else torch.cat(biases))
+    return _Linear(out, bias)
 
 
 class _Cache:
@@ -236,15 +220,14 @@ def _decode(policy: Policy, weights: _Weights, asked: Request, rows: range) -> B
     first = rows.start // asked.n
     prompts = asked.prompts[first : (rows.stop - 1) // asked.n + 1]
     length = torch.tensor([len(p) for p in prompts], device=device)
-    x, layers, visible = _prefill(core, prompts, length, batch.longest)
+    x, layers, visible = _prefill(core, weights.parts, prompts, length, batch.longest)
     x, cache = weights.norm(x), _Cache(layers, len(rows))
     # The row each response stands in; None once there is one for each, in the order of the responses.
     row: Tensor | None = torch.arange(rows.start, rows.stop, device=device) // asked.n - first
 
     positions = length
     table = torch.arange(int(length.max()) + batch.longest, device=device)
-    cos, sin = (c[0, :, : c.shape[-1] // 2].float() for c in core.model.rotary_emb(x, table[None]))
-    turn = torch.complex(cos, sin)
+    rope = torch.complex(*weights.parts.rope(x, table).map(Tensor.float))
     while True:
         logits = weights.head(x)
         tokens = batch.draw(logits if row is None else logits[row])
@@ -271,7 +254,7 @@ def _decode(policy: Policy, weights: _Weights, asked: Request, rows: range) -> B
             positions = positions[source]
             visible = None if visible is None else visible[source]
         cache.open_column()
-        x = _step(weights, cache, tokens, turn[positions], visible)
+        x = _step(weights, cache, tokens, rope[positions], visible)
         positions = positions + 1
 
 
@@ -303,7 +286,7 @@ def _fill_gaps(finished: Tensor) -> Tensor:
 
 
 def _prefill(
-    core: Any, prompts: list[list[int]], length: Tensor, longest: int
+    core: Any, parts: Parts, prompts: list[list[int]], length: Tensor, longest: int
 ) -> tuple[Tensor, list[Tensor], Tensor | None]:
     """Run the P prompts, flush right. Returns the last hidden states [P, d], keys and values of every layer
     [P, 2, Hk, width, D] and, if lengths differ, what to add to the scores [P, 1, 1, width + longest]: −∞ left of
@@ -316,18 +299,14 @@ def _prefill(
     inputs[inside] = torch.tensor([t for p in prompts for t in p], device=device)
     positions = (column - (width - length[:, None])).clamp_min(0)
     even = bool(inside.all())
-    windows = decoder.windows(core)
-    masks = {w: _prefill_mask(inside, w) for w in set(windows)}
-    pairs = _pairs(core.model.layers[0].self_attn.head_dim, device)
+    masks = {w: _prefill_mask(inside, w) for w in {layer.window for layer in parts.layers}}
+    pairs = _pairs(parts.layers[0].head_dim, device)
     layers: list[Tensor] = []
 
-    def attend(layer: int, qkv: Tensor, kv_heads: int) -> Tensor:
-        q, k, v = decoder.heads_first(qkv.view(*inside.shape, *qkv.shape[1:]), kv_heads)
+    def attend(layer: Layer, qkv: Tensor) -> Tensor:
+        q, k, v = decoder.heads_first(qkv.view(*inside.shape, *qkv.shape[1:]), layer.kv_heads)
         layers.append(torch.stack((k[..., pairs], v), 1))
-        mask = masks[windows[layer]]
-        out = F.scaled_dot_product_attention(
-            q, k, v, attn_mask=mask, is_causal=mask is None, enable_gqa=q.shape[1] != kv_heads
-        )
+        out = decoder.causal_attention(q, k, v, masks[layer.window], layer.scale)
         return out.transpose(1, 2).flatten(0, 1)
 
     x = decoder.hidden_states(core, inputs.view(-1), positions.view(-1), attend).view(*inside.shape, -1)[:, -1]
@@ -349,35 +328,57 @@ def _prefill_mask(inside: Tensor, window: int | None) -> Tensor | None:
     return visible | (column[:, None] == column)  # an empty column sees itself, to stay finite
 
 
-def _step(weights: _Weights, cache: _Cache, tokens: Tensor, turn: Tensor, visible: Tensor | None) -> Tensor:
+def _step(weights: _Weights, cache: _Cache, tokens: Tensor, rope: Tensor, visible: Tensor | None) -> Tensor:
     """Feed one token a row into the cache's newest column; returns the normed hidden states [r, d]."""
-    x = weights.embed(tokens)
-    turn = turn[:, None]
-    r = len(tokens)
-    kv_heads, head_dim = cache.layers[0].shape[2], cache.layers[0].shape[4]
-    for layer, whole, window in zip(weights.layers, cache.layers, weights.windows, strict=True):
-        seen = slice(0 if window is None else max(0, cache.width - window), cache.width)
-        kv, mask = whole[:r, :, :, seen], None if visible is None else visible[..., seen]
-        qkv = layer.qkv(layer.norm1(x)).view(r, -1, head_dim)
-        heads = qkv.shape[1] - 2 * kv_heads
-        if layer.q_norm is not None and layer.k_norm is not None:
-            qkv[:, :heads] = layer.q_norm(qkv[:, :heads])
-            qkv[:, heads:-kv_heads] = layer.k_norm(qkv[:, heads:-kv_heads])
-        _rotate_(qkv, heads + kv_heads, turn)
-        kv.select(3, -1).copy_(qkv[:, heads:].view(r, 2, kv_heads, head_dim))
-        keys, values = kv.unbind(1)
-        o = F.scaled_dot_product_attention(
-            qkv[:, :heads, None], keys, values, attn_mask=mask, enable_gqa=heads != kv_heads
-        )
-        x = layer.o.add_to_(x, o.view(r, -1))
-        gate, up = layer.gate_up(layer.norm2(x)).chunk(2, -1)
-        x = layer.down.add_to_(x, weights.activation(gate).mul_(up))
-    return weights.norm(x)
+    parts = weights.parts
+    stream = _Stream(parts.embed(tokens), ACTIVATIONS[parts.activation])
+    rope = rope[:, None]
+    for layer, own, whole in zip(parts.layers, weights.layers, cache.layers, strict=True):
+        seen = slice(0 if layer.window is None else max(0, cache.width - layer.window), cache.width)
+        kv, mask = whole[: len(tokens), :, :, seen], None if visible is None else visible[..., seen]
+        run(own, stream, functools.partial(_attend, layer, own, kv, mask, rope))
+    return weights.norm(stream.x)
 
 
-def _rotate_(qkv: Tensor, heads: int, turn: Tensor) -> None:
-    """Rotate the first `heads` heads of qkv [r, H, D] by `turn` [r, 1, D/2] complex, in place."""
+class _Stream:
+    """The residual stream, changed in place: a product and its sum are one call."""
+
+    def __init__(self, x: Tensor, activation: Callable[[Tensor], Tensor]) -> None:
+        self.x, self.activation = x, activation
+
+    def norm(self, norm: _Norm) -> Tensor:
+        return norm(self.x)
+
+    def add(self, projection: _Linear, y: Tensor) -> None:
+        projection.add_to_(self.x, y)
+
+    def gated(self, gate_up: Tensor) -> Tensor:
+        gate, up = gate_up.chunk(2, -1)
+        return self.activation(gate).mul_(up)
+
+
+def _attend(layer: Layer, own: LayerWeights, kv: Tensor, mask: Tensor | None, rope: Tensor, qkv: Tensor) -> Tensor:
+    """Put keys and values into the last column of kv [r, 2, Hk, columns, D], and attend to all its columns."""
+    kv_heads, head_dim = layer.kv_heads, layer.head_dim
+    r = len(qkv)
+    qkv = qkv.view(r, -1, head_dim)
+    heads = qkv.shape[1] - 2 * kv_heads
+    if own.q_norm is not None and own.k_norm is not None:
+        qkv[:, :heads] = own.q_norm(qkv[:, :heads])
+        qkv[:, heads:-kv_heads] = own.k_norm(qkv[:, heads:-kv_heads])
+    if layer.rotates:
+        _rotate_(qkv, heads + kv_heads, rope)
+    kv.select(3, -1).copy_(qkv[:, heads:].view(r, 2, kv_heads, head_dim))
+    keys, values = kv.unbind(1)
+    o = F.scaled_dot_product_attention(
+        qkv[:, :heads, None], keys, values, attn_mask=mask, scale=layer.scale, enable_gqa=heads != kv_heads
+    )
+    return o.view(r, -1)
+
+
+def _rotate_(qkv: Tensor, heads: int, rope: Tensor) -> None:
+    """Rotate the first `heads` heads of qkv [r, H, D] by `rope` [r, 1, D/2] complex, in place."""
     pairs = torch.view_as_complex(qkv.float().view(*qkv.shape[:2], -1, 2)[:, :heads])
-    pairs.mul_(turn)
+    pairs.mul_(rope)
     if qkv.dtype != torch.float32:
         qkv[:, :heads] = torch.view_as_real(pairs).flatten(-2)

@@ -5,7 +5,7 @@ in the queue; a response gets blocks as it grows, so memory follows real lengths
 captured once for each of a few batch sizes and replayed; every WINDOW steps the host looks at what was drawn, tells who
 is finished, fills up and goes on. Results are those of the other samplers: same seeds, same draws.
 The cache is reserved at every call and given back after it; the graphs stay, with the step's buffers, for the next one.
-Works for the models of `policy.decoder`, on the CPU too (by the kernels' reference, slowly: for tests).
+Works for the models of `policy.architectures`, on the CPU too (by the kernels' reference, slowly: for tests).
 """
 
 from __future__ import annotations
@@ -18,21 +18,23 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
 from equipoise.kernels import decode
 from equipoise.kernels.decode import BLOCK, Rows
 from equipoise.kernels.draw import SamplingParams, draw
+from equipoise.kernels.plain_layers import Norm
 from equipoise.kernels.uniform import Key
 from equipoise.policy import Policy, decoder
+from equipoise.policy.layer import Layer, LayerWeights, run
+from equipoise.policy.projections import Linear
 from equipoise.policy.support import Support
+from equipoise.policy.weights import Merged, Weights, weights_of
 from equipoise.rollout.batch import Request, request
 from equipoise.rollout.blocks import WINDOW, Blocks, Ledger, Size, blocks_for
 from equipoise.rollout.rollouts import Finished, Rollouts
 from equipoise.rollout.step_buffers import Desk, Supports
-from equipoise.rollout.weights import Merged, Weights, weights_of
 
 BUCKETS = (1, 2, 4, 8, 16, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048)
 CPU_MEMORY = 4 << 30  # bytes of the cache
@@ -135,7 +137,6 @@ class _Call:
 
     def __init__(self, policy: Policy, asked: Request, desk: Desk, weights: Weights, pool: Tensor) -> None:
         self.policy, self.asked, self.desk, self.weights, self.pool = policy, asked, desk, weights, pool
-        self.windows = decoder.windows(policy.core)
         self.keys, self.limit = asked.keys.cpu().numpy(), asked.limit.cpu().numpy()
         self.is_end = np.zeros(weights.vocabulary, dtype=bool)
         self.is_end[[token for token in policy.eos if token < weights.vocabulary]] = True
@@ -189,15 +190,16 @@ class _Call:
         ends = lengths.cumsum()
         starts = torch.from_numpy(np.concatenate(([0], ends)).astype(np.int32)).to(device)
 
-        def attend(layer: int, qkv: Tensor, kv_heads: int) -> Tensor:
+        def attend(layer: Layer, qkv: Tensor) -> Tensor:
+            kv_heads = layer.kv_heads
             q, k, v = qkv.split((qkv.shape[1] - 2 * kv_heads, kv_heads, kv_heads), 1)
-            for pool, entries in zip(self.pool[layer], (k, v), strict=True):
+            for pool, entries in zip(self.pool[layer.index], (k, v), strict=True):
                 pool.view(-1, pool.shape[-1]).index_copy_(0, at, entries.reshape(-1, pool.shape[-1]))
-            return _attend_prompts(q, k, v, lengths.tolist(), starts, self.windows[layer])
+            return _attend_prompts(q, k, v, lengths.tolist(), starts, layer)
 
         core = self.policy.core
         x = decoder.hidden_states(core, tokens, positions, attend)[torch.from_numpy(ends - 1).to(device)]
-        self.desk.last[torch.from_numpy(places).to(device)] = decoder.rms_norm(core.model.norm, x)
+        self.desk.last[torch.from_numpy(places).to(device)] = decoder.normed(core, x)
 
     def _first_tokens(self, old: int) -> None:
         """Draw the first token of the rows from `old` on, from their prompts' last hidden states."""
@@ -243,7 +245,7 @@ class _Call:
         if desk.at.is_cuda:
             step = self._graph(size)
         else:
-            step = functools.partial(_step, self.policy.core, self.weights, desk, self.pool, self.windows, size, params)
+            step = functools.partial(_step, self.weights, desk, self.pool, size, params)
         places = None
         while True:
             desk.upload()
@@ -276,7 +278,7 @@ class _Call:
     def _graph(self, size: int) -> Any:
         params = self.asked.params
         key = size, SamplingParams(params.temperature, params.top_p, params.top_k, params.min_p)
-        arguments = self.policy.core, self.weights, self.desk, self.pool, self.windows, size, params
+        arguments = self.weights, self.desk, self.pool, size, params
         return self.desk.graph(key, lambda: _step(*arguments)).replay
 
     def _record(
@@ -351,32 +353,18 @@ class _Call:
         )
 
 
-def _step(
-    core: Any,
-    weights: Weights,
-    desk: Desk,
-    pool: Tensor,
-    windows: list[int | None],
-    size: int,
-    params: SamplingParams,
-) -> None:
+def _step(weights: Weights, desk: Desk, pool: Tensor, size: int, params: SamplingParams) -> None:
     """One token for each of the first `size` rows: what the desk says goes in, what is drawn is written there."""
-    all_rows = desk.rows
+    parts, all_rows = weights.parts, desk.rows
     rows = Rows(all_rows.table[:size], all_rows.length[:size], all_rows.prompt[:size], *all_rows[3:])
     tokens = desk.tokens[:size]
-    kv_heads, head_dim = pool.shape[3], pool.shape[5]
-    splits = _splits(size * kv_heads, all_rows.table.shape[1])
-    activation = decoder.ACTIVATIONS[core.config.hidden_act]
-    residual = decoder.embed(core, tokens)
-    y = decode.add_norm(None, residual, weights.layers[0].norm1)
-    for i, layer in enumerate(weights.layers):
-        keys, values = pool[i]
-        qkv = layer.qkv(y).view(size, -1, head_dim)
-        q = decode.store(qkv, keys, values, rows, desk.turn, layer.q_norm, layer.k_norm)
-        o = decode.attend(q, keys, values, rows, layer.scale, None, windows[i], splits)
-        y = decode.add_norm(layer.o(o.view(size, -1)), residual, layer.norm2)
-        y = layer.down(decode.gated(layer.gate_up(y), activation))
-        y = decode.add_norm(y, residual, weights.layers[i + 1].norm1 if i + 1 < len(weights.layers) else weights.norm)
+    stream = _Stream(parts.embed(tokens), parts.activation)
+    splits = _splits(size * pool.shape[3], all_rows.table.shape[1])
+    for layer, own in zip(parts.layers, weights.layers, strict=True):
+        keys, values = pool[layer.index]
+        rope = desk.rope if layer.rotates else desk.no_rotation
+        run(own, stream, functools.partial(_attend, layer, own, keys, values, rows, rope, splits))
+    y = stream.norm(weights.norm)
     u = decode.uniform(desk.keys[:size], rows.length + 1)
     drawn, logprobs = _draw(weights.logits(y), u, params, functools.partial(_list_step, desk))
     desk.drawn[:, :size].index_copy_(0, desk.at, drawn[None])
@@ -384,6 +372,34 @@ def _step(
     tokens.copy_(drawn)
     rows.length.add_(1)
     desk.at.add_(1)
+
+
+class _Stream:
+    """The residual stream, changed in place: a sum and the norm after it are one pass."""
+
+    def __init__(self, x: Tensor, activation: str) -> None:
+        self.x, self.activation = x, activation
+        self.delta: Tensor | None = None
+
+    def norm(self, norm: Norm) -> Tensor:
+        y = decode.add_norm(self.delta, self.x, norm)
+        self.delta = None
+        return y
+
+    def add(self, projection: Linear, y: Tensor) -> None:
+        self.delta = projection(y)
+
+    def gated(self, gate_up: Tensor) -> Tensor:
+        return decode.gated(gate_up, self.activation)
+
+
+def _attend(
+    layer: Layer, own: LayerWeights, keys: Tensor, values: Tensor, rows: Rows, rope: Tensor, splits: int, qkv: Tensor
+) -> Tensor:
+    """Write this step's keys and values into the cache, and attend to it."""
+    qkv = qkv.view(len(qkv), -1, layer.head_dim)
+    q = decode.store(qkv, keys, values, rows, rope, own.q_norm, own.k_norm)
+    return decode.attend(q, keys, values, rows, layer.scale, None, layer.window, splits).view(len(qkv), -1)
 
 
 def _splits(programs: int, most: int) -> int:
@@ -417,22 +433,21 @@ def _draw(
     return tokens, logprobs
 
 
-def _attend_prompts(q: Tensor, k: Tensor, v: Tensor, lengths: list[int], starts: Tensor, window: int | None) -> Tensor:
+def _attend_prompts(q: Tensor, k: Tensor, v: Tensor, lengths: list[int], starts: Tensor, layer: Layer) -> Tensor:
     """Causal attention inside each of the prompts that follow each other in q [U, H, D], k and v [U, Hk, D]."""
     if q.is_cuda and q.dtype in (torch.bfloat16, torch.float16):
         longest = max(lengths)
-        left = None if window is None else window - 1
+        left = None if layer.window is None else layer.window - 1
         q, k, v = (x.contiguous() for x in (q, k, v))
         return torch.ops.aten._flash_attention_forward(
-            q, k, v, starts, starts, longest, longest, 0.0, True, False,
+            q, k, v, starts, starts, longest, longest, 0.0, True, False, scale=layer.scale,
             window_size_left=left, window_size_right=None if left is None else 0,
         )[0]  # fmt: skip
     out = []
     for one in zip(*(x.split(lengths) for x in (q, k, v)), strict=True):
         heads = [x.transpose(0, 1)[None] for x in one]
-        mask = decoder.window_mask(len(one[0]), window, q.device)
-        grouped = q.shape[1] != k.shape[1]
-        o = F.scaled_dot_product_attention(*heads, attn_mask=mask, is_causal=mask is None, enable_gqa=grouped)
+        mask = decoder.window_mask(len(one[0]), layer.window, q.device)
+        o = decoder.causal_attention(*heads, mask, layer.scale)
         out.append(o[0].transpose(0, 1))
     return torch.cat(out)
 

@@ -20,6 +20,7 @@ from equipoise.kernels import decode
 from equipoise.kernels.decode import BLOCK, Rows
 from equipoise.kernels.draw import SamplingParams
 from equipoise.policy import Policy
+from equipoise.policy.layer import describe
 from equipoise.rollout.blocks import WINDOW, Size, Tables
 
 LISTED = 1 << 24  # ids of all supports of a window: 64 MiB, 512 a draw with 2,048 rows
@@ -51,9 +52,11 @@ class Desk:
         self._back = tuple(torch.empty_like(t, device="cpu", pin_memory=pinned) for t in (self.drawn, self.logprobs))
         self.last = torch.zeros(size.prompts, core.config.hidden_size, dtype=policy.dtype, device=device)
         positions = torch.arange((size.most + size.most_prompt) * BLOCK, device=device)
-        half = core.model.layers[0].self_attn.head_dim // 2
-        cos, sin = core.model.rotary_emb(self.last, positions[None])
-        self.turn = torch.cat((cos[0, :, :half], sin[0, :, :half]), -1).float()
+        parts = describe(core)
+        rope = parts.rope(self.last, positions)
+        self.rope = torch.cat(tuple(rope), -1).float()  # [positions, D]: cos and sin
+        rotates = all(layer.rotates for layer in parts.layers)
+        self.no_rotation = self.rope if rotates else torch.cat(tuple(rope.without_rotation()), -1).float()
         self._event = torch.cuda.Event() if pinned else None
         self.graphs: dict[GraphKey, torch.cuda.CUDAGraph] = {}
         self._warm: set[GraphKey] = set()

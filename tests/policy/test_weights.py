@@ -1,7 +1,7 @@
 import torch
 
 from equipoise import policy as p
-from equipoise.rollout.weights import weights_of
+from equipoise.policy.weights import weights_of
 from tests.policy import tiny_models
 
 
@@ -10,7 +10,7 @@ def test_the_weights_are_the_trainers():
     weights = weights_of(policy.core, merged := {})
     memory = {q.untyped_storage().data_ptr() for q in policy.model.parameters()}
     for layer in weights.layers:
-        for part in layer[:-1]:
+        for part in layer:
             assert part[0].untyped_storage().data_ptr() in memory
     assert not merged
     assert weights.head.weight.data_ptr() == policy.core.lm_head.weight.data_ptr()
