@@ -10,7 +10,7 @@ from equipoise.policy.layer import describe
 from equipoise.policy.projections import Projections
 from tests.policy import tiny_models
 
-KINDS = ["llama", "grouped", "qwen2", "qwen3", "mistral", "gemma"]
+KINDS = list(tiny_models.LLAMA_LIKE)
 
 
 def logits(core, inputs):

@@ -1,22 +1,9 @@
 """Random models of the size of a finger nail with a character tokenizer, made in memory: no test needs a download."""
 
 import torch
+import transformers
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
-from transformers import (
-    GemmaConfig,
-    GemmaForCausalLM,
-    GPT2Config,
-    GPT2LMHeadModel,
-    LlamaConfig,
-    LlamaForCausalLM,
-    MistralConfig,
-    MistralForCausalLM,
-    PreTrainedTokenizerFast,
-    Qwen2Config,
-    Qwen2ForCausalLM,
-    Qwen3Config,
-    Qwen3ForCausalLM,
-)
+from transformers import PreTrainedTokenizerFast
 
 from equipoise.policy import Policy
 
@@ -36,35 +23,40 @@ def tokenizer() -> PreTrainedTokenizerFast:
     )
 
 
+LLAMA_LIKE = {
+    "llama": ("Llama", {"num_key_value_heads": 4}),
+    "grouped": ("Llama", {}),
+    "qwen2": ("Qwen2", {}),
+    "qwen3": ("Qwen3", {}),
+    "mistral": ("Mistral", {"sliding_window": 7}),
+    "gemma": ("Gemma", {"head_dim": 64}),
+}
+"""Of the families in `policy.architectures`: transformers' name, and how the configuration departs from `SHAPE`."""
+
+SHAPE = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 128,
+    "intermediate_size": 192,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "max_position_embeddings": 128,
+    "initializer_range": 0.1,
+}
+
+
 def policy(kind: str = "llama", *, dtype: torch.dtype = torch.float32, seed: int = 0, **options) -> Policy:
-    """kind: llama (4 heads), grouped (4 heads over 2), qwen2, qwen3, mistral (sees 7 tokens), gemma, or gpt2, which is
-    no Llama at all."""
+    """kind: one of LLAMA_LIKE, or gpt2, which is no Llama at all."""
     torch.manual_seed(seed)
-    shape = {
-        "vocab_size": VOCABULARY,
-        "hidden_size": 128,
-        "intermediate_size": 192,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 4 if kind == "llama" else 2,
-        "head_dim": 32,
-        "max_position_embeddings": 128,
-        "initializer_range": 0.1,
-    }
     ids = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
-    if kind in ("llama", "grouped"):
-        model = LlamaForCausalLM(LlamaConfig(**shape, **ids))
-    elif kind == "qwen2":
-        model = Qwen2ForCausalLM(Qwen2Config(**shape, **ids))
-    elif kind == "qwen3":
-        model = Qwen3ForCausalLM(Qwen3Config(**shape, **ids))
-    elif kind == "mistral":
-        model = MistralForCausalLM(MistralConfig(**shape, **ids, sliding_window=7))
-    elif kind == "gemma":
-        model = GemmaForCausalLM(GemmaConfig(**shape | {"head_dim": 64}, **ids))
+    if kind in LLAMA_LIKE:
+        name, changes = LLAMA_LIKE[kind]
+        config = getattr(transformers, f"{name}Config")(**SHAPE | changes, **ids)
+        model = getattr(transformers, f"{name}ForCausalLM")(config)
     else:
-        config = GPT2Config(vocab_size=VOCABULARY, n_positions=128, n_embd=64, n_layer=2, n_head=2, **ids)
-        model = GPT2LMHeadModel(config)
+        config = transformers.GPT2Config(vocab_size=VOCABULARY, n_positions=128, n_embd=64, n_layer=2, n_head=2, **ids)
+        model = transformers.GPT2LMHeadModel(config)
     for p in model.parameters():
         if p.dim() == 1:  # norms of one and biases of zero would hide a forgotten one
             p.data.add_(0.1 * torch.randn_like(p))

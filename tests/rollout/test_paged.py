@@ -24,7 +24,7 @@ from equipoise.rollout.blocks import BLOCK, WINDOW, Blocks, Ledger, Size, Tables
 from equipoise.rollout.paged import TOLD, _Call, serves
 from tests.policy import tiny_models
 
-KINDS = ["llama", "grouped", "qwen2", "qwen3", "mistral", "gemma"]
+KINDS = list(tiny_models.LLAMA_LIKE)
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 

@@ -8,7 +8,7 @@ from equipoise.kernels.draw import truncate
 from equipoise.rollout import NativeSampler, SamplingParams, TransformersSampler, concatenate, native, sampler
 from tests.policy import tiny_models
 
-KINDS = ["llama", "grouped", "qwen2", "qwen3", "mistral", "gemma"]
+KINDS = list(tiny_models.LLAMA_LIKE)
 PARAMS = {
     "plain": SamplingParams(max_tokens=40, seed=1),
     "cool": SamplingParams(max_tokens=40, temperature=0.7, seed=2),
