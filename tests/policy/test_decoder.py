@@ -73,6 +73,21 @@ def test_other_arithmetic_is_left_to_transformers(setting):
     assert not decoder.is_llama_like(core)
 
 
+def test_layers_that_do_not_rotate_forget_the_order_of_what_they_see():
+    """Under RoPE a layer's attention changes with the order of the tokens before it; without, it does not."""
+    core = tiny_models.policy("smollm3").core
+    assert [layer.rotates for layer in describe(core).layers] == [True, False]
+    for layer in core.model.layers:
+        layer.self_attn.use_rope = False
+    inputs = torch.tensor([5, 6, 7, 8, 9])
+    swapped = inputs[[1, 0, 3, 2, 4]]
+    # With causal masks the states under the tokens still differ; those of one layer's last token do not.
+    core.model.layers = core.model.layers[:1]
+    torch.testing.assert_close(logits(core, inputs)[-1], logits(core, swapped)[-1], atol=2e-5, rtol=1e-5)
+    core.model.layers[0].self_attn.use_rope = True
+    assert (logits(core, inputs)[-1] - logits(core, swapped)[-1]).abs().max() > 1e-3
+
+
 def laid_out(core):
     layers = describe(core).layers
     return all(part.joined() is not None for layer in layers for part in (layer.qkv, layer.gate_up))

@@ -30,6 +30,7 @@ LLAMA_LIKE = {
     "qwen3": ("Qwen3", {}),
     "mistral": ("Mistral", {"sliding_window": 7}),
     "gemma": ("Gemma", {"head_dim": 64}),
+    "smollm3": ("SmolLM3", {"no_rope_layers": [1, 0]}),
 }
 """Of the families in `policy.architectures`: transformers' name, and how the configuration departs from `SHAPE`."""
 

@@ -47,5 +47,7 @@ ARCHITECTURES = {
     "Qwen2ForCausalLM": Architecture(),
     "Qwen3ForCausalLM": Architecture(),
     "GemmaForCausalLM": Architecture(norm_offset=1.0, scales_embeddings=True),
+    # Every fourth layer has no positions.
+    "SmolLM3ForCausalLM": Architecture(rotates=lambda attention: bool(attention.use_rope)),
 }
 """By the name of transformers' class."""
