@@ -88,6 +88,12 @@ def test_layers_that_do_not_rotate_forget_the_order_of_what_they_see():
     assert (logits(core, inputs)[-1] - logits(core, swapped)[-1]).abs().max() > 1e-3
 
 
+def test_a_part_of_a_head_that_rotates_is_left_to_transformers():
+    core = tiny_models.policy("phi3").core
+    core.config.rope_parameters["partial_rotary_factor"] = 0.5
+    assert not decoder.is_llama_like(core)
+
+
 def laid_out(core):
     layers = describe(core).layers
     return all(part.joined() is not None for layer in layers for part in (layer.qkv, layer.gate_up))

@@ -31,6 +31,7 @@ LLAMA_LIKE = {
     "mistral": ("Mistral", {"sliding_window": 7}),
     "gemma": ("Gemma", {"head_dim": 64}),
     "smollm3": ("SmolLM3", {"no_rope_layers": [1, 0]}),
+    "phi3": ("Phi3", {}),
 }
 """Of the families in `policy.architectures`: transformers' name, and how the configuration departs from `SHAPE`."""
 

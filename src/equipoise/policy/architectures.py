@@ -49,5 +49,8 @@ ARCHITECTURES = {
     "GemmaForCausalLM": Architecture(norm_offset=1.0, scales_embeddings=True),
     # Every fourth layer has no positions.
     "SmolLM3ForCausalLM": Architecture(rotates=lambda attention: bool(attention.use_rope)),
+    "Phi3ForCausalLM": Architecture(
+        qkv=lambda attention: (attention.qkv_proj,), gate_up=lambda mlp: (mlp.gate_up_proj,)
+    ),
 }
 """By the name of transformers' class."""

@@ -116,6 +116,7 @@ def is_described(core: Any) -> bool:
         type(core).__name__ in ARCHITECTURES
         and config.hidden_act in ACTIVATIONS
         and config.rope_parameters.get("rope_type", "default") in ROPE_TYPES
+        and config.rope_parameters.get("partial_rotary_factor", 1.0) == 1.0
         and not getattr(config, "use_bidirectional_attention", False)
     )
 
