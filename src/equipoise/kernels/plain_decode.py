@@ -11,12 +11,12 @@ from __future__ import annotations
 from typing import Literal, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from equipoise.kernels import draw as inverse_cdf
+from equipoise.kernels import plain_layers
 from equipoise.kernels.draw import SamplingParams
-from equipoise.kernels.plain_layers import Norm
+from equipoise.kernels.plain_layers import Norm, normed
 from equipoise.kernels.uniform import uniforms
 
 BLOCK = 64
@@ -46,7 +46,7 @@ def store(
     kv_heads, block = keys.shape[1:3]
     q, k, v = qkv.split((qkv.shape[1] - 2 * kv_heads, kv_heads, kv_heads), 1)
     cos, sin = turn[_position(rows)][:, None].chunk(2, -1)
-    q, k = (_rotated(x if norm is None else _normed(x, norm), cos, sin) for x, norm in ((q, q_norm), (k, k_norm)))
+    q, k = (_rotated(x if norm is None else normed(x, norm), cos, sin) for x, norm in ((q, q_norm), (k, k_norm)))
     length = rows.length.long()
     at = rows.table.gather(1, (length // block)[:, None])[:, 0]
     keys[at, :, length % block] = k
@@ -87,13 +87,12 @@ def add_norm(x: Tensor | None, residual: Tensor, norm: Norm) -> Tensor:
     """See the package."""
     if x is not None:
         residual += x
-    return _normed(residual, norm)
+    return normed(residual, norm)
 
 
 def gated(gate_up: Tensor, activation: Activation) -> Tensor:
     """See the package."""
-    gate, up = gate_up.chunk(2, -1)
-    return (F.silu(gate) if activation == "silu" else F.gelu(gate, approximate="tanh")) * up
+    return plain_layers.gated(gate_up, activation, rounds=True)
 
 
 def draw(logits: Tensor, u: Tensor, temperature: float, softcap: float | None) -> tuple[Tensor, Tensor]:
@@ -122,14 +121,6 @@ def _position(rows: Rows) -> Tensor:
 def _gathered(pool: Tensor, table: Tensor) -> Tensor:
     """[blocks, Hk, BLOCK, D] by [R, m] → [R, Hk, m·BLOCK, D]"""
     return pool[table.long()].transpose(1, 2).flatten(2, 3)
-
-
-def _normed(x: Tensor, norm: Norm) -> Tensor:
-    wide = x.to(_wide(x))
-    unit = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + norm.eps)
-    if norm.offset == 0:
-        return norm.weight * unit.to(x.dtype)
-    return (unit * (norm.offset + norm.weight.to(unit.dtype))).to(x.dtype)
 
 
 def _rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

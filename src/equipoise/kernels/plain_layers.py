@@ -27,7 +27,12 @@ def add_norm(
     total = x if delta is None else x + delta
     exact = wide(total)
     scale = (exact.square().mean(-1) + eps).rsqrt()
-    return total, _normed(total, scale, weight, offset), scale
+    return total, _weighted(total, scale, weight, offset), scale
+
+
+def normed(x: Tensor, norm: Norm) -> Tensor:
+    """x [..., d], normed over its last axis."""
+    return add_norm(x, None, *norm)[1]
 
 
 def add_norm_gradient(
@@ -37,13 +42,17 @@ def add_norm_gradient(
     d_x = (w * d - normed * (normed * w * d).mean(-1, keepdim=True)) * scale[:, None]
     if d_total is not None:
         d_x = d_x + d_total
-    y = _normed(total, scale, weight, offset)
+    y = _weighted(total, scale, weight, offset)
     return d_x.to(total.dtype), (normed * d).sum(0).to(weight.dtype), y
 
 
-def gated(gate_up: Tensor, activation: str) -> Tensor:
+def gated(gate_up: Tensor, activation: str, *, rounds: bool = False) -> Tensor:
+    """With `rounds` the activation is rounded before the product, as transformers does and the samplers do."""
     gate, up = wide(gate_up).chunk(2, -1)
-    return (ACTIVATIONS[activation](gate) * up).to(gate_up.dtype)
+    active = ACTIVATIONS[activation](gate)
+    if rounds:
+        active = wide(active.to(gate_up.dtype))
+    return (active * up).to(gate_up.dtype)
 
 
 def gated_gradient(d: Tensor, gate_up: Tensor, activation: str) -> tuple[Tensor, Tensor]:
@@ -81,8 +90,8 @@ def rotate_gradient(
     return d_x, d_q, d_k
 
 
-def _normed(total: Tensor, scale: Tensor, weight: Tensor, offset: float) -> Tensor:
-    normed = wide(total) * scale[:, None]
+def _weighted(total: Tensor, scale: Tensor, weight: Tensor, offset: float) -> Tensor:
+    normed = wide(total) * scale[..., None]
     if not offset:
         normed = wide(normed.to(total.dtype))
     return (normed * (wide(weight) + offset)).to(total.dtype)

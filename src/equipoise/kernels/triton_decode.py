@@ -26,12 +26,12 @@ from equipoise.kernels import uniform as counter
 from equipoise.kernels.hopper import is_hopper
 from equipoise.kernels.plain_decode import Activation, Rows
 from equipoise.kernels.plain_layers import Norm
+from equipoise.kernels.triton_layers import add_norm_kernel, gated_kernel
 
 FLOOR = tl.constexpr(-1e30)  # stands for −∞, whose differences are not numbers
 LN2 = tl.constexpr(math.log(2))
 LOG2E = tl.constexpr(1 / math.log(2))
 GAMMA, FIRST, SECOND = (tl.constexpr(c % 2**64) for c in (counter.GAMMA, counter.FIRST, counter.SECOND))
-ROOT_2_OVER_PI = tl.constexpr(math.sqrt(2 / math.pi))
 
 
 class Launch(NamedTuple):
@@ -114,7 +114,11 @@ def add_norm(x: Tensor | None, residual: Tensor, norm: Norm) -> Tensor:
     R, d = residual.shape
     y = torch.empty_like(residual)
     block = triton.next_power_of_2(d)
-    _add_norm[(R,)](x, residual, y, *norm, d, BLOCK=block, num_warps=4 if block <= 2048 else 8)
+    # A row for each program: there are few rows in a step.
+    add_norm_kernel[(R,)](
+        residual, x, norm.weight, residual, y, None, R, d, norm.eps, norm.offset,
+        GEMMA=norm.offset != 0, TOKENS=1, BLOCK=block, num_warps=4 if block <= 2048 else 8,
+    )  # fmt: skip
     return y
 
 
@@ -123,7 +127,9 @@ def gated(gate_up: Tensor, activation: Activation) -> Tensor:
     _check_contiguous(gate_up)
     R, f = len(gate_up), gate_up.shape[1] // 2
     out = gate_up.new_empty(R, f)
-    _gated[(R, triton.cdiv(f, 1024))](gate_up, out, f, ACTIVATION=activation, BLOCK=1024, num_warps=4)
+    gated_kernel[(R, triton.cdiv(f, 1024))](
+        gate_up, out, f, GELU=activation == "gelu_tanh", ROUNDS=True, BLOCK=1024, num_warps=4
+    )
     return out
 
 
@@ -370,34 +376,6 @@ def _combine(part, sums, out, unit, R, H, D: tl.constexpr, SPLITS: tl.constexpr,
     s = tl.sum(weight * tl.load(sums + SPLITS * R * H + at, mask=there, other=0.0), 0)
     acc = tl.load(part + at[:, None] * D + d[None, :], mask=there[:, None], other=0.0)
     tl.store(out + query * D + d, (tl.sum(weight[:, None] * acc, 0) / s).to(out.dtype.element_ty))
-
-
-@triton.jit
-def _add_norm(x, residual, y, weight, eps, offset, d, BLOCK: tl.constexpr):
-    row, o = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK)
-    dtype: tl.constexpr = y.dtype.element_ty
-    r = tl.load(residual + row * d + o, mask=o < d, other=0.0).to(tl.float32)
-    w = tl.load(weight + o, mask=o < d, other=0.0).to(tl.float32)
-    if x is not None:
-        r = _rounded(r + tl.load(x + row * d + o, mask=o < d, other=0.0).to(tl.float32), dtype)
-        tl.store(residual + row * d + o, r.to(dtype), mask=o < d)
-    scale = tl.rsqrt(tl.sum(r * r, 0) / d + eps)
-    tl.store(y + row * d + o, _weighted(r * scale, w, offset, dtype).to(dtype), mask=o < d)
-
-
-@triton.jit
-def _gated(gate_up, out, f, ACTIVATION: tl.constexpr, BLOCK: tl.constexpr):
-    row, o = tl.program_id(0).to(tl.int64), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    dtype: tl.constexpr = out.dtype.element_ty
-    gate = tl.load(gate_up + row * 2 * f + o, mask=o < f, other=0.0).to(tl.float32)
-    up = tl.load(gate_up + row * 2 * f + f + o, mask=o < f, other=0.0).to(tl.float32)
-    if ACTIVATION == "silu":
-        active = gate * tl.sigmoid(gate)
-    else:
-        tl.static_assert(ACTIVATION == "gelu_tanh")
-        # ½(1 + tanh x) = σ(2x)
-        active = gate * tl.sigmoid(2 * ROOT_2_OVER_PI * (gate + 0.044715 * gate * gate * gate))
-    tl.store(out + row * f + o, (_rounded(active, dtype) * up).to(dtype), mask=o < f)
 
 
 @triton.jit

@@ -25,7 +25,7 @@ def add_norm(
     total = x if delta is None else torch.empty_like(x)
     y, scale = torch.empty_like(x), x.new_empty(U, dtype=torch.float32)
     tokens, block = _tile(d)
-    _add_norm[(triton.cdiv(U, tokens),)](
+    add_norm_kernel[(triton.cdiv(U, tokens),)](
         x, delta, weight, total, y, scale, U, d, eps, offset, GEMMA=offset != 0, TOKENS=tokens, BLOCK=block
     )
     return total, y, scale
@@ -51,7 +51,9 @@ def gated(gate_up: Tensor, activation: str) -> Tensor:
     """activation(gate)·up [U, f] for the halves of gate_up [U, 2 f]."""
     U, f = gate_up.shape[0], gate_up.shape[1] // 2
     out = gate_up.new_empty(U, f)
-    _gated[(U, triton.cdiv(f, 512))](gate_up, out, f, GELU=activation == "gelu_tanh", BLOCK=512, num_warps=2)
+    gated_kernel[(U, triton.cdiv(f, 512))](
+        gate_up, out, f, GELU=activation == "gelu_tanh", ROUNDS=False, BLOCK=512, num_warps=2
+    )
     return out
 
 
@@ -131,10 +133,26 @@ def _column_sums(sums, out, programs, d, ROWS: tl.constexpr, WIDTH: tl.constexpr
 
 
 @triton.jit
-def _add_norm(
-    x, delta, weight, total, y, scale, rows, d, eps, offset,
-    GEMMA: tl.constexpr, TOKENS: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
+def add_norm_kernel(
+    x,  # [rows, d]
+    delta,  # [rows, d] or None
+    weight,  # [d]
+    total,  # [rows, d] out, x + delta; may be x itself
+    y,  # [rows, d] out
+    scale,  # [rows] out, 1/√(mean x² + ε), or None
+    rows,
+    d,
+    eps,
+    offset,
+    GEMMA: tl.constexpr,
+    TOKENS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """A program has a tile of TOKENS whole rows:
+
+    rows   0 … TOKENS−1   │ BLOCK columns, d of them real │   program 0
+    rows   TOKENS … 2·TOKENS−1                                program 1
+    """
     row = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
     column = tl.arange(0, BLOCK)
     here = (row < rows)[:, None] & (column < d)[None, :]
@@ -145,7 +163,8 @@ def _add_norm(
         tl.store(total + place, v, mask=here)
         v = v.to(tl.float32)
     s = tl.rsqrt(tl.sum(v * v, 1) / d + eps)
-    tl.store(scale + row, s, mask=row < rows)
+    if scale is not None:
+        tl.store(scale + row, s, mask=row < rows)
     normed = v * s[:, None]
     w = tl.load(weight + column, mask=column < d, other=0.0).to(tl.float32)
     if not GEMMA:  # which multiplies before it rounds
@@ -196,13 +215,23 @@ def _activation(g, GELU: tl.constexpr):
 
 
 @triton.jit
-def _gated(gate_up, out, f, GELU: tl.constexpr, BLOCK: tl.constexpr):
+def gated_kernel(
+    gate_up,  # [rows, 2 f]: gate, then up
+    out,  # [rows, f]
+    f,
+    GELU: tl.constexpr,
+    ROUNDS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """A program has BLOCK columns of one row. ROUNDS: the activation is rounded before the product."""
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     place, here = gate_up + row * 2 * f + column, column < f
     gate = tl.load(place, mask=here, other=0.0).to(tl.float32)
     up = tl.load(place + f, mask=here, other=0.0).to(tl.float32)
     value, _ = _activation(gate, GELU)
+    if ROUNDS:
+        value = value.to(out.dtype.element_ty).to(tl.float32)
     tl.store(out + row * f + column, (value * up).to(out.dtype.element_ty), mask=here)
 
 
