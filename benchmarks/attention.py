@@ -36,7 +36,7 @@ from timing import attempt, seconds
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from equipoise.kernels.segments import Stretches
+from equipoise.kernels.segments import Segments
 from equipoise.kernels.varlen import varlen_attention
 from equipoise.policy import pack
 
@@ -59,7 +59,7 @@ HEADS = {"SmolLM2-135M": Heads(9, 3, 64), "Qwen3-0.6B": Heads(16, 8, 128)}
 class Row:
     """A packed row as plain numbers. `own` are the entries of each segment, `seen` those of its prompt before it."""
 
-    stretches: Stretches
+    segments: Segments
     own: list[range]
     seen: list[range]
 
@@ -78,17 +78,17 @@ def row(lengths: Tensor, group: int, prompt: int, *, shared: bool) -> Row:
     tokens = torch.zeros(int(lengths.sum()), dtype=torch.int64, device=DEVICE)
     texts = [[3] * prompt for _ in range(len(lengths) // group)]
     of = torch.arange(len(texts)).repeat_interleave(group)
-    stretches = pack(texts, tokens, lengths, of, share="prompt" if shared else "nothing").stretches
-    cuts = stretches.cuts.tolist()
+    segments = pack(texts, tokens, lengths, of, share="prompt" if shared else "nothing").segments
+    cuts = segments.cuts.tolist()
     own = [range(a, b) for a, b in pairwise(cuts)]
     seen = [range(0)] * len(own)
-    if stretches.prompts is not None and stretches.groups is not None:
-        p, g = stretches.prompts.tolist(), stretches.groups.tolist()
+    if segments.prompts is not None and segments.groups is not None:
+        p, g = segments.prompts.tolist(), segments.groups.tolist()
         for i, segment in enumerate(own):
             if segment.start >= g[0]:
                 at = max(k for k in range(len(p) - 1) if g[k] <= segment.start)
                 seen[i] = range(p[at], p[at + 1])
-    return Row(stretches, own, seen)
+    return Row(segments, own, seen)
 
 
 def split(qkv: Tensor, heads: Heads) -> tuple[Tensor, ...]:
@@ -117,7 +117,7 @@ class Attention(NamedTuple):
 
 
 def ours(heads: Heads, r: Row) -> Attention:
-    return Attention(lambda qkv: varlen_attention(qkv, heads.key, r.stretches), {})
+    return Attention(lambda qkv: varlen_attention(qkv, heads.key, r.segments), {})
 
 
 def visible(r: Row) -> Callable[..., Tensor]:

@@ -136,7 +136,7 @@ def between_products(shape: Shape, R: int) -> dict[str, float]:
     qkv = torch.randn(R, heads, shape.D, device="cuda", dtype=torch.bfloat16)
     x, residual = torch.randn(2, R, shape.hidden, device="cuda", dtype=torch.bfloat16)
     gate_up = torch.randn(R, 2 * shape.inner, device="cuda", dtype=torch.bfloat16)
-    turn = torch.randn(2048, shape.D, device="cuda")
+    rope = torch.randn(2048, shape.D, device="cuda")
     norm, head_norm = (Norm(torch.randn(d, device="cuda").bfloat16(), 1e-6, 0.0) for d in (shape.hidden, shape.D))
     head_norms = (head_norm, head_norm) if shape.normed else (None, None)
     keys = torch.arange(R, device="cuda")
@@ -153,7 +153,7 @@ def between_products(shape: Shape, R: int) -> dict[str, float]:
         return F.silu(gate) * up
 
     return {
-        "store": us(lambda i: decode.store(qkv, *held.pool[i % 8], held.rows, turn, *head_norms)),
+        "store": us(lambda i: decode.store(qkv, *held.pool[i % 8], held.rows, rope, *head_norms)),
         "add_norm": us(lambda i: decode.add_norm(x, residual, norm)),
         "gated": us(lambda i: decode.gated(gate_up, "silu")),
         "uniform": us(lambda i: decode.uniform(keys, held.rows.length)),

@@ -146,7 +146,7 @@ def varied(policy: p.Policy, sampler: PagedSampler) -> dict[str, Any]:
     computed, original = [0], paged._Call._steps
 
     def counting(call: Any, number: int) -> None:
-        computed[0] += number * next(b for b in paged.BUCKETS if b >= call.ledger.count)
+        computed[0] += number * next(b for b in paged.BUCKETS if b >= call.scheduler.count)
         original(call, number)
 
     with ending_by_chance(policy, 20):

@@ -33,7 +33,7 @@ def both(packed, heads, kv_heads, dtype, head_dim=8, seed=0):
     d = torch.randn(size[0], heads, head_dim, generator=g, dtype=torch.float64).to(packed.inputs.device, dtype)
     found = []
     for out in (
-        varlen.varlen_attention(qkv, kv_heads, packed.stretches),
+        varlen.varlen_attention(qkv, kv_heads, packed.segments),
         packed_attention(qkv.double(), kv_heads, packed).to(dtype),
     ):
         found.append((out.detach(), torch.autograd.grad(out, qkv, d)[0]))
@@ -47,7 +47,7 @@ def both(packed, heads, kv_heads, dtype, head_dim=8, seed=0):
     share=st.sampled_from(["prompt", "nothing"]),
     heads=st.sampled_from([(2, 2), (4, 2), (3, 1)]),
 )
-def test_stretches_and_buckets_agree(sizes, lengths, share, heads):
+def test_segments_and_buckets_agree(sizes, lengths, share, heads):
     prompts = [list(range(3, 3 + size)) for size in sizes]
     prompt = torch.tensor([i % len(sizes) for i, _ in lengths])
     length = torch.tensor([n for _, n in lengths])
@@ -80,7 +80,7 @@ PROMPT = torch.tensor([0, 0, 0, 1, 1, 1, 2, 2, 2, 3, 3, 3, 4, 4, 4])
 @pytest.mark.parametrize("share", ["prompt", "nothing"])
 @pytest.mark.parametrize("described", [True, False])
 def test_the_kernels_agree_with_the_plain_loop(heads, share, described, monkeypatch):
-    """Tiles with one stretch, with several, with parts of them; prompts whose gradients come in one part or several;
+    """Tiles with one segment, with several, with parts of them; prompts whose gradients come in one part or several;
     loaded through descriptors and without."""
     if described and CUDA and torch.cuda.get_device_capability() < (9, 0):
         pytest.skip("needs Hopper")
@@ -94,9 +94,9 @@ def test_the_kernels_agree_with_the_plain_loop(heads, share, described, monkeypa
     g = torch.Generator().manual_seed(0)
     qkv = torch.randn(len(packed.inputs), H + 2 * kv_heads, D, generator=g).to(dtype)
     d = torch.randn(len(packed.inputs), H, D, generator=g).to(dtype)
-    out, lse = varlen.attend(qkv.double(), kv_heads, packed.stretches, D**-0.5)
-    wanted = varlen.attend_gradient(d.double(), qkv.double(), out, lse, kv_heads, packed.stretches, D**-0.5)
-    places = dataclasses.replace(packed.stretches, device=torch.device(DEVICE))
+    out, lse = varlen.attend(qkv.double(), kv_heads, packed.segments, D**-0.5)
+    wanted = varlen.attend_gradient(d.double(), qkv.double(), out, lse, kv_heads, packed.segments, D**-0.5)
+    places = dataclasses.replace(packed.segments, device=torch.device(DEVICE))
     qkv, d = qkv.to(DEVICE), d.to(DEVICE)
 
     def by_kernels():
@@ -128,7 +128,7 @@ def test_the_host_never_waits(share):
     try:
         packed = pack([[3] * n for n in (1, 100, 7, 300, 64)], tokens, LENGTHS, PROMPT, share=share)
         qkv = torch.ones(len(packed.inputs), 15, 64, device="cuda", dtype=torch.bfloat16, requires_grad=True)
-        out = varlen.varlen_attention(qkv, 3, packed.stretches)
+        out = varlen.varlen_attention(qkv, 3, packed.segments)
         grad = torch.autograd.grad(out.sum(), qkv)[0]
     finally:
         torch.cuda.set_sync_debug_mode("default")

@@ -131,11 +131,11 @@ class Case:
         self.rows = Rows(*(x.int().to(DEVICE) for x in (*fields, torch.tensor(prompt_lengths), members)))
         self.qkv = torch.randn(R, heads + 2 * kv_heads, D, generator=g).to(dtype).to(DEVICE)
         angle = torch.randn(max(prompt_lengths) + max(lengths) + 1, D // 2, generator=g)
-        self.turn = torch.cat((angle.cos(), angle.sin()), 1).to(dtype).float().to(DEVICE)
+        self.rope = torch.cat((angle.cos(), angle.sin()), 1).to(dtype).float().to(DEVICE)
 
     def stored(self):
         """Queries of this step; its keys and values are in the cache."""
-        return plain_decode.store(self.qkv, self.keys, self.values, self.rows, self.turn, None, None)
+        return plain_decode.store(self.qkv, self.keys, self.values, self.rows, self.rope, None, None)
 
     def real(self):
         return torch.tensor([p >= 0 for p in self.prompt], device=DEVICE)
@@ -183,11 +183,11 @@ def test_the_reference_stores_what_transformers_computes(dtype, normed):
         for i, m in enumerate(modules):
             m.weight.data.copy_(randn(c.D, seed=i))
     norms = [None if m is None else Norm(m.weight.data, 1e-5, float(normed == "gemma")) for m in modules]
-    got = plain_decode.store(c.qkv, c.keys, c.values, c.rows, c.turn, *norms)
+    got = plain_decode.store(c.qkv, c.keys, c.values, c.rows, c.rope, *norms)
     q, k, v = c.qkv.split((c.heads, c.kv_heads, c.kv_heads), 1)
     q, k = (x if m is None else m(x) for x, m in zip((q, k), modules, strict=True))
     position = [c.prompt_lengths[max(p, 0)] + n for n, p in zip(c.lengths, c.prompt, strict=True)]
-    cos, sin = (torch.cat((x, x), -1).to(dtype) for x in c.turn[position].chunk(2, -1))
+    cos, sin = (torch.cat((x, x), -1).to(dtype) for x in c.rope[position].chunk(2, -1))
     q, k = apply_rotary_pos_emb(q[None].transpose(1, 2), k[None].transpose(1, 2), cos[None], sin[None])
     assert torch.equal(got, q[0].transpose(0, 1))
     for r in c.real().nonzero()[:, 0].tolist():
@@ -212,9 +212,9 @@ def test_store(kernel, heads, kv_heads, D, offsets, dtype):
     c = case(heads, kv_heads, D, dtype)
     norms = [None if o is None else Norm(randn(D, dtype=dtype, seed=i), 1e-3, o) for i, o in enumerate(offsets)]
     before = c.keys.clone(), c.values.clone()
-    q = kernel.store(c.qkv, c.keys, c.values, c.rows, c.turn, *norms)
+    q = kernel.store(c.qkv, c.keys, c.values, c.rows, c.rope, *norms)
     got, (c.keys, c.values) = (c.keys, c.values), before
-    wanted = plain_decode.store(c.qkv, c.keys, c.values, c.rows, c.turn, *norms)
+    wanted = plain_decode.store(c.qkv, c.keys, c.values, c.rows, c.rope, *norms)
     # A sum in another order moves x̂ past a rounding boundary now and then, and then it is off by one unit.
     unit = {torch.float32: 1e-6, torch.bfloat16: 2**-7}[dtype]
     torch.testing.assert_close(q, wanted, rtol=unit, atol=unit)
@@ -449,7 +449,7 @@ def test_heads_that_are_no_power_of_two_are_refused():
 
     c = Case([3], [0], [2], heads=2, kv_heads=1, D=80, dtype=torch.float32)
     with pytest.raises(ValueError, match="heads of 80"):
-        triton_decode.store(c.qkv, c.keys, c.values, c.rows, c.turn, None, None)
+        triton_decode.store(c.qkv, c.keys, c.values, c.rows, c.rope, None, None)
 
 
 @needs_triton
@@ -471,7 +471,7 @@ def test_tensors_that_are_not_contiguous_are_refused():
 def step(c, residual, u_keys):
     """Every kernel once."""
     norm = Norm(residual[0], 1e-5, 0.0)
-    q = decode.store(c.qkv, c.keys, c.values, c.rows, c.turn, None, None)
+    q = decode.store(c.qkv, c.keys, c.values, c.rows, c.rope, None, None)
     o = decode.attend(q, c.keys, c.values, c.rows, 0.3, None, None, 2)
     x = decode.add_norm(o.flatten(1), residual.clone(), norm)
     tokens, logprobs = decode.draw(decode.gated(x, "silu"), decode.uniform(u_keys, c.rows.length), 1.0, None)
@@ -492,7 +492,7 @@ def test_kernels_that_begin_before_others_have_ended_give_the_same_bits(monkeypa
             monkeypatch.setattr(triton_decode, "is_hopper", lambda _: False)
         keys, values, outs = c.keys.clone(), c.values.clone(), []
         for i, norm in enumerate(norms):
-            q = triton_decode.store(c.qkv, keys, values, c.rows, c.turn, norm, norm)
+            q = triton_decode.store(c.qkv, keys, values, c.rows, c.rope, norm, norm)
             outs.append(triton_decode.attend(q, keys, values, c.rows, 0.2, None, None, 1 + i % 2))
         found.append(torch.stack(outs))
         monkeypatch.undo()

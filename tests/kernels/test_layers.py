@@ -92,7 +92,7 @@ def test_gated(device, activation, shape, dtype):
     assert_same(kernels.gated(gate_up, activation), plain(gate) * up, (gate_up,), dtype)
 
 
-def turn(U, D, dtype, device):
+def rope_table(U, D, dtype, device):
     angle = torch.arange(U)[:, None, None] * torch.linspace(0.1, 1, D // 2)
     return angle.cos().to(device, dtype), angle.sin().to(device, dtype)
 
@@ -101,9 +101,9 @@ def turn(U, D, dtype, device):
 @pytest.mark.parametrize("shape", [(17, 5, 32), (301, 5, 24)])
 def test_rotate(device, shape, dtype):
     (x,) = tensors(shape, dtype=dtype, device=device)
-    cos, sin = turn(shape[0], shape[2], dtype, device)
-    turned = half_split_rotation(x[:, :3], cos.repeat(1, 1, 2), sin.repeat(1, 1, 2))
-    assert_same(kernels.rotate(x, 3, cos, sin), torch.cat((turned, x[:, 3:]), 1), (x,), dtype)
+    cos, sin = rope_table(shape[0], shape[2], dtype, device)
+    rotated = half_split_rotation(x[:, :3], cos.repeat(1, 1, 2), sin.repeat(1, 1, 2))
+    assert_same(kernels.rotate(x, 3, cos, sin), torch.cat((rotated, x[:, 3:]), 1), (x,), dtype)
 
 
 @pytest.mark.parametrize("dtype", HALF)
@@ -111,10 +111,10 @@ def test_rotate(device, shape, dtype):
 def test_norm_rotate(device, shape, dtype):
     kv_heads = 1 if shape[1] == 5 else 2
     qkv, q_weight, k_weight = tensors(shape, shape[2:], shape[2:], dtype=dtype, device=device)
-    cos, sin = turn(shape[0], shape[2], dtype, device)
+    cos, sin = rope_table(shape[0], shape[2], dtype, device)
     q, k, v = qkv.split((shape[1] - 2 * kv_heads, kv_heads, kv_heads), 1)
-    turned = half_split_rotation(
+    rotated = half_split_rotation(
         torch.cat((norm(q, q_weight, 0.0), norm(k, k_weight, 0.0)), 1), cos.repeat(1, 1, 2), sin.repeat(1, 1, 2)
     )
     got = kernels.norm_rotate(qkv, kv_heads, q_weight, k_weight, 1e-6, cos, sin)
-    assert_same(got, torch.cat((turned, v), 1), (qkv, q_weight, k_weight), dtype)
+    assert_same(got, torch.cat((rotated, v), 1), (qkv, q_weight, k_weight), dtype)

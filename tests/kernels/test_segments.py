@@ -21,7 +21,7 @@ def test_tiles_cover_what_is_seen(sizes, lengths, share, size, part):
     prompt = torch.tensor([i % len(sizes) for i, _ in lengths])
     length = torch.tensor([n for _, n in lengths])
     packed = pack([[3] * n for n in sizes], torch.zeros(int(length.sum())).long(), length, prompt, share=share)
-    places, before = packed.stretches, segments.PART
+    places, before = packed.segments, segments.PART
     segments.PART = part
     try:
         queries, (keys, prompts, sums) = places.query_tiles(size).tolist(), places.key_tiles(size)

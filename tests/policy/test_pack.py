@@ -62,32 +62,32 @@ def test_every_target_is_predicted_from_its_own_sequence(sizes, responses):
     assert torch.equal(packed.targets, tokens)
 
 
-def stretches(cuts):
+def segments(cuts):
     return [slice(a, b) for a, b in zip(cuts.tolist(), cuts.tolist()[1:], strict=False)]
 
 
 @given(**BATCHES, share=st.sampled_from(["prompt", "nothing"]))
-def test_the_row_of_stretches_holds_every_sequence(sizes, responses, share):
+def test_the_row_of_segments_holds_every_sequence(sizes, responses, share):
     prompts, tokens, lengths, prompt, sequences = batch(sizes, responses)
     packed = pack(prompts, tokens, lengths, prompt, share=share)
-    row, own = packed.inputs.tolist(), stretches(packed.stretches.cuts)
+    row, own = packed.inputs.tolist(), segments(packed.segments.cuts)
     assert own[-1].stop == len(row)
-    # What an entry sees: its own stretch up to itself and, where prompts stand once, the whole prompt before that.
+    # What an entry sees: its own segment up to itself and, where prompts stand once, the whole prompt before that.
     seen = {}
     for s in own:
         for end in range(s.start, s.stop):
             seen[end] = row[s.start : end + 1]
     if share == "prompt":
         assert len(row) == sum(len(prompts[i]) for i in set(prompt.tolist())) + int((lengths - 1).sum())
-        places = packed.stretches
+        places = packed.segments
         assert places.groups[-1] == len(row)
         assert places.groups[0] == places.prompts[-1]
-        for queries, keys in zip(*map(stretches, (places.groups, places.prompts)), strict=True):
+        for queries, keys in zip(*map(segments, (places.groups, places.prompts)), strict=True):
             for q in range(queries.start, queries.stop):
                 seen[q] = row[keys] + seen[q]
     else:
         assert len(row) == sum(len(s) - 1 for s in sequences)
-        assert packed.stretches.prompts is None
+        assert packed.segments.prompts is None
     ends = zip(sequences, lengths.tolist(), strict=True)
     wanted = [s[:k] for s, n in ends for k in range(len(s) - n, len(s))]
     assert [seen[e] for e in packed.predict.tolist()] == wanted

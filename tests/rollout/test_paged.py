@@ -20,7 +20,7 @@ from equipoise.rollout import (
     paged,
     step_buffers,
 )
-from equipoise.rollout.blocks import BLOCK, WINDOW, Blocks, Ledger, Size, Tables, blocks_for
+from equipoise.rollout.blocks import BLOCK, WINDOW, Blocks, Scheduler, Size, Tables, blocks_for
 from equipoise.rollout.paged import TOLD, _Call, serves
 from tests.policy import tiny_models
 
@@ -141,8 +141,8 @@ def test_rows_and_memory_change_nothing(rows, spare, monkeypatch):
     names = [f"prompt {i}" for i in range(7)]
     params = SamplingParams(max_tokens=40, seed=5)
     wanted = by_name(NativeSampler(policy).sample(prompts, 3, params, keys=names, step=2), names, 3)
-    sent_back, original = [], Ledger._send_back
-    monkeypatch.setattr(Ledger, "_send_back", lambda self, row: sent_back.append(row) or original(self, row))
+    sent_back, original = [], Scheduler._send_back
+    monkeypatch.setattr(Scheduler, "_send_back", lambda self, row: sent_back.append(row) or original(self, row))
     longest = blocks.blocks_for(max(map(len, prompts))) + blocks.blocks_for(40 - 1)
     memory = (1 + int(longest) + spare) * block_bytes(policy)
     ours = PagedSampler(policy, rows=rows, memory=memory).sample(prompts, 3, params, keys=names, step=2)
@@ -193,8 +193,10 @@ def test_a_cache_that_has_moved_changes_no_draw(monkeypatch):
     """On CUDA the graphs of the step are captured again, several times in the memory of the ones before."""
     sampler, prompts = PagedSampler(tiny()), tiny_models.prompts(4)
     first = sampler.sample(prompts, 3, PARAMS["plain"])
-    anchor, moves = step_buffers.Desk.anchor, itertools.count(1)
-    monkeypatch.setattr(step_buffers.Desk, "anchor", lambda self, addresses: anchor(self, (next(moves), *addresses)))
+    anchor, moves = step_buffers.StepBuffers.anchor, itertools.count(1)
+    monkeypatch.setattr(
+        step_buffers.StepBuffers, "anchor", lambda self, addresses: anchor(self, (next(moves), *addresses))
+    )
     for _ in range(3):
         again = sampler.sample(prompts, 3, PARAMS["plain"])
         assert torch.equal(again.tokens, first.tokens)
@@ -287,12 +289,12 @@ def test_too_little_memory_is_refused():
         PagedSampler(policy, rows=5000)
 
 
-def ledger(rows, places, prompt_length, limit, blocks):
+def scheduler(rows, places, prompt_length, limit, blocks):
     most, n = int(blocks_for(max(limit) + WINDOW)), len(limit) // len(prompt_length)
     size = Size(rows, most, places, int(blocks_for(max(prompt_length))), n)
     small = np.zeros(sum(int(np.prod(s)) for s in size.shapes), dtype=np.int32)
     tables = Tables(size, small, np.zeros(2 * rows, dtype=np.int64))
-    return Ledger(tables, Blocks(blocks), prompt_length, limit)
+    return Scheduler(tables, Blocks(blocks), prompt_length, limit)
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -303,7 +305,7 @@ def test_no_block_has_two_owners_and_none_is_lost(seed):
     limit = rng.integers(2, 4 * BLOCK, 10 * n)
     least = 1 + int((blocks_for(prompt_length).repeat(n) + blocks_for(limit - 1)).max())
     count = least + int(rng.integers(0, 30))
-    book = ledger(rows, places, prompt_length, limit, count)
+    book = scheduler(rows, places, prompt_length, limit, count)
     done, rounds = set(), itertools.count()
     while book.count or book.queue:
         assert next(rounds) < 10_000

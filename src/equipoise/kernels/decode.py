@@ -34,14 +34,14 @@ __all__ = [
 
 
 def store(
-    qkv: Tensor, keys: Tensor, values: Tensor, rows: Rows, turn: Tensor, q_norm: Norm | None, k_norm: Norm | None
+    qkv: Tensor, keys: Tensor, values: Tensor, rows: Rows, rope: Tensor, q_norm: Norm | None, k_norm: Norm | None
 ) -> Tensor:
     """Norm queries and keys per head, rotate them to their position, write keys and values to the row's place `length`.
 
-    qkv [R, H + 2 Hk, D] → queries [R, H, D]. turn [positions, D] float32: cos [D/2] and sin [D/2] of every position;
+    qkv [R, H + 2 Hk, D] → queries [R, H, D]. rope [positions, D] float32: cos [D/2] and sin [D/2] of every position;
     halves of a head rotate together. Give cos and sin as the model rounds them to get the model's own bits.
     """
-    return _of(qkv).store(qkv, keys, values, rows, turn, q_norm, k_norm)
+    return _of(qkv).store(qkv, keys, values, rows, rope, q_norm, k_norm)
 
 
 def attend(

@@ -195,14 +195,14 @@ class _Rotate(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, heads: int, cos: Tensor, sin: Tensor) -> Tensor:
         ctx.save_for_backward(cos, sin)
         ctx.heads = heads
-        return _turn(x, heads, cos, sin, 1)
+        return _rotated(x, heads, cos, sin, 1)
 
     @staticmethod
     def backward(ctx: Any, d: Tensor) -> tuple[Tensor, None, None, None]:
-        return _turn(d, ctx.heads, *ctx.saved_tensors, -1), None, None, None
+        return _rotated(d, ctx.heads, *ctx.saved_tensors, -1), None, None, None
 
 
-def _turn(x: Tensor, heads: int, cos: Tensor, sin: Tensor, direction: int) -> Tensor:
+def _rotated(x: Tensor, heads: int, cos: Tensor, sin: Tensor, direction: int) -> Tensor:
     out = torch.empty_like(x)
     out[:, heads:] = x[:, heads:]
     x1, x2 = x[:, :heads].chunk(2, -1)

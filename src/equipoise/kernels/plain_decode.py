@@ -40,12 +40,12 @@ class Rows(NamedTuple):
 
 
 def store(
-    qkv: Tensor, keys: Tensor, values: Tensor, rows: Rows, turn: Tensor, q_norm: Norm | None, k_norm: Norm | None
+    qkv: Tensor, keys: Tensor, values: Tensor, rows: Rows, rope: Tensor, q_norm: Norm | None, k_norm: Norm | None
 ) -> Tensor:
     """See the package."""
     kv_heads, block = keys.shape[1:3]
     q, k, v = qkv.split((qkv.shape[1] - 2 * kv_heads, kv_heads, kv_heads), 1)
-    cos, sin = turn[_position(rows)][:, None].chunk(2, -1)
+    cos, sin = rope[_position(rows)][:, None].chunk(2, -1)
     q, k = (_rotated(x if norm is None else normed(x, norm), cos, sin) for x, norm in ((q, q_norm), (k, k_norm)))
     length = rows.length.long()
     at = rows.table.gather(1, (length // block)[:, None])[:, 0]

@@ -1,7 +1,7 @@
 """Where the sequences of a packed row lie, and how their attention is cut into tiles.
 
-The row is a line of stretches, each causal in itself. Where prompts stand once, they come first, each a stretch, and
-then the responses, group by group; all stretches of a group see its prompt before themselves.
+The row is a line of segments, each causal in itself. Where prompts stand once, they come first, each a segment, and
+then the responses, group by group; all segments of a group see its prompt before themselves.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ class KeyTiles(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class Stretches:
-    """cuts [S + 1]: where each stretch begins, and where the last ends. prompts, groups [P + 1]: where each prompt and
+class Segments:
+    """cuts [S + 1]: where each segment begins, and where the last ends. prompts, groups [P + 1]: where each prompt and
     the responses to each begin, and where the last ends; None where nothing is shared."""
 
     cuts: Table
@@ -45,12 +45,12 @@ class Stretches:
 
     @cached_property
     def start(self) -> Tensor:
-        """[U] where each entry's stretch begins."""
+        """[U] where each entry's segment begins."""
         return self._sent(np.repeat(self.cuts[:-1], np.diff(self.cuts)))
 
     def query_tiles(self, size: int) -> Tensor:
         """[tiles, 6]: entries a … b − 1; the place and the number of the keys that all of them see before their own
-        stretches; where the first one's stretch begins, and the last one's. The most work comes first."""
+        segments; where the first one's segment begins, and the last one's. The most work comes first."""
         if size not in self._query_tiles:
             self._query_tiles[size] = self._sent(self._query_table(size))
         return self._query_tiles[size]
@@ -70,7 +70,7 @@ class Stretches:
         for a, b, begin, end in self._pairs():
             tables.append(_cut(begin, end, size, a, b - a))
         table = np.concatenate(tables)
-        first, last = (self.cuts[self._stretch(entry)] for entry in (table[:, 0], table[:, 1] - 1))
+        first, last = (self.cuts[self._segment(entry)] for entry in (table[:, 0], table[:, 1] - 1))
         work = table[:, 3] + table[:, 1] - first
         return np.concatenate([table, first[:, None], last[:, None]], 1)[np.argsort(-work, kind="stable")]
 
@@ -89,9 +89,9 @@ class Stretches:
         return np.concatenate(tiles), np.concatenate(prompts)
 
     def _response_table(self, size: int) -> Table:
-        """Of keys that only their own stretch sees: those of responses or, where nothing is shared, all."""
+        """Of keys that only their own segment sees: those of responses or, where nothing is shared, all."""
         a, b = _cut(self._first_response, self._end, size).T
-        begin, end = self.cuts[self._stretch(b - 1)], self.cuts[self._stretch(b - 1) + 1]
+        begin, end = self.cuts[self._segment(b - 1)], self.cuts[self._segment(b - 1) + 1]
         return np.stack([a, b, a, np.where(begin <= a, b, end), end, np.full_like(a, -1)], 1)
 
     def _pairs(self) -> list[list[int]]:
@@ -108,7 +108,7 @@ class Stretches:
     def _end(self) -> int:
         return int(self.cuts[-1])
 
-    def _stretch(self, entries: Table) -> Table:
+    def _segment(self, entries: Table) -> Table:
         return np.searchsorted(self.cuts, entries, side="right") - 1
 
     def _sent(self, table: Table) -> Tensor:

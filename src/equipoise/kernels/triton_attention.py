@@ -1,12 +1,12 @@
-"""Causal attention inside stretches of a row, each after the stretch of keys it may see before its own, in Triton.
+"""Causal attention inside segments of a row, each after the segment of keys it may see before its own, in Triton.
 
-Tiles are cut from the row, not from its stretches: an entry knows where its stretch begins, and sees from there to
+Tiles are cut from the row, not from its segments: an entry knows where its segment begins, and sees from there to
 itself. A program has a tile of queries of one head (outputs, and their gradient) or a tile of keys of one key head with
 all queries that see it (their gradients). Where many responses see the same prompt, its keys' gradients are summed in
 parts of so many queries each, which a last kernel adds up. Blocks that all of a tile sees are taken without looking;
 the rest is masked. From Hopper on, tiles are loaded through tensor descriptors, which leaves registers to the products.
 No atomics, and sums in a fixed order: the same numbers give the same bits. Exponents are in base 2, the hardware's own.
-No faster on an H200, and so not done: one loop that masks every block (but for short stretches), both products of
+No faster on an H200, and so not done: one loop that masks every block (but for short segments), both products of
 scores before either is used, and tiles of 128 entries.
 """
 
@@ -22,7 +22,7 @@ from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from equipoise.kernels.hopper import is_hopper
-from equipoise.kernels.segments import Stretches
+from equipoise.kernels.segments import Segments
 
 # Stands for −∞, whose differences are not numbers. A power of two, because its product with the unit is then exact:
 # FLOOR less FLOOR is 0 also where the compiler leaves out the rounding of one product.
@@ -47,7 +47,7 @@ class Tiles(NamedTuple):
 
 
 def tiles(D: int) -> Tiles:
-    """For heads of this size; up to 128 the fastest of those tried on an H200, over short and long stretches."""
+    """For heads of this size; up to 128 the fastest of those tried on an H200, over short and long segments."""
     if D <= 64:
         return Tiles(Tile(64, 64, 4, 2), Tile(64, 64, 4, 3), Tile(64, 64, 4, 3))
     if D <= 128:
@@ -55,36 +55,36 @@ def tiles(D: int) -> Tiles:
     return Tiles(Tile(64, 32, 4, 2), Tile(64, 32, 4, 2), Tile(64, 32, 8, 1))
 
 
-def attend(qkv: Tensor, kv_heads: int, stretches: Stretches, scale: float) -> tuple[Tensor, Tensor]:
+def attend(qkv: Tensor, kv_heads: int, segments: Segments, scale: float) -> tuple[Tensor, Tensor]:
     """Outputs [U, H, D] and log-sum-exps [H, U] of the scores."""
     U, heads, D = qkv.shape
     H, tile = heads - 2 * kv_heads, tiles(D).attend
-    table = stretches.query_tiles(tile.own)
+    table = segments.query_tiles(tile.own)
     out, lse = qkv.new_empty(U, H, D), qkv.new_empty(H, U, dtype=torch.float32)
     _attend[(len(table), H)](
-        *_described(qkv, tile.own, tile.passing), stretches.start, table, out, lse, U, H, kv_heads,
+        *_described(qkv, tile.own, tile.passing), segments.start, table, out, lse, U, H, kv_heads,
         scale * LOG2E.value, **_sizes(qkv, tile),
     )  # fmt: skip
     return out, lse
 
 
 def attend_gradient(
-    d: Tensor, qkv: Tensor, out: Tensor, lse: Tensor, kv_heads: int, stretches: Stretches, scale: float
+    d: Tensor, qkv: Tensor, out: Tensor, lse: Tensor, kv_heads: int, segments: Segments, scale: float
 ) -> Tensor:
     """The gradient of qkv, from d [U, H, D] and what `attend` gave."""
     U, heads, D = qkv.shape
     H, (_, tile, keys) = heads - 2 * kv_heads, tiles(D)
     d_qkv, delta = torch.empty_like(qkv), torch.empty_like(lse)
     numbers = U, H, kv_heads, scale, scale * LOG2E.value
-    table = stretches.query_tiles(tile.own)
+    table = segments.query_tiles(tile.own)
     _query_gradient[(len(table), H)](
         *_described(qkv, tile.own, tile.passing), *_described(d, tile.own), *_described(out, tile.own), lse,
-        stretches.start, table, delta, d_qkv, *numbers, **_sizes(qkv, tile),
+        segments.start, table, delta, d_qkv, *numbers, **_sizes(qkv, tile),
     )  # fmt: skip
-    table, prompts, parts = stretches.key_tiles(keys.own)
+    table, prompts, parts = segments.key_tiles(keys.own)
     sums = lse.new_empty(parts, kv_heads, 2, keys.own, D)
     _key_gradient[(len(table), kv_heads)](
-        *_described(qkv, keys.own, keys.passing), *_described(d, keys.passing), lse, delta, stretches.start, table,
+        *_described(qkv, keys.own, keys.passing), *_described(d, keys.passing), lse, delta, segments.start, table,
         sums, d_qkv, *numbers, **_sizes(qkv, keys),
     )  # fmt: skip
     if parts:
@@ -137,8 +137,8 @@ def _rows(
 @triton.jit
 def _blocks(a, b, before, first, last, PASSING: tl.constexpr):
     """Of the keys that the queries of a tile see: blocks that all of them see (how many, how many of these come before
-    their own stretches, where the others begin), and the rest (how many, how many at the end of what comes before, how
-    many up to the last one's stretch, where the diagonal begins)."""
+    their own segments, where the others begin), and the rest (how many, how many at the end of what comes before, how
+    many up to the last one's segment, where the diagonal begins)."""
     whole_before, tail = before // PASSING, (before % PASSING > 0).to(tl.int32)
     up_to = tl.cdiv(last - first, PASSING)
     middle = first + up_to * PASSING
@@ -152,8 +152,8 @@ def _blocks(a, b, before, first, last, PASSING: tl.constexpr):
 def _masked_block(
     n, i, mine, begin, before, first, whole_before, tail, up_to, diagonal, PASSING: tl.constexpr
 ):  # fmt: skip
-    """Where block n of the rest begins, and which of its keys each query i sees, whose stretch begins at `mine`. First
-    comes the end of what is before, then what leads up to the last stretch, then the diagonal."""
+    """Where block n of the rest begins, and which of its keys each query i sees, whose segment begins at `mine`. First
+    comes the end of what is before, then what leads up to the last segment, then the diagonal."""
     own = tl.where(n - tail < up_to, first + (n - tail) * PASSING, diagonal + (n - tail - up_to) * PASSING)
     at = tl.where(n < tail, begin + whole_before * PASSING, own)
     low, high = tl.where(n < tail, begin, mine), tl.where(n < tail, begin + before - 1, i)

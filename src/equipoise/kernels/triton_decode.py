@@ -49,16 +49,16 @@ OWN = Launch(warps=4, stages=2)
 
 
 def store(
-    qkv: Tensor, keys: Tensor, values: Tensor, rows: Rows, turn: Tensor, q_norm: Norm | None, k_norm: Norm | None
+    qkv: Tensor, keys: Tensor, values: Tensor, rows: Rows, rope: Tensor, q_norm: Norm | None, k_norm: Norm | None
 ) -> Tensor:
     """See the package."""
     (R, heads, D), (_, kv_heads, block, _) = qkv.shape, keys.shape
     _check_heads(D)
-    _check_contiguous(qkv, keys, values, turn, *rows)
+    _check_contiguous(qkv, keys, values, rope, *rows)
     H = heads - 2 * kv_heads
     q = qkv.new_empty(R, H, D)
     _store[(R, triton.cdiv(heads, HEADS))](
-        qkv, keys, values, q, rows.table, rows.length, rows.prompt, rows.prompt_length, turn,
+        qkv, keys, values, q, rows.table, rows.length, rows.prompt, rows.prompt_length, rope,
         *(None, 0.0, 0.0) if q_norm is None else q_norm, *(None, 0.0, 0.0) if k_norm is None else k_norm,
         rows.table.shape[1], H, KV_HEADS=kv_heads, D=D, BLOCK=block, HEADS=HEADS, num_warps=4,
     )  # fmt: skip
@@ -180,7 +180,7 @@ def _check_contiguous(*tensors: Tensor) -> None:
 
 @triton.jit
 def _store(
-    qkv, keys, values, q, table, length, prompt, prompt_length, turn, q_weight, q_eps, q_offset, k_weight, k_eps,
+    qkv, keys, values, q, table, length, prompt, prompt_length, rope, q_weight, q_eps, q_offset, k_weight, k_eps,
     k_offset, most, H, KV_HEADS: tl.constexpr, D: tl.constexpr, BLOCK: tl.constexpr, HEADS: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0)
@@ -192,8 +192,8 @@ def _store(
     n = tl.load(length + row)
     position = (tl.load(prompt_length + tl.load(prompt + row)) + n).to(tl.int64)
     block = tl.load(table + row * most + n // BLOCK).to(tl.int64)
-    cos = tl.load(turn + position * D + half)
-    sin = tl.load(turn + position * D + HALF + half)
+    cos = tl.load(rope + position * D + half)
+    sin = tl.load(rope + position * D + HALF + half)
     source = qkv + (row.to(tl.int64) * heads + head) * D + half
     is_query, is_key = head < H, (head >= H) & (head < H + KV_HEADS)
     x1 = tl.load(source, mask=head < heads, other=0.0).to(tl.float32)

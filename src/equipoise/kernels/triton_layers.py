@@ -71,8 +71,8 @@ def rotate(
     x: Tensor, heads: int, cos: Tensor, sin: Tensor, q_weight: Tensor | None, k_weight: Tensor | None,
     queries: int, eps: float,
 ) -> Tensor:  # fmt: skip
-    """x [U, H, D] with its first `heads` heads turned by cos, sin [U, D/2]; where weights [D] are given they are normed
-    before: the first `queries` heads by one, the rest of the turned ones by the other."""
+    """x [U, H, D] with its first `heads` heads rotated by cos, sin [U, D/2]; where weights [D] are given they are
+    normed before: the first `queries` heads by one, the rest of the rotated ones by the other."""
     U, H, D = x.shape
     out = torch.empty_like(x)
     tokens, block = _tile(D // 2)
@@ -259,7 +259,7 @@ def _rotate(
     token, head = (row // H)[:, None], (row % H)[:, None]
     column = tl.arange(0, BLOCK)[None, :]
     here = (row < rows)[:, None] & (column < HALF)
-    turns = here & (head < HEADS)
+    rotates = here & (head < HEADS)
     place = row[:, None].to(tl.int64) * 2 * HALF + column
     x1 = tl.load(x + place, mask=here, other=0.0).to(tl.float32)
     x2 = tl.load(x + place + HALF, mask=here, other=0.0).to(tl.float32)
@@ -270,8 +270,8 @@ def _rotate(
         n2 = (x2 * s).to(x.dtype.element_ty).to(tl.float32) * w2
         x1 = tl.where(head < HEADS, n1.to(x.dtype.element_ty).to(tl.float32), x1)
         x2 = tl.where(head < HEADS, n2.to(x.dtype.element_ty).to(tl.float32), x2)
-    c = tl.load(cos + token.to(tl.int64) * HALF + column, mask=turns, other=1.0).to(tl.float32)
-    s = tl.load(sin + token.to(tl.int64) * HALF + column, mask=turns, other=0.0).to(tl.float32) * direction
+    c = tl.load(cos + token.to(tl.int64) * HALF + column, mask=rotates, other=1.0).to(tl.float32)
+    s = tl.load(sin + token.to(tl.int64) * HALF + column, mask=rotates, other=0.0).to(tl.float32) * direction
     tl.store(out + place, (x1 * c - x2 * s).to(out.dtype.element_ty), mask=here)
     tl.store(out + place + HALF, (x2 * c + x1 * s).to(out.dtype.element_ty), mask=here)
 
@@ -301,16 +301,16 @@ def _norm_rotate_gradient(
         row = first + tl.arange(0, TOKENS)
         token, head = (row // H)[:, None], (row % H)[:, None]
         here = (row < rows)[:, None] & (column < HALF)
-        turns = here & (head < HEADS)
+        rotates = here & (head < HEADS)
         place = row[:, None].to(tl.int64) * 2 * HALF + column
-        c = tl.load(cos + token.to(tl.int64) * HALF + column, mask=turns, other=1.0).to(tl.float32)
-        s = tl.load(sin + token.to(tl.int64) * HALF + column, mask=turns, other=0.0).to(tl.float32)
+        c = tl.load(cos + token.to(tl.int64) * HALF + column, mask=rotates, other=1.0).to(tl.float32)
+        s = tl.load(sin + token.to(tl.int64) * HALF + column, mask=rotates, other=0.0).to(tl.float32)
         d1 = tl.load(d + place, mask=here, other=0.0).to(tl.float32)
         d2 = tl.load(d + place + HALF, mask=here, other=0.0).to(tl.float32)
         g1 = d1 * c + d2 * s
         g2 = d2 * c - d1 * s
-        x1 = tl.load(x + place, mask=turns, other=0.0).to(tl.float32)
-        x2 = tl.load(x + place + HALF, mask=turns, other=0.0).to(tl.float32)
+        x1 = tl.load(x + place, mask=rotates, other=0.0).to(tl.float32)
+        x2 = tl.load(x + place + HALF, mask=rotates, other=0.0).to(tl.float32)
         scale = tl.rsqrt((tl.sum(x1 * x1, 1) + tl.sum(x2 * x2, 1)) / (2 * HALF) + eps)[:, None]
         x1 = x1 * scale
         x2 = x2 * scale

@@ -1,7 +1,7 @@
-"""Attention inside stretches of a row, without padding, where the responses of a group see their one prompt.
+"""Attention inside segments of a row, without padding, where the responses of a group see their one prompt.
 
 On CUDA in half precision it is one Triton kernel forward and two or three backward (`triton_attention`); two runs give
-the same bits. Elsewhere it is a plain loop over the stretches, which the tests hold the kernels to. Not covered:
+the same bits. Elsewhere it is a plain loop over the segments, which the tests hold the kernels to. Not covered:
 windows, capped scores, dropout.
 """
 
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from equipoise.kernels.segments import Stretches
+from equipoise.kernels.segments import Segments
 
 
 def serves(qkv: Tensor) -> bool:
@@ -24,18 +24,18 @@ def serves(qkv: Tensor) -> bool:
     return qkv.is_cuda and qkv.dtype in (torch.bfloat16, torch.float16) and qkv.shape[-1] <= 256
 
 
-def varlen_attention(qkv: Tensor, kv_heads: int, stretches: Stretches, scale: float | None = None) -> Tensor:
+def varlen_attention(qkv: Tensor, kv_heads: int, segments: Segments, scale: float | None = None) -> Tensor:
     """[U, H + 2 Hk, D] → [U, H, D]"""
-    return _Attention.apply(qkv, kv_heads, stretches, scale or qkv.shape[-1] ** -0.5)
+    return _Attention.apply(qkv, kv_heads, segments, scale or qkv.shape[-1] ** -0.5)
 
 
 class _Attention(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, qkv: Tensor, kv_heads: int, stretches: Stretches, scale: float) -> Tensor:
+    def forward(ctx: Any, qkv: Tensor, kv_heads: int, segments: Segments, scale: float) -> Tensor:
         qkv = qkv.contiguous()
-        out, lse = attend(qkv, kv_heads, stretches, scale)
+        out, lse = attend(qkv, kv_heads, segments, scale)
         ctx.save_for_backward(qkv, out, lse)
-        ctx.constants = kv_heads, stretches, scale
+        ctx.constants = kv_heads, segments, scale
         return out
 
     @staticmethod
@@ -44,15 +44,15 @@ class _Attention(torch.autograd.Function):
         return attend_gradient(d.contiguous(), *ctx.saved_tensors, *ctx.constants), None, None, None
 
 
-def attend(qkv: Tensor, kv_heads: int, stretches: Stretches, scale: float) -> tuple[Tensor, Tensor]:
+def attend(qkv: Tensor, kv_heads: int, segments: Segments, scale: float) -> tuple[Tensor, Tensor]:
     """Outputs [U, H, D], and the log-sum-exps [H, U] of the scores; qkv contiguous."""
     if qkv.is_cuda:
         from equipoise.kernels import triton_attention
 
-        return triton_attention.attend(qkv, kv_heads, stretches, scale)
+        return triton_attention.attend(qkv, kv_heads, segments, scale)
     q, k, v = _split(qkv, kv_heads)
     out, lse = torch.empty_like(q), q.new_empty(q.shape[1], len(q))
-    for own, seen in _pairs(stretches):
+    for own, seen in _pairs(segments):
         scores = _scores(q[own], k[seen], scale)
         lse[:, own] = scores.logsumexp(-1)
         out[own] = torch.einsum("hqk,khd->qhd", scores.softmax(-1), _repeated(v[seen], q))
@@ -60,18 +60,18 @@ def attend(qkv: Tensor, kv_heads: int, stretches: Stretches, scale: float) -> tu
 
 
 def attend_gradient(
-    d: Tensor, qkv: Tensor, out: Tensor, lse: Tensor, kv_heads: int, stretches: Stretches, scale: float
+    d: Tensor, qkv: Tensor, out: Tensor, lse: Tensor, kv_heads: int, segments: Segments, scale: float
 ) -> Tensor:
     """The gradient of qkv, from d [U, H, D] and what `attend` gave; all contiguous."""
     if qkv.is_cuda:
         from equipoise.kernels import triton_attention
 
-        return triton_attention.attend_gradient(d, qkv, out, lse, kv_heads, stretches, scale)
+        return triton_attention.attend_gradient(d, qkv, out, lse, kv_heads, segments, scale)
     q, k, v = _split(qkv, kv_heads)
     d_qkv = torch.zeros_like(qkv)
     dq, dk, dv = _split(d_qkv, kv_heads)
     delta = (d * out).sum(-1).t()
-    for own, seen in _pairs(stretches):
+    for own, seen in _pairs(segments):
         p = (_scores(q[own], k[seen], scale) - lse[:, own, None]).exp()
         ds = p * (torch.einsum("qhd,khd->hqk", d[own], _repeated(v[seen], q)) - delta[:, own, None]) * scale
         dq[own] = torch.einsum("hqk,khd->qhd", ds, _repeated(k[seen], q))
@@ -85,13 +85,13 @@ def _split(qkv: Tensor, kv_heads: int) -> tuple[Tensor, Tensor, Tensor]:
     return q, k, v
 
 
-def _pairs(stretches: Stretches) -> Iterator[tuple[slice, Tensor]]:
-    """The entries of each stretch, and of what it sees: its prompt, if that stands elsewhere, and itself."""
-    for a, b in pairwise(stretches.cuts.tolist()):
+def _pairs(segments: Segments) -> Iterator[tuple[slice, Tensor]]:
+    """The entries of each segment, and of what it sees: its prompt, if that stands elsewhere, and itself."""
+    for a, b in pairwise(segments.cuts.tolist()):
         before = range(0)
-        if stretches.groups is not None and stretches.prompts is not None and a >= stretches.groups[0]:
-            group = int(np.searchsorted(stretches.groups, a, side="right")) - 1
-            before = range(*stretches.prompts[group : group + 2].tolist())
+        if segments.groups is not None and segments.prompts is not None and a >= segments.groups[0]:
+            group = int(np.searchsorted(segments.groups, a, side="right")) - 1
+            before = range(*segments.prompts[group : group + 2].tolist())
         yield slice(a, b), torch.tensor([*before, *range(a, b)])
 
 

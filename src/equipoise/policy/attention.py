@@ -26,8 +26,8 @@ def packed_attention(
 ) -> Tensor:
     """Queries, keys and values [U, H + 2 Hk, D] of the row → [U, H, D]; each entry sees its sequence up to itself."""
     sees_all = window is None or window >= pack.longest
-    if pack.stretches is not None and sees_all and varlen.serves(qkv):
-        return varlen.varlen_attention(qkv, kv_heads, pack.stretches, scale)
+    if pack.segments is not None and sees_all and varlen.serves(qkv):
+        return varlen.varlen_attention(qkv, kv_heads, pack.segments, scale)
     heads = qkv.shape[1] - 2 * kv_heads
     out = []
     gather, shapes, scatter = pack.buckets

@@ -19,7 +19,7 @@ from torch.autograd.function import once_differentiable
 
 from equipoise.kernels import plain_layers, varlen
 from equipoise.kernels.plain_layers import Norm
-from equipoise.kernels.segments import Stretches
+from equipoise.kernels.segments import Segments
 from equipoise.policy import decoder
 from equipoise.policy import layer as layers
 from equipoise.policy.layer import Layer, LayerWeights
@@ -32,7 +32,7 @@ def serves(core: Any, pack: Pack) -> bool:
     """Whether these functions compute this model here."""
     described = layers.describe(core).layers
     like = described[0].qkv.weights[0].new_empty(0, 1, described[0].head_dim)
-    if pack.stretches is None or not varlen.serves(like):
+    if pack.segments is None or not varlen.serves(like):
         return False
     return all(_is_plain(layer) and _sees_all(layer, pack) for layer in described)
 
@@ -52,7 +52,7 @@ def _sees_all(layer: Layer, pack: Pack) -> bool:
 
 def hidden_states(core: Any, pack: Pack, *, gradient_checkpointing: bool = False) -> Tensor:
     """`decoder.hidden_states` of the pack's row: [U, d], before the final norm."""
-    assert pack.stretches is not None
+    assert pack.segments is not None
     parts = layers.describe(core)
     if parts.layers[0].qkv.joined() is None:
         decoder.side_by_side(core)
@@ -61,7 +61,7 @@ def hidden_states(core: Any, pack: Pack, *, gradient_checkpointing: bool = False
     for layer, rope in zip(parts.layers, ropes, strict=True):
         parameters, weights = _parameters(layer), layer_weights(layer, {})
         names = tuple(parameters)
-        call = Call(layer, weights, pack.stretches, parts.activation, gradient_checkpointing, names)
+        call = Call(layer, weights, pack.segments, parts.activation, gradient_checkpointing, names)
         x = _Layer.apply(x, rope.cos, rope.sin, call, *parameters.values())
     return x
 
@@ -72,7 +72,7 @@ class Call(NamedTuple):
 
     layer: Layer
     weights: LayerWeights
-    segments: Stretches
+    segments: Segments
     activation: str
     checkpointing: bool
     names: tuple[str, ...]

@@ -3,11 +3,11 @@
 The row holds the tokens of the prompts and then those of the responses. Equal prefixes have equal hidden states, so
 sharing them changes no number, only how often it is computed. How much is shared:
 - `prefix`: responses to one prompt also share the entries of their common beginning (a tree of prefixes, flattened);
-- `prompt`: the prompt only, so that every response is one contiguous stretch of the row, and so is every group;
+- `prompt`: the prompt only, so that every response is one contiguous segment of the row, and so is every group;
 - `nothing`: every response has its prompt right before it.
 The last token of a response is predicted but never an input, so it is left out. Everything in the model that works
 token by token (projections, norms, the MLP) runs over this row. Attention is the one place that needs sequences: as
-`Stretches` of the row (attention of variable length, without padding), or as `Buckets`, which lay them out by similar
+`Segments` of the row (attention of variable length, without padding), or as `Buckets`, which lay them out by similar
 length, right-padded, where plain causal attention is exact (a real token never looks right).
 """
 
@@ -24,7 +24,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from equipoise.kernels.segments import Stretches, sent
+from equipoise.kernels.segments import Segments, sent
 
 Share = Literal["prefix", "prompt", "nothing"]
 
@@ -66,7 +66,7 @@ class _Paths(NamedTuple):
 class Pack:
     """inputs, positions [U]; targets, predict [N]: target token and the row entry whose output predicts it.
 
-    stretches: None where prefixes inside responses are shared.
+    segments: None where prefixes inside responses are shared.
     firsts: which targets one entry predicts together; None where those are not only first tokens.
     """
 
@@ -74,7 +74,7 @@ class Pack:
     positions: Tensor
     targets: Tensor
     predict: Tensor
-    stretches: Stretches | None
+    segments: Segments | None
     firsts: Firsts | None
     paths: _Paths
 
@@ -104,10 +104,10 @@ def pack(
     share = share or ("prompt" if tokens.is_cuda else "prefix")
     if share == "prefix":
         return _tree(rows, tokens, lengths, prompt)
-    return _stretches(rows, tokens, lengths, prompt, shared=share == "prompt")
+    return _segmented(rows, tokens, lengths, prompt, shared=share == "prompt")
 
 
-def _stretches(rows: list[Sequence[int]], tokens: Tensor, lengths: Tensor, prompt: Tensor, *, shared: bool) -> Pack:
+def _segmented(rows: list[Sequence[int]], tokens: Tensor, lengths: Tensor, prompt: Tensor, *, shared: bool) -> Pack:
     """Contiguous pieces of the row: the prompts, then the responses group by group; or prompt, response, prompt, …
 
     Only numbers per piece are made on the host and sent over, with the prompts, in one go.
@@ -150,7 +150,7 @@ def _stretches(rows: list[Sequence[int]], tokens: Tensor, lengths: Tensor, promp
         row + position.repeat_interleave(length, output_size=U),
         tokens,
         predict,
-        Stretches(*cuts, device),
+        Segments(*cuts, device),
         Firsts(first, ends, which),
         _Paths(prompt_at, before, response_at, inputs, None),
     )

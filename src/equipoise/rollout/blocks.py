@@ -1,7 +1,7 @@
 """Who holds which block of a paged cache: the host's book-keeping of a paged sampler, in numpy, without a device.
 
 A response being decoded is a row. Its own tokens lie in blocks of BLOCK positions that it gets as it grows; those of
-its prompt lie in blocks that all rows of the group share. Responses wait in a queue until there is a row and room for
+its prompt lie in blocks that all rows of the group share. Responses wait in a queue until there is a row and blocks for
 them; where blocks run out, the youngest rows go back to the queue and are done again later (their draws come from
 counters, so they become the same responses). Nothing here moves keys or values: only tables move.
 """
@@ -71,7 +71,7 @@ class Tables:
         self.keys, self.tokens = large.reshape(2, size.rows)
 
 
-class Ledger:
+class Scheduler:
     """The rows 0 … count − 1 and the prompts that are in the cache, written into `tables`.
 
     prompt_length [prompts of the request]; limit [responses]: most tokens of each; response r answers prompt r // n.
@@ -95,8 +95,8 @@ class Ledger:
         self.active = np.zeros(places, dtype=np.int64)  # rows that answer it
 
     def admit(self) -> list[int]:
-        """Give rows to responses from the queue, as many as there is room for. Returns the prompts (of the request)
-        that are to be computed into their blocks; the new rows are the last ones, with nothing drawn."""
+        """Give rows to responses from the queue, as many as there are rows and blocks for. Returns the prompts (of the
+        request) that are to be computed into their blocks; the new rows are the last ones, with nothing drawn."""
         fresh: list[int] = []
         if self.capacity - self.count < min(len(self.queue), max(1, self.capacity // REFILL)):
             return fresh
@@ -106,7 +106,7 @@ class Ledger:
                 if not self._bring_in(prompt):
                     break
                 fresh.append(prompt)
-            elif not self._room(1, keep=prompt):
+            elif not self._can_take(1, keep=prompt):
                 break
             self._open_row(self.queue.popleft(), prompt)
         return fresh
@@ -149,7 +149,7 @@ class Ledger:
         t.members.fill(-1)
         t.members[t.prompt[rows], self.response[rows] % self.n] = np.arange(self.count)
 
-    def _room(self, number: int, keep: int) -> bool:
+    def _can_take(self, number: int, keep: int) -> bool:
         """Whether `number` blocks can be had and one is left for every row, which each will need before long."""
         reserve = self.count
         while self.blocks.left < number + reserve and self._release_idle(keep):
@@ -158,12 +158,12 @@ class Ledger:
         return self.blocks.left >= number + reserve
 
     def _bring_in(self, prompt: int) -> bool:
-        """Reserve a place and blocks for a prompt, if there is room for it and a first row."""
+        """Reserve a place and blocks for a prompt, if there are blocks for it and a first row."""
         free = (self.owner < 0).nonzero()[0]
         if len(free) == 0 and self._release_idle(prompt):
             free = (self.owner < 0).nonzero()[0]
         number = int(blocks_for(int(self.prompt_length[prompt])))
-        if len(free) == 0 or not self._room(number + 1, keep=prompt):
+        if len(free) == 0 or not self._can_take(number + 1, keep=prompt):
             return False
         place = free[0]
         self.owner[place], self.place[prompt] = prompt, place

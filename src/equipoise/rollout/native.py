@@ -33,7 +33,7 @@ from equipoise.rollout.batch import Batch, Request, collect, request
 from equipoise.rollout.rollouts import Finished, Rollouts
 
 MEMORY = 4 << 30  # bytes
-ROOM = 32  # columns the cache grows by, or a quarter of its width if that is more
+GROWTH = 32  # columns the cache grows by, or a quarter of its width if that is more
 DROP = 0.1  # share of finished rows at which they are dropped
 
 
@@ -188,7 +188,7 @@ class _Cache:
         self._reserve()
 
     def _reserve(self) -> None:
-        columns = self.width + max(ROOM, self.width // 4)
+        columns = self.width + max(GROWTH, self.width // 4)
         for i, old in enumerate(self.layers):
             new = old.new_empty(self.rows, *old.shape[1:3], columns, old.shape[4])
             new[: self.height, :, :, : self.width] = old[: self.height, :, :, : self.width]

@@ -32,13 +32,13 @@ from equipoise.policy.projections import Linear
 from equipoise.policy.support import Support
 from equipoise.policy.weights import Merged, Weights, weights_of
 from equipoise.rollout.batch import Request, request
-from equipoise.rollout.blocks import WINDOW, Blocks, Ledger, Size, blocks_for
+from equipoise.rollout.blocks import WINDOW, Blocks, Scheduler, Size, blocks_for
 from equipoise.rollout.rollouts import Finished, Rollouts
-from equipoise.rollout.step_buffers import Desk, Supports
+from equipoise.rollout.step_buffers import StepBuffers, Supports
 
 BUCKETS = (1, 2, 4, 8, 16, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048)
 CPU_MEMORY = 4 << 30  # bytes of the cache
-DESKS = 3  # sets of buffers and graphs that are kept: training's, and those of an evaluation or two
+KEPT = 3  # sets of buffers and graphs that are kept: training's, and those of an evaluation or two
 SHARE = 0.8  # of the GPU's free memory that the cache may take
 PREFILL = 1 << 15  # tokens of prompts computed together
 LOGITS = 1 << 27  # entries of logits that are made or truncated together outside the plain step
@@ -57,7 +57,7 @@ class PagedSampler:
         self.rows = rows
         self.memory = memory
         self._merged: Merged = {}
-        self._desks: dict[Size, Desk] = {}
+        self._buffers: dict[Size, StepBuffers] = {}
         self._count = 0
 
     @torch.no_grad()
@@ -77,17 +77,17 @@ class PagedSampler:
             return self._sample(asked)
 
     def _sample(self, asked: Request) -> Rollouts:
-        desk = self._set_up(asked)
+        buffers = self._set_up(asked)
         weights = weights_of(self.policy.core, self._merged)
-        self._count = self._blocks(asked, desk.size)
+        self._count = self._blocks(asked, buffers.size)
         arena, pool = _reserve(self.policy, self._count)
-        desk.anchor((pool.data_ptr(), self._count, *weights.addresses()))
+        buffers.anchor((pool.data_ptr(), self._count, *weights.addresses()))
         try:
-            return _Call(self.policy, asked, desk, weights, pool).run(self._count)
+            return _Call(self.policy, asked, buffers, weights, pool).run(self._count)
         finally:
             del pool, arena
 
-    def _set_up(self, asked: Request) -> Desk:
+    def _set_up(self, asked: Request) -> StepBuffers:
         """The step's buffers: those of an earlier call of this size, if there was one lately."""
         rows = min(self.rows, next(b for b in BUCKETS if b >= min(self.rows, asked.rows)))
         size = Size(
@@ -97,13 +97,13 @@ class PagedSampler:
             _power_of_two(int(blocks_for(max(map(len, asked.prompts))))),
             asked.n,
         )
-        desk = self._desks.pop(size, None) or Desk(self.policy, size)
-        if asked.params.truncates and desk.supports is None:
-            desk.supports = Supports(size.rows, self.policy.device)
-        self._desks[size] = desk
-        if len(self._desks) > DESKS:
-            del self._desks[next(iter(self._desks))]
-        return desk
+        buffers = self._buffers.pop(size, None) or StepBuffers(self.policy, size)
+        if asked.params.truncates and buffers.supports is None:
+            buffers.supports = Supports(size.rows, self.policy.device)
+        self._buffers[size] = buffers
+        if len(self._buffers) > KEPT:
+            del self._buffers[next(iter(self._buffers))]
+        return buffers
 
     def _blocks(self, asked: Request, size: Size) -> int:
         """How many blocks to reserve: what all rows can need, or what fits, if that is less."""
@@ -135,8 +135,8 @@ class PagedSampler:
 class _Call:
     """One call of `sample`: rows come and go until every response is finished."""
 
-    def __init__(self, policy: Policy, asked: Request, desk: Desk, weights: Weights, pool: Tensor) -> None:
-        self.policy, self.asked, self.desk, self.weights, self.pool = policy, asked, desk, weights, pool
+    def __init__(self, policy: Policy, asked: Request, buffers: StepBuffers, weights: Weights, pool: Tensor) -> None:
+        self.policy, self.asked, self.buffers, self.weights, self.pool = policy, asked, buffers, weights, pool
         self.keys, self.limit = asked.keys.cpu().numpy(), asked.limit.cpu().numpy()
         self.is_end = np.zeros(weights.vocabulary, dtype=bool)
         self.is_end[[token for token in policy.eos if token < weights.vocabulary]] = True
@@ -155,22 +155,22 @@ class _Call:
 
     def run(self, blocks: int) -> Rollouts:
         lengths = np.array([len(p) for p in self.asked.prompts])
-        ledger = self.ledger = Ledger(self.desk.tables, Blocks(blocks), lengths, self.limit)
-        while ledger.count or ledger.queue:
-            old = ledger.count
-            self._compute_prompts(ledger.admit())
+        scheduler = self.scheduler = Scheduler(self.buffers.tables, Blocks(blocks), lengths, self.limit)
+        while scheduler.count or scheduler.queue:
+            old = scheduler.count
+            self._compute_prompts(scheduler.admit())
             self._first_tokens(old)
-            if ledger.count:
-                steps = min(WINDOW, int((self.limit[ledger.response] - ledger.drawn)[: ledger.count].max()))
-                ledger.grow(steps)
+            if scheduler.count:
+                steps = min(WINDOW, int((self.limit[scheduler.response] - scheduler.drawn)[: scheduler.count].max()))
+                scheduler.grow(steps)
                 self._steps(steps)
         self._store()
         self._tell(lambda: False)
         return self._rollouts()
 
     def _compute_prompts(self, prompts: list[int]) -> None:
-        """Put the keys and values of these prompts into their blocks, and their last hidden states on the desk."""
-        lengths = self.ledger.prompt_length[prompts]
+        """Put the keys and values of these prompts into their blocks, and their last hidden states into `buffers`."""
+        lengths = self.scheduler.prompt_length[prompts]
         start = 0
         for stop in range(1, len(prompts) + 1):
             if stop == len(prompts) or lengths[start : stop + 1].sum() > PREFILL:
@@ -179,9 +179,9 @@ class _Call:
 
     def _compute_chunk(self, prompts: list[int], lengths: NDArray[np.int64]) -> None:
         device = self.pool.device
-        places = self.ledger.place[prompts]
+        places = self.scheduler.place[prompts]
         position = np.concatenate([np.arange(l) for l in lengths])
-        block = self.desk.tables.prompt_table[places.repeat(lengths), position // BLOCK]
+        block = self.buffers.tables.prompt_table[places.repeat(lengths), position // BLOCK]
         token = np.concatenate([self.asked.prompts[p] for p in prompts])
         heads = np.arange(self.pool.shape[3])
         entry = (block[:, None].astype(np.int64) * len(heads) + heads) * BLOCK + position[:, None] % BLOCK
@@ -199,17 +199,17 @@ class _Call:
 
         core = self.policy.core
         x = decoder.hidden_states(core, tokens, positions, attend)[torch.from_numpy(ends - 1).to(device)]
-        self.desk.last[torch.from_numpy(places).to(device)] = decoder.normed(core, x)
+        self.buffers.last[torch.from_numpy(places).to(device)] = decoder.normed(core, x)
 
     def _first_tokens(self, old: int) -> None:
         """Draw the first token of the rows from `old` on, from their prompts' last hidden states."""
-        ledger, t, device = self.ledger, self.desk.tables, self.pool.device
-        new = ledger.count - old
+        scheduler, t, device = self.scheduler, self.buffers.tables, self.pool.device
+        new = scheduler.count - old
         if new == 0:
             return
-        t.keys[old : ledger.count] = self.keys[ledger.response[old : ledger.count]]
-        keys = torch.from_numpy(t.keys[old : ledger.count].copy()).to(device)
-        place = torch.from_numpy(t.prompt[old : ledger.count].astype(np.int64)).to(device)
+        t.keys[old : scheduler.count] = self.keys[scheduler.response[old : scheduler.count]]
+        keys = torch.from_numpy(t.keys[old : scheduler.count].copy()).to(device)
+        place = torch.from_numpy(t.prompt[old : scheduler.count].astype(np.int64)).to(device)
         u = decode.uniform(keys, torch.zeros(new, dtype=torch.int32, device=device))
         size = max(1, LOGITS // self.weights.vocabulary)
         parts: list[tuple[Tensor, Tensor]] = []
@@ -221,7 +221,7 @@ class _Call:
             ids.append(kept.nonzero()[:, 1].to(torch.int32))
 
         for at in range(0, new, size):
-            logits = self.weights.logits(self.desk.last[place[at : at + size]])
+            logits = self.weights.logits(self.buffers.last[place[at : at + size]])
             parts.append(_draw(logits, u[at : at + size], self.asked.params, heard))
         tokens, logprobs = (torch.cat(part).cpu().numpy() for part in zip(*parts, strict=True))
         places = None
@@ -239,25 +239,25 @@ class _Call:
         return places
 
     def _steps(self, steps: int) -> None:
-        ledger, desk, params = self.ledger, self.desk, self.asked.params
-        size = min(next(b for b in BUCKETS if b >= ledger.count), desk.size.rows)
-        ledger.fill_in(size)
-        if desk.at.is_cuda:
+        scheduler, buffers, params = self.scheduler, self.buffers, self.asked.params
+        size = min(next(b for b in BUCKETS if b >= scheduler.count), buffers.size.rows)
+        scheduler.fill_in(size)
+        if buffers.at.is_cuda:
             step = self._graph(size)
         else:
-            step = functools.partial(_step, self.weights, desk, self.pool, size, params)
+            step = functools.partial(_step, self.weights, buffers, self.pool, size, params)
         places = None
         while True:
-            desk.upload()
+            buffers.upload()
             for _ in range(steps):
                 step()
             self._store()  # while the device works, and before what it brings back takes the place of what is stored
-            desk.download()
-            self._tell(desk.ready)
-            tokens, logprobs = desk.results(steps, ledger.count)
-            if desk.supports is None or not params.truncates:
+            buffers.download()
+            self._tell(buffers.ready)
+            tokens, logprobs = buffers.results(steps, scheduler.count)
+            if buffers.supports is None or not params.truncates:
                 break
-            places, ids = desk.supports.results(steps, ledger.count)
+            places, ids = buffers.supports.results(steps, scheduler.count)
             if ids is not None:
                 places = self._list(places, ids)
                 break
@@ -267,28 +267,28 @@ class _Call:
     def _fewer(self, steps: int) -> int:
         """Steps to do over, from the same tables, because their supports did not fit; the draws are the same."""
         if steps == 1:
-            assert self.desk.supports is not None
-            each = int(self.desk.supports.listed) // self.ledger.count
+            assert self.buffers.supports is not None
+            each = int(self.buffers.supports.listed) // self.scheduler.count
             raise ValueError(
                 f"top_p = {self.asked.params.top_p} and min_p = {self.asked.params.min_p} keep {each} tokens a draw on "
-                f"average, of {self.ledger.count} responses decoded together: too many to record; set top_k"
+                f"average, of {self.scheduler.count} responses decoded together: too many to record; set top_k"
             )
         return steps // 2
 
     def _graph(self, size: int) -> Any:
         params = self.asked.params
         key = size, SamplingParams(params.temperature, params.top_p, params.top_k, params.min_p)
-        arguments = self.weights, self.desk, self.pool, size, params
-        return self.desk.graph(key, lambda: _step(*arguments)).replay
+        arguments = self.weights, self.buffers, self.pool, size, params
+        return self.buffers.graph(key, lambda: _step(*arguments)).replay
 
     def _record(
         self, first: int, tokens: NDArray[np.int64], logprobs: NDArray[np.float32], places: NDArray[np.int64] | None
     ) -> None:
         """Rows from `first` on drew `tokens` [k, r] with `logprobs` [k, r] from supports at `places` [2, k, r]: keep
         them, and let the finished go."""
-        ledger = self.ledger
-        rows = slice(first, ledger.count)
-        response, drawn = ledger.response[rows].copy(), ledger.drawn[rows]
+        scheduler = self.scheduler
+        rows = slice(first, scheduler.count)
+        response, drawn = scheduler.response[rows].copy(), scheduler.drawn[rows].copy()
         k = len(tokens)
         at = drawn + np.arange(k)[:, None]
         self.unstored.append((response, at, tokens, logprobs, places))
@@ -308,12 +308,12 @@ class _Call:
         ended = response[done]
         self.lengths[ended], self.stopped[ended] = length[done], stopped[done]
         self.untold.extend(ended.tolist())
-        drawn += k
-        self.desk.tables.tokens[rows] = tokens[-1]
+        scheduler.drawn[rows] += k
+        self.buffers.tables.tokens[rows] = tokens[-1]
         if done.any():
-            gone = np.zeros(ledger.count, dtype=bool)
+            gone = np.zeros(scheduler.count, dtype=bool)
             gone[rows] = done
-            ledger.drop(gone)
+            scheduler.drop(gone)
 
     def _store(self) -> None:
         for response, at, tokens, logprobs, places in self.unstored:
@@ -353,25 +353,25 @@ class _Call:
         )
 
 
-def _step(weights: Weights, desk: Desk, pool: Tensor, size: int, params: SamplingParams) -> None:
-    """One token for each of the first `size` rows: what the desk says goes in, what is drawn is written there."""
-    parts, all_rows = weights.parts, desk.rows
+def _step(weights: Weights, buffers: StepBuffers, pool: Tensor, size: int, params: SamplingParams) -> None:
+    """One token for each of the first `size` rows: what the buffers say goes in, what is drawn is written there."""
+    parts, all_rows = weights.parts, buffers.rows
     rows = Rows(all_rows.table[:size], all_rows.length[:size], all_rows.prompt[:size], *all_rows[3:])
-    tokens = desk.tokens[:size]
+    tokens = buffers.tokens[:size]
     stream = _Stream(parts.embed(tokens), parts.activation)
     splits = _splits(size * pool.shape[3], all_rows.table.shape[1])
     for layer, own in zip(parts.layers, weights.layers, strict=True):
         keys, values = pool[layer.index]
-        rope = desk.rope if layer.rotates else desk.no_rotation
+        rope = buffers.rope if layer.rotates else buffers.no_rotation
         run(own, stream, functools.partial(_attend, layer, own, keys, values, rows, rope, splits))
     y = stream.norm(weights.norm)
-    u = decode.uniform(desk.keys[:size], rows.length + 1)
-    drawn, logprobs = _draw(weights.logits(y), u, params, functools.partial(_list_step, desk))
-    desk.drawn[:, :size].index_copy_(0, desk.at, drawn[None])
-    desk.logprobs[:, :size].index_copy_(0, desk.at, logprobs[None])
+    u = decode.uniform(buffers.keys[:size], rows.length + 1)
+    drawn, logprobs = _draw(weights.logits(y), u, params, functools.partial(_list_step, buffers))
+    buffers.drawn[:, :size].index_copy_(0, buffers.at, drawn[None])
+    buffers.logprobs[:, :size].index_copy_(0, buffers.at, logprobs[None])
     tokens.copy_(drawn)
     rows.length.add_(1)
-    desk.at.add_(1)
+    buffers.at.add_(1)
 
 
 class _Stream:
@@ -410,10 +410,10 @@ def _splits(programs: int, most: int) -> int:
     return splits
 
 
-def _list_step(desk: Desk, kept: Tensor, rows: slice) -> None:
+def _list_step(buffers: StepBuffers, kept: Tensor, rows: slice) -> None:
     """Those of rows that only pad the batch (block 0 is theirs) would take up room."""
-    assert desk.supports is not None
-    desk.supports.add(kept & (desk.rows.table[rows, :1] != 0), desk.at, rows)
+    assert buffers.supports is not None
+    buffers.supports.add(kept & (buffers.rows.table[rows, :1] != 0), buffers.at, rows)
 
 
 def _draw(

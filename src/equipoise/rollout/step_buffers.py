@@ -27,7 +27,7 @@ LISTED = 1 << 24  # ids of all supports of a window: 64 MiB, 512 a draw with 2,0
 GraphKey = tuple[int, SamplingParams]
 
 
-class Desk:
+class StepBuffers:
     """Buffers that keep their addresses: the tables of `Rows` on the host and on the device, and what a step writes;
     and the graphs that know these addresses."""
 
@@ -159,7 +159,7 @@ class Supports:
 
     def results(self, steps: int, rows: int) -> tuple[NDArray[np.int64], Tensor | None]:
         """Where each begins and its size, [2, steps, rows], and a copy of all ids; None if they did not fit. To be
-        called when the desk's own results have come."""
+        called when the step's own results have come."""
         listed = int(self.listed)
         fits = listed <= len(self.ids)
         return self._here.numpy()[:, :steps, :rows], self.ids[:listed].clone() if fits else None
