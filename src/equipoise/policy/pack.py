@@ -107,53 +107,118 @@ def pack(
     return _segmented(rows, tokens, lengths, prompt, shared=share == "prompt")
 
 
-def _segmented(rows: list[Sequence[int]], tokens: Tensor, lengths: Tensor, prompt: Tensor, *, shared: bool) -> Pack:
-    """Contiguous pieces of the row: the prompts, then the responses group by group; or prompt, response, prompt, …
+class _Pieces(NamedTuple):
+    """The S contiguous pieces of a row, in their order: how long each is, where its tokens begin among all prompts and
+    responses, and the position of its first token. And where, in the row, the prompt of each response begins, and the
+    response itself [B]."""
 
-    Only numbers per piece are made on the host and sent over, with the prompts, in one go.
-    """
+    length: Tensor
+    source: Tensor
+    position: Tensor
+    prompt_at: Tensor
+    response_at: Tensor
+
+
+class _Numbers(NamedTuple):
+    """The few numbers that the entries of a row are made from, on its device. An offset is added to a place in the row
+    (or, for `predict_offset`, among the targets) to find what belongs there."""
+
+    text: Tensor  # tokens of all prompts
+    length: Tensor  # [S] of each piece
+    source_offset: Tensor  # [S] to where the token is among text and tokens
+    position_offset: Tensor  # [S] to the token's position
+    targets: Tensor  # [B] of each response
+    predict_offset: Tensor  # [B] to the entry that predicts a target
+    first_target: Tensor  # [B]
+    prompt_end: Tensor  # [P] last entry of each prompt
+    prompt: Tensor  # [B] which of these comes before each response
+
+    def to(self, device: torch.device) -> _Numbers:
+        """In one transfer."""
+        sizes = [len(part) for part in self]
+        return _Numbers(*sent(torch.cat(self), device).split(sizes))
+
+
+def _segmented(rows: list[Sequence[int]], tokens: Tensor, lengths: Tensor, prompt: Tensor, *, shared: bool) -> Pack:
+    """Contiguous pieces of the row. Only numbers per piece are made on the host and sent over, with the prompts."""
     device = tokens.device
     prompt_length = torch.tensor([len(row) for row in rows])
     text = torch.from_numpy(np.fromiter(chain.from_iterable(rows), np.int64, int(prompt_length.sum())))
-    in_text, in_tokens = _starts(prompt_length), len(text) + _starts(lengths)
-    before, inputs = prompt_length[prompt], lengths - 1
-    if shared:
-        order = torch.argsort(prompt, stable=True)
-        length = torch.cat([prompt_length, inputs[order]])
-        source = torch.cat([in_text, in_tokens[order]])
-        position = torch.cat([torch.zeros_like(prompt_length), before[order]])
-        at = _starts(length)
-        prompt_at, response_at = at[: len(rows)][prompt], torch.empty_like(lengths)
-        response_at[order] = at[len(rows) :]
-        group = torch.zeros_like(prompt_length).index_add_(0, prompt, inputs)
-        cuts = _cuts(length[length > 0]), _cuts(prompt_length), len(text) + _cuts(group)
-    else:
-        length = torch.stack([before, inputs], 1).flatten()
-        source = torch.stack([in_text[prompt], in_tokens], 1).flatten()
-        position = torch.stack([torch.zeros_like(before), before], 1).flatten()
-        at = _starts(length)
-        prompt_at, response_at = at.view(-1, 2).unbind(1)
-        cuts = _cuts(before + inputs), None, None
-    U, N = int(length.sum()), int(lengths.sum())
-    ends = in_text + prompt_length - 1 if shared else prompt_at + before - 1
-    which = prompt if shared else torch.arange(len(lengths))
-    small = [text, length, source - at, position - at, lengths, response_at - 1 - _starts(lengths), _starts(lengths),
-             ends, which]  # fmt: skip
-    text, length, source, position, sizes, shift, first, ends, which = sent(torch.cat(small), device).split(
-        [len(x) for x in small]
-    )
-    row = torch.arange(U, device=device)
-    predict = torch.arange(N, device=device) + shift.repeat_interleave(sizes, output_size=N)
-    predict[first] = ends[which]
+    lay_out = _prompts_once if shared else _prompts_repeated
+    pieces, segments = lay_out(prompt_length, lengths, prompt, device)
+    start, first_target = _starts(pieces.length), _starts(lengths)
+    before = prompt_length[prompt]
+    numbers = _Numbers(
+        text=text,
+        length=pieces.length,
+        source_offset=pieces.source - start,
+        position_offset=pieces.position - start,
+        targets=lengths,
+        predict_offset=pieces.response_at - 1 - first_target,
+        first_target=first_target,
+        # Prompts that stand once come first, in the order of `text`.
+        prompt_end=prompt_length.cumsum(0) - 1 if shared else pieces.prompt_at + before - 1,
+        prompt=prompt if shared else torch.arange(len(lengths)),
+    ).to(device)
+    U, N = int(pieces.length.sum()), int(lengths.sum())
+    row, target = torch.arange(U, device=device), torch.arange(N, device=device)
+    source = row + numbers.source_offset.repeat_interleave(numbers.length, output_size=U)
+    predict = target + numbers.predict_offset.repeat_interleave(numbers.targets, output_size=N)
+    predict[numbers.first_target] = numbers.prompt_end[numbers.prompt]
     return Pack(
-        torch.cat([text, tokens])[row + source.repeat_interleave(length, output_size=U)],
-        row + position.repeat_interleave(length, output_size=U),
-        tokens,
-        predict,
-        Segments(*cuts, device),
-        Firsts(first, ends, which),
-        _Paths(prompt_at, before, response_at, inputs, None),
+        inputs=torch.cat([numbers.text, tokens])[source],
+        positions=row + numbers.position_offset.repeat_interleave(numbers.length, output_size=U),
+        targets=tokens,
+        predict=predict,
+        segments=segments,
+        firsts=Firsts(numbers.first_target, numbers.prompt_end, numbers.prompt),
+        paths=_Paths(pieces.prompt_at, before, pieces.response_at, lengths - 1, None),
     )
+
+
+def _prompts_once(
+    prompt_length: Tensor, lengths: Tensor, prompt: Tensor, device: torch.device
+) -> tuple[_Pieces, Segments]:
+    """The prompts, then the responses group by group."""
+    inputs, prompts = lengths - 1, len(prompt_length)
+    text = int(prompt_length.sum())
+    order = torch.argsort(prompt, stable=True)
+    length = torch.cat([prompt_length, inputs[order]])
+    start = _starts(length)
+    response_at = torch.empty_like(lengths)
+    response_at[order] = start[prompts:]
+    pieces = _Pieces(
+        length=length,
+        source=torch.cat([_starts(prompt_length), text + _starts(lengths)[order]]),
+        position=torch.cat([torch.zeros_like(prompt_length), prompt_length[prompt][order]]),
+        prompt_at=start[:prompts][prompt],
+        response_at=response_at,
+    )
+    group = torch.zeros_like(prompt_length).index_add_(0, prompt, inputs)
+    return pieces, Segments(_cuts(length[length > 0]), _cuts(prompt_length), text + _cuts(group), device)
+
+
+def _prompts_repeated(
+    prompt_length: Tensor, lengths: Tensor, prompt: Tensor, device: torch.device
+) -> tuple[_Pieces, Segments]:
+    """Prompt, response, prompt, response, …"""
+    before, inputs = prompt_length[prompt], lengths - 1
+    text = int(prompt_length.sum())
+    length = _alternating(before, inputs)
+    prompt_at, response_at = _starts(length).view(-1, 2).unbind(1)
+    pieces = _Pieces(
+        length=length,
+        source=_alternating(_starts(prompt_length)[prompt], text + _starts(lengths)),
+        position=_alternating(torch.zeros_like(before), before),
+        prompt_at=prompt_at,
+        response_at=response_at,
+    )
+    return pieces, Segments(_cuts(before + inputs), None, None, device)
+
+
+def _alternating(first: Tensor, second: Tensor) -> Tensor:
+    """first[0], second[0], first[1], …"""
+    return torch.stack([first, second], 1).flatten()
 
 
 def _tree(rows: list[Sequence[int]], tokens: Tensor, lengths: Tensor, prompt: Tensor) -> Pack:
@@ -186,8 +251,15 @@ def _tree(rows: list[Sequence[int]], tokens: Tensor, lengths: Tensor, prompt: Te
     chosen = torch.from_numpy(path[~goes_on[torch.from_numpy(leaf)].numpy()])
     per_response = (prompt_start[prompt], before, _starts(lengths - 1), lengths - 1)
     paths = _Paths(*(x[chosen] for x in per_response), entry)
-    moved = (x.to(device) for x in (inputs, positions, tokens, predict))
-    return Pack(*moved, None, None, paths)
+    return Pack(
+        inputs=inputs.to(device),
+        positions=positions.to(device),
+        targets=tokens.to(device),
+        predict=predict.to(device),
+        segments=None,
+        firsts=None,
+        paths=paths,
+    )
 
 
 def _buckets(paths: _Paths, size: int, device: torch.device) -> Buckets:
