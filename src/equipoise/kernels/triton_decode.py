@@ -166,14 +166,16 @@ def uniform(keys: Tensor, position: Tensor) -> Tensor:
 
 def _check_heads(D: int) -> None:
     if D not in (16, 32, 64, 128, 256):
-        raise ValueError(f"heads of {D}: the kernels' rule is a power of two from 16 to 256; use the native sampler")
+        raise ValueError(
+            f"heads of {D} must be a power of two from 16 to 256 for these kernels; use the native sampler"
+        )
 
 
 def _check_contiguous(*tensors: Tensor) -> None:
     for t in tensors:
         if not t.is_contiguous():
             raise ValueError(
-                f"a tensor of shape {tuple(t.shape)} has strides {t.stride()}: the kernels' rule is contiguous ones; "
+                f"a tensor of shape {tuple(t.shape)} has strides {t.stride()}, but must be contiguous; "
                 "give t.contiguous()"
             )
 
