@@ -90,21 +90,23 @@ def _has_sense(chain: Chain) -> bool:
             return False
     if "∈" in chain.signs and _is_number(chain.members[-1], chain.texts[-1]):
         return False
-    return NO_NAMES.isdisjoint(re.findall("[a-z]+", chain.texts[0].lower()))
+    return all(NO_NAMES.isdisjoint(re.findall("[a-z]+", text.lower())) for text in chain.texts if is_name(text))
 
 
 def _step_holds(chain: Chain, k: int, sign: str, by: Arithmetic) -> bool | None:
-    """Whether members k and k + 1 agree. A name, and an equation whose left side has letters, claim nothing."""
-    before, after = chain.texts[k], chain.texts[k + 1]
-    if is_name(before) or is_name(after):
+    """Whether member k agrees with the next one that is no name: 183 = x = 318 does not. An equation whose left side
+    has letters claims nothing."""
+    following = next((i for i in range(k + 1, len(chain.texts)) if not is_name(chain.texts[i])), None)
+    if is_name(chain.texts[k]) or following is None:
         return True
+    before, after = chain.texts[k], chain.texts[following]
     if sign == "≈":
         first = chain.members[k]
         text = first.text if isinstance(first, Leaf) else before
         return by.approximates(text, after) if is_constant(text) else False
-    number, other = (_is_number(chain.members[i], chain.texts[i]) for i in (k, k + 1))
+    number, other = (_is_number(chain.members[i], chain.texts[i]) for i in (k, following))
     if number or (not other and is_name(chain.texts[0])):
-        return same(chain.members[k], chain.members[k + 1], replace(by, strict=False))
+        return same(chain.members[k], chain.members[following], replace(by, strict=False))
     return True
 
 
