@@ -75,9 +75,9 @@ def written(value: Fraction) -> str:
 @lru_cache(maxsize=1000)
 def rational(gold: str) -> Fraction | None:
     r"""The number that a reference states: 18, 1,234, -3.5, 7/4 or \frac{7}{4}, with a unit, money or degrees."""
-    text = gold.strip().removeprefix(r"\$").replace(r"\!", "").replace(",", "")
+    text = re.sub(r"(?<=\d),(?=\d{3})", "", gold.strip().removeprefix(r"\$").replace(r"\!", ""))
     text = re.sub(r"(?:\^\{?\\circ\}?|\\text\{[a-z ]*\}|\s)+$", "", text)
-    text = re.sub(r"\\[dt]?frac\{(-?\d+)\}\{(\d+)\}", r"\1/\2", text)
+    text = re.sub(r"(?<!\d)\\[dt]?frac\{(-?\d+)\}\{(\d+)\}", r"\1/\2", text)
     if re.fullmatch(r"-?(?:\d+(?:\.\d+)?|\.\d+|\d+/[1-9]\d*)", text):
         return Fraction(text)
     return None

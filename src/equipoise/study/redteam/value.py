@@ -102,6 +102,7 @@ def _is_unit(text: str) -> bool:
     """Whether what follows a number leaves its value alone: nothing, %, degrees, a unit, some words."""
     text = re.sub(r"\^\s*\{?\s*\\circ\s*\}?|\\degree|°|\\?%|[{}$€£]|\\mathrm|\\text", " ", text)
     text = re.sub(r"(?<=[A-Za-z])\s*\^\s*(?=[23](?!\w))", "", text)  # cm^2
+    text = re.sub(r"^\s*(?:\\cdot|\\times|[*·×])(?=\s*[A-Za-z])", "", text)  # 5·cm
     words = text.replace(".", " ").replace(":", " ").split()
     return all(re.fullmatch(r"[^\W\d_]+[23]?", word) and is_unit_word(word.rstrip("23")) for word in words)
 

@@ -68,6 +68,9 @@ def consistent(answer: Node, by: Arithmetic) -> bool | None:
     if isinstance(answer, Choice):
         return answer.rest is None or consistent(answer.rest, by)
     if isinstance(answer, Group):
+        first = answer.items[0] if answer.items else None
+        if answer.left == "{" and isinstance(first, Chain) and "≈" in first.signs:
+            return False  # {528 ≈ 528} is no set of numbers
         return every(consistent(item, by) for item in answer.items)
     if isinstance(answer, Union):
         return every(consistent(part, by) for part in answer.parts)

@@ -20,7 +20,7 @@ COMMANDS = {
     **dict.fromkeys(("mathrm", "mathbf", "mathit", "mathsf", "boldsymbol", "bm", "rm", "bf", "operatorname"), r"\text"),
     **dict.fromkeys(("leq", "leqslant", "leqq"), r"\le "),
     **dict.fromkeys(("geq", "geqslant", "geqq"), r"\ge "),
-    **dict.fromkeys(("neq", "not="), r"\ne "),
+    "neq": r"\ne ",
     **dict.fromkeys(("approx", "simeq", "sim", "doteq"), r"\approx "),
     **dict.fromkeys(("cdot", "times", "ast"), "*"),
     **dict.fromkeys(("lbrace",), r"\{"),
@@ -96,7 +96,7 @@ def respell(text: str) -> str:
     text = text if r"\choose" not in text else CHOOSE.sub(r"\\binom{\1}{\2}", text)
     text = COMMAND.sub(_command, text)
     text = re.sub(r"\\text\s*(?=\{)", r"\\text", text)
-    text = re.sub(r"<=", r"\\le ", re.sub(r">=", r"\\ge ", re.sub(r"!=", r"\\ne ", text)))
+    text = re.sub(r"<=", r"\\le ", re.sub(r">=", r"\\ge ", re.sub(r"!=|\\not\s*=", r"\\ne ", text)))
     text = _listed(text) if "and" in text or "or" in text else text
     text = re.sub(r"\\text\{\s*(-?\d[\d.,]*)\s*\}", r" \1 ", text)
     text = re.sub(r"\^\s*\{\s*\\circ\s*\}", r"^\\circ ", text)
