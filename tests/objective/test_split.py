@@ -128,7 +128,7 @@ def test_a_split_response_is_refused_where_its_ratio_is_needed(preset):
     objective = eq.Objective.preset(preset)
     credit = case.assign(objective)
     half = torch.where(case.position > 0)[0]
-    with pytest.raises(ValueError, match="no response is split over calls of loss"):
+    with pytest.raises(ValueError, match="no response may be split over calls of loss"):
         objective.loss(case.logprobs(case.logits)[half], case.old[half], credit, case.response[half])
 
 
@@ -140,5 +140,5 @@ def test_a_split_group_is_refused_where_its_ratios_are_needed(preset, cancellati
     credit = case.assign(objective)
     large = int(torch.bincount(case.group).argmax())
     i = torch.where(case.response == int(torch.where(case.group == large)[0][0]))[0]  # one whole response of a group
-    with pytest.raises(ValueError, match="no group is split over calls of loss"):
+    with pytest.raises(ValueError, match="no group may be split over calls of loss"):
         objective.loss(case.logprobs(case.logits)[i], case.old[i], credit, case.response[i])
