@@ -120,6 +120,7 @@ def _study(add: AddCommand) -> None:
     study.add_argument("--out", default="runs/study", help="where its runs go (default: %(default)s)")
     study.add_argument("--jobs", type=_at_least(1), default=0, help="runs at a time (default: one per core)")
     study.add_argument("--minutes", type=_at_least(0, float), default=None, help="stop after so long; go on with run")
+    study.add_argument("--figure", default=None, metavar="FILE.svg", help="show: draw the dose curves too")
     study.add_argument("--variant", default=None, help="verify: which variant")
     study.add_argument("--seed", type=int, default=None, help="verify: which seed")
 

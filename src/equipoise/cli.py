@@ -265,7 +265,10 @@ def _study(options: argparse.Namespace, rest: list[str]) -> None:
         raise registered.ConfigError(f"study {options.action} takes one file, not {len(options.file)}")
     (file,) = options.file
     if options.action == "show":
-        registered.show(registered.read_results(file))
+        results = registered.read_results(file)
+        registered.show(results)
+        if options.figure is not None:
+            registered.draw(results, Path(options.figure))
     elif options.variant is None or options.seed is None:
         raise registered.ConfigError("study verify needs --variant and --seed: which cell should be trained again?")
     else:

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from equipoise.study import effects, plan, registered, results
+from equipoise.study import dose_figure, effects, plan, registered, results
 from equipoise.study.dose_figure import figure
 from equipoise.train import ConfigError, RunFolder
 from equipoise.train.folder import append
@@ -153,6 +153,64 @@ def test_the_effect_of_a_dose_is_the_mean_of_the_seeds_slopes(dosed, tmp_path):
     drawing = figure(found)
     assert drawing.count('class="mean"') == 3
     assert drawing.count('class="bar"') == 3
+    assert "mean of 4 seeds" in drawing
+
+
+@pytest.mark.parametrize(("low", "high"), [(54.4, 64.3), (-0.62, -0.51), (0.09, 0.137), (3.0, 3.0), (92.0, 100.0)])
+def test_ticks_are_round_and_enclose_what_is_drawn(low, high):
+    ticks = dose_figure._ticks(low, high)
+    assert ticks[0] <= low + 1e-9
+    assert ticks[-1] >= high - 1e-9
+    assert 2 <= len(ticks) <= 7
+    digits = dose_figure._digits(ticks[1] - ticks[0])
+    assert all(float(f"{tick:.{digits}f}") == pytest.approx(tick) for tick in ticks)  # nothing is rounded away
+
+
+def test_the_top_of_a_bend_is_where_no_test_can_tell_the_slope_from_0():
+    """Fieller's interval against t-tests of the seeds' derivatives, dose by dose."""
+    doses, draw = [-0.6, -0.3, 0.0, 0.3, 0.6], np.random.default_rng(4)
+    outcomes = np.array([[2 * d - 3 * d**2 + draw.normal(0, 0.3) for d in doses] for _ in range(7)])
+    top = effects.top_of(outcomes, doses)
+    fits = np.polyfit(doses, outcomes.T, 2)
+    assert top.at == pytest.approx(-fits[1].mean() / (2 * fits[0].mean()))
+    for dose in np.linspace(top.low - 0.1, top.high + 0.1, 40):
+        inside = top.low < dose < top.high
+        assert (stats.ttest_1samp(2 * fits[0] * dose + fits[1], 0).pvalue > 0.05) == inside
+    assert not top.is_middle
+    assert effects.top_of(-outcomes, doses) is None
+    assert effects.top_of(draw.normal(0, 1, (4, 5)), doses) is None  # not sure of any curvature
+
+
+def test_a_rise_that_flattens_is_not_called_a_middle_that_is_best(dosed, tmp_path, capsys):
+    dosed.primary[0] = plan.Primary("a middle is best", "acc@8", shape="bend", expect="up")
+    draw = np.random.default_rng(3)
+    values = {
+        dosed.dose.variant(d): {seed: 0.5 + 0.05 * d - 0.01 * d**2 + draw.normal(0, 0.0005) for seed in (5, 6, 7)}
+        for d in dosed.dose.values
+    }
+    found = results.collect(dosed, leave_runs(dosed, tmp_path, values), {})
+    (effect,) = effects.effects(found)
+    assert effect.holm < 0.05
+    assert effect.mean > 0
+    assert effect.verdict == "bent, but the top is not in the middle"
+    registered.show(found)
+    assert "its top lies at 2." in capsys.readouterr().out
+    registered.draw(found, tmp_path / "dose.svg")
+    assert (tmp_path / "dose.svg").read_text() == figure(found)
+
+
+def test_a_study_without_a_dose_has_nothing_to_draw(study, tmp_path):
+    with pytest.raises(ConfigError, match="nothing to draw without a dose"):
+        registered.draw(results.collect(study, {}, {}), tmp_path / "dose.svg")
+    assert not (tmp_path / "dose.svg").exists()
+
+
+@pytest.mark.parametrize("file", sorted((ROOT / "studies" / "results").glob("*.json")), ids=lambda file: file.stem)
+def test_published_results_can_be_shown(file, capsys):
+    registered.show(results.read_results(file))
+    said = capsys.readouterr().out
+    assert "Effects named before the runs" in said
+    assert "failed" not in said
 
 
 def test_a_bend_is_how_far_the_middle_lies_above_the_ends(dosed, tmp_path):

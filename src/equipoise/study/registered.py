@@ -3,6 +3,7 @@
     equipoise study run studies/sign_balance.toml --out runs/sign        train what is missing, then test
     equipoise study run A.toml B.toml --out runs/all --minutes 20        several in one pool, seed by seed
     equipoise study show studies/results/sign_balance.json               the tables again, from the results alone
+    equipoise study show RESULTS.json --figure dose.svg                  and the dose curves
     equipoise study verify studies/results/off_policy.json --variant balanced --seed 100
 
 What a study is: `plan`. Its results, one small file: `results`. The tests: `effects`. Runs of a seed share prompts and
@@ -25,7 +26,7 @@ from equipoise.study import results as found_in
 from equipoise.study import start
 from equipoise.study.compare import interval
 from equipoise.study.dose_figure import figure
-from equipoise.study.effects import Effect, effects
+from equipoise.study.effects import Effect, effects, size_that_matters
 from equipoise.study.plan import Primary, Study, in_turn, parse, read
 from equipoise.study.results import collect, read_results, value_of, write_results
 from equipoise.study.runs import train_all
@@ -79,6 +80,14 @@ def show(results: Mapping[str, Any], console: Console | None = None) -> None:
             console.print(f"failed: {name}: {record['failed']}")
 
 
+def draw(results: Mapping[str, Any], path: Path) -> None:
+    """The dose curves as an SVG file."""
+    drawing = figure(results)
+    if not drawing:
+        raise ConfigError(f"--figure {path}: there is nothing to draw without a dose and two whole seeds")
+    path.write_text(drawing, encoding="utf-8")
+
+
 def _variant_table(results: Mapping[str, Any]) -> Table:
     study = _study_of(results)
     rows = list({(row.metric, row.at, row.rate): row for row in study.primary}.values())
@@ -113,14 +122,18 @@ def _said(effect: Effect) -> str:
     if row.dosed:
         what = {"slope": "from the lowest to the highest dose", "bend": "the middle above the ends"}[row.shape]
     word = " points" if unit == 100 else ""
-    size = f"{unit * (row.margin or found_in.POINT):g}{word}"
+    size = f"{unit * size_that_matters(row, effect.mean):.3g}{word}"
     needed = "more seeds than anyone runs" if effect.needed is None else f"{effect.needed} seeds"
-    power = f", {needed} would show {size}" if row.margin or unit == 100 else ""
+    top = ""
+    if effect.top is not None:
+        at = effect.top
+        top = f"  its top lies at {at.at:.3g} (95 % {at.low:.3g} to {at.high:.3g}); the middle is {at.middle:g}\n"
     return (
         f"{row.claim}: {effect.verdict}\n"
         f"  {_heading(row)}, {what}: {unit * effect.mean:+.4g}{word} "
         f"(95 % {unit * effect.low:+.4g} to {unit * effect.high:+.4g})\n"
-        f"  p {effect.p:.2g}, after Holm {effect.holm:.2g}; {effect.seeds} seeds{power}"
+        f"{top}"
+        f"  p {effect.p:.2g}, after Holm {effect.holm:.2g}; {effect.seeds} seeds, {needed} would show {size}"
     )
 
 
