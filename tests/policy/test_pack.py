@@ -48,6 +48,11 @@ def test_every_target_is_predicted_from_its_own_sequence(sizes, responses):
     assert torch.equal(packed.buckets.gather[packed.buckets.scatter], torch.arange(len(packed.inputs)))
     column = torch.cat([torch.arange(b.shape[1]).expand_as(b).reshape(-1) for b in buckets])
     assert torch.equal(column[packed.buckets.scatter], packed.positions)
+    # Every place of an entry but padding is listed, in order: there it has its own position.
+    is_real = column == packed.positions[packed.buckets.gather]
+    listed = [((packed.buckets.gather == e) & is_real).nonzero()[:, 0] for e in range(len(packed.inputs))]
+    assert torch.equal(packed.buckets.places, torch.cat(listed))
+    assert packed.buckets.counts.tolist() == [len(places) for places in listed]
     # A row entry is one prefix: it is found at the same place in every sequence that begins with it, and nowhere else.
     prefix = {}
     for bucket in buckets:

@@ -5,6 +5,8 @@ are laid out in buckets for torch's SDPA, the reference that the other is held t
 A model loaded by us carries that name as its attention implementation. Called with a `pack` it attends inside each
 sequence; called without one (generation, other people's code) it is transformers' SDPA. Sliding windows are honoured;
 soft-capped scores and attention sinks are refused, because leaving them out silently would train another model.
+Not covered: SDPA's own backward pass, which on CUDA may add in another order each time where a sequence is longer than
+a block of its keys; torch.use_deterministic_algorithms changes that.
 """
 
 from __future__ import annotations
@@ -13,10 +15,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from equipoise.kernels import varlen
+from equipoise.kernels.plain_layers import wide
 from equipoise.policy import decoder
-from equipoise.policy.pack import Pack
+from equipoise.policy.pack import Buckets, Pack
 
 NAME = "equipoise"
 
@@ -30,14 +34,47 @@ def packed_attention(
         return varlen.varlen_attention(qkv, kv_heads, pack.segments, scale)
     heads = qkv.shape[1] - 2 * kv_heads
     out = []
-    gather, shapes, scatter = pack.buckets
-    gathered = qkv.index_select(0, gather).split([b * l for b, l in shapes])
-    for (b, l), part in zip(shapes, gathered, strict=True):
+    buckets = pack.buckets
+    gathered = _gathered(qkv, buckets).split([b * l for b, l in buckets.shapes])
+    for (b, l), part in zip(buckets.shapes, gathered, strict=True):
         q, k, v = decoder.heads_first(part.view(b, l, *part.shape[1:]), kv_heads)
         mask = decoder.window_mask(l, window, q.device)
         o = decoder.causal_attention(q, k, v, mask, scale)
         out.append(o.transpose(1, 2).reshape(b * l, heads, -1))
-    return torch.cat(out).index_select(0, scatter)
+    return torch.cat(out).index_select(0, buckets.scatter)
+
+
+def _gathered(row: Tensor, buckets: Buckets) -> Tensor:
+    """row [U, …] laid out in the buckets: [M, …]"""
+    if _adds_in_any_order(row):
+        return _Gathered.apply(row, buckets)
+    return row.index_select(0, buckets.gather)
+
+
+def _adds_in_any_order(x: Tensor) -> bool:
+    """Whether torch adds gradients of one entry in the order that threads come, rounding to x's precision each time."""
+    return x.is_cuda
+
+
+class _Gathered(torch.autograd.Function):
+    """row[gather], where the gradients of an entry (a prompt's, from each of its responses) are added in fixed order.
+
+    Padding has no gradient: no output of it is used, and no query before it sees it.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, row: Tensor, buckets: Buckets) -> Tensor:
+        ctx.save_for_backward(buckets.places, buckets.counts)
+        return row.index_select(0, buckets.gather)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, d: Tensor) -> tuple[Tensor, None]:
+        places, counts = ctx.saved_tensors
+        by_entry = wide(d.index_select(0, places)).flatten(1)
+        # `unsafe` leaves out checks of the counts that the host would wait for.
+        total = torch.segment_reduce(by_entry, "sum", lengths=counts, unsafe=True)
+        return total.view(-1, *d.shape[1:]).to(d.dtype), None
 
 
 def _attention_interface(

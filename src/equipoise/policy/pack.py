@@ -32,12 +32,15 @@ Share = Literal["prefix", "prompt", "nothing"]
 class Buckets(NamedTuple):
     """gather [M]: row entries of the buckets, flattened one after the other; shapes: their (b, l), Σ b·l = M.
 
-    scatter [U]: the place among the M where each row entry is.
+    scatter [U]: a place among the M where each row entry is. places: all of them, entry by entry, without padding;
+    counts [U]: how many each entry has.
     """
 
     gather: Tensor
     shapes: tuple[tuple[int, int], ...]
     scatter: Tensor
+    places: Tensor
+    counts: Tensor
 
 
 class Firsts(NamedTuple):
@@ -264,6 +267,7 @@ def _tree(rows: list[Sequence[int]], tokens: Tensor, lengths: Tensor, prompt: Te
 
 def _buckets(paths: _Paths, size: int, device: torch.device) -> Buckets:
     gather, shapes, scatter, filled = [], [], torch.empty(size, dtype=torch.long), 0
+    is_real = []
     total = paths.before + paths.length
     for chosen in _by_length(total):
         column = torch.arange(int(total[chosen].max()))
@@ -278,8 +282,19 @@ def _buckets(paths: _Paths, size: int, device: torch.device) -> Buckets:
         scatter[index[valid]] = torch.arange(filled, filled + index.numel()).view_as(index)[valid]
         filled += index.numel()
         gather.append(index.flatten())
+        is_real.append(valid.flatten())
         shapes.append((len(index), index.shape[1]))
-    return Buckets(torch.cat(gather).to(device), tuple(shapes), scatter.to(device))
+    entries = torch.cat(gather)
+    real = torch.cat(is_real).nonzero()[:, 0]
+    places = real[torch.argsort(entries[real], stable=True)]
+    counts = torch.bincount(entries[real], minlength=size)
+    return Buckets(
+        gather=entries.to(device),
+        shapes=tuple(shapes),
+        scatter=scatter.to(device),
+        places=places.to(device),
+        counts=counts.to(device),
+    )
 
 
 def _entries(tokens: Tensor, lengths: Tensor, prompt: Tensor) -> tuple[Tensor, int]:
