@@ -97,7 +97,9 @@ def test_both_balances_hold_on_cuda_and_the_cpu_agrees(aggregation):
     rewards = (torch.rand(B, generator=generator) < 0.5).double()
     objective = eq.Objective(cancellation="both", aggregation=aggregation)
     here = objective.assign(rewards, group, lengths)
-    there, waits = synchronisations(lambda: objective.assign(rewards.cuda(), group.cuda(), lengths.cuda()))
+    # Moved before counting: each copy from the host makes it wait.
+    on_device = [x.cuda() for x in (rewards, group, lengths)]
+    there, waits = synchronisations(lambda: objective.assign(*on_device))
     assert waits <= 1
     c, T = there.coefficient, there.lengths.double()
     torch.testing.assert_close(c.cpu(), here.coefficient, rtol=1e-8, atol=1e-14)
