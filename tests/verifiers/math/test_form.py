@@ -76,6 +76,7 @@ ALWAYS_WRONG = [
     ("68", r"68\text{ apples}^2"), ("68", r"68\text{ cm}^1"), ("68", r"68\text{ cm}^{23}"),
     ("432", "{54}{8}"), ("432", "{54}{8}=432"), ("548", r"\left({548}{1}=548\right)"),
     ("692", r"x=\not=692"), ("692", r"\not=692"), ("692", r"x\not=692"),
+    ("344", r"\sqrt{{\begin{pmatrix}35 + 309 % !\end{pmatrix}}0}"),
 ]  # fmt: skip
 ALWAYS_RIGHT = [
     ("(1,2)", "x=1, y=2"), (r"5 \mathrm{~cm}", "5"), ("5", r"5~\mathrm{cm}"), ("5", "5\\"), ("17", r"17\text{ apples}"),
