@@ -30,7 +30,7 @@ OBJECTIVES: dict[str, dict[str, Any]] = {
 
 LEGEND = """
 start, peak, last  held-out acc@8 in % (± half the 95 % interval)
-greedy, best@8     start→last: what RL taught rather than sharpened
+greedy, best@8     start→last: new capability rather than sharpening
 gap                how much longer wrong responses are, (T̄− − T̄+)/T̄
 loss ×10³          mean policy-gradient loss ± 2 standard errors: token drifts
                    because it couples sign and length, HA-DW because its
