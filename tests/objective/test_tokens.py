@@ -106,6 +106,8 @@ def test_biases_of_token_advantages_are_those_of_the_coefficients():
     ("choices", "given", "sentence"),
     [
         ({}, {"token_weight": [1.0] * 3}, r"token_weight has shape \(3,\): it must be \[4\]"),
+        ({}, {"token_weight": [[1.0, -1.0]] * 2}, r"token_weight has shape \(2, 2\): it must be flat"),
+        ({}, {"token_advantage": []}, r"token_advantage has shape \(0,\): it must be \[4\]"),
         ({}, {"token_weight": [1.0, -1.0, 0.0, 0.0]}, r"token_weight\[1\] = -1.0"),
         ({}, {"token_weight": [1.0, math.nan, 0.0, 0.0]}, r"token_weight\[1\] = nan"),
         ({}, {"token_advantage": [1.0, 0.0, math.inf, 0.0]}, r"token_advantage\[2\] = inf"),

@@ -57,6 +57,15 @@ def test_assign_waits_once_whatever_the_cancellation(cancellation, aggregation):
     assert waits == ["tolist"]
 
 
+@pytest.mark.parametrize("given", [("token_weight",), ("token_advantage",), ("token_weight", "token_advantage")])
+def test_numbers_of_each_token_are_checked_in_the_same_transfer(given):
+    case = draw(3, torch.float64)
+    numbers = {name: torch.ones(len(case.token)) for name in given}
+    objective = eq.Objective.preset("reinforce")
+    _, waits = waits_of(lambda: objective.assign(case.rewards, case.group, case.lengths, **numbers))
+    assert waits == ["tolist"]
+
+
 @pytest.mark.parametrize(("preset", "knobs"), STACKS)
 def test_assign_waits_once_and_loss_never(preset, knobs):
     case = draw(7, torch.float64)

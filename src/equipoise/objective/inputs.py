@@ -61,16 +61,21 @@ class PerToken:
     def given(self) -> bool:
         return self.weight is not None or self.advantage is not None
 
+    def by_name(self) -> list[tuple[str, Tensor]]:
+        """What was given, under its name in `assign`."""
+        named = ("tokens", self.ids), ("token_weight", self.weight), ("token_advantage", self.advantage)
+        return [(name, x) for name, x in named if x is not None]
+
 
 class Rule(NamedTuple):
     name: str
-    value: Tensor  # [B] or [B, K]
-    broken: Tensor  # [B] bool
+    value: Tensor  # [B] or [B, K], or of tokens [N]
+    broken: Tensor  # [B] or [N] bool
     sentence: str
 
     @property
     def first_broken(self) -> Tensor:
-        """0-dim: the first response that breaks it, −1 where none does."""
+        """0-dim: the first response or token that breaks it, −1 where none does."""
         return torch.where(self.broken.any(), self.broken.to(torch.uint8).argmax(), -1)
 
 
@@ -114,12 +119,14 @@ def _real(x: Numbers, device: torch.device) -> Tensor:
     return torch.as_tensor(x, dtype=None if complex_ else torch.float64, device=device)
 
 
-def check(inputs: Inputs, total: Tensor, judged: Tensor, groups: Groups, ends: tuple[float, float]) -> Facts:
+def check(
+    inputs: Inputs, tokens: PerToken, total: Tensor, judged: Tensor, groups: Groups, ends: tuple[float, float]
+) -> Facts:
     """Refuse what is not a number, a length, an id or a rate, naming the first index; one transfer to the host.
 
     `total` [B]: the reward of each response; `judged`: what advantages are taken of; `ends`: a binary reward's values.
     """
-    rules = _rules(inputs)
+    rules = _rules(inputs) + _token_rules(tokens)
     binary, two_valued = (((x == ends[0]) | (x == ends[1])).all() for x in (total, judged))
     a = total.new_full((1,), torch.nan) if inputs.accuracy is None else inputs.accuracy
     known = (~a.isnan()).sum()
@@ -142,6 +149,10 @@ def check(inputs: Inputs, total: Tensor, judged: Tensor, groups: Groups, ends: t
         i = int(on_host[f"broken {k}"])
         if i >= 0:
             raise ValueError(f"{rule.name}[{i}] = {rule.value[i].squeeze().tolist()}: {rule.sentence}")
+    N = int(on_host["tokens"])
+    for name, x in tokens.by_name():
+        if len(x) != N:
+            raise ValueError(f"{name} has shape {tuple(x.shape)}: it must be [{N}], the sum of lengths")
     return Facts(**{name: on_host[name] for name in facts})
 
 
@@ -172,27 +183,30 @@ def _rules(inputs: Inputs) -> list[Rule]:
 
 
 def read_tokens(
-    N: int,
     device: torch.device,
     *,
     ids: Tensor | Sequence[int] | None,
     weight: Numbers | None,
     advantage: Numbers | None,
 ) -> PerToken:
-    """One entry per token of the batch, or a ValueError that names what is wrong."""
-    given = {"tokens": ids, "token_weight": weight, "token_advantage": advantage}
-    found = {name: None if x is None else torch.as_tensor(x, device=device) for name, x in given.items()}
-    for name, x in found.items():
-        if x is not None and x.shape != (N,):
-            raise ValueError(f"{name} has shape {tuple(x.shape)}: it must be [{N}], the sum of lengths")
-    numbers = {name: None if (x := found[name]) is None else x.to(torch.float64) for name in list(found)[1:]}
-    for name, x in numbers.items():
-        if x is None:
-            continue
-        least = 0.0 if name == "token_weight" else -torch.inf
-        wrong = ~(x.isfinite() & (x >= least))
-        if bool(wrong.any()):
-            i = int(wrong.nonzero()[0])
-            must = "a finite number, 0 or more" if name == "token_weight" else "a finite number"
-            raise ValueError(f"{name}[{i}] = {float(x[i])}: it must be {must}")
-    return PerToken(found["tokens"], numbers["token_weight"], numbers["token_advantage"])
+    """Flat tensors; `check`, which knows how many tokens there are, looks at their length and values."""
+    tokens = PerToken(
+        None if ids is None else torch.as_tensor(ids, device=device),
+        None if weight is None else torch.as_tensor(weight, device=device).to(torch.float64),
+        None if advantage is None else torch.as_tensor(advantage, device=device).to(torch.float64),
+    )
+    for name, x in tokens.by_name():
+        if x.ndim != 1:
+            raise ValueError(f"{name} has shape {tuple(x.shape)}: it must be flat, one entry per token of the batch")
+    return tokens
+
+
+def _token_rules(tokens: PerToken) -> list[Rule]:
+    rules = []
+    # An empty tensor breaks no rule, and has no first entry to ask for.
+    if (w := tokens.weight) is not None and len(w):
+        sentence = "it must be a finite number, 0 or more"
+        rules.append(Rule("token_weight", w, ~(w.isfinite() & (w >= 0)), sentence))
+    if (a := tokens.advantage) is not None and len(a):
+        rules.append(Rule("token_advantage", a, ~a.isfinite(), "it must be a finite number"))
+    return rules

@@ -203,10 +203,9 @@ class Objective:
         for weight, column in zip(self.reward_weights, columns, strict=True):
             total = total + weight * column.r
         low, high = ends = (0.0, 1.0) if self.difficulty is None else self.difficulty.reward_range
-        facts = check(inputs, total, total if self.combine == "rewards" else inputs.r, groups, ends)
-        per_token = read_tokens(
-            int(facts.tokens), inputs.T.device, ids=tokens, weight=token_weight, advantage=token_advantage
-        )
+        judged = total if self.combine == "rewards" else inputs.r
+        per_token = read_tokens(inputs.T.device, ids=tokens, weight=token_weight, advantage=token_advantage)
+        facts = check(inputs, per_token, total, judged, groups, ends)
         refuse_per_token(self, weight=per_token.weight is not None, advantage=per_token.advantage is not None)
         self._check_batch(facts, per_token)
         y = self._success_rate(facts, batch_accuracy, ends)
