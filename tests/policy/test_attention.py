@@ -10,6 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from equipoise import policy as p
 from equipoise.policy import attention
+from equipoise.policy.pack import Buckets
 from tests.policy import tiny_models
 
 aten = torch.ops.aten
@@ -82,6 +83,23 @@ def test_the_fixed_order_is_that_of_the_sequences(share):
     for place in real.nonzero()[:, 0].tolist():
         wanted[buckets.gather[place]] += d[place]
     assert torch.equal(got, wanted)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_cuda_adds_in_the_same_order_as_the_cpu(dtype):
+    prompts = tiny_models.prompts(4, shortest=10)
+    pack = p.pack(prompts, *tiny_models.responses(prompts, 40), share="prompt")
+    g = torch.Generator().manual_seed(0)
+    d = torch.randn(len(pack.buckets.gather), 8, 64, generator=g).to(dtype)
+    found = []
+    for device in ("cpu", "cuda", "cuda"):
+        buckets = Buckets(*(x.to(device) if isinstance(x, torch.Tensor) else x for x in pack.buckets))
+        row = torch.zeros(len(pack.inputs), 8, 64, dtype=dtype, device=device).requires_grad_()
+        out = attention._Gathered.apply(row, buckets)
+        found.append(torch.autograd.grad(out, row, d.to(device))[0].cpu())
+    assert torch.equal(found[1], found[0])
+    assert torch.equal(found[2], found[0])
 
 
 def test_bfloat16_is_rounded_once():

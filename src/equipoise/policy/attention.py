@@ -5,8 +5,7 @@ are laid out in buckets for torch's SDPA, the reference that the other is held t
 A model loaded by us carries that name as its attention implementation. Called with a `pack` it attends inside each
 sequence; called without one (generation, other people's code) it is transformers' SDPA. Sliding windows are honoured;
 soft-capped scores and attention sinks are refused, because leaving them out silently would train another model.
-Not covered: SDPA's own backward pass, which on CUDA may add in another order each time where a sequence is longer than
-a block of its keys; torch.use_deterministic_algorithms changes that.
+Not covered: the order of sums in SDPA's own backward pass, which on CUDA can change from run to run.
 """
 
 from __future__ import annotations
