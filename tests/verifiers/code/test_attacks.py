@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from equipoise.verifiers.code import judge, sandbox
+from equipoise.verifiers.code import judge as code_judge
+from equipoise.verifiers.code import sandbox
 
 SMALL = sandbox.Limits(
     seconds=10,
@@ -25,10 +26,10 @@ BRIEF = replace(SMALL, seconds=0.7, total_seconds=3)
 
 # Sums of numbers nobody would guess, so that only who adds gets them right.
 NUMBERS = [(918273, 645546), (-77, 1299721), (31337, 271828)]
-PROGRAMS = judge.Programs(tuple((f"{a} {b}\n", f"{a + b}\n") for a, b in NUMBERS))
-CALLS = judge.Calls("add", tuple(((a, b), a + b) for a, b in NUMBERS))
+PROGRAMS = code_judge.Programs(tuple((f"{a} {b}\n", f"{a + b}\n") for a, b in NUMBERS))
+CALLS = code_judge.Calls("add", tuple(((a, b), a + b) for a, b in NUMBERS))
 CHECK = "def check(candidate):\n" + "".join(f"    assert candidate({a}, {b}) == {a + b}\n" for a, b in NUMBERS)
-ASSERTS = judge.tests({"prompt": "def add(a, b):\n    '''The sum.'''\n", "test": CHECK, "entry_point": "add"})
+ASSERTS = code_judge.tests({"prompt": "def add(a, b):\n    '''The sum.'''\n", "test": CHECK, "entry_point": "add"})
 TESTS = {"program": PROGRAMS, "calls": CALLS, "asserts": ASSERTS}
 
 HONEST = "a, b = map(int, input().split())\nprint(a + b)\n"
@@ -90,7 +91,7 @@ def processes_in(namespaces):
 
 
 def judge(source, tests, limits=SMALL):
-    return judge.judge(f"```python\n{source}\n```", tests, limits)
+    return code_judge.judge(f"```python\n{source}\n```", tests, limits)
 
 
 def assert_it_ran(verdict):
@@ -186,7 +187,7 @@ def test_leaving_early_is_wrong_or_crashed(how, where):
 
 def test_an_exception_cannot_end_the_loop_of_the_tests():
     """StopIteration out of a function under map() would end all() early, and with True."""
-    asserts = judge.tests({"test_list": ["assert all(map(lambda x: add(x, 1) == x + 1, range(1000, 1010)))"]})
+    asserts = code_judge.tests({"test_list": ["assert all(map(lambda x: add(x, 1) == x + 1, range(1000, 1010)))"]})
     assert judge("def add(a, b):\n    raise StopIteration", asserts).kind == "wrong"
     assert judge(FUNCTION, asserts).kind == "correct"
 
@@ -381,7 +382,7 @@ def test_a_function_that_does_not_end_is_a_timeout():
 
 
 def test_sleeping_just_under_the_limit_in_every_test_ends_at_the_total():
-    tests = judge.Programs(tuple((f"{i} {i}\n", f"{2 * i}\n") for i in range(100)))
+    tests = code_judge.Programs(tuple((f"{i} {i}\n", f"{2 * i}\n") for i in range(100)))
     verdict = judge("import time\ntime.sleep(0.3)\n" + HONEST, tests, replace(BRIEF, seconds=5, total_seconds=1))
     assert verdict.kind == "timeout"
     assert "together" in verdict.reason
@@ -562,7 +563,7 @@ def test_planted_secrets_are_not_read(open_folder, monkeypatch):
     planted = open_folder / "token"
     planted.write_text(secret)
     planted.chmod(0o666)
-    paths = [str(planted), "/etc/passwd", "/etc/shadow", os.path.expanduser("~/.bashrc"), __file__, judge.__file__]
+    paths = [str(planted), "/etc/passwd", "/etc/shadow", os.path.expanduser("~/.bashrc"), __file__, code_judge.__file__]
     source = (
         f"import os\nleaks = [p for p in {paths!r} if os.path.exists(p)]\n"
         f"leaks += [k for k, v in os.environ.items() if {secret!r} in v]\n"
@@ -579,7 +580,7 @@ def test_nothing_of_the_host_is_written(open_folder):
     kept = open_folder / "kept"
     kept.write_text("as it was")
     kept.chmod(0o666)
-    here = Path(judge.__file__).parent
+    here = Path(code_judge.__file__).parent
     folders = [
         str(open_folder),
         os.path.expanduser("~"),
@@ -795,7 +796,7 @@ def test_a_set_of_colliding_numbers_does_not_hang_the_harness():
 
 
 def test_stdin_never_read_or_closed_is_no_matter():
-    tests = judge.Programs((("x" * (5 << 20) + "\n", "done\n"),))
+    tests = code_judge.Programs((("x" * (5 << 20) + "\n", "done\n"),))
     assert judge("print('done')", tests).kind == "correct"
     assert judge("import sys, os\nsys.stdin.close()\nprint('done')", tests).kind == "correct"
     assert judge("import os\nos.close(0)\nprint('done')", tests).kind == "correct"
@@ -806,7 +807,7 @@ def test_no_namespaces_means_unavailable(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
     sandbox.available.cache_clear()
     try:
-        verdict = judge.judge(HONEST, PROGRAMS)
+        verdict = code_judge.judge(HONEST, PROGRAMS)
         assert verdict.kind == "unavailable"
         assert "bubblewrap" in verdict.reason
     finally:
@@ -820,7 +821,7 @@ def test_a_bubblewrap_that_fails_means_unavailable(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     sandbox.available.cache_clear()
     try:
-        verdict = judge.judge(HONEST, PROGRAMS)
+        verdict = code_judge.judge(HONEST, PROGRAMS)
         assert verdict.kind == "unavailable"
         assert "No permissions" in verdict.reason
         assert "user namespaces" in verdict.reason
