@@ -191,7 +191,7 @@ def test_the_columns_are_those_of_the_hosts(run, tmp_path):
 def test_what_is_no_run_or_is_there_already_is_refused(run, tmp_path):
     with pytest.raises(ExportError, match=r"holds no rollouts/step-N\.parquet: train with --log\.rollouts_every 1"):
         export_rollouts(tmp_path, "trl", tmp_path / "out")
-    with pytest.raises(ExportError, match='--to "tlr": the rule is trl or verl'):
+    with pytest.raises(ExportError, match='--to "tlr": must be trl or verl'):
         export_rollouts(run, "tlr", tmp_path / "out")
     export_rollouts(run, "verl", tmp_path / "out")
     with pytest.raises(ExportError, match=r"1\.jsonl: is there already"):

@@ -629,7 +629,7 @@ def test_a_number_that_is_not_finite_is_told_and_leaves_the_rest_alone(kind):
         ({"bias": lambda x: x[1:]}, r"bias has shape \(60,\)"),
         ({"temperature": lambda x: 0.0}, r"temperature = 0.0"),
         ({"softcap": lambda x: -1.0}, r"softcap = -1.0"),
-        ({"vocabulary": lambda x: 62}, r"vocabulary = 62: the rule is 1 to 61"),
+        ({"vocabulary": lambda x: 62}, r"vocabulary = 62: must be 1 to 61"),
     ],
 )
 def test_what_makes_no_sense_is_refused_at_the_door(change, message):

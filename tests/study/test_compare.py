@@ -122,7 +122,7 @@ def test_the_grid():
 
 @pytest.mark.parametrize("text", ["objective", "objective.kl", "objective.kl=", "objective.kl=1,,2", "kl=1,2"])
 def test_a_grid_that_cannot_be_read(text):
-    with pytest.raises(ConfigError, match=r"the rule is section\.key=value,value"):
+    with pytest.raises(ConfigError, match=r"must be section\.key=value,value"):
         variants([text])
 
 

@@ -135,7 +135,7 @@ def test_columns_of_ones_own(tmp_path):
         assert Dataset(file, columns=columns, held_out=held_out).evaluation()[0].text == text
     with pytest.raises(TaskError, match=r'task\.columns names "qq": there are q, deep, uid, extra'):
         Dataset(file, columns={"prompt": "qq"})
-    with pytest.raises(TaskError, match=r'task\.columns: "question" is not a role; the rule is prompt, answer'):
+    with pytest.raises(TaskError, match=r'task\.columns: "question" is not a role; must be one of prompt, answer'):
         Dataset(file, columns={"question": "q"})
     with pytest.raises(TaskError, match=r'there is no "prompt" among q, deep.*task\.columns = \{ prompt = "…" \}'):
         Dataset(file)
@@ -184,7 +184,7 @@ def test_a_row_says_its_verifier(tmp_path, layout):
 def test_a_verifier_that_is_not_known_is_named_by_its_row(tmp_path, layout, said):
     row = LAYOUTS_WITH_A_VERIFIER[layout](said)
     file = jsonl(tmp_path / "rows.jsonl", [row])
-    expected = f'rows.jsonl, line 1: "verifier" is {json.dumps(said)}: the rule is math'
+    expected = f'rows.jsonl, line 1: "verifier" is {json.dumps(said)}: must be math'
     with pytest.raises(TaskError, match=expected):
         Dataset(file)
     with pytest.raises(TaskError, match=expected):
@@ -336,7 +336,7 @@ def test_values_that_are_no_gold(value):
 
 
 def test_an_explanation_is_no_gold():
-    with pytest.raises(RowError, match='"answer" has 4,999 characters: the rule is at most 2,000'):
+    with pytest.raises(RowError, match='"answer" has 4,999 characters: must be at most 2,000'):
         gold("because " * 625, "answer")
 
 

@@ -153,8 +153,8 @@ def test_a_setting_that_cannot_be_used(train, tmp_path, options, said):
     ("name", "said"),
     [
         ("broken", "ConnectionError: the reward server is gone"),
-        ("not_a_number", "it gave nan: the rule is a finite number, or a Verdict"),
-        ("nothing", "it gave None: the rule is a finite number, or a Verdict"),
+        ("not_a_number", "it gave nan: must be a finite number, or a Verdict"),
+        ("nothing", "it gave None: must be a finite number, or a Verdict"),
     ],
 )
 def test_a_reward_function_that_always_fails_stops_the_run_and_says_why(train, tmp_path, name, said):

@@ -187,7 +187,7 @@ def test_more_processes_than_prompts_of_a_mini_batch_is_refused(server, model, t
     file.touch()
     for ended in run_two(server, ["train", str(file), *overrides(model, tmp_path / "run", train__mini_batch=1)]):
         assert ended.code == 1
-        assert "train.mini_batch = 1: the rule is at least one prompt for each of the 2 processes" in ended.stderr
+        assert "train.mini_batch = 1: must be at least one prompt for each of the 2 processes" in ended.stderr
 
 
 @pytest.mark.parametrize(

@@ -132,7 +132,7 @@ def test_what_cannot_be_sharded_is_refused(model, tmp_path, option):
 
 def test_a_model_of_another_kind_is_refused_before_anything_is_written(model, tmp_path, monkeypatch):
     monkeypatch.setattr(decoder, "is_llama_like", lambda core: False)
-    with pytest.raises(ConfigError, match=r"the rule is a Llama-like model, and .* is none"):
+    with pytest.raises(ConfigError, match=r"needs a Llama-like model, and .* is none"):
         Trainer(settings(model, tmp_path / "run", **UNEVEN))
     assert not RunFolder(tmp_path / "run").config.exists()
 

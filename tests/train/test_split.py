@@ -188,7 +188,7 @@ def test_more_processes_than_prompts_is_refused(server, model, tmp_path):
     file.touch()
     for ended in run_two(server, ["train", str(file), *overrides(model, tmp_path / "run", rollout__prompts=1)]):
         assert ended.code == 1
-        assert "rollout.prompts = 1: the rule is at least one for each of the 2 processes" in ended.stderr
+        assert "rollout.prompts = 1: must be at least one for each of the 2 processes" in ended.stderr
     assert not (tmp_path / "run").exists()
 
 

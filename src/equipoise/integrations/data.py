@@ -49,7 +49,7 @@ def export_data(task: TaskConfig, host: str, out: Path) -> str:
     """Write every usable row of a data set for a host, and say how many were written and which were left out."""
     _known(host)
     if out.suffix != ".parquet":
-        raise ExportError(f"{out}: the rule is a name that ends with .parquet")
+        raise ExportError(f"{out}: must be a name that ends with .parquet")
     left_out: Counter[str] = Counter()
     reasons: dict[str, str] = {}
     source = source_of(task.name)
@@ -239,4 +239,4 @@ def _generations(step: int, rows: list[Row]) -> Iterator[Row]:
 
 def _known(host: str) -> None:
     if host not in HOSTS:
-        raise ExportError(f'--to "{host}": the rule is {" or ".join(HOSTS)}')
+        raise ExportError(f'--to "{host}": must be {" or ".join(HOSTS)}')

@@ -331,22 +331,22 @@ def _check(
 ) -> None:
     if hidden.ndim != 2 or weight.ndim != 2 or hidden.shape[1] != weight.shape[1]:
         raise ValueError(
-            f"hidden {tuple(hidden.shape)} and weight {tuple(weight.shape)}: the rule is [N, d] and [V, d], d alike"
+            f"hidden {tuple(hidden.shape)} and weight {tuple(weight.shape)}: must be [N, d] and [V, d], d alike"
         )
     if hidden.dtype != weight.dtype or hidden.dtype == torch.float16:
         raise ValueError(
-            f"hidden is {hidden.dtype}, weight {weight.dtype}: the rule is one precision for both, bfloat16 or float32 "
+            f"hidden is {hidden.dtype}, weight {weight.dtype}: must be one precision for both, bfloat16 or float32 "
             "(gradients of logits underflow in float16)"
         )
     if targets.shape != hidden.shape[:1] or targets.dtype != torch.int64:
         raise ValueError(
-            f"targets has shape {tuple(targets.shape)} and dtype {targets.dtype}: the rule is [{len(hidden)}], int64"
+            f"targets has shape {tuple(targets.shape)} and dtype {targets.dtype}: must be [{len(hidden)}], int64"
         )
     if bias is not None and bias.shape != weight.shape[:1]:
-        raise ValueError(f"bias has shape {tuple(bias.shape)}: the rule is [{len(weight)}], one per row of weight")
+        raise ValueError(f"bias has shape {tuple(bias.shape)}: must be [{len(weight)}], one per row of weight")
     if not temperature > 0:
-        raise ValueError(f"temperature = {temperature}: the rule is a positive number")
+        raise ValueError(f"temperature = {temperature}: must be a positive number")
     if softcap is not None and not softcap > 0:
-        raise ValueError(f"softcap = {softcap}: the rule is a positive number, or None for no cap")
+        raise ValueError(f"softcap = {softcap}: must be a positive number, or None for no cap")
     if vocabulary is not None and not 0 < vocabulary <= len(weight):
-        raise ValueError(f"vocabulary = {vocabulary}: the rule is 1 to {len(weight)}, the rows of weight")
+        raise ValueError(f"vocabulary = {vocabulary}: must be 1 to {len(weight)}, the rows of weight")

@@ -209,7 +209,7 @@ class VllmSampler:
         prompt = torch.arange(len(asked.prompts), device=tokens.device).repeat_interleave(asked.n)
         finish: list[Finish] = [o.finish_reason for o in outputs]
         if set(finish) - {"stop", "length"}:
-            raise ModelError(f"vLLM ended responses with {sorted(set(finish))}; the rule is stop or length")
+            raise ModelError(f"vLLM ended responses with {sorted(set(finish))}; must be stop or length")
         return Rollouts(asked.prompts, tokens, logprobs, lengths, prompt, finish, support)
 
 

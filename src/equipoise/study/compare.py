@@ -113,7 +113,7 @@ def variants(vary: Sequence[str]) -> dict[str, dict[str, str]]:
         key, equals, values = text.partition("=")
         found = _split(values)
         if not equals or "." not in key or len(found) < 1 or "" in found:
-            raise ConfigError(f"--vary {text}: the rule is section.key=value,value, as {EXAMPLE}")
+            raise ConfigError(f"--vary {text}: must be section.key=value,value, as {EXAMPLE}")
         if len(set(found)) < len(found):
             raise ConfigError(f"--vary {text}: a value stands twice")
         axes.append([(key, value) for value in found])
@@ -151,7 +151,7 @@ def _config(path: str | None, settings: dict[str, str], seed: int, out: Path, ov
     config.train.out = str(out)
     config.train.threads = config.train.threads or 1
     if not config.eval.every:
-        raise ConfigError("eval.every = 0: a comparison needs evaluations; the rule is at least 1")
+        raise ConfigError("eval.every = 0: a comparison needs evaluations; must be at least 1")
     return config
 
 

@@ -116,7 +116,7 @@ class Checker:
         item = rules.schema.read(row)
         if len(item.question) > rules.max_chars:
             raise RowError(
-                "too long", f"a prompt of {len(item.question):,} characters: the rule is at most {rules.max_chars:,}"
+                "too long", f"a prompt of {len(item.question):,} characters: must be at most {rules.max_chars:,}"
             )
         text = digest(item.question)
         if text in rules.elsewhere:
@@ -134,7 +134,7 @@ class Checker:
         if rules.overlap is not None and (hit := rules.overlap.find(item.question)):
             raise RowError("evaluation overlap", f'"{hit.words[:80]}" of {hit.evaluation_set}, problem {hit.problem}')
         if rules.count_tokens is not None and (count := rules.count_tokens(item)) > rules.max_tokens:
-            raise RowError("too many tokens", f"a prompt of {count:,} tokens: the rule is at most {rules.max_tokens:,}")
+            raise RowError("too many tokens", f"a prompt of {count:,} tokens: must be at most {rules.max_tokens:,}")
         if rules.dedupe:
             self._texts[text] = number, item.answer
         return text, item

@@ -29,7 +29,7 @@ def open_rows(name: str) -> Rows:
     paths = _files(name)
     kind = _kind(paths[0])
     if odd := [path for path in paths if _kind(path) != kind]:
-        raise TaskError(f"{name}: holds both {paths[0].name} and {odd[0].name}: the rule is files of one kind")
+        raise TaskError(f"{name}: holds both {paths[0].name} and {odd[0].name}: must be files of one kind")
     return Parquet(name, paths) if kind == ".parquet" else Jsonl(name, paths)
 
 

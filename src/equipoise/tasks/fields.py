@@ -32,10 +32,10 @@ def gold(value: Any, column: str) -> str:
     if isinstance(value, list) and column == "final_answer":
         return gold(", ".join(re.sub(r"(?<!\\)\$", "", str(part)) for part in value), column)
     if isinstance(value, bool) or not isinstance(value, str | int | float):
-        raise RowError("no answer", f'"{column}" is {shown(value)}: the rule is a text or a number')
+        raise RowError("no answer", f'"{column}" is {shown(value)}: must be a text or a number')
     if isinstance(value, float):
         if not math.isfinite(value):
-            raise RowError("not a number", f'"{column}" is {value}: the rule is a finite number')
+            raise RowError("not a number", f'"{column}" is {value}: must be a finite number')
         return str(int(value)) if value.is_integer() else repr(value)
     text = str(value).strip(BLANKS)
     if "####" in text:
@@ -48,7 +48,7 @@ def gold(value: Any, column: str) -> str:
     if not text:
         raise RowError("no answer", f'"{column}" is empty')
     if len(text) > LONGEST:
-        raise RowError("no answer", f'"{column}" has {len(text):,} characters: the rule is at most {LONGEST:,}')
+        raise RowError("no answer", f'"{column}" has {len(text):,} characters: must be at most {LONGEST:,}')
     return text
 
 
@@ -73,7 +73,7 @@ def question_of(row: Mapping[str, Any], column: str, id_: str | None) -> tuple[s
         return text_of(row, column, id_), None
     messages = tuple(_message(column, message) for message in value)
     if not messages or messages[-1]["role"] != "user":
-        raise RowError("no prompt", f'"{column}" is {shown(value)}: the rule is messages that end with the user\'s')
+        raise RowError("no prompt", f'"{column}" is {shown(value)}: must be messages that end with the user\'s')
     text = "\n\n".join(message["content"] for message in messages)
     _check_text(text, column, id_)
     return text, messages
@@ -84,14 +84,14 @@ def _message(column: str, message: Any) -> dict[str, str]:
     if isinstance(content, list) and all(isinstance(part, dict) and part.get("type") == "text" for part in content):
         content = "".join(str(part.get("text", "")) for part in content)
     if not isinstance(role, str) or not isinstance(content, str):
-        raise RowError("no prompt", f'"{column}" has {shown(message)}: the rule is messages of role and content')
+        raise RowError("no prompt", f'"{column}" has {shown(message)}: must be messages of role and content')
     return {"role": role, "content": content}
 
 
 def text_of(row: Mapping[str, Any], column: str, id_: str | None) -> str:
     value = present(row, column, "prompt")
     if not isinstance(value, str):
-        raise RowError("no prompt", f'"{column}" is {shown(value)}: the rule is a text, or messages')
+        raise RowError("no prompt", f'"{column}" is {shown(value)}: must be a text, or messages')
     _check_text(value, column, id_)
     return value
 
@@ -110,7 +110,7 @@ def present(row: Mapping[str, Any], column: str, role: str) -> Any:
         raise RowError(f"no {role}", f'there is no "{column}"')
     if row[column] is None:
         rule = "a text" if role == "prompt" else "a text or a number"
-        raise RowError(f"no {role}", f'"{column}" is null: the rule is {rule}')
+        raise RowError(f"no {role}", f'"{column}" is null: must be {rule}')
     return row[column]
 
 
@@ -154,7 +154,7 @@ def level_of(row: Mapping[str, Any]) -> str | None:
 def check_rewards(row: Mapping[str, Any]) -> None:
     for column in REWARDS:
         if isinstance(row.get(column), float) and not math.isfinite(row[column]):
-            raise RowError("not a number", f'"{column}" is {row[column]}: the rule is a finite number')
+            raise RowError("not a number", f'"{column}" is {row[column]}: must be a finite number')
 
 
 def shown(value: Any) -> str:

@@ -142,7 +142,7 @@ def submit(
     if not answer:
         return Verdict("unparsed", "no answer", value=0.0)
     if len(answer) > LONGEST_ANSWER:
-        return Verdict("limit", f"an answer of {len(answer)} characters: the rule is {LONGEST_ANSWER}", value=0.0)
+        return Verdict("limit", f"an answer of {len(answer)} characters: must be at most {LONGEST_ANSWER}", value=0.0)
     task = str(entry["metadata"]["source_dataset"])
     if why := gym_grammar.entry_refusal(task, entry):
         return Verdict("bad_gold", f"{task}: {why}")

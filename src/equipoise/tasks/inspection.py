@@ -56,7 +56,7 @@ def unverifiable(items: Sequence[Item]) -> dict[int, str]:
 
 def _new_file(path: str | Path) -> Any:
     if not str(path).endswith(".jsonl"):
-        raise TaskError(f"write = {path}: the rule is a name that ends with .jsonl")
+        raise TaskError(f"write = {path}: must be a name that ends with .jsonl")
     try:
         return open(path, "x", encoding="utf-8")
     except OSError as error:

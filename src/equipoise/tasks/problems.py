@@ -19,7 +19,7 @@ def read_problems(
     """Id and content of every row. A benchmark with a hole in it is not that benchmark, so every row counts."""
     rows = open_rows(name)
     if rows.count > MOST_PROBLEMS:
-        raise TaskError(f"{name}: {rows.count:,} rows to evaluate on: the rule is at most {MOST_PROBLEMS:,}")
+        raise TaskError(f"{name}: {rows.count:,} rows to evaluate on: must be at most {MOST_PROBLEMS:,}")
     schema = recognised(rows, columns, verifier)
     items = []
     for number, row in enumerate(rows.load([(0, rows.count)])):

@@ -85,7 +85,7 @@ def recognise(
     """
     if columns:
         if unknown := [role for role in columns if role not in ROLES]:
-            raise TaskError(f'task.columns: "{unknown[0]}" is not a role; the rule is {", ".join(ROLES)}')
+            raise TaskError(f'task.columns: "{unknown[0]}" is not a role; must be one of {", ".join(ROLES)}')
         flat = {role: _at(row, column) for role, column in columns.items()}
         if missing := [columns[role] for role, value in flat.items() if value is _ABSENT]:
             raise TaskError(f'{where}: task.columns names "{missing[0]}": there are {", ".join(row)}')
@@ -170,7 +170,7 @@ def _comparing(asked: str | None, row: Mapping[str, Any]) -> str:
     if asked or said in (None, ""):
         return asked or COMPARED[0]
     if said not in COMPARED:
-        rule = f"the rule is {' or '.join(COMPARED)}; task.verifier overrides it"
+        rule = f"must be {' or '.join(COMPARED)}; task.verifier overrides it"
         raise RowError("unknown verifier", f'"verifier" is {shown(said)}: {rule}')
     return str(said)
 
@@ -183,7 +183,7 @@ def _verl(row: Mapping[str, Any], asked: str | None) -> Item:
     question, messages = question_of(row, "prompt", id_)
     model = row["reward_model"]
     if not isinstance(model, dict):
-        raise RowError("no answer", f'"reward_model" is {shown(model)}: the rule is {{style, ground_truth}}')
+        raise RowError("no answer", f'"reward_model" is {shown(model)}: must be {{style, ground_truth}}')
     if model.get("style") == "model":
         raise RowError("not verifiable", 'reward_model.style is "model": only a model can judge it, no rule')
     truth = present(model, "ground_truth", "answer")

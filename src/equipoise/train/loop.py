@@ -62,16 +62,16 @@ class Trainer:
         ranks.start()
         if config.rollout.prompts < ranks.count():
             raise ConfigError(
-                f"rollout.prompts = {config.rollout.prompts}: the rule is at least one for each of the {ranks.count()} "
+                f"rollout.prompts = {config.rollout.prompts}: must be at least one for each of the {ranks.count()} "
                 "processes"
             )
         if 0 < config.train.mini_batch < ranks.count():
             raise ConfigError(
-                f"train.mini_batch = {config.train.mini_batch}: the rule is at least one prompt for each of the "
+                f"train.mini_batch = {config.train.mini_batch}: must be at least one prompt for each of the "
                 f"{ranks.count()} processes, or 0"
             )
         if config.rollout.engine == "vllm" and ranks.count() > 1:
-            raise ConfigError(f'rollout.engine = "vllm": the rule is one process, not {ranks.count()}; use native')
+            raise ConfigError(f'rollout.engine = "vllm": needs one process, not {ranks.count()}; use native')
         if config.train.threads:
             torch.set_num_threads(config.train.threads)
         torch.manual_seed(config.train.seed)  # LoRA adapters begin at random: alike on all ranks, and after a kill
@@ -109,7 +109,7 @@ class Trainer:
             self.watcher = Watcher(config.reward, self.task, chat=d.chat)
             self.policy = policy()
             if config.train.shard and not self.policy.is_llama_like:
-                raise ConfigError(f"train.shard = true: the rule is a Llama-like model, and {m.name} is none")
+                raise ConfigError(f"train.shard = true: needs a Llama-like model, and {m.name} is none")
             reference = models.frozen_copy(self.policy) if config.objective.kl and not m.lora_rank else None
             teacher = open_teacher(config.train.teacher, self.policy) if config.train.teacher else None
             self.sampler = (

@@ -291,13 +291,13 @@ def test_the_anchor_is_saved_and_resumed_with_trls_checkpoints(model, tmp_path):
 
 
 @pytest.mark.parametrize(("objective", "options", "words"), [
-    ("dfpo", {"gradient_accumulation_steps": 2}, "TRL shuffles responses into micro-batches: the rule is steps"),
+    ("dfpo", {"gradient_accumulation_steps": 2}, "TRL shuffles responses into micro-batches: must be steps"),
     ("dfpo", {"per_device_train_batch_size": 6, "generation_batch_size": 12}, r"\(here 6 and 4\)"),
     ("grpo+hadw_history", {}, "which TRL does not keep; use hadw"),
     ("distillation", {}, "needs the advantages of a teacher"),
     ("grpo", {"top_entropy_quantile": 0.2}, "top_entropy_quantile = 0.2 drops tokens"),
     ("grpo", {"off_policy_mask_threshold": 0.5}, r"use Objective\(off_policy_mask=0\.5\)"),
-    (Objective.preset("grpo", kl=0.1), {}, r"the rule is GRPOConfig\(beta=0.1\)"),
+    (Objective.preset("grpo", kl=0.1), {}, r"must be GRPOConfig\(beta=0.1\)"),
     (Objective.preset("grpo", kl=0.1), {"beta": 0.2}, r"kl = 0.1, GRPOConfig's beta = 0.2"),
     (Objective.preset("grpo", entropy_bonus=0.1), {"entropy_coef": 0.1}, "a mean over the batch\\): use one"),
     (Objective.preset("grpo", reward_weights=[2.0]), {}, r"GRPOConfig's are \[1.0\]: set them there"),
@@ -316,7 +316,7 @@ def test_what_cannot_be_exact_is_refused(out, objective, options, words):
 
 
 def test_it_is_refused_when_the_trainer_is_built(model, out):
-    with pytest.raises(ValueError, match="the rule is steps_per_generation = 1"):
+    with pytest.raises(ValueError, match="must be steps_per_generation = 1"):
         case.build(model, out, "dfpo", **split(3, 4))
     with pytest.raises(ValueError, match="mismatch = tis needs the sampler's log-probabilities"):
         case.build(model, out, Objective.preset("dapo", mismatch="tis"), rollout_func=None)

@@ -74,7 +74,7 @@ def test_results_come_in_the_order_of_the_jobs_at_any_concurrency():
         ("segfault", "crashed", "SIGSEGV"),
         ("memory", "limit", "out of memory"),
         ("nan", "crashed", "a finite number"),
-        ("none", "crashed", "gave None: the rule is a finite number"),
+        ("none", "crashed", "gave None: must be a finite number"),
         ("much", "wrong", "xxx"),
         ("surrogate", "wrong", "\ud800\x00"),
     ],

@@ -170,7 +170,7 @@ def _passes(config: Config, processes: int) -> tuple[int, int]:
     total = _step_prompts(config) * config.rollout.group_size
     share, rest = divmod(total, processes)
     if rest:
-        raise ExportError(f"{total} responses per step over {processes} processes: the rule is as many for each")
+        raise ExportError(f"{total} responses per step over {processes} processes: must be as many for each")
     most = share if config.build_objective().needs_whole_groups else min(_wanted(config) or share, share)
     per_pass = max(n for n in range(1, most + 1) if share % n == 0)
     return per_pass, share // per_pass

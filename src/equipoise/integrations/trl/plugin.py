@@ -237,7 +237,7 @@ def refuse(objective: Objective, args: GRPOConfig) -> None:
     if objective.needs_whole_groups and not whole:
         raise ValueError(
             f"surrogate = {objective.surrogate.name} with cancellation = {objective.cancellation} weighs a group by "
-            "the ratios of all its responses, and TRL shuffles responses into micro-batches: the rule is "
+            "the ratios of all its responses, and TRL shuffles responses into micro-batches: must be "
             f"steps_per_generation = 1 (here {args.steps_per_generation}) and per_device_train_batch_size a multiple "
             f"of num_generations (here {args.per_device_train_batch_size} and {args.num_generations})"
         )
@@ -253,7 +253,7 @@ def adapted(objective: Objective, args: GRPOConfig, reward_weights: list[float])
     if objective.kl not in (0.0, args.beta):
         raise ValueError(
             f"the objective's kl = {objective.kl}, GRPOConfig's beta = {args.beta}: TRL loads a reference model for "
-            f"beta, so the rule is GRPOConfig(beta={objective.kl})"
+            f"beta, so it must be GRPOConfig(beta={objective.kl})"
         )
     if objective.reward_weights not in ([1.0], reward_weights):
         raise ValueError(

@@ -105,7 +105,7 @@ class Limits:
         for field in fields(self):
             value = getattr(self, field.name)
             if field.name != "allow_unsafe" and not (value > 0 and math.isfinite(value)):
-                raise ValueError(f"limits.{field.name} = {value!r}: the rule is a finite number above 0")
+                raise ValueError(f"limits.{field.name} = {value!r}: must be a finite number above 0")
         if self.memory_bytes < _INTERPRETER_BYTES:
             raise ValueError(
                 f"limits.memory_bytes = {self.memory_bytes}: the interpreter alone needs {_INTERPRETER_BYTES} (64 MiB)"

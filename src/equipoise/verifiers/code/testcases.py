@@ -72,7 +72,7 @@ def tests(row: Any) -> Tests:
     if isinstance(row, list):
         return _from_cases(row, None)
     if not isinstance(row, dict):
-        raise TestsError(f"tests of type {type(row).__name__}: the rule is an object, a list or their JSON text")
+        raise TestsError(f"tests of type {type(row).__name__}: must be an object, a list or their JSON text")
     if {"test", "entry_point"} <= row.keys():
         return _humaneval(row)
     if "test_list" in row:
@@ -86,7 +86,7 @@ def tests(row: Any) -> Tests:
         public, private = _unpacked(row, "public_test_cases", list), _unpacked(row, "private_test_cases", list)
         return _from_cases(public + private, metadata.get("func_name"))
     raise TestsError(
-        f"no tests in a row with the keys {', '.join(map(str, row))}: the rule is test and entry_point, test_list, "
+        f"no tests in a row with the keys {', '.join(map(str, row))}: must have test and entry_point, test_list, "
         "inputs and outputs, input_output, or public_test_cases"
     )
 
@@ -96,13 +96,13 @@ def _unpacked(row: dict[str, Any], key: str, kind: type) -> Any:
     value = row.get(key) or kind()
     value = _json(value, key) if isinstance(value, str) else value
     if not isinstance(value, kind):
-        raise TestsError(f"{key} is {type(value).__name__}: the rule is {kind.__name__} or its JSON text")
+        raise TestsError(f"{key} is {type(value).__name__}: must be {kind.__name__} or its JSON text")
     return value
 
 
 def _json(text: Any, what: str) -> Any:
     if not isinstance(text, str):
-        raise TestsError(f"{what}: {str(text)[:60]!r} is {type(text).__name__}: the rule is JSON text")
+        raise TestsError(f"{what}: {str(text)[:60]!r} is {type(text).__name__}: must be JSON text")
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -150,7 +150,7 @@ def _mbpp(row: dict[str, Any]) -> Asserts:
         # A task may ask for a function with a built-in's name: `assert sum(10, 15) == 6`.
         names = free - set(dir(builtins)) or _first_called(asserts)
     if not names:
-        raise TestsError("test_list calls no function of the response: the rule is asserts that do, at least one")
+        raise TestsError("test_list calls no function of the response: must have asserts that do, at least one")
     return Asserts(tuple(sorted(names)), code, setup)
 
 
@@ -179,7 +179,7 @@ def _first_called(tree: ast.AST) -> set[str]:
 def _from_pairs(row: dict[str, Any]) -> Programs | Calls:
     inputs, outputs, name = row["inputs"], row["outputs"], row.get("fn_name")
     if not isinstance(inputs, list) or not isinstance(outputs, list) or len(inputs) != len(outputs) or not inputs:
-        raise TestsError("inputs and outputs: the rule is two lists of one length, at least one test")
+        raise TestsError("inputs and outputs: must be two lists of one length, at least one test")
     if name is not None and not isinstance(name, str):
         raise TestsError(f"fn_name = {name!r} is no name")
     if not name:
@@ -194,14 +194,12 @@ def _from_pairs(row: dict[str, Any]) -> Programs | Calls:
 
 def _from_cases(cases: list[Any], name: str | None) -> Programs | Calls:
     if not cases or not all(isinstance(case, dict) and {"input", "output"} <= case.keys() for case in cases):
-        raise TestsError('the rule is a list of {"input", "output", "testtype"}, at least one')
+        raise TestsError('must be a list of {"input", "output", "testtype"}, at least one')
     kinds = {case.get("testtype", "stdin") for case in cases}
     if kinds == {"stdin"}:
         return Programs(tuple((_text(case["input"], "input"), _text(case["output"], "output")) for case in cases))
     if kinds != {"functional"}:
-        raise TestsError(
-            f"testtype {', '.join(sorted(map(str, kinds)))}: the rule is stdin or functional, for all alike"
-        )
+        raise TestsError(f"testtype {', '.join(sorted(map(str, kinds)))}: must be stdin or functional, for all alike")
     if not name or not isinstance(name, str):
         raise TestsError("functional tests without metadata.func_name: there is nothing to call")
     return Calls(name, tuple((_arguments(case["input"]), _json(case["output"], "output")) for case in cases))
@@ -211,7 +209,7 @@ def _text(value: Any, what: str) -> str:
     if isinstance(value, list) and all(isinstance(line, str) for line in value):
         return "\n".join(value)
     if not isinstance(value, str):
-        raise TestsError(f"{what}: {str(value)[:60]!r} is {type(value).__name__}: the rule is text or a list of lines")
+        raise TestsError(f"{what}: {str(value)[:60]!r} is {type(value).__name__}: must be text or a list of lines")
     return value
 
 
@@ -220,7 +218,7 @@ def _arguments(value: Any) -> tuple[Any, ...]:
     if isinstance(value, str):
         return tuple(_json(line, "input") for line in value.split("\n") if line.strip())
     if not isinstance(value, list):
-        raise TestsError(f"inputs: {str(value)[:60]!r} is {type(value).__name__}: the rule is the list of arguments")
+        raise TestsError(f"inputs: {str(value)[:60]!r} is {type(value).__name__}: must be the list of arguments")
     return tuple(value)
 
 

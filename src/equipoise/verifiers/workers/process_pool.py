@@ -92,7 +92,7 @@ class Pool:
         self.target = target
         self.size = workers or cores()
         if self.size < 1:
-            raise ValueError(f"workers = {workers}: the rule is at least 1")
+            raise ValueError(f"workers = {workers}: must be at least 1")
         self._setup = {"target": target, "confine": confine, "preload": list(preload), "quiet": quiet}
         self._environment = dict(os.environ if environment is None else environment)
         self._jobs: deque[_Job] = deque()
@@ -115,7 +115,7 @@ class Pool:
         data = json.dumps(arguments).encode()
         if len(data) > LONGEST_JOB - TICKET:
             done: Future[Outcome] = Future()
-            done.set_result(Verdict("limit", f"{len(data)} bytes to verify: the rule is at most {LONGEST_JOB}"))
+            done.set_result(Verdict("limit", f"{len(data)} bytes to verify: must be at most {LONGEST_JOB}"))
             return done
         self._room.acquire()
         ticket = next(self._numbers).to_bytes(8, "big") + secrets.token_bytes(TICKET - 8)

@@ -164,7 +164,7 @@ def _shortened(outcome: Any, longest: int) -> Verdict | float:
         except (TypeError, ValueError):
             value = math.nan
         if not math.isfinite(value):
-            raise ValueError(f"it gave {outcome!r}: the rule is a finite number, or a Verdict")
+            raise ValueError(f"it gave {outcome!r}: must be a finite number, or a Verdict")
         return value
     answer = None if outcome.answer is None else outcome.answer[:longest]
     value = None if outcome.value is None else float(outcome.value)
@@ -182,7 +182,7 @@ def receive(channel: socket.socket, longest: int) -> bytes | None:
         return None
     (length,) = HEAD.unpack(head)
     if length > longest:
-        raise ValueError(f"a frame of {length} bytes: the rule is at most {longest}")
+        raise ValueError(f"a frame of {length} bytes: must be at most {longest}")
     return _exactly(channel, length)
 
 
