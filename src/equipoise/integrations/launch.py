@@ -1,7 +1,7 @@
 """What becomes of a configuration of ours in another trainer, and the folder that starts it there.
 
 Every option of every section has one fate: it is `mapped` to settings of the host, or to what the launch itself does;
-it is `nearly` mapped, to settings that mean almost the same, and the difference is told; it is the host's `own`
+it is `nearly` mapped, to settings that mean almost the same, and the difference is stated; it is the host's `own`
 business; or it is `unmappable`, with the reason. The account of all of them stands in the launch.
 
 The launch keeps a copy of the configuration beside it: prompts and rewards are still ours, and read it.

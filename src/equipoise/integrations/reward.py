@@ -1,6 +1,6 @@
 """Our rewards for responses that another trainer sampled, exactly as `equipoise train` would give them.
 
-A response is told by the place of its prompt in our task: the item of the training stream, or of the held-out set.
+A response is known by the place of its prompt in our task: the item of the training stream, or of the held-out set.
 """
 
 from __future__ import annotations

@@ -69,7 +69,7 @@ def fused_loss(
     `objective.loss(*fused_logprobs(…), …)`, which it is for objectives with sequence-level ratios and without gradient.
 
     For token-level objectives the gradients are made here and wait for `backward`, which can be called once; and on
-    CUDA, without an entropy bonus, a log π that fell by more than 69 since log π_old is told as having fallen by 69.
+    CUDA, without an entropy bonus, a log π that fell by more than 69 since log π_old is given as having fallen by 69.
     """
     others = {"position": position, "ref_logprobs": ref_logprobs, "rollout_logprobs": rollout_logprobs}
     wants_gradient = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (hidden, weight, bias))

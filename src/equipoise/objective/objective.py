@@ -260,7 +260,7 @@ class Objective:
         return A
 
     def _success_rate(self, facts: Facts, batch_accuracy: float | None, ends: tuple[float, float]) -> float:
-        """y, the success rate of the batch: of all that was sampled where that is told, else of what is here."""
+        """y, the success rate of the batch: of all that was sampled where that is given, else of what is here."""
         if batch_accuracy is not None:
             if not 0 <= batch_accuracy <= 1:
                 raise ValueError(f"batch_accuracy = {batch_accuracy} must be a mean accuracy, 0 to 1")

@@ -152,7 +152,7 @@ class Batch:
     def lengths(self) -> tuple[Tensor, Tensor]:
         """Length [size] of each response and whether it was stopped (by a token or a string) rather than cut.
 
-        Called when all are finished: those that `asked.finished` has not heard of are told now.
+        Called when all are finished: those that `asked.finished` has not been called for are reported now.
         """
         self._write()
         if self.asked.finished is not None:

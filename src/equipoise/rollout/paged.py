@@ -419,7 +419,7 @@ def _list_step(buffers: StepBuffers, kept: Tensor, rows: slice) -> None:
 def _draw(
     logits: Tensor, u: Tensor, params: SamplingParams, heard: Callable[[Tensor, slice], None]
 ) -> tuple[Tensor, Tensor]:
-    """Tokens and their log-probabilities [R]; `heard` is told the supports [r, V] of truncated draws, and whose."""
+    """Tokens and their log-probabilities [R]; `heard` gets the supports [r, V] of truncated draws, and whose."""
     if not params.truncates:
         return decode.draw(logits, u, params.temperature, None)
     size, parts = max(1, LOGITS // logits.shape[1]), []

@@ -33,7 +33,7 @@ from equipoise.train import Config, ConfigError, Interrupted, RunFolder, load, r
 
 LEVEL = 0.05
 POWER = 0.8
-POINT = 0.01  # the difference the sample size is told for
+POINT = 0.01  # the difference the sample size is reported for
 MOST_SEEDS = 100_000
 EXAMPLE = "objective.aggregation=token,sequence,balanced"
 

@@ -164,5 +164,5 @@ def _at_own_rate(results: Mapping[str, Any], variant: str, row: Primary, rates: 
 
 
 def is_share(metric: str) -> bool:
-    """Whether a metric is told in points (percent)."""
+    """Whether a metric is reported in points (percent)."""
     return metric.startswith(POINTS)

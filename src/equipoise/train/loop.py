@@ -289,7 +289,7 @@ class Trainer:
         return reward if self.objective.difficulty is None else self.objective.difficulty.rate(reward)
 
     def _successes(self, batch: StepBatch) -> dict[str, Any]:
-        """What `assign` is told of successes: of the batch, of all that was sampled for it, and of earlier steps.
+        """What `assign` gets about successes: of the batch, of all that was sampled for it, and of earlier steps.
         Nothing where numbers serve as accuracies and are none, so that the rewards' own range is checked there."""
         if not bool(((batch.sampled >= 0) & (batch.sampled <= 1)).all()):
             return {}

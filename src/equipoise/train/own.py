@@ -142,7 +142,7 @@ class OwnFunction:
 
 
 def row(prompt: Prompt) -> Mapping[str, Any]:
-    """What a function is told besides prompt and response."""
+    """What a function gets besides prompt and response."""
     return {"id": prompt.id, "answer": prompt.answer, "level": prompt.level, **prompt.meta}
 
 

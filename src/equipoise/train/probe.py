@@ -1,7 +1,7 @@
 """A fixed set of responses whose log-probabilities every evaluation tells: what training does to what was said before.
 
 The set is what the evaluation before training sampled: right and wrong responses of the start policy to held-out
-prompts. Its prompts also say how hard each one was at the start, and accuracy is told by that. New samples show where
+prompts. Its prompts also say how hard each one was at the start, and accuracy is given by that. New samples show where
 a policy went; a fixed set shows it without the noise of drawing, and at the same contexts for every run that began
 alike. Not covered: sampling and grading, which are the evaluation's, and intervals, which a study makes over seeds.
 """

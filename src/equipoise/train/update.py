@@ -55,7 +55,7 @@ class NotFinite(RunError):
 
 
 class Updater:
-    """`longest`: tokens that a response may have; `say` is told what the user should know."""
+    """`longest`: tokens that a response may have; `say` gets what the user should know."""
 
     def __init__(
         self,

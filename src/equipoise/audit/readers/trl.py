@@ -7,7 +7,7 @@ rows of its step, as many as it has; no column says so. Such a step is left out 
     trainer_state.json (in the output directory or its checkpoints) lists every evaluation with its step;
     TRL trains from step 1 on, and on groups of two responses or more: step 0 and steps of groups of one are no training
 
-Where they do not, the signs are told and nothing is left out: group sizes that differ between steps, and steps that
+Where they do not, the signs are reported and nothing is left out: group sizes that differ between steps, and steps that
 share prompts with each other and with no other step. A single evaluation with groups as large as training's leaves no
 sign.
 """

@@ -23,7 +23,7 @@ Row = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Grader:
-    """`package` is the distribution whose version is told; `mark` where the prompt asks for the answer."""
+    """`package` is the distribution whose version is reported; `mark` where the prompt asks for the answer."""
 
     function: str
     package: str
