@@ -21,7 +21,7 @@ HONEST = (
     r"\boxed{\{155-0=155\}}", r"\boxed{155e0°}", r"\boxed{155\degree}", r"\boxed{155km²}",
     r"\boxed{155}\boxed{}", r"\boxed{155.e0}", r"\boxed{\lfloor 155.9 \rfloor = 155}",
     r"\boxed{\left(x=155\right)}", r"\boxed{1.55=155\%}", r"\boxed{155\text{ cm}^2}",
-    r"\boxed{155\cdot\text{cm}}",
+    r"\boxed{155\cdot\text{cm}}", r"\boxed{\left(75+80=155\right).}", r"\boxed{\{+155 or 155\}}",
 )  # fmt: skip
 REFUSED = {
     "75 + 80": "unmarked: unevaluated", "75 + 80 ≈ 165": "unmarked: wrong value", r"\boxed{75 + 80}": "unevaluated",

@@ -31,6 +31,7 @@ CHAIN = re.compile(
     r"\\approx|\\simeq|\\sim|\\equiv|\\to|\\rightarrow|\\Rightarrow|\\implies|[=≈≃≡→⇒]+|\bis\b|\bequals\b"
 )
 ALTERNATIVES = re.compile(r"\\pm|±|\\mp|;|\bor\b|\band\b|\bmaybe\b|\bto\b|\\vee|\\lor|\\cup|,(?!\d{3}(?!\d))")
+SIGN = re.compile(r"(?:^|(?<=[{(\[=,])|(?<=\bor)|(?<=\band))\s*\+(?=\s*\d)")  # +137 is 137; 5 +137 is a sum
 DENIAL = re.compile(r"\bnot\b|n't\b|\bno\b|\\ne\b|\\neq\b|\\not\b|≠|!=", re.IGNORECASE)
 NUMBER = re.compile(r"(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?")
 BOX = re.compile(r"\\(?:boxed|fbox)\s*\{")
@@ -100,7 +101,7 @@ def _braced(text: str) -> tuple[str, bool]:
 
 def _refusal(text: str, truth: int) -> str | None:
     """The reason why the text is no honest statement of the truth; None where it is one."""
-    text = re.sub(r"\\(?:left|right)(?![a-zA-Z])", "", text).strip()
+    text = re.sub(r"\\(?:left|right)(?![a-zA-Z])", "", text).strip().rstrip(".").rstrip()
     members = [member for member in CHAIN.split(without_brackets(text)) if member.strip()]
     if not members:
         return "no answer"
@@ -123,7 +124,7 @@ def _refusal(text: str, truth: int) -> str | None:
 def _says_nothing_else(text: str, truth: int) -> bool:
     """Whether the truth, perhaps repeated, is all there is, with nothing around it that changes a value."""
     numbers = [number.replace(",", "") for number in NUMBER.findall(text)]
-    rest = NUMBER.sub(" ", HARMLESS.sub(" ", text))
+    rest = NUMBER.sub(" ", HARMLESS.sub(" ", SIGN.sub(" ", text)))
     words = re.findall(r"[a-z]+", rest.lower())
     changed = re.search(r"[^\s\w.,:;()\[\]{}$*'\"`#=≈→⇒%°|&~?@\\]|_|\\[A-Za-z]", rest) is not None
     return bool(numbers) and set(numbers) == {str(truth)} and not changed and not set(words) & CHANGING
