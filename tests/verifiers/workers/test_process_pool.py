@@ -3,6 +3,7 @@
 import os
 import random
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -12,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from equipoise.verifiers import Verdict
-from equipoise.verifiers.workers import process_pool
+from equipoise.verifiers.workers import process_pool, worker
 from equipoise.verifiers.workers.process_pool import Pool, PoolError, in_order
 
 JOBS = "tests.verifiers.workers.pool_jobs"
@@ -226,3 +227,9 @@ def test_closing_cancels_what_is_left_and_refuses_more():
     with pytest.raises(ValueError, match="closed"):
         p.submit("fine", seconds=1)
     assert set(processes_under(os.getpid())) <= others
+
+
+def test_a_nursery_whose_caller_has_ended_says_nothing():
+    ours, theirs = socket.socketpair()
+    ours.close()
+    worker.main(theirs, {"preload": []})

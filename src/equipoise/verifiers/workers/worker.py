@@ -67,6 +67,8 @@ def main(control: socket.socket, setup: dict[str, Any]) -> None:
                 (pid,) = PID.unpack(request[1:])
                 children.discard(pid)
                 control.sendall(PID.pack(_end(pid)))
+    except BrokenPipeError:
+        return  # the caller has ended and nobody is left to tell
     finally:
         for pid in children:
             _end(pid)
