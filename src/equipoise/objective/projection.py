@@ -16,6 +16,7 @@ from equipoise.objective.groups import Groups
 
 ITERATIONS = 60
 STEPS = 16  # lengths a Newton step is tried with, each a quarter of the one before; the best one is taken
+ROUNDING = 1e-12  # of the group's largest coefficient: what is no more than that is 0
 TOLERANCE = 1e-10  # of either sum, as a share of what is added up in it
 
 
@@ -83,7 +84,9 @@ def project(u: Tensor, s: Tensor, T: Tensor, groups: Groups) -> Tensor:
         lowest = height <= height.amin(0) * (1 + 1e-14)  # near the minimum rounding decides between the steps
         length = (lowest * steps).amax(0)
         alpha, beta = alpha + length * da, beta + length * db
-    return (u - s * (alpha + beta * t)).clamp(min=0) * scale
+    v = u - s * (alpha + beta * t)
+    # A response at the edge of the range is 0 or a rounding above it; which one must not depend on the device.
+    return torch.where(v > ROUNDING, v, 0.0) * scale
 
 
 def _newton(v: Tensor, s: Tensor, t: Tensor, groups: Groups) -> tuple[Tensor, Tensor]:
