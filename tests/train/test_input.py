@@ -11,7 +11,7 @@ import time
 import pytest
 import torch
 
-from equipoise.train import ConfigError, RunError, RunFolder, Trainer, checkpoint, loop, read_lines
+from equipoise.train import ConfigError, RunError, RunFolder, Trainer, checkpoint, journal, read_lines
 
 from .tiny import REWARDS, make_model, metrics, outcome, overrides, settings
 
@@ -257,7 +257,7 @@ def test_an_impatient_second_ctrl_c_stops_at_once(server, model, tmp_path):
 
 def test_a_path_with_a_space_can_be_pasted_into_a_shell(model, tmp_path):
     trainer = Trainer(settings(model, tmp_path / "my run", train__steps=1, log__terminal=False))
-    assert trainer._resume_command() == f"equipoise train '{tmp_path}/my run/config.toml' --resume"
+    assert journal.resume_command(trainer.folder) == f"equipoise train '{tmp_path}/my run/config.toml' --resume"
     trainer.run()
 
 
@@ -281,7 +281,7 @@ class FullDisk:
         (torch, "save", 0, "no checkpoint was written yet"),
         (torch, "save", 2, "step 4 is the last whole checkpoint"),
         (os, "fsync", 15, "step 2 is the last whole checkpoint"),
-        (loop, "append", 3, "step 2 is the last whole checkpoint"),  # a line of the log
+        (journal, "append", 3, "step 2 is the last whole checkpoint"),  # a line of the log
         (None, "write_table", 7, "step 4 is the last whole checkpoint"),  # a rollout file
         (None, "write_table", 3, "step 2 is the last whole checkpoint"),  # the history of the prompts
     ],

@@ -155,7 +155,7 @@ class StandIn:
 
 
 def test_vllm_is_opened_with_its_memory_and_closed_with_the_run(model, tmp_path, monkeypatch):
-    monkeypatch.setattr("equipoise.train.loop.VllmSampler", StandIn)
+    monkeypatch.setattr("equipoise.train.opening.VllmSampler", StandIn)
     options = {"rollout__engine": "vllm", "rollout__engine_memory": 0.25, "train__steps": 2}
     Trainer(settings(model, tmp_path / "run", **options)).run()
     assert (StandIn.opened[-1].memory, StandIn.opened[-1].closed) == (0.25, True)

@@ -10,7 +10,7 @@ import pytest
 from equipoise.config import RewardConfig
 from equipoise.tasks import Prompt
 from equipoise.tasks.arithmetic import Arithmetic
-from equipoise.train import ConfigError, RunError, RunFolder, Trainer, loop, own
+from equipoise.train import ConfigError, RunError, RunFolder, Trainer, own, score
 from equipoise.train.own import HOPELESS_RESPONSES
 from equipoise.train.score import Scorer, check_isolation
 from equipoise.train.tally import Failing, Tally, joined, labels
@@ -173,7 +173,7 @@ def test_labels_tell_functions_apart():
 
 
 def test_nothing_of_a_response_obeys_in_the_terminal():
-    assert loop.last_line("first\n\x1b[2Jlast") == "\ufffd[2Jlast"
+    assert score.last_line("first\n\x1b[2Jlast") == "\ufffd[2Jlast"
 
 
 def test_no_isolation_is_said_before_a_model_is_loaded(model, tmp_path, monkeypatch):

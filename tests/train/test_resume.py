@@ -21,7 +21,7 @@ from equipoise import policy as models
 from equipoise.train import RunFolder, Trainer, checkpoint
 
 from .conftest import ENVIRONMENT, ROOT
-from .tiny import make_model, metrics, outcome, overrides, settings
+from .tiny import REWARDS, last_checkpoint, make_model, metrics, outcome, overrides, settings
 
 # Everything that has a state: the anchor of HA-DW, the reference of the KL, the stream under dynamic sampling, the
 # schedule, the optimizer over several passes in mini-batches; and a checkpoint at every step, so that kills meet it
@@ -166,6 +166,20 @@ def test_stopping_at_any_step_and_going_on_is_not_stopping(model, tmp_path):
     whole, run = outcome(tmp_path / "whole"), outcome(tmp_path / "run")
     run["eval"] = [e for e in run["eval"] if e["step"] != 1]  # a run that ends is evaluated at its end
     assert run == whole
+
+
+def test_a_checkpoint_with_the_uninformative_steps_among_the_skipped_resumes(model, tmp_path):
+    """As the first runs wrote it: three numbers under one name."""
+    options = {"log__terminal": False, "reward__functions": [f"{REWARDS}:same"], "eval__every": 0}
+    Trainer(settings(model, tmp_path / "run", train__steps=2, **options)).run()
+    file = last_checkpoint(tmp_path / "run") / checkpoint.STATE
+    state = torch.load(file, weights_only=True)
+    state["skipped"] = (*state["skipped"], state.pop("uninformative"))
+    torch.save(state, file)
+    resumed = Trainer(settings(model, tmp_path / "run", train__steps=3, **options), resume=True)
+    assert (resumed.step, resumed.uninformative) == (2, 2)
+    resumed.run()
+    assert resumed.uninformative == 3
 
 
 def test_a_finished_run_resumes_to_nothing(model, tmp_path):

@@ -8,44 +8,36 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import importlib.metadata
-import json
 import math
-import platform
-import shlex
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from equipoise import __version__, tasks
 from equipoise import policy as models
-from equipoise.config import Config, ConfigError, dump
-from equipoise.evaluate import Evaluation, evaluate, line
+from equipoise import tasks
+from equipoise.config import Config, ConfigError
+from equipoise.evaluate import Evaluation, evaluate
 from equipoise.objective import Credit, response_ids
-from equipoise.rollout import sampler as open_sampler
-from equipoise.rollout.vllm import VllmSampler
 from equipoise.tasks import Prompt
 from equipoise.train import checkpoint, ranks
-from equipoise.train.batch import Collector, StepBatch, encode_prompt, statistics, write_rollouts
-from equipoise.train.folder import RunError, RunFolder, append, replace, write_table
-from equipoise.train.gaming import Crossing, Watcher
+from equipoise.train.batch import Collector, StepBatch, encode_prompt, statistics
+from equipoise.train.folder import RunError, RunFolder
+from equipoise.train.gaming import Watcher
+from equipoise.train.journal import Journal, resume_command, writing
+from equipoise.train.opening import check_processes, close_engine, load_policy, open_engine
 from equipoise.train.probe import Probe
-from equipoise.train.progress import Terminal
 from equipoise.train.run_start import check_claim
 from equipoise.train.score import Scorer, check_isolation, check_own, last_line
-from equipoise.train.stopping import graceful_stop
+from equipoise.train.stopping import Stopping, graceful_stop
 from equipoise.train.tally import Failing
 from equipoise.train.token_credit import TokenCredit, open_teacher
-from equipoise.train.trackers import open_trackers
 from equipoise.train.update import NotFinite, Updater
 from equipoise.verifiers.code import backend
 
-TROUBLES_PER_STEP = 20  # kept in troubles.jsonl
 ON_POLICY = (
     "one optimizer step a batch: every ratio π/π_old is 1, so {} clips nothing and is a plain policy gradient; "
     "train.mini_batch or train.updates make several steps of a batch"
@@ -60,150 +52,125 @@ class Trainer:
     def __init__(self, config: Config, *, resume: bool = False) -> None:
         config.check()
         ranks.start()
-        if config.rollout.prompts < ranks.count():
-            raise ConfigError(
-                f"rollout.prompts = {config.rollout.prompts}: must be at least one for each of the {ranks.count()} "
-                "processes"
-            )
-        if 0 < config.train.mini_batch < ranks.count():
-            raise ConfigError(
-                f"train.mini_batch = {config.train.mini_batch}: must be at least one prompt for each of the "
-                f"{ranks.count()} processes, or 0"
-            )
-        if config.rollout.engine == "vllm" and ranks.count() > 1:
-            raise ConfigError(f'rollout.engine = "vllm": needs one process, not {ranks.count()}; use native')
+        check_processes(config)
         if config.train.threads:
             torch.set_num_threads(config.train.threads)
         torch.manual_seed(config.train.seed)  # LoRA adapters begin at random: alike on all ranks, and after a kill
         self.config = config
         self.folder = RunFolder(config.train.out)
         self.step = 0
+        self.uninformative = 0  # steps in a row
+        self.failing = Failing()
+        self.unscored = ""  # why too many responses of the last step have no score
+        self.log_seconds = 0.0
+        self.probe: Probe | None = None
         with contextlib.ExitStack() as undo:
             undo.callback(self.folder.unlock)
-            if ranks.me() == 0:
-                self.folder.lock()
-                check_claim(self.folder, config, resume)
-            ranks.barrier()
-            self.objective = config.build_objective()
-            backend.use(config.sandbox.backend, config.sandbox.limits())
-            check_own(config.reward)
-            m, d = config.model, config.task
-
-            @functools.cache
-            def policy() -> models.Policy:
-                """Loaded when first needed: a task that cannot be opened should say so before a large model is read."""
-                return models.load(
-                    m.name, dtype=getattr(torch, m.dtype), device=_device(m.device),
-                    gradient_checkpointing=m.gradient_checkpointing,
-                    lora=models.Lora(rank=m.lora_rank) if m.lora_rank else None,
-                )  # fmt: skip
-
-            self.task = tasks.open_task(
-                d.name,
-                config.train.seed,
-                **d.options(),
-                count_tokens=lambda prompt: len(encode_prompt(policy(), prompt, d.chat)),
-            )
-            check_isolation(self.task)
-            scorer = Scorer(config.reward, self.task, chat=d.chat)
-            self.watcher = Watcher(config.reward, self.task, chat=d.chat)
-            self.policy = policy()
-            if config.train.shard and not self.policy.is_llama_like:
-                raise ConfigError(f"train.shard = true: needs a Llama-like model, and {m.name} is none")
-            reference = models.frozen_copy(self.policy) if config.objective.kl and not m.lora_rank else None
-            teacher = open_teacher(config.train.teacher, self.policy) if config.train.teacher else None
-            self.sampler = (
-                VllmSampler(self.policy, memory=config.rollout.engine_memory)
-                if config.rollout.engine == "vllm"
-                else open_sampler(self.policy)
-            )
-            if isinstance(self.sampler, VllmSampler):
-                undo.callback(self.sampler.close)
-            self.collector = Collector(config, self.policy, self.sampler, self.task, scorer, self._rate)
-            self.held_out = self._held_out() if config.eval.every else []
-            self.probe: Probe | None = None
-            self.uninformative = 0  # steps in a row
-            self.failing = Failing()
-            self.unscored = ""  # why too many responses of the last step have no score
-            self.log_seconds = 0.0
-            first = ranks.me() == 0
-            self.trackers = open_trackers(config.log, self.folder.path, config.flat()) if first else []
-            with self._writing():
-                if first:
-                    replace(self.folder.config, dump(config))
-                    if not resume:
-                        replace(self.folder.environment, json.dumps(_environment(self.policy.device), indent=2) + "\n")
-                state = self._restored() if resume else None
-            longest = self.collector.params.max_tokens
-            self.updater = Updater(config, self.objective, self.policy, reference, longest)
-            self.token_credit = TokenCredit(config, self.updater, self.policy, teacher)
-            if state is not None:
-                self._resume(state)
+            self._claim(resume)
+            self._open(undo)
+            self._begin(resume)
             undo.pop_all()
+
+    def _claim(self, resume: bool) -> None:
+        """Take the run directory, for the first process and so for all."""
+        if ranks.me() == 0:
+            self.folder.lock()
+            check_claim(self.folder, self.config, resume)
+        ranks.barrier()
+
+    def _open(self, undo: contextlib.ExitStack) -> None:
+        """Everything that is read, cheap things first, so that a mistake is known before a large model is loaded."""
+        config = self.config
+        self.objective = config.build_objective()
+        backend.use(config.sandbox.backend, config.sandbox.limits())
+        check_own(config.reward)
+        policy = functools.cache(lambda: load_policy(config))  # the task may need its tokenizer
+        chat = config.task.chat
+        self.task = tasks.open_task(
+            config.task.name,
+            config.train.seed,
+            **config.task.options(),
+            count_tokens=lambda prompt: len(encode_prompt(policy(), prompt, chat)),
+        )
+        check_isolation(self.task)
+        scorer = Scorer(config.reward, self.task, chat=chat)
+        self.watcher = Watcher(config.reward, self.task, chat=chat)
+        self.policy = policy()
+        needs_reference = bool(config.objective.kl) and not config.model.lora_rank
+        self.reference = models.frozen_copy(self.policy) if needs_reference else None
+        self.teacher = open_teacher(config.train.teacher, self.policy) if config.train.teacher else None
+        self.sampler = open_engine(config, self.policy)
+        undo.callback(close_engine, self.sampler)
+        self.collector = Collector(config, self.policy, self.sampler, self.task, scorer, self._rate)
+        self.held_out = self._held_out() if config.eval.every else []
+
+    def _begin(self, resume: bool) -> None:
+        """The first files of the run, and the state it begins with."""
+        self.journal = Journal(self.config, self.folder)
+        self.journal.begin(self.policy.device, resume=resume)
+        state = self._restored() if resume else None
+        longest = self.collector.params.max_tokens
+        self.updater = Updater(self.config, self.objective, self.policy, self.reference, longest)
+        self.token_credit = TokenCredit(self.config, self.updater, self.policy, self.teacher)
+        if state is not None:
+            self._resume(state)
 
     def run(self) -> None:
         """Train to the end, or raise: RunError with a sentence for the user, Interrupted with the command to resume."""
-        c = self.config
-        terminal = Terminal(c.train.out, c.train.steps, self.step, c.log.terminal and ranks.me() == 0)
+        terminal = self.journal.open_terminal(self.step)
         self.updater.say = lambda text: terminal.say(f"step {self.step:4d}  {text}")
-        if isinstance(self.task, tasks.Dataset):
-            terminal.say(str(self.task.summary))
-        if c.updates_per_batch == 1 and self.objective.surrogate.name != "reinforce":
-            terminal.say(ON_POLICY.format(self.objective.surrogate.name))
+        self._announce()
         try:
             with graceful_stop() as stopping:
                 if self.step == 0:
-                    self._evaluate(terminal)
-                while self.step < c.train.steps:
-                    self._step(terminal)
-                    done = self.step == c.train.steps
-                    stuck = self.uninformative >= c.train.max_uninformative
-                    stuck = stuck or bool(self.unscored or self.failing.sentence)
-                    stop = any(ranks.gather(stopping.wanted))  # all ranks stop after the same step
-                    if c.eval.every and (self.step % c.eval.every == 0 or done):
-                        self._evaluate(terminal)
-                    if done or stuck or stop or self.step % c.train.checkpoint_every == 0:
-                        self._checkpoint()
-                    if self.failing.sentence:
-                        raise RunError(f"{self.failing.sentence}; {self.folder.troubles} has the reasons")
-                    if self.unscored:
-                        raise RunError(
-                            f"{self.unscored}; {self.folder.troubles} has the reasons: repair the verifier or the "
-                            "data, or raise reward.max_unscored"
-                        )
-                    if stuck:
-                        raise RunError(
-                            f"no two responses to the same prompt differed in reward for {self.uninformative} steps: "
-                            f"there is nothing to learn from; look at {self.folder.rollouts} (is the reward always the "
-                            "same, the task too hard or too easy?), or raise train.max_uninformative"
-                        )
-                    if stop and not done:
-                        raise Interrupted(f"stopped after step {self.step}; go on with: {self._resume_command()}")
+                    self._evaluate()
+                while self.step < self.config.train.steps:
+                    self._step()
+                    self._after_step(stopping)
         finally:
-            terminal.close()
-            for tracker in self.trackers:
-                tracker.close()
-            if isinstance(self.sampler, VllmSampler):
-                self.sampler.close()
+            self.journal.close()
+            close_engine(self.sampler)
             self.folder.unlock()
 
-    @contextlib.contextmanager
-    def _writing(self) -> Iterator[None]:
-        """Around whatever writes into the run directory: a full disk is a sentence that says how to go on."""
-        try:
-            yield
-        except OSError as error:
-            kept = checkpoint.steps(self.folder.checkpoints)
-            last = f"step {kept[-1]} is the last whole checkpoint" if kept else "no checkpoint was written yet"
-            then = f"go on with: {self._resume_command()}" if self.folder.config.exists() else "start it again"
-            raise RunError(
-                f"{self.folder.path}: cannot be written: {error.strerror or error}; {last}; make room and {then}"
-            ) from error
+    def _announce(self) -> None:
+        terminal = self.journal.terminal
+        if isinstance(self.task, tasks.Dataset):
+            terminal.say(str(self.task.summary))
+        surrogate = self.objective.surrogate.name
+        if self.config.updates_per_batch == 1 and surrogate != "reinforce":
+            terminal.say(ON_POLICY.format(surrogate))
 
-    def _resume_command(self) -> str:
-        return f"equipoise train {shlex.quote(str(self.folder.config))} --resume"
+    def _after_step(self, stopping: Stopping) -> None:
+        """Evaluate and write a checkpoint where it is time; raise where the run must not go on."""
+        config = self.config
+        done = self.step == config.train.steps
+        problem = self._problem()
+        stop = any(ranks.gather(stopping.wanted))  # all ranks stop after the same step
+        if config.eval.every and (self.step % config.eval.every == 0 or done):
+            self._evaluate()
+        if done or problem or stop or self.step % config.train.checkpoint_every == 0:
+            self._checkpoint()
+        if problem:
+            raise RunError(problem)
+        if stop and not done:
+            raise Interrupted(f"stopped after step {self.step}; go on with: {resume_command(self.folder)}")
 
-    def _step(self, terminal: Terminal) -> None:
+    def _problem(self) -> str:
+        """Why the run cannot learn as it is; empty where it can."""
+        reasons = f"{self.folder.troubles} has the reasons"
+        if self.failing.sentence:
+            return f"{self.failing.sentence}; {reasons}"
+        if self.unscored:
+            return f"{self.unscored}; {reasons}: repair the verifier or the data, or raise reward.max_unscored"
+        if self.uninformative >= self.config.train.max_uninformative:
+            return (
+                f"no two responses to the same prompt differed in reward for {self.uninformative} steps: "
+                f"there is nothing to learn from; look at {self.folder.rollouts} (is the reward always the "
+                "same, the task too hard or too easy?), or raise train.max_uninformative"
+            )
+        return ""
+
+    def _step(self) -> None:
         start = time.perf_counter()
         self.step += 1
         self.collector.seconds = {"rollout": 0.0, "reward": 0.0}
@@ -216,41 +183,46 @@ class Trainer:
         if len(batch.texts) == 0 or failing:
             metrics = {"reward/mean": math.nan, "completions/mean_length": math.nan, "policy_loss": 0.0} | metrics
         else:
-            if first_rank := ranks.me() == 0:
-                self.watcher.ask(self.step, batch)
-            mark = time.perf_counter()
-            credit = self.assign(batch)
-            informative = bool(credit.pulled.any())
-            if credit.token_advantage is not None:
-                metrics["teacher/kl"] = -float(credit.token_advantage.mean())  # of π_old to the teacher, a token
-            seconds["assign"] = time.perf_counter() - mark
-            try:
-                metrics |= self.updater.update(batch, credit, self.step)
-            except NotFinite as error:
-                kept = checkpoint.steps(self.folder.checkpoints)
-                raise RunError(
-                    f"{error}; the weights were left alone, the last checkpoint is "
-                    f"{f'step {kept[-1]}' if kept else 'none'}: lower optim.lr or optim.clip_norm, or train in float32"
-                ) from error
-            seconds["train"] = time.perf_counter() - mark - seconds["assign"]
-            if first_rank:
-                measured, crossings = self.watcher.settle()
-                metrics |= measured
-                self._warn(terminal, crossings)
-            every = self.config.log.rollouts_every
-            if every and first_rank and (self.step == 1 or self.step % every == 0):
-                with self._writing():
-                    write_rollouts(self.folder.rollouts, self.step, batch, credit)
+            informative = self._learn(batch, metrics, seconds)
         total = time.perf_counter() - start
         metrics["tokens_per_s"] = float(batch.rollouts.lengths.sum()) / total
         metrics |= {f"timing_s/{k}": v for k, v in seconds.items()} | {"timing_s/step": total}
-        self._log(batch, metrics, terminal)
+        self.journal.step(self.step, batch, metrics)
         unscored = batch.unscored / batch.kinds.total()
         if unscored > self.config.reward.max_unscored:
             self.unscored = f"{unscored:.0%} of the responses have no score ({_told(batch)})"
-        self.log_seconds = time.perf_counter() - start - total  # told with the next step
+        self.log_seconds = time.perf_counter() - start - total  # reported with the next step
         if not failing:
             self.uninformative = 0 if informative else self.uninformative + 1
+
+    def _learn(self, batch: StepBatch, metrics: dict[str, float], seconds: dict[str, float]) -> bool:
+        """Credit and update, with their numbers into `metrics` and `seconds`; whether any response pulled."""
+        if ranks.me() == 0:
+            self.watcher.ask(self.step, batch)  # a second judge, who works beside the update
+        mark = time.perf_counter()
+        credit = self.assign(batch)
+        informative = bool(credit.pulled.any())
+        if credit.token_advantage is not None:
+            metrics["teacher/kl"] = -float(credit.token_advantage.mean())  # of π_old to the teacher, a token
+        seconds["assign"] = time.perf_counter() - mark
+        metrics |= self._updated(batch, credit)
+        seconds["train"] = time.perf_counter() - mark - seconds["assign"]
+        if ranks.me() == 0:
+            measured, crossings = self.watcher.settle()
+            metrics |= measured
+            self.journal.warn(self.step, crossings)
+        self.journal.rollouts(self.step, batch, credit)
+        return informative
+
+    def _updated(self, batch: StepBatch, credit: Credit) -> dict[str, float]:
+        try:
+            return self.updater.update(batch, credit, self.step)
+        except NotFinite as error:
+            kept = checkpoint.steps(self.folder.checkpoints)
+            raise RunError(
+                f"{error}; the weights were left alone, the last checkpoint is "
+                f"{f'step {kept[-1]}' if kept else 'none'}: lower optim.lr or optim.clip_norm, or train in float32"
+            ) from error
 
     def assign(self, batch: StepBatch) -> Credit:
         """The credit of a step's responses and, where the run gives tokens one of their own, of each token."""
@@ -262,27 +234,6 @@ class Trainer:
             **self._successes(batch),
             **self.token_credit.of(batch),
         )
-
-    def _log(self, batch: StepBatch, metrics: dict[str, float], terminal: Terminal) -> None:
-        if ranks.me() == 0:
-            with self._writing():
-                append(self.folder.metrics, {"step": self.step, **metrics})
-                for trouble in batch.troubles[:TROUBLES_PER_STEP]:
-                    append(self.folder.troubles, {"step": self.step, **trouble})
-            for tracker in self.trackers:
-                tracker.log(metrics, self.step)
-        terminal.step(self.step, metrics)
-        for trouble in batch.troubles:
-            subject = f"{trouble['function']}: {trouble['verdict']}"
-            terminal.once(subject, f"{subject}: {last_line(trouble['reason'])} (see {self.folder.troubles})")
-
-    def _warn(self, terminal: Terminal, crossings: list[Crossing]) -> None:
-        for crossing in crossings:
-            terminal.warn(f"step {self.step:4d}  {crossing}")
-            with self._writing():
-                for prompt, _, response in crossing.examples:
-                    about = {"function": crossing.measure, "verdict": "warning", "reason": response}
-                    append(self.folder.troubles, {"step": self.step, "prompt": prompt, **about})
 
     def _rate(self, reward: Tensor) -> Tensor:
         """Rewards as success rates, where a reward function gives numbers: on the range that the difficulty names."""
@@ -305,28 +256,38 @@ class Trainer:
             raise ConfigError(f"eval.per_level = {c.eval.per_level}: {error}") from error
         return [(p, encode_prompt(self.policy, p, c.task.chat)) for p in prompts]
 
-    def _evaluate(self, terminal: Terminal) -> None:
-        c = self.config
-        if not c.eval.every:
+    def _evaluate(self) -> None:
+        """Sample the held-out prompts and record what came of them."""
+        if not self.config.eval.every:
             return
-        prompts, ids = zip(*self.held_out, strict=True)
+        _, ids = zip(*self.held_out, strict=True)
         with self.updater.whole():
-            evaluation = evaluate(
-                self.policy, self.sampler, self.task, prompts, ids, samples=c.eval.samples,
-                temperature=c.eval.temperature, greedy=c.eval.greedy, max_tokens=self.collector.params.max_tokens,
-                stop=self.collector.params.stop, share=ranks.share, gather=ranks.gather,
-            )  # fmt: skip
-            result = evaluation.metrics | (self._probed(evaluation, ids) if c.eval.probe else {})
+            evaluation = self._sampled()
+            result = evaluation.metrics | (self._probed(evaluation, ids) if self.config.eval.probe else {})
         if ranks.me() == 0:
             measured, crossings = self.watcher.evaluated(evaluation)
             result |= measured
-            self._warn(terminal, crossings)
-            with self._writing():
-                write_evaluation(self.folder.evaluations, self.step, evaluation)
-                append(self.folder.eval, {"step": self.step, **result})
-            for tracker in self.trackers:
-                tracker.log({f"eval/{k}": v for k, v in result.items() if isinstance(v, float)}, self.step)
-        terminal.say(f"step {self.step:4d}  held out: {line(result)}")
+            self.journal.warn(self.step, crossings)
+        self.journal.evaluation(self.step, evaluation, result)
+
+    def _sampled(self) -> Evaluation:
+        """Responses to the held-out prompts, as the configuration asks for them."""
+        prompts, ids = zip(*self.held_out, strict=True)
+        wanted, params = self.config.eval, self.collector.params
+        return evaluate(
+            self.policy,
+            self.sampler,
+            self.task,
+            prompts,
+            ids,
+            samples=wanted.samples,
+            temperature=wanted.temperature,
+            greedy=wanted.greedy,
+            max_tokens=params.max_tokens,
+            stop=params.stop,
+            share=ranks.share,
+            gather=ranks.gather,
+        )
 
     def _probed(self, evaluation: Evaluation, ids: Sequence[list[int]]) -> dict[str, float]:
         """What the fixed set says; the first evaluation makes it, and a run that goes on reads it."""
@@ -334,17 +295,16 @@ class Trainer:
         if self.probe is None and self.step == 0:
             self.probe = Probe.of(self.policy, evaluation, ids, temperature)
             if ranks.me() == 0:
-                with self._writing():
+                with writing(self.folder):
                     self.probe.save(self.folder.probe)
         elif self.probe is None:
             self.probe = Probe.load(self.folder.probe)
         return self.probe.metrics(self.policy, temperature) | self.probe.by_start(evaluation)
 
     def _checkpoint(self) -> None:
-        updates = self.updater.state_dict()
         state = {
-            **updates,
-            "skipped": (*updates["skipped"], self.uninformative),
+            **self.updater.state_dict(),
+            "uninformative": self.uninformative,
             "position": self.collector.position,
             "history": self.collector.history.state_dict(),
             "gaming": self.watcher.state_dict(),
@@ -355,7 +315,7 @@ class Trainer:
         ranks.barrier()
 
     def _write_checkpoint(self, state: dict[str, Any]) -> None:
-        with self._writing():
+        with writing(self.folder):
             self.folder.sync()  # a checkpoint must not outlive the lines that lead up to it
             weights = dict(self.policy.model.named_parameters()) if self.updater.shards else None
             checkpoint.save(self.folder.checkpoints, self.step, self.policy, state, self.config.train.keep, weights)
@@ -365,15 +325,18 @@ class Trainer:
         """The state of the last checkpoint, with its weights in the policy; what was logged after it is forgotten."""
         kept = checkpoint.steps(self.folder.checkpoints)
         if ranks.me() == 0:
-            self.folder.rewind(kept[-1] if kept else -1)
-            if self.folder.checkpoints.is_dir():
-                checkpoint.discard_unfinished(self.folder.checkpoints)
+            with writing(self.folder):
+                self.folder.rewind(kept[-1] if kept else -1)
+                if self.folder.checkpoints.is_dir():
+                    checkpoint.discard_unfinished(self.folder.checkpoints)
         ranks.barrier()
         return checkpoint.load(self.folder.checkpoints, kept[-1], self.policy) if kept else None
 
     def _resume(self, state: dict[str, Any]) -> None:
-        *skipped, self.uninformative = state["skipped"]
-        self.updater.load_state_dict({**state, "skipped": skipped})
+        skipped, ever_skipped, *uninformative = state["skipped"]
+        self.updater.load_state_dict({**state, "skipped": (skipped, ever_skipped)})
+        # Checkpoints of the first runs have the number behind the updater's two.
+        self.uninformative = uninformative[0] if uninformative else state["uninformative"]
         self.step = state["step"]
         self.collector.position = state["position"]
         self.collector.history.load_state_dict(state.get("history", {"seen": {}}))  # absent in the first runs
@@ -381,39 +344,11 @@ class Trainer:
             self.watcher.load_state_dict(state["gaming"])
 
 
-def write_evaluation(folder: Path, step: int, evaluation: Evaluation) -> None:
-    """`step-N.parquet`, a row per response to a held-out prompt: what stands behind the line in eval.jsonl."""
-    import pyarrow as pa
-
-    write_table(folder, step, pa.Table.from_pylist(evaluation.rows()))
-
-
-def _environment(device: torch.device) -> dict[str, str]:
-    versions = {name: importlib.metadata.version(name) for name in ("torch", "transformers", "tokenizers", "numpy")}
-    card = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine()
-    return {
-        "equipoise": __version__,
-        **versions,
-        "python": platform.python_version(),
-        "system": platform.system(),
-        "device": card,
-    }
-
-
 def _told(batch: StepBatch) -> str:
     """How many of each verdict that needs looking at, and the first one's reason."""
     counts = Counter(trouble["verdict"] for trouble in batch.troubles)
     many = ", ".join(f"{kind} {n}" for kind, n in counts.most_common())
     return f"{many}; the first: {last_line(batch.troubles[0]['reason'])}" if batch.troubles else "masked"
-
-
-def _device(name: str) -> str:
-    if name == "auto":
-        return "cuda" if torch.cuda.is_available() else "cpu"
-    there = torch.cuda.device_count()
-    if name != "cpu" and int(name.partition(":")[2] or 0) >= there:
-        raise ConfigError(f'model.device = "{name}": there are {there} CUDA devices here; use cpu or auto')
-    return name
 
 
 def _kept_tokens(batch: StepBatch) -> Tensor:

@@ -1,0 +1,115 @@
+"""What a run leaves behind as it goes: lines and tables in its directory, trackers, and the terminal's words.
+
+The first process alone writes. Not here: what the numbers mean (batch.py, update.py) and checkpoints (checkpoint.py).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from equipoise.config import Config, dump
+from equipoise.evaluate import Evaluation, line
+from equipoise.objective import Credit
+from equipoise.train import checkpoint, opening, ranks
+from equipoise.train.batch import StepBatch, write_rollouts
+from equipoise.train.folder import RunError, RunFolder, append, replace, write_table
+from equipoise.train.gaming import Crossing
+from equipoise.train.progress import Terminal
+from equipoise.train.score import last_line
+from equipoise.train.trackers import open_trackers
+
+TROUBLES_PER_STEP = 20  # kept in troubles.jsonl
+
+
+@contextlib.contextmanager
+def writing(folder: RunFolder) -> Iterator[None]:
+    """Around whatever writes into the run directory: a full disk is a sentence that says how to go on."""
+    try:
+        yield
+    except OSError as error:
+        kept = checkpoint.steps(folder.checkpoints)
+        last = f"step {kept[-1]} is the last whole checkpoint" if kept else "no checkpoint was written yet"
+        then = f"go on with: {resume_command(folder)}" if folder.config.exists() else "start it again"
+        raise RunError(
+            f"{folder.path}: cannot be written: {error.strerror or error}; {last}; make room and {then}"
+        ) from error
+
+
+def resume_command(folder: RunFolder) -> str:
+    return f"equipoise train {shlex.quote(str(folder.config))} --resume"
+
+
+class Journal:
+    """Opened with the run; the terminal is quiet until `open_terminal`."""
+
+    def __init__(self, config: Config, folder: RunFolder) -> None:
+        self.config, self.folder = config, folder
+        self.writes = ranks.me() == 0
+        self.trackers = open_trackers(config.log, folder.path, config.flat()) if self.writes else []
+        self.terminal = Terminal(config.train.out, config.train.steps, 0, shown=False)
+
+    def begin(self, device: torch.device, *, resume: bool) -> None:
+        """The files that say what the run is."""
+        if not self.writes:
+            return
+        with writing(self.folder):
+            replace(self.folder.config, dump(self.config))
+            if not resume:
+                replace(self.folder.environment, json.dumps(opening.environment(device), indent=2) + "\n")
+
+    def open_terminal(self, done: int) -> Terminal:
+        """A line of progress for the steps after `done`."""
+        shown = self.config.log.terminal and self.writes
+        self.terminal = Terminal(self.config.train.out, self.config.train.steps, done, shown)
+        return self.terminal
+
+    def step(self, step: int, batch: StepBatch, metrics: Mapping[str, float]) -> None:
+        if self.writes:
+            with writing(self.folder):
+                append(self.folder.metrics, {"step": step, **metrics})
+                for trouble in batch.troubles[:TROUBLES_PER_STEP]:
+                    append(self.folder.troubles, {"step": step, **trouble})
+            for tracker in self.trackers:
+                tracker.log(metrics, step)
+        self.terminal.step(step, metrics)
+        for trouble in batch.troubles:
+            subject = f"{trouble['function']}: {trouble['verdict']}"
+            self.terminal.once(subject, f"{subject}: {last_line(trouble['reason'])} (see {self.folder.troubles})")
+
+    def rollouts(self, step: int, batch: StepBatch, credit: Credit) -> None:
+        """The responses of every `log.rollouts_every`-th step, and of the first."""
+        every = self.config.log.rollouts_every
+        if every and self.writes and (step == 1 or step % every == 0):
+            with writing(self.folder):
+                write_rollouts(self.folder.rollouts, step, batch, credit)
+
+    def warn(self, step: int, crossings: Sequence[Crossing]) -> None:
+        for crossing in crossings:
+            self.terminal.warn(f"step {step:4d}  {crossing}")
+            with writing(self.folder):
+                for prompt, _, response in crossing.examples:
+                    about = {"function": crossing.measure, "verdict": "warning", "reason": response}
+                    append(self.folder.troubles, {"step": step, "prompt": prompt, **about})
+
+    def evaluation(self, step: int, evaluation: Evaluation, result: dict[str, Any]) -> None:
+        """`step-N.parquet` has a row per response to a held-out prompt: what stands behind the line in eval.jsonl."""
+        import pyarrow as pa
+
+        if self.writes:
+            with writing(self.folder):
+                write_table(self.folder.evaluations, step, pa.Table.from_pylist(evaluation.rows()))
+                append(self.folder.eval, {"step": step, **result})
+            for tracker in self.trackers:
+                tracker.log({f"eval/{k}": v for k, v in result.items() if isinstance(v, float)}, step)
+        self.terminal.say(f"step {step:4d}  held out: {line(result)}")
+
+    def close(self) -> None:
+        self.terminal.close()
+        for tracker in self.trackers:
+            tracker.close()

@@ -1,0 +1,86 @@
+"""What a run opens before its first step: processes checked, the model, the engine that samples.
+
+Not here: the run directory (folder.py, run_start.py), the task, and what a resumed run reads (loop.py).
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import platform
+
+import torch
+
+from equipoise import __version__
+from equipoise import policy as models
+from equipoise.config import Config, ConfigError
+from equipoise.rollout import Sampler
+from equipoise.rollout import sampler as native_sampler
+from equipoise.rollout.vllm import VllmSampler
+from equipoise.train import ranks
+
+PACKAGES = ("torch", "transformers", "tokenizers", "numpy")
+
+
+def check_processes(config: Config) -> None:
+    """Refuse what cannot be shared by the processes that torchrun started."""
+    count = ranks.count()
+    if config.rollout.prompts < count:
+        raise ConfigError(
+            f"rollout.prompts = {config.rollout.prompts}: must be at least one for each of the {count} processes"
+        )
+    if 0 < config.train.mini_batch < count:
+        raise ConfigError(
+            f"train.mini_batch = {config.train.mini_batch}: must be at least one prompt for each of the "
+            f"{count} processes, or 0"
+        )
+    if config.rollout.engine == "vllm" and count > 1:
+        raise ConfigError(f'rollout.engine = "vllm": needs one process, not {count}; use native')
+
+
+def load_policy(config: Config) -> models.Policy:
+    """The model that is trained, on the device that the configuration names."""
+    model = config.model
+    policy = models.load(
+        model.name,
+        dtype=getattr(torch, model.dtype),
+        device=device(model.device),
+        gradient_checkpointing=model.gradient_checkpointing,
+        lora=models.Lora(rank=model.lora_rank) if model.lora_rank else None,
+    )
+    if config.train.shard and not policy.is_llama_like:
+        raise ConfigError(f"train.shard = true: needs a Llama-like model, and {model.name} is none")
+    return policy
+
+
+def device(name: str) -> str:
+    """`auto` as the device there is; one that is not there is refused."""
+    if name == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    there = torch.cuda.device_count()
+    if name != "cpu" and int(name.partition(":")[2] or 0) >= there:
+        raise ConfigError(f'model.device = "{name}": there are {there} CUDA devices here; use cpu or auto')
+    return name
+
+
+def open_engine(config: Config, policy: models.Policy) -> Sampler:
+    if config.rollout.engine == "vllm":
+        return VllmSampler(policy, memory=config.rollout.engine_memory)
+    return native_sampler(policy)
+
+
+def close_engine(sampler: Sampler) -> None:
+    """vLLM holds processes and memory of its own; the other samplers hold nothing."""
+    if isinstance(sampler, VllmSampler):
+        sampler.close()
+
+
+def environment(device: torch.device) -> dict[str, str]:
+    """Versions and device, as `environment.json` keeps them."""
+    card = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine()
+    return {
+        "equipoise": __version__,
+        **{name: importlib.metadata.version(name) for name in PACKAGES},
+        "python": platform.python_version(),
+        "system": platform.system(),
+        "device": card,
+    }
