@@ -30,7 +30,7 @@ import random
 from collections.abc import Mapping
 from concurrent.futures import Future
 from functools import cache, cached_property, lru_cache
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 
@@ -152,8 +152,8 @@ def submit(
     asked = [job, task in gym_grammar.EVALUATING, SECONDS]
     if address := backend.url():
         remote = [address, backend.token(), "gym", asked, JOB_SECONDS]
-        return cast("Future[Verdict]", shared.pool("remote").submit(*remote, seconds=JOB_SECONDS + 30))
-    return cast("Future[Verdict]", local_pool().submit(*asked, seconds=JOB_SECONDS))  # score_job gives no plain numbers
+        return shared.pool("remote").submit(*remote, seconds=JOB_SECONDS + 30)
+    return local_pool().submit(*asked, seconds=JOB_SECONDS)
 
 
 def final_answer(response: str, reference: str) -> str:
@@ -241,14 +241,16 @@ def _dataset(task: str, options: str, seed: int) -> Any:
         raise TaskError(f"gym:{task}: {error}") from error
 
 
-def local_pool() -> Pool:
+def local_pool() -> Pool[Verdict]:
     """Workers that hold a sandbox each."""
     return _pool_of(os.getpid())  # a forked process needs workers of its own
 
 
 @cache
-def _pool_of(process: int) -> Pool:
+def _pool_of(process: int) -> Pool[Verdict]:
     kept = {name: os.environ[name] for name in KEPT if name in os.environ}
-    pool = Pool("equipoise.tasks.gym:score_job", preload=("equipoise.tasks.gym",), quiet=True, environment=kept | SET)
+    pool: Pool[Verdict] = Pool(
+        "equipoise.tasks.gym:score_job", preload=("equipoise.tasks.gym",), quiet=True, environment=kept | SET
+    )
     atexit.register(pool.close)
     return pool

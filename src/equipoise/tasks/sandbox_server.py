@@ -101,7 +101,7 @@ def server(token: str, *, host: str = "127.0.0.1", port: int = 0) -> ThreadingHT
     return ThreadingHTTPServer((host, port), Handler)
 
 
-def _work(kind: str, arguments: list[Any]) -> tuple[Pool, list[Any], float]:
+def _work(kind: str, arguments: list[Any]) -> tuple[Pool[Verdict], list[Any], float]:
     """The pool that does it, its arguments with their limits bounded, and the deadline of a worker that hangs."""
     if kind not in KINDS:
         raise ValueError(f"kind = {kind!r}: it must be one of {', '.join(KINDS)}")

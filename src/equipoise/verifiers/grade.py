@@ -53,8 +53,8 @@ def grade_math(
     prompt      what the model was asked: an expression copied from it is no answer
     form        any, or reference: the answer must be put together as the reference is, up to order
     """
-    options = {"rules": rules, "answer_in": answer_in, "prompt": prompt, "form": form}
-    return _math_result(submit_math(response, gold, **options), gold)
+    asked = submit_math(response, gold, rules=rules, answer_in=answer_in, prompt=prompt, form=form)
+    return _math_result(asked, gold)
 
 
 def grade_code(response: str, tests: Mapping[str, Any], limits: Limits | None = None) -> Verdict:
@@ -156,8 +156,9 @@ def submit_code(
 ) -> Future[Verdict]:
     """`grade_code` as a future; where nothing is said, within the limits of the configuration (`rewards.backend`)."""
     limits = limits or backend.limits()
-    job = [response, json.dumps(tests, sort_keys=True), dataclasses.asdict(limits)]
-    key = ("code", job[1], json.dumps(job[2], sort_keys=True), response)
+    row, bounds = json.dumps(tests, sort_keys=True), dataclasses.asdict(limits)
+    job = [response, row, bounds]
+    key = ("code", row, json.dumps(bounds, sort_keys=True), response)
     # The tests keep their own time; this ends a worker that hangs. With a total budget there is no patience.
     seconds = code_seconds(limits) if expires == float("inf") else limits.total_seconds + SLACK
     if address := backend.url():

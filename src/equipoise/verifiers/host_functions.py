@@ -70,7 +70,7 @@ def as_trl(
             verdicts = _math(texts, columns[column], asked, columns.get("form"), budget, options)
         else:
             verdicts = _verdicts(verifier, texts, columns[column], budget)
-        kinds = [v.kind for v in verdicts]
+        kinds: list[str] = [v.kind for v in verdicts]
         if log_extra is not None:
             log_extra(f"{name}/verdict", kinds)
         if log_metric is not None:

@@ -26,6 +26,12 @@ import select
 import sys
 from _json import encode_basestring_ascii, make_scanner
 
+TYPE_CHECKING = False  # what typing's own is; typing is as slow to import as contextlib
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import CodeType
+    from typing import Any
+
 LIMIT_STATUS = 83  # exit status of a program that ran into one of its limits
 _OUT_OF = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM)
 _SIGKILL = 9
@@ -42,7 +48,7 @@ class NotStrict(ValueError):
     """Text that `encode` never writes."""
 
 
-def encode(value: object) -> str:
+def encode(value: Any) -> str:
     """Strict JSON: what JSON has as it is, everything else as an object with one key that names its type.
 
     Subclasses lose their class and keep their content, read by the built-in type's own methods: what an overridden
@@ -88,7 +94,7 @@ class _Scanner:
     parse_constant = staticmethod(_no_constant)
 
 
-_scan = make_scanner(_Scanner())
+_scan = make_scanner(_Scanner())  # type: ignore[arg-type]  # typeshed asks for another make_scanner
 
 
 def parse(text: str) -> object:
@@ -102,7 +108,7 @@ def parse(text: str) -> object:
     return value
 
 
-def build(value: object) -> object:
+def build(value: object) -> Any:
     """Parsed JSON to the built-in value it stands for."""
     if isinstance(value, list):
         return [build(x) for x in value]
@@ -129,7 +135,7 @@ def build(value: object) -> object:
     raise NotStrict(f"{name!r} is no type")
 
 
-class _Channel:
+class Channel:
     """The two pipes to the outside."""
 
     def __init__(self) -> None:
@@ -163,7 +169,7 @@ class _Channel:
         os.close(self.replies)
 
 
-def main(config: dict) -> None:
+def main(config: dict[str, Any]) -> None:
     """Drop rights, say so, and serve. Runs as the first process of the sandbox."""
     import resource
 
@@ -179,12 +185,12 @@ def main(config: dict) -> None:
     os.closerange(3, 1 << 16)  # bubblewrap leaves open what it was told to wait on
     os.umask(0o077)
     os.chdir(config["folder"])
-    channel = _Channel()
+    channel = Channel()
     null = os.open("/dev/null", os.O_RDWR)
     for descriptor in (0, 1, 2):
         os.dup2(null, descriptor)
     os.close(null)
-    builtins.exit = builtins.quit = _exit  # `site` would define them; it is not imported
+    vars(builtins).update(exit=_exit, quit=_exit)  # `site` would define them; it is not imported
     if config["files"] is not None:
         config["files"] += _files(config["folder"]) + 3  # and the three that this file keeps there
     channel.write(b"ready\n")
@@ -192,8 +198,8 @@ def main(config: dict) -> None:
     modes[config["mode"]](config, channel)
 
 
-def _resident(config: dict, channel: _Channel) -> None:
-    module: dict = {"__name__": "resident", "__builtins__": builtins}
+def _resident(config: dict[str, Any], channel: Channel) -> None:
+    module: dict[str, Any] = {"__name__": "resident", "__builtins__": builtins}
     exec(config["serve"], module)
     module["serve"](config, channel)
 
@@ -217,7 +223,7 @@ def _is_limit(error: BaseException) -> bool:
     return isinstance(error, MemoryError) or cannot_start or (isinstance(error, OSError) and error.errno in _OUT_OF)
 
 
-def _received(channel: _Channel):
+def _received(channel: Channel) -> CodeType | None:
     """The response's code object, from `bytes of source` + the source, or None after saying why there is none."""
     try:
         source = channel.take(int(channel.line())).decode("utf-8", "surrogatepass")
@@ -229,7 +235,7 @@ def _received(channel: _Channel):
     return None
 
 
-def _run_module(code, name: str, prelude: str = "") -> dict:
+def _run_module(code: CodeType, name: str, prelude: str = "") -> dict[str, Any]:
     module = type(sys)(name)
     sys.modules[name] = module
     module.__dict__["__builtins__"] = builtins  # not this file's own, which sandbox.py gave it
@@ -245,7 +251,7 @@ def _files(folder: str) -> int:
     return disk.f_files - disk.f_ffree
 
 
-def _watch(child: int, config: dict, channel: _Channel) -> str:
+def _watch(child: int, config: dict[str, Any], channel: Channel) -> str:
     """Wait for the child, then end whatever it left running. How it ended: `exit N`, `signal N` or `files`."""
     poll, ended = select.poll(), ""
     descriptor = os.pidfd_open(child)
@@ -273,7 +279,7 @@ def _watch(child: int, config: dict, channel: _Channel) -> str:
     return f"signal {os.WTERMSIG(status)}" if os.WIFSIGNALED(status) else f"exit {os.WEXITSTATUS(status)}"
 
 
-def _become_child(config: dict, stdin: int, stdout: int, stderr: int) -> None:
+def _become_child(config: dict[str, Any], stdin: int, stdout: int, stderr: int) -> None:
     import resource
 
     os.setsid()
@@ -295,7 +301,7 @@ def _scratch(folder: str, name: str, *, keep: bool = False) -> int:
     return descriptor
 
 
-def _programs(config: dict, channel: _Channel) -> None:
+def _programs(config: dict[str, Any], channel: Channel) -> None:
     """Request `bytes of stdin` + the bytes; reply `how it ended, bytes of stdout, bytes of stderr` + the bytes."""
     if (code := _received(channel)) is None:
         return
@@ -338,16 +344,16 @@ def _leave_at_limit(error: BaseException) -> None:
     os._exit(LIMIT_STATUS)
 
 
-def _functions(config: dict, channel: _Channel) -> None:
+def _functions(config: dict[str, Any], channel: Channel) -> None:
     if (code := _received(channel)) is not None:
         _serve(config, channel, lambda: _answer_calls(code, config["prelude"], channel))
 
 
-def _referee(config: dict, channel: _Channel) -> None:
+def _referee(config: dict[str, Any], channel: Channel) -> None:
     _serve(config, channel, lambda: _run_tests(config, channel))
 
 
-def _serve(config: dict, channel: _Channel, work) -> None:
+def _serve(config: dict[str, Any], channel: Channel, work: Callable[[], None]) -> None:
     """One process does the work and owns the channel; this one says how it ended."""
     stdout, stderr = _scratch(config["folder"], ".stdout"), _scratch(config["folder"], ".stderr")
     child = os.fork()
@@ -358,7 +364,7 @@ def _serve(config: dict, channel: _Channel, work) -> None:
     channel.write(b"ended " + _watch(child, config, channel).encode() + b"\n")
 
 
-def _answer_calls(code, prelude: str, channel: _Channel) -> None:
+def _answer_calls(code: CodeType, prelude: str, channel: Channel) -> None:
     """Request `nonce [name, args, kwargs]`; reply `nonce` and `value JSON`, `raised`, `opaque`, `limit` or `exit`.
 
     The nonce is drawn for each request, so a reply written before its request came is the reply to nothing.
@@ -383,14 +389,16 @@ def _answer_calls(code, prelude: str, channel: _Channel) -> None:
         channel.write(f"{nonce} {reply}\n".encode())
 
 
-def _function(module: dict, name: str):
+def _function(module: dict[str, Any], name: str) -> Callable[..., object]:
     """A method of `class Solution`, on a new object for every call, or else a function of the module."""
     solution = module.get("Solution")
     if isinstance(solution, type) and hasattr(solution, name):
-        return getattr(solution(), name)
+        method: Callable[..., object] = getattr(solution(), name)
+        return method
     if name not in module:
         raise NameError(f"the response defines no {name}")
-    return module[name]
+    function: Callable[..., object] = module[name]
+    return function
 
 
 class _NotSendable(BaseException):
@@ -401,7 +409,7 @@ class ResponseError(Exception):
     """The response raised an exception of a class of its own."""
 
 
-def _run_tests(config: dict, channel: _Channel) -> None:
+def _run_tests(config: dict[str, Any], channel: Channel) -> None:
     """Run the test code. Says `call ["name", args, kwargs]`, and at the end `passed`, `failed` or `broken`.
 
     `broken` is the tests' own fault: an error before the response was first called, no call at all, or an argument
@@ -409,7 +417,7 @@ def _run_tests(config: dict, channel: _Channel) -> None:
     """
     calls = 0
 
-    def proxy(name: str):
+    def proxy(name: str) -> Callable[..., object]:
         def candidate(*args: object, **kwargs: object) -> object:
             nonlocal calls
             try:
@@ -426,7 +434,7 @@ def _run_tests(config: dict, channel: _Channel) -> None:
         candidate.__name__ = name
         return candidate
 
-    namespace: dict = {"__name__": "tests", "__builtins__": builtins}
+    namespace: dict[str, Any] = {"__name__": "tests", "__builtins__": builtins}
     try:
         exec(compile(config["setup"], "<setup>", "exec", dont_inherit=True), namespace)
         namespace.update({name: proxy(name) for name in config["names"]})

@@ -17,15 +17,24 @@ import sys
 import time
 from _json import encode_basestring_ascii
 
+TYPE_CHECKING = False  # what typing's own is, as in guest.py
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any, NoReturn
+
+    from equipoise.verifiers.code.guest import Channel
+
+    Answer = Callable[[bytes], str]
+
 _SIGKILL = 9
 PATIENCE = 10  # wall clock of a request, in multiples of its CPU time, for a machine that is busy
 LONGEST_REPLY = 1 << 16
 
 
-def serve(config: dict, channel) -> None:
+def serve(config: dict[str, Any], channel: Channel) -> None:
     """Request `nonce seconds alone length` + bytes; reply `nonce` and `done TEXT`, `late` or `ended HOW`."""
     sys.path[:0] = config["path"]
-    work: dict = {"__name__": "work", "__builtins__": builtins}
+    work: dict[str, Any] = {"__name__": "work", "__builtins__": builtins}
     try:
         exec(config["work"], work)
         work["warm"]()
@@ -48,7 +57,7 @@ def serve(config: dict, channel) -> None:
 class _Worker:
     """The process that answers, and the two pipes to it."""
 
-    def __init__(self, answer, channel) -> None:
+    def __init__(self, answer: Answer, channel: Channel) -> None:
         theirs, self.requests = os.pipe()
         self.replies, replies = os.pipe()
         self.pid = os.fork()
@@ -61,7 +70,7 @@ class _Worker:
         os.close(replies)
         os.set_blocking(self.requests, False)
 
-    def ask(self, request: bytes, seconds: float, channel) -> bytes:
+    def ask(self, request: bytes, seconds: float, channel: Channel) -> bytes:
         """`done TEXT`, `late`, or nothing where the process ended or answered something else than this request."""
         token = os.urandom(8).hex()
         unsent = memoryview(f"{token} {len(request)}\n".encode() + request)
@@ -112,8 +121,7 @@ class _Worker:
         return how.encode()
 
 
-def _answer_requests(answer, requests: int, replies: int) -> None:
-    """Never returns."""
+def _answer_requests(answer: Answer, requests: int, replies: int) -> NoReturn:
     for limit, bound in ((resource.RLIMIT_NPROC, 0), (resource.RLIMIT_FSIZE, 0), (resource.RLIMIT_NOFILE, 64)):
         resource.setrlimit(limit, (bound, bound))
     with open(requests, "rb") as source:

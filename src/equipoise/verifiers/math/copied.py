@@ -70,7 +70,7 @@ def _parts(gold: str) -> frozenset[Tree]:
 
 
 def _is_taken(text: str, source: _Source, gold: frozenset[Tree]) -> bool:
-    for tree in {arranged(text), cancelled(text)} - {None}:
+    for tree in {tree for tree in (arranged(text), cancelled(text)) if tree is not None}:
         if tree in source.operations or _rank(tree, source) == WORK:
             return True
         if any(part in source.wholes and part not in gold for part in subtrees(tree)):

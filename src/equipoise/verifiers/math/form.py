@@ -213,7 +213,7 @@ def _product_of_rationals(a: Shape, b: Shape) -> Shape:
         whole = quotient is not None and quotient.denominator == 1
         signed = a.signed or b.signed
         return Shape("fraction", value, work | {"quotient"} if whole else work, signed=signed)
-    if b.kind == "ten" and a.kind in {"whole", "decimal"} and 1 <= abs(_rational(a) or 0) < 10:
+    if b.kind == "ten" and a.kind in {"whole", "decimal"} and 1 <= abs(_rational(a) or Fraction(0)) < 10:
         return Shape("fraction", value, work)
     left = {"quotient"} if "inverse" in {a.kind, b.kind} else {"product"}
     return Shape("fraction", value, _settled(a).work | _settled(b).work | left)
@@ -244,7 +244,7 @@ def _product_of_irrationals(a: Shape, b: Shape) -> Shape:
     shared = _constants(a.value) & _constants(b.value) if (len(a.value) == 1) == (len(b.value) == 1) else set()
     if (shared and not quotient) or (a.over and b.over) or (a.under and b.under):
         work |= {"product"}
-    scale = (a.scale or 1) * (b.scale or 1) if a.scale or b.scale else None
+    scale = (a.scale or Fraction(1)) * (b.scale or Fraction(1)) if a.scale or b.scale else None
     if scale is not None and a.over != b.over and scale.denominator == 1:
         work |= {"quotient"}
     return Shape("irrational", value, work, scale, over=a.over or b.over, under=a.under or b.under)
@@ -263,11 +263,12 @@ def _is_power_of_constant(a: Shape, exponent: Shape) -> bool:
     if len(a.value) != 1 or a.scale is not None:
         return False
     ((root, powers), c) = next(iter(a.value.items()))
-    if root != 1 or c != 1 or powers not in ((("π", 1),), (("e", 1),)):
+    base = next((name for name in ("π", "e") if powers == ((name, 1),)), None)
+    if root != 1 or c != 1 or base is None:
         return False
     if "i" not in exact.letters(exponent.value):
         return True
-    if powers[0][0] != "e" or len(exponent.value) != 1:
+    if base != "e" or len(exponent.value) != 1:
         return False
     ((_, angle), turns) = next(iter(exponent.value.items()))
     return dict(angle) in ({"i": 1}, {"i": 1, "π": 1}) and not ("π" in dict(angle) and turns.denominator == 1)
@@ -290,7 +291,7 @@ def _whole_root(number: int, n: int) -> bool:
     while low < high:
         middle = (low + high + 1) // 2
         low, high = (middle, high) if middle**n <= number else (low, middle - 1)
-    return low**n == number
+    return bool(low**n == number)
 
 
 @lru_cache(maxsize=4096)

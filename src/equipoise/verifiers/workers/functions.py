@@ -93,7 +93,7 @@ def call(name: str, form: str, *arguments: Any) -> Any:
 def _imported(name: str) -> Callable[..., Any]:
     source, _, attribute = name.rpartition(":")
     module = _from_file(Path(source)) if source.endswith(".py") else importlib.import_module(source)
-    function = getattr(module, attribute)
+    function: object = getattr(module, attribute)
     if not callable(function):
         raise TypeError(f"it is not a function but {function!r}")
     return function

@@ -30,9 +30,9 @@ from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Generic, TypeVar
 
-from equipoise.verifiers.verdict import Verdict, decode
+from equipoise.verifiers.verdict import Reply, Verdict, decode
 from equipoise.verifiers.workers.deadline import PATIENCE
 from equipoise.verifiers.workers.worker import FORK, HEAD, KILL, LONGEST_JOB, LONGEST_REPLY, PID, TICKET, frame
 
@@ -43,7 +43,7 @@ OVER_BUDGET = "the total budget was used up before its turn"
 BOOT = "import sys, json, socket; s = json.loads(sys.argv[1]); sys.path[:] = s['path']; " \
        "from equipoise.verifiers.workers.worker import main; main(socket.socket(fileno=s['fd']), s)"  # fmt: skip
 
-Outcome = Verdict | float
+Given = TypeVar("Given", bound=Reply)  # what a pool's function gives
 
 
 class PoolError(RuntimeError):
@@ -56,7 +56,7 @@ class _Job:
     data: bytes
     seconds: float
     expires: float  # on the clock of time.monotonic
-    future: Future[Outcome] = field(default_factory=Future)
+    future: Future[Any] = field(default_factory=Future)  # of what the pool's function gives
 
 
 @dataclass(eq=False)
@@ -72,7 +72,7 @@ class _Worker:
     reply: bytearray = field(default_factory=bytearray)
 
 
-class Pool:
+class Pool(Generic[Given]):
     """`target` is `module:function`; `confine` one that a fresh worker calls to give up rights before its first job.
 
     `preload` names modules the nursery imports once, for what is slow to import and safe to fork; `quiet` discards what
@@ -110,11 +110,11 @@ class Pool:
         self._idle: list[_Worker] = []
         self._busy: dict[socket.socket, _Worker] = {}
 
-    def submit(self, *arguments: Any, seconds: float, expires: float = float("inf")) -> Future[Outcome]:
+    def submit(self, *arguments: Any, seconds: float, expires: float = float("inf")) -> Future[Given]:
         """Queue one call. It gets `seconds` once it runs, and is not begun after `expires` (of time.monotonic)."""
         data = json.dumps(arguments).encode()
         if len(data) > LONGEST_JOB - TICKET:
-            done: Future[Outcome] = Future()
+            done: Future[Any] = Future()
             done.set_result(Verdict("limit", f"{len(data)} bytes to verify: must be at most {LONGEST_JOB}"))
             return done
         self._room.acquire()
@@ -141,7 +141,7 @@ class Pool:
         else:
             self._release()
 
-    def __enter__(self) -> Pool:
+    def __enter__(self) -> Pool[Given]:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -267,7 +267,7 @@ class Pool:
         assert job is not None
         return job
 
-    def _finish(self, job: _Job, outcome: Outcome) -> None:
+    def _finish(self, job: _Job, outcome: Reply) -> None:
         if job.future.set_running_or_notify_cancel():
             job.future.set_result(outcome)
         self._room.release()
@@ -347,7 +347,7 @@ class Pool:
             self._nursery = None
 
 
-def in_order(futures: Iterable[Future[Outcome]]) -> list[Outcome]:
+def in_order(futures: Iterable[Future[Given]]) -> list[Given]:
     """The outcomes in the order of the jobs, when all are there."""
     return [future.result() for future in futures]
 
@@ -368,7 +368,7 @@ def _number(control: socket.socket) -> int:
     return int(PID.unpack(data)[0])
 
 
-def _complete(reply: bytearray, ticket: bytes) -> Outcome | Exception | None:
+def _complete(reply: bytearray, ticket: bytes) -> Reply | Exception | None:
     """The outcome a finished reply with the job's ticket holds, the error if it cannot, None while it lacks some."""
     if len(reply) < HEAD.size:
         return None
@@ -386,7 +386,7 @@ def _complete(reply: bytearray, ticket: bytes) -> Outcome | Exception | None:
         return error
 
 
-def _timed(outcome: Outcome, seconds: float) -> Outcome:
+def _timed(outcome: Reply, seconds: float) -> Reply:
     if not isinstance(outcome, Verdict):
         return outcome
     return Verdict(outcome.kind, outcome.reason, seconds, outcome.value, outcome.answer)

@@ -9,8 +9,9 @@ from __future__ import annotations
 import atexit
 import os
 import threading
-from typing import Any, Literal
+from typing import Any, Literal, overload
 
+from equipoise.verifiers.verdict import Reply, Verdict
 from equipoise.verifiers.workers.process_pool import Pool, cores
 
 # What math and code workers keep of the environment. Hashes fixed: SymPy's answers may depend on the order of sets.
@@ -20,10 +21,18 @@ SET = {"PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1", "LC_ALL": "C.UTF-8"}
 REMOTE = 16  # workers that wait for a runner elsewhere
 
 _lock = threading.Lock()
-_pools: dict[tuple[str, int], tuple[int, Pool]] = {}
+_pools: dict[tuple[str, int], tuple[int, Pool[Any]]] = {}
 
 
-def pool(kind: Literal["math", "code", "user", "remote"], workers: int = 0) -> Pool:
+@overload
+def pool(kind: Literal["user"], workers: int = 0) -> Pool[Reply]: ...
+
+
+@overload
+def pool(kind: Literal["math", "code", "remote"], workers: int = 0) -> Pool[Verdict]: ...
+
+
+def pool(kind: str, workers: int = 0) -> Pool[Any]:
     """`workers` 0 is one for each core, two for code. A process forked from this one gets pools of its own."""
     with _lock:
         owner, there = _pools.get((kind, workers), (0, None))
@@ -33,7 +42,7 @@ def pool(kind: Literal["math", "code", "user", "remote"], workers: int = 0) -> P
         return there
 
 
-def _open(kind: str, workers: int) -> Pool:
+def _open(kind: str, workers: int) -> Pool[Any]:
     if kind == "user":
         return Pool("equipoise.verifiers.workers.functions:call", workers=workers)
     if kind == "remote":

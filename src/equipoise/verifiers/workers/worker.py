@@ -123,7 +123,7 @@ def _die_with(nursery: int) -> None:
 
 def _function(path: str) -> Callable[..., Any]:
     module, _, name = path.partition(":")
-    function = getattr(importlib.import_module(module), name)
+    function: object = getattr(importlib.import_module(module), name)
     if not callable(function):
         raise TypeError(f"{path} is not a function but {function!r}")
     return function
@@ -169,8 +169,8 @@ def _shortened(outcome: Any, longest: int) -> Verdict | float:
             raise ValueError(f"it gave {outcome!r}: must be a finite number, or a Verdict")
         return value
     answer = None if outcome.answer is None else outcome.answer[:longest]
-    value = None if outcome.value is None else float(outcome.value)
-    return Verdict(outcome.kind, outcome.reason[:longest], float(outcome.seconds), value, answer)
+    credit = None if outcome.value is None else float(outcome.value)
+    return Verdict(outcome.kind, outcome.reason[:longest], float(outcome.seconds), credit, answer)
 
 
 def frame(data: bytes) -> bytes:
