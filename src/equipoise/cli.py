@@ -245,7 +245,7 @@ def _objectives(options: argparse.Namespace, rest: list[str]) -> None:
     console = Console(width=max(Console().width, 160))
     console.print(table)
     console.print("\nEvery preset takes any advantage, difficulty, cancellation and aggregation:")
-    console.print('  Objective.preset("dapo", aggregation="balanced", difficulty="hadw")', highlight=False)
+    console.print('  objective.preset = "dapo+balanced+hadw"', highlight=False)
 
 
 def _compare(options: argparse.Namespace, rest: list[str]) -> None:

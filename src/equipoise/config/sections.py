@@ -251,7 +251,7 @@ class ObjectiveConfig(Section):
     """What the names may be, and which options go with them, is known to :mod:`equipoise.objective` alone."""
 
     preset: str = "grpo"
-    """a published objective: see `equipoise objectives`"""
+    """a published objective (see `equipoise objectives`), or one with changes: dapo+balanced+hadw"""
     advantage: Spec = None
     """replaces the preset's advantage"""
     difficulty: Spec = None

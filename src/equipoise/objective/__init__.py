@@ -5,6 +5,7 @@ from equipoise.objective.groups import flatten, positions, response_ids, unflatt
 from equipoise.objective.loss import LossOutput, Stats, merge_metrics
 from equipoise.objective.names import named
 from equipoise.objective.objective import Objective
+from equipoise.objective.padded import padded_loss
 from equipoise.objective.presets import PRESETS
 from equipoise.objective.tokens import distillation, entropy_mask, log_kept, on_support
 
@@ -21,6 +22,7 @@ __all__ = [
     "merge_metrics",
     "named",
     "on_support",
+    "padded_loss",
     "positions",
     "response_ids",
     "unflatten",

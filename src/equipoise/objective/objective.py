@@ -18,12 +18,12 @@ from equipoise.objective.advantage import ADVANTAGES, long_and_right, over_batch
 from equipoise.objective.aggregation import AGGREGATIONS
 from equipoise.objective.cancellation import CANCELLATIONS, WEIGHT_TRANSFORMS
 from equipoise.objective.choice import Spec, choose, nearest
+from equipoise.objective.composed import choices_of
 from equipoise.objective.credit import Credit, weigh
 from equipoise.objective.difficulty import DIFFICULTIES, Difficulty, Success
 from equipoise.objective.groups import Batch, Groups
 from equipoise.objective.inputs import Facts, GroupIds, Lengths, Numbers, PerToken, Rewards, check, read, read_tokens
 from equipoise.objective.loss import CleanRatios, KnownGradient, Losses, LossOutput, Stats, clean_ratios
-from equipoise.objective.presets import PRESETS
 from equipoise.objective.regularizer import KL_ESTIMATORS, MISMATCH, off_policy_mask
 from equipoise.objective.stack import notes, refuse_nonsense, refuse_per_token
 from equipoise.objective.surrogate import LIMIT, SEQUENCE_LEVEL, SURROGATES, Terms, Tokens
@@ -33,6 +33,7 @@ class Objective:
     """A GRPO-style objective. Each choice is a name or a mapping of a name and its options.
 
     >>> Objective(aggregation="balanced", surrogate={"name": "ppo_clip", "high": 0.28})
+    >>> Objective.preset("dapo+balanced+hadw")
     >>> Objective.preset("dapo", difficulty={"name": "hadw", "anchor": "window"})
 
     averaged_groups   which groups the mean over prompts counts: "all", or "informative" (some advantage is not 0)
@@ -93,16 +94,18 @@ class Objective:
 
     @classmethod
     def preset(cls, name: str, **knobs: Any) -> Objective:
-        """A published objective, with any of its choices replaced: `surrogate={"high": 0.3}` sets one option."""
-        if name not in PRESETS:
-            raise ValueError(nearest("preset", name, list(PRESETS)))
-        choices = dict(PRESETS[name].choices)
+        """A published objective, with any of its choices replaced: by words in its name ("dapo+balanced+hadw"), or by
+        keywords, of which `surrogate={"high": 0.3}` sets one option of the preset's own choice."""
+        choices = choices_of(name)
         for slot, knob in knobs.items():
             if isinstance(knob, Mapping) and "name" not in knob:  # options of the preset's own choice
                 own = choices.get(slot, "none")
                 knob = {**(own if isinstance(own, Mapping) else {"name": own}), **knob}
             choices[slot] = knob
-        return cls(**choices)
+        try:
+            return cls(**choices)
+        except ValueError as error:
+            raise ValueError(f"{name}: {error}" if "+" in name else str(error)) from error
 
     @property
     def notes(self) -> tuple[str, ...]:
