@@ -30,7 +30,7 @@ def plain_values(values: Any) -> list[Any]:
 def is_numeric(values: Any) -> bool:
     if isinstance(values, pa.Array):
         return pa.types.is_floating(values.type) or pa.types.is_integer(values.type) or pa.types.is_boolean(values.type)
-    return set(map(type, values)) <= {int, float, bool, type(None)}
+    return all(issubclass(kind, int | float | None) for kind in set(map(type, values)))  # np.float64 is a float
 
 
 def numbers(name: str, values: Any, refuse: Refuse, missing: bool = False) -> Floats:

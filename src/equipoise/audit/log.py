@@ -4,12 +4,13 @@ A group is the responses to one prompt in one step; a prompt may come back in la
 hold, never by how they came: the order of rows, the names of prompts and the split over files leave every number the
 audit gives, its random resamples included, as it was.
 
-Not here: reading files (read.py, readers/). Text and log-probabilities are not kept.
+Not here: reading files (read.py, readers/). Text is not kept, nor are log-probabilities but for one sum.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,6 +41,9 @@ class Log:
     unit: str  # what a length counts: "tokens" or "characters"
     source: str  # the writer of the log, as far as its columns tell
     notes: tuple[str, ...] = ()  # what the reader did that the user should know
+    kept: NDArray[np.bool_] | None = None  # [B] trained on; None where the log holds nothing else
+    sampler_distance: Floats | None = None  # [B] Σ_t log μ − log π, sampler against policy; None where not logged
+    rates: bool = True  # a mean reward is a success rate; False where advantages stand for rewards
 
     def __len__(self) -> int:
         return len(self.reward)
@@ -67,7 +71,7 @@ def ordered(log: Log) -> Log:
         tokens = tokens[take]
     return replace(
         log, reward=log.reward[order], length=log.length[order], step=log.step[order], group=group,
-        prompt=prompt[order], truncated=None if log.truncated is None else log.truncated[order], tokens=tokens,
+        prompt=prompt[order], tokens=tokens, **_optional(log, order),
     )  # fmt: skip
 
 
@@ -77,8 +81,23 @@ def selected(log: Log, keep: NDArray[np.bool_]) -> Log:
     _, group = np.unique(log.group[keep], return_inverse=True)
     return replace(
         log, reward=log.reward[keep], length=log.length[keep], step=log.step[keep], group=group,
-        prompt=log.prompt[keep], truncated=None if log.truncated is None else log.truncated[keep], tokens=tokens,
+        prompt=log.prompt[keep], tokens=tokens, **_optional(log, keep),
     )  # fmt: skip
+
+
+def _optional(log: Log, rows: Any) -> dict[str, Any]:
+    """These rows of the columns that a log need not have."""
+    columns = {name: getattr(log, name) for name in ("truncated", "kept", "sampler_distance")}
+    return {name: None if column is None else column[rows] for name, column in columns.items()}
+
+
+def trained(log: Log) -> Log:
+    """The responses that were trained on; the same log where it holds no others."""
+    if log.kept is None or log.kept.all():
+        return log
+    if not log.kept.any():
+        raise AuditError("no response of the log was kept: is the column kept the right way round?")
+    return ordered(replace(selected(log, log.kept), kept=None))
 
 
 def _renumbered(ids: Integers, content: NDArray[np.uint64]) -> tuple[Integers, NDArray[np.uint64]]:

@@ -18,7 +18,7 @@ import torch
 
 from equipoise.audit import difficulty
 from equipoise.audit.bootstrap import BLOCKS, NOTHING, Estimate, intervals, resampled
-from equipoise.audit.log import AuditError, Floats, Integers, Log
+from equipoise.audit.log import AuditError, Floats, Integers, Log, trained
 from equipoise.audit.objectives import Named, fresh, gathered
 from equipoise.audit.read import Paths, Table, from_table, read, run_objective
 from equipoise.audit.sums import (
@@ -99,6 +99,7 @@ def measure(
     seed        of the resamples: the same log and seed give the same numbers
     """
     log, own = _log(rollouts, columns, tokenizer)
+    log = trained(log)
     objectives = gathered(objective or own or "dapo", against, log.tokens is not None)
     audited = next(iter(objectives.values()))
     stacks, rules = dict(objectives), {}
@@ -110,6 +111,7 @@ def measure(
     if log.tokens is None and any(o.cancellation == "prefix" for o in objectives.values()):
         name = next(n for n, o in objectives.items() if o.cancellation == "prefix")
         raise AuditError(f"{name}: cancellation = prefix needs token ids, which this log does not have; see tokenizer")
+    _check_rates(log, objectives)
     edges, binary = decile_edges(log), _binary(log)
     kinds, kind = _kinds(log, binary)
     setting = _Setting(log, objectives, kinds)
@@ -164,7 +166,14 @@ def _log(
 
 def _binary(log: Log) -> tuple[float, float] | None:
     values = np.unique(log.reward)
-    return (float(values[0]), float(values[1])) if len(values) == 2 else None
+    return (float(values[0]), float(values[1])) if len(values) == 2 and log.rates else None
+
+
+def _check_rates(log: Log, objectives: Mapping[str, Objective]) -> None:
+    """A difficulty weight compares success rates, which advantages do not tell."""
+    for name, objective in objectives.items():
+        if not log.rates and objective.choices()["difficulty"] != {"name": "none"}:
+            raise AuditError(f"{name}: difficulty weights need success rates, and this log has advantages for rewards")
 
 
 def _kinds(log: Log, binary: tuple[float, float] | None) -> tuple[difficulty.Outcomes | None, Integers | None]:

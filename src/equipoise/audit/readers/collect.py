@@ -27,11 +27,13 @@ from equipoise.audit.columns import (
 )
 from equipoise.audit.log import AuditError, Integers, Log, ordered, selected
 from equipoise.audit.readers import ours, trl, verl
+from equipoise.audit.readers.dumps import Dump, dump_of
 from equipoise.audit.readers.files import Piece, names_in, pieces
 from equipoise.audit.readers.roles import Roles, check_columns, roles_of, writer_of
 
 CUT = ("length", True, "true", "True")
 MOST_TOKENS = 1 << 27  # held as 4 bytes each; beyond it the shared prefixes are left unmeasured
+THIN = {"prime-rl", "slime"}  # they go on with what is left of a group when responses fail
 TOO_MANY = f"more than {MOST_TOKENS / 1e6:.0f} million tokens: shared prefixes are not measured; audit fewer files"
 
 
@@ -39,7 +41,7 @@ class Collector:
     def __init__(self, columns: Mapping[str, str], tokenizer: str | None) -> None:
         check_columns(columns)
         self.columns, self.tokenizer = columns, _tokenizer(tokenizer) if tokenizer else None
-        kinds = ("reward", "length", "step", "prompt", "group", "finish", "advantage", "text")
+        kinds = ("reward", "length", "step", "prompt", "group", "finish", "kept", "sampler", "advantage", "text")
         self.parts: dict[str, list[Any]] = {kind: [] for kind in kinds}  # the last two are TRL's
         self.tokens: list[Any] = []
         self.token_count = 0
@@ -49,16 +51,30 @@ class Collector:
         self.writers: set[str] = set()
         self.units: set[str] = set()
         self.summed: tuple[str, ...] = ()
+        self.dump_notes: dict[str, None] = {}
+        self.rates = True
 
     def add_file(self, path: Path) -> None:
         try:
+            if (dump := dump_of(path)) is not None:
+                self._add_dump(str(path), dump)
+                return
             names = names_in(path)
             self.add(str(path), names, pieces(path, roles_of(str(path), names, self.columns)) if names else [])
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError, UnicodeDecodeError, OSError) as error:
             said = str(error).split("\n")[0].rstrip(".")
             raise AuditError(f"{path} cannot be read as {path.suffix[1:]}: {said}; is it whole?") from error
 
-    def add(self, file: str, names: Sequence[str], content: Iterable[Piece]) -> None:
+    def _add_dump(self, file: str, dump: Dump) -> None:
+        if not dump.columns:  # a step of which every response failed
+            self.dump_notes[f"{file} holds no response with a reward"] = None
+            return
+        self.add(file, list(dump.columns), [(0, dump.columns)], dump.writer)
+        self.rates &= dump.rates
+        if dump.note:
+            self.dump_notes[dump.note] = None
+
+    def add(self, file: str, names: Sequence[str], content: Iterable[Piece], writer: str | None = None) -> None:
         roles: Roles | None = None
         rows = 0
         for first, piece in content:
@@ -70,7 +86,7 @@ class Collector:
         if not rows or roles is None:
             raise AuditError(f"{file} is empty: it must have at least one response")
         self.places.append((file, rows))
-        self.writers.add(writer_of(names))
+        self.writers.add(writer or writer_of(names))
         self.summed = tuple(roles["reward"])
 
     def _piece(self, file: str, first: int, piece: dict[str, Any], roles: Roles) -> int:
@@ -96,6 +112,14 @@ class Collector:
         if "finish" in roles:
             _, values = column("finish")
             self.parts["finish"].append(np.array([v in CUT for v in plain_values(values)]))
+        if {"sampler_logprob", "trainer_logprob"} <= roles.keys():
+            sampler, trainer = (numbers(*column(f"{who}_logprob"), refuse) for who in ("sampler", "trainer"))
+            self.parts["sampler"].append(sampler - trainer)
+        if "kept" in roles:
+            flags = whole_numbers(*column("kept"), refuse, "a flag")
+            if (flags > 1).any():
+                raise refuse(flags.argmax(), next(iter(roles["kept"])), f"{flags.max()} is not true or false")
+            self.parts["kept"].append(flags == 1)
         if "advantage" in roles:
             self.parts["advantage"].append(numbers(*column("advantage"), refuse))
             texts = plain_values(column("text")[1])
@@ -149,9 +173,11 @@ class Collector:
 
     def log(self, paths: Sequence[Path] = ()) -> Log:
         """All of it; of TRL's rows, those of training, as far as what lies beside the `paths` tells."""
+        if not self.places:
+            raise AuditError("no file holds a response with a reward: " + "; ".join(self.dump_notes))
         log, real = self._joined()
         rows = np.arange(len(log))  # where each response stands among all that were read
-        notes = list(log.notes)
+        notes = [*log.notes, *self.dump_notes]
         if not real.all():
             notes.append(f"left out {(~real).sum()} rows that verl filled its batch with")
             log, rows = selected(log, real), rows[real]
@@ -161,6 +187,11 @@ class Collector:
             keep, told, signs = trl.training(log, text, known)
             log, rows = selected(log, keep), rows[keep]
             notes += told + signs
+        if self.writers <= THIN:
+            log, rows, alone = _without_groups_of_one(log, rows)
+            if alone:
+                who = " and ".join(sorted(self.writers))
+                notes.append(f"left out {alone} responses that {who} kept alone of their group")
         self._refuse_groups_of_one(log, rows)
         if from_trl:
             trl.check_explained(log, np.concatenate(self.parts["advantage"])[rows], self.summed)
@@ -177,7 +208,7 @@ class Collector:
         """Every row in the order it came, and which of them are responses and not padding."""
         if len(self.units) > 1:
             raise AuditError("some files have token counts and some only text: audit them apart, or give a tokenizer")
-        for role in ("group", "prompt", "finish"):
+        for role in ("group", "prompt", "finish", "kept", "sampler"):
             if 0 < len(self.parts[role]) < len(self.parts["reward"]):
                 raise AuditError(f"some files have a column for {role} and some have none: audit them apart")
         joined = {k: np.concatenate(v) for k, v in self.parts.items() if v}
@@ -193,6 +224,7 @@ class Collector:
         log = Log(
             joined["reward"], joined["length"], step, group, group if prompt is None else prompt,
             joined.get("finish"), tokens, *self.units, " and ".join(sorted(self.writers)), notes,
+            joined.get("kept"), joined.get("sampler"), self.rates,
         )  # fmt: skip
         padding = [n for name, n in self.numbers["group"].items() if verl.is_padding(name)]
         return log, ~np.isin(own, padding)
@@ -212,6 +244,15 @@ class Collector:
                     + (trl.IF_ALONE if self.writers == {"TRL"} else "")
                 )
             i -= count
+
+
+def _without_groups_of_one(log: Log, rows: Integers) -> tuple[Log, Integers, int]:
+    """The log without responses that are alone among those of their group that were kept, or that were not."""
+    part = 2 * log.group + (0 if log.kept is None else log.kept)
+    keep = np.bincount(part)[part] > 1
+    if keep.all() or not keep.any():
+        return log, rows, 0
+    return selected(log, keep), rows[keep], int((~keep).sum())
 
 
 def _tokenizer(name: str) -> Any:

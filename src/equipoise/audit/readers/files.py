@@ -18,10 +18,12 @@ import pyarrow.csv
 import pyarrow.parquet as pq
 
 from equipoise.audit.log import AuditError
+from equipoise.audit.readers import prime_rl, skyrl, slime
 from equipoise.audit.readers.roles import Roles
 
-SUFFIXES = (".parquet", ".jsonl", ".csv")
+SUFFIXES = (".parquet", ".jsonl", ".csv", slime.SUFFIX, skyrl.SUFFIX)
 ROWS = 1 << 13  # responses held as text at a time
+NUMBERS = ("reward", "length", "step", "advantage", "kept", "sampler_logprob", "trainer_logprob")  # roles of a CSV file
 
 Piece = tuple[int, dict[str, Any]]
 
@@ -34,12 +36,20 @@ def files_of(path: Path) -> list[Path]:
         return [path]
     if not path.is_dir():
         raise AuditError(f"{path} does not exist: name a log file or a directory of them")
-    inner = next((path / name for name in ("rollouts", "completions") if (path / name).is_dir()), path)
-    found = [f for f in inner.iterdir() if f.suffix in SUFFIXES and f.is_file()]
+    folders = ("rollouts", "completions", "dumped_data")
+    inner = next((path / name for name in folders if (path / name).is_dir()), path)
+    if found := prime_rl.files(inner):
+        return found
+    found = [f for f in inner.iterdir() if f.suffix in SUFFIXES and f.is_file() and not _apart(f)]
     if not found:
         more = ": the run wrote no rollouts; train with --log.rollouts_every 1" if inner.name == "rollouts" else ""
         raise AuditError(f"{inner} holds no {', '.join(SUFFIXES)} file{more}")
     return sorted(found, key=lambda f: ([int(n) for n in re.findall(r"\d+", f.name)], f.name))
+
+
+def _apart(file: Path) -> bool:
+    """Whether a file lies among rollouts and is none: an evaluation of slime's, SkyRL's sums over its evaluations."""
+    return slime.is_evaluation(file) or file.name == skyrl.SUMS
 
 
 def names_in(path: Path) -> list[str]:
@@ -50,7 +60,7 @@ def names_in(path: Path) -> list[str]:
     if path.suffix == ".csv":
         with open(path, encoding="utf-8", newline="") as f:
             return next(csv.reader(f), [])
-    return next((list(record) for _, record in _records(path)), [])
+    return next((list(record) for _, record in records(path)), [])
 
 
 def pieces(path: Path, roles: Roles) -> Iterator[Piece]:
@@ -70,7 +80,7 @@ def _parquet(path: Path, wanted: list[str]) -> Iterator[Piece]:
 
 
 def _csv(path: Path, roles: Roles) -> Iterator[Piece]:
-    kinds = {c: pa.float64() for role in ("reward", "length", "step", "advantage") for c in roles.get(role, ())}
+    kinds = {c: pa.float64() for role in NUMBERS for c in roles.get(role, ())}
     for role in ("prompt", "group", "text", "finish"):
         kinds |= {c: pa.string() for c in roles.get(role, ())}
     if "tokens" in roles:
@@ -86,7 +96,7 @@ def _csv(path: Path, roles: Roles) -> Iterator[Piece]:
 def _jsonl(path: Path, wanted: list[str]) -> Iterator[Piece]:
     first, count = 0, 0
     held: dict[str, list[Any]] = {name: [] for name in wanted}
-    for number, record in _records(path):
+    for number, record in records(path):
         for name in wanted:
             if name not in record:
                 raise AuditError(f"{path}, row {number}: no column {name}, which the first row has")
@@ -99,7 +109,7 @@ def _jsonl(path: Path, wanted: list[str]) -> Iterator[Piece]:
         yield first, held
 
 
-def _records(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+def records(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     with open(path, encoding="utf-8") as f:
         for number, line in enumerate(f, 1):
             try:

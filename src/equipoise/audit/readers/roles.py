@@ -8,17 +8,20 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from equipoise.audit.log import AuditError
-from equipoise.audit.readers import ours, trl, verl
+from equipoise.audit.readers import openrlhf, ours, trl, verl
 
 NAMES: dict[str, tuple[str, ...]] = {
-    "prompt": ("prompt_id", "prompt", "input"),
+    "prompt": ("prompt_id", "prompt", "input", "prompts"),
     "group": ("group",),
     "step": ("step",),
-    "reward": ("reward", "score"),
-    "length": ("length",),
+    "reward": ("reward", "score", "rewards"),
+    "length": ("length", "response_length"),
     "tokens": ("tokens",),
     "text": ("response", "completion", "output"),
-    "finish": ("finish",),
+    "finish": ("finish", "truncated"),
+    "kept": ("kept",),
+    "sampler_logprob": ("sampler_logprob",),
+    "trainer_logprob": ("trainer_logprob",),
 }
 
 Roles = dict[str, dict[str, float]]
@@ -41,7 +44,8 @@ def check_columns(columns: Mapping[str, str]) -> None:
 
 def writer_of(names: Sequence[str]) -> str:
     """Who wrote a file, as far as its columns tell."""
-    for writer, columns in (("equipoise", ours.COLUMNS), ("TRL", trl.COLUMNS), ("verl", verl.COLUMNS)):
+    habits = {"equipoise": ours, "TRL": trl, "verl": verl, "OpenRLHF": openrlhf}
+    for writer, columns in ((writer, module.COLUMNS) for writer, module in habits.items()):
         if all(c in names for c in columns):
             return writer
     return "table"
