@@ -127,13 +127,18 @@ def _study(add: AddCommand) -> None:
 
 def _audit(add: AddCommand) -> None:
     audit = add("audit", "measure which biases an objective has on a rollout log, and say what to change")
-    audit.add_argument("files", nargs="+", help="run directories, TRL completions, verl dumps, Parquet, JSONL or CSV")
+    audit.add_argument("files", nargs="+", help="run directories, dumps of other trainers, Parquet, JSONL or CSV")
     audit.add_argument(
         "--objective", default=None, help="a preset, or choices as dapo+balanced+hadw (default: the log's)"
     )
     audit.add_argument("--against", default=None, metavar="A,B", help="other objectives to compare it with")
     audit.add_argument("--columns", default=None, metavar="ROLE=COLUMN,…", help="what the columns of another log are")
     audit.add_argument("--tokenizer", default=None, help="a folder or hub name, for logs with text but no tokens")
+    audit.add_argument(
+        "--sampled", type=_at_least(1), default=None, metavar="N", help="groups that were sampled in all"
+    )
+    audit.add_argument("--epochs", type=_at_least(1), default=None, metavar="N", help="how often each prompt was due")
+    audit.add_argument("--prompts", type=_at_least(2), default=None, metavar="N", help="how many prompts there were")
     audit.add_argument("--json", action="store_true", help="print the numbers as JSON")
 
 

@@ -280,8 +280,11 @@ def _audit(options: argparse.Namespace, rest: list[str]) -> None:
 
     columns = None if options.columns is None else parse_columns(options.columns)
     against = None if options.against is None else options.against.split(",")
+    counts = {"sampled": options.sampled, "epochs": options.epochs, "prompts": options.prompts}
     colour = sys.stdout.isatty()
-    print(main_text(options.files, options.objective, against, columns, options.tokenizer, options.json, colour))
+    print(main_text(
+        options.files, options.objective, against, columns, options.tokenizer, options.json, colour, counts,
+    ))  # fmt: skip
 
 
 def _bias(options: argparse.Namespace, rest: list[str]) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 
 from rich.console import Console, Group, RenderableType
 from rich.padding import Padding
@@ -13,7 +14,9 @@ from rich.text import Text
 
 from equipoise.audit.advice import FEW_PROMPTS, Advice, advise
 from equipoise.audit.bootstrap import Estimate
+from equipoise.audit.data_path import DataPath, data_path
 from equipoise.audit.measure import Audit, measure
+from equipoise.audit.read import read, run_objective
 
 WIDTH = 100
 PER_TABLE = 4  # objectives side by side at 100 columns
@@ -29,6 +32,19 @@ ROWS = {
     "node_learning_tax": "mass on tokens all share",
     "zero_sum": "advantages off zero-sum",
 }
+DATA_PATH = {  # the share of cut responses is in the first table
+    "truncated_wrong": "wrong responses cut at the limit",
+    "reward_beyond_limit": "what the limit may have cost in mean reward",
+    "discarded": "sampled groups not trained on",
+    "filtered": "  of those with equal rewards",
+    "discarded_informative": "  of the others",
+    "kept_reward": "mean reward, trained less sampled",
+    "kept_length": "mean length, trained over sampled, less 1",
+    "lost": "visits of prompts lost",
+    "repeated": "visits of prompts repeated",
+    "missing_steps": "steps without rows",
+    "sampler_distance": "log μ − log π of a token",
+}
 BARS = "▁▂▃▄▅▆▇█"
 
 
@@ -40,19 +56,23 @@ def main_text(
     tokenizer: str | None = None,
     as_json: bool = False,
     color: bool = False,
+    counts: Mapping[str, int | None] | None = None,
 ) -> str:
-    """What `equipoise audit` prints."""
-    audit = measure(list(files), objective, against, columns=columns, tokenizer=tokenizer)
+    """What `equipoise audit` prints; `counts` are what `data_path` asks of the user."""
+    log = read(list(files), columns, tokenizer)
+    audit = measure(log, objective or run_objective(list(files)), against)
+    path = data_path(log, **(counts or {}))
     if as_json:
         advice = [vars(a) for a in advise(audit)]
-        return json.dumps({**audit.to_json(), "advice": advice}, indent=1, allow_nan=False, ensure_ascii=False)
+        record = {**audit.to_json(), "data_path": asdict(path), "advice": advice}
+        return json.dumps(record, indent=1, allow_nan=False, ensure_ascii=False)
     console = Console(file=io.StringIO(), width=WIDTH, force_terminal=color, no_color=not color, highlight=False)
     with console.capture() as capture:
-        console.print(page(audit, advise(audit)))
+        console.print(page(audit, advise(audit), path))
     return "\n".join(line.rstrip() for line in capture.get().splitlines())
 
 
-def page(audit: Audit, advice: Sequence[Advice]) -> RenderableType:
+def page(audit: Audit, advice: Sequence[Advice], path: DataPath | None = None) -> RenderableType:
     """Everything, as a rich renderable."""
     names = list(audit.stacks)
     wide = [names[i : i + PER_TABLE] for i in range(0, len(names), PER_TABLE)]
@@ -62,8 +82,21 @@ def page(audit: Audit, advice: Sequence[Advice]) -> RenderableType:
         parts.append(_baseline_table(audit))
     if len(audit.steps) > 1:
         parts.append(_trend_table(audit))
+    if path is not None and any(name in path.estimates for name in DATA_PATH):
+        parts.append(_data_path_table(path))
     parts.append(_advice(advice))
     return Group(*(Padding(part, (0, 0, 1, 0)) for part in parts))
+
+
+def _data_path_table(path: DataPath) -> Table:
+    table = _table("Before the loss", "", "", left=(0,))
+    for name, label in DATA_PATH.items():
+        found = path.estimates.get(name)
+        if found is not None:
+            bounds = found.value is None and found.low is not None
+            table.add_row(label, f"{found.low:+.3f} to {found.high:+.3f}" if bounds else _shown(found))
+    table.show_header = False
+    return table
 
 
 def _head(audit: Audit) -> Text:

@@ -1,0 +1,212 @@
+"""The biases of the data path: what was cut, dropped, lost on resume or never drawn before the loss saw a batch.
+
+truncated                share of responses cut at the limit; truncated_wrong: of those below their group's mean
+reward_beyond_limit      by how much the mean reward could differ without the limit. Only bounds: a log does not say how
+                         a response would have ended, so the cut ones may all have got the lowest or the highest reward
+discarded                share of the sampled groups that were not trained on; filtered: of those with equal rewards;
+                         discarded_informative: of the others
+kept_reward, kept_length mean reward of the trained groups less that of all sampled; ratio of mean lengths, less 1
+lost                     share of a prompt's visits, one an epoch, that no group was logged for; repeated: visits beyond
+                         that, which hide lost ones of the same prompt
+missing_steps            share of the steps between the first and the last that have no rows, at the log's own spacing
+sampler_distance         mean over tokens of log μ − log π, sampler against policy: −log S where top-p or top-k left a
+                         support of mass S, 0 without either
+
+What a log does not hold it cannot tell: each quantity that is missing is refused with a sentence that says what it
+needs. Intervals are over prompts (bootstrap.py). Not here: what these biases do to a model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from equipoise.audit.bootstrap import Estimate, intervals, resampled
+from equipoise.audit.log import AuditError, Floats, Integers, Log
+
+RESAMPLES = 2000
+SHARES = ("discarded", "filtered", "discarded_informative")
+NEEDS_KEPT = (
+    "the log holds only what was trained on: add the other sampled responses and a column kept "
+    "(prime-rl's `all` beside `effective` is read so), or say how many groups were sampled (sampled=N)"
+)
+NEEDS_REWARDS = (
+    "a number of sampled groups does not say what the dropped ones were like: add their rows, and a column kept"
+)
+NEEDS_FINISH = "the log does not say which responses were cut: it needs a column finish"
+NEEDS_EPOCHS = "a log does not say how often a prompt was due: give epochs=N, each a pass over all prompts"
+NEEDS_PROMPTS = "after one epoch a prompt that was lost looks like one that never was: give prompts=N, or two epochs"
+NEEDS_BOTH = (
+    "log-probabilities of both the sampler and the trained policy are needed: columns sampler_logprob and "
+    "trainer_logprob, summed over a response's tokens"
+)
+
+
+@dataclass(frozen=True)
+class DataPath:
+    """Estimates by name, and a sentence for each quantity that the log cannot tell."""
+
+    estimates: dict[str, Estimate] = field(default_factory=dict)
+    refused: dict[str, str] = field(default_factory=dict)
+
+
+def data_path(
+    log: Log, *, sampled: int | None = None, epochs: int | None = None, prompts: int | None = None, seed: int = 0
+) -> DataPath:
+    """What happened to the data of a log before the loss.
+
+    sampled   how many groups were sampled, where the log holds the trained ones alone
+    epochs    how often each prompt was due; prompts: how many there were
+    """
+    found: dict[str, Estimate] = {}
+    refused: dict[str, str] = {}
+    for estimate in (_truncation, _selection, _support):
+        estimate(log, seed, found, refused)
+    if log.kept is None and sampled is not None:
+        found["discarded"] = _discarded_of(sampled, int(log.group.max()) + 1)
+        del refused["discarded"]
+        refused |= dict.fromkeys(("filtered", "discarded_informative", "kept_reward", "kept_length"), NEEDS_REWARDS)
+    _losses(log, epochs, prompts, seed, found, refused)
+    return DataPath(found, refused)
+
+
+Found = dict[str, Estimate]
+Refused = dict[str, str]
+
+
+def _truncation(log: Log, seed: int, found: Found, refused: Refused) -> None:
+    if log.truncated is None:
+        refused |= dict.fromkeys(("truncated", "truncated_wrong", "reward_beyond_limit"), NEEDS_FINISH)
+        return
+    cut = log.truncated.astype(np.float64)
+    mean = np.bincount(log.group, log.reward) / np.bincount(log.group)
+    wrong = (log.reward < mean[log.group]).astype(np.float64)
+    least, most = float(log.reward.min()), float(log.reward.max())
+    columns = np.stack(
+        [np.ones(len(log)), cut, wrong, wrong * cut, cut * (least - log.reward), cut * (most - log.reward)]
+    )
+
+    def values(x: Floats) -> dict[str, Floats]:
+        n, cut, wrong, both, low, high = np.moveaxis(x, -1, 0)
+        return {"truncated": cut / n, "truncated_wrong": _over(both, wrong), "lowest": low / n, "highest": high / n}
+
+    ends = _intervals(log, columns, values, seed)
+    low, high = ends.pop("lowest"), ends.pop("highest")
+    found |= ends
+    found["reward_beyond_limit"] = Estimate(None, low.low, high.high)
+
+
+def _selection(log: Log, seed: int, found: Found, refused: Refused) -> None:
+    if log.kept is None:
+        names = ("discarded", "filtered", "discarded_informative", "kept_reward", "kept_length")
+        refused |= dict.fromkeys(names, NEEDS_KEPT)
+        return
+    n = np.bincount(log.group)
+    # A group counts as trained on where any of its responses does.
+    group_kept = np.bincount(log.group, log.kept) > 0
+    highest = np.full(len(n), -np.inf)
+    lowest = np.full(len(n), np.inf)
+    np.maximum.at(highest, log.group, log.reward)
+    np.minimum.at(lowest, log.group, log.reward)
+    mixed = highest > lowest
+    share = 1 / n[log.group]  # each response carries its part of the group, so that sums over rows count groups
+    gone, informative = ~group_kept[log.group], mixed[log.group]
+    kept = log.kept.astype(np.float64)
+    columns = np.stack([
+        share, share * gone, share * (gone & ~informative), share * ~informative, share * (gone & informative),
+        share * informative, np.ones(len(log)), log.reward, log.length, kept, kept * log.reward, kept * log.length,
+    ])  # fmt: skip
+
+    def values(x: Floats) -> dict[str, Floats]:
+        groups, gone, gone_equal, equal, gone_mixed, mixed, n, r, T, k, kr, kT = np.moveaxis(x, -1, 0)
+        return {
+            "discarded": gone / groups,
+            "filtered": _over(gone_equal, equal),
+            "discarded_informative": _over(gone_mixed, mixed),
+            "kept_reward": _over(kr, k) - r / n,
+            "kept_length": _over(_over(kT, k), T / n) - 1,
+        }
+
+    found |= _intervals(log, columns, values, seed)
+
+
+def _support(log: Log, seed: int, found: Found, refused: Refused) -> None:
+    if log.sampler_distance is None:
+        refused["sampler_distance"] = NEEDS_BOTH
+        return
+    columns = np.stack([log.length.astype(np.float64), log.sampler_distance])
+    found |= _intervals(log, columns, lambda x: {"sampler_distance": x[..., 1] / x[..., 0]}, seed)
+
+
+def _losses(log: Log, epochs: int | None, prompts: int | None, seed: int, found: Found, refused: Refused) -> None:
+    steps = np.unique(log.step)
+    if len(steps) > 2:
+        spacing = int(np.diff(steps).min())
+        found["missing_steps"] = Estimate(1 - len(steps) / ((steps[-1] - steps[0]) / spacing + 1))
+    if epochs is None or (epochs == 1 and prompts is None):
+        sentence = NEEDS_EPOCHS if epochs is None else NEEDS_PROMPTS
+        refused |= dict.fromkeys(("lost", "repeated"), sentence)
+        return
+    # A visit is a group: a prompt that came twice in a step has two, where the log tells groups apart.
+    _, first = np.unique(log.group, return_index=True)
+    visits = np.bincount(log.prompt[first]).astype(np.float64)
+    if prompts is not None and prompts < len(visits):
+        raise AuditError(f"prompts = {prompts}, and the log has {len(visits)} different ones: it must be at least that")
+    on_time = np.minimum(visits, epochs)
+    if prompts is not None:
+        on_time = np.concatenate([on_time, np.zeros(prompts - len(visits))])
+    columns = np.stack([np.ones(len(on_time)), on_time], 1)
+    estimate = _lost_of_known if prompts is not None else _lost_of_seen
+    again = resampled(columns, RESAMPLES, seed)
+    replicates = {"lost": estimate(again, epochs)}
+    found |= intervals({"lost": estimate(columns.sum(0), epochs)}, replicates, {"lost": len(on_time)})
+    found["repeated"] = Estimate(float((visits - np.minimum(visits, epochs)).sum() / visits.sum()))
+
+
+def _lost_of_known(x: Floats, epochs: int) -> Floats:
+    return np.asarray(1 - x[..., 1] / (epochs * x[..., 0]))
+
+
+def _lost_of_seen(x: Floats, epochs: int) -> Floats:
+    """From the mean visits of the prompts seen at all: a binomial law without its zeros.
+
+    With q a visit's chance to be logged, the mean is E·q/(1 − (1 − q)^E), which grows with q from 1 to E. Each visit
+    must be lost alike: prompts that are always lost were never seen, and are not counted.
+    """
+    mean = x[..., 1] / x[..., 0]
+    low, high = np.zeros_like(mean), np.ones_like(mean)
+    for _ in range(50):  # bisection of all resamples at once
+        q = (low + high) / 2
+        below = epochs * q < mean * (1 - (1 - q) ** epochs)
+        low, high = np.where(below, q, low), np.where(below, high, q)
+    return np.asarray(1 - (low + high) / 2)
+
+
+def _discarded_of(sampled: int, groups: int) -> Estimate:
+    """The share, with Wilson's interval: which groups were dropped is not known, so nothing can be resampled."""
+    if sampled < groups:
+        raise AuditError(f"sampled = {sampled}, and the log has {groups} groups: it must be at least that")
+    p, z = 1 - groups / sampled, 1.959964
+    middle, reach = p + z * z / (2 * sampled), z * np.sqrt(p * (1 - p) / sampled + z * z / (4 * sampled**2))
+    scale = 1 + z * z / sampled
+    return Estimate(p, float((middle - reach) / scale), float((middle + reach) / scale))
+
+
+def _over(a: Floats, b: Floats) -> Floats:
+    return np.divide(a, b, out=np.full(np.broadcast(a, b).shape, np.nan), where=np.asarray(b) > 0)
+
+
+def _intervals(
+    log: Log, columns: Floats, values: Callable[[Floats], dict[str, Floats]], seed: int
+) -> dict[str, Estimate]:
+    """Estimates from the rows' columns [columns, B], with intervals over prompts."""
+    sums = _by_prompt(log.prompt, columns)
+    whole, again = values(sums.sum(0)), values(resampled(sums, RESAMPLES, seed))
+    once = len(sums) == int(log.group.max()) + 1  # where no prompt comes twice, shares of groups are shares of prompts
+    return intervals(whole, again, dict.fromkeys(whole, len(sums)), SHARES if once else ())
+
+
+def _by_prompt(prompt: Integers, columns: Floats) -> Floats:
+    return np.stack([np.bincount(prompt, column) for column in columns], 1)
