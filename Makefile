@@ -10,6 +10,7 @@ INTERPRETER := $(VENV)/interpreter
 
 ISOLATION := $(VENV)/.isolation
 BROWSER := $(VENV)/.browser
+DOCS := $(VENV)/.docs
 
 KERNEL_TESTS := tests/kernels tests/policy/test_block.py tests/train/test_optimizer.py
 
@@ -17,7 +18,7 @@ VERL := $(VENV)-verl
 VLLM := $(VENV)-vllm
 
 .PHONY: help install quickstart test test-slow test-browser test-kernels test-trl test-verl test-vllm lint typecheck \
-	bench wheel clean
+	bench docs wheel clean
 
 help:  ## what there is to make
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/:/'
@@ -57,6 +58,10 @@ $(BROWSER): $(DEV)
 	command -v chromium >/dev/null || test "$$(id -u)" != 0 || ! command -v apt-get >/dev/null \
 		|| { apt-get update -qq && apt-get install -y -qq chromium >/dev/null; } \
 		|| echo "chromium could not be installed: tests of the page will be skipped"
+	touch $@
+
+$(DOCS): $(DEV)
+	$(PIP) -c constraints.txt -e '.[docs]'
 	touch $@
 
 # verl and vLLM want other versions of transformers: each has an environment of its own. torch first and alone, as above;
@@ -119,6 +124,10 @@ bench: $(PEERS)  ## the benchmarks, on an idle machine; figures go to benchmarks
 	$(BIN)/python benchmarks/step.py
 	$(BIN)/python benchmarks/audit.py
 
+# The reference is made of the code, so the site is built with the package imported.
+docs: $(DOCS)  ## the documentation's site, in site/, without a network
+	$(BIN)/python scripts/docs/build.py site
+
 # Built, then run from where it was unpacked, outside of the checkout.
 wheel: $(DEV)  ## the wheel and the source archive, in dist/, tried
 	rm -rf dist $(VENV)/wheel
@@ -127,5 +136,5 @@ wheel: $(DEV)  ## the wheel and the source archive, in dist/, tried
 	cd $(VENV)/wheel && $(abspath $(BIN))/python -m equipoise objectives
 
 clean:  ## everything that was generated
-	rm -rf $(VENV) $(VERL) $(VLLM) build dist runs .pytest_cache .mypy_cache .ruff_cache .hypothesis src/*.egg-info
+	rm -rf $(VENV) $(VERL) $(VLLM) build dist site runs .pytest_cache .mypy_cache .ruff_cache .hypothesis src/*.egg-info
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

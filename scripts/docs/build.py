@@ -1,0 +1,99 @@
+"""Build the documentation's site: `python scripts/docs/build.py [OUT]` (`make docs`). It needs no network.
+
+The pages of docs/, the files of the project that they link to, and the reference, which is made of the code, are laid
+out in a folder of their own, and Sphinx makes the site of it. A link that leads nowhere ends the build with an error.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
+from reference import pages  # a file beside this one
+
+ROOT = Path(__file__).parents[2]
+ALWAYS = ("CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")  # besides docs/ and what its pages link to
+PROJECT = "project"  # where files from outside of docs/ stand in the site
+LINK = re.compile(r"(\]\()([^)#\s:]+)(#[^)\s]*)?(\))")
+
+
+def build(out: Path) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        stage = Path(folder)
+        lay_out(stage)
+        options = ["--quiet", "--fail-on-warning", "--keep-going", "--fresh-env", "--builder", "html"]
+        command = [sys.executable, "-m", "sphinx", *options, "--conf-dir", str(Path(__file__).parent)]
+        shutil.rmtree(out, ignore_errors=True)
+        subprocess.run([*command, str(stage), str(out)], check=True)
+    for left_over in (".doctrees", ".buildinfo"):
+        path = out / left_over
+        shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+
+
+def lay_out(stage: Path) -> None:
+    """The sources of the site: pages with their links turned to where things stand in it."""
+    waiting = [ROOT / name for name in ALWAYS]
+    waiting += [path for path in sorted((ROOT / "docs").rglob("*")) if path.is_file()]
+    done: set[Path] = set()
+    reference = {f"reference/{name}": text for name, text in pages().items()}
+    for name, text in reference.items():
+        _write(stage / name, text)
+    while waiting:
+        source = waiting.pop()
+        if source in done:
+            continue
+        done.add(source)
+        target = stage / place(source)
+        if source.suffix != ".md":
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(source, target)
+            continue
+        text = source.read_text(encoding="utf-8")
+        waiting += [path for path in linked(source, text) if path not in done]
+        _write(target, moved(source, text))
+
+
+def place(source: Path) -> Path:
+    """Where a file of the project stands in the site: docs/ at the top, the rest under `project/`."""
+    path = source.relative_to(ROOT)
+    if path.parts[0] == "docs":
+        return Path(*path.parts[1:])
+    return Path(PROJECT) / path
+
+
+def linked(source: Path, text: str) -> list[Path]:
+    """Files of the project that a page links to; a folder stands for its README."""
+    found = [(source.parent / link[2]).resolve() for link in LINK.finditer(text)]
+    folders = [path / "README.md" if path.is_dir() else path for path in found]
+    return [path for path in folders if path.is_file() and path.is_relative_to(ROOT)]
+
+
+def moved(source: Path, text: str) -> str:
+    """The page with its links to files as they are in the site. Links that lead nowhere stay, for Sphinx to find."""
+    here = place(source).parent
+
+    def turned(link: re.Match[str]) -> str:
+        path = (source.parent / link[2]).resolve()
+        path = path / "README.md" if path.is_dir() else path
+        if not path.is_file() or not path.is_relative_to(ROOT):
+            return link[0]
+        depth = len(here.parts)
+        return f"{link[1]}{'../' * depth}{place(path).as_posix()}{link[3] or ''}{link[4]}"
+
+    return LINK.sub(turned, text)
+
+
+def _write(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    site = Path(sys.argv[1] if len(sys.argv) > 1 else ROOT / "site")
+    build(site)
+    print(f"the site is in {site}: open {site / 'index.html'}")
