@@ -120,7 +120,7 @@ def test_a_mistake_in_training_is_one_sentence(equipoise, tmp_path, arguments, s
 def test_a_bug_shows_its_traceback(equipoise, monkeypatch, tmp_path):
     file = tmp_path / "c.toml"
     file.write_text("")
-    monkeypatch.setattr(Trainer, "__init__", lambda self, config, resume: 1 / 0)
+    monkeypatch.setattr(Trainer, "__init__", lambda self, config, **options: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         equipoise("train", file)
 

@@ -11,6 +11,8 @@ from collections.abc import Callable
 
 AddCommand = Callable[..., argparse.ArgumentParser]  # (name, its sentence, …)
 
+TRAIN_USAGE = "equipoise train CONFIG.toml | RUN --resume [--from-step N] [--section.key value ...]"
+
 TASK_OPTIONS = (
     "The task takes every option of a configuration's [task], as train does: --task.template hadw "
     "--task.columns '{prompt = \"question\"}'; equipoise train --help lists them."
@@ -51,10 +53,10 @@ def _quickstart(add: AddCommand) -> None:
 
 
 def _train(add: AddCommand) -> None:
-    train = add("train", "train a model as a configuration says", add_help=False, usage=(
-        "equipoise train CONFIG.toml [--resume] [--section.key value ...]"))  # fmt: skip
-    train.add_argument("config", nargs="?", help="a TOML file; see examples/")
-    train.add_argument("--resume", action="store_true", help="go on where a run in the same directory stopped")
+    train = add("train", "train a model as a configuration says", add_help=False, usage=TRAIN_USAGE)
+    train.add_argument("config", nargs="?", help="a TOML file; see examples/; or a run directory, with --resume")
+    train.add_argument("--resume", action="store_true", help="go on with a run after its last checkpoint")
+    train.add_argument("--from-step", type=_at_least(0), default=None, help="go on after this step's checkpoint")
     train.add_argument("-h", "--help", action="store_true", dest="show_help", help="every option with its sentence")
 
 

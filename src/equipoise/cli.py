@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from equipoise.arguments import build_parser
+from equipoise.arguments import TRAIN_USAGE, build_parser
 
 if TYPE_CHECKING:
     from equipoise.policy import Policy
@@ -76,19 +76,26 @@ def _quickstart(options: argparse.Namespace, rest: list[str]) -> None:
 
 
 def _train(options: argparse.Namespace, rest: list[str]) -> None:
-    from equipoise.train import Trainer, describe, load, ranks
+    from equipoise.train import Trainer, configured, describe, finished, ranks
 
     if options.show_help or options.config is None:
-        print("usage: equipoise train CONFIG.toml [--resume] [--section.key value ...]\n")
+        print(f"usage: {TRAIN_USAGE}\n")
         print("Train a model as a configuration says. A section is a table of the TOML file; every option can be")
         print("overridden on the command line.\n")
-        print("  CONFIG.toml  see examples/\n  --resume     go on where a run in the same directory stopped\n")
+        print("  CONFIG.toml    see examples/")
+        print("  RUN            a run directory; it goes on where it lies, with its own settings")
+        print("  --resume       go on with a run after its last checkpoint")
+        print("  --from-step N  go on after the checkpoint of step N, and forget what came later; 0 begins again\n")
         print(describe())
         if not options.show_help:
             sys.exit(2)
         return
     _quiet_transformers()
-    Trainer(load(options.config, rest), resume=options.resume).run()
+    config = configured(options.config, rest, resume=options.resume)
+    if options.resume and options.from_step is None and (said := finished(config)):
+        print(said)
+        return
+    Trainer(config, resume=options.resume, from_step=options.from_step).run()
     ranks.stop()
 
 

@@ -80,7 +80,7 @@ def test_a_death_anywhere_leaves_a_whole_checkpoint(policy, tmp_path, monkeypatc
             assert state["step"] == found[-1]
             wanted = after / f"step-{step}" if state["kept"] == "second" else before / "step-1"
             for file in wanted.iterdir():
-                if file.name != checkpoint.STATE:
+                if file.name not in (checkpoint.STATE, checkpoint.SUMS):  # the draws' state goes on
                     assert (folder / f"step-{found[-1]}" / file.name).read_bytes() == file.read_bytes(), (k, file)
             checkpoint.discard_unfinished(folder)
             assert all(p.name.startswith("step-") for p in folder.iterdir())

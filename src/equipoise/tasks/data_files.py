@@ -24,13 +24,24 @@ def open_rows(name: str) -> Rows:
     """A file, a glob or a folder of files of one kind, a folder saved by datasets, or `hub:owner/name:config:split`."""
     if name.startswith("hub:"):
         return _hub(name)
-    if (Path(name) / "dataset_info.json").exists() or (Path(name) / "dataset_dict.json").exists():
+    if _is_saved(name):
         return _saved(name)
     paths = _files(name)
     kind = _kind(paths[0])
     if odd := [path for path in paths if _kind(path) != kind]:
         raise TaskError(f"{name}: holds both {paths[0].name} and {odd[0].name}: must be files of one kind")
     return Parquet(name, paths) if kind == ".parquet" else Jsonl(name, paths)
+
+
+def files_of(name: str) -> list[Path]:
+    """The files that `open_rows` would read; none for what is not made of such files (the hub, gym, an empty name)."""
+    is_file = name.endswith(KINDS) or glob.has_magic(name)
+    return _files(name) if name and (is_file or (Path(name).is_dir() and not _is_saved(name))) else []
+
+
+def _is_saved(name: str) -> bool:
+    """Whether the package datasets wrote the folder."""
+    return any((Path(name) / file).exists() for file in ("dataset_info.json", "dataset_dict.json"))
 
 
 def _kind(path: Path) -> str:

@@ -3,6 +3,7 @@
 from equipoise.config import Config, ConfigError, describe, dump, load
 from equipoise.train.folder import RunError, RunFolder, read_lines
 from equipoise.train.loop import Interrupted, Trainer
+from equipoise.train.run_start import configured, finished
 
 __all__ = [
     "Config",
@@ -11,8 +12,10 @@ __all__ = [
     "RunError",
     "RunFolder",
     "Trainer",
+    "configured",
     "describe",
     "dump",
+    "finished",
     "load",
     "read_lines",
 ]

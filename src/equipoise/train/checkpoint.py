@@ -2,16 +2,19 @@
 
 `step-N/` holds the weights in Hugging Face format (plain AutoModelForCausalLM opens it) and `trainer.pt`: optimizer,
 RNG, task position and objective state. Both are read as plain data (tensors, numbers, texts): a checkpoint somebody
-else prepared can hold wrong numbers, but it cannot run anything.
+else prepared can hold wrong numbers, but it cannot run anything. `SHA256SUMS` tells damaged files from whole ones, to
+`fault` and to `sha256sum -c`.
 """
 
 from __future__ import annotations
 
+import hashlib
 import os
 import pickle
 import random
 import re
 import shutil
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +26,35 @@ from equipoise import policy as models
 from equipoise.train.folder import RunError
 
 STATE = "trainer.pt"
+SUMS = "SHA256SUMS"
 
 
 def steps(folder: Path) -> list[int]:
     """The steps of the complete checkpoints, oldest first."""
+    return [step for step in all_steps(folder) if (folder / f"step-{step}" / STATE).is_file()]
+
+
+def all_steps(folder: Path) -> list[int]:
+    """Those of which a file is missing as well."""
     found = (re.fullmatch(r"step-(\d+)", p.name) for p in folder.iterdir()) if folder.is_dir() else ()
-    return sorted(int(m[1]) for m in found if m and (folder / m[0] / STATE).is_file())
+    return sorted(int(m[1]) for m in found if m)
+
+
+def fault(folder: Path, step: int) -> str | None:
+    """What is wrong with a checkpoint, as the end of a sentence; None for a whole one. Reads all of it."""
+    path = folder / f"step-{step}"
+    if not path.is_dir():
+        return "is missing"
+    sums = _sums(path)
+    for name in (STATE, *sums):
+        if not (path / name).is_file():
+            return f"is damaged: {name} is missing"
+    for name, digest in sums.items():
+        if _digest(path / name) != digest:
+            return f"is damaged: {name} is not what was written"
+    if not sums and not zipfile.is_zipfile(path / STATE):  # of an earlier version
+        return f"is damaged: {STATE} is cut short or overwritten"
+    return None
 
 
 def save(
@@ -47,6 +73,7 @@ def save(
         models.save(policy, temporary, weights)
         with open(temporary / STATE, "wb") as f:
             torch.save({**state, "step": step, "rng": rng_state()}, f)
+        _write_sums(temporary)
         _sync(temporary)
         if target.exists():  # the same step again, after a resume from an older one
             _remove(target)
@@ -63,6 +90,8 @@ def save(
 def load(folder: Path, step: int, policy: models.Policy) -> dict[str, Any]:
     """Weights into the policy and RNG in place; returns the rest of the state."""
     path = folder / f"step-{step}"
+    if not zipfile.is_zipfile(path / STATE):
+        raise RunError(f"{path / STATE}: is missing, cut short or overwritten; use another checkpoint")
     models.restore(policy, path)
     try:
         # mmap: a process that takes its shard of the optimizer's state reads no more.
@@ -74,6 +103,13 @@ def load(folder: Path, step: int, policy: models.Policy) -> dict[str, Any]:
         ) from error
     set_rng_state(state["rng"])
     return state
+
+
+def discard_after(folder: Path, step: int) -> None:
+    """Remove the checkpoints of later steps: what comes after `step` will be another run's."""
+    for later in all_steps(folder):
+        if later > step:
+            _remove(folder / f"step-{later}")
 
 
 def discard_unfinished(folder: Path) -> None:
@@ -101,6 +137,24 @@ def set_rng_state(state: dict[str, Any]) -> None:
     torch.set_rng_state(state["torch"])
     if state["cuda"] and torch.cuda.is_available():
         torch.cuda.set_rng_state_all(state["cuda"])
+
+
+def _write_sums(folder: Path) -> None:
+    """In the form of the tool sha256sum."""
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    (folder / SUMS).write_text("".join(f"{_digest(path)}  {path.relative_to(folder)}\n" for path in files))
+
+
+def _sums(folder: Path) -> dict[str, str]:
+    """Digests by file; none for a checkpoint of an earlier version."""
+    file = folder / SUMS
+    lines = file.read_text(errors="replace").splitlines() if file.is_file() else []
+    return {name: digest for digest, _, name in (line.partition("  ") for line in lines)}
+
+
+def _digest(path: Path) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _disk_error(error: BaseException | None) -> OSError | None:

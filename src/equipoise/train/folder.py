@@ -1,11 +1,12 @@
 """The run directory: one process at a time, logs that end with a whole line, everything a person can read.
 
-config.toml   environment.json   metrics.jsonl   eval.jsonl   troubles.jsonl   prompts.parquet
+config.toml   run.json   environment.json   metrics.jsonl   eval.jsonl   troubles.jsonl   prompts.parquet
 rollouts/step-N.parquet   evaluations/step-N.parquet   checkpoints/step-N/   probe.pt
 """
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import math
@@ -19,6 +20,8 @@ from equipoise.files import whole
 if TYPE_CHECKING:
     import pyarrow as pa
 
+LOCK = ".lock"
+
 
 class RunError(RuntimeError):
     """A run that cannot start or go on; the message is for the user."""
@@ -28,6 +31,7 @@ class RunFolder:
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
         self.config = self.path / "config.toml"
+        self.record = self.path / "run.json"  # see record.py
         self.environment = self.path / "environment.json"  # versions and device of the process that began the run
         self.metrics = self.path / "metrics.jsonl"
         self.eval = self.path / "eval.jsonl"
@@ -38,12 +42,15 @@ class RunFolder:
         self.probe = self.path / "probe.pt"  # the responses that every evaluation scores, with eval.probe
         self.checkpoints = self.path / "checkpoints"
         self._lock: IO[str] | None = None
+        self._made: list[Path] = []  # folders that were not there before, the innermost first
 
     def lock(self) -> None:
         """Take the folder for this process until it ends, however it ends."""
+        file = self.path / LOCK
+        self._made = [folder for folder in (self.path, *self.path.parents) if not folder.exists()]
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            lock = open(self.path / ".lock", "a+")  # noqa: SIM115 (held as long as the process lives)
+            lock = open(file, "a+")  # noqa: SIM115 (held as long as the process lives)
         except OSError as error:
             raise RunError(f"{self.path}: cannot be used as a run directory: {error.strerror}") from error
         try:
@@ -54,6 +61,10 @@ class RunFolder:
                 f"{self.path}: in use by another run (process {lock.read().strip() or 'unknown'}); "
                 "choose another directory with --train.out, or stop that process"
             ) from None
+        if not file.exists() or not os.path.samestat(os.fstat(lock.fileno()), file.stat()):
+            lock.close()  # a start that failed took it away between our opening and our locking it
+            self.lock()
+            return
         lock.seek(0)
         lock.truncate()
         lock.write(str(os.getpid()))
@@ -64,6 +75,17 @@ class RunFolder:
         if self._lock is not None:
             self._lock.close()
             self._lock = None
+
+    def leave(self) -> None:
+        """Unlock after a start that failed, and take the folder away again where this process made it for nothing."""
+        if self._lock is None:
+            return
+        if os.listdir(self.path) == [LOCK]:
+            (self.path / LOCK).unlink()
+            for folder in self._made:
+                with contextlib.suppress(OSError):  # somebody else uses it by now
+                    folder.rmdir()
+        self.unlock()
 
     def sync(self) -> None:
         """Have the logs on the disk, not only on their way to it."""
@@ -95,6 +117,15 @@ def _whole_lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
                 return
         else:
             return
+
+
+def torn_inside(path: Path) -> int | None:
+    """The number of the first line that is not a record though lines follow it; a torn last line is only a kill's."""
+    if not path.exists():
+        return None
+    whole = sum(1 for _ in _whole_lines(path))
+    lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    return whole + 1 if whole + 1 < len(lines) else None
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:

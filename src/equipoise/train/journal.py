@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -21,6 +20,8 @@ from equipoise.train.batch import StepBatch, write_rollouts
 from equipoise.train.folder import RunError, RunFolder, append, replace, write_table
 from equipoise.train.gaming import Crossing
 from equipoise.train.progress import Terminal
+from equipoise.train.record import Record
+from equipoise.train.run_start import resume_command
 from equipoise.train.score import last_line
 from equipoise.train.trackers import open_trackers
 
@@ -41,10 +42,6 @@ def writing(folder: RunFolder) -> Iterator[None]:
         ) from error
 
 
-def resume_command(folder: RunFolder) -> str:
-    return f"equipoise train {shlex.quote(str(folder.config))} --resume"
-
-
 class Journal:
     """Opened with the run; the terminal is quiet until `open_terminal`."""
 
@@ -54,11 +51,10 @@ class Journal:
         self.trackers = open_trackers(config.log, folder.path, config.flat()) if self.writes else []
         self.terminal = Terminal(config.train.out, config.train.steps, 0, shown=False)
 
-    def begin(self, device: torch.device, *, resume: bool) -> None:
-        """The files that say what the run is."""
-        if not self.writes:
-            return
+    def begin(self, device: torch.device, record: Record, *, resume: bool) -> None:
+        """The files that say what the run is: config.toml makes it one, so the record is there before it."""
         with writing(self.folder):
+            record.write(self.folder)
             replace(self.folder.config, dump(self.config))
             if not resume:
                 replace(self.folder.environment, json.dumps(opening.environment(device), indent=2) + "\n")

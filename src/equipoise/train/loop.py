@@ -27,10 +27,10 @@ from equipoise.train import checkpoint, ranks
 from equipoise.train.batch import Collector, StepBatch, encode_prompt, statistics
 from equipoise.train.folder import RunError, RunFolder
 from equipoise.train.gaming import Watcher
-from equipoise.train.journal import Journal, resume_command, writing
+from equipoise.train.journal import Journal, writing
 from equipoise.train.opening import check_processes, close_engine, load_policy, open_engine
 from equipoise.train.probe import Probe
-from equipoise.train.run_start import check_claim
+from equipoise.train.run_start import Start, check_start, resume_command, rewind
 from equipoise.train.score import Scorer, check_isolation, check_own, last_line
 from equipoise.train.stopping import Stopping, graceful_stop
 from equipoise.train.tally import Failing
@@ -49,7 +49,7 @@ class Interrupted(RunError):
 
 
 class Trainer:
-    def __init__(self, config: Config, *, resume: bool = False) -> None:
+    def __init__(self, config: Config, *, resume: bool = False, from_step: int | None = None) -> None:
         config.check()
         ranks.start()
         check_processes(config)
@@ -65,17 +65,18 @@ class Trainer:
         self.log_seconds = 0.0
         self.probe: Probe | None = None
         with contextlib.ExitStack() as undo:
-            undo.callback(self.folder.unlock)
-            self._claim(resume)
+            undo.callback(self.folder.leave)
+            self._claim(resume, from_step)
             self._open(undo)
             self._begin(resume)
             undo.pop_all()
 
-    def _claim(self, resume: bool) -> None:
+    def _claim(self, resume: bool, from_step: int | None) -> None:
         """Take the run directory, for the first process and so for all."""
+        self.start: Start | None = None  # the first process's
         if ranks.me() == 0:
             self.folder.lock()
-            check_claim(self.folder, self.config, resume)
+            self.start = check_start(self.folder, self.config, resume=resume, from_step=from_step)
         ranks.barrier()
 
     def _open(self, undo: contextlib.ExitStack) -> None:
@@ -93,6 +94,8 @@ class Trainer:
             count_tokens=lambda prompt: len(encode_prompt(policy(), prompt, chat)),
         )
         check_isolation(self.task)
+        if self.start is not None:
+            self.start.check_data(self.folder, config, self.task)
         scorer = Scorer(config.reward, self.task, chat=chat)
         self.watcher = Watcher(config.reward, self.task, chat=chat)
         self.policy = policy()
@@ -107,7 +110,8 @@ class Trainer:
     def _begin(self, resume: bool) -> None:
         """The first files of the run, and the state it begins with."""
         self.journal = Journal(self.config, self.folder)
-        self.journal.begin(self.policy.device, resume=resume)
+        if self.start is not None:
+            self.journal.begin(self.policy.device, self.start.record, resume=resume)
         state = self._restored() if resume else None
         longest = self.collector.params.max_tokens
         self.updater = Updater(self.config, self.objective, self.policy, self.reference, longest)
@@ -134,6 +138,8 @@ class Trainer:
 
     def _announce(self) -> None:
         terminal = self.journal.terminal
+        if self.start is not None and self.start.sentence:
+            terminal.say(self.start.sentence)
         if isinstance(self.task, tasks.Dataset):
             terminal.say(str(self.task.summary))
         surrogate = self.objective.surrogate.name
@@ -319,17 +325,17 @@ class Trainer:
             self.folder.sync()  # a checkpoint must not outlive the lines that lead up to it
             weights = dict(self.policy.model.named_parameters()) if self.updater.shards else None
             checkpoint.save(self.folder.checkpoints, self.step, self.policy, state, self.config.train.keep, weights)
+            assert self.start is not None  # the first process writes
+            self.start.record.wrote(self.folder, self.step)
             self.collector.history.write(self.folder.prompts)
 
     def _restored(self) -> dict[str, Any] | None:
         """The state of the last checkpoint, with its weights in the policy; what was logged after it is forgotten."""
-        kept = checkpoint.steps(self.folder.checkpoints)
-        if ranks.me() == 0:
+        if self.start is not None:
             with writing(self.folder):
-                self.folder.rewind(kept[-1] if kept else -1)
-                if self.folder.checkpoints.is_dir():
-                    checkpoint.discard_unfinished(self.folder.checkpoints)
+                rewind(self.folder, self.start)
         ranks.barrier()
+        kept = checkpoint.steps(self.folder.checkpoints)
         return checkpoint.load(self.folder.checkpoints, kept[-1], self.policy) if kept else None
 
     def _resume(self, state: dict[str, Any]) -> None:
