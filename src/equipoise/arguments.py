@@ -13,6 +13,7 @@ AddCommand = Callable[..., argparse.ArgumentParser]  # (name, its sentence, …)
 
 TRAIN_USAGE = "equipoise train CONFIG.toml | RUN --resume [--from-step N] [--section.key value ...]"
 
+TASK_HELP = "arithmetic, gym:NAME, hub:NAME, or a file or folder (default: the run's own, else arithmetic)"
 TASK_OPTIONS = (
     "The task takes every option of a configuration's [task], as train does: --task.template hadw "
     "--task.columns '{prompt = \"question\"}'; equipoise train --help lists them."
@@ -68,22 +69,30 @@ def _eval(add: AddCommand) -> None:
     )
     option = evaluate.add_argument
     option("model", help="a folder, a hub name, abacus, smollm, or a run: all its checkpoints, for --task the last")
-    option("--task", default=None, help="arithmetic, gym:NAME, hub:NAME, or a file or folder (default: arithmetic)")
+    option("--task", help=TASK_HELP)
     option("--benchmarks", help="names with commas, instead of a task: math500, aime24, gsm8k, humaneval …")
     option("--data", help="folder with the benchmarks' files (default: from the hub)")
     option(
         "--protocol", default="ba", help="samples per problem of a benchmark: ba, 8; hadw, 16 on AIME and AMC, else 1"
     )
-    option("--samples", type=_at_least(1), default=None, help="responses per prompt (default: the protocol's, tasks 8)")
     option(
-        "--temperature", type=_at_least(0, float), default=None, help="of those responses (default: the protocol's, 1)"
+        "--samples",
+        type=_at_least(1),
+        default=None,
+        help="responses per prompt (default: the protocol's; of a task the run's, else 8)",
+    )
+    option(
+        "--temperature",
+        type=_at_least(0, float),
+        default=None,
+        help="of those responses (default: the protocol's, the run's, else 1)",
     )
     option("--limit", type=_at_least(1), default=None, help="problems of each benchmark, from the first (default: all)")
     option("--base", help="another model, by whose success rate a task's prompts are easy, mid or hard")
-    option("--per-level", type=_at_least(1), default=None, help="prompts per level (default: the task's)")
-    option("--max-tokens", type=_at_least(0), default=0, help="longest response; 0 takes the task's own")
+    option("--per-level", type=_at_least(1), default=None, help="prompts per level (default: the run's, else all)")
+    option("--max-tokens", type=_at_least(0), default=0, help="longest response; 0 takes the run's or the task's own")
     option("--chat", action=argparse.BooleanOptionalAction, default=None,
-           help="use the chat template (default: for benchmarks, where there is one)")  # fmt: skip
+           help="use the chat template (default: benchmarks: where there is one, a task: as the run)")  # fmt: skip
     option("--chunk", type=_at_least(0), default=0, help="problems sampled and kept together; 0 makes 512 responses")
     option("--out", help="where samples and result go (default: RUN/evaluation/step-N or evaluation/MODEL)")
     option("--device", default="auto", help="cpu, cuda, or auto: a GPU where there is one (default: %(default)s)")
@@ -152,7 +161,7 @@ def _bias(add: AddCommand) -> None:
     )
     option = bias.add_argument
     option("model", help="a folder, a hub name, abacus, smollm, or a run: its last checkpoint")
-    option("--task", default=None, help="arithmetic, gym:NAME, hub:NAME, or a file or folder (default: arithmetic)")
+    option("--task", help=TASK_HELP)
     option(
         "--group", type=_at_least(2), default=8, help="responses of a group, for the estimate (default: %(default)s)"
     )
@@ -165,7 +174,8 @@ def _bias(add: AddCommand) -> None:
     )
     option("--temperature", type=_at_least(0, float), default=1.0, help="of all responses (default: %(default)s)")
     option("--max-tokens", type=_at_least(0), default=0, help="longest response; 0 takes the task's own")
-    option("--chat", action="store_true", help="use the chat template")
+    option("--chat", action=argparse.BooleanOptionalAction, default=None,
+           help="use the chat template (default: as the task says)")  # fmt: skip
     option("--out", default="bias", help="folder for bias.json and bias.html (default: %(default)s)")
     option("--device", default="auto", help="cpu, cuda, or auto: a GPU where there is one (default: %(default)s)")
     option("--dtype", default="float32", choices=("float32", "bfloat16"), help="of the weights (default: %(default)s)")

@@ -6,15 +6,17 @@ Exit codes: 0 done, 1 failed with a sentence, 2 the command line was wrong, 130 
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from equipoise.arguments import TRAIN_USAGE, build_parser
 
 if TYPE_CHECKING:
+    from equipoise.config import TaskConfig
     from equipoise.policy import Policy
     from equipoise.tasks import Task
 
@@ -101,9 +103,12 @@ def _train(options: argparse.Namespace, rest: list[str]) -> None:
 
 def _eval(options: argparse.Namespace, rest: list[str]) -> None:
     from equipoise import rollout
-    from equipoise.evaluate import Evaluation, buckets, evaluate, line
+    from equipoise.evaluate import Evaluation, buckets, evaluate
+    from equipoise.policy.model import folder_of
     from equipoise.train import ConfigError, checkpoint
     from equipoise.train.batch import encode_prompt
+    from equipoise.train.own_task import own_task
+    from equipoise.train.score import check_isolation
 
     _quiet_transformers()
     name = options.model
@@ -115,19 +120,29 @@ def _eval(options: argparse.Namespace, rest: list[str]) -> None:
         return
     if unused := [o for o in ("data", "limit", "chunk", "out", "markdown") if getattr(options, o)]:
         raise ConfigError(f"--{unused[0]} is for benchmarks: name some with --benchmarks")
-    policy = _policy(Path(name) / "checkpoints" / f"step-{kept[-1]}" if kept else name, options)
-    task, chat = _task(options, rest, policy)
+    name = str(Path(name) / "checkpoints" / f"step-{kept[-1]}") if kept else name
+    own = own_task(name, options.task, rest)
+    per_level = options.per_level or own.per_level
+    # Whatever can be refused is, before a model is loaded.
+    for model in (name, options.base or name):
+        folder_of(model)
+    loaded = functools.cache(lambda: _policy(name, options))
+    task, chat = _task(options, own.task, loaded)
+    check_isolation(task)
     try:
-        prompts = task.evaluation(options.per_level)
+        prompts = task.evaluation(per_level)
     except ValueError as error:
-        raise ConfigError(f"--per-level {options.per_level}: {error}") from error
+        raise ConfigError(f"--per-level {per_level}: {error}") from error
+    if note := own.note(task):
+        print(f"equipoise: note: {note}", file=sys.stderr)
+    policy = loaded()
 
     def answered(model: Policy, seed: int, greedy: bool) -> Evaluation:
         ids = [encode_prompt(model, prompt, chat) for prompt in prompts]
         return evaluate(
-            model, rollout.sampler(model), task, prompts, ids, samples=options.samples or 8, greedy=greedy, seed=seed,
-            temperature=1.0 if options.temperature is None else options.temperature,
-            max_tokens=options.max_tokens or task.max_tokens, stop=task.stop,
+            model, rollout.sampler(model), task, prompts, ids, samples=options.samples or own.samples, greedy=greedy,
+            temperature=own.temperature if options.temperature is None else options.temperature, seed=seed,
+            max_tokens=options.max_tokens or own.max_tokens or task.max_tokens, stop=(*task.stop, *own.stop),
         )  # fmt: skip
 
     evaluation = answered(policy, buckets.SEED, greedy=True)
@@ -138,14 +153,22 @@ def _eval(options: argparse.Namespace, rest: list[str]) -> None:
     if options.json:
         print(json.dumps(result, indent=2))
         return
-    print(f"{policy.name} on {task.name}: {len(prompts)} held-out prompts\n{line(result)}")
+    how = "" if own.run is None else ", as its run evaluates"
+    print(f"{policy.name} on {task.name}{how}: {len(prompts)} held-out prompts")
+    _show_evaluation(result, options.base)
+
+
+def _show_evaluation(result: dict[str, Any], base: str | None) -> None:
+    from equipoise.evaluate import line
+
+    print(line(result))
     for level, values in result["by_level"].items():
         print(f"  level {level}: " + "  ".join(f"{k} {v:.3f}" for k, v in values.items()))
     for name, row in result.get("by_difficulty", {}).items():
         accuracy = next(key for key in row if key.startswith("acc@"))
         low, high = row["interval"]
         told = f"{row['prompts']} prompts, {accuracy} {row[accuracy]:.3f} ({low:.3f} to {high:.3f})"
-        print(f"  {name} for {options.base}: {told}")
+        print(f"  {name} for {base}: {told}")
 
 
 def _eval_benchmarks(options: argparse.Namespace, checkpoints: dict[int, Path]) -> None:
@@ -193,19 +216,17 @@ def _policy(name: str | Path, options: argparse.Namespace) -> Policy:
     return models.load(name, dtype=getattr(torch, options.dtype), device=device)
 
 
-def _task(options: argparse.Namespace, overrides: list[str], policy: Policy) -> tuple[Task, bool]:
-    """The task of `--task` with its options, opened as `train` would; and whether to use the chat template."""
+def _task(options: argparse.Namespace, section: TaskConfig, policy: Callable[[], Policy]) -> tuple[Task, bool]:
+    """The task of a section, opened as `train` would; and whether to use the chat template."""
     from equipoise import tasks
-    from equipoise.config import load
     from equipoise.train.batch import encode_prompt
 
-    section = load(None, overrides).task
-    chat = section.chat or bool(options.chat)
+    chat = section.chat if options.chat is None else options.chat
     task = tasks.open_task(
-        options.task or section.name,
+        section.name,
         seed=0,
         **section.options(),
-        count_tokens=lambda prompt: len(encode_prompt(policy, prompt, chat)),
+        count_tokens=lambda prompt: len(encode_prompt(policy(), prompt, chat)),
     )
     return task, chat
 
@@ -298,12 +319,15 @@ def _bias(options: argparse.Namespace, rest: list[str]) -> None:
     from equipoise import rollout
     from equipoise.study import bias, bias_page, bias_text
     from equipoise.train import checkpoint
+    from equipoise.train.own_task import own_task
 
     _quiet_transformers()
     kept = checkpoint.steps(Path(options.model) / "checkpoints")
-    policy = _policy(Path(options.model) / "checkpoints" / f"step-{kept[-1]}" if kept else options.model, options)
-    task, chat = _task(options, rest, policy)
+    name = str(Path(options.model) / "checkpoints" / f"step-{kept[-1]}") if kept else options.model
+    loaded = functools.cache(lambda: _policy(name, options))
+    task, chat = _task(options, own_task(name, options.task, rest).task, loaded)
     prompts = bias.stream(task, options.prompts)
+    policy = loaded()
     result = bias.measure(bias.sample(
         policy, rollout.sampler(policy), task, prompts, group=options.group, groups=options.groups,
         samples=options.samples, temperature=options.temperature, max_tokens=options.max_tokens, chat=chat,

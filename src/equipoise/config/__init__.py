@@ -6,7 +6,7 @@ writing. Not covered: whether files, models and devices that an option names are
 
 from equipoise.config.config import Config
 from equipoise.config.errors import ConfigError
-from equipoise.config.files import describe, dump, load, parse_overrides
+from equipoise.config.files import describe, dump, load, load_sections, parse_overrides
 from equipoise.config.sections import (
     VERDICTS,
     EvalConfig,
@@ -38,5 +38,6 @@ __all__ = [
     "describe",
     "dump",
     "load",
+    "load_sections",
     "parse_overrides",
 ]

@@ -17,14 +17,23 @@ TEXTS: dict[Any, Any] = {str: str, tuple[str, ...]: (str, list)}
 
 def load(path: str | Path | None, overrides: Sequence[str] = ()) -> Config:
     """Read a TOML file (None: all defaults), apply `--section.key value` overrides, check, and return the whole."""
-    table = {} if path is None else _read(Path(path))
-    # A choice before its options, in whatever order they came: its name would replace the table they make.
-    for keys, text in sorted(parse_overrides(overrides), key=lambda override: len(override[0])):
-        _set(table, keys, _value(keys, text))
-    config = validated(table)
+    config = validated(_overridden({} if path is None else _read(Path(path)), overrides))
     config.reward.functions = tuple(_located(name, path) for name in config.reward.functions)
     config.reward.judge = _located(config.reward.judge, path)
     return config
+
+
+def load_sections(path: str | Path, names: Sequence[str], overrides: Sequence[str] = ()) -> Config:
+    """Some sections of a file and the others' defaults: for what does not need them, and must not fail for them."""
+    table = _read(Path(path))
+    return validated(_overridden({name: table[name] for name in names if name in table}, overrides))
+
+
+def _overridden(table: dict[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
+    # A choice before its options, in whatever order they came: its name would replace the table they make.
+    for keys, text in sorted(parse_overrides(overrides), key=lambda override: len(override[0])):
+        _set(table, keys, _value(keys, text))
+    return table
 
 
 def _read(path: Path) -> dict[str, Any]:

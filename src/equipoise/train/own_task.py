@@ -1,0 +1,64 @@
+"""What an evaluation of a run takes from the run: its task with all its options, and how it evaluates.
+
+So `equipoise eval RUN` says of the last checkpoint what the run's own evaluation said. A model that is no run, or
+another task than the run's, takes the defaults. Not covered: reward functions, which an evaluation does not ask.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from equipoise.config import TaskConfig, load, load_sections
+from equipoise.tasks import Task
+from equipoise.tasks.data_files import files_of
+from equipoise.tasks.fingerprint import changed, fingerprints
+from equipoise.train.folder import RunFolder
+from equipoise.train.record import read_record
+
+SECTIONS = ("task", "eval", "rollout")  # the others may name files that are gone, or options of earlier versions
+
+
+@dataclass(frozen=True)
+class OwnTask:
+    """`run` is None where the defaults were taken; `max_tokens` 0 is the task's own."""
+
+    task: TaskConfig
+    run: RunFolder | None = None
+    samples: int = 8
+    temperature: float = 1.0
+    per_level: int | None = None
+    max_tokens: int = 0
+    stop: tuple[str, ...] = ()
+
+    def note(self, task: Task) -> str | None:
+        """What to say where the run's data are not what they were; its held-out prompts may be others."""
+        record = None if self.run is None or not files_of(task.name) else read_record(self.run)
+        if record is None or not record.data:
+            return None
+        what = changed(record.data, fingerprints(task, self.task.held_out, self.task.avoid))
+        return what and f"{what} when the run began: its held-out prompts may be others"
+
+
+def own_task(model: str, task: str | None, overrides: Sequence[str] = ()) -> OwnTask:
+    """`task` is the name that `--task` gave, and `overrides` are of the section [task]."""
+    folder = run_behind(Path(model))
+    if folder is not None:
+        config = load_sections(folder.config, SECTIONS, overrides)
+        if task in (None, config.task.name):
+            evaluation, rollout = config.eval, config.rollout
+            return OwnTask(
+                config.task, folder, evaluation.samples, evaluation.temperature, evaluation.per_level,
+                rollout.max_tokens, rollout.stop,
+            )  # fmt: skip
+    section = load(None, overrides).task
+    section.name = task or section.name
+    return OwnTask(section)
+
+
+def run_behind(model: Path) -> RunFolder | None:
+    """The run that a folder is, or that it is a checkpoint of."""
+    folder = model.parent.parent if model.parent.name == "checkpoints" else model
+    found = RunFolder(folder)
+    return found if found.config.is_file() and found.checkpoints.is_dir() else None
