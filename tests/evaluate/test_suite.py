@@ -17,6 +17,7 @@ from equipoise import rollout
 from equipoise.evaluate import EvaluationError, Plan, evaluate_benchmarks, over_checkpoints
 from equipoise.evaluate.benchmarks import Benchmark, open_benchmark
 from equipoise.evaluate.folder import COLUMNS, Folder
+from equipoise.evaluate.regrade import regrade
 from equipoise.evaluate.suite import weights_digest
 from equipoise.evaluate.table import show
 from equipoise.verifiers import Verdict
@@ -200,6 +201,39 @@ def test_a_folder_of_another_evaluation_is_refused_with_what_differs(data, tmp_p
     assert said in str(error.value)
     assert "choose another --out" in str(error.value)
     assert contents(tmp_path / "out") == before
+
+
+def test_a_limit_may_grow_and_nothing_is_sampled_twice(data, tmp_path):
+    first, second, third = Writer(digit), Writer(digit), Writer(digit)
+    run(data, tmp_path / "out", first, names=("gsm8k",), limit=1)
+    kept = {name: content for name, content in contents(tmp_path / "out").items() if name.startswith("samples")}
+    run(data, tmp_path / "out", second, names=("gsm8k",), limit=4)
+    result = run(data, tmp_path / "out", third, names=("gsm8k",))
+    assert [writer.asked for writer in (first, second, third)] == [1, 2, 1]  # chunks: of 1; of 2 and 1; of 2
+    assert kept.items() <= contents(tmp_path / "out").items()
+    rows = rows_of(tmp_path / "out", "gsm8k")
+    assert [(row["prompt_id"], row["sample"]) for row in rows] == [(str(k + 1), i) for k in range(6) for i in range(4)]
+    whole = run(data, tmp_path / "whole", names=("gsm8k",))
+    assert result["benchmarks"] == whole["benchmarks"]
+    again = Writer(digit)
+    assert run(data, tmp_path / "out", again, names=("gsm8k",)) == result
+    assert again.asked == 0
+    report = regrade(tmp_path / "out")
+    assert (report["gsm8k"]["responses"], report["gsm8k"]["changed"]) == (24, 0)
+
+
+def test_a_limit_that_shrinks_is_refused_with_what_it_must_be(data, tmp_path):
+    run(data, tmp_path / "out", limit=4)
+    with pytest.raises(EvaluationError, match="--limit may grow, and must be at least 4"):
+        run(data, tmp_path / "out", limit=3)
+
+
+def test_a_limit_does_not_grow_over_other_problems(data, tmp_path):
+    run(data, tmp_path / "out", limit=4)
+    file = data / "gsm8k.jsonl"
+    file.write_text(file.read_text().replace("#### 3", "#### 33"))
+    with pytest.raises(EvaluationError, match=r"gsm8k\.problems was 4, now 6.*gsm8k\.references was"):
+        run(data, tmp_path / "out")
 
 
 def test_other_golds_are_another_evaluation(data, tmp_path):

@@ -74,7 +74,7 @@ def test_a_reward_file_that_is_gone_does_not_matter(run, model, tmp_path):
     [
         (["--task", "arithmetics"], 'task.name = "arithmetics" is not a task'),
         (["--task", "arithmetic", "--per-level", "1000"], "--per-level 1000: "),
-        (["--task.columns", "{prompt = 'nothing'}"], 'there is no "nothing"'),
+        (["--task.columns", "{prompt = 'nothing'}"], 'task.columns names "nothing"'),
         (["--base", "./nowhere"], "nowhere is not there"),
         (["--limit", "3"], "--limit is for benchmarks"),
     ],

@@ -15,6 +15,7 @@ from typing import Any
 from equipoise.evaluate.benchmarks import Benchmark, open_benchmark
 from equipoise.evaluate.folder import EvaluationError, Folder, Row
 from equipoise.evaluate.suite import (
+    chunks_in,
     digest_of_prompts,
     digest_of_references,
     graded,
@@ -72,7 +73,7 @@ def _regraded(folder: Folder, benchmark: Benchmark, about: dict[str, Any]) -> Su
     prompts = {prompt.id: prompt for prompt in benchmark.prompts}
     old: list[Row] = []
     new: list[Row] = []
-    for number in range(-(-about["problems"] // about["chunk"])):
+    for number in range(chunks_in(about)):
         rows = folder.chunk(benchmark.name, number)
         asked = [graded(benchmark, prompts[row["prompt_id"]], row["response"]) for row in rows]
         now = [row | verdict_columns(verdicts) for row, verdicts in zip(rows, asked, strict=True)]

@@ -3,13 +3,15 @@
 The problems of a benchmark are sampled in chunks of fixed make-up. A response's draws depend on (seed, benchmark and
 problem, number of the sample) alone, and its chunk is computed in one batch whenever it is computed: so an evaluation
 that was killed any number of times ends with the same bytes as one that was not, on the same machine with the same
-versions and threads. Verdicts are asked for while the rest of the chunk is still being sampled.
+versions and threads. Verdicts are asked for while the rest of the chunk is still being sampled. More problems
+(`--limit`) begin a chunk of their own, and every response that is there is kept.
 
 Not covered: several processes on one evaluation; give each of them some of the benchmarks and its own folder.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 import time
@@ -47,6 +49,7 @@ class Plan:
     samples: int
     max_tokens: int
     chunk: int
+    limits: tuple[int, ...] = ()  # problems there were each time the evaluation had grown, before now
 
     @classmethod
     def of(cls, benchmark: Benchmark, samples: int, max_tokens: int = 0, chunk: int = 0) -> Plan:
@@ -57,14 +60,24 @@ class Plan:
     @property
     def chunks(self) -> list[tuple[Prompt, ...]]:
         prompts = self.benchmark.prompts
-        return [prompts[start : start + self.chunk] for start in range(0, len(prompts), self.chunk)]
+        ends = chunk_ends([*self.limits, len(prompts)], self.chunk)
+        return [prompts[start:end] for start, end in zip([0, *ends], ends, strict=False)]
+
+    def grown_from(self, about: Mapping[str, Any]) -> Plan:
+        """The plan that keeps the chunks of an evaluation of the first of these problems; itself where it is none."""
+        limits, there = tuple(about.get("limits", ())), about["problems"]
+        first = dataclasses.replace(self.benchmark, prompts=self.benchmark.prompts[:there])
+        same = (digest_of_prompts(first), digest_of_references(first)) == (about["prompts"], about["references"])
+        if same and there < len(self.benchmark.prompts):
+            limits = (*limits, there)
+        return dataclasses.replace(self, limits=limits)
 
     def settings(self) -> dict[str, Any]:
         b = self.benchmark
         return {
             "samples": self.samples, "max_tokens": self.max_tokens, "chunk": self.chunk, "problems": len(b.prompts),
             "prompts": digest_of_prompts(b), "references": digest_of_references(b), "stop": list(b.stop),
-            "source": b.source,
+            "source": b.source, "limits": list(self.limits),
         }  # fmt: skip
 
 
@@ -85,6 +98,7 @@ def evaluate_benchmarks(
     # All prompts before the first sample: one that is too long must not cost the hours before it.
     encoded = [[_encode(policy, plan.benchmark, prompt) for prompt in plan.benchmark.prompts] for plan in plans]
     with folder.lock():
+        plans = _grown(folder, plans)
         settings = {
             "model": policy.name, "weights": weights_digest(policy), "dtype": str(policy.dtype).removeprefix("torch."),
             "device": policy.device.type, "seed": seed, "temperature": temperature, "chat": plans[0].benchmark.chat,
@@ -113,8 +127,7 @@ def write_result(folder: Folder, benchmarks: Sequence[Benchmark]) -> Summary:
     found = {}
     for benchmark in benchmarks:
         about = settings["benchmarks"][benchmark.name]
-        numbers = range(-(-about["problems"] // about["chunk"]))
-        rows = [row for number in numbers for row in folder.chunk(benchmark.name, number)]
+        rows = [row for number in range(chunks_in(about)) for row in folder.chunk(benchmark.name, number)]
         found[benchmark.name] = summarise(rows, about["samples"], benchmark.votes)
     result = {
         **{key: settings[key] for key in ("model", *MODEL)},
@@ -134,6 +147,25 @@ def write_run(folder: Folder, results: Mapping[int, Summary]) -> Summary:
     return over
 
 
+def chunk_ends(limits: Sequence[int], chunk: int) -> list[int]:
+    """Where each chunk ends; one ends at every limit, because problems that came later were sampled later."""
+    ends: list[int] = []
+    for start, limit in zip([0, *limits], limits, strict=False):
+        ends += [min(end, limit) for end in range(start + chunk, limit + chunk, chunk)]
+    return ends
+
+
+def chunks_in(about: Mapping[str, Any]) -> int:
+    """How many chunks a benchmark of settings.json has."""
+    return len(chunk_ends([*about.get("limits", ()), about["problems"]], about["chunk"]))
+
+
+def _grown(folder: Folder, plans: Sequence[Plan]) -> list[Plan]:
+    """The plans with the chunks that are there, where an evaluation of fewer problems is."""
+    about = (folder.settings() or {"benchmarks": {}})["benchmarks"]
+    return [plan.grown_from(about[name]) if (name := plan.benchmark.name) in about else plan for plan in plans]
+
+
 def _claimed(folder: Folder, settings: dict[str, Any]) -> dict[str, Any]:
     """The settings to write: those there are with new benchmarks added; refused where one of them is another."""
     old = folder.settings()
@@ -144,9 +176,11 @@ def _claimed(folder: Folder, settings: dict[str, Any]) -> dict[str, Any]:
     changed = [f"{key} was {old.get(key)!r}, now {settings[key]!r}" for key in MODEL if old.get(key) != settings[key]]
     for name, new in settings["benchmarks"].items():
         was = old["benchmarks"].get(name, new)
-        changed += [
-            f"{name}.{key} was {was.get(key)!r}, now {new[key]!r}" for key in BENCHMARK if was.get(key) != new[key]
-        ]
+        grown = new["limits"] != was.get("limits", [])  # then the first problems were compared
+        same = [key for key in BENCHMARK if not grown or key not in ("problems", "prompts", "references")]
+        changed += [f"{name}.{key} was {was.get(key)!r}, now {new[key]!r}" for key in same if was.get(key) != new[key]]
+        if was["problems"] > new["problems"]:
+            changed.append(f"--limit may grow, and must be at least {was['problems']}")
     if changed:
         raise EvaluationError(
             f"{folder.path}: holds an evaluation with other settings: {'; '.join(changed)}; choose another --out"
