@@ -176,6 +176,7 @@ def test_a_checkpoint_with_the_uninformative_steps_among_the_skipped_resumes(mod
     state = torch.load(file, weights_only=True)
     state["skipped"] = (*state["skipped"], state.pop("uninformative"))
     torch.save(state, file)
+    (file.parent / checkpoint.SUMS).unlink()  # nor had they sums
     resumed = Trainer(settings(model, tmp_path / "run", train__steps=3, **options), resume=True)
     assert (resumed.step, resumed.uninformative) == (2, 2)
     resumed.run()
