@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from equipoise.kernels import logit_passes
+from equipoise.kernels.autograd import apply
 from equipoise.kernels.logit_passes import ALIGNED, Chunk, Softmax
 from equipoise.kernels.token_terms import Pull, is_token_level, padded, pull
 from equipoise.objective import Credit, LossOutput, Objective
@@ -45,7 +46,7 @@ def fused_logprobs(
     """
     _check(hidden, weight, bias, targets, temperature, softcap, vocabulary)
     settings = _Settings(Softmax(temperature, softcap), vocabulary or len(weight))
-    return _Logprobs.apply(hidden, weight, bias, targets, settings)
+    return apply(_Logprobs, hidden, weight, bias, targets, settings)
 
 
 def fused_loss(
@@ -86,7 +87,7 @@ def fused_loss(
         objective, old_logprobs, credit, response, _float(hidden), position=position, ref=ref_logprobs,
         rollout=rollout_logprobs,
     )  # fmt: skip
-    carrier, logprobs, entropy = _Loss.apply(hidden, weight, bias, targets, settings, pulls)
+    carrier, logprobs, entropy = apply(_Loss, hidden, weight, bias, targets, settings, pulls)
     out = objective.loss(logprobs, old_logprobs, credit, response, entropy=entropy, **others)
     return dataclasses.replace(out, loss=out.loss + carrier)
 
@@ -250,7 +251,8 @@ class _Gradients:
             scale = self.weight.new_ones((), dtype=_float(self.weight))
         weight, bias = None, self.bias
         if len(self.sums) == 2:
-            weight = _narrowed(*self.sums, self.weight.dtype, scale)
+            first, second = self.sums
+            weight = _narrowed(first, second, self.weight.dtype, scale)
         elif self.sums:
             weight = self.weight.new_empty(self.weight.shape)
             _scale(self.sums[0], scale, weight)

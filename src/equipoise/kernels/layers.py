@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from equipoise.kernels.autograd import apply
 from equipoise.kernels.plain_layers import ACTIVATIONS, wide
 
 
@@ -26,14 +27,14 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, offset: float = 0.0) -> Tens
         return rms_norm(wide(x), offset + wide(weight), eps).to(x.dtype)
     if x.is_cuda:
         return F.rms_norm(x, x.shape[-1:], weight, eps)
-    return _RmsNorm.apply(x, weight, eps)
+    return apply(_RmsNorm, x, weight, eps)
 
 
 def add_norm(x: Tensor, delta: Tensor | None, weight: Tensor, eps: float, offset: float = 0.0) -> tuple[Tensor, Tensor]:
     """x ← x + delta, and rms_norm(x, weight, eps, offset): the next place of the residual stream [U, d] and what the
     layer reads there. One function, so that the two gradients of x meet in one pass."""
     if _in_triton(x):
-        return _AddNorm.apply(x, delta, weight, eps, offset)
+        return apply(_AddNorm, x, delta, weight, eps, offset)
     x = x if delta is None else x + delta
     if x.is_cuda:
         normed = F.rms_norm(x, x.shape[-1:], None, eps)
@@ -44,9 +45,9 @@ def add_norm(x: Tensor, delta: Tensor | None, weight: Tensor, eps: float, offset
 def gated(gate_up: Tensor, activation: str) -> Tensor:
     """activation(gate) * up for the halves of the last axis; silu or gelu_tanh"""
     if _in_triton(gate_up):
-        return _Gated.apply(gate_up, activation)
+        return apply(_Gated, gate_up, activation)
     if activation == "silu":
-        return _Swiglu.apply(gate_up)
+        return apply(_Swiglu, gate_up)
     gate, up = gate_up.chunk(2, -1)
     return ACTIVATIONS[activation](gate) * up
 
@@ -55,8 +56,8 @@ def rotate(x: Tensor, heads: int, cos: Tensor, sin: Tensor) -> Tensor:
     """x · cos + (−x₂, x₁) · sin in the first `heads` heads of x [U, H, D], with x₁, x₂ the halves of the last axis; the
     other heads pass as they are. cos, sin [U, 1, D/2]."""
     if _in_triton(x):
-        return _TritonRotate.apply(x, heads, cos, sin, None, None, 0, 0.0)
-    return _Rotate.apply(x, heads, cos, sin)
+        return apply(_TritonRotate, x, heads, cos, sin, None, None, 0, 0.0)
+    return apply(_Rotate, x, heads, cos, sin)
 
 
 def norm_rotate(
@@ -65,7 +66,7 @@ def norm_rotate(
     """`rotate` of the queries and keys in qkv [U, H + 2 Hk, D], each head normed first (`rms_norm`)."""
     heads = qkv.shape[1] - 2 * kv_heads
     if _in_triton(qkv):
-        return _TritonRotate.apply(qkv, heads + kv_heads, cos, sin, q_weight, k_weight, heads, eps)
+        return apply(_TritonRotate, qkv, heads + kv_heads, cos, sin, q_weight, k_weight, heads, eps)
     q, k, v = qkv.split((heads, kv_heads, kv_heads), 1)
     qkv = torch.cat((rms_norm(q, q_weight, eps), rms_norm(k, k_weight, eps), v), 1)
     return rotate(qkv, heads + kv_heads, cos, sin)
@@ -150,7 +151,7 @@ class _RmsNorm(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         y = wide(x)
-        length = torch.linalg.vector_norm(y, dim=-1, keepdim=True)
+        length: Tensor = torch.linalg.vector_norm(y, dim=-1, keepdim=True)
         scale = length.square().div_(x.shape[-1]).add_(eps).rsqrt_()
         ctx.save_for_backward(x, weight, scale)
         return (y * scale).to(x.dtype) * weight
@@ -199,7 +200,8 @@ class _Rotate(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, d: Tensor) -> tuple[Tensor, None, None, None]:
-        return _rotated(d, ctx.heads, *ctx.saved_tensors, -1), None, None, None
+        cos, sin = ctx.saved_tensors
+        return _rotated(d, ctx.heads, cos, sin, -1), None, None, None
 
 
 def _rotated(x: Tensor, heads: int, cos: Tensor, sin: Tensor, direction: int) -> Tensor:

@@ -98,7 +98,9 @@ class Segments:
         """Where each prompt that stands once begins and ends, and where the responses to it do."""
         if self.prompts is None or self.groups is None:
             return []
-        return np.stack([self.prompts[:-1], self.prompts[1:], self.groups[:-1], self.groups[1:]], 1).tolist()
+        bounds = self.prompts[:-1], self.prompts[1:], self.groups[:-1], self.groups[1:]
+        pairs: list[list[int]] = np.stack(bounds, 1).tolist()
+        return pairs
 
     @property
     def _first_response(self) -> int:

@@ -109,14 +109,16 @@ def slopes(pull: Pull, logp: Tensor, entropy: Tensor) -> tuple[Tensor, Tensor | 
     tokens = Tokens(logp, pull.old, log_ratio.nan_to_num(0.0, 0.0, 0.0), c, c, c)  # a token alone: no responses
     slope = -pull.surrogate(tokens).slope
     if pull.kl_estimator is not None:
-        slope = slope + torch.where(finite, pull.kl_weight * _kl_slope(pull, tokens), 0.0)
+        assert pull.ref is not None  # the three come together
+        assert pull.kl_weight is not None
+        slope = slope + torch.where(finite, pull.kl_weight * _kl_slope(pull.kl_estimator, tokens, pull.ref), 0.0)
     return slope, None if pull.entropy_weight is None else torch.where(finite, -pull.entropy_weight, 0.0)
 
 
-def _kl_slope(pull: Pull, tokens: Tokens) -> Tensor:
+def _kl_slope(estimator: str, tokens: Tokens, ref: Tensor) -> Tensor:
     with torch.enable_grad():
         logp = tokens.logp.detach().requires_grad_()
-        kl = KL_ESTIMATORS[pull.kl_estimator](logp, pull.ref)
-        if pull.kl_estimator == "k3_ratio":
+        kl = KL_ESTIMATORS[estimator](logp, ref)
+        if estimator == "k3_ratio":
             kl = kl * torch.exp((logp - tokens.old).clamp(-LIMIT, LIMIT))
         return torch.autograd.grad(kl.sum(), logp)[0]

@@ -40,7 +40,7 @@ def add(total: Tensor, gradient: Tensor) -> None:
 
 
 @triton.jit
-def _add(total_ptr, g_ptr, count, SIZE: tl.constexpr):
+def _add(total_ptr: tl.tensor, g_ptr: tl.tensor, count: tl.tensor, SIZE: tl.constexpr) -> None:
     at = tl.program_id(0).to(tl.int64) * SIZE + tl.arange(0, SIZE)
     there = at < count
     total = tl.load(total_ptr + at, there, 0.0) + tl.load(g_ptr + at, there, 0.0).to(tl.float32)
@@ -49,11 +49,26 @@ def _add(total_ptr, g_ptr, count, SIZE: tl.constexpr):
 
 @triton.jit
 def _step(
-    p_ptr, w_ptr, g_ptr, m_ptr, v_ptr, m_scale_ptr, v_scale_ptr,
-    columns, per_row, blocks,
-    beta1, beta2, decay, step, root, m_phase, v_phase,
-    ROUNDED: tl.constexpr, ROWS: tl.constexpr,
-):  # fmt: skip
+    p_ptr: tl.tensor,
+    w_ptr: tl.tensor,
+    g_ptr: tl.tensor,
+    m_ptr: tl.tensor,
+    v_ptr: tl.tensor,
+    m_scale_ptr: tl.tensor,
+    v_scale_ptr: tl.tensor,
+    columns: tl.tensor,
+    per_row: tl.tensor,
+    blocks: tl.tensor,
+    beta1: tl.tensor,
+    beta2: tl.tensor,
+    decay: tl.tensor,
+    step: tl.tensor,
+    root: tl.tensor,
+    m_phase: tl.tensor,
+    v_phase: tl.tensor,
+    ROUNDED: tl.constexpr,
+    ROWS: tl.constexpr,
+) -> None:
     block = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     inside = tl.arange(0, BLOCK)
     column = (block % per_row)[:, None] * BLOCK + inside[None, :]
@@ -80,13 +95,18 @@ def _step(
 
 
 @triton.jit
-def _dither(inside, stride: tl.constexpr, phase):
+def _dither(inside: tl.tensor, stride: tl.constexpr, phase: tl.tensor) -> tl.tensor:
     x = inside.to(tl.float32) * stride + phase
     return x - tl.floor(x)
 
 
 @triton.jit
-def _decode(codes, scale, LEVELS: tl.constexpr, ROOTS: tl.constexpr):
+def _decode(
+    codes: tl.tensor,
+    scale: tl.tensor,
+    LEVELS: tl.constexpr,
+    ROOTS: tl.constexpr,
+) -> tl.tensor:
     k = codes.to(tl.float32)
     x = k * (1 / LEVELS)
     for _ in tl.static_range(ROOTS):
@@ -95,7 +115,13 @@ def _decode(codes, scale, LEVELS: tl.constexpr, ROOTS: tl.constexpr):
 
 
 @triton.jit
-def _encode(x, dither, LEVELS: tl.constexpr, ROOTS: tl.constexpr, KEEP: tl.constexpr):
+def _encode(
+    x: tl.tensor,
+    dither: tl.tensor,
+    LEVELS: tl.constexpr,
+    ROOTS: tl.constexpr,
+    KEEP: tl.constexpr,
+) -> tuple[tl.tensor, tl.tensor]:
     size = tl.abs(x)
     scale = tl.max(size, 1)
     share = size / tl.maximum(scale, TINY)[:, None]

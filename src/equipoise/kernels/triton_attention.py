@@ -120,8 +120,16 @@ def _sizes(x: Tensor, tile: Tile) -> dict[str, int]:
 
 @triton.jit
 def _rows(
-    x, first, column, stride, U, N: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, DESCRIBED: tl.constexpr
-):  # fmt: skip
+    x: tl.tensor,
+    first: tl.tensor,
+    column: tl.tensor,
+    stride: tl.tensor,
+    U: tl.tensor,
+    N: tl.constexpr,
+    D: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    DESCRIBED: tl.constexpr,
+) -> tl.tensor:
     """Entries first … first + N − 1 of the head whose numbers begin at `column` of a row: [N, BLOCK_D]. From U on they
     are zeros, or the last one again: nobody may look at them."""
     d = tl.arange(0, BLOCK_D)
@@ -135,7 +143,14 @@ def _rows(
 
 
 @triton.jit
-def _blocks(a, b, before, first, last, PASSING: tl.constexpr):
+def _blocks(
+    a: tl.tensor,
+    b: tl.tensor,
+    before: tl.tensor,
+    first: tl.tensor,
+    last: tl.tensor,
+    PASSING: tl.constexpr,
+) -> tuple[tl.tensor, ...]:
     """Of the keys that the queries of a tile see: blocks that all of them see (how many, how many of these come before
     their own segments, where the others begin), and the rest (how many, how many at the end of what comes before, how
     many up to the last one's segment, where the diagonal begins)."""
@@ -150,8 +165,18 @@ def _blocks(a, b, before, first, last, PASSING: tl.constexpr):
 
 @triton.jit
 def _masked_block(
-    n, i, mine, begin, before, first, whole_before, tail, up_to, diagonal, PASSING: tl.constexpr
-):  # fmt: skip
+    n: tl.tensor,
+    i: tl.tensor,
+    mine: tl.tensor,
+    begin: tl.tensor,
+    before: tl.tensor,
+    first: tl.tensor,
+    whole_before: tl.tensor,
+    tail: tl.tensor,
+    up_to: tl.tensor,
+    diagonal: tl.tensor,
+    PASSING: tl.constexpr,
+) -> tuple[tl.tensor, tl.tensor]:
     """Where block n of the rest begins, and which of its keys each query i sees, whose segment begins at `mine`. First
     comes the end of what is before, then what leads up to the last segment, then the diagonal."""
     own = tl.where(n - tail < up_to, first + (n - tail) * PASSING, diagonal + (n - tail - up_to) * PASSING)
@@ -163,9 +188,23 @@ def _masked_block(
 
 @triton.jit
 def _attend(
-    own, passing, start, table, out, lse, U, H, KV_HEADS, unit, D: tl.constexpr, BLOCK_D: tl.constexpr,
-    OWN: tl.constexpr, PASSING: tl.constexpr, STAGES: tl.constexpr, DESCRIBED: tl.constexpr,
-):  # fmt: skip
+    own: tl.tensor,
+    passing: tl.tensor,
+    start: tl.tensor,
+    table: tl.tensor,
+    out: tl.tensor,
+    lse: tl.tensor,
+    U: tl.tensor,
+    H: tl.tensor,
+    KV_HEADS: tl.tensor,
+    unit: tl.tensor,
+    D: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    OWN: tl.constexpr,
+    PASSING: tl.constexpr,
+    STAGES: tl.constexpr,
+    DESCRIBED: tl.constexpr,
+) -> None:
     tile, head = table + 6 * tl.program_id(0), tl.program_id(1)
     a, b, begin = tl.load(tile), tl.load(tile + 1), tl.load(tile + 2)
     before, first, last = tl.load(tile + 3), tl.load(tile + 4), tl.load(tile + 5)
@@ -201,7 +240,14 @@ def _attend(
 
 
 @triton.jit
-def _softmax_step(z, v, m, s, acc, unit):
+def _softmax_step(
+    z: tl.tensor,
+    v: tl.tensor,
+    m: tl.tensor,
+    s: tl.tensor,
+    acc: tl.tensor,
+    unit: tl.tensor,
+) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
     """A row that has seen nothing yet counts what it must not: the first it sees takes that away, 2^−∞ times."""
     top = tl.maximum(m, tl.max(z, 1))
     p = tl.exp2(z * unit - (top * unit)[:, None])
@@ -213,9 +259,27 @@ def _softmax_step(z, v, m, s, acc, unit):
 
 @triton.jit
 def _query_gradient(
-    own, passing, d_out, out, lse, start, table, delta, d_qkv, U, H, KV_HEADS, scale, unit, D: tl.constexpr,
-    BLOCK_D: tl.constexpr, OWN: tl.constexpr, PASSING: tl.constexpr, STAGES: tl.constexpr, DESCRIBED: tl.constexpr,
-):  # fmt: skip
+    own: tl.tensor,
+    passing: tl.tensor,
+    d_out: tl.tensor,
+    out: tl.tensor,
+    lse: tl.tensor,
+    start: tl.tensor,
+    table: tl.tensor,
+    delta: tl.tensor,
+    d_qkv: tl.tensor,
+    U: tl.tensor,
+    H: tl.tensor,
+    KV_HEADS: tl.tensor,
+    scale: tl.tensor,
+    unit: tl.tensor,
+    D: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    OWN: tl.constexpr,
+    PASSING: tl.constexpr,
+    STAGES: tl.constexpr,
+    DESCRIBED: tl.constexpr,
+) -> None:
     """dq = scale Σ ds k with ds = p (do·v − δ), δ = do·o, which is kept for the keys' gradients."""
     tile, head = table + 6 * tl.program_id(0), tl.program_id(1)
     a, b, begin = tl.load(tile), tl.load(tile + 1), tl.load(tile + 2)
@@ -257,9 +321,27 @@ def _query_gradient(
 
 @triton.jit
 def _key_gradient(
-    own, passing, d_out, lse, delta, start, table, sums, d_qkv, U, H, KV_HEADS, scale, unit, D: tl.constexpr,
-    BLOCK_D: tl.constexpr, OWN: tl.constexpr, PASSING: tl.constexpr, STAGES: tl.constexpr, DESCRIBED: tl.constexpr,
-):  # fmt: skip
+    own: tl.tensor,
+    passing: tl.tensor,
+    d_out: tl.tensor,
+    lse: tl.tensor,
+    delta: tl.tensor,
+    start: tl.tensor,
+    table: tl.tensor,
+    sums: tl.tensor,
+    d_qkv: tl.tensor,
+    U: tl.tensor,
+    H: tl.tensor,
+    KV_HEADS: tl.tensor,
+    scale: tl.tensor,
+    unit: tl.tensor,
+    D: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    OWN: tl.constexpr,
+    PASSING: tl.constexpr,
+    STAGES: tl.constexpr,
+    DESCRIBED: tl.constexpr,
+) -> None:
     """dv = Σ p do and dk = scale Σ ds q, over the queries first … to − 1 of all heads that share keys a … b − 1. From
     `clear` on, a query sees all of these; if that is where it begins, they are a prompt's and the queries come after.
     Of prompts the sums are left at `place`."""
@@ -314,8 +396,16 @@ def _key_gradient(
 
 @triton.jit
 def _prompt_gradient(
-    sums, table, d_qkv, H, KV_HEADS, scale, D: tl.constexpr, BLOCK_D: tl.constexpr, OWN: tl.constexpr
-):  # fmt: skip
+    sums: tl.tensor,
+    table: tl.tensor,
+    d_qkv: tl.tensor,
+    H: tl.tensor,
+    KV_HEADS: tl.tensor,
+    scale: tl.tensor,
+    D: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    OWN: tl.constexpr,
+) -> None:
     """The gradients of a prompt's keys a … b − 1 and their values: the sum of what `_key_gradient` has left."""
     tile, kv_head = table + 4 * tl.program_id(0), tl.program_id(1)
     a, b, place, parts = tl.load(tile), tl.load(tile + 1), tl.load(tile + 2), tl.load(tile + 3)
@@ -333,8 +423,18 @@ def _prompt_gradient(
 
 @triton.jit
 def _store_keys(
-    d_qkv, d_k, d_v, a, b, stride, kv_head, KV_HEADS, D: tl.constexpr, BLOCK_D: tl.constexpr, OWN: tl.constexpr
-):  # fmt: skip
+    d_qkv: tl.tensor,
+    d_k: tl.tensor,
+    d_v: tl.tensor,
+    a: tl.tensor,
+    b: tl.tensor,
+    stride: tl.tensor,
+    kv_head: tl.tensor,
+    KV_HEADS: tl.tensor,
+    D: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    OWN: tl.constexpr,
+) -> None:
     j, d = a + tl.arange(0, OWN), tl.arange(0, BLOCK_D)
     here = (j < b)[:, None] & (d < D)[None, :]
     place = d_qkv + j.to(tl.int64)[:, None] * stride + kv_head * D + d[None, :]

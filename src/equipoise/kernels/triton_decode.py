@@ -7,7 +7,6 @@ first have begun, and waits for them only before it adds. With splits, every pro
 blocks, and a third kernel puts the shares together.
 No faster on an H200, and so not done: launching every kernel of a captured step early, not these two alone; rows that
 read their prompt's blocks for themselves; and blocks that come through tensor descriptors.
-A draw reads the logits once for the maximum and the sum of each piece of the vocabulary, and then one piece again.
 Exponents are in base 2, the hardware's own.
 """
 
@@ -22,16 +21,18 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from equipoise.kernels import uniform as counter
 from equipoise.kernels.hopper import is_hopper
 from equipoise.kernels.plain_decode import Activation, Rows
 from equipoise.kernels.plain_layers import Norm
+from equipoise.kernels.triton_draw import check_contiguous
+from equipoise.kernels.triton_draw import draw as draw  # with these three, all that `plain_decode` has
+from equipoise.kernels.triton_draw import list_kept as list_kept
+from equipoise.kernels.triton_draw import uniform as uniform
 from equipoise.kernels.triton_layers import add_norm_kernel, gated_kernel
+from equipoise.kernels.triton_softcap import capped
 
 FLOOR = tl.constexpr(-1e30)  # stands for −∞, whose differences are not numbers
-LN2 = tl.constexpr(math.log(2))
 LOG2E = tl.constexpr(1 / math.log(2))
-GAMMA, FIRST, SECOND = (tl.constexpr(c % 2**64) for c in (counter.GAMMA, counter.FIRST, counter.SECOND))
 
 
 class Launch(NamedTuple):
@@ -43,7 +44,6 @@ class Launch(NamedTuple):
 
 QUERIES, WIDE_QUERIES = 64, 16  # the most of a program of the prompt's kernel; float32's products take more registers
 HEADS = 16  # of a program that stores
-PIECE = 2048  # of the vocabulary
 PROMPT = Launch(warps=4, stages=2)
 OWN = Launch(warps=4, stages=2)
 
@@ -54,7 +54,7 @@ def store(
     """See the package."""
     (R, heads, D), (_, kv_heads, block, _) = qkv.shape, keys.shape
     _check_heads(D)
-    _check_contiguous(qkv, keys, values, rope, *rows)
+    check_contiguous(qkv, keys, values, rope, *rows)
     H = heads - 2 * kv_heads
     q = qkv.new_empty(R, H, D)
     _store[(R, triton.cdiv(heads, HEADS))](
@@ -78,7 +78,7 @@ def attend(
     """See the package."""
     (R, H, D), (_, kv_heads, block, _) = q.shape, keys.shape
     _check_heads(D)
-    _check_contiguous(q, keys, values, *rows)
+    check_contiguous(q, keys, values, *rows)
     (P, n), share = rows.members.shape, H // kv_heads
     tiles = triton.cdiv(n, max(1, (WIDE_QUERIES if q.dtype == torch.float32 else QUERIES) // share))
     members = triton.cdiv(n, tiles)
@@ -110,7 +110,7 @@ def attend(
 
 def add_norm(x: Tensor | None, residual: Tensor, norm: Norm) -> Tensor:
     """See the package."""
-    _check_contiguous(residual, *(() if x is None else (x,)))
+    check_contiguous(residual, *(() if x is None else (x,)))
     R, d = residual.shape
     y = torch.empty_like(residual)
     block = triton.next_power_of_2(d)
@@ -124,43 +124,12 @@ def add_norm(x: Tensor | None, residual: Tensor, norm: Norm) -> Tensor:
 
 def gated(gate_up: Tensor, activation: Activation) -> Tensor:
     """See the package."""
-    _check_contiguous(gate_up)
+    check_contiguous(gate_up)
     R, f = len(gate_up), gate_up.shape[1] // 2
     out = gate_up.new_empty(R, f)
     gated_kernel[(R, triton.cdiv(f, 1024))](
         gate_up, out, f, GELU=activation == "gelu_tanh", ROUNDS=True, BLOCK=1024, num_warps=4
     )
-    return out
-
-
-def draw(logits: Tensor, u: Tensor, temperature: float, softcap: float | None) -> tuple[Tensor, Tensor]:
-    """See the package."""
-    _check_contiguous(logits[:1])  # rows may lie apart
-    R, V = logits.shape
-    pieces = triton.cdiv(V, PIECE)
-    sums = u.new_empty(2, R, pieces)
-    tokens, logprobs = torch.empty(R, dtype=torch.int64, device=u.device), torch.empty_like(u)
-    numbers = V, logits.stride(0), 1 / (temperature or 1.0), softcap or 0.0
-    options = {"SOFTCAP": softcap is not None, "PIECE": PIECE}
-    _pieces[(R, pieces)](logits, sums, *numbers, **options, num_warps=2)
-    _draw[(R,)](
-        logits, sums, u, tokens, logprobs, *numbers, pieces, **options, PIECES=triton.next_power_of_2(pieces),
-        GREEDY=temperature == 0, num_warps=4,
-    )  # fmt: skip
-    return tokens, logprobs
-
-
-def list_kept(kept: Tensor, begin: Tensor, ids: Tensor) -> None:
-    """See the package."""
-    _check_contiguous(kept, begin, ids)
-    R, V = kept.shape
-    _list_kept[(R,)](kept.view(torch.uint8), begin, ids, V, len(ids), PIECE=PIECE, num_warps=4)
-
-
-def uniform(keys: Tensor, position: Tensor) -> Tensor:
-    """See the package."""
-    out = torch.empty(keys.shape, dtype=torch.float32, device=keys.device)
-    _uniform[(triton.cdiv(len(keys), 128),)](keys, position, out, len(keys), BLOCK=128, num_warps=4)
     return out
 
 
@@ -171,20 +140,30 @@ def _check_heads(D: int) -> None:
         )
 
 
-def _check_contiguous(*tensors: Tensor) -> None:
-    for t in tensors:
-        if not t.is_contiguous():
-            raise ValueError(
-                f"a tensor of shape {tuple(t.shape)} has strides {t.stride()}, but must be contiguous; "
-                "give t.contiguous()"
-            )
-
-
 @triton.jit
 def _store(
-    qkv, keys, values, q, table, length, prompt, prompt_length, rope, q_weight, q_eps, q_offset, k_weight, k_eps,
-    k_offset, most, H, KV_HEADS: tl.constexpr, D: tl.constexpr, BLOCK: tl.constexpr, HEADS: tl.constexpr,
-):  # fmt: skip
+    qkv: tl.tensor,
+    keys: tl.tensor,
+    values: tl.tensor,
+    q: tl.tensor,
+    table: tl.tensor,
+    length: tl.tensor,
+    prompt: tl.tensor,
+    prompt_length: tl.tensor,
+    rope: tl.tensor,
+    q_weight: tl.tensor,
+    q_eps: tl.tensor,
+    q_offset: tl.tensor,
+    k_weight: tl.tensor,
+    k_eps: tl.tensor,
+    k_offset: tl.tensor,
+    most: tl.tensor,
+    H: tl.tensor,
+    KV_HEADS: tl.constexpr,
+    D: tl.constexpr,
+    BLOCK: tl.constexpr,
+    HEADS: tl.constexpr,
+) -> None:
     row = tl.program_id(0)
     HALF: tl.constexpr = D // 2
     dtype: tl.constexpr = q.dtype.element_ty
@@ -220,7 +199,16 @@ def _store(
 
 
 @triton.jit
-def _normed_halves(x1, x2, which, weight, eps, offset, D: tl.constexpr, dtype: tl.constexpr):
+def _normed_halves(
+    x1: tl.tensor,
+    x2: tl.tensor,
+    which: tl.tensor,
+    weight: tl.tensor,
+    eps: tl.tensor,
+    offset: tl.tensor,
+    D: tl.constexpr,
+    dtype: tl.constexpr,
+) -> tuple[tl.tensor, tl.tensor]:
     """The heads `which` normed, the others as they were."""
     half = tl.arange(0, D // 2)[None, :]
     scale = tl.rsqrt((tl.sum(x1 * x1, 1) + tl.sum(x2 * x2, 1)) / D + eps)[:, None]
@@ -230,24 +218,53 @@ def _normed_halves(x1, x2, which, weight, eps, offset, D: tl.constexpr, dtype: t
 
 
 @triton.jit
-def _weighted(unit, weight, offset, dtype: tl.constexpr):
+def _weighted(
+    unit: tl.tensor,
+    weight: tl.tensor,
+    offset: tl.tensor,
+    dtype: tl.constexpr,
+) -> tl.tensor:
     """unit·(offset + weight), rounded as `Norm` says."""
     rounded = tl.where(offset == 0, _rounded(unit, dtype), unit)
     return _rounded(rounded * (offset + weight), dtype)
 
 
 @triton.jit
-def _rounded(x, dtype: tl.constexpr):
+def _rounded(x: tl.tensor, dtype: tl.constexpr) -> tl.tensor:
     return x.to(dtype).to(tl.float32)
 
 
 @triton.jit
 def _prompt(
-    q, keys, values, length, prompt_table, prompt_length, members, part, sums, scale, softcap, unit, window, R,
-    H, most, n, MEMBERS: tl.constexpr, QUERIES: tl.constexpr, SHARE: tl.constexpr, D: tl.constexpr, BLOCK: tl.constexpr,
-    SPLITS: tl.constexpr, SOFTCAP: tl.constexpr, WINDOW: tl.constexpr, PRECISION: tl.constexpr,
-    OVERLAP: tl.constexpr, STAGES: tl.constexpr,
-):  # fmt: skip
+    q: tl.tensor,
+    keys: tl.tensor,
+    values: tl.tensor,
+    length: tl.tensor,
+    prompt_table: tl.tensor,
+    prompt_length: tl.tensor,
+    members: tl.tensor,
+    part: tl.tensor,
+    sums: tl.tensor,
+    scale: tl.tensor,
+    softcap: tl.tensor,
+    unit: tl.tensor,
+    window: tl.tensor,
+    R: tl.tensor,
+    H: tl.tensor,
+    most: tl.tensor,
+    n: tl.tensor,
+    MEMBERS: tl.constexpr,
+    QUERIES: tl.constexpr,
+    SHARE: tl.constexpr,
+    D: tl.constexpr,
+    BLOCK: tl.constexpr,
+    SPLITS: tl.constexpr,
+    SOFTCAP: tl.constexpr,
+    WINDOW: tl.constexpr,
+    PRECISION: tl.constexpr,
+    OVERLAP: tl.constexpr,
+    STAGES: tl.constexpr,
+) -> None:
     """MEMBERS rows of a prompt, with their SHARE query heads of one key head, over a share of the prompt's blocks."""
     if OVERLAP:
         gdc_launch_dependents()
@@ -278,10 +295,32 @@ def _prompt(
 
 @triton.jit
 def _own(
-    q, keys, values, table, length, part, sums, out, scale, softcap, unit, window, R, H, most, QUERIES: tl.constexpr,
-    SHARE: tl.constexpr, D: tl.constexpr, BLOCK: tl.constexpr, SPLITS: tl.constexpr, SOFTCAP: tl.constexpr,
-    WINDOW: tl.constexpr, PRECISION: tl.constexpr, OVERLAP: tl.constexpr, STAGES: tl.constexpr,
-):  # fmt: skip
+    q: tl.tensor,
+    keys: tl.tensor,
+    values: tl.tensor,
+    table: tl.tensor,
+    length: tl.tensor,
+    part: tl.tensor,
+    sums: tl.tensor,
+    out: tl.tensor,
+    scale: tl.tensor,
+    softcap: tl.tensor,
+    unit: tl.tensor,
+    window: tl.tensor,
+    R: tl.tensor,
+    H: tl.tensor,
+    most: tl.tensor,
+    QUERIES: tl.constexpr,
+    SHARE: tl.constexpr,
+    D: tl.constexpr,
+    BLOCK: tl.constexpr,
+    SPLITS: tl.constexpr,
+    SOFTCAP: tl.constexpr,
+    WINDOW: tl.constexpr,
+    PRECISION: tl.constexpr,
+    OVERLAP: tl.constexpr,
+    STAGES: tl.constexpr,
+) -> None:
     """SHARE queries of one row over a share of its own blocks, and what `_prompt` left for that share."""
     row, kv_head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     i, d = tl.arange(0, QUERIES), tl.arange(0, D)
@@ -322,7 +361,12 @@ def _own(
 
 
 @triton.jit
-def _share(begin, end, split, SPLITS: tl.constexpr):
+def _share(
+    begin: tl.tensor,
+    end: tl.tensor,
+    split: tl.tensor,
+    SPLITS: tl.constexpr,
+) -> tuple[tl.tensor, tl.tensor]:
     if SPLITS == 1:
         return begin, end
     else:
@@ -333,10 +377,27 @@ def _share(begin, end, split, SPLITS: tl.constexpr):
 
 @triton.jit
 def _over_blocks(
-    x, keys, values, table, begin, end, tokens, first, kv_head, kv_heads, scale, softcap, unit, QUERIES: tl.constexpr,
-    D: tl.constexpr, BLOCK: tl.constexpr, SOFTCAP: tl.constexpr, WINDOW: tl.constexpr, PRECISION: tl.constexpr,
+    x: tl.tensor,
+    keys: tl.tensor,
+    values: tl.tensor,
+    table: tl.tensor,
+    begin: tl.tensor,
+    end: tl.tensor,
+    tokens: tl.tensor,
+    first: tl.tensor,
+    kv_head: tl.tensor,
+    kv_heads: tl.tensor,
+    scale: tl.tensor,
+    softcap: tl.tensor,
+    unit: tl.tensor,
+    QUERIES: tl.constexpr,
+    D: tl.constexpr,
+    BLOCK: tl.constexpr,
+    SOFTCAP: tl.constexpr,
+    WINDOW: tl.constexpr,
+    PRECISION: tl.constexpr,
     STAGES: tl.constexpr,
-):  # fmt: skip
+) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
     """Queries x [Q, D] over the blocks begin … end − 1 of a table: the largest score and Σ 2^unit(score − largest) [Q],
     and the values weighted by it [Q, D]. Keys from `tokens` on, and before a query's `first` [Q], are not seen."""
     t, d = tl.arange(0, BLOCK), tl.arange(0, D)
@@ -351,7 +412,7 @@ def _over_blocks(
         v = tl.load(values + block + inside, mask=(token < tokens)[:, None], other=0.0)
         z = tl.dot(x, tl.trans(k), input_precision=PRECISION)
         if SOFTCAP:
-            z = _capped(z * scale, softcap, SOFTCAP)
+            z = capped(z * scale, softcap, SOFTCAP)
         seen = (token < tokens)[None, :]
         if WINDOW:
             seen = seen & (token[None, :] >= first[:, None])
@@ -368,7 +429,17 @@ def _over_blocks(
 
 
 @triton.jit
-def _combine(part, sums, out, unit, R, H, D: tl.constexpr, SPLITS: tl.constexpr, SPLITS2: tl.constexpr):
+def _combine(
+    part: tl.tensor,
+    sums: tl.tensor,
+    out: tl.tensor,
+    unit: tl.tensor,
+    R: tl.tensor,
+    H: tl.tensor,
+    D: tl.constexpr,
+    SPLITS: tl.constexpr,
+    SPLITS2: tl.constexpr,
+) -> None:
     split, d = tl.arange(0, SPLITS2), tl.arange(0, D)
     there = split < SPLITS
     query = tl.program_id(0).to(tl.int64) * H + tl.program_id(1)
@@ -378,103 +449,3 @@ def _combine(part, sums, out, unit, R, H, D: tl.constexpr, SPLITS: tl.constexpr,
     s = tl.sum(weight * tl.load(sums + SPLITS * R * H + at, mask=there, other=0.0), 0)
     acc = tl.load(part + at[:, None] * D + d[None, :], mask=there[:, None], other=0.0)
     tl.store(out + query * D + d, (tl.sum(weight[:, None] * acc, 0) / s).to(out.dtype.element_ty))
-
-
-@triton.jit
-def _pieces(
-    logits, sums, V, stride, inverse_temperature, softcap, SOFTCAP: tl.constexpr, PIECE: tl.constexpr
-):  # fmt: skip
-    """max z and Σ 2^k(z−max) of a piece of a row, k = log₂e/temperature."""
-    row, piece = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    z = _piece(logits + row * stride, piece, V, softcap, SOFTCAP, PIECE)
-    top = tl.maximum(tl.max(z, 0), FLOOR)
-    at = sums + row * tl.num_programs(1) + piece
-    tl.store(at, top)
-    tl.store(
-        at + tl.num_programs(0).to(tl.int64) * tl.num_programs(1),
-        tl.sum(tl.exp2((z - top) * (inverse_temperature * LOG2E)), 0),
-    )
-
-
-@triton.jit
-def _draw(
-    logits, sums, u, tokens, logprobs, V, stride, inverse_temperature, softcap, pieces, SOFTCAP: tl.constexpr,
-    PIECE: tl.constexpr, PIECES: tl.constexpr, GREEDY: tl.constexpr,
-):  # fmt: skip
-    """The piece that the row's u falls into, then the token in it. Only what has mass is drawn, whatever the rounding:
-    sums of other orders need not even rise with the index."""
-    row = tl.program_id(0).to(tl.int64)
-    k = inverse_temperature * LOG2E
-    c = tl.arange(0, PIECES)
-    tops = tl.load(sums + row * pieces + c, mask=c < pieces, other=FLOOR)
-    mass = tl.load(sums + (tl.num_programs(0) + row) * pieces + c, mask=c < pieces, other=0.0)
-    top = tl.max(tops, 0)
-    mass = mass * tl.exp2((tops - top) * k)
-    total = tl.sum(mass, 0)
-    below = 0.0
-    if GREEDY:
-        piece = tl.min(tl.where(tops == top, c, PIECES), 0)
-    else:
-        upto = tl.cumsum(mass, 0)
-        threshold = tl.load(u + row) * total
-        piece = _first((upto > threshold) & (mass > 0), mass > 0, c, PIECES)
-        below = tl.sum(tl.where(c == piece - 1, upto, 0.0), 0)
-    piece = tl.minimum(piece, pieces - 1)
-    z = _piece(logits + row * stride, piece, V, softcap, SOFTCAP, PIECE)
-    o = tl.arange(0, PIECE)
-    if GREEDY:
-        place = tl.min(tl.where(z == top, o, PIECE), 0)
-    else:
-        e = tl.exp2((z - top) * k)
-        place = _first((tl.cumsum(e, 0) > threshold - below) & (e > 0), e > 0, o, PIECE)
-    own = tl.sum(tl.where(o == place, z, 0.0), 0)
-    tl.store(tokens + row, tl.minimum(piece.to(tl.int64) * PIECE + place, V - 1))
-    tl.store(logprobs + row, (own - top) * inverse_temperature - tl.log(total))
-
-
-@triton.jit
-def _first(wanted, possible, index, END: tl.constexpr):
-    """The first index that is wanted, or else the last possible one."""
-    first = tl.min(tl.where(wanted, index, END), 0)
-    return tl.where(first < END, first, tl.maximum(tl.max(tl.where(possible, index, -1), 0), 0))
-
-
-@triton.jit
-def _piece(logits, piece, V, softcap, SOFTCAP: tl.constexpr, PIECE: tl.constexpr):
-    o = piece * PIECE + tl.arange(0, PIECE)
-    z = tl.load(logits + o, mask=o < V, other=-float("inf")).to(tl.float32)
-    return tl.where(o < V, _capped(z, softcap, SOFTCAP), -float("inf"))
-
-
-@triton.jit
-def _capped(x, softcap, SOFTCAP: tl.constexpr):
-    """softcap·tanh(x/softcap)"""
-    if SOFTCAP:
-        return softcap * (2 * tl.sigmoid(2 * x / softcap) - 1)
-    else:
-        return x
-
-
-@triton.jit
-def _list_kept(kept, begin, ids, V, capacity, PIECE: tl.constexpr):
-    """A program goes over a whole row: where an id goes depends on all before it."""
-    row = tl.program_id(0).to(tl.int64)
-    at = tl.load(begin + row)
-    for first in range(0, V, PIECE):
-        o = first + tl.arange(0, PIECE)
-        is_kept = tl.load(kept + row * V + o, mask=o < V, other=0).to(tl.int32)
-        place = at + tl.cumsum(is_kept, 0) - 1
-        tl.store(ids + place, o.to(tl.int32), mask=(is_kept != 0) & (place < capacity))
-        at += tl.sum(is_kept, 0)
-
-
-@triton.jit
-def _uniform(keys, position, out, R, BLOCK: tl.constexpr):
-    """`rollout.uniform.uniforms`: the finaliser of splitmix64."""
-    r = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    number = tl.load(position + r, mask=r < R, other=0).to(tl.uint64) + 1
-    h = tl.load(keys + r, mask=r < R, other=0).to(tl.uint64, bitcast=True) + number * GAMMA
-    h = (h ^ (h >> 30)) * FIRST
-    h = (h ^ (h >> 27)) * SECOND
-    h = h ^ (h >> 31)
-    tl.store(out + r, (h >> 40).to(tl.float32) * (2.0**-24), mask=r < R)

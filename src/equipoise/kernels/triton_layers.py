@@ -125,7 +125,14 @@ def _tile(d: int, size: int = TILE) -> tuple[int, int]:
 
 
 @triton.jit
-def _column_sums(sums, out, programs, d, ROWS: tl.constexpr, WIDTH: tl.constexpr):
+def _column_sums(
+    sums: tl.tensor,
+    out: tl.tensor,
+    programs: tl.tensor,
+    d: tl.tensor,
+    ROWS: tl.constexpr,
+    WIDTH: tl.constexpr,
+) -> None:
     row, column = tl.arange(0, ROWS)[:, None], tl.program_id(0) * WIDTH + tl.arange(0, WIDTH)
     here = (row < programs) & (column < d)[None, :]
     total = tl.sum(tl.load(sums + row * d + column[None, :], mask=here, other=0.0), 0)
@@ -134,20 +141,20 @@ def _column_sums(sums, out, programs, d, ROWS: tl.constexpr, WIDTH: tl.constexpr
 
 @triton.jit
 def add_norm_kernel(
-    x,  # [rows, d]
-    delta,  # [rows, d] or None
-    weight,  # [d]
-    total,  # [rows, d] out, x + delta; may be x itself
-    y,  # [rows, d] out
-    scale,  # [rows] out, 1/√(mean x² + ε), or None
-    rows,
-    d,
-    eps,
-    offset,
+    x: tl.tensor,  # [rows, d]
+    delta: tl.tensor,  # [rows, d] or None
+    weight: tl.tensor,  # [d]
+    total: tl.tensor,  # [rows, d] out, x + delta; may be x itself
+    y: tl.tensor,  # [rows, d] out
+    scale: tl.tensor,  # [rows] out, 1/√(mean x² + ε), or None
+    rows: tl.tensor,
+    d: tl.tensor,
+    eps: tl.tensor,
+    offset: tl.tensor,
     GEMMA: tl.constexpr,
     TOKENS: tl.constexpr,
     BLOCK: tl.constexpr,
-):
+) -> None:
     """A program has a tile of TOKENS whole rows:
 
     rows   0 … TOKENS−1   │ BLOCK columns, d of them real │   program 0
@@ -174,9 +181,22 @@ def add_norm_kernel(
 
 @triton.jit
 def _add_norm_gradient(
-    d_y, d_total, total, scale, weight, d_x, y, sums, rows, d, share, offset,
-    GEMMA: tl.constexpr, TOKENS: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
+    d_y: tl.tensor,
+    d_total: tl.tensor,
+    total: tl.tensor,
+    scale: tl.tensor,
+    weight: tl.tensor,
+    d_x: tl.tensor,
+    y: tl.tensor,
+    sums: tl.tensor,
+    rows: tl.tensor,
+    d: tl.tensor,
+    share: tl.tensor,
+    offset: tl.tensor,
+    GEMMA: tl.constexpr,
+    TOKENS: tl.constexpr,
+    BLOCK: tl.constexpr,
+) -> None:
     """dx = s (w d − x̂ mean(x̂ w d)) and dw = Σ x̂ d, with x̂ = x s; d_total, which came past the norm, is added."""
     column = tl.arange(0, BLOCK)
     w = tl.load(weight + column, mask=column < d, other=0.0).to(tl.float32) + offset
@@ -203,7 +223,7 @@ def _add_norm_gradient(
 
 
 @triton.jit
-def _activation(g, GELU: tl.constexpr):
+def _activation(g: tl.tensor, GELU: tl.constexpr) -> tuple[tl.tensor, tl.tensor]:
     """The activation of g, and its derivative."""
     if GELU:  # g σ(2u), u = √(2/π)(g + 0.044715 g³), which is tanh's form
         p = tl.sigmoid(1.5957691216057308 * (g + 0.044715 * g * g * g))
@@ -216,13 +236,13 @@ def _activation(g, GELU: tl.constexpr):
 
 @triton.jit
 def gated_kernel(
-    gate_up,  # [rows, 2 f]: gate, then up
-    out,  # [rows, f]
-    f,
+    gate_up: tl.tensor,  # [rows, 2 f]: gate, then up
+    out: tl.tensor,  # [rows, f]
+    f: tl.tensor,
     GELU: tl.constexpr,
     ROUNDS: tl.constexpr,
     BLOCK: tl.constexpr,
-):
+) -> None:
     """A program has BLOCK columns of one row. ROUNDS: the activation is rounded before the product."""
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
@@ -236,7 +256,15 @@ def gated_kernel(
 
 
 @triton.jit
-def _gated_gradient(d, gate_up, d_gate_up, out, f, GELU: tl.constexpr, BLOCK: tl.constexpr):
+def _gated_gradient(
+    d: tl.tensor,
+    gate_up: tl.tensor,
+    d_gate_up: tl.tensor,
+    out: tl.tensor,
+    f: tl.tensor,
+    GELU: tl.constexpr,
+    BLOCK: tl.constexpr,
+) -> None:
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     place, here = row * 2 * f + column, column < f
@@ -251,9 +279,23 @@ def _gated_gradient(d, gate_up, d_gate_up, out, f, GELU: tl.constexpr, BLOCK: tl
 
 @triton.jit
 def _rotate(
-    x, cos, sin, q_weight, k_weight, out, rows, eps, direction, H: tl.constexpr, HEADS: tl.constexpr,
-    QUERIES: tl.constexpr, HALF: tl.constexpr, NORM: tl.constexpr, TOKENS: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
+    x: tl.tensor,
+    cos: tl.tensor,
+    sin: tl.tensor,
+    q_weight: tl.tensor,
+    k_weight: tl.tensor,
+    out: tl.tensor,
+    rows: tl.tensor,
+    eps: tl.tensor,
+    direction: tl.tensor,
+    H: tl.constexpr,
+    HEADS: tl.constexpr,
+    QUERIES: tl.constexpr,
+    HALF: tl.constexpr,
+    NORM: tl.constexpr,
+    TOKENS: tl.constexpr,
+    BLOCK: tl.constexpr,
+) -> None:
     """Rows are heads of tokens: [U·H, 2·HALF]."""
     row = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
     token, head = (row // H)[:, None], (row % H)[:, None]
@@ -277,7 +319,14 @@ def _rotate(
 
 
 @triton.jit
-def _weights(q_weight, k_weight, column, head, QUERIES: tl.constexpr, HALF: tl.constexpr):
+def _weights(
+    q_weight: tl.tensor,
+    k_weight: tl.tensor,
+    column: tl.tensor,
+    head: tl.tensor,
+    QUERIES: tl.constexpr,
+    HALF: tl.constexpr,
+) -> tuple[tl.tensor, tl.tensor]:
     """Both halves of each head's norm, loaded once for all heads of a tile."""
     inside, q = column < HALF, head < QUERIES
     q1, k1 = tl.load(q_weight + column, mask=inside, other=0.0), tl.load(k_weight + column, mask=inside, other=0.0)
@@ -288,9 +337,24 @@ def _weights(q_weight, k_weight, column, head, QUERIES: tl.constexpr, HALF: tl.c
 
 @triton.jit
 def _norm_rotate_gradient(
-    d, x, cos, sin, q_weight, k_weight, out, sums, rows, share, eps, H: tl.constexpr, HEADS: tl.constexpr,
-    QUERIES: tl.constexpr, HALF: tl.constexpr, TOKENS: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
+    d: tl.tensor,
+    x: tl.tensor,
+    cos: tl.tensor,
+    sin: tl.tensor,
+    q_weight: tl.tensor,
+    k_weight: tl.tensor,
+    out: tl.tensor,
+    sums: tl.tensor,
+    rows: tl.tensor,
+    share: tl.tensor,
+    eps: tl.tensor,
+    H: tl.constexpr,
+    HEADS: tl.constexpr,
+    QUERIES: tl.constexpr,
+    HALF: tl.constexpr,
+    TOKENS: tl.constexpr,
+    BLOCK: tl.constexpr,
+) -> None:
     column = tl.arange(0, BLOCK)[None, :]
     d_q1 = tl.zeros((TOKENS, BLOCK), tl.float32)
     d_q2 = tl.zeros((TOKENS, BLOCK), tl.float32)

@@ -23,10 +23,10 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from equipoise.kernels import logit_passes
 from equipoise.kernels.logit_passes import ALIGNED, Chunk
 from equipoise.kernels.token_terms import SLOPES, Pull
-from equipoise.objective.surrogate import LIMIT as RATIO_LIMIT
+from equipoise.kernels.triton_slopes import loss_slope
+from equipoise.kernels.triton_softcap import cap_slope, capped
 
 FLOOR = tl.constexpr(-1e5)  # stands for −∞, whose differences and products with 0 are not numbers
-LIMIT = tl.constexpr(RATIO_LIMIT)
 LN2 = tl.constexpr(math.log(2))
 LOG2E = tl.constexpr(1 / math.log(2))
 CEILING = tl.constexpr(100.0)  # of the exponents of E: their sum stays finite
@@ -156,8 +156,19 @@ def _options(pull: Pull) -> tuple[Any, ...]:
 
 @triton.jit
 def _target_logits(
-    hidden, weight, bias, targets, guess, own, shift, d, V, hidden_stride, weight_stride, BLOCK: tl.constexpr
-):  # fmt: skip
+    hidden: tl.tensor,
+    weight: tl.tensor,
+    bias: tl.tensor,
+    targets: tl.tensor,
+    guess: tl.tensor,
+    own: tl.tensor,
+    shift: tl.tensor,
+    d: tl.tensor,
+    V: tl.tensor,
+    hidden_stride: tl.tensor,
+    weight_stride: tl.tensor,
+    BLOCK: tl.constexpr,
+) -> None:
     token = tl.program_id(0).to(tl.int64)
     y = tl.load(targets + token)
     known = (y >= 0) & (y < V)
@@ -178,7 +189,15 @@ def _target_logits(
 
 
 @triton.jit
-def _scale_rows(x, factor, out, d, x_stride, out_stride, BLOCK: tl.constexpr):
+def _scale_rows(
+    x: tl.tensor,
+    factor: tl.tensor,
+    out: tl.tensor,
+    d: tl.tensor,
+    x_stride: tl.tensor,
+    out_stride: tl.tensor,
+    BLOCK: tl.constexpr,
+) -> None:
     row = tl.program_id(0).to(tl.int64)
     o = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     f = tl.load(factor + row)
@@ -188,10 +207,32 @@ def _scale_rows(x, factor, out, d, x_stride, out_stride, BLOCK: tl.constexpr):
 
 @triton.jit
 def _logits(
-    hidden, weight, z, bias, shift, targets, sums, lse, entropy, g, h, n, V, d, inverse_temperature, softcap,
-    WHAT: tl.constexpr, MADE: tl.constexpr, KEEP: tl.constexpr, TURNED: tl.constexpr, SOFTCAP: tl.constexpr,
-    TOKENS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, PROGRAMS: tl.constexpr,
-):  # fmt: skip
+    hidden: tl.tensor,
+    weight: tl.tensor,
+    z: tl.tensor,
+    bias: tl.tensor,
+    shift: tl.tensor,
+    targets: tl.tensor,
+    sums: tl.tensor,
+    lse: tl.tensor,
+    entropy: tl.tensor,
+    g: tl.tensor,
+    h: tl.tensor,
+    n: tl.tensor,
+    V: tl.tensor,
+    d: tl.tensor,
+    inverse_temperature: tl.tensor,
+    softcap: tl.tensor,
+    WHAT: tl.constexpr,
+    MADE: tl.constexpr,
+    KEEP: tl.constexpr,
+    TURNED: tl.constexpr,
+    SOFTCAP: tl.constexpr,
+    TOKENS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    DEPTH: tl.constexpr,
+    PROGRAMS: tl.constexpr,
+) -> None:
     """v = cap(raw) − cap(shift), so that k·v is the exponent; of them, tile by tile:
 
     sums: max v, Σ 2^k(v−max) and Σ 2^k(v−max)·k(v−max) of each token over the tile's columns;
@@ -216,10 +257,10 @@ def _logits(
             raw += shifts[:, None]
         elif KEEP:
             _store(z, first, block * COLUMNS, raw - shifts[:, None], TURNED)
-        base = _capped(shifts, softcap, SOFTCAP)
+        base = capped(shifts, softcap, SOFTCAP)
         if bias is not None:
             raw += tl.load(bias + column, mask=column < V, other=0.0).to(tl.float32)[None, :]
-        v = _capped(raw, softcap, SOFTCAP) - base[:, None]
+        v = capped(raw, softcap, SOFTCAP) - base[:, None]
         if bias is not None:
             v = tl.where(v < FLOOR, FLOOR, v)  # not tl.maximum, which would hide a NaN
         v = tl.where((column < V)[None, :], v, FLOOR)
@@ -239,7 +280,7 @@ def _logits(
                 out = p * ((-gs - hs * tl.load(entropy + token))[:, None] - (hs * LN2)[:, None] * log2_p)
             target = tl.load(targets + token).to(tl.int32)
             out = tl.where(column[None, :] == target[:, None], out + gs[:, None], out)
-            out = tl.where(alive[:, None], out * _cap_slope(v + base[:, None], softcap, SOFTCAP), 0.0)
+            out = tl.where(alive[:, None], out * cap_slope(v + base[:, None], softcap, SOFTCAP), 0.0)
             _store(z, first, block * COLUMNS, out, TURNED)
         elif WHAT == "exponentials":
             y = tl.minimum(v * k, CEILING, propagate_nan=tl.PropagateNan.ALL)
@@ -247,7 +288,7 @@ def _logits(
             place = sums + block * n + token
             tl.store(place, tl.sum(e, 1))
             tl.store(place + columns * n, tl.sum(e * y, 1))
-            _store(z, first, block * COLUMNS, e * _cap_slope(v + base[:, None], softcap, SOFTCAP), TURNED)
+            _store(z, first, block * COLUMNS, e * cap_slope(v + base[:, None], softcap, SOFTCAP), TURNED)
         else:
             tl.static_assert(WHAT == "sums")
             top = tl.max(v, 1)
@@ -260,7 +301,13 @@ def _logits(
 
 
 @triton.jit
-def _store(z, token, column, x, TURNED: tl.constexpr):
+def _store(
+    z: tl.tensor,
+    token: tl.tensor,
+    column: tl.tensor,
+    x: tl.tensor,
+    TURNED: tl.constexpr,
+) -> None:
     if TURNED:
         z.store([column, token], x.to(z.dtype).T)
     else:
@@ -269,9 +316,20 @@ def _store(z, token, column, x, TURNED: tl.constexpr):
 
 @triton.jit
 def _statistics(
-    sums, columns, own, shift, logprobs, entropy, lse, n, inverse_temperature, softcap,
-    SOFTCAP: tl.constexpr, ROWS: tl.constexpr, TOKENS: tl.constexpr,
-):  # fmt: skip
+    sums: tl.tensor,
+    columns: tl.tensor,
+    own: tl.tensor,
+    shift: tl.tensor,
+    logprobs: tl.tensor,
+    entropy: tl.tensor,
+    lse: tl.tensor,
+    n: tl.tensor,
+    inverse_temperature: tl.tensor,
+    softcap: tl.tensor,
+    SOFTCAP: tl.constexpr,
+    ROWS: tl.constexpr,
+    TOKENS: tl.constexpr,
+) -> None:
     token = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
     k = inverse_temperature * LOG2E
     top = tl.full((ROWS, TOKENS), FLOOR, tl.float32)
@@ -286,8 +344,8 @@ def _statistics(
         weighted += tl.exp2(change) * _met(sums, 2, start, columns, n, token, 0.0, ROWS) + s * change
     total, weighted = tl.sum(total, 0), tl.sum(weighted, 0)
     log_total = tl.log(total)
-    base = _capped(tl.load(shift + token), softcap, SOFTCAP)
-    over = _capped(tl.load(own + token), softcap, SOFTCAP) - base - top
+    base = capped(tl.load(shift + token), softcap, SOFTCAP)
+    over = capped(tl.load(own + token), softcap, SOFTCAP) - base - top
     tl.store(logprobs + token, over * inverse_temperature - log_total)
     # H = log Σe^x − Σpx, with x counted from the maximum: near-certain tokens would otherwise lose all their digits
     tl.store(entropy + token, log_total - LN2 * (weighted / total))
@@ -296,10 +354,34 @@ def _statistics(
 
 @triton.jit
 def _factors(
-    z, row_stride, column_stride, sums, columns, own, shift, targets, logprobs, entropy, factor, old, c, ref, kl_weight,
-    V, n, inverse_temperature, softcap, a, b, cap, SURROGATE: tl.constexpr, KL: tl.constexpr,
-    SOFTCAP: tl.constexpr, ROWS: tl.constexpr, TOKENS: tl.constexpr,
-):  # fmt: skip
+    z: tl.tensor,
+    row_stride: tl.tensor,
+    column_stride: tl.tensor,
+    sums: tl.tensor,
+    columns: tl.tensor,
+    own: tl.tensor,
+    shift: tl.tensor,
+    targets: tl.tensor,
+    logprobs: tl.tensor,
+    entropy: tl.tensor,
+    factor: tl.tensor,
+    old: tl.tensor,
+    c: tl.tensor,
+    ref: tl.tensor,
+    kl_weight: tl.tensor,
+    V: tl.tensor,
+    n: tl.tensor,
+    inverse_temperature: tl.tensor,
+    softcap: tl.tensor,
+    a: tl.tensor,
+    b: tl.tensor,
+    cap: tl.tensor,
+    SURROGATE: tl.constexpr,
+    KL: tl.constexpr,
+    SOFTCAP: tl.constexpr,
+    ROWS: tl.constexpr,
+    TOKENS: tl.constexpr,
+) -> None:
     """Log-probabilities, entropies and factors from the sums; the target's place in z takes (E − ΣE)·cap′."""
     token = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
     total, weighted = tl.zeros((ROWS, TOKENS), tl.float32), tl.zeros((ROWS, TOKENS), tl.float32)
@@ -307,20 +389,20 @@ def _factors(
         total += _met(sums, 0, start, columns, n, token, 0.0, ROWS)
         weighted += _met(sums, 1, start, columns, n, token, 0.0, ROWS)
     total, weighted = tl.sum(total, 0), tl.sum(weighted, 0)
-    base = _capped(tl.load(shift + token), softcap, SOFTCAP)
-    v = _capped(tl.load(own + token), softcap, SOFTCAP) - base
+    base = capped(tl.load(shift + token), softcap, SOFTCAP)
+    v = capped(tl.load(own + token), softcap, SOFTCAP) - base
     y = tl.minimum(v * (inverse_temperature * LOG2E), CEILING, propagate_nan=tl.PropagateNan.ALL)
     log2_total = tl.log2(total)
     logp = LN2 * (y - log2_total)
     tl.store(logprobs + token, logp)
     tl.store(entropy + token, LN2 * (log2_total - weighted / total))
-    slope = _loss_slope(token, logp, old, c, ref, kl_weight, a, b, cap, SURROGATE, KL)
+    slope = loss_slope(token, logp, old, c, ref, kl_weight, a, b, cap, SURROGATE, KL)
     finite = tl.abs(logp - tl.load(old + token)) < float("inf")
     tl.store(factor + token, tl.where(finite, -slope / total * inverse_temperature, 0.0))
 
     known = tl.abs(logp) < float("inf")
     row = z + token.to(tl.int64) * row_stride
-    at_target = (tl.exp2(y) - total) * _cap_slope(v + base, softcap, SOFTCAP)
+    at_target = (tl.exp2(y) - total) * cap_slope(v + base, softcap, SOFTCAP)
     tl.store(row + tl.load(targets + token) * column_stride, at_target.to(z.dtype.element_ty), mask=known)
     unknown = 1 - known.to(tl.int32)
     if tl.max(unknown, 0) == 1:  # a factor of 0 does not make a NaN 0
@@ -331,7 +413,16 @@ def _factors(
 
 
 @triton.jit
-def _met(sums, which, start, columns, n, token, other, ROWS: tl.constexpr):
+def _met(
+    sums: tl.tensor,
+    which: tl.tensor,
+    start: tl.tensor,
+    columns: tl.tensor,
+    n: tl.tensor,
+    token: tl.tensor,
+    other: tl.tensor,
+    ROWS: tl.constexpr,
+) -> tl.tensor:
     """That sum of these tokens [ROWS, tokens], of the tiles in the columns from `start` on."""
     column = start + tl.arange(0, ROWS)[:, None]
     return tl.load(sums + (which * columns + column) * n + token[None, :], mask=column < columns, other=other)
@@ -339,98 +430,26 @@ def _met(sums, which, start, columns, n, token, other, ROWS: tl.constexpr):
 
 @triton.jit
 def _slopes(
-    logprobs, entropy, old, c, ref, kl_weight, entropy_weight, g, h, a, b, cap,
-    SURROGATE: tl.constexpr, KL: tl.constexpr, TOKENS: tl.constexpr,
-):  # fmt: skip
+    logprobs: tl.tensor,
+    entropy: tl.tensor,
+    old: tl.tensor,
+    c: tl.tensor,
+    ref: tl.tensor,
+    kl_weight: tl.tensor,
+    entropy_weight: tl.tensor,
+    g: tl.tensor,
+    h: tl.tensor,
+    a: tl.tensor,
+    b: tl.tensor,
+    cap: tl.tensor,
+    SURROGATE: tl.constexpr,
+    KL: tl.constexpr,
+    TOKENS: tl.constexpr,
+) -> None:
     """∂loss/∂log π and ∂loss/∂entropy; 0 for tokens whose numbers are not finite."""
     token = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
     logp = tl.load(logprobs + token)
-    slope = _loss_slope(token, logp, old, c, ref, kl_weight, a, b, cap, SURROGATE, KL)
+    slope = loss_slope(token, logp, old, c, ref, kl_weight, a, b, cap, SURROGATE, KL)
     finite = tl.abs(logp - tl.load(old + token)) + tl.abs(tl.load(entropy + token)) < float("inf")
     tl.store(g + token, tl.where(finite, slope, 0.0))
     tl.store(h + token, tl.where(finite, -tl.load(entropy_weight), 0.0))
-
-
-@triton.jit
-def _loss_slope(token, logp, old, c, ref, kl_weight, a, b, cap, SURROGATE: tl.constexpr, KL: tl.constexpr):
-    """∂loss/∂log π, of the surrogate and the KL."""
-    old_logp = tl.load(old + token)
-    slope = -_slope(logp, old_logp, tl.load(c + token), a, b, cap, SURROGATE)
-    if KL is not None:
-        slope += tl.load(kl_weight + token) * _kl_slope(logp, old_logp, tl.load(ref + token), KL)
-    return slope
-
-
-@triton.jit
-def _capped(raw, softcap, SOFTCAP: tl.constexpr):
-    """softcap·tanh(raw/softcap)"""
-    if SOFTCAP:
-        return softcap * (2 * tl.sigmoid(2 * raw / softcap) - 1)
-    else:
-        return raw
-
-
-@triton.jit
-def _cap_slope(capped, softcap, SOFTCAP: tl.constexpr):
-    """cap′(raw), from cap(raw)"""
-    if SOFTCAP:
-        t = capped / softcap
-        return 1 - t * t
-    else:
-        return 1.0
-
-
-@triton.jit
-def _slope(logp, old, c, a, b, cap, SURROGATE: tl.constexpr):
-    """∂φ/∂log π: `objective.surrogate`, in its words. a, b, cap are the options in the order of SLOPES."""
-    free = logp - old
-    in_range = tl.abs(free) <= LIMIT
-    log_ratio = tl.minimum(tl.maximum(free, -LIMIT), LIMIT)
-    ratio = tl.exp(log_ratio)
-    positive = c > 0
-    if SURROGATE == "ppo_clip" or SURROGATE == "dual_clip":
-        full = ratio * c
-        bound = tl.minimum(tl.maximum(ratio, 1 - a), 1 + b) * c
-        slope = tl.where((full <= bound) & in_range, full, 0.0)
-        if SURROGATE == "dual_clip":
-            slope = tl.where((c < 0) & (tl.minimum(full, bound) < cap * c), 0.0, slope)
-    elif SURROGATE == "symmetric_clip":
-        slope = tl.where((ratio < 1 - a) | (ratio > 1 + b), 0.0, ratio * c)
-    elif SURROGATE == "cispo":
-        slope = tl.minimum(ratio, a) * c
-    elif SURROGATE == "sapo":
-        x = tl.where(positive, a, b) * (ratio - 1)
-        slope = 4 * tl.sigmoid(x) * tl.sigmoid(-x) * ratio * c
-    elif SURROGATE == "aspo":
-        masked = tl.where(positive, ratio > 1 + b, ratio < 1 - a)
-        slope = tl.where(masked, 0.0, tl.minimum(tl.where(positive, 1 / ratio, ratio), cap) * c)
-    elif SURROGATE == "dppo_tv" or SURROGATE == "dppo_kl":
-        p, q = tl.exp(logp), tl.exp(old)
-        if SURROGATE == "dppo_tv":
-            masked = tl.where(positive, p - q > b, p - q < -a)
-        else:
-            kl = -q * log_ratio + (1 - q) * tl.log((1 - q + 1e-8) / (1 - p + 1e-8))
-            masked = tl.where(positive, (kl > b) & (p > q), (kl > a) & (p < q))
-        slope = tl.where(masked, 0.0, tl.minimum(ratio, cap) * c)
-    else:
-        tl.static_assert(SURROGATE == "reinforce")
-        slope = c
-    return slope
-
-
-@triton.jit
-def _kl_slope(logp, old, ref, KL: tl.constexpr):
-    """∂/∂log π of `objective.regularizer`'s estimator KL."""
-    if KL == "k1":
-        slope = logp - logp + 1.0
-    elif KL == "k2":
-        slope = logp - ref
-    else:
-        tl.static_assert(KL == "k3" or KL == "k3_ratio")
-        d = tl.minimum(tl.maximum(ref - logp, -LIMIT), LIMIT)
-        slope = tl.where(tl.abs(ref - logp) <= LIMIT, 1 - tl.exp(d), 0.0)
-        if KL == "k3_ratio":
-            free = logp - old
-            ratio = tl.exp(tl.minimum(tl.maximum(free, -LIMIT), LIMIT))
-            slope = ratio * (slope + tl.where(tl.abs(free) <= LIMIT, tl.exp(d) - 1 - d, 0.0))
-    return slope

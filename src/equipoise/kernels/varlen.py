@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from equipoise.kernels.autograd import apply
 from equipoise.kernels.segments import Segments
 
 
@@ -26,7 +27,7 @@ def serves(qkv: Tensor) -> bool:
 
 def varlen_attention(qkv: Tensor, kv_heads: int, segments: Segments, scale: float | None = None) -> Tensor:
     """[U, H + 2 Hk, D] → [U, H, D]"""
-    return _Attention.apply(qkv, kv_heads, segments, scale or qkv.shape[-1] ** -0.5)
+    return apply(_Attention, qkv, kv_heads, segments, scale or qkv.shape[-1] ** -0.5)
 
 
 class _Attention(torch.autograd.Function):
@@ -109,4 +110,5 @@ def _repeated(x: Tensor, q: Tensor) -> Tensor:
 
 def _gathered(x: Tensor, k: Tensor) -> Tensor:
     """[n, H, D] → [n, Hk, D], summed over the queries of each key"""
-    return x.unflatten(1, (k.shape[1], -1)).sum(2)
+    summed: Tensor = x.unflatten(1, (k.shape[1], -1)).sum(2)
+    return summed
