@@ -35,7 +35,7 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _at_least(least: float, kind: type = int) -> Callable[[str], float]:
+def _at_least(least: float, kind: type[int] | type[float] = int) -> Callable[[str], float]:
     def number(text: str) -> float:
         value = kind(text)
         if not least <= value < float("inf"):

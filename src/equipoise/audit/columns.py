@@ -24,12 +24,14 @@ def array(values: Any) -> Any:
 
 
 def plain_values(values: Any) -> list[Any]:
-    return values.to_pylist() if isinstance(values, pa.Array) else values
+    plain: list[Any] = values.to_pylist() if isinstance(values, pa.Array) else values
+    return plain
 
 
 def is_numeric(values: Any) -> bool:
     if isinstance(values, pa.Array):
-        return pa.types.is_floating(values.type) or pa.types.is_integer(values.type) or pa.types.is_boolean(values.type)
+        kinds = (pa.types.is_floating, pa.types.is_integer, pa.types.is_boolean)
+        return any(is_kind(values.type) for is_kind in kinds)
     return all(issubclass(kind, int | float | None) for kind in set(map(type, values)))  # np.float64 is a float
 
 
@@ -40,9 +42,9 @@ def numbers(name: str, values: Any, refuse: Refuse, missing: bool = False) -> Fl
         raise refuse(bad[0], name, f"{plain_values(values)[bad[0]]!r} is not a number")
     plain = values.cast(pa.float64()).to_numpy(zero_copy_only=False) if isinstance(values, pa.Array) else values
     x = np.array([np.nan if v is None else v for v in plain] if isinstance(plain, list) else plain, np.float64)
-    bad = ~np.isfinite(x) & ~(missing & np.isnan(x))
-    if bad.any():
-        i = int(bad.argmax())
+    infinite = ~np.isfinite(x) & ~(missing & np.isnan(x))
+    if infinite.any():
+        i = int(infinite.argmax())
         raise refuse(i, name, f"{x[i]:g} is not a finite number; drop the row, or give it a reward")
     return x
 
@@ -95,7 +97,8 @@ def characters(name: str, values: Any, refuse: Refuse) -> Integers:
     if isinstance(values, pa.Array) and (pa.types.is_string(values.type) or pa.types.is_large_string(values.type)):
         if values.null_count:
             raise refuse(np.flatnonzero(values.is_null())[0], name, "the text is missing")
-        return pc.utf8_length(values).to_numpy(zero_copy_only=False).astype(np.int64)
+        lengths: Integers = pc.utf8_length(values).to_numpy(zero_copy_only=False).astype(np.int64)
+        return lengths
     plain = plain_values(values)
     bad = [i for i, v in enumerate(plain) if not isinstance(v, str | list)]
     if bad:

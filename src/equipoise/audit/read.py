@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import pyarrow as pa
 
@@ -35,7 +35,7 @@ from equipoise.objective import Objective
 __all__ = ["Paths", "Table", "from_table", "parse_columns", "read", "run_objective"]
 
 Paths = str | Path | Sequence[str | Path]
-Table = pa.Table | Mapping[str, Sequence[Any]]
+Table: TypeAlias = "pa.Table | Mapping[str, Sequence[Any]]"
 
 
 def read(paths: Paths, columns: Mapping[str, str] | None = None, tokenizer: str | None = None) -> Log:

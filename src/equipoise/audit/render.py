@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 
 from rich.console import Console, Group, RenderableType
@@ -15,7 +15,7 @@ from rich.text import Text
 from equipoise.audit.advice import FEW_PROMPTS, Advice, advise
 from equipoise.audit.bootstrap import Estimate
 from equipoise.audit.data_path import DataPath, data_path
-from equipoise.audit.measure import Audit, measure
+from equipoise.audit.measure import Audit, Measures, measure
 from equipoise.audit.read import read, run_objective
 
 WIDTH = 100
@@ -171,7 +171,7 @@ def _baseline_table(audit: Audit) -> Table:
 
 def _trend_table(audit: Audit) -> Table:
     table = _table("Over the steps", "", f"step {audit.steps[0].step}", f"step {audit.steps[-1].step}", "", left=(0, 3))
-    rows = {
+    rows: dict[str, Callable[[Measures], Estimate]] = {
         "mean reward": lambda m: m.log["reward_mean"],
         f"mean length, {audit.unit}": lambda m: m.log["length_mean"],
         "length CV": lambda m: m.log["length_cv"],

@@ -110,7 +110,7 @@ def objective_sums(step: Step, T: Floats, credit: Credit, edges: Floats) -> Floa
     c, group, P = w * A, step.group, len(step.G)
 
     def over(x: Floats) -> Floats:
-        return np.bincount(group, x, P)
+        return np.asarray(np.bincount(group, x, P), np.float64)
 
     out = np.zeros((P, len(OBJECTIVE_SUMS)))
 
@@ -119,7 +119,7 @@ def objective_sums(step: Step, T: Floats, credit: Credit, edges: Floats) -> Floa
 
     push, size, pull = over(c), over(np.abs(c)), over(np.abs(c) * T)
     balance = _ratio(over(c * T), pull)
-    put("informative", size > 0)
+    put("informative", (size > 0).astype(np.float64))
     put("balance", balance)
     put("imbalance", np.abs(balance))
     put("residual", _ratio(np.abs(push), size))
@@ -157,7 +157,8 @@ def _weights(credit: Credit) -> tuple[Floats, Floats, Floats | None]:
 def _node_sums(out: Floats, nodes: SharedNodes, c: Floats, per_token: bool) -> None:
     mine = c[nodes.token if per_token else nodes.row]
     n, P = len(nodes.group), len(out)
-    push, mass = np.abs(np.bincount(nodes.node, mine, n)), np.bincount(nodes.node, np.abs(mine), n)
+    push = np.asarray(np.abs(np.bincount(nodes.node, mine, n)), np.float64)
+    mass = np.asarray(np.bincount(nodes.node, np.abs(mine), n), np.float64)
     real = mass > 0
     out[:, _OBJECTIVE["node_residual"]] = np.bincount(nodes.group, _ratio(push, mass), P)
     out[:, _OBJECTIVE["nodes"]] = np.bincount(nodes.group, real, P)
@@ -227,8 +228,8 @@ def log_sums(step: Step, log: Log, rules: dict[str, Credit]) -> Floats:
     total = put("T", T)
     put("TT", T**2)
     put("reward", r)
-    plus, n_plus = put("T+", T * (A > 0)), put("n+", (A > 0) * 1.0)
-    minus, n_minus = put("T-", T * (A < 0)), put("n-", (A < 0) * 1.0)
+    plus, n_plus = put("T+", T * (A > 0)), put("n+", (A > 0).astype(np.float64))
+    minus, n_minus = put("T-", T * (A < 0)), put("n-", (A < 0).astype(np.float64))
     both = (n_plus > 0) & (n_minus > 0) & (total > 0)
     gap = _ratio(_ratio(minus, n_minus) - _ratio(plus, n_plus), total / step.G)
     out[:, _LOG["gap"]], out[:, _LOG["both"]] = gap * both, both
@@ -285,9 +286,13 @@ def log_support(sums: Floats) -> dict[str, int]:
 
 def _ratio(part: Floats, whole: Floats) -> Floats:
     """part/whole, 0 where there is no whole."""
-    return np.divide(part, whole, out=np.zeros(np.broadcast(part, whole).shape), where=whole > 0)
+    out = np.zeros(np.broadcast(part, whole).shape)
+    np.divide(part, whole, out=out, where=whole > 0)
+    return out
 
 
 def _divide(part: Floats, whole: Floats) -> Floats:
     """part/whole, NaN where there is no whole."""
-    return np.divide(part, whole, out=np.full(np.broadcast(part, whole).shape, np.nan), where=whole > 0)
+    out = np.full(np.broadcast(part, whole).shape, np.nan)
+    np.divide(part, whole, out=out, where=whole > 0)
+    return out

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from equipoise.evaluate import metrics
-from equipoise.evaluate.run import SEED, Evaluation
+from equipoise.evaluate.run import SEED, Evaluation, Graded
 
 BUCKETS = {"hard": (0.0, 0.25), "mid": (0.25, 0.75), "easy": (0.75, 1.0)}
 BASE_SEED = SEED + 1  # of the model that the buckets are made by
@@ -43,5 +43,5 @@ def by_difficulty(base: Evaluation, now: Evaluation) -> dict[str, dict[str, Any]
     return table
 
 
-def _rate(row: Sequence[Any]) -> float:
+def _rate(row: Sequence[Graded]) -> float:
     return sum(graded.outcome for graded in row) / len(row)

@@ -136,7 +136,7 @@ class Peak:
     drop: float
 
 
-def peak(steps: Sequence[int], values: Sequence[float]) -> Peak:
+def peak(steps: Sequence[float], values: Sequence[float]) -> Peak:
     """Peak, last and drop = peak − last over the evaluations of a run, in their order; the first of equal peaks.
 
     The peak is a maximum of noisy values, so it is too high, the more so the more evaluations there are: compare the

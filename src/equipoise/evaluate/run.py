@@ -77,7 +77,7 @@ class Answered:
 
 
 def _by_prompt(prompts: Sequence[Prompt], sampled: Sequence[list[Graded]], greedy: Sequence[Graded]) -> list[Answered]:
-    once = greedy or [None] * len(prompts)
+    once: Sequence[Graded | None] = greedy or [None] * len(prompts)
     return [Answered(*parts) for parts in zip(prompts, sampled, once, strict=True)]
 
 

@@ -60,7 +60,8 @@ def phi(
         sign = torch.sign(Batch(rate, torch.ones_like(rate), groups, 0.0).centred)
     past = torch.tensor([past_successes, past_attempts, past_age], dtype=torch.float64).t()
     weighed, _ = difficulty.reweight(sign, Success(rate, groups), anchor, past)
-    return weighed.abs().tolist()
+    weights: list[float] = weighed.abs().tolist()
+    return weights
 
 
 def anchors(run: Run) -> dict[int, float]:

@@ -180,7 +180,7 @@ def stability(runs: Sequence[Run]) -> Panel | None:
         "log-odds and the entropy of answers need eval.probe. Entropy is per token, the mean of the last ten steps."
     )
     table = measures.table(runs)
-    more = {} if table is None else {"table": table}
+    more: Panel = {} if table is None else {"table": table}
     drawn = panel("stability", "Drift and jitter", sentence, figures, **more)
     if drawn is None and table is not None:  # a table stands without figures
         return {"id": "stability", "title": "Drift and jitter", "sentence": sentence, **more}

@@ -79,7 +79,7 @@ def _count(file: Path, version: tuple[int, ...]) -> int:
     import pyarrow.parquet as pq
 
     try:
-        return pq.read_metadata(file).num_rows
+        return int(pq.read_metadata(file).num_rows)
     except (OSError, pa.ArrowException):
         return 0
 

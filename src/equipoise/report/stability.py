@@ -7,7 +7,7 @@ answers need `eval.probe = true`. Not here: how they are measured (objective/los
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from equipoise.evaluate.curve import jitter, steps_to_score
@@ -77,7 +77,7 @@ def common_score(runs: Sequence[Run], metric: str) -> float | None:
     return min(peaks) if peaks else None
 
 
-COLUMNS = {
+COLUMNS: dict[str, tuple[str, Callable[[float], str]]] = {
     "jitter": ("jitter (points)", lambda x: f"{100 * x:.1f}"),
     "contexts": ("shared drift ×10³", lambda x: f"{1e3 * x:.2g}"),
     "odds": ("log-odds drift", lambda x: f"{x:.2f}"),

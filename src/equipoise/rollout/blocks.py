@@ -131,7 +131,7 @@ class Scheduler:
 
     def drop(self, gone: NDArray[np.bool_]) -> None:
         """Rows [count] that are finished leave; the others close up in their order."""
-        for row in gone.nonzero()[0]:
+        for row in gone.nonzero()[0].tolist():
             self._free_row(row)
         kept = (~gone).nonzero()[0]
         self.count = len(kept)

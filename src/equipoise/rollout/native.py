@@ -67,9 +67,11 @@ class NativeSampler:
     def _rows_that_fit(self, asked: Request) -> int:
         config = self.policy.core.config
         positions = max(map(len, asked.prompts)) + int(asked.limit.max())
-        head_dim = self.policy.core.model.layers[0].self_attn.head_dim
-        per_position = 2 * config.num_hidden_layers * config.num_key_value_heads * head_dim * self.policy.dtype.itemsize
-        probabilities = 4 * 4 * config.vocab_size  # logits, their softmax, its sum and one to spare, in float32
+        head_dim: int = self.policy.core.model.layers[0].self_attn.head_dim
+        per_position: int = (
+            2 * config.num_hidden_layers * config.num_key_value_heads * head_dim * self.policy.dtype.itemsize
+        )
+        probabilities: int = 4 * 4 * config.vocab_size  # logits, their softmax, its sum and one to spare, in float32
         return max(1, min(self.rows, MEMORY // (positions * per_position + probabilities)))
 
 

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from equipoise.kernels import decode
-from equipoise.kernels.decode import BLOCK, Rows
+from equipoise.kernels.decode import BLOCK, Activation, Rows
 from equipoise.kernels.draw import SamplingParams, draw
 from equipoise.kernels.plain_layers import Norm
 from equipoise.kernels.uniform import Key
@@ -293,8 +293,8 @@ class _Call:
         at = drawn + np.arange(k)[:, None]
         self.unstored.append((response, at, tokens, logprobs, places))
         limit = self.limit[response]
-        stops = self.is_end[tokens] & (at < limit)
-        if self.asked.stop is not None:
+        stops: NDArray[np.bool_] = self.is_end[tokens] & (at < limit)
+        if self.asked.stop is not None and self.may_stop is not None:
             self._store()
             hits = np.argwhere(self.may_stop[tokens] & (at < limit))
             tails = [
@@ -377,7 +377,7 @@ def _step(weights: Weights, buffers: StepBuffers, pool: Tensor, size: int, param
 class _Stream:
     """The residual stream, changed in place: a sum and the norm after it are one pass."""
 
-    def __init__(self, x: Tensor, activation: str) -> None:
+    def __init__(self, x: Tensor, activation: Activation) -> None:
         self.x, self.activation = x, activation
         self.delta: Tensor | None = None
 
@@ -439,15 +439,16 @@ def _attend_prompts(q: Tensor, k: Tensor, v: Tensor, lengths: list[int], starts:
         longest = max(lengths)
         left = None if layer.window is None else layer.window - 1
         q, k, v = (x.contiguous() for x in (q, k, v))
-        return torch.ops.aten._flash_attention_forward(
+        attended: Tensor = torch.ops.aten._flash_attention_forward(
             q, k, v, starts, starts, longest, longest, 0.0, True, False, scale=layer.scale,
             window_size_left=left, window_size_right=None if left is None else 0,
         )[0]  # fmt: skip
+        return attended
     out = []
     for one in zip(*(x.split(lengths) for x in (q, k, v)), strict=True):
-        heads = [x.transpose(0, 1)[None] for x in one]
+        q_one, k_one, v_one = (x.transpose(0, 1)[None] for x in one)
         mask = decoder.window_mask(len(one[0]), layer.window, q.device)
-        o = decoder.causal_attention(*heads, mask, layer.scale)
+        o = decoder.causal_attention(q_one, k_one, v_one, mask, layer.scale)
         out.append(o[0].transpose(0, 1))
     return torch.cat(out)
 

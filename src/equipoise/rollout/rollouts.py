@@ -57,7 +57,8 @@ class Rollouts:
 
 def concatenate(parts: Sequence[Rollouts]) -> Rollouts:
     """One after the other; the prompts of later parts are numbered on."""
-    shifts, prompts = [], []
+    shifts: list[int] = []
+    prompts: list[list[int]] = []
     for part in parts:
         shifts.append(len(prompts))
         prompts.extend(part.prompts)

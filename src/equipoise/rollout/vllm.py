@@ -180,7 +180,7 @@ class VllmSampler:
         """How many of the most likely tokens to ask for with each one drawn: enough to hold its whole support."""
         if not params.truncates:
             return 0
-        vocabulary = self.policy.core.config.vocab_size
+        vocabulary: int = self.policy.core.config.vocab_size
         if vocabulary <= MOST_TOP_K:
             return vocabulary
         if not 0 < params.top_k <= MOST_TOP_K:

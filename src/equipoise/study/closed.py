@@ -125,15 +125,18 @@ def _effective_lengths(group: Group, objective: Objective, lengths: Floats) -> F
     rule, options = objective.aggregation.name, objective.aggregation.options
     T, ones = group.T, np.ones_like(group.T)
     if rule == "token":
-        return ones * (T.mean() if options["over"] == "group" else lengths.mean())
+        mean: float = T.mean() if options["over"] == "group" else lengths.mean()
+        return ones * mean
     if rule == "sequence":
         return T
     if rule == "constant":
-        return ones * options["length"]
+        length: float = options["length"]
+        return ones * length
     if rule == "power":
-        alpha = options["alpha"]
-        scale = (lengths**-alpha).mean() * (options["length"] or lengths.mean())
+        alpha: float = options["alpha"]
+        scale: float = (lengths**-alpha).mean() * (options["length"] or lengths.mean())
         return T**alpha * scale
     of_sign = np.where(group.right, T[group.right].mean(), T[~group.right].mean())
     pull = 1 + np.where(group.right, 1, -1) * options["imbalance"]
-    return T.mean() * (of_sign / T.mean()) ** options["strength"] / pull
+    effective: Floats = T.mean() * (of_sign / T.mean()) ** options["strength"] / pull
+    return effective

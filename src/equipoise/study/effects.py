@@ -106,8 +106,10 @@ def _within(results: Mapping[str, Any], row: Primary, dose: Dose | None) -> list
         return []
     extent = doses[-1] - doses[0]
     if row.shape == "slope":
-        return (np.polyfit(doses, outcomes.T, 1)[0] * extent).tolist()
-    return (-np.polyfit(doses, outcomes.T, 2)[0] * (extent / 2) ** 2).tolist()
+        effects = np.polyfit(doses, outcomes.T, 1)[0] * extent
+    else:
+        effects = -np.polyfit(doses, outcomes.T, 2)[0] * (extent / 2) ** 2
+    return [float(effect) for effect in effects]
 
 
 def top_of(outcomes: np.ndarray, doses: Sequence[float]) -> Top | None:

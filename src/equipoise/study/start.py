@@ -89,7 +89,8 @@ def imitate(policy: models.Policy, habits: Mapping[str, object]) -> None:
     task, draw, position = Arithmetic(STREAM), random.Random(0), 0
     optimizer = torch.optim.AdamW(policy.parameters(), lr=LEARNING_RATE, betas=(0.9, 0.98))
     for step in range(steps):
-        prompts, responses = [], []
+        prompts: list[list[int]] = []
+        responses: list[list[int]] = []
         while len(prompts) < RESPONSES:
             prompt = task.prompt(position)
             position += 1
@@ -102,7 +103,7 @@ def imitate(policy: models.Policy, habits: Mapping[str, object]) -> None:
         pack = models.pack(prompts, flat, torch.tensor([len(r) for r in responses]), torch.arange(RESPONSES))
         loss = -models.token_logprobs(policy, pack).logprobs.mean()
         optimizer.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         torch.nn.utils.clip_grad_norm_(policy.parameters(), 1.0)
         optimizer.param_groups[0]["lr"] = LEARNING_RATE * min(1.0, (step + 1) / 10) * (1 - step / steps)
         optimizer.step()

@@ -7,7 +7,7 @@ repeats, evaluations) is asked of its module.
 from __future__ import annotations
 
 import json
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -133,7 +133,7 @@ class Collector:
             raise AuditError(f"{file} and {self.step_files[step]} are both step {step}: audit one run at a time")
         return step or 0
 
-    def _lengths(self, roles: Roles, column: Any, refuse: Refuse) -> None:
+    def _lengths(self, roles: Roles, column: Callable[[str], tuple[str, Any]], refuse: Refuse) -> None:
         length = whole_numbers(*column("length"), refuse, "a length") if "length" in roles else None
         ids: tuple[Integers, Any] | None = None
         if "tokens" in roles:
@@ -164,7 +164,8 @@ class Collector:
             if encoded.null_count:
                 raise refuse(np.flatnonzero(encoded.is_null())[0], name, f"a {role} is missing")
             number = np.array([known.setdefault(v, len(known)) for v in encoded.dictionary.to_pylist()], np.int64)
-            return number[encoded.indices.to_numpy(zero_copy_only=False)]
+            numbered: Integers = number[encoded.indices.to_numpy(zero_copy_only=False)]
+            return numbered
         plain = plain_values(values)
         if None in plain:
             raise refuse(plain.index(None), name, f"a {role} is missing")
@@ -221,11 +222,22 @@ class Collector:
         if tokens is not None and len(tokens) != joined["length"].sum():
             raise AuditError("some files have token ids and some have none: audit them apart")
         notes = (TOO_MANY,) if self.tokens and tokens is None else ()
+        (unit,) = self.units
         log = Log(
-            joined["reward"], joined["length"], step, group, group if prompt is None else prompt,
-            joined.get("finish"), tokens, *self.units, " and ".join(sorted(self.writers)), notes,
-            joined.get("kept"), joined.get("sampler"), self.rates,
-        )  # fmt: skip
+            reward=joined["reward"],
+            length=joined["length"],
+            step=step,
+            group=group,
+            prompt=group if prompt is None else prompt,
+            truncated=joined.get("finish"),
+            tokens=tokens,
+            unit=unit,
+            source=" and ".join(sorted(self.writers)),
+            notes=notes,
+            kept=joined.get("kept"),
+            sampler_distance=joined.get("sampler"),
+            rates=self.rates,
+        )
         padding = [n for name, n in self.numbers["group"].items() if verl.is_padding(name)]
         return log, ~np.isin(own, padding)
 

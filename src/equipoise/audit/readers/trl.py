@@ -178,7 +178,7 @@ def check_explained(log: Log, advantage: Floats, summed: tuple[str, ...]) -> Non
         return x - (np.bincount(g, x) / np.maximum(n, 1))[g]
 
     def over(x: Floats) -> Floats:
-        return np.bincount(g, x)
+        return np.asarray(np.bincount(g, x), np.float64)
 
     r, A = centred(log.reward), centred(advantage)
     size = np.sqrt(over(r * r) * over(A * A))

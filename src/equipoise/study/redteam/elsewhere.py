@@ -56,6 +56,7 @@ def _child(name: str, python: str, path: str) -> tuple[subprocess.Popen[str], st
 def _exchange(child: subprocess.Popen[str], arguments: list[Any], seconds: float) -> dict[str, Any] | None:
     """The child's reply; None where it took too long and was killed."""
     assert child.stdin is not None
+    assert child.stdout is not None
     child.stdin.write(json.dumps(arguments) + "\n")
     child.stdin.flush()
     if not select.select([child.stdout], [], [], seconds)[0]:

@@ -84,7 +84,8 @@ def after_mark(text: str, mark: str) -> str | None:
         return None if start < 0 else text[start + len(mark) :].partition("\n")[0]
     boxes = [_braced(text[box.end() :]) for box in BOX.finditer(text)]
     closed = [inside for inside, is_closed in boxes if is_closed and inside.strip()]
-    return (closed or [inside for inside, _ in boxes] or [None])[-1]
+    found = closed or [inside for inside, _ in boxes]
+    return found[-1] if found else None
 
 
 def _braced(text: str) -> tuple[str, bool]:

@@ -38,14 +38,14 @@ def make_tokenizer() -> PreTrainedTokenizerFast:
 def make_policy(seed: int) -> Policy:
     torch.manual_seed(seed)
     tokenizer = make_tokenizer()
-    ids = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
     config = LlamaConfig(
         vocab_size=len(tokenizer), hidden_size=64, intermediate_size=192, num_hidden_layers=2, num_attention_heads=2,
-        head_dim=32, max_position_embeddings=CONTEXT, tie_word_embeddings=False, initializer_range=0.05, **ids,
+        head_dim=32, max_position_embeddings=CONTEXT, tie_word_embeddings=False, initializer_range=0.05,
+        pad_token_id=0, bos_token_id=1, eos_token_id=2,
     )  # fmt: skip
     model = LlamaForCausalLM(config)
     torch.nn.init.normal_(model.model.embed_tokens.weight, std=0.5)
-    model.generation_config = GenerationConfig(do_sample=True, **ids)
+    model.generation_config = GenerationConfig(do_sample=True, pad_token_id=0, bos_token_id=1, eos_token_id=2)
     policy = Policy(model, tokenizer, "attacker")
     warm_up(policy, random.Random(seed), STEPS)
     return policy
