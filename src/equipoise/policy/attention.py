@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from equipoise.kernels import varlen
+from equipoise.kernels.autograd import apply
 from equipoise.kernels.plain_layers import wide
 from equipoise.policy import decoder
 from equipoise.policy.pack import Buckets, Pack
@@ -46,7 +47,7 @@ def packed_attention(
 def _gathered(row: Tensor, buckets: Buckets) -> Tensor:
     """row [U, …] laid out in the buckets: [M, …]"""
     if _adds_in_any_order(row):
-        return _Gathered.apply(row, buckets)
+        return apply(_Gathered, row, buckets)
     return row.index_select(0, buckets.gather)
 
 

@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from equipoise.kernels import plain_layers, varlen
+from equipoise.kernels.autograd import apply
 from equipoise.kernels.plain_layers import Norm
 from equipoise.kernels.segments import Segments
 from equipoise.policy import decoder
@@ -62,7 +63,7 @@ def hidden_states(core: Any, pack: Pack, *, gradient_checkpointing: bool = False
         parameters, weights = _parameters(layer), layer_weights(layer, {})
         names = tuple(parameters)
         call = Call(layer, weights, pack.segments, parts.activation, gradient_checkpointing, names)
-        x = _Layer.apply(x, rope.cos, rope.sin, call, *parameters.values())
+        x = apply(_Layer, x, rope.cos, rope.sin, call, *parameters.values())
     return x
 
 
@@ -120,6 +121,7 @@ class _Stream:
         if self.pending is not None:
             projection, y = self.pending
             delta, self.pending = y @ projection.weight.t(), None
+        normed: Tensor
         self.x, normed, scale = self.ops.add_norm(self.x, delta, *norm)
         self.scales.append(scale)
         return normed
@@ -129,7 +131,8 @@ class _Stream:
 
     def gated(self, gate_up: Tensor) -> Tensor:
         self.gate_up = gate_up
-        return self.ops.gated(gate_up, self.activation)
+        out: Tensor = self.ops.gated(gate_up, self.activation)
+        return out
 
     def total(self) -> Tensor:
         assert self.pending is not None
@@ -139,24 +142,27 @@ class _Stream:
 
 def _forward(x: Tensor, cos: Tensor, sin: Tensor, call: Call) -> tuple[Tensor, Kept]:
     layer, w = call.layer, call.weights
-    attended: list[Tensor] = []
+    attended: list[tuple[Tensor, Tensor, Tensor]] = []
 
     def attend(qkv: Tensor) -> Tensor:
         raw = qkv.view(len(x), -1, layer.head_dim)
         rotated = _rotated(raw, cos, sin, layer, w)
         out, lse = varlen.attend(rotated, layer.kv_heads, call.segments, layer.scale)
-        attended.extend((rotated if w.q_norm is None else raw, out, lse))
+        attended.append((rotated if w.q_norm is None else raw, out, lse))
         return out.view(len(x), -1)
 
     stream = _Stream(x, call.activation)
     layers.run(w, stream, attend)
     first_scale, second_scale = stream.scales
-    return stream.total(), Kept(x, first_scale, *attended, stream.x, second_scale, stream.gate_up)
+    ((qkv, out, lse),) = attended
+    return stream.total(), Kept(x, first_scale, qkv, out, lse, stream.x, second_scale, stream.gate_up)
 
 
 def _rotated(raw: Tensor, cos: Tensor, sin: Tensor, layer: Layer, w: LayerWeights) -> Tensor:
     heads = raw.shape[1] - 2 * layer.kv_heads
-    return _ops(raw).rotate(raw, heads + layer.kv_heads, cos, sin, *_head_norms(w), heads, _head_eps(w))
+    q_norm, k_norm = _head_norms(w)
+    rotated: Tensor = _ops(raw).rotate(raw, heads + layer.kv_heads, cos, sin, q_norm, k_norm, heads, _head_eps(w))
+    return rotated
 
 
 def _head_norms(w: LayerWeights) -> tuple[Tensor | None, Tensor | None]:

@@ -56,11 +56,13 @@ def rope_by_layer(parts: Parts, x: Tensor, positions: Tensor) -> list[Rope]:
 def gathered(module: Any, run: Callable[..., T], *arguments: Any) -> T:
     """run(*arguments); where ranks share the module's weights, through the method that gathers them for it."""
     through = getattr(module, THROUGH, None)
-    return run(*arguments) if through is None else through(run, *arguments)
+    result: T = run(*arguments) if through is None else through(run, *arguments)
+    return result
 
 
 def _recomputed(*arguments: Any) -> Tensor:
-    return checkpoint(_layer, *arguments, use_reentrant=False)
+    x: Tensor = checkpoint(_layer, *arguments, use_reentrant=False)
+    return x
 
 
 def _layer(layer: Layer, x: Tensor, rope: Rope, attend: Attend, activation: str) -> Tensor:

@@ -16,10 +16,11 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from equipoise.kernels.plain_decode import Activation
 from equipoise.policy.architectures import ARCHITECTURES, Architecture
 from equipoise.policy.projections import Projections
 
-ACTIVATIONS = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
+ACTIVATIONS: dict[str, Activation] = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
 # The other types depend on how long the sequence is, not on the position alone.
 ROPE_TYPES = ("default", "linear", "llama3", "yarn")
 
@@ -34,7 +35,8 @@ class NormModule:
 
     @property
     def weight(self) -> Tensor:
-        return self.module.weight
+        weight: Tensor = self.module.weight
+        return weight
 
 
 @dataclass(eq=False, slots=True)
@@ -75,11 +77,11 @@ class Parts:
     layers: list[Layer]
     norm: NormModule
     head: Projections
-    activation: str
+    activation: Activation
 
     def embed(self, tokens: Tensor) -> Tensor:
         """[U] → [U, d]; a scale is rounded to the embeddings' precision first."""
-        x = self.embedding(tokens)
+        x: Tensor = self.embedding(tokens)
         if self.embedding_scale is not None:
             x = x * float(torch.tensor(self.embedding_scale, dtype=x.dtype))
         return x

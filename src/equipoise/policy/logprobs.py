@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from equipoise import kernels
+from equipoise.kernels.autograd import apply
 from equipoise.objective import Credit, LossOutput, Objective
 from equipoise.policy import block, decoder
 from equipoise.policy.attention import packed_attention
@@ -55,7 +56,7 @@ def _token_logprobs(policy: Policy, pack: Pack, temperature: float, support: Sup
         return TokenLogprobs(
             *kernels.fused_logprobs(hidden, head.weight, pack.targets, bias=head.bias, temperature=temperature)
         )
-    return TokenLogprobs(*_Head.apply(hidden, head.weight, head.bias, pack.targets, temperature, support))
+    return TokenLogprobs(*apply(_Head, hidden, head.weight, head.bias, pack.targets, temperature, support))
 
 
 def token_loss(
@@ -87,7 +88,7 @@ def token_loss(
         hidden, head = _predicting(_hidden(policy, pack), pack), _plain_head(policy)
         return kernels.fused_loss(
             hidden, head.weight, pack.targets, objective, old_logprobs, credit, response, bias=head.bias,
-            temperature=temperature, **others,
+            temperature=temperature, position=position, ref_logprobs=ref_logprobs, rollout_logprobs=rollout_logprobs,
         )  # fmt: skip
 
     return decoder.gathered(policy.core, fused)
@@ -127,7 +128,7 @@ def _predicting(hidden: Tensor, pack: Pack) -> Tensor:
     """hidden [U, d] of the entries that predict each target [N, d]."""
     if pack.firsts is None:
         return hidden.index_select(0, pack.predict)
-    return _Predicting.apply(hidden, pack.predict, *pack.firsts)
+    return apply(_Predicting, hidden, pack.predict, *pack.firsts)
 
 
 class _Predicting(torch.autograd.Function):
@@ -175,7 +176,8 @@ def _hidden(policy: Policy, pack: Pack) -> Tensor:
         use_cache=False,
         pack=pack,
     )
-    return out.last_hidden_state[0]
+    hidden: Tensor = out.last_hidden_state[0]
+    return hidden
 
 
 class _Head(torch.autograd.Function):

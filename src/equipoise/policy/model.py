@@ -89,11 +89,13 @@ class Policy:
 
     @property
     def device(self) -> torch.device:
-        return next(self.model.parameters()).device
+        device: torch.device = next(self.model.parameters()).device
+        return device
 
     @property
     def dtype(self) -> torch.dtype:
-        return next(self.model.parameters()).dtype
+        dtype: torch.dtype = next(self.model.parameters()).dtype
+        return dtype
 
     @cached_property
     def context(self) -> int:
@@ -170,7 +172,7 @@ def encode(policy: Policy, prompt: Prompt) -> list[int]:
     tokenizer = policy.tokenizer
     if isinstance(prompt, str):
         try:
-            ids = tokenizer(prompt)["input_ids"]
+            ids: list[int] = tokenizer(prompt)["input_ids"]
         except Exception as error:  # tokenizers raises nothing narrower
             raise ValueError(f"{policy.name}'s tokenizer cannot read {_excerpt(prompt)}: {error}") from error
     elif tokenizer.chat_template is None:
@@ -279,7 +281,8 @@ def _open_smollm(dtype: torch.dtype) -> tuple[Any, Any]:
     # The loaded object remembers that it was quantised and cannot be saved; a plain Llama with the same weights can.
     config = copy.deepcopy(loaded.config)
     del config.quantization_config
-    model = LlamaForCausalLM(config).to(dtype)
+    model: Any = LlamaForCausalLM(config)
+    model.to(dtype)
     model.load_state_dict(loaded.state_dict())
     model.generation_config = loaded.generation_config
     return model, tokenizer

@@ -252,8 +252,13 @@ def _tree(rows: list[Sequence[int]], tokens: Tensor, lengths: Tensor, prompt: Te
     goes_on[predict[~is_last]] = True
     leaf, path = np.unique(predict[is_last].numpy(), return_index=True)
     chosen = torch.from_numpy(path[~goes_on[torch.from_numpy(leaf)].numpy()])
-    per_response = (prompt_start[prompt], before, _starts(lengths - 1), lengths - 1)
-    paths = _Paths(*(x[chosen] for x in per_response), entry)
+    paths = _Paths(
+        prompt=prompt_start[prompt][chosen],
+        before=before[chosen],
+        start=_starts(lengths - 1)[chosen],
+        length=(lengths - 1)[chosen],
+        entry=entry,
+    )
     return Pack(
         inputs=inputs.to(device),
         positions=positions.to(device),

@@ -14,6 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from equipoise.kernels.autograd import apply
+
 
 class Linear(NamedTuple):
     """weight [out, in], bias [out] or None."""
@@ -48,9 +50,10 @@ class Projections(NamedTuple):
 
     def __call__(self, x: Tensor) -> Tensor:
         if len(self.modules) == 1:
-            return self.modules[0](x)
+            out: Tensor = self.modules[0](x)
+            return out
         if self.is_plain and x.is_cuda and (whole := self.joined()) is not None:
-            return _Joined.apply(x, *whole, *self.weights, *(self.biases or ()))
+            return apply(_Joined, x, *whole, *self.weights, *(self.biases or ()))
         if self.is_plain and not x.is_cuda:
             bias = None if self.biases is None else torch.cat(self.biases)
             return F.linear(x, torch.cat(self.weights), bias)
@@ -78,7 +81,7 @@ class Projections(NamedTuple):
 
 
 def _merged(module: Any) -> Tensor:
-    weight = module.weight
+    weight: Tensor = module.weight
     for adapter in getattr(module, "active_adapters", ()):
         if adapter in module.lora_A and not module.disable_adapters:
             weight = weight + module.get_delta_weight(adapter)

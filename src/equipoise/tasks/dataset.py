@@ -21,6 +21,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -55,6 +56,12 @@ class _Window:
     numbers: np.ndarray  # row of each place
     train: np.ndarray
     held_out: np.ndarray
+
+    def row(self, k: int) -> Mapping[str, Any]:
+        """At place k, which is for training or held out, and so was read."""
+        row = self.loaded[k]
+        assert not isinstance(row, RowError)
+        return row
 
 
 class Dataset:
@@ -101,7 +108,7 @@ class Dataset:
         for option, value, known in (("answer_in", answer_in, ANSWER_IN), ("rules", rules, RULES)):
             if value not in known:
                 raise TaskError(f'task.{option} = "{value}" is not known: {", ".join(known)}')
-        self._grading = {"answer_in": answer_in, "rules": rules}
+        self._answer_in, self._comparison = answer_in, rules
         if template and template not in PROMPTS:
             raise TaskError(f'task.template = "{template}" is not a prompt template: {", ".join(PROMPTS)}')
         if max_prompt_tokens and count_tokens is None:
@@ -184,7 +191,14 @@ class Dataset:
         if verifier == "gym":
             return gym.submit(prompt.meta["entry"], response)
         form = prompt.meta.get("form") or "any"
-        return verifiers.submit_math(response, prompt.answer, prompt=prompt.text, form=form, **self._grading)
+        return verifiers.submit_math(
+            response,
+            prompt.answer,
+            rules=self._comparison,
+            answer_in=self._answer_in,
+            prompt=prompt.text,
+            form=form,
+        )
 
     @property
     def train(self) -> list[Prompt]:
@@ -212,7 +226,7 @@ class Dataset:
     def _with_usable_golds(self, window: _Window) -> _Window:
         """Without the rows whose answer no verifier can use: found here, not by the responses graded against them."""
         places = np.sort(np.concatenate([window.train, window.held_out]))
-        items = [self._schema.read(window.loaded[int(k)]) for k in places]
+        items = [self._schema.read(window.row(int(k))) for k in places]
         bad = inspection.unverifiable(items)
         self._account.verifiable = 1 - len(bad) / max(len(places), 1)
         out = {int(places[j]): why for j, why in bad.items()}
@@ -291,9 +305,7 @@ class Dataset:
         return [spans[k : k + at_once // piece] for k in range(0, len(spans), at_once // piece)]
 
     def _prompt(self, window: _Window, k: int) -> Prompt:
-        row = window.loaded[k]
-        assert not isinstance(row, RowError)
-        item = self._schema.read(row)
+        item = self._schema.read(window.row(k))
         return self._shaped(self._rows.label(int(window.numbers[k]), item.id), item)
 
     def _shaped(self, id_: str, item: Item) -> Prompt:

@@ -54,6 +54,12 @@ class EquipoiseGRPOTrainer(GRPOTrainer):
     vLLM's log-probabilities are taken from its GRPOConfig; `trainer.objective` is the objective with these in it.
     """
 
+    args: GRPOConfig
+    model: torch.nn.Module
+    num_generations: int
+    objective: Objective
+    _logs: dict[str, Any]  # by column: deques
+
     def __init__(self, *args: Any, objective: str | Objective, **kwargs: Any) -> None:
         given = named(objective) if isinstance(objective, str) else objective
         super().__init__(*args, **kwargs)  # whatever TRL's version takes
@@ -233,6 +239,7 @@ def refuse(objective: Objective, args: GRPOConfig) -> None:
             f"entropy_coef = {args.entropy_coef} and the objective's entropy_bonus = {objective.entropy_bonus} are "
             "both on; the first is TRL's (a mean per micro-batch), the second ours (a mean over the batch): use one"
         )
+    assert args.num_generations is not None  # GRPOConfig has refused that
     whole = args.steps_per_generation == 1 and args.per_device_train_batch_size % args.num_generations == 0
     if objective.needs_whole_groups and not whole:
         raise ValueError(

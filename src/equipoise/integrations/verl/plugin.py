@@ -306,7 +306,8 @@ def _resumed_from(trainer: Any) -> str | None:
     from verl.utils.checkpoint.checkpoint_manager import find_latest_ckpt_path
 
     if trainer.resume_mode == "auto":
-        return find_latest_ckpt_path(os.path.abspath(trainer.default_local_dir))
+        latest: str | None = find_latest_ckpt_path(os.path.abspath(trainer.default_local_dir))
+        return latest
     return os.path.abspath(trainer.resume_from_path) if trainer.resume_mode == "resume_path" else None
 
 
