@@ -21,7 +21,7 @@ from torch import Tensor
 
 from equipoise.kernels import decode
 from equipoise.kernels import draw as inverse_cdf
-from equipoise.kernels.decode import BLOCK, Norm, Rows
+from equipoise.kernels.decode import BLOCK, DecodeRows, Norm
 from equipoise.kernels.draw import SamplingParams
 
 GROUP, PROMPT, LONGEST = 16, 100, 511
@@ -46,7 +46,7 @@ SHAPES = {
 
 
 class Cache(NamedTuple):
-    rows: Rows
+    rows: DecodeRows
     pool: Tensor  # [layers, 2, blocks, Hk, BLOCK, D]
     live_bytes: int  # of a layer
 
@@ -61,7 +61,7 @@ def cache(shape: Shape, R: int, layers: int, *, block: int = BLOCK, seed: int = 
     order = 1 + torch.randperm(blocks - 1, generator=g)
     table = torch.zeros(R, most, dtype=torch.int64)
     table[used] = order[: int(used.sum())]
-    rows = Rows(
+    rows = DecodeRows(
         table, length, torch.arange(R) // GROUP, order[int(used.sum()) :].view(P, -1), torch.full((P,), PROMPT),
         torch.arange(R).view(P, GROUP),
     )  # fmt: skip
@@ -69,7 +69,7 @@ def cache(shape: Shape, R: int, layers: int, *, block: int = BLOCK, seed: int = 
     for layer in pool:
         layer.normal_()
     live = 2 * 2 * shape.kv_heads * shape.D * (int(length.sum()) + R + P * PROMPT)
-    return Cache(Rows(*(x.int().cuda() for x in rows)), pool, live)
+    return Cache(DecodeRows(*(x.int().cuda() for x in rows)), pool, live)
 
 
 def seconds(calls: list[Callable[[], Any]], replays: int = 7) -> float:
@@ -123,10 +123,10 @@ def attention(shape: Shape, R: int, bandwidth: float, splits: int = 1) -> dict[s
     }  # fmt: skip
 
 
-def first_rows(rows: Rows, R: int) -> Rows:
+def first_rows(rows: DecodeRows, R: int) -> DecodeRows:
     """The first rows of whole groups."""
     P = R // GROUP
-    return Rows(rows.table[:R], rows.length[:R], rows.prompt[:R], *(x[:P] for x in rows[3:]))
+    return DecodeRows(rows.table[:R], rows.length[:R], rows.prompt[:R], *(x[:P] for x in rows[3:]))
 
 
 def between_products(shape: Shape, R: int) -> dict[str, float]:

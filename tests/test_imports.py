@@ -71,3 +71,12 @@ def test_imports_go_down(package):
 @pytest.mark.parametrize("plugin", sorted(ROOT.glob("integrations/*/plugin.py")), ids=lambda path: path.parent.name)
 def test_a_plugin_needs_the_objective_alone(plugin):
     assert {name for _, name in imported(plugin)} <= {"objective", "files"}
+
+
+def test_no_two_classes_have_one_name():
+    places: dict[str, list[str]] = {}
+    for path in MODULES:
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ClassDef):
+                places.setdefault(node.name, []).append(f"{path.relative_to(ROOT)}:{node.lineno}")
+    assert {name: found for name, found in places.items() if len(found) > 1} == {}

@@ -173,7 +173,14 @@ def _show_evaluation(result: dict[str, Any], base: str | None) -> None:
 
 def _eval_benchmarks(options: argparse.Namespace, checkpoints: dict[int, Path]) -> None:
     """A model, or every checkpoint of a run, each into its own folder."""
-    from equipoise.evaluate import PROTOCOLS, EvaluationError, Request, evaluate_checkpoints, open_benchmarks, table
+    from equipoise.evaluate import (
+        PROTOCOLS,
+        EvaluationError,
+        EvaluationRequest,
+        evaluate_checkpoints,
+        open_benchmarks,
+        table,
+    )
 
     if options.per_level is not None:
         raise EvaluationError("--per-level is for a task; --limit takes the first problems of each benchmark")
@@ -182,7 +189,7 @@ def _eval_benchmarks(options: argparse.Namespace, checkpoints: dict[int, Path]) 
     if options.protocol not in PROTOCOLS:
         raise EvaluationError(f'--protocol "{options.protocol}" is not a protocol: {", ".join(PROTOCOLS)}')
     names = [name.strip() for name in options.benchmarks.split(",") if name.strip()]
-    request = Request(
+    request = EvaluationRequest(
         open_benchmarks(names, options.data, options.limit), PROTOCOLS[options.protocol], samples=options.samples or 0,
         temperature=options.temperature, max_tokens=options.max_tokens, chunk=options.chunk, chat=options.chat,
     )  # fmt: skip
@@ -366,11 +373,11 @@ def _export(options: argparse.Namespace, rest: list[str]) -> None:
 
 def _redteam(options: argparse.Namespace, rest: list[str]) -> None:
     """Exit code 1 says that exploits were found, or still work."""
-    from equipoise.study.redteam.command import Request, redteam, replayed
+    from equipoise.study.redteam.command import RedTeamRequest, redteam, replayed
 
     _quiet_transformers()
     names = ("verifier", "judge", "model", "device", "minutes", "seed", "python", "path")
-    request = Request(out=Path(options.out), **{name: getattr(options, name) for name in names})
+    request = RedTeamRequest(out=Path(options.out), **{name: getattr(options, name) for name in names})
     found = redteam(request).clusters if options.replay is None else replayed(Path(options.replay), request.target)
     sys.exit(1 if found else 0)
 

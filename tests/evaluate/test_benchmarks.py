@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from equipoise.evaluate import Plan, evaluate_benchmarks
+from equipoise.evaluate import BenchmarkPlan, evaluate_benchmarks
 from equipoise.evaluate.benchmarks import BENCHMARKS, REWRITTEN, number, open_benchmark, unverifiable, within
 from equipoise.tasks import TaskError
 from equipoise.tasks.templates import TEMPLATES
@@ -37,7 +37,7 @@ def grade(benchmark, answer, k=0):
 
 
 def score(benchmark, write, folder):
-    plan = Plan.of(benchmark, samples=1)
+    plan = BenchmarkPlan.of(benchmark, samples=1)
     result = evaluate_benchmarks(fake_policy(), Writer(write), [plan], folder)
     return result["benchmarks"][benchmark.name]
 

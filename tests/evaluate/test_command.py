@@ -6,7 +6,7 @@ import shutil
 
 import pytest
 
-from equipoise.evaluate import PROTOCOLS, EvaluationError, Request, open_benchmarks
+from equipoise.evaluate import PROTOCOLS, EvaluationError, EvaluationRequest, open_benchmarks
 from equipoise.evaluate.table import markdown
 from equipoise.train.checkpoint import STATE
 
@@ -113,7 +113,7 @@ def test_the_protocols_of_the_papers(data, tmp_path):
 def request(data, monkeypatch, **options):
     sampler = Writer(digit)
     monkeypatch.setattr("equipoise.evaluate.request.sampler", lambda policy: sampler)
-    return Request(open_benchmarks(["gsm8k", "gsm8k"], data, None), **options), sampler
+    return EvaluationRequest(open_benchmarks(["gsm8k", "gsm8k"], data, None), **options), sampler
 
 
 def test_a_request_takes_the_protocols_numbers_and_the_chat_template(data, tmp_path, monkeypatch):

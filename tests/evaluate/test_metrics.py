@@ -191,7 +191,7 @@ def test_the_average_of_benchmarks_holds_its_truth_in_95_percent():
 
 @given(st.lists(st.tuples(*[st.floats(0, 1)] * 3).map(sorted), min_size=1, max_size=6))
 def test_the_average_is_the_mean_and_narrower_than_the_mean_interval(ends):
-    estimates = [metrics.Estimate(value, low, high) for low, value, high in ends]
+    estimates = [metrics.Score(value, low, high) for low, value, high in ends]
     found = metrics.average(estimates)
     assert found.value == pytest.approx(np.mean([e.value for e in estimates]))
     assert np.mean([e.low for e in estimates]) - 1e-9 <= found.low <= found.value + 1e-9

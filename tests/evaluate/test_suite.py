@@ -14,7 +14,7 @@ import pytest
 
 from equipoise import policy as models
 from equipoise import rollout
-from equipoise.evaluate import EvaluationError, Plan, evaluate_benchmarks, over_checkpoints
+from equipoise.evaluate import BenchmarkPlan, EvaluationError, evaluate_benchmarks, over_checkpoints
 from equipoise.evaluate.benchmarks import Benchmark, open_benchmark
 from equipoise.evaluate.folder import COLUMNS, Folder
 from equipoise.evaluate.regrade import regrade
@@ -34,7 +34,7 @@ def digit(benchmark, problem, i):
 
 
 def plans(data, names=("gsm8k", "math500"), samples=4, chunk=2, **options):
-    return [Plan.of(open_benchmark(name, data, **options), samples, 50, chunk) for name in names]
+    return [BenchmarkPlan.of(open_benchmark(name, data, **options), samples, 50, chunk) for name in names]
 
 
 def run(data, out, sampler=None, policy=None, **options):
@@ -388,7 +388,7 @@ def test_peak_and_last_over_checkpoints(data, tmp_path):
 
 def test_a_plan_takes_the_benchmarks_own_length_and_about_512_responses(data):
     benchmark = open_benchmark("gsm8k", data)
-    plan = Plan.of(benchmark, 8)
+    plan = BenchmarkPlan.of(benchmark, 8)
     assert (plan.max_tokens, plan.chunk) == (benchmark.max_tokens, 64)
-    assert Plan.of(benchmark, 1000).chunk == 1
+    assert BenchmarkPlan.of(benchmark, 1000).chunk == 1
     assert [len(c) for c in dataclasses.replace(plan, chunk=4).chunks] == [4, 2]

@@ -16,7 +16,7 @@ from transformers.models.llama.modeling_llama import LlamaRMSNorm, apply_rotary_
 
 from equipoise.kernels import decode, plain_decode
 from equipoise.kernels import draw as inverse_cdf
-from equipoise.kernels.decode import Norm, Rows
+from equipoise.kernels.decode import DecodeRows, Norm
 from equipoise.kernels.draw import SamplingParams
 from equipoise.kernels.uniform import uniforms
 
@@ -92,7 +92,7 @@ def assert_near(got, wanted, dtype, scale=1.0):
 
 
 class Case:
-    """Rows and a cache in which everything that nobody may read is NaN.
+    """DecodeRows and a cache in which everything that nobody may read is NaN.
 
     lengths [R], the prompt that each answers [R] (−1: the row is padding), prompt_lengths [P].
     """
@@ -128,7 +128,7 @@ class Case:
         padding = torch.tensor(prompt) < 0
         self.keys, self.values = (x.to(dtype).to(DEVICE) for x in (self.keys, self.values))
         fields = table, torch.tensor(lengths), torch.tensor(prompt).masked_fill(padding, 0), prompt_table
-        self.rows = Rows(*(x.int().to(DEVICE) for x in (*fields, torch.tensor(prompt_lengths), members)))
+        self.rows = DecodeRows(*(x.int().to(DEVICE) for x in (*fields, torch.tensor(prompt_lengths), members)))
         self.qkv = torch.randn(R, heads + 2 * kv_heads, D, generator=g).to(dtype).to(DEVICE)
         angle = torch.randn(max(prompt_lengths) + max(lengths) + 1, D // 2, generator=g)
         self.rope = torch.cat((angle.cos(), angle.sin()), 1).to(dtype).float().to(DEVICE)
@@ -505,7 +505,7 @@ def test_kernels_that_begin_before_others_have_ended_give_the_same_bits(monkeypa
 def test_a_graph_of_a_step_follows_the_lengths_and_never_waits():
     c, earlier = case(dtype=torch.bfloat16), case(dtype=torch.bfloat16)
     residual, u_keys = randn(9, 6 * 32, dtype=torch.bfloat16), torch.arange(9, device=DEVICE)
-    fields = Rows(*(x.clone() for x in c.rows))
+    fields = DecodeRows(*(x.clone() for x in c.rows))
     earlier.rows = earlier.rows._replace(length=(earlier.rows.length - 20).clamp_min(0))
     step(c, residual, u_keys)  # compiled
     torch.cuda.synchronize()

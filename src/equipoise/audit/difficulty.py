@@ -27,7 +27,7 @@ STRATA = {"hard": (0.0, 0.25), "moderate": (0.25, 0.75), "easy": (0.75, 1.0)}
 
 
 @dataclass(frozen=True)
-class Outcomes:
+class GroupKinds:
     """The kinds of groups there are, (R right of G), and what each says under every component."""
 
     R: Integers  # [kinds]
@@ -38,7 +38,7 @@ class Outcomes:
     size: Integers  # [kinds] which of the G values
 
 
-def outcomes(R: Integers, G: Integers) -> tuple[Outcomes, Integers]:
+def outcomes(R: Integers, G: Integers) -> tuple[GroupKinds, Integers]:
     """The kinds of groups among R right of G, and the kind of each group."""
     kinds, kind = np.unique(np.stack([R, G]), axis=1, return_inverse=True)
     R, G = kinds
@@ -55,10 +55,10 @@ def outcomes(R: Integers, G: Integers) -> tuple[Outcomes, Integers]:
         P_S = np.asarray(theory.informative_probability(p[:, None], sizes))
         informative[:COMPONENTS, :, s] = density.T @ P_S
         bias[:COMPONENTS, :, s] = density.T @ (P_S * np.asarray(theory.baseline_bias(p[:, None], sizes)))
-    return Outcomes(R, G, likelihood, bias, informative, size), kind.reshape(-1)
+    return GroupKinds(R, G, likelihood, bias, informative, size), kind.reshape(-1)
 
 
-def baseline_bias(counts: Floats, kinds: Outcomes) -> tuple[Floats, Floats]:
+def baseline_bias(counts: Floats, kinds: GroupKinds) -> tuple[Floats, Floats]:
     """[..., kinds] groups of each kind -> [..., strata] mean bias, and the stratum's share of the informative groups.
 
     NaN where there is no informative group, and for the bias of a stratum with less than a thousandth of them.

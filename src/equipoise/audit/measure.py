@@ -176,7 +176,7 @@ def _check_rates(log: Log, objectives: Mapping[str, Objective]) -> None:
             raise AuditError(f"{name}: difficulty weights need success rates, and this log has advantages for rewards")
 
 
-def _kinds(log: Log, binary: tuple[float, float] | None) -> tuple[difficulty.Outcomes | None, Integers | None]:
+def _kinds(log: Log, binary: tuple[float, float] | None) -> tuple[difficulty.GroupKinds | None, Integers | None]:
     """The kinds of groups, (R right of G), and the kind of each group; nothing where rewards are not binary."""
     if binary is None:
         return None, None
@@ -200,7 +200,7 @@ class _Setting:
 
     log: Log
     objectives: dict[str, Objective]
-    kinds: difficulty.Outcomes | None
+    kinds: difficulty.GroupKinds | None
 
     @cached_property
     def prompts(self) -> int:

@@ -27,7 +27,7 @@ import pyarrow as pa
 from equipoise.audit.columns import array
 from equipoise.audit.log import AuditError, Log
 from equipoise.audit.readers import ours
-from equipoise.audit.readers.collect import Collector
+from equipoise.audit.readers.collect import LogCollector
 from equipoise.audit.readers.files import files_of
 from equipoise.audit.readers.roles import parse_columns
 from equipoise.objective import Objective
@@ -43,7 +43,7 @@ def read(paths: Paths, columns: Mapping[str, str] | None = None, tokenizer: str 
     named = _named(paths)
     if not named:
         raise AuditError("no files: name at least one file or directory")
-    collector = Collector(columns or {}, tokenizer)
+    collector = LogCollector(columns or {}, tokenizer)
     for path in named:
         for file in files_of(path):
             collector.add_file(file)
@@ -56,7 +56,7 @@ def from_table(table: Table, columns: Mapping[str, str] | None = None, tokenizer
     sizes = {name: len(table[name]) for name in names}
     if len(set(sizes.values())) > 1:
         raise AuditError(f"the columns have {sizes} rows: each must have one entry per response")
-    collector = Collector(columns or {}, tokenizer)
+    collector = LogCollector(columns or {}, tokenizer)
     collector.add("the table", names, [(0, {name: array(table[name]) for name in names})])
     return collector.log()
 

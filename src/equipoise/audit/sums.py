@@ -47,7 +47,7 @@ class SharedNodes:
 
 
 @dataclass(frozen=True)
-class Step:
+class StepRows:
     """One step's batch: its rows of the log, groups numbered from 0."""
 
     rows: slice
@@ -57,7 +57,7 @@ class Step:
     nodes: SharedNodes | None
 
 
-def steps(log: Log, shared: bool = True) -> Iterator[tuple[Step, torch.Tensor | None]]:
+def steps(log: Log, shared: bool = True) -> Iterator[tuple[StepRows, torch.Tensor | None]]:
     """Each step, and its flat tokens; with `shared`, also where its responses begin alike."""
     start = np.cumsum(log.length) - log.length
     for rows in log.steps():
@@ -69,7 +69,7 @@ def steps(log: Log, shared: bool = True) -> Iterator[tuple[Step, torch.Tensor | 
             begin = int(start[rows.start])
             tokens = torch.from_numpy(log.tokens[begin : begin + int(log.length[rows].sum())])
             nodes = shared_nodes(tokens, log.length[rows], group, G) if shared else None
-        yield Step(rows, group, log.prompt[rows][first], G, nodes), tokens
+        yield StepRows(rows, group, log.prompt[rows][first], G, nodes), tokens
 
 
 def shared_nodes(tokens: torch.Tensor, length: Integers, group: Integers, G: Floats) -> SharedNodes:
@@ -104,7 +104,7 @@ def decile_edges(log: Log) -> Floats:
     return np.asarray(np.quantile(log.length[log.length > 0], np.arange(1, DECILES) / DECILES), np.float64)
 
 
-def objective_sums(step: Step, T: Floats, credit: Credit, edges: Floats) -> Floats:
+def objective_sums(step: StepRows, T: Floats, credit: Credit, edges: Floats) -> Floats:
     """[groups, OBJECTIVE_SUMS]"""
     A, w, c_token = _weights(credit)
     c, group, P = w * A, step.group, len(step.G)
@@ -212,7 +212,7 @@ def objective_support(sums: Floats) -> dict[str, int]:
     return defaultdict(lambda: some["informative"], some | own)
 
 
-def log_sums(step: Step, log: Log, rules: dict[str, Credit]) -> Floats:
+def log_sums(step: StepRows, log: Log, rules: dict[str, Credit]) -> Floats:
     """[groups, LOG_SUMS]; `rules`: the credit of the objective under token (group), sequence and balanced."""
     rows, group, P = step.rows, step.group, len(step.G)
     T, r = log.length[rows].astype(np.float64), log.reward[rows]

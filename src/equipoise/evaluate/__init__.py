@@ -2,8 +2,8 @@
 
 from equipoise.evaluate.folder import EvaluationError
 from equipoise.evaluate.metrics import (
-    Estimate,
     Peak,
+    Score,
     acc,
     average,
     best,
@@ -18,20 +18,20 @@ from equipoise.evaluate.metrics import (
 )
 from equipoise.evaluate.protocol import PROTOCOLS, Protocol
 from equipoise.evaluate.regrade import regrade
-from equipoise.evaluate.request import Request, evaluate_checkpoints, open_benchmarks
+from equipoise.evaluate.request import EvaluationRequest, evaluate_checkpoints, open_benchmarks
 from equipoise.evaluate.run import Evaluation, evaluate, line
-from equipoise.evaluate.suite import Plan, evaluate_benchmarks
+from equipoise.evaluate.suite import BenchmarkPlan, evaluate_benchmarks
 from equipoise.evaluate.summary import over_checkpoints
 
 __all__ = [
     "PROTOCOLS",
-    "Estimate",
+    "BenchmarkPlan",
     "Evaluation",
     "EvaluationError",
+    "EvaluationRequest",
     "Peak",
-    "Plan",
     "Protocol",
-    "Request",
+    "Score",
     "acc",
     "average",
     "best",

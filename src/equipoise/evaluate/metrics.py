@@ -28,7 +28,7 @@ RESAMPLES = 2000
 
 
 @dataclass(frozen=True)
-class Estimate:
+class Score:
     """A value and its 95 % interval."""
 
     value: float
@@ -36,13 +36,13 @@ class Estimate:
     high: float
 
 
-def acc(outcomes: Sequence[Sequence[float]]) -> Estimate:
+def acc(outcomes: Sequence[Sequence[float]]) -> Score:
     """acc@n: the share of right samples of a problem, averaged over problems; n may differ between them."""
     samples = _checked(outcomes)
     return _mean_share([a.mean() for a in samples], samples)
 
 
-def best(outcomes: Sequence[Sequence[float]]) -> Estimate:
+def best(outcomes: Sequence[Sequence[float]]) -> Score:
     """best@n: the share of problems with at least one right sample of n, the same n for all."""
     samples = _checked(outcomes)
     _same_n(samples, "best@n", "or ask for pass@k with k at most the fewest samples")
@@ -63,13 +63,13 @@ def pass_at_k(n: int, c: int, k: int) -> float:
     return 1.0 - missed
 
 
-def mean_pass_at_k(outcomes: Sequence[Sequence[float]], k: int) -> Estimate:
+def mean_pass_at_k(outcomes: Sequence[Sequence[float]], k: int) -> Score:
     """pass@k averaged over problems; n may differ between them, none below k."""
     samples = _checked(outcomes)
     return _mean_share([pass_at_k(len(a), int(a.sum()), k) for a in samples], samples)
 
 
-def majority(answers: Sequence[Sequence[Hashable]], outcomes: Sequence[Sequence[float]]) -> Estimate:
+def majority(answers: Sequence[Sequence[Hashable]], outcomes: Sequence[Sequence[float]]) -> Score:
     """maj@n: the share of problems whose most frequent final answer is right, the same n for all.
 
     Of answers with equally many votes the one given first wins (samples are exchangeable, so that is a fair draw), and
@@ -89,7 +89,7 @@ def majority(answers: Sequence[Sequence[Hashable]], outcomes: Sequence[Sequence[
     return _mean_share(values, samples)
 
 
-def average(estimates: Sequence[Estimate]) -> Estimate:
+def average(estimates: Sequence[Score]) -> Score:
     """The plain mean over benchmarks, each counted alike, and its interval (MOVER, Zou & Donner 2008).
 
     Benchmarks are independent, so the distances of their ends add up as squares:
@@ -99,19 +99,19 @@ def average(estimates: Sequence[Estimate]) -> Estimate:
         raise ValueError("no benchmarks: an average needs at least one")
     p, low, high = (np.array([getattr(e, end) for e in estimates]) for end in ("value", "low", "high"))
     B, mean = len(p), float(p.mean())
-    return Estimate(
+    return Score(
         mean, float(mean - np.sqrt(((p - low) ** 2).sum()) / B), float(mean + np.sqrt(((high - p) ** 2).sum()) / B)
     )
 
 
-def wilson(successes: int, n: int) -> Estimate:
+def wilson(successes: int, n: int) -> Score:
     """A plain proportion (greedy accuracy: one answer per problem) and its Wilson score interval."""
     if not 0 <= successes <= n or n == 0:
         raise ValueError(f"{successes} successes of {n}: it must be 0 ≤ successes ≤ n, n > 0")
     return _score(successes / n, n)
 
 
-def bootstrap(per_problem: Sequence[float], seed: int = 0) -> Estimate:
+def bootstrap(per_problem: Sequence[float], seed: int = 0) -> Score:
     """The mean of any quantity over problems and its percentile bootstrap interval.
 
     One seed draws the same problems for every quantity. Some 30 problems are needed, and more where a few carry all the
@@ -123,7 +123,7 @@ def bootstrap(per_problem: Sequence[float], seed: int = 0) -> Estimate:
     rng = np.random.default_rng(seed)
     means = x[rng.integers(0, len(x), (RESAMPLES, len(x)))].mean(1)
     low, high = np.quantile(means, [0.025, 0.975])
-    return Estimate(float(x.mean()), float(low), float(high))
+    return Score(float(x.mean()), float(low), float(high))
 
 
 @dataclass(frozen=True)
@@ -164,7 +164,7 @@ def length_gap(lengths: Sequence[float], right: Sequence[float]) -> float:
     return 0.0 if r.all() or not r.any() else float((T[~r].mean() - T[r].mean()) / T.mean())
 
 
-def _mean_share(values: Sequence[float], samples: Sequence[np.ndarray]) -> Estimate:
+def _mean_share(values: Sequence[float], samples: Sequence[np.ndarray]) -> Score:
     """The mean of one share in [0, 1] per problem; its interval is the score interval of as many coin flips.
 
     n problems whose shares have mean p and variance v are worth p(1−p)/v·n flips: n where every share is 0 or 1, and
@@ -178,14 +178,14 @@ def _mean_share(values: Sequence[float], samples: Sequence[np.ndarray]) -> Estim
         return min(float(y.mean() * (1 - y.mean()) / y.var()) * len(x), total) if y.var() > 0 else len(x)
 
     p = float(x.mean())
-    return Estimate(p, _score(p, flips(0.0)).low, _score(p, flips(1.0)).high)
+    return Score(p, _score(p, flips(0.0)).low, _score(p, flips(1.0)).high)
 
 
-def _score(p: float, n: float) -> Estimate:
+def _score(p: float, n: float) -> Score:
     """Wilson's interval: the p₀ with |p − p₀| ≤ Z·sqrt(p₀(1−p₀)/n)."""
     centre, spread = p + Z**2 / (2 * n), Z * np.sqrt(p * (1 - p) / n + Z**2 / (4 * n**2))
     low, high = (centre - spread) / (1 + Z**2 / n), (centre + spread) / (1 + Z**2 / n)
-    return Estimate(p, float(np.clip(low, 0, p)), float(np.clip(high, p, 1)))  # at p = 0 and 1 rounding would exclude p
+    return Score(p, float(np.clip(low, 0, p)), float(np.clip(high, p, 1)))  # at p = 0 and 1 rounding would exclude p
 
 
 def _checked(outcomes: Sequence[Sequence[float]]) -> list[np.ndarray]:

@@ -12,13 +12,13 @@ from equipoise.evaluate.benchmarks import Benchmark, open_benchmark
 from equipoise.evaluate.folder import EvaluationError, Folder
 from equipoise.evaluate.protocol import PROTOCOLS, Protocol
 from equipoise.evaluate.run import SEED
-from equipoise.evaluate.suite import Plan, evaluate_benchmarks, write_run
+from equipoise.evaluate.suite import BenchmarkPlan, evaluate_benchmarks, write_run
 from equipoise.evaluate.summary import Summary
 from equipoise.rollout import sampler
 
 
 @dataclass(frozen=True)
-class Request:
+class EvaluationRequest:
     """`samples` 0 and `temperature` None take the protocol's; `max_tokens` 0 and `chunk` 0 the benchmark's; `chat` None
     asks in the chat template where the model has one."""
 
@@ -44,7 +44,9 @@ class Request:
         chat = self.chat if self.chat is not None else policy.tokenizer.chat_template is not None
         temperature = self.protocol.temperature if self.temperature is None else self.temperature
         plans = [
-            Plan.of(dataclasses.replace(b, chat=chat), self._samples(b.name, temperature), self.max_tokens, self.chunk)
+            BenchmarkPlan.of(
+                dataclasses.replace(b, chat=chat), self._samples(b.name, temperature), self.max_tokens, self.chunk
+            )
             for b in self.benchmarks
         ]
         return evaluate_benchmarks(
@@ -61,7 +63,7 @@ def open_benchmarks(names: Sequence[str], data: str | Path | None, limit: int | 
 
 
 def evaluate_checkpoints(
-    request: Request,
+    request: EvaluationRequest,
     load: Callable[[Path], models.Policy],
     checkpoints: Mapping[int, Path],
     out: str | Path,

@@ -42,7 +42,7 @@ Verdicts = tuple[Future[Verdict], Future[Verdict]]  # by the strict and by the l
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class BenchmarkPlan:
     """One benchmark of an evaluation: `samples` responses of at most `max_tokens`, `chunk` problems at a time."""
 
     benchmark: Benchmark
@@ -52,7 +52,7 @@ class Plan:
     limits: tuple[int, ...] = ()  # problems there were each time the evaluation had grown, before now
 
     @classmethod
-    def of(cls, benchmark: Benchmark, samples: int, max_tokens: int = 0, chunk: int = 0) -> Plan:
+    def of(cls, benchmark: Benchmark, samples: int, max_tokens: int = 0, chunk: int = 0) -> BenchmarkPlan:
         """0 takes the benchmark's own most tokens, and the chunk that has about CHUNK_RESPONSES responses."""
         size = chunk or max(1, CHUNK_RESPONSES // samples)
         return cls(benchmark, samples, max_tokens or benchmark.max_tokens, size)
@@ -63,7 +63,7 @@ class Plan:
         ends = chunk_ends([*self.limits, len(prompts)], self.chunk)
         return [prompts[start:end] for start, end in zip([0, *ends], ends, strict=False)]
 
-    def grown_from(self, about: Mapping[str, Any]) -> Plan:
+    def grown_from(self, about: Mapping[str, Any]) -> BenchmarkPlan:
         """The plan that keeps the chunks of an evaluation of the first of these problems; itself where it is none."""
         limits, there = tuple(about.get("limits", ())), about["problems"]
         first = dataclasses.replace(self.benchmark, prompts=self.benchmark.prompts[:there])
@@ -84,7 +84,7 @@ class Plan:
 def evaluate_benchmarks(
     policy: models.Policy,
     sampler: Sampler,
-    plans: Sequence[Plan],
+    plans: Sequence[BenchmarkPlan],
     out: str | Path,
     *,
     temperature: float = 1.0,
@@ -160,7 +160,7 @@ def chunks_in(about: Mapping[str, Any]) -> int:
     return len(chunk_ends([*about.get("limits", ()), about["problems"]], about["chunk"]))
 
 
-def _grown(folder: Folder, plans: Sequence[Plan]) -> list[Plan]:
+def _grown(folder: Folder, plans: Sequence[BenchmarkPlan]) -> list[BenchmarkPlan]:
     """The plans with the chunks that are there, where an evaluation of fewer problems is."""
     about = (folder.settings() or {"benchmarks": {}})["benchmarks"]
     return [plan.grown_from(about[name]) if (name := plan.benchmark.name) in about else plan for plan in plans]
@@ -202,7 +202,7 @@ def _encode(policy: models.Policy, benchmark: Benchmark, prompt: Prompt) -> list
 def _sample(
     policy: models.Policy,
     sampler: Sampler,
-    plan: Plan,
+    plan: BenchmarkPlan,
     prompts: Sequence[Prompt],
     ids: Sequence[Sequence[int]],
     params: SamplingParams,

@@ -13,7 +13,7 @@ from typing import Any
 
 from equipoise.evaluate import metrics
 from equipoise.evaluate.folder import Row
-from equipoise.evaluate.metrics import Estimate
+from equipoise.evaluate.metrics import Score
 from equipoise.evaluate.vote import candidates
 from equipoise.verifiers.verdict import NO_SCORE
 
@@ -62,7 +62,7 @@ def _lenient(row: Row) -> str:
 def measured(problems: Sequence[Sequence[Row]], samples: int, votes: bool) -> dict[str, dict[str, float]]:
     """acc@n; for n > 1 best@n, maj@n where answers can be voted for, and pass@k for the powers of two between."""
     outcomes = [[float(row["verdict"] == "correct") for row in group] for group in problems]
-    found: dict[str, Estimate] = {f"acc@{samples}": metrics.acc(outcomes)}
+    found: dict[str, Score] = {f"acc@{samples}": metrics.acc(outcomes)}
     if samples > 1:
         found[f"best@{samples}"] = metrics.best(outcomes)
         if votes:
@@ -124,7 +124,7 @@ def estimates(summary: Mapping[str, Any]) -> list[str]:
 
 
 def _averaged(found: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    return asdict(metrics.average([Estimate(**estimate) for estimate in found]))
+    return asdict(metrics.average([Score(**estimate) for estimate in found]))
 
 
 def _natural(name: str) -> tuple[bool, int, str]:

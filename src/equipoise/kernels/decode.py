@@ -15,14 +15,14 @@ import torch
 from torch import Tensor
 
 from equipoise.kernels import plain_decode
-from equipoise.kernels.plain_decode import BLOCK, Activation, Rows
+from equipoise.kernels.plain_decode import BLOCK, Activation, DecodeRows
 from equipoise.kernels.plain_layers import Norm
 
 __all__ = [
     "BLOCK",
     "Activation",
+    "DecodeRows",
     "Norm",
-    "Rows",
     "add_norm",
     "attend",
     "draw",
@@ -34,7 +34,7 @@ __all__ = [
 
 
 def store(
-    qkv: Tensor, keys: Tensor, values: Tensor, rows: Rows, rope: Tensor, q_norm: Norm | None, k_norm: Norm | None
+    qkv: Tensor, keys: Tensor, values: Tensor, rows: DecodeRows, rope: Tensor, q_norm: Norm | None, k_norm: Norm | None
 ) -> Tensor:
     """Norm queries and keys per head, rotate them to their position, write keys and values to the row's place `length`.
 
@@ -48,7 +48,7 @@ def attend(
     q: Tensor,
     keys: Tensor,
     values: Tensor,
-    rows: Rows,
+    rows: DecodeRows,
     scale: float,
     softcap: float | None,
     window: int | None,

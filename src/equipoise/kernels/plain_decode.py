@@ -24,7 +24,7 @@ BLOCK = 64
 Activation = Literal["silu", "gelu_tanh"]
 
 
-class Rows(NamedTuple):
+class DecodeRows(NamedTuple):
     """What a decode step knows of its R rows and P prompts; int32.
 
     Block 0 is given to nobody. A row that only pads the batch has length 0, prompt 0, table[:, 0] = 0 and is in
@@ -40,7 +40,7 @@ class Rows(NamedTuple):
 
 
 def store(
-    qkv: Tensor, keys: Tensor, values: Tensor, rows: Rows, rope: Tensor, q_norm: Norm | None, k_norm: Norm | None
+    qkv: Tensor, keys: Tensor, values: Tensor, rows: DecodeRows, rope: Tensor, q_norm: Norm | None, k_norm: Norm | None
 ) -> Tensor:
     """See the package."""
     kv_heads, block = keys.shape[1:3]
@@ -58,7 +58,7 @@ def attend(
     q: Tensor,
     keys: Tensor,
     values: Tensor,
-    rows: Rows,
+    rows: DecodeRows,
     scale: float,
     softcap: float | None,
     window: int | None,
@@ -114,7 +114,7 @@ def uniform(keys: Tensor, position: Tensor) -> Tensor:
     return uniforms(keys, position.long()[:, None])[:, 0]
 
 
-def _position(rows: Rows) -> Tensor:
+def _position(rows: DecodeRows) -> Tensor:
     return (rows.prompt_length[rows.prompt.long()] + rows.length).long()
 
 

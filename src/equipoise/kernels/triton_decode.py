@@ -22,7 +22,7 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from equipoise.kernels.hopper import is_hopper
-from equipoise.kernels.plain_decode import Activation, Rows
+from equipoise.kernels.plain_decode import Activation, DecodeRows
 from equipoise.kernels.plain_layers import Norm
 from equipoise.kernels.triton_draw import check_contiguous
 from equipoise.kernels.triton_draw import draw as draw  # with these three, all that `plain_decode` has
@@ -35,7 +35,7 @@ FLOOR = tl.constexpr(-1e30)  # stands for −∞, whose differences are not numb
 LOG2E = tl.constexpr(1 / math.log(2))
 
 
-class Launch(NamedTuple):
+class KernelLaunch(NamedTuple):
     """These were the fastest of those tried on an H200."""
 
     warps: int
@@ -44,12 +44,12 @@ class Launch(NamedTuple):
 
 QUERIES, WIDE_QUERIES = 64, 16  # the most of a program of the prompt's kernel; float32's products take more registers
 HEADS = 16  # of a program that stores
-PROMPT = Launch(warps=4, stages=2)
-OWN = Launch(warps=4, stages=2)
+PROMPT = KernelLaunch(warps=4, stages=2)
+OWN = KernelLaunch(warps=4, stages=2)
 
 
 def store(
-    qkv: Tensor, keys: Tensor, values: Tensor, rows: Rows, rope: Tensor, q_norm: Norm | None, k_norm: Norm | None
+    qkv: Tensor, keys: Tensor, values: Tensor, rows: DecodeRows, rope: Tensor, q_norm: Norm | None, k_norm: Norm | None
 ) -> Tensor:
     """See the package."""
     (R, heads, D), (_, kv_heads, block, _) = qkv.shape, keys.shape
@@ -69,7 +69,7 @@ def attend(
     q: Tensor,
     keys: Tensor,
     values: Tensor,
-    rows: Rows,
+    rows: DecodeRows,
     scale: float,
     softcap: float | None,
     window: int | None,

@@ -32,7 +32,7 @@ LOG2E = tl.constexpr(1 / math.log(2))
 CEILING = tl.constexpr(100.0)  # of the exponents of E: their sum stays finite
 
 
-class Tile(NamedTuple):
+class LogitTile(NamedTuple):
     tokens: int
     columns: int
     depth: int  # of the hidden states, in one step
@@ -40,8 +40,8 @@ class Tile(NamedTuple):
     stages: int
 
 
-PRODUCT = Tile(128, 256, 64, warps=8, stages=3)  # the fastest of those tried on an H200
-READING = Tile(128, 64, 16, warps=4, stages=1)
+PRODUCT = LogitTile(128, 256, 64, warps=8, stages=3)  # the fastest of those tried on an H200
+READING = LogitTile(128, 64, 16, warps=4, stages=1)
 ONE_TILE = 1 << 30  # a step beyond all tiles
 SMALL, MET = 16, 256  # tokens of a program that sees only sums, and so many of these at a time
 

@@ -101,7 +101,7 @@ class Credit:
 
 
 @dataclass(frozen=True)
-class Weights:
+class AggregationWeights:
     """w = 1/(P·G·ℓ) by an aggregation rule."""
 
     batch: Batch
@@ -139,7 +139,7 @@ def weigh(
     everyone = torch.ones_like(A, dtype=torch.bool)
     counted = everyone if averaged_groups == "all" else g.max(A.abs()) > 0
     P = (g.first & counted).sum().clamp(min=1)
-    weights = Weights(batch, aggregation, counted, P)
+    weights = AggregationWeights(batch, aggregation, counted, P)
     A, w, full = _cancelled(weights, A, cancellation, metrics)
     # A KL has no sign: balanced, whose lengths need one, is taken as token over the group. It counts every group.
     if aggregation.name == "balanced":
@@ -166,7 +166,7 @@ def weigh(
 
 
 def _cancelled(
-    weights: Weights, A: Tensor, cancellation: str, metrics: dict[str, Tensor]
+    weights: AggregationWeights, A: Tensor, cancellation: str, metrics: dict[str, Tensor]
 ) -> tuple[Tensor, Tensor, Tensor]:
     """[B] the advantage, the weight after the cancellation, and the weight that one on the ratios would start from."""
     g, T = weights.batch.groups, weights.batch.T
@@ -186,7 +186,9 @@ def _cancelled(
     return A, full if transform is None else transform(full, A, g), full
 
 
-def _recentred(weights: Weights, A: Tensor, full: Tensor, metrics: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+def _recentred(
+    weights: AggregationWeights, A: Tensor, full: Tensor, metrics: dict[str, Tensor]
+) -> tuple[Tensor, Tensor]:
     """The advantage and the weight whose product is the recentred coefficient."""
     g, T = weights.batch.groups, weights.batch.T
     real = (T > 0) & (g.max((full * A).abs()) > 0)
@@ -197,7 +199,7 @@ def _recentred(weights: Weights, A: Tensor, full: Tensor, metrics: dict[str, Ten
     return torch.where(real & ~turned, centred / w, 0.0), w
 
 
-def _by_token(weights: Weights, credit: Credit, tokens: PerToken, prefix: bool) -> Credit:
+def _by_token(weights: AggregationWeights, credit: Credit, tokens: PerToken, prefix: bool) -> Credit:
     """The credit of each token: common weights on shared prefixes, and what `assign` was given of each token."""
     batch, lengths, A, rows = weights.batch, credit.lengths, credit.advantage, len(credit.lengths)
     N = next(len(x) for x in (tokens.ids, tokens.weight, tokens.advantage) if x is not None)

@@ -107,7 +107,7 @@ class Kept(NamedTuple):
     gate_up: Tensor
 
 
-class _Stream:
+class _KeepingStream:
     """The residual stream through one layer, which keeps what the backward pass needs. What is added waits for the
     norm after it, or for the layer's end, to be added in the same pass."""
 
@@ -151,7 +151,7 @@ def _forward(x: Tensor, cos: Tensor, sin: Tensor, call: Call) -> tuple[Tensor, K
         attended.append((rotated if w.q_norm is None else raw, out, lse))
         return out.view(len(x), -1)
 
-    stream = _Stream(x, call.activation)
+    stream = _KeepingStream(x, call.activation)
     layers.run(w, stream, attend)
     first_scale, second_scale = stream.scales
     ((qkv, out, lse),) = attended

@@ -70,12 +70,12 @@ def _layer(layer: Layer, x: Tensor, rope: Rope, attend: Attend, activation: str)
         qkv = _rotated(layer, qkv.view(len(x), -1, layer.head_dim), rope)
         return attend(layer, qkv).reshape(len(x), -1)
 
-    stream = _Stream(x, activation)
+    stream = _PlainStream(x, activation)
     layers.run(layer, stream, attention)
     return stream.total()
 
 
-class _Stream:
+class _PlainStream:
     """The residual stream, for autograd: a sum and the norm after it are one function (`kernels.add_norm`)."""
 
     def __init__(self, x: Tensor, activation: str) -> None:

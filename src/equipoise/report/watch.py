@@ -57,7 +57,7 @@ def server(run: str | Path | Sequence[str | Path], port: int = 0) -> ThreadingHT
     """The server of `watch`, bound but not yet serving; port 0 takes a free one."""
     live = Live([run] if isinstance(run, str | Path) else run)
 
-    class Handler(BaseHTTPRequestHandler):
+    class PageHandler(BaseHTTPRequestHandler):
         server_version, sys_version = "equipoise", ""
 
         def do_GET(self) -> None:
@@ -90,7 +90,7 @@ def server(run: str | Path | Sequence[str | Path], port: int = 0) -> ThreadingHT
             """A line per refresh would drown the terminal."""
 
     try:
-        serving = ThreadingHTTPServer((HOST, port), Handler)
+        serving = ThreadingHTTPServer((HOST, port), PageHandler)
     except (OSError, OverflowError) as error:
         why = error.strerror if isinstance(error, OSError) else "a port is a number from 0 to 65535"
         raise ReportError(f"port {port}: cannot be listened on: {why}") from error

@@ -74,7 +74,7 @@ def request(
     )
 
 
-class Batch:
+class DecodeBatch:
     """Responses `rows` of a request, drawn together one position at a time.
 
     Results lie in [T, size] tables. `slots` [r] are the columns still computed, in the order of the rows of the logits;
@@ -183,7 +183,7 @@ class Batch:
             self._written = self.length
 
 
-def collect(asked: Request, batches: Sequence[Batch]) -> Rollouts:
+def collect(asked: Request, batches: Sequence[DecodeBatch]) -> Rollouts:
     """The finished batches of a request, flat."""
     lengths, stopped = (torch.cat(parts) for parts in zip(*(b.lengths() for b in batches), strict=True))
 
@@ -204,7 +204,7 @@ def collect(asked: Request, batches: Sequence[Batch]) -> Rollouts:
     )
 
 
-def _support(batches: Sequence[Batch], flat: Callable[[str], Tensor]) -> Support:
+def _support(batches: Sequence[DecodeBatch], flat: Callable[[str], Tensor]) -> Support:
     listed = 0
     for batch in batches:
         batch.support_at += listed

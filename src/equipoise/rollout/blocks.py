@@ -55,14 +55,14 @@ class Size(NamedTuple):
 
     @property
     def shapes(self) -> list[tuple[int, ...]]:
-        """Of the fields of `kernels.Rows`, in their order."""
+        """Of the fields of `kernels.DecodeRows`, in their order."""
         rows, most, prompts, most_prompt, n = self
         return [(rows, most), (rows,), (rows,), (prompts, most_prompt), (prompts,), (prompts, n)]
 
 
 class Tables:
-    """What a decode step reads, as `kernels.Rows` wants it: views of one int32 array, so that one copy brings them to
-    the device. `keys` and `tokens` [rows] int64 are views of a second one."""
+    """What a decode step reads, as `kernels.DecodeRows` wants it: views of one int32 array, so that one copy brings
+    them to the device. `keys` and `tokens` [rows] int64 are views of a second one."""
 
     def __init__(self, size: Size, small: Ints, large: NDArray[np.int64]) -> None:
         parts = np.split(small, np.cumsum([int(np.prod(s)) for s in size.shapes])[:-1])

@@ -11,7 +11,7 @@ import torch
 from equipoise.kernels.draw import SamplingParams
 from equipoise.kernels.uniform import Key
 from equipoise.policy import Policy
-from equipoise.rollout.batch import Batch, Request, collect, request
+from equipoise.rollout.batch import DecodeBatch, Request, collect, request
 from equipoise.rollout.rollouts import Finished, Rollouts
 
 
@@ -38,8 +38,8 @@ class TransformersSampler:
         return collect(asked, [_decode(self.policy, asked, range(s, min(s + self.rows, asked.rows))) for s in starts])
 
 
-def _decode(policy: Policy, asked: Request, rows: range) -> Batch:
-    batch = Batch(asked, rows)
+def _decode(policy: Policy, asked: Request, rows: range) -> DecodeBatch:
+    batch = DecodeBatch(asked, rows)
     device = batch.limit.device
     prompts = [asked.prompts[r // asked.n] for r in rows]
     width = max(map(len, prompts))

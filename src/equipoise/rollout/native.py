@@ -29,7 +29,7 @@ from equipoise.kernels.uniform import Key
 from equipoise.policy import Policy, decoder
 from equipoise.policy.layer import Layer, LayerWeights, NormModule, Parts, describe, run
 from equipoise.policy.projections import Projections
-from equipoise.rollout.batch import Batch, Request, collect, request
+from equipoise.rollout.batch import DecodeBatch, Request, collect, request
 from equipoise.rollout.rollouts import Finished, Rollouts
 
 MEMORY = 4 << 30  # bytes
@@ -213,11 +213,11 @@ class _Cache:
                 filled.index_copy_(0, moved, filled.index_select(0, origin))
 
 
-def _decode(policy: Policy, weights: _Weights, asked: Request, rows: range) -> Batch:
+def _decode(policy: Policy, weights: _Weights, asked: Request, rows: range) -> DecodeBatch:
     """Decode responses `rows`. A row of the model's batch is a distinct prefix: at first one for each prompt, then, as
     responses part, one for each of the ways they went."""
     core = policy.core
-    batch = Batch(asked, rows)
+    batch = DecodeBatch(asked, rows)
     device = batch.limit.device
     first = rows.start // asked.n
     prompts = asked.prompts[first : (rows.stop - 1) // asked.n + 1]
@@ -333,7 +333,7 @@ def _prefill_mask(inside: Tensor, window: int | None) -> Tensor | None:
 def _step(weights: _Weights, cache: _Cache, tokens: Tensor, rope: Tensor, visible: Tensor | None) -> Tensor:
     """Feed one token a row into the cache's newest column; returns the normed hidden states [r, d]."""
     parts = weights.parts
-    stream = _Stream(parts.embed(tokens), ACTIVATIONS[parts.activation])
+    stream = _CachedStream(parts.embed(tokens), ACTIVATIONS[parts.activation])
     rope = rope[:, None]
     for layer, own, whole in zip(parts.layers, weights.layers, cache.layers, strict=True):
         seen = slice(0 if layer.window is None else max(0, cache.width - layer.window), cache.width)
@@ -342,7 +342,7 @@ def _step(weights: _Weights, cache: _Cache, tokens: Tensor, rope: Tensor, visibl
     return weights.norm(stream.x)
 
 
-class _Stream:
+class _CachedStream:
     """The residual stream, changed in place: a product and its sum are one call."""
 
     def __init__(self, x: Tensor, activation: Callable[[Tensor], Tensor]) -> None:

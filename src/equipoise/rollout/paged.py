@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from equipoise.kernels import decode
-from equipoise.kernels.decode import BLOCK, Activation, Rows
+from equipoise.kernels.decode import BLOCK, Activation, DecodeRows
 from equipoise.kernels.draw import SamplingParams, draw
 from equipoise.kernels.plain_layers import Norm
 from equipoise.kernels.uniform import Key
@@ -356,9 +356,9 @@ class _Call:
 def _step(weights: Weights, buffers: StepBuffers, pool: Tensor, size: int, params: SamplingParams) -> None:
     """One token for each of the first `size` rows: what the buffers say goes in, what is drawn is written there."""
     parts, all_rows = weights.parts, buffers.rows
-    rows = Rows(all_rows.table[:size], all_rows.length[:size], all_rows.prompt[:size], *all_rows[3:])
+    rows = DecodeRows(all_rows.table[:size], all_rows.length[:size], all_rows.prompt[:size], *all_rows[3:])
     tokens = buffers.tokens[:size]
-    stream = _Stream(parts.embed(tokens), parts.activation)
+    stream = _PagedStream(parts.embed(tokens), parts.activation)
     splits = _splits(size * pool.shape[3], all_rows.table.shape[1])
     for layer, own in zip(parts.layers, weights.layers, strict=True):
         keys, values = pool[layer.index]
@@ -374,7 +374,7 @@ def _step(weights: Weights, buffers: StepBuffers, pool: Tensor, size: int, param
     buffers.at.add_(1)
 
 
-class _Stream:
+class _PagedStream:
     """The residual stream, changed in place: a sum and the norm after it are one pass."""
 
     def __init__(self, x: Tensor, activation: Activation) -> None:
@@ -394,7 +394,14 @@ class _Stream:
 
 
 def _attend(
-    layer: Layer, own: LayerWeights, keys: Tensor, values: Tensor, rows: Rows, rope: Tensor, splits: int, qkv: Tensor
+    layer: Layer,
+    own: LayerWeights,
+    keys: Tensor,
+    values: Tensor,
+    rows: DecodeRows,
+    rope: Tensor,
+    splits: int,
+    qkv: Tensor,
 ) -> Tensor:
     """Write this step's keys and values into the cache, and attend to it."""
     qkv = qkv.view(len(qkv), -1, layer.head_dim)

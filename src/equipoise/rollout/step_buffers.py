@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from equipoise.kernels import decode
-from equipoise.kernels.decode import BLOCK, Rows
+from equipoise.kernels.decode import BLOCK, DecodeRows
 from equipoise.kernels.draw import SamplingParams
 from equipoise.policy import Policy
 from equipoise.policy.layer import describe
@@ -28,8 +28,8 @@ GraphKey = tuple[int, SamplingParams]
 
 
 class StepBuffers:
-    """Buffers that keep their addresses: the tables of `Rows` on the host and on the device, and what a step writes;
-    and the graphs that know these addresses."""
+    """Buffers that keep their addresses: the tables of `DecodeRows` on the host and on the device, and what a step
+    writes; and the graphs that know these addresses."""
 
     def __init__(self, policy: Policy, size: Size) -> None:
         device, core = policy.device, policy.core
@@ -43,7 +43,7 @@ class StepBuffers:
         self._device = tuple(torch.zeros_like(h, device=device) for h in self._host)
         self.tables = Tables(size, *(h.numpy() for h in self._host))
         split = self._device[0].split([int(np.prod(s)) for s in size.shapes])
-        self.rows = Rows(*(part.view(s) for part, s in zip(split, size.shapes, strict=True)))
+        self.rows = DecodeRows(*(part.view(s) for part, s in zip(split, size.shapes, strict=True)))
         self.keys, self.tokens = self._device[1].view(2, size.rows)
         self.at = torch.zeros(1, dtype=torch.int64, device=device)
         self.drawn = torch.zeros(WINDOW, size.rows, dtype=torch.int64, device=device)

@@ -77,7 +77,7 @@ class Bin:
 
 
 @dataclass(frozen=True)
-class Share:
+class BiasedShare:
     """Of the groups with one success (failure), those of prompts whose success rate is below (above) the group's."""
 
     groups: int
@@ -102,8 +102,8 @@ class Result:
     informative: float
     bins: list[Bin]
     options: dict[str, dict[str, list[Estimate]]]
-    one_success: Share
-    one_failure: Share
+    one_success: BiasedShare
+    one_failure: BiasedShare
 
 
 def stream(task: Task, count: int) -> list[Prompt]:
@@ -267,7 +267,7 @@ def _bin(table: Floats, k: int, measured: Estimate) -> Bin:
     return Bin(EDGES[k], EDGES[k + 1], prompts, groups, mean[0], measured, mean[1])
 
 
-def _share(chosen: NDArray[np.bool_], beyond: NDArray[np.bool_]) -> Share:
+def _share(chosen: NDArray[np.bool_], beyond: NDArray[np.bool_]) -> BiasedShare:
     """Of the `chosen` groups [P, K], those of prompts `beyond` [P]."""
     sums = np.stack([chosen.sum(1), chosen.sum(1) * beyond], 1).astype(np.float64)
     drawn = resampled(sums, RESAMPLES, seed=1)
@@ -276,4 +276,4 @@ def _share(chosen: NDArray[np.bool_], beyond: NDArray[np.bool_]) -> Share:
         value, replicates = np.float64(below) / groups, drawn[:, 1] / drawn[:, 0]
     prompts = int((sums[:, 0] > 0).sum())
     found = intervals({"share": value}, {"share": replicates}, {"share": prompts}, shares=("share",))
-    return Share(int(groups), found["share"])
+    return BiasedShare(int(groups), found["share"])

@@ -12,7 +12,7 @@ from rich.table import Table
 
 from equipoise.audit.advice import FEW_PROMPTS
 from equipoise.audit.bootstrap import Estimate
-from equipoise.study.bias import MEASURES, PLAIN, Bin, Result, Share
+from equipoise.study.bias import MEASURES, PLAIN, BiasedShare, Bin, Result
 
 TITLES = {
     "right": "right responses: mean of Â − A",
@@ -81,7 +81,7 @@ def shares(result: Result) -> list[str]:
     """HA-DW's measure of the bias, in a sentence each."""
     G = result.group
 
-    def told(share: Share, kind: str, where: str, rate: str) -> str:
+    def told(share: BiasedShare, kind: str, where: str, rate: str) -> str:
         if share.share.value is None:
             return f"No group had exactly one {kind} among {G}."
         return (

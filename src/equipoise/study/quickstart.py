@@ -72,7 +72,7 @@ def quickstart(out: Path, seed: int = 0, steps: int | None = None) -> None:
 
 
 @dataclass(frozen=True)
-class Summary:
+class RunSummary:
     """One run in a row of the table."""
 
     name: str
@@ -85,17 +85,17 @@ class Summary:
     drift_error: float
 
 
-def summary(name: str, folder: RunFolder, metric: str = "acc@8") -> Summary:
+def summary(name: str, folder: RunFolder, metric: str = "acc@8") -> RunSummary:
     evaluations, steps = read_lines(folder.eval), read_lines(folder.metrics)
     best = peak([e["step"] for e in evaluations], [e[metric] for e in evaluations])
     losses = [s["policy_loss"] for s in steps]
     mean = sum(losses) / len(losses)
     error = math.sqrt(sum((x - mean) ** 2 for x in losses) / max(len(losses) - 1, 1) / len(losses))
     gap = sum(s["bias/length_gap"] for s in steps) / len(steps)
-    return Summary(name, evaluations[0], evaluations[-1], best.peak, best.peak_step, gap, mean, error)
+    return RunSummary(name, evaluations[0], evaluations[-1], best.peak, best.peak_step, gap, mean, error)
 
 
-def table(runs: Sequence[Summary]) -> Table:
+def table(runs: Sequence[RunSummary]) -> Table:
     """Percentages of the held-out prompts; narrow enough for 80 columns."""
     columns = ("objective", "start", "peak", "last", "greedy", "best@8", "gap", "loss ×10³")
     out = Table(*columns, box=None, padding=(0, 1, 0, 0), collapse_padding=True)

@@ -45,7 +45,7 @@ def server(token: str, *, host: str = "127.0.0.1", port: int = 0) -> ThreadingHT
         raise RunnerError(f"a token of {len(token)} characters: it must have at least {SHORTEST_TOKEN}")
     turns = threading.BoundedSemaphore(AT_ONCE)
 
-    class Handler(BaseHTTPRequestHandler):
+    class RunnerHandler(BaseHTTPRequestHandler):
         timeout = READ_SECONDS
 
         def do_GET(self) -> None:
@@ -98,7 +98,7 @@ def server(token: str, *, host: str = "127.0.0.1", port: int = 0) -> ThreadingHT
         def log_message(self, *_: object) -> None:
             """Nothing: a token could stand in a line, and responses are not for a log."""
 
-    return ThreadingHTTPServer((host, port), Handler)
+    return ThreadingHTTPServer((host, port), RunnerHandler)
 
 
 def _work(kind: str, arguments: list[Any]) -> tuple[Pool[Verdict], list[Any], float]:

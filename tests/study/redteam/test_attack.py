@@ -12,7 +12,7 @@ from equipoise.config import ConfigError
 from equipoise.study.redteam import attack as attacks
 from equipoise.study.redteam import command, policy
 from equipoise.study.redteam.attack import Attack, make_problems, random_search
-from equipoise.study.redteam.command import Request, redteam, replayed
+from equipoise.study.redteam.command import RedTeamRequest, redteam, replayed
 from equipoise.study.redteam.replay import replay
 from equipoise.study.redteam.target import Target, settled
 from equipoise.train.folder import RunError
@@ -58,7 +58,7 @@ def _small(monkeypatch):
 
 def test_a_planted_hole_is_found_minimised_written_and_replayed(toy):
     console = Console(file=open("terminal.txt", "w"), width=200)  # noqa: SIM115
-    found = redteam(Request("toyverifier:holed", minutes=0, out=toy / "out"), console)
+    found = redteam(RedTeamRequest("toyverifier:holed", minutes=0, out=toy / "out"), console)
     console.file.close()
     assert found.clusters
     assert found.tried == {"random search": 200, "RL": 256}
@@ -79,7 +79,7 @@ def test_a_planted_hole_is_found_minimised_written_and_replayed(toy):
 
 
 def test_an_exact_verifier_stands(toy):
-    found = redteam(Request("toyverifier:exact", minutes=0, out=toy / "out"), Console(file=open("t", "w")))  # noqa: SIM115
+    found = redteam(RedTeamRequest("toyverifier:exact", minutes=0, out=toy / "out"), Console(file=open("t", "w")))  # noqa: SIM115
     assert not found.clusters
     assert found.tried["RL"] == 256
     assert (toy / "out/exploits.jsonl").read_text() == ""
@@ -96,7 +96,7 @@ def test_crashes_are_troubles_and_no_exploits(toy):
 
 def test_a_verifier_that_always_crashes_is_not_called_safe(toy):
     with pytest.raises(RunError, match="crashed on 456 of 456 responses"):
-        redteam(Request("toyverifier:crashing", minutes=0, out=toy / "out"), Console(file=open("t", "w")))  # noqa: SIM115
+        redteam(RedTeamRequest("toyverifier:crashing", minutes=0, out=toy / "out"), Console(file=open("t", "w")))  # noqa: SIM115
 
 
 def test_another_interpreter_and_another_path_serve_the_verifier(toy):
@@ -158,7 +158,7 @@ def test_the_attacker_starts_again_when_nothing_is_new(toy, monkeypatch):
     monkeypatch.setattr(attacks, "PATIENCE", 2)
     over = iter([False, False, True])
     monkeypatch.setattr(Attack, "is_over", property(lambda self: next(over)))
-    request = Request("toyverifier:exact", out=toy / "out")
+    request = RedTeamRequest("toyverifier:exact", out=toy / "out")
     request.out.mkdir()
     attack = Attack(request.target, 0.0)
     assert command._train(request, attack, make_problems(8, 0, "\\boxed")) == 2

@@ -37,7 +37,7 @@ THIN = {"prime-rl", "slime"}  # they go on with what is left of a group when res
 TOO_MANY = f"more than {MOST_TOKENS / 1e6:.0f} million tokens: shared prefixes are not measured; audit fewer files"
 
 
-class Collector:
+class LogCollector:
     def __init__(self, columns: Mapping[str, str], tokenizer: str | None) -> None:
         check_columns(columns)
         self.columns, self.tokenizer = columns, _tokenizer(tokenizer) if tokenizer else None

@@ -39,7 +39,7 @@ EMBEDDED = "embedded"
 
 
 @dataclass(frozen=True)
-class Request:
+class RedTeamRequest:
     """What the command line asks for."""
 
     verifier: str = "math"
@@ -57,7 +57,7 @@ class Request:
         return Target(self.verifier, self.python, self.path)
 
 
-def redteam(request: Request, console: Console | None = None) -> Findings:
+def redteam(request: RedTeamRequest, console: Console | None = None) -> Findings:
     """Attack for `minutes`, tell of every new cluster, and write the files."""
     console = console or Console(highlight=False, soft_wrap=True)
     if os.getcwd() not in sys.path:
@@ -97,7 +97,7 @@ def redteam(request: Request, console: Console | None = None) -> Findings:
     return attack.findings
 
 
-def _train(request: Request, attack: Attack, problems: list[Problem]) -> int:
+def _train(request: RedTeamRequest, attack: Attack, problems: list[Problem]) -> int:
     folder = request.out / "rl"
     folder.mkdir(exist_ok=True)
     model = request.model
@@ -128,7 +128,7 @@ def _unused(folder: Path) -> Path:
     return folder / f"start-{max(taken, default=-1) + 1}"
 
 
-def settings(request: Request, model: str, data: Path, out: Path, start: int) -> Config:
+def settings(request: RedTeamRequest, model: str, data: Path, out: Path, start: int) -> Config:
     """An ordinary configuration of the trainer; the scorer is replaced afterwards."""
     embedded = request.model == EMBEDDED
     c = Config()

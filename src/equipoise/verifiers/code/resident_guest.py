@@ -43,18 +43,18 @@ def serve(config: dict[str, Any], channel: Channel) -> None:
         channel.write(f"cold {said}\n".encode())
         return
     channel.write(b"warm\n")
-    worker = _Worker(work["answer"], channel)
+    worker = _AnsweringProcess(work["answer"], channel)
     while True:
         nonce, seconds, alone, length = channel.line().split()
         reply = worker.ask(channel.take(int(length)), float(seconds), channel)
         if alone == "1" or not reply.startswith(b"done "):
             ended = worker.end()
-            worker = _Worker(work["answer"], channel)
+            worker = _AnsweringProcess(work["answer"], channel)
             reply = reply or b"ended " + ended
         channel.write(nonce.encode() + b" " + reply + b"\n")
 
 
-class _Worker:
+class _AnsweringProcess:
     """The process that answers, and the two pipes to it."""
 
     def __init__(self, answer: Answer, channel: Channel) -> None:

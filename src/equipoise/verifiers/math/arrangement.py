@@ -14,7 +14,7 @@ from typing import Any
 from equipoise.verifiers.math.grammar import read
 from equipoise.verifiers.math.notation import Unreadable, tight
 from equipoise.verifiers.math.relations import assignment, settled
-from equipoise.verifiers.math.structure import Chain, Choice, Group, Leaf, Matrix, Node, Union
+from equipoise.verifiers.math.structure import Chain, ChoiceLetter, Leaf, Listing, Matrix, Node, Union
 
 Tree = tuple[Any, ...]  # an operation and its operands, or ("number", c), ("letter", name)
 MINUS: Tree = ("number", Fraction(-1))
@@ -155,7 +155,7 @@ def arrangement_of(node: Node) -> Tree:
     node = settled(node)
     if isinstance(node, Leaf):
         return ("value", arranged(node.text) or tight(node.text), node.percent)
-    if isinstance(node, Choice):
+    if isinstance(node, ChoiceLetter):
         return ("choice", node.letter)
     if isinstance(node, Matrix):
         return ("matrix", *(tuple(map(arrangement_of, row)) for row in node.rows))
@@ -163,7 +163,7 @@ def arrangement_of(node: Node) -> Tree:
         return ("chain", node.signs, *map(arrangement_of, node.members))
     if isinstance(node, Union):
         return ("union", *sorted(map(arrangement_of, node.parts), key=hash))
-    if isinstance(node, Group):
+    if isinstance(node, Listing):
         items = list(map(arrangement_of, node.items))
         return ("group", node.left, node.right, *(items if node.ordered else sorted(items, key=hash)))
     return ("words", node.text.lower())

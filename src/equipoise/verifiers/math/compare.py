@@ -20,7 +20,7 @@ from equipoise.verifiers.math.relations import (
     letter_of,
     settled,
 )
-from equipoise.verifiers.math.structure import Chain, Choice, Group, Leaf, Matrix, Node, Union, Words
+from equipoise.verifiers.math.structure import Chain, ChoiceLetter, Leaf, Listing, Matrix, Node, Union, Words
 from equipoise.verifiers.math.units import COUNTING
 
 NUMBER_SET = re.compile(r"\\emptyset|\\mathbb\s*\{?\s*[NZQRC]\s*\}?(?:\s*\^?\s*[-+])?")
@@ -29,7 +29,7 @@ MOST_PAIRS = 2_000  # comparisons of list items
 
 
 @dataclass(frozen=True, slots=True)
-class Arithmetic:
+class Comparer:
     """`equal(gold, answer)` of two expressions; `ratio(a, b)`: the sign of c where a = c·b, 0 where there is none;
     `approximates(exact, printed)`: whether a decimal is the other number to the digits it shows.
 
@@ -43,9 +43,9 @@ class Arithmetic:
     strict: bool = False
 
 
-def same(gold: Node, answer: Node, by: Arithmetic) -> bool | None:
+def same(gold: Node, answer: Node, by: Comparer) -> bool | None:
     gold, answer = settled(gold), settled(answer)
-    if isinstance(gold, Choice) or isinstance(answer, Choice):
+    if isinstance(gold, ChoiceLetter) or isinstance(answer, ChoiceLetter):
         return _same_choice(gold, answer, by)
     if isinstance(gold, Chain) or isinstance(answer, Chain):
         return _same_chain(gold, answer, by)
@@ -53,7 +53,7 @@ def same(gold: Node, answer: Node, by: Arithmetic) -> bool | None:
         return _same_union(gold, answer, by)
     if isinstance(gold, Matrix) or isinstance(answer, Matrix):
         return _same_matrix(gold, answer, by)
-    if isinstance(gold, Group) or isinstance(answer, Group):
+    if isinstance(gold, Listing) or isinstance(answer, Listing):
         return _same_group(gold, answer, by)
     if isinstance(gold, Words) or isinstance(answer, Words):
         return _same_words(gold, answer, by)
@@ -62,12 +62,12 @@ def same(gold: Node, answer: Node, by: Arithmetic) -> bool | None:
     return _same_leaf(gold, answer, by)
 
 
-def consistent(answer: Node, by: Arithmetic) -> bool | None:
+def consistent(answer: Node, by: Comparer) -> bool | None:
     """Whether an answer agrees with itself: a = b = c are equal, and behind ≈ stand decimals that are right to the
     digits they show."""
-    if isinstance(answer, Choice):
+    if isinstance(answer, ChoiceLetter):
         return answer.rest is None or consistent(answer.rest, by)
-    if isinstance(answer, Group):
+    if isinstance(answer, Listing):
         first = answer.items[0] if answer.items else None
         if answer.left == "{" and isinstance(first, Chain) and "≈" in first.signs:
             return False  # {528 ≈ 528} is no set of numbers
@@ -96,7 +96,7 @@ def _has_sense(chain: Chain) -> bool:
     return all(NO_NAMES.isdisjoint(re.findall("[a-z]+", text.lower())) for text in chain.texts if is_name(text))
 
 
-def _step_holds(chain: Chain, k: int, sign: str, by: Arithmetic) -> bool | None:
+def _step_holds(chain: Chain, k: int, sign: str, by: Comparer) -> bool | None:
     """Whether member k agrees with the next one that is no name: 183 = x = 318 does not. An equation whose left side
     has letters claims nothing."""
     following = next((i for i in range(k + 1, len(chain.texts)) if not is_name(chain.texts[i])), None)
@@ -139,21 +139,21 @@ def some(outcomes: Iterable[bool | None]) -> bool | None:
 
 
 def _letter(node: Node) -> str | None:
-    if isinstance(node, Choice):
+    if isinstance(node, ChoiceLetter):
         return node.letter
     return node.text if isinstance(node, Leaf) and re.fullmatch(r"[A-J]", node.text) else None
 
 
-def _same_choice(gold: Node, answer: Node, by: Arithmetic) -> bool | None:
+def _same_choice(gold: Node, answer: Node, by: Comparer) -> bool | None:
     wanted, chosen = _letter(gold), _letter(answer)
     if wanted and chosen:
         return wanted == chosen
-    if isinstance(answer, Choice):
+    if isinstance(answer, ChoiceLetter):
         return same(gold, answer.rest, by) if answer.rest is not None else False
-    return same(gold.rest, answer, by) if isinstance(gold, Choice) and gold.rest is not None else False
+    return same(gold.rest, answer, by) if isinstance(gold, ChoiceLetter) and gold.rest is not None else False
 
 
-def _same_words(gold: Node, answer: Node, by: Arithmetic) -> bool | None:
+def _same_words(gold: Node, answer: Node, by: Comparer) -> bool | None:
     if isinstance(gold, Words) and isinstance(answer, Words):
         return _same_text(gold.text, answer.text)
     words, other = (gold, answer) if isinstance(gold, Words) else (answer, gold)
@@ -172,14 +172,14 @@ def _same_text(gold: str, answer: str) -> bool:
     return g == a or (len(g) == 3 and g[1:] == a[1:] and g.lower() == a.lower())
 
 
-def _same_leaf(gold: Leaf, answer: Leaf, by: Arithmetic) -> bool | None:
+def _same_leaf(gold: Leaf, answer: Leaf, by: Comparer) -> bool | None:
     outcome = _equal_leaf(gold, answer, by)
     if not by.strict or outcome is False or form.allowed(gold.text, answer.text):
         return outcome
     return None if outcome is None and form.shape(answer.text) is None else False
 
 
-def _equal_leaf(gold: Leaf, answer: Leaf, by: Arithmetic) -> bool | None:
+def _equal_leaf(gold: Leaf, answer: Leaf, by: Comparer) -> bool | None:
     if gold.unit and answer.unit and gold.unit != answer.unit:
         return False
     endless = exact.infinite(gold.text), exact.infinite(answer.text)
@@ -236,10 +236,10 @@ def _same_ratio(gold: str, answer: str) -> bool | None:
     return all(exact.same(exact.multiply(g[0], y), exact.multiply(a[0], x)) for x, y in zip(g, a, strict=True))
 
 
-def _same_group(gold: Node, answer: Node, by: Arithmetic) -> bool | None:
-    if not (isinstance(gold, Group) and isinstance(answer, Group)):
-        group, other, ours = (gold, answer, False) if isinstance(gold, Group) else (answer, gold, True)
-        assert isinstance(group, Group)
+def _same_group(gold: Node, answer: Node, by: Comparer) -> bool | None:
+    if not (isinstance(gold, Listing) and isinstance(answer, Listing)):
+        group, other, ours = (gold, answer, False) if isinstance(gold, Listing) else (answer, gold, True)
+        assert isinstance(group, Listing)
         if group.ordered or isinstance(other, Chain) or (by.strict and ours and len(group.items) > 1):
             return False
         return every(same(other, item, by) if ours else same(item, other, by) for item in _values(group))
@@ -259,56 +259,56 @@ def _same_group(gold: Node, answer: Node, by: Arithmetic) -> bool | None:
     return _as_sets(_values(gold), _values(answer), by)
 
 
-def _in_order(gold: tuple[Node, ...], answer: tuple[Node, ...], by: Arithmetic) -> bool | None:
+def _in_order(gold: tuple[Node, ...], answer: tuple[Node, ...], by: Comparer) -> bool | None:
     return len(gold) == len(answer) and every(same(g, a, by) for g, a in zip(gold, answer, strict=True))
 
 
-def _as_sets(gold: tuple[Node, ...], answer: tuple[Node, ...], by: Arithmetic) -> bool | None:
+def _as_sets(gold: tuple[Node, ...], answer: tuple[Node, ...], by: Comparer) -> bool | None:
     if len(gold) * len(answer) > MOST_PAIRS:
         return None
     table = [[same(g, a, by) for a in answer] for g in gold]
     return every([*(some(row) for row in table), *(some(column) for column in zip(*table, strict=True))])
 
 
-def _names(group: Group) -> list[str] | None:
+def _names(group: Listing) -> list[str] | None:
     """The names, where every item is an assignment and no two are to one name."""
     found = [assignment(item) for item in group.items]
     names = [pair[0] for pair in found if pair]
     return names if len(names) == len(found) == len(set(names)) else None
 
 
-def _by_alphabet(group: Group) -> tuple[Node, ...]:
+def _by_alphabet(group: Listing) -> tuple[Node, ...]:
     """The values in the order of their names, where all have one."""
     names = _names(group)
     if names is None:
         return _values(group)
     order = sorted(range(len(names)), key=lambda k: names[k].lstrip("\\"))
-    return _values(Group(tuple(group.items[k] for k in order), group.left, group.right))
+    return _values(Listing(tuple(group.items[k] for k in order), group.left, group.right))
 
 
-def _values(group: Group) -> tuple[Node, ...]:
+def _values(group: Listing) -> tuple[Node, ...]:
     values: list[Node] = []
     for item in group.items:
         found = assignment(item)
         value = settled(found[1]) if found else item
-        values.extend(value.items if isinstance(value, Group) and not value.left and not group.ordered else [value])
+        values.extend(value.items if isinstance(value, Listing) and not value.left and not group.ordered else [value])
     return tuple(values)
 
 
-def _by_name(gold: Group, answer: Group, by: Arithmetic) -> bool | None:
+def _by_name(gold: Listing, answer: Listing, by: Comparer) -> bool | None:
     wanted = dict(pair for item in gold.items if (pair := assignment(item)))
     given = dict(pair for item in answer.items if (pair := assignment(item)))
     return every(same(value, given[name], by) for name, value in wanted.items())
 
 
-def _same_matrix(gold: Node, answer: Node, by: Arithmetic) -> bool | None:
+def _same_matrix(gold: Node, answer: Node, by: Comparer) -> bool | None:
     if isinstance(gold, Matrix) and isinstance(answer, Matrix):
         g, a = gold.rows, answer.rows
         shaped = len(g) == len(a) and len(g[0]) == len(a[0])
         return shaped and every(same(x, y, by) for r, s in zip(g, a, strict=True) for x, y in zip(r, s, strict=True))
     matrix, other = (gold, answer) if isinstance(gold, Matrix) else (answer, gold)
     assert isinstance(matrix, Matrix)
-    if isinstance(other, Group):
+    if isinstance(other, Listing):
         cells = tuple(cell for row in matrix.rows for cell in row)
         vector = 1 in {len(matrix.rows), len(matrix.rows[0])}
         if not vector or (other.left, other.right) != ("(", ")"):
@@ -321,7 +321,7 @@ def _same_matrix(gold: Node, answer: Node, by: Arithmetic) -> bool | None:
     return False
 
 
-def _same_chain(gold: Node, answer: Node, by: Arithmetic) -> bool | None:
+def _same_chain(gold: Node, answer: Node, by: Comparer) -> bool | None:
     if isinstance(gold, Chain) and isinstance(answer, Chain):
         return _same_relations(gold, answer, by)
     chain, other = (gold, answer) if isinstance(gold, Chain) else (answer, gold)
@@ -330,13 +330,13 @@ def _same_chain(gold: Node, answer: Node, by: Arithmetic) -> bool | None:
         return same(assigned[1], answer, by) if chain is gold else same(gold, assigned[1], by)
     if chain.signs == ("=",):
         return same(gold, chain.members[1], by) if chain is answer and is_constant(chain.texts[0]) else False
-    if (interval := as_interval(chain)) is not None and isinstance(other, Group | Union):
+    if (interval := as_interval(chain)) is not None and isinstance(other, Listing | Union):
         outcome = same(interval, other, by) if chain is gold else same(other, interval, by)
         return outcome or None
-    return None if isinstance(other, Group | Union) else False
+    return None if isinstance(other, Listing | Union) else False
 
 
-def _same_relations(gold: Chain, answer: Chain, by: Arithmetic) -> bool | None:
+def _same_relations(gold: Chain, answer: Chain, by: Comparer) -> bool | None:
     if len(gold.signs) == len(answer.signs) == 1 and gold.signs[0] in FLIPPED and answer.signs[0] in FLIPPED:
         wanted, given = assignment(gold), assignment(answer)
         if wanted and given and wanted[0] == given[0]:
@@ -362,14 +362,14 @@ def _is_solution(gold: Chain) -> bool:
     return value or as_interval(gold) is not None
 
 
-def _same_solution(gold: Chain, answer: Chain, by: Arithmetic) -> bool | None:
+def _same_solution(gold: Chain, answer: Chain, by: Comparer) -> bool | None:
     wanted, given = as_interval(gold), as_interval(answer)
     if wanted is None or given is None or letter_of(gold) != letter_of(answer):
         return False
     return same(wanted, given, by)
 
 
-def _same_long_chains(gold: Chain, answer: Chain, by: Arithmetic) -> bool | None:
+def _same_long_chains(gold: Chain, answer: Chain, by: Comparer) -> bool | None:
     """Member by member, read from either end. A chain may be rearranged in more ways than these: then None."""
     if len(gold.signs) != len(answer.signs) or any(sign not in FLIPPED for sign in gold.signs + answer.signs):
         return None
@@ -394,10 +394,10 @@ def _difference(chain: Chain) -> str:
     return f"({chain.texts[0]})-({chain.texts[1]})"
 
 
-def _same_union(gold: Node, answer: Node, by: Arithmetic) -> bool | None:
+def _same_union(gold: Node, answer: Node, by: Comparer) -> bool | None:
     """Part by part; one set can be cut into parts in many ways, so different parts decide nothing."""
     parts = [node.parts if isinstance(node, Union) else (node,) for node in (gold, answer)]
     regions = [tuple(as_interval(p) or p if isinstance(p, Chain) else p for p in side) for side in parts]
-    if any(isinstance(p, Leaf | Words | Matrix | Choice) for side in regions for p in side):
+    if any(isinstance(p, Leaf | Words | Matrix | ChoiceLetter) for side in regions for p in side):
         return None if all(isinstance(node, Union) for node in (gold, answer)) else False
     return _as_sets(regions[0], regions[1], by) or None

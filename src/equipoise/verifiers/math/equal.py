@@ -14,7 +14,7 @@ from dataclasses import replace
 
 from equipoise.verifiers.math import exact
 from equipoise.verifiers.math.arrangement import arrangement_of
-from equipoise.verifiers.math.compare import NUMBER_SET, Arithmetic, consistent, every, same
+from equipoise.verifiers.math.compare import NUMBER_SET, Comparer, consistent, every, same
 from equipoise.verifiers.math.grammar import follows_grammar
 from equipoise.verifiers.math.notation import Senseless, Unreadable, spell, tight
 from equipoise.verifiers.math.relations import leaves
@@ -49,7 +49,7 @@ def quick(gold: str, answer: str, rules: str = "strict") -> bool | None:
         return None
 
 
-def _agree(gold: Node, answer: Node, by: Arithmetic) -> bool | None:
+def _agree(gold: Node, answer: Node, by: Comparer) -> bool | None:
     outcome = same(gold, answer, by)
     if outcome is False or not by.strict:
         return outcome
@@ -205,4 +205,4 @@ def _approximates(number: str, printed: str) -> bool | None:
     return None if near is None or shown is None else exact.shows(near, shown, step)
 
 
-EXACT = {rules: Arithmetic(_equal, _ratio, _approximates, strict=rules == "strict") for rules in RULES}
+EXACT = {rules: Comparer(_equal, _ratio, _approximates, strict=rules == "strict") for rules in RULES}

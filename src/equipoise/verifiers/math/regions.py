@@ -8,7 +8,7 @@ from equipoise.verifiers.math import exact
 from equipoise.verifiers.math.form import is_value
 from equipoise.verifiers.math.notation import Unreadable
 from equipoise.verifiers.math.relations import as_interval, leaves, one_letter, settled
-from equipoise.verifiers.math.structure import Chain, Group, Leaf, Node, Union
+from equipoise.verifiers.math.structure import Chain, Leaf, Listing, Node, Union
 from equipoise.verifiers.math.symbolic import expression
 
 RELATIONS = {"<": sympy.Lt, "≤": sympy.Le, ">": sympy.Gt, "≥": sympy.Ge}
@@ -19,7 +19,7 @@ def regions_equal(gold: Node, answer: Node, strict: bool) -> bool:
 
     `strict`: where the gold one is solved, the answer must be too, and its ends must be values.
     """
-    if not (_is_region(gold) and _is_region(answer)) or all(isinstance(settled(n), Group) for n in (gold, answer)):
+    if not (_is_region(gold) and _is_region(answer)) or all(isinstance(settled(n), Listing) for n in (gold, answer)):
         return False
     if strict and _is_solved(gold) and not (_is_solved(answer) and all(map(_is_end, leaves(answer)))):
         return False
@@ -37,7 +37,7 @@ def regions_equal(gold: Node, answer: Node, strict: bool) -> bool:
 
 def _is_region(node: Node) -> bool:
     node = settled(node)
-    if isinstance(node, Group):
+    if isinstance(node, Listing):
         interval = node.ordered and len(node.items) == 2
         return interval or (not node.ordered and bool(node.items) and all(map(_is_region, node.items)))
     if isinstance(node, Leaf):
@@ -50,7 +50,7 @@ def _is_solved(node: Node) -> bool:
     node = settled(node)
     if isinstance(node, Union):
         return all(map(_is_solved, node.parts))
-    if isinstance(node, Group) and not node.ordered:
+    if isinstance(node, Listing) and not node.ordered:
         return all(map(_is_solved, node.items))
     return not isinstance(node, Chain) or as_interval(node) is not None
 
@@ -67,14 +67,14 @@ def _region(node: Node) -> sympy.Set:
         return sympy.S.Reals
     if isinstance(node, Chain):
         return _region(interval) if (interval := as_interval(node)) is not None else _solutions(node)
-    if isinstance(node, Group) and node.ordered and len(node.items) == 2:
+    if isinstance(node, Listing) and node.ordered and len(node.items) == 2:
         left, right = map(_end, node.items)
         if not left < right:
             raise Unreadable("an interval that ends before it begins")
         return sympy.Interval(left, right, left_open=node.left == "(", right_open=node.right == ")")
-    if isinstance(node, Group) and node.left == "{":
+    if isinstance(node, Listing) and node.left == "{":
         return sympy.FiniteSet(*map(_end, node.items))
-    if isinstance(node, Group):
+    if isinstance(node, Listing):
         return sympy.Union(*map(_region, node.items))
     raise Unreadable("it is no set of numbers")
 

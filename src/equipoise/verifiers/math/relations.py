@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 
 from equipoise.verifiers.math.grammar import GREEK, follows_grammar
-from equipoise.verifiers.math.structure import Chain, Choice, Group, Leaf, Matrix, Node, Union
+from equipoise.verifiers.math.structure import Chain, ChoiceLetter, Leaf, Listing, Matrix, Node, Union
 
 FLIPPED = {"<": ">", ">": "<", "≤": "≥", "≥": "≤", "=": "=", "≠": "≠"}
 NAMING = re.compile(
@@ -72,7 +72,7 @@ def assignment(node: Node) -> tuple[str, Node] | None:
     return None
 
 
-def as_interval(chain: Chain) -> Group | None:
+def as_interval(chain: Chain) -> Listing | None:
     """The interval of x in a < x ≤ b, x ≥ a or b > x, for one letter or a function of one."""
     texts, signs, members = chain.texts, chain.signs, chain.members
     if sum(map(is_name, texts)) != 1 or not one_letter(next(filter(is_name, texts))):
@@ -83,13 +83,13 @@ def as_interval(chain: Chain) -> Group | None:
         if not is_name(texts[0]) or is_name(texts[1]):
             return None
         if signs[0] in {">", "≥"}:
-            return Group((members[1], Leaf(r"\infty")), "(" if signs[0] == ">" else "[", ")")
-        return Group((Leaf(r"-\infty"), members[1]), "(", ")" if signs[0] == "<" else "]")
+            return Listing((members[1], Leaf(r"\infty")), "(" if signs[0] == ">" else "[", ")")
+        return Listing((Leaf(r"-\infty"), members[1]), "(", ")" if signs[0] == "<" else "]")
     if len(signs) == 2 and is_name(texts[1]) and not is_name(texts[0]) and not is_name(texts[2]):
         if set(signs) <= {">", "≥"}:
             signs, members = (FLIPPED[signs[1]], FLIPPED[signs[0]]), (members[2], members[1], members[0])
         if set(signs) <= {"<", "≤"}:
-            return Group((members[0], members[2]), "(" if signs[0] == "<" else "[", ")" if signs[1] == "<" else "]")
+            return Listing((members[0], members[2]), "(" if signs[0] == "<" else "[", ")" if signs[1] == "<" else "]")
     return None
 
 
@@ -103,10 +103,10 @@ def leaves(node: Node) -> Iterator[str]:
     node = settled(node)
     if isinstance(node, Leaf):
         yield node.text
-    elif isinstance(node, Choice):
+    elif isinstance(node, ChoiceLetter):
         if node.rest is not None:
             yield from leaves(node.rest)
-    elif isinstance(node, Group):
+    elif isinstance(node, Listing):
         for item in node.items:
             yield from leaves(item)
     elif isinstance(node, Union):

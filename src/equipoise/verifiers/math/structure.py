@@ -29,7 +29,7 @@ class Words:
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class ChoiceLetter:
     """A letter of a multiple-choice question, with what stands beside it."""
 
     letter: str
@@ -37,7 +37,7 @@ class Choice:
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class Listing:
     """Items between brackets; brackets "" for a bare list, "{" for a set."""
 
     items: tuple[Node, ...]
@@ -69,7 +69,7 @@ class Matrix:
     text: str
 
 
-Node = Leaf | Words | Choice | Group | Chain | Union | Matrix
+Node = Leaf | Words | ChoiceLetter | Listing | Chain | Union | Matrix
 
 NUMBER_WITH_COMMAS = re.compile(r"[-+]?\s?(?:\\\$)?\s?\d{1,3}(?:,\d{3})+(?![\d,])(?:\.\d+)?")
 NUMBER_WITH_SPACES = re.compile(r"[-+]?\s?(?:\\\$)?\s?[1-9]\d{0,2}(?: \d{3})+(?![\d,/]| \d)(?:\.\d+)?")
@@ -99,11 +99,11 @@ def parse(text: str) -> Node:
     if choice := CHOICE.fullmatch(text):
         letter, rest = (choice.group(1) or choice.group(3) or choice.group(4)).upper(), (choice.group(2) or "").strip()
         if not rest:
-            return Choice(letter)
+            return ChoiceLetter(letter)
         if OTHER_CHOICE.search(rest):
             raise Unreadable("it chooses more than one letter")
         if not SIGN.match(rest) and rest[0] not in "+-*/^_,":
-            return Choice(letter, parse(rest))
+            return ChoiceLetter(letter, parse(rest))
     if number := NUMBER_WITH_COMMAS.match(text) or NUMBER_WITH_SPACES.match(text):
         joined = re.sub(r"(?<=\d)[, ](?=\d{3})", "." if re.match(r"[-+]?0,", text) else "", number.group())
         if len(split(text[number.end() :], ",;" + OF_A_LIST)) == 1:
@@ -112,7 +112,7 @@ def parse(text: str) -> Node:
         return _single(joined)
     by_semicolon = [part for part in split(text, ";") if part]
     if len(by_semicolon) > 1:
-        return Group(tuple(_tuple_of(split(part, ",")) for part in by_semicolon))
+        return Listing(tuple(_tuple_of(split(part, ",")) for part in by_semicolon))
     parts = split(text, "," + OF_A_LIST)
     if len(parts) > 1:
         return _list(parts)
@@ -134,12 +134,12 @@ def _list(parts: list[str]) -> Node:
     items: list[Node] = []
     for part in parts:
         item = _single(part)
-        items.extend(item.items if isinstance(item, Group) and not item.left else [item])
-    return Group(tuple(items))
+        items.extend(item.items if isinstance(item, Listing) and not item.left else [item])
+    return Listing(tuple(items))
 
 
 def _tuple_of(parts: list[str]) -> Node:
-    return _single(parts[0]) if len(parts) == 1 else Group(tuple(map(_single, parts)), "(", ")")
+    return _single(parts[0]) if len(parts) == 1 else Listing(tuple(map(_single, parts)), "(", ")")
 
 
 def _single(text: str) -> Node:
@@ -158,7 +158,7 @@ def _single(text: str) -> Node:
     if PLUS_MINUS.search(text):
         upper = PLUS_MINUS.sub(lambda m: "+" if m.group(1) == "pm" else "-", text)
         lower = PLUS_MINUS.sub(lambda m: "-" if m.group(1) == "pm" else "+", text)
-        return Group((_single(upper), _single(lower)))
+        return Listing((_single(upper), _single(lower)))
     return _value(text)
 
 
@@ -200,15 +200,15 @@ def _bracketed(text: str, left: str, right: str) -> Node | None:
     bracket = left.removeprefix("\\") if left != r"\langle" else "("
     if len(parts) == 1:
         if bracket == "{":
-            return Group((parse(inside),), "{", "}") if inside.strip() else Leaf(r"\emptyset")
+            return Listing((parse(inside),), "{", "}") if inside.strip() else Leaf(r"\emptyset")
         return parse(inside) if (left, right) == ("(", ")") else None
     items: list[Node] = []
     for part in parts:
         item = parse(part)
-        items.extend(item.items if bracket == "{" and isinstance(item, Group) and not item.left else [item])
+        items.extend(item.items if bracket == "{" and isinstance(item, Listing) and not item.left else [item])
     if left == r"\langle" or (bracket == "[" and right == "]" and len(items) != 2):
-        return Group(tuple(items), "(", ")")
-    return Group(tuple(items), bracket, right.removeprefix("\\"))
+        return Listing(tuple(items), "(", ")")
+    return Listing(tuple(items), bracket, right.removeprefix("\\"))
 
 
 def _matrix(body: str, text: str) -> Matrix:

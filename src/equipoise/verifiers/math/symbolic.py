@@ -21,7 +21,7 @@ from latex2sympy2_extended.latex2sympy2 import ConversionConfig, NormalizationCo
 from sympy.core.function import AppliedUndef
 
 from equipoise.verifiers.math import exact
-from equipoise.verifiers.math.compare import Arithmetic
+from equipoise.verifiers.math.compare import Comparer
 from equipoise.verifiers.math.grammar import GREEK, read
 from equipoise.verifiers.math.notation import Senseless, Unreadable, tight
 
@@ -297,4 +297,4 @@ def _approximates(number: str, printed: str) -> bool:
     return exact.shows(Fraction(int(near.p), int(near.q)), shown, step)
 
 
-SYMBOLIC = Arithmetic(_equal, _ratio, _approximates)
+SYMBOLIC = Comparer(_equal, _ratio, _approximates)
