@@ -131,7 +131,7 @@ class Peak:
     """The best evaluation of a run, the final one, and what was lost between them."""
 
     peak: float
-    peak_step: int
+    peak_step: float
     last: float
     drop: float
 

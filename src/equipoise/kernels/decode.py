@@ -41,7 +41,8 @@ def store(
     qkv [R, H + 2 Hk, D] → queries [R, H, D]. rope [positions, D] float32: cos [D/2] and sin [D/2] of every position;
     halves of a head rotate together. Give cos and sin as the model rounds them to get the model's own bits.
     """
-    return _of(qkv).store(qkv, keys, values, rows, rope, q_norm, k_norm)
+    q: Tensor = _of(qkv).store(qkv, keys, values, rows, rope, q_norm, k_norm)
+    return q
 
 
 def attend(
@@ -59,17 +60,20 @@ def attend(
     With a window, to the last `window` of these. `splits`: into how many parts every row's work is cut, to be done at
     the same time; 1 is fastest where there are many rows.
     """
-    return _of(q).attend(q, keys, values, rows, scale, softcap, window, splits)
+    out: Tensor = _of(q).attend(q, keys, values, rows, scale, softcap, window, splits)
+    return out
 
 
 def add_norm(x: Tensor | None, residual: Tensor, norm: Norm) -> Tensor:
     """residual [R, d] += x [R, d], in place; returns norm(residual). Without x, only the latter."""
-    return _of(residual).add_norm(x, residual, norm)
+    normed: Tensor = _of(residual).add_norm(x, residual, norm)
+    return normed
 
 
 def gated(gate_up: Tensor, activation: Activation) -> Tensor:
     """activation(gate)·up, [R, 2 f] → [R, f]"""
-    return _of(gate_up).gated(gate_up, activation)
+    out: Tensor = _of(gate_up).gated(gate_up, activation)
+    return out
 
 
 def draw(logits: Tensor, u: Tensor, temperature: float, softcap: float | None) -> tuple[Tensor, Tensor]:
@@ -78,7 +82,8 @@ def draw(logits: Tensor, u: Tensor, temperature: float, softcap: float | None) -
 
     Sums are taken in another order on the GPU: where u is within rounding of a boundary, the neighbour may be drawn.
     """
-    return _of(logits).draw(logits, u, temperature, softcap)
+    drawn: tuple[Tensor, Tensor] = _of(logits).draw(logits, u, temperature, softcap)
+    return drawn
 
 
 def list_kept(kept: Tensor, begin: Tensor, ids: Tensor) -> None:
@@ -89,7 +94,8 @@ def list_kept(kept: Tensor, begin: Tensor, ids: Tensor) -> None:
 
 def uniform(keys: Tensor, position: Tensor) -> Tensor:
     """`rollout.uniform`'s number [R] of each response's key [R] int64 at its position [R] int32."""
-    return _of(keys).uniform(keys, position)
+    u: Tensor = _of(keys).uniform(keys, position)
+    return u
 
 
 def _of(x: Tensor) -> ModuleType:

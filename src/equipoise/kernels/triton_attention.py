@@ -107,7 +107,8 @@ def _has_descriptors(x: Tensor) -> bool:
 
 
 def _width(D: int) -> int:
-    return max(16, triton.next_power_of_2(D))
+    width: int = triton.next_power_of_2(D)
+    return max(16, width)
 
 
 def _sizes(x: Tensor, tile: Tile) -> dict[str, int]:

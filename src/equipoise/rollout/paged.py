@@ -293,7 +293,7 @@ class _Call:
         at = drawn + np.arange(k)[:, None]
         self.unstored.append((response, at, tokens, logprobs, places))
         limit = self.limit[response]
-        stops: NDArray[np.bool_] = self.is_end[tokens] & (at < limit)
+        stops = self.is_end[tokens] & (at < limit)
         if self.asked.stop is not None and self.may_stop is not None:
             self._store()
             hits = np.argwhere(self.may_stop[tokens] & (at < limit))
@@ -302,7 +302,7 @@ class _Call:
             ]
             if tails:
                 stops[tuple(hits.T)] |= self.asked.stop.in_tails([t.tolist() for t in tails])
-        stopped = stops.any(0)
+        stopped = np.asarray(stops.any(0))
         length = np.where(stopped, drawn + stops.argmax(0) + 1, np.minimum(drawn + k, limit))
         done = stopped | (length == limit)
         ended = response[done]
