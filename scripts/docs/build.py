@@ -13,10 +13,10 @@ import sys
 import tempfile
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent))
-from reference import pages  # a file beside this one
-
 ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT))
+from scripts.docs.reference import pages  # noqa: E402 (found from the root alone)
+
 ALWAYS = ("CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")  # besides docs/ and what its pages link to
 PROJECT = "project"  # where files from outside of docs/ stand in the site
 LINK = re.compile(r"(\]\()([^)#\s:]+)(#[^)\s]*)?(\))")

@@ -6,9 +6,7 @@ import random
 
 import pytest
 
-from .scripts import load
-
-balances = load("balances")
+from scripts.docs import balances
 
 
 def test_the_identity_of_the_two_sums():

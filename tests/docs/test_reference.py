@@ -11,11 +11,9 @@ from equipoise.arguments import build_parser
 from equipoise.config import Config
 from equipoise.config.errors import options_of
 from equipoise.report.metrics import METRICS
+from scripts.docs import reference
 
-from .scripts import load
 from .test_links import GENERATED
-
-reference = load("reference")
 
 
 @pytest.fixture(scope="module")
