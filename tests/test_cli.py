@@ -105,7 +105,7 @@ def test_overrides_may_stand_before_the_configuration(equipoise, model, tmp_path
         (["{file}", "--optim.lr"], "--optim.lr: the value is missing"),
         (["{file}", "--fast"], "--fast: an override is --section.key value"),
         (["{file}", "more"], "more: an override is --section.key value"),
-        (["--optim.lr", "x", "{file}"], 'optim.lr = "x": must be a number'),
+        (["--optim.lr", "x", "{file}"], 'optim.lr = "x": must be auto, or a finite number'),
     ],
 )
 def test_a_mistake_in_training_is_one_sentence(equipoise, tmp_path, arguments, said):

@@ -51,7 +51,9 @@ SPECIAL = {
     "rollout.stop": st.lists(st.text(min_size=1), max_size=3).map(tuple),
     "reward.functions": st.lists(no_file, max_size=3).map(tuple),
     "reward.judge": no_file,
+    "task.chat_template": st.text().map(lambda text: text and "{{" + text),  # without braces, a file that must be there
     "reward.tags": st.lists(st.from_regex(r"[a-z]+", fullmatch=True), min_size=1, max_size=3).map(tuple),
+    "optim.lr": st.just("auto") | st.floats(0, allow_infinity=False),
     "optim.betas": st.tuples(*[st.floats(0, 1, exclude_max=True)] * 2),
     "sandbox.backend": st.sampled_from(["bubblewrap", "http://runner:8770"]),
     "sandbox.memory_bytes": st.integers(1 << 26, 1 << 60),
@@ -162,8 +164,8 @@ def test_every_option_has_a_sentence_and_stands_in_the_help():
         (["--train.steps", "many"], 'train.steps = "many": must be a whole number (steps: a batch of rollouts'),
         (["--train.steps", "1.5"], "train.steps = 1.5: must be a whole number"),
         (["--train.steps", "true"], "train.steps = true: must be a whole number"),
-        (["--optim.lr", "fast"], 'optim.lr = "fast": must be a number'),
-        (["--task.chat", "1"], "task.chat = 1: must be true or false"),
+        (["--optim.lr", "fast"], 'optim.lr = "fast": must be auto, or a finite number'),
+        (["--task.chat", "1"], "task.chat = 1: must be true, false or auto"),
         (["--objective.advantage", "3"], "objective.advantage = 3: must be a name or a table"),
         (["--reward.weights", '["a"]'], 'reward.weights[0] = "a": must be a number'),
         (["--train", "3"], "--train: an override is --section.key value"),
@@ -247,8 +249,8 @@ def test_infinite_and_tiny_numbers_survive_the_file(tmp_path):
 @pytest.mark.parametrize(
     ("section", "key", "value", "said"),
     [
-        ("optim", "lr", -1.0, "optim.lr = -1.0: must be at least 0 (peak learning rate"),
-        ("optim", "lr", "fast", 'optim.lr = "fast": must be a number'),
+        ("optim", "lr", -1.0, "optim.lr = -1.0: must be auto, or a finite number that is at least 0"),
+        ("optim", "lr", "fast", 'optim.lr = "fast": must be auto, or a finite number'),
         ("train", "out", Path("runs"), f"train.out = {Path('runs')!r}: must be a text (the run directory)"),
         ("train", "mini_batch", 40, "train.mini_batch = 40: must be at most rollout.prompts, 32; 0 is all of them"),
         ("train", "shard", True, "train.shard = true: must go without LoRA"),

@@ -61,6 +61,14 @@ def _train(add: AddCommand) -> None:
     train.add_argument("-h", "--help", action="store_true", dest="show_help", help="every option with its sentence")
 
 
+def _sft(add: AddCommand) -> None:
+    sft = add("sft", "imitate the responses of a data set, before reinforcement learning", add_help=False, usage=(
+        "equipoise sft CONFIG.toml [--resume] [--section.key value ...]"))  # fmt: skip
+    sft.add_argument("config", nargs="?", help="a TOML file; see examples/")
+    sft.add_argument("--resume", action="store_true", help="go on where a run in the same directory stopped")
+    sft.add_argument("-h", "--help", action="store_true", dest="show_help", help="every option with its sentence")
+
+
 def _eval(add: AddCommand) -> None:
     evaluate = add(
         "eval",
@@ -92,7 +100,7 @@ def _eval(add: AddCommand) -> None:
     option("--per-level", type=_at_least(1), default=None, help="prompts per level (default: the run's, else all)")
     option("--max-tokens", type=_at_least(0), default=0, help="longest response; 0 takes the run's or the task's own")
     option("--chat", action=argparse.BooleanOptionalAction, default=None,
-           help="use the chat template (default: benchmarks: where there is one, a task: as the run)")  # fmt: skip
+           help="use the chat template (default: as the run, else for models trained on it)")  # fmt: skip
     option("--chunk", type=_at_least(0), default=0, help="problems sampled and kept together; 0 makes 512 responses")
     option("--out", help="where samples and result go (default: RUN/evaluation/step-N or evaluation/MODEL)")
     option("--device", default="auto", help="cpu, cuda, or auto: a GPU where there is one (default: %(default)s)")
@@ -175,7 +183,7 @@ def _bias(add: AddCommand) -> None:
     option("--temperature", type=_at_least(0, float), default=1.0, help="of all responses (default: %(default)s)")
     option("--max-tokens", type=_at_least(0), default=0, help="longest response; 0 takes the task's own")
     option("--chat", action=argparse.BooleanOptionalAction, default=None,
-           help="use the chat template (default: as the task says)")  # fmt: skip
+           help="use the chat template (default: for models trained on it)")  # fmt: skip
     option("--out", default="bias", help="folder for bias.json and bias.html (default: %(default)s)")
     option("--device", default="auto", help="cpu, cuda, or auto: a GPU where there is one (default: %(default)s)")
     option("--dtype", default="float32", choices=("float32", "bfloat16"), help="of the weights (default: %(default)s)")
@@ -242,6 +250,7 @@ def _theory(add: AddCommand) -> None:
 COMMANDS = (  # in the order of the help page
     _quickstart,
     _train,
+    _sft,
     _eval,
     _regrade,
     _objectives,

@@ -18,6 +18,7 @@ from equipoise.arguments import TRAIN_USAGE, build_parser
 if TYPE_CHECKING:
     from equipoise.config import TaskConfig
     from equipoise.policy import Policy
+    from equipoise.policy.chat import Chat
     from equipoise.tasks import Task
 
 
@@ -29,7 +30,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if options.command in ("eval", "bias"):  # their task takes options, and nothing else does
         unknown = rest + [word for word in overrides if word.startswith("--") and not word.startswith("--task.")]
     else:
-        unknown = [] if options.command in ("train", "compare", "export") else rest + overrides
+        unknown = [] if options.command in ("train", "sft", "compare", "export") else rest + overrides
     if unknown:
         parser.error(f"unrecognized arguments: {' '.join(unknown)}")
     rest += overrides
@@ -101,6 +102,24 @@ def _train(options: argparse.Namespace, rest: list[str]) -> None:
     ranks.stop()
 
 
+def _sft(options: argparse.Namespace, rest: list[str]) -> None:
+    from equipoise.config.sft import SftConfig, load_sft
+    from equipoise.train import describe
+    from equipoise.train.sft import Sft
+
+    if options.show_help or options.config is None:
+        print("usage: equipoise sft CONFIG.toml [--resume] [--section.key value ...]\n")
+        print("Imitate the responses of a data set, as a configuration says, so that reinforcement learning can start")
+        print("from a model that knows the form. The columns are told by their names: messages, or prompt and")
+        print("completion, or those of task.columns.\n")
+        print(describe(SftConfig))
+        if not options.show_help:
+            sys.exit(2)
+        return
+    _quiet_transformers()
+    Sft(load_sft(options.config, rest), resume=options.resume).run()
+
+
 def _eval(options: argparse.Namespace, rest: list[str]) -> None:
     from equipoise import rollout
     from equipoise.evaluate import Evaluation, buckets, evaluate
@@ -127,7 +146,7 @@ def _eval(options: argparse.Namespace, rest: list[str]) -> None:
     for model in (name, options.base or name):
         folder_of(model)
     loaded = functools.cache(lambda: _policy(name, options))
-    task, chat = _task(options, own.task, loaded)
+    task, chat_of = _task(options, own.task, loaded)
     check_isolation(task)
     try:
         prompts = task.evaluation(per_level)
@@ -138,6 +157,7 @@ def _eval(options: argparse.Namespace, rest: list[str]) -> None:
     policy = loaded()
 
     def answered(model: Policy, seed: int, greedy: bool) -> Evaluation:
+        chat = chat_of(model)
         ids = [encode_prompt(model, prompt, chat) for prompt in prompts]
         return evaluate(
             model, rollout.sampler(model), task, prompts, ids, samples=options.samples or own.samples, greedy=greedy,
@@ -154,7 +174,7 @@ def _eval(options: argparse.Namespace, rest: list[str]) -> None:
         print(json.dumps(result, indent=2))
         return
     how = "" if own.run is None else ", as its run evaluates"
-    print(f"{policy.name} on {task.name}{how}: {len(prompts)} held-out prompts")
+    print(f"{policy.name} on {task.name}{how}: {len(prompts)} held-out prompts; {chat_of(policy)}")
     _show_evaluation(result, options.base)
 
 
@@ -223,19 +243,24 @@ def _policy(name: str | Path, options: argparse.Namespace) -> Policy:
     return models.load(name, dtype=getattr(torch, options.dtype), device=device)
 
 
-def _task(options: argparse.Namespace, section: TaskConfig, policy: Callable[[], Policy]) -> tuple[Task, bool]:
-    """The task of a section, opened as `train` would; and whether to use the chat template."""
+def _task(
+    options: argparse.Namespace, section: TaskConfig, policy: Callable[[], Policy]
+) -> tuple[Task, Callable[[Policy], Chat]]:
+    """The task of a section, opened as `train` would; and how its prompts are shown to a model."""
     from equipoise import tasks
     from equipoise.train.batch import encode_prompt
+    from equipoise.train.settle import Outline, open_chat
 
-    chat = section.chat if options.chat is None else options.chat
+    if options.chat is not None:
+        section = section.model_copy(update={"chat": options.chat})
+    chat_of = functools.cache(lambda model: open_chat(section, Outline.of(model)))
     task = tasks.open_task(
         section.name,
         seed=0,
         **section.options(),
-        count_tokens=lambda prompt: len(encode_prompt(policy(), prompt, chat)),
+        count_tokens=lambda prompt: len(encode_prompt(policy(), prompt, chat_of(policy()))),
     )
-    return task, chat
+    return task, chat_of
 
 
 def _regrade(options: argparse.Namespace, rest: list[str]) -> None:
@@ -332,12 +357,12 @@ def _bias(options: argparse.Namespace, rest: list[str]) -> None:
     kept = checkpoint.steps(Path(options.model) / "checkpoints")
     name = str(Path(options.model) / "checkpoints" / f"step-{kept[-1]}") if kept else options.model
     loaded = functools.cache(lambda: _policy(name, options))
-    task, chat = _task(options, own_task(name, options.task, rest).task, loaded)
+    task, chat_of = _task(options, own_task(name, options.task, rest).task, loaded)
     prompts = bias.stream(task, options.prompts)
     policy = loaded()
     result = bias.measure(bias.sample(
         policy, rollout.sampler(policy), task, prompts, group=options.group, groups=options.groups,
-        samples=options.samples, temperature=options.temperature, max_tokens=options.max_tokens, chat=chat,
+        samples=options.samples, temperature=options.temperature, max_tokens=options.max_tokens, chat=chat_of(policy),
         progress=lambda n: print(f"{n} of {len(prompts)} prompts sampled", file=sys.stderr),
     ))  # fmt: skip
     title, out = f"{policy.name} on {task.name}", Path(options.out)
@@ -404,6 +429,7 @@ def _quiet_transformers() -> None:
 RUN = {
     "quickstart": _quickstart,
     "train": _train,
+    "sft": _sft,
     "eval": _eval,
     "regrade": _regrade,
     "objectives": _objectives,

@@ -8,15 +8,18 @@ from equipoise.rollout import Rollouts
 
 
 class Characters:
-    """Every character is a token, and there is no chat template: messages are their contents."""
+    """Every character is a token, and the chat template writes the last message and the end token alone."""
 
     chat_template = "none"
 
-    def __call__(self, text):
+    def __call__(self, text, add_special_tokens=True):
         return {"input_ids": [ord(c) for c in text]}
 
-    def apply_chat_template(self, messages, add_generation_prompt, return_dict):
-        return self(messages[-1]["content"])
+    def apply_chat_template(self, messages, tokenize=True, **options):
+        return self(messages[-1]["content"]) if tokenize else f"{messages[-1]['content']}\0"
+
+    def convert_ids_to_tokens(self, ids):
+        return [*map(chr, ids)]
 
     def decode(self, tokens, skip_special_tokens):
         return "".join(map(chr, tokens))
@@ -25,7 +28,13 @@ class Characters:
 def fake_policy(name="fake", weight=1.0):
     model = SimpleNamespace(state_dict=lambda: {"w": torch.full((3,), weight)})
     return SimpleNamespace(
-        name=name, model=model, tokenizer=Characters(), context=10**9, dtype=torch.float32, device=torch.device("cpu")
+        name=name,
+        model=model,
+        tokenizer=Characters(),
+        context=10**9,
+        dtype=torch.float32,
+        device=torch.device("cpu"),
+        eos=(0,),
     )
 
 

@@ -18,6 +18,8 @@ SETTINGS = {"trl": trl.settings, "verl": verl.settings}
 OTHERS = {
     "model.name": "some/model", "model.dtype": "bfloat16", "model.device": "cpu", "model.lora_rank": 8,
     "model.gradient_checkpointing": True, "task.name": "gym:chain_sum", "task.chat": True,
+    "task.system": "Be brief.", "task.chat_template": "{{ messages[0].content }}",
+    "task.chat_template_kwargs": {"enable_thinking": False},
     "task.columns": {"prompt": "question"}, "task.verifier": "math", "task.answer_in": "boxed",
     "task.rules": "lenient", "task.template": "hadw", "task.suffix": " Think.", "task.strict": True,
     "task.dedupe": False, "task.max_prompt_chars": 99, "task.max_prompt_tokens": 77, "task.held_out": "held.jsonl",
@@ -156,7 +158,7 @@ def test_an_option_that_nobody_has_mapped_is_named(tmp_path):
     found = dict(settings("trl", config))
     del found["optim.lr"]
     said = Launch("TRL", config, found, {}).summary()
-    assert "optim.lr=0.0005: unmappable: an option that the export does not know yet" in said
+    assert 'optim.lr="auto": unmappable: an option that the export does not know yet' in said
 
 
 @pytest.mark.parametrize("schedule", ["constant", "linear", "cosine"])
@@ -166,7 +168,7 @@ def test_the_rates_of_trl_are_ours_an_update_later(schedule, warmup):
     from transformers import get_scheduler
 
     updates = 10
-    config = configured({"optim.schedule": schedule, "optim.warmup": warmup, "train.steps": updates})
+    config = configured({"optim.lr": 1e-3, "optim.schedule": schedule, "optim.warmup": warmup, "train.steps": updates})
     theirs = arguments(settings("trl", config))
     optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=theirs["learning_rate"])
     scheduler = get_scheduler(theirs["lr_scheduler_type"], optimizer, theirs["warmup_steps"], updates + 1)
@@ -276,7 +278,9 @@ def test_long_prompts_are_left_out_by_the_models_own_count(tmp_path):
     task = open_task(configured(options))
     kept = [*(task.prompt(i) for i in range(8)), *task.evaluation()]
     assert {prompt.text for prompt in kept} == {"1+1=", "1+1+1="}
-    with pytest.raises(ExportError, match=r"task\.max_prompt_tokens needs the tokenizer of nobody/nothing: "):
+    with pytest.raises(
+        ExportError, match=r"task\.chat = auto is decided by the model, and nobody/nothing cannot be opened"
+    ):
         open_task(configured({**options, "model.name": "nobody/nothing"}))
 
 

@@ -221,9 +221,9 @@ def test_a_rollout_file_has_a_row_per_response(run, tmp_path):
     assert sorted(p.name for p in folder.iterdir()) == ["step-1.parquet", "step-3.parquet", "step-6.parquet"]
     table = pq.read_table(folder / "step-1.parquet")
     assert table.column_names == [
-        "prompt_id", "prompt", "response", "tokens", "length", "finish", "reward", "verdict", "group", "level",
-        "advantage", "weight", "coefficient", "logprob_sum", "accuracy", "past_successes", "past_attempts", "past_age",
-        "rewards/ones", "rewards/ones/verdict",
+        "prompt_id", "prompt", "model_input", "response", "tokens", "length", "finish", "reward", "verdict", "group",
+        "level", "advantage", "weight", "coefficient", "logprob_sum", "accuracy", "past_successes", "past_attempts",
+        "past_age", "rewards/ones", "rewards/ones/verdict",
     ]  # fmt: skip
     rows = table.to_pylist()
     assert len(rows) == 16

@@ -87,7 +87,8 @@ def test_two_steps_on_the_embedded_model(name, tmp_path):
     assert ("difficulty/anchor" in steps[0]) == name.startswith("hadw")
     # What was run is the recipe, but for what had to be smaller.
     ran, recipe = load(tmp_path / "run" / "config.toml").flat(), load(RECIPES / f"{name}.toml").flat()
-    assert {key for key in recipe if ran[key] != recipe[key]} <= {*SMALL, "train.out"}
+    assert {key for key in recipe if ran[key] != recipe[key]} <= {*SMALL, "train.out", "task.chat"}
+    assert (recipe["task.chat"], ran["task.chat"]) == ("auto", False)  # the embedded model has no chat template
 
 
 def test_verls_recipe_of_hadw_is_table_8_too():

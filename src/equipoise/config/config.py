@@ -76,6 +76,17 @@ class Config(BaseModel):
         return self.train.steps * self.updates_per_batch
 
     @model_validator(mode="after")
+    def chat_options_need_chat(self) -> Self:
+        task = self.task
+        unused = [name for name in sections.CHAT_OPTIONS[1:] if getattr(task, name)]
+        if task.chat is False and unused:
+            raise ValueError(
+                f"task.{unused[0]} = {toml(getattr(task, unused[0]))}: only a chat template writes it, "
+                "and task.chat = false goes without one"
+            )
+        return self
+
+    @model_validator(mode="after")
     def every_function_has_a_weight(self) -> Self:
         functions, weights = len(self.reward.functions), len(self.reward.weights)
         if functions != weights or not functions:

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from pydantic import BaseModel
+
 from equipoise.config.config import Config, validated
 from equipoise.config.errors import ConfigError, help_of, options_of
 from equipoise.toml import toml
@@ -17,10 +19,16 @@ TEXTS: dict[Any, Any] = {str: str, tuple[str, ...]: (str, list)}
 
 def load(path: str | Path | None, overrides: Sequence[str] = ()) -> Config:
     """Read a TOML file (None: all defaults), apply `--section.key value` overrides, check, and return the whole."""
-    config = validated(_overridden({} if path is None else _read(Path(path)), overrides))
+    config = validated(table_of(path, overrides, Config))
     config.reward.functions = tuple(_located(name, path) for name in config.reward.functions)
     config.reward.judge = _located(config.reward.judge, path)
+    config.task.chat_template = chat_template(config.task.chat_template, folders_of(path))
     return config
+
+
+def table_of(path: str | Path | None, overrides: Sequence[str], kind: type[BaseModel]) -> dict[str, Any]:
+    """The sections of a file with the overrides put in, not checked yet; `kind` knows which options are texts."""
+    return _overridden({} if path is None else _read(Path(path)), overrides, kind)
 
 
 def load_sections(path: str | Path, names: Sequence[str], overrides: Sequence[str] = ()) -> Config:
@@ -29,10 +37,10 @@ def load_sections(path: str | Path, names: Sequence[str], overrides: Sequence[st
     return validated(_overridden({name: table[name] for name in names if name in table}, overrides))
 
 
-def _overridden(table: dict[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
+def _overridden(table: dict[str, Any], overrides: Sequence[str], kind: type[BaseModel] = Config) -> dict[str, Any]:
     # A choice before its options, in whatever order they came: its name would replace the table they make.
     for keys, text in sorted(parse_overrides(overrides), key=lambda override: len(override[0])):
-        _set(table, keys, _value(keys, text))
+        _set(table, keys, _value(keys, text, kind))
     return table
 
 
@@ -53,12 +61,29 @@ def _located(function: str, config: str | Path | None) -> str:
     file, _, attribute = function.rpartition(":")
     if not file.endswith(".py"):
         return function
-    folders = [Path.cwd()] if config is None else [Path(config).parent, Path.cwd()]
+    folders = folders_of(config)
     found = [path for folder in folders if (path := folder.resolve() / file).is_file()]
     if not found:
         places = " and not in ".join(str(folder.resolve()) for folder in folders)
         raise ConfigError(f'[reward] "{function}": there is no file {file}, not in {places}')
     return f"{found[0]}:{attribute}"
+
+
+def folders_of(config: str | Path | None) -> list[Path]:
+    """Where a file that a configuration names may lie."""
+    return [Path.cwd()] if config is None else [Path(config).parent, Path.cwd()]
+
+
+def chat_template(value: str, folders: Sequence[Path]) -> str:
+    """The text of a template, which may be given as the name of its file: a run's copy of the configuration then has
+    the text, and needs no file. Every template has braces; a name of a file had better have none."""
+    if not value or "{" in value:
+        return value
+    for folder in folders:
+        if (folder / value).is_file():
+            return (folder / value).read_text(encoding="utf-8")
+    places = " and not in ".join(str(folder.resolve()) for folder in folders)
+    raise ConfigError(f'task.chat_template = "{value}": there is no such file, not in {places}, and it is no template')
 
 
 def parse_overrides(arguments: Sequence[str]) -> list[tuple[list[str], str]]:
@@ -78,13 +103,13 @@ def parse_overrides(arguments: Sequence[str]) -> list[tuple[list[str], str]]:
     return out
 
 
-def _value(keys: Sequence[str], text: str) -> Any:
+def _value(keys: Sequence[str], text: str, kind: type[BaseModel]) -> Any:
     """TOML where the text is TOML, else the text itself; so too for an option that is a text (a folder named 7)."""
     try:
         value = tomllib.loads(f"x = {text}")["x"]
     except tomllib.TOMLDecodeError:
         return text
-    option = options_of(Config).get(keys[0], {}).get(keys[1]) if len(keys) == 2 else None
+    option = options_of(kind).get(keys[0], {}).get(keys[1]) if len(keys) == 2 else None
     kept = TEXTS.get(option.annotation, object) if option else object
     return value if isinstance(value, kept) else text
 
@@ -101,7 +126,7 @@ def _set(table: dict[str, Any], keys: Sequence[str], value: Any) -> None:
     table[keys[-1]] = value
 
 
-def dump(config: Config) -> str:
+def dump(config: BaseModel) -> str:
     """The configuration as TOML, every option with its value, so that the file alone re-runs it."""
     lines = []
     for name, section in config:
@@ -111,10 +136,10 @@ def dump(config: Config) -> str:
     return "\n".join(lines)
 
 
-def describe() -> str:
+def describe(kind: type[BaseModel] = Config) -> str:
     """Every option with its default and its sentence, for `equipoise train --help`."""
     lines = []
-    for section, options in options_of(Config).items():
+    for section, options in options_of(kind).items():
         lines.append(f"[{section}]")
         for key, option in options.items():
             default = toml(option.default)

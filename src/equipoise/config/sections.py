@@ -18,6 +18,8 @@ from equipoise.verifiers.code.sandbox import Limits
 
 VERDICTS = ("unparsed", "timeout", "limit", "crashed", "bad_gold", "unavailable")  # besides correct and wrong
 
+# Of [task], how a prompt is shown to the model rather than what it is.
+CHAT_OPTIONS = ("chat", "system", "chat_template", "chat_template_kwargs")
 DEVICE = re.compile(r"auto|cpu|cuda(:\d+)?")
 MEMORY = re.compile(r"(\d+(?:\.\d+)?) ?(GiB|GB|MiB|MB)")
 BYTES = {"GiB": 2**30, "GB": 10**9, "MiB": 2**20, "MB": 10**6}
@@ -48,6 +50,8 @@ Amount = Annotated[float, Field(ge=0)]
 Positive = Annotated[float, Field(gt=0)]
 
 Worth = Annotated[float | Literal["wrong", "mask"], Must("a finite number, wrong or mask")]
+OnOffAuto = Annotated[bool | Literal["auto"], Must("true, false or auto")]
+Rate = Annotated[Amount | Literal["auto"], Must("auto, or a finite number that is at least 0")]
 Spec = Annotated[str | dict[str, Any] | None, Must("a name or a table")]
 Table = Annotated[dict[str, Any] | None, Must("a table")]
 
@@ -91,8 +95,14 @@ class ModelConfig(Section):
 class TaskConfig(Section):
     name: str = "arithmetic"
     """arithmetic (built in), gym:NAME (reasoning-gym), or a file, folder or hub:NAME of prompts"""
-    chat: bool = False
-    """wrap prompts in the tokenizer's chat template"""
+    chat: OnOffAuto = "auto"
+    """wrap prompts in the chat template: true, false, or auto: for models that were trained on it"""
+    system: str = ""
+    """a system message before every prompt whose row brings none; needs chat"""
+    chat_template: str = ""
+    """a chat template, or the file that holds one; empty takes the tokenizer's own"""
+    chat_template_kwargs: Table = None
+    """what the chat template gets besides the messages: { enable_thinking = false }"""
     columns: Table = None
     """other column names: { prompt = ..., answer = ..., level = ..., id = ... }"""
     verifier: str = ""
@@ -122,7 +132,7 @@ class TaskConfig(Section):
 
     def options(self) -> dict[str, Any]:
         """Keyword arguments of `tasks.open_task`, which has them by the same names; an empty text there is None."""
-        options = self.model_dump(exclude={"name", "chat"})
+        options = self.model_dump(exclude={"name", *CHAT_OPTIONS})
         for name in ("verifier", "held_out"):
             options[name] = options[name] or None
         return options
@@ -283,8 +293,9 @@ class ObjectiveConfig(Section):
 
 
 class OptimConfig(Section):
-    lr: Amount = 5e-4
-    """peak learning rate of AdamW; for a pretrained model of 100M parameters or more, 1e-6 to 1e-5"""
+    lr: Rate = "auto"
+    """peak learning rate of AdamW; auto goes by the model's size: 5e-4 below 10M parameters, 1e-5 below 200M, 3e-6
+    below 1B, else 1e-6; ten times as much with LoRA from 10M on"""
     betas: Annotated[tuple[Decay, Decay], AsTuple, Must("two numbers, each at least 0 and less than 1")] = (0.9, 0.95)
     """AdamW's two decay rates"""
     weight_decay: Amount = 0.0

@@ -14,13 +14,14 @@ from equipoise.evaluate.protocol import PROTOCOLS, Protocol
 from equipoise.evaluate.run import SEED
 from equipoise.evaluate.suite import BenchmarkPlan, evaluate_benchmarks, write_run
 from equipoise.evaluate.summary import Summary
+from equipoise.policy.chat import decide
 from equipoise.rollout import sampler
 
 
 @dataclass(frozen=True)
 class EvaluationRequest:
     """`samples` 0 and `temperature` None take the protocol's; `max_tokens` 0 and `chunk` 0 the benchmark's; `chat` None
-    asks in the chat template where the model has one."""
+    asks in the chat template where the model was trained on it (`policy.chat.decide`)."""
 
     benchmarks: tuple[Benchmark, ...]
     protocol: Protocol = PROTOCOLS["ba"]
@@ -41,7 +42,7 @@ class EvaluationRequest:
         self, policy: models.Policy, out: str | Path, say: Callable[[str], None] = lambda line: None
     ) -> Summary:
         """Evaluate a model into `out`, or go on where that stopped."""
-        chat = self.chat if self.chat is not None else policy.tokenizer.chat_template is not None
+        chat = self.chat if self.chat is not None else decide(policy.tokenizer, policy.name, policy.eos).on
         temperature = self.protocol.temperature if self.temperature is None else self.temperature
         plans = [
             BenchmarkPlan.of(

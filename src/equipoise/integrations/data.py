@@ -24,6 +24,7 @@ from typing import Any
 
 from equipoise.config import TaskConfig
 from equipoise.integrations.launch import ExportError, new, refuse_existing
+from equipoise.policy.chat import Chat
 from equipoise.tasks import Prompt
 from equipoise.tasks.data_files import open_rows
 from equipoise.tasks.problems import recognised
@@ -108,8 +109,8 @@ def source_of(name: str) -> str:
     return name if name.startswith(("hub:", "gym:")) else Path(name).name.partition(".")[0]
 
 
-def messages_of(prompt: Prompt) -> list[dict[str, str]]:
-    return [dict(m) for m in prompt.messages or ({"role": "user", "content": prompt.text},)]
+def messages_of(prompt: Prompt, system: str = "") -> list[dict[str, str]]:
+    return Chat(on=True, system=system).messages(prompt.text, prompt.messages)
 
 
 def verl_row(prompt: Prompt, source: str, split: str, index: int) -> Row:
@@ -127,11 +128,11 @@ def verl_row(prompt: Prompt, source: str, split: str, index: int) -> Row:
     }
 
 
-def trl_row(prompt: Prompt, chat: bool | None) -> Row:
-    """`chat`: as messages, as text, or (None) as the data has it."""
+def trl_row(prompt: Prompt, chat: bool | None, system: str = "") -> Row:
+    """`chat`: as messages, as text, or (None) as the data has it; `system`: the message before those without one."""
     as_messages = prompt.messages is not None if chat is None else chat
     return {
-        "prompt": messages_of(prompt) if as_messages else prompt.text,
+        "prompt": messages_of(prompt, system) if as_messages else prompt.text,
         "answer": prompt.answer,
         "id": prompt.id,
         "level": prompt.level,

@@ -23,8 +23,11 @@ from typing import Any
 from equipoise import tasks
 from equipoise.config import VERDICTS, Config
 from equipoise.files import whole
-from equipoise.policy.model import ABACUS, ModelError, folder_of
+from equipoise.policy import Policy
+from equipoise.policy.chat import Chat
+from equipoise.policy.model import ABACUS, ModelError, folder_of, templated
 from equipoise.tasks import Prompt, Task
+from equipoise.train.settle import SETTLED, Outline, settle
 
 TOLD = {"mapped": "", "nearly": "nearly", "own": "its own business", "unmappable": "unmappable"}
 FATES = tuple(TOLD)
@@ -161,6 +164,35 @@ def refuse_without_teacher(config: Config, host: str) -> None:
         )
 
 
+def settled(config: Config) -> Config:
+    """Without `auto`, which the host does not know: what our own run would make of it, by the model's files alone."""
+    left = [name for name in SETTLED if config.flat()[name] == "auto"]
+    if not left:
+        return config
+    folder = model_folder(config.model.name)
+    try:
+        return settle(config, _outline(folder)).config
+    except (OSError, ValueError) as error:
+        said = str(error).splitlines()[0]
+        raise ExportError(
+            f"{left[0]} = auto is decided by the model, and {folder} cannot be opened here: {said}; set "
+            f"{' and '.join(left)}"
+        ) from error
+
+
+def _outline(folder: str) -> Outline:
+    """Of a model whose weights are not read."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
+
+    with torch.device("meta"):
+        model: Any = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder))  # type: ignore[no-untyped-call]
+    policy = Policy(model, _tokenizer(folder), folder)
+    with contextlib.suppress(OSError):  # a model without the file has the end token of its configuration
+        model.generation_config = GenerationConfig.from_pretrained(folder)
+    return Outline.of(policy)
+
+
 def portable(config: Config) -> Config:
     """The same configuration with its files and folders named from the root: a launch may run from anywhere."""
     config = copy.deepcopy(config)
@@ -192,17 +224,22 @@ def model_folder(name: str) -> str:
 def open_task(config: Config) -> Task:
     """The task as a training run of ours would open it."""
     task = config.task
-    count = (lambda prompt: _tokens(config, prompt)) if task.max_prompt_tokens else None
+    shown = settled(config) if task.max_prompt_tokens else config
+    count = (lambda prompt: _tokens(shown, prompt)) if task.max_prompt_tokens else None
     return tasks.open_task(task.name, config.train.seed, **task.options(), count_tokens=count)
 
 
 def _tokens(config: Config, prompt: Prompt) -> int:
     """As many as the prompt has when our own run encodes it."""
     tokenizer = _tokenizer(model_folder(config.model.name))
-    if not config.task.chat:
+    task = config.task
+    if not task.chat:
         return len(tokenizer(prompt.text)["input_ids"])
-    messages = [dict(m) for m in prompt.messages or ({"role": "user", "content": prompt.text},)]
-    return len(tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=True)["input_ids"])
+    messages = Chat(on=True, system=task.system).messages(prompt.text, prompt.messages)
+    options = {**(task.chat_template_kwargs or {}), "add_generation_prompt": True, "return_dict": True}
+    if task.chat_template:
+        options["chat_template"] = task.chat_template
+    return len(templated(tokenizer, config.model.name, messages, **options)["input_ids"])
 
 
 @functools.cache
@@ -213,4 +250,4 @@ def _tokenizer(folder: str) -> Any:
         return AutoTokenizer.from_pretrained(folder)
     except (OSError, ValueError) as error:
         said = str(error).splitlines()[0]
-        raise ExportError(f"task.max_prompt_tokens needs the tokenizer of {folder}: {said}") from error
+        raise ExportError(f"the tokenizer of {folder} cannot be opened here: {said}") from error

@@ -27,7 +27,7 @@ class Rewards:
     def __init__(self, config: Config, task: Task) -> None:
         self.config, self.task = config, task
         backend.use(config.sandbox.backend, config.sandbox.limits())
-        self._scorer = Scorer(config.reward, task, chat=config.task.chat)
+        self._scorer = Scorer(config.reward, task, chat=config.task.chat is True)
 
     @cached_property
     def _held_out(self) -> list[Prompt]:

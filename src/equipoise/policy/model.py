@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import copy
 import importlib.util
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -167,8 +167,9 @@ def frozen_copy(policy: Policy) -> Policy:
     return Policy(model, policy.tokenizer, policy.name)
 
 
-def encode(policy: Policy, prompt: Prompt) -> list[int]:
-    """Token ids of a prompt: a string is continued as it stands, messages go through the chat template."""
+def encode(policy: Policy, prompt: Prompt, options: Mapping[str, Any] | None = None) -> list[int]:
+    """Token ids of a prompt: a string is continued as it stands, messages go through the chat template, which gets
+    `options` besides."""
     tokenizer = policy.tokenizer
     if isinstance(prompt, str):
         try:
@@ -178,7 +179,8 @@ def encode(policy: Policy, prompt: Prompt) -> list[int]:
     elif tokenizer.chat_template is None:
         raise ModelError(f"{policy.name} has no chat template; give the prompt as a plain string instead of messages")
     else:
-        ids = tokenizer.apply_chat_template(list(prompt), add_generation_prompt=True, return_dict=True)["input_ids"]
+        asked = {**(options or {}), "add_generation_prompt": True, "return_dict": True}
+        ids = list(templated(tokenizer, policy.name, prompt, **asked)["input_ids"])
     if not ids:
         raise ValueError(f"prompt {prompt!r} has no tokens; a response needs at least one to continue from")
     if len(ids) >= policy.context:
@@ -187,6 +189,17 @@ def encode(policy: Policy, prompt: Prompt) -> list[int]:
             f"shorten or drop it: {_excerpt(prompt)}"
         )
     return ids
+
+
+def templated(tokenizer: Any, name: str, messages: Sequence[Mapping[str, str]], **options: Any) -> Any:
+    """What the chat template makes of a conversation."""
+    from jinja2 import TemplateError
+
+    try:
+        return tokenizer.apply_chat_template([dict(m) for m in messages], **options)
+    except TemplateError as error:
+        roles = ", ".join(message.get("role", "none") for message in messages)
+        raise ModelError(f"the chat template of {name} refuses messages of {roles}: {error}") from error
 
 
 def _excerpt(prompt: Prompt) -> str:

@@ -26,7 +26,8 @@ MOST_GROUPS = 32  # of one step
 LONGEST = 60_000  # bytes of one text
 NUMBERS_TAKE = 250  # bytes of a response besides its text
 NUMBERS = ("length", "reward", "advantage", "weight", "coefficient")
-COLUMNS = ("group", "prompt_id", "prompt", "level", "response", "finish", "verdict", *difficulty.NEEDED, *NUMBERS)
+TEXTS = ("group", "prompt_id", "prompt", "model_input", "level", "response", "finish", "verdict")
+COLUMNS = (*TEXTS, *difficulty.NEEDED, *NUMBERS)
 
 
 def sample(run: Run, budget: int) -> tuple[list[dict[str, Any]], str]:
@@ -120,7 +121,8 @@ def _groups(file: Path) -> Iterator[list[dict[str, Any]]]:
 
 
 def _group(order: int, rows: Sequence[dict[str, Any]], longest: int) -> dict[str, Any]:
-    prompt, cut = shortened(str(rows[0].get("prompt") or ""), longest)
+    # As the model read it, special tokens and template included, where the log has that.
+    prompt, cut = shortened(str(rows[0].get("model_input") or rows[0].get("prompt") or ""), longest)
     return {
         "order": order,
         "prompt_id": shortened(str(rows[0].get("prompt_id") or ""), 200)[0],

@@ -26,6 +26,7 @@ from equipoise import policy as models
 from equipoise import theory
 from equipoise.audit.bootstrap import Estimate, intervals, resampled
 from equipoise.objective import Objective
+from equipoise.policy.chat import AS_TEXT, Chat
 from equipoise.rollout import Sampler, SamplingParams
 from equipoise.tasks import Prompt, Task, TaskError
 from equipoise.train.batch import encode_prompt
@@ -131,7 +132,7 @@ def sample(
     samples: int,
     temperature: float = 1.0,
     max_tokens: int = 0,
-    chat: bool = False,
+    chat: Chat = AS_TEXT,
     progress: Callable[[int], None] = lambda prompts: None,
 ) -> Outcomes:
     """Sample every prompt group·groups + samples times and grade all of it by the task."""

@@ -17,6 +17,7 @@ from torch import Tensor
 from equipoise import policy as models
 from equipoise.config import Config
 from equipoise.objective import Credit
+from equipoise.policy.chat import Chat
 from equipoise.rollout import Rollouts, Sampler, SamplingParams, concatenate
 from equipoise.tasks import Prompt, Task
 from equipoise.train import ranks
@@ -51,12 +52,9 @@ class StepBatch:
     tallies: list[Tally]  # [K] of all responses drawn
 
 
-def encode_prompt(policy: models.Policy, prompt: Prompt, chat: bool) -> list[int]:
-    text: models.Prompt = prompt.text
-    if chat:
-        text = [dict(m) for m in prompt.messages or ({"role": "user", "content": prompt.text},)]
+def encode_prompt(policy: models.Policy, prompt: Prompt, chat: Chat) -> list[int]:
     try:
-        return models.encode(policy, text)
+        return chat.encode(policy, prompt.text, prompt.messages)
     except ValueError as error:
         raise RunError(f"prompt {prompt.id}: {error}") from error
 
@@ -72,10 +70,11 @@ class Collector:
         task: Task,
         scorer: Scorer,
         rate: Callable[[Tensor], Tensor],
+        chat: Chat,
     ) -> None:
         """`rate`: rewards as success rates, where a reward function gives numbers and no verdicts."""
         self.config, self.policy, self.sampler, self.task, self.scorer = config, policy, sampler, task, scorer
-        self.rate = rate
+        self.rate, self.chat = rate, chat
         self.position = 0
         self.history = PromptHistory()
         r = config.rollout
@@ -105,7 +104,7 @@ class Collector:
         self.position += count
         start = time.perf_counter()
         prompts = [self.task.prompt(i) for i in places]
-        ids = [encode_prompt(self.policy, p, self.config.task.chat) for p in prompts]
+        ids = [encode_prompt(self.policy, p, self.chat) for p in prompts]
         n, asked = self.config.rollout.group_size, {}
         texts: dict[int, str] = {}
         grading = 0.0
@@ -303,8 +302,8 @@ def _support_sizes(rollouts: Rollouts) -> dict[str, float]:
     return {"support/mean_size": float(sizes.mean()), "support/single": float((sizes == 1).double().mean())}
 
 
-def write_rollouts(folder: Path, step: int, batch: StepBatch, credit: Credit) -> None:
-    """`step-N.parquet`, a row per response, written whole or not at all."""
+def write_rollouts(folder: Path, step: int, batch: StepBatch, credit: Credit, shown: list[str]) -> None:
+    """`step-N.parquet`, a row per response, written whole or not at all; `shown`: prompts as the model read them."""
     import pyarrow as pa
 
     r, lengths = batch.rollouts, batch.rollouts.lengths.tolist()
@@ -318,6 +317,7 @@ def write_rollouts(folder: Path, step: int, batch: StepBatch, credit: Credit) ->
         {
             "prompt_id": [batch.prompts[g].id for g in group],
             "prompt": [batch.prompts[g].text for g in group],
+            "model_input": [shown[g] for g in group],
             "response": batch.texts,
             "tokens": pa.ListArray.from_arrays(starts, pa.array(r.tokens.cpu().numpy())),
             "length": lengths,

@@ -27,6 +27,9 @@ class RunError(RuntimeError):
     """A run that cannot start or go on; the message is for the user."""
 
 
+SFT_CONFIG = "sft.toml"  # in the place of config.toml where a folder holds a supervised warm-up
+
+
 class RunFolder:
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)

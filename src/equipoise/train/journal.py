@@ -15,6 +15,7 @@ import torch
 from equipoise.config import Config, dump
 from equipoise.evaluate import Evaluation, line
 from equipoise.objective import Credit
+from equipoise.policy import Policy
 from equipoise.train import checkpoint, opening, ranks
 from equipoise.train.batch import StepBatch, write_rollouts
 from equipoise.train.folder import RunError, RunFolder, append, replace, write_table
@@ -22,6 +23,7 @@ from equipoise.train.gaming import Crossing
 from equipoise.train.progress import Terminal
 from equipoise.train.record import Record
 from equipoise.train.run_start import resume_command
+from equipoise.train.sample import as_read, first_sample
 from equipoise.train.score import last_line
 from equipoise.train.trackers import open_trackers
 
@@ -78,12 +80,14 @@ class Journal:
             subject = f"{trouble['function']}: {trouble['verdict']}"
             self.terminal.once(subject, f"{subject}: {last_line(trouble['reason'])} (see {self.folder.troubles})")
 
-    def rollouts(self, step: int, batch: StepBatch, credit: Credit) -> None:
-        """The responses of every `log.rollouts_every`-th step, and of the first."""
+    def rollouts(self, step: int, batch: StepBatch, credit: Credit, policy: Policy) -> None:
+        """The responses of every `log.rollouts_every`-th step, and of the first, of which the terminal shows one."""
         every = self.config.log.rollouts_every
         if every and self.writes and (step == 1 or step % every == 0):
             with writing(self.folder):
-                write_rollouts(self.folder.rollouts, step, batch, credit)
+                write_rollouts(self.folder.rollouts, step, batch, credit, as_read(policy, batch.rollouts.prompts))
+        if step == 1:
+            self.terminal.say(first_sample(policy, batch))
 
     def warn(self, step: int, crossings: Sequence[Crossing]) -> None:
         for crossing in crossings:

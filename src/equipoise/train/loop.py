@@ -19,7 +19,7 @@ from torch import Tensor
 
 from equipoise import policy as models
 from equipoise import tasks
-from equipoise.config import Config, ConfigError
+from equipoise.config import Config, ConfigError, load
 from equipoise.evaluate import Evaluation, evaluate
 from equipoise.objective import Credit, response_ids
 from equipoise.tasks import Prompt
@@ -32,6 +32,7 @@ from equipoise.train.opening import check_processes, close_engine, load_policy, 
 from equipoise.train.probe import Probe
 from equipoise.train.run_start import Start, check_start, resume_command, rewind
 from equipoise.train.score import Scorer, check_isolation, check_own, last_line
+from equipoise.train.settle import Outline, as_begun, settle
 from equipoise.train.stopping import Stopping, graceful_stop
 from equipoise.train.tally import Failing
 from equipoise.train.token_credit import TokenCredit, open_teacher
@@ -67,6 +68,8 @@ class Trainer:
         with contextlib.ExitStack() as undo:
             undo.callback(self.folder.leave)
             self._claim(resume, from_step)
+            if resume:
+                self.config = as_begun(load(self.folder.config), config)
             self._open(undo)
             self._begin(resume)
             undo.pop_all()
@@ -86,25 +89,28 @@ class Trainer:
         backend.use(config.sandbox.backend, config.sandbox.limits())
         check_own(config.reward)
         policy = functools.cache(lambda: load_policy(config))  # the task may need its tokenizer
-        chat = config.task.chat
+        settled = functools.cache(lambda: settle(config, Outline.of(policy())))
         self.task = tasks.open_task(
             config.task.name,
             config.train.seed,
             **config.task.options(),
-            count_tokens=lambda prompt: len(encode_prompt(policy(), prompt, chat)),
+            count_tokens=lambda prompt: len(encode_prompt(policy(), prompt, settled().chat)),
         )
         check_isolation(self.task)
         if self.start is not None:
             self.start.check_data(self.folder, config, self.task)
-        scorer = Scorer(config.reward, self.task, chat=chat)
-        self.watcher = Watcher(config.reward, self.task, chat=chat)
-        self.policy = policy()
+        scorer = Scorer(config.reward, self.task)
+        self.policy, self.settled = policy(), settled()
+        config = self.config = self.settled.config
+        scorer.conversational(self.settled.chat.on)
+        self.watcher = Watcher(config.reward, self.task, chat=self.settled.chat.on)
         needs_reference = bool(config.objective.kl) and not config.model.lora_rank
         self.reference = models.frozen_copy(self.policy) if needs_reference else None
         self.teacher = open_teacher(config.train.teacher, self.policy) if config.train.teacher else None
         self.sampler = open_engine(config, self.policy)
         undo.callback(close_engine, self.sampler)
-        self.collector = Collector(config, self.policy, self.sampler, self.task, scorer, self._rate)
+        chat = self.settled.chat
+        self.collector = Collector(config, self.policy, self.sampler, self.task, scorer, self._rate, chat)
         self.held_out = self._held_out() if config.eval.every else []
 
     def _begin(self, resume: bool) -> None:
@@ -142,6 +148,10 @@ class Trainer:
             terminal.say(self.start.sentence)
         if isinstance(self.task, tasks.Dataset):
             terminal.say(str(self.task.summary))
+        for note in self.settled.notes:
+            terminal.say(note)
+        for warning in self.settled.warnings:
+            terminal.warn(warning)
         surrogate = self.objective.surrogate.name
         if self.config.updates_per_batch == 1 and surrogate != "reinforce":
             terminal.say(ON_POLICY.format(surrogate))
@@ -217,7 +227,7 @@ class Trainer:
             measured, crossings = self.watcher.settle()
             metrics |= measured
             self.journal.warn(self.step, crossings)
-        self.journal.rollouts(self.step, batch, credit)
+        self.journal.rollouts(self.step, batch, credit, self.policy)
         return informative
 
     def _updated(self, batch: StepBatch, credit: Credit) -> dict[str, float]:
@@ -260,7 +270,7 @@ class Trainer:
             prompts = self.task.evaluation(c.eval.per_level)
         except ValueError as error:
             raise ConfigError(f"eval.per_level = {c.eval.per_level}: {error}") from error
-        return [(p, encode_prompt(self.policy, p, c.task.chat)) for p in prompts]
+        return [(p, encode_prompt(self.policy, p, self.settled.chat)) for p in prompts]
 
     def _evaluate(self) -> None:
         """Sample the held-out prompts and record what came of them."""

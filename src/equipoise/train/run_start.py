@@ -16,8 +16,9 @@ from equipoise.config import Config, load, parse_overrides
 from equipoise.tasks import Task
 from equipoise.tasks.fingerprint import changed, fingerprints
 from equipoise.train import checkpoint
-from equipoise.train.folder import RunError, RunFolder, read_lines, torn_inside
+from equipoise.train.folder import SFT_CONFIG, RunError, RunFolder, read_lines, torn_inside
 from equipoise.train.record import Record, here, new_record, read_record
+from equipoise.train.settle import as_begun
 
 # What a resumed run may set anew: nothing that changes the weights it ends with.
 MAY_CHANGE = ("train.steps", "train.out", "train.checkpoint_every", "train.keep", "train.max_", "log.", "eval.",
@@ -89,12 +90,17 @@ def check_start(folder: RunFolder, config: Config, *, resume: bool, from_step: i
             f"{folder.path}: holds a run already (at step {steps[-1] if steps else 0}); "
             f"--resume goes on with it, --train.out DIR starts another"
         )
+    if (folder.path / SFT_CONFIG).exists():
+        raise RunError(
+            f"{folder.path}: holds a supervised warm-up; --model.name {folder.path} starts from it, --train.out DIR "
+            "says where to"
+        )
     if not resume:
         return Start(new_record(folder))
     if not begun:
         raise RunError(f"{folder.path}: holds no run to resume; start it without --resume")
     old, record = load(folder.config), read_record(folder)
-    if differing := differences(old, config, data_is_known=record is not None and bool(record.data)):
+    if differing := differences(old, as_begun(old, config), data_is_known=record is not None and bool(record.data)):
         raise RunError(
             f"{folder.path}: a resumed run keeps its settings, but these differ: {'; '.join(differing)}; "
             f"to go on with those it has: {resume_command(folder)}"

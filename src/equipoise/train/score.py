@@ -56,6 +56,12 @@ class Scorer:
         ]
         self.beside = False
 
+    def conversational(self, on: bool) -> None:
+        """Say whether the data is conversational once the model, which may decide it, is there."""
+        for function in self.functions:
+            if isinstance(function, OwnFunction):
+                function.chat = on
+
     def ask(self, prompt: Prompt, text: str) -> list[Answer]:
         answers = [function(prompt, text) for function in self.functions]
         self.beside = self.beside or any(isinstance(answer, Future | Asked) for answer in answers)

@@ -375,6 +375,7 @@ def learning_rate(o: OptimConfig, update: int, total: int) -> float:
 
     0 is reached one step after the last: a step at 0 would be a batch of rollouts for nothing.
     """
+    assert o.lr != "auto", "settled when the model was loaded"
     if update <= o.warmup:
         return o.lr * update / max(o.warmup, 1)
     left = 1 - (update - o.warmup) / (total - o.warmup + 1)

@@ -38,6 +38,7 @@ from equipoise.integrations.launch import (
     refuse_without_teacher,
     rewards_are_accuracies,
     sandbox_settings,
+    settled,
     truncation,
     unmappable,
 )
@@ -62,7 +63,7 @@ FIXED: dict[str, Any] = {
 
 def export_trl(config: Config, out: Path) -> Launch:
     """Write the launch of a configuration into a new folder."""
-    config = portable(config)
+    config = portable(settled(config))
     refuse_without_teacher(config, "TRL")
     if config.rollout.group_size < 2:
         raise ExportError("rollout.group_size = 1: TRL's rule is at least 2 responses per prompt")
@@ -103,11 +104,15 @@ def _model(config: Config) -> dict[str, Setting]:
 def _task(config: Config) -> dict[str, Setting]:
     names = ("name", "columns", "verifier", "answer_in", "rules", "template", "suffix", "strict", "dedupe",
              "max_prompt_chars", "max_prompt_tokens", "held_out", "avoid", "gym")  # fmt: skip
+    options = config.task.chat_template_kwargs
     opened = mapped(why="our task, which launch.py opens")
     as_written = "messages" if config.task.chat else "text, which TRL continues as it stands"
     return {
         **{f"task.{name}": opened for name in names},
         "task.chat": mapped(why=f"launch.py gives TRL prompts as {as_written}"),
+        "task.system": mapped(why="the first message of launch.py's prompts"),
+        "task.chat_template": mapped(why="launch.py gives it to the tokenizer"),
+        "task.chat_template_kwargs": mapped({"chat_template_kwargs": options}) if options else mapped(why="none"),
     }
 
 
@@ -410,6 +415,7 @@ def main() -> None:
         reward_funcs=ours.reward_functions(config, task),
         train_dataset=ours.dataset(config, task),
         eval_dataset=ours.held_out(config, task) if config.eval.every else None,
+        processing_class=ours.tokenizer(config, MODEL),
         peft_config=peft_config,
     )
     trainer.train(resume_from_checkpoint=args.resume_from_checkpoint)
@@ -444,7 +450,20 @@ def held_out(config: Config, task: Task) -> Any:
 
 
 def _row(config: Config, prompt: Any, split: str, index: int) -> Row:
-    return {**trl_row(prompt, config.task.chat), "split": split, "index": index}
+    chat, system = config.task.chat, config.task.system
+    assert chat != "auto", "settled when the launch was written"
+    return {**trl_row(prompt, chat, system), "split": split, "index": index}
+
+
+def tokenizer(config: Config, model: str) -> Any:
+    """None where TRL's own will do; it pads on the left, and so must one that brings another chat template."""
+    if not config.task.chat_template:
+        return None
+    from transformers import AutoTokenizer
+
+    found = AutoTokenizer.from_pretrained(model, padding_side="left", truncation_side="left")
+    found.chat_template = config.task.chat_template
+    return found
 
 
 def _datasets() -> Any:

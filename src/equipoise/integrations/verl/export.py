@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from equipoise.config import VERDICTS, Config, dump, load
-from equipoise.integrations.data import Row, source_of, verl_row, write_parquet
+from equipoise.integrations.data import Row, messages_of, source_of, verl_row, write_parquet
 from equipoise.integrations.launch import (
     SHAPED,
     Launch,
@@ -40,6 +40,7 @@ from equipoise.integrations.launch import (
     refuse_without_teacher,
     rewards_are_accuracies,
     sandbox_settings,
+    settled,
     truncation,
     unmappable,
 )
@@ -65,7 +66,7 @@ FIXED: dict[str, Any] = {
 
 def export_verl(config: Config, out: Path) -> Launch:
     """Write the launch of a configuration into a new folder."""
-    config = portable(config)
+    config = portable(settled(config))
     refuse_without_teacher(config, "verl")
     task = open_task(config)
     found = settings(config, task)
@@ -91,7 +92,8 @@ def _held_out(config: Config, task: Task) -> Iterator[Row]:
 
 
 def _row(config: Config, task: Task, prompt: Prompt, split: str, index: int) -> Row:
-    shown = prompt if config.task.chat else dataclasses.replace(prompt, messages=None)
+    messages = messages_of(prompt, config.task.system) if config.task.chat else None
+    shown = dataclasses.replace(prompt, messages=messages)
     return verl_row(shown, source_of(task.name), split, index)
 
 
@@ -132,11 +134,17 @@ def _task(config: Config) -> dict[str, Setting]:
         {f"{MODEL}.custom_chat_template": PLAIN_TEMPLATE},
         "verl always applies a chat template: this one writes the text alone, without a token at its beginning",
     )
+    options = {f"+data.apply_chat_template_kwargs.{k}": v for k, v in (t.chat_template_kwargs or {}).items()}
     limit = {"data.max_prompt_length": t.max_prompt_tokens or LONGEST_PROMPT, "data.truncation": "error"}
     none = f"verl wants a limit, and stops at a longer prompt: {LONGEST_PROMPT} was put, raise it if need be"
     return {
         "task.name": mapped(files, "the prompts in the order in which ours would draw them"),
         "task.chat": mapped(why="verl always applies the chat template") if t.chat else plain,
+        "task.system": mapped(why="the first message of each row"),
+        "task.chat_template": mapped({f"{MODEL}.custom_chat_template": t.chat_template})
+        if t.chat_template
+        else mapped(why="the tokenizer's own"),
+        "task.chat_template_kwargs": mapped(options) if options else mapped(why="none"),
         **{f"task.{name}": done for name in names},
         **{f"task.{name}": mapped(why="compute_score asks the task") for name in ("verifier", "answer_in", "rules")},
         "task.max_prompt_tokens": mapped(limit) if t.max_prompt_tokens else nearly(limit, none),
