@@ -89,13 +89,7 @@ def warm_up(policy: Policy) -> None:
                 prompts.append(policies.encode(policy, prompt.text))
                 text = trace(numbers, draw, **HABITS)
                 responses.append([*policies.encode(policy, text), policy.tokenizer.eos_token_id])
-        pack = policies.pack(
-            prompts,
-            torch.tensor([token for response in responses for token in response]),
-            torch.tensor([len(response) for response in responses]),
-            torch.arange(RESPONSES),
-        )
-        loss = -policies.token_logprobs(policy, pack).logprobs.mean()
+        loss = policies.response_loss(policy, prompts, responses)
         optimizer.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(policy.parameters(), 1.0)

@@ -1,6 +1,6 @@
 """The language model: load and save, packed forward, log-probabilities of response tokens, LoRA, frozen reference."""
 
-from equipoise.policy.logprobs import TokenLogprobs, reference_logprobs, token_logprobs, token_loss
+from equipoise.policy.logprobs import TokenLogprobs, reference_logprobs, response_loss, token_logprobs, token_loss
 from equipoise.policy.model import (
     Lora,
     ModelError,
@@ -32,6 +32,7 @@ __all__ = [
     "load",
     "pack",
     "reference_logprobs",
+    "response_loss",
     "restore",
     "save",
     "token_logprobs",

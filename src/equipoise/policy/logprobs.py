@@ -9,7 +9,7 @@ chunk's logits again: no more than one chunk of logits exists at any moment.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from typing import Any, NamedTuple
 
@@ -24,6 +24,7 @@ from equipoise.policy.attention import packed_attention
 from equipoise.policy.layer import Layer
 from equipoise.policy.model import ModelError, Policy
 from equipoise.policy.pack import Pack
+from equipoise.policy.pack import pack as packed_rows
 from equipoise.policy.support import Support
 
 CHUNK_LOGITS = 1 << 24  # entries of one chunk of logits: 64 MiB in float32
@@ -57,6 +58,14 @@ def _token_logprobs(policy: Policy, pack: Pack, temperature: float, support: Sup
             *kernels.fused_logprobs(hidden, head.weight, pack.targets, bias=head.bias, temperature=temperature)
         )
     return TokenLogprobs(*apply(_Head, hidden, head.weight, head.bias, pack.targets, temperature, support))
+
+
+def response_loss(policy: Policy, prompts: Sequence[Sequence[int]], responses: Sequence[Sequence[int]]) -> Tensor:
+    """−mean log π over the tokens of all responses, response i after prompt i: what imitation lowers."""
+    flat = torch.tensor([token for response in responses for token in response], device=policy.device)
+    lengths = torch.tensor([len(response) for response in responses])
+    packed = packed_rows(prompts, flat, lengths, torch.arange(len(responses)))
+    return -token_logprobs(policy, packed).logprobs.mean()
 
 
 def token_loss(

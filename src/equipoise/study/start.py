@@ -99,9 +99,7 @@ def imitate(policy: models.Policy, habits: Mapping[str, object]) -> None:
                 if len(text) < task.max_tokens:
                     prompts.append(models.encode(policy, prompt.text))
                     responses.append([*models.encode(policy, text), policy.tokenizer.eos_token_id])
-        flat = torch.tensor([token for response in responses for token in response])
-        pack = models.pack(prompts, flat, torch.tensor([len(r) for r in responses]), torch.arange(RESPONSES))
-        loss = -models.token_logprobs(policy, pack).logprobs.mean()
+        loss = models.response_loss(policy, prompts, responses)
         optimizer.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(policy.parameters(), 1.0)

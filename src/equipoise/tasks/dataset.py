@@ -31,9 +31,9 @@ from equipoise.tasks.check import HELD_OUT_ONE_IN, Checker, Rules, Summary, dige
 from equipoise.tasks.data_files import open_rows
 from equipoise.tasks.order import Windows, shuffled
 from equipoise.tasks.overlap import Overlap
-from equipoise.tasks.problems import first_rows, read_problems, recognised
+from equipoise.tasks.problems import Recognise, first_rows, read_problems, recognised
 from equipoise.tasks.row_reader import Loaded, RowError, Span
-from equipoise.tasks.schema import COMPARED, Item
+from equipoise.tasks.schema import COMPARED, Item, recognise
 from equipoise.tasks.task import Prompt, TaskError
 from equipoise.tasks.templates import PROMPTS, written
 from equipoise.verifiers.math.equal import RULES
@@ -79,6 +79,7 @@ class Dataset:
     max_prompt_chars, max_prompt_tokens: leave out longer prompts; tokens are counted by `count_tokens`, 0 is no limit.
     held_out: a file to evaluate on, whole; its prompts are left out of training.
     avoid: files of evaluation problems; a prompt that holds 13 words in a row of one is left out.
+    recognise: what the columns mean; demonstrations.recognise where responses are imitated and not graded.
     """
 
     max_tokens = 512
@@ -102,6 +103,7 @@ class Dataset:
         count_tokens: TokenCount | None = None,
         held_out: str | Path | None = None,
         avoid: Sequence[str | Path] = (),
+        recognise: Recognise = recognise,
     ) -> None:
         if verifier not in (None, *COMPARED):
             raise TaskError(f'task.verifier = "{verifier}" is not a way to compare answers: {", ".join(COMPARED)}')
@@ -116,10 +118,10 @@ class Dataset:
         self.name, self.seed, self._suffix = str(name), seed, suffix
         self._template = template
         self._rows = open_rows(self.name)
-        self._schema = recognised(self._rows, columns, verifier)
+        self._schema = recognised(self._rows, columns, verifier, recognise)
         if self._schema.name == "reasoning-gym":
             gym.require(self.name)
-        self._problems = None if held_out is None else _problems(str(held_out), columns, verifier)
+        self._problems = None if held_out is None else _problems(str(held_out), columns, verifier, recognise)
         others = {str(path): [item.question for _, item in read_problems(str(path))] for path in avoid}
         count = count_tokens if max_prompt_tokens else None
         self._rules = Rules(
@@ -199,6 +201,11 @@ class Dataset:
             prompt=prompt.text,
             form=form,
         )
+
+    @property
+    def epoch(self) -> int | None:
+        """Training rows of data that is read whole."""
+        return len(self._training_places) if self.whole else None
 
     @property
     def train(self) -> list[Prompt]:
@@ -322,11 +329,13 @@ class Dataset:
         return written(question, self._template, self._suffix)
 
 
-def _problems(name: str, columns: Mapping[str, str] | None, verifier: str | None) -> list[tuple[str, Item]]:
+def _problems(
+    name: str, columns: Mapping[str, str] | None, verifier: str | None, recognise: Recognise
+) -> list[tuple[str, Item]]:
     """A held-out file has the columns of the training data, or a layout that is known."""
     try:
-        return read_problems(name, columns, verifier)
+        return read_problems(name, columns, verifier, recognise)
     except TaskError:
         if not columns:
             raise
-        return read_problems(name, verifier=verifier)
+        return read_problems(name, verifier=verifier, recognise=recognise)

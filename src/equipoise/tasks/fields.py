@@ -71,7 +71,7 @@ def question_of(row: Mapping[str, Any], column: str, id_: str | None) -> tuple[s
     value = present(row, column, "prompt")
     if not isinstance(value, list):
         return text_of(row, column, id_), None
-    messages = tuple(_message(column, message) for message in value)
+    messages = tuple(message_of(column, message) for message in value)
     if not messages or messages[-1]["role"] != "user":
         raise RowError("no prompt", f'"{column}" is {shown(value)}: must be messages that end with the user\'s')
     text = "\n\n".join(message["content"] for message in messages)
@@ -79,7 +79,7 @@ def question_of(row: Mapping[str, Any], column: str, id_: str | None) -> tuple[s
     return text, messages
 
 
-def _message(column: str, message: Any) -> dict[str, str]:
+def message_of(column: str, message: Any) -> dict[str, str]:
     role, content = (message.get("role"), message.get("content")) if isinstance(message, dict) else (None, None)
     if isinstance(content, list) and all(isinstance(part, dict) and part.get("type") == "text" for part in content):
         content = "".join(str(part.get("text", "")) for part in content)

@@ -10,6 +10,7 @@ from typing import Any
 from equipoise.tasks.arithmetic import Arithmetic
 from equipoise.tasks.data_files import KINDS
 from equipoise.tasks.dataset import Dataset, TokenCount
+from equipoise.tasks.demonstrations import ArithmeticSteps, recognise
 from equipoise.tasks.gym import Gym
 from equipoise.tasks.task import Task, TaskError
 
@@ -51,3 +52,12 @@ def open_task(
         f'task.name = "{name}" is not a task: arithmetic, gym:NAME, hub:OWNER/NAME, or a file, glob or folder of '
         f"{', '.join(KINDS)}"
     )
+
+
+def open_demonstrations(name: str, seed: int, *, gym: Any = None, **options: Any) -> Dataset | ArithmeticSteps:
+    """Prompts with the responses to imitate (`Prompt.answer`), with the options of :class:`Dataset`."""
+    if name == "arithmetic":
+        return ArithmeticSteps(seed)
+    if name.startswith("gym:"):
+        raise TaskError(f"task.name = {name}: reasoning-gym has answers and no worked responses to imitate")
+    return Dataset(name, seed, recognise=recognise, **options)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from equipoise.tasks.data_files import open_rows
 from equipoise.tasks.row_reader import RowError, Rows, Span
@@ -13,14 +14,20 @@ LOOKED_AT, LOOKED_AT_BYTES = 1000, 1 << 26  # the rows in which one must tell th
 MOST_PROBLEMS = 1 << 17
 
 
+Recognise = Callable[[str, Mapping[str, Any], Mapping[str, str] | None, str | None], Schema]
+
+
 def read_problems(
-    name: str, columns: Mapping[str, str] | None = None, verifier: str | None = None
+    name: str,
+    columns: Mapping[str, str] | None = None,
+    verifier: str | None = None,
+    recognise: Recognise = recognise,
 ) -> list[tuple[str, Item]]:
     """Id and content of every row. A benchmark with a hole in it is not that benchmark, so every row counts."""
     rows = open_rows(name)
     if rows.count > MOST_PROBLEMS:
         raise TaskError(f"{name}: {rows.count:,} rows to evaluate on: must be at most {MOST_PROBLEMS:,}")
-    schema = recognised(rows, columns, verifier)
+    schema = recognised(rows, columns, verifier, recognise)
     items = []
     for number, row in enumerate(rows.load([(0, rows.count)])):
         try:
@@ -33,7 +40,12 @@ def read_problems(
     return items
 
 
-def recognised(rows: Rows, columns: Mapping[str, str] | None, verifier: str | None = None) -> Schema:
+def recognised(
+    rows: Rows,
+    columns: Mapping[str, str] | None,
+    verifier: str | None = None,
+    recognise: Recognise = recognise,
+) -> Schema:
     """By the first row that has the columns of a schema; the others may have faults of their own."""
     fault = ""
     for number, row in enumerate(rows.load([first_rows(rows)])):

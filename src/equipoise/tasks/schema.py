@@ -86,8 +86,8 @@ def recognise(
     if columns:
         if unknown := [role for role in columns if role not in ROLES]:
             raise TaskError(f'task.columns: "{unknown[0]}" is not a role; must be one of {", ".join(ROLES)}')
-        flat = {role: _at(row, column) for role, column in columns.items()}
-        if missing := [columns[role] for role, value in flat.items() if value is _ABSENT]:
+        flat = {role: value_at(row, column) for role, column in columns.items()}
+        if missing := [columns[role] for role, value in flat.items() if value is ABSENT]:
             raise TaskError(f'{where}: task.columns names "{missing[0]}": there are {", ".join(row)}')
         base = {**row, **flat}
     else:
@@ -101,8 +101,8 @@ def recognise(
         if {"prompt", "test", "entry_point"} <= has:
             return Schema("HumanEval", _humaneval)
         if "test_list" in has and {"text", "prompt"} & has:
-            return Schema("MBPP", _mbpp)
-        if {"question", "answer", "metadata"} <= has and _at(base, "metadata.source_dataset") is not _ABSENT:
+            return Schema("MBPP", mbpp)
+        if {"question", "answer", "metadata"} <= has and value_at(base, "metadata.source_dataset") is not ABSENT:
             return Schema("reasoning-gym", _gym)
     question = next((column for column in QUESTIONS if column in has), None)
     answer = next((column for column in ANSWERS if column in has), None)
@@ -119,15 +119,15 @@ def recognise(
     return Schema("GSM8K" if marked and question == "question" else f"{question}, {answer}", read)
 
 
-_ABSENT = object()
+ABSENT = object()
 
 
-def _at(row: Any, column: str) -> Any:
+def value_at(row: Any, column: str) -> Any:
     """The value of a column; where no column has the whole name, its dots go into a structure."""
     if isinstance(row, dict) and column in row:
         return row[column]
     head, dot, rest = column.partition(".")
-    return _at(row[head], rest) if dot and isinstance(row, dict) and head in row else _ABSENT
+    return value_at(row[head], rest) if dot and isinstance(row, dict) and head in row else ABSENT
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,11 +155,11 @@ class _Columns:
 
     def _named(self, row: Mapping[str, Any]) -> dict[str, Any]:
         """The row with its roles as columns. What is missing is missing, even if the row has a column of its name."""
-        named = {role: _at(row, column) for role, column in self.columns.items()}
+        named = {role: value_at(row, column) for role, column in self.columns.items()}
         for role in ("prompt", "answer"):
-            if named.get(role) is _ABSENT:
+            if named.get(role) is ABSENT:
                 raise RowError(f"no {role}", f'there is no "{self.columns[role]}"')
-        return {**row, **{role: None if value is _ABSENT else value for role, value in named.items()}}
+        return {**row, **{role: None if value is ABSENT else value for role, value in named.items()}}
 
 
 def _comparing(asked: str | None, row: Mapping[str, Any]) -> str:
@@ -212,7 +212,7 @@ def _humaneval(row: Mapping[str, Any]) -> Item:
     return Item(text, "", "code", None, id_of(row), level_of(row), tests, _rest(row, *tests))
 
 
-def _mbpp(row: Mapping[str, Any]) -> Item:
+def mbpp(row: Mapping[str, Any]) -> Item:
     """The tests are part of the question, as in its own prompt: they alone say what the function is called."""
     column = "text" if "text" in row else "prompt"
     tests = _tests(row, "MBPP")

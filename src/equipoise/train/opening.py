@@ -12,7 +12,7 @@ import torch
 
 from equipoise import __version__
 from equipoise import policy as models
-from equipoise.config import Config, ConfigError
+from equipoise.config import Config, ConfigError, ModelConfig
 from equipoise.rollout import Sampler
 from equipoise.rollout import sampler as native_sampler
 from equipoise.rollout.vllm import VllmSampler
@@ -38,18 +38,22 @@ def check_processes(config: Config) -> None:
 
 
 def load_policy(config: Config) -> models.Policy:
-    """The model that is trained, on the device that the configuration names."""
-    model = config.model
-    policy = models.load(
+    """The model that is trained, fit for the way it is trained."""
+    policy = open_model(config.model)
+    if config.train.shard and not policy.is_llama_like:
+        raise ConfigError(f"train.shard = true: needs a Llama-like model, and {config.model.name} is none")
+    return policy
+
+
+def open_model(model: ModelConfig) -> models.Policy:
+    """On the device that the configuration names."""
+    return models.load(
         model.name,
         dtype=getattr(torch, model.dtype),
         device=device(model.device),
         gradient_checkpointing=model.gradient_checkpointing,
         lora=models.Lora(rank=model.lora_rank) if model.lora_rank else None,
     )
-    if config.train.shard and not policy.is_llama_like:
-        raise ConfigError(f"train.shard = true: needs a Llama-like model, and {model.name} is none")
-    return policy
 
 
 def device(name: str) -> str:

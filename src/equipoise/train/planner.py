@@ -35,11 +35,15 @@ MARGIN = 0.9  # of what is free: allocators lose some to gaps
 
 @dataclass(frozen=True)
 class Plan:
-    """tokens: at most so many a pass, 0 for all at once; said: a line for the user, empty where there is no news."""
+    """tokens: at most so many a pass, 0 for all at once; said: a line for the user, empty where there is no news.
+
+    peak: bytes that the largest pass is expected to reach, all that is held by then included; 0 where nobody counted.
+    """
 
     tokens: int
     checkpointing: bool
     said: str
+    peak: float = 0.0
 
 
 def fast(policy: Policy) -> int:
@@ -66,6 +70,7 @@ def plan(policy: Policy, *, total: int, largest: int, cap: int | None, to_come: 
     policy's gradient checkpointing on.
     """
     cuda, begun_with = policy.device.type == "cuda", policy.gradient_checkpointing
+    taken = torch.cuda.memory_allocated(policy.device) if cuda else 0
     free, said = min(ranks.gather(_room(policy.device, cap, to_come)))
     if math.isinf(free) or (begun_with and not cuda):
         return Plan(0, begun_with, "")
@@ -87,7 +92,8 @@ def plan(policy: Policy, *, total: int, largest: int, cap: int | None, to_come: 
         why += f"; with gradient checkpointing, without which {largest:,} tokens in one piece would not fit"
     if tokens < largest:
         why += f"; a piece of {largest:,} tokens, which is not cut, will take more"
-    return Plan(tokens, policy.gradient_checkpointing, f"memory: {tokens:,} tokens a pass ({why})")
+    peak = taken + to_come + cost.always + cost.per_token * min(tokens, total) if cuda else 0.0
+    return Plan(tokens, policy.gradient_checkpointing, f"memory: {tokens:,} tokens a pass ({why})", peak)
 
 
 def _room(device: torch.device, cap: int | None, to_come: int) -> tuple[float, str]:

@@ -56,13 +56,7 @@ def warm_up(policy: Policy, draw: random.Random, steps: int) -> None:
     for step in range(steps):
         prompts = [policies.encode(policy, draw.choice(SIGNS)) for _ in range(RESPONSES)]
         responses = [_response(policy, draw) for _ in range(RESPONSES)]
-        pack = policies.pack(
-            prompts,
-            torch.tensor([token for response in responses for token in response]),
-            torch.tensor([len(response) for response in responses]),
-            torch.arange(RESPONSES),
-        )
-        loss = -policies.token_logprobs(policy, pack).logprobs.mean()
+        loss = policies.response_loss(policy, prompts, responses)
         optimizer.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(policy.parameters(), 1.0)
