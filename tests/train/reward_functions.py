@@ -10,6 +10,11 @@ def ones(prompt, response, row):
     return response.count("1") / max(len(response), 1)
 
 
+def spread(prompt, response, row):
+    """Something that differs between almost any two texts, whatever a model writes."""
+    return sum(map(ord, response)) % 7 / 6
+
+
 def twos(prompt, response, row):
     return response.count("2") / max(len(response), 1)
 
