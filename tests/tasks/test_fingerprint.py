@@ -5,6 +5,7 @@ import json
 import pytest
 
 from equipoise.tasks import Arithmetic, Dataset, fingerprint
+from equipoise.tasks.data_files import files_of
 
 ROWS = [{"prompt": f"{a}+1=", "answer": a + 1} for a in range(40)]
 
@@ -62,3 +63,7 @@ def test_a_task_without_files_is_known_by_its_stream():
     one, same, other = (fingerprint.fingerprints(Arithmetic(seed=seed)) for seed in (0, 0, 1))
     assert one == same
     assert fingerprint.changed(one, other) == "arithmetic (task.name) is not what it was"
+
+
+def test_the_weights_of_a_mixture_are_no_glob():
+    assert files_of("gym:chain_sum*2+gcd") == []

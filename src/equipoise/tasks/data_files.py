@@ -35,6 +35,8 @@ def open_rows(name: str) -> Rows:
 
 def files_of(name: str) -> list[Path]:
     """The files that `open_rows` would read; none for what is not made of such files (the hub, gym, an empty name)."""
+    if name.startswith(("hub:", "gym:")):  # the weight of a mixture, gym:gcd*2+…, is no glob
+        return []
     is_file = name.endswith(KINDS) or glob.has_magic(name)
     return _files(name) if name and (is_file or (Path(name).is_dir() and not _is_saved(name))) else []
 
