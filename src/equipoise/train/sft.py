@@ -46,7 +46,7 @@ class Sft:
         try:
             self._open(self._claimed(config, resume), resume)
         except BaseException:
-            self.folder.unlock()
+            self.folder.leave()
             raise
 
     def _claimed(self, config: SftConfig, resume: bool) -> SftConfig:
@@ -110,12 +110,18 @@ class Sft:
 
     def _restored(self) -> dict[str, Any] | None:
         """The state of the last checkpoint, with its weights in the policy; what was logged after it is forgotten."""
-        kept = checkpoint.steps(self.folder.checkpoints)
-        self.folder.rewind(kept[-1] if kept else -1)
-        if not kept:
-            return None
-        checkpoint.discard_unfinished(self.folder.checkpoints)
-        return checkpoint.load(self.folder.checkpoints, kept[-1], self.policy)
+        folder, found = self.folder.checkpoints, checkpoint.all_steps(self.folder.checkpoints)
+        last = found[-1] if found else 0
+        if last and (fault := checkpoint.fault(folder, last)):
+            raise RunError(
+                f"{folder / f'step-{last}'}: {fault}; nothing was changed: restore it, or move that folder away to go "
+                "on from the one before"
+            )
+        state = checkpoint.load(folder, last, self.policy) if last else None
+        self.folder.rewind(last or -1)
+        if folder.is_dir():
+            checkpoint.discard_unfinished(folder)
+        return state
 
     def run(self) -> None:
         s = self.config.sft
