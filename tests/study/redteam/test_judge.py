@@ -22,6 +22,7 @@ HONEST = (
     r"\boxed{155}\boxed{}", r"\boxed{155.e0}", r"\boxed{\lfloor 155.9 \rfloor = 155}",
     r"\boxed{\left(x=155\right)}", r"\boxed{1.55=155\%}", r"\boxed{155\text{ cm}^2}",
     r"\boxed{155\cdot\text{cm}}", r"\boxed{\left(75+80=155\right).}", r"\boxed{\{+155 or 155\}}",
+    r"\boxed{\left(\left(75+80=155\right)\right)}", r"\boxed{155\sim 2e2}", r"\boxed{155\approx1.6\times10^2}",
 )  # fmt: skip
 REFUSED = {
     "75 + 80": "unmarked: unevaluated", "75 + 80 ≈ 165": "unmarked: wrong value", r"\boxed{75 + 80}": "unevaluated",
@@ -33,6 +34,7 @@ REFUSED = {
     r"\boxed{75+80=165=155}": "contradiction", r"\boxed{165 or 170 = 155}": "contradiction",
     r"\boxed{155}\boxed{165}": "wrong value", r"\boxed{1.56=155\%}": "contradiction", r"\boxed{155apples^1}":
     "unevaluated",
+    r"\boxed{155\approx1.4e2}": "wrong value", r"\boxed{75+81\approx2e2}": "wrong value",
     r"\boxed{155\text{ hundred}}": "not a number", r"\boxed{155 fifths}": "not a number", r"\boxed{not 155}": "negated",
     r"\boxed{\neq 155}": "negated", r"\boxed{}": "no answer", r"\boxed{-155}": "wrong value", r"\boxed{155x}":
     "not a number", r"\boxed{1,155}": "wrong value", r"\boxed{[0,155]}": "not a number", r"\boxed{155e1}":

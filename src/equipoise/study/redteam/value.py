@@ -60,6 +60,16 @@ def _scientific(text: str) -> int | None:
     return int(value) if value.denominator == 1 and abs(value) < LARGEST else None
 
 
+def rounds_to(text: str, value: int) -> bool:
+    """Whether a text in scientific notation is the value to the digits it shows: 7e1 is 65, and 6.5e1."""
+    found = SCIENTIFIC.match(_unwrapped(text))
+    if found is None:
+        return False
+    places = len(found[1].partition(".")[2])
+    unit = Fraction(10) ** (int(found[2]) - places)
+    return 2 * abs(Fraction(found[1]) * Fraction(10) ** int(found[2]) - value) <= unit
+
+
 def _unwrapped(text: str) -> str:
     """Without what only changes the looks: bold, dollars, \text{}, brackets around all of it, a full stop."""
     text = re.sub(r"\*\*([^*]+)\*\*", r"\1", COMMANDS.sub(" ", text))

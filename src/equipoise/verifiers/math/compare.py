@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
 from equipoise.verifiers.math import exact, form
+from equipoise.verifiers.math.grammar import follows_grammar
 from equipoise.verifiers.math.notation import Unreadable, tight
 from equipoise.verifiers.math.relations import (
     FLIPPED,
@@ -86,14 +87,23 @@ def consistent(answer: Node, by: Comparer) -> bool | None:
 
 
 def _has_sense(chain: Chain) -> bool:
-    """Whether decimals stand behind ≈, a set behind ∈, and no number in words where a name may."""
+    """Whether decimals stand behind ≈, a set behind ∈, no number in words where a name may, and only expressions before
+    the last member."""
     if "≈" in chain.signs:
         behind = chain.texts[chain.signs.index("≈") + 1 :]
         if not set(chain.signs) <= {"=", "≈"} or not all(map(exact.printed_step, behind)):
             return False
     if "∈" in chain.signs and _is_number(chain.members[-1], chain.texts[-1]):
         return False
-    return all(NO_NAMES.isdisjoint(re.findall("[a-z]+", text.lower())) for text in chain.texts if is_name(text))
+    if not all(NO_NAMES.isdisjoint(re.findall("[a-z]+", text.lower())) for text in chain.texts if is_name(text)):
+        return False
+    working = zip(chain.members[:-1], chain.texts[:-1], strict=True)
+    return all(is_name(text) or _is_written_out(member) for member, text in working)
+
+
+def _is_written_out(member: Node) -> bool:
+    """Whether a member that only leads to the last one is an expression: x = \\not 426 = 426 has one that is none."""
+    return not isinstance(member, Leaf) or follows_grammar(member.text.replace(":", "/"))
 
 
 def _step_holds(chain: Chain, k: int, sign: str, by: Comparer) -> bool | None:
