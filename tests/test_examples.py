@@ -1,4 +1,4 @@
-"""The one-file loop of examples/: it runs, its log-probabilities are the model's, and micro-batches change nothing."""
+"""The scripts of examples/: they run, and the one-file loop takes the model's own log-probabilities."""
 
 import importlib.util
 import re
@@ -9,6 +9,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from equipoise.policy.model import ABACUS
+from equipoise.train import RunFolder, read_lines
 
 FILE = Path(__file__).parent.parent / "examples" / "minimal_loop.py"
 
@@ -54,3 +55,18 @@ def test_log_probabilities_are_those_of_each_response_alone(loop):
             first = len(alone) - int(answer.sum())
             expected += [logprobs[i - 1, alone[i]] for i in range(first, len(alone))]
     torch.testing.assert_close(found, torch.stack(expected), atol=1e-5, rtol=1e-5)
+
+
+def test_the_script_with_a_callable_reward_trains_two_steps(tmp_path, capsys):
+    """examples/train_smollm.py, with the embedded model and its sums in SmolLM2's place."""
+    spec = importlib.util.spec_from_file_location("train_smollm", FILE.with_name("train_smollm.py"))
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    sums = [{"prompt": f"{a}+{b}=", "answer": str(a + b)} for a in range(20, 40) for b in range(1, 9)]
+    options = {"train.steps": 2, "train.out": str(tmp_path / "run"), "task.chat": False, "rollout.prompts": 4}
+    module.main("abacus", sums, **options, **{"eval.per_level": 4, "rollout.group_size": 4, "log.terminal": False})
+    assert f"TrainResult(step=2, run_dir=PosixPath('{tmp_path}/run')" in capsys.readouterr().out
+    lines = read_lines(RunFolder(tmp_path / "run").metrics)
+    assert [line["step"] for line in lines] == [1, 2]
+    assert any(line["rewards/last_number/mean"] > 0 for line in lines)
+    assert not any(line["rewards/last_number/crashed"] for line in lines)

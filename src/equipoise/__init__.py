@@ -20,14 +20,18 @@ if TYPE_CHECKING:
         response_ids,
         unflatten,
     )
+    from equipoise.train import Config, Trainer, TrainerCallback
 
 __version__ = "0.1.0"
 
 __all__ = [
     "PRESETS",
+    "Config",
     "Credit",
     "LossOutput",
     "Objective",
+    "Trainer",
+    "TrainerCallback",
     "distillation",
     "entropy_mask",
     "flatten",
@@ -40,13 +44,15 @@ __all__ = [
     "unflatten",
 ]
 
+TRAINING = ("TrainerCallback", "Config", "Trainer")  # these of equipoise.train, the others of equipoise.objective
 PACKAGES = ("objective", "theory", "verifiers", "tasks", "audit", "report")
 
 
 def __getattr__(name: str) -> Any:
     """The public names on first use: a verifier's worker process must not wait two seconds for torch."""
     if name in __all__:
-        return getattr(importlib.import_module("equipoise.objective"), name)
+        package = "train" if name in TRAINING else "objective"
+        return getattr(importlib.import_module(f"equipoise.{package}"), name)
     if name in PACKAGES:
         return importlib.import_module(f"equipoise.{name}")
     raise AttributeError(f"module 'equipoise' has no attribute {name!r}")

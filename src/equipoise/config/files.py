@@ -20,8 +20,8 @@ TEXTS: dict[Any, Any] = {str: str, tuple[str, ...]: (str, list)}
 def load(path: str | Path | None, overrides: Sequence[str] = ()) -> Config:
     """Read a TOML file (None: all defaults), apply `--section.key value` overrides, check, and return the whole."""
     config = validated(table_of(path, overrides, Config))
-    config.reward.functions = tuple(_located(name, path) for name in config.reward.functions)
-    config.reward.judge = _located(config.reward.judge, path)
+    config.reward.functions = tuple(located(name, path) for name in config.reward.functions)
+    config.reward.judge = located(config.reward.judge, path)
     config.task.chat_template = chat_template(config.task.chat_template, folders_of(path))
     return config
 
@@ -55,7 +55,7 @@ def _read(path: Path) -> dict[str, Any]:
         raise ConfigError(f"{path}: not valid TOML: {error}") from error
 
 
-def _located(function: str, config: str | Path | None) -> str:
+def located(function: str, config: str | Path | None) -> str:
     """`file.py:function` with the file's whole path, so that the configuration a run keeps can be run anywhere: the
     file beside the configuration, else the one in the working directory."""
     file, _, attribute = function.rpartition(":")

@@ -32,7 +32,7 @@ from equipoise.tasks.data_files import open_rows
 from equipoise.tasks.order import Windows, shuffled
 from equipoise.tasks.overlap import Overlap
 from equipoise.tasks.problems import Recognise, first_rows, read_problems, recognised
-from equipoise.tasks.row_reader import Loaded, RowError, Span
+from equipoise.tasks.row_reader import Loaded, RowError, Rows, Span
 from equipoise.tasks.schema import COMPARED, Item, recognise
 from equipoise.tasks.task import Prompt, TaskError
 from equipoise.tasks.templates import PROMPTS, written
@@ -80,6 +80,7 @@ class Dataset:
     held_out: a file to evaluate on, whole; its prompts are left out of training.
     avoid: files of evaluation problems; a prompt that holds 13 words in a row of one is left out.
     recognise: what the columns mean; demonstrations.recognise where responses are imitated and not graded.
+    rows: the rows themselves, where a program has them in memory; `name` is then only a name.
     """
 
     max_tokens = 512
@@ -104,6 +105,7 @@ class Dataset:
         held_out: str | Path | None = None,
         avoid: Sequence[str | Path] = (),
         recognise: Recognise = recognise,
+        rows: Rows | None = None,
     ) -> None:
         if verifier not in (None, *COMPARED):
             raise TaskError(f'task.verifier = "{verifier}" is not a way to compare answers: {", ".join(COMPARED)}')
@@ -117,7 +119,7 @@ class Dataset:
             raise TaskError(f"task.max_prompt_tokens = {max_prompt_tokens} needs a tokenizer: give count_tokens")
         self.name, self.seed, self._suffix = str(name), seed, suffix
         self._template = template
-        self._rows = open_rows(self.name)
+        self._rows = open_rows(self.name) if rows is None else rows
         self._schema = recognised(self._rows, columns, verifier, recognise)
         if self._schema.name == "reasoning-gym":
             gym.require(self.name)

@@ -12,6 +12,7 @@ from equipoise.tasks.data_files import KINDS
 from equipoise.tasks.dataset import Dataset, TokenCount
 from equipoise.tasks.demonstrations import ArithmeticSteps, recognise
 from equipoise.tasks.gym import Gym
+from equipoise.tasks.row_reader import Rows
 from equipoise.tasks.task import Task, TaskError
 
 
@@ -33,20 +34,22 @@ def open_task(
     held_out: str | Path | None = None,
     avoid: Sequence[str | Path] = (),
     gym: Mapping[str, Mapping[str, Any]] | None = None,
+    rows: Rows | None = None,
 ) -> Task:
     """`arithmetic`; `gym:NAME` or `gym:NAME*WEIGHT+…` (reasoning-gym, with its tasks' settings in `gym`); or prompts of
     a file, a glob or a folder (.jsonl, .jsonl.gz, .parquet) or of `hub:owner/name:config:split`, with the options of
-    :class:`Dataset`."""
-    if name == "arithmetic":
+    :class:`Dataset`. `rows`: prompts that a program has in memory, for which `name` is only a name."""
+    if rows is None and name == "arithmetic":
         return Arithmetic(seed=seed)
-    if name.startswith("gym:"):
+    if rows is None and name.startswith("gym:"):
         return Gym(name.removeprefix("gym:"), seed=seed, options=gym)
-    if name.startswith("hub:") or name.endswith(KINDS) or Path(name).is_dir() or glob.has_magic(name):
+    on_disk = name.endswith(KINDS) or Path(name).is_dir() or glob.has_magic(name)
+    if rows is not None or name.startswith("hub:") or on_disk:
         return Dataset(
             name, seed, columns=columns, verifier=verifier, answer_in=answer_in, rules=rules,
             template=template, suffix=suffix, strict=strict, dedupe=dedupe,
             max_prompt_chars=max_prompt_chars, max_prompt_tokens=max_prompt_tokens, count_tokens=count_tokens,
-            held_out=held_out, avoid=avoid,
+            held_out=held_out, avoid=avoid, rows=rows,
         )  # fmt: skip
     raise TaskError(
         f'task.name = "{name}" is not a task: arithmetic, gym:NAME, hub:OWNER/NAME, or a file, glob or folder of '

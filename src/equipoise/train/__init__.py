@@ -1,8 +1,9 @@
 """Training: configuration, the loop, checkpoints, the run directory."""
 
 from equipoise.config import Config, ConfigError, describe, dump, load
+from equipoise.train.callbacks import TrainerCallback
 from equipoise.train.folder import RunError, RunFolder, read_lines
-from equipoise.train.loop import Interrupted, Trainer
+from equipoise.train.loop import Interrupted, Trainer, TrainResult
 from equipoise.train.run_start import configured, finished
 
 __all__ = [
@@ -11,7 +12,9 @@ __all__ = [
     "Interrupted",
     "RunError",
     "RunFolder",
+    "TrainResult",
     "Trainer",
+    "TrainerCallback",
     "configured",
     "describe",
     "dump",

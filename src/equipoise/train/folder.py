@@ -1,6 +1,6 @@
 """The run directory: one process at a time, logs that end with a whole line, everything a person can read.
 
-config.toml   run.json   environment.json   metrics.jsonl   eval.jsonl   troubles.jsonl   prompts.parquet
+config.toml   run.json   given.json   environment.json   metrics.jsonl   eval.jsonl   troubles.jsonl   prompts.parquet
 rollouts/step-N.parquet   evaluations/step-N.parquet   checkpoints/step-N/   probe.pt
 """
 
@@ -35,6 +35,7 @@ class RunFolder:
         self.path = Path(path)
         self.config = self.path / "config.toml"
         self.record = self.path / "run.json"  # see record.py
+        self.given = self.path / "given.json"  # fingerprints of what a program gave as objects
         self.environment = self.path / "environment.json"  # versions and device of the process that began the run
         self.metrics = self.path / "metrics.jsonl"
         self.eval = self.path / "eval.jsonl"

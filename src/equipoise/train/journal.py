@@ -53,11 +53,15 @@ class Journal:
         self.trackers = open_trackers(config.log, folder.path, config.flat()) if self.writes else []
         self.terminal = Terminal(config.train.out, config.train.steps, 0, shown=False)
 
-    def begin(self, device: torch.device, record: Record, *, resume: bool) -> None:
-        """The files that say what the run is: config.toml makes it one, so the record is there before it."""
+    def begin(self, device: torch.device, record: Record, given: Mapping[str, Any], *, resume: bool) -> None:
+        """The files that say what the run is: config.toml makes it one, so the record is there before it.
+
+        `given`: what a program gave as objects."""
         with writing(self.folder):
             record.write(self.folder)
             replace(self.folder.config, dump(self.config))
+            if given and not resume:
+                replace(self.folder.given, json.dumps(given, indent=2) + "\n")
             if not resume:
                 replace(self.folder.environment, json.dumps(opening.environment(device), indent=2) + "\n")
 

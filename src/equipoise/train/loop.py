@@ -12,6 +12,8 @@ import math
 import time
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,14 +21,17 @@ from torch import Tensor
 
 from equipoise import policy as models
 from equipoise import tasks
-from equipoise.config import Config, ConfigError, load
+from equipoise.config import ConfigError, load
 from equipoise.evaluate import Evaluation, evaluate
-from equipoise.objective import Credit, response_ids
-from equipoise.tasks import Prompt
+from equipoise.objective import Credit, Objective, response_ids
+from equipoise.rollout import sampler as native_sampler
+from equipoise.tasks import Prompt, Task
 from equipoise.train import checkpoint, ranks
 from equipoise.train.batch import Collector, StepBatch, encode_prompt, statistics
-from equipoise.train.folder import RunError, RunFolder
+from equipoise.train.callbacks import Callbacks
+from equipoise.train.folder import RunError, RunFolder, read_lines
 from equipoise.train.gaming import Watcher
+from equipoise.train.given import ConfigLike, Reward, check_same, gather
 from equipoise.train.journal import Journal, writing
 from equipoise.train.opening import check_processes, close_engine, load_policy, open_engine
 from equipoise.train.probe import Probe
@@ -49,9 +54,61 @@ class Interrupted(RunError):
     """Stopped by Ctrl-C or SIGTERM after the step it was in; the checkpoint is written."""
 
 
+@dataclass(frozen=True)
+class TrainResult:
+    """How a run ended: its last step, that step's metrics and the last evaluation ({} where there was none)."""
+
+    step: int
+    metrics: dict[str, Any] = field(repr=False)
+    evaluation: dict[str, Any] = field(repr=False)
+    run_dir: Path
+    stopped_by: str  # the callback that ended the run early; empty where it ran to its end
+
+
 class Trainer:
-    def __init__(self, config: Config, *, resume: bool = False, from_step: int | None = None) -> None:
-        config.check()
+    """A run: everything it needs is opened here, and `train` goes to its end.
+
+    >>> trainer = eq.Trainer(model="smollm", dataset=rows, rewards=[right], objective="dapo+balanced+hadw")
+    >>> trainer.train()
+
+    config      a Config, a TOML file, or options as a mapping, {"train.steps": 40} or {"train": {"steps": 40}};
+                the other arguments win over it
+    model       a name or a path (`model.name`), a Policy, or a transformers model with its tokenizer, which is then
+                trained in place
+    task        a name (`task.name`), or an object with the methods of :class:`equipoise.tasks.Task`
+    dataset     a path, a list of dicts, or a `datasets.Dataset`: a prompt and an answer, and whatever the rewards read
+    rewards     functions, f(prompt, response, row) or TRL's f(prompts, completions, **columns), plain or async, which
+                are called in this process; or names as in `reward.functions`, which run in workers with a deadline
+    objective   a preset, a composite name, or an Objective, of which the choices are taken
+    callbacks   objects with on_step, on_evaluation or on_checkpoint (see :class:`TrainerCallback`)
+    resume      go on with the run in `train.out`, from its last checkpoint or from that of `from_step`
+    """
+
+    def __init__(
+        self,
+        config: ConfigLike = None,
+        *,
+        model: Any = None,
+        tokenizer: Any = None,
+        task: str | Task | None = None,
+        dataset: Any = None,
+        rewards: Sequence[Reward] | Reward | None = None,
+        objective: str | Objective | None = None,
+        callbacks: Sequence[Any] = (),
+        resume: bool = False,
+        from_step: int | None = None,
+    ) -> None:
+        self.given = gather(
+            config,
+            model=model,
+            tokenizer=tokenizer,
+            task=task,
+            dataset=dataset,
+            rewards=rewards,
+            objective=objective,
+        )
+        config = self.given.config
+        self.callbacks = Callbacks(callbacks)
         ranks.start()
         check_processes(config)
         if config.train.threads:
@@ -64,6 +121,7 @@ class Trainer:
         self.failing = Failing()
         self.unscored = ""  # why too many responses of the last step have no score
         self.log_seconds = 0.0
+        self.ended = False
         self.probe: Probe | None = None
         with contextlib.ExitStack() as undo:
             undo.callback(self.folder.leave)
@@ -74,37 +132,44 @@ class Trainer:
             self._begin(resume)
             undo.pop_all()
 
+    @property
+    def run_dir(self) -> Path:
+        return self.folder.path
+
     def _claim(self, resume: bool, from_step: int | None) -> None:
         """Take the run directory, for the first process and so for all."""
         self.start: Start | None = None  # the first process's
+        self.changed: list[str] = []  # what is different about a resumed run, and allowed
         if ranks.me() == 0:
             self.folder.lock()
             self.start = check_start(self.folder, self.config, resume=resume, from_step=from_step)
+            self.changed = check_same(self.folder.given, self.given) if resume else []
         ranks.barrier()
 
     def _open(self, undo: contextlib.ExitStack) -> None:
         """Everything that is read, cheap things first, so that a mistake is known before a large model is loaded."""
-        config = self.config
+        config, given = self.config, self.given
         self.objective = config.build_objective()
         backend.use(config.sandbox.backend, config.sandbox.limits())
-        check_own(config.reward)
-        policy = functools.cache(lambda: load_policy(config))  # the task may need its tokenizer
+        check_own(config.reward, given.functions)
+        policy = functools.cache(lambda: load_policy(given))  # the task may need its tokenizer
         settled = functools.cache(lambda: settle(config, Outline.of(policy())))
-        self.task = tasks.open_task(
+        self.task = given.task or tasks.open_task(
             config.task.name,
             config.train.seed,
             **config.task.options(),
             count_tokens=lambda prompt: len(encode_prompt(policy(), prompt, settled().chat)),
+            rows=given.rows,
         )
         check_isolation(self.task)
         if self.start is not None:
             self.start.check_data(self.folder, config, self.task)
-        scorer = Scorer(config.reward, self.task)
+        scorer = Scorer(config.reward, self.task, given=given.functions)
         self.policy, self.settled = policy(), settled()
         config = self.config = self.settled.config
         scorer.conversational(self.settled.chat.on)
         self.watcher = Watcher(config.reward, self.task, chat=self.settled.chat.on)
-        needs_reference = bool(config.objective.kl) and not config.model.lora_rank
+        needs_reference = bool(config.objective.kl) and not self.policy.has_adapter
         self.reference = models.frozen_copy(self.policy) if needs_reference else None
         self.teacher = open_teacher(config.train.teacher, self.policy) if config.train.teacher else None
         self.sampler = open_engine(config, self.policy)
@@ -117,13 +182,33 @@ class Trainer:
         """The first files of the run, and the state it begins with."""
         self.journal = Journal(self.config, self.folder)
         if self.start is not None:
-            self.journal.begin(self.policy.device, self.start.record, resume=resume)
+            self.journal.begin(self.policy.device, self.start.record, self.given.record(), resume=resume)
         state = self._restored() if resume else None
         longest = self.collector.params.max_tokens
         self.updater = Updater(self.config, self.objective, self.policy, self.reference, longest)
         self.token_credit = TokenCredit(self.config, self.updater, self.policy, self.teacher)
         if state is not None:
             self._resume(state)
+
+    def train(self) -> TrainResult:
+        """`run`, and what came of it."""
+        self.run()
+        lines, evaluations = read_lines(self.folder.metrics), read_lines(self.folder.eval)
+        return TrainResult(
+            step=self.step,
+            metrics=lines[-1] if lines else {},
+            evaluation=evaluations[-1] if evaluations else {},
+            run_dir=self.run_dir,
+            stopped_by=self.callbacks.stopped_by,
+        )
+
+    def evaluate(self) -> dict[str, Any]:
+        """The held-out prompts, sampled with the weights as they are now. Nothing is written."""
+        self.held_out = self.held_out or self._held_out()
+        if self.ended:  # vLLM, where it was the sampler, has given its memory back
+            self.sampler = native_sampler(self.policy)
+        with self.updater.whole():
+            return self._sampled().metrics
 
     def run(self) -> None:
         """Train to the end, or raise: RunError with a sentence for the user, Interrupted with the command to resume."""
@@ -134,18 +219,21 @@ class Trainer:
             with graceful_stop() as stopping:
                 if self.step == 0:
                     self._evaluate()
-                while self.step < self.config.train.steps:
+                while self.step < self.config.train.steps and not self._asked_to_end():
                     self._step()
                     self._after_step(stopping)
         finally:
             self.journal.close()
             close_engine(self.sampler)
             self.folder.unlock()
+            self.ended = True
 
     def _announce(self) -> None:
         terminal = self.journal.terminal
         if self.start is not None and self.start.sentence:
             terminal.say(self.start.sentence)
+        for changed in self.changed:
+            terminal.warn(changed)
         if isinstance(self.task, tasks.Dataset):
             terminal.say(str(self.task.summary))
         for note in self.settled.notes:
@@ -159,17 +247,29 @@ class Trainer:
     def _after_step(self, stopping: Stopping) -> None:
         """Evaluate and write a checkpoint where it is time; raise where the run must not go on."""
         config = self.config
-        done = self.step == config.train.steps
+        done = self.step == config.train.steps or self._asked_to_end()
         problem = self._problem()
         stop = any(ranks.gather(stopping.wanted))  # all ranks stop after the same step
         if config.eval.every and (self.step % config.eval.every == 0 or done):
             self._evaluate()
+            done = done or self._asked_to_end()
         if done or problem or stop or self.step % config.train.checkpoint_every == 0:
             self._checkpoint()
         if problem:
             raise RunError(problem)
         if stop and not done:
             raise Interrupted(f"stopped after step {self.step}; go on with: {resume_command(self.folder)}")
+
+    def _asked_to_end(self) -> bool:
+        """Whether a callback asked for the end: of the first process, and so of all."""
+        if self.callbacks.callbacks:
+            asked = ranks.gather(self.callbacks.stopped_by)
+            self.callbacks.stopped_by = next(filter(None, asked), "")
+        return bool(self.callbacks.stopped_by)
+
+    def _call(self, event: str, what: Any) -> None:
+        if ranks.me() == 0:
+            self.callbacks.call(event, self.step, what)
 
     def _problem(self) -> str:
         """Why the run cannot learn as it is; empty where it can."""
@@ -204,6 +304,7 @@ class Trainer:
         metrics["tokens_per_s"] = float(batch.rollouts.lengths.sum()) / total
         metrics |= {f"timing_s/{k}": v for k, v in seconds.items()} | {"timing_s/step": total}
         self.journal.step(self.step, batch, metrics)
+        self._call("on_step", metrics)
         unscored = batch.unscored / batch.kinds.total()
         if unscored > self.config.reward.max_unscored:
             self.unscored = f"{unscored:.0%} of the responses have no score ({_told(batch)})"
@@ -285,6 +386,7 @@ class Trainer:
             result |= measured
             self.journal.warn(self.step, crossings)
         self.journal.evaluation(self.step, evaluation, result)
+        self._call("on_evaluation", result)
 
     def _sampled(self) -> Evaluation:
         """Responses to the held-out prompts, as the configuration asks for them."""
@@ -329,6 +431,7 @@ class Trainer:
             if ranks.me() == 0:
                 self._write_checkpoint(state)
         ranks.barrier()
+        self._call("on_checkpoint", self.folder.checkpoints / f"step-{self.step}")
 
     def _write_checkpoint(self, state: dict[str, Any]) -> None:
         with writing(self.folder):

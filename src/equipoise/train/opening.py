@@ -17,6 +17,7 @@ from equipoise.rollout import Sampler
 from equipoise.rollout import sampler as native_sampler
 from equipoise.rollout.vllm import VllmSampler
 from equipoise.train import ranks
+from equipoise.train.given import Given
 
 PACKAGES = ("torch", "transformers", "tokenizers", "numpy")
 
@@ -37,9 +38,10 @@ def check_processes(config: Config) -> None:
         raise ConfigError(f'rollout.engine = "vllm": needs one process, not {count}; use native')
 
 
-def load_policy(config: Config) -> models.Policy:
-    """The model that is trained, fit for the way it is trained."""
-    policy = open_model(config.model)
+def load_policy(given: Given) -> models.Policy:
+    """The model that is trained, fit for the way it is trained: a program's own, or the one that is named."""
+    config = given.config
+    policy = given.policy or open_model(config.model)
     if config.train.shard and not policy.is_llama_like:
         raise ConfigError(f"train.shard = true: needs a Llama-like model, and {config.model.name} is none")
     return policy

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass
 from typing import Any
@@ -48,7 +48,9 @@ class Asked:
 
 
 class OwnFunction:
-    """`columns` are those of the rows, None where they are not known yet; `chat`: conversations instead of texts."""
+    """`columns` are those of the rows, None where they are not known yet; `chat`: conversations instead of texts;
+    `given`: the function itself, where a program gave it, which is then called in this process and without a deadline.
+    """
 
     def __init__(
         self,
@@ -58,11 +60,15 @@ class OwnFunction:
         columns: Sequence[str] | None = None,
         chat: bool = False,
         option: str = "reward.functions",
+        given: Callable[..., Any] | None = None,
     ) -> None:
-        self.name, self.chat = name, chat
+        self.name, self.chat, self.given = name, chat, given
         self.seconds, self.workers = config.seconds, config.workers
         try:
-            self.takes_groups = functions.check(name, config.workers, columns)
+            if given is None:
+                self.takes_groups = functions.check(name, config.workers, columns)
+            else:
+                self.takes_groups = functions.check_given(given, name, columns)
         except functions.FunctionError as error:
             others = "; or one of task, tags, boxed" if option == "reward.functions" else ""
             raise ConfigError(f"{option}: {error}{others}") from error
@@ -89,9 +95,10 @@ class OwnFunction:
             return Ungrouped(response)
         if self.hopeless:
             return self.not_asked()
-        call = functions.submit(
-            self.name, prompt.text, response, row(prompt), seconds=self.seconds, workers=self.workers
-        )
+        arguments = (prompt.text, response, row(prompt))
+        if self.given is not None:
+            return self._watched(functions.submit_given(self.given, *arguments), 1)
+        call = functions.submit(self.name, *arguments, seconds=self.seconds, workers=self.workers)
         return self._watched(call, 1)
 
     def ask_groups(self, prompts: Sequence[Prompt], waiting: Sequence[Ungrouped]) -> list[Asked | Verdict]:
@@ -108,14 +115,16 @@ class OwnFunction:
         if self.hopeless:
             return [self.not_asked()] * size
         rows = [row(prompt) for prompt in prompts]
-        call = functions.submit_group(
-            self.name,
+        arguments = (
             [_conversation(prompt) if self.chat else prompt.text for prompt in prompts],
             [[{"role": "assistant", "content": text}] if self.chat else text for text in responses],
             {column: [row.get(column) for row in rows] for column in rows[0]},
-            seconds=self.seconds * size,
-            workers=self.workers,
         )
+        if self.given is not None:
+            call = functions.submit_given_group(self.given, *arguments)
+        else:
+            seconds = self.seconds * size
+            call = functions.submit_group(self.name, *arguments, seconds=seconds, workers=self.workers)
         asked = self._watched(call, size)
         return [Asked(self, asked.call, place) for place in range(size)]
 

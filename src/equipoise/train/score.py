@@ -8,9 +8,10 @@ Functions that judge a group at a time are asked by `settle`, when its responses
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -48,11 +49,18 @@ class Scorer:
     conversational for functions of TRL's form."""
 
     def __init__(
-        self, config: RewardConfig, task: Task, *, chat: bool = False, option: str = "reward.functions"
+        self,
+        config: RewardConfig,
+        task: Task,
+        *,
+        chat: bool = False,
+        option: str = "reward.functions",
+        given: Mapping[str, Callable[..., Any]] | None = None,
     ) -> None:
+        """`given`: functions that a program gave as objects, by their names in the configuration."""
         self.config = config
         self.functions: list[RewardFunction] = [
-            _function(name, config, task, chat, option) for name in config.functions
+            _function(name, config, task, chat, option, (given or {}).get(name)) for name in config.functions
         ]
         self.beside = False
 
@@ -125,11 +133,11 @@ class Scorer:
         return troubles
 
 
-def check_own(config: RewardConfig) -> None:
+def check_own(config: RewardConfig, given: Mapping[str, Callable[..., Any]]) -> None:
     """Import every function of the user's and refuse what cannot be called, before anything else is opened."""
     for name in config.functions:
         if name not in BUILT_IN:
-            OwnFunction(name, config)
+            OwnFunction(name, config, given=given.get(name))
     if config.judge:
         OwnFunction(config.judge, config, option="reward.judge")
 
@@ -147,7 +155,9 @@ def check_isolation(task: Task) -> None:
         )
 
 
-def _function(name: str, config: RewardConfig, task: Task, chat: bool, option: str) -> RewardFunction:
+def _function(
+    name: str, config: RewardConfig, task: Task, chat: bool, option: str, given: Callable[..., Any] | None
+) -> RewardFunction:
     if name == "task":
         return task.grade
     if name == "tags":
@@ -155,7 +165,7 @@ def _function(name: str, config: RewardConfig, task: Task, chat: bool, option: s
     if name == "boxed":
         return lambda prompt, response: response_format.boxed(response)
     columns = None if task is None else list(row(task.prompt(0)))
-    return OwnFunction(name, config, columns=columns, chat=chat, option=option)
+    return OwnFunction(name, config, columns=columns, chat=chat, option=option, given=given)
 
 
 def _outcome(answer: Answer) -> Outcome:

@@ -6,6 +6,9 @@ f(prompts, completions, **columns) -> list of them for the responses to one prom
 It keeps the caller's rights, environment and import path, gets a deadline, and cannot take the run with it: an
 exception in it is a `crashed` verdict whose reason is the traceback. Every worker imports the module for itself, so
 what the module keeps in memory is not shared between calls.
+
+A function that a program gives as an object instead of a name is called in this process, in one thread of its own. It
+may be a closure and keep a state; what it raises is a verdict as well, but nothing can end one that hangs.
 """
 
 from __future__ import annotations
@@ -17,12 +20,13 @@ import importlib.util
 import inspect
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 from equipoise.verifiers.verdict import Outcome, Reply, Verdict
 from equipoise.verifiers.workers.shared import pool
+from equipoise.verifiers.workers.worker import outcome_of
 
 IMPORT_SECONDS = 120.0
 ONE, GROUP = 1.0, 2.0  # what a function is called with: one response, or all responses to a prompt
@@ -41,11 +45,22 @@ def check(name: str, workers: int = 0, columns: Sequence[str] | None = None) -> 
     names = None if columns is None else list(columns)
     outcome = pool("user", workers).submit(name, "check", names, seconds=IMPORT_SECONDS).result()
     if isinstance(outcome, Verdict):
-        if outcome.kind == "wrong":
-            raise FunctionError(f'"{name}" {outcome.reason}')
+        _refuse_wrong(name, outcome)
         why = outcome.reason.strip().splitlines()[-1]
         raise FunctionError(f'"{name}" cannot be imported as module:function: {why}')
     return outcome == GROUP
+
+
+def check_given(function: Callable[..., Any], name: str, columns: Sequence[str] | None = None) -> bool:
+    """As `check`, of a function that a program gave as an object."""
+    outcome = _form(function, columns)
+    _refuse_wrong(name, outcome)
+    return outcome == GROUP
+
+
+def _refuse_wrong(name: str, outcome: Verdict | float) -> None:
+    if isinstance(outcome, Verdict) and outcome.kind == "wrong":
+        raise FunctionError(f'"{name}" {outcome.reason}')
 
 
 def submit(
@@ -53,6 +68,28 @@ def submit(
 ) -> Future[Any]:
     """f(prompt, response, row) as a future."""
     return _submit(name, "one", prompt, response, _plain(row), seconds=seconds, workers=workers)
+
+
+def submit_given(function: Callable[..., Any], prompt: str, response: str, row: Mapping[str, Any]) -> Future[Reply]:
+    """f(prompt, response, row) of this process as a future."""
+    return _here().submit(outcome_of, functools.partial(_called, function), ["one", prompt, response, _plain(row)])
+
+
+def submit_given_group(
+    function: Callable[..., Any],
+    prompts: Sequence[Any],
+    completions: Sequence[Any],
+    columns: Mapping[str, Sequence[Any]],
+) -> Future[Reply]:
+    """f(prompts, completions, **columns) of this process as a future."""
+    arguments = ["group", list(prompts), list(completions), _plain(columns)]
+    return _here().submit(outcome_of, functools.partial(_called, function), arguments)
+
+
+@functools.cache
+def _here() -> ThreadPoolExecutor:
+    """One thread for all: a function need not bear being called twice at a time."""
+    return ThreadPoolExecutor(1, thread_name_prefix="reward")
 
 
 def submit_group(
@@ -79,8 +116,10 @@ def _submit(name: str, form: str, *arguments: Any, seconds: float, workers: int)
 def call(name: str, form: str, *arguments: Any) -> Any:
     """In the worker."""
     function = _imported(name)
-    if form == "check":
-        return _form(function, *arguments)
+    return _form(function, *arguments) if form == "check" else _called(function, form, *arguments)
+
+
+def _called(function: Callable[..., Any], form: str, *arguments: Any) -> Any:
     if form == "group":
         return _of_group(function, *arguments)
     outcome = _awaited(function(*arguments))

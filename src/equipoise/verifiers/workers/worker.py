@@ -133,10 +133,11 @@ def serve(channel: socket.socket, work: Work) -> None:
     """Answer jobs until the channel closes."""
     while (job := receive(channel, LONGEST_JOB)) is not None:
         ticket, arguments = job[:TICKET], json.loads(job[TICKET:])
-        channel.sendall(frame(ticket + encode(_outcome(work, arguments))))
+        channel.sendall(frame(ticket + encode(outcome_of(work, arguments))))
 
 
-def _outcome(work: Work, arguments: list[Any]) -> Reply:
+def outcome_of(work: Work, arguments: list[Any]) -> Reply:
+    """What a function gave, or the verdict that its exception earns."""
     try:
         return _short(work(*arguments))
     except MemoryError:
