@@ -9,7 +9,7 @@ draw = random.Random(0)
 PAIRS = [(draw.randint(2, 99), draw.randint(2, 99)) for _ in range(400)]
 ROWS = [{"prompt": f"What is {a} + {b}?", "answer": str(a + b)} for a, b in PAIRS]
 OPTIONS = {"train.out": "runs/sums", "train.steps": 40, "optim.lr": 1e-5, "rollout.prompts": 8, "rollout.group_size": 8,
-           "rollout.max_tokens": 48, "task.chat": True, "task.answer_in": "anywhere", "eval.samples": 4}  # fmt: skip
+           "rollout.max_tokens": 48, "task.answer_in": "anywhere", "eval.samples": 4}  # fmt: skip
 
 
 def last_number(prompt: str, response: str, row: dict) -> float:
