@@ -28,11 +28,13 @@ def test_coupling_is_found_under_token_and_gone_under_balanced():
     assert token.evidence is True
     assert token.change == constant.change == 'objective.aggregation = "balanced"'
     assert "longer" in token.finding
+    assert "wrong responses that pull harder cost accuracy" in token.finding
     assert balanced.evidence is False
     assert balanced.change is None
     shorter = advice(Law(right=900, wrong=600).draw(200, seed=0))["sign-length coupling"]
     assert shorter.evidence is True
     assert "shorter" in shorter.finding
+    assert "right responses that pull harder cost no accuracy" in shorter.finding
 
 
 def test_coupling_without_a_gap_is_measured_as_none_or_not_at_all():
