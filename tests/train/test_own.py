@@ -2,7 +2,6 @@
 
 import json
 import math
-import time
 
 import pyarrow.parquet as pq
 import pytest
@@ -37,7 +36,6 @@ def test_a_second_function_that_always_fails_stops_the_run_and_trains_nothing(
     run, tmp_path, monkeypatch, name, seconds, how, reason, fix
 ):
     monkeypatch.setattr(own, "HOPELESS_RESPONSES", 4)
-    began = time.monotonic()
     with pytest.raises(RunError) as error:
         run(**second(f"{REWARDS}:{name}", reward__seconds=seconds))
     told = str(error.value)
@@ -45,7 +43,6 @@ def test_a_second_function_that_always_fails_stops_the_run_and_trains_nothing(
     assert reason in told
     assert fix in told
     assert "troubles.jsonl has the reasons" in told
-    assert time.monotonic() - began < 60
     out = tmp_path / "run"
     assert [r["step"] for r in metrics(out)] == [1, 2, 3]
     kind = "crashed" if name == "broken" else "timeout"
@@ -123,14 +120,14 @@ def test_conversations_are_given_as_trl_gives_them():
 
 
 @pytest.mark.parametrize("name", ["hangs", "group_hangs"])
-def test_a_function_that_hangs_costs_a_few_deadlines_and_is_asked_again_in_the_next_draw(name):
-    """Of 400 responses 16 are waited for: at 0.02 s each with one worker, not eight seconds but less than three."""
-    made = scorer(f"{OWN}:{name}", seconds=0.02, workers=1)
+def test_a_function_that_hangs_costs_a_few_deadlines_and_is_asked_again_in_the_next_draw(name, monkeypatch):
+    """Of 400 responses 16 are waited for, and some that were under way."""
+    made, waited, begin = scorer(f"{OWN}:{name}", seconds=0.02, workers=1), [], own.OwnFunction.begin
+    monkeypatch.setattr(own.OwnFunction, "begin", lambda self: (waited.append(self._responses), begin(self)))
     prompts = [Prompt(str(i // 4), "", "") for i in range(400)]
     for _ in range(2):
-        began = time.monotonic()
         scores = made.settle(prompts, [made.ask(prompt, "x") for prompt in prompts])
-        assert time.monotonic() - began < 5
+        assert 16 <= waited[-1] <= 24
         (tally,) = scores.tallies
         assert (tally.kinds["timeout"], tally.failed) == (400, 400)
         asked = [t for t in scores.troubles if not t["reason"].startswith("not asked, because the first")]

@@ -88,9 +88,9 @@ def test_extract_takes_any_text(response):
     ],
 )
 def test_extract_takes_one_pass_over_any_text(response):
-    began = time.perf_counter()
+    began = time.process_time()
     code_judge.extract(response)
-    assert time.perf_counter() - began < 3
+    assert time.process_time() - began < 3
 
 
 @given(st.text(alphabet=st.characters(exclude_characters="`~\r"), min_size=1).filter(str.strip))
