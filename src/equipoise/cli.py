@@ -123,6 +123,7 @@ def _sft(options: argparse.Namespace, rest: list[str]) -> None:
 def _eval(options: argparse.Namespace, rest: list[str]) -> None:
     from equipoise import rollout
     from equipoise.evaluate import Evaluation, buckets, evaluate
+    from equipoise.evaluate.run import SEED
     from equipoise.policy.model import folder_of
     from equipoise.train import ConfigError, checkpoint
     from equipoise.train.batch import encode_prompt
@@ -165,7 +166,7 @@ def _eval(options: argparse.Namespace, rest: list[str]) -> None:
             max_tokens=options.max_tokens or own.max_tokens or task.max_tokens, stop=(*task.stop, *own.stop),
         )  # fmt: skip
 
-    evaluation = answered(policy, buckets.SEED, greedy=True)
+    evaluation = answered(policy, SEED, greedy=True)
     result = evaluation.metrics
     if options.base:
         base = answered(_policy(options.base, options), buckets.BASE_SEED, greedy=False)
@@ -283,7 +284,7 @@ def _sandbox(options: argparse.Namespace, rest: list[str]) -> None:
 
     token = os.environ.get(TOKEN_VARIABLE) or secrets.token_urlsafe(24)
     with sandbox_server.server(token, host=options.host, port=options.port) as server:
-        host, port = server.server_address[:2]
+        host, port = str(server.server_address[0]), server.server_port
         print(f"the trainer needs:\n  export {BACKEND_VARIABLE}=http://{host}:{port}", flush=True)
         if TOKEN_VARIABLE not in os.environ:
             print(f"  export {TOKEN_VARIABLE}={token}", flush=True)
@@ -316,21 +317,23 @@ def _compare(options: argparse.Namespace, rest: list[str]) -> None:
 
 
 def _study(options: argparse.Namespace, rest: list[str]) -> None:
+    from equipoise.config import ConfigError
     from equipoise.study import registered
+    from equipoise.study.results import read_results
 
     if options.action == "run":
         registered.run(options.file, Path(options.out), options.jobs, options.minutes or float("inf"))
         return
     if len(options.file) > 1:
-        raise registered.ConfigError(f"study {options.action} takes one file, not {len(options.file)}")
+        raise ConfigError(f"study {options.action} takes one file, not {len(options.file)}")
     (file,) = options.file
     if options.action == "show":
-        results = registered.read_results(file)
+        results = read_results(file)
         registered.show(results)
         if options.figure is not None:
             registered.draw(results, Path(options.figure))
     elif options.variant is None or options.seed is None:
-        raise registered.ConfigError("study verify needs --variant and --seed: which cell should be trained again?")
+        raise ConfigError("study verify needs --variant and --seed: which cell should be trained again?")
     else:
         sys.exit(0 if registered.verify(file, options.variant, options.seed, Path(options.out)) else 1)
 

@@ -23,7 +23,7 @@ from equipoise.tasks import Prompt, Task
 from equipoise.train import ranks
 from equipoise.train.folder import RunError, write_table
 from equipoise.train.history import PromptHistory
-from equipoise.train.score import Scorer, Scores
+from equipoise.train.score import Answer, Scorer, Scores
 from equipoise.train.tally import Tally, joined
 from equipoise.verifiers.response_format import overlong
 
@@ -105,7 +105,8 @@ class Collector:
         start = time.perf_counter()
         prompts = [self.task.prompt(i) for i in places]
         ids = [encode_prompt(self.policy, p, self.chat) for p in prompts]
-        n, asked = self.config.rollout.group_size, {}
+        n = self.config.rollout.group_size
+        asked: dict[int, list[Answer]] = {}
         texts: dict[int, str] = {}
         grading = 0.0
 

@@ -121,7 +121,9 @@ def discard_unfinished(folder: Path) -> None:
 
 def rng_state() -> dict[str, Any]:
     """As plain data: an array of numpy's cannot be loaded as such."""
-    name, words, *rest = np.random.get_state()
+    state = np.random.get_state()
+    assert isinstance(state, tuple)
+    name, words, *rest = state
     return {
         "python": random.getstate(),
         "numpy": (name, words.tolist(), *rest),

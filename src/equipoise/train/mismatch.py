@@ -46,7 +46,7 @@ class Mismatch(NamedTuple):
 
     def merge(self, other: Mismatch) -> Mismatch:
         added = [a + b for a, b in zip(self[:-1], other[:-1], strict=True)]
-        return Mismatch(*added, torch.maximum(self.largest, other.largest))
+        return Mismatch._make((*added, torch.maximum(self.largest, other.largest)))
 
 
 def metrics(parts: Sequence[Mismatch], correction: Choice) -> dict[str, float]:

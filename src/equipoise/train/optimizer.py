@@ -61,7 +61,8 @@ class AdamW:
                 group["lr"] = lr
             self.exact.step()
         if self.copied:
-            torch._foreach_copy_(*map(list, zip(*self.copied, strict=True)))
+            weights, masters = zip(*self.copied, strict=True)
+            torch._foreach_copy_(weights, masters)
         now = rates(lr, self.betas, self.weight_decay, self.t)
         for weight, master, moments in self.coded:
             if master.grad is not None:

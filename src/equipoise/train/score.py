@@ -24,7 +24,7 @@ from equipoise.verifiers import SCORES, Verdict, response_format
 from equipoise.verifiers.code import backend
 from equipoise.verifiers.verdict import Outcome
 
-Answer = Outcome | Future[Outcome] | Asked | Ungrouped
+Answer = Outcome | Future[Verdict] | Future[Outcome] | Asked | Ungrouped
 RewardFunction = Callable[[Prompt, str], Answer]
 BUILT_IN = ("task", "tags", "boxed")
 NUMBER = "scored"  # stands for a verdict's kind where a function gave a plain number

@@ -104,7 +104,8 @@ class Shards:
     def state_dict(self, state: dict[str, Any]) -> dict[str, Any]:
         """The optimizer's state as one process would have it, on the CPU of the first; all take part."""
         masters = self.parameters if self.rounded else []
-        return _each({**state, "masters": masters}, _gathered)
+        gathered: dict[str, Any] = _each({**state, "masters": masters}, _gathered)
+        return gathered
 
     @torch.no_grad()
     def load_state_dict(self, state: dict[str, Any]) -> dict[str, Any]:

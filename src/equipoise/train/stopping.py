@@ -37,5 +37,5 @@ def graceful_stop() -> Iterator[Stopping]:
                 before[s] = signal.signal(s, ask)
         yield state
     finally:
-        for s, handler in before.items():
-            signal.signal(s, handler)
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -7,6 +7,8 @@ teacher's for on-policy distillation. The mathematics is the library's, `equipoi
 
 from __future__ import annotations
 
+from typing import TypedDict
+
 import torch
 from torch import Tensor
 
@@ -50,6 +52,13 @@ def check_vocabularies(policy: models.Policy, teacher: models.Policy) -> None:
         )
 
 
+class TokenArguments(TypedDict, total=False):
+    """Of `assign`."""
+
+    token_weight: Tensor  # [N]
+    token_advantage: Tensor  # [N]
+
+
 class TokenCredit:
     """`policy` is the one being trained, `teacher` its teacher where `train.teacher` names one."""
 
@@ -58,9 +67,9 @@ class TokenCredit:
         self.keep = config.objective.top_entropy_quantile
         self.temperature = config.rollout.temperature
 
-    def of(self, batch: StepBatch) -> dict[str, Tensor]:
+    def of(self, batch: StepBatch) -> TokenArguments:
         """Arguments of `assign`, [N] each: the tokens in the loss in row order. All ranks take part."""
-        found = {}
+        found: TokenArguments = {}
         if self.keep < 1:
             found["token_weight"] = entropy_mask(self._entropy(batch), self.keep).cpu()
         if self.teacher is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -17,6 +17,7 @@ class Tracker(Protocol):
 
 
 def open_trackers(config: LogConfig, folder: Path, settings: dict[str, Any]) -> list[Tracker]:
+    wanted: dict[str, Callable[[str, Path, dict[str, Any]], Tracker]]
     wanted = {"tensorboard": _TensorBoard, "wandb": _Dashboard, "trackio": _Dashboard, "mlflow": _MLflow}
     return [kind(name, folder, settings) for name, kind in wanted.items() if getattr(config, name)]
 
