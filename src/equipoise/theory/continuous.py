@@ -6,7 +6,7 @@ reward, u⁺ = min(1, u+σ), q = F(u⁺) − F(u) and m = E[r | u ≤ r ≤ u⁺
     P(S_σᶜ) = G ∫ f q^(G−1) du,        E[p̂·1_{S_σᶜ}] = ∫ (u + (G−1)·m) f q^(G−1) du.
 
 The integrals are taken over v = F(u), where f du = dv: a density that is infinite at 0 or a needle at ½ is as easy as a
-uniform one, and an atom (partial credit with many exact zeros) is a stretch of v with one u; binary rewards give
+uniform one, and an atom (partial credit with many exact zeros) is an interval of v with one u; binary rewards give
 Theorem 1 back. Where S_σ is the rarer event (σ near 1, a sharp density) its own integral is used, with no difference of
 nearly equal numbers in it. The Beta and the truncated normal have F, F⁻¹ and ∫ r dF in closed form; we read the paper's
 Corollaries 4 and 5 as these two instances.

@@ -42,7 +42,7 @@ class StepBatch:
     drawn: int  # prompts taken from the stream to get here
     unscored: int  # responses left out because their verdict is worth no score
     kinds: Counter[str]  # verdicts of all responses drawn, those left out as well
-    troubles: list[dict[str, str]]  # what verifiers choked on
+    troubles: list[dict[str, str]]  # verifier errors
     accuracy: Tensor  # [B] float64, 1 right, 0 not, partial credit between; the reward where no verdict says
     sampled: Tensor  # [R] float64, accuracies of all responses drawn that have a score, those of dropped groups as well
     easy: int  # groups drawn that were all right

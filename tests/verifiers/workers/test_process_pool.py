@@ -140,8 +140,8 @@ def test_descriptors_and_processes_do_not_grow():
         others = set(processes_under(os.getpid()))  # pools that other tests left open
         for _ in range(3):
             in_order([p.submit(how, seconds=0.2) for how in ("exit", "segfault", "fine", "raise") * 15])
-            assert open_descriptors() <= before + 4  # the selector, the nursery's socket, two workers' channels
-            assert len(set(processes_under(os.getpid())) - others) <= 3  # the nursery and two workers
+            assert open_descriptors() <= before + 4  # the selector, the fork server's socket, two workers' channels
+            assert len(set(processes_under(os.getpid())) - others) <= 3  # the fork server and two workers
     assert set(processes_under(os.getpid())) <= others
 
 
@@ -152,10 +152,10 @@ def test_a_worker_is_replaced_after_its_share_of_jobs(monkeypatch):
         assert [w.jobs for w in p._idle] == [5]
 
 
-def test_the_pool_survives_the_death_of_its_nursery():
+def test_the_pool_survives_the_death_of_its_fork_server():
     with Pool(f"{JOBS}:echo", workers=2) as p:
         assert p.submit(1.0, seconds=5).result() == 1.0
-        os.kill(p._nursery.pid, signal.SIGKILL)
+        os.kill(p._fork_server.pid, signal.SIGKILL)
         time.sleep(0.1)
         assert in_order([p.submit(float(i), seconds=5) for i in range(20)]) == [float(i) for i in range(20)]
 
@@ -229,7 +229,7 @@ def test_closing_cancels_what_is_left_and_refuses_more():
     assert set(processes_under(os.getpid())) <= others
 
 
-def test_a_nursery_whose_caller_has_ended_says_nothing():
+def test_a_fork_server_whose_caller_has_ended_says_nothing():
     ours, theirs = socket.socketpair()
     ours.close()
     worker.main(theirs, {"preload": []})

@@ -75,8 +75,8 @@ class _Worker:
 class Pool(Generic[Given]):
     """`target` is `module:function`; `confine` one that a fresh worker calls to give up rights before its first job.
 
-    `preload` names modules the nursery imports once, for what is slow to import and safe to fork; `quiet` discards what
-    workers print; `environment` replaces the caller's. Workers start when there is work.
+    `preload` names modules the fork server imports once, for what is slow to import and safe to fork; `quiet` discards
+    what workers print; `environment` replaces the caller's. Workers start when there is work.
     """
 
     def __init__(
@@ -105,7 +105,7 @@ class Pool(Generic[Given]):
         self._bell, self._ear = socket.socketpair()
         for end in (self._bell, self._ear):
             end.setblocking(False)
-        self._nursery: subprocess.Popen[bytes] | None = None
+        self._fork_server: subprocess.Popen[bytes] | None = None
         self._control: socket.socket | None = None
         self._idle: list[_Worker] = []
         self._busy: dict[socket.socket, _Worker] = {}
@@ -181,7 +181,7 @@ class Pool(Generic[Given]):
             worker.channel.close()
         self._idle.clear()
         self._busy.clear()
-        self._end_nursery()
+        self._end_fork_server()
         self._bell.close()
         self._ear.close()
         for job in left:
@@ -289,13 +289,13 @@ class Pool(Generic[Given]):
         ours, theirs = socket.socketpair()
         with theirs:
             for attempt in (1, 2):
-                control = self._control or self._start_nursery()
+                control = self._control or self._start_fork_server()
                 try:
                     socket.send_fds(control, [FORK + PID.pack(0)], [theirs.fileno()])
                     pid = _number(control)
                     break
                 except OSError as error:
-                    self._end_nursery()  # killed, perhaps for memory: its workers are gone with it
+                    self._end_fork_server()  # killed, perhaps for memory: its workers are gone with it
                     if attempt == 2:
                         raise PoolError(f"{self.target}: worker processes cannot be started: {error}") from error
         ours.setblocking(False)
@@ -310,14 +310,14 @@ class Pool(Generic[Given]):
             self._control.sendall(KILL + PID.pack(worker.pid))
             return _number(self._control)
         except OSError:
-            self._end_nursery()
+            self._end_fork_server()
             return signal.SIGKILL
 
-    def _start_nursery(self) -> socket.socket:
+    def _start_fork_server(self) -> socket.socket:
         ours, theirs = socket.socketpair()
         with theirs:
             setup = {**self._setup, "path": [os.path.abspath(p) for p in sys.path], "fd": theirs.fileno()}
-            self._nursery = subprocess.Popen(
+            self._fork_server = subprocess.Popen(
                 [sys.executable, "-c", BOOT, json.dumps(setup)], pass_fds=[theirs.fileno()], start_new_session=True,
                 stdin=subprocess.DEVNULL, stdout=2, env=self._environment,
             )  # fmt: skip
@@ -326,25 +326,25 @@ class Pool(Generic[Given]):
             _number(ours)
         except OSError as error:
             ours.close()
-            self._end_nursery()
+            self._end_fork_server()
             raise PoolError(f"{self.target}: worker processes cannot be started: {error}") from error
         self._control = ours
-        for worker in self._idle:  # of a nursery that is gone
+        for worker in self._idle:  # of a fork server that is gone
             worker.channel.close()
         self._idle.clear()
         return ours
 
-    def _end_nursery(self) -> None:
+    def _end_fork_server(self) -> None:
         if self._control is not None:
             self._control.close()
             self._control = None
-        if self._nursery is not None:
+        if self._fork_server is not None:
             try:
-                self._nursery.wait(5)
+                self._fork_server.wait(5)
             except subprocess.TimeoutExpired:
-                self._nursery.kill()
-                self._nursery.wait()
-            self._nursery = None
+                self._fork_server.kill()
+                self._fork_server.wait()
+            self._fork_server = None
 
 
 def in_order(futures: Iterable[Future[Given]]) -> list[Given]:

@@ -1,9 +1,9 @@
-"""The far side of a pool: a nursery process that forks workers, and the loop of a worker.
+"""The far side of a pool: a fork server, a process that forks workers, and the loop of a worker.
 
-The nursery imports what the work needs once and stays free of threads, so a worker that had to be killed is replaced
-in a few milliseconds. It does what the pool asks over one socket: fork a worker on a given channel, or kill one. When
-that socket closes, whatever the reason, it kills all its workers and ends; workers end with it. It leads a session of
-its own: a Ctrl-C at the terminal is the trainer's to handle.
+The fork server imports what the work needs once and stays free of threads, so a worker that had to be killed is
+replaced in a few milliseconds. It does what the pool asks over one socket: fork a worker on a given channel, or kill
+one. When that socket closes, whatever the reason, it kills all its workers and ends; workers end with it. It leads a
+session of its own: a Ctrl-C at the terminal is the trainer's to handle.
 
 A frame on a channel is four bytes of length and as many bytes: a ticket of 24 bytes, then JSON. Both sides refuse a
 frame that is too long. The ticket is the job's number and a nonce drawn for it; the reply repeats it, so bytes written
@@ -43,12 +43,12 @@ Work = Callable[..., Reply]
 
 
 def main(control: socket.socket, setup: dict[str, Any]) -> None:
-    """The nursery. `setup`: `target` module:function to call, `preload` modules to import before forking, `confine` the
-    module:function that takes rights away from a fresh worker, `quiet` whether its output goes nowhere."""
+    """The fork server. `setup`: `target` module:function to call, `preload` modules to import before forking, `confine`
+    the module:function that takes rights away from a fresh worker, `quiet` whether its output goes nowhere."""
     for module in setup["preload"]:
         importlib.import_module(module)
     children: set[int] = set()
-    nursery = os.getpid()
+    fork_server = os.getpid()
     try:
         control.sendall(PID.pack(0))
         while True:
@@ -59,7 +59,7 @@ def main(control: socket.socket, setup: dict[str, Any]) -> None:
                 pid = os.fork()
                 if pid == 0:
                     control.close()
-                    _be_a_worker(fds[0], setup, nursery)
+                    _be_a_worker(fds[0], setup, fork_server)
                 os.close(fds[0])
                 children.add(pid)
                 control.sendall(PID.pack(pid))
@@ -83,12 +83,12 @@ def _end(pid: int) -> int:
     return os.waitpid(pid, 0)[1]
 
 
-def _be_a_worker(fd: int, setup: dict[str, Any], nursery: int) -> None:
-    """Never returns: the forked process must not run the nursery's code."""
+def _be_a_worker(fd: int, setup: dict[str, Any], fork_server: int) -> None:
+    """Never returns: the forked process must not run the fork server's code."""
     status = 1
     try:
         os.setsid()
-        _die_with(nursery)
+        _die_with(fork_server)
         null = os.open(os.devnull, os.O_RDWR)
         os.dup2(null, 0)
         os.dup2(null if setup["quiet"] else 2, 1)
@@ -113,11 +113,11 @@ def _be_a_worker(fd: int, setup: dict[str, Any], nursery: int) -> None:
         os._exit(status)
 
 
-def _die_with(nursery: int) -> None:
-    """Where the kernel can (Linux): the nursery may be killed before it can end its workers."""
+def _die_with(fork_server: int) -> None:
+    """Where the kernel can (Linux): the fork server may be killed before it can end its workers."""
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-        if os.getppid() != nursery:  # it died in between
+        if os.getppid() != fork_server:  # it died in between
             os._exit(1)
 
 
