@@ -3,12 +3,19 @@
 The bare product is `(exp(logp - old) * adv[response]).sum()` forward and backward over the same tokens: the least any
 importance-weighted objective must do. "eager" is PPO-clip with the usual metrics, written the usual way. All timed in
 one run, interleaved. The least time of each is compared, because other work on the machine only ever adds to one; the
-medians are written beside it. Ratios are printed and written to benchmarks/results/objective.json.
+medians are written beside it, and the median of the ratios to the bare product of the same round.
+
+What balanced and HA-DW add to grpo is the median over rounds of the ratio of the two, each timed right after the other,
+now one first and now the other, with an interval of 95 % for that median. Once as `loss` is called above, and once with
+token ids and positions, from which `assign` finds the tokens that responses share.
+
+Ratios are printed and written to benchmarks/results/objective.json.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
 import statistics
 import time
 from collections.abc import Callable
@@ -19,6 +26,9 @@ from report import write  # benchmarks/report.py
 import equipoise as eq
 
 ROWS, GROUP, TOKENS = 2048, 16, 1 << 20
+HADW = {"difficulty": "hadw", "aggregation": "balanced"}
+
+Step = Callable[[dict[str, torch.Tensor]], None]
 
 
 def batch(seed: int = 0) -> dict[str, torch.Tensor]:
@@ -32,6 +42,8 @@ def batch(seed: int = 0) -> dict[str, torch.Tensor]:
         "group": torch.arange(ROWS) // GROUP,
         "lengths": lengths,
         "response": eq.response_ids(lengths),
+        "position": eq.positions(lengths),
+        "ids": torch.randint(0, 50_000, (TOKENS,), generator=g),
         "old": old,
         "logp": (old + 0.05 * torch.randn(TOKENS, generator=g)).requires_grad_(),
     }
@@ -63,47 +75,92 @@ def eager(b: dict[str, torch.Tensor]) -> None:
     torch.stack([m.float() for m in metrics])
 
 
-def ours(objective: eq.Objective) -> Callable[[dict[str, torch.Tensor]], None]:
+def ours(objective: eq.Objective, *, with_ids: bool = False) -> Step:
     def step(b: dict[str, torch.Tensor]) -> None:
-        credit = objective.assign(b["rewards"], b["group"], b["lengths"])
-        out = objective.loss(b["logp"], b["old"], credit, b["response"])
+        ids, position = (b["ids"], b["position"]) if with_ids else (None, None)
+        credit = objective.assign(b["rewards"], b["group"], b["lengths"], tokens=ids)
+        out = objective.loss(b["logp"], b["old"], credit, b["response"], position=position)
         out.loss.backward()
         assert len(out.metrics) > 15
 
     return step
 
 
+def seconds(step: Step, b: dict[str, torch.Tensor]) -> float:
+    b["logp"].grad = None
+    start = time.perf_counter()
+    step(b)
+    return time.perf_counter() - start
+
+
+def added(plain: Step, more: Step, b: dict[str, torch.Tensor], rounds: int) -> dict[str, float]:
+    """What `more` takes above `plain`, as a share of it: the median over rounds, and an interval of 95 % for it."""
+    ratios = []
+    for i in range(rounds + 2):
+        first, second = (plain, more) if i % 2 else (more, plain)
+        times = {first: seconds(first, b), second: seconds(second, b)}
+        if i >= 2:
+            ratios.append(times[more] / times[plain] - 1)
+    low, high = median_interval(ratios)
+    return {"median": statistics.median(ratios), "low": low, "high": high, "rounds": rounds}
+
+
+def median_interval(x: list[float]) -> tuple[float, float]:
+    """An interval that holds the median of what x was drawn from with probability 0.95 or more: two of x itself.
+
+    How many of n lie below that median is binomial(n, 1/2).
+    """
+    n, ordered = len(x), sorted(x)
+    k = next(k for k in range(n) if sum(math.comb(n, j) for j in range(k + 1)) / 2**n > 0.025)
+    return ordered[max(k - 1, 0)], ordered[n - 1 - max(k - 1, 0)]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--repeats", type=int, default=40)
-    repeats = parser.parse_args().repeats
-    torch.set_num_threads(2)
-    hadw = {"difficulty": "hadw", "aggregation": "balanced"}
-    steps: dict[str, Callable[[dict[str, torch.Tensor]], None]] = {
+    parser.add_argument("--threads", type=int, default=2)
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    grpo, both = eq.Objective.preset("grpo"), eq.Objective.preset("grpo", **HADW)
+    steps: dict[str, Step] = {
         "bare": bare,
         "eager": eager,
-        "grpo": ours(eq.Objective.preset("grpo")),
-        "grpo + balanced + hadw": ours(eq.Objective.preset("grpo", **hadw)),
+        "grpo": ours(grpo),
+        "grpo + balanced + hadw": ours(both),
         **{name: ours(eq.Objective.preset(name)) for name in eq.PRESETS if name != "grpo"},
     }
     b = batch()
-    seconds: dict[str, list[float]] = {name: [] for name in steps}
-    for i in range(repeats + 3):
+    times: dict[str, list[float]] = {name: [] for name in steps}
+    for i in range(options.repeats + 3):
         for name, step in steps.items():
-            b["logp"].grad = None
-            start = time.perf_counter()
-            step(b)
+            took = seconds(step, b)
             if i >= 3:
-                seconds[name].append(time.perf_counter() - start)
-    least = {name: min(s) for name, s in seconds.items()}
-    median = {name: statistics.median(s) for name, s in seconds.items()}
+                times[name].append(took)
+    least = {name: min(s) for name, s in times.items()}
     ratios = {name: s / least["bare"] for name, s in least.items()}
-    print(f"{TOKENS:,} tokens, {ROWS:,} responses, {torch.get_num_threads()} threads, least of {repeats}")
+    paired = {
+        name: statistics.median(x / y for x, y in zip(s, times["bare"], strict=True)) for name, s in times.items()
+    }
+    print(f"{TOKENS:,} tokens, {ROWS:,} responses, {options.threads} threads, least of {options.repeats}")
     for name, s in least.items():
-        print(f"{name:24s} {1e3 * s:8.2f} ms   {ratios[name]:5.2f} × bare")
-    added = least["grpo + balanced + hadw"] / least["grpo"] - 1
-    print(f"balanced + hadw add {100 * added:.1f} % to grpo")
-    result = {"seconds": least, "median_seconds": median, "ratio_to_bare": ratios, "balanced_hadw_added": added}
+        print(f"{name:24s} {1e3 * s:8.2f} ms   {ratios[name]:5.2f} × bare   (median of ratios {paired[name]:5.2f})")
+    overhead = {
+        "without token ids": added(ours(grpo), ours(both), b, 4 * options.repeats),
+        "with token ids": added(ours(grpo, with_ids=True), ours(both, with_ids=True), b, options.repeats),
+    }
+    for name, x in overhead.items():
+        print(
+            f"balanced + hadw add {100 * x['median']:.2f} % to grpo {name} "
+            f"(95 %: {100 * x['low']:.2f} to {100 * x['high']:.2f}, {x['rounds']} rounds)"
+        )
+    result = {
+        "threads": options.threads,
+        "seconds": least,
+        "median_seconds": {name: statistics.median(s) for name, s in times.items()},
+        "ratio_to_bare": ratios,
+        "median_ratio_to_bare": paired,
+        "balanced_hadw_added": overhead,
+    }
     write("objective", result)
 
 

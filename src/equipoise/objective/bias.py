@@ -38,18 +38,22 @@ def measures(batch: Batch, A: Tensor, w: Tensor, sums: tuple[Tensor, Tensor] | N
     """
     g, T = batch.groups, batch.T
     push, pull = sums if sums is not None else (w * A * T, (w * A).abs() * T)
+    positive, negative = A > 0, A < 0
     live = T * (A != 0)
-    mean_w = (w * live).sum() / live.sum().clamp(min=1)
-    spread_w = torch.sqrt(((w - mean_w) ** 2 * live).sum() / live.sum().clamp(min=1))
+    tokens = live.sum().clamp(min=1)
+    mean_w = w.dot(live) / tokens
+    spread_w = torch.sqrt(((w - mean_w) ** 2).dot(live) / tokens)
     mean_T = T.mean()
-    size, pulled = A.abs(), g.max(pull) > 0
+    gap = (_mean(T, negative) - _mean(T, positive)) * (negative.any() & positive.any())
+    size = A.abs()
+    zero_sum, mass, pulled = g.sum(torch.stack([A, size, pull])).unbind()
     return {
         **{f"bias/{name}": value for name, value in balance(push, pull, T, g).items()},
-        "bias/zero_sum": g.average(_share(g.sum(A).abs(), g.sum(size)), pulled),
-        "bias/masked_mass": _share((size * (T == 0)).sum(), size.sum()),
+        "bias/zero_sum": g.average(_share(zero_sum.abs(), mass), pulled > 0),
+        "bias/masked_mass": _share(size.dot((T == 0).to(T.dtype)), size.sum()),
         "bias/length_cv": _share(T.std(correction=0), mean_T),
-        "bias/length_gap": _share((_mean(T, A < 0) - _mean(T, A > 0)) * ((A < 0).any() & (A > 0).any()), mean_T),
-        **_lengths_within_groups(batch, A),
+        "bias/length_gap": _share(gap, mean_T),
+        **_lengths_within_groups(batch, positive.to(T.dtype), negative.to(T.dtype)),
         "bias/equal_weighting": _share(spread_w, mean_w),
     }
 
@@ -57,30 +61,28 @@ def measures(batch: Batch, A: Tensor, w: Tensor, sums: tuple[Tensor, Tensor] | N
 def balance(push: Tensor, pull: Tensor, T: Tensor, g: Groups) -> dict[str, Tensor]:
     """The balance conditions of coefficients whose sums over each response are push = Σ_t c and pull = Σ_t|c|."""
     c = push / T.clamp(min=1)
-    pulled, mass = g.max(pull) > 0, g.sum(pull)
-    coupling = _share(g.sum(push), mass)
-    net = g.sum(c).abs()
-    return {
-        "mass_balance": g.average(coupling, pulled),
-        "mass_imbalance": g.average(coupling.abs(), pulled),
-        "exchangeability": g.average(_share(net, g.sum(c.abs())), pulled),
-        "learning_tax": g.average(_share(net, mass), pulled),
+    push, mass, net, size = g.sum(torch.stack([push, pull, c, c.abs()])).unbind()
+    shares = {
+        "mass_balance": (push, mass),
+        "mass_imbalance": (push.abs(), mass),
+        "exchangeability": (net.abs(), size),
+        "learning_tax": (net.abs(), mass),
     }
+    # All four at once: such small tensors cost what their number of operations costs.
+    part, whole = (torch.stack(column) for column in zip(*shares.values(), strict=True))
+    return dict(zip(shares, g.average(_share(part, whole), mass > 0).unbind(), strict=True))
 
 
-def _lengths_within_groups(batch: Batch, A: Tensor) -> dict[str, Tensor]:
-    """What BA's regime rule is about: a batch's lengths also differ because its prompts do."""
-    g, T = batch.groups, batch.T
-    positive, negative = (A > 0).to(T.dtype), (A < 0).to(T.dtype)
-    n_positive, n_negative = g.sum(positive), g.sum(negative)
+def _lengths_within_groups(batch: Batch, positive: Tensor, negative: Tensor) -> dict[str, Tensor]:
+    """What BA's regime rule is about: a batch's lengths also differ because its prompts do. 1 for a sign, else 0."""
+    g, T, mean = batch.groups, batch.T, batch.mean_length
+    columns = torch.stack([positive, negative, T * positive, T * negative, (T - mean) ** 2])
+    n_positive, n_negative, T_positive, T_negative, square = g.sum(columns).unbind()
+    spread = torch.sqrt(square / g.size)
+    gap = T_negative / n_negative.clamp(min=1) - T_positive / n_positive.clamp(min=1)
     mixed = (n_positive > 0) & (n_negative > 0)
-    mean = batch.mean_length
-    spread = torch.sqrt(g.mean((T - mean) ** 2))
-    gap = g.sum(T * negative) / n_negative.clamp(min=1) - g.sum(T * positive) / n_positive.clamp(min=1)
-    return {
-        "bias/group_length_cv": g.average(_share(spread, mean), mixed),
-        "bias/group_length_gap": g.average(_share(gap, mean), mixed),
-    }
+    cv, gap = g.average(_share(torch.stack([spread, gap]), mean), mixed).unbind()
+    return {"bias/group_length_cv": cv, "bias/group_length_gap": gap}
 
 
 def pushed(push: Tensor, pull: Tensor, T: Tensor, groups: Groups) -> dict[str, Tensor]:

@@ -67,7 +67,8 @@ class Nodes:
         self.count = self.sum(torch.ones_like(self.node, dtype=torch.float64))  # responses that share the token's node
         self.first = torch.empty_like(new)
         self.first[order] = new
-        self.context_count = self._context_count(position, groups.index[response])
+        count = self._context_count(position, groups.index[response])
+        self.context_share = (count >= 2) / count  # so that a context shared by two tokens or more counts as one
 
     def _context_count(self, position: Tensor, group: Tensor) -> Tensor:
         """[N] float64: the tokens that were drawn after the same prefix; a first token's prefix is the prompt."""

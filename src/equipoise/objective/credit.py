@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -63,9 +64,14 @@ class Credit:
             A = A + self.token_advantage.index_select(0, where)
         return (self.weight.index_select(0, where) * A).to(dtype)
 
+    @cached_property
+    def first_token(self) -> Tensor:
+        """[B] where the tokens of each response begin among those of the batch, in row order."""
+        return self.lengths.cumsum(0) - self.lengths
+
     def flat(self, response: Tensor, position: Tensor) -> Tensor:
         """[n] where the tokens lie among those of the batch, in row order."""
-        return (self.lengths.cumsum(0) - self.lengths).index_select(0, response) + position
+        return self.first_token.index_select(0, response) + position
 
     def part(self, rows: Tensor) -> Credit:
         """The credit of a mini-batch, an optimizer step's part of the batch: `rows` [B] bool, of whole groups.

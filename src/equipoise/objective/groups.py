@@ -53,9 +53,10 @@ class Groups:
         return Groups(2 * self.index + side, self.first)
 
     def sum(self, x: Tensor) -> Tensor:
-        """Sum over the group."""
-        room = x.new_zeros(2 * len(x))  # an index of split groups goes that far
-        return room.index_add_(0, self.index, x).index_select(0, self.index)
+        """Sum over the group; of x [K, B] every row for itself."""
+        index = self.index.expand_as(x)
+        buffer = x.new_zeros((*x.shape[:-1], 2 * x.shape[-1]))  # an index of split groups goes that far
+        return buffer.scatter_add_(-1, index, x).gather(-1, index)
 
     def mean(self, x: Tensor) -> Tensor:
         return self.sum(x) / self.size
@@ -79,9 +80,12 @@ class Groups:
         return Groups(self.index.to(device), self.first.to(device))
 
     def average(self, x: Tensor, counted: Tensor | None = None) -> Tensor:
-        """Mean over groups of a per-group quantity (equal for all responses of a group), 0 where no group counts."""
+        """Mean over groups of a per-group quantity (equal for all responses of a group), 0 where no group counts.
+
+        Of x [K, B] every row for itself.
+        """
         once = self.first if counted is None else self.first & counted
-        return (x * once).sum() / once.sum().clamp(min=1)
+        return (x * once).sum(-1) / once.sum().clamp(min=1)
 
 
 @dataclass(frozen=True)

@@ -73,10 +73,10 @@ class Rule(NamedTuple):
     broken: Tensor  # [B] or [N] bool
     sentence: str
 
-    @property
-    def first_broken(self) -> Tensor:
-        """0-dim: the first response or token that breaks it, −1 where none does."""
-        return torch.where(self.broken.any(), self.broken.to(torch.uint8).argmax(), -1)
+    def refuse(self) -> None:
+        """Name the first response or token that breaks it."""
+        i = int(self.broken.to(torch.uint8).argmax())
+        raise ValueError(f"{self.name}[{i}] = {self.value[i].squeeze().tolist()}: {self.sentence}")
 
 
 def read(
@@ -127,33 +127,39 @@ def check(
     `total` [B]: the reward of each response; `judged`: what advantages are taken of; `ends`: a binary reward's values.
     """
     rules = _rules(inputs) + _token_rules(tokens)
-    binary, two_valued = (((x == ends[0]) | (x == ends[1])).all() for x in (total, judged))
-    a = total.new_full((1,), torch.nan) if inputs.accuracy is None else inputs.accuracy
-    known = (~a.isnan()).sum()
     facts = {
         "low": total.min(),
         "high": total.max(),
         "mean": total.mean(),
-        "binary": binary,
-        "least": judged.min(),
-        "two_valued": two_valued,
+        "binary": _either(total, ends),
         "smallest_group": groups.size.min(),
         "tokens": inputs.T.sum(),
-        "known": known,
-        "accuracy": a.nansum() / known.clamp(min=1),
-        "zero_or_one": ((a == 0) | (a == 1) | a.isnan()).all(),
     }
-    broken = {f"broken {k}": rule.first_broken for k, rule in enumerate(rules)}
-    on_host = _to_host({**facts, **broken})
+    if judged is not total:
+        facts |= {"least": judged.min(), "two_valued": _either(judged, ends)}
+    if (a := inputs.accuracy) is not None:
+        known = (~a.isnan()).sum()
+        facts |= {
+            "known": known,
+            "accuracy": a.nansum() / known.clamp(min=1),
+            "zero_or_one": ((a == 0) | (a == 1) | a.isnan()).all(),
+        }
+    on_host = _to_host({**facts, **{f"broken {k}": rule.broken.any() for k, rule in enumerate(rules)}})
     for k, rule in enumerate(rules):
-        i = int(on_host[f"broken {k}"])
-        if i >= 0:
-            raise ValueError(f"{rule.name}[{i}] = {rule.value[i].squeeze().tolist()}: {rule.sentence}")
+        if on_host.pop(f"broken {k}"):
+            rule.refuse()
     N = int(on_host["tokens"])
     for name, x in tokens.by_name():
         if len(x) != N:
             raise ValueError(f"{name} has shape {tuple(x.shape)}: it must be [{N}], the sum of lengths")
-    return Facts(**{name: on_host[name] for name in facts})
+    same = {"least": on_host["low"], "two_valued": on_host["binary"]}  # where advantages are taken of the total
+    unknown = {"known": 0.0, "accuracy": 0.0, "zero_or_one": 1.0}
+    return Facts(**{**same, **unknown, **on_host})
+
+
+def _either(x: Tensor, ends: tuple[float, float]) -> Tensor:
+    """0-dim: whether every entry is one of these two numbers."""
+    return ((x == ends[0]) | (x == ends[1])).all()
 
 
 def _to_host(numbers: dict[str, Tensor]) -> dict[str, float]:

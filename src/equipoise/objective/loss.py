@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from equipoise.objective import bias
+from equipoise.objective.chunks import Runs, response_sum
 from equipoise.objective.credit import Credit
 from equipoise.objective.groups import response_ids
 from equipoise.objective.surrogate import LIMIT, Terms, Tokens
@@ -24,10 +25,6 @@ class CleanRatios(NamedTuple):
     finite: Tensor | None  # [n] bool; None where the host has seen that all tokens are
     nonfinite: Tensor  # 0-dim: how many are not
     bounds: tuple[Tensor, Tensor] | None  # see `Tokens`
-
-    def masked(self, x: Tensor) -> Tensor:
-        """x [n] with 0 at the tokens that are not finite; differentiable."""
-        return x if self.finite is None else torch.where(self.finite, x, 0.0)
 
 
 def clean_ratios(log_ratio: Tensor, others: Sequence[Tensor]) -> CleanRatios:
@@ -84,45 +81,6 @@ class Stats(NamedTuple):
     contexts: Tensor  # how many
     min_log_ratio: Tensor
     max_log_ratio: Tensor
-
-    @classmethod
-    def of(
-        cls,
-        tokens: Tokens,
-        terms: Terms,
-        credit: Credit,
-        position: Tensor | None,
-        losses: Losses,
-        nonfinite: Tensor,
-    ) -> Stats:
-        zero = tokens.c.new_zeros(())
-        low = high = zero
-        if terms.clipped is not None:
-            high = (terms.clipped & tokens.positive).count_nonzero()
-            low = terms.clipped.count_nonzero() - high
-        least, most = tokens.extremes
-        excess = tokens.ratio - 1
-        push = tokens.response_sum(terms.slope)
-        # A slope has the sign of its coefficient, which is the response's unless tokens have advantages of their own.
-        pull = push.abs() if credit.token_advantage is None else tokens.response_sum(terms.slope.abs())
-        return cls(
-            loss=losses.loss.detach(),
-            policy_loss=losses.policy_loss.detach(),
-            tokens=zero + tokens.c.numel(),
-            nonfinite=nonfinite,
-            log_ratio=tokens.log_ratio.sum(),
-            ratio_excess=excess.sum(),
-            ratio_square=excess.dot(excess),
-            low=low,
-            high=high,
-            kl=losses.kl,
-            entropy=losses.entropy,
-            push=push,
-            pull=pull,
-            **_on_nodes(tokens, terms.slope, credit, position),
-            min_log_ratio=least,
-            max_log_ratio=most,
-        )
 
     def merge(self, other: Stats) -> Stats:
         added = [a + b for a, b in zip(self[:-2], other[:-2], strict=True)]
@@ -193,21 +151,81 @@ def _pushed(total: Stats, credit: Credit) -> dict[str, Tensor]:
     return found
 
 
-def _on_nodes(tokens: Tokens, slope: Tensor, credit: Credit, position: Tensor | None) -> dict[str, Tensor]:
-    """Stats on the tokens responses share; nothing where `assign` was given no tokens or `loss` no positions."""
-    if credit.nodes is None or position is None:
-        none, zero = slope.new_zeros(0), slope.new_zeros(())
-        return {"node_push": none, "node_pull": none, "context_drift": zero, "contexts": zero}
-    at = credit.flat(tokens.response, position)
-    node, count = credit.nodes.node.index_select(0, at), credit.nodes.context_count.index_select(0, at)
-    empty = slope.new_zeros(len(credit.nodes.node))
-    share = torch.where(count >= 2, 1 / count, 0.0).to(slope.dtype)  # a context counts once, whoever was there
-    return {
-        "node_push": empty.index_add(0, node, slope),
-        "node_pull": empty.index_add(0, node, slope.abs()),
-        "context_drift": ((tokens.ratio - 1 - tokens.log_ratio) * share).sum(),
-        "contexts": share.sum(),
-    }
+class Tally:
+    """The sums over a micro-batch while its chunks of tokens come in."""
+
+    def __init__(self, credit: Credit, like: Tensor, *, with_nodes: bool) -> None:
+        """like [n]: the log-probabilities; with_nodes: whether positions, which find a token's node, come along."""
+        self.credit = credit
+        self.nodes = credit.nodes if with_nodes else None
+        self.zero = like.new_zeros(())
+        self.node_push, self.node_pull = like.new_zeros(2, len(self.nodes.node) if self.nodes else 0).unbind()
+        self.sums: list[tuple[Tensor, ...]] = []  # of each chunk
+        self.extremes: list[tuple[Tensor, Tensor]] = []
+        self.nonfinite: list[Tensor] = []
+
+    def add(self, tokens: Tokens, terms: Terms, nonfinite: Tensor, position: Tensor | None) -> None:
+        """Count a chunk."""
+        low = high = drift = contexts = self.zero
+        if terms.clipped is not None:
+            high = terms.clipped.dot(tokens.positive)
+            low = terms.clipped.sum() - high
+        excess, log_ratio = tokens.excess, tokens.log_ratio
+        if self.nodes is not None and position is not None:
+            at = tokens.spread(self.credit.first_token) + position
+            self._push_nodes(self.nodes.node.index_select(0, at), terms.slope)
+            share = self.nodes.context_share.index_select(0, at).to(excess.dtype)
+            drift, contexts = (excess - log_ratio).dot(share), share.sum()
+        ratios = log_ratio.sum(), excess.sum(), excess.dot(excess)
+        self.sums.append((terms.value.sum(), *ratios, low, high, drift, contexts))
+        self.extremes.append(tokens.extremes)
+        self.nonfinite.append(nonfinite)
+
+    def _push_nodes(self, node: Tensor, slope: Tensor) -> None:
+        self.node_push.index_add_(0, node, slope)
+        self.node_pull.index_add_(0, node, slope.abs())
+
+    @cached_property
+    def total(self) -> tuple[Tensor, ...]:
+        """The sums over all chunks, in the order in which `add` lists them."""
+        flat = torch.stack([x for sums in self.sums for x in sums])
+        return flat.view(len(self.sums), -1).sum(0).unbind()
+
+    @property
+    def value(self) -> Tensor:
+        """Σφ, 0-dim."""
+        return self.total[0]
+
+    def stats(self, losses: Losses, slope: Tensor, response: Tensor, runs: Runs | None) -> Stats:
+        """slope, response [n]: of all tokens that were counted."""
+        _, log_ratio, excess, square, low, high, drift, contexts = self.total
+        least, most = (torch.stack(ends) for ends in zip(*self.extremes, strict=True))
+        rows = len(self.credit.lengths)
+        push = response_sum(slope, response, rows, runs)
+        # A slope has the sign of its coefficient, which is the response's unless tokens have advantages of their own.
+        own_signs = self.credit.token_advantage is not None
+        pull = response_sum(slope.abs(), response, rows, runs) if own_signs else push.abs()
+        return Stats(
+            loss=losses.loss.detach(),
+            policy_loss=losses.policy_loss.detach(),
+            tokens=self.zero + len(slope),
+            nonfinite=torch.stack(self.nonfinite).sum(),
+            log_ratio=log_ratio,
+            ratio_excess=excess,
+            ratio_square=square,
+            low=low,
+            high=high,
+            kl=losses.kl,
+            entropy=losses.entropy,
+            push=push,
+            pull=pull,
+            node_push=self.node_push,
+            node_pull=self.node_pull,
+            context_drift=drift,
+            contexts=contexts,
+            min_log_ratio=least.min(),
+            max_log_ratio=most.max(),
+        )
 
 
 class KnownGradient(torch.autograd.Function):

@@ -7,6 +7,7 @@ Not here: models, sampling, optimizers, and the forward pass that makes the log-
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -21,12 +22,13 @@ from equipoise.objective.choice import Spec, choose, nearest
 from equipoise.objective.composed import choices_of
 from equipoise.objective.credit import Credit, weigh
 from equipoise.objective.difficulty import DIFFICULTIES, Difficulty, Success
+from equipoise.objective.evaluate import Given, evaluate, refuse_positions, refuse_rows, response_coefficient
 from equipoise.objective.groups import Batch, Groups
 from equipoise.objective.inputs import Facts, GroupIds, Lengths, Numbers, PerToken, Rewards, check, read, read_tokens
-from equipoise.objective.loss import CleanRatios, KnownGradient, Losses, LossOutput, Stats, clean_ratios
-from equipoise.objective.regularizer import KL_ESTIMATORS, MISMATCH, off_policy_mask
+from equipoise.objective.loss import LossOutput
+from equipoise.objective.regularizer import KL_ESTIMATORS, MISMATCH
 from equipoise.objective.stack import notes, refuse_nonsense, refuse_per_token
-from equipoise.objective.surrogate import LIMIT, SEQUENCE_LEVEL, SURROGATES, Terms, Tokens
+from equipoise.objective.surrogate import SEQUENCE_LEVEL, SURROGATES
 
 
 class Objective:
@@ -337,123 +339,30 @@ class Objective:
             ref_logprobs=ref_logprobs,
             rollout_logprobs=rollout_logprobs,
         )
-        dtype = torch.promote_types(logprobs.dtype, torch.float32)
-        logprobs = logprobs.to(dtype)
-        logp, old = logprobs.detach(), old_logprobs.detach().to(dtype)
-        c = self.token_coefficient(credit, response, position, dtype)
-        used = self._used(entropy, ref_logprobs, rollout_logprobs)
-        clean = clean_ratios(logp - old, used)
-        ok = clean.nonfinite == 0
-        if clean.finite is not None:
-            c.mul_(clean.finite)
-        if self.needs_whole_responses:
-            whole = self._whole(credit, response)
-            c.mul_(whole)
-            ok = ok & whole
-        tokens = Tokens(logp, old, clean.log_ratio, c, response, credit.lengths, clean.bounds)
-        terms = self._terms(tokens, credit, rollout_logprobs)
-        policy_loss = KnownGradient.apply(logprobs, terms.value.sum(), terms.slope)  # type: ignore[no-untyped-call]
-        kl = None if ref_logprobs is None else self._token_kl(tokens, clean, logprobs, ref_logprobs.detach())
-        entropy_sum = None if entropy is None else clean.masked(entropy).sum()
-        losses = self._losses(policy_loss, tokens, credit, kl, entropy_sum)
-        stats = Stats.of(tokens, terms, credit, position, losses, clean.nonfinite)
-        return LossOutput(losses.loss, ok & losses.loss.detach().isfinite(), stats, credit, logp)
-
-    def _used(self, entropy: Tensor | None, ref: Tensor | None, rollout: Tensor | None) -> list[Tensor]:
-        """What beside the ratio goes into the loss: a token where one of these is not finite has no gradient."""
-        needed = ((entropy, self.entropy_bonus > 0), (ref, self.kl > 0), (rollout, self.needs_sampler))
-        return [x.detach() for x, need in needed if x is not None and need]
-
-    def _terms(self, tokens: Tokens, credit: Credit, rollout: Tensor | None) -> Terms:
-        """What each token adds, its coefficient first multiplied, in place, by what corrects for the sampler."""
-        sampled: Tensor | None = None
-        factor: Tensor | None = None
-        if rollout is not None and self.needs_sampler:
-            sampled = rollout.detach().to(tokens.c.dtype).nan_to_num(0.0, 0.0, 0.0)
-        if sampled is not None and self.mismatch.function is not None:
-            factor = self.mismatch(tokens, sampled)
-            tokens.c.mul_(factor)
-        if self.off_policy_mask is not None:
-            behaviour = tokens.old if sampled is None else sampled
-            tokens.c.mul_(off_policy_mask(tokens, behaviour, self.off_policy_mask))
-        terms: Terms = self.surrogate(tokens)
-        return self._cancelled(terms, tokens, credit, factor) if self.needs_whole_groups else terms
-
-    def _token_kl(self, tokens: Tokens, clean: CleanRatios, logprobs: Tensor, ref: Tensor) -> Tensor:
-        """[n] the KL estimate of each token, 0 where it is not finite; with gradient."""
-        logp = clean.masked(logprobs)
-        kl = KL_ESTIMATORS[self.kl_estimator](logp, clean.masked(ref.to(logp.dtype)))
-        if self.kl_estimator == "k3_ratio":
-            kl = kl * torch.exp((logp - tokens.old).clamp(-LIMIT, LIMIT))
-        return kl
-
-    def _losses(
-        self, policy_loss: Tensor, tokens: Tokens, credit: Credit, kl: Tensor | None, entropy: Tensor | None
-    ) -> Losses:
-        """The loss with β times the weighed KL [n] and minus the bonus of the summed entropy, and their sums."""
-        loss, nothing = policy_loss, tokens.c.new_zeros(())
-        if kl is not None and self.kl:
-            weight = credit.kl_weight.to(kl.dtype)
-            loss = loss + self.kl * (kl * tokens.spread(weight)).sum()
-        if entropy is not None and self.entropy_bonus:
-            loss = loss - self.entropy_bonus * entropy / credit.tokens.clamp(min=1)
-        kl_sum = nothing if kl is None else kl.detach().sum()
-        entropy_sum = nothing if entropy is None else entropy.detach()
-        return Losses(loss, policy_loss, kl_sum, entropy_sum)
+        logprobs = logprobs.to(torch.promote_types(logprobs.dtype, torch.float32))
+        rollout = rollout_logprobs.detach() if rollout_logprobs is not None and self.needs_sampler else None
+        used = ((entropy, self.entropy_bonus > 0), (ref_logprobs, self.kl > 0), (rollout, True))
+        given = Given(
+            logp=logprobs.detach(),
+            old=old_logprobs.detach(),
+            response=response,
+            position=position,
+            rollout=rollout,
+            others=tuple(x.detach() for x, need in used if x is not None and need),
+        )
+        return evaluate(self, credit, given, logprobs=logprobs, entropy=entropy, ref=ref_logprobs)
 
     def token_coefficient(
         self, credit: Credit, response: Tensor, position: Tensor | None, dtype: torch.dtype
     ) -> Tensor:
         """[n] the coefficient of each token, or a ValueError that names the token whose row is not in the batch."""
-        try:
-            if self.needs_whole_groups:
-                full = credit.full_weight * credit.advantage
-                return full.to(dtype).index_select(0, response)
-            if credit.per_token and position is not None and not position.is_cuda:
-                past_end = (position < 0) | (position >= credit.lengths.index_select(0, response))
-                if bool(past_end.any()):
-                    i = int(past_end.nonzero()[0])
-                    raise ValueError(
-                        f"position[{i}] = {int(position[i])}: it must be a place in response {int(response[i])}"
-                    )
-            return credit.at(response, position, dtype)
-        except (IndexError, RuntimeError) as error:
-            rows = len(credit.advantage)
-            wrong = ((response < 0) | (response >= rows)).nonzero()
-            if len(wrong) == 0:
-                raise
-            i = int(wrong[0])
-            raise ValueError(f"response[{i}] = {int(response[i])}: it must be a row, 0 to {rows - 1}") from error
-
-    def _cancelled(self, terms: Terms, tokens: Tokens, credit: Credit, trust: Tensor | None) -> Terms:
-        """sg(w̃_i)·A_i·log π with w̃ the transform of the full weight: 1/ℓ_i times the surrogate's sequence weight."""
-        assert terms.sequence_weight is not None
-        w = credit.full_weight * terms.sequence_weight
-        transformed = WEIGHT_TRANSFORMS[self.cancellation](w, credit.advantage, credit.groups)
-        slope = tokens.spread((transformed * credit.advantage).to(tokens.c.dtype)) * tokens.signed
-        slope = slope if trust is None else slope * trust
-        if self.surrogate.name != "dfpo":
-            return Terms(slope * tokens.logp, slope, None)
-        assert terms.clipped is not None
-        slope = slope * ~terms.clipped
-        return Terms(slope * tokens.logp, slope, terms.clipped)
-
-    def _whole(self, credit: Credit, response: Tensor) -> Tensor:
-        """Whether every response (or group) begun here is whole; on the CPU, where asking is free, refuse if not."""
-        want, got = credit.lengths, torch.zeros_like(credit.lengths)
-        got.scatter_add_(0, response, torch.ones_like(response, dtype=got.dtype))
-        unit, begun = "response", got > 0
+        if not response.is_cuda:
+            refuse_rows(response, len(credit.advantage))
+        if credit.per_token and position is not None and not position.is_cuda:
+            refuse_positions(credit, response, position)
         if self.needs_whole_groups:
-            unit, begun = "group", credit.groups.max((got > 0).to(torch.float64)) > 0
-        broken = begun & (got != want)
-        if not response.is_cuda and bool(broken.any()):
-            i = int(broken.nonzero()[0])
-            raise ValueError(
-                f"this micro-batch holds {int(got[i])} of the {int(want[i])} tokens of response {i}: "
-                f"{self.surrogate.name} with cancellation = {self.cancellation} weighs a {unit} by the ratios of all "
-                f"its tokens, so no {unit} may be split over calls of loss"
-            )
-        return ~broken.any()
+            return response_coefficient(self, credit).to(dtype).index_select(0, response)
+        return credit.at(response, position, dtype)
 
     def check_tokens(
         self,
@@ -490,7 +399,7 @@ class Objective:
 def _refuse_not_finite(credit: Credit) -> None:
     """On the CPU, where asking is free; on CUDA the loss is not finite and `ok` is false."""
     c = credit.coefficient
-    if not c.is_cuda and not bool(c.isfinite().all()):
+    if not c.is_cuda and c.numel() and not all(map(math.isfinite, map(float, c.aminmax()))):
         i = int((~c.isfinite()).nonzero()[0])
         what = "token" if credit.per_token else "response"
         raise ValueError(

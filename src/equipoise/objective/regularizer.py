@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from equipoise.objective.surrogate import LIMIT, Tokens
+from equipoise.objective.surrogate import LIMIT, Tokens, ones_where
 
 
 def k1(logp: Tensor, ref: Tensor) -> Tensor:
@@ -44,7 +44,7 @@ def sequence_mis(tokens: Tokens, rollout: Tensor, *, cap: float = 2.0) -> Tensor
 def icepop(tokens: Tokens, rollout: Tensor, *, alpha: float = 0.5, beta: float = 5.0) -> Tensor:
     """[n] k = π_old/π_rollout where alpha ≤ k ≤ beta, else 0, detached: IcePop (arXiv 2510.18855)."""
     k = torch.exp((tokens.old - rollout).clamp(-LIMIT, LIMIT))
-    return k * ((k >= alpha) & (k <= beta))
+    return k * ones_where(torch.ge, k, alpha) * ones_where(torch.le, k, beta)
 
 
 MISMATCH: dict[str, Callable[..., Tensor] | None] = {
@@ -58,5 +58,5 @@ MISMATCH: dict[str, Callable[..., Tensor] | None] = {
 def off_policy_mask(tokens: Tokens, sampled: Tensor, delta: float) -> Tensor:
     """[n] 0 for the tokens of responses with A < 0 and mean_t log(π_sampled/π) > delta, else 1 (arXiv 2512.02556)."""
     drift = tokens.response_mean(sampled - tokens.logp)
-    far = tokens.spread(drift > delta)
-    return (~(far & (tokens.c < 0))).to(tokens.c.dtype)
+    far = tokens.spread(ones_where(torch.gt, drift, delta))
+    return 1 - far * ones_where(torch.lt, tokens.c, 0.0)

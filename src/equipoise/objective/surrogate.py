@@ -16,7 +16,18 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from equipoise.objective.chunks import Runs, response_sum
+
 LIMIT = 20.0  # |log ρ| is clamped here before exp; beyond it a token has no gradient
+
+
+def ones_where(compare: Callable[..., Tensor], a: Tensor, b: Tensor | float) -> Tensor:
+    """1 where the comparison holds, else 0, in a's own dtype.
+
+    Masks are numbers here, not bools: on the CPU such a comparison and the product with it take a tenth of the time
+    that a comparison to bool and `masked_fill` or `torch.where` take.
+    """
+    return compare(a, b, out=torch.empty_like(a))
 
 
 @dataclass(frozen=True)
@@ -32,6 +43,7 @@ class Tokens:
     # The least and the largest log ρ where the host has looked and neither is beyond ±LIMIT: then every
     # log-probability is finite and nothing below needs cleaning or clamping, which would copy all tokens.
     bounds: tuple[Tensor, Tensor] | None = None
+    runs: Runs | None = None  # of `response`, where sums and gathers may use them
 
     @cached_property
     def logp(self) -> Tensor:
@@ -48,8 +60,8 @@ class Tokens:
 
     @cached_property
     def out_of_range(self) -> Tensor | None:
-        """True where log ρ was clamped: ρ is constant there. None where no token was."""
-        return None if self.bounds else self.free_log_ratio.abs() > LIMIT
+        """1 where log ρ was clamped, else 0: ρ is constant there. None where no token was."""
+        return None if self.bounds else ones_where(torch.gt, self.free_log_ratio.abs(), LIMIT)
 
     @cached_property
     def extremes(self) -> tuple[Tensor, Tensor]:
@@ -68,26 +80,47 @@ class Tokens:
         return self.log_ratio.exp()
 
     @cached_property
+    def excess(self) -> Tensor:
+        """ρ − 1."""
+        return self.ratio - 1
+
+    @cached_property
     def positive(self) -> Tensor:
-        return self.c > 0
+        """1 where c > 0, else 0."""
+        return ones_where(torch.gt, self.c, 0.0)
 
     @cached_property
     def signed(self) -> Tensor:
-        return self.c != 0
+        """1 where c ≠ 0, else 0."""
+        return ones_where(torch.ne, self.c, 0.0)
 
-    def either(self, where: Tensor, yes: float, no: float) -> Tensor:
-        """torch.where of two numbers in the tokens' own precision; plain numbers would come out in float32."""
-        return torch.where(where, self.c.new_full((), yes), self.c.new_full((), no))
+    @cached_property
+    def others(self) -> Tensor:
+        """0 where c > 0, else 1."""
+        return 1 - self.positive
+
+    @cached_property
+    def sign(self) -> Tensor:
+        """1 where c > 0, else −1."""
+        return self.positive - self.others
+
+    def by_sign(self, positive: float, other: float) -> Tensor | float:
+        """One number where c > 0, another elsewhere; exact, for one of the two products is 0."""
+        if positive == other:
+            return positive
+        return (positive * self.positive).add_(self.others, alpha=other)
 
     def response_sum(self, x: Tensor) -> Tensor:
         """[n] -> [rows]: sums over whole responses; 0 for those that are not here."""
-        return x.new_zeros(len(self.lengths)).scatter_add_(0, self.response, x)
+        return response_sum(x, self.response, len(self.lengths), self.runs)
 
     def response_mean(self, x: Tensor) -> Tensor:
         return self.response_sum(x) / self.lengths.clamp(min=1)
 
     def spread(self, x: Tensor) -> Tensor:
         """[rows] -> [n]: each token sees its response's number."""
+        if self.runs is not None:
+            return self.runs.spread(x)
         return x.index_select(0, self.response)
 
     @cached_property
@@ -104,7 +137,7 @@ class Tokens:
 class Terms(NamedTuple):
     value: Tensor  # [n] φ
     slope: Tensor  # [n] ∂φ/∂log π
-    clipped: Tensor | None  # [n] bool: c ≠ 0 and the gradient was cut; None where the surrogate never clips
+    clipped: Tensor | None  # [n] 1 where c ≠ 0 and the gradient was cut, else 0; None where the surrogate never clips
     sequence_weight: Tensor | None = None  # [rows] what a sequence-level surrogate weighs a response by
 
 
@@ -112,7 +145,7 @@ def _clip(tokens: Tokens, ratio: Tensor, out_of_range: Tensor | None, low: float
     """min(ρc, clip(ρ, 1−low, 1+high)c)"""
     free = ratio * tokens.c
     bound = ratio.clamp(1 - low, 1 + high).mul_(tokens.c)
-    clipped = (free <= bound).logical_not_()
+    clipped = ones_where(torch.gt, free, bound)
     value = torch.minimum(free, bound, out=bound)  # in place: fresh memory is most of what a pass costs
     return Terms(value, _cut(free, clipped, out_of_range), clipped)
 
@@ -121,13 +154,13 @@ def _cut(slope: Tensor, *where: Tensor | None) -> Tensor:
     """The slope itself, in place, with 0 at the tokens that any of these masks marks."""
     for mask in where:
         if mask is not None:
-            slope.masked_fill_(mask, 0.0)
+            slope.addcmul_(slope, mask, value=-1)
     return slope
 
 
 def _linear(tokens: Tokens, weight: Tensor, clipped: Tensor | None = None) -> Terms:
-    """sg(weight)·c·log π"""
-    slope = weight * tokens.c
+    """sg(weight)·c·log π; in place: the weight becomes the slope."""
+    slope = weight.mul_(tokens.c)
     return Terms(slope * tokens.logp, slope, clipped)
 
 
@@ -139,10 +172,10 @@ def ppo_clip(tokens: Tokens, *, low: float = 0.2, high: float = 0.2) -> Terms:
 def dual_clip(tokens: Tokens, *, low: float = 0.2, high: float = 0.2, cap: float = 3.0) -> Terms:
     """ppo_clip, and for A < 0 never below cap·A."""
     terms = ppo_clip(tokens, low=low, high=high)
-    floor = cap * tokens.c
-    cut = ~tokens.positive & (terms.value < floor)
-    clipped = cut if terms.clipped is None else terms.clipped | cut
-    return Terms(torch.where(cut, floor, terms.value), _cut(terms.slope, cut), clipped)
+    assert terms.clipped is not None
+    floor = cap * tokens.c.clamp(max=0)  # 0 for A > 0, which no value is below
+    cut = ones_where(torch.lt, terms.value, floor)
+    return Terms(torch.maximum(terms.value, floor), _cut(terms.slope, cut), torch.maximum(terms.clipped, cut))
 
 
 def gspo(tokens: Tokens, *, low: float = 3e-4, high: float = 4e-4) -> Terms:
@@ -150,31 +183,33 @@ def gspo(tokens: Tokens, *, low: float = 3e-4, high: float = 4e-4) -> Terms:
     s = tokens.sequence_ratio
     out_of_range = None  # a mean lies between the extremes
     if not tokens.bounds:
-        out_of_range = tokens.spread(tokens.sequence_log_ratio.abs() > LIMIT)
+        out_of_range = tokens.spread(ones_where(torch.gt, tokens.sequence_log_ratio.abs(), LIMIT))
     terms = _clip(tokens, tokens.spread(s), out_of_range, low, high)
     return terms._replace(sequence_weight=s)
 
 
 def gmpo(tokens: Tokens, *, low: float = 0.4, high: float = 0.4) -> Terms:
     """A_i · exp(mean_t δ_t), δ_t = min(log ρ, high) for A > 0 and max(log ρ, −low) for A < 0."""
-    delta = torch.where(tokens.positive, tokens.log_ratio.clamp(max=high), tokens.log_ratio.clamp(min=-low))
-    clipped = delta != tokens.log_ratio
+    delta = (tokens.sign * tokens.log_ratio).clamp_(max=tokens.by_sign(high, low)).mul_(tokens.sign)
+    clipped = ones_where(torch.ne, delta, tokens.log_ratio)
     s = tokens.response_mean(delta).exp()
     value = tokens.spread(s) * tokens.c
     slope = _cut(value.clone(), clipped, tokens.out_of_range)
-    return Terms(value, slope, clipped & tokens.signed, s)
+    return Terms(value, slope, clipped * tokens.signed, s)
 
 
 def cispo(tokens: Tokens, *, cap: float = 5.0) -> Terms:
     """sg(min(ρ, cap))·A·log π. verl's cap is 1 + ε_high, TRL's is ε_high: here it is the cap itself."""
-    return _linear(tokens, tokens.ratio.clamp(max=cap), (tokens.ratio > cap) & tokens.signed)
+    clipped = ones_where(torch.gt, tokens.ratio, cap) * tokens.signed
+    return _linear(tokens, tokens.ratio.clamp(max=cap), clipped)
 
 
 def sapo(tokens: Tokens, *, tau_positive: float = 1.0, tau_negative: float = 1.05) -> Terms:
     """(4/τ)·sigmoid(τ(ρ−1))·A, τ by the sign of A."""
-    tau = tokens.either(tokens.positive, tau_positive, tau_negative)
-    gate = torch.sigmoid(tau * (tokens.ratio - 1))
-    return Terms(4 / tau * gate * tokens.c, 4 * gate * (1 - gate) * tokens.ratio * tokens.c, None)
+    gate = (tokens.excess * tokens.by_sign(tau_positive, tau_negative)).sigmoid_()
+    value = (gate * tokens.by_sign(4 / tau_positive, 4 / tau_negative)).mul_(tokens.c)
+    slope = (1 - gate).mul_(gate).mul_(4).mul_(tokens.ratio).mul_(tokens.c)
+    return Terms(value, slope, None)
 
 
 def vespo(tokens: Tokens, *, k_positive: float = 2.0, lam_positive: float = 3.0, k_negative: float = 3.0,
@@ -184,18 +219,19 @@ def vespo(tokens: Tokens, *, k_positive: float = 2.0, lam_positive: float = 3.0,
     log W is kept in [log 1e-8, 20], as in the method's own code.
     """
     log_w = tokens.response_sum(tokens.log_ratio).clamp(math.log(1e-8), LIMIT)
-    positive = tokens.response_sum(tokens.c) > 0
-    k, lam = tokens.either(positive, k_positive, k_negative), tokens.either(positive, lam_positive, lam_negative)
+    positive = ones_where(torch.gt, tokens.response_sum(tokens.c), 0.0)
+    k = k_positive * positive + k_negative * (1 - positive)
+    lam = lam_positive * positive + lam_negative * (1 - positive)
     phi = torch.exp(lam + k * log_w - lam * log_w.exp())
     return _linear(tokens, tokens.spread(phi))._replace(sequence_weight=phi)
 
 
 def aspo(tokens: Tokens, *, low: float = 0.2, high: float = 0.2, cap: float = 3.0) -> Terms:
     """A > 0: weight sg(min(1/ρ, cap)), masked where ρ > 1+high. A < 0: sg(min(ρ, cap)), masked where ρ < 1−low."""
-    weight = torch.where(tokens.positive, 1 / tokens.ratio, tokens.ratio).clamp_(max=cap)
-    masked = torch.where(tokens.positive, tokens.ratio > 1 + high, tokens.ratio < 1 - low)
-    slope = _cut(weight * tokens.c, masked)
-    return Terms(slope, slope, masked & tokens.signed)
+    weight = (tokens.sign * tokens.log_ratio).neg_().exp_().clamp_(max=cap)
+    masked = ones_where(torch.gt, tokens.sign * tokens.ratio, tokens.by_sign(1 + high, low - 1))
+    slope = _cut(weight.mul_(tokens.c), masked)
+    return Terms(slope, slope, masked * tokens.signed)
 
 
 def dppo(tokens: Tokens, *, divergence: str = "tv", low: float = 0.2, high: float = 0.2, cap: float = 20.0) -> Terms:
@@ -205,18 +241,20 @@ def dppo(tokens: Tokens, *, divergence: str = "tv", low: float = 0.2, high: floa
     given. The bounds are the paper's (arXiv 2602.04879, App. E: δ = 0.2 and 0.05).
     """
     p, q = tokens.logp.exp(), tokens.old.exp()
+    pushed = (p - q).mul_(tokens.sign)  # how far π has gone the way A pushes
+    bound = tokens.by_sign(high, low)
     if divergence == "tv":
-        masked = torch.where(tokens.positive, p - q > high, p - q < -low)
+        masked = ones_where(torch.gt, pushed, bound)
     else:
         kl = -q * tokens.log_ratio + (1 - q) * torch.log((1 - q + 1e-8) / (1 - p + 1e-8))
-        masked = torch.where(tokens.positive, (kl > high) & (p > q), (kl > low) & (p < q))
+        masked = ones_where(torch.gt, kl, bound) * ones_where(torch.gt, pushed, 0.0)
     weight = _cut(tokens.ratio.clamp(max=cap), masked)
-    return _linear(tokens, weight, masked & tokens.signed)
+    return _linear(tokens, weight, masked * tokens.signed)
 
 
 def reinforce(tokens: Tokens) -> Terms:
     """A·log π"""
-    return _linear(tokens, torch.ones_like(tokens.c))
+    return Terms(tokens.c * tokens.logp, tokens.c, None)
 
 
 def symmetric_clip(tokens: Tokens, *, low: float = 0.2, high: float = 0.2) -> Terms:
@@ -225,8 +263,8 @@ def symmetric_clip(tokens: Tokens, *, low: float = 0.2, high: float = 0.2) -> Te
     A token that several responses share has one ρ: it is cut for all or for none, and what cancelled still does.
     """
     outside = _outside(tokens, low, high)
-    value = tokens.ratio.clamp(1 - low, 1 + high) * tokens.c
-    return Terms(value, _cut(value.clone(), outside), outside & tokens.signed)
+    value = tokens.ratio.clamp(1 - low, 1 + high).mul_(tokens.c)
+    return Terms(value, _cut(value.clone(), outside), outside * tokens.signed)
 
 
 def dfpo(tokens: Tokens, *, ratio: str = "product", low: float = 0.1, high: float = 0.1) -> Terms:
@@ -240,11 +278,12 @@ def dfpo(tokens: Tokens, *, ratio: str = "product", low: float = 0.1, high: floa
     s = log_s.clamp(-LIMIT, LIMIT).exp()
     outside = _outside(tokens, low, high)
     weight = _cut(tokens.spread(s), outside)
-    return _linear(tokens, weight, outside & tokens.signed)._replace(sequence_weight=s)
+    return _linear(tokens, weight, outside * tokens.signed)._replace(sequence_weight=s)
 
 
 def _outside(tokens: Tokens, low: float, high: float) -> Tensor:
-    return (tokens.ratio < 1 - low) | (tokens.ratio > 1 + high)
+    """1 where ρ lies outside [1−low, 1+high], else 0."""
+    return ones_where(torch.ne, tokens.ratio, tokens.ratio.clamp(1 - low, 1 + high))
 
 
 SURROGATES: dict[str, Callable[..., Terms]] = {

@@ -306,5 +306,5 @@ def _clipped(
     if cut is None:
         return None
     n = tokens.response_sum(torch.ones_like(new))
-    low, high = (tokens.response_sum((cut & side).to(new.dtype)) / n.clamp(min=1) for side in (c < 0, c > 0))
+    low, high = (tokens.response_sum(cut * side) / n.clamp(min=1) for side in (c < 0, c > 0))
     return torch.stack([torch.where(n > 0, low, 1.0).min(), high.max()])

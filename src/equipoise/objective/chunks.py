@@ -1,0 +1,79 @@
+"""The tokens of a call of `loss` in chunks that stay in the processor's cache, and the runs of a response among them.
+
+On the CPU a pass over a million tokens waits for memory, and a pass over a chunk does not. That the losses of the parts
+of a batch add up to the batch's is what `loss` promises its callers, so it may cut a call into parts itself. CUDA takes
+all tokens at once: nothing here is used there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+CHUNK = 1 << 17  # tokens: half a megabyte in float32, which malloc gives again and again without asking the system
+
+Numbers = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Runs:
+    """Tokens of one response that follow each other, for sums and gathers without an index for each token."""
+
+    start: Numbers  # [R] the run's first token
+    row: Numbers  # [R] its response
+    count: Numbers  # [R] its tokens
+
+    @classmethod
+    def of(cls, response: Tensor) -> Runs | None:
+        """The runs of response [n], on the CPU; None where they are so short that an index is as good."""
+        row = response.numpy()
+        n = len(row)
+        start = np.concatenate([[0], np.flatnonzero(row[1:] != row[:-1]) + 1])
+        if 2 * len(start) > n:
+            return None
+        return cls(start, row[start], np.diff(start, append=n))
+
+    def sum(self, x: Tensor, rows: int) -> Tensor:
+        """[n] -> [rows]: sums over the tokens of each response; 0 for those that are not here."""
+        of_runs = torch.from_numpy(np.add.reduceat(x.numpy(), self.start))
+        return x.new_zeros(rows).index_add_(0, torch.from_numpy(self.row), of_runs)
+
+    def spread(self, x: Tensor) -> Tensor:
+        """[rows] -> [n]: each token sees its response's number."""
+        return torch.from_numpy(np.repeat(x.numpy()[self.row], self.count))
+
+    def chunks(self, unit: Numbers | None) -> Iterator[tuple[slice, Runs]]:
+        """About CHUNK tokens at a time, with their runs counted from the first of them; no run is cut.
+
+        unit [rows] numbers what must stay whole besides, a response or its group.
+        """
+        ends = self.start + self.count
+        allowed = np.arange(len(ends)) if unit is None else _complete(unit[self.row])
+        wanted = np.searchsorted(ends[allowed], np.arange(CHUNK, ends[-1], CHUNK))
+        last = np.unique(np.append(allowed[wanted], len(ends) - 1))
+        first = 0
+        for k in last.tolist():
+            runs = slice(first, k + 1)
+            begin = int(self.start[first])
+            yield slice(begin, int(ends[k])), Runs(self.start[runs] - begin, self.row[runs], self.count[runs])
+            first = k + 1
+
+
+def response_sum(x: Tensor, response: Tensor, rows: int, runs: Runs | None) -> Tensor:
+    """[n] -> [rows]: sums over whole responses; 0 for those that are not here."""
+    if runs is not None:
+        return runs.sum(x, rows)
+    return x.new_zeros(rows).scatter_add_(0, response, x)
+
+
+def _complete(unit: Numbers) -> Numbers:
+    """The runs after which no unit begun before goes on; unit [R] of each run."""
+    index = np.arange(len(unit))
+    last = np.zeros(unit.max() + 1, np.int64)
+    last[unit] = index  # of equal numbers the last stays
+    return np.flatnonzero(np.maximum.accumulate(last[unit]) == index)

@@ -1,0 +1,235 @@
+"""From log-probabilities to the loss: what `Objective.loss` does once it has checked its arguments.
+
+On the CPU the tokens are taken in the chunks of chunks.py, each as if it were a micro-batch: the slopes ∂φ/∂log π of
+the chunks lie side by side, and everything else is a sum. The KL and the entropy bonus have their gradients from
+autograd, over all tokens at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+from torch import Tensor
+
+from equipoise.objective import chunks
+from equipoise.objective.cancellation import WEIGHT_TRANSFORMS
+from equipoise.objective.chunks import Runs
+from equipoise.objective.credit import Credit
+from equipoise.objective.loss import CleanRatios, KnownGradient, Losses, LossOutput, Tally, clean_ratios
+from equipoise.objective.regularizer import KL_ESTIMATORS, off_policy_mask
+from equipoise.objective.surrogate import LIMIT, Terms, Tokens
+
+if TYPE_CHECKING:
+    from equipoise.objective.objective import Objective
+
+
+class Given(NamedTuple):
+    """What `loss` was given of each token, [n]; without gradient."""
+
+    logp: Tensor
+    old: Tensor
+    response: Tensor
+    position: Tensor | None
+    rollout: Tensor | None  # None also where nothing looks at it
+    others: tuple[Tensor, ...]  # what else goes into the loss, and must be finite
+    runs: Runs | None = None  # of `response`; None also on CUDA
+
+    def chunks(self, unit: Tensor | None) -> Iterator[tuple[slice, Given]]:
+        """These tokens in parts, in order; unit [rows] numbers what must stay whole. Without runs all at once."""
+        n = len(self.logp)
+        if self.runs is None or n <= chunks.CHUNK:
+            yield slice(0, n), self
+            return
+        for part, runs in self.runs.chunks(None if unit is None else unit.numpy()):
+            position, rollout = (None if x is None else x[part] for x in (self.position, self.rollout))
+            others = tuple(x[part] for x in self.others)
+            yield part, Given(self.logp[part], self.old[part], self.response[part], position, rollout, others, runs)
+
+
+def evaluate(
+    o: Objective, credit: Credit, given: Given, *, logprobs: Tensor, entropy: Tensor | None, ref: Tensor | None
+) -> LossOutput:
+    """The loss, whether all its numbers are finite, and its stats; logprobs and entropy [n] with gradient."""
+    if not given.response.is_cuda:
+        given = given._replace(runs=Runs.of(given.response))
+        refuse_rows(given.response, len(credit.lengths), given.runs)
+        if credit.per_token and given.position is not None:
+            refuse_positions(credit, given.response, given.position)
+    whole = _whole(o, credit, given) if o.needs_whole_responses else None
+    c = None if credit.per_token else response_coefficient(o, credit).to(given.logp.dtype)
+    tally = Tally(credit, given.logp, with_nodes=given.position is not None)
+    parts = list(given.chunks(_unit(o, credit)))
+    slope = torch.empty_like(given.logp) if len(parts) > 1 else None
+    finite: list[Tensor | None] = []
+    for part, chunk in parts:
+        tokens, clean = _tokens(credit, c, chunk, whole)
+        terms = _terms(o, credit, tokens, chunk.rollout)
+        tally.add(tokens, terms, clean.nonfinite, chunk.position)
+        finite.append(clean.finite)
+        if slope is None:
+            slope = terms.slope
+        else:
+            slope[part] = terms.slope
+    assert slope is not None
+    policy_loss = KnownGradient.apply(logprobs, tally.value, slope)  # type: ignore[no-untyped-call]
+    mask = _joined(finite, [part for part, _ in parts])
+    losses = _losses(o, credit, given, policy_loss, mask=mask, logprobs=logprobs, entropy=entropy, ref=ref)
+    stats = tally.stats(losses, slope, given.response, given.runs)
+    ok = (stats.nonfinite == 0) & losses.loss.detach().isfinite()
+    return LossOutput(losses.loss, ok if whole is None else ok & whole, stats, credit, given.logp)
+
+
+def refuse_rows(response: Tensor, rows: int, runs: Runs | None = None) -> None:
+    """A ValueError that names the first token whose row is not in the batch; CPU only."""
+    if response.numel() == 0:
+        return
+    found = response if runs is None else torch.from_numpy(runs.row)
+    least, most = found.aminmax()
+    if int(least) >= 0 and int(most) < rows:
+        return
+    i = int(((response < 0) | (response >= rows)).nonzero()[0])
+    raise ValueError(f"response[{i}] = {int(response[i])}: it must be a row, 0 to {rows - 1}")
+
+
+def refuse_positions(credit: Credit, response: Tensor, position: Tensor) -> None:
+    """A ValueError that names the first token whose position is not in its response; CPU only."""
+    past_end = (position < 0) | (position >= credit.lengths.index_select(0, response))
+    if bool(past_end.any()):
+        i = int(past_end.nonzero()[0])
+        raise ValueError(f"position[{i}] = {int(position[i])}: it must be a place in response {int(response[i])}")
+
+
+def response_coefficient(o: Objective, credit: Credit) -> Tensor:
+    """[B] what every token of a response has for c, where tokens have none of their own."""
+    return (credit.full_weight if o.needs_whole_groups else credit.weight) * credit.advantage
+
+
+def _unit(o: Objective, credit: Credit) -> Tensor | None:
+    """[B] numbers of what must come to the surrogate whole; None where that is a token."""
+    if o.needs_whole_groups:
+        return credit.groups.index
+    return torch.arange(len(credit.lengths)) if o.needs_whole_responses else None
+
+
+def _tokens(credit: Credit, c: Tensor | None, given: Given, whole: Tensor | None) -> tuple[Tokens, CleanRatios]:
+    """The tokens with their coefficients, 0 where a log-probability is not finite or the split broke a response."""
+    dtype = given.logp.dtype
+    old = given.old.to(dtype)
+    clean = clean_ratios(given.logp - old, given.others)
+    if c is None:
+        own = credit.at(given.response, given.position, dtype)
+    elif given.runs is not None:
+        own = given.runs.spread(c)
+    else:
+        own = c.index_select(0, given.response)
+    if clean.finite is not None:
+        own.mul_(clean.finite)
+    if whole is not None and whole.is_cuda:  # elsewhere a broken one has been refused
+        own.mul_(whole)
+    tokens = Tokens(given.logp, old, clean.log_ratio, own, given.response, credit.lengths, clean.bounds, given.runs)
+    return tokens, clean
+
+
+def _terms(o: Objective, credit: Credit, tokens: Tokens, rollout: Tensor | None) -> Terms:
+    """What each token adds, its coefficient first multiplied, in place, by what corrects for the sampler."""
+    sampled: Tensor | None = None
+    factor: Tensor | None = None
+    if rollout is not None:
+        sampled = rollout.to(tokens.c.dtype).nan_to_num(0.0, 0.0, 0.0)
+    if sampled is not None and o.mismatch.function is not None:
+        factor = o.mismatch(tokens, sampled)
+        tokens.c.mul_(factor)
+    if o.off_policy_mask is not None:
+        behaviour = tokens.old if sampled is None else sampled
+        tokens.c.mul_(off_policy_mask(tokens, behaviour, o.off_policy_mask))
+    terms: Terms = o.surrogate(tokens)
+    return _cancelled(o, credit, tokens, terms, factor) if o.needs_whole_groups else terms
+
+
+def _cancelled(o: Objective, credit: Credit, tokens: Tokens, terms: Terms, trust: Tensor | None) -> Terms:
+    """sg(w̃_i)·A_i·log π with w̃ the transform of the full weight: 1/ℓ_i times the surrogate's sequence weight."""
+    assert terms.sequence_weight is not None
+    w = credit.full_weight * terms.sequence_weight
+    transformed = WEIGHT_TRANSFORMS[o.cancellation](w, credit.advantage, credit.groups)
+    slope = tokens.spread((transformed * credit.advantage).to(tokens.c.dtype)).mul_(tokens.signed)
+    if trust is not None:
+        slope.mul_(trust)
+    clipped = terms.clipped if o.surrogate.name == "dfpo" else None  # the others are free of clips here
+    if clipped is not None:
+        slope.addcmul_(slope, clipped, value=-1)
+    return Terms(slope * tokens.logp, slope, clipped)
+
+
+def _whole(o: Objective, credit: Credit, given: Given) -> Tensor:
+    """Whether every response (or group) begun here is whole; on the CPU, where asking is free, refuse if not."""
+    want, got = credit.lengths, torch.zeros_like(credit.lengths)
+    if given.runs is not None:
+        got.index_add_(0, torch.from_numpy(given.runs.row), torch.from_numpy(given.runs.count))
+    else:
+        got.scatter_add_(0, given.response, torch.ones_like(given.response))
+    unit, begun = "response", got > 0
+    if o.needs_whole_groups:
+        unit, begun = "group", credit.groups.max((got > 0).to(torch.float64)) > 0
+    broken = begun & (got != want)
+    if not got.is_cuda and bool(broken.any()):
+        i = int(broken.nonzero()[0])
+        raise ValueError(
+            f"this micro-batch holds {int(got[i])} of the {int(want[i])} tokens of response {i}: "
+            f"{o.surrogate.name} with cancellation = {o.cancellation} weighs a {unit} by the ratios of all "
+            f"its tokens, so no {unit} may be split over calls of loss"
+        )
+    return ~broken.any()
+
+
+def _joined(finite: list[Tensor | None], parts: list[slice]) -> Tensor | None:
+    """[n] bool, of the chunks' masks; None where all tokens are finite."""
+    if len(finite) == 1 or all(mask is None for mask in finite):
+        return finite[0]
+    joined = torch.ones(parts[-1].stop, dtype=torch.bool)
+    for part, mask in zip(parts, finite, strict=True):
+        if mask is not None:
+            joined[part] = mask
+    return joined
+
+
+def _losses(
+    o: Objective,
+    credit: Credit,
+    given: Given,
+    policy_loss: Tensor,
+    *,
+    mask: Tensor | None,
+    logprobs: Tensor,
+    entropy: Tensor | None,
+    ref: Tensor | None,
+) -> Losses:
+    """The loss with β times the weighed KL and minus the bonus of the entropy, and their sums over the tokens."""
+    loss, nothing = policy_loss, given.logp.new_zeros(())
+    kl_sum = entropy_sum = nothing
+    if ref is not None:
+        kl = _token_kl(o, _masked(logprobs, mask), _masked(given.old, mask), _masked(ref.detach(), mask))
+        kl_sum = kl.detach().sum()
+        if o.kl:
+            weight = credit.kl_weight.to(kl.dtype).index_select(0, given.response)
+            loss = loss + o.kl * (kl * weight).sum()
+    if entropy is not None:
+        total = _masked(entropy, mask).sum()
+        entropy_sum = total.detach()
+        if o.entropy_bonus:
+            loss = loss - o.entropy_bonus * total / credit.tokens.clamp(min=1)
+    return Losses(loss, policy_loss, kl_sum, entropy_sum)
+
+
+def _masked(x: Tensor, finite: Tensor | None) -> Tensor:
+    """x [n] with 0 at the tokens that are not finite; differentiable."""
+    return x if finite is None else torch.where(finite, x, 0.0)
+
+
+def _token_kl(o: Objective, logp: Tensor, old: Tensor, ref: Tensor) -> Tensor:
+    """[n] the KL estimate of each token; with gradient."""
+    kl = KL_ESTIMATORS[o.kl_estimator](logp, ref.to(logp.dtype))
+    if o.kl_estimator == "k3_ratio":
+        kl = kl * torch.exp((logp - old.to(logp.dtype)).clamp(-LIMIT, LIMIT))
+    return kl
