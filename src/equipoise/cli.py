@@ -340,10 +340,11 @@ def _study(options: argparse.Namespace, rest: list[str]) -> None:
 
 def _audit(options: argparse.Namespace, rest: list[str]) -> None:
     from equipoise.audit import main_text, parse_columns
+    from equipoise.audit.data_path import Counts
 
     columns = None if options.columns is None else parse_columns(options.columns)
     against = None if options.against is None else options.against.split(",")
-    counts = {"sampled": options.sampled, "epochs": options.epochs, "prompts": options.prompts}
+    counts: Counts = {"sampled": options.sampled, "epochs": options.epochs, "prompts": options.prompts}
     colour = sys.stdout.isatty()
     print(main_text(
         options.files, options.objective, against, columns, options.tokenizer, options.json, colour, counts,

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import TypedDict
 
 import numpy as np
 
@@ -50,6 +51,14 @@ class DataPath:
 
     estimates: dict[str, Estimate] = field(default_factory=dict)
     refused: dict[str, str] = field(default_factory=dict)
+
+
+class Counts(TypedDict, total=False):
+    """What a log cannot tell `data_path`, and the user may know."""
+
+    sampled: int | None
+    epochs: int | None
+    prompts: int | None
 
 
 def data_path(
@@ -195,7 +204,9 @@ def _discarded_of(sampled: int, groups: int) -> Estimate:
 
 
 def _over(a: Floats, b: Floats) -> Floats:
-    return np.divide(a, b, out=np.full(np.broadcast(a, b).shape, np.nan), where=np.asarray(b) > 0)
+    out = np.full(np.broadcast(a, b).shape, np.nan)
+    np.divide(a, b, out=out, where=np.asarray(b) > 0)
+    return out
 
 
 def _intervals(

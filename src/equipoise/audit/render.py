@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 
 from rich.console import Console, Group, RenderableType
@@ -14,7 +14,7 @@ from rich.text import Text
 
 from equipoise.audit.advice import FEW_PROMPTS, Advice, advise
 from equipoise.audit.bootstrap import Estimate
-from equipoise.audit.data_path import DataPath, data_path
+from equipoise.audit.data_path import Counts, DataPath, data_path
 from equipoise.audit.measure import Audit, Measures, measure
 from equipoise.audit.read import read, run_objective
 
@@ -56,7 +56,7 @@ def main_text(
     tokenizer: str | None = None,
     as_json: bool = False,
     color: bool = False,
-    counts: Mapping[str, int | None] | None = None,
+    counts: Counts | None = None,
 ) -> str:
     """What `equipoise audit` prints; `counts` are what `data_path` asks of the user."""
     log = read(list(files), columns, tokenizer)

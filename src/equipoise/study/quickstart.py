@@ -79,7 +79,7 @@ class RunSummary:
     start: dict[str, Any]
     last: dict[str, Any]
     peak: float
-    peak_step: int
+    peak_step: float
     gap: float
     drift: float
     drift_error: float

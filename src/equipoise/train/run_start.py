@@ -113,7 +113,9 @@ def check_start(folder: RunFolder, config: Config, *, resume: bool, from_step: i
 
 def differences(old: Config, new: Config, *, data_is_known: bool = False) -> list[str]:
     a, b = old.flat(), new.flat()
-    free = MAY_CHANGE if old.optim.schedule == "constant" else MAY_CHANGE[1:]  # a schedule depends on train.steps
+    free: tuple[str, ...] = MAY_CHANGE
+    if old.optim.schedule != "constant":  # a schedule depends on train.steps
+        free = MAY_CHANGE[1:]
     if data_is_known and Path(new.task.name).exists():  # its contents are compared when it is open
         free += DATA
     return [f"{k} was {a[k]!r}, now {b[k]!r}" for k in a if a[k] != b[k] and not k.startswith(free)]

@@ -118,7 +118,7 @@ class LogCollector:
         if "kept" in roles:
             flags = whole_numbers(*column("kept"), refuse, "a flag")
             if (flags > 1).any():
-                raise refuse(flags.argmax(), next(iter(roles["kept"])), f"{flags.max()} is not true or false")
+                raise refuse(int(flags.argmax()), next(iter(roles["kept"])), f"{flags.max()} is not true or false")
             self.parts["kept"].append(flags == 1)
         if "advantage" in roles:
             self.parts["advantage"].append(numbers(*column("advantage"), refuse))
