@@ -54,8 +54,25 @@ def lay_out(stage: Path) -> None:
             shutil.copy(source, target)
             continue
         text = source.read_text(encoding="utf-8")
+        if place(source) == Path("index.md"):
+            text = complete(text)
         waiting += [path for path in linked(source, text) if path not in done]
         _write(target, moved(source, text))
+
+
+def listed(index: str) -> set[str]:
+    """The pages that the tables of contents of a page name, without their ending."""
+    trees = "\n".join(re.findall(r"```{toctree}(.*?)```", index, re.S))
+    return set(re.findall(r"^(?:[^\n<`]+<)?([\w/.-]+)>?$", trees, re.M))
+
+
+def complete(index: str) -> str:
+    """The first page with a table of contents more, of the pages of docs/ that it does not name."""
+    pages = {path.relative_to(ROOT / "docs").with_suffix("").as_posix() for path in ROOT.glob("docs/**/*.md")}
+    further = sorted(pages - listed(index) - {"index"})
+    if not further:
+        return index
+    return "\n".join([index, "```{toctree}", ":hidden:", ":caption: Further", "", *further, "```", ""])
 
 
 def place(source: Path) -> Path:

@@ -22,6 +22,7 @@ import equipoise
 from equipoise.arguments import build_parser
 from equipoise.config import Config
 from equipoise.config.errors import help_of, options_of
+from equipoise.config.sft import SftConfig
 from equipoise.report.metrics import METRICS
 from equipoise.toml import toml
 
@@ -49,12 +50,23 @@ def configuration() -> str:
         "A configuration is a TOML file with these sections. Every option can also be given on the command line, "
         "`--section.key value`. What a choice of `[objective]` takes is in [Objectives](../objectives.md).\n",
     ]
-    for section, options in options_of(Config).items():
-        lines += [f"## [{section}]\n", "| option | default | what it is |", "|---|---|---|"]
+    for section, options in sections().items():
+        lines.append(f"## [{section}]\n")
+        if section in options_of(Config):
+            lines += ["| option | default | what it is |", "|---|---|---|"]
+        else:
+            lines += ["Of `equipoise sft` alone.\n", "| option | default | what it is |", "|---|---|---|"]
         for key, option in options.items():
             lines.append(f"| `{key}` | {_default(section, option.default)} | {_cell(help_of(option))} |")
         lines.append("")
     return "\n".join(lines)
+
+
+def sections() -> dict[str, dict[str, Any]]:
+    """The options of every section, those of `equipoise train` first."""
+    trained = options_of(Config)
+    imitated = {name: options for name, options in options_of(SftConfig).items() if name not in trained}
+    return {**trained, **imitated}
 
 
 def _default(section: str, value: Any) -> str:
@@ -97,7 +109,8 @@ def metrics() -> str:
         GENERATED,
         "A run writes a line of metrics per step. A word in capitals stands for a part of the name that differs "
         "between runs. A name that ends in `/last_update` is the same measure at the last optimizer step of a batch, "
-        "where it has several. Some metrics are there only with the option that makes them.\n",
+        "where it has several. Some metrics are there only with the option that makes them. `equipoise sft` "
+        "writes fewer: [its page](../sft.md) has them.\n",
     ]
     for file, table in METRICS.items():
         lines += [f"## {file}\n"]

@@ -10,6 +10,7 @@ import equipoise
 from equipoise.arguments import build_parser
 from equipoise.config import Config
 from equipoise.config.errors import options_of
+from equipoise.config.sft import SftConfig
 from equipoise.report.metrics import METRICS
 from scripts.docs import reference
 
@@ -33,7 +34,8 @@ def test_the_pages_are_those_that_others_link_to(pages):
 
 def test_every_option_has_a_row(pages):
     page = pages["configuration.md"]
-    for section, options in options_of(Config).items():
+    assert {"train", "sft"} <= set(reference.sections())
+    for section, options in (options_of(SftConfig) | options_of(Config)).items():
         (part,) = re.findall(rf"^## \[{section}\]\n(.*?)(?=^## |\Z)", page, re.M | re.S)
         assert list(rows(part)) == list(options)
         assert all(rows(part).values())
