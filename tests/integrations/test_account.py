@@ -86,6 +86,12 @@ CONFIGS = {
     "each token": {"train.teacher": "abacus", "objective.top_entropy_quantile": 0.2, "reward.length_penalty": 0.2},
     "tokens": {"train.micro_tokens": 5000, "rollout.max_tokens": 100},
     "shards": {"train.shard": True, "train.micro_batch": 16},
+    "chat": {
+        "task.chat": True,
+        "task.system": "Be brief.",
+        "task.chat_template": "{{ messages[0].content }}",
+        "task.chat_template_kwargs": {"enable_thinking": False},
+    },
     "prefix": {"objective.cancellation": "prefix", "rollout.exact": True, "objective.mismatch": "tis"},
 }
 

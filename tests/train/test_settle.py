@@ -63,6 +63,7 @@ def test_chat_is_settled_by_the_model_unless_said(model, chat_model):
     on, off = (settle(load(None), outline(folder)) for folder in (chat_model, model))
     assert (on.chat.on, on.config.task.chat) == (True, True)
     assert (off.chat.on, off.config.task.chat) == (False, False)
+    assert off.notes[0] == f"chat template: off ({model} has no chat template)"  # there is no other way
     assert on.notes[0].startswith("chat template: on (")
     assert "task.chat = false" in on.notes[0]
     said = settle(load(None, ["--task.chat", "false"]), outline(chat_model))

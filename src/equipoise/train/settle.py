@@ -80,7 +80,8 @@ def open_chat(task: TaskConfig, model: Outline) -> Chat:
             f"task.{unused[0]} = {toml(getattr(task, unused[0]))}: only a chat template writes it, and {decision.why}; "
             "task.chat = true uses the template"
         )
-    other = f"; task.chat = {toml(not decision.on)} has it the other way" if task.chat == "auto" else ""
+    choice = task.chat == "auto" and model.tokenizer.chat_template is not None
+    other = f"; task.chat = {toml(not decision.on)} has it the other way" if choice else ""
     return Chat(decision.on, task.system, task.chat_template_kwargs or {}, decision.why + other)
 
 

@@ -20,7 +20,7 @@ from equipoise import Objective, policy
 from equipoise.audit import measure
 from equipoise.config import TaskConfig
 from equipoise.integrations.export import export_data, export_trl
-from equipoise.integrations.launch import arguments, open_task
+from equipoise.integrations.launch import arguments, open_task, settled
 from equipoise.integrations.trl import export as trl
 from equipoise.integrations.trl.plugin import EquipoiseGRPOTrainer, adapted
 from equipoise.policy.model import ABACUS
@@ -62,7 +62,7 @@ def built(folder, monkeypatch):
 @pytest.mark.parametrize("name", CONFIGS)
 def test_trl_parses_what_was_exported(name, tmp_path):
     """Every setting is one that TRL knows, and has there the value that was exported."""
-    config = configured({**CONFIGS[name], "train.out": str(tmp_path / "run"), "model.device": "cpu"})
+    config = settled(configured({**CONFIGS[name], "train.out": str(tmp_path / "run"), "model.device": "cpu"}))
     export_trl(config, tmp_path / "launch")
     args = parsed(tmp_path / "launch")
     for key, value in {**trl.FIXED, **arguments(trl.settings(config, open_task(config)))}.items():

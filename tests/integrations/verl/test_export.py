@@ -27,7 +27,7 @@ from verl.utils.torch_functional import get_constant_schedule_with_warmup, get_c
 
 from equipoise.audit import measure
 from equipoise.integrations.export import export_verl
-from equipoise.integrations.launch import arguments, open_task
+from equipoise.integrations.launch import arguments, open_task, settled
 from equipoise.integrations.verl import export as verl
 from equipoise.integrations.verl.plugin import divisor, estimate, objective_of
 from equipoise.objective import response_ids
@@ -62,7 +62,7 @@ def exported(tmp_path, options):
 def test_verl_composes_what_was_exported(name, tmp_path):
     """Every setting is known to verl, or added, with the value that was exported; and verl accepts the whole."""
     small = {"rollout.prompts": 6, "rollout.group_size": 4, "model.name": "abacus", "model.lora_rank": 0}
-    config = configured({**CONFIGS[name], **small})
+    config = settled(configured({**CONFIGS[name], **small}))
     export_verl(config, tmp_path / "launch")
     job = composed(tmp_path / "launch")
     for key, value in {**verl.FIXED, **arguments(verl.settings(config, open_task(config)))}.items():
@@ -228,7 +228,7 @@ def test_verl_punishes_length_as_we_do(tmp_path):
 
 @pytest.mark.parametrize("schedule", ["constant", "cosine"])
 def test_the_rates_of_verl_are_ours_a_step_later(schedule, tmp_path):
-    config = configured({"optim.schedule": schedule, "optim.warmup": 3, "train.steps": 10})
+    config = configured({"optim.lr": 1e-3, "optim.schedule": schedule, "optim.warmup": 3, "train.steps": 10})
     theirs = arguments(verl.settings(config, open_task(config)))
     section = f"{verl.ACTOR}.optim"
     optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=theirs[f"{section}.lr"])
