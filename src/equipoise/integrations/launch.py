@@ -187,7 +187,8 @@ def _outline(folder: str) -> Outline:
 
     with torch.device("meta"):
         model: Any = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder))  # type: ignore[no-untyped-call]
-    policy = Policy(model, _tokenizer(folder), folder)
+    # A copy, because the configuration may give it another chat template.
+    policy = Policy(model, copy.deepcopy(_tokenizer(folder)), folder)
     with contextlib.suppress(OSError):  # a model without the file has the end token of its configuration
         model.generation_config = GenerationConfig.from_pretrained(folder)
     return Outline.of(policy)
