@@ -111,3 +111,12 @@ def test_constraints_pin_everything_the_tests_run_with():
     loose = {"equipoise", "pip", "setuptools", "triton", *(n for n in installed if n.startswith(("nvidia-", "cuda-")))}
     wrong = {name: version for name, version in installed.items() if name not in loose and pinned.get(name) != version}
     assert wrong == {}
+
+
+def test_the_page_on_installing_names_what_there_is():
+    page = (ROOT / "docs" / "install.md").read_text()
+    (torch,) = re.findall(r"torch==\S+", page)
+    assert torch in (ROOT / "constraints.txt").read_text().split()
+    table = re.findall(r"^\| (`.*?`) \|", page, re.M)
+    assert set(re.findall(r"`([\w-]+)`", " ".join(table))) == set(PROJECT["optional-dependencies"])
+    assert all((ROOT / name).exists() for name in re.findall(r"constraints[\w-]*\.txt", page))
