@@ -17,6 +17,8 @@ SETTINGS = {"trl": trl.settings, "verl": verl.settings}
 # For every option a value that is not its default.
 OTHERS = {
     "model.name": "some/model", "model.dtype": "bfloat16", "model.device": "cpu", "model.lora_rank": 8,
+    "model.lora_alpha": 16.0, "model.lora_targets": ["q_proj"], "model.lora_dropout": 0.1,
+    "model.quantize": "nf4",
     "model.gradient_checkpointing": True, "task.name": "gym:chain_sum", "task.chat": True,
     "task.system": "Be brief.", "task.chat_template": "{{ messages[0].content }}",
     "task.chat_template_kwargs": {"enable_thinking": False},

@@ -105,3 +105,19 @@ def test_a_hub_name_that_cannot_be_had_is_one_sentence(monkeypatch):
     with pytest.raises(p.ModelError, match="hub model 'nobody/nothing'") as error:
         p.load("nobody/nothing")
     assert "\n" not in str(error.value)
+
+
+def test_targets_alpha_and_dropout_of_lora_reach_peft(tmp_path):
+    p.save(tiny_models.policy(), tmp_path)
+    policy = p.load(tmp_path, lora=p.Lora(rank=4, alpha=6.0, targets=("q_proj", "down_proj"), dropout=0.25))
+    adapted = {name.split(".")[-4] for name, q in policy.model.named_parameters() if q.requires_grad}
+    assert adapted == {"q_proj", "down_proj"}
+    layer = policy.core.model.layers[0].self_attn.q_proj
+    assert layer.scaling == {"default": 6.0 / 4}
+    assert layer.lora_dropout["default"].p == 0.25
+
+
+def test_a_target_of_lora_that_is_no_layer_is_one_sentence(tmp_path):
+    p.save(tiny_models.policy(), tmp_path)
+    with pytest.raises(p.ModelError, match=r"LoRA targets q_prog: must be names of linear layers, .*, q_proj, "):
+        p.load(tmp_path, lora=p.Lora(targets=("q_prog",)))

@@ -200,6 +200,19 @@ def test_lora_is_sampled_with_its_adapter(tmp_path):
     )
 
 
+def test_lora_is_sampled_in_bfloat16(tmp_path):
+    """peft keeps adapters in float32; what is merged is of the model's own type."""
+    p.save(tiny_models.policy("qwen2"), tmp_path)
+    policy = p.load(tmp_path, dtype=torch.bfloat16, lora=p.Lora(rank=4))
+    with torch.no_grad():
+        for q in policy.parameters():
+            q.add_(0.05 * torch.randn_like(q))
+    prompts, params = tiny_models.prompts(4), SamplingParams(max_tokens=20)
+    rollouts = NativeSampler(policy).sample(prompts, 2, params)
+    pack = p.pack(rollouts.prompts, rollouts.tokens, rollouts.lengths, rollouts.prompt)
+    torch.testing.assert_close(rollouts.logprobs, p.token_logprobs(policy, pack).logprobs, atol=0.1, rtol=0)
+
+
 def supports_of(rollouts):
     """The set of ids of each token, by response."""
     ids = [tuple(x.tolist()) for x in rollouts.support.ids.split(rollouts.support.sizes.tolist())]

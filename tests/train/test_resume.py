@@ -233,9 +233,12 @@ def test_the_seed_decides_where_adapters_begin(model, tmp_path):
     assert ends[0]["weights"] != ends[2]["weights"]
 
 
-def test_adapters_resume_bit_for_bit(model, tmp_path):
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_adapters_resume_bit_for_bit(model, tmp_path, checkpointing):
+    """With dropout: its masks are those of the undisturbed run."""
     pytest.importorskip("peft")
-    options = {"model__lora_rank": 2, "log__terminal": False, "objective__kl": 0.01}
+    options = {"model__lora_rank": 2, "log__terminal": False, "objective__kl": 0.01, "model__lora_dropout": 0.2}
+    options["model__gradient_checkpointing"] = checkpointing
     Trainer(settings(model, tmp_path / "whole", train__steps=4, eval__every=2, **options)).run()
     for steps in (2, 4):
         Trainer(

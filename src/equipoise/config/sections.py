@@ -80,7 +80,15 @@ class ModelConfig(Section):
     device: str = "auto"
     """cpu, cuda, or auto: cuda where there is one"""
     lora_rank: Count = 0
-    """rank of LoRA adapters on all linear layers; 0 trains every weight"""
+    """rank of LoRA adapters; 0 trains every weight"""
+    lora_alpha: Positive = 32.0
+    """an adapter's product is scaled by lora_alpha / lora_rank"""
+    lora_targets: Texts = ()
+    """linear layers with an adapter, by name: ["q_proj", "v_proj"]; empty: all but the head"""
+    lora_dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """share of an adapter's inputs dropped in training, never in sampling: ratios begin off 1"""
+    quantize: Literal["none", "nf4"] = "none"
+    """the frozen base under LoRA: none, or nf4, 4 bits a weight (extra: qlora)"""
     gradient_checkpointing: bool = False
     """recompute activations in the backward pass to save memory"""
 
@@ -90,6 +98,19 @@ class ModelConfig(Section):
         if not DEVICE.fullmatch(device):
             raise ValueError("must be cpu, cuda or auto")
         return device
+
+    @model_validator(mode="after")
+    def four_bits_are_frozen(self) -> Self:
+        if self.quantize != "none" and not self.lora_rank:
+            raise ValueError(
+                f"model.quantize = {self.quantize}: must be none without LoRA, because weights in 4 bits are not "
+                "trained; set model.lora_rank"
+            )
+        return self
+
+    def lora_options(self) -> dict[str, Any]:
+        """Keyword arguments of `policy.Lora`, which has them by the same names."""
+        return {name: getattr(self, f"lora_{name}") for name in ("rank", "alpha", "targets", "dropout")}
 
 
 class TaskConfig(Section):

@@ -1,5 +1,6 @@
 """The language model: load and save, packed forward, log-probabilities of response tokens, LoRA, frozen reference."""
 
+from equipoise.policy.dropout import adapter_dropout
 from equipoise.policy.logprobs import TokenLogprobs, reference_logprobs, response_loss, token_logprobs, token_loss
 from equipoise.policy.model import (
     Lora,
@@ -14,6 +15,7 @@ from equipoise.policy.model import (
     save,
 )
 from equipoise.policy.pack import Pack, pack
+from equipoise.policy.quantized import parameter_count
 from equipoise.policy.support import Support
 from equipoise.policy.texts import decode
 
@@ -26,11 +28,13 @@ __all__ = [
     "PromptTooLong",
     "Support",
     "TokenLogprobs",
+    "adapter_dropout",
     "decode",
     "encode",
     "frozen_copy",
     "load",
     "pack",
+    "parameter_count",
     "reference_logprobs",
     "response_loss",
     "restore",

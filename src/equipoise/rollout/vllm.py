@@ -34,6 +34,7 @@ from torch import Tensor
 from equipoise.kernels.draw import SamplingParams
 from equipoise.kernels.uniform import Key
 from equipoise.policy import ModelError, Policy, PromptTooLong, Support, pack, token_logprobs
+from equipoise.policy.merged import plain_weights
 from equipoise.rollout.batch import Request, request
 from equipoise.rollout.rollouts import Finish, Finished, Rollouts
 
@@ -232,21 +233,8 @@ def _support(ids: NDArray[np.int32], logprobs: NDArray[np.float32], sizes: NDArr
 
 
 def weights(policy: Policy) -> Iterator[tuple[str, Tensor]]:
-    """Every weight by its name in a checkpoint; those under a LoRA adapter are merged as they are asked for.
-
-    A head that shares the embedding's weights comes under its own name as well: vLLM has it apart (`_write_model`).
-    """
-    for name, tensor in policy.core.state_dict().items():
-        layer, adapted, leaf = name.partition(".base_layer.")
-        if not adapted:
-            if ".lora_" not in name:
-                yield name, tensor
-        elif leaf == "weight":
-            (adapter,) = policy.model.active_adapters
-            change = policy.core.get_submodule(layer).get_delta_weight(adapter)
-            yield f"{layer}.weight", (tensor.float() + change.float()).to(tensor.dtype)
-        else:
-            yield f"{layer}.{leaf}", tensor
+    """Those of a plain model; a tied head comes under its own name as well, because vLLM has it apart."""
+    return plain_weights(policy.core)
 
 
 def _open(policy: Policy, memory: float) -> Any:

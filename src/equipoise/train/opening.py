@@ -54,7 +54,8 @@ def open_model(model: ModelConfig) -> models.Policy:
         dtype=getattr(torch, model.dtype),
         device=device(model.device),
         gradient_checkpointing=model.gradient_checkpointing,
-        lora=models.Lora(rank=model.lora_rank) if model.lora_rank else None,
+        lora=models.Lora(**model.lora_options()) if model.lora_rank else None,
+        four_bit=model.quantize == "nf4",
     )
 
 

@@ -21,7 +21,7 @@ from pathlib import Path
 import torch
 
 from equipoise import policy as models
-from equipoise.policy import Policy
+from equipoise.policy import Policy, parameter_count
 from equipoise.train import ranks
 
 # Tokens times parameters from which on a pass's own costs (gradients added up, the host's work) are small beside its
@@ -48,8 +48,7 @@ class Plan:
 
 def fast(policy: Policy) -> int:
     """Tokens of a pass that more would hardly make faster."""
-    parameters = sum(p.numel() for p in policy.model.parameters())
-    return int(min(max(WORK / parameters, FEWEST), MOST))
+    return int(min(max(WORK / parameter_count(policy.model), FEWEST), MOST))
 
 
 @dataclass(frozen=True)
@@ -163,7 +162,8 @@ def _peak(policy: Policy, tokens: int, clear: Callable[[], None]) -> tuple[int, 
     torch.cuda.reset_peak_memory_stats(policy.device)
     before = torch.cuda.memory_allocated(policy.device)
     try:
-        models.token_logprobs(policy, packed).logprobs.sum().backward()
+        with models.adapter_dropout(policy, seed=0):  # its masks take memory too
+            models.token_logprobs(policy, packed).logprobs.sum().backward()
         peak = float(torch.cuda.max_memory_allocated(policy.device) - before)
     except torch.OutOfMemoryError:
         peak = math.inf
@@ -184,7 +184,8 @@ def _cpu_cost(policy: Policy) -> Cost:
             seen.setdefault(storage.data_ptr(), storage.nbytes())
             return x
 
-        with torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x):
+        saving = torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x)
+        with saving, models.adapter_dropout(policy, seed=0):
             models.token_logprobs(policy, packed)
         points.append((len(packed.inputs), 1.5 * sum(seen.values())))
     cost = line(*points)

@@ -13,6 +13,7 @@ import dataclasses
 import functools
 import itertools
 import math
+import random
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
@@ -271,9 +272,10 @@ class Updater:
         self.optimizer.zero_grad()
         outputs: list[LossOutput] = []
         apart = []
-        for part in share.parts:
-            output = self._loss(share, part, credit)
-            output.loss.backward()
+        for i, part in enumerate(share.parts):
+            with models.adapter_dropout(self.policy, self._dropout_seed(i)):
+                output = self._loss(share, part, credit)
+                output.loss.backward()
             if compared:
                 trainer = share.old[part.tokens] if self.exact else output.logprobs
                 sampler = share.rollouts.logprobs[part.tokens]
@@ -283,6 +285,10 @@ class Updater:
             outputs = [_added(*outputs, output)]  # sums over the batch's tokens: one set of them, not one a pass
         self._fill_up(self.shards, backward=True)
         return outputs, apart
+
+    def _dropout_seed(self, part: int) -> int:
+        """Of the masks of a micro-batch: the run's seed, the optimizer step, the rank and the part decide."""
+        return random.Random(f"{self.config.train.seed} {self.updates} {ranks.me()} {part}").getrandbits(63)
 
     def _loss(self, share: Share, part: MicroBatch, credit: Credit) -> LossOutput:
         at = part.tokens

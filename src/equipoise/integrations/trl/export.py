@@ -96,7 +96,10 @@ def _model(config: Config) -> dict[str, Setting]:
         if m.dtype == "bfloat16"
         else mapped({**weights, "bf16": False}),
         "model.device": devices.get(m.device, elsewhere),
-        "model.lora_rank": mapped(why="ADAPTER of launch.py"),
+        **{f"model.lora_{name}": mapped(why="ADAPTER of launch.py") for name in m.lora_options()},
+        "model.quantize": unmappable("launch.py opens the base whole: give model_init_kwargs a quantization_config")
+        if m.quantize != "none"
+        else mapped(why="none"),
         "model.gradient_checkpointing": mapped({"gradient_checkpointing": m.gradient_checkpointing}),
     }
 
@@ -363,8 +366,7 @@ def _yaml(value: Any) -> str:
 def script(config: Config, found: Mapping[str, Setting]) -> str:
     lines = "\n".join(f"#   {line}" for line in account(config, found))
     choices = "\n".join(f"    {name!r}: {choice!r}," for name, choice in objective_of(config).items())
-    lora = Lora(rank=config.model.lora_rank)
-    adapter = {"r": lora.rank, "lora_alpha": lora.alpha, "target_modules": lora.targets, "task_type": "CAUSAL_LM"}
+    adapter = Lora(**config.model.lora_options()).arguments()
     return f'''"""Train with TRL as grpo.yaml and config.toml beside this file say; written by `equipoise export trl`.
 
     python launch.py                                one process

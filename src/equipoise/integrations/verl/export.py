@@ -46,7 +46,6 @@ from equipoise.integrations.launch import (
 )
 from equipoise.integrations.reward import HELD_OUT, TRAIN, Rewards
 from equipoise.objective import Objective
-from equipoise.policy import Lora
 from equipoise.tasks import Prompt, Task
 
 HERE = "$HERE"  # the folder of launch.sh, in a setting's text
@@ -109,8 +108,7 @@ def settings(config: Config, task: Task) -> dict[str, Setting]:
 def _model(config: Config) -> dict[str, Setting]:
     m = config.model
     fsdp = f"{ACTOR}.fsdp_config"
-    lora = Lora(rank=m.lora_rank)
-    adapter = {f"{MODEL}.lora_alpha": lora.alpha, f"{MODEL}.target_modules": lora.targets} if m.lora_rank else {}
+    targets = list(m.lora_targets) or "all-linear"
     return {
         "model.name": mapped({f"{MODEL}.path": model_folder(m.name)}),
         "model.dtype": mapped(
@@ -120,7 +118,11 @@ def _model(config: Config) -> dict[str, Setting]:
         "model.device": unmappable("verl trains on accelerators alone")
         if m.device == "cpu"
         else own("Ray places the workers on the GPUs of the cluster: GPUS and NODES of launch.sh say how many"),
-        "model.lora_rank": mapped({f"{MODEL}.lora_rank": m.lora_rank, **adapter}),
+        "model.lora_rank": mapped({f"{MODEL}.lora_rank": m.lora_rank}),
+        "model.lora_alpha": mapped({f"{MODEL}.lora_alpha": m.lora_alpha}),
+        "model.lora_targets": mapped({f"{MODEL}.target_modules": targets}),
+        "model.lora_dropout": unmappable("verl's adapters have no dropout") if m.lora_dropout else mapped(why="none"),
+        "model.quantize": unmappable("verl opens the base whole") if m.quantize != "none" else mapped(why="none"),
         "model.gradient_checkpointing": mapped({f"{MODEL}.enable_gradient_checkpointing": m.gradient_checkpointing}),
     }
 

@@ -1,0 +1,47 @@
+"""Dropout of LoRA adapters, switched on around the passes that train and nowhere else.
+
+The masks follow from the seed given and the order of the passes: a resumed run draws the same ones, whatever was
+sampled or evaluated in between, and gradient checkpointing recomputes a layer with the masks of its first pass
+(torch.utils.checkpoint puts the generators back). Another cut into micro-batches draws others.
+Not covered: dropout of the model itself, which is never used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+if TYPE_CHECKING:
+    from equipoise.policy.model import Policy
+
+
+def of_adapters(model: Any) -> list[torch.nn.Module]:
+    """The dropouts that peft puts before its adapters; none where their share is 0."""
+    found = []
+    for module in model.modules():
+        before = getattr(module, "lora_dropout", {})
+        found += [d for d in before.values() if isinstance(d, torch.nn.Dropout)]
+    return found
+
+
+@contextmanager
+def adapter_dropout(policy: Policy, seed: int) -> Iterator[None]:
+    """Drop inside, with masks from `seed`; generators and modules are left as they were."""
+    dropouts = of_adapters(policy.model)
+    if not dropouts:
+        yield
+        return
+    _ = policy.is_llama_like  # compares logits when it is first asked for, which must not be inside
+    device = policy.device
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        torch.manual_seed(seed)
+        for module in dropouts:
+            module.train()
+        try:
+            yield
+        finally:
+            for module in dropouts:
+                module.eval()
