@@ -2,7 +2,6 @@
 
 import json
 import math
-import sys
 import threading
 import types
 from concurrent.futures import Future
@@ -15,12 +14,12 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from equipoise import policy as models
 from equipoise.config import RewardConfig
 from equipoise.tasks import Prompt
-from equipoise.train import ConfigError, RunError, RunFolder, Trainer, checkpoint
+from equipoise.train import RunError, RunFolder, checkpoint
 from equipoise.train.score import Scorer
 from equipoise.verifiers import Verdict
 from equipoise.verifiers.response_format import overlong
 
-from .tiny import REWARDS, column, evaluations, last_checkpoint, metrics, overrides, settings
+from .tiny import REWARDS, column, evaluations, last_checkpoint, metrics, overrides
 
 
 def test_it_learns(run, tmp_path):
@@ -283,47 +282,6 @@ def test_tensorboard_gets_every_metric(run, tmp_path):
     assert [e.step for e in events.Scalars("eval/acc@2")] == [0, 3]
     run("plain", train__steps=1)
     assert not (tmp_path / "plain" / "tensorboard").exists()
-
-
-class FakeTracker:
-    """A package that records what it is told, in place of W&B, trackio and MLflow."""
-
-    def __init__(self):
-        self.calls = []
-
-    def __getattr__(self, name):
-        return lambda *arguments, **options: self.calls.append((name, arguments, options))
-
-
-@pytest.mark.parametrize("name", ["wandb", "trackio", "mlflow"])
-def test_other_trackers_get_every_metric(run, tmp_path, monkeypatch, name):
-    fake = FakeTracker()
-    monkeypatch.setitem(sys.modules, name, fake)
-    run(**{f"log__{name}": True}, train__steps=2, eval__every=2)
-    said = [call for call, _, _ in fake.calls]
-    logged = [
-        (arguments[0], options["step"]) for call, arguments, options in fake.calls if call in ("log", "log_metrics")
-    ]
-    if name == "mlflow":
-        assert said[:2] == ["start_run", "log_params"]
-        assert said[-1] == "end_run"
-        assert all(
-            set(k) <= set("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-. /")
-            for m, _ in logged
-            for k in m
-        )
-    else:
-        assert (said[0], said[-1]) == ("init", "finish")
-        assert fake.calls[0][2]["config"]["optim.lr"] == 0.01
-    assert [step for _, step in logged] == [0, 1, 2, 2]
-    assert logged[1][0]["reward/mean"] == column(tmp_path / "run", "reward/mean")[0]
-
-
-def test_missing_packages_are_named_by_their_extra(model, tmp_path, monkeypatch):
-    for extra, package in (("tensorboard", "torch.utils.tensorboard"), ("trackio", "trackio"), ("mlflow", "mlflow")):
-        monkeypatch.setitem(sys.modules, package, None)
-        with pytest.raises(ConfigError, match=rf"log\.{extra} = true .* pip install equipoise\[{extra}\]"):
-            Trainer(settings(model, tmp_path / "run", **{f"log__{extra}": True}))
 
 
 def test_temperature_and_truncation_reach_the_sampler(trainer):

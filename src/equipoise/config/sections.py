@@ -406,3 +406,13 @@ class LogConfig(Section):
     """also log to trackio (extra: trackio)"""
     mlflow: bool = False
     """also log to MLflow (extra: mlflow)"""
+    project: Annotated[str, Field(min_length=1), Must("a name")] = "equipoise"
+    """the trackers' project (MLflow: experiment)"""
+    entity: str = ""
+    """W&B's user or team; empty is its default"""
+    group: str = ""
+    """a name that runs which belong together share in the trackers"""
+    tags: Texts = ()
+    """words to find the run by in the trackers"""
+    samples: Count = 8
+    """responses of each rollout file that the trackers show as a table; 0 is none"""

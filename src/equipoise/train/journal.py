@@ -24,8 +24,9 @@ from equipoise.train.progress import Terminal
 from equipoise.train.record import Record
 from equipoise.train.run_start import resume_command
 from equipoise.train.sample import as_read, first_sample
+from equipoise.train.samples import sample_rows
 from equipoise.train.score import last_line
-from equipoise.train.trackers import open_trackers
+from equipoise.train.trackers import Trackers, open_trackers
 
 TROUBLES_PER_STEP = 20  # kept in troubles.jsonl
 
@@ -47,10 +48,12 @@ def writing(folder: RunFolder) -> Iterator[None]:
 class Journal:
     """Opened with the run; the terminal is quiet until `open_terminal`."""
 
-    def __init__(self, config: Config, folder: RunFolder) -> None:
+    def __init__(self, config: Config, folder: RunFolder, *, resume: bool) -> None:
         self.config, self.folder = config, folder
         self.writes = ranks.me() == 0
-        self.trackers = open_trackers(config.log, folder.path, config.flat()) if self.writes else []
+        self.trackers = Trackers()
+        if self.writes:
+            self.trackers = open_trackers(config.log, folder.path, config.flat(), resume=resume)
         self.terminal = Terminal(config.train.out, config.train.steps, 0, shown=False)
 
     def begin(self, device: torch.device, record: Record, given: Mapping[str, Any], *, resume: bool) -> None:
@@ -77,8 +80,7 @@ class Journal:
                 append(self.folder.metrics, {"step": step, **metrics})
                 for trouble in batch.troubles[:TROUBLES_PER_STEP]:
                     append(self.folder.troubles, {"step": step, **trouble})
-            for tracker in self.trackers:
-                tracker.log(metrics, step)
+            self.trackers.log(metrics, step)
         self.terminal.step(step, metrics)
         for trouble in batch.troubles:
             subject = f"{trouble['function']}: {trouble['verdict']}"
@@ -90,6 +92,8 @@ class Journal:
         if every and self.writes and (step == 1 or step % every == 0):
             with writing(self.folder):
                 write_rollouts(self.folder.rollouts, step, batch, credit, as_read(policy, batch.rollouts.prompts))
+            if self.trackers and self.config.log.samples:
+                self.trackers.samples(sample_rows(batch, credit, self.config.log.samples, step), step)
         if step == 1:
             self.terminal.say(first_sample(policy, batch))
 
@@ -109,11 +113,16 @@ class Journal:
             with writing(self.folder):
                 write_table(self.folder.evaluations, step, pa.Table.from_pylist(evaluation.rows()))
                 append(self.folder.eval, {"step": step, **result})
-            for tracker in self.trackers:
-                tracker.log({f"eval/{k}": v for k, v in result.items() if isinstance(v, float)}, step)
+            self.trackers.log({f"eval/{k}": v for k, v in result.items() if isinstance(v, float)}, step)
         self.terminal.say(f"step {step:4d}  held out: {line(result)}")
+
+    def ended(self) -> None:
+        """After the last step: the trackers get the report."""
+        if self.trackers:
+            from equipoise.report import write
+
+            self.trackers.attach(write([self.folder.path], self.folder.path / "report.html"))
 
     def close(self) -> None:
         self.terminal.close()
-        for tracker in self.trackers:
-            tracker.close()
+        self.trackers.close()

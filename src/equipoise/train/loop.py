@@ -180,7 +180,7 @@ class Trainer:
 
     def _begin(self, resume: bool) -> None:
         """The first files of the run, and the state it begins with."""
-        self.journal = Journal(self.config, self.folder)
+        self.journal = Journal(self.config, self.folder, resume=resume)
         if self.start is not None:
             self.journal.begin(self.policy.device, self.start.record, self.given.record(), resume=resume)
         state = self._restored() if resume else None
@@ -222,6 +222,7 @@ class Trainer:
                 while self.step < self.config.train.steps and not self._asked_to_end():
                     self._step()
                     self._after_step(stopping)
+                self.journal.ended()
         finally:
             self.journal.close()
             close_engine(self.sampler)

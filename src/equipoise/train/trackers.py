@@ -1,25 +1,91 @@
-"""Where else metrics go. All are off by default, and imported only when asked for."""
+"""Where else a run is logged: TensorBoard, Weights & Biases, trackio, MLflow. All are off by default, and imported
+only when asked for.
+
+A tracker gets every metric under the step it belongs to, a table of sampled responses with each rollout file, and at
+the end the report. The identifier a tracker gives the run is kept in `trackers.json`, and a resumed run goes on under
+it: steps that are trained again after a kill are logged again, with the same numbers. Where the packages keep their
+files, and whether they send them anywhere, is theirs to say (WANDB_MODE, TRACKIO_DIR, MLFLOW_TRACKING_URI).
+"""
 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Mapping
+import json
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 from equipoise.config import ConfigError, LogConfig
+from equipoise.train.folder import replace
+
+IDENTIFIERS = "trackers.json"
+SAMPLES = "samples"
+Row = Mapping[str, str | float]
+
+
+@dataclass(frozen=True)
+class Run:
+    """What a tracker is opened with; `identifier`: the one it gave the run that is resumed, if it saw it before."""
+
+    folder: Path
+    log: LogConfig
+    settings: Mapping[str, Any]
+    identifier: str | None
 
 
 class Tracker(Protocol):
+    identifier: str
+
     def log(self, metrics: Mapping[str, float], step: int) -> None: ...
+
+    def samples(self, rows: Sequence[Row], step: int) -> None: ...
+
+    def attach(self, file: Path) -> None: ...
 
     def close(self) -> None: ...
 
 
-def open_trackers(config: LogConfig, folder: Path, settings: dict[str, Any]) -> list[Tracker]:
-    wanted: dict[str, Callable[[str, Path, dict[str, Any]], Tracker]]
-    wanted = {"tensorboard": _TensorBoard, "wandb": _Dashboard, "trackio": _Dashboard, "mlflow": _MLflow}
-    return [kind(name, folder, settings) for name, kind in wanted.items() if getattr(config, name)]
+class Trackers:
+    """All that a run is logged to."""
+
+    def __init__(self, opened: Sequence[Tracker] = ()) -> None:
+        self.opened = list(opened)
+
+    def __bool__(self) -> bool:
+        return bool(self.opened)
+
+    def log(self, metrics: Mapping[str, float], step: int) -> None:
+        for tracker in self.opened:
+            tracker.log(metrics, step)
+
+    def samples(self, rows: Sequence[Row], step: int) -> None:
+        for tracker in self.opened:
+            tracker.samples(rows, step)
+
+    def attach(self, file: Path) -> None:
+        for tracker in self.opened:
+            tracker.attach(file)
+
+    def close(self) -> None:
+        for tracker in self.opened:
+            tracker.close()
+
+
+def open_trackers(log: LogConfig, folder: Path, settings: Mapping[str, Any], *, resume: bool) -> Trackers:
+    """Those that `log` asks for; their identifiers are on the disk when this returns."""
+    wanted = {name: kind for name, kind in KINDS.items() if getattr(log, name)}
+    if not wanted:
+        return Trackers()
+    file = folder / IDENTIFIERS
+    known: dict[str, str] = json.loads(file.read_text()) if resume and file.exists() else {}
+    opened = {}
+    for name, kind in wanted.items():
+        opened[name] = kind(Run(folder, log, settings, known.get(name)))
+    given = {name: tracker.identifier for name, tracker in opened.items()}
+    replace(file, json.dumps(known | given, indent=2) + "\n")
+    return Trackers(list(opened.values()))
 
 
 def _imported(module: str, extra: str) -> Any:
@@ -32,40 +98,133 @@ def _imported(module: str, extra: str) -> Any:
 
 
 class _TensorBoard:
-    def __init__(self, name: str, folder: Path, settings: dict[str, Any]) -> None:
-        self.writer = _imported("torch.utils.tensorboard", name).SummaryWriter(str(folder / "tensorboard"))
+    """Its events have no identifier but their folder."""
+
+    def __init__(self, run: Run) -> None:
+        folder = run.folder / "tensorboard"
+        self.writer = _imported("torch.utils.tensorboard", "tensorboard").SummaryWriter(str(folder))
+        self.identifier = folder.name
 
     def log(self, metrics: Mapping[str, float], step: int) -> None:
         for name, value in metrics.items():
             self.writer.add_scalar(name, value, step)
 
+    def samples(self, rows: Sequence[Row], step: int) -> None:
+        # Markdown takes what is indented by four for plain text.
+        text = "\n\n".join("\n".join(f"    {name}: {value!r}" for name, value in row.items()) for row in rows)
+        self.writer.add_text(SAMPLES, text, step)
+
+    def attach(self, file: Path) -> None:
+        """TensorBoard has no files beside its events."""
+
     def close(self) -> None:
         self.writer.close()
 
 
-class _Dashboard:
-    """W&B, and trackio, which answers to the same calls."""
+class _Wandb:
+    """Steps are a metric of ours, not W&B's own count, which never goes back: a resumed run does, to its checkpoint."""
 
-    def __init__(self, name: str, folder: Path, settings: dict[str, Any]) -> None:
-        self.module = _imported(name, name)
-        self.module.init(project="equipoise", name=folder.name, config=settings)
+    def __init__(self, run: Run) -> None:
+        self.module = _imported("wandb", "wandb")
+        log = run.log
+        self.run = self.module.init(
+            project=log.project,
+            entity=log.entity or None,
+            group=log.group or None,
+            tags=list(log.tags) or None,
+            name=run.folder.name,
+            id=run.identifier,
+            resume="allow" if run.identifier else None,
+            dir=str(run.folder),
+            config=dict(run.settings),
+        )
+        self.identifier = str(self.run.id)
+        self.run.define_metric("step")
+        self.run.define_metric("*", step_metric="step")
 
     def log(self, metrics: Mapping[str, float], step: int) -> None:
-        self.module.log(dict(metrics), step=step)
+        self.run.log({**metrics, "step": step})
+
+    def samples(self, rows: Sequence[Row], step: int) -> None:
+        columns = list(rows[0])
+        table = self.module.Table(columns=columns, data=[[row[name] for name in columns] for row in rows])
+        self.run.log({SAMPLES: table, "step": step})
+
+    def attach(self, file: Path) -> None:
+        # Artifacts are found by name in a project: the run's identifier keeps reports of two runs apart.
+        artifact = self.module.Artifact(f"{file.stem}-{self.identifier}", type=file.stem)
+        artifact.add_file(str(file))
+        self.run.log_artifact(artifact)
 
     def close(self) -> None:
-        self.module.finish()
+        self.run.finish()
+
+
+class _Trackio:
+    """A run is found again by its name, of which there may be several in a project: hence a name of its own."""
+
+    def __init__(self, run: Run) -> None:
+        self.module = _imported("trackio", "trackio")
+        log = run.log
+        self.identifier = run.identifier or f"{run.folder.name}-{secrets.token_hex(3)}"
+        whose = {"entity": log.entity, "tags": list(log.tags)}  # trackio has no such fields
+        self.run = self.module.init(
+            project=log.project,
+            name=self.identifier,
+            group=log.group or None,
+            resume="allow" if run.identifier else "never",
+            config={**run.settings, **{name: value for name, value in whose.items() if value}},
+            embed=False,
+        )
+
+    def log(self, metrics: Mapping[str, float], step: int) -> None:
+        self.run.log(dict(metrics), step=step)
+
+    def samples(self, rows: Sequence[Row], step: int) -> None:
+        columns = list(rows[0])
+        table = self.module.Table(columns=columns, data=[[row[name] for name in columns] for row in rows])
+        self.run.log({SAMPLES: table}, step=step)
+
+    def attach(self, file: Path) -> None:
+        self.run.log_artifact(str(file), name=f"{self.identifier}-{file.stem}", type=file.stem)
+
+    def close(self) -> None:
+        self.run.finish()
 
 
 class _MLflow:
-    def __init__(self, name: str, folder: Path, settings: dict[str, Any]) -> None:
-        self.module = _imported(name, name)
-        self.module.start_run(run_name=folder.name)
-        self.module.log_params({k: str(v)[:500] for k, v in settings.items()})
+    def __init__(self, run: Run) -> None:
+        self.module = _imported("mlflow", "mlflow")
+        log = run.log
+        self.module.set_experiment(log.project)
+        tags = {**dict.fromkeys(log.tags, "true"), "group": log.group, "entity": log.entity}
+        active = self.module.start_run(
+            run_id=run.identifier,
+            run_name=run.folder.name,
+            tags={name: value for name, value in tags.items() if value},
+        )
+        self.identifier = str(active.info.run_id)
+        if run.identifier is None:  # MLflow refuses a parameter that changed, and train.steps may
+            self.module.log_params({name: str(value)[:500] for name, value in run.settings.items()})
 
     def log(self, metrics: Mapping[str, float], step: int) -> None:
         # MLflow's names may not contain "@", which ours do (acc@8).
-        self.module.log_metrics({k.replace("@", "_at_"): v for k, v in metrics.items()}, step=step)
+        self.module.log_metrics({name.replace("@", "_at_"): value for name, value in metrics.items()}, step=step)
+
+    def samples(self, rows: Sequence[Row], step: int) -> None:
+        columns = {name: [row[name] for row in rows] for name in rows[0]}
+        self.module.log_table(columns, f"{SAMPLES}/step-{step}.json")
+
+    def attach(self, file: Path) -> None:
+        self.module.log_artifact(str(file))
 
     def close(self) -> None:
         self.module.end_run()
+
+
+KINDS: dict[str, type[_TensorBoard] | type[_Wandb] | type[_Trackio] | type[_MLflow]] = {
+    "tensorboard": _TensorBoard,
+    "wandb": _Wandb,
+    "trackio": _Trackio,
+    "mlflow": _MLflow,
+}

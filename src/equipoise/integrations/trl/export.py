@@ -335,6 +335,14 @@ def _log(config: Config) -> dict[str, Setting]:
         "log.terminal": mapped({"disable_tqdm": not g.terminal}),
         "log.tensorboard": mapped({"report_to": report}),
         **{f"log.{name}": mapped(why="in report_to") for name in TRACKERS if name != "tensorboard"},
+        "log.project": mapped({"project": g.project}),
+        **{
+            f"log.{name}": unmappable("TRL leaves it to the tracker: WANDB_ENTITY, WANDB_RUN_GROUP, WANDB_TAGS")
+            if value
+            else mapped(why="none")
+            for name, value in (("entity", g.entity), ("group", g.group), ("tags", g.tags))
+        },
+        "log.samples": own("log_completions shows all of them, num_completions_to_print some"),
     }
 
 

@@ -59,7 +59,6 @@ PLAIN_TEMPLATE = '{{ messages[0]["content"] }}'  # the rows of a launch without 
 FIXED: dict[str, Any] = {
     f"{ROLLOUT}.tensor_model_parallel_size": 1,
     f"{ACTOR}.checkpoint.save_contents": ["model", "optimizer", "extra", "hf_model"],
-    "trainer.project_name": "equipoise",
 }
 
 
@@ -440,6 +439,12 @@ def _log(config: Config) -> dict[str, Setting]:
         else mapped(why="none, as verl"),
         "log.terminal": mapped({"trainer.logger": loggers}),
         **{f"log.{name}": said for name in TRACKERS},
+        "log.project": mapped({"trainer.project_name": g.project}),
+        **{
+            f"log.{name}": unmappable("verl tells trackers a project and a name alone") if value else mapped(why="none")
+            for name, value in (("entity", g.entity), ("group", g.group), ("tags", g.tags))
+        },
+        "log.samples": own("trainer.log_val_generations shows responses of validations"),
     }
 
 
