@@ -48,12 +48,16 @@ OTHERS = {
     "train.mini_batch": 2, "train.micro_batch": 8, "train.micro_tokens": 4096, "train.memory": "20 GiB",
     "train.shard": True,
     "train.seed": 5, "train.out": "elsewhere", "train.checkpoint_every": 4, "train.keep": 1,
+    "train.keep_best": "acc@5", "train.average": 2,
     "train.threads": 2, "train.max_skipped": 9, "train.max_uninformative": 9, "eval.every": 3, "eval.samples": 5,
     "eval.temperature": 0.6, "eval.greedy": False, "eval.per_level": 7, "eval.probe": True, "log.rollouts_every": 0,
     "log.terminal": False,
     "log.tensorboard": True, "log.wandb": True, "log.trackio": True, "log.mlflow": True,
+    "log.project": "study", "log.entity": "us", "log.group": "seeds", "log.tags": ["a"], "log.samples": 3,
 }  # fmt: skip
 NEEDS = {
+    **{f"model.lora_{name}": {"model.lora_rank": 8} for name in ("alpha", "targets", "dropout")},
+    "model.quantize": {"model.lora_rank": 8}, "train.keep_best": {"eval.samples": 5},
     "reward.functions": {"reward.functions": ["task", "tags"], "reward.weights": [1.0, 0.2]},
     "reward.weights": {"reward.functions": ["task", "boxed"], "reward.weights": [1.0, 1.0]},
     "objective.mismatch": {"rollout.engine": "vllm"}, "rollout.engine_memory": {"rollout.engine": "vllm"},

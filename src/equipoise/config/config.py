@@ -152,6 +152,44 @@ class Config(BaseModel):
         return self
 
     @model_validator(mode="after")
+    def four_bits_are_frozen(self) -> Self:
+        if self.model.quantize != "none" and not self.model.lora_rank:
+            raise ValueError(
+                f"model.quantize = {self.model.quantize}: must be none without LoRA, because weights in 4 bits are "
+                "not trained; set model.lora_rank"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def the_best_is_evaluated(self) -> Self:
+        wanted, evaluated = self.train.keep_best, self.eval
+        known = accuracies(evaluated.samples, greedy=evaluated.greedy)
+        if wanted and not evaluated.every:
+            raise ValueError(f"train.keep_best = {toml(wanted)}: needs evaluations; set eval.every")
+        if wanted and wanted not in known:
+            raise ValueError(
+                f"train.keep_best = {toml(wanted)}: must be a metric of the evaluations, {', '.join(known)}"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def what_is_averaged_is_kept(self) -> Self:
+        if self.train.average == 1:
+            raise ValueError("train.average = 1: must be 0 or at least 2, because one checkpoint is its own mean")
+        if self.train.average > self.train.keep + 1:
+            raise ValueError(
+                f"train.average = {self.train.average}: must be at most train.keep + 1, {self.train.keep + 1}, "
+                "because older checkpoints are gone at the end"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def trackers_have_a_project(self) -> Self:
+        if not self.log.project:
+            raise ValueError('log.project = "": must be a name')
+        return self
+
+    @model_validator(mode="after")
     def shards_pass_alike(self) -> Self:
         passes_are_set = self.train.micro_batch or self.train.micro_tokens
         possible = not self.model.lora_rank and self.rollout.engine == "native" and passes_are_set
@@ -162,6 +200,13 @@ class Config(BaseModel):
                 "where processes must keep step"
             )
         return self
+
+
+def accuracies(samples: int, *, greedy: bool) -> list[str]:
+    """Metrics of an evaluation with `samples` responses a prompt that are better the higher they are."""
+    passes = [f"pass@{2**k}" for k in range(1, samples.bit_length()) if 2**k < samples]
+    once = ["greedy"] if greedy else []
+    return [f"acc@{samples}", f"best@{samples}", *passes, f"maj@{samples}", *once]
 
 
 def validated(values: Any) -> Config:

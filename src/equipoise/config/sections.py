@@ -99,15 +99,6 @@ class ModelConfig(Section):
             raise ValueError("must be cpu, cuda or auto")
         return device
 
-    @model_validator(mode="after")
-    def four_bits_are_frozen(self) -> Self:
-        if self.quantize != "none" and not self.lora_rank:
-            raise ValueError(
-                f"model.quantize = {self.quantize}: must be none without LoRA, because weights in 4 bits are not "
-                "trained; set model.lora_rank"
-            )
-        return self
-
     def lora_options(self) -> dict[str, Any]:
         """Keyword arguments of `policy.Lora`, which has them by the same names."""
         return {name: getattr(self, f"lora_{name}") for name in ("rank", "alpha", "targets", "dropout")}
@@ -354,6 +345,10 @@ class TrainConfig(Section):
     """steps between checkpoints; one is always written at the end"""
     keep: Count = 2
     """checkpoints to keep besides the last"""
+    keep_best: str = ""
+    """also keep the checkpoint with the best evaluation, by its metric: acc@8, greedy; empty: none"""
+    average: Count = 0
+    """last checkpoints whose mean weights are written to averaged/ at the end; 0 is none"""
     shard: bool = False
     """under torchrun: each process keeps a part of weights, gradients and moments (FSDP2)"""
     threads: Count = 0
@@ -406,7 +401,7 @@ class LogConfig(Section):
     """also log to trackio (extra: trackio)"""
     mlflow: bool = False
     """also log to MLflow (extra: mlflow)"""
-    project: Annotated[str, Field(min_length=1), Must("a name")] = "equipoise"
+    project: str = "equipoise"
     """the trackers' project (MLflow: experiment)"""
     entity: str = ""
     """W&B's user or team; empty is its default"""

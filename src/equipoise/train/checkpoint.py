@@ -64,8 +64,9 @@ def save(
     state: dict[str, Any],
     keep: int,
     weights: dict[str, Tensor] | None = None,
+    best: int | None = None,
 ) -> Path:
-    """Write `step-N` whole or not at all, then drop the oldest beyond `keep` earlier ones."""
+    """Write `step-N` whole or not at all, then drop the oldest beyond `keep` earlier ones, but for the `best`."""
     folder.mkdir(parents=True, exist_ok=True)
     target, temporary = folder / f"step-{step}", folder / f".writing-step-{step}"
     discard_unfinished(folder)
@@ -83,7 +84,8 @@ def save(
         shutil.rmtree(temporary, ignore_errors=True)
         raise _disk_error(error) or error from error
     for old in steps(folder)[: -keep - 1]:
-        _remove(folder / f"step-{old}")
+        if old != best:
+            _remove(folder / f"step-{old}")
     return target
 
 

@@ -2,6 +2,7 @@
 
 config.toml   run.json   given.json   environment.json   metrics.jsonl   eval.jsonl   troubles.jsonl   prompts.parquet
 rollouts/step-N.parquet   evaluations/step-N.parquet   checkpoints/step-N/   probe.pt
+averaged/   trackers.json
 """
 
 from __future__ import annotations
@@ -45,6 +46,7 @@ class RunFolder:
         self.evaluations = self.path / "evaluations"  # the responses behind eval.jsonl
         self.probe = self.path / "probe.pt"  # the responses that every evaluation scores, with eval.probe
         self.checkpoints = self.path / "checkpoints"
+        self.averaged = self.path / "averaged"  # with train.average: the mean of the last of them
         self._lock: IO[str] | None = None
         self._made: list[Path] = []  # folders that were not there before, the innermost first
 

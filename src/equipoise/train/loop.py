@@ -27,7 +27,9 @@ from equipoise.objective import Credit, Objective, response_ids
 from equipoise.rollout import sampler as native_sampler
 from equipoise.tasks import Prompt, Task
 from equipoise.train import checkpoint, ranks
+from equipoise.train.average import average
 from equipoise.train.batch import Collector, StepBatch, encode_prompt, statistics
+from equipoise.train.best import Best
 from equipoise.train.callbacks import Callbacks
 from equipoise.train.folder import RunError, RunFolder, read_lines
 from equipoise.train.gaming import Watcher
@@ -123,6 +125,7 @@ class Trainer:
         self.log_seconds = 0.0
         self.ended = False
         self.probe: Probe | None = None
+        self.best = Best(config.train.keep_best)
         with contextlib.ExitStack() as undo:
             undo.callback(self.folder.leave)
             self._claim(resume, from_step)
@@ -222,6 +225,7 @@ class Trainer:
                 while self.step < self.config.train.steps and not self._asked_to_end():
                     self._step()
                     self._after_step(stopping)
+                self._average()
                 self.journal.ended()
         finally:
             self.journal.close()
@@ -254,7 +258,8 @@ class Trainer:
         if config.eval.every and (self.step % config.eval.every == 0 or done):
             self._evaluate()
             done = done or self._asked_to_end()
-        if done or problem or stop or self.step % config.train.checkpoint_every == 0:
+        is_best = self.best.step == self.step
+        if done or problem or stop or is_best or self.step % config.train.checkpoint_every == 0:
             self._checkpoint()
         if problem:
             raise RunError(problem)
@@ -386,6 +391,7 @@ class Trainer:
             measured, crossings = self.watcher.evaluated(evaluation)
             result |= measured
             self.journal.warn(self.step, crossings)
+        self.best.see(self.step, result)
         self.journal.evaluation(self.step, evaluation, result)
         self._call("on_evaluation", result)
 
@@ -438,10 +444,21 @@ class Trainer:
         with writing(self.folder):
             self.folder.sync()  # a checkpoint must not outlive the lines that lead up to it
             weights = dict(self.policy.model.named_parameters()) if self.updater.shards else None
-            checkpoint.save(self.folder.checkpoints, self.step, self.policy, state, self.config.train.keep, weights)
+            folder, keep = self.folder.checkpoints, self.config.train.keep
+            checkpoint.save(folder, self.step, self.policy, state, keep, weights, self.best.step)
+            self.best.link(folder)
             assert self.start is not None  # the first process writes
             self.start.record.wrote(self.folder, self.step)
             self.collector.history.write(self.folder.prompts)
+
+    def _average(self) -> None:
+        """The mean of the last checkpoints, where it is wanted."""
+        count = self.config.train.average
+        if count and ranks.me() == 0:
+            with writing(self.folder):
+                kept = checkpoint.steps(self.folder.checkpoints)[-count:]
+                average([self.folder.checkpoints / f"step-{step}" for step in kept], self.folder.averaged)
+            self.journal.terminal.say(f"the mean of steps {', '.join(map(str, kept))} is in {self.folder.averaged}")
 
     def _restored(self) -> dict[str, Any] | None:
         """The state of the last checkpoint, with its weights in the policy; what was logged after it is forgotten."""
@@ -455,6 +472,7 @@ class Trainer:
     def _resume(self, state: dict[str, Any]) -> None:
         skipped, ever_skipped, *uninformative = state["skipped"]
         self.updater.load_state_dict({**state, "skipped": (skipped, ever_skipped)})
+        self.best.see_all(read_lines(self.folder.eval))
         # Checkpoints of the first runs have the number behind the updater's two.
         self.uninformative = uninformative[0] if uninformative else state["uninformative"]
         self.step = state["step"]

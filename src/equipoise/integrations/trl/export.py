@@ -300,6 +300,10 @@ def _train(config: Config) -> dict[str, Setting]:
         "train.out": mapped({"output_dir": t.out}),
         "train.checkpoint_every": mapped({"save_steps": t.checkpoint_every * updates}, counted),
         "train.keep": mapped({"save_total_limit": t.keep + 1}, "the last one counts there"),
+        "train.keep_best": unmappable("TRL evaluates by the mean reward, not by ours")
+        if t.keep_best
+        else mapped(why="none"),
+        "train.average": unmappable("TRL averages no checkpoints") if t.average else mapped(why="none"),
         "train.threads": mapped(why="launch.py sets torch's") if t.threads else own("torch chooses its own number"),
         "train.max_skipped": own("TRL does not stop for numbers that are not finite"),
         "train.max_uninformative": own("TRL goes on without any difference in reward"),

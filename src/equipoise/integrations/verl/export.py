@@ -367,6 +367,8 @@ def _train(config: Config, task: Task) -> dict[str, Setting]:
         "train.out": mapped({"trainer.default_local_dir": t.out, "trainer.experiment_name": out.name}),
         "train.checkpoint_every": mapped({"trainer.save_freq": t.checkpoint_every}),
         "train.keep": mapped({"trainer.max_actor_ckpt_to_keep": t.keep + 1}, "the last one counts there"),
+        "train.keep_best": unmappable("verl keeps the last ones alone") if t.keep_best else mapped(why="none"),
+        "train.average": unmappable("verl averages no checkpoints") if t.average else mapped(why="none"),
         "train.threads": own("verl and Ray set the threads of their processes"),
         "train.max_skipped": own("verl skips an update whose gradient is not finite, and goes on"),
         "train.max_uninformative": own("verl goes on without any difference in reward"),
