@@ -216,6 +216,15 @@ def _export(add: AddCommand) -> None:
     export.add_argument("--to", default=None, metavar="HOST", help="whose files, for data and rollouts: trl or verl")
 
 
+def _push(add: AddCommand) -> None:
+    push = add("push", "publish a run's weights on the Hugging Face hub, with a card of data, objective and biases")
+    push.add_argument("run", help="a run directory")
+    push.add_argument("--to", required=True, metavar="OWNER/NAME", help="the model's name on the hub")
+    push.add_argument("--weights", default="", help="last, best, averaged or a step (default: best if kept, else last)")
+    push.add_argument("--private", action="store_true", help="make the repository private, if it is new")
+    push.add_argument("--dry-run", action="store_true", help="only write the folder that would be uploaded")
+
+
 def _redteam(add: AddCommand) -> None:
     attack = add("redteam", "train a policy to fool a verifier, and list what it accepts wrongly")
     option = attack.add_argument
@@ -261,6 +270,7 @@ COMMANDS = (  # in the order of the help page
     _report,
     _watch,
     _export,
+    _push,
     _redteam,
     _sandbox,
     _doctor,

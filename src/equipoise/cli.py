@@ -68,7 +68,8 @@ def _user_errors() -> tuple[type[Exception], ...]:
              ("equipoise.tasks.sandbox_server", "RunnerError"),
              ("equipoise.verifiers.code.backend", "BackendError"),
              ("equipoise.evaluate.folder", "EvaluationError"), ("equipoise.audit.log", "AuditError"),
-             ("equipoise.report.runs", "ReportError"), ("equipoise.integrations.launch", "ExportError")]  # fmt: skip
+             ("equipoise.report.runs", "ReportError"), ("equipoise.integrations.launch", "ExportError"),
+             ("equipoise.integrations.hub", "PushError")]  # fmt: skip
     return tuple(getattr(loaded[module], name) for module, name in names if module in loaded)
 
 
@@ -393,6 +394,13 @@ def _watch(options: argparse.Namespace, rest: list[str]) -> None:
     watch(options.runs, options.port)
 
 
+def _push(options: argparse.Namespace, rest: list[str]) -> None:
+    from equipoise.integrations.hub import push
+
+    said = push(options.run, options.to, weights=options.weights, private=options.private, dry_run=options.dry_run)
+    print(said)
+
+
 def _export(options: argparse.Namespace, rest: list[str]) -> None:
     from equipoise.integrations.command import export
 
@@ -444,6 +452,7 @@ RUN = {
     "report": _report,
     "watch": _watch,
     "export": _export,
+    "push": _push,
     "redteam": _redteam,
     "sandbox": _sandbox,
     "doctor": _doctor,
