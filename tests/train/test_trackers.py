@@ -4,6 +4,7 @@
 """
 
 import json
+import shutil
 import struct
 import sys
 from pathlib import Path
@@ -93,6 +94,15 @@ def test_a_resumed_run_keeps_its_identifier(model, tmp_path, name, fake):
         assert first[key] is None
         assert kept == "given"
     assert len(fake.of("log_params")) == (1 if name == "mlflow" else 0)
+
+
+@pytest.mark.parametrize("name", ["wandb"])
+def test_a_copy_beside_its_original_is_another_run(model, tmp_path, name, fake):
+    options = {"log__wandb": True, "log__terminal": False}
+    Trainer(settings(model, tmp_path / "run", train__steps=1, **options)).run()
+    shutil.copytree(tmp_path / "run", tmp_path / "copy")
+    Trainer(settings(model, tmp_path / "copy", train__steps=2, **options), resume=True).run()
+    assert [found["id"] for _, found in fake.of("init")] == [None, None]
 
 
 @pytest.mark.parametrize("name", ["wandb", "trackio", "mlflow"])

@@ -22,7 +22,7 @@ from equipoise.train.folder import RunError, RunFolder, append, replace, write_t
 from equipoise.train.gaming import Crossing
 from equipoise.train.progress import Terminal
 from equipoise.train.record import Record
-from equipoise.train.run_start import resume_command
+from equipoise.train.run_start import Start, resume_command
 from equipoise.train.sample import as_read, first_sample
 from equipoise.train.samples import sample_rows
 from equipoise.train.score import last_line
@@ -48,12 +48,12 @@ def writing(folder: RunFolder) -> Iterator[None]:
 class Journal:
     """Opened with the run; the terminal is quiet until `open_terminal`."""
 
-    def __init__(self, config: Config, folder: RunFolder, *, resume: bool) -> None:
+    def __init__(self, config: Config, folder: RunFolder, start: Start | None) -> None:
         self.config, self.folder = config, folder
         self.writes = ranks.me() == 0
         self.trackers = Trackers()
-        if self.writes:
-            self.trackers = open_trackers(config.log, folder.path, config.flat(), resume=resume)
+        if start is not None:  # the first process
+            self.trackers = open_trackers(config.log, folder.path, config.flat(), run=start.record.id)
         self.terminal = Terminal(config.train.out, config.train.steps, 0, shown=False)
 
     def begin(self, device: torch.device, record: Record, given: Mapping[str, Any], *, resume: bool) -> None:

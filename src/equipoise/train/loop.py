@@ -183,7 +183,7 @@ class Trainer:
 
     def _begin(self, resume: bool) -> None:
         """The first files of the run, and the state it begins with."""
-        self.journal = Journal(self.config, self.folder, resume=resume)
+        self.journal = Journal(self.config, self.folder, self.start)
         if self.start is not None:
             self.journal.begin(self.policy.device, self.start.record, self.given.record(), resume=resume)
         state = self._restored() if resume else None

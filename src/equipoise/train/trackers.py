@@ -73,13 +73,18 @@ class Trackers:
             tracker.close()
 
 
-def open_trackers(log: LogConfig, folder: Path, settings: Mapping[str, Any], *, resume: bool) -> Trackers:
-    """Those that `log` asks for; their identifiers are on the disk when this returns."""
+def open_trackers(log: LogConfig, folder: Path, settings: Mapping[str, Any], *, run: str) -> Trackers:
+    """Those that `log` asks for; their identifiers are on the disk when this returns.
+
+    `run`: who the run is. A copy that goes on beside its original is another, and gets identifiers of its own.
+    """
     wanted = {name: kind for name, kind in KINDS.items() if getattr(log, name)}
     if not wanted:
         return Trackers()
     file = folder / IDENTIFIERS
-    known: dict[str, str] = json.loads(file.read_text()) if resume and file.exists() else {}
+    known: dict[str, str] = json.loads(file.read_text()) if file.exists() else {}
+    if known.get("run") != run:
+        known = {"run": run}
     opened = {}
     for name, kind in wanted.items():
         opened[name] = kind(Run(folder, log, settings, known.get(name)))
