@@ -1,7 +1,14 @@
 """The language model: load and save, packed forward, log-probabilities of response tokens, LoRA, frozen reference."""
 
 from equipoise.policy.dropout import adapter_dropout
-from equipoise.policy.logprobs import TokenLogprobs, reference_logprobs, response_loss, token_logprobs, token_loss
+from equipoise.policy.logprobs import (
+    TokenLogprobs,
+    check_packing,
+    reference_logprobs,
+    response_loss,
+    token_logprobs,
+    token_loss,
+)
 from equipoise.policy.model import (
     Lora,
     ModelError,
@@ -29,6 +36,7 @@ __all__ = [
     "Support",
     "TokenLogprobs",
     "adapter_dropout",
+    "check_packing",
     "decode",
     "encode",
     "frozen_copy",

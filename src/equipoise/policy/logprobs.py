@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from typing import Any, NamedTuple
+from weakref import WeakSet
 
 import torch
 from torch import Tensor
@@ -29,6 +30,7 @@ from equipoise.policy.support import Support
 
 CHUNK_LOGITS = 1 << 24  # entries of one chunk of logits: 64 MiB in float32
 WHOLE_HEAD = 1 << 12  # rows of a head that is not worth cutting down to a support
+_PACKS: WeakSet[Policy] = WeakSet()  # models of transformers that keep packed responses apart
 
 
 class TokenLogprobs(NamedTuple):
@@ -161,6 +163,38 @@ class _Predicting(torch.autograd.Function):
         return out, None, None, None, None
 
 
+@torch.no_grad()
+def check_packing(policy: Policy) -> None:
+    """Refuse a model that transformers computes and that cannot attend inside the sequences of a pack.
+
+    Some families do not hand the pack on to their attention, and their responses would see each other: the same
+    tokens are run packed and apart, once a policy, and must come out alike.
+    """
+    if policy.is_llama_like or policy in _PACKS:
+        return
+    _plain_head(policy)
+    words = [word % policy.core.config.vocab_size for word in range(5, 11)]
+    prompt, first, second = words[:2], words[2:4], words[4:]
+    lengths, group = torch.tensor([2, 2]), torch.tensor([0, 0])
+    packed = packed_rows([prompt], torch.tensor([*first, *second], device=policy.device), lengths, group)
+    try:
+        together = _predicting(_through_transformers(policy, packed), packed)
+    except ValueError as error:  # the attention's own refusals
+        raise ModelError(f"{policy.name} cannot be trained: {error}") from error
+    apart = []
+    for response in (first, second):
+        inputs = torch.tensor([[*prompt, *response]], device=policy.device)
+        found = policy.core.base_model(input_ids=inputs, use_cache=False).last_hidden_state[0]
+        apart.append(found[len(prompt) - 1 : -1])
+    expected = torch.cat(apart).float()
+    if not torch.allclose(together.float(), expected, rtol=0.05, atol=0.05 * float(expected.abs().max())):
+        raise ModelError(
+            f"{policy.name} cannot be trained: {type(policy.core).__name__} of transformers does not keep packed "
+            "responses apart; docs/architectures.md lists the families that are supported"
+        )
+    _PACKS.add(policy)
+
+
 def _hidden(policy: Policy, pack: Pack) -> Tensor:
     """Hidden states [U, d] of the row, ready for the head."""
     core = policy.core
@@ -176,9 +210,14 @@ def _hidden(policy: Policy, pack: Pack) -> Tensor:
             core, pack.inputs, pack.positions, attend, gradient_checkpointing=policy.gradient_checkpointing
         )
         return decoder.normed(core, x)
+    check_packing(policy)
+    return _through_transformers(policy, pack)
+
+
+def _through_transformers(policy: Policy, pack: Pack) -> Tensor:
     # A 4-d mask is passed on untouched; None would have transformers build one for the whole row.
     no_mask = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=pack.inputs.device)
-    out = core.base_model(
+    out = policy.core.base_model(
         input_ids=pack.inputs[None],
         position_ids=pack.positions[None],
         attention_mask=no_mask,

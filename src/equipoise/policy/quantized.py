@@ -18,6 +18,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from equipoise.kernels.autograd import apply
+
 BLOCK = 64  # weights that share a scale
 
 
@@ -73,8 +75,7 @@ class QuantizedLinear(torch.nn.Linear):
         return self.packed.whole()
 
     def forward(self, x: Tensor) -> Tensor:
-        y: Tensor = _Product.apply(x, self.packed, self.bias)
-        return y
+        return apply(_Product, x, self.packed, self.bias)
 
 
 class _Product(torch.autograd.Function):

@@ -24,7 +24,7 @@ from equipoise.train.progress import Terminal
 from equipoise.train.record import Record
 from equipoise.train.run_start import Start, resume_command
 from equipoise.train.sample import as_read, first_sample
-from equipoise.train.samples import sample_rows
+from equipoise.train.sample_table import sample_rows
 from equipoise.train.score import last_line
 from equipoise.train.trackers import Trackers, open_trackers
 

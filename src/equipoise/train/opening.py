@@ -48,8 +48,8 @@ def load_policy(given: Given) -> models.Policy:
 
 
 def open_model(model: ModelConfig) -> models.Policy:
-    """On the device that the configuration names."""
-    return models.load(
+    """On the device that the configuration names; refused where it cannot be trained."""
+    policy = models.load(
         model.name,
         dtype=getattr(torch, model.dtype),
         device=device(model.device),
@@ -57,6 +57,8 @@ def open_model(model: ModelConfig) -> models.Policy:
         lora=models.Lora(**model.lora_options()) if model.lora_rank else None,
         four_bit=model.quantize == "nf4",
     )
+    models.check_packing(policy)
+    return policy
 
 
 def device(name: str) -> str:
