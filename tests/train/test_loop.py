@@ -321,7 +321,7 @@ def test_the_seed_decides_the_run(run, tmp_path):
 def test_a_run_leaves_only_what_it_says(run, tmp_path):
     run(train__steps=3, train__checkpoint_every=1, train__keep=1)
     names = {p.name for p in (tmp_path / "run").iterdir()}
-    logs = {"config.toml", "environment.json", "metrics.jsonl", "eval.jsonl", "prompts.parquet"}
+    logs = {"config.toml", "run.json", "environment.json", "metrics.jsonl", "eval.jsonl", "prompts.parquet"}
     assert names == {".lock", *logs, "rollouts", "evaluations", "checkpoints"}
     assert checkpoint.steps(RunFolder(tmp_path / "run").checkpoints) == [2, 3]
 
