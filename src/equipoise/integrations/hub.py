@@ -14,7 +14,7 @@ from typing import Any
 
 from equipoise.config import dump, load
 from equipoise.files import whole
-from equipoise.integrations.model_card import Source, public, write_card
+from equipoise.integrations.model_card import Published, public, write_card
 from equipoise.train import RunFolder, checkpoint, read_lines
 from equipoise.train.best import Best
 
@@ -42,7 +42,7 @@ def push(run: str, to: str, *, weights: str = "", private: bool = False, dry_run
     return f"{_upload(out, to, source, private)} has {source.weights} ({out})"
 
 
-def _chosen(folder: RunFolder, weights: str) -> tuple[Source, Path]:
+def _chosen(folder: RunFolder, weights: str) -> tuple[Published, Path]:
     """Which weights are meant; where the run kept its best, those are the default."""
     config = load(folder.config)
     kept = checkpoint.steps(folder.checkpoints)
@@ -54,7 +54,7 @@ def _chosen(folder: RunFolder, weights: str) -> tuple[Source, Path]:
     if weights == "averaged":
         if not folder.averaged.is_dir():
             raise PushError(f"{folder.averaged}: is not there; train.average writes it at the end of a run")
-        return Source(folder, config, "the mean of the last checkpoints", kept[-1]), folder.averaged
+        return Published(folder, config, "the mean of the last checkpoints", kept[-1]), folder.averaged
     if weights == "best" and best.step is None:
         raise PushError(f"--weights best: the run kept none; set train.keep_best, or choose among {_listed(kept)}")
     steps = {"last": kept[-1], "best": best.step, **{str(step): step for step in kept}}
@@ -62,14 +62,14 @@ def _chosen(folder: RunFolder, weights: str) -> tuple[Source, Path]:
     if step is None:
         raise PushError(f"--weights {weights}: must be last, best, averaged or a step that was kept, {_listed(kept)}")
     how = f"step {step}" + (f", the best by {best.metric}" if step == best.step else "")
-    return Source(folder, config, how, step), folder.checkpoints / f"step-{step}"
+    return Published(folder, config, how, step), folder.checkpoints / f"step-{step}"
 
 
 def _listed(steps: list[int]) -> str:
     return ", ".join(map(str, steps))
 
 
-def _write(source: Source, weights: Path, name: str, out: Path) -> None:
+def _write(source: Published, weights: Path, name: str, out: Path) -> None:
     shutil.rmtree(out, ignore_errors=True)
     shutil.copytree(weights, out, ignore=shutil.ignore_patterns(*LEFT_OUT))
     for file, text in (("README.md", write_card(source, name)), ("config.toml", dump(public(source.config)))):
@@ -77,7 +77,7 @@ def _write(source: Source, weights: Path, name: str, out: Path) -> None:
             temporary.write_text(text, encoding="utf-8")
 
 
-def _upload(folder: Path, name: str, source: Source, private: bool) -> str:
+def _upload(folder: Path, name: str, source: Published, private: bool) -> str:
     from huggingface_hub import HfApi
 
     api: Any = HfApi()

@@ -26,7 +26,7 @@ RUN = (
 
 
 @dataclass(frozen=True)
-class Source:
+class Published:
     """A run, and which of its weights are published: `step`, and how they are called."""
 
     run: RunFolder
@@ -35,7 +35,7 @@ class Source:
     step: int
 
 
-def write_card(source: Source, name: str) -> str:
+def write_card(source: Published, name: str) -> str:
     """The text of README.md."""
     parts = [
         _front(source),
@@ -68,7 +68,7 @@ def _shortened(value: Any) -> Any:
     return Path(value).name if isinstance(value, str) and Path(value).is_absolute() else value
 
 
-def _front(source: Source) -> str:
+def _front(source: Published) -> str:
     """The fields that a hub reads."""
     base, data = source.config.model.name, source.config.task.name
     tags = ["reinforcement-learning", "reasoning", "equipoise", source.config.objective.preset]
@@ -85,7 +85,7 @@ def _is_local(name: str) -> bool:
     return "/" not in name or Path(name).is_absolute() or name.startswith((".", "~")) or Path(name).exists()
 
 
-def _origin(source: Source) -> str:
+def _origin(source: Published) -> str:
     config = source.config
     made: dict[str, str] = {}
     if source.run.environment.exists():
@@ -100,7 +100,7 @@ def _origin(source: Source) -> str:
     )
 
 
-def _data(source: Source) -> str:
+def _data(source: Published) -> str:
     task = source.config.task
     shown = _shortened(task.name)
     lines = [f"Prompts: `{shown}`, verified by {task.verifier or 'the verifier of each row, else math'}."]
@@ -122,7 +122,7 @@ def _prompts_seen(file: Path) -> int:
     return int(pq.read_metadata(file).num_rows)
 
 
-def _objective(source: Source) -> str:
+def _objective(source: Published) -> str:
     config = source.config
     built = config.build_objective()
     rollout, optim = config.rollout, config.optim
@@ -143,7 +143,7 @@ def _objective(source: Source) -> str:
     return _table(("choice", "value"), rows)
 
 
-def _biases(source: Source) -> str:
+def _biases(source: Published) -> str:
     """What the audit finds in the run's rollouts, and the measures of its last steps."""
     records = [r for r in read_lines(source.run.metrics) if r["step"] <= source.step]
     last = records[-max(1, len(records) // 10) :]
@@ -169,7 +169,7 @@ def _audited(run: RunFolder) -> str:
     return "`equipoise audit` on the run's rollouts:\n\n" + "\n".join(lines)
 
 
-def _evaluations(source: Source) -> str:
+def _evaluations(source: Published) -> str:
     """Held-out prompts before training and at the published step; benchmarks where some were evaluated."""
     records = {record["step"]: record for record in read_lines(source.run.eval)}
     parts = []

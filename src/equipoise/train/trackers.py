@@ -26,7 +26,7 @@ Row = Mapping[str, str | float]
 
 
 @dataclass(frozen=True)
-class Run:
+class Tracked:
     """What a tracker is opened with; `identifier`: the one it gave the run that is resumed, if it saw it before."""
 
     folder: Path
@@ -87,7 +87,7 @@ def open_trackers(log: LogConfig, folder: Path, settings: Mapping[str, Any], *, 
         known = {"run": run}
     opened = {}
     for name, kind in wanted.items():
-        opened[name] = kind(Run(folder, log, settings, known.get(name)))
+        opened[name] = kind(Tracked(folder, log, settings, known.get(name)))
     given = {name: tracker.identifier for name, tracker in opened.items()}
     replace(file, json.dumps(known | given, indent=2) + "\n")
     return Trackers(list(opened.values()))
@@ -105,7 +105,7 @@ def _imported(module: str, extra: str) -> Any:
 class _TensorBoard:
     """Its events have no identifier but their folder."""
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: Tracked) -> None:
         folder = run.folder / "tensorboard"
         self.writer = _imported("torch.utils.tensorboard", "tensorboard").SummaryWriter(str(folder))
         self.identifier = folder.name
@@ -129,7 +129,7 @@ class _TensorBoard:
 class _Wandb:
     """Steps are a metric of ours, not W&B's own count, which never goes back: a resumed run does, to its checkpoint."""
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: Tracked) -> None:
         self.module = _imported("wandb", "wandb")
         log = run.log
         self.run = self.module.init(
@@ -168,7 +168,7 @@ class _Wandb:
 class _Trackio:
     """A run is found again by its name, of which there may be several in a project: hence a name of its own."""
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: Tracked) -> None:
         self.module = _imported("trackio", "trackio")
         log = run.log
         self.identifier = run.identifier or f"{run.folder.name}-{secrets.token_hex(3)}"
@@ -198,7 +198,7 @@ class _Trackio:
 
 
 class _MLflow:
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: Tracked) -> None:
         self.module = _imported("mlflow", "mlflow")
         log = run.log
         self.module.set_experiment(log.project)
