@@ -186,7 +186,7 @@ def _outline(folder: str) -> Outline:
     from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 
     with torch.device("meta"):
-        model: Any = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder))  # type: ignore[no-untyped-call]
+        model: Any = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder))
     # A copy, because the configuration may give it another chat template.
     policy = Policy(model, copy.deepcopy(_tokenizer(folder)), folder)
     with contextlib.suppress(OSError):  # a model without the file has the end token of its configuration

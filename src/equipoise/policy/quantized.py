@@ -35,7 +35,9 @@ class Packed(Protocol):
     """A matrix in few bits."""
 
     shape: torch.Size
-    nbytes: int
+
+    @property
+    def nbytes(self) -> int: ...
 
     def whole(self) -> Tensor:
         """[out, in] in the dtype it was packed from."""
@@ -68,7 +70,7 @@ class QuantizedLinear(torch.nn.Linear):
         torch.nn.Module.__init__(self)  # Linear's own would make a whole weight
         self.out_features, self.in_features = packed.shape
         self.packed = packed
-        self.bias = bias
+        self.bias = bias  # type: ignore[assignment]  # torch says that a Linear always has one
 
     @property
     def weight(self) -> Tensor:  # type: ignore[override]
@@ -110,4 +112,5 @@ def quantize(model: Any, device: str | torch.device, packing: Callable[[Tensor],
 def parameter_count(model: Any) -> int:
     """All parameters, those in 4 bits as well."""
     packed = sum(m.packed.shape.numel() for m in model.modules() if isinstance(m, QuantizedLinear))
-    return packed + sum(p.numel() for p in model.parameters())
+    others: int = sum(p.numel() for p in model.parameters())
+    return packed + others

@@ -196,7 +196,7 @@ def _take_objective(table: dict[str, Any], objective: str | Objective | None) ->
 def _refuse_missing(given: Given) -> None:
     """An object that a configuration names and nobody gave: a run begun by a program, resumed by the command line."""
     config = given.config
-    named = [("model.name", config.model.name, given.policy)]
+    named: list[tuple[str, str, object]] = [("model.name", config.model.name, given.policy)]
     named += [("task.name", config.task.name, given.rows or given.task)]
     named += [("reward.functions", name, given.functions.get(name)) for name in config.reward.functions]
     for option, name, found in named:

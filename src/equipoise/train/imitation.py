@@ -101,7 +101,7 @@ class Imitator:
         loss = 0.0
         for part in share.parts:
             found = -self._logprobs(part).sum() / tokens
-            found.backward()  # type: ignore[no-untyped-call]
+            found.backward()
             loss += float(found.detach())
         norm = torch.nn.utils.get_total_norm([p.grad for p in self.optimizer.masters if p.grad is not None])
         if not math.isfinite(loss) or not math.isfinite(float(norm)):

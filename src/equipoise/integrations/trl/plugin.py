@@ -125,13 +125,13 @@ class EquipoiseGRPOTrainer(GRPOTrainer):
 
     def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Tensor:
         if not self.model.training:
-            evaluated: Tensor = super()._compute_loss(model, inputs)  # type: ignore[no-untyped-call]  # TRL has no types
+            evaluated: Tensor = super()._compute_loss(model, inputs)
             return evaluated
         others = {k: v for k, v in inputs.items() if k != "old_per_token_logps"}  # then every ratio is 1
         others["advantages"] = torch.zeros_like(inputs["advantages"])
         self._forward = None
         with self._without_policy_loss():
-            loss: Tensor = super()._compute_loss(model, others)  # type: ignore[no-untyped-call]
+            loss: Tensor = super()._compute_loss(model, others)
         assert self._forward is not None, "TRL's _compute_loss no longer calls _get_per_token_logps_and_entropies"
         logprobs, entropy, self._forward = self._forward[0], self._forward[1], None
         if self._credit is None:
@@ -201,7 +201,7 @@ class EquipoiseGRPOTrainer(GRPOTrainer):
             self._metrics["train"][name].append(value)
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
-        super()._save_checkpoint(model, trial)  # type: ignore[no-untyped-call]
+        super()._save_checkpoint(model, trial)
         folder = Path(self._get_output_dir(trial=trial), f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}")
         if self.args.should_save and folder.is_dir():
             text = json.dumps({"objective": self.objective.choices(), "state": self.objective.state_dict()}, indent=1)
@@ -209,7 +209,7 @@ class EquipoiseGRPOTrainer(GRPOTrainer):
                 temporary.write_text(text, encoding="utf-8")
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
-        super()._load_optimizer_and_scheduler(checkpoint)  # type: ignore[no-untyped-call]
+        super()._load_optimizer_and_scheduler(checkpoint)
         if checkpoint is None:
             return
         file = Path(checkpoint, STATE)

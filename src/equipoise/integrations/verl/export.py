@@ -90,7 +90,7 @@ def _held_out(config: Config, task: Task) -> Iterator[Row]:
 
 
 def _row(config: Config, task: Task, prompt: Prompt, split: str, index: int) -> Row:
-    messages = messages_of(prompt, config.task.system) if config.task.chat else None
+    messages = tuple(messages_of(prompt, config.task.system)) if config.task.chat else None
     shown = dataclasses.replace(prompt, messages=messages)
     return verl_row(shown, source_of(task.name), split, index)
 
