@@ -84,6 +84,7 @@ $(VLLM)/.ready: pyproject.toml constraints-vllm.txt
 	touch $@
 
 install: $(BASE)  ## the environment in .venv, reused while pyproject.toml and constraints.txt stay the same
+	@echo "installed; put equipoise on your PATH with:  . $(BIN)/activate"
 
 quickstart: $(BASE)  ## train the embedded model with four objectives and compare them
 	$(BIN)/equipoise quickstart

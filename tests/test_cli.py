@@ -2,6 +2,8 @@
 
 import json
 import re
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -12,7 +14,7 @@ from equipoise.config.errors import help_of, options_of
 from equipoise.objective import PRESETS
 from equipoise.train import Config, Trainer
 
-from .train.tiny import make_model, overrides, settings
+from .train.tiny import make_model, metrics, overrides, settings
 
 
 @pytest.fixture(scope="module")
@@ -208,3 +210,58 @@ def test_objectives_lists_every_preset_with_its_source(equipoise):
     assert code == 0
     for name, preset in PRESETS.items():
         assert re.search(rf"^ *{name} .*{re.escape(preset.source[:12])}", out, re.MULTILINE), name
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["trian"], '"trian" is not a command; did you mean "train"? (quickstart, '),
+        (["zzz"], '"zzz" is not a command; use one of (quickstart, '),
+        (["quickstart", "--stpes", "3"], 'unrecognized arguments: --stpes 3; did you mean "--steps"? ('),
+        (["eval", "m", "--tsak", "x"], 'unrecognized arguments: --tsak x; did you mean "--task"? ('),
+        (["doctor", "more"], "unrecognized arguments: more\n"),
+    ],
+)
+def test_a_wrong_word_gets_the_nearest_right_one(equipoise, arguments, said):
+    code, _, err = equipoise(*arguments)
+    assert code == 2
+    assert said in err
+
+
+@pytest.mark.parametrize("command", ["theory", "objectives", "train --help"])
+def test_output_into_head_ends_without_a_word(command):
+    """A reader that closes the pipe at once."""
+    program = [sys.executable, "-m", "equipoise", *command.split()]
+    process = subprocess.Popen(program, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process.stdout.close()
+    _, err = process.communicate(timeout=300)
+    assert err == ""
+    assert process.returncode in (1, 141)  # 1 is rich's own
+
+
+def test_a_pipe_that_breaks_elsewhere_is_a_bug(equipoise, monkeypatch):
+    def broken(options, rest):
+        raise BrokenPipeError
+
+    monkeypatch.setitem(cli.RUN, "theory", broken)
+    with pytest.raises(BrokenPipeError):
+        equipoise("theory")
+
+
+def test_a_run_goes_on_where_it_lies_and_says_when_it_is_done(equipoise, model, tmp_path, monkeypatch):
+    """The lines of the README in sequence, from another directory than it began in."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "c.toml").write_text('[train]\nout = "runs/mine"\n')
+    options = overrides(model, "runs/mine", train__steps=2, log__terminal=False, eval__every=0)
+    assert equipoise("train", "c.toml", *options) == (0, "", "")
+    (tmp_path / "runs" / "mine").rename(tmp_path / "moved")
+    done = "moved: finished: step 2 of 2 is done; --train.steps N trains it on to step N\n"
+    assert equipoise("train", "moved", "--resume") == (0, done, "")
+    assert equipoise("train", "moved", "--resume", "--train.steps", "3") == (0, "", "")
+    assert equipoise("train", "moved", "--resume", "--from-step", "2") == (0, "", "")
+    assert not (tmp_path / "runs" / "mine").exists()
+    assert [record["step"] for record in metrics(tmp_path / "moved")] == [1, 2, 3]
+    assert equipoise("eval", "moved", *EVAL)[0] == 0
+    code, _, err = equipoise("train", "moved")
+    assert code == 1
+    assert err.startswith("equipoise: moved: is a run directory: --resume goes on with it")

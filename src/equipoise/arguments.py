@@ -35,6 +35,13 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
+def option_names(parser: argparse.ArgumentParser, command: str) -> list[str]:
+    """The long options of a command, as they are typed."""
+    (commands,) = [action for action in parser._actions if isinstance(action, argparse._SubParsersAction)]
+    actions = commands.choices[command]._actions
+    return [flag for action in actions for flag in action.option_strings if flag.startswith("--")]
+
+
 def _at_least(least: float, kind: type[int] | type[float] = int) -> Callable[[str], float]:
     def number(text: str) -> float:
         value = kind(text)

@@ -1,6 +1,7 @@
 """The command line. Every command is a few lines here; what it does is elsewhere.
 
-Exit codes: 0 done, 1 failed with a sentence, 2 the command line was wrong, 130 stopped by Ctrl-C.
+Exit codes: 0 done, 1 failed with a sentence, 2 the command line was wrong, 130 stopped by Ctrl-C, 141 nobody reads the
+output any more.
 """
 
 from __future__ import annotations
@@ -9,11 +10,11 @@ import argparse
 import functools
 import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from equipoise.arguments import TRAIN_USAGE, build_parser
+from equipoise.arguments import TRAIN_USAGE, build_parser, option_names
 
 if TYPE_CHECKING:
     from equipoise.config import TaskConfig
@@ -26,21 +27,43 @@ def main(arguments: Sequence[str] | None = None) -> None:
     arguments = sys.argv[1:] if arguments is None else list(arguments)
     parser = build_parser()
     arguments, overrides = _without_overrides(arguments)
+    if arguments and not arguments[0].startswith("-") and arguments[0] not in RUN:
+        parser.error(f'"{arguments[0]}" is not a command;{_did_you_mean(arguments[0], RUN)} ({", ".join(RUN)})')
     options, rest = parser.parse_known_args(arguments)
     if options.command in ("eval", "bias"):  # their task takes options, and nothing else does
         unknown = rest + [word for word in overrides if word.startswith("--") and not word.startswith("--task.")]
     else:
         unknown = [] if options.command in ("train", "sft", "compare", "export") else rest + overrides
     if unknown:
-        parser.error(f"unrecognized arguments: {' '.join(unknown)}")
+        parser.error(_unrecognized(option_names(parser, options.command), unknown))
     rest += overrides
     try:
         RUN[options.command](options, rest)
+        sys.stdout.flush()
     except KeyboardInterrupt:
         sys.exit(130)
+    except BrokenPipeError:
+        from equipoise.train.progress import discard_output, reader_gone
+
+        if not reader_gone():  # a pipe that broke elsewhere is a bug and shows its traceback
+            raise
+        discard_output()
+        sys.exit(141)
     except _user_errors() as error:
         print(f"equipoise: {error}", file=sys.stderr)
         sys.exit(130 if type(error).__name__ == "Interrupted" else 1)
+
+
+def _unrecognized(flags: Sequence[str], unknown: Sequence[str]) -> str:
+    wrong = next((word for word in unknown if word.startswith("-")), None)
+    hint = "" if wrong is None else f";{_did_you_mean(wrong, flags)} ({', '.join(flags)})"
+    return f"unrecognized arguments: {' '.join(unknown)}{hint}"
+
+
+def _did_you_mean(word: str, known: Iterable[str]) -> str:
+    from equipoise.objective.choice import did_you_mean  # torch: for a mistake alone
+
+    return did_you_mean(word, known)
 
 
 def _without_overrides(arguments: Sequence[str]) -> tuple[list[str], list[str]]:

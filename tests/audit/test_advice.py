@@ -11,6 +11,7 @@ import equipoise as eq
 from equipoise.audit import advise, main_text, measure
 from equipoise.audit.advice import beyond
 from equipoise.audit.bootstrap import Estimate
+from equipoise.audit.objectives import gathered
 from equipoise.audit.render import spark
 
 from .synthetic import Law
@@ -169,3 +170,25 @@ def test_sparks():
     assert spark([None, 1, 3]) == " ▁█"
     assert spark([None]) == ""
     assert len(spark(list(range(1000)))) == 32
+
+
+def test_a_log_without_differences_leaves_no_gaps_in_the_sentences():
+    """No token weighs anything where all rewards are alike; nothing is "unknown %"."""
+    columns = {"prompt": [0, 0, 1, 1], "reward": [0.0] * 4, "length": [2] * 4, "tokens": [[1, 2]] * 4}
+    found = advice(columns, "grpo")
+    assert "unknown" not in " ".join(a.finding for a in found.values())
+    assert found["shared prefixes"].finding == "no evidence: under grpo no token weighs anything here."
+    assert found["length starvation"].finding == "no evidence: under grpo no token weighs anything here."
+
+
+@pytest.mark.parametrize(
+    ("objective", "against", "names"),
+    [
+        ("dapo+hadw", ["balanced"], ["dapo+hadw", "balanced+hadw"]),
+        ("dapo+balanced+prefix", ["hadw"], ["dapo+balanced+prefix", "hadw+prefix"]),
+        ("dapo+hadw", ["balanced+debias", "grpo"], ["dapo+hadw", "balanced+debias", "grpo"]),
+        ("dapo", ["balanced"], ["dapo", "balanced"]),
+    ],
+)
+def test_what_a_change_keeps_of_the_audited_objective_is_in_its_name(objective, against, names):
+    assert list(gathered(objective, against, True)) == names

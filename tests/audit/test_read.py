@@ -342,3 +342,17 @@ def test_tables_that_do_not_fit_are_sentences():
         from_table({"prompt": [0, 0], "reward": [1, 0]})
     with pytest.raises(AuditError, match="give paths, a pyarrow table or a mapping"):
         measure([1, 2], "dapo")
+
+
+def test_a_tokenizer_has_the_names_that_models_have():
+    """`abacus` is the embedded model's, not one of the hub."""
+    columns = {"prompt": [0, 0], "reward": [1, 0], "response": ["1+2=3", "14"]}
+    assert from_table(columns, tokenizer="abacus").unit == "tokens"
+    with pytest.raises(AuditError, match=r"--tokenizer \./nowhere: .*nowhere is not there"):
+        from_table(columns, tokenizer="./nowhere")
+
+
+def test_text_a_tokenizer_cannot_spell_is_one_sentence():
+    columns = {"prompt": [0, 0], "reward": [1, 0], "response": ["it is three", "14"]}
+    with pytest.raises(AuditError, match=r"--tokenizer cannot read the responses, 'it is three' and on: .*model's own"):
+        from_table(columns, tokenizer="abacus")

@@ -6,13 +6,16 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 import time
+from subprocess import PIPE
 
 import pytest
 import torch
 
-from equipoise.train import ConfigError, RunError, RunFolder, Trainer, checkpoint, journal, read_lines
+from equipoise.train import ConfigError, RunError, RunFolder, Trainer, checkpoint, journal, loop, read_lines
 
+from .conftest import ENVIRONMENT, ROOT
 from .tiny import REWARDS, make_model, metrics, outcome, overrides, settings
 
 
@@ -363,4 +366,29 @@ def test_a_context_too_short_for_the_task(tmp_path):
     short = make_model(tmp_path / "short", context=4)
     with pytest.raises(RunError, match=r"leaves no room in .*'s context of 4"):
         Trainer(settings(short, tmp_path / "run"))
+    assert no_run_in(tmp_path / "run")
+
+
+def test_a_run_whose_output_nobody_reads_stops_with_a_checkpoint(model, tmp_path):
+    """`equipoise train … | head -1`: the step is finished, and stderr says how to go on."""
+    (tmp_path / "empty.toml").touch()
+    program = [sys.executable, "-m", "equipoise", "train", str(tmp_path / "empty.toml")]
+    program += overrides(model, tmp_path / "run", train__steps=500, eval__every=0)
+    process = subprocess.Popen(program, cwd=ROOT, env=ENVIRONMENT, text=True, stdout=PIPE, stderr=PIPE)
+    process.stdout.readline()
+    process.stdout.close()
+    _, err = process.communicate(timeout=300)
+    (step,) = checkpoint.steps(RunFolder(tmp_path / "run").checkpoints)
+    assert step < 500
+    assert err == f"equipoise: stopped after step {step}; go on with: equipoise train {tmp_path}/run --resume\n"
+    assert process.returncode == 130
+
+
+def test_a_reward_that_cannot_be_used_is_refused_before_the_model_is_loaded(model, tmp_path, monkeypatch):
+    monkeypatch.setattr(loop, "load_policy", lambda config: pytest.fail("the model was loaded"))
+    for name in ("threes", "takes_two"):
+        with pytest.raises(ConfigError, match=name):
+            Trainer(settings(model, tmp_path / "run", reward__functions=[f"{REWARDS}:{name}"]))
+    with pytest.raises(ConfigError, match=r"reward.judge"):
+        Trainer(settings(model, tmp_path / "run", reward__judge="nowhere:f"))
     assert no_run_in(tmp_path / "run")

@@ -182,7 +182,9 @@ def test_what_was_logged_after_the_last_checkpoint_is_said(copy):
     config = configured(copy, ["--train.steps", "9"], resume=True)
     start = check_start(RunFolder(copy), config, resume=True)
     assert start.step == 4
-    assert start.sentence == f"{copy}: goes on after step 4 of 9; steps 5 to 6, logged after that, are computed again"
+    assert (
+        start.sentence == f"{copy}: goes on after step 4 of 9; steps 5 to 6 were logged already and are computed again"
+    )
 
 
 def test_a_finished_run_says_so(copy):

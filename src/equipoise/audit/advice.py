@@ -99,7 +99,7 @@ def _coupling(audit: Audit) -> Advice:
 
 def _price(audit: Audit, changes: list[str]) -> str:
     """What balanced would cost, where the audit measured it."""
-    other = next((n for n in ("balanced", f"balanced+{_difficulty(audit)}") if n in audit.overall.objectives), None)
+    other = _balanced(audit)
     if not changes or "balanced" not in changes[0] or other is None:
         return ""
     now, then = audit.overall.objectives[audit.objective], audit.overall.objectives[other]
@@ -112,10 +112,17 @@ def _price(audit: Audit, changes: list[str]) -> str:
     )
 
 
+def _balanced(audit: Audit) -> str | None:
+    """The name of the audited objective under balanced, where the audit measured that."""
+    return next((n for n in ("balanced", f"balanced+{_difficulty(audit)}") if n in audit.overall.objectives), None)
+
+
 def _starvation(audit: Audit) -> Advice:
     spread = audit.overall.objectives[audit.objective]["equal_weighting"]
     found = beyond(spread, FLOORS["equal_weighting"])
     tenths = [w for w in audit.overall.token_weight[audit.objective] if w.value is not None]
+    if spread.value is None:
+        return Advice("length starvation", None, f"no evidence: under {audit.objective} no token weighs anything here.")
     if not found:
         said = "no evidence that tokens of long responses weigh less" if found is None else "Tokens weigh alike"
         return Advice("length starvation", found, f"{said}: their weights spread by {_number(spread)}.")
@@ -123,8 +130,9 @@ def _starvation(audit: Audit) -> Advice:
         f"Under {audit.objective} a token in the longest tenth of the responses weighs {_times(tenths[-1])} times the "
         f"mean, one in the shortest {_times(tenths[0])} times."
     )
-    longest = [w.value for w in audit.overall.token_weight.get("balanced", []) if w.value is not None]
-    finding += f" Under balanced the former is {longest[-1]:.2f}." if longest else ""
+    other = _balanced(audit)
+    longest = [w.value for w in audit.overall.token_weight.get(other or "", []) if w.value is not None]
+    finding += f" Under {other} the former is {longest[-1]:.2f}." if longest else ""
     return Advice("length starvation", True, finding, BALANCED)
 
 
@@ -154,6 +162,8 @@ def _shared(audit: Audit) -> Advice:
     if not audit.has_tokens:
         return Advice(topic, None, "no evidence: the log has no token ids, so what responses share cannot be seen.")
     tax = mine["node_learning_tax"]
+    if tax.value is None:
+        return Advice(topic, None, f"no evidence: under {audit.objective} no token weighs anything here.")
     found = beyond(tax, FLOORS["node_learning_tax"])
     said = f"{audit.objective} spends {_percent(tax)} of its gradient mass on tokens that all of a group share"
     if not found:
@@ -262,7 +272,7 @@ def _percent(e: Estimate) -> str:
     ends = [None if x is None else 100 * x for x in (e.value, e.low, e.high)]
     text = _with_interval(Estimate(*ends), "{:.0f}" if ends[0] is None or abs(ends[0]) >= 10 else "{:.1f}")
     number, bracket, rest = text.partition(" [")
-    return f"{number} %{bracket}{rest}"
+    return text if e.value is None else f"{number} %{bracket}{rest}"
 
 
 def _with_interval(e: Estimate, form: str) -> str:

@@ -42,7 +42,7 @@ def gathered(
     base = named(objective) if isinstance(objective, str) else objective
     out = {_name(objective): fresh(base)}
     against = _rules(base, with_tokens) if against is None else against
-    pairs = against.items() if isinstance(against, Mapping) else [(_name(o), o) for o in against]
+    pairs = against.items() if isinstance(against, Mapping) else [(_name(o, base), o) for o in against]
     for name, other in pairs:
         if name in out:
             raise AuditError(f"{name} is there twice: give each objective a name of its own")
@@ -50,8 +50,16 @@ def gathered(
     return out
 
 
-def _name(objective: Named) -> str:
-    return objective if isinstance(objective, str) else label(objective)
+def _name(objective: Named, base: Objective | None = None) -> str:
+    """A change to `base` keeps what it does not name: "balanced" of a run with hadw is balanced+hadw."""
+    if not isinstance(objective, str):
+        return label(objective)
+    words = objective.split("+")
+    if base is None or words[0] in PRESETS:
+        return objective
+    changed = named(objective, base)
+    kept = (changed.difficulty_choice.name, changed.cancellation)
+    return "+".join([*words, *(name for name in kept if name != "none" and name not in words)])
 
 
 def _rules(base: Objective, with_tokens: bool) -> dict[str, Objective]:

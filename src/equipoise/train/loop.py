@@ -254,7 +254,8 @@ class Trainer:
         config = self.config
         done = self.step == config.train.steps or self._asked_to_end()
         problem = self._problem()
-        stop = any(ranks.gather(stopping.wanted))  # all ranks stop after the same step
+        wanted = stopping.wanted or self.journal.terminal.reader_gone
+        stop = any(ranks.gather(wanted))  # all ranks stop after the same step
         if config.eval.every and (self.step % config.eval.every == 0 or done):
             self._evaluate()
             done = done or self._asked_to_end()

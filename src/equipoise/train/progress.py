@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import select
+import sys
 import time
 from collections.abc import Mapping
 
@@ -9,9 +12,37 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 
+class _Output(Console):
+    """Keeps quiet from when its reader has gone (`equipoise train … | head`), where rich would end the process."""
+
+    reader_gone = False
+
+    def on_broken_pipe(self) -> None:
+        self.quiet = self.reader_gone = True
+        discard_output()
+
+
+def reader_gone() -> bool:
+    """Whether nobody reads our output any more, as after `| head`."""
+    try:
+        output = sys.stdout.fileno()
+    except (OSError, ValueError):  # it is no file, or closed
+        return False
+    asked = select.poll()
+    asked.register(output, 0)  # errors and hang-ups are always reported
+    return any(event & (select.POLLERR | select.POLLHUP) for _, event in asked.poll(0))
+
+
+def discard_output() -> None:
+    """Have what is still written to a closed pipe go nowhere, also when Python flushes it at the end."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, sys.stdout.fileno())
+    os.close(nowhere)
+
+
 class Terminal:
     def __init__(self, name: str, steps: int, done: int, shown: bool) -> None:
-        self.console = Console(quiet=not shown, highlight=False, markup=False)
+        self.console = _Output(quiet=not shown, highlight=False, markup=False)
         self.steps, self.begin, self.first = steps, time.monotonic(), done
         self.said: set[str] = set()
         self.live: Progress | None = None
@@ -49,6 +80,10 @@ class Terminal:
         if subject not in self.said:
             self.said.add(subject)
             self.say(text)
+
+    @property
+    def reader_gone(self) -> bool:
+        return self.console.reader_gone
 
     def close(self) -> None:
         if self.live is not None:

@@ -183,7 +183,7 @@ def _offer(folder: RunFolder) -> str:
 def _sentence(folder: RunFolder, step: int, steps: int) -> str:
     logged = [record["step"] for record in read_lines(folder.metrics) if record["step"] > step]
     where = f"goes on after step {step} of {steps}" if step else "begins again at step 1"
-    again = f"; steps {logged[0]} to {logged[-1]}, logged after that, are computed again" if logged else ""
+    again = f"; steps {logged[0]} to {logged[-1]} were logged already and are computed again" if logged else ""
     return f"{folder.path}: {where}{again}"
 
 

@@ -140,7 +140,12 @@ class LogCollector:
             ids = token_ids(*column("tokens"), refuse)
         elif length is None and self.tokenizer is not None:
             texts = [text_of(t) for t in plain_values(column("text")[1])]
-            encoded = self.tokenizer(texts, add_special_tokens=False)["input_ids"]
+            try:
+                encoded = self.tokenizer(texts, add_special_tokens=False)["input_ids"]
+            except Exception as error:  # tokenizers raise nothing narrower where a character is not in the vocabulary
+                raise AuditError(
+                    f"--tokenizer cannot read the responses, {texts[0][:40]!r} and on: {error}; name the model's own"
+                ) from error
             ids = np.array([len(e) for e in encoded]), np.array([t for e in encoded for t in e], np.int32)
         if ids is not None:
             if length is not None and (ids[0] != length).any():
@@ -268,9 +273,10 @@ def _without_groups_of_one(log: Log, rows: Integers) -> tuple[Log, Integers, int
 
 
 def _tokenizer(name: str) -> Any:
-    from transformers import AutoTokenizer
+    from equipoise.policy.model import ModelError
+    from equipoise.policy.tokenizer import open_tokenizer
 
     try:
-        return AutoTokenizer.from_pretrained(name)
-    except (OSError, ValueError) as error:
-        raise AuditError(f"tokenizer {name}: {str(error).splitlines()[0]}") from error
+        return open_tokenizer(name)
+    except ModelError as error:
+        raise AuditError(f"--tokenizer {name}: {error}") from error

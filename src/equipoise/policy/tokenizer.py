@@ -1,0 +1,24 @@
+"""A model's tokenizer without its weights, by the names that models have here. Not covered: chat templates."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from equipoise.policy.model import ModelError, folder_of, smollm_file
+
+
+def open_tokenizer(name: str | Path) -> Any:
+    """`abacus`, `smollm`, a folder (a run's, or a checkpoint), or a hub name; ModelError where it cannot be opened."""
+    from transformers import AutoTokenizer
+
+    try:
+        if str(name) == "smollm":
+            file = smollm_file()
+            return AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
+        folder = folder_of(str(name))
+        return AutoTokenizer.from_pretrained(folder, local_files_only=Path(folder).is_dir())
+    except (OSError, ValueError) as error:
+        if isinstance(error, ModelError):
+            raise
+        raise ModelError(f"{name}: its tokenizer cannot be opened: {str(error).splitlines()[0]}") from error
