@@ -287,7 +287,7 @@ def test_a_template_holds_its_question_once_in_both_forms(name):
     ("name", "said"),
     [
         ("maths500", '"maths500" is not a benchmark; did you mean "math500"?'),
-        ("zzz", '"zzz" is not a benchmark; (math500, aime24,'),
+        ("zzz", '"zzz" is not a benchmark; use one of (math500, aime24,'),
         (
             "gsm8k",
             "gsm8k: there is no file of it in {folder}: looked for {folder}/benchmarks/gsm8k, {folder}/code",
