@@ -40,7 +40,7 @@ def test_eval_of_a_run_says_what_its_own_evaluation_said(equipoise, run, place):
 
 def test_it_says_that_it_asks_as_the_run_does(equipoise, run):
     _, out, _ = equipoise("eval", run)
-    assert "rows.jsonl, as its run evaluates: 4 held-out prompts\n" in out
+    assert "rows.jsonl, as its run evaluates: 4 held-out prompts" in out
 
 
 def test_options_win_over_the_runs(run):
