@@ -1,0 +1,1 @@
+"""prime-rl: `plugin` has the loss that `trainer.loss.import_path` names."""

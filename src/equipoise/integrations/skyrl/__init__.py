@@ -1,0 +1,1 @@
+"""SkyRL: `plugin` puts an objective into its two registries."""

@@ -1,0 +1,1 @@
+"""slime: `plugin` has the functions that its options name by path."""
