@@ -35,7 +35,7 @@ def files(folder: Path) -> list[Path]:
 
 def columns(path: Path, records: Iterable[tuple[int, dict[str, Any]]]) -> dict[str, list[Any]]:
     """The responses in a file, by column."""
-    kept_in = _kept(path.parents[2]) if path.parent.name == "all" else None
+    kept_in = _kept_in(path.parents[3]) if path.parent.name == "all" and len(path.parents) > 3 else None
     rows: list[dict[str, Any]] = []
     for number, episode in records:
         try:
@@ -90,14 +90,16 @@ def _step(path: Path) -> int:
     return int(found[1])
 
 
-@lru_cache(maxsize=4)
-def _kept(step_folder: Path) -> dict[str, int] | None:
+def _kept_in(rollouts: Path) -> dict[str, int] | None:
     """The step in which each trace was trained on; None where no step of the run wrote that down."""
-    found = list(step_folder.parent.glob("step_*/train/effective/traces.jsonl"))
-    if not found:
-        return None
+    found = sorted(rollouts.glob("step_*/train/effective/traces.jsonl"))
+    return _kept(tuple((file, file.stat().st_size) for file in found)) if found else None
+
+
+@lru_cache(maxsize=4)  # every step's file asks for all of them; a run that goes on has other sizes
+def _kept(files: tuple[tuple[Path, int], ...]) -> dict[str, int]:
     kept: dict[str, int] = {}
-    for path in found:
+    for path, _ in files:
         with open(path, encoding="utf-8") as file:
             for line in file:
                 if line.strip():
