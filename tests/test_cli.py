@@ -8,7 +8,7 @@ import sys
 import pytest
 import torch
 
-from equipoise import cli
+from equipoise import __version__, cli
 from equipoise.arguments import build_parser
 from equipoise.config.errors import help_of, options_of
 from equipoise.objective import PRESETS
@@ -265,3 +265,10 @@ def test_a_run_goes_on_where_it_lies_and_says_when_it_is_done(equipoise, model, 
     code, _, err = equipoise("train", "moved")
     assert code == 1
     assert err.startswith("equipoise: moved: is a run directory: --resume goes on with it")
+
+
+def test_the_version_is_the_packages(capsys):
+    with pytest.raises(SystemExit) as end:
+        cli.main(["--version"])
+    assert end.value.code == 0
+    assert capsys.readouterr().out == f"equipoise {__version__}\n"

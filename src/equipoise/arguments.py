@@ -9,6 +9,8 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable
 
+from equipoise import __version__
+
 AddCommand = Callable[..., argparse.ArgumentParser]  # (name, its sentence, …)
 
 TRAIN_USAGE = "equipoise train CONFIG.toml | RUN --resume [--from-step N] [--section.key value ...]"
@@ -25,6 +27,7 @@ def build_parser() -> argparse.ArgumentParser:
         prog="equipoise",
         description="Reinforcement learning for reasoning models, with its biases measured and removed.",
     )
+    parser.add_argument("--version", action="version", version=f"equipoise {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
     def add(name: str, sentence: str, **more: object) -> argparse.ArgumentParser:

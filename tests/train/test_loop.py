@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 import threading
 import types
 from concurrent.futures import Future
@@ -326,11 +327,34 @@ def test_a_run_leaves_only_what_it_says(run, tmp_path):
     assert checkpoint.steps(RunFolder(tmp_path / "run").checkpoints) == [2, 3]
 
 
-def test_progress_tells_step_reward_length_loss_speed_and_time_left(server, model, tmp_path):
+def test_the_terminal_says_what_is_trained_how_each_step_went_and_what_to_do_next(server, model, tmp_path):
     file = tmp_path / "empty.toml"
     file.touch()
     said = server.run(["train", str(file), *overrides(model, tmp_path / "run", train__steps=2)]).stdout
     line = next(line for line in said.splitlines() if line.startswith("step    1/2"))
-    for word in ("reward", "length", "loss", "tokens/s", "s left"):
+    for word in (
+        "reward",
+        "accuracy",
+        "length",
+        "entropy",
+        "gradient",
+        "informative",
+        "too easy",
+        "tokens/s",
+        "s left",
+    ):
         assert word in line
+    assert "loss" not in said
     assert "held out: acc@2" in said
+    begin, end = said.split("step    1/2")[0], said.split("step    2/2")[1]
+    assert re.search(r"^model +.*/tiny: 21,792 parameters, float32 on cpu$", begin, re.M)
+    assert re.search(r"^objective +grpo → none → none → sequence → ppo_clip$", begin, re.M)
+    assert re.search(
+        r"^data +arithmetic: 4 prompts × 4 responses a step, 12 tokens each at most, \d+ held out$", begin, re.M
+    )
+    assert re.search(rf"^run +{tmp_path}/run: 2 steps, evaluated every 3, checkpoint every 20, learning", begin, re.M)
+    assert re.search(r"^memory +weights .* MiB, gradients .* MiB, optimizer .* MiB; .* GiB free$", begin, re.M)
+    assert "done: step 2 of 2" in end
+    assert re.search(r"^held out +acc@2 0\.\d+ → 0\.\d+ \[", end, re.M)
+    assert f"equipoise report {tmp_path}/run   writes {tmp_path}/run/report.html" in end
+    assert f"equipoise audit {tmp_path}/run" in end

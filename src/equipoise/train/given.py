@@ -34,7 +34,7 @@ ConfigLike = Config | Mapping[str, Any] | str | Path | None
 
 
 @dataclass
-class Given:
+class RunInputs:
     """A whole configuration, and the objects behind its "python:" names."""
 
     config: Config
@@ -65,7 +65,7 @@ def gather(
     dataset: Any = None,
     rewards: Sequence[Reward] | Reward | None = None,
     objective: str | Objective | None = None,
-) -> Given:
+) -> RunInputs:
     """The arguments of `Trainer` as one configuration and the objects it cannot write. Nothing is loaded."""
     table = read_table(config)
     policy = _take_model(table["model"], model, tokenizer)
@@ -73,7 +73,7 @@ def gather(
     functions = _take_rewards(table["reward"], rewards)
     _take_objective(table, objective)
     own_task = None if task is None or isinstance(task, str) else task
-    given = Given(validated(table), policy, own_task, rows, functions)
+    given = RunInputs(validated(table), policy, own_task, rows, functions)
     _refuse_missing(given)
     return given
 
@@ -193,7 +193,7 @@ def _take_objective(table: dict[str, Any], objective: str | Objective | None) ->
         table["reward"]["weights"] = weights
 
 
-def _refuse_missing(given: Given) -> None:
+def _refuse_missing(given: RunInputs) -> None:
     """An object that a configuration names and nobody gave: a run begun by a program, resumed by the command line."""
     config = given.config
     named: list[tuple[str, str, object]] = [("model.name", config.model.name, given.policy)]
@@ -207,7 +207,7 @@ def _refuse_missing(given: Given) -> None:
             )
 
 
-def check_same(kept: Path, given: Given) -> list[str]:
+def check_same(kept: Path, given: RunInputs) -> list[str]:
     """Refuse a resumed run whose data or model is another one; gives back what is said of its functions."""
     if not kept.exists():
         return []

@@ -23,10 +23,11 @@ from equipoise import policy as models
 from equipoise import tasks
 from equipoise.config import ConfigError, load
 from equipoise.evaluate import Evaluation, evaluate
+from equipoise.kernels import cache
 from equipoise.objective import Credit, Objective, response_ids
 from equipoise.rollout import sampler as native_sampler
 from equipoise.tasks import Prompt, Task
-from equipoise.train import checkpoint, ranks
+from equipoise.train import announce, checkpoint, ranks
 from equipoise.train.average import average
 from equipoise.train.batch import Collector, StepBatch, encode_prompt, statistics
 from equipoise.train.best import Best
@@ -218,6 +219,7 @@ class Trainer:
         terminal = self.journal.open_terminal(self.step)
         self.updater.say = lambda text: terminal.say(f"step {self.step:4d}  {text}")
         self._announce()
+        begun = time.monotonic()
         try:
             with graceful_stop() as stopping:
                 if self.step == 0:
@@ -227,6 +229,7 @@ class Trainer:
                     self._after_step(stopping)
                 self._average()
                 self.journal.ended()
+            self._close(time.monotonic() - begun)
         finally:
             self.journal.close()
             close_engine(self.sampler)
@@ -237,6 +240,9 @@ class Trainer:
         terminal = self.journal.terminal
         if self.start is not None and self.start.sentence:
             terminal.say(self.start.sentence)
+        self.kernels = cache.count() if self.policy.device.type == "cuda" else None
+        for line in announce.header(self):
+            terminal.say(line)
         for changed in self.changed:
             terminal.warn(changed)
         if isinstance(self.task, tasks.Dataset):
@@ -249,10 +255,21 @@ class Trainer:
         if self.config.updates_per_batch == 1 and surrogate != "reinforce":
             terminal.say(ON_POLICY.format(surrogate))
 
+    def _say_compiled(self) -> None:
+        """After the first step on CUDA, which is slow where kernels had to be compiled."""
+        if self.kernels is not None and (said := announce.kernels_after(self.kernels, self.step)):
+            self.journal.terminal.say(said)
+        self.kernels = None
+
+    def _close(self, seconds: float) -> None:
+        for line in announce.closing(self, read_lines(self.folder.eval), seconds):
+            self.journal.terminal.say(line)
+
     def _after_step(self, stopping: Stopping) -> None:
         """Evaluate and write a checkpoint where it is time; raise where the run must not go on."""
         config = self.config
         done = self.step == config.train.steps or self._asked_to_end()
+        self._say_compiled()
         problem = self._problem()
         wanted = stopping.wanted or self.journal.terminal.reader_gone
         stop = any(ranks.gather(wanted))  # all ranks stop after the same step

@@ -17,7 +17,7 @@ from equipoise.rollout import Sampler
 from equipoise.rollout import sampler as native_sampler
 from equipoise.rollout.vllm import VllmSampler
 from equipoise.train import ranks
-from equipoise.train.given import Given
+from equipoise.train.given import RunInputs
 
 PACKAGES = ("torch", "transformers", "tokenizers", "numpy")
 
@@ -38,7 +38,7 @@ def check_processes(config: Config) -> None:
         raise ConfigError(f'rollout.engine = "vllm": needs one process, not {count}; use native')
 
 
-def load_policy(given: Given) -> models.Policy:
+def load_policy(given: RunInputs) -> models.Policy:
     """The model that is trained, fit for the way it is trained: a program's own, or the one that is named."""
     config = given.config
     policy = given.policy or open_model(config.model)

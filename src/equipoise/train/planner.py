@@ -70,7 +70,7 @@ def plan(policy: Policy, *, total: int, largest: int, cap: int | None, to_come: 
     """
     cuda, begun_with = policy.device.type == "cuda", policy.gradient_checkpointing
     taken = torch.cuda.memory_allocated(policy.device) if cuda else 0
-    free, said = min(ranks.gather(_room(policy.device, cap, to_come)))
+    free, said = min(ranks.gather(free_room(policy.device, cap, to_come)))
     if math.isinf(free) or (begun_with and not cuda):
         return Plan(0, begun_with, "")
     room = MARGIN * free
@@ -95,7 +95,7 @@ def plan(policy: Policy, *, total: int, largest: int, cap: int | None, to_come: 
     return Plan(tokens, policy.gradient_checkpointing, f"memory: {tokens:,} tokens a pass ({why})", peak)
 
 
-def _room(device: torch.device, cap: int | None, to_come: int) -> tuple[float, str]:
+def free_room(device: torch.device, cap: int | None, to_come: int) -> tuple[float, str]:
     """Bytes a pass may take beyond what is taken now, infinitely many where nobody knows; and whose number that is."""
     if device.type == "cuda":
         taken = torch.cuda.memory_allocated(device)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import select
 import sys
@@ -59,15 +60,12 @@ class Terminal:
             self.live.start()
 
     def step(self, step: int, metrics: Mapping[str, float]) -> None:
-        line = (
-            f"reward {metrics['reward/mean']:.3f}  length {metrics['completions/mean_length']:.1f}  "
-            f"loss {metrics['policy_loss']:+.4f}  {metrics['tokens_per_s']:,.0f} tokens/s"
-        )
+        line = summary(metrics)
         if self.live is not None:
             self.live.update(self.task, completed=step, line=line)
         else:
             left = (time.monotonic() - self.begin) / (step - self.first) * (self.steps - step)
-            self.console.print(f"step {step:4d}/{self.steps}  {line}  {left:.0f} s left", soft_wrap=True)
+            self.console.print(f"step {step:4d}/{self.steps}  {line}  {duration(left)} left", soft_wrap=True)
 
     def say(self, text: str) -> None:
         self.console.print(text, soft_wrap=True)
@@ -88,3 +86,31 @@ class Terminal:
     def close(self) -> None:
         if self.live is not None:
             self.live.stop()
+
+
+def summary(metrics: Mapping[str, float]) -> str:
+    """A step in one line. The policy loss is not in it: on-policy its value is 0 but for rounding, whatever is learned.
+
+    Groups are those that can teach something (some responses are better than others), and those all right or all wrong.
+    """
+    drawn, kept = metrics["groups/drawn"], metrics["groups/kept"]
+    informative = round(metrics.get("groups/informative", 0.0) * kept)
+    easy, hard = (round(metrics[f"groups/{name}"] * drawn) for name in ("too_easy", "too_hard"))
+    parts = [
+        f"reward {metrics['reward/mean']:.3f}",
+        f"accuracy {metrics.get('accuracy/mean', math.nan):.3f}",
+        f"length {metrics['completions/mean_length']:.1f}",
+        f"entropy {metrics.get('entropy', math.nan):.2f}",
+        f"gradient {metrics.get('grad_norm', math.nan):.2g}",
+        f"groups {informative} informative, {easy} too easy, {hard} too hard",
+        f"{metrics['tokens_per_s']:,.0f} tokens/s",
+    ]
+    return "  ".join(part for part in parts if " nan" not in part)
+
+
+def duration(seconds: float) -> str:
+    """`40 s`, `12 min`, `3 h 05 min`."""
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 120 else f"{minutes // 60} h {minutes % 60:02d} min"

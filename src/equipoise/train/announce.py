@@ -1,0 +1,118 @@
+"""What a run says before its first step and after its last: what is trained, how, on what, where; and what to do next.
+
+Sentences alone: nothing here changes a number. The line of each step is progress.py's.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from equipoise.kernels import cache
+from equipoise.train.planner import free_room
+
+if TYPE_CHECKING:
+    from equipoise.train.loop import Trainer
+
+GIB = 2**30
+
+
+def header(trainer: Trainer) -> list[str]:
+    """A line each for the model, the objective, the data, the run and the memory; on CUDA, for the kernels too."""
+    lines = [
+        ("model", _model(trainer)),
+        ("objective", repr(trainer.objective).removeprefix("Objective(").removesuffix(")")),
+        *(("", f"note: {note}") for note in trainer.objective.notes),
+        ("data", _data(trainer)),
+        ("run", _run(trainer)),
+        ("memory", _memory(trainer)),
+    ]
+    if trainer.policy.device.type == "cuda":
+        lines.append(("kernels", kernels_before(cache.count())))
+    return _aligned(lines)
+
+
+def closing(trainer: Trainer, evaluations: Sequence[Mapping[str, Any]], seconds: float) -> list[str]:
+    """What came of the run, and the commands that look into it."""
+    path = shlex.quote(str(trainer.folder.path))
+    ended = f"ended by {trainer.callbacks.stopped_by} after" if trainer.callbacks.stopped_by else "done:"
+    lines = [("", ""), ("", f"{ended} step {trainer.step} of {trainer.config.train.steps}, {seconds:,.0f} s")]
+    if len(evaluations) > 1:
+        lines.append(("held out", _moved(evaluations[0], evaluations[-1])))
+    lines += [
+        ("weights", f"{trainer.folder.checkpoints}/step-{trainer.step}"),
+        ("next", f"equipoise report {path}   writes {trainer.folder.path}/report.html: curves, biases, responses"),
+        ("", f"equipoise audit {path}    what this objective, and others, make of these responses"),
+        ("", f"equipoise eval {path}     the last checkpoint on the task's held-out prompts"),
+    ]
+    return _aligned(lines)
+
+
+def kernels_before(compiled: int) -> str:
+    said = f"{compiled} compiled ones in {cache.folder()}; the first step compiles what is missing, once"
+    problem = cache.problem()
+    return said if problem is None else f"{said}; {problem}"
+
+
+def kernels_after(before: int, step: int) -> str | None:
+    """After the first step of a process; None where nothing was compiled."""
+    new = cache.count() - before
+    return f"step {step:4d}  kernels: {new} compiled, which later runs take from {cache.folder()}" if new else None
+
+
+def _aligned(lines: Sequence[tuple[str, str]]) -> list[str]:
+    return [f"{name:<9}  {text}".rstrip() for name, text in lines]
+
+
+def _model(trainer: Trainer) -> str:
+    policy = trainer.policy
+    every = sum(p.numel() for p in policy.model.parameters())
+    trained = sum(p.numel() for p in policy.parameters())
+    share = "" if trained == every else f", {_number(trained)} of them trained"
+    dtype = str(policy.dtype).removeprefix("torch.")
+    return f"{policy.name}: {_number(every)} parameters{share}, {dtype} on {policy.device}"
+
+
+def _number(count: int) -> str:
+    if count >= 1e9:
+        return f"{count / 1e9:.2f}B"
+    return f"{count / 1e6:.1f}M" if count >= 1e6 else f"{count:,}"
+
+
+def _data(trainer: Trainer) -> str:
+    rollout, longest = trainer.config.rollout, trainer.collector.params.max_tokens
+    a_step = f"{rollout.prompts} prompts × {rollout.group_size} responses a step, {longest:,} tokens each at most"
+    held_out = f", {len(trainer.held_out)} held out" if trainer.held_out else ""
+    return f"{trainer.task.name}: {a_step}{held_out}"
+
+
+def _run(trainer: Trainer) -> str:
+    config = trainer.config
+    every = f"evaluated every {config.eval.every}" if config.eval.every else "never evaluated"
+    kept = f"checkpoint every {config.train.checkpoint_every}"
+    return f"{trainer.folder.path}: {config.train.steps} steps, {every}, {kept}, learning rate {config.optim.lr:g}"
+
+
+def _memory(trainer: Trainer) -> str:
+    """What is there for as long as the run; what a pass may take is measured at the first step, and said then."""
+    policy = trainer.policy
+    weights = sum(p.numel() * p.element_size() for p in policy.model.parameters())
+    copies = sum(model is not None for model in (trainer.reference, trainer.teacher))
+    gradients = sum(p.numel() * p.element_size() for p in policy.parameters())
+    optimizer = trainer.updater.optimizer.bytes_to_come()
+    _, left = free_room(policy.device, trainer.config.train.memory_cap, 0)
+    also = f" and {copies} frozen beside them" if copies else ""
+    return f"weights {_bytes(weights)}{also}, gradients {_bytes(gradients)}, optimizer {_bytes(optimizer)}; {left}"
+
+
+def _bytes(count: float) -> str:
+    return f"{count / GIB:.1f} GiB" if count >= GIB / 10 else f"{count / 2**20:.1f} MiB"
+
+
+def _moved(first: Mapping[str, Any], last: Mapping[str, Any]) -> str:
+    """Each accuracy from the first evaluation to the last, with the last one's interval."""
+    parts = []
+    for name, (low, high) in last["interval"].items():
+        parts.append(f"{name} {first[name]:.3f} → {last[name]:.3f} [{low:.3f}, {high:.3f}]")
+    return "  ".join(parts)
