@@ -1,7 +1,7 @@
 """The quickstart's bookkeeping on hand-made logs, and (slow) the whole of it on the embedded model."""
 
+import dataclasses
 import json
-import math
 import os
 import re
 import signal
@@ -25,18 +25,18 @@ def evaluation(step, acc, greedy, best):
     return {"step": step, "acc@8": acc, "greedy": greedy, "best@8": best, "interval": interval}
 
 
-def step(k, loss, gap):
-    return {"step": k, "policy_loss": loss, "bias/length_gap": gap, "completions/mean_length": 20.0 + k,
-            "entropy": 1.0, "reward/mean": 0.5}  # fmt: skip
+def step(k, imbalance, gap):
+    return {"step": k, "bias/mass_imbalance": imbalance, "bias/exchangeability": 2 * imbalance, "bias/length_gap": gap,
+            "completions/mean_length": 20.0 + k, "entropy": 1.0, "reward/mean": 0.5}  # fmt: skip
 
 
 @pytest.fixture
 def run(tmp_path):
-    """Start .30, peak .55 at step 2, last .50; losses .001, .003, .005; gaps .1, .2, .6."""
+    """Start .30, peak .55 at step 2, last .50; imbalances .1, .3, .5; gaps .1, .2, .6."""
     folder = RunFolder(tmp_path / "token")
     folder.path.mkdir()
     evaluations = [evaluation(0, 0.30, 0.5, 0.7), evaluation(2, 0.55, 0.58, 0.8), evaluation(3, 0.50, 0.62, 0.81)]
-    steps = [step(1, 0.001, 0.1), step(2, 0.003, 0.2), step(3, 0.005, 0.6)]
+    steps = [step(1, 0.1, 0.1), step(2, 0.3, 0.2), step(3, 0.5, 0.6)]
     folder.eval.write_text("".join(json.dumps(e) + "\n" for e in evaluations))
     folder.metrics.write_text("".join(json.dumps(s) + "\n" for s in steps))
     return folder
@@ -46,14 +46,18 @@ def test_a_summary_by_hand(run):
     s = study.summary("token", run)
     assert (s.start["acc@8"], s.peak, s.peak_step, s.last["acc@8"]) == (0.30, 0.55, 2, 0.50)
     assert s.gap == pytest.approx(0.3)
-    assert s.drift == pytest.approx(0.003)
-    assert s.drift_error == pytest.approx(0.002 / math.sqrt(3))  # the sample deviation is .002
+    assert (s.imbalance, s.exchange) == (pytest.approx(0.3), pytest.approx(0.6))
 
 
-def test_a_summary_of_one_step(run):
-    run.metrics.write_text(json.dumps(step(1, 0.25, 0.0)) + "\n")
-    s = study.summary("token", run)
-    assert (s.drift, s.drift_error) == (0.25, 0.0)
+@pytest.mark.parametrize(
+    ("last", "word"), [(0.53, "their intervals overlap"), (0.60, "do not overlap. One seed is no evidence")]
+)
+def test_the_verdict_says_a_tie_only_where_intervals_overlap(run, last, word):
+    token = study.summary("token", run)  # last .50, in [.48, .54]
+    other = dataclasses.replace(token, name="balanced", last=evaluation(3, last, 0.6, 0.8))
+    said = study.verdict([token, other])
+    assert word in said
+    assert f"50.0 to {100 * last:.1f} %" in said
 
 
 def test_the_table_says_the_summary_within_80_columns(run):
@@ -63,7 +67,7 @@ def test_the_table_says_the_summary_within_80_columns(run):
     assert len(lines) == 3
     assert all(len(line.rstrip()) <= 80 for line in lines)
     row = re.sub(" +", " ", lines[1]).strip()
-    assert row == "balanced+hadw 30.0 55.0 50.0 ±3.0 50.0→62.0 70.0→81.0 +0.30 +3.0 ±2.3"
+    assert row == "balanced+hadw 30.0 50.0 ±3.0 50.0→62.0 70.0→81.0 +0.30 30 60"
 
 
 def test_the_four_runs_differ_in_the_objective_alone(tmp_path):
