@@ -13,12 +13,13 @@ BROWSER := $(VENV)/.browser
 DOCS := $(VENV)/.docs
 
 KERNEL_TESTS := tests/kernels tests/policy/test_block.py tests/train/test_optimizer.py
+QUICK_KERNEL_TESTS := tests/kernels/test_layers.py tests/kernels/test_decode.py tests/train/test_optimizer.py
 
 VERL := $(VENV)-verl
 VLLM := $(VENV)-vllm
 
-.PHONY: help install quickstart test test-slow test-browser test-kernels test-trl test-verl test-vllm lint typecheck \
-	bench docs wheel clean
+.PHONY: help install quickstart test test-slow test-browser test-kernels test-kernels-quick test-trl test-verl test-vllm \
+	lint typecheck bench docs wheel clean
 
 help:  ## what there is to make
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/:/'
@@ -100,6 +101,9 @@ test-browser: $(BROWSER)  ## the report's page in headless Chromium
 
 test-kernels: $(INTERPRETER)/.ready  ## the Triton kernels without a GPU, in Triton's interpreter; slow
 	TRITON_INTERPRET=1 PYTHONPATH=$(INTERPRETER) $(BIN)/python -m pytest $(KERNEL_TESTS)
+
+test-kernels-quick: $(INTERPRETER)/.ready  ## the kernels of layers, decoding and 8-bit AdamW there: about three minutes
+	TRITON_INTERPRET=1 OMP_NUM_THREADS=1 PYTHONPATH=$(INTERPRETER) $(BIN)/python -m pytest -k triton $(QUICK_KERNEL_TESTS)
 
 test-trl: $(PEERS)  ## the plug-in for TRL and the launches exported for it, the long tests as well
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "slow or not slow" tests/integrations/trl/test_plugin.py \
