@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 def of_adapters(model: Any) -> list[torch.nn.Module]:
     """The dropouts that peft puts before its adapters; none where their share is 0."""
-    found = []
+    found: list[torch.nn.Module] = []
     for module in model.modules():
         before = getattr(module, "lora_dropout", {})
         found += [d for d in before.values() if isinstance(d, torch.nn.Dropout)]

@@ -56,6 +56,8 @@ class EquipoiseGRPOTrainer(GRPOTrainer):
 
     args: GRPOConfig
     model: torch.nn.Module
+    beta: float
+    loss_type: str
     num_generations: int
     objective: Objective
     _logs: dict[str, Any]  # by column: deques
