@@ -104,6 +104,8 @@ def trl_own(name: str, batch: Batch) -> Tensor:
 
     from trl import GRPOTrainer
 
+    if objective_of(name).cancellation == "prefix":
+        raise NotRun("TRL's loss takes an advantage for each token, which was not tried with its own losses")
     objective, c = folded(name, batch, "TRL")
     options = objective.choices()["surrogate"]
     host, inputs = trl_host(GRPOTrainer, batch)
