@@ -1,6 +1,6 @@
 """LoRA on a bfloat16 base against the same base in 4 bits (NF4), packed by bitsandbytes and by torchao.
 
-Random weights of Qwen2.5-7B's shape (with a tied head), adapters of rank 16 on all linear layers, gradient
+Random weights of Qwen2.5-7B's shape, adapters of rank 16 on all linear layers, gradient
 checkpointing. For each base: bytes of the model, peak and time of a forward and backward pass over `--tokens` tokens,
 time to make every weight whole once (`whole`), time and memory of sampling, and how far weights, log-probabilities and
 the adapters' gradient are from the bfloat16 base's. torchao runs twice: as it is, and with its unpacking compiled.

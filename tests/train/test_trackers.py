@@ -1,6 +1,6 @@
 """Trackers: what they are told, on stand-ins; and, where the packages are installed, their offline runs opened again.
 
-`make test-trackers` installs the packages into an environment of their own and runs the slow tests here.
+The slow tests are those of the packages: pip install wandb trackio mlflow, then python -m pytest -m slow on this file.
 """
 
 import json
