@@ -102,7 +102,7 @@ test-browser: $(BROWSER)  ## the report's page in headless Chromium
 test-kernels: $(INTERPRETER)/.ready  ## the Triton kernels without a GPU, in Triton's interpreter; slow
 	TRITON_INTERPRET=1 PYTHONPATH=$(INTERPRETER) $(BIN)/python -m pytest $(KERNEL_TESTS)
 
-test-kernels-quick: $(INTERPRETER)/.ready  ## the kernels of layers, decoding and 8-bit AdamW there: about three minutes
+test-kernels-quick: $(INTERPRETER)/.ready  ## the kernels of layers, decoding and 8-bit AdamW there: about four minutes
 	TRITON_INTERPRET=1 OMP_NUM_THREADS=1 PYTHONPATH=$(INTERPRETER) $(BIN)/python -m pytest -k triton $(QUICK_KERNEL_TESTS)
 
 test-trl: $(PEERS)  ## the plug-in for TRL and the launches exported for it, the long tests as well
@@ -120,7 +120,7 @@ lint: $(DEV)  ## ruff
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 
-typecheck: $(DEV)  ## mypy --strict over objective/ and theory/
+typecheck: $(DEV)  ## mypy --strict over all of src
 	$(BIN)/mypy
 
 bench: $(PEERS)  ## the benchmarks, on an idle machine; figures go to benchmarks/results
