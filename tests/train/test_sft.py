@@ -179,7 +179,7 @@ class Killed(BaseException):
     pass
 
 
-@pytest.mark.parametrize("options", [{}, {"model__lora_rank": 2}], ids=["full", "lora"])
+@pytest.mark.parametrize("options", [{}, {"model__lora_rank": 2, "model__lora_dropout": 0.3}], ids=["full", "lora"])
 def test_a_kill_resumes_bit_for_bit(model, tmp_path, monkeypatch, options):
     Sft(load_sft(None, overrides(model, tmp_path / "whole", sft__terminal=False, **options))).run()
     step = Imitator.step

@@ -10,6 +10,7 @@ response is what a sampler would have drawn after the prompt, its end token incl
 from __future__ import annotations
 
 import math
+import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -85,8 +86,10 @@ def learn_end(policy: models.Policy, chat: Chat) -> int:
 class Imitator:
     """Optimizer steps on batches of demonstrations. Its state is the optimizer's and the number of steps done."""
 
-    def __init__(self, policy: models.Policy, optim: OptimConfig, steps: int, micro_tokens: int = 0) -> None:
-        self.policy, self.optim, self.steps = policy, optim, steps
+    def __init__(
+        self, policy: models.Policy, optim: OptimConfig, steps: int, micro_tokens: int = 0, seed: int = 0
+    ) -> None:
+        self.policy, self.optim, self.steps, self.seed = policy, optim, steps, seed
         betas = (optim.betas[0], optim.betas[1])
         self.optimizer = AdamW(policy.parameters(), betas=betas, weight_decay=optim.weight_decay, state=optim.state)
         self.plan: Plan | None = Plan(micro_tokens, policy.gradient_checkpointing, "") if micro_tokens else None
@@ -99,9 +102,12 @@ class Imitator:
         tokens = len(share.rollouts.tokens)
         self.optimizer.zero_grad()
         loss = 0.0
-        for part in share.parts:
-            found = -self._logprobs(part).sum() / tokens
-            found.backward()
+        for i, part in enumerate(share.parts):
+            # The masks of LoRA's dropout follow from the seed, the step and the part: a kill changes none of them.
+            masks = random.Random(f"{self.seed} {self.done} {i}").getrandbits(63)
+            with models.adapter_dropout(self.policy, masks):
+                found = -self._logprobs(part).sum() / tokens
+                found.backward()
             loss += float(found.detach())
         norm = torch.nn.utils.get_total_norm([p.grad for p in self.optimizer.masters if p.grad is not None])
         if not math.isfinite(loss) or not math.isfinite(float(norm)):

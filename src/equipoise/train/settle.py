@@ -20,8 +20,8 @@ from equipoise.toml import toml
 
 SETTLED = ("task.chat", "optim.lr")
 
-# Peak learning rates by trained parameters. 5e-4: the embedded model; 1e-5: SmolLM2-135M; 3e-6: Qwen2.5-Coder-0.5B on
-# GSM8K, as measured here; 1e-6: HA-DW's and Balanced Aggregation's papers, 1.7B to 8B.
+# Peak learning rates by the model's parameters. 5e-4: the embedded model; 1e-5: SmolLM2-135M; 3e-6: Qwen2.5-Coder-0.5B
+# on GSM8K, as measured here; 1e-6: HA-DW's and Balanced Aggregation's papers, 1.7B to 7B.
 SMALLEST_PRETRAINED = 10_000_000
 RATES = ((SMALLEST_PRETRAINED, 5e-4), (200_000_000, 1e-5), (1_000_000_000, 3e-6), (float("inf"), 1e-6))
 SFT_RATES = ((SMALLEST_PRETRAINED, 1e-3), (200_000_000, 1e-4), (1_000_000_000, 3e-5), (float("inf"), 1e-5))

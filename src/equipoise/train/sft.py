@@ -88,7 +88,7 @@ class Sft:
         self.steps = config.sft.steps or self._steps_of_epochs()
         self.held_out = self._encoded_held_out()
         state = self._restored() if resume else None
-        self.imitator = Imitator(self.policy, self.config.optim, self.steps, config.sft.micro_tokens)
+        self.imitator = Imitator(self.policy, self.config.optim, self.steps, config.sft.micro_tokens, config.sft.seed)
         if state is not None:
             self.imitator.load_state_dict(state)
         replace(self.config_file, dump(self.config))
