@@ -21,7 +21,9 @@ PROJECT = PYPROJECT["project"]
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
 # Modules that are imported by another name than their distribution's, where that may not be installed to be asked.
 MODULES = {"reasoning-gym": "reasoning_gym", "math-verify": "math_verify"}
-BROUGHT = {"triton", "omegaconf"}  # by torch, where there is CUDA, and by verl: used only beside them
+# By torch, where there is CUDA, and by verl: used only beside them. And engines that load a plug-in: whoever has the
+# engine adds equipoise to it, not the other way round.
+BROUGHT = {"triton", "omegaconf", "prime_rl", "skyrl", "tinker"}
 
 
 def requirement(line):

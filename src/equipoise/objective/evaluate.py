@@ -17,7 +17,7 @@ from equipoise.objective import chunks
 from equipoise.objective.cancellation import WEIGHT_TRANSFORMS
 from equipoise.objective.chunks import Runs
 from equipoise.objective.credit import Credit
-from equipoise.objective.loss import CleanRatios, KnownGradient, Losses, LossOutput, Tally, clean_ratios
+from equipoise.objective.loss import CleanRatios, KnownGradient, Losses, LossOutput, LossSums, clean_ratios
 from equipoise.objective.regularizer import KL_ESTIMATORS, off_policy_mask
 from equipoise.objective.surrogate import LIMIT, Terms, Tokens
 
@@ -59,7 +59,7 @@ def evaluate(
             refuse_positions(credit, given.response, given.position)
     whole = _whole(o, credit, given) if o.needs_whole_responses else None
     c = None if credit.per_token else response_coefficient(o, credit).to(given.logp.dtype)
-    tally = Tally(credit, given.logp, with_nodes=given.position is not None)
+    tally = LossSums(credit, given.logp, with_nodes=given.position is not None)
     parts = list(given.chunks(_unit(o, credit)))
     slope = torch.empty_like(given.logp) if len(parts) > 1 else None
     finite: list[Tensor | None] = []

@@ -151,7 +151,7 @@ def _pushed(total: Stats, credit: Credit) -> dict[str, Tensor]:
     return found
 
 
-class Tally:
+class LossSums:
     """The sums over a micro-batch while its chunks of tokens come in."""
 
     def __init__(self, credit: Credit, like: Tensor, *, with_nodes: bool) -> None:
