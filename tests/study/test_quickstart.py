@@ -46,7 +46,7 @@ def test_a_summary_by_hand(run):
     s = study.summary("token", run)
     assert (s.start["acc@8"], s.peak, s.peak_step, s.last["acc@8"]) == (0.30, 0.55, 2, 0.50)
     assert s.gap == pytest.approx(0.3)
-    assert (s.imbalance, s.exchange) == (pytest.approx(0.3), pytest.approx(0.6))
+    assert (s.imbalance, s.shared) == (pytest.approx(0.3), pytest.approx(0.6))
 
 
 @pytest.mark.parametrize(

@@ -32,14 +32,14 @@ start, last     held-out acc@8 in % (± half the 95 % interval)
 greedy, best@8  start→last: new capability rather than sharpening
 gap             how much longer wrong responses are, (T̄− − T̄+)/T̄
 imbalance       |Σ c T| / Σ |c| T of a group, in %: one sign pulls harder
-exchange        spread of token weights in a group, in %: short responses
-                count more than long ones
+shared          |Σ c| / Σ |c| of a group, in %: the net push on a token that all
+                its responses share
 """
 
 BIASES = (
-    "Biases: token weighs all tokens alike, and so the longer side pulls harder; sequence and balanced make right and "
-    "wrong pull alike, and so weigh tokens of short responses more; hadw weighs the two signs anew. No rule is free of "
-    "both."
+    "Biases: token gives a token that all responses share no net push, and so lets the longer side pull harder; "
+    "sequence and balanced make right and wrong pull alike, and so push shared tokens; hadw weighs the two signs anew. "
+    "Where wrong responses are longer, no rule is free of both."
 )
 
 NEXT = """
@@ -98,7 +98,7 @@ class RunSummary:
     peak_step: float
     gap: float
     imbalance: float
-    exchange: float
+    shared: float
 
 
 def summary(name: str, folder: RunFolder, metric: str = "acc@8") -> RunSummary:
@@ -137,7 +137,7 @@ def verdict(runs: Sequence[RunSummary], metric: str = "acc@8") -> str:
 
 def table(runs: Sequence[RunSummary]) -> Table:
     """Percentages of the held-out prompts; narrow enough for 80 columns."""
-    columns = ("objective", "start", "last", "greedy", "best@8", "gap", "imbalance", "exchange")
+    columns = ("objective", "start", "last", "greedy", "best@8", "gap", "imbalance", "shared")
     out = Table(*columns, box=None, padding=(0, 1, 0, 0), collapse_padding=True)
     for r in runs:
         low, high = r.last["interval"]["acc@8"]
@@ -149,6 +149,6 @@ def table(runs: Sequence[RunSummary]) -> Table:
             f"{100 * r.start['best@8']:.1f}→{100 * r.last['best@8']:.1f}",
             f"{r.gap:+.2f}",
             f"{100 * r.imbalance:.0f}",
-            f"{100 * r.exchange:.0f}",
+            f"{100 * r.shared:.0f}",
         )
     return out
