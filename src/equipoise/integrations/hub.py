@@ -20,7 +20,8 @@ from equipoise.train.best import Best
 
 FOLDER = "hub"
 NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
-LEFT_OUT = (checkpoint.STATE, ".*")  # the trainer's state is of no use to others, and may be large
+# The trainer's state is of no use to others, its sums are of files that change, and an adapter names the base by path.
+LEFT_OUT = (checkpoint.STATE, checkpoint.SUMS, "adapter", ".*")
 
 
 class PushError(ValueError):

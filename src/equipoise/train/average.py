@@ -14,10 +14,10 @@ from pathlib import Path
 
 from torch import Tensor
 
-from equipoise.train.checkpoint import STATE
+from equipoise.train.checkpoint import STATE, SUMS
 from equipoise.train.folder import RunError
 
-LEFT_OUT = (STATE, "adapter")  # of the trainer, and of one checkpoint alone
+LEFT_OUT = (STATE, SUMS, "adapter")  # of the trainer, and of one checkpoint alone
 
 
 def average(checkpoints: Sequence[Path], out: Path) -> None:
