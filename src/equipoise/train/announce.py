@@ -44,8 +44,9 @@ def closing(trainer: Trainer, evaluations: Sequence[Mapping[str, Any]], seconds:
         ("weights", f"{trainer.folder.checkpoints}/step-{trainer.step}"),
         ("next", f"equipoise report {path}   writes {trainer.folder.path}/report.html: curves, biases, responses"),
         ("", f"equipoise audit {path}    what this objective, and others, make of these responses"),
-        ("", f"equipoise eval {path}     the last checkpoint on the task's held-out prompts"),
     ]
+    if trainer.given.rows is None and trainer.given.task is None:  # the command line has no data of a program
+        lines.append(("", f"equipoise eval {path}     the last checkpoint on the task's held-out prompts"))
     return _aligned(lines)
 
 
