@@ -26,8 +26,15 @@ def evaluation(step, acc, greedy, best):
 
 
 def step(k, imbalance, gap):
-    return {"step": k, "bias/mass_imbalance": imbalance, "bias/exchangeability": 2 * imbalance, "bias/length_gap": gap,
-            "completions/mean_length": 20.0 + k, "entropy": 1.0, "reward/mean": 0.5}  # fmt: skip
+    return {
+        "step": k,
+        "bias/mass_imbalance": imbalance,
+        "bias/exchangeability": 2 * imbalance,
+        "bias/group_length_gap": gap,
+        "completions/mean_length": 20.0 + k,
+        "entropy": 1.0,
+        "reward/mean": 0.5,
+    }
 
 
 @pytest.fixture

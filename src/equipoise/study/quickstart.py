@@ -30,7 +30,7 @@ OBJECTIVES: dict[str, dict[str, Any]] = {
 LEGEND = """
 start, last     held-out acc@8 in % (± half the 95 % interval)
 greedy, best@8  start→last: new capability rather than sharpening
-gap             how much longer wrong responses are, (T̄− − T̄+)/T̄
+gap             how much longer wrong responses are in a group, (T̄− − T̄+)/T̄
 imbalance       |Σ c T| / Σ |c| T of a group, in %: one sign pulls harder
 shared          |Σ c| / Σ |c| of a group, in %: the net push on a token that all
                 its responses share
@@ -106,7 +106,7 @@ def summary(name: str, folder: RunFolder, metric: str = "acc@8") -> RunSummary:
     best = peak([e["step"] for e in evaluations], [e[metric] for e in evaluations])
     means = {
         name: sum(s[f"bias/{name}"] for s in steps) / len(steps)
-        for name in ("length_gap", "mass_imbalance", "exchangeability")
+        for name in ("group_length_gap", "mass_imbalance", "exchangeability")
     }
     return RunSummary(
         name,
@@ -114,7 +114,7 @@ def summary(name: str, folder: RunFolder, metric: str = "acc@8") -> RunSummary:
         evaluations[-1],
         best.peak,
         best.peak_step,
-        means["length_gap"],
+        means["group_length_gap"],
         means["mass_imbalance"],
         means["exchangeability"],
     )
