@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from equipoise.policy.logprobs import check_packing
+
 if TYPE_CHECKING:
     from equipoise.policy.model import Policy
 
@@ -34,7 +36,7 @@ def adapter_dropout(policy: Policy, seed: int) -> Iterator[None]:
     if not dropouts:
         yield
         return
-    _ = policy.is_llama_like  # compares logits when it is first asked for, which must not be inside
+    check_packing(policy)  # compares hidden states when it is first asked for, which must not be inside
     device = policy.device
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
         torch.manual_seed(seed)
