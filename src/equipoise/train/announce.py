@@ -26,6 +26,7 @@ def header(trainer: Trainer) -> list[str]:
         *(("", f"note: {note}") for note in trainer.objective.notes),
         ("data", _data(trainer)),
         ("run", _run(trainer)),
+        *(("", note) for note in _who_grades(trainer)),
         ("memory", _memory(trainer)),
     ]
     if trainer.policy.device.type == "cuda":
@@ -93,6 +94,13 @@ def _run(trainer: Trainer) -> str:
     every = f"evaluated every {config.eval.every}" if config.eval.every else "never evaluated"
     kept = f"checkpoint every {config.train.checkpoint_every}"
     return f"{trainer.folder.path}: {config.train.steps} steps, {every}, {kept}, learning rate {config.optim.lr:g}"
+
+
+def _who_grades(trainer: Trainer) -> list[str]:
+    """Where the rewards leave the task's verifier out, held-out accuracy and rewards are two things."""
+    if "task" in trainer.config.reward.functions:
+        return []
+    return ["note: held-out accuracy is what the task's verifier says, not your reward functions: the two may differ"]
 
 
 def _memory(trainer: Trainer) -> str:
