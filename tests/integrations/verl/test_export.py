@@ -61,7 +61,13 @@ def exported(tmp_path, options):
 @pytest.mark.parametrize("name", CONFIGS)
 def test_verl_composes_what_was_exported(name, tmp_path):
     """Every setting is known to verl, or added, with the value that was exported; and verl accepts the whole."""
-    small = {"rollout.prompts": 6, "rollout.group_size": 4, "model.name": "abacus", "model.lora_rank": 0}
+    small = {
+        "rollout.prompts": 6,
+        "rollout.group_size": 4,
+        "model.name": "abacus",
+        "model.lora_rank": 0,
+        "model.quantize": "none",
+    }
     config = settled(configured({**CONFIGS[name], **small}))
     export_verl(config, tmp_path / "launch")
     job = composed(tmp_path / "launch")
