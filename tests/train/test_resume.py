@@ -108,7 +108,7 @@ def test_three_kills_change_nothing(server, model, tmp_path):
 @pytest.mark.slow
 def test_fifty_kills_change_nothing(server, model, tmp_path):
     whole, out, file = tmp_path / "whole", tmp_path / "run", tmp_path / "empty.toml"
-    options = STATEFUL | {"train__steps": 130}
+    options = STATEFUL | {"train__steps": 130, "train__max_uninformative": 130}
     assert server.run(command(model, whole, file, **options)).code == 0
     begin = time.monotonic()
     scenes = kill_and_resume(server, model, out, file, 60, random.Random(20_260_101), **options)

@@ -57,16 +57,16 @@ class Journal:
         self.terminal = Terminal(config.train.out, config.train.steps, 0, shown=False)
 
     def begin(self, device: torch.device, record: Record, given: Mapping[str, Any], *, resume: bool) -> None:
-        """The files that say what the run is: config.toml makes it one, so the record is there before it.
+        """The files that say what the run is: config.toml makes it one, so the others are there before it.
 
         `given`: what a program gave as objects."""
         with writing(self.folder):
             record.write(self.folder)
-            replace(self.folder.config, dump(self.config))
             if given and not resume:
                 replace(self.folder.given, json.dumps(given, indent=2) + "\n")
             if not resume:
                 replace(self.folder.environment, json.dumps(opening.environment(device), indent=2) + "\n")
+            replace(self.folder.config, dump(self.config))
 
     def open_terminal(self, done: int) -> Terminal:
         """A line of progress for the steps after `done`."""
