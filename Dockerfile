@@ -8,7 +8,7 @@ RUN apt-get update \
     && apt-get install --yes --no-install-recommends bubblewrap gcc libc6-dev \
     && rm -rf /var/lib/apt/lists/*
 
-WORKDIR /work
+WORKDIR /srv/equipoise
 COPY pyproject.toml constraints.txt README.md LICENSE ./
 # torch first and alone: PyPI's build for Linux carries CUDA.
 RUN pip install --no-cache-dir "$(grep '^torch==' constraints.txt)"
@@ -16,7 +16,7 @@ COPY src src
 RUN pip install --no-cache-dir -c constraints.txt .
 COPY examples examples
 
-RUN useradd --create-home trainer && chown trainer /work
+RUN useradd --create-home trainer && chown trainer /srv/equipoise
 USER trainer
 ENTRYPOINT ["equipoise"]
 CMD ["doctor"]

@@ -96,7 +96,7 @@ def plan(policy: Policy, *, total: int, largest: int, cap: int | None, to_come: 
 
 
 def free_room(device: torch.device, cap: int | None, to_come: int) -> tuple[float, str]:
-    """Bytes a pass may take beyond what is taken now, infinitely many where nobody knows; and whose number that is."""
+    """Bytes a pass may take beyond what is taken now, infinitely many where nobody knows; and what sets the limit."""
     if device.type == "cuda":
         taken = torch.cuda.memory_allocated(device)
         free: float = torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device) - taken

@@ -229,7 +229,8 @@ def test_closing_cancels_what_is_left_and_refuses_more():
     assert set(processes_under(os.getpid())) <= others
 
 
-def test_a_fork_server_whose_caller_has_ended_says_nothing():
+def test_a_fork_server_whose_caller_has_ended_says_nothing(capfd):
     ours, theirs = socket.socketpair()
     ours.close()
-    worker.main(theirs, {"preload": []})
+    assert worker.main(theirs, {"preload": []}) is None
+    assert capfd.readouterr() == ("", "")

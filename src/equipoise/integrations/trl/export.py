@@ -292,7 +292,7 @@ def _train(config: Config) -> dict[str, Setting]:
         "train.micro_tokens": nearly({}, in_tokens) if t.micro_tokens else mapped(why="no limit"),
         "train.memory": own(f"TRL measures no memory: a pass has {per_pass} responses, whether they fit or not"),
         "train.shard": own(
-            "Accelerate shards if it is told to: accelerate launch --use_fsdp --fsdp_version 2 launch.py"
+            "Accelerate shards where it is launched so: accelerate launch --use_fsdp --fsdp_version 2 launch.py"
         )
         if t.shard
         else mapped(why="off, as TRL"),
