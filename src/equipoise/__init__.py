@@ -44,7 +44,8 @@ __all__ = [
     "unflatten",
 ]
 
-TRAINING = ("TrainerCallback", "Config", "Trainer")  # these of equipoise.train, the others of equipoise.objective
+# these of equipoise.train, the others of equipoise.objective
+TRAINING = ("TrainerCallback", "Config", "Trainer")
 PACKAGES = ("objective", "theory", "verifiers", "tasks", "audit", "report")
 
 

@@ -28,12 +28,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = build_parser()
     arguments, overrides = _without_overrides(arguments)
     if arguments and not arguments[0].startswith("-") and arguments[0] not in RUN:
-        parser.error(f'"{arguments[0]}" is not a command;{_did_you_mean(arguments[0], RUN)} ({", ".join(RUN)})')
+        parser.error(
+            f'"{arguments[0]}" is not a command;{_did_you_mean(arguments[0], RUN)} ({", ".join(RUN)})'
+        )
     options, rest = parser.parse_known_args(arguments)
     if options.command in ("eval", "bias"):  # their task takes options, and nothing else does
-        unknown = rest + [word for word in overrides if word.startswith("--") and not word.startswith("--task.")]
+        unknown = rest + [
+            word for word in overrides if word.startswith("--") and not word.startswith("--task.")
+        ]
     else:
-        unknown = [] if options.command in ("train", "sft", "compare", "export") else rest + overrides
+        unknown = (
+            [] if options.command in ("train", "sft", "compare", "export") else rest + overrides
+        )
     if unknown:
         parser.error(_unrecognized(option_names(parser, options.command), unknown))
     rest += overrides
@@ -85,14 +91,20 @@ def _without_overrides(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
 def _user_errors() -> tuple[type[Exception], ...]:
     """Errors whose message is a sentence for the user; anything else is a bug and shows its traceback."""
     loaded = sys.modules
-    names = [("equipoise.config", "ConfigError"), ("equipoise.train.folder", "RunError"),
-             ("equipoise.policy.model", "ModelError"), ("equipoise.tasks.task", "TaskError"),
-             ("equipoise.verifiers.workers.process_pool", "PoolError"),
-             ("equipoise.tasks.sandbox_server", "RunnerError"),
-             ("equipoise.verifiers.code.backend", "BackendError"),
-             ("equipoise.evaluate.folder", "EvaluationError"), ("equipoise.audit.log", "AuditError"),
-             ("equipoise.report.runs", "ReportError"), ("equipoise.integrations.launch", "ExportError"),
-             ("equipoise.integrations.hub", "PushError")]  # fmt: skip
+    names = [
+        ("equipoise.config", "ConfigError"),
+        ("equipoise.train.folder", "RunError"),
+        ("equipoise.policy.model", "ModelError"),
+        ("equipoise.tasks.task", "TaskError"),
+        ("equipoise.verifiers.workers.process_pool", "PoolError"),
+        ("equipoise.tasks.sandbox_server", "RunnerError"),
+        ("equipoise.verifiers.code.backend", "BackendError"),
+        ("equipoise.evaluate.folder", "EvaluationError"),
+        ("equipoise.audit.log", "AuditError"),
+        ("equipoise.report.runs", "ReportError"),
+        ("equipoise.integrations.launch", "ExportError"),
+        ("equipoise.integrations.hub", "PushError"),
+    ]
     return tuple(getattr(loaded[module], name) for module, name in names if module in loaded)
 
 
@@ -107,12 +119,16 @@ def _train(options: argparse.Namespace, rest: list[str]) -> None:
 
     if options.show_help or options.config is None:
         print(f"usage: {TRAIN_USAGE}\n")
-        print("Train a model as a configuration says. A section is a table of the TOML file; every option can be")
+        print(
+            "Train a model as a configuration says. A section is a table of the TOML file; every option can be"
+        )
         print("overridden on the command line.\n")
         print("  CONFIG.toml    see examples/")
         print("  RUN            a run directory; it goes on where it lies, with its own settings")
         print("  --resume       go on with a run after its last checkpoint")
-        print("  --from-step N  go on after the checkpoint of step N, and forget what came later; 0 begins again\n")
+        print(
+            "  --from-step N  go on after the checkpoint of step N, and forget what came later; 0 begins again\n"
+        )
         print(describe())
         if not options.show_help:
             sys.exit(2)
@@ -133,8 +149,12 @@ def _sft(options: argparse.Namespace, rest: list[str]) -> None:
 
     if options.show_help or options.config is None:
         print("usage: equipoise sft CONFIG.toml [--resume] [--section.key value ...]\n")
-        print("Imitate the responses of a data set, as a configuration says, so that reinforcement learning can start")
-        print("from a model that knows the form. The columns are told by their names: messages, or prompt and")
+        print(
+            "Imitate the responses of a data set, as a configuration says, so that reinforcement learning can start"
+        )
+        print(
+            "from a model that knows the form. The columns are told by their names: messages, or prompt and"
+        )
         print("completion, or those of task.columns.\n")
         print(describe(SftConfig))
         if not options.show_help:
@@ -160,7 +180,9 @@ def _eval(options: argparse.Namespace, rest: list[str]) -> None:
     if options.benchmarks:
         if rest:
             raise ConfigError(f"{rest[0]} is for a task: benchmarks come with their own prompts")
-        _eval_benchmarks(options, {step: Path(name) / "checkpoints" / f"step-{step}" for step in kept})
+        _eval_benchmarks(
+            options, {step: Path(name) / "checkpoints" / f"step-{step}" for step in kept}
+        )
         return
     if unused := [o for o in ("data", "limit", "chunk", "out", "markdown") if getattr(options, o)]:
         raise ConfigError(f"--{unused[0]} is for benchmarks: name some with --benchmarks")
@@ -185,10 +207,18 @@ def _eval(options: argparse.Namespace, rest: list[str]) -> None:
         chat = chat_of(model)
         ids = [encode_prompt(model, prompt, chat) for prompt in prompts]
         return evaluate(
-            model, rollout.sampler(model), task, prompts, ids, samples=options.samples or own.samples, greedy=greedy,
-            temperature=own.temperature if options.temperature is None else options.temperature, seed=seed,
-            max_tokens=options.max_tokens or own.max_tokens or task.max_tokens, stop=(*task.stop, *own.stop),
-        )  # fmt: skip
+            model,
+            rollout.sampler(model),
+            task,
+            prompts,
+            ids,
+            samples=options.samples or own.samples,
+            greedy=greedy,
+            temperature=own.temperature if options.temperature is None else options.temperature,
+            seed=seed,
+            max_tokens=options.max_tokens or own.max_tokens or task.max_tokens,
+            stop=(*task.stop, *own.stop),
+        )
 
     evaluation = answered(policy, SEED, greedy=True)
     result = evaluation.metrics
@@ -228,25 +258,42 @@ def _eval_benchmarks(options: argparse.Namespace, checkpoints: dict[int, Path]) 
     )
 
     if options.per_level is not None:
-        raise EvaluationError("--per-level is for a task; --limit takes the first problems of each benchmark")
+        raise EvaluationError(
+            "--per-level is for a task; --limit takes the first problems of each benchmark"
+        )
     if options.base:
-        raise EvaluationError("--base is for a task: benchmarks are not told apart by another model's success rate")
+        raise EvaluationError(
+            "--base is for a task: benchmarks are not told apart by another model's success rate"
+        )
     if options.protocol not in PROTOCOLS:
-        raise EvaluationError(f'--protocol "{options.protocol}" is not a protocol: {", ".join(PROTOCOLS)}')
+        raise EvaluationError(
+            f'--protocol "{options.protocol}" is not a protocol: {", ".join(PROTOCOLS)}'
+        )
     names = [name.strip() for name in options.benchmarks.split(",") if name.strip()]
     request = EvaluationRequest(
-        open_benchmarks(names, options.data, options.limit), PROTOCOLS[options.protocol], samples=options.samples or 0,
-        temperature=options.temperature, max_tokens=options.max_tokens, chunk=options.chunk, chat=options.chat,
-    )  # fmt: skip
+        open_benchmarks(names, options.data, options.limit),
+        PROTOCOLS[options.protocol],
+        samples=options.samples or 0,
+        temperature=options.temperature,
+        max_tokens=options.max_tokens,
+        chunk=options.chunk,
+        chat=options.chat,
+    )
 
     def say(said: str) -> None:
         print(said, file=sys.stderr)
 
     if checkpoints:
         out = Path(options.out) if options.out else Path(options.model) / "evaluation"
-        result = evaluate_checkpoints(request, lambda path: _policy(path, options), checkpoints, out, say)
+        result = evaluate_checkpoints(
+            request, lambda path: _policy(path, options), checkpoints, out, say
+        )
     else:
-        out = Path(options.out) if options.out else Path("evaluation") / (Path(options.model).name or "model")
+        out = (
+            Path(options.out)
+            if options.out
+            else Path("evaluation") / (Path(options.model).name or "model")
+        )
         result = request.evaluate(_policy(options.model, options), out, say)
     if options.json:
         print(json.dumps(result, indent=2))
@@ -262,7 +309,13 @@ def _policy(name: str | Path, options: argparse.Namespace) -> Policy:
 
     from equipoise import policy as models
 
-    device = options.device if options.device != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
+    device = (
+        options.device
+        if options.device != "auto"
+        else "cuda"
+        if torch.cuda.is_available()
+        else "cpu"
+    )
     if device.startswith("cuda") and not torch.cuda.is_available():
         raise models.ModelError(f"--device {device}: there is no CUDA device here; use cpu or auto")
     return models.load(name, dtype=getattr(torch, options.dtype), device=device)
@@ -321,7 +374,15 @@ def _objectives(options: argparse.Namespace, rest: list[str]) -> None:
 
     from equipoise.objective import PRESETS, Objective
 
-    columns = ("preset", "advantage", "difficulty", "cancellation", "aggregation", "surrogate", "source")
+    columns = (
+        "preset",
+        "advantage",
+        "difficulty",
+        "cancellation",
+        "aggregation",
+        "surrogate",
+        "source",
+    )
     table = Table(*columns, box=None)
     for name, preset in PRESETS.items():
         o = Objective.preset(name)
@@ -337,7 +398,9 @@ def _compare(options: argparse.Namespace, rest: list[str]) -> None:
     from equipoise.study.compare import compare, default_metric
 
     metric = options.metric or default_metric(options.config, rest)
-    compare(options.config, options.vary, options.seeds, Path(options.out), metric, options.jobs, rest)
+    compare(
+        options.config, options.vary, options.seeds, Path(options.out), metric, options.jobs, rest
+    )
 
 
 def _study(options: argparse.Namespace, rest: list[str]) -> None:
@@ -346,7 +409,9 @@ def _study(options: argparse.Namespace, rest: list[str]) -> None:
     from equipoise.study.results import read_results
 
     if options.action == "run":
-        registered.run(options.file, Path(options.out), options.jobs, options.minutes or float("inf"))
+        registered.run(
+            options.file, Path(options.out), options.jobs, options.minutes or float("inf")
+        )
         return
     if len(options.file) > 1:
         raise ConfigError(f"study {options.action} takes one file, not {len(options.file)}")
@@ -357,9 +422,13 @@ def _study(options: argparse.Namespace, rest: list[str]) -> None:
         if options.figure is not None:
             registered.draw(results, Path(options.figure))
     elif options.variant is None or options.seed is None:
-        raise ConfigError("study verify needs --variant and --seed: which cell should be trained again?")
+        raise ConfigError(
+            "study verify needs --variant and --seed: which cell should be trained again?"
+        )
     else:
-        sys.exit(0 if registered.verify(file, options.variant, options.seed, Path(options.out)) else 1)
+        sys.exit(
+            0 if registered.verify(file, options.variant, options.seed, Path(options.out)) else 1
+        )
 
 
 def _audit(options: argparse.Namespace, rest: list[str]) -> None:
@@ -368,11 +437,24 @@ def _audit(options: argparse.Namespace, rest: list[str]) -> None:
 
     columns = None if options.columns is None else parse_columns(options.columns)
     against = None if options.against is None else options.against.split(",")
-    counts: Counts = {"sampled": options.sampled, "epochs": options.epochs, "prompts": options.prompts}
+    counts: Counts = {
+        "sampled": options.sampled,
+        "epochs": options.epochs,
+        "prompts": options.prompts,
+    }
     colour = sys.stdout.isatty()
-    print(main_text(
-        options.files, options.objective, against, columns, options.tokenizer, options.json, colour, counts,
-    ))  # fmt: skip
+    print(
+        main_text(
+            options.files,
+            options.objective,
+            against,
+            columns,
+            options.tokenizer,
+            options.json,
+            colour,
+            counts,
+        )
+    )
 
 
 def _bias(options: argparse.Namespace, rest: list[str]) -> None:
@@ -388,16 +470,30 @@ def _bias(options: argparse.Namespace, rest: list[str]) -> None:
     task, chat_of = _task(options, own_task(name, options.task, rest).task, loaded)
     prompts = bias.stream(task, options.prompts)
     policy = loaded()
-    result = bias.measure(bias.sample(
-        policy, rollout.sampler(policy), task, prompts, group=options.group, groups=options.groups,
-        samples=options.samples, temperature=options.temperature, max_tokens=options.max_tokens, chat=chat_of(policy),
-        progress=lambda n: print(f"{n} of {len(prompts)} prompts sampled", file=sys.stderr),
-    ))  # fmt: skip
+    result = bias.measure(
+        bias.sample(
+            policy,
+            rollout.sampler(policy),
+            task,
+            prompts,
+            group=options.group,
+            groups=options.groups,
+            samples=options.samples,
+            temperature=options.temperature,
+            max_tokens=options.max_tokens,
+            chat=chat_of(policy),
+            progress=lambda n: print(f"{n} of {len(prompts)} prompts sampled", file=sys.stderr),
+        )
+    )
     title, out = f"{policy.name} on {task.name}", Path(options.out)
-    record = bias_text.as_json(result, {"model": policy.name, "task": task.name, "temperature": options.temperature})
+    record = bias_text.as_json(
+        result, {"model": policy.name, "task": task.name, "temperature": options.temperature}
+    )
     out.mkdir(parents=True, exist_ok=True)
     (out / "bias.json").write_text(record, encoding="utf-8")
-    (out / "bias.html").write_text(bias_page.page(result, f"The bias of the advantage: {title}"), encoding="utf-8")
+    (out / "bias.html").write_text(
+        bias_page.page(result, f"The bias of the advantage: {title}"), encoding="utf-8"
+    )
     if options.json:
         print(record, end="")
         return
@@ -420,15 +516,24 @@ def _watch(options: argparse.Namespace, rest: list[str]) -> None:
 def _push(options: argparse.Namespace, rest: list[str]) -> None:
     from equipoise.integrations.hub import push
 
-    said = push(options.run, options.to, weights=options.weights, private=options.private, dry_run=options.dry_run)
+    said = push(
+        options.run,
+        options.to,
+        weights=options.weights,
+        private=options.private,
+        dry_run=options.dry_run,
+    )
     print(said)
 
 
 def _export(options: argparse.Namespace, rest: list[str]) -> None:
     from equipoise.integrations.command import export
 
-    late = options.out is None and rest and not rest[0].startswith("-")  # argparse leaves OUT behind --to unread
-    print(export(options.what, options.source, rest.pop(0) if late else options.out, options.to, rest))
+    # argparse leaves OUT behind --to unread
+    late = options.out is None and rest and not rest[0].startswith("-")
+    print(
+        export(options.what, options.source, rest.pop(0) if late else options.out, options.to, rest)
+    )
 
 
 def _redteam(options: argparse.Namespace, rest: list[str]) -> None:
@@ -437,8 +542,14 @@ def _redteam(options: argparse.Namespace, rest: list[str]) -> None:
 
     _quiet_transformers()
     names = ("verifier", "judge", "model", "device", "minutes", "seed", "python", "path")
-    request = RedTeamRequest(out=Path(options.out), **{name: getattr(options, name) for name in names})
-    found = redteam(request).clusters if options.replay is None else replayed(Path(options.replay), request.target)
+    request = RedTeamRequest(
+        out=Path(options.out), **{name: getattr(options, name) for name in names}
+    )
+    found = (
+        redteam(request).clusters
+        if options.replay is None
+        else replayed(Path(options.replay), request.target)
+    )
     sys.exit(1 if found else 0)
 
 

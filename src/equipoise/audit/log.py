@@ -42,7 +42,8 @@ class Log:
     source: str  # the writer of the log, as far as its columns tell
     notes: tuple[str, ...] = ()  # what the reader did that the user should know
     kept: NDArray[np.bool_] | None = None  # [B] trained on; None where the log holds nothing else
-    sampler_distance: Floats | None = None  # [B] Σ_t log μ − log π, sampler against policy; None where not logged
+    # [B] Σ_t log μ − log π, sampler against policy; None where not logged
+    sampler_distance: Floats | None = None
     rates: bool = True  # a mean reward is a success rate; False where advantages stand for rewards
 
     def __len__(self) -> int:
@@ -56,7 +57,10 @@ class Log:
 
 def ordered(log: Log) -> Log:
     """The same log with prompts and groups numbered, and rows sorted, by their content."""
-    content = mix(log.reward.view(np.uint64) ^ mix(log.length.astype(np.uint64) ^ mix(log.step.astype(np.uint64))))
+    content = mix(
+        log.reward.view(np.uint64)
+        ^ mix(log.length.astype(np.uint64) ^ mix(log.step.astype(np.uint64)))
+    )
     if log.tokens is not None:
         content = mix(content ^ _token_hash(log.tokens, log.length))
     prompt, prompt_key = _renumbered(log.prompt, content)
@@ -67,12 +71,20 @@ def ordered(log: Log) -> Log:
     tokens = log.tokens
     if tokens is not None:
         start, length = np.cumsum(log.length) - log.length, log.length[order]
-        take = np.repeat(start[order] - (np.cumsum(length) - length), length) + np.arange(len(tokens))
+        take = np.repeat(start[order] - (np.cumsum(length) - length), length) + np.arange(
+            len(tokens)
+        )
         tokens = tokens[take]
     return replace(
-        log, reward=log.reward[order], length=log.length[order], step=log.step[order], group=group,
-        prompt=prompt[order], tokens=tokens, **_optional(log, order),
-    )  # fmt: skip
+        log,
+        reward=log.reward[order],
+        length=log.length[order],
+        step=log.step[order],
+        group=group,
+        prompt=prompt[order],
+        tokens=tokens,
+        **_optional(log, order),
+    )
 
 
 def selected(log: Log, keep: NDArray[np.bool_]) -> Log:
@@ -80,9 +92,15 @@ def selected(log: Log, keep: NDArray[np.bool_]) -> Log:
     tokens = None if log.tokens is None else log.tokens[np.repeat(keep, log.length)]
     _, group = np.unique(log.group[keep], return_inverse=True)
     return replace(
-        log, reward=log.reward[keep], length=log.length[keep], step=log.step[keep], group=group,
-        prompt=log.prompt[keep], tokens=tokens, **_optional(log, keep),
-    )  # fmt: skip
+        log,
+        reward=log.reward[keep],
+        length=log.length[keep],
+        step=log.step[keep],
+        group=group,
+        prompt=log.prompt[keep],
+        tokens=tokens,
+        **_optional(log, keep),
+    )
 
 
 def _optional(log: Log, rows: Any) -> dict[str, Any]:

@@ -105,12 +105,16 @@ def measure(
     stacks, rules = dict(objectives), {}
     for rule, aggregation in RULES.items():
         stack = fresh(audited, aggregation=aggregation, cancellation="none")
-        twin = next((name for name, o in objectives.items() if o.choices() == stack.choices()), None)
+        twin = next(
+            (name for name, o in objectives.items() if o.choices() == stack.choices()), None
+        )
         rules[rule] = twin or f"{rule} rule"
         stacks.setdefault(rules[rule], stack)
     if log.tokens is None and any(o.cancellation == "prefix" for o in objectives.values()):
         name = next(n for n, o in objectives.items() if o.cancellation == "prefix")
-        raise AuditError(f"{name}: cancellation = prefix needs token ids, which this log does not have; see tokenizer")
+        raise AuditError(
+            f"{name}: cancellation = prefix needs token ids, which this log does not have; see tokenizer"
+        )
     _check_rates(log, objectives)
     edges, binary = decile_edges(log), _binary(log)
     kinds, kind = _kinds(log, binary)
@@ -144,12 +148,22 @@ def measure(
     sizes = np.bincount(log.group)
     return Audit(
         objective=next(iter(objectives)),
-        stacks={name: repr(o).removeprefix("Objective(").removesuffix(")") for name, o in objectives.items()},
+        stacks={
+            name: repr(o).removeprefix("Objective(").removesuffix(")")
+            for name, o in objectives.items()
+        },
         choices={name: o.choices() for name, o in objectives.items()},
-        source=log.source, unit=log.unit, group_size=(int(sizes.min()), int(sizes.max())), rewards=binary,
-        decile_edges=edges.tolist(), has_tokens=log.tokens is not None, has_truncated=log.truncated is not None,
-        notes=list(log.notes), overall=overall, steps=by_step,
-    )  # fmt: skip
+        source=log.source,
+        unit=log.unit,
+        group_size=(int(sizes.min()), int(sizes.max())),
+        rewards=binary,
+        decile_edges=edges.tolist(),
+        has_tokens=log.tokens is not None,
+        has_truncated=log.truncated is not None,
+        notes=list(log.notes),
+        overall=overall,
+        steps=by_step,
+    )
 
 
 def _log(
@@ -161,7 +175,9 @@ def _log(
         return from_table(rollouts, columns, tokenizer), None
     if isinstance(rollouts, str | Path) or all(isinstance(p, str | Path) for p in rollouts):
         return read(rollouts, columns, tokenizer), run_objective(rollouts)
-    raise AuditError(f"rollouts is {type(rollouts).__name__}: give paths, a pyarrow table or a mapping of columns")
+    raise AuditError(
+        f"rollouts is {type(rollouts).__name__}: give paths, a pyarrow table or a mapping of columns"
+    )
 
 
 def _binary(log: Log) -> tuple[float, float] | None:
@@ -173,10 +189,14 @@ def _check_rates(log: Log, objectives: Mapping[str, Objective]) -> None:
     """A difficulty weight compares success rates, which advantages do not tell."""
     for name, objective in objectives.items():
         if not log.rates and objective.choices()["difficulty"] != {"name": "none"}:
-            raise AuditError(f"{name}: difficulty weights need success rates, and this log has advantages for rewards")
+            raise AuditError(
+                f"{name}: difficulty weights need success rates, and this log has advantages for rewards"
+            )
 
 
-def _kinds(log: Log, binary: tuple[float, float] | None) -> tuple[difficulty.GroupKinds | None, Integers | None]:
+def _kinds(
+    log: Log, binary: tuple[float, float] | None
+) -> tuple[difficulty.GroupKinds | None, Integers | None]:
     """The kinds of groups, (R right of G), and the kind of each group; nothing where rewards are not binary."""
     if binary is None:
         return None, None
@@ -184,14 +204,20 @@ def _kinds(log: Log, binary: tuple[float, float] | None) -> tuple[difficulty.Gro
     return difficulty.outcomes(right, np.bincount(log.group))
 
 
-def _assign(name: str, objective: Objective, log: Log, step: Any, tokens: torch.Tensor | None) -> Credit:
+def _assign(
+    name: str, objective: Objective, log: Log, step: Any, tokens: torch.Tensor | None
+) -> Credit:
     try:
         return objective.assign(
-            torch.from_numpy(log.reward[step.rows]), torch.from_numpy(step.group),
-            torch.from_numpy(log.length[step.rows]), tokens=tokens,
-        )  # fmt: skip
+            torch.from_numpy(log.reward[step.rows]),
+            torch.from_numpy(step.group),
+            torch.from_numpy(log.length[step.rows]),
+            tokens=tokens,
+        )
     except ValueError as error:
-        raise AuditError(f"{name} cannot be applied to step {log.step[step.rows.start]}: {error}") from error
+        raise AuditError(
+            f"{name} cannot be applied to step {log.step[step.rows.start]}: {error}"
+        ) from error
 
 
 @dataclass(frozen=True)
@@ -216,17 +242,25 @@ class _Setting:
         return len(LOG_SUMS) + len(self.objectives) * len(OBJECTIVE_SUMS)
 
     def columns(self, i: int) -> slice:
-        return slice(len(LOG_SUMS) + i * len(OBJECTIVE_SUMS), len(LOG_SUMS) + (i + 1) * len(OBJECTIVE_SUMS))
+        return slice(
+            len(LOG_SUMS) + i * len(OBJECTIVE_SUMS), len(LOG_SUMS) + (i + 1) * len(OBJECTIVE_SUMS)
+        )
 
     def zeros(self, prompts: int) -> Floats:
-        return np.zeros((min(prompts, BLOCKS), self.width + (0 if self.kinds is None else len(self.kinds.R))))
+        return np.zeros(
+            (min(prompts, BLOCKS), self.width + (0 if self.kinds is None else len(self.kinds.R)))
+        )
 
 
-def _measures(setting: _Setting, step: int | None, prompts: int, sums: Floats, seed: tuple[int, int]) -> Measures:
+def _measures(
+    setting: _Setting, step: int | None, prompts: int, sums: Floats, seed: tuple[int, int]
+) -> Measures:
     """Point values from the sums over all prompts, intervals from the resampled ones."""
     again, whole = resampled(sums, RESAMPLES if step is None else STEP_RESAMPLES, seed), sums.sum(0)
     n = slice(len(LOG_SUMS))
-    of_log = intervals(log_values(whole[n]), log_values(again[:, n]), log_support(sums[:, n]), setting.shares)
+    of_log = intervals(
+        log_values(whole[n]), log_values(again[:, n]), log_support(sums[:, n]), setting.shares
+    )
     if setting.log.truncated is None:
         of_log["truncated"] = NOTHING
     objectives: dict[str, dict[str, Estimate]] = {}
@@ -235,7 +269,8 @@ def _measures(setting: _Setting, step: int | None, prompts: int, sums: Floats, s
         here = setting.columns(i)
         support = objective_support(sums[:, here])
         found = intervals(objective_values(whole[here]), objective_values(again[:, here]), support)
-        if objective.cancellation == "prefix":  # one weight per token: what a shared token gets, only its node can say
+        # one weight per token: what a shared token gets, only its node can say
+        if objective.cancellation == "prefix":
             found |= dict.fromkeys(("exchangeability", "net_push", "learning_tax"), NOTHING)
         objectives[name] = found
         if step is None:
@@ -243,11 +278,15 @@ def _measures(setting: _Setting, step: int | None, prompts: int, sums: Floats, s
             weights[name] = list(tenths.values())
     bias = share = dict.fromkeys(difficulty.STRATA, NOTHING)
     if setting.kinds is not None:
-        values, replicates = (difficulty.baseline_bias(x[..., setting.width :], setting.kinds) for x in (whole, again))
+        values, replicates = (
+            difficulty.baseline_bias(x[..., setting.width :], setting.kinds) for x in (whole, again)
+        )
         everyone = dict.fromkeys(difficulty.STRATA, len(sums))
         bias, share = (
             intervals(
-                dict(zip(difficulty.STRATA, v, strict=True)), dict(zip(difficulty.STRATA, r.T, strict=True)), everyone
+                dict(zip(difficulty.STRATA, v, strict=True)),
+                dict(zip(difficulty.STRATA, r.T, strict=True)),
+                everyone,
             )
             for v, r in zip(values, replicates, strict=True)
         )

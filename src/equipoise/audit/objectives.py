@@ -42,7 +42,9 @@ def gathered(
     base = named(objective) if isinstance(objective, str) else objective
     out = {_name(objective): fresh(base)}
     against = _rules(base, with_tokens) if against is None else against
-    pairs = against.items() if isinstance(against, Mapping) else [(_name(o, base), o) for o in against]
+    pairs = (
+        against.items() if isinstance(against, Mapping) else [(_name(o, base), o) for o in against]
+    )
     for name, other in pairs:
         if name in out:
             raise AuditError(f"{name} is there twice: give each objective a name of its own")
@@ -66,7 +68,9 @@ def _rules(base: Objective, with_tokens: bool) -> dict[str, Objective]:
     """The audited stack under the other rules; constant weighs tokens as token does, and prefix does not go with it."""
     own = base.aggregation.name
     changes = [
-        {"aggregation": r} for r in ("token", "sequence", "balanced") if r != own and (r, own) != ("token", "constant")
+        {"aggregation": r}
+        for r in ("token", "sequence", "balanced")
+        if r != own and (r, own) != ("token", "constant")
     ]
     if with_tokens:
         changes.append({"aggregation": "balanced", "cancellation": "prefix"})

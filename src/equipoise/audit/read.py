@@ -38,7 +38,9 @@ Paths = str | Path | Sequence[str | Path]
 Table: TypeAlias = "pa.Table | Mapping[str, Sequence[Any]]"
 
 
-def read(paths: Paths, columns: Mapping[str, str] | None = None, tokenizer: str | None = None) -> Log:
+def read(
+    paths: Paths, columns: Mapping[str, str] | None = None, tokenizer: str | None = None
+) -> Log:
     """The log in these files and directories, all of it one run."""
     named = _named(paths)
     if not named:
@@ -50,7 +52,9 @@ def read(paths: Paths, columns: Mapping[str, str] | None = None, tokenizer: str 
     return ours.as_trained(collector.log(named), named)
 
 
-def from_table(table: Table, columns: Mapping[str, str] | None = None, tokenizer: str | None = None) -> Log:
+def from_table(
+    table: Table, columns: Mapping[str, str] | None = None, tokenizer: str | None = None
+) -> Log:
     """A log in memory: a pyarrow table, or a mapping of column names to values."""
     names = table.column_names if isinstance(table, pa.Table) else list(table)
     sizes = {name: len(table[name]) for name in names}

@@ -66,7 +66,9 @@ def main_text(
         advice = [vars(a) for a in advise(audit)]
         record = {**audit.to_json(), "data_path": asdict(path), "advice": advice}
         return json.dumps(record, indent=1, allow_nan=False, ensure_ascii=False)
-    console = Console(file=io.StringIO(), width=WIDTH, force_terminal=color, no_color=not color, highlight=False)
+    console = Console(
+        file=io.StringIO(), width=WIDTH, force_terminal=color, no_color=not color, highlight=False
+    )
     with console.capture() as capture:
         console.print(page(audit, advise(audit), path))
     return "\n".join(line.rstrip() for line in capture.get().splitlines())
@@ -94,7 +96,9 @@ def _data_path_table(path: DataPath) -> Table:
         found = path.estimates.get(name)
         if found is not None:
             bounds = found.value is None and found.low is not None
-            table.add_row(label, f"{found.low:+.3f} to {found.high:+.3f}" if bounds else _shown(found))
+            table.add_row(
+                label, f"{found.low:+.3f} to {found.high:+.3f}" if bounds else _shown(found)
+            )
     table.show_header = False
     return table
 
@@ -115,7 +119,9 @@ def _head(audit: Audit) -> Text:
     text.append("± is half a 95 % interval over prompts; right is A > 0, wrong A < 0.", "dim")
     warnings = list(audit.notes)
     if audit.unit == "characters":
-        warnings.append("lengths are characters, a stand-in for tokens: name the model's tokenizer to count those")
+        warnings.append(
+            "lengths are characters, a stand-in for tokens: name the model's tokenizer to count those"
+        )
     if o.prompts < FEW_PROMPTS:
         warnings.append(f"only {_count(o.prompts, 'prompt')}: the intervals are rough")
     for warning in warnings:
@@ -139,7 +145,9 @@ def _log_table(audit: Audit) -> Table:
     ]
     table = _table("The log", "", "", "", "", left=(0, 2))
     for (left, a), (right, b) in zip(cells[::2], cells[1::2], strict=True):
-        table.add_row(left, "" if a is None else _shown(a), f"  {right}", "" if b is None else _shown(b))
+        table.add_row(
+            left, "" if a is None else _shown(a), f"  {right}", "" if b is None else _shown(b)
+        )
     table.show_header = False
     return table
 
@@ -165,23 +173,36 @@ def _baseline_table(audit: Audit) -> Table:
     ranges = {"hard": "hard, p < 1/4", "moderate": "moderate", "easy": "easy, p > 3/4"}
     table = _table("The group baseline by difficulty", "", *ranges.values())
     table.add_row("share of the informative groups", *(_shown(o.baseline_share[s]) for s in ranges))
-    table.add_row(Text("bias of the baseline, E[p̂|S] − p"), *(_shown(o.baseline_bias[s]) for s in ranges))
+    table.add_row(
+        Text("bias of the baseline, E[p̂|S] − p"), *(_shown(o.baseline_bias[s]) for s in ranges)
+    )
     return table
 
 
 def _trend_table(audit: Audit) -> Table:
-    table = _table("Over the steps", "", f"step {audit.steps[0].step}", f"step {audit.steps[-1].step}", "", left=(0, 3))
+    table = _table(
+        "Over the steps",
+        "",
+        f"step {audit.steps[0].step}",
+        f"step {audit.steps[-1].step}",
+        "",
+        left=(0, 3),
+    )
     rows: dict[str, Callable[[Measures], Estimate]] = {
         "mean reward": lambda m: m.log["reward_mean"],
         f"mean length, {audit.unit}": lambda m: m.log["length_mean"],
         "length CV": lambda m: m.log["length_cv"],
         "gap of lengths within groups": lambda m: m.log["within_gap"],
-        f"pull of right : wrong, {audit.objective}": lambda m: m.objectives[audit.objective]["coupling"],
+        f"pull of right : wrong, {audit.objective}": lambda m: m.objectives[audit.objective][
+            "coupling"
+        ],
         "groups with equal rewards": lambda m: m.log["degenerate"],
     }
     for label, take in rows.items():
         values = [take(m) for m in audit.steps]
-        table.add_row(label, _shown(values[0]), _shown(values[-1]), spark([v.value for v in values]))
+        table.add_row(
+            label, _shown(values[0]), _shown(values[-1]), spark([v.value for v in values])
+        )
     return table
 
 
@@ -189,7 +210,11 @@ def spark(values: Sequence[float | None], most: int = 32) -> str:
     """A line of bars from the lowest to the highest value; more values than `most` are averaged in as many bins."""
     bins = min(most, len(values))
     kept = [
-        [v for v in values[i * len(values) // bins : (i + 1) * len(values) // bins] if v is not None]
+        [
+            v
+            for v in values[i * len(values) // bins : (i + 1) * len(values) // bins]
+            if v is not None
+        ]
         for i in range(bins)
     ]
     means = [sum(b) / len(b) if b else None for b in kept]
@@ -203,7 +228,14 @@ def spark(values: Sequence[float | None], most: int = 32) -> str:
 
 
 def _advice(advice: Sequence[Advice]) -> Table:
-    table = Table(box=None, padding=(0, 1), show_header=False, title="Advice", title_justify="left", title_style="bold")
+    table = Table(
+        box=None,
+        padding=(0, 1),
+        show_header=False,
+        title="Advice",
+        title_justify="left",
+        title_style="bold",
+    )
     table.add_column(no_wrap=True)
     table.add_column()
     for a in sorted(advice, key=lambda a: {True: 0, None: 1, False: 2}[a.evidence]):
@@ -217,7 +249,14 @@ def _advice(advice: Sequence[Advice]) -> Table:
 
 
 def _table(title: str, *columns: str, left: tuple[int, ...] = (0,)) -> Table:
-    table = Table(box=None, padding=(0, 1), title=title, title_justify="left", title_style="bold", header_style="dim")
+    table = Table(
+        box=None,
+        padding=(0, 1),
+        title=title,
+        title_justify="left",
+        title_style="bold",
+        header_style="dim",
+    )
     for i, name in enumerate(columns):
         table.add_column(name, justify="left" if i in left else "right", no_wrap=True)
     return table

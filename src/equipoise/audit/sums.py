@@ -92,7 +92,15 @@ def shared_nodes(tokens: torch.Tensor, length: Integers, group: Integers, G: Flo
         row = response.numpy()[token] + r0
         _, one, node = np.unique(nodes.node.numpy()[token], return_index=True, return_inverse=True)
         size = nodes.count.numpy()[token][one]
-        parts.append((node + found, token + t0, row, group[row[one]], (size == G[group[row[one]]]).astype(np.int64)))
+        parts.append(
+            (
+                node + found,
+                token + t0,
+                row,
+                group[row[one]],
+                (size == G[group[row[one]]]).astype(np.int64),
+            )
+        )
         found += len(one)
         g = until
     node, token, row, of_group, common = (np.concatenate(x) for x in zip(*parts, strict=True))
@@ -101,7 +109,9 @@ def shared_nodes(tokens: torch.Tensor, length: Integers, group: Integers, G: Flo
 
 def decile_edges(log: Log) -> Floats:
     """The lengths that part the log's responses into tenths."""
-    return np.asarray(np.quantile(log.length[log.length > 0], np.arange(1, DECILES) / DECILES), np.float64)
+    return np.asarray(
+        np.quantile(log.length[log.length > 0], np.arange(1, DECILES) / DECILES), np.float64
+    )
 
 
 def objective_sums(step: StepRows, T: Floats, credit: Credit, edges: Floats) -> Floats:
@@ -129,7 +139,8 @@ def objective_sums(step: StepRows, T: Floats, credit: Credit, edges: Floats) -> 
     put("mass+", over(np.where(A > 0, c * T, 0.0)))
     put("mass-", over(np.where(A < 0, -c * T, 0.0)))
     live = T * (A != 0)
-    w = w * live.sum() / max((w * live).sum(), 1e-300)  # 1 is the step's mean weight: steps differ in scale alone
+    # 1 is the step's mean weight: steps differ in scale alone
+    w = w * live.sum() / max((w * live).sum(), 1e-300)
     put("live", over(live))
     put("w", over(w * live))
     put("ww", over(w * w * live))
@@ -197,7 +208,10 @@ def objective_values(S: Floats) -> dict[str, Floats]:
 
 def token_weights(S: Floats) -> dict[str, Floats]:
     """[..., OBJECTIVE_SUMS] -> what a token in each tenth of lengths weighs, 1 being the mean token of its step."""
-    return {f"live{d}": _divide(S[..., _OBJECTIVE[f"w{d}"]], S[..., _OBJECTIVE[f"live{d}"]]) for d in range(DECILES)}
+    return {
+        f"live{d}": _divide(S[..., _OBJECTIVE[f"w{d}"]], S[..., _OBJECTIVE[f"live{d}"]])
+        for d in range(DECILES)
+    }
 
 
 def support(sums: Floats, names: tuple[str, ...]) -> dict[str, int]:
@@ -262,7 +276,9 @@ def log_values(S: Floats) -> dict[str, Floats]:
     mean = _divide(s("T"), s("responses"))
     variance = np.maximum(_divide(s("TT"), s("responses")) - mean**2, 0.0)
     gap = _divide(s("T-"), s("n-")) - _divide(s("T+"), s("n+"))
-    token, sequence = (np.sqrt(_divide(s(f"from_balanced_{k}"), s("balanced"))) for k in ("token", "sequence"))
+    token, sequence = (
+        np.sqrt(_divide(s(f"from_balanced_{k}"), s("balanced"))) for k in ("token", "sequence")
+    )
     return {
         "reward_mean": _divide(s("reward"), s("responses")),
         "length_mean": mean,
@@ -280,7 +296,13 @@ def log_values(S: Floats) -> dict[str, Floats]:
 def log_support(sums: Floats) -> dict[str, int]:
     """[P, LOG_SUMS] -> how many prompts have something to say of each measure."""
     some = support(sums, LOG_SUMS)
-    signed = ("length_gap", "within_gap", "token_distance", "sequence_distance", "token_minus_sequence")
+    signed = (
+        "length_gap",
+        "within_gap",
+        "token_distance",
+        "sequence_distance",
+        "token_minus_sequence",
+    )
     return defaultdict(lambda: some["groups"], dict.fromkeys(signed, some["both"]))
 
 

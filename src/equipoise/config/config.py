@@ -41,7 +41,9 @@ class Config(BaseModel):
     def build_objective(self) -> Objective:
         """The preset with the choices this section sets."""
         section = self.objective
-        choices: dict[str, Any] = {slot: choice for slot in SLOTS if (choice := getattr(section, slot)) is not None}
+        choices: dict[str, Any] = {
+            slot: choice for slot in SLOTS if (choice := getattr(section, slot)) is not None
+        }
         return Objective.preset(
             section.preset,
             **choices,
@@ -175,7 +177,9 @@ class Config(BaseModel):
     @model_validator(mode="after")
     def what_is_averaged_is_kept(self) -> Self:
         if self.train.average == 1:
-            raise ValueError("train.average = 1: must be 0 or at least 2, because one checkpoint is its own mean")
+            raise ValueError(
+                "train.average = 1: must be 0 or at least 2, because one checkpoint is its own mean"
+            )
         if self.train.average > self.train.keep + 1:
             raise ValueError(
                 f"train.average = {self.train.average}: must be at most train.keep + 1, {self.train.keep + 1}, "

@@ -45,7 +45,8 @@ def sentence(kind: type[BaseModel], error: ValidationError) -> str:
         return f"{place[0]} = {shown(value)}: must be a section of options"
     option = options_of(kind)[place[0]][place[1]]
     if found["type"] == "missing":
-        place = place[:-1]  # of a tuple that is too short: the tuple is wrong, not the element it lacks
+        # of a tuple that is too short: the tuple is wrong, not the element it lacks
+        place = place[:-1]
     name = _name(place)
     if found["type"] == "value_error":
         return f"{name} = {shown(value)}: {context['error']}"
@@ -68,7 +69,9 @@ def _unknown(kind: type[BaseModel], place: Sequence[str | int]) -> str:
 
 def _name(place: Sequence[str | int]) -> str:
     """`section.option[i]`. Further texts name the branches of a union, which is no place in the file."""
-    return ".".join(map(str, place[:2])) + "".join(f"[{i}]" for i in place[2:] if isinstance(i, int))
+    return ".".join(map(str, place[:2])) + "".join(
+        f"[{i}]" for i in place[2:] if isinstance(i, int)
+    )
 
 
 def options_of(kind: type[BaseModel]) -> dict[Any, dict[Any, FieldInfo]]:

@@ -26,7 +26,9 @@ def load(path: str | Path | None, overrides: Sequence[str] = ()) -> Config:
     return config
 
 
-def table_of(path: str | Path | None, overrides: Sequence[str], kind: type[BaseModel]) -> dict[str, Any]:
+def table_of(
+    path: str | Path | None, overrides: Sequence[str], kind: type[BaseModel]
+) -> dict[str, Any]:
     """The sections of a file with the overrides put in, not checked yet; `kind` knows which options are texts."""
     return _overridden({} if path is None else _read(Path(path)), overrides, kind)
 
@@ -37,7 +39,9 @@ def load_sections(path: str | Path, names: Sequence[str], overrides: Sequence[st
     return validated(_overridden({name: table[name] for name in names if name in table}, overrides))
 
 
-def _overridden(table: dict[str, Any], overrides: Sequence[str], kind: type[BaseModel] = Config) -> dict[str, Any]:
+def _overridden(
+    table: dict[str, Any], overrides: Sequence[str], kind: type[BaseModel] = Config
+) -> dict[str, Any]:
     # A choice before its options, in whatever order they came: its name would replace the table they make.
     for keys, text in sorted(parse_overrides(overrides), key=lambda override: len(override[0])):
         _set(table, keys, _value(keys, text, kind))
@@ -83,7 +87,9 @@ def chat_template(value: str, folders: Sequence[Path]) -> str:
         if (folder / value).is_file():
             return (folder / value).read_text(encoding="utf-8")
     places = " and not in ".join(str(folder.resolve()) for folder in folders)
-    raise ConfigError(f'task.chat_template = "{value}": there is no such file, not in {places}, and it is no template')
+    raise ConfigError(
+        f'task.chat_template = "{value}": there is no such file, not in {places}, and it is no template'
+    )
 
 
 def parse_overrides(arguments: Sequence[str]) -> list[tuple[list[str], str]]:
@@ -94,7 +100,9 @@ def parse_overrides(arguments: Sequence[str]) -> list[tuple[list[str], str]]:
         argument = rest.pop(0)
         key, equals, text = argument.removeprefix("--").partition("=")
         if not argument.startswith("--") or "." not in key:
-            raise ConfigError(f"{argument}: an override is --section.key value, for example --optim.lr 1e-3")
+            raise ConfigError(
+                f"{argument}: an override is --section.key value, for example --optim.lr 1e-3"
+            )
         if not equals:
             if not rest:
                 raise ConfigError(f"--{key}: the value is missing")

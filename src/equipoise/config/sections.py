@@ -16,7 +16,8 @@ from equipoise.verifiers.code.backend import LOCAL
 from equipoise.verifiers.code.backend import check as check_backend
 from equipoise.verifiers.code.sandbox import Limits
 
-VERDICTS = ("unparsed", "timeout", "limit", "crashed", "bad_gold", "unavailable")  # besides correct and wrong
+# besides correct and wrong
+VERDICTS = ("unparsed", "timeout", "limit", "crashed", "bad_gold", "unavailable")
 
 # Of [task], how a prompt is shown to the model rather than what it is.
 CHAT_OPTIONS = ("chat", "system", "chat_template", "chat_template_kwargs")
@@ -101,7 +102,9 @@ class ModelConfig(Section):
 
     def lora_options(self) -> dict[str, Any]:
         """Keyword arguments of `policy.Lora`, which has them by the same names."""
-        return {name: getattr(self, f"lora_{name}") for name in ("rank", "alpha", "targets", "dropout")}
+        return {
+            name: getattr(self, f"lora_{name}") for name in ("rank", "alpha", "targets", "dropout")
+        }
 
 
 class TaskConfig(Section):
@@ -157,7 +160,9 @@ class RolloutConfig(Section):
     """responses per prompt (G)"""
     max_tokens: Count = 0
     """longest response; 0 takes the task's own"""
-    temperature: Annotated[Positive, Must("more than 0, because training needs sampled responses, and finite")] = 1.0
+    temperature: Annotated[
+        Positive, Must("more than 0, because training needs sampled responses, and finite")
+    ] = 1.0
     """sampling temperature"""
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
     """nucleus; 1 keeps the whole vocabulary"""
@@ -308,7 +313,9 @@ class OptimConfig(Section):
     lr: Rate = "auto"
     """peak learning rate of AdamW; auto goes by the model's size: 5e-4 below 10M parameters, 1e-5 below 200M, 3e-6
     below 1B, else 1e-6; ten times as much with LoRA from 10M on"""
-    betas: Annotated[tuple[Decay, Decay], AsTuple, Must("two numbers, each at least 0 and less than 1")] = (0.9, 0.95)
+    betas: Annotated[
+        tuple[Decay, Decay], AsTuple, Must("two numbers, each at least 0 and less than 1")
+    ] = (0.9, 0.95)
     """AdamW's two decay rates"""
     weight_decay: Amount = 0.0
     """AdamW's weight decay"""

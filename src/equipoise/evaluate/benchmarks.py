@@ -62,10 +62,15 @@ BENCHMARKS = {
     "aime24": Source("HuggingFaceH4/aime_2024::train", "aime", 8192),
     "aime25": Source("math-ai/aime25::test", "aime", 8192),
     "amc23": Source("math-ai/amc23::test", "math", 4096),
-    "minerva_math": Source("knoveleng/Minerva-Math::train", "units", 4096, "type", Fraction(1, 100)),
-    "olympiadbench": Source("Hothan/OlympiadBench:OE_TO_maths_en_COMP:train", "math", 4096, "subfield"),
+    "minerva_math": Source(
+        "knoveleng/Minerva-Math::train", "units", 4096, "type", Fraction(1, 100)
+    ),
+    "olympiadbench": Source(
+        "Hothan/OlympiadBench:OE_TO_maths_en_COMP:train", "math", 4096, "subfield"
+    ),
     "gsm8k": Source("openai/gsm8k:main:test", "gsm8k", 1024),
-    "livecodebench": Source(None, "program", 8192),  # its loader on the hub is a script, which datasets no longer runs
+    # its loader on the hub is a script, which datasets no longer runs
+    "livecodebench": Source(None, "program", 8192),
     "humaneval": Source("openai/openai_humaneval::test", "complete", 1024),
     "mbpp": Source("google-research-datasets/mbpp:full:test", "program", 1024),
 }
@@ -114,7 +119,9 @@ class Benchmark:
         if "tests" in prompt.meta:
             return verifiers.submit_code(said, prompt.meta["tests"])
         answer_in = "auto" if rules == "strict" else "anywhere"
-        verdict = verifiers.submit_math(said, prompt.answer, rules=rules, answer_in=answer_in, prompt=self.text(prompt))
+        verdict = verifiers.submit_math(
+            said, prompt.answer, rules=rules, answer_in=answer_in, prompt=self.text(prompt)
+        )
         if "tolerance" not in prompt.meta:
             return verdict
         return _then(verdict, lambda found: within(found, prompt.answer, prompt.meta["tolerance"]))
@@ -125,7 +132,9 @@ def open_benchmark(
 ) -> Benchmark:
     """All problems of a benchmark, or its first `limit`. `data` is a folder or the file itself; None is the hub."""
     if name not in BENCHMARKS:
-        raise TaskError(f'"{name}" is not a benchmark;{did_you_mean(name, BENCHMARKS)} ({", ".join(BENCHMARKS)})')
+        raise TaskError(
+            f'"{name}" is not a benchmark;{did_you_mean(name, BENCHMARKS)} ({", ".join(BENCHMARKS)})'
+        )
     source = _found(name, data)
     items = read_problems(source)
     template = TEMPLATES[BENCHMARKS[name].template]
@@ -136,13 +145,17 @@ def open_benchmark(
                 f"{source}: two problems have the id {id_}: results are kept by id, so each must have its own"
             )
         prompts[id_] = _prompt(name, id_, item)
-    return Benchmark(name, source, tuple(prompts.values()), template, chat, BENCHMARKS[name].max_tokens)
+    return Benchmark(
+        name, source, tuple(prompts.values()), template, chat, BENCHMARKS[name].max_tokens
+    )
 
 
 def unverifiable(benchmark: Benchmark) -> dict[str, str]:
     """Why, for the id of each problem whose reference no response can be graded against."""
     math = [prompt for prompt in benchmark.prompts if "tests" not in prompt.meta]
-    found = dict(zip((p.id for p in math), verifiers.check_golds([p.answer for p in math]), strict=True))
+    found = dict(
+        zip((p.id for p in math), verifiers.check_golds([p.answer for p in math]), strict=True)
+    )
     for prompt in benchmark.prompts:
         if "tests" in prompt.meta:
             try:
@@ -187,7 +200,9 @@ def _prompt(name: str, id_: str, item: Item) -> Prompt:
         meta["subject"] = str(item.meta[about.subject])
     if item.tests is not None:
         meta["tests"] = item.tests
-    absolute = Fraction(str(item.meta.get("error") or 0)) if name == "olympiadbench" else Fraction(0)
+    absolute = (
+        Fraction(str(item.meta.get("error") or 0)) if name == "olympiadbench" else Fraction(0)
+    )
     if about.relative or absolute:
         meta["tolerance"] = about.relative, absolute
     return Prompt(id_, item.question, answer, item.level, meta)
@@ -208,7 +223,9 @@ def _found(name: str, data: str | Path | None) -> str:
         if place.is_file():
             return str(place)
     looked = ", ".join(str(Path(data) / folder / name) for folder in FOLDERS)
-    raise TaskError(f"{name}: there is no file of it in {data}: looked for {looked} with {', '.join(KINDS)}")
+    raise TaskError(
+        f"{name}: there is no file of it in {data}: looked for {looked} with {', '.join(KINDS)}"
+    )
 
 
 def _then(future: Future[Verdict], change: Callable[[Verdict], Verdict]) -> Future[Verdict]:

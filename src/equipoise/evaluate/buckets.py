@@ -37,9 +37,11 @@ def by_difficulty(base: Evaluation, now: Evaluation) -> dict[str, dict[str, Any]
         found = metrics.acc(outcomes)
         key = f"acc@{len(outcomes[0])}"
         table[name] = {
-            "prompts": len(places), "base": sum(rates[i] for i in places) / len(places), key: found.value,
+            "prompts": len(places),
+            "base": sum(rates[i] for i in places) / len(places),
+            key: found.value,
             "interval": [found.low, found.high],
-        }  # fmt: skip
+        }
     return table
 
 

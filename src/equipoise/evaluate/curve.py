@@ -35,7 +35,9 @@ def jitter(scores: Sequence[float]) -> float:
     return math.sqrt(sum(b * b for b in bends) / (6 * len(bends))) if bends else math.nan
 
 
-def log_odds_drift(before: Sequence[float], after: Sequence[float], prompts: Sequence[Hashable]) -> float:
+def log_odds_drift(
+    before: Sequence[float], after: Sequence[float], prompts: Sequence[Hashable]
+) -> float:
     """How far the odds between fixed right answers to a prompt have moved: mean over prompts and pairs of |Δ_a − Δ_b|.
 
     before, after: log-probabilities of whole answers, Δ = after − before; an answer that gains as much as the others
@@ -66,4 +68,6 @@ def answer_entropy(logprobs: Sequence[float]) -> float:
 
 def _check(a: Sequence[object], b: Sequence[object]) -> None:
     if len(a) != len(b) or not a:
-        raise ValueError(f"{len(a)} and {len(b)} entries: there must be as many of both, and at least one")
+        raise ValueError(
+            f"{len(a)} and {len(b)} entries: there must be as many of both, and at least one"
+        )

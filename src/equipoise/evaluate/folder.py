@@ -61,9 +61,13 @@ class Folder:
         except (FileNotFoundError, NotADirectoryError):
             return None
         except (OSError, ValueError) as error:
-            raise EvaluationError(f"{self._settings}: cannot be read: {error}; restore or delete it") from error
+            raise EvaluationError(
+                f"{self._settings}: cannot be read: {error}; restore or delete it"
+            ) from error
         if not isinstance(found, dict) or not isinstance(found.get("benchmarks"), dict):
-            raise EvaluationError(f"{self._settings}: is not the settings of an evaluation; choose another --out")
+            raise EvaluationError(
+                f"{self._settings}: is not the settings of an evaluation; choose another --out"
+            )
         return found
 
     def write_settings(self, settings: Mapping[str, Any]) -> None:
@@ -96,10 +100,14 @@ class Folder:
         try:
             return list(pq.read_table(path).to_pylist())
         except FileNotFoundError:
-            raise EvaluationError(f"{path}: is missing: the evaluation is not finished; run it again") from None
+            raise EvaluationError(
+                f"{path}: is missing: the evaluation is not finished; run it again"
+            ) from None
         except (OSError, pa.ArrowException) as error:
             reason = str(error).splitlines()[0]
-            raise EvaluationError(f"{path}: cannot be read: {reason}; delete it and evaluate again") from error
+            raise EvaluationError(
+                f"{path}: cannot be read: {reason}; delete it and evaluate again"
+            ) from error
 
     def _chunk(self, benchmark: str, number: int) -> Path:
         return self.path / "samples" / benchmark / f"chunk-{number:05d}.parquet"

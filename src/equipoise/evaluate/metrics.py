@@ -56,7 +56,9 @@ def pass_at_k(n: int, c: int, k: int) -> float:
     replacement would say .656 for one right of eight.
     """
     if not (0 <= c <= n and 1 <= k <= n):
-        raise ValueError(f"n = {n}, c = {c}, k = {k}: pass@k needs 0 ≤ c ≤ n and 1 ≤ k ≤ n; draw more or lower k")
+        raise ValueError(
+            f"n = {n}, c = {c}, k = {k}: pass@k needs 0 ≤ c ≤ n and 1 ≤ k ≤ n; draw more or lower k"
+        )
     missed = 1.0
     for j in range(k):
         missed *= max(n - c - j, 0) / (n - j)
@@ -79,13 +81,19 @@ def majority(answers: Sequence[Sequence[Hashable]], outcomes: Sequence[Sequence[
     samples = _checked(outcomes)
     _same_n(samples, "maj@n", "because a vote of few and a vote of many are different questions")
     if len(answers) != len(samples):
-        raise ValueError(f"{len(answers)} problems with answers, {len(samples)} with outcomes: give both for all")
+        raise ValueError(
+            f"{len(answers)} problems with answers, {len(samples)} with outcomes: give both for all"
+        )
     values = []
     for i, (given, right) in enumerate(zip(answers, samples, strict=True)):
         if len(given) != len(right):
-            raise ValueError(f"problem {i} has {len(given)} answers and {len(right)} outcomes: give one per sample")
+            raise ValueError(
+                f"problem {i} has {len(given)} answers and {len(right)} outcomes: give one per sample"
+            )
         votes = Counter(answer for answer in given if answer is not None)
-        values.append(float(right[list(given).index(max(votes, key=votes.__getitem__))]) if votes else 0.0)
+        values.append(
+            float(right[list(given).index(max(votes, key=votes.__getitem__))]) if votes else 0.0
+        )
     return _mean_share(values, samples)
 
 
@@ -97,10 +105,14 @@ def average(estimates: Sequence[Score]) -> Score:
     """
     if not estimates:
         raise ValueError("no benchmarks: an average needs at least one")
-    p, low, high = (np.array([getattr(e, end) for e in estimates]) for end in ("value", "low", "high"))
+    p, low, high = (
+        np.array([getattr(e, end) for e in estimates]) for end in ("value", "low", "high")
+    )
     B, mean = len(p), float(p.mean())
     return Score(
-        mean, float(mean - np.sqrt(((p - low) ** 2).sum()) / B), float(mean + np.sqrt(((high - p) ** 2).sum()) / B)
+        mean,
+        float(mean - np.sqrt(((p - low) ** 2).sum()) / B),
+        float(mean + np.sqrt(((high - p) ** 2).sum()) / B),
     )
 
 
@@ -119,7 +131,9 @@ def bootstrap(per_problem: Sequence[float], seed: int = 0) -> Score:
     """
     x = np.asarray(per_problem, dtype=np.float64)
     if x.ndim != 1 or len(x) == 0 or not np.isfinite(x).all():
-        raise ValueError(f"{x.shape} values: give one finite number per problem, and at least one problem")
+        raise ValueError(
+            f"{x.shape} values: give one finite number per problem, and at least one problem"
+        )
     rng = np.random.default_rng(seed)
     means = x[rng.integers(0, len(x), (RESAMPLES, len(x)))].mean(1)
     low, high = np.quantile(means, [0.025, 0.975])
@@ -143,9 +157,13 @@ def peak(steps: Sequence[float], values: Sequence[float]) -> Peak:
     peaks of runs that were evaluated equally often on equally many problems.
     """
     if len(values) == 0 or len(steps) != len(values):
-        raise ValueError(f"{len(steps)} steps and {len(values)} values: there must be as many of both, at least one")
+        raise ValueError(
+            f"{len(steps)} steps and {len(values)} values: there must be as many of both, at least one"
+        )
     if not np.isfinite(values).all():
-        raise ValueError(f"values = {list(values)}: an evaluation that is not a number has no peak; leave it out")
+        raise ValueError(
+            f"values = {list(values)}: an evaluation that is not a number has no peak; leave it out"
+        )
     i = int(np.argmax(values))
     return Peak(values[i], steps[i], values[-1], values[i] - values[-1])
 
@@ -175,7 +193,11 @@ def _mean_share(values: Sequence[float], samples: Sequence[np.ndarray]) -> Score
 
     def flips(end: float) -> float:
         y = np.append(x, end)
-        return min(float(y.mean() * (1 - y.mean()) / y.var()) * len(x), total) if y.var() > 0 else len(x)
+        return (
+            min(float(y.mean() * (1 - y.mean()) / y.var()) * len(x), total)
+            if y.var() > 0
+            else len(x)
+        )
 
     p = float(x.mean())
     return Score(p, _score(p, flips(0.0)).low, _score(p, flips(1.0)).high)
@@ -185,7 +207,8 @@ def _score(p: float, n: float) -> Score:
     """Wilson's interval: the p₀ with |p − p₀| ≤ Z·sqrt(p₀(1−p₀)/n)."""
     centre, spread = p + Z**2 / (2 * n), Z * np.sqrt(p * (1 - p) / n + Z**2 / (4 * n**2))
     low, high = (centre - spread) / (1 + Z**2 / n), (centre + spread) / (1 + Z**2 / n)
-    return Score(p, float(np.clip(low, 0, p)), float(np.clip(high, p, 1)))  # at p = 0 and 1 rounding would exclude p
+    # at p = 0 and 1 rounding would exclude p
+    return Score(p, float(np.clip(low, 0, p)), float(np.clip(high, p, 1)))
 
 
 def _checked(outcomes: Sequence[Sequence[float]]) -> list[np.ndarray]:
@@ -194,7 +217,9 @@ def _checked(outcomes: Sequence[Sequence[float]]) -> list[np.ndarray]:
         raise ValueError("no problems: a metric needs at least one")
     for i, a in enumerate(samples):
         if a.ndim != 1 or len(a) == 0:
-            raise ValueError(f"problem {i} has outcomes of shape {a.shape}: give a sequence of at least one")
+            raise ValueError(
+                f"problem {i} has outcomes of shape {a.shape}: give a sequence of at least one"
+            )
     if not np.isin(np.concatenate(samples), (0, 1)).all():
         i = next(i for i, a in enumerate(samples) if not np.isin(a, (0, 1)).all())
         odd = samples[i][~np.isin(samples[i], (0, 1))][0]
@@ -205,7 +230,9 @@ def _checked(outcomes: Sequence[Sequence[float]]) -> list[np.ndarray]:
 def _same_n(samples: Sequence[np.ndarray], metric: str, fix: str) -> None:
     n = {len(a) for a in samples}
     if len(n) > 1:
-        raise ValueError(f"problems have between {min(n)} and {max(n)} samples: {metric} needs one n for all, {fix}")
+        raise ValueError(
+            f"problems have between {min(n)} and {max(n)} samples: {metric} needs one n for all, {fix}"
+        )
 
 
 def _lengths(lengths: Sequence[float]) -> np.ndarray:

@@ -38,17 +38,30 @@ def regrade(out: str | Path, data: str | Path | None = None) -> dict[str, Any]:
     if folder.settings() is None:
         steps = {int(p.name[5:]): p for p in folder.path.glob("step-*") if p.name[5:].isdigit()}
         if not steps:
-            raise EvaluationError(f"{out}: holds no evaluation; give a folder that `equipoise eval` wrote")
+            raise EvaluationError(
+                f"{out}: holds no evaluation; give a folder that `equipoise eval` wrote"
+            )
         reports = {step: regrade(path, data) for step, path in sorted(steps.items())}
-        write_run(folder, {step: json.loads((path / "result.json").read_text()) for step, path in steps.items()})
-        return {f"step {step}: {name}": about for step, report in reports.items() for name, about in report.items()}
+        write_run(
+            folder,
+            {step: json.loads((path / "result.json").read_text()) for step, path in steps.items()},
+        )
+        return {
+            f"step {step}: {name}": about
+            for step, report in reports.items()
+            for name, about in report.items()
+        }
     with folder.lock():
         settings = folder.settings()
         assert settings is not None
         benchmarks = {
-            name: _reopened(name, about, settings["chat"], data) for name, about in settings["benchmarks"].items()
+            name: _reopened(name, about, settings["chat"], data)
+            for name, about in settings["benchmarks"].items()
         }
-        report = {name: _regraded(folder, b, settings["benchmarks"][name]) for name, b in benchmarks.items()}
+        report = {
+            name: _regraded(folder, b, settings["benchmarks"][name])
+            for name, b in benchmarks.items()
+        }
         for name, benchmark in benchmarks.items():
             settings["benchmarks"][name]["references"] = digest_of_references(benchmark)
         folder.write_settings(settings)
@@ -60,7 +73,9 @@ def _reopened(name: str, about: dict[str, Any], chat: bool, data: str | Path | N
     if data is None and not about["source"].startswith("hub:"):
         data = about["source"]
         if not Path(data).exists():
-            raise EvaluationError(f"{name}: its problems were in {data}, which is gone; say where they are: --data")
+            raise EvaluationError(
+                f"{name}: its problems were in {data}, which is gone; say where they are: --data"
+            )
     benchmark = open_benchmark(name, data, chat=chat, limit=about["problems"])
     if digest_of_prompts(benchmark) != about["prompts"]:
         raise EvaluationError(
@@ -79,7 +94,9 @@ def _regraded(folder: Folder, benchmark: Benchmark, about: dict[str, Any]) -> Su
         now = [row | verdict_columns(verdicts) for row, verdicts in zip(rows, asked, strict=True)]
         for a, b in zip(rows, now, strict=True):
             if b["verdict"] == "unavailable" != a["verdict"]:
-                raise EvaluationError(f"{benchmark.name}: cannot be graded on this machine: {b['reason']}")
+                raise EvaluationError(
+                    f"{benchmark.name}: cannot be graded on this machine: {b['reason']}"
+                )
         if now != rows:
             folder.write_chunk(benchmark.name, number, now)
         old, new = old + rows, new + now
@@ -87,14 +104,21 @@ def _regraded(folder: Folder, benchmark: Benchmark, about: dict[str, Any]) -> Su
     return {
         "responses": len(old),
         "changed": len(changed),
-        "moves": dict(Counter(f"{a['verdict']} → {b['verdict']}" for a, b in changed).most_common()),
+        "moves": dict(
+            Counter(f"{a['verdict']} → {b['verdict']}" for a, b in changed).most_common()
+        ),
         "examples": [
             {
-                "problem": a["prompt_id"], "sample": a["sample"], "was": a["verdict"], "now": b["verdict"],
-                "answer": b["answer"], "reference": prompts[a["prompt_id"]].answer, "reason": b["reason"],
+                "problem": a["prompt_id"],
+                "sample": a["sample"],
+                "was": a["verdict"],
+                "now": b["verdict"],
+                "answer": b["answer"],
+                "reference": prompts[a["prompt_id"]].answer,
+                "reason": b["reason"],
             }
             for a, b in changed[:EXAMPLES]
         ],
         "before": summarise(old, about["samples"], benchmark.votes),
         "after": summarise(new, about["samples"], benchmark.votes),
-    }  # fmt: skip
+    }

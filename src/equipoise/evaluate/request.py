@@ -42,11 +42,18 @@ class EvaluationRequest:
         self, policy: models.Policy, out: str | Path, say: Callable[[str], None] = lambda line: None
     ) -> Summary:
         """Evaluate a model into `out`, or go on where that stopped."""
-        chat = self.chat if self.chat is not None else decide(policy.tokenizer, policy.name, policy.eos).on
+        chat = (
+            self.chat
+            if self.chat is not None
+            else decide(policy.tokenizer, policy.name, policy.eos).on
+        )
         temperature = self.protocol.temperature if self.temperature is None else self.temperature
         plans = [
             BenchmarkPlan.of(
-                dataclasses.replace(b, chat=chat), self._samples(b.name, temperature), self.max_tokens, self.chunk
+                dataclasses.replace(b, chat=chat),
+                self._samples(b.name, temperature),
+                self.max_tokens,
+                self.chunk,
             )
             for b in self.benchmarks
         ]
@@ -58,7 +65,9 @@ class EvaluationRequest:
         return 1 if temperature == 0 else self.samples or self.protocol.samples_of(benchmark)
 
 
-def open_benchmarks(names: Sequence[str], data: str | Path | None, limit: int | None) -> tuple[Benchmark, ...]:
+def open_benchmarks(
+    names: Sequence[str], data: str | Path | None, limit: int | None
+) -> tuple[Benchmark, ...]:
     """Each name once, in the order given."""
     return tuple(open_benchmark(name, data, limit=limit) for name in dict.fromkeys(names))
 

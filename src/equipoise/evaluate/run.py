@@ -18,7 +18,8 @@ from equipoise.evaluate.vote import candidates
 from equipoise.rollout import Sampler, SamplingParams
 from equipoise.tasks import Prompt, Task
 
-SEED = 20_240_517  # evaluations draw with their own seed, the same at every step: differences are the policy's
+# evaluations draw with their own seed, the same at every step: differences are the policy's
+SEED = 20_240_517
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +77,9 @@ class Answered:
         return [graded.length for graded in self.sampled]
 
 
-def _by_prompt(prompts: Sequence[Prompt], sampled: Sequence[list[Graded]], greedy: Sequence[Graded]) -> list[Answered]:
+def _by_prompt(
+    prompts: Sequence[Prompt], sampled: Sequence[list[Graded]], greedy: Sequence[Graded]
+) -> list[Answered]:
     once: Sequence[Graded | None] = greedy or [None] * len(prompts)
     return [Answered(*parts) for parts in zip(prompts, sampled, once, strict=True)]
 
@@ -133,7 +136,9 @@ def evaluate(
         """The n responses to each prompt, of all ranks."""
         found: list[list[Graded]] = []
         if my_prompts:  # there may be more processes than prompts
-            params = SamplingParams(temperature=temperature, max_tokens=max_tokens, stop=stop, seed=seed)
+            params = SamplingParams(
+                temperature=temperature, max_tokens=max_tokens, stop=stop, seed=seed
+            )
             rollouts = sampler.sample(my_ids, n, params, keys=[prompt.id for prompt in my_prompts])
             texts = models.decode(policy, rollouts.tokens, rollouts.lengths)
             found = _graded(task, my_prompts, texts, rollouts.lengths.tolist())
@@ -149,7 +154,9 @@ def evaluate(
     return Evaluation(results, prompts, sampled, once)
 
 
-def _graded(task: Task, prompts: Sequence[Prompt], texts: Sequence[str], lengths: Sequence[int]) -> list[list[Graded]]:
+def _graded(
+    task: Task, prompts: Sequence[Prompt], texts: Sequence[str], lengths: Sequence[int]
+) -> list[list[Graded]]:
     """The n responses to each prompt, which lie one prompt after the other, with their verdicts."""
     n = len(texts) // len(prompts)
     # All are asked before any is waited for: a verifier may run in other processes.

@@ -35,10 +35,12 @@ from equipoise.verifiers import Verdict
 
 CHUNK_RESPONSES = 512  # in a chunk where nobody says
 WEIGHTS_LOOKED_AT = 4096  # numbers of each tensor that go into the digest of a model
-MODEL = ("weights", "dtype", "device", "seed", "temperature", "chat")  # what must agree for one folder to be one result
+# what must agree for one folder to be one result
+MODEL = ("weights", "dtype", "device", "seed", "temperature", "chat")
 BENCHMARK = ("samples", "max_tokens", "chunk", "problems", "prompts", "references", "stop")
 
-Verdicts = tuple[Future[Verdict], Future[Verdict]]  # by the strict and by the lenient rules of mathematics
+# by the strict and by the lenient rules of mathematics
+Verdicts = tuple[Future[Verdict], Future[Verdict]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,10 +51,13 @@ class BenchmarkPlan:
     samples: int
     max_tokens: int
     chunk: int
-    limits: tuple[int, ...] = ()  # problems there were each time the evaluation had grown, before now
+    # problems there were each time the evaluation had grown, before now
+    limits: tuple[int, ...] = ()
 
     @classmethod
-    def of(cls, benchmark: Benchmark, samples: int, max_tokens: int = 0, chunk: int = 0) -> BenchmarkPlan:
+    def of(
+        cls, benchmark: Benchmark, samples: int, max_tokens: int = 0, chunk: int = 0
+    ) -> BenchmarkPlan:
         """0 takes the benchmark's own most tokens, and the chunk that has about CHUNK_RESPONSES responses."""
         size = chunk or max(1, CHUNK_RESPONSES // samples)
         return cls(benchmark, samples, max_tokens or benchmark.max_tokens, size)
@@ -67,7 +72,10 @@ class BenchmarkPlan:
         """The plan that keeps the chunks of an evaluation of the first of these problems; itself where it is none."""
         limits, there = tuple(about.get("limits", ())), about["problems"]
         first = dataclasses.replace(self.benchmark, prompts=self.benchmark.prompts[:there])
-        same = (digest_of_prompts(first), digest_of_references(first)) == (about["prompts"], about["references"])
+        same = (digest_of_prompts(first), digest_of_references(first)) == (
+            about["prompts"],
+            about["references"],
+        )
         if same and there < len(self.benchmark.prompts):
             limits = (*limits, there)
         return dataclasses.replace(self, limits=limits)
@@ -75,10 +83,16 @@ class BenchmarkPlan:
     def settings(self) -> dict[str, Any]:
         b = self.benchmark
         return {
-            "samples": self.samples, "max_tokens": self.max_tokens, "chunk": self.chunk, "problems": len(b.prompts),
-            "prompts": digest_of_prompts(b), "references": digest_of_references(b), "stop": list(b.stop),
-            "source": b.source, "limits": list(self.limits),
-        }  # fmt: skip
+            "samples": self.samples,
+            "max_tokens": self.max_tokens,
+            "chunk": self.chunk,
+            "problems": len(b.prompts),
+            "prompts": digest_of_prompts(b),
+            "references": digest_of_references(b),
+            "stop": list(b.stop),
+            "source": b.source,
+            "limits": list(self.limits),
+        }
 
 
 def evaluate_benchmarks(
@@ -96,27 +110,41 @@ def evaluate_benchmarks(
     if not plans:
         raise EvaluationError("no benchmarks: name at least one")
     # All prompts before the first sample: one that is too long must not cost the hours before it.
-    encoded = [[_encode(policy, plan.benchmark, prompt) for prompt in plan.benchmark.prompts] for plan in plans]
+    encoded = [
+        [_encode(policy, plan.benchmark, prompt) for prompt in plan.benchmark.prompts]
+        for plan in plans
+    ]
     with folder.lock():
         plans = _grown(folder, plans)
         settings = {
-            "model": policy.name, "weights": weights_digest(policy), "dtype": str(policy.dtype).removeprefix("torch."),
-            "device": policy.device.type, "seed": seed, "temperature": temperature, "chat": plans[0].benchmark.chat,
+            "model": policy.name,
+            "weights": weights_digest(policy),
+            "dtype": str(policy.dtype).removeprefix("torch."),
+            "device": policy.device.type,
+            "seed": seed,
+            "temperature": temperature,
+            "chat": plans[0].benchmark.chat,
             "benchmarks": {plan.benchmark.name: plan.settings() for plan in plans},
-        }  # fmt: skip
+        }
         folder.write_settings(_claimed(folder, settings))
         for plan, ids in zip(plans, encoded, strict=True):
-            params = SamplingParams(temperature, max_tokens=plan.max_tokens, stop=plan.benchmark.stop, seed=seed)
+            params = SamplingParams(
+                temperature, max_tokens=plan.max_tokens, stop=plan.benchmark.stop, seed=seed
+            )
             name, done = plan.benchmark.name, 0
             for number, prompts in enumerate(plan.chunks):
                 begun = time.perf_counter()
                 done += len(prompts)
                 if folder.has_chunk(name, number):
                     continue
-                rows = _sample(policy, sampler, plan, prompts, ids[done - len(prompts) : done], params)
+                rows = _sample(
+                    policy, sampler, plan, prompts, ids[done - len(prompts) : done], params
+                )
                 folder.write_chunk(name, number, rows)
                 speed = sum(row["length"] for row in rows) / (time.perf_counter() - begun)
-                say(f"{name}: {done} of {len(plan.benchmark.prompts)} problems, {speed:.0f} tokens/s")
+                say(
+                    f"{name}: {done} of {len(plan.benchmark.prompts)} problems, {speed:.0f} tokens/s"
+                )
         return write_result(folder, [plan.benchmark for plan in plans])
 
 
@@ -127,7 +155,11 @@ def write_result(folder: Folder, benchmarks: Sequence[Benchmark]) -> Summary:
     found = {}
     for benchmark in benchmarks:
         about = settings["benchmarks"][benchmark.name]
-        rows = [row for number in range(chunks_in(about)) for row in folder.chunk(benchmark.name, number)]
+        rows = [
+            row
+            for number in range(chunks_in(about))
+            for row in folder.chunk(benchmark.name, number)
+        ]
         found[benchmark.name] = summarise(rows, about["samples"], benchmark.votes)
     result = {
         **{key: settings[key] for key in ("model", *MODEL)},
@@ -163,7 +195,10 @@ def chunks_in(about: Mapping[str, Any]) -> int:
 def _grown(folder: Folder, plans: Sequence[BenchmarkPlan]) -> list[BenchmarkPlan]:
     """The plans with the chunks that are there, where an evaluation of fewer problems is."""
     about = (folder.settings() or {"benchmarks": {}})["benchmarks"]
-    return [plan.grown_from(about[name]) if (name := plan.benchmark.name) in about else plan for plan in plans]
+    return [
+        plan.grown_from(about[name]) if (name := plan.benchmark.name) in about else plan
+        for plan in plans
+    ]
 
 
 def _claimed(folder: Folder, settings: dict[str, Any]) -> dict[str, Any]:
@@ -171,14 +206,28 @@ def _claimed(folder: Folder, settings: dict[str, Any]) -> dict[str, Any]:
     old = folder.settings()
     if old is None:
         if (folder.path / "samples").exists():
-            raise EvaluationError(f"{folder.path}: has samples but no settings.json; choose another --out")
+            raise EvaluationError(
+                f"{folder.path}: has samples but no settings.json; choose another --out"
+            )
         return settings
-    changed = [f"{key} was {old.get(key)!r}, now {settings[key]!r}" for key in MODEL if old.get(key) != settings[key]]
+    changed = [
+        f"{key} was {old.get(key)!r}, now {settings[key]!r}"
+        for key in MODEL
+        if old.get(key) != settings[key]
+    ]
     for name, new in settings["benchmarks"].items():
         was = old["benchmarks"].get(name, new)
         grown = new["limits"] != was.get("limits", [])  # then the first problems were compared
-        same = [key for key in BENCHMARK if not grown or key not in ("problems", "prompts", "references")]
-        changed += [f"{name}.{key} was {was.get(key)!r}, now {new[key]!r}" for key in same if was.get(key) != new[key]]
+        same = [
+            key
+            for key in BENCHMARK
+            if not grown or key not in ("problems", "prompts", "references")
+        ]
+        changed += [
+            f"{name}.{key} was {was.get(key)!r}, now {new[key]!r}"
+            for key in same
+            if was.get(key) != new[key]
+        ]
         if was["problems"] > new["problems"]:
             changed.append(f"--limit may grow, and must be at least {was['problems']}")
     if changed:
@@ -193,7 +242,8 @@ def _encode(policy: models.Policy, benchmark: Benchmark, prompt: Prompt) -> list
     text: models.Prompt = [{"role": "user", "content": asked}] if benchmark.chat else asked
     try:
         return models.encode(policy, text)
-    except Exception as error:  # tokenizers raise bare Exception where a character is not in the vocabulary
+    # tokenizers raise bare Exception where a character is not in the vocabulary
+    except Exception as error:
         raise EvaluationError(
             f"{benchmark.name}, problem {prompt.id}: {policy.name} cannot be asked it: {error}"
         ) from error
@@ -218,12 +268,20 @@ def _sample(
     keys = [f"{benchmark.name}/{prompt.id}" for prompt in prompts]
     rollouts = sampler.sample(ids, n, params, keys=keys, finished=finished)
     rows = []
-    for i, (length, finish) in enumerate(zip(rollouts.lengths.tolist(), rollouts.finish, strict=True)):
+    for i, (length, finish) in enumerate(
+        zip(rollouts.lengths.tolist(), rollouts.finish, strict=True)
+    ):
         prompt = prompts[i // n]
         row = {
-            "benchmark": benchmark.name, "prompt_id": prompt.id, "sample": i % n, "response": texts[i],
-            "length": length, "finish": finish, "level": prompt.level, "subject": prompt.meta.get("subject"),
-        }  # fmt: skip
+            "benchmark": benchmark.name,
+            "prompt_id": prompt.id,
+            "sample": i % n,
+            "response": texts[i],
+            "length": length,
+            "finish": finish,
+            "level": prompt.level,
+            "subject": prompt.meta.get("subject"),
+        }
         rows.append(row | verdict_columns(asked[i]))
     return rows
 
@@ -236,9 +294,12 @@ def verdict_columns(verdicts: Verdicts) -> Row:
     """All of the strict verdict but the seconds it took, which are never the same again, and the lenient one's kind."""
     strict, lenient = (verdict.result() for verdict in verdicts)
     return {
-        "verdict": strict.kind, "reason": strict.reason, "answer": strict.answer, "value": strict.value,
+        "verdict": strict.kind,
+        "reason": strict.reason,
+        "answer": strict.answer,
+        "value": strict.value,
         "lenient": lenient.kind,
-    }  # fmt: skip
+    }
 
 
 def digest_of_prompts(benchmark: Benchmark) -> str:

@@ -27,7 +27,9 @@ def summarise(rows: Sequence[Row], samples: int, votes: bool) -> Summary:
     problems: dict[str, list[Row]] = {}
     for row in rows:
         problems.setdefault(row["prompt_id"], []).append(row)
-    kept = [group for group in problems.values() if not any(row["verdict"] in NO_SCORE for row in group)]
+    kept = [
+        group for group in problems.values() if not any(row["verdict"] in NO_SCORE for row in group)
+    ]
     left_out = Counter(
         next(row["verdict"] for row in group if row["verdict"] in NO_SCORE)
         for group in problems.values()
@@ -45,11 +47,14 @@ def summarise(rows: Sequence[Row], samples: int, votes: bool) -> Summary:
         out["left_out"] = dict(left_out)
         out["left_out_because"] = next(row["reason"] for row in rows if row["verdict"] in NO_SCORE)
     for part in ("level", "subject"):
-        names = sorted({group[0][part] for group in kept if group[0][part] is not None}, key=_natural)
+        names = sorted(
+            {group[0][part] for group in kept if group[0][part] is not None}, key=_natural
+        )
         if len(names) > 1:
             groups = {name: [group for group in kept if group[0][part] == name] for name in names}
             out[f"by_{part}"] = {
-                name: {"problems": len(group), **measured(group, samples, votes)} for name, group in groups.items()
+                name: {"problems": len(group), **measured(group, samples, votes)}
+                for name, group in groups.items()
             }
     return out
 
@@ -59,7 +64,9 @@ def _lenient(row: Row) -> str:
     return str(row.get("lenient") or row["verdict"])
 
 
-def measured(problems: Sequence[Sequence[Row]], samples: int, votes: bool) -> dict[str, dict[str, float]]:
+def measured(
+    problems: Sequence[Sequence[Row]], samples: int, votes: bool
+) -> dict[str, dict[str, float]]:
     """acc@n; for n > 1 best@n, maj@n where answers can be voted for, and pass@k for the powers of two between."""
     outcomes = [[float(row["verdict"] == "correct") for row in group] for group in problems]
     found: dict[str, Score] = {f"acc@{samples}": metrics.acc(outcomes)}
@@ -87,7 +94,9 @@ def average(benchmarks: Mapping[str, Summary]) -> dict[str, dict[str, float]]:
         if all(name in summary for summary in benchmarks.values()):
             out[name] = _averaged([summary[name] for summary in benchmarks.values()])
     if not any(name.startswith("acc@") for name in out):
-        out["acc"] = _averaged([summary[f"acc@{summary['samples']}"] for summary in benchmarks.values()])
+        out["acc"] = _averaged(
+            [summary[f"acc@{summary['samples']}"] for summary in benchmarks.values()]
+        )
     return out
 
 
@@ -119,7 +128,9 @@ def over_checkpoints(results: Mapping[int, Summary]) -> Summary:
 def estimates(summary: Mapping[str, Any]) -> list[str]:
     """Names of what has a value and an interval."""
     return [
-        name for name, found in summary.items() if isinstance(found, dict) and found.keys() == {"value", "low", "high"}
+        name
+        for name, found in summary.items()
+        if isinstance(found, dict) and found.keys() == {"value", "low", "high"}
     ]
 
 

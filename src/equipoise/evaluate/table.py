@@ -16,33 +16,55 @@ def tables(result: Mapping[str, Any]) -> dict[str, Table]:
     if "checkpoints" in result:
         last = str(result["steps"][-1])
         of_last = tables(result["checkpoints"][last])
-        return {"peak and last": _peaks(result), **{f"step {last}: {title}": t for title, t in of_last.items()}}
+        return {
+            "peak and last": _peaks(result),
+            **{f"step {last}: {title}": t for title, t in of_last.items()},
+        }
     benchmarks = result["benchmarks"]
     names = _metrics(benchmarks.values())
     rows = [
-        [name, str(summary["problems"]), *(_shown(summary, column) for column in names),
-         f"{summary['length']:.0f}", f"{100 * summary['truncated']:.0f} %"]
+        [
+            name,
+            str(summary["problems"]),
+            *(_shown(summary, column) for column in names),
+            f"{summary['length']:.0f}",
+            f"{100 * summary['truncated']:.0f} %",
+        ]
         for name, summary in benchmarks.items()
-    ]  # fmt: skip
+    ]
     if result["average"]:
         known = {"acc": next(iter(names)), **{name: name for name in names}}
         shown = {known[name]: found for name, found in result["average"].items()}
         rows.append(["average", "", *(_shown(shown, column) for column in names), "", ""])
-    found: dict[str, Table] = {"benchmarks": (["benchmark", "problems", *names, "length", "cut"], rows)}
+    found: dict[str, Table] = {
+        "benchmarks": (["benchmark", "problems", *names, "length", "cut"], rows)
+    }
     for name, summary in benchmarks.items():
         for part in ("level", "subject"):
             if by := summary.get(f"by_{part}"):
-                columns = [metric for metric in _metrics(by.values()) if not metric.startswith("pass@")]
+                columns = [
+                    metric for metric in _metrics(by.values()) if not metric.startswith("pass@")
+                ]
                 found[f"{name} by {part}"] = (
                     [part, "problems", *columns],
-                    [[key, str(s["problems"]), *(_shown(s, column) for column in columns)] for key, s in by.items()],
+                    [
+                        [key, str(s["problems"]), *(_shown(s, column) for column in columns)]
+                        for key, s in by.items()
+                    ],
                 )
     return found
 
 
 def _peaks(over: Mapping[str, Any]) -> Table:
     rows = [
-        [name, metric, _percent(p["peak"]), str(p["peak_step"]), _percent(p["last"]), _percent(p["drop"])]
+        [
+            name,
+            metric,
+            _percent(p["peak"]),
+            str(p["peak_step"]),
+            _percent(p["last"]),
+            _percent(p["drop"]),
+        ]
         for name, peaks in {**over["benchmarks"], "average": over["average"]}.items()
         for metric, p in peaks.items()
     ]
@@ -54,11 +76,17 @@ def notes(result: Mapping[str, Any]) -> list[str]:
     said = []
     for name, summary in _last(result)["benchmarks"].items():
         for metric, found in summary.get("by_lenient_rules", {}).items():
-            lenient, strict = (_shown({metric: estimate}, metric) for estimate in (found, summary[metric]))
-            said.append(f"{name}: {metric} is {strict} by the strict rules, {lenient} by the lenient ones")
+            lenient, strict = (
+                _shown({metric: estimate}, metric) for estimate in (found, summary[metric])
+            )
+            said.append(
+                f"{name}: {metric} is {strict} by the strict rules, {lenient} by the lenient ones"
+            )
         if "left_out" in summary:
             kinds = ", ".join(f"{count} {kind}" for kind, count in summary["left_out"].items())
-            said.append(f"{name}: problems left out: {kinds} (the first: {_one_line(summary['left_out_because'])})")
+            said.append(
+                f"{name}: problems left out: {kinds} (the first: {_one_line(summary['left_out_because'])})"
+            )
     return said
 
 
@@ -94,7 +122,8 @@ def show_changes(report: Mapping[str, Any]) -> None:
         names = [metric for metric in estimates(about["after"]) if not metric.startswith("pass@")]
         moves = ", ".join(f"{count} {move}" for move, count in about["moves"].items())
         metrics = ", ".join(
-            f"{metric} {_value(about['before'], metric)} → {_value(about['after'], metric)}" for metric in names
+            f"{metric} {_value(about['before'], metric)} → {_value(about['after'], metric)}"
+            for metric in names
         )
         rows.append([name, str(about["responses"]), str(about["changed"]), moves, metrics])
         said += [
@@ -109,7 +138,10 @@ def show_changes(report: Mapping[str, Any]) -> None:
 
 def _grid(table: Table) -> str:
     columns, rows = table
-    line = ["| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |" for cells in [list(columns), *rows]]
+    line = [
+        "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+        for cells in [list(columns), *rows]
+    ]
     return "\n".join([line[0], "|" + "---|" * len(columns), *line[1:]])
 
 
@@ -142,7 +174,9 @@ def _metrics(summaries: Iterable[Mapping[str, Any]]) -> list[str]:
 
 def _shown(summary: Mapping[str, Any], name: str) -> str:
     e = summary.get(name)
-    return "" if e is None else f"{_percent(e['value'])} [{_percent(e['low'])}, {_percent(e['high'])}]"
+    return (
+        "" if e is None else f"{_percent(e['value'])} [{_percent(e['low'])}, {_percent(e['high'])}]"
+    )
 
 
 def _value(summary: Mapping[str, Any], name: str) -> str:

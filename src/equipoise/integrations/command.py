@@ -13,22 +13,31 @@ from equipoise.integrations.verl.export import export_verl
 from equipoise.objective.choice import did_you_mean
 
 WHATS = ("trl", "verl", "data", "rollouts")
-OF_DATA = ("columns", "verifier", "template", "suffix", "strict")  # options of [task] that change what a row says
+# options of [task] that change what a row says
+OF_DATA = ("columns", "verifier", "template", "suffix", "strict")
 
 
-def export(what: str, source: str, out: str | None, host: str | None, overrides: Sequence[str]) -> str:
+def export(
+    what: str, source: str, out: str | None, host: str | None, overrides: Sequence[str]
+) -> str:
     """Write it, and say what was written."""
     if what not in WHATS:
-        raise ExportError(f'export: "{what}" is not known;{did_you_mean(what, WHATS)} ({", ".join(WHATS)})')
+        raise ExportError(
+            f'export: "{what}" is not known;{did_you_mean(what, WHATS)} ({", ".join(WHATS)})'
+        )
     if what in HOSTS:
         if host is not None:
-            raise ExportError(f"--to {host}: the launch is for {what} already; --to is for data and rollouts")
+            raise ExportError(
+                f"--to {host}: the launch is for {what} already; --to is for data and rollouts"
+            )
         folder = Path(out or what)
         config = load(source, overrides)
         launch = export_trl(config, folder) if what == "trl" else export_verl(config, folder)
         return f"{_start(launch, folder)}\n{launch.summary()}"
     if out is None or host is None:
-        raise ExportError(f"export {what} {source}: say where to and for whom: OUT --to {' or '.join(HOSTS)}")
+        raise ExportError(
+            f"export {what} {source}: say where to and for whom: OUT --to {' or '.join(HOSTS)}"
+        )
     if what == "rollouts":
         if overrides:
             raise ExportError(f"{overrides[0]}: rollouts are written as they are")

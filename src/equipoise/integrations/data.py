@@ -34,14 +34,25 @@ from equipoise.tasks.task import TaskError
 from equipoise.tasks.templates import written
 
 AT_ONCE = 4096  # rows held in memory
-GRADED = {"trl": COMPARED, "verl": (*COMPARED, "code")}  # verifiers whose reference a row of the host can hold
+# verifiers whose reference a row of the host can hold
+GRADED = {"trl": COMPARED, "verl": (*COMPARED, "code")}
 HOSTS = tuple(GRADED)
 NO_COLUMNS = {
     "code": "TRL has no columns for tests; verl has",
     "gym": "reasoning-gym's own code scores it, which no column holds; export a launch",
 }
 EXTRA = ("prompt_id", "length", "tokens", "finish")
-OURS = ("prompt_id", "prompt", "response", "tokens", "length", "finish", "reward", "group", "advantage")
+OURS = (
+    "prompt_id",
+    "prompt",
+    "response",
+    "tokens",
+    "length",
+    "finish",
+    "reward",
+    "group",
+    "advantage",
+)
 
 Row = dict[str, Any]
 
@@ -58,9 +69,15 @@ def export_data(task: TaskConfig, host: str, out: Path) -> str:
     def rows() -> Iterator[Row]:
         for number, found in enumerate(_prompts(task)):
             if isinstance(found, Prompt) and found.meta["verifier"] not in GRADED[host]:
-                found = RowError("not comparable", f"{found.id}: {NO_COLUMNS[found.meta['verifier']]}")
+                found = RowError(
+                    "not comparable", f"{found.id}: {NO_COLUMNS[found.meta['verifier']]}"
+                )
             if isinstance(found, Prompt):
-                yield verl_row(found, source, "train", number) if host == "verl" else trl_row(found, chat=None)
+                yield (
+                    verl_row(found, source, "train", number)
+                    if host == "verl"
+                    else trl_row(found, chat=None)
+                )
             else:
                 left_out[found.label] += 1
                 reasons.setdefault(found.label, str(found))
@@ -68,19 +85,26 @@ def export_data(task: TaskConfig, host: str, out: Path) -> str:
     written = write_parquet(rows(), out)
     if not written:
         raise ExportError(f"{task.name}: no row can be used: {_all(left_out, reasons)}")
-    return f"{out}: {written:,} rows" + (f"; left out {_all(left_out, reasons)}" if left_out else "")
+    return f"{out}: {written:,} rows" + (
+        f"; left out {_all(left_out, reasons)}" if left_out else ""
+    )
 
 
 def _all(left_out: Counter[str], reasons: Mapping[str, str]) -> str:
     return (
-        "; ".join(f"{count:,} {label} ({reasons[label]})" for label, count in left_out.most_common()) or "it has none"
+        "; ".join(
+            f"{count:,} {label} ({reasons[label]})" for label, count in left_out.most_common()
+        )
+        or "it has none"
     )
 
 
 def _prompts(task: TaskConfig) -> Iterator[Prompt | RowError]:
     """The rows of the data set one by one; a bad one in its place as the error that says where it stands."""
     if task.verifier not in ("", *COMPARED):
-        raise TaskError(f'task.verifier = "{task.verifier}" is not a way to compare answers: {", ".join(COMPARED)}')
+        raise TaskError(
+            f'task.verifier = "{task.verifier}" is not a way to compare answers: {", ".join(COMPARED)}'
+        )
     rows = open_rows(task.name)
     schema = recognised(rows, task.columns, task.verifier or None)
     for start in range(0, rows.count, AT_ONCE):
@@ -91,10 +115,15 @@ def _prompts(task: TaskConfig) -> Iterator[Prompt | RowError]:
                 item = schema.read(row)
             except RowError as error:
                 if task.strict:
-                    raise TaskError(f"{rows.where(number)}: {error} (task.strict refuses it)") from error
+                    raise TaskError(
+                        f"{rows.where(number)}: {error} (task.strict refuses it)"
+                    ) from error
                 yield RowError(error.label, f"{rows.where(number)}: {error}")
                 continue
-            meta = {"verifier": item.verifier, **({} if item.tests is None else {"tests": item.tests})}
+            meta = {
+                "verifier": item.verifier,
+                **({} if item.tests is None else {"tests": item.tests}),
+            }
             messages = item.messages
             if messages is not None and (task.suffix or task.template):
                 last = written(messages[-1]["content"], task.template, task.suffix)
@@ -117,8 +146,16 @@ def verl_row(prompt: Prompt, source: str, split: str, index: int) -> Row:
     """`split` and `index` say where the prompt stands in our own task, for a reward function that asks it."""
     verifier = str(prompt.meta.get("verifier", "math"))
     tests = prompt.meta.get("tests")
-    truth = prompt.answer if tests is None else tests if isinstance(tests, str) else json.dumps(tests)
-    where = {"split": split, "index": index, "id": prompt.id, "level": prompt.level, "verifier": verifier}
+    truth = (
+        prompt.answer if tests is None else tests if isinstance(tests, str) else json.dumps(tests)
+    )
+    where = {
+        "split": split,
+        "index": index,
+        "id": prompt.id,
+        "level": prompt.level,
+        "verifier": verifier,
+    }
     return {
         "data_source": source,
         "prompt": messages_of(prompt),
@@ -160,7 +197,9 @@ def write_parquet(rows: Iterable[Row], out: Path) -> int:
     except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
         said = str(error).splitlines()[0]
         where = f"rows {written + 1:,} to {written + len(held):,}"
-        raise ExportError(f"{out}: {where} are not all of one kind, text or messages: {said}") from error
+        raise ExportError(
+            f"{out}: {where} are not all of one kind, text or messages: {said}"
+        ) from error
     return written
 
 
@@ -184,23 +223,32 @@ def export_rollouts(run: Path, host: str, out: Path) -> str:
 
     _known(host)
     folder = run / "rollouts" if (run / "rollouts").is_dir() else run
-    names = sorted(folder.glob("step-*.parquet"), key=lambda p: int(p.stem.removeprefix("step-") or -1))
+    names = sorted(
+        folder.glob("step-*.parquet"), key=lambda p: int(p.stem.removeprefix("step-") or -1)
+    )
     if not names:
-        raise ExportError(f"{run}: holds no rollouts/step-N.parquet: train with --log.rollouts_every 1")
+        raise ExportError(
+            f"{run}: holds no rollouts/step-N.parquet: train with --log.rollouts_every 1"
+        )
     responses = 0
     for path in names:
         step = int(path.stem.removeprefix("step-"))
         try:
             table = pq.read_table(path, columns=list(OURS))
         except (OSError, pa.ArrowException) as error:
-            raise ExportError(f"{path}: is no rollout file of ours: {str(error).splitlines()[0]}") from error
+            raise ExportError(
+                f"{path}: is no rollout file of ours: {str(error).splitlines()[0]}"
+            ) from error
         responses += table.num_rows
         if host == "trl":
             target = out / "completions" / f"completions_{step:05d}.parquet"
             with new(target) as temporary:
                 pq.write_table(_completions(step, table), temporary)
         else:
-            lines = (json.dumps(row, ensure_ascii=False) + "\n" for row in _generations(step, table.to_pylist()))
+            lines = (
+                json.dumps(row, ensure_ascii=False) + "\n"
+                for row in _generations(step, table.to_pylist())
+            )
             with new(out / f"{step}.jsonl") as temporary:
                 temporary.write_text("".join(lines), encoding="utf-8")
     return f"{out}: {responses:,} responses of {len(names)} steps"

@@ -5,4 +5,12 @@ from equipoise.integrations.launch import ExportError, Launch, Setting
 from equipoise.integrations.trl.export import export_trl
 from equipoise.integrations.verl.export import export_verl
 
-__all__ = ["ExportError", "Launch", "Setting", "export_data", "export_rollouts", "export_trl", "export_verl"]
+__all__ = [
+    "ExportError",
+    "Launch",
+    "Setting",
+    "export_data",
+    "export_rollouts",
+    "export_trl",
+    "export_verl",
+]

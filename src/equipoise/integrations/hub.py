@@ -28,13 +28,17 @@ class PushError(ValueError):
     """What cannot be published; the message is one sentence for the user."""
 
 
-def push(run: str, to: str, *, weights: str = "", private: bool = False, dry_run: bool = False) -> str:
+def push(
+    run: str, to: str, *, weights: str = "", private: bool = False, dry_run: bool = False
+) -> str:
     """Write the folder, upload it unless `dry_run`, and say where it is. `weights`: last, best, averaged or a step."""
     if not NAME.fullmatch(to):
         raise PushError(f"--to {to}: must be the hub's name of a model, OWNER/NAME")
     folder = RunFolder(run)
     if not folder.config.exists():
-        raise PushError(f"{run}: holds no run (no config.toml); give a folder that equipoise train wrote")
+        raise PushError(
+            f"{run}: holds no run (no config.toml); give a folder that equipoise train wrote"
+        )
     source, place = _chosen(folder, weights)
     out = folder.path / FOLDER
     _write(source, place, to, out)
@@ -54,14 +58,22 @@ def _chosen(folder: RunFolder, weights: str) -> tuple[Published, Path]:
     weights = weights or ("last" if best.step is None else "best")
     if weights == "averaged":
         if not folder.averaged.is_dir():
-            raise PushError(f"{folder.averaged}: is not there; train.average writes it at the end of a run")
-        return Published(folder, config, "the mean of the last checkpoints", kept[-1]), folder.averaged
+            raise PushError(
+                f"{folder.averaged}: is not there; train.average writes it at the end of a run"
+            )
+        return Published(
+            folder, config, "the mean of the last checkpoints", kept[-1]
+        ), folder.averaged
     if weights == "best" and best.step is None:
-        raise PushError(f"--weights best: the run kept none; set train.keep_best, or choose among {_listed(kept)}")
+        raise PushError(
+            f"--weights best: the run kept none; set train.keep_best, or choose among {_listed(kept)}"
+        )
     steps = {"last": kept[-1], "best": best.step, **{str(step): step for step in kept}}
     step = steps.get(weights)
     if step is None:
-        raise PushError(f"--weights {weights}: must be last, best, averaged or a step that was kept, {_listed(kept)}")
+        raise PushError(
+            f"--weights {weights}: must be last, best, averaged or a step that was kept, {_listed(kept)}"
+        )
     how = f"step {step}" + (f", the best by {best.metric}" if step == best.step else "")
     return Published(folder, config, how, step), folder.checkpoints / f"step-{step}"
 
@@ -73,7 +85,10 @@ def _listed(steps: list[int]) -> str:
 def _write(source: Published, weights: Path, name: str, out: Path) -> None:
     shutil.rmtree(out, ignore_errors=True)
     shutil.copytree(weights, out, ignore=shutil.ignore_patterns(*LEFT_OUT))
-    for file, text in (("README.md", write_card(source, name)), ("config.toml", dump(public(source.config)))):
+    for file, text in (
+        ("README.md", write_card(source, name)),
+        ("config.toml", dump(public(source.config))),
+    ):
         with whole(out / file) as temporary:
             temporary.write_text(text, encoding="utf-8")
 
@@ -85,8 +100,14 @@ def _upload(folder: Path, name: str, source: Published, private: bool) -> str:
     message = f"{source.weights} of a run of {source.config.train.steps} steps"
     try:
         api.create_repo(name, private=private, repo_type="model", exist_ok=True)
-        api.upload_folder(repo_id=name, folder_path=str(folder), repo_type="model", commit_message=message)
+        api.upload_folder(
+            repo_id=name, folder_path=str(folder), repo_type="model", commit_message=message
+        )
     except Exception as error:  # the client raises a dozen unrelated types, down to its transport's
-        reason = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
-        raise PushError(f"{name}: the hub refused, or cannot be reached: {reason}; {folder} is kept") from error
+        reason = next(
+            (line for line in str(error).splitlines() if line.strip()), type(error).__name__
+        )
+        raise PushError(
+            f"{name}: the hub refused, or cannot be reached: {reason}; {folder} is kept"
+        ) from error
     return f"https://huggingface.co/{name}"

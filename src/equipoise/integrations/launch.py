@@ -56,7 +56,11 @@ def nearly(theirs: Mapping[str, Any], why: str) -> Setting:
 
 def truncation(theirs: Mapping[str, Any], truncates: bool) -> Setting:
     """An option that may keep a part of the vocabulary: our ratios are then of probabilities over that part."""
-    return nearly(theirs, "its ratios are of whole-vocabulary probabilities") if truncates else mapped(theirs)
+    return (
+        nearly(theirs, "its ratios are of whole-vocabulary probabilities")
+        if truncates
+        else mapped(theirs)
+    )
 
 
 def own(why: str) -> Setting:
@@ -69,7 +73,9 @@ def unmappable(why: str) -> Setting:
 
 def sandbox_settings(config: Config) -> dict[str, Setting]:
     """Our reward function reads this section, whoever trains."""
-    return {f"sandbox.{key}": mapped(why="our reward function reads it") for key, _ in config.sandbox}
+    return {
+        f"sandbox.{key}": mapped(why="our reward function reads it") for key, _ in config.sandbox
+    }
 
 
 def rewards_are_accuracies(config: Config) -> bool:
@@ -80,7 +86,9 @@ def rewards_are_accuracies(config: Config) -> bool:
     return plain and not w.overlong_buffer and prices <= {"wrong", "mask", 0.0}
 
 
-SHAPED = unmappable("the host has rewards and no accuracies, and these rewards are shaped: no length penalty was put")
+SHAPED = unmappable(
+    "the host has rewards and no accuracies, and these rewards are shaped: no length penalty was put"
+)
 UNKNOWN = unmappable("an option that the export does not know yet")
 
 
@@ -107,7 +115,9 @@ class Launch:
         """How many options had which fate, and those that do not mean there what they mean here."""
         fates = Counter(self.settings.get(ours, UNKNOWN).fate for ours in self.config.flat())
         head = f"{fates['mapped']} options mapped, {fates['own']} are {self.host}'s own business"
-        told = [f"  {line}" for line in account(self.config, self.settings, ("nearly", "unmappable"))]
+        told = [
+            f"  {line}" for line in account(self.config, self.settings, ("nearly", "unmappable"))
+        ]
         counts = f", {fates['nearly']} nearly mapped, {fates['unmappable']} unmappable{':' if told else ''}"
         return "\n".join([head + counts, *told])
 
@@ -134,12 +144,16 @@ def arguments(settings: Mapping[str, Setting]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for ours, setting in settings.items():
         if twice := found.keys() & setting.theirs.keys():
-            raise ValueError(f"{ours} sets {', '.join(sorted(twice))}, which another option has set")
+            raise ValueError(
+                f"{ours} sets {', '.join(sorted(twice))}, which another option has set"
+            )
         found |= setting.theirs
     return found
 
 
-def account(config: Config, settings: Mapping[str, Setting], fates: Sequence[str] = FATES) -> list[str]:
+def account(
+    config: Config, settings: Mapping[str, Setting], fates: Sequence[str] = FATES
+) -> list[str]:
     """A line for every option of these fates, in the order of the configuration: its value, and what became of it."""
     lines = []
     for ours, value in config.flat().items():
@@ -189,7 +203,8 @@ def _outline(folder: str) -> Outline:
         model: Any = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder))
     # A copy, because the configuration may give it another chat template.
     policy = Policy(model, copy.deepcopy(_tokenizer(folder)), folder)
-    with contextlib.suppress(OSError):  # a model without the file has the end token of its configuration
+    # a model without the file has the end token of its configuration
+    with contextlib.suppress(OSError):
         model.generation_config = GenerationConfig.from_pretrained(folder)
     return Outline.of(policy)
 
@@ -206,7 +221,11 @@ def portable(config: Config) -> Config:
 
 
 def _absolute(name: str) -> str:
-    return str(Path(name).absolute()) if name and (Path(name).exists() or glob.has_magic(name)) else name
+    return (
+        str(Path(name).absolute())
+        if name and (Path(name).exists() or glob.has_magic(name))
+        else name
+    )
 
 
 def model_folder(name: str) -> str:
@@ -237,7 +256,11 @@ def _tokens(config: Config, prompt: Prompt) -> int:
     if not task.chat:
         return len(tokenizer(prompt.text)["input_ids"])
     messages = Chat(on=True, system=task.system).messages(prompt.text, prompt.messages)
-    options = {**(task.chat_template_kwargs or {}), "add_generation_prompt": True, "return_dict": True}
+    options = {
+        **(task.chat_template_kwargs or {}),
+        "add_generation_prompt": True,
+        "return_dict": True,
+    }
     if task.chat_template:
         options["chat_template"] = task.chat_template
     return len(templated(tokenizer, config.model.name, messages, **options)["input_ids"])

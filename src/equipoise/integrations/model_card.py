@@ -17,7 +17,15 @@ from equipoise.config import Config
 from equipoise.train import RunFolder, read_lines
 
 # Options that may hold a path of the machine or an address of somebody's service.
-PATHS = ("model.name", "task.name", "task.held_out", "task.avoid", "train.out", "train.teacher", "reward.functions")
+PATHS = (
+    "model.name",
+    "task.name",
+    "task.held_out",
+    "task.avoid",
+    "train.out",
+    "train.teacher",
+    "reward.functions",
+)
 PRIVATE = ("sandbox.backend", "log.entity")
 RUN = (
     "`config.toml` beside this file has every option (paths shortened to their last part). "
@@ -72,17 +80,27 @@ def _front(source: Published) -> str:
     """The fields that a hub reads."""
     base, data = source.config.model.name, source.config.task.name
     tags = ["reinforcement-learning", "reasoning", "equipoise", source.config.objective.preset]
-    fields: dict[str, Any] = {"library_name": "transformers", "pipeline_tag": "text-generation", "tags": tags}
+    fields: dict[str, Any] = {
+        "library_name": "transformers",
+        "pipeline_tag": "text-generation",
+        "tags": tags,
+    }
     if not _is_local(base):
         fields["base_model"] = base
     if data.startswith("hub:"):
         fields["datasets"] = [data.removeprefix("hub:")]
-    lines = [f"{key}: {json.dumps(value, ensure_ascii=False)}" for key, value in fields.items()]  # YAML reads JSON
+    # YAML reads JSON
+    lines = [f"{key}: {json.dumps(value, ensure_ascii=False)}" for key, value in fields.items()]
     return "\n".join(["---", *lines, "---"])
 
 
 def _is_local(name: str) -> bool:
-    return "/" not in name or Path(name).is_absolute() or name.startswith((".", "~")) or Path(name).exists()
+    return (
+        "/" not in name
+        or Path(name).is_absolute()
+        or name.startswith((".", "~"))
+        or Path(name).exists()
+    )
 
 
 def _origin(source: Published) -> str:
@@ -90,7 +108,11 @@ def _origin(source: Published) -> str:
     made: dict[str, str] = {}
     if source.run.environment.exists():
         made = json.loads(source.run.environment.read_text(encoding="utf-8"))
-    how = f"LoRA adapters of rank {config.model.lora_rank}, merged" if config.model.lora_rank else "all weights"
+    how = (
+        f"LoRA adapters of rank {config.model.lora_rank}, merged"
+        if config.model.lora_rank
+        else "all weights"
+    )
     base = "on a base in 4 bits (NF4), published whole" if config.model.quantize != "none" else ""
     trained = " ".join(filter(None, (how, base)))
     return (
@@ -103,9 +125,15 @@ def _origin(source: Published) -> str:
 def _data(source: Published) -> str:
     task = source.config.task
     shown = _shortened(task.name)
-    lines = [f"Prompts: `{shown}`, verified by {task.verifier or 'the verifier of each row, else math'}."]
+    lines = [
+        f"Prompts: `{shown}`, verified by {task.verifier or 'the verifier of each row, else math'}."
+    ]
     seen = _prompts_seen(source.run.prompts)
-    lines.append(f"Different prompts trained on: {seen}." if seen else "How many prompts were seen is not recorded.")
+    lines.append(
+        f"Different prompts trained on: {seen}."
+        if seen
+        else "How many prompts were seen is not recorded."
+    )
     if task.avoid:
         files = ", ".join(f"`{name}`" for name in _shortened(task.avoid))
         lines.append(f"Problems that share 13 words in a row with {files} were left out.")
@@ -137,7 +165,10 @@ def _objective(source: Published) -> str:
         ("reward", ", ".join(map(str, _shortened(config.reward.functions)))),
         ("rollouts", f"{rollout.prompts} prompts × {rollout.group_size} responses"),
         ("temperature", f"{rollout.temperature:g}"),
-        ("optimizer", f"AdamW, rate {optim.lr:g} ({optim.schedule}, {optim.warmup} steps of warm-up)"),
+        (
+            "optimizer",
+            f"AdamW, rate {optim.lr:g} ({optim.schedule}, {optim.warmup} steps of warm-up)",
+        ),
         ("steps", f"{source.step} of {config.train.steps}"),
     ]
     return _table(("choice", "value"), rows)
@@ -154,7 +185,11 @@ def _biases(source: Published) -> str:
         if values:
             rows.append((f"`{name}`", f"{sum(values) / len(values):.4f}"))
     steps = f"{last[0]['step']} to {last[-1]['step']}" if last else "none"
-    table = _table(("measure", f"mean of steps {steps}"), rows) if rows else "The run logged no measures of bias."
+    table = (
+        _table(("measure", f"mean of steps {steps}"), rows)
+        if rows
+        else "The run logged no measures of bias."
+    )
     return f"{table}\n\n{_audited(source.run)}"
 
 
@@ -164,7 +199,8 @@ def _audited(run: RunFolder) -> str:
     except AuditError as error:
         return f"`equipoise audit` could not read the run's rollouts: {error}"
     lines = [
-        f"- {one.topic}: {one.finding}" + (f" To change it: {one.change}." if one.change else "") for one in advice
+        f"- {one.topic}: {one.finding}" + (f" To change it: {one.change}." if one.change else "")
+        for one in advice
     ]
     return "`equipoise audit` on the run's rollouts:\n\n" + "\n".join(lines)
 
@@ -176,12 +212,18 @@ def _evaluations(source: Published) -> str:
     shown = [step for step in (0, source.step) if step in records]
     if shown:
         kept = source.config.eval
-        about = f"{kept.samples} samples a prompt at temperature {kept.temperature}; 95 % intervals."
-        parts.append(f"Held-out prompts of the training task, {about}\n\n{_accuracies(records, shown)}")
+        about = (
+            f"{kept.samples} samples a prompt at temperature {kept.temperature}; 95 % intervals."
+        )
+        parts.append(
+            f"Held-out prompts of the training task, {about}\n\n{_accuracies(records, shown)}"
+        )
     else:
         parts.append("The run was not evaluated at this step.")
     if source.weights.startswith("the mean"):
-        parts.append("These are numbers of the last step's weights: the mean itself was not evaluated.")
+        parts.append(
+            "These are numbers of the last step's weights: the mean itself was not evaluated."
+        )
     for file in sorted((source.run.path / "evaluation").glob("**/result.md")):
         parts.append(f"### {file.parent.name}\n\n{file.read_text(encoding='utf-8').strip()}")
     return "\n\n".join(parts)
@@ -205,4 +247,6 @@ def _with_interval(record: Mapping[str, Any], name: str) -> str:
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     lines = [head, ["---"] * len(head), *rows]
-    return "\n".join("| " + " | ".join(str(cell).replace("|", "\\|") for cell in line) + " |" for line in lines)
+    return "\n".join(
+        "| " + " | ".join(str(cell).replace("|", "\\|") for cell in line) + " |" for line in lines
+    )

@@ -41,10 +41,13 @@ class Rewards:
         self, places: Sequence[Place], texts: Sequence[str], lengths: Sequence[int]
     ) -> tuple[list[list[float]], list[str]]:
         prompts = [self.prompt(place) for place in places]
-        asked = [self._scorer.ask(prompt, text) for prompt, text in zip(prompts, texts, strict=True)]
+        asked = [
+            self._scorer.ask(prompt, text) for prompt, text in zip(prompts, texts, strict=True)
+        ]
         scores = self._scorer.settle(prompts, asked)
         rewards = scores.rewards.tolist()
-        buffer, most = self.config.reward.overlong_buffer, self.config.rollout.max_tokens or self.task.max_tokens
+        buffer = self.config.reward.overlong_buffer
+        most = self.config.rollout.max_tokens or self.task.max_tokens
         if buffer:
             for row, length in zip(rewards, lengths, strict=True):
                 row[0] += overlong(length, most, buffer)

@@ -16,8 +16,10 @@ EPS = 1e-8
 # same power as m, because m/√v is what counts.
 M_LEVELS, M_ROOTS = 127, 2  # power 2^roots: m = scale · (k/127)⁴, with a sign
 V_LEVELS, V_ROOTS = 255, 3  # v = scale · (k/255)⁸
-M_STRIDE, V_STRIDE = 0.7548776662466927, 0.5698402909980532  # of the dither along a block; any irrationals will do
-CHUNK = 1 << 20  # entries worked on at once in plain torch: what lies between the lines of a step is small
+# of the dither along a block; any irrationals will do
+M_STRIDE, V_STRIDE = 0.7548776662466927, 0.5698402909980532
+# entries worked on at once in plain torch: what lies between the lines of a step is small
+CHUNK = 1 << 20
 
 
 class Rates(NamedTuple):
@@ -37,7 +39,7 @@ def rates(lr: float, betas: tuple[float, float], weight_decay: float, t: int) ->
     phases = t * (math.sqrt(5) - 1) / 2 % 1, t * (math.sqrt(2) - 1) % 1
     return Rates(
         *betas, lr * weight_decay, lr / (1 - betas[0] ** t), math.sqrt(1 - betas[1] ** t), *phases
-    )  # fmt: skip
+    )
 
 
 @dataclass
@@ -60,16 +62,24 @@ class Coded:
         return cls(codes, codes.to(torch.uint8), scales, scales.clone())
 
 
-def coded_step(weight: Tensor, master: Tensor, gradient: Tensor, moments: Coded, now: Rates) -> None:
+def coded_step(
+    weight: Tensor, master: Tensor, gradient: Tensor, moments: Coded, now: Rates
+) -> None:
     """One step of AdamW in place, with moments of 8 bits; the update itself uses them before they are rounded.
 
     `weight` is the master or its rounded copy.
     """
     columns = torch.arange(BLOCK, device=master.device)
-    dither = [(columns * a + phase) % 1 for a, phase in ((M_STRIDE, now.m_phase), (V_STRIDE, now.v_phase))]
+    dither = [
+        (columns * a + phase) % 1 for a, phase in ((M_STRIDE, now.m_phase), (V_STRIDE, now.v_phase))
+    ]
     for p, g, m8, v8, m_scale, v_scale in _blocks(master, gradient, moments):
         m = decode(m8, m_scale, M_LEVELS, M_ROOTS).lerp_(g, 1 - now.beta1)
-        v = decode(v8, v_scale, V_LEVELS, V_ROOTS).mul_(now.beta2).addcmul_(g, g, value=1 - now.beta2)
+        v = (
+            decode(v8, v_scale, V_LEVELS, V_ROOTS)
+            .mul_(now.beta2)
+            .addcmul_(g, g, value=1 - now.beta2)
+        )
         p.mul_(1 - now.decay).addcdiv_(m, v.sqrt().div_(now.root).add_(EPS), value=-now.step)
         encode(m, m8, m_scale, M_LEVELS, M_ROOTS, dither[0])
         encode(v, v8, v_scale, V_LEVELS, V_ROOTS, dither[1])
@@ -85,7 +95,9 @@ def decode(codes: Tensor, scale: Tensor, levels: int, roots: int) -> Tensor:
     return x.mul_(sign).mul_(scale[..., None])
 
 
-def encode(x: Tensor, codes: Tensor, scale: Tensor, levels: int, roots: int, dither: Tensor) -> None:
+def encode(
+    x: Tensor, codes: Tensor, scale: Tensor, levels: int, roots: int, dither: Tensor
+) -> None:
     """Write x [..., w] as codes and scale [...].
 
     Of the two levels around an entry the upper one is taken where its share of the way exceeds the dither, a number
@@ -120,10 +132,12 @@ def _blocks(master: Tensor, gradient: Tensor, moments: Coded) -> Iterator[list[T
         if whole:
             yield [
                 *(t[at, : whole * BLOCK].unflatten(1, (whole, BLOCK)) for t in wide),
-                moments.m_scale[at, :whole], moments.v_scale[at, :whole],
-            ]  # fmt: skip
+                moments.m_scale[at, :whole],
+                moments.v_scale[at, :whole],
+            ]
         if columns % BLOCK:
             yield [
                 *(t[at, whole * BLOCK :].unsqueeze(1) for t in wide),
-                moments.m_scale[at, whole:], moments.v_scale[at, whole:],
-            ]  # fmt: skip
+                moments.m_scale[at, whole:],
+                moments.v_scale[at, whole:],
+            ]

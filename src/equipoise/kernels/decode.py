@@ -34,7 +34,13 @@ __all__ = [
 
 
 def store(
-    qkv: Tensor, keys: Tensor, values: Tensor, rows: DecodeRows, rope: Tensor, q_norm: Norm | None, k_norm: Norm | None
+    qkv: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    rows: DecodeRows,
+    rope: Tensor,
+    q_norm: Norm | None,
+    k_norm: Norm | None,
 ) -> Tensor:
     """Norm queries and keys per head, rotate them to their position, write keys and values to the row's place `length`.
 
@@ -76,7 +82,9 @@ def gated(gate_up: Tensor, activation: Activation) -> Tensor:
     return out
 
 
-def draw(logits: Tensor, u: Tensor, temperature: float, softcap: float | None) -> tuple[Tensor, Tensor]:
+def draw(
+    logits: Tensor, u: Tensor, temperature: float, softcap: float | None
+) -> tuple[Tensor, Tensor]:
     """Tokens [R] int64 and their log-probabilities [R] by `rollout.draw`'s rule, from logits [R, V] and u [R] in
     [0, 1): the first token, in vocabulary order, whose cumulative probability exceeds u; temperature 0 is greedy.
 

@@ -32,13 +32,21 @@ class SamplingParams:
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.temperature < float("inf"):
-            raise ValueError(f"temperature = {self.temperature} must be 0 (greedy) or positive and finite")
+            raise ValueError(
+                f"temperature = {self.temperature} must be 0 (greedy) or positive and finite"
+            )
         if not 0.0 < self.top_p <= 1.0:
-            raise ValueError(f"top_p = {self.top_p} must lie in (0, 1]; 1 keeps the whole vocabulary")
+            raise ValueError(
+                f"top_p = {self.top_p} must lie in (0, 1]; 1 keeps the whole vocabulary"
+            )
         if self.top_k < 0:
-            raise ValueError(f"top_k = {self.top_k} must not be negative; 0 keeps the whole vocabulary")
+            raise ValueError(
+                f"top_k = {self.top_k} must not be negative; 0 keeps the whole vocabulary"
+            )
         if not 0.0 <= self.min_p <= 1.0:
-            raise ValueError(f"min_p = {self.min_p} must lie in [0, 1]; 0 keeps the whole vocabulary")
+            raise ValueError(
+                f"min_p = {self.min_p} must lie in [0, 1]; 0 keeps the whole vocabulary"
+            )
         if self.max_tokens < 1:
             raise ValueError(f"max_tokens = {self.max_tokens} must be at least 1")
         if isinstance(self.stop, str) or "" in self.stop:

@@ -72,21 +72,41 @@ def fused_loss(
     For token-level objectives the gradients are made here and wait for `backward`, which can be called once; and on
     CUDA, without an entropy bonus, a log π that fell by more than 69 since log π_old is given as having fallen by 69.
     """
-    others = {"position": position, "ref_logprobs": ref_logprobs, "rollout_logprobs": rollout_logprobs}
-    wants_gradient = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (hidden, weight, bias))
+    others = {
+        "position": position,
+        "ref_logprobs": ref_logprobs,
+        "rollout_logprobs": rollout_logprobs,
+    }
+    wants_gradient = torch.is_grad_enabled() and any(
+        x is not None and x.requires_grad for x in (hidden, weight, bias)
+    )
     if not (is_token_level(objective) and wants_gradient):
         logprobs, entropy = fused_logprobs(
-            hidden, weight, targets, bias=bias, temperature=temperature, softcap=softcap, vocabulary=vocabulary
+            hidden,
+            weight,
+            targets,
+            bias=bias,
+            temperature=temperature,
+            softcap=softcap,
+            vocabulary=vocabulary,
         )
         return objective.loss(logprobs, old_logprobs, credit, response, entropy=entropy, **others)
     _check(hidden, weight, bias, targets, temperature, softcap, vocabulary)
     flat = hidden[:, 0]
-    objective.check_tokens(credit, flat, old_logprobs=old_logprobs, response=response, entropy=flat, **others)
+    objective.check_tokens(
+        credit, flat, old_logprobs=old_logprobs, response=response, entropy=flat, **others
+    )
     settings = _Settings(Softmax(temperature, softcap), vocabulary or len(weight))
     pulls = pull(
-        objective, old_logprobs, credit, response, _float(hidden), position=position, ref=ref_logprobs,
+        objective,
+        old_logprobs,
+        credit,
+        response,
+        _float(hidden),
+        position=position,
+        ref=ref_logprobs,
         rollout=rollout_logprobs,
-    )  # fmt: skip
+    )
     carrier, logprobs, entropy = apply(_Loss, hidden, weight, bias, targets, settings, pulls)
     out = objective.loss(logprobs, old_logprobs, credit, response, entropy=entropy, **others)
     return dataclasses.replace(out, loss=out.loss + carrier)
@@ -102,10 +122,17 @@ class _Logprobs(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, settings: _Settings
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        targets: Tensor,
+        settings: _Settings,
     ) -> tuple[Tensor, Tensor]:
         logits = _Logits(hidden, weight, bias, targets, settings)
-        logprobs, entropy, lse = hidden.new_empty(3, len(logits.targets), dtype=_float(hidden)).unbind()
+        logprobs, entropy, lse = hidden.new_empty(
+            3, len(logits.targets), dtype=_float(hidden)
+        ).unbind()
         for rows in logits.chunks:
             logits.passes.statistics(logits(rows), logprobs[rows], entropy[rows], lse[rows])
         ctx.save_for_backward(hidden, weight, bias, targets, logprobs, entropy, lse)
@@ -135,7 +162,13 @@ class _Loss(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, settings: _Settings, pulls: Pull
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        targets: Tensor,
+        settings: _Settings,
+        pulls: Pull,
     ) -> tuple[Tensor, Tensor, Tensor]:
         logits = _Logits(hidden, weight, bias, targets, settings, pulls.old)
         logprobs, entropy = hidden.new_empty(2, len(logits.targets), dtype=_float(hidden)).unbind()
@@ -143,7 +176,9 @@ class _Loss(torch.autograd.Function):
         ctx.gradients = _Gradients(hidden, weight, bias, settings, ctx.needs_input_grad)
         for rows in logits.chunks:
             chunk = logits(rows)
-            factor = logits.passes.loss_gradient_(chunk, pulls.rows(rows), logprobs[rows], entropy[rows])
+            factor = logits.passes.loss_gradient_(
+                chunk, pulls.rows(rows), logprobs[rows], entropy[rows]
+            )
             ctx.gradients.add(chunk.z, factor, chunk.hidden, rows)
         logprobs, entropy = logprobs[: len(hidden)], entropy[: len(hidden)]
         ctx.mark_non_differentiable(logprobs, entropy)
@@ -178,17 +213,23 @@ class _Logits:
         guess: Tensor | None = None,
     ) -> None:
         V = settings.vocabulary
-        self.hidden, self.weight, self.softmax = hidden.contiguous(), weight[:V].contiguous(), settings.softmax
+        self.hidden = hidden.contiguous()
+        self.weight = weight[:V].contiguous()
+        self.softmax = settings.softmax
         self.bias = None if bias is None else bias[:V].contiguous()
         N = -(-len(hidden) // TOKENS) * TOKENS
         self.targets = padded(targets.contiguous(), N, 0)
         self.guess = None
         if guess is not None and self.softmax.softcap is None:
-            self.guess = padded(self.softmax.temperature * guess.clamp(-60, 0).nan_to_num_(0.0), N, 0.0)
+            self.guess = padded(
+                self.softmax.temperature * guess.clamp(-60, 0).nan_to_num_(0.0), N, 0.0
+            )
         self.passes = _passes(self.hidden, self.weight)
         width = -(-V // ALIGNED) * ALIGNED
         self.chunks = _chunks(N, width * hidden.element_size(), _chunk_bytes(hidden))
-        self.buffer = hidden.new_empty(width * max((c.stop - c.start for c in self.chunks), default=0))
+        self.buffer = hidden.new_empty(
+            width * max((c.stop - c.start for c in self.chunks), default=0)
+        )
 
     def __call__(self, rows: slice) -> Chunk:
         n = rows.stop - rows.start
@@ -208,7 +249,12 @@ class _Gradients:
     """
 
     def __init__(
-        self, hidden: Tensor, weight: Tensor, bias: Tensor | None, settings: _Settings, needed: tuple[bool, ...]
+        self,
+        hidden: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        settings: _Settings,
+        needed: tuple[bool, ...],
     ) -> None:
         self.weight, self.V = weight.detach(), settings.vocabulary
         self.hidden = hidden.new_empty(hidden.shape) if needed[0] else None
@@ -217,9 +263,14 @@ class _Gradients:
         parts = 1 if narrow <= _chunk_bytes(weight) else 2
         size = -(-len(weight) // parts)
         self.starts = range(0, len(weight), size) if needed[1] else range(0)
-        self.sums = [weight.new_empty(min(size, len(weight) - i), weight.shape[1], dtype=wide) for i in self.starts]
+        self.sums = [
+            weight.new_empty(min(size, len(weight) - i), weight.shape[1], dtype=wide)
+            for i in self.starts
+        ]
         self.begun = False
-        self.bias = bias.new_zeros(len(bias), dtype=wide) if bias is not None and needed[2] else None
+        self.bias = (
+            bias.new_zeros(len(bias), dtype=wide) if bias is not None and needed[2] else None
+        )
 
     def add(self, dz: Tensor, factor: Tensor | None, x: Tensor, rows: slice) -> None:
         """factor [n] · dz [n, V] of the hidden states x [n, d] in these rows."""
@@ -345,10 +396,14 @@ def _check(
             f"targets has shape {tuple(targets.shape)} and dtype {targets.dtype}: must be [{len(hidden)}], int64"
         )
     if bias is not None and bias.shape != weight.shape[:1]:
-        raise ValueError(f"bias has shape {tuple(bias.shape)}: must be [{len(weight)}], one per row of weight")
+        raise ValueError(
+            f"bias has shape {tuple(bias.shape)}: must be [{len(weight)}], one per row of weight"
+        )
     if not temperature > 0:
         raise ValueError(f"temperature = {temperature}: must be a positive number")
     if softcap is not None and not softcap > 0:
         raise ValueError(f"softcap = {softcap}: must be a positive number, or None for no cap")
     if vocabulary is not None and not 0 < vocabulary <= len(weight):
-        raise ValueError(f"vocabulary = {vocabulary}: must be 1 to {len(weight)}, the rows of weight")
+        raise ValueError(
+            f"vocabulary = {vocabulary}: must be 1 to {len(weight)}, the rows of weight"
+        )

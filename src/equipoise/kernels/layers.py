@@ -30,7 +30,9 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, offset: float = 0.0) -> Tens
     return apply(_RmsNorm, x, weight, eps)
 
 
-def add_norm(x: Tensor, delta: Tensor | None, weight: Tensor, eps: float, offset: float = 0.0) -> tuple[Tensor, Tensor]:
+def add_norm(
+    x: Tensor, delta: Tensor | None, weight: Tensor, eps: float, offset: float = 0.0
+) -> tuple[Tensor, Tensor]:
     """x ← x + delta, and rms_norm(x, weight, eps, offset): the next place of the residual stream [U, d] and what the
     layer reads there. One function, so that the two gradients of x meet in one pass."""
     if _in_triton(x):
@@ -61,7 +63,13 @@ def rotate(x: Tensor, heads: int, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 def norm_rotate(
-    qkv: Tensor, kv_heads: int, q_weight: Tensor, k_weight: Tensor, eps: float, cos: Tensor, sin: Tensor
+    qkv: Tensor,
+    kv_heads: int,
+    q_weight: Tensor,
+    k_weight: Tensor,
+    eps: float,
+    cos: Tensor,
+    sin: Tensor,
 ) -> Tensor:
     """`rotate` of the queries and keys in qkv [U, H + 2 Hk, D], each head normed first (`rms_norm`)."""
     heads = qkv.shape[1] - 2 * kv_heads
@@ -99,7 +107,9 @@ class _AddNorm(torch.autograd.Function):
         if d_y is None:
             return d_total, d_total if ctx.needs_input_grad[1] else None, None, None, None
         d_total = None if d_total is None else d_total.contiguous()
-        d_x, d_weight, _ = triton_layers.add_norm_gradient(d_y.contiguous(), d_total, total, scale, weight, ctx.offset)
+        d_x, d_weight, _ = triton_layers.add_norm_gradient(
+            d_y.contiguous(), d_total, total, scale, weight, ctx.offset
+        )
         return d_x, d_x if ctx.needs_input_grad[1] else None, d_weight, None, None
 
 
@@ -118,15 +128,24 @@ class _Gated(torch.autograd.Function):
     def backward(ctx: Any, d: Tensor) -> tuple[Tensor, None]:
         from equipoise.kernels import triton_layers
 
-        return triton_layers.gated_gradient(d.contiguous(), ctx.saved_tensors[0], ctx.activation)[0], None
+        (gate_up,) = ctx.saved_tensors
+        gradient, _ = triton_layers.gated_gradient(d.contiguous(), gate_up, ctx.activation)
+        return gradient, None
 
 
 class _TritonRotate(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, heads: int, cos: Tensor, sin: Tensor, q_weight: Tensor | None, k_weight: Tensor | None,
-        queries: int, eps: float,
-    ) -> Tensor:  # fmt: skip
+        ctx: Any,
+        x: Tensor,
+        heads: int,
+        cos: Tensor,
+        sin: Tensor,
+        q_weight: Tensor | None,
+        k_weight: Tensor | None,
+        queries: int,
+        eps: float,
+    ) -> Tensor:
         from equipoise.kernels import triton_layers
 
         x = x.contiguous()
@@ -163,7 +182,9 @@ class _RmsNorm(torch.autograd.Function):
         normed = wide(x) * scale
         d = wide(d)
         product = normed * d
-        d_weight = product.flatten(0, -2).sum(0).to(weight.dtype) if ctx.needs_input_grad[1] else None
+        d_weight = (
+            product.flatten(0, -2).sum(0).to(weight.dtype) if ctx.needs_input_grad[1] else None
+        )
         mean = product.matmul(wide(weight)[:, None]).div_(x.shape[-1])
         d_x = (d * weight).addcmul_(normed, mean, value=-1).mul_(scale)
         return d_x.to(x.dtype), d_weight, None

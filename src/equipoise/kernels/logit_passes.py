@@ -61,7 +61,9 @@ def statistics(chunk: Chunk, logprobs: Tensor, entropy: Tensor, lse: Tensor) -> 
     _statistics(chunk, logprobs, entropy, lse)
 
 
-def gradient_(chunk: Chunk, lse: Tensor, entropy: Tensor, g: Tensor | None, h: Tensor | None) -> None:
+def gradient_(
+    chunk: Chunk, lse: Tensor, entropy: Tensor, g: Tensor | None, h: Tensor | None
+) -> None:
     """Make z Σ ∂/∂raw of g·log π(target) + h·entropy; a token where both are 0 gets 0, whatever it held."""
     make_logits(chunk)
     _gradient(chunk, lse, entropy, g, h)
@@ -95,7 +97,9 @@ def _statistics(chunk: Chunk, logprobs: Tensor, entropy: Tensor, lse: Tensor) ->
     lse.copy_(base + total)
 
 
-def _gradient(chunk: Chunk, lse: Tensor, entropy: Tensor, g: Tensor | None, h: Tensor | None) -> None:
+def _gradient(
+    chunk: Chunk, lse: Tensor, entropy: Tensor, g: Tensor | None, h: Tensor | None
+) -> None:
     y, slope = _exponents(chunk)
     logp = y.sub_((lse - _base(chunk))[:, None]).clamp_min_(torch.finfo(y.dtype).min)
     p = logp.exp()

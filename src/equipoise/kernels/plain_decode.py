@@ -40,13 +40,22 @@ class DecodeRows(NamedTuple):
 
 
 def store(
-    qkv: Tensor, keys: Tensor, values: Tensor, rows: DecodeRows, rope: Tensor, q_norm: Norm | None, k_norm: Norm | None
+    qkv: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    rows: DecodeRows,
+    rope: Tensor,
+    q_norm: Norm | None,
+    k_norm: Norm | None,
 ) -> Tensor:
     """See the package."""
     kv_heads, block = keys.shape[1:3]
     q, k, v = qkv.split((qkv.shape[1] - 2 * kv_heads, kv_heads, kv_heads), 1)
     cos, sin = rope[_position(rows)][:, None].chunk(2, -1)
-    q, k = (_rotated(x if norm is None else normed(x, norm), cos, sin) for x, norm in ((q, q_norm), (k, k_norm)))
+    q, k = (
+        _rotated(x if norm is None else normed(x, norm), cos, sin)
+        for x, norm in ((q, q_norm), (k, k_norm))
+    )
     length = rows.length.long()
     at = rows.table.gather(1, (length // block)[:, None])[:, 0]
     keys[at, :, length % block] = k
@@ -68,7 +77,9 @@ def attend(
     kv_heads, block = keys.shape[1:3]
     prompt, position = rows.prompt.long(), _position(rows)
     start = rows.prompt_length[prompt, None]  # of a row's own tokens
-    is_member = (rows.members[prompt] == torch.arange(len(q), device=q.device)[:, None]).any(1, keepdim=True)
+    is_member = (rows.members[prompt] == torch.arange(len(q), device=q.device)[:, None]).any(
+        1, keepdim=True
+    )
     in_prompt = torch.arange(rows.prompt_table.shape[1] * block, device=q.device)
     own = torch.arange(rows.table.shape[1] * block, device=q.device)
     at = torch.cat((in_prompt.expand(len(q), -1), start + own), 1)
@@ -76,8 +87,11 @@ def attend(
     if window is not None:
         visible &= position[:, None] - at < window
     tables = rows.prompt_table[prompt], rows.table
-    k, v = (torch.cat([_gathered(pool, t) for t in tables], 2).to(_wide(q)) for pool in (keys, values))
-    k, v = (x.masked_fill(~visible[:, None, :, None], 0.0) for x in (k, v))  # a tail may hold anything, even NaN
+    k, v = (
+        torch.cat([_gathered(pool, t) for t in tables], 2).to(_wide(q)) for pool in (keys, values)
+    )
+    # a tail may hold anything, even NaN
+    k, v = (x.masked_fill(~visible[:, None, :, None], 0.0) for x in (k, v))
     s = torch.einsum("rkhd,rktd->rkht", q.to(_wide(q)).unflatten(1, (kv_heads, -1)), k) * scale
     s = _capped(s, softcap).masked_fill(~visible[:, None, None], -torch.inf)
     return torch.einsum("rkht,rktd->rkhd", s.softmax(-1), v).flatten(1, 2).to(q.dtype)
@@ -95,9 +109,13 @@ def gated(gate_up: Tensor, activation: Activation) -> Tensor:
     return plain_layers.gated(gate_up, activation, rounds=True)
 
 
-def draw(logits: Tensor, u: Tensor, temperature: float, softcap: float | None) -> tuple[Tensor, Tensor]:
+def draw(
+    logits: Tensor, u: Tensor, temperature: float, softcap: float | None
+) -> tuple[Tensor, Tensor]:
     """See the package."""
-    drawn = inverse_cdf.draw(_capped(logits.float(), softcap), u, SamplingParams(temperature=temperature))
+    drawn = inverse_cdf.draw(
+        _capped(logits.float(), softcap), u, SamplingParams(temperature=temperature)
+    )
     return drawn.tokens, drawn.logprobs
 
 

@@ -10,7 +10,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"silu": F.silu, "gelu_tanh": partial(F.gelu, approximate="tanh")}
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "silu": F.silu,
+    "gelu_tanh": partial(F.gelu, approximate="tanh"),
+}
 
 
 class Norm(NamedTuple):
@@ -66,22 +69,39 @@ def gated_gradient(d: Tensor, gate_up: Tensor, activation: str) -> tuple[Tensor,
 
 
 def rotate(
-    x: Tensor, heads: int, cos: Tensor, sin: Tensor, q_weight: Tensor | None, k_weight: Tensor | None,
-    queries: int, eps: float,
-) -> Tensor:  # fmt: skip
+    x: Tensor,
+    heads: int,
+    cos: Tensor,
+    sin: Tensor,
+    q_weight: Tensor | None,
+    k_weight: Tensor | None,
+    queries: int,
+    eps: float,
+) -> Tensor:
     parts = [x[:, :heads]]
     if q_weight is not None and k_weight is not None:
-        parts = [F.rms_norm(x[:, :queries], x.shape[-1:], q_weight, eps),
-                 F.rms_norm(x[:, queries:heads], x.shape[-1:], k_weight, eps)]  # fmt: skip
+        parts = [
+            F.rms_norm(x[:, :queries], x.shape[-1:], q_weight, eps),
+            F.rms_norm(x[:, queries:heads], x.shape[-1:], k_weight, eps),
+        ]
     x1, x2 = wide(torch.cat(parts, 1)).chunk(2, -1)
     cos, sin = wide(cos), wide(sin)
-    return torch.cat((torch.cat((x1 * cos - x2 * sin, x2 * cos + x1 * sin), -1).to(x.dtype), x[:, heads:]), 1)
+    return torch.cat(
+        (torch.cat((x1 * cos - x2 * sin, x2 * cos + x1 * sin), -1).to(x.dtype), x[:, heads:]), 1
+    )
 
 
 def rotate_gradient(
-    d: Tensor, x: Tensor | None, heads: int, cos: Tensor, sin: Tensor, q_weight: Tensor | None,
-    k_weight: Tensor | None, queries: int, eps: float,
-) -> tuple[Tensor, Tensor | None, Tensor | None]:  # fmt: skip
+    d: Tensor,
+    x: Tensor | None,
+    heads: int,
+    cos: Tensor,
+    sin: Tensor,
+    q_weight: Tensor | None,
+    k_weight: Tensor | None,
+    queries: int,
+    eps: float,
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
     if x is None or q_weight is None or k_weight is None:
         return rotate(d, heads, cos, -sin, None, None, queries, eps), None, None
     inputs = [t.detach().requires_grad_() for t in (x, q_weight, k_weight)]

@@ -72,7 +72,8 @@ class Segments:
         table = np.concatenate(tables)
         first, last = (self.cuts[self._segment(entry)] for entry in (table[:, 0], table[:, 1] - 1))
         work = table[:, 3] + table[:, 1] - first
-        return np.concatenate([table, first[:, None], last[:, None]], 1)[np.argsort(-work, kind="stable")]
+        longest_first = np.argsort(-work, kind="stable")
+        return np.concatenate([table, first[:, None], last[:, None]], 1)[longest_first]
 
     def _prompt_table(self, size: int) -> tuple[Table, Table]:
         """Of prompts that stand once, whose keys all responses to them see."""
@@ -125,4 +126,6 @@ def sent(x: Tensor, device: torch.device) -> Tensor:
 def _cut(begin: int, end: int, size: int, *more: int) -> Table:
     """[n, 2 + …]: begin … end − 1 in pieces of at most `size`, each with these numbers besides."""
     a = np.arange(begin, end, size)
-    return np.stack(np.broadcast_arrays(a, np.minimum(a + size, end), *(np.int64(m) for m in more)), 1).astype(np.int64)
+    return np.stack(
+        np.broadcast_arrays(a, np.minimum(a + size, end), *(np.int64(m) for m in more)), 1
+    ).astype(np.int64)

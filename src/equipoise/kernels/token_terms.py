@@ -34,7 +34,8 @@ class Pull(NamedTuple):
     """Of the tokens of a micro-batch, flat [n], float32 (float64 where the hidden states are)."""
 
     surrogate: Choice
-    old: Tensor  # log π_old; NaN where a token must not pull because another of its numbers is not finite
+    # log π_old; NaN where a token must not pull because another of its numbers is not finite
+    old: Tensor
     c: Tensor  # coefficient, the mismatch correction included
     kl_estimator: str | None
     ref: Tensor | None  # log π_ref
@@ -48,7 +49,9 @@ class Pull(NamedTuple):
     def padded(self, n: int) -> Pull:
         """With tokens that do not pull, up to n."""
         ref, weight = (None if x is None else padded(x, n, 0.0) for x in (self.ref, self.kl_weight))
-        return self._replace(old=padded(self.old, n, torch.nan), c=padded(self.c, n, 0.0), ref=ref, kl_weight=weight)
+        return self._replace(
+            old=padded(self.old, n, torch.nan), c=padded(self.c, n, 0.0), ref=ref, kl_weight=weight
+        )
 
 
 def padded(x: Tensor, n: int, value: float) -> Tensor:
@@ -106,13 +109,18 @@ def slopes(pull: Pull, logp: Tensor, entropy: Tensor) -> tuple[Tensor, Tensor | 
     if pull.entropy_weight is not None:
         finite &= entropy.isfinite()
     c = torch.where(finite, pull.c, 0.0)
-    tokens = Tokens(logp, pull.old, log_ratio.nan_to_num(0.0, 0.0, 0.0), c, c, c)  # a token alone: no responses
+    # a token alone: no responses
+    tokens = Tokens(logp, pull.old, log_ratio.nan_to_num(0.0, 0.0, 0.0), c, c, c)
     slope = -pull.surrogate(tokens).slope
     if pull.kl_estimator is not None:
         assert pull.ref is not None  # the three come together
         assert pull.kl_weight is not None
-        slope = slope + torch.where(finite, pull.kl_weight * _kl_slope(pull.kl_estimator, tokens, pull.ref), 0.0)
-    return slope, None if pull.entropy_weight is None else torch.where(finite, -pull.entropy_weight, 0.0)
+        slope = slope + torch.where(
+            finite, pull.kl_weight * _kl_slope(pull.kl_estimator, tokens, pull.ref), 0.0
+        )
+    return slope, None if pull.entropy_weight is None else torch.where(
+        finite, -pull.entropy_weight, 0.0
+    )
 
 
 def _kl_slope(estimator: str, tokens: Tokens, ref: Tensor) -> Tensor:

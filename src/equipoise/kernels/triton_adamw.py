@@ -22,21 +22,37 @@ ROWS, WARPS = 2, 4  # blocks of a program; of those tried on an H200 the fastest
 ADDED, ADDED_WARPS = 1024, 8  # numbers of a program: 16 bytes of the sum a thread
 
 
-def coded_step(weight: Tensor, master: Tensor, gradient: Tensor, moments: Coded, now: Rates) -> None:
+def coded_step(
+    weight: Tensor, master: Tensor, gradient: Tensor, moments: Coded, now: Rates
+) -> None:
     """See `moments`."""
     columns, blocks = moments.m.shape[1], moments.m_scale.numel()
     if blocks:
         _step[(triton.cdiv(blocks, ROWS),)](
-            master, weight, gradient.contiguous(), moments.m, moments.v, moments.m_scale, moments.v_scale,
-            columns, moments.m_scale.shape[1], blocks, *now, ROUNDED=weight is not master, ROWS=ROWS, num_warps=WARPS,
-        )  # fmt: skip
+            master,
+            weight,
+            gradient.contiguous(),
+            moments.m,
+            moments.v,
+            moments.m_scale,
+            moments.v_scale,
+            columns,
+            moments.m_scale.shape[1],
+            blocks,
+            *now,
+            ROUNDED=weight is not master,
+            ROWS=ROWS,
+            num_warps=WARPS,
+        )
 
 
 def add(total: Tensor, gradient: Tensor) -> None:
     """total += gradient, both contiguous."""
     count = total.numel()
     if count:
-        _add[(triton.cdiv(count, ADDED),)](total, gradient, count, SIZE=ADDED, num_warps=ADDED_WARPS)
+        _add[(triton.cdiv(count, ADDED),)](
+            total, gradient, count, SIZE=ADDED, num_warps=ADDED_WARPS
+        )
 
 
 @triton.jit

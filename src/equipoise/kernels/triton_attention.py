@@ -62,14 +62,28 @@ def attend(qkv: Tensor, kv_heads: int, segments: Segments, scale: float) -> tupl
     table = segments.query_tiles(tile.own)
     out, lse = qkv.new_empty(U, H, D), qkv.new_empty(H, U, dtype=torch.float32)
     _attend[(len(table), H)](
-        *_described(qkv, tile.own, tile.passing), segments.start, table, out, lse, U, H, kv_heads,
-        scale * LOG2E.value, **_sizes(qkv, tile),
-    )  # fmt: skip
+        *_described(qkv, tile.own, tile.passing),
+        segments.start,
+        table,
+        out,
+        lse,
+        U,
+        H,
+        kv_heads,
+        scale * LOG2E.value,
+        **_sizes(qkv, tile),
+    )
     return out, lse
 
 
 def attend_gradient(
-    d: Tensor, qkv: Tensor, out: Tensor, lse: Tensor, kv_heads: int, segments: Segments, scale: float
+    d: Tensor,
+    qkv: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    kv_heads: int,
+    segments: Segments,
+    scale: float,
 ) -> Tensor:
     """The gradient of qkv, from d [U, H, D] and what `attend` gave."""
     U, heads, D = qkv.shape
@@ -78,18 +92,43 @@ def attend_gradient(
     numbers = U, H, kv_heads, scale, scale * LOG2E.value
     table = segments.query_tiles(tile.own)
     _query_gradient[(len(table), H)](
-        *_described(qkv, tile.own, tile.passing), *_described(d, tile.own), *_described(out, tile.own), lse,
-        segments.start, table, delta, d_qkv, *numbers, **_sizes(qkv, tile),
-    )  # fmt: skip
+        *_described(qkv, tile.own, tile.passing),
+        *_described(d, tile.own),
+        *_described(out, tile.own),
+        lse,
+        segments.start,
+        table,
+        delta,
+        d_qkv,
+        *numbers,
+        **_sizes(qkv, tile),
+    )
     table, prompts, parts = segments.key_tiles(keys.own)
     sums = lse.new_empty(parts, kv_heads, 2, keys.own, D)
     _key_gradient[(len(table), kv_heads)](
-        *_described(qkv, keys.own, keys.passing), *_described(d, keys.passing), lse, delta, segments.start, table,
-        sums, d_qkv, *numbers, **_sizes(qkv, keys),
-    )  # fmt: skip
+        *_described(qkv, keys.own, keys.passing),
+        *_described(d, keys.passing),
+        lse,
+        delta,
+        segments.start,
+        table,
+        sums,
+        d_qkv,
+        *numbers,
+        **_sizes(qkv, keys),
+    )
     if parts:
         _prompt_gradient[(len(prompts), kv_heads)](
-            sums, prompts, d_qkv, H, kv_heads, scale, D=D, BLOCK_D=_width(D), OWN=keys.own, num_warps=4
+            sums,
+            prompts,
+            d_qkv,
+            H,
+            kv_heads,
+            scale,
+            D=D,
+            BLOCK_D=_width(D),
+            OWN=keys.own,
+            num_warps=4,
         )
     return d_qkv
 
@@ -98,7 +137,9 @@ def _described(x: Tensor, *entries: int) -> list[Tensor | TensorDescriptor]:
     """x [U, H, D], for tiles of each of these many entries of one head."""
     if not _has_descriptors(x):
         return [x] * len(entries)
-    return [TensorDescriptor.from_tensor(x.view(len(x), -1), [n, _width(x.shape[2])]) for n in entries]
+    return [
+        TensorDescriptor.from_tensor(x.view(len(x), -1), [n, _width(x.shape[2])]) for n in entries
+    ]
 
 
 def _has_descriptors(x: Tensor) -> bool:
@@ -114,9 +155,14 @@ def _width(D: int) -> int:
 def _sizes(x: Tensor, tile: Tile) -> dict[str, int]:
     D = x.shape[2]
     return {
-        "D": D, "BLOCK_D": _width(D), "OWN": tile.own, "PASSING": tile.passing, "STAGES": tile.stages,
-        "DESCRIBED": _has_descriptors(x), "num_warps": tile.warps,
-    }  # fmt: skip
+        "D": D,
+        "BLOCK_D": _width(D),
+        "OWN": tile.own,
+        "PASSING": tile.passing,
+        "STAGES": tile.stages,
+        "DESCRIBED": _has_descriptors(x),
+        "num_warps": tile.warps,
+    }
 
 
 @triton.jit
@@ -180,7 +226,9 @@ def _masked_block(
 ) -> tuple[tl.tensor, tl.tensor]:
     """Where block n of the rest begins, and which of its keys each query i sees, whose segment begins at `mine`. First
     comes the end of what is before, then what leads up to the last segment, then the diagonal."""
-    own = tl.where(n - tail < up_to, first + (n - tail) * PASSING, diagonal + (n - tail - up_to) * PASSING)
+    own = tl.where(
+        n - tail < up_to, first + (n - tail) * PASSING, diagonal + (n - tail - up_to) * PASSING
+    )
     at = tl.where(n < tail, begin + whole_before * PASSING, own)
     low, high = tl.where(n < tail, begin, mine), tl.where(n < tail, begin + before - 1, i)
     j = at + tl.arange(0, PASSING)
@@ -216,7 +264,9 @@ def _attend(
     there = i < b
     q = _rows(own, a, head * D, stride, U, OWN, D, BLOCK_D, DESCRIBED)
     mine = tl.load(start + i, mask=there, other=0)
-    whole, whole_before, middle, rest, tail, up_to, diagonal = _blocks(a, b, before, first, last, PASSING)
+    whole, whole_before, middle, rest, tail, up_to, diagonal = _blocks(
+        a, b, before, first, last, PASSING
+    )
     m = tl.full((OWN,), FLOOR, tl.float32)
     s = tl.zeros((OWN,), tl.float32)
     acc = tl.zeros((OWN, BLOCK_D), tl.float32)
@@ -230,13 +280,15 @@ def _attend(
     for n in tl.range(0, rest, num_stages=STAGES):
         at, seen = _masked_block(
             n, i, mine, begin, before, first, whole_before, tail, up_to, diagonal, PASSING
-        )  # fmt: skip
+        )
         k = _rows(passing, at, keys, stride, U, PASSING, D, BLOCK_D, DESCRIBED)
         v = _rows(passing, at, values, stride, U, PASSING, D, BLOCK_D, DESCRIBED)
         m, s, acc = _softmax_step(tl.where(seen, tl.dot(q, tl.trans(k)), FLOOR), v, m, s, acc, unit)
     d = tl.arange(0, BLOCK_D)
     place = out + (i.to(tl.int64)[:, None] * H + head) * D + d[None, :]
-    tl.store(place, (acc / s[:, None]).to(out.dtype.element_ty), mask=there[:, None] & (d < D)[None, :])
+    tl.store(
+        place, (acc / s[:, None]).to(out.dtype.element_ty), mask=there[:, None] & (d < D)[None, :]
+    )
     tl.store(lse + head.to(tl.int64) * U + i, m * unit * LN2 + tl.log(s), mask=there)
 
 
@@ -297,7 +349,9 @@ def _query_gradient(
     tl.store(delta + head.to(tl.int64) * U + i, change, mask=there)
     top = tl.load(lse + head.to(tl.int64) * U + i, mask=there, other=0.0) * LOG2E
     mine = tl.load(start + i, mask=there, other=0)
-    whole, whole_before, middle, rest, tail, up_to, diagonal = _blocks(a, b, before, first, last, PASSING)
+    whole, whole_before, middle, rest, tail, up_to, diagonal = _blocks(
+        a, b, before, first, last, PASSING
+    )
     acc = tl.zeros((OWN, BLOCK_D), tl.float32)
     for n in tl.range(0, whole, num_stages=STAGES):
         at = tl.where(n < whole_before, begin + n * PASSING, middle + (n - whole_before) * PASSING)
@@ -309,7 +363,7 @@ def _query_gradient(
     for n in tl.range(0, rest, num_stages=STAGES):
         at, seen = _masked_block(
             n, i, mine, begin, before, first, whole_before, tail, up_to, diagonal, PASSING
-        )  # fmt: skip
+        )
         k = _rows(passing, at, keys, stride, U, PASSING, D, BLOCK_D, DESCRIBED)
         v = _rows(passing, at, values, stride, U, PASSING, D, BLOCK_D, DESCRIBED)
         p = tl.where(seen, tl.exp2(tl.dot(q, tl.trans(k)) * unit - top[:, None]), 0.0)
@@ -317,7 +371,9 @@ def _query_gradient(
         acc = tl.dot(ds.to(k.dtype), k, acc)
     d = tl.arange(0, BLOCK_D)
     place = d_qkv + i.to(tl.int64)[:, None] * stride + head * D + d[None, :]
-    tl.store(place, (acc * scale).to(d_qkv.dtype.element_ty), mask=there[:, None] & (d < D)[None, :])
+    tl.store(
+        place, (acc * scale).to(d_qkv.dtype.element_ty), mask=there[:, None] & (d < D)[None, :]
+    )
 
 
 @triton.jit
@@ -409,17 +465,34 @@ def _prompt_gradient(
 ) -> None:
     """The gradients of a prompt's keys a … b − 1 and their values: the sum of what `_key_gradient` has left."""
     tile, kv_head = table + 4 * tl.program_id(0), tl.program_id(1)
-    a, b, place, parts = tl.load(tile), tl.load(tile + 1), tl.load(tile + 2), tl.load(tile + 3)
+    a = tl.load(tile)
+    b = tl.load(tile + 1)
+    place = tl.load(tile + 2)
+    parts = tl.load(tile + 3)
     n, d = tl.arange(0, OWN), tl.arange(0, BLOCK_D)
     inside_tile = n[:, None] * D + d[None, :]
     here = (a + n < b)[:, None] & (d < D)[None, :]
     d_k = tl.zeros((OWN, BLOCK_D), tl.float32)
     d_v = tl.zeros((OWN, BLOCK_D), tl.float32)
     for part in range(parts):
-        of_part = sums + ((place + part).to(tl.int64) * KV_HEADS + kv_head) * (2 * OWN * D) + inside_tile
+        of_part = (
+            sums + ((place + part).to(tl.int64) * KV_HEADS + kv_head) * (2 * OWN * D) + inside_tile
+        )
         d_k += tl.load(of_part, mask=here, other=0.0)
         d_v += tl.load(of_part + OWN * D, mask=here, other=0.0)
-    _store_keys(d_qkv, d_k * scale, d_v, a, b, (H + 2 * KV_HEADS) * D, H + kv_head, KV_HEADS, D, BLOCK_D, OWN)
+    _store_keys(
+        d_qkv,
+        d_k * scale,
+        d_v,
+        a,
+        b,
+        (H + 2 * KV_HEADS) * D,
+        H + kv_head,
+        KV_HEADS,
+        D,
+        BLOCK_D,
+        OWN,
+    )
 
 
 @triton.jit

@@ -25,7 +25,9 @@ from equipoise.kernels.hopper import is_hopper
 from equipoise.kernels.plain_decode import Activation, DecodeRows
 from equipoise.kernels.plain_layers import Norm
 from equipoise.kernels.triton_draw import check_contiguous
-from equipoise.kernels.triton_draw import draw as draw  # with these three, all that `plain_decode` has
+
+# with these three, all that `plain_decode` has
+from equipoise.kernels.triton_draw import draw as draw
 from equipoise.kernels.triton_draw import list_kept as list_kept
 from equipoise.kernels.triton_draw import uniform as uniform
 from equipoise.kernels.triton_layers import add_norm_kernel, gated_kernel
@@ -42,14 +44,21 @@ class KernelLaunch(NamedTuple):
     stages: int
 
 
-QUERIES, WIDE_QUERIES = 64, 16  # the most of a program of the prompt's kernel; float32's products take more registers
+# the most of a program of the prompt's kernel; float32's products take more registers
+QUERIES, WIDE_QUERIES = 64, 16
 HEADS = 16  # of a program that stores
 PROMPT = KernelLaunch(warps=4, stages=2)
 OWN = KernelLaunch(warps=4, stages=2)
 
 
 def store(
-    qkv: Tensor, keys: Tensor, values: Tensor, rows: DecodeRows, rope: Tensor, q_norm: Norm | None, k_norm: Norm | None
+    qkv: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    rows: DecodeRows,
+    rope: Tensor,
+    q_norm: Norm | None,
+    k_norm: Norm | None,
 ) -> Tensor:
     """See the package."""
     (R, heads, D), (_, kv_heads, block, _) = qkv.shape, keys.shape
@@ -58,10 +67,25 @@ def store(
     H = heads - 2 * kv_heads
     q = qkv.new_empty(R, H, D)
     _store[(R, triton.cdiv(heads, HEADS))](
-        qkv, keys, values, q, rows.table, rows.length, rows.prompt, rows.prompt_length, rope,
-        *(None, 0.0, 0.0) if q_norm is None else q_norm, *(None, 0.0, 0.0) if k_norm is None else k_norm,
-        rows.table.shape[1], H, KV_HEADS=kv_heads, D=D, BLOCK=block, HEADS=HEADS, num_warps=4,
-    )  # fmt: skip
+        qkv,
+        keys,
+        values,
+        q,
+        rows.table,
+        rows.length,
+        rows.prompt,
+        rows.prompt_length,
+        rope,
+        *(None, 0.0, 0.0) if q_norm is None else q_norm,
+        *(None, 0.0, 0.0) if k_norm is None else k_norm,
+        rows.table.shape[1],
+        H,
+        KV_HEADS=kv_heads,
+        D=D,
+        BLOCK=block,
+        HEADS=HEADS,
+        num_warps=4,
+    )
     return q
 
 
@@ -82,28 +106,70 @@ def attend(
     (P, n), share = rows.members.shape, H // kv_heads
     tiles = triton.cdiv(n, max(1, (WIDE_QUERIES if q.dtype == torch.float32 else QUERIES) // share))
     members = triton.cdiv(n, tiles)
-    part, sums = q.new_empty(splits, R, H, D, dtype=torch.float32), q.new_empty(2, splits, R, H, dtype=torch.float32)
+    part = q.new_empty(splits, R, H, D, dtype=torch.float32)
+    sums = q.new_empty(2, splits, R, H, dtype=torch.float32)
     out = torch.empty_like(q)
-    unit = LOG2E.value * (scale if softcap is None else 1.0)  # scores are products, or, where capped, final
+    # scores are products, or, where capped, final
+    unit = LOG2E.value * (scale if softcap is None else 1.0)
     numbers = scale, softcap or 0.0, unit, window or 0, R, H
     options = {
-        "SHARE": share, "D": D, "BLOCK": block, "SPLITS": splits, "SOFTCAP": softcap is not None,
-        "WINDOW": window is not None, "PRECISION": "ieee" if q.dtype == torch.float32 else "tf32",
+        "SHARE": share,
+        "D": D,
+        "BLOCK": block,
+        "SPLITS": splits,
+        "SOFTCAP": softcap is not None,
+        "WINDOW": window is not None,
+        "PRECISION": "ieee" if q.dtype == torch.float32 else "tf32",
         "OVERLAP": is_hopper(q.device),
-    }  # fmt: skip
+    }
     _prompt[(P, kv_heads, tiles * splits)](
-        q, keys, values, rows.length, rows.prompt_table, rows.prompt_length, rows.members, part, sums, *numbers,
-        rows.prompt_table.shape[1], n, MEMBERS=members, QUERIES=max(16, triton.next_power_of_2(members * share)),
-        **options, num_warps=PROMPT.warps, STAGES=PROMPT.stages,
-    )  # fmt: skip
+        q,
+        keys,
+        values,
+        rows.length,
+        rows.prompt_table,
+        rows.prompt_length,
+        rows.members,
+        part,
+        sums,
+        *numbers,
+        rows.prompt_table.shape[1],
+        n,
+        MEMBERS=members,
+        QUERIES=max(16, triton.next_power_of_2(members * share)),
+        **options,
+        num_warps=PROMPT.warps,
+        STAGES=PROMPT.stages,
+    )
     _own[(R, kv_heads, splits)](
-        q, keys, values, rows.table, rows.length, part, sums, out, *numbers, rows.table.shape[1],
-        QUERIES=max(16, triton.next_power_of_2(share)), **options, num_warps=OWN.warps, STAGES=OWN.stages,
+        q,
+        keys,
+        values,
+        rows.table,
+        rows.length,
+        part,
+        sums,
+        out,
+        *numbers,
+        rows.table.shape[1],
+        QUERIES=max(16, triton.next_power_of_2(share)),
+        **options,
+        num_warps=OWN.warps,
+        STAGES=OWN.stages,
         launch_pdl=options["OVERLAP"],
-    )  # fmt: skip
+    )
     if splits > 1:
         _combine[(R, H)](
-            part, sums, out, unit, R, H, D=D, SPLITS=splits, SPLITS2=triton.next_power_of_2(splits), num_warps=1
+            part,
+            sums,
+            out,
+            unit,
+            R,
+            H,
+            D=D,
+            SPLITS=splits,
+            SPLITS2=triton.next_power_of_2(splits),
+            num_warps=1,
         )
     return out
 
@@ -116,9 +182,21 @@ def add_norm(x: Tensor | None, residual: Tensor, norm: Norm) -> Tensor:
     block = triton.next_power_of_2(d)
     # A row for each program: there are few rows in a step.
     add_norm_kernel[(R,)](
-        residual, x, norm.weight, residual, y, None, R, d, norm.eps, norm.offset,
-        GEMMA=norm.offset != 0, TOKENS=1, BLOCK=block, num_warps=4 if block <= 2048 else 8,
-    )  # fmt: skip
+        residual,
+        x,
+        norm.weight,
+        residual,
+        y,
+        None,
+        R,
+        d,
+        norm.eps,
+        norm.offset,
+        GEMMA=norm.offset != 0,
+        TOKENS=1,
+        BLOCK=block,
+        num_warps=4 if block <= 2048 else 8,
+    )
     return y
 
 
@@ -272,7 +350,9 @@ def _prompt(
     tile, split = tl.program_id(2) // SPLITS, tl.program_id(2) % SPLITS
     i, d = tl.arange(0, QUERIES), tl.arange(0, D)
     member = tile * MEMBERS + i // SHARE
-    row = tl.load(members + prompt * n + member, mask=(i < MEMBERS * SHARE) & (member < n), other=-1)
+    row = tl.load(
+        members + prompt * n + member, mask=(i < MEMBERS * SHARE) & (member < n), other=-1
+    )
     there = row >= 0
     query = row.to(tl.int64) * H + kv_head * SHARE + i % SHARE
     x = tl.load(q + query[:, None] * D + d[None, :], mask=there[:, None], other=0.0)
@@ -284,9 +364,27 @@ def _prompt(
     tokens = tl.where(tl.max(row, 0) >= 0, tokens, 0)
     begin, end = _share(begin, tl.cdiv(tokens, BLOCK), split, SPLITS)
     m, s, acc = _over_blocks(
-        x, keys, values, prompt_table + prompt * most, begin, end, tokens, first, kv_head, tl.num_programs(1), scale,
-        softcap, unit, QUERIES, D, BLOCK, SOFTCAP, WINDOW, PRECISION, STAGES,
-    )  # fmt: skip
+        x,
+        keys,
+        values,
+        prompt_table + prompt * most,
+        begin,
+        end,
+        tokens,
+        first,
+        kv_head,
+        tl.num_programs(1),
+        scale,
+        softcap,
+        unit,
+        QUERIES,
+        D,
+        BLOCK,
+        SOFTCAP,
+        WINDOW,
+        PRECISION,
+        STAGES,
+    )
     at = split.to(tl.int64) * R * H + query
     tl.store(part + at[:, None] * D + d[None, :], acc, mask=there[:, None])
     tl.store(sums + at, m, mask=there)
@@ -337,9 +435,27 @@ def _own(
     at = split.to(tl.int64) * R * H + query
     x = tl.load(q + query[:, None] * D + d[None, :], mask=there[:, None], other=0.0)
     m, s, acc = _over_blocks(
-        x, keys, values, table + row * most, begin, end, tokens, first, kv_head, tl.num_programs(1), scale, softcap,
-        unit, QUERIES, D, BLOCK, SOFTCAP, WINDOW, PRECISION, STAGES,
-    )  # fmt: skip
+        x,
+        keys,
+        values,
+        table + row * most,
+        begin,
+        end,
+        tokens,
+        first,
+        kv_head,
+        tl.num_programs(1),
+        scale,
+        softcap,
+        unit,
+        QUERIES,
+        D,
+        BLOCK,
+        SOFTCAP,
+        WINDOW,
+        PRECISION,
+        STAGES,
+    )
     if OVERLAP:
         gdc_wait()
     prompt_m = tl.load(sums + at, mask=has_prompt, other=FLOOR)
@@ -352,7 +468,9 @@ def _own(
     acc = acc * mine[:, None] + prompt_acc * prompts[:, None]
     if SPLITS == 1:
         tl.store(
-            out + query[:, None] * D + d[None, :], (acc / s[:, None]).to(out.dtype.element_ty), mask=there[:, None]
+            out + query[:, None] * D + d[None, :],
+            (acc / s[:, None]).to(out.dtype.element_ty),
+            mask=there[:, None],
         )
     else:
         tl.store(part + at[:, None] * D + d[None, :], acc, mask=there[:, None])
@@ -420,7 +538,8 @@ def _over_blocks(
         top = tl.maximum(m, tl.max(z, 1))
         p = tl.exp2(z * unit - (top * unit)[:, None])
         if WINDOW:
-            p = tl.where(seen, p, 0.0)  # a query that has seen nothing has no top to tell FLOOR from
+            # a query that has seen nothing has no top to tell FLOOR from
+            p = tl.where(seen, p, 0.0)
         change = tl.exp2((m - top) * unit)
         s = s * change + tl.sum(p, 1)
         acc = tl.dot(p.to(v.dtype), v, acc * change[:, None], input_precision=PRECISION)

@@ -18,11 +18,15 @@ from equipoise.kernels.triton_softcap import capped
 
 FLOOR = tl.constexpr(-1e30)  # stands for −∞, whose differences are not numbers
 LOG2E = tl.constexpr(1 / math.log(2))
-GAMMA, FIRST, SECOND = (tl.constexpr(c % 2**64) for c in (counter.GAMMA, counter.FIRST, counter.SECOND))
+GAMMA, FIRST, SECOND = (
+    tl.constexpr(c % 2**64) for c in (counter.GAMMA, counter.FIRST, counter.SECOND)
+)
 PIECE = 2048  # of the vocabulary
 
 
-def draw(logits: Tensor, u: Tensor, temperature: float, softcap: float | None) -> tuple[Tensor, Tensor]:
+def draw(
+    logits: Tensor, u: Tensor, temperature: float, softcap: float | None
+) -> tuple[Tensor, Tensor]:
     """See `decode`."""
     check_contiguous(logits[:1])  # rows may lie apart
     R, V = logits.shape
@@ -33,9 +37,18 @@ def draw(logits: Tensor, u: Tensor, temperature: float, softcap: float | None) -
     options = {"SOFTCAP": softcap is not None, "PIECE": PIECE}
     _pieces[(R, pieces)](logits, sums, *numbers, **options, num_warps=2)
     _draw[(R,)](
-        logits, sums, u, tokens, logprobs, *numbers, pieces, **options, PIECES=triton.next_power_of_2(pieces),
-        GREEDY=temperature == 0, num_warps=4,
-    )  # fmt: skip
+        logits,
+        sums,
+        u,
+        tokens,
+        logprobs,
+        *numbers,
+        pieces,
+        **options,
+        PIECES=triton.next_power_of_2(pieces),
+        GREEDY=temperature == 0,
+        num_warps=4,
+    )
     return tokens, logprobs
 
 

@@ -12,9 +12,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-PROGRAMS = 528  # at most, where each keeps a partial sum of a weight's gradient: four for each processor of an H200
+# at most, where each keeps a partial sum of a weight's gradient: four for each processor of an H200
+PROGRAMS = 528
 COLUMNS = 16  # of these partial sums that one program adds up
-TILE, SMALL_TILE = 4096, 1024  # numbers a program holds of each operand; fewer where it keeps four sums besides
+# numbers a program holds of each operand; fewer where it keeps four sums besides
+TILE, SMALL_TILE = 4096, 1024
 
 
 def add_norm(
@@ -26,7 +28,19 @@ def add_norm(
     y, scale = torch.empty_like(x), x.new_empty(U, dtype=torch.float32)
     tokens, block = _tile(d)
     add_norm_kernel[(triton.cdiv(U, tokens),)](
-        x, delta, weight, total, y, scale, U, d, eps, offset, GEMMA=offset != 0, TOKENS=tokens, BLOCK=block
+        x,
+        delta,
+        weight,
+        total,
+        y,
+        scale,
+        U,
+        d,
+        eps,
+        offset,
+        GEMMA=offset != 0,
+        TOKENS=tokens,
+        BLOCK=block,
     )
     return total, y, scale
 
@@ -39,11 +53,27 @@ def add_norm_gradient(
     tokens, block = _tile(d)
     share = triton.cdiv(triton.cdiv(U, tokens), PROGRAMS) * tokens
     programs = triton.cdiv(U, share)
-    d_x, y, sums = torch.empty_like(total), torch.empty_like(total), total.new_empty(programs, d, dtype=torch.float32)
+    d_x = torch.empty_like(total)
+    y = torch.empty_like(total)
+    sums = total.new_empty(programs, d, dtype=torch.float32)
     _add_norm_gradient[(programs,)](
-        d_y, d_total, total, scale, weight, d_x, y, sums, U, d, share, offset,
-        GEMMA=offset != 0, TOKENS=tokens, BLOCK=block, num_warps=4 if block <= 1024 else 8,
-    )  # fmt: skip
+        d_y,
+        d_total,
+        total,
+        scale,
+        weight,
+        d_x,
+        y,
+        sums,
+        U,
+        d,
+        share,
+        offset,
+        GEMMA=offset != 0,
+        TOKENS=tokens,
+        BLOCK=block,
+        num_warps=4 if block <= 1024 else 8,
+    )
     return d_x, _total(sums, weight.dtype), y
 
 
@@ -68,25 +98,52 @@ def gated_gradient(d: Tensor, gate_up: Tensor, activation: str) -> tuple[Tensor,
 
 
 def rotate(
-    x: Tensor, heads: int, cos: Tensor, sin: Tensor, q_weight: Tensor | None, k_weight: Tensor | None,
-    queries: int, eps: float,
-) -> Tensor:  # fmt: skip
+    x: Tensor,
+    heads: int,
+    cos: Tensor,
+    sin: Tensor,
+    q_weight: Tensor | None,
+    k_weight: Tensor | None,
+    queries: int,
+    eps: float,
+) -> Tensor:
     """x [U, H, D] with its first `heads` heads rotated by cos, sin [U, D/2]; where weights [D] are given they are
     normed before: the first `queries` heads by one, the rest of the rotated ones by the other."""
     U, H, D = x.shape
     out = torch.empty_like(x)
     tokens, block = _tile(D // 2)
     _rotate[(triton.cdiv(U * H, tokens),)](
-        x, cos, sin, q_weight, k_weight, out, U * H, eps, 1.0, H=H, HEADS=heads, QUERIES=queries, HALF=D // 2,
-        NORM=q_weight is not None, TOKENS=tokens, BLOCK=block,
-    )  # fmt: skip
+        x,
+        cos,
+        sin,
+        q_weight,
+        k_weight,
+        out,
+        U * H,
+        eps,
+        1.0,
+        H=H,
+        HEADS=heads,
+        QUERIES=queries,
+        HALF=D // 2,
+        NORM=q_weight is not None,
+        TOKENS=tokens,
+        BLOCK=block,
+    )
     return out
 
 
 def rotate_gradient(
-    d: Tensor, x: Tensor | None, heads: int, cos: Tensor, sin: Tensor, q_weight: Tensor | None,
-    k_weight: Tensor | None, queries: int, eps: float,
-) -> tuple[Tensor, Tensor | None, Tensor | None]:  # fmt: skip
+    d: Tensor,
+    x: Tensor | None,
+    heads: int,
+    cos: Tensor,
+    sin: Tensor,
+    q_weight: Tensor | None,
+    k_weight: Tensor | None,
+    queries: int,
+    eps: float,
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """Gradients of x and of the two weights; x is needed where there are weights."""
     U, H, D = d.shape
     half = D // 2
@@ -94,18 +151,47 @@ def rotate_gradient(
     tokens, block = _tile(half)
     if q_weight is None or k_weight is None:
         _rotate[(triton.cdiv(U * H, tokens),)](
-            d, cos, sin, None, None, out, U * H, eps, -1.0, H=H, HEADS=heads, QUERIES=queries, HALF=half,
-            NORM=False, TOKENS=tokens, BLOCK=block,
-        )  # fmt: skip
+            d,
+            cos,
+            sin,
+            None,
+            None,
+            out,
+            U * H,
+            eps,
+            -1.0,
+            H=H,
+            HEADS=heads,
+            QUERIES=queries,
+            HALF=half,
+            NORM=False,
+            TOKENS=tokens,
+            BLOCK=block,
+        )
         return out, None, None
     tokens, block = _tile(half, SMALL_TILE)
     share = triton.cdiv(triton.cdiv(U * H, tokens), PROGRAMS) * tokens
     programs = triton.cdiv(U * H, share)
     sums = d.new_empty(programs, 2, 2, half, dtype=torch.float32)
     _norm_rotate_gradient[(programs,)](
-        d, x, cos, sin, q_weight, k_weight, out, sums, U * H, share, eps, H=H, HEADS=heads, QUERIES=queries,
-        HALF=half, TOKENS=tokens, BLOCK=block,
-    )  # fmt: skip
+        d,
+        x,
+        cos,
+        sin,
+        q_weight,
+        k_weight,
+        out,
+        sums,
+        U * H,
+        share,
+        eps,
+        H=H,
+        HEADS=heads,
+        QUERIES=queries,
+        HALF=half,
+        TOKENS=tokens,
+        BLOCK=block,
+    )
     d_q, d_k = _total(sums.flatten(1), q_weight.dtype).view(2, D)
     return out, d_q, d_k
 
@@ -114,7 +200,9 @@ def _total(sums: Tensor, dtype: torch.dtype) -> Tensor:
     """Σ over the programs of their partial sums [programs, d]."""
     programs, d = sums.shape
     out, rows = sums.new_empty(d, dtype=dtype), triton.next_power_of_2(programs)
-    _column_sums[(triton.cdiv(d, COLUMNS),)](sums, out, programs, d, ROWS=rows, WIDTH=COLUMNS, num_warps=16)
+    _column_sums[(triton.cdiv(d, COLUMNS),)](
+        sums, out, programs, d, ROWS=rows, WIDTH=COLUMNS, num_warps=16
+    )
     return out
 
 
@@ -313,7 +401,10 @@ def _rotate(
         x1 = tl.where(head < HEADS, n1.to(x.dtype.element_ty).to(tl.float32), x1)
         x2 = tl.where(head < HEADS, n2.to(x.dtype.element_ty).to(tl.float32), x2)
     c = tl.load(cos + token.to(tl.int64) * HALF + column, mask=rotates, other=1.0).to(tl.float32)
-    s = tl.load(sin + token.to(tl.int64) * HALF + column, mask=rotates, other=0.0).to(tl.float32) * direction
+    s = (
+        tl.load(sin + token.to(tl.int64) * HALF + column, mask=rotates, other=0.0).to(tl.float32)
+        * direction
+    )
     tl.store(out + place, (x1 * c - x2 * s).to(out.dtype.element_ty), mask=here)
     tl.store(out + place + HALF, (x2 * c + x1 * s).to(out.dtype.element_ty), mask=here)
 
@@ -329,9 +420,11 @@ def _weights(
 ) -> tuple[tl.tensor, tl.tensor]:
     """Both halves of each head's norm, loaded once for all heads of a tile."""
     inside, q = column < HALF, head < QUERIES
-    q1, k1 = tl.load(q_weight + column, mask=inside, other=0.0), tl.load(k_weight + column, mask=inside, other=0.0)
+    q1 = tl.load(q_weight + column, mask=inside, other=0.0)
+    k1 = tl.load(k_weight + column, mask=inside, other=0.0)
     column += HALF
-    q2, k2 = tl.load(q_weight + column, mask=inside, other=0.0), tl.load(k_weight + column, mask=inside, other=0.0)
+    q2 = tl.load(q_weight + column, mask=inside, other=0.0)
+    k2 = tl.load(k_weight + column, mask=inside, other=0.0)
     return tl.where(q, q1, k1).to(tl.float32), tl.where(q, q2, k2).to(tl.float32)
 
 
@@ -367,8 +460,12 @@ def _norm_rotate_gradient(
         here = (row < rows)[:, None] & (column < HALF)
         rotates = here & (head < HEADS)
         place = row[:, None].to(tl.int64) * 2 * HALF + column
-        c = tl.load(cos + token.to(tl.int64) * HALF + column, mask=rotates, other=1.0).to(tl.float32)
-        s = tl.load(sin + token.to(tl.int64) * HALF + column, mask=rotates, other=0.0).to(tl.float32)
+        c = tl.load(cos + token.to(tl.int64) * HALF + column, mask=rotates, other=1.0).to(
+            tl.float32
+        )
+        s = tl.load(sin + token.to(tl.int64) * HALF + column, mask=rotates, other=0.0).to(
+            tl.float32
+        )
         d1 = tl.load(d + place, mask=here, other=0.0).to(tl.float32)
         d2 = tl.load(d + place + HALF, mask=here, other=0.0).to(tl.float32)
         g1 = d1 * c + d2 * s

@@ -58,22 +58,47 @@ def target_logits(chunk: Chunk, guess: Tensor | None) -> None:
     """See `passes`; NaN for a target that is no row of the weight."""
     x, w = chunk.hidden, chunk.weight
     _target_logits[(len(x),)](
-        x, w, chunk.bias, chunk.targets, guess, chunk.own, chunk.shift, x.shape[1], len(w), x.stride(0), w.stride(0),
+        x,
+        w,
+        chunk.bias,
+        chunk.targets,
+        guess,
+        chunk.own,
+        chunk.shift,
+        x.shape[1],
+        len(w),
+        x.stride(0),
+        w.stride(0),
         BLOCK=1024,
-    )  # fmt: skip
+    )
 
 
-def statistics(chunk: Chunk, logprobs: Tensor, entropy: Tensor, lse: Tensor, *, keep: bool = False) -> None:
+def statistics(
+    chunk: Chunk, logprobs: Tensor, entropy: Tensor, lse: Tensor, *, keep: bool = False
+) -> None:
     """See `passes`; with `keep`, z has the logits then."""
     sums = _pass(chunk, "sums", keep=keep)
     _, columns, n = sums.shape
     _statistics[(n // SMALL,)](
-        sums, columns, chunk.own, chunk.shift, logprobs, entropy, lse, n, *_numbers(chunk), SOFTCAP=_has_cap(chunk),
-        ROWS=MET, TOKENS=SMALL, num_warps=8,
-    )  # fmt: skip
+        sums,
+        columns,
+        chunk.own,
+        chunk.shift,
+        logprobs,
+        entropy,
+        lse,
+        n,
+        *_numbers(chunk),
+        SOFTCAP=_has_cap(chunk),
+        ROWS=MET,
+        TOKENS=SMALL,
+        num_warps=8,
+    )
 
 
-def gradient_(chunk: Chunk, lse: Tensor, entropy: Tensor, g: Tensor | None, h: Tensor | None) -> None:
+def gradient_(
+    chunk: Chunk, lse: Tensor, entropy: Tensor, g: Tensor | None, h: Tensor | None
+) -> None:
     """See `passes`."""
     _pass(chunk, "gradient", lse, entropy, g, h)
 
@@ -82,31 +107,67 @@ def loss_gradient_(chunk: Chunk, pull: Pull, logprobs: Tensor, entropy: Tensor) 
     """See `passes`."""
     n, V = chunk.z.shape
     if pull.entropy_weight is not None:
-        lse, g, h = torch.empty_like(logprobs), torch.empty_like(logprobs), torch.empty_like(logprobs)
+        lse = torch.empty_like(logprobs)
+        g = torch.empty_like(logprobs)
+        h = torch.empty_like(logprobs)
         statistics(chunk, logprobs, entropy, lse, keep=True)
         _slopes[(n // SMALL,)](
-            logprobs, entropy, pull.old, pull.c, pull.ref, pull.kl_weight, pull.entropy_weight, g, h, *_options(pull),
-            KL=pull.kl_estimator, TOKENS=SMALL,
-        )  # fmt: skip
+            logprobs,
+            entropy,
+            pull.old,
+            pull.c,
+            pull.ref,
+            pull.kl_weight,
+            pull.entropy_weight,
+            g,
+            h,
+            *_options(pull),
+            KL=pull.kl_estimator,
+            TOKENS=SMALL,
+        )
         _pass(chunk, "gradient", lse, entropy, g, h, made=True)
         return None
     sums = _pass(chunk, "exponentials")
     columns, factor = sums.shape[1], torch.empty_like(logprobs)
     _factors[(n // SMALL,)](
-        chunk.z, *chunk.z.stride(), sums, columns, chunk.own, chunk.shift, chunk.targets, logprobs, entropy, factor,
-        pull.old, pull.c, pull.ref, pull.kl_weight, V, n, *_numbers(chunk), *_options(pull),
-        KL=pull.kl_estimator, SOFTCAP=_has_cap(chunk), ROWS=MET, TOKENS=SMALL, num_warps=8,
-    )  # fmt: skip
+        chunk.z,
+        *chunk.z.stride(),
+        sums,
+        columns,
+        chunk.own,
+        chunk.shift,
+        chunk.targets,
+        logprobs,
+        entropy,
+        factor,
+        pull.old,
+        pull.c,
+        pull.ref,
+        pull.kl_weight,
+        V,
+        n,
+        *_numbers(chunk),
+        *_options(pull),
+        KL=pull.kl_estimator,
+        SOFTCAP=_has_cap(chunk),
+        ROWS=MET,
+        TOKENS=SMALL,
+        num_warps=8,
+    )
     return factor
 
 
 def scale_rows(x: Tensor, factor: Tensor, out: Tensor) -> None:
     """See `passes`."""
     d = x.shape[1]
-    _scale_rows[(len(x), triton.cdiv(d, 1024))](x, factor, out, d, x.stride(0), out.stride(0), BLOCK=1024)
+    _scale_rows[(len(x), triton.cdiv(d, 1024))](
+        x, factor, out, d, x.stride(0), out.stride(0), BLOCK=1024
+    )
 
 
-def _pass(chunk: Chunk, what: str, *of_tokens: Tensor | None, made: bool = False, keep: bool = False) -> Tensor:
+def _pass(
+    chunk: Chunk, what: str, *of_tokens: Tensor | None, made: bool = False, keep: bool = False
+) -> Tensor:
     """Do `what` to the logits, `made` and in z or made now; the tiles' sums, if any [3 or 2, tiles in a row, n]."""
     (n, d), V = chunk.hidden.shape, len(chunk.weight)
     if not made and not multiplies(chunk.hidden):
@@ -121,22 +182,48 @@ def _pass(chunk: Chunk, what: str, *of_tokens: Tensor | None, made: bool = False
     _logits[(programs,)](
         TensorDescriptor.from_tensor(chunk.hidden, [tile.tokens, tile.depth]),
         TensorDescriptor.from_tensor(chunk.weight, [tile.columns, tile.depth]),
-        TensorDescriptor.from_tensor(chunk.z.t(), [tile.columns, tile.tokens]) if turned
+        TensorDescriptor.from_tensor(chunk.z.t(), [tile.columns, tile.tokens])
+        if turned
         else TensorDescriptor.from_tensor(chunk.z, [tile.tokens, tile.columns]),
-        chunk.bias, chunk.shift, chunk.targets, sums, *(of_tokens or [None] * 4), n, V, d, *_numbers(chunk), WHAT=what,
-        MADE=made, KEEP=keep, TURNED=turned, SOFTCAP=_has_cap(chunk), TOKENS=tile.tokens, COLUMNS=tile.columns,
-        DEPTH=tile.depth, PROGRAMS=ONE_TILE if made else programs, num_warps=tile.warps, num_stages=tile.stages,
-    )  # fmt: skip
+        chunk.bias,
+        chunk.shift,
+        chunk.targets,
+        sums,
+        *(of_tokens or [None] * 4),
+        n,
+        V,
+        d,
+        *_numbers(chunk),
+        WHAT=what,
+        MADE=made,
+        KEEP=keep,
+        TURNED=turned,
+        SOFTCAP=_has_cap(chunk),
+        TOKENS=tile.tokens,
+        COLUMNS=tile.columns,
+        DEPTH=tile.depth,
+        PROGRAMS=ONE_TILE if made else programs,
+        num_warps=tile.warps,
+        num_stages=tile.stages,
+    )
     return sums
 
 
 def multiplies(x: Tensor) -> bool:
     """Whether the product of such hidden states is made here: its tiles are cut for a Hopper's shared memory."""
-    return x.is_cuda and x.dtype == torch.bfloat16 and torch.cuda.get_device_capability(x.device)[0] == 9
+    return (
+        x.is_cuda
+        and x.dtype == torch.bfloat16
+        and torch.cuda.get_device_capability(x.device)[0] == 9
+    )
 
 
 def _processors(device: torch.device) -> int:
-    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
+    return (
+        torch.cuda.get_device_properties(device).multi_processor_count
+        if device.type == "cuda"
+        else 1
+    )
 
 
 def _numbers(chunk: Chunk) -> tuple[float, float]:
@@ -151,7 +238,11 @@ def _options(pull: Pull) -> tuple[Any, ...]:
     """The surrogate's numbers, and its name: a, b, cap, SURROGATE."""
     name, options = pull.surrogate.name, pull.surrogate.options
     numbers = [float(options[key]) for key in SLOPES[name]]
-    return *numbers, *[0.0] * (3 - len(numbers)), f"{name}_{options['divergence']}" if name == "dppo" else name
+    return (
+        *numbers,
+        *[0.0] * (3 - len(numbers)),
+        f"{name}_{options['divergence']}" if name == "dppo" else name,
+    )
 
 
 @triton.jit
@@ -202,7 +293,11 @@ def _scale_rows(
     o = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     f = tl.load(factor + row)
     scaled = tl.load(x + row * x_stride + o, mask=o < d, other=0.0).to(tl.float32) * f
-    tl.store(out + row * out_stride + o, tl.where(f == 0, 0.0, scaled).to(out.dtype.element_ty), mask=o < d)
+    tl.store(
+        out + row * out_stride + o,
+        tl.where(f == 0, 0.0, scaled).to(out.dtype.element_ty),
+        mask=o < d,
+    )
 
 
 @triton.jit
@@ -250,7 +345,12 @@ def _logits(
         else:
             raw = tl.zeros((TOKENS, COLUMNS), tl.float32)
             for i in range(0, d, DEPTH):
-                raw = tl.dot(hidden.load([first, i]), weight.load([block * COLUMNS, i]).T, raw, input_precision="ieee")
+                raw = tl.dot(
+                    hidden.load([first, i]),
+                    weight.load([block * COLUMNS, i]).T,
+                    raw,
+                    input_precision="ieee",
+                )
         token, column = first + tl.arange(0, TOKENS), block * COLUMNS + tl.arange(0, COLUMNS)
         shifts = tl.load(shift + token)
         if MADE:
@@ -277,10 +377,14 @@ def _logits(
             else:
                 hs = tl.load(h + token) * inverse_temperature
                 alive = alive | (hs != 0)
-                out = p * ((-gs - hs * tl.load(entropy + token))[:, None] - (hs * LN2)[:, None] * log2_p)
+                out = p * (
+                    (-gs - hs * tl.load(entropy + token))[:, None] - (hs * LN2)[:, None] * log2_p
+                )
             target = tl.load(targets + token).to(tl.int32)
             out = tl.where(column[None, :] == target[:, None], out + gs[:, None], out)
-            out = tl.where(alive[:, None], out * cap_slope(v + base[:, None], softcap, SOFTCAP), 0.0)
+            out = tl.where(
+                alive[:, None], out * cap_slope(v + base[:, None], softcap, SOFTCAP), 0.0
+            )
             _store(z, first, block * COLUMNS, out, TURNED)
         elif WHAT == "exponentials":
             y = tl.minimum(v * k, CEILING, propagate_nan=tl.PropagateNan.ALL)
@@ -288,7 +392,13 @@ def _logits(
             place = sums + block * n + token
             tl.store(place, tl.sum(e, 1))
             tl.store(place + columns * n, tl.sum(e * y, 1))
-            _store(z, first, block * COLUMNS, e * cap_slope(v + base[:, None], softcap, SOFTCAP), TURNED)
+            _store(
+                z,
+                first,
+                block * COLUMNS,
+                e * cap_slope(v + base[:, None], softcap, SOFTCAP),
+                TURNED,
+            )
         else:
             tl.static_assert(WHAT == "sums")
             top = tl.max(v, 1)
@@ -341,7 +451,9 @@ def _statistics(
         change = (_met(sums, 0, start, columns, n, token, FLOOR, ROWS) - top[None, :]) * k
         s = tl.exp2(change) * _met(sums, 1, start, columns, n, token, 0.0, ROWS)
         total += s
-        weighted += tl.exp2(change) * _met(sums, 2, start, columns, n, token, 0.0, ROWS) + s * change
+        weighted += (
+            tl.exp2(change) * _met(sums, 2, start, columns, n, token, 0.0, ROWS) + s * change
+        )
     total, weighted = tl.sum(total, 0), tl.sum(weighted, 0)
     log_total = tl.log(total)
     base = capped(tl.load(shift + token), softcap, SOFTCAP)
@@ -403,13 +515,19 @@ def _factors(
     known = tl.abs(logp) < float("inf")
     row = z + token.to(tl.int64) * row_stride
     at_target = (tl.exp2(y) - total) * cap_slope(v + base, softcap, SOFTCAP)
-    tl.store(row + tl.load(targets + token) * column_stride, at_target.to(z.dtype.element_ty), mask=known)
+    tl.store(
+        row + tl.load(targets + token) * column_stride, at_target.to(z.dtype.element_ty), mask=known
+    )
     unknown = 1 - known.to(tl.int32)
     if tl.max(unknown, 0) == 1:  # a factor of 0 does not make a NaN 0
         for start in range(0, V, 1024):
             column = start + tl.arange(0, 1024).to(tl.int64)[None, :]
             zeros = tl.zeros((TOKENS, 1024), z.dtype.element_ty)
-            tl.store(row[:, None] + column * column_stride, zeros, mask=(unknown[:, None] == 1) & (column < V))
+            tl.store(
+                row[:, None] + column * column_stride,
+                zeros,
+                mask=(unknown[:, None] == 1) & (column < V),
+            )
 
 
 @triton.jit
@@ -425,7 +543,9 @@ def _met(
 ) -> tl.tensor:
     """That sum of these tokens [ROWS, tokens], of the tiles in the columns from `start` on."""
     column = start + tl.arange(0, ROWS)[:, None]
-    return tl.load(sums + (which * columns + column) * n + token[None, :], mask=column < columns, other=other)
+    return tl.load(
+        sums + (which * columns + column) * n + token[None, :], mask=column < columns, other=other
+    )
 
 
 @triton.jit

@@ -40,7 +40,9 @@ def uniforms(keys: Tensor, positions: Tensor) -> Tensor:
 
 def _number(key: Key) -> int:
     if isinstance(key, str):
-        return int.from_bytes(hashlib.blake2b(key.encode(), digest_size=8).digest(), "little", signed=True)
+        return int.from_bytes(
+            hashlib.blake2b(key.encode(), digest_size=8).digest(), "little", signed=True
+        )
     return _signed(key)
 
 

@@ -25,7 +25,9 @@ def serves(qkv: Tensor) -> bool:
     return qkv.is_cuda and qkv.dtype in (torch.bfloat16, torch.float16) and qkv.shape[-1] <= 256
 
 
-def varlen_attention(qkv: Tensor, kv_heads: int, segments: Segments, scale: float | None = None) -> Tensor:
+def varlen_attention(
+    qkv: Tensor, kv_heads: int, segments: Segments, scale: float | None = None
+) -> Tensor:
     """[U, H + 2 Hk, D] → [U, H, D]"""
     return apply(_Attention, qkv, kv_heads, segments, scale or qkv.shape[-1] ** -0.5)
 
@@ -61,7 +63,13 @@ def attend(qkv: Tensor, kv_heads: int, segments: Segments, scale: float) -> tupl
 
 
 def attend_gradient(
-    d: Tensor, qkv: Tensor, out: Tensor, lse: Tensor, kv_heads: int, segments: Segments, scale: float
+    d: Tensor,
+    qkv: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    kv_heads: int,
+    segments: Segments,
+    scale: float,
 ) -> Tensor:
     """The gradient of qkv, from d [U, H, D] and what `attend` gave; all contiguous."""
     if qkv.is_cuda:
@@ -74,7 +82,11 @@ def attend_gradient(
     delta = (d * out).sum(-1).t()
     for own, seen in _pairs(segments):
         p = (_scores(q[own], k[seen], scale) - lse[:, own, None]).exp()
-        ds = p * (torch.einsum("qhd,khd->hqk", d[own], _repeated(v[seen], q)) - delta[:, own, None]) * scale
+        ds = (
+            p
+            * (torch.einsum("qhd,khd->hqk", d[own], _repeated(v[seen], q)) - delta[:, own, None])
+            * scale
+        )
         dq[own] = torch.einsum("hqk,khd->qhd", ds, _repeated(k[seen], q))
         dk.index_add_(0, seen, _gathered(torch.einsum("hqk,qhd->khd", ds, q[own]), k))
         dv.index_add_(0, seen, _gathered(torch.einsum("hqk,qhd->khd", p, d[own]), v))

@@ -33,7 +33,13 @@ def constant(batch: Batch, A: Tensor, counted: Tensor, *, length: float = 1.0) -
 
 
 def balanced(
-    batch: Batch, A: Tensor, counted: Tensor, *, masked: str = "drop", strength: float = 1.0, imbalance: float = 0.0
+    batch: Batch,
+    A: Tensor,
+    counted: Tensor,
+    *,
+    masked: str = "drop",
+    strength: float = 1.0,
+    imbalance: float = 0.0,
 ) -> Tensor:
     """ℓ_i = Z_s/M_s: the |A|-weighted mean length of the responses of i's sign s in its group (BA and BA-gen at once).
 
@@ -55,7 +61,9 @@ def balanced(
     return own / (1 + imbalance * torch.sign(A)) if imbalance else own
 
 
-def power(batch: Batch, A: Tensor, counted: Tensor, *, alpha: float = 0.75, length: float | None = None) -> Tensor:
+def power(
+    batch: Batch, A: Tensor, counted: Tensor, *, alpha: float = 0.75, length: float | None = None
+) -> Tensor:
     """ℓ_i = T_i^α · (batch mean of T^−α) · L (ΔL normalisation); L is the batch mean length unless given.
 
     With groups of one size, α = 0 with L unset is token over the batch. Empty responses take no part in the means.

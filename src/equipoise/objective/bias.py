@@ -21,7 +21,9 @@ def _mean(x: Tensor, where: Tensor) -> Tensor:
     return (x * where).sum() / where.sum().clamp(min=1)
 
 
-def measures(batch: Batch, A: Tensor, w: Tensor, sums: tuple[Tensor, Tensor] | None = None) -> dict[str, Tensor]:
+def measures(
+    batch: Batch, A: Tensor, w: Tensor, sums: tuple[Tensor, Tensor] | None = None
+) -> dict[str, Tensor]:
     """Measures of one weight per response: A after difficulty, w the weight, c = wA the coefficient, on-policy.
 
     Where tokens have coefficients of their own, w is the mean weight and `sums` are Σ_t c and Σ_t|c| of each response.

@@ -51,7 +51,9 @@ class Nodes:
     Prefixes are told apart by a 64-bit polynomial hash of their tokens. Flat tensors [N] in row order.
     """
 
-    def __init__(self, tokens: Tensor, lengths: Tensor, response: Tensor, position: Tensor, groups: Groups) -> None:
+    def __init__(
+        self, tokens: Tensor, lengths: Tensor, response: Tensor, position: Tensor, groups: Groups
+    ) -> None:
         tokens = tokens.to(torch.int64)
         powers = torch.full_like(tokens, 6364136223846793005).cumprod(0)[position]
         mixed = _mix(tokens) * powers
@@ -64,11 +66,13 @@ class Nodes:
         new[1:] = ordered[1:] != ordered[:-1]
         self.node = torch.empty_like(order)
         self.node[order] = new.cumsum(0) - 1
-        self.count = self.sum(torch.ones_like(self.node, dtype=torch.float64))  # responses that share the token's node
+        # responses that share the token's node
+        self.count = self.sum(torch.ones_like(self.node, dtype=torch.float64))
         self.first = torch.empty_like(new)
         self.first[order] = new
         count = self._context_count(position, groups.index[response])
-        self.context_share = (count >= 2) / count  # so that a context shared by two tokens or more counts as one
+        # so that a context shared by two tokens or more counts as one
+        self.context_share = (count >= 2) / count
 
     def _context_count(self, position: Tensor, group: Tensor) -> Tensor:
         """[N] float64: the tokens that were drawn after the same prefix; a first token's prefix is the prompt."""
@@ -90,7 +94,9 @@ class Nodes:
     def shared_length(self, response: Tensor, rows: int) -> Tensor:
         """[B]: how many leading tokens of each response lie on nodes shared by two responses or more."""
         shared = (self.count >= 2).to(torch.int64)
-        return torch.zeros(rows, dtype=torch.int64, device=shared.device).index_add_(0, response, shared)
+        return torch.zeros(rows, dtype=torch.int64, device=shared.device).index_add_(
+            0, response, shared
+        )
 
 
 def _mix(x: Tensor) -> Tensor:

@@ -23,7 +23,10 @@ _POSITIVE = (0.0, math.inf, "()", "must be positive")
 _NOT_NEGATIVE = (0.0, math.inf, "[)", "must not be negative")
 # Options mean the same in every choice, so their ranges stand in one place: ends, whether an end belongs, the sentence.
 _RANGES: dict[str, tuple[float, float, str, str]] = {
-    **dict.fromkeys(("k", "length", "tau_positive", "tau_negative", "lam_positive", "lam_negative", "eps"), _POSITIVE),
+    **dict.fromkeys(
+        ("k", "length", "tau_positive", "tau_negative", "lam_positive", "lam_negative", "eps"),
+        _POSITIVE,
+    ),
     **dict.fromkeys(("high", "alpha", "k_positive", "k_negative"), _NOT_NEGATIVE),
     "imbalance": (-1.0, 1.0, "()", "must lie between -1 and 1: each sign must pull its own way"),
     "strength": (-math.inf, math.inf, "()", "must be a finite number"),
@@ -53,7 +56,9 @@ def _folded(name: object) -> str:
 
 def nearest(slot: str, name: object, known: list[str]) -> str:
     """The sentence an unknown name earns."""
-    return f'objective.{slot} = "{name}" is not known;{did_you_mean(name, known)} ({", ".join(known)})'
+    return (
+        f'objective.{slot} = "{name}" is not known;{did_you_mean(name, known)} ({", ".join(known)})'
+    )
 
 
 @dataclass(frozen=True)
@@ -77,7 +82,9 @@ class Choice:
         return self._with({k: v for k, v in self.options.items() if v != self.defaults[k]})
 
     def _with(self, options: dict[str, Any]) -> str:
-        shown = ", ".join(f"{k}={v:g}" if isinstance(v, float) else f"{k}={v}" for k, v in options.items())
+        shown = ", ".join(
+            f"{k}={v:g}" if isinstance(v, float) else f"{k}={v}" for k, v in options.items()
+        )
         return f"{self.name}({shown})" if shown else self.name
 
     def spec(self) -> dict[str, Any]:
@@ -101,13 +108,17 @@ def choose(slot: str, table: Mapping[str, Any], spec: Spec) -> Choice:
             known |= defaults
     for key in options:
         if not known:
-            raise ValueError(f"objective.{slot}.{key}: {slot} = {name} takes no options; name a choice that does")
+            raise ValueError(
+                f"objective.{slot}.{key}: {slot} = {name} takes no options; name a choice that does"
+            )
         if key not in known:
             raise ValueError(nearest(f"{slot}.{name}", key, list(known)))
         kind = _KINDS.get(type(known[key]), object)
         truth = isinstance(options[key], bool) and kind is not bool
         if not isinstance(options[key], kind) or (truth and kind is not object):
-            raise ValueError(f"objective.{slot}.{key} = {options[key]!r} should be like its default, {known[key]!r}")
+            raise ValueError(
+                f"objective.{slot}.{key} = {options[key]!r} should be like its default, {known[key]!r}"
+            )
         _check(f"{slot}.{key}", name, key, options[key])
     return Choice(slot, name, function, {**known, **options}, known)
 

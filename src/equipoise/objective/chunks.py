@@ -15,7 +15,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-CHUNK = 1 << 17  # tokens: half a megabyte in float32, which malloc gives again and again without asking the system
+# tokens: half a megabyte in float32, which malloc gives again and again without asking the system
+CHUNK = 1 << 17
 
 Numbers = NDArray[np.int64]
 
@@ -60,7 +61,10 @@ class Runs:
         for k in last.tolist():
             runs = slice(first, k + 1)
             begin = int(self.start[first])
-            yield slice(begin, int(ends[k])), Runs(self.start[runs] - begin, self.row[runs], self.count[runs])
+            yield (
+                slice(begin, int(ends[k])),
+                Runs(self.start[runs] - begin, self.row[runs], self.count[runs]),
+            )
             first = k + 1
 
 

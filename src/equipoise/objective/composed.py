@@ -33,7 +33,9 @@ def choices_of(name: str, base: Mapping[str, Any] | None = None) -> dict[str, An
     return changed(dict(base), words, name, option="against")
 
 
-def changed(choices: dict[str, Any], words: Sequence[str], name: str, option: str = "preset") -> dict[str, Any]:
+def changed(
+    choices: dict[str, Any], words: Sequence[str], name: str, option: str = "preset"
+) -> dict[str, Any]:
     """`choices` with each word in its slot; `name` and `option` are for complaints."""
     taken: dict[str, str] = {}
     for word in words:
@@ -41,8 +43,14 @@ def changed(choices: dict[str, Any], words: Sequence[str], name: str, option: st
         if slot is None:
             known = [n for names in CHOICES.values() for n in names]
             known = [*PRESETS, *known] if option == "against" else known
-            raise ValueError(nearest(option, word, known).removeprefix("" if option == "preset" else "objective."))
+            raise ValueError(
+                nearest(option, word, known).removeprefix(
+                    "" if option == "preset" else "objective."
+                )
+            )
         if slot in taken:
-            raise ValueError(f"{name}: {taken[slot]} and {word} are both {slot}; leave one of them out")
+            raise ValueError(
+                f"{name}: {taken[slot]} and {word} are both {slot}; leave one of them out"
+            )
         taken[slot] = choices[slot] = word
     return choices

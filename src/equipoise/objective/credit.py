@@ -11,7 +11,12 @@ import torch
 from torch import Tensor
 
 from equipoise.objective import bias
-from equipoise.objective.cancellation import WEIGHT_TRANSFORMS, Nodes, orthogonal_unclamped, recentre
+from equipoise.objective.cancellation import (
+    WEIGHT_TRANSFORMS,
+    Nodes,
+    orthogonal_unclamped,
+    recentre,
+)
 from equipoise.objective.choice import Choice
 from equipoise.objective.groups import Batch, Groups, positions, response_ids
 from equipoise.objective.inputs import PerToken
@@ -50,7 +55,9 @@ class Credit:
             return self.advantage != 0
         own = (self.token_advantage != 0).to(self.advantage.dtype)
         response = response_ids(self.lengths, len(own))
-        return (self.advantage != 0) | (torch.zeros_like(self.advantage).index_add_(0, response, own) > 0)
+        return (self.advantage != 0) | (
+            torch.zeros_like(self.advantage).index_add_(0, response, own) > 0
+        )
 
     def at(self, response: Tensor, position: Tensor | None, dtype: torch.dtype) -> Tensor:
         """[n] the coefficient of the tokens at these places; `position` is needed where `per_token`."""
@@ -82,7 +89,9 @@ class Credit:
         """
         groups = self.groups
         if bool((groups.max(rows.to(torch.float64)) != rows).any()):
-            raise ValueError("a mini-batch has some responses of a group and not others: it must be of whole groups")
+            raise ValueError(
+                "a mini-batch has some responses of a group and not others: it must be of whole groups"
+            )
 
         def prompts(counted: Tensor) -> Tensor:
             return (groups.first & counted).sum().clamp(min=1).to(torch.float64)
@@ -98,7 +107,9 @@ class Credit:
         )
 
     def to(self, device: torch.device) -> Credit:
-        moved: dict[str, Any] = {"metrics": {name: x.to(device) for name, x in self.metrics.items()}}
+        moved: dict[str, Any] = {
+            "metrics": {name: x.to(device) for name, x in self.metrics.items()}
+        }
         for f in dataclasses.fields(self):
             value = getattr(self, f.name)
             if isinstance(value, Tensor | Groups | Nodes):
@@ -198,16 +209,22 @@ def _recentred(
     """The advantage and the weight whose product is the recentred coefficient."""
     g, T = weights.batch.groups, weights.batch.T
     real = (T > 0) & (g.max((full * A).abs()) > 0)
-    w = torch.where(full > 0, full, weights.common) * real  # under balanced, A = 0 has no weight of its own
+    # under balanced, A = 0 has no weight of its own
+    w = torch.where(full > 0, full, weights.common) * real
     centred = recentre(full * A, real, g)
     turned = centred * A < 0
     metrics["cancellation/turned"] = turned.sum() / real.sum().clamp(min=1)
     return torch.where(real & ~turned, centred / w, 0.0), w
 
 
-def _by_token(weights: AggregationWeights, credit: Credit, tokens: PerToken, prefix: bool) -> Credit:
+def _by_token(
+    weights: AggregationWeights, credit: Credit, tokens: PerToken, prefix: bool
+) -> Credit:
     """The credit of each token: common weights on shared prefixes, and what `assign` was given of each token."""
-    batch, lengths, A, rows = weights.batch, credit.lengths, credit.advantage, len(credit.lengths)
+    batch = weights.batch
+    lengths = credit.lengths
+    A = credit.advantage
+    rows = len(credit.lengths)
     N = next(len(x) for x in (tokens.ids, tokens.weight, tokens.advantage) if x is not None)
     response, position = response_ids(lengths, N), positions(lengths, N)
     w, nodes = credit.weight[response], None
@@ -220,14 +237,18 @@ def _by_token(weights: AggregationWeights, credit: Credit, tokens: PerToken, pre
     if tokens.weight is not None:
         w = w * tokens.weight
     if prefix or tokens.given:
-        credit = dataclasses.replace(credit, weight=w, per_token=True, token_advantage=tokens.advantage)
+        credit = dataclasses.replace(
+            credit, weight=w, per_token=True, token_advantage=tokens.advantage
+        )
     credit = dataclasses.replace(credit, nodes=nodes)
     c = w * A[response] if tokens.advantage is None else credit.coefficient
 
     def sums(x: Tensor) -> Tensor:
         return x.new_zeros(rows).index_add_(0, response, x)
 
-    credit.metrics.update(bias.measures(batch, A, sums(w) / batch.T.clamp(min=1), (sums(c), sums(c.abs()))))
+    credit.metrics.update(
+        bias.measures(batch, A, sums(w) / batch.T.clamp(min=1), (sums(c), sums(c.abs())))
+    )
     if nodes is not None:
         credit.metrics.update(bias.node_measures(batch, c, response, nodes))
     return credit

@@ -60,16 +60,24 @@ class _Anchored:
 
     def __post_init__(self) -> None:
         if self.anchor not in ("kalman", "window", "fixed"):
-            raise ValueError(f'difficulty.anchor = "{self.anchor}" is not an anchor; use "kalman", "window" or "fixed"')
+            raise ValueError(
+                f'difficulty.anchor = "{self.anchor}" is not an anchor; use "kalman", "window" or "fixed"'
+            )
         if self.include_current and self.anchor != "window":
             raise ValueError('difficulty.include_current belongs to anchor = "window"')
         if self.memory < 1 or not 0 < self.eta < math.inf:
-            raise ValueError(f"difficulty needs memory ≥ 1 and eta > 0; got memory = {self.memory}, eta = {self.eta}")
+            raise ValueError(
+                f"difficulty needs memory ≥ 1 and eta > 0; got memory = {self.memory}, eta = {self.eta}"
+            )
         if not 0 <= self.threshold <= 1:
-            raise ValueError(f"difficulty.threshold = {self.threshold} must be a success rate, 0 to 1")
+            raise ValueError(
+                f"difficulty.threshold = {self.threshold} must be a success rate, 0 to 1"
+            )
         low, high = self.reward_range = (float(self.reward_range[0]), float(self.reward_range[1]))
         if not -math.inf < low < high < math.inf:
-            raise ValueError(f"difficulty.reward_range = {self.reward_range} must be (low, high) with low < high")
+            raise ValueError(
+                f"difficulty.reward_range = {self.reward_range} must be (low, high) with low < high"
+            )
 
     def check_range(self, low: float, high: float) -> None:
         """Where no accuracy is known the rewards serve as one, and must lie on their range."""
@@ -106,9 +114,12 @@ class _Anchored:
         return {"observations": list(self.observations), "anchors": list(self.anchors)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        observations, anchors = [float(y) for y in state["observations"]], [float(c) for c in state["anchors"]]
+        observations = [float(y) for y in state["observations"]]
+        anchors = [float(c) for c in state["anchors"]]
         if max(len(observations), len(anchors)) > self.memory:
-            raise ValueError(f"the saved anchor holds {len(anchors)} entries, difficulty.memory is {self.memory}")
+            raise ValueError(
+                f"the saved anchor holds {len(anchors)} entries, difficulty.memory is {self.memory}"
+            )
         self.observations, self.anchors = observations, anchors
 
 
@@ -128,9 +139,13 @@ class _Remembering(_Anchored):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not 0 <= self.prior_attempts < math.inf:
-            raise ValueError(f"difficulty.prior_attempts = {self.prior_attempts} must not be negative")
+            raise ValueError(
+                f"difficulty.prior_attempts = {self.prior_attempts} must not be negative"
+            )
         if not 0 < self.decay <= 1:
-            raise ValueError(f"difficulty.decay = {self.decay} must be above 0, and at most 1, which forgets nothing")
+            raise ValueError(
+                f"difficulty.decay = {self.decay} must be above 0, and at most 1, which forgets nothing"
+            )
 
     def estimate(self, history: Tensor | None, m: Tensor) -> Tensor:
         """[B] h, and m for a prompt without history."""
@@ -142,7 +157,9 @@ class _Remembering(_Anchored):
         age = history[:, 2] if history.shape[1] == 3 else torch.zeros_like(attempts)
         n = attempts * self.decay**age
         rate = successes / attempts.clamp(min=torch.finfo(attempts.dtype).tiny)
-        return torch.where(n > 0, (n * rate + self.prior_attempts * m) / (n + self.prior_attempts), m)
+        return torch.where(
+            n > 0, (n * rate + self.prior_attempts * m) / (n + self.prior_attempts), m
+        )
 
 
 @dataclass(kw_only=True)
@@ -164,7 +181,9 @@ class HADW(_Anchored):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not 0 < self.lam < math.inf:
-            raise ValueError(f"difficulty.lam = {self.lam} must be positive: Φ must not change a sign")
+            raise ValueError(
+                f"difficulty.lam = {self.lam} must be positive: Φ must not change a sign"
+            )
         if not 0 <= self.sharpness < math.inf:
             raise ValueError(
                 f"difficulty.sharpness = {self.sharpness} must not be negative: that would take hard prompts for easy"
@@ -174,7 +193,9 @@ class HADW(_Anchored):
         """[B] how often the prompt is solved: p̂."""
         return success.p_hat
 
-    def reweight(self, A: Tensor, success: Success, C: float, history: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    def reweight(
+        self, A: Tensor, success: Success, C: float, history: Tensor | None
+    ) -> tuple[Tensor, Tensor | None]:
         """ΦA, and how many responses `recentre` kept from changing sign; None where it does not recentre."""
         diff = self.sharpness * (self.difficulty(success, history) - C).nan_to_num(0.0)
         weighted = self.lam * torch.exp(-torch.sign(A) * diff) * A
@@ -208,7 +229,9 @@ class Debias(_Remembering):
     is not known, and in groups that are all right or all wrong.
     """
 
-    def reweight(self, A: Tensor, success: Success, C: float, history: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    def reweight(
+        self, A: Tensor, success: Success, C: float, history: Tensor | None
+    ) -> tuple[Tensor, Tensor | None]:
         p = self.estimate(history, torch.full_like(A, C)).clamp(1e-6, 1 - 1e-6)
         G, p_hat = success.known, success.p_hat
         mixed = (p_hat > 0) & (p_hat < 1) & ~success.rate.isnan()

@@ -17,7 +17,14 @@ from equipoise.objective import chunks
 from equipoise.objective.cancellation import WEIGHT_TRANSFORMS
 from equipoise.objective.chunks import Runs
 from equipoise.objective.credit import Credit
-from equipoise.objective.loss import CleanRatios, KnownGradient, Losses, LossOutput, LossSums, clean_ratios
+from equipoise.objective.loss import (
+    CleanRatios,
+    KnownGradient,
+    Losses,
+    LossOutput,
+    LossSums,
+    clean_ratios,
+)
 from equipoise.objective.regularizer import KL_ESTIMATORS, off_policy_mask
 from equipoise.objective.surrogate import LIMIT, Terms, Tokens
 
@@ -43,13 +50,32 @@ class Given(NamedTuple):
             yield slice(0, n), self
             return
         for part, runs in self.runs.chunks(None if unit is None else unit.numpy()):
-            position, rollout = (None if x is None else x[part] for x in (self.position, self.rollout))
+            position, rollout = (
+                None if x is None else x[part] for x in (self.position, self.rollout)
+            )
             others = tuple(x[part] for x in self.others)
-            yield part, Given(self.logp[part], self.old[part], self.response[part], position, rollout, others, runs)
+            yield (
+                part,
+                Given(
+                    self.logp[part],
+                    self.old[part],
+                    self.response[part],
+                    position,
+                    rollout,
+                    others,
+                    runs,
+                ),
+            )
 
 
 def evaluate(
-    o: Objective, credit: Credit, given: Given, *, logprobs: Tensor, entropy: Tensor | None, ref: Tensor | None
+    o: Objective,
+    credit: Credit,
+    given: Given,
+    *,
+    logprobs: Tensor,
+    entropy: Tensor | None,
+    ref: Tensor | None,
 ) -> LossOutput:
     """The loss, whether all its numbers are finite, and its stats; logprobs and entropy [n] with gradient."""
     if not given.response.is_cuda:
@@ -75,7 +101,9 @@ def evaluate(
     assert slope is not None
     policy_loss = KnownGradient.apply(logprobs, tally.value, slope)  # type: ignore[no-untyped-call]
     mask = _joined(finite, [part for part, _ in parts])
-    losses = _losses(o, credit, given, policy_loss, mask=mask, logprobs=logprobs, entropy=entropy, ref=ref)
+    losses = _losses(
+        o, credit, given, policy_loss, mask=mask, logprobs=logprobs, entropy=entropy, ref=ref
+    )
     stats = tally.stats(losses, slope, given.response, given.runs)
     ok = (stats.nonfinite == 0) & losses.loss.detach().isfinite()
     return LossOutput(losses.loss, ok if whole is None else ok & whole, stats, credit, given.logp)
@@ -98,7 +126,9 @@ def refuse_positions(credit: Credit, response: Tensor, position: Tensor) -> None
     past_end = (position < 0) | (position >= credit.lengths.index_select(0, response))
     if bool(past_end.any()):
         i = int(past_end.nonzero()[0])
-        raise ValueError(f"position[{i}] = {int(position[i])}: it must be a place in response {int(response[i])}")
+        raise ValueError(
+            f"position[{i}] = {int(position[i])}: it must be a place in response {int(response[i])}"
+        )
 
 
 def response_coefficient(o: Objective, credit: Credit) -> Tensor:
@@ -113,7 +143,9 @@ def _unit(o: Objective, credit: Credit) -> Tensor | None:
     return torch.arange(len(credit.lengths)) if o.needs_whole_responses else None
 
 
-def _tokens(credit: Credit, c: Tensor | None, given: Given, whole: Tensor | None) -> tuple[Tokens, CleanRatios]:
+def _tokens(
+    credit: Credit, c: Tensor | None, given: Given, whole: Tensor | None
+) -> tuple[Tokens, CleanRatios]:
     """The tokens with their coefficients, 0 where a log-probability is not finite or the split broke a response."""
     dtype = given.logp.dtype
     old = given.old.to(dtype)
@@ -128,7 +160,16 @@ def _tokens(credit: Credit, c: Tensor | None, given: Given, whole: Tensor | None
         own.mul_(clean.finite)
     if whole is not None and whole.is_cuda:  # elsewhere a broken one has been refused
         own.mul_(whole)
-    tokens = Tokens(given.logp, old, clean.log_ratio, own, given.response, credit.lengths, clean.bounds, given.runs)
+    tokens = Tokens(
+        given.logp,
+        old,
+        clean.log_ratio,
+        own,
+        given.response,
+        credit.lengths,
+        clean.bounds,
+        given.runs,
+    )
     return tokens, clean
 
 
@@ -148,7 +189,9 @@ def _terms(o: Objective, credit: Credit, tokens: Tokens, rollout: Tensor | None)
     return _cancelled(o, credit, tokens, terms, factor) if o.needs_whole_groups else terms
 
 
-def _cancelled(o: Objective, credit: Credit, tokens: Tokens, terms: Terms, trust: Tensor | None) -> Terms:
+def _cancelled(
+    o: Objective, credit: Credit, tokens: Tokens, terms: Terms, trust: Tensor | None
+) -> Terms:
     """sg(w̃_i)·A_i·log π with w̃ the transform of the full weight: 1/ℓ_i times the surrogate's sequence weight."""
     assert terms.sequence_weight is not None
     w = credit.full_weight * terms.sequence_weight
@@ -156,7 +199,8 @@ def _cancelled(o: Objective, credit: Credit, tokens: Tokens, terms: Terms, trust
     slope = tokens.spread((transformed * credit.advantage).to(tokens.c.dtype)).mul_(tokens.signed)
     if trust is not None:
         slope.mul_(trust)
-    clipped = terms.clipped if o.surrogate.name == "dfpo" else None  # the others are free of clips here
+    # the others are free of clips here
+    clipped = terms.clipped if o.surrogate.name == "dfpo" else None
     if clipped is not None:
         slope.addcmul_(slope, clipped, value=-1)
     return Terms(slope * tokens.logp, slope, clipped)
@@ -209,7 +253,9 @@ def _losses(
     loss, nothing = policy_loss, given.logp.new_zeros(())
     kl_sum = entropy_sum = nothing
     if ref is not None:
-        kl = _token_kl(o, _masked(logprobs, mask), _masked(given.old, mask), _masked(ref.detach(), mask))
+        kl = _token_kl(
+            o, _masked(logprobs, mask), _masked(given.old, mask), _masked(ref.detach(), mask)
+        )
         kl_sum = kl.detach().sum()
         if o.kl:
             weight = credit.kl_weight.to(kl.dtype).index_select(0, given.response)

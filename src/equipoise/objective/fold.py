@@ -35,19 +35,32 @@ def check(objective: Objective, host: str, whole_batch: bool = False) -> None:
             f"surrogate = {surrogate} with cancellation = {cancellation} needs whole groups in a micro-batch, which "
             f"{host} does not keep together; use cancellation = recentre, or a token-level surrogate",
         ),
-        (len(objective.reward_weights) > 1, f"reward_weights: {host} gives one reward per response"),
+        (
+            len(objective.reward_weights) > 1,
+            f"reward_weights: {host} gives one reward per response",
+        ),
         (objective.kl > 0, f"kl is {host}'s own: set it there"),
         (objective.entropy_bonus > 0, f"entropy_bonus is {host}'s own: set it there"),
         (objective.mismatch.name != "none", f"mismatch is {host}'s own: set it there"),
-        (objective.off_policy_mask is not None, "off_policy_mask leaves responses out, which the loss here does not"),
-        (objective.advantage.name == "none", f"advantage = none needs a teacher, which {host} does not give"),
+        (
+            objective.off_policy_mask is not None,
+            "off_policy_mask leaves responses out, which the loss here does not",
+        ),
+        (
+            objective.advantage.name == "none",
+            f"advantage = none needs a teacher, which {host} does not give",
+        ),
     ):
         if refused:
             raise ValueError(f"objective: {why}")
 
 
 def coefficients(
-    objective: Objective, rewards: Any, groups: Sequence[Any], lengths: Any, tokens: Tensor | None = None
+    objective: Objective,
+    rewards: Any,
+    groups: Sequence[Any],
+    lengths: Any,
+    tokens: Tensor | None = None,
 ) -> Credit:
     """The credit of a whole batch; its `coefficient` [B] is what one token of each response weighs.
 
@@ -55,11 +68,17 @@ def coefficients(
     """
     number: dict[Any, int] = {}
     ids = [number.setdefault(group, len(number)) for group in groups]
-    return objective.assign(torch.as_tensor(rewards), torch.tensor(ids), torch.as_tensor(lengths), tokens=tokens)
+    return objective.assign(
+        torch.as_tensor(rewards), torch.tensor(ids), torch.as_tensor(lengths), tokens=tokens
+    )
 
 
 def surrogate_sum(
-    objective: Objective, logprobs: Tensor, old_logprobs: Tensor, coefficient: Tensor, lengths: Tensor
+    objective: Objective,
+    logprobs: Tensor,
+    old_logprobs: Tensor,
+    coefficient: Tensor,
+    lengths: Tensor,
 ) -> tuple[Tensor, Tensor]:
     """−Σ_t φ_t of some whole responses, with gradient, and the share of tokens that were clipped.
 
@@ -68,7 +87,9 @@ def surrogate_sum(
     dtype = torch.promote_types(logprobs.dtype, torch.float32)
     logp, old, c = (x.to(dtype) for x in (logprobs, old_logprobs.detach(), coefficient.detach()))
     here = logp.detach()
-    terms = objective.surrogate(Tokens(here, old, here - old, c, response_ids(lengths, len(c)), lengths))
+    terms = objective.surrogate(
+        Tokens(here, old, here - old, c, response_ids(lengths, len(c)), lengths)
+    )
     value = terms.value + terms.slope * (logp - here)
     clipped = value.new_zeros(()) if terms.clipped is None else terms.clipped.double().mean()
     return -value.sum(), clipped

@@ -21,12 +21,18 @@ def group_ids(group: Tensor | np.ndarray | Sequence[Hashable], device: torch.dev
         return group.to(device)
     numbers: dict[Hashable, int] = {}
     values = (
-        group.tolist() if isinstance(group, np.ndarray) else [x.item() if isinstance(x, Tensor) else x for x in group]
+        group.tolist()
+        if isinstance(group, np.ndarray)
+        else [x.item() if isinstance(x, Tensor) else x for x in group]
     )
     for i, value in enumerate(values):
         if value is None or value != value:
             raise ValueError(f"group[{i}] = {value!r}: a group id must equal itself")
-    return torch.tensor([numbers.setdefault(value, len(numbers)) for value in values], dtype=torch.int64, device=device)
+    return torch.tensor(
+        [numbers.setdefault(value, len(numbers)) for value in values],
+        dtype=torch.int64,
+        device=device,
+    )
 
 
 @dataclass(frozen=True)
@@ -55,7 +61,8 @@ class Groups:
     def sum(self, x: Tensor) -> Tensor:
         """Sum over the group; of x [K, B] every row for itself."""
         index = self.index.expand_as(x)
-        buffer = x.new_zeros((*x.shape[:-1], 2 * x.shape[-1]))  # an index of split groups goes that far
+        # an index of split groups goes that far
+        buffer = x.new_zeros((*x.shape[:-1], 2 * x.shape[-1]))
         return buffer.scatter_add_(-1, index, x).gather(-1, index)
 
     def mean(self, x: Tensor) -> Tensor:
@@ -121,13 +128,17 @@ class Batch:
 
 def response_ids(lengths: Tensor, total: int | None = None) -> Tensor:
     """[N]: the row of each token when responses of these lengths lie one after the other; N = `total` if known."""
-    return torch.repeat_interleave(torch.arange(len(lengths), device=lengths.device), lengths, output_size=total)
+    return torch.repeat_interleave(
+        torch.arange(len(lengths), device=lengths.device), lengths, output_size=total
+    )
 
 
 def positions(lengths: Tensor, total: int | None = None) -> Tensor:
     """[N]: the position of each token in its response when responses of these lengths lie one after the other."""
     response = response_ids(lengths, total)
-    return torch.arange(len(response), device=lengths.device) - (lengths.cumsum(0) - lengths)[response]
+    return (
+        torch.arange(len(response), device=lengths.device) - (lengths.cumsum(0) - lengths)[response]
+    )
 
 
 def flatten(padded: Tensor, mask: Tensor) -> Tensor:
@@ -141,4 +152,6 @@ def flatten(padded: Tensor, mask: Tensor) -> Tensor:
 
 def unflatten(flat: Tensor, mask: Tensor, fill: float = 0.0) -> Tensor:
     """The inverse of :func:`flatten`: a [B, T] tensor with `fill` where the mask is off; differentiable."""
-    return torch.full(mask.shape, fill, dtype=flat.dtype, device=flat.device).masked_scatter(mask.bool(), flat)
+    return torch.full(mask.shape, fill, dtype=flat.dtype, device=flat.device).masked_scatter(
+        mask.bool(), flat
+    )

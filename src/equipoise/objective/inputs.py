@@ -63,7 +63,11 @@ class PerToken:
 
     def by_name(self) -> list[tuple[str, Tensor]]:
         """What was given, under its name in `assign`."""
-        named = ("tokens", self.ids), ("token_weight", self.weight), ("token_advantage", self.advantage)
+        named = (
+            ("tokens", self.ids),
+            ("token_weight", self.weight),
+            ("token_advantage", self.advantage),
+        )
         return [(name, x) for name, x in named if x is not None]
 
 
@@ -90,7 +94,11 @@ def read(
 ) -> Inputs:
     """Tensors of the right shape, or a ValueError that names the one that is not."""
     # Half precision is a storage format for rewards, not their noise: what it can tell apart differs.
-    eps = torch.finfo(torch.promote_types(rewards.dtype, torch.float32)).eps if isinstance(rewards, Tensor) else 0.0
+    eps = (
+        torch.finfo(torch.promote_types(rewards.dtype, torch.float32)).eps
+        if isinstance(rewards, Tensor)
+        else 0.0
+    )
     r = torch.as_tensor(rewards, dtype=torch.float64)  # a list of numbers would come out in float32
     if r.ndim == 1:
         r = r[:, None]
@@ -104,7 +112,11 @@ def read(
     ids = group_ids(group, r.device)
     known, past = (None if x is None else _real(x, r.device) for x in (accuracy, history))
     for name, x in (("lengths", T), ("group", ids), ("accuracy", known), ("history", past)):
-        if x is not None and x.shape != (B,) and not (name == "history" and x.shape in ((B, 2), (B, 3))):
+        if (
+            x is not None
+            and x.shape != (B,)
+            and not (name == "history" and x.shape in ((B, 2), (B, 3)))
+        ):
             raise ValueError(
                 f"{name} has shape {tuple(x.shape)}, rewards has {B} rows: there must be one entry per response"
             )
@@ -120,7 +132,12 @@ def _real(x: Numbers, device: torch.device) -> Tensor:
 
 
 def check(
-    inputs: Inputs, tokens: PerToken, total: Tensor, judged: Tensor, groups: Groups, ends: tuple[float, float]
+    inputs: Inputs,
+    tokens: PerToken,
+    total: Tensor,
+    judged: Tensor,
+    groups: Groups,
+    ends: tuple[float, float],
 ) -> Facts:
     """Refuse what is not a number, a length, an id or a rate, naming the first index; one transfer to the host.
 
@@ -144,15 +161,20 @@ def check(
             "accuracy": a.nansum() / known.clamp(min=1),
             "zero_or_one": ((a == 0) | (a == 1) | a.isnan()).all(),
         }
-    on_host = _to_host({**facts, **{f"broken {k}": rule.broken.any() for k, rule in enumerate(rules)}})
+    on_host = _to_host(
+        {**facts, **{f"broken {k}": rule.broken.any() for k, rule in enumerate(rules)}}
+    )
     for k, rule in enumerate(rules):
         if on_host.pop(f"broken {k}"):
             rule.refuse()
     N = int(on_host["tokens"])
     for name, x in tokens.by_name():
         if len(x) != N:
-            raise ValueError(f"{name} has shape {tuple(x.shape)}: it must be [{N}], the sum of lengths")
-    same = {"least": on_host["low"], "two_valued": on_host["binary"]}  # where advantages are taken of the total
+            raise ValueError(
+                f"{name} has shape {tuple(x.shape)}: it must be [{N}], the sum of lengths"
+            )
+    # where advantages are taken of the total
+    same = {"least": on_host["low"], "two_valued": on_host["binary"]}
     unknown = {"known": 0.0, "accuracy": 0.0, "zero_or_one": 1.0}
     return Facts(**{**same, **unknown, **on_host})
 
@@ -172,7 +194,12 @@ def _rules(inputs: Inputs) -> list[Rule]:
     r, T, ids = inputs.r, inputs.T, inputs.ids
     rules = [
         Rule("rewards", r, ~r.isfinite().all(1), "a reward is a finite number"),
-        Rule("lengths", T, ~((T >= 0) & (T.frac() == 0)), "a length is a whole number of tokens, 0 or more"),
+        Rule(
+            "lengths",
+            T,
+            ~((T >= 0) & (T.frac() == 0)),
+            "a length is a whole number of tokens, 0 or more",
+        ),
     ]
     if ids.is_floating_point():
         rules.append(Rule("group", ids, ~ids.isfinite(), "a group id is a finite number"))
@@ -184,7 +211,11 @@ def _rules(inputs: Inputs) -> list[Rule]:
         rules.append(Rule("history", past, (past < 0) | (past > 1), sentence))
     elif past is not None:
         fine = (past >= 0).all(1) & past.isfinite().all(1) & (past[:, 0] <= past[:, 1])
-        rules.append(Rule("history", past, ~fine, "0 ≤ successes ≤ attempts, and steps since then, 0 or more"))
+        rules.append(
+            Rule(
+                "history", past, ~fine, "0 ≤ successes ≤ attempts, and steps since then, 0 or more"
+            )
+        )
     return rules
 
 
@@ -203,7 +234,9 @@ def read_tokens(
     )
     for name, x in tokens.by_name():
         if x.ndim != 1:
-            raise ValueError(f"{name} has shape {tuple(x.shape)}: it must be flat, one entry per token of the batch")
+            raise ValueError(
+                f"{name} has shape {tuple(x.shape)}: it must be flat, one entry per token of the batch"
+            )
     return tokens
 
 

@@ -73,9 +73,11 @@ class Stats(NamedTuple):
     high: Tensor  # clipped tokens with a positive coefficient
     kl: Tensor
     entropy: Tensor
-    push: Tensor  # [B] Σ_t slope of each response, the slope being what pushes log π: clipped and reweighted
+    # [B] Σ_t slope of each response, the slope being what pushes log π: clipped and reweighted
+    push: Tensor
     pull: Tensor  # [B] Σ_t |slope|
-    node_push: Tensor  # [N] Σ slope of each token node by its number, [0] where `assign` was given no tokens
+    # [N] Σ slope of each token node by its number, [0] where `assign` was given no tokens
+    node_push: Tensor
     node_pull: Tensor  # [N] Σ |slope|
     context_drift: Tensor  # Σ over contexts that responses share of the mean of ρ − 1 − log ρ
     contexts: Tensor  # how many
@@ -84,7 +86,9 @@ class Stats(NamedTuple):
 
     def merge(self, other: Stats) -> Stats:
         added = [a + b for a, b in zip(self[:-2], other[:-2], strict=True)]
-        return Stats._make([*added, torch.minimum(self[-2], other[-2]), torch.maximum(self[-1], other[-1])])
+        return Stats._make(
+            [*added, torch.minimum(self[-2], other[-2]), torch.maximum(self[-1], other[-1])]
+        )
 
     def metrics(self) -> dict[str, Tensor]:
         n = self.tokens.clamp(min=1)
@@ -143,11 +147,15 @@ def _pushed(total: Stats, credit: Credit) -> dict[str, Tensor]:
     if credit.nodes is None or not len(total.node_push):
         return found
     nodes = credit.nodes
-    push, pull = (x.to(torch.float64).index_select(0, nodes.node) for x in (total.node_push, total.node_pull))
+    push, pull = (
+        x.to(torch.float64).index_select(0, nodes.node) for x in (total.node_push, total.node_pull)
+    )
     G = credit.groups.size[response_ids(credit.lengths, len(nodes.node))]
     for name, value in bias.node_balance(push, pull, nodes, G).items():
         found[f"pushed/{name}"] = value
-    found["drift/shared_contexts"] = (total.context_drift / total.contexts.clamp(min=1)).clamp(min=0)
+    found["drift/shared_contexts"] = (total.context_drift / total.contexts.clamp(min=1)).clamp(
+        min=0
+    )
     return found
 
 
@@ -159,7 +167,9 @@ class LossSums:
         self.credit = credit
         self.nodes = credit.nodes if with_nodes else None
         self.zero = like.new_zeros(())
-        self.node_push, self.node_pull = like.new_zeros(2, len(self.nodes.node) if self.nodes else 0).unbind()
+        self.node_push, self.node_pull = like.new_zeros(
+            2, len(self.nodes.node) if self.nodes else 0
+        ).unbind()
         self.sums: list[tuple[Tensor, ...]] = []  # of each chunk
         self.extremes: list[tuple[Tensor, Tensor]] = []
         self.nonfinite: list[Tensor] = []

@@ -22,9 +22,25 @@ from equipoise.objective.choice import Spec, choose, nearest
 from equipoise.objective.composed import choices_of
 from equipoise.objective.credit import Credit, weigh
 from equipoise.objective.difficulty import DIFFICULTIES, Difficulty, Success
-from equipoise.objective.evaluate import Given, evaluate, refuse_positions, refuse_rows, response_coefficient
+from equipoise.objective.evaluate import (
+    Given,
+    evaluate,
+    refuse_positions,
+    refuse_rows,
+    response_coefficient,
+)
 from equipoise.objective.groups import Batch, Groups
-from equipoise.objective.inputs import Facts, GroupIds, Lengths, Numbers, PerToken, Rewards, check, read, read_tokens
+from equipoise.objective.inputs import (
+    Facts,
+    GroupIds,
+    Lengths,
+    Numbers,
+    PerToken,
+    Rewards,
+    check,
+    read,
+    read_tokens,
+)
 from equipoise.objective.loss import LossOutput
 from equipoise.objective.regularizer import KL_ESTIMATORS, MISMATCH
 from equipoise.objective.stack import notes, refuse_nonsense, refuse_per_token
@@ -86,7 +102,9 @@ class Objective:
         self.averaged_groups = averaged_groups
         self.reward_weights = [float(w) for w in reward_weights]
         self.combine = combine
-        self.kl, self.kl_estimator, self.entropy_bonus = float(kl), kl_estimator, float(entropy_bonus)
+        self.kl = float(kl)
+        self.kl_estimator = kl_estimator
+        self.entropy_bonus = float(entropy_bonus)
         self.difficulty: Difficulty | None = None
         if self.difficulty_choice.function is not None:
             self.difficulty = self.difficulty_choice()
@@ -100,7 +118,8 @@ class Objective:
         keywords, of which `surrogate={"high": 0.3}` sets one option of the preset's own choice."""
         choices = choices_of(name)
         for slot, knob in knobs.items():
-            if isinstance(knob, Mapping) and "name" not in knob:  # options of the preset's own choice
+            # options of the preset's own choice
+            if isinstance(knob, Mapping) and "name" not in knob:
                 own = choices.get(slot, "none")
                 knob = {**(own if isinstance(own, Mapping) else {"name": own}), **knob}
             choices[slot] = knob
@@ -201,7 +220,14 @@ class Objective:
         Bad input is a ValueError that names the index and the rule, raised before the anchor has changed.
         One host synchronisation: the checks.
         """
-        inputs = read(rewards, group, lengths, accuracy=accuracy, history=history, columns=len(self.reward_weights))
+        inputs = read(
+            rewards,
+            group,
+            lengths,
+            accuracy=accuracy,
+            history=history,
+            columns=len(self.reward_weights),
+        )
         groups = Groups.of(inputs.ids)
         columns = [Batch(r, inputs.T, groups, inputs.eps) for r in inputs.r.unbind(1)]
         total = torch.zeros_like(inputs.T)
@@ -209,9 +235,13 @@ class Objective:
             total = total + weight * column.r
         low, high = ends = (0.0, 1.0) if self.difficulty is None else self.difficulty.reward_range
         judged = total if self.combine == "rewards" else inputs.r
-        per_token = read_tokens(inputs.T.device, ids=tokens, weight=token_weight, advantage=token_advantage)
+        per_token = read_tokens(
+            inputs.T.device, ids=tokens, weight=token_weight, advantage=token_advantage
+        )
         facts = check(inputs, per_token, total, judged, groups, ends)
-        refuse_per_token(self, weight=per_token.weight is not None, advantage=per_token.advantage is not None)
+        refuse_per_token(
+            self, weight=per_token.weight is not None, advantage=per_token.advantage is not None
+        )
         self._check_batch(facts, per_token)
         y = self._success_rate(facts, batch_accuracy, ends)
 
@@ -237,7 +267,9 @@ class Objective:
         metrics["length_penalty"] = penalty.mean()
         return Batch(batch.r - penalty, batch.T, batch.groups, batch.eps)
 
-    def _weighed(self, batch: Batch, A: Tensor, tokens: PerToken, metrics: dict[str, Tensor]) -> Credit:
+    def _weighed(
+        self, batch: Batch, A: Tensor, tokens: PerToken, metrics: dict[str, Tensor]
+    ) -> Credit:
         """The credit, refused where a coefficient is not a finite number."""
         credit = weigh(
             batch,
@@ -252,7 +284,12 @@ class Objective:
         return credit
 
     def _reweighted(
-        self, A: Tensor, success: Success, y: float, history: Tensor | None, metrics: dict[str, Tensor]
+        self,
+        A: Tensor,
+        success: Success,
+        y: float,
+        history: Tensor | None,
+        metrics: dict[str, Tensor],
     ) -> Tensor:
         """[B] ΦA; the anchor, and how many signs were kept, into `metrics`."""
         if self.difficulty is None:
@@ -264,11 +301,15 @@ class Objective:
             metrics["difficulty/turned"] = turned / len(A)
         return A
 
-    def _success_rate(self, facts: Facts, batch_accuracy: float | None, ends: tuple[float, float]) -> float:
+    def _success_rate(
+        self, facts: Facts, batch_accuracy: float | None, ends: tuple[float, float]
+    ) -> float:
         """y, the success rate of the batch: of all that was sampled where that is given, else of what is here."""
         if batch_accuracy is not None:
             if not 0 <= batch_accuracy <= 1:
-                raise ValueError(f"batch_accuracy = {batch_accuracy} must be a mean accuracy, 0 to 1")
+                raise ValueError(
+                    f"batch_accuracy = {batch_accuracy} must be a mean accuracy, 0 to 1"
+                )
             return float(batch_accuracy)
         if facts.known:
             return facts.accuracy
@@ -279,7 +320,10 @@ class Objective:
         if self.combine == "rewards":
             A: Tensor = self.advantage(batch)
             return A
-        parts = [w * self.advantage(column) for w, column in zip(self.reward_weights, columns, strict=True)]
+        parts = [
+            w * self.advantage(column)
+            for w, column in zip(self.reward_weights, columns, strict=True)
+        ]
         A = torch.stack(parts).sum(0)
         return over_batch(A) if self.combine == "gdpo" else A
 
@@ -293,7 +337,9 @@ class Objective:
                 f"rewards go from {facts.low:g} to {facts.high:g}: length_penalty must know which responses are right; "
                 "give assign(accuracy=…), or rewards in [0, 1]"
             )
-        if self.difficulty_choice.name == "debias" and not (facts.zero_or_one if facts.known else facts.binary):
+        if self.difficulty_choice.name == "debias" and not (
+            facts.zero_or_one if facts.known else facts.binary
+        ):
             assert self.difficulty is not None
             ends = (0.0, 1.0) if facts.known else self.difficulty.reward_range
             raise ValueError(
@@ -301,7 +347,9 @@ class Objective:
                 "some lie between"
             )
         if A.name == "maxrl" and facts.least < 0:
-            raise ValueError(f"rewards go down to {facts.least:g}: maxrl divides by their mean, so they must be ≥ 0")
+            raise ValueError(
+                f"rewards go down to {facts.least:g}: maxrl divides by their mean, so they must be ≥ 0"
+            )
         if A.name == "pass_at_k" and not facts.two_valued:
             raise ValueError("some rewards are neither 0 nor 1: those of pass_at_k must be 0 or 1")
         if A.name == "pass_at_k" and facts.smallest_group < A.options["k"]:
@@ -309,7 +357,9 @@ class Objective:
                 f"a group has {facts.smallest_group:g} responses: pass_at_k needs at least k = {A.options['k']}"
             )
         if self.cancellation == "prefix" and tokens.ids is None:
-            raise ValueError("cancellation = prefix needs assign(..., tokens=…), the token ids in row order")
+            raise ValueError(
+                "cancellation = prefix needs assign(..., tokens=…), the token ids in row order"
+            )
 
     def loss(
         self,
@@ -340,7 +390,11 @@ class Objective:
             rollout_logprobs=rollout_logprobs,
         )
         logprobs = logprobs.to(torch.promote_types(logprobs.dtype, torch.float32))
-        rollout = rollout_logprobs.detach() if rollout_logprobs is not None and self.needs_sampler else None
+        rollout = (
+            rollout_logprobs.detach()
+            if rollout_logprobs is not None and self.needs_sampler
+            else None
+        )
         used = ((entropy, self.entropy_bonus > 0), (ref_logprobs, self.kl > 0), (rollout, True))
         given = Given(
             logp=logprobs.detach(),
@@ -378,12 +432,19 @@ class Objective:
     ) -> None:
         """Refuse what `loss` cannot use: tokens that are not flat, shapes that differ, something needed but missing."""
         if logprobs.ndim != 1:
-            raise ValueError(f"logprobs has shape {tuple(logprobs.shape)}: tokens are flat, [n]; see equipoise.flatten")
+            raise ValueError(
+                f"logprobs has shape {tuple(logprobs.shape)}: tokens are flat, [n]; see equipoise.flatten"
+            )
         corrected = self.mismatch.function is not None
         for name, x, need, why in (
             ("old_logprobs", old_logprobs, True, "the ratio"),
             ("response", response, True, "the coefficient"),
-            ("position", position, credit.per_token, "a weight of each token's own (prefix, token_weight, …)"),
+            (
+                "position",
+                position,
+                credit.per_token,
+                "a weight of each token's own (prefix, token_weight, …)",
+            ),
             ("entropy", entropy, self.entropy_bonus > 0, "entropy_bonus > 0"),
             ("ref_logprobs", ref_logprobs, self.kl > 0, "kl > 0"),
             ("rollout_logprobs", rollout_logprobs, corrected, f"mismatch = {self.mismatch.name}"),
@@ -391,9 +452,13 @@ class Objective:
             if x is None and need:
                 raise ValueError(f"{why} needs loss(..., {name}=…)")
             if x is not None and x.shape != logprobs.shape:
-                raise ValueError(f"{name} has shape {tuple(x.shape)}, logprobs {tuple(logprobs.shape)}: one per token")
+                raise ValueError(
+                    f"{name} has shape {tuple(x.shape)}, logprobs {tuple(logprobs.shape)}: one per token"
+                )
         if response.dtype != torch.int64:
-            raise ValueError(f"response has dtype {response.dtype}: it must be int64, a row of the batch per token")
+            raise ValueError(
+                f"response has dtype {response.dtype}: it must be int64, a row of the batch per token"
+            )
 
 
 def _refuse_not_finite(credit: Credit) -> None:

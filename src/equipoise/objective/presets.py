@@ -60,7 +60,11 @@ PRESETS: dict[str, Preset] = {
         "VESPO (aggregated over tokens, as in TRL)",
     ),
     "aspo": Preset(
-        {"advantage": "grpo", "aggregation": "token", "surrogate": {"name": "aspo", "low": 0.2, "high": 0.28}},
+        {
+            "advantage": "grpo",
+            "aggregation": "token",
+            "surrogate": {"name": "aspo", "low": 0.2, "high": 0.28},
+        },
         "ASPO, arXiv 2510.06062 (DAPO's clip range)",
     ),
     "dppo": Preset(
@@ -80,15 +84,27 @@ PRESETS: dict[str, Preset] = {
         "on-policy distillation, arXiv 2306.13649: set train.teacher, or give assign its token_advantage",
     ),
     "rloo": Preset(
-        {"advantage": "rloo", "aggregation": {"name": "constant", "length": 1.0}, "surrogate": "reinforce"},
+        {
+            "advantage": "rloo",
+            "aggregation": {"name": "constant", "length": 1.0},
+            "surrogate": "reinforce",
+        },
         "RLOO, arXiv 2402.14740",
     ),
     "maxrl": Preset(
-        {"advantage": "maxrl", "aggregation": {"name": "constant", "length": 1.0}, "surrogate": "reinforce"},
+        {
+            "advantage": "maxrl",
+            "aggregation": {"name": "constant", "length": 1.0},
+            "surrogate": "reinforce",
+        },
         "MaxRL: first-order maximum likelihood",
     ),
     "reinforce": Preset(
-        {"advantage": "reward", "aggregation": {"name": "constant", "length": 1.0}, "surrogate": "reinforce"},
+        {
+            "advantage": "reward",
+            "aggregation": {"name": "constant", "length": 1.0},
+            "surrogate": "reinforce",
+        },
         "Williams 1992",
     ),
     "dfpo": Preset(

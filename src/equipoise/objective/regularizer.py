@@ -26,7 +26,12 @@ def k3(logp: Tensor, ref: Tensor) -> Tensor:
     return torch.expm1(d) - d
 
 
-KL_ESTIMATORS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"k1": k1, "k2": k2, "k3": k3, "k3_ratio": k3}
+KL_ESTIMATORS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "k1": k1,
+    "k2": k2,
+    "k3": k3,
+    "k3_ratio": k3,
+}
 
 
 def token_tis(tokens: Tokens, rollout: Tensor, *, cap: float = 2.0) -> Tensor:

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from equipoise.objective.objective import Objective
 
-SIGN_DEPENDENT = ("ppo_clip", "dual_clip", "aspo", "dppo", "sapo")  # cut, or gated, by the sign of A
+# cut, or gated, by the sign of A
+SIGN_DEPENDENT = ("ppo_clip", "dual_clip", "aspo", "dppo", "sapo")
 EXCHANGEABLE = ("token", "constant")
 
 
@@ -19,23 +20,39 @@ def refuse_nonsense(o: Objective) -> None:
     """A ValueError with the reason."""
     A, cancel, rule = o.advantage.name, o.cancellation, o.aggregation.name
     if o.difficulty is not None and A in ("reward", "none"):
-        raise ValueError(f"difficulty reweights advantages against the group's mean; advantage = {A} has no baseline")
+        raise ValueError(
+            f"difficulty reweights advantages against the group's mean; advantage = {A} has no baseline"
+        )
     if o.difficulty_choice.name == "debias" and A in ("opo", "pass_at_k", "reinforce_pp"):
-        raise ValueError(f"debias corrects the baseline of r − p̂; advantage = {A} is not proportional to it")
+        raise ValueError(
+            f"debias corrects the baseline of r − p̂; advantage = {A} is not proportional to it"
+        )
     if cancel == "min_replace" and A in ("opo", "reward", "reinforce_pp"):
-        raise ValueError(f"min_replace cancels only when ΣA = 0 in a group, which advantage = {A} does not give")
-    if cancel == "min_replace" and o.difficulty is not None and not getattr(o.difficulty, "recentre", False):
+        raise ValueError(
+            f"min_replace cancels only when ΣA = 0 in a group, which advantage = {A} does not give"
+        )
+    if (
+        cancel == "min_replace"
+        and o.difficulty is not None
+        and not getattr(o.difficulty, "recentre", False)
+    ):
         raise ValueError(
             f"min_replace cancels only when ΣA = 0 in a group, which difficulty = {o.difficulty_choice.name} "
             'breaks; use {"name": "hadw", "recentre": true}, or cancellation = orthogonal'
         )
     if o.needs_whole_groups and (o.mismatch.name == "mis" or o.off_policy_mask is not None):
         other = "mismatch = mis weighs" if o.mismatch.name == "mis" else "off_policy_mask drops"
-        raise ValueError(f"{other} responses anew after {cancel} has balanced them; use mismatch = tis")
+        raise ValueError(
+            f"{other} responses anew after {cancel} has balanced them; use mismatch = tis"
+        )
     if cancel == "prefix" and rule in EXCHANGEABLE:
-        raise ValueError(f"aggregation = {rule} is exchangeable on every token already; prefix would change nothing")
+        raise ValueError(
+            f"aggregation = {rule} is exchangeable on every token already; prefix would change nothing"
+        )
     if o.length_penalty and (A in ("pass_at_k", "none") or o.combine != "rewards"):
-        raise ValueError(f"length_penalty shapes one reward; advantage = {A}, combine = {o.combine} has no use for it")
+        raise ValueError(
+            f"length_penalty shapes one reward; advantage = {A}, combine = {o.combine} has no use for it"
+        )
     _refuse_numbers(o)
 
 
@@ -47,7 +64,9 @@ def refuse_per_token(o: Objective, *, weight: bool, advantage: bool) -> None:
             "use none or prefix"
         )
     if (weight or advantage) and o.surrogate.name == "gmpo":
-        raise ValueError("surrogate = gmpo is a geometric mean with one advantage a response, not one a token")
+        raise ValueError(
+            "surrogate = gmpo is a geometric mean with one advantage a response, not one a token"
+        )
     if advantage and (o.aggregation.name == "balanced" or o.averaged_groups != "all"):
         raise ValueError(
             "token_advantage gives every token a sign of its own: aggregation = balanced, which needs the "
@@ -57,11 +76,17 @@ def refuse_per_token(o: Objective, *, weight: bool, advantage: bool) -> None:
 
 def _refuse_numbers(o: Objective) -> None:
     if not (0 <= o.kl < math.inf and 0 <= o.entropy_bonus < math.inf):
-        raise ValueError(f"kl = {o.kl} and entropy_bonus = {o.entropy_bonus} must not be negative, and finite")
+        raise ValueError(
+            f"kl = {o.kl} and entropy_bonus = {o.entropy_bonus} must not be negative, and finite"
+        )
     if not o.reward_weights or not all(map(math.isfinite, o.reward_weights)):
-        raise ValueError(f"reward_weights = {o.reward_weights} must be finite numbers, one per reward")
+        raise ValueError(
+            f"reward_weights = {o.reward_weights} must be finite numbers, one per reward"
+        )
     if not 0 <= o.length_penalty < 1:
-        raise ValueError(f"length_penalty = {o.length_penalty} must be at least 0 and below 1: right must beat wrong")
+        raise ValueError(
+            f"length_penalty = {o.length_penalty} must be at least 0 and below 1: right must beat wrong"
+        )
     if o.off_policy_mask is not None and not 0 <= o.off_policy_mask < math.inf:
         raise ValueError(f"off_policy_mask = {o.off_policy_mask} must be a KL per token, 0 or more")
 
@@ -76,11 +101,28 @@ def notes(o: Objective) -> tuple[str, ...]:
             "scale of each group: this is the token rule times a factor per group"
         )
     if cancel in ("orthogonal", "recentre") and rule == "balanced" and in_assign:
-        found.append(f"with binary rewards, balanced under {cancel} is the token rule times a factor per group")
-    zero_sum = o.difficulty is None and o.advantage.name not in ("opo", "reward", "reinforce_pp", "none")
-    if cancel in ("min_replace", "orthogonal", "recentre") and rule in EXCHANGEABLE and zero_sum and in_assign:
-        found.append(f"aggregation = {rule} is exchangeable already: {cancel} changes nothing but for empty responses")
-    if cancel in ("min_replace", "orthogonal", "recentre", "both") and o.surrogate.name in SIGN_DEPENDENT:
+        found.append(
+            f"with binary rewards, balanced under {cancel} is the token rule times a factor per group"
+        )
+    zero_sum = o.difficulty is None and o.advantage.name not in (
+        "opo",
+        "reward",
+        "reinforce_pp",
+        "none",
+    )
+    if (
+        cancel in ("min_replace", "orthogonal", "recentre")
+        and rule in EXCHANGEABLE
+        and zero_sum
+        and in_assign
+    ):
+        found.append(
+            f"aggregation = {rule} is exchangeable already: {cancel} changes nothing but for empty responses"
+        )
+    if (
+        cancel in ("min_replace", "orthogonal", "recentre", "both")
+        and o.surrogate.name in SIGN_DEPENDENT
+    ):
         found.append(
             f"{o.surrogate.name} treats the two signs differently, which undoes {cancel} off-policy; "
             "symmetric_clip treats them alike"

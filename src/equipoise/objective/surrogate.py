@@ -37,7 +37,8 @@ class Tokens:
     raw_logp: Tensor  # [n] log π, detached
     raw_old: Tensor  # [n] log π_old
     free_log_ratio: Tensor  # [n] log ρ, 0 where it is not finite
-    c: Tensor  # [n] coefficient, 0 where a log-probability is not finite: φ and its slope are then 0 as well
+    # [n] coefficient, 0 where a log-probability is not finite: φ and its slope are then 0 as well
+    c: Tensor
     response: Tensor  # [n] row of each token in the batch
     lengths: Tensor  # [rows] tokens of each response of the batch
     # The least and the largest log ρ where the host has looked and neither is beyond ±LIMIT: then every
@@ -137,16 +138,21 @@ class Tokens:
 class Terms(NamedTuple):
     value: Tensor  # [n] φ
     slope: Tensor  # [n] ∂φ/∂log π
-    clipped: Tensor | None  # [n] 1 where c ≠ 0 and the gradient was cut, else 0; None where the surrogate never clips
-    sequence_weight: Tensor | None = None  # [rows] what a sequence-level surrogate weighs a response by
+    # [n] 1 where c ≠ 0 and the gradient was cut, else 0; None where the surrogate never clips
+    clipped: Tensor | None
+    # [rows] what a sequence-level surrogate weighs a response by
+    sequence_weight: Tensor | None = None
 
 
-def _clip(tokens: Tokens, ratio: Tensor, out_of_range: Tensor | None, low: float, high: float) -> Terms:
+def _clip(
+    tokens: Tokens, ratio: Tensor, out_of_range: Tensor | None, low: float, high: float
+) -> Terms:
     """min(ρc, clip(ρ, 1−low, 1+high)c)"""
     free = ratio * tokens.c
     bound = ratio.clamp(1 - low, 1 + high).mul_(tokens.c)
     clipped = ones_where(torch.gt, free, bound)
-    value = torch.minimum(free, bound, out=bound)  # in place: fresh memory is most of what a pass costs
+    # in place: fresh memory is most of what a pass costs
+    value = torch.minimum(free, bound, out=bound)
     return Terms(value, _cut(free, clipped, out_of_range), clipped)
 
 
@@ -175,7 +181,9 @@ def dual_clip(tokens: Tokens, *, low: float = 0.2, high: float = 0.2, cap: float
     assert terms.clipped is not None
     floor = cap * tokens.c.clamp(max=0)  # 0 for A > 0, which no value is below
     cut = ones_where(torch.lt, terms.value, floor)
-    return Terms(torch.maximum(terms.value, floor), _cut(terms.slope, cut), torch.maximum(terms.clipped, cut))
+    return Terms(
+        torch.maximum(terms.value, floor), _cut(terms.slope, cut), torch.maximum(terms.clipped, cut)
+    )
 
 
 def gspo(tokens: Tokens, *, low: float = 3e-4, high: float = 4e-4) -> Terms:
@@ -212,8 +220,14 @@ def sapo(tokens: Tokens, *, tau_positive: float = 1.0, tau_negative: float = 1.0
     return Terms(value, slope, None)
 
 
-def vespo(tokens: Tokens, *, k_positive: float = 2.0, lam_positive: float = 3.0, k_negative: float = 3.0,
-          lam_negative: float = 2.0) -> Terms:  # fmt: skip
+def vespo(
+    tokens: Tokens,
+    *,
+    k_positive: float = 2.0,
+    lam_positive: float = 3.0,
+    k_negative: float = 3.0,
+    lam_negative: float = 2.0,
+) -> Terms:
     """sg(φ(W))·A·log π, φ(W) = e^λ W^k e^{−λW}, W = Π_t ρ, (k, λ) by the sign of A.
 
     log W is kept in [log 1e-8, 20], as in the method's own code.
@@ -234,7 +248,14 @@ def aspo(tokens: Tokens, *, low: float = 0.2, high: float = 0.2, cap: float = 3.
     return Terms(slope, slope, masked * tokens.signed)
 
 
-def dppo(tokens: Tokens, *, divergence: str = "tv", low: float = 0.2, high: float = 0.2, cap: float = 20.0) -> Terms:
+def dppo(
+    tokens: Tokens,
+    *,
+    divergence: str = "tv",
+    low: float = 0.2,
+    high: float = 0.2,
+    cap: float = 20.0,
+) -> Terms:
     """sg(min(ρ, cap))·A·log π while the token's binary divergence from π_old, in the direction A pushes, is in bounds.
 
     "tv": |π − π_old|. "kl": KL of the two-outcome distributions (this token, any other), whose bounds are 0.05 unless
@@ -274,7 +295,11 @@ def dfpo(tokens: Tokens, *, ratio: str = "product", low: float = 0.1, high: floa
     what pushes a wrong response down never stops, however far it has gone. The region is the token's own and looks at
     no sign, so it cuts a shared token for all responses or for none.
     """
-    log_s = tokens.response_sum(tokens.free_log_ratio) if ratio == "product" else tokens.sequence_log_ratio
+    log_s = (
+        tokens.response_sum(tokens.free_log_ratio)
+        if ratio == "product"
+        else tokens.sequence_log_ratio
+    )
     s = log_s.clamp(-LIMIT, LIMIT).exp()
     outside = _outside(tokens, low, high)
     weight = _cut(tokens.spread(s), outside)

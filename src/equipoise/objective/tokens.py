@@ -37,7 +37,9 @@ def distillation(teacher: Tensor, old: Tensor, scale: float = 1.0) -> Tensor:
     (arXiv 2306.13649; per token, without what a token does to later contexts).
     """
     if teacher.shape != old.shape:
-        raise ValueError(f"teacher has shape {tuple(teacher.shape)}, old {tuple(old.shape)}: one per token")
+        raise ValueError(
+            f"teacher has shape {tuple(teacher.shape)}, old {tuple(old.shape)}: one per token"
+        )
     return scale * (teacher.detach().to(torch.float64) - old.detach().to(torch.float64))
 
 
@@ -52,8 +54,12 @@ def log_kept(logits: Tensor, support: Tensor) -> Tensor:
         raise ValueError(f"support must be bool of shape {tuple(logits.shape)}, like the logits")
     if not support.is_cuda and not bool(support.any(-1).all()):
         i = int((~support.any(-1)).nonzero()[0])
-        raise ValueError(f"support[{i}] holds no token: it must hold at least the one that was drawn")
-    return torch.logsumexp(logits.masked_fill(~support, -torch.inf), -1) - torch.logsumexp(logits, -1)
+        raise ValueError(
+            f"support[{i}] holds no token: it must hold at least the one that was drawn"
+        )
+    return torch.logsumexp(logits.masked_fill(~support, -torch.inf), -1) - torch.logsumexp(
+        logits, -1
+    )
 
 
 def on_support(logprobs: Tensor, log_s: Tensor) -> Tensor:

@@ -94,7 +94,9 @@ def _attention_interface(
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
     if softcap is not None or s_aux is not None:
-        raise ValueError(f"{type(module).__name__} caps its scores or uses attention sinks; this is not supported")
+        raise ValueError(
+            f"{type(module).__name__} caps its scores or uses attention sinks; this is not supported"
+        )
     if pack is None:
         return sdpa_attention_forward(
             module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **rest

@@ -155,13 +155,17 @@ def _forward(x: Tensor, cos: Tensor, sin: Tensor, call: Call) -> tuple[Tensor, K
     layers.run(w, stream, attend)
     first_scale, second_scale = stream.scales
     ((qkv, out, lse),) = attended
-    return stream.total(), Kept(x, first_scale, qkv, out, lse, stream.x, second_scale, stream.gate_up)
+    return stream.total(), Kept(
+        x, first_scale, qkv, out, lse, stream.x, second_scale, stream.gate_up
+    )
 
 
 def _rotated(raw: Tensor, cos: Tensor, sin: Tensor, layer: Layer, w: LayerWeights) -> Tensor:
     heads = raw.shape[1] - 2 * layer.kv_heads
     q_norm, k_norm = _head_norms(w)
-    rotated: Tensor = _ops(raw).rotate(raw, heads + layer.kv_heads, cos, sin, q_norm, k_norm, heads, _head_eps(w))
+    rotated: Tensor = _ops(raw).rotate(
+        raw, heads + layer.kv_heads, cos, sin, q_norm, k_norm, heads, _head_eps(w)
+    )
     return rotated
 
 
@@ -179,7 +183,9 @@ class _Layer(torch.autograd.Function):
     """(x, cos, sin, call, the parameters that call.names names) → the next x."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, cos: Tensor, sin: Tensor, call: Call, *parameters: Tensor) -> Tensor:
+    def forward(
+        ctx: Any, x: Tensor, cos: Tensor, sin: Tensor, call: Call, *parameters: Tensor
+    ) -> Tensor:
         x = x.contiguous()
         result, kept = _forward(x, cos, sin, call)
         ctx.call = call
@@ -201,16 +207,26 @@ class _Layer(torch.autograd.Function):
         return tuple(gradients.get(name) for name in ("x", "cos", "sin", "call", *call.names))
 
 
-def _backward(d: Tensor, cos: Tensor, sin: Tensor, call: Call, kept: Kept) -> dict[str, Tensor | None]:
+def _backward(
+    d: Tensor, cos: Tensor, sin: Tensor, call: Call, kept: Kept
+) -> dict[str, Tensor | None]:
     """The gradients by name, from d [U, d], that of the layer's output."""
-    layer, w, ops, U = call.layer, call.weights, _ops(d), len(d)
+    layer = call.layer
+    w = call.weights
+    ops = _ops(d)
+    U = len(d)
     found: dict[str, Tensor | None] = {}
 
     d_gate_up, gated = ops.gated_gradient(d @ w.down.weight, kept.gate_up, call.activation)
     found["down.0"] = d.t() @ gated
     del gated
     d_middle, found["mlp_norm"], y = ops.add_norm_gradient(
-        d_gate_up @ w.gate_up.weight, d, kept.middle, kept.second_scale, w.mlp_norm.weight, w.mlp_norm.offset
+        d_gate_up @ w.gate_up.weight,
+        d,
+        kept.middle,
+        kept.second_scale,
+        w.mlp_norm.weight,
+        w.mlp_norm.offset,
     )
     found |= _parts("gate_up", d_gate_up.t() @ y, layer.gate_up.weights)
     del d_gate_up, y
@@ -218,7 +234,9 @@ def _backward(d: Tensor, cos: Tensor, sin: Tensor, call: Call, kept: Kept) -> di
     found["o.0"] = d_middle.t() @ kept.out.view(U, -1)
 
     rotated = kept.qkv if w.q_norm is None else _rotated(kept.qkv, cos, sin, layer, w)
-    d_qkv = varlen.attend_gradient(d_out, rotated, kept.out, kept.lse, layer.kv_heads, call.segments, layer.scale)
+    d_qkv = varlen.attend_gradient(
+        d_out, rotated, kept.out, kept.lse, layer.kv_heads, call.segments, layer.scale
+    )
     del rotated, d_out
     heads = d_qkv.shape[1] - 2 * layer.kv_heads
     raw = None if w.q_norm is None else kept.qkv
@@ -227,7 +245,12 @@ def _backward(d: Tensor, cos: Tensor, sin: Tensor, call: Call, kept: Kept) -> di
     )
     d_qkv = d_qkv.view(U, -1)
     found["x"], found["input_norm"], y = ops.add_norm_gradient(
-        d_qkv @ w.qkv.weight, d_middle, kept.x, kept.first_scale, w.input_norm.weight, w.input_norm.offset
+        d_qkv @ w.qkv.weight,
+        d_middle,
+        kept.x,
+        kept.first_scale,
+        w.input_norm.weight,
+        w.input_norm.offset,
     )
     found |= _parts("qkv", d_qkv.t() @ y, layer.qkv.weights)
     if layer.qkv.biases is not None:

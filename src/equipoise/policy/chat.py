@@ -34,14 +34,18 @@ class Chat:
     def __str__(self) -> str:
         return f"chat template: {'on' if self.on else 'off'} ({self.why})"
 
-    def messages(self, text: str, messages: Sequence[Message] | None = None) -> list[dict[str, str]]:
+    def messages(
+        self, text: str, messages: Sequence[Message] | None = None
+    ) -> list[dict[str, str]]:
         """The conversation of a prompt; a row that brings a system message of its own keeps that."""
         shown = [dict(m) for m in messages or ({"role": "user", "content": text},)]
         if self.system and shown[0].get("role") != "system":
             shown.insert(0, {"role": "system", "content": self.system})
         return shown
 
-    def encode(self, policy: Policy, text: str, messages: Sequence[Message] | None = None) -> list[int]:
+    def encode(
+        self, policy: Policy, text: str, messages: Sequence[Message] | None = None
+    ) -> list[int]:
         """Token ids of a prompt, given as a text and, where the data has it so, as messages."""
         if not self.on:
             return encode(policy, text)
@@ -71,9 +75,12 @@ def decide(tokenizer: Any, name: str, ends: Sequence[int]) -> Decision:
     end = end_of_turn(tokenizer, name)
     shown = ", ".join(map(repr, tokenizer.convert_ids_to_tokens(list(ends))))
     if any(token in ends for token in tokenizer(end, add_special_tokens=False)["input_ids"]):
-        return Decision(True, f"{name} ends its texts with {shown}, as its chat template ends a turn")
+        return Decision(
+            True, f"{name} ends its texts with {shown}, as its chat template ends a turn"
+        )
     return Decision(
-        False, f"{name} ends its texts with {shown}, its chat template ends a turn with {end.strip()!r}: a base model"
+        False,
+        f"{name} ends its texts with {shown}, its chat template ends a turn with {end.strip()!r}: a base model",
     )
 
 

@@ -32,7 +32,12 @@ def is_llama_like(core: Any) -> bool:
 
 
 def hidden_states(
-    core: Any, inputs: Tensor, positions: Tensor, attend: Attend, *, gradient_checkpointing: bool = False
+    core: Any,
+    inputs: Tensor,
+    positions: Tensor,
+    attend: Attend,
+    *,
+    gradient_checkpointing: bool = False,
 ) -> Tensor:
     """Last hidden states [U, d] before the final norm, of `inputs` [U] at `positions` [U]."""
     parts = layers.describe(core)
@@ -127,7 +132,9 @@ def _first_logits_agree(core: Any) -> bool:
     x = hidden_states(core, inputs, torch.arange(4, device=device), causal)
     mine = core.lm_head(normed(core, x))
     theirs = core(input_ids=inputs[None], use_cache=False).logits[0]
-    return torch.allclose(mine.float(), theirs.float(), rtol=0.05, atol=0.05 * float(theirs.float().abs().max()))
+    return torch.allclose(
+        mine.float(), theirs.float(), rtol=0.05, atol=0.05 * float(theirs.float().abs().max())
+    )
 
 
 def causal(layer: Layer, qkv: Tensor) -> Tensor:
@@ -137,7 +144,9 @@ def causal(layer: Layer, qkv: Tensor) -> Tensor:
     return o[0].transpose(0, 1)
 
 
-def causal_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float | None) -> Tensor:
+def causal_attention(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float | None
+) -> Tensor:
     """q [b, H, l, D], k and v [b, Hk, l, D] → [b, H, l, D]; without a mask, each sees all before it."""
     grouped = q.shape[1] != k.shape[1]
     return F.scaled_dot_product_attention(

@@ -36,7 +36,8 @@ def adapter_dropout(policy: Policy, seed: int) -> Iterator[None]:
     if not dropouts:
         yield
         return
-    check_packing(policy)  # compares hidden states when it is first asked for, which must not be inside
+    # compares hidden states when it is first asked for, which must not be inside
+    check_packing(policy)
     device = policy.device
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
         torch.manual_seed(seed)

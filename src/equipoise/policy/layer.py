@@ -20,7 +20,11 @@ from equipoise.kernels.plain_decode import Activation
 from equipoise.policy.architectures import ARCHITECTURES, Architecture
 from equipoise.policy.projections import Projections
 
-ACTIVATIONS: dict[str, Activation] = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
+ACTIVATIONS: dict[str, Activation] = {
+    "silu": "silu",
+    "swish": "silu",
+    "gelu_pytorch_tanh": "gelu_tanh",
+}
 # The other types depend on how long the sequence is, not on the position alone.
 ROPE_TYPES = ("default", "linear", "llama3", "yarn")
 
@@ -136,7 +140,9 @@ def describe(core: Any) -> Parts:
         embedding=table,
         embedding_scale=config.hidden_size**0.5 if scales else None,
         rotary=base.rotary_emb,
-        layers=[_layer(family, i, module, kv_heads, windows[i]) for i, module in enumerate(base.layers)],
+        layers=[
+            _layer(family, i, module, kv_heads, windows[i]) for i, module in enumerate(base.layers)
+        ],
         norm=final_norm(core),
         head=Projections((core.lm_head,)),
         activation=ACTIVATIONS[config.hidden_act],
@@ -148,7 +154,9 @@ def final_norm(core: Any) -> NormModule:
     return _norm(ARCHITECTURES[type(core).__name__], core.model.norm)
 
 
-def _layer(family: Architecture, index: int, module: Any, kv_heads: int, window: int | None) -> Layer:
+def _layer(
+    family: Architecture, index: int, module: Any, kv_heads: int, window: int | None
+) -> Layer:
     attention, mlp = module.self_attn, module.mlp
     has_head_norms = hasattr(attention, "q_norm")
     return Layer(

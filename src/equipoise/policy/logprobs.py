@@ -53,18 +53,28 @@ def token_logprobs(
     return decoder.gathered(policy.core, _token_logprobs, policy, pack, temperature, support)
 
 
-def _token_logprobs(policy: Policy, pack: Pack, temperature: float, support: Support | None) -> TokenLogprobs:
+def _token_logprobs(
+    policy: Policy, pack: Pack, temperature: float, support: Support | None
+) -> TokenLogprobs:
     hidden, head = _predicting(_hidden(policy, pack), pack), _plain_head(policy)
     if hidden.is_cuda and support is None:
         return TokenLogprobs(
-            *kernels.fused_logprobs(hidden, head.weight, pack.targets, bias=head.bias, temperature=temperature)
+            *kernels.fused_logprobs(
+                hidden, head.weight, pack.targets, bias=head.bias, temperature=temperature
+            )
         )
-    return TokenLogprobs(*apply(_Head, hidden, head.weight, head.bias, pack.targets, temperature, support))
+    return TokenLogprobs(
+        *apply(_Head, hidden, head.weight, head.bias, pack.targets, temperature, support)
+    )
 
 
-def response_loss(policy: Policy, prompts: Sequence[Sequence[int]], responses: Sequence[Sequence[int]]) -> Tensor:
+def response_loss(
+    policy: Policy, prompts: Sequence[Sequence[int]], responses: Sequence[Sequence[int]]
+) -> Tensor:
     """−mean log π over the tokens of all responses, response i after prompt i: what imitation lowers."""
-    flat = torch.tensor([token for response in responses for token in response], device=policy.device)
+    flat = torch.tensor(
+        [token for response in responses for token in response], device=policy.device
+    )
     lengths = torch.tensor([len(response) for response in responses])
     packed = packed_rows(prompts, flat, lengths, torch.arange(len(responses)))
     return -token_logprobs(policy, packed).logprobs.mean()
@@ -90,17 +100,33 @@ def token_loss(
     Unless `exact` or over a `support`, token-level objectives make each chunk's logits once on the GPU, and their loss
     goes through `backward` once.
     """
-    others = {"position": position, "ref_logprobs": ref_logprobs, "rollout_logprobs": rollout_logprobs}
+    others = {
+        "position": position,
+        "ref_logprobs": ref_logprobs,
+        "rollout_logprobs": rollout_logprobs,
+    }
     if exact or support is not None or policy.device.type != "cuda":
         new = token_logprobs(policy, pack, temperature=temperature, support=support)
-        return objective.loss(new.logprobs, old_logprobs, credit, response, entropy=new.entropy, **others)
+        return objective.loss(
+            new.logprobs, old_logprobs, credit, response, entropy=new.entropy, **others
+        )
 
     def fused() -> LossOutput:
         hidden, head = _predicting(_hidden(policy, pack), pack), _plain_head(policy)
         return kernels.fused_loss(
-            hidden, head.weight, pack.targets, objective, old_logprobs, credit, response, bias=head.bias,
-            temperature=temperature, position=position, ref_logprobs=ref_logprobs, rollout_logprobs=rollout_logprobs,
-        )  # fmt: skip
+            hidden,
+            head.weight,
+            pack.targets,
+            objective,
+            old_logprobs,
+            credit,
+            response,
+            bias=head.bias,
+            temperature=temperature,
+            position=position,
+            ref_logprobs=ref_logprobs,
+            rollout_logprobs=rollout_logprobs,
+        )
 
     return decoder.gathered(policy.core, fused)
 
@@ -119,19 +145,27 @@ def reference_logprobs(
     Over a `support` they are renormalised as the policy's are, so that the estimators are of KL(π/S ‖ π_ref/S_ref).
     """
     if reference is None and not policy.has_adapter:
-        raise ValueError("a policy without a LoRA adapter needs its reference as a second model; make a frozen_copy")
+        raise ValueError(
+            "a policy without a LoRA adapter needs its reference as a second model; make a frozen_copy"
+        )
     with policy.model.disable_adapter() if reference is None else nullcontext():
-        return token_logprobs(reference or policy, pack, temperature=temperature, support=support).logprobs
+        return token_logprobs(
+            reference or policy, pack, temperature=temperature, support=support
+        ).logprobs
 
 
 def _plain_head(policy: Policy) -> torch.nn.Linear:
     head = policy.core.get_output_embeddings()
     if type(head) is not torch.nn.Linear:
-        raise ModelError(f"the head of {policy.name} is a {type(head).__name__}, not a plain linear layer")
+        raise ModelError(
+            f"the head of {policy.name} is a {type(head).__name__}, not a plain linear layer"
+        )
     config = policy.core.config
     for setting in ("final_logit_softcapping", "logits_scaling", "logit_scale"):
         if getattr(config, setting, None) not in (None, 1, 1.0):
-            raise ModelError(f"{policy.name} changes its logits after the head ({setting}); this is not supported")
+            raise ModelError(
+                f"{policy.name} changes its logits after the head ({setting}); this is not supported"
+            )
     return head
 
 
@@ -149,7 +183,9 @@ class _Predicting(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, hidden: Tensor, predict: Tensor, targets: Tensor, entries: Tensor, prompt: Tensor) -> Tensor:
+    def forward(
+        ctx: Any, hidden: Tensor, predict: Tensor, targets: Tensor, entries: Tensor, prompt: Tensor
+    ) -> Tensor:
         ctx.save_for_backward(predict, targets, entries, prompt)
         ctx.entries = len(hidden)
         return hidden.index_select(0, predict)
@@ -159,7 +195,9 @@ class _Predicting(torch.autograd.Function):
         predict, targets, entries, prompt = ctx.saved_tensors
         out = d.new_zeros(ctx.entries, d.shape[1]).index_copy_(0, predict, d)
         belongs = (prompt == torch.arange(len(entries), device=d.device)[:, None]).to(_wide_type(d))
-        out.index_copy_(0, entries, (belongs @ d.index_select(0, targets).to(_wide_type(d))).to(d.dtype))
+        out.index_copy_(
+            0, entries, (belongs @ d.index_select(0, targets).to(_wide_type(d))).to(d.dtype)
+        )
         return out, None, None, None, None
 
 
@@ -176,7 +214,9 @@ def check_packing(policy: Policy) -> None:
     words = [word % policy.core.config.vocab_size for word in range(5, 11)]
     prompt, first, second = words[:2], words[2:4], words[4:]
     lengths, group = torch.tensor([2, 2]), torch.tensor([0, 0])
-    packed = packed_rows([prompt], torch.tensor([*first, *second], device=policy.device), lengths, group)
+    packed = packed_rows(
+        [prompt], torch.tensor([*first, *second], device=policy.device), lengths, group
+    )
     try:
         together = _predicting(_through_transformers(policy, packed), packed)
     except ValueError as error:  # the attention's own refusals
@@ -187,7 +227,9 @@ def check_packing(policy: Policy) -> None:
         found = policy.core.base_model(input_ids=inputs, use_cache=False).last_hidden_state[0]
         apart.append(found[len(prompt) - 1 : -1])
     expected = torch.cat(apart).float()
-    if not torch.allclose(together.float(), expected, rtol=0.05, atol=0.05 * float(expected.abs().max())):
+    if not torch.allclose(
+        together.float(), expected, rtol=0.05, atol=0.05 * float(expected.abs().max())
+    ):
         raise ModelError(
             f"{policy.name} cannot be trained: {type(policy.core).__name__} of transformers does not keep packed "
             "responses apart; docs/architectures.md lists the families that are supported"
@@ -207,7 +249,11 @@ def _hidden(policy: Policy, pack: Pack) -> Tensor:
             return packed_attention(qkv, layer.kv_heads, pack, layer.scale, layer.window)
 
         x = decoder.hidden_states(
-            core, pack.inputs, pack.positions, attend, gradient_checkpointing=policy.gradient_checkpointing
+            core,
+            pack.inputs,
+            pack.positions,
+            attend,
+            gradient_checkpointing=policy.gradient_checkpointing,
         )
         return decoder.normed(core, x)
     check_packing(policy)
@@ -255,12 +301,18 @@ class _Head(torch.autograd.Function):
         return logprobs, entropy
 
     @staticmethod
-    def backward(ctx: Any, d_logprobs: Tensor | None, d_entropy: Tensor | None) -> tuple[Tensor | None, ...]:
+    def backward(
+        ctx: Any, d_logprobs: Tensor | None, d_entropy: Tensor | None
+    ) -> tuple[Tensor | None, ...]:
         hidden, weight, bias, targets, entropy = ctx.saved_tensors
         need_hidden, need_weight, need_bias = ctx.needs_input_grad[:3]
         d_hidden = torch.empty_like(hidden) if need_hidden else None
         d_weight = torch.zeros_like(weight, dtype=_wide_type(weight)) if need_weight else None
-        d_bias = torch.zeros_like(bias, dtype=_wide_type(bias)) if bias is not None and need_bias else None
+        d_bias = (
+            torch.zeros_like(bias, dtype=_wide_type(bias))
+            if bias is not None and need_bias
+            else None
+        )
         for part in _parts(weight, bias, targets, ctx.support):
             rows = part.rows
             logp = _log_softmax(hidden[rows], part, ctx.temperature)
@@ -269,7 +321,9 @@ class _Head(torch.autograd.Function):
             d = torch.zeros_like(p)
             if d_entropy is not None:
                 finite = logp.clamp_min_(torch.finfo(logp.dtype).min)
-                d.addcmul_(p, finite.add_(entropy[rows, None]).mul_(d_entropy[rows, None]), value=-1)
+                d.addcmul_(
+                    p, finite.add_(entropy[rows, None]).mul_(d_entropy[rows, None]), value=-1
+                )
             if d_logprobs is not None:
                 g = d_logprobs[rows, None]
                 d.addcmul_(p, g, value=-1).scatter_add_(1, part.targets[:, None], g)
@@ -314,7 +368,9 @@ class _Part(NamedTuple):
             whole.index_add_(0, self.ids, part)  # each id once: no order to depend on
 
 
-def _parts(weight: Tensor, bias: Tensor | None, targets: Tensor, support: Support | None) -> Iterator[_Part]:
+def _parts(
+    weight: Tensor, bias: Tensor | None, targets: Tensor, support: Support | None
+) -> Iterator[_Part]:
     if support is None:
         for rows in _chunks(len(targets), len(weight)):
             yield _Part(rows, None, weight, bias, targets[rows], None)
@@ -323,12 +379,16 @@ def _parts(weight: Tensor, bias: Tensor | None, targets: Tensor, support: Suppor
         yield _support_part(rows, support.part(rows), weight, bias, targets[rows])
 
 
-def _support_part(rows: slice, support: Support, weight: Tensor, bias: Tensor | None, targets: Tensor) -> _Part:
+def _support_part(
+    rows: slice, support: Support, weight: Tensor, bias: Tensor | None, targets: Tensor
+) -> _Part:
     """The head's rows that any of the tokens' supports has, each once, so that products stay products of matrices."""
     row = torch.arange(len(support), device=targets.device)
     row = row.repeat_interleave(support.sizes.to(targets.device), output_size=len(support.ids))
     if int((support.ids == targets[row]).sum()) != len(targets):
-        raise ValueError("a token is not in its support, once: it must hold the token that was drawn from it")
+        raise ValueError(
+            "a token is not in its support, once: it must hold the token that was drawn from it"
+        )
     column, ids = support.ids.long(), None
     if len(weight) > WHOLE_HEAD:
         ids, column = column.unique(return_inverse=True)
@@ -344,7 +404,10 @@ def _support_chunks(support: Support, vocabulary: int) -> Iterator[slice]:
     first, starts = 0, support.starts
     while first < len(support):
         size = len(support) - first
-        while size > 1 and size * _widest(int(starts[first + size] - starts[first]), vocabulary) > CHUNK_LOGITS:
+        while (
+            size > 1
+            and size * _widest(int(starts[first + size] - starts[first]), vocabulary) > CHUNK_LOGITS
+        ):
             size = (size + 1) // 2
         yield slice(first, first + size)
         first += size

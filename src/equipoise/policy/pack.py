@@ -92,7 +92,12 @@ class Pack:
 
 
 def pack(
-    prompts: Sequence[Sequence[int]], tokens: Tensor, lengths: Tensor, prompt: Tensor, *, share: Share | None = None
+    prompts: Sequence[Sequence[int]],
+    tokens: Tensor,
+    lengths: Tensor,
+    prompt: Tensor,
+    *,
+    share: Share | None = None,
 ) -> Pack:
     """Lay out responses (flat `tokens` [N], `lengths` [B], all ≥ 1), each after `prompts[prompt[i]]`; `prompt` [B].
 
@@ -142,11 +147,15 @@ class _Numbers(NamedTuple):
         return _Numbers(*sent(torch.cat(self), device).split(sizes))
 
 
-def _segmented(rows: list[Sequence[int]], tokens: Tensor, lengths: Tensor, prompt: Tensor, *, shared: bool) -> Pack:
+def _segmented(
+    rows: list[Sequence[int]], tokens: Tensor, lengths: Tensor, prompt: Tensor, *, shared: bool
+) -> Pack:
     """Contiguous pieces of the row. Only numbers per piece are made on the host and sent over, with the prompts."""
     device = tokens.device
     prompt_length = torch.tensor([len(row) for row in rows])
-    text = torch.from_numpy(np.fromiter(chain.from_iterable(rows), np.int64, int(prompt_length.sum())))
+    text = torch.from_numpy(
+        np.fromiter(chain.from_iterable(rows), np.int64, int(prompt_length.sum()))
+    )
     lay_out = _prompts_once if shared else _prompts_repeated
     pieces, segments = lay_out(prompt_length, lengths, prompt, device)
     start, first_target = _starts(pieces.length), _starts(lengths)
@@ -198,7 +207,9 @@ def _prompts_once(
         response_at=response_at,
     )
     group = torch.zeros_like(prompt_length).index_add_(0, prompt, inputs)
-    return pieces, Segments(_cuts(length[length > 0]), _cuts(prompt_length), text + _cuts(group), device)
+    return pieces, Segments(
+        _cuts(length[length > 0]), _cuts(prompt_length), text + _cuts(group), device
+    )
 
 
 def _prompts_repeated(
@@ -235,7 +246,8 @@ def _tree(rows: list[Sequence[int]], tokens: Tensor, lengths: Tensor, prompt: Te
     is_last[lengths.cumsum(0) - 1] = True
     entry, size = _entries(tokens[~is_last], lengths - 1, prompt)
     entry += n_prompt
-    inputs, positions = torch.empty(n_prompt + size, dtype=torch.long), torch.empty(n_prompt + size, dtype=torch.long)
+    inputs = torch.empty(n_prompt + size, dtype=torch.long)
+    positions = torch.empty(n_prompt + size, dtype=torch.long)
     inputs[:n_prompt] = torch.tensor([t for row in rows for t in row])
     positions[:n_prompt] = _ramp(prompt_length)
     inputs[entry] = tokens[~is_last]
@@ -271,7 +283,10 @@ def _tree(rows: list[Sequence[int]], tokens: Tensor, lengths: Tensor, prompt: Te
 
 
 def _buckets(paths: _Paths, size: int, device: torch.device) -> Buckets:
-    gather, shapes, scatter, filled = [], [], torch.empty(size, dtype=torch.long), 0
+    gather = []
+    shapes = []
+    scatter = torch.empty(size, dtype=torch.long)
+    filled = 0
     is_real = []
     total = paths.before + paths.length
     for chosen in _by_length(total):
@@ -308,14 +323,18 @@ def _entries(tokens: Tensor, lengths: Tensor, prompt: Tensor) -> tuple[Tensor, i
 
     In numpy, whose small operations cost a third of torch's; there are a dozen of them at every depth.
     """
-    token, length, start, node = (t.numpy() for t in (tokens, lengths, _starts(lengths), prompt.clone()))
+    token, length, start, node = (
+        t.numpy() for t in (tokens, lengths, _starts(lengths), prompt.clone())
+    )
     entry = np.empty(len(token), dtype=np.int64)
     base = int(token.max(initial=0)) + 1
     together = np.arange(len(length))
     depth = count = 0
     while len(together := together[length[together] > depth]):
         at = start[together] + depth
-        branch, inverse, size = np.unique(node[together] * base + token[at], return_inverse=True, return_counts=True)
+        branch, inverse, size = np.unique(
+            node[together] * base + token[at], return_inverse=True, return_counts=True
+        )
         entry[at] = node[together] = count + inverse
         count += len(branch)
         depth += 1

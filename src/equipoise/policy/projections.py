@@ -47,7 +47,10 @@ class Projections(NamedTuple):
     @property
     def is_plain(self) -> bool:
         """Whether these are linear layers with whole weights: no adapter hangs on them, no ranks share them."""
-        return all(type(m) is torch.nn.Linear and type(m.weight) is torch.nn.Parameter for m in self.modules)
+        return all(
+            type(m) is torch.nn.Linear and type(m.weight) is torch.nn.Parameter
+            for m in self.modules
+        )
 
     def __call__(self, x: Tensor) -> Tensor:
         if len(self.modules) == 1:
@@ -95,7 +98,11 @@ def _as_one(parts: Sequence[Tensor]) -> Tensor | None:
         return parts[0].detach()
     storage, end = parts[0].untyped_storage().data_ptr(), parts[0].data_ptr()
     for p in parts:
-        if p.untyped_storage().data_ptr() != storage or p.data_ptr() != end or not p.is_contiguous():
+        if (
+            p.untyped_storage().data_ptr() != storage
+            or p.data_ptr() != end
+            or not p.is_contiguous()
+        ):
             return None
         end += p.numel() * p.itemsize
     first = parts[0].detach()

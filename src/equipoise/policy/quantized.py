@@ -94,7 +94,9 @@ class _Product(torch.autograd.Function):
 
 
 @torch.no_grad()
-def quantize(model: Any, device: str | torch.device, packing: Callable[[Tensor], Packed] | None = None) -> None:
+def quantize(
+    model: Any, device: str | torch.device, packing: Callable[[Tensor], Packed] | None = None
+) -> None:
     """Put every linear layer but the head into 4 bits, on the device and one after the other: the whole model need
     not fit there. `packing`: another than `Nf4`, to compare with."""
     pack = packing or Nf4
@@ -106,7 +108,11 @@ def quantize(model: Any, device: str | torch.device, packing: Callable[[Tensor],
         if bias is not None:
             bias = torch.nn.Parameter(bias.to(device), requires_grad=False)
         parent, _, child = name.rpartition(".")
-        setattr(model.get_submodule(parent), child, QuantizedLinear(pack(linear.weight.to(device)), bias))
+        setattr(
+            model.get_submodule(parent),
+            child,
+            QuantizedLinear(pack(linear.weight.to(device)), bias),
+        )
 
 
 def parameter_count(model: Any) -> int:

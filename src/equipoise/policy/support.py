@@ -59,4 +59,6 @@ class Support:
 
 def concatenate(parts: Sequence[Support]) -> Support:
     """One after the other."""
-    return Support.of(torch.cat([part.ids for part in parts]), torch.cat([part.sizes for part in parts]))
+    return Support.of(
+        torch.cat([part.ids for part in parts]), torch.cat([part.sizes for part in parts])
+    )

@@ -18,7 +18,8 @@ from torch import Tensor
 
 from equipoise.policy.model import Policy
 
-BETWEEN = {"ByteLevel": b"", "Fuse": b"", "NoneType": b" "}  # by kind of decoder: what it puts between tokens
+# by kind of decoder: what it puts between tokens
+BETWEEN = {"ByteLevel": b"", "Fuse": b"", "NoneType": b" "}
 TOGETHER = 1 << 16  # tokens spelled at once, or one response
 ROW = 100  # tokens of one text in which table and tokenizer are compared
 
@@ -41,7 +42,11 @@ def decode(policy: Policy, tokens: Tensor, lengths: Tensor) -> list[str]:
         return _asked(policy.tokenizer, flat, ends)
     together = max(1, TOGETHER // max([1, *sizes]))
     starts = range(0, len(sizes), together)
-    return [text for start in starts for text in _spelled(table, flat, ends[start : start + together + 1])]
+    return [
+        text
+        for start in starts
+        for text in _spelled(table, flat, ends[start : start + together + 1])
+    ]
 
 
 def _asked(tokenizer: Any, tokens: NDArray[np.integer], ends: Sequence[int]) -> list[str]:
@@ -57,7 +62,10 @@ def _spelled(table: Table, tokens: NDArray[np.integer], ends: Sequence[int]) -> 
     letter = np.repeat(table.start.take(tokens, mode="clip") - end[:-1], size) + np.arange(end[-1])
     spelled = table.letters[letter].tobytes()
     bounds = end[np.subtract(ends, ends[0])].tolist()
-    return [spelled[a:b].removesuffix(table.between).decode("utf-8", "replace") for a, b in pairwise(bounds)]
+    return [
+        spelled[a:b].removesuffix(table.between).decode("utf-8", "replace")
+        for a, b in pairwise(bounds)
+    ]
 
 
 @lru_cache(maxsize=4)
@@ -68,13 +76,18 @@ def _table(tokenizer: Any) -> Table | None:
     if backend is None or kind not in BETWEEN:
         return None
     vocabulary: dict[str, int] = backend.get_vocab()
-    special = {token.content for token in backend.get_added_tokens_decoder().values() if token.special}
+    special = {
+        token.content for token in backend.get_added_tokens_decoder().values() if token.special
+    }
     pieces = [b""] * (max(vocabulary.values()) + 2)
     for token, number in vocabulary.items():
         if token not in special:
-            pieces[number] = (_bytes(token) if kind == "ByteLevel" else token.encode()) + BETWEEN[kind]
+            spelled = _bytes(token) if kind == "ByteLevel" else token.encode()
+            pieces[number] = spelled + BETWEEN[kind]
     size = np.array([len(piece) for piece in pieces])
-    table = Table(np.frombuffer(b"".join(pieces), np.uint8), size.cumsum() - size, size, BETWEEN[kind])
+    table = Table(
+        np.frombuffer(b"".join(pieces), np.uint8), size.cumsum() - size, size, BETWEEN[kind]
+    )
     tokens = np.random.default_rng(0).permutation(len(pieces))
     ends = [*range(0, len(pieces), ROW), len(pieces)]
     return table if _spelled(table, tokens, ends) == _asked(tokenizer, tokens, ends) else None
@@ -91,6 +104,12 @@ def _bytes(token: str) -> bytes:
 @lru_cache(maxsize=1)
 def _alphabet() -> dict[str, int]:
     """The byte of each character: printable ones stand for themselves, the others for characters from 256 on."""
-    printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+    printable = [
+        *range(ord("!"), ord("~") + 1),
+        *range(ord("¡"), ord("¬") + 1),
+        *range(ord("®"), ord("ÿ") + 1),
+    ]
     others = [byte for byte in range(256) if byte not in printable]
-    return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}
+    return {chr(byte): byte for byte in printable} | {
+        chr(256 + i): byte for i, byte in enumerate(others)
+    }

@@ -21,4 +21,6 @@ def open_tokenizer(name: str | Path) -> Any:
     except (OSError, ValueError) as error:
         if isinstance(error, ModelError):
             raise
-        raise ModelError(f"{name}: its tokenizer cannot be opened: {str(error).splitlines()[0]}") from error
+        raise ModelError(
+            f"{name}: its tokenizer cannot be opened: {str(error).splitlines()[0]}"
+        ) from error

@@ -55,7 +55,8 @@ def phi(
     rate = torch.tensor(accuracy, dtype=torch.float64)
     groups = Groups.of(torch.tensor(group))
     sign = torch.sign(torch.tensor(advantage, dtype=torch.float64))
-    if isinstance(difficulty, HADW) and difficulty.recentre:  # recentring moved A, and may have turned its sign
+    # recentring moved A, and may have turned its sign
+    if isinstance(difficulty, HADW) and difficulty.recentre:
         difficulty = dataclasses.replace(difficulty, recentre=False)
         sign = torch.sign(Batch(rate, torch.ones_like(rate), groups, 0.0).centred)
     past = torch.tensor([past_successes, past_attempts, past_age], dtype=torch.float64).t()
@@ -95,10 +96,13 @@ def _quantiles(
     try:
         table = pq.read_table(file, columns=["group", "advantage", *NEEDED]).to_pydict()
         weights = np.array(phi(json.loads(spec), anchor, **table))
-    except (OSError, pa.ArrowException, ValueError, TypeError):  # another version's rollouts, or its difficulty
+    # another version's rollouts, or its difficulty
+    except (OSError, pa.ArrowException, ValueError, TypeError):
         return None
     A = np.array(table["advantage"])
     if not (A > 0).any() or not (A < 0).any():
         return None
-    up, down = ([float(f"{q:.6g}") for q in np.quantile(weights[side], SHARES)] for side in (A > 0, A < 0))
+    up, down = (
+        [float(f"{q:.6g}") for q in np.quantile(weights[side], SHARES)] for side in (A > 0, A < 0)
+    )
     return up, down

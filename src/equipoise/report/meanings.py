@@ -34,11 +34,27 @@ ENTROPY: tuple[Shown, ...] = (
         "Movement within a batch",
         "Mean of ρ − 1 − log ρ, an estimate of KL(π_old ‖ π), at the batch's first update.",
     ),
-    ("approx_kl/last_update", "Movement at the last update", "The same at the last update of the batch."),
+    (
+        "approx_kl/last_update",
+        "Movement at the last update",
+        "The same at the last update of the batch.",
+    ),
     ("kl", "KL to the starting policy", "Mean per token, as the objective's KL term sees it."),
-    ("clip_ratio/high", "Clipped upwards", "Share of tokens with a positive coefficient whose gradient was cut."),
-    ("clip_ratio/low", "Clipped downwards", "Share of tokens with a negative coefficient whose gradient was cut."),
-    ("clip_ratio/region", "Clipped", "Share of tokens whose gradient was cut, at the batch's first update."),
+    (
+        "clip_ratio/high",
+        "Clipped upwards",
+        "Share of tokens with a positive coefficient whose gradient was cut.",
+    ),
+    (
+        "clip_ratio/low",
+        "Clipped downwards",
+        "Share of tokens with a negative coefficient whose gradient was cut.",
+    ),
+    (
+        "clip_ratio/region",
+        "Clipped",
+        "Share of tokens whose gradient was cut, at the batch's first update.",
+    ),
     (
         "clip_ratio/region/last_update",
         "Clipped at the last update",

@@ -79,7 +79,11 @@ _EVALUATION = {
 
 def _shown() -> dict[str, str]:
     """The metrics that panels of the page draw."""
-    shown = {name: sentence for name, _, sentence in (*TRAINING, *ENTROPY) if not name.endswith(LAST_UPDATE)}
+    shown = {
+        name: sentence
+        for name, _, sentence in (*TRAINING, *ENTROPY)
+        if not name.endswith(LAST_UPDATE)
+    }
     shown.pop("verdict/unparsed")  # one of verdict/KIND
     return shown
 
@@ -88,16 +92,23 @@ def _biases() -> dict[str, str]:
     found = {name: f"{measures} At 0 {at_zero}." for name, (measures, at_zero) in BIAS.items()}
     pushed = ("mass_balance", "mass_imbalance", "exchangeability", "learning_tax")
     for name in (*pushed, "node_exchangeability", "node_learning_tax"):
-        found[f"pushed/{name}"] = f"`bias/{name}` of the slopes that multiplied ∇log π, after clipping and ratios."
+        found[f"pushed/{name}"] = (
+            f"`bias/{name}` of the slopes that multiplied ∇log π, after clipping and ratios."
+        )
     return found
 
 
 def _held_out() -> dict[str, str]:
-    return {name if name == "greedy" else f"{name}@N": sentence for name, sentence in HELD_OUT.items()}
+    return {
+        name if name == "greedy" else f"{name}@N": sentence for name, sentence in HELD_OUT.items()
+    }
 
 
 def _gaming() -> dict[str, str]:
-    return {name: f"{measure.sentence} Warned of at {measure.threshold:g}." for name, measure in MEASURES.items()}
+    return {
+        name: f"{measure.sentence} Warned of at {measure.threshold:g}."
+        for name, measure in MEASURES.items()
+    }
 
 
 # file → metric → sentence

@@ -25,7 +25,16 @@ from equipoise.report.series import buckets
 from equipoise.toml import toml
 
 PARTS = Path(__file__).parent / "page"
-SCRIPTS = ("text.js", "look.js", "lines.js", "peaks.js", "figure.js", "samples.js", "settings.js", "page.js")
+SCRIPTS = (
+    "text.js",
+    "look.js",
+    "lines.js",
+    "peaks.js",
+    "figure.js",
+    "samples.js",
+    "settings.js",
+    "page.js",
+)
 
 
 def write(runs: Sequence[str | Path], out: str | Path) -> Path:
@@ -44,7 +53,10 @@ def write(runs: Sequence[str | Path], out: str | Path) -> Path:
 
 def data(paths: Sequence[Path]) -> dict[str, Any]:
     """Everything the page shows, as plain JSON."""
-    runs = [run_folders.read(path, name) for path, name in zip(paths, run_folders.names(paths), strict=True)]
+    runs = [
+        run_folders.read(path, name)
+        for path, name in zip(paths, run_folders.names(paths), strict=True)
+    ]
     n = points(runs)
     return {
         "title": runs[0].name if len(runs) == 1 else f"{len(runs)} runs compared",
@@ -65,7 +77,9 @@ def _run(run: Run, n: int, budget: int) -> dict[str, Any]:
         "name": run.name,
         "path": str(run.path),
         "steps": [run.steps[i] for i in ends],
-        "settings": {f"{s}.{k}": toml(v) for s, values in run.config.items() for k, v in values.items()},
+        "settings": {
+            f"{s}.{k}": toml(v) for s, values in run.config.items() for k, v in values.items()
+        },
         "toml": run.toml,
         "command": command(run.path) if run.toml else "",
         "groups": groups,
@@ -93,7 +107,8 @@ def render(embedded: str, title: str, live: bool) -> str:
         "script": script,
     }
     template = (PARTS / "page.html").read_text(encoding="utf-8")
-    return re.sub(r"\{\{(\w+)\}\}", lambda m: filled[m[1]], template)  # in one pass: the data may hold {{script}} too
+    # in one pass: the data may hold {{script}} too
+    return re.sub(r"\{\{(\w+)\}\}", lambda m: filled[m[1]], template)
 
 
 def embed(content: dict[str, Any]) -> str:

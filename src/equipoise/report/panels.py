@@ -48,7 +48,9 @@ def lines_over_steps(
     for i, run in enumerate(runs):
         if metric in run.metrics:
             line = {"run": i, "y": at_ends(bold(run.metrics[metric]), n)}
-            lines.append({**line, "faint": thin(run.metrics[faint], n)} if faint in run.metrics else line)
+            lines.append(
+                {**line, "faint": thin(run.metrics[faint], n)} if faint in run.metrics else line
+            )
     return lines
 
 
@@ -68,7 +70,12 @@ def curve(runs: Sequence[Run], shown: Shown, **more: Any) -> Figure:
 
 
 def panel(
-    id: str, title: str, sentence: str, figures: Sequence[Figure], nothing: float = -1.0, **more: Any
+    id: str,
+    title: str,
+    sentence: str,
+    figures: Sequence[Figure],
+    nothing: float = -1.0,
+    **more: Any,
 ) -> Panel | None:
     """None without figures; those that never exceed `nothing` are named in a sentence instead of drawn."""
     figures = [f for f in figures if f.get("lines") or f.get("rows")]
@@ -88,7 +95,9 @@ def panel(
 
 
 def _largest(figure: Figure) -> float:
-    values = [v for line in figure["lines"] for v in (*line["y"], *line.get("faint", ())) if v is not None]
+    values = [
+        v for line in figure["lines"] for v in (*line["y"], *line.get("faint", ())) if v is not None
+    ]
     return max(map(abs, values), default=0.0)
 
 
@@ -99,7 +108,10 @@ def held_out(runs: Sequence[Run]) -> Panel | None:
     first = [f for f in figures if f["id"].startswith(("eval/acc@", "eval/best@", "eval/greedy"))]
     figures = [*first, _peaks(runs, metrics), *(f for f in figures if f not in first)]
     return panel(
-        "held-out", "Held-out accuracy", "On prompts no run trains on; bars and bands are 95 % intervals.", figures
+        "held-out",
+        "Held-out accuracy",
+        "On prompts no run trains on; bars and bands are 95 % intervals.",
+        figures,
     )
 
 
@@ -110,7 +122,9 @@ def _evaluations(runs: Sequence[Run], metric: str) -> Figure:
         low, high = ([rounded(bound(e, metric, k)) for e, _ in found] for k in (0, 1))
         y = [rounded(v) for _, v in found]
         if found:
-            lines.append({"run": i, "x": [e["step"] for e, _ in found], "y": y, "low": low, "high": high})
+            lines.append(
+                {"run": i, "x": [e["step"] for e, _ in found], "y": y, "low": low, "high": high}
+            )
     sentence = HELD_OUT.get(metric.partition("@")[0], "")
     return {
         "id": f"eval/{metric}",
@@ -124,14 +138,25 @@ def _evaluations(runs: Sequence[Run], metric: str) -> Figure:
 
 def _peaks(runs: Sequence[Run], metrics: Sequence[str]) -> Figure:
     accuracy = next((m for m in metrics if m.startswith("acc@")), "")
-    tables = [e["by_level"] for run in runs for e in run.evaluations if isinstance(e.get("by_level"), dict)]
+    tables = [
+        e["by_level"]
+        for run in runs
+        for e in run.evaluations
+        if isinstance(e.get("by_level"), dict)
+    ]
     levels = sorted({level for table in tables for level in table})
-    keys = {m: (m,) for m in metrics} | {f"{accuracy}, level {k}": ("by_level", k, accuracy) for k in levels}
+    keys = {m: (m,) for m in metrics} | {
+        f"{accuracy}, level {k}": ("by_level", k, accuracy) for k in levels
+    }
     rows = []
     for label, path in keys.items():
         found = [(i, p) for i, run in enumerate(runs) if (p := peak(run, *path))]
         marks = [
-            {"run": i, **{k: rounded(p[k]) for k in ("peak", "last", "drop")}, "peak_step": p["peak_step"]}
+            {
+                "run": i,
+                **{k: rounded(p[k]) for k in ("peak", "last", "drop")},
+                "peak_step": p["peak_step"],
+            }
             for i, p in found
         ]
         rows += [{"label": label, "marks": marks}] if marks else []
@@ -139,7 +164,13 @@ def _peaks(runs: Sequence[Run], metrics: Sequence[str]) -> Figure:
         "Filled: the best evaluation of the run. Hollow: the last one. The line between them is what the run lost "
         "again (Balanced Aggregation, Figure 1). All on one scale, each around its own middle."
     )
-    return {"id": "peaks", "kind": "peaks", "title": "Peak and last", "sentence": sentence, "rows": rows}
+    return {
+        "id": "peaks",
+        "kind": "peaks",
+        "title": "Peak and last",
+        "sentence": sentence,
+        "rows": rows,
+    }
 
 
 def training(runs: Sequence[Run]) -> Panel | None:
@@ -173,7 +204,10 @@ def stability(runs: Sequence[Run]) -> Panel | None:
         "KL(π_old ‖ π) where two or more responses to a prompt have the same context, before the last optimizer step "
         "of each batch. With one step a batch there is none."
     )
-    figures = [curve(runs, (measures.CONTEXTS, "Drift at shared contexts", moved), zero=True), *measures.figures(runs)]
+    figures = [
+        curve(runs, (measures.CONTEXTS, "Drift at shared contexts", moved), zero=True),
+        *measures.figures(runs),
+    ]
     sentence = (
         "Token Gradient Cancellation's measures. Steps: to the highest score that every run here has reached. Jitter: "
         "the noise of an evaluation around its neighbours. Shared drift needs several optimizer steps a batch; "
@@ -189,8 +223,16 @@ def stability(runs: Sequence[Run]) -> Panel | None:
 
 def lengths(runs: Sequence[Run]) -> Panel | None:
     """Balanced Aggregation's Figure 3: the two facts about lengths that decide which rule suits."""
-    spread = ("bias/group_length_cv", "Length spread", "Standard deviation over mean of the lengths, within groups.")
-    gap = ("bias/group_length_gap", "Length gap", "(T̄− − T̄+) / T̄ within groups: above 0, wrong responses are longer.")
+    spread = (
+        "bias/group_length_cv",
+        "Length spread",
+        "Standard deviation over mean of the lengths, within groups.",
+    )
+    gap = (
+        "bias/group_length_gap",
+        "Length gap",
+        "(T̄− − T̄+) / T̄ within groups: above 0, wrong responses are longer.",
+    )
     figures = [{**curve(runs, s, zero=True), "id": f"lengths/{s[0]}"} for s in (spread, gap)]
     sentence = (
         "Balanced Aggregation, Figure 3. A large spread and a small gap favour token aggregation, a small spread and a "
@@ -204,12 +246,20 @@ def bias(runs: Sequence[Run]) -> Panel | None:
     found = list(dict.fromkeys(m for run in runs for m in run.metrics if m.startswith("bias/")))
     rows, figures = [], []
     for metric in sorted(found, key=[*BIAS, *found].index):
-        what, zero = BIAS.get(metric, ("A measure that this version has no sentence for.", "no such bias"))
+        what, zero = BIAS.get(
+            metric, ("A measure that this version has no sentence for.", "no such bias")
+        )
         title = metric.removeprefix("bias/")
-        rows.append({"head": title, "cells": _compared([mean(run.metrics.get(metric, [])) for run in runs])})
+        rows.append(
+            {"head": title, "cells": _compared([mean(run.metrics.get(metric, [])) for run in runs])}
+        )
         figure = curve(runs, (metric, title, what), zero=True, span=1e-2, means=f"0 means: {zero}.")
         figures.append({**figure, "metric": title})
-    table = {"columns": ["mean over all steps", *(run.name for run in runs)], "runs_across": True, "rows": rows}
+    table = {
+        "columns": ["mean over all steps", *(run.name for run in runs)],
+        "runs_across": True,
+        "rows": rows,
+    }
     sentence = (
         "Measured in every training batch from the coefficients themselves: c = w·A is what the gradient of each token "
         "of a response is multiplied by, T is the response's length. Bars compare the runs within a row."
@@ -267,21 +317,35 @@ def entropy(runs: Sequence[Run]) -> Panel | None:
 
 def gaming(runs: Sequence[Run]) -> Panel | None:
     """The signs that the reward is being gamed, each with its threshold, and a table of what crossed one."""
-    shown = [(m, measure) for m, measure in MEASURES.items() if any(m in run.metrics for run in runs)]
+    shown = [
+        (m, measure) for m, measure in MEASURES.items() if any(m in run.metrics for run in runs)
+    ]
     figures = [_measure(runs, metric, measure) for metric, measure in shown]
     greedy = (
-        [_judged_greedy(runs)] if any(number(e, GREEDY) is not None for run in runs for e in run.evaluations) else []
+        [_judged_greedy(runs)]
+        if any(number(e, GREEDY) is not None for run in runs for e in run.evaluations)
+        else []
     )
     rows = [
-        {"head": metric.removeprefix("gaming/"), "cells": [{"text": _first_crossing(run, metric)} for run in runs]}
+        {
+            "head": metric.removeprefix("gaming/"),
+            "cells": [{"text": _first_crossing(run, metric)} for run in runs],
+        }
         for metric, _ in shown
     ]
-    table = {"columns": ["beyond its threshold", *(run.name for run in runs)], "runs_across": True, "rows": rows}
+    table = {
+        "columns": ["beyond its threshold", *(run.name for run in runs)],
+        "runs_across": True,
+        "rows": rows,
+    }
     sentence = (
         "A second judge, apart from the reward, grades a sample of every step. A measure beyond its threshold asks for "
         "a look at the samples; it is no proof. Honest learning lowers the number of different answers within groups."
     )
-    for metric, title in (("distinct_in_groups", "Different answers within groups"), ("judged", "Responses judged")):
+    for metric, title in (
+        ("distinct_in_groups", "Different answers within groups"),
+        ("judged", "Responses judged"),
+    ):
         figures.append(curve(runs, (f"gaming/{metric}", title, "")))
     return panel("gaming", "Is the reward being gamed?", sentence, [*figures, *greedy], table=table)
 
@@ -289,14 +353,21 @@ def gaming(runs: Sequence[Run]) -> Panel | None:
 def _measure(runs: Sequence[Run], metric: str, measure: Measure) -> Figure:
     side = "above" if measure.above else "below"
     return curve(
-        runs, (metric, measure.title, measure.sentence), zero=True, means=f"Warned of {side} {measure.threshold:g}."
+        runs,
+        (metric, measure.title, measure.sentence),
+        zero=True,
+        means=f"Warned of {side} {measure.threshold:g}.",
     )
 
 
 def _first_crossing(run: Run, metric: str) -> str:
     """The first step whose running mean lies beyond the threshold."""
     column = running_mean(run.metrics.get(metric, []))
-    found = [s for s, v in zip(run.steps, column, strict=False) if v is not None and MEASURES[metric].crossed(v)]
+    found = [
+        s
+        for s, v in zip(run.steps, column, strict=False)
+        if v is not None and MEASURES[metric].crossed(v)
+    ]
     return f"from step {found[0]}" if found else "never"
 
 
@@ -305,7 +376,9 @@ def _judged_greedy(runs: Sequence[Run]) -> Figure:
     for i, run in enumerate(runs):
         found = [(e["step"], v) for e in run.evaluations if (v := number(e, GREEDY)) is not None]
         if found:
-            lines.append({"run": i, "x": [step for step, _ in found], "y": [rounded(v) for _, v in found]})
+            lines.append(
+                {"run": i, "x": [step for step, _ in found], "y": [rounded(v) for _, v in found]}
+            )
     drop = MEASURES["gaming/greedy_drop"]
     return {
         "id": GREEDY,
@@ -319,9 +392,16 @@ def _judged_greedy(runs: Sequence[Run]) -> Figure:
 
 def functions(runs: Sequence[Run]) -> Panel | None:
     """Each reward function: its mean, and the shares of responses on which it crashed, timed out or found no answer."""
-    metrics = list(dict.fromkeys(m for run in runs for m in run.metrics if m.startswith("rewards/")))
+    metrics = list(
+        dict.fromkeys(m for run in runs for m in run.metrics if m.startswith("rewards/"))
+    )
     names = list(dict.fromkeys(m.removeprefix("rewards/").rpartition("/")[0] for m in metrics))
-    columns = {"mean": "Mean reward", "crashed": "Crashed", "timeout": "Timed out", "unparsed": "No answer found"}
+    columns = {
+        "mean": "Mean reward",
+        "crashed": "Crashed",
+        "timeout": "Timed out",
+        "unparsed": "No answer found",
+    }
     figures = [
         curve(runs, (f"rewards/{name}/{kind}", f"{name}: {title.lower()}", ""))
         for name in names
@@ -330,21 +410,33 @@ def functions(runs: Sequence[Run]) -> Panel | None:
     rows = [
         {
             "head": f"{name}: {title.lower()}",
-            "cells": _compared([mean(run.metrics.get(f"rewards/{name}/{kind}", [])) for run in runs]),
+            "cells": _compared(
+                [mean(run.metrics.get(f"rewards/{name}/{kind}", [])) for run in runs]
+            ),
         }
         for name in names
         for kind, title in columns.items()
     ]
-    table = {"columns": ["mean over all steps", *(run.name for run in runs)], "runs_across": True, "rows": rows}
+    table = {
+        "columns": ["mean over all steps", *(run.name for run in runs)],
+        "runs_across": True,
+        "rows": rows,
+    }
     sentence = "Before weights and length shaping. A function that fails on most responses for three steps stops a run."
     return panel("functions", "Reward functions", sentence, figures, nothing=0.0, table=table)
 
 
 def others(runs: Sequence[Run]) -> Panel | None:
     """Every metric no other panel shows: nothing that was logged is out of reach."""
-    shown = {metric for metric, _, _ in (*TRAINING, *ENTROPY)} | {"policy_loss", "difficulty/anchor", measures.CONTEXTS}
+    shown = {metric for metric, _, _ in (*TRAINING, *ENTROPY)} | {
+        "policy_loss",
+        "difficulty/anchor",
+        measures.CONTEXTS,
+    }
     elsewhere = ("bias/", "rewards/", "gaming/")
-    left = sorted({m for run in runs for m in run.metrics if m not in shown and not m.startswith(elsewhere)})
+    left = sorted(
+        {m for run in runs for m in run.metrics if m not in shown and not m.startswith(elsewhere)}
+    )
     figures = [curve(runs, (m, m, "")) for m in left]
     return panel("others", "All other metrics", "As logged.", figures, nothing=0.0, closed=True)
 

@@ -51,7 +51,11 @@ def find(paths: Sequence[str | Path]) -> list[Path]:
     """The run directories meant by `paths`: each is one, or a folder that holds some."""
     found: list[Path] = []
     for path in map(Path, paths):
-        inside = [] if is_run(path) or not path.is_dir() else sorted(p for p in path.iterdir() if is_run(p))
+        inside = (
+            []
+            if is_run(path) or not path.is_dir()
+            else sorted(p for p in path.iterdir() if is_run(p))
+        )
         if not path.exists():
             raise ReportError(f"{path}: there is no such run directory")
         if not is_run(path) and not inside:
@@ -87,13 +91,17 @@ def read(path: Path, name: str) -> Run:
     metrics = {k: [_metric(r, k) for r in records.values()] for k in keys if k != "step"}
     metrics = {k: column for k, column in metrics.items() if any(v is not None for v in column)}
     evaluations = list(_records(path / "eval.jsonl", notes).values())
-    return Run(path, name, config, toml, list(records), metrics, evaluations, _rollouts(path), notes)
+    return Run(
+        path, name, config, toml, list(records), metrics, evaluations, _rollouts(path), notes
+    )
 
 
 def signature(paths: Iterable[Path]) -> tuple[Any, ...]:
     """Changes whenever a file of these runs does."""
     files = [
-        f for p in paths for f in (p / "config.toml", p / "metrics.jsonl", p / "eval.jsonl", *_rollouts(p).values())
+        f
+        for p in paths
+        for f in (p / "config.toml", p / "metrics.jsonl", p / "eval.jsonl", *_rollouts(p).values())
     ]
     return tuple((str(f), *version(f)) for f in files)
 
@@ -140,7 +148,9 @@ def _records(file: Path, notes: list[str]) -> dict[int, dict[str, Any]]:
         records[step] = record
     if unreadable:
         lines_are = "line of its" if unreadable == 1 else "lines of its"
-        notes.append(f"{unreadable} {lines_are} {file.name} could not be read and {_was(unreadable)} passed over.")
+        notes.append(
+            f"{unreadable} {lines_are} {file.name} could not be read and {_was(unreadable)} passed over."
+        )
     return dict(sorted(records.items()))
 
 

@@ -59,7 +59,9 @@ def _add_phi(run: Run, groups: Sequence[dict[str, Any]]) -> None:
             weights = difficulty.phi(spec, C[g["step"]], group=[0] * len(A), advantage=A, **known)
         except ValueError:  # a difficulty of another version
             return
-        g["responses"] = [{**r, "phi": rounded(w)} for r, w in zip(g["responses"], weights, strict=True)]
+        g["responses"] = [
+            {**r, "phi": rounded(w)} for r, w in zip(g["responses"], weights, strict=True)
+        ]
 
 
 def _left_out(run: Run, chosen: Sequence[dict[str, Any]]) -> str:
@@ -68,7 +70,8 @@ def _left_out(run: Run, chosen: Sequence[dict[str, Any]]) -> str:
     there = sum(_count(file, version(file)) for file in run.rollouts.values())
     shown, steps = sum(len(g["responses"]) for g in chosen), len({g["step"] for g in chosen})
     out = (
-        f"{shown:,} of {there:,} logged responses, {len(chosen)} whole groups from {steps} of {len(run.rollouts)} files"
+        f"{shown:,} of {there:,} logged responses, "
+        f"{len(chosen)} whole groups from {steps} of {len(run.rollouts)} files"
     )
     cut = sum(bool(r["cut"]) for g in chosen for r in g["responses"])
     return f"{out}; {cut:,} long texts without their middle." if cut else f"{out}."
@@ -91,7 +94,9 @@ def _first_groups(file: Path, version: tuple[int, ...], budget: int) -> list[dic
     groups: list[dict[str, Any]] = []
     left = budget
     for rows in _groups(file):
-        group = _group(len(groups), rows, min(LONGEST, budget // (2 * len(rows) + 2) - NUMBERS_TAKE))
+        group = _group(
+            len(groups), rows, min(LONGEST, budget // (2 * len(rows) + 2) - NUMBERS_TAKE)
+        )
         left -= len(json.dumps(group))
         if left < 0:
             break
@@ -154,7 +159,9 @@ def _response(row: dict[str, Any], longest: int) -> dict[str, Any]:
 
 
 def _finite(value: Any) -> float | None:
-    return rounded(float(value)) if isinstance(value, int | float) and math.isfinite(value) else None
+    return (
+        rounded(float(value)) if isinstance(value, int | float) and math.isfinite(value) else None
+    )
 
 
 def shortened(text: str, most: int) -> tuple[str | list[str], int]:

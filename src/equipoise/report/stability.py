@@ -39,7 +39,8 @@ class Stability(NamedTuple):
 
     steps: float | None  # to the score, between evaluations along a straight line
     jitter: float | None  # of an evaluation around its neighbours, as a share
-    contexts: float | None  # KL(π_old ‖ π) at shared contexts before a batch's last optimizer step, mean over steps
+    # KL(π_old ‖ π) at shared contexts before a batch's last optimizer step, mean over steps
+    contexts: float | None
     odds: float | None  # log-odds drift between right answers at the last evaluation, nats
     answers: float | None  # entropy among right answers at the last evaluation, nats
     entropy: float | None  # per token, mean of the last ten steps, nats
@@ -93,7 +94,11 @@ def table(runs: Sequence[Run]) -> dict[str, Any] | None:
     if score is None:
         return None
     found = [stability(run, metric, score) for run in runs]
-    shown = {key: column for key, column in COLUMNS.items() if any(getattr(f, key) is not None for f in found)}
+    shown = {
+        key: column
+        for key, column in COLUMNS.items()
+        if any(getattr(f, key) is not None for f in found)
+    }
     rows = []
     for i, each in enumerate(found):
         cells = ["–" if each.steps is None else f"{each.steps:.0f}"]
@@ -101,7 +106,10 @@ def table(runs: Sequence[Run]) -> dict[str, Any] | None:
             value = getattr(each, key)
             cells.append("–" if value is None else form(value))
         rows.append({"run": i, "cells": [{"text": text} for text in cells]})
-    return {"columns": ["run", f"steps to {100 * score:.1f}", *(title for title, _ in shown.values())], "rows": rows}
+    return {
+        "columns": ["run", f"steps to {100 * score:.1f}", *(title for title, _ in shown.values())],
+        "rows": rows,
+    }
 
 
 def figures(runs: Sequence[Run]) -> list[dict[str, Any]]:

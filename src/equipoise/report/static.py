@@ -30,4 +30,6 @@ PAGE = """<!doctype html>
 
 def static_page(title: str, style: str, body: str) -> str:
     """`body` is HTML already, `title` is text."""
-    return PAGE.format(policy=policy(style, "", live=False), title=html.escape(title), style=style, body=body)
+    return PAGE.format(
+        policy=policy(style, "", live=False), title=html.escape(title), style=style, body=body
+    )

@@ -55,7 +55,9 @@ def _row(run: Run, accuracy: str, best: str) -> dict[str, str]:
 
 def held_out_metrics(run: Run) -> list[str]:
     """The names of a run's held-out metrics, in the order they were logged: those that have an interval."""
-    return list(dict.fromkeys(k for e in run.evaluations for k in _intervals(e) if number(e, k) is not None))
+    return list(
+        dict.fromkeys(k for e in run.evaluations for k in _intervals(e) if number(e, k) is not None)
+    )
 
 
 def _intervals(evaluation: dict[str, Any]) -> dict[str, Any]:
@@ -77,15 +79,24 @@ def peak(run: Run, *keys: str) -> dict[str, Any] | None:
     best, at = max(found, key=lambda x: x[0])
     last, end = found[-1]
     low, high = (bound(end, keys[0], i) for i in (0, 1))
-    return {"start": found[0][0], "peak": best, "peak_step": at["step"], "last": last, "drop": best - last,
-            "low": low, "high": high}  # fmt: skip
+    return {
+        "start": found[0][0],
+        "peak": best,
+        "peak_step": at["step"],
+        "last": last,
+        "drop": best - last,
+        "low": low,
+        "high": high,
+    }
 
 
 def objective(run: Run) -> str:
     """The objective's choices in a few words, as the configuration makes them."""
     section = run.config.get("objective", {})
     slots = ("advantage", "difficulty", "cancellation", "aggregation", "surrogate")
-    return " · ".join([str(section.get("preset", "")), *(_choice(section[k]) for k in slots if k in section)])
+    return " · ".join(
+        [str(section.get("preset", "")), *(_choice(section[k]) for k in slots if k in section)]
+    )
 
 
 def _choice(value: Any) -> str:
@@ -96,7 +107,9 @@ def _choice(value: Any) -> str:
 
 
 def _first(runs: Sequence[Run], start: str) -> str:
-    return next((k for run in runs for k in held_out_metrics(run) if k.startswith(start)), f"{start}n")
+    return next(
+        (k for run in runs for k in held_out_metrics(run) if k.startswith(start)), f"{start}n"
+    )
 
 
 def _percent(value: float | None) -> str:

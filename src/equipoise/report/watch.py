@@ -76,9 +76,15 @@ def server(run: str | Path | Sequence[str | Path], port: int = 0) -> ThreadingHT
             else:
                 self._answer(404, "text/plain", "There is only / here.")
 
-        def _answer(self, status: int, kind: str, text: str, more: dict[str, str] | None = None) -> None:
+        def _answer(
+            self, status: int, kind: str, text: str, more: dict[str, str] | None = None
+        ) -> None:
             body = text.encode()
-            headers = {"Content-Type": f"{kind}; charset=utf-8", "Content-Length": str(len(body)), **HEADERS}
+            headers = {
+                "Content-Type": f"{kind}; charset=utf-8",
+                "Content-Length": str(len(body)),
+                **HEADERS,
+            }
             with contextlib.suppress(ConnectionError):  # the browser went away
                 self.send_response(status)
                 for name, value in {**headers, **(more or {})}.items():

@@ -30,7 +30,13 @@ def sampler(policy: Policy) -> Sampler:
     """Where `policy.decoder` knows the architecture the paged sampler on CUDA and the native one elsewhere; for other
     models the one through transformers, with a notice."""
     if policy.is_llama_like:
-        return PagedSampler(policy) if policy.device.type == "cuda" and serves(policy) else NativeSampler(policy)
+        return (
+            PagedSampler(policy)
+            if policy.device.type == "cuda" and serves(policy)
+            else NativeSampler(policy)
+        )
     name = type(policy.core).__name__
-    logging.getLogger(__name__).warning("%s has no native sampler; sampling through transformers (slower)", name)
+    logging.getLogger(__name__).warning(
+        "%s has no native sampler; sampling through transformers (slower)", name
+    )
     return TransformersSampler(policy)

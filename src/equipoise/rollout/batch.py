@@ -48,7 +48,9 @@ def request(
 ) -> Request:
     """Check what was asked for and derive the seeds of the responses."""
     if n < 1 or len(prompts) == 0:
-        raise ValueError(f"asked for {n} responses to {len(prompts)} prompts; both must be at least 1")
+        raise ValueError(
+            f"asked for {n} responses to {len(prompts)} prompts; both must be at least 1"
+        )
     names = range(len(prompts)) if keys is None else keys
     if len(names) != len(prompts):
         raise ValueError(f"{len(names)} keys for {len(prompts)} prompts; give one for each")
@@ -61,7 +63,11 @@ def request(
     device = policy.device
     length = torch.tensor([len(p) for p in prompts], device=device)
     samples = torch.arange(n, device=device).repeat(len(prompts))
-    stop = stop_strings(policy.tokenizer, params.stop, policy.core.config.vocab_size, device) if params.stop else None
+    stop = (
+        stop_strings(policy.tokenizer, params.stop, policy.core.config.vocab_size, device)
+        if params.stop
+        else None
+    )
     return Request(
         [list(p) for p in prompts],
         n,
@@ -96,10 +102,13 @@ class DecodeBatch:
         self.logprobs = torch.zeros(shape, device=device)
         self.stops = torch.zeros(shape, dtype=torch.bool, device=device)
         self._tables = [self.tokens, self.logprobs, self.stops]
-        self.ids: list[Tensor] = []  # of all supports, as they were drawn; where each lies in them, and its size
+        # of all supports, as they were drawn; where each lies in them, and its size
+        self.ids: list[Tensor] = []
         self.listed = 0
         if asked.params.truncates:
-            self.support_at, self.support_size = torch.zeros(2, *shape, dtype=torch.int64, device=device)
+            self.support_at, self.support_size = torch.zeros(
+                2, *shape, dtype=torch.int64, device=device
+            )
             self._tables += [self.support_at, self.support_size]
         self.finished = torch.zeros(len(rows), dtype=torch.bool, device=device)
         self._told = torch.zeros(len(rows), dtype=torch.bool, device=device)
@@ -185,10 +194,14 @@ class DecodeBatch:
 
 def collect(asked: Request, batches: Sequence[DecodeBatch]) -> Rollouts:
     """The finished batches of a request, flat."""
-    lengths, stopped = (torch.cat(parts) for parts in zip(*(b.lengths() for b in batches), strict=True))
+    lengths, stopped = (
+        torch.cat(parts) for parts in zip(*(b.lengths() for b in batches), strict=True)
+    )
 
     def flat(field: str) -> Tensor:
-        padded = torch.cat([F.pad(getattr(b, field), (0, 0, 0, longest - b.longest)) for b in batches], 1).t()
+        padded = torch.cat(
+            [F.pad(getattr(b, field), (0, 0, 0, longest - b.longest)) for b in batches], 1
+        ).t()
         return padded[inside]
 
     longest = max(b.longest for b in batches)

@@ -18,7 +18,8 @@ from equipoise.kernels.decode import BLOCK
 
 # Steps between two looks at the device; a row's blocks reach that far ahead. At most BLOCK: padding has one block.
 WINDOW = 16
-REFILL = 8  # waiting responses come in when a REFILLth of the rows is empty: bringing them in costs a pass over prompts
+# waiting responses come in when a REFILLth of the rows is empty: bringing them in costs a pass over prompts
+REFILL = 8
 
 Ints = NDArray[np.int32]
 
@@ -67,7 +68,14 @@ class Tables:
     def __init__(self, size: Size, small: Ints, large: NDArray[np.int64]) -> None:
         parts = np.split(small, np.cumsum([int(np.prod(s)) for s in size.shapes])[:-1])
         parts = [part.reshape(shape) for part, shape in zip(parts, size.shapes, strict=True)]
-        self.table, self.length, self.prompt, self.prompt_table, self.prompt_length, self.members = parts
+        (
+            self.table,
+            self.length,
+            self.prompt,
+            self.prompt_table,
+            self.prompt_length,
+            self.members,
+        ) = parts
         self.keys, self.tokens = large.reshape(2, size.rows)
 
 
@@ -78,19 +86,30 @@ class Scheduler:
     """
 
     def __init__(
-        self, tables: Tables, blocks: Blocks, prompt_length: NDArray[np.int64], limit: NDArray[np.int64]
+        self,
+        tables: Tables,
+        blocks: Blocks,
+        prompt_length: NDArray[np.int64],
+        limit: NDArray[np.int64],
     ) -> None:
-        capacity, places, n = len(tables.length), len(tables.prompt_length), len(limit) // len(prompt_length)
-        self.tables, self.blocks, self.limit, self.n = tables, blocks, limit, n
+        capacity = len(tables.length)
+        places = len(tables.prompt_length)
+        n = len(limit) // len(prompt_length)
+        self.tables = tables
+        self.blocks = blocks
+        self.limit = limit
+        self.n = n
         self.capacity, self.count, self.born = capacity, 0, 0
         self.response = np.zeros(capacity, dtype=np.int64)
-        self.drawn = np.zeros(capacity, dtype=np.int64)  # tokens so far; all but the last are in the cache
+        # tokens so far; all but the last are in the cache
+        self.drawn = np.zeros(capacity, dtype=np.int64)
         self.held = np.zeros(capacity, dtype=np.int64)  # blocks of its own
         self.age = np.zeros(capacity, dtype=np.int64)
         self.queue = deque(range(len(prompt_length) * n))
         self.prompt_length = prompt_length
         self.waiting = np.full(len(prompt_length), n)
-        self.place = np.full(len(prompt_length), -1)  # where the prompt is in the tables; −1: not in the cache
+        # where the prompt is in the tables; −1: not in the cache
+        self.place = np.full(len(prompt_length), -1)
         self.owner = np.full(places, -1)  # which prompt is there
         self.active = np.zeros(places, dtype=np.int64)  # rows that answer it
 
@@ -117,7 +136,9 @@ class Scheduler:
         A response's last token never enters the cache; what a row draws behind its limit goes to block 0."""
         while True:
             rows = slice(0, self.count)
-            need = blocks_for(np.minimum(self.drawn[rows] - 1 + steps, self.limit[self.response[rows]] - 1))
+            need = blocks_for(
+                np.minimum(self.drawn[rows] - 1 + steps, self.limit[self.response[rows]] - 1)
+            )
             need -= self.held[rows]
             lacking = int(need.clip(0).sum()) - self.blocks.left
             if lacking <= 0:
@@ -138,14 +159,25 @@ class Scheduler:
         if len(kept) == 0 or kept[-1] == len(kept) - 1:
             return
         t = self.tables
-        for array in (self.response, self.drawn, self.held, self.age, t.table, t.prompt, t.keys, t.tokens):
+        for array in (
+            self.response,
+            self.drawn,
+            self.held,
+            self.age,
+            t.table,
+            t.prompt,
+            t.keys,
+            t.tokens,
+        ):
             array[: len(kept)] = array[kept]
 
     def fill_in(self, size: int) -> None:
         """Finish the tables for a step over `size` rows: lengths, who answers which prompt, and rows of padding."""
         t, rows = self.tables, slice(0, self.count)
         t.length[rows] = self.drawn[rows] - 1
-        t.length[self.count : size] = t.prompt[self.count : size] = t.table[self.count : size, 0] = 0
+        t.length[self.count : size] = 0
+        t.prompt[self.count : size] = 0
+        t.table[self.count : size, 0] = 0
         t.members.fill(-1)
         t.members[t.prompt[rows], self.response[rows] % self.n] = np.arange(self.count)
 
@@ -173,7 +205,12 @@ class Scheduler:
 
     def _open_row(self, response: int, prompt: int) -> None:
         row, place = self.count, self.place[prompt]
-        self.response[row], self.drawn[row], self.held[row], self.age[row] = response, 0, 0, self.born
+        self.response[row], self.drawn[row], self.held[row], self.age[row] = (
+            response,
+            0,
+            0,
+            self.born,
+        )
         self.tables.prompt[row] = place
         self.tables.table[row] = 0
         self.active[place] += 1
@@ -205,6 +242,8 @@ class Scheduler:
 
     def _free_prompt(self, place: int) -> None:
         prompt = self.owner[place]
-        self.blocks.give(self.tables.prompt_table[place, : int(blocks_for(int(self.prompt_length[prompt])))])
+        self.blocks.give(
+            self.tables.prompt_table[place, : int(blocks_for(int(self.prompt_length[prompt])))]
+        )
         self.owner[place] = self.place[prompt] = -1
         self.tables.prompt_length[place] = 0

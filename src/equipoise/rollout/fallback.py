@@ -35,7 +35,10 @@ class TransformersSampler:
     ) -> Rollouts:
         asked = request(self.policy, prompts, n, params, keys, step, finished)
         starts = range(0, asked.rows, self.rows)
-        return collect(asked, [_decode(self.policy, asked, range(s, min(s + self.rows, asked.rows))) for s in starts])
+        return collect(
+            asked,
+            [_decode(self.policy, asked, range(s, min(s + self.rows, asked.rows))) for s in starts],
+        )
 
 
 def _decode(policy: Policy, asked: Request, rows: range) -> DecodeBatch:

@@ -69,9 +69,14 @@ class NativeSampler:
         positions = max(map(len, asked.prompts)) + int(asked.limit.max())
         head_dim: int = self.policy.core.model.layers[0].self_attn.head_dim
         per_position: int = (
-            2 * config.num_hidden_layers * config.num_key_value_heads * head_dim * self.policy.dtype.itemsize
+            2
+            * config.num_hidden_layers
+            * config.num_key_value_heads
+            * head_dim
+            * self.policy.dtype.itemsize
         )
-        probabilities: int = 4 * 4 * config.vocab_size  # logits, their softmax, its sum and one to spare, in float32
+        # logits, their softmax, its sum and one to spare, in float32
+        probabilities: int = 4 * 4 * config.vocab_size
         return max(1, min(self.rows, MEMORY // (positions * per_position + probabilities)))
 
 
@@ -82,7 +87,11 @@ class _Linear(NamedTuple):
     bias: Tensor | None
 
     def __call__(self, x: Tensor) -> Tensor:
-        return torch.mm(x, self.weight) if self.bias is None else torch.addmm(self.bias, x, self.weight)
+        return (
+            torch.mm(x, self.weight)
+            if self.bias is None
+            else torch.addmm(self.bias, x, self.weight)
+        )
 
     def add_to_(self, residual: Tensor, x: Tensor) -> None:
         residual.addmm_(x, self.weight)
@@ -147,7 +156,9 @@ def _pairs(head_dim: int, device: torch.device) -> Tensor:
 def _head_order(layer: Layer, pairs: Tensor) -> Tensor:
     """The order of the rows of qkv in which every head of queries and keys has its entries in the order of `pairs`;
     values stay as they are."""
-    rows = torch.arange(sum(map(len, layer.qkv.weights)), device=pairs.device).view(-1, layer.head_dim)
+    rows = torch.arange(sum(map(len, layer.qkv.weights)), device=pairs.device).view(
+        -1, layer.head_dim
+    )
     rotated = len(rows) - layer.kv_heads
     return torch.cat((rows[:rotated, pairs], rows[rotated:])).flatten()
 
@@ -165,7 +176,9 @@ def _permuted(norm: NormModule | None, pairs: Tensor) -> _Norm | None:
     return None if norm is None else _Norm(norm.weight[pairs], torch.tensor(norm.eps))
 
 
-def _linear(projections: Projections, *, scale: Tensor | None = None, order: Tensor | None = None) -> _Linear:
+def _linear(
+    projections: Projections, *, scale: Tensor | None = None, order: Tensor | None = None
+) -> _Linear:
     """Projections side by side as [in, out], their outputs in the order given, their inputs scaled."""
     weights, biases = projections.merged_weights(), projections.biases
     weight = torch.cat(weights) if len(weights) > 1 else weights[0]
@@ -311,7 +324,9 @@ def _prefill(
         out = decoder.causal_attention(q, k, v, masks[layer.window], layer.scale)
         return out.transpose(1, 2).flatten(0, 1)
 
-    x = decoder.hidden_states(core, inputs.view(-1), positions.view(-1), attend).view(*inside.shape, -1)[:, -1]
+    x = decoder.hidden_states(core, inputs.view(-1), positions.view(-1), attend).view(
+        *inside.shape, -1
+    )[:, -1]
     visible = None
     if not even:
         visible = torch.zeros(len(prompts), 1, 1, width + longest, device=device, dtype=x.dtype)
@@ -330,7 +345,9 @@ def _prefill_mask(inside: Tensor, window: int | None) -> Tensor | None:
     return visible | (column[:, None] == column)  # an empty column sees itself, to stay finite
 
 
-def _step(weights: _Weights, cache: _Cache, tokens: Tensor, rope: Tensor, visible: Tensor | None) -> Tensor:
+def _step(
+    weights: _Weights, cache: _Cache, tokens: Tensor, rope: Tensor, visible: Tensor | None
+) -> Tensor:
     """Feed one token a row into the cache's newest column; returns the normed hidden states [r, d]."""
     parts = weights.parts
     stream = _CachedStream(parts.embed(tokens), ACTIVATIONS[parts.activation])
@@ -359,7 +376,9 @@ class _CachedStream:
         return self.activation(gate).mul_(up)
 
 
-def _attend(layer: Layer, own: LayerWeights, kv: Tensor, mask: Tensor | None, rope: Tensor, qkv: Tensor) -> Tensor:
+def _attend(
+    layer: Layer, own: LayerWeights, kv: Tensor, mask: Tensor | None, rope: Tensor, qkv: Tensor
+) -> Tensor:
     """Put keys and values into the last column of kv [r, 2, Hk, columns, D], and attend to all its columns."""
     kv_heads, head_dim = layer.kv_heads, layer.head_dim
     r = len(qkv)
@@ -373,7 +392,12 @@ def _attend(layer: Layer, own: LayerWeights, kv: Tensor, mask: Tensor | None, ro
     kv.select(3, -1).copy_(qkv[:, heads:].view(r, 2, kv_heads, head_dim))
     keys, values = kv.unbind(1)
     o = F.scaled_dot_product_attention(
-        qkv[:, :heads, None], keys, values, attn_mask=mask, scale=layer.scale, enable_gqa=heads != kv_heads
+        qkv[:, :heads, None],
+        keys,
+        values,
+        attn_mask=mask,
+        scale=layer.scale,
+        enable_gqa=heads != kv_heads,
     )
     return o.view(r, -1)
 

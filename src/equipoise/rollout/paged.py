@@ -48,7 +48,9 @@ TOLD = 32  # responses told of together: a millisecond or two, in which the devi
 class PagedSampler:
     """`rows`: the most responses decoded together; `memory`: the most bytes of the cache (default: what is free)."""
 
-    def __init__(self, policy: Policy, *, rows: int = BUCKETS[-1], memory: int | None = None) -> None:
+    def __init__(
+        self, policy: Policy, *, rows: int = BUCKETS[-1], memory: int | None = None
+    ) -> None:
         if not 1 <= rows <= BUCKETS[-1]:
             raise ValueError(
                 f"rows = {rows} must lie between 1 and {BUCKETS[-1]}, the largest batch a step is made for"
@@ -73,7 +75,8 @@ class PagedSampler:
     ) -> Rollouts:
         asked = request(self.policy, prompts, n, params, keys, step, finished)
         device = self.policy.device
-        with torch.cuda.device(device) if device.type == "cuda" else nullcontext():  # kernels go to the current one
+        # kernels go to the current one
+        with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
             return self._sample(asked)
 
     def _sample(self, asked: Request) -> Rollouts:
@@ -135,13 +138,20 @@ class PagedSampler:
 class _Call:
     """One call of `sample`: rows come and go until every response is finished."""
 
-    def __init__(self, policy: Policy, asked: Request, buffers: StepBuffers, weights: Weights, pool: Tensor) -> None:
-        self.policy, self.asked, self.buffers, self.weights, self.pool = policy, asked, buffers, weights, pool
+    def __init__(
+        self, policy: Policy, asked: Request, buffers: StepBuffers, weights: Weights, pool: Tensor
+    ) -> None:
+        self.policy = policy
+        self.asked = asked
+        self.buffers = buffers
+        self.weights = weights
+        self.pool = pool
         self.keys, self.limit = asked.keys.cpu().numpy(), asked.limit.cpu().numpy()
         self.is_end = np.zeros(weights.vocabulary, dtype=bool)
         self.is_end[[token for token in policy.eos if token < weights.vocabulary]] = True
         self.may_stop = None if asked.stop is None else asked.stop.candidate.cpu().numpy()
-        shape = asked.rows, int(self.limit.max()) + WINDOW  # draws behind a response's end have their place too
+        # draws behind a response's end have their place too
+        shape = asked.rows, int(self.limit.max()) + WINDOW
         self.tokens = np.zeros(shape, dtype=np.int32)
         self.logprobs = np.zeros(shape, dtype=np.float32)
         # Of each token's support: where it begins among all ids listed, and its size.
@@ -150,18 +160,26 @@ class _Call:
         self.listed = 0
         self.lengths = np.zeros(asked.rows, dtype=np.int64)
         self.stopped = np.zeros(asked.rows, dtype=bool)
-        self.unstored: list[tuple[Any, ...]] = []  # what `_record` saw and `_store` has not written yet
+        # what `_record` saw and `_store` has not written yet
+        self.unstored: list[tuple[Any, ...]] = []
         self.untold: deque[int] = deque()
 
     def run(self, blocks: int) -> Rollouts:
         lengths = np.array([len(p) for p in self.asked.prompts])
-        scheduler = self.scheduler = Scheduler(self.buffers.tables, Blocks(blocks), lengths, self.limit)
+        scheduler = self.scheduler = Scheduler(
+            self.buffers.tables, Blocks(blocks), lengths, self.limit
+        )
         while scheduler.count or scheduler.queue:
             old = scheduler.count
             self._compute_prompts(scheduler.admit())
             self._first_tokens(old)
             if scheduler.count:
-                steps = min(WINDOW, int((self.limit[scheduler.response] - scheduler.drawn)[: scheduler.count].max()))
+                steps = min(
+                    WINDOW,
+                    int(
+                        (self.limit[scheduler.response] - scheduler.drawn)[: scheduler.count].max()
+                    ),
+                )
                 scheduler.grow(steps)
                 self._steps(steps)
         self._store()
@@ -184,7 +202,8 @@ class _Call:
         block = self.buffers.tables.prompt_table[places.repeat(lengths), position // BLOCK]
         token = np.concatenate([self.asked.prompts[p] for p in prompts])
         heads = np.arange(self.pool.shape[3])
-        entry = (block[:, None].astype(np.int64) * len(heads) + heads) * BLOCK + position[:, None] % BLOCK
+        offset = position[:, None] % BLOCK
+        entry = (block[:, None].astype(np.int64) * len(heads) + heads) * BLOCK + offset
         tokens, positions = torch.from_numpy(np.stack((token, position))).to(device)
         at = torch.from_numpy(entry.reshape(-1)).to(device)
         ends = lengths.cumsum()
@@ -194,11 +213,14 @@ class _Call:
             kv_heads = layer.kv_heads
             q, k, v = qkv.split((qkv.shape[1] - 2 * kv_heads, kv_heads, kv_heads), 1)
             for pool, entries in zip(self.pool[layer.index], (k, v), strict=True):
-                pool.view(-1, pool.shape[-1]).index_copy_(0, at, entries.reshape(-1, pool.shape[-1]))
+                pool.view(-1, pool.shape[-1]).index_copy_(
+                    0, at, entries.reshape(-1, pool.shape[-1])
+                )
             return _attend_prompts(q, k, v, lengths.tolist(), starts, layer)
 
         core = self.policy.core
-        x = decoder.hidden_states(core, tokens, positions, attend)[torch.from_numpy(ends - 1).to(device)]
+        last = torch.from_numpy(ends - 1).to(device)
+        x = decoder.hidden_states(core, tokens, positions, attend)[last]
         self.buffers.last[torch.from_numpy(places).to(device)] = decoder.normed(core, x)
 
     def _first_tokens(self, old: int) -> None:
@@ -251,7 +273,8 @@ class _Call:
             buffers.upload()
             for _ in range(steps):
                 step()
-            self._store()  # while the device works, and before what it brings back takes the place of what is stored
+            # while the device works, and before what it brings back takes the place of what is stored
+            self._store()
             buffers.download()
             self._tell(buffers.ready)
             tokens, logprobs = buffers.results(steps, scheduler.count)
@@ -282,7 +305,11 @@ class _Call:
         return self.buffers.graph(key, lambda: _step(*arguments)).replay
 
     def _record(
-        self, first: int, tokens: NDArray[np.int64], logprobs: NDArray[np.float32], places: NDArray[np.int64] | None
+        self,
+        first: int,
+        tokens: NDArray[np.int64],
+        logprobs: NDArray[np.float32],
+        places: NDArray[np.int64] | None,
     ) -> None:
         """Rows from `first` on drew `tokens` [k, r] with `logprobs` [k, r] from supports at `places` [2, k, r]: keep
         them, and let the finished go."""
@@ -298,7 +325,8 @@ class _Call:
             self._store()
             hits = np.argwhere(self.may_stop[tokens] & (at < limit))
             tails = [
-                self.tokens[response[i], max(0, at[j, i] + 1 - self.asked.stop.span) : at[j, i] + 1] for j, i in hits
+                self.tokens[response[i], max(0, at[j, i] + 1 - self.asked.stop.span) : at[j, i] + 1]
+                for j, i in hits
             ]
             if tails:
                 stops[tuple(hits.T)] |= self.asked.stop.in_tails([t.tolist() for t in tails])
@@ -329,8 +357,12 @@ class _Call:
         while self.untold and not enough():
             told = [self.untold.popleft() for _ in range(min(TOLD, len(self.untold)))]
             if self.asked.finished is not None:
-                tokens = np.concatenate([self.tokens[response, : self.lengths[response]] for response in told])
-                self.asked.finished(told, torch.from_numpy(tokens), torch.from_numpy(self.lengths[told]))
+                tokens = np.concatenate(
+                    [self.tokens[response, : self.lengths[response]] for response in told]
+                )
+                self.asked.finished(
+                    told, torch.from_numpy(tokens), torch.from_numpy(self.lengths[told])
+                )
 
     def _rollouts(self) -> Rollouts:
         asked, device = self.asked, self.policy.device
@@ -353,10 +385,14 @@ class _Call:
         )
 
 
-def _step(weights: Weights, buffers: StepBuffers, pool: Tensor, size: int, params: SamplingParams) -> None:
+def _step(
+    weights: Weights, buffers: StepBuffers, pool: Tensor, size: int, params: SamplingParams
+) -> None:
     """One token for each of the first `size` rows: what the buffers say goes in, what is drawn is written there."""
     parts, all_rows = weights.parts, buffers.rows
-    rows = DecodeRows(all_rows.table[:size], all_rows.length[:size], all_rows.prompt[:size], *all_rows[3:])
+    rows = DecodeRows(
+        all_rows.table[:size], all_rows.length[:size], all_rows.prompt[:size], *all_rows[3:]
+    )
     tokens = buffers.tokens[:size]
     stream = _PagedStream(parts.embed(tokens), parts.activation)
     splits = _splits(size * pool.shape[3], all_rows.table.shape[1])
@@ -406,7 +442,9 @@ def _attend(
     """Write this step's keys and values into the cache, and attend to it."""
     qkv = qkv.view(len(qkv), -1, layer.head_dim)
     q = decode.store(qkv, keys, values, rows, rope, own.q_norm, own.k_norm)
-    return decode.attend(q, keys, values, rows, layer.scale, None, layer.window, splits).view(len(qkv), -1)
+    return decode.attend(q, keys, values, rows, layer.scale, None, layer.window, splits).view(
+        len(qkv), -1
+    )
 
 
 def _splits(programs: int, most: int) -> int:
@@ -440,16 +478,29 @@ def _draw(
     return tokens, logprobs
 
 
-def _attend_prompts(q: Tensor, k: Tensor, v: Tensor, lengths: list[int], starts: Tensor, layer: Layer) -> Tensor:
+def _attend_prompts(
+    q: Tensor, k: Tensor, v: Tensor, lengths: list[int], starts: Tensor, layer: Layer
+) -> Tensor:
     """Causal attention inside each of the prompts that follow each other in q [U, H, D], k and v [U, Hk, D]."""
     if q.is_cuda and q.dtype in (torch.bfloat16, torch.float16):
         longest = max(lengths)
         left = None if layer.window is None else layer.window - 1
         q, k, v = (x.contiguous() for x in (q, k, v))
         attended: Tensor = torch.ops.aten._flash_attention_forward(
-            q, k, v, starts, starts, longest, longest, 0.0, True, False, scale=layer.scale,
-            window_size_left=left, window_size_right=None if left is None else 0,
-        )[0]  # fmt: skip
+            q,
+            k,
+            v,
+            starts,
+            starts,
+            longest,
+            longest,
+            0.0,
+            True,
+            False,
+            scale=layer.scale,
+            window_size_left=left,
+            window_size_right=None if left is None else 0,
+        )[0]
         return attended
     out = []
     for one in zip(*(x.split(lengths) for x in (q, k, v)), strict=True):
@@ -462,7 +513,9 @@ def _attend_prompts(q: Tensor, k: Tensor, v: Tensor, lengths: list[int], starts:
 
 def _cache_shape(policy: Policy, blocks: int) -> torch.Size:
     config, attn = policy.core.config, policy.core.model.layers[0].self_attn
-    return torch.Size((config.num_hidden_layers, 2, blocks, config.num_key_value_heads, BLOCK, attn.head_dim))
+    return torch.Size(
+        (config.num_hidden_layers, 2, blocks, config.num_key_value_heads, BLOCK, attn.head_dim)
+    )
 
 
 def _reserve(policy: Policy, blocks: int) -> tuple[Any, Tensor]:

@@ -15,7 +15,8 @@ from equipoise.policy import support as supports
 from equipoise.policy.support import Support
 
 Finish = Literal["stop", "length"]
-Finished = Callable[[list[int], Tensor, Tensor], None]  # rows of k responses, their flat tokens [n], lengths [k]
+# rows of k responses, their flat tokens [n], lengths [k]
+Finished = Callable[[list[int], Tensor, Tensor], None]
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,7 +65,9 @@ def concatenate(parts: Sequence[Rollouts]) -> Rollouts:
         prompts.extend(part.prompts)
     known = [p.support for p in parts if p.support is not None]
     if known and len(known) < len(parts):
-        raise ValueError("some of these rollouts are truncated draws and others are not; keep the two apart")
+        raise ValueError(
+            "some of these rollouts are truncated draws and others are not; keep the two apart"
+        )
     return Rollouts(
         prompts,
         torch.cat([p.tokens for p in parts]),

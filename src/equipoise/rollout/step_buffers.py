@@ -49,14 +49,21 @@ class StepBuffers:
         self.drawn = torch.zeros(WINDOW, size.rows, dtype=torch.int64, device=device)
         self.logprobs = torch.zeros(WINDOW, size.rows, device=device)
         self.supports: Supports | None = None  # made where a call truncates
-        self._back = tuple(torch.empty_like(t, device="cpu", pin_memory=pinned) for t in (self.drawn, self.logprobs))
-        self.last = torch.zeros(size.prompts, core.config.hidden_size, dtype=policy.dtype, device=device)
+        self._back = tuple(
+            torch.empty_like(t, device="cpu", pin_memory=pinned)
+            for t in (self.drawn, self.logprobs)
+        )
+        self.last = torch.zeros(
+            size.prompts, core.config.hidden_size, dtype=policy.dtype, device=device
+        )
         positions = torch.arange((size.most + size.most_prompt) * BLOCK, device=device)
         parts = describe(core)
         rope = parts.rope(self.last, positions)
         self.rope = torch.cat(tuple(rope), -1).float()  # [positions, D]: cos and sin
         rotates = all(layer.rotates for layer in parts.layers)
-        self.no_rotation = self.rope if rotates else torch.cat(tuple(rope.without_rotation()), -1).float()
+        self.no_rotation = (
+            self.rope if rotates else torch.cat(tuple(rope.without_rotation()), -1).float()
+        )
         self._event = torch.cuda.Event() if pinned else None
         self.graphs: dict[GraphKey, torch.cuda.CUDAGraph] = {}
         self._warm: set[GraphKey] = set()
@@ -68,7 +75,9 @@ class StepBuffers:
         """Where the cache and the weights are now; if they have moved, the graphs are worthless."""
         if addresses != self._anchor:
             if self.graphs:
-                logging.getLogger(__name__).debug("cache or weights have moved: %d graphs go", len(self.graphs))
+                logging.getLogger(__name__).debug(
+                    "cache or weights have moved: %d graphs go", len(self.graphs)
+                )
             self._stale += self.graphs.values()  # until the next one has taken over their memory
             self.graphs.clear()
             self._anchor = addresses
@@ -83,7 +92,8 @@ class StepBuffers:
             memory = next((g.pool() for g in (*self.graphs.values(), *self._stale)), None)
             self._side.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(self._side):
-                if key not in self._warm:  # kernels are compiled and libraries warmed up outside the capture
+                # kernels are compiled and libraries warmed up outside the capture
+                if key not in self._warm:
                     step()
                     self._warm.add(key)
                 with _no_collection():
@@ -143,7 +153,8 @@ class Supports:
     def __init__(self, rows: int, device: torch.device) -> None:
         self.ids = torch.zeros(LISTED, dtype=torch.int32, device=device)
         self.listed = torch.zeros(1, dtype=torch.int64, device=device)
-        self.places = torch.zeros(2, WINDOW, rows, dtype=torch.int64, device=device)  # where each begins, and its size
+        # where each begins, and its size
+        self.places = torch.zeros(2, WINDOW, rows, dtype=torch.int64, device=device)
         self._here = torch.empty_like(self.places, device="cpu", pin_memory=device.type == "cuda")
 
     def add(self, kept: Tensor, at: Tensor, rows: slice) -> None:

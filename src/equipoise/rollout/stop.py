@@ -14,7 +14,9 @@ from torch import Tensor
 class StopStrings:
     """Holds the table for one tokenizer and one set of stop strings."""
 
-    def __init__(self, tokenizer: Any, stop: tuple[str, ...], vocabulary: int, device: torch.device) -> None:
+    def __init__(
+        self, tokenizer: Any, stop: tuple[str, ...], vocabulary: int, device: torch.device
+    ) -> None:
         self.tokenizer = tokenizer
         self.stop = stop
         # A token is at least one byte, except for special ones; two more leave room for those.
@@ -38,14 +40,20 @@ class StopStrings:
 
 
 @lru_cache(maxsize=4)
-def stop_strings(tokenizer: Any, stop: tuple[str, ...], vocabulary: int, device: torch.device) -> StopStrings:
+def stop_strings(
+    tokenizer: Any, stop: tuple[str, ...], vocabulary: int, device: torch.device
+) -> StopStrings:
     """The table for a large vocabulary takes a second to make, and a run asks for the same one at every step."""
     return StopStrings(tokenizer, stop, vocabulary, device)
 
 
 def _may_complete(text: str, stop: str) -> bool:
     """Whether a match of `stop` can end inside `text`, given any text before it."""
-    if "\ufffd" in text and not stop.isascii():  # part of a character; which one shows only with its neighbours
+    # part of a character; which one shows only with its neighbours
+    if "\ufffd" in text and not stop.isascii():
         return True
     # Some tokenizers drop the space before a word when it is decoded alone.
-    return any(stop in t or any(t.startswith(stop[i:]) for i in range(1, len(stop))) for t in (text, " " + text))
+    return any(
+        stop in t or any(t.startswith(stop[i:]) for i in range(1, len(stop)))
+        for t in (text, " " + text)
+    )

@@ -45,7 +45,8 @@ MOST_TOP_K = 1000  # what vLLM tells of each token it tells in Python's numbers
 TIES = 8  # tokens as likely as the k-th that are asked for besides: vLLM keeps them too
 
 
-_engines: weakref.WeakSet[VllmSampler] = weakref.WeakSet()  # vLLM's groups of processes are global: one at a time
+# vLLM's groups of processes are global: one at a time
+_engines: weakref.WeakSet[VllmSampler] = weakref.WeakSet()
 
 
 class StaleEngine(ModelError):
@@ -57,7 +58,9 @@ class VllmSampler:
 
     def __init__(self, policy: Policy, *, memory: float = 0.4) -> None:
         if _engines:
-            raise ModelError("this process has a vLLM engine already, and can have one at a time; close() that first")
+            raise ModelError(
+                "this process has a vLLM engine already, and can have one at a time; close() that first"
+            )
         self.policy = policy
         self.sleeps = policy.device.type == "cuda"
         with _left_alone(policy.device):
@@ -72,8 +75,11 @@ class VllmSampler:
         if self.context < policy.context < 2**31 - 1:
             logging.getLogger(__name__).warning(
                 "vLLM's memory holds %d tokens of one response, fewer than %s's context of %d; rollout.engine_memory "
-                "gives it more", self.context, policy.name, policy.context,
-            )  # fmt: skip
+                "gives it more",
+                self.context,
+                policy.name,
+                policy.context,
+            )
         _engines.add(self)
         if self.sleeps:
             self.llm.sleep(level=2)
@@ -99,7 +105,10 @@ class VllmSampler:
             )
         seeds = (asked.keys & (2**63 - 1)).tolist()  # vLLM takes −1 for no seed at all
         rows = [asked.prompts[r // n] for r in range(asked.rows)]
-        limits = [min(limit, self.context - len(row)) for limit, row in zip(asked.limit.tolist(), rows, strict=True)]
+        limits = [
+            min(limit, self.context - len(row))
+            for limit, row in zip(asked.limit.tolist(), rows, strict=True)
+        ]
         with _left_alone(self.policy.device), self._awake():
             self._check_weights(asked.prompts[:PROBES])
             outputs = self._draw(rows, params, seeds, limits, finished)
@@ -117,11 +126,15 @@ class VllmSampler:
             if self.sleeps:
                 torch.cuda.empty_cache()  # what the trainer keeps in reserve is what vLLM now needs
                 self.llm.wake_up(tags=["weights"])
-            self.llm.collective_rpc("reload_weights", kwargs={"weights_iterator": weights(self.policy)})
+            self.llm.collective_rpc(
+                "reload_weights", kwargs={"weights_iterator": weights(self.policy)}
+            )
             if self.sleeps:
                 self.llm.wake_up(tags=["kv_cache"])
             if not self.llm.reset_prefix_cache():
-                raise StaleEngine("vLLM did not forget keys and values of the old weights; use rollout.engine = native")
+                raise StaleEngine(
+                    "vLLM did not forget keys and values of the old weights; use rollout.engine = native"
+                )
             yield
         finally:
             if self.sleeps:
@@ -159,11 +172,22 @@ class VllmSampler:
         outputs: dict[int, Any] = {}
         for row, (prompt, seed, limit) in enumerate(zip(prompts, seeds, limits, strict=True)):
             how = VllmParams(
-                temperature=params.temperature, top_p=params.top_p, top_k=params.top_k, min_p=params.min_p, seed=seed,
-                max_tokens=limit, stop=list(params.stop), detokenize=bool(params.stop), skip_special_tokens=False,
-                spaces_between_special_tokens=False, stop_token_ids=list(self.policy.eos), ignore_eos=True,
-                logprobs=listed, flat_logprobs=True, output_kind=RequestOutputKind.FINAL_ONLY,
-            )  # fmt: skip
+                temperature=params.temperature,
+                top_p=params.top_p,
+                top_k=params.top_k,
+                min_p=params.min_p,
+                seed=seed,
+                max_tokens=limit,
+                stop=list(params.stop),
+                detokenize=bool(params.stop),
+                skip_special_tokens=False,
+                spaces_between_special_tokens=False,
+                stop_token_ids=list(self.policy.eos),
+                ignore_eos=True,
+                logprobs=listed,
+                flat_logprobs=True,
+                output_kind=RequestOutputKind.FINAL_ONLY,
+            )
             self.engine.add_request(str(row), {"type": "token", "prompt_token_ids": prompt}, how)
         try:
             while self.engine.has_unfinished_requests():
@@ -174,7 +198,9 @@ class VllmSampler:
                     lengths = torch.tensor([len(row) for row in tokens])
                     finished(list(done), torch.tensor(list(chain.from_iterable(tokens))), lengths)
         finally:
-            self.engine.abort_request([str(row) for row in range(len(prompts)) if row not in outputs])
+            self.engine.abort_request(
+                [str(row) for row in range(len(prompts)) if row not in outputs]
+            )
         return [outputs[row] for row in range(len(prompts))]
 
     def _listed(self, params: SamplingParams) -> int:
@@ -195,9 +221,13 @@ class VllmSampler:
     def _flat(self, outputs: list[Any]) -> tuple[Tensor, Tensor, Tensor, Support | None]:
         """tokens [N], logprobs [N], lengths [B], and the support of truncated draws."""
         device = self.policy.device
-        tokens = torch.tensor(list(chain.from_iterable(o.token_ids for o in outputs)), device=device)
+        tokens = torch.tensor(
+            list(chain.from_iterable(o.token_ids for o in outputs)), device=device
+        )
         lengths = torch.tensor([len(o.token_ids) for o in outputs], device=device)
-        entries = np.concatenate([np.asarray(o.logprobs.logprobs, dtype=np.float32) for o in outputs])
+        entries = np.concatenate(
+            [np.asarray(o.logprobs.logprobs, dtype=np.float32) for o in outputs]
+        )
         if len(entries) == len(tokens):
             return tokens, torch.from_numpy(entries).to(device), lengths, None
         ids = np.concatenate([np.asarray(o.logprobs.token_ids, dtype=np.int32) for o in outputs])
@@ -210,11 +240,15 @@ class VllmSampler:
         prompt = torch.arange(len(asked.prompts), device=tokens.device).repeat_interleave(asked.n)
         finish: list[Finish] = [o.finish_reason for o in outputs]
         if set(finish) - {"stop", "length"}:
-            raise ModelError(f"vLLM ended responses with {sorted(set(finish))}; must be stop or length")
+            raise ModelError(
+                f"vLLM ended responses with {sorted(set(finish))}; must be stop or length"
+            )
         return Rollouts(asked.prompts, tokens, logprobs, lengths, prompt, finish, support)
 
 
-def _support(ids: NDArray[np.int32], logprobs: NDArray[np.float32], sizes: NDArray[np.int64]) -> tuple[Support, Tensor]:
+def _support(
+    ids: NDArray[np.int32], logprobs: NDArray[np.float32], sizes: NDArray[np.int64]
+) -> tuple[Support, Tensor]:
     """The supports and the log-probabilities over them [N], from vLLM's entries: `sizes` [N] of them for each token,
     first the one drawn, then the most likely, the one drawn perhaps among them; −∞ is outside.
 
@@ -240,17 +274,27 @@ def weights(policy: Policy) -> Iterator[tuple[str, Tensor]]:
 def _open(policy: Policy, memory: float) -> Any:
     """vLLM's engine for the policy's architecture, or a ModelError that says why there can be none."""
     if importlib.util.find_spec("vllm") is None:
-        raise ModelError('rollout.engine = "vllm" needs the package vllm: pip install "equipoise[vllm]"')
+        raise ModelError(
+            'rollout.engine = "vllm" needs the package vllm: pip install "equipoise[vllm]"'
+        )
     if policy.dtype not in TOLERANCE:
-        raise ModelError(f"vLLM samples in float32 or bfloat16, not in {str(policy.dtype).removeprefix('torch.')}")
+        raise ModelError(
+            f"vLLM samples in float32 or bfloat16, not in {str(policy.dtype).removeprefix('torch.')}"
+        )
     if policy.device.type == "cpu" and policy.dtype == torch.bfloat16 and not _cpu_has_bfloat16():
-        raise ModelError("vLLM needs instructions for bfloat16 that this CPU does not have; use model.dtype = float32")
+        raise ModelError(
+            "vLLM needs instructions for bfloat16 that this CPU does not have; use model.dtype = float32"
+        )
     if policy.device.index:
-        raise ModelError(f"vLLM takes the first device it sees, not {policy.device}; set CUDA_VISIBLE_DEVICES instead")
+        raise ModelError(
+            f"vLLM takes the first device it sees, not {policy.device}; set CUDA_VISIBLE_DEVICES instead"
+        )
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # the weights are handed over in memory
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
-    os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")  # vLLM reports to its makers unless told not to
-    os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")  # the threads are the trainer's too
+    # vLLM reports to its makers unless told not to
+    os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+    # the threads are the trainer's too
+    os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
     with tempfile.TemporaryDirectory() as folder:
         from vllm import LLM
         from vllm.platforms import current_platform
@@ -263,14 +307,26 @@ def _open(policy: Policy, memory: float) -> Any:
         _write_model(policy, folder)
         on_cpu = policy.device.type == "cpu"
         # On the CPU a prompt goes in whole: in parts, vLLM 0.32 turns a seeded request's generator back, and fails.
-        room = {"kv_cache_memory_bytes": int(memory * _ram())} if on_cpu else {"gpu_memory_utilization": memory}
+        room = (
+            {"kv_cache_memory_bytes": int(memory * _ram())}
+            if on_cpu
+            else {"gpu_memory_utilization": memory}
+        )
         try:
             return LLM(
-                model=folder, runner="generate", load_format="dummy", dtype=str(policy.dtype).removeprefix("torch."),
-                max_model_len=-1, generation_config="vllm", logprobs_mode="processed_logprobs",
-                max_logprobs=MOST_TOP_K + TIES, enforce_eager=on_cpu,
-                enable_sleep_mode=not on_cpu, enable_chunked_prefill=not on_cpu, **room,
-            )  # fmt: skip
+                model=folder,
+                runner="generate",
+                load_format="dummy",
+                dtype=str(policy.dtype).removeprefix("torch."),
+                max_model_len=-1,
+                generation_config="vllm",
+                logprobs_mode="processed_logprobs",
+                max_logprobs=MOST_TOP_K + TIES,
+                enforce_eager=on_cpu,
+                enable_sleep_mode=not on_cpu,
+                enable_chunked_prefill=not on_cpu,
+                **room,
+            )
         except Exception as error:  # a dozen unrelated types, pydantic's and torch's among them
             raise _cannot_run(policy, error) from error
 
@@ -284,7 +340,8 @@ def _write_model(policy: Policy, folder: str) -> None:
     """Configuration and tokenizer. The head is untied: vLLM does not pass new embeddings on to a head tied to them."""
     config = copy.deepcopy(policy.core.config)
     config.tie_word_embeddings = False
-    config.architectures = [type(policy.core).__name__]  # a model made in memory has none, and vLLM would guess
+    # a model made in memory has none, and vLLM would guess
+    config.architectures = [type(policy.core).__name__]
     config.save_pretrained(folder)
     policy.tokenizer.save_pretrained(folder)
 

@@ -45,7 +45,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "r − p̂, debias": {"advantage": "dr_grpo", "difficulty": "debias"},
 }
 PLAIN = "r − p̂"
-EDGES = (0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 1.0)  # of the difficulty bins; a rate on an edge belongs above it
+# of the difficulty bins; a rate on an edge belongs above it
+EDGES = (0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 1.0)
 MEASURES = ("right", "wrong", "scale_free")
 SEED = 20_260_113  # of the draws, other than that of training and of evaluation
 RESAMPLES = 2000
@@ -61,7 +62,8 @@ class Outcomes:
     lengths: NDArray[np.int64]  # [P, K, G] tokens
     truth: NDArray[np.bool_]
     unscored: int  # prompts left out because a verdict said nothing of a response
-    verdicts: dict[str, int] = field(default_factory=dict)  # how many responses got each, of all prompts
+    # how many responses got each, of all prompts
+    verdicts: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -158,7 +160,9 @@ def sample(
     outcome, tokens = np.concatenate(right), np.concatenate(lengths)
     scored = ~np.isnan(outcome).any(1)
     if not scored.any():
-        raise TaskError(f"task {task.name}: every prompt has a response its verifier could say nothing of")
+        raise TaskError(
+            f"task {task.name}: every prompt has a response its verifier could say nothing of"
+        )
     shape = (int(scored.sum()), groups, group)
     first = group * groups
     return Outcomes(
@@ -175,8 +179,11 @@ def measure(outcomes: Outcomes) -> Result:
     P, K, G = outcomes.groups.shape
     rate = outcomes.groups.mean(-1)
     tables = {name: _sums(outcomes, choices) for name, choices in OPTIONS.items()}
-    together = np.stack(list(tables.values()), 1)  # [P, options, bins, columns]: all are resampled alike
-    drawn = resampled(together.reshape(P, -1), RESAMPLES, seed=0).reshape(RESAMPLES, *together.shape[1:])
+    # [P, options, bins, columns]: all are resampled alike
+    together = np.stack(list(tables.values()), 1)
+    drawn = resampled(together.reshape(P, -1), RESAMPLES, seed=0).reshape(
+        RESAMPLES, *together.shape[1:]
+    )
     options = {name: _estimates(tables[name], drawn[:, i]) for i, name in enumerate(OPTIONS)}
     plain = tables[PLAIN]
     bins = [_bin(plain, k, options[PLAIN]["scale_free"][k]) for k in range(len(EDGES) - 1)]
@@ -214,14 +221,18 @@ def _sums(outcomes: Outcomes, choices: dict[str, Any]) -> Floats:
         right, wrong = _advantages(outcomes, choices, known)
         closed = np.asarray(theory.baseline_bias(truth, G))
         ones = np.ones((P, K))
-        per_group = np.stack([ones, right, wrong, truth[:, None] * ones, closed[:, None] * ones], -1)
+        per_group = np.stack(
+            [ones, right, wrong, truth[:, None] * ones, closed[:, None] * ones], -1
+        )
         total = (per_group * informative[:, :, None]).sum(1) / 2
         where = np.searchsorted(EDGES[1:-1], known, side="right")
         table[np.arange(P), where] += total
     return table
 
 
-def _advantages(outcomes: Outcomes, choices: dict[str, Any], known: Floats) -> tuple[Floats, Floats]:
+def _advantages(
+    outcomes: Outcomes, choices: dict[str, Any], known: Floats
+) -> tuple[Floats, Floats]:
     """[P, K] the mean advantage of right responses, and minus that of wrong ones; 0 in groups without a difference.
 
     All groups are one batch: without earlier ones, HA-DW's anchor is the mean success rate. `known` is the history.
@@ -231,7 +242,12 @@ def _advantages(outcomes: Outcomes, choices: dict[str, Any], known: Floats) -> t
     ids = torch.arange(P * K).repeat_interleave(G)
     lengths = torch.tensor(outcomes.lengths.reshape(-1))
     history = torch.tensor(known).repeat_interleave(K * G)
-    A = Objective(**choices).assign(r, ids, lengths, history=history).advantage.numpy().reshape(P, K, G)
+    A = (
+        Objective(**choices)
+        .assign(r, ids, lengths, history=history)
+        .advantage.numpy()
+        .reshape(P, K, G)
+    )
     number = outcomes.groups.sum(-1)
     right = (A * outcomes.groups).sum(-1) / np.maximum(number, 1)
     wrong = -(A * ~outcomes.groups).sum(-1) / np.maximum(G - number, 1)
@@ -258,7 +274,11 @@ def _measures(sums: Floats) -> dict[str, Floats]:
     groups, right, wrong, p, _ = np.moveaxis(sums, -1, 0)
     n = np.where(groups > 0, groups, np.nan)
     scale = np.where(right + wrong > 0, right + wrong, np.nan)
-    return {"right": (right + p) / n - 1, "wrong": (p - wrong) / n, "scale_free": wrong / scale - p / n}
+    return {
+        "right": (right + p) / n - 1,
+        "wrong": (p - wrong) / n,
+        "scale_free": wrong / scale - p / n,
+    }
 
 
 def _bin(table: Floats, k: int, measured: Estimate) -> Bin:
@@ -276,5 +296,7 @@ def _share(chosen: NDArray[np.bool_], beyond: NDArray[np.bool_]) -> BiasedShare:
     with np.errstate(invalid="ignore", divide="ignore"):
         value, replicates = np.float64(below) / groups, drawn[:, 1] / drawn[:, 0]
     prompts = int((sums[:, 0] > 0).sum())
-    found = intervals({"share": value}, {"share": replicates}, {"share": prompts}, shares=("share",))
+    found = intervals(
+        {"share": value}, {"share": replicates}, {"share": prompts}, shares=("share",)
+    )
     return BiasedShare(int(groups), found["share"])

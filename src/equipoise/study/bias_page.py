@@ -12,7 +12,17 @@ from equipoise import theory
 from equipoise.audit.bootstrap import Estimate
 from equipoise.report.static import static_page
 from equipoise.study.bias import MEASURES, PLAIN, Result
-from equipoise.study.bias_text import SCALE, SYMBOLS, TITLES, ends, head, interval_name, nothing, shares, verdict
+from equipoise.study.bias_text import (
+    SCALE,
+    SYMBOLS,
+    TITLES,
+    ends,
+    head,
+    interval_name,
+    nothing,
+    shares,
+    verdict,
+)
 
 STYLE = Path(__file__).with_name("bias.css")
 
@@ -61,7 +71,9 @@ class Plot:
         self.parts.append(f'<line class="{kind}" {start} {end}/>')
 
     def text(self, x: float, y: float, text: str, anchor: str) -> None:
-        self.parts.append(f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{html.escape(text)}</text>')
+        self.parts.append(
+            f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{html.escape(text)}</text>'
+        )
 
     def curve(self, f: Callable[[float], float], kind: str) -> None:
         points = " ".join(f"{self.x(p):.1f},{self.y(f(p)):.1f}" for p in np.linspace(0, 1, 201))
@@ -91,7 +103,10 @@ def _ticks(low: float, high: float) -> list[float]:
     raw = (high - low) / 5
     size = 10 ** np.floor(np.log10(raw))
     step = next(m * size for m in (1, 2, 5, 10) if m * size >= raw)
-    return [float(round(k * step, 10)) for k in range(int(np.ceil(low / step)), int(np.floor(high / step)) + 1)]
+    return [
+        float(round(k * step, 10))
+        for k in range(int(np.ceil(low / step)), int(np.floor(high / step)) + 1)
+    ]
 
 
 def _reach(estimates: Sequence[Estimate], least: float) -> float:
@@ -112,7 +127,8 @@ def _baseline(result: Result) -> str:
     drawing = plot.svg("measured bias of the group baseline by success rate, with the closed form")
     told = (
         f"E[p̂|S] − p with {result.group} responses a group: points are measured, with 95 % intervals over prompts; the "
-        "dashed line is the closed form (HA-DW, Theorem 1). Above 0 the advantage is underestimated. " + verdict(result)
+        "dashed line is the closed form (HA-DW, Theorem 1). Above 0 the advantage is underestimated. "
+        + verdict(result)
     )
     return _section("The group baseline", told, f'<figure class="wide">{drawing}</figure>')
 
@@ -152,7 +168,11 @@ def _table(result: Result, measure: str) -> str:
     told = "By success rate of the prompt, with 95 % intervals over prompts."
     if measure != "scale_free":
         told = f"{told} {SCALE}"
-    return _section(_sentence(TITLES[measure]), told, f'<div class="scroll"><table>{"".join(rows)}</table></div>')
+    return _section(
+        _sentence(TITLES[measure]),
+        told,
+        f'<div class="scroll"><table>{"".join(rows)}</table></div>',
+    )
 
 
 def _cell(estimate: Estimate) -> str:

@@ -35,7 +35,11 @@ def as_json(result: Result, about: dict[str, Any]) -> str:
 
 def head(result: Result) -> str:
     """What was sampled and how it was judged, in a few sentences."""
-    left = f"; {result.unscored} prompts left out, which the verifier could not judge" if result.unscored else ""
+    left = (
+        f"; {result.unscored} prompts left out, which the verifier could not judge"
+        if result.unscored
+        else ""
+    )
     total = sum(result.verdicts.values())
     others = {kind: n / total for kind, n in result.verdicts.items() if kind != "correct"}
     rest = ", ".join(f"{100 * share:.1f} % {kind}" for kind, share in others.items())
@@ -43,7 +47,8 @@ def head(result: Result) -> str:
         f"{result.prompts} prompts, each sampled {result.groups} × {result.group} times for the estimate and "
         f"{result.samples} times for the truth{left}. "
         f"{100 * result.success:.1f} % of the responses for the estimate are right; "
-        f"{100 * result.informative:.0f} % of the groups are mixed." + (f" Of all responses: {rest}." if rest else "")
+        f"{100 * result.informative:.0f} % of the groups are mixed."
+        + (f" Of all responses: {rest}." if rest else "")
     )
 
 
@@ -69,7 +74,11 @@ def verdict(result: Result) -> str:
         return "Too few mixed groups to compare with the closed form."
     told = f"The closed form lies inside the measured 95 % interval in {len(inside)} of {len(known)} bins."
     few = ", ".join(interval_name(b) for b in known if b.prompts < FEW_PROMPTS)
-    return f"{told} Intervals of fewer than {FEW_PROMPTS} prompts ({few}) can be too narrow." if few else told
+    return (
+        f"{told} Intervals of fewer than {FEW_PROMPTS} prompts ({few}) can be too narrow."
+        if few
+        else told
+    )
 
 
 def agrees(b: Bin) -> bool:
@@ -109,7 +118,9 @@ def show(result: Result, title: str) -> None:
         console.print(why)
         return
     console.print(f"{SYMBOLS}\n")
-    console.print(f"The group baseline, E[p̂|S] − p ({PLAIN}; positive: the advantage is underestimated)")
+    console.print(
+        f"The group baseline, E[p̂|S] − p ({PLAIN}; positive: the advantage is underestimated)"
+    )
     console.print(_baseline_table(result.bins), verdict(result), "", sep="\n")
     console.print(f"{SCALE}\n")
     for measure in MEASURES:
@@ -118,13 +129,28 @@ def show(result: Result, title: str) -> None:
 
 
 def _baseline_table(bins: Sequence[Bin]) -> Table:
-    columns = ("success rate", "prompts", "mixed groups", "mean p", "measured", "95 %", "closed form", "")
+    columns = (
+        "success rate",
+        "prompts",
+        "mixed groups",
+        "mean p",
+        "measured",
+        "95 %",
+        "closed form",
+        "",
+    )
     table = Table(*columns, box=None, padding=(0, 2, 0, 0))
     for b in bins:
         table.add_row(
-            interval_name(b), str(b.prompts), f"{b.groups:g}", _number(b.success, ".3f"), _number(b.measured.value),
-            ends(b.measured), _number(b.closed_form), _mark(b),
-        )  # fmt: skip
+            interval_name(b),
+            str(b.prompts),
+            f"{b.groups:g}",
+            _number(b.success, ".3f"),
+            _number(b.measured.value),
+            ends(b.measured),
+            _number(b.closed_form),
+            _mark(b),
+        )
     return table
 
 

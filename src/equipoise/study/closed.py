@@ -52,7 +52,9 @@ def agreement(folder: RunFolder, config: Config) -> dict[str, Any] | None:
     return {
         "groups": len(rows),
         "mass": [float(f"{x:.6g}") for x in (measured[:, 0].mean(), expected[:, 0].mean())],
-        "exchangeability": [float(f"{x:.6g}") for x in (measured[:, 1].mean(), expected[:, 1].mean())],
+        "exchangeability": [
+            float(f"{x:.6g}") for x in (measured[:, 1].mean(), expected[:, 1].mean())
+        ],
         "off": float(f"{(np.abs(measured - expected) / np.maximum(scale, 1e-3)).max():.3g}"),
     }
 
@@ -85,15 +87,24 @@ def _groups(file: Any) -> tuple[list[Group], Floats]:
     return found, length.astype(float)
 
 
-def _both(group: Group, objective: Objective, anchor: float | None, lengths: Floats) -> tuple[list[float], list[float]]:
+def _both(
+    group: Group, objective: Objective, anchor: float | None, lengths: Floats
+) -> tuple[list[float], list[float]]:
     """[Σ c T, Σ c] measured, and in closed form."""
     G, k = len(group.T), int(group.right.sum())
     up, down = _masses(G, k, objective, anchor)
     ell = _effective_lengths(group, objective, lengths)
-    if objective.cancellation == "min_replace":  # the smallest weight for all is the largest effective length
+    # the smallest weight for all is the largest effective length
+    if objective.cancellation == "min_replace":
         ell = np.full(G, ell.max())
-    inverse = {sign: float(np.mean(1 / ell[where])) for sign, where in ((1, group.right), (-1, ~group.right))}
-    share = {sign: float(np.mean((group.T / ell)[where])) for sign, where in ((1, group.right), (-1, ~group.right))}
+    inverse = {
+        sign: float(np.mean(1 / ell[where]))
+        for sign, where in ((1, group.right), (-1, ~group.right))
+    }
+    share = {
+        sign: float(np.mean((group.T / ell)[where]))
+        for sign, where in ((1, group.right), (-1, ~group.right))
+    }
     if up == down:
         mass = up / G * (share[1] - share[-1])
         net = float(theory.exchangeability_sum(up, 1 / inverse[1], 1 / inverse[-1], G))

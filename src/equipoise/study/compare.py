@@ -74,22 +74,37 @@ class Difference:
 
 
 def compare(
-    path: str | None, vary: Sequence[str], seeds: int, out: Path, metric: str, jobs: int, overrides: Sequence[str]
+    path: str | None,
+    vary: Sequence[str],
+    seeds: int,
+    out: Path,
+    metric: str,
+    jobs: int,
+    overrides: Sequence[str],
 ) -> None:
     """Train what is not trained yet, then write table.md, table.tex, table.csv, results.json and report.html."""
     console = Console(highlight=False)
     grid = variants(vary)
     configs = {
-        f"{name}/seed-{seed}": _config(path, settings, seed, out / _folder(name) / f"seed-{seed}", overrides)
+        f"{name}/seed-{seed}": _config(
+            path, settings, seed, out / _folder(name) / f"seed-{seed}", overrides
+        )
         for name, settings in grid.items()
         for seed in range(seeds)
     }
-    console.print(f"{len(grid)} variants × {seeds} seeds, {next(iter(configs.values())).train.steps} steps each\n")
+    console.print(
+        f"{len(grid)} variants × {seeds} seeds, {next(iter(configs.values())).train.steps} steps each\n"
+    )
     try:
         train_all(configs, console, jobs)
     except KeyboardInterrupt:
-        raise Interrupted("stopped after the step each run was in; the same command goes on with them") from None
-    runs = {name: [RunFolder(configs[f"{name}/seed-{seed}"].train.out) for seed in range(seeds)] for name in grid}
+        raise Interrupted(
+            "stopped after the step each run was in; the same command goes on with them"
+        ) from None
+    runs = {
+        name: [RunFolder(configs[f"{name}/seed-{seed}"].train.out) for seed in range(seeds)]
+        for name in grid
+    }
     found = [_variant(name, folders, metric) for name, folders in runs.items()]
     pairs = differences(found)
     console.print(table(found, metric))
@@ -102,8 +117,12 @@ def compare(
     files |= {"table.csv": as_csv(found), "results.json": as_json(found, pairs, metric, words)}
     for name, text in files.items():
         (out / name).write_text(text, encoding="utf-8")
-    page = report.write([folder.path for folders in runs.values() for folder in folders], out / "report.html")
-    console.print(f"{out}/table.md  table.tex  table.csv  results.json   report: {page}", soft_wrap=True)
+    page = report.write(
+        [folder.path for folders in runs.values() for folder in folders], out / "report.html"
+    )
+    console.print(
+        f"{out}/table.md  table.tex  table.csv  results.json   report: {page}", soft_wrap=True
+    )
 
 
 def variants(vary: Sequence[str]) -> dict[str, dict[str, str]]:
@@ -119,7 +138,9 @@ def variants(vary: Sequence[str]) -> dict[str, dict[str, str]]:
         axes.append([(key, value) for value in found])
     if not axes:
         raise ConfigError(f"--vary is missing: what should differ, as {EXAMPLE}")
-    return {", ".join(value for _, value in point): dict(point) for point in itertools.product(*axes)}
+    return {
+        ", ".join(value for _, value in point): dict(point) for point in itertools.product(*axes)
+    }
 
 
 def _split(text: str) -> list[str]:
@@ -145,9 +166,13 @@ def _folder(name: str) -> str:
     return "".join(c if c.isalnum() or c in "+-_." else "-" for c in name).strip("-.") or "variant"
 
 
-def _config(path: str | None, settings: dict[str, str], seed: int, out: Path, overrides: Sequence[str]) -> Config:
+def _config(
+    path: str | None, settings: dict[str, str], seed: int, out: Path, overrides: Sequence[str]
+) -> Config:
     pairs = [part for key, value in settings.items() for part in (f"--{key}", value)]
-    config = copy.deepcopy(load(path, [*overrides, *pairs, "--train.seed", str(seed), "--log.terminal", "false"]))
+    config = copy.deepcopy(
+        load(path, [*overrides, *pairs, "--train.seed", str(seed), "--log.terminal", "false"])
+    )
     config.train.out = str(out)
     config.train.threads = config.train.threads or 1
     if not config.eval.every:
@@ -161,7 +186,9 @@ def _variant(name: str, folders: Sequence[RunFolder], metric: str) -> Variant:
         evaluations = read_lines(folder.eval)
         known = [k for k, v in evaluations[-1].items() if isinstance(v, float)]
         if metric not in known:
-            raise ConfigError(f"--metric {metric}: {folder.eval} has no such number ({', '.join(known)})")
+            raise ConfigError(
+                f"--metric {metric}: {folder.eval} has no such number ({', '.join(known)})"
+            )
         scores.append(evaluations[-1][metric])
         runs.append(read(folder.path, name))
         peaks.append(peak(*curve_of(runs[-1], metric)).peak)
@@ -185,7 +212,15 @@ def differences(found: Sequence[Variant]) -> list[Difference]:
     within = [np.subtract(b.scores, a.scores) for a, b in pairs]
     p = [paired_p(d) for d in within]
     return [
-        Difference(a.name, b.name, float(d.mean()), *interval(d.tolist()), p[i], h, seeds_needed(float(d.std(ddof=1))))
+        Difference(
+            a.name,
+            b.name,
+            float(d.mean()),
+            *interval(d.tolist()),
+            p[i],
+            h,
+            seeds_needed(float(d.std(ddof=1))),
+        )
         for i, ((a, b), d, h) in enumerate(zip(pairs, within, holm(p), strict=True))
     ]
 
@@ -210,7 +245,8 @@ def holm(p: Sequence[float]) -> list[float]:
 def seeds_needed(deviation: float, difference: float = POINT) -> int | None:
     """Seeds for a paired t-test at 5 % to see `difference` with 80 % power, given the deviation within seeds."""
     z = float(stats.norm.ppf(1 - LEVEL / 2) + stats.norm.ppf(POWER))
-    n = max(2, math.floor((z * deviation / difference) ** 2))  # the normal law's answer, a few seeds too low
+    # the normal law's answer, a few seeds too low
+    n = max(2, math.floor((z * deviation / difference) ** 2))
     if n > MOST_SEEDS:
         return None
     while _power(n, deviation, difference) < POWER:
@@ -244,8 +280,14 @@ def verdict(found: Sequence[Variant], pairs: Sequence[Difference], metric: str) 
     if len(sure) < len(pairs):
         unsure = [d for d in pairs if d.holm >= LEVEL]
         needed = [d.seeds_for_a_point for d in unsure]
-        seeds = "more seeds than anyone runs" if None in needed else f"{max(n for n in needed if n)} seeds"
-        which = "No difference" if not sure else f"Between the other {len(unsure)} pairs no difference"
+        seeds = (
+            "more seeds than anyone runs"
+            if None in needed
+            else f"{max(n for n in needed if n)} seeds"
+        )
+        which = (
+            "No difference" if not sure else f"Between the other {len(unsure)} pairs no difference"
+        )
         lines.append(
             f"{which} detectable at this size ({len(found[0].scores)} seeds); {seeds} would be needed to see 1 point."
         )
@@ -253,7 +295,15 @@ def verdict(found: Sequence[Variant], pairs: Sequence[Difference], metric: str) 
 
 
 def table(found: Sequence[Variant], metric: str) -> Table:
-    out = Table("variant", f"{metric} last", "95 % of the mean", "peak", "seeds", box=None, padding=(0, 2, 0, 0))
+    out = Table(
+        "variant",
+        f"{metric} last",
+        "95 % of the mean",
+        "peak",
+        "seeds",
+        box=None,
+        padding=(0, 2, 0, 0),
+    )
     for v in found:
         out.add_row(v.name, *_row(v))
     return out
@@ -280,7 +330,11 @@ def stability_rows(found: Sequence[Variant]) -> tuple[list[str], list[list[str]]
     score = common_score(found)
     measured = {v.name: v.stability(score) for v in found}
     everyone = [each for of_seeds in measured.values() for each in of_seeds]
-    shown = {key: column for key, column in COLUMNS.items() if any(getattr(x, key) is not None for x in everyone)}
+    shown = {
+        key: column
+        for key, column in COLUMNS.items()
+        if any(getattr(x, key) is not None for x in everyone)
+    }
     rows = []
     for name, of_seeds in measured.items():
         steps = [math.inf if each.steps is None else each.steps for each in of_seeds]
@@ -298,7 +352,16 @@ def common_score(found: Sequence[Variant]) -> float:
 
 
 def pair_table(pairs: Sequence[Difference]) -> Table:
-    out = Table("pair", "difference", "95 %", "p", "p (Holm)", "seeds for 1 point", box=None, padding=(0, 2, 0, 0))
+    out = Table(
+        "pair",
+        "difference",
+        "95 %",
+        "p",
+        "p (Holm)",
+        "seeds for 1 point",
+        box=None,
+        padding=(0, 2, 0, 0),
+    )
     for d in pairs:
         out.add_row(f"{d.b} − {d.a}", *_pair_row(d))
     return out
@@ -311,13 +374,20 @@ def _pair_row(d: Difference) -> tuple[str, ...]:
 
 
 def markdown(found: Sequence[Variant], pairs: Sequence[Difference], metric: str, words: str) -> str:
-    lines = [f"| variant | {metric} last | 95 % of the mean | peak | seeds |", "|---|---|---|---|---|"]
+    lines = [
+        f"| variant | {metric} last | 95 % of the mean | peak | seeds |",
+        "|---|---|---|---|---|",
+    ]
     lines += [f"| {v.name} | {' | '.join(_row(v))} |" for v in found]
     heads, rows = stability_rows(found)
     lines += ["", f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
     lines += [f"| {' | '.join(row)} |" for row in rows]
     if pairs:
-        lines += ["", "| pair | difference | 95 % | p | p (Holm) | seeds for 1 point |", "|---|---|---|---|---|---|"]
+        lines += [
+            "",
+            "| pair | difference | 95 % | p | p (Holm) | seeds for 1 point |",
+            "|---|---|---|---|---|---|",
+        ]
         lines += [f"| {d.b} − {d.a} | {' | '.join(_pair_row(d))} |" for d in pairs]
     return "\n".join([*lines, "", words, ""])
 
@@ -325,7 +395,12 @@ def markdown(found: Sequence[Variant], pairs: Sequence[Difference], metric: str,
 def latex(found: Sequence[Variant], metric: str) -> str:
     """A booktabs table; the highest mean in bold."""
     best = max(v.mean for v in found)
-    lines = [r"\begin{tabular}{lccc}", r"\toprule", rf"variant & {_tex(metric)} & 95\,\% & peak \\", r"\midrule"]
+    lines = [
+        r"\begin{tabular}{lccc}",
+        r"\toprule",
+        rf"variant & {_tex(metric)} & 95\,\% & peak \\",
+        r"\midrule",
+    ]
     for v in found:
         mean, between, top, _ = _row(v)
         mean = rf"\textbf{{{mean}}}" if v.mean == best else mean
@@ -342,7 +417,11 @@ def as_csv(found: Sequence[Variant]) -> str:
     out = io.StringIO()
     rows = csv.writer(out, lineterminator="\n")
     rows.writerow(("variant", "seed", "last", "peak"))
-    rows.writerows((v.name, i, s, p) for v in found for i, (s, p) in enumerate(zip(v.scores, v.peaks, strict=True)))
+    rows.writerows(
+        (v.name, i, s, p)
+        for v in found
+        for i, (s, p) in enumerate(zip(v.scores, v.peaks, strict=True))
+    )
     return out.getvalue()
 
 
@@ -365,9 +444,15 @@ def as_json(found: Sequence[Variant], pairs: Sequence[Difference], metric: str, 
 
 def _by_seed(measured: Sequence[Stability]) -> dict[str, list[float | None]]:
     """A list over the seeds of each measure; None where a run has not written it down."""
-    names = {"steps": "steps_to_score", "contexts": "context_drift", "odds": "log_odds_drift",
-             "answers": "answer_entropy"}  # fmt: skip
-    return {names.get(key, key): [getattr(each, key) for each in measured] for key in Stability._fields}
+    names = {
+        "steps": "steps_to_score",
+        "contexts": "context_drift",
+        "odds": "log_odds_drift",
+        "answers": "answer_entropy",
+    }
+    return {
+        names.get(key, key): [getattr(each, key) for each in measured] for key in Stability._fields
+    }
 
 
 def default_metric(path: str | None, overrides: Sequence[str]) -> str:

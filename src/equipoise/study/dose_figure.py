@@ -20,7 +20,10 @@ from equipoise.study.effects import by_dose
 from equipoise.study.plan import Dose, Primary, parse
 
 WIDTH, HEIGHT = 300, 230  # of a panel
-LEFT, BOTTOM, TOP, FOOT = 52, 40, 34, 20
+LEFT = 52
+BOTTOM = 40
+TOP = 34
+FOOT = 20
 TICKS = 4  # about so many on the vertical axis
 SEGMENTS = 24  # of a drawn parabola
 STYLE = (
@@ -56,7 +59,12 @@ def figure(results: Mapping[str, Any]) -> str:
             f"<title>{html.escape(study.question)}</title>",
             f"<style>{STYLE}</style>",
             *panels,
-            _text(8, height + 12, f"mean of {seeds} seeds, 95 % within seeds; dashed: the fit", "start"),
+            _text(
+                8,
+                height + 12,
+                f"mean of {seeds} seeds, 95 % within seeds; dashed: the fit",
+                "start",
+            ),
             "</svg>",
             "",
         ]

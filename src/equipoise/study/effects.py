@@ -56,11 +56,19 @@ class Effect:
         margin = self.primary.margin
         small = margin is not None and -margin < self.low and self.high < margin
         if self.holm >= LEVEL or math.isnan(self.mean):
-            return f"no effect as large as {_plain(margin, self.primary.metric)}" if small else "undecided"
+            return (
+                f"no effect as large as {_plain(margin, self.primary.metric)}"
+                if small
+                else "undecided"
+            )
         if not self.primary.expect:
             said = "an effect"
         else:
-            said = "confirmed" if (self.mean > 0) == (self.primary.expect == "up") else "refuted: the other way"
+            said = (
+                "confirmed"
+                if (self.mean > 0) == (self.primary.expect == "up")
+                else "refuted: the other way"
+            )
         if said == "confirmed" and self.top is not None and not self.top.is_middle:
             said = "bent, but the top is not in the middle"
         return f"{said}, smaller than {_plain(margin, self.primary.metric)}" if small else said
@@ -87,7 +95,11 @@ def effects(results: Mapping[str, Any]) -> list[Effect]:
     for row, d, p, corrected in zip(study.primary, within, raw, holm(raw), strict=True):
         mean = float(np.mean(d)) if d else math.nan
         low, high = interval(d) if d else (-math.inf, math.inf)
-        needed = seeds_needed(float(np.std(d, ddof=1)), size_that_matters(row, mean)) if len(d) > 1 else None
+        needed = (
+            seeds_needed(float(np.std(d, ddof=1)), size_that_matters(row, mean))
+            if len(d) > 1
+            else None
+        )
         top = None
         if study.dose is not None and row.shape == "bend" and len(d) > 1:
             top = top_of(by_dose(results, row, study.dose), study.dose.values)
@@ -133,4 +145,6 @@ def by_dose(results: Mapping[str, Any], row: Primary, dose: Dose) -> np.ndarray:
     """[seeds, doses] the outcome, of the seeds that every dose has finished."""
     columns = [found_in.values(results, dose.variant(value), row) for value in dose.values]
     seeds = sorted(set.intersection(*(set(column) for column in columns)))
-    return np.array([[column[seed] for column in columns] for seed in seeds]).reshape(len(seeds), len(columns))
+    return np.array([[column[seed] for column in columns] for seed in seeds]).reshape(
+        len(seeds), len(columns)
+    )

@@ -107,7 +107,14 @@ class Study:
                 found[name] = self.one(variant, seed, out / name, rate, out / "start")
         return found
 
-    def one(self, variant: str, seed: int, out: Path, rate: float | None = None, start: Path | None = None) -> Config:
+    def one(
+        self,
+        variant: str,
+        seed: int,
+        out: Path,
+        rate: float | None = None,
+        start: Path | None = None,
+    ) -> Config:
         options = {**_flat(self.config), **self.variants[variant]}
         options |= {"train.seed": seed, "train.out": str(out), "log.terminal": False}
         if rate is not None:
@@ -115,7 +122,9 @@ class Study:
         if self.start is not None:
             options["model.name"] = str(start or out / "start")
         options.setdefault("train.threads", 1)
-        return load(None, [part for key, value in options.items() for part in (f"--{key}", _text(value))])
+        return load(
+            None, [part for key, value in options.items() for part in (f"--{key}", _text(value))]
+        )
 
 
 def cell_name(variant: str, rate: float | None, seed: int) -> str:
@@ -147,7 +156,9 @@ def parse(table: Mapping[str, Any], name: str) -> Study:
         )
     first, last = table["seeds"]
     if not 0 <= first < last:
-        raise ConfigError(f"{name}: seeds = [{first}, {last}] must be the first and the last of two or more")
+        raise ConfigError(
+            f"{name}: seeds = [{first}, {last}] must be the first and the last of two or more"
+        )
     dose = _dose(table["dose"], name) if "dose" in table else None
     variants = {**table.get("variants", {}), **(dose.variants() if dose else {})}
     primary = [_primary(row, variants, dose, name) for row in table["primary"]]
@@ -155,43 +166,68 @@ def parse(table: Mapping[str, Any], name: str) -> Study:
         start.check(table["start"], name)
     rates = tuple(table.get("rates", ()))
     if rates and table["config"].get("optim", {}).get("lr") not in rates:
-        raise ConfigError(f"{name}: rates = {list(rates)} must have config.optim.lr, the shared one, among them")
+        raise ConfigError(
+            f"{name}: rates = {list(rates)} must have config.optim.lr, the shared one, among them"
+        )
     seeds = range(first, last + 1)
     return Study(
-        table["question"], seeds, table["config"], variants, primary, dose, table.get("start"), rates
-    )  # fmt: skip
+        table["question"],
+        seeds,
+        table["config"],
+        variants,
+        primary,
+        dose,
+        table.get("start"),
+        rates,
+    )
 
 
 def _dose(table: Mapping[str, Any], name: str) -> Dose:
-    odd = sorted(({"option", "values"} - set(table)) | (set(table) - {"option", "values", "key", "with"}))
+    odd = sorted(
+        ({"option", "values"} - set(table)) | (set(table) - {"option", "values", "key", "with"})
+    )
     if odd:
         raise ConfigError(
             f"{name}: dose must have option and values, and may have key and with: look at {', '.join(odd)}"
         )
     values = table["values"]
     if len(values) < 3 or sorted(set(values)) != list(values):
-        raise ConfigError(f"{name}: dose.values = {values} must be three numbers or more, each above the one before")
+        raise ConfigError(
+            f"{name}: dose.values = {values} must be three numbers or more, each above the one before"
+        )
     if "with" in table and "key" not in table:
-        raise ConfigError(f"{name}: dose.with has the other entries of a table: dose.key must say which one is swept")
+        raise ConfigError(
+            f"{name}: dose.with has the other entries of a table: dose.key must say which one is swept"
+        )
     return Dose(table["option"], tuple(values), table.get("key", ""), table.get("with", {}))
 
 
-def _primary(row: Mapping[str, Any], variants: Mapping[str, Any], dose: Dose | None, name: str) -> Primary:
+def _primary(
+    row: Mapping[str, Any], variants: Mapping[str, Any], dose: Dose | None, name: str
+) -> Primary:
     try:
         primary = Primary(**row)
     except TypeError as error:
-        raise ConfigError(f"{name}: a primary has something it should not, or lacks something: {error}") from error
+        raise ConfigError(
+            f"{name}: a primary has something it should not, or lacks something: {error}"
+        ) from error
     if primary.dosed:
         if primary.minus or dose is None:
-            raise ConfigError(f'{name}: "{primary.claim}" has no plus: then it needs a dose, and no minus')
+            raise ConfigError(
+                f'{name}: "{primary.claim}" has no plus: then it needs a dose, and no minus'
+            )
     else:
         for variant in (primary.plus, primary.minus):
             if variant not in variants:
-                raise ConfigError(f'{name}: "{variant}" is not one of the variants {", ".join(variants)}')
+                raise ConfigError(
+                    f'{name}: "{variant}" is not one of the variants {", ".join(variants)}'
+                )
     for key, known in (("at", TIMES), ("shape", SHAPES), ("expect", EXPECTED), ("rate", RATES)):
         if getattr(primary, key) not in known:
             shown = ", ".join(filter(None, known))
-            raise ConfigError(f'{name}: {key} = "{getattr(primary, key)}" of a primary must be one of {shown}')
+            raise ConfigError(
+                f'{name}: {key} = "{getattr(primary, key)}" of a primary must be one of {shown}'
+            )
     return primary
 
 
@@ -202,12 +238,16 @@ def table_of(study: Study) -> dict[str, Any]:
         "question": study.question,
         "seeds": [study.seeds[0], study.seeds[-1]],
         "config": study.config,
-        "variants": {name: options for name, options in study.variants.items() if name not in swept},
+        "variants": {
+            name: options for name, options in study.variants.items() if name not in swept
+        },
         "primary": [_without_defaults(row) for row in study.primary],
     }
     if study.dose:
         table["dose"] = {"option": study.dose.option, "values": list(study.dose.values)}
-        table["dose"] |= {"key": study.dose.key, "with": study.dose.others} if study.dose.key else {}
+        table["dose"] |= (
+            {"key": study.dose.key, "with": study.dose.others} if study.dose.key else {}
+        )
     if study.start is not None:
         table["start"] = study.start
     if study.rates:
@@ -221,7 +261,11 @@ def _without_defaults(row: Primary) -> dict[str, Any]:
 
 
 def _flat(sections: Mapping[str, Any]) -> dict[str, Any]:
-    return {f"{section}.{key}": value for section, keys in sections.items() for key, value in keys.items()}
+    return {
+        f"{section}.{key}": value
+        for section, keys in sections.items()
+        for key, value in keys.items()
+    }
 
 
 def _text(value: Any) -> str:

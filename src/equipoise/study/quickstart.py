@@ -76,7 +76,9 @@ def quickstart(out: Path, seed: int = 0, steps: int | None = None) -> None:
     try:
         train_all(configs, console)
     except KeyboardInterrupt:
-        raise Interrupted("stopped after the step each run was in; the same command goes on with them") from None
+        raise Interrupted(
+            "stopped after the step each run was in; the same command goes on with them"
+        ) from None
     runs = [summary(name, RunFolder(c.train.out)) for name, c in configs.items()]
     console.print(table(runs))
     console.print(LEGEND)
@@ -84,7 +86,9 @@ def quickstart(out: Path, seed: int = 0, steps: int | None = None) -> None:
     console.print(BIASES)
     page = report.write([c.train.out for c in configs.values()], out / "report.html")
     console.print(NEXT.format(out=out), soft_wrap=True)
-    console.print(f"{time.monotonic() - begin:.0f} s. Runs: {out}/   report: {page}", soft_wrap=True)
+    console.print(
+        f"{time.monotonic() - begin:.0f} s. Runs: {out}/   report: {page}", soft_wrap=True
+    )
 
 
 @dataclass(frozen=True)

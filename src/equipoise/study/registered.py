@@ -43,7 +43,9 @@ def run(paths: Sequence[str | Path], out: Path, jobs: int = 0, minutes: float = 
     studies = [(Path(path).stem if len(paths) > 1 else "", read(path)) for path in paths]
     stems = [stem for stem, _ in studies]
     if len(set(stems)) < len(stems):
-        raise ConfigError(f"{', '.join(stems)}: each study has a folder by its name, so no two may be called alike")
+        raise ConfigError(
+            f"{', '.join(stems)}: each study has a folder by its name, so no two may be called alike"
+        )
     placed = [(stem, study, out / stem if stem else out) for stem, study in studies]
     configs = in_turn(placed)
     for config in configs.values():
@@ -51,14 +53,21 @@ def run(paths: Sequence[str | Path], out: Path, jobs: int = 0, minutes: float = 
     for stem, study, _ in placed:
         cells = f"{len(study.cells(study.seeds[0]))} runs × {len(study.seeds)} seeds"
         console.print(f"{stem or 'study'}: {study.question}\n  {cells}", soft_wrap=True)
-    start.make_all({folder / "start": study.start for _, study, folder in placed if study.start is not None})
+    start.make_all(
+        {folder / "start": study.start for _, study, folder in placed if study.start is not None}
+    )
     failed = train_all(configs, console, jobs, stop_at=stop_at, patient=True)
     collected = {}
     for stem, study, folder in placed:
         prefix = f"{stem}/" if stem else ""
-        own = {name.removeprefix(prefix): why for name, why in failed.items() if name.startswith(prefix)}
+        own = {
+            name.removeprefix(prefix): why
+            for name, why in failed.items()
+            if name.startswith(prefix)
+        }
         collected[folder] = collect(study, study.configs(folder), own)
-        write_results(collected[folder], folder / "results.json")  # all are written before any is looked at
+        # all are written before any is looked at
+        write_results(collected[folder], folder / "results.json")
     for folder, results in collected.items():
         console.print(f"\n{folder.name if len(placed) > 1 else results['question']}")
         show(results, console)
@@ -84,7 +93,9 @@ def draw(results: Mapping[str, Any], path: Path) -> None:
     """The dose curves as an SVG file."""
     drawing = figure(results)
     if not drawing:
-        raise ConfigError(f"--figure {path}: there is nothing to draw without a dose and two whole seeds")
+        raise ConfigError(
+            f"--figure {path}: there is nothing to draw without a dose and two whole seeds"
+        )
     path.write_text(drawing, encoding="utf-8")
 
 
@@ -120,7 +131,10 @@ def _said(effect: Effect) -> str:
     row, unit = effect.primary, _unit(effect.primary.metric)
     what = f"{row.plus} − {row.minus}"
     if row.dosed:
-        what = {"slope": "from the lowest to the highest dose", "bend": "the middle above the ends"}[row.shape]
+        what = {
+            "slope": "from the lowest to the highest dose",
+            "bend": "the middle above the ends",
+        }[row.shape]
     word = " points" if unit == 100 else ""
     size = f"{unit * size_that_matters(row, effect.mean):.3g}{word}"
     needed = "more seeds than anyone runs" if effect.needed is None else f"{effect.needed} seeds"
@@ -142,7 +156,9 @@ def regime(results: Mapping[str, Any]) -> str:
     first = [record["first"] for record in results["runs"].values() if "first" in record]
     if not first:
         return ""
-    gap, cv, success, mixed = (np.mean([f[name] for f in first if f[name] is not None]) for name in found_in.REGIME)
+    gap, cv, success, mixed = (
+        np.mean([f[name] for f in first if f[name] is not None]) for name in found_in.REGIME
+    )
     return (
         f"\nRegime at the first step: length gap within groups {gap:+.3f}, length CV within groups {cv:.3f}, "
         f"success {success:.2f}, groups with right and wrong {mixed:.2f}"
@@ -153,15 +169,25 @@ def agreement(results: Mapping[str, Any]) -> str:
     """Measured biases beside the closed forms, on the runs' own rollouts."""
     lines = []
     for variant in _study_of(results).variants:
-        checks = [r["closed_form"] for r in found_in.finished(results, variant).values() if "closed_form" in r]
+        checks = [
+            r["closed_form"]
+            for r in found_in.finished(results, variant).values()
+            if "closed_form" in r
+        ]
         if checks:
             groups = sum(c["groups"] for c in checks)
-            mass, net = (np.mean([c[key] for c in checks], axis=0) for key in ("mass", "exchangeability"))
+            mass, net = (
+                np.mean([c[key] for c in checks], axis=0) for key in ("mass", "exchangeability")
+            )
             lines.append(
                 f"  {variant}: Σ c T {mass[0]:+.5f} ({mass[1]:+.5f}), Σ c {net[0]:+.6f} ({net[1]:+.6f}), "
                 f"{groups} groups, no group off by more than {max(c['off'] for c in checks):.1e}"
             )
-    return "\n".join(["\nBiases of the logged batches, measured (closed form):", *lines]) if lines else ""
+    return (
+        "\n".join(["\nBiases of the logged batches, measured (closed form):", *lines])
+        if lines
+        else ""
+    )
 
 
 def verify(path: str | Path, variant: str, seed: int, out: Path) -> bool:
@@ -186,10 +212,14 @@ def verify(path: str | Path, variant: str, seed: int, out: Path) -> bool:
         raise ConfigError(again["failed"])
     inside = True
     for metric, at in dict.fromkeys((row.metric, row.at) for row in study.primary):
-        published = {s: value_of(r, metric, at) for s, r in found_in.finished(results, variant).items()}
+        published = {
+            s: value_of(r, metric, at) for s, r in found_in.finished(results, variant).items()
+        }
         spread = np.std(list(published.values()), ddof=1) * math.sqrt(1 + 1 / len(published))
         half = float(stats.t.ppf(0.995, len(published) - 1) * spread)
-        mean, value, unit = float(np.mean(list(published.values()))), value_of(again, metric, at), _unit(metric)
+        mean = float(np.mean(list(published.values())))
+        value = value_of(again, metric, at)
+        unit = _unit(metric)
         same = value == published.get(seed)
         holds = abs(value - mean) <= half
         inside = inside and holds

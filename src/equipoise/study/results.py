@@ -23,14 +23,33 @@ from equipoise.train import Config, ConfigError, RunFolder, read_lines
 
 DIGITS = 6  # significant
 # Metrics of training that mechanisms are about; all else of metrics.jsonl stays in the run's folder.
-KEPT = ("entropy", "reward/mean", "policy_loss", "completions/mean_length", "grad_norm", "approx_kl")
+KEPT = (
+    "entropy",
+    "reward/mean",
+    "policy_loss",
+    "completions/mean_length",
+    "grad_norm",
+    "approx_kl",
+)
 KEPT_BEGIN = ("bias/", "pushed/", "drift/", "clip_ratio/", "difficulty/")
 REGIME = ("bias/group_length_gap", "bias/group_length_cv", "accuracy/mean", "groups/informative")
-__all__ = ["POINT", "collect", "curve", "finished", "is_share", "read_results", "value_of", "values", "write_results"]
+__all__ = [
+    "POINT",
+    "collect",
+    "curve",
+    "finished",
+    "is_share",
+    "read_results",
+    "value_of",
+    "values",
+    "write_results",
+]
 POINTS = ("acc@", "best@", "pass@", "maj@", "greedy", "level/", "start/")  # shares, told in points
 
 
-def collect(study: Study, configs: Mapping[str, Config], failed: Mapping[str, str]) -> dict[str, Any]:
+def collect(
+    study: Study, configs: Mapping[str, Config], failed: Mapping[str, str]
+) -> dict[str, Any]:
     """Everything the tables need, and the study itself: the file can be read without the one that it came from."""
     runs: dict[str, dict[str, Any]] = {}
     for name, config in configs.items():
@@ -50,9 +69,14 @@ def _record(evaluations: list[dict[str, Any]], metrics: list[dict[str, Any]]) ->
     numbers = [_numbers(evaluation) for evaluation in evaluations]
     names = dict.fromkeys(name for each in numbers for name in each)
     curves = {name: [each.get(name) for each in numbers] for name in names}
-    record: dict[str, Any] = {"steps": [evaluation["step"] for evaluation in evaluations], "curves": curves}
+    record: dict[str, Any] = {
+        "steps": [evaluation["step"] for evaluation in evaluations],
+        "curves": curves,
+    }
     if metrics:
-        record["run"] = {name: _rounded(_over_steps(metrics, name)) for name in metrics[0] if _kept(name)}
+        record["run"] = {
+            name: _rounded(_over_steps(metrics, name)) for name in metrics[0] if _kept(name)
+        }
         record["first"] = {name: _rounded(metrics[0].get(name)) for name in REGIME}
     return record
 
@@ -69,7 +93,11 @@ def _over_steps(metrics: list[dict[str, Any]], name: str) -> float | None:
 
 def _numbers(evaluation: Mapping[str, Any]) -> dict[str, float | None]:
     """The numbers of an evaluation by name, those of a level as `level/5/acc@8`."""
-    found = {k: _rounded(v) for k, v in evaluation.items() if isinstance(v, float) and not k.startswith("gaming/")}
+    found = {
+        k: _rounded(v)
+        for k, v in evaluation.items()
+        if isinstance(v, float) and not k.startswith("gaming/")
+    }
     for level, values in evaluation.get("by_level", {}).items():
         found |= {f"level/{level}/{k}": _rounded(v) for k, v in values.items()}
     return found
@@ -82,7 +110,9 @@ def _rounded(value: float | None) -> float | None:
 def write_results(results: Mapping[str, Any], path: Path) -> None:
     """The study readable, and a line per run."""
     head = {key: value for key, value in results.items() if key != "runs"}
-    lines = [f" {json.dumps(name)}: {json.dumps(record)}" for name, record in results["runs"].items()]
+    lines = [
+        f" {json.dumps(name)}: {json.dumps(record)}" for name, record in results["runs"].items()
+    ]
     body = json.dumps(head, indent=1)[:-2] + ',\n "runs": {\n' + ",\n".join(lines) + "\n }\n}\n"
     temporary = path.with_name(f".{path.name}.writing")
     temporary.write_text(body, encoding="utf-8")
@@ -93,7 +123,9 @@ def read_results(path: str | Path) -> dict[str, Any]:
     try:
         results = json.loads(Path(path).read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise ConfigError(f"{path}: there is no such file; `equipoise study run` writes results.json") from None
+        raise ConfigError(
+            f"{path}: there is no such file; `equipoise study run` writes results.json"
+        ) from None
     except json.JSONDecodeError as error:
         raise ConfigError(f"{path}: not a results file: {error}") from error
     if not isinstance(results, dict) or "runs" not in results:
@@ -108,7 +140,9 @@ def curve(record: Mapping[str, Any], metric: str) -> list[float]:
     else:
         values = record["curves"].get(metric, [None])
     if all(value is None for value in values):
-        known = record["curves"] if "curves" in record else next(iter(record["evaluations"].values()))
+        known = (
+            record["curves"] if "curves" in record else next(iter(record["evaluations"].values()))
+        )
         raise ConfigError(f"{metric} is not in the evaluations ({', '.join(known)})")
     return [math.nan if value is None else value for value in values]
 
@@ -118,7 +152,9 @@ def value_of(record: Mapping[str, Any], metric: str, at: str) -> float:
     if metric.startswith("run/"):
         found = record.get("run", {}).get(metric.removeprefix("run/"))
         if found is None:
-            raise ConfigError(f"{metric} is not in the metrics of training ({', '.join(record.get('run', {}))})")
+            raise ConfigError(
+                f"{metric} is not in the metrics of training ({', '.join(record.get('run', {}))})"
+            )
         return float(found)
     values = curve(record, metric)
     if at == "last":
@@ -140,22 +176,31 @@ def values(results: Mapping[str, Any], variant: str, row: Primary) -> dict[int, 
     """seed → the primary's number of each finished run of a variant, at the rate that it asks for."""
     rates = results.get("rates", ())
     if row.rate == "shared" or not rates:
-        return {seed: value_of(r, row.metric, row.at) for seed, r in finished(results, variant).items()}
+        return {
+            seed: value_of(r, row.metric, row.at) for seed, r in finished(results, variant).items()
+        }
     return _at_own_rate(results, variant, row, list(rates))
 
 
-def _at_own_rate(results: Mapping[str, Any], variant: str, row: Primary, rates: list[float]) -> dict[int, float]:
+def _at_own_rate(
+    results: Mapping[str, Any], variant: str, row: Primary, rates: list[float]
+) -> dict[int, float]:
     """Each seed at the rate that is best on average over all *other* seeds: no run chooses its own rate.
 
     Best is the highest accuracy over the whole run, whatever the primary's own metric.
     """
     shared = results["config"]["optim"]["lr"]
-    runs = {rate: finished(results, at_rate(variant, None if rate == shared else rate)) for rate in rates}
+    runs = {
+        rate: finished(results, at_rate(variant, None if rate == shared else rate))
+        for rate in rates
+    }
     seeds = sorted(set.intersection(*(set(of_rate) for of_rate in runs.values())))
     if len(seeds) < 2:
         return {}
     accuracy = f"acc@{results['config'].get('eval', {}).get('samples', 8)}"
-    score = {rate: [value_of(runs[rate][seed], accuracy, "mean") for seed in seeds] for rate in rates}
+    score = {
+        rate: [value_of(runs[rate][seed], accuracy, "mean") for seed in seeds] for rate in rates
+    }
     found = {}
     for place, seed in enumerate(seeds):
         best = max(rates, key=lambda rate: math.fsum(score[rate]) - score[rate][place])

@@ -15,7 +15,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from equipoise.train import Config, RunError, RunFolder, checkpoint, dump, read_lines
 
-FEW = 24  # runs that get a line each for as long as all go on; of more, only those under way are shown
+# runs that get a line each for as long as all go on; of more, only those under way are shown
+FEW = 24
 
 
 def train_all(
@@ -37,7 +38,10 @@ def train_all(
     with _progress(console) as bars:
         shown: dict[str, Any] = {}
         if len(configs) <= FEW:
-            shown = {name: bars.add_task(name, total=c.train.steps, line="") for name, c in configs.items()}
+            shown = {
+                name: bars.add_task(name, total=c.train.steps, line="")
+                for name, c in configs.items()
+            }
         whole = bars.add_task("runs", total=len(configs), line="") if len(configs) > FEW else None
         try:
             while (waiting or running) and time.monotonic() < stop_at:
@@ -49,7 +53,9 @@ def train_all(
                 time.sleep(0.3)
                 for name, bar in shown.items():
                     _show(bars, bar, RunFolder(configs[name].train.out))
-                for name in [name for name, process in running.items() if process.poll() is not None]:
+                for name in [
+                    name for name, process in running.items() if process.poll() is not None
+                ]:
                     if running.pop(name).returncode:
                         failed[name] = _failure(name, configs[name])
                         if not patient:
@@ -93,7 +99,14 @@ def _start(config: Config) -> subprocess.Popen[bytes]:
     file.write_text(dump(config), encoding="utf-8")
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     with open(_beside(folder.path, ".log"), "wb") as log:
-        command = [sys.executable, "-m", "equipoise", "train", str(file), *(["--resume"] if begun else [])]
+        command = [
+            sys.executable,
+            "-m",
+            "equipoise",
+            "train",
+            str(file),
+            *(["--resume"] if begun else []),
+        ]
         return subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=environment)
 
 

@@ -39,18 +39,28 @@ def check(habits: Mapping[str, object], where: str) -> None:
         if name not in known:
             raise ConfigError(f"{where}: start.{name} is not known ({', '.join(known)})")
         if name == "levels":
-            if not isinstance(value, Sequence) or len(value) != 4 or not all(0 <= x <= 1 for x in value):
-                raise ConfigError(f"{where}: start.levels = {value} must be four shares, of 2, 3, 4 and 5 numbers")
+            if (
+                not isinstance(value, Sequence)
+                or len(value) != 4
+                or not all(0 <= x <= 1 for x in value)
+            ):
+                raise ConfigError(
+                    f"{where}: start.levels = {value} must be four shares, of 2, 3, 4 and 5 numbers"
+                )
         elif name == "steps":
             if not isinstance(value, int) or value < 1:
-                raise ConfigError(f"{where}: start.steps = {value} must be a whole number, 1 or more")
+                raise ConfigError(
+                    f"{where}: start.steps = {value} must be a whole number, 1 or more"
+                )
         elif not isinstance(value, int | float) or not 0 <= value < 1:
             raise ConfigError(f"{where}: start.{name} = {value} must be a probability below 1")
 
 
 def make_all(starts: Mapping[Path, Mapping[str, object]]) -> None:
     """Those that are not there yet, a process each."""
-    missing = {folder: dict(habits) for folder, habits in starts.items() if not _made(folder, habits)}
+    missing = {
+        folder: dict(habits) for folder, habits in starts.items() if not _made(folder, habits)
+    }
     if not missing:
         return
     with ProcessPoolExecutor(len(missing), mp_context=get_context("spawn")) as pool:
@@ -103,7 +113,9 @@ def imitate(policy: models.Policy, habits: Mapping[str, object]) -> None:
         optimizer.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(policy.parameters(), 1.0)
-        optimizer.param_groups[0]["lr"] = LEARNING_RATE * min(1.0, (step + 1) / 10) * (1 - step / steps)
+        optimizer.param_groups[0]["lr"] = (
+            LEARNING_RATE * min(1.0, (step + 1) / 10) * (1 - step / steps)
+        )
         optimizer.step()
 
 

@@ -7,4 +7,14 @@ from equipoise.tasks.gym import Gym
 from equipoise.tasks.open import open_demonstrations, open_task
 from equipoise.tasks.task import Prompt, Task, TaskError
 
-__all__ = ["Arithmetic", "Dataset", "Gym", "Prompt", "Summary", "Task", "TaskError", "open_demonstrations", "open_task"]
+__all__ = [
+    "Arithmetic",
+    "Dataset",
+    "Gym",
+    "Prompt",
+    "Summary",
+    "Task",
+    "TaskError",
+    "open_demonstrations",
+    "open_task",
+]

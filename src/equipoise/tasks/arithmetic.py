@@ -50,7 +50,9 @@ class Arithmetic:
     def evaluation(self, per_level: int | None = None) -> list[Prompt]:
         size = EVALUATION_PER_LEVEL if per_level is None else per_level
         if not 1 <= size <= MOST_PER_LEVEL:
-            raise ValueError(f"evaluation(per_level={per_level}): 1 to {MOST_PER_LEVEL} are held out per level")
+            raise ValueError(
+                f"evaluation(per_level={per_level}): 1 to {MOST_PER_LEVEL} are held out per level"
+            )
         return [prompt for level in LEVELS for prompt in _held_out(level, size)]
 
     def grade(self, prompt: Prompt, response: str) -> Verdict:
@@ -75,13 +77,22 @@ def grade(response: str, answer: str) -> Verdict:
     if response.rpartition("#")[2].strip() != given[-1]:
         return Verdict("unparsed", "text after the answer")
     if len(set(given)) > 1:
-        return Verdict("wrong", f"several answers: {', '.join(number[:20] for number in given[:4])}")
+        return Verdict(
+            "wrong", f"several answers: {', '.join(number[:20] for number in given[:4])}"
+        )
     if given[-1] != answer:
         return Verdict("wrong", f"answered {given[-1][:20]}, expected {answer}", answer=given[-1])
     return Verdict("correct", answer=given[-1])
 
 
-def trace(numbers: Sequence[int], draw: random.Random, slip: float, notice: float, again: float, twice: float) -> str:
+def trace(
+    numbers: Sequence[int],
+    draw: random.Random,
+    slip: float,
+    notice: float,
+    again: float,
+    twice: float,
+) -> str:
     """A worked response to a chain, with the mistakes of a hasty writer.
 
     A step's result is wrong with probability `slip`. A wrong result is seen with probability `notice` and the step

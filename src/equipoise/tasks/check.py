@@ -116,7 +116,8 @@ class Checker:
         item = rules.schema.read(row)
         if len(item.question) > rules.max_chars:
             raise RowError(
-                "too long", f"a prompt of {len(item.question):,} characters: must be at most {rules.max_chars:,}"
+                "too long",
+                f"a prompt of {len(item.question):,} characters: must be at most {rules.max_chars:,}",
             )
         text = digest(item.question)
         if text in rules.elsewhere:
@@ -125,16 +126,27 @@ class Checker:
             first, answer = self._texts[text]
             if answer != item.answer:
                 told = f"{item.answer[:40]} instead of {answer[:40]}"
-                raise RowError("other answer", f"the prompt of {where(first)} with another answer, {told}")
+                raise RowError(
+                    "other answer", f"the prompt of {where(first)} with another answer, {told}"
+                )
             raise RowError("duplicate", f"the prompt of {where(first)} again")
         if item.id is not None:
             first = self._ids.setdefault(self.rows.label(number, item.id), number)
             if first != number:
                 raise RowError("id used before", f"its id {item.id} is that of {where(first)}")
         if rules.overlap is not None and (hit := rules.overlap.find(item.question)):
-            raise RowError("evaluation overlap", f'"{hit.words[:80]}" of {hit.evaluation_set}, problem {hit.problem}')
-        if rules.count_tokens is not None and (count := rules.count_tokens(item)) > rules.max_tokens:
-            raise RowError("too many tokens", f"a prompt of {count:,} tokens: must be at most {rules.max_tokens:,}")
+            raise RowError(
+                "evaluation overlap",
+                f'"{hit.words[:80]}" of {hit.evaluation_set}, problem {hit.problem}',
+            )
+        if (
+            rules.count_tokens is not None
+            and (count := rules.count_tokens(item)) > rules.max_tokens
+        ):
+            raise RowError(
+                "too many tokens",
+                f"a prompt of {count:,} tokens: must be at most {rules.max_tokens:,}",
+            )
         if rules.dedupe:
             self._texts[text] = number, item.answer
         return text, item

@@ -29,7 +29,9 @@ def open_rows(name: str) -> Rows:
     paths = _files(name)
     kind = _kind(paths[0])
     if odd := [path for path in paths if _kind(path) != kind]:
-        raise TaskError(f"{name}: holds both {paths[0].name} and {odd[0].name}: must be files of one kind")
+        raise TaskError(
+            f"{name}: holds both {paths[0].name} and {odd[0].name}: must be files of one kind"
+        )
     return Parquet(name, paths) if kind == ".parquet" else Jsonl(name, paths)
 
 
@@ -38,7 +40,9 @@ def files_of(name: str) -> list[Path]:
     if name.startswith(("hub:", "gym:")):  # the weight of a mixture, gym:gcd*2+…, is no glob
         return []
     is_file = name.endswith(KINDS) or glob.has_magic(name)
-    return _files(name) if name and (is_file or (Path(name).is_dir() and not _is_saved(name))) else []
+    return (
+        _files(name) if name and (is_file or (Path(name).is_dir() and not _is_saved(name))) else []
+    )
 
 
 def _is_saved(name: str) -> bool:
@@ -74,7 +78,9 @@ def _hub(name: str) -> Hub:
     except TaskError:
         raise
     except Exception as error:  # it raises whatever its loaders, the network or the hub raise
-        raise TaskError(f"{name}: cannot be opened: {first_line(error)} (hub:owner/name:config:split)") from error
+        raise TaskError(
+            f"{name}: cannot be opened: {first_line(error)} (hub:owner/name:config:split)"
+        ) from error
 
 
 def _saved(name: str) -> Hub:

@@ -108,23 +108,33 @@ class Dataset:
         rows: Rows | None = None,
     ) -> None:
         if verifier not in (None, *COMPARED):
-            raise TaskError(f'task.verifier = "{verifier}" is not a way to compare answers: {", ".join(COMPARED)}')
+            raise TaskError(
+                f'task.verifier = "{verifier}" is not a way to compare answers: {", ".join(COMPARED)}'
+            )
         for option, value, known in (("answer_in", answer_in, ANSWER_IN), ("rules", rules, RULES)):
             if value not in known:
                 raise TaskError(f'task.{option} = "{value}" is not known: {", ".join(known)}')
         self._answer_in, self._comparison = answer_in, rules
         if template and template not in PROMPTS:
-            raise TaskError(f'task.template = "{template}" is not a prompt template: {", ".join(PROMPTS)}')
+            raise TaskError(
+                f'task.template = "{template}" is not a prompt template: {", ".join(PROMPTS)}'
+            )
         if max_prompt_tokens and count_tokens is None:
-            raise TaskError(f"task.max_prompt_tokens = {max_prompt_tokens} needs a tokenizer: give count_tokens")
+            raise TaskError(
+                f"task.max_prompt_tokens = {max_prompt_tokens} needs a tokenizer: give count_tokens"
+            )
         self.name, self.seed, self._suffix = str(name), seed, suffix
         self._template = template
         self._rows = open_rows(self.name) if rows is None else rows
         self._schema = recognised(self._rows, columns, verifier, recognise)
         if self._schema.name == "reasoning-gym":
             gym.require(self.name)
-        self._problems = None if held_out is None else _problems(str(held_out), columns, verifier, recognise)
-        others = {str(path): [item.question for _, item in read_problems(str(path))] for path in avoid}
+        self._problems = (
+            None if held_out is None else _problems(str(held_out), columns, verifier, recognise)
+        )
+        others = {
+            str(path): [item.question for _, item in read_problems(str(path))] for path in avoid
+        }
         count = count_tokens if max_prompt_tokens else None
         self._rules = Rules(
             schema=self._schema,
@@ -144,16 +154,19 @@ class Dataset:
         self.whole = self._rows.count <= WHOLE_ROWS and self._rows.size <= WHOLE_BYTES
         row_bytes = max(1, self._rows.size // self._rows.count)
         self._windows = Windows(
-            self._rows.count, min(WINDOW_ROWS, max(1, WINDOW_BYTES // row_bytes)),
-            1 - 1 / HELD_OUT_ONE_IN if held_out is None else 1.0, seed,
-        )  # fmt: skip
+            self._rows.count,
+            min(WINDOW_ROWS, max(1, WINDOW_BYTES // row_bytes)),
+            1 - 1 / HELD_OUT_ONE_IN if held_out is None else 1.0,
+            seed,
+        )
         if self.whole:
             usable = len(self._training_places) or self._problems is not None
         else:
             first = self._looked_through([first_rows(self._rows)], None)
             usable = len(first.train) + len(first.held_out)
         if not usable:
-            self.prompt(0)  # data of which nothing can be used is refused here, not at the first step
+            # data of which nothing can be used is refused here, not at the first step
+            self.prompt(0)
 
     @property
     def summary(self) -> Summary:
@@ -172,7 +185,8 @@ class Dataset:
             epoch, slot = divmod(i, len(places))
             return self._prompt(self._everything, int(self._shuffled(epoch)[slot]))
         epoch, number, slot = self._windows.locate(i)
-        for further in range(self._windows.count):  # a window of which nothing is left hands on to the next
+        # a window of which nothing is left hands on to the next
+        for further in range(self._windows.count):
             window, order = self._window(epoch, (number + further) % self._windows.count)
             if len(order):
                 return self._prompt(window, int(order[slot % len(order)]))
@@ -213,7 +227,9 @@ class Dataset:
     def train(self) -> list[Prompt]:
         """The training prompts of data that is read whole, in the order of the file."""
         if not self.whole:
-            raise TaskError(f"{self.name}: {self._rows.count:,} rows are read by windows; prompt(i) gives one")
+            raise TaskError(
+                f"{self.name}: {self._rows.count:,} rows are read by windows; prompt(i) gives one"
+            )
         return [self._prompt(self._everything, int(k)) for k in self._training_places]
 
     @property
@@ -225,7 +241,9 @@ class Dataset:
 
         `write` is a new .jsonl file for the rows that are left, held-out ones included. Holds about 200 bytes a row.
         """
-        checker = Checker(self._rules, self._rows, Summary(self.name, self._schema.name, self._rows.count))
+        checker = Checker(
+            self._rules, self._rows, Summary(self.name, self._schema.name, self._rows.count)
+        )
         return inspection.inspect(self._rows, checker, golds, write)
 
     @cached_property
@@ -244,9 +262,13 @@ class Dataset:
             if self._rules.strict:
                 raise TaskError(f"{sentence} (task.strict refuses it)")
             self._account.drop("not verifiable", sentence)
-        train, held_out = ([k for k in side if k not in out] for side in (window.train, window.held_out))
+        train, held_out = (
+            [k for k in side if k not in out] for side in (window.train, window.held_out)
+        )
         self._account.train, self._account.held_out = len(train), len(held_out)
-        return _Window(window.loaded, window.numbers, np.array(train, np.int64), np.array(held_out, np.int64))
+        return _Window(
+            window.loaded, window.numbers, np.array(train, np.int64), np.array(held_out, np.int64)
+        )
 
     @cached_property
     def _training_places(self) -> np.ndarray:
@@ -256,18 +278,28 @@ class Dataset:
 
     def _shuffled(self, epoch: int) -> np.ndarray:
         if self._shuffle[0] != epoch:
-            self._shuffle = epoch, shuffled(self._training_places, "equipoise/rows", self.seed, epoch)
+            self._shuffle = (
+                epoch,
+                shuffled(self._training_places, "equipoise/rows", self.seed, epoch),
+            )
         return self._shuffle[1]
 
     def _window(self, epoch: int, number: int) -> tuple[_Window, np.ndarray]:
         """A window of large data and its training places in their order; the last few are kept."""
         key = epoch, number
         if key not in self._streamed:
-            first = not self._accounted or (key not in self._accounted and next(iter(self._accounted))[0] == epoch)
+            first = not self._accounted or (
+                key not in self._accounted and next(iter(self._accounted))[0] == epoch
+            )
             if first:  # the windows of one epoch are apart: no row is counted twice
                 self._accounted.add(key)
-            window = self._looked_through(self._windows.spans(epoch, number), self._account if first else None)
-            self._streamed[key] = window, shuffled(window.train, "equipoise/window", self.seed, epoch, number)
+            window = self._looked_through(
+                self._windows.spans(epoch, number), self._account if first else None
+            )
+            self._streamed[key] = (
+                window,
+                shuffled(window.train, "equipoise/window", self.seed, epoch, number),
+            )
             while len(self._streamed) > WINDOWS_KEPT:
                 self._streamed.popitem(last=False)
         self._streamed.move_to_end(key)
@@ -276,7 +308,9 @@ class Dataset:
     def _looked_through(self, spans: Sequence[Span], summary: Summary | None) -> _Window:
         loaded = self._rows.load(spans)
         numbers = np.concatenate([np.arange(*span) for span in spans])
-        checker = Checker(self._rules, self._rows, Summary("", "", 0) if summary is None else summary)
+        checker = Checker(
+            self._rules, self._rows, Summary("", "", 0) if summary is None else summary
+        )
         sides: dict[str, list[int]] = {"train": [], "held out": []}
         for k, row in enumerate(loaded):
             if (found := checker.side(int(numbers[k]), row)) is not None:
@@ -286,7 +320,9 @@ class Dataset:
     def _nothing_left(self) -> TaskError:
         ((label, count),) = self.summary.dropped.most_common(1)
         example = self.summary.examples[label][0]
-        return TaskError(f"{example}; no row of {self._rows.count:,} is left to train on ({count:,} {label})")
+        return TaskError(
+            f"{example}; no row of {self._rows.count:,} is left to train on ({count:,} {label})"
+        )
 
     def _held_out(self) -> Iterator[Prompt]:
         if self._problems is not None:
@@ -295,7 +331,10 @@ class Dataset:
         if self.whole:
             window = self._everything
             both = len(window.train) and len(window.held_out)
-            yield from (self._prompt(window, int(k)) for k in (window.held_out if both else self._training_places))
+            yield from (
+                self._prompt(window, int(k))
+                for k in (window.held_out if both else self._training_places)
+            )
             return
         found = False
         for spans in self._evaluation_spans():
@@ -303,7 +342,9 @@ class Dataset:
             yield from (self._prompt(window, int(k)) for k in window.held_out)
             found = found or bool(len(window.held_out))
         if not found:
-            raise TaskError(f"{self.name}: none of its rows is held out: give task.held_out, a file to evaluate on")
+            raise TaskError(
+                f"{self.name}: none of its rows is held out: give task.held_out, a file to evaluate on"
+            )
 
     def _evaluation_spans(self) -> list[list[Span]]:
         """`WINDOW_ROWS` rows from all over large data, a window's worth at a time: the same for every seed."""

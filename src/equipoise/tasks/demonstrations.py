@@ -19,7 +19,15 @@ from typing import Any
 
 from equipoise.tasks import schema
 from equipoise.tasks.arithmetic import Arithmetic, trace
-from equipoise.tasks.fields import Messages, id_of, level_of, message_of, present, question_of, shown
+from equipoise.tasks.fields import (
+    Messages,
+    id_of,
+    level_of,
+    message_of,
+    present,
+    question_of,
+    shown,
+)
 from equipoise.tasks.row_reader import RowError
 from equipoise.tasks.schema import ABSENT, Item, Schema, value_at
 from equipoise.tasks.task import Prompt, TaskError
@@ -31,7 +39,10 @@ NO_VERIFIER = "none"  # of an item: nothing is graded, so no reference can be un
 
 
 def recognise(
-    where: str, row: Mapping[str, Any], columns: Mapping[str, str] | None = None, verifier: str | None = None
+    where: str,
+    row: Mapping[str, Any],
+    columns: Mapping[str, str] | None = None,
+    verifier: str | None = None,
 ) -> Schema:
     """The schema of rows like this one; no verifier judges them, whichever the configuration names."""
     columns = columns or {}
@@ -49,11 +60,18 @@ def recognise(
                 'task.columns = { prompt = "…", answer = "…" }'
             )
         found[role] = column
-    return Schema(f"{found['prompt']}, {found['answer']}", lambda row: _pair(row, found["prompt"], found["answer"]))
+    return Schema(
+        f"{found['prompt']}, {found['answer']}",
+        lambda row: _pair(row, found["prompt"], found["answer"]),
+    )
 
 
 def _pair(row: Mapping[str, Any], prompt: str, response: str) -> Item:
-    named = {column: value for column in (prompt, response) if (value := value_at(row, column)) is not ABSENT}
+    named = {
+        column: value
+        for column in (prompt, response)
+        if (value := value_at(row, column)) is not ABSENT
+    }
     id_ = id_of(row)
     question, messages = question_of(named, prompt, id_)
     return Item(question, _response(named, response), NO_VERIFIER, messages, id_, level_of(row))
@@ -64,10 +82,15 @@ def _response(row: Mapping[str, Any], column: str) -> str:
     if isinstance(value, list):
         said = [message_of(column, message) for message in value]
         if [message["role"] for message in said] != ["assistant"]:
-            raise RowError("no response", f'"{column}" is {shown(value)}: must be one message, the assistant\'s')
+            raise RowError(
+                "no response",
+                f'"{column}" is {shown(value)}: must be one message, the assistant\'s',
+            )
         value = said[0]["content"]
     if not isinstance(value, str) or not value.strip():
-        raise RowError("no response", f'"{column}" is {shown(value)}: must be a text that is not empty')
+        raise RowError(
+            "no response", f'"{column}" is {shown(value)}: must be a text that is not empty'
+        )
     return value
 
 
@@ -77,10 +100,15 @@ def _conversation(row: Mapping[str, Any], column: str) -> Item:
     *before, last = said or [None]
     turns: Messages = tuple(message_of(column, message) for message in said)
     if len(turns) < 2 or turns[-1]["role"] != "assistant":
-        raise RowError("no response", f'"{column}" is {shown(value)}: must be messages that end with the assistant\'s')
+        raise RowError(
+            "no response",
+            f'"{column}" is {shown(value)}: must be messages that end with the assistant\'s',
+        )
     id_ = id_of(row)
     question, messages = question_of({column: before}, column, id_)
-    return Item(question, _response({column: [last]}, column), NO_VERIFIER, messages, id_, level_of(row))
+    return Item(
+        question, _response({column: [last]}, column), NO_VERIFIER, messages, id_, level_of(row)
+    )
 
 
 def _mbpp(row: Mapping[str, Any]) -> Item:

@@ -43,12 +43,16 @@ def gold(value: Any, column: str) -> str:
     elif column == "solution" or "\\boxed" in text:
         box = last_box(text)
         if box is None and (len(text) > LONGEST_BARE or "\n" in text):
-            raise RowError("no answer", f'"{column}" has no \\boxed{{…}} and no "####" that marks its answer')
+            raise RowError(
+                "no answer", f'"{column}" has no \\boxed{{…}} and no "####" that marks its answer'
+            )
         text = text if box is None else box.strip()
     if not text:
         raise RowError("no answer", f'"{column}" is empty')
     if len(text) > LONGEST:
-        raise RowError("no answer", f'"{column}" has {len(text):,} characters: must be at most {LONGEST:,}')
+        raise RowError(
+            "no answer", f'"{column}" has {len(text):,} characters: must be at most {LONGEST:,}'
+        )
     return text
 
 
@@ -67,24 +71,34 @@ def last_box(text: str) -> str | None:
     return found
 
 
-def question_of(row: Mapping[str, Any], column: str, id_: str | None) -> tuple[str, Messages | None]:
+def question_of(
+    row: Mapping[str, Any], column: str, id_: str | None
+) -> tuple[str, Messages | None]:
     value = present(row, column, "prompt")
     if not isinstance(value, list):
         return text_of(row, column, id_), None
     messages = tuple(message_of(column, message) for message in value)
     if not messages or messages[-1]["role"] != "user":
-        raise RowError("no prompt", f'"{column}" is {shown(value)}: must be messages that end with the user\'s')
+        raise RowError(
+            "no prompt", f'"{column}" is {shown(value)}: must be messages that end with the user\'s'
+        )
     text = "\n\n".join(message["content"] for message in messages)
     _check_text(text, column, id_)
     return text, messages
 
 
 def message_of(column: str, message: Any) -> dict[str, str]:
-    role, content = (message.get("role"), message.get("content")) if isinstance(message, dict) else (None, None)
-    if isinstance(content, list) and all(isinstance(part, dict) and part.get("type") == "text" for part in content):
+    role, content = (
+        (message.get("role"), message.get("content")) if isinstance(message, dict) else (None, None)
+    )
+    if isinstance(content, list) and all(
+        isinstance(part, dict) and part.get("type") == "text" for part in content
+    ):
         content = "".join(str(part.get("text", "")) for part in content)
     if not isinstance(role, str) or not isinstance(content, str):
-        raise RowError("no prompt", f'"{column}" has {shown(message)}: must be messages of role and content')
+        raise RowError(
+            "no prompt", f'"{column}" has {shown(message)}: must be messages of role and content'
+        )
     return {"role": role, "content": content}
 
 
@@ -98,11 +112,16 @@ def text_of(row: Mapping[str, Any], column: str, id_: str | None) -> str:
 
 def _check_text(text: str, column: str, id_: str | None) -> None:
     if not text.strip():
-        raise RowError("no prompt", f'"{column}" is empty' if id_ is None else f'prompt {id_}: "{column}" is empty')
+        raise RowError(
+            "no prompt",
+            f'"{column}" is empty' if id_ is None else f'prompt {id_}: "{column}" is empty',
+        )
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        raise RowError("not UTF-8", f'"{column}" has a lone surrogate at place {error.start}') from None
+        raise RowError(
+            "not UTF-8", f'"{column}" has a lone surrogate at place {error.start}'
+        ) from None
 
 
 def present(row: Mapping[str, Any], column: str, role: str) -> Any:

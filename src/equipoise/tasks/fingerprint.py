@@ -25,7 +25,11 @@ Fingerprint = dict[str, str]  # option, file, sha256
 
 def fingerprints(task: Task, held_out: str = "", avoid: Sequence[str] = ()) -> list[Fingerprint]:
     """Of every file, in the order they are read, with the option that names it."""
-    named = [("task.name", task.name), ("task.held_out", held_out), *(("task.avoid", name) for name in avoid)]
+    named = [
+        ("task.name", task.name),
+        ("task.held_out", held_out),
+        *(("task.avoid", name) for name in avoid),
+    ]
     found: list[Fingerprint] = []
     for option, name in named:
         files = files_of(name)

@@ -51,7 +51,13 @@ REDRAWS = 100
 SECONDS = 5.0  # of CPU time for one score
 JOB_SECONDS = PATIENCE * SECONDS + WARM_SECONDS  # after which a worker hangs
 LONGEST_ANSWER = 20_000  # characters; scorers may be quadratic
-HASHED = ("intermediate_integration", "isomorphic_strings", "polynomial_multiplication", "ransom_note", "word_ladder")
+HASHED = (
+    "intermediate_integration",
+    "isomorphic_strings",
+    "polynomial_multiplication",
+    "ransom_note",
+    "word_ladder",
+)
 UNREPEATABLE = ("knight_swap",)
 
 Options = Mapping[str, Mapping[str, Any]]
@@ -67,7 +73,9 @@ class Gym:
         self.name, self.seed = f"gym:{mixture}", seed
         self._weights = _weights(mixture)
         if unknown := [task for task in options or {} if task not in self._weights]:
-            raise TaskError(f"{self.name}: options for {unknown[0]}, which is not in it ({', '.join(self._weights)})")
+            raise TaskError(
+                f"{self.name}: options for {unknown[0]}, which is not in it ({', '.join(self._weights)})"
+            )
         self._options = {task: dict((options or {}).get(task, {})) for task in self._weights}
         require(self.name)
         for task in self._weights:
@@ -83,7 +91,9 @@ class Gym:
             entry = self._entry(task, f"{self.seed}/{again}", i)
             if entry["question"] not in self._held_out_questions:
                 return self._prompt(f"train-{i}", task, entry)
-        raise TaskError(f"gym:{task}: {REDRAWS} items in a row are held out: it has too few different questions")
+        raise TaskError(
+            f"gym:{task}: {REDRAWS} items in a row are held out: it has too few different questions"
+        )
 
     def evaluation(self, per_level: int | None = None) -> list[Prompt]:
         size = HELD_OUT if per_level is None else min(per_level, HELD_OUT)
@@ -99,7 +109,11 @@ class Gym:
 
     @cached_property
     def _held_out_questions(self) -> set[str]:
-        return {self._entry(task, "held out", i)["question"] for task in self._weights for i in range(HELD_OUT)}
+        return {
+            self._entry(task, "held out", i)["question"]
+            for task in self._weights
+            for i in range(HELD_OUT)
+        }
 
     def _entry(self, task: str, stream: str, i: int) -> dict[str, Any]:
         """Item i of a stream. Some tasks make all items of a seed at once, so a seed serves a block of them only. An
@@ -142,7 +156,11 @@ def submit(
     if not answer:
         return Verdict("unparsed", "no answer", value=0.0)
     if len(answer) > LONGEST_ANSWER:
-        return Verdict("limit", f"an answer of {len(answer)} characters: must be at most {LONGEST_ANSWER}", value=0.0)
+        return Verdict(
+            "limit",
+            f"an answer of {len(answer)} characters: must be at most {LONGEST_ANSWER}",
+            value=0.0,
+        )
     task = str(entry["metadata"]["source_dataset"])
     if why := gym_grammar.entry_refusal(task, entry):
         return Verdict("bad_gold", f"{task}: {why}")
@@ -211,7 +229,9 @@ def _weights(mixture: str) -> dict[str, float]:
         except ValueError:
             weight = 0.0
         if not 0 < weight < float("inf") or task in weights:
-            raise TaskError(f'gym:{mixture}: "{part}" is not NAME or NAME*WEIGHT with a weight above 0, each name once')
+            raise TaskError(
+                f'gym:{mixture}: "{part}" is not NAME or NAME*WEIGHT with a weight above 0, each name once'
+            )
         weights[task] = weight
     return weights
 
@@ -221,14 +241,20 @@ def require(name: str) -> None:
     try:
         import reasoning_gym  # noqa: F401 (is it there?)
     except ImportError as error:
-        raise TaskError(f"task.name = {name} needs reasoning-gym: pip install equipoise[gym]") from error
+        raise TaskError(
+            f"task.name = {name} needs reasoning-gym: pip install equipoise[gym]"
+        ) from error
 
 
 def _refuse(task: str) -> None:
     if task in UNREPEATABLE:
-        raise TaskError(f"gym:{task}: reasoning-gym does not make the same question twice: a run could not be resumed")
+        raise TaskError(
+            f"gym:{task}: reasoning-gym does not make the same question twice: a run could not be resumed"
+        )
     if task in HASHED and os.environ.get("PYTHONHASHSEED", "random") == "random":
-        raise TaskError(f"gym:{task}: its questions depend on the order of sets: set PYTHONHASHSEED=0 and start again")
+        raise TaskError(
+            f"gym:{task}: its questions depend on the order of sets: set PYTHONHASHSEED=0 and start again"
+        )
 
 
 @lru_cache(maxsize=32)
@@ -237,7 +263,8 @@ def _dataset(task: str, options: str, seed: int) -> Any:
 
     try:
         return reasoning_gym.create_dataset(task, size=BLOCK, seed=seed, **json.loads(options))
-    except (ValueError, AssertionError, TypeError) as error:  # it checks a task's options by assertions
+    # it checks a task's options by assertions
+    except (ValueError, AssertionError, TypeError) as error:
         raise TaskError(f"gym:{task}: {error}") from error
 
 
@@ -250,7 +277,10 @@ def local_pool() -> Pool[Verdict]:
 def _pool_of(process: int) -> Pool[Verdict]:
     kept = {name: os.environ[name] for name in KEPT if name in os.environ}
     pool: Pool[Verdict] = Pool(
-        "equipoise.tasks.gym:score_job", preload=("equipoise.tasks.gym",), quiet=True, environment=kept | SET
+        "equipoise.tasks.gym:score_job",
+        preload=("equipoise.tasks.gym",),
+        quiet=True,
+        environment=kept | SET,
     )
     atexit.register(pool.close)
     return pool

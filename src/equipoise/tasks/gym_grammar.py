@@ -14,16 +14,25 @@ from typing import Any
 
 TRIGONOMETRIC = ("sin", "cos", "tan", "cot", "sec", "csc")
 FUNCTIONS = frozenset(
-    [prefix + name + suffix for name in TRIGONOMETRIC for prefix in ("", "a", "arc") for suffix in ("", "h")]
+    [
+        prefix + name + suffix
+        for name in TRIGONOMETRIC
+        for prefix in ("", "a", "arc")
+        for suffix in ("", "h")
+    ]
     + ["exp", "log", "ln", "sqrt", "Abs", "pi", "E", "C"]
 )
 # Nested lists and tuples of numbers and of quoted characters, no letter outside of quotes. Quotes never touch, so that
 # Python cannot read three of them as one. The scorer's process asks `ast.literal_eval` once more.
-DATA = re.compile(r"""(?:[\[\](),\s\d.+-]|'[^'"\\\n]++'(?!['"])|"[^'"\\\n]++"(?!['"]))*+""", re.ASCII)
+DATA = re.compile(
+    r"""(?:[\[\](),\s\d.+-]|'[^'"\\\n]++'(?!['"])|"[^'"\\\n]++"(?!['"]))*+""", re.ASCII
+)
 ARITHMETIC = re.compile(r"(?:\d++|\*(?!\*)|/(?!/)|[-+()\s])*+", re.ASCII)
 NUMBER_LIST = re.compile(r"""\[(?:['"\s,\deE.+-])*+\]""", re.ASCII)
 BITWISE = re.compile(r"(?:0x[0-9a-fA-F]++|\d++|<<|>>|[-+*&|^~()\s])*+", re.ASCII)
-FORMULA_TOKEN = re.compile(r"\s++|\d++(?:\.\d*+)?+(?:e[+-]?+\d++)?+|\.\d++|[A-Za-z]++|\*\*|[-+*/^(),]", re.ASCII)
+FORMULA_TOKEN = re.compile(
+    r"\s++|\d++(?:\.\d*+)?+(?:e[+-]?+\d++)?+|\.\d++|[A-Za-z]++|\*\*|[-+*/^(),]", re.ASCII
+)
 LONGEST_POWER = 4  # digits of an exponent
 
 EXACT_OR_DATA = ("spiral_matrix", "n_queens", "string_insertion", "binary_matrix")
@@ -53,7 +62,9 @@ def entry_refusal(task: str, entry: Mapping[str, Any]) -> str | None:
     if task == "bitwise_arithmetic" and not BITWISE.fullmatch(str(metadata.get("problem"))):
         return "its metadata.problem is no expression of integers"
     if task in FORMULAS:
-        field = entry["answer"] if task == "polynomial_multiplication" else metadata.get("integrand")
+        field = (
+            entry["answer"] if task == "polynomial_multiplication" else metadata.get("integrand")
+        )
         if why := _formula_refusal(str(field), _variables(entry)):
             return f"its reference: {why}"
     if task == "intermediate_integration" and "Integral" in str(entry["answer"]):
@@ -64,15 +75,21 @@ def entry_refusal(task: str, entry: Mapping[str, Any]) -> str | None:
 def _is_reference(answer: str, entry: Mapping[str, Any]) -> bool:
     """Scorers compare before they evaluate; n_queens has several references."""
     known = entry["metadata"].get("valid_answers", [])
-    return answer in (entry["answer"], str(entry["answer"]).strip()) or (isinstance(known, list) and answer in known)
+    return answer in (entry["answer"], str(entry["answer"]).strip()) or (
+        isinstance(known, list) and answer in known
+    )
 
 
 def _variables(entry: Mapping[str, Any]) -> frozenset[str]:
     """One letter each: longer ones could be names that Python or SymPy know."""
     metadata = entry["metadata"]
     named = metadata.get("variables", [metadata.get("variable")])
-    letters = [name for name in named if isinstance(name, str)] if isinstance(named, list | tuple) else []
-    return frozenset(name for name in letters if len(name) == 1 and name.isascii() and name.isalpha())
+    letters = (
+        [name for name in named if isinstance(name, str)] if isinstance(named, list | tuple) else []
+    )
+    return frozenset(
+        name for name in letters if len(name) == 1 and name.isascii() and name.isalpha()
+    )
 
 
 def _formula_refusal(text: str, variables: frozenset[str]) -> str | None:

@@ -25,7 +25,9 @@ class Listed:
     def __init__(self, name: str, rows: Sequence[Mapping[str, Any]]) -> None:
         for i, row in enumerate(rows):
             if not isinstance(row, Mapping):
-                raise TaskError(f"dataset[{i}] is {row!r:.80}: must be a dict with a prompt and an answer")
+                raise TaskError(
+                    f"dataset[{i}] is {row!r:.80}: must be a dict with a prompt and an answer"
+                )
         if not rows:
             raise TaskError("dataset has no rows: give at least one")
         self.name, self.count = name, len(rows)
@@ -46,7 +48,9 @@ def rows_of(dataset: Any, name: str) -> Rows:
     """A list of dicts, a `datasets.Dataset`, or the train split of a `DatasetDict`."""
     if isinstance(dataset, Mapping):
         if "train" not in dataset:
-            raise TaskError(f"dataset has the splits {', '.join(map(str, dataset))} and no train: give one of them")
+            raise TaskError(
+                f"dataset has the splits {', '.join(map(str, dataset))} and no train: give one of them"
+            )
         dataset = dataset["train"]
     if hasattr(dataset, "with_format") and hasattr(dataset, "__len__"):
         return Hub(name, dataset)

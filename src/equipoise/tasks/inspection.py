@@ -26,7 +26,9 @@ def inspect(rows: Rows, checker: Checker, golds: bool, write: str | Path | None)
         file = None if write is None else stack.enter_context(_new_file(write))
         for start in range(0, rows.count, AT_ONCE):
             kept: list[tuple[int, Item]] = []
-            for number, row in enumerate(rows.load([(start, min(start + AT_ONCE, rows.count))]), start):
+            for number, row in enumerate(
+                rows.load([(start, min(start + AT_ONCE, rows.count))]), start
+            ):
                 if (found := checker.side(number, row)) is not None:
                     kept.append((number, found[1]))
                     if file is not None:

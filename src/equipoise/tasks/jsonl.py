@@ -40,7 +40,9 @@ class Jsonl:
         for last in self._first[1:] - 1:
             row = self.row(int(last)) if last >= 0 else {}
             if isinstance(row, RowError) and row.label == "not JSON":
-                raise TaskError(f"{self.where(int(last))}: {row}; the file is cut short, or not JSONL")
+                raise TaskError(
+                    f"{self.where(int(last))}: {row}; the file is cut short, or not JSONL"
+                )
 
     def where(self, row: int) -> str:
         return f"{self._paths[self._file(row)]}, line {self._line[row]}"
@@ -59,14 +61,17 @@ class Jsonl:
         try:
             found = json.loads((data.removeprefix(BOM) if start == 0 else data).decode())
         except UnicodeDecodeError as error:
-            return RowError("not UTF-8", f"byte 0x{data[error.start]:02x} at place {error.start} is not UTF-8")
+            return RowError(
+                "not UTF-8", f"byte 0x{data[error.start]:02x} at place {error.start} is not UTF-8"
+            )
         except RecursionError:
             return RowError("not JSON", "nested too deep to be read")
         except ValueError as error:  # a number may have too many digits for Python
             return RowError("not JSON", f"not valid JSON: {getattr(error, 'msg', error)}")
         if not isinstance(found, dict):
             return RowError(
-                "not an object", f'there is no "prompt": the row is {json.dumps(found)[:40]}, not an object'
+                "not an object",
+                f'there is no "prompt": the row is {json.dumps(found)[:40]}, not an object',
             )
         return found
 

@@ -46,21 +46,37 @@ def open_task(
     on_disk = name.endswith(KINDS) or Path(name).is_dir() or glob.has_magic(name)
     if rows is not None or name.startswith("hub:") or on_disk:
         return Dataset(
-            name, seed, columns=columns, verifier=verifier, answer_in=answer_in, rules=rules,
-            template=template, suffix=suffix, strict=strict, dedupe=dedupe,
-            max_prompt_chars=max_prompt_chars, max_prompt_tokens=max_prompt_tokens, count_tokens=count_tokens,
-            held_out=held_out, avoid=avoid, rows=rows,
-        )  # fmt: skip
+            name,
+            seed,
+            columns=columns,
+            verifier=verifier,
+            answer_in=answer_in,
+            rules=rules,
+            template=template,
+            suffix=suffix,
+            strict=strict,
+            dedupe=dedupe,
+            max_prompt_chars=max_prompt_chars,
+            max_prompt_tokens=max_prompt_tokens,
+            count_tokens=count_tokens,
+            held_out=held_out,
+            avoid=avoid,
+            rows=rows,
+        )
     raise TaskError(
         f'task.name = "{name}" is not a task: arithmetic, gym:NAME, hub:OWNER/NAME, or a file, glob or folder of '
         f"{', '.join(KINDS)}"
     )
 
 
-def open_demonstrations(name: str, seed: int, *, gym: Any = None, **options: Any) -> Dataset | ArithmeticSteps:
+def open_demonstrations(
+    name: str, seed: int, *, gym: Any = None, **options: Any
+) -> Dataset | ArithmeticSteps:
     """Prompts with the responses to imitate (`Prompt.answer`), with the options of :class:`Dataset`."""
     if name == "arithmetic":
         return ArithmeticSteps(seed)
     if name.startswith("gym:"):
-        raise TaskError(f"task.name = {name}: reasoning-gym has answers and no worked responses to imitate")
+        raise TaskError(
+            f"task.name = {name}: reasoning-gym has answers and no worked responses to imitate"
+        )
     return Dataset(name, seed, recognise=recognise, **options)

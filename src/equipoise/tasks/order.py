@@ -19,13 +19,16 @@ import numpy as np
 
 from equipoise.splitmix import GAMMA, mix
 
-MIXED = 64, 8  # chunks of a window: most (small data), least (large data, where every chunk costs a row group)
+# chunks of a window: most (small data), least (large data, where every chunk costs a row group)
+MIXED = 64, 8
 CHUNKS = 8192  # of a data set, before its chunks get longer
 
 
 def shuffled(numbers: np.ndarray, *key: int | str) -> np.ndarray:
     """`numbers` in the order of a hash (SplitMix64, a bijection: no ties) of each with the key."""
-    seed = int.from_bytes(hashlib.blake2b("/".join(map(str, key)).encode(), digest_size=8).digest(), "big")
+    seed = int.from_bytes(
+        hashlib.blake2b("/".join(map(str, key)).encode(), digest_size=8).digest(), "big"
+    )
     return numbers[np.argsort(mix(numbers.astype(np.uint64) * GAMMA + np.uint64(seed)))]
 
 
@@ -61,8 +64,11 @@ class Windows:
 
     def spans(self, epoch: int, window: int) -> list[tuple[int, int]]:
         """The rows of a window of an epoch, in file order."""
-        chunks = _chunk_order(self, epoch)[window * self.per_window : (window + 1) * self.per_window]
-        return [(int(c) * self.chunk, min((int(c) + 1) * self.chunk, self.rows)) for c in sorted(chunks)]
+        first = window * self.per_window
+        chunks = _chunk_order(self, epoch)[first : first + self.per_window]
+        return [
+            (int(c) * self.chunk, min((int(c) + 1) * self.chunk, self.rows)) for c in sorted(chunks)
+        ]
 
     @property
     def chunks(self) -> int:
@@ -88,6 +94,8 @@ def _chunk_order(windows: Windows, epoch: int) -> np.ndarray:
 def _starts(windows: Windows, epoch: int) -> np.ndarray:
     """First slot of each window: `share` of the rows before it."""
     rows = np.full(windows.chunks, windows.chunk)
-    rows[_chunk_order(windows, epoch) == windows.chunks - 1] = windows.rows - (windows.chunks - 1) * windows.chunk
+    rows[_chunk_order(windows, epoch) == windows.chunks - 1] = (
+        windows.rows - (windows.chunks - 1) * windows.chunk
+    )
     before = np.cumsum(rows)[windows.per_window - 1 :: windows.per_window]
     return (np.concatenate([[0], before])[: windows.count] * windows.share).astype(np.int64)

@@ -18,7 +18,8 @@ from dataclasses import dataclass
 LONGEST, SHORTEST = 13, 8  # words
 TEMPLATE_SHARE, TEMPLATE_LEAST = 0.1, 3
 
-UNSPACED = r"\u0e00-\u0eff\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af"  # Thai, Lao, kana, Chinese characters, Hangul
+# Thai, Lao, kana, Chinese characters, Hangul
+UNSPACED = r"\u0e00-\u0eff\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af"
 WORD = re.compile(rf"[{UNSPACED}]|[^\W_{UNSPACED}]+")
 
 
@@ -72,4 +73,8 @@ def plain(text: str) -> str:
 
 def _grams(said: list[str]) -> list[str]:
     length = min(LONGEST, len(said))
-    return [" ".join(said[k : k + length]) for k in range(len(said) - length + 1)] if length >= SHORTEST else []
+    return (
+        [" ".join(said[k : k + length]) for k in range(len(said) - length + 1)]
+        if length >= SHORTEST
+        else []
+    )

@@ -26,7 +26,9 @@ def read_problems(
     """Id and content of every row. A benchmark with a hole in it is not that benchmark, so every row counts."""
     rows = open_rows(name)
     if rows.count > MOST_PROBLEMS:
-        raise TaskError(f"{name}: {rows.count:,} rows to evaluate on: must be at most {MOST_PROBLEMS:,}")
+        raise TaskError(
+            f"{name}: {rows.count:,} rows to evaluate on: must be at most {MOST_PROBLEMS:,}"
+        )
     schema = recognised(rows, columns, verifier, recognise)
     items = []
     for number, row in enumerate(rows.load([(0, rows.count)])):
@@ -35,7 +37,9 @@ def read_problems(
                 raise row
             item = schema.read(row)
         except RowError as error:
-            raise TaskError(f"{rows.where(number)}: {error}: every row of an evaluation file counts") from error
+            raise TaskError(
+                f"{rows.where(number)}: {error}: every row of an evaluation file counts"
+            ) from error
         items.append((rows.label(number, item.id), item))
     return items
 

@@ -42,7 +42,9 @@ def server(token: str, *, host: str = "127.0.0.1", port: int = 0) -> ThreadingHT
     if (why := sandbox.available()) is not None:
         raise RunnerError(f"there is nothing to isolate with here: {why}")
     if len(token) < SHORTEST_TOKEN:
-        raise RunnerError(f"a token of {len(token)} characters: it must have at least {SHORTEST_TOKEN}")
+        raise RunnerError(
+            f"a token of {len(token)} characters: it must have at least {SHORTEST_TOKEN}"
+        )
     turns = threading.BoundedSemaphore(AT_ONCE)
 
     class RunnerHandler(BaseHTTPRequestHandler):
@@ -58,7 +60,9 @@ def server(token: str, *, host: str = "127.0.0.1", port: int = 0) -> ThreadingHT
                 return
             length = self.headers.get("Content-Length", "")
             if not length.isdecimal() or len(length) > 12 or int(length) > LONGEST_BODY:
-                self._reply(413, {"error": f"a body must have a length of at most {LONGEST_BODY} bytes"})
+                self._reply(
+                    413, {"error": f"a body must have a length of at most {LONGEST_BODY} bytes"}
+                )
                 return
             if not turns.acquire(blocking=False):
                 self._reply(503, {"error": f"{AT_ONCE} requests are running"})
@@ -71,13 +75,18 @@ def server(token: str, *, host: str = "127.0.0.1", port: int = 0) -> ThreadingHT
         def _judge(self, body: bytes) -> None:
             try:
                 request = json.loads(body)
-                nonce, work = str(request["nonce"])[:64], _work(request["kind"], request["arguments"])
+                nonce = str(request["nonce"])[:64]
+                work = _work(request["kind"], request["arguments"])
             except (ValueError, TypeError, KeyError, RecursionError) as error:
                 self._reply(400, {"error": f"{type(error).__name__}: {error}"[:200]})
                 return
             target, arguments, seconds = work
             outcome = target.submit(*arguments, seconds=seconds).result()
-            verdict = outcome if isinstance(outcome, Verdict) else Verdict("crashed", "it gave a plain number")
+            verdict = (
+                outcome
+                if isinstance(outcome, Verdict)
+                else Verdict("crashed", "it gave a plain number")
+            )
             self._reply(200, {"nonce": nonce, "verdict": json.loads(encode(verdict))})
 
         def _may(self) -> bool:
@@ -108,14 +117,24 @@ def _work(kind: str, arguments: list[Any]) -> tuple[Pool[Verdict], list[Any], fl
     if kind == "code":
         response, row, wanted = arguments
         limits = bounded(wanted)
-        return pool("code"), [str(response), str(row), dataclasses.asdict(limits)], grade.code_seconds(limits)
+        return (
+            pool("code"),
+            [str(response), str(row), dataclasses.asdict(limits)],
+            grade.code_seconds(limits),
+        )
     from equipoise.tasks import gym
 
     job, alone, seconds = arguments
-    return gym.local_pool(), [str(job), bool(alone), min(float(seconds), CAPS.seconds)], gym.JOB_SECONDS
+    return (
+        gym.local_pool(),
+        [str(job), bool(alone), min(float(seconds), CAPS.seconds)],
+        gym.JOB_SECONDS,
+    )
 
 
 def bounded(wanted: dict[str, Any]) -> Limits:
     """The limits of a request, none above `CAPS`, and never the unsafe variant."""
     names = [field.name for field in dataclasses.fields(Limits) if field.name != "allow_unsafe"]
-    return Limits(**{name: min(wanted.get(name, getattr(CAPS, name)), getattr(CAPS, name)) for name in names})
+    return Limits(
+        **{name: min(wanted.get(name, getattr(CAPS, name)), getattr(CAPS, name)) for name in names}
+    )

@@ -38,7 +38,7 @@ from equipoise.tasks.fields import (
     shown,
     text_of,
     unpacked,
-)  # fmt: skip
+)
 from equipoise.tasks.row_reader import RowError
 from equipoise.tasks.task import TaskError
 from equipoise.verifiers.math.equal import FORMS
@@ -77,7 +77,10 @@ class Schema:
 
 
 def recognise(
-    where: str, row: Mapping[str, Any], columns: Mapping[str, str] | None = None, verifier: str | None = None
+    where: str,
+    row: Mapping[str, Any],
+    columns: Mapping[str, str] | None = None,
+    verifier: str | None = None,
 ) -> Schema:
     """The schema of the rows like this one; `columns` says where to read what, by role, dots going into a structure.
 
@@ -85,10 +88,14 @@ def recognise(
     """
     if columns:
         if unknown := [role for role in columns if role not in ROLES]:
-            raise TaskError(f'task.columns: "{unknown[0]}" is not a role; must be one of {", ".join(ROLES)}')
+            raise TaskError(
+                f'task.columns: "{unknown[0]}" is not a role; must be one of {", ".join(ROLES)}'
+            )
         flat = {role: value_at(row, column) for role, column in columns.items()}
         if missing := [columns[role] for role, value in flat.items() if value is ABSENT]:
-            raise TaskError(f'{where}: task.columns names "{missing[0]}": there are {", ".join(row)}')
+            raise TaskError(
+                f'{where}: task.columns names "{missing[0]}": there are {", ".join(row)}'
+            )
         base = {**row, **flat}
     else:
         base = dict(row)
@@ -102,7 +109,9 @@ def recognise(
             return Schema("HumanEval", _humaneval)
         if "test_list" in has and {"text", "prompt"} & has:
             return Schema("MBPP", mbpp)
-        if {"question", "answer", "metadata"} <= has and value_at(base, "metadata.source_dataset") is not ABSENT:
+        if {"question", "answer", "metadata"} <= has and value_at(
+            base, "metadata.source_dataset"
+        ) is not ABSENT:
             return Schema("reasoning-gym", _gym)
     question = next((column for column in QUESTIONS if column in has), None)
     answer = next((column for column in ANSWERS if column in has), None)
@@ -159,7 +168,10 @@ class _Columns:
         for role in ("prompt", "answer"):
             if named.get(role) is ABSENT:
                 raise RowError(f"no {role}", f'there is no "{self.columns[role]}"')
-        return {**row, **{role: None if value is ABSENT else value for role, value in named.items()}}
+        return {
+            **row,
+            **{role: None if value is ABSENT else value for role, value in named.items()},
+        }
 
 
 def _comparing(asked: str | None, row: Mapping[str, Any]) -> str:
@@ -179,13 +191,21 @@ def _verl(row: Mapping[str, Any], asked: str | None) -> Item:
     extra = row["extra_info"] if isinstance(row.get("extra_info"), dict) else {}
     index = id_of(extra, ("index",))
     # An index counts within a source and a split, and verl's files join several of both.
-    id_ = None if index is None else "/".join(str(x) for x in (row.get("data_source"), extra.get("split"), index) if x)
+    id_ = (
+        None
+        if index is None
+        else "/".join(str(x) for x in (row.get("data_source"), extra.get("split"), index) if x)
+    )
     question, messages = question_of(row, "prompt", id_)
     model = row["reward_model"]
     if not isinstance(model, dict):
-        raise RowError("no answer", f'"reward_model" is {shown(model)}: must be {{style, ground_truth}}')
+        raise RowError(
+            "no answer", f'"reward_model" is {shown(model)}: must be {{style, ground_truth}}'
+        )
     if model.get("style") == "model":
-        raise RowError("not verifiable", 'reward_model.style is "model": only a model can judge it, no rule')
+        raise RowError(
+            "not verifiable", 'reward_model.style is "model": only a model can judge it, no rule'
+        )
     truth = present(model, "ground_truth", "answer")
     if row.get("ability") in ("code", "coding"):
         return Item(question, "", "code", messages, id_, level_of(row), truth, _rest(row, "prompt"))
@@ -204,7 +224,16 @@ def _livecodebench(row: Mapping[str, Any]) -> Item:
     tests = _tests(row, "LiveCodeBench")
     if isinstance(tests.get("private_test_cases"), str):
         tests["private_test_cases"] = unpacked(tests["private_test_cases"])
-    return Item(text, "", "code", None, id_of(row), level_of(row), tests, _rest(row, "question_content", *tests))
+    return Item(
+        text,
+        "",
+        "code",
+        None,
+        id_of(row),
+        level_of(row),
+        tests,
+        _rest(row, "question_content", *tests),
+    )
 
 
 def _humaneval(row: Mapping[str, Any]) -> Item:
@@ -217,16 +246,24 @@ def mbpp(row: Mapping[str, Any]) -> Item:
     column = "text" if "text" in row else "prompt"
     tests = _tests(row, "MBPP")
     asserts = tests["test_list"] if isinstance(tests["test_list"], list) else [tests["test_list"]]
-    text = "\n".join([text_of(row, column, id_of(row)), "Your code should pass these tests:", *map(str, asserts)])
-    return Item(text, "", "code", None, id_of(row), level_of(row), tests, _rest(row, column, *tests))
+    text = "\n".join(
+        [text_of(row, column, id_of(row)), "Your code should pass these tests:", *map(str, asserts)]
+    )
+    return Item(
+        text, "", "code", None, id_of(row), level_of(row), tests, _rest(row, column, *tests)
+    )
 
 
 def _gym(row: Mapping[str, Any]) -> Item:
     """Its scorers read the metadata; the answer may be null where they accept any solution."""
     entry = {key: row[key] for key in ("question", "answer", "metadata")}
-    source = entry["metadata"].get("source_dataset") if isinstance(entry["metadata"], dict) else None
+    source = (
+        entry["metadata"].get("source_dataset") if isinstance(entry["metadata"], dict) else None
+    )
     if not isinstance(source, str):
-        raise RowError("no answer", '"metadata" has no source_dataset: nothing says which scorer to use')
+        raise RowError(
+            "no answer", '"metadata" has no source_dataset: nothing says which scorer to use'
+        )
     answer = entry["answer"] if isinstance(entry["answer"], str) else ""
     meta = {**_rest(row, "question", "metadata"), "entry": entry}
     return Item(text_of(row, "question", None), answer, "gym", None, id_of(row), source, None, meta)
@@ -235,10 +272,15 @@ def _gym(row: Mapping[str, Any]) -> Item:
 def _tests(row: Mapping[str, Any], schema: str) -> dict[str, Any]:
     first = TESTS[schema][0] if schema != "HumanEval" else "test"
     if not row.get(first):
-        raise RowError("no answer", f'"{first}" is {shown(row.get(first))}: there is nothing to test a response with')
+        raise RowError(
+            "no answer",
+            f'"{first}" is {shown(row.get(first))}: there is nothing to test a response with',
+        )
     return {column: row[column] for column in TESTS[schema] if row.get(column) is not None}
 
 
 def _rest(row: Mapping[str, Any], *taken: str) -> dict[str, Any]:
     """Columns that no field of the prompt has; `id`, `answer` and `level` are fields under their own names."""
-    return {key: value for key, value in row.items() if key not in (*taken, "id", "answer", "level")}
+    return {
+        key: value for key, value in row.items() if key not in (*taken, "id", "answer", "level")
+    }

@@ -17,7 +17,8 @@ from functools import lru_cache
 from typing import Any
 
 GRIDS = ("arc_agi", "rearc")  # compare tuples, which an entry from a JSON file has as lists
-LITERALS = ("spiral_matrix", "n_queens", "string_insertion", "binary_matrix")  # whose scorers call eval
+# whose scorers call eval
+LITERALS = ("spiral_matrix", "n_queens", "string_insertion", "binary_matrix")
 PEOPLE = re.compile(r"(?:\s*+(?:and\s++)?+\w++ is an? \w++\s*+[,.]?+)++")
 SIZE = 64  # of the data sets that scorers belong to; no item of them is made
 
@@ -55,7 +56,11 @@ def score(task: str, options: dict[str, Any], entry: Entry, text: str) -> list[A
 
 
 def _value(task: str, scorer: Any, entry: Entry, text: str) -> float:
-    if task in LITERALS and text.strip() != str(entry["answer"]).strip() and text not in _solutions(entry):
+    if (
+        task in LITERALS
+        and text.strip() != str(entry["answer"]).strip()
+        and text not in _solutions(entry)
+    ):
         ast.literal_eval(text)  # the same parser as eval, which the scorer would call
     if task in OWN:
         return float(OWN[task](text, entry))
@@ -102,7 +107,11 @@ def unpack(value: Any) -> Any:
         ((kind, inside),) = value.items()
         if kind in ("date", "datetime", "time"):
             return getattr(datetime, kind).fromisoformat(inside)
-        return tuple(map(unpack, inside)) if kind == "tuple" else {unpack(k): unpack(x) for k, x in inside}
+        return (
+            tuple(map(unpack, inside))
+            if kind == "tuple"
+            else {unpack(k): unpack(x) for k, x in inside}
+        )
     return value
 
 
@@ -165,6 +174,8 @@ ALL_OR_NOTHING = (
 )  # fmt: skip
 CONFIRMED: dict[str, Callable[[str, Entry], bool]] = {
     "complex_arithmetic": lambda text, entry: "nan" not in text.lower(),
-    "knights_knaves": lambda text, entry: bool(PEOPLE.fullmatch(text)),  # it reads roles out of the puzzle's sentences
-    "quantum_lock": lambda text, entry: bool(re.fullmatch(r"[A-C\s,>→-]+", text)),  # it reads letters of any sentence
+    # it reads roles out of the puzzle's sentences
+    "knights_knaves": lambda text, entry: bool(PEOPLE.fullmatch(text)),
+    # it reads letters of any sentence
+    "quantum_lock": lambda text, entry: bool(re.fullmatch(r"[A-C\s,>→-]+", text)),
 }

@@ -19,7 +19,8 @@ from equipoise.tasks.row_reader import Row, RowError, Span, file_names
 from equipoise.tasks.task import TaskError
 
 BATCH = 4096  # rows decoded at once
-BUFFER = 1 << 20  # bytes read at once; a memory map would be faster, and look like memory that grows with the file
+# bytes read at once; a memory map would be faster, and look like memory that grows with the file
+BUFFER = 1 << 20
 
 
 class Parquet:
@@ -56,12 +57,18 @@ class Parquet:
 
     def label(self, row: int, id_: str | None) -> str:
         number = int(np.searchsorted(self._file_first, row, "right")) - 1
-        return self._names[number] + (str(row - self._file_first[number] + 1) if id_ is None else id_)
+        return self._names[number] + (
+            str(row - self._file_first[number] + 1) if id_ is None else id_
+        )
 
     def load(self, spans: Sequence[Span]) -> _Table:
         wanted = np.concatenate([np.arange(*span) for span in sorted(spans)])
         group = np.searchsorted(self._first, wanted, "right") - 1
-        parts = [part for g in np.unique(group) for part in self._taken(int(g), wanted[group == g] - self._first[g])]
+        parts = [
+            part
+            for g in np.unique(group)
+            for part in self._taken(int(g), wanted[group == g] - self._first[g])
+        ]
         return _Table(self.name, parts)
 
     def _taken(self, g: int, inside: np.ndarray) -> Iterator[Any]:
@@ -75,14 +82,18 @@ class Parquet:
                 here = inside[(inside >= seen) & (inside < seen + len(batch))] - seen
                 if len(here):
                     # Not pa.array(here): to convert from numpy, pyarrow would import pandas, for a third of a second.
-                    places = pa.Array.from_buffers(pa.int64(), len(here), [None, pa.py_buffer(here.astype(np.int64))])
+                    places = pa.Array.from_buffers(
+                        pa.int64(), len(here), [None, pa.py_buffer(here.astype(np.int64))]
+                    )
                     yield pa.Table.from_batches([batch]).take(places)
                 seen += len(batch)
                 if seen > inside[-1]:
                     return
         except (OSError, pa.ArrowException) as error:
             where = f"{self.where(int(self._first[g]))} and on (row group {group + 1})"
-            raise TaskError(f"{where}: cannot be read: {first_line(error)}; get the file whole") from error
+            raise TaskError(
+                f"{where}: cannot be read: {first_line(error)}; get the file whole"
+            ) from error
 
 
 class _Table:
@@ -92,7 +103,9 @@ class _Table:
         try:
             self._table = pa.concat_tables(parts, promote_options="default").combine_chunks()
         except pa.ArrowException as error:
-            raise TaskError(f"{name}: its files disagree about their columns: {first_line(error)}") from error
+            raise TaskError(
+                f"{name}: its files disagree about their columns: {first_line(error)}"
+            ) from error
 
     def __len__(self) -> int:
         return int(self._table.num_rows)

@@ -32,7 +32,12 @@ from equipoise.theory.continuous import (
     truncated_normal_rewards,
 )
 from equipoise.theory.reweighted import reweighted_baseline_bias, reweighted_bias, reweighted_gain
-from equipoise.theory.reweighting import Interval, confidence_radius, correction_interval, lambda_interval
+from equipoise.theory.reweighting import (
+    Interval,
+    confidence_radius,
+    correction_interval,
+    lambda_interval,
+)
 from equipoise.theory.tables import render
 
 __all__ = [

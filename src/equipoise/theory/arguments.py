@@ -20,7 +20,9 @@ def group_size(G: ArrayLike) -> Array:
     """`G` as a float array of whole numbers, refused below 2 (one response has no group to compare with)."""
     G = np.asarray(G, dtype=np.float64)
     whole = np.isfinite(G) & (np.rint(G) == G)
-    _refuse(G, ~whole | (G < 2), "G", "is not a group size: give whole numbers of at least 2 responses")
+    _refuse(
+        G, ~whole | (G < 2), "G", "is not a group size: give whole numbers of at least 2 responses"
+    )
     return G
 
 

@@ -17,7 +17,9 @@ from numpy.typing import ArrayLike
 from equipoise.theory.arguments import Real, group_size, plain, positive, probability
 
 
-def mass_imbalance(m: ArrayLike, T_plus: ArrayLike, T_minus: ArrayLike, G: ArrayLike, ell: ArrayLike) -> Real:
+def mass_imbalance(
+    m: ArrayLike, T_plus: ArrayLike, T_minus: ArrayLike, G: ArrayLike, ell: ArrayLike
+) -> Real:
     """Sign-length coupling: the net pull of a group when all its responses have one effective length ℓ.
 
         Σ c_i·T_i = m·(T̄+ − T̄−) / (G·ℓ)
@@ -79,7 +81,9 @@ def sequence_token_weight(T: ArrayLike, G: ArrayLike) -> Real:
     return plain(1 / (group_size(G) * positive(T, "T")))
 
 
-def exchangeability_sum(m: ArrayLike, ell_plus: ArrayLike, ell_minus: ArrayLike, G: ArrayLike) -> Real:
+def exchangeability_sum(
+    m: ArrayLike, ell_plus: ArrayLike, ell_minus: ArrayLike, G: ArrayLike
+) -> Real:
     """The net push on a token that all responses of a group share.
 
         Σ c_i = (m/G)·(1/ℓ+ − 1/ℓ−)

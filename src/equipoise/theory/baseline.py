@@ -181,7 +181,8 @@ def average_underestimation(G: ArrayLike, p_max: ArrayLike = 0.5) -> Real:
     """
 
     def one(G: float, p_max: float) -> float:
-        kinks = np.arange(np.ceil(G * p_max)) / G  # the integrand is smooth between multiples of 1/G
+        # the integrand is smooth between multiples of 1/G
+        kinks = np.arange(np.ceil(G * p_max)) / G
         points = np.append(kinks[kinks < p_max], p_max)
         area = integrate(lambda p: np.asarray(underestimation_probability(p, G)), points)
         return area / p_max if p_max > 0 else 1.0
@@ -220,7 +221,9 @@ def conditioned_underestimation(G: ArrayLike, p_max: ArrayLike = 0.5) -> Real:
     n, a = G[..., None], p_max[..., None]
     # where k lies outside 1..G−1 the parameters only have to be legal: the term is dropped
     term = np.where(inside, special.betainc(k + 1, np.maximum(n - k, 0) + 1, a), 0.0).sum(-1)
-    below = np.where(inside, special.betainc(k + 1, np.maximum(n - k, 0) + 1, np.minimum(a, k / n)), 0.0).sum(-1)
+    below = np.where(
+        inside, special.betainc(k + 1, np.maximum(n - k, 0) + 1, np.minimum(a, k / n)), 0.0
+    ).sum(-1)
     return plain(np.divide(below, term, out=np.ones_like(term), where=term > 0))
 
 
@@ -277,7 +280,9 @@ def debias_factor(r: ArrayLike, p_hat: ArrayLike, p: ArrayLike, G: ArrayLike) ->
     r = binary(r)
     p_hat = probability(p_hat, "p_hat")
     if np.any((p_hat == 0) | (p_hat == 1)):
-        raise ValueError("p_hat = 0 or 1 is a group without variance: drop it, its advantages are 0")
+        raise ValueError(
+            "p_hat = 0 or 1 is a group without variance: drop it, its advantages are 0"
+        )
     c = debias_constant(p, G)
     return plain(np.where(r == 1, (1 - c * p_hat) / (1 - p_hat), c))
 
@@ -345,7 +350,9 @@ def _counts(G: Array) -> tuple[Array, NDArray[np.bool_]]:
 def _tail(p: ArrayLike, G: ArrayLike, eps: ArrayLike, over: bool) -> Real:
     eps = np.asarray(eps, dtype=np.float64)
     if not np.all(eps >= 0):
-        raise ValueError(f"eps = {eps[~(eps >= 0)].flat[0]:g} must be at least 0: it is the size of a misestimate")
+        raise ValueError(
+            f"eps = {eps[~(eps >= 0)].flat[0]:g} must be at least 0: it is the size of a misestimate"
+        )
     p, G, eps = np.broadcast_arrays(probability(p), group_size(G), eps)
     k, inside = _counts(G)
     edge = _whole(G * (p - eps if over else p + eps), G)[..., None]

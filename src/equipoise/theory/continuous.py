@@ -73,7 +73,8 @@ def beta_rewards(a: float, b: float) -> RewardLaw:
         mean,
         cdf=lambda r: np.asarray(special.betainc(a, b, r)),
         sf=lambda r: np.asarray(_betaincc(a, b, r)),
-        quantile=lambda v: np.nan_to_num(special.betaincinv(a, b, v)),  # it gives up below 1e-180, where r is 0
+        # it gives up below 1e-180, where r is 0
+        quantile=lambda v: np.nan_to_num(special.betaincinv(a, b, v)),
         partial_mean=partial_mean,
     )
 
@@ -102,7 +103,9 @@ def truncated_normal_rewards(mu: float, scale: float) -> RewardLaw:
     """
     mu, scale = float(mu), float(positive(scale, "scale"))
     if scale > 1000:
-        raise ValueError(f"scale = {scale:g} is above 1000: the law is uniform there, use beta_rewards(1, 1)")
+        raise ValueError(
+            f"scale = {scale:g} is above 1000: the law is uniform there, use beta_rewards(1, 1)"
+        )
     law = stats.truncnorm(-mu / scale, (1 - mu) / scale, loc=mu, scale=scale)
 
     def partial_mean(x: Array, y: Array) -> Array:
@@ -158,7 +161,9 @@ def rewards_from_cdf(cdf: Callable[[Array], Array]) -> RewardLaw:
         return np.where(cdf(np.zeros_like(v)) >= v, 0.0, hi)
 
     # between knots F rises by at most 1/256, larger jumps being knots: one Gauss rule from the knot below x gives K(x)
-    knots = np.unique(np.concatenate([[0.0], quantile(np.arange(1, 256) / 256), np.linspace(0, 1, 257)[1:]]))
+    knots = np.unique(
+        np.concatenate([[0.0], quantile(np.arange(1, 256) / 256), np.linspace(0, 1, 257)[1:]])
+    )
     K_at_knots = np.concatenate([[0.0], np.cumsum(panels(cdf, knots[:-1], knots[1:]))])
 
     def K(x: Array) -> Array:
@@ -198,7 +203,11 @@ def spread_probability(law: RewardLaw, G: ArrayLike, sigma: ArrayLike) -> Real:
     >>> round(spread_probability(beta_rewards(1, 1), 2, 0.5), 12)  # uniform: 1 − 2σ + σ²
     0.25
     """
-    return plain(np.vectorize(lambda G, sigma: _spread(law, G, sigma), otypes=[float])(group_size(G), _sigma(sigma)))
+    return plain(
+        np.vectorize(lambda G, sigma: _spread(law, G, sigma), otypes=[float])(
+            group_size(G), _sigma(sigma)
+        )
+    )
 
 
 def spread_baseline_bias(law: RewardLaw, G: ArrayLike, sigma: ArrayLike) -> Real:
@@ -227,7 +236,11 @@ def spread_baseline_bias(law: RewardLaw, G: ArrayLike, sigma: ArrayLike) -> Real
     >>> round(spread_baseline_bias(beta_rewards(1, 3), 8, 0.5), 4)
     0.0291
     """
-    return plain(np.vectorize(lambda G, sigma: _bias(law, G, sigma), otypes=[float])(group_size(G), _sigma(sigma)))
+    return plain(
+        np.vectorize(lambda G, sigma: _bias(law, G, sigma), otypes=[float])(
+            group_size(G), _sigma(sigma)
+        )
+    )
 
 
 def _sigma(sigma: ArrayLike) -> Array:
@@ -241,7 +254,9 @@ def _sigma(sigma: ArrayLike) -> Array:
 
 def _spread(law: RewardLaw, G: float, sigma: float) -> float:
     levels = _low_levels(law, G, sigma)
-    return min(integrate(lambda v: _chance_spread(law, G, sigma, v), levels, noise=1e-9 * law.rarest), 1.0)
+    return min(
+        integrate(lambda v: _chance_spread(law, G, sigma, v), levels, noise=1e-9 * law.rarest), 1.0
+    )
 
 
 def _bias(law: RewardLaw, G: float, sigma: float) -> float:
@@ -250,7 +265,10 @@ def _bias(law: RewardLaw, G: float, sigma: float) -> float:
         return float("nan")
     if spread < 0.5:
         levels = _low_levels(law, G, sigma)
-        return integrate(lambda v: _excess_spread(law, G, sigma, v), levels, noise=1e-9 * law.rarest) / spread
+        return (
+            integrate(lambda v: _excess_spread(law, G, sigma, v), levels, noise=1e-9 * law.rarest)
+            / spread
+        )
     levels = np.append(_levels(law, 1.0), law.cdf(np.array([1 - sigma])))
     return -integrate(lambda v: _excess_close(law, G, sigma, v), levels, noise=1e-17) / spread
 
@@ -286,7 +304,9 @@ def _excess_close(law: RewardLaw, G: float, sigma: float, v: Array) -> Array:
     u = law.quantile(v)
     top = np.minimum(u + sigma, 1)
     q = np.maximum(law.cdf(top) - v, 0)
-    return (u - law.mean) * q ** (G - 1) + (G - 1) * (_above(law, v, u, top) - law.mean * q) * q ** (G - 2)
+    return (u - law.mean) * q ** (G - 1) + (G - 1) * (
+        _above(law, v, u, top) - law.mean * q
+    ) * q ** (G - 2)
 
 
 def _excess_spread(law: RewardLaw, G: float, sigma: float, v: Array) -> Array:

@@ -14,7 +14,8 @@ from equipoise.theory.arguments import Array
 NODES, WEIGHTS = np.polynomial.legendre.leggauss(16)
 WANTED, ENOUGH = 1e-12, 1e-6
 MAX_PANELS = 2_000
-DUST = 1e-290  # nearer to underflow rounding is no longer relative, and no panel would ever agree with its halves
+# nearer to underflow rounding is no longer relative, and no panel would ever agree with its halves
+DUST = 1e-290
 
 
 def integrate(f: Callable[[Array], Array], points: Array, noise: float = DUST) -> float:

@@ -14,7 +14,9 @@ from equipoise.theory.arguments import Array, Real, binary, group_size, plain, p
 from equipoise.theory.baseline import informative_probability
 
 
-def reweighted_bias(r: ArrayLike, p: ArrayLike, G: ArrayLike, anchor: ArrayLike, lam: ArrayLike) -> Real:
+def reweighted_bias(
+    r: ArrayLike, p: ArrayLike, G: ArrayLike, anchor: ArrayLike, lam: ArrayLike
+) -> Real:
     """How far the reweighted advantage of a response with reward r is from the true one, on average over S.
 
         E[ΦÂ | S] − A        (without Φ it is E[Â | S] − A = −baseline_bias(p, G), for r = 0 and 1 alike)
@@ -73,7 +75,9 @@ def reweighted_baseline_bias(p: ArrayLike, G: ArrayLike, anchor: ArrayLike) -> R
     return plain(wrong / (right + wrong) - probability(p))
 
 
-def reweighted_gain(p: ArrayLike, G: ArrayLike, anchor: ArrayLike, lam: ArrayLike, sharpness: float = 1.0) -> Real:
+def reweighted_gain(
+    p: ArrayLike, G: ArrayLike, anchor: ArrayLike, lam: ArrayLike, sharpness: float = 1.0
+) -> Real:
     """How much a prompt counts in the expected gradient under HA-DW.
 
         E[ (1/G) Σ_i Φ_i·Â_i·∇log π(y_i) ] = gain · ∇p
@@ -103,7 +107,9 @@ def reweighted_gain(p: ArrayLike, G: ArrayLike, anchor: ArrayLike, lam: ArrayLik
     >>> [round(reweighted_gain(p, 8, anchor=0.3, lam=1), 2) for p in (0.02, 0.98)]
     [1.02, 1.51]
     """
-    p, G, anchor, lam = np.broadcast_arrays(probability(p), group_size(G), probability(anchor, "anchor"), _lam(lam))
+    p, G, anchor, lam = np.broadcast_arrays(
+        probability(p), group_size(G), probability(anchor, "anchor"), _lam(lam)
+    )
     rate, k = _rates(G)
     n = G[..., None]
     # R = k of a group, seen from one of its right answers, is k − 1 right among the others; from a wrong one, k
@@ -118,7 +124,9 @@ def reweighted_gain(p: ArrayLike, G: ArrayLike, anchor: ArrayLike, lam: ArrayLik
 
 def _means(p: Array, G: ArrayLike, anchor: ArrayLike, lam: ArrayLike) -> tuple[Array, Array]:
     """E[ΦÂ|S] for r = 1, and its size for r = 0."""
-    p, G, anchor, lam = np.broadcast_arrays(p, group_size(G), probability(anchor, "anchor"), _lam(lam))
+    p, G, anchor, lam = np.broadcast_arrays(
+        p, group_size(G), probability(anchor, "anchor"), _lam(lam)
+    )
     rate, k = _rates(G)
     weight = _given_informative(k, p, G)
     up, down = _factors(rate, anchor, lam)

@@ -57,7 +57,11 @@ def confidence_radius(G: ArrayLike, delta: ArrayLike, margin: ArrayLike) -> Real
     0.505
     """
     delta = positive(probability(delta, "delta"), "delta")
-    return plain(np.sqrt(np.log(2 / (delta * informative_probability(_margin(margin), G))) / (2 * group_size(G))))
+    return plain(
+        np.sqrt(
+            np.log(2 / (delta * informative_probability(_margin(margin), G))) / (2 * group_size(G))
+        )
+    )
 
 
 def correction_interval(
@@ -88,7 +92,11 @@ def correction_interval(
     (True, False)
     """
     p_hat, G, eps, delta, margin = np.broadcast_arrays(
-        probability(p_hat, "p_hat"), group_size(G), positive(eps, "eps"), np.asarray(delta), _margin(margin)
+        probability(p_hat, "p_hat"),
+        group_size(G),
+        positive(eps, "eps"),
+        np.asarray(delta),
+        _margin(margin),
     )
     radius = confidence_radius(G, delta, margin)
     first, last = np.maximum(p_hat - radius, margin), np.minimum(p_hat + radius, 1 - margin)
@@ -140,7 +148,9 @@ def lambda_interval(
     r = binary(r)
     p_hat = probability(p_hat, "p_hat")
     if np.any((p_hat == 0) | (p_hat == 1)):
-        raise ValueError("p_hat = 0 or 1 is a group without variance: drop it, its advantages are 0")
+        raise ValueError(
+            "p_hat = 0 or 1 is a group without variance: drop it, its advantages are 0"
+        )
     c = correction_interval(p_hat, G, eps, delta, margin)
     exponent = np.where(r == 1, -1, 1) * (p_hat - probability(anchor, "anchor"))
     odds = p_hat / (1 - p_hat)
@@ -152,7 +162,9 @@ def lambda_interval(
 def _margin(margin: ArrayLike) -> Array:
     margin = np.asarray(margin, dtype=np.float64)
     if not np.all((margin > 0) & (margin < 0.5)):
-        raise ValueError(f"margin = {margin} must lie in (0, 0.5): p is taken to be in [margin, 1 - margin]")
+        raise ValueError(
+            f"margin = {margin} must lie in (0, 0.5): p is taken to be in [margin, 1 - margin]"
+        )
     return margin
 
 

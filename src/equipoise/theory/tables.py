@@ -110,7 +110,10 @@ def _gain() -> str:
 
 def _reweighted_gain() -> str:
     G, anchors = 8, (0.3, 0.5, 0.7)
-    gains = {p: [reweighted_gain(p, G, anchor, 1.0) for anchor in anchors] for p in (0.02, *DIFFICULTIES, 0.98)}
+    gains = {
+        p: [reweighted_gain(p, G, anchor, 1.0) for anchor in anchors]
+        for p in (0.02, *DIFFICULTIES, 0.98)
+    }
     return _section(
         f"What HA-DW does to a prompt's expected gradient, G = {G}, λ = 1",
         f"""Gain as above: the expected gradient of a prompt is gain·∇p under Φ too; without Φ it is {1 - 1 / G:g}.
@@ -127,20 +130,37 @@ def _theorem_3() -> str:
     for eps, G in ((0.05, 8), (0.1, 8), (0.1, 64)):
         for p_hat in (0.125, 0.25, 0.5, 0.75):
             right, wrong = (lambda_interval(r, p_hat, anchor, G, eps) for r in (1, 0))
-            cells = _ends(correction_interval(p_hat, G, eps)), _ends(right), _ends(wrong), _serves(right, wrong)
+            cells = (
+                _ends(correction_interval(p_hat, G, eps)),
+                _ends(right),
+                _ends(wrong),
+                _serves(right, wrong),
+            )
             rows.append((f"{eps:g}", str(G), f"{p_hat:g}", *cells))
     return _section(
         "The λ that keep the reweighted advantage within ε of the true one (HA-DW, Lemma 1 and Theorem 3)",
         f"""Anchor C = {anchor:g}, δ = 0.1, Δ = 0.05. ε_δ and (c_low, c_high) are Lemma 1's. Theorem 3 takes λ from the
         union of the two intervals: each serves the responses of its own reward. Trap: one can be empty.
         The last column says whom HA-DW's one λ = {PAPERS_LAMBDA:g} serves.""",
-        ("ε", "G", "p̂", "(c_low, c_high)", "λ for r = 1", "λ for r = 0", f"{PAPERS_LAMBDA:g} serves"),
+        (
+            "ε",
+            "G",
+            "p̂",
+            "(c_low, c_high)",
+            "λ for r = 1",
+            "λ for r = 0",
+            f"{PAPERS_LAMBDA:g} serves",
+        ),
         rows,
     )
 
 
 def _serves(right: Interval, wrong: Interval) -> str:
-    names = [name for name, at in (("right", right), ("wrong", wrong)) if at.low < PAPERS_LAMBDA < at.high]
+    names = [
+        name
+        for name, at in (("right", right), ("wrong", wrong))
+        if at.low < PAPERS_LAMBDA < at.high
+    ]
     return " and ".join(names) or "neither"
 
 
@@ -171,7 +191,14 @@ def _where_it_shrinks() -> str:
             before = np.abs(baseline_bias(p, G))
             after = np.abs(reweighted_baseline_bias(p, G, C))
             raw = [_shrinks_raw(p, G, C, lam) for lam in (0.8, 1.0, PAPERS_LAMBDA)]
-            rows.append((str(G), f"{C:g}", *(f"{100 * share:.0f} %" for share in raw), _ranges(p, after < before)))
+            rows.append(
+                (
+                    str(G),
+                    f"{C:g}",
+                    *(f"{100 * share:.0f} %" for share in raw),
+                    _ranges(p, after < before),
+                )
+            )
     return _section(
         "Where |bias| is smaller after Φ than before",
         """Raw: the share of p in (0, 1) at which it shrinks for right and for wrong responses alike.
@@ -197,7 +224,9 @@ def _ranges(x: Array, inside: NDArray[np.bool_]) -> str:
 def _theorem_4() -> str:
     G, sigmas = 8, (0.1, 0.5, 0.9)
     parameters = ((1, 1), (1, 3), (2, 6), (0.3, 0.9), (0.05, 0.15))
-    rows = [_spread_row(f"Beta({a:g}, {b:g})", beta_rewards(a, b), G, sigmas) for a, b in parameters]
+    rows = [
+        _spread_row(f"Beta({a:g}, {b:g})", beta_rewards(a, b), G, sigmas) for a, b in parameters
+    ]
     binary = f"{baseline_bias(0.25, G):+.4f} ({informative_probability(0.25, G):.2g})"
     rows.append(("binary", "0.25", *(binary for _ in sigmas)))
     return _section(
@@ -212,7 +241,10 @@ def _theorem_4() -> str:
 def _truncated_normal() -> str:
     G, sigmas = 8, (0.1, 0.5, 0.9)
     parameters = ((0.5, 0.2), (0.25, 0.2), (0.1, 0.2), (0.0, 0.5), (0.9, 0.2))
-    rows = [_spread_row(f"N({mu:g}, {s:g}²)", truncated_normal_rewards(mu, s), G, sigmas) for mu, s in parameters]
+    rows = [
+        _spread_row(f"N({mu:g}, {s:g}²)", truncated_normal_rewards(mu, s), G, sigmas)
+        for mu, s in parameters
+    ]
     return _section(
         f"The same with a normal law cut to [0, 1], G = {G} (HA-DW, Theorem 4 and Corollary 5)",
         """N(μ, s²) before the cut; p is the mean after it. The bias is small where S_σ is nearly certain, and
@@ -223,7 +255,10 @@ def _truncated_normal() -> str:
 
 
 def _spread_row(name: str, law: RewardLaw, G: int, sigmas: Sequence[float]) -> tuple[str, ...]:
-    cells = (f"{spread_baseline_bias(law, G, s):+.4f} ({spread_probability(law, G, s):.2g})" for s in sigmas)
+    cells = (
+        f"{spread_baseline_bias(law, G, s):+.4f} ({spread_probability(law, G, s):.2g})"
+        for s in sigmas
+    )
     return name, f"{law.mean:.3g}", *(cell.replace("-0.0000", "+0.0000") for cell in cells)
 
 
@@ -234,10 +269,15 @@ def _ends(interval: Interval) -> str:
 def _section(title: str, notes: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     widths = [max(_columns(row[i]) for row in [header, *rows]) for i in range(len(header))]
     table = [
-        "  " + "  ".join(" " * (width - _columns(cell)) + cell for cell, width in zip(row, widths, strict=True))
+        "  "
+        + "  ".join(
+            " " * (width - _columns(cell)) + cell for cell, width in zip(row, widths, strict=True)
+        )
         for row in [header, *rows]
     ]
-    return "\n".join([title, "-" * _columns(title), *(line.strip() for line in notes.splitlines()), "", *table])
+    return "\n".join(
+        [title, "-" * _columns(title), *(line.strip() for line in notes.splitlines()), "", *table]
+    )
 
 
 def _columns(text: str) -> int:

@@ -34,20 +34,35 @@ def header(trainer: Trainer) -> list[str]:
     return _aligned(lines)
 
 
-def closing(trainer: Trainer, evaluations: Sequence[Mapping[str, Any]], seconds: float) -> list[str]:
+def closing(
+    trainer: Trainer, evaluations: Sequence[Mapping[str, Any]], seconds: float
+) -> list[str]:
     """What came of the run, and the commands that look into it."""
     path = shlex.quote(str(trainer.folder.path))
-    ended = f"ended by {trainer.callbacks.stopped_by} after" if trainer.callbacks.stopped_by else "done:"
-    lines = [("", ""), ("", f"{ended} step {trainer.step} of {trainer.config.train.steps}, {seconds:,.0f} s")]
+    ended = (
+        f"ended by {trainer.callbacks.stopped_by} after"
+        if trainer.callbacks.stopped_by
+        else "done:"
+    )
+    lines = [
+        ("", ""),
+        ("", f"{ended} step {trainer.step} of {trainer.config.train.steps}, {seconds:,.0f} s"),
+    ]
     if len(evaluations) > 1:
         lines.append(("held out", _moved(evaluations[0], evaluations[-1])))
     lines += [
         ("weights", f"{trainer.folder.checkpoints}/step-{trainer.step}"),
-        ("next", f"equipoise report {path}   writes {trainer.folder.path}/report.html: curves, biases, responses"),
+        (
+            "next",
+            f"equipoise report {path}   writes {trainer.folder.path}/report.html: curves, biases, responses",
+        ),
         ("", f"equipoise audit {path}    what this objective, and others, make of these responses"),
     ]
-    if trainer.given.rows is None and trainer.given.task is None:  # the command line has no data of a program
-        lines.append(("", f"equipoise eval {path}     the last checkpoint on the task's held-out prompts"))
+    # the command line has no data of a program
+    if trainer.given.rows is None and trainer.given.task is None:
+        lines.append(
+            ("", f"equipoise eval {path}     the last checkpoint on the task's held-out prompts")
+        )
     return _aligned(lines)
 
 
@@ -60,7 +75,11 @@ def kernels_before(compiled: int) -> str:
 def kernels_after(before: int, step: int) -> str | None:
     """After the first step of a process; None where nothing was compiled."""
     new = cache.count() - before
-    return f"step {step:4d}  kernels: {new} compiled, which later runs take from {cache.folder()}" if new else None
+    return (
+        f"step {step:4d}  kernels: {new} compiled, which later runs take from {cache.folder()}"
+        if new
+        else None
+    )
 
 
 def _aligned(lines: Sequence[tuple[str, str]]) -> list[str]:
@@ -100,7 +119,9 @@ def _who_grades(trainer: Trainer) -> list[str]:
     """Where the rewards leave the task's verifier out, held-out accuracy and rewards are two things."""
     if "task" in trainer.config.reward.functions:
         return []
-    return ["note: held-out accuracy is what the task's verifier says, not your reward functions: the two may differ"]
+    return [
+        "note: held-out accuracy is what the task's verifier says, not your reward functions: the two may differ"
+    ]
 
 
 def _memory(trainer: Trainer) -> str:

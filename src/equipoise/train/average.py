@@ -40,7 +40,9 @@ def _average_file(files: Sequence[Path], out: Path) -> None:
     for file in files:
         weights = load_file(file) if file.is_file() else {}
         if total and weights.keys() != total.keys():
-            raise RunError(f"{file}: must hold the same weights as {files[0]}, to be averaged with them")
+            raise RunError(
+                f"{file}: must hold the same weights as {files[0]}, to be averaged with them"
+            )
         for name, tensor in weights.items():
             kinds[name] = tensor.dtype
             total[name] = tensor.float() + total[name] if name in total else tensor.float()

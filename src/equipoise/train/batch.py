@@ -43,11 +43,14 @@ class StepBatch:
     unscored: int  # responses left out because their verdict is worth no score
     kinds: Counter[str]  # verdicts of all responses drawn, those left out as well
     troubles: list[dict[str, str]]  # verifier errors
-    accuracy: Tensor  # [B] float64, 1 right, 0 not, partial credit between; the reward where no verdict says
-    sampled: Tensor  # [R] float64, accuracies of all responses drawn that have a score, those of dropped groups as well
+    # [B] float64, 1 right, 0 not, partial credit between; the reward where no verdict says
+    accuracy: Tensor
+    # [R] float64, accuracies of all responses drawn that have a score, those of dropped groups as well
+    sampled: Tensor
     easy: int  # groups drawn that were all right
     hard: int  # groups drawn that were all wrong
-    past: Tensor  # [B, 3] successes and attempts of each response's prompt in earlier steps, and steps since then
+    # [B, 3] successes and attempts of each response's prompt in earlier steps, and steps since then
+    past: Tensor
     function_kinds: list[list[str]]  # [B][K] the kind of each function's verdict
     tallies: list[Tally]  # [K] of all responses drawn
 
@@ -73,15 +76,24 @@ class Collector:
         chat: Chat,
     ) -> None:
         """`rate`: rewards as success rates, where a reward function gives numbers and no verdicts."""
-        self.config, self.policy, self.sampler, self.task, self.scorer = config, policy, sampler, task, scorer
+        self.config = config
+        self.policy = policy
+        self.sampler = sampler
+        self.task = task
+        self.scorer = scorer
         self.rate, self.chat = rate, chat
         self.position = 0
         self.history = PromptHistory()
         r = config.rollout
         self.params = SamplingParams(
-            temperature=r.temperature, top_p=r.top_p, top_k=r.top_k, min_p=r.min_p,
-            max_tokens=r.max_tokens or task.max_tokens, stop=(*task.stop, *r.stop), seed=config.train.seed,
-        )  # fmt: skip
+            temperature=r.temperature,
+            top_p=r.top_p,
+            top_k=r.top_k,
+            min_p=r.min_p,
+            max_tokens=r.max_tokens or task.max_tokens,
+            stop=(*task.stop, *r.stop),
+            seed=config.train.seed,
+        )
         self.seconds = {"rollout": 0.0, "reward": 0.0}
 
     def collect(self, step: int) -> StepBatch:
@@ -116,18 +128,30 @@ class Collector:
             said = models.decode(self.policy, tokens, lengths)
             texts.update(zip(rows, said, strict=True))
             begun = time.perf_counter()
-            asked.update((row, self.scorer.ask(prompts[row // n], text)) for row, text in zip(rows, said, strict=True))
+            asked.update(
+                (row, self.scorer.ask(prompts[row // n], text))
+                for row, text in zip(rows, said, strict=True)
+            )
             grading += time.perf_counter() - begun
 
         rollouts = self.sampler.sample(
-            ids, n, self.params, keys=list(places), step=step, finished=finished if self.scorer.beside else None
+            ids,
+            n,
+            self.params,
+            keys=list(places),
+            step=step,
+            finished=finished if self.scorer.beside else None,
         )
         if not texts:
             texts = dict(enumerate(models.decode(self.policy, rollouts.tokens, rollouts.lengths)))
         sampled = time.perf_counter()
         answered = [prompts[i] for i in rollouts.prompt.tolist()]
         scores = self.scorer.settle(
-            answered, [asked[i] if i in asked else self.scorer.ask(p, texts[i]) for i, p in enumerate(answered)]
+            answered,
+            [
+                asked[i] if i in asked else self.scorer.ask(p, texts[i])
+                for i, p in enumerate(answered)
+            ],
         )
         self.seconds["rollout"] += sampled - start - grading
         self.seconds["reward"] += time.perf_counter() - sampled + grading
@@ -138,12 +162,17 @@ class Collector:
         self.history.record(rows, batch.accuracy.tolist(), step)
         return batch
 
-    def _finish(self, prompts: list[Prompt], rollouts: Rollouts, texts: list[str], scores: Scores) -> StepBatch:
+    def _finish(
+        self, prompts: list[Prompt], rollouts: Rollouts, texts: list[str], scores: Scores
+    ) -> StepBatch:
         """Shape the rewards by length, decide what enters the loss, and leave out what has no score."""
         c, lengths, rewards = self.config.reward, rollouts.lengths, scores.rewards
         if c.overlong_buffer:
             rewards = rewards.clone()
-            shaping = [overlong(length, self.params.max_tokens, c.overlong_buffer) for length in lengths.tolist()]
+            shaping = [
+                overlong(length, self.params.max_tokens, c.overlong_buffer)
+                for length in lengths.tolist()
+            ]
             rewards[:, 0] += torch.tensor(shaping, dtype=torch.float64)
         if c.mask_truncated:
             whole = torch.tensor([f == "stop" for f in rollouts.finish], device=lengths.device)
@@ -175,7 +204,8 @@ class Collector:
             batch = _rows(batch, scored.nonzero()[:, 0])
             batch.unscored = int((~scored).sum())
         low, high = _extremes(batch, batch.accuracy)
-        batch.easy, batch.hard = int(((low == high) & (low > 0.5)).sum()), int(((low == high) & (low <= 0.5)).sum())
+        batch.easy = int(((low == high) & (low > 0.5)).sum())
+        batch.hard = int(((low == high) & (low <= 0.5)).sum())
         batch.sampled = batch.accuracy
         return batch
 
@@ -184,7 +214,9 @@ def _extremes(batch: StepBatch, values: Tensor) -> tuple[Tensor, Tensor]:
     """[P] the least and the largest of each group's values; a group without any response has ∞ and −∞."""
     P, group = len(batch.prompts), batch.rollouts.prompt.cpu()
     low = torch.full((P,), torch.inf, dtype=torch.float64).scatter_reduce_(0, group, values, "amin")
-    high = torch.full((P,), -torch.inf, dtype=torch.float64).scatter_reduce_(0, group, values, "amax")
+    high = torch.full((P,), -torch.inf, dtype=torch.float64).scatter_reduce_(
+        0, group, values, "amax"
+    )
     return low, high
 
 
@@ -265,7 +297,9 @@ def _joined(parts: list[StepBatch], drawn: int | None = None) -> StepBatch:
 def statistics(batch: StepBatch, max_tokens: int) -> dict[str, float]:
     """What a step's responses look like, in the field's names."""
     total, lengths = batch.total, batch.rollouts.lengths.to(torch.float64)
-    verdicts = {f"verdict/{kind}": n / batch.kinds.total() for kind, n in sorted(batch.kinds.items())}
+    verdicts = {
+        f"verdict/{kind}": n / batch.kinds.total() for kind, n in sorted(batch.kinds.items())
+    }
     verdicts["verdict/unscored"] = float(batch.unscored)
     for tally in batch.tallies:
         verdicts |= tally.metrics()
@@ -300,10 +334,15 @@ def _support_sizes(rollouts: Rollouts) -> dict[str, float]:
     if rollouts.support is None:
         return {}
     sizes = rollouts.support.sizes.double()
-    return {"support/mean_size": float(sizes.mean()), "support/single": float((sizes == 1).double().mean())}
+    return {
+        "support/mean_size": float(sizes.mean()),
+        "support/single": float((sizes == 1).double().mean()),
+    }
 
 
-def write_rollouts(folder: Path, step: int, batch: StepBatch, credit: Credit, shown: list[str]) -> None:
+def write_rollouts(
+    folder: Path, step: int, batch: StepBatch, credit: Credit, shown: list[str]
+) -> None:
     """`step-N.parquet`, a row per response, written whole or not at all; `shown`: prompts as the model read them."""
     import pyarrow as pa
 

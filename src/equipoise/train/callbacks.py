@@ -49,14 +49,20 @@ class Callbacks:
 def _check(callback: Any) -> None:
     """A method that nobody calls is a mistake that nobody sees."""
     if isinstance(callback, type):
-        raise ConfigError(f"callbacks: {_name(callback)} is a class: must be an object, {_name(callback)}()")
+        raise ConfigError(
+            f"callbacks: {_name(callback)} is a class: must be an object, {_name(callback)}()"
+        )
     methods = [name for name in dir(callback) if name.startswith("on_")]
     for name in methods:
         if name not in EVENTS:
             hint = did_you_mean(name, EVENTS)
-            raise ConfigError(f"callbacks: {_name(callback)}.{name} is never called;{hint} ({', '.join(EVENTS)})")
+            raise ConfigError(
+                f"callbacks: {_name(callback)}.{name} is never called;{hint} ({', '.join(EVENTS)})"
+            )
     if not methods:
-        raise ConfigError(f"callbacks: {_name(callback)} has none of {', '.join(EVENTS)}: must have one at least")
+        raise ConfigError(
+            f"callbacks: {_name(callback)} has none of {', '.join(EVENTS)}: must have one at least"
+        )
 
 
 def _name(callback: Any) -> str:

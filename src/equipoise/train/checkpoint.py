@@ -36,7 +36,9 @@ def steps(folder: Path) -> list[int]:
 
 def all_steps(folder: Path) -> list[int]:
     """Those of which a file is missing as well."""
-    found = (re.fullmatch(r"step-(\d+)", p.name) for p in folder.iterdir()) if folder.is_dir() else ()
+    found = (
+        (re.fullmatch(r"step-(\d+)", p.name) for p in folder.iterdir()) if folder.is_dir() else ()
+    )
     return sorted(int(m[1]) for m in found if m)
 
 
@@ -93,11 +95,15 @@ def load(folder: Path, step: int, policy: models.Policy) -> dict[str, Any]:
     """Weights into the policy and RNG in place; returns the rest of the state."""
     path = folder / f"step-{step}"
     if not zipfile.is_zipfile(path / STATE):
-        raise RunError(f"{path / STATE}: is missing, cut short or overwritten; use another checkpoint")
+        raise RunError(
+            f"{path / STATE}: is missing, cut short or overwritten; use another checkpoint"
+        )
     models.restore(policy, path)
     try:
         # mmap: a process that takes its shard of the optimizer's state reads no more.
-        state: dict[str, Any] = torch.load(path / STATE, map_location="cpu", weights_only=True, mmap=True)
+        state: dict[str, Any] = torch.load(
+            path / STATE, map_location="cpu", weights_only=True, mmap=True
+        )
     except pickle.UnpicklingError as error:
         raise RunError(
             f"{path / STATE}: it holds more than tensors, numbers and texts, and is not loaded, because such a file "
@@ -146,7 +152,9 @@ def set_rng_state(state: dict[str, Any]) -> None:
 def _write_sums(folder: Path) -> None:
     """In the form of the tool sha256sum."""
     files = sorted(path for path in folder.rglob("*") if path.is_file())
-    (folder / SUMS).write_text("".join(f"{_digest(path)}  {path.relative_to(folder)}\n" for path in files))
+    (folder / SUMS).write_text(
+        "".join(f"{_digest(path)}  {path.relative_to(folder)}\n" for path in files)
+    )
 
 
 def _sums(folder: Path) -> dict[str, str]:
@@ -167,7 +175,11 @@ def _disk_error(error: BaseException | None) -> OSError | None:
     if error is None or isinstance(error, OSError):
         return error
     number = re.search(r"\(os error (\d+)\)", str(error))
-    return OSError(int(number[1]), os.strerror(int(number[1]))) if number else _disk_error(error.__context__)
+    return (
+        OSError(int(number[1]), os.strerror(int(number[1])))
+        if number
+        else _disk_error(error.__context__)
+    )
 
 
 def _remove(path: Path) -> None:

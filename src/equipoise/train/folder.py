@@ -37,14 +37,16 @@ class RunFolder:
         self.config = self.path / "config.toml"
         self.record = self.path / "run.json"  # see record.py
         self.given = self.path / "given.json"  # fingerprints of what a program gave as objects
-        self.environment = self.path / "environment.json"  # versions and device of the process that began the run
+        # versions and device of the process that began the run
+        self.environment = self.path / "environment.json"
         self.metrics = self.path / "metrics.jsonl"
         self.eval = self.path / "eval.jsonl"
         self.troubles = self.path / "troubles.jsonl"  # verdicts somebody should look at
         self.prompts = self.path / "prompts.parquet"
         self.rollouts = self.path / "rollouts"
         self.evaluations = self.path / "evaluations"  # the responses behind eval.jsonl
-        self.probe = self.path / "probe.pt"  # the responses that every evaluation scores, with eval.probe
+        # the responses that every evaluation scores, with eval.probe
+        self.probe = self.path / "probe.pt"
         self.checkpoints = self.path / "checkpoints"
         self.averaged = self.path / "averaged"  # with train.average: the mean of the last of them
         self._lock: IO[str] | None = None
@@ -58,7 +60,9 @@ class RunFolder:
             self.path.mkdir(parents=True, exist_ok=True)
             lock = open(file, "a+")  # noqa: SIM115 (held as long as the process lives)
         except OSError as error:
-            raise RunError(f"{self.path}: cannot be used as a run directory: {error.strerror}") from error
+            raise RunError(
+                f"{self.path}: cannot be used as a run directory: {error.strerror}"
+            ) from error
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -141,7 +145,9 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
 
 def append(path: Path, record: dict[str, Any]) -> None:
     """One JSON line; numbers that are not finite become null, which JSON can carry."""
-    clean = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in record.items()}
+    clean = {
+        k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in record.items()
+    }
     with open(path, "a", encoding="utf-8") as f:
         f.write(json.dumps(clean, allow_nan=False) + "\n")
 

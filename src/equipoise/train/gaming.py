@@ -51,7 +51,10 @@ class Crossing:
             f"IS THE REWARD BEING GAMED? {self.measure} = {self.value:.2f}, {side} {measure.threshold:g}. "
             f"{measure.sentence}"
         )
-        lines = [f"  {one_line(prompt)[-LONGEST:]} → {_ends(one_line(said))}" for _, prompt, said in self.examples]
+        lines = [
+            f"  {one_line(prompt)[-LONGEST:]} → {_ends(one_line(said))}"
+            for _, prompt, said in self.examples
+        ]
         return "\n".join([head, *lines])
 
 
@@ -66,7 +69,8 @@ class Watcher:
             self.judge = Scorer(alone, task, chat=chat, option="reward.judge")
         self.first: list[Step] = []
         self.last: list[Step] = []
-        self.best: dict[str, float] = {}  # greedy accuracy of the best evaluation, and the mean reward at it
+        # greedy accuracy of the best evaluation, and the mean reward at it
+        self.best: dict[str, float] = {}
         self.warned: list[str] = []
         self._asked: tuple[StepBatch, list[int], list[Any]] | None = None
 
@@ -85,15 +89,23 @@ class Watcher:
         prompts = [batch.prompts[g] for g in batch.rollouts.prompt.tolist()]
         opinions = self._opinions([prompts[i] for i in chosen], asked)
         rewarded = [self._says_correct(batch, i) for i in chosen]
-        diverging = [i for i, r, o in zip(chosen, rewarded, opinions, strict=True) if r and o is False]
-        copied = [i for i, r in zip(chosen, rewarded, strict=True) if r and _copied(prompts[i], batch.texts[i])]
+        diverging = [
+            i for i, r, o in zip(chosen, rewarded, opinions, strict=True) if r and o is False
+        ]
+        copied = [
+            i
+            for i, r in zip(chosen, rewarded, strict=True)
+            if r and _copied(prompts[i], batch.texts[i])
+        ]
         judged = sum(o is not None for o in opinions)
         step = {
             "judged": float(judged),
             "sampled": float(len(chosen)),
             "divergence": len(diverging) / judged if judged else math.nan,
             "copied": len(copied) / len(chosen) if chosen else math.nan,
-            "length": float(batch.rollouts.lengths.double().mean()) if len(batch.texts) else math.nan,
+            "length": float(batch.rollouts.lengths.double().mean())
+            if len(batch.texts)
+            else math.nan,
             "reward": float(batch.total.mean()) if len(batch.texts) else math.nan,
             **distinct(prompts, batch.texts),
         }
@@ -101,7 +113,9 @@ class Watcher:
         of_most_reward = sorted(chosen, key=lambda i: -float(batch.total[i]))
         examples = {"gaming/divergence": diverging, "gaming/copied": copied}
         warnings = [
-            Crossing(name, value, _examples(prompts, batch.texts, examples.get(name, of_most_reward)))
+            Crossing(
+                name, value, _examples(prompts, batch.texts, examples.get(name, of_most_reward))
+            )
             for name, value in self._crossed()
         ]
         return self._metrics(step), warnings
@@ -118,7 +132,9 @@ class Watcher:
         greedy, reward = sum(judged) / len(judged), _mean(self.last, "reward")
         if not self.best or greedy >= self.best["greedy"]:
             self.best = {"greedy": greedy, "reward": reward}
-        before = _mean(self.first, "reward") if math.isnan(self.best["reward"]) else self.best["reward"]
+        before = (
+            _mean(self.first, "reward") if math.isnan(self.best["reward"]) else self.best["reward"]
+        )
         drop = self.best["greedy"] - greedy if reward > before else 0.0
         wrong = [i for i, opinion in enumerate(opinions) if opinion is False]
         warnings = []
@@ -131,11 +147,15 @@ class Watcher:
         return {"first": self.first, "last": self.last, "best": self.best, "warned": self.warned}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.first, self.last, self.best, self.warned = (state[k] for k in ("first", "last", "best", "warned"))
+        self.first, self.last, self.best, self.warned = (
+            state[k] for k in ("first", "last", "best", "warned")
+        )
 
     def _ask(self, prompts: Sequence[Prompt], texts: Sequence[str]) -> list[Any]:
         if self.judge is not None:
-            return [self.judge.ask(prompt, text) for prompt, text in zip(prompts, texts, strict=True)]
+            return [
+                self.judge.ask(prompt, text) for prompt, text in zip(prompts, texts, strict=True)
+            ]
         return [built_in(prompt, text) for prompt, text in zip(prompts, texts, strict=True)]
 
     def _opinions(self, prompts: Sequence[Prompt], asked: list[Any]) -> list[Opinion]:
@@ -145,7 +165,9 @@ class Watcher:
         return [_of_outcome(x.result()) if isinstance(x, Future) else x for x in asked]
 
     def _says_correct(self, batch: StepBatch, i: int) -> bool:
-        return bool(_opinion(float(batch.total[i]), self.config, sum(map(abs, self.config.weights))))
+        return bool(
+            _opinion(float(batch.total[i]), self.config, sum(map(abs, self.config.weights)))
+        )
 
     def _keep(self, step: Step) -> None:
         if len(self.first) < WINDOW:
@@ -154,7 +176,9 @@ class Watcher:
 
     def _metrics(self, step: Step) -> dict[str, float]:
         metrics = {f"gaming/{name}": step[name] for name in ("divergence", "copied", "judged")}
-        metrics |= {f"gaming/{name}": step[name] for name in ("distinct_answers", "distinct_in_groups")}
+        metrics |= {
+            f"gaming/{name}": step[name] for name in ("distinct_answers", "distinct_in_groups")
+        }
         return metrics | {"gaming/length_ratio": step["length"] / _mean(self.first, "length")}
 
     def _crossed(self) -> list[tuple[str, float]]:
@@ -187,21 +211,31 @@ def sample(count: int, step: int) -> list[int]:
 def built_in(prompt: Prompt, text: str) -> Opinion | Future[Verdict]:
     """A number by itself, anything else that is compared as an answer by the strict math rules; no other references."""
     opinion = judge_number(text, prompt.answer)
-    if opinion is not None or not prompt.answer or prompt.meta.get("verifier") not in ("math", "final"):
+    if (
+        opinion is not None
+        or not prompt.answer
+        or prompt.meta.get("verifier") not in ("math", "final")
+    ):
         return opinion
     return verifiers.submit_math(text, prompt.answer)
 
 
 def distinct(prompts: Sequence[Prompt], texts: Sequence[str]) -> Step:
     """Different answers: in the whole batch against the references', and within groups against the group's size."""
-    given = [(prompt, said) for prompt, text in zip(prompts, texts, strict=True) if (said := answer(text))]
+    given = [
+        (prompt, said)
+        for prompt, text in zip(prompts, texts, strict=True)
+        if (said := answer(text))
+    ]
     references = effective_number([prompt.answer for prompt, _ in given if prompt.answer])
     groups: dict[str, list[str]] = {}
     for prompt, said in given:
         groups.setdefault(prompt.id, []).append(said)
     shares = [len(set(answers)) / len(answers) for answers in groups.values()]
     return {
-        "distinct_answers": effective_number([said for _, said in given]) / references if references else math.nan,
+        "distinct_answers": effective_number([said for _, said in given]) / references
+        if references
+        else math.nan,
         "distinct_in_groups": statistics.fmean(shares) if shares else math.nan,
     }
 
@@ -232,12 +266,16 @@ def _mean(steps: Sequence[Step], name: str) -> float:
 
 def _share(steps: Sequence[Step], name: str, weight: str) -> float:
     """Over all responses of the steps; nothing is known from a few."""
-    known = [(step[name] * step[weight], step[weight]) for step in steps if not math.isnan(step[name])]
+    known = [
+        (step[name] * step[weight], step[weight]) for step in steps if not math.isnan(step[name])
+    ]
     total = sum(count for _, count in known)
     return sum(part for part, _ in known) / total if total >= FEWEST else math.nan
 
 
-def _examples(prompts: Sequence[Prompt], texts: Sequence[str], places: Sequence[int]) -> list[tuple[str, str, str]]:
+def _examples(
+    prompts: Sequence[Prompt], texts: Sequence[str], places: Sequence[int]
+) -> list[tuple[str, str, str]]:
     different = list({texts[i]: i for i in reversed(places)}.values())[::-1]
     return [(prompts[i].id, prompts[i].text, texts[i]) for i in different[:EXAMPLES]]
 

@@ -47,12 +47,17 @@ class RunInputs:
         """For given.json; empty where the configuration says everything."""
         record: dict[str, Any] = {}
         if self.policy is not None:
-            record["model"] = {"name": self.config.model.name, "fingerprint": _of_weights(self.policy, self.config)}
+            record["model"] = {
+                "name": self.config.model.name,
+                "fingerprint": _of_weights(self.policy, self.config),
+            }
         if self.rows is not None:
             about = {"rows": self.rows.count, "fingerprint": fingerprint(self.rows)}
             record["data"] = {"name": self.config.task.name, **about}
         if self.functions:
-            record["rewards"] = {name: _of_source(function) for name, function in self.functions.items()}
+            record["rewards"] = {
+                name: _of_source(function) for name, function in self.functions.items()
+            }
         return record
 
 
@@ -90,7 +95,8 @@ def read_table(config: ConfigLike) -> dict[str, Any]:
         section, dot, option = key.partition(".")
         values = {option: value} if dot else value
         if not isinstance(values, Mapping) or not isinstance(table.get(section), dict):
-            validated({section: values})  # no such section, or not a section's options: refused by its name
+            # no such section, or not a section's options: refused by its name
+            validated({section: values})
         table[section].update(values)
     return table
 
@@ -98,7 +104,9 @@ def read_table(config: ConfigLike) -> dict[str, Any]:
 def _take_model(section: dict[str, Any], model: Any, tokenizer: Any) -> models.Policy | None:
     if model is None or isinstance(model, str | Path):
         if tokenizer is not None:
-            raise ConfigError("tokenizer: goes with a model object; a model's name or path brings its own")
+            raise ConfigError(
+                "tokenizer: goes with a model object; a model's name or path brings its own"
+            )
         section.update({} if model is None else {"name": str(model)})
         return None
     if section.get("lora_rank"):
@@ -123,7 +131,9 @@ def _policy_of(model: Any, tokenizer: Any) -> models.Policy:
             "that generates text"
         )
     if tokenizer is None:
-        raise ConfigError("tokenizer: a model object needs its tokenizer; give tokenizer=AutoTokenizer…")
+        raise ConfigError(
+            "tokenizer: a model object needs its tokenizer; give tokenizer=AutoTokenizer…"
+        )
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
     name = getattr(model, "name_or_path", "") or type(model).__name__
@@ -144,7 +154,9 @@ def _take_data(section: dict[str, Any], task: str | Task | None, dataset: Any) -
     return rows_of(dataset, section["name"])
 
 
-def _take_rewards(section: dict[str, Any], rewards: Sequence[Reward] | Reward | None) -> dict[str, Callable[..., Any]]:
+def _take_rewards(
+    section: dict[str, Any], rewards: Sequence[Reward] | Reward | None
+) -> dict[str, Callable[..., Any]]:
     if rewards is None:
         return {}
     given: dict[str, Callable[..., Any]] = {}
@@ -156,7 +168,9 @@ def _take_rewards(section: dict[str, Any], rewards: Sequence[Reward] | Reward | 
             names.append(_unused(f"{PYTHON}{_called(function)}", names))
             given[names[-1]] = function
         else:
-            raise ConfigError(f"rewards: {function!r} is not a function; give a callable, or a name as in the file")
+            raise ConfigError(
+                f"rewards: {function!r} is not a function; give a callable, or a name as in the file"
+            )
     section["functions"] = names
     if set(section.get("weights", (1.0,))) == {1.0}:  # the default, for however many there are
         section["weights"] = [1.0] * len(names)
@@ -186,7 +200,11 @@ def _take_objective(table: dict[str, Any], objective: str | Objective | None) ->
     choices["off_policy_mask"] = choices["off_policy_mask"] or 0.0
     for name, choice in choices.items():
         # TOML has no null, and an option that is None is one that was left out.
-        written = {k: v for k, v in choice.items() if v is not None} if isinstance(choice, dict) else choice
+        written = (
+            {k: v for k, v in choice.items() if v is not None}
+            if isinstance(choice, dict)
+            else choice
+        )
         table["objective"][name] = written
     table["reward"]["length_penalty"] = penalty
     if weights != [1.0]:
@@ -198,7 +216,9 @@ def _refuse_missing(given: RunInputs) -> None:
     config = given.config
     named: list[tuple[str, str, object]] = [("model.name", config.model.name, given.policy)]
     named += [("task.name", config.task.name, given.rows or given.task)]
-    named += [("reward.functions", name, given.functions.get(name)) for name in config.reward.functions]
+    named += [
+        ("reward.functions", name, given.functions.get(name)) for name in config.reward.functions
+    ]
     for option, name, found in named:
         if name.startswith(PYTHON) and found is None:
             raise ConfigError(
@@ -224,7 +244,11 @@ def check_same(kept: Path, given: RunInputs) -> list[str]:
 
 
 def _shown(record: Mapping[str, Any] | None) -> str:
-    return "nothing" if record is None else ", ".join(f"{key} {value}" for key, value in record.items())
+    return (
+        "nothing"
+        if record is None
+        else ", ".join(f"{key} {value}" for key, value in record.items())
+    )
 
 
 def _of_source(function: Callable[..., Any]) -> str:

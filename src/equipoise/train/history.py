@@ -49,7 +49,9 @@ class PromptHistory:
             {
                 "prompt_id": pa.array(self.seen, pa.string()),
                 "attempts": pa.array(columns[0], pa.int64()),
-                "accuracy": pa.array([total / attempts for attempts, total, _ in self.seen.values()], pa.float64()),
+                "accuracy": pa.array(
+                    [total / attempts for attempts, total, _ in self.seen.values()], pa.float64()
+                ),
                 "last_step": pa.array(columns[2], pa.int64()),
             }
         )

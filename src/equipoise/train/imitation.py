@@ -87,12 +87,24 @@ class Imitator:
     """Optimizer steps on batches of demonstrations. Its state is the optimizer's and the number of steps done."""
 
     def __init__(
-        self, policy: models.Policy, optim: OptimConfig, steps: int, micro_tokens: int = 0, seed: int = 0
+        self,
+        policy: models.Policy,
+        optim: OptimConfig,
+        steps: int,
+        micro_tokens: int = 0,
+        seed: int = 0,
     ) -> None:
-        self.policy, self.optim, self.steps, self.seed = policy, optim, steps, seed
+        self.policy = policy
+        self.optim = optim
+        self.steps = steps
+        self.seed = seed
         betas = (optim.betas[0], optim.betas[1])
-        self.optimizer = AdamW(policy.parameters(), betas=betas, weight_decay=optim.weight_decay, state=optim.state)
-        self.plan: Plan | None = Plan(micro_tokens, policy.gradient_checkpointing, "") if micro_tokens else None
+        self.optimizer = AdamW(
+            policy.parameters(), betas=betas, weight_decay=optim.weight_decay, state=optim.state
+        )
+        self.plan: Plan | None = (
+            Plan(micro_tokens, policy.gradient_checkpointing, "") if micro_tokens else None
+        )
         self.done = 0
         self.say: Callable[[str], None] = lambda text: None
 
@@ -109,9 +121,13 @@ class Imitator:
                 found = -self._logprobs(part).sum() / tokens
                 found.backward()
             loss += float(found.detach())
-        norm = torch.nn.utils.get_total_norm([p.grad for p in self.optimizer.masters if p.grad is not None])
+        norm = torch.nn.utils.get_total_norm(
+            [p.grad for p in self.optimizer.masters if p.grad is not None]
+        )
         if not math.isfinite(loss) or not math.isfinite(float(norm)):
-            raise RunError(f"step {self.done + 1}: the loss or its gradient is not finite; lower optim.lr")
+            raise RunError(
+                f"step {self.done + 1}: the loss or its gradient is not finite; lower optim.lr"
+            )
         if self.optim.clip_norm:
             torch.nn.utils.clip_grads_with_norm_(self.optimizer.masters, self.optim.clip_norm, norm)
         self.done += 1

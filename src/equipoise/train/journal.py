@@ -38,8 +38,14 @@ def writing(folder: RunFolder) -> Iterator[None]:
         yield
     except OSError as error:
         kept = checkpoint.steps(folder.checkpoints)
-        last = f"step {kept[-1]} is the last whole checkpoint" if kept else "no checkpoint was written yet"
-        then = f"go on with: {resume_command(folder)}" if folder.config.exists() else "start it again"
+        last = (
+            f"step {kept[-1]} is the last whole checkpoint"
+            if kept
+            else "no checkpoint was written yet"
+        )
+        then = (
+            f"go on with: {resume_command(folder)}" if folder.config.exists() else "start it again"
+        )
         raise RunError(
             f"{folder.path}: cannot be written: {error.strerror or error}; {last}; make room and {then}"
         ) from error
@@ -53,10 +59,14 @@ class Journal:
         self.writes = ranks.me() == 0
         self.trackers = Trackers()
         if start is not None:  # the first process
-            self.trackers = open_trackers(config.log, folder.path, config.flat(), run=start.record.id)
+            self.trackers = open_trackers(
+                config.log, folder.path, config.flat(), run=start.record.id
+            )
         self.terminal = Terminal(config.train.out, config.train.steps, 0, shown=False)
 
-    def begin(self, device: torch.device, record: Record, given: Mapping[str, Any], *, resume: bool) -> None:
+    def begin(
+        self, device: torch.device, record: Record, given: Mapping[str, Any], *, resume: bool
+    ) -> None:
         """The files that say what the run is: config.toml makes it one, so the others are there before it.
 
         `given`: what a program gave as objects."""
@@ -65,7 +75,10 @@ class Journal:
             if given and not resume:
                 replace(self.folder.given, json.dumps(given, indent=2) + "\n")
             if not resume:
-                replace(self.folder.environment, json.dumps(opening.environment(device), indent=2) + "\n")
+                replace(
+                    self.folder.environment,
+                    json.dumps(opening.environment(device), indent=2) + "\n",
+                )
             replace(self.folder.config, dump(self.config))
 
     def open_terminal(self, done: int) -> Terminal:
@@ -84,16 +97,26 @@ class Journal:
         self.terminal.step(step, metrics)
         for trouble in batch.troubles:
             subject = f"{trouble['function']}: {trouble['verdict']}"
-            self.terminal.once(subject, f"{subject}: {last_line(trouble['reason'])} (see {self.folder.troubles})")
+            self.terminal.once(
+                subject, f"{subject}: {last_line(trouble['reason'])} (see {self.folder.troubles})"
+            )
 
     def rollouts(self, step: int, batch: StepBatch, credit: Credit, policy: Policy) -> None:
         """The responses of every `log.rollouts_every`-th step, and of the first, of which the terminal shows one."""
         every = self.config.log.rollouts_every
         if every and self.writes and (step == 1 or step % every == 0):
             with writing(self.folder):
-                write_rollouts(self.folder.rollouts, step, batch, credit, as_read(policy, batch.rollouts.prompts))
+                write_rollouts(
+                    self.folder.rollouts,
+                    step,
+                    batch,
+                    credit,
+                    as_read(policy, batch.rollouts.prompts),
+                )
             if self.trackers and self.config.log.samples:
-                self.trackers.samples(sample_rows(batch, credit, self.config.log.samples, step), step)
+                self.trackers.samples(
+                    sample_rows(batch, credit, self.config.log.samples, step), step
+                )
         if step == 1:
             self.terminal.say(first_sample(policy, batch))
 
@@ -113,7 +136,9 @@ class Journal:
             with writing(self.folder):
                 write_table(self.folder.evaluations, step, pa.Table.from_pylist(evaluation.rows()))
                 append(self.folder.eval, {"step": step, **result})
-            self.trackers.log({f"eval/{k}": v for k, v in result.items() if isinstance(v, float)}, step)
+            self.trackers.log(
+                {f"eval/{k}": v for k, v in result.items() if isinstance(v, float)}, step
+            )
         self.terminal.say(f"step {step:4d}  held out: {line(result)}")
 
     def ended(self) -> None:

@@ -116,7 +116,8 @@ class Trainer:
         check_processes(config)
         if config.train.threads:
             torch.set_num_threads(config.train.threads)
-        torch.manual_seed(config.train.seed)  # LoRA adapters begin at random: alike on all ranks, and after a kill
+        # LoRA adapters begin at random: alike on all ranks, and after a kill
+        torch.manual_seed(config.train.seed)
         self.config = config
         self.folder = RunFolder(config.train.out)
         self.step = 0
@@ -175,18 +176,24 @@ class Trainer:
         self.watcher = Watcher(config.reward, self.task, chat=self.settled.chat.on)
         needs_reference = bool(config.objective.kl) and not self.policy.has_adapter
         self.reference = models.frozen_copy(self.policy) if needs_reference else None
-        self.teacher = open_teacher(config.train.teacher, self.policy) if config.train.teacher else None
+        self.teacher = (
+            open_teacher(config.train.teacher, self.policy) if config.train.teacher else None
+        )
         self.sampler = open_engine(config, self.policy)
         undo.callback(close_engine, self.sampler)
         chat = self.settled.chat
-        self.collector = Collector(config, self.policy, self.sampler, self.task, scorer, self._rate, chat)
+        self.collector = Collector(
+            config, self.policy, self.sampler, self.task, scorer, self._rate, chat
+        )
         self.held_out = self._held_out() if config.eval.every else []
 
     def _begin(self, resume: bool) -> None:
         """The first files of the run, and the state it begins with."""
         self.journal = Journal(self.config, self.folder, self.start)
         if self.start is not None:
-            self.journal.begin(self.policy.device, self.start.record, self.given.record(), resume=resume)
+            self.journal.begin(
+                self.policy.device, self.start.record, self.given.record(), resume=resume
+            )
         state = self._restored() if resume else None
         longest = self.collector.params.max_tokens
         self.updater = Updater(self.config, self.objective, self.policy, self.reference, longest)
@@ -282,7 +289,9 @@ class Trainer:
         if problem:
             raise RunError(problem)
         if stop and not done:
-            raise Interrupted(f"stopped after step {self.step}; go on with: {resume_command(self.folder)}")
+            raise Interrupted(
+                f"stopped after step {self.step}; go on with: {resume_command(self.folder)}"
+            )
 
     def _asked_to_end(self) -> bool:
         """Whether a callback asked for the end: of the first process, and so of all."""
@@ -321,7 +330,11 @@ class Trainer:
         failing = self.failing.see(batch.tallies)
         informative = False
         if len(batch.texts) == 0 or failing:
-            metrics = {"reward/mean": math.nan, "completions/mean_length": math.nan, "policy_loss": 0.0} | metrics
+            metrics = {
+                "reward/mean": math.nan,
+                "completions/mean_length": math.nan,
+                "policy_loss": 0.0,
+            } | metrics
         else:
             informative = self._learn(batch, metrics, seconds)
         total = time.perf_counter() - start
@@ -336,7 +349,9 @@ class Trainer:
         if not failing:
             self.uninformative = 0 if informative else self.uninformative + 1
 
-    def _learn(self, batch: StepBatch, metrics: dict[str, float], seconds: dict[str, float]) -> bool:
+    def _learn(
+        self, batch: StepBatch, metrics: dict[str, float], seconds: dict[str, float]
+    ) -> bool:
         """Credit and update, with their numbers into `metrics` and `seconds`; whether any response pulled."""
         if ranks.me() == 0:
             self.watcher.ask(self.step, batch)  # a second judge, who works beside the update
@@ -344,7 +359,8 @@ class Trainer:
         credit = self.assign(batch)
         informative = bool(credit.pulled.any())
         if credit.token_advantage is not None:
-            metrics["teacher/kl"] = -float(credit.token_advantage.mean())  # of π_old to the teacher, a token
+            # of π_old to the teacher, a token
+            metrics["teacher/kl"] = -float(credit.token_advantage.mean())
         seconds["assign"] = time.perf_counter() - mark
         metrics |= self._updated(batch, credit)
         seconds["train"] = time.perf_counter() - mark - seconds["assign"]
@@ -378,7 +394,9 @@ class Trainer:
 
     def _rate(self, reward: Tensor) -> Tensor:
         """Rewards as success rates, where a reward function gives numbers: on the range that the difficulty names."""
-        return reward if self.objective.difficulty is None else self.objective.difficulty.rate(reward)
+        return (
+            reward if self.objective.difficulty is None else self.objective.difficulty.rate(reward)
+        )
 
     def _successes(self, batch: StepBatch) -> dict[str, Any]:
         """What `assign` gets about successes: of the batch, of all that was sampled for it, and of earlier steps.
@@ -404,7 +422,9 @@ class Trainer:
         _, ids = zip(*self.held_out, strict=True)
         with self.updater.whole():
             evaluation = self._sampled()
-            result = evaluation.metrics | (self._probed(evaluation, ids) if self.config.eval.probe else {})
+            result = evaluation.metrics | (
+                self._probed(evaluation, ids) if self.config.eval.probe else {}
+            )
         if ranks.me() == 0:
             measured, crossings = self.watcher.evaluated(evaluation)
             result |= measured
@@ -475,8 +495,13 @@ class Trainer:
         if count and ranks.me() == 0:
             with writing(self.folder):
                 kept = checkpoint.steps(self.folder.checkpoints)[-count:]
-                average([self.folder.checkpoints / f"step-{step}" for step in kept], self.folder.averaged)
-            self.journal.terminal.say(f"the mean of steps {', '.join(map(str, kept))} is in {self.folder.averaged}")
+                average(
+                    [self.folder.checkpoints / f"step-{step}" for step in kept],
+                    self.folder.averaged,
+                )
+            self.journal.terminal.say(
+                f"the mean of steps {', '.join(map(str, kept))} is in {self.folder.averaged}"
+            )
 
     def _restored(self) -> dict[str, Any] | None:
         """The state of the last checkpoint, with its weights in the policy; what was logged after it is forgotten."""
@@ -495,7 +520,8 @@ class Trainer:
         self.uninformative = uninformative[0] if uninformative else state["uninformative"]
         self.step = state["step"]
         self.collector.position = state["position"]
-        self.collector.history.load_state_dict(state.get("history", {"seen": {}}))  # absent in the first runs
+        # absent in the first runs
+        self.collector.history.load_state_dict(state.get("history", {"seen": {}}))
         if "gaming" in state:  # absent in the first runs
             self.watcher.load_state_dict(state["gaming"])
 
@@ -504,7 +530,11 @@ def _told(batch: StepBatch) -> str:
     """How many of each verdict that needs looking at, and the first one's reason."""
     counts = Counter(trouble["verdict"] for trouble in batch.troubles)
     many = ", ".join(f"{kind} {n}" for kind, n in counts.most_common())
-    return f"{many}; the first: {last_line(batch.troubles[0]['reason'])}" if batch.troubles else "masked"
+    return (
+        f"{many}; the first: {last_line(batch.troubles[0]['reason'])}"
+        if batch.troubles
+        else "masked"
+    )
 
 
 def _kept_tokens(batch: StepBatch) -> Tensor:

@@ -32,7 +32,9 @@ class MicroBatch:
     @cached_property
     def packed(self) -> models.Pack:
         """Made when it is first asked for: a GPU is then at work on the micro-batch before."""
-        return models.pack(self.rollouts.prompts, self.rollouts.tokens[self.tokens], self.lengths, self.group)
+        return models.pack(
+            self.rollouts.prompts, self.rollouts.tokens[self.tokens], self.lengths, self.group
+        )
 
     @property
     def support(self) -> models.Support | None:
@@ -72,7 +74,9 @@ class Share:
         position = torch.arange(len(within), device=within.device) - starts[within]
         response = rows.to(within.device)[within]
         place = (rollouts.lengths.cumsum(0) - rollouts.lengths)[response] + position
-        return cls(rows, chosen, lengths, group, sizes[group], response, position, place, chosen.logprobs)
+        return cls(
+            rows, chosen, lengths, group, sizes[group], response, position, place, chosen.logprobs
+        )
 
     @property
     def largest_pass(self) -> int:
@@ -85,20 +89,33 @@ class Share:
 
     def cut(self, responses: int, tokens: int, whole_groups: bool) -> None:
         """Into `parts` of at most `responses` and `tokens` (0: no limit), but of whole responses, or `whole_groups`."""
-        self.parts, self.cut_at, begin, first = [], tokens, 0, 0
+        self.parts = []
+        self.cut_at = tokens
+        begin = 0
+        first = 0
         if len(self.rows) == 0:
             return
-        ends = [*cuts(self.group, self.prompt_lengths, self.lengths, responses, tokens, whole_groups), len(self.rows)]
+        ends = [
+            *cuts(self.group, self.prompt_lengths, self.lengths, responses, tokens, whole_groups),
+            len(self.rows),
+        ]
         for end in ends:
             rows = slice(begin, end)
             size = int(self.lengths[rows].sum())
             at = slice(first, first + size)
-            self.parts.append(MicroBatch(self.rollouts, self.lengths[rows], self.group[rows], rows, at))
+            self.parts.append(
+                MicroBatch(self.rollouts, self.lengths[rows], self.group[rows], rows, at)
+            )
             begin, first = end, first + size
 
 
 def cuts(
-    group: Tensor, prompt_lengths: Tensor, lengths: Tensor, responses: int, tokens: int, whole_groups: bool
+    group: Tensor,
+    prompt_lengths: Tensor,
+    lengths: Tensor,
+    responses: int,
+    tokens: int,
+    whole_groups: bool,
 ) -> list[int]:
     """Where micro-batches begin, but for the first: group, prompt_lengths, lengths [b] of responses, group by group.
 
@@ -133,7 +150,8 @@ def _filled(
     """The cuts of filling one micro-batch after the other with what comes: of each group its prompt's length and its
     pieces, which are not cut, as (responses, tokens)."""
     out: list[int] = []
-    at = held = filled = 0  # the response that comes next; responses and tokens of the micro-batch being filled
+    # the response that comes next; responses and tokens of the micro-batch being filled
+    at = held = filled = 0
     for prompt, pieces in groups:
         to_pay = prompt  # once in a micro-batch
         for count, n in pieces:
@@ -141,7 +159,10 @@ def _filled(
             if held and (enough or _over(filled + to_pay + n, tokens)):
                 out.append(at)
                 held, filled, to_pay = 0, 0, prompt
-            at, held, filled, to_pay = at + count, held + count, filled + to_pay + n, 0
+            at = at + count
+            held = held + count
+            filled = filled + to_pay + n
+            to_pay = 0
     return out
 
 

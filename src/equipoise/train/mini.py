@@ -46,7 +46,9 @@ def cut_groups(prompts: int, size: int, seed: int, step: int, turn: int) -> list
     return [torch.tensor(sorted(order[a:b])) for a, b in itertools.pairwise(ends)]
 
 
-def mini_batches(rollouts: Rollouts, credit: Credit, trained: Tensor, groups: list[Tensor]) -> list[MiniBatch]:
+def mini_batches(
+    rollouts: Rollouts, credit: Credit, trained: Tensor, groups: list[Tensor]
+) -> list[MiniBatch]:
     """Of the groups of each part, the responses that are `trained` on [B]; parts that have none are left out, on every
     rank: momentum is no reason to move the weights."""
     group = rollouts.prompt.cpu()
@@ -55,8 +57,14 @@ def mini_batches(rollouts: Rollouts, credit: Credit, trained: Tensor, groups: li
         inside = torch.isin(group, part)
         if not bool((inside & trained).any()):
             continue
-        mine = torch.isin(group, part[torch.tensor(ranks.share(range(len(part))), dtype=torch.int64)])
+        mine = torch.isin(
+            group, part[torch.tensor(ranks.share(range(len(part))), dtype=torch.int64)]
+        )
         share = Share.of(rollouts, (mine & trained).nonzero()[:, 0])
         whole = len(groups) == 1
-        out.append(MiniBatch(share, credit if whole else credit.part(inside), len(part) / len(rollouts.prompts)))
+        out.append(
+            MiniBatch(
+                share, credit if whole else credit.part(inside), len(part) / len(rollouts.prompts)
+            )
+        )
     return out

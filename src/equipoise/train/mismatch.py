@@ -37,12 +37,19 @@ class Mismatch(NamedTuple):
         log_cap = math.log(correction.options.get("cap", math.inf))
         masked = torch.tensor(0)
         if correction.name == "mis":
-            of_response = log_weight.new_zeros(len(lengths)).index_add_(0, response_ids(lengths), log_weight)
+            of_response = log_weight.new_zeros(len(lengths)).index_add_(
+                0, response_ids(lengths), log_weight
+            )
             masked = (of_response > log_cap).sum()
         return cls(
-            torch.tensor(len(trainer)), torch.tensor(len(lengths)), apart.sum(), k3(sampler, trainer).sum(),
-            (log_weight > log_cap).sum(), masked, apart.max(),
-        )  # fmt: skip
+            torch.tensor(len(trainer)),
+            torch.tensor(len(lengths)),
+            apart.sum(),
+            k3(sampler, trainer).sum(),
+            (log_weight > log_cap).sum(),
+            masked,
+            apart.max(),
+        )
 
     def merge(self, other: Mismatch) -> Mismatch:
         added = [a + b for a, b in zip(self[:-1], other[:-1], strict=True)]

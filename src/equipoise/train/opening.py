@@ -43,7 +43,9 @@ def load_policy(given: RunInputs) -> models.Policy:
     config = given.config
     policy = given.policy or open_model(config.model)
     if config.train.shard and not policy.is_llama_like:
-        raise ConfigError(f"train.shard = true: needs a Llama-like model, and {config.model.name} is none")
+        raise ConfigError(
+            f"train.shard = true: needs a Llama-like model, and {config.model.name} is none"
+        )
     return policy
 
 
@@ -67,7 +69,9 @@ def device(name: str) -> str:
         return "cuda" if torch.cuda.is_available() else "cpu"
     there = torch.cuda.device_count()
     if name != "cpu" and int(name.partition(":")[2] or 0) >= there:
-        raise ConfigError(f'model.device = "{name}": there are {there} CUDA devices here; use cpu or auto')
+        raise ConfigError(
+            f'model.device = "{name}": there are {there} CUDA devices here; use cpu or auto'
+        )
     return name
 
 

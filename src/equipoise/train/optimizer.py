@@ -41,7 +41,11 @@ class AdamW:
         self.coded = [(w, p, Coded.zeros(p)) for w, p in pairs if _in_8_bits(p, state)]
         self.copied = [(w, p) for w, p in self.rounded if not _in_8_bits(p, state)]
         exact = [p for p in self.masters if not _in_8_bits(p, state)]
-        self.exact = torch.optim.AdamW(exact, betas=betas, weight_decay=weight_decay, fused=True) if exact else None
+        self.exact = (
+            torch.optim.AdamW(exact, betas=betas, weight_decay=weight_decay, fused=True)
+            if exact
+            else None
+        )
 
     def bytes_to_come(self) -> int:
         """What the first step will take for moments that are not there yet."""
@@ -81,7 +85,8 @@ class AdamW:
     @torch.no_grad()
     def load_state_dict(self, state: dict[str, Any]) -> None:
         if self.exact is not None:
-            exact = copy.deepcopy({k: state[k] for k in ("state", "param_groups")})  # torch would keep what it is given
+            # torch would keep what it is given
+            exact = copy.deepcopy({k: state[k] for k in ("state", "param_groups")})
             self.exact.load_state_dict(exact)
         self.t = state.get("t", 0)  # absent in the first runs, as is the rest
         for (weight, master), saved in zip(self.rounded, state.get("masters", []), strict=True):

@@ -20,8 +20,10 @@ from equipoise.verifiers import Verdict
 from equipoise.verifiers.verdict import Outcome, Reply
 from equipoise.verifiers.workers import functions
 
-FAILURES = ("crashed", "timeout", "limit")  # kinds that say something about the function, not about the response
-HOPELESS_CALLS, HOPELESS_RESPONSES = 4, 16  # that failed, and no call that did not: the draw's other calls are not made
+# kinds that say something about the function, not about the response
+FAILURES = ("crashed", "timeout", "limit")
+# that failed, and no call that did not: the draw's other calls are not made
+HOPELESS_CALLS, HOPELESS_RESPONSES = 4, 16
 
 
 @dataclass(frozen=True)
@@ -84,7 +86,11 @@ class OwnFunction:
 
     @property
     def hopeless(self) -> bool:
-        return not self._success and self._calls >= HOPELESS_CALLS and self._responses >= HOPELESS_RESPONSES
+        return (
+            not self._success
+            and self._calls >= HOPELESS_CALLS
+            and self._responses >= HOPELESS_RESPONSES
+        )
 
     def not_asked(self) -> Verdict:
         reason = f"not asked, because the first {self._calls} calls failed: {self._failure.reason}"
@@ -101,16 +107,22 @@ class OwnFunction:
         call = functions.submit(self.name, *arguments, seconds=self.seconds, workers=self.workers)
         return self._watched(call, 1)
 
-    def ask_groups(self, prompts: Sequence[Prompt], waiting: Sequence[Ungrouped]) -> list[Asked | Verdict]:
+    def ask_groups(
+        self, prompts: Sequence[Prompt], waiting: Sequence[Ungrouped]
+    ) -> list[Asked | Verdict]:
         """A call for each prompt; it has `seconds` for each of its responses, and fails or is killed as one."""
         asked: list[Asked | Verdict] = []
         pairs = zip(prompts, waiting, strict=True)
         for _, group in itertools.groupby(pairs, key=lambda pair: pair[0].id):
-            of_prompt, responses = zip(*((prompt, item.response) for prompt, item in group), strict=True)
+            of_prompt, responses = zip(
+                *((prompt, item.response) for prompt, item in group), strict=True
+            )
             asked += self._ask_group(of_prompt, responses)
         return asked
 
-    def _ask_group(self, prompts: Sequence[Prompt], responses: Sequence[str]) -> list[Asked | Verdict]:
+    def _ask_group(
+        self, prompts: Sequence[Prompt], responses: Sequence[str]
+    ) -> list[Asked | Verdict]:
         size = len(responses)
         if self.hopeless:
             return [self.not_asked()] * size
@@ -124,7 +136,9 @@ class OwnFunction:
             call = functions.submit_given_group(self.given, *arguments)
         else:
             seconds = self.seconds * size
-            call = functions.submit_group(self.name, *arguments, seconds=seconds, workers=self.workers)
+            call = functions.submit_group(
+                self.name, *arguments, seconds=seconds, workers=self.workers
+            )
         asked = self._watched(call, size)
         return [Asked(self, asked.call, place) for place in range(size)]
 

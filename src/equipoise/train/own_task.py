@@ -17,7 +17,8 @@ from equipoise.tasks.fingerprint import changed, fingerprints
 from equipoise.train.folder import RunFolder
 from equipoise.train.record import read_record
 
-SECTIONS = ("task", "eval", "rollout")  # the others may name files that are gone, or options of earlier versions
+# the others may name files that are gone, or options of earlier versions
+SECTIONS = ("task", "eval", "rollout")
 
 
 @dataclass(frozen=True)
@@ -49,9 +50,14 @@ def own_task(model: str, task: str | None, overrides: Sequence[str] = ()) -> Own
         if task in (None, config.task.name):
             evaluation, rollout = config.eval, config.rollout
             return OwnTask(
-                config.task, folder, evaluation.samples, evaluation.temperature, evaluation.per_level,
-                rollout.max_tokens, rollout.stop,
-            )  # fmt: skip
+                config.task,
+                folder,
+                evaluation.samples,
+                evaluation.temperature,
+                evaluation.per_level,
+                rollout.max_tokens,
+                rollout.stop,
+            )
     section = load(None, overrides).task
     section.name = task or section.name
     return OwnTask(section)

@@ -27,7 +27,8 @@ from equipoise.train import ranks
 # Tokens times parameters from which on a pass's own costs (gradients added up, the host's work) are small beside its
 # arithmetic on an H200, and the tokens it takes at least and at most.
 WORK, FEWEST, MOST = 1.3e13, 8192, 65_536
-SMALL = (4096, 8192)  # tokens of the first two passes measured on CUDA, halved where even these do not fit
+# tokens of the first two passes measured on CUDA, halved where even these do not fit
+SMALL = (4096, 8192)
 LEAST = 64  # but not below
 FEW = (32, 64)  # on the CPU
 MARGIN = 0.9  # of what is free: allocators lose some to gaps
@@ -62,7 +63,15 @@ class Cost:
         return int(max(0.0, (room - self.always) / self.per_token))
 
 
-def plan(policy: Policy, *, total: int, largest: int, cap: int | None, to_come: int, clear: Callable[[], None]) -> Plan:
+def plan(
+    policy: Policy,
+    *,
+    total: int,
+    largest: int,
+    cap: int | None,
+    to_come: int,
+    clear: Callable[[], None],
+) -> Plan:
     """For steps of at most `total` tokens, `largest` of them in one piece; `cap`: bytes this process may hold in all.
 
     `to_come`: bytes the optimizer is still to take; `clear` throws the measured passes' gradients away. May switch the
@@ -92,14 +101,18 @@ def plan(policy: Policy, *, total: int, largest: int, cap: int | None, to_come: 
     if tokens < largest:
         why += f"; a piece of {largest:,} tokens, which is not cut, will take more"
     peak = taken + to_come + cost.always + cost.per_token * min(tokens, total) if cuda else 0.0
-    return Plan(tokens, policy.gradient_checkpointing, f"memory: {tokens:,} tokens a pass ({why})", peak)
+    return Plan(
+        tokens, policy.gradient_checkpointing, f"memory: {tokens:,} tokens a pass ({why})", peak
+    )
 
 
 def free_room(device: torch.device, cap: int | None, to_come: int) -> tuple[float, str]:
     """Bytes a pass may take beyond what is taken now, infinitely many where nobody knows; and what sets the limit."""
     if device.type == "cuda":
         taken = torch.cuda.memory_allocated(device)
-        free: float = torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device) - taken
+        free: float = (
+            torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device) - taken
+        )
     else:
         taken, free = _resident(), _available()
     left = math.inf if cap is None else cap - taken
@@ -113,7 +126,10 @@ def _available() -> float:
         lines = Path("/proc/meminfo").read_text().splitlines()
     except OSError:
         return math.inf
-    return next((1024.0 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable:")), math.inf)
+    return next(
+        (1024.0 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable:")),
+        math.inf,
+    )
 
 
 def _resident() -> int:
@@ -124,7 +140,9 @@ def _resident() -> int:
         return 0
 
 
-def _measured(policy: Policy, room: float, most: int, clear: Callable[[], None]) -> tuple[Cost, int]:
+def _measured(
+    policy: Policy, room: float, most: int, clear: Callable[[], None]
+) -> tuple[Cost, int]:
     """What a pass costs, and the tokens, about `most` at most, that fit into `room`: no more than were tried.
 
     A peak that is the largest of several lines lies, between two sizes, below the line through the peaks there.
@@ -177,7 +195,9 @@ def _cpu_cost(policy: Policy) -> Cost:
     points = []
     for n in FEW:
         packed = _text(policy, n)
-        seen: dict[int, int] = {p.untyped_storage().data_ptr(): 0 for p in policy.model.parameters()}
+        seen: dict[int, int] = {
+            p.untyped_storage().data_ptr(): 0 for p in policy.model.parameters()
+        }
 
         def keep(x: torch.Tensor, seen: dict[int, int] = seen) -> torch.Tensor:
             storage = x.untyped_storage()
@@ -199,4 +219,6 @@ def _text(policy: Policy, tokens: int) -> models.Pack:
     responses = -(-tokens // (length - 1))  # a last token is no input
     text = torch.arange(responses * length, device=policy.device) % policy.core.config.vocab_size
     prompts = [[0]] * -(-responses // 4)
-    return models.pack(prompts, text, torch.full((responses,), length), torch.arange(responses) // 4)
+    return models.pack(
+        prompts, text, torch.full((responses,), length), torch.arange(responses) // 4
+    )

@@ -42,7 +42,11 @@ class Probe:
 
     @classmethod
     def of(
-        cls, policy: models.Policy, evaluation: Evaluation, ids: Sequence[Sequence[int]], temperature: float
+        cls,
+        policy: models.Policy,
+        evaluation: Evaluation,
+        ids: Sequence[Sequence[int]],
+        temperature: float,
     ) -> Probe:
         """Of what an evaluation sampled, encoded again; one that came to its end has the end token."""
         responses, prompt, right = [], [], []
@@ -58,7 +62,13 @@ class Probe:
         flat = torch.tensor([token for tokens in responses for token in tokens])
         lengths = torch.tensor([len(tokens) for tokens in responses])
         known = torch.tensor(prompt), torch.tensor(right)
-        probe = cls([list(row) for row in ids], flat, lengths, *known, torch.zeros(len(lengths), dtype=torch.float64))
+        probe = cls(
+            [list(row) for row in ids],
+            flat,
+            lengths,
+            *known,
+            torch.zeros(len(lengths), dtype=torch.float64),
+        )
         logprobs, _ = probe.score(policy, temperature)
         return cls(probe.prompts, flat, lengths, *known, probe.by_response(logprobs))
 
@@ -111,7 +121,9 @@ class Probe:
 
     @cached_property
     def _kinds(self) -> dict[str, Tensor]:
-        count = torch.zeros(len(self.prompts)).index_add_(0, self.prompt, torch.ones(len(self.lengths)))
+        count = torch.zeros(len(self.prompts)).index_add_(
+            0, self.prompt, torch.ones(len(self.lengths))
+        )
         total = torch.zeros(len(self.prompts)).index_add_(0, self.prompt, self.lengths.float())
         mean = (total / count.clamp(min=1))[self.prompt]
         kinds = {}
@@ -126,7 +138,9 @@ class Probe:
         """[N] whether another response to the prompt has all the same tokens before this one."""
         grown: dict[tuple[int, int], int] = {}  # a context and a token → the context after it
         contexts = []
-        for prompt, row in zip(self.prompt.tolist(), self.tokens.split(self.lengths.tolist()), strict=True):
+        for prompt, row in zip(
+            self.prompt.tolist(), self.tokens.split(self.lengths.tolist()), strict=True
+        ):
             context = -1 - prompt
             for token in row.tolist():
                 contexts.append(context)
@@ -158,7 +172,9 @@ class Probe:
 
     def by_start(self, evaluation: Evaluation) -> dict[str, float]:
         """`start/BIN`: accuracy now of the held-out prompts, by their success rate at the start."""
-        count = torch.zeros(len(self.prompts)).index_add_(0, self.prompt, torch.ones(len(self.lengths)))
+        count = torch.zeros(len(self.prompts)).index_add_(
+            0, self.prompt, torch.ones(len(self.lengths))
+        )
         success = torch.zeros(len(self.prompts)).index_add_(0, self.prompt, self.right.float())
         rate = success / count.clamp(min=1)
         now = torch.tensor([sum(g.outcome for g in row) / len(row) for row in evaluation.sampled])

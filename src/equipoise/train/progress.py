@@ -65,7 +65,9 @@ class Terminal:
             self.live.update(self.task, completed=step, line=line)
         else:
             left = (time.monotonic() - self.begin) / (step - self.first) * (self.steps - step)
-            self.console.print(f"step {step:4d}/{self.steps}  {line}  {duration(left)} left", soft_wrap=True)
+            self.console.print(
+                f"step {step:4d}/{self.steps}  {line}  {duration(left)} left", soft_wrap=True
+            )
 
     def say(self, text: str) -> None:
         self.console.print(text, soft_wrap=True)

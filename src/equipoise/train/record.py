@@ -56,7 +56,9 @@ def here(record: Record, folder: RunFolder) -> Record:
     now = str(folder.path.resolve())
     if record.place == now:
         return record
-    return dataclasses.replace(record, place=now, id=secrets.token_hex(4) if _is_original(record) else record.id)
+    return dataclasses.replace(
+        record, place=now, id=secrets.token_hex(4) if _is_original(record) else record.id
+    )
 
 
 def _is_original(record: Record) -> bool:

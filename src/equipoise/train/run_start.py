@@ -23,7 +23,8 @@ from equipoise.train.settle import as_begun
 # What a resumed run may set anew: nothing that changes the weights it ends with.
 MAY_CHANGE = ("train.steps", "train.out", "train.checkpoint_every", "train.keep", "train.max_", "log.", "eval.",
               "reward.workers", "reward.max_unscored", "reward.judge")  # fmt: skip
-DATA = ("task.name", "task.held_out", "task.avoid")  # paths, which may change where the files' contents do not
+# paths, which may change where the files' contents do not
+DATA = ("task.name", "task.held_out", "task.avoid")
 
 
 @dataclass
@@ -76,10 +77,16 @@ def run_of(path: Path) -> Path | None:
         return path
     folder = RunFolder(path.parent)
     beside = (folder.record, folder.environment, folder.metrics, folder.checkpoints)
-    return path.parent if path.name == "config.toml" and any(file.exists() for file in beside) else None
+    return (
+        path.parent
+        if path.name == "config.toml" and any(file.exists() for file in beside)
+        else None
+    )
 
 
-def check_start(folder: RunFolder, config: Config, *, resume: bool, from_step: int | None = None) -> Start:
+def check_start(
+    folder: RunFolder, config: Config, *, resume: bool, from_step: int | None = None
+) -> Start:
     """Refuse what must not begin or go on, before anything is loaded and without changing anything."""
     begun = folder.config.exists()
     if from_step is not None and not resume:
@@ -100,7 +107,9 @@ def check_start(folder: RunFolder, config: Config, *, resume: bool, from_step: i
     if not begun:
         raise RunError(f"{folder.path}: holds no run to resume; start it without --resume")
     old, record = load(folder.config), read_record(folder)
-    if differing := differences(old, as_begun(old, config), data_is_known=record is not None and bool(record.data)):
+    if differing := differences(
+        old, as_begun(old, config), data_is_known=record is not None and bool(record.data)
+    ):
         raise RunError(
             f"{folder.path}: a resumed run keeps its settings, but these differ: {'; '.join(differing)}; "
             f"to go on with those it has: {resume_command(folder)}"
@@ -134,12 +143,17 @@ def rewind(folder: RunFolder, start: Start) -> None:
 def finished(config: Config) -> str | None:
     """What to say instead of resuming a run that has reached its last step; None for any other."""
     folder = RunFolder(config.train.out)
-    if not folder.config.exists() or max([0, *checkpoint.steps(folder.checkpoints)]) < config.train.steps:
+    if (
+        not folder.config.exists()
+        or max([0, *checkpoint.steps(folder.checkpoints)]) < config.train.steps
+    ):
         return None
     start = check_start(folder, config, resume=True)
     if start.step < config.train.steps:
         return None
-    longer = "" if config.optim.schedule != "constant" else "; --train.steps N trains it on to step N"
+    longer = (
+        "" if config.optim.schedule != "constant" else "; --train.steps N trains it on to step N"
+    )
     return f"{folder.path}: finished: step {start.step} of {config.train.steps} is done{longer}"
 
 
@@ -156,7 +170,11 @@ def _chosen(folder: RunFolder, record: Record | None, every: int, from_step: int
     fault = checkpoint.fault(folder.checkpoints, step) if step else None
     if fault is None:
         return step
-    which = f"its last checkpoint, of step {step}," if step == last else f"the checkpoint of step {step}"
+    which = (
+        f"its last checkpoint, of step {step},"
+        if step == last
+        else f"the checkpoint of step {step}"
+    )
     raise RunError(f"{folder.path}: {which} {fault}; nothing was changed. {_offer(folder)}")
 
 
@@ -183,7 +201,11 @@ def _offer(folder: RunFolder) -> str:
 def _sentence(folder: RunFolder, step: int, steps: int) -> str:
     logged = [record["step"] for record in read_lines(folder.metrics) if record["step"] > step]
     where = f"goes on after step {step} of {steps}" if step else "begins again at step 1"
-    again = f"; steps {logged[0]} to {logged[-1]} were logged already and are computed again" if logged else ""
+    again = (
+        f"; steps {logged[0]} to {logged[-1]} were logged already and are computed again"
+        if logged
+        else ""
+    )
     return f"{folder.path}: {where}{again}"
 
 

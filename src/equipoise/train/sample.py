@@ -22,7 +22,9 @@ def first_sample(policy: models.Policy, batch: StepBatch) -> str:
     length, finish = int(batch.rollouts.lengths[0]), batch.rollouts.finish[0]
     end = "cut" if finish == "length" else "ended"
     verdict = f"{batch.verdicts[0]}, reward {float(batch.total[0]):g}, {length} tokens, {end}"
-    return f"the model read   {short(prompt)}\nit answered      {short(batch.texts[0])}  ({verdict})"
+    return (
+        f"the model read   {short(prompt)}\nit answered      {short(batch.texts[0])}  ({verdict})"
+    )
 
 
 def short(text: str) -> str:

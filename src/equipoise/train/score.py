@@ -37,7 +37,8 @@ class Scores:
     """rewards [B, K], NaN where a verdict is worth no score; verdicts [B]: the kind of each response's first one."""
 
     rewards: Tensor
-    accuracy: Tensor  # [B] of the first verdict: 1 correct, 0 not, its partial credit; NaN where it says nothing
+    # [B] of the first verdict: 1 correct, 0 not, its partial credit; NaN where it says nothing
+    accuracy: Tensor
     verdicts: list[str]
     troubles: list[dict[str, str]]  # prompt, function, verdict and reason of what went wrong
     kinds: list[list[str]]  # [B][K] of each function's verdict, "scored" for a plain number
@@ -60,7 +61,8 @@ class Scorer:
         """`given`: functions that a program gave as objects, by their names in the configuration."""
         self.config = config
         self.functions: list[RewardFunction] = [
-            _function(name, config, task, chat, option, (given or {}).get(name)) for name in config.functions
+            _function(name, config, task, chat, option, (given or {}).get(name))
+            for name in config.functions
         ]
         self.beside = False
 
@@ -76,12 +78,18 @@ class Scorer:
         return answers
 
     def settle(self, prompts: Sequence[Prompt], asked: Sequence[list[Answer]]) -> Scores:
-        columns = [self._settle_groups(k, prompts, [answers[k] for answers in asked]) for k in range(self._count)]
+        columns = [
+            self._settle_groups(k, prompts, [answers[k] for answers in asked])
+            for k in range(self._count)
+        ]
         settled = [[_outcome(answer) for answer in column] for column in columns]
         for function in self.functions:
             if isinstance(function, OwnFunction):
                 function.begin()
-        tallies = [self._tally(k, label, prompts, settled[k]) for k, label in enumerate(labels(self.config.functions))]
+        tallies = [
+            self._tally(k, label, prompts, settled[k])
+            for k, label in enumerate(labels(self.config.functions))
+        ]
         rows = [[column[i] for column in settled] for i in range(len(prompts))]
         firsts = [next((o for o in outcomes if isinstance(o, Verdict)), None) for outcomes in rows]
         rewards = [[worth(outcome, self.config) for outcome in outcomes] for outcomes in rows]
@@ -90,7 +98,11 @@ class Scorer:
             torch.tensor(rewards, dtype=torch.float64).view(len(rewards), self._count),
             torch.tensor([math.nan if a is None else a for a in accuracies], dtype=torch.float64),
             [NUMBER if verdict is None else verdict.kind for verdict in firsts],
-            [trouble for p, outcomes in zip(prompts, rows, strict=True) for trouble in self._troubles(p, outcomes)],
+            [
+                trouble
+                for p, outcomes in zip(prompts, rows, strict=True)
+                for trouble in self._troubles(p, outcomes)
+            ],
             [[kind_of(outcome) for outcome in outcomes] for outcomes in rows],
             tallies,
         )
@@ -99,13 +111,19 @@ class Scorer:
     def _count(self) -> int:
         return len(self.config.functions)
 
-    def _settle_groups(self, k: int, prompts: Sequence[Prompt], answers: list[Answer]) -> Sequence[Answer]:
+    def _settle_groups(
+        self, k: int, prompts: Sequence[Prompt], answers: list[Answer]
+    ) -> Sequence[Answer]:
         function = self.functions[k]
         if not isinstance(function, OwnFunction) or not function.takes_groups:
             return answers
-        return function.ask_groups(prompts, [answer for answer in answers if isinstance(answer, Ungrouped)])
+        return function.ask_groups(
+            prompts, [answer for answer in answers if isinstance(answer, Ungrouped)]
+        )
 
-    def _tally(self, k: int, label: str, prompts: Sequence[Prompt], outcomes: Sequence[Outcome]) -> Tally:
+    def _tally(
+        self, k: int, label: str, prompts: Sequence[Prompt], outcomes: Sequence[Outcome]
+    ) -> Tally:
         tally = Tally(self.config.functions[k], label)
         for prompt, outcome in zip(prompts, outcomes, strict=True):
             reward = worth(outcome, self.config)
@@ -156,7 +174,12 @@ def check_isolation(task: Task) -> None:
 
 
 def _function(
-    name: str, config: RewardConfig, task: Task, chat: bool, option: str, given: Callable[..., Any] | None
+    name: str,
+    config: RewardConfig,
+    task: Task,
+    chat: bool,
+    option: str,
+    given: Callable[..., Any] | None,
 ) -> RewardFunction:
     if name == "task":
         return task.grade

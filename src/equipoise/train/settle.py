@@ -23,9 +23,20 @@ SETTLED = ("task.chat", "optim.lr")
 # Peak learning rates by the model's parameters. 5e-4: the embedded model; 1e-5: SmolLM2-135M; 3e-6: Qwen2.5-Coder-0.5B
 # on GSM8K, as measured here; 1e-6: HA-DW's and Balanced Aggregation's papers, 1.7B to 7B.
 SMALLEST_PRETRAINED = 10_000_000
-RATES = ((SMALLEST_PRETRAINED, 5e-4), (200_000_000, 1e-5), (1_000_000_000, 3e-6), (float("inf"), 1e-6))
-SFT_RATES = ((SMALLEST_PRETRAINED, 1e-3), (200_000_000, 1e-4), (1_000_000_000, 3e-5), (float("inf"), 1e-5))
-LORA = 10.0  # times as much: an adapter starts from nothing, and moves the weights by a product of two small matrices
+RATES = (
+    (SMALLEST_PRETRAINED, 5e-4),
+    (200_000_000, 1e-5),
+    (1_000_000_000, 3e-6),
+    (float("inf"), 1e-6),
+)
+SFT_RATES = (
+    (SMALLEST_PRETRAINED, 1e-3),
+    (200_000_000, 1e-4),
+    (1_000_000_000, 3e-5),
+    (float("inf"), 1e-5),
+)
+# times as much: an adapter starts from nothing, and moves the weights by a product of two small matrices
+LORA = 10.0
 TOO_HIGH = 10.0  # times the default
 
 
@@ -40,7 +51,12 @@ class Outline:
 
     @classmethod
     def of(cls, policy: models.Policy) -> Outline:
-        return cls(policy.name, policy.tokenizer, policy.eos, sum(p.numel() for p in policy.model.parameters()))
+        return cls(
+            policy.name,
+            policy.tokenizer,
+            policy.eos,
+            sum(p.numel() for p in policy.model.parameters()),
+        )
 
 
 Rates = Sequence[tuple[float, float]]  # parameters below which a rate holds
@@ -73,9 +89,12 @@ def open_chat(task: TaskConfig, model: Outline) -> Chat:
     """What `task.chat` and its options come to for this model."""
     template = _template(task)
     if template:
-        model.tokenizer.chat_template = template  # saved with the checkpoints: who uses the model needs it too
+        # saved with the checkpoints: who uses the model needs it too
+        model.tokenizer.chat_template = template
     decision = _decided(task, model)
-    if not decision.on and (unused := [name for name in ("system", "chat_template_kwargs") if getattr(task, name)]):
+    if not decision.on and (
+        unused := [name for name in ("system", "chat_template_kwargs") if getattr(task, name)]
+    ):
         raise ConfigError(
             f"task.{unused[0]} = {toml(getattr(task, unused[0]))}: only a chat template writes it, and {decision.why}; "
             "task.chat = true uses the template"
@@ -109,10 +128,18 @@ def _rate(
 ) -> tuple[float, list[str], list[str]]:
     """The rate, how it was found, and what may come of it."""
     default = default_rate(parameters, lora, rates)
-    size = f"{parameters / 1e6:,.0f}M parameters" if parameters >= 1e6 else f"{parameters:,} parameters"
+    size = (
+        f"{parameters / 1e6:,.0f}M parameters"
+        if parameters >= 1e6
+        else f"{parameters:,} parameters"
+    )
     how = f"a model of {size}{' with LoRA' if lora else ''}"
     if asked == "auto":
-        return default, [f"learning rate: {default:g} (the default for {how}; optim.lr sets another)"], []
+        return (
+            default,
+            [f"learning rate: {default:g} (the default for {how}; optim.lr sets another)"],
+            [],
+        )
     if parameters < SMALLEST_PRETRAINED or asked <= TOO_HIGH * default:
         return asked, [], []
     return (

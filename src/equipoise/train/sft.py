@@ -30,7 +30,14 @@ from equipoise.train.settle import SFT_RATES, Outline, as_begun, settle
 from equipoise.train.stopping import graceful_stop
 
 # What a resumed run may set anew.
-MAY_CHANGE = ("sft.out", "sft.checkpoint_every", "sft.keep", "sft.eval_every", "sft.held_out", "sft.terminal")
+MAY_CHANGE = (
+    "sft.out",
+    "sft.checkpoint_every",
+    "sft.keep",
+    "sft.eval_every",
+    "sft.held_out",
+    "sft.terminal",
+)
 
 
 class Sft:
@@ -55,8 +62,14 @@ class Sft:
         if self.folder.config.exists():
             raise RunError(f"{path}: holds a run of equipoise train; --sft.out DIR starts another")
         if self.config_file.exists() != resume:
-            then = "start it without --resume" if resume else "--resume goes on with it, --sft.out DIR starts another"
-            raise RunError(f"{path}: holds {'no warm-up to resume' if resume else 'a warm-up already'}; {then}")
+            then = (
+                "start it without --resume"
+                if resume
+                else "--resume goes on with it, --sft.out DIR starts another"
+            )
+            raise RunError(
+                f"{path}: holds {'no warm-up to resume' if resume else 'a warm-up already'}; {then}"
+            )
         if not resume:
             return config
         begun = load_sft(self.config_file)
@@ -69,7 +82,9 @@ class Sft:
             and not f"{section}.{key}".startswith(MAY_CHANGE)
         ]
         if changed:
-            raise RunError(f"{path}: a resumed run keeps its settings, but these differ: {'; '.join(changed)}")
+            raise RunError(
+                f"{path}: a resumed run keeps its settings, but these differ: {'; '.join(changed)}"
+            )
         return config
 
     def _open(self, config: SftConfig, resume: bool) -> None:
@@ -88,7 +103,9 @@ class Sft:
         self.steps = config.sft.steps or self._steps_of_epochs()
         self.held_out = self._encoded_held_out()
         state = self._restored() if resume else None
-        self.imitator = Imitator(self.policy, self.config.optim, self.steps, config.sft.micro_tokens, config.sft.seed)
+        self.imitator = Imitator(
+            self.policy, self.config.optim, self.steps, config.sft.micro_tokens, config.sft.seed
+        )
         if state is not None:
             self.imitator.load_state_dict(state)
         replace(self.config_file, dump(self.config))
@@ -96,7 +113,9 @@ class Sft:
     def _steps_of_epochs(self) -> int:
         rows = self.task.epoch if isinstance(self.task, Dataset) else None
         if rows is None:
-            raise ConfigError(f"sft.steps = 0: set it, because {self.task.name} has no end that epochs could count")
+            raise ConfigError(
+                f"sft.steps = 0: set it, because {self.task.name} has no end that epochs could count"
+            )
         return self.config.sft.epochs * -(-rows // self.config.sft.batch)
 
     def _encoded_held_out(self) -> list[Demonstration]:
@@ -105,7 +124,8 @@ class Sft:
             return []
         prompts = self.task.evaluation()
         levels = max(1, len({prompt.level for prompt in prompts}))
-        some = self.task.evaluation(-(-self.config.sft.held_out // levels))[: self.config.sft.held_out]
+        held_out = self.config.sft.held_out
+        some = self.task.evaluation(-(-held_out // levels))[:held_out]
         return [one for prompt in some if (one := self.encoder(prompt)) is not None]
 
     def _restored(self) -> dict[str, Any] | None:
@@ -147,8 +167,12 @@ class Sft:
                         self._checkpoint()
                     if stopping.wanted and not done:
                         again = f"equipoise sft {shlex.quote(str(self.config_file))} --resume"
-                        raise Interrupted(f"stopped after step {self.imitator.done}; go on with: {again}")
-            terminal.say(f"start from it with: equipoise train CONFIG --model.name {shlex.quote(s.out)}")
+                        raise Interrupted(
+                            f"stopped after step {self.imitator.done}; go on with: {again}"
+                        )
+            terminal.say(
+                f"start from it with: equipoise train CONFIG --model.name {shlex.quote(s.out)}"
+            )
         finally:
             self.folder.unlock()
 
@@ -162,7 +186,10 @@ class Sft:
                 f"{self.config.sft.max_tokens} or the context of {self.policy.context} tokens"
             )
         if left_out := size - len(batch):
-            terminal.once("left out", f"step {done + 1}: {left_out} of {size} demonstrations are too long and left out")
+            terminal.once(
+                "left out",
+                f"step {done + 1}: {left_out} of {size} demonstrations are too long and left out",
+            )
         if done == 0:
             terminal.say(self._shown(batch[0]))
         metrics = self.imitator.step(batch)
@@ -183,8 +210,13 @@ class Sft:
         if not self.held_out:
             return
         loss = self.imitator.loss(self.held_out)
-        append(self.folder.eval, {"step": self.imitator.done, "loss": loss, "demonstrations": len(self.held_out)})
-        terminal.say(f"step {self.imitator.done:4d}  held-out loss {loss:.4f} ({len(self.held_out)} demonstrations)")
+        append(
+            self.folder.eval,
+            {"step": self.imitator.done, "loss": loss, "demonstrations": len(self.held_out)},
+        )
+        terminal.say(
+            f"step {self.imitator.done:4d}  held-out loss {loss:.4f} ({len(self.held_out)} demonstrations)"
+        )
 
     def _checkpoint(self) -> None:
         self.folder.sync()

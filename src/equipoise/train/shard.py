@@ -47,7 +47,9 @@ class Shards:
         self.policy, self.device, dtype = policy, policy.device, policy.dtype
         self.rounded = dtype != torch.float32
         precision = MixedPrecisionPolicy(
-            param_dtype=dtype if self.rounded else None, reduce_dtype=torch.float32, cast_forward_inputs=False
+            param_dtype=dtype if self.rounded else None,
+            reduce_dtype=torch.float32,
+            cast_forward_inputs=False,
         )
         mesh = init_device_mesh(self.device.type, (ranks.count(),))
         root = _Root(policy.core)
@@ -57,7 +59,8 @@ class Shards:
                 p.data = p.data.float() if p.dtype != torch.float32 else p.data
             fully_shard(module, mesh=mesh, mp_policy=precision)
             module.set_gradient_divide_factor(1.0)
-            module.set_force_sum_reduction_for_comms(True)  # a loss is a sum over the shares of all processes
+            # a loss is a sum over the shares of all processes
+            module.set_force_sum_reduction_for_comms(True)
         self.through = {policy.core: root.__call__}
         for layer in policy.core.model.layers:
             setattr(layer, decoder.THROUGH, _run)
@@ -91,7 +94,9 @@ class Shards:
         """A pass over one token that counts nothing, for a process that has less to do than another."""
         one = torch.zeros(1, dtype=torch.long, device=self.device)
         with torch.set_grad_enabled(backward):
-            logprobs = models.token_logprobs(self.policy, models.pack([[0]], one, one + 1, one)).logprobs
+            logprobs = models.token_logprobs(
+                self.policy, models.pack([[0]], one, one + 1, one)
+            ).logprobs
         if backward:
             (0.0 * logprobs.sum()).backward()
 

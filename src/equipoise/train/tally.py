@@ -84,7 +84,8 @@ def _sentence(tally: Tally) -> str:
     if timeouts > tally.failed / 2:
         how, fix = "timed out", "make it faster, or raise reward.seconds"
     else:
-        how, fix = "crashed", 'repair it; for a response it cannot read it can return Verdict("unparsed")'
+        how = "crashed"
+        fix = 'repair it; for a response it cannot read it can return Verdict("unparsed")'
     share = tally.failed / tally.kinds.total()
     return (
         f"the reward function {tally.name} {how} on {share:.0%} of the responses, the third step in a row on more than "

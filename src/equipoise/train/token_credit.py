@@ -33,7 +33,9 @@ def check_vocabularies(policy: models.Policy, teacher: models.Policy) -> None:
     """Refuse a teacher to whom the policy's token ids mean something else, or nothing."""
     told = f'train.teacher = "{teacher.name}"'
     ours, theirs = policy.tokenizer.get_vocab(), teacher.tokenizer.get_vocab()
-    apart = sorted(token for token in ours.keys() | theirs.keys() if ours.get(token) != theirs.get(token))
+    apart = sorted(
+        token for token in ours.keys() | theirs.keys() if ours.get(token) != theirs.get(token)
+    )
     if apart:
         raise ConfigError(
             f"{told}: its vocabulary differs from that of {policy.name} in {len(apart):,} of {len(ours):,} tokens, "
@@ -62,7 +64,9 @@ class TokenArguments(TypedDict, total=False):
 class TokenCredit:
     """`policy` is the one being trained, `teacher` its teacher where `train.teacher` names one."""
 
-    def __init__(self, config: Config, updater: Updater, policy: models.Policy, teacher: models.Policy | None) -> None:
+    def __init__(
+        self, config: Config, updater: Updater, policy: models.Policy, teacher: models.Policy | None
+    ) -> None:
         self.updater, self.policy, self.teacher = updater, policy, teacher
         self.keep = config.objective.top_entropy_quantile
         self.temperature = config.rollout.temperature
@@ -92,7 +96,9 @@ class TokenCredit:
 
     def _scored(self, model: models.Policy, part: MicroBatch) -> models.TokenLogprobs:
         """Of truncated draws: over the part of the vocabulary that each token was drawn from."""
-        return models.token_logprobs(model, part.packed, temperature=self.temperature, support=part.support)
+        return models.token_logprobs(
+            model, part.packed, temperature=self.temperature, support=part.support
+        )
 
     def _old(self, batch: StepBatch) -> Tensor:
         """log π_old, the sampler's or with `rollout.exact` the trainer's, as the loss compares with."""

@@ -73,7 +73,9 @@ class Trackers:
             tracker.close()
 
 
-def open_trackers(log: LogConfig, folder: Path, settings: Mapping[str, Any], *, run: str) -> Trackers:
+def open_trackers(
+    log: LogConfig, folder: Path, settings: Mapping[str, Any], *, run: str
+) -> Trackers:
     """Those that `log` asks for; their identifiers are on the disk when this returns.
 
     `run`: who the run is. A copy that goes on beside its original is another, and gets identifiers of its own.
@@ -116,7 +118,9 @@ class _TensorBoard:
 
     def samples(self, rows: Sequence[Row], step: int) -> None:
         # Markdown takes what is indented by four for plain text.
-        text = "\n\n".join("\n".join(f"    {name}: {value!r}" for name, value in row.items()) for row in rows)
+        text = "\n\n".join(
+            "\n".join(f"    {name}: {value!r}" for name, value in row.items()) for row in rows
+        )
         self.writer.add_text(SAMPLES, text, step)
 
     def attach(self, file: Path) -> None:
@@ -152,7 +156,9 @@ class _Wandb:
 
     def samples(self, rows: Sequence[Row], step: int) -> None:
         columns = list(rows[0])
-        table = self.module.Table(columns=columns, data=[[row[name] for name in columns] for row in rows])
+        table = self.module.Table(
+            columns=columns, data=[[row[name] for name in columns] for row in rows]
+        )
         self.run.log({SAMPLES: table, "step": step})
 
     def attach(self, file: Path) -> None:
@@ -187,7 +193,9 @@ class _Trackio:
 
     def samples(self, rows: Sequence[Row], step: int) -> None:
         columns = list(rows[0])
-        table = self.module.Table(columns=columns, data=[[row[name] for name in columns] for row in rows])
+        table = self.module.Table(
+            columns=columns, data=[[row[name] for name in columns] for row in rows]
+        )
         self.run.log({SAMPLES: table}, step=step)
 
     def attach(self, file: Path) -> None:
@@ -214,7 +222,9 @@ class _MLflow:
 
     def log(self, metrics: Mapping[str, float], step: int) -> None:
         # MLflow's names may not contain "@", which ours do (acc@8).
-        self.module.log_metrics({name.replace("@", "_at_"): value for name, value in metrics.items()}, step=step)
+        self.module.log_metrics(
+            {name.replace("@", "_at_"): value for name, value in metrics.items()}, step=step
+        )
 
     def samples(self, rows: Sequence[Row], step: int) -> None:
         columns = {name: [row[name] for row in rows] for name in rows[0]}

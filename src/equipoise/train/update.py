@@ -66,7 +66,10 @@ class Updater:
         reference: models.Policy | None,
         longest: int,
     ) -> None:
-        self.config, self.objective, self.policy, self.reference = config, objective, policy, reference
+        self.config = config
+        self.objective = objective
+        self.policy = policy
+        self.reference = reference
         self.longest = longest
         # log π_old is the trainer's, not the sampler's.
         self.exact = config.rollout.exact or config.rollout.engine == "vllm"
@@ -74,7 +77,9 @@ class Updater:
         self.shards = _shards(policy) if sharded else None
         self.reference_shards = _shards(reference) if sharded and reference else None
         o, trained = config.optim, self.shards.parameters if self.shards else policy.parameters()
-        self.optimizer = AdamW(trained, betas=(o.betas[0], o.betas[1]), weight_decay=o.weight_decay, state=o.state)
+        self.optimizer = AdamW(
+            trained, betas=(o.betas[0], o.betas[1]), weight_decay=o.weight_decay, state=o.state
+        )
         self.parameters = self.optimizer.masters
         self.plan: Plan | None = None  # made when there is something to train on
         self.updates = 0  # optimizer steps done
@@ -88,7 +93,11 @@ class Updater:
         The metrics are those of the first pass: with one mini-batch, of a step in which every ratio is 1.
         A mini-batch that nothing pulls on leaves the weights alone: momentum is no reason to move them.
         """
-        out = {"policy_loss": 0.0, "grad_norm": 0.0, **{name: float(x) for name, x in credit.metrics.items()}}
+        out = {
+            "policy_loss": 0.0,
+            "grad_norm": 0.0,
+            **{name: float(x) for name, x in credit.metrics.items()},
+        }
         trained = self._trained(batch, credit)
         first = self._pass(batch, credit, trained, step, 0)
         if not first:
@@ -97,7 +106,10 @@ class Updater:
         for part in first:
             self._cut(part.share)
             self._fitting(part.share, self._compare)
-        steps = [self._optimizer_step(part, compared=self.exact or i == 0) for i, part in enumerate(first)]
+        steps = [
+            self._optimizer_step(part, compared=self.exact or i == 0)
+            for i, part in enumerate(first)
+        ]
         out |= _merged(steps)
         out |= mismatch_metrics([m for s in steps for m in s.apart], self.objective.mismatch)
         for turn in range(1, self.config.train.updates):
@@ -105,11 +117,15 @@ class Updater:
             steps += [self._optimizer_step(part, compared=False) for part in again]
         if len(steps) > 1:
             last = _merged([steps[-1]._replace(weight=1.0)])
-            out |= {f"{name}/last_update": x for name, x in last.items() if name.startswith(LAST_UPDATE)}
+            out |= {
+                f"{name}/last_update": x for name, x in last.items() if name.startswith(LAST_UPDATE)
+            }
         return out | {"grad_norm": math.fsum(s.norm for s in steps) / len(steps)} | self._state()
 
     @torch.no_grad()
-    def each_token(self, batch: StepBatch, numbers: Callable[[MicroBatch], Tensor], *, own: bool) -> Tensor:
+    def each_token(
+        self, batch: StepBatch, numbers: Callable[[MicroBatch], Tensor], *, own: bool
+    ) -> Tensor:
         """[N] `numbers` of every token in the loss, in row order, before the first update of a batch.
 
         Each rank computes those of its groups. `own`: by the policy itself, whose weights the ranks may share.
@@ -133,7 +149,11 @@ class Updater:
                 self.say(self.plan.said)
 
     def _state(self) -> dict[str, float]:
-        return {"lr": self._rate(), "optimizer_steps": float(self.updates), "skipped": float(self.skipped_total)}
+        return {
+            "lr": self._rate(),
+            "optimizer_steps": float(self.updates),
+            "skipped": float(self.skipped_total),
+        }
 
     def _trained(self, batch: StepBatch, credit: Credit) -> Tensor:
         """[B] whether a response is trained on: one that nothing pulls on (no advantage, no KL, no entropy bonus) needs
@@ -183,7 +203,9 @@ class Updater:
         """Into micro-batches, as the plan now is; what was packed for the same plan stays."""
         assert self.plan is not None
         if share.cut_at != self.plan.tokens:
-            share.cut(self.config.train.micro_batch, self.plan.tokens, self.objective.needs_whole_groups)
+            share.cut(
+                self.config.train.micro_batch, self.plan.tokens, self.objective.needs_whole_groups
+            )
         self.idle_passes = max(ranks.gather(len(share.parts))) - len(share.parts)
 
     def _optimizer_step(self, part: MiniBatch, *, compared: bool) -> Step:
@@ -205,11 +227,13 @@ class Updater:
             return Plan(c.train.micro_tokens, self.policy.gradient_checkpointing, "")
         prompt, response = max(map(len, prompts)), self.longest
         return plan(
-            self.policy, total=(c.train.mini_batch or r.prompts) * (prompt + r.group_size * response),
+            self.policy,
+            total=(c.train.mini_batch or r.prompts) * (prompt + r.group_size * response),
             cap=c.train.memory_cap,
             largest=prompt + response * (r.group_size if self.objective.needs_whole_groups else 1),
-            to_come=self.optimizer.bytes_to_come(), clear=self.optimizer.zero_grad,
-        )  # fmt: skip
+            to_come=self.optimizer.bytes_to_come(),
+            clear=self.optimizer.zero_grad,
+        )
 
     def _fitting(self, share: Share, work: Callable[[Share], T]) -> T:
         """Do it; where memory runs out, again from its beginning, with half as many tokens a pass."""
@@ -219,7 +243,9 @@ class Updater:
             except torch.OutOfMemoryError as error:
                 reason = str(error).partition(". ")[0]
             if self.shards:  # the other ranks are in the middle of this pass
-                raise RunError(f"{reason}: start another run with lower train.micro_tokens or train.micro_batch")
+                raise RunError(
+                    f"{reason}: start another run with lower train.micro_tokens or train.micro_batch"
+                )
             # Only here are the failed pass' tensors gone.
             self.optimizer.zero_grad()
             torch.cuda.empty_cache()
@@ -253,11 +279,17 @@ class Updater:
 
         def of_reference(part: MicroBatch) -> Tensor:
             return models.reference_logprobs(
-                self.policy, self.reference, part.packed, temperature=temperature, support=part.support
+                self.policy,
+                self.reference,
+                part.packed,
+                temperature=temperature,
+                support=part.support,
             )
 
         def of_policy(part: MicroBatch) -> Tensor:
-            found = models.token_logprobs(self.policy, part.packed, temperature=temperature, support=part.support)
+            found = models.token_logprobs(
+                self.policy, part.packed, temperature=temperature, support=part.support
+            )
             return found.logprobs
 
         if self.config.objective.kl:
@@ -267,7 +299,9 @@ class Updater:
             share.old = share.each(of_policy)
             self._fill_up(self.shards)
 
-    def _gradients(self, share: Share, *, credit: Credit, compared: bool) -> tuple[list[LossOutput], list[Mismatch]]:
+    def _gradients(
+        self, share: Share, *, credit: Credit, compared: bool
+    ) -> tuple[list[LossOutput], list[Mismatch]]:
         """Gradients of all micro-batches, summed, and what the losses saw; where `compared`, also the mismatch."""
         self.optimizer.zero_grad()
         outputs: list[LossOutput] = []
@@ -281,23 +315,36 @@ class Updater:
                 sampler = share.rollouts.logprobs[part.tokens]
                 lengths = share.rollouts.lengths[part.rows]
                 apart.append(Mismatch.of(trainer, sampler, lengths, self.objective.mismatch))
-            output = dataclasses.replace(output, loss=output.loss.detach(), logprobs=output.logprobs.new_empty(0))
-            outputs = [_added(*outputs, output)]  # sums over the batch's tokens: one set of them, not one a pass
+            output = dataclasses.replace(
+                output, loss=output.loss.detach(), logprobs=output.logprobs.new_empty(0)
+            )
+            # sums over the batch's tokens: one set of them, not one a pass
+            outputs = [_added(*outputs, output)]
         self._fill_up(self.shards, backward=True)
         return outputs, apart
 
     def _dropout_seed(self, part: int) -> int:
         """Of the masks of a micro-batch: the run's seed, the optimizer step, the rank and the part decide."""
-        return random.Random(f"{self.config.train.seed} {self.updates} {ranks.me()} {part}").getrandbits(63)
+        return random.Random(
+            f"{self.config.train.seed} {self.updates} {ranks.me()} {part}"
+        ).getrandbits(63)
 
     def _loss(self, share: Share, part: MicroBatch, credit: Credit) -> LossOutput:
         at = part.tokens
         return models.token_loss(
-            self.policy, part.packed, self.objective, share.old[at], credit, share.response[at],
-            position=share.position[at], ref_logprobs=None if share.ref is None else share.ref[at],
+            self.policy,
+            part.packed,
+            self.objective,
+            share.old[at],
+            credit,
+            share.response[at],
+            position=share.position[at],
+            ref_logprobs=None if share.ref is None else share.ref[at],
             rollout_logprobs=share.rollouts.logprobs[at] if self.objective.needs_sampler else None,
-            temperature=self.config.rollout.temperature, support=part.support, exact=self.exact,
-        )  # fmt: skip
+            temperature=self.config.rollout.temperature,
+            support=part.support,
+            exact=self.exact,
+        )
 
     def _fill_up(self, shards: Shards | None, *, backward: bool = False) -> None:
         """Ranks that share the weights make as many passes as the one that has most to do."""
@@ -311,7 +358,9 @@ class Updater:
             self.shards.take_gradients()  # summed by the backward passes
         else:
             ranks.sum_gradients(self.parameters)
-        norm = torch.nn.utils.get_total_norm([p.grad for p in self.parameters if p.grad is not None])
+        norm = torch.nn.utils.get_total_norm(
+            [p.grad for p in self.parameters if p.grad is not None]
+        )
         return ranks.norm_of_all(norm) if self.shards else norm
 
     def _apply(self, norm: Tensor, fine: bool) -> None:
@@ -350,7 +399,9 @@ class Updater:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         optimizer = state["optimizer"]
-        self.optimizer.load_state_dict(self.shards.load_state_dict(optimizer) if self.shards else optimizer)
+        self.optimizer.load_state_dict(
+            self.shards.load_state_dict(optimizer) if self.shards else optimizer
+        )
         self.objective.load_state_dict(state["objective"])
         self.updates = state["updates"]
         if state.get("plan"):  # absent in the first runs
@@ -362,7 +413,9 @@ class Updater:
 
 def _added(first: LossOutput, *others: LossOutput) -> LossOutput:
     for other in others:
-        first = dataclasses.replace(first, ok=first.ok & other.ok, stats=first.stats.merge(other.stats))
+        first = dataclasses.replace(
+            first, ok=first.ok & other.ok, stats=first.stats.merge(other.stats)
+        )
     return first
 
 
@@ -371,7 +424,9 @@ def _merged(steps: Sequence[Step]) -> dict[str, float]:
     outputs = []
     for step in steps:
         for output in step.outputs:
-            losses = {name: step.weight * getattr(output.stats, name) for name in ("loss", "policy_loss")}
+            losses = {
+                name: step.weight * getattr(output.stats, name) for name in ("loss", "policy_loss")
+            }
             outputs.append(dataclasses.replace(output, stats=output.stats._replace(**losses)))
     return {name: float(x) for name, x in merge_metrics(outputs).items()}
 

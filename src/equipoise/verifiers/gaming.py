@@ -25,7 +25,9 @@ NUMBER = re.compile(r"([-+]?)(\d+|\d{1,3}(?:,\d{3})+)(\.\d+)?(?:/(\d+))?")
 FRACTION = re.compile(r"\\[dt]?frac\s*\{(\d+)\}\s*\{(\d+)\}")
 LEAD = re.compile(r"^[a-zA-Z]=")
 UNIT = re.compile(r"\\(?:text|mathrm)\{([^{}]*)\}|([A-Za-z]+)$")
-SCALE = re.compile(r"hundred|thousand|[a-z]illion|dozen|pair|hal[fv]|third|quarter|[a-z]+th\b|[a-z]+ths\b", re.I)
+SCALE = re.compile(
+    r"hundred|thousand|[a-z]illion|dozen|pair|hal[fv]|third|quarter|[a-z]+th\b|[a-z]+ths\b", re.I
+)
 SPACES = re.compile(r"\\[,!; ]|\s|~|\{,\}|\$|\\\$|\\?%|\*\*")
 
 

@@ -30,8 +30,10 @@ from equipoise.verifiers.workers.shared import pool
 MATH_SECONDS = 2.0  # for one comparison, whatever SymPy does
 SLACK = 20.0  # what a code worker may take beyond its tests' own budget before it counts as hung
 CACHE = 200_000  # verdicts kept
-UNSETTLED = ("timeout", "crashed", "unavailable")  # may be another verdict the next time: never kept
-SHORT = 100  # characters of a text that is kept as it is; of a longer one, such as a program, its digest
+# may be another verdict the next time: never kept
+UNSETTLED = ("timeout", "crashed", "unavailable")
+# characters of a text that is kept as it is; of a longer one, such as a program, its digest
+SHORT = 100
 
 _lock = threading.Lock()
 _kept: OrderedDict[tuple[str | bytes, ...], Future[Verdict]] = OrderedDict()
@@ -89,7 +91,9 @@ def grade_many(
             for (response, gold), (prompt, form) in zip(pairs, asked, strict=True)
         ]
     if kind == "math":
-        return [_math_result(future, gold) for future, gold in zip(futures, references, strict=True)]
+        return [
+            _math_result(future, gold) for future, gold in zip(futures, references, strict=True)
+        ]
     return [future.result() for future in futures]
 
 
@@ -114,7 +118,10 @@ def submit_math(
     said = extract.answer(response, extract.places_of(answer_in, prompt))
     if said.text is None or INTEGER.fullmatch(said.text):  # no number is a copy
         return _compare(Comparison(gold, said.text, said.how, rules), expires)
-    return _compare(Comparison(gold, said.text, said.how, rules, form, prompt if rules == "strict" else ""), expires)
+    return _compare(
+        Comparison(gold, said.text, said.how, rules, form, prompt if rules == "strict" else ""),
+        expires,
+    )
 
 
 def _check_options(rules: str, form: str) -> None:
@@ -142,17 +149,27 @@ class Comparison:
 
     def refused(self) -> str:
         """Why the answer is wrong whatever its value; empty where its value decides."""
-        if self.answer is None or self.answer == self.gold or not (self.prompt or self.form == "reference"):
+        if (
+            self.answer is None
+            or self.answer == self.gold
+            or not (self.prompt or self.form == "reference")
+        ):
             return ""
         if self.form == "reference" and not equal.same_form(self.gold, self.answer):
             return "is not in the form asked for"
-        if copied.copied(self.answer, self.prompt, self.gold) and not equal.same_form(self.gold, self.answer):
+        if copied.copied(self.answer, self.prompt, self.gold) and not equal.same_form(
+            self.gold, self.answer
+        ):
             return "is copied from the prompt"
         return ""
 
 
 def submit_code(
-    response: str, tests: Mapping[str, Any], limits: Limits | None = None, *, expires: float = float("inf")
+    response: str,
+    tests: Mapping[str, Any],
+    limits: Limits | None = None,
+    *,
+    expires: float = float("inf"),
 ) -> Future[Verdict]:
     """`grade_code` as a future; where nothing is said, within the limits of the configuration (`rewards.backend`)."""
     limits = limits or backend.limits()
@@ -163,7 +180,9 @@ def submit_code(
     seconds = code_seconds(limits) if expires == float("inf") else limits.total_seconds + SLACK
     if address := backend.url():
         asked = [address, backend.token(), "code", job, seconds]
-        return _once(key, lambda: pool("remote").submit(*asked, seconds=seconds + SLACK, expires=expires))
+        return _once(
+            key, lambda: pool("remote").submit(*asked, seconds=seconds + SLACK, expires=expires)
+        )
     return _once(key, lambda: pool("code").submit(*job, seconds=seconds, expires=expires))
 
 
@@ -186,7 +205,9 @@ def math_job(*asked: Any) -> Verdict:
     try:
         same = equal.slow(gold, answer, comparison.rules)
     except RecursionError:
-        return Verdict("limit", f"{answer[:60]} against {gold[:60]} goes too deep for SymPy", answer=answer)
+        return Verdict(
+            "limit", f"{answer[:60]} against {gold[:60]} goes too deep for SymPy", answer=answer
+        )
     if same is None:
         return Verdict("unparsed", f"{answer[:60]} is no value", answer=answer)
     return _compared(same, gold, answer, 0.0)
@@ -201,7 +222,10 @@ def code_job(response: str, row: str, limits: dict[str, Any]) -> Verdict:
     verdict = judge.judge(response, tests, Limits(**limits))
     if verdict.kind == "wrong" and (why := _reference_fails(row, json.dumps(limits))):
         return Verdict(
-            "bad_gold", f"its own reference solution is wrong: {why}", verdict.seconds, answer=verdict.answer
+            "bad_gold",
+            f"its own reference solution is wrong: {why}",
+            verdict.seconds,
+            answer=verdict.answer,
         )
     return verdict
 
@@ -233,7 +257,9 @@ def _compare(asked: Comparison, expires: float = float("inf")) -> Future[Verdict
         if same is False and not _is_value(gold):
             same = None  # a gold that means nothing is unlike everything: that is its own fault
         if answer is None or same is None:
-            return pool("math").submit(*dataclasses.astuple(asked), seconds=MATH_SECONDS, expires=expires)
+            return pool("math").submit(
+                *dataclasses.astuple(asked), seconds=MATH_SECONDS, expires=expires
+            )
         if same and (why := asked.refused()):  # asked last: most answers are wrong by their value
             return _done(_refusal(answer, why, time.perf_counter() - start))
         return _done(_compared(same, gold, answer, time.perf_counter() - start))
@@ -251,7 +277,9 @@ def _check(gold: str) -> Future[Verdict]:
     """A gold that is not plainly a value is compared to itself by SymPy."""
     if _is_value(gold):
         return _done(Verdict("correct"))
-    return _once(("gold", gold), lambda: pool("math").submit(gold, gold, "", "lenient", seconds=MATH_SECONDS))
+    return _once(
+        ("gold", gold), lambda: pool("math").submit(gold, gold, "", "lenient", seconds=MATH_SECONDS)
+    )
 
 
 def _math_result(future: Future[Verdict], gold: str) -> Verdict:
@@ -306,7 +334,11 @@ def _stands(kept: Future[Verdict]) -> bool:
 
 
 def _short(text: str) -> str | bytes:
-    return text if len(text) <= SHORT else hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()
+    return (
+        text
+        if len(text) <= SHORT
+        else hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()
+    )
 
 
 def forget() -> None:

@@ -50,7 +50,9 @@ def as_trl(
     verdict stands in TRL's table of completions under NAME/verdict.
     """
     if isinstance(verifier, str) and verifier not in ("math", "code"):
-        raise ValueError(f'verifier = "{verifier}" is not known; use "math", "code", or a grade(response, reference)')
+        raise ValueError(
+            f'verifier = "{verifier}" is not known; use "math", "code", or a grade(response, reference)'
+        )
     name = verifier if isinstance(verifier, str) else verifier.__name__
 
     def reward(
@@ -62,7 +64,9 @@ def as_trl(
     ) -> list[float | None]:
         if column not in columns:
             known = ", ".join(k for k, v in columns.items() if isinstance(v, list))
-            raise ValueError(f'the data has no column "{column}" for the verifier {name}; it has {known}')
+            raise ValueError(
+                f'the data has no column "{column}" for the verifier {name}; it has {known}'
+            )
         texts = [text_of(completion) for completion in completions]
         if verifier == "math":
             options = {"rules": rules, "answer_in": answer_in}
@@ -74,7 +78,8 @@ def as_trl(
         if log_extra is not None:
             log_extra(f"{name}/verdict", kinds)
         if log_metric is not None:
-            for kind in KINDS:  # every kind, every time: TRL averages over the processes that reported one
+            # every kind, every time: TRL averages over the processes that reported one
+            for kind in KINDS:
                 if kind not in SCORES:
                     log_metric(f"{name}/{kind}", kinds.count(kind) / max(len(kinds), 1))
         return [v.accuracy for v in verdicts]
@@ -83,9 +88,13 @@ def as_trl(
     return reward
 
 
-def _verdicts(verifier: str | Grade, texts: list[str], references: list[Any], budget: float | None) -> list[Verdict]:
+def _verdicts(
+    verifier: str | Grade, texts: list[str], references: list[Any], budget: float | None
+) -> list[Verdict]:
     if not isinstance(verifier, str):
-        return [verifier(text, reference) for text, reference in zip(texts, references, strict=True)]
+        return [
+            verifier(text, reference) for text, reference in zip(texts, references, strict=True)
+        ]
     return grade_many("code", texts, [_tests(r) for r in references], budget=budget)
 
 
@@ -111,7 +120,11 @@ def prompt_text(prompt: Completion) -> str:
 
 def _tests(reference: Any) -> Any:
     """A column of structs has every row's keys, None where this row has none; the rest is for the verifier to read."""
-    return {k: v for k, v in reference.items() if v is not None} if isinstance(reference, Mapping) else reference
+    return (
+        {k: v for k, v in reference.items() if v is not None}
+        if isinstance(reference, Mapping)
+        else reference
+    )
 
 
 def verl_score(
@@ -149,7 +162,9 @@ def verl_score(
         about = extra_info if isinstance(extra_info, Mapping) else {}
         asked = [prompt_text(about.get("prompt") or about.get("question") or "")]
         options = {"rules": rules, "answer_in": answer_in}
-        (verdict,) = _math([solution_str], [ground_truth], asked, [about.get("form")], None, options)
+        (verdict,) = _math(
+            [solution_str], [ground_truth], asked, [about.get("form")], None, options
+        )
     reward = verdict.accuracy
     return {
         "score": reward or 0.0,

@@ -15,7 +15,9 @@ def tags(response: str, names: Sequence[str] = ("think", "answer")) -> Verdict:
     for i, name in enumerate(names):
         opening, closing = f"<{name}>", f"</{name}>"
         if response.count(opening) > 1 or response.count(closing) != 1:
-            return Verdict("wrong", f"{closing} stands {response.count(closing)} times: must stand once")
+            return Verdict(
+                "wrong", f"{closing} stands {response.count(closing)} times: must stand once"
+            )
         if not rest.startswith(opening) and (i > 0 or opening in response):
             return Verdict("wrong", f"something stands before {opening}")
         inside, _, rest = rest.removeprefix(opening).partition(closing)

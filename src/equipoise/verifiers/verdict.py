@@ -7,7 +7,9 @@ import math
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, get_args
 
-Kind = Literal["correct", "wrong", "unparsed", "timeout", "limit", "crashed", "bad_gold", "unavailable"]
+Kind = Literal[
+    "correct", "wrong", "unparsed", "timeout", "limit", "crashed", "bad_gold", "unavailable"
+]
 
 KINDS: tuple[str, ...] = get_args(Kind)
 SCORES: tuple[str, ...] = ("correct", "wrong")
@@ -50,7 +52,9 @@ Reply = Outcome | list[Outcome]  # a list from a function that judges several re
 
 def encode(reply: Reply) -> bytes:
     """As JSON, for another process: ASCII only, so that lone surrogates of a response pass too."""
-    return json.dumps([_table(x) for x in reply] if isinstance(reply, list) else _table(reply)).encode()
+    return json.dumps(
+        [_table(x) for x in reply] if isinstance(reply, list) else _table(reply)
+    ).encode()
 
 
 def _table(outcome: Outcome) -> Any:
@@ -71,7 +75,13 @@ def _outcome(table: Any) -> Outcome:
         return table
     if not isinstance(table, dict) or set(table) != set(Verdict.__slots__):
         raise ValueError("not a verdict")
-    kinds: dict[str, Any] = {"kind": str, "reason": str, "seconds": float, "value": float | None, "answer": str | None}
+    kinds: dict[str, Any] = {
+        "kind": str,
+        "reason": str,
+        "seconds": float,
+        "value": float | None,
+        "answer": str | None,
+    }
     for name, kind in kinds.items():
         if not isinstance(table[name], kind):
             raise ValueError(f"verdict {name} is {type(table[name]).__name__}")

@@ -41,7 +41,18 @@ class LogCollector:
     def __init__(self, columns: Mapping[str, str], tokenizer: str | None) -> None:
         check_columns(columns)
         self.columns, self.tokenizer = columns, _tokenizer(tokenizer) if tokenizer else None
-        kinds = ("reward", "length", "step", "prompt", "group", "finish", "kept", "sampler", "advantage", "text")
+        kinds = (
+            "reward",
+            "length",
+            "step",
+            "prompt",
+            "group",
+            "finish",
+            "kept",
+            "sampler",
+            "advantage",
+            "text",
+        )
         self.parts: dict[str, list[Any]] = {kind: [] for kind in kinds}  # the last two are TRL's
         self.tokens: list[Any] = []
         self.token_count = 0
@@ -60,10 +71,16 @@ class LogCollector:
                 self._add_dump(str(path), dump)
                 return
             names = names_in(path)
-            self.add(str(path), names, pieces(path, roles_of(str(path), names, self.columns)) if names else [])
+            self.add(
+                str(path),
+                names,
+                pieces(path, roles_of(str(path), names, self.columns)) if names else [],
+            )
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError, UnicodeDecodeError, OSError) as error:
             said = str(error).split("\n")[0].rstrip(".")
-            raise AuditError(f"{path} cannot be read as {path.suffix[1:]}: {said}; is it whole?") from error
+            raise AuditError(
+                f"{path} cannot be read as {path.suffix[1:]}: {said}; is it whole?"
+            ) from error
 
     def _add_dump(self, file: str, dump: Dump) -> None:
         if not dump.columns:  # a step of which every response failed
@@ -74,7 +91,9 @@ class LogCollector:
         if dump.note:
             self.dump_notes[dump.note] = None
 
-    def add(self, file: str, names: Sequence[str], content: Iterable[Piece], writer: str | None = None) -> None:
+    def add(
+        self, file: str, names: Sequence[str], content: Iterable[Piece], writer: str | None = None
+    ) -> None:
         roles: Roles | None = None
         rows = 0
         for first, piece in content:
@@ -104,7 +123,11 @@ class LogCollector:
             self.parts["prompt"].append(self._numbered("prompt", *column("prompt"), refuse))
         if "group" in roles:
             name, values = column("group")
-            values = verl.without_rollout(values) if name == "uid" and "group" not in self.columns else values
+            values = (
+                verl.without_rollout(values)
+                if name == "uid" and "group" not in self.columns
+                else values
+            )
             self.parts["group"].append(self._numbered("group", name, values, refuse))
         step = whole_numbers(*column("step"), refuse, "a step") if "step" in roles else None
         self.parts["step"].append(np.full(n, self._step_of(file)) if step is None else step)
@@ -113,27 +136,39 @@ class LogCollector:
             _, values = column("finish")
             self.parts["finish"].append(np.array([v in CUT for v in plain_values(values)]))
         if {"sampler_logprob", "trainer_logprob"} <= roles.keys():
-            sampler, trainer = (numbers(*column(f"{who}_logprob"), refuse) for who in ("sampler", "trainer"))
+            sampler, trainer = (
+                numbers(*column(f"{who}_logprob"), refuse) for who in ("sampler", "trainer")
+            )
             self.parts["sampler"].append(sampler - trainer)
         if "kept" in roles:
             flags = whole_numbers(*column("kept"), refuse, "a flag")
             if (flags > 1).any():
-                raise refuse(int(flags.argmax()), next(iter(roles["kept"])), f"{flags.max()} is not true or false")
+                raise refuse(
+                    int(flags.argmax()),
+                    next(iter(roles["kept"])),
+                    f"{flags.max()} is not true or false",
+                )
             self.parts["kept"].append(flags == 1)
         if "advantage" in roles:
             self.parts["advantage"].append(numbers(*column("advantage"), refuse))
             texts = plain_values(column("text")[1])
-            self.parts["text"].append(np.array([hash(json.dumps(t) if isinstance(t, list) else t) for t in texts]))
+            self.parts["text"].append(
+                np.array([hash(json.dumps(t) if isinstance(t, list) else t) for t in texts])
+            )
         return n
 
     def _step_of(self, file: str) -> int:
         """For a file without a step column, the step in its name; 0 where that says nothing."""
         step = ours.step_in_name(file)
         if step is not None and self.step_files.setdefault(step, file) != file:
-            raise AuditError(f"{file} and {self.step_files[step]} are both step {step}: audit one run at a time")
+            raise AuditError(
+                f"{file} and {self.step_files[step]} are both step {step}: audit one run at a time"
+            )
         return step or 0
 
-    def _lengths(self, roles: Roles, column: Callable[[str], tuple[str, Any]], refuse: Refuse) -> None:
+    def _lengths(
+        self, roles: Roles, column: Callable[[str], tuple[str, Any]], refuse: Refuse
+    ) -> None:
         length = whole_numbers(*column("length"), refuse, "a length") if "length" in roles else None
         ids: tuple[Integers, Any] | None = None
         if "tokens" in roles:
@@ -142,15 +177,23 @@ class LogCollector:
             texts = [text_of(t) for t in plain_values(column("text")[1])]
             try:
                 encoded = self.tokenizer(texts, add_special_tokens=False)["input_ids"]
-            except Exception as error:  # tokenizers raise nothing narrower where a character is not in the vocabulary
+            # tokenizers raise nothing narrower where a character is not in the vocabulary
+            except Exception as error:
                 raise AuditError(
                     f"--tokenizer cannot read the responses, {texts[0][:40]!r} and on: {error}; name the model's own"
                 ) from error
-            ids = np.array([len(e) for e in encoded]), np.array([t for e in encoded for t in e], np.int32)
+            ids = (
+                np.array([len(e) for e in encoded]),
+                np.array([t for e in encoded for t in e], np.int32),
+            )
         if ids is not None:
             if length is not None and (ids[0] != length).any():
                 i = int((ids[0] != length).argmax())
-                raise refuse(i, next(iter(roles["length"])), f"{length[i]} is not the number of tokens, {ids[0][i]}")
+                raise refuse(
+                    i,
+                    next(iter(roles["length"])),
+                    f"{length[i]} is not the number of tokens, {ids[0][i]}",
+                )
             length = ids[0]
             self.token_count += len(ids[1])
             self.tokens.append(ids[1])
@@ -165,22 +208,31 @@ class LogCollector:
         """Ids of any kind as whole numbers, the same in every file."""
         known = self.numbers[role]
         if isinstance(values, pa.Array) and not pa.types.is_nested(values.type):
-            encoded = values.dictionary_encode() if not pa.types.is_dictionary(values.type) else values
+            encoded = (
+                values.dictionary_encode() if not pa.types.is_dictionary(values.type) else values
+            )
             if encoded.null_count:
                 raise refuse(np.flatnonzero(encoded.is_null())[0], name, f"a {role} is missing")
-            number = np.array([known.setdefault(v, len(known)) for v in encoded.dictionary.to_pylist()], np.int64)
+            number = np.array(
+                [known.setdefault(v, len(known)) for v in encoded.dictionary.to_pylist()], np.int64
+            )
             numbered: Integers = number[encoded.indices.to_numpy(zero_copy_only=False)]
             return numbered
         plain = plain_values(values)
         if None in plain:
             raise refuse(plain.index(None), name, f"a {role} is missing")
-        keys = (v if isinstance(v, str | int) else json.dumps(v, sort_keys=True, default=str) for v in plain)
+        keys = (
+            v if isinstance(v, str | int) else json.dumps(v, sort_keys=True, default=str)
+            for v in plain
+        )
         return np.array([known.setdefault(k, len(known)) for k in keys], np.int64)
 
     def log(self, paths: Sequence[Path] = ()) -> Log:
         """All of it; of TRL's rows, those of training, as far as what lies beside the `paths` tells."""
         if not self.places:
-            raise AuditError("no file holds a response with a reward: " + "; ".join(self.dump_notes))
+            raise AuditError(
+                "no file holds a response with a reward: " + "; ".join(self.dump_notes)
+            )
         log, real = self._joined()
         rows = np.arange(len(log))  # where each response stands among all that were read
         notes = [*log.notes, *self.dump_notes]
@@ -207,16 +259,22 @@ class LogCollector:
                 f"groups have {sizes.min()} to {sizes.max()} responses: a prompt that came twice in a step is one group"
             )
         if not (log.length > 0).any():
-            raise AuditError(f"{self.places[0][0]}: every response has length 0; is the right column named?")
+            raise AuditError(
+                f"{self.places[0][0]}: every response has length 0; is the right column named?"
+            )
         return ordered(replace(log, notes=tuple(notes)))
 
     def _joined(self) -> tuple[Log, Any]:
         """Every row in the order it came, and which of them are responses and not padding."""
         if len(self.units) > 1:
-            raise AuditError("some files have token counts and some only text: audit them apart, or give a tokenizer")
+            raise AuditError(
+                "some files have token counts and some only text: audit them apart, or give a tokenizer"
+            )
         for role in ("group", "prompt", "finish", "kept", "sampler"):
             if 0 < len(self.parts[role]) < len(self.parts["reward"]):
-                raise AuditError(f"some files have a column for {role} and some have none: audit them apart")
+                raise AuditError(
+                    f"some files have a column for {role} and some have none: audit them apart"
+                )
         joined = {k: np.concatenate(v) for k, v in self.parts.items() if v}
         step, prompt = joined["step"], joined.get("prompt")
         own = joined.get("group", prompt)

@@ -23,7 +23,8 @@ from equipoise.audit.readers.roles import Roles
 
 SUFFIXES = (".parquet", ".jsonl", ".csv", slime.SUFFIX, skyrl.SUFFIX)
 ROWS = 1 << 13  # responses held as text at a time
-NUMBERS = ("reward", "length", "step", "advantage", "kept", "sampler_logprob", "trainer_logprob")  # roles of a CSV file
+# roles of a CSV file
+NUMBERS = ("reward", "length", "step", "advantage", "kept", "sampler_logprob", "trainer_logprob")
 
 Piece = tuple[int, dict[str, Any]]
 
@@ -32,7 +33,9 @@ def files_of(path: Path) -> list[Path]:
     """The files of a log: the path itself, or what a directory holds, in the order of the numbers in their names."""
     if path.is_file():
         if path.suffix not in SUFFIXES:
-            raise AuditError(f"{path} is not a log the audit reads: it must be one of {', '.join(SUFFIXES)}")
+            raise AuditError(
+                f"{path} is not a log the audit reads: it must be one of {', '.join(SUFFIXES)}"
+            )
         return [path]
     if not path.is_dir():
         raise AuditError(f"{path} does not exist: name a log file or a directory of them")
@@ -42,7 +45,11 @@ def files_of(path: Path) -> list[Path]:
         return found
     found = [f for f in inner.iterdir() if f.suffix in SUFFIXES and f.is_file() and not _apart(f)]
     if not found:
-        more = ": the run wrote no rollouts; train with --log.rollouts_every 1" if inner.name == "rollouts" else ""
+        more = (
+            ": the run wrote no rollouts; train with --log.rollouts_every 1"
+            if inner.name == "rollouts"
+            else ""
+        )
         raise AuditError(f"{inner} holds no {', '.join(SUFFIXES)} file{more}")
     return sorted(found, key=lambda f: ([int(n) for n in re.findall(r"\d+", f.name)], f.name))
 
@@ -84,7 +91,9 @@ def _csv(path: Path, roles: Roles) -> Iterator[Piece]:
     for role in ("prompt", "group", "text", "finish"):
         kinds |= {c: pa.string() for c in roles.get(role, ())}
     if "tokens" in roles:
-        raise AuditError(f"{path}: a CSV file cannot hold token ids; name a length column, or write Parquet")
+        raise AuditError(
+            f"{path}: a CSV file cannot hold token ids; name a length column, or write Parquet"
+        )
     options = pyarrow.csv.ConvertOptions(column_types=kinds, include_columns=sorted(kinds))
     first = 0
     with pyarrow.csv.open_csv(path, convert_options=options) as reader:

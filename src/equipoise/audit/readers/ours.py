@@ -54,7 +54,14 @@ def _masked(log: Log) -> Log:
         return log
     tokens = None if log.tokens is None else log.tokens[np.repeat(~log.truncated, log.length)]
     note = "reward.mask_truncated: truncated responses have length 0 here, as in the run"
-    return ordered(replace(log, length=np.where(log.truncated, 0, log.length), tokens=tokens, notes=(*log.notes, note)))
+    return ordered(
+        replace(
+            log,
+            length=np.where(log.truncated, 0, log.length),
+            tokens=tokens,
+            notes=(*log.notes, note),
+        )
+    )
 
 
 def _config(paths: Sequence[Path]) -> dict[str, Any]:

@@ -21,7 +21,13 @@ from equipoise.audit.log import AuditError
 
 COLUMNS = ("task", "env", "traces")
 # The framework's limits, as `Trace.is_truncated` of verifiers 0.4 has them; a model call's own end is in `calls`.
-LIMITS = ("max_turns", "max_input_tokens", "max_output_tokens", "max_total_tokens", "compaction_failed")
+LIMITS = (
+    "max_turns",
+    "max_input_tokens",
+    "max_output_tokens",
+    "max_total_tokens",
+    "compaction_failed",
+)
 
 
 def files(folder: Path) -> list[Path]:
@@ -35,7 +41,9 @@ def files(folder: Path) -> list[Path]:
 
 def columns(path: Path, records: Iterable[tuple[int, dict[str, Any]]]) -> dict[str, list[Any]]:
     """The responses in a file, by column."""
-    kept_in = _kept_in(path.parents[3]) if path.parent.name == "all" and len(path.parents) > 3 else None
+    kept_in = (
+        _kept_in(path.parents[3]) if path.parent.name == "all" and len(path.parents) > 3 else None
+    )
     rows: list[dict[str, Any]] = []
     for number, episode in records:
         try:
@@ -51,7 +59,9 @@ def columns(path: Path, records: Iterable[tuple[int, dict[str, Any]]]) -> dict[s
     return {name: [row[name] for row in rows] for name in (rows[0] if rows else ())}
 
 
-def _responses(episode: dict[str, Any], step: int, kept_in: dict[str, int] | None) -> Iterator[dict[str, Any]]:
+def _responses(
+    episode: dict[str, Any], step: int, kept_in: dict[str, int] | None
+) -> Iterator[dict[str, Any]]:
     task = episode["task"]
     group = episode.get("group", {}).get("id")
     # A key names the task where there is one; otherwise its content does.
@@ -60,12 +70,21 @@ def _responses(episode: dict[str, Any], step: int, kept_in: dict[str, int] | Non
         if not trace["ok"] or not trace["agent"].get("trainable", True):
             continue
         sampled = [node for node in trace["nodes"] if node.get("sampled")]
-        ids = [t for node in sampled for t, own in zip(node["token_ids"], node["mask"], strict=True) if own]
+        ids = [
+            t
+            for node in sampled
+            for t, own in zip(node["token_ids"], node["mask"], strict=True)
+            if own
+        ]
         row = {
             "prompt_id": prompt,
             "group": group or prompt,
             "step": step,
-            "reward": sum(r["score"] * r.get("weight", 1.0) for r in trace["rewards"].values() if r is not None),
+            "reward": sum(
+                r["score"] * r.get("weight", 1.0)
+                for r in trace["rewards"].values()
+                if r is not None
+            ),
             "length": len(ids),
             "finish": "length" if _truncated(trace) else "stop",
             "tokens": ids if len(sampled) == 1 else None,
@@ -78,7 +97,9 @@ def _responses(episode: dict[str, Any], step: int, kept_in: dict[str, int] | Non
 
 def _truncated(trace: dict[str, Any]) -> bool:
     ended = [call for call in trace.get("calls", ()) if call.get("error") is None]
-    return trace.get("stop_condition") in LIMITS or bool(ended and ended[-1].get("finish_reason") == "length")
+    return trace.get("stop_condition") in LIMITS or bool(
+        ended and ended[-1].get("finish_reason") == "length"
+    )
 
 
 def _step(path: Path) -> int:

@@ -32,14 +32,18 @@ def parse_columns(text: str) -> dict[str, str]:
     pairs = [part.partition("=") for part in text.split(",") if part.strip()]
     for role, equals, name in pairs:
         if not (equals and role.strip() and name.strip()):
-            raise AuditError(f"columns: {text}: it must be ROLE=COLUMN, with commas between ({', '.join(NAMES)})")
+            raise AuditError(
+                f"columns: {text}: it must be ROLE=COLUMN, with commas between ({', '.join(NAMES)})"
+            )
     return {role.strip(): name.strip() for role, _, name in pairs}
 
 
 def check_columns(columns: Mapping[str, str]) -> None:
     for role in columns:
         if role not in NAMES:
-            raise AuditError(f'columns: "{role}" is not something the audit reads ({", ".join(NAMES)})')
+            raise AuditError(
+                f'columns: "{role}" is not something the audit reads ({", ".join(NAMES)})'
+            )
 
 
 def writer_of(names: Sequence[str]) -> str:
@@ -88,8 +92,12 @@ def _terms(role: str, text: str, names: Sequence[str], file: str) -> dict[str, f
         try:
             terms[name.strip() if times else term.strip()] = float(weight) if times else 1.0
         except ValueError:
-            raise AuditError(f"columns: {role}={text}: {weight} is not a weight; write 0.5*NAME") from None
+            raise AuditError(
+                f"columns: {role}={text}: {weight} is not a weight; write 0.5*NAME"
+            ) from None
     for name in terms:
         if name not in names:
-            raise AuditError(f"{file} has no column {name}, which columns name for {role}: it has {', '.join(names)}")
+            raise AuditError(
+                f"{file} has no column {name}, which columns name for {role}: it has {', '.join(names)}"
+            )
     return terms

@@ -33,7 +33,9 @@ NO_REWARDS = (
     "SkyRL's batches hold advantages and no rewards: they stand for each other up to a group's mean and scale, "
     "and nothing is said of success rates"
 )
-IS_EVALUATION = "these are an evaluation's responses: the audit says what an objective would make of them"
+IS_EVALUATION = (
+    "these are an evaluation's responses: the audit says what an objective would make of them"
+)
 
 
 def columns(path: Path) -> dict[str, list[Any]]:
@@ -41,7 +43,9 @@ def columns(path: Path) -> dict[str, list[Any]]:
     batch = _tensors(path)
     for name in ("sequences", "attention_mask", "response_mask", "loss_mask", "advantages"):
         if batch.get(name) is None:
-            raise AuditError(f"{path} is not a training batch of SkyRL's: it has no {name}, only {', '.join(batch)}")
+            raise AuditError(
+                f"{path} is not a training batch of SkyRL's: it has no {name}, only {', '.join(batch)}"
+            )
     width = batch["response_mask"].shape[1]
     out: dict[str, list[Any]] = {name: [] for name in ("prompt_id", "reward", "length", "tokens")}
     for row, ids in enumerate(batch["sequences"]):
@@ -50,7 +54,9 @@ def columns(path: Path) -> dict[str, list[Any]]:
             continue  # rows that fill the batch up, and those kept out of the loss
         advantage = batch["advantages"][row][trained]
         if np.ptp(advantage) > 1e-6 * max(1.0, float(np.abs(advantage).max())):
-            raise AuditError(f"{path}, row {row + 1}: its advantages differ between tokens, so no reward is behind it")
+            raise AuditError(
+                f"{path}, row {row + 1}: its advantages differ between tokens, so no reward is behind it"
+            )
         before = ids[: len(ids) - int(batch["response_mask"][row].sum())]
         real = batch["attention_mask"][row][: len(before)] > 0
         out["prompt_id"].append(before[real].astype(np.int64).tobytes().hex())
@@ -60,7 +66,9 @@ def columns(path: Path) -> dict[str, list[Any]]:
     return out | {"step": [_step(path)] * len(out["reward"])}
 
 
-def evaluation_columns(path: Path, records: Iterable[tuple[int, dict[str, Any]]]) -> dict[str, list[Any]]:
+def evaluation_columns(
+    path: Path, records: Iterable[tuple[int, dict[str, Any]]]
+) -> dict[str, list[Any]]:
     """The responses of an evaluation, by column. A score may be one number a token; they add up."""
     found = [record for _, record in records]
     scores = [r["score"] for r in found]
@@ -104,7 +112,9 @@ def _tensors(path: Path) -> dict[str, Any]:
     except (pickle.UnpicklingError, EOFError, AttributeError, KeyError, IndexError) as error:
         raise AuditError(f"{path} is not a training batch of SkyRL's: {error}") from error
     if not isinstance(values, dict):
-        raise AuditError(f"{path} is not a training batch of SkyRL's: it holds a {type(values).__name__}")
+        raise AuditError(
+            f"{path} is not a training batch of SkyRL's: it holds a {type(values).__name__}"
+        )
     return {name: _array(value) for name, value in values.items() if value is not None}
 
 

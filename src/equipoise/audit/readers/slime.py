@@ -35,11 +35,18 @@ def columns(path: Path) -> dict[str, list[Any]]:
         dump = torch.load(path, map_location="cpu", weights_only=True)
     except (pickle.UnpicklingError, RuntimeError, EOFError) as error:
         said = str(error).splitlines()[0]
-        raise AuditError(f"{path} is not a rollout of slime's that can be read without running code: {said}") from error
+        raise AuditError(
+            f"{path} is not a rollout of slime's that can be read without running code: {said}"
+        ) from error
     if not (isinstance(dump, dict) and {"rollout_id", "samples"} <= dump.keys()):
         raise AuditError(f"{path} is not slime's rollout data: it must hold rollout_id and samples")
-    samples = [s for s in dump["samples"] if s["status"] not in LEFT_OUT and not s.get("remove_sample")]
-    rows = [_row(path, number, sample, int(dump["rollout_id"])) for number, sample in enumerate(samples, 1)]
+    samples = [
+        s for s in dump["samples"] if s["status"] not in LEFT_OUT and not s.get("remove_sample")
+    ]
+    rows = [
+        _row(path, number, sample, int(dump["rollout_id"]))
+        for number, sample in enumerate(samples, 1)
+    ]
     shared = [name for name in (rows[0] if rows else ()) if all(name in row for row in rows)]
     return {name: [row[name] for row in rows] for name in shared}
 
@@ -47,10 +54,14 @@ def columns(path: Path) -> dict[str, list[Any]]:
 def _row(path: Path, number: int, sample: dict[str, Any], step: int) -> dict[str, Any]:
     reward = sample["reward"]
     if reward is None:
-        raise AuditError(f"{path}, sample {number}, column reward: missing; drop the sample, or give it a reward")
+        raise AuditError(
+            f"{path}, sample {number}, column reward: missing; drop the sample, or give it a reward"
+        )
     ids = _response_tokens(sample)
     row = {
-        "prompt_id": sample["prompt"] if isinstance(sample["prompt"], str) else str(sample["prompt"]),
+        "prompt_id": sample["prompt"]
+        if isinstance(sample["prompt"], str)
+        else str(sample["prompt"]),
         "step": step,
         "length": len(ids),
         "tokens": ids,
@@ -65,4 +76,6 @@ def _response_tokens(sample: dict[str, Any]) -> list[int]:
     count = sample["response_length"]
     ids: Sequence[int] = sample["tokens"][len(sample["tokens"]) - count :]
     mask = sample.get("loss_mask")
-    return [int(t) for t, own in zip(ids, [1] * count if mask is None else mask, strict=True) if own]
+    return [
+        int(t) for t, own in zip(ids, [1] * count if mask is None else mask, strict=True) if own
+    ]

@@ -61,7 +61,8 @@ def evaluations(paths: Iterable[Path]) -> Evaluations:
         try:
             state = json.loads(file.read_text(encoding="utf-8"))
             last = int(state["global_step"])
-            found = {int(e["step"]) for e in state["log_history"] if "eval_reward" in e}  # "reward" in training
+            # "reward" in training
+            found = {int(e["step"]) for e in state["log_history"] if "eval_reward" in e}
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise AuditError(
                 f"{file} does not tell which steps are evaluations ({error}): get it whole, or move it away"
@@ -77,10 +78,17 @@ def _states(path: Path) -> list[Path]:
     inner = path / "completions"
     folder = path.parent if path.is_file() else inner if inner.is_dir() else path
     folders = (folder, folder.parent) if folder.name == "completions" else (folder,)
-    return [file for f in folders for file in (f / STATE, *f.glob(f"checkpoint-*/{STATE}")) if file.is_file()]
+    return [
+        file
+        for f in folders
+        for file in (f / STATE, *f.glob(f"checkpoint-*/{STATE}"))
+        if file.is_file()
+    ]
 
 
-def training(log: Log, text: Integers, known: Evaluations) -> tuple[NDArray[np.bool_], list[str], list[str]]:
+def training(
+    log: Log, text: Integers, known: Evaluations
+) -> tuple[NDArray[np.bool_], list[str], list[str]]:
     """Which rows [B] are training's, each batch once; notes on what is left out; notes on signs of more evaluations.
 
     The log is in the order of the files, `text` [B] tells responses apart.
@@ -102,7 +110,10 @@ def training(log: Log, text: Integers, known: Evaluations) -> tuple[NDArray[np.b
     untold = set(log.step[keep & (log.step >= known.unknown_from)].tolist())
     signs = []
     if untold and len(sizes := _steps_by_size(selected(log, keep))) > 1:
-        signs.append("groups of " + ", of ".join(f"{size} in {_listed(steps)}" for size, steps in sizes.items()))
+        signs.append(
+            "groups of "
+            + ", of ".join(f"{size} in {_listed(steps)}" for size, steps in sizes.items())
+        )
     if alike := untold & _with_prompts_of_their_own(selected(log, ~repeated)):
         signs.append(f"the same prompts, which no other step has, in {_listed(alike)}")
     return keep, notes, [f"{sign}: {IF_EVALUATED}" for sign in signs]
@@ -124,7 +135,9 @@ def _repeated(log: Log, text: Integers) -> NDArray[np.bool_]:
     order = np.argsort(log.step, kind="stable")
     for rows in np.split(order, np.flatnonzero(np.diff(log.step[order])) + 1):
         now = (log.prompt[rows], text[rows], log.reward[rows])
-        repeated[rows] = before is not None and all(np.array_equal(a, b) for a, b in zip(before, now, strict=True))
+        repeated[rows] = before is not None and all(
+            np.array_equal(a, b) for a, b in zip(before, now, strict=True)
+        )
         before = now
     return repeated
 

@@ -50,7 +50,11 @@ def loss(inputs: Any, *, length: float | None = None, **choices: Any) -> Any:
     if inputs.loss_weights is not None:
         c = c * inputs.loss_weights[mask]
     total, clipped = fold.surrogate_sum(
-        objective, inputs.trainer_logprobs[mask], inputs.inference_logprobs[mask], c, tokens.reshape(1)
+        objective,
+        inputs.trainer_logprobs[mask],
+        inputs.inference_logprobs[mask],
+        c,
+        tokens.reshape(1),
     )
     return LossOutputs(loss=total, metrics={"clipped": torch.as_tensor(clipped)})
 
@@ -61,9 +65,13 @@ def _weight(objective: Objective, tokens: int, length: float | None) -> float:
     if name == "token" and (not isinstance(rule, dict) or rule.get("over", "batch") == "batch"):
         return 1.0
     if name not in ALONE:
-        raise ValueError(f"aggregation = {name} needs whole groups, which prime-rl's loss does not see; use token")
+        raise ValueError(
+            f"aggregation = {name} needs whole groups, which prime-rl's loss does not see; use token"
+        )
     if length is None:
-        raise ValueError(f"aggregation = {name} needs length, the mean length of a response to divide it by")
+        raise ValueError(
+            f"aggregation = {name} needs length, the mean length of a response to divide it by"
+        )
     if name == "constant":
         return length / float(rule["length"])
     alpha = 1.0 if name == "sequence" else float(rule["alpha"])

@@ -28,11 +28,16 @@ REDUCTION = "seq_mean_token_sum_norm"
 
 def register(objective: Objective, *, max_seq_len: int, name: str = NAME) -> None:
     """Put the objective into SkyRL's registries under this name."""
-    from skyrl.backends.skyrl_train.utils.ppo_utils import AdvantageEstimatorRegistry, PolicyLossRegistry
+    from skyrl.backends.skyrl_train.utils.ppo_utils import (
+        AdvantageEstimatorRegistry,
+        PolicyLossRegistry,
+    )
 
     fold.check(objective, "SkyRL")
     if objective.difficulty_choice.name == "hadw_history":
-        raise ValueError("objective: difficulty = hadw_history needs to know a prompt again; use hadw")
+        raise ValueError(
+            "objective: difficulty = hadw_history needs to know a prompt again; use hadw"
+        )
     AdvantageEstimatorRegistry.register(name, estimator(objective, max_seq_len))
     PolicyLossRegistry.register(name, policy_loss(objective))
 
@@ -41,12 +46,18 @@ def estimator(objective: Objective, max_seq_len: int) -> Any:
     """SkyRL's advantage estimator: c_i · rows · max_seq_len at the tokens of response i."""
 
     def estimate(
-        token_level_rewards: Tensor, response_mask: Tensor, index: Sequence[Any], config: Any = None, **_: Any
+        token_level_rewards: Tensor,
+        response_mask: Tensor,
+        index: Sequence[Any],
+        config: Any = None,
+        **_: Any,
     ) -> tuple[Tensor, Tensor]:
         if config is not None:
             _check_config(config, max_seq_len)
         rows = len(index)
-        credit = fold.coefficients(objective, token_level_rewards.sum(-1), index, response_mask.sum(-1).long())
+        credit = fold.coefficients(
+            objective, token_level_rewards.sum(-1), index, response_mask.sum(-1).long()
+        )
         scaled = credit.coefficient.to(token_level_rewards.dtype) * rows * max_seq_len
         advantages = scaled[:, None] * response_mask
         return advantages, advantages

@@ -86,7 +86,9 @@ def reducer(
 ) -> Callable[[Tensor], Tensor]:
     """slime's reducer of the policy loss: the sum over the tokens of a micro-batch."""
     if calculate_per_token_loss:
-        raise ValueError("--calculate-per-token-loss would divide by tokens once more; leave it off")
+        raise ValueError(
+            "--calculate-per-token-loss would divide by tokens once more; leave it off"
+        )
     mask = torch.cat(list(loss_masks))
 
     def total(loss: Tensor) -> Tensor:

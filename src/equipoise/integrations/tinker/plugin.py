@@ -46,9 +46,13 @@ def data(
     from tinker import types
 
     made = []
-    for prompt, response, old, c in zip(prompts, responses, logprobs, coefficient.tolist(), strict=True):
+    for prompt, response, old, c in zip(
+        prompts, responses, logprobs, coefficient.tolist(), strict=True
+    ):
         if not prompt:
-            raise ValueError("prompts: an empty prompt has no position that predicts the response's first token")
+            raise ValueError(
+                "prompts: an empty prompt has no position that predicts the response's first token"
+            )
         ids = [*prompt, *response]
         before = len(prompt) - 1
         inputs = {
@@ -57,7 +61,9 @@ def data(
             "advantages": torch.tensor([0.0] * before + [c] * len(response)),
         }
         tensors = {name: types.TensorData.from_torch(value) for name, value in inputs.items()}
-        made.append(types.Datum(model_input=types.ModelInput.from_ints(ids[:-1]), loss_fn_inputs=tensors))
+        made.append(
+            types.Datum(model_input=types.ModelInput.from_ints(ids[:-1]), loss_fn_inputs=tensors)
+        )
     return made
 
 
@@ -71,7 +77,9 @@ def custom_loss(objective: Objective, credit: Credit) -> CustomLoss:
             return torch.cat([v[len(v) - n :] for v, n in zip(values, lengths, strict=True)])
 
         old = ends([datum.loss_fn_inputs["logprobs"].to_torch() for datum in batch])
-        out = objective.loss(ends(logprobs), old, credit, response, position=positions(credit.lengths))
+        out = objective.loss(
+            ends(logprobs), old, credit, response, position=positions(credit.lengths)
+        )
         return out.loss, {name: float(value) for name, value in out.stats.metrics().items()}
 
     return loss
@@ -97,4 +105,6 @@ def forward_backward(
         # The coefficients are in the credit: the server needs none.
         batch = data(prompts, responses, logprobs, torch.zeros(len(lengths)))
         return client.forward_backward_custom(batch, custom_loss(objective, credit))
-    return client.forward_backward(data(prompts, responses, logprobs, credit.coefficient), name, options)
+    return client.forward_backward(
+        data(prompts, responses, logprobs, credit.coefficient), name, options
+    )

@@ -70,7 +70,11 @@ def export_trl(config: Config, out: Path) -> Launch:
     task = open_task(config)
     config.rollout.max_tokens = config.rollout.max_tokens or task.max_tokens
     found = settings(config, task)
-    files = {"launch.py": script(config, found), "grpo.yaml": grpo_yaml(found), "config.toml": dump(config)}
+    files = {
+        "launch.py": script(config, found),
+        "grpo.yaml": grpo_yaml(found),
+        "config.toml": dump(config),
+    }
     launch = Launch("TRL", config, found, files)
     launch.write(out)
     return launch
@@ -79,10 +83,17 @@ def export_trl(config: Config, out: Path) -> Launch:
 def settings(config: Config, task: Task) -> dict[str, Setting]:
     """The fate of every option; settings of GRPOConfig by their names."""
     return {
-        **_model(config), **_task(config), **_rollout(config, task), **_reward(config), **_objective(config),
-        **_optim(config), **_train(config), **_eval(config), **_log(config),
+        **_model(config),
+        **_task(config),
+        **_rollout(config, task),
+        **_reward(config),
+        **_objective(config),
+        **_optim(config),
+        **_train(config),
+        **_eval(config),
+        **_log(config),
         **sandbox_settings(config),
-    }  # fmt: skip
+    }
 
 
 def _model(config: Config) -> dict[str, Setting]:
@@ -92,21 +103,41 @@ def _model(config: Config) -> dict[str, Setting]:
     elsewhere = own("Accelerate places the model: CUDA_VISIBLE_DEVICES says which GPUs it sees")
     return {
         "model.name": mapped(why="MODEL of launch.py"),
-        "model.dtype": nearly({**weights, "bf16": True}, "float32 weights, and bfloat16 where autocast takes it")
+        "model.dtype": nearly(
+            {**weights, "bf16": True}, "float32 weights, and bfloat16 where autocast takes it"
+        )
         if m.dtype == "bfloat16"
         else mapped({**weights, "bf16": False}),
         "model.device": devices.get(m.device, elsewhere),
         **{f"model.lora_{name}": mapped(why="ADAPTER of launch.py") for name in m.lora_options()},
-        "model.quantize": unmappable("launch.py opens the base whole: give model_init_kwargs a quantization_config")
+        "model.quantize": unmappable(
+            "launch.py opens the base whole: give model_init_kwargs a quantization_config"
+        )
         if m.quantize != "none"
         else mapped(why="none"),
-        "model.gradient_checkpointing": mapped({"gradient_checkpointing": m.gradient_checkpointing}),
+        "model.gradient_checkpointing": mapped(
+            {"gradient_checkpointing": m.gradient_checkpointing}
+        ),
     }
 
 
 def _task(config: Config) -> dict[str, Setting]:
-    names = ("name", "columns", "verifier", "answer_in", "rules", "template", "suffix", "strict", "dedupe",
-             "max_prompt_chars", "max_prompt_tokens", "held_out", "avoid", "gym")  # fmt: skip
+    names = (
+        "name",
+        "columns",
+        "verifier",
+        "answer_in",
+        "rules",
+        "template",
+        "suffix",
+        "strict",
+        "dedupe",
+        "max_prompt_chars",
+        "max_prompt_tokens",
+        "held_out",
+        "avoid",
+        "gym",
+    )
     options = config.task.chat_template_kwargs
     opened = mapped(why="our task, which launch.py opens")
     as_written = "messages" if config.task.chat else "text, which TRL continues as it stands"
@@ -115,7 +146,9 @@ def _task(config: Config) -> dict[str, Setting]:
         "task.chat": mapped(why=f"launch.py gives TRL prompts as {as_written}"),
         "task.system": mapped(why="the first message of launch.py's prompts"),
         "task.chat_template": mapped(why="launch.py gives it to the tokenizer"),
-        "task.chat_template_kwargs": mapped({"chat_template_kwargs": options}) if options else mapped(why="none"),
+        "task.chat_template_kwargs": mapped({"chat_template_kwargs": options})
+        if options
+        else mapped(why="none"),
     }
 
 
@@ -124,17 +157,23 @@ def _rollout(config: Config, task: Task) -> dict[str, Setting]:
     vllm = r.engine == "vllm"
     stop = [*task.stop, *r.stop]
     per_pass, accumulated = _passes(config, 1)
-    again = unmappable("TRL draws each batch once: groups without a difference in reward stay in it")
+    again = unmappable(
+        "TRL draws each batch once: groups without a difference in reward stay in it"
+    )
     if not stop:
         stopped = mapped(why="none, as TRL")
     elif vllm:
         stopped = mapped({"generation_kwargs": {"stop": stop}})
     else:
-        stopped = unmappable("TRL gives generate() no tokenizer for stop strings; rollout.engine = vllm has them")
+        stopped = unmappable(
+            "TRL gives generate() no tokenizer for stop strings; rollout.engine = vllm has them"
+        )
     return {
-        "rollout.prompts": mapped({"gradient_accumulation_steps": accumulated},
-                                  f"passes of {per_pass} for {_step_prompts(config)} × {r.group_size} responses; "
-                                  "counted in responses there, and split anew for several processes"),
+        "rollout.prompts": mapped(
+            {"gradient_accumulation_steps": accumulated},
+            f"passes of {per_pass} for {_step_prompts(config)} × {r.group_size} responses; "
+            "counted in responses there, and split anew for several processes",
+        ),
         "rollout.group_size": mapped({"num_generations": r.group_size}),
         "rollout.max_tokens": mapped({"max_completion_length": r.max_tokens or task.max_tokens}),
         "rollout.temperature": mapped({"temperature": r.temperature}),
@@ -145,12 +184,14 @@ def _rollout(config: Config, task: Task) -> dict[str, Setting]:
         "rollout.dynamic_sampling": again if r.dynamic_sampling else mapped(why="off, as TRL"),
         "rollout.max_draws": again if r.dynamic_sampling else mapped(why="no dynamic sampling"),
         "rollout.exact": mapped(why="TRL's old log-probabilities are always the trainer's own"),
-        "rollout.engine": mapped({"use_vllm": vllm, **({"vllm_mode": "colocate"} if vllm else {})},
-                                 "" if vllm else "TRL samples with transformers"),
+        "rollout.engine": mapped(
+            {"use_vllm": vllm, **({"vllm_mode": "colocate"} if vllm else {})},
+            "" if vllm else "TRL samples with transformers",
+        ),
         "rollout.engine_memory": mapped({"vllm_gpu_memory_utilization": r.engine_memory})
         if vllm
         else mapped(why="no vLLM"),
-    }  # fmt: skip
+    }
 
 
 def _step_prompts(config: Config) -> int:
@@ -167,10 +208,19 @@ def _mini_batch(config: Config) -> Setting:
     if not t.mini_batch:
         return mapped(why="the whole batch, TRL's default")
     if prompts == config.rollout.prompts > t.mini_batch:
-        return unmappable("TRL shuffles responses into optimizer steps, and the objective needs whole groups: one step")
+        return unmappable(
+            "TRL shuffles responses into optimizer steps, and the objective needs whole groups: one step"
+        )
     steps = _passes(config, 1)[1] * config.rollout.prompts // prompts
-    even = "" if prompts == t.mini_batch else f", and {prompts} prompts per step, because its parts are equal"
-    return nearly({"steps_per_generation": steps}, f"TRL shuffles responses, not groups, into optimizer steps{even}")
+    even = (
+        ""
+        if prompts == t.mini_batch
+        else f", and {prompts} prompts per step, because its parts are equal"
+    )
+    return nearly(
+        {"steps_per_generation": steps},
+        f"TRL shuffles responses, not groups, into optimizer steps{even}",
+    )
 
 
 def _passes(config: Config, processes: int) -> tuple[int, int]:
@@ -178,8 +228,14 @@ def _passes(config: Config, processes: int) -> tuple[int, int]:
     total = _step_prompts(config) * config.rollout.group_size
     share, rest = divmod(total, processes)
     if rest:
-        raise ExportError(f"{total} responses per step over {processes} processes: must be as many for each")
-    most = share if config.build_objective().needs_whole_groups else min(_wanted(config) or share, share)
+        raise ExportError(
+            f"{total} responses per step over {processes} processes: must be as many for each"
+        )
+    most = (
+        share
+        if config.build_objective().needs_whole_groups
+        else min(_wanted(config) or share, share)
+    )
     per_pass = max(n for n in range(1, most + 1) if share % n == 0)
     return per_pass, share // per_pass
 
@@ -193,7 +249,16 @@ def _wanted(config: Config) -> int:
 
 def _reward(config: Config) -> dict[str, Setting]:
     w = config.reward
-    names = ("functions", "correct", "wrong", *VERDICTS, "tags", "seconds", "workers", "overlong_buffer")
+    names = (
+        "functions",
+        "correct",
+        "wrong",
+        *VERDICTS,
+        "tags",
+        "seconds",
+        "workers",
+        "overlong_buffer",
+    )
     done = mapped(why="our reward functions, by config.toml")
     return {
         **{f"reward.{name}": done for name in names},
@@ -210,17 +275,33 @@ def _reward(config: Config) -> dict[str, Setting]:
 def _objective(config: Config) -> dict[str, Setting]:
     objective = config.build_objective()
     ours = mapped(why="OBJECTIVE of launch.py")
-    history = unmappable("hadw_history needs the earlier rewards of each prompt, which TRL does not keep: none was put")
-    names = ("preset", "advantage", "cancellation", "aggregation", "surrogate", "averaged_groups", "combine")
+    history = unmappable(
+        "hadw_history needs the earlier rewards of each prompt, which TRL does not keep: none was put"
+    )
+    names = (
+        "preset",
+        "advantage",
+        "cancellation",
+        "aggregation",
+        "surrogate",
+        "averaged_groups",
+        "combine",
+    )
     ratio = objective.kl_estimator == "k3_ratio"
     return {
         **{f"objective.{name}": ours for name in names},
-        "objective.difficulty": history if objective.difficulty_choice.name == "hadw_history" else ours,
+        "objective.difficulty": history
+        if objective.difficulty_choice.name == "hadw_history"
+        else ours,
         "objective.kl": mapped({"beta": objective.kl}, "OBJECTIVE of launch.py has it too"),
-        "objective.kl_estimator": mapped({"use_bias_correction_kl": ratio}, "OBJECTIVE of launch.py has it too"),
+        "objective.kl_estimator": mapped(
+            {"use_bias_correction_kl": ratio}, "OBJECTIVE of launch.py has it too"
+        ),
         "objective.entropy_bonus": ours,
         "objective.mismatch": _mismatch(config, objective),
-        "objective.off_policy_mask": nearly({}, "TRL compares with π_old unless it corrects vLLM's log-probabilities")
+        "objective.off_policy_mask": nearly(
+            {}, "TRL compares with π_old unless it corrects vLLM's log-probabilities"
+        )
         if config.objective.off_policy_mask
         else ours,
         "objective.top_entropy_quantile": unmappable(
@@ -243,7 +324,9 @@ def _mismatch(config: Config, objective: Objective) -> Setting:
     if name == "none":
         return mapped({correction: False})
     if name == "icepop":
-        return unmappable("TRL truncates, or masks above a bound; it has no mask with two bounds that keeps the weight")
+        return unmappable(
+            "TRL truncates, or masks above a bound; it has no mask with two bounds that keeps the weight"
+        )
     mode = {"tis": "token_truncate", "mis": "sequence_mask"}[name]
     section = "vllm_importance_sampling"
     return mapped({correction: True, f"{section}_mode": mode, f"{section}_clip_max": cap})
@@ -256,10 +339,14 @@ def _optim(config: Config) -> dict[str, Setting]:
     return {
         "optim.lr": mapped({"learning_rate": o.lr}),
         "optim.betas": mapped({"adam_beta1": o.betas[0], "adam_beta2": o.betas[1]}),
-        "optim.weight_decay": nearly({"weight_decay": o.weight_decay}, "TRL leaves biases and norms out of the decay")
+        "optim.weight_decay": nearly(
+            {"weight_decay": o.weight_decay}, "TRL leaves biases and norms out of the decay"
+        )
         if o.weight_decay
         else mapped({"weight_decay": 0.0}),
-        "optim.warmup": nearly({"warmup_steps": o.warmup}, late) if o.warmup else mapped({"warmup_steps": 0}),
+        "optim.warmup": nearly({"warmup_steps": o.warmup}, late)
+        if o.warmup
+        else mapped({"warmup_steps": 0}),
         "optim.schedule": mapped({"lr_scheduler_type": kind})
         if o.schedule == "constant"
         else nearly({"lr_scheduler_type": kind}, "every rate comes an update later"),
@@ -280,17 +367,23 @@ def _train(config: Config) -> dict[str, Setting]:
     passes = {"per_device_train_batch_size": per_pass}
     why = "TRL wants a divisor of the batch"
     if config.build_objective().needs_whole_groups:
-        why = "the objective needs whole groups, and TRL shuffles responses into passes: all at once"
+        why = (
+            "the objective needs whole groups, and TRL shuffles responses into passes: all at once"
+        )
     return {
         "train.steps": mapped({"max_steps": t.steps * updates}, counted),
         "train.updates": mapped({"num_iterations": t.updates}),
         "train.mini_batch": _mini_batch(config),
-        "train.teacher": unmappable("GRPOTrainer has no teacher: the launch learns from rewards alone")
+        "train.teacher": unmappable(
+            "GRPOTrainer has no teacher: the launch learns from rewards alone"
+        )
         if t.teacher
         else mapped(why="none"),
         "train.micro_batch": mapped(passes) if per_pass == wanted else nearly(passes, why),
         "train.micro_tokens": nearly({}, in_tokens) if t.micro_tokens else mapped(why="no limit"),
-        "train.memory": own(f"TRL measures no memory: a pass has {per_pass} responses, whether they fit or not"),
+        "train.memory": own(
+            f"TRL measures no memory: a pass has {per_pass} responses, whether they fit or not"
+        ),
         "train.shard": own(
             "Accelerate shards where it is launched so: accelerate launch --use_fsdp --fsdp_version 2 launch.py"
         )
@@ -303,8 +396,12 @@ def _train(config: Config) -> dict[str, Setting]:
         "train.keep_best": unmappable("TRL evaluates by the mean reward, not by ours")
         if t.keep_best
         else mapped(why="none"),
-        "train.average": unmappable("TRL averages no checkpoints") if t.average else mapped(why="none"),
-        "train.threads": mapped(why="launch.py sets torch's") if t.threads else own("torch chooses its own number"),
+        "train.average": unmappable("TRL averages no checkpoints")
+        if t.average
+        else mapped(why="none"),
+        "train.threads": mapped(why="launch.py sets torch's")
+        if t.threads
+        else own("torch chooses its own number"),
         "train.max_skipped": own("TRL does not stop for numbers that are not finite"),
         "train.max_uninformative": own("TRL goes on without any difference in reward"),
     }
@@ -312,7 +409,10 @@ def _train(config: Config) -> dict[str, Setting]:
 
 def _eval(config: Config) -> dict[str, Setting]:
     e, r = config.eval, config.rollout
-    when: dict[str, Any] = {"eval_strategy": "steps" if e.every else "no", "eval_on_start": bool(e.every)}
+    when: dict[str, Any] = {
+        "eval_strategy": "steps" if e.every else "no",
+        "eval_on_start": bool(e.every),
+    }
     if e.every:
         when["eval_steps"] = e.every * config.train.updates * r.prompts // _step_prompts(config)
     at_once = e.samples * max(1, EVALUATED_AT_ONCE // e.samples)
@@ -321,8 +421,12 @@ def _eval(config: Config) -> dict[str, Setting]:
     return {
         "eval.every": mapped(when, "TRL reports the mean reward, not acc@n"),
         "eval.samples": mapped(samples),
-        "eval.temperature": mapped(why=only) if e.temperature == r.temperature or not e.every else unmappable(only),
-        "eval.greedy": unmappable("TRL evaluates by sampling alone") if e.greedy and e.every else mapped(why="off"),
+        "eval.temperature": mapped(why=only)
+        if e.temperature == r.temperature or not e.every
+        else unmappable(only),
+        "eval.greedy": unmappable("TRL evaluates by sampling alone")
+        if e.greedy and e.every
+        else mapped(why="off"),
         "eval.per_level": mapped(why="launch.py gives TRL that many"),
         "eval.probe": unmappable("TRL has no fixed set to score") if e.probe else mapped(why="off"),
     }
@@ -333,7 +437,11 @@ def _log(config: Config) -> dict[str, Setting]:
     report = [name for name in TRACKERS if getattr(g, name)] or ["none"]
     on = {"log_completions": g.rollouts_every > 0}
     many = ["TRL writes completions with every line it logs"] if g.rollouts_every > 1 else []
-    mixed = ["an evaluation's take the place of its step's"] if g.rollouts_every and config.eval.every else []
+    mixed = (
+        ["an evaluation's take the place of its step's"]
+        if g.rollouts_every and config.eval.every
+        else []
+    )
     return {
         "log.rollouts_every": nearly(on, "; ".join(many + mixed)) if many or mixed else mapped(on),
         "log.terminal": mapped({"disable_tqdm": not g.terminal}),
@@ -341,7 +449,9 @@ def _log(config: Config) -> dict[str, Setting]:
         **{f"log.{name}": mapped(why="in report_to") for name in TRACKERS if name != "tensorboard"},
         "log.project": mapped({"project": g.project}),
         **{
-            f"log.{name}": unmappable("TRL leaves it to the tracker: WANDB_ENTITY, WANDB_RUN_GROUP, WANDB_TAGS")
+            f"log.{name}": unmappable(
+                "TRL leaves it to the tracker: WANDB_ENTITY, WANDB_RUN_GROUP, WANDB_TAGS"
+            )
             if value
             else mapped(why="none")
             for name, value in (("entity", g.entity), ("group", g.group), ("tags", g.tags))
@@ -377,7 +487,9 @@ def _yaml(value: Any) -> str:
 
 def script(config: Config, found: Mapping[str, Setting]) -> str:
     lines = "\n".join(f"#   {line}" for line in account(config, found))
-    choices = "\n".join(f"    {name!r}: {choice!r}," for name, choice in objective_of(config).items())
+    choices = "\n".join(
+        f"    {name!r}: {choice!r}," for name, choice in objective_of(config).items()
+    )
     adapter = Lora(**config.model.lora_options()).arguments()
     return f'''"""Train with TRL as grpo.yaml and config.toml beside this file say; written by `equipoise export trl`.
 
@@ -447,7 +559,12 @@ def split_arguments(config: Config) -> list[str]:
     if processes == 1:
         return []
     per_pass, accumulated = _passes(config, processes)
-    out = ["--per_device_train_batch_size", str(per_pass), "--gradient_accumulation_steps", str(accumulated)]
+    out = [
+        "--per_device_train_batch_size",
+        str(per_pass),
+        "--gradient_accumulation_steps",
+        str(accumulated),
+    ]
     parts = config.rollout.prompts // _step_prompts(config)
     return out if parts == 1 else [*out, "--steps_per_generation", str(accumulated * parts)]
 
@@ -455,12 +572,16 @@ def split_arguments(config: Config) -> list[str]:
 def dataset(config: Config, task: Task) -> Any:
     """The prompts of the whole run, in the order in which ours would draw them, as the package datasets has them."""
     count = config.rollout.prompts * config.train.steps
-    return _datasets().Dataset.from_list([_row(config, task.prompt(i), TRAIN, i) for i in range(count)])
+    return _datasets().Dataset.from_list(
+        [_row(config, task.prompt(i), TRAIN, i) for i in range(count)]
+    )
 
 
 def held_out(config: Config, task: Task) -> Any:
     prompts = task.evaluation(config.eval.per_level)
-    return _datasets().Dataset.from_list([_row(config, p, HELD_OUT, i) for i, p in enumerate(prompts)])
+    return _datasets().Dataset.from_list(
+        [_row(config, p, HELD_OUT, i) for i, p in enumerate(prompts)]
+    )
 
 
 def _row(config: Config, prompt: Any, split: str, index: int) -> Row:
@@ -491,7 +612,9 @@ def reward_functions(config: Config, task: Task) -> list[Callable[..., list[floa
     rewards = Rewards(config, task)
     last: dict[str, Any] = {}
 
-    def scores(texts: list[str], places: list[Place], lengths: list[int]) -> tuple[list[list[float]], list[str]]:
+    def scores(
+        texts: list[str], places: list[Place], lengths: list[int]
+    ) -> tuple[list[list[float]], list[str]]:
         """Of all functions at once; TRL asks for one after the other."""
         if last.get("asked") != (texts, places):
             last.update(asked=(texts, places), answer=rewards(places, texts, lengths))
@@ -499,11 +622,17 @@ def reward_functions(config: Config, task: Task) -> list[Callable[..., list[floa
 
     def function(k: int, name: str) -> Callable[..., list[float | None]]:
         def reward(
-            completions: Sequence[Completion], completion_ids: Sequence[Sequence[int]], split: Sequence[str],
-            index: Sequence[int], log_extra: Callable[[str, list[Any]], None] | None = None, **rest: Any,
-        ) -> list[float | None]:  # fmt: skip
+            completions: Sequence[Completion],
+            completion_ids: Sequence[Sequence[int]],
+            split: Sequence[str],
+            index: Sequence[int],
+            log_extra: Callable[[str, list[Any]], None] | None = None,
+            **rest: Any,
+        ) -> list[float | None]:
             places = list(zip(split, index, strict=True))
-            rows, verdicts = scores([text_of(c) for c in completions], places, [len(ids) for ids in completion_ids])
+            rows, verdicts = scores(
+                [text_of(c) for c in completions], places, [len(ids) for ids in completion_ids]
+            )
             if k == 0 and log_extra is not None:
                 log_extra("verdict", verdicts)
             return [None if any(map(math.isnan, row)) else row[k] for row in rows]

@@ -31,10 +31,13 @@ from equipoise.objective.surrogate import Tokens
 try:
     from trl import GRPOConfig, GRPOTrainer
 except ImportError as error:
-    raise ImportError("equipoise.integrations.trl.plugin needs TRL: pip install 'equipoise[trl]'") from error
+    raise ImportError(
+        "equipoise.integrations.trl.plugin needs TRL: pip install 'equipoise[trl]'"
+    ) from error
 
 STATE = "equipoise.json"  # in a checkpoint's folder
-ROW = "equipoise_row"  # in TRL's batches: the place of each response in the credit, -1 for one without a reward
+# in TRL's batches: the place of each response in the credit, -1 for one without a reward
+ROW = "equipoise_row"
 
 # What GRPOConfig says about the policy's loss, and the objective says instead.
 REPLACED = (
@@ -42,7 +45,8 @@ REPLACED = (
     "multi_objective_aggregation", "sapo_temperature_neg", "sapo_temperature_pos", "vespo_k_pos", "vespo_lambda_pos",
     "vespo_k_neg", "vespo_lambda_neg",
 )  # fmt: skip
-MISMATCH = {"token_truncate": "tis", "sequence_mask": "mis"}  # vllm_importance_sampling_mode, as ours calls it
+# vllm_importance_sampling_mode, as ours calls it
+MISMATCH = {"token_truncate": "tis", "sequence_mask": "mis"}
 
 
 class EquipoiseGRPOTrainer(GRPOTrainer):
@@ -67,7 +71,9 @@ class EquipoiseGRPOTrainer(GRPOTrainer):
         super().__init__(*args, **kwargs)  # whatever TRL's version takes
         refuse(given, self.args)
         self.objective = adapted(given, self.args, self.reward_weights.tolist())
-        if self.objective.mismatch.function is not None and not (self.use_vllm or self.rollout_func):
+        if self.objective.mismatch.function is not None and not (
+            self.use_vllm or self.rollout_func
+        ):
             raise ValueError(
                 f"mismatch = {self.objective.mismatch.name} needs the sampler's log-probabilities, which TRL has from "
                 "use_vllm=True or a rollout_func alone"
@@ -95,12 +101,17 @@ class EquipoiseGRPOTrainer(GRPOTrainer):
         assert rewards is not None
         scored = ~rewards.isnan().all(1)
         if self.objective.combine == "rewards":
-            rewards = torch.where(rewards.isnan(), 0.0, rewards)  # a function without a say adds nothing
+            # a function without a say adds nothing
+            rewards = torch.where(rewards.isnan(), 0.0, rewards)
         row = torch.where(scored, scored.cumsum(0) - 1, -1)
         # Rows lie rank after rank, and a prompt's responses lie together: TRL's own baseline rests on it.
         group = torch.arange(len(row), device=row.device) // self.num_generations
         lengths = self.accelerator.gather(mask.sum(1))
-        tokens = self._all_tokens(output, mask, scored) if self.objective.cancellation == "prefix" else None
+        tokens = (
+            self._all_tokens(output, mask, scored)
+            if self.objective.cancellation == "prefix"
+            else None
+        )
         advantage = torch.zeros(len(row), dtype=torch.float64, device=row.device)
         self._credit = None
         if bool(scored.any()):
@@ -109,9 +120,17 @@ class EquipoiseGRPOTrainer(GRPOTrainer):
             )
             advantage[scored] = credit.advantage
             self._log(credit.metrics)
-        self._logs["advantages"].extend(advantage.tolist())  # as long as the table: takes the place of TRL's own
-        mine = slice(self.accelerator.process_index * len(mask), (self.accelerator.process_index + 1) * len(mask))
-        return {**output, "advantages": advantage[mine].to(output["advantages"].dtype), ROW: row[mine]}
+        # as long as the table: takes the place of TRL's own
+        self._logs["advantages"].extend(advantage.tolist())
+        mine = slice(
+            self.accelerator.process_index * len(mask),
+            (self.accelerator.process_index + 1) * len(mask),
+        )
+        return {
+            **output,
+            "advantages": advantage[mine].to(output["advantages"].dtype),
+            ROW: row[mine],
+        }
 
     def _all_tokens(self, output: dict[str, Any], mask: Tensor, scored: Tensor) -> Tensor:
         """[N] the tokens of all responses that have a reward, in the order of the rows, from all ranks."""
@@ -129,12 +148,15 @@ class EquipoiseGRPOTrainer(GRPOTrainer):
         if not self.model.training:
             evaluated: Tensor = super()._compute_loss(model, inputs)
             return evaluated
-        others = {k: v for k, v in inputs.items() if k != "old_per_token_logps"}  # then every ratio is 1
+        # then every ratio is 1
+        others = {k: v for k, v in inputs.items() if k != "old_per_token_logps"}
         others["advantages"] = torch.zeros_like(inputs["advantages"])
         self._forward = None
         with self._without_policy_loss():
             loss: Tensor = super()._compute_loss(model, others)
-        assert self._forward is not None, "TRL's _compute_loss no longer calls _get_per_token_logps_and_entropies"
+        assert self._forward is not None, (
+            "TRL's _compute_loss no longer calls _get_per_token_logps_and_entropies"
+        )
         logprobs, entropy, self._forward = self._forward[0], self._forward[1], None
         if self._credit is None:
             return loss
@@ -144,7 +166,9 @@ class EquipoiseGRPOTrainer(GRPOTrainer):
         parts = self.current_gradient_accumulation_steps
         share = self.accelerator.num_processes * self.args.steps_per_generation / parts * out.loss
         if self._entropy_bonus_enabled:
-            self._metrics["train"]["policy_loss"][-1] = self.accelerator.gather(share.detach() * parts).mean().item()
+            self._metrics["train"]["policy_loss"][-1] = (
+                self.accelerator.gather(share.detach() * parts).mean().item()
+            )
         return loss + share
 
     @contextlib.contextmanager
@@ -157,7 +181,9 @@ class EquipoiseGRPOTrainer(GRPOTrainer):
         finally:
             self.beta, self.loss_type = kept
 
-    def _policy_loss(self, inputs: dict[str, Any], credit: Credit, logprobs: Tensor, entropy: Tensor) -> LossOutput:
+    def _policy_loss(
+        self, inputs: dict[str, Any], credit: Credit, logprobs: Tensor, entropy: Tensor
+    ) -> LossOutput:
         objective, row = self.objective, inputs[ROW][:, None]
         keep = _loss_mask(inputs).bool() & (row >= 0)
         where = keep.flatten().nonzero()[:, 0]  # once: on a GPU it waits for the device
@@ -166,26 +192,45 @@ class EquipoiseGRPOTrainer(GRPOTrainer):
             return padded.expand_as(keep).flatten().index_select(0, where)
 
         new, response = flat(logprobs), flat(row)
-        old = flat(inputs["old_per_token_logps"]) if "old_per_token_logps" in inputs else new.detach()
+        old = (
+            flat(inputs["old_per_token_logps"]) if "old_per_token_logps" in inputs else new.detach()
+        )
         position = flat(keep.cumsum(1) - 1) if objective.cancellation == "prefix" else None
         ref = flat(inputs["ref_per_token_logps"]) if objective.kl else None
         rollout = None
         if objective.mismatch.function is not None:
             rollout = flat(inputs["sampling_per_token_logps"])
-            rollout = torch.where(rollout.isnan(), old, rollout)  # vLLM gave none: no correction, as in TRL
+            # vLLM gave none: no correction, as in TRL
+            rollout = torch.where(rollout.isnan(), old, rollout)
         bonus = flat(entropy) if objective.entropy_bonus else None
         out = objective.loss(
-            new, old, credit, response, position=position, entropy=bonus, ref_logprobs=ref, rollout_logprobs=rollout
+            new,
+            old,
+            credit,
+            response,
+            position=position,
+            entropy=bonus,
+            ref_logprobs=ref,
+            rollout_logprobs=rollout,
         )
-        clipped = None if objective.needs_whole_groups else _clipped(objective, credit, new, old, response, position)
+        clipped = (
+            None
+            if objective.needs_whole_groups
+            else _clipped(objective, credit, new, old, response, position)
+        )
         self._log_policy(out, clipped)
         return out
 
     def _log_policy(self, out: LossOutput, clipped: Tensor | None) -> None:
         """What TRL logs of the policy's loss, under TRL's names: one transfer to the host."""
-        s, extremes = out.stats, torch.zeros_like(out.stats.kl).expand(2) if clipped is None else clipped
-        local = torch.stack([x.to(extremes) for x in (s.tokens, s.nonfinite, s.kl, s.low, s.high, *extremes)])
-        ranks = list(zip(*self.accelerator.gather(local).view(-1, len(local)).tolist(), strict=True))
+        s = out.stats
+        extremes = torch.zeros_like(out.stats.kl).expand(2) if clipped is None else clipped
+        local = torch.stack(
+            [x.to(extremes) for x in (s.tokens, s.nonfinite, s.kl, s.low, s.high, *extremes)]
+        )
+        ranks = list(
+            zip(*self.accelerator.gather(local).view(-1, len(local)).tolist(), strict=True)
+        )
         tokens, nonfinite, kl_sum, low_sum, high_sum = (sum(column) for column in ranks[:5])
         metrics = self._metrics["train"]
         metrics["nonfinite_tokens"].append(nonfinite)
@@ -204,9 +249,14 @@ class EquipoiseGRPOTrainer(GRPOTrainer):
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         super()._save_checkpoint(model, trial)
-        folder = Path(self._get_output_dir(trial=trial), f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}")
+        folder = Path(
+            self._get_output_dir(trial=trial), f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
+        )
         if self.args.should_save and folder.is_dir():
-            text = json.dumps({"objective": self.objective.choices(), "state": self.objective.state_dict()}, indent=1)
+            text = json.dumps(
+                {"objective": self.objective.choices(), "state": self.objective.state_dict()},
+                indent=1,
+            )
             with whole(folder / STATE) as temporary:
                 temporary.write_text(text, encoding="utf-8")
 
@@ -218,7 +268,9 @@ class EquipoiseGRPOTrainer(GRPOTrainer):
         if file.exists():
             self.objective.load_state_dict(json.loads(file.read_text(encoding="utf-8"))["state"])
         elif self.objective.difficulty is not None:
-            warnings.warn(f"{checkpoint} holds no {STATE}: the difficulty anchor starts anew", stacklevel=2)
+            warnings.warn(
+                f"{checkpoint} holds no {STATE}: the difficulty anchor starts anew", stacklevel=2
+            )
 
 
 def refuse(objective: Objective, args: GRPOConfig) -> None:
@@ -234,16 +286,23 @@ def refuse(objective: Objective, args: GRPOConfig) -> None:
             f"None, and use Objective(off_policy_mask={args.off_policy_mask_threshold})"
         )
     if objective.advantage.name == "none":
-        raise ValueError("advantage = none needs the advantages of a teacher, which TRL's GRPOTrainer does not have")
+        raise ValueError(
+            "advantage = none needs the advantages of a teacher, which TRL's GRPOTrainer does not have"
+        )
     if objective.difficulty_choice.name == "hadw_history":
-        raise ValueError("difficulty = hadw_history needs each prompt's history, which TRL does not keep; use hadw")
+        raise ValueError(
+            "difficulty = hadw_history needs each prompt's history, which TRL does not keep; use hadw"
+        )
     if objective.entropy_bonus and (args.entropy_coef or args.use_adaptive_entropy):
         raise ValueError(
             f"entropy_coef = {args.entropy_coef} and the objective's entropy_bonus = {objective.entropy_bonus} are "
             "both on; the first is TRL's (a mean per micro-batch), the second ours (a mean over the batch): use one"
         )
     assert args.num_generations is not None  # GRPOConfig has refused that
-    whole = args.steps_per_generation == 1 and args.per_device_train_batch_size % args.num_generations == 0
+    whole = (
+        args.steps_per_generation == 1
+        and args.per_device_train_batch_size % args.num_generations == 0
+    )
     if objective.needs_whole_groups and not whole:
         raise ValueError(
             f"surrogate = {objective.surrogate.name} with cancellation = {objective.cancellation} weighs a group by "
@@ -252,9 +311,16 @@ def refuse(objective: Objective, args: GRPOConfig) -> None:
             f"of num_generations (here {args.per_device_train_batch_size} and {args.num_generations})"
         )
     defaults = {f.name: f.default for f in fields(GRPOConfig)}
-    unused = [f"{n} = {getattr(args, n)!r}" for n in REPLACED if n in defaults and getattr(args, n) != defaults[n]]
+    unused = [
+        f"{n} = {getattr(args, n)!r}"
+        for n in REPLACED
+        if n in defaults and getattr(args, n) != defaults[n]
+    ]
     if unused:
-        warnings.warn(f"the objective decides in training; without effect there: {', '.join(unused)}", stacklevel=3)
+        warnings.warn(
+            f"the objective decides in training; without effect there: {', '.join(unused)}",
+            stacklevel=3,
+        )
 
 
 def adapted(objective: Objective, args: GRPOConfig, reward_weights: list[float]) -> Objective:
@@ -273,7 +339,11 @@ def adapted(objective: Objective, args: GRPOConfig, reward_weights: list[float])
     choices |= {"kl": args.beta, "reward_weights": reward_weights}
     if not objective.kl:  # one that brings its own KL brings its estimator as well
         choices["kl_estimator"] = "k3_ratio" if args.use_bias_correction_kl else "k3"
-    if objective.mismatch.name == "none" and args.use_vllm and args.vllm_importance_sampling_correction:
+    if (
+        objective.mismatch.name == "none"
+        and args.use_vllm
+        and args.vllm_importance_sampling_correction
+    ):
         choices["mismatch"] = _mismatch(args)
     mine = Objective(**choices)
     mine.load_state_dict(objective.state_dict())
@@ -281,7 +351,9 @@ def adapted(objective: Objective, args: GRPOConfig, reward_weights: list[float])
 
 
 def _mismatch(args: GRPOConfig) -> dict[str, Any]:
-    mode, low, high = (getattr(args, f"vllm_importance_sampling_{x}") for x in ("mode", "clip_min", "clip_max"))
+    mode, low, high = (
+        getattr(args, f"vllm_importance_sampling_{x}") for x in ("mode", "clip_min", "clip_max")
+    )
     if mode not in MISMATCH or low is not None or high is None:
         raise ValueError(
             f"vllm_importance_sampling_mode = {mode} with clip_min = {low}, clip_max = {high} is not a correction that "
@@ -298,7 +370,12 @@ def _loss_mask(inputs: dict[str, Any]) -> Tensor:
 
 @torch.no_grad()
 def _clipped(
-    objective: Objective, credit: Credit, new: Tensor, old: Tensor, response: Tensor, position: Tensor | None
+    objective: Objective,
+    credit: Credit,
+    new: Tensor,
+    old: Tensor,
+    response: Tensor,
+    position: Tensor | None,
 ) -> Tensor | None:
     """[2] the least share of tokens cut with A < 0, and the largest with A > 0, of any response here."""
     new, old = new.detach().float(), old.float()

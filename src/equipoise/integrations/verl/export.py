@@ -54,7 +54,8 @@ TOKENS = 16384  # of a pass, as verl's own default
 ACTOR, ROLLOUT, MODEL = (f"actor_rollout_ref.{part}" for part in ("actor", "rollout", "model"))
 TRACKERS = ("tensorboard", "wandb", "trackio", "mlflow")
 KL_TYPES = {"k1": "kl", "k2": "mse", "k3": "low_var_kl"}
-PLAIN_TEMPLATE = '{{ messages[0]["content"] }}'  # the rows of a launch without chat have one message, the text
+# the rows of a launch without chat have one message, the text
+PLAIN_TEMPLATE = '{{ messages[0]["content"] }}'
 # What a launch needs besides: verl's defaults are for eight GPUs, and leave the sampler open.
 FIXED: dict[str, Any] = {
     f"{ROLLOUT}.tensor_model_parallel_size": 1,
@@ -68,7 +69,9 @@ def export_verl(config: Config, out: Path) -> Launch:
     refuse_without_teacher(config, "verl")
     task = open_task(config)
     found = settings(config, task)
-    launch = Launch("verl", config, found, {"config.toml": dump(config), "launch.sh": script(config, found)})
+    launch = Launch(
+        "verl", config, found, {"config.toml": dump(config), "launch.sh": script(config, found)}
+    )
     data = {"train.parquet": _rows(config, task), "val.parquet": _held_out(config, task)}
     for name in (*launch.files, *data):
         refuse_existing(out / name)
@@ -98,10 +101,17 @@ def _row(config: Config, task: Task, prompt: Prompt, split: str, index: int) -> 
 def settings(config: Config, task: Task) -> dict[str, Setting]:
     """The fate of every option."""
     return {
-        **_model(config), **_task(config), **_rollout(config, task), **_reward(config, task),
-        **_objective(config, task), **_optim(config), **_train(config, task), **_eval(config), **_log(config),
+        **_model(config),
+        **_task(config),
+        **_rollout(config, task),
+        **_reward(config, task),
+        **_objective(config, task),
+        **_optim(config),
+        **_train(config, task),
+        **_eval(config),
+        **_log(config),
         **sandbox_settings(config),
-    }  # fmt: skip
+    }
 
 
 def _model(config: Config) -> dict[str, Setting]:
@@ -116,27 +126,50 @@ def _model(config: Config) -> dict[str, Setting]:
         ),
         "model.device": unmappable("verl trains on accelerators alone")
         if m.device == "cpu"
-        else own("Ray places the workers on the GPUs of the cluster: GPUS and NODES of launch.sh say how many"),
+        else own(
+            "Ray places the workers on the GPUs of the cluster: GPUS and NODES of launch.sh say how many"
+        ),
         "model.lora_rank": mapped({f"{MODEL}.lora_rank": m.lora_rank}),
         "model.lora_alpha": mapped({f"{MODEL}.lora_alpha": m.lora_alpha}),
         "model.lora_targets": mapped({f"{MODEL}.target_modules": targets}),
-        "model.lora_dropout": unmappable("verl's adapters have no dropout") if m.lora_dropout else mapped(why="none"),
-        "model.quantize": unmappable("verl opens the base whole") if m.quantize != "none" else mapped(why="none"),
-        "model.gradient_checkpointing": mapped({f"{MODEL}.enable_gradient_checkpointing": m.gradient_checkpointing}),
+        "model.lora_dropout": unmappable("verl's adapters have no dropout")
+        if m.lora_dropout
+        else mapped(why="none"),
+        "model.quantize": unmappable("verl opens the base whole")
+        if m.quantize != "none"
+        else mapped(why="none"),
+        "model.gradient_checkpointing": mapped(
+            {f"{MODEL}.enable_gradient_checkpointing": m.gradient_checkpointing}
+        ),
     }
 
 
 def _task(config: Config) -> dict[str, Setting]:
     t = config.task
     done = mapped(why="done in the two .parquet files")
-    names = ("columns", "template", "suffix", "strict", "dedupe", "max_prompt_chars", "avoid", "gym")
+    names = (
+        "columns",
+        "template",
+        "suffix",
+        "strict",
+        "dedupe",
+        "max_prompt_chars",
+        "avoid",
+        "gym",
+    )
     files = {"data.train_files": f"{HERE}/train.parquet", "data.shuffle": False}
     plain = nearly(
         {f"{MODEL}.custom_chat_template": PLAIN_TEMPLATE},
         "verl always applies a chat template: this one writes the text alone, without a token at its beginning",
     )
-    options = {f"+data.apply_chat_template_kwargs.{k}": v for k, v in (t.chat_template_kwargs or {}).items()}
-    limit = {"data.max_prompt_length": t.max_prompt_tokens or LONGEST_PROMPT, "data.truncation": "error"}
+    options = {
+        f"+data.apply_chat_template_kwargs.{k}": v
+        for k, v in (t.chat_template_kwargs or {}).items()
+    }
+    limit = {
+        "data.max_prompt_length": t.max_prompt_tokens or LONGEST_PROMPT,
+        "data.truncation": "error",
+    }
     none = f"verl wants a limit, and stops at a longer prompt: {LONGEST_PROMPT} was put, raise it if need be"
     return {
         "task.name": mapped(files, "the prompts in the order in which ours would draw them"),
@@ -147,7 +180,10 @@ def _task(config: Config) -> dict[str, Setting]:
         else mapped(why="the tokenizer's own"),
         "task.chat_template_kwargs": mapped(options) if options else mapped(why="none"),
         **{f"task.{name}": done for name in names},
-        **{f"task.{name}": mapped(why="compute_score asks the task") for name in ("verifier", "answer_in", "rules")},
+        **{
+            f"task.{name}": mapped(why="compute_score asks the task")
+            for name in ("verifier", "answer_in", "rules")
+        },
         "task.max_prompt_tokens": mapped(limit) if t.max_prompt_tokens else nearly(limit, none),
         "task.held_out": mapped({"data.val_files": f"{HERE}/val.parquet"}),
     }
@@ -155,10 +191,15 @@ def _task(config: Config) -> dict[str, Setting]:
 
 def _rollout(config: Config, task: Task) -> dict[str, Setting]:
     r = config.rollout
-    again = {"algorithm.filter_groups.enable": r.dynamic_sampling, "algorithm.filter_groups.metric": "reward"}
+    again = {
+        "algorithm.filter_groups.enable": r.dynamic_sampling,
+        "algorithm.filter_groups.metric": "reward",
+    }
     draws = {"algorithm.filter_groups.max_num_gen_batches": r.max_draws}
     return {
-        "rollout.prompts": mapped({"data.train_batch_size": r.prompts}, "counted in prompts there too"),
+        "rollout.prompts": mapped(
+            {"data.train_batch_size": r.prompts}, "counted in prompts there too"
+        ),
         "rollout.group_size": mapped({f"{ROLLOUT}.n": r.group_size}),
         "rollout.max_tokens": mapped({"data.max_response_length": _most(config, task)}),
         "rollout.temperature": mapped({f"{ROLLOUT}.temperature": r.temperature}),
@@ -166,31 +207,44 @@ def _rollout(config: Config, task: Task) -> dict[str, Setting]:
         "rollout.top_k": truncation({f"{ROLLOUT}.top_k": r.top_k}, True)
         if r.top_k
         else mapped({f"{ROLLOUT}.top_k": -1}, "-1 keeps all there"),
-        "rollout.min_p": unmappable("verl gives its samplers no min_p") if r.min_p else mapped(why="0, as verl"),
+        "rollout.min_p": unmappable("verl gives its samplers no min_p")
+        if r.min_p
+        else mapped(why="0, as verl"),
         "rollout.stop": unmappable("verl's agent loop takes no strings that end a response")
         if task.stop or r.stop
         else mapped(why="none, as verl"),
-        "rollout.dynamic_sampling": mapped(again if r.dynamic_sampling else {}, "" if r.dynamic_sampling else "off"),
-        "rollout.max_draws": nearly(draws, "verl 0.9's trainer draws until the batch is full, whatever this says")
+        "rollout.dynamic_sampling": mapped(
+            again if r.dynamic_sampling else {}, "" if r.dynamic_sampling else "off"
+        ),
+        "rollout.max_draws": nearly(
+            draws, "verl 0.9's trainer draws until the batch is full, whatever this says"
+        )
         if r.dynamic_sampling
         else mapped(why="no dynamic sampling"),
         "rollout.exact": mapped(why="verl's old log-probabilities are always the actor's own"),
-        "rollout.engine": mapped({f"{ROLLOUT}.name": "vllm"}, "" if r.engine == "vllm" else "verl samples with vLLM"),
+        "rollout.engine": mapped(
+            {f"{ROLLOUT}.name": "vllm"}, "" if r.engine == "vllm" else "verl samples with vLLM"
+        ),
         "rollout.engine_memory": mapped({f"{ROLLOUT}.gpu_memory_utilization": r.engine_memory})
         if r.engine == "vllm"
         else own("verl's own share is left to vLLM"),
-    }  # fmt: skip
+    }
 
 
 def _reward(config: Config, task: Task) -> dict[str, Setting]:
     w = config.reward
     ours = "reward.custom_reward_function"
-    call = {f"{ours}.path": "pkg://equipoise.integrations.verl.export", f"{ours}.name": "compute_score",
-            f"+{ours}.reward_kwargs.config": f"{HERE}/config.toml"}  # fmt: skip
+    call = {
+        f"{ours}.path": "pkg://equipoise.integrations.verl.export",
+        f"{ours}.name": "compute_score",
+        f"+{ours}.reward_kwargs.config": f"{HERE}/config.toml",
+    }
     done = mapped(why="compute_score reads it from config.toml")
     names = ("weights", "correct", "wrong", "tags", "seconds")
     prices = {
-        f"reward.{kind}": nearly({}, "verl knows no response without a reward: it gets that of a wrong one")
+        f"reward.{kind}": nearly(
+            {}, "verl knows no response without a reward: it gets that of a wrong one"
+        )
         if getattr(w, kind) == "mask"
         else done
         for kind in VERDICTS
@@ -204,12 +258,16 @@ def _reward(config: Config, task: Task) -> dict[str, Setting]:
         "+reward.reward_kwargs.max_resp_len": _most(config, task),
     }
     return {
-        "reward.functions": mapped(call, "compute_score asks our functions, with their deadline, and sums"),
+        "reward.functions": mapped(
+            call, "compute_score asks our functions, with their deadline, and sums"
+        ),
         **{f"reward.{name}": done for name in names},
         **prices,
         "reward.max_unscored": own("verl does not stop for the share of responses without a score"),
         "reward.judge": own("the gaming/* metrics are our trainer's"),
-        "reward.workers": mapped(why="compute_score reads it: processes of each of verl's reward workers"),
+        "reward.workers": mapped(
+            why="compute_score reads it: processes of each of verl's reward workers"
+        ),
         "reward.overlong_buffer": mapped(buffer, "the factor is the first reward's weight")
         if w.overlong_buffer
         else mapped(why="off"),
@@ -224,13 +282,19 @@ def _length_penalty(config: Config) -> Setting:
     alpha = config.reward.length_penalty
     if not alpha:
         return mapped(why="off")
-    return mapped({"+algorithm.equipoise.length_penalty": alpha}) if rewards_are_accuracies(config) else SHAPED
+    return (
+        mapped({"+algorithm.equipoise.length_penalty": alpha})
+        if rewards_are_accuracies(config)
+        else SHAPED
+    )
 
 
 def _objective(config: Config, task: Task) -> dict[str, Setting]:
     """The choices under algorithm.equipoise; what the plug-in refuses is named, and the launch goes without it."""
     o, objective = config.objective, config.build_objective()
-    ours = {name: {f"+algorithm.equipoise.{name}": choice} for name, choice in kept(objective).items()}
+    ours = {
+        name: {f"+algorithm.equipoise.{name}": choice} for name, choice in kept(objective).items()
+    }
     plug_in = {
         "algorithm.adv_estimator": "equipoise",
         f"{ACTOR}.policy_loss.loss_mode": "equipoise",
@@ -243,30 +307,44 @@ def _objective(config: Config, task: Task) -> dict[str, Setting]:
     mode = {f"{ACTOR}.loss_agg_mode": "seq-mean-token-sum-norm", f"{ACTOR}.loss_scale_factor": L}
     plain = {f"{ACTOR}.loss_agg_mode": "seq-mean-token-sum"}
     return {
-        "objective.preset": mapped(plug_in, "through the plug-in; the choices of the preset are written out"),
+        "objective.preset": mapped(
+            plug_in, "through the plug-in; the choices of the preset are written out"
+        ),
         "objective.advantage": mapped(ours["advantage"]),
         "objective.difficulty": mapped(ours["difficulty"])
         if "difficulty" in ours
-        else unmappable("hadw_history has to know a prompt again, which verl names anew at every step: none was put"),
+        else unmappable(
+            "hadw_history has to know a prompt again, which verl names anew at every step: none was put"
+        ),
         "objective.cancellation": mapped(ours["cancellation"])
         if "cancellation" in ours
-        else unmappable(f"{objective.cancellation} needs token ids or whole groups where verl has none: none was put"),
-        "objective.aggregation": mapped({**ours["aggregation"], **(mode if extra else plain)},
-                                        "the estimator has weighed the tokens, verl only sums"),
+        else unmappable(
+            f"{objective.cancellation} needs token ids or whole groups where verl has none: none was put"
+        ),
+        "objective.aggregation": mapped(
+            {**ours["aggregation"], **(mode if extra else plain)},
+            "the estimator has weighed the tokens, verl only sums",
+        ),
         "objective.surrogate": mapped(ours["surrogate"]),
         "objective.averaged_groups": mapped(ours["averaged_groups"]),
-        "objective.combine": unmappable("verl gives an estimator one reward per response: the rewards are summed")
+        "objective.combine": unmappable(
+            "verl gives an estimator one reward per response: the rewards are summed"
+        )
         if o.combine == "advantages"
         else mapped(why="compute_score sums"),
         **_regularizers(objective, L),
         "objective.mismatch": _mismatch(objective),
-        "objective.off_policy_mask": unmappable("the plug-in masks no responses in verl's loss: none was put")
+        "objective.off_policy_mask": unmappable(
+            "the plug-in masks no responses in verl's loss: none was put"
+        )
         if o.off_policy_mask
         else mapped(why="off"),
-        "objective.top_entropy_quantile": unmappable("verl gives an estimator no entropies: every token was kept")
+        "objective.top_entropy_quantile": unmappable(
+            "verl gives an estimator no entropies: every token was kept"
+        )
         if o.top_entropy_quantile < 1
         else mapped(why="off"),
-    }  # fmt: skip
+    }
 
 
 def kept(objective: Objective) -> dict[str, Any]:
@@ -292,7 +370,9 @@ def _regularizers(objective: Objective, L: float) -> dict[str, Setting]:
     if not objective.kl:
         weight = estimator = mapped(why="no KL, as verl")
     elif kind is None:
-        weight = estimator = unmappable(f"verl has no {objective.kl_estimator}: the launch has no KL")
+        weight = estimator = unmappable(
+            f"verl has no {objective.kl_estimator}: the launch has no KL"
+        )
     else:
         weight = mapped(on, f"for a sum divided by {L:g}") if exact else nearly(on, scale)
         cut = "verl cuts it at 10" if objective.kl_estimator == "k3" else ""
@@ -300,7 +380,9 @@ def _regularizers(objective: Objective, L: float) -> dict[str, Setting]:
     return {
         "objective.kl": weight,
         "objective.kl_estimator": estimator,
-        "objective.entropy_bonus": nearly(entropy, scale.replace("as the aggregation says", "by the tokens"))
+        "objective.entropy_bonus": nearly(
+            entropy, scale.replace("as the aggregation says", "by the tokens")
+        )
         if objective.entropy_bonus
         else mapped(why="none, as verl"),
     }
@@ -339,13 +421,20 @@ def _optim(config: Config) -> dict[str, Setting]:
         else mapped(kind)
         if o.schedule == "constant"
         else nearly({**kind, f"{section}.min_lr_ratio": 0.0}, late + each),
-        "optim.clip_norm": mapped({f"{section}.clip_grad": o.clip_norm or math.inf},
-                                  "" if o.clip_norm else "0 would make every gradient 0 there"),
-        "optim.state": nearly({f"{section}.optimizer": "AdamW8bit", f"{section}.optimizer_impl": "bitsandbytes.optim"},
-                              "bitsandbytes' own 8 bits")
+        "optim.clip_norm": mapped(
+            {f"{section}.clip_grad": o.clip_norm or math.inf},
+            "" if o.clip_norm else "0 would make every gradient 0 there",
+        ),
+        "optim.state": nearly(
+            {
+                f"{section}.optimizer": "AdamW8bit",
+                f"{section}.optimizer_impl": "bitsandbytes.optim",
+            },
+            "bitsandbytes' own 8 bits",
+        )
         if o.state == "8bit"
         else mapped({f"{section}.optimizer": "AdamW", f"{section}.optimizer_impl": "torch.optim"}),
-    }  # fmt: skip
+    }
 
 
 def _train(config: Config, task: Task) -> dict[str, Setting]:
@@ -353,59 +442,94 @@ def _train(config: Config, task: Task) -> dict[str, Setting]:
     epochs = r.max_draws if r.dynamic_sampling else 1
     out = Path(t.out)
     return {
-        "train.steps": mapped({"trainer.total_training_steps": t.steps, "trainer.total_epochs": epochs}),
+        "train.steps": mapped(
+            {"trainer.total_training_steps": t.steps, "trainer.total_epochs": epochs}
+        ),
         "train.updates": mapped({f"{ACTOR}.ppo_epochs": t.updates}),
         "train.mini_batch": _mini_batch(config),
-        "train.teacher": unmappable("verl's plug-in has no teacher: the launch learns from rewards alone")
+        "train.teacher": unmappable(
+            "verl's plug-in has no teacher: the launch learns from rewards alone"
+        )
         if t.teacher
         else mapped(why="none"),
         **_passes(config, task),
-        "train.shard": mapped({f"{ACTOR}.strategy": "fsdp2"}) if t.shard else own("verl shards in any case"),
+        "train.shard": mapped({f"{ACTOR}.strategy": "fsdp2"})
+        if t.shard
+        else own("verl shards in any case"),
         "train.memory": own("verl measures no memory: its passes are as large as their limit"),
-        "train.seed": mapped({"data.seed": t.seed, f"{ROLLOUT}.seed": t.seed, f"{ACTOR}.data_loader_seed": t.seed},
-                             "the prompts are ours, the draws are vLLM's own"),
-        "train.out": mapped({"trainer.default_local_dir": t.out, "trainer.experiment_name": out.name}),
+        "train.seed": mapped(
+            {"data.seed": t.seed, f"{ROLLOUT}.seed": t.seed, f"{ACTOR}.data_loader_seed": t.seed},
+            "the prompts are ours, the draws are vLLM's own",
+        ),
+        "train.out": mapped(
+            {"trainer.default_local_dir": t.out, "trainer.experiment_name": out.name}
+        ),
         "train.checkpoint_every": mapped({"trainer.save_freq": t.checkpoint_every}),
-        "train.keep": mapped({"trainer.max_actor_ckpt_to_keep": t.keep + 1}, "the last one counts there"),
-        "train.keep_best": unmappable("verl keeps the last ones alone") if t.keep_best else mapped(why="none"),
-        "train.average": unmappable("verl averages no checkpoints") if t.average else mapped(why="none"),
+        "train.keep": mapped(
+            {"trainer.max_actor_ckpt_to_keep": t.keep + 1}, "the last one counts there"
+        ),
+        "train.keep_best": unmappable("verl keeps the last ones alone")
+        if t.keep_best
+        else mapped(why="none"),
+        "train.average": unmappable("verl averages no checkpoints")
+        if t.average
+        else mapped(why="none"),
         "train.threads": own("verl and Ray set the threads of their processes"),
         "train.max_skipped": own("verl skips an update whose gradient is not finite, and goes on"),
         "train.max_uninformative": own("verl goes on without any difference in reward"),
-    }  # fmt: skip
+    }
 
 
 def _mini_batch(config: Config) -> Setting:
     """Counted in prompts there too; a batch falls into equal parts."""
     prompts, most = config.rollout.prompts, config.train.mini_batch
     if not most:
-        return mapped({f"{ACTOR}.ppo_mini_batch_size": prompts}, "one mini-batch is the whole batch")
+        return mapped(
+            {f"{ACTOR}.ppo_mini_batch_size": prompts}, "one mini-batch is the whole batch"
+        )
     size = max(n for n in range(1, most + 1) if prompts % n == 0)
     theirs = {f"{ACTOR}.ppo_mini_batch_size": size}
     order = "verl cuts the batch in its own order, ours shuffles its groups for every pass"
-    return nearly(theirs, order if size == most else f"verl wants a divisor of {prompts} prompts; {order}")
+    return nearly(
+        theirs, order if size == most else f"verl wants a divisor of {prompts} prompts; {order}"
+    )
 
 
 def _passes(config: Config, task: Task) -> dict[str, Setting]:
     """verl fills a pass by a number of responses, or by a number of tokens."""
     t, total = config.train, config.rollout.prompts * config.rollout.group_size
     longest = (config.task.max_prompt_tokens or LONGEST_PROMPT) + _most(config, task)
-    budget = {f"{ACTOR}.use_dynamic_bsz": True, f"{ACTOR}.ppo_max_token_len_per_gpu": max(t.micro_tokens, longest)}
+    budget = {
+        f"{ACTOR}.use_dynamic_bsz": True,
+        f"{ACTOR}.ppo_max_token_len_per_gpu": max(t.micro_tokens, longest),
+    }
     if t.micro_tokens:
-        too_few = f"verl wants room for the longest prompt with the longest response, {longest} tokens"
+        too_few = (
+            f"verl wants room for the longest prompt with the longest response, {longest} tokens"
+        )
         return {
-            "train.micro_tokens": mapped(budget) if t.micro_tokens >= longest else nearly(budget, too_few),
-            "train.micro_batch": unmappable("verl fills a pass by tokens or by responses: by train.micro_tokens here")
+            "train.micro_tokens": mapped(budget)
+            if t.micro_tokens >= longest
+            else nearly(budget, too_few),
+            "train.micro_batch": unmappable(
+                "verl fills a pass by tokens or by responses: by train.micro_tokens here"
+            )
             if t.micro_batch
             else mapped(why="no limit"),
         }
     if not t.micro_batch:
         budget[f"{ACTOR}.ppo_max_token_len_per_gpu"] = max(TOKENS, 2 * longest)
         none = mapped(why="no limit, but train.micro_batch has one for verl")
-        return {"train.micro_batch": nearly(budget, "verl wants a limit, here in tokens"), "train.micro_tokens": none}
+        return {
+            "train.micro_batch": nearly(budget, "verl wants a limit, here in tokens"),
+            "train.micro_tokens": none,
+        }
     fits = max(n for n in range(1, min(t.micro_batch, total) + 1) if total % n == 0)
-    names = (f"{ACTOR}.ppo_micro_batch_size_per_gpu", f"{ROLLOUT}.log_prob_micro_batch_size_per_gpu",
-             "actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu")  # fmt: skip
+    names = (
+        f"{ACTOR}.ppo_micro_batch_size_per_gpu",
+        f"{ROLLOUT}.log_prob_micro_batch_size_per_gpu",
+        "actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu",
+    )
     theirs = dict.fromkeys(names, fits)
     rule = f"verl wants a divisor of {total} responses"
     return {
@@ -423,10 +547,14 @@ def _eval(config: Config) -> dict[str, Setting]:
         "eval.every": mapped(when),
         "eval.samples": mapped({f"{sampling}.n": e.samples}),
         "eval.temperature": mapped(drawn),
-        "eval.greedy": unmappable("verl validates once, with the samples above") if e.greedy else mapped(why="off"),
+        "eval.greedy": unmappable("verl validates once, with the samples above")
+        if e.greedy
+        else mapped(why="off"),
         "eval.per_level": mapped(why="the rows of val.parquet"),
-        "eval.probe": unmappable("verl has no fixed set to score") if e.probe else mapped(why="off"),
-    }  # fmt: skip
+        "eval.probe": unmappable("verl has no fixed set to score")
+        if e.probe
+        else mapped(why="off"),
+    }
 
 
 def _log(config: Config) -> dict[str, Setting]:
@@ -436,14 +564,18 @@ def _log(config: Config) -> dict[str, Setting]:
     said = mapped(why="in trainer.logger")
     every = {"trainer.rollout_data_dir": f"{config.train.out}/rollouts"}
     return {
-        "log.rollouts_every": (mapped(every) if g.rollouts_every == 1 else nearly(every, "verl writes every step"))
+        "log.rollouts_every": (
+            mapped(every) if g.rollouts_every == 1 else nearly(every, "verl writes every step")
+        )
         if g.rollouts_every
         else mapped(why="none, as verl"),
         "log.terminal": mapped({"trainer.logger": loggers}),
         **{f"log.{name}": said for name in TRACKERS},
         "log.project": mapped({"trainer.project_name": g.project}),
         **{
-            f"log.{name}": unmappable("verl tells trackers a project and a name alone") if value else mapped(why="none")
+            f"log.{name}": unmappable("verl tells trackers a project and a name alone")
+            if value
+            else mapped(why="none")
             for name, value in (("entity", g.entity), ("group", g.group), ("tags", g.tags))
         },
         "log.samples": own("trainer.log_val_generations shows responses of validations"),
@@ -456,7 +588,9 @@ def _most(config: Config, task: Task) -> int:
 
 def script(config: Config, found: Mapping[str, Setting]) -> str:
     lines = "\n".join(f"#   {line}" for line in account(config, found))
-    overrides = " \\\n".join(f"    {_quoted(name, value)}" for name, value in {**FIXED, **arguments(found)}.items())
+    overrides = " \\\n".join(
+        f"    {_quoted(name, value)}" for name, value in {**FIXED, **arguments(found)}.items()
+    )
     return f"""#!/usr/bin/env bash
 # Train with verl as config.toml beside this file says; written by `equipoise export verl`.
 #
@@ -494,7 +628,11 @@ def _hydra(value: Any) -> str:
 
 
 def compute_score(
-    data_source: str, solution_str: str, ground_truth: Any, extra_info: Mapping[str, Any], config: str
+    data_source: str,
+    solution_str: str,
+    ground_truth: Any,
+    extra_info: Mapping[str, Any],
+    config: str,
 ) -> dict[str, Any]:
     """verl's custom_reward_function: the weighted sum of our rewards for one response, and whether it was right.
 

@@ -43,7 +43,8 @@ NAME = "equipoise"  # of the estimator, of the policy loss, and of the options' 
 PAD = re.compile("pad[0-9a-f]{32}")  # the uid of the rows that verl adds to make their number even
 STATE = "equipoise.json"  # in verl's global_step_N
 WIRING = (
-    "policy_loss._target_=equipoise.integrations.verl.plugin.PolicyLoss +policy_loss.equipoise='${algorithm.equipoise}'"
+    "policy_loss._target_=equipoise.integrations.verl.plugin.PolicyLoss "
+    "+policy_loss.equipoise='${algorithm.equipoise}'"
 )
 CALLBACK = "trainer.checkpoint_callback_class=equipoise.integrations.verl.plugin.Callback"
 
@@ -86,7 +87,11 @@ def objective_of(options: Mapping[str, Any] | None) -> Objective:
     The keys are those of the section [objective] of a configuration: preset (grpo unless given), advantage, difficulty,
     cancellation, aggregation, surrogate, averaged_groups.
     """
-    plain = OmegaConf.to_container(options, resolve=True) if isinstance(options, DictConfig) else dict(options or {})
+    plain = (
+        OmegaConf.to_container(options, resolve=True)
+        if isinstance(options, DictConfig)
+        else dict(options or {})
+    )
     return _objective(json.dumps(plain, sort_keys=True))
 
 
@@ -96,11 +101,16 @@ def _objective(options: str) -> Objective:
     known = ["preset", *list(inspect.signature(Objective.__init__).parameters)[1:]]
     for key in choices:
         if key not in known:
-            raise ValueError("algorithm.equipoise: " + nearest("", key, known).replace("objective. = ", ""))
+            raise ValueError(
+                "algorithm.equipoise: " + nearest("", key, known).replace("objective. = ", "")
+            )
     objective = Objective.preset(choices.pop("preset", "grpo"), **choices)
     surrogate, cancellation = objective.surrogate.name, objective.cancellation
     for refused, why in (
-        (cancellation == "prefix", "cancellation = prefix needs token ids, which verl gives to no estimator"),
+        (
+            cancellation == "prefix",
+            "cancellation = prefix needs token ids, which verl gives to no estimator",
+        ),
         (
             objective.needs_whole_groups,
             f"surrogate = {surrogate} with cancellation = {cancellation} needs whole groups in a micro-batch, which "
@@ -111,12 +121,27 @@ def _objective(options: str) -> Objective:
             "difficulty = hadw_history needs to know a prompt again, and verl names prompts anew at every step; "
             "use hadw",
         ),
-        (len(objective.reward_weights) > 1, "reward_weights: verl gives an estimator one reward per response"),
-        (objective.kl > 0, "kl is verl's own: actor_rollout_ref.actor.use_kl_loss=True and kl_loss_coef"),
-        (objective.entropy_bonus > 0, "entropy_bonus is verl's own: actor_rollout_ref.actor.entropy_coeff"),
+        (
+            len(objective.reward_weights) > 1,
+            "reward_weights: verl gives an estimator one reward per response",
+        ),
+        (
+            objective.kl > 0,
+            "kl is verl's own: actor_rollout_ref.actor.use_kl_loss=True and kl_loss_coef",
+        ),
+        (
+            objective.entropy_bonus > 0,
+            "entropy_bonus is verl's own: actor_rollout_ref.actor.entropy_coeff",
+        ),
         (objective.mismatch.name != "none", "mismatch is verl's own: algorithm.rollout_correction"),
-        (objective.off_policy_mask is not None, "off_policy_mask leaves responses out, which the loss here does not"),
-        (objective.advantage.name == "none", "advantage = none needs a teacher, which an estimator does not have"),
+        (
+            objective.off_policy_mask is not None,
+            "off_policy_mask leaves responses out, which the loss here does not",
+        ),
+        (
+            objective.advantage.name == "none",
+            "advantage = none needs a teacher, which an estimator does not have",
+        ),
     ):
         if refused:
             raise ValueError(f"algorithm.equipoise: {why}")
@@ -144,7 +169,9 @@ def divisor(algorithm: Any, objective: Objective) -> float:
         )
     loss, surrogate = actor.policy_loss.loss_mode, objective.surrogate.name
     if loss == NAME and actor.policy_loss.get(NAME) != algorithm.get(NAME):
-        raise ValueError(f"actor.policy_loss.loss_mode={NAME} needs the options of algorithm.equipoise: set {WIRING}")
+        raise ValueError(
+            f"actor.policy_loss.loss_mode={NAME} needs the options of algorithm.equipoise: set {WIRING}"
+        )
     if loss != NAME and loss not in HOST_LOSSES:
         raise ValueError(
             f"actor.policy_loss.loss_mode={loss} does not keep a weight that is folded into the advantage; "
@@ -190,15 +217,22 @@ def estimate(
             "with trainer.use_v1=True"
         )
     lengths, rows = response_mask.sum(-1), len(index)
-    pad = np.array([PAD.fullmatch(str(uid)) is not None for uid in index]) & (lengths == 0).cpu().numpy()
+    pad = (
+        np.array([PAD.fullmatch(str(uid)) is not None for uid in index])
+        & (lengths == 0).cpu().numpy()
+    )
     real = torch.as_tensor(np.flatnonzero(~pad), device=lengths.device)
     advantages = torch.zeros_like(token_level_rewards)
     if len(real) == 0:
         return advantages, advantages
-    response, last = _responses(None if step is None else [step.keys[i] for i in real], index[~pad], host)
+    response, last = _responses(
+        None if step is None else [step.keys[i] for i in real], index[~pad], host
+    )
     response, last = response.to(real.device), last.to(real.device)
     tokens = lengths.new_zeros(len(last)).index_add_(0, response, lengths[real])
-    credit = objective.assign(token_level_rewards.sum(-1)[real][last], index[~pad][last.cpu()], tokens)
+    credit = objective.assign(
+        token_level_rewards.sum(-1)[real][last], index[~pad][last.cpu()], tokens
+    )
     if step is not None:
         step.metrics = {name: float(value) for name, value in credit.metrics.items()}
     scaled = (credit.coefficient * rows * L)[response].to(advantages.dtype)
@@ -250,14 +284,20 @@ def policy_loss(
         raise ValueError(f"actor.policy_loss.loss_mode={NAME} needs its options: set {WIRING}")
     mask = response_mask.bool()
     dtype = torch.promote_types(log_prob.dtype, torch.float32)
-    logp, old, c = (flatten(x, mask).to(dtype) for x in (log_prob, old_log_prob.detach(), advantages))
+    logp, old, c = (
+        flatten(x, mask).to(dtype) for x in (log_prob, old_log_prob.detach(), advantages)
+    )
     lengths = mask.sum(-1)
     here, log_ratio = logp.detach(), logp.detach() - old
-    terms = objective_of(options).surrogate(Tokens(here, old, log_ratio, c, response_ids(lengths, len(c)), lengths))
+    terms = objective_of(options).surrogate(
+        Tokens(here, old, log_ratio, c, response_ids(lengths, len(c)), lengths)
+    )
     value = unflatten(terms.value + terms.slope * (logp - here), mask)
     if rollout_is_weights is not None:
         value = value * rollout_is_weights
-    loss = agg_loss(loss_mat=-value, loss_mask=mask, loss_agg_mode=loss_agg_mode, **config.global_batch_info)
+    loss = agg_loss(
+        loss_mat=-value, loss_mask=mask, loss_agg_mode=loss_agg_mode, **config.global_batch_info
+    )
     n = max(len(c), 1)
     clipped = 0.0 if terms.clipped is None else terms.clipped.sum().item() / n
     return loss, {"actor/pg_clipfrac": clipped, "actor/ppo_kl": -log_ratio.sum().item() / n}
@@ -274,7 +314,9 @@ class Callback(CheckpointCallback):
     def __init__(self, config: Any = None) -> None:
         super().__init__(config)
         if config.algorithm.adv_estimator != NAME:
-            raise ValueError(f"algorithm.adv_estimator={config.algorithm.adv_estimator}: {CALLBACK} is for {NAME}")
+            raise ValueError(
+                f"algorithm.adv_estimator={config.algorithm.adv_estimator}: {CALLBACK} is for {NAME}"
+            )
         _objective.cache_clear()
         self.objective = objective_of(config.algorithm.get(NAME))
         divisor(config.algorithm, self.objective)
@@ -294,9 +336,18 @@ class Callback(CheckpointCallback):
             logger.warning("%s has no difficulty anchor: it starts anew", path)
 
     def on_save(
-        self, trainer: Any, global_step: int, checkpoint_dir: str, async_save: bool = False, **context: Any
+        self,
+        trainer: Any,
+        global_step: int,
+        checkpoint_dir: str,
+        async_save: bool = False,
+        **context: Any,
     ) -> None:
-        state = {"step": global_step, "objective": self.objective.choices(), "state": self.objective.state_dict()}
+        state = {
+            "step": global_step,
+            "objective": self.objective.choices(),
+            "state": self.objective.state_dict(),
+        }
         with whole(Path(checkpoint_dir, STATE), durable=True) as temporary:
             temporary.write_text(json.dumps(state), encoding="utf-8")
 
@@ -308,7 +359,9 @@ def _resumed_from(trainer: Any) -> str | None:
     if trainer.resume_mode == "auto":
         latest: str | None = find_latest_ckpt_path(os.path.abspath(trainer.default_local_dir))
         return latest
-    return os.path.abspath(trainer.resume_from_path) if trainer.resume_mode == "resume_path" else None
+    return (
+        os.path.abspath(trainer.resume_from_path) if trainer.resume_mode == "resume_path" else None
+    )
 
 
 def _watch() -> None:

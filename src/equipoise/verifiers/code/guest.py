@@ -33,7 +33,15 @@ if TYPE_CHECKING:
     from typing import Any
 
 LIMIT_STATUS = 83  # exit status of a program that ran into one of its limits
-_OUT_OF = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM)
+_OUT_OF = (
+    errno.ENOSPC,
+    errno.EFBIG,
+    errno.EDQUOT,
+    errno.EMFILE,
+    errno.ENFILE,
+    errno.EAGAIN,
+    errno.ENOMEM,
+)
 _SIGKILL = 9
 _TICK_MS = 50
 _TAIL_BYTES = 4000  # of stderr, for the reason of a verdict
@@ -76,7 +84,8 @@ def encode(value: Any) -> str:
     if issubclass(kind, bytes):
         return f'{{"bytes": "{bytes.hex(value)}"}}'
     if issubclass(kind, complex):
-        real, imaginary = complex.__getattribute__(value, "real"), complex.__getattribute__(value, "imag")
+        real = complex.__getattribute__(value, "real")
+        imaginary = complex.__getattribute__(value, "imag")
         return f'{{"complex": [{encode(real)}, {encode(imaginary)}]}}'
     raise Opaque(type.__getattribute__(kind, "__name__"))
 
@@ -131,7 +140,9 @@ def build(value: object) -> Any:
             real, imaginary = build(content)
             return complex(real, imaginary)
         if name in ("tuple", "set", "frozenset"):
-            return {"tuple": tuple, "set": set, "frozenset": frozenset}[name](build(x) for x in content)
+            return {"tuple": tuple, "set": set, "frozenset": frozenset}[name](
+                build(x) for x in content
+            )
     raise NotStrict(f"{name!r} is no type")
 
 
@@ -194,7 +205,12 @@ def main(config: dict[str, Any]) -> None:
     if config["files"] is not None:
         config["files"] += _files(config["folder"]) + 3  # and the three that this file keeps there
     channel.write(b"ready\n")
-    modes = {"programs": _programs, "functions": _functions, "referee": _referee, "resident": _resident}
+    modes = {
+        "programs": _programs,
+        "functions": _functions,
+        "referee": _referee,
+        "resident": _resident,
+    }
     modes[config["mode"]](config, channel)
 
 
@@ -220,7 +236,11 @@ def _describe(error: BaseException) -> str:
 
 def _is_limit(error: BaseException) -> bool:
     cannot_start = isinstance(error, RuntimeError) and error.args == ("can't start new thread",)
-    return isinstance(error, MemoryError) or cannot_start or (isinstance(error, OSError) and error.errno in _OUT_OF)
+    return (
+        isinstance(error, MemoryError)
+        or cannot_start
+        or (isinstance(error, OSError) and error.errno in _OUT_OF)
+    )
 
 
 def _received(channel: Channel) -> CodeType | None:
@@ -276,7 +296,11 @@ def _watch(child: int, config: dict[str, Any], channel: Channel) -> str:
             break
     if ended == "files":
         return ended
-    return f"signal {os.WTERMSIG(status)}" if os.WIFSIGNALED(status) else f"exit {os.WEXITSTATUS(status)}"
+    return (
+        f"signal {os.WTERMSIG(status)}"
+        if os.WIFSIGNALED(status)
+        else f"exit {os.WEXITSTATUS(status)}"
+    )
 
 
 def _become_child(config: dict[str, Any], stdin: int, stdout: int, stderr: int) -> None:
@@ -323,7 +347,8 @@ def _programs(config: dict[str, Any], channel: Channel) -> None:
                 if not _is_limit(error):
                     raise
                 _leave_at_limit(error)
-            return  # the interpreter ends as it would after a script: threads joined, atexit run, stdout flushed
+            # the interpreter ends as it would after a script: threads joined, atexit run, stdout flushed
+            return
         ended = _watch(child, config, channel)
         written = os.fstat(stdout).st_size, os.fstat(stderr).st_size
         if max(written) > cap:
@@ -384,7 +409,13 @@ def _answer_calls(code: CodeType, prelude: str, channel: Channel) -> None:
         except Opaque as error:
             reply = "opaque " + encode_basestring_ascii(str(error))
         except BaseException as error:
-            kind = "limit" if _is_limit(error) else "raised" if isinstance(error, Exception) else "exit"
+            kind = (
+                "limit"
+                if _is_limit(error)
+                else "raised"
+                if isinstance(error, Exception)
+                else "exit"
+            )
             reply = f"{kind} {encode_basestring_ascii(_describe(error))}"
         channel.write(f"{nonce} {reply}\n".encode())
 
@@ -470,6 +501,10 @@ def _raised(description: str) -> Exception:
     """
     name, _, text = description.partition(": ")
     kind = getattr(builtins, name, None)
-    if isinstance(kind, type) and issubclass(kind, Exception) and not issubclass(kind, (StopIteration, UnicodeError)):
+    if (
+        isinstance(kind, type)
+        and issubclass(kind, Exception)
+        and not issubclass(kind, (StopIteration, UnicodeError))
+    ):
         return kind(text)
     return ResponseError(description)

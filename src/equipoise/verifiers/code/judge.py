@@ -23,11 +23,29 @@ from equipoise.verifiers.code import sandbox
 from equipoise.verifiers.code.guest import LIMIT_STATUS, encode, parse
 from equipoise.verifiers.code.outputs import same_output, same_value
 from equipoise.verifiers.code.sandbox import Flood, Gone, Guest, Late, Limits
-from equipoise.verifiers.code.testcases import Asserts, Calls, Programs, Tests, TestsError, stub, tests
+from equipoise.verifiers.code.testcases import (
+    Asserts,
+    Calls,
+    Programs,
+    Tests,
+    TestsError,
+    stub,
+    tests,
+)
 from equipoise.verifiers.verdict import Kind, Verdict
 from equipoise.verifiers.workers.deadline import Deadline
 
-__all__ = ["Asserts", "Calls", "Limits", "Programs", "Tests", "TestsError", "extract", "judge", "tests"]
+__all__ = [
+    "Asserts",
+    "Calls",
+    "Limits",
+    "Programs",
+    "Tests",
+    "TestsError",
+    "extract",
+    "judge",
+    "tests",
+]
 
 Outcome = tuple[Kind, str]
 
@@ -38,7 +56,8 @@ _PYTHON = ("python", "python3", "py")
 _NO_SYNTAX = ("SyntaxError", "IndentationError", "TabError")
 _PROGRAM_REPLY = re.compile(rb"(exit \d{1,3}|signal \d{1,3}|files|output) (\d{1,10}) (\d{1,5})")
 _NO_FORM = "an answer of no known form"
-_TIMEOUT_SIGNALS, _LIMIT_SIGNALS = ("signal 24",), ("signal 9", "signal 25")  # XCPU; KILL (out of memory), XFSZ
+# XCPU; KILL (out of memory), XFSZ
+_TIMEOUT_SIGNALS, _LIMIT_SIGNALS = ("signal 24",), ("signal 9", "signal 25")
 
 
 def judge(response: str, tests: Tests, limits: Limits = Limits()) -> Verdict:  # noqa: B008 (frozen)
@@ -63,7 +82,8 @@ def judge(response: str, tests: Tests, limits: Limits = Limits()) -> Verdict:  #
     except sandbox.Unavailable as error:
         kind, reason = "unavailable", str(error)
     if reason.startswith(_NO_SYNTAX) and not _FENCE.search(_said(response)):
-        kind, reason = "unparsed", f"the response has no code block and is not Python itself ({reason})"
+        kind = "unparsed"
+        reason = f"the response has no code block and is not Python itself ({reason})"
     return verdict(kind, reason, code)
 
 
@@ -109,7 +129,9 @@ def _prelude_and_source(code: str, tests: Asserts) -> tuple[str, str]:
     """A response that defines the function runs after the prompt's imports and helpers; any other is its body."""
     if tests.entry_point is None:
         return "", code
-    whole = re.search(rf"^(?:(?:async )?def {tests.entry_point}\b|{tests.entry_point}[ \t]*=)", code, re.MULTILINE)
+    whole = re.search(
+        rf"^(?:(?:async )?def {tests.entry_point}\b|{tests.entry_point}[ \t]*=)", code, re.MULTILINE
+    )
     return (stub(tests.prompt), code) if whole else ("", f"{tests.prompt}{code}")
 
 
@@ -147,7 +169,12 @@ def _ended(how: str, said: str = "") -> Outcome:
 
 
 def _with_guest(
-    code: str, mode: dict[str, object], limits: Limits, use: Callable[[Guest, _Clock], Outcome], *, room: int = 0
+    code: str,
+    mode: dict[str, object],
+    limits: Limits,
+    use: Callable[[Guest, _Clock], Outcome],
+    *,
+    room: int = 0,
 ) -> Outcome:
     """Start a sandbox, send the code and `use(guest, clock)` it; an outcome, whatever the response does."""
     source = code.encode("utf-8", "surrogatepass")
@@ -180,7 +207,9 @@ def _run_programs(code: str, tests: Programs, limits: Limits) -> Outcome:
     return _with_guest(code, {"mode": "programs"}, limits, use, room=max(map(len, inputs)))
 
 
-def _run_program(guest: Guest, stdin: bytes, expected: str, limits: Limits, deadline: Deadline) -> Outcome:
+def _run_program(
+    guest: Guest, stdin: bytes, expected: str, limits: Limits, deadline: Deadline
+) -> Outcome:
     guest.send(b"%d\n%s" % (len(stdin), stdin), deadline)
     head = guest.line(deadline, _LINE_BYTES)
     if deadline.overspent():
@@ -208,7 +237,9 @@ def _refused(line: bytes) -> Outcome:
     if word == "ended":
         return _ended(content) if content != "exit 0" else ("crashed", "ended without an answer")
     if word == "refused" and reason:
-        return ("crashed" if reason.startswith(("SystemExit", "KeyboardInterrupt")) else "wrong"), reason
+        return (
+            "crashed" if reason.startswith(("SystemExit", "KeyboardInterrupt")) else "wrong"
+        ), reason
     return "crashed", f"{_NO_FORM}: {line[:60]!r}"
 
 
@@ -260,7 +291,9 @@ def _run_calls(code: str, tests: Calls, limits: Limits) -> Outcome:
             return failed
         for i, (arguments, expected) in enumerate(tests.cases, 1):
             deadline = clock.next(f"call {i} of {len(tests.cases)}: ")
-            outcome = _ask(guest, encode([tests.name, list(arguments), {}]), deadline, limits.output_bytes)
+            outcome = _ask(
+                guest, encode([tests.name, list(arguments), {}]), deadline, limits.output_bytes
+            )
             kind, reason = _compared(*outcome, expected, tests.wrapped)
             if kind != "correct":
                 return kind, clock.where + reason
@@ -281,7 +314,9 @@ def _compared(kind: str, content: str, expected: Any, wrapped: bool) -> Outcome:
     except (ValueError, TypeError, AttributeError, RecursionError):
         return "wrong", _NO_FORM
     return (
-        ("correct", "") if right else ("wrong", f"returned {_short(content)}, expected {_short(json.dumps(expected))}")
+        ("correct", "")
+        if right
+        else ("wrong", f"returned {_short(content)}, expected {_short(json.dumps(expected))}")
     )
 
 
@@ -302,7 +337,9 @@ def _run_asserts(code: str, tests: Asserts, limits: Limits) -> Outcome:
             clock.end.pause(time.monotonic() - began)
             clock.end.roots += (referee.pid,)
             while True:
-                word, _, content = referee.line(clock.end, limits.output_bytes).decode("ascii").partition(" ")
+                word, _, content = (
+                    referee.line(clock.end, limits.output_bytes).decode("ascii").partition(" ")
+                )
                 if word == "passed":
                     return "correct", ""
                 if word in ("failed", "broken"):

@@ -24,7 +24,9 @@ def same_output(got: str, expected: str) -> bool:
     a, b = _lines(got), _lines(expected)
     if a == b:
         return True
-    return len(a) == len(b) and all(x == y or _same_tokens(x.split(), y.split()) for x, y in zip(a, b, strict=True))
+    return len(a) == len(b) and all(
+        x == y or _same_tokens(x.split(), y.split()) for x, y in zip(a, b, strict=True)
+    )
 
 
 def _lines(text: str) -> list[str]:
@@ -35,7 +37,9 @@ def _lines(text: str) -> list[str]:
 
 
 def _same_tokens(got: list[str], expected: list[str]) -> bool:
-    return len(got) == len(expected) and all(x == y or _close_text(x, y) for x, y in zip(got, expected, strict=True))
+    return len(got) == len(expected) and all(
+        x == y or _close_text(x, y) for x, y in zip(got, expected, strict=True)
+    )
 
 
 def _close_text(x: str, y: str) -> bool:

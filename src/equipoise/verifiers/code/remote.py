@@ -29,7 +29,9 @@ def ask(url: str, token: str, kind: str, arguments: list[Any], seconds: float) -
     """In a worker: the verdict of the runner at `url`."""
     nonce = secrets.token_hex(16)
     try:
-        reply = _exchange(url, token, "POST", {"nonce": nonce, "kind": kind, "arguments": arguments}, seconds)
+        reply = _exchange(
+            url, token, "POST", {"nonce": nonce, "kind": kind, "arguments": arguments}, seconds
+        )
     except Unreachable as error:
         return Verdict("unavailable", str(error))
     if reply.get("nonce") != nonce or not isinstance(reply.get("verdict"), dict):
@@ -38,7 +40,11 @@ def ask(url: str, token: str, kind: str, arguments: list[Any], seconds: float) -
         verdict = decode(json.dumps(reply["verdict"]).encode())
     except ValueError as error:
         return Verdict("crashed", f"{url}: the reply is no verdict: {error}")
-    return verdict if isinstance(verdict, Verdict) else Verdict("crashed", f"{url}: the reply is a number")
+    return (
+        verdict
+        if isinstance(verdict, Verdict)
+        else Verdict("crashed", f"{url}: the reply is a number")
+    )
 
 
 def problem(url: str, token: str) -> str | None:
@@ -47,7 +53,11 @@ def problem(url: str, token: str) -> str | None:
         reply = _exchange(url, token, "GET", None, CONNECT_SECONDS)
     except Unreachable as error:
         return str(error)
-    return None if reply.get("isolates") is True else f"{url}: the runner has no sandbox: {reply.get('why')}"
+    return (
+        None
+        if reply.get("isolates") is True
+        else f"{url}: the runner has no sandbox: {reply.get('why')}"
+    )
 
 
 def _exchange(url: str, token: str, method: str, body: Any, seconds: float) -> dict[str, Any]:
@@ -67,7 +77,9 @@ def _exchange(url: str, token: str, method: str, body: Any, seconds: float) -> d
             raise Unreachable(f"{url}: the runner answers {answer.status}: {said}")
         reply = json.loads(content) if len(content) <= LONGEST_REPLY else None
     except (OSError, http.client.HTTPException, ValueError, RecursionError) as error:
-        raise Unreachable(f"{url}: the runner cannot be asked: {type(error).__name__}: {error}") from None
+        raise Unreachable(
+            f"{url}: the runner cannot be asked: {type(error).__name__}: {error}"
+        ) from None
     if not isinstance(reply, dict):
         raise Unreachable(f"{url}: the reply is no object of at most {LONGEST_REPLY} bytes")
     return reply

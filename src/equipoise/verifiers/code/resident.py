@@ -25,7 +25,9 @@ from equipoise.verifiers.workers.deadline import PATIENCE, Deadline
 
 WARM_SECONDS = 180.0  # for the imports, on a machine that is busy
 SLACK = 30.0  # beyond a request's own wall clock, which is kept inside
-LIMITS = Limits(total_seconds=1e9, memory_bytes=4 << 30, processes=4, disk_bytes=64 << 20, output_bytes=1 << 20)
+LIMITS = Limits(
+    total_seconds=1e9, memory_bytes=4 << 30, processes=4, disk_bytes=64 << 20, output_bytes=1 << 20
+)
 
 
 class Ended(Exception):
@@ -70,17 +72,25 @@ class Resident:
     def _start(self) -> Guest:
         if (why := self._cold or sandbox.available()) is not None:
             raise Unavailable(why)
-        mode = {"mode": "resident", "serve": _compiled(resident_guest.__file__), "work": _compiled(self._work)}
+        mode = {
+            "mode": "resident",
+            "serve": _compiled(resident_guest.__file__),
+            "work": _compiled(self._work),
+        }
         stack = contextlib.ExitStack()
         try:
-            guest = stack.enter_context(sandbox.run(LIMITS, {**mode, "path": list(self._path)}, packages=self._path))
+            guest = stack.enter_context(
+                sandbox.run(LIMITS, {**mode, "path": list(self._path)}, packages=self._path)
+            )
             said = guest.line(Deadline(WARM_SECONDS), 10_000)
         except (Gone, Late, Flood) as error:
             stack.close()
             raise Unavailable(f"the sandbox did not get warm ({type(error).__name__})") from None
         if said != b"warm":
             stack.close()
-            self._cold = f"the work cannot be imported in the sandbox: {said.decode('ascii', 'replace')}"
+            self._cold = (
+                f"the work cannot be imported in the sandbox: {said.decode('ascii', 'replace')}"
+            )
             raise Unavailable(self._cold)
         self._stack, self._guest = stack, guest
         return guest
@@ -88,10 +98,16 @@ class Resident:
 
 @functools.cache
 def _compiled(path: str) -> types.CodeType:
-    return compile(Path(path).read_text(encoding="utf-8"), Path(path).name, "exec", dont_inherit=True)
+    return compile(
+        Path(path).read_text(encoding="utf-8"), Path(path).name, "exec", dont_inherit=True
+    )
 
 
 def packages() -> tuple[str, ...]:
     """The folders of installed packages on this interpreter's path."""
-    folders = [str(Path(entry).resolve()) for entry in sys.path if entry.endswith(("site-packages", "dist-packages"))]
+    folders = [
+        str(Path(entry).resolve())
+        for entry in sys.path
+        if entry.endswith(("site-packages", "dist-packages"))
+    ]
     return tuple(dict.fromkeys(folder for folder in folders if Path(folder).is_dir()))

@@ -99,7 +99,11 @@ class _AnsweringProcess:
                 if not part or len(reply) > LONGEST_REPLY:
                     return b""
         said, _, text = reply[:-1].partition(b" ")
-        return b"done " + text if said == token.encode() and text.isascii() and b"\n" not in text else b""
+        return (
+            b"done " + text
+            if said == token.encode() and text.isascii() and b"\n" not in text
+            else b""
+        )
 
     def _cpu(self) -> float:
         """Seconds of CPU the process has used: the clock that clock_getcpuclockid(3) names."""
@@ -117,12 +121,20 @@ class _AnsweringProcess:
                 break
         os.close(self.requests)
         os.close(self.replies)
-        how = f"signal {os.WTERMSIG(status)}" if os.WIFSIGNALED(status) else f"exit {os.WEXITSTATUS(status)}"
+        how = (
+            f"signal {os.WTERMSIG(status)}"
+            if os.WIFSIGNALED(status)
+            else f"exit {os.WEXITSTATUS(status)}"
+        )
         return how.encode()
 
 
 def _answer_requests(answer: Answer, requests: int, replies: int) -> NoReturn:
-    for limit, bound in ((resource.RLIMIT_NPROC, 0), (resource.RLIMIT_FSIZE, 0), (resource.RLIMIT_NOFILE, 64)):
+    for limit, bound in (
+        (resource.RLIMIT_NPROC, 0),
+        (resource.RLIMIT_FSIZE, 0),
+        (resource.RLIMIT_NOFILE, 64),
+    ):
         resource.setrlimit(limit, (bound, bound))
     with open(requests, "rb") as source:
         while head := source.readline():

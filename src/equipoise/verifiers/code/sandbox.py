@@ -37,11 +37,13 @@ from equipoise.verifiers.code import cgroups, seccomp
 from equipoise.verifiers.code import guest as guest_module
 from equipoise.verifiers.workers.deadline import Deadline
 
-_START_SECONDS = 60.0  # a loaded machine is slow to start a process; nothing of the response runs before this is over
+# a loaded machine is slow to start a process; nothing of the response runs before this is over
+_START_SECONDS = 60.0
 _NOBODY = 65534
 _INTERPRETER_BYTES = 64 << 20
 _FOLDER = "/tmp"
-_NPROC_PER_NAMESPACE = (5, 14)  # before this kernel RLIMIT_NPROC counts all processes of the user, ours and others
+# before this kernel RLIMIT_NPROC counts all processes of the user, ours and others
+_NPROC_PER_NAMESPACE = (5, 14)
 
 # The guest's code comes in over stdin: no file and no mount is needed for it. It has built-ins of its own, which the
 # response cannot replace by accident.
@@ -105,7 +107,9 @@ class Limits:
         for field in fields(self):
             value = getattr(self, field.name)
             if field.name != "allow_unsafe" and not (value > 0 and math.isfinite(value)):
-                raise ValueError(f"limits.{field.name} = {value!r}: must be a finite number above 0")
+                raise ValueError(
+                    f"limits.{field.name} = {value!r}: must be a finite number above 0"
+                )
         if self.memory_bytes < _INTERPRETER_BYTES:
             raise ValueError(
                 f"limits.memory_bytes = {self.memory_bytes}: the interpreter alone needs {_INTERPRETER_BYTES} (64 MiB)"
@@ -117,7 +121,8 @@ class Guest:
 
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
         self._process = process
-        self.first: int | None = None  # pidfd of the first process of the pid namespace, where there is one
+        # pidfd of the first process of the pid namespace, where there is one
+        self.first: int | None = None
         self.pid = process.pid  # of the first process inside, as seen from here
         assert process.stdin is not None
         assert process.stdout is not None
@@ -181,7 +186,8 @@ class Guest:
         """Kill the whole pid namespace and wait until it is gone."""
         if self.first is None:
             with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(self._process.pid, signal.SIGKILL)  # a guest without a namespace leads a group
+                # a guest without a namespace leads a group
+                os.killpg(self._process.pid, signal.SIGKILL)
             self._process.kill()
         else:
             # Its death is the namespace's, and bubblewrap, which reaps it, ends with it.
@@ -196,7 +202,9 @@ class Guest:
 
 
 @contextlib.contextmanager
-def run(limits: Limits, mode: dict[str, object], *, room: int = 0, packages: tuple[str, ...] = ()) -> Iterator[Guest]:
+def run(
+    limits: Limits, mode: dict[str, object], *, room: int = 0, packages: tuple[str, ...] = ()
+) -> Iterator[Guest]:
     """A guest in `mode` (the keys `guest.py` reads), with `room` more bytes of scratch space for its input.
 
     `packages` are folders of installed packages that it may read; there are none in a guest without namespaces.
@@ -206,7 +214,8 @@ def run(limits: Limits, mode: dict[str, object], *, room: int = 0, packages: tup
     start = _start_unsafe if limits.allow_unsafe and available() is not None else _start_contained
     largest_file = max(limits.disk_bytes, limits.output_bytes) + room + 4096
     rlimits = {"RLIMIT_AS": limits.memory_bytes, "RLIMIT_FSIZE": largest_file, "RLIMIT_NOFILE": 128}
-    rlimits["RLIMIT_CPU"] = math.ceil(limits.total_seconds) + 5  # for a guest whose outside was killed
+    # for a guest whose outside was killed
+    rlimits["RLIMIT_CPU"] = math.ceil(limits.total_seconds) + 5
     rlimits["RLIMIT_CORE"] = 1  # 0 would not keep a core handler of the host from being started
     with contextlib.ExitStack() as stack:
         try:
@@ -214,7 +223,11 @@ def run(limits: Limits, mode: dict[str, object], *, room: int = 0, packages: tup
         except OSError as error:
             raise Unavailable(f"the sandbox did not start: {error}") from error
         config["rlimits"] = {**rlimits, **config["rlimits"]}
-        config |= {"output_bytes": limits.output_bytes, "cpu_seconds": math.ceil(limits.total_seconds) + 1, **mode}
+        config |= {
+            "output_bytes": limits.output_bytes,
+            "cpu_seconds": math.ceil(limits.total_seconds) + 1,
+            **mode,
+        }
         deadline = Deadline(_START_SECONDS)
         payload = marshal.dumps((_guest_code(), config))
         try:
@@ -223,7 +236,9 @@ def run(limits: Limits, mode: dict[str, object], *, room: int = 0, packages: tup
         except (Gone, Late, Flood):
             ready = False
         if not ready:
-            raise Unavailable(f"the sandbox did not start: {guest.complaint() or 'it said nothing'}")
+            raise Unavailable(
+                f"the sandbox did not start: {guest.complaint() or 'it said nothing'}"
+            )
         yield guest
 
 
@@ -233,7 +248,11 @@ def _start_contained(
     """bubblewrap, and what only the outside can do for it: user ids when we are root, and cgroups."""
     root = os.geteuid() == 0 and _is_mapped(_NOBODY)
     scratch = limits.disk_bytes + 2 * limits.output_bytes + room
-    with _pipe() as (filter_out, filter_in), _pipe() as (info_out, info_in), _pipe() as (hold_out, hold_in):
+    with (
+        _pipe() as (filter_out, filter_in),
+        _pipe() as (info_out, info_in),
+        _pipe() as (hold_out, hold_in),
+    ):
         filter_in.write(_filter())
         filter_in.close()
         inherited = [filter_out.fileno(), info_in.fileno()]
@@ -248,7 +267,13 @@ def _start_contained(
             arguments += ["--uid", str(_NOBODY), "--gid", str(_NOBODY)]
         arguments += ["--size", str(scratch), "--perms", "1777", "--tmpfs", _FOLDER]
         process = subprocess.Popen(
-            [shutil.which("bwrap") or "bwrap", *arguments, *_mounts(packages), "--", *_interpreter()],
+            [
+                shutil.which("bwrap") or "bwrap",
+                *arguments,
+                *_mounts(packages),
+                "--",
+                *_interpreter(),
+            ],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -256,8 +281,12 @@ def _start_contained(
             env=_environment(),
         )
         guest = Guest(process)
-        bounds = {"memory": limits.memory_bytes + scratch + _INTERPRETER_BYTES, "pids": limits.processes + 1}
-        made = stack.enter_context(cgroups.bounded(bounds))  # before `close`, to be removed after it
+        bounds = {
+            "memory": limits.memory_bytes + scratch + _INTERPRETER_BYTES,
+            "pids": limits.processes + 1,
+        }
+        # before `close`, to be removed after it
+        made = stack.enter_context(cgroups.bounded(bounds))
         stack.callback(guest.close)
         for end in (filter_out, info_in, hold_out):
             end.close()
@@ -270,8 +299,16 @@ def _start_contained(
             for name in ("uid_map", "gid_map"):
                 Path(f"/proc/{first}/{name}").write_text(f"0 0 1\n{_NOBODY} {_NOBODY} 1\n")
             hold_in.write(b"1")
-    config = {"uid": _NOBODY if root else None, "contained": True, "folder": _FOLDER, "files": limits.files}
-    return guest, {**config, "rlimits": {"RLIMIT_NPROC": limits.processes + 1} if _nproc_is_ours() else {}}
+    config = {
+        "uid": _NOBODY if root else None,
+        "contained": True,
+        "folder": _FOLDER,
+        "files": limits.files,
+    }
+    return guest, {
+        **config,
+        "rlimits": {"RLIMIT_NPROC": limits.processes + 1} if _nproc_is_ours() else {},
+    }
 
 
 def _start_unsafe(
@@ -280,7 +317,9 @@ def _start_unsafe(
     """The same guest as an ordinary child process; see `Limits.allow_unsafe` for what this gives up."""
     if packages:
         raise Unavailable("work with installed packages runs in a sandbox or not at all")
-    folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="equipoise-", ignore_cleanup_errors=True))
+    folder = stack.enter_context(
+        tempfile.TemporaryDirectory(prefix="equipoise-", ignore_cleanup_errors=True)
+    )
     process = subprocess.Popen(
         _interpreter(),
         stdin=subprocess.PIPE,
@@ -297,7 +336,9 @@ def _start_unsafe(
 
 def _is_mapped(uid: int) -> bool:
     """Whether this user namespace knows the uid: root of a namespace of its own may be the only user there is."""
-    ranges = [map(int, line.split()) for line in Path("/proc/self/uid_map").read_text().splitlines()]
+    ranges = [
+        map(int, line.split()) for line in Path("/proc/self/uid_map").read_text().splitlines()
+    ]
     return any(start <= uid < start + count for start, _, count in ranges)
 
 
@@ -316,7 +357,9 @@ def _first_process(info: io.FileIO, guest: Guest) -> int:
         left = max(0, deadline - time.monotonic())
         chunk = info.read(4096) if poll.poll(left * 1000) else b""
         if not chunk:
-            raise Unavailable(f"bubblewrap made no namespaces: {guest.complaint() or 'it said nothing'}")
+            raise Unavailable(
+                f"bubblewrap made no namespaces: {guest.complaint() or 'it said nothing'}"
+            )
         text += chunk
     return int(json.loads(text)["child-pid"])
 
@@ -355,7 +398,13 @@ def _environment() -> dict[str, str]:
 @functools.cache
 def _mounts(packages: tuple[str, ...] = ()) -> list[str]:
     """bubblewrap's arguments that do not depend on the limits."""
-    arguments = ["--unshare-all", "--unshare-user", "--die-with-parent", "--new-session", "--as-pid-1"]
+    arguments = [
+        "--unshare-all",
+        "--unshare-user",
+        "--die-with-parent",
+        "--new-session",
+        "--as-pid-1",
+    ]
     arguments += ["--hostname", "sandbox"]
     bound: list[Path] = []
     made: list[Path] = []
@@ -373,7 +422,16 @@ def _mounts(packages: tuple[str, ...] = ()) -> list[str]:
             arguments.extend([how, str(path), str(path)])
             bound.append(path)
 
-    for name in ("/usr/lib", "/usr/lib32", "/usr/lib64", "/lib", "/lib32", "/lib64", "/etc/ld.so.cache", "/nix/store"):
+    for name in (
+        "/usr/lib",
+        "/usr/lib32",
+        "/usr/lib64",
+        "/lib",
+        "/lib32",
+        "/lib64",
+        "/etc/ld.so.cache",
+        "/nix/store",
+    ):
         if Path(name).is_symlink():
             arguments += ["--symlink", os.readlink(name), name]
         else:
@@ -382,7 +440,11 @@ def _mounts(packages: tuple[str, ...] = ()) -> list[str]:
     bind(Path(_executable()))
     for scheme in ("stdlib", "platstdlib"):
         base = {"base": sys.base_prefix, "platbase": sys.base_exec_prefix}
-        bind(Path(sysconfig.get_path(scheme, vars={**base, "installed_base": sys.base_prefix})).resolve())
+        bind(
+            Path(
+                sysconfig.get_path(scheme, vars={**base, "installed_base": sys.base_prefix})
+            ).resolve()
+        )
     own = _base() / "lib" / f"python{sys.version_info[0]}.{sys.version_info[1]}" / "site-packages"
     if own.exists() and str(own) not in packages:
         arguments += ["--tmpfs", str(own), "--remount-ro", str(own)]
@@ -429,7 +491,8 @@ def available() -> str | None:
         with run(Limits(), {"mode": "programs"}) as guest:
             guest.send(b"%d\n%s0\n" % (len(_PROBE), _PROBE.encode()), deadline)
             ended, status, out, err = guest.line(deadline, 1000).decode().split()
-            holes, complaint = guest.take(int(out), deadline).decode(), guest.take(int(err), deadline).decode()
+            holes = guest.take(int(out), deadline).decode()
+            complaint = guest.take(int(err), deadline).decode()
     except Unavailable as error:
         return f"{error}{_advice(str(error))}"
     except (Gone, Late, Flood, ValueError) as error:

@@ -119,12 +119,17 @@ _AUDIT_ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 _ARGUMENT_RULES = {"clone": (56, 220), "clone3": (435, 435), "sendto": (44, 206), "ioctl": (16, 29),
                    "socketpair": (53, 199)}  # fmt: skip
 _NEW_NAMESPACE = 0x7E020080  # CLONE_NEW{USER,PID,NET,IPC,UTS,CGROUP,NS,TIME}
-_TERMINAL_INJECTION = (0x5412, 0x541C)  # TIOCSTI, TIOCLINUX: typing into the terminal the process was started from
+# TIOCSTI, TIOCLINUX: typing into the terminal the process was started from
+_TERMINAL_INJECTION = (0x5412, 0x541C)
 _AF_UNIX = 1
 _X32 = 0x40000000
 
 # classic BPF: opcode, jump if true, jump if false, operand
-_LOAD, _EQUAL, _AT_LEAST, _ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
+_LOAD = 0x20
+_EQUAL = 0x15
+_AT_LEAST = 0x35
+_ANY_BIT = 0x45
+_RETURN = 0x06
 _NUMBER, _ARCH, _ARGUMENTS = 0, 4, 16
 _ALLOW, _KILL, _ERRNO = 0x7FFF0000, 0x80000000, 0x00050000
 
@@ -139,15 +144,24 @@ def program(denied: Iterable[str] = DENIED, machine: str | None = None) -> bytes
     """
     machine = machine or platform.machine()
     if machine not in MACHINES:
-        raise ValueError(f"machine = {machine!r}: the filter's numbers are known for {' and '.join(MACHINES)} only")
+        raise ValueError(
+            f"machine = {machine!r}: the filter's numbers are known for {' and '.join(MACHINES)} only"
+        )
     column = MACHINES.index(machine)
     denied = tuple(denied)
     if unknown := [name for name in denied if name not in NUMBERS]:
-        raise ValueError(f"denied: {', '.join(unknown)} is not in the table; the calls known are {', '.join(DENIED)}")
+        raise ValueError(
+            f"denied: {', '.join(unknown)} is not in the table; the calls known are {', '.join(DENIED)}"
+        )
 
     refuse = (_RETURN, 0, 0, _ERRNO | errno.EPERM)
     allow = (_RETURN, 0, 0, _ALLOW)
-    code = [(_LOAD, 0, 0, _ARCH), (_EQUAL, 1, 0, _AUDIT_ARCH[machine]), (_RETURN, 0, 0, _KILL), (_LOAD, 0, 0, _NUMBER)]
+    code = [
+        (_LOAD, 0, 0, _ARCH),
+        (_EQUAL, 1, 0, _AUDIT_ARCH[machine]),
+        (_RETURN, 0, 0, _KILL),
+        (_LOAD, 0, 0, _NUMBER),
+    ]
     if machine == "x86_64":
         code += [(_AT_LEAST, 0, 1, _X32), refuse]
     for name in denied:
@@ -157,11 +171,17 @@ def program(denied: Iterable[str] = DENIED, machine: str | None = None) -> bytes
     def when(name: str, *then: tuple[int, int, int, int]) -> None:
         code.extend([(_EQUAL, 0, len(then), _ARGUMENT_RULES[name][column]), *then])
 
-    low = [_ARGUMENTS + 8 * i for i in range(6)]  # both machines are little-endian: the low half comes first
+    # both machines are little-endian: the low half comes first
+    low = [_ARGUMENTS + 8 * i for i in range(6)]
     when("clone3", (_RETURN, 0, 0, _ERRNO | errno.ENOSYS))
     when("clone", (_LOAD, 0, 0, low[0]), (_ANY_BIT, 0, 1, _NEW_NAMESPACE), refuse, allow)
     address = low[4]
-    null = [(_LOAD, 0, 0, address), (_EQUAL, 0, 2, 0), (_LOAD, 0, 0, address + 4), (_EQUAL, 1, 0, 0)]
+    null = [
+        (_LOAD, 0, 0, address),
+        (_EQUAL, 0, 2, 0),
+        (_LOAD, 0, 0, address + 4),
+        (_EQUAL, 1, 0, 0),
+    ]
     when("sendto", *null, refuse, allow)
     when("socketpair", (_LOAD, 0, 0, low[0]), (_EQUAL, 1, 0, _AF_UNIX), refuse, allow)
     sti, linux = _TERMINAL_INJECTION
@@ -184,5 +204,9 @@ def confine(program: bytes) -> None:
     number = (317, 277)[MACHINES.index(platform.machine())]
     result = libc.syscall(number, set_mode_filter, all_threads, ctypes.byref(argument))
     if result != 0:
-        cause = os.strerror(ctypes.get_errno()) if result < 0 else f"thread {result} has a filter of its own"
+        cause = (
+            os.strerror(ctypes.get_errno())
+            if result < 0
+            else f"thread {result} has a filter of its own"
+        )
         raise OSError(ctypes.get_errno(), f"the kernel did not take the seccomp filter: {cause}")

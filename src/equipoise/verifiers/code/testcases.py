@@ -72,7 +72,9 @@ def tests(row: Any) -> Tests:
     if isinstance(row, list):
         return _from_cases(row, None)
     if not isinstance(row, dict):
-        raise TestsError(f"tests of type {type(row).__name__}: must be an object, a list or their JSON text")
+        raise TestsError(
+            f"tests of type {type(row).__name__}: must be an object, a list or their JSON text"
+        )
     if {"test", "entry_point"} <= row.keys():
         return _humaneval(row)
     if "test_list" in row:
@@ -83,7 +85,8 @@ def tests(row: Any) -> Tests:
         return tests(row["input_output"])
     if {"public_test_cases", "private_test_cases"} & row.keys():
         metadata = _unpacked(row, "metadata", dict)
-        public, private = _unpacked(row, "public_test_cases", list), _unpacked(row, "private_test_cases", list)
+        public = _unpacked(row, "public_test_cases", list)
+        private = _unpacked(row, "private_test_cases", list)
         return _from_cases(public + private, metadata.get("func_name"))
     raise TestsError(
         f"no tests in a row with the keys {', '.join(map(str, row))}: must have test and entry_point, test_list, "
@@ -96,7 +99,9 @@ def _unpacked(row: dict[str, Any], key: str, kind: type) -> Any:
     value = row.get(key) or kind()
     value = _json(value, key) if isinstance(value, str) else value
     if not isinstance(value, kind):
-        raise TestsError(f"{key} is {type(value).__name__}: must be {kind.__name__} or its JSON text")
+        raise TestsError(
+            f"{key} is {type(value).__name__}: must be {kind.__name__} or its JSON text"
+        )
     return value
 
 
@@ -106,7 +111,11 @@ def _json(text: Any, what: str) -> Any:
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
-        hint = " (LiveCodeBench packs its private tests as a pickle: unpack them first)" if "private" in what else ""
+        hint = (
+            " (LiveCodeBench packs its private tests as a pickle: unpack them first)"
+            if "private" in what
+            else ""
+        )
         raise TestsError(f"{what}: {text[:60]!r} is not JSON: {error}{hint}") from None
 
 
@@ -145,18 +154,26 @@ def _mbpp(row: dict[str, Any]) -> Asserts:
     free = _loaded(asserts) - own
     if row.get("code"):
         solution = _parsed(row["code"], "code")
-        names = free & {node.name for node in solution.body if isinstance(node, (ast.FunctionDef, ast.ClassDef))}
+        names = free & {
+            node.name for node in solution.body if isinstance(node, (ast.FunctionDef, ast.ClassDef))
+        }
     else:
         # A task may ask for a function with a built-in's name: `assert sum(10, 15) == 6`.
         names = free - set(dir(builtins)) or _first_called(asserts)
     if not names:
-        raise TestsError("test_list calls no function of the response: must have asserts that do, at least one")
+        raise TestsError(
+            "test_list calls no function of the response: must have asserts that do, at least one"
+        )
     return Asserts(tuple(sorted(names)), code, setup)
 
 
 def _stored(tree: ast.AST) -> set[str]:
     """Names the code gives a meaning to."""
-    names = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load)}
+    names = {
+        node.id
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load)
+    }
     for node in ast.walk(tree):
         if isinstance(node, ast.alias):
             names.add((node.asname or node.name).partition(".")[0])
@@ -168,7 +185,11 @@ def _stored(tree: ast.AST) -> set[str]:
 
 
 def _loaded(tree: ast.AST) -> set[str]:
-    return {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
+    return {
+        node.id
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)
+    }
 
 
 def _first_called(tree: ast.AST) -> set[str]:
@@ -178,7 +199,12 @@ def _first_called(tree: ast.AST) -> set[str]:
 
 def _from_pairs(row: dict[str, Any]) -> Programs | Calls:
     inputs, outputs, name = row["inputs"], row["outputs"], row.get("fn_name")
-    if not isinstance(inputs, list) or not isinstance(outputs, list) or len(inputs) != len(outputs) or not inputs:
+    if (
+        not isinstance(inputs, list)
+        or not isinstance(outputs, list)
+        or len(inputs) != len(outputs)
+        or not inputs
+    ):
         raise TestsError("inputs and outputs: must be two lists of one length, at least one test")
     if name is not None and not isinstance(name, str):
         raise TestsError(f"fn_name = {name!r} is no name")
@@ -193,23 +219,35 @@ def _from_pairs(row: dict[str, Any]) -> Programs | Calls:
 
 
 def _from_cases(cases: list[Any], name: str | None) -> Programs | Calls:
-    if not cases or not all(isinstance(case, dict) and {"input", "output"} <= case.keys() for case in cases):
+    if not cases or not all(
+        isinstance(case, dict) and {"input", "output"} <= case.keys() for case in cases
+    ):
         raise TestsError('must be a list of {"input", "output", "testtype"}, at least one')
     kinds = {case.get("testtype", "stdin") for case in cases}
     if kinds == {"stdin"}:
-        return Programs(tuple((_text(case["input"], "input"), _text(case["output"], "output")) for case in cases))
+        return Programs(
+            tuple(
+                (_text(case["input"], "input"), _text(case["output"], "output")) for case in cases
+            )
+        )
     if kinds != {"functional"}:
-        raise TestsError(f"testtype {', '.join(sorted(map(str, kinds)))}: must be stdin or functional, for all alike")
+        raise TestsError(
+            f"testtype {', '.join(sorted(map(str, kinds)))}: must be stdin or functional, for all alike"
+        )
     if not name or not isinstance(name, str):
         raise TestsError("functional tests without metadata.func_name: there is nothing to call")
-    return Calls(name, tuple((_arguments(case["input"]), _json(case["output"], "output")) for case in cases))
+    return Calls(
+        name, tuple((_arguments(case["input"]), _json(case["output"], "output")) for case in cases)
+    )
 
 
 def _text(value: Any, what: str) -> str:
     if isinstance(value, list) and all(isinstance(line, str) for line in value):
         return "\n".join(value)
     if not isinstance(value, str):
-        raise TestsError(f"{what}: {str(value)[:60]!r} is {type(value).__name__}: must be text or a list of lines")
+        raise TestsError(
+            f"{what}: {str(value)[:60]!r} is {type(value).__name__}: must be text or a list of lines"
+        )
     return value
 
 
@@ -218,7 +256,9 @@ def _arguments(value: Any) -> tuple[Any, ...]:
     if isinstance(value, str):
         return tuple(_json(line, "input") for line in value.split("\n") if line.strip())
     if not isinstance(value, list):
-        raise TestsError(f"inputs: {str(value)[:60]!r} is {type(value).__name__}: must be the list of arguments")
+        raise TestsError(
+            f"inputs: {str(value)[:60]!r} is {type(value).__name__}: must be the list of arguments"
+        )
     return tuple(value)
 
 

@@ -18,7 +18,9 @@ _SHORTEST = 0.02  # seconds between two looks
 class Deadline:
     """`seconds` from now, of the processes `roots` and their descendants; of the wall clock where there are none."""
 
-    def __init__(self, seconds: float, roots: tuple[int, ...] = (), *, within: Deadline | None = None) -> None:
+    def __init__(
+        self, seconds: float, roots: tuple[int, ...] = (), *, within: Deadline | None = None
+    ) -> None:
         self.seconds, self.roots, self.within = seconds, roots, within
         self.began = time.monotonic()
         self.cpu, self.waited = _used(roots)
@@ -59,7 +61,8 @@ def _used(roots: tuple[int, ...]) -> tuple[float, float]:
     while pids:
         pid = pids.pop()
         try:
-            cpu += sum(map(int, _stat(pid)[11:15])) / _TICKS  # its own and that of children it has waited for
+            # its own and that of children it has waited for
+            cpu += sum(map(int, _stat(pid)[11:15])) / _TICKS
             for thread in os.listdir(f"/proc/{pid}/task"):
                 waited += int(_read(f"/proc/{pid}/task/{thread}/schedstat").split()[1]) / 1e9
                 pids += _children(pid, thread)
@@ -72,7 +75,11 @@ def _children(pid: int, thread: str) -> list[int]:
     try:
         return [int(child) for child in _read(f"/proc/{pid}/task/{thread}/children").split()]
     except FileNotFoundError:  # a kernel built without it
-        return [child for child in map(int, filter(str.isdigit, os.listdir("/proc"))) if _parent(child) == pid]
+        return [
+            child
+            for child in map(int, filter(str.isdigit, os.listdir("/proc")))
+            if _parent(child) == pid
+        ]
 
 
 def _parent(pid: int) -> int:

@@ -51,7 +51,9 @@ def check(name: str, workers: int = 0, columns: Sequence[str] | None = None) -> 
     return outcome == GROUP
 
 
-def check_given(function: Callable[..., Any], name: str, columns: Sequence[str] | None = None) -> bool:
+def check_given(
+    function: Callable[..., Any], name: str, columns: Sequence[str] | None = None
+) -> bool:
     """As `check`, of a function that a program gave as an object."""
     outcome = _form(function, columns)
     _refuse_wrong(name, outcome)
@@ -64,15 +66,25 @@ def _refuse_wrong(name: str, outcome: Verdict | float) -> None:
 
 
 def submit(
-    name: str, prompt: str, response: str, row: Mapping[str, Any], *, seconds: float, workers: int = 0
+    name: str,
+    prompt: str,
+    response: str,
+    row: Mapping[str, Any],
+    *,
+    seconds: float,
+    workers: int = 0,
 ) -> Future[Any]:
     """f(prompt, response, row) as a future."""
     return _submit(name, "one", prompt, response, _plain(row), seconds=seconds, workers=workers)
 
 
-def submit_given(function: Callable[..., Any], prompt: str, response: str, row: Mapping[str, Any]) -> Future[Reply]:
+def submit_given(
+    function: Callable[..., Any], prompt: str, response: str, row: Mapping[str, Any]
+) -> Future[Reply]:
     """f(prompt, response, row) of this process as a future."""
-    return _here().submit(outcome_of, functools.partial(_called, function), ["one", prompt, response, _plain(row)])
+    return _here().submit(
+        outcome_of, functools.partial(_called, function), ["one", prompt, response, _plain(row)]
+    )
 
 
 def submit_given_group(
@@ -110,7 +122,9 @@ def _submit(name: str, form: str, *arguments: Any, seconds: float, workers: int)
     try:
         return pool("user", workers).submit(name, form, *arguments, seconds=seconds)
     except TypeError as error:
-        raise FunctionError(f"{name}: its row cannot be sent to another process: {error}") from error
+        raise FunctionError(
+            f"{name}: its row cannot be sent to another process: {error}"
+        ) from error
 
 
 def call(name: str, form: str, *arguments: Any) -> Any:
@@ -124,7 +138,9 @@ def _called(function: Callable[..., Any], form: str, *arguments: Any) -> Any:
         return _of_group(function, *arguments)
     outcome = _awaited(function(*arguments))
     if isinstance(outcome, list):
-        raise ValueError(f"it gave {outcome!r:.200} for one response: must be a finite number, or a Verdict")
+        raise ValueError(
+            f"it gave {outcome!r:.200} for one response: must be a finite number, or a Verdict"
+        )
     return outcome
 
 
@@ -167,22 +183,37 @@ def _form(function: Callable[..., Any], columns: Sequence[str] | None) -> Verdic
                 "f(prompts, completions, **columns) for a group",
             )
         return ONE
-    required = [p.name for p in signature.parameters.values() if p.default is p.empty and p.kind not in VARIABLE]
-    missing = [name for name in required if columns is not None and name not in ("prompts", "completions", *columns)]
+    required = [
+        p.name
+        for p in signature.parameters.values()
+        if p.default is p.empty and p.kind not in VARIABLE
+    ]
+    missing = [
+        name
+        for name in required
+        if columns is not None and name not in ("prompts", "completions", *columns)
+    ]
     if missing:
         known = ", ".join(columns or ())
-        return Verdict("wrong", f'asks for "{missing[0]}", which is no column of the data ({known})')
+        return Verdict(
+            "wrong", f'asks for "{missing[0]}", which is no column of the data ({known})'
+        )
     return GROUP
 
 
 def _takes_groups(signature: inspect.Signature) -> bool:
     """TRL calls by keyword: such a function names `completions`, or takes whatever comes."""
     parameters = signature.parameters
-    return "completions" in parameters or [p.kind for p in parameters.values()] == [inspect.Parameter.VAR_KEYWORD]
+    return "completions" in parameters or [p.kind for p in parameters.values()] == [
+        inspect.Parameter.VAR_KEYWORD
+    ]
 
 
 def _of_group(
-    function: Callable[..., Any], prompts: list[Any], completions: list[Any], columns: dict[str, list[Any]]
+    function: Callable[..., Any],
+    prompts: list[Any],
+    completions: list[Any],
+    columns: dict[str, list[Any]],
 ) -> list[Outcome]:
     given = {**columns, "prompts": prompts, "completions": completions}
     parameters = inspect.signature(function).parameters

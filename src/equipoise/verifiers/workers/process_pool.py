@@ -34,14 +34,25 @@ from typing import Any, Generic, TypeVar
 
 from equipoise.verifiers.verdict import Reply, Verdict, decode
 from equipoise.verifiers.workers.deadline import PATIENCE
-from equipoise.verifiers.workers.worker import FORK, HEAD, KILL, LONGEST_JOB, LONGEST_REPLY, PID, TICKET, frame
+from equipoise.verifiers.workers.worker import (
+    FORK,
+    HEAD,
+    KILL,
+    LONGEST_JOB,
+    LONGEST_REPLY,
+    PID,
+    TICKET,
+    frame,
+)
 
 DEPTH = 4096
 RECYCLE = 5000  # jobs after which a worker makes room for a fresh one: libraries leak, caches grow
 START_SECONDS = 120.0
 OVER_BUDGET = "the total budget was used up before its turn"
-BOOT = "import sys, json, socket; s = json.loads(sys.argv[1]); sys.path[:] = s['path']; " \
-       "from equipoise.verifiers.workers.worker import main; main(socket.socket(fileno=s['fd']), s)"  # fmt: skip
+BOOT = (
+    "import sys, json, socket; s = json.loads(sys.argv[1]); sys.path[:] = s['path']; "
+    "from equipoise.verifiers.workers.worker import main; main(socket.socket(fileno=s['fd']), s)"
+)
 
 Given = TypeVar("Given", bound=Reply)  # what a pool's function gives
 
@@ -93,7 +104,12 @@ class Pool(Generic[Given]):
         self.size = workers or cores()
         if self.size < 1:
             raise ValueError(f"workers = {workers}: must be at least 1")
-        self._setup = {"target": target, "confine": confine, "preload": list(preload), "quiet": quiet}
+        self._setup = {
+            "target": target,
+            "confine": confine,
+            "preload": list(preload),
+            "quiet": quiet,
+        }
         self._environment = dict(os.environ if environment is None else environment)
         self._jobs: deque[_Job] = deque()
         self._numbers = itertools.count()
@@ -110,12 +126,16 @@ class Pool(Generic[Given]):
         self._idle: list[_Worker] = []
         self._busy: dict[socket.socket, _Worker] = {}
 
-    def submit(self, *arguments: Any, seconds: float, expires: float = float("inf")) -> Future[Given]:
+    def submit(
+        self, *arguments: Any, seconds: float, expires: float = float("inf")
+    ) -> Future[Given]:
         """Queue one call. It gets `seconds` once it runs, and is not begun after `expires` (of time.monotonic)."""
         data = json.dumps(arguments).encode()
         if len(data) > LONGEST_JOB - TICKET:
             done: Future[Any] = Future()
-            done.set_result(Verdict("limit", f"{len(data)} bytes to verify: must be at most {LONGEST_JOB}"))
+            done.set_result(
+                Verdict("limit", f"{len(data)} bytes to verify: must be at most {LONGEST_JOB}")
+            )
             return done
         self._room.acquire()
         ticket = next(self._numbers).to_bytes(8, "big") + secrets.token_bytes(TICKET - 8)
@@ -126,7 +146,9 @@ class Pool(Generic[Given]):
                 raise self._failure or ValueError("the pool is closed")
             self._jobs.append(job)
             if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name=f"pool {self.target}", daemon=True)
+                self._thread = threading.Thread(
+                    target=self._run, name=f"pool {self.target}", daemon=True
+                )
                 self._thread.start()
         self._ring()
         return job.future
@@ -205,7 +227,8 @@ class Pool(Generic[Given]):
             worker.reply.clear()
             self._busy[worker.channel] = worker
             selector.register(worker.channel, selectors.EVENT_READ | selectors.EVENT_WRITE)
-            self._exchange(selector, worker, selectors.EVENT_WRITE)  # now: its time runs while others are forked
+            # now: its time runs while others are forked
+            self._exchange(selector, worker, selectors.EVENT_WRITE)
 
     def _exchange(self, selector: selectors.BaseSelector, worker: _Worker, events: int) -> None:
         try:
@@ -235,7 +258,9 @@ class Pool(Generic[Given]):
             self._idle.append(worker)
         self._finish(job, _timed(outcome, time.monotonic() - worker.started))
 
-    def _replace(self, selector: selectors.BaseSelector, worker: _Worker, error: Exception | None) -> None:
+    def _replace(
+        self, selector: selectors.BaseSelector, worker: _Worker, error: Exception | None
+    ) -> None:
         job = self._dismiss(selector, worker)
         status = self._end(worker)
         if error is not None:
@@ -258,7 +283,9 @@ class Pool(Generic[Given]):
                 continue
             self._dismiss(selector, worker)
             self._end(worker)
-            self._finish(job, Verdict("timeout", f"killed after {job.seconds:g} s", now - worker.started))
+            self._finish(
+                job, Verdict("timeout", f"killed after {job.seconds:g} s", now - worker.started)
+            )
 
     def _dismiss(self, selector: selectors.BaseSelector, worker: _Worker) -> _Job:
         selector.unregister(worker.channel)
@@ -295,9 +322,12 @@ class Pool(Generic[Given]):
                     pid = _number(control)
                     break
                 except OSError as error:
-                    self._end_fork_server()  # killed, perhaps for memory: its workers are gone with it
+                    # killed, perhaps for memory: its workers are gone with it
+                    self._end_fork_server()
                     if attempt == 2:
-                        raise PoolError(f"{self.target}: worker processes cannot be started: {error}") from error
+                        raise PoolError(
+                            f"{self.target}: worker processes cannot be started: {error}"
+                        ) from error
         ours.setblocking(False)
         return _Worker(pid, ours)
 
@@ -316,18 +346,28 @@ class Pool(Generic[Given]):
     def _start_fork_server(self) -> socket.socket:
         ours, theirs = socket.socketpair()
         with theirs:
-            setup = {**self._setup, "path": [os.path.abspath(p) for p in sys.path], "fd": theirs.fileno()}
+            setup = {
+                **self._setup,
+                "path": [os.path.abspath(p) for p in sys.path],
+                "fd": theirs.fileno(),
+            }
             self._fork_server = subprocess.Popen(
-                [sys.executable, "-c", BOOT, json.dumps(setup)], pass_fds=[theirs.fileno()], start_new_session=True,
-                stdin=subprocess.DEVNULL, stdout=2, env=self._environment,
-            )  # fmt: skip
+                [sys.executable, "-c", BOOT, json.dumps(setup)],
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,
+                stdin=subprocess.DEVNULL,
+                stdout=2,
+                env=self._environment,
+            )
         ours.settimeout(START_SECONDS)
         try:
             _number(ours)
         except OSError as error:
             ours.close()
             self._end_fork_server()
-            raise PoolError(f"{self.target}: worker processes cannot be started: {error}") from error
+            raise PoolError(
+                f"{self.target}: worker processes cannot be started: {error}"
+            ) from error
         self._control = ours
         for worker in self._idle:  # of a fork server that is gone
             worker.channel.close()

@@ -48,7 +48,10 @@ def _open(kind: str, workers: int) -> Pool[Any]:
     if kind == "remote":
         return Pool("equipoise.verifiers.code.remote:ask", workers=workers or REMOTE, quiet=True)
     # Starting a sandbox is a third waiting (the kernel makes and ends namespaces): two workers fill a core.
-    options: dict[str, Any] = {"workers": workers or (2 * cores() if kind == "code" else 0), "quiet": True}
+    options: dict[str, Any] = {
+        "workers": workers or (2 * cores() if kind == "code" else 0),
+        "quiet": True,
+    }
     options["environment"] = {name: os.environ[name] for name in KEPT if name in os.environ} | SET
     if kind == "math":
         options["preload"] = ("equipoise.verifiers.math.preload",)

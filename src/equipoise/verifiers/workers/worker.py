@@ -99,7 +99,9 @@ def _be_a_worker(fd: int, setup: dict[str, Any], fork_server: int) -> None:
         try:
             work = _function(setup["target"])
         except Exception as error:
-            failure = Verdict("crashed", f"{setup['target']} cannot be imported: {type(error).__name__}: {error}")
+            failure = Verdict(
+                "crashed", f"{setup['target']} cannot be imported: {type(error).__name__}: {error}"
+            )
             work = lambda *_: failure  # noqa: E731
         if setup["confine"]:
             _function(setup["confine"])()
@@ -143,7 +145,9 @@ def outcome_of(work: Work, arguments: list[Any]) -> Reply:
     except MemoryError:
         return Verdict("limit", "out of memory")
     except (Exception, SystemExit, KeyboardInterrupt) as error:
-        return Verdict("crashed", "".join(traceback.format_exception(_trimmed(error)))[-LONGEST_TEXT:])
+        return Verdict(
+            "crashed", "".join(traceback.format_exception(_trimmed(error)))[-LONGEST_TEXT:]
+        )
 
 
 def _trimmed(error: BaseException) -> BaseException:
