@@ -1,7 +1,8 @@
-"""The arguments of every command: their names, bounds and sentences. What a command does is in :mod:`equipoise.cli`.
+"""The arguments of every command: their names, bounds and sentences.
+What a command does is in :mod:`equipoise.cli`.
 
-Nothing here imports more than argparse, so that `equipoise --help` answers at once. The options of `equipoise train`
-are those of a configuration (:mod:`equipoise.config`), and not covered here.
+Nothing here imports more than argparse, so that `equipoise --help` answers at once. The options of
+`equipoise train` are those of a configuration (:mod:`equipoise.config`), and not covered here.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The command line. Every command is a few lines here; what it does is elsewhere.
 
-Exit codes: 0 done, 1 failed with a sentence, 2 the command line was wrong, 130 stopped by Ctrl-C, 141 nobody reads the
-output any more.
+Exit codes: 0 done, 1 failed with a sentence, 2 the command line was wrong, 130 stopped by Ctrl-C,
+141 nobody reads the output any more.
 """
 
 from __future__ import annotations
@@ -73,7 +73,9 @@ def _did_you_mean(word: str, known: Iterable[str]) -> str:
 
 
 def _without_overrides(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
-    """`--section.key value` apart from the rest: argparse would take its value for the configuration file."""
+    """`--section.key value` apart from the rest:
+    argparse would take its value for the configuration file.
+    """
     others: list[str] = []
     overrides: list[str] = []
     left = list(arguments)
@@ -89,7 +91,9 @@ def _without_overrides(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def _user_errors() -> tuple[type[Exception], ...]:
-    """Errors whose message is a sentence for the user; anything else is a bug and shows its traceback."""
+    """Errors whose message is a sentence for the user;
+    anything else is a bug and shows its traceback.
+    """
     loaded = sys.modules
     names = [
         ("equipoise.config", "ConfigError"),

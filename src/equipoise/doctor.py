@@ -133,7 +133,8 @@ def _code(subject: str) -> Finding:
     )
 
 
-# What a worker of verl does, and what came of it. verl hides why a plug-in failed to load: the import is tried again.
+# What a worker of verl does, and what came of it. verl hides why a plug-in failed to load:
+# the import is tried again.
 VERL_PROBE = """
 import importlib, verl
 from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY as estimators, POLICY_LOSS_REGISTRY as losses

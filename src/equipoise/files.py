@@ -12,7 +12,8 @@ from pathlib import Path
 def whole(path: Path, *, durable: bool = False) -> Iterator[Path]:
     """Where to write; the file takes its name when the block ends, and is gone when that raises.
 
-    With `durable` it is on the disk before it has its name, so that a power cut leaves the old file or the new one.
+    With `durable` it is on the disk before it has its name,
+    so that a power cut leaves the old file or the new one.
     """
     temporary = path.with_name(f".{path.name}.writing")
     try:

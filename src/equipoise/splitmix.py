@@ -1,7 +1,7 @@
 """SplitMix64's finaliser over numpy: a bijection of 64 bits that leaves no pattern of its input.
 
-The sampler's random numbers use the same function in torch and in Triton (`kernels.uniform`): their integers are
-signed.
+The sampler's random numbers use the same function in torch and in Triton (`kernels.uniform`):
+their integers are signed.
 """
 
 from __future__ import annotations

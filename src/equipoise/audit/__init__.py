@@ -1,9 +1,11 @@
-"""The auditor: which biases an objective has on a rollout log, how sure that is, and what to change.
+"""The auditor: which biases an objective has on a rollout log, how sure that is,
+and what to change.
 
-`measure` gives numbers (an `Audit`), `advise` sentences, `main_text` the page that `equipoise audit` prints;
-`data_path` what was cut, dropped or lost before the loss. It reads our run directories, TRL's completions, the dumps of
-verl, prime-rl, slime and SkyRL, and any Parquet, JSON lines or CSV table. It sees coefficients, not gradients: what
-clipping, ratios and the optimizer add is not in a rollout log.
+`measure` gives numbers (an `Audit`), `advise` sentences, `main_text` the page that `equipoise
+audit` prints; `data_path` what was cut, dropped or lost before the loss. It reads our run
+directories, TRL's completions, the dumps of verl, prime-rl, slime and SkyRL, and any Parquet, JSON
+lines or CSV table. It sees coefficients, not gradients: what clipping, ratios and the optimizer add
+is not in a rollout log.
 """
 
 from equipoise.audit.advice import Advice, advise

@@ -1,12 +1,15 @@
-"""An audit in plain sentences: what is wrong with the audited objective on this log, what to change, how sure that is.
+"""An audit in plain sentences: what is wrong with the audited objective on this log,
+what to change, how sure that is.
 
-A finding needs its whole 95 % interval beyond a floor below which no one would change a configuration (FLOORS, our
-choice); an interval wholly below it says there is nothing to do; anything else is "no evidence". The regime rule of
-Balanced Aggregation (large length CV and small gap favour token, the reverse favours sequence) has no thresholds in
-the paper. Here it is a comparison of distances: how far the coefficients of either rule are from those of balanced.
+A finding needs its whole 95 % interval beyond a floor below which no one would change a
+configuration (FLOORS, our choice); an interval wholly below it says there is nothing to do;
+anything else is "no evidence". The regime rule of Balanced Aggregation (large length CV and small
+gap favour token, the reverse favours sequence) has no thresholds in the paper. Here it is a
+comparison of distances: how far the coefficients of either rule are from those of balanced.
 
-Not here: whether a change improves a benchmark. The measures say which balance a rule breaks; what a sign imbalance
-costs was measured on one small task (docs/study.md), and the advice says which side of it did.
+Not here: whether a change improves a benchmark. The measures say which balance a rule breaks; what
+a sign imbalance costs was measured on one small task (docs/study.md), and the advice says which
+side of it did.
 """
 
 from __future__ import annotations
@@ -32,7 +35,8 @@ PER_RESPONSE = ("sequence", "power")  # rules whose weight falls with the respon
 ONE_LENGTH = ("token", "constant")
 BALANCED = 'objective.aggregation = "balanced"'
 RECENTRE = 'objective.difficulty = { name = "hadw", recentre = true }'
-# What a sign imbalance did in docs/study.md, off-policy; 0.54 to 1 is the imbalance -0.3 there, 1.86 to 1 is +0.3.
+# What a sign imbalance did in docs/study.md, off-policy;
+# 0.54 to 1 is the imbalance -0.3 there, 1.86 to 1 is +0.3.
 COST_SEEN = {
     "weaker": "In our study wrong responses that pull harder cost accuracy (1.8 points at 0.54 to 1).",
     "stronger": "In our study right responses that pull harder cost no accuracy (at 1.86 to 1 they gained 1.6 points).",
@@ -45,7 +49,9 @@ HOSTS = {
 
 @dataclass(frozen=True)
 class Advice:
-    """One subject: `evidence` True (a finding), False (measured, nothing to do) or None (the log cannot tell)."""
+    """One subject: `evidence` True (a finding), False (measured,
+    nothing to do) or None (the log cannot tell).
+    """
 
     topic: str
     evidence: bool | None
@@ -67,7 +73,9 @@ def advise(audit: Audit) -> list[Advice]:
 
 
 def beyond(estimate: Estimate, floor: float) -> bool | None:
-    """True: all of the interval lies above the floor; False: all below; None: neither, or no interval."""
+    """True: all of the interval lies above the floor; False: all below; None:
+    neither, or no interval.
+    """
     if estimate.value is None or estimate.low is None or estimate.high is None:
         return None
     return True if estimate.low > floor else False if estimate.high <= floor else None
@@ -225,7 +233,9 @@ def _shared(audit: Audit) -> Advice:
 
 
 def _prefix_price(audit: Audit) -> str:
-    """prefix gives shared tokens a weight of their own, which unbalances the pulls where prefixes are long."""
+    """prefix gives shared tokens a weight of their own,
+    which unbalances the pulls where prefixes are long.
+    """
     other = next((n for n, c in audit.choices.items() if c["cancellation"] == "prefix"), None)
     ratio = None if other is None else audit.overall.objectives[other]["coupling"].value
     return (

@@ -1,8 +1,10 @@
-"""Intervals over prompts: whole prompts are resampled, because the responses to one prompt are not independent.
+"""Intervals over prompts: whole prompts are resampled,
+because the responses to one prompt are not independent.
 
-Every measure of the audit is a function of sums over prompts, so a resample is a vector of multinomial counts and all
-resamples of all measures are one matrix product. The interval is the percentile bootstrap's, expanded for few prompts
-(Hesterberg 2015): its quantiles are those at which the normal law would give Student's interval with n − 1 degrees.
+Every measure of the audit is a function of sums over prompts, so a resample is a vector of
+multinomial counts and all resamples of all measures are one matrix product. The interval is the
+percentile bootstrap's, expanded for few prompts (Hesterberg 2015): its quantiles are those at which
+the normal law would give Student's interval with n − 1 degrees.
 
 Normalisers a batch shares (DAPO's token count, HA-DW's anchor) stay as the log had them.
 """
@@ -48,10 +50,10 @@ def intervals(
 ) -> dict[str, Estimate]:
     """The estimates `values` (0-dim), each with the interval that its replicates [resamples] give.
 
-    `prompts`: how many have something to say of each; there is no interval with less than two. Resamples without the
-    quantity do not count, nor is there an interval with more than half of them gone. `shares`: those that are shares of
-    prompts, of which all or none in n prompts is no certainty: their interval is then the exact binomial one, which
-    reaches to 1 − .025^(1/n).
+    `prompts`: how many have something to say of each; there is no interval with less than two.
+    Resamples without the quantity do not count, nor is there an interval with more than half of
+    them gone. `shares`: those that are shares of prompts, of which all or none in n prompts is no
+    certainty: their interval is then the exact binomial one, which reaches to 1 − .025^(1/n).
     """
     out = {}
     for k, value in values.items():

@@ -1,4 +1,5 @@
-"""Values of a log's columns, as pyarrow or as plain lists, into numpy arrays; what is wrong is refused by its row.
+"""Values of a log's columns, as pyarrow or as plain lists, into numpy arrays;
+what is wrong is refused by its row.
 
 `refuse(i, name, why)` makes the error for the i-th value of a column; the caller knows the file.
 """
@@ -60,7 +61,9 @@ def numbers(name: str, values: Any, refuse: Refuse, missing: bool = False) -> Fl
 def weighted_sum(
     terms: dict[str, float], piece: dict[str, Any], refuse: Refuse, some_missing: bool
 ) -> Floats:
-    """The weighted sum of the reward columns. In TRL's log one that has nothing to say of a response is NaN."""
+    """The weighted sum of the reward columns. In TRL's log one that has nothing to say of a
+    response is NaN.
+    """
     some_missing &= len(terms) > 1
     each = {name: numbers(name, piece[name], refuse, some_missing) for name in terms}
     x = np.stack([weight * each[name] for name, weight in terms.items()])

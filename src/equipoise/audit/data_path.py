@@ -1,19 +1,23 @@
-"""The biases of the data path: what was cut, dropped, lost on resume or never drawn before the loss saw a batch.
+"""The biases of the data path: what was cut, dropped,
+lost on resume or never drawn before the loss saw a batch.
 
 truncated                share of responses cut at the limit; truncated_wrong: of those below their group's mean
 reward_beyond_limit      by how much the mean reward could differ without the limit. Only bounds: a log does not say how
-                         a response would have ended, so the cut ones may all have got the lowest or the highest reward
+                         a response would have ended, so the cut ones may all have got the lowest or
+                         the highest reward
 discarded                share of the sampled groups that were not trained on; filtered: of those with equal rewards;
                          discarded_informative: of the others
-kept_reward, kept_length mean reward of the trained groups less that of all sampled; ratio of mean lengths, less 1
+kept_reward, kept_length mean reward of the trained groups less that of all sampled;
+ratio of mean lengths, less 1
 lost                     share of a prompt's visits, one an epoch, that no group was logged for; repeated: visits beyond
                          that, which hide lost ones of the same prompt
 missing_steps            share of the steps between the first and the last that have no rows, at the log's own spacing
 sampler_distance         mean over tokens of log μ − log π, sampler against policy: −log S where top-p or top-k left a
                          support of mass S, 0 without either
 
-What a log does not hold it cannot tell: each quantity that is missing is refused with a sentence that says what it
-needs. Intervals are over prompts (bootstrap.py). Not here: what these biases do to a model.
+What a log does not hold it cannot tell: each quantity that is missing is refused with a sentence
+that says what it needs. Intervals are over prompts (bootstrap.py). Not here: what these biases do
+to a model.
 """
 
 from __future__ import annotations
@@ -199,7 +203,8 @@ def _losses(
         sentence = NEEDS_EPOCHS if epochs is None else NEEDS_PROMPTS
         refused |= dict.fromkeys(("lost", "repeated"), sentence)
         return
-    # A visit is a group: a prompt that came twice in a step has two, where the log tells groups apart.
+    # A visit is a group: a prompt that came twice in a step has two,
+    # where the log tells groups apart.
     _, first = np.unique(log.group, return_index=True)
     visits = np.bincount(log.prompt[first]).astype(np.float64)
     if prompts is not None and prompts < len(visits):
@@ -226,8 +231,9 @@ def _lost_of_known(x: Floats, epochs: int) -> Floats:
 def _lost_of_seen(x: Floats, epochs: int) -> Floats:
     """From the mean visits of the prompts seen at all: a binomial law without its zeros.
 
-    With q a visit's chance to be logged, the mean is E·q/(1 − (1 − q)^E), which grows with q from 1 to E. Each visit
-    must be lost alike: prompts that are always lost were never seen, and are not counted.
+    With q a visit's chance to be logged, the mean is E·q/(1 − (1 − q)^E), which grows with q from 1
+    to E. Each visit must be lost alike: prompts that are always lost were never seen, and are not
+    counted.
     """
     mean = x[..., 1] / x[..., 0]
     low, high = np.zeros_like(mean), np.ones_like(mean)
@@ -239,7 +245,9 @@ def _lost_of_seen(x: Floats, epochs: int) -> Floats:
 
 
 def _discarded_of(sampled: int, groups: int) -> Estimate:
-    """The share, with Wilson's interval: which groups were dropped is not known, so nothing can be resampled."""
+    """The share, with Wilson's interval: which groups were dropped is not known,
+    so nothing can be resampled.
+    """
     if sampled < groups:
         raise AuditError(
             f"sampled = {sampled}, and the log has {groups} groups: it must be at least that"

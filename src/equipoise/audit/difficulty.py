@@ -1,14 +1,16 @@
 """The bias of the group baseline by difficulty, from how many responses of each group were right.
 
-The closed form E[p̂|S] − p (theory.baseline_bias) wants the success rate p of a prompt, which p̂ is a poor stand-in for:
-of the informative groups of 8, those with p = .01 nearly all show p̂ = 1/8, where the bias is half of what it is at .01.
-So the law of p over prompts is estimated first, by maximum likelihood from all groups, degenerate ones included: a
-mixture of K Beta laws (Bernstein polynomials, which can take any smooth shape) and of prompts that are always wrong or
-always right. The biases are then averaged over the prompts of that law that give informative groups.
+The closed form E[p̂|S] − p (theory.baseline_bias) wants the success rate p of a prompt, which p̂ is
+a poor stand-in for: of the informative groups of 8, those with p = .01 nearly all show p̂ = 1/8,
+where the bias is half of what it is at .01. So the law of p over prompts is estimated first, by
+maximum likelihood from all groups, degenerate ones included: a mixture of K Beta laws (Bernstein
+polynomials, which can take any smooth shape) and of prompts that are always wrong or always right.
+The biases are then averaged over the prompts of that law that give informative groups.
 
-Binary rewards only. What p̂ cannot tell apart (a prompt never solved and one solved once in a hundred times) stays
-uncertain: on smooth laws at G = 8 the mean bias of the hard prompts came out 1 to 6 % too small, with two in five
-prompts dead a fifth too large, and the interval held the truth in 92 % of the cases instead of 95.
+Binary rewards only. What p̂ cannot tell apart (a prompt never solved and one solved once in a
+hundred times) stays uncertain: on smooth laws at G = 8 the mean bias of the hard prompts came out 1
+to 6 % too small, with two in five prompts dead a fifth too large, and the interval held the truth
+in 92 % of the cases instead of 95.
 """
 
 from __future__ import annotations
@@ -65,9 +67,11 @@ def outcomes(R: Integers, G: Integers) -> tuple[GroupKinds, Integers]:
 
 
 def baseline_bias(counts: Floats, kinds: GroupKinds) -> tuple[Floats, Floats]:
-    """[..., kinds] groups of each kind -> [..., strata] mean bias, and the stratum's share of the informative groups.
+    """[..., kinds] groups of each kind -> [..., strata] mean bias,
+    and the stratum's share of the informative groups.
 
-    NaN where there is no informative group, and for the bias of a stratum with less than a thousandth of them.
+    NaN where there is no informative group, and for the bias of a stratum with less than a
+    thousandth of them.
     """
     n = counts.sum(-1, keepdims=True)
     L = kinds.likelihood

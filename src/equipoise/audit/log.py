@@ -1,10 +1,11 @@
 """A rollout log in columns, in an order of its own.
 
-A group is the responses to one prompt in one step; a prompt may come back in later steps. Rows are ordered by what they
-hold, never by how they came: the order of rows, the names of prompts and the split over files leave every number the
-audit gives, its random resamples included, as it was.
+A group is the responses to one prompt in one step; a prompt may come back in later steps. Rows are
+ordered by what they hold, never by how they came: the order of rows, the names of prompts and the
+split over files leave every number the audit gives, its random resamples included, as it was.
 
-Not here: reading files (read.py, readers/). Text is not kept, nor are log-probabilities but for one sum.
+Not here: reading files (read.py, readers/). Text is not kept,
+nor are log-probabilities but for one sum.
 """
 
 from __future__ import annotations
@@ -24,7 +25,9 @@ CHUNK = 1 << 22  # tokens hashed at a time: memory stays flat
 
 
 class AuditError(ValueError):
-    """A log that cannot be audited; the message is for the user and names file, row and column where there is one."""
+    """A log that cannot be audited; the message is for the user and names file,
+    row and column where there is one.
+    """
 
 
 @dataclass(frozen=True)
@@ -119,7 +122,9 @@ def trained(log: Log) -> Log:
 
 
 def _renumbered(ids: Integers, content: NDArray[np.uint64]) -> tuple[Integers, NDArray[np.uint64]]:
-    """Ids 0, 1, … in the order of their members' content, and the key of each: a sum, which no order changes."""
+    """Ids 0, 1, … in the order of their members' content, and the key of each:
+    a sum, which no order changes.
+    """
     _, ids = np.unique(ids, return_inverse=True)
     key = np.zeros(int(ids.max()) + 1, np.uint64)
     np.add.at(key, ids, content)

@@ -1,7 +1,9 @@
-"""The numbers of an audit: what biases each objective has on a log, per step and overall, with intervals over prompts.
+"""The numbers of an audit: what biases each objective has on a log, per step and overall,
+with intervals over prompts.
 
-Every objective runs through `Objective.assign` on each step's batch, in the order of the steps (a difficulty anchor
-moves as it would have); on-policy, so clipping and ratios play no part. Not here: words (advice), layout (render).
+Every objective runs through `Objective.assign` on each step's batch, in the order of the steps (a
+difficulty anchor moves as it would have); on-policy, so clipping and ratios play no part. Not here:
+words (advice), layout (render).
 """
 
 from __future__ import annotations
@@ -94,7 +96,8 @@ def measure(
 
     objective   a preset's name, or an `Objective`; by default a run directory's own, and dapo for any other log
     against     other objectives: presets, changes to the audited one ("balanced", "balanced+hadw"), or `Objective`s;
-                by default its own stack under token, sequence and balanced, and, with tokens, balanced with prefix
+                by default its own stack under token, sequence and balanced, and,
+                with tokens, balanced with prefix
     columns     which column is what, see `audit.read`; tokenizer: a model's name or folder, to count text in tokens
     seed        of the resamples: the same log and seed give the same numbers
     """
@@ -197,7 +200,9 @@ def _check_rates(log: Log, objectives: Mapping[str, Objective]) -> None:
 def _kinds(
     log: Log, binary: tuple[float, float] | None
 ) -> tuple[difficulty.GroupKinds | None, Integers | None]:
-    """The kinds of groups, (R right of G), and the kind of each group; nothing where rewards are not binary."""
+    """The kinds of groups, (R right of G), and the kind of each group;
+    nothing where rewards are not binary.
+    """
     if binary is None:
         return None, None
     right = np.bincount(log.group, log.reward == binary[1]).astype(np.int64)
@@ -222,7 +227,9 @@ def _assign(
 
 @dataclass(frozen=True)
 class _Setting:
-    """What all measures have in common. Sums lie in one row per prompt: of the log, the objectives, the kinds."""
+    """What all measures have in common. Sums lie in one row per prompt:
+    of the log, the objectives, the kinds.
+    """
 
     log: Log
     objectives: dict[str, Objective]

@@ -1,7 +1,8 @@
-"""Rollout logs as their writers left them: a run directory of ours, TRL's completions, verl's dumps, or any table.
+"""Rollout logs as their writers left them: a run directory of ours, TRL's completions, verl's
+dumps, or any table.
 
-Parquet, JSON lines and CSV are read in pieces, only the columns that are needed. What a column is for follows from its
-name; `columns` says it where the name does not:
+Parquet, JSON lines and CSV are read in pieces, only the columns that are needed. What a column is
+for follows from its name; `columns` says it where the name does not:
 
     prompt   which prompt a response answers (an id or the text)     step    the step it was trained in
     group    which group it belongs to, where a prompt can come twice in a step (default: the prompt)
@@ -9,9 +10,10 @@ name; `columns` says it where the name does not:
     length   tokens in the response, or instead of it    tokens  its token ids    text  its text
     finish   why it ended: "length", or true, means cut at the limit
 
-Without a length or tokens, text is counted in characters, or in the tokens of `tokenizer`. TRL and verl log text only,
-without the end-of-sequence token, so their lengths come out one short. Anything that is not a number where there should
-be one, a group of one, an unknown column, a torn file: AuditError, naming file, row (the first is 1) and column.
+Without a length or tokens, text is counted in characters, or in the tokens of `tokenizer`. TRL and
+verl log text only, without the end-of-sequence token, so their lengths come out one short. Anything
+that is not a number where there should be one, a group of one, an unknown column, a torn file:
+AuditError, naming file, row (the first is 1) and column.
 
 How it is done, and what is peculiar to each writer, is in `audit.readers`.
 """

@@ -1,4 +1,6 @@
-"""An audit as the terminal shows it: what the log is like, what each objective makes of it, the trend, the advice."""
+"""An audit as the terminal shows it: what the log is like, what each objective makes of it,
+the trend, the advice.
+"""
 
 from __future__ import annotations
 
@@ -207,7 +209,9 @@ def _trend_table(audit: Audit) -> Table:
 
 
 def spark(values: Sequence[float | None], most: int = 32) -> str:
-    """A line of bars from the lowest to the highest value; more values than `most` are averaged in as many bins."""
+    """A line of bars from the lowest to the highest value;
+    more values than `most` are averaged in as many bins.
+    """
     bins = min(most, len(values))
     kept = [
         [

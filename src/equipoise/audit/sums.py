@@ -1,8 +1,10 @@
-"""What an objective would have done to a log, as sums over its groups: every measure is a function of such sums.
+"""What an objective would have done to a log, as sums over its groups:
+every measure is a function of such sums.
 
-The coefficients are those of `Objective.assign` on each step's batch. `log_values` and `objective_values` turn sums
-into the measures that `objective/bias.py` takes of a whole batch; the sums of one batch give the same numbers. Sums,
-because they can be added up over the prompts of any resample.
+The coefficients are those of `Objective.assign` on each step's batch. `log_values` and
+`objective_values` turn sums into the measures that `objective/bias.py` takes of a whole batch; the
+sums of one batch give the same numbers. Sums, because they can be added up over the prompts of any
+resample.
 """
 
 from __future__ import annotations
@@ -37,7 +39,9 @@ _OBJECTIVE = {name: i for i, name in enumerate(OBJECTIVE_SUMS)}
 
 @dataclass(frozen=True)
 class SharedNodes:
-    """The tokens of a batch that two responses of a group or more have in common, each with all before it."""
+    """The tokens of a batch that two responses of a group or more have in common,
+    each with all before it.
+    """
 
     node: Integers  # [n] node of each such token
     token: Integers  # [n] its place in the batch's flat tokens
@@ -156,7 +160,9 @@ def objective_sums(step: StepRows, T: Floats, credit: Credit, edges: Floats) -> 
 
 
 def _weights(credit: Credit) -> tuple[Floats, Floats, Floats | None]:
-    """A [B], the weight of a response's tokens (their mean, where they differ) and, there, each token's coefficient."""
+    """A [B], the weight of a response's tokens (their mean, where they differ) and, there,
+    each token's coefficient.
+    """
     A, w = credit.advantage.numpy(), credit.weight.numpy()
     if not credit.per_token:
         return A, w, None
@@ -207,7 +213,9 @@ def objective_values(S: Floats) -> dict[str, Floats]:
 
 
 def token_weights(S: Floats) -> dict[str, Floats]:
-    """[..., OBJECTIVE_SUMS] -> what a token in each tenth of lengths weighs, 1 being the mean token of its step."""
+    """[..., OBJECTIVE_SUMS] -> what a token in each tenth of lengths weighs, 1 being the mean token
+    of its step.
+    """
     return {
         f"live{d}": _divide(S[..., _OBJECTIVE[f"w{d}"]], S[..., _OBJECTIVE[f"live{d}"]])
         for d in range(DECILES)
@@ -227,7 +235,9 @@ def objective_support(sums: Floats) -> dict[str, int]:
 
 
 def log_sums(step: StepRows, log: Log, rules: dict[str, Credit]) -> Floats:
-    """[groups, LOG_SUMS]; `rules`: the credit of the objective under token (group), sequence and balanced."""
+    """[groups, LOG_SUMS]; `rules`: the credit of the objective under token (group),
+    sequence and balanced.
+    """
     rows, group, P = step.rows, step.group, len(step.G)
     T, r = log.length[rows].astype(np.float64), log.reward[rows]
     A = rules["balanced"].advantage.numpy()
@@ -267,7 +277,8 @@ def log_values(S: Floats) -> dict[str, Floats]:
     within_gap      (T̄− − T̄+)/T̄ of a group, mean over groups with both signs: what couples sign and length
     degenerate      share of groups whose rewards are all equal        truncated  share of responses cut at the limit
     token_distance, sequence_distance   how far the rule's coefficients are from those of balanced,
-                    sqrt(Σ T(c − c_balanced)² / Σ T c_balanced²): about half the gap for token, the CV for sequence
+                    sqrt(Σ T(c − c_balanced)² / Σ T c_balanced²):
+                    about half the gap for token, the CV for sequence
     """
 
     def s(name: str) -> Floats:

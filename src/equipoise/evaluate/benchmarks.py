@@ -1,19 +1,22 @@
-r"""The benchmarks of the papers by name: problems with their reference answers, and how a response is graded.
+r"""The benchmarks of the papers by name: problems with their reference answers,
+and how a response is graded.
 
     math500         the last box or `answer`; levels 1 to 5 and seven subjects
     aime24, aime25  whole numbers from 0 to 999
     amc23           whole numbers; the data writes them as floats (27.0), which is only notation
     minerva_math    the box of the worked solution; a number counts within 1 % of the reference, as its authors grade;
-                    the unit is named by the question, so one behind the response's number is left out
+                    the unit is named by the question, so one behind the response's number is left
+                    out
     olympiadbench   the text-only, open-ended English problems. `final_answer` is a list of one text; several answers in
-                    it (`is_multiple_answer`) are a set: all of them, in any order. `unit` stands behind the number or
-                    not; `error` is the absolute tolerance (one problem has one)
+                    it (`is_multiple_answer`) are a set: all of them, in any order. `unit` stands
+                    behind the number or not; `error` is the absolute tolerance (one problem has
+                    one)
     gsm8k           what follows "####"
     livecodebench, humaneval, mbpp    tests, run in the sandbox
 
-Files are looked for in the folder given, as NAME.jsonl, .jsonl.gz or .parquet, there or in its folders `benchmarks` and
-`code`; without a folder the data set comes from the hub. Two references are rewritten because their notation cannot be
-read (`REWRITTEN`); their values stay.
+Files are looked for in the folder given, as NAME.jsonl, .jsonl.gz or .parquet, there or in its
+folders `benchmarks` and `code`; without a folder the data set comes from the hub. Two references
+are rewritten because their notation cannot be read (`REWRITTEN`); their values stay.
 
 Not covered: problems with images, proofs, and answers that only a model can judge.
 """
@@ -47,8 +50,10 @@ FOLDERS = ("benchmarks", "code", "")
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Where a benchmark is on the hub, what is put around its questions, the most tokens a response is given where
-    nobody says, the column that names a problem's subject, and the relative tolerance of numbers."""
+    """Where a benchmark is on the hub, what is put around its questions, the most tokens a response
+    is given where nobody says, the column that names a problem's subject, and the relative
+    tolerance of numbers.
+    """
 
     hub: str | None
     template: str
@@ -81,15 +86,17 @@ REWRITTEN = {
     ("olympiadbench", "t(0,4]"): "(0,4]",
 }
 
-# Units that the verifier of mathematics does not read: quoted names with ties, quotients and powers, and ångström.
+# Units that the verifier of mathematics does not read:
+# quoted names with ties, quotients and powers, and ångström.
 NAME = r"(?:\\mu\s*)?\\(?:mathrm|text|textrm|operatorname)\s*\{[^{}]*\}|\\AA"
 UNIT = re.compile(rf"(?:\\[ ,;:!]|~|\s|/|(?:{NAME})(?:\s*\^\s*\{{?-?\d\}}?)?)+$")
 
 
 @dataclass(frozen=True, slots=True)
 class Benchmark:
-    """`source` is the file or hub name the problems came from; `text` is what a model is asked, as a user's message or,
-    without `chat`, as something to continue."""
+    """`source` is the file or hub name the problems came from; `text` is what a model is asked, as
+    a user's message or, without `chat`, as something to continue.
+    """
 
     name: str
     source: str
@@ -107,13 +114,16 @@ class Benchmark:
 
     @property
     def votes(self) -> bool:
-        """Whether responses have an answer that others can give too; two programs are never the same answer."""
+        """Whether responses have an answer that others can give too;
+        two programs are never the same answer.
+        """
         return not any("tests" in prompt.meta for prompt in self.prompts)
 
     def grade(self, prompt: Prompt, response: str, rules: str = "strict") -> Future[Verdict]:
         """What stands behind a stop string is not part of the response.
 
-        By the lenient rules an answer is read wherever it stands, as the graders of published scores do.
+        By the lenient rules an answer is read wherever it stands,
+        as the graders of published scores do.
         """
         said = min((response.partition(mark)[0] for mark in self.stop), key=len, default=response)
         if "tests" in prompt.meta:
@@ -130,7 +140,9 @@ class Benchmark:
 def open_benchmark(
     name: str, data: str | Path | None = None, *, chat: bool = True, limit: int | None = None
 ) -> Benchmark:
-    """All problems of a benchmark, or its first `limit`. `data` is a folder or the file itself; None is the hub."""
+    """All problems of a benchmark, or its first `limit`. `data` is a folder or the file itself;
+    None is the hub.
+    """
     if name not in BENCHMARKS:
         raise TaskError(
             f'"{name}" is not a benchmark;{did_you_mean(name, BENCHMARKS)} ({", ".join(BENCHMARKS)})'
@@ -166,7 +178,9 @@ def unverifiable(benchmark: Benchmark) -> dict[str, str]:
 
 
 def within(verdict: Verdict, gold: str, tolerance: tuple[Fraction, Fraction]) -> Verdict:
-    """`verdict`, or correct where both are numbers and |answer − gold| ≤ relative·|gold| + absolute."""
+    """`verdict`, or correct where both are numbers and |answer − gold| ≤ relative·|gold| +
+    absolute.
+    """
     relative, absolute = tolerance
     if verdict.kind not in ("wrong", "unparsed") or verdict.answer is None:
         return verdict
@@ -178,7 +192,9 @@ def within(verdict: Verdict, gold: str, tolerance: tuple[Fraction, Fraction]) ->
 
 
 def number(text: str) -> Fraction | None:
-    """The rational number that a text is, whatever the unit behind it; None where the words there are no unit."""
+    """The rational number that a text is, whatever the unit behind it;
+    None where the words there are no unit.
+    """
     unit = UNIT.search(text)
     if unit and not NO_UNIT & set(re.findall(r"[a-z]+", unit.group().lower())):
         text = text[: unit.start()]

@@ -1,7 +1,8 @@
-"""Accuracy by how hard a prompt is for another model: easy, mid and hard by that model's own success rate.
+"""Accuracy by how hard a prompt is for another model:
+easy, mid and hard by that model's own success rate.
 
-The rates must come from draws of their own. Buckets made from the very samples that are then scored would show the hard
-prompts improve and the easy ones fall by chance alone.
+The rates must come from draws of their own. Buckets made from the very samples that are then scored
+would show the hard prompts improve and the easy ones fall by chance alone.
 """
 
 from __future__ import annotations
@@ -22,10 +23,11 @@ def bucket(rate: float) -> str:
 
 
 def by_difficulty(base: Evaluation, now: Evaluation) -> dict[str, dict[str, Any]]:
-    """acc@n of `now`, and of `base`, for the prompts of each bucket of `base`; buckets without prompts are left out.
+    """acc@n of `now`, and of `base`, for the prompts of each bucket of `base`;
+    buckets without prompts are left out.
 
-    base's own accuracy in a bucket is what put the prompts there: it says how the buckets are made, not how good base
-    is on such prompts.
+    base's own accuracy in a bucket is what put the prompts there:
+    it says how the buckets are made, not how good base is on such prompts.
     """
     rates = [_rate(row) for row in base.sampled]
     table: dict[str, dict[str, Any]] = {}

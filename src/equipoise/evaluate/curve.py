@@ -1,6 +1,8 @@
-"""What TGC (arXiv 2604.13088 v1) says of a run's curve: how soon it reaches a score, how much it shakes, how it drifts.
+"""What TGC (arXiv 2604.13088 v1) says of a run's curve:
+how soon it reaches a score, how much it shakes, how it drifts.
 
-Functions of numbers that a run has written down. Not here: intervals, which `compare` makes over seeds.
+Functions of numbers that a run has written down. Not here:
+intervals, which `compare` makes over seeds.
 """
 
 from __future__ import annotations
@@ -10,7 +12,8 @@ from collections.abc import Hashable, Sequence
 
 
 def steps_to_score(steps: Sequence[float], scores: Sequence[float], score: float) -> float:
-    """The first step whose score is at least `score`, between evaluations along a straight line; inf if there is none.
+    """The first step whose score is at least `score`, between evaluations along a straight line;
+    inf if there is none.
 
     >>> steps_to_score([0, 10, 20], [0.2, 0.4, 0.6], 0.5)
     15.0
@@ -28,8 +31,8 @@ def steps_to_score(steps: Sequence[float], scores: Sequence[float], score: float
 def jitter(scores: Sequence[float]) -> float:
     """The root mean square of the second differences of a curve over √6: the noise of each point.
 
-    Points of independent noise σ around a straight line have E[(s_{k−1} − 2s_k + s_{k+1})²] = 6σ²; the line itself,
-    however steep, has none. NaN for fewer than three points.
+    Points of independent noise σ around a straight line have E[(s_{k−1} − 2s_k + s_{k+1})²] = 6σ²;
+    the line itself, however steep, has none. NaN for fewer than three points.
     """
     bends = [scores[k - 1] - 2 * scores[k] + scores[k + 1] for k in range(1, len(scores) - 1)]
     return math.sqrt(sum(b * b for b in bends) / (6 * len(bends))) if bends else math.nan
@@ -38,10 +41,11 @@ def jitter(scores: Sequence[float]) -> float:
 def log_odds_drift(
     before: Sequence[float], after: Sequence[float], prompts: Sequence[Hashable]
 ) -> float:
-    """How far the odds between fixed right answers to a prompt have moved: mean over prompts and pairs of |Δ_a − Δ_b|.
+    """How far the odds between fixed right answers to a prompt have moved:
+    mean over prompts and pairs of |Δ_a − Δ_b|.
 
-    before, after: log-probabilities of whole answers, Δ = after − before; an answer that gains as much as the others
-    has no drift. NaN where no prompt has two answers.
+    before, after: log-probabilities of whole answers, Δ = after − before; an answer that gains as
+    much as the others has no drift. NaN where no prompt has two answers.
     """
     _check(before, after)
     _check(before, prompts)
@@ -57,7 +61,9 @@ def log_odds_drift(
 
 
 def answer_entropy(logprobs: Sequence[float]) -> float:
-    """The entropy of a prompt's fixed right answers among themselves, in nats: 0 where one has taken it all."""
+    """The entropy of a prompt's fixed right answers among themselves, in nats:
+    0 where one has taken it all.
+    """
     if not logprobs:
         raise ValueError("0 answers: an entropy needs at least one")
     top = max(logprobs)

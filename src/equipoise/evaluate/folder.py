@@ -2,12 +2,13 @@
 
     settings.json                       what was asked for; a folder holds one evaluation of one model
     samples/BENCHMARK/chunk-N.parquet   a row per response: benchmark, prompt_id, sample, response, length, finish,
-                                        verdict, reason, answer, value, lenient, level, subject; `lenient` is the
-                                        verdict by the lenient rules of mathematics
+                                        verdict, reason, answer, value, lenient, level, subject;
+                                        `lenient` is the verdict by the lenient rules of mathematics
     result.json, result.md              the metrics, made anew from the samples whenever they change
 
-Files appear whole or not at all, so a chunk that is there is done, and an evaluation killed at any time goes on with
-the first that is missing. What a killed writer leaves is a name that begins with a dot; the next writer replaces it.
+Files appear whole or not at all, so a chunk that is there is done, and an evaluation killed at any
+time goes on with the first that is missing. What a killed writer leaves is a name that begins with
+a dot; the next writer replaces it.
 """
 
 from __future__ import annotations

@@ -1,18 +1,21 @@
-"""The papers' evaluation metrics over a set of problems, each with a 95 % interval (formulas.md §6).
+"""The papers' evaluation metrics over a set of problems,
+each with a 95 % interval (formulas.md §6).
 
-Outcomes are 0/1, one sequence per problem. The samples of a problem are not independent of each other, so every
-interval counts problems: it says what another draw of such problems would give.
+Outcomes are 0/1, one sequence per problem. The samples of a problem are not independent of each
+other, so every interval counts problems: it says what another draw of such problems would give.
 
-For shares in [0, 1] it is Wilson's score interval for as many coin flips as the spread between problems is worth (for
-one answer per problem, exactly Wilson's). The spread is taken with one more problem at 0 for the lower end and at 1 for
-the upper one: near 0 and 1, where benchmarks often are, the few problems that carry it may not have been drawn.
-Simulated over 324 settings (30 to 500 problems, 1 to 16 samples, acc and pass@k from .03 to .99, problems alike or all
-different; 400 to 600 benchmarks each) it held the truth in 92.8 to 98.8 % of the cases and in 93 to 97 % in 87 % of the
-settings, 95.6 % on average: where it is off, it is too wide. Without that problem it was 80.8 to 98.5 %.
+For shares in [0, 1] it is Wilson's score interval for as many coin flips as the spread between
+problems is worth (for one answer per problem, exactly Wilson's). The spread is taken with one more
+problem at 0 for the lower end and at 1 for the upper one: near 0 and 1, where benchmarks often are,
+the few problems that carry it may not have been drawn. Simulated over 324 settings (30 to 500
+problems, 1 to 16 samples, acc and pass@k from .03 to .99, problems alike or all different; 400 to
+600 benchmarks each) it held the truth in 92.8 to 98.8 % of the cases and in 93 to 97 % in 87 % of
+the settings, 95.6 % on average: where it is off, it is too wide. Without that problem it was 80.8
+to 98.5 %.
 
-The percentile bootstrap over problems, `bootstrap`, is there for what is not a share: lengths, or differences between
-two policies on the same problems. It is not used for shares: with 30 problems of 8 samples and pass@4 = .97 it held the
-truth in 78 % of the cases, and in 43 % at .998.
+The percentile bootstrap over problems, `bootstrap`, is there for what is not a share: lengths, or
+differences between two policies on the same problems. It is not used for shares: with 30 problems
+of 8 samples and pass@4 = .97 it held the truth in 78 % of the cases, and in 43 % at .998.
 """
 
 from __future__ import annotations
@@ -37,7 +40,9 @@ class Score:
 
 
 def acc(outcomes: Sequence[Sequence[float]]) -> Score:
-    """acc@n: the share of right samples of a problem, averaged over problems; n may differ between them."""
+    """acc@n: the share of right samples of a problem, averaged over problems;
+    n may differ between them.
+    """
     samples = _checked(outcomes)
     return _mean_share([a.mean() for a in samples], samples)
 
@@ -50,10 +55,11 @@ def best(outcomes: Sequence[Sequence[float]]) -> Score:
 
 
 def pass_at_k(n: int, c: int, k: int) -> float:
-    """1 − C(n−c, k)/C(n, k): the unbiased chance that k of n samples, c of them right, hold a right one.
+    """1 − C(n−c, k)/C(n, k): the unbiased chance that k of n samples, c of them right,
+    hold a right one.
 
-    Drawn without replacement and as a product, so nothing overflows. At k = n it is 0 or 1; a bootstrap with
-    replacement would say .656 for one right of eight.
+    Drawn without replacement and as a product, so nothing overflows. At k = n it is 0 or 1; a
+    bootstrap with replacement would say .656 for one right of eight.
     """
     if not (0 <= c <= n and 1 <= k <= n):
         raise ValueError(
@@ -74,9 +80,9 @@ def mean_pass_at_k(outcomes: Sequence[Sequence[float]], k: int) -> Score:
 def majority(answers: Sequence[Sequence[Hashable]], outcomes: Sequence[Sequence[float]]) -> Score:
     """maj@n: the share of problems whose most frequent final answer is right, the same n for all.
 
-    Of answers with equally many votes the one given first wins (samples are exchangeable, so that is a fair draw), and
-    its first response says whether it is right. None is "no answer" and is never voted for; a problem with no answer at
-    all is wrong.
+    Of answers with equally many votes the one given first wins (samples are exchangeable, so that
+    is a fair draw), and its first response says whether it is right. None is "no answer" and is
+    never voted for; a problem with no answer at all is wrong.
     """
     samples = _checked(outcomes)
     _same_n(samples, "maj@n", "because a vote of few and a vote of many are different questions")
@@ -98,10 +104,11 @@ def majority(answers: Sequence[Sequence[Hashable]], outcomes: Sequence[Sequence[
 
 
 def average(estimates: Sequence[Score]) -> Score:
-    """The plain mean over benchmarks, each counted alike, and its interval (MOVER, Zou & Donner 2008).
+    """The plain mean over benchmarks, each counted alike,
+    and its interval (MOVER, Zou & Donner 2008).
 
-    Benchmarks are independent, so the distances of their ends add up as squares:
-    low = p̄ − sqrt(Σ(p_b − low_b)²)/B, and high alike. It keeps the intervals' lopsidedness near 0 and 1.
+    Benchmarks are independent, so the distances of their ends add up as squares: low = p̄ −
+    sqrt(Σ(p_b − low_b)²)/B, and high alike. It keeps the intervals' lopsidedness near 0 and 1.
     """
     if not estimates:
         raise ValueError("no benchmarks: an average needs at least one")
@@ -126,8 +133,8 @@ def wilson(successes: int, n: int) -> Score:
 def bootstrap(per_problem: Sequence[float], seed: int = 0) -> Score:
     """The mean of any quantity over problems and its percentile bootstrap interval.
 
-    One seed draws the same problems for every quantity. Some 30 problems are needed, and more where a few carry all the
-    difference.
+    One seed draws the same problems for every quantity.
+    Some 30 problems are needed, and more where a few carry all the difference.
     """
     x = np.asarray(per_problem, dtype=np.float64)
     if x.ndim != 1 or len(x) == 0 or not np.isfinite(x).all():
@@ -151,10 +158,11 @@ class Peak:
 
 
 def peak(steps: Sequence[float], values: Sequence[float]) -> Peak:
-    """Peak, last and drop = peak − last over the evaluations of a run, in their order; the first of equal peaks.
+    """Peak, last and drop = peak − last over the evaluations of a run, in their order;
+    the first of equal peaks.
 
-    The peak is a maximum of noisy values, so it is too high, the more so the more evaluations there are: compare the
-    peaks of runs that were evaluated equally often on equally many problems.
+    The peak is a maximum of noisy values, so it is too high, the more so the more evaluations there
+    are: compare the peaks of runs that were evaluated equally often on equally many problems.
     """
     if len(values) == 0 or len(steps) != len(values):
         raise ValueError(
@@ -175,7 +183,9 @@ def length_cv(lengths: Sequence[float]) -> float:
 
 
 def length_gap(lengths: Sequence[float], right: Sequence[float]) -> float:
-    """(T̄− − T̄+)/T̄: how much longer wrong responses are; 0 where there are only right or only wrong ones."""
+    """(T̄− − T̄+)/T̄: how much longer wrong responses are;
+    0 where there are only right or only wrong ones.
+    """
     T, r = _lengths(lengths), np.asarray(right) > 0
     if T.shape != r.shape:
         raise ValueError(f"{len(T)} lengths and {len(r)} outcomes: give one of each per response")
@@ -183,10 +193,12 @@ def length_gap(lengths: Sequence[float], right: Sequence[float]) -> float:
 
 
 def _mean_share(values: Sequence[float], samples: Sequence[np.ndarray]) -> Score:
-    """The mean of one share in [0, 1] per problem; its interval is the score interval of as many coin flips.
+    """The mean of one share in [0, 1] per problem;
+    its interval is the score interval of as many coin flips.
 
-    n problems whose shares have mean p and variance v are worth p(1−p)/v·n flips: n where every share is 0 or 1, and
-    never more than there are samples. Both are taken with one more problem at 0 for the lower end, at 1 for the upper.
+    n problems whose shares have mean p and variance v are worth p(1−p)/v·n flips: n where every
+    share is 0 or 1, and never more than there are samples. Both are taken with one more problem at
+    0 for the lower end, at 1 for the upper.
     """
     x = np.asarray(values, dtype=np.float64)
     total = sum(map(len, samples))

@@ -3,8 +3,8 @@
     ba      8 samples of every problem at temperature 1: acc@8, best@8 (Balanced Aggregation)
     hadw    16 samples of every AIME and AMC problem, 1 of every other (HA-DW)
 
-What the papers do not say, and is chosen here: HA-DW's temperature (1), and its single sample elsewhere. Neither paper
-gives intervals; all metrics here have one.
+What the papers do not say, and is chosen here: HA-DW's temperature (1), and its single sample
+elsewhere. Neither paper gives intervals; all metrics here have one.
 """
 
 from __future__ import annotations

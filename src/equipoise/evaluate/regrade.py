@@ -1,8 +1,9 @@
-"""Grade the kept responses of an evaluation again, with today's verifiers and references, and say what changed.
+"""Grade the kept responses of an evaluation again, with today's verifiers and references,
+and say what changed.
 
-Nothing is sampled. The problems are read again from where they came from; their texts must be those that were asked,
-their references may have been repaired. Chunks are replaced one by one, each whole; a regrading that is killed is
-finished by the next.
+Nothing is sampled. The problems are read again from where they came from; their texts must be those
+that were asked, their references may have been repaired. Chunks are replaced one by one, each
+whole; a regrading that is killed is finished by the next.
 """
 
 from __future__ import annotations
@@ -29,10 +30,11 @@ EXAMPLES = 5
 
 
 def regrade(out: str | Path, data: str | Path | None = None) -> dict[str, Any]:
-    """{benchmark: {responses, changed, moves, examples, before, after}}, and the new result written to the folder.
+    """{benchmark: {responses, changed, moves, examples, before, after}},
+    and the new result written to the folder.
 
-    `data` says where the problems are now, if not where they were. A run's folder of evaluations is regraded step by
-    step.
+    `data` says where the problems are now, if not where they were.
+    A run's folder of evaluations is regraded step by step.
     """
     folder = Folder(out)
     if folder.settings() is None:

@@ -1,4 +1,6 @@
-"""What an evaluation is asked for, before there is a model: benchmarks opened, samples and lengths decided."""
+"""What an evaluation is asked for, before there is a model:
+benchmarks opened, samples and lengths decided.
+"""
 
 from __future__ import annotations
 
@@ -20,8 +22,10 @@ from equipoise.rollout import sampler
 
 @dataclass(frozen=True)
 class EvaluationRequest:
-    """`samples` 0 and `temperature` None take the protocol's; `max_tokens` 0 and `chunk` 0 the benchmark's; `chat` None
-    asks in the chat template where the model was trained on it (`policy.chat.decide`)."""
+    """`samples` 0 and `temperature` None take the protocol's; `max_tokens` 0 and `chunk` 0 the
+    benchmark's; `chat` None asks in the chat template where the model was trained on it
+    (`policy.chat.decide`).
+    """
 
     benchmarks: tuple[Benchmark, ...]
     protocol: Protocol = PROTOCOLS["ba"]
@@ -79,7 +83,9 @@ def evaluate_checkpoints(
     out: str | Path,
     say: Callable[[str], None] = print,
 ) -> Summary:
-    """Every checkpoint of a run into `out`/step-N, and peak and last over them into `out`/result.json and result.md."""
+    """Every checkpoint of a run into `out`/step-N,
+    and peak and last over them into `out`/result.json and result.md.
+    """
     results = {}
     for step, path in sorted(checkpoints.items()):
         say(f"step {step}")

@@ -1,7 +1,7 @@
 """Evaluate a policy on a task's held-out prompts: n samples each, and one greedy answer.
 
-Every response comes back with its verdict, so that a score can be read as well as believed. Not here: the papers'
-benchmarks and protocols (`suite`), and how rewards shape a training step.
+Every response comes back with its verdict, so that a score can be read as well as believed. Not
+here: the papers' benchmarks and protocols (`suite`), and how rewards shape a training step.
 """
 
 from __future__ import annotations
@@ -38,7 +38,9 @@ class Graded:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """`metrics` as eval.jsonl has them; `sampled[i]` the n responses to prompt i; `greedy[i]` its greedy one."""
+    """`metrics` as eval.jsonl has them; `sampled[i]` the n responses to prompt i;
+    `greedy[i]` its greedy one.
+    """
 
     metrics: dict[str, Any]
     prompts: Sequence[Prompt]
@@ -122,9 +124,11 @@ def evaluate(
     share: Callable[[Sequence[Any]], Sequence[Any]] = _alone,
     gather: Callable[[Any], list[Any]] = _only,
 ) -> Evaluation:
-    """acc@n, best@n, pass@k, maj@n, greedy, lengths; overall with intervals and acc@n, greedy by level.
+    """acc@n, best@n, pass@k, maj@n, greedy, lengths;
+    overall with intervals and acc@n, greedy by level.
 
-    `ids` are the encoded prompts. `share` and `gather` split the prompts over processes and put the answers together.
+    `ids` are the encoded prompts. `share` and `gather` split the prompts over processes and put the
+    answers together.
     """
     if not prompts:
         raise ValueError(f"task {task.name} has no held-out prompts to evaluate on")

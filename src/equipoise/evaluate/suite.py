@@ -1,12 +1,14 @@
 """Evaluate a model on benchmarks, keep every response, and go on where a killed evaluation stopped.
 
-The problems of a benchmark are sampled in chunks of fixed make-up. A response's draws depend on (seed, benchmark and
-problem, number of the sample) alone, and its chunk is computed in one batch whenever it is computed: so an evaluation
-that was killed any number of times ends with the same bytes as one that was not, on the same machine with the same
-versions and threads. Verdicts are asked for while the rest of the chunk is still being sampled. More problems
-(`--limit`) begin a chunk of their own, and every response that is there is kept.
+The problems of a benchmark are sampled in chunks of fixed make-up. A response's draws depend on
+(seed, benchmark and problem, number of the sample) alone, and its chunk is computed in one batch
+whenever it is computed: so an evaluation that was killed any number of times ends with the same
+bytes as one that was not, on the same machine with the same versions and threads. Verdicts are
+asked for while the rest of the chunk is still being sampled. More problems (`--limit`) begin a
+chunk of their own, and every response that is there is kept.
 
-Not covered: several processes on one evaluation; give each of them some of the benchmarks and its own folder.
+Not covered: several processes on one evaluation;
+give each of them some of the benchmarks and its own folder.
 """
 
 from __future__ import annotations
@@ -45,7 +47,9 @@ Verdicts = tuple[Future[Verdict], Future[Verdict]]
 
 @dataclass(frozen=True, slots=True)
 class BenchmarkPlan:
-    """One benchmark of an evaluation: `samples` responses of at most `max_tokens`, `chunk` problems at a time."""
+    """One benchmark of an evaluation: `samples` responses of at most `max_tokens`, `chunk` problems
+    at a time.
+    """
 
     benchmark: Benchmark
     samples: int
@@ -58,7 +62,9 @@ class BenchmarkPlan:
     def of(
         cls, benchmark: Benchmark, samples: int, max_tokens: int = 0, chunk: int = 0
     ) -> BenchmarkPlan:
-        """0 takes the benchmark's own most tokens, and the chunk that has about CHUNK_RESPONSES responses."""
+        """0 takes the benchmark's own most tokens, and the chunk that has about CHUNK_RESPONSES
+        responses.
+        """
         size = chunk or max(1, CHUNK_RESPONSES // samples)
         return cls(benchmark, samples, max_tokens or benchmark.max_tokens, size)
 
@@ -69,7 +75,9 @@ class BenchmarkPlan:
         return [prompts[start:end] for start, end in zip([0, *ends], ends, strict=False)]
 
     def grown_from(self, about: Mapping[str, Any]) -> BenchmarkPlan:
-        """The plan that keeps the chunks of an evaluation of the first of these problems; itself where it is none."""
+        """The plan that keeps the chunks of an evaluation of the first of these problems;
+        itself where it is none.
+        """
         limits, there = tuple(about.get("limits", ())), about["problems"]
         first = dataclasses.replace(self.benchmark, prompts=self.benchmark.prompts[:there])
         same = (digest_of_prompts(first), digest_of_references(first)) == (
@@ -105,7 +113,9 @@ def evaluate_benchmarks(
     seed: int = SEED,
     say: Callable[[str], None] = lambda line: None,
 ) -> Summary:
-    """Sample what is not in `out` yet, and return what `result.json` gets: the metrics of the benchmarks in `plans`."""
+    """Sample what is not in `out` yet, and return what `result.json` gets:
+    the metrics of the benchmarks in `plans`.
+    """
     folder = Folder(out)
     if not plans:
         raise EvaluationError("no benchmarks: name at least one")
@@ -180,7 +190,9 @@ def write_run(folder: Folder, results: Mapping[int, Summary]) -> Summary:
 
 
 def chunk_ends(limits: Sequence[int], chunk: int) -> list[int]:
-    """Where each chunk ends; one ends at every limit, because problems that came later were sampled later."""
+    """Where each chunk ends; one ends at every limit,
+    because problems that came later were sampled later.
+    """
     ends: list[int] = []
     for start, limit in zip([0, *limits], limits, strict=False):
         ends += [min(end, limit) for end in range(start + chunk, limit + chunk, chunk)]
@@ -202,7 +214,9 @@ def _grown(folder: Folder, plans: Sequence[BenchmarkPlan]) -> list[BenchmarkPlan
 
 
 def _claimed(folder: Folder, settings: dict[str, Any]) -> dict[str, Any]:
-    """The settings to write: those there are with new benchmarks added; refused where one of them is another."""
+    """The settings to write: those there are with new benchmarks added;
+    refused where one of them is another.
+    """
     old = folder.settings()
     if old is None:
         if (folder.path / "samples").exists():
@@ -291,7 +305,9 @@ def graded(benchmark: Benchmark, prompt: Prompt, response: str) -> Verdicts:
 
 
 def verdict_columns(verdicts: Verdicts) -> Row:
-    """All of the strict verdict but the seconds it took, which are never the same again, and the lenient one's kind."""
+    """All of the strict verdict but the seconds it took, which are never the same again,
+    and the lenient one's kind.
+    """
     strict, lenient = (verdict.result() for verdict in verdicts)
     return {
         "verdict": strict.kind,
@@ -323,7 +339,9 @@ def _digest(values: Iterable[Any]) -> str:
 
 
 def weights_digest(policy: models.Policy) -> str:
-    """Of evenly spaced numbers of every tensor: training changes them all, and reading them all would take minutes."""
+    """Of evenly spaced numbers of every tensor: training changes them all,
+    and reading them all would take minutes.
+    """
     found = hashlib.blake2b(digest_size=8)
     for name, tensor in sorted(policy.model.state_dict().items()):
         flat = tensor.detach().reshape(-1)

@@ -1,7 +1,9 @@
-"""From graded samples to metrics: per benchmark, by level and subject, over benchmarks, over a run's checkpoints.
+"""From graded samples to metrics: per benchmark, by level and subject, over benchmarks,
+over a run's checkpoints.
 
-A problem with a sample whose verdict says nothing about the response (`bad_gold`, `unavailable`) is left out and
-counted; every other verdict that is not `correct` is a wrong answer, and the counts of all are kept.
+A problem with a sample whose verdict says nothing about the response (`bad_gold`, `unavailable`) is
+left out and counted; every other verdict that is not `correct` is a wrong answer, and the counts of
+all are kept.
 """
 
 from __future__ import annotations
@@ -67,7 +69,9 @@ def _lenient(row: Row) -> str:
 def measured(
     problems: Sequence[Sequence[Row]], samples: int, votes: bool
 ) -> dict[str, dict[str, float]]:
-    """acc@n; for n > 1 best@n, maj@n where answers can be voted for, and pass@k for the powers of two between."""
+    """acc@n; for n > 1 best@n, maj@n where answers can be voted for,
+    and pass@k for the powers of two between.
+    """
     outcomes = [[float(row["verdict"] == "correct") for row in group] for group in problems]
     found: dict[str, Score] = {f"acc@{samples}": metrics.acc(outcomes)}
     if samples > 1:
@@ -83,9 +87,11 @@ def measured(
 
 
 def average(benchmarks: Mapping[str, Summary]) -> dict[str, dict[str, float]]:
-    """The metrics that all benchmarks have, each benchmark counted alike; acc also where numbers of samples differ.
+    """The metrics that all benchmarks have, each benchmark counted alike;
+    acc also where numbers of samples differ.
 
-    Nothing where a benchmark has no score at all: an average over the others would be of another set.
+    Nothing where a benchmark has no score at all:
+    an average over the others would be of another set.
     """
     if len(benchmarks) < 2 or not all(summary["problems"] for summary in benchmarks.values()):
         return {}
@@ -101,8 +107,9 @@ def average(benchmarks: Mapping[str, Summary]) -> dict[str, dict[str, float]]:
 
 
 def over_checkpoints(results: Mapping[int, Summary]) -> Summary:
-    """Peak, last and drop of every headline metric over a run's checkpoints, per benchmark and for the average; the
-    results themselves under `checkpoints`."""
+    """Peak, last and drop of every headline metric over a run's checkpoints, per benchmark and for
+    the average; the results themselves under `checkpoints`.
+    """
     steps = sorted(results)
 
     def peaks(parts: Mapping[int, Summary]) -> dict[str, Any]:

@@ -1,4 +1,6 @@
-"""An evaluation as a table: for the terminal, and as Markdown. Shares are in percent, with their 95 % interval."""
+"""An evaluation as a table: for the terminal, and as Markdown.
+Shares are in percent, with their 95 % interval.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +13,9 @@ Table = tuple[Sequence[str], list[list[str]]]
 
 
 def tables(result: Mapping[str, Any]) -> dict[str, Table]:
-    """Columns and rows by title: of a run, peak and last and then the last checkpoint; of a model, the benchmarks and
-    their average, then levels and subjects of those that have them."""
+    """Columns and rows by title: of a run, peak and last and then the last checkpoint; of a model,
+    the benchmarks and their average, then levels and subjects of those that have them.
+    """
     if "checkpoints" in result:
         last = str(result["steps"][-1])
         of_last = tables(result["checkpoints"][last])
@@ -72,7 +75,9 @@ def _peaks(over: Mapping[str, Any]) -> Table:
 
 
 def notes(result: Mapping[str, Any]) -> list[str]:
-    """What a reader of the numbers must know: problems that were left out, and why; scores by the lenient rules."""
+    """What a reader of the numbers must know: problems that were left out, and why;
+    scores by the lenient rules.
+    """
     said = []
     for name, summary in _last(result)["benchmarks"].items():
         for metric, found in summary.get("by_lenient_rules", {}).items():
@@ -116,7 +121,9 @@ def show(result: Mapping[str, Any]) -> None:
 
 
 def show_changes(report: Mapping[str, Any]) -> None:
-    """What a regrading changed: counts and metrics of every benchmark, and the first responses of each."""
+    """What a regrading changed: counts and metrics of every benchmark,
+    and the first responses of each.
+    """
     rows, said = [], []
     for name, about in report.items():
         names = [metric for metric in estimates(about["after"]) if not metric.startswith("pass@")]

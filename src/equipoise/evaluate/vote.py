@@ -1,8 +1,9 @@
 """Which answers of a problem's samples are the same one, so that they can be voted for together.
 
-Two answers are the same if their texts are, without white space, or if exact arithmetic says so (`rewards.equal.quick`:
-1/2 and 0.5). An answer joins the first group whose first answer it equals. SymPy is not asked: what only it could tell
-apart from a different answer (sin²x + cos²x and 1) stays two answers, and the vote is split between them.
+Two answers are the same if their texts are, without white space, or if exact arithmetic says so
+(`rewards.equal.quick`: 1/2 and 0.5). An answer joins the first group whose first answer it equals.
+SymPy is not asked: what only it could tell apart from a different answer (sin²x + cos²x and 1)
+stays two answers, and the vote is split between them.
 """
 
 from __future__ import annotations

@@ -1,16 +1,19 @@
 """Data sets and rollout logs as TRL and verl write and read them.
 
     verl data       Parquet: data_source, prompt [{role, content}], ability, reward_model {style, ground_truth},
-                    extra_info {split, index, id, level, verifier}; tests of code are JSON text in ground_truth
+                    extra_info {split, index, id, level, verifier};
+                    tests of code are JSON text in ground_truth
     TRL data        Parquet: prompt (messages where the data has messages, else text), answer, id, level, verifier
     verl rollouts   STEP.jsonl: input, output, gts, score, step, uid; then prompt_id, length, tokens, finish
     TRL rollouts    completions/completions_STEP.parquet: step, prompt, completion, reward, advantage; then prompt_id,
                     group, length, tokens, finish
 
-What stands after "then" neither host writes: it is what an audit needs to count tokens instead of characters. The
-audit and the tasks read all four back. Files appear whole or not at all, and none is written over.
+What stands after "then" neither host writes: it is what an audit needs to count tokens instead of
+characters. The audit and the tasks read all four back. Files appear whole or not at all, and none
+is written over.
 
-Not covered: images, tools, the log-probabilities of our log, and code problems for TRL, which has no columns for tests.
+Not covered: images, tools, the log-probabilities of our log, and code problems for TRL,
+which has no columns for tests.
 """
 
 from __future__ import annotations
@@ -58,7 +61,9 @@ Row = dict[str, Any]
 
 
 def export_data(task: TaskConfig, host: str, out: Path) -> str:
-    """Write every usable row of a data set for a host, and say how many were written and which were left out."""
+    """Write every usable row of a data set for a host,
+    and say how many were written and which were left out.
+    """
     _known(host)
     if out.suffix != ".parquet":
         raise ExportError(f"{out}: must be a name that ends with .parquet")
@@ -100,7 +105,9 @@ def _all(left_out: Counter[str], reasons: Mapping[str, str]) -> str:
 
 
 def _prompts(task: TaskConfig) -> Iterator[Prompt | RowError]:
-    """The rows of the data set one by one; a bad one in its place as the error that says where it stands."""
+    """The rows of the data set one by one; a bad one in its place as the error that says where it
+    stands.
+    """
     if task.verifier not in ("", *COMPARED):
         raise TaskError(
             f'task.verifier = "{task.verifier}" is not a way to compare answers: {", ".join(COMPARED)}'
@@ -134,7 +141,9 @@ def _prompts(task: TaskConfig) -> Iterator[Prompt | RowError]:
 
 
 def source_of(name: str) -> str:
-    """What verl calls the data set in its metrics: a file without its folders and ending, others as they are."""
+    """What verl calls the data set in its metrics:
+    a file without its folders and ending, others as they are.
+    """
     return name if name.startswith(("hub:", "gym:")) else Path(name).name.partition(".")[0]
 
 
@@ -143,7 +152,9 @@ def messages_of(prompt: Prompt, system: str = "") -> list[dict[str, str]]:
 
 
 def verl_row(prompt: Prompt, source: str, split: str, index: int) -> Row:
-    """`split` and `index` say where the prompt stands in our own task, for a reward function that asks it."""
+    """`split` and `index` say where the prompt stands in our own task,
+    for a reward function that asks it.
+    """
     verifier = str(prompt.meta.get("verifier", "math"))
     tests = prompt.meta.get("tests")
     truth = (
@@ -166,7 +177,9 @@ def verl_row(prompt: Prompt, source: str, split: str, index: int) -> Row:
 
 
 def trl_row(prompt: Prompt, chat: bool | None, system: str = "") -> Row:
-    """`chat`: as messages, as text, or (None) as the data has it; `system`: the message before those without one."""
+    """`chat`: as messages, as text, or (None) as the data has it; `system`:
+    the message before those without one.
+    """
     as_messages = prompt.messages is not None if chat is None else chat
     return {
         "prompt": messages_of(prompt, system) if as_messages else prompt.text,

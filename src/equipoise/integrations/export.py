@@ -1,4 +1,6 @@
-"""Into TRL and verl: a configuration as their launch, and data sets and rollout logs as the files they read."""
+"""Into TRL and verl: a configuration as their launch,
+and data sets and rollout logs as the files they read.
+"""
 
 from equipoise.integrations.data import export_data, export_rollouts
 from equipoise.integrations.launch import ExportError, Launch, Setting

@@ -1,8 +1,10 @@
-"""`equipoise push`: a run's weights with a model card, as a folder and then on the Hugging Face hub.
+"""`equipoise push`: a run's weights with a model card,
+as a folder and then on the Hugging Face hub.
 
-The folder has what plain transformers opens, the card and the configuration; the trainer's state, rollouts and paths
-of the machine are not in it. It is written first, and `--dry-run` stops there. Who may write where is the hub's to
-say: the token is huggingface_hub's own (`hf auth login`, HF_TOKEN).
+The folder has what plain transformers opens, the card and the configuration; the trainer's state,
+rollouts and paths of the machine are not in it. It is written first, and `--dry-run` stops there.
+Who may write where is the hub's to say: the token is huggingface_hub's own (`hf auth login`,
+HF_TOKEN).
 """
 
 from __future__ import annotations
@@ -20,7 +22,8 @@ from equipoise.train.best import Best
 
 FOLDER = "hub"
 NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
-# The trainer's state is of no use to others, its sums are of files that change, and an adapter names the base by path.
+# The trainer's state is of no use to others, its sums are of files that change,
+# and an adapter names the base by path.
 LEFT_OUT = (checkpoint.STATE, checkpoint.SUMS, "adapter", ".*")
 
 
@@ -31,7 +34,9 @@ class PushError(ValueError):
 def push(
     run: str, to: str, *, weights: str = "", private: bool = False, dry_run: bool = False
 ) -> str:
-    """Write the folder, upload it unless `dry_run`, and say where it is. `weights`: last, best, averaged or a step."""
+    """Write the folder, upload it unless `dry_run`, and say where it is. `weights`:
+    last, best, averaged or a step.
+    """
     if not NAME.fullmatch(to):
         raise PushError(f"--to {to}: must be the hub's name of a model, OWNER/NAME")
     folder = RunFolder(run)

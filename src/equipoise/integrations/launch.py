@@ -1,10 +1,12 @@
 """What becomes of a configuration of ours in another trainer, and the folder that starts it there.
 
-Every option of every section has one fate: it is `mapped` to settings of the host, or to what the launch itself does;
-it is `nearly` mapped, to settings that mean almost the same, and the difference is stated; it is the host's `own`
-business; or it is `unmappable`, with the reason. The account of all of them stands in the launch.
+Every option of every section has one fate: it is `mapped` to settings of the host, or to what the
+launch itself does; it is `nearly` mapped, to settings that mean almost the same, and the difference
+is stated; it is the host's `own` business; or it is `unmappable`, with the reason. The account of
+all of them stands in the launch.
 
-The launch keeps a copy of the configuration beside it: prompts and rewards are still ours, and read it.
+The launch keeps a copy of the configuration beside it:
+prompts and rewards are still ours, and read it.
 """
 
 from __future__ import annotations
@@ -55,7 +57,9 @@ def nearly(theirs: Mapping[str, Any], why: str) -> Setting:
 
 
 def truncation(theirs: Mapping[str, Any], truncates: bool) -> Setting:
-    """An option that may keep a part of the vocabulary: our ratios are then of probabilities over that part."""
+    """An option that may keep a part of the vocabulary:
+    our ratios are then of probabilities over that part.
+    """
     return (
         nearly(theirs, "its ratios are of whole-vocabulary probabilities")
         if truncates
@@ -79,7 +83,9 @@ def sandbox_settings(config: Config) -> dict[str, Setting]:
 
 
 def rewards_are_accuracies(config: Config) -> bool:
-    """Whether a response's reward is 1 where it is right and 0 where it is wrong: all that a host's advantages see."""
+    """Whether a response's reward is 1 where it is right and 0 where it is wrong:
+    all that a host's advantages see.
+    """
     w = config.reward
     prices = {getattr(w, kind) for kind in VERDICTS}
     plain = w.functions == ("task",) and w.weights == (1.0,) and (w.correct, w.wrong) == (1.0, 0.0)
@@ -154,7 +160,9 @@ def arguments(settings: Mapping[str, Setting]) -> dict[str, Any]:
 def account(
     config: Config, settings: Mapping[str, Setting], fates: Sequence[str] = FATES
 ) -> list[str]:
-    """A line for every option of these fates, in the order of the configuration: its value, and what became of it."""
+    """A line for every option of these fates, in the order of the configuration:
+    its value, and what became of it.
+    """
     lines = []
     for ours, value in config.flat().items():
         setting = settings.get(ours, UNKNOWN)
@@ -179,7 +187,9 @@ def refuse_without_teacher(config: Config, host: str) -> None:
 
 
 def settled(config: Config) -> Config:
-    """Without `auto`, which the host does not know: what our own run would make of it, by the model's files alone."""
+    """Without `auto`, which the host does not know:
+    what our own run would make of it, by the model's files alone.
+    """
     left = [name for name in SETTLED if config.flat()[name] == "auto"]
     if not left:
         return config
@@ -210,7 +220,9 @@ def _outline(folder: str) -> Outline:
 
 
 def portable(config: Config) -> Config:
-    """The same configuration with its files and folders named from the root: a launch may run from anywhere."""
+    """The same configuration with its files and folders named from the root:
+    a launch may run from anywhere.
+    """
     config = copy.deepcopy(config)
     task = config.task
     task.name, task.held_out = _absolute(task.name), _absolute(task.held_out)

@@ -1,7 +1,9 @@
-"""The card of a trained model: on what data, with which objective, with which measured biases, how it evaluates.
+"""The card of a trained model: on what data, with which objective, with which measured biases,
+how it evaluates.
 
-Every number is read from the run's own files; what they do not say is said to be missing. Paths of the machine are
-shortened to their last part. Not covered: the licence and the intended use, which are the publisher's to write.
+Every number is read from the run's own files; what they do not say is said to be missing. Paths of
+the machine are shortened to their last part. Not covered: the licence and the intended use, which
+are the publisher's to write.
 """
 
 from __future__ import annotations
@@ -70,7 +72,9 @@ def public(config: Config) -> Config:
 
 
 def _shortened(value: Any) -> Any:
-    """Absolute paths by their last part: /home/me/models/base is base; so too before a function's name."""
+    """Absolute paths by their last part: /home/me/models/base is base;
+    so too before a function's name.
+    """
     if isinstance(value, tuple):
         return tuple(_shortened(one) for one in value)
     return Path(value).name if isinstance(value, str) and Path(value).is_absolute() else value
@@ -206,7 +210,9 @@ def _audited(run: RunFolder) -> str:
 
 
 def _evaluations(source: Published) -> str:
-    """Held-out prompts before training and at the published step; benchmarks where some were evaluated."""
+    """Held-out prompts before training and at the published step;
+    benchmarks where some were evaluated.
+    """
     records = {record["step"]: record for record in read_lines(source.run.eval)}
     parts = []
     shown = [step for step in (0, source.step) if step in records]

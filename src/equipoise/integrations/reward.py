@@ -1,6 +1,8 @@
-"""Our rewards for responses that another trainer sampled, exactly as `equipoise train` would give them.
+"""Our rewards for responses that another trainer sampled,
+exactly as `equipoise train` would give them.
 
-A response is known by the place of its prompt in our task: the item of the training stream, or of the held-out set.
+A response is known by the place of its prompt in our task:
+the item of the training stream, or of the held-out set.
 """
 
 from __future__ import annotations
@@ -19,7 +21,8 @@ Place = tuple[str, int]
 
 
 class Rewards:
-    """Calling it gives the rewards [B][K], one for each of reward.functions, and the kind of each first verdict [B].
+    """Calling it gives the rewards [B][K], one for each of reward.functions,
+    and the kind of each first verdict [B].
 
     A reward is NaN where its verdict has no score.
     """

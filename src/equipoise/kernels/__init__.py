@@ -1,5 +1,6 @@
-"""Functions with their backward passes written out, for speed and memory: `layers` what every layer of the decoder
-calls, `head` the language-model head straight to log-probabilities or to an objective's loss.
+"""Functions with their backward passes written out, for speed and memory: `layers` what every layer
+of the decoder calls, `head` the language-model head straight to log-probabilities or to an
+objective's loss.
 
 Each has a plain counterpart that the tests hold it to.
 """

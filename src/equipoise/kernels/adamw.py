@@ -1,4 +1,6 @@
-"""AdamW's moments of a matrix in 8 bits, and a step with them in plain torch, which `triton_adamw` is held to."""
+"""AdamW's moments of a matrix in 8 bits, and a step with them in plain torch,
+which `triton_adamw` is held to.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +14,8 @@ from torch import Tensor
 
 BLOCK = 256  # entries of a row that share a scale
 EPS = 1e-8
-# A moment is scale · (k/n)^power, k = 0 … n: near 0, where most entries of a block are, the steps are small. √v has the
-# same power as m, because m/√v is what counts.
+# A moment is scale · (k/n)^power, k = 0 … n: near 0, where most entries of a block are, the steps
+# are small. √v has the same power as m, because m/√v is what counts.
 M_LEVELS, M_ROOTS = 127, 2  # power 2^roots: m = scale · (k/127)⁴, with a sign
 V_LEVELS, V_ROOTS = 255, 3  # v = scale · (k/255)⁸
 # of the dither along a block; any irrationals will do
@@ -23,7 +25,9 @@ CHUNK = 1 << 20
 
 
 class Rates(NamedTuple):
-    """Of one step t: p ← (1 − decay) p − step · m / (√v / root + ε), with the bias corrections inside."""
+    """Of one step t: p ← (1 − decay) p − step · m / (√v / root + ε),
+    with the bias corrections inside.
+    """
 
     beta1: float
     beta2: float
@@ -65,7 +69,8 @@ class Coded:
 def coded_step(
     weight: Tensor, master: Tensor, gradient: Tensor, moments: Coded, now: Rates
 ) -> None:
-    """One step of AdamW in place, with moments of 8 bits; the update itself uses them before they are rounded.
+    """One step of AdamW in place, with moments of 8 bits;
+    the update itself uses them before they are rounded.
 
     `weight` is the master or its rounded copy.
     """
@@ -100,10 +105,11 @@ def encode(
 ) -> None:
     """Write x [..., w] as codes and scale [...].
 
-    Of the two levels around an entry the upper one is taken where its share of the way exceeds the dither, a number
-    that over the steps is as often below any bound as a random one would be: on average nothing is lost. (Rounding to
-    the nearest would stop a moment that changes by less than half a level in a step.) An entry that is not 0 keeps at
-    least level 1 in v, where 0 would divide by ε.
+    Of the two levels around an entry the upper one is taken where its share of the way exceeds the
+    dither, a number that over the steps is as often below any bound as a random one would be: on
+    average nothing is lost. (Rounding to the nearest would stop a moment that changes by less than
+    half a level in a step.) An entry that is not 0 keeps at least level 1 in v, where 0 would
+    divide by ε.
     """
     scale.copy_(x.abs().amax(-1))
     share = x.abs().div_(scale.clamp_min(torch.finfo(torch.float32).tiny)[..., None])
@@ -122,7 +128,9 @@ def encode(
 
 
 def _blocks(master: Tensor, gradient: Tensor, moments: Coded) -> Iterator[list[Tensor]]:
-    """Views of p, g, m, v [r, b, w] and of their scales [r, b]: whole blocks, then what is left of each row."""
+    """Views of p, g, m, v [r, b, w] and of their scales [r, b]:
+    whole blocks, then what is left of each row.
+    """
     wide = [t.flatten(1) for t in (master.detach(), gradient, moments.m, moments.v)]
     columns = wide[0].shape[1]
     whole = columns // BLOCK

@@ -1,4 +1,6 @@
-"""`Function.apply` of torch.autograd, with the types that torch leaves out: those of the function's `forward`."""
+"""`Function.apply` of torch.autograd, with the types that torch leaves out:
+those of the function's `forward`.
+"""
 
 from __future__ import annotations
 

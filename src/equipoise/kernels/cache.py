@@ -1,8 +1,8 @@
 """Where Triton keeps compiled kernels between runs, and how many are there.
 
-Triton compiles a kernel when it is first called with types and sizes it has not seen, and keeps the result on disk, by
-the hash of its source, its options and the device: a second run on the same machine compiles nothing. Not here: the
-compiling itself, which happens inside the first calls.
+Triton compiles a kernel when it is first called with types and sizes it has not seen, and keeps the
+result on disk, by the hash of its source, its options and the device: a second run on the same
+machine compiles nothing. Not here: the compiling itself, which happens inside the first calls.
 """
 
 from __future__ import annotations

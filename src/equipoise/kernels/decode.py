@@ -1,10 +1,10 @@
-"""What a decode step does between its matrix products, over a paged cache: Triton kernels on CUDA, plain torch
-elsewhere (and for float64).
+"""What a decode step does between its matrix products, over a paged cache:
+Triton kernels on CUDA, plain torch elsewhere (and for float64).
 
-bfloat16 and float32. Everything can be captured in a CUDA graph: no function waits for the device, grids depend on
-shapes alone, and what changes from step to step (lengths, tables) is read on the device. The same numbers give the same
-bits. See `reference` for the cache's layout. Not covered: writing a prompt's keys, and the truncation by top-k, top-p
-and min-p (`kernels.draw`).
+bfloat16 and float32. Everything can be captured in a CUDA graph: no function waits for the device,
+grids depend on shapes alone, and what changes from step to step (lengths, tables) is read on the
+device. The same numbers give the same bits. See `reference` for the cache's layout. Not covered:
+writing a prompt's keys, and the truncation by top-k, top-p and min-p (`kernels.draw`).
 """
 
 from __future__ import annotations
@@ -42,10 +42,12 @@ def store(
     q_norm: Norm | None,
     k_norm: Norm | None,
 ) -> Tensor:
-    """Norm queries and keys per head, rotate them to their position, write keys and values to the row's place `length`.
+    """Norm queries and keys per head, rotate them to their position,
+    write keys and values to the row's place `length`.
 
-    qkv [R, H + 2 Hk, D] → queries [R, H, D]. rope [positions, D] float32: cos [D/2] and sin [D/2] of every position;
-    halves of a head rotate together. Give cos and sin as the model rounds them to get the model's own bits.
+    qkv [R, H + 2 Hk, D] → queries [R, H, D]. rope [positions, D] float32: cos [D/2] and sin [D/2]
+    of every position; halves of a head rotate together. Give cos and sin as the model rounds them
+    to get the model's own bits.
     """
     q: Tensor = _of(qkv).store(qkv, keys, values, rows, rope, q_norm, k_norm)
     return q
@@ -61,10 +63,11 @@ def attend(
     window: int | None,
     splits: int,
 ) -> Tensor:
-    """Attention of queries [R, H, D] to their prompt's keys and their own 0 … length, the one just stored included.
+    """Attention of queries [R, H, D] to their prompt's keys and their own 0 … length,
+    the one just stored included.
 
-    With a window, to the last `window` of these. `splits`: into how many parts every row's work is cut, to be done at
-    the same time; 1 is fastest where there are many rows.
+    With a window, to the last `window` of these. `splits`: into how many parts every row's work is
+    cut, to be done at the same time; 1 is fastest where there are many rows.
     """
     out: Tensor = _of(q).attend(q, keys, values, rows, scale, softcap, window, splits)
     return out
@@ -85,18 +88,21 @@ def gated(gate_up: Tensor, activation: Activation) -> Tensor:
 def draw(
     logits: Tensor, u: Tensor, temperature: float, softcap: float | None
 ) -> tuple[Tensor, Tensor]:
-    """Tokens [R] int64 and their log-probabilities [R] by `rollout.draw`'s rule, from logits [R, V] and u [R] in
-    [0, 1): the first token, in vocabulary order, whose cumulative probability exceeds u; temperature 0 is greedy.
+    """Tokens [R] int64 and their log-probabilities [R] by `rollout.draw`'s rule, from logits [R, V]
+    and u [R] in [0, 1): the first token, in vocabulary order, whose cumulative probability exceeds
+    u; temperature 0 is greedy.
 
-    Sums are taken in another order on the GPU: where u is within rounding of a boundary, the neighbour may be drawn.
+    Sums are taken in another order on the GPU: where u is within rounding of a boundary,
+    the neighbour may be drawn.
     """
     drawn: tuple[Tensor, Tensor] = _of(logits).draw(logits, u, temperature, softcap)
     return drawn
 
 
 def list_kept(kept: Tensor, begin: Tensor, ids: Tensor) -> None:
-    """Write the columns where kept [R, V] bool is true, in order, to ids [C] int32 from begin [R] int64 on; what would
-    lie behind the end of ids is not written."""
+    """Write the columns where kept [R, V] bool is true, in order, to ids [C] int32 from begin [R]
+    int64 on; what would lie behind the end of ids is not written.
+    """
     _of(kept).list_kept(kept, begin, ids)
 
 

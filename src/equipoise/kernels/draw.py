@@ -1,5 +1,6 @@
-"""One token from each row of logits by inverse CDF: the first token, in vocabulary order, whose cumulative probability
-exceeds the row's uniform number. One uniform a token, so a response's draws do not depend on its neighbours.
+"""One token from each row of logits by inverse CDF: the first token, in vocabulary order, whose
+cumulative probability exceeds the row's uniform number. One uniform a token, so a response's draws
+do not depend on its neighbours.
 """
 
 from __future__ import annotations
@@ -14,12 +15,13 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class SamplingParams:
-    """`temperature` 0 is greedy; `top_k` 0, `top_p` 1 and `min_p` 0 keep the whole vocabulary; `seed` is the seed of
-    the run. They truncate in this order: the `top_k` most likely tokens, of those the fewest whose mass reaches
-    `top_p`, of those the ones at least `min_p` times as likely as the likeliest.
+    """`temperature` 0 is greedy; `top_k` 0, `top_p` 1 and `min_p` 0 keep the whole vocabulary;
+    `seed` is the seed of the run. They truncate in this order: the `top_k` most likely tokens, of
+    those the fewest whose mass reaches `top_p`, of those the ones at least `min_p` times as likely
+    as the likeliest.
 
-    A response ends with an end-of-sequence token, after the token that completes one of the `stop` strings, after
-    `max_tokens` tokens, or where the model's context ends.
+    A response ends with an end-of-sequence token, after the token that completes one of the `stop`
+    strings, after `max_tokens` tokens, or where the model's context ends.
     """
 
     temperature: float = 1.0
@@ -58,8 +60,9 @@ class SamplingParams:
 
 
 class Drawn(NamedTuple):
-    """tokens [R] int64; logprobs [R] under the distribution drawn from; kept [R, V] bool: its support, None where
-    nothing is truncated."""
+    """tokens [R] int64; logprobs [R] under the distribution drawn from; kept [R, V] bool:
+    its support, None where nothing is truncated.
+    """
 
     tokens: Tensor
     logprobs: Tensor
@@ -78,15 +81,17 @@ def draw(logits: Tensor, u: Tensor, params: SamplingParams) -> Drawn:
     truncated = truncate(z, params.top_k, params.top_p, params.min_p) if params.truncates else z
     p = truncated.softmax(1)
     cdf = p.cumsum(1)
-    # u < 1 in steps of 2⁻²⁴ keeps u·total below total in float32, so the index is always inside the vocabulary.
+    # u < 1 in steps of 2⁻²⁴ keeps u·total below total in float32,
+    # so the index is always inside the vocabulary.
     tokens = torch.searchsorted(cdf, u[:, None] * cdf[:, -1:], right=True)
     logprobs = p.gather(1, tokens).log_()[:, 0]
     return Drawn(tokens[:, 0], logprobs, truncated > -torch.inf if params.truncates else None)
 
 
 def truncate(z: Tensor, top_k: int, top_p: float, min_p: float = 0.0) -> Tensor:
-    """−∞ outside the top_k largest, then outside the fewest tokens whose mass reaches top_p, then below min_p times the
-    largest probability; ties at k and at min_p are kept."""
+    """−∞ outside the top_k largest, then outside the fewest tokens whose mass reaches top_p, then
+    below min_p times the largest probability; ties at k and at min_p are kept.
+    """
     if 0 < top_k < z.shape[1]:
         z = z.masked_fill(z < z.topk(top_k, 1).values[:, -1:], -torch.inf)
     if top_p < 1:

@@ -1,11 +1,14 @@
-"""From hidden states and the language-model head to log-probabilities, or straight to an objective's loss.
+"""From hidden states and the language-model head to log-probabilities,
+or straight to an objective's loss.
 
-Never more than a chunk of logits exists. `fused_logprobs` serves every objective: the backward pass makes each chunk's
-logits again (four matrix products in all). `fused_loss` takes three where the objective is token-level: each token's
-slope is known as soon as its own log-probability is, so the chunk's gradient is formed while its logits are there.
-On CUDA the passes over the logits are Triton's (on a Hopper with the product that makes them), elsewhere plain torch's.
-The gradients' products are torch's, in the hidden states' precision, with the weight's gradient summed in float32.
-Not covered: float16 (gradients of logits underflow in it), second derivatives, and heads split over devices.
+Never more than a chunk of logits exists. `fused_logprobs` serves every objective: the backward pass
+makes each chunk's logits again (four matrix products in all). `fused_loss` takes three where the
+objective is token-level: each token's slope is known as soon as its own log-probability is, so the
+chunk's gradient is formed while its logits are there. On CUDA the passes over the logits are
+Triton's (on a Hopper with the product that makes them), elsewhere plain torch's. The gradients'
+products are torch's, in the hidden states' precision, with the weight's gradient summed in float32.
+Not covered: float16 (gradients of logits underflow in it), second derivatives, and heads split over
+devices.
 """
 
 from __future__ import annotations
@@ -40,9 +43,10 @@ def fused_logprobs(
 ) -> tuple[Tensor, Tensor]:
     """log π(target) and the entropy of π [N], float32, differentiable both.
 
-    hidden [N, d], weight [V, d], bias [V], targets [N] int64. π = softmax(cap(hidden weightᵀ + bias)/temperature), with
-    cap(z) = softcap·tanh(z/softcap), over the first `vocabulary` columns: the rest is padding and gets no gradient.
-    On CUDA a target outside the vocabulary has log-probability NaN; on the CPU it is an IndexError.
+    hidden [N, d], weight [V, d], bias [V], targets [N] int64. π = softmax(cap(hidden weightᵀ +
+    bias)/temperature), with cap(z) = softcap·tanh(z/softcap), over the first `vocabulary` columns:
+    the rest is padding and gets no gradient. On CUDA a target outside the vocabulary has
+    log-probability NaN; on the CPU it is an IndexError.
     """
     _check(hidden, weight, bias, targets, temperature, softcap, vocabulary)
     settings = _Settings(Softmax(temperature, softcap), vocabulary or len(weight))
@@ -66,11 +70,13 @@ def fused_loss(
     softcap: float | None = None,
     vocabulary: int | None = None,
 ) -> LossOutput:
-    """`objective.loss` of the head's log-probabilities and entropies: the same numbers, to rounding, as
-    `objective.loss(*fused_logprobs(…), …)`, which it is for objectives with sequence-level ratios and without gradient.
+    """`objective.loss` of the head's log-probabilities and entropies: the same numbers, to
+    rounding, as `objective.loss(*fused_logprobs(…), …)`, which it is for objectives with
+    sequence-level ratios and without gradient.
 
-    For token-level objectives the gradients are made here and wait for `backward`, which can be called once; and on
-    CUDA, without an entropy bonus, a log π that fell by more than 69 since log π_old is given as having fallen by 69.
+    For token-level objectives the gradients are made here and wait for `backward`, which can be
+    called once; and on CUDA, without an entropy bonus, a log π that fell by more than 69 since log
+    π_old is given as having fallen by 69.
     """
     others = {
         "position": position,
@@ -158,7 +164,9 @@ class _Logprobs(torch.autograd.Function):
 
 
 class _Loss(torch.autograd.Function):
-    """(hidden, weight, bias, targets) → a zero that has the loss's gradient, log-probabilities and entropies [N]."""
+    """(hidden, weight, bias, targets) → a zero that has the loss's gradient, log-probabilities and
+    entropies [N].
+    """
 
     @staticmethod
     def forward(
@@ -198,9 +206,10 @@ class _Loss(torch.autograd.Function):
 class _Logits:
     """Chunks of tokens, which have their logits in one room that every chunk uses again.
 
-    Logits are counted from where `guess` [N] says that 0 is: if the target's log-probability is about that, then
-    raw − own + temperature·guess is about temperature·log π, small where π is large, whatever the target.
-    The tokens are padded to a multiple of TOKENS with hidden states of 0.
+    Logits are counted from where `guess` [N] says that 0 is: if the target's log-probability is
+    about that, then raw − own + temperature·guess is about temperature·log π, small where π is
+    large, whatever the target. The tokens are padded to a multiple of TOKENS with hidden states of
+    0.
     """
 
     def __init__(
@@ -242,10 +251,12 @@ class _Logits:
 
 
 class _Gradients:
-    """What the chunks' logit gradients add up to, of hidden, weight and bias; None where nobody asks for it.
+    """What the chunks' logit gradients add up to, of hidden, weight and bias;
+    None where nobody asks for it.
 
-    The weight's sum is float32. A half-precision gradient is made of it in the room that the logits had; where that is
-    too small, the sum lies in two halves of the vocabulary, and the gradient goes into the memory of the first.
+    The weight's sum is float32. A half-precision gradient is made of it in the room that the logits
+    had; where that is too small, the sum lies in two halves of the vocabulary, and the gradient
+    goes into the memory of the first.
     """
 
     def __init__(
@@ -315,7 +326,9 @@ class _Gradients:
 
 
 def _add_product(total: Tensor, a: Tensor, b: Tensor, begun: bool) -> None:
-    """total += a b, or total = a b; the product is not rounded to the factors' precision on the way."""
+    """total += a b, or total = a b; the product is not rounded to the factors' precision on the
+    way.
+    """
     if total.dtype == a.dtype:
         torch.addmm(total, a, b, beta=float(begun), out=total)
     elif not total.is_cuda:
@@ -330,7 +343,8 @@ def _narrowed(first: Tensor, second: Tensor, dtype: torch.dtype, scale: Tensor) 
     """scale · [first; second] in `dtype`, half as wide, in the memory of `first`."""
     half, d = first.shape
     out = first.view(dtype).view(-1)[: (half + len(second)) * d].view(-1, d)
-    # A row's place in the result lies at half its own offset: from blocks that double, nothing unread is overwritten.
+    # A row's place in the result lies at half its own offset:
+    # from blocks that double, nothing unread is overwritten.
     end = min(half, 256)
     _scale(first[:end].clone(), scale, out[:end])
     while end < half:
@@ -346,7 +360,9 @@ def _scale(x: Tensor, scale: Tensor, out: Tensor) -> None:
 
 
 def _chunks(tokens: int, token_bytes: int, most_bytes: int) -> list[slice]:
-    """Chunks of at most `most_bytes`, but at least TOKENS tokens; in multiples of 2·TOKENS where there is room."""
+    """Chunks of at most `most_bytes`, but at least TOKENS tokens;
+    in multiples of 2·TOKENS where there is room.
+    """
     most = most_bytes // token_bytes
     size = most // (2 * TOKENS) * 2 * TOKENS or TOKENS
     return [slice(start, min(start + size, tokens)) for start in range(0, tokens, size)]
@@ -361,7 +377,9 @@ def _float(x: Tensor) -> torch.dtype:
 
 
 def _passes(*rows: Tensor) -> ModuleType:
-    """For rows such as these; Triton's are in float32 at most, and ask for rows that begin at multiples of 16 bytes."""
+    """For rows such as these; Triton's are in float32 at most,
+    and ask for rows that begin at multiples of 16 bytes.
+    """
     if not rows[0].is_cuda or rows[0].dtype == torch.float64 or not all(map(_is_aligned, rows)):
         return logit_passes
     from equipoise.kernels import triton_logit_passes

@@ -1,5 +1,6 @@
-"""Whether a GPU is a Hopper or later: these load tiles through tensor descriptors, and start a kernel before the one it
-waits for has ended."""
+"""Whether a GPU is a Hopper or later: these load tiles through tensor descriptors, and start a
+kernel before the one it waits for has ended.
+"""
 
 from __future__ import annotations
 

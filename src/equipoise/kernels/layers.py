@@ -1,8 +1,10 @@
-"""What every layer calls besides its matrix products, with backward passes written out: autograd's own make two to
-three times as many passes over memory, which costs as much as a small model's matrix products.
+"""What every layer calls besides its matrix products, with backward passes written out: autograd's
+own make two to three times as many passes over memory, which costs as much as a small model's
+matrix products.
 
-On CUDA each is one Triton pass forward and one backward (`triton_layers`; float64 and float16 are left to torch),
-elsewhere a few passes of torch's. Each has a plain counterpart (named in its docstring) that the tests hold it to.
+On CUDA each is one Triton pass forward and one backward (`triton_layers`; float64 and float16 are
+left to torch), elsewhere a few passes of torch's. Each has a plain counterpart (named in its
+docstring) that the tests hold it to.
 """
 
 from __future__ import annotations
@@ -19,8 +21,9 @@ from equipoise.kernels.plain_layers import ACTIVATIONS, wide
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, offset: float = 0.0) -> Tensor:
-    """F.rms_norm(x, x.shape[-1:], offset + weight, eps); with an offset (Gemma) it is rounded after the product with
-    the weight, without one before and after, as in transformers."""
+    """F.rms_norm(x, x.shape[-1:], offset + weight, eps); with an offset (Gemma) it is rounded after
+    the product with the weight, without one before and after, as in transformers.
+    """
     if x.is_cuda and x.dim() == 2:
         return add_norm(x, None, weight, eps, offset)[1]
     if offset:
@@ -33,8 +36,10 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, offset: float = 0.0) -> Tens
 def add_norm(
     x: Tensor, delta: Tensor | None, weight: Tensor, eps: float, offset: float = 0.0
 ) -> tuple[Tensor, Tensor]:
-    """x ← x + delta, and rms_norm(x, weight, eps, offset): the next place of the residual stream [U, d] and what the
-    layer reads there. One function, so that the two gradients of x meet in one pass."""
+    """x ← x + delta, and rms_norm(x, weight, eps, offset): the next place of the residual stream
+    [U, d] and what the layer reads there. One function, so that the two gradients of x meet in one
+    pass.
+    """
     if _in_triton(x):
         return apply(_AddNorm, x, delta, weight, eps, offset)
     x = x if delta is None else x + delta
@@ -55,8 +60,9 @@ def gated(gate_up: Tensor, activation: str) -> Tensor:
 
 
 def rotate(x: Tensor, heads: int, cos: Tensor, sin: Tensor) -> Tensor:
-    """x · cos + (−x₂, x₁) · sin in the first `heads` heads of x [U, H, D], with x₁, x₂ the halves of the last axis; the
-    other heads pass as they are. cos, sin [U, 1, D/2]."""
+    """x · cos + (−x₂, x₁) · sin in the first `heads` heads of x [U, H, D], with x₁, x₂ the halves
+    of the last axis; the other heads pass as they are. cos, sin [U, 1, D/2].
+    """
     if _in_triton(x):
         return apply(_TritonRotate, x, heads, cos, sin, None, None, 0, 0.0)
     return apply(_Rotate, x, heads, cos, sin)
@@ -71,7 +77,9 @@ def norm_rotate(
     cos: Tensor,
     sin: Tensor,
 ) -> Tensor:
-    """`rotate` of the queries and keys in qkv [U, H + 2 Hk, D], each head normed first (`rms_norm`)."""
+    """`rotate` of the queries and keys in qkv [U, H + 2 Hk, D],
+    each head normed first (`rms_norm`).
+    """
     heads = qkv.shape[1] - 2 * kv_heads
     if _in_triton(qkv):
         return apply(_TritonRotate, qkv, heads + kv_heads, cos, sin, q_weight, k_weight, heads, eps)

@@ -1,9 +1,10 @@
-"""What is done to a chunk of logits, in plain torch: the reference of the Triton passes, and the passes of the CPU.
+"""What is done to a chunk of logits, in plain torch:
+the reference of the Triton passes, and the passes of the CPU.
 
-log π = log softmax(x), x = cap(raw)/temperature, cap(r) = softcap·tanh(r/softcap), raw the head's outputs. Logits are
-counted from a shift, one for each token: near the top of its distribution, where they count, they are then small
-numbers, and half precision rounds them by little. Each pass makes two or three wide copies of the chunk; the Triton
-ones none.
+log π = log softmax(x), x = cap(raw)/temperature, cap(r) = softcap·tanh(r/softcap), raw the head's
+outputs. Logits are counted from a shift, one for each token: near the top of its distribution,
+where they count, they are then small numbers, and half precision rounds them by little. Each pass
+makes two or three wide copies of the chunk; the Triton ones none.
 """
 
 from __future__ import annotations
@@ -35,8 +36,9 @@ class Chunk(NamedTuple):
 
 
 def target_logits(chunk: Chunk, guess: Tensor | None) -> None:
-    """Write the raw logit of each target into `own`, and what it exceeds `guess` by, in the hidden states' precision,
-    into `shift`."""
+    """Write the raw logit of each target into `own`, and what it exceeds `guess` by,
+    in the hidden states' precision, into `shift`.
+    """
     x, w, own = chunk.hidden, chunk.weight[chunk.targets], chunk.own
     torch.sum(x.to(own.dtype) * w.to(own.dtype), 1, out=own)
     if chunk.bias is not None:
@@ -45,8 +47,9 @@ def target_logits(chunk: Chunk, guess: Tensor | None) -> None:
 
 
 def room(buffer: Tensor, n: int, V: int) -> Tensor:
-    """Room for the logits of n tokens [n, V]. Tokens lie in columns: the shift is then a bias of the matrix product,
-    which is added before it is rounded."""
+    """Room for the logits of n tokens [n, V]. Tokens lie in columns: the shift is then a bias of
+    the matrix product, which is added before it is rounded.
+    """
     return buffer[: V * n].view(V, n).t()
 
 
@@ -56,7 +59,9 @@ def make_logits(chunk: Chunk) -> None:
 
 
 def statistics(chunk: Chunk, logprobs: Tensor, entropy: Tensor, lse: Tensor) -> None:
-    """Write log π(target), the entropy and log Σ exp x of every token into logprobs, entropy, lse [n]."""
+    """Write log π(target), the entropy and log Σ exp x of every token into logprobs, entropy,
+    lse [n].
+    """
     make_logits(chunk)
     _statistics(chunk, logprobs, entropy, lse)
 
@@ -64,13 +69,16 @@ def statistics(chunk: Chunk, logprobs: Tensor, entropy: Tensor, lse: Tensor) -> 
 def gradient_(
     chunk: Chunk, lse: Tensor, entropy: Tensor, g: Tensor | None, h: Tensor | None
 ) -> None:
-    """Make z Σ ∂/∂raw of g·log π(target) + h·entropy; a token where both are 0 gets 0, whatever it held."""
+    """Make z Σ ∂/∂raw of g·log π(target) + h·entropy;
+    a token where both are 0 gets 0, whatever it held.
+    """
     make_logits(chunk)
     _gradient(chunk, lse, entropy, g, h)
 
 
 def loss_gradient_(chunk: Chunk, pull: Pull, logprobs: Tensor, entropy: Tensor) -> Tensor | None:
-    """Make z the gradient of the loss that pulls; write log π(target) and the entropy of every token.
+    """Make z the gradient of the loss that pulls;
+    write log π(target) and the entropy of every token.
 
     A pass may return a factor [n] that the rows of z still lack.
     """
@@ -81,7 +89,9 @@ def loss_gradient_(chunk: Chunk, pull: Pull, logprobs: Tensor, entropy: Tensor) 
 
 
 def scale_rows(x: Tensor, factor: Tensor, out: Tensor) -> None:
-    """out = x·factor, x [n, d], factor [n]; 0 where the factor is, whatever x holds. `out` may be x."""
+    """out = x·factor, x [n, d], factor [n]; 0 where the factor is, whatever x holds.
+    `out` may be x.
+    """
     torch.mul(x, factor[:, None], out=out)
     out[factor == 0] = 0.0
 

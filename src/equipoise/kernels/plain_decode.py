@@ -1,9 +1,11 @@
-"""One decode step over a paged cache, in plain torch: the reference of the Triton kernels, and what runs without CUDA.
+"""One decode step over a paged cache, in plain torch:
+the reference of the Triton kernels, and what runs without CUDA.
 
-Responses lie in blocks of BLOCK tokens, one pool of blocks per layer, keys and values [blocks, Hk, BLOCK, D]. A row (a
-response being decoded) owns blocks for its own tokens; its prompt's tokens lie once, in the prompt's blocks, for all
-rows that answer it. Arithmetic is float32 (float64 for float64), rounded where transformers rounds.
-Makes a dense copy of the part of the cache that it attends to: right, on any device, and slow.
+Responses lie in blocks of BLOCK tokens, one pool of blocks per layer, keys and values [blocks, Hk,
+BLOCK, D]. A row (a response being decoded) owns blocks for its own tokens; its prompt's tokens lie
+once, in the prompt's blocks, for all rows that answer it. Arithmetic is float32 (float64 for
+float64), rounded where transformers rounds. Makes a dense copy of the part of the cache that it
+attends to: right, on any device, and slow.
 """
 
 from __future__ import annotations
@@ -27,8 +29,9 @@ Activation = Literal["silu", "gelu_tanh"]
 class DecodeRows(NamedTuple):
     """What a decode step knows of its R rows and P prompts; int32.
 
-    Block 0 is given to nobody. A row that only pads the batch has length 0, prompt 0, table[:, 0] = 0 and is in
-    nobody's `members`: it writes to block 0, sees no prompt, and what comes out of it is waste.
+    Block 0 is given to nobody. A row that only pads the batch has length 0, prompt 0, table[:, 0] =
+    0 and is in nobody's `members`: it writes to block 0, sees no prompt, and what comes out of it
+    is waste.
     """
 
     table: Tensor  # [R, most] blocks of the row's own tokens, in order

@@ -1,4 +1,6 @@
-"""`triton_layers` in plain torch, for any device and precision: what its functions are held to, one by one."""
+"""`triton_layers` in plain torch, for any device and precision:
+what its functions are held to, one by one.
+"""
 
 from __future__ import annotations
 
@@ -17,8 +19,9 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 class Norm(NamedTuple):
-    """y = x̂·(offset + weight), x̂ = x/√(mean x² + eps). With offset 0, x̂ is rounded before the product (Llama); with
-    any other, only the product is (Gemma)."""
+    """y = x̂·(offset + weight), x̂ = x/√(mean x² + eps). With offset 0, x̂ is rounded before the
+    product (Llama); with any other, only the product is (Gemma).
+    """
 
     weight: Tensor
     eps: float
@@ -51,7 +54,9 @@ def add_norm_gradient(
 
 
 def gated(gate_up: Tensor, activation: str, *, rounds: bool = False) -> Tensor:
-    """With `rounds` the activation is rounded before the product, as transformers does and the samplers do."""
+    """With `rounds` the activation is rounded before the product,
+    as transformers does and the samplers do.
+    """
     gate, up = wide(gate_up).chunk(2, -1)
     active = ACTIVATIONS[activation](gate)
     if rounds:

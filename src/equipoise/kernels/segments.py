@@ -1,7 +1,8 @@
 """Where the sequences of a packed row lie, and how their attention is cut into tiles.
 
-The row is a line of segments, each causal in itself. Where prompts stand once, they come first, each a segment, and
-then the responses, group by group; all segments of a group see its prompt before themselves.
+The row is a line of segments, each causal in itself. Where prompts stand once, they come first,
+each a segment, and then the responses, group by group; all segments of a group see its prompt
+before themselves.
 """
 
 from __future__ import annotations
@@ -21,10 +22,12 @@ Table = NDArray[np.int64]
 
 
 class KeyTiles(NamedTuple):
-    """tiles [tiles, 6]: keys a … b − 1; the first of the queries that see them, the first from which on all see all of
-    them, and where they end; the place where their sum is left, or −1. Of a prompt that stands once there are several,
-    one for every PART of the queries, and the sums follow each other: prompts [tiles, 4] are keys a … b − 1, the first
-    place, and how many. sums: how many there are in all."""
+    """tiles [tiles, 6]: keys a … b − 1; the first of the queries that see them, the first from
+    which on all see all of them, and where they end; the place where their sum is left, or −1. Of a
+    prompt that stands once there are several, one for every PART of the queries, and the sums
+    follow each other: prompts [tiles, 4] are keys a … b − 1, the first place, and how many. sums:
+    how many there are in all.
+    """
 
     tiles: Tensor
     prompts: Tensor
@@ -33,8 +36,10 @@ class KeyTiles(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Segments:
-    """cuts [S + 1]: where each segment begins, and where the last ends. prompts, groups [P + 1]: where each prompt and
-    the responses to each begin, and where the last ends; None where nothing is shared."""
+    """cuts [S + 1]: where each segment begins, and where the last ends. prompts, groups [P + 1]:
+    where each prompt and the responses to each begin, and where the last ends; None where nothing
+    is shared.
+    """
 
     cuts: Table
     prompts: Table | None
@@ -49,8 +54,10 @@ class Segments:
         return self._sent(np.repeat(self.cuts[:-1], np.diff(self.cuts)))
 
     def query_tiles(self, size: int) -> Tensor:
-        """[tiles, 6]: entries a … b − 1; the place and the number of the keys that all of them see before their own
-        segments; where the first one's segment begins, and the last one's. The most work comes first."""
+        """[tiles, 6]: entries a … b − 1; the place and the number of the keys that all of them see
+        before their own segments; where the first one's segment begins, and the last one's. The
+        most work comes first.
+        """
         if size not in self._query_tiles:
             self._query_tiles[size] = self._sent(self._query_table(size))
         return self._query_tiles[size]
@@ -90,7 +97,9 @@ class Segments:
         return np.concatenate(tiles), np.concatenate(prompts)
 
     def _response_table(self, size: int) -> Table:
-        """Of keys that only their own segment sees: those of responses or, where nothing is shared, all."""
+        """Of keys that only their own segment sees: those of responses or,
+        where nothing is shared, all.
+        """
         a, b = _cut(self._first_response, self._end, size).T
         begin, end = self.cuts[self._segment(b - 1)], self.cuts[self._segment(b - 1) + 1]
         return np.stack([a, b, a, np.where(begin <= a, b, end), end, np.full_like(a, -1)], 1)

@@ -1,8 +1,10 @@
-"""How a token-level objective pulls on each token: everything its loss depends on but the token's own log-probability.
+"""How a token-level objective pulls on each token:
+everything its loss depends on but the token's own log-probability.
 
-With that known beforehand, the slope of the loss is a closed form of log π (and of the entropy, under a bonus), and one
-pass over the logits can go from them to their gradient. Objectives with sequence-level ratios have no such form: what
-they ask of one token depends on the log-probabilities of others.
+With that known beforehand, the slope of the loss is a closed form of log π (and of the entropy,
+under a bonus), and one pass over the logits can go from them to their gradient. Objectives with
+sequence-level ratios have no such form: what they ask of one token depends on the log-probabilities
+of others.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""`moments.coded_step` as one Triton kernel: every entry of gradient, master, weight and moments is touched once.
+"""`moments.coded_step` as one Triton kernel:
+every entry of gradient, master, weight and moments is touched once.
 
 And the sum of gradients before it, of a bfloat16 one to a float32 one.
 """

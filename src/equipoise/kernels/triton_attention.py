@@ -1,13 +1,15 @@
-"""Causal attention inside segments of a row, each after the segment of keys it may see before its own, in Triton.
+"""Causal attention inside segments of a row,
+each after the segment of keys it may see before its own, in Triton.
 
-Tiles are cut from the row, not from its segments: an entry knows where its segment begins, and sees from there to
-itself. A program has a tile of queries of one head (outputs, and their gradient) or a tile of keys of one key head with
-all queries that see it (their gradients). Where many responses see the same prompt, its keys' gradients are summed in
-parts of so many queries each, which a last kernel adds up. Blocks that all of a tile sees are taken without looking;
-the rest is masked. From Hopper on, tiles are loaded through tensor descriptors, which leaves registers to the products.
-No atomics, and sums in a fixed order: the same numbers give the same bits. Exponents are in base 2, the hardware's own.
-No faster on an H200, and so not done: one loop that masks every block (but for short segments), both products of
-scores before either is used, and tiles of 128 entries.
+Tiles are cut from the row, not from its segments: an entry knows where its segment begins, and sees
+from there to itself. A program has a tile of queries of one head (outputs, and their gradient) or a
+tile of keys of one key head with all queries that see it (their gradients). Where many responses
+see the same prompt, its keys' gradients are summed in parts of so many queries each, which a last
+kernel adds up. Blocks that all of a tile sees are taken without looking; the rest is masked. From
+Hopper on, tiles are loaded through tensor descriptors, which leaves registers to the products. No
+atomics, and sums in a fixed order: the same numbers give the same bits. Exponents are in base 2,
+the hardware's own. No faster on an H200, and so not done: one loop that masks every block (but for
+short segments), both products of scores before either is used, and tiles of 128 entries.
 """
 
 from __future__ import annotations
@@ -24,8 +26,9 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from equipoise.kernels.hopper import is_hopper
 from equipoise.kernels.segments import Segments
 
-# Stands for −∞, whose differences are not numbers. A power of two, because its product with the unit is then exact:
-# FLOOR less FLOOR is 0 also where the compiler leaves out the rounding of one product.
+# Stands for −∞, whose differences are not numbers. A power of two, because its product with the
+# unit is then exact: FLOOR less FLOOR is 0 also where the compiler leaves out the rounding of one
+# product.
 FLOOR = tl.constexpr(-(2.0**100))
 LN2 = tl.constexpr(math.log(2))
 LOG2E = tl.constexpr(1 / math.log(2))
@@ -47,7 +50,9 @@ class Tiles(NamedTuple):
 
 
 def tiles(D: int) -> Tiles:
-    """For heads of this size; up to 128 the fastest of those tried on an H200, over short and long segments."""
+    """For heads of this size; up to 128 the fastest of those tried on an H200,
+    over short and long segments.
+    """
     if D <= 64:
         return Tiles(Tile(64, 64, 4, 2), Tile(64, 64, 4, 3), Tile(64, 64, 4, 3))
     if D <= 128:
@@ -177,8 +182,9 @@ def _rows(
     BLOCK_D: tl.constexpr,
     DESCRIBED: tl.constexpr,
 ) -> tl.tensor:
-    """Entries first … first + N − 1 of the head whose numbers begin at `column` of a row: [N, BLOCK_D]. From U on they
-    are zeros, or the last one again: nobody may look at them."""
+    """Entries first … first + N − 1 of the head whose numbers begin at `column` of a row: [N,
+    BLOCK_D]. From U on they are zeros, or the last one again: nobody may look at them.
+    """
     d = tl.arange(0, BLOCK_D)
     if DESCRIBED:
         y = x.load([first, column])
@@ -198,9 +204,11 @@ def _blocks(
     last: tl.tensor,
     PASSING: tl.constexpr,
 ) -> tuple[tl.tensor, ...]:
-    """Of the keys that the queries of a tile see: blocks that all of them see (how many, how many of these come before
-    their own segments, where the others begin), and the rest (how many, how many at the end of what comes before, how
-    many up to the last one's segment, where the diagonal begins)."""
+    """Of the keys that the queries of a tile see: blocks that all of them see (how many, how many
+    of these come before their own segments, where the others begin), and the rest (how many, how
+    many at the end of what comes before, how many up to the last one's segment, where the diagonal
+    begins).
+    """
     whole_before, tail = before // PASSING, (before % PASSING > 0).to(tl.int32)
     up_to = tl.cdiv(last - first, PASSING)
     middle = first + up_to * PASSING
@@ -224,8 +232,10 @@ def _masked_block(
     diagonal: tl.tensor,
     PASSING: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor]:
-    """Where block n of the rest begins, and which of its keys each query i sees, whose segment begins at `mine`. First
-    comes the end of what is before, then what leads up to the last segment, then the diagonal."""
+    """Where block n of the rest begins, and which of its keys each query i sees, whose segment
+    begins at `mine`. First comes the end of what is before, then what leads up to the last segment,
+    then the diagonal.
+    """
     own = tl.where(
         n - tail < up_to, first + (n - tail) * PASSING, diagonal + (n - tail - up_to) * PASSING
     )
@@ -271,8 +281,9 @@ def _attend(
     s = tl.zeros((OWN,), tl.float32)
     acc = tl.zeros((OWN, BLOCK_D), tl.float32)
     for n in tl.range(0, whole, num_stages=STAGES):
-        # With the same number written as first + (up_to + n − whole_before) · PASSING, the assembler runs a loop's
-        # products one by one (a WARPGROUP.ARRIVE before each), and this kernel takes a sixth longer.
+        # With the same number written as first + (up_to + n − whole_before) · PASSING, the
+        # assembler runs a loop's products one by one (a WARPGROUP.ARRIVE before each), and this
+        # kernel takes a sixth longer.
         at = tl.where(n < whole_before, begin + n * PASSING, middle + (n - whole_before) * PASSING)
         k = _rows(passing, at, keys, stride, U, PASSING, D, BLOCK_D, DESCRIBED)
         v = _rows(passing, at, values, stride, U, PASSING, D, BLOCK_D, DESCRIBED)
@@ -301,7 +312,9 @@ def _softmax_step(
     acc: tl.tensor,
     unit: tl.tensor,
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
-    """A row that has seen nothing yet counts what it must not: the first it sees takes that away, 2^−∞ times."""
+    """A row that has seen nothing yet counts what it must not:
+    the first it sees takes that away, 2^−∞ times.
+    """
     top = tl.maximum(m, tl.max(z, 1))
     p = tl.exp2(z * unit - (top * unit)[:, None])
     change = tl.exp2((m - top) * unit)
@@ -399,9 +412,10 @@ def _key_gradient(
     STAGES: tl.constexpr,
     DESCRIBED: tl.constexpr,
 ) -> None:
-    """dv = Σ p do and dk = scale Σ ds q, over the queries first … to − 1 of all heads that share keys a … b − 1. From
-    `clear` on, a query sees all of these; if that is where it begins, they are a prompt's and the queries come after.
-    Of prompts the sums are left at `place`."""
+    """dv = Σ p do and dk = scale Σ ds q, over the queries first … to − 1 of all heads that share
+    keys a … b − 1. From `clear` on, a query sees all of these; if that is where it begins, they are
+    a prompt's and the queries come after. Of prompts the sums are left at `place`.
+    """
     tile, kv_head = table + 6 * tl.program_id(0), tl.program_id(1)
     a, b, first = tl.load(tile), tl.load(tile + 1), tl.load(tile + 2)
     clear, to, place = tl.load(tile + 3), tl.load(tile + 4), tl.load(tile + 5)
@@ -463,7 +477,9 @@ def _prompt_gradient(
     BLOCK_D: tl.constexpr,
     OWN: tl.constexpr,
 ) -> None:
-    """The gradients of a prompt's keys a … b − 1 and their values: the sum of what `_key_gradient` has left."""
+    """The gradients of a prompt's keys a … b − 1 and their values:
+    the sum of what `_key_gradient` has left.
+    """
     tile, kv_head = table + 4 * tl.program_id(0), tl.program_id(1)
     a = tl.load(tile)
     b = tl.load(tile + 1)

@@ -1,13 +1,15 @@
-"""One decode step over a paged cache, in Triton: `reference`, the same functions, without a copy of the cache.
+"""One decode step over a paged cache, in Triton:
+`reference`, the same functions, without a copy of the cache.
 
-Attention has two kernels. The first takes the queries of all rows that answer a prompt to that prompt's keys, which are
-read once for them all; it leaves maxima, sums and weighted values in float32. The second, a program for each row and
-key head, goes over the row's own blocks and adds these. On Hopper and later it starts as soon as all programs of the
-first have begun, and waits for them only before it adds. With splits, every program of either kernel has a share of its
-blocks, and a third kernel puts the shares together.
-No faster on an H200, and so not done: launching every kernel of a captured step early, not these two alone; rows that
-read their prompt's blocks for themselves; and blocks that come through tensor descriptors.
-Exponents are in base 2, the hardware's own.
+Attention has two kernels. The first takes the queries of all rows that answer a prompt to that
+prompt's keys, which are read once for them all; it leaves maxima, sums and weighted values in
+float32. The second, a program for each row and key head, goes over the row's own blocks and adds
+these. On Hopper and later it starts as soon as all programs of the first have begun, and waits for
+them only before it adds. With splits, every program of either kernel has a share of its blocks, and
+a third kernel puts the shares together. No faster on an H200, and so not done: launching every
+kernel of a captured step early, not these two alone; rows that read their prompt's blocks for
+themselves; and blocks that come through tensor descriptors. Exponents are in base 2, the hardware's
+own.
 """
 
 from __future__ import annotations
@@ -343,7 +345,9 @@ def _prompt(
     OVERLAP: tl.constexpr,
     STAGES: tl.constexpr,
 ) -> None:
-    """MEMBERS rows of a prompt, with their SHARE query heads of one key head, over a share of the prompt's blocks."""
+    """MEMBERS rows of a prompt, with their SHARE query heads of one key head,
+    over a share of the prompt's blocks.
+    """
     if OVERLAP:
         gdc_launch_dependents()
     prompt, kv_head = tl.program_id(0), tl.program_id(1)
@@ -419,7 +423,9 @@ def _own(
     OVERLAP: tl.constexpr,
     STAGES: tl.constexpr,
 ) -> None:
-    """SHARE queries of one row over a share of its own blocks, and what `_prompt` left for that share."""
+    """SHARE queries of one row over a share of its own blocks,
+    and what `_prompt` left for that share.
+    """
     row, kv_head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     i, d = tl.arange(0, QUERIES), tl.arange(0, D)
     query = row.to(tl.int64) * H + kv_head * SHARE + i
@@ -516,8 +522,10 @@ def _over_blocks(
     PRECISION: tl.constexpr,
     STAGES: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
-    """Queries x [Q, D] over the blocks begin … end − 1 of a table: the largest score and Σ 2^unit(score − largest) [Q],
-    and the values weighted by it [Q, D]. Keys from `tokens` on, and before a query's `first` [Q], are not seen."""
+    """Queries x [Q, D] over the blocks begin … end − 1 of a table: the largest score and Σ
+    2^unit(score − largest) [Q], and the values weighted by it [Q, D]. Keys from `tokens` on, and
+    before a query's `first` [Q], are not seen.
+    """
     t, d = tl.arange(0, BLOCK), tl.arange(0, D)
     m = tl.full((QUERIES,), FLOOR, tl.float32)
     s = tl.zeros((QUERIES,), tl.float32)

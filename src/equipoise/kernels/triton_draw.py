@@ -1,7 +1,7 @@
 """Drawing tokens in a decode step, in Triton: `draw`, `list_kept` and `uniform` of `plain_decode`.
 
-A draw reads the logits once for the maximum and the sum of each piece of the vocabulary, and then one piece again.
-Exponents are in base 2, the hardware's own.
+A draw reads the logits once for the maximum and the sum of each piece of the vocabulary, and then
+one piece again. Exponents are in base 2, the hardware's own.
 """
 
 from __future__ import annotations
@@ -115,8 +115,9 @@ def _draw(
     PIECES: tl.constexpr,
     GREEDY: tl.constexpr,
 ) -> None:
-    """The piece that the row's u falls into, then the token in it. Only what has mass is drawn, whatever the rounding:
-    sums of other orders need not even rise with the index."""
+    """The piece that the row's u falls into, then the token in it. Only what has mass is drawn,
+    whatever the rounding: sums of other orders need not even rise with the index.
+    """
     row = tl.program_id(0).to(tl.int64)
     k = inverse_temperature * LOG2E
     c = tl.arange(0, PIECES)

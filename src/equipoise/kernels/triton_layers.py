@@ -1,8 +1,10 @@
-"""What every layer of the decoder does besides its matrix products, in Triton: each function one pass over memory.
+"""What every layer of the decoder does besides its matrix products, in Triton:
+each function one pass over memory.
 
-Arithmetic is float32, rounded once where it is written (a norm rounds twice where transformers' does: x̂ first, then its
-product with the weight). Backward passes make again what is cheap to make. Gradients of weights are sums of a fixed
-number of partial sums, without atomics: the same numbers give the same bits.
+Arithmetic is float32, rounded once where it is written (a norm rounds twice where transformers'
+does: x̂ first, then its product with the weight). Backward passes make again what is cheap to make.
+Gradients of weights are sums of a fixed number of partial sums, without atomics: the same numbers
+give the same bits.
 """
 
 from __future__ import annotations
@@ -22,7 +24,9 @@ TILE, SMALL_TILE = 4096, 1024
 def add_norm(
     x: Tensor, delta: Tensor | None, weight: Tensor, eps: float, offset: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """x + delta (x itself without one), its norm times (offset + weight), and 1/√(mean x² + ε) [U]; x [U, d]."""
+    """x + delta (x itself without one), its norm times (offset + weight), and 1/√(mean x² + ε) [U];
+    x [U, d].
+    """
     U, d = x.shape
     total = x if delta is None else torch.empty_like(x)
     y, scale = torch.empty_like(x), x.new_empty(U, dtype=torch.float32)
@@ -48,7 +52,9 @@ def add_norm(
 def add_norm_gradient(
     d_y: Tensor, d_total: Tensor | None, total: Tensor, scale: Tensor, weight: Tensor, offset: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of x (and as well of delta) and of the weight, from those of what `add_norm` gave; and once more y."""
+    """Gradients of x (and as well of delta) and of the weight, from those of what `add_norm` gave;
+    and once more y.
+    """
     U, d = total.shape
     tokens, block = _tile(d)
     share = triton.cdiv(triton.cdiv(U, tokens), PROGRAMS) * tokens
@@ -107,8 +113,10 @@ def rotate(
     queries: int,
     eps: float,
 ) -> Tensor:
-    """x [U, H, D] with its first `heads` heads rotated by cos, sin [U, D/2]; where weights [D] are given they are
-    normed before: the first `queries` heads by one, the rest of the rotated ones by the other."""
+    """x [U, H, D] with its first `heads` heads rotated by cos, sin [U, D/2]; where weights [D] are
+    given they are normed before: the first `queries` heads by one, the rest of the rotated ones by
+    the other.
+    """
     U, H, D = x.shape
     out = torch.empty_like(x)
     tokens, block = _tile(D // 2)
@@ -285,7 +293,9 @@ def _add_norm_gradient(
     TOKENS: tl.constexpr,
     BLOCK: tl.constexpr,
 ) -> None:
-    """dx = s (w d − x̂ mean(x̂ w d)) and dw = Σ x̂ d, with x̂ = x s; d_total, which came past the norm, is added."""
+    """dx = s (w d − x̂ mean(x̂ w d)) and dw = Σ x̂ d, with x̂ = x s;
+    d_total, which came past the norm, is added.
+    """
     column = tl.arange(0, BLOCK)
     w = tl.load(weight + column, mask=column < d, other=0.0).to(tl.float32) + offset
     d_w = tl.zeros((BLOCK,), tl.float32)

@@ -1,12 +1,13 @@
 """What is done to a chunk of logits, in Triton: `passes`, the same functions.
 
-On a Hopper, in bfloat16, it is done at the end of the product that makes the logits: a program has a tile of tokens and
-columns at a time, whose logits leave the registers only as what is asked for. Elsewhere torch makes the product, and
-the same kernel reads it. The loss pass stores E = 2^kz and sums as it goes. What is missing then, 1/ΣE and the slope,
-is one factor per token, which the caller applies to the matrix products' small sides. The target's place takes E − ΣE.
-An entropy bonus has no such form: its gradient takes a second reading.
-Sums meet per tile, and then in a second small kernel. Exponents are in base 2: k = log₂e/temperature. No atomics: the
-same numbers give the same bits. Chunks are multiples of 128 tokens, rows multiples of 16 bytes.
+On a Hopper, in bfloat16, it is done at the end of the product that makes the logits: a program has
+a tile of tokens and columns at a time, whose logits leave the registers only as what is asked for.
+Elsewhere torch makes the product, and the same kernel reads it. The loss pass stores E = 2^kz and
+sums as it goes. What is missing then, 1/ΣE and the slope, is one factor per token, which the caller
+applies to the matrix products' small sides. The target's place takes E − ΣE. An entropy bonus has
+no such form: its gradient takes a second reading. Sums meet per tile, and then in a second small
+kernel. Exponents are in base 2: k = log₂e/temperature. No atomics: the same numbers give the same
+bits. Chunks are multiples of 128 tokens, rows multiples of 16 bytes.
 """
 
 from __future__ import annotations
@@ -47,7 +48,9 @@ SMALL, MET = 16, 256  # tokens of a program that sees only sums, and so many of 
 
 
 def room(buffer: Tensor, n: int, V: int) -> Tensor:
-    """See `passes`; tokens lie in rows where the product is made here, which has no roundings before its end."""
+    """See `passes`; tokens lie in rows where the product is made here,
+    which has no roundings before its end.
+    """
     if not multiplies(buffer):
         return logit_passes.room(buffer, n, V)
     width = -(-V // ALIGNED) * ALIGNED
@@ -168,7 +171,9 @@ def scale_rows(x: Tensor, factor: Tensor, out: Tensor) -> None:
 def _pass(
     chunk: Chunk, what: str, *of_tokens: Tensor | None, made: bool = False, keep: bool = False
 ) -> Tensor:
-    """Do `what` to the logits, `made` and in z or made now; the tiles' sums, if any [3 or 2, tiles in a row, n]."""
+    """Do `what` to the logits, `made` and in z or made now;
+    the tiles' sums, if any [3 or 2, tiles in a row, n].
+    """
     (n, d), V = chunk.hidden.shape, len(chunk.weight)
     if not made and not multiplies(chunk.hidden):
         logit_passes.make_logits(chunk)
@@ -210,7 +215,9 @@ def _pass(
 
 
 def multiplies(x: Tensor) -> bool:
-    """Whether the product of such hidden states is made here: its tiles are cut for a Hopper's shared memory."""
+    """Whether the product of such hidden states is made here:
+    its tiles are cut for a Hopper's shared memory.
+    """
     return (
         x.is_cuda
         and x.dtype == torch.bfloat16
@@ -459,7 +466,8 @@ def _statistics(
     base = capped(tl.load(shift + token), softcap, SOFTCAP)
     over = capped(tl.load(own + token), softcap, SOFTCAP) - base - top
     tl.store(logprobs + token, over * inverse_temperature - log_total)
-    # H = log Σe^x − Σpx, with x counted from the maximum: near-certain tokens would otherwise lose all their digits
+    # H = log Σe^x − Σpx, with x counted from the maximum:
+    # near-certain tokens would otherwise lose all their digits
     tl.store(entropy + token, log_total - LN2 * (weighted / total))
     tl.store(lse + token, (base + top) * inverse_temperature + log_total)
 
@@ -494,7 +502,9 @@ def _factors(
     ROWS: tl.constexpr,
     TOKENS: tl.constexpr,
 ) -> None:
-    """Log-probabilities, entropies and factors from the sums; the target's place in z takes (E − ΣE)·cap′."""
+    """Log-probabilities, entropies and factors from the sums;
+    the target's place in z takes (E − ΣE)·cap′.
+    """
     token = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
     total, weighted = tl.zeros((ROWS, TOKENS), tl.float32), tl.zeros((ROWS, TOKENS), tl.float32)
     for start in range(0, columns, ROWS):

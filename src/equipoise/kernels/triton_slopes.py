@@ -1,4 +1,6 @@
-"""∂loss/∂log π of a token, inside Triton kernels: `token_terms.slopes` for the surrogates of `token_terms.SLOPES`."""
+"""∂loss/∂log π of a token, inside Triton kernels:
+`token_terms.slopes` for the surrogates of `token_terms.SLOPES`.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,9 @@ def _slope(
     cap: tl.tensor,
     SURROGATE: tl.constexpr,
 ) -> tl.tensor:
-    """∂φ/∂log π: `objective.surrogate`, in its words. a, b, cap are the options in the order of SLOPES."""
+    """∂φ/∂log π: `objective.surrogate`, in its words.
+    a, b, cap are the options in the order of SLOPES.
+    """
     free = logp - old
     in_range = tl.abs(free) <= LIMIT
     log_ratio = tl.minimum(tl.maximum(free, -LIMIT), LIMIT)

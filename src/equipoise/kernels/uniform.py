@@ -1,6 +1,7 @@
-"""Uniform numbers from counters instead of generators: the same (seed, step, prompt, sample, position) gives the same
-number wherever and in whatever batch it is asked for. The mixing function is the finaliser of splitmix64 (Steele,
-Lea & Flood 2014), in 64-bit integers that wrap; it is not a cryptographic one.
+"""Uniform numbers from counters instead of generators: the same (seed, step, prompt, sample,
+position) gives the same number wherever and in whatever batch it is asked for. The mixing function
+is the finaliser of splitmix64 (Steele, Lea & Flood 2014), in 64-bit integers that wrap; it is not a
+cryptographic one.
 """
 
 from __future__ import annotations
@@ -24,7 +25,9 @@ SECOND = _signed(0x94D049BB133111EB)
 
 
 def response_keys(seed: int, step: int, keys: Sequence[Key], samples: Tensor) -> Tensor:
-    """One key per response [R] int64: `keys` [R] name its prompt, `samples` [R] int64 its number in the group."""
+    """One key per response [R] int64: `keys` [R] name its prompt, `samples` [R] int64 its number in
+    the group.
+    """
     named = torch.tensor([_number(k) for k in keys], dtype=torch.int64, device=samples.device)
     h = torch.full_like(named, _signed(seed))
     for part in (torch.full_like(named, _signed(step)), named, samples):

@@ -1,8 +1,9 @@
-"""Attention inside segments of a row, without padding, where the responses of a group see their one prompt.
+"""Attention inside segments of a row, without padding,
+where the responses of a group see their one prompt.
 
-On CUDA in half precision it is one Triton kernel forward and two or three backward (`triton_attention`); two runs give
-the same bits. Elsewhere it is a plain loop over the segments, which the tests hold the kernels to. Not covered:
-windows, capped scores, dropout.
+On CUDA in half precision it is one Triton kernel forward and two or three backward
+(`triton_attention`); two runs give the same bits. Elsewhere it is a plain loop over the segments,
+which the tests hold the kernels to. Not covered: windows, capped scores, dropout.
 """
 
 from __future__ import annotations
@@ -99,7 +100,9 @@ def _split(qkv: Tensor, kv_heads: int) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _pairs(segments: Segments) -> Iterator[tuple[slice, Tensor]]:
-    """The entries of each segment, and of what it sees: its prompt, if that stands elsewhere, and itself."""
+    """The entries of each segment, and of what it sees:
+    its prompt, if that stands elsewhere, and itself.
+    """
     for a, b in pairwise(segments.cuts.tolist()):
         before = range(0)
         if segments.groups is not None and segments.prompts is not None and a >= segments.groups[0]:

@@ -1,4 +1,6 @@
-"""The mathematics: every GRPO-style objective as five exact, composable choices. torch only; no models, no I/O."""
+"""The mathematics: every GRPO-style objective as five exact, composable choices. torch only;
+no models, no I/O.
+"""
 
 from equipoise.objective.credit import Credit
 from equipoise.objective.groups import flatten, positions, response_ids, unflatten

@@ -1,6 +1,8 @@
-"""Advantages: how much better than its group a response did (formulas.md §2). Rewards in, one number per response out.
+"""Advantages: how much better than its group a response did (formulas.md §2).
+Rewards in, one number per response out.
 
-Groups of one and groups of equal rewards get exactly 0 from every estimator with a baseline but `reinforce_pp`.
+Groups of one and groups of equal rewards get exactly 0 from every estimator with a baseline but
+`reinforce_pp`.
 """
 
 from __future__ import annotations
@@ -14,7 +16,8 @@ from equipoise.objective.groups import Batch, Groups
 
 
 def grpo(batch: Batch, *, std: str = "paper", eps: float = 1e-6) -> Tensor:
-    """A = (r − μ)/σ. `std` names whose σ: "paper" sqrt(mean (r−μ)² + eps), "sample" sqrt(Σ(r−μ)²/(G−1)) + eps.
+    """A = (r − μ)/σ. `std` names whose σ: "paper" sqrt(mean (r−μ)² + eps), "sample"
+    sqrt(Σ(r−μ)²/(G−1)) + eps.
 
     verl is ("sample", 1e-6) and TRL ("sample", 1e-4).
     """
@@ -41,10 +44,12 @@ def batch_std(batch: Batch, *, eps: float = 1e-6) -> Tensor:
 
 
 def reinforce_pp(batch: Batch, *, whiten: str = "tokens", eps: float = 1e-8) -> Tensor:
-    """A = (d − mean d)/√(var d + eps), d = r − μ, mean and sample variance over the batch (REINFORCE++-baseline).
+    """A = (d − mean d)/√(var d + eps), d = r − μ,
+    mean and sample variance over the batch (REINFORCE++-baseline).
 
-    Over "tokens", every token counting as its response does, as verl and OpenRLHF do it: then mean d is not 0 where
-    lengths differ, and a group of equal rewards gets an advantage. Over "responses" it is 0.
+    Over "tokens", every token counting as its response does, as verl and OpenRLHF do it: then mean
+    d is not 0 where lengths differ, and a group of equal rewards gets an advantage. Over
+    "responses" it is 0.
     """
     d, n = batch.centred, batch.T if whiten == "tokens" else torch.ones_like(batch.T)
     N = n.sum().clamp(min=1)
@@ -68,7 +73,8 @@ def opo(batch: Batch) -> Tensor:
 def pass_at_k(batch: Batch, *, k: int = 4) -> Tensor:
     """The analytic pass@k advantage for binary rewards; groups must have at least k responses.
 
-    R̄ = 1 − C(n−,k)/C(n,k), σ = √(R̄(1−R̄)), A+ = (1−R̄)/σ, A− = (1 − R̄ − C(n−−1,k−1)/C(n−1,k−1))/σ.
+    R̄ = 1 − C(n−,k)/C(n,k), σ = √(R̄(1−R̄)), A+ = (1−R̄)/σ, A− = (1 − R̄ −
+    C(n−−1,k−1)/C(n−1,k−1))/σ.
     """
     n, right = batch.G, batch.r > 0
     wrong = n - batch.groups.sum(right.to(n.dtype))  # n−
@@ -97,16 +103,19 @@ def reward(batch: Batch) -> Tensor:
 
 
 def over_batch(A: Tensor, eps: float = 1e-6) -> Tensor:
-    """(A − mean)/(std + eps) over the batch's responses, std the sample's: GDPO's last step (arXiv 2601.05242)."""
+    """(A − mean)/(std + eps) over the batch's responses, std the sample's:
+    GDPO's last step (arXiv 2601.05242).
+    """
     d = A - A.mean()
     return d / (torch.sqrt((d**2).sum() / max(len(A) - 1, 1)) + eps)
 
 
 def long_and_right(T: Tensor, rate: Tensor, groups: Groups) -> Tensor:
-    """[B] rate·sigmoid((T − mean)/std), mean and population std over the group's right responses (arXiv 2502.04463).
+    """[B] rate·sigmoid((T − mean)/std), mean and population std over the group's right responses
+    (arXiv 2502.04463).
 
-    0 for a wrong response, between 0 and 1 for a right one, more the longer it is among the right ones. One without
-    tokens (masked: its length is not known) counts as of mean length.
+    0 for a wrong response, between 0 and 1 for a right one, more the longer it is among the right
+    ones. One without tokens (masked: its length is not known) counts as of mean length.
     """
     right = ((rate == 1) & (T > 0)).to(T.dtype)
     n = groups.sum(right).clamp(min=1)

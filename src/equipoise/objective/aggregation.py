@@ -1,7 +1,8 @@
-"""Aggregation: every rule is a choice of effective length ℓ_i in w_i = 1/(P·G·ℓ_i) (formulas.md §1).
+"""Aggregation: every rule is a choice of effective length ℓ_i in w_i = 1/(P·G·ℓ_i) (formulas.md
+§1).
 
-P is the number of groups that count, G the responses of the group. `counted` marks the responses of those groups.
-A rule gives ℓ_i > 0 where the response has weight and 0 where it has none.
+P is the number of groups that count, G the responses of the group. `counted` marks the responses of
+those groups. A rule gives ℓ_i > 0 where the response has weight and 0 where it has none.
 """
 
 from __future__ import annotations
@@ -15,7 +16,9 @@ from equipoise.objective.groups import Batch
 
 
 def token(batch: Batch, A: Tensor, counted: Tensor, *, over: str = "batch") -> Tensor:
-    """All tokens alike. over="group": ℓ = mean T of the group (BA's token-agg). over="batch": w = 1/N (DAPO)."""
+    """All tokens alike. over="group": ℓ = mean T of the group (BA's token-agg). over="batch":
+    w = 1/N (DAPO).
+    """
     if over == "group":
         return batch.mean_length
     P = (batch.groups.first & counted).sum().clamp(min=1)
@@ -41,15 +44,18 @@ def balanced(
     strength: float = 1.0,
     imbalance: float = 0.0,
 ) -> Tensor:
-    """ℓ_i = Z_s/M_s: the |A|-weighted mean length of the responses of i's sign s in its group (BA and BA-gen at once).
+    """ℓ_i = Z_s/M_s: the |A|-weighted mean length of the responses of i's sign s in its group (BA
+    and BA-gen at once).
 
-    M_s = Σ_{S_s}|A|, Z_s = Σ_{S_s}|A|T. A response with A = 0 has no sign and no weight. One without tokens is left out
-    of both sums (masked="drop": its mass is gone, as under every other rule, and the group is out of balance by it), or
-    counts in M alone (masked="pass": its siblings of the same sign pull the harder for it, and balance holds).
+    M_s = Σ_{S_s}|A|, Z_s = Σ_{S_s}|A|T. A response with A = 0 has no sign and no weight. One
+    without tokens is left out of both sums (masked="drop": its mass is gone, as under every other
+    rule, and the group is out of balance by it), or counts in M alone (masked="pass": its siblings
+    of the same sign pull the harder for it, and balance holds).
 
-    Two numbers turn the bias that BA removes up and down. strength: ℓ_i = T̄·(Z_s/(M_s·T̄))^strength, T̄ the group's mean
-    length; right and wrong responses then pull as (T̄+/T̄−)^(1−strength) : 1, so 0 is token over the group. imbalance:
-    Σ c T / Σ|c|T of every group (at strength 1), whatever the lengths.
+    Two numbers turn the bias that BA removes up and down. strength: ℓ_i =
+    T̄·(Z_s/(M_s·T̄))^strength, T̄ the group's mean length; right and wrong responses then pull as
+    (T̄+/T̄−)^(1−strength) : 1, so 0 is token over the group. imbalance: Σ c T / Σ|c|T of every
+    group (at strength 1), whatever the lengths.
     """
     size, same_sign = A.abs(), batch.groups.split(A > 0)
     heard = size if masked == "pass" else size * (batch.T > 0)
@@ -64,9 +70,11 @@ def balanced(
 def power(
     batch: Batch, A: Tensor, counted: Tensor, *, alpha: float = 0.75, length: float | None = None
 ) -> Tensor:
-    """ℓ_i = T_i^α · (batch mean of T^−α) · L (ΔL normalisation); L is the batch mean length unless given.
+    """ℓ_i = T_i^α · (batch mean of T^−α) · L (ΔL normalisation);
+    L is the batch mean length unless given.
 
-    With groups of one size, α = 0 with L unset is token over the batch. Empty responses take no part in the means.
+    With groups of one size, α = 0 with L unset is token over the batch.
+    Empty responses take no part in the means.
     """
     T, real = batch.T, (batch.T > 0) & counted
     n = real.sum().clamp(min=1)

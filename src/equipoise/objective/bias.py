@@ -1,6 +1,8 @@
-"""How far a batch's coefficients are from the balance conditions of formulas.md §1 and §4, from the coefficients alone.
+"""How far a batch's coefficients are from the balance conditions of formulas.md §1 and §4,
+from the coefficients alone.
 
-Every measure is 0 for an objective without that bias. Shares and residuals lie in [−1, 1] or [0, 1].
+Every measure is 0 for an objective without that bias.
+Shares and residuals lie in [−1, 1] or [0, 1].
 """
 
 from __future__ import annotations
@@ -24,9 +26,11 @@ def _mean(x: Tensor, where: Tensor) -> Tensor:
 def measures(
     batch: Batch, A: Tensor, w: Tensor, sums: tuple[Tensor, Tensor] | None = None
 ) -> dict[str, Tensor]:
-    """Measures of one weight per response: A after difficulty, w the weight, c = wA the coefficient, on-policy.
+    """Measures of one weight per response: A after difficulty, w the weight,
+    c = wA the coefficient, on-policy.
 
-    Where tokens have coefficients of their own, w is the mean weight and `sums` are Σ_t c and Σ_t|c| of each response.
+    Where tokens have coefficients of their own, w is the mean weight and `sums` are Σ_t c and
+    Σ_t|c| of each response.
 
     mass_balance     Σ c T / Σ|c|T, mean over groups: > 0 where positives pull harder (sign-length coupling)
     mass_imbalance   the same in absolute value, so that groups cannot make up for each other
@@ -61,7 +65,9 @@ def measures(
 
 
 def balance(push: Tensor, pull: Tensor, T: Tensor, g: Groups) -> dict[str, Tensor]:
-    """The balance conditions of coefficients whose sums over each response are push = Σ_t c and pull = Σ_t|c|."""
+    """The balance conditions of coefficients whose sums over each response are push = Σ_t c and
+    pull = Σ_t|c|.
+    """
     c = push / T.clamp(min=1)
     push, mass, net, size = g.sum(torch.stack([push, pull, c, c.abs()])).unbind()
     shares = {
@@ -76,7 +82,9 @@ def balance(push: Tensor, pull: Tensor, T: Tensor, g: Groups) -> dict[str, Tenso
 
 
 def _lengths_within_groups(batch: Batch, positive: Tensor, negative: Tensor) -> dict[str, Tensor]:
-    """What BA's regime rule is about: a batch's lengths also differ because its prompts do. 1 for a sign, else 0."""
+    """What BA's regime rule is about: a batch's lengths also differ because its prompts do.
+    1 for a sign, else 0.
+    """
     g, T, mean = batch.groups, batch.T, batch.mean_length
     columns = torch.stack([positive, negative, T * positive, T * negative, (T - mean) ** 2])
     n_positive, n_negative, T_positive, T_negative, square = g.sum(columns).unbind()
@@ -88,14 +96,17 @@ def _lengths_within_groups(batch: Batch, positive: Tensor, negative: Tensor) -> 
 
 
 def pushed(push: Tensor, pull: Tensor, T: Tensor, groups: Groups) -> dict[str, Tensor]:
-    """`balance` of the slopes that really push, clipped and reweighted, after `loss`; groups that were not here or that
-    nothing pushes do not count."""
+    """`balance` of the slopes that really push, clipped and reweighted, after `loss`; groups that
+    were not here or that nothing pushes do not count.
+    """
     found = balance(push.to(torch.float64), pull.to(torch.float64), T.to(torch.float64), groups)
     return {f"pushed/{name}": value for name, value in found.items()}
 
 
 def baseline_bias(success: Success) -> Tensor:
-    """Mean over mixed groups of |E[p̂|S] − p| at p = p̂, for accuracies that are 0 or 1 (formulas.md §3)."""
+    """Mean over mixed groups of |E[p̂|S] − p| at p = p̂,
+    for accuracies that are 0 or 1 (formulas.md §3).
+    """
     p, G = success.p_hat, success.known
     mixed = (p > 0) & (p < 1)
     p = torch.where(mixed, p, 0.5)
@@ -104,7 +115,8 @@ def baseline_bias(success: Success) -> Tensor:
 
 
 def node_measures(batch: Batch, c: Tensor, response: Tensor, nodes: Nodes) -> dict[str, Tensor]:
-    """exchangeability and learning_tax on the token nodes themselves; c [N] per token, in row order.
+    """exchangeability and learning_tax on the token nodes themselves;
+    c [N] per token, in row order.
 
     node_exchangeability  |Σ c| / Σ|c| per node shared by two responses or more, mean over nodes
     node_learning_tax     Σ|Σ c| over the nodes the whole group shares, as a share of Σ|c| over all tokens

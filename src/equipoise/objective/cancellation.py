@@ -1,8 +1,9 @@
-"""Cancellation: restore exchangeability, so that a token all responses share gets no net push (formulas.md §4).
+"""Cancellation: restore exchangeability, so that a token all responses share gets no net push
+(formulas.md §4).
 
-`min_replace` and `orthogonal` act on the full weight of a response, 1/ℓ_i and any sequence ratio included. With
-token-level surrogates that weight is known in `assign`; with sequence ratios only in `loss`, which needs whole groups.
-`both`, which keeps mass balance as well, is in projection.py.
+`min_replace` and `orthogonal` act on the full weight of a response, 1/ℓ_i and any sequence ratio
+included. With token-level surrogates that weight is known in `assign`; with sequence ratios only in
+`loss`, which needs whole groups. `both`, which keeps mass balance as well, is in projection.py.
 """
 
 from __future__ import annotations
@@ -16,7 +17,9 @@ from equipoise.objective.groups import Groups
 
 
 def min_replace(w: Tensor, A: Tensor, groups: Groups) -> Tensor:
-    """w̃_i = min_j w_j over the responses with weight and advantage. Then Σ A w̃ = 0 if ΣA = 0 over those with tokens."""
+    """w̃_i = min_j w_j over the responses with weight and advantage.
+    Then Σ A w̃ = 0 if ΣA = 0 over those with tokens.
+    """
     real = (w > 0) & (A != 0)
     return torch.where(real, groups.min(torch.where(real, w, torch.inf)), 0.0)
 
@@ -33,7 +36,9 @@ def orthogonal_unclamped(w: Tensor, A: Tensor, groups: Groups) -> Tensor:
 
 
 def recentre(c: Tensor, real: Tensor, groups: Groups) -> Tensor:
-    """c_i ← c_i − mean c over the responses that have tokens: the smallest change (L2) that makes Σc = 0."""
+    """c_i ← c_i − mean c over the responses that have tokens:
+    the smallest change (L2) that makes Σc = 0.
+    """
     n = groups.sum(real.to(c.dtype)).clamp(min=1)
     return torch.where(real, c - groups.sum(c * real) / n, 0.0)
 
@@ -46,9 +51,11 @@ WEIGHT_TRANSFORMS: dict[str, Callable[[Tensor, Tensor, Groups], Tensor]] = {
 
 
 class Nodes:
-    """The token nodes of a batch: tokens of one group with the same prefix, themselves included, are one node.
+    """The token nodes of a batch: tokens of one group with the same prefix,
+    themselves included, are one node.
 
-    Prefixes are told apart by a 64-bit polynomial hash of their tokens. Flat tensors [N] in row order.
+    Prefixes are told apart by a 64-bit polynomial hash of their tokens.
+    Flat tensors [N] in row order.
     """
 
     def __init__(
@@ -75,7 +82,9 @@ class Nodes:
         self.context_share = (count >= 2) / count
 
     def _context_count(self, position: Tensor, group: Tensor) -> Tensor:
-        """[N] float64: the tokens that were drawn after the same prefix; a first token's prefix is the prompt."""
+        """[N] float64: the tokens that were drawn after the same prefix;
+        a first token's prefix is the prompt.
+        """
         N = len(self.node)
         parent = torch.cat([self.node[:1], self.node[:-1]])
         context = torch.where(position == 0, N + group, parent)
@@ -92,7 +101,9 @@ class Nodes:
         return moved
 
     def shared_length(self, response: Tensor, rows: int) -> Tensor:
-        """[B]: how many leading tokens of each response lie on nodes shared by two responses or more."""
+        """[B]: how many leading tokens of each response lie on nodes shared by two responses or
+        more.
+        """
         shared = (self.count >= 2).to(torch.int64)
         return torch.zeros(rows, dtype=torch.int64, device=shared.device).index_add_(
             0, response, shared

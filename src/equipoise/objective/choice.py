@@ -21,7 +21,8 @@ _NAMES = {
 }
 _POSITIVE = (0.0, math.inf, "()", "must be positive")
 _NOT_NEGATIVE = (0.0, math.inf, "[)", "must not be negative")
-# Options mean the same in every choice, so their ranges stand in one place: ends, whether an end belongs, the sentence.
+# Options mean the same in every choice, so their ranges stand in one place:
+# ends, whether an end belongs, the sentence.
 _RANGES: dict[str, tuple[float, float, str, str]] = {
     **dict.fromkeys(
         ("k", "length", "tau_positive", "tau_negative", "lam_positive", "lam_negative", "eps"),
@@ -43,7 +44,9 @@ _KINDS: dict[type, Any] = {str: str, bool: bool, int: int, float: (int, float)}
 
 
 def did_you_mean(name: object, known: Iterable[str]) -> str:
-    """` did you mean "…"?` where a known name is near, else ` use one of`: both stand well before the known names."""
+    """` did you mean "…"?` where a known name is near, else ` use one of`:
+    both stand well before the known names.
+    """
     folded = {_folded(one): one for one in known}
     close = difflib.get_close_matches(_folded(name), folded, n=1)
     return f' did you mean "{folded[close[0]]}"?' if close else " use one of"
@@ -93,7 +96,9 @@ class Choice:
 
 
 def choose(slot: str, table: Mapping[str, Any], spec: Spec) -> Choice:
-    """Look a choice up by name ("balanced") or by name and options ({"name": "power", "alpha": 0.5})."""
+    """Look a choice up by name ("balanced") or by name and options ({"name": "power", "alpha":
+    0.5}).
+    """
     options = dict(spec) if isinstance(spec, Mapping) else {"name": spec}
     name = options.pop("name", None)
     if not isinstance(name, str) or name not in table:

@@ -1,8 +1,9 @@
-"""The tokens of a call of `loss` in chunks that stay in the processor's cache, and the runs of a response among them.
+"""The tokens of a call of `loss` in chunks that stay in the processor's cache,
+and the runs of a response among them.
 
-On the CPU a pass over a million tokens waits for memory, and a pass over a chunk does not. That the losses of the parts
-of a batch add up to the batch's is what `loss` promises its callers, so it may cut a call into parts itself. CUDA takes
-all tokens at once: nothing here is used there.
+On the CPU a pass over a million tokens waits for memory, and a pass over a chunk does not. That the
+losses of the parts of a batch add up to the batch's is what `loss` promises its callers, so it may
+cut a call into parts itself. CUDA takes all tokens at once: nothing here is used there.
 """
 
 from __future__ import annotations
@@ -23,7 +24,9 @@ Numbers = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Runs:
-    """Tokens of one response that follow each other, for sums and gathers without an index for each token."""
+    """Tokens of one response that follow each other,
+    for sums and gathers without an index for each token.
+    """
 
     start: Numbers  # [R] the run's first token
     row: Numbers  # [R] its response
@@ -31,7 +34,9 @@ class Runs:
 
     @classmethod
     def of(cls, response: Tensor) -> Runs | None:
-        """The runs of response [n], on the CPU; None where they are so short that an index is as good."""
+        """The runs of response [n], on the CPU; None where they are so short that an index is as
+        good.
+        """
         row = response.numpy()
         n = len(row)
         start = np.concatenate([[0], np.flatnonzero(row[1:] != row[:-1]) + 1])
@@ -49,7 +54,8 @@ class Runs:
         return torch.from_numpy(np.repeat(x.numpy()[self.row], self.count))
 
     def chunks(self, unit: Numbers | None) -> Iterator[tuple[slice, Runs]]:
-        """About CHUNK tokens at a time, with their runs counted from the first of them; no run is cut.
+        """About CHUNK tokens at a time, with their runs counted from the first of them;
+        no run is cut.
 
         unit [rows] numbers what must stay whole besides, a response or its group.
         """

@@ -1,7 +1,8 @@
 """Objectives by what a person would call them: a preset and changes to it, joined by plus signs.
 
-"dapo+balanced+hadw" is the preset dapo with aggregation = balanced and difficulty = hadw. A word stands for a choice
-with its default options; options of their own are given as mappings (see `Objective.preset`).
+"dapo+balanced+hadw" is the preset dapo with aggregation = balanced and difficulty = hadw. A word
+stands for a choice with its default options; options of their own are given as mappings (see
+`Objective.preset`).
 """
 
 from __future__ import annotations
@@ -23,8 +24,9 @@ CHOICES: dict[str, Sequence[str]] = {
 
 
 def choices_of(name: str, base: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """The choices of a preset ("dapo"), of a preset and changes to it ("dapo+balanced+hadw") or, where `base` is given,
-    of changes to that ("balanced")."""
+    """The choices of a preset ("dapo"), of a preset and changes to it ("dapo+balanced+hadw") or,
+    where `base` is given, of changes to that ("balanced").
+    """
     first, *rest = words = [word.strip() for word in name.split("+")]
     if first in PRESETS:
         return changed(dict(PRESETS[first].choices), rest, name)

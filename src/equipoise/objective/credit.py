@@ -42,7 +42,9 @@ class Credit:
 
     @property
     def coefficient(self) -> Tensor:
-        """weight × advantage, [B], or [N] where `per_token`: on-policy, the factor of ∇log π of each token."""
+        """weight × advantage, [B], or [N] where `per_token`:
+        on-policy, the factor of ∇log π of each token.
+        """
         if not self.per_token:
             return self.weight * self.advantage
         A = self.advantage[response_ids(self.lengths, len(self.weight))]
@@ -60,7 +62,9 @@ class Credit:
         )
 
     def at(self, response: Tensor, position: Tensor | None, dtype: torch.dtype) -> Tensor:
-        """[n] the coefficient of the tokens at these places; `position` is needed where `per_token`."""
+        """[n] the coefficient of the tokens at these places;
+        `position` is needed where `per_token`.
+        """
         if not self.per_token:
             c = self.weight * self.advantage
             return c.to(dtype).index_select(0, response)
@@ -81,11 +85,13 @@ class Credit:
         return self.first_token.index_select(0, response) + position
 
     def part(self, rows: Tensor) -> Credit:
-        """The credit of a mini-batch, an optimizer step's part of the batch: `rows` [B] bool, of whole groups.
+        """The credit of a mini-batch, an optimizer step's part of the batch:
+        `rows` [B] bool, of whole groups.
 
-        Its loss is the mean over its own prompts, so that its step has the size of one on the whole batch. Advantages
-        and effective lengths stay the batch's: every weight is multiplied by the prompts of the batch over those of the
-        mini-batch, and the mean of equal parts' gradients is the batch's. Rows are those of the batch, as before.
+        Its loss is the mean over its own prompts, so that its step has the size of one on the whole
+        batch. Advantages and effective lengths stay the batch's: every weight is multiplied by the
+        prompts of the batch over those of the mini-batch, and the mean of equal parts' gradients is
+        the batch's. Rows are those of the batch, as before.
         """
         groups = self.groups
         if bool((groups.max(rows.to(torch.float64)) != rows).any()):
@@ -158,7 +164,8 @@ def weigh(
     P = (g.first & counted).sum().clamp(min=1)
     weights = AggregationWeights(batch, aggregation, counted, P)
     A, w, full = _cancelled(weights, A, cancellation, metrics)
-    # A KL has no sign: balanced, whose lengths need one, is taken as token over the group. It counts every group.
+    # A KL has no sign: balanced, whose lengths need one, is taken as token over the group.
+    # It counts every group.
     if aggregation.name == "balanced":
         length = batch.mean_length
     else:
@@ -185,7 +192,9 @@ def weigh(
 def _cancelled(
     weights: AggregationWeights, A: Tensor, cancellation: str, metrics: dict[str, Tensor]
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """[B] the advantage, the weight after the cancellation, and the weight that one on the ratios would start from."""
+    """[B] the advantage, the weight after the cancellation,
+    and the weight that one on the ratios would start from.
+    """
     g, T = weights.batch.groups, weights.batch.T
     full = weights.of(A, T)
     if cancellation == "recentre":
@@ -220,7 +229,9 @@ def _recentred(
 def _by_token(
     weights: AggregationWeights, credit: Credit, tokens: PerToken, prefix: bool
 ) -> Credit:
-    """The credit of each token: common weights on shared prefixes, and what `assign` was given of each token."""
+    """The credit of each token: common weights on shared prefixes,
+    and what `assign` was given of each token.
+    """
     batch = weights.batch
     lengths = credit.lengths
     A = credit.advantage

@@ -1,8 +1,9 @@
-"""Difficulty: reweight advantages by how hard the prompt is for the policy (HA-DW, debias, formulas.md §3).
+"""Difficulty: reweight advantages by how hard the prompt is for the policy (HA-DW, debias,
+formulas.md §3).
 
-All of it is about success rates: p̂, the anchor and the history are made of accuracies, never of shaped rewards. The
-anchor is the only state of an objective. It is plain Python numbers, so it saves and loads as JSON, and it changes
-only at the end of `assign`, after every check has passed.
+All of it is about success rates: p̂, the anchor and the history are made of accuracies, never of
+shaped rewards. The anchor is the only state of an objective. It is plain Python numbers, so it
+saves and loads as JSON, and it changes only at the end of `assign`, after every check has passed.
 """
 
 from __future__ import annotations
@@ -40,13 +41,15 @@ class Success:
 
 @dataclass(kw_only=True)
 class _Anchored:
-    """The history both reweightings share: C, an estimate of the policy's success rate made of earlier batches.
+    """The history both reweightings share: C, an estimate of the policy's success rate made of
+    earlier batches.
 
-    anchor="kalman": C⁺ = (1−η_t)C⁻ + η_t y_t, η_t = clip(η·σ_t, 0, 1), σ_t the population deviation of the last
-    `memory` anchors. The paper gives no η, memory or C_0, and a constant history would freeze C for ever (σ = 0): until
-    `memory` anchors exist, and while they are all equal, C⁺ is the mean of the last `memory` observations instead.
-    anchor="window": C = mean of the last `memory` batch means. anchor="fixed": C = `threshold`.
-    Without any history the current batch's mean stands in for C⁻.
+    anchor="kalman": C⁺ = (1−η_t)C⁻ + η_t y_t, η_t = clip(η·σ_t, 0, 1), σ_t the population deviation
+    of the last `memory` anchors. The paper gives no η, memory or C_0, and a constant history would
+    freeze C for ever (σ = 0): until `memory` anchors exist, and while they are all equal, C⁺ is the
+    mean of the last `memory` observations instead. anchor="window": C = mean of the last `memory`
+    batch means. anchor="fixed": C = `threshold`. Without any history the current batch's mean
+    stands in for C⁻.
     """
 
     anchor: str = "kalman"
@@ -93,7 +96,9 @@ class _Anchored:
         return (reward - self.reward_range[0]) / (self.reward_range[1] - self.reward_range[0])
 
     def prior(self, y: float) -> float:
-        """C⁻, what is believed before this batch, whose success rate is y (of all responses that were sampled)."""
+        """C⁻, what is believed before this batch, whose success rate is y (of all responses that
+        were sampled).
+        """
         if self.anchor == "fixed":
             return self.threshold
         if self.include_current:
@@ -127,10 +132,11 @@ class _Anchored:
 class _Remembering(_Anchored):
     """The prompt's own earlier attempts, as a success rate that is shrunk and forgets.
 
-    `history` of `assign` counts successes and attempts, and steps since then. A step ago is worth `decay` of today, so
-    n = attempts·decay^steps attempts are left; a Beta prior worth `prior_attempts` attempts at rate m stands beside
-    them: h = (n·successes/attempts + prior_attempts·m)/(n + prior_attempts). One attempt is then no certainty.
-    Rates without counts ([B]) are taken at their word.
+    `history` of `assign` counts successes and attempts, and steps since then. A step ago is worth
+    `decay` of today, so n = attempts·decay^steps attempts are left; a Beta prior worth
+    `prior_attempts` attempts at rate m stands beside them: h = (n·successes/attempts +
+    prior_attempts·m)/(n + prior_attempts). One attempt is then no certainty. Rates without counts
+    ([B]) are taken at their word.
     """
 
     prior_attempts: float = 2.0
@@ -164,14 +170,16 @@ class _Remembering(_Anchored):
 
 @dataclass(kw_only=True)
 class HADW(_Anchored):
-    """A ← Φ A with Φ = λ·exp(−sgn(A)·sgn(diff)·|diff|), diff = p̂ − C⁻, p̂ the group's success rate.
+    """A ← Φ A with Φ = λ·exp(−sgn(A)·sgn(diff)·|diff|),
+    diff = p̂ − C⁻, p̂ the group's success rate.
 
-    λ is the same for all, so under AdamW, which divides the gradient's scale out, it does next to nothing. `sharpness`
-    multiplies diff and changes what one prompt gets beside another: 1 is the paper's, 0 leaves λ alone.
+    λ is the same for all, so under AdamW, which divides the gradient's scale out, it does next to
+    nothing. `sharpness` multiplies diff and changes what one prompt gets beside another: 1 is the
+    paper's, 0 leaves λ alone.
 
-    Φ > 0, so no sign changes. ΣΦA is no longer 0 in a group; `recentre` subtracts the group's mean of ΦA again, but
-    turns no sign: an advantage that would change sides becomes 0.
-    A group of which no accuracy is known has diff = 0.
+    Φ > 0, so no sign changes. ΣΦA is no longer 0 in a group; `recentre` subtracts the group's mean
+    of ΦA again, but turns no sign: an advantage that would change sides becomes 0. A group of which
+    no accuracy is known has diff = 0.
     """
 
     lam: float = 1.3
@@ -196,7 +204,9 @@ class HADW(_Anchored):
     def reweight(
         self, A: Tensor, success: Success, C: float, history: Tensor | None
     ) -> tuple[Tensor, Tensor | None]:
-        """ΦA, and how many responses `recentre` kept from changing sign; None where it does not recentre."""
+        """ΦA, and how many responses `recentre` kept from changing sign;
+        None where it does not recentre.
+        """
         diff = self.sharpness * (self.difficulty(success, history) - C).nan_to_num(0.0)
         weighted = self.lam * torch.exp(-torch.sign(A) * diff) * A
         if not self.recentre:
@@ -208,12 +218,14 @@ class HADW(_Anchored):
 
 @dataclass(kw_only=True)
 class HADWHistory(HADW, _Remembering):
-    """HA-DW with diff = h − C⁻: the prompt's difficulty from its own earlier batches, not from the group it weighs.
+    """HA-DW with diff = h − C⁻: the prompt's difficulty from its own earlier batches,
+    not from the group it weighs.
 
-    h is the prompt's remembered rate, shrunk towards p̂: a prompt that was never seen has the paper's. The anchor
-    stays the policy's. Ours, not the paper's, for a reason its own theory gives: p̂ of a mixed group is at least 1/G and
-    moves with the rewards that A is made of, while h knows of the groups nobody solved. (With h for the anchor instead,
-    the correction would turn round: a hard prompt's mixed group always beats its own history.)
+    h is the prompt's remembered rate, shrunk towards p̂: a prompt that was never seen has the
+    paper's. The anchor stays the policy's. Ours, not the paper's, for a reason its own theory
+    gives: p̂ of a mixed group is at least 1/G and moves with the rewards that A is made of, while h
+    knows of the groups nobody solved. (With h for the anchor instead, the correction would turn
+    round: a hard prompt's mixed group always beats its own history.)
     """
 
     def difficulty(self, success: Success, history: Tensor | None) -> Tensor:
@@ -222,11 +234,13 @@ class HADWHistory(HADW, _Remembering):
 
 @dataclass(kw_only=True)
 class Debias(_Remembering):
-    """Φ = (1−c*p̂)/(1−p̂) for r = 1 and c* for r = 0, c* = P(S)/(1−p^{G−1}): then Φ(r − p̂) = r − c*p̂, unbiased given S.
+    """Φ = (1−c*p̂)/(1−p̂) for r = 1 and c* for r = 0, c* = P(S)/(1−p^{G−1}):
+    then Φ(r − p̂) = r − c*p̂, unbiased given S.
 
-    p is a history estimate of the prompt's success rate, shrunk towards the anchor: a prompt without history has the
-    anchor. Accuracies that are 0 or 1, and advantages proportional to r − p̂ within a group; Φ = 1 where the accuracy
-    is not known, and in groups that are all right or all wrong.
+    p is a history estimate of the prompt's success rate, shrunk towards the anchor: a prompt
+    without history has the anchor. Accuracies that are 0 or 1, and advantages proportional to r −
+    p̂ within a group; Φ = 1 where the accuracy is not known, and in groups that are all right or
+    all wrong.
     """
 
     def reweight(

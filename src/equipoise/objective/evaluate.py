@@ -1,8 +1,8 @@
 """From log-probabilities to the loss: what `Objective.loss` does once it has checked its arguments.
 
-On the CPU the tokens are taken in the chunks of chunks.py, each as if it were a micro-batch: the slopes ∂φ/∂log π of
-the chunks lie side by side, and everything else is a sum. The KL and the entropy bonus have their gradients from
-autograd, over all tokens at once.
+On the CPU the tokens are taken in the chunks of chunks.py, each as if it were a micro-batch: the
+slopes ∂φ/∂log π of the chunks lie side by side, and everything else is a sum. The KL and the
+entropy bonus have their gradients from autograd, over all tokens at once.
 """
 
 from __future__ import annotations
@@ -44,7 +44,9 @@ class Given(NamedTuple):
     runs: Runs | None = None  # of `response`; None also on CUDA
 
     def chunks(self, unit: Tensor | None) -> Iterator[tuple[slice, Given]]:
-        """These tokens in parts, in order; unit [rows] numbers what must stay whole. Without runs all at once."""
+        """These tokens in parts, in order; unit [rows] numbers what must stay whole.
+        Without runs all at once.
+        """
         n = len(self.logp)
         if self.runs is None or n <= chunks.CHUNK:
             yield slice(0, n), self
@@ -77,7 +79,9 @@ def evaluate(
     entropy: Tensor | None,
     ref: Tensor | None,
 ) -> LossOutput:
-    """The loss, whether all its numbers are finite, and its stats; logprobs and entropy [n] with gradient."""
+    """The loss, whether all its numbers are finite, and its stats;
+    logprobs and entropy [n] with gradient.
+    """
     if not given.response.is_cuda:
         given = given._replace(runs=Runs.of(given.response))
         refuse_rows(given.response, len(credit.lengths), given.runs)
@@ -146,7 +150,9 @@ def _unit(o: Objective, credit: Credit) -> Tensor | None:
 def _tokens(
     credit: Credit, c: Tensor | None, given: Given, whole: Tensor | None
 ) -> tuple[Tokens, CleanRatios]:
-    """The tokens with their coefficients, 0 where a log-probability is not finite or the split broke a response."""
+    """The tokens with their coefficients, 0 where a log-probability is not finite or the split
+    broke a response.
+    """
     dtype = given.logp.dtype
     old = given.old.to(dtype)
     clean = clean_ratios(given.logp - old, given.others)
@@ -174,7 +180,9 @@ def _tokens(
 
 
 def _terms(o: Objective, credit: Credit, tokens: Tokens, rollout: Tensor | None) -> Terms:
-    """What each token adds, its coefficient first multiplied, in place, by what corrects for the sampler."""
+    """What each token adds, its coefficient first multiplied, in place,
+    by what corrects for the sampler.
+    """
     sampled: Tensor | None = None
     factor: Tensor | None = None
     if rollout is not None:
@@ -192,7 +200,9 @@ def _terms(o: Objective, credit: Credit, tokens: Tokens, rollout: Tensor | None)
 def _cancelled(
     o: Objective, credit: Credit, tokens: Tokens, terms: Terms, trust: Tensor | None
 ) -> Terms:
-    """sg(w̃_i)·A_i·log π with w̃ the transform of the full weight: 1/ℓ_i times the surrogate's sequence weight."""
+    """sg(w̃_i)·A_i·log π with w̃ the transform of the full weight:
+    1/ℓ_i times the surrogate's sequence weight.
+    """
     assert terms.sequence_weight is not None
     w = credit.full_weight * terms.sequence_weight
     transformed = WEIGHT_TRANSFORMS[o.cancellation](w, credit.advantage, credit.groups)
@@ -207,7 +217,9 @@ def _cancelled(
 
 
 def _whole(o: Objective, credit: Credit, given: Given) -> Tensor:
-    """Whether every response (or group) begun here is whole; on the CPU, where asking is free, refuse if not."""
+    """Whether every response (or group) begun here is whole;
+    on the CPU, where asking is free, refuse if not.
+    """
     want, got = credit.lengths, torch.zeros_like(credit.lengths)
     if given.runs is not None:
         got.index_add_(0, torch.from_numpy(given.runs.row), torch.from_numpy(given.runs.count))
@@ -249,7 +261,9 @@ def _losses(
     entropy: Tensor | None,
     ref: Tensor | None,
 ) -> Losses:
-    """The loss with β times the weighed KL and minus the bonus of the entropy, and their sums over the tokens."""
+    """The loss with β times the weighed KL and minus the bonus of the entropy,
+    and their sums over the tokens.
+    """
     loss, nothing = policy_loss, given.logp.new_zeros(())
     kl_sum = entropy_sum = nothing
     if ref is not None:

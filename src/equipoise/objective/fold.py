@@ -1,8 +1,10 @@
-"""An objective inside a trainer that has its own loop: coefficients to put in its advantages, and our surrogate's sum.
+"""An objective inside a trainer that has its own loop:
+coefficients to put in its advantages, and our surrogate's sum.
 
-Every surrogate here is positively homogeneous in the advantage, so the weight w of a response folds into it exactly
-(A' = wA, then a plain sum over tokens). `coefficients` makes the A' of a whole batch; `surrogate_sum` is Σ φ of any
-tokens for them. `check` refuses what cannot be had where a trainer's loss sees a micro-batch and nothing else.
+Every surrogate here is positively homogeneous in the advantage, so the weight w of a response folds
+into it exactly (A' = wA, then a plain sum over tokens). `coefficients` makes the A' of a whole
+batch; `surrogate_sum` is Σ φ of any tokens for them. `check` refuses what cannot be had where a
+trainer's loss sees a micro-batch and nothing else.
 """
 
 from __future__ import annotations
@@ -64,7 +66,8 @@ def coefficients(
 ) -> Credit:
     """The credit of a whole batch; its `coefficient` [B] is what one token of each response weighs.
 
-    rewards [B], groups [B] of any names, lengths [B] in tokens of the loss, tokens [Σ lengths] for cancellation=prefix.
+    rewards [B], groups [B] of any names, lengths [B] in tokens of the loss,
+    tokens [Σ lengths] for cancellation=prefix.
     """
     number: dict[Any, int] = {}
     ids = [number.setdefault(group, len(number)) for group in groups]

@@ -1,7 +1,9 @@
-"""Responses in groups, tokens in responses: segment sums without padding and without a host synchronisation.
+"""Responses in groups, tokens in responses: segment sums without padding and without a host
+synchronisation.
 
-Every operation over groups takes one number per response and gives one number per response: each response sees its own
-group's sum, mean or maximum. Tensors of unknown size never appear, which is what keeps CUDA asynchronous.
+Every operation over groups takes one number per response and gives one number per response: each
+response sees its own group's sum, mean or maximum. Tensors of unknown size never appear, which is
+what keeps CUDA asynchronous.
 """
 
 from __future__ import annotations
@@ -16,7 +18,9 @@ from torch import Tensor
 
 
 def group_ids(group: Tensor | np.ndarray | Sequence[Hashable], device: torch.device) -> Tensor:
-    """Any ids as a tensor: a tensor stays as it is, anything else (strings, tuples) is numbered by first appearance."""
+    """Any ids as a tensor: a tensor stays as it is,
+    anything else (strings, tuples) is numbered by first appearance.
+    """
     if isinstance(group, Tensor):
         return group.to(device)
     numbers: dict[Hashable, int] = {}
@@ -44,7 +48,9 @@ class Groups:
 
     @classmethod
     def of(cls, ids: Tensor) -> Groups:
-        """Number the groups by sorting their ids; the ids may come in any order and of any real dtype."""
+        """Number the groups by sorting their ids; the ids may come in any order and of any real
+        dtype.
+        """
         order = torch.argsort(ids, stable=True)
         ordered = ids[order]
         new = torch.ones_like(ordered, dtype=torch.bool)
@@ -55,7 +61,9 @@ class Groups:
         return cls(index, first)
 
     def split(self, side: Tensor) -> Groups:
-        """Every group divided by a mask [B] into two, for sums: `first` stays that of the whole groups."""
+        """Every group divided by a mask [B] into two, for sums:
+        `first` stays that of the whole groups.
+        """
         return Groups(2 * self.index + side, self.first)
 
     def sum(self, x: Tensor) -> Tensor:
@@ -87,7 +95,8 @@ class Groups:
         return Groups(self.index.to(device), self.first.to(device))
 
     def average(self, x: Tensor, counted: Tensor | None = None) -> Tensor:
-        """Mean over groups of a per-group quantity (equal for all responses of a group), 0 where no group counts.
+        """Mean over groups of a per-group quantity (equal for all responses of a group), 0 where no
+        group counts.
 
         Of x [K, B] every row for itself.
         """
@@ -97,7 +106,9 @@ class Groups:
 
 @dataclass(frozen=True)
 class Batch:
-    """What `assign` knows of a batch: rewards, lengths, groups. float64, because it is small and signs matter."""
+    """What `assign` knows of a batch: rewards, lengths, groups.
+    float64, because it is small and signs matter.
+    """
 
     r: Tensor  # [B] float64
     T: Tensor  # [B] float64, tokens in each response
@@ -120,21 +131,27 @@ class Batch:
 
     @cached_property
     def centred(self) -> Tensor:
-        """r − μ, and exactly 0 where only rounding can have made a difference: a sign made of noise would train."""
+        """r − μ, and exactly 0 where only rounding can have made a difference:
+        a sign made of noise would train.
+        """
         d = self.r - self.mean
         noise = (2 * self.eps + 3e-16 * self.G) * self.groups.max(self.r.abs())
         return d * (d.abs() > noise)
 
 
 def response_ids(lengths: Tensor, total: int | None = None) -> Tensor:
-    """[N]: the row of each token when responses of these lengths lie one after the other; N = `total` if known."""
+    """[N]: the row of each token when responses of these lengths lie one after the other;
+    N = `total` if known.
+    """
     return torch.repeat_interleave(
         torch.arange(len(lengths), device=lengths.device), lengths, output_size=total
     )
 
 
 def positions(lengths: Tensor, total: int | None = None) -> Tensor:
-    """[N]: the position of each token in its response when responses of these lengths lie one after the other."""
+    """[N]: the position of each token in its response when responses of these lengths lie one after
+    the other.
+    """
     response = response_ids(lengths, total)
     return (
         torch.arange(len(response), device=lengths.device) - (lengths.cumsum(0) - lengths)[response]
@@ -142,7 +159,9 @@ def positions(lengths: Tensor, total: int | None = None) -> Tensor:
 
 
 def flatten(padded: Tensor, mask: Tensor) -> Tensor:
-    """The masked-in elements of a padded [B, T] tensor as a flat [N] tensor, row by row; differentiable."""
+    """The masked-in elements of a padded [B, T] tensor as a flat [N] tensor, row by row;
+    differentiable.
+    """
     if padded.shape[:2] != mask.shape:
         raise ValueError(
             f"padded has shape {tuple(padded.shape)}, mask {tuple(mask.shape)}: both must begin with [B, T]"
@@ -151,7 +170,9 @@ def flatten(padded: Tensor, mask: Tensor) -> Tensor:
 
 
 def unflatten(flat: Tensor, mask: Tensor, fill: float = 0.0) -> Tensor:
-    """The inverse of :func:`flatten`: a [B, T] tensor with `fill` where the mask is off; differentiable."""
+    """The inverse of :func:`flatten`: a [B, T] tensor with `fill` where the mask is off;
+    differentiable.
+    """
     return torch.full(mask.shape, fill, dtype=flat.dtype, device=flat.device).masked_scatter(
         mask.bool(), flat
     )

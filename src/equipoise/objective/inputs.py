@@ -1,7 +1,8 @@
-"""The arguments of `assign` as tensors on one device, and all that can be wrong with them (formulas.md §1, §3).
+"""The arguments of `assign` as tensors on one device,
+and all that can be wrong with them (formulas.md §1, §3).
 
-Bad input is a ValueError that names the index, the value and what it must be. Not here: what one objective in
-particular asks of a batch, which `Objective.assign` checks.
+Bad input is a ValueError that names the index, the value and what it must be. Not here: what one
+objective in particular asks of a batch, which `Objective.assign` checks.
 """
 
 from __future__ import annotations
@@ -93,7 +94,8 @@ def read(
     columns: int,
 ) -> Inputs:
     """Tensors of the right shape, or a ValueError that names the one that is not."""
-    # Half precision is a storage format for rewards, not their noise: what it can tell apart differs.
+    # Half precision is a storage format for rewards, not their noise:
+    # what it can tell apart differs.
     eps = (
         torch.finfo(torch.promote_types(rewards.dtype, torch.float32)).eps
         if isinstance(rewards, Tensor)
@@ -139,9 +141,11 @@ def check(
     groups: Groups,
     ends: tuple[float, float],
 ) -> Facts:
-    """Refuse what is not a number, a length, an id or a rate, naming the first index; one transfer to the host.
+    """Refuse what is not a number, a length, an id or a rate, naming the first index;
+    one transfer to the host.
 
-    `total` [B]: the reward of each response; `judged`: what advantages are taken of; `ends`: a binary reward's values.
+    `total` [B]: the reward of each response; `judged`: what advantages are taken of; `ends`:
+    a binary reward's values.
     """
     rules = _rules(inputs) + _token_rules(tokens)
     facts = {
@@ -226,7 +230,9 @@ def read_tokens(
     weight: Numbers | None,
     advantage: Numbers | None,
 ) -> PerToken:
-    """Flat tensors; `check`, which knows how many tokens there are, looks at their length and values."""
+    """Flat tensors; `check`, which knows how many tokens there are,
+    looks at their length and values.
+    """
     tokens = PerToken(
         None if ids is None else torch.as_tensor(ids, device=device),
         None if weight is None else torch.as_tensor(weight, device=device).to(torch.float64),

@@ -115,10 +115,10 @@ class Stats(NamedTuple):
 class LossOutput:
     """`loss` to call backward on, and what it saw.
 
-    `ok` is a 0-dim bool tensor: false when a log-probability or the loss itself was not finite (a coefficient that is
-    not a number, or too large) or, on CUDA, when the split broke a group.
-    Such tokens have no gradient, but the rest of the micro-batch does: when `ok` is false, skip the step.
-    `logprobs` [n] are the log-probabilities the loss was made of, without their graph.
+    `ok` is a 0-dim bool tensor: false when a log-probability or the loss itself was not finite (a
+    coefficient that is not a number, or too large) or, on CUDA, when the split broke a group. Such
+    tokens have no gradient, but the rest of the micro-batch does: when `ok` is false, skip the
+    step. `logprobs` [n] are the log-probabilities the loss was made of, without their graph.
     """
 
     loss: Tensor
@@ -134,7 +134,9 @@ class LossOutput:
 
 
 def merge_metrics(outputs: Sequence[LossOutput]) -> dict[str, Tensor]:
-    """The metrics of a batch from its micro-batches: sums add, means weigh by tokens, extremes stay extremes."""
+    """The metrics of a batch from its micro-batches:
+    sums add, means weigh by tokens, extremes stay extremes.
+    """
     total = outputs[0].stats
     for output in outputs[1:]:
         total = total.merge(output.stats)
@@ -163,7 +165,9 @@ class LossSums:
     """The sums over a micro-batch while its chunks of tokens come in."""
 
     def __init__(self, credit: Credit, like: Tensor, *, with_nodes: bool) -> None:
-        """like [n]: the log-probabilities; with_nodes: whether positions, which find a token's node, come along."""
+        """like [n]: the log-probabilities; with_nodes:
+        whether positions, which find a token's node, come along.
+        """
         self.credit = credit
         self.nodes = credit.nodes if with_nodes else None
         self.zero = like.new_zeros(())
@@ -212,7 +216,8 @@ class LossSums:
         least, most = (torch.stack(ends) for ends in zip(*self.extremes, strict=True))
         rows = len(self.credit.lengths)
         push = response_sum(slope, response, rows, runs)
-        # A slope has the sign of its coefficient, which is the response's unless tokens have advantages of their own.
+        # A slope has the sign of its coefficient, which is the response's unless tokens have
+        # advantages of their own.
         own_signs = self.credit.token_advantage is not None
         pull = response_sum(slope.abs(), response, rows, runs) if own_signs else push.abs()
         return Stats(

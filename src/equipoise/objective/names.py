@@ -8,7 +8,9 @@ from equipoise.objective.presets import PRESETS
 
 
 def named(name: str, base: Objective | None = None) -> Objective:
-    """A preset ("dapo"), a change to `base` ("balanced", "hadw", "prefix"), or several ("grpo+balanced+hadw")."""
+    """A preset ("dapo"), a change to `base` ("balanced", "hadw", "prefix"),
+    or several ("grpo+balanced+hadw").
+    """
     if base is None or name.partition("+")[0].strip() in PRESETS:
         return Objective.preset(name)
     choices = choices_of(name, base.choices())

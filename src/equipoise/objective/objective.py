@@ -1,8 +1,10 @@
-"""An objective is five choices: advantage, difficulty, cancellation, aggregation (effective length), surrogate.
+"""An objective is five choices: advantage, difficulty, cancellation,
+aggregation (effective length), surrogate.
 
-`assign` sees whole groups before anything is split and gives every response a finished coefficient; `loss` only sums.
-The gradient is therefore the same, to rounding, for any micro-batch size, accumulation or number of ranks.
-Not here: models, sampling, optimizers, and the forward pass that makes the log-probabilities.
+`assign` sees whole groups before anything is split and gives every response a finished coefficient;
+`loss` only sums. The gradient is therefore the same, to rounding, for any micro-batch size,
+accumulation or number of ranks. Not here: models, sampling, optimizers, and the forward pass that
+makes the log-probabilities.
 """
 
 from __future__ import annotations
@@ -56,14 +58,16 @@ class Objective:
 
     averaged_groups   which groups the mean over prompts counts: "all", or "informative" (some advantage is not 0)
     reward_weights    for rewards [B, K]: the weight of each; combine="rewards" sums them, then takes the advantage,
-                      combine="advantages" takes the advantage of each, then sums; "gdpo" also divides the sum by
-                      its standard deviation over the batch (GDPO)
+                      combine="advantages" takes the advantage of each, then sums; "gdpo" also
+                      divides the sum by its standard deviation over the batch (GDPO)
     kl, kl_estimator  β and "k1" | "k2" | "k3" | "k3_ratio" (ρ·k3), against `ref_logprobs`; a token's KL is averaged as
-                      the aggregation says, under `balanced` (whose weights need a sign) as token over the group
+                      the aggregation says, under `balanced` (whose weights need a sign) as token
+                      over the group
     entropy_bonus     times the mean token entropy of the batch, added to the objective
     mismatch          "none" | "tis" | "mis" | "icepop" on π_old/π_rollout, against `rollout_logprobs`
     length_penalty    α: r ← r − α·accuracy·sigmoid(z), z the length among the right responses to the prompt, in
-                      standard deviations: of right answers the shorter, and no reward for a short wrong one
+                      standard deviations: of right answers the shorter,
+                      and no reward for a short wrong one
     off_policy_mask   δ: responses with A < 0 leave the loss while mean log(π_old/π) > δ (π_rollout where given)
     """
 
@@ -114,8 +118,10 @@ class Objective:
 
     @classmethod
     def preset(cls, name: str, **knobs: Any) -> Objective:
-        """A published objective, with any of its choices replaced: by words in its name ("dapo+balanced+hadw"), or by
-        keywords, of which `surrogate={"high": 0.3}` sets one option of the preset's own choice."""
+        """A published objective, with any of its choices replaced: by words in its name
+        ("dapo+balanced+hadw"), or by keywords, of which `surrogate={"high": 0.3}` sets one option
+        of the preset's own choice.
+        """
         choices = choices_of(name)
         for slot, knob in knobs.items():
             # options of the preset's own choice
@@ -130,7 +136,9 @@ class Objective:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What this stack does that the names of its choices do not say; also under `str(objective)`."""
+        """What this stack does that the names of its choices do not say;
+        also under `str(objective)`.
+        """
         return notes(self)
 
     @property
@@ -146,7 +154,9 @@ class Objective:
 
     @property
     def needs_whole_groups(self) -> bool:
-        """True where a group's responses must come to `loss` together: the transform depends on their ratios."""
+        """True where a group's responses must come to `loss` together:
+        the transform depends on their ratios.
+        """
         return self.surrogate.name in SEQUENCE_LEVEL and self.cancellation in WEIGHT_TRANSFORMS
 
     def choices(self) -> dict[str, Any]:
@@ -205,20 +215,22 @@ class Objective:
     ) -> Credit:
         """Give every response of the batch its coefficient.
 
-        rewards [B], or [B, K] with `reward_weights`; group [B] ids of any kind in any order; lengths [B] tokens of each
-        response (0 for one without tokens or masked out: it still counts in its group's mean reward).
-        accuracy [B] success of each response in [0, 1], NaN where it is not known. Advantages come of the rewards,
-        which shaping may have changed; p̂ and the anchor come of accuracies. Without any, the rewards serve as both.
-        batch_accuracy mean accuracy over all sampled responses, those that were filtered out included: what the anchor
-        learns; by default the mean of `accuracy`.
-        history of each response's prompt in earlier batches (hadw_history, debias): [B, 2] successes and attempts, or
-        [B, 3] with the steps since then; or [B] success rates to take at their word, NaN where there is none.
-        tokens [ΣT] token ids in row order, for cancellation="prefix" and for bias/* on the real shared tokens.
-        token_weight [ΣT] ≥ 0 multiplies the weight of each token; token_advantage [ΣT] is added to its response's
-        advantage (see `entropy_mask` and `distillation`). `loss` then needs the position of each token.
+        rewards [B], or [B, K] with `reward_weights`; group [B] ids of any kind in any order;
+        lengths [B] tokens of each response (0 for one without tokens or masked out: it still counts
+        in its group's mean reward). accuracy [B] success of each response in [0, 1], NaN where it
+        is not known. Advantages come of the rewards, which shaping may have changed; p̂ and the
+        anchor come of accuracies. Without any, the rewards serve as both. batch_accuracy mean
+        accuracy over all sampled responses, those that were filtered out included: what the anchor
+        learns; by default the mean of `accuracy`. history of each response's prompt in earlier
+        batches (hadw_history, debias): [B, 2] successes and attempts, or [B, 3] with the steps
+        since then; or [B] success rates to take at their word, NaN where there is none. tokens [ΣT]
+        token ids in row order, for cancellation="prefix" and for bias/* on the real shared tokens.
+        token_weight [ΣT] ≥ 0 multiplies the weight of each token; token_advantage [ΣT] is added to
+        its response's advantage (see `entropy_mask` and `distillation`). `loss` then needs the
+        position of each token.
 
-        Bad input is a ValueError that names the index and the rule, raised before the anchor has changed.
-        One host synchronisation: the checks.
+        Bad input is a ValueError that names the index and the rule, raised before the anchor has
+        changed. One host synchronisation: the checks.
         """
         inputs = read(
             rewards,
@@ -304,7 +316,9 @@ class Objective:
     def _success_rate(
         self, facts: Facts, batch_accuracy: float | None, ends: tuple[float, float]
     ) -> float:
-        """y, the success rate of the batch: of all that was sampled where that is given, else of what is here."""
+        """y, the success rate of the batch: of all that was sampled where that is given,
+        else of what is here.
+        """
         if batch_accuracy is not None:
             if not 0 <= batch_accuracy <= 1:
                 raise ValueError(
@@ -373,11 +387,13 @@ class Objective:
         ref_logprobs: Tensor | None = None,
         rollout_logprobs: Tensor | None = None,
     ) -> LossOutput:
-        """The loss of any micro-batch; the losses of the micro-batches of a batch add up to the batch's.
+        """The loss of any micro-batch; the losses of the micro-batches of a batch add up to the
+        batch's.
 
-        All arguments are flat [n]. logprobs with gradient; response the row (in `assign`'s batch) of each token;
-        position of each token in its response (cancellation="prefix"); entropy with gradient (entropy_bonus);
-        ref_logprobs (kl); rollout_logprobs (mismatch). No host synchronisation on CUDA.
+        All arguments are flat [n]. logprobs with gradient; response the row (in `assign`'s batch)
+        of each token; position of each token in its response (cancellation="prefix"); entropy with
+        gradient (entropy_bonus); ref_logprobs (kl); rollout_logprobs (mismatch). No host
+        synchronisation on CUDA.
         """
         self.check_tokens(
             credit,
@@ -409,7 +425,9 @@ class Objective:
     def token_coefficient(
         self, credit: Credit, response: Tensor, position: Tensor | None, dtype: torch.dtype
     ) -> Tensor:
-        """[n] the coefficient of each token, or a ValueError that names the token whose row is not in the batch."""
+        """[n] the coefficient of each token, or a ValueError that names the token whose row is not
+        in the batch.
+        """
         if not response.is_cuda:
             refuse_rows(response, len(credit.advantage))
         if credit.per_token and position is not None and not position.is_cuda:
@@ -430,7 +448,9 @@ class Objective:
         ref_logprobs: Tensor | None,
         rollout_logprobs: Tensor | None,
     ) -> None:
-        """Refuse what `loss` cannot use: tokens that are not flat, shapes that differ, something needed but missing."""
+        """Refuse what `loss` cannot use: tokens that are not flat, shapes that differ,
+        something needed but missing.
+        """
         if logprobs.ndim != 1:
             raise ValueError(
                 f"logprobs has shape {tuple(logprobs.shape)}: tokens are flat, [n]; see equipoise.flatten"

@@ -1,6 +1,8 @@
-"""`loss` for batches that are padded rectangles, as most training code has them: one call, no loop over rows.
+"""`loss` for batches that are padded rectangles, as most training code has them:
+one call, no loop over rows.
 
-Not for speed: a padded batch has been computed already, and choosing its tokens is one host synchronisation.
+Not for speed: a padded batch has been computed already,
+and choosing its tokens is one host synchronisation.
 """
 
 from __future__ import annotations
@@ -28,9 +30,10 @@ def padded_loss(
 ) -> LossOutput:
     """`objective.loss` of padded tensors [b, T], on whichever side the padding is.
 
-    mask [b, T] is true at the response's tokens; what stands elsewhere is not read. rows: which responses of `assign`'s
-    batch these are, as a slice or as indices [b]; None where they are all of them. The responses' lengths in `assign`
-    must have been `mask.sum(1)`: a ValueError says which is not.
+    mask [b, T] is true at the response's tokens; what stands elsewhere is not read. rows: which
+    responses of `assign`'s batch these are, as a slice or as indices [b]; None where they are all
+    of them. The responses' lengths in `assign` must have been `mask.sum(1)`: a ValueError says
+    which is not.
 
     >>> credit = objective.assign(rewards, prompts, mask.sum(1))
     >>> out = padded_loss(objective, credit, logprobs, old_logprobs, mask)

@@ -1,4 +1,6 @@
-"""Published objectives as choices, with their papers' defaults; what is not written is `Objective`'s own default."""
+"""Published objectives as choices, with their papers' defaults;
+what is not written is `Objective`'s own default.
+"""
 
 from __future__ import annotations
 

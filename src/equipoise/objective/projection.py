@@ -1,8 +1,10 @@
-"""`both`: coefficients with Σ c = 0 and Σ cT = 0 in every group, and no sign turned (formulas.md §1, docs/theory.md).
+"""`both`: coefficients with Σ c = 0 and Σ cT = 0 in every group,
+and no sign turned (formulas.md §1, docs/theory.md).
 
-The nearest such coefficients (L2) to those the aggregation gave. They exist, other than 0, where the range of lengths
-of the right responses meets that of the wrong ones; a group where it does not keeps the coefficients it came with.
-Not covered: the two sums after clipping. They hold for the coefficients of `assign`, that is, on-policy.
+The nearest such coefficients (L2) to those the aggregation gave. They exist, other than 0, where
+the range of lengths of the right responses meets that of the wrong ones; a group where it does not
+keeps the coefficients it came with. Not covered: the two sums after clipping. They hold for the
+coefficients of `assign`, that is, on-policy.
 """
 
 from __future__ import annotations
@@ -30,7 +32,9 @@ class Projection(NamedTuple):
 
 
 def both(w: Tensor, A: Tensor, T: Tensor, groups: Groups) -> Projection:
-    """w̃ with Σ w̃A = Σ w̃AT = 0 and w̃ ≥ 0, the nearest in c = wA; the group's own w where there is no such w̃ but 0."""
+    """w̃ with Σ w̃A = Σ w̃AT = 0 and w̃ ≥ 0, the nearest in c = wA;
+    the group's own w where there is no such w̃ but 0.
+    """
     live = (w > 0) & (A != 0) & (T > 0)
     able = can_pull(T, torch.sign(A) * live, groups)
     u, s = torch.where(able, w * A.abs(), 0.0), torch.sign(A) * able
@@ -42,12 +46,14 @@ def both(w: Tensor, A: Tensor, T: Tensor, groups: Groups) -> Projection:
 
 
 def can_pull(T: Tensor, s: Tensor, groups: Groups) -> Tensor:
-    """[B] the responses that can have c ≠ 0 of their own sign s with Σ c = Σ cT = 0; nowhere in a group without any.
+    """[B] the responses that can have c ≠ 0 of their own sign s with Σ c = Σ cT = 0;
+    nowhere in a group without any.
 
-    With u = |c|, both sums are 0 exactly where Σ_{S+}u = Σ_{S−}u and the u-weighted mean lengths of S+ and S− agree. A
-    weighted mean takes every value of the range of what it averages, an end of the range by the responses at that end
-    alone. So u ≠ 0 exists where the two ranges meet (never where every right response is shorter than every wrong one),
-    and u > 0 everywhere where they meet inside: where they only touch, u is 0 but for the responses of that length.
+    With u = |c|, both sums are 0 exactly where Σ_{S+}u = Σ_{S−}u and the u-weighted mean lengths of
+    S+ and S− agree. A weighted mean takes every value of the range of what it averages, an end of
+    the range by the responses at that end alone. So u ≠ 0 exists where the two ranges meet (never
+    where every right response is shorter than every wrong one), and u > 0 everywhere where they
+    meet inside: where they only touch, u is 0 but for the responses of that length.
     """
     far = torch.full_like(T, torch.inf)
     lowest = [groups.min(torch.where(s == sign, T, far)) for sign in (1, -1)]
@@ -60,11 +66,13 @@ def can_pull(T: Tensor, s: Tensor, groups: Groups) -> Tensor:
 
 
 def project(u: Tensor, s: Tensor, T: Tensor, groups: Groups) -> Tensor:
-    """v ≥ 0 with Σ sv = Σ svT = 0 and Σ(v − u)² least, per group: the size of each coefficient, s its sign, 0 for none.
+    """v ≥ 0 with Σ sv = Σ svT = 0 and Σ(v − u)² least, per group:
+    the size of each coefficient, s its sign, 0 for none.
 
-    By the conditions of Karush, Kuhn and Tucker v = max(0, u − s(α + βt)) with two numbers per group, t the lengths,
-    centred and scaled. They are the minimum of the convex, piecewise quadratic ½Σ max(0, u − s(α + βt))², whose
-    gradient is minus the two sums: Newton's method, all groups at once, each with the best of a few step lengths.
+    By the conditions of Karush, Kuhn and Tucker v = max(0, u − s(α + βt)) with two numbers per
+    group, t the lengths, centred and scaled. They are the minimum of the convex, piecewise
+    quadratic ½Σ max(0, u − s(α + βt))², whose gradient is minus the two sums: Newton's method, all
+    groups at once, each with the best of a few step lengths.
     """
     live = (s != 0).to(T.dtype)
     n = groups.sum(live).clamp(min=1)
@@ -87,12 +95,15 @@ def project(u: Tensor, s: Tensor, T: Tensor, groups: Groups) -> Tensor:
         length = (lowest * steps).amax(0)
         alpha, beta = alpha + length * da, beta + length * db
     v = u - s * (alpha + beta * t)
-    # A response at the edge of the range is 0 or a rounding above it; which one must not depend on the device.
+    # A response at the edge of the range is 0 or a rounding above it;
+    # which one must not depend on the device.
     return torch.where(v > ROUNDING, v, 0.0) * scale
 
 
 def _newton(v: Tensor, s: Tensor, t: Tensor, groups: Groups) -> tuple[Tensor, Tensor]:
-    """The step of Newton's method in (α, β): a 2×2 system per group, over the responses that have v > 0."""
+    """The step of Newton's method in (α, β): a 2×2 system per group,
+    over the responses that have v > 0.
+    """
     active = (v > 0).to(v.dtype)
     rows = torch.stack([s * v, s * v * t, active, active * t, active * t**2])
     push, pull, h00, h01, h11 = _sums(rows, groups).unbind()

@@ -1,4 +1,6 @@
-"""Terms beside the policy gradient: KL to a reference, and what corrects train/inference mismatch (formulas.md §5)."""
+"""Terms beside the policy gradient: KL to a reference,
+and what corrects train/inference mismatch (formulas.md §5).
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,9 @@ def token_tis(tokens: Tokens, rollout: Tensor, *, cap: float = 2.0) -> Tensor:
 
 
 def sequence_mis(tokens: Tokens, rollout: Tensor, *, cap: float = 2.0) -> Tensor:
-    """[n] Π_t π_old/π_rollout of the token's response where that is at most cap, else 0: masked importance sampling."""
+    """[n] Π_t π_old/π_rollout of the token's response where that is at most cap, else 0:
+    masked importance sampling.
+    """
     log_weight = tokens.response_sum(tokens.old - rollout).clamp(-LIMIT, LIMIT)
     weight = log_weight.exp()
     return tokens.spread(torch.where(weight <= cap, weight, 0.0))
@@ -61,7 +65,9 @@ MISMATCH: dict[str, Callable[..., Tensor] | None] = {
 
 
 def off_policy_mask(tokens: Tokens, sampled: Tensor, delta: float) -> Tensor:
-    """[n] 0 for the tokens of responses with A < 0 and mean_t log(π_sampled/π) > delta, else 1 (arXiv 2512.02556)."""
+    """[n] 0 for the tokens of responses with A < 0 and mean_t log(π_sampled/π) > delta,
+    else 1 (arXiv 2512.02556).
+    """
     drift = tokens.response_mean(sampled - tokens.logp)
     far = tokens.spread(ones_where(torch.gt, drift, delta))
     return 1 - far * ones_where(torch.lt, tokens.c, 0.0)

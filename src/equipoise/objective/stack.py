@@ -1,4 +1,5 @@
-"""Which choices go together: stacks that make no sense are refused, and those that undo a choice they name say so.
+"""Which choices go together: stacks that make no sense are refused,
+and those that undo a choice they name say so.
 
 Sentences for people. Nothing here changes a number.
 """

@@ -1,8 +1,10 @@
-"""Surrogates: what each token contributes to the objective (to maximise), and its exact derivative (formulas.md §5).
+"""Surrogates: what each token contributes to the objective (to maximise),
+and its exact derivative (formulas.md §5).
 
-c is the coefficient of the token (weight × advantage): every surrogate here is positively homogeneous in the advantage,
-so the weight folds into it exactly. A surrogate returns φ, ∂φ/∂log π in closed form, and where it clipped. `loss` sums.
-Sequence-level surrogates are written per token as well: φ_it is what response i contributes at each of its T_i tokens.
+c is the coefficient of the token (weight × advantage): every surrogate here is positively
+homogeneous in the advantage, so the weight folds into it exactly. A surrogate returns φ, ∂φ/∂log π
+in closed form, and where it clipped. `loss` sums. Sequence-level surrogates are written per token
+as well: φ_it is what response i contributes at each of its T_i tokens.
 """
 
 from __future__ import annotations
@@ -24,8 +26,8 @@ LIMIT = 20.0  # |log ρ| is clamped here before exp; beyond it a token has no gr
 def ones_where(compare: Callable[..., Tensor], a: Tensor, b: Tensor | float) -> Tensor:
     """1 where the comparison holds, else 0, in a's own dtype.
 
-    Masks are numbers here, not bools: on the CPU such a comparison and the product with it take a tenth of the time
-    that a comparison to bool and `masked_fill` or `torch.where` take.
+    Masks are numbers here, not bools: on the CPU such a comparison and the product with it take a
+    tenth of the time that a comparison to bool and `masked_fill` or `torch.where` take.
     """
     return compare(a, b, out=torch.empty_like(a))
 
@@ -41,8 +43,9 @@ class Tokens:
     c: Tensor
     response: Tensor  # [n] row of each token in the batch
     lengths: Tensor  # [rows] tokens of each response of the batch
-    # The least and the largest log ρ where the host has looked and neither is beyond ±LIMIT: then every
-    # log-probability is finite and nothing below needs cleaning or clamping, which would copy all tokens.
+    # The least and the largest log ρ where the host has looked and neither is beyond ±LIMIT: then
+    # every log-probability is finite and nothing below needs cleaning or clamping, which would copy
+    # all tokens.
     bounds: tuple[Tensor, Tensor] | None = None
     runs: Runs | None = None  # of `response`, where sums and gathers may use them
 
@@ -187,7 +190,9 @@ def dual_clip(tokens: Tokens, *, low: float = 0.2, high: float = 0.2, cap: float
 
 
 def gspo(tokens: Tokens, *, low: float = 3e-4, high: float = 4e-4) -> Terms:
-    """s_i = exp(mean_t log ρ); min(s_iA, clip(s_i)A). The token form: every token of i moves s_i alike."""
+    """s_i = exp(mean_t log ρ); min(s_iA, clip(s_i)A). The token form:
+    every token of i moves s_i alike.
+    """
     s = tokens.sequence_ratio
     out_of_range = None  # a mean lies between the extremes
     if not tokens.bounds:
@@ -207,7 +212,9 @@ def gmpo(tokens: Tokens, *, low: float = 0.4, high: float = 0.4) -> Terms:
 
 
 def cispo(tokens: Tokens, *, cap: float = 5.0) -> Terms:
-    """sg(min(ρ, cap))·A·log π. verl's cap is 1 + ε_high, TRL's is ε_high: here it is the cap itself."""
+    """sg(min(ρ, cap))·A·log π. verl's cap is 1 + ε_high, TRL's is ε_high:
+    here it is the cap itself.
+    """
     clipped = ones_where(torch.gt, tokens.ratio, cap) * tokens.signed
     return _linear(tokens, tokens.ratio.clamp(max=cap), clipped)
 
@@ -241,7 +248,9 @@ def vespo(
 
 
 def aspo(tokens: Tokens, *, low: float = 0.2, high: float = 0.2, cap: float = 3.0) -> Terms:
-    """A > 0: weight sg(min(1/ρ, cap)), masked where ρ > 1+high. A < 0: sg(min(ρ, cap)), masked where ρ < 1−low."""
+    """A > 0: weight sg(min(1/ρ, cap)), masked where ρ > 1+high. A < 0:
+    sg(min(ρ, cap)), masked where ρ < 1−low.
+    """
     weight = (tokens.sign * tokens.log_ratio).neg_().exp_().clamp_(max=cap)
     masked = ones_where(torch.gt, tokens.sign * tokens.ratio, tokens.by_sign(1 + high, low - 1))
     slope = _cut(weight.mul_(tokens.c), masked)
@@ -256,10 +265,12 @@ def dppo(
     high: float = 0.2,
     cap: float = 20.0,
 ) -> Terms:
-    """sg(min(ρ, cap))·A·log π while the token's binary divergence from π_old, in the direction A pushes, is in bounds.
+    """sg(min(ρ, cap))·A·log π while the token's binary divergence from π_old,
+    in the direction A pushes, is in bounds.
 
-    "tv": |π − π_old|. "kl": KL of the two-outcome distributions (this token, any other), whose bounds are 0.05 unless
-    given. The bounds are the paper's (arXiv 2602.04879, App. E: δ = 0.2 and 0.05).
+    "tv": |π − π_old|. "kl": KL of the two-outcome distributions (this token, any other), whose
+    bounds are 0.05 unless given. The bounds are the paper's (arXiv 2602.04879, App. E: δ = 0.2 and
+    0.05).
     """
     p, q = tokens.logp.exp(), tokens.old.exp()
     pushed = (p - q).mul_(tokens.sign)  # how far π has gone the way A pushes
@@ -279,9 +290,11 @@ def reinforce(tokens: Tokens) -> Terms:
 
 
 def symmetric_clip(tokens: Tokens, *, low: float = 0.2, high: float = 0.2) -> Terms:
-    """clip(ρ, 1−low, 1+high)·A: ppo_clip without the min, so that both signs lose their gradient at the same ratios.
+    """clip(ρ, 1−low, 1+high)·A: ppo_clip without the min,
+    so that both signs lose their gradient at the same ratios.
 
-    A token that several responses share has one ρ: it is cut for all or for none, and what cancelled still does.
+    A token that several responses share has one ρ:
+    it is cut for all or for none, and what cancelled still does.
     """
     outside = _outside(tokens, low, high)
     value = tokens.ratio.clamp(1 - low, 1 + high).mul_(tokens.c)
@@ -289,11 +302,13 @@ def symmetric_clip(tokens: Tokens, *, low: float = 0.2, high: float = 0.2) -> Te
 
 
 def dfpo(tokens: Tokens, *, ratio: str = "product", low: float = 0.1, high: float = 0.1) -> Terms:
-    """sg(s_i)·A·log π at the tokens whose ρ lies in [1−low, 1+high]; a cancellation transform makes it DFPO.
+    """sg(s_i)·A·log π at the tokens whose ρ lies in [1−low, 1+high];
+    a cancellation transform makes it DFPO.
 
-    s_i = Π_t ρ ("product", TGC's) or exp(mean_t log ρ) ("mean", GSPO's). Without a region the estimator has no bound:
-    what pushes a wrong response down never stops, however far it has gone. The region is the token's own and looks at
-    no sign, so it cuts a shared token for all responses or for none.
+    s_i = Π_t ρ ("product", TGC's) or exp(mean_t log ρ) ("mean", GSPO's). Without a region the
+    estimator has no bound: what pushes a wrong response down never stops, however far it has gone.
+    The region is the token's own and looks at no sign, so it cuts a shared token for all responses
+    or for none.
     """
     log_s = (
         tokens.response_sum(tokens.free_log_ratio)
@@ -326,6 +341,7 @@ SURROGATES: dict[str, Callable[..., Terms]] = {
     "dfpo": dfpo,
 }
 
-# Surrogates that need all tokens of a response at once. Under min_replace and orthogonal, which transform the weight
-# they give a response, they are used in the clip-free linear form sg(w̃_i)·A_i·log π.
+# Surrogates that need all tokens of a response at once. Under min_replace and orthogonal, which
+# transform the weight they give a response, they are used in the clip-free linear form
+# sg(w̃_i)·A_i·log π.
 SEQUENCE_LEVEL: frozenset[str] = frozenset({"gspo", "gmpo", "vespo", "dfpo"})

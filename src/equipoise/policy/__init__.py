@@ -1,4 +1,6 @@
-"""The language model: load and save, packed forward, log-probabilities of response tokens, LoRA, frozen reference."""
+"""The language model: load and save, packed forward, log-probabilities of response tokens, LoRA,
+frozen reference.
+"""
 
 from equipoise.policy.dropout import adapter_dropout
 from equipoise.policy.logprobs import (

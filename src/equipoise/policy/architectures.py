@@ -1,9 +1,10 @@
 """The model families that training and all samplers compute themselves: one entry each.
 
-An entry says where a family departs from Llama; whatever it does not say is Llama's. What an entry can say is what
-`policy.layer` can compute. docs/architectures.md shows how one is added. Models that are not here still train and
-sample, through transformers. Not covered: Gemma 2 and 3 (norms behind the blocks, capped scores, two RoPE tables),
-mixtures of experts, and RoPE tables that depend on the length of the sequence.
+An entry says where a family departs from Llama; whatever it does not say is Llama's. What an entry
+can say is what `policy.layer` can compute. docs/architectures.md shows how one is added. Models
+that are not here still train and sample, through transformers. Not covered: Gemma 2 and 3 (norms
+behind the blocks, capped scores, two RoPE tables), mixtures of experts, and RoPE tables that depend
+on the length of the sequence.
 """
 
 from __future__ import annotations
@@ -30,13 +31,17 @@ class Architecture:
     """The defaults are Llama's."""
 
     norm_offset: float = 0.0
-    """What is added to a norm's weight; with one, the norm is rounded once, after the product with the weight."""
+    """What is added to a norm's weight; with one, the norm is rounded once,
+    after the product with the weight.
+    """
     scales_embeddings: bool = False
     """Whether embeddings are multiplied by √d."""
     rotates: Callable[[Any], bool] = _always
     """Whether a layer, given its attention module, applies RoPE."""
     qkv: Callable[[Any], tuple[Any, ...]] = _llama_qkv
-    """Of the attention module, the projections to queries, keys and values; one where they are one matrix."""
+    """Of the attention module, the projections to queries, keys and values;
+    one where they are one matrix.
+    """
     gate_up: Callable[[Any], tuple[Any, ...]] = _llama_gate_up
     """Of the MLP, the projections to gate and up; one where they are one matrix."""
 

@@ -1,11 +1,13 @@
-"""Causal attention over a packed row, and the same for transformers' models, which call it by the name `equipoise`.
+"""Causal attention over a packed row, and the same for transformers' models,
+which call it by the name `equipoise`.
 
-On CUDA in half precision the row stays as it is (`kernels.varlen`); elsewhere, and in sliding windows, its sequences
-are laid out in buckets for torch's SDPA, the reference that the other is held to.
-A model loaded by us carries that name as its attention implementation. Called with a `pack` it attends inside each
-sequence; called without one (generation, other people's code) it is transformers' SDPA. Sliding windows are honoured;
-soft-capped scores and attention sinks are refused, because leaving them out silently would train another model.
-Not covered: the order of sums in SDPA's own backward pass, which on CUDA can change from run to run.
+On CUDA in half precision the row stays as it is (`kernels.varlen`); elsewhere, and in sliding
+windows, its sequences are laid out in buckets for torch's SDPA, the reference that the other is
+held to. A model loaded by us carries that name as its attention implementation. Called with a
+`pack` it attends inside each sequence; called without one (generation, other people's code) it is
+transformers' SDPA. Sliding windows are honoured; soft-capped scores and attention sinks are
+refused, because leaving them out silently would train another model. Not covered: the order of sums
+in SDPA's own backward pass, which on CUDA can change from run to run.
 """
 
 from __future__ import annotations
@@ -28,7 +30,9 @@ NAME = "equipoise"
 def packed_attention(
     qkv: Tensor, kv_heads: int, pack: Pack, scale: float | None = None, window: int | None = None
 ) -> Tensor:
-    """Queries, keys and values [U, H + 2 Hk, D] of the row → [U, H, D]; each entry sees its sequence up to itself."""
+    """Queries, keys and values [U, H + 2 Hk, D] of the row → [U, H, D];
+    each entry sees its sequence up to itself.
+    """
     sees_all = window is None or window >= pack.longest
     if pack.segments is not None and sees_all and varlen.serves(qkv):
         return varlen.varlen_attention(qkv, kv_heads, pack.segments, scale)
@@ -52,12 +56,15 @@ def _gathered(row: Tensor, buckets: Buckets) -> Tensor:
 
 
 def _adds_in_any_order(x: Tensor) -> bool:
-    """Whether torch adds gradients of one entry in the order that threads come, rounding to x's precision each time."""
+    """Whether torch adds gradients of one entry in the order that threads come,
+    rounding to x's precision each time.
+    """
     return x.is_cuda
 
 
 class _Gathered(torch.autograd.Function):
-    """row[gather], where the gradients of an entry (a prompt's, from each of its responses) are added in fixed order.
+    """row[gather], where the gradients of an entry (a prompt's,
+    from each of its responses) are added in fixed order.
 
     Padding has no gradient: no output of it is used, and no query before it sees it.
     """

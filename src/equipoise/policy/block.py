@@ -1,10 +1,11 @@
 """The decoder's layers for training on CUDA: each one function, with its backward pass written out.
 
-The arithmetic is `decoder`'s. Autograd would keep what every step inside a layer was given, and spend more time on
-book-keeping than a small model's kernels take; here a layer keeps its input, queries, keys and values, attention's
-output, the stream after attention, and the gate: the rest is made again in passes that the gradient makes anyway. With
-gradient checkpointing it keeps its input alone. On the CPU the same functions run in plain torch, for the tests.
-Not covered, and left to `decoder`: layers with adapters or sharded weights, biases besides those of queries, keys and
+The arithmetic is `decoder`'s. Autograd would keep what every step inside a layer was given, and
+spend more time on book-keeping than a small model's kernels take; here a layer keeps its input,
+queries, keys and values, attention's output, the stream after attention, and the gate: the rest is
+made again in passes that the gradient makes anyway. With gradient checkpointing it keeps its input
+alone. On the CPU the same functions run in plain torch, for the tests. Not covered, and left to
+`decoder`: layers with adapters or sharded weights, biases besides those of queries, keys and
 values, and windows shorter than a sequence.
 """
 
@@ -68,8 +69,9 @@ def hidden_states(core: Any, pack: Pack, *, gradient_checkpointing: bool = False
 
 
 class Call(NamedTuple):
-    """What a layer is computed with besides x and the RoPE table; `weights` are views of its parameters, and `names`
-    those parameters' names, in their order."""
+    """What a layer is computed with besides x and the RoPE table; `weights` are views of its
+    parameters, and `names` those parameters' names, in their order.
+    """
 
     layer: Layer
     weights: LayerWeights
@@ -93,9 +95,10 @@ def _parameters(layer: Layer) -> dict[str, Tensor]:
 
 
 class Kept(NamedTuple):
-    """Of the forward pass, for the backward pass: x [U, d] the input; qkv [U, H + 2 Hk, D], rotated or, where heads are
-    normed, before that; out [U, H, D] and lse [H, U] of attention; middle [U, d] the stream after it; gate_up [U, 2 f];
-    scales [U] of the two norms."""
+    """Of the forward pass, for the backward pass: x [U, d] the input; qkv [U, H + 2 Hk, D], rotated
+    or, where heads are normed, before that; out [U, H, D] and lse [H, U] of attention; middle [U,
+    d] the stream after it; gate_up [U, 2 f]; scales [U] of the two norms.
+    """
 
     x: Tensor
     first_scale: Tensor
@@ -108,8 +111,9 @@ class Kept(NamedTuple):
 
 
 class _KeepingStream:
-    """The residual stream through one layer, which keeps what the backward pass needs. What is added waits for the
-    norm after it, or for the layer's end, to be added in the same pass."""
+    """The residual stream through one layer, which keeps what the backward pass needs. What is
+    added waits for the norm after it, or for the layer's end, to be added in the same pass.
+    """
 
     def __init__(self, x: Tensor, activation: str) -> None:
         self.x, self.activation, self.ops = x, activation, _ops(x)
@@ -190,7 +194,8 @@ class _Layer(torch.autograd.Function):
         result, kept = _forward(x, cos, sin, call)
         ctx.call = call
         kept_tensors = [x] if call.checkpointing else kept
-        # The parameters are saved so that autograd notices a change of theirs before the backward pass.
+        # The parameters are saved so that autograd notices a change of theirs before the backward
+        # pass.
         ctx.save_for_backward(cos, sin, *kept_tensors, *parameters)
         return result
 

@@ -1,9 +1,10 @@
 """How a prompt is shown to a model: as text to continue, or as a conversation in a chat template.
 
-`Chat` is what a run does with every prompt: whether a template is used, the system message before it, and what the
-template gets besides. `decide` says whether a model was trained on its template, for `task.chat = "auto"`. Base models
-often come with a template too (Qwen's do), but end their texts with another token than the template's turns, so that a
-response in it would never end. Not covered: tools, images, and conversations that end with the assistant.
+`Chat` is what a run does with every prompt: whether a template is used, the system message before
+it, and what the template gets besides. `decide` says whether a model was trained on its template,
+for `task.chat = "auto"`. Base models often come with a template too (Qwen's do), but end their
+texts with another token than the template's turns, so that a response in it would never end. Not
+covered: tools, images, and conversations that end with the assistant.
 """
 
 from __future__ import annotations
@@ -24,7 +25,9 @@ MARK = "equipoise"  # an answer that no template writes by itself
 
 @dataclass(frozen=True)
 class Chat:
-    """`on`: whether prompts go through the tokenizer's chat template, and `why`; `options` are what it gets besides."""
+    """`on`: whether prompts go through the tokenizer's chat template, and `why`;
+    `options` are what it gets besides.
+    """
 
     on: bool = False
     system: str = ""
@@ -61,10 +64,11 @@ class Decision(NamedTuple):
 
 
 def decide(tokenizer: Any, name: str, ends: Sequence[int]) -> Decision:
-    """Whether the model of this name, whose texts end with one of the tokens `ends`, was trained on its template.
+    """Whether the model of this name, whose texts end with one of the tokens `ends`,
+    was trained on its template.
 
-    No template: no. A name that says so (…-Base, …-pt; …-Instruct, …-it, …-Chat): as it says. Else, whether the
-    template ends an assistant's turn with one of the tokens that end the model's texts.
+    No template: no. A name that says so (…-Base, …-pt; …-Instruct, …-it, …-Chat): as it says. Else,
+    whether the template ends an assistant's turn with one of the tokens that end the model's texts.
     """
     if tokenizer.chat_template is None:
         return Decision(False, f"{name} has no chat template")

@@ -1,8 +1,9 @@
 """The forward pass of the models in `policy.architectures`: a function over a flat row of tokens.
 
-It calls the transformers model's own modules (so LoRA works) but skips their book-keeping, and leaves attention to the
-caller: the trainer attends inside a pack, the samplers into their caches. `is_llama_like` says whether a model is one
-of these; it looks at the family and at every setting that would change the arithmetic, and compares a few logits.
+It calls the transformers model's own modules (so LoRA works) but skips their book-keeping, and
+leaves attention to the caller: the trainer attends inside a pack, the samplers into their caches.
+`is_llama_like` says whether a model is one of these; it looks at the family and at every setting
+that would change the arithmetic, and compares a few logits.
 """
 
 from __future__ import annotations
@@ -59,7 +60,9 @@ def rope_by_layer(parts: Parts, x: Tensor, positions: Tensor) -> list[Rope]:
 
 
 def gathered(module: Any, run: Callable[..., T], *arguments: Any) -> T:
-    """run(*arguments); where ranks share the module's weights, through the method that gathers them for it."""
+    """run(*arguments); where ranks share the module's weights,
+    through the method that gathers them for it.
+    """
     through = getattr(module, THROUGH, None)
     result: T = run(*arguments) if through is None else through(run, *arguments)
     return result
@@ -81,7 +84,9 @@ def _layer(layer: Layer, x: Tensor, rope: Rope, attend: Attend, activation: str)
 
 
 class _PlainStream:
-    """The residual stream, for autograd: a sum and the norm after it are one function (`kernels.add_norm`)."""
+    """The residual stream, for autograd: a sum and the norm after it are one function
+    (`kernels.add_norm`).
+    """
 
     def __init__(self, x: Tensor, activation: str) -> None:
         self.x, self.activation = x, activation
@@ -103,7 +108,9 @@ class _PlainStream:
 
 
 def _rotated(layer: Layer, qkv: Tensor, rope: Rope) -> Tensor:
-    """qkv [U, H + 2 Hk, D] with the heads of queries and keys normed, where the layer does that, and rotated."""
+    """qkv [U, H + 2 Hk, D] with the heads of queries and keys normed,
+    where the layer does that, and rotated.
+    """
     q, k = layer.q_norm, layer.k_norm
     if q is None or k is None:
         return kernels.rotate(qkv, qkv.shape[1] - layer.kv_heads, rope.cos, rope.sin)
@@ -111,8 +118,9 @@ def _rotated(layer: Layer, qkv: Tensor, rope: Rope) -> Tensor:
 
 
 def side_by_side(core: Any) -> None:
-    """Lay out weights that share an input one behind the other (`Projections.lay_out`). Layers that carry an adapter
-    are left alone, and so are those whose weights ranks share."""
+    """Lay out weights that share an input one behind the other (`Projections.lay_out`). Layers that
+    carry an adapter are left alone, and so are those whose weights ranks share.
+    """
     for layer in layers.describe(core).layers:
         if not hasattr(layer.module, THROUGH):
             layer.qkv.lay_out()
@@ -147,7 +155,9 @@ def causal(layer: Layer, qkv: Tensor) -> Tensor:
 def causal_attention(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float | None
 ) -> Tensor:
-    """q [b, H, l, D], k and v [b, Hk, l, D] → [b, H, l, D]; without a mask, each sees all before it."""
+    """q [b, H, l, D], k and v [b, Hk, l, D] → [b, H, l, D];
+    without a mask, each sees all before it.
+    """
     grouped = q.shape[1] != k.shape[1]
     return F.scaled_dot_product_attention(
         q, k, v, attn_mask=mask, is_causal=mask is None, scale=scale, enable_gqa=grouped
@@ -155,7 +165,9 @@ def causal_attention(
 
 
 def window_mask(length: int, window: int | None, device: torch.device) -> Tensor | None:
-    """Who sees whom [length, length] where a window is shorter than the sequence, else None: plain causal attention."""
+    """Who sees whom [length, length] where a window is shorter than the sequence, else None:
+    plain causal attention.
+    """
     if window is None or length <= window:
         return None
     column = torch.arange(length, device=device)

@@ -1,9 +1,9 @@
 """Dropout of LoRA adapters, switched on around the passes that train and nowhere else.
 
-The masks follow from the seed given and the order of the passes: a resumed run draws the same ones, whatever was
-sampled or evaluated in between, and gradient checkpointing recomputes a layer with the masks of its first pass
-(torch.utils.checkpoint puts the generators back). Another cut into micro-batches draws others.
-Not covered: dropout of the model itself, which is never used.
+The masks follow from the seed given and the order of the passes: a resumed run draws the same ones,
+whatever was sampled or evaluated in between, and gradient checkpointing recomputes a layer with the
+masks of its first pass (torch.utils.checkpoint puts the generators back). Another cut into
+micro-batches draws others. Not covered: dropout of the model itself, which is never used.
 """
 
 from __future__ import annotations

@@ -1,10 +1,11 @@
-"""What a decoder layer is made of, and the order in which it computes: the one description that the trainer and all
-samplers read.
+"""What a decoder layer is made of, and the order in which it computes:
+the one description that the trainer and all samplers read.
 
-`describe` reads it off a transformers model, of the families in `policy.architectures`. `run` is the layer itself. Its
-callers bring what differs between them: the residual stream (how sums, norms and the gate are computed and what is
-kept) and attention with its cache. Modules are held, never their weights, which change and, where ranks share them, are
-whole for the moment only. Not covered: which families there are (`policy.architectures`), and attention.
+`describe` reads it off a transformers model, of the families in `policy.architectures`. `run` is
+the layer itself. Its callers bring what differs between them: the residual stream (how sums, norms
+and the gate are computed and what is kept) and attention with its cache. Modules are held, never
+their weights, which change and, where ranks share them, are whole for the moment only. Not covered:
+which families there are (`policy.architectures`), and attention.
 """
 
 from __future__ import annotations
@@ -47,7 +48,8 @@ class NormModule:
 class Layer:
     """One decoder layer: x += o(attention(qkv(norm(x)))), then x += down(gate·up of norm(x)).
 
-    `scale` multiplies the scores; `window` is how many positions, its own included, a token sees (None: all).
+    `scale` multiplies the scores; `window` is how many positions, its own included,
+    a token sees (None: all).
     """
 
     index: int
@@ -116,7 +118,9 @@ class Rope:
 
 
 def is_described(core: Any) -> bool:
-    """Whether `describe` covers this model: its family, and every setting that would change the arithmetic."""
+    """Whether `describe` covers this model: its family,
+    and every setting that would change the arithmetic.
+    """
     config = core.config
     return (
         type(core).__name__ in ARCHITECTURES
@@ -128,7 +132,9 @@ def is_described(core: Any) -> bool:
 
 
 def describe(core: Any) -> Parts:
-    """Read the description off a transformers model. Quick enough for every call; configurations are asked once."""
+    """Read the description off a transformers model. Quick enough for every call;
+    configurations are asked once.
+    """
     family = ARCHITECTURES[type(core).__name__]
     base, config = core.model, core.config
     kv_heads = config.num_key_value_heads
@@ -190,8 +196,9 @@ def _windows(config: Any, layers: int) -> list[int | None]:
 
 
 class Stream(Protocol):
-    """The residual stream [U, d] on its way through the layers. What is added may be added later, with the next norm,
-    if that is quicker."""
+    """The residual stream [U, d] on its way through the layers.
+    What is added may be added later, with the next norm, if that is quicker.
+    """
 
     def norm(self, norm: Any) -> Tensor: ...
     def add(self, projection: Any, y: Tensor) -> None: ...
@@ -199,7 +206,9 @@ class Stream(Protocol):
 
 
 class LayerWeights(NamedTuple):
-    """A layer's weights as a sampler or a kernel takes them. The names are `Layer`'s, and so is the order of use."""
+    """A layer's weights as a sampler or a kernel takes them.
+    The names are `Layer`'s, and so is the order of use.
+    """
 
     input_norm: Any
     qkv: Any
@@ -212,7 +221,9 @@ class LayerWeights(NamedTuple):
 
 
 def run(layer: Layer | LayerWeights, stream: Stream, attend: Callable[[Tensor], Tensor]) -> None:
-    """Take the stream through one layer. `attend` norms the heads, rotates and attends: [U, (H + 2 Hk)·D] → [U, H·D]"""
+    """Take the stream through one layer. `attend` norms the heads, rotates and attends:
+    [U, (H + 2 Hk)·D] → [U, H·D]
+    """
     # Nothing is held by a name here: what the next step has read may go.
     stream.add(layer.o, attend(layer.qkv(stream.norm(layer.input_norm))))
     stream.add(layer.down, stream.gated(layer.gate_up(stream.norm(layer.mlp_norm))))

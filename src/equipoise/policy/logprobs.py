@@ -1,10 +1,10 @@
 """Log-probabilities and entropies of response tokens, from a packed forward pass.
 
-The distribution is softmax(logits / temperature), over the whole vocabulary or, for tokens that were drawn from a part
-of it (top-k, top-p, min-p), over that part: log(π/S) = z_y − logsumexp of z over the support, for which the head's rows
-of the support are enough.
-The language-model head is applied to response positions only, a chunk at a time, and the backward pass makes each
-chunk's logits again: no more than one chunk of logits exists at any moment.
+The distribution is softmax(logits / temperature), over the whole vocabulary or, for tokens that
+were drawn from a part of it (top-k, top-p, min-p), over that part: log(π/S) = z_y − logsumexp of z
+over the support, for which the head's rows of the support are enough. The language-model head is
+applied to response positions only, a chunk at a time, and the backward pass makes each chunk's
+logits again: no more than one chunk of logits exists at any moment.
 """
 
 from __future__ import annotations
@@ -34,8 +34,9 @@ _PACKS: WeakSet[Policy] = WeakSet()  # models of transformers that keep packed r
 
 
 class TokenLogprobs(NamedTuple):
-    """Of the target tokens of a pack, in their order: logprobs [N], entropy [N] (nats); float32, of a float64 model
-    float64."""
+    """Of the target tokens of a pack, in their order: logprobs [N], entropy [N] (nats);
+    float32, of a float64 model float64.
+    """
 
     logprobs: Tensor
     entropy: Tensor
@@ -44,9 +45,11 @@ class TokenLogprobs(NamedTuple):
 def token_logprobs(
     policy: Policy, pack: Pack, *, temperature: float = 1.0, support: Support | None = None
 ) -> TokenLogprobs:
-    """log π(token | before) and the entropy of π(· | before) at `temperature`; differentiable unless under no_grad.
+    """log π(token | before) and the entropy of π(· | before) at `temperature`;
+    differentiable unless under no_grad.
 
-    `support` of the N targets: both are of π/S, the distribution over each target's support, renormalised.
+    `support` of the N targets: both are of π/S, the distribution over each target's support,
+    renormalised.
     """
     if support is not None and len(support) != len(pack.targets):
         raise ValueError(f"{len(support)} supports for {len(pack.targets)} tokens: one for each")
@@ -71,7 +74,9 @@ def _token_logprobs(
 def response_loss(
     policy: Policy, prompts: Sequence[Sequence[int]], responses: Sequence[Sequence[int]]
 ) -> Tensor:
-    """−mean log π over the tokens of all responses, response i after prompt i: what imitation lowers."""
+    """−mean log π over the tokens of all responses, response i after prompt i:
+    what imitation lowers.
+    """
     flat = torch.tensor(
         [token for response in responses for token in response], device=policy.device
     )
@@ -95,10 +100,11 @@ def token_loss(
     support: Support | None = None,
     exact: bool = False,
 ) -> LossOutput:
-    """`objective.loss` of the pack's `token_logprobs`: the same numbers, to rounding, or with `exact` to the last bit.
+    """`objective.loss` of the pack's `token_logprobs`:
+    the same numbers, to rounding, or with `exact` to the last bit.
 
-    Unless `exact` or over a `support`, token-level objectives make each chunk's logits once on the GPU, and their loss
-    goes through `backward` once.
+    Unless `exact` or over a `support`, token-level objectives make each chunk's logits once on the
+    GPU, and their loss goes through `backward` once.
     """
     others = {
         "position": position,
@@ -140,9 +146,11 @@ def reference_logprobs(
     temperature: float = 1.0,
     support: Support | None = None,
 ) -> Tensor:
-    """Log-probabilities [N] under the frozen reference: a `frozen_copy`, or None for the policy without its adapter.
+    """Log-probabilities [N] under the frozen reference:
+    a `frozen_copy`, or None for the policy without its adapter.
 
-    Over a `support` they are renormalised as the policy's are, so that the estimators are of KL(π/S ‖ π_ref/S_ref).
+    Over a `support` they are renormalised as the policy's are,
+    so that the estimators are of KL(π/S ‖ π_ref/S_ref).
     """
     if reference is None and not policy.has_adapter:
         raise ValueError(
@@ -177,9 +185,11 @@ def _predicting(hidden: Tensor, pack: Pack) -> Tensor:
 
 
 class _Predicting(torch.autograd.Function):
-    """hidden[predict], where an entry predicts one target or, at a prompt's end, the first ones of its responses.
+    """hidden[predict], where an entry predicts one target or, at a prompt's end,
+    the first ones of its responses.
 
-    torch's own backward pass adds in the order that threads come, and rounds to hidden's precision each time.
+    torch's own backward pass adds in the order that threads come,
+    and rounds to hidden's precision each time.
     """
 
     @staticmethod
@@ -203,10 +213,11 @@ class _Predicting(torch.autograd.Function):
 
 @torch.no_grad()
 def check_packing(policy: Policy) -> None:
-    """Refuse a model that transformers computes and that cannot attend inside the sequences of a pack.
+    """Refuse a model that transformers computes and that cannot attend inside the sequences of a
+    pack.
 
-    Some families do not hand the pack on to their attention, and their responses would see each other: the same
-    tokens are run packed and apart, once a policy, and must come out alike.
+    Some families do not hand the pack on to their attention, and their responses would see each
+    other: the same tokens are run packed and apart, once a policy, and must come out alike.
     """
     if policy.is_llama_like or policy in _PACKS:
         return
@@ -275,8 +286,9 @@ def _through_transformers(policy: Policy, pack: Pack) -> Tensor:
 
 
 class _Head(torch.autograd.Function):
-    """(hidden [N, d], weight [V, d], bias [V] or None, targets [N]) → log-probabilities and entropies [N]; with a
-    support of the targets, over it."""
+    """(hidden [N, d], weight [V, d], bias [V] or None, targets [N]) → log-probabilities and
+    entropies [N]; with a support of the targets, over it.
+    """
 
     @staticmethod
     def forward(
@@ -349,8 +361,8 @@ class _Head(torch.autograd.Function):
 class _Part(NamedTuple):
     """A chunk of tokens and what of the head it takes.
 
-    rows: the tokens; ids: the head's rows, all of them if None; weight [v, d] and bias [v] of these; targets [r] among
-    them; outside [r, v]: not in the token's support.
+    rows: the tokens; ids: the head's rows, all of them if None; weight [v, d] and bias [v] of
+    these; targets [r] among them; outside [r, v]: not in the token's support.
     """
 
     rows: slice
@@ -382,7 +394,9 @@ def _parts(
 def _support_part(
     rows: slice, support: Support, weight: Tensor, bias: Tensor | None, targets: Tensor
 ) -> _Part:
-    """The head's rows that any of the tokens' supports has, each once, so that products stay products of matrices."""
+    """The head's rows that any of the tokens' supports has, each once,
+    so that products stay products of matrices.
+    """
     row = torch.arange(len(support), device=targets.device)
     row = row.repeat_interleave(support.sizes.to(targets.device), output_size=len(support.ids))
     if int((support.ids == targets[row]).sum()) != len(targets):
@@ -438,7 +452,9 @@ def _log_softmax(hidden: Tensor, part: _Part, temperature: float) -> Tensor:
 
 
 def _logits(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """At least float32; bfloat16's products are not rounded to it on CUDA, as they are not in its samplers."""
+    """At least float32; bfloat16's products are not rounded to it on CUDA,
+    as they are not in its samplers.
+    """
     if hidden.is_cuda and hidden.dtype != _wide_type(hidden):
         logits = torch.mm(hidden, weight.t(), out_dtype=torch.float32)
         return logits if bias is None else logits.add_(bias)

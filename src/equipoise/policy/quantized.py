@@ -1,11 +1,11 @@
 """Linear layers whose weights are kept in 4 bits, for a frozen base under LoRA adapters (QLoRA).
 
-NF4 of the QLoRA paper (arXiv 2305.14314): blocks of 64 weights share an absolute maximum, which is itself kept in 8
-bits: 4.127 bits a weight. The packing is bitsandbytes'. A layer's weight is made whole again for each product, forward
-and backward, and let go: a pass needs one layer's whole weight at a time. The samplers make whole copies with the
-adapters merged, once a call, as they do for every model with adapters.
-Embeddings, norms and the head stay as they are. Not covered: training the packed weights, moving a packed layer to
-another device, mixtures of experts.
+NF4 of the QLoRA paper (arXiv 2305.14314): blocks of 64 weights share an absolute maximum, which is
+itself kept in 8 bits: 4.127 bits a weight. The packing is bitsandbytes'. A layer's weight is made
+whole again for each product, forward and backward, and let go: a pass needs one layer's whole
+weight at a time. The samplers make whole copies with the adapters merged, once a call, as they do
+for every model with adapters. Embeddings, norms and the head stay as they are. Not covered:
+training the packed weights, moving a packed layer to another device, mixtures of experts.
 """
 
 from __future__ import annotations
@@ -97,8 +97,9 @@ class _Product(torch.autograd.Function):
 def quantize(
     model: Any, device: str | torch.device, packing: Callable[[Tensor], Packed] | None = None
 ) -> None:
-    """Put every linear layer but the head into 4 bits, on the device and one after the other: the whole model need
-    not fit there. `packing`: another than `Nf4`, to compare with."""
+    """Put every linear layer but the head into 4 bits, on the device and one after the other: the
+    whole model need not fit there. `packing`: another than `Nf4`, to compare with.
+    """
     pack = packing or Nf4
     head = model.get_output_embeddings()
     for name, linear in list(model.named_modules()):

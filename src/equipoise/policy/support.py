@@ -1,7 +1,8 @@
-"""The support of truncated draws: which tokens top-k, top-p or min-p left to be drawn, for each token that was sampled.
+"""The support of truncated draws: which tokens top-k, top-p or min-p left to be drawn,
+for each token that was sampled.
 
-Flat and ragged: most supports have a handful of ids, a few have thousands. Not here: the truncation itself
-(`kernels.draw`) and log-probabilities over a support (`policy.logprobs`).
+Flat and ragged: most supports have a handful of ids, a few have thousands. Not here: the truncation
+itself (`kernels.draw`) and log-probabilities over a support (`policy.logprobs`).
 """
 
 from __future__ import annotations
@@ -15,9 +16,11 @@ from torch import Tensor
 
 @dataclass(frozen=True, eq=False)
 class Support:
-    """Of N sampled tokens: token n could have been any of ids[starts[n] : starts[n + 1]], and was one of them.
+    """Of N sampled tokens: token n could have been any of ids[starts[n] :
+    starts[n + 1]], and was one of them.
 
-    ids [M] int32, each once in a support; starts [N + 1] int64, on the CPU, because what is cut is decided there.
+    ids [M] int32, each once in a support; starts [N + 1] int64, on the CPU,
+    because what is cut is decided there.
     """
 
     ids: Tensor

@@ -1,8 +1,9 @@
 """Tokens into text, many responses at once.
 
-The tokenizers of most models spell a text by its tokens' bytes in a row: then a table of bytes is all it takes, several
-times faster than asking the tokenizer. Where a text is more than that (sentencepiece's spaces, words cleaned up after),
-or the tokenizer is not one of the package tokenizers, it is asked response by response.
+The tokenizers of most models spell a text by its tokens' bytes in a row: then a table of bytes is
+all it takes, several times faster than asking the tokenizer. Where a text is more than that
+(sentencepiece's spaces, words cleaned up after), or the tokenizer is not one of the package
+tokenizers, it is asked response by response.
 """
 
 from __future__ import annotations
@@ -25,7 +26,9 @@ ROW = 100  # tokens of one text in which table and tokenizer are compared
 
 
 class Table(NamedTuple):
-    """Token i is spelled by `size[i]` of the `letters` from `start[i]` on; what is `between` two tokens ends each."""
+    """Token i is spelled by `size[i]` of the `letters` from `start[i]` on;
+    what is `between` two tokens ends each.
+    """
 
     letters: NDArray[np.uint8]
     start: NDArray[np.int64]
@@ -50,12 +53,15 @@ def decode(policy: Policy, tokens: Tensor, lengths: Tensor) -> list[str]:
 
 
 def _asked(tokenizer: Any, tokens: NDArray[np.integer], ends: Sequence[int]) -> list[str]:
-    # transformers looks at every entry of a list to see that it is a number; an array's it takes as they are.
+    # transformers looks at every entry of a list to see that it is a number;
+    # an array's it takes as they are.
     return [str(tokenizer.decode(tokens[a:b], skip_special_tokens=True)) for a, b in pairwise(ends)]
 
 
 def _spelled(table: Table, tokens: NDArray[np.integer], ends: Sequence[int]) -> list[str]:
-    """The texts between neighbouring `ends`. A token past the table's end is nothing, as its last entry is."""
+    """The texts between neighbouring `ends`. A token past the table's end is nothing,
+    as its last entry is.
+    """
     tokens = tokens[ends[0] : ends[-1]]
     size = table.size.take(tokens, mode="clip")
     end = np.concatenate(([0], size.cumsum()))
@@ -70,7 +76,9 @@ def _spelled(table: Table, tokens: NDArray[np.integer], ends: Sequence[int]) -> 
 
 @lru_cache(maxsize=4)
 def _table(tokenizer: Any) -> Table | None:
-    """None where a text is more than its tokens' bytes, by its decoder's kind or by a try with all its tokens."""
+    """None where a text is more than its tokens' bytes,
+    by its decoder's kind or by a try with all its tokens.
+    """
     backend = getattr(tokenizer, "backend_tokenizer", None)
     kind = type(getattr(backend, "decoder", None)).__name__
     if backend is None or kind not in BETWEEN:
@@ -94,7 +102,9 @@ def _table(tokenizer: Any) -> Table | None:
 
 
 def _bytes(token: str) -> bytes:
-    """The bytes a byte-level token spells by its characters; a token with any other character spells itself."""
+    """The bytes a byte-level token spells by its characters;
+    a token with any other character spells itself.
+    """
     try:
         return bytes(map(_alphabet().__getitem__, token))
     except KeyError:
@@ -103,7 +113,9 @@ def _bytes(token: str) -> bytes:
 
 @lru_cache(maxsize=1)
 def _alphabet() -> dict[str, int]:
-    """The byte of each character: printable ones stand for themselves, the others for characters from 256 on."""
+    """The byte of each character: printable ones stand for themselves,
+    the others for characters from 256 on.
+    """
     printable = [
         *range(ord("!"), ord("~") + 1),
         *range(ord("¡"), ord("¬") + 1),

@@ -1,4 +1,6 @@
-"""A model's tokenizer without its weights, by the names that models have here. Not covered: chat templates."""
+"""A model's tokenizer without its weights, by the names that models have here. Not covered:
+chat templates.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,9 @@ from equipoise.policy.model import ModelError, folder_of, smollm_file
 
 
 def open_tokenizer(name: str | Path) -> Any:
-    """`abacus`, `smollm`, a folder (a run's, or a checkpoint), or a hub name; ModelError where it cannot be opened."""
+    """`abacus`, `smollm`, a folder (a run's, or a checkpoint), or a hub name;
+    ModelError where it cannot be opened.
+    """
     from transformers import AutoTokenizer
 
     try:

@@ -1,8 +1,9 @@
 """A layer's weights as kernels take them: projections of one input are one matrix.
 
-They are the trainer's own tensors, read where it keeps them. Only what a LoRA adapter changes is merged into a copy at
-every call (and with weights that ranks share, projections of one input are put side by side in a copy); the copies keep
-their addresses, because CUDA graphs hold them. Not covered: models that `policy.architectures` does not know.
+They are the trainer's own tensors, read where it keeps them. Only what a LoRA adapter changes is
+merged into a copy at every call (and with weights that ranks share, projections of one input are
+put side by side in a copy); the copies keep their addresses, because CUDA graphs hold them. Not
+covered: models that `policy.architectures` does not know.
 """
 
 from __future__ import annotations
@@ -31,7 +32,9 @@ class Weights(NamedTuple):
         return len(self.head.weight)
 
     def logits(self, x: Tensor) -> Tensor:
-        """In float32 on CUDA, where that costs no extra pass: bfloat16 would round a logit of 10 by 0.03."""
+        """In float32 on CUDA, where that costs no extra pass:
+        bfloat16 would round a logit of 10 by 0.03.
+        """
         if not x.is_cuda or x.dtype == torch.float32:
             return self.head(x)
         z = torch.mm(x, self.head.weight.t(), out_dtype=torch.float32)
@@ -48,8 +51,9 @@ def tensors_of(weights: LayerWeights) -> list[Tensor]:
 
 
 def weights_of(core: Any, merged: Merged) -> Weights:
-    """Views of the model's weights; copies in the buffers `merged` where projections have an adapter, or may not be
-    moved to lie side by side because ranks share their weights."""
+    """Views of the model's weights; copies in the buffers `merged` where projections have an
+    adapter, or may not be moved to lie side by side because ranks share their weights.
+    """
     decoder.side_by_side(core)
     parts = describe(core)
     layers = [layer_weights(layer, merged) for layer in parts.layers]

@@ -1,7 +1,8 @@
-"""The difficulty weights Φ of a run's responses, made again from what was logged by the objective's own code.
+"""The difficulty weights Φ of a run's responses,
+made again from what was logged by the objective's own code.
 
-A run logs advantages after difficulty, the anchor C of each step and what each prompt earned before; Φ follows from
-those and the rewards.
+A run logs advantages after difficulty, the anchor C of each step and what each prompt earned
+before; Φ follows from those and the rewards.
 """
 
 from __future__ import annotations
@@ -40,8 +41,9 @@ def phi(
     past_attempts: Sequence[float],
     past_age: Sequence[float],
 ) -> list[float]:
-    """Φ_i of responses of whole groups, 0 where A_i = 0; `advantage` is read for its sign alone, which Φ > 0 keeps.
-    past_*: successes and attempts of each response's prompt in earlier steps, and steps since then.
+    """Φ_i of responses of whole groups, 0 where A_i = 0; `advantage` is read for its sign alone,
+    which Φ > 0 keeps. past_*: successes and attempts of each response's prompt in earlier steps,
+    and steps since then.
 
     A ValueError where this version does not know the difficulty.
     """
@@ -66,13 +68,17 @@ def phi(
 
 
 def anchors(run: Run) -> dict[int, float]:
-    """Step → the anchor C⁻ its batch was weighed against; empty for a run without difficulty weights."""
+    """Step → the anchor C⁻ its batch was weighed against;
+    empty for a run without difficulty weights.
+    """
     logged = zip(run.steps, run.metrics.get("difficulty/anchor", []), strict=False)
     return {step: C for step, C in logged if C is not None} if name(run) != "none" else {}
 
 
 def over_time(run: Run) -> dict[str, list[Any]]:
-    """Quantiles (10, 50, 90 %) of Φ over responses with A > 0 ("positive") and A < 0, at "steps" that have rollouts."""
+    """Quantiles (10, 50, 90 %) of Φ over responses with A > 0 ("positive") and A < 0,
+    at "steps" that have rollouts.
+    """
     out: dict[str, list[Any]] = {"steps": [], "positive": [], "negative": []}
     C = anchors(run)
     spec = json.dumps(run.option("objective.difficulty"))

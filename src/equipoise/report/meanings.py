@@ -86,7 +86,8 @@ HELD_OUT: dict[str, str] = {
     "greedy": "One answer per prompt at temperature 0.",
 }
 
-# metric: what it measures, what 0 would mean; first what an objective does, then facts of the data it meets
+# metric: what it measures, what 0 would mean; first what an objective does,
+# then facts of the data it meets
 BIAS: dict[str, tuple[str, str]] = {
     "bias/mass_balance": (
         "Σ c·T / Σ |c|·T per group, mean over groups. Above 0 the right answers pull harder, below 0 the wrong ones: "

@@ -1,8 +1,9 @@
 """Every metric of `metrics.jsonl` and `eval.jsonl` with its sentence.
 
-A capital word in a name stands for a part that differs between runs: `rewards/FUNCTION/mean`. The sentences of metrics
-that the page draws are the page's own. Not covered: what a tracker or a reward function of the user's adds, the tables
-inside a line of `eval.jsonl` (`interval`, `by_level`), which repeat its metrics, and the runs of `equipoise sft`.
+A capital word in a name stands for a part that differs between runs: `rewards/FUNCTION/mean`. The
+sentences of metrics that the page draws are the page's own. Not covered: what a tracker or a reward
+function of the user's adds, the tables inside a line of `eval.jsonl` (`interval`, `by_level`),
+which repeat its metrics, and the runs of `equipoise sft`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
-"""One self-contained HTML page: the runs as JSON, a style sheet and a script that draws; no network, opens from disk.
+"""One self-contained HTML page: the runs as JSON, a style sheet and a script that draws;
+no network, opens from disk.
 
-Whatever a response says stays text: the JSON is ASCII with every "<" escaped, the script sets text only by textContent,
-and the page's own content security policy lets nothing run but that script, by its hash.
+Whatever a response says stays text: the JSON is ASCII with every "<" escaped, the script sets text
+only by textContent, and the page's own content security policy lets nothing run but that script, by
+its hash.
 """
 
 from __future__ import annotations
@@ -89,7 +91,9 @@ def _run(run: Run, n: int, budget: int) -> dict[str, Any]:
 
 
 def command(path: Path) -> str:
-    """What trains the run again, into a new directory: config.toml holds every option with its value."""
+    """What trains the run again, into a new directory:
+    config.toml holds every option with its value.
+    """
     again = path.with_name(f"{path.resolve().name}-again")
     return f"equipoise train {shlex.quote(str(path / 'config.toml'))} --train.out {shlex.quote(str(again))}"
 
@@ -112,7 +116,9 @@ def render(embedded: str, title: str, live: bool) -> str:
 
 
 def embed(content: dict[str, Any]) -> str:
-    """JSON that stays data inside a script element: ASCII, so no character can be torn, and no tag can open."""
+    """JSON that stays data inside a script element:
+    ASCII, so no character can be torn, and no tag can open.
+    """
     return json.dumps(content, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
 
 

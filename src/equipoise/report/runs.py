@@ -1,7 +1,8 @@
 """Read run directories as they are, finished or still being written to, by this version or another.
 
-A line that is torn or not a record is passed over and counted, never an error: the next reading finds it whole, or the
-page says how many there were. Not here: what the numbers mean (panels.py) and the rollout files (samples.py).
+A line that is torn or not a record is passed over and counted, never an error: the next reading
+finds it whole, or the page says how many there were. Not here: what the numbers mean (panels.py)
+and the rollout files (samples.py).
 """
 
 from __future__ import annotations
@@ -26,7 +27,9 @@ class ReportError(ValueError):
 
 @dataclass(frozen=True)
 class Run:
-    """One run directory. Columns of `metrics` are as long as `steps`; None where a step has no finite number."""
+    """One run directory. Columns of `metrics` are as long as `steps`;
+    None where a step has no finite number.
+    """
 
     path: Path
     name: str

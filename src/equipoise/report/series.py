@@ -1,4 +1,6 @@
-"""Columns of numbers with holes in them, and what a figure makes of them. None is a step without a number."""
+"""Columns of numbers with holes in them, and what a figure makes of them.
+None is a step without a number.
+"""
 
 from __future__ import annotations
 
@@ -43,9 +45,11 @@ def cumulative(values: Column) -> list[float | None]:
 
 
 def buckets(n: int, points: int) -> list[range]:
-    """At most `points` runs of consecutive indices that cover 0 … n − 1, of one size but for the first.
+    """At most `points` runs of consecutive indices that cover 0 … n − 1,
+    of one size but for the first.
 
-    The first is the short one: a run that is still going on has its newest step at the end of a whole one.
+    The first is the short one: a run that is still going on has its newest step at the end of a
+    whole one.
     """
     size = max(1, -(-n // points))
     ends = range(n, 0, -size)
@@ -76,7 +80,9 @@ def spaced(items: Sequence[int], most: int) -> list[int]:
 
 
 def first_last_between(n: int) -> list[int]:
-    """0 … n − 1 with the ends first and then ever finer between: what to keep when room runs out early."""
+    """0 … n − 1 with the ends first and then ever finer between:
+    what to keep when room runs out early.
+    """
     order = dict.fromkeys([0, n - 1] if n else [])
     parts = 1
     while len(order) < n:

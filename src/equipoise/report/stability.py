@@ -1,7 +1,9 @@
-"""TGC's measures of a run (arXiv 2604.13088 v1): how soon it reaches a score, how much its curve shakes, what drifts.
+"""TGC's measures of a run (arXiv 2604.13088 v1):
+how soon it reaches a score, how much its curve shakes, what drifts.
 
-Numbers that a run has written down, for the page and for `equipoise compare`. Log-odds and the entropy among right
-answers need `eval.probe = true`. Not here: how they are measured (objective/loss.py, train/probe.py) and intervals.
+Numbers that a run has written down, for the page and for `equipoise compare`. Log-odds and the
+entropy among right answers need `eval.probe = true`. Not here: how they are measured
+(objective/loss.py, train/probe.py) and intervals.
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
-"""A self-contained HTML page without a script: what the commands write that have no curves to look into.
+"""A self-contained HTML page without a script:
+what the commands write that have no curves to look into.
 
-Its Content-Security-Policy allows the page's own style and nothing else, so a response of a model that is shown in it
-can neither run nor load anything. Not here: the report of runs (`page.py`), which is drawn by its own script.
+Its Content-Security-Policy allows the page's own style and nothing else, so a response of a model
+that is shown in it can neither run nor load anything. Not here: the report of runs (`page.py`),
+which is drawn by its own script.
 """
 
 from __future__ import annotations

@@ -1,8 +1,10 @@
-"""The report page of a run that is still going on, served on this machine alone and refreshed as the files change.
+"""The report page of a run that is still going on,
+served on this machine alone and refreshed as the files change.
 
-It listens on 127.0.0.1 and answers only requests that name this machine as their host, so that no other machine, and no
-web page behind a name that points here, can read it. Other users of the same machine can. It only reads: restarted,
-truncated and half-written files are what the next reading makes of them.
+It listens on 127.0.0.1 and answers only requests that name this machine as their host, so that no
+other machine, and no web page behind a name that points here, can read it. Other users of the same
+machine can. It only reads: restarted, truncated and half-written files are what the next reading
+makes of them.
 """
 
 from __future__ import annotations
@@ -39,7 +41,9 @@ class Live:
         self.read()
 
     def read(self) -> tuple[str, str]:
-        """The page's data as JSON, and its tag. A run that is gone for a moment shows what it last was."""
+        """The page's data as JSON, and its tag. A run that is gone for a moment shows what it last
+        was.
+        """
         with self._lock:
             try:
                 paths = run_folders.find(self.watched)

@@ -1,4 +1,6 @@
-"""Sampling: prompts in, responses with log-probabilities and finish reasons out, seeded per response."""
+"""Sampling: prompts in, responses with log-probabilities and finish reasons out,
+seeded per response.
+"""
 
 import logging
 
@@ -27,8 +29,9 @@ __all__ = [
 
 
 def sampler(policy: Policy) -> Sampler:
-    """Where `policy.decoder` knows the architecture the paged sampler on CUDA and the native one elsewhere; for other
-    models the one through transformers, with a notice."""
+    """Where `policy.decoder` knows the architecture the paged sampler on CUDA and the native one
+    elsewhere; for other models the one through transformers, with a notice.
+    """
     if policy.is_llama_like:
         return (
             PagedSampler(policy)

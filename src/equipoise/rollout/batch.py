@@ -1,4 +1,6 @@
-"""The book-keeping every sampler shares: which responses are asked for, what was drawn, who is finished."""
+"""The book-keeping every sampler shares: which responses are asked for, what was drawn,
+who is finished.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ BLOCK = 64  # positions whose uniform numbers are made at once
 
 @dataclass(eq=False)
 class Request:
-    """R = len(prompts)·n responses; response r is number r % n of prompt r // n. limit [R]: most tokens of each."""
+    """R = len(prompts)·n responses; response r is number r % n of prompt r // n. limit [R]:
+    most tokens of each.
+    """
 
     prompts: list[list[int]]
     n: int
@@ -83,10 +87,11 @@ def request(
 class DecodeBatch:
     """Responses `rows` of a request, drawn together one position at a time.
 
-    Results lie in [T, size] tables. `slots` [r] are the columns still computed, in the order of the rows of the logits;
-    `finished` [r] says which of them have ended: such a row is carried along until `keep` drops it, and what it draws
-    meanwhile lies behind its end and is never read. Draws go to the tables in bundles, because one write per position
-    and table is a good part of a small model's time.
+    Results lie in [T, size] tables. `slots` [r] are the columns still computed, in the order of the
+    rows of the logits; `finished` [r] says which of them have ended: such a row is carried along
+    until `keep` drops it, and what it draws meanwhile lies behind its end and is never read. Draws
+    go to the tables in bundles, because one write per position and table is a good part of a small
+    model's time.
     """
 
     def __init__(self, asked: Request, rows: range) -> None:
@@ -138,7 +143,9 @@ class DecodeBatch:
         return drawn.tokens
 
     def _list_support(self, kept: Tensor | None) -> tuple[Tensor, ...]:
-        """Where the ids of each row of kept [r, V] will lie among all listed, and how many there are, [r] each."""
+        """Where the ids of each row of kept [r, V] will lie among all listed,
+        and how many there are, [r] each.
+        """
         if kept is None:
             return ()
         size = kept.sum(1)
@@ -159,9 +166,11 @@ class DecodeBatch:
         return 0 if self.length == self.longest else len(self.slots) - int(self.finished.sum())
 
     def lengths(self) -> tuple[Tensor, Tensor]:
-        """Length [size] of each response and whether it was stopped (by a token or a string) rather than cut.
+        """Length [size] of each response and whether it was stopped (by a token or a string) rather
+        than cut.
 
-        Called when all are finished: those that `asked.finished` has not been called for are reported now.
+        Called when all are finished: those that `asked.finished` has not been called for are
+        reported now.
         """
         self._write()
         if self.asked.finished is not None:

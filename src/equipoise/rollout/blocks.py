@@ -1,9 +1,11 @@
-"""Who holds which block of a paged cache: the host's book-keeping of a paged sampler, in numpy, without a device.
+"""Who holds which block of a paged cache: the host's book-keeping of a paged sampler,
+in numpy, without a device.
 
-A response being decoded is a row. Its own tokens lie in blocks of BLOCK positions that it gets as it grows; those of
-its prompt lie in blocks that all rows of the group share. Responses wait in a queue until there is a row and blocks for
-them; where blocks run out, the youngest rows go back to the queue and are done again later (their draws come from
-counters, so they become the same responses). Nothing here moves keys or values: only tables move.
+A response being decoded is a row. Its own tokens lie in blocks of BLOCK positions that it gets as
+it grows; those of its prompt lie in blocks that all rows of the group share. Responses wait in a
+queue until there is a row and blocks for them; where blocks run out, the youngest rows go back to
+the queue and are done again later (their draws come from counters, so they become the same
+responses). Nothing here moves keys or values: only tables move.
 """
 
 from __future__ import annotations
@@ -16,9 +18,11 @@ from numpy.typing import NDArray
 
 from equipoise.kernels.decode import BLOCK
 
-# Steps between two looks at the device; a row's blocks reach that far ahead. At most BLOCK: padding has one block.
+# Steps between two looks at the device; a row's blocks reach that far ahead. At most BLOCK:
+# padding has one block.
 WINDOW = 16
-# waiting responses come in when a REFILLth of the rows is empty: bringing them in costs a pass over prompts
+# waiting responses come in when a REFILLth of the rows is empty:
+# bringing them in costs a pass over prompts
 REFILL = 8
 
 Ints = NDArray[np.int32]
@@ -46,7 +50,9 @@ class Blocks:
 
 
 class Size(NamedTuple):
-    """The most rows, blocks of a row, prompts in the cache and blocks of a prompt; n responses to a prompt."""
+    """The most rows, blocks of a row, prompts in the cache and blocks of a prompt;
+    n responses to a prompt.
+    """
 
     rows: int
     most: int
@@ -62,8 +68,9 @@ class Size(NamedTuple):
 
 
 class Tables:
-    """What a decode step reads, as `kernels.DecodeRows` wants it: views of one int32 array, so that one copy brings
-    them to the device. `keys` and `tokens` [rows] int64 are views of a second one."""
+    """What a decode step reads, as `kernels.DecodeRows` wants it: views of one int32 array, so that
+    one copy brings them to the device. `keys` and `tokens` [rows] int64 are views of a second one.
+    """
 
     def __init__(self, size: Size, small: Ints, large: NDArray[np.int64]) -> None:
         parts = np.split(small, np.cumsum([int(np.prod(s)) for s in size.shapes])[:-1])
@@ -82,7 +89,8 @@ class Tables:
 class Scheduler:
     """The rows 0 … count − 1 and the prompts that are in the cache, written into `tables`.
 
-    prompt_length [prompts of the request]; limit [responses]: most tokens of each; response r answers prompt r // n.
+    prompt_length [prompts of the request]; limit [responses]: most tokens of each;
+    response r answers prompt r // n.
     """
 
     def __init__(
@@ -114,8 +122,10 @@ class Scheduler:
         self.active = np.zeros(places, dtype=np.int64)  # rows that answer it
 
     def admit(self) -> list[int]:
-        """Give rows to responses from the queue, as many as there are rows and blocks for. Returns the prompts (of the
-        request) that are to be computed into their blocks; the new rows are the last ones, with nothing drawn."""
+        """Give rows to responses from the queue, as many as there are rows and blocks for. Returns
+        the prompts (of the request) that are to be computed into their blocks; the new rows are the
+        last ones, with nothing drawn.
+        """
         fresh: list[int] = []
         if self.capacity - self.count < min(len(self.queue), max(1, self.capacity // REFILL)):
             return fresh
@@ -131,9 +141,12 @@ class Scheduler:
         return fresh
 
     def grow(self, steps: int) -> None:
-        """Give every row blocks for its next `steps` tokens, if need be at the expense of the youngest rows.
+        """Give every row blocks for its next `steps` tokens,
+        if need be at the expense of the youngest rows.
 
-        A response's last token never enters the cache; what a row draws behind its limit goes to block 0."""
+        A response's last token never enters the cache;
+        what a row draws behind its limit goes to block 0.
+        """
         while True:
             rows = slice(0, self.count)
             need = blocks_for(
@@ -172,7 +185,9 @@ class Scheduler:
             array[: len(kept)] = array[kept]
 
     def fill_in(self, size: int) -> None:
-        """Finish the tables for a step over `size` rows: lengths, who answers which prompt, and rows of padding."""
+        """Finish the tables for a step over `size` rows:
+        lengths, who answers which prompt, and rows of padding.
+        """
         t, rows = self.tables, slice(0, self.count)
         t.length[rows] = self.drawn[rows] - 1
         t.length[self.count : size] = 0
@@ -182,11 +197,14 @@ class Scheduler:
         t.members[t.prompt[rows], self.response[rows] % self.n] = np.arange(self.count)
 
     def _can_take(self, number: int, keep: int) -> bool:
-        """Whether `number` blocks can be had and one is left for every row, which each will need before long."""
+        """Whether `number` blocks can be had and one is left for every row,
+        which each will need before long.
+        """
         reserve = self.count
         while self.blocks.left < number + reserve and self._release_idle(keep):
             pass
-        # The first row of all may take what there is: the pool holds at least one response of any length.
+        # The first row of all may take what there is: the pool holds at least one response of any
+        # length.
         return self.blocks.left >= number + reserve
 
     def _bring_in(self, prompt: int) -> bool:
@@ -234,7 +252,9 @@ class Scheduler:
         self.drop(gone)
 
     def _release_idle(self, keep: int = -1) -> bool:
-        """Drop one prompt that nobody in the cache answers at the moment; it will be computed again."""
+        """Drop one prompt that nobody in the cache answers at the moment;
+        it will be computed again.
+        """
         idle = ((self.owner >= 0) & (self.active == 0) & (self.owner != keep)).nonzero()[0]
         if len(idle):
             self._free_prompt(idle[-1])

@@ -1,5 +1,6 @@
-"""Sampling from any decoder model through its transformers forward pass, with the seeding and interface of the native
-sampler. Slower: prompts are computed once per response and the cache grows by concatenation.
+"""Sampling from any decoder model through its transformers forward pass, with the seeding and
+interface of the native sampler. Slower: prompts are computed once per response and the cache grows
+by concatenation.
 """
 
 from __future__ import annotations

@@ -1,16 +1,17 @@
 """The native sampler: a decode loop of its own over the weights of a Llama-like transformers model.
 
-What responses have in common is computed once: the prompt, and after it every prefix that several responses drew alike
-(responses of the embedded model share more than half of their tokens, those of a large model their first few).
-The cache is reserved ahead and written in place; finished responses leave the batch. The weights are copied afresh at
-every call into the layout the loop wants (projections that share an input side by side, input-major), so training in
-place between calls needs no notice, at the price of a second copy of the model while sampling.
-Works for the models of `policy.architectures`; everything else goes to `fallback`.
+What responses have in common is computed once: the prompt, and after it every prefix that several
+responses drew alike (responses of the embedded model share more than half of their tokens, those of
+a large model their first few). The cache is reserved ahead and written in place; finished responses
+leave the batch. The weights are copied afresh at every call into the layout the loop wants
+(projections that share an input side by side, input-major), so training in place between calls
+needs no notice, at the price of a second copy of the model while sampling. Works for the models of
+`policy.architectures`; everything else goes to `fallback`.
 
-Measured on two ARM cores: scaled-dot-product attention over a copied prompt beats separate products over a shared one
-(2.1 ms against 22 ms a layer at 512 rows); a product with a transposed weight costs 75 µs more per call than with a
-straight one; a norm in five operations instead of eight, rotation as one complex product and residuals inside the
-product (addmm) halve the rest.
+Measured on two ARM cores: scaled-dot-product attention over a copied prompt beats separate products
+over a shared one (2.1 ms against 22 ms a layer at 512 rows); a product with a transposed weight
+costs 75 µs more per call than with a straight one; a norm in five operations instead of eight,
+rotation as one complex product and residuals inside the product (addmm) halve the rest.
 """
 
 from __future__ import annotations
@@ -38,7 +39,9 @@ DROP = 0.1  # share of finished rows at which they are dropped
 
 
 class NativeSampler:
-    """`rows`: the most responses decoded together (fewer if their cache and logits would exceed MEMORY)."""
+    """`rows`: the most responses decoded together (fewer if their cache and logits would exceed
+    MEMORY).
+    """
 
     def __init__(self, policy: Policy, *, rows: int = 2048) -> None:
         self.policy = policy
@@ -122,8 +125,9 @@ class _Weights(NamedTuple):
 
 
 def _weights(core: Any) -> _Weights:
-    """A copy of the weights for decoding. The two halves that rotate together stand side by side in every head, so that
-    rotation is a complex product; queries and keys are permuted alike, so their products stay the same.
+    """A copy of the weights for decoding. The two halves that rotate together stand side by side in
+    every head, so that rotation is a complex product; queries and keys are permuted alike, so their
+    products stay the same.
     """
     parts = describe(core)
     pairs = _pairs(parts.layers[0].head_dim, core.device)
@@ -154,8 +158,9 @@ def _pairs(head_dim: int, device: torch.device) -> Tensor:
 
 
 def _head_order(layer: Layer, pairs: Tensor) -> Tensor:
-    """The order of the rows of qkv in which every head of queries and keys has its entries in the order of `pairs`;
-    values stay as they are."""
+    """The order of the rows of qkv in which every head of queries and keys has its entries in the
+    order of `pairs`; values stay as they are.
+    """
     rows = torch.arange(sum(map(len, layer.qkv.weights)), device=pairs.device).view(
         -1, layer.head_dim
     )
@@ -193,8 +198,9 @@ def _linear(
 
 
 class _Cache:
-    """Keys and values of every layer, [rows, 2, Hk, columns, D]; `height` rows and `width` columns of them are filled.
-    The others are reserved but not touched, and cost nothing."""
+    """Keys and values of every layer, [rows, 2, Hk, columns, D]; `height` rows and `width` columns
+    of them are filled. The others are reserved but not touched, and cost nothing.
+    """
 
     def __init__(self, layers: list[Tensor], rows: int) -> None:
         self.layers = layers
@@ -215,8 +221,10 @@ class _Cache:
         self.width += 1
 
     def rearrange(self, source: Tensor) -> None:
-        """Row i becomes a copy of row source[i]; rows that stay are not copied. No row is overwritten that is a source
-        of another one: `_fork` and `_fill_gaps` put rows into places that nothing goes on from."""
+        """Row i becomes a copy of row source[i]; rows that stay are not copied. No row is
+        overwritten that is a source of another one: `_fork` and `_fill_gaps` put rows into places
+        that nothing goes on from.
+        """
         self.height = len(source)
         moved = (source != torch.arange(self.height, device=source.device)).nonzero()[:, 0]
         if len(moved):
@@ -227,8 +235,9 @@ class _Cache:
 
 
 def _decode(policy: Policy, weights: _Weights, asked: Request, rows: range) -> DecodeBatch:
-    """Decode responses `rows`. A row of the model's batch is a distinct prefix: at first one for each prompt, then, as
-    responses part, one for each of the ways they went."""
+    """Decode responses `rows`. A row of the model's batch is a distinct prefix: at first one for
+    each prompt, then, as responses part, one for each of the ways they went.
+    """
     core = policy.core
     batch = DecodeBatch(asked, rows)
     device = batch.limit.device
@@ -237,7 +246,8 @@ def _decode(policy: Policy, weights: _Weights, asked: Request, rows: range) -> D
     length = torch.tensor([len(p) for p in prompts], device=device)
     x, layers, visible = _prefill(core, weights.parts, prompts, length, batch.longest)
     x, cache = weights.norm(x), _Cache(layers, len(rows))
-    # The row each response stands in; None once there is one for each, in the order of the responses.
+    # The row each response stands in; None once there is one for each,
+    # in the order of the responses.
     row: Tensor | None = torch.arange(rows.start, rows.stop, device=device) // asked.n - first
 
     positions = length
@@ -274,9 +284,11 @@ def _decode(policy: Policy, weights: _Weights, asked: Request, rows: range) -> D
 
 
 def _fork(row: Tensor, tokens: Tensor, vocabulary: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Responses in `row` [r] drew `tokens` [r]: the distinct pairs are the u new rows. Returns the old row each comes
-    from [u], the new row of each response [r] and the token of each new row [u]. An old row's first continuation stays
-    where it was if that is below u; all others go where nothing stays."""
+    """Responses in `row` [r] drew `tokens` [r]: the distinct pairs are the u new rows. Returns the
+    old row each comes from [u], the new row of each response [r] and the token of each new row [u].
+    An old row's first continuation stays where it was if that is below u; all others go where
+    nothing stays.
+    """
     pairs, response = torch.unique(row * vocabulary + tokens, return_inverse=True)
     parent, u = pairs // vocabulary, len(pairs)
     stays = parent < u
@@ -292,7 +304,9 @@ def _fork(row: Tensor, tokens: Tensor, vocabulary: int) -> tuple[Tensor, Tensor,
 
 
 def _fill_gaps(finished: Tensor) -> Tensor:
-    """The unfinished rows [k], with those behind the first k put into the places of finished ones before it."""
+    """The unfinished rows [k], with those behind the first k put into the places of finished ones
+    before it.
+    """
     left = (~finished).nonzero()[:, 0]
     k = len(left)
     keep = torch.arange(k, device=finished.device)
@@ -303,9 +317,9 @@ def _fill_gaps(finished: Tensor) -> Tensor:
 def _prefill(
     core: Any, parts: Parts, prompts: list[list[int]], length: Tensor, longest: int
 ) -> tuple[Tensor, list[Tensor], Tensor | None]:
-    """Run the P prompts, flush right. Returns the last hidden states [P, d], keys and values of every layer
-    [P, 2, Hk, width, D] and, if lengths differ, what to add to the scores [P, 1, 1, width + longest]: −∞ left of
-    shorter prompts, 0 elsewhere.
+    """Run the P prompts, flush right. Returns the last hidden states [P, d], keys and values of
+    every layer [P, 2, Hk, width, D] and, if lengths differ, what to add to the scores [P, 1, 1,
+    width + longest]: −∞ left of shorter prompts, 0 elsewhere.
     """
     device, width = length.device, int(length.max())
     column = torch.arange(width, device=device)
@@ -379,7 +393,9 @@ class _CachedStream:
 def _attend(
     layer: Layer, own: LayerWeights, kv: Tensor, mask: Tensor | None, rope: Tensor, qkv: Tensor
 ) -> Tensor:
-    """Put keys and values into the last column of kv [r, 2, Hk, columns, D], and attend to all its columns."""
+    """Put keys and values into the last column of kv [r, 2, Hk, columns, D],
+    and attend to all its columns.
+    """
     kv_heads, head_dim = layer.kv_heads, layer.head_dim
     r = len(qkv)
     qkv = qkv.view(r, -1, head_dim)

@@ -1,11 +1,13 @@
-"""The sampler for CUDA: a decode loop over the trainer's own weights, with a paged cache and the step as a CUDA graph.
+"""The sampler for CUDA: a decode loop over the trainer's own weights,
+with a paged cache and the step as a CUDA graph.
 
-A prompt's keys and values lie once in the cache for all its responses; a finished response's row goes to the next one
-in the queue; a response gets blocks as it grows, so memory follows real lengths. The step (layers, head, draw) is
-captured once for each of a few batch sizes and replayed; every WINDOW steps the host looks at what was drawn, tells who
-is finished, fills up and goes on. Results are those of the other samplers: same seeds, same draws.
-The cache is reserved at every call and given back after it; the graphs stay, with the step's buffers, for the next one.
-Works for the models of `policy.architectures`, on the CPU too (by the kernels' reference, slowly: for tests).
+A prompt's keys and values lie once in the cache for all its responses; a finished response's row
+goes to the next one in the queue; a response gets blocks as it grows, so memory follows real
+lengths. The step (layers, head, draw) is captured once for each of a few batch sizes and replayed;
+every WINDOW steps the host looks at what was drawn, tells who is finished, fills up and goes on.
+Results are those of the other samplers: same seeds, same draws. The cache is reserved at every call
+and given back after it; the graphs stay, with the step's buffers, for the next one. Works for the
+models of `policy.architectures`, on the CPU too (by the kernels' reference, slowly: for tests).
 """
 
 from __future__ import annotations
@@ -46,7 +48,9 @@ TOLD = 32  # responses told of together: a millisecond or two, in which the devi
 
 
 class PagedSampler:
-    """`rows`: the most responses decoded together; `memory`: the most bytes of the cache (default: what is free)."""
+    """`rows`: the most responses decoded together; `memory`: the most bytes of the cache (default:
+    what is free).
+    """
 
     def __init__(
         self, policy: Policy, *, rows: int = BUCKETS[-1], memory: int | None = None
@@ -121,8 +125,9 @@ class PagedSampler:
                 f"a cache of {fits * one / 2**30:.2f} GiB holds {fits} blocks of {BLOCK} tokens; the longest prompt "
                 f"with its response needs {least}; give it more memory, or shorten max_tokens"
             )
-        # The same number as in the last call where that will do, because graphs hold the addresses that come of it;
-        # what is free changes a little from call to call, so not all of it is taken.
+        # The same number as in the last call where that will do, because graphs hold the addresses
+        # that come of it; what is free changes a little from call to call, so not all of it is
+        # taken.
         enough = max(least, min(needed, int(0.9 * fits)))
         return self._count if enough <= self._count <= fits else enough
 
@@ -187,7 +192,9 @@ class _Call:
         return self._rollouts()
 
     def _compute_prompts(self, prompts: list[int]) -> None:
-        """Put the keys and values of these prompts into their blocks, and their last hidden states into `buffers`."""
+        """Put the keys and values of these prompts into their blocks,
+        and their last hidden states into `buffers`.
+        """
         lengths = self.scheduler.prompt_length[prompts]
         start = 0
         for stop in range(1, len(prompts) + 1):
@@ -273,7 +280,8 @@ class _Call:
             buffers.upload()
             for _ in range(steps):
                 step()
-            # while the device works, and before what it brings back takes the place of what is stored
+            # while the device works, and before what it brings back takes the place of what is
+            # stored
             self._store()
             buffers.download()
             self._tell(buffers.ready)
@@ -288,7 +296,9 @@ class _Call:
         self._record(0, tokens, logprobs, places)
 
     def _fewer(self, steps: int) -> int:
-        """Steps to do over, from the same tables, because their supports did not fit; the draws are the same."""
+        """Steps to do over, from the same tables, because their supports did not fit;
+        the draws are the same.
+        """
         if steps == 1:
             assert self.buffers.supports is not None
             each = int(self.buffers.supports.listed) // self.scheduler.count
@@ -311,8 +321,9 @@ class _Call:
         logprobs: NDArray[np.float32],
         places: NDArray[np.int64] | None,
     ) -> None:
-        """Rows from `first` on drew `tokens` [k, r] with `logprobs` [k, r] from supports at `places` [2, k, r]: keep
-        them, and let the finished go."""
+        """Rows from `first` on drew `tokens` [k, r] with `logprobs` [k, r] from supports at
+        `places` [2, k, r]: keep them, and let the finished go.
+        """
         scheduler = self.scheduler
         rows = slice(first, scheduler.count)
         response, drawn = scheduler.response[rows].copy(), scheduler.drawn[rows].copy()
@@ -353,7 +364,9 @@ class _Call:
         self.unstored.clear()
 
     def _tell(self, enough: Callable[[], bool]) -> None:
-        """Tell of finished responses, some at a time, in their order, until there is something better to do."""
+        """Tell of finished responses, some at a time, in their order,
+        until there is something better to do.
+        """
         while self.untold and not enough():
             told = [self.untold.popleft() for _ in range(min(TOLD, len(self.untold)))]
             if self.asked.finished is not None:
@@ -388,7 +401,9 @@ class _Call:
 def _step(
     weights: Weights, buffers: StepBuffers, pool: Tensor, size: int, params: SamplingParams
 ) -> None:
-    """One token for each of the first `size` rows: what the buffers say goes in, what is drawn is written there."""
+    """One token for each of the first `size` rows:
+    what the buffers say goes in, what is drawn is written there.
+    """
     parts, all_rows = weights.parts, buffers.rows
     rows = DecodeRows(
         all_rows.table[:size], all_rows.length[:size], all_rows.prompt[:size], *all_rows[3:]
@@ -448,7 +463,9 @@ def _attend(
 
 
 def _splits(programs: int, most: int) -> int:
-    """Into how many parts to cut each row's attention, so that few rows keep a GPU of some 130 processors busy."""
+    """Into how many parts to cut each row's attention,
+    so that few rows keep a GPU of some 130 processors busy.
+    """
     splits = 1
     while splits < 16 and 2 * splits * programs <= 264 and 2 * splits <= most:
         splits *= 2
@@ -464,7 +481,9 @@ def _list_step(buffers: StepBuffers, kept: Tensor, rows: slice) -> None:
 def _draw(
     logits: Tensor, u: Tensor, params: SamplingParams, heard: Callable[[Tensor, slice], None]
 ) -> tuple[Tensor, Tensor]:
-    """Tokens and their log-probabilities [R]; `heard` gets the supports [r, V] of truncated draws, and whose."""
+    """Tokens and their log-probabilities [R]; `heard` gets the supports [r, V] of truncated draws,
+    and whose.
+    """
     if not params.truncates:
         return decode.draw(logits, u, params.temperature, None)
     size, parts = max(1, LOGITS // logits.shape[1]), []
@@ -481,7 +500,9 @@ def _draw(
 def _attend_prompts(
     q: Tensor, k: Tensor, v: Tensor, lengths: list[int], starts: Tensor, layer: Layer
 ) -> Tensor:
-    """Causal attention inside each of the prompts that follow each other in q [U, H, D], k and v [U, Hk, D]."""
+    """Causal attention inside each of the prompts that follow each other in q [U, H, D],
+    k and v [U, Hk, D].
+    """
     if q.is_cuda and q.dtype in (torch.bfloat16, torch.float16):
         longest = max(lengths)
         left = None if layer.window is None else layer.window - 1
@@ -519,8 +540,10 @@ def _cache_shape(policy: Policy, blocks: int) -> torch.Size:
 
 
 def _reserve(policy: Policy, blocks: int) -> tuple[Any, Tensor]:
-    """The cache [layers, 2, blocks, Hk, BLOCK, D], and on CUDA the arena it lies in, which gives its memory back to the
-    device when it is dropped: what training allocates meanwhile must not break up the room for the next cache."""
+    """The cache [layers, 2, blocks, Hk, BLOCK, D], and on CUDA the arena it lies in, which gives
+    its memory back to the device when it is dropped: what training allocates meanwhile must not
+    break up the room for the next cache.
+    """
     shape, device = _cache_shape(policy, blocks), policy.device
     if device.type != "cuda":
         return None, torch.empty(shape, dtype=policy.dtype)

@@ -1,4 +1,6 @@
-"""What sampling gives: flat unpadded responses. What it takes is `SamplingParams`, beside the draw of one token."""
+"""What sampling gives: flat unpadded responses.
+What it takes is `SamplingParams`, beside the draw of one token.
+"""
 
 from __future__ import annotations
 
@@ -23,11 +25,12 @@ Finished = Callable[[list[int], Tensor, Tensor], None]
 class Rollouts:
     """B responses with N tokens in all, flat, in the order of the prompts and then of the samples.
 
-    tokens [N] int64, the end-of-sequence token included (it was sampled too).
-    logprobs [N] float32: under the distribution that was sampled from (temperature, truncated by top-k, top-p and
-    min-p and renormalised), which a trainer takes as old log-probabilities; greedy: at temperature 1.
-    lengths [B] int64; prompt [B] int64: row of the prompt in `prompts`; finish: "stop" or "length" for each response.
-    support: which tokens each of the N was drawn from; None where nothing was truncated.
+    tokens [N] int64, the end-of-sequence token included (it was sampled too). logprobs [N] float32:
+    under the distribution that was sampled from (temperature, truncated by top-k, top-p and min-p
+    and renormalised), which a trainer takes as old log-probabilities; greedy: at temperature 1.
+    lengths [B] int64; prompt [B] int64: row of the prompt in `prompts`; finish: "stop" or "length"
+    for each response. support: which tokens each of the N was drawn from; None where nothing was
+    truncated.
     """
 
     prompts: list[list[int]]
@@ -39,7 +42,9 @@ class Rollouts:
     support: Support | None = None
 
     def select(self, rows: Tensor) -> Rollouts:
-        """The responses `rows` [b], in that order; `prompts` stays whole, so `prompt` keeps its meaning."""
+        """The responses `rows` [b], in that order; `prompts` stays whole,
+        so `prompt` keeps its meaning.
+        """
         rows = rows.to(self.lengths.device)
         starts = (self.lengths.cumsum(0) - self.lengths)[rows]
         lengths = self.lengths[rows]
@@ -80,12 +85,13 @@ def concatenate(parts: Sequence[Rollouts]) -> Rollouts:
 
 
 class Sampler(Protocol):
-    """Samples `n` responses to each prompt (token ids). `keys` name the prompts for seeding: row numbers if not given.
+    """Samples `n` responses to each prompt (token ids). `keys` name the prompts for seeding:
+    row numbers if not given.
 
-    The draws of a response depend on (params.seed, step, its prompt's key, its number among the n) and the position,
-    and on nothing else: not on the other prompts, their order, the batch size or the number of ranks. `finished` hears
-    of every response once, soon after its last token and together with others, so that something can be done with it
-    meanwhile.
+    The draws of a response depend on (params.seed, step, its prompt's key, its number among the n)
+    and the position, and on nothing else: not on the other prompts, their order, the batch size or
+    the number of ranks. `finished` hears of every response once, soon after its last token and
+    together with others, so that something can be done with it meanwhile.
     """
 
     def sample(

@@ -1,7 +1,9 @@
-"""What the step of the paged sampler reads and writes, at addresses that stay, so that its CUDA graphs stay too.
+"""What the step of the paged sampler reads and writes, at addresses that stay,
+so that its CUDA graphs stay too.
 
-Before a window of steps the host fills in tables and uploads them; after it, it brings back what was drawn. On the CPU
-there are no graphs, and nothing to wait for. Not covered: the cache, which comes and goes with every call.
+Before a window of steps the host fills in tables and uploads them; after it, it brings back what
+was drawn. On the CPU there are no graphs, and nothing to wait for. Not covered: the cache, which
+comes and goes with every call.
 """
 
 from __future__ import annotations
@@ -28,8 +30,9 @@ GraphKey = tuple[int, SamplingParams]
 
 
 class StepBuffers:
-    """Buffers that keep their addresses: the tables of `DecodeRows` on the host and on the device, and what a step
-    writes; and the graphs that know these addresses."""
+    """Buffers that keep their addresses: the tables of `DecodeRows` on the host and on the device,
+    and what a step writes; and the graphs that know these addresses.
+    """
 
     def __init__(self, policy: Policy, size: Size) -> None:
         device, core = policy.device, policy.core
@@ -83,8 +86,10 @@ class StepBuffers:
             self._anchor = addresses
 
     def graph(self, key: GraphKey, step: Callable[[], None]) -> torch.cuda.CUDAGraph:
-        """The graph of this step, captured if there is none. By hand: torch's own way of doing it would first give all
-        unused memory back to the device, which training then has to ask for again at every step."""
+        """The graph of this step, captured if there is none. By hand: torch's own way of doing it
+        would first give all unused memory back to the device, which training then has to ask for
+        again at every step.
+        """
         if key not in self.graphs:
             assert self._side is not None
             self.empty()
@@ -145,9 +150,11 @@ class StepBuffers:
 
 
 class Supports:
-    """The supports of a window's draws, listed one behind the other as steps draw them, at addresses that stay.
+    """The supports of a window's draws, listed one behind the other as steps draw them,
+    at addresses that stay.
 
-    What no longer fits into the list is counted all the same, so the host sees that it must take fewer steps.
+    What no longer fits into the list is counted all the same,
+    so the host sees that it must take fewer steps.
     """
 
     def __init__(self, rows: int, device: torch.device) -> None:
@@ -169,8 +176,9 @@ class Supports:
         self._here.copy_(self.places, non_blocking=True)
 
     def results(self, steps: int, rows: int) -> tuple[NDArray[np.int64], Tensor | None]:
-        """Where each begins and its size, [2, steps, rows], and a copy of all ids; None if they did not fit. To be
-        called when the step's own results have come."""
+        """Where each begins and its size, [2, steps, rows], and a copy of all ids; None if they did
+        not fit. To be called when the step's own results have come.
+        """
         listed = int(self.listed)
         fits = listed <= len(self.ids)
         return self._here.numpy()[:, :steps, :rows], self.ids[:listed].clone() if fits else None
@@ -178,8 +186,9 @@ class Supports:
 
 @contextmanager
 def _no_collection() -> Iterator[None]:
-    """An old cache that the garbage collector finds during a capture would end the process: its memory cannot be given
-    back then."""
+    """An old cache that the garbage collector finds during a capture would end the process:
+    its memory cannot be given back then.
+    """
     was_on = gc.isenabled()
     gc.disable()
     try:

@@ -1,5 +1,6 @@
-"""Stop strings, found as the tokens arrive. A table made once says which tokens could complete a stop string; only when
-one of those was drawn is the end of the response decoded, and only as many tokens of it as a stop string can span.
+"""Stop strings, found as the tokens arrive. A table made once says which tokens could complete a
+stop string; only when one of those was drawn is the end of the response decoded, and only as many
+tokens of it as a stop string can span.
 """
 
 from __future__ import annotations
@@ -27,7 +28,9 @@ class StopStrings:
         self.candidate = torch.tensor(may, device=device)
 
     def completed(self, tails: Tensor) -> Tensor:
-        """Whether the last token of each row completed a stop string; `tails` [R, ≤ span] end the responses so far."""
+        """Whether the last token of each row completed a stop string;
+        `tails` [R, ≤ span] end the responses so far.
+        """
         found = self.candidate[tails[:, -1]]
         rows = found.nonzero()[:, 0]
         if len(rows):
@@ -43,7 +46,9 @@ class StopStrings:
 def stop_strings(
     tokenizer: Any, stop: tuple[str, ...], vocabulary: int, device: torch.device
 ) -> StopStrings:
-    """The table for a large vocabulary takes a second to make, and a run asks for the same one at every step."""
+    """The table for a large vocabulary takes a second to make,
+    and a run asks for the same one at every step.
+    """
     return StopStrings(tokenizer, stop, vocabulary, device)
 
 

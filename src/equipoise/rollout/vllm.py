@@ -1,13 +1,16 @@
-"""vLLM as the sampler of our own trainer: in the trainer's process, on its device, each using the memory in turn.
+"""vLLM as the sampler of our own trainer: in the trainer's process, on its device,
+each using the memory in turn.
 
-The engine is made once, from the policy's configuration and with weights that mean nothing. At every call of `sample`
-it is woken, the policy's weights are copied into it in place (LoRA: merged on the way), what it had cached of the old
-ones is forgotten, and its log-probabilities of a few short responses are held against the trainer's: weights that did
-not arrive stop the run. Afterwards it sleeps, where it can (CUDA), and its memory is the trainer's.
+The engine is made once, from the policy's configuration and with weights that mean nothing. At
+every call of `sample` it is woken, the policy's weights are copied into it in place (LoRA: merged
+on the way), what it had cached of the old ones is forgotten, and its log-probabilities of a few
+short responses are held against the trainer's: weights that did not arrive stop the run. Afterwards
+it sleeps, where it can (CUDA), and its memory is the trainer's.
 
-A response's draws are seeded as everywhere in this package, but they are vLLM's draws: other tokens than the native
-sampler's for the same seed, and a logit that depends on the batch in its last bit can tip a draw on the edge.
-Not covered: several processes, quantised engines, and models whose weights have other names in memory than on disk.
+A response's draws are seeded as everywhere in this package, but they are vLLM's draws: other tokens
+than the native sampler's for the same seed, and a logit that depends on the batch in its last bit
+can tip a draw on the edge. Not covered: several processes, quantised engines, and models whose
+weights have other names in memory than on disk.
 """
 
 from __future__ import annotations
@@ -39,7 +42,8 @@ from equipoise.rollout.batch import Request, request
 from equipoise.rollout.rollouts import Finish, Finished, Rollouts
 
 PROBES, PROBE_TOKENS = 4, 16
-# Nats, mean over the probes' tokens. Engine and trainer differ by rounding alone; other weights differ by far more.
+# Nats, mean over the probes' tokens. Engine and trainer differ by rounding alone;
+# other weights differ by far more.
 TOLERANCE = {torch.float32: 1e-2, torch.bfloat16: 1e-1}
 MOST_TOP_K = 1000  # what vLLM tells of each token it tells in Python's numbers
 TIES = 8  # tokens as likely as the k-th that are asked for besides: vLLM keeps them too
@@ -54,7 +58,9 @@ class StaleEngine(ModelError):
 
 
 class VllmSampler:
-    """`memory`: the share of the device's memory that vLLM may take; on the CPU, for its cache of keys and values."""
+    """`memory`: the share of the device's memory that vLLM may take;
+    on the CPU, for its cache of keys and values.
+    """
 
     def __init__(self, policy: Policy, *, memory: float = 0.4) -> None:
         if _engines:
@@ -121,7 +127,9 @@ class VllmSampler:
 
     @contextlib.contextmanager
     def _awake(self) -> Iterator[None]:
-        """With today's weights. The cache comes last: its memory is not there yet while the weights are copied."""
+        """With today's weights. The cache comes last:
+        its memory is not there yet while the weights are copied.
+        """
         try:
             if self.sleeps:
                 torch.cuda.empty_cache()  # what the trainer keeps in reserve is what vLLM now needs
@@ -204,7 +212,9 @@ class VllmSampler:
         return [outputs[row] for row in range(len(prompts))]
 
     def _listed(self, params: SamplingParams) -> int:
-        """How many of the most likely tokens to ask for with each one drawn: enough to hold its whole support."""
+        """How many of the most likely tokens to ask for with each one drawn:
+        enough to hold its whole support.
+        """
         if not params.truncates:
             return 0
         vocabulary: int = self.policy.core.config.vocab_size
@@ -249,11 +259,13 @@ class VllmSampler:
 def _support(
     ids: NDArray[np.int32], logprobs: NDArray[np.float32], sizes: NDArray[np.int64]
 ) -> tuple[Support, Tensor]:
-    """The supports and the log-probabilities over them [N], from vLLM's entries: `sizes` [N] of them for each token,
-    first the one drawn, then the most likely, the one drawn perhaps among them; −∞ is outside.
+    """The supports and the log-probabilities over them [N], from vLLM's entries: `sizes` [N] of
+    them for each token, first the one drawn, then the most likely, the one drawn perhaps among
+    them; −∞ is outside.
 
-    Log-probabilities are renormalised over what is listed. That changes nothing but rounding unless more than TIES
-    tokens are as likely as the k-th: those left out count as if they could not have been drawn.
+    Log-probabilities are renormalised over what is listed. That changes nothing but rounding unless
+    more than TIES tokens are as likely as the k-th: those left out count as if they could not have
+    been drawn.
     """
     token = np.arange(len(sizes)).repeat(sizes)
     is_drawn = np.zeros(len(ids), dtype=bool)
@@ -267,7 +279,9 @@ def _support(
 
 
 def weights(policy: Policy) -> Iterator[tuple[str, Tensor]]:
-    """Those of a plain model; a tied head comes under its own name as well, because vLLM has it apart."""
+    """Those of a plain model; a tied head comes under its own name as well,
+    because vLLM has it apart.
+    """
     return plain_weights(policy.core)
 
 
@@ -306,7 +320,8 @@ def _open(policy: Policy, memory: float) -> Any:
             )
         _write_model(policy, folder)
         on_cpu = policy.device.type == "cpu"
-        # On the CPU a prompt goes in whole: in parts, vLLM 0.32 turns a seeded request's generator back, and fails.
+        # On the CPU a prompt goes in whole: in parts, vLLM 0.32 turns a seeded request's generator
+        # back, and fails.
         room = (
             {"kv_cache_memory_bytes": int(memory * _ram())}
             if on_cpu
@@ -337,7 +352,9 @@ def _cannot_run(policy: Policy, error: Exception) -> ModelError:
 
 
 def _write_model(policy: Policy, folder: str) -> None:
-    """Configuration and tokenizer. The head is untied: vLLM does not pass new embeddings on to a head tied to them."""
+    """Configuration and tokenizer. The head is untied:
+    vLLM does not pass new embeddings on to a head tied to them.
+    """
     config = copy.deepcopy(policy.core.config)
     config.tie_word_embeddings = False
     # a model made in memory has none, and vLLM would guess
@@ -357,8 +374,9 @@ def _ram() -> int:
 
 @contextlib.contextmanager
 def _left_alone(device: torch.device) -> Iterator[None]:
-    """vLLM seeds and draws from the process's generators and, on the CPU, takes `torch.set_num_threads` away: put back
-    what was there."""
+    """vLLM seeds and draws from the process's generators and, on the CPU, takes
+    `torch.set_num_threads` away: put back what was there.
+    """
     before = random.getstate(), np.random.get_state(), torch.set_num_threads
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
         try:

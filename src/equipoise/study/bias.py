@@ -1,13 +1,15 @@
-"""How far each advantage is from the truth, measured: every prompt is sampled twice (HA-DW, Appendix E).
+"""How far each advantage is from the truth, measured:
+every prompt is sampled twice (HA-DW, Appendix E).
 
-Groups of G responses give the estimate, as they would in training; further, independent responses to the same prompt
-give its success rate p, and with it the true advantage A = r − p. What is measured is the advantage alone. What it does
-to the gradient of a prompt is in `equipoise.theory` (`gradient_gain`, `reweighted_gain`); aggregation, clipping and the
-order of updates play no part. A response is right or not: partial credit counts as not right.
+Groups of G responses give the estimate, as they would in training; further, independent responses
+to the same prompt give its success rate p, and with it the true advantage A = r − p. What is
+measured is the advantage alone. What it does to the gradient of a prompt is in `equipoise.theory`
+(`gradient_gain`, `reweighted_gain`); aggregation, clipping and the order of updates play no part. A
+response is right or not: partial credit counts as not right.
 
-A prompt's difficulty and its truth come from different halves of the further responses, each half serving as either in
-turn. With one and the same number for both, a prompt would be put among the hard ones for a low p by chance, and the
-same chance would then pass for a bias.
+A prompt's difficulty and its truth come from different halves of the further responses, each half
+serving as either in turn. With one and the same number for both, a prompt would be put among the
+hard ones for a low p by chance, and the same chance would then pass for a bias.
 """
 
 from __future__ import annotations
@@ -56,7 +58,9 @@ SEEN = 100  # items of the training stream looked at per prompt wanted
 
 @dataclass(frozen=True)
 class Outcomes:
-    """Which responses were right: `groups` [P, K, G] for the estimates, `truth` [P, M] for the success rates."""
+    """Which responses were right: `groups` [P, K, G] for the estimates, `truth` [P, M] for the
+    success rates.
+    """
 
     groups: NDArray[np.bool_]
     lengths: NDArray[np.int64]  # [P, K, G] tokens
@@ -81,7 +85,9 @@ class Bin:
 
 @dataclass(frozen=True)
 class BiasedShare:
-    """Of the groups with one success (failure), those of prompts whose success rate is below (above) the group's."""
+    """Of the groups with one success (failure), those of prompts whose success rate is below
+    (above) the group's.
+    """
 
     groups: int
     share: Estimate
@@ -208,9 +214,11 @@ COLUMNS = ("groups", "right", "wrong", "p", "closed_form")
 
 
 def _sums(outcomes: Outcomes, choices: dict[str, Any]) -> Floats:
-    """[P, bins, columns]: what a prompt's informative groups add up to, halved because both halves take their turn.
+    """[P, bins, columns]: what a prompt's informative groups add up to,
+    halved because both halves take their turn.
 
-    right and wrong: the mean advantage of the group's right responses, and minus that of its wrong ones.
+    right and wrong: the mean advantage of the group's right responses,
+    and minus that of its wrong ones.
     """
     P, K, G = outcomes.groups.shape
     rate = outcomes.groups.mean(-1)
@@ -233,9 +241,11 @@ def _sums(outcomes: Outcomes, choices: dict[str, Any]) -> Floats:
 def _advantages(
     outcomes: Outcomes, choices: dict[str, Any], known: Floats
 ) -> tuple[Floats, Floats]:
-    """[P, K] the mean advantage of right responses, and minus that of wrong ones; 0 in groups without a difference.
+    """[P, K] the mean advantage of right responses, and minus that of wrong ones;
+    0 in groups without a difference.
 
-    All groups are one batch: without earlier ones, HA-DW's anchor is the mean success rate. `known` is the history.
+    All groups are one batch: without earlier ones, HA-DW's anchor is the mean success rate.
+    `known` is the history.
     """
     P, K, G = outcomes.groups.shape
     r = torch.tensor(outcomes.groups.reshape(-1), dtype=torch.float64)

@@ -1,4 +1,6 @@
-"""A measured bias as one self-contained HTML page: text, tables and drawings that need neither script nor network."""
+"""A measured bias as one self-contained HTML page:
+text, tables and drawings that need neither script nor network.
+"""
 
 from __future__ import annotations
 
@@ -116,7 +118,9 @@ def _reach(estimates: Sequence[Estimate], least: float) -> float:
 
 
 def _baseline(result: Result) -> str:
-    """The paper's Figure 1b: the bias of the group baseline by difficulty, and what Theorem 1 says it is."""
+    """The paper's Figure 1b: the bias of the group baseline by difficulty,
+    and what Theorem 1 says it is.
+    """
     found = [b.measured for b in result.bins]
     reach = _reach(found, 1 / result.group)
     plot = Plot(-reach, reach)

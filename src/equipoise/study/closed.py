@@ -1,9 +1,11 @@
-"""Whether the coefficients that trained a run have the balances that the closed forms say, on its own rollouts.
+"""Whether the coefficients that trained a run have the balances that the closed forms say,
+on its own rollouts.
 
-From every logged batch: Σ c_i T_i and Σ c_i of each group, out of the coefficients that the trainer wrote down, beside
-what `theory` says of the group's rewards and lengths alone. Covered: advantages grpo and r − p̂ of rewards 0 and 1, all
-aggregation rules, HA-DW with its anchor from the log, cancellations none and min_replace of token-level surrogates.
-Elsewhere there is nothing to compare with, and nothing is said.
+From every logged batch: Σ c_i T_i and Σ c_i of each group, out of the coefficients that the trainer
+wrote down, beside what `theory` says of the group's rewards and lengths alone. Covered: advantages
+grpo and r − p̂ of rewards 0 and 1, all aggregation rules, HA-DW with its anchor from the log,
+cancellations none and min_replace of token-level surrogates. Elsewhere there is nothing to compare
+with, and nothing is said.
 """
 
 from __future__ import annotations
@@ -32,7 +34,8 @@ class Group:
 
 
 def agreement(folder: RunFolder, config: Config) -> dict[str, Any] | None:
-    """Means over mixed groups of mass and exchangeability, measured and in closed form, and the largest difference.
+    """Means over mixed groups of mass and exchangeability, measured and in closed form,
+    and the largest difference.
 
     None where no rollouts were logged, or where there is no closed form for the objective.
     """
@@ -72,7 +75,9 @@ def _covered(objective: Objective) -> bool:
 
 
 def _groups(file: Any) -> tuple[list[Group], Floats]:
-    """The groups of a logged batch that have right and wrong responses, and the lengths of the whole batch."""
+    """The groups of a logged batch that have right and wrong responses,
+    and the lengths of the whole batch.
+    """
     import pyarrow.parquet as pq
 
     table = pq.read_table(file, columns=["group", "reward", "length", "coefficient"])
@@ -118,7 +123,9 @@ def _both(
 
 
 def _masses(G: int, k: int, objective: Objective, anchor: float | None) -> tuple[float, float]:
-    """Σ_{S+} A and Σ_{S−} |A|, with HA-DW's factors, which have their difference in `theory.reweighted_sum`."""
+    """Σ_{S+} A and Σ_{S−} |A|, with HA-DW's factors,
+    which have their difference in `theory.reweighted_sum`.
+    """
     p = k / G
     m = k * (1 - p)
     if objective.advantage.name == "grpo":

@@ -1,9 +1,11 @@
-"""The same configuration over the values of some options and over seeds: is there a difference, and how sure is that?
+"""The same configuration over the values of some options and over seeds:
+is there a difference, and how sure is that?
 
-Runs of one seed see the same prompts with the same draws from the same weights, so they are compared in pairs: the unit
-is the difference within a seed. Every pair of variants gets a mean difference with a 95 % interval (Student's t), a
-p-value of the paired t-test, and Holm's correction for the number of pairs. Seeds are what is drawn anew; the held-out
-prompts are the same for all, so the answer is about training noise on these prompts, not about other prompts.
+Runs of one seed see the same prompts with the same draws from the same weights, so they are
+compared in pairs: the unit is the difference within a seed. Every pair of variants gets a mean
+difference with a 95 % interval (Student's t), a p-value of the paired t-test, and Holm's correction
+for the number of pairs. Seeds are what is drawn anew; the held-out prompts are the same for all, so
+the answer is about training noise on these prompts, not about other prompts.
 """
 
 from __future__ import annotations
@@ -40,7 +42,8 @@ EXAMPLE = "objective.aggregation=token,sequence,balanced"
 
 @dataclass(frozen=True)
 class Variant:
-    """`scores`: the metric's last value of each seed's run, in the order of the seeds; `peaks`: its highest.
+    """`scores`: the metric's last value of each seed's run, in the order of the seeds; `peaks`:
+    its highest.
 
     `runs`: what each seed's run has written down, for TGC's measures.
     """
@@ -82,7 +85,9 @@ def compare(
     jobs: int,
     overrides: Sequence[str],
 ) -> None:
-    """Train what is not trained yet, then write table.md, table.tex, table.csv, results.json and report.html."""
+    """Train what is not trained yet, then write table.md, table.tex, table.csv, results.json and
+    report.html.
+    """
     console = Console(highlight=False)
     grid = variants(vary)
     configs = {
@@ -205,7 +210,9 @@ def interval(values: Sequence[float]) -> tuple[float, float]:
 
 
 def differences(found: Sequence[Variant]) -> list[Difference]:
-    """All pairs, in the order of the variants; [] with a single seed, which shows no noise to compare with."""
+    """All pairs, in the order of the variants; [] with a single seed,
+    which shows no noise to compare with.
+    """
     if len(found[0].scores) < 2:
         return []
     pairs = list(itertools.combinations(found, 2))
@@ -233,7 +240,9 @@ def paired_p(d: np.ndarray) -> float:
 
 
 def holm(p: Sequence[float]) -> list[float]:
-    """Holm's step-down: the smallest times m, the next times m − 1, …, never less than one before it."""
+    """Holm's step-down: the smallest times m, the next times m − 1, …,
+    never less than one before it.
+    """
     order = sorted(range(len(p)), key=lambda i: p[i])
     out, highest = [0.0] * len(p), 0.0
     for rank, i in enumerate(order):
@@ -243,7 +252,9 @@ def holm(p: Sequence[float]) -> list[float]:
 
 
 def seeds_needed(deviation: float, difference: float = POINT) -> int | None:
-    """Seeds for a paired t-test at 5 % to see `difference` with 80 % power, given the deviation within seeds."""
+    """Seeds for a paired t-test at 5 % to see `difference` with 80 % power,
+    given the deviation within seeds.
+    """
     z = float(stats.norm.ppf(1 - LEVEL / 2) + stats.norm.ppf(POWER))
     # the normal law's answer, a few seeds too low
     n = max(2, math.floor((z * deviation / difference) ** 2))
@@ -325,8 +336,9 @@ def curve_table(found: Sequence[Variant]) -> Table:
 
 
 def stability_rows(found: Sequence[Variant]) -> tuple[list[str], list[list[str]]]:
-    """Steps to a score that all runs reach, as a median over seeds; the other measures as means over those that have
-    them. A measure that no run has is left out."""
+    """Steps to a score that all runs reach, as a median over seeds; the other measures as means
+    over those that have them. A measure that no run has is left out.
+    """
     score = common_score(found)
     measured = {v.name: v.stability(score) for v in found}
     everyone = [each for of_seeds in measured.values() for each in of_seeds]

@@ -1,12 +1,14 @@
-"""The effects a study named beforehand, tested: within seeds, by Student's t over seeds, with Holm's correction.
+"""The effects a study named beforehand, tested:
+within seeds, by Student's t over seeds, with Holm's correction.
 
-A difference is plus − minus of the same seed. A dose's effect is a least-squares fit over the doses within a seed: the
-slope times the range of the doses, which is what the outcome changes from the lowest to the highest; or the bend of a
-parabola, which is how far its middle lies above the line through its ends. Seeds are the unit of all of them, so
-nothing is assumed about how runs of one seed hang together. Only seeds whose runs are all finished count.
+A difference is plus − minus of the same seed. A dose's effect is a least-squares fit over the doses
+within a seed: the slope times the range of the doses, which is what the outcome changes from the
+lowest to the highest; or the bend of a parabola, which is how far its middle lies above the line
+through its ends. Seeds are the unit of all of them, so nothing is assumed about how runs of one
+seed hang together. Only seeds whose runs are all finished count.
 
-A bend alone does not say that the middle is best: a curve that rises and flattens has one too. So a bend also has its
-top, where the parabola is highest, with an interval.
+A bend alone does not say that the middle is best: a curve that rises and flattens has one too. So a
+bend also has its top, where the parabola is highest, with an interval.
 """
 
 from __future__ import annotations
@@ -125,9 +127,11 @@ def _within(results: Mapping[str, Any], row: Primary, dose: Dose | None) -> list
 
 
 def top_of(outcomes: np.ndarray, doses: Sequence[float]) -> Top | None:
-    """Of [seeds, doses]: Fieller's interval, the doses at which t over seeds cannot tell the derivative from 0.
+    """Of [seeds, doses]: Fieller's interval, the doses at which t over seeds cannot tell the
+    derivative from 0.
 
-    None where the parabola has no top, or where its curvature is not sure: then the interval has no end.
+    None where the parabola has no top, or where its curvature is not sure:
+    then the interval has no end.
     """
     square, linear, _ = np.polyfit(doses, outcomes.T, 2)
     a, b = float(square.mean()), float(linear.mean())

@@ -8,10 +8,10 @@
     rates = [2.5e-4, 5e-4, 1e-3]       every variant also at these learning rates; config.optim.lr is the shared one
     [[primary]]                        claim, metric, and plus − minus, or without them what the dose does
 
-A primary may also say `at` (last, mean, jitter: which of the run's evaluations), `shape` (slope or bend of the dose
-curve), `expect` (up, down: what the claim says), `margin` (the size that would matter) and `rate = "own"` (each variant
-at its best rate). Only primaries are tested, with Holm's correction over them; whatever else the results show is
-exploratory and is called so.
+A primary may also say `at` (last, mean, jitter: which of the run's evaluations), `shape` (slope or
+bend of the dose curve), `expect` (up, down: what the claim says), `margin` (the size that would
+matter) and `rate = "own"` (each variant at its best rate). Only primaries are tested, with Holm's
+correction over them; whatever else the results show is exploratory and is called so.
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ class Primary:
 
     at      the metric of the last evaluation, its mean over all evaluations after the start, or its jitter
     shape   of the dose's effect: the slope, from the lowest dose to the highest; or the bend, how far the middle of the
-            doses lies above the line through their ends, which a claim that a middle is best is about
+            doses lies above the line through their ends,
+            which a claim that a middle is best is about
     """
 
     claim: str
@@ -60,7 +61,9 @@ class Primary:
 
 @dataclass(frozen=True)
 class Dose:
-    """`values` of one number: the option itself, or `key` of its table, whose other entries are `others`."""
+    """`values` of one number: the option itself, or `key` of its table,
+    whose other entries are `others`.
+    """
 
     option: str
     values: tuple[float, ...]
@@ -274,7 +277,9 @@ def _text(value: Any) -> str:
 
 
 def in_turn(studies: Sequence[tuple[str, Study, Path]]) -> dict[str, Config]:
-    """The runs of several studies, each study's seeds spread evenly over the whole: a time limit leaves whole seeds."""
+    """The runs of several studies, each study's seeds spread evenly over the whole:
+    a time limit leaves whole seeds.
+    """
     ranked = []
     for place, (stem, study, out) in enumerate(studies):
         for name, config in study.configs(out).items():

@@ -6,8 +6,9 @@
     equipoise study show RESULTS.json --figure dose.svg                  and the dose curves
     equipoise study verify studies/results/off_policy.json --variant balanced --seed 100
 
-What a study is: `plan`. Its results, one small file: `results`. The tests: `effects`. Runs of a seed share prompts and
-draws, so the unit is the effect within a seed, and only seeds whose runs are all finished count.
+What a study is: `plan`. Its results, one small file: `results`. The tests: `effects`. Runs of a
+seed share prompts and draws, so the unit is the effect within a seed, and only seeds whose runs are
+all finished count.
 """
 
 from __future__ import annotations
@@ -34,7 +35,8 @@ from equipoise.train import ConfigError
 
 
 def run(paths: Sequence[str | Path], out: Path, jobs: int = 0, minutes: float = math.inf) -> None:
-    """Train what is not trained yet, for at most `minutes`; then write each study's results and print its tables.
+    """Train what is not trained yet, for at most `minutes`;
+    then write each study's results and print its tables.
 
     One study's runs go into `out`, those of several into a folder each, and into one pool.
     """
@@ -152,7 +154,9 @@ def _said(effect: Effect) -> str:
 
 
 def regime(results: Mapping[str, Any]) -> str:
-    """What the start policy's responses were like: the means over all runs of what the first step measured."""
+    """What the start policy's responses were like:
+    the means over all runs of what the first step measured.
+    """
     first = [record["first"] for record in results["runs"].values() if "first" in record]
     if not first:
         return ""
@@ -191,10 +195,12 @@ def agreement(results: Mapping[str, Any]) -> str:
 
 
 def verify(path: str | Path, variant: str, seed: int, out: Path) -> bool:
-    """Train one cell again and hold it against the published runs of its variant: True where it lies among them.
+    """Train one cell again and hold it against the published runs of its variant:
+    True where it lies among them.
 
-    Where rounding differs between machines, the runs part ways and the cell is a new draw: it must lie in the 99 %
-    prediction interval of the published seeds. Where it does not, the cell comes out the same to the digit.
+    Where rounding differs between machines, the runs part ways and the cell is a new draw: it must
+    lie in the 99 % prediction interval of the published seeds. Where it does not, the cell comes
+    out the same to the digit.
     """
     from scipy import stats
 

@@ -1,8 +1,10 @@
-"""The results of a study in one small file, and the numbers in it: every evaluation of every run, no weights.
+"""The results of a study in one small file, and the numbers in it:
+every evaluation of every run, no weights.
 
-A run's record has `steps` and `curves` (metric → a value per evaluation), `run` (metrics of training, mean over steps),
-`first` (the regime: what the first step's rollouts were like) and `closed_form` (`closed`). A metric is named as in
-eval.jsonl, `level/5/acc@8` for one of a level, `run/NAME` for one of training. A run that failed says why.
+A run's record has `steps` and `curves` (metric → a value per evaluation), `run` (metrics of
+training, mean over steps), `first` (the regime: what the first step's rollouts were like) and
+`closed_form` (`closed`). A metric is named as in eval.jsonl, `level/5/acc@8` for one of a level,
+`run/NAME` for one of training. A run that failed says why.
 """
 
 from __future__ import annotations
@@ -22,7 +24,8 @@ from equipoise.study.plan import Primary, Study, at_rate, table_of
 from equipoise.train import Config, ConfigError, RunFolder, read_lines
 
 DIGITS = 6  # significant
-# Metrics of training that mechanisms are about; all else of metrics.jsonl stays in the run's folder.
+# Metrics of training that mechanisms are about;
+# all else of metrics.jsonl stays in the run's folder.
 KEPT = (
     "entropy",
     "reward/mean",
@@ -50,7 +53,9 @@ POINTS = ("acc@", "best@", "pass@", "maj@", "greedy", "level/", "start/")  # sha
 def collect(
     study: Study, configs: Mapping[str, Config], failed: Mapping[str, str]
 ) -> dict[str, Any]:
-    """Everything the tables need, and the study itself: the file can be read without the one that it came from."""
+    """Everything the tables need, and the study itself:
+    the file can be read without the one that it came from.
+    """
     runs: dict[str, dict[str, Any]] = {}
     for name, config in configs.items():
         folder = RunFolder(config.train.out)
@@ -134,7 +139,9 @@ def read_results(path: str | Path) -> dict[str, Any]:
 
 
 def curve(record: Mapping[str, Any], metric: str) -> list[float]:
-    """The metric at every evaluation; NaN where one has none. The first study's file has a table per evaluation."""
+    """The metric at every evaluation; NaN where one has none.
+    The first study's file has a table per evaluation.
+    """
     if "evaluations" in record:
         values = [numbers.get(metric) for numbers in record["evaluations"].values()]
     else:
@@ -148,7 +155,9 @@ def curve(record: Mapping[str, Any], metric: str) -> list[float]:
 
 
 def value_of(record: Mapping[str, Any], metric: str, at: str) -> float:
-    """One number of a run: a metric of training, or of its evaluations `at` the end, on average, or its jitter."""
+    """One number of a run: a metric of training, or of its evaluations `at` the end, on average,
+    or its jitter.
+    """
     if metric.startswith("run/"):
         found = record.get("run", {}).get(metric.removeprefix("run/"))
         if found is None:
@@ -185,7 +194,8 @@ def values(results: Mapping[str, Any], variant: str, row: Primary) -> dict[int, 
 def _at_own_rate(
     results: Mapping[str, Any], variant: str, row: Primary, rates: list[float]
 ) -> dict[int, float]:
-    """Each seed at the rate that is best on average over all *other* seeds: no run chooses its own rate.
+    """Each seed at the rate that is best on average over all *other* seeds:
+    no run chooses its own rate.
 
     Best is the highest accuracy over the whole run, whatever the primary's own metric.
     """

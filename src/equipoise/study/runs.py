@@ -1,4 +1,6 @@
-"""Several training runs: an ordinary `equipoise train` in a process each, with one thread, some at a time."""
+"""Several training runs: an ordinary `equipoise train` in a process each, with one thread,
+some at a time.
+"""
 
 from __future__ import annotations
 
@@ -27,10 +29,11 @@ def train_all(
     stop_at: float = math.inf,
     patient: bool = False,
 ) -> dict[str, str]:
-    """Run what is not finished yet, `jobs` at a time (0: one per core); what stopped half way goes on from there.
+    """Run what is not finished yet, `jobs` at a time (0: one per core);
+    what stopped half way goes on from there.
 
-    `stop_at` (time.monotonic) ends the runs under way after the step they are in. A run that fails ends all others, or
-    where `patient`, is left out and named in the table that comes back.
+    `stop_at` (time.monotonic) ends the runs under way after the step they are in. A run that fails
+    ends all others, or where `patient`, is left out and named in the table that comes back.
     """
     waiting = [name for name, config in configs.items() if not finished(config)]
     running: dict[str, subprocess.Popen[bytes]] = {}
@@ -84,7 +87,9 @@ def _progress(console: Console) -> Progress:
 
 
 def finished(config: Config) -> bool:
-    """Whether the run in that directory is this one and has come to its end: then there is nothing to start."""
+    """Whether the run in that directory is this one and has come to its end:
+    then there is nothing to start.
+    """
     folder = RunFolder(config.train.out)
     if not folder.config.exists() or folder.config.read_text(encoding="utf-8") != dump(config):
         return False

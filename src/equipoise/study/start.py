@@ -1,9 +1,11 @@
-"""Warm starts of the embedded model whose length gap, length spread and success are set by what it imitates.
+"""Warm starts of the embedded model whose length gap,
+length spread and success are set by what it imitates.
 
-A short supervised run on written traces of the arithmetic task: `habits` say how the traces go wrong. Slips that are
-noticed and written again, and numbers added twice, make wrong responses long; numbers left out make them short;
-steps copied out again for nothing spread lengths without a gap. What came out is measured on the runs themselves
-(`bias/group_length_gap`, `bias/group_length_cv` of their first step), never assumed. Not covered: other models.
+A short supervised run on written traces of the arithmetic task: `habits` say how the traces go
+wrong. Slips that are noticed and written again, and numbers added twice, make wrong responses long;
+numbers left out make them short; steps copied out again for nothing spread lengths without a gap.
+What came out is measured on the runs themselves (`bias/group_length_gap`, `bias/group_length_cv` of
+their first step), never assumed. Not covered: other models.
 """
 
 from __future__ import annotations
@@ -25,8 +27,9 @@ from equipoise.train import ConfigError
 RESPONSES = 64  # per step
 LEARNING_RATE = 1e-3
 STREAM = 1_000_000  # the task's seed: no run of a study trains on this order of prompts
-# With probability: a step is wrong; a slip is seen; its second try is wrong; a number is added twice; left out; a step
-# is copied out again. `steps` of imitation; `levels`: how often chains of 2, 3, 4 and 5 numbers are shown.
+# With probability: a step is wrong; a slip is seen; its second try is wrong; a number is added
+# twice; left out; a step is copied out again. `steps` of imitation; `levels`: how often chains of
+# 2, 3, 4 and 5 numbers are shown.
 DEFAULTS: dict[str, float] = {
     "slip": 0.1, "notice": 0.0, "again": 0.5, "twice": 0.0, "skip": 0.0, "copy": 0.0, "steps": 100,
 }  # fmt: skip
@@ -90,7 +93,9 @@ def _record(habits: Mapping[str, object]) -> str:
 
 
 def imitate(policy: models.Policy, habits: Mapping[str, object]) -> None:
-    """AdamW on the mean log-probability of fresh traces; the rate rises for ten steps, then falls to 0."""
+    """AdamW on the mean log-probability of fresh traces;
+    the rate rises for ten steps, then falls to 0.
+    """
     rates = {name: float(str(habits.get(name, default))) for name, default in DEFAULTS.items()}
     steps = int(rates.pop("steps"))
     levels = habits.get("levels", LEVELS)

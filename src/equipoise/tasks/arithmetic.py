@@ -3,15 +3,16 @@
     prompt      47+8+5=
     response    +8=54~+8=55+5=60#60
 
-A step adds the next number to the running sum; `~` after a step says that the writer has seen a slip and writes it
-again. `#` marks the answer. The verifier looks at the answer alone; nothing obliges a model to write steps.
+A step adds the next number to the running sum; `~` after a step says that the writer has seen a
+slip and writes it again. `#` marks the answer. The verifier looks at the answer alone; nothing
+obliges a model to write steps.
 
-Training and held-out prompts are apart by construction: a hash of the numbers, whatever their order, puts every chain
-on one side. The additions inside the chains are shared (there are only so many), so held-out means a new chain, not a
-new addition table.
+Training and held-out prompts are apart by construction: a hash of the numbers, whatever their
+order, puts every chain on one side. The additions inside the chains are shared (there are only so
+many), so held-out means a new chain, not a new addition table.
 
-`trace` writes the synthetic responses the embedded model is warmed up on. Its second attempts, and numbers added twice,
-are what makes wrong answers run longer than right ones.
+`trace` writes the synthetic responses the embedded model is warmed up on. Its second attempts, and
+numbers added twice, are what makes wrong answers run longer than right ones.
 """
 
 from __future__ import annotations
@@ -34,7 +35,9 @@ MOST_PER_LEVEL = 90
 
 @dataclass(frozen=True, slots=True)
 class Arithmetic:
-    """Chains of each level equally often. `seed` orders the training stream; the held-out set does not depend on it."""
+    """Chains of each level equally often. `seed` orders the training stream;
+    the held-out set does not depend on it.
+    """
 
     seed: int = 0
     name: str = "arithmetic"
@@ -60,7 +63,8 @@ class Arithmetic:
 
 
 def grade(response: str, answer: str) -> Verdict:
-    """The number after the last `#` is the answer, if the response ends with it and takes back no other.
+    """The number after the last `#` is the answer,
+    if the response ends with it and takes back no other.
 
     - no `#`, a `#` without a number behind it, or anything but white space after the last number: unparsed;
     - several `#` with different numbers: wrong, even if one of them is right;
@@ -95,8 +99,9 @@ def trace(
 ) -> str:
     """A worked response to a chain, with the mistakes of a hasty writer.
 
-    A step's result is wrong with probability `slip`. A wrong result is seen with probability `notice` and the step
-    written again, now wrong with probability `again`. A number is added a second time with probability `twice`.
+    A step's result is wrong with probability `slip`. A wrong result is seen with probability
+    `notice` and the step written again, now wrong with probability `again`. A number is added a
+    second time with probability `twice`.
     """
     written, total = "", numbers[0]
     for number in numbers[1:]:
@@ -132,7 +137,9 @@ def _is_held_out(numbers: Sequence[int]) -> bool:
 
 @cache
 def _held_out(level: str, size: int) -> tuple[Prompt, ...]:
-    """The first `size` different held-out chains of a level: a longer list begins with the shorter one."""
+    """The first `size` different held-out chains of a level:
+    a longer list begins with the shorter one.
+    """
     draw = random.Random(f"equipoise/arithmetic/held-out/{level}")
     chosen: dict[tuple[int, ...], Prompt] = {}
     while len(chosen) < size:

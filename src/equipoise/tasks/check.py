@@ -1,10 +1,12 @@
 """Which rows are used, and the account of those that are not.
 
-A row is looked at by itself (can it be read, has it a question and an answer, is it too long, does it overlap an
-evaluation set, on which side of the held-out split is it) and against the rows its checker has seen (the same text, the
-same id). Every row that is left out is counted under a label, and the first of each label are named with their place.
+A row is looked at by itself (can it be read, has it a question and an answer, is it too long, does
+it overlap an evaluation set, on which side of the held-out split is it) and against the rows its
+checker has seen (the same text, the same id). Every row that is left out is counted under a label,
+and the first of each label are named with their place.
 
-Not covered: whether a verifier can read the answer. That takes worker processes; `Dataset.inspect` asks them.
+Not covered: whether a verifier can read the answer. That takes worker processes;
+`Dataset.inspect` asks them.
 """
 
 from __future__ import annotations
@@ -23,7 +25,8 @@ from equipoise.tasks.task import TaskError
 
 HELD_OUT_ONE_IN = 8
 EXAMPLES = 3
-# Left out because somebody asked for it; any other label is a fault of the data, which strict refuses.
+# Left out because somebody asked for it; any other label is a fault of the data,
+# which strict refuses.
 FILTERS = ("duplicate", "held-out file", "evaluation overlap", "too many tokens")
 
 Side = Literal["train", "held out"]
@@ -31,8 +34,9 @@ Side = Literal["train", "held out"]
 
 @dataclass
 class Summary:
-    """What was found in `read` of a data set's `rows`. `verifiable` is the share of answers that a verifier can read,
-    None where nobody has looked."""
+    """What was found in `read` of a data set's `rows`. `verifiable` is the share of answers that a
+    verifier can read, None where nobody has looked.
+    """
 
     name: str
     schema: str
@@ -92,7 +96,9 @@ class Checker:
         self._ids: dict[str, int] = {}
 
     def side(self, number: int, row: Row) -> tuple[Side, Item] | None:
-        """The side of row `number` and what it says; None, and a line in the account, where it is left out."""
+        """The side of row `number` and what it says;
+        None, and a line in the account, where it is left out.
+        """
         self.summary.read += 1
         try:
             text, item = self._item(number, row)

@@ -1,8 +1,8 @@
-"""A data set by its name: a file, a glob or a folder of JSONL or Parquet files, a folder saved by the package datasets,
-or a data set of the hub.
+"""A data set by its name: a file, a glob or a folder of JSONL or Parquet files, a folder saved by
+the package datasets, or a data set of the hub.
 
-Of a folder whose files are named by split (train-…, test-…), those of the other splits are left alone. Not covered:
-CSV, JSON arrays, files on other machines.
+Of a folder whose files are named by split (train-…, test-…), those of the other splits are left
+alone. Not covered: CSV, JSON arrays, files on other machines.
 """
 
 from __future__ import annotations
@@ -21,7 +21,9 @@ OTHER_SPLITS = ("test", "validation", "valid", "val", "dev", "eval")
 
 
 def open_rows(name: str) -> Rows:
-    """A file, a glob or a folder of files of one kind, a folder saved by datasets, or `hub:owner/name:config:split`."""
+    """A file, a glob or a folder of files of one kind, a folder saved by datasets,
+    or `hub:owner/name:config:split`.
+    """
     if name.startswith("hub:"):
         return _hub(name)
     if _is_saved(name):
@@ -36,7 +38,9 @@ def open_rows(name: str) -> Rows:
 
 
 def files_of(name: str) -> list[Path]:
-    """The files that `open_rows` would read; none for what is not made of such files (the hub, gym, an empty name)."""
+    """The files that `open_rows` would read; none for what is not made of such files (the hub, gym,
+    an empty name).
+    """
     if name.startswith(("hub:", "gym:")):  # the weight of a mixture, gym:gcd*2+…, is no glob
         return []
     is_file = name.endswith(KINDS) or glob.has_magic(name)
@@ -59,7 +63,8 @@ def _files(name: str) -> list[Path]:
     if path.is_dir():
         found = sorted(file for file in path.rglob("*") if _kind(file) and file.is_file())
         train = [file for file in found if file.name.startswith("train")]
-        # A hub snapshot holds its splits side by side: training on its test files would be a mistake nobody sees.
+        # A hub snapshot holds its splits side by side:
+        # training on its test files would be a mistake nobody sees.
         found = [file for file in found if not train or not file.name.startswith(OTHER_SPLITS)]
     elif path.exists() or not glob.has_magic(name):
         found = [path]

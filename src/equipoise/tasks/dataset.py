@@ -1,16 +1,19 @@
 """Prompts from files: JSONL, Parquet, a folder or a glob of them, or a data set of the hub.
 
-Data of up to `WHOLE_ROWS` rows and `WHOLE_BYTES` bytes is looked through when it is opened: rows that cannot be used
-are gone, duplicates too, and an epoch shows every training row once, in a new order. Larger data is read by windows of
-`WINDOW_ROWS` rows as the run gets to them (:mod:`equipoise.tasks.order`): rows are left out, and duplicates found,
-within a window; a window has fixed slots, so a row more or less in one does not move the position of any other. Either
-way `prompt(i)` depends on the data, the options, the seed and i alone, and resuming at any i costs one window.
+Data of up to `WHOLE_ROWS` rows and `WHOLE_BYTES` bytes is looked through when it is opened: rows
+that cannot be used are gone, duplicates too, and an epoch shows every training row once, in a new
+order. Larger data is read by windows of `WINDOW_ROWS` rows as the run gets to them
+(:mod:`equipoise.tasks.order`): rows are left out, and duplicates found, within a window; a window
+has fixed slots, so a row more or less in one does not move the position of any other. Either way
+`prompt(i)` depends on the data, the options, the seed and i alone, and resuming at any i costs one
+window.
 
-One row in eight, by a hash of its question, is held out for evaluation unless a held-out file is given; data so small
-that none would be left on one side serves as a whole on both. Large data holds out as much, but evaluates on the
-held-out rows among `WINDOW_ROWS` rows from all over the file.
+One row in eight, by a hash of its question, is held out for evaluation unless a held-out file is
+given; data so small that none would be left on one side serves as a whole on both. Large data holds
+out as much, but evaluates on the held-out rows among `WINDOW_ROWS` rows from all over the file.
 
-Not covered: duplicates across windows of large data. `inspect` counts them, and writes a clean file if asked.
+Not covered: duplicates across windows of large data.
+`inspect` counts them, and writes a clean file if asked.
 """
 
 from __future__ import annotations
@@ -68,19 +71,20 @@ class Dataset:
     """`max_tokens` is a default; set rollout.max_tokens to what the problems need.
 
     columns: which column is the `prompt`, `answer`, `level` or `id`, where the schema is not known.
-    verifier: math, where answers are to be compared whatever the rows' own column says; code and gym rows stay theirs.
-    answer_in: where an answer is read: boxed, tag, ####, anywhere, or auto: where the prompt asks for it, else at any
+    verifier: math, where answers are to be compared whatever the rows' own column says; code and
+    gym rows stay theirs. answer_in: where an answer is read: boxed, tag, ####, anywhere, or auto:
+    where the prompt asks for it, else at any
         explicit mark.
-    rules: strict (an answer is a value) or lenient (a calculation that comes to the same is one too).
-    template: what is put around every question, by its name in templates.PROMPTS.
-    suffix: text behind every question, such as where to write the answer. It moves no row between the splits.
-    strict: refuse the first row that has a fault, instead of leaving it out.
-    dedupe: leave out a prompt that came before.
-    max_prompt_chars, max_prompt_tokens: leave out longer prompts; tokens are counted by `count_tokens`, 0 is no limit.
-    held_out: a file to evaluate on, whole; its prompts are left out of training.
-    avoid: files of evaluation problems; a prompt that holds 13 words in a row of one is left out.
-    recognise: what the columns mean; demonstrations.recognise where responses are imitated and not graded.
-    rows: the rows themselves, where a program has them in memory; `name` is then only a name.
+    rules: strict (an answer is a value) or lenient (a calculation that comes to the same is one
+    too). template: what is put around every question, by its name in templates.PROMPTS. suffix:
+    text behind every question, such as where to write the answer. It moves no row between the
+    splits. strict: refuse the first row that has a fault, instead of leaving it out. dedupe: leave
+    out a prompt that came before. max_prompt_chars, max_prompt_tokens: leave out longer prompts;
+    tokens are counted by `count_tokens`, 0 is no limit. held_out: a file to evaluate on, whole; its
+    prompts are left out of training. avoid: files of evaluation problems; a prompt that holds 13
+    words in a row of one is left out. recognise: what the columns mean; demonstrations.recognise
+    where responses are imitated and not graded. rows: the rows themselves, where a program has them
+    in memory; `name` is then only a name.
     """
 
     max_tokens = 512
@@ -237,9 +241,11 @@ class Dataset:
         return list(self._held_out())
 
     def inspect(self, *, golds: bool = True, write: str | Path | None = None) -> Summary:
-        """Look at every row: duplicates of the whole data set, and with `golds` whether the answers can be verified.
+        """Look at every row: duplicates of the whole data set,
+        and with `golds` whether the answers can be verified.
 
-        `write` is a new .jsonl file for the rows that are left, held-out ones included. Holds about 200 bytes a row.
+        `write` is a new .jsonl file for the rows that are left, held-out ones included.
+        Holds about 200 bytes a row.
         """
         checker = Checker(
             self._rules, self._rows, Summary(self.name, self._schema.name, self._rows.count)
@@ -251,7 +257,9 @@ class Dataset:
         return self._with_usable_golds(self._looked_through([(0, self._rows.count)], self._account))
 
     def _with_usable_golds(self, window: _Window) -> _Window:
-        """Without the rows whose answer no verifier can use: found here, not by the responses graded against them."""
+        """Without the rows whose answer no verifier can use:
+        found here, not by the responses graded against them.
+        """
         places = np.sort(np.concatenate([window.train, window.held_out]))
         items = [self._schema.read(window.row(int(k))) for k in places]
         bad = inspection.unverifiable(items)
@@ -347,7 +355,9 @@ class Dataset:
             )
 
     def _evaluation_spans(self) -> list[list[Span]]:
-        """`WINDOW_ROWS` rows from all over large data, a window's worth at a time: the same for every seed."""
+        """`WINDOW_ROWS` rows from all over large data, a window's worth at a time:
+        the same for every seed.
+        """
         wanted, at_once = min(WINDOW_ROWS, self._rows.count), self._windows.window
         piece = min(at_once, -(-wanted // EVALUATION_SPANS))
         starts = np.linspace(0, self._rows.count - piece, wanted // piece).astype(int)

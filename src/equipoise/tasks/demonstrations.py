@@ -1,14 +1,17 @@
-"""Prompts with the response that is to be imitated, for a supervised warm-up: `Prompt.answer` is that response.
+"""Prompts with the response that is to be imitated, for a supervised warm-up:
+`Prompt.answer` is that response.
 
-The same readers, splits, templates and limits as for reinforcement learning; what differs is which column counts:
+The same readers, splits, templates and limits as for reinforcement learning;
+what differs is which column counts:
 
     messages                a conversation that ends with the assistant's message
     prompt and completion   or problem, question, instruction; with response, completion, solution, output or answer
     MBPP                    the question with its tests, and its code in a ```python block
 
-`task.columns = { prompt = …, answer = … }` names others. A response may be messages too (TRL's form): the assistant's
-one. `arithmetic` writes its own steps, without a slip. Not covered: reasoning-gym, whose items have answers and no
-worked responses, and conversations of which several turns are to be imitated.
+`task.columns = { prompt = …, answer = … }` names others. A response may be messages too (TRL's
+form): the assistant's one. `arithmetic` writes its own steps, without a slip. Not covered:
+reasoning-gym, whose items have answers and no worked responses, and conversations of which several
+turns are to be imitated.
 """
 
 from __future__ import annotations

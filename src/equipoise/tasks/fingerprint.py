@@ -1,8 +1,9 @@
 """Fingerprints of the data a task reads, by which a resumed run knows that they are still the same.
 
-A file is known by the SHA-256 of its bytes; one above `WHOLE` bytes by its size and `PIECES` pieces from all over it,
-so that it costs a second and not minutes. Whatever else prompts come from (the hub, reasoning-gym, a list) is known by
-the first prompts of its stream: a row more or less changes the order of them all.
+A file is known by the SHA-256 of its bytes; one above `WHOLE` bytes by its size and `PIECES` pieces
+from all over it, so that it costs a second and not minutes. Whatever else prompts come from (the
+hub, reasoning-gym, a list) is known by the first prompts of its stream: a row more or less changes
+the order of them all.
 
 Not covered: a row of a large file that was edited in place, between the pieces.
 """
@@ -60,7 +61,9 @@ def of_stream(task: Task) -> str:
 
 
 def changed(before: Sequence[Fingerprint], now: Sequence[Fingerprint]) -> str | None:
-    """What is another than it was, as the middle of a sentence; None where nothing is. A file may lie elsewhere."""
+    """What is another than it was, as the middle of a sentence; None where nothing is.
+    A file may lie elsewhere.
+    """
     for option in dict.fromkeys(one["option"] for one in (*before, *now)):
         was, is_ = ([one for one in side if one["option"] == option] for side in (before, now))
         for old, new in zip(was, is_, strict=False):

@@ -1,22 +1,25 @@
-"""Any reasoning-gym task, or a weighted mixture of several, graded by its own scorer with partial credit as a value.
+"""Any reasoning-gym task, or a weighted mixture of several,
+graded by its own scorer with partial credit as a value.
 
     gym:chain_sum                        one task
     gym:chain_sum*2+leg_counting         two items of the first for one of the second; levels are the tasks' names
 
-Item i draws its task by the weights and its question by a seed of its own, both from the run's seed and i. (The
-package's item k under seed s is its item k+1 under s−1, so its streams of neighbouring seeds are the same one shifted;
-ours are apart.) Held-out items come from seeds of their own; a training item whose question is held out is drawn again,
-so the two cannot overlap.
+Item i draws its task by the weights and its question by a seed of its own, both from the run's seed
+and i. (The package's item k under seed s is its item k+1 under s−1, so its streams of neighbouring
+seeds are the same one shifted; ours are apart.) Held-out items come from seeds of their own; a
+training item whose question is held out is drawn again, so the two cannot overlap.
 
-Answers are scored in a sandbox (`verifiers.code.resident`), one warm one per worker process: no file, no network, no
-process, no signal to others. Where there is no sandbox every verdict is `unavailable`. Scorers that would evaluate text
-as code are only shown text of a strict grammar (`gym_grammar`), and end with their answer. An entry travels with its
-tuples, which plain JSON would turn into lists: arc_agi and rearc would then give the right answer 0.05.
+Answers are scored in a sandbox (`verifiers.code.resident`), one warm one per worker process: no
+file, no network, no process, no signal to others. Where there is no sandbox every verdict is
+`unavailable`. Scorers that would evaluate text as code are only shown text of a strict grammar
+(`gym_grammar`), and end with their answer. An entry travels with its tuples, which plain JSON would
+turn into lists: arc_agi and rearc would then give the right answer 0.05.
 
-Known of the package (0.1.25): boxnet, graph_color, propositional_logic, rubiks_cube and rush_hour have no reference
-answer, their scorers accept any solution, so `answer` is empty; a few tasks build questions from the order of sets and
-are refused unless PYTHONHASHSEED is set; knight_swap is not the same twice and is refused; scorers that a constant or
-an echo of the question can fool are repaired, bounded or refused (docs/gym.md has the table). Not covered: curricula.
+Known of the package (0.1.25): boxnet, graph_color, propositional_logic, rubiks_cube and rush_hour
+have no reference answer, their scorers accept any solution, so `answer` is empty; a few tasks build
+questions from the order of sets and are refused unless PYTHONHASHSEED is set; knight_swap is not
+the same twice and is refused; scorers that a constant or an echo of the question can fool are
+repaired, bounded or refused (docs/gym.md has the table). Not covered: curricula.
 """
 
 from __future__ import annotations
@@ -64,7 +67,9 @@ Options = Mapping[str, Mapping[str, Any]]
 
 
 class Gym:
-    """`options` has a task's own settings under its name. `max_tokens` is a default; set rollout.max_tokens to need."""
+    """`options` has a task's own settings under its name. `max_tokens` is a default;
+    set rollout.max_tokens to need.
+    """
 
     max_tokens = 256
     stop: tuple[str, ...] = ()
@@ -116,8 +121,9 @@ class Gym:
         }
 
     def _entry(self, task: str, stream: str, i: int) -> dict[str, Any]:
-        """Item i of a stream. Some tasks make all items of a seed at once, so a seed serves a block of them only. An
-        item whose reference is none is made again."""
+        """Item i of a stream. Some tasks make all items of a seed at once, so a seed serves a block
+        of them only. An item whose reference is none is made again.
+        """
         block, place = divmod(i, BLOCK)
         options = json.dumps(self._options[task])
         for again in range(REDRAWS):
@@ -137,7 +143,9 @@ class Gym:
 
 
 def item(made: Any, seed: int, place: int) -> dict[str, Any]:
-    """An item of a task. codeio and list_functions also draw from the generators that all code shares."""
+    """An item of a task. codeio and list_functions also draw from the generators that all code
+    shares.
+    """
     state, array_state = random.getstate(), np.random.get_state()
     random.seed(seed + place)
     np.random.seed(seed + place)
@@ -151,7 +159,9 @@ def item(made: Any, seed: int, place: int) -> dict[str, Any]:
 def submit(
     entry: Mapping[str, Any], response: str, options: Mapping[str, Any] | None = None
 ) -> Verdict | Future[Verdict]:
-    """The verdict of the scorer of the entry's task (`metadata.source_dataset`) on the answer in a response."""
+    """The verdict of the scorer of the entry's task (`metadata.source_dataset`) on the answer in a
+    response.
+    """
     answer = final_answer(response, entry["answer"] or "")
     if not answer:
         return Verdict("unparsed", "no answer", value=0.0)
@@ -175,8 +185,9 @@ def submit(
 
 
 def final_answer(response: str, reference: str) -> str:
-    """Between the last <answer> tags; else behind the last "Answer:", as many lines as the reference has; else as many
-    of the last lines. All of it where there is no reference."""
+    """Between the last <answer> tags; else behind the last "Answer:", as many lines as the
+    reference has; else as many of the last lines. All of it where there is no reference.
+    """
     text = response.rpartition("</think>")[2]
     end = text.rfind("</answer>")
     start = text.rfind("<answer>", 0, max(end, 0))
@@ -208,7 +219,9 @@ def _resident() -> Resident:
 
 
 def pack(value: Any) -> Any:
-    """A value of an entry for JSON, with tuples, dates, times and the keys of dictionaries as they are."""
+    """A value of an entry for JSON, with tuples, dates,
+    times and the keys of dictionaries as they are.
+    """
     if isinstance(value, tuple):
         return {"tuple": [pack(x) for x in value]}
     if isinstance(value, dict):

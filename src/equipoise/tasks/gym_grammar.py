@@ -1,9 +1,11 @@
-"""What an answer to a reasoning-gym task may be made of, where the package's scorer would evaluate it as code.
+"""What an answer to a reasoning-gym task may be made of,
+where the package's scorer would evaluate it as code.
 
-Nine scorers of the package call `eval` or SymPy's `parse_expr`, which is `eval` too, on what the model wrote, and four
-on fields of the entry. Here each such text must be plain data, or an expression of numbers, operators and known names,
-before any scorer sees it: no attribute, no index, no text, no name but those below, so there is nothing to call but
-elementary functions. Everything else is `wrong`, and for a field of the entry `bad_gold`. Patterns are linear.
+Nine scorers of the package call `eval` or SymPy's `parse_expr`, which is `eval` too, on what the
+model wrote, and four on fields of the entry. Here each such text must be plain data, or an
+expression of numbers, operators and known names, before any scorer sees it: no attribute, no index,
+no text, no name but those below, so there is nothing to call but elementary functions. Everything
+else is `wrong`, and for a field of the entry `bad_gold`. Patterns are linear.
 """
 
 from __future__ import annotations
@@ -22,8 +24,9 @@ FUNCTIONS = frozenset(
     ]
     + ["exp", "log", "ln", "sqrt", "Abs", "pi", "E", "C"]
 )
-# Nested lists and tuples of numbers and of quoted characters, no letter outside of quotes. Quotes never touch, so that
-# Python cannot read three of them as one. The scorer's process asks `ast.literal_eval` once more.
+# Nested lists and tuples of numbers and of quoted characters, no letter outside of quotes. Quotes
+# never touch, so that Python cannot read three of them as one. The scorer's process asks
+# `ast.literal_eval` once more.
 DATA = re.compile(
     r"""(?:[\[\](),\s\d.+-]|'[^'"\\\n]++'(?!['"])|"[^'"\\\n]++"(?!['"]))*+""", re.ASCII
 )
@@ -53,7 +56,9 @@ def refusal(task: str, answer: str, entry: Mapping[str, Any]) -> str | None:
 
 
 def entry_refusal(task: str, entry: Mapping[str, Any]) -> str | None:
-    """The same for what the scorer evaluates of the entry itself: a row of a file is not to be believed either."""
+    """The same for what the scorer evaluates of the entry itself:
+    a row of a file is not to be believed either.
+    """
     if task not in EVALUATING:
         return None
     metadata = entry["metadata"]

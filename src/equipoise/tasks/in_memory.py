@@ -1,7 +1,7 @@
 """Rows that a program has already: a list of dicts, or what the package datasets has opened.
 
-`fingerprint` says whether two are the same data: it reads every row of up to 2^17, and 4,096 rows from all over
-larger ones. Not covered: streams without a length (`IterableDataset`).
+`fingerprint` says whether two are the same data: it reads every row of up to 2^17, and 4,096 rows
+from all over larger ones. Not covered: streams without a length (`IterableDataset`).
 """
 
 from __future__ import annotations

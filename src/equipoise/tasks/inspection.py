@@ -1,4 +1,6 @@
-"""Every row of a data set looked at once: the account of all, the share of verifiable answers, a clean copy."""
+"""Every row of a data set looked at once: the account of all, the share of verifiable answers,
+a clean copy.
+"""
 
 from __future__ import annotations
 

@@ -1,8 +1,10 @@
-"""JSONL, plain or gzipped. A file is scanned once for its line ends (16 bytes a row are kept, about a second per
-gigabyte) and then read by place; gzip is unpacked into a nameless temporary file first.
+"""JSONL, plain or gzipped. A file is scanned once for its line ends (16 bytes a row are kept, about
+a second per gigabyte) and then read by place; gzip is unpacked into a nameless temporary file
+first.
 
-A line that is not UTF-8, JSON or an object is a RowError in its place; a file whose last line is not JSON was cut short
-and is refused. Not covered: a file that changes while it is read, except that a row past its new end is refused.
+A line that is not UTF-8, JSON or an object is a RowError in its place; a file whose last line is
+not JSON was cut short and is refused. Not covered: a file that changes while it is read, except
+that a row past its new end is refused.
 """
 
 from __future__ import annotations
@@ -110,7 +112,9 @@ def _opened(path: Path) -> Any:
 
 
 def _lines(file: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Start, length and number of every line that is not blank. Only the newline ends one: JSON may hold U+2028."""
+    """Start, length and number of every line that is not blank. Only the newline ends one:
+    JSON may hold U+2028.
+    """
     ends, at = [], 0
     while part := os.pread(file.fileno(), SCAN, at):
         ends.append(np.flatnonzero(np.frombuffer(part, np.uint8) == 10) + at)

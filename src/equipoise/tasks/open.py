@@ -36,9 +36,11 @@ def open_task(
     gym: Mapping[str, Mapping[str, Any]] | None = None,
     rows: Rows | None = None,
 ) -> Task:
-    """`arithmetic`; `gym:NAME` or `gym:NAME*WEIGHT+…` (reasoning-gym, with its tasks' settings in `gym`); or prompts of
-    a file, a glob or a folder (.jsonl, .jsonl.gz, .parquet) or of `hub:owner/name:config:split`, with the options of
-    :class:`Dataset`. `rows`: prompts that a program has in memory, for which `name` is only a name."""
+    """`arithmetic`; `gym:NAME` or `gym:NAME*WEIGHT+…` (reasoning-gym, with its tasks' settings in
+    `gym`); or prompts of a file, a glob or a folder (.jsonl, .jsonl.gz, .parquet) or of
+    `hub:owner/name:config:split`, with the options of :class:`Dataset`. `rows`: prompts that a
+    program has in memory, for which `name` is only a name.
+    """
     if rows is None and name == "arithmetic":
         return Arithmetic(seed=seed)
     if rows is None and name.startswith("gym:"):
@@ -72,7 +74,9 @@ def open_task(
 def open_demonstrations(
     name: str, seed: int, *, gym: Any = None, **options: Any
 ) -> Dataset | ArithmeticSteps:
-    """Prompts with the responses to imitate (`Prompt.answer`), with the options of :class:`Dataset`."""
+    """Prompts with the responses to imitate (`Prompt.answer`),
+    with the options of :class:`Dataset`.
+    """
     if name == "arithmetic":
         return ArithmeticSteps(seed)
     if name.startswith("gym:"):

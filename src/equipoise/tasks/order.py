@@ -1,12 +1,14 @@
-"""The order of a data set's rows: a function of the seed and the position alone, without a state to save.
+"""The order of a data set's rows: a function of the seed and the position alone,
+without a state to save.
 
-Rows are put in order by a hash of their number with the seed and the epoch. For data read whole that is a fresh uniform
-shuffle of all rows in every epoch. Data too large for that goes by windows: every epoch shuffles chunks of neighbouring
-rows, takes them some at a time as a window, and shuffles the rows of a window. So rows that were neighbours in the file
-may come within one window of each other, but a batch mixes as many places of the file as a window has chunks.
+Rows are put in order by a hash of their number with the seed and the epoch. For data read whole
+that is a fresh uniform shuffle of all rows in every epoch. Data too large for that goes by windows:
+every epoch shuffles chunks of neighbouring rows, takes them some at a time as a window, and
+shuffles the rows of a window. So rows that were neighbours in the file may come within one window
+of each other, but a batch mixes as many places of the file as a window has chunks.
 
-Which rows of a window can be used is known only when it is read. Where a window begins must not depend on that, so it
-has a fixed number of slots; see :class:`Windows`.
+Which rows of a window can be used is known only when it is read. Where a window begins must not
+depend on that, so it has a fixed number of slots; see :class:`Windows`.
 """
 
 from __future__ import annotations
@@ -36,8 +38,9 @@ def shuffled(numbers: np.ndarray, *key: int | str) -> np.ndarray:
 class Windows:
     """`rows` in windows of about `window` rows.
 
-    n rows give `share` · n slots, the part expected to be usable, whatever the rows turn out to be. A window with more
-    usable rows than slots leaves the rest to another epoch; one with fewer begins again with its own.
+    n rows give `share` · n slots, the part expected to be usable, whatever the rows turn out to be.
+    A window with more usable rows than slots leaves the rest to another epoch; one with fewer
+    begins again with its own.
     """
 
     rows: int

@@ -1,11 +1,14 @@
-"""Does a training prompt hold the words of an evaluation problem? The 13-word rule, with the problem it hits.
+"""Does a training prompt hold the words of an evaluation problem? The 13-word rule,
+with the problem it hits.
 
-Words are runs of letters and digits, lower-case; in scripts without spaces every character is a word. A training prompt
-overlaps a problem if 13 words in a row are the same; for a problem of 8 to 12 words, if all of them stand in a row;
-for a shorter one, if the texts are the same up to case and spaces (signs are no words, and "1+2" is not "1-2"). What
-stands in more than a tenth of an evaluation set's problems, and in at least three, is its template and does not count.
+Words are runs of letters and digits, lower-case; in scripts without spaces every character is a
+word. A training prompt overlaps a problem if 13 words in a row are the same; for a problem of 8 to
+12 words, if all of them stand in a row; for a shorter one, if the texts are the same up to case and
+spaces (signs are no words, and "1+2" is not "1-2"). What stands in more than a tenth of an
+evaluation set's problems, and in at least three, is its template and does not count.
 
-Not covered: paraphrases, translations, the same problem with other numbers or names, and overlap of the answers alone.
+Not covered: paraphrases, translations, the same problem with other numbers or names,
+and overlap of the answers alone.
 """
 
 from __future__ import annotations
@@ -45,7 +48,8 @@ class Overlap:
                 for gram in found:
                     if often[gram] <= most:
                         self._grams.setdefault(gram, Hit(name, number, gram))
-        # Every gram begins with SHORTEST words: one look-up per word of a training prompt settles almost all of them.
+        # Every gram begins with SHORTEST words: one look-up per word of a training prompt settles
+        # almost all of them.
         self._heads: dict[str, set[int]] = {}
         for gram in self._grams:
             parts = gram.split(" ")

@@ -23,7 +23,9 @@ def read_problems(
     verifier: str | None = None,
     recognise: Recognise = recognise,
 ) -> list[tuple[str, Item]]:
-    """Id and content of every row. A benchmark with a hole in it is not that benchmark, so every row counts."""
+    """Id and content of every row. A benchmark with a hole in it is not that benchmark,
+    so every row counts.
+    """
     rows = open_rows(name)
     if rows.count > MOST_PROBLEMS:
         raise TaskError(

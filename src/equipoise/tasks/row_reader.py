@@ -1,4 +1,6 @@
-"""What a reader of rows gives: rows by spans, and an error in the place of a row that cannot be used."""
+"""What a reader of rows gives: rows by spans,
+and an error in the place of a row that cannot be used.
+"""
 
 from __future__ import annotations
 
@@ -32,8 +34,10 @@ class Loaded(Protocol):
 
 
 class Rows(Protocol):
-    """`count` rows of about `size` bytes in memory. `where` says where a row stands; `label` is its own id, or else its
-    place, under the name of its file where there are several: files number their rows alike."""
+    """`count` rows of about `size` bytes in memory. `where` says where a row stands; `label` is its
+    own id, or else its place, under the name of its file where there are several: files number
+    their rows alike.
+    """
 
     name: str
     count: int

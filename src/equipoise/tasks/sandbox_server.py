@@ -1,10 +1,13 @@
-"""`equipoise sandbox serve`: verdicts over HTTP, for a trainer whose own container cannot isolate anything.
+"""`equipoise sandbox serve`: verdicts over HTTP,
+for a trainer whose own container cannot isolate anything.
 
-It must run where the sandbox works, and does not start elsewhere. Every request needs the token, compared before the
-body is read; bodies, limits and the number of requests at a time are bounded; it listens on 127.0.0.1 unless told
-otherwise. What it runs is isolated exactly as on the trainer's machine: by `equipoise.verifiers.code.sandbox`.
+It must run where the sandbox works, and does not start elsewhere. Every request needs the token,
+compared before the body is read; bodies, limits and the number of requests at a time are bounded;
+it listens on 127.0.0.1 unless told otherwise. What it runs is isolated exactly as on the trainer's
+machine: by `equipoise.verifiers.code.sandbox`.
 
-Not covered: encryption. On a network that others share put it behind a proxy that ends TLS, or a tunnel.
+Not covered: encryption. On a network that others share put it behind a proxy that ends TLS,
+or a tunnel.
 """
 
 from __future__ import annotations
@@ -111,7 +114,9 @@ def server(token: str, *, host: str = "127.0.0.1", port: int = 0) -> ThreadingHT
 
 
 def _work(kind: str, arguments: list[Any]) -> tuple[Pool[Verdict], list[Any], float]:
-    """The pool that does it, its arguments with their limits bounded, and the deadline of a worker that hangs."""
+    """The pool that does it, its arguments with their limits bounded,
+    and the deadline of a worker that hangs.
+    """
     if kind not in KINDS:
         raise ValueError(f"kind = {kind!r}: it must be one of {', '.join(KINDS)}")
     if kind == "code":

@@ -1,4 +1,5 @@
-r"""What a row's columns mean: the question, the reference answer, and which verifier compares a response with it.
+r"""What a row's columns mean: the question, the reference answer,
+and which verifier compares a response with it.
 
 Known by their columns, in this order:
 
@@ -11,14 +12,16 @@ Known by their columns, in this order:
     any other       prompt, problem or question (text or messages) with answer, label, final_answer, ground_truth or
                     solution: TRL, slime, DAPO, MATH, Polaris, AIME, AMC, Minerva, OlympiadBench
 
-A reference that is a worked solution is read down to its last \boxed{…}, or to what follows "####"; a number is written
-without ".0". Level is the column level or difficulty. Every answer is compared by the verifier of mathematics (`math`),
-which compares words as words; a column `verifier` (in verl's layout a field of extra_info) may say so. A column `form`
-of `reference` asks for the reference's own form (factored, expanded, simplified) in its row, `any` for any. Code and
-reasoning-gym rows have verifiers of their own. Columns that are not used here stay in the prompt's meta under their
-names, for reward functions of one's own.
+A reference that is a worked solution is read down to its last \boxed{…}, or to what follows "####";
+a number is written without ".0". Level is the column level or difficulty. Every answer is compared
+by the verifier of mathematics (`math`), which compares words as words; a column `verifier` (in
+verl's layout a field of extra_info) may say so. A column `form` of `reference` asks for the
+reference's own form (factored, expanded, simplified) in its row, `any` for any. Code and
+reasoning-gym rows have verifiers of their own. Columns that are not used here stay in the prompt's
+meta under their names, for reward functions of one's own.
 
-Not covered: images, tools, conversations that end with the assistant, and answers that only a model can judge.
+Not covered: images, tools, conversations that end with the assistant,
+and answers that only a model can judge.
 """
 
 from __future__ import annotations
@@ -56,7 +59,9 @@ TESTS = {
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """What a row says. `tests` is set for code, `meta` holds the columns that no other field has taken."""
+    """What a row says. `tests` is set for code, `meta` holds the columns that no other field has
+    taken.
+    """
 
     question: str
     answer: str
@@ -82,7 +87,8 @@ def recognise(
     columns: Mapping[str, str] | None = None,
     verifier: str | None = None,
 ) -> Schema:
-    """The schema of the rows like this one; `columns` says where to read what, by role, dots going into a structure.
+    """The schema of the rows like this one; `columns` says where to read what, by role,
+    dots going into a structure.
 
     `verifier`: the way to compare answers that the configuration asks for, if any.
     """
@@ -163,7 +169,9 @@ class _Columns:
         return Item(question, answer, verifier, messages, id_, level, None, meta)
 
     def _named(self, row: Mapping[str, Any]) -> dict[str, Any]:
-        """The row with its roles as columns. What is missing is missing, even if the row has a column of its name."""
+        """The row with its roles as columns. What is missing is missing,
+        even if the row has a column of its name.
+        """
         named = {role: value_at(row, column) for role, column in self.columns.items()}
         for role in ("prompt", "answer"):
             if named.get(role) is ABSENT:
@@ -175,7 +183,9 @@ class _Columns:
 
 
 def _comparing(asked: str | None, row: Mapping[str, Any]) -> str:
-    """Which verifier compares an answer: the configuration's, else the row's, else that of mathematics."""
+    """Which verifier compares an answer: the configuration's, else the row's,
+    else that of mathematics.
+    """
     form, said = row.get("form"), row.get("verifier")
     if form not in (None, "", *FORMS):
         raise RowError("unknown form", f'"form" is {shown(form)}: must be {" or ".join(FORMS)}')
@@ -242,7 +252,9 @@ def _humaneval(row: Mapping[str, Any]) -> Item:
 
 
 def mbpp(row: Mapping[str, Any]) -> Item:
-    """The tests are part of the question, as in its own prompt: they alone say what the function is called."""
+    """The tests are part of the question, as in its own prompt:
+    they alone say what the function is called.
+    """
     column = "text" if "text" in row else "prompt"
     tests = _tests(row, "MBPP")
     asserts = tests["test_list"] if isinstance(tests["test_list"], list) else [tests["test_list"]]
@@ -280,7 +292,9 @@ def _tests(row: Mapping[str, Any], schema: str) -> dict[str, Any]:
 
 
 def _rest(row: Mapping[str, Any], *taken: str) -> dict[str, Any]:
-    """Columns that no field of the prompt has; `id`, `answer` and `level` are fields under their own names."""
+    """Columns that no field of the prompt has; `id`, `answer` and `level` are fields under their
+    own names.
+    """
     return {
         key: value for key, value in row.items() if key not in (*taken, "id", "answer", "level")
     }

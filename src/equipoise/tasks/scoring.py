@@ -1,7 +1,9 @@
-"""A score for one answer to a reasoning-gym entry. Runs inside the sandbox: the standard library and the package only.
+"""A score for one answer to a reasoning-gym entry. Runs inside the sandbox:
+the standard library and the package only.
 
-The scorer is the package's own, except where it takes answers that are none: those are graded here (`OWN`), or their
-full score must survive a second look (`CONFIRMED`). docs/gym.md lists them with the reason.
+The scorer is the package's own, except where it takes answers that are none: those are graded here
+(`OWN`), or their full score must survive a second look (`CONFIRMED`). docs/gym.md lists them with
+the reason.
 """
 
 from __future__ import annotations
@@ -116,7 +118,9 @@ def unpack(value: Any) -> Any:
 
 
 def arithmetic(text: str) -> tuple[Fraction, list[int]]:
-    """The exact value of +, -, *, / and parentheses over integers, and the integers in order; else ValueError."""
+    """The exact value of +, -, *, / and parentheses over integers, and the integers in order;
+    else ValueError.
+    """
     used: list[int] = []
 
     def value(node: ast.expr) -> Fraction:
@@ -149,7 +153,9 @@ def _makes(target: int, text: str, entry: Entry) -> bool:
 
 
 def _coin_flip(text: str, entry: Entry) -> bool:
-    """The probability to four decimals. The package pays for a common prefix: 0.5 earned .63 on average."""
+    """The probability to four decimals. The package pays for a common prefix:
+    0.5 earned .63 on average.
+    """
     if "e" in text.lower():
         raise ValueError("a probability is a decimal or a fraction")
     said, right = (Fraction(x.replace(",", "")) for x in (text, entry["answer"]))

@@ -1,10 +1,11 @@
 """Rows that are stored by columns: Parquet files, and what the package datasets has opened.
 
-Parquet opens by its footers. A span costs the decoding of its row group up to the span, in small batches: memory does
-not grow with the size of a row group, but time does. Files with row groups of 1,000 to 10,000 rows are read fastest.
+Parquet opens by its footers. A span costs the decoding of its row group up to the span, in small
+batches: memory does not grow with the size of a row group, but time does. Files with row groups of
+1,000 to 10,000 rows are read fastest.
 
-A row with a text that is not UTF-8 is a RowError in its place. A file without its footer, or with a row group that
-cannot be decoded, is refused: half a file is no data set.
+A row with a text that is not UTF-8 is a RowError in its place. A file without its footer, or with a
+row group that cannot be decoded, is refused: half a file is no data set.
 """
 
 from __future__ import annotations
@@ -72,7 +73,9 @@ class Parquet:
         return _Table(self.name, parts)
 
     def _taken(self, g: int, inside: np.ndarray) -> Iterator[Any]:
-        """Rows of one row group, copied out batch by batch: a slice would keep the whole batch in memory."""
+        """Rows of one row group, copied out batch by batch:
+        a slice would keep the whole batch in memory.
+        """
         import pyarrow as pa
 
         number, group = self._groups[g]
@@ -81,7 +84,8 @@ class Parquet:
             for batch in self._files[number].iter_batches(BATCH, row_groups=[group]):
                 here = inside[(inside >= seen) & (inside < seen + len(batch))] - seen
                 if len(here):
-                    # Not pa.array(here): to convert from numpy, pyarrow would import pandas, for a third of a second.
+                    # Not pa.array(here): to convert from numpy, pyarrow would import pandas,
+                    # for a third of a second.
                     places = pa.Array.from_buffers(
                         pa.int64(), len(here), [None, pa.py_buffer(here.astype(np.int64))]
                     )

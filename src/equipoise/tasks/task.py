@@ -1,7 +1,7 @@
 """What a task is: a stream of training prompts, a fixed held-out set, and a verifier.
 
-A task keeps no position. `prompt(i)` depends on the task's seed and on i alone, so the whole state of the training data
-is one integer, and resuming a run is starting to count where it stopped.
+A task keeps no position. `prompt(i)` depends on the task's seed and on i alone, so the whole state
+of the training data is one integer, and resuming a run is starting to count where it stopped.
 """
 
 from __future__ import annotations
@@ -16,11 +16,13 @@ from equipoise.verifiers.verdict import Verdict
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """One question. `text` is what the model reads, `answer` the reference its response is graded against.
+    """One question. `text` is what the model reads, `answer` the reference its response is graded
+    against.
 
-    `level` names the difficulty where the task has several; `meta` carries what a verifier needs beside the answer.
-    `messages` is the question as a conversation of {role, content}, where the data has it so; `text` is then its
-    contents, for a model that is prompted without a chat template.
+    `level` names the difficulty where the task has several; `meta` carries what a verifier needs
+    beside the answer. `messages` is the question as a conversation of {role, content}, where the
+    data has it so; `text` is then its contents, for a model that is prompted without a chat
+    template.
     """
 
     id: str
@@ -36,7 +38,9 @@ class TaskError(ValueError):
 
 
 class Task(Protocol):
-    """`max_tokens` is the longest response worth sampling; `stop` holds strings that end one besides the end token."""
+    """`max_tokens` is the longest response worth sampling;
+    `stop` holds strings that end one besides the end token.
+    """
 
     @property
     def name(self) -> str: ...
@@ -52,7 +56,9 @@ class Task(Protocol):
         ...
 
     def evaluation(self, per_level: int | None = None) -> list[Prompt]:
-        """The fixed held-out prompts, the same for every seed; the first `per_level` of each level where given."""
+        """The fixed held-out prompts, the same for every seed;
+        the first `per_level` of each level where given.
+        """
         ...
 
     def grade(self, prompt: Prompt, response: str) -> Verdict | Future[Verdict]:

@@ -1,8 +1,9 @@
-"""What is put around a question, in one place: a benchmark's, as a user's message and as text for a model to continue,
-and a training prompt's, in the words of the papers.
+"""What is put around a question, in one place: a benchmark's, as a user's message and as text for a
+model to continue, and a training prompt's, in the words of the papers.
 
-`{question}` stands for the question; nothing else is replaced. A template is part of a result: its digest is kept with
-every evaluation. Not covered: few-shot examples, and system messages of one's own.
+`{question}` stands for the question; nothing else is replaced. A template is part of a result: its
+digest is kept with every evaluation. Not covered: few-shot examples, and system messages of one's
+own.
 """
 
 from __future__ import annotations
@@ -12,9 +13,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Template:
-    """`chat` is the user's message where the model has a chat template, `completion` the text it goes on from.
+    """`chat` is the user's message where the model has a chat template, `completion` the text it
+    goes on from.
 
-    `stop` ends a completion: without a template around it, a model that has answered goes on with the next question.
+    `stop` ends a completion: without a template around it,
+    a model that has answered goes on with the next question.
     """
 
     chat: str
@@ -40,7 +43,9 @@ PROMPTS = {
 
 
 def written(question: str, template: str, suffix: str) -> str:
-    """A training prompt: the question inside the named template ("": alone), and the suffix behind it."""
+    """A training prompt: the question inside the named template ("":
+    alone), and the suffix behind it.
+    """
     return PROMPTS.get(template, "{question}").replace("{question}", question) + suffix
 
 

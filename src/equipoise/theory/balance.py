@@ -1,14 +1,16 @@
 """The two balance conditions of an aggregation rule, in closed form.
 
-A rule gives every token of response i the weight w_i = 1/(G·ℓ_i); c_i = w_i·A_i is the coefficient of its tokens. With
-advantages that sum to zero, m = Σ_{S+} A = Σ_{S−} |A|, and everything below depends on m and two lengths:
+A rule gives every token of response i the weight w_i = 1/(G·ℓ_i); c_i = w_i·A_i is the coefficient
+of its tokens. With advantages that sum to zero, m = Σ_{S+} A = Σ_{S−} |A|, and everything below
+depends on m and two lengths:
 
     mass balance        Σ c_i·T_i = 0    positives and negatives pull equally hard
     exchangeability     Σ c_i = 0        a token that every response shares gets no net push
 
-A mean over S+ or S− weighs each response by |A_i|. With binary rewards |A| is constant within a sign, and T̄± and H± are
-the plain arithmetic and harmonic mean lengths of right and wrong responses (formulas.md §1). For GRPO's normalised
-advantages with k of G right, m = √(k(G−k)); for r − p̂, m = k(G−k)/G.
+A mean over S+ or S− weighs each response by |A_i|. With binary rewards |A| is constant within a
+sign, and T̄± and H± are the plain arithmetic and harmonic mean lengths of right and wrong responses
+(formulas.md §1). For GRPO's normalised advantages with k of G right, m = √(k(G−k)); for r − p̂, m =
+k(G−k)/G.
 """
 
 import numpy as np
@@ -20,7 +22,8 @@ from equipoise.theory.arguments import Real, group_size, plain, positive, probab
 def mass_imbalance(
     m: ArrayLike, T_plus: ArrayLike, T_minus: ArrayLike, G: ArrayLike, ell: ArrayLike
 ) -> Real:
-    """Sign-length coupling: the net pull of a group when all its responses have one effective length ℓ.
+    """Sign-length coupling: the net pull of a group when all its responses have one effective
+    length ℓ.
 
         Σ c_i·T_i = m·(T̄+ − T̄−) / (G·ℓ)
 
@@ -28,12 +31,12 @@ def mass_imbalance(
         token (batch)   ℓ = the batch's mean length
         constant        ℓ = L
 
-    The positives pull T̄+/T̄− times as hard as the negatives under all three. Under the sequence rule (ℓ_i = T_i) and
-    the balanced rule (ℓ_i = T̄ of the response's sign) Σ c_i·T_i = (m − m)/G = 0 whatever the lengths.
+    The positives pull T̄+/T̄− times as hard as the negatives under all three. Under the sequence
+    rule (ℓ_i = T_i) and the balanced rule (ℓ_i = T̄ of the response's sign) Σ c_i·T_i = (m − m)/G =
+    0 whatever the lengths.
 
-    Parameters
-    ----------
-    m : mass of one sign, ≥ 0. T_plus, T_minus : T̄±, |A|-weighted mean lengths. G : group size ≥ 2. ell : ℓ > 0. Floats
+    Parameters ---------- m : mass of one sign, ≥ 0. T_plus, T_minus : T̄±, |A|-weighted mean
+    lengths. G : group size ≥ 2. ell : ℓ > 0. Floats
         or arrays, broadcast together.
 
     Returns
@@ -58,8 +61,8 @@ def sequence_token_weight(T: ArrayLike, G: ArrayLike) -> Real:
 
         w = 1 / (G·T)
 
-    It is T̄/T of what the token rule gives: a response twice the mean length has each token count half. Mass balance is
-    bought with this, whichever the sign.
+    It is T̄/T of what the token rule gives: a response twice the mean length has each token count
+    half. Mass balance is bought with this, whichever the sign.
 
     Parameters
     ----------
@@ -92,14 +95,12 @@ def exchangeability_sum(
         balanced          ℓ± = T̄±, the arithmetic ones
         token, constant   ℓ+ = ℓ−, so 0
 
-    Parameters
-    ----------
-    m : mass of one sign, ≥ 0. ell_plus, ell_minus : |A|-weighted harmonic means of the effective lengths of S+ and S−.
+    Parameters ---------- m : mass of one sign, ≥ 0. ell_plus, ell_minus :
+    |A|-weighted harmonic means of the effective lengths of S+ and S−.
         G : group size ≥ 2. Floats or arrays, broadcast together.
 
-    Returns
-    -------
-    float or array, positive where right responses are shorter: what they all begin with is then reinforced for nothing.
+    Returns ------- float or array, positive where right responses are shorter:
+    what they all begin with is then reinforced for nothing.
 
     References
     ----------
@@ -119,9 +120,8 @@ def exchangeability_residual(ell_plus: ArrayLike, ell_minus: ArrayLike) -> Real:
 
         |Σ c_i| / Σ |c_i| = |ℓ+ − ℓ−| / (ℓ+ + ℓ−)
 
-    Parameters
-    ----------
-    ell_plus, ell_minus : as in `exchangeability_sum`; m and G cancel. Floats or arrays, broadcast together.
+    Parameters ---------- ell_plus, ell_minus : as in `exchangeability_sum`; m and G cancel.
+    Floats or arrays, broadcast together.
 
     Returns
     -------
@@ -145,12 +145,11 @@ def reweighted_sum(m: ArrayLike, p_hat: ArrayLike, anchor: ArrayLike, lam: Array
 
         Σ Φ_i·A_i = sgn(C − p̂)·2λ·sinh(|p̂ − C|)·m = 2λ·sinh(C − p̂)·m
 
-    Divided by G·ℓ it is Σ c_i under the token and constant rules; divided by G it is Σ c_i·T_i under the sequence and
-    balanced rules, so HA-DW breaks whichever balance the rule held.
+    Divided by G·ℓ it is Σ c_i under the token and constant rules; divided by G it is Σ c_i·T_i
+    under the sequence and balanced rules, so HA-DW breaks whichever balance the rule held.
 
-    Parameters
-    ----------
-    m : mass of one sign before reweighting, ≥ 0. p_hat : the group's mean reward. anchor : C. lam : λ > 0. Floats or
+    Parameters ---------- m : mass of one sign before reweighting, ≥ 0. p_hat :
+    the group's mean reward. anchor : C. lam : λ > 0. Floats or
         arrays, broadcast together.
 
     Returns

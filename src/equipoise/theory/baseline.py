@@ -1,12 +1,14 @@
 """The group baseline under binary rewards: what conditioning on an informative group does to it.
 
-A prompt is solved with probability p; a group of G responses has R ~ Binomial(G, p) right answers and p̂ = R/G. GRPO
-learns only from S = {1 ≤ R ≤ G−1}. Given S, p̂ is no longer centred on p, and with it Â = r − p̂ no longer on A = r − p:
-hard prompts (p < ½) have their advantage underestimated, easy ones overestimated (HA-DW, Theorems 1 and 2, Corollaries
-1 to 3; formulas.md §3). Every function has its exact limit at p = 0 and p = 1, where S has probability 0 and
-R given S tends to 1 and to G−1.
+A prompt is solved with probability p; a group of G responses has R ~ Binomial(G, p) right answers
+and p̂ = R/G. GRPO learns only from S = {1 ≤ R ≤ G−1}. Given S, p̂ is no longer centred on p, and
+with it Â = r − p̂ no longer on A = r − p: hard prompts (p < ½) have their advantage underestimated,
+easy ones overestimated (HA-DW, Theorems 1 and 2, Corollaries 1 to 3; formulas.md §3). Every
+function has its exact limit at p = 0 and p = 1, where S has probability 0 and R given S tends to 1
+and to G−1.
 
-This is a statement about the baseline, not about the direction of the gradient: see `gradient_gain`.
+This is a statement about the baseline, not about the direction of the gradient:
+see `gradient_gain`.
 """
 
 import numpy as np
@@ -26,9 +28,8 @@ def informative_probability(p: ArrayLike, G: ArrayLike) -> Real:
     ----------
     p, G : float or array, broadcast together. p in [0, 1], G a whole number ≥ 2.
 
-    Returns
-    -------
-    float or array in [0, 1 − 2^(1−G)]. Exactly 0 at p = 0 and 1; full relative precision near them (≈ G·p).
+    Returns ------- float or array in [0, 1 − 2^(1−G)]. Exactly 0 at p = 0 and 1;
+    full relative precision near them (≈ G·p).
 
     References
     ----------
@@ -68,22 +69,21 @@ def conditional_baseline(p: ArrayLike, G: ArrayLike) -> Real:
 
 
 def baseline_bias(p: ArrayLike, G: ArrayLike) -> Real:
-    """The bias of the group baseline given an informative group; it is also the bias of the advantage.
+    """The bias of the group baseline given an informative group;
+    it is also the bias of the advantage.
 
         E[p̂ | S] − p  =  A − E[Â | S]  =  (p(1−p)^G + p^(G+1) − p^G) / P(S)
 
-    The two are one number because A − Â = (r − p) − (r − p̂) = p̂ − p. Positive for p < ½: the baseline is too high and
-    the advantage too low. E[Â | S] averages the baseline over S with r held fixed, as the paper does; Â's own mean over
-    a group is 0 whatever p is.
+    The two are one number because A − Â = (r − p) − (r − p̂) = p̂ − p. Positive for p < ½: the
+    baseline is too high and the advantage too low. E[Â | S] averages the baseline over S with r
+    held fixed, as the paper does; Â's own mean over a group is 0 whatever p is.
 
     Parameters
     ----------
     p, G : float or array, broadcast together. p in [0, 1], G a whole number ≥ 2.
 
-    Returns
-    -------
-    float or array in [−1/G, 1/G], the limits at p = 1 and p = 0; exactly 0 at ½ and odd about it. Computed as
-    p(1−p)((1−p)^(G−1) − p^(G−1))/P(S) without cancellation at 0, ½ or 1.
+    Returns ------- float or array in [−1/G, 1/G], the limits at p = 1 and p = 0; exactly 0 at ½ and
+    odd about it. Computed as p(1−p)((1−p)^(G−1) − p^(G−1))/P(S) without cancellation at 0, ½ or 1.
 
     References
     ----------
@@ -102,7 +102,8 @@ def baseline_bias(p: ArrayLike, G: ArrayLike) -> Real:
 
 
 def underestimation_probability(p: ArrayLike, G: ArrayLike, eps: ArrayLike = 0.0) -> Real:
-    """Probability that an informative group underestimates the advantage by more than ε: the hard prompt's case.
+    """Probability that an informative group underestimates the advantage by more than ε:
+    the hard prompt's case.
 
         P(A − Â > ε | S) = Σ_{k=⌊G(p+ε)⌋+1}^{G−1} Bin(k; G, p) / P(S)
 
@@ -110,11 +111,9 @@ def underestimation_probability(p: ArrayLike, G: ArrayLike, eps: ArrayLike = 0.0
     ----------
     p, G, eps : float or array, broadcast together. p in [0, 1], G a whole number ≥ 2, ε ≥ 0.
 
-    Returns
-    -------
-    float or array in [0, 1]. G(p+ε) within a few roundings of a whole number is taken for it (0.7 + 0.1 is 0.8), and
-    the inequality is strict there. At p = 0, R given S is 1: the result is 1 if ε < 1/G, else 0.
-    Memory grows with the broadcast size times the largest G.
+    Returns ------- float or array in [0, 1]. G(p+ε) within a few roundings of a whole number is
+    taken for it (0.7 + 0.1 is 0.8), and the inequality is strict there. At p = 0, R given S is 1:
+    the result is 1 if ε < 1/G, else 0. Memory grows with the broadcast size times the largest G.
 
     References
     ----------
@@ -129,7 +128,8 @@ def underestimation_probability(p: ArrayLike, G: ArrayLike, eps: ArrayLike = 0.0
 
 
 def overestimation_probability(p: ArrayLike, G: ArrayLike, eps: ArrayLike = 0.0) -> Real:
-    """Probability that an informative group overestimates the advantage by more than ε: the easy prompt's case.
+    """Probability that an informative group overestimates the advantage by more than ε:
+    the easy prompt's case.
 
         P(Â − A > ε | S) = Σ_{k=1}^{⌈G(p−ε)⌉−1} Bin(k; G, p) / P(S)
 
@@ -137,9 +137,8 @@ def overestimation_probability(p: ArrayLike, G: ArrayLike, eps: ArrayLike = 0.0)
     ----------
     p, G, eps : float or array, broadcast together. p in [0, 1], G a whole number ≥ 2, ε ≥ 0.
 
-    Returns
-    -------
-    float or array in [0, 1], equal to `underestimation_probability(1−p, G, eps)`. Boundaries as there.
+    Returns ------- float or array in [0, 1], equal to `underestimation_probability(1−p, G, eps)`.
+    Boundaries as there.
 
     References
     ----------
@@ -158,9 +157,10 @@ def average_underestimation(G: ArrayLike, p_max: ArrayLike = 0.5) -> Real:
 
         (1/p_max) ∫_0^{p_max} P(A − Â > 0 | S, p) dp
 
-    Corollary 1 reads it at p_max = ½, ¼, ⅛; Corollary 2 at 2/G; Corollary 3 at 1/G, where it is 1. It is **not** the
-    share of informative groups that underestimate when p is uniform: hard prompts rarely give an informative group, and
-    this average counts them in full. That share is `conditioned_underestimation`.
+    Corollary 1 reads it at p_max = ½, ¼, ⅛; Corollary 2 at 2/G; Corollary 3 at 1/G, where it is 1.
+    It is **not** the share of informative groups that underestimate when p is uniform: hard prompts
+    rarely give an informative group, and this average counts them in full. That share is
+    `conditioned_underestimation`.
 
     Parameters
     ----------
@@ -196,8 +196,9 @@ def conditioned_underestimation(G: ArrayLike, p_max: ArrayLike = 0.5) -> Real:
         ∫ P(A − Â > 0, S | p) dp / ∫ P(S | p) dp
             = Σ_{k=1}^{G−1} I_{min(p_max, k/G)}(k+1, G−k+1) / Σ_{k=1}^{G−1} I_{p_max}(k+1, G−k+1)
 
-    The average of Theorem 2 weighted by P(S|p), that is, conditioned on S as its title says (I is the regularised
-    incomplete beta function). The paper does not give it; `average_underestimation` is what it gives.
+    The average of Theorem 2 weighted by P(S|p), that is, conditioned on S as its title says (I is
+    the regularised incomplete beta function). The paper does not give it; `average_underestimation`
+    is what it gives.
 
     Parameters
     ----------
@@ -258,15 +259,13 @@ def debias_factor(r: ArrayLike, p_hat: ArrayLike, p: ArrayLike, G: ArrayLike) ->
 
         Φ = (1 − c*p̂)/(1 − p̂)  for r = 1,        Φ = c*  for r = 0,        c* = debias_constant(p, G)
 
-    Parameters
-    ----------
-    r : 0 or 1 (float or array). p_hat : the group's mean reward, strictly between 0 and 1 (else Â = 0 and Φ is
-        undefined). p : an estimate of the pass rate from history. G : a whole number ≥ 2. All broadcast together.
+    Parameters ---------- r : 0 or 1 (float or array). p_hat :
+    the group's mean reward, strictly between 0 and 1 (else Â = 0 and Φ is
+        undefined). p : an estimate of the pass rate from history. G : a whole number ≥ 2.
+        All broadcast together.
 
-    Returns
-    -------
-    float or array ≥ 0 for p̂ ≤ 1 − 1/G, so signs never change. E[ΦÂ | S] = r − p holds with the true p; an estimate
-    leaves a bias of c*(estimate)·E[p̂|S] − p.
+    Returns ------- float or array ≥ 0 for p̂ ≤ 1 − 1/G, so signs never change. E[ΦÂ | S] = r − p
+    holds with the true p; an estimate leaves a bias of c*(estimate)·E[p̂|S] − p.
 
     References
     ----------
@@ -292,16 +291,16 @@ def gradient_gain(p: ArrayLike, G: ArrayLike, c: ArrayLike = 1.0) -> Real:
 
         E[ (1/G) Σ_i (r_i − c·p̂) ∇log π(y_i) · 1_S ] = gain · ∇p,        gain = 1 − c/G − (1−c)·p^(G−1)
 
-    With binary rewards, and weights that do not depend on the response's own length, the coefficient of a response
-    depends on nothing but which responses are right. The expected gradient is then a multiple of ∇p for every baseline:
-    no choice turns it, all of them only weigh the prompt. At c = 1 the gain is 1 − 1/G for every p, the bias of Theorem
-    1 notwithstanding, because groups outside S contribute 0 in any case. Where they are dropped and refilled (dynamic
-    sampling) the gain given S is this one divided by `informative_probability`, and prompts near
-    p = 0 or 1 do weigh more.
+    With binary rewards, and weights that do not depend on the response's own length, the
+    coefficient of a response depends on nothing but which responses are right. The expected
+    gradient is then a multiple of ∇p for every baseline: no choice turns it, all of them only weigh
+    the prompt. At c = 1 the gain is 1 − 1/G for every p, the bias of Theorem 1 notwithstanding,
+    because groups outside S contribute 0 in any case. Where they are dropped and refilled (dynamic
+    sampling) the gain given S is this one divided by `informative_probability`, and prompts near p
+    = 0 or 1 do weigh more.
 
-    Parameters
-    ----------
-    p, G, c : float or array, broadcast together. p in [0, 1], G a whole number ≥ 2; c any number, `debias_constant`
+    Parameters ---------- p, G, c : float or array, broadcast together.
+    p in [0, 1], G a whole number ≥ 2; c any number, `debias_constant`
         for the debiased baseline.
 
     Returns

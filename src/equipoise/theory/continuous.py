@@ -1,15 +1,16 @@
 """The group baseline under rewards on [0, 1]: HA-DW's Theorem 4, for any law of the reward.
 
-A group is informative when its rewards spread: S_σ = {max − min > σ}. With F the CDF, f the density, u the smallest
-reward, u⁺ = min(1, u+σ), q = F(u⁺) − F(u) and m = E[r | u ≤ r ≤ u⁺],
+A group is informative when its rewards spread: S_σ = {max − min > σ}. With F the CDF, f the
+density, u the smallest reward, u⁺ = min(1, u+σ), q = F(u⁺) − F(u) and m = E[r | u ≤ r ≤ u⁺],
 
     P(S_σᶜ) = G ∫ f q^(G−1) du,        E[p̂·1_{S_σᶜ}] = ∫ (u + (G−1)·m) f q^(G−1) du.
 
-The integrals are taken over v = F(u), where f du = dv: a density that is infinite at 0 or a needle at ½ is as easy as a
-uniform one, and an atom (partial credit with many exact zeros) is an interval of v with one u; binary rewards give
-Theorem 1 back. Where S_σ is the rarer event (σ near 1, a sharp density) its own integral is used, with no difference of
-nearly equal numbers in it. The Beta and the truncated normal have F, F⁻¹ and ∫ r dF in closed form; we read the paper's
-Corollaries 4 and 5 as these two instances.
+The integrals are taken over v = F(u), where f du = dv: a density that is infinite at 0 or a needle
+at ½ is as easy as a uniform one, and an atom (partial credit with many exact zeros) is an interval
+of v with one u; binary rewards give Theorem 1 back. Where S_σ is the rarer event (σ near 1, a sharp
+density) its own integral is used, with no difference of nearly equal numbers in it. The Beta and
+the truncated normal have F, F⁻¹ and ∫ r dF in closed form; we read the paper's Corollaries 4 and 5
+as these two instances.
 """
 
 from collections.abc import Callable
@@ -84,9 +85,8 @@ def truncated_normal_rewards(mu: float, scale: float) -> RewardLaw:
 
         ∫_x^y r dF = μ·(F(y) − F(x)) − s²·(f(y) − f(x))
 
-    Parameters
-    ----------
-    mu, scale : float, 0 < scale ≤ 1000: mean and deviation **before** truncation. μ may lie outside [0, 1].
+    Parameters ---------- mu, scale : float, 0 < scale ≤ 1000:
+    mean and deviation **before** truncation. μ may lie outside [0, 1].
 
     Returns
     -------
@@ -123,15 +123,12 @@ def rewards_from_cdf(cdf: Callable[[Array], Array]) -> RewardLaw:
 
         ∫_x^y r dF = y·F(y) − x·F(x) − (K(y) − K(x)),        K(x) = ∫_0^x F(r) dr
 
-    Parameters
-    ----------
-    cdf : elementwise function of an array in [0, 1], F(r) = P(reward ≤ r): it never falls and reaches 1 at 1. Jumps are
+    Parameters ---------- cdf : elementwise function of an array in [0, 1], F(r) = P(reward ≤ r):
+    it never falls and reaches 1 at 1. Jumps are
         atoms; keep σ off the differences of two atoms, where rounding decides.
 
-    Returns
-    -------
-    RewardLaw. The bias given an S_σ rarer than 1e-7 is NaN, since 1 − cdf is all it knows of the upper tail. Atoms
-    smaller than 1/256 cost precision, to about 1e-6.
+    Returns ------- RewardLaw. The bias given an S_σ rarer than 1e-7 is NaN, since 1 − cdf is all it
+    knows of the upper tail. Atoms smaller than 1/256 cost precision, to about 1e-6.
 
     Raises
     ------
@@ -160,7 +157,8 @@ def rewards_from_cdf(cdf: Callable[[Array], Array]) -> RewardLaw:
             lo, hi = np.where(low, mid, lo), np.where(low, hi, mid)
         return np.where(cdf(np.zeros_like(v)) >= v, 0.0, hi)
 
-    # between knots F rises by at most 1/256, larger jumps being knots: one Gauss rule from the knot below x gives K(x)
+    # between knots F rises by at most 1/256, larger jumps being knots:
+    # one Gauss rule from the knot below x gives K(x)
     knots = np.unique(
         np.concatenate([[0.0], quantile(np.arange(1, 256) / 256), np.linspace(0, 1, 257)[1:]])
     )
@@ -189,10 +187,8 @@ def spread_probability(law: RewardLaw, G: ArrayLike, sigma: ArrayLike) -> Real:
     ----------
     law : RewardLaw. G : whole number ≥ 2. sigma : σ in [0, 1). G and sigma broadcast together.
 
-    Returns
-    -------
-    float or array in [0, 1]; 1 at σ = 0 unless the law has atoms. Computed by the second form, precise where it is
-    small.
+    Returns ------- float or array in [0, 1]; 1 at σ = 0 unless the law has atoms.
+    Computed by the second form, precise where it is small.
 
     References
     ----------
@@ -221,15 +217,13 @@ def spread_baseline_bias(law: RewardLaw, G: ArrayLike, sigma: ArrayLike) -> Real
     ----------
     law : RewardLaw. G : whole number ≥ 2. sigma : σ in [0, 1). G and sigma broadcast together.
 
-    Returns
-    -------
-    float or array; 0 to rounding at σ = 0 without atoms and for a symmetric law, (1 − 2p)/G in the limit σ → 1 (one
-    response at each end, the others anywhere). NaN where P(S_σ) is below `law.rarest`, 1e-150 for the closed forms and
-    1e-7 for a bare CDF. The error is about 1e-9 of the bias or 1e-15, whichever is larger, for the closed forms.
+    Returns ------- float or array; 0 to rounding at σ = 0 without atoms and for a symmetric law, (1
+    − 2p)/G in the limit σ → 1 (one response at each end, the others anywhere). NaN where P(S_σ) is
+    below `law.rarest`, 1e-150 for the closed forms and 1e-7 for a bare CDF. The error is about 1e-9
+    of the bias or 1e-15, whichever is larger, for the closed forms.
 
-    References
-    ----------
-    HA-DW, Theorem 4 and, as we read them, Corollaries 4 (Beta) and 5 (truncated normal); formulas.md §3.
+    References ---------- HA-DW, Theorem 4 and, as we read them, Corollaries 4 (Beta) and 5
+    (truncated normal); formulas.md §3.
 
     Examples
     --------
@@ -274,7 +268,9 @@ def _bias(law: RewardLaw, G: float, sigma: float) -> float:
 
 
 def _levels(law: RewardLaw, last: float) -> Array:
-    """Breakpoints for v in [0, last]: finer towards both ends, and the quarters of r, for laws with two heaps."""
+    """Breakpoints for v in [0, last]: finer towards both ends, and the quarters of r,
+    for laws with two heaps.
+    """
     ends = last * 2.0 ** -np.arange(1, 12)
     inner = law.cdf(np.array([0.25, 0.5, 0.75]))
     return np.concatenate([[0.0, last], ends, last - ends, inner[inner < last]])
@@ -283,8 +279,8 @@ def _levels(law: RewardLaw, last: float) -> Array:
 def _low_levels(law: RewardLaw, G: float, sigma: float) -> Array:
     """Breakpoints for v where S_σ is possible, down to where a rare S_σ hides.
 
-    `_chance_spread` falls with v, so ∫_0^v is at most v times its value at 0, and the whole at least v times its value
-    at v: levels whose share of the whole is beyond rounding are left out.
+    `_chance_spread` falls with v, so ∫_0^v is at most v times its value at 0, and the whole at
+    least v times its value at v: levels whose share of the whole is beyond rounding are left out.
     """
     last = float(law.cdf(np.array([1 - sigma]))[0])
     rare = last * np.float64(64) ** -np.arange(2.0, 90)
@@ -300,7 +296,9 @@ def _chance_spread(law: RewardLaw, G: float, sigma: float, v: Array) -> Array:
 
 
 def _excess_close(law: RewardLaw, G: float, sigma: float, v: Array) -> Array:
-    """Integrand of E[(p̂ − p)·1_{Sᶜ}]: (u − p)·q^(G−1) + (G−1)·(m − p)·q^(G−1), with m·q = ∫_u^u⁺ r dF."""
+    """Integrand of E[(p̂ − p)·1_{Sᶜ}]: (u − p)·q^(G−1) + (G−1)·(m − p)·q^(G−1),
+    with m·q = ∫_u^u⁺ r dF.
+    """
     u = law.quantile(v)
     top = np.minimum(u + sigma, 1)
     q = np.maximum(law.cdf(top) - v, 0)
@@ -322,7 +320,9 @@ def _excess_spread(law: RewardLaw, G: float, sigma: float, v: Array) -> Array:
 
 
 def _above(law: RewardLaw, v: Array, u: Array, top: Array) -> Array:
-    """∫ F⁻¹ from v to F(top): ∫_u^top r dF and, of an atom at u (or a heap narrower than floats), the part above v."""
+    """∫ F⁻¹ from v to F(top): ∫_u^top r dF and, of an atom at u (or a heap narrower than floats),
+    the part above v.
+    """
     return law.partial_mean(u, top) + u * (law.cdf(u) - v)
 
 
@@ -334,5 +334,6 @@ def _power_gap(x: Array, d: Array, n: float) -> Array:
 
 
 def _betaincc(a: float, b: float, x: Array) -> Array:
-    # special.betaincc is the same function, some 200 times slower (scipy 1.17); 1 − x would drop an x below 1e-16
+    # special.betaincc is the same function, some 200 times slower (scipy 1.17);
+    # 1 − x would drop an x below 1e-16
     return np.where(x > a / (a + b), special.betainc(b, a, 1 - x), 1 - special.betainc(a, b, x))

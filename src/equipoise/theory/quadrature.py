@@ -1,8 +1,9 @@
 """Adaptive Gauss-Legendre quadrature over many panels at once.
 
-It serves the integrals of this package: bounded integrands, smooth between known breakpoints up to endpoint
-singularities of algebraic kind. Every panel that two half-panels contradict is halved again, all of them in one call
-of the integrand, so a slow vectorised function (a quantile) is called tens of times, not thousands.
+It serves the integrals of this package: bounded integrands, smooth between known breakpoints up to
+endpoint singularities of algebraic kind. Every panel that two half-panels contradict is halved
+again, all of them in one call of the integrand, so a slow vectorised function (a quantile) is
+called tens of times, not thousands.
 """
 
 from collections.abc import Callable
@@ -21,9 +22,9 @@ DUST = 1e-290
 def integrate(f: Callable[[Array], Array], points: Array, noise: float = DUST) -> float:
     """∫ f over [min, max] of `points`, all of which are breakpoints.
 
-    The error is measured against the integral of |f|, the scale that is safe for integrands of both signs: panels are
-    halved until each is good to 1e-12 of it, or to `noise`. An integrand too rough for that is accepted if the error is
-    in all below 1e-6 of it, else refused.
+    The error is measured against the integral of |f|, the scale that is safe for integrands of both
+    signs: panels are halved until each is good to 1e-12 of it, or to `noise`. An integrand too
+    rough for that is accepted if the error is in all below 1e-6 of it, else refused.
     """
     points = np.unique(points)
     lo, hi = points[:-1], points[1:]

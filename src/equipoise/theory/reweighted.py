@@ -1,9 +1,11 @@
-"""What HA-DW's factor Φ does to one prompt, summed over every outcome of a group: the bias that is left, and the gain.
+"""What HA-DW's factor Φ does to one prompt, summed over every outcome of a group:
+the bias that is left, and the gain.
 
-R ~ Binomial(G, p) answers of a group are right, p̂ = R/G, Â = r − p̂, A = r − p, Φ = λ·exp(−sgn(Â)·(p̂ − C)). Theorem 3
-says for which λ the reweighted advantage is near the true one, but treats Φ as a constant while p̂ varies. Here Φ moves
-with p̂, and nothing is bounded or approximated: every sum runs over R = 1 … G−1. As in the paper, E[·|S] holds r fixed
-and averages over p̂ given S = {1 ≤ R ≤ G−1}.
+R ~ Binomial(G, p) answers of a group are right, p̂ = R/G, Â = r − p̂, A = r − p, Φ =
+λ·exp(−sgn(Â)·(p̂ − C)). Theorem 3 says for which λ the reweighted advantage is near the true one,
+but treats Φ as a constant while p̂ varies. Here Φ moves with p̂, and nothing is bounded or
+approximated: every sum runs over R = 1 … G−1. As in the paper, E[·|S] holds r fixed and averages
+over p̂ given S = {1 ≤ R ≤ G−1}.
 """
 
 import numpy as np
@@ -17,16 +19,17 @@ from equipoise.theory.baseline import informative_probability
 def reweighted_bias(
     r: ArrayLike, p: ArrayLike, G: ArrayLike, anchor: ArrayLike, lam: ArrayLike
 ) -> Real:
-    """How far the reweighted advantage of a response with reward r is from the true one, on average over S.
+    """How far the reweighted advantage of a response with reward r is from the true one,
+    on average over S.
 
         E[ΦÂ | S] − A        (without Φ it is E[Â | S] − A = −baseline_bias(p, G), for r = 0 and 1 alike)
 
-    Theorem 3's conclusion is that Φ brings the advantage nearer to the truth: that |this| is less than
+    Theorem 3's conclusion is that Φ brings the advantage nearer to the truth:
+    that |this| is less than
     |baseline_bias(p, G)|. Part of it is scale alone, which a learning rate would undo: `reweighted_baseline_bias`.
 
-    Parameters
-    ----------
-    r : 0 or 1. p : in [0, 1]. G : a whole number ≥ 2. anchor : C in [0, 1]. lam : λ > 0. Floats or arrays, broadcast.
+    Parameters ---------- r : 0 or 1. p : in [0, 1]. G : a whole number ≥ 2. anchor : C in [0, 1].
+    lam : λ > 0. Floats or arrays, broadcast.
 
     Returns
     -------
@@ -51,12 +54,12 @@ def reweighted_baseline_bias(p: ArrayLike, G: ArrayLike, anchor: ArrayLike) -> R
 
         b − p        with        b = |E[ΦÂ|S, r=0]| / (E[ΦÂ|S, r=1] + |E[ΦÂ|S, r=0]|)
 
-    A baseline b gives right answers 1 − b and wrong ones −b, whatever factor both are multiplied by; b is the baseline
-    that ΦÂ amounts to. λ cancels. Without Φ this is baseline_bias(p, G) exactly.
+    A baseline b gives right answers 1 − b and wrong ones −b, whatever factor both are multiplied
+    by; b is the baseline that ΦÂ amounts to. λ cancels. Without Φ this is baseline_bias(p, G)
+    exactly.
 
-    Parameters
-    ----------
-    p : in [0, 1]. G : a whole number ≥ 2. anchor : C in [0, 1]. Floats or arrays, broadcast together.
+    Parameters ---------- p : in [0, 1]. G : a whole number ≥ 2. anchor : C in [0, 1].
+    Floats or arrays, broadcast together.
 
     Returns
     -------
@@ -82,19 +85,17 @@ def reweighted_gain(
 
         E[ (1/G) Σ_i Φ_i·Â_i·∇log π(y_i) ] = gain · ∇p
 
-    Every reweighting of binary rewards leaves the expected gradient of a prompt a multiple of ∇p, because
-    E[∇log π | r=1] = ∇p/p and E[∇log π | r=0] = −∇p/(1−p) (`gradient_gain`). So the gain is all that HA-DW changes for
-    a prompt in expectation. Under r − p̂ it is 1 − 1/G for every prompt.
+    Every reweighting of binary rewards leaves the expected gradient of a prompt a multiple of ∇p,
+    because E[∇log π | r=1] = ∇p/p and E[∇log π | r=0] = −∇p/(1−p) (`gradient_gain`). So the gain is
+    all that HA-DW changes for a prompt in expectation. Under r − p̂ it is 1 − 1/G for every prompt.
 
-    Parameters
-    ----------
-    p : in [0, 1]. G : a whole number ≥ 2. anchor : C in [0, 1]. lam : λ > 0. Floats or arrays, broadcast together.
-    sharpness : a factor on p̂ − C; 1 is the paper's, and what follows is for it.
+    Parameters ---------- p : in [0, 1]. G : a whole number ≥ 2. anchor : C in [0, 1]. lam : λ > 0.
+    Floats or arrays, broadcast together. sharpness : a factor on p̂ − C; 1 is the paper's, and what
+    follows is for it.
 
-    Returns
-    -------
-    float or array > 0: (1 − 1/G)·λ·exp(C − 1/G) at p = 0, (1 − 1/G)·λ·exp(1 − 1/G − C) at p = 1. gain(p, C) is
-    gain(1−p, 1−C): at C = ½ the hardest and the easiest prompts gain alike.
+    Returns ------- float or array > 0: (1 − 1/G)·λ·exp(C − 1/G) at p = 0, (1 − 1/G)·λ·exp(1 − 1/G −
+    C) at p = 1. gain(p, C) is gain(1−p, 1−C): at C = ½ the hardest and the easiest prompts gain
+    alike.
 
     References
     ----------
@@ -112,7 +113,8 @@ def reweighted_gain(
     )
     rate, k = _rates(G)
     n = G[..., None]
-    # R = k of a group, seen from one of its right answers, is k − 1 right among the others; from a wrong one, k
+    # R = k of a group, seen from one of its right answers, is k − 1 right among the others;
+    # from a wrong one, k
     inside = k < n
     others = np.maximum(n - 1, 1)
     seen_right = stats.binom.pmf(k - 1, others, p[..., None])
@@ -134,7 +136,9 @@ def _means(p: Array, G: ArrayLike, anchor: ArrayLike, lam: ArrayLike) -> tuple[A
 
 
 def _rates(G: Array) -> tuple[Array, Array]:
-    """p̂ = k/G for k = 1 … max G − 1 on a last axis of its own, at most 1 where k exceeds a smaller G; and k."""
+    """p̂ = k/G for k = 1 … max G − 1 on a last axis of its own,
+    at most 1 where k exceeds a smaller G; and k.
+    """
     k = np.arange(1.0, G.max(initial=2))
     return np.minimum(k / G[..., None], 1.0), k
 

@@ -1,11 +1,12 @@
-"""HA-DW's factor Φ = λ·exp(−sgn(A)·(p̂ − C)): which λ keeps the reweighted advantage near the true one.
+"""HA-DW's factor Φ = λ·exp(−sgn(A)·(p̂ − C)):
+which λ keeps the reweighted advantage near the true one.
 
 Lemma 1 bounds p by p̂ (`confidence_radius`) and finds the constants c that correct the baseline
-(`correction_interval`). Theorem 3 turns them into λ (`lambda_interval`), one interval for right responses and one for
-wrong ones, and takes λ from their union. It promises E[ΦÂ | S] within ε of A, with probability 1 − δ over p̂. The
-promise can be void: with few responses or a small ε the band of p that p̂ leaves possible is too wide for any one λ. An
-interval without a point is reported as empty, its ends as NaN, never with its ends swapped. What Φ does in fact is in
-reweighted.py.
+(`correction_interval`). Theorem 3 turns them into λ (`lambda_interval`), one interval for right
+responses and one for wrong ones, and takes λ from their union. It promises E[ΦÂ | S] within ε of A,
+with probability 1 − δ over p̂. The promise can be void: with few responses or a small ε the band of
+p that p̂ leaves possible is too wide for any one λ. An interval without a point is reported as
+empty, its ends as NaN, never with its ends swapped. What Φ does in fact is in reweighted.py.
 """
 
 from collections.abc import Callable
@@ -39,9 +40,8 @@ def confidence_radius(G: ArrayLike, delta: ArrayLike, margin: ArrayLike) -> Real
 
     Hoeffding's bound divided by the least P(S) over p in [Δ, 1−Δ].
 
-    Parameters
-    ----------
-    G : whole number ≥ 2. delta : δ in (0, 1]. margin : Δ in (0, ½). Floats or arrays, broadcast together.
+    Parameters ---------- G : whole number ≥ 2. delta : δ in (0, 1]. margin : Δ in (0, ½).
+    Floats or arrays, broadcast together.
 
     Returns
     -------
@@ -72,15 +72,12 @@ def correction_interval(
         c_low  = sup_{p ∈ I} (p − ε)·P(S) / (p(1 − p^(G−1)))
         c_high = inf_{p ∈ I} (p + ε)·P(S) / (p(1 − p^(G−1)))        I = [p̂ − ε_δ, p̂ + ε_δ] ∩ [Δ, 1−Δ]
 
-    Parameters
-    ----------
-    p_hat : the group's mean reward in [0, 1]. G : whole number ≥ 2. eps : ε > 0. delta : δ in (0, 1].
+    Parameters ---------- p_hat : the group's mean reward in [0, 1]. G : whole number ≥ 2. eps :
+    ε > 0. delta : δ in (0, 1].
         margin : Δ in (0, ½). Floats or arrays, broadcast together.
 
-    Returns
-    -------
-    Interval (c_low, c_high), empty where c_low ≥ c_high or I has no point. c_low is negative where ε exceeds every p
-    in I.
+    Returns ------- Interval (c_low, c_high), empty where c_low ≥ c_high or I has no point.
+    c_low is negative where ε exceeds every p in I.
 
     References
     ----------
@@ -116,24 +113,23 @@ def lambda_interval(
     delta: ArrayLike = 0.1,
     margin: ArrayLike = 0.05,
 ) -> Interval:
-    """The λ for which HA-DW's reweighted advantage of a response with reward r is within ε of the true one.
+    """The λ for which HA-DW's reweighted advantage of a response with reward r is within ε of the
+    true one.
 
         r = 1:  λ ∈ ( (1 + (1−c_high)·p̂/(1−p̂)) / e^DM , (1 + (1−c_low)·p̂/(1−p̂)) / e^DM )
         r = 0:  λ ∈ ( c_low / e^DM , c_high / e^DM )
 
     with D·M = −sgn(A)·(p̂ − C), the exponent of Φ, and (c_low, c_high) of `correction_interval`.
 
-    Parameters
-    ----------
-    r : 0 or 1. p_hat : the group's mean reward, strictly between 0 and 1. anchor : C, the prior, in [0, 1].
+    Parameters ---------- r : 0 or 1. p_hat : the group's mean reward, strictly between 0 and 1.
+    anchor : C, the prior, in [0, 1].
         G, eps, delta, margin : as in `correction_interval`. Floats or arrays, broadcast together.
 
-    Returns
-    -------
-    Interval. A negative lower end does not bind, since λ > 0. Right and wrong responses have different intervals; the
-    theorem takes λ from their union, so that a single λ may serve one kind of response and not the other. The formulas
-    turn λ into the c with Φ·Â = r − c·p̂ at the p̂ observed and then treat c as a constant of the expectation over p̂;
-    that Φ itself moves with p̂ is not followed (`reweighted_bias` follows it).
+    Returns ------- Interval. A negative lower end does not bind, since λ > 0. Right and wrong
+    responses have different intervals; the theorem takes λ from their union, so that a single λ may
+    serve one kind of response and not the other. The formulas turn λ into the c with Φ·Â = r − c·p̂
+    at the p̂ observed and then treat c as a constant of the expectation over p̂; that Φ itself
+    moves with p̂ is not followed (`reweighted_bias` follows it).
 
     References
     ----------
@@ -175,9 +171,11 @@ def _interval(low: ArrayLike, high: ArrayLike, possible: ArrayLike) -> Interval:
 
 
 def _supremum(f: Callable[[Array], Array], first: Array, last: Array) -> Array:
-    """max of f over each [first, last] by four rounds of 257 points, each round within the best two cells of the last.
+    """max of f over each [first, last] by four rounds of 257 points,
+    each round within the best two cells of the last.
 
-    f has few and broad extrema here; the value is exact to rounding because it errs with the square of the argument.
+    f has few and broad extrema here; the value is exact to rounding because it errs with the square
+    of the argument.
     """
     steps = np.linspace(0, 1, 257)
     best = np.full(first.shape, -np.inf)

@@ -1,4 +1,6 @@
-"""What `equipoise theory` prints: the papers' tables, recomputed, with what they leave out beside them."""
+"""What `equipoise theory` prints: the papers' tables, recomputed,
+with what they leave out beside them.
+"""
 
 import unicodedata
 from collections.abc import Sequence

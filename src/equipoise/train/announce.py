@@ -1,4 +1,5 @@
-"""What a run says before its first step and after its last: what is trained, how, on what, where; and what to do next.
+"""What a run says before its first step and after its last: what is trained, how, on what, where;
+and what to do next.
 
 Sentences alone: nothing here changes a number. The line of each step is progress.py's.
 """
@@ -19,7 +20,9 @@ GIB = 2**30
 
 
 def header(trainer: Trainer) -> list[str]:
-    """A line each for the model, the objective, the data, the run and the memory; on CUDA, for the kernels too."""
+    """A line each for the model, the objective, the data, the run and the memory;
+    on CUDA, for the kernels too.
+    """
     lines = [
         ("model", _model(trainer)),
         ("objective", repr(trainer.objective).removeprefix("Objective(").removesuffix(")")),
@@ -116,7 +119,9 @@ def _run(trainer: Trainer) -> str:
 
 
 def _who_grades(trainer: Trainer) -> list[str]:
-    """Where the rewards leave the task's verifier out, held-out accuracy and rewards are two things."""
+    """Where the rewards leave the task's verifier out, held-out accuracy and rewards are two
+    things.
+    """
     if "task" in trainer.config.reward.functions:
         return []
     return [
@@ -125,7 +130,9 @@ def _who_grades(trainer: Trainer) -> list[str]:
 
 
 def _memory(trainer: Trainer) -> str:
-    """What is there for as long as the run; what a pass may take is measured at the first step, and said then."""
+    """What is there for as long as the run; what a pass may take is measured at the first step,
+    and said then.
+    """
     policy = trainer.policy
     weights = sum(p.numel() * p.element_size() for p in policy.model.parameters())
     copies = sum(model is not None for model in (trainer.reference, trainer.teacher))

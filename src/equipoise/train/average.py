@@ -1,9 +1,10 @@
 """The mean of the weights of a run's last checkpoints, as one more model in Hugging Face format.
 
-A uniform mean over the end of training (Izmailov et al., arXiv 1803.05407; a "soup" of one run's checkpoints) costs
-nothing while the run goes on and can be taken afterwards; an exponential one would hold a second model in memory.
-Sums are made in float32, one tensor at a time. With LoRA the merged weights are averaged: the mean of the products is
-not the product of the means. Not covered: whether it is better, which `equipoise eval` says.
+A uniform mean over the end of training (Izmailov et al., arXiv 1803.05407; a "soup" of one run's
+checkpoints) costs nothing while the run goes on and can be taken afterwards; an exponential one
+would hold a second model in memory. Sums are made in float32, one tensor at a time. With LoRA the
+merged weights are averaged: the mean of the products is not the product of the means. Not covered:
+whether it is better, which `equipoise eval` says.
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ LEFT_OUT = (STATE, SUMS, "adapter")  # of the trainer, and of one checkpoint alo
 
 
 def average(checkpoints: Sequence[Path], out: Path) -> None:
-    """Write the mean of these checkpoints into `out`, whole or not at all; files beside the weights are the last's."""
+    """Write the mean of these checkpoints into `out`, whole or not at all;
+    files beside the weights are the last's.
+    """
     temporary = out.with_name(f".writing-{out.name}")
     shutil.rmtree(temporary, ignore_errors=True)
     last = checkpoints[-1]

@@ -1,4 +1,6 @@
-"""One step's data: prompts out of the task's stream, their responses, and what the rewards made of them."""
+"""One step's data: prompts out of the task's stream, their responses,
+and what the rewards made of them.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,9 @@ from equipoise.verifiers.response_format import overlong
 
 @dataclass
 class StepBatch:
-    """Responses of whole groups, in the order of the prompts. `lengths` is 0 where a response stays out of the loss."""
+    """Responses of whole groups, in the order of the prompts.
+    `lengths` is 0 where a response stays out of the loss.
+    """
 
     prompts: list[Prompt]
     rollouts: Rollouts
@@ -45,7 +49,8 @@ class StepBatch:
     troubles: list[dict[str, str]]  # verifier errors
     # [B] float64, 1 right, 0 not, partial credit between; the reward where no verdict says
     accuracy: Tensor
-    # [R] float64, accuracies of all responses drawn that have a score, those of dropped groups as well
+    # [R] float64, accuracies of all responses drawn that have a score,
+    # those of dropped groups as well
     sampled: Tensor
     easy: int  # groups drawn that were all right
     hard: int  # groups drawn that were all wrong
@@ -63,7 +68,9 @@ def encode_prompt(policy: models.Policy, prompt: Prompt, chat: Chat) -> list[int
 
 
 class Collector:
-    """Draws, samples and scores. Its state is the position in the task's stream, and what it saw of each prompt."""
+    """Draws, samples and scores. Its state is the position in the task's stream,
+    and what it saw of each prompt.
+    """
 
     def __init__(
         self,
@@ -97,7 +104,9 @@ class Collector:
         self.seconds = {"rollout": 0.0, "reward": 0.0}
 
     def collect(self, step: int) -> StepBatch:
-        """`rollout.prompts` groups; with dynamic sampling, none all right or all wrong, if it finds enough."""
+        """`rollout.prompts` groups; with dynamic sampling, none all right or all wrong,
+        if it finds enough.
+        """
         r = self.config.rollout
         parts: list[StepBatch] = []
         missing = r.prompts
@@ -165,7 +174,9 @@ class Collector:
     def _finish(
         self, prompts: list[Prompt], rollouts: Rollouts, texts: list[str], scores: Scores
     ) -> StepBatch:
-        """Shape the rewards by length, decide what enters the loss, and leave out what has no score."""
+        """Shape the rewards by length, decide what enters the loss,
+        and leave out what has no score.
+        """
         c, lengths, rewards = self.config.reward, rollouts.lengths, scores.rewards
         if c.overlong_buffer:
             rewards = rewards.clone()
@@ -211,7 +222,9 @@ class Collector:
 
 
 def _extremes(batch: StepBatch, values: Tensor) -> tuple[Tensor, Tensor]:
-    """[P] the least and the largest of each group's values; a group without any response has ∞ and −∞."""
+    """[P] the least and the largest of each group's values;
+    a group without any response has ∞ and −∞.
+    """
     P, group = len(batch.prompts), batch.rollouts.prompt.cpu()
     low = torch.full((P,), torch.inf, dtype=torch.float64).scatter_reduce_(0, group, values, "amin")
     high = torch.full((P,), -torch.inf, dtype=torch.float64).scatter_reduce_(
@@ -221,7 +234,9 @@ def _extremes(batch: StepBatch, values: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _mixed(batch: StepBatch) -> Tensor:
-    """[P] whether some responses to a prompt are better than others: shaping alone is no difference (DAPO)."""
+    """[P] whether some responses to a prompt are better than others:
+    shaping alone is no difference (DAPO).
+    """
     low, high = _extremes(batch, batch.accuracy)
     return high > low
 
@@ -343,7 +358,9 @@ def _support_sizes(rollouts: Rollouts) -> dict[str, float]:
 def write_rollouts(
     folder: Path, step: int, batch: StepBatch, credit: Credit, shown: list[str]
 ) -> None:
-    """`step-N.parquet`, a row per response, written whole or not at all; `shown`: prompts as the model read them."""
+    """`step-N.parquet`, a row per response, written whole or not at all; `shown`:
+    prompts as the model read them.
+    """
     import pyarrow as pa
 
     r, lengths = batch.rollouts, batch.rollouts.lengths.tolist()

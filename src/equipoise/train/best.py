@@ -1,8 +1,9 @@
-"""Which checkpoint of a run is the best: the one whose evaluation had the highest value of a metric.
+"""Which checkpoint of a run is the best: the one whose evaluation had the highest value of a
+metric.
 
-The step before training is no checkpoint and does not count. Of equals the first is kept: it is the one with the least
-drift. `checkpoints/best` is a link to it. Not covered: whether a difference between two evaluations is more than luck,
-which their intervals in eval.jsonl say.
+The step before training is no checkpoint and does not count. Of equals the first is kept: it is the
+one with the least drift. `checkpoints/best` is a link to it. Not covered: whether a difference
+between two evaluations is more than luck, which their intervals in eval.jsonl say.
 """
 
 from __future__ import annotations

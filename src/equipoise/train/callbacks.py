@@ -1,8 +1,10 @@
-"""What a program may hang into a run: called after every step, evaluation and checkpoint, and free to end the run.
+"""What a program may hang into a run: called after every step, evaluation and checkpoint,
+and free to end the run.
 
-A callback returns True to ask for the end: the step is finished, its evaluation and its checkpoint are written, and
-`train` returns as if the run had been that long. It sees numbers and paths; what it changes in them changes nothing.
-Under torchrun the first process alone calls them, and the others stop with it.
+A callback returns True to ask for the end: the step is finished, its evaluation and its checkpoint
+are written, and `train` returns as if the run had been that long. It sees numbers and paths; what
+it changes in them changes nothing. Under torchrun the first process alone calls them, and the
+others stop with it.
 """
 
 from __future__ import annotations
@@ -24,7 +26,9 @@ class TrainerCallback:
         """After an update; `metrics` are those of the step's line in metrics.jsonl."""
 
     def on_evaluation(self, step: int, result: Mapping[str, Any]) -> bool | None:
-        """After an evaluation, the one before the first step included; `result` is its line in eval.jsonl."""
+        """After an evaluation, the one before the first step included;
+        `result` is its line in eval.jsonl.
+        """
 
     def on_checkpoint(self, step: int, path: Path) -> bool | None:
         """After a checkpoint is whole; `path` is a folder in Hugging Face format."""

@@ -1,9 +1,10 @@
-"""Checkpoints that are either whole or not there: written under another name, synced to the disk, then renamed.
+"""Checkpoints that are either whole or not there:
+written under another name, synced to the disk, then renamed.
 
-`step-N/` holds the weights in Hugging Face format (plain AutoModelForCausalLM opens it) and `trainer.pt`: optimizer,
-RNG, task position and objective state. Both are read as plain data (tensors, numbers, texts): a checkpoint somebody
-else prepared can hold wrong numbers, but it cannot run anything. `SHA256SUMS` tells damaged files from whole ones, to
-`fault` and to `sha256sum -c`.
+`step-N/` holds the weights in Hugging Face format (plain AutoModelForCausalLM opens it) and
+`trainer.pt`: optimizer, RNG, task position and objective state. Both are read as plain data
+(tensors, numbers, texts): a checkpoint somebody else prepared can hold wrong numbers, but it cannot
+run anything. `SHA256SUMS` tells damaged files from whole ones, to `fault` and to `sha256sum -c`.
 """
 
 from __future__ import annotations
@@ -43,7 +44,9 @@ def all_steps(folder: Path) -> list[int]:
 
 
 def fault(folder: Path, step: int) -> str | None:
-    """What is wrong with a checkpoint, as the end of a sentence; None for a whole one. Reads all of it."""
+    """What is wrong with a checkpoint, as the end of a sentence; None for a whole one.
+    Reads all of it.
+    """
     path = folder / f"step-{step}"
     if not path.is_dir():
         return "is missing"
@@ -68,7 +71,9 @@ def save(
     weights: dict[str, Tensor] | None = None,
     best: int | None = None,
 ) -> Path:
-    """Write `step-N` whole or not at all, then drop the oldest beyond `keep` earlier ones, but for the `best`."""
+    """Write `step-N` whole or not at all, then drop the oldest beyond `keep` earlier ones,
+    but for the `best`.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     target, temporary = folder / f"step-{step}", folder / f".writing-step-{step}"
     discard_unfinished(folder)
@@ -170,8 +175,9 @@ def _digest(path: Path) -> str:
 
 
 def _disk_error(error: BaseException | None) -> OSError | None:
-    """A full disk as the OSError it is: safetensors and tokenizers put its number into the text of an exception of
-    their own, torch.save raises another on top of it."""
+    """A full disk as the OSError it is: safetensors and tokenizers put its number into the text of
+    an exception of their own, torch.save raises another on top of it.
+    """
     if error is None or isinstance(error, OSError):
         return error
     number = re.search(r"\(os error (\d+)\)", str(error))

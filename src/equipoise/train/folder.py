@@ -1,4 +1,5 @@
-"""The run directory: one process at a time, logs that end with a whole line, everything a person can read.
+"""The run directory: one process at a time, logs that end with a whole line,
+everything a person can read.
 
 config.toml   run.json   given.json   environment.json   metrics.jsonl   eval.jsonl   troubles.jsonl   prompts.parquet
 rollouts/step-N.parquet   evaluations/step-N.parquet   checkpoints/step-N/   probe.pt
@@ -87,7 +88,9 @@ class RunFolder:
             self._lock = None
 
     def leave(self) -> None:
-        """Unlock after a start that failed, and take the folder away again where this process made it for nothing."""
+        """Unlock after a start that failed, and take the folder away again where this process made
+        it for nothing.
+        """
         if self._lock is None:
             return
         if os.listdir(self.path) == [LOCK]:
@@ -130,7 +133,9 @@ def _whole_lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def torn_inside(path: Path) -> int | None:
-    """The number of the first line that is not a record though lines follow it; a torn last line is only a kill's."""
+    """The number of the first line that is not a record though lines follow it;
+    a torn last line is only a kill's.
+    """
     if not path.exists():
         return None
     whole = sum(1 for _ in _whole_lines(path))

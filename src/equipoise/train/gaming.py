@@ -1,8 +1,9 @@
 """Is the reward being gamed? A second judge over a sample of every step, and four other signs.
 
-`ask` hands a step's sample to the judge (built in, or `reward.judge`) and `settle` waits for it, so that judging goes
-on beside the update. A measure is compared to its threshold (verifiers/gaming.py) as the mean of its last steps; the
-first time it crosses, there is a warning with three responses. Nothing here changes what is trained.
+`ask` hands a step's sample to the judge (built in, or `reward.judge`) and `settle` waits for it, so
+that judging goes on beside the update. A measure is compared to its threshold (verifiers/gaming.py)
+as the mean of its last steps; the first time it crosses, there is a warning with three responses.
+Nothing here changes what is trained.
 
 Not covered: a judge that the same trick fools, and a reward that was never about being right.
 """
@@ -82,7 +83,9 @@ class Watcher:
         self._asked = batch, chosen, self._ask(prompts, texts)
 
     def settle(self) -> tuple[dict[str, float], list[Crossing]]:
-        """The step's metrics, and the measures that have crossed their threshold for the first time."""
+        """The step's metrics, and the measures that have crossed their threshold for the first
+        time.
+        """
         assert self._asked is not None
         batch, chosen, asked = self._asked
         self._asked = None
@@ -209,7 +212,9 @@ def sample(count: int, step: int) -> list[int]:
 
 
 def built_in(prompt: Prompt, text: str) -> Opinion | Future[Verdict]:
-    """A number by itself, anything else that is compared as an answer by the strict math rules; no other references."""
+    """A number by itself, anything else that is compared as an answer by the strict math rules;
+    no other references.
+    """
     opinion = judge_number(text, prompt.answer)
     if (
         opinion is not None
@@ -221,7 +226,9 @@ def built_in(prompt: Prompt, text: str) -> Opinion | Future[Verdict]:
 
 
 def distinct(prompts: Sequence[Prompt], texts: Sequence[str]) -> Step:
-    """Different answers: in the whole batch against the references', and within groups against the group's size."""
+    """Different answers: in the whole batch against the references',
+    and within groups against the group's size.
+    """
     given = [
         (prompt, said)
         for prompt, text in zip(prompts, texts, strict=True)

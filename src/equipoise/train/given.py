@@ -1,9 +1,11 @@
-"""What a program gives a run instead of names: a model, data, a task, reward functions, an objective.
+"""What a program gives a run instead of names:
+a model, data, a task, reward functions, an objective.
 
-A configuration can write names alone, so an object stands in it as "python:NAME", and `given.json` in the run directory
-keeps a fingerprint of each: a run that is resumed must be given the same data and the same model again, and says so
-where the source of a reward function has changed. An objective is written out as its choices and needs nothing more.
-Not here: opening any of it (loop.py).
+A configuration can write names alone, so an object stands in it as "python:NAME", and `given.json`
+in the run directory keeps a fingerprint of each: a run that is resumed must be given the same data
+and the same model again, and says so where the source of a reward function has changed. An
+objective is written out as its choices and needs nothing more. Not here: opening any of it
+(loop.py).
 """
 
 from __future__ import annotations
@@ -71,7 +73,9 @@ def gather(
     rewards: Sequence[Reward] | Reward | None = None,
     objective: str | Objective | None = None,
 ) -> RunInputs:
-    """The arguments of `Trainer` as one configuration and the objects it cannot write. Nothing is loaded."""
+    """The arguments of `Trainer` as one configuration and the objects it cannot write.
+    Nothing is loaded.
+    """
     table = read_table(config)
     policy = _take_model(table["model"], model, tokenizer)
     rows = _take_data(table["task"], task, dataset)
@@ -84,8 +88,9 @@ def gather(
 
 
 def read_table(config: ConfigLike) -> dict[str, Any]:
-    """All sections of a configuration, of the file of one, or of a mapping of options: nested, or by
-    "section.option". A mapping is checked when the other arguments have been put into it."""
+    """All sections of a configuration, of the file of one, or of a mapping of options: nested, or
+    by "section.option". A mapping is checked when the other arguments have been put into it.
+    """
     table: dict[str, Any] = {name: {} for name in Config.model_fields}
     if config is None or isinstance(config, str | Path):
         config = load(config)
@@ -212,7 +217,9 @@ def _take_objective(table: dict[str, Any], objective: str | Objective | None) ->
 
 
 def _refuse_missing(given: RunInputs) -> None:
-    """An object that a configuration names and nobody gave: a run begun by a program, resumed by the command line."""
+    """An object that a configuration names and nobody gave:
+    a run begun by a program, resumed by the command line.
+    """
     config = given.config
     named: list[tuple[str, str, object]] = [("model.name", config.model.name, given.policy)]
     named += [("task.name", config.task.name, given.rows or given.task)]
@@ -228,7 +235,9 @@ def _refuse_missing(given: RunInputs) -> None:
 
 
 def check_same(kept: Path, given: RunInputs) -> list[str]:
-    """Refuse a resumed run whose data or model is another one; gives back what is said of its functions."""
+    """Refuse a resumed run whose data or model is another one;
+    gives back what is said of its functions.
+    """
     if not kept.exists():
         return []
     old, new = json.loads(kept.read_text(encoding="utf-8")), given.record()
@@ -261,8 +270,10 @@ def _of_source(function: Callable[..., Any]) -> str:
 
 
 def _of_weights(policy: models.Policy, config: Config) -> str:
-    """Names and shapes of the weights, and with a KL, whose reference is the model as it begins, the first numbers of
-    each. Without one, a resumed run takes all weights that are trained from its checkpoint."""
+    """Names and shapes of the weights, and with a KL, whose reference is the model as it begins,
+    the first numbers of each. Without one, a resumed run takes all weights that are trained from
+    its checkpoint.
+    """
     found = hashlib.sha256()
     for name, weight in policy.model.named_parameters():
         found.update(f"{name} {tuple(weight.shape)}".encode())

@@ -1,8 +1,9 @@
-"""What a run knows of each prompt: how often it was answered, how often with success, and when last.
+"""What a run knows of each prompt: how often it was answered, how often with success,
+and when last.
 
-Every scored response counts, also of groups that dynamic sampling drops: leaving out what nobody or everybody solved
-would make hard prompts look easier and easy ones harder. Success is accuracy, whatever shaping makes of the reward.
-Kept in checkpoints, and as `prompts.parquet` for people.
+Every scored response counts, also of groups that dynamic sampling drops: leaving out what nobody or
+everybody solved would make hard prompts look easier and easy ones harder. Success is accuracy,
+whatever shaping makes of the reward. Kept in checkpoints, and as `prompts.parquet` for people.
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ class PromptHistory:
         self.seen: dict[str, list[float]] = {}
 
     def counts(self, ids: Sequence[str], step: int) -> list[list[float]]:
-        """Successes, attempts and steps since the last of them, for each prompt; zeros for one that was never seen."""
+        """Successes, attempts and steps since the last of them, for each prompt;
+        zeros for one that was never seen.
+        """
         out = []
         for i in ids:
             attempts, successes, last = self.seen.get(i, (0, 0.0, step))

@@ -1,10 +1,12 @@
-"""Supervised steps: the mean negative log-probability of responses that were written by somebody else.
+"""Supervised steps: the mean negative log-probability of responses that were written by somebody
+else.
 
     L = −1/N · Σ_i Σ_t log π(y_it | x_i, y_i<t),     N the response tokens of the whole batch
 
-Prompts are never part of the loss. N counts the batch before it is cut, so the gradient is the same to rounding for any
-cut into passes. Packing, forward pass, head and optimizer are those of reinforcement learning, and so are the tokens: a
-response is what a sampler would have drawn after the prompt, its end token included. Not covered: several processes.
+Prompts are never part of the loss. N counts the batch before it is cut, so the gradient is the same
+to rounding for any cut into passes. Packing, forward pass, head and optimizer are those of
+reinforcement learning, and so are the tokens: a response is what a sampler would have drawn after
+the prompt, its end token included. Not covered: several processes.
 """
 
 from __future__ import annotations
@@ -65,8 +67,8 @@ class Encoder:
 def learn_end(policy: models.Policy, chat: Chat) -> int:
     """The token that ends a response: with a template, the one that ends a turn in it.
 
-    Where that does not end the model's texts yet (a base model that is taught a template), it will: the model's
-    generation config gets it, and is saved with the model.
+    Where that does not end the model's texts yet (a base model that is taught a template), it will:
+    the model's generation config gets it, and is saved with the model.
     """
     tokenizer = policy.tokenizer
     if not chat.on:
@@ -84,7 +86,9 @@ def learn_end(policy: models.Policy, chat: Chat) -> int:
 
 
 class Imitator:
-    """Optimizer steps on batches of demonstrations. Its state is the optimizer's and the number of steps done."""
+    """Optimizer steps on batches of demonstrations.
+    Its state is the optimizer's and the number of steps done.
+    """
 
     def __init__(
         self,
@@ -115,7 +119,8 @@ class Imitator:
         self.optimizer.zero_grad()
         loss = 0.0
         for i, part in enumerate(share.parts):
-            # The masks of LoRA's dropout follow from the seed, the step and the part: a kill changes none of them.
+            # The masks of LoRA's dropout follow from the seed, the step and the part:
+            # a kill changes none of them.
             masks = random.Random(f"{self.seed} {self.done} {i}").getrandbits(63)
             with models.adapter_dropout(self.policy, masks):
                 found = -self._logprobs(part).sum() / tokens
@@ -162,7 +167,9 @@ class Imitator:
         return models.token_logprobs(self.policy, part.packed).logprobs
 
     def _cut(self, batch: Sequence[Demonstration]) -> Share:
-        """The batch in passes; how much one may hold is measured when there is first something to train on."""
+        """The batch in passes; how much one may hold is measured when there is first something to
+        train on.
+        """
         share = Share.of(as_rollouts(batch, self.policy.device), torch.arange(len(batch)))
         if self.plan is None:
             sizes = [len(one.prompt) + len(one.response) for one in batch]

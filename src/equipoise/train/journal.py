@@ -1,6 +1,8 @@
-"""What a run leaves behind as it goes: lines and tables in its directory, trackers, and the terminal's words.
+"""What a run leaves behind as it goes: lines and tables in its directory, trackers,
+and the terminal's words.
 
-The first process alone writes. Not here: what the numbers mean (batch.py, update.py) and checkpoints (checkpoint.py).
+The first process alone writes. Not here: what the numbers mean (batch.py, update.py) and
+checkpoints (checkpoint.py).
 """
 
 from __future__ import annotations
@@ -33,7 +35,9 @@ TROUBLES_PER_STEP = 20  # kept in troubles.jsonl
 
 @contextlib.contextmanager
 def writing(folder: RunFolder) -> Iterator[None]:
-    """Around whatever writes into the run directory: a full disk is a sentence that says how to go on."""
+    """Around whatever writes into the run directory:
+    a full disk is a sentence that says how to go on.
+    """
     try:
         yield
     except OSError as error:
@@ -67,9 +71,11 @@ class Journal:
     def begin(
         self, device: torch.device, record: Record, given: Mapping[str, Any], *, resume: bool
     ) -> None:
-        """The files that say what the run is: config.toml makes it one, so the others are there before it.
+        """The files that say what the run is: config.toml makes it one,
+        so the others are there before it.
 
-        `given`: what a program gave as objects."""
+        `given`: what a program gave as objects.
+        """
         with writing(self.folder):
             record.write(self.folder)
             if given and not resume:
@@ -102,7 +108,9 @@ class Journal:
             )
 
     def rollouts(self, step: int, batch: StepBatch, credit: Credit, policy: Policy) -> None:
-        """The responses of every `log.rollouts_every`-th step, and of the first, of which the terminal shows one."""
+        """The responses of every `log.rollouts_every`-th step, and of the first,
+        of which the terminal shows one.
+        """
         every = self.config.log.rollouts_every
         if every and self.writes and (step == 1 or step % every == 0):
             with writing(self.folder):
@@ -129,7 +137,9 @@ class Journal:
                     append(self.folder.troubles, {"step": step, "prompt": prompt, **about})
 
     def evaluation(self, step: int, evaluation: Evaluation, result: dict[str, Any]) -> None:
-        """`step-N.parquet` has a row per response to a held-out prompt: what stands behind the line in eval.jsonl."""
+        """`step-N.parquet` has a row per response to a held-out prompt:
+        what stands behind the line in eval.jsonl.
+        """
         import pyarrow as pa
 
         if self.writes:

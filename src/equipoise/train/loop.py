@@ -1,7 +1,7 @@
 """The training loop: task → rollouts → rewards → assign → update → logs, checkpoint, evaluation.
 
-One process by default; under `torchrun` every rank samples and trains its share, and the numbers stay those of one.
-A killed run resumes bit for bit.
+One process by default; under `torchrun` every rank samples and trains its share, and the numbers
+stay those of one. A killed run resumes bit for bit.
 """
 
 from __future__ import annotations
@@ -59,7 +59,9 @@ class Interrupted(RunError):
 
 @dataclass(frozen=True)
 class TrainResult:
-    """How a run ended: its last step, that step's metrics and the last evaluation ({} where there was none)."""
+    """How a run ended: its last step, that step's metrics and the last evaluation ({} where there
+    was none).
+    """
 
     step: int
     metrics: dict[str, Any] = field(repr=False)
@@ -81,7 +83,8 @@ class Trainer:
     task        a name (`task.name`), or an object with the methods of :class:`equipoise.tasks.Task`
     dataset     a path, a list of dicts, or a `datasets.Dataset`: a prompt and an answer, and whatever the rewards read
     rewards     functions, f(prompt, response, row) or TRL's f(prompts, completions, **columns), plain or async, which
-                are called in this process; or names as in `reward.functions`, which run in workers with a deadline
+                are called in this process; or names as in `reward.functions`,
+                which run in workers with a deadline
     objective   a preset, a composite name, or an Objective, of which the choices are taken
     callbacks   objects with on_step, on_evaluation or on_checkpoint (see :class:`TrainerCallback`)
     resume      go on with the run in `train.out`, from its last checkpoint or from that of `from_step`
@@ -152,7 +155,9 @@ class Trainer:
         ranks.barrier()
 
     def _open(self, undo: contextlib.ExitStack) -> None:
-        """Everything that is read, cheap things first, so that a mistake is known before a large model is loaded."""
+        """Everything that is read, cheap things first,
+        so that a mistake is known before a large model is loaded.
+        """
         config, given = self.config, self.given
         self.objective = config.build_objective()
         backend.use(config.sandbox.backend, config.sandbox.limits())
@@ -222,7 +227,9 @@ class Trainer:
             return self._sampled().metrics
 
     def run(self) -> None:
-        """Train to the end, or raise: RunError with a sentence for the user, Interrupted with the command to resume."""
+        """Train to the end, or raise: RunError with a sentence for the user, Interrupted with the
+        command to resume.
+        """
         terminal = self.journal.open_terminal(self.step)
         self.updater.say = lambda text: terminal.say(f"step {self.step:4d}  {text}")
         self._announce()
@@ -352,7 +359,9 @@ class Trainer:
     def _learn(
         self, batch: StepBatch, metrics: dict[str, float], seconds: dict[str, float]
     ) -> bool:
-        """Credit and update, with their numbers into `metrics` and `seconds`; whether any response pulled."""
+        """Credit and update, with their numbers into `metrics` and `seconds`;
+        whether any response pulled.
+        """
         if ranks.me() == 0:
             self.watcher.ask(self.step, batch)  # a second judge, who works beside the update
         mark = time.perf_counter()
@@ -382,7 +391,9 @@ class Trainer:
             ) from error
 
     def assign(self, batch: StepBatch) -> Credit:
-        """The credit of a step's responses and, where the run gives tokens one of their own, of each token."""
+        """The credit of a step's responses and, where the run gives tokens one of their own,
+        of each token.
+        """
         return self.objective.assign(
             batch.rewards,
             batch.rollouts.prompt.cpu(),
@@ -393,21 +404,27 @@ class Trainer:
         )
 
     def _rate(self, reward: Tensor) -> Tensor:
-        """Rewards as success rates, where a reward function gives numbers: on the range that the difficulty names."""
+        """Rewards as success rates, where a reward function gives numbers:
+        on the range that the difficulty names.
+        """
         return (
             reward if self.objective.difficulty is None else self.objective.difficulty.rate(reward)
         )
 
     def _successes(self, batch: StepBatch) -> dict[str, Any]:
-        """What `assign` gets about successes: of the batch, of all that was sampled for it, and of earlier steps.
-        Nothing where numbers serve as accuracies and are none, so that the rewards' own range is checked there."""
+        """What `assign` gets about successes: of the batch, of all that was sampled for it, and of
+        earlier steps. Nothing where numbers serve as accuracies and are none, so that the rewards'
+        own range is checked there.
+        """
         if not bool(((batch.sampled >= 0) & (batch.sampled <= 1)).all()):
             return {}
         known = {"accuracy": batch.accuracy, "batch_accuracy": float(batch.sampled.mean())}
         return known if self.objective.difficulty is None else {**known, "history": batch.past}
 
     def _held_out(self) -> list[tuple[Prompt, list[int]]]:
-        """The evaluation's prompts and their tokens; one that cannot be used stops the run before it begins."""
+        """The evaluation's prompts and their tokens;
+        one that cannot be used stops the run before it begins.
+        """
         c = self.config
         try:
             prompts = self.task.evaluation(c.eval.per_level)
@@ -504,7 +521,9 @@ class Trainer:
             )
 
     def _restored(self) -> dict[str, Any] | None:
-        """The state of the last checkpoint, with its weights in the policy; what was logged after it is forgotten."""
+        """The state of the last checkpoint, with its weights in the policy;
+        what was logged after it is forgotten.
+        """
         if self.start is not None:
             with writing(self.folder):
                 rewind(self.folder, self.start)

@@ -1,8 +1,10 @@
-"""A step's training data cut into micro-batches: so many responses, or so many tokens, per forward and backward pass.
+"""A step's training data cut into micro-batches:
+so many responses, or so many tokens, per forward and backward pass.
 
-`assign` ran on the whole batch, so where the cuts fall changes no number but by rounding. A pass computes a prompt once
-for all its responses in there; cuts therefore fall between groups where they can, and inside a group only where it is
-too large for one pass, if the objective lets groups be split.
+`assign` ran on the whole batch, so where the cuts fall changes no number but by rounding. A pass
+computes a prompt once for all its responses in there; cuts therefore fall between groups where they
+can, and inside a group only where it is too large for one pass, if the objective lets groups be
+split.
 """
 
 from __future__ import annotations
@@ -46,9 +48,10 @@ class MicroBatch:
 class Share:
     """The responses of this rank that are trained on: b of them with n tokens, group by group.
 
-    rows [b]: their rows in the batch; lengths, group [b], prompt_lengths [b] on the CPU; response, position, place [n]:
-    each token's row in the batch, its place in the response and its place among all tokens of the batch. old, ref [n]:
-    what the loss compares with. cut_at: the limit on tokens that `parts` were made for.
+    rows [b]: their rows in the batch; lengths, group [b], prompt_lengths [b] on the CPU; response,
+    position, place [n]: each token's row in the batch, its place in the response and its place
+    among all tokens of the batch. old, ref [n]: what the loss compares with. cut_at: the limit on
+    tokens that `parts` were made for.
     """
 
     rows: Tensor
@@ -88,7 +91,9 @@ class Share:
         return torch.cat([self.old[:0], *(logprobs(part) for part in self.parts)])
 
     def cut(self, responses: int, tokens: int, whole_groups: bool) -> None:
-        """Into `parts` of at most `responses` and `tokens` (0: no limit), but of whole responses, or `whole_groups`."""
+        """Into `parts` of at most `responses` and `tokens` (0:
+        no limit), but of whole responses, or `whole_groups`.
+        """
         self.parts = []
         self.cut_at = tokens
         begin = 0
@@ -117,11 +122,12 @@ def cuts(
     tokens: int,
     whole_groups: bool,
 ) -> list[int]:
-    """Where micro-batches begin, but for the first: group, prompt_lengths, lengths [b] of responses, group by group.
+    """Where micro-batches begin, but for the first:
+    group, prompt_lengths, lengths [b] of responses, group by group.
 
-    By responses alone they are cut after so many, as the responses come. With a limit on tokens they are as few as the
-    limits allow, cut between groups where a group fits, and as even as can be. What must not be cut and is larger than
-    the limits is a micro-batch of its own.
+    By responses alone they are cut after so many, as the responses come. With a limit on tokens
+    they are as few as the limits allow, cut between groups where a group fits, and as even as can
+    be. What must not be cut and is larger than the limits is a micro-batch of its own.
     """
     if not tokens and not whole_groups:
         return list(range(responses, len(group), responses)) if responses else []
@@ -147,8 +153,9 @@ def cuts(
 def _filled(
     groups: list[tuple[int, list[tuple[int, int]]]], responses: int, tokens: int, whole_groups: bool
 ) -> list[int]:
-    """The cuts of filling one micro-batch after the other with what comes: of each group its prompt's length and its
-    pieces, which are not cut, as (responses, tokens)."""
+    """The cuts of filling one micro-batch after the other with what comes: of each group its
+    prompt's length and its pieces, which are not cut, as (responses, tokens).
+    """
     out: list[int] = []
     # the response that comes next; responses and tokens of the micro-batch being filled
     at = held = filled = 0

@@ -1,10 +1,10 @@
 """Mini-batches: the parts of a batch of rollouts that an optimizer step takes each.
 
-Every pass over the batch cuts its groups anew, in an order that follows from the run's seed, the step and the pass
-alone: a resumed run and any number of processes make the same cuts. A part has whole groups, at most
-`train.mini_batch` of them, and the parts are as even as can be, because the last of an uneven cut would take a step of
-the same size on fewer prompts. Inside a part groups stand as in the batch. Not covered: what fits into a forward and
-backward pass, which is `micro`'s.
+Every pass over the batch cuts its groups anew, in an order that follows from the run's seed, the
+step and the pass alone: a resumed run and any number of processes make the same cuts. A part has
+whole groups, at most `train.mini_batch` of them, and the parts are as even as can be, because the
+last of an uneven cut would take a step of the same size on fewer prompts. Inside a part groups
+stand as in the batch. Not covered: what fits into a forward and backward pass, which is `micro`'s.
 """
 
 from __future__ import annotations
@@ -24,7 +24,9 @@ from equipoise.train.micro import Share
 
 @dataclass(eq=False)
 class MiniBatch:
-    """This rank's share of an optimizer step's responses, and their credit; `weight`: its share of the prompts."""
+    """This rank's share of an optimizer step's responses, and their credit; `weight`:
+    its share of the prompts.
+    """
 
     share: Share
     credit: Credit
@@ -49,8 +51,9 @@ def cut_groups(prompts: int, size: int, seed: int, step: int, turn: int) -> list
 def mini_batches(
     rollouts: Rollouts, credit: Credit, trained: Tensor, groups: list[Tensor]
 ) -> list[MiniBatch]:
-    """Of the groups of each part, the responses that are `trained` on [B]; parts that have none are left out, on every
-    rank: momentum is no reason to move the weights."""
+    """Of the groups of each part, the responses that are `trained` on [B]; parts that have none are
+    left out, on every rank: momentum is no reason to move the weights.
+    """
     group = rollouts.prompt.cpu()
     out = []
     for part in groups:

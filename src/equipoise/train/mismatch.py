@@ -1,6 +1,8 @@
-"""How far the sampler's log-probabilities are from the trainer's, and what correcting that does (formulas.md §5).
+"""How far the sampler's log-probabilities are from the trainer's,
+and what correcting that does (formulas.md §5).
 
-Only responses that enter the loss are looked at: the others have no log-probability of the trainer's.
+Only responses that enter the loss are looked at:
+the others have no log-probability of the trainer's.
 """
 
 from __future__ import annotations
@@ -31,7 +33,9 @@ class Mismatch(NamedTuple):
 
     @classmethod
     def of(cls, trainer: Tensor, sampler: Tensor, lengths: Tensor, correction: Choice) -> Mismatch:
-        """trainer, sampler [n] log-probabilities of the same tokens, of responses of `lengths` [b] in this order."""
+        """trainer, sampler [n] log-probabilities of the same tokens,
+        of responses of `lengths` [b] in this order.
+        """
         log_weight = trainer - sampler
         apart = log_weight.abs()
         log_cap = math.log(correction.options.get("cap", math.inf))

@@ -1,6 +1,7 @@
 """What a run opens before its first step: processes checked, the model, the engine that samples.
 
-Not here: the run directory (folder.py, run_start.py), the task, and what a resumed run reads (loop.py).
+Not here: the run directory (folder.py, run_start.py), the task,
+and what a resumed run reads (loop.py).
 """
 
 from __future__ import annotations
@@ -39,7 +40,9 @@ def check_processes(config: Config) -> None:
 
 
 def load_policy(given: RunInputs) -> models.Policy:
-    """The model that is trained, fit for the way it is trained: a program's own, or the one that is named."""
+    """The model that is trained, fit for the way it is trained:
+    a program's own, or the one that is named.
+    """
     config = given.config
     policy = given.policy or open_model(config.model)
     if config.train.shard and not policy.is_llama_like:

@@ -1,10 +1,11 @@
 """AdamW whose arithmetic is float32 whatever the weights are, with moments of 32 or 8 bits.
 
-Weights in bfloat16 have 8 bits of precision: an update of less than a 512th of a weight rounds away, and updates of RL
-are smaller. So the optimizer steps a float32 copy of them, the master, and writes it back rounded; a gradient is added
-to the master's in float32 as soon as a backward pass has made it, and its own memory is freed. Weights in float32 (or
-float64, for references) are their own masters. With 32 bits the step is torch's fused AdamW; with 8 bits it is
-`moments.coded_step` (matrices alone: the vectors of a model are a thousandth of it, and keep their 32). Not covered:
+Weights in bfloat16 have 8 bits of precision: an update of less than a 512th of a weight rounds
+away, and updates of RL are smaller. So the optimizer steps a float32 copy of them, the master, and
+writes it back rounded; a gradient is added to the master's in float32 as soon as a backward pass
+has made it, and its own memory is freed. Weights in float32 (or float64, for references) are their
+own masters. With 32 bits the step is torch's fused AdamW; with 8 bits it is `moments.coded_step`
+(matrices alone: the vectors of a model are a thousandth of it, and keep their 32). Not covered:
 float16, moments on another device.
 """
 
@@ -73,7 +74,9 @@ class AdamW:
                 _fastest(master)(weight, master, master.grad, moments, now)
 
     def state_dict(self) -> dict[str, Any]:
-        """That of torch's AdamW, and with it the masters that are not the weights, and the moments in 8 bits."""
+        """That of torch's AdamW, and with it the masters that are not the weights,
+        and the moments in 8 bits.
+        """
         exact = {"state": {}, "param_groups": []} if self.exact is None else self.exact.state_dict()
         return {
             **exact,
@@ -109,8 +112,9 @@ def _moves_gradient_to(master: Tensor) -> Any:
 
 
 def _add(total: Tensor, gradient: Tensor) -> None:
-    """total += gradient. torch's sum of two precisions takes about twice as long as its bytes on CUDA, where vectors
-    are too small for it to matter."""
+    """total += gradient. torch's sum of two precisions takes about twice as long as its bytes on
+    CUDA, where vectors are too small for it to matter.
+    """
     if total.is_cuda and total.dim() > 1 and total.is_contiguous() and gradient.is_contiguous():
         from equipoise.kernels import triton_adamw
 

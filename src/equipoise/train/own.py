@@ -1,8 +1,9 @@
-"""A reward function of the user's in a run: called for each response or, TRL's way, for each prompt's responses.
+"""A reward function of the user's in a run: called for each response or, TRL's way,
+for each prompt's responses.
 
-A function whose first calls of a draw have all failed is not asked again in that draw, so that one that hangs costs a
-few deadlines and not one for each response. Not here: what its outcomes are worth (score.py), and when a run stops for
-them (tally.py).
+A function whose first calls of a draw have all failed is not asked again in that draw, so that one
+that hangs costs a few deadlines and not one for each response. Not here: what its outcomes are
+worth (score.py), and when a run stops for them (tally.py).
 """
 
 from __future__ import annotations
@@ -35,7 +36,9 @@ class Ungrouped:
 
 @dataclass(frozen=True)
 class Asked:
-    """The outcome of one response, when its call is done: `place` among the call's, where it is for several."""
+    """The outcome of one response, when its call is done:
+    `place` among the call's, where it is for several.
+    """
 
     function: OwnFunction
     call: Future[Reply]
@@ -50,8 +53,9 @@ class Asked:
 
 
 class OwnFunction:
-    """`columns` are those of the rows, None where they are not known yet; `chat`: conversations instead of texts;
-    `given`: the function itself, where a program gave it, which is then called in this process and without a deadline.
+    """`columns` are those of the rows, None where they are not known yet; `chat`: conversations
+    instead of texts; `given`: the function itself, where a program gave it, which is then called in
+    this process and without a deadline.
     """
 
     def __init__(
@@ -110,7 +114,9 @@ class OwnFunction:
     def ask_groups(
         self, prompts: Sequence[Prompt], waiting: Sequence[Ungrouped]
     ) -> list[Asked | Verdict]:
-        """A call for each prompt; it has `seconds` for each of its responses, and fails or is killed as one."""
+        """A call for each prompt; it has `seconds` for each of its responses,
+        and fails or is killed as one.
+        """
         asked: list[Asked | Verdict] = []
         pairs = zip(prompts, waiting, strict=True)
         for _, group in itertools.groupby(pairs, key=lambda pair: pair[0].id):

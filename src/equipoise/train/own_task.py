@@ -1,7 +1,9 @@
-"""What an evaluation of a run takes from the run: its task with all its options, and how it evaluates.
+"""What an evaluation of a run takes from the run:
+its task with all its options, and how it evaluates.
 
-So `equipoise eval RUN` says of the last checkpoint what the run's own evaluation said. A model that is no run, or
-another task than the run's, takes the defaults. Not covered: reward functions, which an evaluation does not ask.
+So `equipoise eval RUN` says of the last checkpoint what the run's own evaluation said. A model that
+is no run, or another task than the run's, takes the defaults. Not covered: reward functions, which
+an evaluation does not ask.
 """
 
 from __future__ import annotations
@@ -34,7 +36,9 @@ class OwnTask:
     stop: tuple[str, ...] = ()
 
     def note(self, task: Task) -> str | None:
-        """What to say where the run's data are not what they were; its held-out prompts may be others."""
+        """What to say where the run's data are not what they were;
+        its held-out prompts may be others.
+        """
         record = None if self.run is None or not files_of(task.name) else read_record(self.run)
         if record is None or not record.data:
             return None

@@ -1,13 +1,16 @@
-"""How many tokens one forward and backward pass may hold: measured on the model itself, against what memory is free.
+"""How many tokens one forward and backward pass may hold:
+measured on the model itself, against what memory is free.
 
-The memory of a pass is a part that is always there (gradients, a chunk of logits) and so much per token, but the peak
-is that of the worst moment, and which one that is (the head, the layers' backward) changes with the size: on CUDA,
-passes of twice the size each are measured until one is as large as the last two allow. More tokens than `fast` says
-gain little there, so no more are taken. Gradient checkpointing is a third more arithmetic: it is switched on only
-where not even the longest response (or group, where the objective needs groups whole) would fit without. What a sampler
-or a reference holds counts as not free. All ranks go by the worst figures among them, so that they plan alike. On the
-CPU, where nobody counts, a pass takes what autograd keeps of a small one and half as much again, and what fits is
-trained in one go. Not covered: memory that others take later; `Updater` then halves the tokens and goes on.
+The memory of a pass is a part that is always there (gradients, a chunk of logits) and so much per
+token, but the peak is that of the worst moment, and which one that is (the head, the layers'
+backward) changes with the size: on CUDA, passes of twice the size each are measured until one is as
+large as the last two allow. More tokens than `fast` says gain little there, so no more are taken.
+Gradient checkpointing is a third more arithmetic: it is switched on only where not even the longest
+response (or group, where the objective needs groups whole) would fit without. What a sampler or a
+reference holds counts as not free. All ranks go by the worst figures among them, so that they plan
+alike. On the CPU, where nobody counts, a pass takes what autograd keeps of a small one and half as
+much again, and what fits is trained in one go. Not covered: memory that others take later;
+`Updater` then halves the tokens and goes on.
 """
 
 from __future__ import annotations
@@ -24,8 +27,8 @@ from equipoise import policy as models
 from equipoise.policy import Policy, parameter_count
 from equipoise.train import ranks
 
-# Tokens times parameters from which on a pass's own costs (gradients added up, the host's work) are small beside its
-# arithmetic on an H200, and the tokens it takes at least and at most.
+# Tokens times parameters from which on a pass's own costs (gradients added up, the host's work) are
+# small beside its arithmetic on an H200, and the tokens it takes at least and at most.
 WORK, FEWEST, MOST = 1.3e13, 8192, 65_536
 # tokens of the first two passes measured on CUDA, halved where even these do not fit
 SMALL = (4096, 8192)
@@ -36,9 +39,11 @@ MARGIN = 0.9  # of what is free: allocators lose some to gaps
 
 @dataclass(frozen=True)
 class Plan:
-    """tokens: at most so many a pass, 0 for all at once; said: a line for the user, empty where there is no news.
+    """tokens: at most so many a pass, 0 for all at once; said:
+    a line for the user, empty where there is no news.
 
-    peak: bytes that the largest pass is expected to reach, all that is held by then included; 0 where nobody counted.
+    peak: bytes that the largest pass is expected to reach, all that is held by then included;
+    0 where nobody counted.
     """
 
     tokens: int
@@ -72,10 +77,11 @@ def plan(
     to_come: int,
     clear: Callable[[], None],
 ) -> Plan:
-    """For steps of at most `total` tokens, `largest` of them in one piece; `cap`: bytes this process may hold in all.
+    """For steps of at most `total` tokens, `largest` of them in one piece; `cap`:
+    bytes this process may hold in all.
 
-    `to_come`: bytes the optimizer is still to take; `clear` throws the measured passes' gradients away. May switch the
-    policy's gradient checkpointing on.
+    `to_come`: bytes the optimizer is still to take; `clear` throws the measured passes' gradients
+    away. May switch the policy's gradient checkpointing on.
     """
     cuda, begun_with = policy.device.type == "cuda", policy.gradient_checkpointing
     taken = torch.cuda.memory_allocated(policy.device) if cuda else 0
@@ -107,7 +113,9 @@ def plan(
 
 
 def free_room(device: torch.device, cap: int | None, to_come: int) -> tuple[float, str]:
-    """Bytes a pass may take beyond what is taken now, infinitely many where nobody knows; and what sets the limit."""
+    """Bytes a pass may take beyond what is taken now, infinitely many where nobody knows;
+    and what sets the limit.
+    """
     if device.type == "cuda":
         taken = torch.cuda.memory_allocated(device)
         free: float = (
@@ -143,9 +151,11 @@ def _resident() -> int:
 def _measured(
     policy: Policy, room: float, most: int, clear: Callable[[], None]
 ) -> tuple[Cost, int]:
-    """What a pass costs, and the tokens, about `most` at most, that fit into `room`: no more than were tried.
+    """What a pass costs, and the tokens, about `most` at most, that fit into `room`:
+    no more than were tried.
 
-    A peak that is the largest of several lines lies, between two sizes, below the line through the peaks there.
+    A peak that is the largest of several lines lies, between two sizes,
+    below the line through the peaks there.
     """
     first, second = SMALL
     _peak(policy, first, clear)  # warms up
@@ -174,8 +184,9 @@ def line(a: tuple[int, float], b: tuple[int, float]) -> Cost:
 
 
 def _peak(policy: Policy, tokens: int, clear: Callable[[], None]) -> tuple[int, float]:
-    """So many tokens, or a few more, and the bytes that a pass over them adds to what is taken: of the rank where they
-    are most, infinitely many where memory runs out."""
+    """So many tokens, or a few more, and the bytes that a pass over them adds to what is taken: of
+    the rank where they are most, infinitely many where memory runs out.
+    """
     packed = _text(policy, tokens)
     torch.cuda.reset_peak_memory_stats(policy.device)
     before = torch.cuda.memory_allocated(policy.device)

@@ -1,9 +1,11 @@
-"""A fixed set of responses whose log-probabilities every evaluation tells: what training does to what was said before.
+"""A fixed set of responses whose log-probabilities every evaluation tells:
+what training does to what was said before.
 
-The set is what the evaluation before training sampled: right and wrong responses of the start policy to held-out
-prompts. Its prompts also say how hard each one was at the start, and accuracy is given by that. New samples show where
-a policy went; a fixed set shows it without the noise of drawing, and at the same contexts for every run that began
-alike. Not covered: sampling and grading, which are the evaluation's, and intervals, which a study makes over seeds.
+The set is what the evaluation before training sampled: right and wrong responses of the start
+policy to held-out prompts. Its prompts also say how hard each one was at the start, and accuracy is
+given by that. New samples show where a policy went; a fixed set shows it without the noise of
+drawing, and at the same contexts for every run that began alike. Not covered: sampling and grading,
+which are the evaluation's, and intervals, which a study makes over seeds.
 """
 
 from __future__ import annotations
@@ -25,7 +27,8 @@ from equipoise.evaluate.curve import answer_entropy, log_odds_drift
 from equipoise.files import whole
 
 TOKENS_AT_ONCE = 1 << 15
-# Success rates at the start, as `start/NAME`: each bin takes what is above the one before, up to its end.
+# Success rates at the start, as `start/NAME`: each bin takes what is above the one before,
+# up to its end.
 BINS = {"none": 0.0, "to-25": 0.25, "to-50": 0.5, "to-75": 0.75, "to-100": 1.0}
 
 
@@ -103,7 +106,8 @@ class Probe:
 
         probe/logprob            of all; its fall since the start is KL(start ‖ now) per token, estimated
         probe/right/logprob      of the right ones, probe/wrong/logprob of the wrong ones; also as …/short/… and
-                                 …/long/…: below and above the mean length of the responses to the same prompt
+                                 …/long/…: below and above the mean length of the responses to the
+                                 same prompt
         probe/entropy            of the policy at the set's contexts
         probe/shared/…           logprob and entropy where another response to the prompt has the same context
         probe/answers/drift      log-odds between different right responses to a prompt: how far they moved since the

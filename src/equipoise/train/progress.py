@@ -1,4 +1,6 @@
-"""What the terminal shows: a live line per run where there is a terminal, a plain line per step where there is none."""
+"""What the terminal shows: a live line per run where there is a terminal,
+a plain line per step where there is none.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 
 class _Output(Console):
-    """Keeps quiet from when its reader has gone (`equipoise train … | head`), where rich would end the process."""
+    """Keeps quiet from when its reader has gone (`equipoise train … | head`),
+    where rich would end the process.
+    """
 
     reader_gone = False
 
@@ -35,7 +39,9 @@ def reader_gone() -> bool:
 
 
 def discard_output() -> None:
-    """Have what is still written to a closed pipe go nowhere, also when Python flushes it at the end."""
+    """Have what is still written to a closed pipe go nowhere,
+    also when Python flushes it at the end.
+    """
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, sys.stdout.fileno())
     os.close(nowhere)
@@ -91,9 +97,11 @@ class Terminal:
 
 
 def summary(metrics: Mapping[str, float]) -> str:
-    """A step in one line. The policy loss is not in it: on-policy its value is 0 but for rounding, whatever is learned.
+    """A step in one line. The policy loss is not in it:
+    on-policy its value is 0 but for rounding, whatever is learned.
 
-    Groups are those that can teach something (some responses are better than others), and those all right or all wrong.
+    Groups are those that can teach something (some responses are better than others),
+    and those all right or all wrong.
     """
     drawn, kept = metrics["groups/drawn"], metrics["groups/kept"]
     informative = round(metrics.get("groups/informative", 0.0) * kept)

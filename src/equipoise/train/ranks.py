@@ -1,4 +1,5 @@
-"""Several processes of one machine under `torchrun`: each samples and trains its share, all hold the same weights.
+"""Several processes of one machine under `torchrun`:
+each samples and trains its share, all hold the same weights.
 
 `assign` runs on the gathered batch on every rank, so the numbers are those of one process.
 """
@@ -67,7 +68,8 @@ def _here(storage: Any, location: str) -> Any:
 def sum_gradients(parameters: Sequence[Tensor]) -> None:
     """Add up the float32 gradients of all ranks; a rank that had nothing to train counts as 0.
 
-    Small ones go together, up to BUCKET entries at a time, large ones where they lie: no second copy of them all.
+    Small ones go together, up to BUCKET entries at a time, large ones where they lie:
+    no second copy of them all.
     """
     if count() == 1:
         return

@@ -1,7 +1,8 @@
-"""What a run directory knows of itself, in run.json: who it is, where it lay, its data, and its last checkpoint.
+"""What a run directory knows of itself, in run.json:
+who it is, where it lay, its data, and its last checkpoint.
 
-The last checkpoint is written down outside of the checkpoints, so that a resumed run can tell one that was deleted from
-one that was never written. Runs of earlier versions have no run.json.
+The last checkpoint is written down outside of the checkpoints, so that a resumed run can tell one
+that was deleted from one that was never written. Runs of earlier versions have no run.json.
 """
 
 from __future__ import annotations
@@ -17,7 +18,9 @@ from equipoise.train.folder import RunError, RunFolder, replace
 
 @dataclass
 class Record:
-    """`id` names the run to trackers; `data` are the fingerprints of what it trains on (tasks/fingerprint.py)."""
+    """`id` names the run to trackers; `data` are the fingerprints of what it trains on
+    (tasks/fingerprint.py).
+    """
 
     id: str
     place: str  # the directory, as a whole path
@@ -51,8 +54,9 @@ def read_record(folder: RunFolder) -> Record | None:
 
 
 def here(record: Record, folder: RunFolder) -> Record:
-    """The record of a resumed run. A moved one stays who it was; a copy whose original is still there becomes another
-    run, so that the two do not write to one run of a tracker."""
+    """The record of a resumed run. A moved one stays who it was; a copy whose original is still
+    there becomes another run, so that the two do not write to one run of a tracker.
+    """
     now = str(folder.path.resolve())
     if record.place == now:
         return record

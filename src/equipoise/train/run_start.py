@@ -1,8 +1,10 @@
-"""How a run begins, or goes on: whose the directory is, which settings count, and which checkpoint it goes on from.
+"""How a run begins, or goes on: whose the directory is, which settings count,
+and which checkpoint it goes on from.
 
-A new run wants a new directory. A resumed one goes on where its directory lies, with the settings and the data it began
-with, from its last checkpoint; where that is missing or damaged nothing is touched until somebody names another one
-(`--from-step`). Lines that were logged after the last checkpoint are computed again, to the same numbers.
+A new run wants a new directory. A resumed one goes on where its directory lies, with the settings
+and the data it began with, from its last checkpoint; where that is missing or damaged nothing is
+touched until somebody names another one (`--from-step`). Lines that were logged after the last
+checkpoint are computed again, to the same numbers.
 """
 
 from __future__ import annotations
@@ -37,7 +39,9 @@ class Start:
     resumed: bool = False
 
     def check_data(self, folder: RunFolder, config: Config, task: Task) -> None:
-        """Keep the fingerprints of a new run's data; refuse a resumed run whose data are others now."""
+        """Keep the fingerprints of a new run's data;
+        refuse a resumed run whose data are others now.
+        """
         now = fingerprints(task, config.task.held_out, config.task.avoid)
         if self.record.data and (what := changed(self.record.data, now)):
             raise RunError(_other_data(folder, self.step, what))
@@ -45,7 +49,8 @@ class Start:
 
 
 def configured(path: str | Path, overrides: Sequence[str] = (), *, resume: bool = False) -> Config:
-    """The configuration in a file, or of a run directory or its config.toml, whose run is where that lies.
+    """The configuration in a file, or of a run directory or its config.toml,
+    whose run is where that lies.
 
     (A copied or moved directory has a config.toml that names another.)
     """
@@ -163,7 +168,9 @@ def resume_command(folder: RunFolder, from_step: int | None = None) -> str:
 
 
 def _chosen(folder: RunFolder, record: Record | None, every: int, from_step: int | None) -> int:
-    """The step whose checkpoint a resumed run goes on from. The last one there ever was, unless another is named."""
+    """The step whose checkpoint a resumed run goes on from.
+    The last one there ever was, unless another is named.
+    """
     last = max([0, *checkpoint.all_steps(folder.checkpoints)])
     last = max(last, record.checkpoint if record else _expected(folder, every))
     step = last if from_step is None else from_step
@@ -179,8 +186,9 @@ def _chosen(folder: RunFolder, record: Record | None, every: int, from_step: int
 
 
 def _expected(folder: RunFolder, every: int) -> int:
-    """The step of the last checkpoint that a run of an earlier version must have written, by its log: the line of a
-    step comes before its checkpoint."""
+    """The step of the last checkpoint that a run of an earlier version must have written, by its
+    log: the line of a step comes before its checkpoint.
+    """
     logged = [record["step"] for record in read_lines(folder.metrics)]
     return (logged[-1] - 1) // every * every if logged else 0
 

@@ -1,4 +1,6 @@
-"""What the model really read and wrote, for people: prompts with every special token, and a run's first response."""
+"""What the model really read and wrote, for people:
+prompts with every special token, and a run's first response.
+"""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
-"""From responses to rewards: verdicts of the task, of the built-in shapes and of the user's functions, and what each
-verdict is worth.
+"""From responses to rewards: verdicts of the task,
+of the built-in shapes and of the user's functions, and what each verdict is worth.
 
-Verdicts of worker processes are futures: `ask` starts them, `settle` waits for them, and meanwhile sampling goes on.
-Functions that judge a group at a time are asked by `settle`, when its responses are all there.
+Verdicts of worker processes are futures: `ask` starts them, `settle` waits for them, and meanwhile
+sampling goes on. Functions that judge a group at a time are asked by `settle`, when its responses
+are all there.
 """
 
 from __future__ import annotations
@@ -34,7 +35,9 @@ TROUBLES = ("crashed", "bad_gold", "unavailable")  # verdicts somebody should lo
 
 @dataclass
 class Scores:
-    """rewards [B, K], NaN where a verdict is worth no score; verdicts [B]: the kind of each response's first one."""
+    """rewards [B, K], NaN where a verdict is worth no score; verdicts [B]:
+    the kind of each response's first one.
+    """
 
     rewards: Tensor
     # [B] of the first verdict: 1 correct, 0 not, its partial credit; NaN where it says nothing
@@ -46,8 +49,9 @@ class Scores:
 
 
 class Scorer:
-    """`beside`: whether verdicts come from worker processes, so that asking early pays. `chat`: whether the data is
-    conversational for functions of TRL's form."""
+    """`beside`: whether verdicts come from worker processes, so that asking early pays. `chat`:
+    whether the data is conversational for functions of TRL's form.
+    """
 
     def __init__(
         self,
@@ -152,7 +156,9 @@ class Scorer:
 
 
 def check_own(config: RewardConfig, given: Mapping[str, Callable[..., Any]]) -> None:
-    """Import every function of the user's and refuse what cannot be called, before anything else is opened."""
+    """Import every function of the user's and refuse what cannot be called,
+    before anything else is opened.
+    """
     for name in config.functions:
         if name not in BUILT_IN:
             OwnFunction(name, config, given=given.get(name))
@@ -161,8 +167,9 @@ def check_own(config: RewardConfig, given: Mapping[str, Callable[..., Any]]) -> 
 
 
 def check_isolation(task: Task) -> None:
-    """Refuse a task whose responses must be isolated where nothing here can: before a model is loaded, not after the
-    first responses had no score. Looks at the first prompts."""
+    """Refuse a task whose responses must be isolated where nothing here can: before a model is
+    loaded, not after the first responses had no score. Looks at the first prompts.
+    """
     first = [task.prompt(i).meta for i in range(LOOKED_AT)]
     if not any("tests" in meta or "entry" in meta for meta in first):
         return

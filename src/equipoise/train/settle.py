@@ -1,7 +1,9 @@
-"""What a configuration leaves to the model (`auto`): whether prompts go through its chat template, and the rate.
+"""What a configuration leaves to the model (`auto`):
+whether prompts go through its chat template, and the rate.
 
-Both are settled once, when the model is there, said to the user, and written into the run's configuration: a resumed
-run has what it began with. A rate that a pretrained model is unlikely to survive is a warning, never refused.
+Both are settled once, when the model is there, said to the user, and written into the run's
+configuration: a resumed run has what it began with. A rate that a pretrained model is unlikely to
+survive is a warning, never refused.
 """
 
 from __future__ import annotations
@@ -20,8 +22,9 @@ from equipoise.toml import toml
 
 SETTLED = ("task.chat", "optim.lr")
 
-# Peak learning rates by the model's parameters. 5e-4: the embedded model; 1e-5: SmolLM2-135M; 3e-6: Qwen2.5-Coder-0.5B
-# on GSM8K, as measured here; 1e-6: HA-DW's and Balanced Aggregation's papers, 1.7B to 7B.
+# Peak learning rates by the model's parameters. 5e-4: the embedded model; 1e-5: SmolLM2-135M; 3e-6:
+# Qwen2.5-Coder-0.5B on GSM8K, as measured here; 1e-6: HA-DW's and Balanced Aggregation's papers,
+# 1.7B to 7B.
 SMALLEST_PRETRAINED = 10_000_000
 RATES = (
     (SMALLEST_PRETRAINED, 5e-4),
@@ -35,14 +38,17 @@ SFT_RATES = (
     (1_000_000_000, 3e-5),
     (float("inf"), 1e-5),
 )
-# times as much: an adapter starts from nothing, and moves the weights by a product of two small matrices
+# times as much: an adapter starts from nothing,
+# and moves the weights by a product of two small matrices
 LORA = 10.0
 TOO_HIGH = 10.0  # times the default
 
 
 @dataclass(frozen=True)
 class Outline:
-    """What of a model decides: name, tokenizer, the tokens that end its texts, and how many parameters it has."""
+    """What of a model decides: name, tokenizer, the tokens that end its texts,
+    and how many parameters it has.
+    """
 
     name: str
     tokenizer: Any
@@ -65,7 +71,9 @@ C = TypeVar("C", Config, SftConfig)
 
 @dataclass(frozen=True)
 class Settled(Generic[C]):
-    """The configuration without `auto`, what it does with prompts, and what the user should hear of it."""
+    """The configuration without `auto`, what it does with prompts,
+    and what the user should hear of it.
+    """
 
     config: C
     chat: Chat

@@ -1,10 +1,12 @@
-"""A supervised warm-up: imitate the responses of a data set, then start reinforcement learning from what came out.
+"""A supervised warm-up: imitate the responses of a data set,
+then start reinforcement learning from what came out.
 
     sft.toml   metrics.jsonl (a line per step)   eval.jsonl (held-out loss)   checkpoints/step-N/
 
-A checkpoint is a model that `equipoise train --model.name` starts from, and with its optimizer's state what a killed
-run goes on from, bit for bit: which demonstrations a step shows follows from the seed and the step's number alone. One
-process. Not covered: preference pairs, several turns to imitate, tokens of the prompt in the loss.
+A checkpoint is a model that `equipoise train --model.name` starts from, and with its optimizer's
+state what a killed run goes on from, bit for bit: which demonstrations a step shows follows from
+the seed and the step's number alone. One process. Not covered: preference pairs, several turns to
+imitate, tokens of the prompt in the loss.
 """
 
 from __future__ import annotations
@@ -129,7 +131,9 @@ class Sft:
         return [one for prompt in some if (one := self.encoder(prompt)) is not None]
 
     def _restored(self) -> dict[str, Any] | None:
-        """The state of the last checkpoint, with its weights in the policy; what was logged after it is forgotten."""
+        """The state of the last checkpoint, with its weights in the policy;
+        what was logged after it is forgotten.
+        """
         folder, found = self.folder.checkpoints, checkpoint.all_steps(self.folder.checkpoints)
         last = found[-1] if found else 0
         if last and (fault := checkpoint.fault(folder, last)):

@@ -1,12 +1,14 @@
-"""The weights, gradients and moments of one model spread over the processes (FSDP2), for what does not fit one card.
+"""The weights, gradients and moments of one model spread over the processes (FSDP2),
+for what does not fit one card.
 
-Each process keeps its rows of every matrix, in float32; a layer's weights are gathered, in the precision the model
-computes in, when a forward or backward pass comes to it, and dropped behind it. Gradients are summed in float32 and
-each process receives its rows. The numbers are those of one process.
-Gathering hangs on the calls of modules, and our forward pass calls none of them: `decoder.gathered` takes it through
-methods that FSDP watches. All processes must make the same number of passes: `idle_pass` fills up.
-For sampling and saving, `whole` gathers all weights at once, in the model's precision: they must fit beside the shards.
-Not covered: LoRA, and models that only transformers' forward pass serves.
+Each process keeps its rows of every matrix, in float32; a layer's weights are gathered, in the
+precision the model computes in, when a forward or backward pass comes to it, and dropped behind it.
+Gradients are summed in float32 and each process receives its rows. The numbers are those of one
+process. Gathering hangs on the calls of modules, and our forward pass calls none of them:
+`decoder.gathered` takes it through methods that FSDP watches. All processes must make the same
+number of passes: `idle_pass` fills up. For sampling and saving, `whole` gathers all weights at
+once, in the model's precision: they must fit beside the shards. Not covered: LoRA, and models that
+only transformers' forward pass serves.
 """
 
 from __future__ import annotations
@@ -40,7 +42,9 @@ class _Root(torch.nn.Module):
 
 
 class Shards:
-    """`parameters`: this process's rows of every weight, float32, in the order of `policy.parameters()`."""
+    """`parameters`: this process's rows of every weight, float32,
+    in the order of `policy.parameters()`.
+    """
 
     def __init__(self, policy: models.Policy) -> None:
         assert policy.is_llama_like  # found out while the model is whole
@@ -91,7 +95,9 @@ class Shards:
             self._go_through()
 
     def idle_pass(self, *, backward: bool) -> None:
-        """A pass over one token that counts nothing, for a process that has less to do than another."""
+        """A pass over one token that counts nothing,
+        for a process that has less to do than another.
+        """
         one = torch.zeros(1, dtype=torch.long, device=self.device)
         with torch.set_grad_enabled(backward):
             logprobs = models.token_logprobs(
@@ -107,15 +113,18 @@ class Shards:
                 rows.grad, weight.grad = weight.grad.to_local(), None
 
     def state_dict(self, state: dict[str, Any]) -> dict[str, Any]:
-        """The optimizer's state as one process would have it, on the CPU of the first; all take part."""
+        """The optimizer's state as one process would have it, on the CPU of the first;
+        all take part.
+        """
         masters = self.parameters if self.rounded else []
         gathered: dict[str, Any] = _each({**state, "masters": masters}, _gathered)
         return gathered
 
     @torch.no_grad()
     def load_state_dict(self, state: dict[str, Any]) -> dict[str, Any]:
-        """Take this process's rows of what `state_dict` returned on any number of processes, masters into the weights;
-        returns the rest."""
+        """Take this process's rows of what `state_dict` returned on any number of processes,
+        masters into the weights; returns the rest.
+        """
         mine = _each(state, _rows)
         if self.rounded:
             for rows, master in zip(self.parameters, mine["masters"], strict=True):

@@ -1,8 +1,9 @@
 """What each reward function did in a step, and when the run stops for it.
 
-A step in which a function fails (crashes or times out) on more than half of the responses trains nothing; the third
-such step in a row stops the run. A program that crashes in the sandbox is the response's failure, not the verifier's,
-and is not counted here. Not here: responses without a score (`reward.max_unscored`).
+A step in which a function fails (crashes or times out) on more than half of the responses trains
+nothing; the third such step in a row stops the run. A program that crashes in the sandbox is the
+response's failure, not the verifier's, and is not counted here. Not here: responses without a score
+(`reward.max_unscored`).
 """
 
 from __future__ import annotations
@@ -57,7 +58,9 @@ def joined(parts: Sequence[Sequence[Tally]]) -> list[Tally]:
 
 
 def labels(names: Sequence[str]) -> list[str]:
-    """Short names of functions for metrics and columns: the part behind the colon, numbered where two are alike."""
+    """Short names of functions for metrics and columns:
+    the part behind the colon, numbered where two are alike.
+    """
     short = [name.rpartition(":")[2] for name in names]
     return [name if short.count(name) == 1 else f"{name}_{k}" for k, name in enumerate(short)]
 

@@ -1,8 +1,10 @@
-"""What `assign` gets for each token in a run: the mask of top entropies, and a teacher's advantages.
+"""What `assign` gets for each token in a run:
+the mask of top entropies, and a teacher's advantages.
 
-Both come of forward passes over the whole batch before its first update: the policy's own for entropies, a frozen
-teacher's for on-policy distillation. The mathematics is the library's, `equipoise.entropy_mask` and
-`equipoise.distillation`. Not covered: teachers with another vocabulary, and teachers behind a server.
+Both come of forward passes over the whole batch before its first update: the policy's own for
+entropies, a frozen teacher's for on-policy distillation. The mathematics is the library's,
+`equipoise.entropy_mask` and `equipoise.distillation`. Not covered: teachers with another
+vocabulary, and teachers behind a server.
 """
 
 from __future__ import annotations
@@ -22,7 +24,9 @@ from equipoise.train.update import Updater
 
 
 def open_teacher(name: str, policy: models.Policy) -> models.Policy:
-    """The frozen teacher, on the policy's device and in its precision; refused where its tokens are others."""
+    """The frozen teacher, on the policy's device and in its precision;
+    refused where its tokens are others.
+    """
     teacher = models.load(name, dtype=policy.dtype, device=policy.device)
     teacher.model.requires_grad_(False)
     check_vocabularies(policy, teacher)
@@ -41,7 +45,8 @@ def check_vocabularies(policy: models.Policy, teacher: models.Policy) -> None:
             f"{told}: its vocabulary differs from that of {policy.name} in {len(apart):,} of {len(ours):,} tokens, "
             f"{apart[0]!r} among them; a teacher reads the policy's own token ids, so it must have the same ones"
         )
-    # Models of one family pad their heads to different sizes; ids that only the policy has cannot be looked up.
+    # Models of one family pad their heads to different sizes;
+    # ids that only the policy has cannot be looked up.
     rows, needed = (len(p.core.get_output_embeddings().weight) for p in (teacher, policy))
     if rows < needed:
         raise ConfigError(
@@ -72,7 +77,9 @@ class TokenCredit:
         self.temperature = config.rollout.temperature
 
     def of(self, batch: StepBatch) -> TokenArguments:
-        """Arguments of `assign`, [N] each: the tokens in the loss in row order. All ranks take part."""
+        """Arguments of `assign`, [N] each: the tokens in the loss in row order.
+        All ranks take part.
+        """
         found: TokenArguments = {}
         if self.keep < 1:
             found["token_weight"] = entropy_mask(self._entropy(batch), self.keep).cpu()
@@ -101,7 +108,9 @@ class TokenCredit:
         )
 
     def _old(self, batch: StepBatch) -> Tensor:
-        """log π_old, the sampler's or with `rollout.exact` the trainer's, as the loss compares with."""
+        """log π_old, the sampler's or with `rollout.exact` the trainer's,
+        as the loss compares with.
+        """
         if self.updater.exact:
             return self._logprobs(batch, self.policy)
         lengths = batch.rollouts.lengths

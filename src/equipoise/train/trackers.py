@@ -1,10 +1,11 @@
-"""Where else a run is logged: TensorBoard, Weights & Biases, trackio, MLflow. All are off by default, and imported
-only when asked for.
+"""Where else a run is logged: TensorBoard, Weights & Biases, trackio, MLflow.
+All are off by default, and imported only when asked for.
 
-A tracker gets every metric under the step it belongs to, a table of sampled responses with each rollout file, and at
-the end the report. The identifier a tracker gives the run is kept in `trackers.json`, and a resumed run goes on under
-it: steps that are trained again after a kill are logged again, with the same numbers. Where the packages keep their
-files, and whether they send them anywhere, is theirs to say (WANDB_MODE, TRACKIO_DIR, MLFLOW_TRACKING_URI).
+A tracker gets every metric under the step it belongs to, a table of sampled responses with each
+rollout file, and at the end the report. The identifier a tracker gives the run is kept in
+`trackers.json`, and a resumed run goes on under it: steps that are trained again after a kill are
+logged again, with the same numbers. Where the packages keep their files, and whether they send them
+anywhere, is theirs to say (WANDB_MODE, TRACKIO_DIR, MLFLOW_TRACKING_URI).
 """
 
 from __future__ import annotations
@@ -27,7 +28,9 @@ Row = Mapping[str, str | float]
 
 @dataclass(frozen=True)
 class Tracked:
-    """What a tracker is opened with; `identifier`: the one it gave the run that is resumed, if it saw it before."""
+    """What a tracker is opened with; `identifier`:
+    the one it gave the run that is resumed, if it saw it before.
+    """
 
     folder: Path
     log: LogConfig
@@ -78,7 +81,8 @@ def open_trackers(
 ) -> Trackers:
     """Those that `log` asks for; their identifiers are on the disk when this returns.
 
-    `run`: who the run is. A copy that goes on beside its original is another, and gets identifiers of its own.
+    `run`: who the run is. A copy that goes on beside its original is another,
+    and gets identifiers of its own.
     """
     wanted = {name: kind for name, kind in KINDS.items() if getattr(log, name)}
     if not wanted:
@@ -131,7 +135,9 @@ class _TensorBoard:
 
 
 class _Wandb:
-    """Steps are a metric of ours, not W&B's own count, which never goes back: a resumed run does, to its checkpoint."""
+    """Steps are a metric of ours, not W&B's own count, which never goes back:
+    a resumed run does, to its checkpoint.
+    """
 
     def __init__(self, run: Tracked) -> None:
         self.module = _imported("wandb", "wandb")
@@ -162,7 +168,8 @@ class _Wandb:
         self.run.log({SAMPLES: table, "step": step})
 
     def attach(self, file: Path) -> None:
-        # Artifacts are found by name in a project: the run's identifier keeps reports of two runs apart.
+        # Artifacts are found by name in a project: the run's identifier keeps reports of two runs
+        # apart.
         artifact = self.module.Artifact(f"{file.stem}-{self.identifier}", type=file.stem)
         artifact.add_file(str(file))
         self.run.log_artifact(artifact)
@@ -172,7 +179,9 @@ class _Wandb:
 
 
 class _Trackio:
-    """A run is found again by its name, of which there may be several in a project: hence a name of its own."""
+    """A run is found again by its name, of which there may be several in a project:
+    hence a name of its own.
+    """
 
     def __init__(self, run: Tracked) -> None:
         self.module = _imported("trackio", "trackio")

@@ -1,9 +1,11 @@
-"""The update: from a batch and its credit to mini-batches, micro-batches, gradients and optimizer steps.
+"""The update: from a batch and its credit to mini-batches, micro-batches,
+gradients and optimizer steps.
 
-What one pass may hold is planned when there is first something to train on; where memory runs out all the same, the
-update begins again with half. An update whose numbers are not finite is skipped and counted, never applied. Under
-`torchrun` every rank trains its share of the groups, and the gradients are summed. The state is the optimizer's, the
-objective's and the plan's. Not covered: where batches come from, and the files of a run.
+What one pass may hold is planned when there is first something to train on; where memory runs out
+all the same, the update begins again with half. An update whose numbers are not finite is skipped
+and counted, never applied. Under `torchrun` every rank trains its share of the groups, and the
+gradients are summed. The state is the optimizer's, the objective's and the plan's. Not covered:
+where batches come from, and the files of a run.
 """
 
 from __future__ import annotations
@@ -42,8 +44,9 @@ LAST_UPDATE = ("policy_loss", "approx_kl", "clip_ratio/region", "pushed/", "drif
 
 
 class Step(NamedTuple):
-    """What an optimizer step saw: outputs and mismatch (where it is known) of the ranks that had something to do, the
-    norm of the gradient; `weight`: its share of the batch's prompts."""
+    """What an optimizer step saw: outputs and mismatch (where it is known) of the ranks that had
+    something to do, the norm of the gradient; `weight`: its share of the batch's prompts.
+    """
 
     outputs: list[LossOutput]
     apart: list[Mismatch]
@@ -90,8 +93,9 @@ class Updater:
     def update(self, batch: StepBatch, credit: Credit, step: int) -> dict[str, float]:
         """`train.updates` passes over the batch, an optimizer step on each of its mini-batches.
 
-        The metrics are those of the first pass: with one mini-batch, of a step in which every ratio is 1.
-        A mini-batch that nothing pulls on leaves the weights alone: momentum is no reason to move them.
+        The metrics are those of the first pass: with one mini-batch, of a step in which every ratio
+        is 1. A mini-batch that nothing pulls on leaves the weights alone: momentum is no reason to
+        move them.
         """
         out = {
             "policy_loss": 0.0,
@@ -126,9 +130,11 @@ class Updater:
     def each_token(
         self, batch: StepBatch, numbers: Callable[[MicroBatch], Tensor], *, own: bool
     ) -> Tensor:
-        """[N] `numbers` of every token in the loss, in row order, before the first update of a batch.
+        """[N] `numbers` of every token in the loss, in row order,
+        before the first update of a batch.
 
-        Each rank computes those of its groups. `own`: by the policy itself, whose weights the ranks may share.
+        Each rank computes those of its groups. `own`:
+        by the policy itself, whose weights the ranks may share.
         """
         self._make_plan(batch)
         group, in_loss = batch.rollouts.prompt.cpu(), batch.lengths.cpu() > 0
@@ -156,8 +162,9 @@ class Updater:
         }
 
     def _trained(self, batch: StepBatch, credit: Credit) -> Tensor:
-        """[B] whether a response is trained on: one that nothing pulls on (no advantage, no KL, no entropy bonus) needs
-        no forward pass, unless its group must be whole."""
+        """[B] whether a response is trained on: one that nothing pulls on (no advantage, no KL, no
+        entropy bonus) needs no forward pass, unless its group must be whole.
+        """
         c, group = self.config, batch.rollouts.prompt.cpu()
         pulled = credit.pulled.cpu()
         if c.objective.kl or c.objective.entropy_bonus:
@@ -175,7 +182,9 @@ class Updater:
         turn: int,
         first: list[MiniBatch] | None = None,
     ) -> list[MiniBatch]:
-        """The mini-batches of a pass over the batch; `first`: those of the first one, which were compared already."""
+        """The mini-batches of a pass over the batch; `first`:
+        those of the first one, which were compared already.
+        """
         t, prompts = self.config.train, len(batch.prompts)
         if first is not None and parts_of(prompts, t.mini_batch) == 1:
             return first
@@ -188,7 +197,9 @@ class Updater:
         return parts
 
     def _compare_as(self, first: list[MiniBatch], parts: list[MiniBatch], tokens: int) -> None:
-        """Hand on what the ranks computed before the first update, `_compare`'s, to `parts` of another cut."""
+        """Hand on what the ranks computed before the first update, `_compare`'s,
+        to `parts` of another cut.
+        """
         for name, computed in (("old", self.exact), ("ref", bool(self.config.objective.kl))):
             if not computed:
                 continue
@@ -209,8 +220,9 @@ class Updater:
         self.idle_passes = max(ranks.gather(len(share.parts))) - len(share.parts)
 
     def _optimizer_step(self, part: MiniBatch, *, compared: bool) -> Step:
-        """`compared`: whether it is known how far the sampler is from the trainer: the weights are those that sampled,
-        or π_old is the trainer's."""
+        """`compared`: whether it is known how far the sampler is from the trainer: the weights are
+        those that sampled, or π_old is the trainer's.
+        """
         self._cut(part.share)
         work = functools.partial(self._gradients, credit=part.credit, compared=compared)
         found = self._fitting(part.share, work)
@@ -252,7 +264,9 @@ class Updater:
             self._shrink(share, reason)
 
     def _shrink(self, share: Share, reason: str) -> None:
-        """Smaller micro-batches for the rest of the run or, where there are none, gradient checkpointing."""
+        """Smaller micro-batches for the rest of the run or, where there are none,
+        gradient checkpointing.
+        """
         assert self.plan is not None
         most = share.largest_pass
         share.cut(self.config.train.micro_batch, most // 2, self.objective.needs_whole_groups)
@@ -273,8 +287,9 @@ class Updater:
 
     @torch.no_grad()
     def _compare(self, share: Share) -> None:
-        """What the loss compares with: log π_ref and log π_old, which is the sampler's or, with `rollout.exact` or
-        vLLM, what the trainer says before its first update."""
+        """What the loss compares with: log π_ref and log π_old, which is the sampler's or, with
+        `rollout.exact` or vLLM, what the trainer says before its first update.
+        """
         temperature = self.config.rollout.temperature
 
         def of_reference(part: MicroBatch) -> Tensor:
@@ -302,7 +317,9 @@ class Updater:
     def _gradients(
         self, share: Share, *, credit: Credit, compared: bool
     ) -> tuple[list[LossOutput], list[Mismatch]]:
-        """Gradients of all micro-batches, summed, and what the losses saw; where `compared`, also the mismatch."""
+        """Gradients of all micro-batches, summed, and what the losses saw;
+        where `compared`, also the mismatch.
+        """
         self.optimizer.zero_grad()
         outputs: list[LossOutput] = []
         apart = []
@@ -324,7 +341,9 @@ class Updater:
         return outputs, apart
 
     def _dropout_seed(self, part: int) -> int:
-        """Of the masks of a micro-batch: the run's seed, the optimizer step, the rank and the part decide."""
+        """Of the masks of a micro-batch: the run's seed, the optimizer step,
+        the rank and the part decide.
+        """
         return random.Random(
             f"{self.config.train.seed} {self.updates} {ranks.me()} {part}"
         ).getrandbits(63)
@@ -420,7 +439,9 @@ def _added(first: LossOutput, *others: LossOutput) -> LossOutput:
 
 
 def _merged(steps: Sequence[Step]) -> dict[str, float]:
-    """Metrics of several optimizer steps: losses are means over prompts, all else is over their tokens."""
+    """Metrics of several optimizer steps: losses are means over prompts,
+    all else is over their tokens.
+    """
     outputs = []
     for step in steps:
         for output in step.outputs:
@@ -432,7 +453,8 @@ def _merged(steps: Sequence[Step]) -> dict[str, float]:
 
 
 def learning_rate(o: OptimConfig, update: int, total: int) -> float:
-    """The rate of optimizer step `update` (from 1): a linear warm-up, then constant, or linear or cosine to 0.
+    """The rate of optimizer step `update` (from 1):
+    a linear warm-up, then constant, or linear or cosine to 0.
 
     0 is reached one step after the last: a step at 0 would be a batch of rollouts for nothing.
     """

@@ -1,12 +1,13 @@
 r"""Is the reward being gamed? The built-in second judge, and the measures with their thresholds.
 
-The judge is strict, cheap and shares nothing with the verifiers: where the reference is a number (an integer, a decimal
-or a fraction), the response's answer must be that number written out. The answer is the last \boxed{…}, else the last
-<answer>…</answer>, else the number behind the last #, else the last number. What stands there must be a number and
-nothing else (a word for the unit, $ and % aside): 75 + 80 is none. Only the last 4,000 characters are read.
+The judge is strict, cheap and shares nothing with the verifiers: where the reference is a number
+(an integer, a decimal or a fraction), the response's answer must be that number written out. The
+answer is the last \boxed{…}, else the last <answer>…</answer>, else the number behind the last #,
+else the last number. What stands there must be a number and nothing else (a word for the unit, $
+and % aside): 75 + 80 is none. Only the last 4,000 characters are read.
 
-Not covered: references that are no numbers (train/gaming.py asks the strict math rules), units of measure, and numbers
-in words.
+Not covered: references that are no numbers (train/gaming.py asks the strict math rules),
+units of measure, and numbers in words.
 """
 
 from __future__ import annotations
@@ -33,7 +34,9 @@ SPACES = re.compile(r"\\[,!; ]|\s|~|\{,\}|\$|\\\$|\\?%|\*\*")
 
 @dataclass(frozen=True)
 class Measure:
-    """`threshold` is crossed from below (`above`) or from above; the sentence says what the measure is."""
+    """`threshold` is crossed from below (`above`) or from above;
+    the sentence says what the measure is.
+    """
 
     threshold: float
     above: bool
@@ -106,7 +109,9 @@ def _without_unit(match: re.Match[str]) -> str:
 
 
 def is_copied(response: str, prompt: str, reference: str) -> bool:
-    """Whether the answer, or the last line where none is marked, stands in the prompt and is not the reference."""
+    """Whether the answer, or the last line where none is marked,
+    stands in the prompt and is not the reference.
+    """
     tail = response[-TAIL:]
     marked = next((found[-1] for mark in (BOX, TAG, HASH) if (found := mark.findall(tail))), None)
     said = _bare(marked if marked is not None else (tail.strip().splitlines() or [""])[-1])
@@ -120,7 +125,9 @@ def _bare(text: str) -> str:
 
 
 def effective_number(answers: list[str]) -> float:
-    """1/Σp² of the shares of different answers: n for n equally frequent ones, 1 for one that is given always."""
+    """1/Σp² of the shares of different answers: n for n equally frequent ones, 1 for one that is
+    given always.
+    """
     counts: dict[str, int] = {}
     for text in answers:
         counts[text] = counts.get(text, 0) + 1

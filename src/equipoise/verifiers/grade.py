@@ -1,8 +1,9 @@
-"""Grade responses against references: `grade_math`, `grade_code`, `grade_many`, and the same as futures.
+"""Grade responses against references: `grade_math`, `grade_code`, `grade_many`,
+and the same as futures.
 
-What is cheap and exact is decided at once, in the caller; everything else goes to worker processes that start on first
-use and end with the caller. Verdicts are kept by (answer, reference, options): a policy that repeats itself is graded
-once.
+What is cheap and exact is decided at once, in the caller; everything else goes to worker processes
+that start on first use and end with the caller. Verdicts are kept by (answer, reference, options):
+a policy that repeats itself is graded once.
 """
 
 from __future__ import annotations
@@ -60,7 +61,9 @@ def grade_math(
 
 
 def grade_code(response: str, tests: Mapping[str, Any], limits: Limits | None = None) -> Verdict:
-    """Whether the program in the response passes `tests`, a row in one of the shapes `judge.tests` reads."""
+    """Whether the program in the response passes `tests`,
+    a row in one of the shapes `judge.tests` reads.
+    """
     return submit_code(response, tests, limits).result()
 
 
@@ -75,7 +78,8 @@ def grade_many(
     rules: str = "strict",
     answer_in: str = "auto",
 ) -> list[Verdict]:
-    """Verdicts in the order of the responses; `budget` seconds for all of them, after which the rest are `timeout`.
+    """Verdicts in the order of the responses; `budget` seconds for all of them,
+    after which the rest are `timeout`.
 
     For math, `prompts`, `forms`, `rules` and `answer_in` are those of :func:`grade_math`.
     """
@@ -171,12 +175,15 @@ def submit_code(
     *,
     expires: float = float("inf"),
 ) -> Future[Verdict]:
-    """`grade_code` as a future; where nothing is said, within the limits of the configuration (`rewards.backend`)."""
+    """`grade_code` as a future; where nothing is said,
+    within the limits of the configuration (`rewards.backend`).
+    """
     limits = limits or backend.limits()
     row, bounds = json.dumps(tests, sort_keys=True), dataclasses.asdict(limits)
     job = [response, row, bounds]
     key = ("code", row, json.dumps(bounds, sort_keys=True), response)
-    # The tests keep their own time; this ends a worker that hangs. With a total budget there is no patience.
+    # The tests keep their own time; this ends a worker that hangs.
+    # With a total budget there is no patience.
     seconds = code_seconds(limits) if expires == float("inf") else limits.total_seconds + SLACK
     if address := backend.url():
         asked = [address, backend.token(), "code", job, seconds]
@@ -232,7 +239,9 @@ def code_job(response: str, row: str, limits: dict[str, Any]) -> Verdict:
 
 @functools.lru_cache(maxsize=10_000)
 def _reference_fails(row: str, limits: str) -> str | None:
-    """Why the solution that an MBPP row brings (`code`) does not pass the row's tests, where it brings one."""
+    """Why the solution that an MBPP row brings (`code`) does not pass the row's tests,
+    where it brings one.
+    """
     table = json.loads(row)
     solution = table.get("code") if isinstance(table, dict) and "test_list" in table else None
     if not isinstance(solution, str):
@@ -283,7 +292,9 @@ def _check(gold: str) -> Future[Verdict]:
 
 
 def _math_result(future: Future[Verdict], gold: str) -> Verdict:
-    """A comparison that ran out of time may be the reference's fault: then it says nothing about the response."""
+    """A comparison that ran out of time may be the reference's fault:
+    then it says nothing about the response.
+    """
     verdict = future.result()
     if verdict.kind in ("timeout", "limit", "crashed") and verdict.reason != OVER_BUDGET:
         (problem,) = check_golds([gold])

@@ -1,8 +1,10 @@
-"""Our verifiers as the reward functions of other trainers, which bring neither a deadline nor isolation of their own.
+"""Our verifiers as the reward functions of other trainers,
+which bring neither a deadline nor isolation of their own.
 
-A verdict is worth 1 where it is `correct` (or its partial credit), None where nothing is known about the response (a
-reference that means nothing, no sandbox to run in), and 0 otherwise: a verifier that timed out on what a model wrote
-must not be a way to escape a wrong answer. Not here: the shaping of rewards (length, tags), and reward models.
+A verdict is worth 1 where it is `correct` (or its partial credit), None where nothing is known
+about the response (a reference that means nothing, no sandbox to run in), and 0 otherwise: a
+verifier that timed out on what a model wrote must not be a way to escape a wrong answer. Not here:
+the shaping of rewards (length, tags), and reward models.
 """
 
 from __future__ import annotations
@@ -19,7 +21,9 @@ Completion = str | Sequence[Mapping[str, Any]]
 
 
 def text_of(completion: Completion) -> str:
-    """What the model said last: the completion itself, or the content of its last assistant message."""
+    """What the model said last: the completion itself,
+    or the content of its last assistant message.
+    """
     if isinstance(completion, str):
         return completion
     said = [m.get("content") for m in completion if m.get("role", "assistant") == "assistant"]
@@ -37,7 +41,8 @@ def as_trl(
     rules: str = "strict",
     answer_in: str = "auto",
 ) -> Callable[..., list[float | None]]:
-    """A reward function for TRL's trainers: "math", "code", or any grade(response, reference) -> Verdict.
+    """A reward function for TRL's trainers: "math", "code",
+    or any grade(response, reference) -> Verdict.
 
     >>> GRPOTrainer(reward_funcs=[as_trl("math", column="solution")], ...)
 
@@ -45,9 +50,10 @@ def as_trl(
     budget   seconds for the verdicts of one batch of "math" or "code", after which the rest are `timeout`
     rules, answer_in   those of grade_math, for "math"; a column `form` of the data is its form
 
-    "math" and "code" are graded in worker processes with a deadline each (code in the sandbox); a function of your own
-    runs here. The shares of verdicts that are no score are logged as NAME/timeout and so on, and every response's
-    verdict stands in TRL's table of completions under NAME/verdict.
+    "math" and "code" are graded in worker processes with a deadline each (code in the sandbox); a
+    function of your own runs here. The shares of verdicts that are no score are logged as
+    NAME/timeout and so on, and every response's verdict stands in TRL's table of completions under
+    NAME/verdict.
     """
     if isinstance(verifier, str) and verifier not in ("math", "code"):
         raise ValueError(
@@ -119,7 +125,9 @@ def prompt_text(prompt: Completion) -> str:
 
 
 def _tests(reference: Any) -> Any:
-    """A column of structs has every row's keys, None where this row has none; the rest is for the verifier to read."""
+    """A column of structs has every row's keys, None where this row has none;
+    the rest is for the verifier to read.
+    """
     return (
         {k: v for k, v in reference.items() if v is not None}
         if isinstance(reference, Mapping)
@@ -137,17 +145,19 @@ def verl_score(
     rules: str = "strict",
     answer_in: str = "auto",
 ) -> dict[str, Any]:
-    """A reward function for verl's `custom_reward_function`, called for one response at a time in verl's threads.
+    """A reward function for verl's `custom_reward_function`,
+    called for one response at a time in verl's threads.
 
     reward.custom_reward_function.path=pkg://equipoise.verifiers.host_functions
     reward.custom_reward_function.name=verl_score
 
     kind   "math" or "code" (`+reward.custom_reward_function.reward_kwargs.kind=code`); tests may be a JSON string
     rules, answer_in   those of grade_math; `extra_info` gives the prompt (`prompt` or `question`) and `form`, where the
-                       data has them there. verl does not say what the model was asked: without it, "auto" reads any
-                       explicit mark, and a copy of the prompt cannot be told
+                       data has them there. verl does not say what the model was asked: without it,
+                       "auto" reads any explicit mark, and a copy of the prompt cannot be told
 
-    verl has no reward for a response that nothing is known about: it gets 0, and `ungraded` says so.
+    verl has no reward for a response that nothing is known about:
+    it gets 0, and `ungraded` says so.
     """
     if kind not in ("math", "code"):
         raise ValueError(f'kind = "{kind}" is not known; use "math" or "code"')

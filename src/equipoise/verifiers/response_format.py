@@ -1,4 +1,6 @@
-"""Rewards for how a response is written: tags in their place, a box, not too long. Weigh them against the answer's."""
+"""Rewards for how a response is written: tags in their place, a box, not too long.
+Weigh them against the answer's.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +11,10 @@ from equipoise.verifiers.verdict import Verdict
 
 
 def tags(response: str, names: Sequence[str] = ("think", "answer")) -> Verdict:
-    """`correct` if the response is <a>…</a><b>…</b>… with the names in order, once each, with something inside and
-    nothing but white space around; a prompt that ends with the first opening tag may leave it out."""
+    """`correct` if the response is <a>…</a><b>…</b>… with the names in order, once each, with
+    something inside and nothing but white space around; a prompt that ends with the first opening
+    tag may leave it out.
+    """
     rest = response.strip()
     for i, name in enumerate(names):
         opening, closing = f"<{name}>", f"</{name}>"

@@ -1,4 +1,6 @@
-"""What a verifier says about one response. Only `correct` and `wrong` are scores; the rest say why there is none."""
+"""What a verifier says about one response. Only `correct` and `wrong` are scores;
+the rest say why there is none.
+"""
 
 from __future__ import annotations
 
@@ -18,10 +20,11 @@ NO_SCORE: tuple[str, ...] = ("bad_gold", "unavailable")  # kinds that say nothin
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """`kind` names the outcome, `reason` says it in words, `seconds` is what it took, `answer` what was read.
+    """`kind` names the outcome, `reason` says it in words, `seconds` is what it took, `answer` what
+    was read.
 
-    `value` is partial credit in [0, 1] for verifiers that grade by degree; a verifier that does not leaves it `None`
-    and the reward table decides.
+    `value` is partial credit in [0, 1] for verifiers that grade by degree; a verifier that does not
+    leaves it `None` and the reward table decides.
     """
 
     kind: Kind
@@ -38,7 +41,9 @@ class Verdict:
 
     @property
     def accuracy(self) -> float | None:
-        """How right the response is, whatever a reward makes of it; None where the verdict says nothing about it."""
+        """How right the response is, whatever a reward makes of it;
+        None where the verdict says nothing about it.
+        """
         if self.kind in NO_SCORE:
             return None
         if self.kind in SCORES and self.value is not None:
@@ -62,7 +67,9 @@ def _table(outcome: Outcome) -> Any:
 
 
 def decode(data: bytes) -> Reply:
-    """Strictly what `encode` writes, or ValueError: the bytes may come from a process that read hostile text."""
+    """Strictly what `encode` writes, or ValueError:
+    the bytes may come from a process that read hostile text.
+    """
     try:
         table = json.loads(data.decode("ascii"), parse_constant=_refuse)
     except RecursionError as error:

@@ -1,7 +1,7 @@
 """The pieces of all files as one log: values checked, ids numbered, lengths counted.
 
-Prompts and groups are numbered by first appearance, the same in every file. What a writer's rows need besides (padding,
-repeats, evaluations) is asked of its module.
+Prompts and groups are numbered by first appearance, the same in every file. What a writer's rows
+need besides (padding, repeats, evaluations) is asked of its module.
 """
 
 from __future__ import annotations
@@ -228,7 +228,9 @@ class LogCollector:
         return np.array([known.setdefault(k, len(known)) for k in keys], np.int64)
 
     def log(self, paths: Sequence[Path] = ()) -> Log:
-        """All of it; of TRL's rows, those of training, as far as what lies beside the `paths` tells."""
+        """All of it; of TRL's rows, those of training,
+        as far as what lies beside the `paths` tells.
+        """
         if not self.places:
             raise AuditError(
                 "no file holds a response with a reward: " + "; ".join(self.dump_notes)
@@ -322,7 +324,9 @@ class LogCollector:
 
 
 def _without_groups_of_one(log: Log, rows: Integers) -> tuple[Log, Integers, int]:
-    """The log without responses that are alone among those of their group that were kept, or that were not."""
+    """The log without responses that are alone among those of their group that were kept,
+    or that were not.
+    """
     part = 2 * log.group + (0 if log.kept is None else log.kept)
     keep = np.bincount(part)[part] > 1
     if keep.all() or not keep.any():

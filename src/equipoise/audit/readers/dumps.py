@@ -1,6 +1,8 @@
-"""Files that are no tables: prime-rl's episodes, slime's torch files, SkyRL's batches and evaluations, as columns.
+"""Files that are no tables: prime-rl's episodes, slime's torch files, SkyRL's batches and
+evaluations, as columns.
 
-The columns have the names that roles.py knows, so that everything after it is the same for every writer.
+The columns have the names that roles.py knows,
+so that everything after it is the same for every writer.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The files of a log and what is in them, in pieces: Parquet, JSON lines and CSV.
 
-A piece is its first row's number and its columns, as pyarrow arrays or, of JSON lines, as lists. Only the columns that
-are wanted are read. Not here: what a column is for (roles.py).
+A piece is its first row's number and its columns, as pyarrow arrays or, of JSON lines, as lists.
+Only the columns that are wanted are read. Not here: what a column is for (roles.py).
 """
 
 from __future__ import annotations
@@ -30,7 +30,9 @@ Piece = tuple[int, dict[str, Any]]
 
 
 def files_of(path: Path) -> list[Path]:
-    """The files of a log: the path itself, or what a directory holds, in the order of the numbers in their names."""
+    """The files of a log: the path itself, or what a directory holds,
+    in the order of the numbers in their names.
+    """
     if path.is_file():
         if path.suffix not in SUFFIXES:
             raise AuditError(
@@ -55,7 +57,9 @@ def files_of(path: Path) -> list[Path]:
 
 
 def _apart(file: Path) -> bool:
-    """Whether a file lies among rollouts and is none: an evaluation of slime's, SkyRL's sums over its evaluations."""
+    """Whether a file lies among rollouts and is none:
+    an evaluation of slime's, SkyRL's sums over its evaluations.
+    """
     return slime.is_evaluation(file) or file.name == skyrl.SUMS
 
 

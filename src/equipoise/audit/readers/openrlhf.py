@@ -1,7 +1,8 @@
 """OpenRLHF writes no rollouts: its trackers get one response a step, which has no group.
 
-Its `Experience` holds them in memory. `columns` makes a table of a step's experiences (what `make_experience_batch`
-returns) for `audit.from_table` or a Parquet file; the file is recognised by the experience's own field names.
+Its `Experience` holds them in memory. `columns` makes a table of a step's experiences (what
+`make_experience_batch` returns) for `audit.from_table` or a Parquet file; the file is recognised by
+the experience's own field names.
 """
 
 from __future__ import annotations

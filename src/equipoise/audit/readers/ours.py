@@ -1,4 +1,6 @@
-"""Our own run directories: rollouts/step-N.parquet, and config.toml with the objective they were trained with."""
+"""Our own run directories: rollouts/step-N.parquet,
+and config.toml with the objective they were trained with.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +51,9 @@ def as_trained(log: Log, paths: Sequence[Path]) -> Log:
 
 
 def _masked(log: Log) -> Log:
-    """As the run had it: responses cut at the limit count in their group's mean reward and stay out of the loss."""
+    """As the run had it: responses cut at the limit count in their group's mean reward and stay out
+    of the loss.
+    """
     if log.truncated is None or not log.truncated.any():
         return log
     tokens = None if log.tokens is None else log.tokens[np.repeat(~log.truncated, log.length)]

@@ -1,11 +1,14 @@
-"""prime-rl's episodes: rollouts/step_N/train/{all,effective}/traces.jsonl, one episode of `verifiers` a line.
+"""prime-rl's episodes: rollouts/step_N/train/{all,effective}/traces.jsonl,
+one episode of `verifiers` a line.
 
-`effective` holds the traces a batch was trained on; `all` everything that arrived while it was collected, filtered and
-stale groups included. A trainable trace is a response. Its length counts the tokens the policy sampled (`mask`), in all
-turns. Where both folders are there, `all` is read and every response says whether it was kept, and in which step.
+`effective` holds the traces a batch was trained on; `all` everything that arrived while it was
+collected, filtered and stale groups included. A trainable trace is a response. Its length counts
+the tokens the policy sampled (`mask`), in all turns. Where both folders are there, `all` is read
+and every response says whether it was kept, and in which step.
 
-Traces that failed have no reward and are left out. Token ids are read where every trace has one sampled message: with
-several, equal sampled tokens need not have equal contexts. Evaluations (step_N/eval) are not read.
+Traces that failed have no reward and are left out. Token ids are read where every trace has one
+sampled message: with several, equal sampled tokens need not have equal contexts. Evaluations
+(step_N/eval) are not read.
 """
 
 from __future__ import annotations
@@ -20,7 +23,8 @@ from typing import Any
 from equipoise.audit.log import AuditError
 
 COLUMNS = ("task", "env", "traces")
-# The framework's limits, as `Trace.is_truncated` of verifiers 0.4 has them; a model call's own end is in `calls`.
+# The framework's limits, as `Trace.is_truncated` of verifiers 0.4 has them;
+# a model call's own end is in `calls`.
 LIMITS = (
     "max_turns",
     "max_input_tokens",
@@ -31,7 +35,9 @@ LIMITS = (
 
 
 def files(folder: Path) -> list[Path]:
-    """The training episodes below a run directory or its `rollouts`: everything sampled, where that was written."""
+    """The training episodes below a run directory or its `rollouts`:
+    everything sampled, where that was written.
+    """
     for subset in ("all", "effective"):
         found = list(folder.glob(f"step_*/train/{subset}/traces.jsonl"))
         if found:

@@ -1,6 +1,7 @@
 """Which column of a log is what: by its name, by its writer's habits, or as the user says.
 
-A role is made of columns and their weights, which are 1 but in a sum of rewards: "right+0.2*format".
+A role is made of columns and their weights, which are 1 but in a sum of rewards:
+"right+0.2*format".
 """
 
 from __future__ import annotations

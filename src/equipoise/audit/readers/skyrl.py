@@ -3,12 +3,13 @@
 trainer.dump_data_batch      dumped_data/global_step_N_training_input.pkl, a pickled batch of left-padded tensors
 trainer.dump_eval_results    dumped_evals/global_step_N_evals/SOURCE.jsonl, a response a line
 
-SkyRL removes rewards and uids from a batch before it writes it. The group is then the prompt's tokens, and the
-advantage, which must be one for all tokens of a response, stands for the reward: it is the reward up to each group's
-mean and scale. What needs success rates (the baseline's bias, difficulty weights) cannot be had from such a file.
+SkyRL removes rewards and uids from a batch before it writes it. The group is then the prompt's
+tokens, and the advantage, which must be one for all tokens of a response, stands for the reward: it
+is the reward up to each group's mean and scale. What needs success rates (the baseline's bias,
+difficulty weights) cannot be had from such a file.
 
-A pickle can run code. Here it cannot: its one function and its classes are replaced by a plain dictionary, and any
-other name is refused.
+A pickle can run code. Here it cannot: its one function and its classes are replaced by a plain
+dictionary, and any other name is refused.
 """
 
 from __future__ import annotations

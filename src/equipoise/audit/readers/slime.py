@@ -1,9 +1,11 @@
-"""slime's --save-debug-rollout-data: one torch file a rollout, {"rollout_id": N, "samples": [Sample.to_dict(), …]}.
+"""slime's --save-debug-rollout-data: one torch file a rollout, {"rollout_id": N, "samples":
+[Sample.to_dict(), …]}.
 
-The file is written after slime's filters, so what they dropped is not in it. `tokens` are those of prompt and response;
-the last `response_length` are the response's, of which `loss_mask` says those that the policy sampled. A reward that is
-a dictionary becomes one column for each key: name it with `columns` as --reward-key did. Samples that were aborted, or
-that slime removed from the loss, are left out. Evaluations ("eval_" before the number) are not read.
+The file is written after slime's filters, so what they dropped is not in it. `tokens` are those of
+prompt and response; the last `response_length` are the response's, of which `loss_mask` says those
+that the policy sampled. A reward that is a dictionary becomes one column for each key: name it with
+`columns` as --reward-key did. Samples that were aborted, or that slime removed from the loss, are
+left out. Evaluations ("eval_" before the number) are not read.
 
 Read with weights_only=True: a file that holds more than plain values and tensors is refused.
 """

@@ -1,15 +1,18 @@
-"""TRL's log_completions: completions/completions_STEP.parquet with prompt, completion, rewards and advantage.
+"""TRL's log_completions: completions/completions_STEP.parquet with prompt, completion,
+rewards and advantage.
 
-TRL writes the responses it sampled last, at every log and under the step's name. Two things follow. Where a batch is
-used for several updates its steps are the same rows again; they count once. And an evaluation writes over training's
-rows of its step, as many as it has; no column says so. Such a step is left out whole where the files prove it:
+TRL writes the responses it sampled last, at every log and under the step's name. Two things follow.
+Where a batch is used for several updates its steps are the same rows again; they count once. And an
+evaluation writes over training's rows of its step, as many as it has; no column says so. Such a
+step is left out whole where the files prove it:
 
-    trainer_state.json (in the output directory or its checkpoints) lists every evaluation with its step;
-    TRL trains from step 1 on, and on groups of two responses or more: step 0 and steps of groups of one are no training
+    trainer_state.json (in the output directory or its checkpoints) lists every evaluation with its
+    step; TRL trains from step 1 on, and on groups of two responses or more: step 0 and steps of
+    groups of one are no training
 
-Where they do not, the signs are reported and nothing is left out: group sizes that differ between steps, and steps that
-share prompts with each other and with no other step. A single evaluation with groups as large as training's leaves no
-sign.
+Where they do not, the signs are reported and nothing is left out: group sizes that differ between
+steps, and steps that share prompts with each other and with no other step. A single evaluation with
+groups as large as training's leaves no sign.
 """
 
 from __future__ import annotations
@@ -47,7 +50,9 @@ def without_words(rewards: dict[str, float], piece: dict[str, Any]) -> dict[str,
 
 @dataclass(frozen=True)
 class Evaluations:
-    """The steps at which a run evaluated, as far as it says: of steps from `unknown_from` on it says nothing."""
+    """The steps at which a run evaluated, as far as it says:
+    of steps from `unknown_from` on it says nothing.
+    """
 
     steps: frozenset[int] = frozenset()
     unknown_from: int = 0
@@ -73,7 +78,9 @@ def evaluations(paths: Iterable[Path]) -> Evaluations:
 
 
 def _states(path: Path) -> list[Path]:
-    """The states in the folder of the files and, if that is TRL's `completions`, in the output directory around it."""
+    """The states in the folder of the files and, if that is TRL's `completions`,
+    in the output directory around it.
+    """
     path = path.resolve()
     inner = path / "completions"
     folder = path.parent if path.is_file() else inner if inner.is_dir() else path
@@ -89,7 +96,8 @@ def _states(path: Path) -> list[Path]:
 def training(
     log: Log, text: Integers, known: Evaluations
 ) -> tuple[NDArray[np.bool_], list[str], list[str]]:
-    """Which rows [B] are training's, each batch once; notes on what is left out; notes on signs of more evaluations.
+    """Which rows [B] are training's, each batch once; notes on what is left out;
+    notes on signs of more evaluations.
 
     The log is in the order of the files, `text` [B] tells responses apart.
     """
@@ -159,10 +167,12 @@ def _group_sizes(log: Log) -> tuple[Integers, Integers, Integers]:
 
 
 def _with_prompts_of_their_own(log: Log) -> set[int]:
-    """The steps, more than one and not all, that share two prompts or more with each other and none with other steps.
+    """The steps, more than one and not all, that share two prompts or more with each other and none
+    with other steps.
 
-    They must share all they have, or have the only prompts that come back: then the rest of a step is what an
-    evaluation of few prompts left of training's batch. Several such sets are epochs over data in one order.
+    They must share all they have, or have the only prompts that come back: then the rest of a step
+    is what an evaluation of few prompts left of training's batch. Several such sets are epochs over
+    data in one order.
     """
     all_steps, batch = np.unique(log.step, return_inverse=True)
     prompt, place = np.divmod(np.unique(log.prompt * len(all_steps) + batch), len(all_steps))
@@ -182,7 +192,9 @@ def _with_prompts_of_their_own(log: Log) -> set[int]:
 
 
 def check_explained(log: Log, advantage: Floats, summed: tuple[str, ...]) -> None:
-    """Several reward columns: their sum must be what TRL took its advantages of, or some is no reward, or weighed."""
+    """Several reward columns: their sum must be what TRL took its advantages of,
+    or some is no reward, or weighed.
+    """
     if len(summed) < 2:
         return
     g, n = log.group, np.bincount(log.group)

@@ -1,4 +1,5 @@
-"""verl's rollout dumps: one STEP.jsonl a step, whose keys say which rollout of which sample a row is.
+"""verl's rollout dumps: one STEP.jsonl a step,
+whose keys say which rollout of which sample a row is.
 
 Validation is dumped into a directory of its own, so a directory of rollouts holds training alone.
 """
@@ -14,7 +15,9 @@ COLUMNS = ("input", "output", "score", "step")
 
 
 def without_rollout(values: Any) -> list[Any]:
-    """verl's key {sample}_{rollout}_{output} without its last two numbers: what the responses to one prompt share."""
+    """verl's key {sample}_{rollout}_{output} without its last two numbers:
+    what the responses to one prompt share.
+    """
     return [re.sub(r"_\d+_\d+$", "", v) if isinstance(v, str) else v for v in plain_values(values)]
 
 

@@ -5,11 +5,12 @@
     import_path = "equipoise.integrations.prime_rl.plugin.loss"
     kwargs = {surrogate = {name = "ppo_clip", low = 0.2, high = 0.28}}
 
-prime-rl calls it with one sequence at a time, after its orchestrator has made the advantages (r − μ of the group), and
-divides the sum by the tokens of the batch. So what can be chosen here is the surrogate, exactly, under the rule `token`
-over the batch; and, with `length`, the rules that need one response alone (`sequence`, `constant`, `power`), exactly up
-to one factor per batch: its mean length over `length`. Rules that need the group (balanced, token over the group,
-difficulty, cancellation) are refused: prime-rl has no hook where a group's advantages can be set.
+prime-rl calls it with one sequence at a time, after its orchestrator has made the advantages (r − μ
+of the group), and divides the sum by the tokens of the batch. So what can be chosen here is the
+surrogate, exactly, under the rule `token` over the batch; and, with `length`, the rules that need
+one response alone (`sequence`, `constant`, `power`), exactly up to one factor per batch: its mean
+length over `length`. Rules that need the group (balanced, token over the group, difficulty,
+cancellation) are refused: prime-rl has no hook where a group's advantages can be set.
 
 The old policy is the sampler: prime-rl gives the loss no other log-probabilities.
 """
@@ -39,7 +40,9 @@ def objective_of(text: str) -> Objective:
 
 
 def loss(inputs: Any, *, length: float | None = None, **choices: Any) -> Any:
-    """prime-rl's loss of one sequence: our surrogate's sum, weighed by `length` over the effective length."""
+    """prime-rl's loss of one sequence: our surrogate's sum,
+    weighed by `length` over the effective length.
+    """
     from prime_rl.trainer.rl.loss import LossOutputs
 
     objective = objective_of(json.dumps(choices, sort_keys=True))

@@ -3,13 +3,15 @@
     from equipoise.integrations.skyrl import plugin
     plugin.register(Objective.preset("dapo", aggregation="balanced"), max_seq_len=8192)
 
-before SkyRL's main, with trainer.algorithm.advantage_estimator=equipoise, policy_loss_type=equipoise,
-loss_reduction=seq_mean_token_sum_norm and max_seq_len as registered. The estimator sees the whole batch with its uids
-and folds advantage, difficulty, cancellation and aggregation into one number per token. SkyRL divides it by the rows of
-a mini-batch and by max_seq_len, which is multiplied in before, and then only sums: the loss is ours for every split.
+before SkyRL's main, with trainer.algorithm.advantage_estimator=equipoise,
+policy_loss_type=equipoise, loss_reduction=seq_mean_token_sum_norm and max_seq_len as registered.
+The estimator sees the whole batch with its uids and folds advantage, difficulty, cancellation and
+aggregation into one number per token. SkyRL divides it by the rows of a mini-batch and by
+max_seq_len, which is multiplied in before, and then only sums: the loss is ours for every split.
 
-SkyRL pickles registered functions with what they close over and sends them to its workers; a difficulty anchor lives on
-the driver and is not in SkyRL's checkpoints. Not here: KL, entropy and off-policy correction, which are SkyRL's.
+SkyRL pickles registered functions with what they close over and sends them to its workers; a
+difficulty anchor lives on the driver and is not in SkyRL's checkpoints. Not here: KL, entropy and
+off-policy correction, which are SkyRL's.
 """
 
 from __future__ import annotations

@@ -4,13 +4,15 @@
     --custom-pg-loss-reducer-function-path equipoise.integrations.slime.plugin.reducer
     --advantage-estimator grpo (ppo_clip, dual_clip), gspo or cispo, with slime's own clip options
 
-and the objective as JSON in the environment variable EQUIPOISE_OBJECTIVE, the keys those of the section [objective]:
-{"preset": "dapo", "aggregation": "balanced"}. `rewards` sees all samples of a rollout with their groups and turns each
-reward into its coefficient; slime hands a "reward" to every token as its advantage. `reducer` then adds up tokens where
-slime would take means. The surrogate is slime's: only those it has, with slime's options, are let pass.
+and the objective as JSON in the environment variable EQUIPOISE_OBJECTIVE, the keys those of the
+section [objective]: {"preset": "dapo", "aggregation": "balanced"}. `rewards` sees all samples of a
+rollout with their groups and turns each reward into its coefficient; slime hands a "reward" to
+every token as its advantage. `reducer` then adds up tokens where slime would take means. The
+surrogate is slime's: only those it has, with slime's options, are let pass.
 
-A difficulty anchor lives in slime's rollout manager and starts anew when that does. slime's rewards_normalization and
-normalize_advantages must stay off. Under context parallelism slime splits responses; that is refused.
+A difficulty anchor lives in slime's rollout manager and starts anew when that does. slime's
+rewards_normalization and normalize_advantages must stay off. Under context parallelism slime splits
+responses; that is refused.
 """
 
 from __future__ import annotations
@@ -57,9 +59,11 @@ def check_args(args: Any, objective: Objective) -> None:
 
 
 def rewards(args: Any, samples: Sequence[Any]) -> tuple[list[float], list[float]]:
-    """slime's reward post-processing: the rewards as they were, and c_i times the samples of the rollout.
+    """slime's reward post-processing: the rewards as they were,
+    and c_i times the samples of the rollout.
 
-    slime divides a step's sum by the samples of the step, so the mean over a rollout's steps is Σ_i c_i Σ_t φ_it.
+    slime divides a step's sum by the samples of the step,
+    so the mean over a rollout's steps is Σ_i c_i Σ_t φ_it.
     """
     text = os.environ.get(VARIABLE)
     if text is None:

@@ -1,13 +1,16 @@
-"""equipoise over the Tinker API (tinker 0.36): hosted Tinker, or a server of SkyRL's or verl's that speaks it.
+"""equipoise over the Tinker API (tinker 0.36):
+hosted Tinker, or a server of SkyRL's or verl's that speaks it.
 
-Tinker's losses are sums over the tokens of each datum, so the coefficients w·A go into `advantages` as they are:
+Tinker's losses are sums over the tokens of each datum,
+so the coefficients w·A go into `advantages` as they are:
 
     ppo_clip, cispo     forward_backward with Tinker's loss "ppo" or "cispo" and our thresholds: one pass
     every other         forward_backward_custom: Tinker returns log-probabilities, our surrogate's gradient goes back
-                        as the weights of its cross-entropy. A second forward pass, and whole batches: prefix and
-                        surrogates that need whole groups work too
+                        as the weights of its cross-entropy. A second forward pass, and whole
+                        batches: prefix and surrogates that need whole groups work too
 
-The old log-probabilities are the sampler's, as Tinker returns them. Not here: sampling, rewards, the optimizer step.
+The old log-probabilities are the sampler's, as Tinker returns them. Not here:
+sampling, rewards, the optimizer step.
 """
 
 from __future__ import annotations
@@ -42,7 +45,9 @@ def data(
     logprobs: Sequence[Sequence[float]],
     coefficient: Tensor,
 ) -> list[Any]:
-    """Tinker's data: at the positions that predict a response's tokens its coefficient, 0 at those of the prompt."""
+    """Tinker's data: at the positions that predict a response's tokens its coefficient, 0 at those
+    of the prompt.
+    """
     from tinker import types
 
     made = []
@@ -68,7 +73,9 @@ def data(
 
 
 def custom_loss(objective: Objective, credit: Credit) -> CustomLoss:
-    """The loss for forward_backward_custom on `data` with this credit: `Objective.loss` of the whole batch."""
+    """The loss for forward_backward_custom on `data` with this credit:
+    `Objective.loss` of the whole batch.
+    """
     lengths = credit.lengths.tolist()
     response = response_ids(credit.lengths)
 

@@ -1,1 +1,3 @@
-"""TRL: `plugin` is the objective inside its GRPOTrainer (needs TRL), `export` a configuration as its launch script."""
+"""TRL: `plugin` is the objective inside its GRPOTrainer (needs TRL), `export` a configuration as
+its launch script.
+"""

@@ -1,14 +1,17 @@
-"""`equipoise export trl`: a configuration as a script for TRL's GRPOTrainer, with the objective, the task and rewards.
+"""`equipoise export trl`: a configuration as a script for TRL's GRPOTrainer,
+with the objective, the task and rewards.
 
     launch.py      the script, with what became of every option; its arguments are settings of GRPOConfig
     grpo.yaml      those settings, for TRL's own parser
     config.toml    the configuration, for the prompts and rewards, which stay ours
 
 `dataset`, `held_out` and `reward_functions` are what the script calls. The objective runs through
-:mod:`equipoise.integrations.trl.plugin`; TRL's own defaults hold for whatever no option of ours speaks of.
+:mod:`equipoise.integrations.trl.plugin`; TRL's own defaults hold for whatever no option of ours
+speaks of.
 
-Not covered: several optimizer steps on parts of one batch of rollouts (ours takes the whole batch for each), and our
-evaluation (acc@n and so on): TRL reports the mean reward of the held-out prompts.
+Not covered: several optimizer steps on parts of one batch of rollouts (ours takes the whole batch
+for each), and our evaluation (acc@n and so on): TRL reports the mean reward of the held-out
+prompts.
 """
 
 from __future__ import annotations
@@ -51,7 +54,8 @@ from equipoise.verifiers.host_functions import Completion, text_of
 
 TRACKERS = ("tensorboard", "wandb", "trackio", "mlflow")
 EVALUATED_AT_ONCE = 64  # responses
-# What every launch sets: TRL's policy must be the one that sampled, prompts come in our order, and it logs every step.
+# What every launch sets: TRL's policy must be the one that sampled, prompts come in our order,
+# and it logs every step.
 FIXED: dict[str, Any] = {
     "disable_dropout": True,
     "shuffle_dataset": False,
@@ -461,7 +465,9 @@ def _log(config: Config) -> dict[str, Setting]:
 
 
 def objective_of(config: Config) -> dict[str, Any]:
-    """Keyword arguments of `Objective`; what GRPOConfig decides (reward weights, mismatch) is left to it."""
+    """Keyword arguments of `Objective`; what GRPOConfig decides (reward weights, mismatch) is left
+    to it.
+    """
     choices = config.build_objective().choices()
     if choices["difficulty"]["name"] == "hadw_history":
         choices["difficulty"] = {"name": "none"}
@@ -554,7 +560,9 @@ if __name__ == "__main__":
 
 
 def split_arguments(config: Config) -> list[str]:
-    """For a launch of several processes: how the batch is split among them, as arguments to TRL's parser."""
+    """For a launch of several processes: how the batch is split among them,
+    as arguments to TRL's parser.
+    """
     processes = int(os.environ.get("WORLD_SIZE", "1"))
     if processes == 1:
         return []
@@ -570,7 +578,9 @@ def split_arguments(config: Config) -> list[str]:
 
 
 def dataset(config: Config, task: Task) -> Any:
-    """The prompts of the whole run, in the order in which ours would draw them, as the package datasets has them."""
+    """The prompts of the whole run, in the order in which ours would draw them,
+    as the package datasets has them.
+    """
     count = config.rollout.prompts * config.train.steps
     return _datasets().Dataset.from_list(
         [_row(config, task.prompt(i), TRAIN, i) for i in range(count)]
@@ -591,7 +601,9 @@ def _row(config: Config, prompt: Any, split: str, index: int) -> Row:
 
 
 def tokenizer(config: Config, model: str) -> Any:
-    """None where TRL's own will do; it pads on the left, and so must one that brings another chat template."""
+    """None where TRL's own will do; it pads on the left,
+    and so must one that brings another chat template.
+    """
     if not config.task.chat_template:
         return None
     from transformers import AutoTokenizer
@@ -608,7 +620,9 @@ def _datasets() -> Any:
 
 
 def reward_functions(config: Config, task: Task) -> list[Callable[..., list[float | None]]]:
-    """TRL's reward functions, one for each of reward.functions; None from all of them where one has no score."""
+    """TRL's reward functions, one for each of reward.functions;
+    None from all of them where one has no score.
+    """
     rewards = Rewards(config, task)
     last: dict[str, Any] = {}
 

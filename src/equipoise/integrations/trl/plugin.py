@@ -1,13 +1,15 @@
-"""Any objective of equipoise inside TRL's GRPOTrainer: same gradient over micro-batches, ranks and reused batches.
+"""Any objective of equipoise inside TRL's GRPOTrainer:
+same gradient over micro-batches, ranks and reused batches.
 
-TRL generates, rewards, shuffles, splits and steps. Where it has a whole generation batch with its rewards, `assign`
-gives every response its credit; each row takes its place in that credit along. Where TRL computes a micro-batch's loss,
-its own method runs with advantages of 0, which leaves what is not ours (the forward pass, the entropy bonus, the router
-loss, their metrics), and `loss` adds the rest. So no method of TRL is copied here, and what TRL changes there is kept.
+TRL generates, rewards, shuffles, splits and steps. Where it has a whole generation batch with its
+rewards, `assign` gives every response its credit; each row takes its place in that credit along.
+Where TRL computes a micro-batch's loss, its own method runs with advantages of 0, which leaves what
+is not ours (the forward pass, the entropy bonus, the router loss, their metrics), and `loss` adds
+the rest. So no method of TRL is copied here, and what TRL changes there is kept.
 
-Not covered: objectives that need a group's responses in one micro-batch unless the batch is not split, and TRL's token
-and sequence filters (`top_entropy_quantile`, `off_policy_mask_threshold`); both are refused when the trainer is built.
-Evaluation is TRL's own, loss included.
+Not covered: objectives that need a group's responses in one micro-batch unless the batch is not
+split, and TRL's token and sequence filters (`top_entropy_quantile`, `off_policy_mask_threshold`);
+both are refused when the trainer is built. Evaluation is TRL's own, loss included.
 """
 
 from __future__ import annotations
@@ -50,12 +52,14 @@ MISMATCH = {"token_truncate": "tis", "sequence_mask": "mis"}
 
 
 class EquipoiseGRPOTrainer(GRPOTrainer):
-    """TRL's GRPOTrainer with an objective of equipoise: a name ("dapo+balanced+hadw") or an :class:`Objective`.
+    """TRL's GRPOTrainer with an objective of equipoise:
+    a name ("dapo+balanced+hadw") or an :class:`Objective`.
 
     >>> trainer = EquipoiseGRPOTrainer(model=..., reward_funcs=..., train_dataset=..., objective="dapo+balanced+hadw")
 
-    All other arguments are GRPOTrainer's. `reward_weights`, `beta`, `use_bias_correction_kl` and the correction of
-    vLLM's log-probabilities are taken from its GRPOConfig; `trainer.objective` is the objective with these in it.
+    All other arguments are GRPOTrainer's. `reward_weights`, `beta`, `use_bias_correction_kl` and
+    the correction of vLLM's log-probabilities are taken from its GRPOConfig; `trainer.objective` is
+    the objective with these in it.
     """
 
     args: GRPOConfig
@@ -104,7 +108,8 @@ class EquipoiseGRPOTrainer(GRPOTrainer):
             # a function without a say adds nothing
             rewards = torch.where(rewards.isnan(), 0.0, rewards)
         row = torch.where(scored, scored.cumsum(0) - 1, -1)
-        # Rows lie rank after rank, and a prompt's responses lie together: TRL's own baseline rests on it.
+        # Rows lie rank after rank, and a prompt's responses lie together:
+        # TRL's own baseline rests on it.
         group = torch.arange(len(row), device=row.device) // self.num_generations
         lengths = self.accelerator.gather(mask.sum(1))
         tokens = (
@@ -133,7 +138,9 @@ class EquipoiseGRPOTrainer(GRPOTrainer):
         }
 
     def _all_tokens(self, output: dict[str, Any], mask: Tensor, scored: Tensor) -> Tensor:
-        """[N] the tokens of all responses that have a reward, in the order of the rows, from all ranks."""
+        """[N] the tokens of all responses that have a reward, in the order of the rows,
+        from all ranks.
+        """
         if "tool_mask" in output:
             raise ValueError(
                 "cancellation = prefix asks which tokens share their whole prefix, and what a tool answered is not "
@@ -161,8 +168,9 @@ class EquipoiseGRPOTrainer(GRPOTrainer):
         if self._credit is None:
             return loss
         out = self._policy_loss(inputs, self._credit, logprobs, entropy)
-        # The shares of a generation batch add up. An optimizer step takes current_gradient_accumulation_steps of its
-        # steps_per_generation parts, and the gradients of the ranks are averaged.
+        # The shares of a generation batch add up. An optimizer step takes
+        # current_gradient_accumulation_steps of its steps_per_generation parts, and the gradients
+        # of the ranks are averaged.
         parts = self.current_gradient_accumulation_steps
         share = self.accelerator.num_processes * self.args.steps_per_generation / parts * out.loss
         if self._entropy_bonus_enabled:
@@ -324,7 +332,9 @@ def refuse(objective: Objective, args: GRPOConfig) -> None:
 
 
 def adapted(objective: Objective, args: GRPOConfig, reward_weights: list[float]) -> Objective:
-    """The objective with what GRPOConfig decides: reward weights, KL, and the correction of vLLM's samples."""
+    """The objective with what GRPOConfig decides:
+    reward weights, KL, and the correction of vLLM's samples.
+    """
     choices = objective.choices()
     if objective.kl not in (0.0, args.beta):
         raise ValueError(
@@ -363,7 +373,9 @@ def _mismatch(args: GRPOConfig) -> dict[str, Any]:
 
 
 def _loss_mask(inputs: dict[str, Any]) -> Tensor:
-    """[B, T] the tokens the model wrote: not padding, not what a tool answered, not a truncated response's."""
+    """[B, T] the tokens the model wrote: not padding, not what a tool answered,
+    not a truncated response's.
+    """
     mask: Tensor = inputs["completion_mask"]
     return mask * inputs["tool_mask"] if "tool_mask" in inputs else mask
 
@@ -377,7 +389,9 @@ def _clipped(
     response: Tensor,
     position: Tensor | None,
 ) -> Tensor | None:
-    """[2] the least share of tokens cut with A < 0, and the largest with A > 0, of any response here."""
+    """[2] the least share of tokens cut with A < 0, and the largest with A > 0,
+    of any response here.
+    """
     new, old = new.detach().float(), old.float()
     c = objective.token_coefficient(credit, response, position, new.dtype)
     tokens = Tokens(new, old, (new - old).nan_to_num(0.0, 0.0, 0.0), c, response, credit.lengths)

@@ -1,14 +1,17 @@
-"""`equipoise export verl`: a configuration as an override list for verl's main_ppo, with its prompts in verl's columns.
+"""`equipoise export verl`: a configuration as an override list for verl's main_ppo,
+with its prompts in verl's columns.
 
     launch.sh        the command, with what became of every option; arguments to it are further overrides
     train.parquet    the prompts of the run in the order in which ours would draw them
     val.parquet      the held-out prompts
     config.toml      the configuration, for the reward function below
 
-The objective runs through :mod:`equipoise.integrations.verl.plugin`, rewards through `compute_score` here, which asks
-our task and our [reward] section. verl's own defaults hold for whatever no option of ours speaks of.
+The objective runs through :mod:`equipoise.integrations.verl.plugin`, rewards through
+`compute_score` here, which asks our task and our [reward] section. verl's own defaults hold for
+whatever no option of ours speaks of.
 
-Not covered: Megatron, critics, reward models, agents with tools; verl has none of our evaluation but the mean reward.
+Not covered: Megatron, critics, reward models, agents with tools;
+verl has none of our evaluation but the mean reward.
 """
 
 from __future__ import annotations
@@ -290,7 +293,9 @@ def _length_penalty(config: Config) -> Setting:
 
 
 def _objective(config: Config, task: Task) -> dict[str, Setting]:
-    """The choices under algorithm.equipoise; what the plug-in refuses is named, and the launch goes without it."""
+    """The choices under algorithm.equipoise; what the plug-in refuses is named,
+    and the launch goes without it.
+    """
     o, objective = config.objective, config.build_objective()
     ours = {
         name: {f"+algorithm.equipoise.{name}": choice} for name, choice in kept(objective).items()
@@ -359,7 +364,9 @@ def kept(objective: Objective) -> dict[str, Any]:
 
 
 def _regularizers(objective: Objective, L: float) -> dict[str, Setting]:
-    """verl averages both as Σ_tokens/(responses·L); ours does so for an aggregation by a constant length."""
+    """verl averages both as Σ_tokens/(responses·L);
+    ours does so for an aggregation by a constant length.
+    """
     rule = objective.aggregation
     exact = rule.name == "constant" and objective.averaged_groups == "all"
     kl = objective.kl * (L / rule.options["length"] if exact else 1.0)
@@ -397,7 +404,8 @@ def _mismatch(objective: Objective) -> Setting:
         bounds = f"{alpha}_{beta}"  # between two bounds, verl masks
         return mapped({f"{section}.rollout_is": "token", f"{section}.rollout_is_threshold": bounds})
     cap = objective.mismatch.options["cap"]
-    # Between two bounds, verl masks; log-ratios are kept above −20, so no response falls below this lower one.
+    # Between two bounds, verl masks; log-ratios are kept above −20,
+    # so no response falls below this lower one.
     level, bound = ("token", cap) if name == "tis" else ("sequence", f"1e-9_{cap}")
     return mapped({f"{section}.rollout_is": level, f"{section}.rollout_is_threshold": bound})
 
@@ -634,9 +642,11 @@ def compute_score(
     extra_info: Mapping[str, Any],
     config: str,
 ) -> dict[str, Any]:
-    """verl's custom_reward_function: the weighted sum of our rewards for one response, and whether it was right.
+    """verl's custom_reward_function: the weighted sum of our rewards for one response,
+    and whether it was right.
 
-    The length is verl's to judge (reward.overlong_buffer), and a verdict without a score counts as a wrong answer.
+    The length is verl's to judge (reward.overlong_buffer),
+    and a verdict without a score counts as a wrong answer.
     """
     rewards = _rewards(config)
     place = str(extra_info["split"]), int(extra_info["index"])

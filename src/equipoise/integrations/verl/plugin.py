@@ -1,15 +1,18 @@
-"""equipoise inside verl 0.9: an advantage estimator, a policy loss and a callback, all named by verl's own settings.
+"""equipoise inside verl 0.9: an advantage estimator, a policy loss and a callback,
+all named by verl's own settings.
 
-verl loads this module in every process through the entry point group `verl.plugins`. `estimate` sees the whole batch on
-the driver and folds advantage, difficulty, cancellation and aggregation into one number per token; verl's workers then
-only sum (`loss_agg_mode=seq-mean-token-sum`), so the loss is `equipoise.objective`'s for every split into micro-batches
-and ranks. `policy_loss` brings the surrogates to the workers. `Callback` keeps the difficulty anchor with verl's
-checkpoints, tells the outputs of one agent session apart from responses, and logs bias/*.
+verl loads this module in every process through the entry point group `verl.plugins`. `estimate`
+sees the whole batch on the driver and folds advantage, difficulty, cancellation and aggregation
+into one number per token; verl's workers then only sum (`loss_agg_mode=seq-mean-token-sum`), so the
+loss is `equipoise.objective`'s for every split into micro-batches and ranks. `policy_loss` brings
+the surrogates to the workers. `Callback` keeps the difficulty anchor with verl's checkpoints, tells
+the outputs of one agent session apart from responses, and logs bias/*.
 
-Not here: what verl does itself and keeps doing (KL loss, entropy, rollout correction, filtering of groups), and what
-cannot be had from where verl calls us: `cancellation = prefix` (no token ids), sequence-level surrogates under
-`min_replace` or `orthogonal` (no whole groups in a micro-batch), `hadw_history` (no prompt is known again). Those are
-refused. verl's deprecated trainer (`trainer.use_v1=False`) and its experimental ones have no callback.
+Not here: what verl does itself and keeps doing (KL loss, entropy, rollout correction, filtering of
+groups), and what cannot be had from where verl calls us: `cancellation = prefix` (no token ids),
+sequence-level surrogates under `min_replace` or `orthogonal` (no whole groups in a micro-batch),
+`hadw_history` (no prompt is known again). Those are refused. verl's deprecated trainer
+(`trainer.use_v1=False`) and its experimental ones have no callback.
 """
 
 from __future__ import annotations
@@ -48,9 +51,10 @@ WIRING = (
 )
 CALLBACK = "trainer.checkpoint_callback_class=equipoise.integrations.verl.plugin.Callback"
 
-# verl's own policy losses that scale with the advantage and aggregate as they are told, and our name for each. The rest
-# do not: sapo and geo_mean ignore loss_agg_mode, clip_cov and kl_cov choose tokens by the size of the advantage, dro
-# adds a term without one, bypass_mode drops tokens that were weighed already.
+# verl's own policy losses that scale with the advantage and aggregate as they are told, and our
+# name for each. The rest do not: sapo and geo_mean ignore loss_agg_mode, clip_cov and kl_cov choose
+# tokens by the size of the advantage, dro adds a term without one, bypass_mode drops tokens that
+# were weighed already.
 HOST_LOSSES = {
     "vanilla": ("ppo_clip", "dual_clip"),
     "gspo": ("gspo",),
@@ -82,10 +86,11 @@ _step: ContextVar[_Step | None] = ContextVar("equipoise_step", default=None)
 
 
 def objective_of(options: Mapping[str, Any] | None) -> Objective:
-    """The objective that `algorithm.equipoise` describes, the same object (and anchor) for the same options.
+    """The objective that `algorithm.equipoise` describes,
+    the same object (and anchor) for the same options.
 
-    The keys are those of the section [objective] of a configuration: preset (grpo unless given), advantage, difficulty,
-    cancellation, aggregation, surrogate, averaged_groups.
+    The keys are those of the section [objective] of a configuration: preset (grpo unless given),
+    advantage, difficulty, cancellation, aggregation, surrogate, averaged_groups.
     """
     plain = (
         OmegaConf.to_container(options, resolve=True)
@@ -149,7 +154,9 @@ def _objective(options: str) -> Objective:
 
 
 def divisor(algorithm: Any, objective: Objective) -> float:
-    """What verl divides a sum over tokens by, besides the rows of the batch; ValueError where it would not just sum."""
+    """What verl divides a sum over tokens by, besides the rows of the batch;
+    ValueError where it would not just sum.
+    """
     host = _host(algorithm)
     if host is None:
         return 1.0
@@ -186,7 +193,9 @@ def divisor(algorithm: Any, objective: Objective) -> float:
 
 
 def _host(algorithm: Any) -> Any:
-    """verl's section actor_rollout_ref, beside the algorithm section; None where that one came alone."""
+    """verl's section actor_rollout_ref, beside the algorithm section;
+    None where that one came alone.
+    """
     root = algorithm._get_root() if isinstance(algorithm, DictConfig) else None
     return None if root is None else OmegaConf.select(root, "actor_rollout_ref")
 
@@ -203,11 +212,13 @@ def _check_mode(mode: str) -> None:
 def estimate(
     token_level_rewards: Tensor, response_mask: Tensor, index: np.ndarray, config: Any = None
 ) -> tuple[Tensor, Tensor]:
-    """verl's advantages [rows, width]: c_i · rows · L at the tokens of response i, c_i its coefficient.
+    """verl's advantages [rows, width]: c_i · rows · L at the tokens of response i, c_i its
+    coefficient.
 
-    verl divides by the rows of a mini-batch (and by L under seq-mean-token-sum-norm), so the mean of its loss over the
-    mini-batches of a batch is Σ_i c_i Σ_t φ_it. Rows that verl added to make the number even have no part in anything
-    but that count. Several outputs of one agent session are one response: the reward of the last, the tokens of all.
+    verl divides by the rows of a mini-batch (and by L under seq-mean-token-sum-norm), so the mean
+    of its loss over the mini-batches of a batch is Σ_i c_i Σ_t φ_it. Rows that verl added to make
+    the number even have no part in anything but that count. Several outputs of one agent session
+    are one response: the reward of the last, the tokens of all.
     """
     objective = objective_of(None if config is None else config.get(NAME))
     L, host, step = divisor(config, objective), _host(config), _step.get()
@@ -304,11 +315,13 @@ def policy_loss(
 
 
 class Callback(CheckpointCallback):
-    """What the estimator cannot do from where it is called: made on the driver with the trainer, before it resumes.
+    """What the estimator cannot do from where it is called:
+    made on the driver with the trainer, before it resumes.
 
-    The anchor is written to global_step_N/equipoise.json after verl has written the rest of that folder, and read back
-    from the folder that verl resumes from. A folder without one (of a run with another objective, or of one that was
-    killed in the instant between) starts the anchor anew, with a warning.
+    The anchor is written to global_step_N/equipoise.json after verl has written the rest of that
+    folder, and read back from the folder that verl resumes from. A folder without one (of a run
+    with another objective, or of one that was killed in the instant between) starts the anchor
+    anew, with a warning.
     """
 
     def __init__(self, config: Any = None) -> None:
@@ -365,9 +378,11 @@ def _resumed_from(trainer: Any) -> str | None:
 
 
 def _watch() -> None:
-    """Let the estimator know the rows' keys, and put what it measured among the metrics of the step.
+    """Let the estimator know the rows' keys, and put what it measured among the metrics of the
+    step.
 
-    verl passes neither to an estimator, so its trainer's method is wrapped; once, and nothing of it is copied.
+    verl passes neither to an estimator, so its trainer's method is wrapped;
+    once, and nothing of it is copied.
     """
     from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 

@@ -1,9 +1,11 @@
-"""Where responses run that must be isolated (programs, reasoning-gym's scorers), and within which limits.
+"""Where responses run that must be isolated (programs, reasoning-gym's scorers),
+and within which limits.
 
-`bubblewrap` is the sandbox of this machine. A URL names a runner that `equipoise sandbox serve` started elsewhere, for
-a container in which no user namespaces can be had. A configuration chooses by `sandbox.backend`; the environment
-variable EQUIPOISE_SANDBOX goes before it, and EQUIPOISE_SANDBOX_TOKEN holds the runner's token. Nothing falls back:
-what cannot be isolated is `unavailable`.
+`bubblewrap` is the sandbox of this machine. A URL names a runner that `equipoise sandbox serve`
+started elsewhere, for a container in which no user namespaces can be had. A configuration chooses
+by `sandbox.backend`; the environment variable EQUIPOISE_SANDBOX goes before it, and
+EQUIPOISE_SANDBOX_TOKEN holds the runner's token. Nothing falls back: what cannot be isolated is
+`unavailable`.
 """
 
 from __future__ import annotations
@@ -61,7 +63,9 @@ def token() -> str:
 
 
 def problem() -> str | None:
-    """None where responses can be isolated, else why not and what to do. Asks the runner, or tries the sandbox once."""
+    """None where responses can be isolated, else why not and what to do.
+    Asks the runner, or tries the sandbox once.
+    """
     from equipoise.verifiers.code import remote
 
     address = url()

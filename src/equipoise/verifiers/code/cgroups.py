@@ -1,7 +1,9 @@
-"""Cgroups that bound a sandbox as a whole, where this process may make some: version 1, or 2 in the root cgroup.
+"""Cgroups that bound a sandbox as a whole, where this process may make some:
+version 1, or 2 in the root cgroup.
 
-Version 2 lets no other cgroup have both processes and children with bounds of their own, and to move ourselves aside is
-not ours to do. Where nothing can be made, nothing is bounded here; the resource limits of each process remain.
+Version 2 lets no other cgroup have both processes and children with bounds of their own, and to
+move ourselves aside is not ours to do. Where nothing can be made, nothing is bounded here; the
+resource limits of each process remain.
 """
 
 from __future__ import annotations
@@ -19,7 +21,9 @@ _serial = itertools.count()
 
 @functools.cache
 def folders() -> list[tuple[Path, dict[str, str]]]:
-    """Where a child cgroup can be made, with the file that bounds each thing: version 1, version 2, or nowhere."""
+    """Where a child cgroup can be made, with the file that bounds each thing:
+    version 1, version 2, or nowhere.
+    """
     files = {"memory": "memory.limit_in_bytes", "pids": "pids.max"}
     found = []
     with contextlib.suppress(OSError):
@@ -40,7 +44,9 @@ def folders() -> list[tuple[Path, dict[str, str]]]:
 
 
 def _sweep(folder: Path) -> None:
-    """Remove what a killed process left behind: its cgroups are empty, because its sandboxes died with it."""
+    """Remove what a killed process left behind: its cgroups are empty,
+    because its sandboxes died with it.
+    """
     for child in folder.glob("equipoise-*-*"):
         if not Path("/proc", child.name.split("-")[1]).exists():
             with contextlib.suppress(OSError):
@@ -49,7 +55,9 @@ def _sweep(folder: Path) -> None:
 
 @contextlib.contextmanager
 def bounded(bounds: dict[str, int]) -> Iterator[list[Path]]:
-    """Cgroups that bound the memory and the processes of a sandbox as a whole, where they can be made."""
+    """Cgroups that bound the memory and the processes of a sandbox as a whole,
+    where they can be made.
+    """
     made: list[Path] = []
     try:
         for folder, files in folders():

@@ -1,7 +1,8 @@
-"""What runs inside the sandbox, and the form in which values cross its border. Standard library only.
+"""What runs inside the sandbox, and the form in which values cross its border.
+Standard library only.
 
-This file is compiled outside and sent in over a pipe; inside, it is the first process of its pid namespace. It drops
-its rights, then serves one of these modes:
+This file is compiled outside and sent in over a pipe; inside, it is the first process of its pid
+namespace. It drops its rights, then serves one of these modes:
 
 - programs: for each input, fork a process that runs the response as a script; report what it wrote and how it ended.
 - functions: fork one process that runs the response as a module and answers calls of its functions.
@@ -9,12 +10,13 @@ its rights, then serves one of these modes:
   outside.
 - resident: what `resident_guest.py` does, whose code comes with the configuration.
 
-In each the first process only watches: it ends, and with it everything in the sandbox, when nobody is left outside.
+In each the first process only watches: it ends, and with it everything in the sandbox,
+when nobody is left outside.
 
-Nothing here is believed outside. The response shares a process with `_answer_calls` and can forge what that writes, so
-it can lie about its own return values and nothing else: expected outputs and the verdict never enter the sandbox of
-the response. `json`, `re`, `signal` and `contextlib` are not imported: they would double the time a sandbox takes to
-start.
+Nothing here is believed outside. The response shares a process with `_answer_calls` and can forge
+what that writes, so it can lie about its own return values and nothing else: expected outputs and
+the verdict never enter the sandbox of the response. `json`, `re`, `signal` and `contextlib` are not
+imported: they would double the time a sandbox takes to start.
 """
 
 from __future__ import annotations
@@ -49,7 +51,9 @@ _REASON_CHARACTERS = 500
 
 
 class Opaque(Exception):
-    """A value that is not built of None, bool, numbers, str, bytes, list, tuple, set, frozenset and dict."""
+    """A value that is not built of None, bool, numbers, str, bytes, list, tuple, set,
+    frozenset and dict.
+    """
 
 
 class NotStrict(ValueError):
@@ -57,10 +61,11 @@ class NotStrict(ValueError):
 
 
 def encode(value: Any) -> str:
-    """Strict JSON: what JSON has as it is, everything else as an object with one key that names its type.
+    """Strict JSON: what JSON has as it is, everything else as an object with one key that names its
+    type.
 
-    Subclasses lose their class and keep their content, read by the built-in type's own methods: what an overridden
-    `__eq__`, `__iter__` or `__str__` says is not asked.
+    Subclasses lose their class and keep their content, read by the built-in type's own methods:
+    what an overridden `__eq__`, `__iter__` or `__str__` says is not asked.
     """
     if value is None or value is True or value is False:
         return {None: "null", True: "true", False: "false"}[value]
@@ -244,7 +249,9 @@ def _is_limit(error: BaseException) -> bool:
 
 
 def _received(channel: Channel) -> CodeType | None:
-    """The response's code object, from `bytes of source` + the source, or None after saying why there is none."""
+    """The response's code object, from `bytes of source` + the source,
+    or None after saying why there is none.
+    """
     try:
         source = channel.take(int(channel.line())).decode("utf-8", "surrogatepass")
         return compile(source, "<response>", "exec", dont_inherit=True)
@@ -272,7 +279,9 @@ def _files(folder: str) -> int:
 
 
 def _watch(child: int, config: dict[str, Any], channel: Channel) -> str:
-    """Wait for the child, then end whatever it left running. How it ended: `exit N`, `signal N` or `files`."""
+    """Wait for the child, then end whatever it left running. How it ended:
+    `exit N`, `signal N` or `files`.
+    """
     poll, ended = select.poll(), ""
     descriptor = os.pidfd_open(child)
     poll.register(descriptor, select.POLLIN)
@@ -286,7 +295,8 @@ def _watch(child: int, config: dict[str, Any], channel: Channel) -> str:
         elif config["files"] is not None and _files(config["folder"]) > config["files"]:
             ended = "files"
     os.close(descriptor)
-    # A child that has ended is a zombie still: the signal finds it, ends the others and leaves its status alone.
+    # A child that has ended is a zombie still: the signal finds it,
+    # ends the others and leaves its status alone.
     os.kill(-1, _SIGKILL) if config["contained"] else os.killpg(child, _SIGKILL)
     _, status = os.waitpid(child, 0)
     while config["contained"]:
@@ -326,7 +336,9 @@ def _scratch(folder: str, name: str, *, keep: bool = False) -> int:
 
 
 def _programs(config: dict[str, Any], channel: Channel) -> None:
-    """Request `bytes of stdin` + the bytes; reply `how it ended, bytes of stdout, bytes of stderr` + the bytes."""
+    """Request `bytes of stdin` + the bytes; reply `how it ended, bytes of stdout,
+    bytes of stderr` + the bytes.
+    """
     if (code := _received(channel)) is None:
         return
     folder, cap = config["folder"], config["output_bytes"]
@@ -347,7 +359,8 @@ def _programs(config: dict[str, Any], channel: Channel) -> None:
                 if not _is_limit(error):
                     raise
                 _leave_at_limit(error)
-            # the interpreter ends as it would after a script: threads joined, atexit run, stdout flushed
+            # the interpreter ends as it would after a script:
+            # threads joined, atexit run, stdout flushed
             return
         ended = _watch(child, config, channel)
         written = os.fstat(stdout).st_size, os.fstat(stderr).st_size
@@ -390,9 +403,11 @@ def _serve(config: dict[str, Any], channel: Channel, work: Callable[[], None]) -
 
 
 def _answer_calls(code: CodeType, prelude: str, channel: Channel) -> None:
-    """Request `nonce [name, args, kwargs]`; reply `nonce` and `value JSON`, `raised`, `opaque`, `limit` or `exit`.
+    """Request `nonce [name, args, kwargs]`; reply `nonce` and `value JSON`, `raised`, `opaque`,
+    `limit` or `exit`.
 
-    The nonce is drawn for each request, so a reply written before its request came is the reply to nothing.
+    The nonce is drawn for each request, so a reply written before its request came is the reply to
+    nothing.
     """
     try:
         module = _run_module(code, "response", prelude)
@@ -421,7 +436,9 @@ def _answer_calls(code: CodeType, prelude: str, channel: Channel) -> None:
 
 
 def _function(module: dict[str, Any], name: str) -> Callable[..., object]:
-    """A method of `class Solution`, on a new object for every call, or else a function of the module."""
+    """A method of `class Solution`, on a new object for every call,
+    or else a function of the module.
+    """
     solution = module.get("Solution")
     if isinstance(solution, type) and hasattr(solution, name):
         method: Callable[..., object] = getattr(solution(), name)
@@ -441,10 +458,11 @@ class ResponseError(Exception):
 
 
 def _run_tests(config: dict[str, Any], channel: Channel) -> None:
-    """Run the test code. Says `call ["name", args, kwargs]`, and at the end `passed`, `failed` or `broken`.
+    """Run the test code. Says `call ["name", args, kwargs]`,
+    and at the end `passed`, `failed` or `broken`.
 
-    `broken` is the tests' own fault: an error before the response was first called, no call at all, or an argument
-    that cannot be sent.
+    `broken` is the tests' own fault: an error before the response was first called,
+    no call at all, or an argument that cannot be sent.
     """
     calls = 0
 
@@ -496,8 +514,8 @@ def _line(error: BaseException) -> str:
 def _raised(description: str) -> Exception:
     """The exception to raise in the test code for one raised in the response.
 
-    Only built-in errors keep their class, and StopIteration does not: raised inside `map`, it would end the test's own
-    loop early and silently.
+    Only built-in errors keep their class, and StopIteration does not:
+    raised inside `map`, it would end the test's own loop early and silently.
     """
     name, _, text = description.partition(": ")
     kind = getattr(builtins, name, None)

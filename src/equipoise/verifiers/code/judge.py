@@ -1,12 +1,14 @@
 """Code: find the program in a response, run it in the sandbox on a dataset's tests, give a verdict.
 
-`tests` reads the rows of the usual datasets, `extract` finds the code, `judge` runs it. The response's process never
-holds an expected output or the verdict: it is sent one input, its bytes come back, and they are compared here, or, for
-tests that are code themselves (HumanEval, MBPP), in a second sandbox where the response's functions are proxies.
+`tests` reads the rows of the usual datasets, `extract` finds the code, `judge` runs it. The
+response's process never holds an expected output or the verdict: it is sent one input, its bytes
+come back, and they are compared here, or, for tests that are code themselves (HumanEval, MBPP), in
+a second sandbox where the response's functions are proxies.
 
-Python responses only, with the standard library alone. Test code that needs the response's own classes, or that looks
-at an argument the response changed in place, is not covered. Side effects of one call are seen by the next, as in the
-datasets' own graders; programs on stdin get a new process each, but find the files of the one before.
+Python responses only, with the standard library alone. Test code that needs the response's own
+classes, or that looks at an argument the response changed in place, is not covered. Side effects of
+one call are seen by the next, as in the datasets' own graders; programs on stdin get a new process
+each, but find the files of the one before.
 """
 
 from __future__ import annotations
@@ -88,11 +90,12 @@ def judge(response: str, tests: Tests, limits: Limits = Limits()) -> Verdict:  #
 
 
 def extract(response: str) -> str | None:
-    """The code to run: the last complete block marked python, python3 or py, else the last complete unmarked block.
+    """The code to run: the last complete block marked python, python3 or py,
+    else the last complete unmarked block.
 
-    Only what follows the last `</think>` counts; a response that begins with a `<think>` it never closes has said
-    nothing. A response without any fence is code as a whole. A block that is not closed, or is marked as something
-    else, is no code; an empty one is none either.
+    Only what follows the last `</think>` counts; a response that begins with a `<think>` it never
+    closes has said nothing. A response without any fence is code as a whole. A block that is not
+    closed, or is marked as something else, is no code; an empty one is none either.
     """
     text = _said(response)
     if text.lstrip().startswith("<think>"):
@@ -110,7 +113,9 @@ def _said(response: str) -> str:
 
 
 def _blocks(text: str) -> list[tuple[str, str]]:
-    """(mark, content) of each closed block; a fence is closed by one of its own kind, as long or longer, unmarked."""
+    """(mark, content) of each closed block; a fence is closed by one of its own kind,
+    as long or longer, unmarked.
+    """
     blocks, position = [], 0
     while opening := _FENCE.search(text, position):
         indent, fence, mark = opening.groups()
@@ -126,7 +131,9 @@ def _blocks(text: str) -> list[tuple[str, str]]:
 
 
 def _prelude_and_source(code: str, tests: Asserts) -> tuple[str, str]:
-    """A response that defines the function runs after the prompt's imports and helpers; any other is its body."""
+    """A response that defines the function runs after the prompt's imports and helpers;
+    any other is its body.
+    """
     if tests.entry_point is None:
         return "", code
     whole = re.search(
@@ -176,7 +183,9 @@ def _with_guest(
     *,
     room: int = 0,
 ) -> Outcome:
-    """Start a sandbox, send the code and `use(guest, clock)` it; an outcome, whatever the response does."""
+    """Start a sandbox, send the code and `use(guest, clock)` it;
+    an outcome, whatever the response does.
+    """
     source = code.encode("utf-8", "surrogatepass")
     with sandbox.run(limits, mode, room=room) as guest:
         clock = _Clock(limits, guest)

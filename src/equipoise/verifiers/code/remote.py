@@ -1,9 +1,9 @@
 """The other side of a runner: ask `equipoise sandbox serve` for a verdict over HTTP.
 
-A request is JSON with a nonce, the kind of work and its arguments; the reply repeats the nonce and has a verdict in the
-form that workers use. A runner that cannot be reached, refuses the token or has no sandbox makes the verdict
-`unavailable`; a reply of any other form makes it `crashed`. The token travels as it is: use https, or a network that
-only the two containers share.
+A request is JSON with a nonce, the kind of work and its arguments; the reply repeats the nonce and
+has a verdict in the form that workers use. A runner that cannot be reached, refuses the token or
+has no sandbox makes the verdict `unavailable`; a reply of any other form makes it `crashed`. The
+token travels as it is: use https, or a network that only the two containers share.
 """
 
 from __future__ import annotations

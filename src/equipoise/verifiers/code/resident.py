@@ -1,12 +1,15 @@
-"""A sandbox that stays: a warm process inside answers many requests, for work whose imports are slow.
+"""A sandbox that stays: a warm process inside answers many requests,
+for work whose imports are slow.
 
-`Resident(work, path).ask(request, seconds)` starts the sandbox of `verifiers.code.sandbox` on first use, with the
-folders of `path` mounted read-only and on the import path, runs the module `work` there (its `warm()` once, then
-`answer(request: bytes) -> str` for each request, in a process forked from the warm one), and starts another sandbox
-after a crash. There is no unsafe variant: without a sandbox `ask` raises `Unavailable`.
+`Resident(work, path).ask(request, seconds)` starts the sandbox of `verifiers.code.sandbox` on first
+use, with the folders of `path` mounted read-only and on the import path, runs the module `work`
+there (its `warm()` once, then `answer(request: bytes) -> str` for each request, in a process forked
+from the warm one), and starts another sandbox after a crash. There is no unsafe variant: without a
+sandbox `ask` raises `Unavailable`.
 
-Not covered: a request whose evaluation takes over the answering process can answer for itself. Work that evaluates what
-it is sent must refuse what is not plain data first, and is asked with `alone`: the process then ends with its request.
+Not covered: a request whose evaluation takes over the answering process can answer for itself. Work
+that evaluates what it is sent must refuse what is not plain data first, and is asked with `alone`:
+the process then ends with its request.
 """
 
 from __future__ import annotations

@@ -1,10 +1,12 @@
-"""Inside the sandbox: a warm process that forks the one which answers requests. `guest.py` starts it.
+"""Inside the sandbox: a warm process that forks the one which answers requests.
+`guest.py` starts it.
 
-The first process imports what the work needs once and never works itself. It forks an answering process, hands it one
-request at a time, measures its CPU time, and forks the next one, in milliseconds, when that one is late, dies, or was
-asked for one request only (`alone`). The nonce of a request from outside stays in the first process: the answering one
-is forked before it arrives and is given another, so nothing it writes can pass for the reply to a later request. It may
-not fork, write a file or hold a socket, and whatever else lives in the sandbox dies with it.
+The first process imports what the work needs once and never works itself. It forks an answering
+process, hands it one request at a time, measures its CPU time, and forks the next one, in
+milliseconds, when that one is late, dies, or was asked for one request only (`alone`). The nonce of
+a request from outside stays in the first process: the answering one is forked before it arrives and
+is given another, so nothing it writes can pass for the reply to a later request. It may not fork,
+write a file or hold a socket, and whatever else lives in the sandbox dies with it.
 """
 
 from __future__ import annotations
@@ -32,7 +34,9 @@ LONGEST_REPLY = 1 << 16
 
 
 def serve(config: dict[str, Any], channel: Channel) -> None:
-    """Request `nonce seconds alone length` + bytes; reply `nonce` and `done TEXT`, `late` or `ended HOW`."""
+    """Request `nonce seconds alone length` + bytes;
+    reply `nonce` and `done TEXT`, `late` or `ended HOW`.
+    """
     sys.path[:0] = config["path"]
     work: dict[str, Any] = {"__name__": "work", "__builtins__": builtins}
     try:
@@ -71,7 +75,9 @@ class _AnsweringProcess:
         os.set_blocking(self.requests, False)
 
     def ask(self, request: bytes, seconds: float, channel: Channel) -> bytes:
-        """`done TEXT`, `late`, or nothing where the process ended or answered something else than this request."""
+        """`done TEXT`, `late`, or nothing where the process ended or answered something else than
+        this request.
+        """
         token = os.urandom(8).hex()
         unsent = memoryview(f"{token} {len(request)}\n".encode() + request)
         reply = b""

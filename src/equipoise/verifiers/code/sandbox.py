@@ -1,12 +1,15 @@
-"""One isolated process per verdict: bubblewrap namespaces, a seccomp filter, resource limits, cgroups where writable.
+"""One isolated process per verdict: bubblewrap namespaces, a seccomp filter,
+resource limits, cgroups where writable.
 
-`run` starts `guest.py` in new user, mount, pid, network, ipc, uts and cgroup namespaces, as an unprivileged user, with
-an empty environment and a read-only root that holds the interpreter, its standard library and the system's shared
-libraries. There is no home, no /proc, no /sys, no shell and, unless asked for (`packages`), no site-packages; the only
-writable place is a tmpfs of bounded size. When the `with` block ends, however it ends, the whole pid namespace is dead.
+`run` starts `guest.py` in new user, mount, pid, network, ipc, uts and cgroup namespaces, as an
+unprivileged user, with an empty environment and a read-only root that holds the interpreter, its
+standard library and the system's shared libraries. There is no home, no /proc, no /sys, no shell
+and, unless asked for (`packages`), no site-packages; the only writable place is a tmpfs of bounded
+size. When the `with` block ends, however it ends, the whole pid namespace is dead.
 
-Not covered: a hole in the kernel, and side channels (how long the machine takes, what it caches). Memory is bounded per
-process; for all processes of a sandbox together only where a memory cgroup can be made. Linux on x86_64 and aarch64.
+Not covered: a hole in the kernel, and side channels (how long the machine takes, what it caches).
+Memory is bounded per process; for all processes of a sandbox together only where a memory cgroup
+can be made. Linux on x86_64 and aarch64.
 """
 
 from __future__ import annotations
@@ -45,8 +48,8 @@ _FOLDER = "/tmp"
 # before this kernel RLIMIT_NPROC counts all processes of the user, ours and others
 _NPROC_PER_NAMESPACE = (5, 14)
 
-# The guest's code comes in over stdin: no file and no mount is needed for it. It has built-ins of its own, which the
-# response cannot replace by accident.
+# The guest's code comes in over stdin: no file and no mount is needed for it. It has built-ins of
+# its own, which the response cannot replace by accident.
 _BOOT = """
 import builtins, marshal, posix
 def take(n):
@@ -83,15 +86,17 @@ class Flood(Exception):
 class Limits:
     """What one verdict may use.
 
-    seconds: of one test or one call, total_seconds: of all of them together, in CPU time and time asleep; waiting for a
-    core does not count, up to ten times as much on the wall clock (`equipoise.verifiers.workers.deadline`).
-    memory_bytes: address space of each process, and where a memory cgroup can be made, the memory of all together.
-    output_bytes: of stdout, of stderr and of one returned value, each; more ends the verdict.
-    processes: processes and threads at one time. disk_bytes, files: of the scratch folder.
-    allow_unsafe: run without namespaces and without seccomp where no sandbox can be had. The response then runs as
-    you: it can read and change every file you can, use the network, signal your processes, and leave some behind. What
-    remains: it never holds an expected output or the verdict, its environment is empty, memory, output and file size
-    are bounded per process, and its process group is killed at the deadline. For code you would run yourself.
+    seconds: of one test or one call, total_seconds: of all of them together, in CPU time and time
+    asleep; waiting for a core does not count, up to ten times as much on the wall clock
+    (`equipoise.verifiers.workers.deadline`). memory_bytes: address space of each process, and where
+    a memory cgroup can be made, the memory of all together. output_bytes: of stdout, of stderr and
+    of one returned value, each; more ends the verdict. processes: processes and threads at one
+    time. disk_bytes, files: of the scratch folder. allow_unsafe: run without namespaces and without
+    seccomp where no sandbox can be had. The response then runs as you: it can read and change every
+    file you can, use the network, signal your processes, and leave some behind. What remains: it
+    never holds an expected output or the verdict, its environment is empty, memory, output and file
+    size are bounded per process, and its process group is killed at the deadline. For code you
+    would run yourself.
     """
 
     seconds: float = 6.0
@@ -175,7 +180,9 @@ class Guest:
         return self.take(end + 1, deadline)[:-1]
 
     def complaint(self) -> str:
-        """What the process wrote to its stderr so far: only bubblewrap and a guest that could not start write there."""
+        """What the process wrote to its stderr so far:
+        only bubblewrap and a guest that could not start write there.
+        """
         assert self._process.stderr is not None
         os.set_blocking(self._process.stderr.fileno(), False)
         with contextlib.suppress(BlockingIOError):
@@ -205,9 +212,11 @@ class Guest:
 def run(
     limits: Limits, mode: dict[str, object], *, room: int = 0, packages: tuple[str, ...] = ()
 ) -> Iterator[Guest]:
-    """A guest in `mode` (the keys `guest.py` reads), with `room` more bytes of scratch space for its input.
+    """A guest in `mode` (the keys `guest.py` reads),
+    with `room` more bytes of scratch space for its input.
 
-    `packages` are folders of installed packages that it may read; there are none in a guest without namespaces.
+    `packages` are folders of installed packages that it may read;
+    there are none in a guest without namespaces.
 
     Raises `Unavailable` when the sandbox does not start. Nothing of the response has run by then.
     """
@@ -258,8 +267,9 @@ def _start_contained(
         inherited = [filter_out.fileno(), info_in.fileno()]
         arguments = ["--seccomp", str(filter_out.fileno()), "--info-fd", str(info_in.fileno())]
         if root:
-            # As root mapped to itself RLIMIT_NPROC would not bind, and as nobody bubblewrap could not bind an
-            # interpreter that lies in root's home. So it starts as root and the guest turns into nobody.
+            # As root mapped to itself RLIMIT_NPROC would not bind, and as nobody bubblewrap could
+            # not bind an interpreter that lies in root's home. So it starts as root and the guest
+            # turns into nobody.
             inherited.append(hold_out.fileno())
             arguments += ["--userns-block-fd", str(hold_out.fileno())]
             arguments += ["--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID"]
@@ -314,7 +324,9 @@ def _start_contained(
 def _start_unsafe(
     limits: Limits, room: int, stack: contextlib.ExitStack, packages: tuple[str, ...]
 ) -> tuple[Guest, dict[str, Any]]:
-    """The same guest as an ordinary child process; see `Limits.allow_unsafe` for what this gives up."""
+    """The same guest as an ordinary child process;
+    see `Limits.allow_unsafe` for what this gives up.
+    """
     if packages:
         raise Unavailable("work with installed packages runs in a sandbox or not at all")
     folder = stack.enter_context(
@@ -335,7 +347,9 @@ def _start_unsafe(
 
 
 def _is_mapped(uid: int) -> bool:
-    """Whether this user namespace knows the uid: root of a namespace of its own may be the only user there is."""
+    """Whether this user namespace knows the uid:
+    root of a namespace of its own may be the only user there is.
+    """
     ranges = [
         map(int, line.split()) for line in Path("/proc/self/uid_map").read_text().splitlines()
     ]
@@ -390,7 +404,9 @@ def _interpreter() -> list[str]:
 
 
 def _environment() -> dict[str, str]:
-    """All the environment there is. The fixed hash seed makes a response that prints a set print it twice alike."""
+    """All the environment there is. The fixed hash seed makes a response that prints a set print it
+    twice alike.
+    """
     fixed = {"PYTHONHASHSEED": "0", "PYTHONUTF8": "1", "HOME": _FOLDER, "MALLOC_ARENA_MAX": "2"}
     return {**fixed, "LD_LIBRARY_PATH": str(_base() / "lib")}
 
@@ -410,7 +426,8 @@ def _mounts(packages: tuple[str, ...] = ()) -> list[str]:
     made: list[Path] = []
 
     def make_parents(path: Path) -> None:
-        # bubblewrap itself would make some of them readable for their owner only, whom the guest ceases to be.
+        # bubblewrap itself would make some of them readable for their owner only,
+        # whom the guest ceases to be.
         for parent in reversed(path.parents[:-1]):
             if parent not in made:
                 arguments.extend(["--perms", "0755", "--dir", str(parent)])
@@ -480,7 +497,9 @@ print(*holes, sep=", ", end="")
 
 @functools.cache
 def available() -> str | None:
-    """None where responses can be isolated, else why not and how to have it. Found out once, by isolating something."""
+    """None where responses can be isolated, else why not and how to have it.
+    Found out once, by isolating something.
+    """
     if sys.platform != "linux" or platform.machine() not in seccomp.MACHINES:
         here = f"{sys.platform} {platform.machine()}"
         return f"the sandbox needs Linux on {' or '.join(seccomp.MACHINES)}; this is {here}"

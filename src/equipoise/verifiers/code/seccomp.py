@@ -1,10 +1,12 @@
-"""Seccomp filters in pure Python: a list of system calls that fail with EPERM, for x86_64 and aarch64.
+"""Seccomp filters in pure Python: a list of system calls that fail with EPERM,
+for x86_64 and aarch64.
 
-`program` assembles the filter as bytes, in the form `bwrap --seccomp FD` reads; `confine` puts one on the calling
-process, all of its threads and all of its later children, for good.
+`program` assembles the filter as bytes, in the form `bwrap --seccomp FD` reads; `confine` puts one
+on the calling process, all of its threads and all of its later children, for good.
 
-A filter is a deny list: it narrows what a sandboxed process may ask of the kernel, and what it does not name stays
-allowed. It is no sandbox by itself: files, memory, processes and time are the business of `verifiers.code.sandbox`.
+A filter is a deny list: it narrows what a sandboxed process may ask of the kernel, and what it does
+not name stays allowed. It is no sandbox by itself: files, memory, processes and time are the
+business of `verifiers.code.sandbox`.
 """
 
 from __future__ import annotations
@@ -68,7 +70,8 @@ NUMBERS: dict[str, tuple[int | None, int | None]] = {
     "uselib": (134, None),
     "sysfs": (139, None),
     "_sysctl": (156, None),
-    # sockets; socketpair of AF_UNIX stays, asyncio needs it, and without connect and addresses it reaches nobody
+    # sockets; socketpair of AF_UNIX stays, asyncio needs it,
+    # and without connect and addresses it reaches nobody
     "socket": (41, 198),
     "connect": (42, 203),
     "bind": (49, 200),
@@ -137,10 +140,11 @@ _ALLOW, _KILL, _ERRNO = 0x7FFF0000, 0x80000000, 0x00050000
 def program(denied: Iterable[str] = DENIED, machine: str | None = None) -> bytes:
     """The filter for `machine` (this one unless given), as an array of `struct sock_filter`.
 
-    Each call of `denied` fails with EPERM. So do, whatever `denied` says: a clone that makes a namespace, a sendto
-    with an address, a socketpair of another family than AF_UNIX, typing into a terminal, and the x32 calls. clone3
-    fails with ENOSYS, because its flags lie in memory that a filter cannot read; C libraries then use clone. A call of
-    another architecture kills the process.
+    Each call of `denied` fails with EPERM. So do, whatever `denied` says: a clone that makes a
+    namespace, a sendto with an address, a socketpair of another family than AF_UNIX, typing into a
+    terminal, and the x32 calls. clone3 fails with ENOSYS, because its flags lie in memory that a
+    filter cannot read; C libraries then use clone. A call of another architecture kills the
+    process.
     """
     machine = machine or platform.machine()
     if machine not in MACHINES:

@@ -1,7 +1,7 @@
 """The tests of a dataset's row: scripts with stdin and stdout, calls of a function, or test code.
 
-`tests` reads the rows of the usual datasets and refuses what it cannot use, with the reason. Code in a row is parsed
-here, to find the names it uses, and never run here. Nothing is unpickled.
+`tests` reads the rows of the usual datasets and refuses what it cannot use, with the reason. Code
+in a row is parsed here, to find the names it uses, and never run here. Nothing is unpickled.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ class Programs:
 class Calls:
     """Calls of one function or method of `class Solution`: (arguments, expected JSON value) each.
 
-    wrapped: every expected value came in a list of one, as APPS writes them; the value alone is right too.
+    wrapped: every expected value came in a list of one, as APPS writes them;
+    the value alone is right too.
     """
 
     name: str
@@ -42,8 +43,8 @@ class Calls:
 class Asserts:
     """Test code that calls the response's functions `names`.
 
-    setup runs first; with an `entry_point` the code defines `check`, which is called with that function. `prompt` is
-    what the response may continue.
+    setup runs first; with an `entry_point` the code defines `check`, which is called with that
+    function. `prompt` is what the response may continue.
     """
 
     names: tuple[str, ...]

@@ -1,8 +1,10 @@
-"""What a math worker gives up before its first comparison: the network, writing, processes, and memory past a bound.
+"""What a math worker gives up before its first comparison:
+the network, writing, processes, and memory past a bound.
 
-It parses hostile text with a large library. Nothing there is known to run that text, and if something did, it would
-find itself without a socket, unable to write a byte to any file, and holding nothing but one answer and one gold.
-Without seccomp (other systems than Linux, other machines than x86_64 and aarch64) the resource limits remain.
+It parses hostile text with a large library. Nothing there is known to run that text, and if
+something did, it would find itself without a socket, unable to write a byte to any file, and
+holding nothing but one answer and one gold. Without seccomp (other systems than Linux, other
+machines than x86_64 and aarch64) the resource limits remain.
 """
 
 from __future__ import annotations

@@ -1,8 +1,10 @@
-"""Deadlines that do not depend on what else the machine does: CPU time, and time asleep; waiting for a core is free.
+"""Deadlines that do not depend on what else the machine does: CPU time, and time asleep;
+waiting for a core is free.
 
-A deadline of 6 s passes when the processes have used 6 s of CPU together, or when 6 s have gone by that they did not
-spend waiting for a core. However busy the machine is, it passes after `PATIENCE` times as long on the wall clock. Linux
-says how long a process waited (/proc/PID/schedstat); where it does not, time asleep is plain time.
+A deadline of 6 s passes when the processes have used 6 s of CPU together, or when 6 s have gone by
+that they did not spend waiting for a core. However busy the machine is, it passes after `PATIENCE`
+times as long on the wall clock. Linux says how long a process waited (/proc/PID/schedstat); where
+it does not, time asleep is plain time.
 """
 
 from __future__ import annotations
@@ -16,7 +18,9 @@ _SHORTEST = 0.02  # seconds between two looks
 
 
 class Deadline:
-    """`seconds` from now, of the processes `roots` and their descendants; of the wall clock where there are none."""
+    """`seconds` from now, of the processes `roots` and their descendants;
+    of the wall clock where there are none.
+    """
 
     def __init__(
         self, seconds: float, roots: tuple[int, ...] = (), *, within: Deadline | None = None

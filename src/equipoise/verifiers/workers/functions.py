@@ -1,14 +1,16 @@
 """A user's own reward function, `module:function` or `file.py:function`, in worker processes.
 
-Two forms are taken, each plain or async: f(prompt, response, row) -> float | Verdict for one response, and TRL's
-f(prompts, completions, **columns) -> list of them for the responses to one prompt. Which one it is, its arguments say.
+Two forms are taken, each plain or async: f(prompt, response, row) -> float | Verdict for one
+response, and TRL's f(prompts, completions, **columns) -> list of them for the responses to one
+prompt. Which one it is, its arguments say.
 
-It keeps the caller's rights, environment and import path, gets a deadline, and cannot take the run with it: an
-exception in it is a `crashed` verdict whose reason is the traceback. Every worker imports the module for itself, so
-what the module keeps in memory is not shared between calls.
+It keeps the caller's rights, environment and import path, gets a deadline, and cannot take the run
+with it: an exception in it is a `crashed` verdict whose reason is the traceback. Every worker
+imports the module for itself, so what the module keeps in memory is not shared between calls.
 
-A function that a program gives as an object instead of a name is called in this process, in one thread of its own. It
-may be a closure and keep a state; what it raises is a verdict as well, but nothing can end one that hangs.
+A function that a program gives as an object instead of a name is called in this process, in one
+thread of its own. It may be a closure and keep a state; what it raises is a verdict as well, but
+nothing can end one that hangs.
 """
 
 from __future__ import annotations
@@ -38,9 +40,11 @@ class FunctionError(ValueError):
 
 
 def check(name: str, workers: int = 0, columns: Sequence[str] | None = None) -> bool:
-    """Import the function where it will run, and refuse what cannot be called. Whether it takes a group at a time.
+    """Import the function where it will run, and refuse what cannot be called.
+    Whether it takes a group at a time.
 
-    `columns` are those of the data, to hold the arguments of a function of TRL's form against; None does not.
+    `columns` are those of the data, to hold the arguments of a function of TRL's form against;
+    None does not.
     """
     names = None if columns is None else list(columns)
     outcome = pool("user", workers).submit(name, "check", names, seconds=IMPORT_SECONDS).result()
@@ -113,7 +117,9 @@ def submit_group(
     seconds: float,
     workers: int = 0,
 ) -> Future[Reply]:
-    """f(prompts, completions, **columns) as a future: a list, or one verdict where the call failed as a whole."""
+    """f(prompts, completions, **columns) as a future:
+    a list, or one verdict where the call failed as a whole.
+    """
     arguments = (list(prompts), list(completions), _plain(columns))
     return _submit(name, "group", *arguments, seconds=seconds, workers=workers)
 
@@ -236,12 +242,16 @@ def _awaited(value: Any) -> Any:
 
 @functools.cache
 def _loop() -> asyncio.AbstractEventLoop:
-    """One for all calls in this worker: a client that a module keeps belongs to the loop it was made in."""
+    """One for all calls in this worker: a client that a module keeps belongs to the loop it was
+    made in.
+    """
     return asyncio.new_event_loop()
 
 
 def _plain(value: Any) -> Any:
-    """A row as JSON has it: arrays and numbers of numpy and torch become lists and numbers, tuples become lists."""
+    """A row as JSON has it: arrays and numbers of numpy and torch become lists and numbers,
+    tuples become lists.
+    """
     if isinstance(value, Mapping):
         return {str(k): _plain(v) for k, v in value.items()}
     if isinstance(value, list | tuple):

@@ -1,15 +1,18 @@
 """A pool of worker processes that call one function with a hard deadline each.
 
-A job is a list of JSON values; its outcome is a Verdict, or a float from a function that gives numbers. Jobs run beside
-whatever the caller does: a thread of the pool hands them out and takes the replies, and futures keep them apart. A
-worker that passes the deadline is killed with everything in its session, one that dies, answers nonsense or answers
-without the job's ticket (its number and nonce) is replaced, and either costs its own job only. Nothing is unpickled.
+A job is a list of JSON values; its outcome is a Verdict, or a float from a function that gives
+numbers. Jobs run beside whatever the caller does: a thread of the pool hands them out and takes the
+replies, and futures keep them apart. A worker that passes the deadline is killed with everything in
+its session, one that dies, answers nonsense or answers without the job's ticket (its number and
+nonce) is replaced, and either costs its own job only. Nothing is unpickled.
 
-The deadline counts the time a worker could have run: waiting for a core that others hold is not its fault. So the
-verdicts are the same with two workers and with sixty-four. (Linux says how long a process waited; elsewhere it is plain
-time.) `Pool.submit` blocks while `DEPTH` jobs are unfinished, so a fast producer cannot fill the memory.
+The deadline counts the time a worker could have run: waiting for a core that others hold is not its
+fault. So the verdicts are the same with two workers and with sixty-four. (Linux says how long a
+process waited; elsewhere it is plain time.) `Pool.submit` blocks while `DEPTH` jobs are unfinished,
+so a fast producer cannot fill the memory.
 
-Not covered: a pool does not isolate what its workers do. The caller chooses what rights they keep (`confine`).
+Not covered: a pool does not isolate what its workers do.
+The caller chooses what rights they keep (`confine`).
 """
 
 from __future__ import annotations
@@ -84,10 +87,12 @@ class _Worker:
 
 
 class Pool(Generic[Given]):
-    """`target` is `module:function`; `confine` one that a fresh worker calls to give up rights before its first job.
+    """`target` is `module:function`; `confine` one that a fresh worker calls to give up rights
+    before its first job.
 
-    `preload` names modules the fork server imports once, for what is slow to import and safe to fork; `quiet` discards
-    what workers print; `environment` replaces the caller's. Workers start when there is work.
+    `preload` names modules the fork server imports once, for what is slow to import and safe to
+    fork; `quiet` discards what workers print; `environment` replaces the caller's. Workers start
+    when there is work.
     """
 
     def __init__(
@@ -129,7 +134,9 @@ class Pool(Generic[Given]):
     def submit(
         self, *arguments: Any, seconds: float, expires: float = float("inf")
     ) -> Future[Given]:
-        """Queue one call. It gets `seconds` once it runs, and is not begun after `expires` (of time.monotonic)."""
+        """Queue one call. It gets `seconds` once it runs,
+        and is not begun after `expires` (of time.monotonic).
+        """
         data = json.dumps(arguments).encode()
         if len(data) > LONGEST_JOB - TICKET:
             done: Future[Any] = Future()
@@ -300,7 +307,9 @@ class Pool(Generic[Given]):
         self._room.release()
 
     def _ready(self) -> _Worker | None:
-        """An idle worker that is still there: the system may have killed it, and that is no job's fault."""
+        """An idle worker that is still there: the system may have killed it,
+        and that is no job's fault.
+        """
         while self._idle:
             worker = self._idle.pop()
             try:
@@ -409,7 +418,9 @@ def _number(control: socket.socket) -> int:
 
 
 def _complete(reply: bytearray, ticket: bytes) -> Reply | Exception | None:
-    """The outcome a finished reply with the job's ticket holds, the error if it cannot, None while it lacks some."""
+    """The outcome a finished reply with the job's ticket holds,
+    the error if it cannot, None while it lacks some.
+    """
     if len(reply) < HEAD.size:
         return None
     (length,) = HEAD.unpack_from(reply)
@@ -433,7 +444,9 @@ def _timed(outcome: Reply, seconds: float) -> Reply:
 
 
 def _waited(pid: int) -> float:
-    """Seconds the process has been ready to run without a core to run on; 0 where the system does not say."""
+    """Seconds the process has been ready to run without a core to run on;
+    0 where the system does not say.
+    """
     try:
         with open(f"/proc/{pid}/schedstat", "rb") as file:
             return int(file.read().split()[1]) / 1e9

@@ -1,7 +1,9 @@
-"""The pools of this process: one for each kind of work, started on first use, ended with the process.
+"""The pools of this process: one for each kind of work, started on first use,
+ended with the process.
 
-`math` workers hold SymPy and no rights; `code` workers start sandboxes; `remote` ones ask a runner elsewhere; `user`
-workers run the reward functions of a configuration with the rights and the environment of the caller.
+`math` workers hold SymPy and no rights; `code` workers start sandboxes; `remote` ones ask a runner
+elsewhere; `user` workers run the reward functions of a configuration with the rights and the
+environment of the caller.
 """
 
 from __future__ import annotations
@@ -14,7 +16,8 @@ from typing import Any, Literal, overload
 from equipoise.verifiers.verdict import Reply, Verdict
 from equipoise.verifiers.workers.process_pool import Pool, cores
 
-# What math and code workers keep of the environment. Hashes fixed: SymPy's answers may depend on the order of sets.
+# What math and code workers keep of the environment. Hashes fixed:
+# SymPy's answers may depend on the order of sets.
 KEPT = ("PATH", "TMPDIR")
 SET = {"PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1", "LC_ALL": "C.UTF-8"}
 
@@ -33,7 +36,9 @@ def pool(kind: Literal["math", "code", "remote"], workers: int = 0) -> Pool[Verd
 
 
 def pool(kind: str, workers: int = 0) -> Pool[Any]:
-    """`workers` 0 is one for each core, two for code. A process forked from this one gets pools of its own."""
+    """`workers` 0 is one for each core, two for code.
+    A process forked from this one gets pools of its own.
+    """
     with _lock:
         owner, there = _pools.get((kind, workers), (0, None))
         if there is None or owner != os.getpid():
@@ -47,7 +52,8 @@ def _open(kind: str, workers: int) -> Pool[Any]:
         return Pool("equipoise.verifiers.workers.functions:call", workers=workers)
     if kind == "remote":
         return Pool("equipoise.verifiers.code.remote:ask", workers=workers or REMOTE, quiet=True)
-    # Starting a sandbox is a third waiting (the kernel makes and ends namespaces): two workers fill a core.
+    # Starting a sandbox is a third waiting (the kernel makes and ends namespaces):
+    # two workers fill a core.
     options: dict[str, Any] = {
         "workers": workers or (2 * cores() if kind == "code" else 0),
         "quiet": True,

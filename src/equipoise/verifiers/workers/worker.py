@@ -1,14 +1,16 @@
 """The far side of a pool: a fork server, a process that forks workers, and the loop of a worker.
 
-The fork server imports what the work needs once and stays free of threads, so a worker that had to be killed is
-replaced in a few milliseconds. It does what the pool asks over one socket: fork a worker on a given channel, or kill
-one. When that socket closes, whatever the reason, it kills all its workers and ends; workers end with it. It leads a
-session of its own: a Ctrl-C at the terminal is the trainer's to handle.
+The fork server imports what the work needs once and stays free of threads, so a worker that had to
+be killed is replaced in a few milliseconds. It does what the pool asks over one socket: fork a
+worker on a given channel, or kill one. When that socket closes, whatever the reason, it kills all
+its workers and ends; workers end with it. It leads a session of its own: a Ctrl-C at the terminal
+is the trainer's to handle.
 
-A frame on a channel is four bytes of length and as many bytes: a ticket of 24 bytes, then JSON. Both sides refuse a
-frame that is too long. The ticket is the job's number and a nonce drawn for it; the reply repeats it, so bytes written
-before the job came, or by what an earlier job left running, are the reply to nothing. A ticket is no secret to code
-that runs inside the worker: to keep a response from running there is the business of the verifiers.
+A frame on a channel is four bytes of length and as many bytes: a ticket of 24 bytes, then JSON.
+Both sides refuse a frame that is too long. The ticket is the job's number and a nonce drawn for it;
+the reply repeats it, so bytes written before the job came, or by what an earlier job left running,
+are the reply to nothing. A ticket is no secret to code that runs inside the worker: to keep a
+response from running there is the business of the verifiers.
 """
 
 from __future__ import annotations
@@ -43,8 +45,10 @@ Work = Callable[..., Reply]
 
 
 def main(control: socket.socket, setup: dict[str, Any]) -> None:
-    """The fork server. `setup`: `target` module:function to call, `preload` modules to import before forking, `confine`
-    the module:function that takes rights away from a fresh worker, `quiet` whether its output goes nowhere."""
+    """The fork server. `setup`: `target` module:function to call, `preload` modules to import
+    before forking, `confine` the module:function that takes rights away from a fresh worker,
+    `quiet` whether its output goes nowhere.
+    """
     for module in setup["preload"]:
         importlib.import_module(module)
     children: set[int] = set()
