@@ -12,6 +12,11 @@ ISOLATION := $(VENV)/.isolation
 BROWSER := $(VENV)/.browser
 DOCS := $(VENV)/.docs
 
+# How many processes the tests run in; each has one thread for arithmetic, so that they do not wait for each other.
+# A process that is done takes over half of what another has left: files are seldom split, and both end together.
+JOBS ?= 2
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist worksteal
+
 KERNEL_TESTS := tests/kernels tests/policy/test_block.py tests/train/test_optimizer.py
 QUICK_KERNEL_TESTS := tests/kernels/test_layers.py tests/kernels/test_decode.py tests/train/test_optimizer.py
 
@@ -91,7 +96,7 @@ quickstart: $(BASE)  ## train the embedded model with four objectives and compar
 	$(BIN)/equipoise quickstart
 
 test: lint typecheck $(ISOLATION)  ## lint, types and the default tests
-	$(BIN)/python -m pytest
+	$(PYTEST)
 
 test-slow: $(PEERS) $(ISOLATION)  ## the long tests as well
 	$(BIN)/python -m pytest -m "slow or not slow"

@@ -72,6 +72,12 @@ def remains():
     }
 
 
+@pytest.fixture
+def own_temporary_folder(tmp_path, monkeypatch):
+    """Where another process of the test run puts nothing."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+
+
 def assert_nothing_is_left_behind(verdicts):
     limits = sandbox.Limits(output_bytes=1 << 16, disk_bytes=1 << 20)
     judge.judge(HONEST, TESTS)
@@ -84,12 +90,14 @@ def assert_nothing_is_left_behind(verdicts):
 
 
 @needs_sandbox
+@pytest.mark.usefixtures("own_temporary_folder")
 def test_300_verdicts_leave_nothing_behind():
     assert_nothing_is_left_behind(300)
 
 
 @pytest.mark.slow
 @needs_sandbox
+@pytest.mark.usefixtures("own_temporary_folder")
 def test_10000_verdicts_leave_nothing_behind():
     assert_nothing_is_left_behind(10_000)
 

@@ -32,7 +32,8 @@ def spin(seconds: float) -> float:
     return 1.0
 
 
-def misbehave(how: str) -> Verdict | float:
+def misbehave(how: str, mark: str = "") -> Verdict | float:
+    """`mark` is an argument of the process that "child" starts, by which a test finds it."""
     match how:
         case "fine":
             return 0.5
@@ -47,7 +48,7 @@ def misbehave(how: str) -> Verdict | float:
             signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
             time.sleep(3600)
         case "child":
-            subprocess.Popen([sys.executable, "-c", "import time; time.sleep(3600)", "left-behind"])
+            subprocess.Popen([sys.executable, "-c", "import time; time.sleep(3600)", mark])
             time.sleep(3600)
         case "raise":
             raise LookupError("a \ud800 in the message")

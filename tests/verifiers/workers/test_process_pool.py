@@ -82,7 +82,8 @@ def test_results_come_in_the_order_of_the_jobs_at_any_concurrency():
 )
 def test_a_job_that_misbehaves_is_a_verdict_and_the_next_one_is_fine(how, kind, words):
     with Pool(f"{JOBS}:misbehave", workers=1, quiet=True) as p:
-        before, asked, after = (p.submit(x, seconds=0.3) for x in ("fine", how, "fine"))
+        mark = f"left-behind-by-{os.getpid()}"
+        before, asked, after = (p.submit(x, mark, seconds=0.3) for x in ("fine", how, "fine"))
         verdict = asked.result(timeout=20)
         assert (before.result(), after.result(timeout=20)) == (0.5, 0.5)
     assert verdict.kind == kind
@@ -90,7 +91,7 @@ def test_a_job_that_misbehaves_is_a_verdict_and_the_next_one_is_fine(how, kind, 
     assert len(verdict.reason) < 5000
     if kind == "timeout":
         assert 0.3 <= verdict.seconds < 3
-    assert not running("left-behind")
+    assert not running(mark)
 
 
 def test_waiting_for_a_core_does_not_count():
