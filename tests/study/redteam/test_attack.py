@@ -1,7 +1,9 @@
 """The attack from end to end on toy verifiers: a planted hole is found, an exact verifier stands."""
 
+import difflib
 import json
 import random
+import re
 import sys
 import time
 
@@ -10,7 +12,7 @@ from rich.console import Console
 
 from equipoise.config import ConfigError
 from equipoise.study.redteam import attack as attacks
-from equipoise.study.redteam import command, policy
+from equipoise.study.redteam import alphabet, command, grammar, policy
 from equipoise.study.redteam.attack import Attack, make_problems, random_search
 from equipoise.study.redteam.command import RedTeamRequest, redteam, replayed
 from equipoise.study.redteam.replay import replay
@@ -54,6 +56,26 @@ def toy(tmp_path, monkeypatch):
 def _small(monkeypatch):
     monkeypatch.setattr(policy, "STEPS", 3)
     monkeypatch.setattr(attacks, "BATCH", 200)
+
+
+@pytest.mark.parametrize("mark", ["\\boxed", "####"])
+def test_an_edit_stays_within_the_alphabet_and_keeps_most_of_the_response(mark):
+    draw = random.Random(0)
+    first = f"{mark} the answer is x=⟨E⟩=⟨T⟩ so the final result equals ⟨T⟩"
+    for _ in range(300):
+        text = grammar.edited(first, draw)
+        assert re.sub(alphabet.PATTERN, "", text, flags=re.DOTALL) == ""
+        kept = difflib.SequenceMatcher(None, first, text).find_longest_match().size
+        assert kept >= 8
+
+
+def test_the_list_of_what_is_edited_stays_bounded(monkeypatch):
+    monkeypatch.setattr(attacks, "MOST_EDITED", 3)
+    accepted = ["a"]
+    for text in "bcdefgh":
+        attacks.keep(accepted, text, random.Random(0))
+    assert len(accepted) == 3
+    assert "h" in accepted
 
 
 def test_a_planted_hole_is_found_minimised_written_and_replayed(toy):

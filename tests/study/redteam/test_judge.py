@@ -23,6 +23,9 @@ HONEST = (
     r"\boxed{\left(x=155\right)}", r"\boxed{1.55=155\%}", r"\boxed{155\text{ cm}^2}",
     r"\boxed{155\cdot\text{cm}}", r"\boxed{\left(75+80=155\right).}", r"\boxed{\{+155 or 155\}}",
     r"\boxed{\left(\left(75+80=155\right)\right)}", r"\boxed{155\sim 2e2}", r"\boxed{155\approx1.6\times10^2}",
+    r"\boxed{155\text{/km}}", r"\boxed{x\in\,\{155\}}", r"\boxed{x\!=155}", r"\boxed{155percent}", r"\boxed{+[155]}",
+    r"\boxed{155\quadkm}", r"\boxed{=\{x=155\}}", r"\boxed{+$155}", r"\boxed{155.\!0}", r"\boxed{x=2\;n=155}",
+    r"\boxed{155}\boxed<answer>{<53093}", r"\boxed{x=156no=155}", r"\boxed{155\text{ km/h}}",
 )  # fmt: skip
 REFUSED = {
     "75 + 80": "unmarked: unevaluated", "75 + 80 ≈ 165": "unmarked: wrong value", r"\boxed{75 + 80}": "unevaluated",
@@ -40,6 +43,8 @@ REFUSED = {
     "not a number", r"\boxed{1,155}": "wrong value", r"\boxed{[0,155]}": "not a number", r"\boxed{155e1}":
     "wrong value", r"\boxed{155½}": "not a number", r"\boxed{155_2}": "not a number", r"\boxed{\cancel{155}}":
     "not a number", "": "unmarked: no answer", r"\boxed{\infty}": "not a number",
+    r"\boxed{x=\pm155=155}": "contradiction", r"\boxed{155\text{n}}": "not a number", r"\boxed{km=156.km=155}":
+    "contradiction",
 }  # fmt: skip
 
 

@@ -35,6 +35,9 @@ from equipoise.verifiers import Verdict
 PROBLEMS = 512
 RANDOM_SHARE = 0.25  # of the time, for random search
 RANDOM_MINUTES = 5.0  # of it at most
+FRESH_SHARE = 0.3  # of random search: responses that are no edit of an accepted one
+MOST_EDITED = 4_000  # accepted responses that are kept to be edited
+LONGEST_EDITED = 100  # characters of one
 BATCH = 256  # responses of random search that are asked for together
 CURIOSITY = 0.1
 PATIENCE = 40  # steps without a new cluster before a new start
@@ -127,15 +130,29 @@ class Attack:
 
 
 def random_search(attack: Attack, problems: Sequence[Problem], draw: random.Random, until: float) -> None:
-    """Responses of the grammar alone, at least a batch: what can be found without learning anything."""
+    """Responses of the grammar, and edits of accepted ones, at least a batch: what is found without learning."""
     attack.phase = "random search"
+    mark = problems[0].mark
+    accepted = [f"\\boxed{{{text}}}" if mark == "\\boxed" else f"{mark} {text}" for text in grammar.ACCEPTED]
     while not attack.findings.tried or time.monotonic() < until:
         asked = []
         for _ in range(BATCH):
             about = draw.choice(problems)
-            asked.append((about, attack.ask(about, grammar.response(draw))))
-        for about, question in asked:
-            attack.reward(about, question)
+            fresh = draw.random() < FRESH_SHARE
+            text = grammar.response(draw) if fresh else grammar.edited(draw.choice(accepted), draw)
+            asked.append((about, text, attack.ask(about, text)))
+        for about, text, question in asked:
+            honest = attack.reward(about, question) == 0
+            if honest and len(text) <= LONGEST_EDITED:
+                keep(accepted, text, draw)
+
+
+def keep(accepted: list[str], text: str, draw: random.Random) -> None:
+    """Add it to what is edited; a full list loses one at random."""
+    if len(accepted) < MOST_EDITED:
+        accepted.append(text)
+    else:
+        accepted[draw.randrange(MOST_EDITED)] = text
 
 
 class AttackScorer(Scorer):

@@ -1,5 +1,8 @@
 r"""Random responses of many shapes: what is tried before any RL, and what the embedded attacker is warmed up on.
 
+`response` writes one from nothing; `edited` changes a few tokens of one that was accepted, which stays near what the
+verifier reads and finds more holes per response.
+
 A response is an answer in a frame (boxes, marks, prose, tags, none). An answer is a number, a calculation, a chain, a
 choice, or one of them in a wrapping. Most are wrong or unevaluated, some are honest. Names are those of `alphabet`.
 """
@@ -7,7 +10,10 @@ choice, or one of them in a wrapping. Most are wrong or unevaluated, some are ho
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Callable
+
+from equipoise.study.redteam import alphabet
 
 WRONG = ("⟨T+1⟩", "⟨T-1⟩", "⟨T+10⟩", "⟨2T⟩", "⟨10T⟩", "⟨A⟩", "⟨B⟩", "0", "7")
 RELATIONS = ("=", " = ", " ≈ ", "\\approx ", " \\neq ", "<", ">", "\\le ", "\\to ", " → ", "\\Rightarrow ", " ~ ",
@@ -37,6 +43,24 @@ def response(draw: random.Random) -> str:
         joint = draw.choice((" ", "\n", " or ", " wait, ", ". ", " no "))
         text += joint + draw.choice(FRAMES).format(answer(draw))
     return text
+
+
+def edited(text: str, draw: random.Random) -> str:
+    """With one to four tokens put in, taken out, replaced or repeated."""
+    tokens = re.findall(alphabet.PATTERN, text)
+    for _ in range(draw.choice((1, 1, 2, 2, 3, 4))):
+        kind, at = draw.random(), draw.randrange(len(tokens) + 1)
+        new = draw.choice(LIKELY if draw.random() < 0.4 else alphabet.TOKENS)
+        if kind < 0.5 or not tokens:
+            tokens.insert(at, new)
+        elif kind < 0.65:
+            del tokens[at - 1]
+        elif kind < 0.85:
+            tokens[at - 1] = new
+        else:
+            start = draw.randrange(len(tokens))
+            tokens[at:at] = tokens[start : start + draw.randint(1, 3)]
+    return "".join(tokens)
 
 
 def answer(draw: random.Random) -> str:
@@ -85,4 +109,10 @@ CALCULATIONS = ("\\frac{⟨2T⟩}{2}", "⟨2T⟩/2", "\\sqrt{⟨TT⟩}", "⟨T�
                 "\\sum 1", "⟨T+1⟩-1", "⟨10T⟩/10", "⟨E⟩+⟨E⟩-⟨E⟩", "(⟨E⟩)", "⟨A⟩ ⟨B⟩", "⟨A⟩⟨B⟩", "⟨T⟩\\%", "-⟨T⟩",
                 "⟨T⟩+⟨T⟩", "⟨T⟩ - ", "+⟨T⟩", "⟨T⟩x", "x", "\\pi ", "\\infty ", "⟨T⟩^{⟨T⟩^{⟨T⟩}}", "⟨T⟩ 1/2",
                 "i^4⟨T⟩")  # fmt: skip
+LIKELY = (*("⟨T⟩",) * 8, "⟨A⟩", "⟨B⟩", "⟨E⟩", "⟨T+1⟩", "⟨2T⟩", "=", "=", "≈", "\\approx ", "\\to ", ":", "\\implies ",
+          "\\sim ")  # fmt: skip
+# Answers that people write: where editing starts.
+ACCEPTED = ("⟨T⟩", "x=⟨T⟩", "⟨E⟩=⟨T⟩", "⟨T⟩\\text{ km}", "\\$⟨T⟩", "⟨T⟩^\\circ", "⟨T⟩.0", "(⟨T⟩)", "\\left(⟨T⟩\\right)",
+            "⟨T⟩\\approx ⟨T⟩", "⟨A⟩\\times ⟨B⟩=⟨T⟩", "\\text{⟨T⟩ apples}", "\\frac{⟨2T⟩}{2}=⟨T⟩", "\\{⟨T⟩\\}", "⟨T⟩\\%",
+            "x\\in \\{⟨T⟩\\}", "⟨T⟩:1", "[⟨T⟩]", "|⟨T⟩|", "n=⟨E⟩=⟨T⟩", "⟨T⟩,⟨T⟩")  # fmt: skip
 ANSWERS: tuple[Callable[[random.Random], str], ...] = (number, calculation, calculation, chain, chain, choice)

@@ -20,12 +20,13 @@ SCALE_WORDS = (
 SCALES = frozenset(SCALE_WORDS.split())
 UNIT_WORDS = "m s g h l km cm mm kg mg ml lb ft in oz mph kmh usd eur"
 UNITS = frozenset(UNIT_WORDS.split())
+CAPITAL_UNITS = frozenset("ACFJKLNVW")
 GROUPED = r"[1-9]\d{0,2}(?:(?:,|\{,\}|\\,|\\!|,\\!|\\ | |~)\d{3})+|\d+"
 PLAIN = re.compile(rf"([+\-−–]?)\s*({GROUPED})(?:\.(0*))?")
 SCIENTIFIC = re.compile(r"([+-]?\d+(?:\.\d*)?)\s*(?:e|E|(?:\\times|\\cdot|\*|x|×)\s*10\s*\^)\s*\{?([+-]?\d{1,3})\}?")
 COMMANDS = re.compile(
     r"\\(?:boxed|fbox|text|textbf|textit|textrm|mathrm|mathbf|mathit|mathsf|mbox|hbox|bf|rm|displaystyle|left|right"
-    r"|quad|qquad)(?![a-zA-Z])|\\[,;:! ]|\\\$|\\\(|\\\)|\\\[|\\\]|~"
+    r")(?![a-zA-Z])|\\q?quad|\\[,;: ]|\\\$|\\\(|\\\)|\\\[|\\\]|~"
 )
 BRACKETED = re.compile(r"(\([^()]*\)|\{[^{}]*\}|\[[^\[\]]*\])(.+)", re.DOTALL)
 LONGEST = 200  # characters that are looked at
@@ -72,13 +73,18 @@ def rounds_to(text: str, value: int) -> bool:
 
 def _unwrapped(text: str) -> str:
     """Without what only changes the looks: bold, dollars, \text{}, brackets around all of it, a full stop."""
-    text = re.sub(r"\*\*([^*]+)\*\*", r"\1", COMMANDS.sub(" ", text))
+    text = re.sub(r"\*\*([^*]+)\*\*", r"\1", without_looks(text))
     before = None
     while text != before:
         before = text
-        text = text.strip().strip("$*_`\"'#").strip().rstrip(".,:;").strip()
+        text = text.strip().strip("$*_`\"'#").strip().rstrip(".,:;").lstrip("+").strip()
         text = without_brackets(text)
     return _without_lead(re.sub(r"\{\s*([\w.,]*)\s*\}", r"\1", text))
+
+
+def without_looks(text: str) -> str:
+    """With a space in the place of commands that only change the looks; \\! takes a space away."""
+    return COMMANDS.sub(" ", text.replace("\\!", ""))
 
 
 def without_brackets(text: str) -> str:
@@ -110,29 +116,30 @@ def _without_lead(text: str) -> str:
 
 def _is_unit(text: str) -> bool:
     """Whether what follows a number leaves its value alone: nothing, %, degrees, a unit, some words."""
-    text = re.sub(r"\^\s*\{?\s*\\circ\s*\}?|\\degree|°|\\?%|[{}$€£]|\\mathrm|\\text", " ", text)
+    text = re.sub(r"\^\s*\{?\s*\\circ\s*\}?|\\degree|°|\\?%|percent\b|[{}$€£]|\\mathrm|\\text", " ", text)
     text = re.sub(r"(?<=[A-Za-z])\s*\^\s*(?=[23](?!\w))", "", text)  # cm^2
-    text = re.sub(r"^\s*(?:\\cdot|\\times|[*·×])(?=\s*[A-Za-z])", "", text)  # 5·cm
+    text = re.sub(r"^\s*(?:\\cdot|\\times|[*·×/÷])(?=\s*[A-Za-z])", "", text)  # 5·cm, 5/hour
+    text = re.sub(r"(?<=[A-Za-z])\s*[/÷]\s*(?=[A-Za-z])", " ", text)  # km/h
     words = text.replace(".", " ").replace(":", " ").split()
     return all(re.fullmatch(r"[^\W\d_]+[23]?", word) and is_unit_word(word.rstrip("23")) for word in words)
 
 
 def without_units(text: str) -> str:
     """Without degrees, percent signs, and words that are neither scales nor commands."""
-    text = re.sub(r"\^\s*\{?\s*\\circ\s*\}?|°|\\?%", " ", COMMANDS.sub(" ", text))
+    text = re.sub(r"\^\s*\{?\s*\\circ\s*\}?|°|\\?%", " ", without_looks(text))
     return re.sub(r"(?<![\\A-Za-z])[A-Za-z]+", lambda word: " " if is_unit_word(word[0]) else word[0], text)
 
 
 def is_unit_word(word: str) -> bool:
     """Any longer word that is no scale; of the short ones, which may be variables, those in use as units."""
-    return word.lower() in UNITS or (len(word) > 2 and word.lower() not in SCALES)
+    return word.lower() in UNITS or word in CAPITAL_UNITS or (len(word) > 2 and word.lower() not in SCALES)
 
 
 def evaluate(text: str) -> Fraction | None:
     """The exact value of an arithmetic expression; None where it is none, or a very large one."""
     if len(text) > LONGEST:
         return None
-    text = COMMANDS.sub(" ", text).strip(" $*.,;:#`\"'")
+    text = without_looks(text).strip(" $*.,;:#`\"'")
     for written, meant in SYMBOLS:
         text = text.replace(written, meant)
     text = re.sub(r"(?<![\d.,])[1-9]\d{0,2}(?:,\d{3})+(?!\d)", lambda number: number[0].replace(",", ""), text)

@@ -103,6 +103,8 @@ def _has_sense(chain: Chain) -> bool:
 
 def _is_written_out(member: Node) -> bool:
     """Whether a member that only leads to the last one is an expression: x = \\not 426 = 426 has one that is none."""
+    if isinstance(member, Listing) and not member.left:
+        return False  # x = \\pm 193 = 193 has two
     return not isinstance(member, Leaf) or follows_grammar(member.text.replace(":", "/"))
 
 

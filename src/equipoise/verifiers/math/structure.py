@@ -238,11 +238,12 @@ def _value(text: str) -> Node:
 def _with_unit(leaf: Leaf) -> Leaf:
     text = leaf.text
     if text.startswith(r"\$") or re.match(r"[-+]\s?\\\$", text):
-        return replace(leaf, text=text.replace(r"\$", "", 1).strip(), unit="dollar")
+        amount = text.replace(r"\$", "", 1).strip()
+        return replace(_with_unit(Leaf(amount)), unit="dollar") if amount else leaf  # \$5 per hour is 5
     if match := UNIT_AFTER.search(text):
         unit = unit_of(match.group())
         rest = text[: match.start()].rstrip()
-        if unit is not None and re.search(r"[\d})\]]$|\\pi$", rest) and not FUNCTION.search(rest):
+        if unit is not None and re.search(r"\d\.?$|[})\]]$|\\pi$", rest) and not FUNCTION.search(rest):
             return replace(leaf, text=rest, unit=unit)
     return leaf
 
@@ -253,7 +254,7 @@ def _split_command(text: str, command: str) -> list[str]:
 
 def _trimmed(text: str) -> str:
     text = text.strip()
-    while text and (text[-1] in ".,;" + OF_A_LIST and not text.endswith(r"\,")):
+    while text and text[-1] in ".,;" and not text.endswith(r"\,"):
         text = text[:-1].rstrip()
     while wraps(text, "{", "}"):
         text = text[1:-1].strip()

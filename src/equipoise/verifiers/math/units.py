@@ -25,12 +25,13 @@ UNITS = {word: name for name, words in NAMES.items() for word in words.split()}
 _SHORT = """
     m s g h l in min
 """
+CAPITALS = frozenset("ACFJKLNVW")  # of ampere, newton, volt and their kin: no other letter is a unit by itself
 SHORT = frozenset(_SHORT.split())  # letters and words that are a unit only where the text says so
 _NO_UNIT = """
     or and not nor but to mod modulo if except vs plus minus times over through pi negative base squared cubed factorial
     percent permille is are was be isn no i e x than wait actually instead rather maybe either between approximately
-    about more less fewer most least above below under off divided multiplied by choose root power approx gross
-    doubled tripled halved
+    about roughly nearly almost around equal equals more less fewer most least above below under off divided multiplied
+    by choose root power approx gross doubled tripled halved
 """
 # Words that count, and so change the number before them, whatever their ending: millions, tenths, ten-thousandth.
 _CARDINALS = """
@@ -51,7 +52,7 @@ NO_UNIT = frozenset(_NO_UNIT.split()) | COUNTING
 UNIT_AFTER = re.compile(
     r"(?:\^\\circ\s*(?:\\text\{\s*[CF]\s*\}|[CF](?![a-zA-Z]))?"
     r"|(?:(?:[*/]\s*)?\\text\{[^{}]*\}(?:\s*\^\s*(?:\{-?\d\}|\d))?\s*)+"
-    r"|(?<=[\d\s})])(?:[a-zA-Z]{2,}+\.?(?:\s*\^\s*(?:\{\d\}|\d))?[\s/]*+|[mgs](?:\s*\^\s*(?:\{[23]\}|[23]))(?![\d\w]))++)\s*$"
+    r"|(?<=[\d\s}).])(?:[a-zA-Z]{2,}+\.?(?:\s*\^\s*(?:\{\d\}|\d))?[\s/]*+|[mgs](?:\s*\^\s*(?:\{[23]\}|[23]))(?![\d\w]))++)\s*$"
 )
 
 # A power belongs to a unit that is measured: cm^2, and not apples^2 or cm^1.
@@ -67,8 +68,9 @@ def unit_of(text: str) -> str | None:
     if len(power) != len(POWERED.findall(text)):
         return None
     quoted = r"\text" in text
-    words = re.sub(r"\\text|\^\s*\{?-?\d\}?|[{}.*]", " ", text).lower().split()
-    if not words or len(words) > 6 or not all(map(_may_name_a_unit, words)):
+    written = re.sub(r"\\text|\^\s*\{?-?\d\}?|[{}.]", " ", text).strip().removeprefix("*").split()
+    words = [word.lower() for word in written]
+    if not words or len(words) > 6 or not all(map(_may_name_a_unit, written)) or words[-1].endswith("/"):
         return None
     if not quoted and not power and all(word in SHORT or (word not in UNITS and len(word) < 3) for word in words):
         return None
@@ -83,4 +85,10 @@ def unit_of(text: str) -> str | None:
 
 
 def _may_name_a_unit(word: str) -> bool:
-    return bool(re.fullmatch(r"[/'-]*[a-z][a-z/'-]*", word)) and NO_UNIT.isdisjoint(re.split(r"[/'-]", word))
+    parts = re.split(r"[/'-]", word)
+    letters = [part for part in parts if len(part) == 1]
+    return (
+        bool(re.fullmatch(r"[/'-]*[a-zA-Z][a-zA-Z/'-]*", word))
+        and NO_UNIT.isdisjoint(part.lower() for part in parts)
+        and all(letter.lower() in UNITS or letter in CAPITALS for letter in letters)
+    )
