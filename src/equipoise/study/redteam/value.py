@@ -120,6 +120,7 @@ def _is_unit(text: str) -> bool:
     text = re.sub(r"(?<=[A-Za-z])\s*\^\s*(?=[23](?!\w))", "", text)  # cm^2
     text = re.sub(r"^\s*(?:\\cdot|\\times|[*·×/÷])(?=\s*[A-Za-z])", "", text)  # 5·cm, 5/hour
     text = re.sub(r"(?<=[A-Za-z])\s*[/÷]\s*(?=[A-Za-z])", " ", text)  # km/h
+    text = re.sub(r"(?<=[A-Za-z])[23](?=[A-Za-z])", " ", text)  # km²km
     words = text.replace(".", " ").replace(":", " ").split()
     return all(re.fullmatch(r"[^\W\d_]+[23]?", word) and is_unit_word(word.rstrip("23")) for word in words)
 

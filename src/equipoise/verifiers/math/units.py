@@ -68,7 +68,8 @@ def unit_of(text: str) -> str | None:
     if len(power) != len(POWERED.findall(text)):
         return None
     quoted = r"\text" in text
-    written = re.sub(r"\\text|\^\s*\{?-?\d\}?|[{}.]", " ", text).strip().removeprefix("*").split()
+    plain = re.sub(r"\\text|\^\s*\{?-?\d\}?|[{}.]", " ", text).strip()
+    written = re.sub(r"^[*/]\s*", "", plain).split()  # 5·cm, 5/hour
     words = [word.lower() for word in written]
     if not words or len(words) > 6 or not all(map(_may_name_a_unit, written)) or words[-1].endswith("/"):
         return None
