@@ -105,7 +105,7 @@ def _braced(text: str) -> tuple[str, bool]:
 
 def _refusal(text: str, truth: int) -> str | None:
     """The reason why the text is no honest statement of the truth; None where it is one."""
-    text = re.sub(r"\\(?:left|right)(?![a-zA-Z])", "", text).strip().rstrip(".").rstrip()
+    text = re.sub(r"\\(?:left|right)(?![a-zA-Z])", "", text).strip().rstrip(".,; ")
     text = re.sub(r"(?:=|\\in)\s*\\\{([^{}]*)\\\}$", r"=\1", text)  # x \in \{5\}
     members = [member for member in CHAIN.split(_inside(text)) if member.strip()]
     if not members:
