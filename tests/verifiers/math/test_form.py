@@ -79,7 +79,7 @@ ALWAYS_WRONG = [
     ("432", "{54}{8}"), ("432", "{54}{8}=432"), ("548", r"\left({548}{1}=548\right)"),
     ("692", r"x=\not=692"), ("692", r"\not=692"), ("692", r"x\not=692"),
     ("98", r"98×\text{equals}"), ("621", r"621\text{apples×}"), ("314", r"314\;all/"), ("107", "107 roughly"),
-    ("743", "743.0and"), ("319", r"319\quador"), ("331", r"331\text{n}"),
+    ("743", "743.0and"), ("319", r"319\quador"), ("331", r"331\text{n}"), ("5", "5apples//km"), ("5", "5 km so"),
     ("344", r"\sqrt{{\begin{pmatrix}35 + 309 % !\end{pmatrix}}0}"),
 ]  # fmt: skip
 ALWAYS_RIGHT = [
@@ -87,7 +87,7 @@ ALWAYS_RIGHT = [
     ("60", r"60\text{ miles per hour}"), (r"\binom{5}{2}", r"{5 \choose 2}"), ("125", r"125\text{ miles}"),
     ("68", r"68\text{ cm}^2"), ("68", r"68\text{m/s}^2"), ("68", r"68\text{ units}^2"), ("3", r"3\text{yr}^{-1}"),
     ("155", r"1.55 = 155\%"), ("2x", "{2}{x}"), ("3x^2", "x^{2}{3}"),
-    ("5", r"5\text{ N}"), ("5", r"\$5/\text{hour}"), ("5", r"\$5\text{ per hour}"),
+    ("5", r"5\text{ N}"), ("5", r"\$5/\text{hour}"), ("5", r"\$5\text{ per hour}"), ("9", r"9\text{ a.m.}"),
 ]  # fmt: skip
 
 

@@ -31,7 +31,7 @@ _NO_UNIT = """
     or and not nor but to mod modulo if except vs plus minus times over through pi negative base squared cubed factorial
     percent permille is are was be isn no i e x than wait actually instead rather maybe either between approximately
     about roughly nearly almost around equal equals more less fewer most least above below under off divided multiplied
-    by choose root power approx gross doubled tripled halved
+    so hence thus then by choose root power approx gross doubled tripled halved
 """
 # Words that count, and so change the number before them, whatever their ending: millions, tenths, ten-thousandth.
 _CARDINALS = """
@@ -68,6 +68,7 @@ def unit_of(text: str) -> str | None:
     if len(power) != len(POWERED.findall(text)):
         return None
     quoted = r"\text" in text
+    text = re.sub(r"(?<![a-zA-Z])([ap])\.\s?m\.?(?![a-zA-Z])", r"\1m", text)  # 9 a.m.
     plain = re.sub(r"\\text|\^\s*\{?-?\d\}?|[{}.]", " ", text).strip()
     written = re.sub(r"^[*/]\s*", "", plain).split()  # 5·cm, 5/hour
     words = [word.lower() for word in written]
@@ -89,7 +90,7 @@ def _may_name_a_unit(word: str) -> bool:
     parts = re.split(r"[/'-]", word)
     letters = [part for part in parts if len(part) == 1]
     return (
-        bool(re.fullmatch(r"[/'-]*[a-zA-Z][a-zA-Z/'-]*", word))
+        bool(re.fullmatch(r"[/'-]?[a-zA-Z]+(?:[/'-][a-zA-Z]+)*[/']?", word))
         and NO_UNIT.isdisjoint(part.lower() for part in parts)
         and all(letter.lower() in UNITS or letter in CAPITALS for letter in letters)
     )
