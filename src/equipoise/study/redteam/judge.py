@@ -105,7 +105,7 @@ def _braced(text: str) -> tuple[str, bool]:
 
 def _refusal(text: str, truth: int) -> str | None:
     """The reason why the text is no honest statement of the truth; None where it is one."""
-    text = re.sub(r"\\(?:left|right)(?![a-zA-Z])", "", text).strip().rstrip(".,; ")
+    text = without_looks(text).strip("$ \n").rstrip(".,; ")
     text = re.sub(r"(?:=|\\in)\s*\\\{([^{}]*)\\\}$", r"=\1", text)  # x \in \{5\}
     members = [member for member in CHAIN.split(_inside(text)) if member.strip()]
     if not members:
@@ -147,9 +147,9 @@ def _agrees(member: str, truth: int) -> bool:
     if not NUMBER.search(member):
         return not _is_written_in_words(member)
     plain = plain_value(member)
-    calculation = re.sub(r"(?<![\\A-Za-z\d])[A-Za-z]{2,}", " ", member)  # "So 75 + 80" is 75 + 80, 2ab is a product
+    calculation = re.sub(r"^(?:\s*[A-Za-z]{2,}[\s,:]+)+", "", member)  # "So 75 + 80" is 75 + 80, 2 ab is a product
     value = evaluate(calculation) if plain is None else plain
-    return value == truth or (value is None and not ALTERNATIVES.search(without_looks(member)))
+    return value == truth or (value is None and not ALTERNATIVES.search(member))
 
 
 def _is_written_in_words(member: str) -> bool:

@@ -26,7 +26,7 @@ PLAIN = re.compile(rf"([+\-−–]?)\s*({GROUPED})(?:\.(0*))?")
 SCIENTIFIC = re.compile(r"([+-]?\d+(?:\.\d*)?)\s*(?:e|E|(?:\\times|\\cdot|\*|x|×)\s*10\s*\^)\s*\{?([+-]?\d{1,3})\}?")
 COMMANDS = re.compile(
     r"\\(?:boxed|fbox|text|textbf|textit|textrm|mathrm|mathbf|mathit|mathsf|mbox|hbox|bf|rm|displaystyle|left|right"
-    r")(?![a-zA-Z])|\\q?quad|\\[,;: ]|\\\$|\\\(|\\\)|\\\[|\\\]|~"
+    r")(?![a-zA-Z])|\\q?quad|\\[,;: ~>]|\\\$|\\\(|\\\)|\\\[|\\\]|~"
 )
 BRACKETED = re.compile(r"(\([^()]*\)|\{[^{}]*\}|\[[^\[\]]*\])(.+)", re.DOTALL)
 LONGEST = 200  # characters that are looked at
@@ -84,6 +84,7 @@ def _unwrapped(text: str) -> str:
 
 def without_looks(text: str) -> str:
     """With a space in the place of commands that only change the looks; \\! takes a space away."""
+    text = re.sub(r"(\\[A-Za-z]+)(?:\\!)+", r"\1 ", text)
     return COMMANDS.sub(" ", text.replace("\\!", ""))
 
 
@@ -116,12 +117,14 @@ def _without_lead(text: str) -> str:
 
 def _is_unit(text: str) -> bool:
     """Whether what follows a number leaves its value alone: nothing, %, degrees, a unit, some words."""
-    text = re.sub(r"\^\s*\{?\s*\\circ\s*\}?|\\degree|°|\\?%|percent\b|[{}$€£]|\\mathrm|\\text", " ", text)
-    text = re.sub(r"(?<=[A-Za-z])\s*\^\s*(?=[23](?!\w))", "", text)  # cm^2
+    degrees = r"\^\s*\{?\s*\\circ\s*\}?|\\degree|°"
+    text = re.sub(rf"{degrees}|\\?%|(?<![A-Za-z])(?:percent)+\b|[{{}}$€£]|\\mathrm|\\text", " ", text)
+    text = re.sub(r"\\div(?![a-zA-Z])", "/", text).replace(".", " ").replace(":", " ")
+    text = re.sub(r"(?<=[A-Za-z])\s*\^?\s*(?=[23](?!\w))", "", text)  # cm^2
     text = re.sub(r"^\s*(?:\\cdot|\\times|[*·×/÷])(?=\s*[A-Za-z])", "", text)  # 5·cm, 5/hour
-    text = re.sub(r"(?<=[A-Za-z])\s*[/÷]\s*(?=[A-Za-z])", " ", text)  # km/h
+    text = re.sub(r"(?<=[A-Za-z])\s*[-−/÷]\s*(?=[A-Za-z])", " ", text)  # km/h
     text = re.sub(r"(?<=[A-Za-z])[23](?=[A-Za-z])", " ", text)  # km²km
-    words = text.replace(".", " ").replace(":", " ").split()
+    words = text.split()
     return all(re.fullmatch(r"[^\W\d_]+[23]?", word) and is_unit_word(word.rstrip("23")) for word in words)
 
 

@@ -22,7 +22,7 @@ from equipoise.verifiers.math.relations import (
     settled,
 )
 from equipoise.verifiers.math.structure import Chain, ChoiceLetter, Leaf, Listing, Matrix, Node, Union, Words
-from equipoise.verifiers.math.units import COUNTING
+from equipoise.verifiers.math.units import COUNTING, NO_UNIT, UNITS
 
 NUMBER_SET = re.compile(r"\\emptyset|\\mathbb\s*\{?\s*[NZQRC]\s*\}?(?:\s*\^?\s*[-+])?")
 NO_NAMES = COUNTING | {"not", "nor", "no", "isn", "negative", "minus", "plus", "times", "over", "about"}
@@ -93,19 +93,37 @@ def _has_sense(chain: Chain) -> bool:
         behind = chain.texts[chain.signs.index("≈") + 1 :]
         if not set(chain.signs) <= {"=", "≈"} or not all(map(exact.printed_step, behind)):
             return False
-    if "∈" in chain.signs and _is_number(chain.members[-1], chain.texts[-1]):
-        return False
+    if "∈" in chain.signs:
+        *before, last = chain.signs
+        names_alone = last == "∈" and "∈" not in before and all(map(is_name, chain.texts[:-1]))
+        if not names_alone or _is_number(chain.members[-1], chain.texts[-1]):
+            return False
     if not all(NO_NAMES.isdisjoint(re.findall("[a-z]+", text.lower())) for text in chain.texts if is_name(text)):
         return False
     working = zip(chain.members[:-1], chain.texts[:-1], strict=True)
-    return all(is_name(text) or _is_written_out(member) for member, text in working)
+    ends_in_one = isinstance(chain.members[-1], Leaf)
+    return all(is_name(text) or _is_written_out(member, ends_in_one) for member, text in working)
 
 
-def _is_written_out(member: Node) -> bool:
-    """Whether a member that only leads to the last one is an expression: x = \\not 426 = 426 has one that is none."""
-    if isinstance(member, Listing) and not member.left:
-        return False  # x = \\pm 193 = 193 has two
-    return not isinstance(member, Leaf) or follows_grammar(member.text.replace(":", "/"))
+def _is_written_out(member: Node, is_one: bool) -> bool:
+    """Whether a member that only leads to the last one is an expression: x = \\not 426 = 426 has one that is none.
+
+    `is_one`: what it leads to is no list, set or matrix, so neither is it: x = \\pm 193 = 193 has two.
+    """
+    if not isinstance(member, Leaf):
+        return not is_one
+    if ":" in member.text and re.search("[a-zA-Z]", member.text):
+        return False
+    return follows_grammar(member.text.replace(":", "/")) and not _has_words(member.text)
+
+
+def _has_words(text: str) -> bool:
+    """Whether letters side by side are words, or one behind a number a unit. Two are a product beside small numbers (½bh), three never are."""
+    runs = re.findall(r"(?<![\\a-zA-Z])[a-zA-Z]{2,}", re.sub(r"\\[a-zA-Z]+", " ", text))
+    large = re.search(r"\d{2}", text) is not None
+    if re.search(r"\d\s*[msghl](?![a-zA-Z])", text):  # 398m may be 398 metres
+        return True
+    return any(len(run) > 2 or large or run.lower() in NO_UNIT or run.lower() in UNITS for run in runs)
 
 
 def _step_holds(chain: Chain, k: int, sign: str, by: Comparer) -> bool | None:

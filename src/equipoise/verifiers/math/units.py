@@ -56,8 +56,10 @@ UNIT_AFTER = re.compile(
 )
 
 # A power belongs to a unit that is measured: cm^2, and not apples^2 or cm^1.
+LENGTHS_AND_TIMES = "m cm mm km inch foot yard mile s min hour year".split()
+MEASURED = sorted(word for name in LENGTHS_AND_TIMES for word in NAMES[name].split())
 POWERED = re.compile(
-    rf"(?<![a-zA-Z])(?:units?|{'|'.join(sorted(UNITS))})\.?\s*\}}?\s*\^\s*\{{?-?(?:[23]|(?<=-)1)\b", re.IGNORECASE
+    rf"(?<![a-zA-Z])(?:units?|{'|'.join(MEASURED)})\.?\s*\}}?\s*\^\s*\{{?-?(?:[23]|(?<=-)1)\b", re.IGNORECASE
 )
 
 
@@ -69,7 +71,7 @@ def unit_of(text: str) -> str | None:
         return None
     quoted = r"\text" in text
     text = re.sub(r"(?<![a-zA-Z])([ap])\.\s?m\.?(?![a-zA-Z])", r"\1m", text)  # 9 a.m.
-    plain = re.sub(r"\\text|\^\s*\{?-?\d\}?|[{}.]", " ", text).strip()
+    plain = re.sub(r"\\text(?![a-zA-Z])|\^\s*\{?-?\d\}?|[{}.]", " ", text).strip()
     written = re.sub(r"^[*/]\s*", "", plain).split()  # 5·cm, 5/hour
     words = [word.lower() for word in written]
     if not words or len(words) > 6 or not all(map(_may_name_a_unit, written)) or words[-1].endswith("/"):
@@ -90,7 +92,7 @@ def _may_name_a_unit(word: str) -> bool:
     parts = re.split(r"[/'-]", word)
     letters = [part for part in parts if len(part) == 1]
     return (
-        bool(re.fullmatch(r"[/'-]?[a-zA-Z]+(?:[/'-][a-zA-Z]+)*[/']?", word))
+        bool(re.fullmatch(r"/?[a-zA-Z]+(?:[/'-][a-zA-Z]+)*[/']?", word))
         and NO_UNIT.isdisjoint(part.lower() for part in parts)
         and all(letter.lower() in UNITS or letter in CAPITALS for letter in letters)
     )
