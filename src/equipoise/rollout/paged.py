@@ -30,6 +30,7 @@ from equipoise.kernels.plain_layers import Norm
 from equipoise.kernels.uniform import Key
 from equipoise.policy import Policy, decoder
 from equipoise.policy.layer import Layer, LayerWeights, run
+from equipoise.policy.memory import unreserved
 from equipoise.policy.projections import Linear
 from equipoise.policy.support import Support
 from equipoise.policy.weights import Merged, Weights, weights_of
@@ -137,7 +138,7 @@ class PagedSampler:
             return CPU_MEMORY if self.memory is None else self.memory
         unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         logits = 2 * 4 * size.rows * self.policy.core.config.vocab_size
-        return int(SHARE * (torch.cuda.mem_get_info(device)[0] + unused - logits))
+        return int(SHARE * (unreserved(device) + unused - logits))
 
 
 class _Call:

@@ -25,6 +25,7 @@ from equipoise.config import ConfigError, load
 from equipoise.evaluate import Evaluation, evaluate
 from equipoise.kernels import cache
 from equipoise.objective import Credit, Objective, response_ids
+from equipoise.policy.memory import bound
 from equipoise.rollout import sampler as native_sampler
 from equipoise.tasks import Prompt, Task
 from equipoise.train import announce, checkpoint, ranks
@@ -176,6 +177,8 @@ class Trainer:
             self.start.check_data(self.folder, config, self.task)
         scorer = Scorer(config.reward, self.task, given=given.functions)
         self.policy, self.settled = policy(), settled()
+        if config.train.memory_cap is not None:
+            bound(self.policy.device, config.train.memory_cap)
         config = self.config = self.settled.config
         scorer.conversational(self.settled.chat.on)
         self.watcher = Watcher(config.reward, self.task, chat=self.settled.chat.on)
