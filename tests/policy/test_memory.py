@@ -14,9 +14,7 @@ def card(monkeypatch):
     state = {"fraction": 1.0}
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (40 * GIB, 100 * GIB))
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 10 * GIB)
-    monkeypatch.setattr(
-        torch.cuda, "get_per_process_memory_fraction", lambda device: state["fraction"]
-    )
+    monkeypatch.setattr(torch.cuda, "get_per_process_memory_fraction", lambda device: state["fraction"])
     monkeypatch.setattr(
         torch.cuda,
         "set_per_process_memory_fraction",

@@ -11,8 +11,8 @@ import pytest
 from rich.console import Console
 
 from equipoise.config import ConfigError
-from equipoise.study.redteam import attack as attacks
 from equipoise.study.redteam import alphabet, command, grammar, policy
+from equipoise.study.redteam import attack as attacks
 from equipoise.study.redteam.attack import Attack, make_problems, random_search
 from equipoise.study.redteam.command import RedTeamRequest, redteam, replayed
 from equipoise.study.redteam.replay import replay

@@ -15,7 +15,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
-from equipoise.study.redteam.value import SCALES, evaluate, plain_value, rounds_to, without_brackets, without_looks, without_units
+from equipoise.study.redteam.value import (
+    SCALES,
+    evaluate,
+    plain_value,
+    rounds_to,
+    without_brackets,
+    without_looks,
+    without_units,
+)
 
 # Why a response is refused, the worst first.
 REASONS = {

@@ -118,7 +118,10 @@ def _is_written_out(member: Node, is_one: bool) -> bool:
 
 
 def _has_words(text: str) -> bool:
-    """Whether letters side by side are words, or one behind a number a unit. Two are a product beside small numbers (½bh), three never are."""
+    """Whether letters side by side are words, or one behind a number a unit.
+
+    Two are a product beside small numbers (½bh), three never are.
+    """
     runs = re.findall(r"(?<![\\a-zA-Z])[a-zA-Z]{2,}", re.sub(r"\\[a-zA-Z]+", " ", text))
     large = re.search(r"\d{2}", text) is not None
     if re.search(r"\d\s*[msghl](?![a-zA-Z])", text):  # 398m may be 398 metres

@@ -56,7 +56,7 @@ UNIT_AFTER = re.compile(
 )
 
 # A power belongs to a unit that is measured: cm^2, and not apples^2 or cm^1.
-LENGTHS_AND_TIMES = "m cm mm km inch foot yard mile s min hour year".split()
+LENGTHS_AND_TIMES = ["m", "cm", "mm", "km", "inch", "foot", "yard", "mile", "s", "min", "hour", "year"]
 MEASURED = sorted(word for name in LENGTHS_AND_TIMES for word in NAMES[name].split())
 POWERED = re.compile(
     rf"(?<![a-zA-Z])(?:units?|{'|'.join(MEASURED)})\.?\s*\}}?\s*\^\s*\{{?-?(?:[23]|(?<=-)1)\b", re.IGNORECASE
