@@ -36,9 +36,12 @@ NOTHING = Estimate(None)
 
 def resampled(sums: Floats, resamples: int, seed: int | tuple[int, ...]) -> Floats:
     """[P, columns] sums of each prompt -> [resamples, columns] their totals in each resample."""
-    n, rng = len(sums), np.random.default_rng(seed)
-    drawn = rng.integers(0, n, (resamples, n)) + n * np.arange(resamples)[:, None]
-    counts = np.bincount(drawn.ravel(), minlength=resamples * n).reshape(resamples, n)
+    n = len(sums)
+    rng = np.random.default_rng(seed)
+    drawn = rng.integers(0, n, (resamples, n))
+    # One count for all resamples: the prompts of the k-th are numbered from k·n.
+    numbered = drawn + n * np.arange(resamples)[:, None]
+    counts = np.bincount(numbered.ravel(), minlength=resamples * n).reshape(resamples, n)
     return np.asarray(counts.astype(np.float64) @ sums)
 
 
@@ -55,27 +58,32 @@ def intervals(
     them gone. `shares`: those that are shares of prompts, of which all or none in n prompts is no
     certainty: their interval is then the exact binomial one, which reaches to 1 − .025^(1/n).
     """
-    out = {}
-    for k, value in values.items():
-        v, n, x = float(value), prompts[k], replicates[k]
-        kept = x[np.isfinite(x)]
-        if not np.isfinite(v):
-            out[k] = NOTHING
-        elif n < 2 or 2 * len(kept) < len(x):
-            out[k] = Estimate(v)
-        elif k in shares and v in (0.0, 1.0):
-            reach = 1 - 0.025 ** (1 / n)
-            out[k] = Estimate(v, max(0.0, v - reach), min(1.0, v + reach))
-        else:
-            out[k] = Estimate(v, *_ends(kept, n))
-    return out
+    return {
+        name: _estimate(float(value), replicates[name], prompts[name], name in shares)
+        for name, value in values.items()
+    }
+
+
+def _estimate(value: float, replicates: Floats, n: int, is_share: bool) -> Estimate:
+    if not np.isfinite(value):
+        return NOTHING
+    kept = replicates[np.isfinite(replicates)]
+    if n < 2 or 2 * len(kept) < len(replicates):
+        return Estimate(value)
+    if is_share and value in (0.0, 1.0):
+        reach = 1 - 0.025 ** (1 / n)
+        return Estimate(value, max(0.0, value - reach), min(1.0, value + reach))
+    low, high = _ends(kept, n)
+    return Estimate(value, low, high)
 
 
 def _ends(x: Floats, n: int) -> tuple[float, float]:
     """Expanded percentiles: np.quantile of both tails, at a fifth of its cost for small arrays."""
     t = special.stdtrit(n - 1, 0.975) * np.sqrt(n / (n - 1))
     x = np.sort(x)
-    at = float(special.ndtr(-t)) * (len(x) - 1)
-    i = int(at)
-    low, high = x[i] + (at - i) * (x[i + 1] - x[i]), x[-1 - i] - (at - i) * (x[-1 - i] - x[-2 - i])
+    place = float(special.ndtr(-t)) * (len(x) - 1)
+    i = int(place)
+    between = place - i  # how far towards the next value inwards
+    low = x[i] + between * (x[i + 1] - x[i])
+    high = x[-1 - i] - between * (x[-1 - i] - x[-2 - i])
     return float(low), float(high)

@@ -19,14 +19,21 @@ Refuse = Callable[[Any, str, str], AuditError]
 
 
 def array(values: Any) -> Any:
+    """A column as one pyarrow array or as a list."""
     if isinstance(values, pa.ChunkedArray):
         return values.combine_chunks()
-    return values.tolist() if isinstance(values, np.ndarray) else list(values)
+    if isinstance(values, np.ndarray):
+        return values.tolist()
+    return list(values)
 
 
 def plain_values(values: Any) -> list[Any]:
     plain: list[Any] = values.to_pylist() if isinstance(values, pa.Array) else values
     return plain
+
+
+def first_null(values: pa.Array) -> int:
+    return int(np.flatnonzero(values.is_null())[0])
 
 
 def is_numeric(values: Any) -> bool:
@@ -40,22 +47,26 @@ def is_numeric(values: Any) -> bool:
 def numbers(name: str, values: Any, refuse: Refuse, missing: bool = False) -> Floats:
     """Finite numbers; with `missing`, NaN and null may stand for a number that is not there."""
     if not is_numeric(values):
-        bad = [i for i, v in enumerate(plain_values(values)) if not isinstance(v, int | float)]
-        raise refuse(bad[0], name, f"{plain_values(values)[bad[0]]!r} is not a number")
-    plain = (
-        values.cast(pa.float64()).to_numpy(zero_copy_only=False)
-        if isinstance(values, pa.Array)
-        else values
-    )
-    x = np.array(
-        [np.nan if v is None else v for v in plain] if isinstance(plain, list) else plain,
-        np.float64,
-    )
-    infinite = ~np.isfinite(x) & ~(missing & np.isnan(x))
-    if infinite.any():
-        i = int(infinite.argmax())
-        raise refuse(i, name, f"{x[i]:g} is not a finite number; drop the row, or give it a reward")
+        plain = plain_values(values)
+        bad = next(i for i, value in enumerate(plain) if not isinstance(value, int | float))
+        raise refuse(bad, name, f"{plain[bad]!r} is not a number")
+    x = _floats(values)
+    allowed = np.isfinite(x)
+    if missing:
+        allowed |= np.isnan(x)
+    if not allowed.all():
+        bad = int(allowed.argmin())
+        raise refuse(
+            bad, name, f"{x[bad]:g} is not a finite number; drop the row, or give it a reward"
+        )
     return x
+
+
+def _floats(values: Any) -> Floats:
+    """NaN for null. Always a copy: what pyarrow gives cannot be written to."""
+    if isinstance(values, pa.Array):
+        return np.array(values.cast(pa.float64()).to_numpy(zero_copy_only=False), np.float64)
+    return np.array([np.nan if value is None else value for value in values], np.float64)
 
 
 def weighted_sum(
@@ -65,24 +76,25 @@ def weighted_sum(
     response is NaN.
     """
     some_missing &= len(terms) > 1
-    each = {name: numbers(name, piece[name], refuse, some_missing) for name in terms}
-    x = np.stack([weight * each[name] for name, weight in terms.items()])
-    nothing = np.isnan(x).all(0)
+    rewards = {name: numbers(name, piece[name], refuse, some_missing) for name in terms}
+    weighted = np.stack([weight * rewards[name] for name, weight in terms.items()])
+    nothing = np.isnan(weighted).all(0)
     if nothing.any():
-        raise refuse(
-            nothing.argmax(),
-            " and ".join(terms),
-            "no reward at all; drop the row, or give it a reward",
-        )
-    return np.asarray(np.nansum(x, 0) + 0.0, np.float64)  # + 0.0: no negative zero
+        names = " and ".join(terms)
+        why = "no reward at all; drop the row, or give it a reward"
+        raise refuse(nothing.argmax(), names, why)
+    total = np.nansum(weighted, 0)
+    # Rows are ordered by their bits, in which 0.0 and −0.0 differ; + 0.0 makes them the same.
+    return np.asarray(total + 0.0, np.float64)
 
 
 def whole_numbers(name: str, values: Any, refuse: Refuse, what: str) -> Integers:
     x = numbers(name, values, refuse)
-    bad = (x < 0) | (x != np.rint(x)) | (x > 2**53)
-    if bad.any():
-        i = int(bad.argmax())
-        raise refuse(i, name, f"{x[i]:g} is not {what}: it must be a whole number, 0 or more")
+    # Above 2⁵³ a float64 no longer tells neighbouring whole numbers apart.
+    whole = (x >= 0) & (x == np.rint(x)) & (x <= 2**53)
+    if not whole.all():
+        bad = int(whole.argmin())
+        raise refuse(bad, name, f"{x[bad]:g} is not {what}: it must be a whole number, 0 or more")
     return x.astype(np.int64)
 
 
@@ -95,14 +107,11 @@ def token_ids(name: str, values: Any, refuse: Refuse) -> tuple[Integers, Any]:
     if not (pa.types.is_list(values.type) or pa.types.is_large_list(values.type)):
         raise refuse(0, name, f"{values.type} is not a list of token ids")
     if values.null_count:
-        raise refuse(np.flatnonzero(values.is_null())[0], name, "the token ids are missing")
+        raise refuse(first_null(values), name, "the token ids are missing")
     flat = values.flatten()
     if flat.null_count or not pa.types.is_integer(flat.type):
-        raise refuse(
-            0,
-            name,
-            f"token ids of type {flat.type}, {flat.null_count} missing: they must be whole numbers",
-        )
+        found = f"token ids of type {flat.type}, {flat.null_count} missing"
+        raise refuse(0, name, f"{found}: they must be whole numbers")
     lengths = pc.list_value_length(values).to_numpy(zero_copy_only=False).astype(np.int64)
     return lengths, flat.to_numpy(zero_copy_only=False).astype(np.int32)
 
@@ -110,22 +119,24 @@ def token_ids(name: str, values: Any, refuse: Refuse) -> tuple[Integers, Any]:
 def text_of(value: Any) -> str:
     """A response's text; of a conversation, the contents of its messages."""
     if isinstance(value, list):
-        return "".join(
-            str(m.get("content") or "") if isinstance(m, dict) else str(m) for m in value
-        )
+        return "".join(map(_content, value))
     return value if isinstance(value, str) else ""
 
 
+def _content(message: Any) -> str:
+    if isinstance(message, dict):
+        return str(message.get("content") or "")
+    return str(message)
+
+
 def characters(name: str, values: Any, refuse: Refuse) -> Integers:
-    if isinstance(values, pa.Array) and (
-        pa.types.is_string(values.type) or pa.types.is_large_string(values.type)
-    ):
+    if isinstance(values, pa.Array) and values.type in (pa.string(), pa.large_string()):
         if values.null_count:
-            raise refuse(np.flatnonzero(values.is_null())[0], name, "the text is missing")
+            raise refuse(first_null(values), name, "the text is missing")
         lengths: Integers = pc.utf8_length(values).to_numpy(zero_copy_only=False).astype(np.int64)
         return lengths
     plain = plain_values(values)
-    bad = [i for i, v in enumerate(plain) if not isinstance(v, str | list)]
-    if bad:
-        raise refuse(bad[0], name, f"{plain[bad[0]]!r} is not text")
-    return np.array([len(text_of(v)) for v in plain], np.int64)
+    for i, value in enumerate(plain):
+        if not isinstance(value, str | list):
+            raise refuse(i, name, f"{value!r} is not text")
+    return np.array([len(text_of(value)) for value in plain], np.int64)

@@ -1,19 +1,21 @@
 """The biases of the data path: what was cut, dropped,
 lost on resume or never drawn before the loss saw a batch.
 
-truncated                share of responses cut at the limit; truncated_wrong: of those below their group's mean
-reward_beyond_limit      by how much the mean reward could differ without the limit. Only bounds: a log does not say how
-                         a response would have ended, so the cut ones may all have got the lowest or
-                         the highest reward
-discarded                share of the sampled groups that were not trained on; filtered: of those with equal rewards;
-                         discarded_informative: of the others
-kept_reward, kept_length mean reward of the trained groups less that of all sampled;
-ratio of mean lengths, less 1
-lost                     share of a prompt's visits, one an epoch, that no group was logged for; repeated: visits beyond
-                         that, which hide lost ones of the same prompt
-missing_steps            share of the steps between the first and the last that have no rows, at the log's own spacing
-sampler_distance         mean over tokens of log μ − log π, sampler against policy: −log S where top-p or top-k left a
-                         support of mass S, 0 without either
+truncated               share of responses cut at the limit;
+                        truncated_wrong: of those below their group's mean
+reward_beyond_limit     by how much the mean reward could differ without the limit. Only bounds: a
+                        log does not say how a response would have ended, so the cut ones may all
+                        have got the lowest or the highest reward
+discarded               share of the sampled groups that were not trained on; filtered: of those
+                        with equal rewards; discarded_informative: of the others
+kept_reward             mean reward of the trained groups less that of all sampled;
+                        kept_length: ratio of mean lengths, less 1
+lost                    share of a prompt's visits, one an epoch, that no group was logged for;
+                        repeated: visits beyond that, which hide lost ones of the same prompt
+missing_steps           share of the steps between the first and the last that have no rows, at the
+                        log's own spacing
+sampler_distance        mean over tokens of log μ − log π, sampler against policy: −log S where
+                        top-p or top-k left a support of mass S, 0 without either
 
 What a log does not hold it cannot tell: each quantity that is missing is refused with a sentence
 that says what it needs. Intervals are over prompts (bootstrap.py). Not here: what these biases do
@@ -22,14 +24,15 @@ to a model.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TypedDict
+from typing import Any, TypedDict
 
 import numpy as np
+from numpy.typing import NDArray
 
 from equipoise.audit.bootstrap import Estimate, intervals, resampled
-from equipoise.audit.log import AuditError, Floats, Integers, Log
+from equipoise.audit.log import AuditError, Floats, Log
 
 RESAMPLES = 2000
 SHARES = ("discarded", "filtered", "discarded_informative")
@@ -97,6 +100,9 @@ def data_path(
 
 Found = dict[str, Estimate]
 Refused = dict[str, str]
+Totals = dict[
+    str, Floats
+]  # the sum of each column; [resamples] of them where prompts are resampled
 
 
 def _truncation(log: Log, seed: int, found: Found, refused: Refused) -> None:
@@ -109,24 +115,22 @@ def _truncation(log: Log, seed: int, found: Found, refused: Refused) -> None:
     mean = np.bincount(log.group, log.reward) / np.bincount(log.group)
     wrong = (log.reward < mean[log.group]).astype(np.float64)
     least, most = float(log.reward.min()), float(log.reward.max())
-    columns = np.stack(
-        [
-            np.ones(len(log)),
-            cut,
-            wrong,
-            wrong * cut,
-            cut * (least - log.reward),
-            cut * (most - log.reward),
-        ]
-    )
+    columns = {
+        "responses": np.ones(len(log)),
+        "cut": cut,
+        "wrong": wrong,
+        "cut_wrong": wrong * cut,
+        "to_lowest": cut * (least - log.reward),
+        "to_highest": cut * (most - log.reward),
+    }
 
-    def values(x: Floats) -> dict[str, Floats]:
-        n, cut, wrong, both, low, high = np.moveaxis(x, -1, 0)
+    def values(total: Totals) -> dict[str, Floats]:
+        responses = total["responses"]
         return {
-            "truncated": cut / n,
-            "truncated_wrong": _over(both, wrong),
-            "lowest": low / n,
-            "highest": high / n,
+            "truncated": total["cut"] / responses,
+            "truncated_wrong": _over(total["cut_wrong"], total["wrong"]),
+            "lowest": total["to_lowest"] / responses,
+            "highest": total["to_highest"] / responses,
         }
 
     ends = _intervals(log, columns, values, seed)
@@ -150,35 +154,35 @@ def _selection(log: Log, seed: int, found: Found, refused: Refused) -> None:
     mixed = highest > lowest
     # each response carries its part of the group, so that sums over rows count groups
     share = 1 / n[log.group]
-    gone, informative = ~group_kept[log.group], mixed[log.group]
+    gone = ~group_kept[log.group]
+    informative = mixed[log.group]
     kept = log.kept.astype(np.float64)
-    columns = np.stack(
-        [
-            share,
-            share * gone,
-            share * (gone & ~informative),
-            share * ~informative,
-            share * (gone & informative),
-            share * informative,
-            np.ones(len(log)),
-            log.reward,
-            log.length,
-            kept,
-            kept * log.reward,
-            kept * log.length,
-        ]
-    )
+    columns = {
+        "groups": share,
+        "gone": share * gone,
+        "equal": share * ~informative,
+        "gone_equal": share * (gone & ~informative),
+        "mixed": share * informative,
+        "gone_mixed": share * (gone & informative),
+        "responses": np.ones(len(log)),
+        "reward": log.reward,
+        "length": log.length,
+        "kept": kept,
+        "kept_reward": kept * log.reward,
+        "kept_length": kept * log.length,
+    }
 
-    def values(x: Floats) -> dict[str, Floats]:
-        groups, gone, gone_equal, equal, gone_mixed, mixed, n, r, T, k, kr, kT = np.moveaxis(
-            x, -1, 0
-        )
+    def values(total: Totals) -> dict[str, Floats]:
+        mean_reward = total["reward"] / total["responses"]
+        mean_length = total["length"] / total["responses"]
+        kept_reward = _over(total["kept_reward"], total["kept"])
+        kept_length = _over(total["kept_length"], total["kept"])
         return {
-            "discarded": gone / groups,
-            "filtered": _over(gone_equal, equal),
-            "discarded_informative": _over(gone_mixed, mixed),
-            "kept_reward": _over(kr, k) - r / n,
-            "kept_length": _over(_over(kT, k), T / n) - 1,
+            "discarded": total["gone"] / total["groups"],
+            "filtered": _over(total["gone_equal"], total["equal"]),
+            "discarded_informative": _over(total["gone_mixed"], total["mixed"]),
+            "kept_reward": kept_reward - mean_reward,
+            "kept_length": _over(kept_length, mean_length) - 1,
         }
 
     found |= _intervals(log, columns, values, seed)
@@ -188,8 +192,12 @@ def _support(log: Log, seed: int, found: Found, refused: Refused) -> None:
     if log.sampler_distance is None:
         refused["sampler_distance"] = NEEDS_BOTH
         return
-    columns = np.stack([log.length.astype(np.float64), log.sampler_distance])
-    found |= _intervals(log, columns, lambda x: {"sampler_distance": x[..., 1] / x[..., 0]}, seed)
+    columns = {"tokens": log.length.astype(np.float64), "distance": log.sampler_distance}
+
+    def values(total: Totals) -> dict[str, Floats]:
+        return {"sampler_distance": total["distance"] / total["tokens"]}
+
+    found |= _intervals(log, columns, values, seed)
 
 
 def _losses(
@@ -214,33 +222,35 @@ def _losses(
     on_time = np.minimum(visits, epochs)
     if prompts is not None:
         on_time = np.concatenate([on_time, np.zeros(prompts - len(visits))])
-    columns = np.stack([np.ones(len(on_time)), on_time], 1)
+    by_prompt = np.stack([np.ones(len(on_time)), on_time], 1)
     estimate = _lost_of_known if prompts is not None else _lost_of_seen
-    again = resampled(columns, RESAMPLES, seed)
-    replicates = {"lost": estimate(again, epochs)}
-    found |= intervals(
-        {"lost": estimate(columns.sum(0), epochs)}, replicates, {"lost": len(on_time)}
-    )
-    found["repeated"] = Estimate(float((visits - np.minimum(visits, epochs)).sum() / visits.sum()))
+    value = estimate(by_prompt.sum(0), epochs)
+    replicates = estimate(resampled(by_prompt, RESAMPLES, seed), epochs)
+    found |= intervals({"lost": value}, {"lost": replicates}, {"lost": len(on_time)})
+    beyond = visits - np.minimum(visits, epochs)
+    found["repeated"] = Estimate(float(beyond.sum() / visits.sum()))
 
 
-def _lost_of_known(x: Floats, epochs: int) -> Floats:
-    return np.asarray(1 - x[..., 1] / (epochs * x[..., 0]))
+def _lost_of_known(sums: Floats, epochs: int) -> Floats:
+    """sums [..., 2]: of prompts and of their visits on time."""
+    return np.asarray(1 - sums[..., 1] / (epochs * sums[..., 0]))
 
 
-def _lost_of_seen(x: Floats, epochs: int) -> Floats:
+def _lost_of_seen(sums: Floats, epochs: int) -> Floats:
     """From the mean visits of the prompts seen at all: a binomial law without its zeros.
 
     With q a visit's chance to be logged, the mean is E·q/(1 − (1 − q)^E), which grows with q from 1
     to E. Each visit must be lost alike: prompts that are always lost were never seen, and are not
     counted.
     """
-    mean = x[..., 1] / x[..., 0]
-    low, high = np.zeros_like(mean), np.ones_like(mean)
+    mean = sums[..., 1] / sums[..., 0]
+    low = np.zeros_like(mean)
+    high = np.ones_like(mean)
     for _ in range(50):  # bisection of all resamples at once
         q = (low + high) / 2
         below = epochs * q < mean * (1 - (1 - q) ** epochs)
-        low, high = np.where(below, q, low), np.where(below, high, q)
+        low = np.where(below, q, low)
+        high = np.where(below, high, q)
     return np.asarray(1 - (low + high) / 2)
 
 
@@ -266,15 +276,17 @@ def _over(a: Floats, b: Floats) -> Floats:
 
 
 def _intervals(
-    log: Log, columns: Floats, values: Callable[[Floats], dict[str, Floats]], seed: int
+    log: Log,
+    columns: Mapping[str, NDArray[Any]],
+    values: Callable[[Totals], dict[str, Floats]],
+    seed: int,
 ) -> dict[str, Estimate]:
-    """Estimates from the rows' columns [columns, B], with intervals over prompts."""
-    sums = _by_prompt(log.prompt, columns)
-    whole, again = values(sums.sum(0)), values(resampled(sums, RESAMPLES, seed))
+    """Estimates from columns [B] of the rows, with intervals over prompts."""
+    by_prompt = np.stack([np.bincount(log.prompt, column) for column in columns.values()], 1)
+    resamples = resampled(by_prompt, RESAMPLES, seed)
+    point = values(dict(zip(columns, by_prompt.sum(0), strict=True)))
+    replicates = values(dict(zip(columns, resamples.T, strict=True)))
     # where no prompt comes twice, shares of groups are shares of prompts
-    once = len(sums) == int(log.group.max()) + 1
-    return intervals(whole, again, dict.fromkeys(whole, len(sums)), SHARES if once else ())
-
-
-def _by_prompt(prompt: Integers, columns: Floats) -> Floats:
-    return np.stack([np.bincount(prompt, column) for column in columns], 1)
+    once = len(by_prompt) == int(log.group.max()) + 1
+    prompts = dict.fromkeys(point, len(by_prompt))
+    return intervals(point, replicates, prompts, SHARES if once else ())

@@ -46,23 +46,23 @@ def outcomes(R: Integers, G: Integers) -> tuple[GroupKinds, Integers]:
     kinds, kind = np.unique(np.stack([R, G]), axis=1, return_inverse=True)
     R, G = kinds
     sizes, size = np.unique(G, return_inverse=True)
+    # The k-th component is Beta(k, K + 1 − k).
     k = np.arange(1, COMPONENTS + 1)
     smooth = stats.betabinom.pmf(R[:, None], G[:, None], k, COMPONENTS + 1 - k)
     likelihood = np.column_stack([smooth, R == 0, R == G])
-    x, weight = np.polynomial.legendre.leggauss(64)
+    # The last two components stay 0:
+    # prompts that are always wrong or always right never give an informative group.
     bias = np.zeros((COMPONENTS + 2, len(sizes), len(STRATA)))
-    # prompts that are always wrong or always right never give an informative group
     informative = np.zeros_like(bias)
+    nodes, node_weights = np.polynomial.legendre.leggauss(64)  # on [−1, 1]
     for s, (low, high) in enumerate(STRATA.values()):
-        p = low + (high - low) * (1 + x) / 2
-        density = (
-            stats.beta.pdf(p[:, None], k, COMPONENTS + 1 - k) * (weight * (high - low) / 2)[:, None]
-        )
-        P_S = np.asarray(theory.informative_probability(p[:, None], sizes))
+        p = (low + (high - low) * (1 + nodes) / 2)[:, None]
+        dp = (node_weights * (high - low) / 2)[:, None]
+        density = stats.beta.pdf(p, k, COMPONENTS + 1 - k) * dp  # [nodes, K]
+        P_S = np.asarray(theory.informative_probability(p, sizes))  # [nodes, G values]
+        bias_at_p = np.asarray(theory.baseline_bias(p, sizes))
         informative[:COMPONENTS, :, s] = density.T @ P_S
-        bias[:COMPONENTS, :, s] = density.T @ (
-            P_S * np.asarray(theory.baseline_bias(p[:, None], sizes))
-        )
+        bias[:COMPONENTS, :, s] = density.T @ (P_S * bias_at_p)
     return GroupKinds(R, G, likelihood, bias, informative, size), kind.reshape(-1)
 
 
@@ -73,15 +73,27 @@ def baseline_bias(counts: Floats, kinds: GroupKinds) -> tuple[Floats, Floats]:
     NaN where there is no informative group, and for the bias of a stratum with less than a
     thousandth of them.
     """
-    n = counts.sum(-1, keepdims=True)
-    L = kinds.likelihood
-    law = np.full((*counts.shape[:-1], L.shape[1]), 1 / L.shape[1])
-    for _ in range(ITERATIONS):  # EM: the likelihood is concave in the mixture's shares
-        law *= (counts / (law @ L.T)) @ L / n
-    groups = counts @ (kinds.size[:, None] == np.arange(kinds.size.max() + 1))  # of each size
-    bias = np.einsum("...k,kgs,...g->...s", law, kinds.bias, groups)
+    law = _law(counts, kinds.likelihood)
+    is_of_size = kinds.size[:, None] == np.arange(kinds.size.max() + 1)  # [kinds, G values]
+    groups = counts @ is_of_size
+    bias_sum = np.einsum("...k,kgs,...g->...s", law, kinds.bias, groups)
     mass = np.einsum("...k,kgs,...g->...s", law, kinds.informative, groups)
-    mixed = counts @ ((kinds.R > 0) & (kinds.R < kinds.G)) > 0
-    total = np.where(mixed, mass.sum(-1), np.nan)[..., None]
+    is_mixed = (kinds.R > 0) & (kinds.R < kinds.G)
+    any_mixed = counts @ is_mixed > 0
+    total = np.where(any_mixed, mass.sum(-1), np.nan)[..., None]
     share = mass / total
-    return np.where(share > 1e-3, bias / np.maximum(mass, 1e-300), np.nan), share
+    bias = bias_sum / np.maximum(mass, 1e-300)
+    return np.where(share > 1e-3, bias, np.nan), share
+
+
+def _law(counts: Floats, likelihood: Floats) -> Floats:
+    """[..., K + 2] the shares of the components, by expectation maximisation.
+
+    The likelihood is concave in them, so that it finds the maximum from anywhere.
+    """
+    n = counts.sum(-1, keepdims=True)
+    components = likelihood.shape[1]
+    law = np.full((*counts.shape[:-1], components), 1 / components)
+    for _ in range(ITERATIONS):
+        law *= (counts / (law @ likelihood.T)) @ likelihood / n
+    return law

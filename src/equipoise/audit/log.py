@@ -60,10 +60,9 @@ class Log:
 
 def ordered(log: Log) -> Log:
     """The same log with prompts and groups numbered, and rows sorted, by their content."""
-    content = mix(
-        log.reward.view(np.uint64)
-        ^ mix(log.length.astype(np.uint64) ^ mix(log.step.astype(np.uint64)))
-    )
+    step_hash = mix(log.step.astype(np.uint64))
+    length_hash = mix(log.length.astype(np.uint64) ^ step_hash)
+    content = mix(log.reward.view(np.uint64) ^ length_hash)
     if log.tokens is not None:
         content = mix(content ^ _token_hash(log.tokens, log.length))
     prompt, prompt_key = _renumbered(log.prompt, content)
@@ -71,45 +70,33 @@ def ordered(log: Log) -> Log:
     order = np.lexsort((content, group, log.step))
     group = group[order]
     group = np.concatenate([[0], np.cumsum(group[1:] != group[:-1])])
-    tokens = log.tokens
-    if tokens is not None:
-        start, length = np.cumsum(log.length) - log.length, log.length[order]
-        take = np.repeat(start[order] - (np.cumsum(length) - length), length) + np.arange(
-            len(tokens)
-        )
-        tokens = tokens[take]
-    return replace(
-        log,
-        reward=log.reward[order],
-        length=log.length[order],
-        step=log.step[order],
-        group=group,
-        prompt=prompt[order],
-        tokens=tokens,
-        **_optional(log, order),
-    )
+    tokens = None if log.tokens is None else _reordered(log.tokens, log.length, order)
+    return _rows(replace(log, prompt=prompt), order, group, tokens)
 
 
 def selected(log: Log, keep: NDArray[np.bool_]) -> Log:
     """Some rows of a log, in the same order, with its groups numbered anew."""
     tokens = None if log.tokens is None else log.tokens[np.repeat(keep, log.length)]
     _, group = np.unique(log.group[keep], return_inverse=True)
-    return replace(
-        log,
-        reward=log.reward[keep],
-        length=log.length[keep],
-        step=log.step[keep],
-        group=group,
-        prompt=log.prompt[keep],
-        tokens=tokens,
-        **_optional(log, keep),
-    )
+    return _rows(log, keep, group, tokens)
 
 
-def _optional(log: Log, rows: Any) -> dict[str, Any]:
-    """These rows of the columns that a log need not have."""
-    columns = {name: getattr(log, name) for name in ("truncated", "kept", "sampler_distance")}
-    return {name: None if column is None else column[rows] for name, column in columns.items()}
+def _rows(log: Log, rows: Any, group: Integers, tokens: NDArray[np.int32] | None) -> Log:
+    """These rows of every column [B]; their groups and tokens are given."""
+    columns = {}
+    for name in ("reward", "length", "step", "prompt", "truncated", "kept", "sampler_distance"):
+        column = getattr(log, name)
+        columns[name] = None if column is None else column[rows]
+    return replace(log, group=group, tokens=tokens, **columns)
+
+
+def _reordered(tokens: NDArray[np.int32], length: Integers, order: Integers) -> NDArray[np.int32]:
+    """The flat tokens of responses in another order of these."""
+    start = np.cumsum(length) - length
+    new_length = length[order]
+    new_start = np.cumsum(new_length) - new_length
+    shift = np.repeat(start[order] - new_start, new_length)
+    return tokens[shift + np.arange(len(tokens))]
 
 
 def trained(log: Log) -> Log:
@@ -142,11 +129,12 @@ def _token_hash(tokens: NDArray[np.int32], length: Integers) -> NDArray[np.uint6
     while first < len(length):
         start = int(ends[first] - length[first])
         last = max(first + 1, int(np.searchsorted(ends, start + CHUNK, side="right")))
-        row = np.repeat(np.arange(last - first), length[first:last])
-        place = np.arange(start, int(ends[last - 1])) - np.repeat(
-            ends[first:last] - length[first:last], length[first:last]
-        )
-        mixed = mix(tokens[start : ends[last - 1]].astype(np.uint64) ^ mix(place.astype(np.uint64)))
-        np.add.at(total, first + row, mixed)
+        end = int(ends[last - 1])
+        lengths = length[first:last]
+        row = np.repeat(np.arange(first, last), lengths)
+        starts = np.repeat(ends[first:last] - lengths, lengths)
+        place = np.arange(start, end) - starts
+        place_hash = mix(place.astype(np.uint64))
+        np.add.at(total, row, mix(tokens[start:end].astype(np.uint64) ^ place_hash))
         first = last
     return total

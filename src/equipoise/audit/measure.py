@@ -26,6 +26,7 @@ from equipoise.audit.read import Paths, Table, from_table, read, run_objective
 from equipoise.audit.sums import (
     LOG_SUMS,
     OBJECTIVE_SUMS,
+    StepRows,
     decile_edges,
     log_sums,
     log_support,
@@ -38,7 +39,11 @@ from equipoise.audit.sums import (
 )
 from equipoise.objective import Credit, Objective
 
-RESAMPLES, STEP_RESAMPLES = 2000, 200
+RESAMPLES = 2000
+STEP_RESAMPLES = 200  # of each step
+OF_LOG = slice(len(LOG_SUMS))  # the first columns of all sums
+# Measures that take all tokens of a response to weigh the same.
+PER_RESPONSE = ("exchangeability", "net_push", "learning_tax")
 RULES: dict[str, Any] = {
     "token": {"name": "token", "over": "group"},
     "sequence": "sequence",
@@ -104,69 +109,97 @@ def measure(
     log, own = _log(rollouts, columns, tokenizer)
     log = trained(log)
     objectives = gathered(objective or own or "dapo", against, log.tokens is not None)
-    audited = next(iter(objectives.values()))
-    stacks, rules = dict(objectives), {}
-    for rule, aggregation in RULES.items():
-        stack = fresh(audited, aggregation=aggregation, cancellation="none")
-        twin = next(
-            (name for name, o in objectives.items() if o.choices() == stack.choices()), None
-        )
-        rules[rule] = twin or f"{rule} rule"
-        stacks.setdefault(rules[rule], stack)
-    if log.tokens is None and any(o.cancellation == "prefix" for o in objectives.values()):
-        name = next(n for n, o in objectives.items() if o.cancellation == "prefix")
-        raise AuditError(
-            f"{name}: cancellation = prefix needs token ids, which this log does not have; see tokenizer"
-        )
+    _check_tokens(log, objectives)
     _check_rates(log, objectives)
-    edges, binary = decile_edges(log), _binary(log)
-    kinds, kind = _kinds(log, binary)
-    setting = _Setting(log, objectives, kinds)
-    total = setting.zeros(setting.prompts)
+    stacks, rules = _with_rules(objectives)
+    binary = _binary(log)
+    kinds, kind_of_group = _kinds(log, binary)
+    setting = _Setting(log, objectives, rules, kinds, kind_of_group, decile_edges(log))
+    of_log = setting.zeros(setting.prompts)
     by_step: list[Measures] = []
     for step, tokens in steps(log):
-        T = log.length[step.rows].astype(np.float64)
         credits = {
-            name: _assign(name, o, log, step, tokens if o.cancellation == "prefix" else None)
-            for name, o in stacks.items()
+            name: _assign(
+                name, stack, log, step, tokens if stack.cancellation == "prefix" else None
+            )
+            for name, stack in stacks.items()
         }
-        present, who = np.unique(step.prompt, return_inverse=True)
-        here = setting.zeros(len(present))
+        of_groups = _group_sums(setting, step, credits)
         # Prompts are numbered by a hash of their content, so every BLOCKS-th makes a random block.
-        places = ((total, step.prompt % BLOCKS), (here, who % BLOCKS))
-        part = log_sums(step, log, {rule: credits[name] for rule, name in rules.items()})
-        for into, block in places:
-            np.add.at(into[:, : len(LOG_SUMS)], block, part)
-        for i, name in enumerate(objectives):
-            part = objective_sums(step, T, credits[name], edges)
-            for into, block in places:
-                np.add.at(into[:, setting.columns(i)], block, part)
-        if kind is not None:
-            first = int(log.group[step.rows.start])
-            for into, block in places:
-                np.add.at(into, (block, setting.width + kind[first : first + len(step.G)]), 1.0)
-        at = int(log.step[step.rows.start])
-        by_step.append(_measures(setting, at, len(present), here, (seed, len(by_step) + 1)))
-    overall = _measures(setting, None, setting.prompts, total, (seed, 0))
+        np.add.at(of_log, step.prompt % BLOCKS, of_groups)
+        present, prompt_here = np.unique(step.prompt, return_inverse=True)
+        of_step = setting.zeros(len(present))
+        np.add.at(of_step, prompt_here % BLOCKS, of_groups)
+        number = int(log.step[step.rows.start])
+        # The seed (seed, 0) is the whole log's.
+        step_seed = (seed, len(by_step) + 1)
+        by_step.append(_measures(setting, number, len(present), of_step, step_seed))
+    overall = _measures(setting, None, setting.prompts, of_log, (seed, 0))
+    return _audit(setting, binary, overall, by_step)
+
+
+def _audit(
+    setting: _Setting,
+    binary: tuple[float, float] | None,
+    overall: Measures,
+    by_step: list[Measures],
+) -> Audit:
+    log, objectives = setting.log, setting.objectives
     sizes = np.bincount(log.group)
     return Audit(
         objective=next(iter(objectives)),
         stacks={
-            name: repr(o).removeprefix("Objective(").removesuffix(")")
-            for name, o in objectives.items()
+            name: repr(stack).removeprefix("Objective(").removesuffix(")")
+            for name, stack in objectives.items()
         },
-        choices={name: o.choices() for name, o in objectives.items()},
+        choices={name: stack.choices() for name, stack in objectives.items()},
         source=log.source,
         unit=log.unit,
         group_size=(int(sizes.min()), int(sizes.max())),
         rewards=binary,
-        decile_edges=edges.tolist(),
+        decile_edges=setting.edges.tolist(),
         has_tokens=log.tokens is not None,
         has_truncated=log.truncated is not None,
         notes=list(log.notes),
         overall=overall,
         steps=by_step,
     )
+
+
+def _with_rules(
+    objectives: Mapping[str, Objective],
+) -> tuple[dict[str, Objective], dict[str, str]]:
+    """The objectives with the audited one under each of RULES, and which of them each rule is.
+
+    A rule that is one of the objectives already is not measured twice.
+    """
+    audited = next(iter(objectives.values()))
+    stacks = dict(objectives)
+    rules: dict[str, str] = {}
+    for rule, aggregation in RULES.items():
+        stack = fresh(audited, aggregation=aggregation, cancellation="none")
+        choices = stack.choices()
+        alike = [name for name, other in objectives.items() if other.choices() == choices]
+        rules[rule] = alike[0] if alike else f"{rule} rule"
+        stacks.setdefault(rules[rule], stack)
+    return stacks, rules
+
+
+def _group_sums(setting: _Setting, step: StepRows, credits: Mapping[str, Credit]) -> Floats:
+    """[groups, columns] of one step: the sums of the log, of each objective, and the kind."""
+    log = setting.log
+    n_groups = len(step.G)
+    out = np.zeros((n_groups, setting.width))
+    by_rule = {rule: credits[name] for rule, name in setting.rules.items()}
+    out[:, OF_LOG] = log_sums(step, log, by_rule)
+    T = log.length[step.rows].astype(np.float64)
+    for name in setting.objectives:
+        out[:, setting.columns(name)] = objective_sums(step, T, credits[name], setting.edges)
+    if setting.kind_of_group is not None:
+        first = int(log.group[step.rows.start])
+        kind = setting.kind_of_group[first : first + n_groups]
+        out[np.arange(n_groups), setting.first_kind + kind] = 1.0
+    return out
 
 
 def _log(
@@ -185,15 +218,29 @@ def _log(
 
 def _binary(log: Log) -> tuple[float, float] | None:
     values = np.unique(log.reward)
-    return (float(values[0]), float(values[1])) if len(values) == 2 and log.rates else None
+    if len(values) != 2 or not log.rates:
+        return None
+    wrong, right = values
+    return float(wrong), float(right)
+
+
+def _check_tokens(log: Log, objectives: Mapping[str, Objective]) -> None:
+    for name, objective in objectives.items():
+        if log.tokens is None and objective.cancellation == "prefix":
+            raise AuditError(
+                f"{name}: cancellation = prefix needs token ids, which this log does not have; "
+                "see tokenizer"
+            )
 
 
 def _check_rates(log: Log, objectives: Mapping[str, Objective]) -> None:
     """A difficulty weight compares success rates, which advantages do not tell."""
     for name, objective in objectives.items():
-        if not log.rates and objective.choices()["difficulty"] != {"name": "none"}:
+        weighed = objective.choices()["difficulty"] != {"name": "none"}
+        if weighed and not log.rates:
             raise AuditError(
-                f"{name}: difficulty weights need success rates, and this log has advantages for rewards"
+                f"{name}: difficulty weights need success rates, "
+                "and this log has advantages for rewards"
             )
 
 
@@ -205,35 +252,39 @@ def _kinds(
     """
     if binary is None:
         return None, None
-    right = np.bincount(log.group, log.reward == binary[1]).astype(np.int64)
-    return difficulty.outcomes(right, np.bincount(log.group))
+    _, right = binary
+    n_right = np.bincount(log.group, log.reward == right).astype(np.int64)
+    return difficulty.outcomes(n_right, np.bincount(log.group))
 
 
 def _assign(
-    name: str, objective: Objective, log: Log, step: Any, tokens: torch.Tensor | None
+    name: str, objective: Objective, log: Log, step: StepRows, tokens: torch.Tensor | None
 ) -> Credit:
+    rewards = torch.from_numpy(log.reward[step.rows])
+    groups = torch.from_numpy(step.group)
+    lengths = torch.from_numpy(log.length[step.rows])
     try:
-        return objective.assign(
-            torch.from_numpy(log.reward[step.rows]),
-            torch.from_numpy(step.group),
-            torch.from_numpy(log.length[step.rows]),
-            tokens=tokens,
-        )
+        return objective.assign(rewards, groups, lengths, tokens=tokens)
     except ValueError as error:
-        raise AuditError(
-            f"{name} cannot be applied to step {log.step[step.rows.start]}: {error}"
-        ) from error
+        number = log.step[step.rows.start]
+        raise AuditError(f"{name} cannot be applied to step {number}: {error}") from error
 
 
 @dataclass(frozen=True)
 class _Setting:
-    """What all measures have in common. Sums lie in one row per prompt:
-    of the log, the objectives, the kinds.
+    """What all measures have in common.
+
+    Sums lie in one row per prompt, in this order:
+
+        LOG_SUMS | OBJECTIVE_SUMS of the first objective | … of the last | groups of each kind
     """
 
     log: Log
     objectives: dict[str, Objective]
-    kinds: difficulty.GroupKinds | None
+    rules: dict[str, str]  # the name of the objective under each of RULES
+    kinds: difficulty.GroupKinds | None  # None where rewards are not binary
+    kind_of_group: Integers | None  # [groups of the log]
+    edges: Floats  # [DECILES - 1] lengths
 
     @cached_property
     def prompts(self) -> int:
@@ -242,65 +293,59 @@ class _Setting:
     @cached_property
     def shares(self) -> tuple[str, ...]:
         """Measures that are shares of prompts: where no prompt comes twice, groups are prompts."""
-        return ("degenerate", "truncated") if self.prompts == int(self.log.group.max()) + 1 else ()
+        groups = int(self.log.group.max()) + 1
+        return ("degenerate", "truncated") if self.prompts == groups else ()
 
-    @property
-    def width(self) -> int:
+    @cached_property
+    def first_kind(self) -> int:
         return len(LOG_SUMS) + len(self.objectives) * len(OBJECTIVE_SUMS)
 
-    def columns(self, i: int) -> slice:
-        return slice(
-            len(LOG_SUMS) + i * len(OBJECTIVE_SUMS), len(LOG_SUMS) + (i + 1) * len(OBJECTIVE_SUMS)
-        )
+    @cached_property
+    def width(self) -> int:
+        kinds = 0 if self.kinds is None else len(self.kinds.R)
+        return self.first_kind + kinds
+
+    def columns(self, objective: str) -> slice:
+        first = len(LOG_SUMS) + list(self.objectives).index(objective) * len(OBJECTIVE_SUMS)
+        return slice(first, first + len(OBJECTIVE_SUMS))
 
     def zeros(self, prompts: int) -> Floats:
-        return np.zeros(
-            (min(prompts, BLOCKS), self.width + (0 if self.kinds is None else len(self.kinds.R)))
-        )
+        return np.zeros((min(prompts, BLOCKS), self.width))
 
 
 def _measures(
     setting: _Setting, step: int | None, prompts: int, sums: Floats, seed: tuple[int, int]
 ) -> Measures:
     """Point values from the sums over all prompts, intervals from the resampled ones."""
-    again, whole = resampled(sums, RESAMPLES if step is None else STEP_RESAMPLES, seed), sums.sum(0)
-    n = slice(len(LOG_SUMS))
+    total = sums.sum(0)
+    resamples = resampled(sums, RESAMPLES if step is None else STEP_RESAMPLES, seed)
     of_log = intervals(
-        log_values(whole[n]), log_values(again[:, n]), log_support(sums[:, n]), setting.shares
+        log_values(total[OF_LOG]),
+        log_values(resamples[:, OF_LOG]),
+        log_support(sums[:, OF_LOG]),
+        setting.shares,
     )
     if setting.log.truncated is None:
         of_log["truncated"] = NOTHING
     objectives: dict[str, dict[str, Estimate]] = {}
     weights: dict[str, list[Estimate]] = {}
-    for i, (name, objective) in enumerate(setting.objectives.items()):
-        here = setting.columns(i)
+    for name, objective in setting.objectives.items():
+        here = setting.columns(name)
         support = objective_support(sums[:, here])
-        found = intervals(objective_values(whole[here]), objective_values(again[:, here]), support)
-        # one weight per token: what a shared token gets, only its node can say
+        values = objective_values(total[here])
+        objectives[name] = intervals(values, objective_values(resamples[:, here]), support)
         if objective.cancellation == "prefix":
-            found |= dict.fromkeys(("exchangeability", "net_push", "learning_tax"), NOTHING)
-        objectives[name] = found
+            # It gives one weight per token: only the node of a shared token can say what it gets.
+            objectives[name] |= dict.fromkeys(PER_RESPONSE, NOTHING)
         if step is None:
-            tenths = intervals(token_weights(whole[here]), token_weights(again[:, here]), support)
-            weights[name] = list(tenths.values())
-    bias = share = dict.fromkeys(difficulty.STRATA, NOTHING)
-    if setting.kinds is not None:
-        values, replicates = (
-            difficulty.baseline_bias(x[..., setting.width :], setting.kinds) for x in (whole, again)
-        )
-        everyone = dict.fromkeys(difficulty.STRATA, len(sums))
-        bias, share = (
-            intervals(
-                dict(zip(difficulty.STRATA, v, strict=True)),
-                dict(zip(difficulty.STRATA, r.T, strict=True)),
-                everyone,
-            )
-            for v, r in zip(values, replicates, strict=True)
-        )
+            tenths = token_weights(total[here])
+            found = intervals(tenths, token_weights(resamples[:, here]), support)
+            weights[name] = list(found.values())
+    bias, share = _baseline(setting, total, resamples, len(sums))
     return Measures(
         step=step,
-        responses=int(whole[LOG_SUMS.index("responses")]),
-        groups=int(whole[LOG_SUMS.index("groups")]),
+        responses=int(total[LOG_SUMS.index("responses")]),
+        groups=int(total[LOG_SUMS.index("groups")]),
         prompts=prompts,
         log=of_log,
         baseline_bias=bias,
@@ -308,3 +353,24 @@ def _measures(
         objectives=objectives,
         token_weight=weights,
     )
+
+
+def _baseline(
+    setting: _Setting, total: Floats, resamples: Floats, prompts: int
+) -> tuple[dict[str, Estimate], dict[str, Estimate]]:
+    """The bias of the group baseline, and the share of the informative groups, by difficulty."""
+    strata = difficulty.STRATA
+    if setting.kinds is None:
+        nothing = dict.fromkeys(strata, NOTHING)
+        return nothing, nothing
+    everyone = dict.fromkeys(strata, prompts)
+    bias, share = difficulty.baseline_bias(total[setting.first_kind :], setting.kinds)
+    biases, shares = difficulty.baseline_bias(resamples[:, setting.first_kind :], setting.kinds)
+
+    def estimates(values: Floats, replicates: Floats) -> dict[str, Estimate]:
+        """values [strata], replicates [resamples, strata]"""
+        by_stratum = dict(zip(strata, values, strict=True))
+        again = dict(zip(strata, replicates.T, strict=True))
+        return intervals(by_stratum, again, everyone)
+
+    return estimates(bias, biases), estimates(share, shares)

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,19 +23,22 @@ from equipoise.objective import Credit, response_ids
 from equipoise.objective.cancellation import Nodes
 from equipoise.objective.groups import Groups, positions
 
+Sums = dict[str, NDArray[Any]]  # [groups] each
+
 DECILES = 10
 NODE_TOKENS = 1 << 21  # tokens whose shared prefixes are found at a time
+# Of each group: T is the length, ± the sign of the advantage.
 LOG_SUMS = (
-    "groups", "responses", "T", "TT", "reward", "T+", "n+", "T-", "n-", "mixed", "gap", "both", "truncated",
-    "from_balanced_token", "from_balanced_sequence", "balanced",
+    "groups", "responses", "T", "TT", "reward", "T+", "n+", "T-", "n-", "mixed", "gap", "both",
+    "truncated", "from_balanced_token", "from_balanced_sequence", "balanced",
 )  # fmt: skip
+# w is a response's weight; w0 and live0 are those of the shortest tenth of the responses.
 OBJECTIVE_SUMS = (
-    "informative", "balance", "imbalance", "residual", "push", "zero_sum", "tax", "mass+", "mass-", "live", "w", "ww",
-    "node_residual", "nodes", "node_push", "node_mass",
-    *(f"w{d}" for d in range(DECILES)), *(f"live{d}" for d in range(DECILES)),
+    "informative", "balance", "imbalance", "residual", "push", "zero_sum", "tax", "mass+", "mass-",
+    "live", "w", "ww", "node_residual", "nodes", "node_push", "node_mass",
+    *(f"w{tenth}" for tenth in range(DECILES)),
+    *(f"live{tenth}" for tenth in range(DECILES)),
 )  # fmt: skip
-_LOG = {name: i for i, name in enumerate(LOG_SUMS)}
-_OBJECTIVE = {name: i for i, name in enumerate(OBJECTIVE_SUMS)}
 
 
 @dataclass(frozen=True)
@@ -61,102 +65,133 @@ class StepRows:
     nodes: SharedNodes | None
 
 
-def steps(log: Log, shared: bool = True) -> Iterator[tuple[StepRows, torch.Tensor | None]]:
-    """Each step, and its flat tokens; with `shared`, also where its responses begin alike."""
+def steps(log: Log) -> Iterator[tuple[StepRows, torch.Tensor | None]]:
+    """Each step, and its flat tokens."""
     start = np.cumsum(log.length) - log.length
     for rows in log.steps():
         group = log.group[rows] - log.group[rows.start]
-        first = np.flatnonzero(np.diff(group, prepend=-1))
+        first_of_group = np.flatnonzero(np.diff(group, prepend=-1))
+        prompt = log.prompt[rows][first_of_group]
         G = np.bincount(group).astype(np.float64)
         tokens = nodes = None
         if log.tokens is not None:
+            length = log.length[rows]
             begin = int(start[rows.start])
-            tokens = torch.from_numpy(log.tokens[begin : begin + int(log.length[rows].sum())])
-            nodes = shared_nodes(tokens, log.length[rows], group, G) if shared else None
-        yield StepRows(rows, group, log.prompt[rows][first], G, nodes), tokens
+            tokens = torch.from_numpy(log.tokens[begin : begin + int(length.sum())])
+            nodes = shared_nodes(tokens, length, group, G)
+        yield StepRows(rows, group, prompt, G, nodes), tokens
 
 
 def shared_nodes(tokens: torch.Tensor, length: Integers, group: Integers, G: Floats) -> SharedNodes:
     """Found for a few whole groups at a time, to bound memory."""
-    parts: list[tuple[Integers, ...]] = []
-    ends = np.cumsum(length)
-    last_row = np.cumsum(G).astype(np.int64)  # rows before the end of each group
-    group_ends = ends[last_row - 1]
-    g, found = 0, 0
+    parts: list[SharedNodes] = []
+    token_end = np.cumsum(length)  # of each row
+    row_end = np.cumsum(G).astype(np.int64)  # of each group
+    group_token_end = token_end[row_end - 1]
+    g = 0
     while g < len(G):
-        r0 = int(last_row[g] - G[g])
-        t0 = int(ends[r0] - length[r0])
-        until = max(g + 1, int(np.searchsorted(group_ends, t0 + NODE_TOKENS, side="right")))
-        r1, t1 = int(last_row[until - 1]), int(group_ends[until - 1])
-        T = torch.from_numpy(length[r0:r1])
-        response = response_ids(T, t1 - t0)
-        ids = Groups.of(torch.from_numpy(group[r0:r1]))
-        nodes = Nodes(tokens[t0:t1], T, response, positions(T, t1 - t0), ids)
-        token = torch.nonzero(nodes.count >= 2)[:, 0].numpy()
-        row = response.numpy()[token] + r0
-        _, one, node = np.unique(nodes.node.numpy()[token], return_index=True, return_inverse=True)
-        size = nodes.count.numpy()[token][one]
+        first_row = int(row_end[g] - G[g])
+        first_token = int(token_end[first_row] - length[first_row])
+        fitting = np.searchsorted(group_token_end, first_token + NODE_TOKENS, side="right")
+        next_g = max(g + 1, int(fitting))  # a group larger than the bound goes alone
+        rows = slice(first_row, int(row_end[next_g - 1]))
+        its_tokens = tokens[first_token : int(group_token_end[next_g - 1])]
+        part = _nodes_of(its_tokens, length[rows], group[rows], G)
+        found = sum(len(earlier.group) for earlier in parts)
         parts.append(
-            (
-                node + found,
-                token + t0,
-                row,
-                group[row[one]],
-                (size == G[group[row[one]]]).astype(np.int64),
+            SharedNodes(
+                node=part.node + found,
+                token=part.token + first_token,
+                row=part.row + first_row,
+                group=part.group,
+                common=part.common,
             )
         )
-        found += len(one)
-        g = until
-    node, token, row, of_group, common = (np.concatenate(x) for x in zip(*parts, strict=True))
-    return SharedNodes(node, token, row, of_group, common.astype(bool))
+        g = next_g
+    return SharedNodes(
+        node=np.concatenate([part.node for part in parts]),
+        token=np.concatenate([part.token for part in parts]),
+        row=np.concatenate([part.row for part in parts]),
+        group=np.concatenate([part.group for part in parts]),
+        common=np.concatenate([part.common for part in parts]),
+    )
+
+
+def _nodes_of(tokens: torch.Tensor, length: Integers, group: Integers, G: Floats) -> SharedNodes:
+    """The shared nodes of these responses: tokens and rows are counted from the first of them."""
+    T = torch.from_numpy(length)
+    response = response_ids(T, len(tokens))
+    groups = Groups.of(torch.from_numpy(group))
+    nodes = Nodes(tokens, T, response, positions(T, len(tokens)), groups)
+    token = torch.nonzero(nodes.count >= 2)[:, 0].numpy()
+    row = response.numpy()[token]
+    # `first`: one token of each node, which tells what all of them have in common
+    ids = nodes.node.numpy()[token]
+    _, first, node = np.unique(ids, return_index=True, return_inverse=True)
+    node_group = group[row[first]]
+    responses = nodes.count.numpy()[token][first]
+    return SharedNodes(node, token, row, node_group, responses == G[node_group])
 
 
 def decile_edges(log: Log) -> Floats:
     """The lengths that part the log's responses into tenths."""
-    return np.asarray(
-        np.quantile(log.length[log.length > 0], np.arange(1, DECILES) / DECILES), np.float64
-    )
+    tenths = np.arange(1, DECILES) / DECILES
+    trained_on = log.length > 0
+    return np.asarray(np.quantile(log.length[trained_on], tenths), np.float64)
 
 
 def objective_sums(step: StepRows, T: Floats, credit: Credit, edges: Floats) -> Floats:
     """[groups, OBJECTIVE_SUMS]"""
     A, w, c_token = _weights(credit)
-    c, group, P = w * A, step.group, len(step.G)
+    c = w * A
+    sums = {**_mass_sums(step, T, A, c), **_weight_sums(step, T, A, w, edges)}
+    if step.nodes is not None:
+        n_groups = len(step.G)
+        mine = c[step.nodes.row] if c_token is None else c_token[step.nodes.token]
+        sums |= _node_sums(step.nodes, mine, n_groups)
+        sums["node_mass"] = _over(step, np.abs(c) * T)
+    return _table(OBJECTIVE_SUMS, sums, len(step.G))
 
-    def over(x: Floats) -> Floats:
-        return np.asarray(np.bincount(group, x, P), np.float64)
 
-    out = np.zeros((P, len(OBJECTIVE_SUMS)))
+def _mass_sums(step: StepRows, T: Floats, A: Floats, c: Floats) -> Sums:
+    """How the coefficients c of a group's responses, and their masses c·T, add up."""
+    push = _over(step, c)
+    size = _over(step, np.abs(c))
+    mass = _over(step, np.abs(c) * T)
+    balance = _ratio(_over(step, c * T), mass)
+    informative = size > 0
+    return {
+        "informative": informative.astype(np.float64),
+        "balance": balance,
+        "imbalance": np.abs(balance),
+        "residual": _ratio(np.abs(push), size),
+        "push": _ratio(push, size),
+        "zero_sum": _ratio(np.abs(_over(step, A)), _over(step, np.abs(A))) * informative,
+        "tax": _ratio(np.abs(push), mass),
+        "mass+": _over(step, np.where(A > 0, c * T, 0.0)),
+        "mass-": _over(step, np.where(A < 0, -c * T, 0.0)),
+    }
 
-    def put(name: str, x: Floats) -> None:
-        out[:, _OBJECTIVE[name]] = x
 
-    push, size, pull = over(c), over(np.abs(c)), over(np.abs(c) * T)
-    balance = _ratio(over(c * T), pull)
-    put("informative", (size > 0).astype(np.float64))
-    put("balance", balance)
-    put("imbalance", np.abs(balance))
-    put("residual", _ratio(np.abs(push), size))
-    put("push", _ratio(push, size))
-    put("zero_sum", _ratio(np.abs(over(A)), over(np.abs(A))) * (size > 0))
-    put("tax", _ratio(np.abs(push), pull))
-    put("mass+", over(np.where(A > 0, c * T, 0.0)))
-    put("mass-", over(np.where(A < 0, -c * T, 0.0)))
+def _weight_sums(step: StepRows, T: Floats, A: Floats, w: Floats, edges: Floats) -> Sums:
+    """What the tokens with an advantage weigh, together and by tenth of length."""
     live = T * (A != 0)
     # 1 is the step's mean weight: steps differ in scale alone
     w = w * live.sum() / max((w * live).sum(), 1e-300)
-    put("live", over(live))
-    put("w", over(w * live))
-    put("ww", over(w * w * live))
-    tenth = np.searchsorted(edges, T, side="left")
-    cells = np.bincount(group * DECILES + tenth, w * live, P * DECILES).reshape(P, DECILES)
-    out[:, _OBJECTIVE["w0"] : _OBJECTIVE["w0"] + DECILES] = cells
-    cells = np.bincount(group * DECILES + tenth, live, P * DECILES).reshape(P, DECILES)
-    out[:, _OBJECTIVE["live0"] : _OBJECTIVE["live0"] + DECILES] = cells
-    if step.nodes is not None:
-        _node_sums(out, step.nodes, c if c_token is None else c_token, c_token is not None)
-        put("node_mass", pull)
-    return out
+    n_groups = len(step.G)
+    cell = step.group * DECILES + np.searchsorted(edges, T, side="left")
+
+    def by_tenth(x: Floats) -> Floats:
+        """[DECILES, groups]"""
+        return np.bincount(cell, x, n_groups * DECILES).reshape(n_groups, DECILES).T
+
+    return {
+        "live": _over(step, live),
+        "w": _over(step, w * live),
+        "ww": _over(step, w * w * live),
+        **{f"w{tenth}": column for tenth, column in enumerate(by_tenth(w * live))},
+        **{f"live{tenth}": column for tenth, column in enumerate(by_tenth(live))},
+    }
 
 
 def _weights(credit: Credit) -> tuple[Floats, Floats, Floats | None]:
@@ -171,15 +206,16 @@ def _weights(credit: Credit) -> tuple[Floats, Floats, Floats | None]:
     return A, per_row, credit.coefficient.numpy()
 
 
-def _node_sums(out: Floats, nodes: SharedNodes, c: Floats, per_token: bool) -> None:
-    mine = c[nodes.token if per_token else nodes.row]
-    n, P = len(nodes.group), len(out)
-    push = np.asarray(np.abs(np.bincount(nodes.node, mine, n)), np.float64)
-    mass = np.asarray(np.bincount(nodes.node, np.abs(mine), n), np.float64)
-    real = mass > 0
-    out[:, _OBJECTIVE["node_residual"]] = np.bincount(nodes.group, _ratio(push, mass), P)
-    out[:, _OBJECTIVE["nodes"]] = np.bincount(nodes.group, real, P)
-    out[:, _OBJECTIVE["node_push"]] = np.bincount(nodes.group, push * nodes.common, P)
+def _node_sums(nodes: SharedNodes, c: Floats, n_groups: int) -> Sums:
+    """c [n]: the coefficient of each shared token."""
+    n_nodes = len(nodes.group)
+    push = np.asarray(np.abs(np.bincount(nodes.node, c, n_nodes)), np.float64)
+    mass = np.asarray(np.bincount(nodes.node, np.abs(c), n_nodes), np.float64)
+    return {
+        "node_residual": np.bincount(nodes.group, _ratio(push, mass), n_groups),
+        "nodes": np.bincount(nodes.group, mass > 0, n_groups),
+        "node_push": np.bincount(nodes.group, push * nodes.common, n_groups),
+    }
 
 
 def objective_values(S: Floats) -> dict[str, Floats]:
@@ -192,7 +228,7 @@ def objective_values(S: Floats) -> dict[str, Floats]:
     """
 
     def s(name: str) -> Floats:
-        return S[..., _OBJECTIVE[name]]
+        return S[..., OBJECTIVE_SUMS.index(name)]
 
     n = s("informative")
     mean_w = _divide(s("w"), s("live"))
@@ -216,10 +252,12 @@ def token_weights(S: Floats) -> dict[str, Floats]:
     """[..., OBJECTIVE_SUMS] -> what a token in each tenth of lengths weighs, 1 being the mean token
     of its step.
     """
-    return {
-        f"live{d}": _divide(S[..., _OBJECTIVE[f"w{d}"]], S[..., _OBJECTIVE[f"live{d}"]])
-        for d in range(DECILES)
-    }
+    out = {}
+    for tenth in range(DECILES):
+        weight = S[..., OBJECTIVE_SUMS.index(f"w{tenth}")]
+        live = S[..., OBJECTIVE_SUMS.index(f"live{tenth}")]
+        out[f"live{tenth}"] = _divide(weight, live)
+    return out
 
 
 def support(sums: Floats, names: tuple[str, ...]) -> dict[str, int]:
@@ -238,36 +276,38 @@ def log_sums(step: StepRows, log: Log, rules: dict[str, Credit]) -> Floats:
     """[groups, LOG_SUMS]; `rules`: the credit of the objective under token (group),
     sequence and balanced.
     """
-    rows, group, P = step.rows, step.group, len(step.G)
-    T, r = log.length[rows].astype(np.float64), log.reward[rows]
+    rows = step.rows
+    T = log.length[rows].astype(np.float64)
+    r = log.reward[rows]
     A = rules["balanced"].advantage.numpy()
-    out = np.zeros((P, len(LOG_SUMS)))
-
-    def put(name: str, x: Floats) -> Floats:
-        out[:, _LOG[name]] = np.bincount(group, x, P) if len(x) == len(group) else x
-        return out[:, _LOG[name]]
-
-    put("groups", np.ones(P))
-    put("responses", np.ones(len(r)))
-    total = put("T", T)
-    put("TT", T**2)
-    put("reward", r)
-    plus, n_plus = put("T+", T * (A > 0)), put("n+", (A > 0).astype(np.float64))
-    minus, n_minus = put("T-", T * (A < 0)), put("n-", (A < 0).astype(np.float64))
-    both = (n_plus > 0) & (n_minus > 0) & (total > 0)
-    gap = _ratio(_ratio(minus, n_minus) - _ratio(plus, n_plus), total / step.G)
-    out[:, _LOG["gap"]], out[:, _LOG["both"]] = gap * both, both
-    low, high = np.full(P, np.inf), np.full(P, -np.inf)
-    np.minimum.at(low, group, r)
-    np.maximum.at(high, group, r)
-    out[:, _LOG["mixed"]] = high > low
+    lowest = np.full(len(step.G), np.inf)
+    highest = np.full(len(step.G), -np.inf)
+    np.minimum.at(lowest, step.group, r)
+    np.maximum.at(highest, step.group, r)
+    sums = {
+        "groups": np.ones(len(step.G)),
+        "responses": _over(step, np.ones(len(r))),
+        "T": _over(step, T),
+        "TT": _over(step, T**2),
+        "reward": _over(step, r),
+        "T+": _over(step, T * (A > 0)),
+        "n+": _over(step, (A > 0).astype(np.float64)),
+        "T-": _over(step, T * (A < 0)),
+        "n-": _over(step, (A < 0).astype(np.float64)),
+        "mixed": highest > lowest,
+    }
+    both = (sums["n+"] > 0) & (sums["n-"] > 0) & (sums["T"] > 0)
+    wrong_length = _ratio(sums["T-"], sums["n-"])
+    right_length = _ratio(sums["T+"], sums["n+"])
+    sums["gap"] = _ratio(wrong_length - right_length, sums["T"] / step.G) * both
+    sums["both"] = both
     if log.truncated is not None:
-        put("truncated", log.truncated[rows].astype(np.float64))
+        sums["truncated"] = _over(step, log.truncated[rows].astype(np.float64))
     c = {name: credit.coefficient.numpy() for name, credit in rules.items()}
-    put("balanced", T * c["balanced"] ** 2)
-    put("from_balanced_token", T * (c["token"] - c["balanced"]) ** 2)
-    put("from_balanced_sequence", T * (c["sequence"] - c["balanced"]) ** 2)
-    return out
+    sums["balanced"] = _over(step, T * c["balanced"] ** 2)
+    for rule in ("token", "sequence"):
+        sums[f"from_balanced_{rule}"] = _over(step, T * (c[rule] - c["balanced"]) ** 2)
+    return _table(LOG_SUMS, sums, len(step.G))
 
 
 def log_values(S: Floats) -> dict[str, Floats]:
@@ -282,14 +322,13 @@ def log_values(S: Floats) -> dict[str, Floats]:
     """
 
     def s(name: str) -> Floats:
-        return S[..., _LOG[name]]
+        return S[..., LOG_SUMS.index(name)]
 
     mean = _divide(s("T"), s("responses"))
     variance = np.maximum(_divide(s("TT"), s("responses")) - mean**2, 0.0)
     gap = _divide(s("T-"), s("n-")) - _divide(s("T+"), s("n+"))
-    token, sequence = (
-        np.sqrt(_divide(s(f"from_balanced_{k}"), s("balanced"))) for k in ("token", "sequence")
-    )
+    token = np.sqrt(_divide(s("from_balanced_token"), s("balanced")))
+    sequence = np.sqrt(_divide(s("from_balanced_sequence"), s("balanced")))
     return {
         "reward_mean": _divide(s("reward"), s("responses")),
         "length_mean": mean,
@@ -315,6 +354,19 @@ def log_support(sums: Floats) -> dict[str, int]:
         "token_minus_sequence",
     )
     return defaultdict(lambda: some["groups"], dict.fromkeys(signed, some["both"]))
+
+
+def _over(step: StepRows, x: Floats) -> Floats:
+    """[B] of a step's responses -> [groups] their sums."""
+    return np.asarray(np.bincount(step.group, x, len(step.G)), np.float64)
+
+
+def _table(names: tuple[str, ...], sums: Sums, n_groups: int) -> Floats:
+    """[groups, names]; 0 in what was not summed."""
+    out = np.zeros((n_groups, len(names)))
+    for name, column in sums.items():
+        out[:, names.index(name)] = column
+    return out
 
 
 def _ratio(part: Floats, whole: Floats) -> Floats:

@@ -14,10 +14,12 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from equipoise.audit.columns import (
     Refuse,
     characters,
+    first_null,
     numbers,
     plain_values,
     text_of,
@@ -40,7 +42,8 @@ TOO_MANY = f"more than {MOST_TOKENS / 1e6:.0f} million tokens: shared prefixes a
 class LogCollector:
     def __init__(self, columns: Mapping[str, str], tokenizer: str | None) -> None:
         check_columns(columns)
-        self.columns, self.tokenizer = columns, _tokenizer(tokenizer) if tokenizer else None
+        self.columns = columns
+        self.tokenizer = _tokenizer(tokenizer) if tokenizer else None
         kinds = (
             "reward",
             "length",
@@ -123,38 +126,28 @@ class LogCollector:
             self.parts["prompt"].append(self._numbered("prompt", *column("prompt"), refuse))
         if "group" in roles:
             name, values = column("group")
-            values = (
-                verl.without_rollout(values)
-                if name == "uid" and "group" not in self.columns
-                else values
-            )
+            if name == "uid" and "group" not in self.columns:
+                values = verl.without_rollout(values)
             self.parts["group"].append(self._numbered("group", name, values, refuse))
-        step = whole_numbers(*column("step"), refuse, "a step") if "step" in roles else None
-        self.parts["step"].append(np.full(n, self._step_of(file)) if step is None else step)
+        if "step" in roles:
+            step = whole_numbers(*column("step"), refuse, "a step")
+        else:
+            step = np.full(n, self._step_of(file))
+        self.parts["step"].append(step)
         self._lengths(roles, column, refuse)
         if "finish" in roles:
             _, values = column("finish")
             self.parts["finish"].append(np.array([v in CUT for v in plain_values(values)]))
         if {"sampler_logprob", "trainer_logprob"} <= roles.keys():
-            sampler, trainer = (
-                numbers(*column(f"{who}_logprob"), refuse) for who in ("sampler", "trainer")
-            )
+            sampler = numbers(*column("sampler_logprob"), refuse)
+            trainer = numbers(*column("trainer_logprob"), refuse)
             self.parts["sampler"].append(sampler - trainer)
         if "kept" in roles:
-            flags = whole_numbers(*column("kept"), refuse, "a flag")
-            if (flags > 1).any():
-                raise refuse(
-                    int(flags.argmax()),
-                    next(iter(roles["kept"])),
-                    f"{flags.max()} is not true or false",
-                )
-            self.parts["kept"].append(flags == 1)
+            self.parts["kept"].append(_flags(*column("kept"), refuse))
         if "advantage" in roles:
             self.parts["advantage"].append(numbers(*column("advantage"), refuse))
-            texts = plain_values(column("text")[1])
-            self.parts["text"].append(
-                np.array([hash(json.dumps(t) if isinstance(t, list) else t) for t in texts])
-            )
+            _, values = column("text")
+            self.parts["text"].append(np.array([_text_hash(v) for v in plain_values(values)]))
         return n
 
     def _step_of(self, file: str) -> int:
@@ -169,63 +162,70 @@ class LogCollector:
     def _lengths(
         self, roles: Roles, column: Callable[[str], tuple[str, Any]], refuse: Refuse
     ) -> None:
-        length = whole_numbers(*column("length"), refuse, "a length") if "length" in roles else None
-        ids: tuple[Integers, Any] | None = None
+        """Lengths as they were logged, else counted in tokens, else in characters."""
+        logged: Integers | None = None
+        if "length" in roles:
+            logged = whole_numbers(*column("length"), refuse, "a length")
         if "tokens" in roles:
-            ids = token_ids(*column("tokens"), refuse)
-        elif length is None and self.tokenizer is not None:
-            texts = [text_of(t) for t in plain_values(column("text")[1])]
-            try:
-                encoded = self.tokenizer(texts, add_special_tokens=False)["input_ids"]
-            # tokenizers raise nothing narrower where a character is not in the vocabulary
-            except Exception as error:
-                raise AuditError(
-                    f"--tokenizer cannot read the responses, {texts[0][:40]!r} and on: {error}; name the model's own"
-                ) from error
-            ids = (
-                np.array([len(e) for e in encoded]),
-                np.array([t for e in encoded for t in e], np.int32),
-            )
-        if ids is not None:
-            if length is not None and (ids[0] != length).any():
-                i = int((ids[0] != length).argmax())
-                raise refuse(
-                    i,
-                    next(iter(roles["length"])),
-                    f"{length[i]} is not the number of tokens, {ids[0][i]}",
-                )
-            length = ids[0]
-            self.token_count += len(ids[1])
-            self.tokens.append(ids[1])
-            if self.token_count > MOST_TOKENS:
-                self.tokens = [None]
-        elif length is None:
-            length = characters(*column("text"), refuse)
-        self.units.add("characters" if ids is None and "length" not in roles else "tokens")
+            counted, flat = token_ids(*column("tokens"), refuse)
+            if logged is not None and (counted != logged).any():
+                i = int((counted != logged).argmax())
+                name, _ = column("length")
+                why = f"{logged[i]} is not the number of tokens, {counted[i]}"
+                raise refuse(i, name, why)
+            self._keep_tokens(flat)
+            length, unit = counted, "tokens"
+        elif logged is not None:
+            length, unit = logged, "tokens"
+        elif self.tokenizer is not None:
+            _, texts = column("text")
+            length, flat = self._encoded([text_of(text) for text in plain_values(texts)])
+            self._keep_tokens(flat)
+            unit = "tokens"
+        else:
+            length, unit = characters(*column("text"), refuse), "characters"
+        self.units.add(unit)
         self.parts["length"].append(length)
+
+    def _encoded(self, texts: list[str]) -> tuple[Integers, Any]:
+        """How many tokens each text has, and all of them one after the other."""
+        assert self.tokenizer is not None
+        try:
+            encoded = self.tokenizer(texts, add_special_tokens=False)["input_ids"]
+        # tokenizers raise nothing narrower where a character is not in the vocabulary
+        except Exception as error:
+            raise AuditError(
+                f"--tokenizer cannot read the responses, {texts[0][:40]!r} and on: {error}; "
+                "name the model's own"
+            ) from error
+        lengths = np.array([len(ids) for ids in encoded])
+        flat = np.array([token for ids in encoded for token in ids], np.int32)
+        return lengths, flat
+
+    def _keep_tokens(self, flat: Any) -> None:
+        self.token_count += len(flat)
+        self.tokens.append(flat)
+        if self.token_count > MOST_TOKENS:
+            self.tokens = [None]
 
     def _numbered(self, role: str, name: str, values: Any, refuse: Refuse) -> Integers:
         """Ids of any kind as whole numbers, the same in every file."""
         known = self.numbers[role]
         if isinstance(values, pa.Array) and not pa.types.is_nested(values.type):
-            encoded = (
-                values.dictionary_encode() if not pa.types.is_dictionary(values.type) else values
-            )
+            # Each different value is looked up once.
+            is_encoded = pa.types.is_dictionary(values.type)
+            encoded = values if is_encoded else values.dictionary_encode()
             if encoded.null_count:
-                raise refuse(np.flatnonzero(encoded.is_null())[0], name, f"a {role} is missing")
-            number = np.array(
-                [known.setdefault(v, len(known)) for v in encoded.dictionary.to_pylist()], np.int64
-            )
+                raise refuse(first_null(encoded), name, f"a {role} is missing")
+            different = encoded.dictionary.to_pylist()
+            number = np.array([known.setdefault(key, len(known)) for key in different], np.int64)
             numbered: Integers = number[encoded.indices.to_numpy(zero_copy_only=False)]
             return numbered
         plain = plain_values(values)
         if None in plain:
             raise refuse(plain.index(None), name, f"a {role} is missing")
-        keys = (
-            v if isinstance(v, str | int) else json.dumps(v, sort_keys=True, default=str)
-            for v in plain
-        )
-        return np.array([known.setdefault(k, len(known)) for k in keys], np.int64)
+        keys = map(_key, plain)
+        return np.array([known.setdefault(key, len(known)) for key in keys], np.int64)
 
     def log(self, paths: Sequence[Path] = ()) -> Log:
         """All of it; of TRL's rows, those of training,
@@ -321,6 +321,25 @@ class LogCollector:
                     + (trl.IF_ALONE if self.writers == {"TRL"} else "")
                 )
             i -= count
+
+
+def _flags(name: str, values: Any, refuse: Refuse) -> NDArray[np.bool_]:
+    flags = whole_numbers(name, values, refuse, "a flag")
+    if (flags > 1).any():
+        raise refuse(int(flags.argmax()), name, f"{flags.max()} is not true or false")
+    return flags == 1
+
+
+def _text_hash(text: Any) -> int:
+    """Tells responses apart within this process; conversations are lists of messages."""
+    return hash(json.dumps(text) if isinstance(text, list) else text)
+
+
+def _key(value: Any) -> Hashable:
+    """Of a prompt or group that may be a conversation, or anything else JSON holds."""
+    if isinstance(value, str | int):
+        return value
+    return json.dumps(value, sort_keys=True, default=str)
 
 
 def _without_groups_of_one(log: Log, rows: Integers) -> tuple[Log, Integers, int]:

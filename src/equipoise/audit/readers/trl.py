@@ -85,12 +85,10 @@ def _states(path: Path) -> list[Path]:
     inner = path / "completions"
     folder = path.parent if path.is_file() else inner if inner.is_dir() else path
     folders = (folder, folder.parent) if folder.name == "completions" else (folder,)
-    return [
-        file
-        for f in folders
-        for file in (f / STATE, *f.glob(f"checkpoint-*/{STATE}"))
-        if file.is_file()
-    ]
+    found: list[Path] = []
+    for place in folders:
+        found += [place / STATE, *place.glob(f"checkpoint-*/{STATE}")]
+    return [file for file in found if file.is_file()]
 
 
 def training(
@@ -117,11 +115,10 @@ def training(
     keep = ~evaluated & ~repeated
     untold = set(log.step[keep & (log.step >= known.unknown_from)].tolist())
     signs = []
-    if untold and len(sizes := _steps_by_size(selected(log, keep))) > 1:
-        signs.append(
-            "groups of "
-            + ", of ".join(f"{size} in {_listed(steps)}" for size, steps in sizes.items())
-        )
+    steps_by_size = _steps_by_size(selected(log, keep)) if untold else {}
+    if len(steps_by_size) > 1:
+        sizes = [f"{size} in {_listed(steps)}" for size, steps in steps_by_size.items()]
+        signs.append("groups of " + ", of ".join(sizes))
     if alike := untold & _with_prompts_of_their_own(selected(log, ~repeated)):
         signs.append(f"the same prompts, which no other step has, in {_listed(alike)}")
     return keep, notes, [f"{sign}: {IF_EVALUATED}" for sign in signs]
@@ -141,11 +138,11 @@ def _repeated(log: Log, text: Integers) -> NDArray[np.bool_]:
     repeated = np.zeros(len(log), bool)
     before: tuple[Any, ...] | None = None
     order = np.argsort(log.step, kind="stable")
-    for rows in np.split(order, np.flatnonzero(np.diff(log.step[order])) + 1):
+    step_ends = np.flatnonzero(np.diff(log.step[order])) + 1
+    for rows in np.split(order, step_ends):
         now = (log.prompt[rows], text[rows], log.reward[rows])
-        repeated[rows] = before is not None and all(
-            np.array_equal(a, b) for a, b in zip(before, now, strict=True)
-        )
+        if before is not None:
+            repeated[rows] = all(map(np.array_equal, before, now))
         before = now
     return repeated
 
@@ -197,17 +194,21 @@ def check_explained(log: Log, advantage: Floats, summed: tuple[str, ...]) -> Non
     """
     if len(summed) < 2:
         return
-    g, n = log.group, np.bincount(log.group)
-
-    def centred(x: Floats) -> Floats:
-        return x - (np.bincount(g, x) / np.maximum(n, 1))[g]
+    n = np.bincount(log.group)
 
     def over(x: Floats) -> Floats:
-        return np.asarray(np.bincount(g, x), np.float64)
+        """[B] -> [groups] sums"""
+        return np.asarray(np.bincount(log.group, x), np.float64)
 
-    r, A = centred(log.reward), centred(advantage)
+    def centred(x: Floats) -> Floats:
+        mean = over(x) / np.maximum(n, 1)
+        return x - mean[log.group]
+
+    r = centred(log.reward)
+    A = centred(advantage)
     size = np.sqrt(over(r * r) * over(A * A))
-    fit = over(r * A)[size > 1e-9] / size[size > 1e-9]
+    informative = size > 1e-9
+    fit = over(r * A)[informative] / size[informative]
     if len(fit) and np.median(fit) < 0.999:
         raise AuditError(
             f"the sum of the columns {', '.join(summed)} does not explain the column advantage (median correlation "
