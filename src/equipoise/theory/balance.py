@@ -35,9 +35,10 @@ def mass_imbalance(
     rule (ℓ_i = T_i) and the balanced rule (ℓ_i = T̄ of the response's sign) Σ c_i·T_i = (m − m)/G =
     0 whatever the lengths.
 
-    Parameters ---------- m : mass of one sign, ≥ 0. T_plus, T_minus : T̄±, |A|-weighted mean
-    lengths. G : group size ≥ 2. ell : ℓ > 0. Floats
-        or arrays, broadcast together.
+    Parameters
+    ----------
+    m : mass of one sign, ≥ 0. T_plus, T_minus : T̄±, |A|-weighted mean lengths. G : group size ≥ 2.
+        ell : ℓ > 0. Floats or arrays, broadcast together.
 
     Returns
     -------
@@ -95,11 +96,14 @@ def exchangeability_sum(
         balanced          ℓ± = T̄±, the arithmetic ones
         token, constant   ℓ+ = ℓ−, so 0
 
-    Parameters ---------- m : mass of one sign, ≥ 0. ell_plus, ell_minus :
-    |A|-weighted harmonic means of the effective lengths of S+ and S−.
-        G : group size ≥ 2. Floats or arrays, broadcast together.
+    Parameters
+    ----------
+    m : mass of one sign, ≥ 0. ell_plus, ell_minus : |A|-weighted harmonic means of the effective
+        lengths of S+ and S−. G : group size ≥ 2. Floats or arrays, broadcast together.
 
-    Returns ------- float or array, positive where right responses are shorter:
+    Returns
+    -------
+    float or array, positive where right responses are shorter:
     what they all begin with is then reinforced for nothing.
 
     References
@@ -120,7 +124,9 @@ def exchangeability_residual(ell_plus: ArrayLike, ell_minus: ArrayLike) -> Real:
 
         |Σ c_i| / Σ |c_i| = |ℓ+ − ℓ−| / (ℓ+ + ℓ−)
 
-    Parameters ---------- ell_plus, ell_minus : as in `exchangeability_sum`; m and G cancel.
+    Parameters
+    ----------
+    ell_plus, ell_minus : as in `exchangeability_sum`; m and G cancel.
     Floats or arrays, broadcast together.
 
     Returns
@@ -148,9 +154,10 @@ def reweighted_sum(m: ArrayLike, p_hat: ArrayLike, anchor: ArrayLike, lam: Array
     Divided by G·ℓ it is Σ c_i under the token and constant rules; divided by G it is Σ c_i·T_i
     under the sequence and balanced rules, so HA-DW breaks whichever balance the rule held.
 
-    Parameters ---------- m : mass of one sign before reweighting, ≥ 0. p_hat :
-    the group's mean reward. anchor : C. lam : λ > 0. Floats or
-        arrays, broadcast together.
+    Parameters
+    ----------
+    m : mass of one sign before reweighting, ≥ 0. p_hat : the group's mean reward. anchor : C. lam :
+        λ > 0. Floats or arrays, broadcast together.
 
     Returns
     -------

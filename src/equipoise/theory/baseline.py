@@ -28,7 +28,9 @@ def informative_probability(p: ArrayLike, G: ArrayLike) -> Real:
     ----------
     p, G : float or array, broadcast together. p in [0, 1], G a whole number ≥ 2.
 
-    Returns ------- float or array in [0, 1 − 2^(1−G)]. Exactly 0 at p = 0 and 1;
+    Returns
+    -------
+    float or array in [0, 1 − 2^(1−G)]. Exactly 0 at p = 0 and 1;
     full relative precision near them (≈ G·p).
 
     References
@@ -82,8 +84,10 @@ def baseline_bias(p: ArrayLike, G: ArrayLike) -> Real:
     ----------
     p, G : float or array, broadcast together. p in [0, 1], G a whole number ≥ 2.
 
-    Returns ------- float or array in [−1/G, 1/G], the limits at p = 1 and p = 0; exactly 0 at ½ and
-    odd about it. Computed as p(1−p)((1−p)^(G−1) − p^(G−1))/P(S) without cancellation at 0, ½ or 1.
+    Returns
+    -------
+    float or array in [−1/G, 1/G], the limits at p = 1 and p = 0; exactly 0 at ½ and odd about it.
+    Computed as p(1−p)((1−p)^(G−1) − p^(G−1))/P(S) without cancellation at 0, ½ or 1.
 
     References
     ----------
@@ -111,9 +115,11 @@ def underestimation_probability(p: ArrayLike, G: ArrayLike, eps: ArrayLike = 0.0
     ----------
     p, G, eps : float or array, broadcast together. p in [0, 1], G a whole number ≥ 2, ε ≥ 0.
 
-    Returns ------- float or array in [0, 1]. G(p+ε) within a few roundings of a whole number is
-    taken for it (0.7 + 0.1 is 0.8), and the inequality is strict there. At p = 0, R given S is 1:
-    the result is 1 if ε < 1/G, else 0. Memory grows with the broadcast size times the largest G.
+    Returns
+    -------
+    float or array in [0, 1]. G(p+ε) within a few roundings of a whole number is taken for it (0.7 +
+    0.1 is 0.8), and the inequality is strict there. At p = 0, R given S is 1: the result is 1 if ε
+    < 1/G, else 0. Memory grows with the broadcast size times the largest G.
 
     References
     ----------
@@ -137,7 +143,9 @@ def overestimation_probability(p: ArrayLike, G: ArrayLike, eps: ArrayLike = 0.0)
     ----------
     p, G, eps : float or array, broadcast together. p in [0, 1], G a whole number ≥ 2, ε ≥ 0.
 
-    Returns ------- float or array in [0, 1], equal to `underestimation_probability(1−p, G, eps)`.
+    Returns
+    -------
+    float or array in [0, 1], equal to `underestimation_probability(1−p, G, eps)`.
     Boundaries as there.
 
     References
@@ -259,13 +267,16 @@ def debias_factor(r: ArrayLike, p_hat: ArrayLike, p: ArrayLike, G: ArrayLike) ->
 
         Φ = (1 − c*p̂)/(1 − p̂)  for r = 1,        Φ = c*  for r = 0,        c* = debias_constant(p, G)
 
-    Parameters ---------- r : 0 or 1 (float or array). p_hat :
-    the group's mean reward, strictly between 0 and 1 (else Â = 0 and Φ is
-        undefined). p : an estimate of the pass rate from history. G : a whole number ≥ 2.
-        All broadcast together.
+    Parameters
+    ----------
+    r : 0 or 1 (float or array). p_hat : the group's mean reward, strictly between 0 and 1 (else Â =
+        0 and Φ is undefined). p : an estimate of the pass rate from history. G : a whole number ≥
+        2. All broadcast together.
 
-    Returns ------- float or array ≥ 0 for p̂ ≤ 1 − 1/G, so signs never change. E[ΦÂ | S] = r − p
-    holds with the true p; an estimate leaves a bias of c*(estimate)·E[p̂|S] − p.
+    Returns
+    -------
+    float or array ≥ 0 for p̂ ≤ 1 − 1/G, so signs never change. E[ΦÂ | S] = r − p holds with the
+    true p; an estimate leaves a bias of c*(estimate)·E[p̂|S] − p.
 
     References
     ----------
@@ -299,9 +310,10 @@ def gradient_gain(p: ArrayLike, G: ArrayLike, c: ArrayLike = 1.0) -> Real:
     sampling) the gain given S is this one divided by `informative_probability`, and prompts near p
     = 0 or 1 do weigh more.
 
-    Parameters ---------- p, G, c : float or array, broadcast together.
-    p in [0, 1], G a whole number ≥ 2; c any number, `debias_constant`
-        for the debiased baseline.
+    Parameters
+    ----------
+    p, G, c : float or array, broadcast together. p in [0, 1], G a whole number ≥ 2; c any number,
+        `debias_constant` for the debiased baseline.
 
     Returns
     -------

@@ -85,8 +85,10 @@ def truncated_normal_rewards(mu: float, scale: float) -> RewardLaw:
 
         ∫_x^y r dF = μ·(F(y) − F(x)) − s²·(f(y) − f(x))
 
-    Parameters ---------- mu, scale : float, 0 < scale ≤ 1000:
-    mean and deviation **before** truncation. μ may lie outside [0, 1].
+    Parameters
+    ----------
+    mu, scale : float, 0 < scale ≤ 1000: mean and deviation **before** truncation.
+    μ may lie outside [0, 1].
 
     Returns
     -------
@@ -123,12 +125,16 @@ def rewards_from_cdf(cdf: Callable[[Array], Array]) -> RewardLaw:
 
         ∫_x^y r dF = y·F(y) − x·F(x) − (K(y) − K(x)),        K(x) = ∫_0^x F(r) dr
 
-    Parameters ---------- cdf : elementwise function of an array in [0, 1], F(r) = P(reward ≤ r):
-    it never falls and reaches 1 at 1. Jumps are
-        atoms; keep σ off the differences of two atoms, where rounding decides.
+    Parameters
+    ----------
+    cdf : elementwise function of an array in [0, 1], F(r) = P(reward ≤ r): it never falls and
+        reaches 1 at 1. Jumps are atoms; keep σ off the differences of two atoms, where rounding
+        decides.
 
-    Returns ------- RewardLaw. The bias given an S_σ rarer than 1e-7 is NaN, since 1 − cdf is all it
-    knows of the upper tail. Atoms smaller than 1/256 cost precision, to about 1e-6.
+    Returns
+    -------
+    RewardLaw. The bias given an S_σ rarer than 1e-7 is NaN, since 1 − cdf is all it knows of the
+    upper tail. Atoms smaller than 1/256 cost precision, to about 1e-6.
 
     Raises
     ------
@@ -187,7 +193,9 @@ def spread_probability(law: RewardLaw, G: ArrayLike, sigma: ArrayLike) -> Real:
     ----------
     law : RewardLaw. G : whole number ≥ 2. sigma : σ in [0, 1). G and sigma broadcast together.
 
-    Returns ------- float or array in [0, 1]; 1 at σ = 0 unless the law has atoms.
+    Returns
+    -------
+    float or array in [0, 1]; 1 at σ = 0 unless the law has atoms.
     Computed by the second form, precise where it is small.
 
     References
@@ -217,13 +225,17 @@ def spread_baseline_bias(law: RewardLaw, G: ArrayLike, sigma: ArrayLike) -> Real
     ----------
     law : RewardLaw. G : whole number ≥ 2. sigma : σ in [0, 1). G and sigma broadcast together.
 
-    Returns ------- float or array; 0 to rounding at σ = 0 without atoms and for a symmetric law, (1
-    − 2p)/G in the limit σ → 1 (one response at each end, the others anywhere). NaN where P(S_σ) is
-    below `law.rarest`, 1e-150 for the closed forms and 1e-7 for a bare CDF. The error is about 1e-9
-    of the bias or 1e-15, whichever is larger, for the closed forms.
+    Returns
+    -------
+    float or array; 0 to rounding at σ = 0 without atoms and for a symmetric law, (1 − 2p)/G in the
+    limit σ → 1 (one response at each end, the others anywhere). NaN where P(S_σ) is below
+    `law.rarest`, 1e-150 for the closed forms and 1e-7 for a bare CDF. The error is about 1e-9 of
+    the bias or 1e-15, whichever is larger, for the closed forms.
 
-    References ---------- HA-DW, Theorem 4 and, as we read them, Corollaries 4 (Beta) and 5
-    (truncated normal); formulas.md §3.
+    References
+    ----------
+    HA-DW, Theorem 4 and, as we read them, Corollaries 4 (Beta) and 5 (truncated normal);
+    formulas.md §3.
 
     Examples
     --------

@@ -24,12 +24,14 @@ def reweighted_bias(
 
         E[ΦÂ | S] − A        (without Φ it is E[Â | S] − A = −baseline_bias(p, G), for r = 0 and 1 alike)
 
-    Theorem 3's conclusion is that Φ brings the advantage nearer to the truth:
-    that |this| is less than
-    |baseline_bias(p, G)|. Part of it is scale alone, which a learning rate would undo: `reweighted_baseline_bias`.
+    Theorem 3's conclusion is that Φ brings the advantage nearer to the truth: that |this| is less
+    than |baseline_bias(p, G)|. Part of it is scale alone, which a learning rate would undo:
+    `reweighted_baseline_bias`.
 
-    Parameters ---------- r : 0 or 1. p : in [0, 1]. G : a whole number ≥ 2. anchor : C in [0, 1].
-    lam : λ > 0. Floats or arrays, broadcast.
+    Parameters
+    ----------
+    r : 0 or 1. p : in [0, 1]. G : a whole number ≥ 2. anchor : C in [0, 1]. lam : λ > 0.
+    Floats or arrays, broadcast.
 
     Returns
     -------
@@ -58,7 +60,9 @@ def reweighted_baseline_bias(p: ArrayLike, G: ArrayLike, anchor: ArrayLike) -> R
     by; b is the baseline that ΦÂ amounts to. λ cancels. Without Φ this is baseline_bias(p, G)
     exactly.
 
-    Parameters ---------- p : in [0, 1]. G : a whole number ≥ 2. anchor : C in [0, 1].
+    Parameters
+    ----------
+    p : in [0, 1]. G : a whole number ≥ 2. anchor : C in [0, 1].
     Floats or arrays, broadcast together.
 
     Returns
@@ -89,13 +93,16 @@ def reweighted_gain(
     because E[∇log π | r=1] = ∇p/p and E[∇log π | r=0] = −∇p/(1−p) (`gradient_gain`). So the gain is
     all that HA-DW changes for a prompt in expectation. Under r − p̂ it is 1 − 1/G for every prompt.
 
-    Parameters ---------- p : in [0, 1]. G : a whole number ≥ 2. anchor : C in [0, 1]. lam : λ > 0.
-    Floats or arrays, broadcast together. sharpness : a factor on p̂ − C; 1 is the paper's, and what
-    follows is for it.
+    Parameters
+    ----------
+    p : in [0, 1]. G : a whole number ≥ 2. anchor : C in [0, 1]. lam : λ > 0. Floats or arrays,
+    broadcast together. sharpness : a factor on p̂ − C; 1 is the paper's, and what follows is for
+    it.
 
-    Returns ------- float or array > 0: (1 − 1/G)·λ·exp(C − 1/G) at p = 0, (1 − 1/G)·λ·exp(1 − 1/G −
-    C) at p = 1. gain(p, C) is gain(1−p, 1−C): at C = ½ the hardest and the easiest prompts gain
-    alike.
+    Returns
+    -------
+    float or array > 0: (1 − 1/G)·λ·exp(C − 1/G) at p = 0, (1 − 1/G)·λ·exp(1 − 1/G − C) at p = 1.
+    gain(p, C) is gain(1−p, 1−C): at C = ½ the hardest and the easiest prompts gain alike.
 
     References
     ----------

@@ -40,7 +40,9 @@ def confidence_radius(G: ArrayLike, delta: ArrayLike, margin: ArrayLike) -> Real
 
     Hoeffding's bound divided by the least P(S) over p in [Δ, 1−Δ].
 
-    Parameters ---------- G : whole number ≥ 2. delta : δ in (0, 1]. margin : Δ in (0, ½).
+    Parameters
+    ----------
+    G : whole number ≥ 2. delta : δ in (0, 1]. margin : Δ in (0, ½).
     Floats or arrays, broadcast together.
 
     Returns
@@ -72,11 +74,14 @@ def correction_interval(
         c_low  = sup_{p ∈ I} (p − ε)·P(S) / (p(1 − p^(G−1)))
         c_high = inf_{p ∈ I} (p + ε)·P(S) / (p(1 − p^(G−1)))        I = [p̂ − ε_δ, p̂ + ε_δ] ∩ [Δ, 1−Δ]
 
-    Parameters ---------- p_hat : the group's mean reward in [0, 1]. G : whole number ≥ 2. eps :
-    ε > 0. delta : δ in (0, 1].
-        margin : Δ in (0, ½). Floats or arrays, broadcast together.
+    Parameters
+    ----------
+    p_hat : the group's mean reward in [0, 1]. G : whole number ≥ 2. eps : ε > 0. delta : δ in (0,
+        1]. margin : Δ in (0, ½). Floats or arrays, broadcast together.
 
-    Returns ------- Interval (c_low, c_high), empty where c_low ≥ c_high or I has no point.
+    Returns
+    -------
+    Interval (c_low, c_high), empty where c_low ≥ c_high or I has no point.
     c_low is negative where ε exceeds every p in I.
 
     References
@@ -121,15 +126,19 @@ def lambda_interval(
 
     with D·M = −sgn(A)·(p̂ − C), the exponent of Φ, and (c_low, c_high) of `correction_interval`.
 
-    Parameters ---------- r : 0 or 1. p_hat : the group's mean reward, strictly between 0 and 1.
-    anchor : C, the prior, in [0, 1].
-        G, eps, delta, margin : as in `correction_interval`. Floats or arrays, broadcast together.
+    Parameters
+    ----------
+    r : 0 or 1. p_hat : the group's mean reward, strictly between 0 and 1. anchor : C, the prior, in
+        [0, 1]. G, eps, delta, margin : as in `correction_interval`. Floats or arrays, broadcast
+        together.
 
-    Returns ------- Interval. A negative lower end does not bind, since λ > 0. Right and wrong
-    responses have different intervals; the theorem takes λ from their union, so that a single λ may
-    serve one kind of response and not the other. The formulas turn λ into the c with Φ·Â = r − c·p̂
-    at the p̂ observed and then treat c as a constant of the expectation over p̂; that Φ itself
-    moves with p̂ is not followed (`reweighted_bias` follows it).
+    Returns
+    -------
+    Interval. A negative lower end does not bind, since λ > 0. Right and wrong responses have
+    different intervals; the theorem takes λ from their union, so that a single λ may serve one kind
+    of response and not the other. The formulas turn λ into the c with Φ·Â = r − c·p̂ at the p̂
+    observed and then treat c as a constant of the expectation over p̂; that Φ itself moves with p̂
+    is not followed (`reweighted_bias` follows it).
 
     References
     ----------
