@@ -156,18 +156,21 @@ def rewards_from_cdf(cdf: Callable[[Array], Array]) -> RewardLaw:
         )
 
     def quantile(v: Array) -> Array:
-        lo, hi = np.zeros_like(v), np.ones_like(v)
+        lo = np.zeros_like(v)
+        hi = np.ones_like(v)
         for _ in range(64):
             mid = (lo + hi) / 2
             low = cdf(mid) < v
-            lo, hi = np.where(low, mid, lo), np.where(low, hi, mid)
-        return np.where(cdf(np.zeros_like(v)) >= v, 0.0, hi)
+            lo = np.where(low, mid, lo)
+            hi = np.where(low, hi, mid)
+        at_zero = cdf(np.zeros_like(v)) >= v
+        return np.where(at_zero, 0.0, hi)
 
     # between knots F rises by at most 1/256, larger jumps being knots:
     # one Gauss rule from the knot below x gives K(x)
-    knots = np.unique(
-        np.concatenate([[0.0], quantile(np.arange(1, 256) / 256), np.linspace(0, 1, 257)[1:]])
-    )
+    even_in_v = quantile(np.arange(1, 256) / 256)
+    even_in_r = np.linspace(0, 1, 257)[1:]
+    knots = np.unique(np.concatenate([[0.0], even_in_v, even_in_r]))
     K_at_knots = np.concatenate([[0.0], np.cumsum(panels(cdf, knots[:-1], knots[1:]))])
 
     def K(x: Array) -> Array:
@@ -207,11 +210,8 @@ def spread_probability(law: RewardLaw, G: ArrayLike, sigma: ArrayLike) -> Real:
     >>> round(spread_probability(beta_rewards(1, 1), 2, 0.5), 12)  # uniform: 1 − 2σ + σ²
     0.25
     """
-    return plain(
-        np.vectorize(lambda G, sigma: _spread(law, G, sigma), otypes=[float])(
-            group_size(G), _sigma(sigma)
-        )
-    )
+    each = np.vectorize(lambda G, sigma: _spread(law, G, sigma), otypes=[float])
+    return plain(each(group_size(G), _sigma(sigma)))
 
 
 def spread_baseline_bias(law: RewardLaw, G: ArrayLike, sigma: ArrayLike) -> Real:
@@ -242,11 +242,8 @@ def spread_baseline_bias(law: RewardLaw, G: ArrayLike, sigma: ArrayLike) -> Real
     >>> round(spread_baseline_bias(beta_rewards(1, 3), 8, 0.5), 4)
     0.0291
     """
-    return plain(
-        np.vectorize(lambda G, sigma: _bias(law, G, sigma), otypes=[float])(
-            group_size(G), _sigma(sigma)
-        )
-    )
+    each = np.vectorize(lambda G, sigma: _bias(law, G, sigma), otypes=[float])
+    return plain(each(group_size(G), _sigma(sigma)))
 
 
 def _sigma(sigma: ArrayLike) -> Array:
@@ -259,24 +256,31 @@ def _sigma(sigma: ArrayLike) -> Array:
 
 
 def _spread(law: RewardLaw, G: float, sigma: float) -> float:
-    levels = _low_levels(law, G, sigma)
-    return min(
-        integrate(lambda v: _chance_spread(law, G, sigma, v), levels, noise=1e-9 * law.rarest), 1.0
-    )
+    def integrand(v: Array) -> Array:
+        return _chance_spread(law, G, sigma, v)
+
+    return min(integrate(integrand, _low_levels(law, G, sigma), noise=1e-9 * law.rarest), 1.0)
 
 
 def _bias(law: RewardLaw, G: float, sigma: float) -> float:
     spread = _spread(law, G, sigma)
     if spread < law.rarest:
         return float("nan")
+    # E[(p̂ − p)·1_S] + E[(p̂ − p)·1_{Sᶜ}] = 0: the integral over the rarer event is the precise one.
     if spread < 0.5:
-        levels = _low_levels(law, G, sigma)
-        return (
-            integrate(lambda v: _excess_spread(law, G, sigma, v), levels, noise=1e-9 * law.rarest)
-            / spread
-        )
-    levels = np.append(_levels(law, 1.0), law.cdf(np.array([1 - sigma])))
-    return -integrate(lambda v: _excess_close(law, G, sigma, v), levels, noise=1e-17) / spread
+
+        def integrand(v: Array) -> Array:
+            return _excess_spread(law, G, sigma, v)
+
+        excess = integrate(integrand, _low_levels(law, G, sigma), noise=1e-9 * law.rarest)
+    else:
+
+        def integrand(v: Array) -> Array:
+            return _excess_close(law, G, sigma, v)
+
+        levels = np.append(_levels(law, 1.0), law.cdf(np.array([1 - sigma])))
+        excess = -integrate(integrand, levels, noise=1e-17)
+    return excess / spread
 
 
 def _levels(law: RewardLaw, last: float) -> Array:
@@ -314,9 +318,8 @@ def _excess_close(law: RewardLaw, G: float, sigma: float, v: Array) -> Array:
     u = law.quantile(v)
     top = np.minimum(u + sigma, 1)
     q = np.maximum(law.cdf(top) - v, 0)
-    return (u - law.mean) * q ** (G - 1) + (G - 1) * (
-        _above(law, v, u, top) - law.mean * q
-    ) * q ** (G - 2)
+    inside = _above(law, v, u, top) - law.mean * q
+    return (u - law.mean) * q ** (G - 1) + (G - 1) * inside * q ** (G - 2)
 
 
 def _excess_spread(law: RewardLaw, G: float, sigma: float, v: Array) -> Array:
@@ -327,8 +330,9 @@ def _excess_spread(law: RewardLaw, G: float, sigma: float, v: Array) -> Array:
     within = np.maximum(1 - v - beyond, 0)
     inside = _above(law, v, u, top) - law.mean * within
     outside = law.partial_mean(top, np.ones_like(top)) - law.mean * beyond
-    gap = _power_gap(1 - v, beyond, G - 1), _power_gap(1 - v, beyond, G - 2)
-    return (u - law.mean) * gap[0] + (G - 1) * (outside * (1 - v) ** (G - 2) + inside * gap[1])
+    smallest = (u - law.mean) * _power_gap(1 - v, beyond, G - 1)
+    others = outside * (1 - v) ** (G - 2) + inside * _power_gap(1 - v, beyond, G - 2)
+    return smallest + (G - 1) * others
 
 
 def _above(law: RewardLaw, v: Array, u: Array, top: Array) -> Array:
@@ -340,9 +344,12 @@ def _above(law: RewardLaw, v: Array, u: Array, top: Array) -> Array:
 
 def _power_gap(x: Array, d: Array, n: float) -> Array:
     """x^n − (x−d)^n for 0 ≤ d ≤ x without cancellation."""
-    with np.errstate(divide="ignore"):  # d = x: the second power is 0, or 1 for n = 0
-        part = np.log1p(-np.clip(np.divide(d, x, out=np.ones_like(x), where=x > 0), 0, 1))
-    return np.asarray(-(x**n) * np.expm1(n * part)) if n > 0 else np.zeros_like(x)
+    if n <= 0:
+        return np.zeros_like(x)
+    share = np.divide(d, x, out=np.ones_like(x), where=x > 0)
+    with np.errstate(divide="ignore"):  # d = x: the second power is 0
+        log_rest = np.log1p(-np.clip(share, 0, 1))
+    return np.asarray(-(x**n) * np.expm1(n * log_rest))
 
 
 def _betaincc(a: float, b: float, x: Array) -> Array:

@@ -13,7 +13,8 @@ import numpy as np
 from equipoise.theory.arguments import Array
 
 NODES, WEIGHTS = np.polynomial.legendre.leggauss(16)
-WANTED, ENOUGH = 1e-12, 1e-6
+WANTED = 1e-12  # the error of a panel, relative to ∫ |f|
+ENOUGH = 1e-6  # the error of all panels together, where there are too many
 MAX_PANELS = 2_000
 # nearer to underflow rounding is no longer relative, and no panel would ever agree with its halves
 DUST = 1e-290
@@ -27,28 +28,36 @@ def integrate(f: Callable[[Array], Array], points: Array, noise: float = DUST) -
     rough for that is accepted if the error is in all below 1e-6 of it, else refused.
     """
     points = np.unique(points)
-    lo, hi = points[:-1], points[1:]
-    total, scale = 0.0, 0.0
+    # The panels that are not good enough yet, [lo, hi] each.
+    lo = points[:-1]
+    hi = points[1:]
+    total = 0.0  # ∫ f over the panels that are
+    scale = 0.0  # ∫ |f| over them
     while lo.size:
         mid = (lo + hi) / 2
         halves = panels(f, lo, mid) + panels(f, mid, hi)
         error = np.abs(panels(f, lo, hi) - halves)
         mass = scale + np.abs(halves).sum()
-        done = (error <= WANTED * mass + noise) | (mid <= lo) | (mid >= hi)
+        cannot_be_halved = (mid <= lo) | (mid >= hi)
+        done = (error <= WANTED * mass + noise) | cannot_be_halved
         if lo.size > MAX_PANELS:
             if error.sum() > ENOUGH * mass:
                 raise ArithmeticError(
-                    f"the integral is still {error.sum() / mass:.1g} off (relative) on {lo.size} panels: "
+                    f"the integral is still {error.sum() / mass:.1g} off (relative) "
+                    f"on {lo.size} panels: "
                     "the integrand is rougher than its rounding should make it"
                 )
             done[:] = True
         total += float(halves[done].sum())
         scale += float(np.abs(halves[done]).sum())
-        lo, hi = np.concatenate([lo[~done], mid[~done]]), np.concatenate([mid[~done], hi[~done]])
+        rest = ~done
+        lo, mid, hi = lo[rest], mid[rest], hi[rest]
+        lo, hi = np.concatenate([lo, mid]), np.concatenate([mid, hi])
     return total
 
 
 def panels(f: Callable[[Array], Array], lo: Array, hi: Array) -> Array:
     """∫ f over each [lo, hi] (any shape) by one Gauss-Legendre rule of 16 nodes."""
     half = (hi - lo)[..., None] / 2
-    return np.asarray((half * WEIGHTS * f(lo[..., None] + half * (1 + NODES))).sum(-1))
+    x = lo[..., None] + half * (1 + NODES)
+    return np.asarray((half * WEIGHTS * f(x)).sum(-1))

@@ -127,8 +127,8 @@ def reweighted_gain(
     seen_right = stats.binom.pmf(k - 1, others, p[..., None])
     seen_wrong = stats.binom.pmf(k, others, p[..., None])
     up, down = _factors(rate, anchor, lam, sharpness)
-    total = np.where(inside, seen_right * up * (1 - rate) + seen_wrong * down * rate, 0.0).sum(-1)
-    return plain(total)
+    gain = seen_right * up * (1 - rate) + seen_wrong * down * rate
+    return plain(np.where(inside, gain, 0.0).sum(-1))
 
 
 def _means(p: Array, G: ArrayLike, anchor: ArrayLike, lam: ArrayLike) -> tuple[Array, Array]:
@@ -139,7 +139,9 @@ def _means(p: Array, G: ArrayLike, anchor: ArrayLike, lam: ArrayLike) -> tuple[A
     rate, k = _rates(G)
     weight = _given_informative(k, p, G)
     up, down = _factors(rate, anchor, lam)
-    return (weight * up * (1 - rate)).sum(-1), (weight * down * rate).sum(-1)
+    right = (weight * up * (1 - rate)).sum(-1)
+    wrong = (weight * down * rate).sum(-1)
+    return right, wrong
 
 
 def _rates(G: Array) -> tuple[Array, Array]:
@@ -152,8 +154,10 @@ def _rates(G: Array) -> tuple[Array, Array]:
 
 def _given_informative(k: Array, p: Array, G: Array) -> Array:
     """P(R = k | S) with its limits at p = 0 and 1, where R is 1 and G − 1."""
-    n, informative = G[..., None], np.asarray(informative_probability(p, G))[..., None]
-    limit = np.where(k == np.where(p < 0.5, 1, G - 1)[..., None], 1.0, 0.0)
+    n = G[..., None]
+    informative = np.asarray(informative_probability(p, G))[..., None]
+    R_at_limit = np.where(p < 0.5, 1, G - 1)[..., None]
+    limit = np.where(k == R_at_limit, 1.0, 0.0)
     pmf = np.where(k < n, stats.binom.pmf(k, n, p[..., None]), 0.0)
     return np.asarray(np.divide(pmf, informative, out=limit, where=informative > 0))
 

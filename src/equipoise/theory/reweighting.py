@@ -59,11 +59,8 @@ def confidence_radius(G: ArrayLike, delta: ArrayLike, margin: ArrayLike) -> Real
     0.505
     """
     delta = positive(probability(delta, "delta"), "delta")
-    return plain(
-        np.sqrt(
-            np.log(2 / (delta * informative_probability(_margin(margin), G))) / (2 * group_size(G))
-        )
-    )
+    least_P_S = informative_probability(_margin(margin), G)
+    return plain(np.sqrt(np.log(2 / (delta * least_P_S)) / (2 * group_size(G))))
 
 
 def correction_interval(

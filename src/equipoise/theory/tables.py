@@ -83,13 +83,7 @@ def _corollaries_2_and_3() -> str:
         """Above .78 for G ≥ 6 on p < 2/G by the paper's average; certain on p < 1/G, where one right
         answer is already more than the mean.""",
         ("G", "p < 2/G", "given S", "p < 1/G", "given S"),
-        [
-            (
-                str(G),
-                *(f"{f(G, k / G):.4f}" for k in (2, 1) for f in shares),
-            )
-            for G in (6, 8, 16, 64)
-        ],
+        [(str(G), *(f"{f(G, k / G):.4f}" for k in (2, 1) for f in shares)) for G in (6, 8, 16, 64)],
     )
 
 
@@ -158,12 +152,9 @@ def _theorem_3() -> str:
 
 
 def _serves(right: Interval, wrong: Interval) -> str:
-    names = [
-        name
-        for name, at in (("right", right), ("wrong", wrong))
-        if at.low < PAPERS_LAMBDA < at.high
-    ]
-    return " and ".join(names) or "neither"
+    intervals = {"right": right, "wrong": wrong}
+    served = [name for name, at in intervals.items() if at.low < PAPERS_LAMBDA < at.high]
+    return " and ".join(served) or "neither"
 
 
 def _conclusion() -> str:
@@ -193,14 +184,8 @@ def _where_it_shrinks() -> str:
             before = np.abs(baseline_bias(p, G))
             after = np.abs(reweighted_baseline_bias(p, G, C))
             raw = [_shrinks_raw(p, G, C, lam) for lam in (0.8, 1.0, PAPERS_LAMBDA)]
-            rows.append(
-                (
-                    str(G),
-                    f"{C:g}",
-                    *(f"{100 * share:.0f} %" for share in raw),
-                    _ranges(p, after < before),
-                )
-            )
+            shares = [f"{100 * share:.0f} %" for share in raw]
+            rows.append((str(G), f"{C:g}", *shares, _ranges(p, after < before)))
     return _section(
         "Where |bias| is smaller after Φ than before",
         """Raw: the share of p in (0, 1) at which it shrinks for right and for wrong responses alike.
@@ -269,17 +254,16 @@ def _ends(interval: Interval) -> str:
 
 
 def _section(title: str, notes: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    widths = [max(_columns(row[i]) for row in [header, *rows]) for i in range(len(header))]
-    table = [
-        "  "
-        + "  ".join(
-            " " * (width - _columns(cell)) + cell for cell, width in zip(row, widths, strict=True)
-        )
-        for row in [header, *rows]
-    ]
-    return "\n".join(
-        [title, "-" * _columns(title), *(line.strip() for line in notes.splitlines()), "", *table]
-    )
+    lines = [header, *rows]
+    widths = [max(map(_columns, column)) for column in zip(*lines, strict=True)]
+    table = []
+    for line in lines:
+        cells = [
+            " " * (width - _columns(cell)) + cell for cell, width in zip(line, widths, strict=True)
+        ]
+        table.append("  " + "  ".join(cells))
+    sentences = [line.strip() for line in notes.splitlines()]
+    return "\n".join([title, "-" * _columns(title), *sentences, "", *table])
 
 
 def _columns(text: str) -> int:
