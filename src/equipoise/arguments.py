@@ -61,6 +61,53 @@ def _at_least(least: float, kind: type[int] | type[float] = int) -> Callable[[st
     return number
 
 
+def _number(
+    command: argparse.ArgumentParser,
+    name: str,
+    help: str,
+    *,
+    at_least: int,
+    kind: type[int] | type[float] = int,
+    default: float | None = None,
+    metavar: str | None = None,
+) -> None:
+    command.add_argument(
+        name, type=_at_least(at_least, kind), default=default, metavar=metavar, help=help
+    )
+
+
+def _flag(command: argparse.ArgumentParser, name: str, help: str) -> None:
+    command.add_argument(name, action="store_true", help=help)
+
+
+def _chat(command: argparse.ArgumentParser, help: str) -> None:
+    command.add_argument("--chat", action=argparse.BooleanOptionalAction, default=None, help=help)
+
+
+def _device(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--device",
+        default="auto",
+        help="cpu, cuda, or auto: a GPU where there is one (default: %(default)s)",
+    )
+
+
+def _dtype(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--dtype",
+        default="float32",
+        choices=("float32", "bfloat16"),
+        help="of the weights (default: %(default)s)",
+    )
+
+
+def _every_option(command: argparse.ArgumentParser) -> None:
+    """--help of a command whose options are those of a configuration."""
+    command.add_argument(
+        "-h", "--help", action="store_true", dest="show_help", help="every option with its sentence"
+    )
+
+
 def _quickstart(add: AddCommand) -> None:
     quickstart = add("quickstart", "train the embedded model with four objectives and compare them")
     quickstart.add_argument(
@@ -69,9 +116,7 @@ def _quickstart(add: AddCommand) -> None:
     quickstart.add_argument(
         "--seed", type=int, default=0, help="seed of prompts and draws (default: %(default)s)"
     )
-    quickstart.add_argument(
-        "--steps", type=_at_least(1), default=None, help="steps per run (default: the preset's)"
-    )
+    _number(quickstart, "--steps", "steps per run (default: the preset's)", at_least=1)
 
 
 def _train(add: AddCommand) -> None:
@@ -79,15 +124,9 @@ def _train(add: AddCommand) -> None:
     train.add_argument(
         "config", nargs="?", help="a TOML file; see examples/; or a run directory, with --resume"
     )
-    train.add_argument(
-        "--resume", action="store_true", help="go on with a run after its last checkpoint"
-    )
-    train.add_argument(
-        "--from-step", type=_at_least(0), default=None, help="go on after this step's checkpoint"
-    )
-    train.add_argument(
-        "-h", "--help", action="store_true", dest="show_help", help="every option with its sentence"
-    )
+    _flag(train, "--resume", "go on with a run after its last checkpoint")
+    _number(train, "--from-step", "go on after this step's checkpoint", at_least=0)
+    _every_option(train)
 
 
 def _sft(add: AddCommand) -> None:
@@ -98,12 +137,8 @@ def _sft(add: AddCommand) -> None:
         usage=("equipoise sft CONFIG.toml [--resume] [--section.key value ...]"),
     )
     sft.add_argument("config", nargs="?", help="a TOML file; see examples/")
-    sft.add_argument(
-        "--resume", action="store_true", help="go on where a run in the same directory stopped"
-    )
-    sft.add_argument(
-        "-h", "--help", action="store_true", dest="show_help", help="every option with its sentence"
-    )
+    _flag(sft, "--resume", "go on where a run in the same directory stopped")
+    _every_option(sft)
 
 
 def _eval(add: AddCommand) -> None:
@@ -112,84 +147,66 @@ def _eval(add: AddCommand) -> None:
         "sample a model on benchmarks, or on a task's held-out prompts: acc@n, best@n, maj@n",
         epilog=TASK_OPTIONS,
     )
-    option = evaluate.add_argument
-    option(
+    evaluate.add_argument(
         "model",
         help="a folder, a hub name, abacus, smollm, or a run: all its checkpoints, for --task the last",
     )
-    option("--task", help=TASK_HELP)
-    option(
+    evaluate.add_argument("--task", help=TASK_HELP)
+    evaluate.add_argument(
         "--benchmarks",
         help="names with commas, instead of a task: math500, aime24, gsm8k, humaneval …",
     )
-    option("--data", help="folder with the benchmarks' files (default: from the hub)")
-    option(
+    evaluate.add_argument(
+        "--data", help="folder with the benchmarks' files (default: from the hub)"
+    )
+    evaluate.add_argument(
         "--protocol",
         default="ba",
         help="samples per problem of a benchmark: ba, 8; hadw, 16 on AIME and AMC, else 1",
     )
-    option(
+    _number(
+        evaluate,
         "--samples",
-        type=_at_least(1),
-        default=None,
-        help="responses per prompt (default: the protocol's; of a task the run's, else 8)",
+        "responses per prompt (default: the protocol's; of a task the run's, else 8)",
+        at_least=1,
     )
-    option(
+    _number(
+        evaluate,
         "--temperature",
-        type=_at_least(0, float),
-        default=None,
-        help="of those responses (default: the protocol's, the run's, else 1)",
+        "of those responses (default: the protocol's, the run's, else 1)",
+        at_least=0,
+        kind=float,
     )
-    option(
-        "--limit",
-        type=_at_least(1),
-        default=None,
-        help="problems of each benchmark, from the first (default: all)",
+    _number(
+        evaluate, "--limit", "problems of each benchmark, from the first (default: all)", at_least=1
     )
-    option(
+    evaluate.add_argument(
         "--base", help="another model, by whose success rate a task's prompts are easy, mid or hard"
     )
-    option(
-        "--per-level",
-        type=_at_least(1),
-        default=None,
-        help="prompts per level (default: the run's, else all)",
-    )
-    option(
+    _number(evaluate, "--per-level", "prompts per level (default: the run's, else all)", at_least=1)
+    _number(
+        evaluate,
         "--max-tokens",
-        type=_at_least(0),
+        "longest response; 0 takes the run's or the task's own",
+        at_least=0,
         default=0,
-        help="longest response; 0 takes the run's or the task's own",
     )
-    option(
-        "--chat",
-        action=argparse.BooleanOptionalAction,
-        default=None,
-        help="use the chat template (default: as the run, else for models trained on it)",
-    )
-    option(
+    _chat(evaluate, "use the chat template (default: as the run, else for models trained on it)")
+    _number(
+        evaluate,
         "--chunk",
-        type=_at_least(0),
+        "problems sampled and kept together; 0 makes 512 responses",
+        at_least=0,
         default=0,
-        help="problems sampled and kept together; 0 makes 512 responses",
     )
-    option(
+    evaluate.add_argument(
         "--out",
         help="where samples and result go (default: RUN/evaluation/step-N or evaluation/MODEL)",
     )
-    option(
-        "--device",
-        default="auto",
-        help="cpu, cuda, or auto: a GPU where there is one (default: %(default)s)",
-    )
-    option(
-        "--dtype",
-        default="float32",
-        choices=("float32", "bfloat16"),
-        help="of the weights (default: %(default)s)",
-    )
-    option("--json", action="store_true", help="print the result as JSON")
-    option("--markdown", action="store_true", help="print the benchmarks' result as Markdown")
+    _device(evaluate)
+    _dtype(evaluate)
+    _flag(evaluate, "--json", "print the result as JSON")
+    _flag(evaluate, "--markdown", "print the benchmarks' result as Markdown")
 
 
 def _regrade(add: AddCommand) -> None:
@@ -198,7 +215,7 @@ def _regrade(add: AddCommand) -> None:
     regrade.add_argument(
         "--data", help="where the benchmarks' files are now (default: where they were)"
     )
-    regrade.add_argument("--json", action="store_true", help="print what changed as JSON")
+    _flag(regrade, "--json", "print what changed as JSON")
 
 
 def _objectives(add: AddCommand) -> None:
@@ -217,16 +234,12 @@ def _compare(add: AddCommand) -> None:
         metavar="KEY=A,B",
         help="an option and its values; several make a grid",
     )
-    compare.add_argument(
-        "--seeds", type=_at_least(1), default=5, help="runs per variant (default: %(default)s)"
-    )
-    compare.add_argument("--metric", default=None, help="of the last evaluation (default: acc@n)")
+    _number(compare, "--seeds", "runs per variant (default: %(default)s)", at_least=1, default=5)
+    compare.add_argument("--metric", help="of the last evaluation (default: acc@n)")
     compare.add_argument(
         "--out", default="runs/compare", help="where runs and tables go (default: %(default)s)"
     )
-    compare.add_argument(
-        "--jobs", type=_at_least(1), default=0, help="runs at a time (default: one per core)"
-    )
+    _number(compare, "--jobs", "runs at a time (default: one per core)", at_least=1, default=0)
 
 
 def _study(add: AddCommand) -> None:
@@ -246,20 +259,11 @@ def _study(add: AddCommand) -> None:
     study.add_argument(
         "--out", default="runs/study", help="where its runs go (default: %(default)s)"
     )
-    study.add_argument(
-        "--jobs", type=_at_least(1), default=0, help="runs at a time (default: one per core)"
-    )
-    study.add_argument(
-        "--minutes",
-        type=_at_least(0, float),
-        default=None,
-        help="stop after so long; go on with run",
-    )
-    study.add_argument(
-        "--figure", default=None, metavar="FILE.svg", help="show: draw the dose curves too"
-    )
-    study.add_argument("--variant", default=None, help="verify: which variant")
-    study.add_argument("--seed", type=int, default=None, help="verify: which seed")
+    _number(study, "--jobs", "runs at a time (default: one per core)", at_least=1, default=0)
+    _number(study, "--minutes", "stop after so long; go on with run", at_least=0, kind=float)
+    study.add_argument("--figure", metavar="FILE.svg", help="show: draw the dose curves too")
+    study.add_argument("--variant", help="verify: which variant")
+    study.add_argument("--seed", type=int, help="verify: which seed")
 
 
 def _audit(add: AddCommand) -> None:
@@ -270,44 +274,17 @@ def _audit(add: AddCommand) -> None:
         "files", nargs="+", help="run directories, dumps of other trainers, Parquet, JSONL or CSV"
     )
     audit.add_argument(
-        "--objective",
-        default=None,
-        help="a preset, or choices as dapo+balanced+hadw (default: the log's)",
+        "--objective", help="a preset, or choices as dapo+balanced+hadw (default: the log's)"
     )
+    audit.add_argument("--against", metavar="A,B", help="other objectives to compare it with")
     audit.add_argument(
-        "--against", default=None, metavar="A,B", help="other objectives to compare it with"
+        "--columns", metavar="ROLE=COLUMN,…", help="what the columns of another log are"
     )
-    audit.add_argument(
-        "--columns",
-        default=None,
-        metavar="ROLE=COLUMN,…",
-        help="what the columns of another log are",
-    )
-    audit.add_argument(
-        "--tokenizer", default=None, help="a folder or hub name, for logs with text but no tokens"
-    )
-    audit.add_argument(
-        "--sampled",
-        type=_at_least(1),
-        default=None,
-        metavar="N",
-        help="groups that were sampled in all",
-    )
-    audit.add_argument(
-        "--epochs",
-        type=_at_least(1),
-        default=None,
-        metavar="N",
-        help="how often each prompt was due",
-    )
-    audit.add_argument(
-        "--prompts",
-        type=_at_least(2),
-        default=None,
-        metavar="N",
-        help="how many prompts there were",
-    )
-    audit.add_argument("--json", action="store_true", help="print the numbers as JSON")
+    audit.add_argument("--tokenizer", help="a folder or hub name, for logs with text but no tokens")
+    _number(audit, "--sampled", "groups that were sampled in all", at_least=1, metavar="N")
+    _number(audit, "--epochs", "how often each prompt was due", at_least=1, metavar="N")
+    _number(audit, "--prompts", "how many prompts there were", at_least=2, metavar="N")
+    _flag(audit, "--json", "print the numbers as JSON")
 
 
 def _bias(add: AddCommand) -> None:
@@ -316,79 +293,60 @@ def _bias(add: AddCommand) -> None:
         "sample prompts twice and measure how far each advantage is from the truth, by difficulty",
         epilog=TASK_OPTIONS,
     )
-    option = bias.add_argument
-    option("model", help="a folder, a hub name, abacus, smollm, or a run: its last checkpoint")
-    option("--task", help=TASK_HELP)
-    option(
+    bias.add_argument(
+        "model", help="a folder, a hub name, abacus, smollm, or a run: its last checkpoint"
+    )
+    bias.add_argument("--task", help=TASK_HELP)
+    _number(
+        bias,
         "--group",
-        type=_at_least(2),
+        "responses of a group, for the estimate (default: %(default)s)",
+        at_least=2,
         default=8,
-        help="responses of a group, for the estimate (default: %(default)s)",
     )
-    option(
-        "--groups", type=_at_least(1), default=4, help="groups per prompt (default: %(default)s)"
-    )
-    option(
+    _number(bias, "--groups", "groups per prompt (default: %(default)s)", at_least=1, default=4)
+    _number(
+        bias,
         "--samples",
-        type=_at_least(2),
+        "responses per prompt, for the truth (default: %(default)s)",
+        at_least=2,
         default=128,
-        help="responses per prompt, for the truth (default: %(default)s)",
     )
-    option(
+    _number(
+        bias,
         "--prompts",
-        type=_at_least(2),
+        "of the training stream, all different (default: %(default)s)",
+        at_least=2,
         default=256,
-        help="of the training stream, all different (default: %(default)s)",
     )
-    option(
+    _number(
+        bias,
         "--temperature",
-        type=_at_least(0, float),
+        "of all responses (default: %(default)s)",
+        at_least=0,
+        kind=float,
         default=1.0,
-        help="of all responses (default: %(default)s)",
     )
-    option(
-        "--max-tokens",
-        type=_at_least(0),
-        default=0,
-        help="longest response; 0 takes the task's own",
-    )
-    option(
-        "--chat",
-        action=argparse.BooleanOptionalAction,
-        default=None,
-        help="use the chat template (default: for models trained on it)",
-    )
-    option(
+    _number(bias, "--max-tokens", "longest response; 0 takes the task's own", at_least=0, default=0)
+    _chat(bias, "use the chat template (default: for models trained on it)")
+    bias.add_argument(
         "--out", default="bias", help="folder for bias.json and bias.html (default: %(default)s)"
     )
-    option(
-        "--device",
-        default="auto",
-        help="cpu, cuda, or auto: a GPU where there is one (default: %(default)s)",
-    )
-    option(
-        "--dtype",
-        default="float32",
-        choices=("float32", "bfloat16"),
-        help="of the weights (default: %(default)s)",
-    )
-    option("--json", action="store_true", help="print the result as JSON")
+    _device(bias)
+    _dtype(bias)
+    _flag(bias, "--json", "print the result as JSON")
 
 
 def _report(add: AddCommand) -> None:
     page = add("report", "write one self-contained HTML page about one or several runs")
     page.add_argument("runs", nargs="+", help="run directories, or folders of them")
-    page.add_argument(
-        "--out", default=None, help="the file (default: report.html in the first directory)"
-    )
+    page.add_argument("--out", help="the file (default: report.html in the first directory)")
 
 
 def _watch(add: AddCommand) -> None:
     watch = add("watch", "serve that page on localhost while a run goes on")
     watch.add_argument("runs", nargs="+", help="run directories, or folders of them")
-    watch.add_argument(
-        "--port", type=_at_least(0), default=8765, help="0 takes a free one (default: %(default)s)"
-    )
+    _number(watch, "--port", "0 takes a free one (default: %(default)s)", at_least=0, default=8765)
 
 
 def _export(add: AddCommand) -> None:
@@ -412,7 +370,7 @@ def _export(add: AddCommand) -> None:
         help="the folder, for data the .parquet file (default, for a launch: WHAT)",
     )
     export.add_argument(
-        "--to", default=None, metavar="HOST", help="whose files, for data and rollouts: trl or verl"
+        "--to", metavar="HOST", help="whose files, for data and rollouts: trl or verl"
     )
 
 
@@ -430,63 +388,55 @@ def _push(add: AddCommand) -> None:
         default="",
         help="last, best, averaged or a step (default: best if kept, else last)",
     )
-    push.add_argument(
-        "--private", action="store_true", help="make the repository private, if it is new"
-    )
-    push.add_argument(
-        "--dry-run", action="store_true", help="only write the folder that would be uploaded"
-    )
+    _flag(push, "--private", "make the repository private, if it is new")
+    _flag(push, "--dry-run", "only write the folder that would be uploaded")
 
 
 def _redteam(add: AddCommand) -> None:
     attack = add("redteam", "train a policy to fool a verifier, and list what it accepts wrongly")
-    option = attack.add_argument
-    option(
+    attack.add_argument(
         "--verifier",
         default="math",
         help="math, math-lenient, arithmetic, math-verify, trl, verl-math, "
         "verl-prime … or your module:function(prompt, response, row) (default: %(default)s)",
     )
-    option(
+    attack.add_argument(
         "--judge",
         default="",
         help="your module:function that says what is honest (default: the built-in judge)",
     )
-    option(
+    attack.add_argument(
         "--model",
         default="embedded",
         help="embedded, smollm, a folder or a hub name (default: %(default)s)",
     )
-    option(
-        "--device",
-        default="auto",
-        help="cpu, cuda, or auto: a GPU where there is one (default: %(default)s)",
-    )
-    option(
+    _device(attack)
+    _number(
+        attack,
         "--minutes",
-        type=_at_least(0, float),
+        "how long to attack (default: %(default)s)",
+        at_least=0,
+        kind=float,
         default=5.0,
-        help="how long to attack (default: %(default)s)",
     )
-    option("--seed", type=int, default=0, help="seed of problems and draws (default: %(default)s)")
-    option(
+    attack.add_argument(
+        "--seed", type=int, default=0, help="seed of problems and draws (default: %(default)s)"
+    )
+    attack.add_argument(
         "--out", default="runs/redteam", help="where list, page and runs go (default: %(default)s)"
     )
-    option(
+    attack.add_argument(
         "--python",
         default="",
         help="another interpreter to run the verifier in (another environment)",
     )
-    option(
+    attack.add_argument(
         "--path",
         default="",
         help="a folder put first on the verifier's import path (another checkout)",
     )
-    option(
-        "--replay",
-        default=None,
-        metavar="FILE",
-        help="only try an earlier run's exploits.jsonl again",
+    attack.add_argument(
+        "--replay", metavar="FILE", help="only try an earlier run's exploits.jsonl again"
     )
 
 
@@ -500,9 +450,7 @@ def _sandbox(add: AddCommand) -> None:
     runner.add_argument(
         "--host", default="127.0.0.1", help="address to listen on (default: %(default)s)"
     )
-    runner.add_argument(
-        "--port", type=_at_least(0), default=8770, help="0 takes a free one (default: %(default)s)"
-    )
+    _number(runner, "--port", "0 takes a free one (default: %(default)s)", at_least=0, default=8770)
 
 
 def _doctor(add: AddCommand) -> None:
