@@ -24,18 +24,17 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from equipoise.kernels import decode
-from equipoise.kernels.decode import BLOCK, Activation, DecodeRows
-from equipoise.kernels.draw import SamplingParams, draw
-from equipoise.kernels.plain_layers import Norm
+from equipoise.kernels.decode import BLOCK
+from equipoise.kernels.draw import SamplingParams
 from equipoise.kernels.uniform import Key
 from equipoise.policy import Policy, decoder
-from equipoise.policy.layer import Layer, LayerWeights, run
+from equipoise.policy.layer import Layer
 from equipoise.policy.memory import unreserved
-from equipoise.policy.projections import Linear
 from equipoise.policy.support import Support
 from equipoise.policy.weights import Merged, Weights, weights_of
 from equipoise.rollout.batch import Request, request
 from equipoise.rollout.blocks import WINDOW, Blocks, Scheduler, Size, blocks_for
+from equipoise.rollout.paged_step import LOGITS, attend_prompts, decode_step, draw_rows
 from equipoise.rollout.rollouts import Finished, Rollouts
 from equipoise.rollout.step_buffers import StepBuffers, Supports
 
@@ -44,7 +43,6 @@ CPU_MEMORY = 4 << 30  # bytes of the cache
 KEPT = 3  # sets of buffers and graphs that are kept: training's, and those of an evaluation or two
 SHARE = 0.8  # of the GPU's free memory that the cache may take
 PREFILL = 1 << 15  # tokens of prompts computed together
-LOGITS = 1 << 27  # entries of logits that are made or truncated together outside the plain step
 TOLD = 32  # responses told of together: a millisecond or two, in which the device may already wait
 
 
@@ -224,7 +222,7 @@ class _Call:
                 pool.view(-1, pool.shape[-1]).index_copy_(
                     0, at, entries.reshape(-1, pool.shape[-1])
                 )
-            return _attend_prompts(q, k, v, lengths.tolist(), starts, layer)
+            return attend_prompts(q, k, v, lengths.tolist(), starts, layer)
 
         core = self.policy.core
         last = torch.from_numpy(ends - 1).to(device)
@@ -252,7 +250,7 @@ class _Call:
 
         for at in range(0, new, size):
             logits = self.weights.logits(self.buffers.last[place[at : at + size]])
-            parts.append(_draw(logits, u[at : at + size], self.asked.params, heard))
+            parts.append(draw_rows(logits, u[at : at + size], self.asked.params, heard))
         tokens, logprobs = (torch.cat(part).cpu().numpy() for part in zip(*parts, strict=True))
         places = None
         if sizes:
@@ -275,7 +273,7 @@ class _Call:
         if buffers.at.is_cuda:
             step = self._graph(size)
         else:
-            step = functools.partial(_step, self.weights, buffers, self.pool, size, params)
+            step = functools.partial(decode_step, self.weights, buffers, self.pool, size, params)
         places = None
         while True:
             buffers.upload()
@@ -313,7 +311,7 @@ class _Call:
         params = self.asked.params
         key = size, SamplingParams(params.temperature, params.top_p, params.top_k, params.min_p)
         arguments = self.weights, self.buffers, self.pool, size, params
-        return self.buffers.graph(key, lambda: _step(*arguments)).replay
+        return self.buffers.graph(key, lambda: decode_step(*arguments)).replay
 
     def _record(
         self,
@@ -397,140 +395,6 @@ class _Call:
             ["stop" if s else "length" for s in self.stopped.tolist()],
             support,
         )
-
-
-def _step(
-    weights: Weights, buffers: StepBuffers, pool: Tensor, size: int, params: SamplingParams
-) -> None:
-    """One token for each of the first `size` rows:
-    what the buffers say goes in, what is drawn is written there.
-    """
-    parts, all_rows = weights.parts, buffers.rows
-    rows = DecodeRows(
-        all_rows.table[:size], all_rows.length[:size], all_rows.prompt[:size], *all_rows[3:]
-    )
-    tokens = buffers.tokens[:size]
-    stream = _PagedStream(parts.embed(tokens), parts.activation)
-    splits = _splits(size * pool.shape[3], all_rows.table.shape[1])
-    for layer, own in zip(parts.layers, weights.layers, strict=True):
-        keys, values = pool[layer.index]
-        rope = buffers.rope if layer.rotates else buffers.no_rotation
-        run(own, stream, functools.partial(_attend, layer, own, keys, values, rows, rope, splits))
-    y = stream.norm(weights.norm)
-    u = decode.uniform(buffers.keys[:size], rows.length + 1)
-    drawn, logprobs = _draw(weights.logits(y), u, params, functools.partial(_list_step, buffers))
-    buffers.drawn[:, :size].index_copy_(0, buffers.at, drawn[None])
-    buffers.logprobs[:, :size].index_copy_(0, buffers.at, logprobs[None])
-    tokens.copy_(drawn)
-    rows.length.add_(1)
-    buffers.at.add_(1)
-
-
-class _PagedStream:
-    """The residual stream, changed in place: a sum and the norm after it are one pass."""
-
-    def __init__(self, x: Tensor, activation: Activation) -> None:
-        self.x, self.activation = x, activation
-        self.delta: Tensor | None = None
-
-    def norm(self, norm: Norm) -> Tensor:
-        y = decode.add_norm(self.delta, self.x, norm)
-        self.delta = None
-        return y
-
-    def add(self, projection: Linear, y: Tensor) -> None:
-        self.delta = projection(y)
-
-    def gated(self, gate_up: Tensor) -> Tensor:
-        return decode.gated(gate_up, self.activation)
-
-
-def _attend(
-    layer: Layer,
-    own: LayerWeights,
-    keys: Tensor,
-    values: Tensor,
-    rows: DecodeRows,
-    rope: Tensor,
-    splits: int,
-    qkv: Tensor,
-) -> Tensor:
-    """Write this step's keys and values into the cache, and attend to it."""
-    qkv = qkv.view(len(qkv), -1, layer.head_dim)
-    q = decode.store(qkv, keys, values, rows, rope, own.q_norm, own.k_norm)
-    return decode.attend(q, keys, values, rows, layer.scale, None, layer.window, splits).view(
-        len(qkv), -1
-    )
-
-
-def _splits(programs: int, most: int) -> int:
-    """Into how many parts to cut each row's attention,
-    so that few rows keep a GPU of some 130 processors busy.
-    """
-    splits = 1
-    while splits < 16 and 2 * splits * programs <= 264 and 2 * splits <= most:
-        splits *= 2
-    return splits
-
-
-def _list_step(buffers: StepBuffers, kept: Tensor, rows: slice) -> None:
-    """Those of rows that only pad the batch (block 0 is theirs) would take up room."""
-    assert buffers.supports is not None
-    buffers.supports.add(kept & (buffers.rows.table[rows, :1] != 0), buffers.at, rows)
-
-
-def _draw(
-    logits: Tensor, u: Tensor, params: SamplingParams, heard: Callable[[Tensor, slice], None]
-) -> tuple[Tensor, Tensor]:
-    """Tokens and their log-probabilities [R]; `heard` gets the supports [r, V] of truncated draws,
-    and whose.
-    """
-    if not params.truncates:
-        return decode.draw(logits, u, params.temperature, None)
-    size, parts = max(1, LOGITS // logits.shape[1]), []
-    for at in range(0, len(logits), size):
-        rows = slice(at, min(at + size, len(logits)))
-        drawn = draw(logits[rows], u[rows], params)
-        assert drawn.kept is not None
-        heard(drawn.kept, rows)
-        parts.append((drawn.tokens, drawn.logprobs))
-    tokens, logprobs = (torch.cat(part) for part in zip(*parts, strict=True))
-    return tokens, logprobs
-
-
-def _attend_prompts(
-    q: Tensor, k: Tensor, v: Tensor, lengths: list[int], starts: Tensor, layer: Layer
-) -> Tensor:
-    """Causal attention inside each of the prompts that follow each other in q [U, H, D],
-    k and v [U, Hk, D].
-    """
-    if q.is_cuda and q.dtype in (torch.bfloat16, torch.float16):
-        longest = max(lengths)
-        left = None if layer.window is None else layer.window - 1
-        q, k, v = (x.contiguous() for x in (q, k, v))
-        attended: Tensor = torch.ops.aten._flash_attention_forward(
-            q,
-            k,
-            v,
-            starts,
-            starts,
-            longest,
-            longest,
-            0.0,
-            True,
-            False,
-            scale=layer.scale,
-            window_size_left=left,
-            window_size_right=None if left is None else 0,
-        )[0]
-        return attended
-    out = []
-    for one in zip(*(x.split(lengths) for x in (q, k, v)), strict=True):
-        q_one, k_one, v_one = (x.transpose(0, 1)[None] for x in one)
-        mask = decoder.window_mask(len(one[0]), layer.window, q.device)
-        o = decoder.causal_attention(q_one, k_one, v_one, mask, layer.scale)
-        out.append(o[0].transpose(0, 1))
-    return torch.cat(out)
 
 
 def _cache_shape(policy: Policy, blocks: int) -> torch.Size:

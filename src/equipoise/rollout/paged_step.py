@@ -1,0 +1,162 @@
+"""What the paged sampler computes: one step of decoding for many rows, as it is captured into a CUDA
+graph, and the attention inside prompts.
+
+Tensors in, tensors out. Not here: which row has which response and which blocks, and when a step is
+taken (paged.py).
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from equipoise.kernels import decode
+from equipoise.kernels.decode import Activation, DecodeRows
+from equipoise.kernels.draw import SamplingParams, draw
+from equipoise.kernels.plain_layers import Norm
+from equipoise.policy import decoder
+from equipoise.policy.layer import Layer, LayerWeights, run
+from equipoise.policy.projections import Linear
+from equipoise.policy.weights import Weights
+from equipoise.rollout.step_buffers import StepBuffers
+
+LOGITS = 1 << 27  # entries of logits that are made or truncated together outside the plain step
+
+
+def decode_step(
+    weights: Weights, buffers: StepBuffers, pool: Tensor, size: int, params: SamplingParams
+) -> None:
+    """One token for each of the first `size` rows:
+    what the buffers say goes in, what is drawn is written there.
+    """
+    parts, all_rows = weights.parts, buffers.rows
+    rows = DecodeRows(
+        all_rows.table[:size], all_rows.length[:size], all_rows.prompt[:size], *all_rows[3:]
+    )
+    tokens = buffers.tokens[:size]
+    stream = _PagedStream(parts.embed(tokens), parts.activation)
+    splits = _splits(size * pool.shape[3], all_rows.table.shape[1])
+    for layer, own in zip(parts.layers, weights.layers, strict=True):
+        keys, values = pool[layer.index]
+        rope = buffers.rope if layer.rotates else buffers.no_rotation
+        run(own, stream, functools.partial(_attend, layer, own, keys, values, rows, rope, splits))
+    y = stream.norm(weights.norm)
+    u = decode.uniform(buffers.keys[:size], rows.length + 1)
+    drawn, logprobs = draw_rows(
+        weights.logits(y), u, params, functools.partial(_list_step, buffers)
+    )
+    buffers.drawn[:, :size].index_copy_(0, buffers.at, drawn[None])
+    buffers.logprobs[:, :size].index_copy_(0, buffers.at, logprobs[None])
+    tokens.copy_(drawn)
+    rows.length.add_(1)
+    buffers.at.add_(1)
+
+
+class _PagedStream:
+    """The residual stream, changed in place: a sum and the norm after it are one pass."""
+
+    def __init__(self, x: Tensor, activation: Activation) -> None:
+        self.x, self.activation = x, activation
+        self.delta: Tensor | None = None
+
+    def norm(self, norm: Norm) -> Tensor:
+        y = decode.add_norm(self.delta, self.x, norm)
+        self.delta = None
+        return y
+
+    def add(self, projection: Linear, y: Tensor) -> None:
+        self.delta = projection(y)
+
+    def gated(self, gate_up: Tensor) -> Tensor:
+        return decode.gated(gate_up, self.activation)
+
+
+def _attend(
+    layer: Layer,
+    own: LayerWeights,
+    keys: Tensor,
+    values: Tensor,
+    rows: DecodeRows,
+    rope: Tensor,
+    splits: int,
+    qkv: Tensor,
+) -> Tensor:
+    """Write this step's keys and values into the cache, and attend to it."""
+    qkv = qkv.view(len(qkv), -1, layer.head_dim)
+    q = decode.store(qkv, keys, values, rows, rope, own.q_norm, own.k_norm)
+    return decode.attend(q, keys, values, rows, layer.scale, None, layer.window, splits).view(
+        len(qkv), -1
+    )
+
+
+def _splits(programs: int, most: int) -> int:
+    """Into how many parts to cut each row's attention,
+    so that few rows keep a GPU of some 130 processors busy.
+    """
+    splits = 1
+    while splits < 16 and 2 * splits * programs <= 264 and 2 * splits <= most:
+        splits *= 2
+    return splits
+
+
+def _list_step(buffers: StepBuffers, kept: Tensor, rows: slice) -> None:
+    """Those of rows that only pad the batch (block 0 is theirs) would take up room."""
+    assert buffers.supports is not None
+    buffers.supports.add(kept & (buffers.rows.table[rows, :1] != 0), buffers.at, rows)
+
+
+def draw_rows(
+    logits: Tensor, u: Tensor, params: SamplingParams, heard: Callable[[Tensor, slice], None]
+) -> tuple[Tensor, Tensor]:
+    """Tokens and their log-probabilities [R]; `heard` gets the supports [r, V] of truncated draws,
+    and whose.
+    """
+    if not params.truncates:
+        return decode.draw(logits, u, params.temperature, None)
+    size, parts = max(1, LOGITS // logits.shape[1]), []
+    for at in range(0, len(logits), size):
+        rows = slice(at, min(at + size, len(logits)))
+        drawn = draw(logits[rows], u[rows], params)
+        assert drawn.kept is not None
+        heard(drawn.kept, rows)
+        parts.append((drawn.tokens, drawn.logprobs))
+    tokens, logprobs = (torch.cat(part) for part in zip(*parts, strict=True))
+    return tokens, logprobs
+
+
+def attend_prompts(
+    q: Tensor, k: Tensor, v: Tensor, lengths: list[int], starts: Tensor, layer: Layer
+) -> Tensor:
+    """Causal attention inside each of the prompts that follow each other in q [U, H, D],
+    k and v [U, Hk, D].
+    """
+    if q.is_cuda and q.dtype in (torch.bfloat16, torch.float16):
+        longest = max(lengths)
+        left = None if layer.window is None else layer.window - 1
+        q, k, v = (x.contiguous() for x in (q, k, v))
+        attended: Tensor = torch.ops.aten._flash_attention_forward(
+            q,
+            k,
+            v,
+            starts,
+            starts,
+            longest,
+            longest,
+            0.0,
+            True,
+            False,
+            scale=layer.scale,
+            window_size_left=left,
+            window_size_right=None if left is None else 0,
+        )[0]
+        return attended
+    out = []
+    for one in zip(*(x.split(lengths) for x in (q, k, v)), strict=True):
+        q_one, k_one, v_one = (x.transpose(0, 1)[None] for x in one)
+        mask = decoder.window_mask(len(one[0]), layer.window, q.device)
+        o = decoder.causal_attention(q_one, k_one, v_one, mask, layer.scale)
+        out.append(o[0].transpose(0, 1))
+    return torch.cat(out)
