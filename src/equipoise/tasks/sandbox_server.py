@@ -32,15 +32,92 @@ READ_SECONDS = 30.0  # for a request to arrive
 SHORTEST_TOKEN = 16  # characters
 AT_ONCE = 64  # requests
 # What a request may ask for at most, whatever its own limits say.
-CAPS = Limits(seconds=60, total_seconds=300, memory_bytes=8 << 30, output_bytes=64 << 20, processes=128,
-              disk_bytes=1 << 30, files=10_000)  # fmt: skip
+CAPS = Limits(
+    seconds=60,
+    total_seconds=300,
+    memory_bytes=8 << 30,
+    output_bytes=64 << 20,
+    processes=128,
+    disk_bytes=1 << 30,
+    files=10_000,
+)
 
 
 class RunnerError(RuntimeError):
     """The runner cannot start; the message is one sentence for the user."""
 
 
-def server(token: str, *, host: str = "127.0.0.1", port: int = 0) -> ThreadingHTTPServer:
+class Runner(ThreadingHTTPServer):
+    """Bound, but not yet serving."""
+
+    def __init__(self, address: tuple[str, int], token: str) -> None:
+        super().__init__(address, RunnerHandler)
+        self.authorization = f"Bearer {token}".encode()
+        self.turns = threading.BoundedSemaphore(AT_ONCE)
+
+
+class RunnerHandler(BaseHTTPRequestHandler):
+    server: Runner
+    timeout = READ_SECONDS
+
+    def do_GET(self) -> None:
+        if self._may():
+            why = sandbox.available()
+            self._reply(200, {"isolates": why is None, "why": why})
+
+    def do_POST(self) -> None:
+        if not self._may():
+            return
+        length = self.headers.get("Content-Length", "")
+        if not length.isdecimal() or len(length) > 12 or int(length) > LONGEST_BODY:
+            self._refuse(413, f"a body must have a length of at most {LONGEST_BODY} bytes")
+            return
+        if not self.server.turns.acquire(blocking=False):
+            self._refuse(503, f"{AT_ONCE} requests are running")
+            return
+        try:
+            self._judge(self.rfile.read(int(length)))
+        finally:
+            self.server.turns.release()
+
+    def _judge(self, body: bytes) -> None:
+        try:
+            request = json.loads(body)
+            nonce = str(request["nonce"])[:64]
+            target, arguments, seconds = _work(request["kind"], request["arguments"])
+        except (ValueError, TypeError, KeyError, RecursionError) as error:
+            self._refuse(400, f"{type(error).__name__}: {error}"[:200])
+            return
+        verdict = target.submit(*arguments, seconds=seconds).result()
+        if not isinstance(verdict, Verdict):
+            verdict = Verdict("crashed", "it gave a plain number")
+        self._reply(200, {"nonce": nonce, "verdict": json.loads(encode(verdict))})
+
+    def _may(self) -> bool:
+        said = self.headers.get("Authorization", "").encode("utf-8", "replace")
+        # In the same time for every token, so that none can be guessed a character at a time.
+        right = secrets.compare_digest(said, self.server.authorization)
+        if self.path == "/verdict" and right:
+            return True
+        self._refuse(403, "the token is not the runner's")
+        return False
+
+    def _refuse(self, status: int, why: str) -> None:
+        self._reply(status, {"error": why})
+
+    def _reply(self, status: int, content: dict[str, Any]) -> None:
+        data = json.dumps(content).encode()
+        self.send_response(status)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    def log_message(self, *_: object) -> None:
+        """Nothing: a token could stand in a line, and responses are not for a log."""
+
+
+def server(token: str, *, host: str = "127.0.0.1", port: int = 0) -> Runner:
     """Bound, but not yet serving; port 0 takes a free one."""
     if (why := sandbox.available()) is not None:
         raise RunnerError(f"there is nothing to isolate with here: {why}")
@@ -48,69 +125,7 @@ def server(token: str, *, host: str = "127.0.0.1", port: int = 0) -> ThreadingHT
         raise RunnerError(
             f"a token of {len(token)} characters: it must have at least {SHORTEST_TOKEN}"
         )
-    turns = threading.BoundedSemaphore(AT_ONCE)
-
-    class RunnerHandler(BaseHTTPRequestHandler):
-        timeout = READ_SECONDS
-
-        def do_GET(self) -> None:
-            if self._may():
-                why = sandbox.available()
-                self._reply(200, {"isolates": why is None, "why": why})
-
-        def do_POST(self) -> None:
-            if not self._may():
-                return
-            length = self.headers.get("Content-Length", "")
-            if not length.isdecimal() or len(length) > 12 or int(length) > LONGEST_BODY:
-                self._reply(
-                    413, {"error": f"a body must have a length of at most {LONGEST_BODY} bytes"}
-                )
-                return
-            if not turns.acquire(blocking=False):
-                self._reply(503, {"error": f"{AT_ONCE} requests are running"})
-                return
-            try:
-                self._judge(self.rfile.read(int(length)))
-            finally:
-                turns.release()
-
-        def _judge(self, body: bytes) -> None:
-            try:
-                request = json.loads(body)
-                nonce = str(request["nonce"])[:64]
-                work = _work(request["kind"], request["arguments"])
-            except (ValueError, TypeError, KeyError, RecursionError) as error:
-                self._reply(400, {"error": f"{type(error).__name__}: {error}"[:200]})
-                return
-            target, arguments, seconds = work
-            outcome = target.submit(*arguments, seconds=seconds).result()
-            verdict = (
-                outcome
-                if isinstance(outcome, Verdict)
-                else Verdict("crashed", "it gave a plain number")
-            )
-            self._reply(200, {"nonce": nonce, "verdict": json.loads(encode(verdict))})
-
-        def _may(self) -> bool:
-            said = self.headers.get("Authorization", "").encode("utf-8", "replace")
-            if self.path == "/verdict" and secrets.compare_digest(said, f"Bearer {token}".encode()):
-                return True
-            self._reply(403, {"error": "the token is not the runner's"})
-            return False
-
-        def _reply(self, status: int, content: dict[str, Any]) -> None:
-            data = json.dumps(content).encode()
-            self.send_response(status)
-            self.send_header("Content-Type", "application/json")
-            self.send_header("Content-Length", str(len(data)))
-            self.end_headers()
-            self.wfile.write(data)
-
-        def log_message(self, *_: object) -> None:
-            """Nothing: a token could stand in a line, and responses are not for a log."""
-
-    return ThreadingHTTPServer((host, port), RunnerHandler)
+    return Runner((host, port), token)
 
 
 def _work(kind: str, arguments: list[Any]) -> tuple[Pool[Verdict], list[Any], float]:
