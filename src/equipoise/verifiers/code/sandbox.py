@@ -27,7 +27,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import sysconfig
 import tempfile
 import time
 import types
@@ -38,32 +37,15 @@ from typing import Any
 
 from equipoise.verifiers.code import cgroups, seccomp
 from equipoise.verifiers.code import guest as guest_module
+from equipoise.verifiers.code.guest_root import FOLDER, environment, interpreter, mounts
 from equipoise.verifiers.workers.deadline import Deadline
 
 # a loaded machine is slow to start a process; nothing of the response runs before this is over
 _START_SECONDS = 60.0
 _NOBODY = 65534
 _INTERPRETER_BYTES = 64 << 20
-_FOLDER = "/tmp"
 # before this kernel RLIMIT_NPROC counts all processes of the user, ours and others
 _NPROC_PER_NAMESPACE = (5, 14)
-
-# The guest's code comes in over stdin: no file and no mount is needed for it. It has built-ins of
-# its own, which the response cannot replace by accident.
-_BOOT = """
-import builtins, marshal, posix
-def take(n):
-    data = b""
-    while len(data) < n:
-        chunk = posix.read(0, n - len(data))
-        if not chunk: posix._exit(0)
-        data += chunk
-    return data
-code, config = marshal.loads(take(int(take(12))))
-guest = {"__name__": "guest", "__builtins__": dict(vars(builtins))}
-exec(code, guest)
-guest["main"](config)
-"""
 
 
 class Unavailable(Exception):
@@ -275,20 +257,10 @@ def _start_contained(
             arguments += ["--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID"]
         else:
             arguments += ["--uid", str(_NOBODY), "--gid", str(_NOBODY)]
-        arguments += ["--size", str(scratch), "--perms", "1777", "--tmpfs", _FOLDER]
-        process = subprocess.Popen(
-            [
-                shutil.which("bwrap") or "bwrap",
-                *arguments,
-                *_mounts(packages),
-                "--",
-                *_interpreter(),
-            ],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            pass_fds=inherited,
-            env=_environment(),
+        arguments += ["--size", str(scratch), "--perms", "1777", "--tmpfs", FOLDER]
+        bwrap = shutil.which("bwrap") or "bwrap"
+        process = _piped(
+            [bwrap, *arguments, *mounts(packages), "--", *interpreter()], pass_fds=inherited
         )
         guest = Guest(process)
         bounds = {
@@ -309,14 +281,11 @@ def _start_contained(
             for name in ("uid_map", "gid_map"):
                 Path(f"/proc/{first}/{name}").write_text(f"0 0 1\n{_NOBODY} {_NOBODY} 1\n")
             hold_in.write(b"1")
-    config = {
+    return guest, {
         "uid": _NOBODY if root else None,
         "contained": True,
-        "folder": _FOLDER,
+        "folder": FOLDER,
         "files": limits.files,
-    }
-    return guest, {
-        **config,
         "rlimits": {"RLIMIT_NPROC": limits.processes + 1} if _nproc_is_ours() else {},
     }
 
@@ -332,18 +301,22 @@ def _start_unsafe(
     folder = stack.enter_context(
         tempfile.TemporaryDirectory(prefix="equipoise-", ignore_cleanup_errors=True)
     )
-    process = subprocess.Popen(
-        _interpreter(),
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        cwd=folder,
-        env=_environment(),
-        start_new_session=True,
-    )
+    process = _piped(interpreter(), cwd=folder, start_new_session=True)
     guest = Guest(process)
     stack.callback(guest.close)
     return guest, {"uid": None, "contained": False, "folder": folder, "files": None, "rlimits": {}}
+
+
+def _piped(command: list[str], **more: Any) -> subprocess.Popen[bytes]:
+    """A process whose three streams are ours and whose environment is the guest's."""
+    return subprocess.Popen(
+        command,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=environment(),
+        **more,
+    )
 
 
 def _is_mapped(uid: int) -> bool:
@@ -387,90 +360,6 @@ def _guest_code() -> types.CodeType:
 @functools.cache
 def _filter() -> bytes:
     return seccomp.program()
-
-
-def _base() -> Path:
-    return Path(sys.base_prefix).resolve()
-
-
-def _executable() -> str:
-    # In a virtual environment sys.executable is a link; its prefix is found from the real file.
-    return os.path.realpath(sys.executable)
-
-
-def _interpreter() -> list[str]:
-    """No site-packages, no current folder on the path, no .pyc files."""
-    return [_executable(), "-s", "-S", "-P", "-B", "-c", _BOOT]
-
-
-def _environment() -> dict[str, str]:
-    """All the environment there is. The fixed hash seed makes a response that prints a set print it
-    twice alike.
-    """
-    fixed = {"PYTHONHASHSEED": "0", "PYTHONUTF8": "1", "HOME": _FOLDER, "MALLOC_ARENA_MAX": "2"}
-    return {**fixed, "LD_LIBRARY_PATH": str(_base() / "lib")}
-
-
-@functools.cache
-def _mounts(packages: tuple[str, ...] = ()) -> list[str]:
-    """bubblewrap's arguments that do not depend on the limits."""
-    arguments = [
-        "--unshare-all",
-        "--unshare-user",
-        "--die-with-parent",
-        "--new-session",
-        "--as-pid-1",
-    ]
-    arguments += ["--hostname", "sandbox"]
-    bound: list[Path] = []
-    made: list[Path] = []
-
-    def make_parents(path: Path) -> None:
-        # bubblewrap itself would make some of them readable for their owner only,
-        # whom the guest ceases to be.
-        for parent in reversed(path.parents[:-1]):
-            if parent not in made:
-                arguments.extend(["--perms", "0755", "--dir", str(parent)])
-                made.append(parent)
-
-    def bind(path: Path, how: str = "--ro-bind") -> None:
-        if path.exists() and not any(path.is_relative_to(folder) for folder in bound):
-            make_parents(path)
-            arguments.extend([how, str(path), str(path)])
-            bound.append(path)
-
-    for name in (
-        "/usr/lib",
-        "/usr/lib32",
-        "/usr/lib64",
-        "/lib",
-        "/lib32",
-        "/lib64",
-        "/etc/ld.so.cache",
-        "/nix/store",
-    ):
-        if Path(name).is_symlink():
-            arguments += ["--symlink", os.readlink(name), name]
-        else:
-            bind(Path(name))
-    bind(_base() / "lib")
-    bind(Path(_executable()))
-    for scheme in ("stdlib", "platstdlib"):
-        base = {"base": sys.base_prefix, "platbase": sys.base_exec_prefix}
-        bind(
-            Path(
-                sysconfig.get_path(scheme, vars={**base, "installed_base": sys.base_prefix})
-            ).resolve()
-        )
-    own = _base() / "lib" / f"python{sys.version_info[0]}.{sys.version_info[1]}" / "site-packages"
-    if own.exists() and str(own) not in packages:
-        arguments += ["--tmpfs", str(own), "--remount-ro", str(own)]
-    for folder in packages:
-        bind(Path(folder))
-    for name in ("null", "zero", "random", "urandom"):
-        bind(Path("/dev", name), "--dev-bind")
-    arguments += ["--symlink", f"{_FOLDER}/.stdin", "/dev/stdin", "--symlink", _FOLDER, "/dev/shm"]
-    return [*arguments, "--remount-ro", "/"]
 
 
 def _nproc_is_ours() -> bool:
