@@ -107,8 +107,9 @@ def average(estimates: Sequence[Score]) -> Score:
     """The plain mean over benchmarks, each counted alike,
     and its interval (MOVER, Zou & Donner 2008).
 
-    Benchmarks are independent, so the distances of their ends add up as squares: low = p̄ −
-    sqrt(Σ(p_b − low_b)²)/B, and high alike. It keeps the intervals' lopsidedness near 0 and 1.
+    Benchmarks are independent, so the distances of their ends add up as squares:
+    low = p̄ − sqrt(Σ(p_b − low_b)²)/B, and high alike.
+    It keeps the intervals' lopsidedness near 0 and 1.
     """
     if not estimates:
         raise ValueError("no benchmarks: an average needs at least one")

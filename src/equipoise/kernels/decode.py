@@ -88,9 +88,10 @@ def gated(gate_up: Tensor, activation: Activation) -> Tensor:
 def draw(
     logits: Tensor, u: Tensor, temperature: float, softcap: float | None
 ) -> tuple[Tensor, Tensor]:
-    """Tokens [R] int64 and their log-probabilities [R] by `rollout.draw`'s rule, from logits [R, V]
-    and u [R] in [0, 1): the first token, in vocabulary order, whose cumulative probability exceeds
-    u; temperature 0 is greedy.
+    """Tokens [R] int64 and their log-probabilities [R] by `rollout.draw`'s rule,
+    from logits [R, V] and u [R] in
+    [0, 1): the first token, in vocabulary order, whose cumulative probability exceeds u;
+    temperature 0 is greedy.
 
     Sums are taken in another order on the GPU: where u is within rounding of a boundary,
     the neighbour may be drawn.

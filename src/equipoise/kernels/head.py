@@ -4,11 +4,11 @@ or straight to an objective's loss.
 Never more than a chunk of logits exists. `fused_logprobs` serves every objective: the backward pass
 makes each chunk's logits again (four matrix products in all). `fused_loss` takes three where the
 objective is token-level: each token's slope is known as soon as its own log-probability is, so the
-chunk's gradient is formed while its logits are there. On CUDA the passes over the logits are
-Triton's (on a Hopper with the product that makes them), elsewhere plain torch's. The gradients'
-products are torch's, in the hidden states' precision, with the weight's gradient summed in float32.
-Not covered: float16 (gradients of logits underflow in it), second derivatives, and heads split over
-devices.
+chunk's gradient is formed while its logits are there.
+On CUDA the passes over the logits are Triton's (on a Hopper with the product that makes them),
+elsewhere plain torch's. The gradients' products are torch's, in the hidden states' precision, with
+the weight's gradient summed in float32. Not covered: float16 (gradients of logits underflow in it),
+second derivatives, and heads split over devices.
 """
 
 from __future__ import annotations
@@ -206,10 +206,11 @@ class _Loss(torch.autograd.Function):
 class _Logits:
     """Chunks of tokens, which have their logits in one room that every chunk uses again.
 
-    Logits are counted from where `guess` [N] says that 0 is: if the target's log-probability is
-    about that, then raw − own + temperature·guess is about temperature·log π, small where π is
-    large, whatever the target. The tokens are padded to a multiple of TOKENS with hidden states of
-    0.
+    Logits are counted from where `guess` [N] says that 0 is:
+    if the target's log-probability is about that, then
+    raw − own + temperature·guess is about temperature·log π, small where π is large,
+    whatever the target.
+    The tokens are padded to a multiple of TOKENS with hidden states of 0.
     """
 
     def __init__(

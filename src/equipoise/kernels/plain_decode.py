@@ -4,8 +4,8 @@ the reference of the Triton kernels, and what runs without CUDA.
 Responses lie in blocks of BLOCK tokens, one pool of blocks per layer, keys and values [blocks, Hk,
 BLOCK, D]. A row (a response being decoded) owns blocks for its own tokens; its prompt's tokens lie
 once, in the prompt's blocks, for all rows that answer it. Arithmetic is float32 (float64 for
-float64), rounded where transformers rounds. Makes a dense copy of the part of the cache that it
-attends to: right, on any device, and slow.
+float64), rounded where transformers rounds.
+Makes a dense copy of the part of the cache that it attends to: right, on any device, and slow.
 """
 
 from __future__ import annotations

@@ -6,10 +6,11 @@ prompt's keys, which are read once for them all; it leaves maxima, sums and weig
 float32. The second, a program for each row and key head, goes over the row's own blocks and adds
 these. On Hopper and later it starts as soon as all programs of the first have begun, and waits for
 them only before it adds. With splits, every program of either kernel has a share of its blocks, and
-a third kernel puts the shares together. No faster on an H200, and so not done: launching every
-kernel of a captured step early, not these two alone; rows that read their prompt's blocks for
-themselves; and blocks that come through tensor descriptors. Exponents are in base 2, the hardware's
-own.
+a third kernel puts the shares together.
+No faster on an H200, and so not done: launching every kernel of a captured step early, not these
+two alone; rows that read their prompt's blocks for themselves; and blocks that come through tensor
+descriptors.
+Exponents are in base 2, the hardware's own.
 """
 
 from __future__ import annotations

@@ -5,9 +5,10 @@ a tile of tokens and columns at a time, whose logits leave the registers only as
 Elsewhere torch makes the product, and the same kernel reads it. The loss pass stores E = 2^kz and
 sums as it goes. What is missing then, 1/ΣE and the slope, is one factor per token, which the caller
 applies to the matrix products' small sides. The target's place takes E − ΣE. An entropy bonus has
-no such form: its gradient takes a second reading. Sums meet per tile, and then in a second small
-kernel. Exponents are in base 2: k = log₂e/temperature. No atomics: the same numbers give the same
-bits. Chunks are multiples of 128 tokens, rows multiples of 16 bytes.
+no such form: its gradient takes a second reading.
+Sums meet per tile, and then in a second small kernel. Exponents are in base 2: k =
+log₂e/temperature. No atomics: the same numbers give the same bits. Chunks are multiples of 128
+tokens, rows multiples of 16 bytes.
 """
 
 from __future__ import annotations

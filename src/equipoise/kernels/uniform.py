@@ -1,7 +1,7 @@
 """Uniform numbers from counters instead of generators: the same (seed, step, prompt, sample,
 position) gives the same number wherever and in whatever batch it is asked for. The mixing function
-is the finaliser of splitmix64 (Steele, Lea & Flood 2014), in 64-bit integers that wrap; it is not a
-cryptographic one.
+is the finaliser of splitmix64 (Steele,
+Lea & Flood 2014), in 64-bit integers that wrap; it is not a cryptographic one.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Aggregation: every rule is a choice of effective length ℓ_i in w_i = 1/(P·G·ℓ_i) (formulas.md
 §1).
 
-P is the number of groups that count, G the responses of the group. `counted` marks the responses of
-those groups. A rule gives ℓ_i > 0 where the response has weight and 0 where it has none.
+P is the number of groups that count, G the responses of the group.
+`counted` marks the responses of those groups.
+A rule gives ℓ_i > 0 where the response has weight and 0 where it has none.
 """
 
 from __future__ import annotations

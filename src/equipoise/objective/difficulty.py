@@ -48,8 +48,8 @@ class _Anchored:
     of the last `memory` anchors. The paper gives no η, memory or C_0, and a constant history would
     freeze C for ever (σ = 0): until `memory` anchors exist, and while they are all equal, C⁺ is the
     mean of the last `memory` observations instead. anchor="window": C = mean of the last `memory`
-    batch means. anchor="fixed": C = `threshold`. Without any history the current batch's mean
-    stands in for C⁻.
+    batch means. anchor="fixed": C = `threshold`.
+    Without any history the current batch's mean stands in for C⁻.
     """
 
     anchor: str = "kalman"
@@ -135,8 +135,8 @@ class _Remembering(_Anchored):
     `history` of `assign` counts successes and attempts, and steps since then. A step ago is worth
     `decay` of today, so n = attempts·decay^steps attempts are left; a Beta prior worth
     `prior_attempts` attempts at rate m stands beside them: h = (n·successes/attempts +
-    prior_attempts·m)/(n + prior_attempts). One attempt is then no certainty. Rates without counts
-    ([B]) are taken at their word.
+    prior_attempts·m)/(n + prior_attempts). One attempt is then no certainty.
+    Rates without counts ([B]) are taken at their word.
     """
 
     prior_attempts: float = 2.0
@@ -178,8 +178,8 @@ class HADW(_Anchored):
     paper's, 0 leaves λ alone.
 
     Φ > 0, so no sign changes. ΣΦA is no longer 0 in a group; `recentre` subtracts the group's mean
-    of ΦA again, but turns no sign: an advantage that would change sides becomes 0. A group of which
-    no accuracy is known has diff = 0.
+    of ΦA again, but turns no sign: an advantage that would change sides becomes 0.
+    A group of which no accuracy is known has diff = 0.
     """
 
     lam: float = 1.3

@@ -116,9 +116,10 @@ class LossOutput:
     """`loss` to call backward on, and what it saw.
 
     `ok` is a 0-dim bool tensor: false when a log-probability or the loss itself was not finite (a
-    coefficient that is not a number, or too large) or, on CUDA, when the split broke a group. Such
-    tokens have no gradient, but the rest of the micro-batch does: when `ok` is false, skip the
-    step. `logprobs` [n] are the log-probabilities the loss was made of, without their graph.
+    coefficient that is not a number, or too large) or, on CUDA, when the split broke a group.
+    Such tokens have no gradient, but the rest of the micro-batch does:
+    when `ok` is false, skip the step.
+    `logprobs` [n] are the log-probabilities the loss was made of, without their graph.
     """
 
     loss: Tensor

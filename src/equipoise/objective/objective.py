@@ -3,8 +3,8 @@ aggregation (effective length), surrogate.
 
 `assign` sees whole groups before anything is split and gives every response a finished coefficient;
 `loss` only sums. The gradient is therefore the same, to rounding, for any micro-batch size,
-accumulation or number of ranks. Not here: models, sampling, optimizers, and the forward pass that
-makes the log-probabilities.
+accumulation or number of ranks.
+Not here: models, sampling, optimizers, and the forward pass that makes the log-probabilities.
 """
 
 from __future__ import annotations
@@ -58,8 +58,9 @@ class Objective:
 
     averaged_groups   which groups the mean over prompts counts: "all", or "informative" (some advantage is not 0)
     reward_weights    for rewards [B, K]: the weight of each; combine="rewards" sums them, then takes the advantage,
-                      combine="advantages" takes the advantage of each, then sums; "gdpo" also
-                      divides the sum by its standard deviation over the batch (GDPO)
+                      combine="advantages" takes the advantage of each, then sums;
+                      "gdpo" also divides the sum by
+                      its standard deviation over the batch (GDPO)
     kl, kl_estimator  β and "k1" | "k2" | "k3" | "k3_ratio" (ρ·k3), against `ref_logprobs`; a token's KL is averaged as
                       the aggregation says, under `balanced` (whose weights need a sign) as token
                       over the group
@@ -217,20 +218,23 @@ class Objective:
 
         rewards [B], or [B, K] with `reward_weights`; group [B] ids of any kind in any order;
         lengths [B] tokens of each response (0 for one without tokens or masked out: it still counts
-        in its group's mean reward). accuracy [B] success of each response in [0, 1], NaN where it
-        is not known. Advantages come of the rewards, which shaping may have changed; p̂ and the
-        anchor come of accuracies. Without any, the rewards serve as both. batch_accuracy mean
-        accuracy over all sampled responses, those that were filtered out included: what the anchor
-        learns; by default the mean of `accuracy`. history of each response's prompt in earlier
-        batches (hadw_history, debias): [B, 2] successes and attempts, or [B, 3] with the steps
-        since then; or [B] success rates to take at their word, NaN where there is none. tokens [ΣT]
-        token ids in row order, for cancellation="prefix" and for bias/* on the real shared tokens.
-        token_weight [ΣT] ≥ 0 multiplies the weight of each token; token_advantage [ΣT] is added to
-        its response's advantage (see `entropy_mask` and `distillation`). `loss` then needs the
-        position of each token.
+        in its group's mean reward).
+        accuracy [B] success of each response in [0, 1], NaN where it is not known. Advantages come
+        of the rewards, which shaping may have changed; p̂ and the anchor come of accuracies.
+        Without any, the rewards serve as both. batch_accuracy mean accuracy over all sampled
+        responses, those that were filtered out included: what the anchor learns; by default the
+        mean of `accuracy`.
+        history of each response's prompt in earlier batches (hadw_history, debias): [B, 2]
+        successes and attempts, or [B, 3] with the steps since then; or [B] success rates to take at
+        their word, NaN where there is none.
+        tokens [ΣT] token ids in row order, for cancellation="prefix" and for bias/* on the real
+        shared tokens. token_weight [ΣT] ≥ 0 multiplies the weight of each token; token_advantage
+        [ΣT] is added to its response's advantage (see `entropy_mask` and `distillation`). `loss`
+        then needs the position of each token.
 
-        Bad input is a ValueError that names the index and the rule, raised before the anchor has
-        changed. One host synchronisation: the checks.
+        Bad input is a ValueError that names the index and the rule,
+        raised before the anchor has changed.
+        One host synchronisation: the checks.
         """
         inputs = read(
             rewards,

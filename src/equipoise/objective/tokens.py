@@ -37,8 +37,9 @@ def distillation(teacher: Tensor, old: Tensor, scale: float = 1.0) -> Tensor:
     """[N] A_t = scale·(log π_T − log π_old) at the sampled tokens:
     minus the reverse KL's own estimate, token by token.
 
-    Its expected gradient at π = π_old is that of −KL(π ‖ π_T) at each context, for the contexts as
-    sampled (arXiv 2306.13649; per token, without what a token does to later contexts).
+    Its expected gradient at π = π_old is that of −KL(π ‖ π_T) at each context,
+    for the contexts as sampled
+    (arXiv 2306.13649; per token, without what a token does to later contexts).
     """
     if teacher.shape != old.shape:
         raise ValueError(

@@ -3,11 +3,13 @@ which call it by the name `equipoise`.
 
 On CUDA in half precision the row stays as it is (`kernels.varlen`); elsewhere, and in sliding
 windows, its sequences are laid out in buckets for torch's SDPA, the reference that the other is
-held to. A model loaded by us carries that name as its attention implementation. Called with a
-`pack` it attends inside each sequence; called without one (generation, other people's code) it is
+held to.
+A model loaded by us carries that name as its attention implementation. Called with a `pack` it
+attends inside each sequence; called without one (generation, other people's code) it is
 transformers' SDPA. Sliding windows are honoured; soft-capped scores and attention sinks are
-refused, because leaving them out silently would train another model. Not covered: the order of sums
-in SDPA's own backward pass, which on CUDA can change from run to run.
+refused, because leaving them out silently would train another model.
+Not covered: the order of sums in SDPA's own backward pass,
+which on CUDA can change from run to run.
 """
 
 from __future__ import annotations

@@ -4,9 +4,9 @@ The arithmetic is `decoder`'s. Autograd would keep what every step inside a laye
 spend more time on book-keeping than a small model's kernels take; here a layer keeps its input,
 queries, keys and values, attention's output, the stream after attention, and the gate: the rest is
 made again in passes that the gradient makes anyway. With gradient checkpointing it keeps its input
-alone. On the CPU the same functions run in plain torch, for the tests. Not covered, and left to
-`decoder`: layers with adapters or sharded weights, biases besides those of queries, keys and
-values, and windows shorter than a sequence.
+alone. On the CPU the same functions run in plain torch, for the tests.
+Not covered, and left to `decoder`: layers with adapters or sharded weights, biases besides those of
+queries, keys and values, and windows shorter than a sequence.
 """
 
 from __future__ import annotations

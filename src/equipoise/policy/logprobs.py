@@ -2,9 +2,9 @@
 
 The distribution is softmax(logits / temperature), over the whole vocabulary or, for tokens that
 were drawn from a part of it (top-k, top-p, min-p), over that part: log(π/S) = z_y − logsumexp of z
-over the support, for which the head's rows of the support are enough. The language-model head is
-applied to response positions only, a chunk at a time, and the backward pass makes each chunk's
-logits again: no more than one chunk of logits exists at any moment.
+over the support, for which the head's rows of the support are enough.
+The language-model head is applied to response positions only, a chunk at a time, and the backward
+pass makes each chunk's logits again: no more than one chunk of logits exists at any moment.
 """
 
 from __future__ import annotations

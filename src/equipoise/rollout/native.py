@@ -2,11 +2,12 @@
 
 What responses have in common is computed once: the prompt, and after it every prefix that several
 responses drew alike (responses of the embedded model share more than half of their tokens, those of
-a large model their first few). The cache is reserved ahead and written in place; finished responses
-leave the batch. The weights are copied afresh at every call into the layout the loop wants
-(projections that share an input side by side, input-major), so training in place between calls
-needs no notice, at the price of a second copy of the model while sampling. Works for the models of
-`policy.architectures`; everything else goes to `fallback`.
+a large model their first few).
+The cache is reserved ahead and written in place; finished responses leave the batch. The weights
+are copied afresh at every call into the layout the loop wants (projections that share an input side
+by side, input-major), so training in place between calls needs no notice, at the price of a second
+copy of the model while sampling.
+Works for the models of `policy.architectures`; everything else goes to `fallback`.
 
 Measured on two ARM cores: scaled-dot-product attention over a copied prompt beats separate products
 over a shared one (2.1 ms against 22 ms a layer at 512 rows); a product with a transposed weight
@@ -317,9 +318,10 @@ def _fill_gaps(finished: Tensor) -> Tensor:
 def _prefill(
     core: Any, parts: Parts, prompts: list[list[int]], length: Tensor, longest: int
 ) -> tuple[Tensor, list[Tensor], Tensor | None]:
-    """Run the P prompts, flush right. Returns the last hidden states [P, d], keys and values of
-    every layer [P, 2, Hk, width, D] and, if lengths differ, what to add to the scores [P, 1, 1,
-    width + longest]: −∞ left of shorter prompts, 0 elsewhere.
+    """Run the P prompts, flush right. Returns the last hidden states [P, d],
+    keys and values of every layer
+    [P, 2, Hk, width, D] and, if lengths differ, what to add to the scores [P, 1, 1, width +
+    longest]: −∞ left of shorter prompts, 0 elsewhere.
     """
     device, width = length.device, int(length.max())
     column = torch.arange(width, device=device)

@@ -5,9 +5,10 @@ A prompt's keys and values lie once in the cache for all its responses; a finish
 goes to the next one in the queue; a response gets blocks as it grows, so memory follows real
 lengths. The step (layers, head, draw) is captured once for each of a few batch sizes and replayed;
 every WINDOW steps the host looks at what was drawn, tells who is finished, fills up and goes on.
-Results are those of the other samplers: same seeds, same draws. The cache is reserved at every call
-and given back after it; the graphs stay, with the step's buffers, for the next one. Works for the
-models of `policy.architectures`, on the CPU too (by the kernels' reference, slowly: for tests).
+Results are those of the other samplers: same seeds, same draws.
+The cache is reserved at every call and given back after it; the graphs stay, with the step's
+buffers, for the next one. Works for the models of `policy.architectures`, on the CPU too (by the
+kernels' reference, slowly: for tests).
 """
 
 from __future__ import annotations

@@ -25,9 +25,10 @@ Finished = Callable[[list[int], Tensor, Tensor], None]
 class Rollouts:
     """B responses with N tokens in all, flat, in the order of the prompts and then of the samples.
 
-    tokens [N] int64, the end-of-sequence token included (it was sampled too). logprobs [N] float32:
-    under the distribution that was sampled from (temperature, truncated by top-k, top-p and min-p
-    and renormalised), which a trainer takes as old log-probabilities; greedy: at temperature 1.
+    tokens [N] int64, the end-of-sequence token included (it was sampled too).
+    logprobs [N] float32: under the distribution that was sampled from (temperature, truncated by
+    top-k, top-p and min-p and renormalised), which a trainer takes as old log-probabilities;
+    greedy: at temperature 1.
     lengths [B] int64; prompt [B] int64: row of the prompt in `prompts`; finish: "stop" or "length"
     for each response. support: which tokens each of the N was drawn from; None where nothing was
     truncated.

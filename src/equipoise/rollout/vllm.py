@@ -9,8 +9,9 @@ it sleeps, where it can (CUDA), and its memory is the trainer's.
 
 A response's draws are seeded as everywhere in this package, but they are vLLM's draws: other tokens
 than the native sampler's for the same seed, and a logit that depends on the batch in its last bit
-can tip a draw on the edge. Not covered: several processes, quantised engines, and models whose
-weights have other names in memory than on disk.
+can tip a draw on the edge.
+Not covered: several processes, quantised engines,
+and models whose weights have other names in memory than on disk.
 """
 
 from __future__ import annotations

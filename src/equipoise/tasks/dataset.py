@@ -76,15 +76,19 @@ class Dataset:
     where the prompt asks for it, else at any
         explicit mark.
     rules: strict (an answer is a value) or lenient (a calculation that comes to the same is one
-    too). template: what is put around every question, by its name in templates.PROMPTS. suffix:
-    text behind every question, such as where to write the answer. It moves no row between the
-    splits. strict: refuse the first row that has a fault, instead of leaving it out. dedupe: leave
-    out a prompt that came before. max_prompt_chars, max_prompt_tokens: leave out longer prompts;
-    tokens are counted by `count_tokens`, 0 is no limit. held_out: a file to evaluate on, whole; its
-    prompts are left out of training. avoid: files of evaluation problems; a prompt that holds 13
-    words in a row of one is left out. recognise: what the columns mean; demonstrations.recognise
-    where responses are imitated and not graded. rows: the rows themselves, where a program has them
-    in memory; `name` is then only a name.
+    too).
+    template: what is put around every question, by its name in templates.PROMPTS.
+    suffix: text behind every question, such as where to write the answer.
+    It moves no row between the splits.
+    strict: refuse the first row that has a fault, instead of leaving it out.
+    dedupe: leave out a prompt that came before.
+    max_prompt_chars, max_prompt_tokens: leave out longer prompts; tokens are counted by
+    `count_tokens`, 0 is no limit. held_out: a file to evaluate on, whole; its prompts are left out
+    of training.
+    avoid: files of evaluation problems; a prompt that holds 13 words in a row of one is left out.
+    recognise: what the columns mean; demonstrations.recognise where responses are imitated and not
+    graded.
+    rows: the rows themselves, where a program has them in memory; `name` is then only a name.
     """
 
     max_tokens = 512

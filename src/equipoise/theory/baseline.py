@@ -4,8 +4,8 @@ A prompt is solved with probability p; a group of G responses has R ~ Binomial(G
 and p̂ = R/G. GRPO learns only from S = {1 ≤ R ≤ G−1}. Given S, p̂ is no longer centred on p, and
 with it Â = r − p̂ no longer on A = r − p: hard prompts (p < ½) have their advantage underestimated,
 easy ones overestimated (HA-DW, Theorems 1 and 2, Corollaries 1 to 3; formulas.md §3). Every
-function has its exact limit at p = 0 and p = 1, where S has probability 0 and R given S tends to 1
-and to G−1.
+function has its exact limit at p = 0 and p = 1, where S has probability 0 and
+R given S tends to 1 and to G−1.
 
 This is a statement about the baseline, not about the direction of the gradient:
 see `gradient_gain`.
@@ -119,7 +119,8 @@ def underestimation_probability(p: ArrayLike, G: ArrayLike, eps: ArrayLike = 0.0
     -------
     float or array in [0, 1]. G(p+ε) within a few roundings of a whole number is taken for it (0.7 +
     0.1 is 0.8), and the inequality is strict there. At p = 0, R given S is 1: the result is 1 if ε
-    < 1/G, else 0. Memory grows with the broadcast size times the largest G.
+    < 1/G, else 0.
+    Memory grows with the broadcast size times the largest G.
 
     References
     ----------
@@ -307,8 +308,8 @@ def gradient_gain(p: ArrayLike, G: ArrayLike, c: ArrayLike = 1.0) -> Real:
     gradient is then a multiple of ∇p for every baseline: no choice turns it, all of them only weigh
     the prompt. At c = 1 the gain is 1 − 1/G for every p, the bias of Theorem 1 notwithstanding,
     because groups outside S contribute 0 in any case. Where they are dropped and refilled (dynamic
-    sampling) the gain given S is this one divided by `informative_probability`, and prompts near p
-    = 0 or 1 do weigh more.
+    sampling) the gain given S is this one divided by `informative_probability`, and prompts near
+    p = 0 or 1 do weigh more.
 
     Parameters
     ----------

@@ -90,8 +90,9 @@ def reweighted_gain(
         E[ (1/G) Σ_i Φ_i·Â_i·∇log π(y_i) ] = gain · ∇p
 
     Every reweighting of binary rewards leaves the expected gradient of a prompt a multiple of ∇p,
-    because E[∇log π | r=1] = ∇p/p and E[∇log π | r=0] = −∇p/(1−p) (`gradient_gain`). So the gain is
-    all that HA-DW changes for a prompt in expectation. Under r − p̂ it is 1 − 1/G for every prompt.
+    because
+    E[∇log π | r=1] = ∇p/p and E[∇log π | r=0] = −∇p/(1−p) (`gradient_gain`). So the gain is all
+    that HA-DW changes for a prompt in expectation. Under r − p̂ it is 1 − 1/G for every prompt.
 
     Parameters
     ----------

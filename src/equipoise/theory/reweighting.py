@@ -74,7 +74,8 @@ def correction_interval(
     Parameters
     ----------
     p_hat : the group's mean reward in [0, 1]. G : whole number ≥ 2. eps : ε > 0. delta : δ in (0,
-        1]. margin : Δ in (0, ½). Floats or arrays, broadcast together.
+        1].
+        margin : Δ in (0, ½). Floats or arrays, broadcast together.
 
     Returns
     -------
@@ -126,8 +127,8 @@ def lambda_interval(
     Parameters
     ----------
     r : 0 or 1. p_hat : the group's mean reward, strictly between 0 and 1. anchor : C, the prior, in
-        [0, 1]. G, eps, delta, margin : as in `correction_interval`. Floats or arrays, broadcast
-        together.
+        [0, 1].
+        G, eps, delta, margin : as in `correction_interval`. Floats or arrays, broadcast together.
 
     Returns
     -------

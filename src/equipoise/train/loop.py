@@ -1,7 +1,8 @@
 """The training loop: task → rollouts → rewards → assign → update → logs, checkpoint, evaluation.
 
-One process by default; under `torchrun` every rank samples and trains its share, and the numbers
-stay those of one. A killed run resumes bit for bit.
+One process by default; under `torchrun` every rank samples and trains its share,
+and the numbers stay those of one.
+A killed run resumes bit for bit.
 """
 
 from __future__ import annotations

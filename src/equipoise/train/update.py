@@ -93,9 +93,10 @@ class Updater:
     def update(self, batch: StepBatch, credit: Credit, step: int) -> dict[str, float]:
         """`train.updates` passes over the batch, an optimizer step on each of its mini-batches.
 
-        The metrics are those of the first pass: with one mini-batch, of a step in which every ratio
-        is 1. A mini-batch that nothing pulls on leaves the weights alone: momentum is no reason to
-        move them.
+        The metrics are those of the first pass: with one mini-batch,
+        of a step in which every ratio is 1.
+        A mini-batch that nothing pulls on leaves the weights alone:
+        momentum is no reason to move them.
         """
         out = {
             "policy_loss": 0.0,

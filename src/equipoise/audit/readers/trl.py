@@ -7,8 +7,9 @@ evaluation writes over training's rows of its step, as many as it has; no column
 step is left out whole where the files prove it:
 
     trainer_state.json (in the output directory or its checkpoints) lists every evaluation with its
-    step; TRL trains from step 1 on, and on groups of two responses or more: step 0 and steps of
-    groups of one are no training
+    step;
+    TRL trains from step 1 on, and on groups of two responses or more:
+    step 0 and steps of groups of one are no training
 
 Where they do not, the signs are reported and nothing is left out: group sizes that differ between
 steps, and steps that share prompts with each other and with no other step. A single evaluation with

@@ -72,13 +72,13 @@ class Limits:
     asleep; waiting for a core does not count, up to ten times as much on the wall clock
     (`equipoise.verifiers.workers.deadline`). memory_bytes: address space of each process, and where
     a memory cgroup can be made, the memory of all together. output_bytes: of stdout, of stderr and
-    of one returned value, each; more ends the verdict. processes: processes and threads at one
-    time. disk_bytes, files: of the scratch folder. allow_unsafe: run without namespaces and without
-    seccomp where no sandbox can be had. The response then runs as you: it can read and change every
-    file you can, use the network, signal your processes, and leave some behind. What remains: it
-    never holds an expected output or the verdict, its environment is empty, memory, output and file
-    size are bounded per process, and its process group is killed at the deadline. For code you
-    would run yourself.
+    of one returned value, each; more ends the verdict.
+    processes: processes and threads at one time. disk_bytes, files: of the scratch folder.
+    allow_unsafe: run without namespaces and without seccomp where no sandbox can be had. The
+    response then runs as you: it can read and change every file you can, use the network, signal
+    your processes, and leave some behind. What remains: it never holds an expected output or the
+    verdict, its environment is empty, memory, output and file size are bounded per process, and its
+    process group is killed at the deadline. For code you would run yourself.
     """
 
     seconds: float = 6.0
