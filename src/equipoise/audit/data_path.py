@@ -282,7 +282,8 @@ def _intervals(
     seed: int,
 ) -> dict[str, Estimate]:
     """Estimates from columns [B] of the rows, with intervals over prompts."""
-    by_prompt = np.stack([np.bincount(log.prompt, column) for column in columns.values()], 1)
+    sums = [np.bincount(log.prompt, column) for column in columns.values()]
+    by_prompt = np.stack(sums, 1).astype(np.float64)
     resamples = resampled(by_prompt, RESAMPLES, seed)
     point = values(dict(zip(columns, by_prompt.sum(0), strict=True)))
     replicates = values(dict(zip(columns, resamples.T, strict=True)))

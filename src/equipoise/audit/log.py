@@ -83,7 +83,7 @@ def selected(log: Log, keep: NDArray[np.bool_]) -> Log:
 
 def _rows(log: Log, rows: Any, group: Integers, tokens: NDArray[np.int32] | None) -> Log:
     """These rows of every column [B]; their groups and tokens are given."""
-    columns = {}
+    columns: dict[str, Any] = {}
     for name in ("reward", "length", "step", "prompt", "truncated", "kept", "sampler_distance"):
         column = getattr(log, name)
         columns[name] = None if column is None else column[rows]

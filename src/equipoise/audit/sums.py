@@ -183,7 +183,8 @@ def _weight_sums(step: StepRows, T: Floats, A: Floats, w: Floats, edges: Floats)
 
     def by_tenth(x: Floats) -> Floats:
         """[DECILES, groups]"""
-        return np.bincount(cell, x, n_groups * DECILES).reshape(n_groups, DECILES).T
+        sums = np.bincount(cell, x, n_groups * DECILES).astype(np.float64)
+        return sums.reshape(n_groups, DECILES).T
 
     return {
         "live": _over(step, live),
@@ -284,7 +285,7 @@ def log_sums(step: StepRows, log: Log, rules: dict[str, Credit]) -> Floats:
     highest = np.full(len(step.G), -np.inf)
     np.minimum.at(lowest, step.group, r)
     np.maximum.at(highest, step.group, r)
-    sums = {
+    sums: Sums = {
         "groups": np.ones(len(step.G)),
         "responses": _over(step, np.ones(len(r))),
         "T": _over(step, T),

@@ -327,7 +327,8 @@ def _flags(name: str, values: Any, refuse: Refuse) -> NDArray[np.bool_]:
     flags = whole_numbers(name, values, refuse, "a flag")
     if (flags > 1).any():
         raise refuse(int(flags.argmax()), name, f"{flags.max()} is not true or false")
-    return flags == 1
+    kept: NDArray[np.bool_] = flags == 1
+    return kept
 
 
 def _text_hash(text: Any) -> int:
