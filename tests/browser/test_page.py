@@ -9,6 +9,7 @@ from equipoise import report
 from equipoise.report.watch import HOST, server
 from tests.browser.conftest import until
 from tests.report.folders import make_run
+from tests.report.test_over_seeds import make_seeds
 from tests.report.test_page import HOSTILE
 
 pytestmark = pytest.mark.slow
@@ -333,3 +334,52 @@ def test_a_watched_run_grows_before_the_eyes(tmp_path, open_page):
         thread.join()
     until(page, "document.getElementById('state').textContent.includes('No answer')")
     assert page.locator(".response").count() > 0
+
+
+@pytest.fixture(scope="session")
+def grouped_file(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("seeds")
+    for rule in ("token", "balanced"):
+        for seed in range(3):
+            make_seeds(folder, rule, seed)
+    return report.write([folder], folder / "report.html").as_uri()
+
+
+def test_seeds_are_grouped_and_single_runs_one_click_away(grouped_file, open_page):
+    opened = open_page(grouped_file)
+    page = opened.page
+    scroll_through(page)
+    assert page.locator(".chip").all_inner_texts() == ["balanced", "token"]
+    accuracy = page.locator("figure", has=page.get_by_role("heading", name="acc@8", exact=True))
+    assert accuracy.locator("path.line").count() == accuracy.locator("path.band").count() == 2
+    assert page.get_by_role("heading", name="Differences between variants").count() == 1
+    page.get_by_role("button", name="Single runs").click()
+    scroll_through(page)
+    assert page.locator(".chip").count() == 6
+    assert accuracy.locator("path.line").count() == 6
+    assert accuracy.locator("path.line.run-0").count() == 3  # seeds keep the colour of their variant
+    assert page.get_by_role("heading", name="Differences between variants").count() == 0
+    page.get_by_role("button", name="Group by variant").click()
+    scroll_through(page)
+    assert accuracy.locator("path.line").count() == 2
+    assert opened.complaints == []
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+def test_axe_finds_nothing_in_grouped_runs(grouped_file, open_page, width):
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="axe-playwright-python is not installed")
+    page = open_page(grouped_file, width=width).page
+    scroll_through(page)
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    found = axe.Axe().run(page)
+    assert found.violations_count == 0, found.generate_report()
+
+
+def test_print_draws_every_figure_and_leaves_the_controls_out(grouped_file, open_page):
+    page = open_page(grouped_file, theme="dark").page
+    page.emulate_media(media="print", color_scheme="dark")
+    page.evaluate("dispatchEvent(new Event('beforeprint'))")
+    empty = page.locator("section > .grid-of-figures .plot:not(:has(svg))")
+    assert empty.count() == 0
+    assert not page.locator("#bar").is_visible()
+    assert page.evaluate("getComputedStyle(document.documentElement).colorScheme") == "light"

@@ -3,7 +3,7 @@ import json
 import pytest
 
 from equipoise.report import ReportError, write
-from equipoise.report.runs import MOST_RUNS, find, names, read, signature
+from equipoise.report.runs import MOST_APART, MOST_RUNS, find, names, read, signature
 from tests.report.folders import make_run
 
 
@@ -79,9 +79,13 @@ def test_errors_are_sentences(tmp_path):
         write([tmp_path], page)
     with pytest.raises(ReportError, match="give at least one"):
         write([], page)
+    for i in range(MOST_APART + 1):
+        log(tmp_path / f"run{i}", "")
+    with pytest.raises(ReportError, match=f"{MOST_APART + 1} runs: a page can tell at most {MOST_APART} apart"):
+        write([tmp_path], page)
     for i in range(MOST_RUNS + 1):
         log(tmp_path / f"run{i}", "")
-    with pytest.raises(ReportError, match=f"{MOST_RUNS + 1} runs: a page can tell at most {MOST_RUNS} apart"):
+    with pytest.raises(ReportError, match=f"{MOST_RUNS + 1} runs: a page holds at most {MOST_RUNS}"):
         write([tmp_path], page)
     with pytest.raises(ReportError, match="cannot be written"):
         write([tmp_path / "run0"], tmp_path)

@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from equipoise.evaluate.paired import interval
 from equipoise.report.runs import read
 from equipoise.study import compare as study
-from equipoise.study.compare import Variant, differences, holm, interval, seeds_needed, variants, verdict
+from equipoise.study.compare import Variant, differences, variants, verdict
 from equipoise.train import ConfigError
 
 ROOT = Path(__file__).parents[2]
@@ -37,26 +38,6 @@ def test_the_paired_test_is_scipys():
         assert (d.p, d.low, d.high) == pytest.approx((reference.pvalue, low, high))
 
 
-def test_holm_by_its_definition():
-    """Adjusted p-values are the levels at which the step-down procedure begins to reject each hypothesis."""
-    draw = np.random.default_rng(1)
-    for _ in range(50):
-        p = draw.uniform(0, 0.2, size=draw.integers(1, 6)).tolist()
-
-        def rejected(level: float, p: list[float] = p) -> set[int]:
-            out: set[int] = set()
-            for rank, i in enumerate(sorted(range(len(p)), key=p.__getitem__)):
-                if p[i] > level / (len(p) - rank):
-                    break
-                out.add(i)
-            return out
-
-        for i, adjusted in enumerate(holm(p)):
-            if adjusted < 1:
-                assert i in rejected(adjusted * (1 + 1e-9))
-                assert i not in rejected(adjusted * (1 - 1e-9))
-
-
 def test_false_alarms_are_as_rare_as_promised():
     """Three equal variants: after Holm, at most one comparison in twenty claims something."""
     alarms = sum(any(d.holm < 0.05 for d in differences(drawn(seed, 5, 0.5, 0.5, 0.5))) for seed in range(600))
@@ -69,17 +50,6 @@ def test_the_interval_holds_the_truth_as_often_as_it_says():
         (d,) = differences(drawn(seed, 4, 0.5, 0.53))
         held += d.low <= 0.03 <= d.high
     assert abs(held / 800 - 0.95) < 0.02
-
-
-def test_the_seeds_it_asks_for_give_the_power_it_names():
-    for deviation in (0.004, 0.01, 0.03):
-        n = seeds_needed(deviation)
-        draw = np.random.default_rng(2)
-        d = 0.01 + deviation * draw.standard_normal((4000, n))
-        seen = (stats.ttest_1samp(d, 0, axis=1).pvalue < 0.05).mean()
-        assert 0.77 < seen < (0.95 if n < 6 else 0.84)
-    assert seeds_needed(0.0) == 2
-    assert seeds_needed(100.0) is None
 
 
 def test_pairing_sees_what_the_means_hide():

@@ -265,9 +265,8 @@ def bias(runs: Sequence[Run]) -> Panel | None:
             metric, ("A measure that this version has no sentence for.", "no such bias")
         )
         title = metric.removeprefix("bias/")
-        rows.append(
-            {"head": title, "cells": _compared([mean(run.metrics.get(metric, [])) for run in runs])}
-        )
+        cells = _compared([mean(run.metrics.get(metric, [])) for run in runs])
+        rows.append({"head": title, "metric": metric, "cells": cells})
         figure = curve(runs, (metric, title, what), zero=True, span=1e-2, means=f"0 means: {zero}.")
         figures.append({**figure, "metric": title})
     table = {
@@ -283,11 +282,19 @@ def bias(runs: Sequence[Run]) -> Panel | None:
 
 
 def _compared(means: Sequence[float | None]) -> list[dict[str, Any]]:
+    texts = ["–" if m is None else decimals(m) for m in means]
+    return [{"text": text, "bar": bar} for text, bar in zip(texts, bars(means), strict=True)]
+
+
+def decimals(value: float) -> str:
+    return signed(value, 3).removeprefix("+")
+
+
+def bars(means: Sequence[float | None]) -> list[float | None]:
+    """Each as a share of the largest in its row."""
     largest = max(map(abs, present(means)), default=0.0)
     visible = largest >= 5e-4  # what the table prints as 0 has no bar
-    bars = [None if m is None else rounded(m / largest) if visible else 0.0 for m in means]
-    texts = ["–" if m is None else signed(m, 3).removeprefix("+") for m in means]
-    return [{"text": text, "bar": bar} for text, bar in zip(texts, bars, strict=True)]
+    return [None if m is None else rounded(m / largest) if visible else 0.0 for m in means]
 
 
 def weights(runs: Sequence[Run]) -> Panel | None:
@@ -314,12 +321,13 @@ def _phi(over_time: dict[int, dict[str, list[Any]]], side: str, which: str) -> F
     for i, found in over_time.items():
         low, y, high = ([quantiles[k] for quantiles in found[side]] for k in range(3))
         lines += [{"run": i, "x": found["steps"], "y": y, "low": low, "high": high}] if y else []
-    sentence = "Median over the responses; bar or band: 10 % to 90 %. Made again from the rollout files and the anchor."
+    sentence = "Median over the responses. Made again from the rollout files and the anchor."
     return {
         "id": f"difficulty/{side}",
         "kind": "lines",
         "title": f"Φ where {which}",
         "sentence": sentence,
+        "spread": "Bar or band: 10 % to 90 % of the responses.",
         "lines": lines,
     }
 
@@ -344,10 +352,7 @@ def gaming(runs: Sequence[Run]) -> Panel | None:
         else []
     )
     rows = [
-        {
-            "head": metric.removeprefix("gaming/"),
-            "cells": [{"text": _first_crossing(run, metric)} for run in runs],
-        }
+        {"head": metric.removeprefix("gaming/"), "metric": metric, "cells": [_crossing(run, metric) for run in runs]}
         for metric, _ in shown
     ]
     table = {
@@ -377,15 +382,16 @@ def _measure(runs: Sequence[Run], metric: str, measure: Measure) -> Figure:
     )
 
 
-def _first_crossing(run: Run, metric: str) -> str:
+def first_crossing(run: Run, metric: str) -> int | None:
     """The first step whose running mean lies beyond the threshold."""
     column = running_mean(run.metrics.get(metric, []))
-    found = [
-        s
-        for s, v in zip(run.steps, column, strict=False)
-        if v is not None and MEASURES[metric].crossed(v)
-    ]
-    return f"from step {found[0]}" if found else "never"
+    found = (s for s, v in zip(run.steps, column, strict=False) if v is not None and MEASURES[metric].crossed(v))
+    return next(found, None)
+
+
+def _crossing(run: Run, metric: str) -> dict[str, str]:
+    step = first_crossing(run, metric)
+    return {"text": "never" if step is None else f"from step {step}"}
 
 
 def _judged_greedy(runs: Sequence[Run]) -> Figure:
@@ -429,9 +435,8 @@ def functions(runs: Sequence[Run]) -> Panel | None:
     rows = [
         {
             "head": f"{name}: {title.lower()}",
-            "cells": _compared(
-                [mean(run.metrics.get(f"rewards/{name}/{kind}", [])) for run in runs]
-            ),
+            "metric": f"rewards/{name}/{kind}",
+            "cells": _compared([mean(run.metrics.get(f"rewards/{name}/{kind}", [])) for run in runs]),
         }
         for name in names
         for kind, title in columns.items()

@@ -17,7 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-MOST_RUNS = 24  # what colours and dashes can tell apart
+MOST_APART = 24  # what colours and dashes can tell apart
+MOST_RUNS = 96  # of at most 24 variants
 LARGEST_STEP = 2**53  # beyond it a browser's numbers are not whole
 
 
@@ -51,14 +52,10 @@ def is_run(path: Path) -> bool:
 
 
 def find(paths: Sequence[str | Path]) -> list[Path]:
-    """The run directories meant by `paths`: each is one, or a folder that holds some."""
+    """The run directories meant by `paths`: each is one, or a folder that holds some, or folders of some."""
     found: list[Path] = []
     for path in map(Path, paths):
-        inside = (
-            []
-            if is_run(path) or not path.is_dir()
-            else sorted(p for p in path.iterdir() if is_run(p))
-        )
+        inside = [] if is_run(path) or not path.is_dir() else _inside(path)
         if not path.exists():
             raise ReportError(f"{path}: there is no such run directory")
         if not is_run(path) and not inside:
@@ -70,10 +67,14 @@ def find(paths: Sequence[str | Path]) -> list[Path]:
     if not unique:
         raise ReportError("no run: give at least one run directory")
     if len(unique) > MOST_RUNS:
-        raise ReportError(
-            f"{len(unique)} runs: a page can tell at most {MOST_RUNS} apart; give fewer, or several pages"
-        )
+        raise ReportError(f"{len(unique)} runs: a page holds at most {MOST_RUNS}; give fewer, or several pages")
     return unique
+
+
+def _inside(folder: Path) -> list[Path]:
+    """The runs in a folder, or else those in its folders, as `equipoise compare` lays out variants and their seeds."""
+    here = sorted(p for p in folder.iterdir() if is_run(p))
+    return here or sorted(p for below in folder.iterdir() if below.is_dir() for p in below.iterdir() if is_run(p))
 
 
 def names(paths: Sequence[Path]) -> list[str]:

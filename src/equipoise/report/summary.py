@@ -18,7 +18,7 @@ SENTENCE = (
 
 
 def summary(runs: Sequence[Run]) -> dict[str, Any]:
-    accuracy, best = _first(runs, "acc@"), _first(runs, "best@")
+    accuracy, best = first_metric(runs, "acc@"), first_metric(runs, "best@")
     rows = [_row(run, accuracy, best) for run in runs]
     columns = [c for c in rows[0] if any(row[c] for row in rows)]
     table = {
@@ -35,22 +35,26 @@ def _row(run: Run, accuracy: str, best: str) -> dict[str, str]:
     acc, greedy, top = (peak(run, k) or {} for k in (accuracy, "greedy", best))
     low, high = acc.get("low"), acc.get("high")
     interval = "" if low is None or high is None else f" ±{50 * (high - low):.1f}"
-    done, wanted = run.steps[-1] if run.steps else 0, run.option("train.steps")
     seconds = sum(present(run.metrics.get("timing_s/step", [])))
     return {
-        "steps": str(done) if wanted in (None, done) else f"{done} of {wanted}",
-        f"{accuracy} start": _percent(acc.get("start")),
-        "peak": f"{_percent(acc['peak'])} at {acc['peak_step']}" if acc else "",
-        "last": _percent(acc.get("last")) + interval,
-        "drop": _percent(acc.get("drop")),
+        "steps": shown_steps(run),
+        f"{accuracy} start": percent(acc.get("start")),
+        "peak": f"{percent(acc['peak'])} at {acc['peak_step']}" if acc else "",
+        "last": percent(acc.get("last")) + interval,
+        "drop": percent(acc.get("drop")),
         "greedy": _from_to(greedy),
         best: _from_to(top),
         "loss ×10³": _loss(run),
         "length gap": _mean(run, "bias/group_length_gap"),
         "length": _last(run, "completions/mean_length", ".0f"),
         "entropy": _last(run, "entropy", ".3f"),
-        "time": _time(seconds) if seconds else "",
+        "time": span(seconds) if seconds else "",
     }
+
+
+def shown_steps(run: Run) -> str:
+    done, wanted = run.steps[-1] if run.steps else 0, run.option("train.steps")
+    return str(done) if wanted in (None, done) else f"{done} of {wanted}"
 
 
 def held_out_metrics(run: Run) -> list[str]:
@@ -110,18 +114,17 @@ def _choice(value: Any) -> str:
     return f"{value.get('name', '')}({options})"
 
 
-def _first(runs: Sequence[Run], start: str) -> str:
-    return next(
-        (k for run in runs for k in held_out_metrics(run) if k.startswith(start)), f"{start}n"
-    )
+def first_metric(runs: Sequence[Run], start: str) -> str:
+    """The held-out metric of these runs that begins so."""
+    return next((k for run in runs for k in held_out_metrics(run) if k.startswith(start)), f"{start}n")
 
 
-def _percent(value: float | None) -> str:
+def percent(value: float | None) -> str:
     return "" if value is None else f"{100 * value:.1f}"
 
 
 def _from_to(found: dict[str, Any]) -> str:
-    return f"{_percent(found['start'])}→{_percent(found['last'])}" if found else ""
+    return f"{percent(found['start'])}→{percent(found['last'])}" if found else ""
 
 
 def _loss(run: Run) -> str:
@@ -146,7 +149,7 @@ def _last(run: Run, metric: str, form: str) -> str:
     return format(x[-1], form) if x else ""
 
 
-def _time(seconds: float) -> str:
+def span(seconds: float) -> str:
     m, s = divmod(round(seconds), 60)
     h, m = divmod(m, 60)
     return f"{h} h {m:02d} min" if h else f"{m} min {s:02d} s" if m else f"{s} s"

@@ -24,19 +24,15 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 from rich.table import Table
-from scipy import stats
 
 from equipoise import report
 from equipoise.evaluate import peak
+from equipoise.evaluate.paired import Difference, in_words, interval, paired_differences
 from equipoise.report.runs import Run, read
 from equipoise.report.stability import COLUMNS, Stability, curve_of, stability
 from equipoise.study.runs import train_all
 from equipoise.train import Config, ConfigError, Interrupted, RunFolder, load, read_lines
 
-LEVEL = 0.05
-POWER = 0.8
-POINT = 0.01  # the difference the sample size is reported for
-MOST_SEEDS = 100_000
 EXAMPLE = "objective.aggregation=token,sequence,balanced"
 
 
@@ -60,20 +56,6 @@ class Variant:
 
     def stability(self, score: float) -> list[Stability]:
         return [stability(run, self.metric, score) for run in self.runs]
-
-
-@dataclass(frozen=True)
-class Difference:
-    """b − a within seeds: mean and 95 % interval, the p-value of the paired t-test, and Holm's."""
-
-    a: str
-    b: str
-    mean: float
-    low: float
-    high: float
-    p: float
-    holm: float
-    seeds_for_a_point: int | None  # seeds that would show a difference of one point with 80 % power
 
 
 def compare(
@@ -200,77 +182,14 @@ def _variant(name: str, folders: Sequence[RunFolder], metric: str) -> Variant:
     return Variant(name, scores, peaks, metric, runs)
 
 
-def interval(values: Sequence[float]) -> tuple[float, float]:
-    """Student's 95 % interval of a mean; infinite for a single value."""
-    n = len(values)
-    if n < 2:
-        return -math.inf, math.inf
-    half = float(stats.t.ppf(1 - LEVEL / 2, n - 1)) * float(np.std(values, ddof=1)) / math.sqrt(n)
-    return float(np.mean(values)) - half, float(np.mean(values)) + half
-
-
 def differences(found: Sequence[Variant]) -> list[Difference]:
     """All pairs, in the order of the variants; [] with a single seed,
     which shows no noise to compare with.
     """
     if len(found[0].scores) < 2:
         return []
-    pairs = list(itertools.combinations(found, 2))
-    within = [np.subtract(b.scores, a.scores) for a, b in pairs]
-    p = [paired_p(d) for d in within]
-    return [
-        Difference(
-            a.name,
-            b.name,
-            float(d.mean()),
-            *interval(d.tolist()),
-            p[i],
-            h,
-            seeds_needed(float(d.std(ddof=1))),
-        )
-        for i, ((a, b), d, h) in enumerate(zip(pairs, within, holm(p), strict=True))
-    ]
-
-
-def paired_p(d: np.ndarray) -> float:
-    if not d.any():
-        return 1.0
-    spread = d.std(ddof=1) / math.sqrt(len(d))
-    return float(2 * stats.t.sf(abs(d.mean()) / spread, len(d) - 1)) if spread > 0 else 0.0
-
-
-def holm(p: Sequence[float]) -> list[float]:
-    """Holm's step-down: the smallest times m, the next times m − 1, …,
-    never less than one before it.
-    """
-    order = sorted(range(len(p)), key=lambda i: p[i])
-    out, highest = [0.0] * len(p), 0.0
-    for rank, i in enumerate(order):
-        highest = max(highest, min(1.0, (len(p) - rank) * p[i]))
-        out[i] = highest
-    return out
-
-
-def seeds_needed(deviation: float, difference: float = POINT) -> int | None:
-    """Seeds for a paired t-test at 5 % to see `difference` with 80 % power,
-    given the deviation within seeds.
-    """
-    z = float(stats.norm.ppf(1 - LEVEL / 2) + stats.norm.ppf(POWER))
-    # the normal law's answer, a few seeds too low
-    n = max(2, math.floor((z * deviation / difference) ** 2))
-    if n > MOST_SEEDS:
-        return None
-    while _power(n, deviation, difference) < POWER:
-        n += 1
-    return n
-
-
-def _power(n: int, deviation: float, difference: float) -> float:
-    """Of the paired t-test: the chance that the noncentral t lies beyond the critical value."""
-    if deviation == 0:
-        return 1.0
-    shift, edge = math.sqrt(n) * difference / deviation, float(stats.t.ppf(1 - LEVEL / 2, n - 1))
-    return float(stats.nct.sf(edge, n - 1, shift)) if shift < 30 else 1.0  # it overflows far out
+    pairs = itertools.combinations(found, 2)
+    return paired_differences({(a.name, b.name): np.subtract(b.scores, a.scores) for a, b in pairs})
 
 
 def verdict(found: Sequence[Variant], pairs: Sequence[Difference], metric: str) -> str:
@@ -279,30 +198,7 @@ def verdict(found: Sequence[Variant], pairs: Sequence[Difference], metric: str) 
         return "One variant: nothing to compare."
     if not pairs:
         return "One seed: nothing can be said about a difference; use --seeds 2 or more, 5 to begin with."
-    sure = [d for d in pairs if d.holm < LEVEL]
-    lines = []
-    for d in sorted(sure, key=lambda d: -abs(d.mean)):
-        better, worse, sign = (d.b, d.a, 1) if d.mean > 0 else (d.a, d.b, -1)
-        low, high = sorted((sign * d.low, sign * d.high))
-        lines.append(
-            f"{better} beats {worse} by {100 * abs(d.mean):.1f} points of {metric} "
-            f"(95 % interval {100 * low:.1f} to {100 * high:.1f}, p = {d.holm:.2g} after Holm's correction)."
-        )
-    if len(sure) < len(pairs):
-        unsure = [d for d in pairs if d.holm >= LEVEL]
-        needed = [d.seeds_for_a_point for d in unsure]
-        seeds = (
-            "more seeds than anyone runs"
-            if None in needed
-            else f"{max(n for n in needed if n)} seeds"
-        )
-        which = (
-            "No difference" if not sure else f"Between the other {len(unsure)} pairs no difference"
-        )
-        lines.append(
-            f"{which} detectable at this size ({len(found[0].scores)} seeds); {seeds} would be needed to see 1 point."
-        )
-    return "\n".join(lines)
+    return in_words(pairs, metric)
 
 
 def table(found: Sequence[Variant], metric: str) -> Table:

@@ -16,8 +16,8 @@ from typing import Any
 
 import numpy as np
 
+from equipoise.evaluate.paired import interval
 from equipoise.study import results as found_in
-from equipoise.study.compare import interval
 from equipoise.study.effects import by_dose
 from equipoise.study.plan import Dose, Primary, parse
 

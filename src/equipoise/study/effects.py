@@ -21,8 +21,8 @@ from typing import Any
 import numpy as np
 from scipy import stats
 
+from equipoise.evaluate.paired import LEVEL, POINT, holm, interval, paired_p, seeds_needed
 from equipoise.study import results as found_in
-from equipoise.study.compare import LEVEL, POINT, holm, interval, paired_p, seeds_needed
 from equipoise.study.plan import Dose, Primary, parse
 
 

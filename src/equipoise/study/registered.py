@@ -23,9 +23,9 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from equipoise.evaluate.paired import interval
 from equipoise.study import results as found_in
 from equipoise.study import start
-from equipoise.study.compare import interval
 from equipoise.study.dose_figure import figure
 from equipoise.study.effects import Effect, effects, size_that_matters
 from equipoise.study.plan import Primary, Study, in_turn, parse, read

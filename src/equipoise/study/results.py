@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 
 from equipoise.evaluate.curve import jitter
+from equipoise.evaluate.paired import POINT
 from equipoise.study import closed
-from equipoise.study.compare import POINT
 from equipoise.study.plan import Primary, Study, at_rate, table_of
 from equipoise.train import Config, ConfigError, RunFolder, read_lines
 

@@ -22,6 +22,12 @@ const widths = new ResizeObserver((entries) => {
   }
 });
 
+// Paper has no scrolling: what was never near the screen is drawn before it is printed.
+addEventListener("beforeprint", () => {
+  for (const element of document.querySelectorAll(".chart"))
+    if (element.drawnAt === undefined) element.chart.draw();
+});
+
 function figureView(figure, context) {
   const [make, table] = { lines: [lineChart, lineTable], peaks: [peakChart, peakTable] }[figure.kind];
   const chart = make(figure, context);
@@ -42,7 +48,7 @@ function figureView(figure, context) {
       {},
       h("h3", {}, name(figure.title)),
       figure.metric && figure.metric !== figure.title ? h("code", {}, name(figure.metric)) : null,
-      figure.sentence ? h("p", {}, figure.sentence) : null,
+      figure.sentence ? h("p", {}, [figure.sentence, figure.spread].filter(Boolean).join(" ")) : null,
       figure.means ? h("p", { class: "means" }, figure.means) : null,
     ),
     chart.element,

@@ -2,7 +2,7 @@
 
 function domain(figure, lines) {
   const solid = lines
-    .flatMap((l) => [l.y, l.low, l.high])
+    .flatMap((l) => (figure.band ? [l.y, ...within(lines, l)] : [l.y, l.low, l.high]))
     .filter(Boolean)
     .flat()
     .filter((v) => v != null);
@@ -21,6 +21,15 @@ function domain(figure, lines) {
   return [low === 0 ? 0 : low - room, high === 0 ? 0 : high + room];
 }
 
+// Few seeds have wide intervals: the lines keep a third of the height, and a band beyond that is cut off.
+function within(lines, line) {
+  const all = lines.flatMap((l) => l.y).filter((v) => v != null);
+  const [low, high] = [Math.min(...all), Math.max(...all)];
+  const room = Math.max(high - low, 1e-9);
+  const kept = (values) => (values || []).map((v) => v && Math.max(low - room, Math.min(high + room, v)));
+  return [kept(line.low), kept(line.high)];
+}
+
 const HEIGHT = 220;
 const MARGIN = { right: 10, top: 8, bottom: 34 };
 
@@ -32,8 +41,8 @@ function lineChart(figure, context) {
   let scale = null; // of what is drawn: steps, lines, and X, Y from numbers to pixels
   let at = null; // the cursor, as an index of scale.steps
 
-  const nameOf = (line) => context.data.runs[line.run].name;
-  const xs = (line) => line.x || context.data.runs[line.run].steps;
+  const nameOf = (line) => context.series()[line.run].name;
+  const xs = (line) => line.x || context.series()[line.run].steps;
 
   function update(next) {
     figure = next;
@@ -106,7 +115,7 @@ function lineChart(figure, context) {
     const { lines, X, Y, width, left } = scale;
     const clip = `clip-${Math.random().toString(36).slice(2)}`;
     const inside = { x: left - 5, y: 0, width: width - left - MARGIN.right + 10, height: HEIGHT - MARGIN.bottom + 5 };
-    const spread = lines.length > 2 ? bars : band;
+    const spread = lines.length > 2 && !figure.band ? bars : band;
     return [
       svg("clipPath", { id: clip }, svg("rect", inside)),
       svg(
@@ -138,7 +147,7 @@ function lineChart(figure, context) {
     const x = xs(l);
     const up = known.map((i) => `${X(x[i]).toFixed(1)} ${Y(l.high[i]).toFixed(1)}`);
     const down = known.reverse().map((i) => `${X(x[i]).toFixed(1)} ${Y(l.low[i]).toFixed(1)}`);
-    return [svg("path", { class: `band ${look(l.run).colour}`, d: `M${up.join("L")}L${down.join("L")}Z` })];
+    return [svg("path", { class: `band ${context.look(l.run).colour}`, d: `M${up.join("L")}L${down.join("L")}Z` })];
   }
 
   // Three bands or more on top of each other would be mud: bars, each run a little to the side; of many, the last.
@@ -151,7 +160,7 @@ function lineChart(figure, context) {
       low == null || l.high[i] == null || (n * l.low.length > 60 && i < l.low.length - 1)
         ? ""
         : svg("path", {
-            class: `whisker ${look(l.run).colour}`,
+            class: `whisker ${context.look(l.run).colour}`,
             d: `M${(X(x[i]) + aside).toFixed(1)} ${Y(low).toFixed(1)}V${Y(l.high[i]).toFixed(1)}`,
           }),
     );
@@ -160,12 +169,12 @@ function lineChart(figure, context) {
   function faintLine(l, X, Y, n) {
     const opacity = Math.max(0.07, Math.min(0.4, 0.9 / n)).toFixed(2);
     return l.faint
-      ? [svg("path", { class: `faint ${look(l.run).colour}`, opacity, d: path(xs(l), l.faint, X, Y) })]
+      ? [svg("path", { class: `faint ${context.look(l.run).colour}`, opacity, d: path(xs(l), l.faint, X, Y) })]
       : [];
   }
 
   function boldLine(l, X, Y) {
-    const { colour, dash, marker } = look(l.run);
+    const { colour, dash, marker } = context.look(l.run);
     const x = xs(l),
       n = l.y.length,
       gap = Math.ceil(n / 7);
@@ -205,7 +214,7 @@ function lineChart(figure, context) {
       .querySelector(".cursor")
       .replaceChildren(
         svg("line", { class: "hair", x1: x, x2: x, y1: MARGIN.top, y2: HEIGHT - MARGIN.bottom }),
-        ...here.map((v) => svg("circle", { class: `dot ${look(v.run).colour}`, cx: x, cy: scale.Y(v.value), r: 4 })),
+        ...here.map((v) => svg("circle", { class: `dot ${context.look(v.run).colour}`, cx: x, cy: scale.Y(v.value), r: 4 })),
       );
     const range = (v) => (v.low == null ? "" : ` (${format(v.low)} to ${format(v.high)})`);
     tip.replaceChildren(
@@ -214,8 +223,8 @@ function lineChart(figure, context) {
         h(
           "div",
           {},
-          swatch(v.run),
-          name(context.data.runs[v.run].name),
+          context.swatch(v.run),
+          name(context.series()[v.run].name),
           h("span", { class: "value" }, format(v.value)),
         ),
       ),
@@ -225,7 +234,7 @@ function lineChart(figure, context) {
     if (x + 14 + tip.offsetWidth > scale.width) tip.style.left = `${Math.max(0, x - 14 - tip.offsetWidth)}px`;
     if (announce)
       said.textContent =
-        `Step ${step}. ` + here.map((v) => `${context.data.runs[v.run].name} ${format(v.value)}${range(v)}`).join("; ");
+        `Step ${step}. ` + here.map((v) => `${context.series()[v.run].name} ${format(v.value)}${range(v)}`).join("; ");
   }
 
   function point(event) {
@@ -265,7 +274,7 @@ function lineChart(figure, context) {
 function lineTable(figure, context) {
   const format = formats[figure.unit] || number;
   const columns = figure.lines.flatMap((l) => {
-    const run = context.data.runs[l.run],
+    const run = context.series()[l.run],
       x = l.x || run.steps;
     const column = (title, y) => ({ title, at: new Map(x.map((step, i) => [step, y[i]])) });
     if (l.faint) return [column(run.name, l.faint), column(`${run.name}, line`, l.y)];

@@ -3,7 +3,12 @@
 const context = {
   data: JSON.parse(document.getElementById("data").textContent),
   hidden: new Set(), // names: a watched folder may number its runs anew
-  shows: (run) => !context.hidden.has(context.data.runs[run].name),
+  single: false, // runs one by one, where they could be grouped by variant
+  view: () => (context.data.variants && !context.single ? context.data.variants : context.data),
+  series: () => context.view().runs, // what a line of a figure stands for: variants, or runs
+  look: (i) => look(context.series()[i].look ?? i),
+  swatch: (i) => swatch(context.series()[i].look ?? i),
+  shows: (i) => !context.hidden.has(context.series()[i].name),
 };
 const root = document.documentElement;
 let views = [];
@@ -22,11 +27,11 @@ function tableView(panel) {
     return td;
   };
   const head = (r) => [
-    r.run == null ? name(r.head) : [swatch(r.run), name(context.data.runs[r.run].name)],
+    r.run == null ? name(r.head) : [context.swatch(r.run), name(context.series()[r.run].name)],
     r.below ? h("small", {}, name(r.below)) : null,
   ];
   const update = ({ table }) => {
-    const heads = table.columns.map((c, k) => [table.runs_across && k ? swatch(k - 1) : null, name(c)]);
+    const heads = table.columns.map((c, k) => [table.runs_across && k ? context.swatch(k - 1) : null, name(c)]);
     const rows = table.rows.map((r) => [head(r), r.cells.map(cell)]);
     box.style.setProperty("--columns", table.columns.length - 1);
     box.replaceChildren(tableOf({ class: table.runs_across ? "overview across" : "overview" }, heads, rows));
@@ -75,7 +80,8 @@ function panelView(panel) {
 }
 
 function header() {
-  const { title, about, panels } = context.data;
+  const { title, about } = context.data;
+  const { panels } = context.view();
   const live = root.dataset.mode === "live";
   const places = [...panels.map((p) => [p.id, p.title]), ["samples", "Samples"], ["settings", "Settings"]];
   document.getElementById("top").replaceChildren(
@@ -96,7 +102,7 @@ function header() {
 }
 
 function bar() {
-  const runs = context.data.runs;
+  const runs = context.series();
   const chips = runs.map((run, i) => {
     const chip = h(
       "button",
@@ -111,16 +117,21 @@ function bar() {
           views.forEach((v) => v.redraw?.());
         },
       },
-      swatch(i),
+      context.swatch(i),
       name(run.name),
     );
     return chip;
   });
+  const switchTo = context.single ? "Group by variant" : "Single runs";
+  const grouping = context.data.variants
+    ? h("button", { type: "button", class: "grouping", onclick: regroup }, switchTo)
+    : "";
   const theme = h("button", { type: "button", class: "theme", onclick: toggle });
   document
     .getElementById("bar")
     .replaceChildren(
       h("div", { class: "chips", role: "group", "aria-label": "Runs to show in the figures" }, chips),
+      grouping,
       theme,
     );
   paint(kept());
@@ -156,13 +167,22 @@ function toggle() {
   keep(root.dataset.theme);
 }
 
+// The other view has other panels: the reader stays at the section that was on the screen.
+function regroup() {
+  const at = [...document.querySelectorAll("main > section")].find((s) => s.getBoundingClientRect().bottom > 80);
+  context.single = !context.single;
+  build();
+  document.getElementById(at?.id)?.scrollIntoView({ behavior: "instant" });
+  document.querySelector(".grouping").focus({ preventScroll: true });
+}
+
 function build() {
   near.disconnect();
   widths.disconnect();
   header();
   bar();
   own ??= [samplesView(context), settingsView(context)];
-  views = [...context.data.panels.map(panelView), ...own];
+  views = [...context.view().panels.map(panelView), ...own];
   document.getElementById("main").replaceChildren(...views.map((v) => v.element));
 }
 
@@ -170,11 +190,12 @@ const shape = ({ runs, panels }) =>
   JSON.stringify([runs.map((r) => r.name), panels.map((p) => [p.id, !!p.table, (p.figures || []).map((f) => f.id)])]);
 
 function refresh(next) {
-  const same = shape(next) === shape(context.data);
+  const before = shape(context.view());
   const top = scrollY,
     at = document.activeElement;
   context.data = next;
-  if (same) next.panels.forEach((panel, i) => views[i].update(panel));
+  const same = shape(context.view()) === before;
+  if (same) context.view().panels.forEach((panel, i) => views[i].update(panel));
   else build();
   own.forEach((v) => v.update());
   if (!same) {

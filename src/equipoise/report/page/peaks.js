@@ -27,7 +27,7 @@ function peakChart(figure, context) {
   function draw() {
     const rows = visible();
     lay(rows);
-    const said = (m) => `${context.data.runs[m.run].name} peak ${percent(m.peak)}, last ${percent(m.last)}`;
+    const said = (m) => `${context.series()[m.run].name} peak ${percent(m.peak)}, last ${percent(m.last)}`;
     const label = rows.map((r) => `${r.label}: ${r.marks.map(said).join(", ")}`).join("; ");
     tiles.setAttribute("aria-label", label || "No run is shown.");
     const ends = rows.map((r) => r.marks.flatMap((m) => [m.peak, m.last])).map((v) => [Math.min(...v), Math.max(...v)]);
@@ -61,7 +61,7 @@ function peakChart(figure, context) {
     );
     row.marks.forEach((m, i) => {
       const y = 10 + i * LINE,
-        { colour, marker } = look(m.run);
+        { colour, marker } = context.look(m.run);
       root.append(
         svg("line", { class: `line ${colour}`, x1: X(m.last), x2: X(m.peak), y1: y, y2: y }),
         svg("path", { class: `mark hollow ${colour}`, d: marker, transform: `translate(${X(m.last)} ${y})` }),
@@ -85,7 +85,7 @@ function peakChart(figure, context) {
 
 function peakTable(figure, context) {
   const cells = (m) => [
-    h("td", { class: "words" }, name(context.data.runs[m.run].name)),
+    h("td", { class: "words" }, name(context.series()[m.run].name)),
     percent(m.peak),
     String(m.peak_step),
     percent(m.last),

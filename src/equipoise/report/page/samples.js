@@ -205,7 +205,7 @@ function samplesView(context) {
       h(
         "p",
         { class: "where" },
-        swatch(g.run),
+        swatch(context.data.runs[g.run].look),
         h("b", {}, name(context.data.runs[g.run].name)),
         ` step ${g.step}`,
         g.level ? [", level ", name(g.level)] : null,

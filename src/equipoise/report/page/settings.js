@@ -12,7 +12,7 @@ function settingsView(context) {
   function table(keys, label) {
     const runs = context.data.runs;
     const cell = (value) => h("td", { class: value === undefined ? "words unset" : "words" }, name(value ?? "not set"));
-    const heads = ["option", ...runs.map((r, i) => [swatch(i), name(r.name)])];
+    const heads = ["option", ...runs.map((r) => [swatch(r.look), name(r.name)])];
     const rows = keys.map((k) => [h("code", {}, name(k)), runs.map((r) => cell(r.settings[k]))]);
     return scroller(label, tableOf({ class: "settings" }, heads, rows));
   }
@@ -33,7 +33,7 @@ function settingsView(context) {
     return h(
       "article",
       { class: "card" },
-      h("h4", {}, swatch(i), name(run.name)),
+      h("h4", {}, swatch(run.look), name(run.name)),
       run.command ? known : h("p", {}, "Its settings are not known."),
       run.notes.map((n) => h("p", { class: "note" }, shown(n))),
     );
