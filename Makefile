@@ -24,7 +24,7 @@ VERL := $(VENV)-verl
 VLLM := $(VENV)-vllm
 
 .PHONY: help install quickstart test test-slow test-browser test-kernels test-kernels-quick test-trl test-verl test-vllm \
-	lint typecheck bench docs wheel clean
+	lint typecheck coverage mutation bench docs wheel clean
 
 help:  ## what there is to make
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/:/'
@@ -127,6 +127,16 @@ lint: $(DEV)  ## ruff
 
 typecheck: $(DEV)  ## mypy --strict over all of src
 	$(BIN)/mypy
+
+coverage: $(DEV) $(ISOLATION)  ## lines the default tests run: objective, theory, verifiers at least 95 %, the rest 85
+	$(BIN)/python -m coverage erase
+	$(BIN)/python -m coverage run -m pytest
+	$(BIN)/python -m coverage combine --quiet
+	$(BIN)/python -m coverage json --quiet -o coverage.json
+	$(BIN)/python scripts/coverage_floors.py coverage.json
+
+mutation: $(DEV)  ## 150 changes to objective/, each of which a test must notice: at least 90 %
+	OMP_NUM_THREADS=1 $(BIN)/python scripts/mutation.py src/equipoise/objective tests/objective
 
 bench: $(PEERS)  ## the benchmarks, on an idle machine; figures go to benchmarks/results
 	$(BIN)/python benchmarks/objective.py

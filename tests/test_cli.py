@@ -64,10 +64,14 @@ def test_the_help_of_train_shows_every_option_with_its_sentence(equipoise, flag)
             assert re.search(rf"--{section}\.{key} +{re.escape(help_of(option))}", out), key
 
 
-def test_train_without_a_configuration_shows_how_to_use_it(equipoise):
-    code, out, _ = equipoise("train")
-    assert code == 2
-    assert out.startswith("usage: equipoise train CONFIG.toml")
+@pytest.mark.parametrize("command", ["train", "sft"])
+def test_without_a_configuration_it_says_what_is_missing(equipoise, command):
+    """And not three hundred lines of options, at whose end a reader looks for the mistake in vain."""
+    code, out, err = equipoise(command, "--train.steps", "3")
+    assert (code, out) == (2, "")
+    assert err.startswith(f"usage: equipoise {command} CONFIG.toml")
+    assert f"{command} needs a configuration" in err
+    assert len(err.splitlines()) == 2
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import json
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from equipoise.arguments import TRAIN_USAGE, build_parser, option_names
 
@@ -118,10 +118,23 @@ def _quickstart(options: argparse.Namespace, rest: list[str]) -> None:
     quickstart(Path(options.out), options.seed, options.steps)
 
 
+def _no_configuration(command: str) -> NoReturn:
+    """A wrong command line; all options by their hundreds would hide what is missing."""
+    print(f"usage: equipoise {command} CONFIG.toml [--section.key value ...]", file=sys.stderr)
+    print(
+        f"equipoise: {command} needs a configuration; examples/ has some. "
+        f"`equipoise {command} --help` lists every option.",
+        file=sys.stderr,
+    )
+    sys.exit(2)
+
+
 def _train(options: argparse.Namespace, rest: list[str]) -> None:
     from equipoise.train import Trainer, configured, describe, finished, ranks
 
-    if options.show_help or options.config is None:
+    if options.config is None and not options.show_help:
+        _no_configuration("train")
+    if options.show_help:
         print(f"usage: {TRAIN_USAGE}\n")
         print(
             "Train a model as a configuration says. A section is a table of the TOML file; every option can be"
@@ -134,8 +147,6 @@ def _train(options: argparse.Namespace, rest: list[str]) -> None:
             "  --from-step N  go on after the checkpoint of step N, and forget what came later; 0 begins again\n"
         )
         print(describe())
-        if not options.show_help:
-            sys.exit(2)
         return
     _quiet_transformers()
     config = configured(options.config, rest, resume=options.resume)
@@ -151,7 +162,9 @@ def _sft(options: argparse.Namespace, rest: list[str]) -> None:
     from equipoise.train import describe
     from equipoise.train.sft import Sft
 
-    if options.show_help or options.config is None:
+    if options.config is None and not options.show_help:
+        _no_configuration("sft")
+    if options.show_help:
         print("usage: equipoise sft CONFIG.toml [--resume] [--section.key value ...]\n")
         print(
             "Imitate the responses of a data set, as a configuration says, so that reinforcement learning can start"
@@ -161,8 +174,6 @@ def _sft(options: argparse.Namespace, rest: list[str]) -> None:
         )
         print("completion, or those of task.columns.\n")
         print(describe(SftConfig))
-        if not options.show_help:
-            sys.exit(2)
         return
     _quiet_transformers()
     Sft(load_sft(options.config, rest), resume=options.resume).run()

@@ -1,0 +1,82 @@
+"""The scripts behind `make coverage` and `make mutation`: what they count and what they change."""
+
+import ast
+import json
+
+import pytest
+
+from scripts import coverage_floors, mutation
+
+
+def summary(covered, lines):
+    return {"summary": {"covered_lines": covered, "num_statements": lines, "missing_lines": lines - covered}}
+
+
+@pytest.mark.parametrize(("covered", "status"), [(95, 0), (94, 1)])
+def test_a_missed_floor_is_an_exit_code(tmp_path, capsys, covered, status):
+    files = {
+        "src/equipoise/objective/loss.py": summary(covered, 100),
+        "src/equipoise/train/loop.py": summary(80, 100),
+        "src/equipoise/cli.py": summary(90, 100),
+    }
+    path = tmp_path / "coverage.json"
+    path.write_text(json.dumps({"files": files}))
+    assert coverage_floors.main(str(path)) == status
+    assert coverage_floors.floors({"files": files}) == {"objective": (covered, 95.0), "rest": (85.0, 85.0)}
+    printed = capsys.readouterr().out
+    assert ("MISSED" in printed) == bool(status)
+    assert printed.splitlines()[-3].split() == ["20", "src/equipoise/train/loop.py"]
+
+
+SOURCE = """
+LIMIT = 3
+def f(x: int = 4) -> int:
+    "a string"
+    if x < 2 and not x:
+        raise ValueError(f"{x + 1}: too small")
+    return -x * 5.0 if x else x
+"""
+
+
+def test_every_change_is_one_change():
+    tree = ast.parse(SOURCE)
+    sites = mutation.sites(tree)
+    changes = [mutation.describe(SOURCE, k)[1] for k in range(len(sites))]
+    assert sorted(changes) == sorted([
+        "x < 2 and (not x)  →  x < 2 or not x",
+        "x < 2  →  x <= 2",
+        "2  →  3",
+        "not x  →  x",
+        "return -x * 5.0 if x else x  →  return None",
+        "-x * 5.0 if x else x  →  x if x else -x * 5.0",
+        "-x * 5.0  →  -x / 5.0",
+        "-x  →  x",
+        "5.0  →  6.0",
+    ])  # fmt: skip
+    for k in range(len(sites)):
+        mutant = mutation.mutate(SOURCE, k)
+        compile(mutant, "mutant", "exec")
+        before, after = (ast.unparse(t).splitlines() for t in (ast.parse(SOURCE), mutant))
+        assert sum(a != b for a, b in zip(before, after, strict=True)) == 1
+
+
+def test_a_mutant_is_killed_by_a_test_that_reaches_it_and_survives_one_that_looks_away(tmp_path):
+    (tmp_path / "adding.py").write_text("def add(a, b):\n    return a + b\n")
+    (tmp_path / "test_looks.py").write_text("from adding import add\ndef test_it():\n    assert add(2, 2) == 4\n")
+    (tmp_path / "test_away.py").write_text("from adding import add\ndef test_it():\n    add(2, 2)\n")
+    path = tmp_path / "adding.py"
+    number = [mutation.describe(path.read_text(), k)[1] for k in range(2)].index("a + b  →  a - b")
+
+    def of(*tests):
+        return mutation.verdict("adding", path, number, [str(tmp_path / t) for t in tests], 120, tmp_path)
+
+    assert of("test_looks.py") == "killed"
+    assert of("test_away.py") == "survived"
+    assert of() == "not reached"
+
+
+def test_the_sample_is_the_same_every_time(tmp_path, capsys):
+    (tmp_path / "a.py").write_text(SOURCE)
+    assert mutation.draw(tmp_path, 4, 0) == mutation.draw(tmp_path, 4, 0)
+    assert mutation.draw(tmp_path, 4, 0) != mutation.draw(tmp_path, 4, 1)
+    assert capsys.readouterr().out.startswith("4 of 9 mutants")
