@@ -1,8 +1,10 @@
-"""Hold the line coverage of `coverage json` to its floors: `python scripts/coverage_floors.py coverage.json`.
+"""Hold the line coverage of `coverage json` to its floors: `python scripts/coverage_floors.py
+coverage.json`.
 
-95 % for each of the packages whose numbers are believed (objective, theory, verifiers), 85 % for the rest together.
-Names the files with most lines missing, and leaves with 1 where a floor is missed. Not counted: what pyproject.toml
-omits, which is code that Python does not run here (Triton's kernels) or that needs a package of another environment.
+95 % for each of the packages whose numbers are believed (objective, theory, verifiers), 85 % for
+the rest together. Names the files with most lines missing, and leaves with 1 where a floor is
+missed. Not counted: what pyproject.toml omits, which is code that Python does not run here
+(Triton's kernels) or that needs a package of another environment.
 """
 
 from __future__ import annotations

@@ -1,13 +1,16 @@
-"""Mutation testing of a package: change one operator, number or condition at a time; some test must fail.
+"""Mutation testing of a package: change one operator, number or condition at a time; some test must
+fail.
 
     python scripts/mutation.py src/equipoise/objective tests/objective --sample 150 --out mutation.json
 
-First the tests run once under coverage.py, which says which of them reach each line. Then every sampled mutant runs in
-a process of its own, forked from one that has torch imported, and runs the tests that reach its line, the quickest
-first, until one fails. A mutant that no test fails on is a survivor: a missing test, or a change that changes nothing
-(list those in scripts/mutation_equivalent.json with the reason). A mutant past its time limit counts as killed: it
-hangs. The sample is drawn with a fixed seed, so the same sources give the same mutants. Not covered: mutants of two
-changes, deleted statements, changed strings, and lines of a module that run when it is imported.
+First the tests run once under coverage.py, which says which of them reach each line. Then every
+sampled mutant runs in a process of its own, forked from one that has torch imported, and runs the
+tests that reach its line, the quickest first, until one fails. A mutant that no test fails on is a
+survivor: a missing test, or a change that changes nothing (list those in
+scripts/mutation_equivalent.json with the reason). A mutant past its time limit counts as killed: it
+hangs. The sample is drawn with a fixed seed, so the same sources give the same mutants. Not
+covered: mutants of two changes, deleted statements, changed strings, and lines of a module that run
+when it is imported.
 """
 
 from __future__ import annotations
@@ -65,7 +68,9 @@ def changed(node: ast.AST) -> ast.AST | None:
 
 
 def parts(node: ast.AST) -> Iterator[ast.AST]:
-    """All nodes below, but annotations, defaults' types and what a `raise` says: no test should hold on to words."""
+    """All nodes below, but annotations, defaults' types and what a `raise` says: no test should
+    hold on to words.
+    """
     for field, value in ast.iter_fields(node):
         if field in ("annotation", "returns", "decorator_list"):
             continue

@@ -1,8 +1,9 @@
 """Means over seeds with their intervals, and differences between variants within seeds.
 
-Runs of one seed see the same prompts with the same draws from the same weights, so two variants are compared in pairs:
-the unit is the difference within a seed. Seeds are what is drawn anew; the held-out prompts are the same for all. Not
-here: intervals over prompts or problems (`metrics.py`), and which runs belong to a variant.
+Runs of one seed see the same prompts with the same draws from the same weights, so two variants are
+compared in pairs: the unit is the difference within a seed. Seeds are what is drawn anew; the
+held-out prompts are the same for all. Not here: intervals over prompts or problems (`metrics.py`),
+and which runs belong to a variant.
 """
 
 from __future__ import annotations
@@ -50,8 +51,12 @@ def _quantile(freedom: int) -> float:
     return float(stats.t.ppf(1 - LEVEL / 2, freedom))
 
 
-def paired_differences(within: Mapping[tuple[str, str], Sequence[float] | np.ndarray]) -> list[Difference]:
-    """`within`: (a, b) → b − a of every seed that both have, at least two; Holm's correction is over all pairs."""
+def paired_differences(
+    within: Mapping[tuple[str, str], Sequence[float] | np.ndarray],
+) -> list[Difference]:
+    """`within`: (a, b) → b − a of every seed that both have, at least two; Holm's correction is
+    over all pairs.
+    """
     differences = {pair: np.asarray(d, dtype=float) for pair, d in within.items()}
     p = [paired_p(d) for d in differences.values()]
     return [
@@ -79,7 +84,9 @@ def paired_p(d: np.ndarray) -> float:
 
 
 def holm(p: Sequence[float]) -> list[float]:
-    """Holm's step-down: the smallest times m, the next times m − 1, …, never less than one before it."""
+    """Holm's step-down: the smallest times m, the next times m − 1, …, never less than one before
+    it.
+    """
     order = sorted(range(len(p)), key=lambda i: p[i])
     out, highest = [0.0] * len(p), 0.0
     for rank, i in enumerate(order):
@@ -89,9 +96,13 @@ def holm(p: Sequence[float]) -> list[float]:
 
 
 def seeds_needed(deviation: float, difference: float = POINT) -> int | None:
-    """Seeds for a paired t-test at 5 % to see `difference` with 80 % power, given the deviation within seeds."""
+    """Seeds for a paired t-test at 5 % to see `difference` with 80 % power, given the deviation
+    within seeds.
+    """
     z = float(stats.norm.ppf(1 - LEVEL / 2) + stats.norm.ppf(POWER))
-    n = max(2, math.floor((z * deviation / difference) ** 2))  # the normal law's answer, a few seeds too low
+    n = max(
+        2, math.floor((z * deviation / difference) ** 2)
+    )  # the normal law's answer, a few seeds too low
     if n > MOST_SEEDS:
         return None
     while _power(n, deviation, difference) < POWER:
@@ -108,7 +119,9 @@ def _power(n: int, deviation: float, difference: float) -> float:
 
 
 def in_words(pairs: Sequence[Difference], metric: str) -> str:
-    """What the differences allow to say: who beats whom by how much, and what it would take to see one point."""
+    """What the differences allow to say: who beats whom by how much, and what it would take to see
+    one point.
+    """
     sure = [d for d in pairs if d.holm < LEVEL]
     unsure = [d for d in pairs if d.holm >= LEVEL]
     lines = []
@@ -121,9 +134,17 @@ def in_words(pairs: Sequence[Difference], metric: str) -> str:
         )
     if unsure:
         needed = [d.seeds_for_a_point for d in unsure]
-        wanted = "more seeds than anyone runs" if None in needed else f"{max(n for n in needed if n)} seeds"
-        which = "No difference" if not sure else f"Between the other {len(unsure)} pairs no difference"
+        wanted = (
+            "more seeds than anyone runs"
+            if None in needed
+            else f"{max(n for n in needed if n)} seeds"
+        )
+        which = (
+            "No difference" if not sure else f"Between the other {len(unsure)} pairs no difference"
+        )
         few, many = min(d.seeds for d in pairs), max(d.seeds for d in pairs)
         here = f"{few} seeds" if few == many else f"{few} to {many} seeds"
-        lines.append(f"{which} detectable at this size ({here}); {wanted} would be needed to see 1 point.")
+        lines.append(
+            f"{which} detectable at this size ({here}); {wanted} would be needed to see 1 point."
+        )
     return "\n".join(lines)

@@ -1,8 +1,10 @@
-"""The page's panels with a line, a row or a column per variant: means over its seeds with 95 % intervals of the mean.
+"""The page's panels with a line, a row or a column per variant: means over its seeds with 95 %
+intervals of the mean.
 
-The figures are those of the single runs, folded: at each step the mean over seeds and Student's t interval. The tables
-are made anew, because an interval cannot be had from a cell. A variant of one seed has no interval. Not here: which
-runs are a variant (variants.py), and the single runs, which the page keeps beside this view (panels.py).
+The figures are those of the single runs, folded: at each step the mean over seeds and Student's t
+interval. The tables are made anew, because an interval cannot be had from a cell. A variant of one
+seed has no interval. Not here: which runs are a variant (variants.py), and the single runs, which
+the page keeps beside this view (panels.py).
 """
 
 from __future__ import annotations
@@ -18,7 +20,15 @@ from equipoise.report import stability
 from equipoise.report.panels import Figure, Panel, bars, decimals, first_crossing
 from equipoise.report.runs import Run
 from equipoise.report.series import Column, mean, present, rounded
-from equipoise.report.summary import first_metric, objective, peak, percent, shown_steps, signed, span
+from equipoise.report.summary import (
+    first_metric,
+    objective,
+    peak,
+    percent,
+    shown_steps,
+    signed,
+    span,
+)
 from equipoise.report.variants import VariantRuns
 
 BAND = "Line: mean over seeds. Band: 95 % interval of that mean (Student's t)."
@@ -33,7 +43,9 @@ SENTENCES = {
 }
 
 
-def over_seeds(made: Sequence[Panel], runs: Sequence[Run], found: Sequence[VariantRuns]) -> Iterator[Panel]:
+def over_seeds(
+    made: Sequence[Panel], runs: Sequence[Run], found: Sequence[VariantRuns]
+) -> Iterator[Panel]:
     """`made`: the panels of the single runs, cut to the steps that the seeds of a variant share."""
     groups = [[runs[i] for i in variant.runs] for variant in found]
     for panel in made:
@@ -50,14 +62,24 @@ def over_seeds(made: Sequence[Panel], runs: Sequence[Run], found: Sequence[Varia
 
 def _named(table: dict[str, Any], found: Sequence[VariantRuns]) -> list[str]:
     head, *rest = table["columns"]
-    return [head, *(variant.name for variant in found)] if table.get("runs_across") else ["variant", *rest]
+    return (
+        [head, *(variant.name for variant in found)]
+        if table.get("runs_across")
+        else ["variant", *rest]
+    )
 
 
 def _fold(figure: Figure, runs: Sequence[Run], found: Sequence[VariantRuns]) -> Figure:
-    figure = {key: value for key, value in figure.items() if key != "spread"}  # what the band of one run would mean
+    figure = {
+        key: value for key, value in figure.items() if key != "spread"
+    }  # what the band of one run would mean
     if figure["kind"] == "peaks":
         sentence = f"Means over seeds. {figure['sentence']}"
-        return {**figure, "sentence": sentence, "rows": [_fold_marks(row, found) for row in figure["rows"]]}
+        return {
+            **figure,
+            "sentence": sentence,
+            "rows": [_fold_marks(row, found) for row in figure["rows"]],
+        }
     lines = []
     for i, variant in enumerate(found):
         of_seeds = [line for line in figure["lines"] if line["run"] in variant.runs]
@@ -67,7 +89,9 @@ def _fold(figure: Figure, runs: Sequence[Run], found: Sequence[VariantRuns]) -> 
 
 
 def _mean_line(lines: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Where the lines have steps of their own, at those that all have; else they are aligned already."""
+    """Where the lines have steps of their own, at those that all have; else they are aligned
+    already.
+    """
     if "x" in lines[0]:
         values = [dict(zip(line["x"], line["y"], strict=True)) for line in lines]
         steps = [step for step in lines[0]["x"] if all(step in each for each in values)]
@@ -97,8 +121,17 @@ def _fold_marks(row: dict[str, Any], found: Sequence[VariantRuns]) -> dict[str, 
     for i, variant in enumerate(found):
         of_seeds = [mark for mark in row["marks"] if mark["run"] in variant.runs]
         if of_seeds:
-            means = {k: rounded(statistics.fmean(m[k] for m in of_seeds)) for k in ("peak", "last", "drop")}
-            marks.append({"run": i, **means, "peak_step": statistics.median_low(m["peak_step"] for m in of_seeds)})
+            means = {
+                k: rounded(statistics.fmean(m[k] for m in of_seeds))
+                for k in ("peak", "last", "drop")
+            }
+            marks.append(
+                {
+                    "run": i,
+                    **means,
+                    "peak_step": statistics.median_low(m["peak_step"] for m in of_seeds),
+                }
+            )
     return {**row, "marks": marks}
 
 
@@ -120,14 +153,21 @@ def summary_table(panel: Panel, groups: Sequence[Sequence[Run]]) -> dict[str, An
     return {
         "columns": ["variant", *columns],
         "rows": [
-            {"run": i, "below": objective(group[0]), "cells": [{"text": row[c] or "–"} for c in columns]}
+            {
+                "run": i,
+                "below": objective(group[0]),
+                "cells": [{"text": row[c] or "–"} for c in columns],
+            }
             for i, (group, row) in enumerate(zip(groups, rows, strict=True))
         ],
     }
 
 
 def _summary_row(group: Sequence[Run], accuracy: str, best: str) -> dict[str, str]:
-    scores = {key: [found for run in group if (found := peak(run, key))] for key in (accuracy, "greedy", best)}
+    scores = {
+        key: [found for run in group if (found := peak(run, key))]
+        for key in (accuracy, "greedy", best)
+    }
 
     def points(metric: str, part: str) -> str:
         return between([found[part] for found in scores[metric]], percent, percent)
@@ -137,7 +177,9 @@ def _summary_row(group: Sequence[Run], accuracy: str, best: str) -> dict[str, st
         return f"{percent(start)}→{points(metric, 'last')}" if scores[metric] else ""
 
     def over_steps(metric: str, scale: float, digits: int) -> str:
-        values = [scale * v for run in group if (v := mean(run.metrics.get(metric, []))) is not None]
+        values = [
+            scale * v for run in group if (v := mean(run.metrics.get(metric, []))) is not None
+        ]
         return between(values, lambda v: signed(v, digits), lambda v: f"{v:.{digits}f}")
 
     seconds = [sum(present(run.metrics.get("timing_s/step", []))) for run in group]
@@ -156,7 +198,9 @@ def _summary_row(group: Sequence[Run], accuracy: str, best: str) -> dict[str, st
 
 
 def differences(groups: Sequence[Sequence[Run]], found: Sequence[VariantRuns]) -> Panel | None:
-    """Every pair of variants at the last evaluation, within the seeds that both have evaluated at the same step."""
+    """Every pair of variants at the last evaluation, within the seeds that both have evaluated at
+    the same step.
+    """
     metric = first_metric([run for group in groups for run in group], "acc@")
     last = [_last_by_seed(group, metric) for group in groups]
     within = {}
@@ -179,7 +223,12 @@ def differences(groups: Sequence[Sequence[Run]], found: Sequence[VariantRuns]) -
         "seed see the same prompts. About training noise on these held-out prompts, not about other prompts."
     )
     table = {"columns": columns, "rows": rows}
-    return {"id": "differences", "title": "Differences between variants", "sentence": sentence, "table": table}
+    return {
+        "id": "differences",
+        "title": "Differences between variants",
+        "sentence": sentence,
+        "table": table,
+    }
 
 
 def _last_by_seed(group: Sequence[Run], metric: str) -> dict[tuple[Any, int], float]:
@@ -199,7 +248,9 @@ def means_table(panel: Panel, groups: Sequence[Sequence[Run]]) -> dict[str, Any]
         values = [[mean(run.metrics.get(row["metric"], [])) for run in group] for group in groups]
         texts = [between(each, decimals, lambda v: f"{v:.3f}") or "–" for each in values]
         shares = bars([mean(each) for each in values])
-        rows.append({**row, "cells": [{"text": t, "bar": b} for t, b in zip(texts, shares, strict=True)]})
+        rows.append(
+            {**row, "cells": [{"text": t, "bar": b} for t, b in zip(texts, shares, strict=True)]}
+        )
     return {**panel["table"], "rows": rows}
 
 
@@ -209,7 +260,9 @@ def gaming_table(panel: Panel, groups: Sequence[Sequence[Run]]) -> dict[str, Any
     for row in panel["table"]["rows"]:
         cells = []
         for group in groups:
-            crossed = [step for run in group if (step := first_crossing(run, row["metric"])) is not None]
+            crossed = [
+                step for run in group if (step := first_crossing(run, row["metric"])) is not None
+            ]
             several = f"{len(crossed)} of {len(group)} seeds, " if len(group) > 1 else ""
             cells.append({"text": f"{several}from step {min(crossed)}" if crossed else "never"})
         rows.append({**row, "cells": cells})
@@ -217,7 +270,9 @@ def gaming_table(panel: Panel, groups: Sequence[Sequence[Run]]) -> dict[str, Any
 
 
 def stability_table(panel: Panel, groups: Sequence[Sequence[Run]]) -> dict[str, Any] | None:
-    """Steps to the common score as a median over seeds, which may never reach it; the other measures as means."""
+    """Steps to the common score as a median over seeds, which may never reach it; the other
+    measures as means.
+    """
     everyone = [run for group in groups for run in group]
     metric = first_metric(everyone, "acc@")
     score = stability.common_score(everyone, metric)
@@ -226,7 +281,9 @@ def stability_table(panel: Panel, groups: Sequence[Sequence[Run]]) -> dict[str, 
     rows = []
     for i, group in enumerate(groups):
         measured = [stability.stability(run, metric, score) for run in group]
-        steps = statistics.median(math.inf if each.steps is None else each.steps for each in measured)
+        steps = statistics.median(
+            math.inf if each.steps is None else each.steps for each in measured
+        )
         texts = [f"{steps:.0f}" if math.isfinite(steps) else "–"]
         for key in _measures(panel):
             form = stability.COLUMNS[key][1]

@@ -57,19 +57,27 @@ def write(runs: Sequence[str | Path], out: str | Path) -> Path:
 
 def data(paths: Sequence[Path]) -> dict[str, Any]:
     """Everything the page shows, as plain JSON."""
-    runs = [run_folders.read(path, name) for path, name in zip(paths, run_folders.names(paths), strict=True)]
+    runs = [
+        run_folders.read(path, name)
+        for path, name in zip(paths, run_folders.names(paths), strict=True)
+    ]
     found = variants(runs)
     apart = len(found) or len(runs)
     if apart > MOST_APART:
         what = "variants" if found else "runs"
-        raise ReportError(f"{apart} {what}: a page can tell at most {MOST_APART} apart; give fewer, or several pages")
+        raise ReportError(
+            f"{apart} {what}: a page can tell at most {MOST_APART} apart; give fewer, or several pages"
+        )
     n = points(runs)
     looks = _looks(len(runs), found)
     made = list(panels(runs))
     content = {
         "title": _title(runs, found),
         "about": " on ".join(filter(None, (_all(runs, "model.name"), _all(runs, "task.name")))),
-        "runs": [_run(run, n, samples.BYTES // len(runs), look) for run, look in zip(runs, looks, strict=True)],
+        "runs": [
+            _run(run, n, samples.BYTES // len(runs), look)
+            for run, look in zip(runs, looks, strict=True)
+        ],
         "panels": made,
     }
     return {**content, "variants": _variants(runs, found, made)} if found else content
@@ -77,12 +85,18 @@ def data(paths: Sequence[Path]) -> dict[str, Any]:
 
 def _title(runs: Sequence[Run], found: Sequence[VariantRuns]) -> str:
     if found:
-        return f"{len(found)} variants, {len(runs)} runs" if len(found) > 1 else f"{len(runs)} seeds of {found[0].name}"
+        return (
+            f"{len(found)} variants, {len(runs)} runs"
+            if len(found) > 1
+            else f"{len(runs)} seeds of {found[0].name}"
+        )
     return runs[0].name if len(runs) == 1 else f"{len(runs)} runs compared"
 
 
 def _looks(runs: int, found: Sequence[VariantRuns]) -> list[int]:
-    """Numbers of the looks of single runs: seeds of a variant share its colour (the number modulo 8)."""
+    """Numbers of the looks of single runs: seeds of a variant share its colour (the number modulo
+    8).
+    """
     looks = list(range(runs))
     if len(found) <= 8:
         for i, variant in enumerate(found):
@@ -91,15 +105,21 @@ def _looks(runs: int, found: Sequence[VariantRuns]) -> list[int]:
     return looks
 
 
-def _variants(runs: Sequence[Run], found: Sequence[VariantRuns], made: list[Panel]) -> dict[str, Any]:
-    """The same panels over variants. `made` serves where no run has to be cut to the steps of its fellows."""
+def _variants(
+    runs: Sequence[Run], found: Sequence[VariantRuns], made: list[Panel]
+) -> dict[str, Any]:
+    """The same panels over variants. `made` serves where no run has to be cut to the steps of its
+    fellows.
+    """
     shared = aligned(runs, found)
     same = all(a is b for a, b in zip(runs, shared, strict=True))
     n = points(shared)
     shown = []
     for variant in found:
         longest = max((shared[i].steps for i in variant.runs), key=len)
-        shown.append({"name": variant.name, "steps": [longest[b[-1]] for b in buckets(len(longest), n)]})
+        shown.append(
+            {"name": variant.name, "steps": [longest[b[-1]] for b in buckets(len(longest), n)]}
+        )
     folded = over_seeds(made if same else list(panels(shared)), shared, found)
     return {"runs": shown, "panels": list(folded)}
 

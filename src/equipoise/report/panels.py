@@ -352,7 +352,11 @@ def gaming(runs: Sequence[Run]) -> Panel | None:
         else []
     )
     rows = [
-        {"head": metric.removeprefix("gaming/"), "metric": metric, "cells": [_crossing(run, metric) for run in runs]}
+        {
+            "head": metric.removeprefix("gaming/"),
+            "metric": metric,
+            "cells": [_crossing(run, metric) for run in runs],
+        }
         for metric, _ in shown
     ]
     table = {
@@ -385,7 +389,11 @@ def _measure(runs: Sequence[Run], metric: str, measure: Measure) -> Figure:
 def first_crossing(run: Run, metric: str) -> int | None:
     """The first step whose running mean lies beyond the threshold."""
     column = running_mean(run.metrics.get(metric, []))
-    found = (s for s, v in zip(run.steps, column, strict=False) if v is not None and MEASURES[metric].crossed(v))
+    found = (
+        s
+        for s, v in zip(run.steps, column, strict=False)
+        if v is not None and MEASURES[metric].crossed(v)
+    )
     return next(found, None)
 
 
@@ -436,7 +444,9 @@ def functions(runs: Sequence[Run]) -> Panel | None:
         {
             "head": f"{name}: {title.lower()}",
             "metric": f"rewards/{name}/{kind}",
-            "cells": _compared([mean(run.metrics.get(f"rewards/{name}/{kind}", [])) for run in runs]),
+            "cells": _compared(
+                [mean(run.metrics.get(f"rewards/{name}/{kind}", [])) for run in runs]
+            ),
         }
         for name in names
         for kind, title in columns.items()

@@ -52,7 +52,9 @@ def is_run(path: Path) -> bool:
 
 
 def find(paths: Sequence[str | Path]) -> list[Path]:
-    """The run directories meant by `paths`: each is one, or a folder that holds some, or folders of some."""
+    """The run directories meant by `paths`: each is one, or a folder that holds some, or folders of
+    some.
+    """
     found: list[Path] = []
     for path in map(Path, paths):
         inside = [] if is_run(path) or not path.is_dir() else _inside(path)
@@ -67,14 +69,20 @@ def find(paths: Sequence[str | Path]) -> list[Path]:
     if not unique:
         raise ReportError("no run: give at least one run directory")
     if len(unique) > MOST_RUNS:
-        raise ReportError(f"{len(unique)} runs: a page holds at most {MOST_RUNS}; give fewer, or several pages")
+        raise ReportError(
+            f"{len(unique)} runs: a page holds at most {MOST_RUNS}; give fewer, or several pages"
+        )
     return unique
 
 
 def _inside(folder: Path) -> list[Path]:
-    """The runs in a folder, or else those in its folders, as `equipoise compare` lays out variants and their seeds."""
+    """The runs in a folder, or else those in its folders, as `equipoise compare` lays out variants
+    and their seeds.
+    """
     here = sorted(p for p in folder.iterdir() if is_run(p))
-    return here or sorted(p for below in folder.iterdir() if below.is_dir() for p in below.iterdir() if is_run(p))
+    return here or sorted(
+        p for below in folder.iterdir() if below.is_dir() for p in below.iterdir() if is_run(p)
+    )
 
 
 def names(paths: Sequence[Path]) -> list[str]:

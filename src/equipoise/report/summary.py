@@ -116,7 +116,9 @@ def _choice(value: Any) -> str:
 
 def first_metric(runs: Sequence[Run], start: str) -> str:
     """The held-out metric of these runs that begins so."""
-    return next((k for run in runs for k in held_out_metrics(run) if k.startswith(start)), f"{start}n")
+    return next(
+        (k for run in runs for k in held_out_metrics(run) if k.startswith(start)), f"{start}n"
+    )
 
 
 def percent(value: float | None) -> str:

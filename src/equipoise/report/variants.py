@@ -1,7 +1,7 @@
 """Which runs are one variant: those whose configurations are the same but for the seed.
 
-A run without a configuration is a variant of its own, and so is a repetition of a seed, which is no second draw. Not
-here: what is made of a variant's runs (over_seeds.py).
+A run without a configuration is a variant of its own, and so is a repetition of a seed, which is no
+second draw. Not here: what is made of a variant's runs (over_seeds.py).
 """
 
 from __future__ import annotations
@@ -14,7 +14,9 @@ from typing import Any
 
 from equipoise.report.runs import Run
 
-APART = frozenset({("train", "seed"), ("train", "out"), ("train", "threads")})  # what seeds of a variant may differ in
+APART = frozenset(
+    {("train", "seed"), ("train", "out"), ("train", "threads")}
+)  # what seeds of a variant may differ in
 
 
 @dataclass(frozen=True)
@@ -26,7 +28,9 @@ class VariantRuns:
 
 
 def variants(runs: Sequence[Run]) -> list[VariantRuns]:
-    """In the order of their first runs; [] where no two runs are one variant, so that nothing is to be grouped."""
+    """In the order of their first runs; [] where no two runs are one variant, so that nothing is to
+    be grouped.
+    """
     together: dict[str, list[int]] = {}
     seen: Counter[str] = Counter()
     for i, run in enumerate(runs):
@@ -37,7 +41,9 @@ def variants(runs: Sequence[Run]) -> list[VariantRuns]:
     found = [sorted(members, key=lambda i: _seed(runs[i])) for members in together.values()]
     if all(len(members) == 1 for members in found):
         return []
-    return [VariantRuns(name, members) for name, members in zip(_names(runs, found), found, strict=True)]
+    return [
+        VariantRuns(name, members) for name, members in zip(_names(runs, found), found, strict=True)
+    ]
 
 
 def _options(run: Run) -> dict[str, Any]:
@@ -57,7 +63,9 @@ def _seed(run: Run) -> int:
 
 
 def _names(runs: Sequence[Run], found: Sequence[Sequence[int]]) -> list[str]:
-    """The folder that holds a variant's seeds, as `compare` lays them out, or else the options that differ."""
+    """The folder that holds a variant's seeds, as `compare` lays them out, or else the options that
+    differ.
+    """
     folders = [{runs[i].path.resolve().parent for i in members} for members in found]
     owners = Counter(folder for parents in folders for folder in parents)
     by_folder = []
@@ -74,8 +82,15 @@ def _names(runs: Sequence[Run], found: Sequence[Sequence[int]]) -> list[str]:
 def _differing(options: dict[str, Any], runs: Sequence[Run], found: Sequence[Sequence[int]]) -> str:
     everyone = [_options(runs[members[0]]) for members in found]
     keys = dict.fromkeys(key for each in everyone for key in each)
-    differ = [key for key in keys if len({json.dumps(each.get(key), default=str) for each in everyone}) > 1]
-    return ", ".join(f"{key.partition('.')[2]}={_short(options.get(key))}" for key in differ) or "all runs"
+    differ = [
+        key
+        for key in keys
+        if len({json.dumps(each.get(key), default=str) for each in everyone}) > 1
+    ]
+    return (
+        ", ".join(f"{key.partition('.')[2]}={_short(options.get(key))}" for key in differ)
+        or "all runs"
+    )
 
 
 def _short(value: Any) -> str:
@@ -95,7 +110,9 @@ def _distinct(names: Sequence[str]) -> list[str]:
 
 
 def aligned(runs: Sequence[Run], found: Sequence[VariantRuns]) -> list[Run]:
-    """The runs cut to the steps that all begun seeds of their variant have, so that a mean is always over the same."""
+    """The runs cut to the steps that all begun seeds of their variant have, so that a mean is
+    always over the same.
+    """
     out = list(runs)
     for variant in found:
         begun = [runs[i].steps for i in variant.runs if runs[i].steps]
