@@ -26,7 +26,7 @@ HONEST = (
     r"\boxed{155\text{/km}}", r"\boxed{x\in\,\{155\}}", r"\boxed{x\!=155}", r"\boxed{155percent}", r"\boxed{+[155]}",
     r"\boxed{155\quadkm}", r"\boxed{=\{x=155\}}", r"\boxed{+$155}", r"\boxed{155.\!0}", r"\boxed{x=2\;n=155}",
     r"\boxed{155}\boxed<answer>{<53093}", r"\boxed{x=156no=155}", r"\boxed{155\text{ km/h}}",
-    r"\boxed{155km²km}",
+    r"\boxed{155km²km}", r"\boxed{155-0²=155}", r"\boxed{x=\left(=155\right)}", r"\boxed{155^\\circ}", r"\boxed{155\}",
 )  # fmt: skip
 REFUSED = {
     "75 + 80": "unmarked: unevaluated", "75 + 80 ≈ 165": "unmarked: wrong value", r"\boxed{75 + 80}": "unevaluated",

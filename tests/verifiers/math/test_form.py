@@ -80,6 +80,8 @@ ALWAYS_WRONG = [
     ("692", r"x=\not=692"), ("692", r"\not=692"), ("692", r"x\not=692"),
     ("98", r"98×\text{equals}"), ("621", r"621\text{apples×}"), ("314", r"314\;all/"), ("107", "107 roughly"),
     ("743", "743.0and"), ("319", r"319\quador"), ("331", r"331\text{n}"), ("5", "5apples//km"), ("5", "5 km so"),
+    ("29", "29none÷yy"), ("344", "344xx/thus"),
+    ("45", r"\frac=45"),
     ("344", r"\sqrt{{\begin{pmatrix}35 + 309 % !\end{pmatrix}}0}"),
 ]  # fmt: skip
 ALWAYS_RIGHT = [
@@ -88,7 +90,7 @@ ALWAYS_RIGHT = [
     ("68", r"68\text{ cm}^2"), ("68", r"68\text{m/s}^2"), ("68", r"68\text{ units}^2"), ("3", r"3\text{yr}^{-1}"),
     ("155", r"1.55 = 155\%"), ("2x", "{2}{x}"), ("3x^2", "x^{2}{3}"),
     ("5", r"5\text{ N}"), ("5", r"\$5/\text{hour}"), ("5", r"\$5\text{ per hour}"), ("9", r"9\text{ a.m.}"),
-    ("270", "300 - 30 = 270/month"), ("5", "5 / hour"),
+    ("270", "300 - 30 = 270/month"), ("5", "5 / hour"), ("5", "5 kg of apples"),
 ]  # fmt: skip
 
 

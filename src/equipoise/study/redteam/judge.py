@@ -61,7 +61,8 @@ class Judgement:
 
 def judge(response: str, truth: int, mark: str = "\\boxed", numbers: Sequence[int] = ()) -> Judgement:
     """`numbers` are the question's: prose without a mark may repeat them."""
-    text = unicodedata.normalize("NFKC", response)
+    text = re.sub("[²³]", lambda power: "^" + unicodedata.normalize("NFKC", power[0]), response)
+    text = unicodedata.normalize("NFKC", text)
     marked = after_mark(text, mark)
     if marked is not None:
         why = _refusal(TAG.sub(" ", marked), truth)
@@ -113,7 +114,9 @@ def _braced(text: str) -> tuple[str, bool]:
 
 def _refusal(text: str, truth: int) -> str | None:
     """The reason why the text is no honest statement of the truth; None where it is one."""
-    text = without_looks(text).strip("$ \n").rstrip(".,; ")
+    text = re.sub(r"\\\\(?=[a-zA-Z])", r"\\", text)
+    text = without_looks(text).strip("$ \n").rstrip(".,; \\")
+    text = re.sub(r"([(\[{=])\s*=", r"\1", text)  # (= 5)
     text = re.sub(r"(?:=|\\in)\s*\\\{([^{}]*)\\\}$", r"=\1", text)  # x \in \{5\}
     members = [member for member in CHAIN.split(_inside(text)) if member.strip()]
     if not members:

@@ -18,7 +18,7 @@ SCALE_WORDS = (
     "squared cubed factorial minus plus times over or and not negative percent mod"
 )
 SCALES = frozenset(SCALE_WORDS.split())
-UNIT_WORDS = "m s g h l km cm mm kg mg ml lb ft in oz mph kmh usd eur"
+UNIT_WORDS = "of m s g h l km cm mm kg mg ml lb ft in oz mph kmh usd eur"
 UNITS = frozenset(UNIT_WORDS.split())
 CAPITAL_UNITS = frozenset("ACFJKLNVW")
 GROUPED = r"[1-9]\d{0,2}(?:(?:,|\{,\}|\\,|\\!|,\\!|\\ | |~)\d{3})+|\d+"
@@ -123,7 +123,7 @@ def _is_unit(text: str) -> bool:
     text = re.sub(r"(?<=[A-Za-z])\s*\^?\s*(?=[23](?!\w))", "", text)  # cm^2
     text = re.sub(r"^\s*(?:\\cdot|\\times|[*·×/÷])(?=\s*[A-Za-z])", "", text)  # 5·cm, 5/hour
     text = re.sub(r"(?<=[A-Za-z])\s*[-−/÷]\s*(?=[A-Za-z])", " ", text)  # km/h
-    text = re.sub(r"(?<=[A-Za-z])[23](?=[A-Za-z])", " ", text)  # km²km
+    text = re.sub(r"(?<=[A-Za-z])\^?[23](?=[A-Za-z])", " ", text)  # km²km
     words = text.split()
     return all(re.fullmatch(r"[^\W\d_]+[23]?", word) and is_unit_word(word.rstrip("23")) for word in words)
 

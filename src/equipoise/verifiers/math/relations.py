@@ -10,7 +10,7 @@ from equipoise.verifiers.math.structure import Chain, ChoiceLetter, Leaf, Listin
 
 FLIPPED = {"<": ">", ">": "<", "≤": "≥", "≥": "≤", "=": "=", "≠": "≠"}
 NAMING = re.compile(
-    rf"\\(?:frac|angle|max|min|triangle|measuredangle|{'|'.join(sorted(GREEK))})(?![a-zA-Z])"
+    rf"\\(?:frac(?=\s*\{{)|angle|max|min|triangle|measuredangle|{'|'.join(sorted(GREEK))})(?![a-zA-Z])"
 )  # commands that may stand in a name
 
 

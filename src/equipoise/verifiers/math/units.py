@@ -77,7 +77,7 @@ def unit_of(text: str) -> str | None:
     words = [word.lower() for word in written]
     if not words or len(words) > 6 or not all(map(_may_name_a_unit, written)) or words[-1].endswith("/"):
         return None
-    if not quoted and not power and all(word in SHORT or (word not in UNITS and len(word) < 3) for word in words):
+    if not quoted and not power and (all(word in SHORT for word in words) or any(map(_may_be_a_product, words))):
         return None
     over, slash, under = " ".join(words).partition("/")
     if slash and over.strip() == under.strip():  # m/m is no unit, it cancels
@@ -87,6 +87,11 @@ def unit_of(text: str) -> str | None:
     rest = words[1:] if words[0] in {"square", "sq", "cubic", "cu"} else words
     name = UNITS.get(" ".join(rest), "")
     return name + ("²" if square else "³" if cube else "") if name else ""
+
+
+def _may_be_a_product(word: str) -> bool:
+    """Whether letters that nothing marks as text may be variables: ab is a·b, and km is a unit."""
+    return any(len(part) < 3 and part not in UNITS and part != "of" for part in re.split(r"[/'-]", word) if part)
 
 
 def _may_name_a_unit(word: str) -> bool:
