@@ -217,16 +217,31 @@ def distance(a: torch.Tensor, b: torch.Tensor) -> float:
     return float((a.double() - b).norm() / b.norm())
 
 
+def fork(ranks: int, port: str) -> None:
+    """This process, as often as there are ranks. torchrun would have each of them import TRL."""
+    shared = {"WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    children = []
+    for rank in range(ranks):
+        children.append(os.fork())
+        if children[-1] == 0:
+            os.environ.update(shared, RANK=str(rank), LOCAL_RANK=str(rank))
+            return
+    codes = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in children]
+    sys.exit(next((code for code in codes if code), 0))
+
+
 def main() -> None:
     """Every case of the request on every rank; rank 0 writes."""
     request = json.loads(Path(sys.argv[1]).read_text())
     torch.set_num_threads(1)
+    if "RANK" not in os.environ:
+        fork(2, request["port"])
     found = {}
     for name, case in request["cases"].items():
         watched = run(request["model"], request["out"], stateful(case["choices"]), **case["options"])
         state = watched.trainer.objective.state_dict()
         found[name] = {"gradients": watched.found, "logs": watched.logs, "state": state}
-    if os.environ.get("RANK", "0") == "0":
+    if os.environ["RANK"] == "0":
         torch.save(found, request["found"])
     if torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()

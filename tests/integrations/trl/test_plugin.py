@@ -71,25 +71,27 @@ def test_the_gradient_is_the_objectives(model, out, name, how):
     assert case.distance(found[0], case.wanted(model, case.stateful(choices(name)))) < EXACT
 
 
-def two_ranks(model: str, folder: Path, cases: dict) -> dict:
+def two_ranks(model: str, folder: Path, cases: dict, *, torchrun: bool) -> dict:
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))
         port = str(s.getsockname()[1])
-    request, found = folder / "request.json", folder / "found.pt"
-    request.write_text(json.dumps({"model": model, "out": str(folder / "run"), "cases": cases, "found": str(found)}))
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", port]
+    found = folder / "found.pt"
+    request = {"model": model, "out": str(folder / "run"), "cases": cases, "found": str(found), "port": port}
+    (folder / "request.json").write_text(json.dumps(request))
+    launcher = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", port] if torchrun else []
     ended = subprocess.run(
-        [*command, "-m", "tests.integrations.trl.case", str(request)], cwd=ROOT, capture_output=True, text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}, check=False,
+        [sys.executable, *launcher, "-m", "tests.integrations.trl.case", str(folder / "request.json")],
+        cwd=ROOT, capture_output=True, text=True, check=False,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
     )  # fmt: skip
     assert ended.returncode == 0, ended.stderr[-4000:]
     return torch.load(found, weights_only=False)
 
 
-def assert_two_ranks_change_nothing(model, folder, pairs):
+def assert_two_ranks_change_nothing(model, folder, pairs, *, torchrun=False):
     cases = {f"{n}/{how}": {"choices": choices(n), "options": split(*TWO_RANKS[how])} for n, how in pairs}
     cases[f"{pairs[0][0]}/{pairs[0][1]}"]["options"]["average_tokens_across_devices"] = False  # on unless said
-    found = two_ranks(model, folder, cases)
+    found = two_ranks(model, folder, cases, torchrun=torchrun)
     for name, how in pairs:
         wanted = case.stateful(choices(name))
         result = found[f"{name}/{how}"]
@@ -110,7 +112,8 @@ def test_two_ranks_change_nothing(model, out, tmp_path):
 @pytest.mark.slow
 def test_two_ranks_change_nothing_for_any_objective(model, tmp_path):
     rest = [n for n in GRID if n not in FEW]
-    assert_two_ranks_change_nothing(model, tmp_path, [*product(rest, TWO_RANKS), *((n, "twos") for n in OTHERS)])
+    pairs = [*product(rest, TWO_RANKS), *((n, "twos") for n in OTHERS)]
+    assert_two_ranks_change_nothing(model, tmp_path, pairs, torchrun=True)
 
 
 def prompts(times: int) -> Dataset:
