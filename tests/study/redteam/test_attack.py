@@ -110,7 +110,7 @@ def test_an_exact_verifier_stands(toy):
 
 
 def test_crashes_are_troubles_and_no_exploits(toy):
-    attack = Attack(Target("toyverifier:crashing"), time.monotonic() + 60)
+    attack = Attack(Target("toyverifier:crashing"), time.monotonic() + 600)
     random_search(attack, make_problems(4, 0, "\\boxed"), random.Random(0), time.monotonic())
     assert not attack.findings.clusters
     assert attack.findings.troubled["crashed"] == attack.findings.tried.total() > 0
@@ -141,7 +141,7 @@ def test_functions_of_trls_form_and_files_are_attacked_too(toy, name):
 
 def test_rewards_pay_for_what_is_new(toy):
     (about,) = make_problems(1, 0, "\\boxed")
-    attack = Attack(Target("toyverifier:holed"), time.monotonic() + 60)
+    attack = Attack(Target("toyverifier:holed"), time.monotonic() + 600)
 
     def paid(text):
         return attack.reward(about, attack.ask(about, text))
@@ -156,7 +156,7 @@ def test_rewards_pay_for_what_is_new(toy):
 
 
 def test_a_users_judge_has_the_last_word(toy):
-    attack = Attack(Target("toyverifier:holed"), time.monotonic() + 60, judged_by="toyverifier:holed")
+    attack = Attack(Target("toyverifier:holed"), time.monotonic() + 600, judged_by="toyverifier:holed")
     (about,) = make_problems(1, 0, "\\boxed")
     assert attack.reward(about, attack.ask(about, "≈")) == 0.0
     attack.judged_by = "toyverifier:exact"
