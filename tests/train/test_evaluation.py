@@ -127,7 +127,7 @@ def test_one_sample():
 @pytest.mark.parametrize("count", [1, 2, 3, 4])
 def test_any_number_of_processes_measures_the_same(count):
     whole, _ = measure()
-    slots, everyone = [None] * count, threading.Barrier(count, timeout=60)
+    slots, everyone = [None] * count, threading.Barrier(count, timeout=600)
 
     def process(me):
         def share(items):

@@ -216,7 +216,7 @@ def test_a_second_process_in_the_same_folder(server, train, model, tmp_path):
     assert steps == list(range(1, len(steps) + 1))
 
 
-def wait_for(condition, patience: float = 300.0):
+def wait_for(condition, patience: float = 900.0):
     deadline = time.monotonic() + patience
     while not condition():
         assert time.monotonic() < deadline, "it did not come"
@@ -278,6 +278,16 @@ class FullDisk:
         return self.real(*arguments, **options)
 
 
+WRITING = {"train__checkpoint_every": 2, "log__terminal": False, "log__rollouts_every": 2}
+
+
+@pytest.fixture(scope="module")
+def undisturbed(model, tmp_path_factory):
+    out = tmp_path_factory.mktemp("undisturbed") / "run"
+    Trainer(settings(model, out, **WRITING)).run()
+    return outcome(out)
+
+
 @pytest.mark.parametrize(
     ("module", "name", "n", "last"),
     [
@@ -290,15 +300,13 @@ class FullDisk:
     ],
 )
 def test_a_full_disk_names_the_last_checkpoint_and_the_run_goes_on_later(
-    model, tmp_path, monkeypatch, module, name, n, last
+    model, undisturbed, tmp_path, monkeypatch, module, name, n, last
 ):
     import pyarrow.parquet
 
-    options = {"train__checkpoint_every": 2, "log__terminal": False, "log__rollouts_every": 2}
-    whole, out = tmp_path / "whole", tmp_path / "run"
-    Trainer(settings(model, whole, **options)).run()
+    out = tmp_path / "run"
     with monkeypatch.context() as patch:
-        trainer = Trainer(settings(model, out, **options))
+        trainer = Trainer(settings(model, out, **WRITING))
         FullDisk(patch, module or pyarrow.parquet, name, n)
         with pytest.raises(RunError) as error:
             trainer.run()
@@ -307,8 +315,8 @@ def test_a_full_disk_names_the_last_checkpoint_and_the_run_goes_on_later(
     assert last in told
     assert told.endswith(f"make room and go on with: equipoise train {out} --resume")
     assert not list(RunFolder(out).path.rglob(".writing-*"))
-    Trainer(settings(model, out, **options), resume=True).run()
-    assert outcome(out) == outcome(whole)
+    Trainer(settings(model, out, **WRITING), resume=True).run()
+    assert outcome(out) == undisturbed
 
 
 def test_a_disk_that_is_full_from_the_start(model, tmp_path, monkeypatch):
@@ -377,7 +385,7 @@ def test_a_run_whose_output_nobody_reads_stops_with_a_checkpoint(model, tmp_path
     process = subprocess.Popen(program, cwd=ROOT, env=ENVIRONMENT, text=True, stdout=PIPE, stderr=PIPE)
     process.stdout.readline()
     process.stdout.close()
-    _, err = process.communicate(timeout=300)
+    _, err = process.communicate(timeout=900)
     (step,) = checkpoint.steps(RunFolder(tmp_path / "run").checkpoints)
     assert step < 500
     assert err == f"equipoise: stopped after step {step}; go on with: equipoise train {tmp_path}/run --resume\n"

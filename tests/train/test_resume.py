@@ -65,7 +65,7 @@ def kill_and_resume(server, model, out, file, kills: int, draw: random.Random, l
     scenes: Counter = Counter()
     while sum(scenes.values()) < kills:
         child = server.start(command(model, out, file, **options))
-        target, deadline = whole_lines(out) + draw.randint(least, 2), time.monotonic() + 120
+        target, deadline = whole_lines(out) + draw.randint(least, 2), time.monotonic() + 900
         while child.wait(0.003) is None and whole_lines(out) < target and time.monotonic() < deadline:
             pass
         if child.wait(draw.uniform(0.0, 0.25)) is not None:
@@ -84,24 +84,24 @@ def no_leftovers(out) -> bool:
     return hidden <= {".lock"}
 
 
-def test_three_kills_change_nothing(server, model, tmp_path):
+def test_two_kills_change_nothing(server, model, tmp_path):
     whole, out, file = tmp_path / "whole", tmp_path / "run", tmp_path / "empty.toml"
-    options = STATEFUL | {"train__steps": 12}
+    options = STATEFUL | {"train__steps": 8}
     assert server.run(command(model, whole, file, **options)).code == 0
     plain = subprocess.Popen(
         [sys.executable, "-m", "equipoise", *command(model, out, file, **options)], cwd=ROOT, env=ENVIRONMENT,
         stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
     )  # fmt: skip
-    deadline = time.monotonic() + 300
+    deadline = time.monotonic() + 900
     while whole_lines(out) < 2 and plain.poll() is None and time.monotonic() < deadline:
         time.sleep(0.002)
     plain.kill()
     assert plain.wait() == -signal.SIGKILL
     assert checkpoint.steps(RunFolder(out).checkpoints)
-    scenes = kill_and_resume(server, model, out, file, 2, random.Random(1), least=1, **options)
-    assert sum(scenes.values()) == 2
+    scenes = kill_and_resume(server, model, out, file, 1, random.Random(1), least=1, **options)
+    assert sum(scenes.values()) == 1
     assert outcome(out) == outcome(whole)
-    assert [r["step"] for r in metrics(out)] == list(range(1, 13))
+    assert [r["step"] for r in metrics(out)] == list(range(1, 9))
     assert no_leftovers(out)
 
 

@@ -25,7 +25,7 @@ OBJECTIVES = {
     "dfpo": {"objective__preset": "dfpo"},
     "prefix": {"objective__preset": "grpo", "objective__cancellation": "prefix"},
 }  # fmt: skip
-SPLIT = {"train__steps": 3, "train__updates": 2, "eval__every": 2}
+SPLIT = {"train__steps": 2, "train__updates": 2, "eval__every": 2}
 ROUNDING = 2e-5  # of a weight or metric after several steps, relative; float32 sums in another order
 
 
@@ -68,7 +68,7 @@ def test_micro_batches_change_nothing(model, tmp_path, monkeypatch, name):
         apply(self, norm, fine)
 
     monkeypatch.setattr(Updater, "_apply", watched)
-    sizes = (0, 1, 3)
+    sizes = (0, 1, 3) if name in ("grpo", "dapo+balanced+hadw") else (0, 3)
     for size in sizes:
         gradients.append([])
         options = SPLIT | OBJECTIVES[name] | {"log__terminal": False, "train__micro_batch": size}
@@ -76,7 +76,7 @@ def test_micro_batches_change_nothing(model, tmp_path, monkeypatch, name):
     assert gradients[0][0].norm() > 0.01
     for found, size in zip(gradients[1:], sizes[1:], strict=True):
         assert distance(found[0], gradients[0][0]) < 1e-6
-        assert len(found) == len(gradients[0]) == 6
+        assert len(found) == len(gradients[0]) == 4
         assert_same_curve(tmp_path / str(size), tmp_path / "0")
         assert distance(weights(tmp_path / str(size)), weights(tmp_path / "0")) < ROUNDING
 
