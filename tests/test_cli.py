@@ -232,13 +232,15 @@ def test_a_wrong_word_gets_the_nearest_right_one(equipoise, arguments, said):
     assert said in err
 
 
-@pytest.mark.parametrize("command", ["theory", "objectives", "train --help"])
+@pytest.mark.parametrize(
+    "command", ["objectives", *(pytest.param(c, marks=pytest.mark.slow) for c in ("theory", "train --help"))]
+)
 def test_output_into_head_ends_without_a_word(command):
     """A reader that closes the pipe at once."""
     program = [sys.executable, "-m", "equipoise", *command.split()]
     process = subprocess.Popen(program, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     process.stdout.close()
-    _, err = process.communicate(timeout=300)
+    _, err = process.communicate(timeout=900)
     assert err == ""
     assert process.returncode in (1, 141)  # 1 is rich's own
 

@@ -24,7 +24,7 @@ def watched(tmp_path):
 
 
 def get(port, path="/data.json", **headers):
-    connection = http.client.HTTPConnection(HOST, port, timeout=20)
+    connection = http.client.HTTPConnection(HOST, port, timeout=300)
     connection.request("GET", path, headers={k.replace("_", "-"): v for k, v in headers.items()})
     answer = connection.getresponse()
     return answer, answer.read().decode()
@@ -109,7 +109,7 @@ def test_it_listens_on_the_loopback_address_alone(watched):
 
 def test_only_reading_is_possible(watched):
     _, port = watched
-    connection = http.client.HTTPConnection(HOST, port, timeout=20)
+    connection = http.client.HTTPConnection(HOST, port, timeout=300)
     connection.request("POST", "/", body="x")
     assert connection.getresponse().status == 501
 

@@ -79,7 +79,7 @@ def test_bfloat16_agrees_with_the_trainer_to_its_rounding(kind):
 
 
 @pytest.mark.usefixtures("small_blocks")
-@pytest.mark.parametrize("listed", [40, 100])
+@pytest.mark.parametrize("listed", [40, pytest.param(100, marks=pytest.mark.slow)])
 def test_supports_that_do_not_fit_are_drawn_again_in_fewer_steps(monkeypatch, listed):
     """`listed`: ids of a window's supports that there is room for; a step of 4 rows takes up to 36."""
     policy, params = tiny("grouped"), SamplingParams(max_tokens=30, top_k=9, seed=2)

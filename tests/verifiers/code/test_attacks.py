@@ -372,7 +372,7 @@ x = 9 ** 9 ** 9
 def test_what_does_not_end_is_a_timeout(loop):
     verdict = judge(LOOPS[loop], PROGRAMS, BRIEF)
     assert verdict.kind == "timeout"
-    assert verdict.seconds < 10
+    assert verdict.seconds < 100
 
 
 def test_a_function_that_does_not_end_is_a_timeout():

@@ -91,8 +91,8 @@ def assert_nothing_is_left_behind(verdicts):
 
 @needs_sandbox
 @pytest.mark.usefixtures("own_temporary_folder")
-def test_300_verdicts_leave_nothing_behind():
-    assert_nothing_is_left_behind(300)
+def test_verdicts_leave_nothing_behind():
+    assert_nothing_is_left_behind(6 * len(ENDINGS))
 
 
 @pytest.mark.slow
@@ -161,7 +161,7 @@ def test_the_namespace_dies_with_a_killed_worker(tmp_path):
     assert all(Path(f"/proc/{pid}").exists() for pid in first)
     process.send_signal(signal.SIGKILL)
     process.communicate()
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 300
     while any(alive(pid) for pid in first) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert not any(alive(pid) for pid in first)
@@ -262,7 +262,7 @@ def test_an_ordinary_user_gets_the_same_verdicts():
             path.chmod(0o755)
         environment = {"PYTHONPATH": folder, "PATH": os.environ["PATH"], "PYTHONDONTWRITEBYTECODE": "1"}
         command = [*python, "-c", script]
-        run = subprocess.run(command, capture_output=True, text=True, env=environment, cwd="/", timeout=100)
+        run = subprocess.run(command, capture_output=True, text=True, env=environment, cwd="/", timeout=600)
     assert run.stdout.strip() == "same", run.stderr
 
 
@@ -319,5 +319,5 @@ def test_the_guest_imports_the_standard_library_alone():
 
 def test_verifying_code_does_not_import_torch():
     ask = "import sys, equipoise.verifiers.code.judge; print('torch' in sys.modules)"
-    run = subprocess.run([sys.executable, "-c", ask], capture_output=True, text=True, env=os.environ, timeout=60)
+    run = subprocess.run([sys.executable, "-c", ask], capture_output=True, text=True, env=os.environ, timeout=600)
     assert run.stdout.strip() == "False", run.stderr

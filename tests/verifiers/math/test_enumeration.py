@@ -73,7 +73,7 @@ SETS = {
     "GSM8K train": lambda: gsm8k("train/gsm8k.jsonl"),
     "MATH-500": math500,
 }
-FEW = {"generated": 21, "GSM8K test": 10, "GSM8K train": 10, "MATH-500": 10}
+FEW = {"generated": 14, "GSM8K test": 5, "GSM8K train": 5, "MATH-500": 5}
 
 
 @pytest.mark.parametrize("name", SETS)

@@ -209,7 +209,7 @@ ANYTHING = st.one_of(
 )  # fmt: skip
 
 
-@settings(max_examples=400, deadline=2000)
+@settings(max_examples=400)
 @given(ANYTHING, ANYTHING)
 def test_quick_takes_any_text(gold, answer):
     assert equal.quick(gold, answer) in {True, False, None}
@@ -283,19 +283,18 @@ def test_math500_parses_and_equals_its_rewritings():
     assert wrong == []
 
 
-def test_gsm8k_parses_and_equals_its_rewritings():
-    golds = gsm8k()
+@pytest.mark.parametrize("every", [5, pytest.param(1, marks=pytest.mark.slow)])
+def test_gsm8k_parses_and_equals_its_rewritings(every):
+    golds = sorted(set(gsm8k()))[::every]
     assert [gold for gold in golds if equal.gold_problem(gold)] == []
-    wrong = [
-        (g, text) for g in set(golds) for text in rewritings(g.replace(",", "")) if equal.quick(g, text) is not True
-    ]
+    wrong = [(g, text) for g in golds for text in rewritings(g.replace(",", "")) if equal.quick(g, text) is not True]
     assert wrong == []
 
 
 def test_wrong_numbers_never_pass():
     draw = random.Random(0)
     golds = [*math500(), *draw.sample(gsm8k(), 500)]
-    for _ in range(5000):
+    for _ in range(2000):
         gold = draw.choice(golds)
         wrong = str(draw.choice([draw.randint(-50, 10**6), draw.random(), Fraction(draw.randint(1, 99), 101)]))
         if (outcome := equal.quick(gold, wrong)) is None:
@@ -307,7 +306,7 @@ def test_another_gold_never_passes():
     """Two different MATH-500 golds are equal only where they differ in a unit or a dollar sign."""
     draw = random.Random(0)
     golds = sorted(set(math500()))
-    taken = [(g, a) for g in golds for a in draw.sample(golds, 10) if g != a and both(g, a)]
+    taken = [(g, a) for g in golds for a in draw.sample(golds, 4) if g != a and both(g, a)]
     unit = re.compile(r"\\(?:mbox|text)\{[^{}]*\}(?:\^2)?|\^\\circ|\\[$!]|\s")
     without_units = [{unit.sub("", text) for text in pair} for pair in taken]
     assert [pair for pair, bare in zip(taken, without_units, strict=True) if len(bare) > 1] == []

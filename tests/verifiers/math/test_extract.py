@@ -123,7 +123,7 @@ PIECES = st.sampled_from(
 )  # fmt: skip
 
 
-@settings(max_examples=400, deadline=2000)
+@settings(max_examples=400)
 @given(st.one_of(st.text(st.characters(codec=None), max_size=200), st.lists(PIECES, max_size=40).map("".join)))
 def test_any_text_has_an_answer_or_none(text):
     said = answer(text)
@@ -133,7 +133,7 @@ def test_any_text_has_an_answer_or_none(text):
         assert said.how == "boxes"
 
 
-@settings(max_examples=100, deadline=2000)
+@settings(max_examples=100)
 @given(
     st.text(st.characters(exclude_characters="\\{}", codec=None), max_size=80), st.text("0123456789+-x^ ", min_size=1)
 )
@@ -162,7 +162,7 @@ def _bare_formula_by_whole_passes(sentence):
     return rest if re.search(r"[\\^=+*/<>_()\[\]]|\d[a-zA-Z]|\S\s*-", rest) else None
 
 
-@settings(max_examples=500, deadline=2000)
+@settings(max_examples=500)
 @given(WORDS_AND_SIGNS, st.integers(0, 5))
 def test_shortcuts_see_what_whole_passes_see(text, after):
     marks = re.compile(r"####|answer", re.IGNORECASE).finditer(text, after)
