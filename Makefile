@@ -14,8 +14,9 @@ DOCS := $(VENV)/.docs
 
 # How many processes the tests run in; each has one thread for arithmetic, so that they do not wait for each other.
 # A process that is done takes over half of what another has left: files are seldom split, and both end together.
+# Bytecode is kept, also where the environment says not to: hundreds of processes would compile the package again.
 JOBS ?= 2
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist worksteal
+PYTEST := env -u PYTHONDONTWRITEBYTECODE OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist worksteal
 
 KERNEL_TESTS := tests/kernels tests/policy/test_block.py tests/train/test_optimizer.py
 QUICK_KERNEL_TESTS := tests/kernels/test_layers.py tests/kernels/test_decode.py tests/train/test_optimizer.py
@@ -99,7 +100,7 @@ test: lint typecheck $(ISOLATION)  ## lint, types and the default tests
 	$(PYTEST)
 
 test-slow: $(PEERS) $(ISOLATION)  ## the long tests as well
-	$(BIN)/python -m pytest -m "slow or not slow"
+	EQUIPOISE_EXAMPLES=1 $(BIN)/python -m pytest -m "slow or not slow"
 
 test-browser: $(BROWSER)  ## the report's page in headless Chromium
 	$(BIN)/python -m pytest tests/browser -m slow

@@ -11,7 +11,21 @@ from equipoise import cli
 settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("any machine")
 
+# A property is tried on this part of the examples that its test names, other ones in every run; `make test-slow` tries
+# as many as it names.
+EXAMPLES = float(os.environ.get("EQUIPOISE_EXAMPLES", "0.3"))
+FEW = 10
+
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # a name that is nowhere is looked for on the hub, five times
+
+
+def pytest_collection_modifyitems(items):
+    tests = {item.obj for item in items if getattr(getattr(item, "obj", None), "is_hypothesis_test", False)}
+    for test in tests:
+        named = test._hypothesis_internal_use_settings  # there is no other way to it from outside
+        if named.max_examples > FEW:
+            fewer = settings(named, max_examples=max(FEW, round(EXAMPLES * named.max_examples)))
+            test._hypothesis_internal_use_settings = fewer
 
 
 @pytest.fixture
