@@ -266,6 +266,39 @@ def test_numbers_of_a_run_by_when_they_are_taken():
             results.value_of(record, metric, "last")
 
 
+def test_what_an_earlier_sitting_finished_is_kept_and_not_trained_again(study, tmp_path, monkeypatch):
+    there, here = tmp_path / "there", tmp_path / "here"
+    configs = leave_runs(study, there, drawn(study, [5, 6], np.random.default_rng(0)))
+    found = results.collect(study, configs, {"token/seed-6": "no memory"})
+    here.mkdir()
+    results.write_results(found, here / "results.json")
+    asked = []
+    monkeypatch.setattr(registered, "train_all", lambda configs, *_, **__: asked.extend(configs) or {})
+    registered.run([tmp_path / "small.toml"], here)
+    finished = {"token/seed-5", "balanced/seed-5", "balanced/seed-6"}
+    assert "token/seed-6" in asked
+    assert finished.isdisjoint(asked)
+    runs = results.read_results(here / "results.json")["runs"]
+    assert {name: runs[name] for name in finished} == {name: found["runs"][name] for name in finished}
+
+
+def test_without_two_whole_seeds_nothing_is_tested(study, tmp_path, capsys):
+    configs = leave_runs(study, tmp_path, {"token": {5: 0.5}, "balanced": {}})
+    registered.show(results.collect(study, configs, {}))
+    said = capsys.readouterr().out
+    assert said.count("not tested") == 2
+    assert "nan" not in said
+    assert "inf" not in said
+
+
+def test_results_of_another_study_are_not_gone_on_with(study, tmp_path):
+    (tmp_path / "other.toml").write_text(SMALL.replace("steps = 4", "steps = 5"))
+    configs = leave_runs(study, tmp_path, drawn(study, [5], np.random.default_rng(0)))
+    results.write_results(results.collect(study, configs, {}), tmp_path / "results.json")
+    with pytest.raises(ConfigError, match="another study"):
+        registered.run([tmp_path / "other.toml"], tmp_path)
+
+
 def test_several_studies_take_turns_seed_by_seed(study, dosed, tmp_path):
     order = list(plan.in_turn([("small", study, tmp_path / "small"), ("dosed", dosed, tmp_path / "dosed")]))
     assert order[:2] == ["small/token/seed-5", "small/balanced/seed-5"]

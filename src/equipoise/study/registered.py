@@ -28,7 +28,7 @@ from equipoise.study import results as found_in
 from equipoise.study import start
 from equipoise.study.dose_figure import figure
 from equipoise.study.effects import Effect, effects, size_that_matters
-from equipoise.study.plan import Primary, Study, in_turn, parse, read
+from equipoise.study.plan import Primary, Study, in_turn, parse, read, table_of
 from equipoise.study.results import collect, read_results, value_of, write_results
 from equipoise.study.runs import train_all
 from equipoise.train import ConfigError
@@ -38,7 +38,8 @@ def run(paths: Sequence[str | Path], out: Path, jobs: int = 0, minutes: float = 
     """Train what is not trained yet, for at most `minutes`;
     then write each study's results and print its tables.
 
-    One study's runs go into `out`, those of several into a folder each, and into one pool.
+    One study's runs go into `out`, those of several into a folder each, and into one pool. Runs
+    that a results.json there has already are not trained again: a study can go on elsewhere.
     """
     stop_at = time.monotonic() + 60 * minutes
     console = Console(highlight=False)
@@ -49,7 +50,9 @@ def run(paths: Sequence[str | Path], out: Path, jobs: int = 0, minutes: float = 
             f"{', '.join(stems)}: each study has a folder by its name, so no two may be called alike"
         )
     placed = [(stem, study, out / stem if stem else out) for stem, study in studies]
-    configs = in_turn(placed)
+    earlier = {folder: _earlier(study, folder / "results.json") for _, study, folder in placed}
+    done = {f"{stem}/{name}" if stem else name for stem, _, at in placed for name in earlier[at]}
+    configs = {name: config for name, config in in_turn(placed).items() if name not in done}
     for config in configs.values():
         config.check()
     for stem, study, _ in placed:
@@ -68,6 +71,7 @@ def run(paths: Sequence[str | Path], out: Path, jobs: int = 0, minutes: float = 
             if name.startswith(prefix)
         }
         collected[folder] = collect(study, study.configs(folder), own)
+        collected[folder]["runs"] |= earlier[folder]
         # all are written before any is looked at
         write_results(collected[folder], folder / "results.json")
     for folder, results in collected.items():
@@ -76,6 +80,16 @@ def run(paths: Sequence[str | Path], out: Path, jobs: int = 0, minutes: float = 
         if drawing := figure(results):
             (folder / "dose.svg").write_text(drawing, encoding="utf-8")
         console.print(f"{folder / 'results.json'}", soft_wrap=True)
+
+
+def _earlier(study: Study, file: Path) -> dict[str, Any]:
+    """The finished runs of an earlier sitting; refused where they are another study's."""
+    if not file.exists():
+        return {}
+    results = read_results(file)
+    if table_of(_study_of(results)) != table_of(study):
+        raise ConfigError(f"{file}: these are the results of another study; give another --out")
+    return {name: record for name, record in results["runs"].items() if "failed" not in record}
 
 
 def show(results: Mapping[str, Any], console: Console | None = None) -> None:
@@ -109,11 +123,20 @@ def _variant_table(results: Mapping[str, Any]) -> Table:
         cells = []
         for row in rows:
             values = list(found_in.values(results, variant, row).values())
-            low, high = interval(values) if len(values) > 1 else (math.nan, math.nan)
-            mean, unit = float(np.mean(values)) if values else math.nan, _unit(row.metric)
-            cells.append(f"{unit * mean:.4g} ±{unit * (high - low) / 2:.2g}")
+            cells.append(_mean_and_interval(values, _unit(row.metric)))
         table.add_row(variant, str(len(found_in.finished(results, variant))), *cells)
     return table
+
+
+def _mean_and_interval(values: list[float], unit: float) -> str:
+    """One run has no interval, and none has no mean."""
+    if not values:
+        return "–"
+    mean = f"{unit * float(np.mean(values)):.4g}"
+    if len(values) == 1:
+        return mean
+    low, high = interval(values)
+    return f"{mean} ±{unit * (high - low) / 2:.2g}"
 
 
 def _study_of(results: Mapping[str, Any]) -> Study:
@@ -131,6 +154,8 @@ def _unit(metric: str) -> float:
 
 def _said(effect: Effect) -> str:
     row, unit = effect.primary, _unit(effect.primary.metric)
+    if effect.seeds < 2:
+        return f"{row.claim}: not tested\n  it needs two whole seeds and has {effect.seeds}"
     what = f"{row.plus} − {row.minus}"
     if row.dosed:
         what = {
