@@ -277,7 +277,8 @@ def _sample(
 
     def finished(rows: list[int], tokens: Tensor, lengths: Tensor) -> None:
         for row, text in zip(rows, models.decode(policy, tokens, lengths), strict=True):
-            texts[row], asked[row] = text, graded(benchmark, prompts[row // n], text)
+            texts[row] = text
+            asked[row] = graded(benchmark, prompts[row // n], text)
 
     keys = [f"{benchmark.name}/{prompt.id}" for prompt in prompts]
     rollouts = sampler.sample(ids, n, params, keys=keys, finished=finished)

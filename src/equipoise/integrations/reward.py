@@ -28,7 +28,8 @@ class Rewards:
     """
 
     def __init__(self, config: Config, task: Task) -> None:
-        self.config, self.task = config, task
+        self.config = config
+        self.task = task
         backend.use(config.sandbox.backend, config.sandbox.limits())
         self._scorer = Scorer(config.reward, task, chat=config.task.chat is True)
 
@@ -38,7 +39,9 @@ class Rewards:
 
     def prompt(self, place: Place) -> Prompt:
         split, index = place
-        return self.task.prompt(index) if split == TRAIN else self._held_out[index]
+        if split == TRAIN:
+            return self.task.prompt(index)
+        return self._held_out[index]
 
     def __call__(
         self, places: Sequence[Place], texts: Sequence[str], lengths: Sequence[int]

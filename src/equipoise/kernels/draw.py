@@ -85,7 +85,8 @@ def draw(logits: Tensor, u: Tensor, params: SamplingParams) -> Drawn:
     # so the index is always inside the vocabulary.
     tokens = torch.searchsorted(cdf, u[:, None] * cdf[:, -1:], right=True)
     logprobs = p.gather(1, tokens).log_()[:, 0]
-    return Drawn(tokens[:, 0], logprobs, truncated > -torch.inf if params.truncates else None)
+    kept = truncated > -torch.inf if params.truncates else None
+    return Drawn(tokens[:, 0], logprobs, kept)
 
 
 def truncate(z: Tensor, top_k: int, top_p: float, min_p: float = 0.0) -> Tensor:
@@ -93,14 +94,17 @@ def truncate(z: Tensor, top_k: int, top_p: float, min_p: float = 0.0) -> Tensor:
     below min_p times the largest probability; ties at k and at min_p are kept.
     """
     if 0 < top_k < z.shape[1]:
-        z = z.masked_fill(z < z.topk(top_k, 1).values[:, -1:], -torch.inf)
+        least = z.topk(top_k, 1).values[:, -1:]
+        z = z.masked_fill(z < least, -torch.inf)
     if top_p < 1:
         ordered, index = z.sort(1, descending=True)
         p = ordered.softmax(1)
         outside = p.cumsum(1) - p >= top_p
         outside[:, 0] = False
-        z = z.masked_fill(torch.zeros_like(outside).scatter_(1, index, outside), -torch.inf)
+        outside = torch.zeros_like(outside).scatter_(1, index, outside)  # in vocabulary order again
+        z = z.masked_fill(outside, -torch.inf)
     if min_p > 0:
         # p < min_p·max p is a difference of logits, whatever was cut before.
-        z = z.masked_fill(z < z.amax(1, keepdim=True) + math.log(min_p), -torch.inf)
+        least = z.amax(1, keepdim=True) + math.log(min_p)
+        z = z.masked_fill(z < least, -torch.inf)
     return z

@@ -306,7 +306,8 @@ class _Head(torch.autograd.Function):
             logp = _log_softmax(hidden[part.rows], part, temperature)
             logprobs[part.rows] = logp.gather(1, part.targets[:, None])[:, 0]
             # A masked logit of −∞ has probability 0 and adds 0, not 0·∞.
-            entropy[part.rows] = -(logp.exp() * logp.clamp_min(torch.finfo(logp.dtype).min)).sum(1)
+            finite = logp.clamp_min(torch.finfo(logp.dtype).min)
+            entropy[part.rows] = -(logp.exp() * finite).sum(1)
         ctx.save_for_backward(hidden, weight, bias, targets, entropy)
         ctx.temperature, ctx.support = temperature, support
         ctx.set_materialize_grads(False)
@@ -458,5 +459,8 @@ def _logits(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     if hidden.is_cuda and hidden.dtype != _wide_type(hidden):
         logits = torch.mm(hidden, weight.t(), out_dtype=torch.float32)
         return logits if bias is None else logits.add_(bias)
-    logits = torch.mm(hidden, weight.t()) if bias is None else torch.addmm(bias, hidden, weight.t())
+    if bias is None:
+        logits = torch.mm(hidden, weight.t())
+    else:
+        logits = torch.addmm(bias, hidden, weight.t())
     return logits.to(_wide_type(logits))

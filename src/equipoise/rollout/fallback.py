@@ -35,11 +35,11 @@ class TransformersSampler:
         finished: Finished | None = None,
     ) -> Rollouts:
         asked = request(self.policy, prompts, n, params, keys, step, finished)
-        starts = range(0, asked.rows, self.rows)
-        return collect(
-            asked,
-            [_decode(self.policy, asked, range(s, min(s + self.rows, asked.rows))) for s in starts],
-        )
+        batches = []
+        for first in range(0, asked.rows, self.rows):
+            rows = range(first, min(first + self.rows, asked.rows))
+            batches.append(_decode(self.policy, asked, rows))
+        return collect(asked, batches)
 
 
 def _decode(policy: Policy, asked: Request, rows: range) -> DecodeBatch:
@@ -47,8 +47,11 @@ def _decode(policy: Policy, asked: Request, rows: range) -> DecodeBatch:
     device = batch.limit.device
     prompts = [asked.prompts[r // asked.n] for r in rows]
     width = max(map(len, prompts))
-    inputs = torch.tensor([[0] * (width - len(p)) + p for p in prompts], device=device)
-    mask = torch.tensor([[0] * (width - len(p)) + [1] * len(p) for p in prompts], device=device)
+    padding = [[0] * (width - len(prompt)) for prompt in prompts]
+    padded = [left + prompt for left, prompt in zip(padding, prompts, strict=True)]
+    real = [left + [1] * len(prompt) for left, prompt in zip(padding, prompts, strict=True)]
+    inputs = torch.tensor(padded, device=device)
+    mask = torch.tensor(real, device=device)
     positions = (mask.cumsum(1) - 1).clamp_min(0)
     past = None
     while True:
@@ -64,5 +67,6 @@ def _decode(policy: Policy, asked: Request, rows: range) -> DecodeBatch:
         if batch.left() == 0:
             return batch
         past = out.past_key_values
-        inputs, positions = tokens[:, None], positions[:, -1:] + 1
+        inputs = tokens[:, None]
+        positions = positions[:, -1:] + 1
         mask = torch.cat((mask, mask.new_ones(len(mask), 1)), 1)

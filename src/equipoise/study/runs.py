@@ -45,7 +45,10 @@ def train_all(
                 name: bars.add_task(name, total=c.train.steps, line="")
                 for name, c in configs.items()
             }
-        whole = bars.add_task("runs", total=len(configs), line="") if len(configs) > FEW else None
+        # One bar a run, and one for all of them where there would be too many.
+        whole = None
+        if len(configs) > FEW:
+            whole = bars.add_task("runs", total=len(configs), line="")
         try:
             while (waiting or running) and time.monotonic() < stop_at:
                 while waiting and len(running) < (jobs or os.cpu_count() or 1):
@@ -56,9 +59,8 @@ def train_all(
                 time.sleep(0.3)
                 for name, bar in shown.items():
                     _show(bars, bar, RunFolder(configs[name].train.out))
-                for name in [
-                    name for name, process in running.items() if process.poll() is not None
-                ]:
+                ended = [name for name, process in running.items() if process.poll() is not None]
+                for name in ended:
                     if running.pop(name).returncode:
                         failed[name] = _failure(name, configs[name])
                         if not patient:
@@ -104,14 +106,9 @@ def _start(config: Config) -> subprocess.Popen[bytes]:
     file.write_text(dump(config), encoding="utf-8")
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     with open(_beside(folder.path, ".log"), "wb") as log:
-        command = [
-            sys.executable,
-            "-m",
-            "equipoise",
-            "train",
-            str(file),
-            *(["--resume"] if begun else []),
-        ]
+        command = [sys.executable, "-m", "equipoise", "train", str(file)]
+        if begun:
+            command.append("--resume")
         return subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=environment)
 
 
@@ -123,14 +120,13 @@ def _show(bars: Progress, bar: Any, folder: RunFolder) -> None:
     records = read_lines(folder.metrics)
     if records:
         last = records[-1]
-        bars.update(
-            bar,
-            completed=last["step"],
-            line=f"reward {last['reward/mean']:.2f}  length {last['completions/mean_length']:.0f}",
-        )
+        reward = f"reward {last['reward/mean']:.2f}"
+        length = f"length {last['completions/mean_length']:.0f}"
+        bars.update(bar, completed=last["step"], line=f"{reward}  {length}")
 
 
 def _failure(name: str, config: Config) -> str:
     log = _beside(Path(config.train.out), ".log")
     said = log.read_text(errors="replace").strip().splitlines()
-    return f"the run {name} failed: {said[-1] if said else 'it said nothing'} (all of it: {log})"
+    last = said[-1] if said else "it said nothing"
+    return f"the run {name} failed: {last} (all of it: {log})"

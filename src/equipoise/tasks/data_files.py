@@ -44,14 +44,14 @@ def files_of(name: str) -> list[Path]:
     if name.startswith(("hub:", "gym:")):  # the weight of a mixture, gym:gcd*2+…, is no glob
         return []
     is_file = name.endswith(KINDS) or glob.has_magic(name)
-    return (
-        _files(name) if name and (is_file or (Path(name).is_dir() and not _is_saved(name))) else []
-    )
+    is_folder = bool(name) and Path(name).is_dir() and not _is_saved(name)
+    return _files(name) if is_file or is_folder else []
 
 
 def _is_saved(name: str) -> bool:
     """Whether the package datasets wrote the folder."""
-    return any((Path(name) / file).exists() for file in ("dataset_info.json", "dataset_dict.json"))
+    folder = Path(name)
+    return any((folder / file).exists() for file in ("dataset_info.json", "dataset_dict.json"))
 
 
 def _kind(path: Path) -> str:
@@ -96,8 +96,10 @@ def _saved(name: str) -> Hub:
         raise TaskError(f"{name}: cannot be opened: {first_line(error)}") from error
     if isinstance(found, datasets.DatasetDict):
         if "train" not in found:
+            splits = list(found)
             raise TaskError(
-                f"{name}: has the splits {', '.join(found)} and no train: name one, {name}/{next(iter(found))}"
+                f"{name}: has the splits {', '.join(splits)} and no train: "
+                f"name one, {name}/{splits[0]}"
             )
         found = found["train"]
     return Hub(name, found)

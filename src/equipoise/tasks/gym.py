@@ -127,7 +127,9 @@ class Gym:
         block, place = divmod(i, BLOCK)
         options = json.dumps(self._options[task])
         for again in range(REDRAWS):
-            name = f"equipoise/gym/{task}/{stream}/{block}" + (f"/{again}" if again else "")
+            name = f"equipoise/gym/{task}/{stream}/{block}"
+            if again:
+                name += f"/{again}"
             key = hashlib.sha256(name.encode()).digest()
             seed = int.from_bytes(key[:4], "big") // BLOCK * BLOCK
             entry = item(_dataset(task, options, seed), seed, place)
@@ -196,7 +198,8 @@ def final_answer(response: str, reference: str) -> str:
     _, mark, behind = text.rpartition("Answer:")
     lines = behind.strip().splitlines()
     count = len(reference.splitlines()) or len(lines)
-    return "\n".join(lines[:count] if mark else lines[-count:]).strip() if lines else ""
+    chosen = lines[:count] if mark else lines[-count:]
+    return "\n".join(chosen).strip()
 
 
 def score_job(job: str, alone: bool, seconds: float) -> Verdict:

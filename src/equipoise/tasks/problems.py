@@ -65,4 +65,5 @@ def recognised(
 
 
 def first_rows(rows: Rows) -> Span:
-    return 0, max(1, min(rows.count, LOOKED_AT, LOOKED_AT_BYTES * rows.count // max(1, rows.size)))
+    within_bytes = LOOKED_AT_BYTES * rows.count // max(1, rows.size)
+    return 0, max(1, min(rows.count, LOOKED_AT, within_bytes))

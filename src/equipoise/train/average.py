@@ -48,6 +48,9 @@ def _average_file(files: Sequence[Path], out: Path) -> None:
             )
         for name, tensor in weights.items():
             kinds[name] = tensor.dtype
+            # The sum is taken in float32: bfloat16 would lose what checkpoints differ by.
             total[name] = tensor.float() + total[name] if name in total else tensor.float()
-    mean = {name: (tensor / len(files)).to(kinds[name]) for name, tensor in total.items()}
+    mean = {}
+    for name, tensor in total.items():
+        mean[name] = (tensor / len(files)).to(kinds[name])
     save_file(mean, out, metadata={"format": "pt"})

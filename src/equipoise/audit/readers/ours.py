@@ -56,24 +56,24 @@ def _masked(log: Log) -> Log:
     """
     if log.truncated is None or not log.truncated.any():
         return log
-    tokens = None if log.tokens is None else log.tokens[np.repeat(~log.truncated, log.length)]
+    length = np.where(log.truncated, 0, log.length)
+    tokens = log.tokens
+    if tokens is not None:
+        in_the_loss = np.repeat(~log.truncated, log.length)
+        tokens = tokens[in_the_loss]
     note = "reward.mask_truncated: truncated responses have length 0 here, as in the run"
-    return ordered(
-        replace(
-            log,
-            length=np.where(log.truncated, 0, log.length),
-            tokens=tokens,
-            notes=(*log.notes, note),
-        )
-    )
+    return ordered(replace(log, length=length, tokens=tokens, notes=(*log.notes, note)))
 
 
 def _config(paths: Sequence[Path]) -> dict[str, Any]:
     """config.toml of the first run directory that one of the paths is, or lies in the rollouts of."""
     for path in paths:
-        folders = (path / "rollouts", path, path.parent)
-        rollouts = next((p for p in folders if p.name == "rollouts" and p.is_dir()), None)
-        if rollouts is None or not (file := rollouts.parent / "config.toml").is_file():
+        near = (path / "rollouts", path, path.parent)
+        rollouts = [folder for folder in near if folder.name == "rollouts" and folder.is_dir()]
+        if not rollouts:
+            continue
+        file = rollouts[0].parent / "config.toml"
+        if not file.is_file():
             continue
         try:
             return tomllib.loads(file.read_text(encoding="utf-8"))

@@ -47,9 +47,9 @@ def files(folder: Path) -> list[Path]:
 
 def columns(path: Path, records: Iterable[tuple[int, dict[str, Any]]]) -> dict[str, list[Any]]:
     """The responses in a file, by column."""
-    kept_in = (
-        _kept_in(path.parents[3]) if path.parent.name == "all" and len(path.parents) > 3 else None
-    )
+    kept_in = None
+    if path.parent.name == "all" and len(path.parents) > 3:
+        kept_in = _kept_in(path.parents[3])
     rows: list[dict[str, Any]] = []
     for number, episode in records:
         try:
@@ -76,21 +76,16 @@ def _responses(
         if not trace["ok"] or not trace["agent"].get("trainable", True):
             continue
         sampled = [node for node in trace["nodes"] if node.get("sampled")]
-        ids = [
-            t
-            for node in sampled
-            for t, own in zip(node["token_ids"], node["mask"], strict=True)
-            if own
-        ]
+        ids: list[int] = []
+        for node in sampled:
+            tokens = zip(node["token_ids"], node["mask"], strict=True)
+            ids += [token for token, own in tokens if own]
+        rewards = [reward for reward in trace["rewards"].values() if reward is not None]
         row = {
             "prompt_id": prompt,
             "group": group or prompt,
             "step": step,
-            "reward": sum(
-                r["score"] * r.get("weight", 1.0)
-                for r in trace["rewards"].values()
-                if r is not None
-            ),
+            "reward": sum(reward["score"] * reward.get("weight", 1.0) for reward in rewards),
             "length": len(ids),
             "finish": "length" if _truncated(trace) else "stop",
             "tokens": ids if len(sampled) == 1 else None,
@@ -102,14 +97,15 @@ def _responses(
 
 
 def _truncated(trace: dict[str, Any]) -> bool:
+    if trace.get("stop_condition") in LIMITS:
+        return True
     ended = [call for call in trace.get("calls", ()) if call.get("error") is None]
-    return trace.get("stop_condition") in LIMITS or bool(
-        ended and ended[-1].get("finish_reason") == "length"
-    )
+    return bool(ended and ended[-1].get("finish_reason") == "length")
 
 
 def _step(path: Path) -> int:
-    found = re.fullmatch(r"step_(\d+)", path.parents[2].name) if len(path.parents) > 2 else None
+    folder = path.parents[2].name if len(path.parents) > 2 else ""
+    found = re.fullmatch(r"step_(\d+)", folder)
     if found is None:
         raise AuditError(
             f"{path} is not where prime-rl writes: step_N/train/{{all,effective}}/traces.jsonl tells the step"
@@ -120,7 +116,9 @@ def _step(path: Path) -> int:
 def _kept_in(rollouts: Path) -> dict[str, int] | None:
     """The step in which each trace was trained on; None where no step of the run wrote that down."""
     found = sorted(rollouts.glob("step_*/train/effective/traces.jsonl"))
-    return _kept(tuple((file, file.stat().st_size) for file in found)) if found else None
+    if not found:
+        return None
+    return _kept(tuple((file, file.stat().st_size) for file in found))
 
 
 @lru_cache(maxsize=4)  # every step's file asks for all of them; a run that goes on has other sizes

@@ -81,13 +81,15 @@ def custom_loss(objective: Objective, credit: Credit) -> CustomLoss:
 
     def loss(batch: Any, logprobs: list[Tensor]) -> tuple[Tensor, dict[str, float]]:
         def ends(values: Sequence[Tensor]) -> Tensor:
-            return torch.cat([v[len(v) - n :] for v, n in zip(values, lengths, strict=True)])
+            last = [value[len(value) - n :] for value, n in zip(values, lengths, strict=True)]
+            return torch.cat(last)
 
         old = ends([datum.loss_fn_inputs["logprobs"].to_torch() for datum in batch])
         out = objective.loss(
             ends(logprobs), old, credit, response, position=positions(credit.lengths)
         )
-        return out.loss, {name: float(value) for name, value in out.stats.metrics().items()}
+        metrics = {name: float(value) for name, value in out.stats.metrics().items()}
+        return out.loss, metrics
 
     return loss
 
