@@ -252,6 +252,7 @@ def _claimed(folder: Folder, settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def _encode(policy: models.Policy, benchmark: Benchmark, prompt: Prompt) -> list[int]:
+    """A problem's prompt as token ids, by the chat template where the benchmark asks for it."""
     asked = benchmark.text(prompt)
     text: models.Prompt = [{"role": "user", "content": asked}] if benchmark.chat else asked
     try:
@@ -271,6 +272,10 @@ def _sample(
     ids: Sequence[Sequence[int]],
     params: SamplingParams,
 ) -> list[Row]:
+    """A row for each response to these prompts: text, length, finish and both verdicts.
+
+    A response is graded as soon as it is finished, while others are still being sampled.
+    """
     benchmark, n = plan.benchmark, plan.samples
     texts: dict[int, str] = {}
     asked: dict[int, Verdicts] = {}
@@ -302,6 +307,7 @@ def _sample(
 
 
 def graded(benchmark: Benchmark, prompt: Prompt, response: str) -> Verdicts:
+    """By the strict rules and by the lenient ones."""
     return benchmark.grade(prompt, response), benchmark.grade(prompt, response, "lenient")
 
 
@@ -333,6 +339,7 @@ def digest_of_references(benchmark: Benchmark) -> str:
 
 
 def _digest(values: Iterable[Any]) -> str:
+    """Eight bytes that tell these values apart from any others."""
     found = hashlib.blake2b(digest_size=8)
     for value in values:  # one at a time: the tests of some benchmarks are gigabytes
         found.update(json.dumps(value, sort_keys=True, default=str).encode())

@@ -77,7 +77,9 @@ def _shortened(value: Any) -> Any:
     """
     if isinstance(value, tuple):
         return tuple(_shortened(one) for one in value)
-    return Path(value).name if isinstance(value, str) and Path(value).is_absolute() else value
+    if isinstance(value, str) and Path(value).is_absolute():
+        return Path(value).name
+    return value
 
 
 def _front(source: Published) -> str:
@@ -99,6 +101,7 @@ def _front(source: Published) -> str:
 
 
 def _is_local(name: str) -> bool:
+    """Whether a name is of this machine, and says nothing to a reader of the card."""
     return (
         "/" not in name
         or Path(name).is_absolute()
@@ -108,6 +111,7 @@ def _is_local(name: str) -> bool:
 
 
 def _origin(source: Published) -> str:
+    """The model it was trained from, how, by which version, and which weights these are."""
     config = source.config
     made: dict[str, str] = {}
     if source.run.environment.exists():
@@ -127,6 +131,7 @@ def _origin(source: Published) -> str:
 
 
 def _data(source: Published) -> str:
+    """What it was trained on, and what was kept out."""
     task = source.config.task
     shown = _shortened(task.name)
     lines = [
@@ -147,6 +152,7 @@ def _data(source: Published) -> str:
 
 
 def _prompts_seen(file: Path) -> int:
+    """Of the run's own record of prompts; 0 where there is none."""
     if not file.exists():
         return 0
     import pyarrow.parquet as pq
@@ -155,6 +161,7 @@ def _prompts_seen(file: Path) -> int:
 
 
 def _objective(source: Published) -> str:
+    """The choices of the objective and the settings a reader would compare runs by."""
     config = source.config
     built = config.build_objective()
     rollout, optim = config.rollout, config.optim
@@ -188,7 +195,9 @@ def _biases(source: Published) -> str:
         values = [record[name] for record in last if record.get(name) is not None]
         if values:
             rows.append((f"`{name}`", f"{sum(values) / len(values):.4f}"))
-    steps = f"{last[0]['step']} to {last[-1]['step']}" if last else "none"
+    steps = "none"
+    if last:
+        steps = f"{last[0]['step']} to {last[-1]['step']}"
     table = (
         _table(("measure", f"mean of steps {steps}"), rows)
         if rows
@@ -198,14 +207,15 @@ def _biases(source: Published) -> str:
 
 
 def _audited(run: RunFolder) -> str:
+    """What the audit of the run's own rollouts has to say, a line for each topic."""
     try:
         advice = advise(measure([str(run.path)]))
     except AuditError as error:
         return f"`equipoise audit` could not read the run's rollouts: {error}"
-    lines = [
-        f"- {one.topic}: {one.finding}" + (f" To change it: {one.change}." if one.change else "")
-        for one in advice
-    ]
+    lines = []
+    for one in advice:
+        change = f" To change it: {one.change}." if one.change else ""
+        lines.append(f"- {one.topic}: {one.finding}{change}")
     return "`equipoise audit` on the run's rollouts:\n\n" + "\n".join(lines)
 
 
@@ -236,6 +246,7 @@ def _evaluations(source: Published) -> str:
 
 
 def _accuracies(records: Mapping[int, Mapping[str, Any]], steps: Sequence[int]) -> str:
+    """Held-out metrics with their intervals, a column for each of these steps."""
     names = list(records[steps[-1]]["interval"])
     rows = []
     for name in names:
@@ -252,6 +263,7 @@ def _with_interval(record: Mapping[str, Any], name: str) -> str:
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """In Markdown, where a bar inside a cell would end it."""
     lines = [head, ["---"] * len(head), *rows]
     return "\n".join(
         "| " + " | ".join(str(cell).replace("|", "\\|") for cell in line) + " |" for line in lines

@@ -95,6 +95,7 @@ def over_time(run: Run) -> dict[str, list[Any]]:
 def _quantiles(
     file: Path, version: tuple[int, ...], spec: str, anchor: float
 ) -> tuple[list[float], list[float]] | None:
+    """None where the file cannot be read by this version."""
     import numpy as np
     import pyarrow as pa
     import pyarrow.parquet as pq

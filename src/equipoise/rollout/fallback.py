@@ -43,6 +43,11 @@ class TransformersSampler:
 
 
 def _decode(policy: Policy, asked: Request, rows: range) -> DecodeBatch:
+    """The responses of these rows, a token at a time until all are finished.
+
+    Prompts are padded on the left, so that the last position of every row is the one to draw from;
+    transformers numbers the positions of the real tokens alone.
+    """
     batch = DecodeBatch(asked, rows)
     device = batch.limit.device
     prompts = [asked.prompts[r // asked.n] for r in rows]

@@ -49,10 +49,12 @@ class Summary:
     verifiable: float | None = None
 
     def drop(self, label: str, sentence: str) -> None:
+        """Count a row that is left out, under the reason `label`."""
         self.dropped[label] += 1
         self.example(label, sentence)
 
     def example(self, label: str, sentence: str) -> None:
+        """Keep the first few sentences of each reason, for the summary."""
         kept = self.examples.setdefault(label, [])
         if len(kept) < EXAMPLES:
             kept.append(sentence)
@@ -66,9 +68,11 @@ class Summary:
         if self.verifiable is not None:
             lines[0] += f"; {self.verifiable:.1%} of the answers can be verified"
         counts = dict(self.dropped.most_common())
-        for label in [*counts, *(label for label in self.examples if label not in counts)]:
+        # The most frequent reasons first, then what was only remarked upon.
+        for label in dict.fromkeys([*counts, *self.examples]):
             count = f"{counts[label]:,} " if label in counts else ""
-            lines.append(f"  {count}{label}: {'; '.join(self.examples[label])}")
+            examples = "; ".join(self.examples[label])
+            lines.append(f"  {count}{label}: {examples}")
         return "\n".join(lines)
 
 
@@ -91,7 +95,9 @@ class Checker:
     """Sees rows one after the other; the account goes into `summary`."""
 
     def __init__(self, rules: Rules, rows: Rows, summary: Summary) -> None:
-        self.rules, self.rows, self.summary = rules, rows, summary
+        self.rules = rules
+        self.rows = rows
+        self.summary = summary
         self._texts: dict[bytes, tuple[int, str]] = {}
         self._ids: dict[str, int] = {}
 
@@ -115,6 +121,7 @@ class Checker:
         return "train", item
 
     def _item(self, number: int, row: Row) -> tuple[bytes, Item]:
+        """The item of a row and the digest of its question; RowError where it must be left out."""
         rules, where = self.rules, self.rows.where
         if isinstance(row, RowError):
             raise row

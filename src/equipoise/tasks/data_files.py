@@ -55,10 +55,12 @@ def _is_saved(name: str) -> bool:
 
 
 def _kind(path: Path) -> str:
+    """The ending that says how to read a file; empty where none does."""
     return next((kind for kind in KINDS if path.name.endswith(kind)), "")
 
 
 def _files(name: str) -> list[Path]:
+    """The files a name stands for: all of a folder, of a glob, or the one it names."""
     path = Path(name)
     if path.is_dir():
         found = sorted(file for file in path.rglob("*") if _kind(file) and file.is_file())
@@ -76,6 +78,7 @@ def _files(name: str) -> list[Path]:
 
 
 def _hub(name: str) -> Hub:
+    """A data set of the hub, named as hub:owner/name:config:split; the last two may be left out."""
     path, config, split = [*name.removeprefix("hub:").split(":", 2), "", ""][:3]
     datasets = _datasets(name)
     try:
@@ -89,6 +92,7 @@ def _hub(name: str) -> Hub:
 
 
 def _saved(name: str) -> Hub:
+    """A folder that the package datasets wrote: one split, or the one called train of several."""
     datasets = _datasets(name)
     try:
         found = datasets.load_from_disk(name)
@@ -106,6 +110,7 @@ def _saved(name: str) -> Hub:
 
 
 def _datasets(name: str) -> Any:
+    """The package, which only data sets of the hub or saved by it need."""
     try:
         import datasets
     except ImportError as error:

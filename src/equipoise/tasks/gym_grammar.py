@@ -89,15 +89,20 @@ def _variables(entry: Mapping[str, Any]) -> frozenset[str]:
     """One letter each: longer ones could be names that Python or SymPy know."""
     metadata = entry["metadata"]
     named = metadata.get("variables", [metadata.get("variable")])
-    letters = (
-        [name for name in named if isinstance(name, str)] if isinstance(named, list | tuple) else []
-    )
-    return frozenset(
-        name for name in letters if len(name) == 1 and name.isascii() and name.isalpha()
-    )
+    if not isinstance(named, list | tuple):
+        return frozenset()
+    return frozenset(filter(_is_letter, named))
+
+
+def _is_letter(name: object) -> bool:
+    return isinstance(name, str) and len(name) == 1 and name.isascii() and name.isalpha()
 
 
 def _formula_refusal(text: str, variables: frozenset[str]) -> str | None:
+    """Why a text is no formula of these variables; None where it is one.
+
+    The scorers hand such a text to sympy or eval, which would run whatever else it says.
+    """
     position, before = 0, ""
     while position < len(text):
         token = FORMULA_TOKEN.match(text, position)

@@ -65,5 +65,6 @@ def recognised(
 
 
 def first_rows(rows: Rows) -> Span:
+    """Those by which a layout is recognised: some of them, and no more than some bytes."""
     within_bytes = LOOKED_AT_BYTES * rows.count // max(1, rows.size)
     return 0, max(1, min(rows.count, LOOKED_AT, within_bytes))

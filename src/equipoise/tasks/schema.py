@@ -198,6 +198,7 @@ def _comparing(asked: str | None, row: Mapping[str, Any]) -> str:
 
 
 def _verl(row: Mapping[str, Any], asked: str | None) -> Item:
+    """verl's own layout: prompt as messages, the answer in reward_model.ground_truth."""
     extra = row["extra_info"] if isinstance(row.get("extra_info"), dict) else {}
     index = id_of(extra, ("index",))
     # An index counts within a source and a split, and verl's files join several of both.
@@ -221,10 +222,19 @@ def _verl(row: Mapping[str, Any], asked: str | None) -> Item:
         return Item(question, "", "code", messages, id_, level_of(row), truth, _rest(row, "prompt"))
     answer, verifier = gold(truth, "ground_truth"), _comparing(asked, extra)
     meta = _rest(row, "prompt") | {"form": extra.get("form")}
-    return Item(question, answer, verifier, messages, id_, level_of(row), None, meta)
+    return Item(
+        question=question,
+        answer=answer,
+        verifier=verifier,
+        messages=messages,
+        id=id_,
+        level=level_of(row),
+        meta=meta,
+    )
 
 
 def _livecodebench(row: Mapping[str, Any]) -> Item:
+    """A problem with tests on stdin or of a function, which the starter code begins."""
     text = text_of(row, "question_content", id_of(row))
     starter = row.get("starter_code")
     if isinstance(starter, str) and starter.strip():
@@ -234,21 +244,13 @@ def _livecodebench(row: Mapping[str, Any]) -> Item:
     tests = _tests(row, "LiveCodeBench")
     if isinstance(tests.get("private_test_cases"), str):
         tests["private_test_cases"] = unpacked(tests["private_test_cases"])
-    return Item(
-        text,
-        "",
-        "code",
-        None,
-        id_of(row),
-        level_of(row),
-        tests,
-        _rest(row, "question_content", *tests),
-    )
+    return _code_item(row, text, tests, "question_content")
 
 
 def _humaneval(row: Mapping[str, Any]) -> Item:
-    text, tests = text_of(row, "prompt", id_of(row)), _tests(row, "HumanEval")
-    return Item(text, "", "code", None, id_of(row), level_of(row), tests, _rest(row, *tests))
+    """A prompt that is the beginning of a function, and tests that call it."""
+    text = text_of(row, "prompt", id_of(row))
+    return _code_item(row, text, _tests(row, "HumanEval"))
 
 
 def mbpp(row: Mapping[str, Any]) -> Item:
@@ -261,27 +263,45 @@ def mbpp(row: Mapping[str, Any]) -> Item:
     text = "\n".join(
         [text_of(row, column, id_of(row)), "Your code should pass these tests:", *map(str, asserts)]
     )
+    return _code_item(row, text, tests, column)
+
+
+def _code_item(row: Mapping[str, Any], text: str, tests: dict[str, Any], *taken: str) -> Item:
+    """There is no answer to compare with: the tests decide."""
     return Item(
-        text, "", "code", None, id_of(row), level_of(row), tests, _rest(row, column, *tests)
+        question=text,
+        answer="",
+        verifier="code",
+        id=id_of(row),
+        level=level_of(row),
+        tests=tests,
+        meta=_rest(row, *taken, *tests),
     )
 
 
 def _gym(row: Mapping[str, Any]) -> Item:
     """Its scorers read the metadata; the answer may be null where they accept any solution."""
     entry = {key: row[key] for key in ("question", "answer", "metadata")}
-    source = (
-        entry["metadata"].get("source_dataset") if isinstance(entry["metadata"], dict) else None
-    )
+    metadata = entry["metadata"]
+    source = metadata.get("source_dataset") if isinstance(metadata, dict) else None
     if not isinstance(source, str):
         raise RowError(
             "no answer", '"metadata" has no source_dataset: nothing says which scorer to use'
         )
     answer = entry["answer"] if isinstance(entry["answer"], str) else ""
     meta = {**_rest(row, "question", "metadata"), "entry": entry}
-    return Item(text_of(row, "question", None), answer, "gym", None, id_of(row), source, None, meta)
+    return Item(
+        question=text_of(row, "question", None),
+        answer=answer,
+        verifier="gym",
+        id=id_of(row),
+        level=source,
+        meta=meta,
+    )
 
 
 def _tests(row: Mapping[str, Any], schema: str) -> dict[str, Any]:
+    """The columns that test a response; RowError where the first of them is empty."""
     first = TESTS[schema][0] if schema != "HumanEval" else "test"
     if not row.get(first):
         raise RowError(

@@ -50,7 +50,9 @@ def discard_output() -> None:
 class Terminal:
     def __init__(self, name: str, steps: int, done: int, shown: bool) -> None:
         self.console = _Output(quiet=not shown, highlight=False, markup=False)
-        self.steps, self.begin, self.first = steps, time.monotonic(), done
+        self.steps = steps
+        self.begin = time.monotonic()
+        self.first = done
         self.said: set[str] = set()
         self.live: Progress | None = None
         if shown and self.console.is_terminal:
@@ -70,10 +72,9 @@ class Terminal:
         if self.live is not None:
             self.live.update(self.task, completed=step, line=line)
         else:
-            left = (time.monotonic() - self.begin) / (step - self.first) * (self.steps - step)
-            self.console.print(
-                f"step {step:4d}/{self.steps}  {line}  {duration(left)} left", soft_wrap=True
-            )
+            a_step = (time.monotonic() - self.begin) / (step - self.first)
+            left = duration(a_step * (self.steps - step))
+            self.console.print(f"step {step:4d}/{self.steps}  {line}  {left} left", soft_wrap=True)
 
     def say(self, text: str) -> None:
         self.console.print(text, soft_wrap=True)
@@ -105,7 +106,8 @@ def summary(metrics: Mapping[str, float]) -> str:
     """
     drawn, kept = metrics["groups/drawn"], metrics["groups/kept"]
     informative = round(metrics.get("groups/informative", 0.0) * kept)
-    easy, hard = (round(metrics[f"groups/{name}"] * drawn) for name in ("too_easy", "too_hard"))
+    easy = round(metrics["groups/too_easy"] * drawn)
+    hard = round(metrics["groups/too_hard"] * drawn)
     parts = [
         f"reward {metrics['reward/mean']:.3f}",
         f"accuracy {metrics.get('accuracy/mean', math.nan):.3f}",
@@ -123,4 +125,7 @@ def duration(seconds: float) -> str:
     if seconds < 120:
         return f"{seconds:.0f} s"
     minutes = round(seconds / 60)
-    return f"{minutes} min" if minutes < 120 else f"{minutes // 60} h {minutes % 60:02d} min"
+    if minutes < 120:
+        return f"{minutes} min"
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes:02d} min"

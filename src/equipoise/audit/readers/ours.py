@@ -24,7 +24,9 @@ NOT_IN_A_LOG = ("preset", "combine", "top_entropy_quantile")
 def step_in_name(file: str) -> int | None:
     """The N of step-N.parquet."""
     found = re.fullmatch(r"step-(\d+)", Path(file).stem)
-    return None if found is None else int(found[1])
+    if found is None:
+        return None
+    return int(found[1])
 
 
 def run_objective(paths: Sequence[Path]) -> Objective | None:
@@ -47,7 +49,9 @@ def as_trained(log: Log, paths: Sequence[Path]) -> Log:
     if config.get("objective", {}).get("combine") == "advantages":
         note = "objective.combine = advantages: the log holds one reward a response, their sum, and so does the audit"
         log = replace(log, notes=(*log.notes, note))
-    return _masked(log) if config.get("reward", {}).get("mask_truncated") else log
+    if config.get("reward", {}).get("mask_truncated"):
+        log = _masked(log)
+    return log
 
 
 def _masked(log: Log) -> Log:

@@ -80,7 +80,12 @@ def custom_loss(objective: Objective, credit: Credit) -> CustomLoss:
     response = response_ids(credit.lengths)
 
     def loss(batch: Any, logprobs: list[Tensor]) -> tuple[Tensor, dict[str, float]]:
+        """What Tinker calls with its data and their log-probabilities of now."""
+
         def ends(values: Sequence[Tensor]) -> Tensor:
+            """Of each datum the part that belongs to its response:
+            the positions of the prompt come first.
+            """
             last = [value[len(value) - n :] for value, n in zip(values, lengths, strict=True)]
             return torch.cat(last)
 

@@ -136,6 +136,10 @@ class _AnsweringProcess:
 
 
 def _answer_requests(answer: Answer, requests: int, replies: int) -> NoReturn:
+    """The worker's whole life: a request in, a verdict out, until the other end closes.
+
+    It may make no process and write no file: what it is asked was written by a model.
+    """
     for limit, bound in (
         (resource.RLIMIT_NPROC, 0),
         (resource.RLIMIT_FSIZE, 0),
