@@ -51,5 +51,7 @@ def export(
 
 
 def _start(launch: Launch, folder: Path) -> str:
-    command = f"python {folder}/launch.py" if launch.host == "TRL" else f"GPUS=8 {folder}/launch.sh"
-    return f"{folder}: start it with {command}"
+    """How to start a launch, in one line."""
+    if launch.host == "TRL":
+        return f"{folder}: start it with python {folder}/launch.py"
+    return f"{folder}: start it with GPUS=8 {folder}/launch.sh"

@@ -39,7 +39,8 @@ class Runs:
         """
         row = response.numpy()
         n = len(row)
-        start = np.concatenate([[0], np.flatnonzero(row[1:] != row[:-1]) + 1])
+        changes = np.flatnonzero(row[1:] != row[:-1]) + 1
+        start = np.concatenate([[0], changes])
         if 2 * len(start) > n:
             return None
         return cls(start, row[start], np.diff(start, append=n))
@@ -60,17 +61,18 @@ class Runs:
         unit [rows] numbers what must stay whole besides, a response or its group.
         """
         ends = self.start + self.count
-        allowed = np.arange(len(ends)) if unit is None else _complete(unit[self.row])
-        wanted = np.searchsorted(ends[allowed], np.arange(CHUNK, ends[-1], CHUNK))
-        last = np.unique(np.append(allowed[wanted], len(ends) - 1))
+        n_runs = len(ends)
+        # The runs behind which a chunk may end, and of these the first behind each CHUNK tokens.
+        allowed = np.arange(n_runs) if unit is None else _complete(unit[self.row])
+        every = np.arange(CHUNK, ends[-1], CHUNK)
+        wanted = allowed[np.searchsorted(ends[allowed], every)]
+        last = np.unique(np.append(wanted, n_runs - 1))
         first = 0
         for k in last.tolist():
             runs = slice(first, k + 1)
             begin = int(self.start[first])
-            yield (
-                slice(begin, int(ends[k])),
-                Runs(self.start[runs] - begin, self.row[runs], self.count[runs]),
-            )
+            tokens = slice(begin, int(ends[k]))
+            yield tokens, Runs(self.start[runs] - begin, self.row[runs], self.count[runs])
             first = k + 1
 
 

@@ -24,7 +24,9 @@ SHARES = (0.1, 0.5, 0.9)
 def name(run: Run) -> str:
     """The run's difficulty: none, hadw, hadw_history or debias."""
     spec = run.option("objective.difficulty")
-    return str(spec.get("name", "none") if isinstance(spec, dict) else spec or "none")
+    if isinstance(spec, dict):
+        return str(spec.get("name", "none"))
+    return str(spec or "none")
 
 
 NEEDED = ("accuracy", "past_successes", "past_attempts", "past_age")
@@ -71,8 +73,10 @@ def anchors(run: Run) -> dict[int, float]:
     """Step → the anchor C⁻ its batch was weighed against;
     empty for a run without difficulty weights.
     """
+    if name(run) == "none":
+        return {}
     logged = zip(run.steps, run.metrics.get("difficulty/anchor", []), strict=False)
-    return {step: C for step, C in logged if C is not None} if name(run) != "none" else {}
+    return {step: C for step, C in logged if C is not None}
 
 
 def over_time(run: Run) -> dict[str, list[Any]]:
@@ -109,7 +113,11 @@ def _quantiles(
     A = np.array(table["advantage"])
     if not (A > 0).any() or not (A < 0).any():
         return None
-    up, down = (
-        [float(f"{q:.6g}") for q in np.quantile(weights[side], SHARES)] for side in (A > 0, A < 0)
-    )
-    return up, down
+
+    def rounded(values: Any) -> list[float]:
+        """Six digits are more than a page shows, and half its size."""
+        return [float(f"{value:.6g}") for value in values]
+
+    up = np.quantile(weights[A > 0], SHARES)
+    down = np.quantile(weights[A < 0], SHARES)
+    return rounded(up), rounded(down)

@@ -35,11 +35,9 @@ def as_json(result: Result, about: dict[str, Any]) -> str:
 
 def head(result: Result) -> str:
     """What was sampled and how it was judged, in a few sentences."""
-    left = (
-        f"; {result.unscored} prompts left out, which the verifier could not judge"
-        if result.unscored
-        else ""
-    )
+    left = ""
+    if result.unscored:
+        left = f"; {result.unscored} prompts left out, which the verifier could not judge"
     total = sum(result.verdicts.values())
     others = {kind: n / total for kind, n in result.verdicts.items() if kind != "correct"}
     rest = ", ".join(f"{100 * share:.1f} % {kind}" for kind, share in others.items())
@@ -108,7 +106,8 @@ def _percent(share: Estimate) -> str:
     assert share.value is not None
     if share.low is None or share.high is None:
         return f"{100 * share.value:.0f} %"
-    return f"{100 * share.value:.0f} % ({100 * share.low:.0f} to {100 * share.high:.0f})"
+    ends = f"{100 * share.low:.0f} to {100 * share.high:.0f}"
+    return f"{100 * share.value:.0f} % ({ends})"
 
 
 def show(result: Result, title: str) -> None:
@@ -182,7 +181,8 @@ def _with_error(estimate: Estimate) -> str:
         return "-"
     if estimate.low is None or estimate.high is None:
         return f"{estimate.value:+.3f}"
-    return f"{estimate.value:+.3f} ±{(estimate.high - estimate.low) / 2:.3f}"
+    half = (estimate.high - estimate.low) / 2
+    return f"{estimate.value:+.3f} ±{half:.3f}"
 
 
 def _number(value: float | None, form: str = "+.3f") -> str:

@@ -127,10 +127,11 @@ class Checker:
             raise row
         check_rewards(row)
         item = rules.schema.read(row)
-        if len(item.question) > rules.max_chars:
+        characters = len(item.question)
+        if characters > rules.max_chars:
             raise RowError(
                 "too long",
-                f"a prompt of {len(item.question):,} characters: must be at most {rules.max_chars:,}",
+                f"a prompt of {characters:,} characters: must be at most {rules.max_chars:,}",
             )
         text = digest(item.question)
         if text in rules.elsewhere:
