@@ -164,6 +164,19 @@ def _eval(add: AddCommand) -> None:
         default="ba",
         help="samples per problem of a benchmark: ba, 8; hadw, 16 on AIME and AMC, else 1",
     )
+    _eval_sampling(evaluate)
+    evaluate.add_argument(
+        "--out",
+        help="where samples and result go (default: RUN/evaluation/step-N or evaluation/MODEL)",
+    )
+    _device(evaluate)
+    _dtype(evaluate)
+    _flag(evaluate, "--json", "print the result as JSON")
+    _flag(evaluate, "--markdown", "print the benchmarks' result as Markdown")
+
+
+def _eval_sampling(evaluate: argparse.ArgumentParser) -> None:
+    """Which prompts, and how they are answered."""
     _number(
         evaluate,
         "--samples",
@@ -199,14 +212,6 @@ def _eval(add: AddCommand) -> None:
         at_least=0,
         default=0,
     )
-    evaluate.add_argument(
-        "--out",
-        help="where samples and result go (default: RUN/evaluation/step-N or evaluation/MODEL)",
-    )
-    _device(evaluate)
-    _dtype(evaluate)
-    _flag(evaluate, "--json", "print the result as JSON")
-    _flag(evaluate, "--markdown", "print the benchmarks' result as Markdown")
 
 
 def _regrade(add: AddCommand) -> None:

@@ -156,15 +156,7 @@ def rewards_from_cdf(cdf: Callable[[Array], Array]) -> RewardLaw:
         )
 
     def quantile(v: Array) -> Array:
-        lo = np.zeros_like(v)
-        hi = np.ones_like(v)
-        for _ in range(64):
-            mid = (lo + hi) / 2
-            low = cdf(mid) < v
-            lo = np.where(low, mid, lo)
-            hi = np.where(low, hi, mid)
-        at_zero = cdf(np.zeros_like(v)) >= v
-        return np.where(at_zero, 0.0, hi)
+        return _bisected(cdf, v)
 
     # between knots F rises by at most 1/256, larger jumps being knots:
     # one Gauss rule from the knot below x gives K(x)
@@ -185,6 +177,19 @@ def rewards_from_cdf(cdf: Callable[[Array], Array]) -> RewardLaw:
         partial_mean=lambda x, y: y * cdf(y) - x * cdf(x) - (K(y) - K(x)),
         rarest=1e-7,
     )
+
+
+def _bisected(cdf: Callable[[Array], Array], v: Array) -> Array:
+    """The least r in [0, 1] with cdf(r) ≥ v."""
+    lo = np.zeros_like(v)
+    hi = np.ones_like(v)
+    for _ in range(64):
+        mid = (lo + hi) / 2
+        low = cdf(mid) < v
+        lo = np.where(low, mid, lo)
+        hi = np.where(low, hi, mid)
+    at_zero = cdf(np.zeros_like(v)) >= v
+    return np.where(at_zero, 0.0, hi)
 
 
 def spread_probability(law: RewardLaw, G: ArrayLike, sigma: ArrayLike) -> Real:
