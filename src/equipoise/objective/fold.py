@@ -9,7 +9,8 @@ trainer's loss sees a micro-batch and nothing else.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -21,40 +22,48 @@ from equipoise.objective.objective import Objective
 from equipoise.objective.surrogate import Tokens
 
 
-def check(objective: Objective, host: str, whole_batch: bool = False) -> None:
+def check(
+    objective: Objective,
+    host: str,
+    whole_batch: bool = False,
+    *,
+    section: str = "objective",
+    set_there: Mapping[str, str] = MappingProxyType({}),
+) -> None:
     """ValueError where an objective needs more than coefficients and the tokens of a micro-batch.
 
     `whole_batch`: our loss sees all responses of the batch at once, and their token ids.
+    `section`: where the objective is written. `set_there`: how the host sets its own kl,
+    entropy_bonus and mismatch.
     """
     surrogate, cancellation = objective.surrogate.name, objective.cancellation
-    for refused, why in (
-        (
-            cancellation == "prefix" and not whole_batch,
-            f"cancellation = prefix needs token ids beside the loss, which {host} does not give",
+    refusals = {
+        f"cancellation = prefix needs token ids beside the loss, which {host} does not give": (
+            cancellation == "prefix" and not whole_batch
         ),
-        (
-            objective.needs_whole_groups and not whole_batch,
-            f"surrogate = {surrogate} with cancellation = {cancellation} needs whole groups in a micro-batch, which "
-            f"{host} does not keep together; use cancellation = recentre, or a token-level surrogate",
+        f"surrogate = {surrogate} with cancellation = {cancellation} needs whole groups in a "
+        f"micro-batch, which {host} does not keep together; "
+        "use cancellation = recentre, or a token-level surrogate": (
+            objective.needs_whole_groups and not whole_batch
         ),
-        (
-            len(objective.reward_weights) > 1,
-            f"reward_weights: {host} gives one reward per response",
+        f"reward_weights: {host} gives one reward per response": len(objective.reward_weights) > 1,
+        "off_policy_mask leaves responses out, which the loss here does not": (
+            objective.off_policy_mask is not None
         ),
-        (objective.kl > 0, f"kl is {host}'s own: set it there"),
-        (objective.entropy_bonus > 0, f"entropy_bonus is {host}'s own: set it there"),
-        (objective.mismatch.name != "none", f"mismatch is {host}'s own: set it there"),
-        (
-            objective.off_policy_mask is not None,
-            "off_policy_mask leaves responses out, which the loss here does not",
+        f"advantage = none needs a teacher, which {host} does not give": (
+            objective.advantage.name == "none"
         ),
-        (
-            objective.advantage.name == "none",
-            f"advantage = none needs a teacher, which {host} does not give",
-        ),
-    ):
+    }
+    asked = {
+        "kl": objective.kl > 0,
+        "entropy_bonus": objective.entropy_bonus > 0,
+        "mismatch": objective.mismatch.name != "none",
+    }
+    for name, is_asked in asked.items():
+        refusals[f"{name} is {host}'s own: {set_there.get(name, 'set it there')}"] = is_asked
+    for why, refused in refusals.items():
         if refused:
-            raise ValueError(f"objective: {why}")
+            raise ValueError(f"{section}: {why}")
 
 
 def coefficients(

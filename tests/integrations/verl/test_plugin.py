@@ -252,7 +252,7 @@ def test_rollout_weights_of_verl_multiply_each_token():
     [
         ("{preset: dapoo}", 'did you mean "dapo"'),
         ("{aggregtion: balanced}", 'did you mean "aggregation"'),
-        ("{cancellation: prefix}", "gives to no estimator"),
+        ("{cancellation: prefix}", "needs token ids beside the loss"),
         ("{preset: dfpo}", "whole groups in a micro-batch"),
         ("{difficulty: hadw_history}", "use hadw"),
         ("{kl: 0.1}", "use_kl_loss"),

@@ -38,7 +38,7 @@ from verl.trainer.ppo.core_algos import agg_loss, register_adv_est, register_pol
 from verl.workers.config import PolicyLossConfig
 
 from equipoise.files import whole
-from equipoise.objective import Objective, flatten, response_ids, unflatten
+from equipoise.objective import Objective, flatten, fold, response_ids, unflatten
 from equipoise.objective.choice import nearest
 from equipoise.objective.surrogate import Tokens
 
@@ -49,6 +49,12 @@ WIRING = (
     "policy_loss._target_=equipoise.integrations.verl.plugin.PolicyLoss "
     "+policy_loss.equipoise='${algorithm.equipoise}'"
 )
+# How verl has what an objective of ours may ask for, and its own settings say instead.
+SET_THERE = {
+    "kl": "actor_rollout_ref.actor.use_kl_loss=True and kl_loss_coef",
+    "entropy_bonus": "actor_rollout_ref.actor.entropy_coeff",
+    "mismatch": "algorithm.rollout_correction",
+}
 CALLBACK = "trainer.checkpoint_callback_class=equipoise.integrations.verl.plugin.Callback"
 
 # verl's own policy losses that scale with the advantage and aggregate as they are told, and our
@@ -110,46 +116,12 @@ def _objective(options: str) -> Objective:
                 "algorithm.equipoise: " + nearest("", key, known).replace("objective. = ", "")
             )
     objective = Objective.preset(choices.pop("preset", "grpo"), **choices)
-    surrogate, cancellation = objective.surrogate.name, objective.cancellation
-    for refused, why in (
-        (
-            cancellation == "prefix",
-            "cancellation = prefix needs token ids, which verl gives to no estimator",
-        ),
-        (
-            objective.needs_whole_groups,
-            f"surrogate = {surrogate} with cancellation = {cancellation} needs whole groups in a micro-batch, which "
-            "verl does not keep together; use cancellation = recentre, or a token-level surrogate",
-        ),
-        (
-            objective.difficulty_choice.name == "hadw_history",
-            "difficulty = hadw_history needs to know a prompt again, and verl names prompts anew at every step; "
-            "use hadw",
-        ),
-        (
-            len(objective.reward_weights) > 1,
-            "reward_weights: verl gives an estimator one reward per response",
-        ),
-        (
-            objective.kl > 0,
-            "kl is verl's own: actor_rollout_ref.actor.use_kl_loss=True and kl_loss_coef",
-        ),
-        (
-            objective.entropy_bonus > 0,
-            "entropy_bonus is verl's own: actor_rollout_ref.actor.entropy_coeff",
-        ),
-        (objective.mismatch.name != "none", "mismatch is verl's own: algorithm.rollout_correction"),
-        (
-            objective.off_policy_mask is not None,
-            "off_policy_mask leaves responses out, which the loss here does not",
-        ),
-        (
-            objective.advantage.name == "none",
-            "advantage = none needs a teacher, which an estimator does not have",
-        ),
-    ):
-        if refused:
-            raise ValueError(f"algorithm.equipoise: {why}")
+    if objective.difficulty_choice.name == "hadw_history":
+        raise ValueError(
+            "algorithm.equipoise: difficulty = hadw_history needs to know a prompt again, "
+            "and verl names prompts anew at every step; use hadw"
+        )
+    fold.check(objective, "verl", section="algorithm.equipoise", set_there=SET_THERE)
     return objective
 
 
