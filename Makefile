@@ -24,8 +24,8 @@ QUICK_KERNEL_TESTS := tests/kernels/test_layers.py tests/kernels/test_decode.py 
 VERL := $(VENV)-verl
 VLLM := $(VENV)-vllm
 
-.PHONY: help install quickstart test test-slow test-browser test-kernels test-kernels-quick test-trl test-verl test-vllm \
-	lint typecheck coverage mutation bench docs wheel clean
+.PHONY: help install quickstart test test-slow test-browser test-kernels test-kernels-quick test-trl test-trl-versions \
+	test-verl test-vllm lint typecheck coverage mutation bench docs wheel clean
 
 help:  ## what there is to make
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/:/'
@@ -114,6 +114,9 @@ test-kernels-quick: $(INTERPRETER)/.ready  ## the kernels of layers, decoding an
 test-trl: $(PEERS)  ## the plug-in for TRL and the launches exported for it, the long tests as well
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "slow or not slow" tests/integrations/trl/test_plugin.py \
 		tests/integrations/trl/test_contract.py tests/integrations/trl/test_export.py
+
+test-trl-versions: $(PEERS) $(INTERPRETER)/.ready  ## the same on every TRL from 1.15 to the newest, without the long tests
+	$(BIN)/python scripts/trl_versions.py
 
 test-verl: $(VERL)/.ready  ## the plug-in for verl and the launches exported for it, against the real package
 	$(VERL)/bin/python -m pytest -m "slow or not slow" tests/integrations/verl/test_plugin.py \
