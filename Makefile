@@ -112,8 +112,7 @@ test-kernels-quick: $(INTERPRETER)/.ready  ## the kernels of layers, decoding an
 	TRITON_INTERPRET=1 OMP_NUM_THREADS=1 PYTHONPATH=$(INTERPRETER) $(BIN)/python -m pytest -k triton $(QUICK_KERNEL_TESTS)
 
 test-trl: $(PEERS)  ## the plug-in for TRL and the launches exported for it, the long tests as well
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "slow or not slow" tests/integrations/trl/test_plugin.py \
-		tests/integrations/trl/test_contract.py tests/integrations/trl/test_export.py
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "slow or not slow" tests/integrations/trl
 
 test-trl-versions: $(PEERS) $(INTERPRETER)/.ready  ## the same on every TRL from 1.15 to the newest, without the long tests
 	$(BIN)/python scripts/trl_versions.py

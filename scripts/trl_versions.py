@@ -20,7 +20,7 @@ from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
 ROOT = Path(__file__).resolve().parent.parent
-TESTS = [f"tests/integrations/trl/test_{name}.py" for name in ("contract", "plugin", "export")]
+TESTS = [f"tests/integrations/trl/test_{name}.py" for name in ("contract", "plugin", "export", "vllm_server")]
 # Earlier ones have log-probabilities from Triton kernels alone; without a GPU these run in Triton's interpreter.
 WITHOUT_TRITON = Version("1.16")
 

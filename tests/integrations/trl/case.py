@@ -1,7 +1,8 @@
 """A TRL run whose responses, rewards and old log-probabilities are known beforehand, and the gradient it should have.
 
 The same case in any split: three prompts of four responses, by the place of a row in the generation batch. Run as a
-module under torchrun (`python -m tests.integrations.trl.case REQUEST.json`) it leaves rank 0's gradients in a file.
+module by torchrun or `accelerate launch` (`-m tests.integrations.trl.case REQUEST.json`) it leaves rank 0's gradients
+in a file, or where the model is sharded, by how much one step of plain SGD moved each weight.
 """
 
 from __future__ import annotations
@@ -23,7 +24,9 @@ from trl import GRPOConfig, GRPOTrainer
 
 from equipoise.integrations.trl.plugin import EquipoiseGRPOTrainer
 from equipoise.objective import Objective, response_ids
+from tests.integrations.trl import sharded
 
+SHARDED = "true" in (os.environ.get("ACCELERATE_USE_FSDP"), os.environ.get("ACCELERATE_USE_DEEPSPEED"))
 PROMPTS = ("1+2=", "13+4+5=", "2+30=")
 GROUP = 4
 ROWS = len(PROMPTS) * GROUP
@@ -113,6 +116,8 @@ class Gradients(TrainerCallback):
         self.trainer: Any = None
 
     def on_pre_optimizer_step(self, args, state, control, model=None, **more):
+        if SHARDED:  # a rank has a part of the gradient, or none any more
+            return
         self.found.append(torch.cat([p.grad.flatten() for p in model.parameters() if p.requires_grad]).clone())
         self.weights.append({k: v.clone() for k, v in model.state_dict().items()})
 
@@ -230,17 +235,36 @@ def fork(ranks: int, port: str) -> None:
     sys.exit(next((code for code in codes if code), 0))
 
 
+def moved(model: str, trained: torch.nn.Module) -> torch.Tensor:
+    """By how much a step of SGD at rate 1 moved each weight: the gradient, whoever held which part of it."""
+    start = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+    parts = []
+    for before, after in zip(start.parameters(), trained.parameters(), strict=True):
+        now = after.full_tensor() if hasattr(after, "full_tensor") else after
+        if hasattr(now, "ds_id"):  # ZeRO-3
+            import deepspeed
+
+            with deepspeed.zero.GatheredParameters([now]):
+                now = now.detach().clone()
+        parts.append((before - now).detach().flatten())
+    return torch.cat(parts)
+
+
 def main() -> None:
     """Every case of the request on every rank; rank 0 writes."""
     request = json.loads(Path(sys.argv[1]).read_text())
     torch.set_num_threads(1)
     if "RANK" not in os.environ:
         fork(2, request["port"])
+    if SHARDED:
+        sharded.allow_cpu()
     found = {}
     for name, case in request["cases"].items():
-        watched = run(request["model"], request["out"], stateful(case["choices"]), **case["options"])
+        step = {"optim": "sgd", "learning_rate": 1.0} if SHARDED else {}
+        watched = run(request["model"], request["out"], stateful(case["choices"]), **case["options"], **step)
         state = watched.trainer.objective.state_dict()
-        found[name] = {"gradients": watched.found, "logs": watched.logs, "state": state}
+        gradients = [moved(request["model"], watched.trainer.model)] if SHARDED else watched.found
+        found[name] = {"gradients": gradients, "logs": watched.logs, "state": state}
     if os.environ["RANK"] == "0":
         torch.save(found, request["found"])
     if torch.distributed.is_initialized():

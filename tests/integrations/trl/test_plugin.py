@@ -25,7 +25,7 @@ from equipoise.tasks import arithmetic
 from equipoise.train import Trainer
 from equipoise.verifiers import as_trl
 from tests.integrations.trl import case
-from tests.train.tiny import evaluations, make_model, settings
+from tests.train.tiny import evaluations, settings
 
 ROOT = Path(__file__).resolve().parents[3]
 EXACT = 1e-6  # relative; TRL's forward pass is float32, the reference float64
@@ -43,19 +43,6 @@ def split(size: int, steps: int) -> dict:
     return {"per_device_train_batch_size": size, "gradient_accumulation_steps": steps}
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory):
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield str(make_model(tmp_path_factory.mktemp("model") / "tiny"))
-    torch.set_num_threads(before)
-
-
-@pytest.fixture
-def out(tmp_path):
-    return str(tmp_path / "run")
-
-
 def choices(name: str) -> dict:
     return named(name).choices()
 
@@ -71,7 +58,16 @@ def test_the_gradient_is_the_objectives(model, out, name, how):
     assert case.distance(found[0], case.wanted(model, case.stateful(choices(name)))) < EXACT
 
 
-def two_ranks(model: str, folder: Path, cases: dict, *, torchrun: bool) -> dict:
+ACCELERATE = ("accelerate.commands.launch", "--num_processes", "2", "--num_machines", "1", "--mixed_precision", "no",
+              "--dynamo_backend", "no")  # fmt: skip
+SHARDS = {
+    "fsdp2": ("--use_fsdp", "--fsdp_version", "2", "--fsdp_auto_wrap_policy", "TRANSFORMER_BASED_WRAP"),
+    "zero2": ("--use_deepspeed", "--zero_stage", "2"),
+    "zero3": ("--use_deepspeed", "--zero_stage", "3"),
+}
+
+
+def two_ranks(model: str, folder: Path, cases: dict, *, torchrun: bool = False, shards: str | None = None) -> dict:
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))
         port = str(s.getsockname()[1])
@@ -79,10 +75,12 @@ def two_ranks(model: str, folder: Path, cases: dict, *, torchrun: bool) -> dict:
     request = {"model": model, "out": str(folder / "run"), "cases": cases, "found": str(found), "port": port}
     (folder / "request.json").write_text(json.dumps(request))
     launcher = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", port] if torchrun else []
+    if shards is not None:
+        launcher = ["-m", *ACCELERATE, *SHARDS[shards], "--main_process_port", port]
     ended = subprocess.run(
         [sys.executable, *launcher, "-m", "tests.integrations.trl.case", str(folder / "request.json")],
         cwd=ROOT, capture_output=True, text=True, check=False,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
+        env={**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "DS_ACCELERATOR": "cpu"},
     )  # fmt: skip
     assert ended.returncode == 0, ended.stderr[-4000:]
     return torch.load(found, weights_only=False)
@@ -107,6 +105,22 @@ def test_two_ranks_change_nothing(model, out, tmp_path):
     assert log.keys() == alone.keys()
     for key in alone:
         assert key == "step_time" or log[key] == pytest.approx(alone[key], rel=1e-4, abs=1e-6), key
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("shards", SHARDS)
+def test_shards_change_nothing(model, tmp_path, shards):
+    """One step of SGD moves the weights by the objective's gradient, with every weight split between two ranks."""
+    if shards != "fsdp2":
+        pytest.importorskip("deepspeed")
+    names = [(FEW[0], "sixes"), *((n, "twos") for n in FEW)]
+    cases = {f"{n}/{how}": {"choices": choices(n), "options": split(*TWO_RANKS[how])} for n, how in names}
+    found = two_ranks(model, tmp_path, cases, shards=shards)
+    for name, how in names:
+        wanted = case.stateful(choices(name))
+        result = found[f"{name}/{how}"]
+        assert case.distance(result["gradients"][0], case.wanted(model, wanted)) < 1e-5, (name, how)
+        assert result["state"] == wanted.state_dict()
 
 
 @pytest.mark.slow

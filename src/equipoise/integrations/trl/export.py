@@ -389,7 +389,8 @@ def _train(config: Config) -> dict[str, Setting]:
             f"TRL measures no memory: a pass has {per_pass} responses, whether they fit or not"
         ),
         "train.shard": own(
-            "Accelerate shards where it is launched so: accelerate launch --use_fsdp --fsdp_version 2 launch.py"
+            "Accelerate shards where it is launched so: accelerate launch --use_fsdp --fsdp_version 2 "
+            "--fsdp_auto_wrap_policy TRANSFORMER_BASED_WRAP --fsdp_state_dict_type FULL_STATE_DICT launch.py"
         )
         if t.shard
         else mapped(why="off, as TRL"),
@@ -500,7 +501,7 @@ def script(config: Config, found: Mapping[str, Setting]) -> str:
     return f'''"""Train with TRL as grpo.yaml and config.toml beside this file say; written by `equipoise export trl`.
 
     python launch.py                                one process
-    torchrun --nproc-per-node 8 launch.py           several: the batch is split among them, and stays the same
+    accelerate launch --num_processes 8 launch.py   several: the batch is split among them, and stays the same
     python launch.py --learning_rate 1e-6           any setting of TRL's GRPOConfig
 """
 
@@ -551,6 +552,8 @@ def main() -> None:
         peft_config=peft_config,
     )
     trainer.train(resume_from_checkpoint=args.resume_from_checkpoint)
+    if trainer.is_fsdp_enabled:  # Accelerate's default saves shards, and then no model is left in output_dir
+        trainer.accelerator.state.fsdp_plugin.set_state_dict_type("FULL_STATE_DICT")
     trainer.save_model(args.output_dir)
 
 
