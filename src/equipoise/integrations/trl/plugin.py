@@ -40,7 +40,9 @@ except ImportError as error:
 
 # Earlier versions let transformers divide the loss by the passes of a step, which would scale the objective's twice.
 if not getattr(GRPOTrainer, "loss_is_scaled_for_ga", False):
-    raise ImportError(f"trl {trl.__version__} is too old for equipoise.integrations.trl.plugin: must be 1.15 or newer")
+    raise ImportError(
+        f"trl {trl.__version__} is too old for equipoise.integrations.trl.plugin: must be 1.15 or newer"
+    )
 
 STATE = "equipoise.json"  # in a checkpoint's folder
 # in TRL's batches: the place of each response in the credit, -1 for one without a reward
