@@ -1,10 +1,12 @@
-"""Accelerate's FSDP2 on the CPU: `accelerate launch --use_fsdp --fsdp_version 2 sharded.py SCRIPT ...`.
+"""Accelerate's shards on the CPU: `accelerate launch --use_fsdp --fsdp_version 2 sharded.py SCRIPT ...`.
 
 `AcceleratorState` takes an FSDP plug-in where the processes have GPUs (or another accelerator), and passes it over
 where they have CPUs. Here it takes it there too. The rest is as on GPUs: the model is wrapped, gathered, sampled from
-and saved by Accelerate's and TRL's own code, over gloo.
+and saved by Accelerate's and TRL's own code, over gloo. DeepSpeed runs on CPUs as it is, but compiles an all-reduce
+through shared memory at its first use; here it leaves that to gloo.
 """
 
+import os
 import runpy
 import sys
 from typing import Any
@@ -25,6 +27,10 @@ def allow_cpu() -> None:
             state.PartialState._shared_state["distributed_type"] = DistributedType.FSDP
 
     state.AcceleratorState.__init__ = init
+    if os.environ.get("ACCELERATE_USE_DEEPSPEED") == "true":
+        import deepspeed
+
+        deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
 
 
 def main() -> None:

@@ -1,0 +1,156 @@
+"""TRL's engines beside our own trainer: 20 steps of the same exported launch, with DDP, FSDP2 and a vLLM server.
+
+    python benchmarks/trl_processes.py --seeds 3 --out FOLDER
+
+The launch is what `equipoise export trl` writes, started by `accelerate launch` on two CPU processes (gloo); sharding
+there goes through tests/integrations/trl/sharded.py, and the server is that of vllm_server.py beside it. Prompts are
+the same everywhere, draws are each engine's own. What is compared is the mean reward of the last ten steps, seed by
+seed, with its 95 % interval over the seeds.
+
+Not covered: GPUs, and speed: two processes on two cores say nothing of it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import math
+import re
+import runpy
+import statistics
+import subprocess
+import sys
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+RESULTS = ROOT / "benchmarks" / "results" / "trl_processes.json"
+CONFIG = ROOT / "examples" / "abacus.toml"
+STEPS, LAST = 20, 10
+OPTIONS = {
+    "train.steps": STEPS, "rollout.prompts": 8, "rollout.group_size": 8, "train.threads": 1, "model.device": "cpu",
+    "train.checkpoint_every": STEPS, "eval.every": 0, "log.terminal": False, "optim.warmup": 0,
+}  # fmt: skip
+LAUNCH = ("--num_processes", "2", "--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no")
+FSDP2 = ("--use_fsdp", "--fsdp_version", "2", "--fsdp_auto_wrap_policy", "TRANSFORMER_BASED_WRAP")
+ENGINES = {
+    "TRL, 2 processes, DDP": (*LAUNCH, "--multi_gpu"),  # which is DDP; `--cpu` would start one process
+    "TRL, 2 processes, FSDP2": (*LAUNCH, *FSDP2),
+    "TRL, 2 processes, ZeRO-2": (*LAUNCH, "--use_deepspeed", "--zero_stage", "2"),
+    "TRL, a server with vLLM's endpoints": ("--num_processes", "1", *LAUNCH[2:], "--cpu"),
+}
+SERVER = list(ENGINES)[-1]
+# Two-sided 95 % quantiles of Student's t, by the degrees of freedom.
+STUDENT = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776}
+
+
+def flags(seed: int) -> list[str]:
+    """The seed decides on the prompts, here and in TRL, and on the draws of each."""
+    options = {**OPTIONS, "train.seed": seed}
+    return [part for name, value in options.items() for part in (f"--{name}", str(value).lower())]
+
+
+def interval(values: list[float]) -> tuple[float, float]:
+    """The mean of a few runs and half the width of its 95 % interval."""
+    spread = statistics.stdev(values) / math.sqrt(len(values))
+    return statistics.fmean(values), STUDENT[len(values) - 1] * spread
+
+
+def run(*command: str) -> None:
+    subprocess.run([sys.executable, *command], check=True, cwd=ROOT)
+
+
+def seeds_of_trl(launches: str, out: str, count: int, server: bool) -> None:
+    """The launch of each seed, in the processes that Accelerate started: TRL is imported once."""
+    import pytest
+
+    from equipoise.policy.model import ABACUS
+    from tests.integrations.trl.sharded import allow_cpu
+    from tests.integrations.trl.vllm_server import served
+
+    allow_cpu()
+    for seed in range(count):
+        launch = f"{launches}/{seed}/launch.py"
+        sys.argv = [launch, "--output_dir", f"{out}/{seed}"]
+        with contextlib.ExitStack() as stack:
+            if server:
+                patch = stack.enter_context(pytest.MonkeyPatch.context())
+                _, address = stack.enter_context(served(patch, str(ABACUS)))
+                sys.argv += ["--use_vllm", "true", "--vllm_mode", "server", "--vllm_server_base_url", address]
+            runpy.run_path(launch, run_name="__main__")
+
+
+def rewards_of_trl(out: Path) -> list[float]:
+    state = json.loads((out / f"checkpoint-{STEPS}" / "trainer_state.json").read_text(encoding="utf-8"))
+    return [entry["reward"] for entry in state["log_history"] if "reward" in entry]
+
+
+def rewards_of_ours(out: Path) -> list[float]:
+    lines = (out / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    return [row["reward/mean"] for row in map(json.loads, lines) if "reward/mean" in row]
+
+
+def curves(out: Path, engines: list[str], count: int) -> dict[str, list[list[float]]]:
+    found: dict[str, list[list[float]]] = {"equipoise": []}
+    for seed in range(count):
+        folder = out / "equipoise" / str(seed)
+        if not folder.exists():
+            run(
+                "-m", "equipoise", "train", str(CONFIG), *flags(), "--train.out", str(folder), "--train.seed", str(seed)
+            )
+        found["equipoise"].append(rewards_of_ours(folder))
+    if not (out / "launch").exists():
+        run("-m", "equipoise", "export", "trl", str(CONFIG), str(out / "launch"), *flags())
+    for name in engines:
+        folder = out / re.sub(r"\W+", "-", name)
+        if not (folder / str(count - 1) / f"checkpoint-{STEPS}").exists():
+            inside = [__file__, "--inside", str(out / "launch"), str(folder), str(count)]
+            inside += ["server"] if name == SERVER else []
+            run("-m", "accelerate.commands.launch", *ENGINES[name], *inside)
+        found[name] = [rewards_of_trl(folder / str(seed)) for seed in range(count)]
+    return found
+
+
+def record(found: dict[str, list[list[float]]]) -> dict[str, Any]:
+    last = {name: [statistics.fmean(curve[-LAST:]) for curve in runs] for name, runs in found.items()}
+    engines = {}
+    for name, runs in found.items():
+        # On the same prompts: their difference from seed to seed is in both, and drops out.
+        apart = [theirs - ours for theirs, ours in zip(last[name], last["equipoise"], strict=True)]
+        engines[name] = {
+            "last_ten": dict(zip(("mean", "half_width"), interval(last[name]), strict=True)),
+            "minus_ours": dict(zip(("mean", "half_width"), interval(apart), strict=True)),
+            "curves": [[round(value, 6) for value in curve] for curve in runs],
+        }
+    packages = ("torch", "transformers", "accelerate", "trl")
+    return {"options": OPTIONS, "versions": {name: version(name) for name in packages}, "engines": engines}
+
+
+def line(name: str, row: dict[str, Any]) -> str:
+    """A row of the page's table."""
+    cells = (f"{row[key]['mean']:.3f} ± {row[key]['half_width']:.3f}" for key in ("last_ten", "minus_ours"))
+    return f"| {name} | {' | '.join(cells)} |".replace("| -", "| −")
+
+
+def main() -> None:
+    if sys.argv[1:2] == ["--inside"]:
+        seeds_of_trl(sys.argv[2], sys.argv[3], int(sys.argv[4]), sys.argv[5:] == ["server"])
+        return
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--seeds", type=int, default=3, choices=range(2, 6))
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument(
+        "--engines", nargs="+", choices=ENGINES, default=[name for name in ENGINES if "ZeRO" not in name]
+    )
+    parser.add_argument("--json", type=Path, default=RESULTS)
+    given = parser.parse_args()
+    result = record(curves(given.out, given.engines, given.seeds))
+    given.json.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    for name, row in result["engines"].items():
+        print(line(name, row))
+
+
+if __name__ == "__main__":
+    main()

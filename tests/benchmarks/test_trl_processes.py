@@ -1,0 +1,31 @@
+"""TRL's engines beside our trainer: the intervals are Student's, and the committed curves agree with ours."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from benchmarks import trl_processes
+
+PAGE = (Path(__file__).parents[2] / "docs" / "trl.md").read_text(encoding="utf-8")
+
+
+def test_intervals_are_those_of_scipy():
+    stats = pytest.importorskip("scipy.stats")
+    for values in ([0.41, 0.47], [0.41, 0.47, 0.44], [0.40, 0.49, 0.46, 0.3, 0.35]):
+        mean, half = trl_processes.interval(values)
+        low, high = stats.t.interval(0.95, len(values) - 1, loc=mean, scale=stats.sem(values))
+        assert (mean - half, mean + half) == pytest.approx((low, high), rel=1e-3)
+
+
+def test_the_committed_curves_have_every_step_and_agree_with_ours():
+    record = json.loads(trl_processes.RESULTS.read_text(encoding="utf-8"))
+    assert record["options"] == trl_processes.OPTIONS
+    assert {"equipoise", "TRL, 2 processes, DDP", "TRL, 2 processes, FSDP2"} <= set(record["engines"])
+    curves = {name: row["curves"] for name, row in record["engines"].items()}
+    again = trl_processes.record(curves)["engines"]
+    for name, row in again.items():
+        assert len(curves[name]) >= 3
+        assert {len(curve) for curve in curves[name]} == {trl_processes.STEPS}
+        assert trl_processes.line(name, row) in PAGE
+        assert abs(row["minus_ours"]["mean"]) <= row["minus_ours"]["half_width"], name
