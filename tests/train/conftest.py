@@ -44,10 +44,11 @@ class Server:
         self.process.stdin.flush()
         return json.loads(self.process.stdout.readline())
 
-    def start(self, arguments: list[str], environment: dict[str, str] | None = None, die_at: int = 0) -> "Child":
+    def start(self, arguments: list[str], environment: dict[str, str] | None = None, **more) -> "Child":
+        """`more`: die_at, torchrun."""
         self.started += 1
         out = str(self.folder / str(self.started))
-        request = {"start": arguments, "environment": environment or {}, "out": out, "die_at": die_at}
+        request = {"start": arguments, "environment": environment or {}, "out": out, **more}
         return Child(self, self._ask(request), out)
 
     def run(self, arguments: list[str], **more) -> Ended:

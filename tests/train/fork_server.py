@@ -1,8 +1,9 @@
 """A process that has imported everything once and forks a child per command, so that a test pays for the run alone.
 
-A request is a line of JSON on stdin: {"start": arguments, "environment", "out", "die_at"} answers with a pid,
+A request is a line of JSON on stdin: {"start": arguments, "environment", "out", …} answers with a pid,
 {"wait": pid, "timeout": seconds} with the exit status, or null when time is up. `die_at` = k has the child SIGKILL
-itself at its k-th operation on the disk that makes, renames, syncs or removes something.
+itself at its k-th operation on the disk that makes, renames, syncs or removes something. `torchrun` are arguments for
+torchrun, which is then given the command to start.
 """
 
 import contextlib
@@ -54,7 +55,12 @@ def child(request: dict) -> None:
         die_at(request["die_at"])
     code = 0
     try:
-        cli.main(request["start"])
+        if request.get("torchrun"):
+            from torch.distributed.run import main as torchrun
+
+            torchrun([*request["torchrun"], "-m", "equipoise", *request["start"]])
+        else:
+            cli.main(request["start"])
     except SystemExit as error:
         code = error.code if isinstance(error.code, int) else 0 if error.code is None else 1
     except BaseException:

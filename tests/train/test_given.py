@@ -2,8 +2,6 @@
 
 import asyncio
 import json
-import subprocess
-import sys
 
 import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -207,8 +205,3 @@ def test_mistakes_are_sentences(arguments, kind, sentence):
 def test_a_function_that_cannot_be_called_is_refused_before_a_model_is_loaded(tmp_path):
     with pytest.raises(ConfigError, match=r'"python:not_a_function" takes \(x\): must be f\(prompt, response, row\)'):
         eq.Trainer(options(tmp_path / "run"), model="no/such-model", rewards=not_a_function)
-
-
-def test_importing_the_package_does_not_import_torch():
-    code = "import sys, equipoise as eq; assert 'torch' not in sys.modules; eq.Trainer; assert 'torch' in sys.modules"
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=900)

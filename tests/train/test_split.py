@@ -3,8 +3,6 @@
 import os
 import signal
 import socket
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -12,7 +10,6 @@ import torch
 from equipoise.train import RunFolder, Trainer, checkpoint, ranks
 from equipoise.train.update import Updater
 
-from .conftest import ENVIRONMENT, ROOT
 from .tiny import evaluations, last_checkpoint, metrics, overrides, settings
 
 OBJECTIVES = {
@@ -142,12 +139,11 @@ def test_torchrun(model, server, tmp_path):
     file.touch()
     options = OBJECTIVES["dapo+balanced+hadw"] | {"train__steps": 2}
     assert server.run(["train", str(file), *overrides(model, tmp_path / "one", **options)]).code == 0
-    ended = subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", free_port(),
-         "-m", "equipoise", "train", str(file), *overrides(model, tmp_path / "two", **options)],
-        cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True,
-    )  # fmt: skip
-    assert ended.returncode == 0, ended.stderr
+    ended = server.run(
+        ["train", str(file), *overrides(model, tmp_path / "two", **options)],
+        torchrun=["--nproc-per-node", "2", "--master-port", free_port()],
+    )
+    assert ended.code == 0, ended.stderr
     assert_same_curve(tmp_path / "two", tmp_path / "one")
     assert ended.stdout.count("step    1/2") == 1  # one of the two talks
     assert "destroy_process_group" not in ended.stderr
