@@ -227,6 +227,7 @@ class Card:
         patch.setattr(torch.cuda, "memory_allocated", lambda device: 0)
         patch.setattr(torch.cuda, "memory_reserved", lambda device: 0)
         patch.setattr(torch.cuda, "mem_get_info", lambda device: (holds, holds))
+        patch.setattr(torch.cuda, "get_per_process_memory_fraction", lambda device: 1.0)
         patch.setattr(torch.cuda, "reset_peak_memory_stats", lambda device: None)
         patch.setattr(torch.cuda, "max_memory_allocated", lambda device: self.last)
         patch.setattr(planner, "_text", lambda policy, tokens: SimpleNamespace(inputs=range(tokens + 3)))
