@@ -48,6 +48,7 @@ from equipoise.integrations.launch import (
     unmappable,
 )
 from equipoise.integrations.reward import HELD_OUT, TRAIN, Rewards
+from equipoise.integrations.verl import on_cpu
 from equipoise.objective import Objective
 from equipoise.tasks import Prompt, Task
 
@@ -121,13 +122,13 @@ def _model(config: Config) -> dict[str, Setting]:
     m = config.model
     fsdp = f"{ACTOR}.fsdp_config"
     targets = list(m.lora_targets) or "all-linear"
+    dtypes = {f"{fsdp}.model_dtype": "fp32", f"{fsdp}.dtype": m.dtype, f"{ROLLOUT}.dtype": m.dtype}
+    if m.dtype == "float32":  # what verl computes in; it ignores fsdp_config.dtype, and bfloat16 is its default
+        dtypes[f"+{fsdp}.mixed_precision"] = dict.fromkeys(("param_dtype", "reduce_dtype", "buffer_dtype"), "fp32")
     return {
         "model.name": mapped({f"{MODEL}.path": model_folder(m.name)}),
-        "model.dtype": mapped(
-            {f"{fsdp}.model_dtype": "fp32", f"{fsdp}.dtype": m.dtype, f"{ROLLOUT}.dtype": m.dtype},
-            "float32 masters there too" if m.dtype == "bfloat16" else "",
-        ),
-        "model.device": unmappable("verl trains on accelerators alone")
+        "model.dtype": mapped(dtypes, "float32 masters there too" if m.dtype == "bfloat16" else ""),
+        "model.device": mapped(on_cpu.SETTINGS, "verl's FSDP workers on CPUs, over gloo")
         if m.device == "cpu"
         else own(
             "Ray places the workers on the GPUs of the cluster: GPUS and NODES of launch.sh say how many"
@@ -225,13 +226,17 @@ def _rollout(config: Config, task: Task) -> dict[str, Setting]:
         if r.dynamic_sampling
         else mapped(why="no dynamic sampling"),
         "rollout.exact": mapped(why="verl's old log-probabilities are always the actor's own"),
-        "rollout.engine": mapped(
-            {f"{ROLLOUT}.name": "vllm"}, "" if r.engine == "vllm" else "verl samples with vLLM"
-        ),
+        "rollout.engine": _engine(config),
         "rollout.engine_memory": mapped({f"{ROLLOUT}.gpu_memory_utilization": r.engine_memory})
         if r.engine == "vllm"
         else own("verl's own share is left to vLLM"),
     }
+
+
+def _engine(config: Config) -> Setting:
+    if config.model.device == "cpu":
+        return mapped({f"{ROLLOUT}.name": "equipoise"}, "our sampler: verl has none for CPUs")
+    return mapped({f"{ROLLOUT}.name": "vllm"}, "" if config.rollout.engine == "vllm" else "verl samples with vLLM")
 
 
 def _reward(config: Config, task: Task) -> dict[str, Setting]:
@@ -608,11 +613,11 @@ def script(config: Config, found: Mapping[str, Setting]) -> str:
 {lines}
 set -euo pipefail
 HERE=$(cd "$(dirname "${{BASH_SOURCE[0]}}")" && pwd)
-
+{on_cpu.PREPARED if config.model.device == "cpu" else ""}
 exec "${{PYTHON:-python3}}" -m verl.trainer.main_ppo \\
     trainer.n_gpus_per_node="${{GPUS:-1}}" trainer.nnodes="${{NODES:-1}}" \\
 {overrides} \\
-    "$@"
+    {on_cpu.WORDS if config.model.device == "cpu" else ""}"$@"
 """
 
 
