@@ -3,7 +3,8 @@ import json
 import pytest
 
 from equipoise.report import ReportError, write
-from equipoise.report.runs import MOST_APART, MOST_RUNS, find, names, read, signature
+from equipoise.report.runs import MOST_APART, MOST_RUNS, find, is_run, names, read, signature
+from equipoise.report.summary import held_out_metrics
 from tests.report.folders import make_run
 
 
@@ -106,3 +107,35 @@ def test_the_signature_changes_with_any_file(tmp_path):
     (run / "eval.jsonl").unlink()
     seen.add(signature([run]))
     assert len(seen) == 5
+
+
+def test_a_run_of_verls_is_drawn_under_our_names(tmp_path):
+    """Its file logger writes a file for each start; a start that resumed wrote its steps anew."""
+    validated = {"val-core/arithmetic/acc/mean@4": 0.25}
+    verl_file(tmp_path, 1, {"step": 0, "data": validated}, *(verl_step(k, 0.1 * k) for k in (1, 2, 3)))
+    once = signature([tmp_path])
+    verl_file(tmp_path, 2, verl_step(3, 0.9, **{"val-core/arithmetic/acc/mean@4": 0.5}))
+    run = read(tmp_path, "verl")
+    assert is_run(tmp_path)
+    assert signature([tmp_path]) != once
+    assert run.steps == [1, 2, 3]
+    assert run.metrics["reward/mean"] == pytest.approx([0.1, 0.2, 0.9])
+    assert run.metrics["bias/zero_sum"] == [0.0, 0.0, 0.0]
+    assert [(e["step"], e["acc@4"]) for e in run.evaluations] == [(0, 0.25), (3, 0.5)]
+    assert held_out_metrics(run) == ["acc@4"]
+
+
+def test_two_sources_of_held_out_prompts_have_no_mean_in_verls_file(tmp_path):
+    values = {"val-core/a/acc/mean@4": 0.25, "val-core/b/acc/mean@4": 0.75}
+    verl_file(tmp_path, 1, {"step": 0, "data": values})
+    assert read(tmp_path, "verl").evaluations == []
+
+
+def verl_file(folder, start, *records):
+    lines = (json.dumps(record) + "\n" for record in records)
+    (folder / f"verl-20260101T00000{start}Z.jsonl").write_text("".join(lines))
+
+
+def verl_step(step, score, **more):
+    values = {"training/global_step": step, "critic/score/mean": score, "bias/zero_sum": 0.0}
+    return {"step": step, "data": {**values, **more}}

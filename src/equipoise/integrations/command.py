@@ -54,4 +54,5 @@ def _start(launch: Launch, folder: Path) -> str:
     """How to start a launch, in one line."""
     if launch.host == "TRL":
         return f"{folder}: start it with python {folder}/launch.py"
-    return f"{folder}: start it with GPUS=8 {folder}/launch.sh"
+    workers = 1 if launch.config.model.device == "cpu" else 8
+    return f"{folder}: start it with GPUS={workers} {folder}/launch.sh"

@@ -151,7 +151,8 @@ def command(path: Path) -> str:
     """What trains the run again, into a new directory:
     config.toml holds every option with its value.
     """
-    again = path.with_name(f"{path.resolve().name}-again")
+    named = path if path.name else path.resolve()  # the name of "." is empty
+    again = named.with_name(f"{path.resolve().name}-again")
     return f"equipoise train {shlex.quote(str(path / 'config.toml'))} --train.out {shlex.quote(str(again))}"
 
 

@@ -17,6 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from equipoise.report import verl
+
 MOST_APART = 24  # what colours and dashes can tell apart
 MOST_RUNS = 96  # of at most 24 variants
 LARGEST_STEP = 2**53  # beyond it a browser's numbers are not whole
@@ -48,7 +50,8 @@ class Run:
 
 
 def is_run(path: Path) -> bool:
-    return (path / "config.toml").is_file() or (path / "metrics.jsonl").is_file()
+    files = (path / "config.toml", path / "metrics.jsonl", *path.glob(verl.FILES))
+    return any(file.is_file() for file in files)
 
 
 def find(paths: Sequence[str | Path]) -> list[Path]:
@@ -99,13 +102,29 @@ def read(path: Path, name: str) -> Run:
     notes: list[str] = []
     toml, config = _config(path / "config.toml", notes)
     records = _records(path / "metrics.jsonl", notes)
+    evaluations = list(_records(path / "eval.jsonl", notes).values())
+    of_verl = _of_verl(path, notes)
+    records |= {
+        step: verl.metrics(record) for step, record in of_verl.items() if verl.is_step(record)
+    }
+    evaluations += verl.evaluations(of_verl.values())
     keys = dict.fromkeys(k for r in records.values() for k in r)
     metrics = {k: [_metric(r, k) for r in records.values()] for k in keys if k != "step"}
     metrics = {k: column for k, column in metrics.items() if any(v is not None for v in column)}
-    evaluations = list(_records(path / "eval.jsonl", notes).values())
     return Run(
         path, name, config, toml, list(records), metrics, evaluations, _rollouts(path), notes
     )
+
+
+def _of_verl(path: Path, notes: list[str]) -> dict[int, dict[str, Any]]:
+    """What verl's file logger left: a file for each start, of which a later one wrote its steps anew."""
+    found: dict[int, dict[str, Any]] = {}
+    for file in sorted(path.glob(verl.FILES)):
+        records = _records(file, notes)
+        found |= {
+            step: record for step, record in records.items() if isinstance(record.get("data"), dict)
+        }
+    return dict(sorted(found.items()))
 
 
 def signature(paths: Iterable[Path]) -> tuple[Any, ...]:
@@ -113,7 +132,13 @@ def signature(paths: Iterable[Path]) -> tuple[Any, ...]:
     files = [
         f
         for p in paths
-        for f in (p / "config.toml", p / "metrics.jsonl", p / "eval.jsonl", *_rollouts(p).values())
+        for f in (
+            p / "config.toml",
+            p / "metrics.jsonl",
+            p / "eval.jsonl",
+            *sorted(p.glob(verl.FILES)),
+            *_rollouts(p).values(),
+        )
     ]
     return tuple((str(f), *version(f)) for f in files)
 

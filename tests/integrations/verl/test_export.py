@@ -1,6 +1,6 @@
 """The exported override list under the real verl: composed by its hydra, validated by it, its data and rewards loaded.
 
-verl trains on accelerators alone, so what is not seen here is the training itself.
+The training itself is in test_run.py.
 """
 
 import json
@@ -30,6 +30,7 @@ from equipoise.integrations.export import export_verl
 from equipoise.integrations.launch import arguments, open_task, settled
 from equipoise.integrations.verl import export as verl
 from equipoise.integrations.verl.plugin import divisor, estimate, objective_of
+from equipoise.integrations.verl.script import FIXED
 from equipoise.objective import response_ids
 from equipoise.policy.model import ABACUS
 from equipoise.tasks.problems import read_problems
@@ -71,7 +72,7 @@ def test_verl_composes_what_was_exported(name, tmp_path):
     config = settled(configured({**CONFIGS[name], **small}))
     export_verl(config, tmp_path / "launch")
     job = composed(tmp_path / "launch")
-    for key, value in {**verl.FIXED, **arguments(verl.settings(config, open_task(config)))}.items():
+    for key, value in {**FIXED, **arguments(verl.settings(config, open_task(config)))}.items():
         if isinstance(value, str):
             value = value.replace(verl.HERE, str(tmp_path / "launch"))
         found = OmegaConf.select(job, key.removeprefix("+"))

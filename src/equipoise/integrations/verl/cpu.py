@@ -1,8 +1,8 @@
 """verl on the CPU: a platform for its registry, so that `VERL_PLATFORM=cpu` trains with FSDP over gloo.
 
 verl 0.9 knows NVIDIA's, AMD's and Huawei's accelerators. Its workers ask the platform for everything that depends on
-the device, so a platform that answers for the CPU is all that its FSDP engine needs. Ray counts the workers as GPUs (the
-name verl looks for when it checks a cluster); they are slots, and Ray is told how many there are.
+the device, so a platform that answers for the CPU is all that its FSDP engine needs. Ray counts the workers as GPUs,
+the name verl looks for when it checks a cluster; they are slots, and Ray is told how many there are.
 
 For tests, for small models and to try a launch before it gets GPUs. Not covered: Megatron, profilers, vLLM on the CPU
 (the responses come from :mod:`equipoise.integrations.verl.rollout`).
@@ -37,7 +37,9 @@ class _Stream:
 
 # Beside the names of torch.cpu, the calls of torch.cuda that verl makes.
 DEVICE_MODULE = SimpleNamespace(
-    is_available=lambda: False,  # as torch.cuda on such a machine: verl then keeps no state of a device's generator
+    is_available=lambda: (
+        False
+    ),  # as torch.cuda on such a machine: verl then keeps no state of a device's generator
     device_count=lambda: 1,
     get_device_name=lambda *_: "CPU",
     mem_get_info=lambda *_: (1, 1),
@@ -95,10 +97,12 @@ class Cpu(PlatformBase):  # type: ignore[misc]
         """gloo; in a worker of verl also its process group.
 
         verl's workers ask for this name just before they make the group, and make of it the backend
-        "cpu:gloo,cpu:gloo", which torch refuses (`initialize_global_process_group_ray`). They keep a group that is there.
+        "cpu:gloo,cpu:gloo", which torch refuses (verl.utils.distributed). A group that is there is kept.
         """
         if "RANK" in os.environ and not torch.distributed.is_initialized():
-            torch.distributed.init_process_group("gloo", init_method=os.environ.get("DIST_INIT_METHOD"))
+            torch.distributed.init_process_group(
+                "gloo", init_method=os.environ.get("DIST_INIT_METHOD")
+            )
         return "gloo"
 
     def visible_devices_envvar(self) -> str:

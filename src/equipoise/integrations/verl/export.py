@@ -1,7 +1,7 @@
 """`equipoise export verl`: a configuration as an override list for verl's main_ppo,
 with its prompts in verl's columns.
 
-    launch.sh        the command, with what became of every option; arguments to it are further overrides
+    launch.sh        the command, with what became of every option; arguments are further overrides
     train.parquet    the prompts of the run in the order in which ours would draw them
     val.parquet      the held-out prompts
     config.toml      the configuration, for the reward function below
@@ -19,7 +19,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-import re
 import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -31,8 +30,6 @@ from equipoise.integrations.launch import (
     SHAPED,
     Launch,
     Setting,
-    account,
-    arguments,
     mapped,
     model_folder,
     nearly,
@@ -49,10 +46,10 @@ from equipoise.integrations.launch import (
 )
 from equipoise.integrations.reward import HELD_OUT, TRAIN, Rewards
 from equipoise.integrations.verl import on_cpu
+from equipoise.integrations.verl.script import HERE, script
 from equipoise.objective import Objective
 from equipoise.tasks import Prompt, Task
 
-HERE = "$HERE"  # the folder of launch.sh, in a setting's text
 LONGEST_PROMPT = 2048  # verl wants limits where we have none
 TOKENS = 16384  # of a pass, as verl's own default
 ACTOR, ROLLOUT, MODEL = (f"actor_rollout_ref.{part}" for part in ("actor", "rollout", "model"))
@@ -60,11 +57,6 @@ TRACKERS = ("tensorboard", "wandb", "trackio", "mlflow")
 KL_TYPES = {"k1": "kl", "k2": "mse", "k3": "low_var_kl"}
 # the rows of a launch without chat have one message, the text
 PLAIN_TEMPLATE = '{{ messages[0]["content"] }}'
-# What a launch needs besides: verl's defaults are for eight GPUs, and leave the sampler open.
-FIXED: dict[str, Any] = {
-    f"{ROLLOUT}.tensor_model_parallel_size": 1,
-    f"{ACTOR}.checkpoint.save_contents": ["model", "optimizer", "extra", "hf_model"],
-}
 
 
 def export_verl(config: Config, out: Path) -> Launch:
@@ -123,8 +115,12 @@ def _model(config: Config) -> dict[str, Setting]:
     fsdp = f"{ACTOR}.fsdp_config"
     targets = list(m.lora_targets) or "all-linear"
     dtypes = {f"{fsdp}.model_dtype": "fp32", f"{fsdp}.dtype": m.dtype, f"{ROLLOUT}.dtype": m.dtype}
-    if m.dtype == "float32":  # what verl computes in; it ignores fsdp_config.dtype, and bfloat16 is its default
-        dtypes[f"+{fsdp}.mixed_precision"] = dict.fromkeys(("param_dtype", "reduce_dtype", "buffer_dtype"), "fp32")
+    if (
+        m.dtype == "float32"
+    ):  # verl computes in bfloat16 unless told here: it ignores fsdp_config.dtype
+        dtypes[f"+{fsdp}.mixed_precision"] = dict.fromkeys(
+            ("param_dtype", "reduce_dtype", "buffer_dtype"), "fp32"
+        )
     return {
         "model.name": mapped({f"{MODEL}.path": model_folder(m.name)}),
         "model.dtype": mapped(dtypes, "float32 masters there too" if m.dtype == "bfloat16" else ""),
@@ -236,7 +232,10 @@ def _rollout(config: Config, task: Task) -> dict[str, Setting]:
 def _engine(config: Config) -> Setting:
     if config.model.device == "cpu":
         return mapped({f"{ROLLOUT}.name": "equipoise"}, "our sampler: verl has none for CPUs")
-    return mapped({f"{ROLLOUT}.name": "vllm"}, "" if config.rollout.engine == "vllm" else "verl samples with vLLM")
+    return mapped(
+        {f"{ROLLOUT}.name": "vllm"},
+        "" if config.rollout.engine == "vllm" else "verl samples with vLLM",
+    )
 
 
 def _reward(config: Config, task: Task) -> dict[str, Setting]:
@@ -467,12 +466,12 @@ def _train(config: Config, task: Task) -> dict[str, Setting]:
         else mapped(why="none"),
         **_passes(config, task),
         "train.shard": mapped({f"{ACTOR}.strategy": "fsdp2"})
-        if t.shard
+        if t.shard and config.model.device != "cpu"
         else own("verl shards in any case"),
         "train.memory": own("verl measures no memory: its passes are as large as their limit"),
         "train.seed": mapped(
             {"data.seed": t.seed, f"{ROLLOUT}.seed": t.seed, f"{ACTOR}.data_loader_seed": t.seed},
-            "the prompts are ours, the draws are vLLM's own",
+            "the prompts are ours, the draws the sampler's own",
         ),
         "train.out": mapped(
             {"trainer.default_local_dir": t.out, "trainer.experiment_name": out.name}
@@ -573,7 +572,7 @@ def _eval(config: Config) -> dict[str, Setting]:
 def _log(config: Config) -> dict[str, Setting]:
     g = config.log
     console = ["console"] if g.terminal else []
-    loggers = [*console, *(name for name in TRACKERS if getattr(g, name))]
+    loggers = [*console, "file", *(name for name in TRACKERS if getattr(g, name))]
     said = mapped(why="in trainer.logger")
     every = {"trainer.rollout_data_dir": f"{config.train.out}/rollouts"}
     return {
@@ -597,47 +596,6 @@ def _log(config: Config) -> dict[str, Setting]:
 
 def _most(config: Config, task: Task) -> int:
     return config.rollout.max_tokens or task.max_tokens
-
-
-def script(config: Config, found: Mapping[str, Setting]) -> str:
-    lines = "\n".join(f"#   {line}" for line in account(config, found))
-    overrides = " \\\n".join(
-        f"    {_quoted(name, value)}" for name, value in {**FIXED, **arguments(found)}.items()
-    )
-    return f"""#!/usr/bin/env bash
-# Train with verl as config.toml beside this file says; written by `equipoise export verl`.
-#
-#   GPUS=8 NODES=1 ./launch.sh      arguments are further overrides, for example trainer.total_training_steps=10
-#
-# What became of every option:
-{lines}
-set -euo pipefail
-HERE=$(cd "$(dirname "${{BASH_SOURCE[0]}}")" && pwd)
-{on_cpu.PREPARED if config.model.device == "cpu" else ""}
-exec "${{PYTHON:-python3}}" -m verl.trainer.main_ppo \\
-    trainer.n_gpus_per_node="${{GPUS:-1}}" trainer.nnodes="${{NODES:-1}}" \\
-{overrides} \\
-    {on_cpu.WORDS if config.model.device == "cpu" else ""}"$@"
-"""
-
-
-def _quoted(name: str, value: Any) -> str:
-    """An override as one word of the shell, in which $HERE alone is a variable."""
-    word = re.sub(r'([\\"`$])', r"\\\1", f"{name}={_hydra(value)}")
-    return '"' + word.replace("\\" + HERE, HERE) + '"'
-
-
-def _hydra(value: Any) -> str:
-    """A value in hydra's grammar."""
-    if value is None or isinstance(value, bool):
-        return {None: "null", True: "true", False: "false"}[value]
-    if isinstance(value, int | float):
-        return str(value)
-    if isinstance(value, Mapping):
-        return "{" + ",".join(f"{key}:{_hydra(inner)}" for key, inner in value.items()) + "}"
-    if isinstance(value, list | tuple):
-        return "[" + ",".join(map(_hydra, value)) + "]"
-    return "'" + str(value).replace("\\", "\\\\").replace("'", "\\'") + "'"
 
 
 def compute_score(

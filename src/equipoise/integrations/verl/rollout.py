@@ -30,7 +30,12 @@ from equipoise.rollout import SamplingParams, sampler
 
 NAME = "equipoise"
 GATHER = 0.02  # seconds in which requests that belong together arrive
-DTYPES = {"float32": torch.float32, "fp32": torch.float32, "bfloat16": torch.bfloat16, "bf16": torch.bfloat16}
+DTYPES = {
+    "float32": torch.float32,
+    "fp32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "bf16": torch.bfloat16,
+}
 
 
 def server_name(replica_rank: int) -> str:
@@ -47,14 +52,18 @@ class _Waiting(NamedTuple):
 class Server:
     """The actor that samples. `generate` is what verl's agent loops call, `update` what its worker does."""
 
-    def __init__(self, *, model: str, dtype: str, seed: int, replica_rank: int, lengths: tuple[int, int]) -> None:
+    def __init__(
+        self, *, model: str, dtype: str, seed: int, replica_rank: int, lengths: tuple[int, int]
+    ) -> None:
         self.policy = load(model, dtype=DTYPES[dtype])
         self.sampler = sampler(self.policy)
         self.seed = seed
         self.replica_rank = replica_rank
         self.prompt_length, self.response_length = lengths
         self.version = 0
-        self.asked: Counter[tuple[int, ...]] = Counter()  # requests for each prompt, under the weights of today
+        self.asked: Counter[tuple[int, ...]] = (
+            Counter()
+        )  # requests for each prompt, under the weights of today
         self.waiting: list[_Waiting] = []
         self.at_work: asyncio.Task[None] | None = None
 
@@ -63,7 +72,9 @@ class Server:
         missing, unknown = self.policy.core.load_state_dict(weights, strict=False)
         tied = {"lm_head.weight"} if self.policy.core.config.tie_word_embeddings else set()
         if unknown or set(missing) - tied:
-            raise ValueError(f"{self.policy.name}: the worker sent {unknown} besides its weights, and not {missing}")
+            raise ValueError(
+                f"{self.policy.name}: the worker sent {unknown} besides its weights, and not {missing}"
+            )
         self.version = version
         self.asked.clear()
 
@@ -89,7 +100,9 @@ class Server:
 
     def _params(self, prompt: tuple[int, ...], asked: dict[str, Any]) -> SamplingParams:
         if asked.get("repetition_penalty", 1.0) != 1.0:
-            raise ValueError(f"rollout.name={NAME} has no repetition_penalty; set it to 1, or use vllm")
+            raise ValueError(
+                f"rollout.name={NAME} has no repetition_penalty; set it to 1, or use vllm"
+            )
         room = min(self.response_length, self.prompt_length + self.response_length - len(prompt))
         return SamplingParams(
             temperature=asked["temperature"],
@@ -108,7 +121,9 @@ class Server:
             self.waiting = [one for one in self.waiting if one.params != params]
             try:
                 outputs = await asyncio.to_thread(self._draw, batch, params)
-            except Exception as error:  # each request has its own caller, and all of them must hear of it
+            except (
+                Exception
+            ) as error:  # each request has its own caller, and all of them must hear of it
                 for one in batch:
                     one.answer.set_exception(error)
                 continue
@@ -126,7 +141,9 @@ class Server:
                 stop_reason="completed",
                 extra_fields={"global_steps": self.version},
             )
-            for tokens, logprobs in zip(drawn.tokens.split(lengths), drawn.logprobs.split(lengths), strict=True)
+            for tokens, logprobs in zip(
+                drawn.tokens.split(lengths), drawn.logprobs.split(lengths), strict=True
+            )
         ]
 
 
@@ -140,7 +157,9 @@ class Replica(RolloutReplica):  # type: ignore[misc]
                 "rollout.tensor_model_parallel_size, data_parallel_size and pipeline_model_parallel_size to 1"
             )
         (worker,) = self.workers
-        node = await worker.__ray_call__.remote(lambda self: ray.get_runtime_context().get_node_id())
+        node = await worker.__ray_call__.remote(
+            lambda self: ray.get_runtime_context().get_node_id()
+        )
         here = NodeAffinitySchedulingStrategy(node_id=node, soft=False)
         named = {"name": server_name(self.replica_rank), "max_concurrency": self.max_concurrency}
         server = ray.remote(Server).options(scheduling_strategy=here, num_cpus=0, **named)
@@ -153,7 +172,9 @@ class Replica(RolloutReplica):  # type: ignore[misc]
         )
         self.servers = [handle]
         self._server_handle = handle
-        self._server_address = server_name(self.replica_rank)  # verl's name for it; there is no HTTP
+        self._server_address = server_name(
+            self.replica_rank
+        )  # verl's name for it; there is no HTTP
 
     async def wake_up(self) -> None: ...
 
@@ -163,7 +184,9 @@ class Replica(RolloutReplica):  # type: ignore[misc]
 class Adapter(BaseRollout):  # type: ignore[misc]
     """The worker's side: it sends the weights."""
 
-    def __init__(self, config: Any, model_config: Any, device_mesh: Any, replica_rank: int = -1) -> None:
+    def __init__(
+        self, config: Any, model_config: Any, device_mesh: Any, replica_rank: int = -1
+    ) -> None:
         super().__init__(config, model_config, device_mesh)
         self.replica_rank = int(os.environ["RANK"]) if replica_rank == -1 else replica_rank
 
@@ -182,9 +205,13 @@ class Adapter(BaseRollout):  # type: ignore[misc]
     ) -> None:
         if wire_format != "named_tensors" or peft_config is not None:
             what = "an adapter" if peft_config is not None else f"weights as {wire_format}"
-            raise ValueError(f"rollout.name={NAME} takes whole weights, not {what}: set model.lora.merge=True")
+            raise ValueError(
+                f"rollout.name={NAME} takes whole weights, not {what}: set model.lora.merge=True"
+            )
         # The worker may change its tensors while Ray still sends them, so it gets copies.
-        found = {name: tensor.detach().cpu().clone() async for name, tensor in ensure_async_iterator(weights)}
+        found = {
+            name: tensor.detach().cpu().clone()
+            async for name, tensor in ensure_async_iterator(weights)
+        }
         server = ray.get_actor(server_name(self.replica_rank))
         await server.update.remote(found, global_steps or 0)
-
