@@ -25,7 +25,7 @@ VERL := $(VENV)-verl
 VLLM := $(VENV)-vllm
 
 .PHONY: help install quickstart test test-slow test-browser test-kernels test-kernels-quick test-trl test-trl-versions \
-	test-verl test-vllm lint typecheck coverage mutation bench docs wheel clean
+	test-verl test-verl-run test-vllm lint typecheck coverage mutation bench docs wheel clean
 
 help:  ## what there is to make
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/:/'
@@ -119,7 +119,10 @@ test-trl-versions: $(PEERS) $(INTERPRETER)/.ready  ## the same on every TRL from
 
 test-verl: $(VERL)/.ready  ## the plug-in for verl and the launches exported for it, against the real package
 	$(VERL)/bin/python -m pytest -m "slow or not slow" tests/integrations/verl/test_plugin.py \
-		tests/integrations/verl/test_export.py
+		tests/integrations/verl/test_export.py tests/integrations/verl/test_rollout.py
+
+test-verl-run: $(VERL)/.ready  ## verl's main program on the CPU: export, training, kill, resume, recipes (a quarter of an hour)
+	$(VERL)/bin/python -m pytest -m slow tests/integrations/verl/test_run.py
 
 test-vllm: $(VLLM)/.ready  ## vLLM as sampler, against its CPU build
 	$(VLLM)/bin/python -m pytest -m "slow or not slow" tests/vllm

@@ -2,6 +2,7 @@ import json
 import re
 import shlex
 from html.parser import HTMLParser
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -140,6 +141,12 @@ def test_the_command_names_a_configuration_that_is_there(tmp_path):
     words = shlex.split(command(run))
     assert words == ["equipoise", "train", f"{run}/config.toml", "--train.out", f"{run}-again"]
     assert data([run])["runs"][0]["toml"] == (run / "config.toml").read_text()
+
+
+def test_the_folder_one_stands_in_has_a_command_too(tmp_path, monkeypatch):
+    run = make_run(tmp_path / "run", steps=1)
+    monkeypatch.chdir(run)
+    assert shlex.split(command(Path()))[-1] == f"{run}-again"
 
 
 def test_settings_of_any_type_are_shown_as_toml(tmp_path):

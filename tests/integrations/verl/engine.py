@@ -1,11 +1,9 @@
 """One rank of verl's own FSDP engine on the CPU: a step of the embedded model with our estimator, and a checkpoint.
 
 Run as RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT say: `python -m tests.integrations.verl.engine OPTIONS FOLDER`.
-verl knows no CPU among its devices; it is given one here, through its own registry of platforms. Rank 0 writes
-what it found to FOLDER/found.json.
+The CPU is a platform of ours in verl's registry. Rank 0 writes what it found to FOLDER/found.json.
 """
 
-# ruff: noqa: E402  (verl reads its platform when its engines are imported)
 from __future__ import annotations
 
 import functools
@@ -13,42 +11,10 @@ import json
 import os
 import pathlib
 import sys
-import types
 
-os.environ["VERL_ENGINE_DEVICE"] = "cuda"  # the engine is registered under that name
+os.environ["VERL_PLATFORM"] = "cpu"
 
 import torch
-from verl.plugin.platform.platform_cuda import PlatformCUDA
-from verl.plugin.platform.platform_manager import set_platform
-
-
-def _nothing(*_, **__):
-    return 0
-
-
-class Cpu(PlatformCUDA):
-    device_name = vendor_name = "cpu"
-    names = ("max_memory_allocated", "max_memory_reserved", "memory_allocated", "memory_reserved", "empty_cache")
-    device_module = types.SimpleNamespace(
-        **dict.fromkeys(names, _nothing),
-        mem_get_info=lambda *_: (1, 1),
-        is_available=lambda: False,
-        get_device_name=lambda: "CPU",
-    )
-    manual_seed = manual_seed_all = set_device = synchronize = empty_cache = set_allocator_settings = _nothing
-
-    def is_available(self):
-        return True
-
-    def current_device(self):
-        return torch.device("cpu")
-
-    def communication_backend_name(self):
-        return "gloo"
-
-
-set_platform(Cpu())
-
 from tensordict import TensorDict
 from transformers import AutoModelForCausalLM
 from verl.utils import tensordict_utils as tu

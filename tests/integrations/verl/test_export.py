@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -39,6 +40,12 @@ from tests.audit.synthetic import Law
 from tests.audit.test_read import numbers, verl_dump
 
 from ..test_account import CONFIGS, configured
+
+
+@pytest.fixture(autouse=True)
+def _runs_go_there(tmp_path, monkeypatch):
+    """A launch makes the folder of its run, which a relative train.out puts here."""
+    monkeypatch.chdir(tmp_path)
 
 
 def composed(folder):
@@ -96,6 +103,27 @@ def test_verl_composes_what_was_exported(name, tmp_path):
     ours, theirs = config.build_objective().choices(), objective.choices()
     for choice in verl.kept(config.build_objective()):
         assert json.loads(json.dumps(theirs[choice])) == json.loads(json.dumps(ours[choice])), choice
+
+
+def test_a_launch_on_cpus_says_so_to_verl_and_to_ray(tmp_path):
+    """Ray counts verl's workers as GPUs; a cluster that runs already is told nothing."""
+    config, job = exported(tmp_path, {"model.device": "cpu", "train.shard": True})
+    assert job.trainer.device == "cpu"
+    assert job.actor_rollout_ref.rollout.name == "equipoise"
+    assert job.ray_kwargs.ray_init.num_gpus == 2
+    assert job.actor_rollout_ref.actor.fsdp_config.mixed_precision.param_dtype == "fp32"
+    text = (tmp_path / "launch" / "launch.sh").read_text()
+    assert "export VERL_PLATFORM=cpu" in text
+    assert text.index("RAY_ADDRESS") < text.index("num_gpus")
+    assert (Path(config.train.out).resolve() / "config.toml").read_text() == (
+        tmp_path / "launch" / "config.toml"
+    ).read_text()
+
+
+def test_bfloat16_is_left_to_verl(tmp_path):
+    """Its default is float32 masters and bfloat16 in the passes; float32 has to be said."""
+    _, job = exported(tmp_path, {"model.dtype": "bfloat16"})
+    assert job.actor_rollout_ref.actor.fsdp_config.get("mixed_precision") is None
 
 
 def drawn(rows, width, group):

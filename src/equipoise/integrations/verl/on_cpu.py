@@ -36,3 +36,6 @@ if [ -z "${RAY_ADDRESS:-}" ]; then
 fi
 """
 WORDS = '"${RAY[@]}" '
+
+if __name__ == "__main__":  # for recipes/verl/cpu.sh: one override a line
+    print("\n".join(f"{name}={value}" for name, value in SETTINGS.items()))
