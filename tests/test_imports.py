@@ -1,7 +1,7 @@
 """Who may import whom: a package imports packages of lower floors alone, also inside functions.
 
 `cli` may import everything and nothing imports it. A plug-in runs inside another trainer and imports
-`objective` and the writing of files alone.
+`objective` and the writing of files alone; verl's registers a platform and a rollout besides.
 """
 
 import ast
@@ -70,7 +70,8 @@ def test_imports_go_down(package):
 
 @pytest.mark.parametrize("plugin", sorted(ROOT.glob("integrations/*/plugin.py")), ids=lambda path: path.parent.name)
 def test_a_plugin_needs_the_objective_alone(plugin):
-    assert {name for _, name in imported(plugin)} <= {"objective", "files"}
+    beside = {"integrations"} if plugin.parent.name == "verl" else set()  # cpu.py, which needs verl alone
+    assert {name for _, name in imported(plugin)} <= {"objective", "files"} | beside
 
 
 def test_no_two_classes_have_one_name():

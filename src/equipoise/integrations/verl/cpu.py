@@ -1,4 +1,5 @@
-"""verl on the CPU: a platform for its registry, so that `VERL_PLATFORM=cpu` trains with FSDP over gloo.
+"""verl on the CPU: a platform for its registry, so that `VERL_PLATFORM=cpu` trains with FSDP over gloo, and the name
+of our rollout.
 
 verl 0.9 knows NVIDIA's, AMD's and Huawei's accelerators. Its workers ask the platform for everything that depends on
 the device, so a platform that answers for the CPU is all that its FSDP engine needs. Ray counts the workers as GPUs,
@@ -18,8 +19,11 @@ from typing import Any
 
 import torch
 from verl.plugin.platform import PlatformBase, PlatformRegistry
+from verl.workers.rollout.base import _ROLLOUT_REGISTRY
+from verl.workers.rollout.replica import RolloutReplica, RolloutReplicaRegistry
 
 NAME = "cpu"
+ROLLOUT = "equipoise"
 
 
 def _nothing(*_: Any, **__: Any) -> int:
@@ -44,6 +48,8 @@ DEVICE_MODULE = SimpleNamespace(
     get_device_name=lambda *_: "CPU",
     mem_get_info=lambda *_: (1, 1),
     current_stream=_Stream,
+    get_rng_state=torch.get_rng_state,  # of checkpoints, which have the CPU's besides
+    set_rng_state=torch.set_rng_state,
     set_device=_nothing,
     synchronize=_nothing,
     empty_cache=_nothing,
@@ -56,7 +62,7 @@ DEVICE_MODULE = SimpleNamespace(
 
 
 @PlatformRegistry.register(platform=NAME)
-class Cpu(PlatformBase):  # type: ignore[misc]
+class Cpu(PlatformBase):
     """Chosen by VERL_PLATFORM=cpu alone: a machine without accelerators is left to verl's own choice."""
 
     device_name = vendor_name = NAME
@@ -127,3 +133,14 @@ class Cpu(PlatformBase):  # type: ignore[misc]
 
     def cudart(self) -> Any:
         return None
+
+
+def _replica() -> type[RolloutReplica]:
+    """Imported by the launches that name it alone: it brings the sampler and Ray."""
+    from equipoise.integrations.verl.rollout import Replica
+
+    return Replica
+
+
+RolloutReplicaRegistry.register(ROLLOUT, _replica)
+_ROLLOUT_REGISTRY[ROLLOUT, "async"] = "equipoise.integrations.verl.rollout.Adapter"

@@ -36,16 +36,14 @@ from torch import Tensor
 from verl.trainer.ppo.checkpoint_callback import CheckpointCallback
 from verl.trainer.ppo.core_algos import agg_loss, register_adv_est, register_policy_loss
 from verl.workers.config import PolicyLossConfig
-from verl.workers.rollout.base import _ROLLOUT_REGISTRY
-from verl.workers.rollout.replica import RolloutReplica, RolloutReplicaRegistry
 
 from equipoise.files import whole
-from equipoise.integrations.verl import cpu  # noqa: F401  (registers the platform)
+from equipoise.integrations.verl import cpu  # noqa: F401  (registers a platform and a rollout)
 from equipoise.objective import Objective, flatten, fold, response_ids, unflatten
 from equipoise.objective.choice import nearest
 from equipoise.objective.surrogate import Tokens
 
-NAME = "equipoise"  # of the estimator, of the policy loss, of the rollout, and of the options' key
+NAME = "equipoise"  # of the estimator, of the policy loss, and of the options' key
 PAD = re.compile("pad[0-9a-f]{32}")  # the uid of the rows that verl adds to make their number even
 STATE = "equipoise.json"  # in verl's global_step_N
 WIRING = (
@@ -287,17 +285,6 @@ def policy_loss(
     n = max(len(c), 1)
     clipped = 0.0 if terms.clipped is None else terms.clipped.sum().item() / n
     return loss, {"actor/pg_clipfrac": clipped, "actor/ppo_kl": -log_ratio.sum().item() / n}
-
-
-def _replica() -> type[RolloutReplica]:
-    """Our rollout, imported by the launches that name it: it brings the sampler and Ray."""
-    from equipoise.integrations.verl.rollout import Replica
-
-    return Replica
-
-
-RolloutReplicaRegistry.register(NAME, _replica)
-_ROLLOUT_REGISTRY[NAME, "async"] = "equipoise.integrations.verl.rollout.Adapter"
 
 
 class Callback(CheckpointCallback):

@@ -147,7 +147,7 @@ class Server:
         ]
 
 
-class Replica(RolloutReplica):  # type: ignore[misc]
+class Replica(RolloutReplica):
     """The driver's side: start the server on the node of its worker. There is no memory to give back between phases."""
 
     async def launch_servers(self) -> None:
@@ -181,7 +181,7 @@ class Replica(RolloutReplica):  # type: ignore[misc]
     async def sleep(self) -> None: ...
 
 
-class Adapter(BaseRollout):  # type: ignore[misc]
+class Adapter(BaseRollout):
     """The worker's side: it sends the weights."""
 
     def __init__(
