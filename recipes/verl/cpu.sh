@@ -2,8 +2,8 @@
 # Try a recipe without a GPU: a small model in place of its own, two steps of 4 prompts, short responses.
 #   MODEL=small_model TRAIN=train.parquet TEST=test.parquet \
 #     recipes/verl/cpu.sh recipes/verl/hadw_qwen3_4b_math.sh
-# Further arguments are overrides. GPUS (1) is the number of workers, NODES (1) of Ray nodes. With RAY_ADDRESS it joins a
-# cluster, which must have been started with VERL_PLATFORM=cpu and has its workers counted as GPUs.
+# Further arguments are overrides. GPUS (1) is the number of workers, NODES (1) of Ray nodes. With RAY_ADDRESS it joins
+# a cluster, which has been told of as many GPUs as there are workers: ray start --num-gpus=2
 set -euo pipefail
 RECIPE=${1:?a script of this folder}
 shift

@@ -12,6 +12,7 @@ ACTOR, ROLLOUT, MODEL = (f"actor_rollout_ref.{part}" for part in ("actor", "roll
 
 SETTINGS: dict[str, Any] = {
     "trainer.device": "cpu",
+    "+ray_kwargs.ray_init.runtime_env.env_vars.VERL_PLATFORM": "cpu",  # of workers, on whatever cluster
     f"{ACTOR}.strategy": "fsdp2",
     # Responses without padding need FlashAttention, and torch.compile would cost more than such a model.
     f"{MODEL}.use_remove_padding": False,
@@ -25,8 +26,8 @@ SETTINGS: dict[str, Any] = {
     "transfer_queue.backend.SimpleStorage.num_data_storage_units": 1,
 }
 
-# A cluster that runs already must have been started with VERL_PLATFORM=cpu, and knows what it has. One of our own is
-# told: Ray counts verl's workers as GPUs, and gives each three CPUs, which are slots as well.
+# A cluster that runs already knows what it has. One of our own is told: Ray counts verl's workers as GPUs, and gives
+# each three CPUs, which are slots as well.
 PREPARED = """
 export VERL_PLATFORM=cpu OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}"
 RAY=()

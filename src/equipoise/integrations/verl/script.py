@@ -39,11 +39,12 @@ OUT={shlex.quote(config.train.out)}
 # What `equipoise report` reads. verl's file logger begins its file anew, so each start has one of its own.
 mkdir -p "$OUT"
 cp "$HERE/config.toml" "$OUT/config.toml"
-export VERL_FILE_LOGGER_PATH="$OUT/verl-$(date -u +%Y%m%dT%H%M%SZ).jsonl"
+METRICS="$OUT/verl-$(date -u +%Y%m%dT%H%M%SZ).jsonl"
 {on_cpu.PREPARED if of_cpu else ""}
 exec "${{PYTHON:-python3}}" -m verl.trainer.main_ppo \\
     trainer.n_gpus_per_node="${{GPUS:-1}}" trainer.nnodes="${{NODES:-1}}" \\
 {overrides} \\
+    "+ray_kwargs.ray_init.runtime_env.env_vars.VERL_FILE_LOGGER_PATH='$METRICS'" \\
     {on_cpu.WORDS if of_cpu else ""}"$@"
 """
 
