@@ -107,7 +107,7 @@ def test_verl_composes_what_was_exported(name, tmp_path):
 
 def test_a_launch_on_cpus_says_so_to_verl_and_to_ray(tmp_path):
     """Ray counts verl's workers as GPUs; a cluster that runs already is told nothing."""
-    config, job = exported(tmp_path, {"model.device": "cpu", "train.shard": True})
+    config, job = exported(tmp_path, {"model.device": "cpu", "train.shard": True, "train.micro_batch": 8})
     assert job.trainer.device == "cpu"
     assert job.actor_rollout_ref.rollout.name == "equipoise"
     assert job.ray_kwargs.ray_init.num_gpus == 2
