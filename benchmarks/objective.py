@@ -1,9 +1,10 @@
 """What the objective costs on the CPU: `assign` + `loss`, forward and backward with metrics, against a bare product.
 
 The bare product is `(exp(logp - old) * adv[response]).sum()` forward and backward over the same tokens: the least any
-importance-weighted objective must do. "eager" is PPO-clip with the usual metrics, written the usual way. All timed in
-one run, interleaved. The least time of each is compared, because other work on the machine only ever adds to one; the
-medians are written beside it, and the median of the ratios to the bare product of the same round.
+importance-weighted objective must do. "eager" is PPO-clip with the usual metrics, written the usual way. Every step is
+timed right beside the bare product, now before and now after it. The least time of each is compared, because other work
+on the machine only ever adds to one; the median of the paired ratios is written beside it. Passes over the tokens and
+the bytes they move are counted as well (passes.py): they depend on no machine.
 
 What balanced and HA-DW add to grpo is the median over rounds of the ratio of the two, each timed right after the other,
 now one first and now the other, with an interval of 95 % for that median. Once as `loss` is called above, and once with
@@ -21,6 +22,7 @@ import time
 from collections.abc import Callable
 
 import torch
+from passes import counted  # benchmarks/passes.py
 from report import write  # benchmarks/report.py
 
 import equipoise as eq
@@ -86,19 +88,50 @@ def ours(objective: eq.Objective, *, with_ids: bool = False) -> Step:
     return step
 
 
-def seconds(step: Step, b: dict[str, torch.Tensor]) -> float:
+class Clock:
+    """Seconds of a step: of the wall, or of the CPU in one thread, which other work on the machine disturbs less."""
+
+    def __init__(self, b: dict[str, torch.Tensor], *, cpu: bool) -> None:
+        self.b = b
+        self.now = time.thread_time if cpu else time.perf_counter
+
+    def seconds(self, step: Step) -> float:
+        self.b["logp"].grad = None
+        start = self.now()
+        step(self.b)
+        return self.now() - start
+
+
+def paired(steps: dict[str, Step], clock: Clock, rounds: int) -> dict[str, list[tuple[float, float]]]:
+    """Seconds of each step and of the bare product next to it, of each round."""
+    times: dict[str, list[tuple[float, float]]] = {name: [] for name in steps}
+    for i in range(rounds + 3):
+        for name, step in steps.items():
+            if i % 2:
+                beside = clock.seconds(bare)
+                took = clock.seconds(step)
+            else:
+                took = clock.seconds(step)
+                beside = clock.seconds(bare)
+            if i >= 3:
+                times[name].append((took, beside))
+    return times
+
+
+def moved(step: Step, b: dict[str, torch.Tensor]) -> dict[str, float]:
+    """Passes over the tokens, and the bytes that they move for each token."""
     b["logp"].grad = None
-    start = time.perf_counter()
-    step(b)
-    return time.perf_counter() - start
+    with counted(TOKENS) as passes:
+        step(b)
+    return {"passes": round(passes.number, 2), "bytes": round(passes.bytes, 1)}
 
 
-def added(plain: Step, more: Step, b: dict[str, torch.Tensor], rounds: int) -> dict[str, float]:
+def added(plain: Step, more: Step, clock: Clock, rounds: int) -> dict[str, float]:
     """What `more` takes above `plain`, as a share of it: the median over rounds, and an interval of 95 % for it."""
     ratios = []
     for i in range(rounds + 2):
         first, second = (plain, more) if i % 2 else (more, plain)
-        times = {first: seconds(first, b), second: seconds(second, b)}
+        times = {first: clock.seconds(first), second: clock.seconds(second)}
         if i >= 2:
             ratios.append(times[more] / times[plain] - 1)
     low, high = median_interval(ratios)
@@ -119,34 +152,37 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--repeats", type=int, default=40)
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--cpu", action="store_true", help="seconds of the CPU, with --threads 1: for a busy machine")
     options = parser.parse_args()
+    if options.cpu and options.threads != 1:
+        parser.error("--cpu counts the seconds of one thread: give --threads 1")
     torch.set_num_threads(options.threads)
     grpo, both = eq.Objective.preset("grpo"), eq.Objective.preset("grpo", **HADW)
     steps: dict[str, Step] = {
-        "bare": bare,
         "eager": eager,
         "grpo": ours(grpo),
         "grpo + balanced + hadw": ours(both),
         **{name: ours(eq.Objective.preset(name)) for name in eq.PRESETS if name != "grpo"},
     }
     b = batch()
-    times: dict[str, list[float]] = {name: [] for name in steps}
-    for i in range(options.repeats + 3):
-        for name, step in steps.items():
-            took = seconds(step, b)
-            if i >= 3:
-                times[name].append(took)
-    least = {name: min(s) for name, s in times.items()}
+    clock = Clock(b, cpu=options.cpu)
+    times = paired(steps, clock, options.repeats)
+    bare_times = [beside for pairs in times.values() for _, beside in pairs]
+    least = {"bare": min(bare_times), **{name: min(took for took, _ in pairs) for name, pairs in times.items()}}
     ratios = {name: s / least["bare"] for name, s in least.items()}
-    paired = {
-        name: statistics.median(x / y for x, y in zip(s, times["bare"], strict=True)) for name, s in times.items()
-    }
+    medians = {name: statistics.median(took / beside for took, beside in pairs) for name, pairs in times.items()}
+    traffic = {name: moved(step, b) for name, step in {"bare": bare, **steps}.items()}
     print(f"{TOKENS:,} tokens, {ROWS:,} responses, {options.threads} threads, least of {options.repeats}")
     for name, s in least.items():
-        print(f"{name:24s} {1e3 * s:8.2f} ms   {ratios[name]:5.2f} × bare   (median of ratios {paired[name]:5.2f})")
+        x = traffic[name]
+        print(
+            f"{name:24s} {1e3 * s:8.2f} ms   {ratios[name]:5.2f} × bare   "
+            f"(median of ratios {medians.get(name, 1.0):5.2f})   {x['passes']:5.1f} passes, "
+            f"{x['bytes']:5.1f} bytes a token, {x['bytes'] / traffic['bare']['bytes']:.2f} × bare"
+        )
     overhead = {
-        "without token ids": added(ours(grpo), ours(both), b, 4 * options.repeats),
-        "with token ids": added(ours(grpo, with_ids=True), ours(both, with_ids=True), b, options.repeats),
+        "without token ids": added(ours(grpo), ours(both), clock, 4 * options.repeats),
+        "with token ids": added(ours(grpo, with_ids=True), ours(both, with_ids=True), clock, options.repeats),
     }
     for name, x in overhead.items():
         print(
@@ -155,10 +191,12 @@ def main() -> None:
         )
     result = {
         "threads": options.threads,
+        "clock": "cpu" if options.cpu else "wall",
         "seconds": least,
-        "median_seconds": {name: statistics.median(s) for name, s in times.items()},
+        "median_bare_seconds": statistics.median(bare_times),
         "ratio_to_bare": ratios,
-        "median_ratio_to_bare": paired,
+        "median_ratio_to_bare": medians,
+        "traffic": traffic,
         "balanced_hadw_added": overhead,
     }
     write("objective", result)

@@ -60,7 +60,7 @@ def balanced(
     """
     size, same_sign = A.abs(), batch.groups.split(A > 0)
     heard = size if masked == "pass" else size * (batch.T > 0)
-    M, Z = same_sign.sum(heard), same_sign.sum(size * batch.T)
+    M, Z = same_sign.sum(torch.stack([heard, size * batch.T])).unbind()
     own = torch.where((size > 0) & (M > 0), Z / M, 0.0)
     if strength != 1:  # at 1 there is BA itself, without the rounding of a power
         common = batch.mean_length

@@ -16,7 +16,8 @@ from equipoise.objective.groups import Batch, Groups
 
 
 def _share(part: Tensor, whole: Tensor) -> Tensor:
-    return torch.where(whole > 0, part / whole, 0.0)
+    """part/whole, and 0 where the whole is 0, for then the part is; whole ≥ 0."""
+    return part / whole.clamp(min=torch.finfo(whole.dtype).tiny)
 
 
 def _mean(x: Tensor, where: Tensor) -> Tensor:
@@ -110,7 +111,8 @@ def baseline_bias(success: Success) -> Tensor:
     p, G = success.p_hat, success.known
     mixed = (p > 0) & (p < 1)
     p = torch.where(mixed, p, 0.5)
-    bias = (p - p**G) / (1 - (1 - p) ** G - p**G) - p
+    all_right = p**G
+    bias = (p - all_right) / (1 - (1 - p) ** G - all_right) - p
     return success.groups.average(torch.where(mixed, bias.abs(), 0.0), mixed)
 
 

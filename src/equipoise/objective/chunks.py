@@ -16,8 +16,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-# tokens: half a megabyte in float32, which malloc gives again and again without asking the system
-CHUNK = 1 << 17
+# tokens: a megabyte in float32; all that a chunk needs then fits a last-level cache
+CHUNK = 1 << 18
 
 Numbers = NDArray[np.int64]
 
@@ -45,10 +45,17 @@ class Runs:
             return None
         return cls(start, row[start], np.diff(start, append=n))
 
+    def each_sum(self, x: Tensor) -> Tensor:
+        """[n] -> [R]: sums over the tokens of each run."""
+        return torch.from_numpy(np.add.reduceat(x.numpy(), self.start))
+
     def sum(self, x: Tensor, rows: int) -> Tensor:
         """[n] -> [rows]: sums over the tokens of each response; 0 for those that are not here."""
-        of_runs = torch.from_numpy(np.add.reduceat(x.numpy(), self.start))
-        return x.new_zeros(rows).index_add_(0, torch.from_numpy(self.row), of_runs)
+        return self.of_responses(self.each_sum(x), rows)
+
+    def of_responses(self, sums: Tensor, rows: int) -> Tensor:
+        """[R] -> [rows]: from sums over runs to sums over responses."""
+        return sums.new_zeros(rows).index_add_(0, torch.from_numpy(self.row), sums)
 
     def spread(self, x: Tensor) -> Tensor:
         """[rows] -> [n]: each token sees its response's number."""

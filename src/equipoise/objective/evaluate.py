@@ -8,6 +8,8 @@ entropy bonus have their gradients from autograd, over all tokens at once.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -26,7 +28,7 @@ from equipoise.objective.loss import (
     clean_ratios,
 )
 from equipoise.objective.regularizer import KL_ESTIMATORS, off_policy_mask
-from equipoise.objective.surrogate import LIMIT, Terms, Tokens
+from equipoise.objective.surrogate import LIMIT, Tokens, ones_where
 
 if TYPE_CHECKING:
     from equipoise.objective.objective import Objective
@@ -95,7 +97,10 @@ def evaluate(
     finite: list[Tensor | None] = []
     for part, chunk in parts:
         tokens, clean = _tokens(credit, c, chunk, whole)
-        terms = _terms(o, credit, tokens, chunk.rollout)
+        tokens, trust = _corrected(o, tokens, chunk.rollout)
+        if o.needs_whole_groups:
+            tokens = replace(tokens, cancelled=partial(_cancelled, o, credit, trust))
+        terms = o.surrogate(tokens)
         tally.add(tokens, terms, clean.nonfinite, chunk.position)
         finite.append(clean.finite)
         if slope is None:
@@ -103,7 +108,7 @@ def evaluate(
         else:
             slope[part] = terms.slope
     assert slope is not None
-    policy_loss = KnownGradient.apply(logprobs, tally.value, slope)  # type: ignore[no-untyped-call]
+    policy_loss = KnownGradient.apply(logprobs, tally.total("value"), slope)  # type: ignore[no-untyped-call]
     mask = _joined(finite, [part for part, _ in parts])
     losses = _losses(
         o, credit, given, policy_loss, mask=mask, logprobs=logprobs, entropy=entropy, ref=ref
@@ -156,64 +161,54 @@ def _tokens(
     dtype = given.logp.dtype
     old = given.old.to(dtype)
     clean = clean_ratios(given.logp - old, given.others)
-    if c is None:
-        own = credit.at(given.response, given.position, dtype)
-    elif given.runs is not None:
-        own = given.runs.spread(c)
-    else:
-        own = c.index_select(0, given.response)
-    if clean.finite is not None:
-        own.mul_(clean.finite)
-    if whole is not None and whole.is_cuda:  # elsewhere a broken one has been refused
-        own.mul_(whole)
     tokens = Tokens(
-        given.logp,
-        old,
-        clean.log_ratio,
-        own,
-        given.response,
-        credit.lengths,
-        clean.bounds,
-        given.runs,
+        raw_logp=given.logp,
+        raw_old=old,
+        free_log_ratio=clean.log_ratio,
+        token_c=credit.at(given.response, given.position, dtype) if c is None else None,
+        response=given.response,
+        lengths=credit.lengths,
+        bounds=clean.bounds,
+        runs=given.runs,
+        response_c=c,
     )
-    return tokens, clean
+    if clean.finite is None:
+        return tokens, clean
+    if whole is not None:
+        return tokens.weighed(clean.finite & whole), clean
+    return tokens.weighed(clean.finite), clean
 
 
-def _terms(o: Objective, credit: Credit, tokens: Tokens, rollout: Tensor | None) -> Terms:
-    """What each token adds, its coefficient first multiplied, in place,
-    by what corrects for the sampler.
+def _corrected(
+    o: Objective, tokens: Tokens, rollout: Tensor | None
+) -> tuple[Tokens, Tensor | None]:
+    """The tokens with what corrects for the sampler in their coefficients,
+    and the mismatch's factor [n].
     """
     sampled: Tensor | None = None
     factor: Tensor | None = None
     if rollout is not None:
-        sampled = rollout.to(tokens.c.dtype).nan_to_num(0.0, 0.0, 0.0)
+        sampled = rollout.to(tokens.raw_logp.dtype).nan_to_num(0.0, 0.0, 0.0)
     if sampled is not None and o.mismatch.function is not None:
         factor = o.mismatch(tokens, sampled)
-        tokens.c.mul_(factor)
+        tokens = tokens.weighed(factor)
     if o.off_policy_mask is not None:
         behaviour = tokens.old if sampled is None else sampled
-        tokens.c.mul_(off_policy_mask(tokens, behaviour, o.off_policy_mask))
-    terms: Terms = o.surrogate(tokens)
-    return _cancelled(o, credit, tokens, terms, factor) if o.needs_whole_groups else terms
+        tokens = tokens.weighed(off_policy_mask(tokens, behaviour, o.off_policy_mask))
+    return tokens, factor
 
 
 def _cancelled(
-    o: Objective, credit: Credit, tokens: Tokens, terms: Terms, trust: Tensor | None
-) -> Terms:
-    """sg(w̃_i)·A_i·log π with w̃ the transform of the full weight:
-    1/ℓ_i times the surrogate's sequence weight.
+    o: Objective, credit: Credit, trust: Tensor | None, tokens: Tokens, s: Tensor
+) -> Tensor:
+    """[n] w̃_i·A_i with w̃ the transform of the full weight:
+    1/ℓ_i times the surrogate's sequence weight s_i.
     """
-    assert terms.sequence_weight is not None
-    w = credit.full_weight * terms.sequence_weight
+    w = credit.full_weight * s
     transformed = WEIGHT_TRANSFORMS[o.cancellation](w, credit.advantage, credit.groups)
-    slope = tokens.spread((transformed * credit.advantage).to(tokens.c.dtype)).mul_(tokens.signed)
-    if trust is not None:
-        slope.mul_(trust)
-    # the others are free of clips here
-    clipped = terms.clipped if o.surrogate.name == "dfpo" else None
-    if clipped is not None:
-        slope.addcmul_(slope, clipped, value=-1)
-    return Terms(slope * tokens.logp, slope, clipped)
+    weighed = tokens.like_coefficient((transformed * credit.advantage).to(tokens.raw_logp.dtype))
+    slope = tokens.at_tokens(weighed * ones_where(torch.ne, tokens.coefficient, 0.0))
+    return slope if trust is None else slope.mul_(trust)
 
 
 def _whole(o: Objective, credit: Credit, given: Given) -> Tensor:

@@ -19,7 +19,7 @@ from torch import Tensor
 from equipoise.objective.credit import Credit
 from equipoise.objective.groups import response_ids
 from equipoise.objective.objective import Objective
-from equipoise.objective.surrogate import Tokens
+from equipoise.objective.surrogate import Tokens, clip_counts
 
 
 def check(
@@ -99,9 +99,8 @@ def surrogate_sum(
     dtype = torch.promote_types(logprobs.dtype, torch.float32)
     logp, old, c = (x.to(dtype) for x in (logprobs, old_logprobs.detach(), coefficient.detach()))
     here = logp.detach()
-    terms = objective.surrogate(
-        Tokens(here, old, here - old, c, response_ids(lengths, len(c)), lengths)
-    )
+    tokens = Tokens(here, old, here - old, c, response_ids(lengths, len(c)), lengths)
+    terms = objective.surrogate(tokens)
     value = terms.value + terms.slope * (logp - here)
-    clipped = value.new_zeros(()) if terms.clipped is None else terms.clipped.double().mean()
-    return -value.sum(), clipped
+    low, high = clip_counts(tokens, terms)
+    return -value.sum(), (low + high) / max(len(c), 1)

@@ -68,7 +68,7 @@ class Groups:
 
     def sum(self, x: Tensor) -> Tensor:
         """Sum over the group; of x [K, B] every row for itself."""
-        index = self.index.expand_as(x)
+        index = self.index if x.ndim == 1 else self.index.expand_as(x)
         # an index of split groups goes that far
         buffer = x.new_zeros((*x.shape[:-1], 2 * x.shape[-1]))
         return buffer.scatter_add_(-1, index, x).gather(-1, index)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -23,7 +24,7 @@ class CleanRatios(NamedTuple):
 
     log_ratio: Tensor  # [n] 0 where it is not finite
     finite: Tensor | None  # [n] bool; None where the host has seen that all tokens are
-    nonfinite: Tensor  # 0-dim: how many are not
+    nonfinite: Tensor | None  # 0-dim: how many are not; None likewise
     bounds: tuple[Tensor, Tensor] | None  # see `Tokens`
 
 
@@ -36,8 +37,7 @@ def clean_ratios(log_ratio: Tensor, others: Sequence[Tensor]) -> CleanRatios:
         least, most = log_ratio.aminmax()  # NaN if any is
         near = float(least) >= -LIMIT and float(most) <= LIMIT
         if near and all(_all_finite(x) for x in others):
-            none = torch.zeros((), dtype=torch.int64)
-            return CleanRatios(log_ratio, None, none, (least, most))
+            return CleanRatios(log_ratio, None, None, (least, most))
     finite = log_ratio.abs() <= torch.finfo(log_ratio.dtype).max  # isfinite, in half its time
     for other in others:
         finite &= other.isfinite()
@@ -175,70 +175,95 @@ class LossSums:
         self.node_push, self.node_pull = like.new_zeros(
             2, len(self.nodes.node) if self.nodes else 0
         ).unbind()
-        self.sums: list[tuple[Tensor, ...]] = []  # of each chunk
+        self.sums: dict[str, list[Tensor]] = defaultdict(list)  # 0-dim, of each chunk
         self.extremes: list[tuple[Tensor, Tensor]] = []
-        self.nonfinite: list[Tensor] = []
+        self.run_push: list[Tensor] = []  # of each chunk with runs: Σ slope of each
+        self.run_pull: list[Tensor] = []
 
-    def add(self, tokens: Tokens, terms: Terms, nonfinite: Tensor, position: Tensor | None) -> None:
+    def add(
+        self, tokens: Tokens, terms: Terms, nonfinite: Tensor | None, position: Tensor | None
+    ) -> None:
         """Count a chunk."""
-        low = high = drift = contexts = self.zero
-        if terms.clipped is not None:
-            high = terms.clipped.dot(tokens.positive)
-            low = terms.clipped.sum() - high
         excess, log_ratio = tokens.excess, tokens.log_ratio
+        found = {
+            "value": terms.total,
+            "log_ratio": log_ratio.sum(),
+            "excess": excess.sum(),
+            "square": excess.dot(excess),
+        }
+        if nonfinite is not None:
+            found["nonfinite"] = nonfinite
+        if terms.clipped is not None:
+            found["low"], found["high"] = tokens.sums_by_sign(terms.clipped)
         if self.nodes is not None and position is not None:
             at = tokens.spread(self.credit.first_token) + position
             self._push_nodes(self.nodes.node.index_select(0, at), terms.slope)
             share = self.nodes.context_share.index_select(0, at).to(excess.dtype)
-            drift, contexts = (excess - log_ratio).dot(share), share.sum()
-        ratios = log_ratio.sum(), excess.sum(), excess.dot(excess)
-        self.sums.append((terms.value.sum(), *ratios, low, high, drift, contexts))
+            found["drift"], found["contexts"] = (excess - log_ratio).dot(share), share.sum()
+        for name, x in found.items():
+            self.sums[name].append(x)
         self.extremes.append(tokens.extremes)
-        self.nonfinite.append(nonfinite)
+        if tokens.runs is not None:
+            self.run_push.append(tokens.runs.each_sum(terms.slope))
+            if self.own_signs:
+                self.run_pull.append(tokens.runs.each_sum(terms.slope.abs()))
+
+    @property
+    def own_signs(self) -> bool:
+        """Whether tokens have advantages of their own.
+
+        A slope has the sign of its coefficient, which is otherwise the response's.
+        """
+        return self.credit.token_advantage is not None
 
     def _push_nodes(self, node: Tensor, slope: Tensor) -> None:
         self.node_push.index_add_(0, node, slope)
         self.node_pull.index_add_(0, node, slope.abs())
 
-    @cached_property
-    def total(self) -> tuple[Tensor, ...]:
-        """The sums over all chunks, in the order in which `add` lists them."""
-        flat = torch.stack([x for sums in self.sums for x in sums])
-        return flat.view(len(self.sums), -1).sum(0).unbind()
+    def total(self, name: str) -> Tensor:
+        """One sum over all chunks, 0-dim."""
+        found = self.sums[name]
+        if not found:
+            return self.zero
+        return found[0] if len(found) == 1 else torch.stack(found).sum()
 
-    @property
-    def value(self) -> Tensor:
-        """Σφ, 0-dim."""
-        return self.total[0]
+    def _response_sums(
+        self, slope: Tensor, response: Tensor, runs: Runs | None
+    ) -> tuple[Tensor, Tensor]:
+        """[rows] Σ slope and Σ|slope| of each response."""
+        rows = len(self.credit.lengths)
+        if runs is not None:  # cut nowhere, so those of the chunks follow each other
+            push = runs.of_responses(torch.cat(self.run_push), rows)
+            return push, runs.of_responses(
+                torch.cat(self.run_pull), rows
+            ) if self.own_signs else push.abs()
+        push = response_sum(slope, response, rows, None)
+        return push, response_sum(
+            slope.abs(), response, rows, None
+        ) if self.own_signs else push.abs()
 
     def stats(self, losses: Losses, slope: Tensor, response: Tensor, runs: Runs | None) -> Stats:
         """slope, response [n]: of all tokens that were counted."""
-        _, log_ratio, excess, square, low, high, drift, contexts = self.total
         least, most = (torch.stack(ends) for ends in zip(*self.extremes, strict=True))
-        rows = len(self.credit.lengths)
-        push = response_sum(slope, response, rows, runs)
-        # A slope has the sign of its coefficient, which is the response's unless tokens have
-        # advantages of their own.
-        own_signs = self.credit.token_advantage is not None
-        pull = response_sum(slope.abs(), response, rows, runs) if own_signs else push.abs()
+        push, pull = self._response_sums(slope, response, runs)
         return Stats(
             loss=losses.loss.detach(),
             policy_loss=losses.policy_loss.detach(),
             tokens=self.zero + len(slope),
-            nonfinite=torch.stack(self.nonfinite).sum(),
-            log_ratio=log_ratio,
-            ratio_excess=excess,
-            ratio_square=square,
-            low=low,
-            high=high,
+            nonfinite=self.total("nonfinite").to(torch.int64),
+            log_ratio=self.total("log_ratio"),
+            ratio_excess=self.total("excess"),
+            ratio_square=self.total("square"),
+            low=self.total("low"),
+            high=self.total("high"),
             kl=losses.kl,
             entropy=losses.entropy,
             push=push,
             pull=pull,
             node_push=self.node_push,
             node_pull=self.node_pull,
-            context_drift=drift,
-            contexts=contexts,
+            context_drift=self.total("drift"),
+            contexts=self.total("contexts"),
             min_log_ratio=least.min(),
             max_log_ratio=most.max(),
         )

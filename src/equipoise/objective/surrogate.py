@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
 
@@ -39,8 +39,8 @@ class Tokens:
     raw_logp: Tensor  # [n] log π, detached
     raw_old: Tensor  # [n] log π_old
     free_log_ratio: Tensor  # [n] log ρ, 0 where it is not finite
-    # [n] coefficient, 0 where a log-probability is not finite: φ and its slope are then 0 as well
-    c: Tensor
+    # [n] coefficient, 0 where a log-probability is not finite; None with `response_c`
+    token_c: Tensor | None
     response: Tensor  # [n] row of each token in the batch
     lengths: Tensor  # [rows] tokens of each response of the batch
     # The least and the largest log ρ where the host has looked and neither is beyond ±LIMIT: then
@@ -48,6 +48,8 @@ class Tokens:
     # all tokens.
     bounds: tuple[Tensor, Tensor] | None = None
     runs: Runs | None = None  # of `response`, where sums and gathers may use them
+    response_c: Tensor | None = None  # [rows] the coefficient that all tokens of a response have
+    cancelled: Callable[[Tokens, Tensor], Tensor] | None = None  # see `sequence_slope`
 
     @cached_property
     def logp(self) -> Tensor:
@@ -88,31 +90,61 @@ class Tokens:
         """ρ − 1."""
         return self.ratio - 1
 
-    @cached_property
-    def positive(self) -> Tensor:
-        """1 where c > 0, else 0."""
-        return ones_where(torch.gt, self.c, 0.0)
+    @property
+    def coefficient(self) -> Tensor:
+        """c: [rows] where one number serves all tokens of a response, else [n]."""
+        if self.response_c is not None:
+            return self.response_c
+        assert self.token_c is not None
+        return self.token_c
+
+    def like_coefficient(self, x: Tensor) -> Tensor:
+        """[rows] -> the shape of `coefficient`."""
+        return self.spread(x) if self.response_c is None else x
+
+    def at_tokens(self, x: Tensor) -> Tensor:
+        """The shape of `coefficient` -> [n].
+
+        What is the same for a whole response is computed once, then spread.
+        """
+        return x if self.response_c is None else self.spread(x)
 
     @cached_property
-    def signed(self) -> Tensor:
-        """1 where c ≠ 0, else 0."""
-        return ones_where(torch.ne, self.c, 0.0)
-
-    @cached_property
-    def others(self) -> Tensor:
-        """0 where c > 0, else 1."""
-        return 1 - self.positive
+    def c(self) -> Tensor:
+        """[n] coefficient, 0 where a log-probability is not finite: φ and its slope are then 0."""
+        return self.at_tokens(self.coefficient)
 
     @cached_property
     def sign(self) -> Tensor:
         """1 where c > 0, else −1."""
-        return self.positive - self.others
+        return self.at_tokens(_either(self.coefficient, 1.0, -1.0))
 
     def by_sign(self, positive: float, other: float) -> Tensor | float:
-        """One number where c > 0, another elsewhere; exact, for one of the two products is 0."""
-        if positive == other:
-            return positive
-        return (positive * self.positive).add_(self.others, alpha=other)
+        """One number where c > 0, another elsewhere."""
+        return (
+            positive
+            if positive == other
+            else self.at_tokens(_either(self.coefficient, positive, other))
+        )
+
+    def sums_by_sign(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Σx [n] over the tokens with c < 0, and over those with c > 0; 0-dim."""
+        c = self.coefficient
+        if self.runs is None or self.response_c is None:
+            c = self.c
+        else:  # one sign a run
+            x, c = self.runs.each_sum(x), c.index_select(0, torch.from_numpy(self.runs.row))
+        return x.dot(ones_where(torch.lt, c, 0.0)), x.dot(ones_where(torch.gt, c, 0.0))
+
+    def sequence_slope(self, s: Tensor) -> Tensor:
+        """[n] s_i·c, or what a cancellation over the groups makes of these weights; s [rows]."""
+        if self.cancelled is not None:
+            return self.cancelled(self, s)
+        return self.at_tokens(self.like_coefficient(s) * self.coefficient)
+
+    def weighed(self, factor: Tensor) -> Tokens:
+        """The same tokens with their coefficients multiplied by a factor [n]."""
+        return replace(self, token_c=self.c * factor, response_c=None)
 
     def response_sum(self, x: Tensor) -> Tensor:
         """[n] -> [rows]: sums over whole responses; 0 for those that are not here."""
@@ -138,25 +170,50 @@ class Tokens:
         return self.sequence_log_ratio.clamp(-LIMIT, LIMIT).exp()
 
 
+def _either(c: Tensor, positive: float, other: float) -> Tensor:
+    """One number where c > 0, another elsewhere; exact, for one of the two products is 0."""
+    side = ones_where(torch.gt, c, 0.0)
+    return (positive * side).add_(1 - side, alpha=other)
+
+
 class Terms(NamedTuple):
-    value: Tensor  # [n] φ
+    """What each token adds: φ, its slope, and whether that was cut."""
+
     slope: Tensor  # [n] ∂φ/∂log π
-    # [n] 1 where c ≠ 0 and the gradient was cut, else 0; None where the surrogate never clips
-    clipped: Tensor | None
-    # [rows] what a sequence-level surrogate weighs a response by
-    sequence_weight: Tensor | None = None
+    # [n] factors of φ; two where Σφ can be their dot product, which writes no memory
+    factors: tuple[Tensor, Tensor | None]
+    # [n] 1 where the gradient was cut, else 0; either where c = 0; None where it never is
+    clipped: Tensor | None = None
+
+    @property
+    def value(self) -> Tensor:
+        """[n] φ"""
+        a, b = self.factors
+        return a if b is None else a * b
+
+    @property
+    def total(self) -> Tensor:
+        """Σφ, 0-dim."""
+        a, b = self.factors
+        return a.sum() if b is None else a.dot(b)
 
 
-def _clip(
-    tokens: Tokens, ratio: Tensor, out_of_range: Tensor | None, low: float, high: float
-) -> Terms:
-    """min(ρc, clip(ρ, 1−low, 1+high)c)"""
-    free = ratio * tokens.c
-    bound = ratio.clamp(1 - low, 1 + high).mul_(tokens.c)
+def clip_counts(tokens: Tokens, terms: Terms) -> tuple[Tensor, Tensor]:
+    """How many tokens with c < 0, and how many with c > 0, were clipped; 0-dim."""
+    if terms.clipped is None:
+        nothing = tokens.free_log_ratio.new_zeros(())
+        return nothing, nothing
+    return tokens.sums_by_sign(terms.clipped)
+
+
+def _clip(ratio: Tensor, c: Tensor, low: float, high: float) -> tuple[Tensor, Tensor, Tensor]:
+    """min(ρc, clip(ρ, 1−low, 1+high)c), its slope, and 1 where that was cut, else 0."""
+    free = ratio * c
+    bound = ratio.clamp(1 - low, 1 + high).mul_(c)
     clipped = ones_where(torch.gt, free, bound)
     # in place: fresh memory is most of what a pass costs
     value = torch.minimum(free, bound, out=bound)
-    return Terms(value, _cut(free, clipped, out_of_range), clipped)
+    return value, _cut(free, clipped), clipped
 
 
 def _cut(slope: Tensor, *where: Tensor | None) -> Tensor:
@@ -167,15 +224,15 @@ def _cut(slope: Tensor, *where: Tensor | None) -> Tensor:
     return slope
 
 
-def _linear(tokens: Tokens, weight: Tensor, clipped: Tensor | None = None) -> Terms:
-    """sg(weight)·c·log π; in place: the weight becomes the slope."""
-    slope = weight.mul_(tokens.c)
-    return Terms(slope * tokens.logp, slope, clipped)
+def _linear(tokens: Tokens, slope: Tensor, clipped: Tensor | None = None) -> Terms:
+    """sg(slope)·log π"""
+    return Terms(slope, (slope, tokens.logp), clipped)
 
 
 def ppo_clip(tokens: Tokens, *, low: float = 0.2, high: float = 0.2) -> Terms:
     """min(ρA, clip(ρ, 1−low, 1+high)A)"""
-    return _clip(tokens, tokens.ratio, tokens.out_of_range, low, high)
+    value, slope, clipped = _clip(tokens.ratio, tokens.c, low, high)
+    return Terms(_cut(slope, tokens.out_of_range), (value, None), clipped)
 
 
 def dual_clip(tokens: Tokens, *, low: float = 0.2, high: float = 0.2, cap: float = 3.0) -> Terms:
@@ -183,10 +240,9 @@ def dual_clip(tokens: Tokens, *, low: float = 0.2, high: float = 0.2, cap: float
     terms = ppo_clip(tokens, low=low, high=high)
     assert terms.clipped is not None
     floor = cap * tokens.c.clamp(max=0)  # 0 for A > 0, which no value is below
-    cut = ones_where(torch.lt, terms.value, floor)
-    return Terms(
-        torch.maximum(terms.value, floor), _cut(terms.slope, cut), torch.maximum(terms.clipped, cut)
-    )
+    below = ones_where(torch.lt, terms.value, floor)
+    value = torch.maximum(terms.value, floor)
+    return Terms(_cut(terms.slope, below), (value, None), torch.maximum(terms.clipped, below))
 
 
 def gspo(tokens: Tokens, *, low: float = 3e-4, high: float = 4e-4) -> Terms:
@@ -194,37 +250,47 @@ def gspo(tokens: Tokens, *, low: float = 3e-4, high: float = 4e-4) -> Terms:
     every token of i moves s_i alike.
     """
     s = tokens.sequence_ratio
-    out_of_range = None  # a mean lies between the extremes
-    if not tokens.bounds:
-        out_of_range = tokens.spread(ones_where(torch.gt, tokens.sequence_log_ratio.abs(), LIMIT))
-    terms = _clip(tokens, tokens.spread(s), out_of_range, low, high)
-    return terms._replace(sequence_weight=s)
+    if tokens.cancelled:
+        return _linear(tokens, tokens.sequence_slope(s))
+    terms = _clip(tokens.like_coefficient(s), tokens.coefficient, low, high)
+    value, slope, clipped = (tokens.at_tokens(x) for x in terms)
+    if not tokens.bounds:  # a mean lies between the extremes
+        slope = _cut(
+            slope, tokens.spread(ones_where(torch.gt, tokens.sequence_log_ratio.abs(), LIMIT))
+        )
+    return Terms(slope, (value, None), clipped)
 
 
 def gmpo(tokens: Tokens, *, low: float = 0.4, high: float = 0.4) -> Terms:
     """A_i · exp(mean_t δ_t), δ_t = min(log ρ, high) for A > 0 and max(log ρ, −low) for A < 0."""
     delta = (tokens.sign * tokens.log_ratio).clamp_(max=tokens.by_sign(high, low)).mul_(tokens.sign)
     clipped = ones_where(torch.ne, delta, tokens.log_ratio)
-    s = tokens.response_mean(delta).exp()
-    value = tokens.spread(s) * tokens.c
-    slope = _cut(value.clone(), clipped, tokens.out_of_range)
-    return Terms(value, slope, clipped * tokens.signed, s)
+    value = tokens.sequence_slope(tokens.response_mean(delta).exp())
+    if tokens.cancelled:
+        return _linear(tokens, value)
+    slope = value.addcmul(value, clipped, value=-1)
+    return Terms(_cut(slope, tokens.out_of_range), (value, None), clipped)
 
 
 def cispo(tokens: Tokens, *, cap: float = 5.0) -> Terms:
     """sg(min(ρ, cap))·A·log π. verl's cap is 1 + ε_high, TRL's is ε_high:
     here it is the cap itself.
     """
-    clipped = ones_where(torch.gt, tokens.ratio, cap) * tokens.signed
-    return _linear(tokens, tokens.ratio.clamp(max=cap), clipped)
+    slope = tokens.ratio.clamp(max=cap).mul_(tokens.c)
+    return _linear(tokens, slope, ones_where(torch.gt, tokens.ratio, cap))
 
 
 def sapo(tokens: Tokens, *, tau_positive: float = 1.0, tau_negative: float = 1.05) -> Terms:
     """(4/τ)·sigmoid(τ(ρ−1))·A, τ by the sign of A."""
     gate = (tokens.excess * tokens.by_sign(tau_positive, tau_negative)).sigmoid_()
-    value = (gate * tokens.by_sign(4 / tau_positive, 4 / tau_negative)).mul_(tokens.c)
-    slope = (1 - gate).mul_(gate).mul_(4).mul_(tokens.ratio).mul_(tokens.c)
-    return Terms(value, slope, None)
+    inverse = _either(tokens.coefficient, 4 / tau_positive, 4 / tau_negative)
+    scale = tokens.at_tokens(inverse.mul_(tokens.coefficient))
+    slope = (
+        gate.addcmul(gate, gate, value=-1)
+        .mul_(tokens.ratio)
+        .mul_(tokens.at_tokens(4 * tokens.coefficient))
+    )
+    return Terms(slope, (gate, scale))
 
 
 def vespo(
@@ -240,21 +306,21 @@ def vespo(
     log W is kept in [log 1e-8, 20], as in the method's own code.
     """
     log_w = tokens.response_sum(tokens.log_ratio).clamp(math.log(1e-8), LIMIT)
-    positive = ones_where(torch.gt, tokens.response_sum(tokens.c), 0.0)
-    k = k_positive * positive + k_negative * (1 - positive)
-    lam = lam_positive * positive + lam_negative * (1 - positive)
+    A = tokens.response_sum(tokens.c) if tokens.response_c is None else tokens.response_c
+    k, lam = _either(A, k_positive, k_negative), _either(A, lam_positive, lam_negative)
     phi = torch.exp(lam + k * log_w - lam * log_w.exp())
-    return _linear(tokens, tokens.spread(phi))._replace(sequence_weight=phi)
+    return _linear(tokens, tokens.sequence_slope(phi))
 
 
 def aspo(tokens: Tokens, *, low: float = 0.2, high: float = 0.2, cap: float = 3.0) -> Terms:
     """A > 0: weight sg(min(1/ρ, cap)), masked where ρ > 1+high. A < 0:
     sg(min(ρ, cap)), masked where ρ < 1−low.
     """
-    weight = (tokens.sign * tokens.log_ratio).neg_().exp_().clamp_(max=cap)
-    masked = ones_where(torch.gt, tokens.sign * tokens.ratio, tokens.by_sign(1 + high, low - 1))
+    against = tokens.by_sign(-1.0, 1.0)
+    weight = (against * tokens.log_ratio).exp_().clamp_(max=cap)
+    masked = ones_where(torch.lt, against * tokens.ratio, tokens.by_sign(-1 - high, 1 - low))
     slope = _cut(weight.mul_(tokens.c), masked)
-    return Terms(slope, slope, masked * tokens.signed)
+    return Terms(slope, (slope, None), masked)
 
 
 def dppo(
@@ -280,13 +346,13 @@ def dppo(
     else:
         kl = -q * tokens.log_ratio + (1 - q) * torch.log((1 - q + 1e-8) / (1 - p + 1e-8))
         masked = ones_where(torch.gt, kl, bound) * ones_where(torch.gt, pushed, 0.0)
-    weight = _cut(tokens.ratio.clamp(max=cap), masked)
-    return _linear(tokens, weight, masked * tokens.signed)
+    slope = _cut(tokens.ratio.clamp(max=cap).mul_(tokens.c), masked)
+    return _linear(tokens, slope, masked)
 
 
 def reinforce(tokens: Tokens) -> Terms:
     """A·log π"""
-    return Terms(tokens.c * tokens.logp, tokens.c, None)
+    return _linear(tokens, tokens.c)
 
 
 def symmetric_clip(tokens: Tokens, *, low: float = 0.2, high: float = 0.2) -> Terms:
@@ -296,9 +362,10 @@ def symmetric_clip(tokens: Tokens, *, low: float = 0.2, high: float = 0.2) -> Te
     A token that several responses share has one ρ:
     it is cut for all or for none, and what cancelled still does.
     """
-    outside = _outside(tokens, low, high)
-    value = tokens.ratio.clamp(1 - low, 1 + high).mul_(tokens.c)
-    return Terms(value, _cut(value.clone(), outside), outside * tokens.signed)
+    clip = tokens.ratio.clamp(1 - low, 1 + high)
+    outside = ones_where(torch.ne, tokens.ratio, clip)
+    value = clip.mul_(tokens.c)
+    return Terms(value.addcmul(value, outside, value=-1), (value, None), outside)
 
 
 def dfpo(tokens: Tokens, *, ratio: str = "product", low: float = 0.1, high: float = 0.1) -> Terms:
@@ -316,14 +383,8 @@ def dfpo(tokens: Tokens, *, ratio: str = "product", low: float = 0.1, high: floa
         else tokens.sequence_log_ratio
     )
     s = log_s.clamp(-LIMIT, LIMIT).exp()
-    outside = _outside(tokens, low, high)
-    weight = _cut(tokens.spread(s), outside)
-    return _linear(tokens, weight, outside * tokens.signed)._replace(sequence_weight=s)
-
-
-def _outside(tokens: Tokens, low: float, high: float) -> Tensor:
-    """1 where ρ lies outside [1−low, 1+high], else 0."""
-    return ones_where(torch.ne, tokens.ratio, tokens.ratio.clamp(1 - low, 1 + high))
+    outside = ones_where(torch.ne, tokens.ratio, tokens.ratio.clamp(1 - low, 1 + high))
+    return _linear(tokens, _cut(tokens.sequence_slope(s), outside), outside)
 
 
 SURROGATES: dict[str, Callable[..., Terms]] = {

@@ -41,7 +41,7 @@ from equipoise.files import whole
 from equipoise.integrations.verl import cpu  # noqa: F401  (registers a platform and a rollout)
 from equipoise.objective import Objective, flatten, fold, response_ids, unflatten
 from equipoise.objective.choice import nearest
-from equipoise.objective.surrogate import Tokens
+from equipoise.objective.surrogate import Tokens, clip_counts
 
 NAME = "equipoise"  # of the estimator, of the policy loss, and of the options' key
 PAD = re.compile("pad[0-9a-f]{32}")  # the uid of the rows that verl adds to make their number even
@@ -273,9 +273,8 @@ def policy_loss(
     )
     lengths = mask.sum(-1)
     here, log_ratio = logp.detach(), logp.detach() - old
-    terms = objective_of(options).surrogate(
-        Tokens(here, old, log_ratio, c, response_ids(lengths, len(c)), lengths)
-    )
+    tokens = Tokens(here, old, log_ratio, c, response_ids(lengths, len(c)), lengths)
+    terms = objective_of(options).surrogate(tokens)
     value = unflatten(terms.value + terms.slope * (logp - here), mask)
     if rollout_is_weights is not None:
         value = value * rollout_is_weights
@@ -283,8 +282,11 @@ def policy_loss(
         loss_mat=-value, loss_mask=mask, loss_agg_mode=loss_agg_mode, **config.global_batch_info
     )
     n = max(len(c), 1)
-    clipped = 0.0 if terms.clipped is None else terms.clipped.sum().item() / n
-    return loss, {"actor/pg_clipfrac": clipped, "actor/ppo_kl": -log_ratio.sum().item() / n}
+    low, high = clip_counts(tokens, terms)
+    return loss, {
+        "actor/pg_clipfrac": (low + high).item() / n,
+        "actor/ppo_kl": -log_ratio.sum().item() / n,
+    }
 
 
 class Callback(CheckpointCallback):
