@@ -1,6 +1,6 @@
 """A picture of a report page for the docs: `python scripts/docs/screenshot.py report.html OUT.png --from gaming`.
 
-Headless Chromium at a fixed width, light theme, in 64 colours, so that a picture stays well under 200 KB. Not part of
+Headless Chromium at a fixed width, light theme, in 256 colours, so that a picture stays well under 200 KB. Not part of
 the site's build: it needs playwright and Chromium (`make test-browser` installs both).
 """
 
@@ -46,7 +46,7 @@ def main() -> None:
     parser.add_argument("--height", type=int, default=1100)
     options = parser.parse_args()
     taken = picture(options.page, options.start, options.width, options.height)
-    few = Image.open(io.BytesIO(taken)).convert("RGB").quantize(64, dither=Image.Dither.NONE)
+    few = Image.open(io.BytesIO(taken)).convert("RGB").quantize(256, dither=Image.Dither.NONE)
     few.save(options.out, optimize=True)
     print(f"{options.out}: {options.out.stat().st_size / 1000:.0f} KB")
 
