@@ -128,6 +128,16 @@ def test_the_report_is_an_artifact_of_a_run_that_ended(run, tmp_path, name, fake
 
 
 @pytest.mark.parametrize("name", ["wandb"])
+@pytest.mark.parametrize("another", [False, True])
+def test_a_run_has_ended_when_the_trackers_own_process_has(run, fake, name, another):
+    """`finish` returns before W&B has written its last records; ending its process would end a program's other runs."""
+    fake.run = fake if another else None  # the latest run of the program that goes on
+    run(log__wandb=True, train__steps=1)
+    ends = [call for call, *_ in fake.calls if call in ("finish", "teardown")]
+    assert ends == (["finish"] if another else ["finish", "teardown"])
+
+
+@pytest.mark.parametrize("name", ["wandb"])
 def test_no_samples_where_none_are_wanted(run, fake, name):
     run(log__wandb=True, train__steps=1, log__samples=0)
     assert fake.of("Table") == []
