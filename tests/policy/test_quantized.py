@@ -4,16 +4,19 @@ What is tested of the layers holds for any packing, so a coarse one of our own s
 """
 
 import copy
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from equipoise import policy as p
 from equipoise.policy import quantized
+from equipoise.policy.quantized import QuantizedLinear
 from equipoise.rollout import SamplingParams
 from equipoise.rollout.fallback import TransformersSampler
 from equipoise.rollout.native import NativeSampler
 from equipoise.rollout.paged import PagedSampler
+from equipoise.train.settle import Outline
 from tests.policy import tiny_models
 
 pytest.importorskip("peft")
@@ -38,6 +41,7 @@ def nf4(weight):
 class StandIn:
     def __init__(self, weight):
         self.shape, self._weight = weight.shape, nf4(weight)
+        self.nbytes = weight.numel() // 2
 
     def whole(self):
         return self._weight.clone()
@@ -111,6 +115,23 @@ def test_adapters_alone_are_trained_and_the_rest_is_the_whole_model(tmp_path, pa
     for a, b in zip(policy.parameters(), whole.parameters(), strict=True):
         torch.testing.assert_close(a.grad, b.grad)
     assert p.parameter_count(policy.model) == p.parameter_count(whole.model)
+
+
+def test_packed_weights_count_where_the_learning_rate_goes_by_the_models_size(tmp_path, packing):
+    packed = loaded(tmp_path)
+    whole = p.load(tmp_path, lora=p.Lora(rank=4))
+    assert Outline.of(packed).parameters == Outline.of(whole).parameters
+    in_four_bits = sum(m.in_features * m.out_features for m in packed.core.modules() if isinstance(m, QuantizedLinear))
+    saved = p.weight_bytes(whole.model) - p.weight_bytes(packed.model)
+    assert saved == pytest.approx(3.5 * in_four_bits, rel=0.02)  # of float32's four bytes half a one is left
+
+
+def test_a_parameter_that_is_packed_counts_as_what_it_stands_for():
+    """As bitsandbytes has them in a model that a program gives: two weights in a number."""
+    linear = torch.nn.Linear(64, 48, bias=False)
+    linear.weight = torch.nn.Parameter(torch.zeros(64 * 48 // 2, 1, dtype=torch.uint8), requires_grad=False)
+    linear.weight.quant_state = SimpleNamespace(shape=torch.Size([48, 64]))
+    assert p.parameter_count(linear) == 64 * 48
 
 
 @pytest.mark.parametrize("sampler", [NativeSampler, PagedSampler])

@@ -24,7 +24,7 @@ from equipoise.policy.model import (
     save,
 )
 from equipoise.policy.pack import Pack, pack
-from equipoise.policy.quantized import parameter_count
+from equipoise.policy.quantized import parameter_count, weight_bytes
 from equipoise.policy.support import Support
 from equipoise.policy.texts import decode
 
@@ -51,4 +51,5 @@ __all__ = [
     "save",
     "token_logprobs",
     "token_loss",
+    "weight_bytes",
 ]

@@ -120,5 +120,17 @@ def quantize(
 def parameter_count(model: Any) -> int:
     """All parameters, those in 4 bits as well."""
     packed = sum(m.packed.shape.numel() for m in model.modules() if isinstance(m, QuantizedLinear))
-    others: int = sum(p.numel() for p in model.parameters())
+    return packed + sum(_numel(p) for p in model.parameters())
+
+
+def _numel(parameter: Tensor) -> int:
+    """A model object may come with bitsandbytes' own parameters, which hold two weights in each of their numbers."""
+    state = getattr(parameter, "quant_state", None)
+    return parameter.numel() if state is None else torch.Size(state.shape).numel()
+
+
+def weight_bytes(model: Any) -> int:
+    """Memory of all weights, those in 4 bits as well."""
+    packed = sum(m.packed.nbytes for m in model.modules() if isinstance(m, QuantizedLinear))
+    others: int = sum(p.numel() * p.element_size() for p in model.parameters())
     return packed + others

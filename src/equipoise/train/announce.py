@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from equipoise.kernels import cache
+from equipoise.policy import parameter_count, weight_bytes
 from equipoise.train.planner import free_room
 
 if TYPE_CHECKING:
@@ -91,7 +92,7 @@ def _aligned(lines: Sequence[tuple[str, str]]) -> list[str]:
 
 def _model(trainer: Trainer) -> str:
     policy = trainer.policy
-    every = sum(p.numel() for p in policy.model.parameters())
+    every = parameter_count(policy.model)
     trained = sum(p.numel() for p in policy.parameters())
     share = "" if trained == every else f", {_number(trained)} of them trained"
     dtype = str(policy.dtype).removeprefix("torch.")
@@ -134,7 +135,7 @@ def _memory(trainer: Trainer) -> str:
     and said then.
     """
     policy = trainer.policy
-    weights = sum(p.numel() * p.element_size() for p in policy.model.parameters())
+    weights = weight_bytes(policy.model)
     copies = sum(model is not None for model in (trainer.reference, trainer.teacher))
     gradients = sum(p.numel() * p.element_size() for p in policy.parameters())
     optimizer = trainer.updater.optimizer.bytes_to_come()

@@ -57,12 +57,7 @@ class Outline:
 
     @classmethod
     def of(cls, policy: models.Policy) -> Outline:
-        return cls(
-            policy.name,
-            policy.tokenizer,
-            policy.eos,
-            sum(p.numel() for p in policy.model.parameters()),
-        )
+        return cls(policy.name, policy.tokenizer, policy.eos, models.parameter_count(policy.model))
 
 
 Rates = Sequence[tuple[float, float]]  # parameters below which a rate holds
