@@ -182,12 +182,12 @@ def _sft(options: argparse.Namespace, rest: list[str]) -> None:
 def _eval(options: argparse.Namespace, rest: list[str]) -> None:
     from equipoise import rollout
     from equipoise.evaluate import Evaluation, buckets, evaluate
-    from equipoise.evaluate.run import SEED
+    from equipoise.evaluate.run import SEED, judged_by
     from equipoise.policy.model import folder_of
     from equipoise.train import ConfigError, checkpoint
     from equipoise.train.batch import encode_prompt
     from equipoise.train.own_task import own_task
-    from equipoise.train.score import check_isolation
+    from equipoise.train.score import Scorer, check_isolation
 
     _quiet_transformers()
     name = options.model
@@ -214,12 +214,15 @@ def _eval(options: argparse.Namespace, rest: list[str]) -> None:
         prompts = task.evaluation(per_level)
     except ValueError as error:
         raise ConfigError(f"--per-level {per_level}: {error}") from error
-    if note := own.note(task):
+    judge, instead = own.judge(task)
+    for note in filter(None, (own.note(task), instead)):
         print(f"equipoise: note: {note}", file=sys.stderr)
     policy = loaded()
 
     def answered(model: Policy, seed: int, greedy: bool) -> Evaluation:
         chat = chat_of(model)
+        if isinstance(judge, Scorer):
+            judge.conversational(chat.on)
         ids = [encode_prompt(model, prompt, chat) for prompt in prompts]
         return evaluate(
             model,
@@ -233,6 +236,7 @@ def _eval(options: argparse.Namespace, rest: list[str]) -> None:
             seed=seed,
             max_tokens=options.max_tokens or own.max_tokens or task.max_tokens,
             stop=(*task.stop, *own.stop),
+            judge=judge,
         )
 
     evaluation = answered(policy, SEED, greedy=True)
@@ -244,7 +248,8 @@ def _eval(options: argparse.Namespace, rest: list[str]) -> None:
         print(json.dumps(result, indent=2))
         return
     how = "" if own.run is None else ", as its run evaluates"
-    print(f"{policy.name} on {task.name}{how}: {len(prompts)} held-out prompts; {chat_of(policy)}")
+    asked = f"{len(prompts)} held-out prompts, judged by {judged_by(judge.name)}"
+    print(f"{policy.name} on {task.name}{how}: {asked}; {chat_of(policy)}")
     _show_evaluation(result, options.base)
 
 

@@ -6,13 +6,13 @@ import pytest
 
 from equipoise.cli import main
 from equipoise.evaluate.buckets import bucket, by_difficulty
-from equipoise.evaluate.run import Evaluation, Graded
+from equipoise.evaluate.run import Evaluation, Graded, Judged
 
 
 def evaluation(*rows):
     """Right and wrong responses of each prompt, as "1" and "0"."""
     kinds = {"1": "correct", "0": "wrong"}
-    sampled = [[Graded("", 1, kinds[mark], None) for mark in row] for row in rows]
+    sampled = [[Graded("", 1, Judged(kinds[mark])) for mark in row] for row in rows]
     return Evaluation({}, [None] * len(rows), sampled, [])
 
 

@@ -57,6 +57,21 @@ def test_best_of_8_is_any_of_8_and_pass_at_8(outcomes):
     assert (estimate.low, estimate.high) == pytest.approx((plain.low, plain.high))
 
 
+@given(st.lists(st.sampled_from([0.0, 0.2, 0.5, 0.7, 1.0]), min_size=1, max_size=7), st.data())
+def test_accuracies_between_0_and_1_have_an_expected_best_of_k(accuracies, data):
+    k = data.draw(st.integers(1, len(accuracies)))
+    subsets = list(combinations(accuracies, k))
+    assert metrics.best_of_k(accuracies, k) == pytest.approx(sum(map(max, subsets)) / len(subsets))
+    one = metrics.mean_pass_at_k([accuracies], k)
+    assert 0 <= one.low <= one.value <= one.high <= 1
+    assert metrics.best([accuracies]).value == max(accuracies)
+    assert metrics.acc([accuracies]).value == pytest.approx(np.mean(accuracies))
+
+
+def test_more_than_half_right_is_right_for_the_length_gap():
+    assert metrics.length_gap([2, 4, 6], [0.6, 1.0, 0.5]) == metrics.length_gap([2, 4, 6], [1, 1, 0])
+
+
 def test_pass_at_k_takes_problems_with_different_numbers_of_samples():
     ragged = [[1, 0, 0], [0, 0, 1, 1, 0], [0, 0]]
     expected = (2 / 3 + (1 - 3 / 10) + 0) / 3
@@ -246,7 +261,8 @@ def test_length_statistics():
         (lambda: metrics.mean_pass_at_k([[1, 0, 0], [1]], 2), "n = 1"),
         (lambda: metrics.acc([]), "no problems"),
         (lambda: metrics.acc([[1], []]), "problem 1 has outcomes of shape"),
-        (lambda: metrics.acc([[1], [0.5]]), "outcome 0.5"),
+        (lambda: metrics.acc([[1], [1.5]]), "outcome 1.5"),
+        (lambda: metrics.acc([[1], [-0.5]]), "outcome -0.5"),
         (lambda: metrics.acc([[1], [float("nan")]]), "outcome nan"),
         (lambda: metrics.best([[1, 0], [0]]), "between 1 and 2 samples"),
         (lambda: metrics.majority([["a", "b"], ["a"]], [[1, 0], [1]]), "between 1 and 2 samples"),

@@ -6,11 +6,11 @@ from safetensors.torch import load_file
 
 from equipoise import policy as models
 from equipoise.config.config import accuracies
-from equipoise.train import ConfigError, RunFolder, Trainer, checkpoint
+from equipoise.train import ConfigError, RunError, RunFolder, Trainer, checkpoint
 from equipoise.train.average import average
 from equipoise.train.best import Best
 
-from .tiny import evaluations, make_model, settings
+from .tiny import evaluations, make_model, metrics, settings
 
 
 def test_the_highest_counts_the_first_of_equals_and_not_the_start():
@@ -33,12 +33,20 @@ def test_a_run_without_the_option_has_no_best():
 @pytest.mark.parametrize("greedy", [True, False])
 def test_the_metrics_are_those_of_an_evaluation(model, tmp_path, samples, greedy):
     """Independent of the list: what a real evaluation has and gives an interval."""
-    config = settings(model, tmp_path / "run", eval__samples=samples, eval__greedy=greedy, log__terminal=False)
+    options = {"eval__samples": samples, "eval__greedy": greedy, "reward__functions": ["task"]}
+    config = settings(model, tmp_path / "run", log__terminal=False, **options)
     trainer = Trainer(config)
     trainer._evaluate()
     trainer.folder.unlock()
     (found,) = evaluations(tmp_path / "run")
     assert set(accuracies(samples, greedy=greedy)) == set(found["interval"])
+
+
+def test_a_vote_over_numbers_is_refused_before_training(model, tmp_path):
+    trainer = Trainer(settings(model, tmp_path / "run", train__keep_best="maj@2", log__terminal=False))
+    with pytest.raises(RunError, match=r'train.keep_best = "maj@2": the evaluations of this run have none'):
+        trainer.run()
+    assert metrics(tmp_path / "run") == []
 
 
 def with_values(monkeypatch, values):

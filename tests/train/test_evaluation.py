@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from equipoise.evaluate import evaluate, line
+from equipoise.evaluate import Judged, evaluate, line
 from equipoise.rollout import Rollouts
 from equipoise.tasks import Prompt
 from equipoise.verifiers import Verdict
@@ -157,3 +157,39 @@ def test_a_line_for_the_terminal():
     assert said.startswith("acc@4 0.417 [")
     assert "greedy 0.667 [" in said
     assert "pass@" not in said
+
+
+class Marks:
+    """A judge with numbers: the share of sevens, so that a response of any length is right to a degree."""
+
+    name = "marks"
+
+    def judge(self, prompts, responses):
+        self.prompts = [prompt.id for prompt in prompts]
+        worth = {"7": 0.8, "5": 0.25, "3": 0.5}
+        return [Judged("scored", None, worth.get(text[0], 0.0), -1.0 if text[0] == "6" else 2.0) for text in responses]
+
+
+def test_a_judge_of_numbers_gives_accuracies_between_0_and_1_and_rewards():
+    judge = Marks()
+    result, _ = measure(judge=judge)
+    a, b, c = [0.8] * 4, [0.8, 0.25, 0.5, 0.25], [0.25, 0.25, 0.0, 0.0]
+    assert result["acc@4"] == pytest.approx(sum(a + b + c) / 12)
+    assert result["best@4"] == pytest.approx((0.8 + 0.8 + 0.25) / 3)
+    pairs = [max(row[i], row[j]) for row in (a, b, c) for i in range(4) for j in range(i)]
+    assert result["pass@2"] == pytest.approx(sum(pairs) / 18)
+    assert result["greedy"] == pytest.approx((0.8 + 0.25 + 0.8) / 3)
+    assert result["reward"] == pytest.approx((11 * 2 - 1) / 12)
+    assert "maj@4" not in result  # a number has no answer to vote for
+    assert result["judge"] == "marks"
+    assert judge.prompts == ["a", "b", "c"]
+    right, wrong = [2] * 5, [3, 6, 3, 3, 3, 5, 8]  # 0.8 is right, 0.5 is not
+    assert result["length_gap"] == pytest.approx((sum(wrong) / 7 - 2) / (sum(right + wrong) / 12))
+    assert line(result).endswith("  reward 1.750")
+
+
+def test_the_tasks_verifier_judges_where_nobody_else_does_and_pays_nothing():
+    result, _ = measure()
+    assert result["judge"] == "task"
+    assert "reward" not in result
+    assert "reward" not in line(result)

@@ -9,7 +9,7 @@ import torch
 
 from equipoise.config import RewardConfig
 from equipoise.evaluate import Evaluation
-from equipoise.evaluate.run import Graded
+from equipoise.evaluate.run import Graded, Judged
 from equipoise.tasks import Prompt
 from equipoise.train import ConfigError, RunFolder, Trainer, load, read_lines
 from equipoise.train.gaming import Watcher, distinct, sample
@@ -127,7 +127,7 @@ def test_shaping_rewards_beside_the_verdict_are_no_claim_of_correctness():
 
 def evaluated(watcher: Watcher, right: int, of: int = 200):
     prompts = [Prompt(str(i), "", "5") for i in range(of)]
-    greedy = [Graded("#5" if i < right else "#6", 2, "", None) for i in range(of)]
+    greedy = [Graded("#5" if i < right else "#6", 2, Judged("")) for i in range(of)]
     return watcher.evaluated(Evaluation({}, prompts, [], greedy))
 
 

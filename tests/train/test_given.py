@@ -151,7 +151,6 @@ def test_a_changed_function_is_said_and_not_refused(model, tmp_path, capsys):
     eq.Trainer(options(tmp_path / "run", train__steps=3, **loud), model=model, rewards=ones, resume=True).train()
     said = capsys.readouterr().out
     assert "python:ones: its source has changed since the run began" in said
-    assert "held-out accuracy is what the task's verifier says, not your reward functions" in said
 
 
 def test_evaluate_writes_nothing_and_repeats_the_last_evaluation(model, tmp_path):

@@ -179,7 +179,7 @@ def test_tags_and_boxes_are_rewards_too(trainer):
 def test_a_function_that_fails_is_a_verdict_in_the_metrics_and_a_traceback_in_the_log(run, tmp_path):
     """Every second response crashes it: the run goes on, and what went wrong can be read."""
     options = {"reward__functions": [f"{REWARDS}:fails_on_odd_lengths"], "train__steps": 2, "reward__crashed": -1.0}
-    run(**options)
+    run(**options, eval__every=0)
     told = [json.loads(line) for line in (tmp_path / "run" / "troubles.jsonl").read_text().splitlines()]
     shares = column(tmp_path / "run", "verdict/crashed")
     assert all(0 < share < 1 for share in shares)
@@ -264,9 +264,8 @@ def test_the_logs_have_a_line_per_step_and_per_evaluation(run, tmp_path):
         "clip_ratio/region", "policy_loss", "grad_norm", "lr", "bias/mass_balance", "bias/length_gap", "skipped",
     ):  # fmt: skip
         assert all(isinstance(r[name], float) and math.isfinite(r[name]) for r in records), name
-    assert {"acc@2", "best@2", "maj@2", "greedy", "length", "interval", "by_level"} <= evaluations(tmp_path / "run")[
-        0
-    ].keys()
+    first = evaluations(tmp_path / "run")[0]
+    assert {"acc@2", "best@2", "greedy", "reward", "judge", "length", "interval", "by_level"} <= first.keys()
     run("silent", train__steps=1, eval__every=0)
     assert evaluations(tmp_path / "silent") == []
 
@@ -352,7 +351,8 @@ def test_the_terminal_says_what_is_trained_how_each_step_went_and_what_to_do_nex
     assert re.search(
         r"^data +arithmetic: 4 prompts × 4 responses a step, 12 tokens each at most, \d+ held out$", begin, re.M
     )
-    assert re.search(rf"^run +{tmp_path}/run: 2 steps, evaluated every 3, checkpoint every 20, learning", begin, re.M)
+    judged = f"evaluated every 3 by {REWARDS}:ones, checkpoint every 20, learning"
+    assert re.search(rf"^run +{tmp_path}/run: 2 steps, {judged}", begin, re.M)
     assert re.search(r"^memory +weights .* MiB, gradients .* MiB, optimizer .* MiB; .* GiB free$", begin, re.M)
     assert "done: step 2 of 2" in end
     assert re.search(r"^held out +acc@2 0\.\d+ → 0\.\d+ \[", end, re.M)

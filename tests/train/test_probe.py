@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from equipoise import policy as models
-from equipoise.evaluate.run import Evaluation, Graded
+from equipoise.evaluate.run import Evaluation, Graded, Judged
 from equipoise.tasks import Prompt
 from equipoise.train import RunFolder, Trainer, read_lines
 from equipoise.train.probe import Probe
@@ -26,7 +26,7 @@ def policy(tmp_path_factory):
 def evaluation(cut=()):
     """As sampled; a response in `cut` has no end token."""
     graded = [
-        [Graded(text, len(text) + (text not in cut), verdict, None) for text, verdict in row]
+        [Graded(text, len(text) + (text not in cut), Judged(verdict)) for text, verdict in row]
         for row in RESPONSES.values()
     ]
     return Evaluation({}, [Prompt(text, text, "") for text in RESPONSES], graded, [])

@@ -21,7 +21,7 @@ from equipoise.evaluate.metrics import (
 from equipoise.evaluate.protocol import PROTOCOLS, Protocol
 from equipoise.evaluate.regrade import regrade
 from equipoise.evaluate.request import EvaluationRequest, evaluate_checkpoints, open_benchmarks
-from equipoise.evaluate.run import Evaluation, evaluate, line
+from equipoise.evaluate.run import Evaluation, Judge, Judged, TaskVerifier, evaluate, line
 from equipoise.evaluate.suite import BenchmarkPlan, evaluate_benchmarks
 from equipoise.evaluate.summary import over_checkpoints
 
@@ -31,9 +31,12 @@ __all__ = [
     "Evaluation",
     "EvaluationError",
     "EvaluationRequest",
+    "Judge",
+    "Judged",
     "Peak",
     "Protocol",
     "Score",
+    "TaskVerifier",
     "acc",
     "average",
     "best",

@@ -1,8 +1,10 @@
 """The papers' evaluation metrics over a set of problems,
 each with a 95 % interval (formulas.md §6).
 
-Outcomes are 0/1, one sequence per problem. The samples of a problem are not independent of each
-other, so every interval counts problems: it says what another draw of such problems would give.
+Outcomes are 0/1, one sequence per problem; where a judge gives numbers and no verdicts they are
+accuracies from 0 to 1, and best@n and pass@k are what the best of n, or of k, samples is worth. The
+samples of a problem are not independent of each other, so every interval counts problems: it says
+what another draw of such problems would give.
 
 For shares in [0, 1] it is Wilson's score interval for as many coin flips as the spread between
 problems is worth (for one answer per problem, exactly Wilson's). The spread is taken with one more
@@ -28,6 +30,9 @@ import numpy as np
 
 Z = 1.959963984540054  # 97.5 % quantile of the normal law
 RESAMPLES = 2000
+RIGHT = (
+    0.5  # an accuracy above it counts as a right response where only right and wrong are told apart
+)
 
 
 @dataclass(frozen=True)
@@ -48,7 +53,9 @@ def acc(outcomes: Sequence[Sequence[float]]) -> Score:
 
 
 def best(outcomes: Sequence[Sequence[float]]) -> Score:
-    """best@n: the share of problems with at least one right sample of n, the same n for all."""
+    """best@n: the share of problems with at least one right sample of n, the same n for all;
+    of accuracies between 0 and 1, the mean of each problem's best.
+    """
     samples = _checked(outcomes)
     _same_n(samples, "best@n", "or ask for pass@k with k at most the fewest samples")
     return _mean_share([a.max() for a in samples], samples)
@@ -74,7 +81,24 @@ def pass_at_k(n: int, c: int, k: int) -> float:
 def mean_pass_at_k(outcomes: Sequence[Sequence[float]], k: int) -> Score:
     """pass@k averaged over problems; n may differ between them, none below k."""
     samples = _checked(outcomes)
-    return _mean_share([pass_at_k(len(a), int(a.sum()), k) for a in samples], samples)
+    return _mean_share([best_of_k(a, k) for a in samples], samples)
+
+
+def best_of_k(outcomes: Sequence[float] | np.ndarray, k: int) -> float:
+    """The expected best of k of n outcomes drawn without replacement;
+    pass@k where they are 0 and 1.
+
+    E[max] = ∫ P(max ≥ t) dt: each level that outcomes reach adds its height times pass@k of the
+    samples that reach it.
+    """
+    values = np.asarray(outcomes, dtype=np.float64)
+    expected = pass_at_k(len(values), 0, k)  # 0, and refuses a k that cannot be
+    below = 0.0
+    for level in np.unique(values[values > 0]):
+        reached = int((values >= level).sum())
+        expected += float(level - below) * pass_at_k(len(values), reached, k)
+        below = float(level)
+    return expected
 
 
 def majority(answers: Sequence[Sequence[Hashable]], outcomes: Sequence[Sequence[float]]) -> Score:
@@ -187,7 +211,7 @@ def length_gap(lengths: Sequence[float], right: Sequence[float]) -> float:
     """(T̄− − T̄+)/T̄: how much longer wrong responses are;
     0 where there are only right or only wrong ones.
     """
-    T, r = _lengths(lengths), np.asarray(right) > 0
+    T, r = _lengths(lengths), np.asarray(right) > RIGHT
     if T.shape != r.shape:
         raise ValueError(f"{len(T)} lengths and {len(r)} outcomes: give one of each per response")
     return 0.0 if r.all() or not r.any() else float((T[~r].mean() - T[r].mean()) / T.mean())
@@ -233,10 +257,12 @@ def _checked(outcomes: Sequence[Sequence[float]]) -> list[np.ndarray]:
             raise ValueError(
                 f"problem {i} has outcomes of shape {a.shape}: give a sequence of at least one"
             )
-    if not np.isin(np.concatenate(samples), (0, 1)).all():
-        i = next(i for i, a in enumerate(samples) if not np.isin(a, (0, 1)).all())
-        odd = samples[i][~np.isin(samples[i], (0, 1))][0]
-        raise ValueError(f"problem {i} has the outcome {odd:g}: an outcome is 0 or 1")
+    for i, a in enumerate(samples):
+        odd = a[~((a >= 0) & (a <= 1))]  # NaN as well
+        if len(odd):
+            raise ValueError(
+                f"problem {i} has the outcome {odd[0]:g}: must be 0 or 1, or an accuracy between"
+            )
     return samples
 
 

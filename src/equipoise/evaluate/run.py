@@ -1,16 +1,19 @@
 """Evaluate a policy on a task's held-out prompts: n samples each, and one greedy answer.
 
-Every response comes back with its verdict, so that a score can be read as well as believed. Not
-here: the papers' benchmarks and protocols (`suite`), and how rewards shape a training step.
+A judge says of every response how right it is: the task's verifier, or in a run whoever judges its
+training (train's `Scorer`). Every response comes back with its verdict, so that a score can be read
+as well as believed. Not here: the papers' benchmarks and protocols (`suite`), and how rewards shape
+a training step.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from equipoise import policy as models
 from equipoise.evaluate import metrics
@@ -23,17 +26,80 @@ SEED = 20_240_517
 
 
 @dataclass(frozen=True, slots=True)
-class Graded:
-    """One response to a held-out prompt. `answer` is what the verifier read in it."""
+class Judged:
+    """What a judge says of one response.
 
-    response: str
-    length: int
+    verdict: the kind of a verdict, or another word where the judge gave a number
+    answer: what was read in the response
+    accuracy: from 0 to 1 where the judge gave a number; None leaves it to the verdict
+    reward: what training would pay for it, before any shaping by length; None where nothing is paid
+    trouble: prompt, function, verdict and reason, where judging itself went wrong
+    """
+
     verdict: str
-    answer: str | None
+    answer: str | None = None
+    accuracy: float | None = None
+    reward: float | None = None
+    trouble: Mapping[str, str] | None = None
 
     @property
     def outcome(self) -> float:
-        return float(self.verdict == "correct")
+        return float(self.verdict == "correct") if self.accuracy is None else self.accuracy
+
+
+class Judge(Protocol):
+    """`name` is what a result says it was judged by."""
+
+    @property
+    def name(self) -> str: ...
+
+    def judge(self, prompts: Sequence[Prompt], responses: Sequence[str]) -> list[Judged]:
+        """One of each response; those to one prompt stand together."""
+        ...
+
+
+class TaskVerifier:
+    """The task's own verifier: right or wrong, and no rewards."""
+
+    name = "task"
+
+    def __init__(self, task: Task) -> None:
+        self.task = task
+
+    def judge(self, prompts: Sequence[Prompt], responses: Sequence[str]) -> list[Judged]:
+        # All are asked before any is waited for: a verifier may run in other processes.
+        asked = [
+            self.task.grade(prompt, text) for prompt, text in zip(prompts, responses, strict=True)
+        ]
+        verdicts = [
+            verdict.result() if isinstance(verdict, Future) else verdict for verdict in asked
+        ]
+        return [Judged(verdict.kind, verdict.answer) for verdict in verdicts]
+
+
+@dataclass(frozen=True, slots=True)
+class Graded:
+    """One response to a held-out prompt, `length` tokens long, and what the judge said of it."""
+
+    response: str
+    length: int
+    judged: Judged
+
+    @property
+    def verdict(self) -> str:
+        return self.judged.verdict
+
+    @property
+    def answer(self) -> str | None:
+        return self.judged.answer
+
+    @property
+    def outcome(self) -> float:
+        return self.judged.outcome
+
+    @property
+    def right(self) -> bool:
+        return self.outcome > metrics.RIGHT
 
 
 @dataclass(frozen=True)
@@ -57,6 +123,11 @@ class Evaluation:
                 rows.append(_row(answered.prompt, -1, answered.greedy))
         return rows
 
+    def troubles(self) -> list[Mapping[str, str]]:
+        """Of responses that could not be judged."""
+        every = [*itertools.chain.from_iterable(self.sampled), *self.greedy]
+        return [graded.judged.trouble for graded in every if graded.judged.trouble is not None]
+
 
 @dataclass(frozen=True, slots=True)
 class Answered:
@@ -73,10 +144,6 @@ class Answered:
     @property
     def answers(self) -> list[str | None]:
         return [graded.answer for graded in self.sampled]
-
-    @property
-    def lengths(self) -> list[int]:
-        return [graded.length for graded in self.sampled]
 
 
 def _by_prompt(
@@ -97,6 +164,8 @@ def _row(prompt: Prompt, sample: int, graded: Graded) -> dict[str, Any]:
         "length": graded.length,
         "verdict": graded.verdict,
         "answer": graded.answer,
+        "accuracy": graded.outcome,
+        "reward": graded.judged.reward,
     }
 
 
@@ -121,15 +190,17 @@ def evaluate(
     max_tokens: int,
     stop: tuple[str, ...] = (),
     seed: int = SEED,
+    judge: Judge | None = None,
     share: Callable[[Sequence[Any]], Sequence[Any]] = _alone,
     gather: Callable[[Any], list[Any]] = _only,
 ) -> Evaluation:
     """acc@n, best@n, pass@k, maj@n, greedy, lengths;
     overall with intervals and acc@n, greedy by level.
 
-    `ids` are the encoded prompts. `share` and `gather` split the prompts over processes and put the
-    answers together.
+    `ids` are the encoded prompts. `judge` None is the task's verifier. `share` and `gather` split
+    the prompts over processes and put the answers together.
     """
+    judge = TaskVerifier(task) if judge is None else judge
     if not prompts:
         raise ValueError(f"task {task.name} has no held-out prompts to evaluate on")
     mine = share(range(len(prompts)))
@@ -145,7 +216,7 @@ def evaluate(
             )
             rollouts = sampler.sample(my_ids, n, params, keys=[prompt.id for prompt in my_prompts])
             texts = models.decode(policy, rollouts.tokens, rollouts.lengths)
-            found = _graded(task, my_prompts, texts, rollouts.lengths.tolist())
+            found = _graded(judge, my_prompts, texts, rollouts.lengths.tolist())
         of_all_ranks = gather(found)
         return list(itertools.chain.from_iterable(of_all_ranks))
 
@@ -154,23 +225,18 @@ def evaluate(
     if greedy:
         for (only,) in answer(1, 0.0):
             once.append(only)
-    results = _metrics(_by_prompt(prompts, sampled, once), samples)
+    results = _metrics(_by_prompt(prompts, sampled, once), samples) | {"judge": judge.name}
     return Evaluation(results, prompts, sampled, once)
 
 
 def _graded(
-    task: Task, prompts: Sequence[Prompt], texts: Sequence[str], lengths: Sequence[int]
+    judge: Judge, prompts: Sequence[Prompt], texts: Sequence[str], lengths: Sequence[int]
 ) -> list[list[Graded]]:
-    """The n responses to each prompt, which lie one prompt after the other, with their verdicts."""
+    """The n responses to each prompt, one prompt after the other, with what the judge says."""
     n = len(texts) // len(prompts)
-    # All are asked before any is waited for: a verifier may run in other processes.
-    asked = [task.grade(prompts[i // n], text) for i, text in enumerate(texts)]
-    found: list[list[Graded]] = [[] for _ in prompts]
-    for i, verdict in enumerate(asked):
-        if isinstance(verdict, Future):
-            verdict = verdict.result()
-        found[i // n].append(Graded(texts[i], lengths[i], verdict.kind, verdict.answer))
-    return found
+    judged = judge.judge([prompts[i // n] for i in range(len(texts))], texts)
+    graded = [Graded(*parts) for parts in zip(texts, lengths, judged, strict=True)]
+    return [graded[n * i : n * (i + 1)] for i in range(len(prompts))]
 
 
 def _metrics(answered: Sequence[Answered], samples: int) -> dict[str, Any]:
@@ -180,20 +246,31 @@ def _metrics(answered: Sequence[Answered], samples: int) -> dict[str, Any]:
     while k < samples:
         found[f"pass@{k}"] = metrics.mean_pass_at_k(outcomes, k)
         k *= 2
-    votes = [candidates(prompt.answers) for prompt in answered]
-    found[f"maj@{samples}"] = metrics.majority(votes, outcomes)
-    greedy = [prompt.greedy.outcome for prompt in answered if prompt.greedy is not None]
+    sampled = [graded for prompt in answered for graded in prompt.sampled]
+    if all(
+        graded.judged.accuracy is None for graded in sampled
+    ):  # a number has no answer to vote for
+        votes = [candidates(prompt.answers) for prompt in answered]
+        found[f"maj@{samples}"] = metrics.majority(votes, outcomes)
+    greedy = [[prompt.greedy.outcome] for prompt in answered if prompt.greedy is not None]
     if greedy:
-        found["greedy"] = metrics.wilson(int(sum(greedy)), len(greedy))
+        found["greedy"] = metrics.acc(greedy)
 
-    lengths = [length for prompt in answered for length in prompt.lengths]
-    flat = [outcome for row in outcomes for outcome in row]
+    lengths = [graded.length for graded in sampled]
     result: dict[str, Any] = {name: estimate.value for name, estimate in found.items()}
+    result |= _mean_reward(sampled)
     result["length"] = sum(lengths) / len(lengths)
-    result["length_gap"] = metrics.length_gap(lengths, flat)
+    result["length_gap"] = metrics.length_gap(lengths, [graded.outcome for graded in sampled])
     result["interval"] = {name: [estimate.low, estimate.high] for name, estimate in found.items()}
     result["by_level"] = _by_level(answered, samples)
     return result
+
+
+def _mean_reward(sampled: Sequence[Graded]) -> dict[str, float]:
+    """Of the responses that earn one: a masked verdict has no reward. Nothing where none has."""
+    paid = [graded.judged.reward for graded in sampled if graded.judged.reward is not None]
+    known = [reward for reward in paid if not math.isnan(reward)]
+    return {"reward": sum(known) / len(known)} if known else {}
 
 
 def _by_level(answered: Sequence[Answered], samples: int) -> dict[str, dict[str, float]]:
@@ -211,11 +288,20 @@ def _by_level(answered: Sequence[Answered], samples: int) -> dict[str, dict[str,
     return table
 
 
+def judged_by(name: str) -> str:
+    """A judge in words, from its name."""
+    return "the task's verifier" if name == TaskVerifier.name else name
+
+
 def line(result: dict[str, Any]) -> str:
-    """An evaluation in one line for the terminal."""
+    """An evaluation in one line for the terminal;
+    the reward where it may be another number than the accuracy.
+    """
     parts = []
     for name in result:
         if name == "greedy" or name.startswith(("acc@", "best@", "maj@")):
             low, high = result["interval"][name]
             parts.append(f"{name} {result[name]:.3f} [{low:.3f}, {high:.3f}]")
+    if "reward" in result and result["judge"] != TaskVerifier.name:
+        parts.append(f"reward {result['reward']:.3f}")
     return "  ".join(parts)

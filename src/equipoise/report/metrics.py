@@ -18,7 +18,8 @@ LAST_UPDATE = "/last_update"  # ends the names of what the last optimizer step o
 _STEP = {
     "step": "The step of this line; in `eval.jsonl` 0 is before training.",
     "reward/std": "Population deviation of the rewards of the step.",
-    "accuracy/mean": "Mean success by the first verdict, over all responses drawn, those of dropped groups as well.",
+    "accuracy/mean": "Mean accuracy (the first verdict on the answer, else the reward) over all responses drawn, those "
+    "of dropped groups as well.",
     "completions/min_length": "Tokens of the shortest response.",
     "completions/max_length": "Tokens of the longest response.",
     "groups/drawn": "Groups sampled for the step; more than were kept where dynamic sampling draws again.",
@@ -63,6 +64,8 @@ _UPDATE = {
 }
 
 _EVALUATION = {
+    "judge": "Who says how right a held-out response is: `task`, or the run's own reward functions.",
+    "reward": "Mean reward of the sampled responses, before any shaping by length.",
     "length": "Mean tokens per sampled response.",
     "length_gap": "(T̄− − T̄+)/T̄ over the held-out responses: how much longer wrong ones are.",
     "gaming/greedy": "Greedy accuracy by the second judge.",

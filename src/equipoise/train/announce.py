@@ -10,6 +10,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from equipoise.evaluate.run import judged_by
 from equipoise.kernels import cache
 from equipoise.policy import parameter_count, weight_bytes
 from equipoise.train.planner import free_room
@@ -30,7 +31,6 @@ def header(trainer: Trainer) -> list[str]:
         *(("", f"note: {note}") for note in trainer.objective.notes),
         ("data", _data(trainer)),
         ("run", _run(trainer)),
-        *(("", note) for note in _who_grades(trainer)),
         ("memory", _memory(trainer)),
     ]
     if trainer.policy.device.type == "cuda":
@@ -62,8 +62,9 @@ def closing(
         ),
         ("", f"equipoise audit {path}    what this objective, and others, make of these responses"),
     ]
-    # the command line has no data of a program
-    if trainer.given.rows is None and trainer.given.task is None:
+    given = trainer.given
+    # The command line has no objects of a program.
+    if given.rows is None and given.task is None and not given.functions:
         lines.append(
             ("", f"equipoise eval {path}     the last checkpoint on the task's held-out prompts")
         )
@@ -114,20 +115,12 @@ def _data(trainer: Trainer) -> str:
 
 def _run(trainer: Trainer) -> str:
     config = trainer.config
-    every = f"evaluated every {config.eval.every}" if config.eval.every else "never evaluated"
+    every = "never evaluated"
+    if config.eval.every:
+        judge = judged_by(trainer.collector.scorer.name)
+        every = f"evaluated every {config.eval.every} by {judge}"
     kept = f"checkpoint every {config.train.checkpoint_every}"
     return f"{trainer.folder.path}: {config.train.steps} steps, {every}, {kept}, learning rate {config.optim.lr:g}"
-
-
-def _who_grades(trainer: Trainer) -> list[str]:
-    """Where the rewards leave the task's verifier out, held-out accuracy and rewards are two
-    things.
-    """
-    if "task" in trainer.config.reward.functions:
-        return []
-    return [
-        "note: held-out accuracy is what the task's verifier says, not your reward functions: the two may differ"
-    ]
 
 
 def _memory(trainer: Trainer) -> str:

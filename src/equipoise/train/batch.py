@@ -8,7 +8,6 @@ import dataclasses
 import itertools
 import time
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -47,7 +46,7 @@ class StepBatch:
     unscored: int  # responses left out because their verdict is worth no score
     kinds: Counter[str]  # verdicts of all responses drawn, those left out as well
     troubles: list[dict[str, str]]  # verifier errors
-    # [B] float64, 1 right, 0 not, partial credit between; the reward where no verdict says
+    # [B] float64, 1 right, 0 not, partial credit between; by the reward where no verdict says
     accuracy: Tensor
     # [R] float64, accuracies of all responses drawn that have a score,
     # those of dropped groups as well
@@ -79,16 +78,14 @@ class Collector:
         sampler: Sampler,
         task: Task,
         scorer: Scorer,
-        rate: Callable[[Tensor], Tensor],
         chat: Chat,
     ) -> None:
-        """`rate`: rewards as success rates, where a reward function gives numbers and no verdicts."""
         self.config = config
         self.policy = policy
         self.sampler = sampler
         self.task = task
         self.scorer = scorer
-        self.rate, self.chat = rate, chat
+        self.chat = chat
         self.position = 0
         self.history = PromptHistory()
         r = config.rollout
@@ -189,7 +186,6 @@ class Collector:
             whole = torch.tensor([f == "stop" for f in rollouts.finish], device=lengths.device)
             lengths = lengths * whole
         total = rewards @ torch.tensor(c.weights, dtype=torch.float64)
-        accuracy = torch.where(scores.accuracy.isnan(), self.rate(total), scores.accuracy)
         batch = StepBatch(
             prompts=prompts,
             rollouts=rollouts,
@@ -202,8 +198,8 @@ class Collector:
             unscored=0,
             kinds=Counter(scores.verdicts),
             troubles=scores.troubles,
-            accuracy=accuracy,
-            sampled=accuracy,
+            accuracy=scores.accuracy,
+            sampled=scores.accuracy,
             easy=0,
             hard=0,
             past=torch.zeros(len(total), 3, dtype=torch.float64),

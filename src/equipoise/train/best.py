@@ -13,6 +13,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from equipoise.train.folder import RunError
+
 BEST = "best"
 
 
@@ -25,6 +27,11 @@ class Best:
         self.value = float("-inf")
 
     def see(self, step: int, evaluation: Mapping[str, Any]) -> None:
+        if self.metric and self.metric not in evaluation:
+            raise RunError(
+                f'train.keep_best = "{self.metric}": the evaluations of this run have none: reward '
+                "functions that give numbers have no answers to vote for; take acc@N"
+            )
         value = evaluation.get(self.metric)
         if step > 0 and value is not None and value > self.value:
             self.step, self.value = step, float(value)

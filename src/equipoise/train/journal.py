@@ -97,11 +97,17 @@ class Journal:
         if self.writes:
             with writing(self.folder):
                 append(self.folder.metrics, {"step": step, **metrics})
-                for trouble in batch.troubles[:TROUBLES_PER_STEP]:
-                    append(self.folder.troubles, {"step": step, **trouble})
             self.trackers.log(metrics, step)
         self.terminal.step(step, metrics)
-        for trouble in batch.troubles:
+        self._troubled(step, batch.troubles)
+
+    def _troubled(self, step: int, troubles: Sequence[Mapping[str, str]]) -> None:
+        """What went wrong when responses were judged: the first ones kept, and each kind said once."""
+        if self.writes:
+            with writing(self.folder):
+                for trouble in troubles[:TROUBLES_PER_STEP]:
+                    append(self.folder.troubles, {"step": step, **trouble})
+        for trouble in troubles:
             subject = f"{trouble['function']}: {trouble['verdict']}"
             self.terminal.once(
                 subject, f"{subject}: {last_line(trouble['reason'])} (see {self.folder.troubles})"
@@ -150,6 +156,7 @@ class Journal:
                 {f"eval/{k}": v for k, v in result.items() if isinstance(v, float)}, step
             )
         self.terminal.say(f"step {step:4d}  held out: {line(result)}")
+        self._troubled(step, evaluation.troubles())
 
     def ended(self) -> None:
         """After the last step: the trackers get the report."""

@@ -41,7 +41,7 @@ from equipoise.train.journal import Journal, writing
 from equipoise.train.opening import check_processes, close_engine, load_policy, open_engine
 from equipoise.train.probe import Probe
 from equipoise.train.run_start import Start, check_start, resume_command, rewind
-from equipoise.train.score import Scorer, check_isolation, check_own, last_line
+from equipoise.train.score import Scorer, check_isolation, check_own, last_line, rate_of
 from equipoise.train.settle import Outline, as_begun, settle
 from equipoise.train.stopping import Stopping, graceful_stop
 from equipoise.train.tally import Failing
@@ -176,7 +176,9 @@ class Trainer:
         check_isolation(self.task)
         if self.start is not None:
             self.start.check_data(self.folder, config, self.task)
-        scorer = Scorer(config.reward, self.task, given=given.functions)
+        scorer = Scorer(
+            config.reward, self.task, given=given.functions, rate=rate_of(self.objective)
+        )
         self.policy, self.settled = policy(), settled()
         if config.train.memory_cap is not None:
             bound(self.policy.device, config.train.memory_cap)
@@ -191,9 +193,7 @@ class Trainer:
         self.sampler = open_engine(config, self.policy)
         undo.callback(close_engine, self.sampler)
         chat = self.settled.chat
-        self.collector = Collector(
-            config, self.policy, self.sampler, self.task, scorer, self._rate, chat
-        )
+        self.collector = Collector(config, self.policy, self.sampler, self.task, scorer, chat)
         self.held_out = self._held_out() if config.eval.every else []
 
     def _begin(self, resume: bool) -> None:
@@ -407,14 +407,6 @@ class Trainer:
             **self.token_credit.of(batch),
         )
 
-    def _rate(self, reward: Tensor) -> Tensor:
-        """Rewards as success rates, where a reward function gives numbers:
-        on the range that the difficulty names.
-        """
-        return (
-            reward if self.objective.difficulty is None else self.objective.difficulty.rate(reward)
-        )
-
     def _successes(self, batch: StepBatch) -> dict[str, Any]:
         """What `assign` gets about successes: of the batch, of all that was sampled for it, and of
         earlier steps. Nothing where numbers serve as accuracies and are none, so that the rewards'
@@ -469,6 +461,7 @@ class Trainer:
             greedy=wanted.greedy,
             max_tokens=params.max_tokens,
             stop=params.stop,
+            judge=self.collector.scorer,
             share=ranks.share,
             gather=ranks.gather,
         )

@@ -1,9 +1,9 @@
 """What an evaluation of a run takes from the run:
-its task with all its options, and how it evaluates.
+its task with all its options, how it evaluates, and who judges.
 
 So `equipoise eval RUN` says of the last checkpoint what the run's own evaluation said. A model that
-is no run, or another task than the run's, takes the defaults. Not covered: reward functions, which
-an evaluation does not ask.
+is no run, or another task than the run's, takes the defaults. Reward functions that are not to be
+found again leave it to the task's verifier, and a sentence says so.
 """
 
 from __future__ import annotations
@@ -12,13 +12,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from equipoise.config import TaskConfig, load, load_sections
+from equipoise.config import Config, ConfigError, TaskConfig, load, load_sections
+from equipoise.evaluate import Judge, TaskVerifier
 from equipoise.tasks import Task
 from equipoise.tasks.data_files import files_of
 from equipoise.tasks.fingerprint import changed, fingerprints
 from equipoise.train.folder import RunFolder
+from equipoise.train.given import PYTHON
 from equipoise.train.record import read_record
+from equipoise.train.score import SHAPES, Scorer, rate_of
 
+JUDGE = ("reward", "objective")
 # the others may name files that are gone, or options of earlier versions
 SECTIONS = ("task", "eval", "rollout")
 
@@ -45,6 +49,18 @@ class OwnTask:
         what = changed(record.data, fingerprints(task, self.task.held_out, self.task.avoid))
         return what and f"{what} when the run began: its held-out prompts may be others"
 
+    def judge(self, task: Task) -> tuple[Judge, str | None]:
+        """Who says how right a response is, as in the run;
+        and what to say where that cannot be asked here.
+        """
+        if self.run is None:
+            return TaskVerifier(task), None
+        try:
+            return _judge_of(load_sections(self.run.config, JUDGE), task), None
+        except ConfigError as error:
+            instead = "judged by the task's verifier instead, which may say otherwise"
+            return TaskVerifier(task), f"{error}; {instead}"
+
 
 def own_task(model: str, task: str | None, overrides: Sequence[str] = ()) -> OwnTask:
     """`task` is the name that `--task` gave, and `overrides` are of the section [task]."""
@@ -65,6 +81,28 @@ def own_task(model: str, task: str | None, overrides: Sequence[str] = ()) -> Own
     section = load(None, overrides).task
     section.name = task or section.name
     return OwnTask(section)
+
+
+def own_chat(model: str) -> TaskConfig:
+    """The section [task] of the run behind a model, for how it shows prompts;
+    the defaults where there is no run.
+    """
+    folder = run_behind(Path(model))
+    return TaskConfig() if folder is None else load_sections(folder.config, ("task",)).task
+
+
+def _judge_of(config: Config, task: Task) -> Judge:
+    """ConfigError where a reward function is not here."""
+    judging = [name for name in config.reward.functions if name not in SHAPES]
+    missing = [name for name in judging if name.startswith(PYTHON)]
+    if missing and judging[0] == TaskVerifier.name:  # whose verdict decides, whatever others pay
+        return TaskVerifier(task)
+    if missing:
+        raise ConfigError(
+            f'reward.functions = "{missing[0]}": was given to the run by a Python program, which can '
+            "call trainer.evaluate(), and is not here"
+        )
+    return Scorer(config.reward, task, rate=rate_of(config.build_objective()))
 
 
 def run_behind(model: Path) -> RunFolder | None:

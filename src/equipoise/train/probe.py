@@ -61,7 +61,7 @@ class Probe:
                 if tokens:
                     responses.append(tokens)
                     prompt.append(place)
-                    right.append(graded.verdict == "correct")
+                    right.append(graded.right)
         flat = torch.tensor([token for tokens in responses for token in tokens])
         lengths = torch.tensor([len(tokens) for tokens in responses])
         known = torch.tensor(prompt), torch.tensor(right)

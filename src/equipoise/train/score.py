@@ -1,5 +1,12 @@
-"""From responses to rewards: verdicts of the task,
+"""From responses to rewards and accuracies: verdicts of the task,
 of the built-in shapes and of the user's functions, and what each verdict is worth.
+
+A response's reward is the weighted sum of what its outcomes are worth. Its accuracy, how right it
+is, is another thing: the functions that judge answers say it, which are all but `tags` and `boxed`.
+The first verdict among theirs decides. Where they give numbers alone their weighted sum does, on
+the range that the objective's difficulty names (0 to 1 without one). Training and held-out
+evaluation have this one accuracy, but for partial credit, which is no right answer to an
+evaluation.
 
 Verdicts of worker processes are futures: `ask` starts them, `settle` waits for them, and meanwhile
 sampling goes on. Functions that judge a group at a time are asked by `settle`, when its responses
@@ -18,6 +25,8 @@ import torch
 from torch import Tensor
 
 from equipoise.config import ConfigError, RewardConfig
+from equipoise.evaluate import Judged
+from equipoise.objective import Objective
 from equipoise.tasks import Prompt, Task
 from equipoise.train.own import FAILURES, Asked, OwnFunction, Ungrouped, row
 from equipoise.train.tally import Tally, labels
@@ -27,7 +36,9 @@ from equipoise.verifiers.verdict import Outcome
 
 Answer = Outcome | Future[Verdict] | Future[Outcome] | Asked | Ungrouped
 RewardFunction = Callable[[Prompt, str], Answer]
-BUILT_IN = ("task", "tags", "boxed")
+SHAPES = ("tags", "boxed")  # say how a response is written, and nothing of its answer
+BUILT_IN = ("task", *SHAPES)
+Rate = Callable[[Tensor], Tensor]
 NUMBER = "scored"  # stands for a verdict's kind where a function gave a plain number
 LOOKED_AT = 16  # prompts that say whether a task needs isolation
 TROUBLES = ("crashed", "bad_gold", "unavailable")  # verdicts somebody should look at
@@ -36,11 +47,11 @@ TROUBLES = ("crashed", "bad_gold", "unavailable")  # verdicts somebody should lo
 @dataclass
 class Scores:
     """rewards [B, K], NaN where a verdict is worth no score; verdicts [B]:
-    the kind of each response's first one.
+    the kind of the one that decides.
     """
 
     rewards: Tensor
-    # [B] of the first verdict: 1 correct, 0 not, its partial credit; NaN where it says nothing
+    # [B] of the verdict that decides: 1 correct, 0 not, its partial credit; of a number, its rate
     accuracy: Tensor
     verdicts: list[str]
     troubles: list[dict[str, str]]  # prompt, function, verdict and reason of what went wrong
@@ -61,9 +72,12 @@ class Scorer:
         chat: bool = False,
         option: str = "reward.functions",
         given: Mapping[str, Callable[..., Any]] | None = None,
+        rate: Rate = lambda reward: reward,
     ) -> None:
-        """`given`: functions that a program gave as objects, by their names in the configuration."""
-        self.config = config
+        """`given`: functions that a program gave as objects, by their names in the configuration;
+        `rate`: rewards as success rates.
+        """
+        self.config, self.rate = config, rate
         self.functions: list[RewardFunction] = [
             _function(name, config, task, chat, option, (given or {}).get(name))
             for name in config.functions
@@ -82,6 +96,38 @@ class Scorer:
         return answers
 
     def settle(self, prompts: Sequence[Prompt], asked: Sequence[list[Answer]]) -> Scores:
+        return self._scores(prompts, self._outcomes(prompts, asked))
+
+    @property
+    def name(self) -> str:
+        """Who says how right a response is; the task's verifier always does, where it comes first."""
+        names = [self.config.functions[k] for k in self._judging]
+        return "task" if names[0] == "task" else " + ".join(names)
+
+    def judge(self, prompts: Sequence[Prompt], responses: Sequence[str]) -> list[Judged]:
+        """What an evaluation takes: the verdict that decides, else the number as an accuracy;
+        and the whole reward.
+        """
+        asked = [self.ask(prompt, text) for prompt, text in zip(prompts, responses, strict=True)]
+        rows = self._outcomes(prompts, asked)
+        scores = self._scores(prompts, rows)
+        paid = scores.rewards @ torch.tensor(self.config.weights, dtype=torch.float64)
+        # A number may be anything; an accuracy ends at 0 and at 1.
+        rates = scores.accuracy.clamp(0, 1).tolist()
+        judged = []
+        for prompt, outcomes, rate, reward in zip(prompts, rows, rates, paid.tolist(), strict=True):
+            verdict = self._decides(outcomes)
+            trouble = next(iter(self._troubles(prompt, outcomes)), None)
+            if verdict is None:
+                judged.append(Judged(NUMBER, None, rate, reward, trouble))
+            else:
+                judged.append(Judged(verdict.kind, verdict.answer, None, reward, trouble))
+        return judged
+
+    def _outcomes(
+        self, prompts: Sequence[Prompt], asked: Sequence[list[Answer]]
+    ) -> list[list[Outcome]]:
+        """[B][K], when all have come."""
         columns = [
             self._settle_groups(k, prompts, [answers[k] for answers in asked])
             for k in range(self._count)
@@ -90,18 +136,21 @@ class Scorer:
         for function in self.functions:
             if isinstance(function, OwnFunction):
                 function.begin()
+        return [[column[i] for column in settled] for i in range(len(prompts))]
+
+    def _scores(self, prompts: Sequence[Prompt], rows: Sequence[list[Outcome]]) -> Scores:
+        columns = [[outcomes[k] for outcomes in rows] for k in range(self._count)]
         tallies = [
-            self._tally(k, label, prompts, settled[k])
+            self._tally(k, label, prompts, columns[k])
             for k, label in enumerate(labels(self.config.functions))
         ]
-        rows = [[column[i] for column in settled] for i in range(len(prompts))]
-        firsts = [next((o for o in outcomes if isinstance(o, Verdict)), None) for outcomes in rows]
-        rewards = [[worth(outcome, self.config) for outcome in outcomes] for outcomes in rows]
-        accuracies = [None if verdict is None else verdict.accuracy for verdict in firsts]
+        verdicts = [self._decides(outcomes) for outcomes in rows]
+        worths = [[worth(outcome, self.config) for outcome in outcomes] for outcomes in rows]
+        rewards = torch.tensor(worths, dtype=torch.float64).view(len(rows), self._count)
         return Scores(
-            torch.tensor(rewards, dtype=torch.float64).view(len(rewards), self._count),
-            torch.tensor([math.nan if a is None else a for a in accuracies], dtype=torch.float64),
-            [NUMBER if verdict is None else verdict.kind for verdict in firsts],
+            rewards,
+            self._accuracy(verdicts, rewards),
+            [NUMBER if verdict is None else verdict.kind for verdict in verdicts],
             [
                 trouble
                 for p, outcomes in zip(prompts, rows, strict=True)
@@ -110,6 +159,28 @@ class Scorer:
             [[kind_of(outcome) for outcome in outcomes] for outcomes in rows],
             tallies,
         )
+
+    @property
+    def _judging(self) -> list[int]:
+        """The functions that judge answers; all of them where they look at the writing alone."""
+        names = self.config.functions
+        return [k for k, name in enumerate(names) if name not in SHAPES] or list(range(len(names)))
+
+    def _decides(self, outcomes: Sequence[Outcome]) -> Verdict | None:
+        """The verdict that says how right a response is; None where there are numbers alone."""
+        for k in self._judging:
+            outcome = outcomes[k]
+            if isinstance(outcome, Verdict):
+                return outcome
+        return None
+
+    def _accuracy(self, verdicts: Sequence[Verdict | None], rewards: Tensor) -> Tensor:
+        """[B]; a verdict that says nothing of a response leaves it to what the response is worth."""
+        said = [None if verdict is None else verdict.accuracy for verdict in verdicts]
+        known = torch.tensor([math.nan if a is None else a for a in said], dtype=torch.float64)
+        weights = torch.tensor(self.config.weights, dtype=torch.float64)
+        numbers = rewards[:, self._judging] @ weights[self._judging]
+        return torch.where(known.isnan(), self.rate(numbers), known)
 
     @property
     def _count(self) -> int:
@@ -153,6 +224,13 @@ class Scorer:
                 about = {"function": name, "verdict": outcome.kind, "reason": outcome.reason}
                 troubles.append({"prompt": prompt.id, **about})
         return troubles
+
+
+def rate_of(objective: Objective) -> Rate:
+    """Rewards as success rates: on the range that the objective's difficulty names,
+    themselves without one.
+    """
+    return (lambda reward: reward) if objective.difficulty is None else objective.difficulty.rate
 
 
 def check_own(config: RewardConfig, given: Mapping[str, Callable[..., Any]]) -> None:

@@ -29,7 +29,7 @@ from equipoise.study.redteam.problems import Problem, problem
 from equipoise.study.redteam.target import Outcome, Target, accepted, settled
 from equipoise.tasks import Prompt
 from equipoise.train import Config, Trainer
-from equipoise.train.score import Scorer, Scores
+from equipoise.train.score import Scorer, Scores, rate_of
 from equipoise.verifiers import Verdict
 
 PROBLEMS = 512
@@ -159,7 +159,9 @@ class AttackScorer(Scorer):
     """The trainer's scorer with the attack in the place of its one reward function."""
 
     def __init__(self, attack: Attack, problems: Sequence[Problem], trainer: Trainer) -> None:
-        super().__init__(trainer.config.reward, trainer.task)
+        super().__init__(
+            trainer.config.reward, trainer.task, rate=rate_of(trainer.objective)
+        )
         self.beside = True
         self.attack, self.problems = attack, problems
         self.known, self.since = 0, 0  # clusters, and steps since there was a new one
