@@ -276,6 +276,7 @@ def _eval_benchmarks(options: argparse.Namespace, checkpoints: dict[int, Path]) 
         open_benchmarks,
         table,
     )
+    from equipoise.train.own_task import own_chat
 
     if options.per_level is not None:
         raise EvaluationError(
@@ -290,6 +291,8 @@ def _eval_benchmarks(options: argparse.Namespace, checkpoints: dict[int, Path]) 
             f'--protocol "{options.protocol}" is not a protocol: {", ".join(PROTOCOLS)}'
         )
     names = [name.strip() for name in options.benchmarks.split(",") if name.strip()]
+    own = own_chat(options.model)  # a run is asked as it was trained
+    asked = options.chat if options.chat is not None or own.chat == "auto" else own.chat
     request = EvaluationRequest(
         open_benchmarks(names, options.data, options.limit),
         PROTOCOLS[options.protocol],
@@ -297,7 +300,9 @@ def _eval_benchmarks(options: argparse.Namespace, checkpoints: dict[int, Path]) 
         temperature=options.temperature,
         max_tokens=options.max_tokens,
         chunk=options.chunk,
-        chat=options.chat,
+        chat=asked,
+        system=own.system,
+        options=own.chat_template_kwargs or {},
     )
 
     def say(said: str) -> None:

@@ -11,11 +11,13 @@ class Characters:
     """Every character is a token, and the chat template writes the last message and the end token alone."""
 
     chat_template = "none"
+    told = None  # the last conversation, and what the template got besides
 
     def __call__(self, text, add_special_tokens=True):
         return {"input_ids": [ord(c) for c in text]}
 
     def apply_chat_template(self, messages, tokenize=True, **options):
+        self.told = messages, options
         return self(messages[-1]["content"]) if tokenize else f"{messages[-1]['content']}\0"
 
     def convert_ids_to_tokens(self, ids):

@@ -125,6 +125,54 @@ def test_a_request_takes_the_protocols_numbers_and_the_chat_template(data, tmp_p
     assert (sampler.params[0].temperature, sampler.params[0].max_tokens, sampler.params[0].stop) == (1.0, 1024, ())
 
 
+def test_a_request_says_what_a_run_says_besides_the_problem(data, tmp_path, monkeypatch):
+    told = {"system": "Be brief.", "options": {"enable_thinking": False}}
+    asked, _ = request(data, monkeypatch, **told)
+    policy = fake_policy()
+    result = asked.evaluate(policy, tmp_path / "out")
+    messages, options = policy.tokenizer.told
+    assert [message["role"] for message in messages] == ["system", "user"]
+    assert messages[0]["content"] == "Be brief."
+    assert options["enable_thinking"] is False
+    assert (result["system"], result["chat_template_kwargs"]) == ("Be brief.", {"enable_thinking": False})
+    assert 'chat with system "Be brief.", enable_thinking = false; ' in markdown(result)
+    silent, _ = request(data, monkeypatch)
+    with pytest.raises(
+        EvaluationError, match=r"system was 'Be brief\.', now ''; chat_template_kwargs was .*, now \{\}"
+    ):
+        silent.evaluate(policy, tmp_path / "out")
+
+
+def test_a_folder_of_an_earlier_version_was_told_nothing(data, tmp_path, monkeypatch):
+    asked, sampler = request(data, monkeypatch)
+    asked.evaluate(fake_policy(), tmp_path / "out")
+    file = tmp_path / "out" / "settings.json"
+    settings = json.loads(file.read_text())
+    del settings["system"], settings["chat_template_kwargs"]
+    file.write_text(json.dumps(settings))
+    calls = sampler.asked
+    result = asked.evaluate(fake_policy(), tmp_path / "out")
+    assert (result["system"], sampler.asked) == ("", calls)
+
+
+def test_benchmarks_ask_a_run_as_it_was_trained(equipoise, data, tiny_model, tmp_path, monkeypatch):
+    run = tmp_path / "run"
+    shutil.copytree(tiny_model, run / "checkpoints" / "step-2")
+    (run / "checkpoints" / "step-2" / STATE).write_bytes(b"")
+    chat = '[task]\nchat = true\nsystem = "Be brief."\nchat_template_kwargs = { enable_thinking = false }\n'
+    (run / "config.toml").write_text(f"{chat}[retired]\noption = 1\n")
+    asked = []
+    monkeypatch.setattr(EvaluationRequest, "evaluate", lambda self, *rest: asked.append(self) or {"benchmarks": {}})
+    monkeypatch.setattr("equipoise.evaluate.request.write_run", lambda folder, results: {})
+    for place in (run, run / "checkpoints" / "step-2"):
+        for more in ((), ("--no-chat",)):
+            equipoise("eval", place, "--benchmarks", "gsm8k", "--data", data, "--json", *more)
+    assert [one.chat for one in asked] == [True, False, True, False]
+    assert {(one.system, *one.options.items()) for one in asked} == {("Be brief.", ("enable_thinking", False))}
+    equipoise("eval", tiny_model, "--benchmarks", "gsm8k", "--data", data, "--json")
+    assert (asked[-1].chat, asked[-1].system, asked[-1].options) == (None, "", {})
+
+
 def test_greedy_is_one_sample(data, tmp_path, monkeypatch):
     asked, _ = request(data, monkeypatch, temperature=0.0)
     assert asked.evaluate(fake_policy(), tmp_path / "out")["benchmarks"]["gsm8k"]["samples"] == 1

@@ -6,8 +6,9 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from equipoise import policy as models
 from equipoise.evaluate.benchmarks import Benchmark, open_benchmark
@@ -16,7 +17,7 @@ from equipoise.evaluate.protocol import PROTOCOLS, Protocol
 from equipoise.evaluate.run import SEED
 from equipoise.evaluate.suite import BenchmarkPlan, evaluate_benchmarks, write_run
 from equipoise.evaluate.summary import Summary
-from equipoise.policy.chat import decide
+from equipoise.policy.chat import AS_TEXT, Chat, decide
 from equipoise.rollout import sampler
 
 
@@ -24,7 +25,8 @@ from equipoise.rollout import sampler
 class EvaluationRequest:
     """`samples` 0 and `temperature` None take the protocol's; `max_tokens` 0 and `chunk` 0 the
     benchmark's; `chat` None asks in the chat template where the model was trained on it
-    (`policy.chat.decide`).
+    (`policy.chat.decide`). `system` and `options` are the system message before every problem and
+    what the template gets besides, as a run has them.
     """
 
     benchmarks: tuple[Benchmark, ...]
@@ -35,6 +37,8 @@ class EvaluationRequest:
     chunk: int = 0
     chat: bool | None = None
     seed: int = SEED
+    system: str = ""
+    options: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.temperature == 0 and self.samples > 1:
@@ -46,15 +50,16 @@ class EvaluationRequest:
         self, policy: models.Policy, out: str | Path, say: Callable[[str], None] = lambda line: None
     ) -> Summary:
         """Evaluate a model into `out`, or go on where that stopped."""
-        chat = (
+        on = (
             self.chat
             if self.chat is not None
             else decide(policy.tokenizer, policy.name, policy.eos).on
         )
+        chat = Chat(on, self.system, self.options) if on else AS_TEXT
         temperature = self.protocol.temperature if self.temperature is None else self.temperature
         plans = [
             BenchmarkPlan.of(
-                dataclasses.replace(b, chat=chat),
+                dataclasses.replace(b, chat=on),
                 self._samples(b.name, temperature),
                 self.max_tokens,
                 self.chunk,
@@ -62,7 +67,14 @@ class EvaluationRequest:
             for b in self.benchmarks
         ]
         return evaluate_benchmarks(
-            policy, sampler(policy), plans, out, temperature=temperature, seed=self.seed, say=say
+            policy,
+            sampler(policy),
+            plans,
+            out,
+            temperature=temperature,
+            seed=self.seed,
+            chat=chat,
+            say=say,
         )
 
     def _samples(self, benchmark: str, temperature: float) -> int:

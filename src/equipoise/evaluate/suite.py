@@ -31,14 +31,17 @@ from equipoise.evaluate.folder import EvaluationError, Folder, Row
 from equipoise.evaluate.run import SEED
 from equipoise.evaluate.summary import Summary, average, over_checkpoints, summarise
 from equipoise.evaluate.table import markdown
+from equipoise.policy.chat import AS_TEXT, Chat
 from equipoise.rollout import Sampler, SamplingParams
 from equipoise.tasks import Prompt
 from equipoise.verifiers import Verdict
 
 CHUNK_RESPONSES = 512  # in a chunk where nobody says
 WEIGHTS_LOOKED_AT = 4096  # numbers of each tensor that go into the digest of a model
+# What a model is told besides the problems. Folders of earlier versions do not say: it was nothing.
+CONVERSATION: dict[str, Any] = {"system": "", "chat_template_kwargs": {}}
 # what must agree for one folder to be one result
-MODEL = ("weights", "dtype", "device", "seed", "temperature", "chat")
+MODEL = ("weights", "dtype", "device", "seed", "temperature", "chat", *CONVERSATION)
 BENCHMARK = ("samples", "max_tokens", "chunk", "problems", "prompts", "references", "stop")
 
 # by the strict and by the lenient rules of mathematics
@@ -111,17 +114,20 @@ def evaluate_benchmarks(
     *,
     temperature: float = 1.0,
     seed: int = SEED,
+    chat: Chat = AS_TEXT,
     say: Callable[[str], None] = lambda line: None,
 ) -> Summary:
     """Sample what is not in `out` yet, and return what `result.json` gets:
     the metrics of the benchmarks in `plans`.
+
+    `chat`: what is said besides the problems, of benchmarks that are asked as a conversation.
     """
     folder = Folder(out)
     if not plans:
         raise EvaluationError("no benchmarks: name at least one")
     # All prompts before the first sample: one that is too long must not cost the hours before it.
     encoded = [
-        [_encode(policy, plan.benchmark, prompt) for prompt in plan.benchmark.prompts]
+        [_encode(policy, plan.benchmark, prompt, chat) for prompt in plan.benchmark.prompts]
         for plan in plans
     ]
     with folder.lock():
@@ -134,6 +140,8 @@ def evaluate_benchmarks(
             "seed": seed,
             "temperature": temperature,
             "chat": plans[0].benchmark.chat,
+            "system": chat.system,
+            "chat_template_kwargs": dict(chat.options),
             "benchmarks": {plan.benchmark.name: plan.settings() for plan in plans},
         }
         folder.write_settings(_claimed(folder, settings))
@@ -172,7 +180,7 @@ def write_result(folder: Folder, benchmarks: Sequence[Benchmark]) -> Summary:
         ]
         found[benchmark.name] = summarise(rows, about["samples"], benchmark.votes)
     result = {
-        **{key: settings[key] for key in ("model", *MODEL)},
+        **{key: settings.get(key, CONVERSATION.get(key)) for key in ("model", *MODEL)},
         "benchmarks": found,
         "average": average(found),
     }
@@ -224,10 +232,11 @@ def _claimed(folder: Folder, settings: dict[str, Any]) -> dict[str, Any]:
                 f"{folder.path}: has samples but no settings.json; choose another --out"
             )
         return settings
+    was_asked = {**CONVERSATION, **old}
     changed = [
-        f"{key} was {old.get(key)!r}, now {settings[key]!r}"
+        f"{key} was {was_asked.get(key)!r}, now {settings[key]!r}"
         for key in MODEL
-        if old.get(key) != settings[key]
+        if was_asked.get(key) != settings[key]
     ]
     for name, new in settings["benchmarks"].items():
         was = old["benchmarks"].get(name, new)
@@ -251,12 +260,11 @@ def _claimed(folder: Folder, settings: dict[str, Any]) -> dict[str, Any]:
     return {**old, "benchmarks": {**old["benchmarks"], **settings["benchmarks"]}}
 
 
-def _encode(policy: models.Policy, benchmark: Benchmark, prompt: Prompt) -> list[int]:
+def _encode(policy: models.Policy, benchmark: Benchmark, prompt: Prompt, chat: Chat) -> list[int]:
     """A problem's prompt as token ids, by the chat template where the benchmark asks for it."""
-    asked = benchmark.text(prompt)
-    text: models.Prompt = [{"role": "user", "content": asked}] if benchmark.chat else asked
+    shown = dataclasses.replace(chat, on=benchmark.chat)
     try:
-        return models.encode(policy, text)
+        return shown.encode(policy, benchmark.text(prompt))
     # tokenizers raise bare Exception where a character is not in the vocabulary
     except Exception as error:
         raise EvaluationError(

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from equipoise.evaluate.summary import estimates
+from equipoise.toml import toml
 
 Table = tuple[Sequence[str], list[list[str]]]
 
@@ -99,9 +100,18 @@ def heading(result: Mapping[str, Any]) -> str:
     last = _last(result)
     form = "chat" if last["chat"] else "completion"
     return (
-        f"{last['model']}: temperature {last['temperature']:g}, seed {last['seed']}, {form}; "
+        f"{last['model']}: temperature {last['temperature']:g}, seed {last['seed']}, {form}{_conversation(last)}; "
         "percent with 95 % intervals over problems"
     )
+
+
+def _conversation(result: Mapping[str, Any]) -> str:
+    """What a model was told besides the problems; results of earlier versions have none of it."""
+    said = [f"system {toml(text)}"] if (text := result.get("system")) else []
+    said += [
+        f"{name} = {toml(value)}" for name, value in result.get("chat_template_kwargs", {}).items()
+    ]
+    return f" with {', '.join(said)}" if said else ""
 
 
 def markdown(result: Mapping[str, Any]) -> str:
