@@ -135,6 +135,18 @@ def test_eval_says_who_judges_where_the_runs_function_is_gone(equipoise, run):
         config.write_text(whole)
 
 
+def test_data_of_a_program_are_not_a_mistake_in_the_task(equipoise, run):
+    config = RunFolder(run).config
+    whole = config.read_text()
+    try:
+        config.write_text(whole.replace('name = "arithmetic"', 'name = "python:dataset"'))
+        code, _, err = equipoise("eval", run)
+        assert code == 1
+        assert 'task.name = "python:dataset": was given to the run by a Python program, which can call' in err
+    finally:
+        config.write_text(whole)
+
+
 def test_a_callable_judges_the_runs_evaluations_and_those_of_its_trainer(model, tmp_path, capsys):
     def even(prompt, response, row):
         return float(len(response) % 2 == 0)

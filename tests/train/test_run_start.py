@@ -59,6 +59,8 @@ def test_a_copied_run_goes_on_where_it_lies(finished_run, copy, model, tmp_path)
 
 
 def test_another_directory_is_refused(copy, finished_run, tmp_path):
+    with pytest.raises(RunError, match="nowhere: there is no such run; name the folder it lies in now"):
+        configured(tmp_path / "nowhere", resume=True)
     with pytest.raises(RunError, match=rf"--train.out {finished_run}: a run resumes where it lies, in {copy}"):
         configured(copy, ["--train.out", str(finished_run)], resume=True)
     assert configured(copy, ["--train.out", f"{copy}/../copy"], resume=True).train.out == f"{copy}/../copy"

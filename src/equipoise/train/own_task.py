@@ -68,6 +68,7 @@ def own_task(model: str, task: str | None, overrides: Sequence[str] = ()) -> Own
     if folder is not None:
         config = load_sections(folder.config, SECTIONS, overrides)
         if task in (None, config.task.name):
+            _refuse_given("task.name", config.task.name)
             evaluation, rollout = config.eval, config.rollout
             return OwnTask(
                 config.task,
@@ -97,12 +98,17 @@ def _judge_of(config: Config, task: Task) -> Judge:
     missing = [name for name in judging if name.startswith(PYTHON)]
     if missing and judging[0] == TaskVerifier.name:  # whose verdict decides, whatever others pay
         return TaskVerifier(task)
-    if missing:
-        raise ConfigError(
-            f'reward.functions = "{missing[0]}": was given to the run by a Python program, which can '
-            "call trainer.evaluate(), and is not here"
-        )
+    for name in missing:
+        _refuse_given("reward.functions", name)
     return Scorer(config.reward, task, rate=rate_of(config.build_objective()))
+
+
+def _refuse_given(option: str, name: str) -> None:
+    if name.startswith(PYTHON):
+        raise ConfigError(
+            f'{option} = "{name}": was given to the run by a Python program, which can call '
+            "trainer.evaluate(), and is not here"
+        )
 
 
 def run_behind(model: Path) -> RunFolder | None:

@@ -55,6 +55,8 @@ def configured(path: str | Path, overrides: Sequence[str] = (), *, resume: bool 
     (A copied or moved directory has a config.toml that names another.)
     """
     home = run_of(Path(path))
+    if resume and not Path(path).exists():
+        raise RunError(f"{path}: there is no such run; name the folder it lies in now")
     if home is None:
         return load(path, overrides)
     if not resume and Path(path).is_dir():
