@@ -115,18 +115,8 @@ class Dataset:
         recognise: Recognise = recognise,
         rows: Rows | None = None,
     ) -> None:
-        if verifier not in (None, *COMPARED):
-            raise TaskError(
-                f'task.verifier = "{verifier}" is not a way to compare answers: {", ".join(COMPARED)}'
-            )
-        for option, value, known in (("answer_in", answer_in, ANSWER_IN), ("rules", rules, RULES)):
-            if value not in known:
-                raise TaskError(f'task.{option} = "{value}" is not known: {", ".join(known)}')
+        _check_names(verifier=verifier, answer_in=answer_in, rules=rules, template=template)
         self._answer_in, self._comparison = answer_in, rules
-        if template and template not in PROMPTS:
-            raise TaskError(
-                f'task.template = "{template}" is not a prompt template: {", ".join(PROMPTS)}'
-            )
         if max_prompt_tokens and count_tokens is None:
             raise TaskError(
                 f"task.max_prompt_tokens = {max_prompt_tokens} needs a tokenizer: give count_tokens"
@@ -160,20 +150,18 @@ class Dataset:
         self._accounted: set[tuple[int, int]] = set()
         self._shuffle: tuple[int, np.ndarray] = -1, np.array([])
         self.whole = self._rows.count <= WHOLE_ROWS and self._rows.size <= WHOLE_BYTES
-        row_bytes = max(1, self._rows.size // self._rows.count)
-        self._windows = Windows(
-            self._rows.count,
-            min(WINDOW_ROWS, max(1, WINDOW_BYTES // row_bytes)),
-            1 - 1 / HELD_OUT_ONE_IN if held_out is None else 1.0,
-            seed,
-        )
+        trained_on = 1 - 1 / HELD_OUT_ONE_IN if held_out is None else 1.0
+        self._windows = _windows(self._rows, trained_on, seed)
+        self._refuse_unusable()
+
+    def _refuse_unusable(self) -> None:
+        """Data of which nothing can be used is refused when it is opened, not at the first step."""
         if self.whole:
             usable = len(self._training_places) or self._problems is not None
         else:
             first = self._looked_through([first_rows(self._rows)], None)
             usable = len(first.train) + len(first.held_out)
         if not usable:
-            # data of which nothing can be used is refused here, not at the first step
             self.prompt(0)
 
     @property
@@ -384,6 +372,27 @@ class Dataset:
 
     def _written(self, question: str) -> str:
         return written(question, self._template, self._suffix)
+
+
+def _check_names(*, verifier: str | None, answer_in: str, rules: str, template: str) -> None:
+    if verifier not in (None, *COMPARED):
+        raise TaskError(
+            f'task.verifier = "{verifier}" is not a way to compare answers: {", ".join(COMPARED)}'
+        )
+    for option, value, known in (("answer_in", answer_in, ANSWER_IN), ("rules", rules, RULES)):
+        if value not in known:
+            raise TaskError(f'task.{option} = "{value}" is not known: {", ".join(known)}')
+    if template and template not in PROMPTS:
+        raise TaskError(
+            f'task.template = "{template}" is not a prompt template: {", ".join(PROMPTS)}'
+        )
+
+
+def _windows(rows: Rows, trained_on: float, seed: int) -> Windows:
+    """`trained_on`: the share of the rows that is not held out."""
+    row_bytes = max(1, rows.size // rows.count)
+    size = min(WINDOW_ROWS, max(1, WINDOW_BYTES // row_bytes))
+    return Windows(rows.count, size, trained_on, seed)
 
 
 def _problems(
