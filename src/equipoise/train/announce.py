@@ -1,5 +1,5 @@
 """What a run says before its first step and after its last: what is trained, how, on what, where;
-and what to do next.
+and what to do next. And why it stops, where it cannot learn.
 
 Sentences alone: nothing here changes a number. The line of each step is progress.py's.
 """
@@ -7,18 +7,46 @@ Sentences alone: nothing here changes a number. The line of each step is progres
 from __future__ import annotations
 
 import shlex
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from equipoise.evaluate.run import judged_by
 from equipoise.kernels import cache
 from equipoise.policy import parameter_count, weight_bytes
+from equipoise.tasks import Dataset
+from equipoise.train.batch import StepBatch
 from equipoise.train.planner import free_room
+from equipoise.train.score import last_line
 
 if TYPE_CHECKING:
     from equipoise.train.loop import Trainer
 
 GIB = 2**30
+ON_POLICY = (
+    "one optimizer step a batch: every ratio π/π_old is 1, so {} clips nothing and is a plain policy gradient; "
+    "train.mini_batch or train.updates make several steps of a batch"
+)
+
+
+def opening(trainer: Trainer) -> None:
+    """Say how the run begins, or goes on."""
+    terminal = trainer.journal.terminal
+    if trainer.start is not None and trainer.start.sentence:
+        terminal.say(trainer.start.sentence)
+    for line in header(trainer):
+        terminal.say(line)
+    for changed in trainer.changed:
+        terminal.warn(changed)
+    if isinstance(trainer.task, Dataset):
+        terminal.say(str(trainer.task.summary))
+    for note in trainer.settled.notes:
+        terminal.say(note)
+    for warning in trainer.settled.warnings:
+        terminal.warn(warning)
+    surrogate = trainer.objective.surrogate.name
+    if trainer.config.updates_per_batch == 1 and surrogate != "reinforce":
+        terminal.say(ON_POLICY.format(surrogate))
 
 
 def header(trainer: Trainer) -> list[str]:
@@ -69,6 +97,33 @@ def closing(
             ("", f"equipoise eval {path}     the last checkpoint on the task's held-out prompts")
         )
     return _aligned(lines)
+
+
+def problem(trainer: Trainer) -> str:
+    """Why the run cannot learn as it is; empty where it can."""
+    reasons = f"{trainer.folder.troubles} has the reasons"
+    if trainer.failing.sentence:
+        return f"{trainer.failing.sentence}; {reasons}"
+    if trainer.unscored:
+        return f"{trainer.unscored}; {reasons}: repair the verifier or the data, or raise reward.max_unscored"
+    if trainer.uninformative >= trainer.config.train.max_uninformative:
+        return (
+            f"no two responses to the same prompt differed in reward for {trainer.uninformative} steps: "
+            f"there is nothing to learn from; look at {trainer.folder.rollouts} (is the reward always the "
+            "same, the task too hard or too easy?), or raise train.max_uninformative"
+        )
+    return ""
+
+
+def troubles(batch: StepBatch) -> str:
+    """How many of each verdict that needs looking at, and the first one's reason."""
+    counts = Counter(trouble["verdict"] for trouble in batch.troubles)
+    many = ", ".join(f"{kind} {n}" for kind, n in counts.most_common())
+    return (
+        f"{many}; the first: {last_line(batch.troubles[0]['reason'])}"
+        if batch.troubles
+        else "masked"
+    )
 
 
 def kernels_before(compiled: int) -> str:
@@ -145,5 +200,7 @@ def _moved(first: Mapping[str, Any], last: Mapping[str, Any]) -> str:
     """Each accuracy from the first evaluation to the last, with the last one's interval."""
     parts = []
     for name, (low, high) in last["interval"].items():
-        parts.append(f"{name} {first[name]:.3f} → {last[name]:.3f} [{low:.3f}, {high:.3f}]")
+        if name in first:
+            moved = f"{first[name]:.3f} → {last[name]:.3f} [{low:.3f}, {high:.3f}]"
+            parts.append(f"{name} {moved}")
     return "  ".join(parts)

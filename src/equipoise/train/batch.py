@@ -17,7 +17,7 @@ from torch import Tensor
 
 from equipoise import policy as models
 from equipoise.config import Config
-from equipoise.objective import Credit
+from equipoise.objective import Credit, response_ids
 from equipoise.policy.chat import Chat
 from equipoise.rollout import Rollouts, Sampler, SamplingParams, concatenate
 from equipoise.tasks import Prompt, Task
@@ -57,6 +57,10 @@ class StepBatch:
     past: Tensor
     function_kinds: list[list[str]]  # [B][K] the kind of each function's verdict
     tallies: list[Tally]  # [K] of all responses drawn
+
+    def tokens_in_loss(self) -> Tensor:
+        keep = (self.lengths > 0)[response_ids(self.rollouts.lengths)]
+        return self.rollouts.tokens[keep].cpu()
 
 
 def encode_prompt(policy: models.Policy, prompt: Prompt, chat: Chat) -> list[int]:

@@ -1,8 +1,7 @@
 """The training loop: task → rollouts → rewards → assign → update → logs, checkpoint, evaluation.
 
-One process by default; under `torchrun` every rank samples and trains its share,
-and the numbers stay those of one.
-A killed run resumes bit for bit.
+One process by default; under `torchrun` every rank samples and trains its share, and the numbers
+stay those of one. A killed run resumes bit for bit.
 """
 
 from __future__ import annotations
@@ -11,21 +10,19 @@ import contextlib
 import functools
 import math
 import time
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from equipoise import policy as models
 from equipoise import tasks
 from equipoise.config import ConfigError, load
 from equipoise.evaluate import Evaluation, evaluate
 from equipoise.kernels import cache
-from equipoise.objective import Credit, Objective, response_ids
+from equipoise.objective import Credit, Objective
 from equipoise.policy.memory import bound
 from equipoise.rollout import sampler as native_sampler
 from equipoise.tasks import Prompt, Task
@@ -41,22 +38,13 @@ from equipoise.train.journal import Journal, writing
 from equipoise.train.opening import check_processes, close_engine, load_policy, open_engine
 from equipoise.train.probe import Probe
 from equipoise.train.run_start import Start, check_start, resume_command, rewind
-from equipoise.train.score import Scorer, check_isolation, check_own, last_line, rate_of
+from equipoise.train.score import Scorer, check_isolation, check_own, rate_of
 from equipoise.train.settle import Outline, as_begun, settle
-from equipoise.train.stopping import Stopping, graceful_stop
+from equipoise.train.stopping import Interrupted, Stopping, graceful_stop
 from equipoise.train.tally import Failing
 from equipoise.train.token_credit import TokenCredit, open_teacher
 from equipoise.train.update import NotFinite, Updater
 from equipoise.verifiers.code import backend
-
-ON_POLICY = (
-    "one optimizer step a batch: every ratio π/π_old is 1, so {} clips nothing and is a plain policy gradient; "
-    "train.mini_batch or train.updates make several steps of a batch"
-)
-
-
-class Interrupted(RunError):
-    """Stopped by Ctrl-C or SIGTERM after the step it was in; the checkpoint is written."""
 
 
 @dataclass(frozen=True)
@@ -236,7 +224,8 @@ class Trainer:
         """
         terminal = self.journal.open_terminal(self.step)
         self.updater.say = lambda text: terminal.say(f"step {self.step:4d}  {text}")
-        self._announce()
+        self.kernels = cache.count() if self.policy.device.type == "cuda" else None
+        announce.opening(self)
         begun = time.monotonic()
         try:
             with graceful_stop() as stopping:
@@ -254,25 +243,6 @@ class Trainer:
             self.folder.unlock()
             self.ended = True
 
-    def _announce(self) -> None:
-        terminal = self.journal.terminal
-        if self.start is not None and self.start.sentence:
-            terminal.say(self.start.sentence)
-        self.kernels = cache.count() if self.policy.device.type == "cuda" else None
-        for line in announce.header(self):
-            terminal.say(line)
-        for changed in self.changed:
-            terminal.warn(changed)
-        if isinstance(self.task, tasks.Dataset):
-            terminal.say(str(self.task.summary))
-        for note in self.settled.notes:
-            terminal.say(note)
-        for warning in self.settled.warnings:
-            terminal.warn(warning)
-        surrogate = self.objective.surrogate.name
-        if self.config.updates_per_batch == 1 and surrogate != "reinforce":
-            terminal.say(ON_POLICY.format(surrogate))
-
     def _say_compiled(self) -> None:
         """After the first step on CUDA, which is slow where kernels had to be compiled."""
         if self.kernels is not None and (said := announce.kernels_after(self.kernels, self.step)):
@@ -288,7 +258,7 @@ class Trainer:
         config = self.config
         done = self.step == config.train.steps or self._asked_to_end()
         self._say_compiled()
-        problem = self._problem()
+        problem = announce.problem(self)
         wanted = stopping.wanted or self.journal.terminal.reader_gone
         stop = any(ranks.gather(wanted))  # all ranks stop after the same step
         if config.eval.every and (self.step % config.eval.every == 0 or done):
@@ -315,21 +285,6 @@ class Trainer:
         if ranks.me() == 0:
             self.callbacks.call(event, self.step, what)
 
-    def _problem(self) -> str:
-        """Why the run cannot learn as it is; empty where it can."""
-        reasons = f"{self.folder.troubles} has the reasons"
-        if self.failing.sentence:
-            return f"{self.failing.sentence}; {reasons}"
-        if self.unscored:
-            return f"{self.unscored}; {reasons}: repair the verifier or the data, or raise reward.max_unscored"
-        if self.uninformative >= self.config.train.max_uninformative:
-            return (
-                f"no two responses to the same prompt differed in reward for {self.uninformative} steps: "
-                f"there is nothing to learn from; look at {self.folder.rollouts} (is the reward always the "
-                "same, the task too hard or too easy?), or raise train.max_uninformative"
-            )
-        return ""
-
     def _step(self) -> None:
         start = time.perf_counter()
         self.step += 1
@@ -355,7 +310,9 @@ class Trainer:
         self._call("on_step", metrics)
         unscored = batch.unscored / batch.kinds.total()
         if unscored > self.config.reward.max_unscored:
-            self.unscored = f"{unscored:.0%} of the responses have no score ({_told(batch)})"
+            self.unscored = (
+                f"{unscored:.0%} of the responses have no score ({announce.troubles(batch)})"
+            )
         self.log_seconds = time.perf_counter() - start - total  # reported with the next step
         if not failing:
             self.uninformative = 0 if informative else self.uninformative + 1
@@ -402,7 +359,7 @@ class Trainer:
             batch.rewards,
             batch.rollouts.prompt.cpu(),
             batch.lengths.cpu(),
-            tokens=_kept_tokens(batch),
+            tokens=batch.tokens_in_loss(),
             **self._successes(batch),
             **self.token_credit.of(batch),
         )
@@ -540,19 +497,3 @@ class Trainer:
         self.collector.history.load_state_dict(state.get("history", {"seen": {}}))
         if "gaming" in state:  # absent in the first runs
             self.watcher.load_state_dict(state["gaming"])
-
-
-def _told(batch: StepBatch) -> str:
-    """How many of each verdict that needs looking at, and the first one's reason."""
-    counts = Counter(trouble["verdict"] for trouble in batch.troubles)
-    many = ", ".join(f"{kind} {n}" for kind, n in counts.most_common())
-    return (
-        f"{many}; the first: {last_line(batch.troubles[0]['reason'])}"
-        if batch.troubles
-        else "masked"
-    )
-
-
-def _kept_tokens(batch: StepBatch) -> Tensor:
-    keep = (batch.lengths > 0)[response_ids(batch.rollouts.lengths)]
-    return batch.rollouts.tokens[keep].cpu()

@@ -24,12 +24,11 @@ from equipoise.train import checkpoint
 from equipoise.train.batch import encode_prompt
 from equipoise.train.folder import SFT_CONFIG, RunError, RunFolder, append, replace
 from equipoise.train.imitation import Demonstration, Encoder, Imitator
-from equipoise.train.loop import Interrupted
 from equipoise.train.opening import open_model
 from equipoise.train.progress import Terminal
 from equipoise.train.sample import short
 from equipoise.train.settle import SFT_RATES, Outline, as_begun, settle
-from equipoise.train.stopping import graceful_stop
+from equipoise.train.stopping import Interrupted, graceful_stop
 
 # What a resumed run may set anew.
 MAY_CHANGE = (

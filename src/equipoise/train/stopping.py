@@ -8,6 +8,12 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
+from equipoise.train.folder import RunError
+
+
+class Interrupted(RunError):
+    """Stopped by Ctrl-C or SIGTERM after the step it was in; the checkpoint is written."""
+
 
 class Stopping:
     wanted = False
