@@ -56,6 +56,12 @@ def test_without_a_template_there_is_no_chat():
     assert decision == (False, "any/model-Instruct has no chat template")
 
 
+def test_a_template_that_writes_the_prompt_alone_is_none():
+    """verl keeps such a template with the checkpoints of a launch without chat."""
+    made = tokenizer('{{ messages[0]["content"] }}')
+    assert not decide(made, "runs/verl", made("a", add_special_tokens=False)["input_ids"]).on
+
+
 def shown(chat, text, messages=None, template=CHATML):
     made = policy(template)
     return made.tokenizer.decode(chat.encode(made, text, messages))

@@ -89,6 +89,7 @@ def decide(tokenizer: Any, name: str, ends: Sequence[int]) -> Decision:
 
 
 def end_of_turn(tokenizer: Any, name: str) -> str:
-    """What the template writes behind an assistant's message."""
+    """What the template writes behind an assistant's message; nothing if it writes no message."""
     said = [{"role": "user", "content": "a"}, {"role": "assistant", "content": MARK}]
-    return str(templated(tokenizer, name, said, tokenize=False)).rpartition(MARK)[2]
+    _, answer, behind = str(templated(tokenizer, name, said, tokenize=False)).rpartition(MARK)
+    return behind if answer else ""
