@@ -114,7 +114,11 @@ def _model(config: Config) -> dict[str, Setting]:
     m = config.model
     fsdp = f"{ACTOR}.fsdp_config"
     targets = list(m.lora_targets) or "all-linear"
-    dtypes = {f"{fsdp}.model_dtype": "fp32", f"{fsdp}.dtype": m.dtype, f"{ROLLOUT}.dtype": m.dtype}
+    dtypes: dict[str, Any] = {
+        f"{fsdp}.model_dtype": "fp32",
+        f"{fsdp}.dtype": m.dtype,
+        f"{ROLLOUT}.dtype": m.dtype,
+    }
     if (
         m.dtype == "float32"
     ):  # verl computes in bfloat16 unless told here: it ignores fsdp_config.dtype
