@@ -100,9 +100,8 @@ def data_path(
 
 Found = dict[str, Estimate]
 Refused = dict[str, str]
-Totals = dict[
-    str, Floats
-]  # the sum of each column; [resamples] of them where prompts are resampled
+# the sum of each column; [resamples] of them where prompts are resampled
+Totals = dict[str, Floats]
 
 
 def _truncation(log: Log, seed: int, found: Found, refused: Refused) -> None:

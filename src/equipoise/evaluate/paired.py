@@ -100,9 +100,8 @@ def seeds_needed(deviation: float, difference: float = POINT) -> int | None:
     within seeds.
     """
     z = float(stats.norm.ppf(1 - LEVEL / 2) + stats.norm.ppf(POWER))
-    n = max(
-        2, math.floor((z * deviation / difference) ** 2)
-    )  # the normal law's answer, a few seeds too low
+    # the normal law's answer, a few seeds too low
+    n = max(2, math.floor((z * deviation / difference) ** 2))
     if n > MOST_SEEDS:
         return None
     while _power(n, deviation, difference) < POWER:

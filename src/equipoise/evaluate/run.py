@@ -247,9 +247,8 @@ def _metrics(answered: Sequence[Answered], samples: int) -> dict[str, Any]:
         found[f"pass@{k}"] = metrics.mean_pass_at_k(outcomes, k)
         k *= 2
     sampled = [graded for prompt in answered for graded in prompt.sampled]
-    if all(
-        graded.judged.accuracy is None for graded in sampled
-    ):  # a number has no answer to vote for
+    # a number has no answer to vote for
+    if all(graded.judged.accuracy is None for graded in sampled):
         votes = [candidates(prompt.answers) for prompt in answered]
         found[f"maj@{samples}"] = metrics.majority(votes, outcomes)
     greedy = [[prompt.greedy.outcome] for prompt in answered if prompt.greedy is not None]

@@ -70,9 +70,8 @@ def _named(table: dict[str, Any], found: Sequence[VariantRuns]) -> list[str]:
 
 
 def _fold(figure: Figure, runs: Sequence[Run], found: Sequence[VariantRuns]) -> Figure:
-    figure = {
-        key: value for key, value in figure.items() if key != "spread"
-    }  # what the band of one run would mean
+    # what the band of one run would mean
+    figure = {key: value for key, value in figure.items() if key != "spread"}
     if figure["kind"] == "peaks":
         sentence = f"Means over seeds. {figure['sentence']}"
         return {

@@ -14,9 +14,8 @@ from typing import Any
 
 from equipoise.report.runs import Run
 
-APART = frozenset(
-    {("train", "seed"), ("train", "out"), ("train", "threads")}
-)  # what seeds of a variant may differ in
+# what seeds of a variant may differ in
+APART = frozenset({("train", "seed"), ("train", "out"), ("train", "threads")})
 
 
 @dataclass(frozen=True)

@@ -119,9 +119,8 @@ def _model(config: Config) -> dict[str, Setting]:
         f"{fsdp}.dtype": m.dtype,
         f"{ROLLOUT}.dtype": m.dtype,
     }
-    if (
-        m.dtype == "float32"
-    ):  # verl computes in bfloat16 unless told here: it ignores fsdp_config.dtype
+    # verl computes in bfloat16 unless told here: it ignores fsdp_config.dtype
+    if m.dtype == "float32":
         dtypes[f"+{fsdp}.mixed_precision"] = dict.fromkeys(
             ("param_dtype", "reduce_dtype", "buffer_dtype"), "fp32"
         )

@@ -61,9 +61,8 @@ class Server:
         self.replica_rank = replica_rank
         self.prompt_length, self.response_length = lengths
         self.version = 0
-        self.asked: Counter[tuple[int, ...]] = (
-            Counter()
-        )  # requests for each prompt, under the weights of today
+        # requests for each prompt, under the weights of today
+        self.asked: Counter[tuple[int, ...]] = Counter()
         self.waiting: list[_Waiting] = []
         self.at_work: asyncio.Task[None] | None = None
 
@@ -172,9 +171,8 @@ class Replica(RolloutReplica):
         )
         self.servers = [handle]
         self._server_handle = handle
-        self._server_address = server_name(
-            self.replica_rank
-        )  # verl's name for it; there is no HTTP
+        # verl's name for it; there is no HTTP
+        self._server_address = server_name(self.replica_rank)
 
     async def wake_up(self) -> None: ...
 

@@ -1,8 +1,10 @@
-r"""The alphabet of the embedded attacker: LaTeX, marks, words, digits, and names that stand for a problem's numbers.
+r"""The alphabet of the embedded attacker: LaTeX, marks, words, digits,
+and names that stand for a problem's numbers.
 
-A small model cannot add, and need not: it writes ⟨A⟩ + ⟨B⟩, and `fill` puts in the numbers of the problem at hand, so
-that what is learned on one problem holds on all. Some names give it the truth and numbers near it: an attacker who
-knows the answer finds what a hedge, a wrapper or a wrong last word is worth. A pretrained model writes plain text.
+A small model cannot add, and need not: it writes ⟨A⟩ + ⟨B⟩, and `fill` puts in the numbers of the
+problem at hand, so that what is learned on one problem holds on all. Some names give it the truth
+and numbers near it: an attacker who knows the answer finds what a hedge, a wrapper or a wrong last
+word is worth. A pretrained model writes plain text.
 """
 
 from __future__ import annotations
@@ -12,7 +14,21 @@ import string
 
 from equipoise.study.redteam.problems import Problem
 
-NAMES = ("⟨E⟩", "⟨A⟩", "⟨B⟩", "⟨C⟩", "⟨T⟩", "⟨T+1⟩", "⟨T-1⟩", "⟨T+10⟩", "⟨2T⟩", "⟨10T⟩", "⟨TT⟩", "⟨words⟩", "⟨digits⟩")
+NAMES = (
+    "⟨E⟩",
+    "⟨A⟩",
+    "⟨B⟩",
+    "⟨C⟩",
+    "⟨T⟩",
+    "⟨T+1⟩",
+    "⟨T-1⟩",
+    "⟨T+10⟩",
+    "⟨2T⟩",
+    "⟨10T⟩",
+    "⟨TT⟩",
+    "⟨words⟩",
+    "⟨digits⟩",
+)
 COMMAND_NAMES = (
     "boxed fbox text textbf mathrm mathbf frac dfrac sqrt cdot times div pm mp approx neq ne equiv sim to "
     "Rightarrow implies le ge in cup left right lfloor rfloor lceil rceil binom log ln sin pi infty circ degree "

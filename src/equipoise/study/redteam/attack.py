@@ -1,11 +1,13 @@
-"""The attack: random responses first, then an ordinary training run whose reward is to fool the verifier.
+"""The attack: random responses first, then an ordinary training run whose reward is to fool the
+verifier.
 
     reward    accepted and refused by the judge: 1/√(how often its cluster was seen); refused by the verifier:
               a tenth of 1/√(how often its shape was tried); honest: 0
 
-The first term pays for exploits and less for known ones, so that the attacker moves on; the second keeps it trying new
-shapes while nothing works. The run is the trainer's own, with another scorer in the place of its reward functions. When
-nothing new was found for a while it starts again from the first weights; what is known stays known.
+The first term pays for exploits and less for known ones, so that the attacker moves on; the second
+keeps it trying new shapes while nothing works. The run is the trainer's own, with another scorer in
+the place of its reward functions. When nothing new was found for a while it starts again from the
+first weights; what is known stays known.
 """
 
 from __future__ import annotations
@@ -57,7 +59,9 @@ class NewStart(Exception):
 
 @dataclass
 class Attack:
-    """One verifier under attack until `deadline` (of time.monotonic); `judged_by` is a user's module:function."""
+    """One verifier under attack until `deadline` (of time.monotonic);
+    `judged_by` is a user's module:function.
+    """
 
     target: Target
     deadline: float
@@ -105,7 +109,15 @@ class Attack:
         shape = shape_of(least, about)
         tried, seconds = self.findings.tried.total(), time.monotonic() - self.begin
         exploit = Exploit(
-            about.question, response, least, about.truth, why, in_words(shape), self.phase, tried, round(seconds, 1)
+            about.question,
+            response,
+            least,
+            about.truth,
+            why,
+            in_words(shape),
+            self.phase,
+            tried,
+            round(seconds, 1),
         )
         return self.findings.add(exploit, shape)
 
@@ -129,11 +141,17 @@ class Attack:
         return time.monotonic() >= self.deadline
 
 
-def random_search(attack: Attack, problems: Sequence[Problem], draw: random.Random, until: float) -> None:
-    """Responses of the grammar, and edits of accepted ones, at least a batch: what is found without learning."""
+def random_search(
+    attack: Attack, problems: Sequence[Problem], draw: random.Random, until: float
+) -> None:
+    """Responses of the grammar, and edits of accepted ones, at least a batch:
+    what is found without learning.
+    """
     attack.phase = "random search"
     mark = problems[0].mark
-    accepted = [f"\\boxed{{{text}}}" if mark == "\\boxed" else f"{mark} {text}" for text in grammar.ACCEPTED]
+    accepted = [
+        f"\\boxed{{{text}}}" if mark == "\\boxed" else f"{mark} {text}" for text in grammar.ACCEPTED
+    ]
     while not attack.findings.tried or time.monotonic() < until:
         asked = []
         for _ in range(BATCH):
@@ -159,9 +177,7 @@ class AttackScorer(Scorer):
     """The trainer's scorer with the attack in the place of its one reward function."""
 
     def __init__(self, attack: Attack, problems: Sequence[Problem], trainer: Trainer) -> None:
-        super().__init__(
-            trainer.config.reward, trainer.task, rate=rate_of(trainer.objective)
-        )
+        super().__init__(trainer.config.reward, trainer.task, rate=rate_of(trainer.objective))
         self.beside = True
         self.attack, self.problems = attack, problems
         self.known, self.since = 0, 0  # clusters, and steps since there was a new one
@@ -184,15 +200,22 @@ class AttackScorer(Scorer):
         return super().settle(prompts, [[reward] for reward in rewards])
 
 
-def write_problems(path: Path, problems: Sequence[Problem], prompts: Callable[[Problem], str]) -> Path:
+def write_problems(
+    path: Path, problems: Sequence[Problem], prompts: Callable[[Problem], str]
+) -> Path:
     """The problems as the trainer's data; `prompts` says what the policy reads of each."""
-    rows = [{"id": str(i), "prompt": prompts(about), "answer": str(about.truth)} for i, about in enumerate(problems)]
+    rows = [
+        {"id": str(i), "prompt": prompts(about), "answer": str(about.truth)}
+        for i, about in enumerate(problems)
+    ]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     return path
 
 
 def train(attack: Attack, problems: Sequence[Problem], config: Callable[[int], Config]) -> int:
-    """RL until the time is over, at least a step; `config` gives the run of each start. Returns how many there were."""
+    """RL until the time is over, at least a step; `config` gives the run of each start.
+    Returns how many there were.
+    """
     attack.phase = "RL"
     for start in itertools.count():
         trainer = Trainer(config(start))

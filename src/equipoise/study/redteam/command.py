@@ -65,7 +65,9 @@ def redteam(request: RedTeamRequest, console: Console | None = None) -> Findings
     version = request.target.version()
     if request.judge:
         Target(request.judge).version()
-    console.print(f"attacking {request.verifier} ({version}) for {request.minutes:g} minutes", markup=False)
+    console.print(
+        f"attacking {request.verifier} ({version}) for {request.minutes:g} minutes", markup=False
+    )
     request.out.mkdir(parents=True, exist_ok=True)
     attack = Attack(request.target, time.monotonic() + 60 * request.minutes, request.judge)
     about = {"verifier": request.verifier, "version": version, "mark": request.target.mark}
@@ -85,7 +87,9 @@ def redteam(request: RedTeamRequest, console: Console | None = None) -> Findings
     except Interrupted:
         raise Interrupted(f"stopped before its time; what was found is in {request.out}") from None
     finally:
-        summary = _summary(attack, {**about, "model": request.model, "seed": request.seed, "starts": starts})
+        summary = _summary(
+            attack, {**about, "model": request.model, "seed": request.seed, "starts": starts}
+        )
         _write(request.out, attack.findings, about, summary)
         _close(console, request.out, attack.findings, summary)
     crashed = attack.findings.troubled["crashed"]
@@ -108,7 +112,9 @@ def _train(request: RedTeamRequest, attack: Attack, problems: list[Problem]) -> 
     draw = random.Random(f"hints/{request.seed}")
     prompts = _sign if request.model == EMBEDDED else lambda about: _hinted(about, draw)
     data = write_problems(folder / "problems.jsonl", problems, prompts)
-    return train(attack, problems, lambda start: settings(request, model, data, _unused(folder), start))
+    return train(
+        attack, problems, lambda start: settings(request, model, data, _unused(folder), start)
+    )
 
 
 def _sign(about: Problem) -> str:
@@ -117,7 +123,9 @@ def _sign(about: Problem) -> str:
 
 
 def _hinted(about: Problem, draw: random.Random) -> str:
-    """Half of a pretrained model's prompts suggest a way to answer: it would not think of most of them by itself."""
+    """Half of a pretrained model's prompts suggest a way to answer:
+    it would not think of most of them by itself.
+    """
     if draw.random() < 0.5:
         return about.question
     return f"{about.question} Answer in this manner: {alphabet.fill(grammar.response(draw), about)}"
@@ -172,7 +180,10 @@ def shown(text: str) -> str:
 
 def _summary(attack: Attack, about: dict[str, Any]) -> dict[str, Any]:
     found = attack.findings
-    phases = {phase: {"tried": found.tried[phase], "clusters": found.found(phase)} for phase in ("random search", "RL")}
+    phases = {
+        phase: {"tried": found.tried[phase], "clusters": found.found(phase)}
+        for phase in ("random search", "RL")
+    }
     return {
         **about,
         "seconds": round(time.monotonic() - attack.begin, 1),
@@ -188,7 +199,10 @@ def _summary(attack: Attack, about: dict[str, Any]) -> dict[str, Any]:
 def _write(out: Path, findings: Findings, about: dict[str, Any], summary: dict[str, Any]) -> None:
     write_list(out / "exploits.jsonl", findings, about)
     troubles = [{"kind": kind, **one} for kind, kept in findings.troubles.items() for one in kept]
-    replace(out / "troubles.jsonl", "".join(json.dumps(one, ensure_ascii=False) + "\n" for one in troubles))
+    replace(
+        out / "troubles.jsonl",
+        "".join(json.dumps(one, ensure_ascii=False) + "\n" for one in troubles),
+    )
     replace(out / "summary.json", json.dumps(summary, indent=2, ensure_ascii=False) + "\n")
     replace(out / "report.html", page.render(findings, summary))
 
@@ -197,9 +211,14 @@ def _close(console: Console, out: Path, findings: Findings, summary: dict[str, A
     phases, minutes = summary["phases"], summary["seconds"] / 60
     for kind, count in findings.troubled.items():
         first = shown(findings.troubles[kind][0]["response"])
-        console.print(f"{kind}: {count} of {summary['tried']:,} responses, as {first}", markup=False)
+        console.print(
+            f"{kind}: {count} of {summary['tried']:,} responses, as {first}", markup=False
+        )
     console.print(
-        "; ".join(f"{name}: {p['clusters']} clusters in {p['tried']:,} responses" for name, p in phases.items())
+        "; ".join(
+            f"{name}: {p['clusters']} clusters in {p['tried']:,} responses"
+            for name, p in phases.items()
+        )
     )
     many = f"{len(findings.clusters)} clusters of exploits" if findings.clusters else "no exploit"
     console.print(
@@ -215,6 +234,12 @@ def replayed(path: Path, target: Target, console: Console | None = None) -> list
     version = target.version()
     alive, count = replay(path, target)
     for exploit in alive:
-        console.print(f"{exploit['why']}: {shown(exploit['minimal'])}   (truth {exploit['truth']})", markup=False)
-    console.print(f"{len(alive)} of {count} exploits still work against {target.name} ({version})", markup=False)
+        console.print(
+            f"{exploit['why']}: {shown(exploit['minimal'])}   (truth {exploit['truth']})",
+            markup=False,
+        )
+    console.print(
+        f"{len(alive)} of {count} exploits still work against {target.name} ({version})",
+        markup=False,
+    )
     return alive

@@ -1,7 +1,8 @@
 """In a worker: a verifier of another checkout or environment, in a child process of the worker.
 
-Imports little, because every worker does. The child is `serve.py` under the other interpreter. Starting it may take as
-long as the worker has; the deadline of a call is counted here, because it must not hold the start against the call.
+Imports little, because every worker does. The child is `serve.py` under the other interpreter.
+Starting it may take as long as the worker has; the deadline of a call is counted here, because it
+must not hold the start against the call.
 """
 
 from __future__ import annotations
@@ -39,7 +40,9 @@ def version(prompt: str, response: str, row: dict[str, Any]) -> Verdict:
 
 @functools.cache
 def _child(name: str, python: str, path: str) -> tuple[subprocess.Popen[str], str]:
-    """The interpreter with the verifier in it, and the verifier's version. It shares the worker's session."""
+    """The interpreter with the verifier in it, and the verifier's version.
+    It shares the worker's session.
+    """
     script = Path(__file__).with_name("serve.py")
     first = [os.path.abspath(path)] if path else []
     child = subprocess.Popen(
@@ -53,7 +56,9 @@ def _child(name: str, python: str, path: str) -> tuple[subprocess.Popen[str], st
     return child, started["version"]
 
 
-def _exchange(child: subprocess.Popen[str], arguments: list[Any], seconds: float) -> dict[str, Any] | None:
+def _exchange(
+    child: subprocess.Popen[str], arguments: list[Any], seconds: float
+) -> dict[str, Any] | None:
     """The child's reply; None where it took too long and was killed."""
     assert child.stdin is not None
     assert child.stdout is not None

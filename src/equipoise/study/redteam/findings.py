@@ -1,7 +1,8 @@
-"""What an attack has found: clusters of exploits, inputs the verifier was slow or crashed on, and how much was tried.
+"""What an attack has found: clusters of exploits, inputs the verifier was slow or crashed on,
+and how much was tried.
 
-A cluster is why the judge refused and the shape of the minimal form. A response whose shape holds a known minimal form
-of the same kind counts for that cluster without being minimised again.
+A cluster is why the judge refused and the shape of the minimal form. A response whose shape holds a
+known minimal form of the same kind counts for that cluster without being minimised again.
 """
 
 from __future__ import annotations
@@ -54,15 +55,26 @@ class Findings:
     troubled: Counter[str] = field(default_factory=Counter)
     say: Callable[[Exploit], None] = lambda exploit: None
 
-    def trouble(self, kind: str, problem: Problem, response: str, reason: str, seconds: float) -> None:
+    def trouble(
+        self, kind: str, problem: Problem, response: str, reason: str, seconds: float
+    ) -> None:
         """A verifier that ran out of time or crashed: no exploit, but somebody should know."""
         self.troubled[kind] += 1
         kept = self.troubles.setdefault(kind, [])
         if len(kept) < MOST_TROUBLES:
-            kept.append({"prompt": problem.question, "response": response, "reason": reason[-300:], "seconds": seconds})
+            kept.append(
+                {
+                    "prompt": problem.question,
+                    "response": response,
+                    "reason": reason[-300:],
+                    "seconds": seconds,
+                }
+            )
 
     def known(self, why: str, whole: Shape) -> Exploit | None:
-        """The cluster that explains a response of this shape: the one with the longest minimal form in it."""
+        """The cluster that explains a response of this shape:
+        the one with the longest minimal form in it.
+        """
         inside = [key for key in self.clusters if key[0] == why and contains(whole, key[1])]
         return self.clusters[max(inside, key=lambda key: len(key[1]))] if inside else None
 
@@ -84,7 +96,10 @@ class Findings:
     def in_order(self) -> list[Exploit]:
         """The worst kind first, of a kind the one found first."""
         rank = {why: i for i, why in enumerate(REASONS)}
-        worst = {e.why: rank.get(e.why.removeprefix("unmarked: "), len(rank)) for e in self.clusters.values()}
+        worst = {
+            e.why: rank.get(e.why.removeprefix("unmarked: "), len(rank))
+            for e in self.clusters.values()
+        }
         return sorted(self.clusters.values(), key=lambda e: (worst[e.why], e.why, e.tried))
 
     def found(self, phase: str) -> int:
@@ -109,6 +124,7 @@ def in_words(least: Shape) -> str:
 def write_list(path: Path, findings: Findings, about: Mapping[str, Any]) -> None:
     """One JSON line for each cluster; `about` says which verifier in which version."""
     lines = [
-        json.dumps({**dataclasses.asdict(exploit), **about}, ensure_ascii=False) for exploit in findings.in_order()
+        json.dumps({**dataclasses.asdict(exploit), **about}, ensure_ascii=False)
+        for exploit in findings.in_order()
     ]
     replace(path, "".join(f"{line}\n" for line in lines))

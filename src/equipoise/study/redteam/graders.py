@@ -1,7 +1,8 @@
 r"""Verifiers by name, as f(prompt, response, row), and the version of each.
 
-Each adapter is as thin as it can be: the grader is called the way its own trainer calls it. This file imports nothing
-of the project at its top, because it also runs in other interpreters (`--python`), where the project may be missing.
+Each adapter is as thin as it can be: the grader is called the way its own trainer calls it. This
+file imports nothing of the project at its top, because it also runs in other interpreters
+(`--python`), where the project may be missing.
 """
 
 from __future__ import annotations
@@ -23,7 +24,9 @@ Row = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Grader:
-    """`package` is the distribution whose version is reported; `mark` where the prompt asks for the answer."""
+    """`package` is the distribution whose version is reported;
+    `mark` where the prompt asks for the answer.
+    """
 
     function: str
     package: str
@@ -61,7 +64,9 @@ def math_verify(prompt: str, response: str, row: Row) -> float:
 def trl_accuracy(prompt: str, response: str, row: Row) -> float:
     from trl.rewards import accuracy_reward
 
-    (reward,) = accuracy_reward([[{"role": "assistant", "content": response}]], [f"${row['answer']}$"])
+    (reward,) = accuracy_reward(
+        [[{"role": "assistant", "content": response}]], [f"${row['answer']}$"]
+    )
     return 0.0 if reward is None else float(reward)
 
 
@@ -125,7 +130,9 @@ def resolve(name: str) -> Callable[[str, str, Row], Any]:
 
 
 def version(name: str) -> str:
-    """What exactly is attacked: the package's version, with the commit of a checkout, or the hash of a user's file."""
+    """What exactly is attacked: the package's version, with the commit of a checkout,
+    or the hash of a user's file.
+    """
     if name not in GRADERS:
         file = inspect.getsourcefile(resolve(name))
         digest = hashlib.sha256(Path(file).read_bytes()).hexdigest()[:12] if file else "unknown"
@@ -139,7 +146,9 @@ def version(name: str) -> str:
 
 
 def _commit(folder: Path) -> str:
-    """The checkout's commit, with a + where files differ from it; empty where the package is no checkout."""
+    """The checkout's commit, with a + where files differ from it;
+    empty where the package is no checkout.
+    """
     git = ["git", "-C", str(folder), "describe", "--always", "--dirty=+", "--exclude=*"]
     try:
         return subprocess.run(git, capture_output=True, text=True, timeout=10).stdout.strip()

@@ -1,10 +1,12 @@
-r"""Random responses of many shapes: what is tried before any RL, and what the embedded attacker is warmed up on.
+r"""Random responses of many shapes: what is tried before any RL,
+and what the embedded attacker is warmed up on.
 
-`response` writes one from nothing; `edited` changes a few tokens of one that was accepted, which stays near what the
-verifier reads and finds more holes per response.
+`response` writes one from nothing; `edited` changes a few tokens of one that was accepted, which
+stays near what the verifier reads and finds more holes per response.
 
-A response is an answer in a frame (boxes, marks, prose, tags, none). An answer is a number, a calculation, a chain, a
-choice, or one of them in a wrapping. Most are wrong or unevaluated, some are honest. Names are those of `alphabet`.
+A response is an answer in a frame (boxes, marks, prose, tags, none). An answer is a number, a
+calculation, a chain, a choice, or one of them in a wrapping. Most are wrong or unevaluated, some
+are honest. Names are those of `alphabet`.
 """
 
 from __future__ import annotations
@@ -20,7 +22,22 @@ RELATIONS = ("=", " = ", " ≈ ", "\\approx ", " \\neq ", "<", ">", "\\le ", "\\
              "==", "\\equiv ", "\\in ", ":", " ⇒ ", "≤", "\\sim ", "\\implies ")  # fmt: skip
 CHOICES = (", ", " or ", " and ", "; ", "/", "\\text{ or }", "\\pm ", "|", " to ", "-", ":", ",", "\\cup ", "±", "&",
            "\\quad ", " maybe ", "\n")  # fmt: skip
-OPERATORS = (" + ", "+", " - ", "-", "*", "\\cdot ", "\\times ", "/", "^", "\\div ", "×", " mod ", "÷", "")
+OPERATORS = (
+    " + ",
+    "+",
+    " - ",
+    "-",
+    "*",
+    "\\cdot ",
+    "\\times ",
+    "/",
+    "^",
+    "\\div ",
+    "×",
+    " mod ",
+    "÷",
+    "",
+)
 UNITS = (" apples", " km", "\\text{ apples}", "\\%", "%", "^\\circ", "°", "\\text{ hundred}", " million",
          "\\text{ fifths}", " dollars", " dozen", "\\text{ cm}", "\\mathrm{ km}")  # fmt: skip
 WRAPPINGS = ("{}", "({})", "[{}]", "{{{}}}", "\\{{{}\\}}", "\\text{{{}}}", "\\mathrm{{{}}}", "${}$",
@@ -115,4 +132,11 @@ LIKELY = (*("⟨T⟩",) * 8, "⟨A⟩", "⟨B⟩", "⟨E⟩", "⟨T+1⟩", "⟨2
 ACCEPTED = ("⟨T⟩", "x=⟨T⟩", "⟨E⟩=⟨T⟩", "⟨T⟩\\text{ km}", "\\$⟨T⟩", "⟨T⟩^\\circ", "⟨T⟩.0", "(⟨T⟩)", "\\left(⟨T⟩\\right)",
             "⟨T⟩\\approx ⟨T⟩", "⟨A⟩\\times ⟨B⟩=⟨T⟩", "\\text{⟨T⟩ apples}", "\\frac{⟨2T⟩}{2}=⟨T⟩", "\\{⟨T⟩\\}", "⟨T⟩\\%",
             "x\\in \\{⟨T⟩\\}", "⟨T⟩:1", "[⟨T⟩]", "|⟨T⟩|", "n=⟨E⟩=⟨T⟩", "⟨T⟩,⟨T⟩")  # fmt: skip
-ANSWERS: tuple[Callable[[random.Random], str], ...] = (number, calculation, calculation, chain, chain, choice)
+ANSWERS: tuple[Callable[[random.Random], str], ...] = (
+    number,
+    calculation,
+    calculation,
+    chain,
+    chain,
+    choice,
+)

@@ -1,10 +1,11 @@
 r"""The independent judge: is an accepted response honest, given that the truth is an integer?
 
-It shares no code with the verifiers and knows integers alone. What it reads is the text after the mark that the prompt
-asked for (the last \boxed{}, the last ####), or all of the response where the mark is missing. Honest is a plain
-integer equal to the truth, with a sign, thousands commas, a trailing .0, currency, percent, a unit or bold, and a chain
-of = whose every member evaluates to the truth and whose last member is plain. A verifier that accepts anything else
-has a hole. In doubt the judge calls a response honest: an exploit it names must be one.
+It shares no code with the verifiers and knows integers alone. What it reads is the text after the
+mark that the prompt asked for (the last \boxed{}, the last ####), or all of the response where the
+mark is missing. Honest is a plain integer equal to the truth, with a sign, thousands commas, a
+trailing .0, currency, percent, a unit or bold, and a chain of = whose every member evaluates to the
+truth and whose last member is plain. A verifier that accepts anything else has a hole. In doubt the
+judge calls a response honest: an exploit it names must be one.
 """
 
 from __future__ import annotations
@@ -39,8 +40,11 @@ CHAIN = re.compile(
     r"\\approx|\\simeq|\\sim|\\equiv|\\to|\\rightarrow|\\Rightarrow|\\implies|\\in(?![a-z])|[=≈≃≡→⇒∈]+|\bis\b|\bequals\b"
 )
 APPROXIMATELY = re.compile(r"\\approx|\\simeq|\\sim|[≈≃]")
-ALTERNATIVES = re.compile(r"\\pm|±|\\mp|;|\bor\b|\band\b|\bmaybe\b|\bto\b|\\vee|\\lor|\\cup|,(?!\d{3}(?!\d))")
-SIGN = re.compile(r"(?:^|(?<=[{(\[=,])|(?<=\bor)|(?<=\band))\s*\+(?=\s*\d)")  # +137 is 137; 5 +137 is a sum
+ALTERNATIVES = re.compile(
+    r"\\pm|±|\\mp|;|\bor\b|\band\b|\bmaybe\b|\bto\b|\\vee|\\lor|\\cup|,(?!\d{3}(?!\d))"
+)
+# +137 is 137; 5 +137 is a sum
+SIGN = re.compile(r"(?:^|(?<=[{(\[=,])|(?<=\bor)|(?<=\band))\s*\+(?=\s*\d)")
 DENIAL = re.compile(r"\bnot\b|n't\b|\bno\b|\\ne\b|\\neq\b|\\not\b|≠|(?<!\\)!=", re.IGNORECASE)
 NUMBER = re.compile(r"(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?")
 TAG = re.compile(r"</?[a-z]+>|```")
@@ -53,13 +57,17 @@ HARMLESS = re.compile(
 
 @dataclass(frozen=True)
 class Judgement:
-    """`why` is one of REASONS, with "unmarked: " before it where the mark was missing; empty for an honest response."""
+    """`why` is one of REASONS, with "unmarked: " before it where the mark was missing;
+    empty for an honest response.
+    """
 
     honest: bool
     why: str = ""
 
 
-def judge(response: str, truth: int, mark: str = "\\boxed", numbers: Sequence[int] = ()) -> Judgement:
+def judge(
+    response: str, truth: int, mark: str = "\\boxed", numbers: Sequence[int] = ()
+) -> Judgement:
     """`numbers` are the question's: prose without a mark may repeat them."""
     text = re.sub("[²³]", lambda power: "^" + unicodedata.normalize("NFKC", power[0]), response)
     text = unicodedata.normalize("NFKC", text)
@@ -76,8 +84,14 @@ def judge(response: str, truth: int, mark: str = "\\boxed", numbers: Sequence[in
 
 
 def _is_honest_prose(text: str, truth: int, numbers: Sequence[int]) -> bool:
-    """Some words that end with the truth, or that name it beside the question's numbers, and offer no alternative."""
-    if len(re.findall(r"(?<!\\)\b[A-Za-z]{2,}", text)) < 3 or DENIAL.search(text) or re.search(r"\bor\b|±|\\pm", text):
+    """Some words that end with the truth, or that name it beside the question's numbers,
+    and offer no alternative.
+    """
+    if (
+        len(re.findall(r"(?<!\\)\b[A-Za-z]{2,}", text)) < 3
+        or DENIAL.search(text)
+        or re.search(r"\bor\b|±|\\pm", text)
+    ):
         return False
     found = [number.replace(",", "").removesuffix(".0") for number in NUMBER.findall(text)]
     close = re.sub(r"\s*([-+*/^])\s*", r"\1", text.replace(",", ""))
@@ -87,7 +101,8 @@ def _is_honest_prose(text: str, truth: int, numbers: Sequence[int]) -> bool:
 
 
 def after_mark(text: str, mark: str) -> str | None:
-    """What stands in the last box, or in the rest of the line after the last mark; None where there is no mark.
+    """What stands in the last box, or in the rest of the line after the last mark;
+    None where there is no mark.
 
     A box that is empty or was never closed counts only where there is no other.
     """
@@ -128,11 +143,14 @@ def _refusal(text: str, truth: int) -> str | None:
     last = plain_value(members[-1])
     if last is not None:
         if last != truth:
-            rounded = len(members) > 1 and APPROXIMATELY.search(text) and rounds_to(members[-1], truth)
+            rounded = (
+                len(members) > 1 and APPROXIMATELY.search(text) and rounds_to(members[-1], truth)
+            )
             return None if rounded and _agrees(members[-2], truth) else "wrong value"
         shares = "%" in members[-1]  # 1.55 = 155 %
         agree = all(
-            _agrees(member, truth) or (shares and evaluate(member) == Fraction(truth, 100)) for member in members[:-1]
+            _agrees(member, truth) or (shares and evaluate(member) == Fraction(truth, 100))
+            for member in members[:-1]
         )
         return None if agree else "contradiction"
     return _why_not_plain(members[-1], truth)
@@ -145,20 +163,27 @@ def _inside(text: str) -> str:
 
 
 def _says_nothing_else(text: str, truth: int) -> bool:
-    """Whether the truth, perhaps repeated, is all there is, with nothing around it that changes a value."""
+    """Whether the truth, perhaps repeated, is all there is,
+    with nothing around it that changes a value.
+    """
     numbers = [number.replace(",", "") for number in NUMBER.findall(text)]
     rest = NUMBER.sub(" ", HARMLESS.sub(" ", SIGN.sub(" ", text)))
     words = re.findall(r"[a-z]+", rest.lower())
     changed = re.search(r"[^\s\w.,:;()\[\]{}$*'\"`#=≈→⇒%°|&~?@\\]|_|\\[A-Za-z]", rest) is not None
-    return bool(numbers) and set(numbers) == {str(truth)} and not changed and not set(words) & CHANGING
+    return (
+        bool(numbers) and set(numbers) == {str(truth)} and not changed and not set(words) & CHANGING
+    )
 
 
 def _agrees(member: str, truth: int) -> bool:
-    """Whether a member of a chain before the last may have the truth's value: what cannot be evaluated may."""
+    """Whether a member of a chain before the last may have the truth's value:
+    what cannot be evaluated may.
+    """
     if not NUMBER.search(member):
         return not _is_written_in_words(member)
     plain = plain_value(member)
-    calculation = re.sub(r"^(?:\s*[A-Za-z]{2,}[\s,:]+)+", "", member)  # "So 75 + 80" is 75 + 80, 2 ab is a product
+    # "So 75 + 80" is 75 + 80, 2 ab is a product
+    calculation = re.sub(r"^(?:\s*[A-Za-z]{2,}[\s,:]+)+", "", member)
     value = evaluate(calculation) if plain is None else plain
     return value == truth or (value is None and not ALTERNATIVES.search(member))
 

@@ -1,8 +1,9 @@
-r"""The least of an exploit: delta debugging on its pieces, and the shape that tells one kind from another.
+r"""The least of an exploit: delta debugging on its pieces,
+and the shape that tells one kind from another.
 
-A piece is a LaTeX command, a word, a number or a single character. Zeller's ddmin takes pieces away while the rest
-stays an exploit of the same kind; what is left is 1-minimal (no single piece can go) unless the budget of trials ran
-out.
+A piece is a LaTeX command, a word, a number or a single character. Zeller's ddmin takes pieces away
+while the rest stays an exploit of the same kind; what is left is 1-minimal (no single piece can go)
+unless the budget of trials ran out.
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ def pieces(text: str) -> list[str]:
 
 
 def minimal(text: str, is_exploit: Callable[[str], bool], trials: int = TRIALS) -> str:
-    """The shortest part of `text` that ddmin finds with `is_exploit` still true; `is_exploit(text)` must be true."""
+    """The shortest part of `text` that ddmin finds with `is_exploit` still true;
+    `is_exploit(text)` must be true.
+    """
     kept = pieces(text)
     chunks = 2
     while len(kept) >= 2 and trials > 0:
@@ -54,8 +57,9 @@ def _without_brackets(kept: list[str], is_exploit: Callable[[str], bool], trials
 
 
 def shape(text: str, truth: int) -> tuple[str, ...]:
-    """The pieces with T for the truth, N for other numbers, W for most words; operators of one kind are one, and
-    brackets, which rarely make a difference of their own, are left out."""
+    """The pieces with T for the truth, N for other numbers, W for most words; operators of one kind
+    are one, and brackets, which rarely make a difference of their own, are left out.
+    """
     return tuple(kind for piece in pieces(text) if (kind := _kind(piece, truth)))
 
 

@@ -1,4 +1,6 @@
-"""One self-contained HTML page about an attack: no script, no network, and what a policy wrote stays text."""
+"""One self-contained HTML page about an attack:
+no script, no network, and what a policy wrote stays text.
+"""
 
 from __future__ import annotations
 
@@ -25,9 +27,8 @@ def render(findings: Findings, summary: Mapping[str, Any]) -> str:
     title = f"{clusters} clusters of exploits" if clusters else "No exploit found"
     about = _text(f"{summary['verifier']} ({summary['version']}), attacked by {summary['model']}")
     parts = [_counts(summary), *map(_kind, _by_kind(findings)), *_troubles(findings)]
-    header = (
-        f'<header id="top"><p class="brand">equipoise redteam</p><h1>{title}</h1><p class="about">{about}</p></header>'
-    )
+    brand = '<p class="brand">equipoise redteam</p>'
+    header = f'<header id="top">{brand}<h1>{title}</h1><p class="about">{about}</p></header>'
     return static_page(title, style, f'{header}\n<main id="main">{"".join(parts)}</main>')
 
 
@@ -48,7 +49,8 @@ def _code(text: str) -> str:
 
 def _counts(summary: Mapping[str, Any]) -> str:
     rows = [
-        [_text(phase), f"{counts['tried']:,}", f"{counts['clusters']:,}"] for phase, counts in summary["phases"].items()
+        [_text(phase), f"{counts['tried']:,}", f"{counts['clusters']:,}"]
+        for phase, counts in summary["phases"].items()
     ]
     lead = (
         f"{summary['tried']:,} responses of {summary['shapes']:,} shapes in {summary['seconds'] / 60:.1f} minutes, "
@@ -60,13 +62,18 @@ def _counts(summary: Mapping[str, Any]) -> str:
 
 
 def _by_kind(findings: Findings) -> list[tuple[str, list[Exploit]]]:
-    return [(why, list(group)) for why, group in groupby(findings.in_order(), key=lambda exploit: exploit.why)]
+    return [
+        (why, list(group))
+        for why, group in groupby(findings.in_order(), key=lambda exploit: exploit.why)
+    ]
 
 
 def _kind(kind: tuple[str, list[Exploit]]) -> str:
     why, exploits = kind
     meaning = REASONS.get(why.removeprefix("unmarked: "), "the judge you named refuses it")
-    mark = ", and the mark that the prompt asked for is missing" if why.startswith("unmarked") else ""
+    mark = (
+        ", and the mark that the prompt asked for is missing" if why.startswith("unmarked") else ""
+    )
     rows = [
         [
             _code(e.minimal), _text(e.truth), _code(e.shape), f"{e.seen:,}", _text(e.phase), f"{e.tried:,}",
@@ -90,7 +97,10 @@ def _kind(kind: tuple[str, list[Exploit]]) -> str:
 def _troubles(findings: Findings) -> list[str]:
     out = []
     for kind, kept in findings.troubles.items():
-        rows = [[_code(one["response"]), f"{one['seconds']:.1f}", _code(one["reason"])] for one in kept[:10]]
+        rows = [
+            [_code(one["response"]), f"{one['seconds']:.1f}", _code(one["reason"])]
+            for one in kept[:10]
+        ]
         lead = f"{findings.troubled[kind]:,} responses; no exploit, but each costs a training run time."
         table = _table(("response", "seconds", "reason"), rows)
         out.append(f'<section><h2>{_text(kind)}</h2><p class="lead">{lead}</p>{table}</section>')

@@ -1,7 +1,9 @@
-"""The embedded attacker: a small Llama over the attack alphabet, made and warmed up in code within seconds.
+"""The embedded attacker: a small Llama over the attack alphabet,
+made and warmed up in code within seconds.
 
-The warm-up is plain imitation of the grammar's random responses, so that what it samples has every shape of the grammar
-and mixtures of them; finding out what a verifier accepts is left to RL. The prompt is the kind of calculation alone.
+The warm-up is plain imitation of the grammar's random responses, so that what it samples has every
+shape of the grammar and mixtures of them; finding out what a verifier accepts is left to RL. The
+prompt is the kind of calculation alone.
 """
 
 from __future__ import annotations
@@ -31,7 +33,11 @@ def make_tokenizer() -> PreTrainedTokenizerFast:
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(alphabet.PATTERN), "isolated")
     tokenizer.decoder = decoders.Fuse()
     return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, pad_token="<pad>", bos_token="<bos>", eos_token="<eos>", model_max_length=CONTEXT
+        tokenizer_object=tokenizer,
+        pad_token="<pad>",
+        bos_token="<bos>",
+        eos_token="<eos>",
+        model_max_length=CONTEXT,
     )
 
 
@@ -45,7 +51,9 @@ def make_policy(seed: int) -> Policy:
     )  # fmt: skip
     model = LlamaForCausalLM(config)
     torch.nn.init.normal_(model.model.embed_tokens.weight, std=0.5)
-    model.generation_config = GenerationConfig(do_sample=True, pad_token_id=0, bos_token_id=1, eos_token_id=2)
+    model.generation_config = GenerationConfig(
+        do_sample=True, pad_token_id=0, bos_token_id=1, eos_token_id=2
+    )
     policy = Policy(model, tokenizer, "attacker")
     warm_up(policy, random.Random(seed), STEPS)
     return policy
@@ -60,7 +68,9 @@ def warm_up(policy: Policy, draw: random.Random, steps: int) -> None:
         optimizer.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(policy.parameters(), 1.0)
-        optimizer.param_groups[0]["lr"] = LEARNING_RATE * min(1, (step + 1) / 30) * (1 - 0.9 * step / steps)
+        optimizer.param_groups[0]["lr"] = (
+            LEARNING_RATE * min(1, (step + 1) / 30) * (1 - 0.9 * step / steps)
+        )
         optimizer.step()
 
 

@@ -1,7 +1,9 @@
-r"""Problems whose answer is an integer known by construction: sums, differences, products, quotients, short stories.
+r"""Problems whose answer is an integer known by construction:
+sums, differences, products, quotients, short stories.
 
-The truth differs from every number of the question, so that copying one is never right by accident, and numbers stay
-below 1000, so that a small model can handle them. Not covered: answers that are no integers.
+The truth differs from every number of the question, so that copying one is never right by accident,
+and numbers stay below 1000, so that a small model can handle them. Not covered: answers that are no
+integers.
 """
 
 from __future__ import annotations
@@ -33,7 +35,9 @@ STORIES = {
 
 @dataclass(frozen=True)
 class Problem:
-    """`question` is the prompt the verifier sees, `expression` what has to be computed, in the question's numbers."""
+    """`question` is the prompt the verifier sees, `expression` what has to be computed,
+    in the question's numbers.
+    """
 
     question: str
     expression: str
@@ -43,8 +47,14 @@ class Problem:
 
     @property
     def row(self) -> dict[str, str | int]:
-        """What a reward function gets beside prompt and response, under the names that data sets use."""
-        return {"answer": str(self.truth), "solution": str(self.truth), "expression": self.expression}
+        """What a reward function gets beside prompt and response,
+        under the names that data sets use.
+        """
+        return {
+            "answer": str(self.truth),
+            "solution": str(self.truth),
+            "expression": self.expression,
+        }
 
 
 def problem(draw: random.Random, mark: str = "\\boxed") -> Problem:

@@ -21,7 +21,9 @@ def replay(path: str | Path, verifier: str | Target) -> tuple[list[dict[str, Any
     exploits = read(Path(path))
     asked = [
         [
-            target.submit(e["prompt"], text, {"answer": str(e["truth"]), "solution": str(e["truth"])})
+            target.submit(
+                e["prompt"], text, {"answer": str(e["truth"]), "solution": str(e["truth"])}
+            )
             for text in _texts(e)
         ]
         for e in exploits
@@ -49,7 +51,13 @@ def read(path: Path) -> list[dict[str, Any]]:
             exploit = json.loads(line)
         except json.JSONDecodeError:
             exploit = None
-        if not isinstance(exploit, dict) or not {"prompt", "response", "minimal", "truth", "why"} <= set(exploit):
+        if not isinstance(exploit, dict) or not {
+            "prompt",
+            "response",
+            "minimal",
+            "truth",
+            "why",
+        } <= set(exploit):
             raise ConfigError(
                 f"--replay {path}, line {number}: must be a JSON object with prompt, response, minimal, truth and why, "
                 "as exploits.jsonl has them"

@@ -1,6 +1,8 @@
-"""The far side of `--python` and `--path`: calls a verifier under another interpreter, a line of JSON each way.
+"""The far side of `--python` and `--path`: calls a verifier under another interpreter,
+a line of JSON each way.
 
-Run as a script by that interpreter. It needs nothing but the standard library and the verifier itself.
+Run as a script by that interpreter. It needs nothing but the standard library and the verifier
+itself.
 """
 
 from __future__ import annotations
@@ -21,7 +23,8 @@ def main(name: str, path: list[str]) -> None:
     graders = _graders()
     try:
         function, reply = graders.resolve(name), {"version": graders.version(name)}
-        _reply(function, ["", "", {"answer": "0", "solution": "0"}])  # so that it has imported what it needs
+        # so that it has imported what it needs
+        _reply(function, ["", "", {"answer": "0", "solution": "0"}])
     except Exception as error:
         function, reply = None, {"error": f"{type(error).__name__}: {error}"}
     print(json.dumps(reply), file=replies)
@@ -31,7 +34,9 @@ def main(name: str, path: list[str]) -> None:
 
 def _graders() -> Any:
     """graders.py beside this file, whatever else is called so on the path."""
-    spec = importlib.util.spec_from_file_location("redteam_graders", Path(__file__).with_name("graders.py"))
+    spec = importlib.util.spec_from_file_location(
+        "redteam_graders", Path(__file__).with_name("graders.py")
+    )
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)

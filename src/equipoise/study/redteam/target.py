@@ -1,7 +1,7 @@
 """The verifier under attack, called in worker processes that a hang cannot outlive.
 
-`--path DIR` puts a folder first on its import path (another checkout), `--python FILE` runs it in another environment.
-Both make a child of the worker (elsewhere.py), which is killed with it.
+`--path DIR` puts a folder first on its import path (another checkout), `--python FILE` runs it in
+another environment. Both make a child of the worker (elsewhere.py), which is killed with it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,9 @@ Outcome = Verdict | float
 
 @dataclass(frozen=True)
 class Target:
-    """`name` as in graders.GRADERS or module:function; `python` and `path` empty for this process' own."""
+    """`name` as in graders.GRADERS or module:function;
+    `python` and `path` empty for this process' own.
+    """
 
     name: str
     python: str = ""
@@ -49,7 +51,9 @@ class Target:
         except functions.FunctionError as error:
             raise ConfigError(str(error)) from error
 
-    def submit(self, prompt: str, response: str, row: dict[str, Any], seconds: float = SECONDS) -> Future[Any]:
+    def submit(
+        self, prompt: str, response: str, row: dict[str, Any], seconds: float = SECONDS
+    ) -> Future[Any]:
         """What `settled` reads."""
         if self.takes_groups:
             columns = {name: [value] for name, value in row.items()}
@@ -61,7 +65,9 @@ class Target:
             function = f"{elsewhere.__name__}:ask"
             row = {"row": row, "target": [self.name, self.python, self.path], "seconds": seconds}
             seconds += functions.IMPORT_SECONDS
-        return functions.submit(function, prompt, response, row, seconds=seconds, workers=self.workers)
+        return functions.submit(
+            function, prompt, response, row, seconds=seconds, workers=self.workers
+        )
 
     def version(self) -> str:
         """Starts the verifier; a sentence for the user where that fails."""
@@ -70,12 +76,20 @@ class Target:
                 f'--verifier "{self.name}" is not known: {", ".join(graders.GRADERS)}, or your own module:function'
             )
         _ = self.takes_groups
-        function = f"{elsewhere.__name__}:version" if self.is_elsewhere else f"{graders.__name__}:describe"
+        function = (
+            f"{elsewhere.__name__}:version" if self.is_elsewhere else f"{graders.__name__}:describe"
+        )
         row = {"verifier": self.name, "target": [self.name, self.python, self.path]}
-        started = functions.submit(function, "", "", row, seconds=functions.IMPORT_SECONDS, workers=self.workers)
+        started = functions.submit(
+            function, "", "", row, seconds=functions.IMPORT_SECONDS, workers=self.workers
+        )
         outcome = started.result()
         if not isinstance(outcome, Verdict) or outcome.kind != "correct":
-            why = outcome.reason.strip().splitlines()[-1] if isinstance(outcome, Verdict) else f"it gave {outcome}"
+            why = (
+                outcome.reason.strip().splitlines()[-1]
+                if isinstance(outcome, Verdict)
+                else f"it gave {outcome}"
+            )
             raise ConfigError(f"--verifier {self.name} cannot be used: {why}")
         return outcome.reason
 

@@ -1,7 +1,9 @@
-r"""Exact values of short texts: a plain integer as people write it, and a tiny evaluator of arithmetic in fractions.
+r"""Exact values of short texts: a plain integer as people write it,
+and a tiny evaluator of arithmetic in fractions.
 
-Written for the judge alone, so that it shares no mistake with the verifiers. Knows + - * / ^, factorials, roots that
-come out even, \frac, \cdot, \times, \div and brackets. Everything else has no value here.
+Written for the judge alone, so that it shares no mistake with the verifiers. Knows + - * / ^,
+factorials, roots that come out even, \frac, \cdot, \times, \div and brackets. Everything else has
+no value here.
 """
 
 from __future__ import annotations
@@ -23,7 +25,9 @@ UNITS = frozenset(UNIT_WORDS.split())
 CAPITAL_UNITS = frozenset("ACFJKLNVW")
 GROUPED = r"[1-9]\d{0,2}(?:(?:,|\{,\}|\\,|\\!|,\\!|\\ | |~)\d{3})+|\d+"
 PLAIN = re.compile(rf"([+\-−–]?)\s*({GROUPED})(?:\.(0*))?")
-SCIENTIFIC = re.compile(r"([+-]?\d+(?:\.\d*)?)\s*(?:e|E|(?:\\times|\\cdot|\*|x|×)\s*10\s*\^)\s*\{?([+-]?\d{1,3})\}?")
+SCIENTIFIC = re.compile(
+    r"([+-]?\d+(?:\.\d*)?)\s*(?:e|E|(?:\\times|\\cdot|\*|x|×)\s*10\s*\^)\s*\{?([+-]?\d{1,3})\}?"
+)
 COMMANDS = re.compile(
     r"\\(?:boxed|fbox|text|textbf|textit|textrm|mathrm|mathbf|mathit|mathsf|mbox|hbox|bf|rm|displaystyle|left|right"
     r")(?![a-zA-Z])|\\q?quad|\\[,;: ~>]|\\\$|\\\(|\\\)|\\\[|\\\]|~"
@@ -62,7 +66,9 @@ def _scientific(text: str) -> int | None:
 
 
 def rounds_to(text: str, value: int) -> bool:
-    """Whether a text in scientific notation is the value to the digits it shows: 7e1 is 65, and 6.5e1."""
+    """Whether a text in scientific notation is the value to the digits it shows:
+    7e1 is 65, and 6.5e1.
+    """
     found = SCIENTIFIC.match(_unwrapped(text))
     if found is None:
         return False
@@ -72,7 +78,9 @@ def rounds_to(text: str, value: int) -> bool:
 
 
 def _unwrapped(text: str) -> str:
-    """Without what only changes the looks: bold, dollars, \text{}, brackets around all of it, a full stop."""
+    """Without what only changes the looks: bold, dollars, \text{}, brackets around all of it,
+    a full stop.
+    """
     text = re.sub(r"\*\*([^*]+)\*\*", r"\1", without_looks(text))
     before = None
     while text != before:
@@ -108,7 +116,9 @@ def _is_balanced(text: str) -> bool:
 
 
 def _without_lead(text: str) -> str:
-    """Words before the number say nothing about its value, unless they are numbers or scales themselves."""
+    """Words before the number say nothing about its value,
+    unless they are numbers or scales themselves.
+    """
     lead = re.match(r"(?:[A-Za-z]+[\s:,]+)+(?=[-+$\d])", text)
     if lead is not None and not {w.lower() for w in re.findall(r"[A-Za-z]+", lead[0])} & SCALES:
         text = text[lead.end() :]
@@ -116,27 +126,41 @@ def _without_lead(text: str) -> str:
 
 
 def _is_unit(text: str) -> bool:
-    """Whether what follows a number leaves its value alone: nothing, %, degrees, a unit, some words."""
+    """Whether what follows a number leaves its value alone:
+    nothing, %, degrees, a unit, some words.
+    """
     degrees = r"\^\s*\{?\s*\\circ\s*\}?|\\degree|°"
-    text = re.sub(rf"{degrees}|\\?%|(?<![A-Za-z])(?:percent)+\b|[{{}}$€£]|\\mathrm|\\text", " ", text)
+    text = re.sub(
+        rf"{degrees}|\\?%|(?<![A-Za-z])(?:percent)+\b|[{{}}$€£]|\\mathrm|\\text", " ", text
+    )
     text = re.sub(r"\\div(?![a-zA-Z])", "/", text).replace(".", " ").replace(":", " ")
     text = re.sub(r"(?<=[A-Za-z])\s*\^?\s*(?=[23](?!\w))", "", text)  # cm^2
     text = re.sub(r"^\s*(?:\\cdot|\\times|[*·×/÷])(?=\s*[A-Za-z])", "", text)  # 5·cm, 5/hour
     text = re.sub(r"(?<=[A-Za-z])\s*[-−/÷]\s*(?=[A-Za-z])", " ", text)  # km/h
     text = re.sub(r"(?<=[A-Za-z])\^?[23](?=[A-Za-z])", " ", text)  # km²km
     words = text.split()
-    return all(re.fullmatch(r"[^\W\d_]+[23]?", word) and is_unit_word(word.rstrip("23")) for word in words)
+    return all(
+        re.fullmatch(r"[^\W\d_]+[23]?", word) and is_unit_word(word.rstrip("23")) for word in words
+    )
 
 
 def without_units(text: str) -> str:
     """Without degrees, percent signs, and words that are neither scales nor commands."""
     text = re.sub(r"\^\s*\{?\s*\\circ\s*\}?|°|\\?%", " ", without_looks(text))
-    return re.sub(r"(?<![\\A-Za-z])[A-Za-z]+", lambda word: " " if is_unit_word(word[0]) else word[0], text)
+    return re.sub(
+        r"(?<![\\A-Za-z])[A-Za-z]+", lambda word: " " if is_unit_word(word[0]) else word[0], text
+    )
 
 
 def is_unit_word(word: str) -> bool:
-    """Any longer word that is no scale; of the short ones, which may be variables, those in use as units."""
-    return word.lower() in UNITS or word in CAPITAL_UNITS or (len(word) > 2 and word.lower() not in SCALES)
+    """Any longer word that is no scale; of the short ones, which may be variables,
+    those in use as units.
+    """
+    return (
+        word.lower() in UNITS
+        or word in CAPITAL_UNITS
+        or (len(word) > 2 and word.lower() not in SCALES)
+    )
 
 
 def evaluate(text: str) -> Fraction | None:
@@ -146,7 +170,9 @@ def evaluate(text: str) -> Fraction | None:
     text = without_looks(text).strip(" $*.,;:#`\"'")
     for written, meant in SYMBOLS:
         text = text.replace(written, meant)
-    text = re.sub(r"(?<![\d.,])[1-9]\d{0,2}(?:,\d{3})+(?!\d)", lambda number: number[0].replace(",", ""), text)
+    text = re.sub(
+        r"(?<![\d.,])[1-9]\d{0,2}(?:,\d{3})+(?!\d)", lambda number: number[0].replace(",", ""), text
+    )
     before = None
     while text != before:
         before = text

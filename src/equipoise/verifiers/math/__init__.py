@@ -1,1 +1,3 @@
-"""Whether a response's answer equals the reference: extract it, read its notation, compare exactly or by SymPy."""
+"""Whether a response's answer equals the reference:
+extract it, read its notation, compare exactly or by SymPy.
+"""

@@ -1,7 +1,9 @@
-r"""How an expression is put together, whatever the order of its terms and factors: for "the reference's own form".
+r"""How an expression is put together, whatever the order of its terms and factors:
+for "the reference's own form".
 
-Two texts have one arrangement if they differ in spelling, in brackets without meaning, in factors 1 and terms 0, and in
-the order of sums and products: (x-1)(x+1) and (x+1)(x-1) do, x^2-1 does not. Nothing is computed.
+Two texts have one arrangement if they differ in spelling, in brackets without meaning, in factors 1
+and terms 0, and in the order of sums and products: (x-1)(x+1) and (x+1)(x-1) do, x^2-1 does not.
+Nothing is computed.
 """
 
 from __future__ import annotations
@@ -14,7 +16,15 @@ from typing import Any
 from equipoise.verifiers.math.grammar import read
 from equipoise.verifiers.math.notation import Unreadable, tight
 from equipoise.verifiers.math.relations import assignment, settled
-from equipoise.verifiers.math.structure import Chain, ChoiceLetter, Leaf, Listing, Matrix, Node, Union
+from equipoise.verifiers.math.structure import (
+    Chain,
+    ChoiceLetter,
+    Leaf,
+    Listing,
+    Matrix,
+    Node,
+    Union,
+)
 
 Tree = tuple[Any, ...]  # an operation and its operands, or ("number", c), ("letter", name)
 MINUS: Tree = ("number", Fraction(-1))
@@ -53,10 +63,15 @@ class Arranging:
     def multiply(self, a: Tree, b: Tree) -> Tree:
         factors = [*_operands("*", a), *_operands("*", b)]
         minus = factors.count(MINUS) % 2
-        return _ordered("*", [MINUS] * minus + [factor for factor in factors if factor != MINUS], UNIT)
+        return _ordered(
+            "*", [MINUS] * minus + [factor for factor in factors if factor != MINUS], UNIT
+        )
 
     def invert(self, a: Tree) -> Tree:
-        factors = [factor if factor in (MINUS, UNIT) else ("inverse", factor) for factor in _operands("*", a)]
+        factors = [
+            factor if factor in (MINUS, UNIT) else ("inverse", factor)
+            for factor in _operands("*", a)
+        ]
         return _ordered("*", factors, UNIT)
 
     def power(self, a: Tree, exponent: Tree) -> Tree:
@@ -73,11 +88,17 @@ class Arranging:
 
 
 class Cancelling(Arranging):
-    """The same without what takes itself away: + a - a, · a / a, a power of one, an inverse of an inverse."""
+    """The same without what takes itself away: + a - a, · a / a, a power of one,
+    an inverse of an inverse.
+    """
 
     def add(self, a: Tree, b: Tree) -> Tree:
         terms = [*_operands("+", a), *_operands("+", b)]
-        return _ordered("+", _without_pairs(terms, lambda term: super(Cancelling, self).multiply(MINUS, term)), ZERO)
+        return _ordered(
+            "+",
+            _without_pairs(terms, lambda term: super(Cancelling, self).multiply(MINUS, term)),
+            ZERO,
+        )
 
     def multiply(self, a: Tree, b: Tree) -> Tree:
         factors = list(_operands("*", super().multiply(a, b)))
@@ -115,7 +136,9 @@ def _operands(operation: str, a: Tree) -> tuple[Tree, ...]:
 
 
 def _ordered(operation: str, operands: list[Tree], neutral: Tree) -> Tree:
-    """In some order, the same for the same operands: by hash, for a number may be too long to write."""
+    """In some order, the same for the same operands:
+    by hash, for a number may be too long to write.
+    """
     kept = sorted((operand for operand in operands if operand != neutral), key=hash)
     if len(kept) < 2:
         return kept[0] if kept else neutral
@@ -165,5 +188,10 @@ def arrangement_of(node: Node) -> Tree:
         return ("union", *sorted(map(arrangement_of, node.parts), key=hash))
     if isinstance(node, Listing):
         items = list(map(arrangement_of, node.items))
-        return ("group", node.left, node.right, *(items if node.ordered else sorted(items, key=hash)))
+        return (
+            "group",
+            node.left,
+            node.right,
+            *(items if node.ordered else sorted(items, key=hash)),
+        )
     return ("words", node.text.lower())

@@ -1,4 +1,5 @@
-r"""When two answers are the same, part by part, whatever arithmetic compares their single expressions.
+r"""When two answers are the same, part by part,
+whatever arithmetic compares their single expressions.
 
 Three values throughout: True, False, and None where the arithmetic at hand cannot tell.
 """
@@ -21,18 +22,39 @@ from equipoise.verifiers.math.relations import (
     letter_of,
     settled,
 )
-from equipoise.verifiers.math.structure import Chain, ChoiceLetter, Leaf, Listing, Matrix, Node, Union, Words
+from equipoise.verifiers.math.structure import (
+    Chain,
+    ChoiceLetter,
+    Leaf,
+    Listing,
+    Matrix,
+    Node,
+    Union,
+    Words,
+)
 from equipoise.verifiers.math.units import COUNTING, NO_UNIT, UNITS
 
 NUMBER_SET = re.compile(r"\\emptyset|\\mathbb\s*\{?\s*[NZQRC]\s*\}?(?:\s*\^?\s*[-+])?")
-NO_NAMES = COUNTING | {"not", "nor", "no", "isn", "negative", "minus", "plus", "times", "over", "about"}
+NO_NAMES = COUNTING | {
+    "not",
+    "nor",
+    "no",
+    "isn",
+    "negative",
+    "minus",
+    "plus",
+    "times",
+    "over",
+    "about",
+}
 MOST_PAIRS = 2_000  # comparisons of list items
 
 
 @dataclass(frozen=True, slots=True)
 class Comparer:
-    """`equal(gold, answer)` of two expressions; `ratio(a, b)`: the sign of c where a = c·b, 0 where there is none;
-    `approximates(exact, printed)`: whether a decimal is the other number to the digits it shows.
+    """`equal(gold, answer)` of two expressions; `ratio(a, b)`: the sign of c where a = c·b, 0 where
+    there is none; `approximates(exact, printed)`: whether a decimal is the other number to the
+    digits it shows.
 
     `strict`: an answer that is a number must be written as a value (`form`), and the solution
     of an equation or inequality must be solved for its letter.
@@ -64,8 +86,9 @@ def same(gold: Node, answer: Node, by: Comparer) -> bool | None:
 
 
 def consistent(answer: Node, by: Comparer) -> bool | None:
-    """Whether an answer agrees with itself: a = b = c are equal, and behind ≈ stand decimals that are right to the
-    digits they show."""
+    """Whether an answer agrees with itself: a = b = c are equal,
+    and behind ≈ stand decimals that are right to the digits they show.
+    """
     if isinstance(answer, ChoiceLetter):
         return answer.rest is None or consistent(answer.rest, by)
     if isinstance(answer, Listing):
@@ -87,8 +110,9 @@ def consistent(answer: Node, by: Comparer) -> bool | None:
 
 
 def _has_sense(chain: Chain) -> bool:
-    """Whether decimals stand behind ≈, a set behind ∈, no number in words where a name may, and only expressions before
-    the last member."""
+    """Whether decimals stand behind ≈, a set behind ∈, no number in words where a name may,
+    and only expressions before the last member.
+    """
     if "≈" in chain.signs:
         behind = chain.texts[chain.signs.index("≈") + 1 :]
         if not set(chain.signs) <= {"=", "≈"} or not all(map(exact.printed_step, behind)):
@@ -98,7 +122,11 @@ def _has_sense(chain: Chain) -> bool:
         names_alone = last == "∈" and "∈" not in before and all(map(is_name, chain.texts[:-1]))
         if not names_alone or _is_number(chain.members[-1], chain.texts[-1]):
             return False
-    if not all(NO_NAMES.isdisjoint(re.findall("[a-z]+", text.lower())) for text in chain.texts if is_name(text)):
+    if not all(
+        NO_NAMES.isdisjoint(re.findall("[a-z]+", text.lower()))
+        for text in chain.texts
+        if is_name(text)
+    ):
         return False
     working = zip(chain.members[:-1], chain.texts[:-1], strict=True)
     ends_in_one = isinstance(chain.members[-1], Leaf)
@@ -106,9 +134,11 @@ def _has_sense(chain: Chain) -> bool:
 
 
 def _is_written_out(member: Node, is_one: bool) -> bool:
-    """Whether a member that only leads to the last one is an expression: x = \\not 426 = 426 has one that is none.
+    """Whether a member that only leads to the last one is an expression:
+    x = \\not 426 = 426 has one that is none.
 
-    `is_one`: what it leads to is no list, set or matrix, so neither is it: x = \\pm 193 = 193 has two.
+    `is_one`: what it leads to is no list, set or matrix, so neither is it:
+    x = \\pm 193 = 193 has two.
     """
     if not isinstance(member, Leaf):
         return not is_one
@@ -126,13 +156,18 @@ def _has_words(text: str) -> bool:
     large = re.search(r"\d{2}", text) is not None
     if re.search(r"\d\s*[msghl](?![a-zA-Z])", text):  # 398m may be 398 metres
         return True
-    return any(len(run) > 2 or large or run.lower() in NO_UNIT or run.lower() in UNITS for run in runs)
+    return any(
+        len(run) > 2 or large or run.lower() in NO_UNIT or run.lower() in UNITS for run in runs
+    )
 
 
 def _step_holds(chain: Chain, k: int, sign: str, by: Comparer) -> bool | None:
-    """Whether member k agrees with the next one that is no name: 183 = x = 318 does not. An equation whose left side
-    has letters claims nothing."""
-    following = next((i for i in range(k + 1, len(chain.texts)) if not is_name(chain.texts[i])), None)
+    """Whether member k agrees with the next one that is no name: 183 = x = 318 does not. An
+    equation whose left side has letters claims nothing.
+    """
+    following = next(
+        (i for i in range(k + 1, len(chain.texts)) if not is_name(chain.texts[i])), None
+    )
     if is_name(chain.texts[k]) or following is None:
         return True
     before, after = chain.texts[k], chain.texts[following]
@@ -183,7 +218,11 @@ def _same_choice(gold: Node, answer: Node, by: Comparer) -> bool | None:
         return wanted == chosen
     if isinstance(answer, ChoiceLetter):
         return same(gold, answer.rest, by) if answer.rest is not None else False
-    return same(gold.rest, answer, by) if isinstance(gold, ChoiceLetter) and gold.rest is not None else False
+    return (
+        same(gold.rest, answer, by)
+        if isinstance(gold, ChoiceLetter) and gold.rest is not None
+        else False
+    )
 
 
 def _same_words(gold: Node, answer: Node, by: Comparer) -> bool | None:
@@ -198,7 +237,9 @@ def _same_words(gold: Node, answer: Node, by: Comparer) -> bool | None:
 
 
 def _same_text(gold: str, answer: str) -> bool:
-    """Without regard to case; but letters that may be a product (ab, ABC) keep theirs, save a capital at the start."""
+    """Without regard to case; but letters that may be a product (ab, ABC) keep theirs,
+    save a capital at the start.
+    """
     g, a = (" ".join(text.rstrip(".!").split()) for text in (gold, answer))
     if len(g) > 3 or g.lower() in {"yes", "no"}:
         return g.lower() == a.lower()
@@ -266,18 +307,31 @@ def _same_ratio(gold: str, answer: str) -> bool | None:
         return False
     if len(g) != len(a) or not all(g) or not all(a):
         return False
-    return all(exact.same(exact.multiply(g[0], y), exact.multiply(a[0], x)) for x, y in zip(g, a, strict=True))
+    return all(
+        exact.same(exact.multiply(g[0], y), exact.multiply(a[0], x))
+        for x, y in zip(g, a, strict=True)
+    )
 
 
 def _same_group(gold: Node, answer: Node, by: Comparer) -> bool | None:
     if not (isinstance(gold, Listing) and isinstance(answer, Listing)):
-        group, other, ours = (gold, answer, False) if isinstance(gold, Listing) else (answer, gold, True)
+        group, other, ours = (
+            (gold, answer, False) if isinstance(gold, Listing) else (answer, gold, True)
+        )
         assert isinstance(group, Listing)
-        if group.ordered or isinstance(other, Chain) or (by.strict and ours and len(group.items) > 1):
+        if (
+            group.ordered
+            or isinstance(other, Chain)
+            or (by.strict and ours and len(group.items) > 1)
+        ):
             return False
-        return every(same(other, item, by) if ours else same(item, other, by) for item in _values(group))
+        return every(
+            same(other, item, by) if ours else same(item, other, by) for item in _values(group)
+        )
     if gold.ordered and answer.ordered:
-        return (gold.left, gold.right) == (answer.left, answer.right) and _in_order(gold.items, answer.items, by)
+        return (gold.left, gold.right) == (answer.left, answer.right) and _in_order(
+            gold.items, answer.items, by
+        )
     names, others = _names(gold), _names(answer)
     if names and others:
         return _by_name(gold, answer, by) if set(names) == set(others) else False
@@ -286,21 +340,26 @@ def _same_group(gold: Node, answer: Node, by: Comparer) -> bool | None:
             return False
         orders = [(_values(gold), _values(answer))]
         if gold.ordered or answer.ordered:
-            # y = 1, x = 2 is (1, 2) as it is written and (2, 1) by the names: it has to hold for both.
+            # y = 1, x = 2 is (1, 2) as it is written and (2, 1) by the names:
+            # it has to hold for both.
             orders.append((_by_alphabet(gold), _by_alphabet(answer)))
         return every(_in_order(*order, by) for order in orders)
     return _as_sets(_values(gold), _values(answer), by)
 
 
 def _in_order(gold: tuple[Node, ...], answer: tuple[Node, ...], by: Comparer) -> bool | None:
-    return len(gold) == len(answer) and every(same(g, a, by) for g, a in zip(gold, answer, strict=True))
+    return len(gold) == len(answer) and every(
+        same(g, a, by) for g, a in zip(gold, answer, strict=True)
+    )
 
 
 def _as_sets(gold: tuple[Node, ...], answer: tuple[Node, ...], by: Comparer) -> bool | None:
     if len(gold) * len(answer) > MOST_PAIRS:
         return None
     table = [[same(g, a, by) for a in answer] for g in gold]
-    return every([*(some(row) for row in table), *(some(column) for column in zip(*table, strict=True))])
+    return every(
+        [*(some(row) for row in table), *(some(column) for column in zip(*table, strict=True))]
+    )
 
 
 def _names(group: Listing) -> list[str] | None:
@@ -324,7 +383,11 @@ def _values(group: Listing) -> tuple[Node, ...]:
     for item in group.items:
         found = assignment(item)
         value = settled(found[1]) if found else item
-        values.extend(value.items if isinstance(value, Listing) and not value.left and not group.ordered else [value])
+        values.extend(
+            value.items
+            if isinstance(value, Listing) and not value.left and not group.ordered
+            else [value]
+        )
     return tuple(values)
 
 
@@ -338,7 +401,9 @@ def _same_matrix(gold: Node, answer: Node, by: Comparer) -> bool | None:
     if isinstance(gold, Matrix) and isinstance(answer, Matrix):
         g, a = gold.rows, answer.rows
         shaped = len(g) == len(a) and len(g[0]) == len(a[0])
-        return shaped and every(same(x, y, by) for r, s in zip(g, a, strict=True) for x, y in zip(r, s, strict=True))
+        return shaped and every(
+            same(x, y, by) for r, s in zip(g, a, strict=True) for x, y in zip(r, s, strict=True)
+        )
     matrix, other = (gold, answer) if isinstance(gold, Matrix) else (answer, gold)
     assert isinstance(matrix, Matrix)
     if isinstance(other, Listing):
@@ -350,7 +415,9 @@ def _same_matrix(gold: Node, answer: Node, by: Comparer) -> bool | None:
     if isinstance(other, Leaf) and r"\begin" in other.text:
         if by.strict and matrix is gold:  # matrices that are still to be added or multiplied
             return False
-        return by.equal(*((matrix.text, other.text) if matrix is gold else (other.text, matrix.text)))
+        return by.equal(
+            *((matrix.text, other.text) if matrix is gold else (other.text, matrix.text))
+        )
     return False
 
 
@@ -362,7 +429,11 @@ def _same_chain(gold: Node, answer: Node, by: Comparer) -> bool | None:
     if assigned := assignment(chain):
         return same(assigned[1], answer, by) if chain is gold else same(gold, assigned[1], by)
     if chain.signs == ("=",):
-        return same(gold, chain.members[1], by) if chain is answer and is_constant(chain.texts[0]) else False
+        return (
+            same(gold, chain.members[1], by)
+            if chain is answer and is_constant(chain.texts[0])
+            else False
+        )
     if (interval := as_interval(chain)) is not None and isinstance(other, Listing | Union):
         outcome = same(interval, other, by) if chain is gold else same(other, interval, by)
         return outcome or None
@@ -370,7 +441,11 @@ def _same_chain(gold: Node, answer: Node, by: Comparer) -> bool | None:
 
 
 def _same_relations(gold: Chain, answer: Chain, by: Comparer) -> bool | None:
-    if len(gold.signs) == len(answer.signs) == 1 and gold.signs[0] in FLIPPED and answer.signs[0] in FLIPPED:
+    if (
+        len(gold.signs) == len(answer.signs) == 1
+        and gold.signs[0] in FLIPPED
+        and answer.signs[0] in FLIPPED
+    ):
         wanted, given = assignment(gold), assignment(answer)
         if wanted and given and wanted[0] == given[0]:
             return same(wanted[1], given[1], by)
@@ -389,7 +464,9 @@ def _same_relations(gold: Chain, answer: Chain, by: Comparer) -> bool | None:
 
 
 def _is_solution(gold: Chain) -> bool:
-    """Whether it is a number for a name, or a range for a letter: then 2x = 10 and -x > -5 are no answers to it."""
+    """Whether it is a number for a name, or a range for a letter:
+    then 2x = 10 and -x > -5 are no answers to it.
+    """
     wanted = assignment(gold)
     value = isinstance(wanted[1], Leaf) and is_constant(wanted[1].text) if wanted else False
     return value or as_interval(gold) is not None
@@ -403,8 +480,12 @@ def _same_solution(gold: Chain, answer: Chain, by: Comparer) -> bool | None:
 
 
 def _same_long_chains(gold: Chain, answer: Chain, by: Comparer) -> bool | None:
-    """Member by member, read from either end. A chain may be rearranged in more ways than these: then None."""
-    if len(gold.signs) != len(answer.signs) or any(sign not in FLIPPED for sign in gold.signs + answer.signs):
+    """Member by member, read from either end. A chain may be rearranged in more ways than these:
+    then None.
+    """
+    if len(gold.signs) != len(answer.signs) or any(
+        sign not in FLIPPED for sign in gold.signs + answer.signs
+    ):
         return None
     signs, members, texts = answer.signs, answer.members, answer.texts
     if gold.signs != signs:
@@ -430,7 +511,9 @@ def _difference(chain: Chain) -> str:
 def _same_union(gold: Node, answer: Node, by: Comparer) -> bool | None:
     """Part by part; one set can be cut into parts in many ways, so different parts decide nothing."""
     parts = [node.parts if isinstance(node, Union) else (node,) for node in (gold, answer)]
-    regions = [tuple(as_interval(p) or p if isinstance(p, Chain) else p for p in side) for side in parts]
+    regions = [
+        tuple(as_interval(p) or p if isinstance(p, Chain) else p for p in side) for side in parts
+    ]
     if any(isinstance(p, Leaf | Words | Matrix | ChoiceLetter) for side in regions for p in side):
         return None if all(isinstance(node, Union) for node in (gold, answer)) else False
     return _as_sets(regions[0], regions[1], by) or None

@@ -1,14 +1,18 @@
-r"""Whether an answer was copied out of the prompt: an expression that stands there, or one made of its parts.
+r"""Whether an answer was copied out of the prompt:
+an expression that stands there, or one made of its parts.
 
-"Factor x^2 - 1" is not answered by x^2 - 1. The formulas of the prompt are read by the grammar of answers. An answer is
-copied if each of its expressions (numbers apart) is a part of one of these formulas, in whatever order its terms and
-factors are written. So it is if it is made of such parts and leaves work to do: one of them is a sum, as in (x+1)(x-1)
-where x+1 and x-1 stand in the prompt, or numbers or letters are still to be multiplied, as in 3x·4x. It is copied too
-if its symbols stand in the prompt one after the other, or if it holds a whole formula of the prompt with a sum in it
-that the gold answer does not hold, as (x^2-1)^1 and |x^2-1|. What takes itself away (+1-1) is not looked at. A single
-number or letter is a part, and no copy; integers, decimals and fractions of integers never are.
+"Factor x^2 - 1" is not answered by x^2 - 1. The formulas of the prompt are read by the grammar of
+answers. An answer is copied if each of its expressions (numbers apart) is a part of one of these
+formulas, in whatever order its terms and factors are written. So it is if it is made of such parts
+and leaves work to do: one of them is a sum, as in (x+1)(x-1) where x+1 and x-1 stand in the prompt,
+or numbers or letters are still to be multiplied, as in 3x·4x. It is copied too if its symbols stand
+in the prompt one after the other, or if it holds a whole formula of the prompt with a sum in it
+that the gold answer does not hold, as (x^2-1)^1 and |x^2-1|. What takes itself away (+1-1) is not
+looked at. A single number or letter is a part, and no copy; integers, decimals and fractions of
+integers never are.
 
-Not covered: an expression of the prompt that was rewritten before it was handed back (x·x - 1 for x^2 - 1).
+Not covered: an expression of the prompt that was rewritten before it was handed back (x·x - 1 for
+x^2 - 1).
 """
 
 from __future__ import annotations
@@ -25,21 +29,24 @@ from equipoise.verifiers.math.structure import parse
 
 LONGEST_PROMPT = 50_000  # characters that are looked at, from the end
 LONGEST_FORMULA, MOST_FORMULAS = 400, 500
-# What ends a formula: a sign between two sides, punctuation; in running text a word too, which $ab$ is not.
+# What ends a formula: a sign between two sides, punctuation;
+# in running text a word too, which $ab$ is not.
 SIDES = re.compile(
     r"\\text\{[^{}]*\}|\\(?:le|ge|ne|in|approx|cup|to|begin|end|ldots)(?![a-zA-Z])|[=<>?:;,\n\x04]|\.(?!\d)"
 )
 BREAK = re.compile(rf"(?<![\\a-zA-Z])[a-zA-Z]{{2,}}|{SIDES.pattern}")
 FORMULA = re.compile(r"\$([^$]+)\$")
-NUMBER = re.compile(r"-?(?:\d[\d,.]*|\\[dt]?frac\{-?\d+\}\{\d+\}|\d+/\d+)")  # for speed: the most usual answers
+# for speed: the most usual answers
+NUMBER = re.compile(r"-?(?:\d[\d,.]*|\\[dt]?frac\{-?\d+\}\{\d+\}|\d+/\d+)")
 SYMBOL = re.compile(r"\d+(?:\.\d+)?|\.\d+|\\(?:[a-zA-Z]+|.)|[^\s{}]")
 BETWEEN = "\x00"  # symbols, so that 1 is not found in 12
 
 
 @dataclass(frozen=True, slots=True)
 class _Source:
-    """What a prompt holds: whole formulas with a sum in them, the operations and the single numbers and letters in its
-    formulas, and all its symbols."""
+    """What a prompt holds: whole formulas with a sum in them, the operations and the single numbers
+    and letters in its formulas, and all its symbols.
+    """
 
     wholes: frozenset[Tree]
     operations: frozenset[Tree]
@@ -53,7 +60,9 @@ def copied(answer: str, prompt: str, gold: str) -> bool:
         return False
     try:
         spelled = spell(answer)
-        texts = [text for text in leaves(parse(spelled)) if not is_rational(text) and not is_name(text)]
+        texts = [
+            text for text in leaves(parse(spelled)) if not is_rational(text) and not is_name(text)
+        ]
     except (Unreadable, RecursionError):
         return False
     source = _source(prompt[-LONGEST_PROMPT:])
@@ -79,7 +88,8 @@ def _is_taken(text: str, source: _Source, gold: frozenset[Tree]) -> bool:
     return len(symbols) > 2 and _joined(symbols) in source.symbols
 
 
-NEW, PART, WORK = range(3)  # not from the prompt; from it, and nothing is left to do; from it, with work left to do
+# not from the prompt; from it, and nothing is left to do; from it, with work left to do
+NEW, PART, WORK = range(3)
 
 
 def _rank(tree: Tree, source: _Source) -> int:
@@ -107,19 +117,25 @@ def _is_atom(tree: Tree) -> bool:
     if tree[0] == "inverse":
         return _is_atom(tree[1])
     if tree[0] == "*":
-        return sum(part != MINUS for part in tree[1:]) < 2 or all(_is_atom(p) and p[0] != "letter" for p in tree[1:])
+        return sum(part != MINUS for part in tree[1:]) < 2 or all(
+            _is_atom(p) and p[0] != "letter" for p in tree[1:]
+        )
     return tree[0] in {"number", "letter"}
 
 
 @lru_cache(maxsize=2048)
 def _source(prompt: str) -> _Source:
     text = respell(prompt)
-    marked = [piece for formula in FORMULA.findall(prompt) for piece in SIDES.split(respell(formula))]
+    marked = [
+        piece for formula in FORMULA.findall(prompt) for piece in SIDES.split(respell(formula))
+    ]
     pieces = [piece.strip() for piece in [*marked, *BREAK.split(text)]]
     wholes: set[Tree] = set()
     operations: set[Tree] = set()
     atoms: set[Tree] = set()
-    for piece in [piece for piece in dict.fromkeys(pieces) if 0 < len(piece) <= LONGEST_FORMULA][-MOST_FORMULAS:]:
+    for piece in [piece for piece in dict.fromkeys(pieces) if 0 < len(piece) <= LONGEST_FORMULA][
+        -MOST_FORMULAS:
+    ]:
         if (tree := arranged(piece)) is None:
             continue
         parts = list(subtrees(tree))
@@ -127,7 +143,9 @@ def _source(prompt: str) -> _Source:
             (atoms if _is_atom(part) else operations).add(part)
         if any(part[0] == "+" for part in parts):
             wholes.add(tree)
-    return _Source(frozenset(wholes), frozenset(operations), frozenset(atoms), _joined(SYMBOL.findall(text)))
+    return _Source(
+        frozenset(wholes), frozenset(operations), frozenset(atoms), _joined(SYMBOL.findall(text))
+    )
 
 
 def _joined(symbols: list[str]) -> str:

@@ -1,10 +1,11 @@
-r"""Whether an answer equals the gold one: `quick` exactly and cheaply, `slow` with a computer algebra system.
+r"""Whether an answer equals the gold one: `quick` exactly and cheaply, `slow` with a computer
+algebra system.
 
 Both compare the same structure by the same rules (`compare`) and differ only in how two single
-expressions are compared; so they agree wherever both decide. Of the two rule sets, `strict` wants values and `lenient`
-takes any calculation that comes to the same (docs/verifiers-math.md). `quick` may run anywhere. `slow` and
-`gold_problem` parse with math-verify's LaTeX grammar and compute with SymPy: run them in a process that can be killed,
-for no static guard catches every slow computation.
+expressions are compared; so they agree wherever both decide. Of the two rule sets, `strict` wants
+values and `lenient` takes any calculation that comes to the same (docs/verifiers-math.md). `quick`
+may run anywhere. `slow` and `gold_problem` parse with math-verify's LaTeX grammar and compute with
+SymPy: run them in a process that can be killed, for no static guard catches every slow computation.
 """
 
 from __future__ import annotations
@@ -30,7 +31,9 @@ MISSING = frozenset({"nan", "none", "null", "n/a"})
 
 
 def quick(gold: str, answer: str, rules: str = "strict") -> bool | None:
-    """Whether the two are equal, decided exactly and without SymPy; None where that cannot be decided."""
+    """Whether the two are equal, decided exactly and without SymPy;
+    None where that cannot be decided.
+    """
     if INTEGER.fullmatch(gold) and INTEGER.fullmatch(answer):  # most answers of most data sets
         return gold == answer
     if max(len(gold), len(answer)) > LONGEST_RAW:
@@ -57,7 +60,9 @@ def _agree(gold: Node, answer: Node, by: Comparer) -> bool | None:
 
 
 def same_form(gold: str, answer: str) -> bool:
-    """Whether the answer is put together as the gold one is, up to the order of terms, factors and list items."""
+    """Whether the answer is put together as the gold one is, up to the order of terms,
+    factors and list items.
+    """
     try:
         g, a = spell(gold), spell(answer)
         return _plain(g) == _plain(a) or arrangement_of(parse(g)) == arrangement_of(parse(a))
@@ -66,7 +71,9 @@ def same_form(gold: str, answer: str) -> bool:
 
 
 def slow(gold: str, answer: str, rules: str = "strict") -> bool | None:
-    """Whether the two are equal; None where the answer cannot be parsed. A gold that cannot be equals nothing."""
+    """Whether the two are equal; None where the answer cannot be parsed.
+    A gold that cannot be equals nothing.
+    """
     from equipoise.verifiers.math.regions import regions_equal
     from equipoise.verifiers.math.symbolic import SYMBOLIC
 
@@ -105,7 +112,9 @@ def gold_problem(gold: str) -> str | None:
 
 
 def _gold_tree(gold: str) -> Node:
-    """The structure of a gold answer. A sentence that is no structure is words: only the same words equal it."""
+    """The structure of a gold answer. A sentence that is no structure is words:
+    only the same words equal it.
+    """
     spelled = spell(gold)
     if spelled.lower() in MISSING:
         raise Unreadable("it is a missing value")
@@ -145,7 +154,9 @@ def _readable(text: str) -> bool:
 
 
 def _has_sense(text: str) -> bool:
-    """Whether a text is an expression by its grammar alone, and nothing that exact arithmetic finds senseless."""
+    """Whether a text is an expression by its grammar alone,
+    and nothing that exact arithmetic finds senseless.
+    """
     if exact.infinite(text) or NUMBER_SET.fullmatch(text) or exact.based(text):
         return True
     try:
@@ -164,7 +175,9 @@ def _plain(spelled: str) -> str:
 
 def _with_decimal_point(answer: str, gold: str) -> str:
     """`2,74` is 2.74 where the gold answer is a decimal number: a list could not equal it anyway."""
-    if re.fullmatch(r"(?:\\\$)?\s*-?\d+\.\d+\D*", gold) and re.match(r"-?\d+,\d+(?!\d*[,.]\d)", answer):
+    if re.fullmatch(r"(?:\\\$)?\s*-?\d+\.\d+\D*", gold) and re.match(
+        r"-?\d+,\d+(?!\d*[,.]\d)", answer
+    ):
         return answer if re.match(r"-?\d{1,3},\d{3}(?!\d)", answer) else answer.replace(",", ".", 1)
     return answer
 
@@ -179,7 +192,11 @@ def _equal(gold: str, answer: str) -> bool | None:
         return None
     except Unreadable:
         return None
-    rounded = re.fullmatch(r"-?\d*\.\d{12,}", gold) and exact.number(b) is None and not exact.letters(b) - {"π", "e"}
+    rounded = (
+        re.fullmatch(r"-?\d*\.\d{12,}", gold)
+        and exact.number(b) is None
+        and not exact.letters(b) - {"π", "e"}
+    )
     return None if rounded else exact.same(a, b)
 
 
@@ -205,4 +222,6 @@ def _approximates(number: str, printed: str) -> bool | None:
     return None if near is None or shown is None else exact.shows(near, shown, step)
 
 
-EXACT = {rules: Comparer(_equal, _ratio, _approximates, strict=rules == "strict") for rules in RULES}
+EXACT = {
+    rules: Comparer(_equal, _ratio, _approximates, strict=rules == "strict") for rules in RULES
+}

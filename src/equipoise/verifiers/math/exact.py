@@ -1,11 +1,13 @@
-r"""Exact values of answers without a computer algebra system: sums of rational multiples of √n, π, e, i and letters.
+r"""Exact values of answers without a computer algebra system:
+sums of rational multiples of √n, π, e, i and letters.
 
-`value(text)` reads an expression into a normal form. Two texts are equal exactly if their forms are, for √n with n
-square-free, π and letters are independent over the rationals. Every coefficient is a `fractions.Fraction`, and every
-size is bounded.
+`value(text)` reads an expression into a normal form. Two texts are equal exactly if their forms
+are, for √n with n square-free, π and letters are independent over the rationals. Every coefficient
+is a `fractions.Fraction`, and every size is bounded.
 
-Not covered, and refused with `Unreadable`: functions, division by sums, other roots than square, powers that are not
-small whole numbers. What has no value, or none that could be written out, is refused with `Senseless`.
+Not covered, and refused with `Unreadable`: functions, division by sums, other roots than square,
+powers that are not small whole numbers. What has no value, or none that could be written out, is
+refused with `Senseless`.
 """
 
 from __future__ import annotations
@@ -23,7 +25,9 @@ TERMS = 200
 LARGEST_FACTORIAL = 3_000
 LARGEST_ROOT = 10**6  # √n is made square-free by trial division
 
-PRINTED = re.compile(r"[-+]?\s?\d*(\.\d*)?(?:[eE]([-+]?\d+)|\s*\*\s*10\s*\^\s*\{?\s*(-?\d+)\s*\}?)?")
+PRINTED = re.compile(
+    r"[-+]?\s?\d*(\.\d*)?(?:[eE]([-+]?\d+)|\s*\*\s*10\s*\^\s*\{?\s*(-?\d+)\s*\}?)?"
+)
 CONSTANTS = {
     "π": Fraction("3.141592653589793238462643383279502884197169399375105820974944592307816406"),
     "e": Fraction("2.718281828459045235360287471352662497757247093699959574966967627724076630"),
@@ -46,7 +50,9 @@ def letters(value: Value) -> set[str]:
 
 
 def same(a: Value, b: Value) -> bool | None:
-    """Whether two values are equal. None: π and e together, of which nobody knows whether they are independent."""
+    """Whether two values are equal. None: π and e together,
+    of which nobody knows whether they are independent.
+    """
     if a == b:
         return True
     return None if {"π", "e"} <= letters(a) | letters(b) else False
@@ -86,7 +92,9 @@ def multiply(a: Value, b: Value) -> Value:
     return {key: c for key, c in out.items() if c}
 
 
-def _times(p: tuple[tuple[str, int], ...], q: tuple[tuple[str, int], ...]) -> tuple[tuple[tuple[str, int], ...], int]:
+def _times(
+    p: tuple[tuple[str, int], ...], q: tuple[tuple[str, int], ...]
+) -> tuple[tuple[tuple[str, int], ...], int]:
     """The product of two products of letters, and its sign: i² = −1."""
     exponents = dict(p)
     for name, e in q:
@@ -116,7 +124,9 @@ def power(a: Value, exponent: Fraction) -> Value:
         raise Senseless("zero to the power of zero or less")
     if k < 0:
         a, k = invert(a), -k
-    size = max((max(c.numerator.bit_length(), c.denominator.bit_length()) for c in a.values()), default=1)
+    size = max(
+        (max(c.numerator.bit_length(), c.denominator.bit_length()) for c in a.values()), default=1
+    )
     if (c := number(a)) is not None:
         if abs(c) not in (0, 1) and size * k > BITS:
             raise Senseless("a power too large to write out")
@@ -209,7 +219,12 @@ class Exact:
         if name in {"floor", "ceiling"} and c is not None:
             return self.number(Fraction(floor(c) if name == "floor" else ceil(c)))
         k = number(arguments[1]) if name == "binomial" else None
-        if c is not None and k is not None and c.denominator == k.denominator == 1 and 0 <= k <= c <= LARGEST_FACTORIAL:
+        if (
+            c is not None
+            and k is not None
+            and c.denominator == k.denominator == 1
+            and 0 <= k <= c <= LARGEST_FACTORIAL
+        ):
             return self.number(Fraction(comb(int(c), int(k))))
         raise Unreadable("a function")
 
@@ -224,7 +239,9 @@ def value(text: str) -> Value:
 
 
 def printed_step(text: str) -> Fraction | None:
-    """One unit in the last digit that a decimal shows, 1/100 for 0.33; None where the text is no decimal."""
+    """One unit in the last digit that a decimal shows, 1/100 for 0.33;
+    None where the text is no decimal.
+    """
     match = PRINTED.fullmatch(text)
     if match is None or not re.match(r"[-+\s]*\.?\d", text):
         return None
@@ -257,7 +274,9 @@ def based(text: str) -> tuple[str, str] | None:
 
 
 def infinite(text: str) -> int | None:
-    """The sign of ∞ or −∞; None for everything else. Infinity is no number: nothing is computed with it."""
+    """The sign of ∞ or −∞; None for everything else. Infinity is no number:
+    nothing is computed with it.
+    """
     match = re.fullmatch(r"([-+]?)\s*\\infty", text)
     return (-1 if match.group(1) == "-" else 1) if match else None
 

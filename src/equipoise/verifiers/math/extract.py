@@ -1,11 +1,13 @@
-r"""Which part of a response is its answer: the last one it states, read in linear time and never evaluated.
+r"""Which part of a response is its answer: the last one it states,
+read in linear time and never evaluated.
 
-Only what follows the last `</think>` counts, and a `<think>` that is never closed has said nothing. `places` says where
-an answer may stand:
+Only what follows the last `</think>` counts, and a `<think>` that is never closed has said nothing.
+`places` says where an answer may stand:
 
     boxed     the last `\boxed{…}` or `\fbox{…}`. A box in a box is unwrapped, a box that is not closed is not a box.
-              Boxes of one sentence with "and" or "or" right before the next (a name, y =, may follow), or with signs
-              alone between them, are one list, which can only equal a list. Otherwise the last one counts.
+              Boxes of one sentence with "and" or "or" right before the next (a name, y =, may
+              follow), or with signs alone between them, are one list, which can only equal a list.
+              Otherwise the last one counts.
     tag       the last `<answer>…</answer>` that is closed, and in it the last box or mark, else all of it
     ####      the rest of the line behind the last `####` that is no heading
     words     what follows "Answer:" or "the answer is"
@@ -13,8 +15,9 @@ an answer may stand:
 
 The last mark in the response counts. After a box, a later mark has to begin with the answer itself.
 
-Not covered: answers written out in words ("seventeen"), or spread over several sentences, and whatever stands before
-the last 50,000 characters. Whether the text means anything is for :mod:`equipoise.verifiers.math.equal` to say.
+Not covered: answers written out in words ("seventeen"), or spread over several sentences, and
+whatever stands before the last 50,000 characters. Whether the text means anything is for
+:mod:`equipoise.verifiers.math.equal` to say.
 """
 
 from __future__ import annotations
@@ -25,7 +28,11 @@ from functools import lru_cache
 
 READ = 50_000  # characters, from the end
 LONGEST = 20_000  # characters of an answer; a longer one is no answer
-LINE, SENTENCE = 1_000, 400  # characters read of the last line, from its end, and of what follows a mark
+# characters read of the last line, from its end, and of what follows a mark
+LINE, SENTENCE = (
+    1_000,
+    400,
+)
 MARKS = 50  # marks looked at, from the end
 BEFORE_DIGIT = 4  # characters of a number, as in "- $.5"
 WORDS = 25  # characters at the end of a sentence in which a word is looked for
@@ -41,16 +48,22 @@ ASKS = {  # what a prompt says where it asks for an answer in a place
 }
 BOX = re.compile(r"\\(?:boxed|fbox)\s*(?=\{)")
 MARK = re.compile(b"####"), re.compile(b"answer")
-# A line that is a value, with one word behind it at most: "18 dollars", and neither "Check" nor "3. Check".
-VALUE = re.compile(r"[-+−(\[$]*\s*(?:\d[\d,./]*(?<!\.)|\.\d+|\\[a-zA-Z$]+\S*)[)\]$%\\]*(?:\s*[a-zA-Z]+)?\.?$")
-# A heading begins with a word, "3. Check" too; what is calculated there is the answer that is stated, right or wrong.
+# A line that is a value, with one word behind it at most: "18 dollars", and neither "Check" nor "3.
+# Check".
+VALUE = re.compile(
+    r"[-+−(\[$]*\s*(?:\d[\d,./]*(?<!\.)|\.\d+|\\[a-zA-Z$]+\S*)[)\]$%\\]*(?:\s*[a-zA-Z]+)?\.?$"
+)
+# A heading begins with a word, "3. Check" too;
+# what is calculated there is the answer that is stated, right or wrong.
 NO_HEADING = re.compile(r"(?!(?:\d+[.)]\s+)?[*_]*[a-zA-Z]{2,})")
 AFTER_MARK = re.compile(r"[\s*_]*(?:[:：=]|(?:is|are)\b:?|(?=\$|\\\(|\\\[))[\s*_]*", re.IGNORECASE)
 SPECIAL_TOKEN = re.compile(r"<\|[^|<>\n]{0,40}\|>.*", re.DOTALL)
 SENTENCE_END = re.compile(r"[.!?](?=\s)|\n\s*\n")
-# Between two boxes of a list: signs alone, or words that end in "and" or "or", with a name (y_2 =) behind it or not.
+# Between two boxes of a list: signs alone, or words that end in "and" or "or",
+# with a name (y_2 =) behind it or not.
 JOINER = re.compile(
-    r"(?:^|(?<![a-zA-Z])(?:and|or)(?![a-zA-Z]))[^a-zA-Z]*(?:[a-zA-Z](?:_\{?\w+\}?)?\s*[=:][^a-zA-Z]*)?$", re.IGNORECASE
+    r"(?:^|(?<![a-zA-Z])(?:and|or)(?![a-zA-Z]))[^a-zA-Z]*(?:[a-zA-Z](?:_\{?\w+\}?)?\s*[=:][^a-zA-Z]*)?$",
+    re.IGNORECASE,
 )
 SPACING = re.compile(r"\\(?:text|q?quad)(?![a-zA-Z])")
 JOINED_FORMULAS = re.compile(r"\s*(?:,|and|or|,\s*and|,\s*or)\s*", re.IGNORECASE)
@@ -67,7 +80,8 @@ NUMBER = re.compile(
     r"(?<![\w.\\^{])(?:[-+−]\s?)?[$€£]?(?:\d+(?:,\d+)*(?:\.\d+)?|\.\d+)(?:\s?/\s?\d+)?(?:\s*(?:\\?%|percent\b|pct\b))?"
 )
 SPACED_THOUSANDS = re.compile(r"(?<![\w.] )(?<![\w.])\d{1,3}(?: \d{3})+(?![\w.]| \d)")
-# What makes a number part of something else: letters or operators after it; an operator, a letter or "not" before it.
+# What makes a number part of something else: letters or operators after it;
+# an operator, a letter or "not" before it.
 NUMBER_GOES_ON = re.compile(
     r"(?!(?:[cdkm]?m[²³23]?|k?g|lbs?|s|h|ft|in|°)(?![\w(]))[\w(\[{]|\s*[-+*/^=×·÷<>](?=\s?[\w(\\])"
     r"|\s*(?:hundred|thousand|million|billion|trillion|dozen)",
@@ -85,10 +99,11 @@ OPENING_CHOICE = re.compile(r"\(([A-J])\)|([A-HJ])(?:[.):]|$)")
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """`text` is what was read, None where there is nothing to read; `how` says by which part of the rule.
+    """`text` is what was read, None where there is nothing to read;
+    `how` says by which part of the rule.
 
-    `hedge` is True where the text is a list of several different boxes: it equals a gold answer that is this list, and
-    never one that is a member of it.
+    `hedge` is True where the text is a list of several different boxes: it equals a gold answer
+    that is this list, and never one that is a member of it.
     """
 
     text: str | None
@@ -98,7 +113,9 @@ class Answer:
 
 @lru_cache(maxsize=2048)
 def places_of(answer_in: str, prompt: str) -> tuple[str, ...]:
-    """The places that `answer_in` names; with "auto" those that the prompt asks for, else any explicit mark."""
+    """The places that `answer_in` names; with "auto" those that the prompt asks for,
+    else any explicit mark.
+    """
     if answer_in == "anywhere":
         return PLACES
     if answer_in in ASKS:
@@ -127,7 +144,9 @@ def answer(response: str, places: tuple[str, ...] = PLACES) -> Answer:
         return _from_boxes(said, boxes)
     if "text" not in places:
         return Answer(None, f"no answer in {' or '.join(places)}" if said.strip() else "empty")
-    lines = [line for line in _without_special_tokens(said[-4 * LINE :]).split("\n") if line.strip()]
+    lines = [
+        line for line in _without_special_tokens(said[-4 * LINE :]).split("\n") if line.strip()
+    ]
     if not lines:
         return Answer(None, "empty")
     return _read(lines[-1][-LINE:], "last line") or Answer(None, "nothing to read")
@@ -180,7 +199,11 @@ def _from_boxes(text: str, boxes: list[tuple[int, int, str]]) -> Answer:
     contents = [_unwrapped(content)]
     for earlier_start, earlier_end, content in reversed(boxes[:-1]):
         between = text[earlier_end:start] if start - earlier_end <= SENTENCE else ".\n\n"
-        if SENTENCE_END.search(between) or not JOINER.search(SPACING.sub(" ", between)) or len(contents) > MARKS:
+        if (
+            SENTENCE_END.search(between)
+            or not JOINER.search(SPACING.sub(" ", between))
+            or len(contents) > MARKS
+        ):
             break
         if (content := _unwrapped(content)) not in contents:
             contents.insert(0, content)
@@ -191,7 +214,9 @@ def _from_boxes(text: str, boxes: list[tuple[int, int, str]]) -> Answer:
 
 
 def _unwrapped(content: str) -> str:
-    """Without the boxes around it, ten at most: more are no way to write an answer, and each costs a pass."""
+    """Without the boxes around it, ten at most: more are no way to write an answer,
+    and each costs a pass.
+    """
     for _ in range(10):
         inner = _boxes(content) if len(content) <= LONGEST else []
         if not inner or (content[: inner[0][0]] + content[inner[0][1] :]).strip():
@@ -208,11 +233,15 @@ def _stated(text: str, how: str, hedge: bool = False) -> Answer:
 
 def _with_percent(formula: str, text: str, end: int) -> str:
     """With the percent sign that follows it at `end`, outside its delimiters."""
-    return formula + r"\%" if formula and "%" not in formula and PERCENT.match(text, end) else formula
+    return (
+        formula + r"\%" if formula and "%" not in formula and PERCENT.match(text, end) else formula
+    )
 
 
 def _marked(text: str, after: int, places: tuple[str, ...]) -> Answer | None:
-    """What the last mark from `after` on states. After a box (`after` > 0) it has to begin with the answer itself."""
+    """What the last mark from `after` on states.
+    After a box (`after` > 0) it has to begin with the answer itself.
+    """
     heading = None
     for start, end in reversed(_marks(text, after)[-MARKS:]):
         if text[start] == "#":
@@ -238,10 +267,13 @@ def _marked(text: str, after: int, places: tuple[str, ...]) -> Answer | None:
 
 
 def _marks(text: str, after: int) -> list[tuple[int, int]]:
-    """Where marks stand from `after` on, in order. Looked for in small letters (ſ is a small s), of one byte each: a
-    pattern that takes capitals too has to try every place."""
+    """Where marks stand from `after` on, in order. Looked for in small letters (ſ is a small s), of
+    one byte each: a pattern that takes capitals too has to try every place.
+    """
     small = text[after:].replace("ſ", "s").encode("latin-1", "replace").lower()
-    marks = [match.span() for mark in MARK if mark.pattern in small for match in mark.finditer(small)]
+    marks = [
+        match.span() for mark in MARK if mark.pattern in small for match in mark.finditer(small)
+    ]
     return sorted((start + after, end + after) for start, end in marks)
 
 
@@ -283,12 +315,16 @@ def _formula(sentence: str, formulas: list[re.Match[str]], how: str) -> Answer:
 
 
 def _number(sentence: str, after: int) -> str | None:
-    """The last number from `after` on, with those joined to it; "" where it is part of something that is none."""
-    if sentence.isascii() and not any(map(sentence.__contains__, "0123456789")):  # faster than a pattern
+    """The last number from `after` on, with those joined to it;
+    "" where it is part of something that is none.
+    """
+    # faster than a pattern
+    if sentence.isascii() and not any(map(sentence.__contains__, "0123456789")):
         return None
     if not (digit := DIGIT.search(sentence, after)):
         return None
-    after = max(after, digit.start() - BEFORE_DIGIT)  # the patterns look behind at every place: they start late
+    # the patterns look behind at every place: they start late
+    after = max(after, digit.start() - BEFORE_DIGIT)
     found = [*SPACED_THOUSANDS.finditer(sentence, after)] or [*NUMBER.finditer(sentence, after)]
     if not found:
         return None
@@ -297,16 +333,22 @@ def _number(sentence: str, after: int) -> str | None:
         if not JOINED_NUMBERS.fullmatch(sentence, earlier.end(), start):
             break
         start = earlier.start()
-    if NUMBER_GOES_ON.match(sentence, end) or not NUMBER_MAY_START.search(sentence, max(0, start - 20), start):
+    if NUMBER_GOES_ON.match(sentence, end) or not NUMBER_MAY_START.search(
+        sentence, max(0, start - 20), start
+    ):
         return ""
     return sentence[start:end].strip()
 
 
 def _bare_formula(sentence: str) -> str | None:
-    """What follows the last "is" or ":", where it is a formula without delimiters and holds no word."""
+    """What follows the last "is" or ":", where it is a formula without delimiters and holds no
+    word.
+    """
     # What stands before a word can be no part of the formula, unless the word is a command's.
     word = WORD.search(sentence, max(0, len(sentence) - WORDS)) if "\\" not in sentence else None
-    start = max((match.end() for match in IS.finditer(sentence, word.start() if word else 0)), default=0)
+    start = max(
+        (match.end() for match in IS.finditer(sentence, word.start() if word else 0)), default=0
+    )
     if word and not start:
         return None
     rest = sentence[start:].strip().rstrip(".,;").strip()
@@ -316,7 +358,9 @@ def _bare_formula(sentence: str) -> str | None:
 
 
 def _choice(sentence: str) -> str | None:
-    """A letter that opens the sentence ("A. Because …"), or else the only one that stands alone in it."""
+    """A letter that opens the sentence ("A. Because …"),
+    or else the only one that stands alone in it.
+    """
     if not any(map(sentence.__contains__, "ABCDEFGHIJ")):  # faster than a pattern
         return None
     if opening := OPENING_CHOICE.match(sentence):

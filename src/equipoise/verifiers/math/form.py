@@ -1,12 +1,14 @@
 r"""How a number is written: as a value, or as a calculation that is left to do.
 
-`allowed(gold, answer)` says whether an answer that equals the gold one is also written as one may. The text is read by
-the same grammar as everywhere, over an algebra that keeps what kind of number each part is and which operations are
-still to be carried out. Finished are integers, decimals, fractions (of whole numbers, and no whole number), mixed
-numbers, scientific notation, a + b√c, roots of numbers that have none, multiples and powers of π and e, a + bi and
-e^{iθ}. The table in docs/verifiers-math.md has the rule with examples.
+`allowed(gold, answer)` says whether an answer that equals the gold one is also written as one may.
+The text is read by the same grammar as everywhere, over an algebra that keeps what kind of number
+each part is and which operations are still to be carried out. Finished are integers, decimals,
+fractions (of whole numbers, and no whole number), mixed numbers, scientific notation, a + b√c,
+roots of numbers that have none, multiples and powers of π and e, a + bi and e^{iθ}. The table in
+docs/verifiers-math.md has the rule with examples.
 
-Not covered: whether a root of a root could be written as a sum of roots, and whether a fraction is in lowest terms.
+Not covered: whether a root of a root could be written as a sum of roots,
+and whether a fraction is in lowest terms.
 """
 
 from __future__ import annotations
@@ -32,8 +34,8 @@ TRIGONOMETRIC = frozenset(name[1:] for name in FUNCTIONS) - {"ln", "log", "exp"}
 PIECEWISE = frozenset({"floor"})
 NOTHING: frozenset[str] = frozenset()
 
-# Kinds. `minus` is the −1 of a sign, `inverse` the 1/n of a fraction and `ten` the 10^k of scientific notation: all
-# three wait for the factor beside them.
+# Kinds. `minus` is the −1 of a sign, `inverse` the 1/n of a fraction and `ten` the 10^k of
+# scientific notation: all three wait for the factor beside them.
 RATIONAL = frozenset({"whole", "decimal", "fraction", "inverse", "ten"})
 
 
@@ -41,9 +43,10 @@ RATIONAL = frozenset({"whole", "decimal", "fraction", "inverse", "ten"})
 class Shape:
     """One part of an expression: its kind, its value, and the operations that are left to do in it.
 
-    `scale` is the rational number written before an irrational one, None where there is none yet; `over` says that a
-    denominator is written already, `under` that a numerator is. `inverted`: it stands below a fraction bar. `signed`: a
-    minus stands before it already, so that another one is left to carry out.
+    `scale` is the rational number written before an irrational one, None where there is none yet;
+    `over` says that a denominator is written already, `under` that a numerator is. `inverted`: it
+    stands below a fraction bar. `signed`: a minus stands before it already, so that another one is
+    left to carry out.
     """
 
     kind: str
@@ -64,8 +67,11 @@ def _letters(*parts: Shape, work: frozenset[str] = NOTHING) -> Shape:
 
 
 def _opaque(name: str, *values: Value) -> Value:
-    """A value that exact arithmetic has no form for, as a letter of its own: the same text is the same letter."""
-    inside = hash(tuple(frozenset(value.items()) for value in values))  # numbers may be too long to write
+    """A value that exact arithmetic has no form for, as a letter of its own:
+    the same text is the same letter.
+    """
+    # numbers may be too long to write
+    inside = hash(tuple(frozenset(value.items()) for value in values))
     return {(1, ((f"{name} {inside}", 1),)): Fraction(1)}
 
 
@@ -110,7 +116,11 @@ class Writing:
         return Shape("whole" if c.denominator == 1 else "decimal", value)
 
     def letter(self, name: str) -> Shape:
-        return Shape("irrational", {(1, ((name, 1),)): Fraction(1)}) if name in CONSTANTS else _letters()
+        return (
+            Shape("irrational", {(1, ((name, 1),)): Fraction(1)})
+            if name in CONSTANTS
+            else _letters()
+        )
 
     def rational(self, a: Shape) -> Fraction | None:
         return _rational(a)
@@ -150,10 +160,19 @@ class Writing:
         exponent = _settled(exponent)
         if _has_letters(a, exponent):
             return _letters(_settled(a), exponent)
-        if a.value == {ONE: Fraction(10)} and a.kind == "whole" and exponent.kind == "whole" and not exponent.work:
-            return Shape("ten", _tried("power", lambda: EXACT.power(a.value, exponent.value), exponent.value))
+        if (
+            a.value == {ONE: Fraction(10)}
+            and a.kind == "whole"
+            and exponent.kind == "whole"
+            and not exponent.work
+        ):
+            return Shape(
+                "ten", _tried("power", lambda: EXACT.power(a.value, exponent.value), exponent.value)
+            )
         a = _settled(a)
-        value = _tried("power", lambda: EXACT.power(a.value, exponent.value), a.value, exponent.value)
+        value = _tried(
+            "power", lambda: EXACT.power(a.value, exponent.value), a.value, exponent.value
+        )
         work = a.work | exponent.work
         if not (_is_root(a, exponent) or _is_power_of_constant(a, exponent)):
             work |= {"power"}
@@ -165,7 +184,9 @@ class Writing:
             return _letters(a)
         n = Fraction(2) if index is None else _rational(index)
         values = (a.value,) if index is None else (a.value, index.value)
-        value = _tried("root", lambda: EXACT.root(a.value, None if index is None else index.value), *values)
+        value = _tried(
+            "root", lambda: EXACT.root(a.value, None if index is None else index.value), *values
+        )
         work = a.work | (NOTHING if index is None else index.work)
         if n is None or n.denominator != 1 or n < 2 or _has_root(a, int(n)):
             work |= {"root"}
@@ -175,7 +196,9 @@ class Writing:
         a = _settled(a)
         if _has_letters(a):
             return _letters(a)
-        return _finished(_tried("factorial", lambda: EXACT.factorial(a.value), a.value), a.work | {"factorial"})
+        return _finished(
+            _tried("factorial", lambda: EXACT.factorial(a.value), a.value), a.work | {"factorial"}
+        )
 
     def function(self, name: str, *arguments: Shape) -> Shape:
         if name == "exp":
@@ -213,14 +236,20 @@ def _product_of_rationals(a: Shape, b: Shape) -> Shape:
         whole = quotient is not None and quotient.denominator == 1
         signed = a.signed or b.signed
         return Shape("fraction", value, work | {"quotient"} if whole else work, signed=signed)
-    if b.kind == "ten" and a.kind in {"whole", "decimal"} and 1 <= abs(_rational(a) or Fraction(0)) < 10:
+    if (
+        b.kind == "ten"
+        and a.kind in {"whole", "decimal"}
+        and 1 <= abs(_rational(a) or Fraction(0)) < 10
+    ):
         return Shape("fraction", value, work)
     left = {"quotient"} if "inverse" in {a.kind, b.kind} else {"product"}
     return Shape("fraction", value, _settled(a).work | _settled(b).work | left)
 
 
 def _scaled(number: Shape, a: Shape) -> Shape:
-    """A rational number beside an irrational one: one numerator and one denominator may be written, no more."""
+    """A rational number beside an irrational one:
+    one numerator and one denominator may be written, no more.
+    """
     number = _settled(number)
     c = _rational(number)
     value = _tried("product", lambda: exact.multiply(number.value, a.value), number.value, a.value)
@@ -241,7 +270,11 @@ def _product_of_irrationals(a: Shape, b: Shape) -> Shape:
     if exact.number(value) is not None:
         return _finished(value, work | {"quotient" if quotient else "product"})
     # √2(1 + √3) is a factored form, √2·√3 is not.
-    shared = _constants(a.value) & _constants(b.value) if (len(a.value) == 1) == (len(b.value) == 1) else set()
+    shared = (
+        _constants(a.value) & _constants(b.value)
+        if (len(a.value) == 1) == (len(b.value) == 1)
+        else set()
+    )
     if (shared and not quotient) or (a.over and b.over) or (a.under and b.under):
         work |= {"product"}
     scale = (a.scale or Fraction(1)) * (b.scale or Fraction(1)) if a.scale or b.scale else None
@@ -271,7 +304,9 @@ def _is_power_of_constant(a: Shape, exponent: Shape) -> bool:
     if base != "e" or len(exponent.value) != 1:
         return False
     ((_, angle), turns) = next(iter(exponent.value.items()))
-    return dict(angle) in ({"i": 1}, {"i": 1, "π": 1}) and not ("π" in dict(angle) and turns.denominator == 1)
+    return dict(angle) in ({"i": 1}, {"i": 1, "π": 1}) and not (
+        "π" in dict(angle) and turns.denominator == 1
+    )
 
 
 def _has_root(a: Shape, n: int) -> bool:
@@ -296,7 +331,9 @@ def _whole_root(number: int, n: int) -> bool:
 
 @lru_cache(maxsize=4096)
 def shape(text: str) -> Shape | None:
-    """How an expression in the spelling of `notation.spell` is written; None where the grammar does not read it."""
+    """How an expression in the spelling of `notation.spell` is written;
+    None where the grammar does not read it.
+    """
     try:
         found = _settled(read(DEGREES.sub(r"\1", text), WRITING))
     except (Unreadable, RecursionError):
@@ -309,7 +346,9 @@ def shape(text: str) -> Shape | None:
 def is_rational(text: str) -> bool:
     """Whether an expression is an integer, a decimal or a fraction of integers, and nothing else."""
     written = None if r"\overline" in text else shape(text)
-    return bool(PLAIN.fullmatch(text)) or (written is not None and written.kind in RATIONAL and not written.work)
+    return bool(PLAIN.fullmatch(text)) or (
+        written is not None and written.kind in RATIONAL and not written.work
+    )
 
 
 def is_value(text: str) -> bool:
@@ -321,10 +360,13 @@ def is_value(text: str) -> bool:
 
 
 def allowed(gold: str, answer: str) -> bool:
-    """Whether an answer that equals the gold one is written as one may: as a value, or with its operations."""
+    """Whether an answer that equals the gold one is written as one may:
+    as a value, or with its operations.
+    """
     if PLAIN.fullmatch(answer) or tight(gold) == tight(answer):
         return True
-    if ":" in answer and ":" not in gold:  # a ratio for a number is a fraction, and 310:2 is a quotient
+    # a ratio for a number is a fraction, and 310:2 is a quotient
+    if ":" in answer and ":" not in gold:
         return is_value("/".join(f"({part})" for part in answer.split(":")))
     if ":" in gold:
         return all(is_value(part) for part in answer.split(":"))

@@ -1,9 +1,11 @@
-r"""The grammar of one expression, over any algebra: the same text means the same to exact arithmetic and to SymPy.
+r"""The grammar of one expression, over any algebra:
+the same text means the same to exact arithmetic and to SymPy.
 
-Read as people write answers: juxtaposition multiplies and binds like `*` (so 1/2x is x/2), a whole number before a
-proper fraction is a mixed number (7\frac{3}{4}, 1 1/2), `\frac12` is 1/2, a function without brackets takes the factors
-up to the next sign or function (`2 \sin b \cos a`), and a letter before a bracketed letter or number is a function
-(f(x), P(2)). What can be read in two ways is refused: two numbers side by side, 2^3^2, \sin \pi/6, 2\frac{3}{2}.
+Read as people write answers: juxtaposition multiplies and binds like `*` (so 1/2x is x/2), a whole
+number before a proper fraction is a mixed number (7\frac{3}{4}, 1 1/2), `\frac12` is 1/2, a
+function without brackets takes the factors up to the next sign or function (`2 \sin b \cos a`), and
+a letter before a bracketed letter or number is a function (f(x), P(2)). What can be read in two
+ways is refused: two numbers side by side, 2^3^2, \sin \pi/6, 2\frac{3}{2}.
 """
 
 from __future__ import annotations
@@ -39,7 +41,9 @@ ENDS = frozenset([*CLOSING.values(), "+", "-", ",", ":", ""])
 
 
 class Algebra(Protocol[T]):
-    """What the grammar needs to know of values. An operation that it cannot carry out raises `Unreadable`."""
+    """What the grammar needs to know of values. An operation that it cannot carry out raises
+    `Unreadable`.
+    """
 
     def number(self, c: Fraction) -> T: ...
     def letter(self, name: str) -> T: ...
@@ -94,7 +98,9 @@ def decimal(text: str) -> Fraction:
     if len(mantissa) > DIGITS or len(exponent) > 7 or abs(int(exponent or 0)) > EXPONENT:
         raise Senseless("a number too large to write out")
     whole, _, digits = mantissa.partition(".")
-    return Fraction(int((whole + digits) or "0"), 10 ** len(digits)) * Fraction(10) ** int(exponent or 0)
+    return Fraction(int((whole + digits) or "0"), 10 ** len(digits)) * Fraction(10) ** int(
+        exponent or 0
+    )
 
 
 class _Reader(Generic[T]):
@@ -121,10 +127,18 @@ class _Reader(Generic[T]):
             raise Unreadable(f"{found!r} where {token!r} should be")
 
     def signed_by(self, sign: str, value: T) -> T:
-        return self.algebra.multiply(self.algebra.number(Fraction(-1)), value) if sign == "-" else value
+        return (
+            self.algebra.multiply(self.algebra.number(Fraction(-1)), value)
+            if sign == "-"
+            else value
+        )
 
     def sum(self) -> T:
-        total = self.signed_by(self.take(), self.product()) if self.peek() in {"+", "-"} else self.product()
+        total = (
+            self.signed_by(self.take(), self.product())
+            if self.peek() in {"+", "-"}
+            else self.product()
+        )
         while self.peek() in {"+", "-"}:
             total = self.algebra.add(total, self.signed_by(self.take(), self.product()))
         return total
@@ -140,11 +154,15 @@ class _Reader(Generic[T]):
                 self.take()
                 start = self.at
             following = self.signed() if operator in {"*", "/"} else self.factor(first=False)
-            total = self.algebra.multiply(total, self.algebra.invert(following) if operator == "/" else following)
+            total = self.algebra.multiply(
+                total, self.algebra.invert(following) if operator == "/" else following
+            )
         return total
 
     def _digits_meet(self, start: int) -> bool:
-        """Whether the brace here opens between two digits. `start`: where the first of the factors side by side is."""
+        """Whether the brace here opens between two digits. `start`:
+        where the first of the factors side by side is.
+        """
         one_group = "}" not in self.tokens[start : self.at - 1]
         in_braces = self.tokens[start] == "{" and self.tokens[self.at - 1] == "}" and one_group
         before = self.tokens[self.at - 2] if in_braces else self.tokens[self.at - 1]
@@ -166,7 +184,9 @@ class _Reader(Generic[T]):
         return self.signed_by(self.sign(), self.factor(first=True))
 
     def factor(self, first: bool) -> T:
-        """An atom with its powers, factorials and percent signs. `first`: no factor stands before it."""
+        """An atom with its powers, factorials and percent signs. `first`:
+        no factor stands before it.
+        """
         start = self.at
         base = self.atom(first)
         if first and self.tokens[start].isdigit() and self.at == start + 1:
@@ -187,9 +207,17 @@ class _Reader(Generic[T]):
         return base
 
     def mixed(self, whole: T) -> T:
-        """7\\frac{3}{4} or 1 1/2: a whole number and a proper fraction of positive numbers; else the number alone."""
+        """7\\frac{3}{4} or 1 1/2: a whole number and a proper fraction of positive numbers;
+        else the number alone.
+        """
         rest = self.tokens[self.at : self.at + 3]
-        slash = len(rest) == 3 and rest[0].isdigit() and rest[1] == "/" and rest[2].isdigit() and self.spaced[self.at]
+        slash = (
+            len(rest) == 3
+            and rest[0].isdigit()
+            and rest[1] == "/"
+            and rest[2].isdigit()
+            and self.spaced[self.at]
+        )
         if self.peek() != r"\frac" and not slash:
             return whole
         if slash:
@@ -243,7 +271,8 @@ class _Reader(Generic[T]):
             return self.bracketed(token)
         if token in CLOSING:
             return self.algebra.function(
-                {"|": "abs", r"\lfloor": "floor", r"\lceil": "ceiling"}[token], self.bracketed(token)
+                {"|": "abs", r"\lfloor": "floor", r"\lceil": "ceiling"}[token],
+                self.bracketed(token),
             )
         if token == r"\frac":
             if derivative := self.derivative():
@@ -268,7 +297,9 @@ class _Reader(Generic[T]):
             return self.letter("π")
         if token in ACCENTS:
             return self.letter(f"{token[1:]} {self.subscript()}")
-        if (token.startswith("\\") and token[1:] in GREEK) or (token.isascii() and token.isalpha() and len(token) == 1):
+        if (token.startswith("\\") and token[1:] in GREEK) or (
+            token.isascii() and token.isalpha() and len(token) == 1
+        ):
             return self.letter(token)
         raise Unreadable(f"{token!r} is not arithmetic" if token else "it ends too early")
 
@@ -317,12 +348,18 @@ class _Reader(Generic[T]):
             self.take()
             name += "'" * self.subscript().count("prime")
         rest = self.tokens[self.at : self.at + 3]
-        if rest[:1] == ["("] and name not in {"π", "e", "i"} and (name in FUNCTION_LETTERS or rest[2:] == [")"]):
+        if (
+            rest[:1] == ["("]
+            and name not in {"π", "e", "i"}
+            and (name in FUNCTION_LETTERS or rest[2:] == [")"])
+        ):
             return self.algebra.function(f"of {name}", self.bracketed(self.take()))
         return self.algebra.letter(name)
 
     def derivative(self) -> str:
-        """dx/dt written as a fraction is a name: its d's do not cancel. Takes nothing where there is none."""
+        """dx/dt written as a fraction is a name: its d's do not cancel.
+        Takes nothing where there is none.
+        """
         start = self.at
         if self.tokens[start : start + 2] == ["{", "d"]:
             over, under = self.subscript(), self.subscript() if self.peek() == "{" else ""

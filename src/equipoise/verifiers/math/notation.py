@@ -1,8 +1,9 @@
 r"""One spelling for one notation: unicode, styling and synonyms of LaTeX, before anything is read.
 
-`spell` rewrites what looks the same on the page (`\dfrac`, `\left(`, full-width digits, `\,`) into one form. It never
-computes, and keeps what changes the meaning: brackets, signs, order. A text that redefines LaTeX, or turns the
-direction of writing around, is refused: what it shows is not what it says.
+`spell` rewrites what looks the same on the page (`\dfrac`, `\left(`, full-width digits, `\,`) into
+one form. It never computes, and keeps what changes the meaning: brackets, signs, order. A text that
+redefines LaTeX, or turns the direction of writing around, is refused: what it shows is not what it
+says.
 """
 
 from __future__ import annotations
@@ -39,7 +40,9 @@ _STYLING = """
     nobreak
 """
 STYLING = frozenset(_STYLING.split())
-REFUSED = re.compile(r"\\(?:(?:re|provide)?newcommand|def|let|edef|gdef|xdef|input|include|csname|catcode|expandafter)")
+REFUSED = re.compile(
+    r"\\(?:(?:re|provide)?newcommand|def|let|edef|gdef|xdef|input|include|csname|catcode|expandafter)"
+)
 ARROW = re.compile(
     r"\\(?:implies|impliedby|iff|therefore|because|(?:[Ll]ong)?(?:[Ll]eft)?[Rr]ightarrow)(?![a-zA-Z])|[→⇒⟹⟶⇔∴]"
 )
@@ -58,7 +61,9 @@ TOKEN = re.compile(r"\\(?:[a-zA-Z]+|.)?", re.DOTALL)
 CHOOSE = re.compile(r"\{([^{}\\]*)\\choose(?![a-zA-Z])([^{}\\]*)\}")
 BOLD = re.compile(r"\A\*\*([^*]+)\*\*\Z")  # markdown, around all of it
 THOUSANDS = re.compile(r"(?<=\d)\s*(?:\{\s*,\s*\}|,\s?\\!\s*)\s*(?=\d{3}(?!\d))")
-AND = re.compile(r"\\text\{\s*,?\s*(?:and|or)\s*,?\s*\}|(\\text\{[^{}]*\})|(?<![a-zA-Z\\{])(?:and|or)(?![a-zA-Z}])")
+AND = re.compile(
+    r"\\text\{\s*,?\s*(?:and|or)\s*,?\s*\}|(\\text\{[^{}]*\})|(?<![a-zA-Z\\{])(?:and|or)(?![a-zA-Z}])"
+)
 OF_A_LIST = "\x04"  # stands for "and" and "or"
 
 
@@ -67,16 +72,21 @@ class Unreadable(ValueError):
 
 
 class Senseless(Unreadable):
-    """The text can be read, and has no value that anything could equal: a division by zero, a number past all size."""
+    """The text can be read, and has no value that anything could equal:
+    a division by zero, a number past all size.
+    """
 
 
 def spell(text: str) -> str:
-    """The text in one spelling. Raises `Unreadable` for what is too long, too deep, unbalanced or redefines LaTeX."""
+    """The text in one spelling. Raises `Unreadable` for what is too long, too deep,
+    unbalanced or redefines LaTeX.
+    """
     if len(text) > LONGEST:
         raise Unreadable(f"{len(text)} characters, more than {LONGEST}")
     if REFUSED.search(text) or TURNED.search(text):
         raise Unreadable("it redefines what is shown")
-    if "\\" not in text and text.isascii():  # a plain number, mostly: nothing of the following is in it
+    # a plain number, mostly: nothing of the following is in it
+    if "\\" not in text and text.isascii():
         return _shallow(respell(text))
     if ARROW.search(text):
         raise Unreadable("arrows between its parts")
@@ -88,7 +98,8 @@ def spell(text: str) -> str:
 def respell(text: str) -> str:
     """The text in one spelling, whatever it is: a whole prompt too."""
     text = BOLD.sub(r"\1", _ascii(text.strip())).replace("~", " ")
-    text = re.sub(r"(?<!\\)((?:\\\\)*)\\$", r"\1", text)  # what is left of a space, `\ `, at the end
+    # what is left of a space, `\ `, at the end
+    text = re.sub(r"(?<!\\)((?:\\\\)*)\\$", r"\1", text)
     if "matrix" not in text and "array" not in text:
         text = re.sub(r"\\\\(?=[a-zA-Z{}(\[])", r"\\", text)
     text = _without_delimiters(text)
@@ -103,7 +114,9 @@ def respell(text: str) -> str:
     text = INVERSE.sub(r"\\arc\1 ", text)
     text = re.sub(r"(?<![a-zA-Z\\])(?:infinity|infty|inf)(?![a-zA-Z])", r"\\infty ", text)
     text = re.sub(
-        r"(?<=[\d}\s])(?:percent(?:age)?|pct)(?![a-zA-Z])|\\text\{\s*(?:percent(?:age)?|pct)\s*\}", r"\\%", text
+        r"(?<=[\d}\s])(?:percent(?:age)?|pct)(?![a-zA-Z])|\\text\{\s*(?:percent(?:age)?|pct)\s*\}",
+        r"\\%",
+        text,
     )
     return re.sub(r" {2,}", " ", text).strip()
 
@@ -123,7 +136,9 @@ def _listed(text: str) -> str:
 
 
 def _ascii(text: str) -> str:
-    """Digits, signs and letters of other shapes; a superscript is an exponent and a vulgar fraction a fraction."""
+    """Digits, signs and letters of other shapes;
+    a superscript is an exponent and a vulgar fraction a fraction.
+    """
     if text.isascii():
         return re.sub(r"[\x00-\x08\x0b\x0c\x0e-\x1f]", " ", text)
     out: list[str] = []
@@ -134,7 +149,9 @@ def _ascii(text: str) -> str:
             out.append(SIGNS[char])
         elif name == "Nd":
             out.append(str(unicodedata.digit(char)))
-        elif plain.startswith("<super>") and (digit := unicodedata.normalize("NFKC", char)).isascii():
+        elif (
+            plain.startswith("<super>") and (digit := unicodedata.normalize("NFKC", char)).isascii()
+        ):
             again = run and unicodedata.decomposition(text[run - 1]).startswith("<super>")
             out.append(out.pop()[:-1] + digit + "}" if again else "^{" + digit + "}")
         elif plain.startswith("<sub>") and (digit := unicodedata.normalize("NFKC", char)).isascii():
@@ -179,7 +196,8 @@ OPENING, CLOSING = "([{", ")]}"
 
 
 def _shallow(text: str) -> str:
-    """The text with doubled round brackets made single. Raises where brackets do not match or nest too deep.
+    """The text with doubled round brackets made single.
+    Raises where brackets do not match or nest too deep.
 
     Round and square brackets may close each other, as in `[0,1)`; braces only braces.
     """
@@ -219,7 +237,9 @@ def tight(text: str) -> str:
 
 
 def split(text: str, at: str) -> list[str]:
-    """The parts between the characters `at` that stand outside all brackets, `\\{` and environments."""
+    """The parts between the characters `at` that stand outside all brackets, `\\{` and
+    environments.
+    """
     parts, depth, start, i = [], 0, 0, 0
     while i < len(text):
         char = text[i]

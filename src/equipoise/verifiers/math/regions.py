@@ -1,4 +1,6 @@
-"""Sets of real numbers written in different ways: unions cut elsewhere, inequalities to be solved. By SymPy."""
+"""Sets of real numbers written in different ways: unions cut elsewhere, inequalities to be solved.
+By SymPy.
+"""
 
 from __future__ import annotations
 
@@ -19,12 +21,21 @@ def regions_equal(gold: Node, answer: Node, strict: bool) -> bool:
 
     `strict`: where the gold one is solved, the answer must be too, and its ends must be values.
     """
-    if not (_is_region(gold) and _is_region(answer)) or all(isinstance(settled(n), Listing) for n in (gold, answer)):
+    if not (_is_region(gold) and _is_region(answer)) or all(
+        isinstance(settled(n), Listing) for n in (gold, answer)
+    ):
         return False
-    if strict and _is_solved(gold) and not (_is_solved(answer) and all(map(_is_end, leaves(answer)))):
+    if (
+        strict
+        and _is_solved(gold)
+        and not (_is_solved(answer) and all(map(_is_end, leaves(answer))))
+    ):
         return False
     letters = {
-        one_letter(text) for node in map(settled, (gold, answer)) if isinstance(node, Chain) for text in node.texts
+        one_letter(text)
+        for node in map(settled, (gold, answer))
+        if isinstance(node, Chain)
+        for text in node.texts
     }
     if len(letters - {None}) > 1:
         return False
@@ -39,10 +50,14 @@ def _is_region(node: Node) -> bool:
     node = settled(node)
     if isinstance(node, Listing):
         interval = node.ordered and len(node.items) == 2
-        return interval or (not node.ordered and bool(node.items) and all(map(_is_region, node.items)))
+        return interval or (
+            not node.ordered and bool(node.items) and all(map(_is_region, node.items))
+        )
     if isinstance(node, Leaf):
         return node.text.replace(" ", "").strip("{}") in {r"\mathbb{R}", r"\mathbbR", r"\mathbb{R"}
-    return isinstance(node, Union) or (isinstance(node, Chain) and set(node.signs) <= RELATIONS.keys())
+    return isinstance(node, Union) or (
+        isinstance(node, Chain) and set(node.signs) <= RELATIONS.keys()
+    )
 
 
 def _is_solved(node: Node) -> bool:
@@ -66,7 +81,9 @@ def _region(node: Node) -> sympy.Set:
     if isinstance(node, Leaf):
         return sympy.S.Reals
     if isinstance(node, Chain):
-        return _region(interval) if (interval := as_interval(node)) is not None else _solutions(node)
+        return (
+            _region(interval) if (interval := as_interval(node)) is not None else _solutions(node)
+        )
     if isinstance(node, Listing) and node.ordered and len(node.items) == 2:
         left, right = map(_end, node.items)
         if not left < right:

@@ -1,4 +1,6 @@
-r"""Equations and inequalities: what they say once their working is taken away, and what is only a name in them."""
+r"""Equations and inequalities: what they say once their working is taken away,
+and what is only a name in them.
+"""
 
 from __future__ import annotations
 
@@ -6,16 +8,27 @@ import re
 from collections.abc import Iterator
 
 from equipoise.verifiers.math.grammar import GREEK, follows_grammar
-from equipoise.verifiers.math.structure import Chain, ChoiceLetter, Leaf, Listing, Matrix, Node, Union
+from equipoise.verifiers.math.structure import (
+    Chain,
+    ChoiceLetter,
+    Leaf,
+    Listing,
+    Matrix,
+    Node,
+    Union,
+)
 
 FLIPPED = {"<": ">", ">": "<", "≤": "≥", "≥": "≤", "=": "=", "≠": "≠"}
+# commands that may stand in a name
 NAMING = re.compile(
     rf"\\(?:frac(?=\s*\{{)|angle|max|min|triangle|measuredangle|{'|'.join(sorted(GREEK))})(?![a-zA-Z])"
-)  # commands that may stand in a name
+)
 
 
 def is_name(text: str) -> bool:
-    """Whether a text only names something: x, f(x), a_3, AB, |AB|, NO/BO, (x, y), and no sum or multiple."""
+    """Whether a text only names something: x, f(x), a_3, AB, |AB|, NO/BO, (x, y),
+    and no sum or multiple.
+    """
     text = re.sub(r"_\s*(?:\{[^{}]*\}|\\?\w)", "", text)
     text = re.sub(r"\\(?:text|overline|vec|hat|bar)\s*\{([^{}]*)\}", r"\1", text)
     text = re.sub(r"(?<=[a-zA-Z'])\s*\([a-zA-Z0-9,\s]+\)", "", text)
@@ -26,19 +39,29 @@ def is_name(text: str) -> bool:
 
 
 def is_constant(text: str) -> bool:
-    """Whether a text is an expression without letters; e and i are numbers, and a ratio is a quotient."""
+    """Whether a text is an expression without letters;
+    e and i are numbers, and a ratio is a quotient.
+    """
     letters = re.sub(r"\\[a-zA-Z]+", lambda m: "x" if m.group()[1:] in GREEK else " ", text)
-    return not re.search(r"[a-df-hj-zA-Z]", letters) and follows_grammar(text.replace(r"\$", "").replace(":", "/"))
+    return not re.search(r"[a-df-hj-zA-Z]", letters) and follows_grammar(
+        text.replace(r"\$", "").replace(":", "/")
+    )
 
 
 def one_letter(text: str) -> str | None:
     """The letter of x, x_1 or f(x), with its index; None for products such as kA and for |x|."""
     match = re.fullmatch(r"\s*(\\?[a-zA-Z]+(?:_(?:\w|\{[^{}]*\}))?'*)\s*(?:\(\s*\w\s*\))?\s*", text)
-    return match.group(1) if match and (match.group(1)[0] == "\\" or not match.group(1)[1:2].isalpha()) else None
+    return (
+        match.group(1)
+        if match and (match.group(1)[0] == "\\" or not match.group(1)[1:2].isalpha())
+        else None
+    )
 
 
 def settled(node: Node) -> Node:
-    """A chain without its working: `x = 3 + 4 = 7` is x = 7, `3 + 4 = 7` is 7, `1/3 ≈ 0.33` is 1/3, `x ∈ S` is S."""
+    """A chain without its working: `x = 3 + 4 = 7` is x = 7, `3 + 4 = 7` is 7, `1/3 ≈ 0.33` is 1/3,
+    `x ∈ S` is S.
+    """
     if not isinstance(node, Chain):
         return node
     node = _without_approximation(node)
@@ -79,7 +102,11 @@ def as_interval(chain: Chain) -> Listing | None:
         return None
     if len(signs) == 1 and signs[0] in {"<", "≤", ">", "≥"}:
         if is_name(texts[1]) and not is_name(texts[0]):
-            texts, members, signs = (texts[1], texts[0]), (members[1], members[0]), (FLIPPED[signs[0]],)
+            texts, members, signs = (
+                (texts[1], texts[0]),
+                (members[1], members[0]),
+                (FLIPPED[signs[0]],),
+            )
         if not is_name(texts[0]) or is_name(texts[1]):
             return None
         if signs[0] in {">", "≥"}:
@@ -87,15 +114,24 @@ def as_interval(chain: Chain) -> Listing | None:
         return Listing((Leaf(r"-\infty"), members[1]), "(", ")" if signs[0] == "<" else "]")
     if len(signs) == 2 and is_name(texts[1]) and not is_name(texts[0]) and not is_name(texts[2]):
         if set(signs) <= {">", "≥"}:
-            signs, members = (FLIPPED[signs[1]], FLIPPED[signs[0]]), (members[2], members[1], members[0])
+            signs, members = (
+                (FLIPPED[signs[1]], FLIPPED[signs[0]]),
+                (members[2], members[1], members[0]),
+            )
         if set(signs) <= {"<", "≤"}:
-            return Listing((members[0], members[2]), "(" if signs[0] == "<" else "[", ")" if signs[1] == "<" else "]")
+            return Listing(
+                (members[0], members[2]),
+                "(" if signs[0] == "<" else "[",
+                ")" if signs[1] == "<" else "]",
+            )
     return None
 
 
 def letter_of(chain: Chain) -> str | None:
     """The letter that an inequality is about."""
-    return next((letter for letter in map(one_letter, filter(is_name, chain.texts)) if letter), None)
+    return next(
+        (letter for letter in map(one_letter, filter(is_name, chain.texts)) if letter), None
+    )
 
 
 def leaves(node: Node) -> Iterator[str]:

@@ -1,8 +1,10 @@
-r"""What an answer is made of: a value, words, a list, a tuple, a set, an interval, an equation, a matrix.
+r"""What an answer is made of: a value, words, a list, a tuple, a set, an interval, an equation,
+a matrix.
 
 `parse` splits a text in the spelling of `notation` into these parts and reads no value in it.
-Lists (`1, 2`, `1 and 2`, `1 or 2`, `\pm 1`) and sets (`\{1, 2\}`) have no order; `(1, 2)` and `[1, 2)` have, and keep
-their brackets. A thousands separator is no list (`14,916`), a comma within brackets always separates.
+Lists (`1, 2`, `1 and 2`, `1 or 2`, `\pm 1`) and sets (`\{1, 2\}`) have no order; `(1, 2)` and `[1,
+2)` have, and keep their brackets. A thousands separator is no list (`14,916`), a comma within
+brackets always separates.
 """
 
 from __future__ import annotations
@@ -16,7 +18,9 @@ from equipoise.verifiers.math.units import UNIT_AFTER, unit_of
 
 @dataclass(frozen=True, slots=True)
 class Leaf:
-    """One expression, without its unit. `percent`: a percent sign followed it, and is not in the text any more."""
+    """One expression, without its unit. `percent`:
+    a percent sign followed it, and is not in the text any more.
+    """
 
     text: str
     unit: str = ""
@@ -72,21 +76,36 @@ class Matrix:
 Node = Leaf | Words | ChoiceLetter | Listing | Chain | Union | Matrix
 
 NUMBER_WITH_COMMAS = re.compile(r"[-+]?\s?(?:\\\$)?\s?\d{1,3}(?:,\d{3})+(?![\d,])(?:\.\d+)?")
-NUMBER_WITH_SPACES = re.compile(r"[-+]?\s?(?:\\\$)?\s?[1-9]\d{0,2}(?: \d{3})+(?![\d,/]| \d)(?:\.\d+)?")
+NUMBER_WITH_SPACES = re.compile(
+    r"[-+]?\s?(?:\\\$)?\s?[1-9]\d{0,2}(?: \d{3})+(?![\d,/]| \d)(?:\.\d+)?"
+)
 GROUPED = re.compile(r"(?<![\d.,])(?<![\d.] )[1-9]\d{0,2}(?:(?:,\d{3})+|(?: \d{3})+)(?![\d,/]| \d)")
 TIME = re.compile(r"\d{1,2}:0\d(?::\d\d)?|\d{1,2}:\d\d:\d\d")
-SIGN = re.compile(r"\\le(?![a-zA-Z])|\\ge(?![a-zA-Z])|\\ne(?![a-zA-Z])|\\in(?![a-zA-Z])|\\approx(?![a-zA-Z])|=|<|>")
-SIGNS = {r"\le": "≤", r"\ge": "≥", r"\ne": "≠", r"\in": "∈", r"\approx": "≈", "=": "=", "<": "<", ">": ">"}
+SIGN = re.compile(
+    r"\\le(?![a-zA-Z])|\\ge(?![a-zA-Z])|\\ne(?![a-zA-Z])|\\in(?![a-zA-Z])|\\approx(?![a-zA-Z])|=|<|>"
+)
+SIGNS = {
+    r"\le": "≤",
+    r"\ge": "≥",
+    r"\ne": "≠",
+    r"\in": "∈",
+    r"\approx": "≈",
+    "=": "=",
+    "<": "<",
+    ">": ">",
+}
 MATRIX = re.compile(
     r"[(\[|]?\s*\\begin\{([pbvBV]?matrix|array)\}(?:\{[clr|\s]*\})?((?:[^\\]|\\(?!begin|end))*)\\end\{\1\}\s*[)\]|]?"
 )
 PLUS_MINUS = re.compile(r"\\(pm|mp)(?![a-zA-Z])")
 CHOICE = re.compile(
-    r"(?:\\text\s*\{)?\s*\(([A-Ja-j])\)\s*\}?(?:\s+(.*))?|\\text\{\s*([A-J])[.:)]?\s*\}|([A-J])[.:)]", re.DOTALL
+    r"(?:\\text\s*\{)?\s*\(([A-Ja-j])\)\s*\}?(?:\s+(.*))?|\\text\{\s*([A-J])[.:)]?\s*\}|([A-J])[.:)]",
+    re.DOTALL,
 )
 OTHER_CHOICE = re.compile(r"(?<![a-zA-Z])\([A-J]\)")
 WORDS = re.compile(
-    r"(?=.*[a-zA-Z]{2})(?!.*(?<![a-zA-Z])[a-zA-Z]{1,2}-)[a-zA-Z]+(?:['\s-]\s*[a-zA-Z]+)*[.!]?", re.DOTALL
+    r"(?=.*[a-zA-Z]{2})(?!.*(?<![a-zA-Z])[a-zA-Z]{1,2}-)[a-zA-Z]+(?:['\s-]\s*[a-zA-Z]+)*[.!]?",
+    re.DOTALL,
 )
 FUNCTION = re.compile(r"\\(?:sin|cos|tan|cot|sec|csc)(?![a-zA-Z])")
 TEXT = re.compile(r"\\text\{([^{}]*)\}")
@@ -97,7 +116,10 @@ def parse(text: str) -> Node:
     if not text:
         raise Unreadable("it is empty")
     if choice := CHOICE.fullmatch(text):
-        letter, rest = (choice.group(1) or choice.group(3) or choice.group(4)).upper(), (choice.group(2) or "").strip()
+        letter, rest = (
+            (choice.group(1) or choice.group(3) or choice.group(4)).upper(),
+            (choice.group(2) or "").strip(),
+        )
         if not rest:
             return ChoiceLetter(letter)
         if OTHER_CHOICE.search(rest):
@@ -105,7 +127,9 @@ def parse(text: str) -> Node:
         if not SIGN.match(rest) and rest[0] not in "+-*/^_,":
             return ChoiceLetter(letter, parse(rest))
     if number := NUMBER_WITH_COMMAS.match(text) or NUMBER_WITH_SPACES.match(text):
-        joined = re.sub(r"(?<=\d)[, ](?=\d{3})", "." if re.match(r"[-+]?0,", text) else "", number.group())
+        joined = re.sub(
+            r"(?<=\d)[, ](?=\d{3})", "." if re.match(r"[-+]?0,", text) else "", number.group()
+        )
         if len(split(text[number.end() :], ",;" + OF_A_LIST)) == 1:
             return _single(joined + text[number.end() :])
     if (joined := _sides_joined(text)) != text:
@@ -120,7 +144,9 @@ def parse(text: str) -> Node:
 
 
 def _sides_joined(text: str) -> str:
-    """`x = 1,260` as x = 1260: where the sides of an equation hold separators of thousands and no other comma."""
+    """`x = 1,260` as x = 1260: where the sides of an equation hold separators of thousands and no
+    other comma.
+    """
     if SIGN.search(text) is None or text.count(",") != len(split(text, ",")) - 1:
         return text
     joined = GROUPED.sub(lambda match: re.sub("[, ]", "", match.group()), text)
@@ -152,7 +178,14 @@ def _single(text: str) -> Node:
         return Union(tuple(map(_single, parts)))
     if matrix := MATRIX.fullmatch(text):
         return _matrix(matrix.group(2), text)
-    for left, right in ((r"\{", r"\}"), ("(", ")"), ("[", "]"), ("(", "]"), ("[", ")"), (r"\langle", r"\rangle")):
+    for left, right in (
+        (r"\{", r"\}"),
+        ("(", ")"),
+        ("[", "]"),
+        ("(", "]"),
+        ("[", ")"),
+        (r"\langle", r"\rangle"),
+    ):
         if (group := _bracketed(text, left, right)) is not None:
             return group
     if PLUS_MINUS.search(text):
@@ -182,7 +215,9 @@ def _chain(text: str) -> Node | None:
 
 
 def _member(text: str) -> Node:
-    """A side of an equation. The left side may be any name, so what cannot be read there is kept as it stands."""
+    """A side of an equation. The left side may be any name,
+    so what cannot be read there is kept as it stands.
+    """
     try:
         return _single(text)
     except Unreadable:
@@ -191,7 +226,11 @@ def _member(text: str) -> Node:
 
 def _bracketed(text: str, left: str, right: str) -> Node | None:
     if left == r"\langle":
-        inside = text[len(left) : -len(right)] if text.startswith(left) and text.endswith(right) else None
+        inside = (
+            text[len(left) : -len(right)]
+            if text.startswith(left) and text.endswith(right)
+            else None
+        )
     else:
         inside = text[len(left) : -len(right)] if wraps(text, left, right) else None
     if inside is None or r"\rangle" in inside:
@@ -205,7 +244,9 @@ def _bracketed(text: str, left: str, right: str) -> Node | None:
     items: list[Node] = []
     for part in parts:
         item = parse(part)
-        items.extend(item.items if bracket == "{" and isinstance(item, Listing) and not item.left else [item])
+        items.extend(
+            item.items if bracket == "{" and isinstance(item, Listing) and not item.left else [item]
+        )
     if left == r"\langle" or (bracket == "[" and right == "]" and len(items) != 2):
         return Listing(tuple(items), "(", ")")
     return Listing(tuple(items), bracket, right.removeprefix("\\"))
@@ -228,7 +269,8 @@ def _value(text: str) -> Node:
     leaf = _with_unit(Leaf(text))
     if leaf.text.endswith((r"\%", "%")):
         bare = re.sub(r"\s*\\?%$", "", leaf.text)
-        if "%" not in bare and not re.search(r"[-+*]", bare[1:]):  # in 75 + 80 %, it belongs to the 80
+        # in 75 + 80 %, it belongs to the 80
+        if "%" not in bare and not re.search(r"[-+*]", bare[1:]):
             leaf = replace(leaf, text=bare, percent=True)
     if not leaf.text:
         raise Unreadable("a unit without a number")
@@ -239,11 +281,16 @@ def _with_unit(leaf: Leaf) -> Leaf:
     text = leaf.text
     if text.startswith(r"\$") or re.match(r"[-+]\s?\\\$", text):
         amount = text.replace(r"\$", "", 1).strip()
-        return replace(_with_unit(Leaf(amount)), unit="dollar") if amount else leaf  # \$5 per hour is 5
+        # \$5 per hour is 5
+        return replace(_with_unit(Leaf(amount)), unit="dollar") if amount else leaf
     if match := UNIT_AFTER.search(text):
         unit = unit_of(match.group())
         rest = text[: match.start()].rstrip()
-        if unit is not None and re.search(r"\d\.?$|[})\]]$|\\pi$", rest) and not FUNCTION.search(rest):
+        if (
+            unit is not None
+            and re.search(r"\d\.?$|[})\]]$|\\pi$", rest)
+            and not FUNCTION.search(rest)
+        ):
             return replace(leaf, text=rest, unit=unit)
     return leaf
 

@@ -1,12 +1,14 @@
 r"""Expressions that exact arithmetic does not read, by SymPy. For a worker that can be killed.
 
-The grammar is the one of exact arithmetic; only sums, products, integrals, limits and matrices are read by the LaTeX
-grammar that math-verify uses. Two expressions are equal if they agree at eight points of both signs to fifty digits,
-constants if they agree to 1,000 digits: no simplifier, no rounding, no float. What could not be written out is refused
-before it is computed (`Senseless`): towers of powers, factorials of large numbers, sums of more than 1,000 terms.
+The grammar is the one of exact arithmetic; only sums, products, integrals, limits and matrices are
+read by the LaTeX grammar that math-verify uses. Two expressions are equal if they agree at eight
+points of both signs to fifty digits, constants if they agree to 1,000 digits: no simplifier, no
+rounding, no float. What could not be written out is refused before it is computed (`Senseless`):
+towers of powers, factorials of large numbers, sums of more than 1,000 terms.
 
-Not covered: identities that hold for whole numbers only (cos πn = (−1)ⁿ), or only under assumptions (√x² = x). A log
-without a base has a base that nobody knows: log 8 is 3 log 2, and neither is a number.
+Not covered: identities that hold for whole numbers only (cos πn = (−1)ⁿ), or only under assumptions
+(√x² = x). A log without a base has a base that nobody knows: log 8 is 3 log 2, and neither is a
+number.
 """
 
 from __future__ import annotations
@@ -17,7 +19,12 @@ from fractions import Fraction
 from functools import lru_cache
 
 import sympy
-from latex2sympy2_extended.latex2sympy2 import ConversionConfig, NormalizationConfig, latex2sympy, normalize_latex
+from latex2sympy2_extended.latex2sympy2 import (
+    ConversionConfig,
+    NormalizationConfig,
+    latex2sympy,
+    normalize_latex,
+)
 from sympy.core.function import AppliedUndef
 
 from equipoise.verifiers.math import exact
@@ -31,7 +38,14 @@ DIGITS, CONSTANT_DIGITS = 50, 1_000
 POINTS = 8
 FAR = ((1, 10**3), (-1, 10**5))
 
-UNEVALUATED = (sympy.Sum, sympy.Product, sympy.Integral, sympy.Limit, sympy.Derivative, AppliedUndef)
+UNEVALUATED = (
+    sympy.Sum,
+    sympy.Product,
+    sympy.Integral,
+    sympy.Limit,
+    sympy.Derivative,
+    AppliedUndef,
+)
 FUNCTIONS = {
     "sin": sympy.sin, "cos": sympy.cos, "tan": sympy.tan, "cot": sympy.cot, "sec": sympy.sec, "csc": sympy.csc,
     "arcsin": sympy.asin, "arccos": sympy.acos, "arctan": sympy.atan, "sinh": sympy.sinh, "cosh": sympy.cosh,
@@ -44,7 +58,12 @@ _OTHER_COMMANDS = "frac sqrt binom pi infty sin cos tan ln log exp sum prod int 
 OTHER_COMMANDS = (GREEK - {"gamma", "Gamma"}) | frozenset(_OTHER_COMMANDS.split())
 MISREAD = re.compile(r"\d\s+\d|\d\s*\(\s*[-\d]|\)\s*\d|'|(?<![\\a-zA-Z{])[a-zA-Z]{4,}")
 SPELLING = NormalizationConfig(
-    basic_latex=True, units=False, malformed_operators=True, nits=True, boxed="none", equations=False
+    basic_latex=True,
+    units=False,
+    malformed_operators=True,
+    nits=True,
+    boxed="none",
+    equations=False,
 )
 GRAMMAR = ConversionConfig(lowercase_symbols=False)
 
@@ -56,7 +75,9 @@ class Symbolic:
         return sympy.Rational(c.numerator, c.denominator)
 
     def letter(self, name: str) -> sympy.Expr:
-        return {"π": sympy.pi, "e": sympy.E, "i": sympy.I}.get(name) or sympy.Symbol(name, real=True)
+        return {"π": sympy.pi, "e": sympy.E, "i": sympy.I}.get(name) or sympy.Symbol(
+            name, real=True
+        )
 
     def rational(self, a: sympy.Expr) -> Fraction | None:
         return Fraction(int(a.p), int(a.q)) if a.is_Rational else None
@@ -102,7 +123,11 @@ class Symbolic:
         if name == "log":
             if x.is_zero:
                 raise Senseless("the logarithm of zero")
-            return sympy.log(x) / sympy.log(arguments[1]) if len(arguments) > 1 else sympy.log(x) * PER_UNKNOWN_BASE
+            return (
+                sympy.log(x) / sympy.log(arguments[1])
+                if len(arguments) > 1
+                else sympy.log(x) * PER_UNKNOWN_BASE
+            )
         if name == "binomial":
             if any(a.is_number and abs(a) > exact.LARGEST_FACTORIAL for a in arguments):
                 raise Senseless("a binomial coefficient too large to write out")
@@ -133,7 +158,9 @@ def expression(text: str) -> sympy.Basic:
 
 
 def _by_other_grammar(text: str) -> sympy.Basic:
-    """Sums, integrals, limits and matrices, where that grammar reads the rest of the text as ours does."""
+    """Sums, integrals, limits and matrices, where that grammar reads the rest of the text as ours
+    does.
+    """
     for name in re.findall(r"\\([a-zA-Z]+)", text):
         if name not in OTHER_COMMANDS:
             raise Unreadable(f"\\{name} is not known")
@@ -141,7 +168,10 @@ def _by_other_grammar(text: str) -> sympy.Basic:
         raise Unreadable("it is not an expression")
     try:
         parsed = latex2sympy(
-            normalize_latex(text, SPELLING), is_real=True, normalization_config=None, conversion_config=GRAMMAR
+            normalize_latex(text, SPELLING),
+            is_real=True,
+            normalization_config=None,
+            conversion_config=GRAMMAR,
         )
     except (Exception, RecursionError) as problem:
         raise Unreadable(f"its grammar: {str(problem)[:80]}") from None
@@ -157,9 +187,18 @@ def _refuse_the_large(parsed: sympy.Basic) -> None:
     for node in sympy.preorder_traversal(parsed):
         if isinstance(node, sympy.Sum | sympy.Product):
             for _, low, high in node.limits:
-                if low.is_number and high.is_number and high.is_finite and not _at_most(high - low, MOST_TERMS):
+                if (
+                    low.is_number
+                    and high.is_number
+                    and high.is_finite
+                    and not _at_most(high - low, MOST_TERMS)
+                ):
                     raise Senseless("a sum of too many terms")
-        elif isinstance(node, sympy.Pow) and node.is_number and not _at_most(node.exp, LARGEST_EXPONENT):
+        elif (
+            isinstance(node, sympy.Pow)
+            and node.is_number
+            and not _at_most(node.exp, LARGEST_EXPONENT)
+        ):
             raise Senseless("a power too large to write out")
         elif isinstance(node, sympy.factorial | sympy.binomial) and not all(
             _at_most(arg, exact.LARGEST_FACTORIAL) for arg in node.args if arg.is_number
@@ -168,8 +207,14 @@ def _refuse_the_large(parsed: sympy.Basic) -> None:
 
 
 def _at_most(x: sympy.Expr, bound: int) -> bool:
-    """Whether |x| is at most the bound, of a number whose digits are not worth computing: towers are not."""
-    towers = [p for p in x.atoms(sympy.Pow, sympy.factorial) if any(a.has(sympy.Pow, sympy.factorial) for a in p.args)]
+    """Whether |x| is at most the bound, of a number whose digits are not worth computing:
+    towers are not.
+    """
+    towers = [
+        p
+        for p in x.atoms(sympy.Pow, sympy.factorial)
+        if any(a.has(sympy.Pow, sympy.factorial) for a in p.args)
+    ]
     return not towers and (abs(x.evalf(5)) <= bound) == True  # noqa: E712  (a relation SymPy cannot decide is neither)
 
 
@@ -195,7 +240,9 @@ def _exactly(gold: str, answer: str) -> bool:
 
 
 def _rounds_to(gold: str, answer: str) -> bool:
-    """A gold decimal of twelve or more places is a rounding: an irrational answer that rounds to it equals it."""
+    """A gold decimal of twelve or more places is a rounding:
+    an irrational answer that rounds to it equals it.
+    """
     if not re.fullmatch(r"-?\d*\.\d{12,}", gold):
         return False
     value = expression(answer)
@@ -232,12 +279,16 @@ def expressions_equal(a: sympy.Basic, b: sympy.Basic) -> bool:
 
 
 def _points(symbols: list[sympy.Symbol]) -> list[dict[sympy.Symbol, sympy.Rational]]:
-    """The same points every time: fractions, so that no power is a whole number; the first half positive. The last two
-    are far out, where ⌊x/100⌋ is something else than 0."""
+    """The same points every time: fractions, so that no power is a whole number; the first half
+    positive. The last two are far out, where ⌊x/100⌋ is something else than 0.
+    """
     draw = random.Random(1)
     fractions = [sympy.Rational(p, q) for q in (7, 11, 13) for p in range(2, 60) if p % q]
     near = [
-        {s: draw.choice(fractions) * (draw.choice((1, -1)) if k >= POINTS // 2 else 1) for s in symbols}
+        {
+            s: draw.choice(fractions) * (draw.choice((1, -1)) if k >= POINTS // 2 else 1)
+            for s in symbols
+        }
         for k in range(POINTS)
     ]
     far = [{s: sign * size * draw.choice(fractions) for s in symbols} for sign, size in FAR]
@@ -249,14 +300,21 @@ def _is_zero(x: sympy.Expr, digits: int) -> bool:
     if x.is_Rational:
         return bool(x == 0)
     rough = x.evalf(15, maxn=60)
-    if not rough.is_number or rough.has(sympy.nan, sympy.zoo, sympy.oo) or abs(rough) > sympy.Float("1e-12"):
+    if (
+        not rough.is_number
+        or rough.has(sympy.nan, sympy.zoo, sympy.oo)
+        or abs(rough) > sympy.Float("1e-12")
+    ):
         return False
     return bool(abs(x.evalf(15, maxn=digits + 50)) < sympy.Float(10) ** -digits)
 
 
 def _matrices_equal(a: sympy.Basic, b: sympy.Basic) -> bool:
     a, b = a.doit(), b.doit()
-    if not (isinstance(a, sympy.MatrixBase) and isinstance(b, sympy.MatrixBase)) or a.shape != b.shape:
+    if (
+        not (isinstance(a, sympy.MatrixBase) and isinstance(b, sympy.MatrixBase))
+        or a.shape != b.shape
+    ):
         return False
     return all(expressions_equal(x, y) for x, y in zip(a.flat(), b.flat(), strict=True))
 

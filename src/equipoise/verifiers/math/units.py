@@ -1,7 +1,8 @@
 r"""Units behind a number: read so that 17 m is 17, and 17 m is not 17 cm.
 
-`unit_of` gives the one name of a known unit, "" for any other words ("apples"), and None where the words are no unit
-because they change what the number says: words that count ("millions", "fifths"), join or compare ("or 8", "less").
+`unit_of` gives the one name of a known unit, "" for any other words ("apples"), and None where the
+words are no unit because they change what the number says: words that count ("millions", "fifths"),
+join or compare ("or 8", "less").
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ UNITS = {word: name for name, words in NAMES.items() for word in words.split()}
 _SHORT = """
     m s g h l in min
 """
-CAPITALS = frozenset("ACFJKLNVW")  # of ampere, newton, volt and their kin: no other letter is a unit by itself
+# of ampere, newton, volt and their kin: no other letter is a unit by itself
+CAPITALS = frozenset("ACFJKLNVW")
 SHORT = frozenset(_SHORT.split())  # letters and words that are a unit only where the text says so
 _NO_UNIT = """
     or and not nor but to mod modulo if except vs plus minus times over through pi negative base squared cubed factorial
@@ -33,7 +35,8 @@ _NO_UNIT = """
     about roughly nearly almost around equal equals more less fewer most least above below under off divided multiplied
     so hence thus then by choose root power approx gross doubled tripled halved
 """
-# Words that count, and so change the number before them, whatever their ending: millions, tenths, ten-thousandth.
+# Words that count, and so change the number before them, whatever their ending:
+# millions, tenths, ten-thousandth.
 _CARDINALS = """
     zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen
     eighteen nineteen twenty thirty forty fifty sixty seventy eighty ninety hundred thousand million billion trillion
@@ -46,7 +49,8 @@ _ORDINALS = """
 """
 _SHARES = "half halves quarter quarters dozen dozens score scores double triple twice thrice couple fold twofold"
 COUNTING = frozenset(
-    [word + ending for word in (_CARDINALS + _ORDINALS).split() for ending in ("", "s", "es")] + _SHARES.split()
+    [word + ending for word in (_CARDINALS + _ORDINALS).split() for ending in ("", "s", "es")]
+    + _SHARES.split()
 )
 NO_UNIT = frozenset(_NO_UNIT.split()) | COUNTING
 UNIT_AFTER = re.compile(
@@ -57,10 +61,24 @@ UNIT_AFTER = re.compile(
 )
 
 # A power belongs to a unit that is measured: cm^2, and not apples^2 or cm^1.
-LENGTHS_AND_TIMES = ["m", "cm", "mm", "km", "inch", "foot", "yard", "mile", "s", "min", "hour", "year"]
+LENGTHS_AND_TIMES = [
+    "m",
+    "cm",
+    "mm",
+    "km",
+    "inch",
+    "foot",
+    "yard",
+    "mile",
+    "s",
+    "min",
+    "hour",
+    "year",
+]
 MEASURED = sorted(word for name in LENGTHS_AND_TIMES for word in NAMES[name].split())
 POWERED = re.compile(
-    rf"(?<![a-zA-Z])(?:units?|{'|'.join(MEASURED)})\.?\s*\}}?\s*\^\s*\{{?-?(?:[23]|(?<=-)1)\b", re.IGNORECASE
+    rf"(?<![a-zA-Z])(?:units?|{'|'.join(MEASURED)})\.?\s*\}}?\s*\^\s*\{{?-?(?:[23]|(?<=-)1)\b",
+    re.IGNORECASE,
 )
 
 
@@ -75,9 +93,18 @@ def unit_of(text: str) -> str | None:
     plain = re.sub(r"\\text(?![a-zA-Z])|\^\s*\{?-?\d\}?|[{}.]", " ", text).strip()
     written = re.sub(r"^[*/]\s*", "", plain).split()  # 5·cm, 5/hour
     words = [word.lower() for word in written]
-    if not words or len(words) > 6 or not all(map(_may_name_a_unit, written)) or words[-1].endswith("/"):
+    if (
+        not words
+        or len(words) > 6
+        or not all(map(_may_name_a_unit, written))
+        or words[-1].endswith("/")
+    ):
         return None
-    if not quoted and not power and (all(word in SHORT for word in words) or any(map(_may_be_a_product, words))):
+    if (
+        not quoted
+        and not power
+        and (all(word in SHORT for word in words) or any(map(_may_be_a_product, words)))
+    ):
         return None
     over, slash, under = " ".join(words).partition("/")
     if slash and over.strip() == under.strip():  # m/m is no unit, it cancels
@@ -91,7 +118,11 @@ def unit_of(text: str) -> str | None:
 
 def _may_be_a_product(word: str) -> bool:
     """Whether letters that nothing marks as text may be variables: ab is a·b, and km is a unit."""
-    return any(len(part) < 3 and part not in UNITS and part != "of" for part in re.split(r"[/'-]", word) if part)
+    return any(
+        len(part) < 3 and part not in UNITS and part != "of"
+        for part in re.split(r"[/'-]", word)
+        if part
+    )
 
 
 def _may_name_a_unit(word: str) -> bool:
