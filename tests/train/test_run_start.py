@@ -7,6 +7,7 @@ import shutil
 import subprocess
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 
 from equipoise.config import dump
@@ -197,6 +198,21 @@ def test_a_finished_run_says_so(copy):
     assert finished(config) is None
     config.train.out = str(copy / "none")
     assert finished(config) is None
+
+
+def test_a_run_killed_behind_its_last_checkpoint_is_not_finished_before_what_goes_with_it_is_there(copy, finished_run):
+    """As the kill leaves it: an old checkpoint half removed, and beside the last one the files of another."""
+    folder = RunFolder(copy)
+    (folder.checkpoints / ".removing-step-1").mkdir()
+    folder.prompts.write_bytes((finished_run / "rollouts" / "step-1.parquet").read_bytes())
+    record = json.loads(folder.record.read_text())
+    folder.record.write_text(json.dumps(record | {"checkpoint": 3}))
+    assert finished(configured(copy, resume=True)) is None
+    resumed(copy).run()
+    assert list(folder.checkpoints.glob(".*")) == []
+    prompts = [pq.read_table(RunFolder(place).prompts).to_pylist() for place in (copy, finished_run)]
+    assert prompts[0] == prompts[1]
+    assert finished(configured(copy, resume=True)) is not None
 
 
 def test_the_command_for_settings_that_differ(copy):

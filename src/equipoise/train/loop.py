@@ -164,9 +164,8 @@ class Trainer:
         check_isolation(self.task)
         if self.start is not None:
             self.start.check_data(self.folder, config, self.task)
-        scorer = Scorer(
-            config.reward, self.task, given=given.functions, rate=rate_of(self.objective)
-        )
+        rate = rate_of(self.objective)
+        scorer = Scorer(config.reward, self.task, given=given.functions, rate=rate)
         self.policy, self.settled = policy(), settled()
         if config.train.memory_cap is not None:
             bound(self.policy.device, config.train.memory_cap)
@@ -456,9 +455,9 @@ class Trainer:
             folder, keep = self.folder.checkpoints, self.config.train.keep
             checkpoint.save(folder, self.step, self.policy, state, keep, weights, self.best.step)
             self.best.link(folder)
-            assert self.start is not None  # the first process writes
-            self.start.record.wrote(self.folder, self.step)
             self.collector.history.write(self.folder.prompts)
+            assert self.start is not None  # the first process writes
+            self.start.record.wrote(self.folder, self.step)  # last: all that goes with it is there
 
     def _average(self) -> None:
         """The mean of the last checkpoints, where it is wanted."""
@@ -466,10 +465,8 @@ class Trainer:
         if count and ranks.me() == 0:
             with writing(self.folder):
                 kept = checkpoint.steps(self.folder.checkpoints)[-count:]
-                average(
-                    [self.folder.checkpoints / f"step-{step}" for step in kept],
-                    self.folder.averaged,
-                )
+                places = [self.folder.checkpoints / f"step-{step}" for step in kept]
+                average(places, self.folder.averaged)
             self.journal.terminal.say(
                 f"the mean of steps {', '.join(map(str, kept))} is in {self.folder.averaged}"
             )
@@ -497,3 +494,6 @@ class Trainer:
         self.collector.history.load_state_dict(state.get("history", {"seen": {}}))
         if "gaming" in state:  # absent in the first runs
             self.watcher.load_state_dict(state["gaming"])
+        if self.start is not None:  # a kill may have come between the checkpoint and these
+            self.best.link(self.folder.checkpoints)
+            self.collector.history.write(self.folder.prompts)

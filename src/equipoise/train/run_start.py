@@ -148,7 +148,10 @@ def rewind(folder: RunFolder, start: Start) -> None:
 
 
 def finished(config: Config) -> str | None:
-    """What to say instead of resuming a run that has reached its last step; None for any other."""
+    """What to say instead of resuming a run that has reached its last step; None for any other.
+
+    One that was killed behind its last checkpoint goes on, and makes what goes with it.
+    """
     folder = RunFolder(config.train.out)
     if (
         not folder.config.exists()
@@ -156,12 +159,19 @@ def finished(config: Config) -> str | None:
     ):
         return None
     start = check_start(folder, config, resume=True)
-    if start.step < config.train.steps:
+    if start.step < config.train.steps or not _has_ended(folder, config, start.step):
         return None
     longer = (
         "" if config.optim.schedule != "constant" else "; --train.steps N trains it on to step N"
     )
     return f"{folder.path}: finished: step {start.step} of {config.train.steps} is done{longer}"
+
+
+def _has_ended(folder: RunFolder, config: Config, step: int) -> bool:
+    """Whether the run came to its end behind the checkpoint of its last step."""
+    record = read_record(folder)  # runs of earlier versions have none
+    averaged = folder.averaged.is_dir() or not config.train.average
+    return averaged and (record is None or record.checkpoint >= step)
 
 
 def resume_command(folder: RunFolder, from_step: int | None = None) -> str:
