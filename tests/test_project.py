@@ -23,7 +23,7 @@ WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
 MODULES = {"reasoning-gym": "reasoning_gym", "math-verify": "math_verify"}
 # By torch, where there is CUDA, and by verl: used only beside them. And engines that load a plug-in: whoever has the
 # engine adds equipoise to it, not the other way round.
-BROUGHT = {"triton", "omegaconf", "prime_rl", "skyrl", "tinker"}
+BROUGHT = {"triton", "omegaconf", "prime_rl", "ray", "skyrl", "tinker"}
 
 
 def requirement(line):
