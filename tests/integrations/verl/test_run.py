@@ -145,9 +145,13 @@ def test_a_recipe_runs_two_steps_with_a_small_model(name, tmp_path):
     exported(tmp_path)
     rows = tmp_path / "launch"
     standing_in = {"MODEL": str(ABACUS), "TRAIN": str(rows / "train.parquet"), "TEST": str(rows / "val.parquet")}
+    # The model answers in a form of its own, which the launch's reward function reads.
+    ours = "reward.custom_reward_function"
     words = [
         "actor_rollout_ref.model.custom_chat_template='{{ messages[0][\"content\"] }}'",
-        "+reward.custom_reward_function.reward_kwargs.answer_in=anywhere",
+        f"{ours}.path=pkg://equipoise.integrations.verl.export",
+        f"{ours}.name=compute_score",
+        f"+{ours}.reward_kwargs.config={rows / 'config.toml'}",
     ]
     more = {"RUN": str(tmp_path / "run"), "VERL_FILE_LOGGER_PATH": str(tmp_path / "verl-1.jsonl")}
     with open(tmp_path / "log", "wb") as log:
