@@ -114,6 +114,12 @@ def curves(out: Path, engines: list[str], count: int) -> dict[str, list[list[flo
 
 
 def record(found: dict[str, list[list[float]]]) -> dict[str, Any]:
+    packages = ("torch", "transformers", "accelerate", "trl")
+    versions = {name: version(name) for name in packages}
+    return {"options": OPTIONS, "versions": versions, "engines": summary(found)}
+
+
+def summary(found: dict[str, list[list[float]]]) -> dict[str, Any]:
     last = {name: [statistics.fmean(curve[-LAST:]) for curve in runs] for name, runs in found.items()}
     engines = {}
     for name, runs in found.items():
@@ -124,8 +130,7 @@ def record(found: dict[str, list[list[float]]]) -> dict[str, Any]:
             "minus_ours": dict(zip(("mean", "half_width"), interval(apart), strict=True)),
             "curves": [[round(value, 6) for value in curve] for curve in runs],
         }
-    packages = ("torch", "transformers", "accelerate", "trl")
-    return {"options": OPTIONS, "versions": {name: version(name) for name in packages}, "engines": engines}
+    return engines
 
 
 def line(name: str, row: dict[str, Any]) -> str:

@@ -29,7 +29,8 @@ def test_what_is_added_is_seen_whichever_comes_first(monkeypatch):
         return step
 
     monkeypatch.setattr(objective.time, "perf_counter", lambda: now)
-    found = objective.added(takes(1.0), takes(1.25), {"logp": torch.zeros(1)}, rounds=12)
+    clock = objective.Clock({"logp": torch.zeros(1)}, cpu=False)
+    found = objective.added(takes(1.0), takes(1.25), clock, rounds=12)
     assert found == {
         "median": pytest.approx(0.25),
         "low": pytest.approx(0.25),

@@ -23,7 +23,7 @@ def test_the_committed_curves_have_every_step_and_agree_with_ours():
     assert record["options"] == trl_processes.OPTIONS
     assert {"equipoise", "TRL, 2 processes, DDP", "TRL, 2 processes, FSDP2"} <= set(record["engines"])
     curves = {name: row["curves"] for name, row in record["engines"].items()}
-    again = trl_processes.record(curves)["engines"]
+    again = trl_processes.summary(curves)
     for name, row in again.items():
         assert len(curves[name]) >= 3
         assert {len(curve) for curve in curves[name]} == {trl_processes.STEPS}
