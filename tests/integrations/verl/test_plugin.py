@@ -348,7 +348,8 @@ def scored(config, answer: str, truth: str) -> dict:
         ("code", "```python\nprint(2)\n```", "{not json", 0.0, "bad_gold"),
     ],
 )
-def test_our_verdicts_are_verls_rewards(kind, answer, truth, score, verdict):
+def test_our_verdicts_are_verls_rewards(kind, answer, truth, score, verdict, monkeypatch):
+    monkeypatch.setattr("equipoise.verifiers.grade.MATH_SECONDS", 60.0)  # a busy machine is slow to start a worker
     if kind == "code" and shutil.which("bwrap") is None:
         pytest.skip("code verdicts need bubblewrap")
     config = configuration(
