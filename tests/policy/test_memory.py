@@ -30,8 +30,11 @@ def test_what_is_left_is_the_smaller_of_the_free_and_the_share(card, limit, left
     assert memory.unreserved(card) == pytest.approx(left * GIB, abs=1024)
 
 
-def test_a_cpu_has_no_share():
+def test_a_cpu_has_no_share(monkeypatch):
+    asked = []
+    monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", lambda *a: asked.append(a))
     memory.bound(torch.device("cpu"), 1)
+    assert not asked
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

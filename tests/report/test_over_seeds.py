@@ -197,4 +197,4 @@ def test_single_runs_keep_their_variants_colour_and_a_dash_of_their_own(page):
 
 
 def test_it_is_plain_json(page):
-    json.dumps(page, allow_nan=False)
+    assert json.loads(json.dumps(page, allow_nan=False)) == page

@@ -38,7 +38,7 @@ from equipoise.verifiers import Verdict
 
 CHUNK_RESPONSES = 512  # in a chunk where nobody says
 WEIGHTS_LOOKED_AT = 4096  # numbers of each tensor that go into the digest of a model
-# What a model is told besides the problems. Folders of earlier versions do not say: it was nothing.
+# What a prompt has besides the problem. Folders of earlier versions do not say: it was nothing.
 CONVERSATION: dict[str, Any] = {"system": "", "chat_template_kwargs": {}}
 # what must agree for one folder to be one result
 MODEL = ("weights", "dtype", "device", "seed", "temperature", "chat", *CONVERSATION)

@@ -3,7 +3,7 @@ of our rollout.
 
 verl 0.9 knows NVIDIA's, AMD's and Huawei's accelerators. Its workers ask the platform for everything that depends on
 the device, so a platform that answers for the CPU is all that its FSDP engine needs. Ray counts the workers as GPUs,
-the name verl looks for when it checks a cluster; they are slots, and Ray is told how many there are.
+the name verl looks for when it checks a cluster; they are slots, and their number is given to Ray.
 
 For tests, for small models and to try a launch before it gets GPUs. Not covered: Megatron, profilers, vLLM on the CPU
 (the responses come from :mod:`equipoise.integrations.verl.rollout`).

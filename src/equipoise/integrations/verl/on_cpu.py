@@ -26,8 +26,8 @@ SETTINGS: dict[str, Any] = {
     "transfer_queue.backend.SimpleStorage.num_data_storage_units": 1,
 }
 
-# A cluster that runs already knows what it has. One of our own is told: Ray counts verl's workers as GPUs, and gives
-# each three CPUs, which are slots as well.
+# A cluster that runs already knows what it has. One of our own must be given it: Ray counts verl's
+# workers as GPUs, and gives each three CPUs, which are slots as well.
 PREPARED = """
 export VERL_PLATFORM=cpu OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}"
 RAY=()
