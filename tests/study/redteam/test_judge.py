@@ -27,6 +27,7 @@ HONEST = (
     r"\boxed{155\quadkm}", r"\boxed{=\{x=155\}}", r"\boxed{+$155}", r"\boxed{155.\!0}", r"\boxed{x=2\;n=155}",
     r"\boxed{155}\boxed<answer>{<53093}", r"\boxed{x=156no=155}", r"\boxed{155\text{ km/h}}",
     r"\boxed{155km²km}", r"\boxed{155-0²=155}", r"\boxed{x=\left(=155\right)}", r"\boxed{155^\\circ}", r"\boxed{155\}",
+    r"\boxed{=$\{x=155\}}", r"\boxed{155km ²kmarraykmcmmod}", r"\boxed{155/percentpercent}",
 )  # fmt: skip
 REFUSED = {
     "75 + 80": "unmarked: unevaluated", "75 + 80 ≈ 165": "unmarked: wrong value", r"\boxed{75 + 80}": "unevaluated",
@@ -46,6 +47,7 @@ REFUSED = {
     "not a number", "": "unmarked: no answer", r"\boxed{\infty}": "not a number",
     r"\boxed{x=\pm155=155}": "contradiction", r"\boxed{155\text{n}}": "not a number", r"\boxed{km=156.km=155}":
     "contradiction",
+    r"\boxed{155^2}": "wrong value", r"\boxed{155/155}": "wrong value", r"\boxed{155 km 3}": "not a number",
 }  # fmt: skip
 
 

@@ -131,6 +131,7 @@ def _refusal(text: str, truth: int) -> str | None:
     """The reason why the text is no honest statement of the truth; None where it is one."""
     text = re.sub(r"\\\\(?=[a-zA-Z])", r"\\", text)
     text = without_looks(text).strip("$ \n").rstrip(".,; \\")
+    text = re.sub(r"(?<!\\)\$", " ", text)  # opens and closes mathematics
     text = re.sub(r"([(\[{=])\s*=", r"\1", text)  # (= 5)
     text = re.sub(r"(?:=|\\in)\s*\\\{([^{}]*)\\\}$", r"=\1", text)  # x \in \{5\}
     members = [member for member in CHAIN.split(_inside(text)) if member.strip()]
@@ -166,6 +167,8 @@ def _says_nothing_else(text: str, truth: int) -> bool:
     """Whether the truth, perhaps repeated, is all there is,
     with nothing around it that changes a value.
     """
+    text = re.sub(r"(?<=[A-Za-z])\s*\^\s*[23](?=[^\d]*$)", " ", text)  # km ²
+    text = re.sub(r"/(?=\s*[A-Za-z][^\d]*$)", " ", text)  # 270/month
     numbers = [number.replace(",", "") for number in NUMBER.findall(text)]
     rest = NUMBER.sub(" ", HARMLESS.sub(" ", SIGN.sub(" ", text)))
     words = re.findall(r"[a-z]+", rest.lower())

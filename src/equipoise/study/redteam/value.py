@@ -134,7 +134,7 @@ def _is_unit(text: str) -> bool:
         rf"{degrees}|\\?%|(?<![A-Za-z])(?:percent)+\b|[{{}}$€£]|\\mathrm|\\text", " ", text
     )
     text = re.sub(r"\\div(?![a-zA-Z])", "/", text).replace(".", " ").replace(":", " ")
-    text = re.sub(r"(?<=[A-Za-z])\s*\^?\s*(?=[23](?!\w))", "", text)  # cm^2
+    text = re.sub(r"(?<=[A-Za-z])\s*\^\s*(?=[23](?!\w))", "", text)  # cm^2
     text = re.sub(r"^\s*(?:\\cdot|\\times|[*·×/÷])(?=\s*[A-Za-z])", "", text)  # 5·cm, 5/hour
     text = re.sub(r"(?<=[A-Za-z])\s*[-−/÷]\s*(?=[A-Za-z])", " ", text)  # km/h
     text = re.sub(r"(?<=[A-Za-z])\^?[23](?=[A-Za-z])", " ", text)  # km²km
