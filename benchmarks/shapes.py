@@ -29,6 +29,8 @@ SHAPES = {
     "SmolLM2-360M": Shape(LlamaConfig, 960, 32, 15, 5, 64, 2560, 49_152),
     "Qwen3-0.6B": Shape(Qwen3Config, 1024, 28, 16, 8, 128, 3072, 151_936),
     "Qwen3-1.7B": Shape(Qwen3Config, 2048, 28, 16, 8, 128, 6144, 151_936),
+    "Qwen3-4B": Shape(Qwen3Config, 2560, 36, 32, 8, 128, 9728, 151_936),
+    "Qwen3-8B": Shape(Qwen3Config, 4096, 36, 32, 8, 128, 12_288, 151_936, tied=False),
     "Qwen2.5-0.5B": Shape(Qwen2Config, 896, 24, 14, 2, 64, 4864, 151_936),
     "Qwen2.5-1.5B": Shape(Qwen2Config, 1536, 28, 12, 2, 128, 8960, 151_936),
     "Qwen2.5-3B": Shape(Qwen2Config, 2048, 36, 16, 2, 128, 11_008, 151_936),
@@ -42,7 +44,7 @@ def build(name: str, *, vocabulary: int | None = None, end: int | None = 0, devi
     config = s.config(
         hidden_size=s.hidden, num_hidden_layers=s.layers, num_attention_heads=s.heads, num_key_value_heads=s.kv_heads,
         head_dim=s.head_dim, intermediate_size=s.intermediate, vocab_size=vocabulary or s.vocabulary,
-        tie_word_embeddings=s.tied, max_position_embeddings=8192, bos_token_id=None, eos_token_id=end, pad_token_id=1,
+        tie_word_embeddings=s.tied, max_position_embeddings=32_768, bos_token_id=None, eos_token_id=end, pad_token_id=1,
     )  # fmt: skip
     torch.manual_seed(0)
     with torch.device(device):
