@@ -131,11 +131,22 @@ class Mutated(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         exec(compile(self.tree, str(self.path), "exec"), module.__dict__)
 
 
-class Times:
-    """Seconds of each test function, all its cases together."""
+class Watch:
+    """Tells coverage.py which test function runs, and keeps its seconds, all its cases together.
+
+    coverage.py's own contexts go by a frame's name and module, which a test under Hypothesis hides:
+    lines that only such tests run would count as not reached.
+    """
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = collections.defaultdict(float)
+
+    def pytest_runtest_logstart(self, nodeid: str) -> None:
+        import coverage
+
+        running = coverage.Coverage.current()
+        if running is not None:
+            running.switch_context(nodeid.partition("[")[0])
 
     def pytest_runtest_logreport(self, report) -> None:  # type: ignore[no-untyped-def]
         self.seconds[report.nodeid.partition("[")[0]] += report.duration
@@ -144,16 +155,13 @@ class Times:
 def reach(package: Path, tests: Sequence[str], folder: Path) -> tuple[dict[str, dict[int, list[str]]], float]:
     """File → line → the tests that run it, quickest first; and how long all of them take."""
     settings = folder / "coverage.ini"
-    settings.write_text(
-        f"[run]\ndynamic_context = test_function\nsource = {package}\ndata_file = {folder / 'reached'}\n"
-    )
+    settings.write_text(f"[run]\nsource = {package}\ndata_file = {folder / 'reached'}\n")
     times = folder / "times.json"
     inner = [sys.executable, "-m", "coverage", "run", f"--rcfile={settings}", __file__, "--times", str(times), *tests]
     began = time.monotonic()
     subprocess.run(inner, check=True)
     took = time.monotonic() - began
     seconds = json.loads(times.read_text())
-    by_name = {test.replace("/", ".").replace(".py::", ".").replace("::", "."): test for test in seconds}
     import coverage
 
     data = coverage.CoverageData(str(folder / "reached"))
@@ -162,7 +170,7 @@ def reach(package: Path, tests: Sequence[str], folder: Path) -> tuple[dict[str, 
     for file in data.measured_files():
         lines = data.contexts_by_lineno(file)
         found[file] = {
-            line: sorted({by_name[c] for c in contexts if c in by_name}, key=seconds.__getitem__)
+            line: sorted({test for test in contexts if test in seconds}, key=seconds.__getitem__)
             for line, contexts in lines.items()
         }
     return found, took
@@ -269,8 +277,8 @@ if __name__ == "__main__":
     if "--times" in sys.argv:
         import pytest
 
-        times = Times()
-        status = pytest.main([*sys.argv[3:], "-q", "-p", "no:cacheprovider"], plugins=[times])
-        Path(sys.argv[2]).write_text(json.dumps(times.seconds))
+        watch = Watch()
+        status = pytest.main([*sys.argv[3:], "-q", "-p", "no:cacheprovider"], plugins=[watch])
+        Path(sys.argv[2]).write_text(json.dumps(watch.seconds))
         sys.exit(int(status))
     sys.exit(main())

@@ -75,6 +75,21 @@ def test_a_mutant_is_killed_by_a_test_that_reaches_it_and_survives_one_that_look
     assert of() == "not reached"
 
 
+def test_a_line_that_only_a_property_runs_is_reached(tmp_path, monkeypatch):
+    """Hypothesis runs a test inside a frame of its own, by which coverage.py does not know whose lines these are."""
+    pytest.importorskip("coverage")
+    package = tmp_path / "doubling"
+    package.mkdir()
+    (package / "__init__.py").write_text("def double(a):\n    return a + a\n")
+    (tmp_path / "test_property.py").write_text(
+        "from doubling import double\nfrom hypothesis import given, strategies\n"
+        "@given(a=strategies.integers())\ndef test_it(a):\n    assert double(a) == 2 * a\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    reached, _ = mutation.reach(package, ["test_property.py"], tmp_path)
+    assert reached[str(package / "__init__.py")][2] == ["test_property.py::test_it"]
+
+
 def test_the_sample_is_the_same_every_time(tmp_path, capsys):
     (tmp_path / "a.py").write_text(SOURCE)
     assert mutation.draw(tmp_path, 4, 0) == mutation.draw(tmp_path, 4, 0)
