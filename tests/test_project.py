@@ -73,9 +73,19 @@ def test_the_version_stands_in_one_place():
 def test_the_citation_is_of_this_version_and_names_the_papers():
     citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
     assert citation["version"] == equipoise.__version__
+    assert str(citation["date-released"]) == releases()[equipoise.__version__]
     papers = {identifier["value"] for paper in citation["references"] for identifier in paper["identifiers"]}
     assert papers == {"arXiv:2605.04077", "arXiv:2601.08521", "arXiv:2604.13088"}
     assert all(paper["authors"] and paper["title"] for paper in citation["references"])
+
+
+def releases():
+    """Version → date, of the changelog."""
+    return dict(re.findall(r"^## \[(\d+\.\d+\.\d+)\] - (\S+)$", (ROOT / "CHANGELOG.md").read_text(), re.M))
+
+
+def test_this_version_is_the_newest_of_the_changelog():
+    assert next(iter(releases())) == equipoise.__version__
 
 
 def test_the_changelog_is_dated_newest_first():
@@ -117,6 +127,13 @@ def test_workflows_run_what_make_does_without_secrets(file):
     assert made
     assert set(made) <= targets
     assert all(re.fullmatch(r"[\w-]+/[\w-]+@v\d+", step["uses"]) for step in steps if "uses" in step)
+
+
+def test_the_wheel_is_tried_on_every_python_it_names():
+    named = [line.rpartition(" ")[2] for line in PROJECT["classifiers"] if line.startswith("Programming Language")]
+    jobs = yaml.safe_load((ROOT / ".github" / "workflows" / "wheels.yml").read_text())["jobs"]
+    assert jobs["fresh"]["strategy"]["matrix"]["python-version"] == [name for name in named if "." in name]
+    assert PROJECT["requires-python"] == f">={named[1]}"
 
 
 def test_pre_commit_formats_as_the_tests_do():

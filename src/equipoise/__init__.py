@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     )
     from equipoise.train import Config, Trainer, TrainerCallback
 
-__version__ = "0.1.0"
+__version__ = "1.0.0"
 
 __all__ = [
     "PRESETS",
