@@ -138,7 +138,7 @@ def test_a_whole_comparison_and_again(tmp_path, one_process, capsys):
     small = {
         "model.name": make_model(tmp_path / "model"), "model.device": "cpu", "train.steps": 2, "train.threads": 1,
         "rollout.prompts": 4, "rollout.group_size": 4, "rollout.max_tokens": 12, "log.terminal": "false",
-        "optim.lr": 0.01, "task.chat": "false",  # what is "auto" the run settles, and would be asked again
+        "optim.lr": "auto", "task.chat": "auto",  # what the run settles, and writes into its own config.toml
         "eval.every": 2, "eval.per_level": 1, "eval.samples": 2,
     }  # fmt: skip
     overrides = [part for key, value in small.items() for part in (f"--{key}", str(value))]

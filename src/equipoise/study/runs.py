@@ -15,7 +15,8 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from equipoise.train import Config, RunError, RunFolder, checkpoint, dump, read_lines
+from equipoise.train import Config, RunError, RunFolder, checkpoint, dump, load, read_lines
+from equipoise.train.settle import as_begun
 
 # runs that get a line each for as long as all go on; of more, only those under way are shown
 FEW = 24
@@ -93,7 +94,11 @@ def finished(config: Config) -> bool:
     then there is nothing to start.
     """
     folder = RunFolder(config.train.out)
-    if not folder.config.exists() or folder.config.read_text(encoding="utf-8") != dump(config):
+    if not folder.config.exists():
+        return False
+    begun = load(folder.config)
+    # A run writes what it made of `auto` into its configuration: that is no other setting.
+    if dump(as_begun(begun, config)) != dump(begun):
         return False
     return config.train.steps in checkpoint.steps(folder.checkpoints)
 
