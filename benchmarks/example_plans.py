@@ -1,32 +1,40 @@
 """The memory plans of examples/*.toml against what their runs take: planned and measured peaks, as JSON.
 
-    python benchmarks/example_plans.py [NAME …] [--out FILE]
+    python benchmarks/example_plans.py                              # all of them, the largest model last
+    python benchmarks/example_plans.py qwen3_0.6b_gsm8k --limit 90  # one, for at most 90 seconds
 
 Each example trains two steps as it stands, but for its model, which has the same shape with random weights and a word
 for every token (nothing is downloaded), its data, which is random words, and its rewards, which differ at random. No
 response ends by itself: every one is as long as `rollout.max_tokens` lets it be, the worst case of the memory. The
 peaks are those of torch's allocator: of the update, which is what is planned, and of the whole step, sampling included.
+
+Each runs in a process of its own, for at most --limit seconds. The file is written anew, whole, when an example begins
+and after each of its steps: whatever is cut off, and whenever, leaves what was measured until then. Results of other
+examples in the file stay, so that the rest can be measured by a second call.
 Not covered: the time of a real run, whose responses are shorter.
 """
 
 from __future__ import annotations
 
 import argparse
-import gc
 import json
+import signal
+import subprocess
 import sys
 import tempfile
 import time
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import shapes
 import torch
 
-from equipoise.train import Trainer, load
+from equipoise.files import whole
+from equipoise.train import Trainer, TrainerCallback, load
 
+RESULTS = Path(__file__).parent / "results" / "example_plans.json"
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
 SHAPE_OF = {
     "smollm": "SmolLM2-135M",
@@ -44,22 +52,91 @@ REWARD = "def spread(prompt, response, row):\n    return sum(map(ord, response))
 
 
 def main() -> None:
+    # what ends this process ends the example under way: a GPU is not left to a child that nobody waits for
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    options = _options()
+    if options.inside is not None:
+        _inside(options.names[0], options.inside, options.out)
+        return
+    for name in sorted(options.names, key=lambda name: (size(name), name)):
+        forget(options.out, name)
+        with tempfile.TemporaryDirectory() as folder:
+            trouble = bounded(child(name, Path(folder), options.out), options.limit)
+        if trouble:
+            note(options.out, {"example": name, "error": trouble})
+        print(json.dumps(noted(options.out)[name]), flush=True)
+
+
+def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     known = sorted(path.stem for path in EXAMPLES.glob("*.toml") if _shape(path) is not None)
-    parser.add_argument("names", nargs="*", default=known, help="examples (default: all that need a GPU)")
-    parser.add_argument("--out", type=Path, default=None, help="a file for the JSON, beside printing it")
+    names = f"which examples (default: all that need a GPU): {', '.join(known)}"
+    parser.add_argument("names", nargs="*", default=known, metavar="NAME", help=names)
+    limit = "each example is ended after so many seconds, and what it had measured stays (default: %(default)s)"
+    parser.add_argument("--limit", type=float, default=180, metavar="SECONDS", help=limit)
+    parser.add_argument("--out", type=Path, default=RESULTS, metavar="FILE", help="the JSON (default: %(default)s)")
+    parser.add_argument("--inside", type=Path, help=argparse.SUPPRESS)  # in the example's own process: its folder
     options = parser.parse_args()
-    found = []
-    for name in options.names:
-        try:
-            found.append(measured(name))
-        except (RuntimeError, ValueError) as error:  # memory that ran out is a result too
-            found.append({"example": name, "error": f"{type(error).__name__}: {str(error).splitlines()[0]}"})
-        print(json.dumps(found[-1]), flush=True)
-        gc.collect()
-        torch.cuda.empty_cache()
-        if options.out is not None:
-            options.out.write_text(json.dumps(_record(found), indent=2) + "\n")
+    if unknown := sorted(set(options.names) - set(known)):
+        parser.error(f"{unknown[0]!r} is none of the examples for a GPU: {', '.join(known)}")
+    return options
+
+
+def size(name: str) -> int:
+    """Weights of the example's model: the order of what is measured, and of what a cut-off costs."""
+    shape = shapes.SHAPES[_shape(EXAMPLES / f"{name}.toml") or ""]
+    attention = 2 * (shape.heads + shape.kv_heads) * shape.head_dim
+    layer = shape.hidden * (attention + 3 * shape.intermediate)
+    return shape.layers * layer + shape.hidden * shape.vocabulary * (1 if shape.tied else 2)
+
+
+def child(name: str, folder: Path, out: Path) -> list[str]:
+    return [sys.executable, str(Path(__file__).resolve()), name, "--inside", str(folder), "--out", str(out)]
+
+
+def bounded(command: Sequence[str], limit: float) -> str:
+    """Run it for at most `limit` seconds; why it did not come to its end, or nothing."""
+    process = subprocess.Popen(command)
+    try:
+        code = process.wait(limit)
+    except subprocess.TimeoutExpired:
+        return f"ended after {limit:g} s (--limit)"
+    finally:
+        process.kill()
+        process.wait()
+    return f"its process ended with code {code}" if code else ""
+
+
+def _inside(name: str, folder: Path, out: Path) -> None:
+    card = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
+    note(out, {"example": name, "device": card, "torch": torch.__version__, "python": sys.version.split()[0]})
+    try:
+        measured(name, folder, tell=lambda found: note(out, found))
+    except (RuntimeError, ValueError) as error:  # memory that ran out is a result too
+        note(out, {"example": name, "error": f"{type(error).__name__}: {str(error).splitlines()[0]}"})
+
+
+def noted(out: Path) -> dict[str, dict[str, Any]]:
+    """What the file has, by example."""
+    if not out.exists():
+        return {}
+    return {found["example"]: found for found in json.loads(out.read_text(encoding="utf-8"))["examples"]}
+
+
+def note(out: Path, found: dict[str, Any]) -> None:
+    """Add to what the file has of this example."""
+    there = noted(out)
+    there[found["example"]] = {**there.get(found["example"], {}), **found}
+    _write(out, there)
+
+
+def forget(out: Path, name: str) -> None:
+    _write(out, {other: found for other, found in noted(out).items() if other != name})
+
+
+def _write(out: Path, examples: dict[str, dict[str, Any]]) -> None:
+    with whole(out, durable=True) as file:
+        file.write_text(json.dumps({"examples": list(examples.values())}, indent=2) + "\n", encoding="utf-8")
 
 
 def _shape(path: Path) -> str | None:
@@ -67,43 +144,51 @@ def _shape(path: Path) -> str | None:
     return None if "sft" in table else SHAPE_OF.get(table.get("model", {}).get("name", ""))
 
 
-def _record(found: list[dict[str, Any]]) -> dict[str, Any]:
-    card = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
-    return {"device": card, "torch": torch.__version__, "python": sys.version.split()[0], "examples": found}
-
-
 def measured(
-    name: str, shape: str | None = None, device: str = "cuda", words: int = PROMPT_WORDS, more: Sequence[str] = ()
+    name: str,
+    folder: Path,
+    *,
+    shape: str | None = None,
+    device: str = "cuda",
+    words: int = PROMPT_WORDS,
+    more: Sequence[str] = (),
+    tell: Callable[[dict[str, Any]], None] = lambda found: None,
 ) -> dict[str, Any]:
-    """Two steps of an example with random weights of its model's shape, or of another one; `more` overrides."""
+    """Two steps of an example with random weights of its model's shape, or of another one; `more` overrides.
+
+    `tell` hears what is known when the model is there, and after each step.
+    """
     shape = shape or _shape(EXAMPLES / f"{name}.toml")
     assert shape is not None, f"{name}: its model has no shape here"
-    with tempfile.TemporaryDirectory() as folder:
-        overrides = [*_overrides(Path(folder), shape, device, words), *more]
-        trainer = Trainer(load(EXAMPLES / f"{name}.toml", overrides))
-        peaks = _watched(trainer)
-        begun = time.perf_counter()
-        trainer.run()
-        seconds = time.perf_counter() - begun
-        steps = [json.loads(line) for line in trainer.folder.metrics.read_text().splitlines()]
-        plan, parameters = trainer.updater.plan, sum(p.numel() for p in trainer.policy.model.parameters())
+    overrides = [*_overrides(folder, shape, device, words), *more]
+    watch = Watch()
+    trainer = Trainer(load(EXAMPLES / f"{name}.toml", overrides), callbacks=[watch])
+    weights = sum(p.numel() for p in trainer.policy.model.parameters())
+    found: dict[str, Any] = {"example": name, "shape": shape, "parameters": weights, "steps": 0}
+    tell(found)
+    watch.look(trainer, lambda metrics: tell(found | _figures(trainer, watch, metrics)))
+    trainer.run()
+    return found | _figures(trainer, watch, watch.metrics)
+
+
+def _figures(trainer: Trainer, watch: Watch, metrics: dict[str, Any]) -> dict[str, Any]:
+    plan = trainer.updater.plan
     assert plan is not None
-    first, *_, last = (peak["update"] for peak in peaks)  # the first one measures passes of several sizes
+    updates = [peak["update"] for peak in watch.peaks]
+    last = updates[-1]
     return {
-        "example": name,
-        "shape": shape,
-        "parameters": parameters,
+        "steps": trainer.step,
         "tokens_a_pass": plan.tokens,
         "gradient_checkpointing": plan.checkpointing,
         "planned_peak_gib": round(plan.peak / GIB, 2),
         "measured_update_gib": round(last / GIB, 2),
-        "measured_first_update_gib": round(first / GIB, 2),
-        "measured_step_gib": round(max(peak["step"] for peak in peaks) / GIB, 2),
+        "measured_first_update_gib": round(updates[0] / GIB, 2),  # which measures passes of several sizes
+        "measured_step_gib": round(max(peak["step"] for peak in watch.peaks) / GIB, 2),
         "planned_to_measured": round(plan.peak / last, 3) if plan.peak and last else None,
-        "seconds": round(seconds, 1),
-        "last_step_s": round(steps[-1]["timing_s/step"], 2),
-        "last_step_sampling_s": round(steps[-1]["timing_s/rollout"], 2),
-        "optimizer_steps": steps[-1]["optimizer_steps"],
+        "seconds": round(time.perf_counter() - watch.begun, 1),
+        "last_step_s": round(metrics["timing_s/step"], 2),
+        "last_step_sampling_s": round(metrics["timing_s/rollout"], 2),
+        "optimizer_steps": metrics["optimizer_steps"],
         "plan": plan.said,
     }
 
@@ -126,25 +211,36 @@ def _overrides(folder: Path, shape: str, device: str, words: int) -> list[str]:
     return [part for key, value in asked.items() for part in (f"--{key}", json.dumps(value))]
 
 
-def _watched(trainer: Trainer) -> list[dict[str, int]]:
+class Watch(TrainerCallback):
     """The peaks of every step, filled in as the run goes."""
-    peaks: list[dict[str, int]] = []
-    update, step = trainer.updater.update, trainer._step
 
-    def watched_update(*arguments: Any, **more: Any) -> Any:
-        before = _peak()
-        _reset()
-        found = update(*arguments, **more)
-        peaks.append({"update": _peak(), "step": max(before, _peak())})
-        return found
+    def __init__(self) -> None:
+        self.peaks: list[dict[str, int]] = []
+        self.metrics: dict[str, Any] = {}
+        self.begun = time.perf_counter()
 
-    def watched_step() -> None:
-        _reset()
-        step()
+    def look(self, trainer: Trainer, after: Callable[[dict[str, Any]], None]) -> None:
+        """Watch this trainer's updates, and have `after` called behind each step."""
+        update, step = trainer.updater.update, trainer._step
+        self.after = after
 
-    trainer.updater.update, trainer._step = watched_update, watched_step  # type: ignore[method-assign]
-    trainer._checkpoint = lambda: None  # type: ignore[method-assign]  # nobody wants these weights
-    return peaks
+        def watched_update(*arguments: Any, **more: Any) -> Any:
+            before = _peak()
+            _reset()
+            found = update(*arguments, **more)
+            self.peaks.append({"update": _peak(), "step": max(before, _peak())})
+            return found
+
+        def watched_step() -> None:
+            _reset()
+            step()
+
+        trainer.updater.update, trainer._step = watched_update, watched_step  # type: ignore[method-assign]
+        trainer._checkpoint = lambda: None  # type: ignore[method-assign]  # nobody wants these weights
+
+    def on_step(self, step: int, metrics: dict[str, Any]) -> None:
+        self.metrics = metrics
+        self.after(metrics)
 
 
 def _peak() -> int:
