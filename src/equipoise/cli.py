@@ -98,7 +98,7 @@ def _user_errors() -> tuple[type[Exception], ...]:
     names = [
         ("equipoise.config", "ConfigError"),
         ("equipoise.train.folder", "RunError"),
-        ("equipoise.policy.model", "ModelError"),
+        ("equipoise.policy.names", "ModelError"),
         ("equipoise.tasks.task", "TaskError"),
         ("equipoise.verifiers.workers.process_pool", "PoolError"),
         ("equipoise.tasks.sandbox_server", "RunnerError"),
@@ -183,7 +183,7 @@ def _eval(options: argparse.Namespace, rest: list[str]) -> None:
     from equipoise import rollout
     from equipoise.evaluate import Evaluation, buckets, evaluate
     from equipoise.evaluate.run import SEED, judged_by
-    from equipoise.policy.model import folder_of
+    from equipoise.policy.names import folder_of
     from equipoise.train import ConfigError, checkpoint
     from equipoise.train.batch import encode_prompt
     from equipoise.train.own_task import own_task

@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from equipoise import policy, rollout
 from equipoise.evaluate import evaluate
-from equipoise.policy.model import ABACUS
+from equipoise.policy.names import ABACUS
 from equipoise.tasks import Arithmetic
 
 TASK = Arithmetic()

@@ -27,7 +27,8 @@ from equipoise.config import VERDICTS, Config
 from equipoise.files import whole
 from equipoise.policy import Policy
 from equipoise.policy.chat import Chat
-from equipoise.policy.model import ABACUS, ModelError, folder_of, templated
+from equipoise.policy.model import templated
+from equipoise.policy.names import ABACUS, ModelError, folder_of
 from equipoise.tasks import Prompt, Task
 from equipoise.train.settle import SETTLED, Outline, settle
 

@@ -13,7 +13,6 @@ from equipoise.policy.logprobs import (
 )
 from equipoise.policy.model import (
     Lora,
-    ModelError,
     Policy,
     Prompt,
     PromptTooLong,
@@ -23,6 +22,7 @@ from equipoise.policy.model import (
     restore,
     save,
 )
+from equipoise.policy.names import ModelError
 from equipoise.policy.pack import Pack, pack
 from equipoise.policy.quantized import parameter_count, weight_bytes
 from equipoise.policy.support import Support

@@ -23,7 +23,8 @@ from equipoise.objective import Credit, LossOutput, Objective
 from equipoise.policy import block, decoder
 from equipoise.policy.attention import packed_attention
 from equipoise.policy.layer import Layer
-from equipoise.policy.model import ModelError, Policy
+from equipoise.policy.model import Policy
+from equipoise.policy.names import ModelError
 from equipoise.policy.pack import Pack
 from equipoise.policy.pack import pack as packed_rows
 from equipoise.policy.support import Support

@@ -7,7 +7,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from equipoise.policy.model import ModelError, folder_of, smollm_file
+from equipoise.policy.names import ModelError, folder_of, smollm_file
 
 
 def open_tokenizer(name: str | Path) -> Any:

@@ -355,7 +355,7 @@ def _without_groups_of_one(log: Log, rows: Integers) -> tuple[Log, Integers, int
 
 
 def _tokenizer(name: str) -> Any:
-    from equipoise.policy.model import ModelError
+    from equipoise.policy.names import ModelError
     from equipoise.policy.tokenizer import open_tokenizer
 
     try:

