@@ -183,7 +183,7 @@ def _eval(options: argparse.Namespace, rest: list[str]) -> None:
     from equipoise import rollout
     from equipoise.evaluate import Evaluation, buckets, evaluate
     from equipoise.evaluate.run import SEED, judged_by
-    from equipoise.policy.names import folder_of
+    from equipoise.policy.names import check_name
     from equipoise.train import ConfigError, checkpoint
     from equipoise.train.batch import encode_prompt
     from equipoise.train.own_task import own_task
@@ -206,7 +206,7 @@ def _eval(options: argparse.Namespace, rest: list[str]) -> None:
     per_level = options.per_level or own.per_level
     # Whatever can be refused is, before a model is loaded.
     for model in (name, options.base or name):
-        folder_of(model)
+        check_name(model)
     loaded = functools.cache(lambda: _policy(name, options))
     task, chat_of = _task(options, own.task, loaded)
     check_isolation(task)

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from equipoise.policy import attention, decoder, dropout, quantized
 from equipoise.policy.merged import plain_weights
-from equipoise.policy.names import ADAPTER_ALONE, ModelError, folder_of, smollm_file
+from equipoise.policy.names import ADAPTER_ALONE, ModelError, folder_of, hub_answers, smollm_file
 
 ADAPTER = "adapter"
 Prompt = str | Sequence[dict[str, str]]
@@ -263,7 +263,8 @@ def _open(name: str, dtype: torch.dtype) -> tuple[Any, Any]:
     if name == "smollm":
         return _open_smollm(dtype)
     path = folder_of(name)
-    local = Path(path).is_dir()
+    is_folder = Path(path).is_dir()
+    local = is_folder or not hub_answers(path)
     try:
         if (Path(path) / ADAPTER_ALONE).is_file() and not (Path(path) / "config.json").is_file():
             model = _merged(path, dtype)
@@ -274,7 +275,7 @@ def _open(name: str, dtype: torch.dtype) -> tuple[Any, Any]:
         raise
     # the loaders raise a dozen unrelated types, down to safetensors' own
     except Exception as error:
-        where = path if local else f"hub model {name!r} (no local folder of that name)"
+        where = path if is_folder else f"hub model {name!r} (no local folder of that name)"
         reason = next(
             (line for line in str(error).splitlines() if line.strip()), type(error).__name__
         )

@@ -7,6 +7,8 @@ folders as checkpoints (the last one is meant); `abacus` (the embedded model), `
 
 from __future__ import annotations
 
+import difflib
+import functools
 import importlib.util
 from pathlib import Path
 
@@ -16,6 +18,7 @@ INNER = ("huggingface", "actor/huggingface")  # where verl keeps a model in Hugg
 # our checkpoints, TRL's and verl's
 NUMBERED = ("checkpoints/step-", "step-", "checkpoint-", "global_step_")
 WEIGHTS = ("*.safetensors", "*.bin")
+HUB_PATIENCE = 5.0  # seconds
 
 
 class ModelError(ValueError):
@@ -54,6 +57,53 @@ def folder_of(name: str) -> str:
             "hf_model; for what it has written, python -m verl.model_merger merge makes such a folder"
         )
     return str(found)
+
+
+def check_name(name: str) -> None:
+    """ModelError where no model has that name; nothing is loaded."""
+    if name == "smollm":
+        smollm_file()
+    elif not Path(folder := folder_of(name)).is_dir():
+        hub_answers(folder)
+
+
+@functools.cache
+def hub_answers(name: str) -> bool:
+    """Whether the files of a hub name are to be asked of the hub; where it cannot be reached, the
+    cache may have them. ModelError where there is no such model.
+
+    The loaders would retry an unreachable hub for half a minute a file, and say the same of a
+    mistyped folder as of a broken network: so the hub is asked once, before them.
+    """
+    from huggingface_hub import HfApi, errors, try_to_load_from_cache
+
+    try:
+        HfApi().model_info(name, timeout=HUB_PATIENCE)
+        return True
+    except errors.HFValidationError:
+        reason = "no hub name has that form"
+    except errors.GatedRepoError:  # it is there, and the loader says how to be let in
+        return True
+    except errors.RepositoryNotFoundError:
+        reason = "the hub has no such model that may be read from here"
+    except errors.HfHubHTTPError:  # of the hub's own making, and the loader may be luckier
+        return True
+    # each version of the client has other types for a connection that fails
+    except Exception as error:
+        if isinstance(try_to_load_from_cache(name, "config.json"), str):
+            return False
+        reason = f"the hub cannot be reached ({str(error).splitlines()[0]})"
+    raise ModelError(f"model {name!r}: there is no such folder here, and {reason};{_near(name)}")
+
+
+def _near(name: str) -> str:
+    """A name that may have been meant, or what may be given."""
+    beside = Path(name).parent
+    folders = [str(path) for path in beside.iterdir() if path.is_dir()] if beside.is_dir() else []
+    close = difflib.get_close_matches(name, ["abacus", "smollm", *folders], n=1, cutoff=0.8)
+    if close:
+        return f' did you mean "{close[0]}"?'
+    return " give a folder in Hugging Face format, a run, or a hub name"
 
 
 def _inner(folder: Path) -> Path | None:

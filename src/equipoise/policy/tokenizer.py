@@ -7,7 +7,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from equipoise.policy.names import ModelError, folder_of, smollm_file
+from equipoise.policy.names import ModelError, folder_of, hub_answers, smollm_file
 
 
 def open_tokenizer(name: str | Path) -> Any:
@@ -21,7 +21,8 @@ def open_tokenizer(name: str | Path) -> Any:
             file = smollm_file()
             return AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
         folder = folder_of(str(name))
-        return AutoTokenizer.from_pretrained(folder, local_files_only=Path(folder).is_dir())
+        local = Path(folder).is_dir() or not hub_answers(folder)
+        return AutoTokenizer.from_pretrained(folder, local_files_only=local)
     except (OSError, ValueError) as error:
         if isinstance(error, ModelError):
             raise
