@@ -68,13 +68,15 @@ def changed(node: ast.AST) -> ast.AST | None:
 
 
 def parts(node: ast.AST) -> Iterator[ast.AST]:
-    """All nodes below, but annotations, defaults' types and what a `raise` says: no test should
-    hold on to words.
+    """All nodes below, but annotations, defaults' types, what a `raise` says, for no test should
+    hold on to words, and `strict` of zip, which says what cannot happen.
     """
     for field, value in ast.iter_fields(node):
         if field in ("annotation", "returns", "decorator_list"):
             continue
         for child in value if isinstance(value, list) else [value]:
+            if isinstance(child, ast.keyword) and child.arg == "strict":
+                continue
             if isinstance(child, ast.AST) and not isinstance(child, ast.Raise | ast.JoinedStr):
                 yield child
                 yield from parts(child)

@@ -34,6 +34,8 @@ def f(x: int = 4) -> int:
     "a string"
     if x < 2 and not x:
         raise ValueError(f"{x + 1}: too small")
+    for a, b in zip([x], [x], strict=True):
+        del a
     return -x * 5.0 if x else x
 """
 

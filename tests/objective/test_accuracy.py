@@ -129,6 +129,17 @@ def test_options_of_the_history_have_a_range(option, value):
         eq.Objective(difficulty={"name": "debias", option: value})
 
 
+def test_a_prompt_may_have_been_solved_every_time():
+    """successes = attempts is a history like any other; one more is refused."""
+    o = eq.Objective("dr_grpo", {**ANCHORED, "name": "hadw_history"})
+    batch = ([1.0, 0.0, 0.0, 0.0], [0] * 4, [3] * 4)
+    h = (6 + 2 * 0.25) / 8
+    right = 1.3 * math.exp(0.4 - h) * 0.75
+    assert float(o.assign(*batch, history=[[6.0, 6.0]] * 4).advantage[0]) == pytest.approx(right)
+    with pytest.raises(ValueError, match="0 ≤ successes ≤ attempts"):
+        o.assign(*batch, history=[[7.0, 6.0]] * 4)
+
+
 def test_token_ids_may_come_as_a_list():
     credit = eq.Objective(aggregation="balanced", cancellation="prefix").assign(
         [1.0, 0.0], [0, 0], [2, 2], tokens=[1, 2, 1, 3]

@@ -39,6 +39,14 @@ def test_strength_sets_the_ratio_of_the_pulls(strength):
         assert pulls == pytest.approx((T[up].mean() / T[down].mean()) ** (1 - strength))
 
 
+def test_strength_where_most_responses_have_no_tokens():
+    """T̄ = ¾ is below one token: ℓ = T̄·(T/T̄)^½ for the two that have any."""
+    half = Objective("dr_grpo", aggregation={"name": "balanced", "strength": 0.5})
+    credit = half.assign([1, 0, 0, 0], [0] * 4, [1, 2, 0, 0])
+    lengths = 1 / (4 * credit.weight[:2])
+    assert lengths.tolist() == pytest.approx([math.sqrt(0.75), math.sqrt(1.5)])
+
+
 @pytest.mark.parametrize("imbalance", [-0.9, -0.3, 0.0, 0.5])
 def test_imbalance_is_the_share_that_it_says(imbalance):
     credit = assigned(aggregation={"name": "balanced", "imbalance": imbalance})

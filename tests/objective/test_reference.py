@@ -50,6 +50,15 @@ def test_pass_at_k_advantage(seed, k):
     assert sums.abs().max() < 1e-12
 
 
+@pytest.mark.parametrize("reward", [0.0, 1.0])
+@pytest.mark.parametrize("name", ["grpo", "dr_grpo", "rloo", "batch_std", "maxrl", "opo", "pass_at_k"])
+def test_a_group_of_one_teaches_nothing(name, reward):
+    advantage = {"name": name, "k": 1} if name == "pass_at_k" else name
+    credit = eq.Objective(advantage).assign([reward, 1.0, 0.0], [0, 1, 1], [3, 3, 3])
+    assert float(credit.advantage[0]) == 0
+    assert float(credit.advantage[1]) > 0
+
+
 @pytest.mark.parametrize("rule", AGGREGATIONS)
 @settings(max_examples=60, deadline=None)
 @given(seed=st.integers(0, 2**32 - 1), binary=st.booleans())

@@ -81,12 +81,18 @@ def test_recentre_turns_no_sign_and_counts_where_it_would_have():
     assert credit.coefficient[1] == 0
     signs = torch.sign(credit.coefficient).tolist()
     assert signs == [1, 0, -1, -1]
-    hadw = {"name": "hadw", "anchor": "fixed", "threshold": 0.0, "lam": 1.0, "recentre": True}
-    rewards = [0.99, 0.6, 0.9, 0.9, 0.9]
-    plain = eq.Objective("dr_grpo").assign(rewards, [0] * 5, [1] * 5).advantage
-    credit = eq.Objective("dr_grpo", hadw).assign(rewards, [0] * 5, [1] * 5)
-    assert (credit.advantage * plain >= 0).all()
-    assert float(credit.metrics["difficulty/turned"]) >= 0
+
+
+def test_recentring_hadw_turns_no_sign_and_counts_where_it_would_have():
+    """A = .74, .04, −.26 × 3 and C = 1: Φ = e^±.74 leaves a mean of .25, above the second's ΦA of .08."""
+    hadw = {"name": "hadw", "anchor": "fixed", "threshold": 1.0, "lam": 1.0}
+    rewards = [1.0, 0.3, 0.0, 0.0, 0.0]
+    weighted = eq.Objective("dr_grpo", hadw).assign(rewards, [0] * 5, [1] * 5).advantage
+    credit = eq.Objective("dr_grpo", {**hadw, "recentre": True}).assign(rewards, [0] * 5, [1] * 5)
+    centred = (weighted - weighted.mean()).tolist()
+    assert centred[1] < 0 < float(weighted[1])
+    assert credit.advantage.tolist() == pytest.approx([centred[0], 0.0, *centred[2:]])
+    assert float(credit.metrics["difficulty/turned"]) == pytest.approx(0.2)
 
 
 def test_a_masked_response_takes_its_mass_with_it_unless_asked_to_pass_it_on():
@@ -159,3 +165,10 @@ def test_lengths_within_groups_by_hand():
     )  # the second group has one sign
     assert float(m["bias/group_length_gap"]) == pytest.approx(1.0)
     assert float(m["bias/group_length_cv"]) == pytest.approx(0.5)
+
+
+def test_a_response_without_an_advantage_has_no_sign():
+    """r = 1, ½, 0: the one in the middle, which is by far the longest, belongs to neither side of the gap."""
+    m = eq.Objective("dr_grpo").assign([1.0, 0.5, 0.0], [0, 0, 0], [4, 400, 10]).metrics
+    assert float(m["bias/length_gap"]) == pytest.approx(6 / 138)
+    assert float(m["bias/group_length_gap"]) == pytest.approx(6 / 138)
