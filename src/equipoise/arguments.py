@@ -122,7 +122,9 @@ def _quickstart(add: AddCommand) -> None:
 def _train(add: AddCommand) -> None:
     train = add("train", "train a model as a configuration says", add_help=False, usage=TRAIN_USAGE)
     train.add_argument(
-        "config", nargs="?", help="a TOML file; see examples/; or a run directory, with --resume"
+        "config",
+        nargs="?",
+        help="a TOML file, as in the repository's examples/; or a run directory, with --resume",
     )
     _flag(train, "--resume", "go on with a run after its last checkpoint")
     _number(train, "--from-step", "go on after this step's checkpoint", at_least=0)
@@ -136,7 +138,7 @@ def _sft(add: AddCommand) -> None:
         add_help=False,
         usage=("equipoise sft CONFIG.toml [--resume] [--section.key value ...]"),
     )
-    sft.add_argument("config", nargs="?", help="a TOML file; see examples/")
+    sft.add_argument("config", nargs="?", help="a TOML file, as in the repository's examples/")
     _flag(sft, "--resume", "go on where a run in the same directory stopped")
     _every_option(sft)
 

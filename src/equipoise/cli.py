@@ -122,8 +122,8 @@ def _no_configuration(command: str) -> NoReturn:
     """A wrong command line; all options by their hundreds would hide what is missing."""
     print(f"usage: equipoise {command} CONFIG.toml [--section.key value ...]", file=sys.stderr)
     print(
-        f"equipoise: {command} needs a configuration; examples/ has some. "
-        f"`equipoise {command} --help` lists every option.",
+        f"equipoise: {command} needs a configuration, a TOML file: the repository has some in examples/, and what a "
+        f"file leaves out has a default. `equipoise {command} --help` lists every option.",
         file=sys.stderr,
     )
     sys.exit(2)
@@ -140,7 +140,9 @@ def _train(options: argparse.Namespace, rest: list[str]) -> None:
             "Train a model as a configuration says. A section is a table of the TOML file; every option can be"
         )
         print("overridden on the command line.\n")
-        print("  CONFIG.toml    see examples/")
+        print(
+            "  CONFIG.toml    what is not in it has a default; the repository has some in examples/"
+        )
         print("  RUN            a run directory; it goes on where it lies, with its own settings")
         print("  --resume       go on with a run after its last checkpoint")
         print(

@@ -77,6 +77,17 @@ def test_the_table_says_the_summary_within_80_columns(run):
     assert row == "balanced+hadw 30.0 50.0 ±3.0 50.0→62.0 70.0→81.0 +0.30 30 60"
 
 
+def test_what_comes_next_works_where_it_is_said(tmp_path, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    named = re.findall(r"(?:examples|docs)/[\w./]+", study.what_next(tmp_path))
+    assert len(named) == 3
+    assert all((ROOT / name).is_file() for name in named)
+    monkeypatch.chdir(tmp_path)
+    said = study.what_next(tmp_path)
+    assert "examples/" not in said
+    assert all("in the repository" in line for line in said.splitlines() if "docs/" in line)
+
+
 def test_the_four_runs_differ_in_the_objective_alone(tmp_path):
     configs = {name: study.settings(name, 3, None, tmp_path).model_dump() for name in study.OBJECTIVES}
     assert len(configs) == 4

@@ -47,10 +47,25 @@ BIASES = (
 NEXT = """
 Next:
   equipoise audit {out}/token --against balanced   the same on responses of yours: a log of TRL, verl or a run
+"""
+
+IN_A_CHECKOUT = """\
   equipoise train examples/smollm.toml             a real model, SmolLM2, on its own task
   python examples/train_smollm.py                  the same from Python, with a reward function of yours
   docs/study.md                                    what these biases cost, claim by claim
 """
+
+ELSEWHERE = """\
+  equipoise train --help                           every option of a run of your own
+  docs/tutorial.md, in the repository              from here to your own reward, data and model
+  docs/study.md, in the repository                 what these biases cost, claim by claim
+"""
+
+
+def what_next(out: Path) -> str:
+    """Commands that work in this folder: a package that pip installed comes without examples and pages."""
+    checkout = Path("examples/smollm.toml").is_file()
+    return NEXT.format(out=out) + (IN_A_CHECKOUT if checkout else ELSEWHERE)
 
 
 def settings(name: str, seed: int, steps: int | None, out: Path) -> Config:
@@ -87,7 +102,7 @@ def quickstart(out: Path, seed: int = 0, steps: int | None = None) -> None:
     console.print(verdict(runs))
     console.print(BIASES)
     page = report.write([c.train.out for c in configs.values()], out / "report.html")
-    console.print(NEXT.format(out=out), soft_wrap=True)
+    console.print(what_next(out), soft_wrap=True)
     console.print(
         f"{time.monotonic() - begin:.0f} s. Runs: {out}/   report: {page}", soft_wrap=True
     )
