@@ -30,7 +30,6 @@ import equipoise as eq
 from equipoise import policy as models
 from equipoise.kernels import fused_loss
 from equipoise.train.micro import cuts
-from equipoise.train.update import on_device
 
 RESPONSES, GROUP, MEAN, CV, LONGEST = 512, 16, 400, 0.8, 4096
 SHARING = 128  # responses where only sharing is measured
@@ -55,7 +54,7 @@ def batch(lengths: Tensor, prompt_tokens: int, group: int, vocabulary: int, devi
     tokens = torch.randint(3, vocabulary, (int(lengths.sum()),), generator=g).to(device)
     prompt = torch.arange(count).repeat_interleave(group)
     objective = eq.Objective.preset("dapo")
-    credit = on_device(objective.assign(torch.arange(len(lengths)) % 2.0, prompt, lengths), torch.device(device))
+    credit = objective.assign(torch.arange(len(lengths)) % 2.0, prompt, lengths).to(torch.device(device))
     old = torch.full((len(tokens),), -10.0, device=device)
     return Batch(prompts, tokens, lengths, prompt, objective, credit, old)
 

@@ -27,7 +27,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 from transformers.utils import logging as transformers_logging
 
 from equipoise.integrations.trl.plugin import EquipoiseGRPOTrainer
-from equipoise.policy.model import ABACUS
+from equipoise.policy.names import ABACUS
 from equipoise.tasks import Arithmetic, arithmetic
 from equipoise.verifiers import as_trl
 

@@ -66,7 +66,7 @@ def seeds_of_trl(launches: str, out: str, count: int, server: bool) -> None:
     """The launch of each seed, in the processes that Accelerate started: TRL is imported once."""
     import pytest
 
-    from equipoise.policy.model import ABACUS
+    from equipoise.policy.names import ABACUS
     from tests.integrations.trl.sharded import allow_cpu
     from tests.integrations.trl.vllm_server import served
 

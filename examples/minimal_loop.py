@@ -16,7 +16,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import equipoise as eq
-from equipoise.policy.model import ABACUS
+from equipoise.policy.names import ABACUS
 from equipoise.tasks import Arithmetic
 
 PROMPTS, GROUP = 32, 16  # per step: prompts, and responses to each

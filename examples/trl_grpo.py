@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from trl import GRPOConfig
 
 from equipoise.integrations.trl.plugin import EquipoiseGRPOTrainer
-from equipoise.policy.model import ABACUS
+from equipoise.policy.names import ABACUS
 from equipoise.tasks import Arithmetic, arithmetic
 from equipoise.verifiers import as_trl
 

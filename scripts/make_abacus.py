@@ -25,7 +25,7 @@ from equipoise import policy as policies
 from equipoise import rollout
 from equipoise.evaluate import evaluate, line
 from equipoise.policy import Policy
-from equipoise.policy.model import ABACUS
+from equipoise.policy.names import ABACUS
 from equipoise.tasks import Arithmetic
 from equipoise.tasks.arithmetic import trace
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from equipoise.policy.model import ABACUS
+from equipoise.policy.names import ABACUS
 from equipoise.train import RunFolder, read_lines
 
 FILE = Path(__file__).parent.parent / "examples" / "minimal_loop.py"

@@ -7,7 +7,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from equipoise import policy
-from equipoise.policy.model import ABACUS, folder_of
+from equipoise.policy.names import ABACUS, folder_of
 from tests.train.tiny import make_model
 
 

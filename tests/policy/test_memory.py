@@ -50,3 +50,26 @@ def test_torch_gives_its_reserve_back_before_it_passes_the_share():
             torch.empty(2 * GIB, dtype=torch.uint8, device=device)
     finally:
         memory.bound(device, torch.cuda.mem_get_info(device)[1])
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_a_sampler_finds_room_in_what_torch_keeps_in_reserve():
+    from types import SimpleNamespace
+
+    from equipoise.rollout import paged
+
+    device = torch.device("cuda", 0)
+    attention = SimpleNamespace(head_dim=64)
+    config = SimpleNamespace(num_hidden_layers=8, num_key_value_heads=8)
+    model = SimpleNamespace(layers=[SimpleNamespace(self_attn=attention)])
+    policy = SimpleNamespace(core=SimpleNamespace(config=config, model=model), device=device, dtype=torch.bfloat16)
+    a_block = paged._cache_shape(policy, 1).numel() * 2
+    torch.cuda.empty_cache()
+    memory.bound(device, torch.cuda.memory_reserved(device) + 2 * GIB)
+    try:
+        torch.empty(3 * GIB // 2, dtype=torch.uint8, device=device)  # given back to torch, not to the card
+        arena, cache = paged._reserve(policy, GIB // a_block)
+        assert cache.nbytes > 0.9 * GIB
+        del arena, cache
+    finally:
+        memory.bound(device, torch.cuda.mem_get_info(device)[1])

@@ -413,6 +413,9 @@ def _reserve(policy: Policy, blocks: int) -> tuple[Any, Tensor]:
     shape, device = _cache_shape(policy, blocks), policy.device
     if device.type != "cuda":
         return None, torch.empty(shape, dtype=policy.dtype)
+    # An arena that is short of memory does not take back what torch keeps in reserve outside of it.
+    if unreserved(device) < shape.numel() * policy.dtype.itemsize:
+        torch.cuda.empty_cache()
     arena = torch.cuda.MemPool()
     with torch.cuda.use_mem_pool(arena):
         return arena, torch.empty(shape, dtype=policy.dtype, device=device)

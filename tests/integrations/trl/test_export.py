@@ -23,7 +23,7 @@ from equipoise.integrations.export import export_data, export_trl
 from equipoise.integrations.launch import arguments, open_task, settled
 from equipoise.integrations.trl import export as trl
 from equipoise.integrations.trl.plugin import EquipoiseGRPOTrainer, adapted
-from equipoise.policy.model import ABACUS
+from equipoise.policy.names import ABACUS
 from equipoise.tasks.arithmetic import grade
 from equipoise.tasks.problems import read_problems
 from equipoise.verifiers.host_functions import as_trl

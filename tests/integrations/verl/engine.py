@@ -23,7 +23,7 @@ from verl.workers.engine_workers import TrainingWorker, TrainingWorkerConfig
 from verl.workers.utils.losses import ppo_loss
 
 from equipoise.integrations.verl import plugin
-from equipoise.policy.model import ABACUS
+from equipoise.policy.names import ABACUS
 from tests.integrations.verl import pipeline
 
 ACTOR, MODEL = "actor_rollout_ref.actor", "actor_rollout_ref.model"

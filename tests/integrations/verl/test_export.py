@@ -33,7 +33,7 @@ from equipoise.integrations.verl import export as verl
 from equipoise.integrations.verl.plugin import divisor, estimate, objective_of
 from equipoise.integrations.verl.script import FIXED
 from equipoise.objective import response_ids
-from equipoise.policy.model import ABACUS
+from equipoise.policy.names import ABACUS
 from equipoise.tasks.problems import read_problems
 from equipoise.train.update import learning_rate
 from tests.audit.synthetic import Law

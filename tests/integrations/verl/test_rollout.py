@@ -18,7 +18,7 @@ from verl.workers.rollout.base import get_rollout_class
 from verl.workers.rollout.replica import RolloutReplicaRegistry
 
 from equipoise.integrations.verl import cpu, rollout
-from equipoise.policy.model import ABACUS
+from equipoise.policy.names import ABACUS
 
 ASKED = {"temperature": 1.0, "top_p": 1.0, "top_k": -1, "repetition_penalty": 1.0, "logprobs": True}
 PROMPTS = ["12+34=", "5+6=", "44+8+4="]

@@ -21,7 +21,7 @@ from equipoise import cli
 from equipoise.audit import measure
 from equipoise.integrations.export import export_verl
 from equipoise.integrations.verl import on_cpu
-from equipoise.policy.model import ABACUS
+from equipoise.policy.names import ABACUS
 
 from ..test_account import configured
 
