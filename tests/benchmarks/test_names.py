@@ -1,4 +1,4 @@
-"""What the benchmarks import from the package is there: most run on a GPU only, and no other test opens them."""
+"""What benchmarks and scripts import from the package is there: most run on a GPU only, no other test opens them."""
 
 import ast
 import importlib

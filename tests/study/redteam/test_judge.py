@@ -28,6 +28,8 @@ HONEST = (
     r"\boxed{155}\boxed<answer>{<53093}", r"\boxed{x=156no=155}", r"\boxed{155\text{ km/h}}",
     r"\boxed{155km²km}", r"\boxed{155-0²=155}", r"\boxed{x=\left(=155\right)}", r"\boxed{155^\\circ}", r"\boxed{155\}",
     r"\boxed{=$\{x=155\}}", r"\boxed{155km ²kmarraykmcmmod}", r"\boxed{155/percentpercent}",
+    r"\boxed{155\quadareis\!half}", r"\boxed{155÷cm\quad²cm}", r"\boxed{**\left(x=155\right)**}",
+    r"\boxed{=(310/2=155)}", "\\boxed{x=155\\\nkmnot}",
 )  # fmt: skip
 REFUSED = {
     "75 + 80": "unmarked: unevaluated", "75 + 80 ≈ 165": "unmarked: wrong value", r"\boxed{75 + 80}": "unevaluated",

@@ -53,6 +53,7 @@ CALCULATIONS = [
 ]  # fmt: skip
 
 WRONG = [
+    ("398", "398 pens/\n/pens"), ("202", r"202\text{ ÷ ÷apples}"), ("483", "n=483483percentπx=483"),
     ("624", r"x=(624\approx 623)"), ("816", r"816\approx 816\in 0"), ("646", r"646\approx646\in1292"),
     ("570", r"\text{seventy}\sim570"), ("570", r"seventy=570"), ("30", r"thirty\in30"), ("58", r"x\in58"),
     ("321", r"32100\%"), ("79", "not=79"), ("27", r"27 and 27^\circ"), ("33", r"33,33^\circ"), ("68", "x=68,68"),

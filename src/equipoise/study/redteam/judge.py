@@ -158,8 +158,8 @@ def _refusal(text: str, truth: int) -> str | None:
 
 
 def _inside(text: str) -> str:
-    """The text without all brackets that stand around the whole of it."""
-    inner = without_brackets(text)
+    """The text without all brackets, bold and = that stand around or before the whole of it."""
+    inner = without_brackets(re.sub(r"^\*\*(.*)\*\*$", r"\1", text.strip()).lstrip("= "))
     return text if inner == text else _inside(inner)
 
 
@@ -168,7 +168,7 @@ def _says_nothing_else(text: str, truth: int) -> bool:
     with nothing around it that changes a value.
     """
     text = re.sub(r"(?<=[A-Za-z])\s*\^\s*[23](?=[^\d]*$)", " ", text)  # km ²
-    text = re.sub(r"/(?=\s*[A-Za-z][^\d]*$)", " ", text)  # 270/month
+    text = re.sub(r"[/÷](?=\s*[A-Za-z][^\d]*$)", " ", text)  # 270/month
     numbers = [number.replace(",", "") for number in NUMBER.findall(text)]
     rest = NUMBER.sub(" ", HARMLESS.sub(" ", SIGN.sub(" ", text)))
     words = re.findall(r"[a-z]+", rest.lower())

@@ -30,7 +30,7 @@ SCIENTIFIC = re.compile(
 )
 COMMANDS = re.compile(
     r"\\(?:boxed|fbox|text|textbf|textit|textrm|mathrm|mathbf|mathit|mathsf|mbox|hbox|bf|rm|displaystyle|left|right"
-    r")(?![a-zA-Z])|\\q?quad|\\[,;: ~>]|\\\$|\\\(|\\\)|\\\[|\\\]|~"
+    r")(?![a-zA-Z])|\\q?quad|\\[,;: ~>\n]|\\\$|\\\(|\\\)|\\\[|\\\]|~"
 )
 BRACKETED = re.compile(r"(\([^()]*\)|\{[^{}]*\}|\[[^\[\]]*\])(.+)", re.DOTALL)
 LONGEST = 200  # characters that are looked at
@@ -92,6 +92,7 @@ def _unwrapped(text: str) -> str:
 
 def without_looks(text: str) -> str:
     """With a space in the place of commands that only change the looks; \\! takes a space away."""
+    text = re.sub(r"\\q?quad", " ", text)  # \quadkm is \quad km
     text = re.sub(r"(\\[A-Za-z]+)(?:\\!)+", r"\1 ", text)
     return COMMANDS.sub(" ", text.replace("\\!", ""))
 

@@ -144,6 +144,8 @@ def _is_written_out(member: Node, is_one: bool) -> bool:
         return not is_one
     if ":" in member.text and re.search("[a-zA-Z]", member.text):
         return False
+    if re.search(r"%\s*\S", member.text):  # a percent sign ends a number
+        return False
     return follows_grammar(member.text.replace(":", "/")) and not _has_words(member.text)
 
 

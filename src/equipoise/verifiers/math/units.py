@@ -86,7 +86,8 @@ def unit_of(text: str) -> str | None:
     if text.lstrip().startswith("^") and "circ" in text:
         return "degree"
     power = re.findall(r"\^\s*\{?(-?\d)", text)
-    if len(power) != len(POWERED.findall(text)):
+    # each power on a unit that is measured, and one rate at most
+    if len(power) != len(POWERED.findall(text)) or text.count("/") > 1:
         return None
     quoted = r"\text" in text
     text = re.sub(r"(?<![a-zA-Z])([ap])\.\s?m\.?(?![a-zA-Z])", r"\1m", text)  # 9 a.m.
