@@ -30,7 +30,7 @@ from equipoise.kernels.draw import SamplingParams
 from equipoise.kernels.uniform import Key
 from equipoise.policy import Policy, decoder
 from equipoise.policy.layer import Layer
-from equipoise.policy.memory import unreserved
+from equipoise.policy.memory import room
 from equipoise.policy.support import Support
 from equipoise.policy.weights import Merged, Weights, weights_of
 from equipoise.rollout.batch import Request, request
@@ -135,9 +135,8 @@ class PagedSampler:
         device = self.policy.device
         if self.memory is not None or device.type != "cuda":
             return CPU_MEMORY if self.memory is None else self.memory
-        unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         logits = 2 * 4 * size.rows * self.policy.core.config.vocab_size
-        return int(SHARE * (unreserved(device) + unused - logits))
+        return int(SHARE * (room(device) - logits))
 
 
 class _Call:
@@ -414,7 +413,7 @@ def _reserve(policy: Policy, blocks: int) -> tuple[Any, Tensor]:
     if device.type != "cuda":
         return None, torch.empty(shape, dtype=policy.dtype)
     # An arena that is short of memory does not take back what torch keeps in reserve outside of it.
-    if unreserved(device) < shape.numel() * policy.dtype.itemsize:
+    if torch.cuda.mem_get_info(device)[0] < shape.numel() * policy.dtype.itemsize:
         torch.cuda.empty_cache()
     arena = torch.cuda.MemPool()
     with torch.cuda.use_mem_pool(arena):

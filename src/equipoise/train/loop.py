@@ -23,7 +23,7 @@ from equipoise.config import ConfigError, load
 from equipoise.evaluate import Evaluation, evaluate
 from equipoise.kernels import cache
 from equipoise.objective import Credit, Objective
-from equipoise.policy.memory import bound
+from equipoise.policy import memory
 from equipoise.rollout import sampler as native_sampler
 from equipoise.tasks import Prompt, Task
 from equipoise.train import announce, checkpoint, ranks
@@ -167,8 +167,7 @@ class Trainer:
         rate = rate_of(self.objective)
         scorer = Scorer(config.reward, self.task, given=given.functions, rate=rate)
         self.policy, self.settled = policy(), settled()
-        if config.train.memory_cap is not None:
-            bound(self.policy.device, config.train.memory_cap)
+        memory.limit(self.policy.device, config.train.memory_cap)
         config = self.config = self.settled.config
         scorer.conversational(self.settled.chat.on)
         self.watcher = Watcher(config.reward, self.task, chat=self.settled.chat.on)
