@@ -29,6 +29,7 @@ HONEST = (
     r"\boxed{155km²km}", r"\boxed{155-0²=155}", r"\boxed{x=\left(=155\right)}", r"\boxed{155^\\circ}", r"\boxed{155\}",
     r"\boxed{=$\{x=155\}}", r"\boxed{155km ²kmarraykmcmmod}", r"\boxed{155/percentpercent}",
     r"\boxed{155\quadareis\!half}", r"\boxed{155÷cm\quad²cm}", r"\boxed{**\left(x=155\right)**}",
+    r"\boxed{n=155155πxπ=155}", r"\boxed{(\left(155\right))^\circ}", r"\boxed{155\times\mathrm{km'}}",
     r"\boxed{=(310/2=155)}", "\\boxed{x=155\\\nkmnot}",
 )  # fmt: skip
 REFUSED = {

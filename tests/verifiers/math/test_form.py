@@ -53,6 +53,7 @@ CALCULATIONS = [
 ]  # fmt: skip
 
 WRONG = [
+    ("285", "_3soso=285"), ("370", r"_1\;waitno=370"), ("111", "0=0x=111"),
     ("398", "398 pens/\n/pens"), ("202", r"202\text{ ÷ ÷apples}"), ("483", "n=483483percentπx=483"),
     ("624", r"x=(624\approx 623)"), ("816", r"816\approx 816\in 0"), ("646", r"646\approx646\in1292"),
     ("570", r"\text{seventy}\sim570"), ("570", r"seventy=570"), ("30", r"thirty\in30"), ("58", r"x\in58"),

@@ -32,7 +32,7 @@ COMMANDS = re.compile(
     r"\\(?:boxed|fbox|text|textbf|textit|textrm|mathrm|mathbf|mathit|mathsf|mbox|hbox|bf|rm|displaystyle|left|right"
     r")(?![a-zA-Z])|\\q?quad|\\[,;: ~>\n]|\\\$|\\\(|\\\)|\\\[|\\\]|~"
 )
-BRACKETED = re.compile(r"(\([^()]*\)|\{[^{}]*\}|\[[^\[\]]*\])(.+)", re.DOTALL)
+BRACKETED = re.compile(r"([(\[{].*[)\]}])([^()\[\]]+)", re.DOTALL)
 LONGEST = 200  # characters that are looked at
 LARGEST = 10**40
 TOKENS = re.compile(r"\d+(?:\.\d+)?|[-+*/^()!]")
@@ -135,6 +135,7 @@ def _is_unit(text: str) -> bool:
         rf"{degrees}|\\?%|(?<![A-Za-z])(?:percent)+\b|[{{}}$€£]|\\mathrm|\\text", " ", text
     )
     text = re.sub(r"\\div(?![a-zA-Z])", "/", text).replace(".", " ").replace(":", " ")
+    text = re.sub(r"(?<=[A-Za-z])'", "", text)  # km'
     text = re.sub(r"(?<=[A-Za-z])\s*\^\s*(?=[23](?!\w))", "", text)  # cm^2
     text = re.sub(r"^\s*(?:\\cdot|\\times|[*·×/÷])(?=\s*[A-Za-z])", "", text)  # 5·cm, 5/hour
     text = re.sub(r"(?<=[A-Za-z])\s*[-−/÷]\s*(?=[A-Za-z])", " ", text)  # km/h
@@ -157,7 +158,7 @@ def is_unit_word(word: str) -> bool:
     """Any longer word that is no scale; of the short ones, which may be variables,
     those in use as units.
     """
-    return (
+    return word.isascii() and (
         word.lower() in UNITS
         or word in CAPITAL_UNITS
         or (len(word) > 2 and word.lower() not in SCALES)

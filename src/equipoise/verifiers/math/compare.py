@@ -184,8 +184,16 @@ def _step_holds(chain: Chain, k: int, sign: str, by: Comparer) -> bool | None:
 
 
 def _is_number(node: Node, text: str) -> bool:
-    """Whether a member is a number, with a unit or without."""
-    return is_constant(node.text if isinstance(node, Leaf) else text)
+    """Whether a member is a number, with a unit or without, or comes to one: 0x does."""
+    text = node.text if isinstance(node, Leaf) else text
+    return is_constant(text) or _comes_to_a_number(text)
+
+
+def _comes_to_a_number(text: str) -> bool:
+    try:
+        return exact.number(exact.value(text)) is not None
+    except Unreadable:
+        return False
 
 
 def every(outcomes: Iterable[bool | None]) -> bool | None:

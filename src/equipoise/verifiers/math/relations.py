@@ -29,7 +29,7 @@ def is_name(text: str) -> bool:
     """Whether a text only names something: x, f(x), a_3, AB, |AB|, NO/BO, (x, y),
     and no sum or multiple.
     """
-    text = re.sub(r"_\s*(?:\{[^{}]*\}|\\?\w)", "", text)
+    text = re.sub(r"(?<=[^\s_])_\s*(?:\{[^{}]*\}|\\?\w)", "", text)
     text = re.sub(r"\\(?:text|overline|vec|hat|bar)\s*\{([^{}]*)\}", r"\1", text)
     text = re.sub(r"(?<=[a-zA-Z'])\s*\([a-zA-Z0-9,\s]+\)", "", text)
     if re.fullmatch(r"\s*(?:\\pi|e|i)\s*", text):
