@@ -58,6 +58,8 @@ def main() -> None:
     if options.inside is not None:
         _inside(options.names[0], options.inside, options.out)
         return
+    if not torch.cuda.is_available():
+        raise SystemExit("example_plans.py measures the memory of a GPU, and torch finds none here")
     for name in sorted(options.names, key=lambda name: (size(name), name)):
         forget(options.out, name)
         with tempfile.TemporaryDirectory() as folder:

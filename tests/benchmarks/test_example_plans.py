@@ -57,6 +57,7 @@ def test_what_was_measured_outlives_a_cut_off(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(
         example_plans, "child", lambda name, folder, file: [sys.executable, "-c", NOTES, name, str(file)]
     )
+    monkeypatch.setattr(example_plans.torch.cuda, "is_available", lambda: True)
     example_plans.main()
     found = [
         {"example": "abacus", "steps": 2},
