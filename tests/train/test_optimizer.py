@@ -45,6 +45,24 @@ def train(optimizer: AdamW, steps: int, lr=0.01) -> None:
         optimizer.step(lr * t)
 
 
+@pytest.mark.parametrize(
+    ("dtype", "state", "a_number"),
+    [("float32", "float32", 16), ("float32", "8bit", 10.03), ("bfloat16", "float32", 18), ("bfloat16", "8bit", 12.03)],
+)
+def test_the_bytes_it_says_are_those_of_the_table_and_those_it_holds(dtype, state, a_number):
+    """docs/scaling.md's bytes per parameter, before the first step and after it: a resumed run has moments already."""
+    own = AdamW(parameters(getattr(torch, dtype), [(64, 512)]), betas=BETAS, weight_decay=0.0, state=state)
+    (weight,), (master,) = own.weights, own.masters
+    said = weight.nbytes + own.gradient_bytes() + own.state_bytes()
+    assert said / weight.numel() == pytest.approx(a_number, abs=0.005)
+    train(own, 1)
+    beside = 0 if master is weight else master.nbytes
+    held = own.exact.state[master].values() if own.exact else vars(own.coded[0][2]).values()
+    moments = sum(tensor.nbytes for tensor in held if tensor.dim() > 1)
+    assert own.state_bytes() == beside + moments
+    assert own.gradient_bytes() == master.grad.nbytes
+
+
 def test_float32_is_torchs_adamw_bit_for_bit():
     mine, theirs = parameters(), parameters()
     reference = torch.optim.AdamW(theirs, lr=0.01, betas=BETAS, weight_decay=0.1, fused=True)

@@ -185,8 +185,8 @@ def _memory(trainer: Trainer) -> str:
     policy = trainer.policy
     weights = weight_bytes(policy.model)
     copies = sum(model is not None for model in (trainer.reference, trainer.teacher))
-    gradients = sum(p.numel() * p.element_size() for p in policy.parameters())
-    optimizer = trainer.updater.optimizer.bytes_to_come()
+    gradients = trainer.updater.optimizer.gradient_bytes()
+    optimizer = trainer.updater.optimizer.state_bytes()
     _, left = free_room(policy.device, trainer.config.train.memory_cap, 0)
     also = f" and {copies} frozen beside them" if copies else ""
     return f"weights {_bytes(weights)}{also}, gradients {_bytes(gradients)}, optimizer {_bytes(optimizer)}; {left}"

@@ -54,6 +54,18 @@ class AdamW:
             return 0
         return sum(2 * 4 * p.numel() for group in self.exact.param_groups for p in group["params"])
 
+    def gradient_bytes(self) -> int:
+        """Gradients are the masters', whatever the weights are rounded to."""
+        return sum(master.nbytes for master in self.masters)
+
+    def state_bytes(self) -> int:
+        """Masters that are not the weights, and moments, those to come included."""
+        masters = sum(master.nbytes for _, master in self.rounded)
+        coded = sum(tensor.nbytes for _, _, m in self.coded for tensor in vars(m).values())
+        groups = self.exact.param_groups if self.exact is not None else []
+        exact: int = sum(2 * p.nbytes for group in groups for p in group["params"])
+        return masters + coded + exact
+
     def zero_grad(self) -> None:
         for tensor in (*self.weights, *self.masters):
             tensor.grad = None
