@@ -217,6 +217,12 @@ def test_objectives_go_by_what_people_call_them():
         measure(columns, "dapoo")
     with pytest.raises(AuditError, match="twice"):
         measure(columns, "dapo", ["grpo", "grpo"])
+    own = eq.Objective.preset("dapo+balanced+hadw")
+    with pytest.raises(
+        AuditError, match=r"^balanced keeps .* is then balanced\+hadw, which is there .*: grpo\+balanced$"
+    ):
+        measure(columns, own, ["balanced"])
+    assert list(measure(columns, own, ["grpo+balanced"]).stacks) == ["balanced+hadw", "grpo+balanced"]
     with pytest.raises(AuditError, match="exchangeable on every token already"):
         measure(columns, "dapo", ["prefix"])
     with pytest.raises(AuditError, match="needs token ids"):

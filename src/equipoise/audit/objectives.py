@@ -47,9 +47,19 @@ def gathered(
     )
     for name, other in pairs:
         if name in out:
-            raise AuditError(f"{name} is there twice: give each objective a name of its own")
+            raise AuditError(_twice(name, other))
         out[name] = fresh(named(other, base) if isinstance(other, str) else other)
     return out
+
+
+def _twice(name: str, other: Named) -> str:
+    """A change that says what the audited objective has already is a question about a part of it."""
+    if isinstance(other, str) and other != name:
+        return (
+            f"{other} keeps what it does not name, and is then {name}, which is there already; a whole objective takes "
+            f"nothing from the audited one: grpo+{other}"
+        )
+    return f"{name} is there twice: give each objective a name of its own"
 
 
 def _name(objective: Named, base: Objective | None = None) -> str:
