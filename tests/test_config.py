@@ -314,6 +314,10 @@ def test_a_function_beside_the_configuration_or_in_the_working_directory(tmp_pat
     monkeypatch.chdir(here)
     with pytest.raises(ConfigError, match=rf'"mine.py:f": there is no file mine.py, not in {beside} and not in {here}'):
         load(config)
+    monkeypatch.chdir(beside)
+    with pytest.raises(ConfigError, match=rf"there is no file mine.py, not in {beside}$"):  # one place, said once
+        load(config)
+    monkeypatch.chdir(here)
     (here / "mine.py").touch()
     assert load(config).reward.functions == (f"{here}/mine.py:f", "task", "module:f")
     (beside / "mine.py").touch()

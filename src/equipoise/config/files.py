@@ -68,7 +68,7 @@ def located(function: str, config: str | Path | None) -> str:
     folders = folders_of(config)
     found = [path for folder in folders if (path := folder.resolve() / file).is_file()]
     if not found:
-        places = " and not in ".join(str(folder.resolve()) for folder in folders)
+        places = " and not in ".join(dict.fromkeys(str(folder.resolve()) for folder in folders))
         raise ConfigError(f'[reward] "{function}": there is no file {file}, not in {places}')
     return f"{found[0]}:{attribute}"
 
