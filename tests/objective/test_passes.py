@@ -1,10 +1,12 @@
 """What `loss` costs is memory traffic: passes over the tokens, counted here because times depend on the machine."""
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import equipoise as eq
 from benchmarks.passes import Passes, counted
@@ -74,3 +76,26 @@ def test_balanced_and_hadw_add_no_pass():
     plain = passes_of(step(eq.Objective.preset("grpo")))
     both = passes_of(step(eq.Objective.preset("grpo+balanced+hadw")))
     assert (both.number, both.bytes) == (plain.number, plain.bytes)
+
+
+class Operations(TorchDispatchMode):
+    """Counts the torch operations while it is active: what small tensors cost."""
+
+    number = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.number += 1
+        return func(*args, **(kwargs or {}))
+
+
+def operations_of(preset: str) -> int:
+    b, objective = batch(), eq.Objective.preset(preset)
+    with Operations() as operations:
+        objective.assign(b["rewards"], b["group"], b["lengths"])
+    return operations.number
+
+
+def test_assign_takes_few_operations():
+    plain = operations_of("grpo")
+    assert plain <= 165
+    assert operations_of("grpo+balanced+hadw") <= plain + 25

@@ -90,6 +90,7 @@ def pull(
     if ref is not None and objective.kl:
         ref = ref.detach().to(dtype).contiguous()
         dead |= ~ref.isfinite()
+        assert credit.kl_weight is not None
         kl_weight = objective.kl * credit.kl_weight.to(dtype).index_select(0, response)
     if objective.entropy_bonus:
         entropy_weight = objective.entropy_bonus / credit.tokens.clamp(min=1).to(dtype)

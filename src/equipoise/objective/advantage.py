@@ -23,8 +23,8 @@ def grpo(batch: Batch, *, std: str = "paper", eps: float = 1e-6) -> Tensor:
     """
     d, G = batch.centred, batch.G
     if std == "paper":
-        return d / torch.sqrt(batch.groups.mean(d**2) + eps)
-    return d / (torch.sqrt(batch.groups.sum(d**2) / (G - 1).clamp(min=1)) + eps)
+        return d / torch.sqrt(batch.groups.mean(d.square()) + eps)
+    return d / (torch.sqrt(batch.groups.sum(d.square()) / (G - 1).clamp(min=1)) + eps)
 
 
 def dr_grpo(batch: Batch) -> Tensor:

@@ -59,9 +59,10 @@ def balanced(
     group (at strength 1), whatever the lengths.
     """
     size, same_sign = A.abs(), batch.groups.split(A > 0)
-    heard = size if masked == "pass" else size * (batch.T > 0)
-    M, Z = same_sign.sum(torch.stack([heard, size * batch.T])).unbind()
-    own = torch.where((size > 0) & (M > 0), Z / M, 0.0)
+    heard = size if masked == "pass" else size * batch.T.clamp(max=1)
+    M, Z = same_sign.totals(heard), same_sign.totals(size * batch.T)
+    length = Z / M.clamp(min=torch.finfo(M.dtype).tiny)  # Z is 0 where M is
+    own = same_sign.each(length) * size.sign()  # 0 for A = 0
     if strength != 1:  # at 1 there is BA itself, without the rounding of a power
         common = batch.mean_length
         own = torch.where(own > 0, common * (own / common.clamp(min=1e-9)) ** strength, 0.0)

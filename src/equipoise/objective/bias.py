@@ -7,6 +7,8 @@ Shares and residuals lie in [−1, 1] or [0, 1].
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
@@ -44,63 +46,137 @@ def measures(
     equal_weighting  std/mean of w over the tokens of responses with A ≠ 0
     """
     g, T = batch.groups, batch.T
-    push, pull = sums if sums is not None else (w * A * T, (w * A).abs() * T)
-    positive, negative = A > 0, A < 0
-    live = T * (A != 0)
-    tokens = live.sum().clamp(min=1)
-    mean_w = w.dot(live) / tokens
-    spread_w = torch.sqrt(((w - mean_w) ** 2).dot(live) / tokens)
-    mean_T = T.mean()
-    gap = (_mean(T, negative) - _mean(T, positive)) * (negative.any() & positive.any())
-    size = A.abs()
-    zero_sum, mass, pulled = g.sum(torch.stack([A, size, pull])).unbind()
+    if sums is None:
+        c = w * A
+        abs_c = c.abs()
+        push, pull = c * T, abs_c * T
+    else:
+        push, pull = sums
+        c = push / T.clamp(min=1)
+        abs_c = c.abs()
+    sign = A.sign()
+    positive = sign.clamp(min=0)
+    negative = positive - sign
+    each = Sums(
+        push=push,
+        pull=pull,
+        c=c,
+        abs_c=abs_c,
+        A=A,
+        abs_A=A.abs(),
+        square=(T - batch.mean_length).square(),
+        n_positive=positive,
+        n_negative=negative,
+        T_positive=T * positive,
+        T_negative=T * negative,
+    )
+    # One sum for all: tensors as small as these cost what their number of operations costs.
+    totals = g.totals(torch.stack(each))
+    in_group, in_batch = Sums(*totals.unbind()), Sums(*totals.sum(-1).unbind())
     return {
-        **{f"bias/{name}": value for name, value in balance(push, pull, T, g).items()},
-        "bias/zero_sum": g.average(_share(zero_sum.abs(), mass), pulled > 0),
-        "bias/masked_mass": _share(size.dot((T == 0).to(T.dtype)), size.sum()),
-        "bias/length_cv": _share(T.std(correction=0), mean_T),
-        "bias/length_gap": _share(gap, mean_T),
-        **_lengths_within_groups(batch, positive.to(T.dtype), negative.to(T.dtype)),
-        "bias/equal_weighting": _share(spread_w, mean_w),
+        **{f"bias/{name}": value for name, value in _within_groups(in_group, batch).items()},
+        **{f"bias/{name}": value for name, value in _over_batch(each, in_batch, T, w).items()},
     }
 
 
-def balance(push: Tensor, pull: Tensor, T: Tensor, g: Groups) -> dict[str, Tensor]:
-    """The balance conditions of coefficients whose sums over each response are push = Σ_t c and
-    pull = Σ_t|c|.
+class Sums(NamedTuple):
+    """What the measures are made of: the numbers of each response, [B], or their sums over groups
+    or over the batch.
     """
-    c = push / T.clamp(min=1)
-    push, mass, net, size = g.sum(torch.stack([push, pull, c, c.abs()])).unbind()
+
+    push: Tensor  # Σ_t c
+    pull: Tensor  # Σ_t|c|
+    c: Tensor  # mean over the response's tokens
+    abs_c: Tensor
+    A: Tensor
+    abs_A: Tensor
+    square: Tensor  # (T − T̄)², T̄ of the group
+    n_positive: Tensor  # 1 where A > 0
+    n_negative: Tensor
+    T_positive: Tensor  # T where A > 0
+    T_negative: Tensor
+
+    @property
+    def both_signs(self) -> Tensor:
+        return self.n_positive * self.n_negative > 0
+
+    @property
+    def gap(self) -> Tensor:
+        """T̄− − T̄+; of use where there are both signs."""
+        right = self.T_positive / self.n_positive.clamp(min=1)
+        wrong = self.T_negative / self.n_negative.clamp(min=1)
+        return wrong - right
+
+
+def _within_groups(found: Sums, batch: Batch) -> dict[str, Tensor]:
+    """The means over groups. Those of lengths are what BA's regime rule is about: a batch's lengths
+    also differ because its prompts do.
+    """
+    mean_T, mixed = batch.group_lengths, found.both_signs
+    spread = torch.sqrt(found.square / batch.groups.counts)
+    pulled = found.pull > 0
+    return _mean_shares(
+        *_balance(found.push, found.pull, found.c, found.abs_c, pulled),
+        Share("zero_sum", found.A.abs(), found.abs_A, pulled),
+        Share("group_length_cv", spread, mean_T, mixed),
+        Share("group_length_gap", found.gap, mean_T, mixed),
+    )
+
+
+def _over_batch(each: Sums, total: Sums, T: Tensor, w: Tensor) -> dict[str, Tensor]:
+    """The measures that know no groups."""
+    spread_T, mean_T = torch.std_mean(T, correction=0)
+    live = each.T_positive + each.T_negative
+    tokens = (total.T_positive + total.T_negative).clamp(min=1)
+    mean_w = w.dot(live) / tokens
+    spread_w = torch.sqrt((w - mean_w).square().dot(live) / tokens)
     shares = {
-        "mass_balance": (push, mass),
-        "mass_imbalance": (push.abs(), mass),
-        "exchangeability": (net.abs(), size),
-        "learning_tax": (net.abs(), mass),
+        "masked_mass": (each.abs_A.dot((T == 0).to(T.dtype)), total.abs_A),
+        "length_cv": (spread_T, mean_T),
+        "length_gap": (total.gap * total.both_signs, mean_T),
+        "equal_weighting": (spread_w, mean_w),
     }
-    # All four at once: such small tensors cost what their number of operations costs.
     part, whole = (torch.stack(column) for column in zip(*shares.values(), strict=True))
-    return dict(zip(shares, g.average(_share(part, whole), mass > 0).unbind(), strict=True))
+    return dict(zip(shares, _share(part, whole).unbind(), strict=True))
 
 
-def _lengths_within_groups(batch: Batch, positive: Tensor, negative: Tensor) -> dict[str, Tensor]:
-    """What BA's regime rule is about: a batch's lengths also differ because its prompts do.
-    1 for a sign, else 0.
-    """
-    g, T, mean = batch.groups, batch.T, batch.mean_length
-    columns = torch.stack([positive, negative, T * positive, T * negative, (T - mean) ** 2])
-    n_positive, n_negative, T_positive, T_negative, square = g.sum(columns).unbind()
-    spread = torch.sqrt(square / g.size)
-    gap = T_negative / n_negative.clamp(min=1) - T_positive / n_positive.clamp(min=1)
-    mixed = (n_positive > 0) & (n_negative > 0)
-    cv, gap = g.average(_share(torch.stack([spread, gap]), mean), mixed).unbind()
-    return {"bias/group_length_cv": cv, "bias/group_length_gap": gap}
+class Share(NamedTuple):
+    """A measure that is a share of something within each group; [places] each."""
+
+    name: str
+    part: Tensor
+    whole: Tensor
+    counted: Tensor  # bool: the groups that the mean counts
+
+
+def _mean_shares(*shares: Share) -> dict[str, Tensor]:
+    """Every measure's mean over the groups that it counts, 0 where it counts none."""
+    names, *columns = zip(*shares, strict=True)
+    part, whole, counted = (torch.stack(column) for column in columns)
+    mean = (_share(part, whole) * counted).sum(-1) / counted.sum(-1).clamp(min=1)
+    return dict(zip(names, mean.unbind(), strict=True))
+
+
+def _balance(push: Tensor, pull: Tensor, c: Tensor, abs_c: Tensor, pulled: Tensor) -> list[Share]:
+    """The balance conditions of coefficients, from their sums over each group; see `Sums`."""
+    net = c.abs()
+    return [
+        Share("mass_balance", push, pull, pulled),
+        Share("mass_imbalance", push.abs(), pull, pulled),
+        Share("exchangeability", net, abs_c, pulled),
+        Share("learning_tax", net, pull, pulled),
+    ]
 
 
 def pushed(push: Tensor, pull: Tensor, T: Tensor, groups: Groups) -> dict[str, Tensor]:
-    """`balance` of the slopes that really push, clipped and reweighted, after `loss`; groups that
-    were not here or that nothing pushes do not count.
+    """The balance of the slopes that really push, clipped and reweighted, after `loss`: push = Σ_t
+    slope and pull = Σ_t|slope| of each response. Groups that were not here or that nothing pushes
+    do not count.
     """
-    found = balance(push.to(torch.float64), pull.to(torch.float64), T.to(torch.float64), groups)
+    push, pull = push.to(torch.float64), pull.to(torch.float64)
+    c = push / T.clamp(min=1)
+    push, pull, c, size = groups.totals(torch.stack([push, pull, c, c.abs()])).unbind()
+    found = _mean_shares(*_balance(push, pull, c, size, pull > 0))
     return {f"pushed/{name}": value for name, value in found.items()}
 
 
@@ -108,12 +184,11 @@ def baseline_bias(success: Success) -> Tensor:
     """Mean over mixed groups of |E[p̂|S] − p| at p = p̂,
     for accuracies that are 0 or 1 (formulas.md §3).
     """
-    p, G = success.p_hat, success.known
-    mixed = (p > 0) & (p < 1)
-    p = torch.where(mixed, p, 0.5)
-    all_right = p**G
-    bias = (p - all_right) / (1 - (1 - p) ** G - all_right) - p
-    return success.groups.average(torch.where(mixed, bias.abs(), 0.0), mixed)
+    p, G = success.group_rate.nan_to_num(0.0), success.group_known
+    q = 1 - p
+    all_right, all_wrong = p.pow(G), q.pow(G)
+    bias = _share(p - all_right, 1 - all_wrong - all_right) - p
+    return _mean(bias.abs(), p * q > 0)
 
 
 def node_measures(batch: Batch, c: Tensor, response: Tensor, nodes: Nodes) -> dict[str, Tensor]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -32,7 +33,7 @@ class Credit:
     lengths: Tensor  # [B] int64
     groups: Groups
     full_weight: Tensor  # [B] the weight before a cancellation that must wait for the ratios
-    kl_weight: Tensor  # [B] the weight of a token's KL
+    kl_weight: Tensor | None  # [B] the weight of a token's KL; None for an objective without one
     counted: Tensor  # [B] bool: whether the mean over prompts counts the response's group
     tokens: Tensor  # 0-dim: how many tokens the entropy bonus is averaged over
     metrics: dict[str, Tensor]  # bias/* and difficulty/*, 0-dim
@@ -103,12 +104,14 @@ class Credit:
             return (groups.first & counted).sum().clamp(min=1).to(torch.float64)
 
         gain = prompts(self.counted) / prompts(self.counted & rows)
-        everyone = torch.ones_like(rows)
+        kl_weight = None
+        if self.kl_weight is not None:
+            kl_weight = prompts(torch.ones_like(rows)) / prompts(rows) * self.kl_weight
         return dataclasses.replace(
             self,
             weight=gain * self.weight,
             full_weight=gain * self.full_weight,
-            kl_weight=prompts(everyone) / prompts(rows) * self.kl_weight,
+            kl_weight=kl_weight,
             tokens=(self.lengths * rows).sum(),
         )
 
@@ -133,8 +136,10 @@ class AggregationWeights:
     P: Tensor  # 0-dim
 
     def of_length(self, length: Tensor, T: Tensor) -> Tensor:
-        """[B] 1/(P·G·ℓ), and 0 where there is no token to weigh."""
-        return torch.where((length > 0) & (T > 0), 1 / (self.P * self.batch.G * length), 0.0)
+        """[B] 1/(P·G·ℓ), and 0 = 1/∞ where there is no token to weigh."""
+        return (
+            (self.P * self.batch.G * length).masked_fill_(length * T <= 0, math.inf).reciprocal_()
+        )
 
     def of(self, A: Tensor, T: Tensor) -> Tensor:
         """[B] the rule's weight when T tokens of each response are left."""
@@ -154,23 +159,24 @@ def weigh(
     aggregation: Choice,
     cancellation: str,
     averaged_groups: str,
+    with_kl: bool,
     tokens: PerToken,
     metrics: dict[str, Tensor],
 ) -> Credit:
     """w_i = 1/(P·G·ℓ_i), transformed by the cancellation; and what biases the result has."""
     g, T = batch.groups, batch.T
     everyone = torch.ones_like(A, dtype=torch.bool)
-    counted = everyone if averaged_groups == "all" else g.max(A.abs()) > 0
-    P = (g.first & counted).sum().clamp(min=1)
+    counted, P = everyone, g.number
+    if averaged_groups == "informative":
+        counted = g.max(A.abs()) > 0
+        P = (g.first & counted).sum().clamp(min=1)
     weights = AggregationWeights(batch, aggregation, counted, P)
     A, w, full = _cancelled(weights, A, cancellation, metrics)
-    # A KL has no sign: balanced, whose lengths need one, is taken as token over the group.
-    # It counts every group.
-    if aggregation.name == "balanced":
-        length = batch.mean_length
-    else:
-        length = aggregation(batch, A, everyone)
-    kl_weight = torch.where((length > 0) & (T > 0), 1 / (g.first.sum() * batch.G * length), 0.0)
+    kl_weight = None
+    if with_kl:  # it counts every group
+        of_all = AggregationWeights(batch, aggregation, everyone, g.number)
+        # A KL has no sign: balanced, whose lengths need one, is taken as token over the group.
+        kl_weight = of_all.common if aggregation.name == "balanced" else of_all.of(A, T)
     lengths = T.to(torch.int64)
     credit = Credit(
         advantage=A,

@@ -11,14 +11,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import cached_property
 from statistics import fmean
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from equipoise.objective.groups import Groups
+from equipoise.objective.groups import Batch, Groups
 
 
 @dataclass(frozen=True)
@@ -27,16 +26,32 @@ class Success:
 
     rate: Tensor  # [B] in [0, 1], NaN where it is not known
     groups: Groups
+    group_rate: Tensor  # [places] p̂, the group's success rate; NaN where none of it is known
+    group_known: Tensor  # [places] the responses of the group whose rate is known
 
-    @cached_property
+    @classmethod
+    def of_accuracies(cls, rate: Tensor, groups: Groups) -> Success:
+        """rate [B] of each response, NaN where it is not known."""
+        known = groups.totals((~rate.isnan()).to(rate.dtype))
+        return cls(rate, groups, groups.totals(rate.nan_to_num(0.0)) / known, known)
+
+    @classmethod
+    def of_rewards(cls, batch: Batch, low: float, high: float) -> Success:
+        """Rewards from low to high, as rates: all are known."""
+        rate, group_rate = batch.r, batch.group_rewards
+        if (low, high) != (0.0, 1.0):
+            rate, group_rate = ((x - low) / (high - low) for x in (rate, group_rate))
+        return cls(rate, batch.groups, group_rate, batch.groups.counts)
+
+    @property
     def known(self) -> Tensor:
-        """[B] the responses of the group whose rate is known."""
-        return self.groups.sum((~self.rate.isnan()).to(self.rate.dtype))
+        """[B] the responses of the response's group whose rate is known."""
+        return self.groups.each(self.group_known)
 
-    @cached_property
+    @property
     def p_hat(self) -> Tensor:
-        """[B] p̂, the group's success rate; NaN where nothing of the group is known."""
-        return self.groups.sum(self.rate.nan_to_num(0.0)) / self.known
+        """[B] p̂ of the response's group."""
+        return self.groups.each(self.group_rate)
 
 
 @dataclass(kw_only=True)
@@ -215,8 +230,8 @@ class HADW(_Anchored):
         """ΦA, and how many responses `recentre` kept from changing sign;
         None where it does not recentre.
         """
-        diff = self.sharpness * (self.difficulty(success, history) - C).nan_to_num(0.0)
-        weighted = self.lam * torch.exp(-torch.sign(A) * diff) * A
+        diff = (self.difficulty(success, history) - C).nan_to_num_(0.0)
+        weighted = self.lam * torch.exp(torch.sign(A) * (-self.sharpness * diff)) * A
         if not self.recentre:
             return weighted, None
         centred = weighted - success.groups.mean(weighted)

@@ -267,6 +267,7 @@ def _losses(
         )
         kl_sum = kl.detach().sum()
         if o.kl:
+            assert credit.kl_weight is not None
             weight = credit.kl_weight.to(kl.dtype).index_select(0, given.response)
             loss = loss + o.kl * (kl * weight).sum()
     if entropy is not None:

@@ -1,9 +1,10 @@
 """Responses in groups, tokens in responses: segment sums without padding and without a host
 synchronisation.
 
-Every operation over groups takes one number per response and gives one number per response: each
-response sees its own group's sum, mean or maximum. Tensors of unknown size never appear, which is
-what keeps CUDA asynchronous.
+Most operations over groups take one number per response and give one number per response: each
+response sees its own group's sum, mean or maximum. `totals` and `means` give one number per group
+instead. On CUDA, where asking for the number of groups would wait, there is a place for as many
+groups as there are responses: tensors of unknown size never appear.
 """
 
 from __future__ import annotations
@@ -45,36 +46,49 @@ class Groups:
 
     index: Tensor  # [B] int64
     first: Tensor  # [B] bool: true for exactly one response of each group
+    number: Tensor  # 0-dim int64: of groups
+    places: int  # every index lies below: the number of groups, or on CUDA that of responses
 
     @classmethod
     def of(cls, ids: Tensor) -> Groups:
         """Number the groups by sorting their ids; the ids may come in any order and of any real
         dtype.
         """
-        order = torch.argsort(ids, stable=True)
-        ordered = ids[order]
+        ordered, order = torch.sort(ids, stable=True)
         new = torch.ones_like(ordered, dtype=torch.bool)
-        new[1:] = ordered[1:] != ordered[:-1]
-        index, first = torch.empty_like(order), torch.empty_like(new)
-        index[order] = new.cumsum(0) - 1
-        first[order] = new
-        return cls(index, first)
+        torch.ne(ordered[1:], ordered[:-1], out=new[1:])
+        index = torch.empty_like(order).scatter_(0, order, new.cumsum(0) - 1)
+        first = torch.empty_like(new).scatter_(0, order, new)
+        number = new.sum()
+        return cls(index, first, number, len(ids) if ids.is_cuda else int(number))
 
     def split(self, side: Tensor) -> Groups:
         """Every group divided by a mask [B] into two, for sums:
         `first` stays that of the whole groups.
         """
-        return Groups(2 * self.index + side, self.first)
+        index = torch.add(self.index, side, alpha=self.places)
+        return Groups(index, self.first, self.number, 2 * self.places)
+
+    def totals(self, x: Tensor) -> Tensor:
+        """[B] -> [places]: the sum over each group, 0 at a place without one; of x [K, B] every row
+        for itself.
+        """
+        index = self.index if x.ndim == 1 else self.index.expand_as(x)
+        return x.new_zeros((*x.shape[:-1], self.places)).scatter_add_(-1, index, x)
+
+    def means(self, x: Tensor) -> Tensor:
+        """[B] -> [places]: the mean over each group, 0 at a place without one."""
+        return self.totals(x) / self.counts
+
+    def each(self, x: Tensor) -> Tensor:
+        """[places] -> [B]: each response sees its group's number."""
+        return x.index_select(0, self.index)
 
     def sum(self, x: Tensor) -> Tensor:
-        """Sum over the group; of x [K, B] every row for itself."""
-        index = self.index if x.ndim == 1 else self.index.expand_as(x)
-        # an index of split groups goes that far
-        buffer = x.new_zeros((*x.shape[:-1], 2 * x.shape[-1]))
-        return buffer.scatter_add_(-1, index, x).gather(-1, index)
+        return self.each(self.totals(x))
 
     def mean(self, x: Tensor) -> Tensor:
-        return self.sum(x) / self.size
+        return self.each(self.means(x))
 
     def max(self, x: Tensor) -> Tensor:
         return self._extreme(x, "amax")
@@ -83,25 +97,30 @@ class Groups:
         return self._extreme(x, "amin")
 
     def _extreme(self, x: Tensor, reduce: str) -> Tensor:
-        total = torch.zeros_like(x).scatter_reduce_(0, self.index, x, reduce, include_self=False)
-        return total.index_select(0, self.index)
+        buffer = x.new_zeros(self.places)
+        return self.each(buffer.scatter_reduce_(0, self.index, x, reduce, include_self=False))
+
+    @cached_property
+    def counts(self) -> Tensor:
+        """[places] float64: G, the number of responses in each group, 1 at a place without one."""
+        ones = torch.ones(len(self.index), dtype=torch.float64, device=self.index.device)
+        return self.totals(ones).clamp_(min=1)
 
     @cached_property
     def size(self) -> Tensor:
         """[B] float64: G, the number of responses in each response's group."""
-        return self.sum(torch.ones(len(self.index), dtype=torch.float64, device=self.index.device))
+        return self.each(self.counts)
 
     def to(self, device: torch.device) -> Groups:
-        return Groups(self.index.to(device), self.first.to(device))
+        index, first, number = (x.to(device) for x in (self.index, self.first, self.number))
+        return Groups(index, first, number, self.places)
 
-    def average(self, x: Tensor, counted: Tensor | None = None) -> Tensor:
-        """Mean over groups of a per-group quantity (equal for all responses of a group), 0 where no
-        group counts.
-
-        Of x [K, B] every row for itself.
+    def average(self, x: Tensor, counted: Tensor) -> Tensor:
+        """Mean over the groups that count of a per-group quantity x [B] (equal for all responses of
+        a group), 0 where none counts.
         """
-        once = self.first if counted is None else self.first & counted
-        return (x * once).sum(-1) / once.sum().clamp(min=1)
+        once = self.first & counted
+        return (x * once).sum() / once.sum().clamp(min=1)
 
 
 @dataclass(frozen=True)
@@ -120,14 +139,24 @@ class Batch:
         return self.groups.size
 
     @cached_property
+    def group_rewards(self) -> Tensor:
+        """[places] μ, the mean reward of each group."""
+        return self.groups.means(self.r)
+
+    @cached_property
     def mean(self) -> Tensor:
-        """μ, the group's mean reward, seen by each of its responses."""
-        return self.groups.mean(self.r)
+        """[B] μ of the response's group."""
+        return self.groups.each(self.group_rewards)
+
+    @cached_property
+    def group_lengths(self) -> Tensor:
+        """[places] T̄, the mean T of each group."""
+        return self.groups.means(self.T)
 
     @cached_property
     def mean_length(self) -> Tensor:
-        """[B] the mean T of the response's group."""
-        return self.groups.mean(self.T)
+        """[B] T̄ of the response's group."""
+        return self.groups.each(self.group_lengths)
 
     @cached_property
     def centred(self) -> Tensor:

@@ -7,7 +7,8 @@ objective in particular asks of a batch, which `Objective.assign` checks.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+import math
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -44,6 +45,7 @@ class Inputs(NamedTuple):
 
     r: Tensor  # [B, K] float64
     T: Tensor  # [B] float64
+    counted: bool  # whether the lengths came as integers
     ids: Tensor  # [B]
     accuracy: Tensor | None  # [B] float64, NaN where it is not known
     history: Tensor | None  # [B] rates, or [B, 2] or [B, 3] counts; float64
@@ -73,15 +75,20 @@ class PerToken:
 
 
 class Rule(NamedTuple):
+    """What every entry of an argument must be."""
+
     name: str
     value: Tensor  # [B] or [B, K], or of tokens [N]
-    broken: Tensor  # [B] or [N] bool
+    broken: Callable[[Tensor], Tensor]  # of the value: [B] or [N] bool
     sentence: str
 
     def refuse(self) -> None:
-        """Name the first response or token that breaks it."""
-        i = int(self.broken.to(torch.uint8).argmax())
-        raise ValueError(f"{self.name}[{i}] = {self.value[i].squeeze().tolist()}: {self.sentence}")
+        """Name the first response or token that breaks it, if one does."""
+        broken = self.broken(self.value)
+        if bool(broken.any()):
+            i = int(broken.to(torch.uint8).argmax())
+            value = self.value[i].squeeze().tolist()
+            raise ValueError(f"{self.name}[{i}] = {value}: {self.sentence}")
 
 
 def read(
@@ -124,7 +131,8 @@ def read(
             )
         if x is not None and x.is_complex():
             raise ValueError(f"{name} has dtype {x.dtype}: it must hold real numbers")
-    return Inputs(r, T.to(torch.float64), ids, known, past, eps)
+    counted = not T.is_floating_point()
+    return Inputs(r, T.to(torch.float64), counted, ids, known, past, eps)
 
 
 def _real(x: Numbers, device: torch.device) -> Tensor:
@@ -148,13 +156,15 @@ def check(
     a binary reward's values.
     """
     rules = _rules(inputs) + _token_rules(tokens)
+    low, high = total.aminmax()
     facts = {
-        "low": total.min(),
-        "high": total.max(),
-        "mean": total.mean(),
+        "low": low,
+        "high": high,
+        "sum": total.sum(),
         "binary": _either(total, ends),
         "smallest_group": groups.size.min(),
         "tokens": inputs.T.sum(),
+        "shortest": inputs.T.min(),
     }
     if judged is not total:
         facts |= {"least": judged.min(), "two_valued": _either(judged, ends)}
@@ -165,11 +175,17 @@ def check(
             "accuracy": a.nansum() / known.clamp(min=1),
             "zero_or_one": ((a == 0) | (a == 1) | a.isnan()).all(),
         }
-    on_host = _to_host(
-        {**facts, **{f"broken {k}": rule.broken.any() for k, rule in enumerate(rules)}}
-    )
-    for k, rule in enumerate(rules):
-        if on_host.pop(f"broken {k}"):
+    broken = {f"broken {k}": rule.broken(rule.value).any() for k, rule in enumerate(rules)}
+    on_host = _to_host({**facts, **broken})
+    # Rewards and lengths always come: their entries are looked at only where the sum of the rewards
+    # or the least length says that one is wrong.
+    on_host["mean"] = on_host.pop("sum") / len(total)
+    if not math.isfinite(on_host["mean"]):
+        _finite_rewards(inputs).refuse()
+    if not on_host.pop("shortest") >= 0:
+        _whole_lengths(inputs).refuse()
+    for name, rule in zip(broken, rules, strict=True):
+        if on_host.pop(name):
             rule.refuse()
     N = int(on_host["tokens"])
     for name, x in tokens.by_name():
@@ -194,33 +210,48 @@ def _to_host(numbers: dict[str, Tensor]) -> dict[str, float]:
     return dict(zip(numbers, together.tolist(), strict=True))
 
 
+def _finite_rewards(inputs: Inputs) -> Rule:
+    return Rule("rewards", inputs.r, lambda r: ~r.isfinite().all(1), "a reward is a finite number")
+
+
+def _whole_lengths(inputs: Inputs) -> Rule:
+    return Rule(
+        "lengths",
+        inputs.T,
+        lambda T: ~((T >= 0) & (T.frac() == 0)),
+        "a length is a whole number of tokens, 0 or more",
+    )
+
+
 def _rules(inputs: Inputs) -> list[Rule]:
-    r, T, ids = inputs.r, inputs.T, inputs.ids
-    rules = [
-        Rule("rewards", r, ~r.isfinite().all(1), "a reward is a finite number"),
-        Rule(
-            "lengths",
-            T,
-            ~((T >= 0) & (T.frac() == 0)),
-            "a length is a whole number of tokens, 0 or more",
-        ),
-    ]
-    if ids.is_floating_point():
-        rules.append(Rule("group", ids, ~ids.isfinite(), "a group id is a finite number"))
-    if (a := inputs.accuracy) is not None:
+    """Of what is not always given, or seldom as it is."""
+    rules = [] if inputs.counted else [_whole_lengths(inputs)]
+    if inputs.ids.is_floating_point():
+        sentence = "a group id is a finite number"
+        rules.append(Rule("group", inputs.ids, _not_finite, sentence))
+    if inputs.accuracy is not None:
         sentence = "an accuracy lies in [0, 1], NaN where it is not known"
-        rules.append(Rule("accuracy", a, (a < 0) | (a > 1), sentence))
+        rules.append(Rule("accuracy", inputs.accuracy, _no_rate, sentence))
     if (past := inputs.history) is not None and past.ndim == 1:
         sentence = "a success rate lies in [0, 1], NaN where there is none"
-        rules.append(Rule("history", past, (past < 0) | (past > 1), sentence))
+        rules.append(Rule("history", past, _no_rate, sentence))
     elif past is not None:
-        fine = (past >= 0).all(1) & past.isfinite().all(1) & (past[:, 0] <= past[:, 1])
-        rules.append(
-            Rule(
-                "history", past, ~fine, "0 ≤ successes ≤ attempts, and steps since then, 0 or more"
-            )
-        )
+        sentence = "0 ≤ successes ≤ attempts, and steps since then, 0 or more"
+        rules.append(Rule("history", past, _no_counts, sentence))
     return rules
+
+
+def _not_finite(x: Tensor) -> Tensor:
+    return ~x.isfinite()
+
+
+def _no_rate(x: Tensor) -> Tensor:
+    return (x < 0) | (x > 1)
+
+
+def _no_counts(past: Tensor) -> Tensor:
+    fine = (past >= 0).all(1) & past.isfinite().all(1) & (past[:, 0] <= past[:, 1])
+    return ~fine
 
 
 def read_tokens(
@@ -251,7 +282,7 @@ def _token_rules(tokens: PerToken) -> list[Rule]:
     # An empty tensor breaks no rule, and has no first entry to ask for.
     if (w := tokens.weight) is not None and len(w):
         sentence = "it must be a finite number, 0 or more"
-        rules.append(Rule("token_weight", w, ~(w.isfinite() & (w >= 0)), sentence))
+        rules.append(Rule("token_weight", w, lambda w: ~(w.isfinite() & (w >= 0)), sentence))
     if (a := tokens.advantage) is not None and len(a):
-        rules.append(Rule("token_advantage", a, ~a.isfinite(), "it must be a finite number"))
+        rules.append(Rule("token_advantage", a, _not_finite, "it must be a finite number"))
     return rules

@@ -246,9 +246,10 @@ class Objective:
         )
         groups = Groups.of(inputs.ids)
         columns = [Batch(r, inputs.T, groups, inputs.eps) for r in inputs.r.unbind(1)]
-        total = torch.zeros_like(inputs.T)
-        for weight, column in zip(self.reward_weights, columns, strict=True):
-            total = total + weight * column.r
+        total = columns[0].r
+        if self.reward_weights != [1.0]:
+            weighed = [w * column.r for w, column in zip(self.reward_weights, columns, strict=True)]
+            total = torch.stack(weighed).sum(0)
         low, high = ends = (0.0, 1.0) if self.difficulty is None else self.difficulty.reward_range
         judged = total if self.combine == "rewards" else inputs.r
         per_token = read_tokens(
@@ -262,11 +263,12 @@ class Objective:
         y = self._success_rate(facts, batch_accuracy, ends)
 
         metrics: dict[str, Tensor] = {}
+        batch = Batch(total, inputs.T, groups, inputs.eps)
         if inputs.accuracy is not None and facts.known:
-            success = Success(inputs.accuracy, groups)
+            success = Success.of_accuracies(inputs.accuracy, groups)
         else:
-            success = Success((total - low) / (high - low), groups)
-        batch = self._penalised(Batch(total, inputs.T, groups, inputs.eps), success, metrics)
+            success = Success.of_rewards(batch, low, high)
+        batch = self._penalised(batch, success, metrics)
         A = self._reweighted(self._advantage(batch, columns), success, y, inputs.history, metrics)
         if facts.zero_or_one if facts.known else facts.binary:
             metrics["bias/baseline_bias"] = bias.baseline_bias(success)
@@ -293,6 +295,7 @@ class Objective:
             aggregation=self.aggregation,
             cancellation=self.cancellation,
             averaged_groups=self.averaged_groups,
+            with_kl=self.kl > 0,
             tokens=tokens,
             metrics=metrics,
         )
@@ -312,7 +315,7 @@ class Objective:
             return A
         C = self.difficulty.prior(y)
         A, turned = self.difficulty.reweight(A, success, C, history)
-        metrics["difficulty/anchor"] = torch.full_like(A[0], C)
+        metrics["difficulty/anchor"] = A.new_full((), C)
         if turned is not None:
             metrics["difficulty/turned"] = turned / len(A)
         return A

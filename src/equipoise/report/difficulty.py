@@ -64,7 +64,7 @@ def phi(
         difficulty = dataclasses.replace(difficulty, recentre=False)
         sign = torch.sign(Batch(rate, torch.ones_like(rate), groups, 0.0).centred)
     past = torch.tensor([past_successes, past_attempts, past_age], dtype=torch.float64).t()
-    weighed, _ = difficulty.reweight(sign, Success(rate, groups), anchor, past)
+    weighed, _ = difficulty.reweight(sign, Success.of_accuracies(rate, groups), anchor, past)
     weights: list[float] = weighed.abs().tolist()
     return weights
 
