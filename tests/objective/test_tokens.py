@@ -231,10 +231,23 @@ def test_off_policy_sequence_masking(with_rollout):
     assert kept
 
 
+@pytest.mark.parametrize("aggregation", ["sequence", "balanced", "token"])
+def test_weights_of_one_change_no_measure(aggregation):
+    """One number per token, all 1, is one per response; also for responses of one token, and of none."""
+    batch = ([1.0, 0.0, 0.0, 1.0, 0.0], [0, 0, 0, 1, 1], [1, 3, 0, 5, 1])
+    objective = eq.Objective(aggregation=aggregation)
+    plain, weighed = objective.assign(*batch), objective.assign(*batch, token_weight=torch.ones(10))
+    assert float(plain.metrics["bias/equal_weighting"]) > 0 or aggregation == "token"
+    for name, value in plain.metrics.items():
+        assert float(weighed.metrics[name]) == pytest.approx(float(value), rel=1e-12, abs=1e-15), name
+
+
 def test_the_entropy_mask_keeps_the_highest_share():
     entropy = torch.tensor([0.1, 2.0, 0.3, 1.0, 0.2, 0.5, 0.4, 0.9, 0.0, 0.7])
     assert eq.entropy_mask(entropy, 0.2).tolist() == [0, 1, 0, 1, 0, 0, 0, 0, 0, 0]
     assert float(eq.entropy_mask(entropy, 1.0).sum()) == 10
+    near = torch.tensor([1.0, 1.0 - 1e-5, 1.0 - 1.1e-5], dtype=torch.float64)
+    assert eq.entropy_mask(near, 0.3).tolist() == [1, 1, 0]
     case = draw(9)
     keep = eq.entropy_mask(case.old.neg(), 0.3)
     objective = eq.Objective.preset("dapo")
