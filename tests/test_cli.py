@@ -109,7 +109,6 @@ def test_overrides_may_stand_before_the_configuration(equipoise, model, tmp_path
         (["nowhere.toml"], "nowhere.toml: there is no such file"),
         (["{file}", "--optm.lr", "1"], 'optm is not a section; did you mean "optim"?'),
         (["{file}", "--optim.lr"], "--optim.lr: the value is missing"),
-        (["{file}", "--fast"], "--fast: an override is --section.key value"),
         (["{file}", "more"], "more: an override is --section.key value"),
         (["--optim.lr", "x", "{file}"], 'optim.lr = "x": must be auto, or a finite number'),
     ],
@@ -224,12 +223,23 @@ def test_objectives_lists_every_preset_with_its_source(equipoise):
         (["quickstart", "--stpes", "3"], 'unrecognized arguments: --stpes 3; did you mean "--steps"? ('),
         (["eval", "m", "--tsak", "x"], 'unrecognized arguments: --tsak x; did you mean "--task"? ('),
         (["doctor", "more"], "unrecognized arguments: more\n"),
+        (["train", "--steps", "3"], "--steps is not an option; did you mean --train.steps?"),
+        (["train", "c.toml", "--lr=1e-3"], "--lr=1e-3 is not an option; did you mean --optim.lr?"),
+        (["train", "c.toml", "--resmue"], '--resmue is not an option; did you mean "--resume"?'),
+        (["train", "c.toml", "--fast"], "--fast is not an option; use one of (--resume, "),
+        (["compare", "c.toml", "--max-tokens", "9"], "did you mean --rollout.max_tokens?"),
     ],
 )
 def test_a_wrong_word_gets_the_nearest_right_one(equipoise, arguments, said):
     code, _, err = equipoise(*arguments)
     assert code == 2
     assert said in err
+
+
+def test_the_bare_command_says_what_there_is(equipoise):
+    code, out, err = equipoise()
+    assert (code, out) == (2, "")
+    assert all(re.search(rf"^ +{name}\s", err, re.MULTILINE) for name in cli.RUN)
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     arguments = sys.argv[1:] if arguments is None else list(arguments)
     parser = build_parser()
     arguments, overrides = _without_overrides(arguments)
-    if arguments and not arguments[0].startswith("-") and arguments[0] not in RUN:
+    if not arguments:
+        parser.print_help(sys.stderr)
+        sys.exit(2)
+    if not arguments[0].startswith("-") and arguments[0] not in RUN:
         parser.error(
             f'"{arguments[0]}" is not a command;{_did_you_mean(arguments[0], RUN)} ({", ".join(RUN)})'
         )
@@ -42,6 +45,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         )
     if unknown:
         parser.error(_unrecognized(option_names(parser, options.command), unknown))
+    if bare := [word for word in rest if word.startswith("-")]:
+        parser.error(_without_section(bare[0], option_names(parser, options.command)))
     rest += overrides
     try:
         RUN[options.command](options, rest)
@@ -64,6 +69,22 @@ def _unrecognized(flags: Sequence[str], unknown: Sequence[str]) -> str:
     wrong = next((word for word in unknown if word.startswith("-")), None)
     hint = "" if wrong is None else f";{_did_you_mean(wrong, flags)} ({', '.join(flags)})"
     return f"unrecognized arguments: {' '.join(unknown)}{hint}"
+
+
+def _without_section(word: str, flags: Sequence[str]) -> str:
+    """An option of a configuration is `--section.key`:
+    who types the key alone is told where it belongs.
+    """
+    from equipoise.config import Config
+    from equipoise.config.errors import options_of
+
+    key = word.lstrip("-").partition("=")[0].replace("-", "_")
+    sections = [section for section, options in options_of(Config).items() if key in options]
+    if sections:
+        named = " or ".join(f"--{section}.{key}" for section in sections)
+        return f"{word} is not an option; did you mean {named}?"
+    hint = _did_you_mean(word, flags)
+    return f"{word} is not an option;{hint} ({', '.join(flags)}, or --section.key of the configuration)"
 
 
 def _did_you_mean(word: str, known: Iterable[str]) -> str:
