@@ -8,7 +8,9 @@ import torch
 
 from equipoise.integrations.launch import FATES, ExportError, Launch, account, arguments, open_task
 from equipoise.integrations.trl import export as trl
+from equipoise.integrations.trl.script import objective_of
 from equipoise.integrations.verl import export as verl
+from equipoise.integrations.verl.script import ACTOR
 from equipoise.train import load
 from equipoise.train.update import learning_rate
 
@@ -220,9 +222,9 @@ def test_mini_batches_are_counted_as_each_host_counts_them(monkeypatch):
                "train.updates": 3, "train.steps": 5, "optim.warmup": 96, "eval.every": 2}  # fmt: skip
     config = configured(options)
     theirs = arguments(settings("verl", config))
-    assert (theirs["data.train_batch_size"], theirs[f"{verl.ACTOR}.ppo_mini_batch_size"]) == (256, 16)
-    assert theirs[f"{verl.ACTOR}.ppo_epochs"] == 3
-    assert theirs[f"{verl.ACTOR}.optim.lr_warmup_steps"] == 2  # batches: 48 optimizer steps each
+    assert (theirs["data.train_batch_size"], theirs[f"{ACTOR}.ppo_mini_batch_size"]) == (256, 16)
+    assert theirs[f"{ACTOR}.ppo_epochs"] == 3
+    assert theirs[f"{ACTOR}.optim.lr_warmup_steps"] == 2  # batches: 48 optimizer steps each
     theirs = arguments(settings("trl", config))
     per_pass, passes = theirs["per_device_train_batch_size"], theirs["gradient_accumulation_steps"]
     assert (per_pass, per_pass * passes) == (4, 16 * 8)
@@ -244,7 +246,7 @@ def test_mini_batches_that_a_host_cannot_cut_are_told(host):
 def test_a_gradient_norm_without_limit_is_no_limit_of_0_in_verl():
     """There 0 would be the limit, and every gradient 0."""
     config = configured({"optim.clip_norm": 0.0})
-    assert arguments(settings("verl", config))[f"{verl.ACTOR}.optim.clip_grad"] == math.inf
+    assert arguments(settings("verl", config))[f"{ACTOR}.optim.clip_grad"] == math.inf
     assert arguments(settings("trl", config))["max_grad_norm"] == 0.0  # TRL's own word for no limit
 
 
@@ -253,8 +255,8 @@ def test_a_kl_is_weighed_for_the_sum_that_verl_makes_of_it():
     options = {"objective.preset": "dr_grpo", "objective.aggregation": {"name": "constant", "length": 16.0},
                "objective.kl": 0.1, "objective.kl_estimator": "k2", "rollout.max_tokens": 64}  # fmt: skip
     theirs = arguments(settings("verl", configured(options)))
-    assert theirs[f"{verl.ACTOR}.kl_loss_coef"] / theirs[f"{verl.ACTOR}.loss_scale_factor"] == pytest.approx(0.1 / 16)
-    assert theirs[f"{verl.ACTOR}.loss_agg_mode"] == "seq-mean-token-sum-norm"
+    assert theirs[f"{ACTOR}.kl_loss_coef"] / theirs[f"{ACTOR}.loss_scale_factor"] == pytest.approx(0.1 / 16)
+    assert theirs[f"{ACTOR}.loss_agg_mode"] == "seq-mean-token-sum-norm"
     token = settings("verl", configured({**options, "objective.aggregation": "token"}))
     assert token["objective.kl"].fate == "nearly"
 
@@ -262,7 +264,7 @@ def test_a_kl_is_weighed_for_the_sum_that_verl_makes_of_it():
 def test_what_a_plug_in_refuses_is_left_out_and_said():
     history = configured({"objective.difficulty": "hadw_history"})
     assert settings("trl", history)["objective.difficulty"].fate == "unmappable"
-    assert trl.objective_of(history)["difficulty"] == {"name": "none"}
+    assert objective_of(history)["difficulty"] == {"name": "none"}
     for options in ({"objective.cancellation": "prefix"}, {"objective.preset": "dfpo"}):
         found = settings("verl", configured(options))
         assert found["objective.cancellation"].fate == "unmappable"
@@ -304,7 +306,7 @@ def test_what_a_host_does_not_have_of_masks_penalties_and_teachers_is_told(host)
     mask = found["objective.off_policy_mask"]
     assert mask.fate == {"trl": "nearly", "verl": "unmappable"}[host]
     if host == "trl":
-        assert trl.objective_of(configured(options))["off_policy_mask"] == 0.1
+        assert objective_of(configured(options))["off_policy_mask"] == 0.1
     else:
         assert "off_policy_mask" not in str(arguments(found))
     assert all(settings(host, configured({}))[name].fate == "mapped" for name in options)
@@ -318,7 +320,7 @@ def test_a_length_penalty_needs_rewards_that_are_accuracies(host):
         config = configured(penalty | options)
         found = settings(host, config)
         if host == "trl":
-            alpha = trl.objective_of(config)["length_penalty"]
+            alpha = objective_of(config)["length_penalty"]
         else:
             alpha = arguments(found).get("+algorithm.equipoise.length_penalty", 0.0)
         return found["reward.length_penalty"].fate, alpha

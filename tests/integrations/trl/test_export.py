@@ -23,6 +23,7 @@ from equipoise.integrations.export import export_data, export_trl
 from equipoise.integrations.launch import arguments, open_task, settled
 from equipoise.integrations.trl import export as trl
 from equipoise.integrations.trl.plugin import EquipoiseGRPOTrainer, adapted
+from equipoise.integrations.trl.script import FIXED, objective_of
 from equipoise.policy.names import ABACUS
 from equipoise.tasks.arithmetic import grade
 from equipoise.tasks.problems import read_problems
@@ -65,7 +66,7 @@ def test_trl_parses_what_was_exported(name, tmp_path):
     config = settled(configured({**CONFIGS[name], "train.out": str(tmp_path / "run"), "model.device": "cpu"}))
     export_trl(config, tmp_path / "launch")
     args = parsed(tmp_path / "launch")
-    for key, value in {**trl.FIXED, **arguments(trl.settings(config, open_task(config)))}.items():
+    for key, value in {**FIXED, **arguments(trl.settings(config, open_task(config)))}.items():
         found = getattr(args, key)
         if key == "report_to":
             value = [] if value == ["none"] else value
@@ -77,7 +78,7 @@ def test_trl_parses_what_was_exported(name, tmp_path):
     assert args.max_steps == config.optimizer_steps
     assert parsed(tmp_path / "launch", "--learning_rate", "0.25").learning_rate == 0.25
     ours = config.build_objective().choices()
-    theirs = adapted(Objective(**trl.objective_of(config)), args, list(config.reward.weights)).choices()
+    theirs = adapted(Objective(**objective_of(config)), args, list(config.reward.weights)).choices()
     lost = {"refused": ["difficulty"], "prefix": ["mismatch"]}.get(name, [])  # which the account names
     lost += [] if config.objective.kl else ["kl_estimator"]
     assert {k: v for k, v in theirs.items() if k not in lost} == {k: v for k, v in ours.items() if k not in lost}

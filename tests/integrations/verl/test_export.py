@@ -30,8 +30,9 @@ from equipoise.audit import measure
 from equipoise.integrations.export import export_verl
 from equipoise.integrations.launch import arguments, open_task, settled
 from equipoise.integrations.verl import export as verl
+from equipoise.integrations.verl.objective_options import kept
 from equipoise.integrations.verl.plugin import divisor, estimate, objective_of
-from equipoise.integrations.verl.script import FIXED
+from equipoise.integrations.verl.script import ACTOR, FIXED, HERE
 from equipoise.objective import response_ids
 from equipoise.policy.names import ABACUS
 from equipoise.tasks.problems import read_problems
@@ -81,7 +82,7 @@ def test_verl_composes_what_was_exported(name, tmp_path):
     job = composed(tmp_path / "launch")
     for key, value in {**FIXED, **arguments(verl.settings(config, open_task(config)))}.items():
         if isinstance(value, str):
-            value = value.replace(verl.HERE, str(tmp_path / "launch"))
+            value = value.replace(HERE, str(tmp_path / "launch"))
         found = OmegaConf.select(job, key.removeprefix("+"))
         if OmegaConf.is_config(found):
             found = OmegaConf.to_container(found, resolve=True)
@@ -101,7 +102,7 @@ def test_verl_composes_what_was_exported(name, tmp_path):
     objective = objective_of(job.algorithm.equipoise)
     assert divisor(job.algorithm, objective) == (job.actor_rollout_ref.actor.loss_scale_factor or 1.0)
     ours, theirs = config.build_objective().choices(), objective.choices()
-    for choice in verl.kept(config.build_objective()):
+    for choice in kept(config.build_objective()):
         assert json.loads(json.dumps(theirs[choice])) == json.loads(json.dumps(ours[choice])), choice
 
 
@@ -265,7 +266,7 @@ def test_verl_punishes_length_as_we_do(tmp_path):
 def test_the_rates_of_verl_are_ours_a_step_later(schedule, tmp_path):
     config = configured({"optim.lr": 1e-3, "optim.schedule": schedule, "optim.warmup": 3, "train.steps": 10})
     theirs = arguments(verl.settings(config, open_task(config)))
-    section = f"{verl.ACTOR}.optim"
+    section = f"{ACTOR}.optim"
     optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=theirs[f"{section}.lr"])
     steps = theirs[f"{section}.lr_warmup_steps"]
     if schedule == "constant":

@@ -5,7 +5,8 @@ with the objective, the task and rewards.
     grpo.yaml      those settings, for TRL's own parser
     config.toml    the configuration, for the prompts and rewards, which stay ours
 
-`dataset`, `held_out` and `reward_functions` are what the script calls. The objective runs through
+`dataset`, `held_out` and `reward_functions` are what the script calls; options.py has what becomes
+of each option, script.py the files' text. The objective runs through
 :mod:`equipoise.integrations.trl.plugin`; TRL's own defaults hold for whatever no option of ours
 speaks of.
 
@@ -16,53 +17,28 @@ prompts.
 
 from __future__ import annotations
 
-import json
 import math
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from equipoise.config import VERDICTS, Config, dump
+from equipoise.config import Config, dump
 from equipoise.integrations.data import Row, trl_row
 from equipoise.integrations.launch import (
-    SHAPED,
     ExportError,
     Launch,
-    Setting,
-    account,
-    arguments,
-    mapped,
-    model_folder,
-    nearly,
     open_task,
-    own,
     portable,
     refuse_without_teacher,
-    rewards_are_accuracies,
-    sandbox_settings,
     settled,
-    truncation,
-    unmappable,
 )
 from equipoise.integrations.reward import HELD_OUT, TRAIN, Place, Rewards
-from equipoise.objective import Objective
-from equipoise.policy import Lora
+from equipoise.integrations.trl.options import passes_of, settings, step_prompts
+from equipoise.integrations.trl.script import grpo_yaml, script
 from equipoise.tasks import Task
 from equipoise.train.tally import labels
 from equipoise.verifiers.host_functions import Completion, text_of
-
-TRACKERS = ("tensorboard", "wandb", "trackio", "mlflow")
-EVALUATED_AT_ONCE = 64  # responses
-# What every launch sets: TRL's policy must be the one that sampled, prompts come in our order,
-# and it logs every step.
-FIXED: dict[str, Any] = {
-    "disable_dropout": True,
-    "shuffle_dataset": False,
-    "logging_steps": 1,
-    "num_completions_to_print": 0,
-    "save_strategy": "steps",
-}
 
 
 def export_trl(config: Config, out: Path) -> Launch:
@@ -84,484 +60,6 @@ def export_trl(config: Config, out: Path) -> Launch:
     return launch
 
 
-def settings(config: Config, task: Task) -> dict[str, Setting]:
-    """The fate of every option; settings of GRPOConfig by their names."""
-    return {
-        **_model(config),
-        **_task(config),
-        **_rollout(config, task),
-        **_reward(config),
-        **_objective(config),
-        **_optim(config),
-        **_train(config),
-        **_eval(config),
-        **_log(config),
-        **sandbox_settings(config),
-    }
-
-
-def _model(config: Config) -> dict[str, Setting]:
-    m = config.model
-    weights = {"model_init_kwargs": {"dtype": "float32"}}
-    devices = {"cpu": mapped({"use_cpu": True}), "auto": own("Accelerate takes the GPUs there are")}
-    elsewhere = own("Accelerate places the model: CUDA_VISIBLE_DEVICES says which GPUs it sees")
-    return {
-        "model.name": mapped(why="MODEL of launch.py"),
-        "model.dtype": nearly(
-            {**weights, "bf16": True}, "float32 weights, and bfloat16 where autocast takes it"
-        )
-        if m.dtype == "bfloat16"
-        else mapped({**weights, "bf16": False}),
-        "model.device": devices.get(m.device, elsewhere),
-        **{f"model.lora_{name}": mapped(why="ADAPTER of launch.py") for name in m.lora_options()},
-        "model.quantize": unmappable(
-            "launch.py opens the base whole: give model_init_kwargs a quantization_config"
-        )
-        if m.quantize != "none"
-        else mapped(why="none"),
-        "model.gradient_checkpointing": mapped(
-            {"gradient_checkpointing": m.gradient_checkpointing}
-        ),
-    }
-
-
-def _task(config: Config) -> dict[str, Setting]:
-    names = (
-        "name",
-        "columns",
-        "verifier",
-        "answer_in",
-        "rules",
-        "template",
-        "suffix",
-        "strict",
-        "dedupe",
-        "max_prompt_chars",
-        "max_prompt_tokens",
-        "held_out",
-        "avoid",
-        "gym",
-    )
-    options = config.task.chat_template_kwargs
-    opened = mapped(why="our task, which launch.py opens")
-    as_written = "messages" if config.task.chat else "text, which TRL continues as it stands"
-    return {
-        **{f"task.{name}": opened for name in names},
-        "task.chat": mapped(why=f"launch.py gives TRL prompts as {as_written}"),
-        "task.system": mapped(why="the first message of launch.py's prompts"),
-        "task.chat_template": mapped(why="launch.py gives it to the tokenizer"),
-        "task.chat_template_kwargs": mapped({"chat_template_kwargs": options})
-        if options
-        else mapped(why="none"),
-    }
-
-
-def _rollout(config: Config, task: Task) -> dict[str, Setting]:
-    r = config.rollout
-    vllm = r.engine == "vllm"
-    stop = [*task.stop, *r.stop]
-    per_pass, accumulated = _passes(config, 1)
-    again = unmappable(
-        "TRL draws each batch once: groups without a difference in reward stay in it"
-    )
-    if not stop:
-        stopped = mapped(why="none, as TRL")
-    elif vllm:
-        stopped = mapped({"generation_kwargs": {"stop": stop}})
-    else:
-        stopped = unmappable(
-            "TRL gives generate() no tokenizer for stop strings; rollout.engine = vllm has them"
-        )
-    return {
-        "rollout.prompts": mapped(
-            {"gradient_accumulation_steps": accumulated},
-            f"passes of {per_pass} for {_step_prompts(config)} × {r.group_size} responses; "
-            "counted in responses there, and split anew for several processes",
-        ),
-        "rollout.group_size": mapped({"num_generations": r.group_size}),
-        "rollout.max_tokens": mapped({"max_completion_length": r.max_tokens or task.max_tokens}),
-        "rollout.temperature": mapped({"temperature": r.temperature}),
-        "rollout.top_p": truncation({"top_p": r.top_p}, r.top_p < 1),
-        "rollout.top_k": truncation({"top_k": r.top_k}, r.top_k > 0),
-        "rollout.min_p": truncation({"min_p": r.min_p}, r.min_p > 0),
-        "rollout.stop": stopped,
-        "rollout.dynamic_sampling": again if r.dynamic_sampling else mapped(why="off, as TRL"),
-        "rollout.max_draws": again if r.dynamic_sampling else mapped(why="no dynamic sampling"),
-        "rollout.exact": mapped(why="TRL's old log-probabilities are always the trainer's own"),
-        "rollout.engine": mapped(
-            {"use_vllm": vllm, **({"vllm_mode": "colocate"} if vllm else {})},
-            "" if vllm else "TRL samples with transformers",
-        ),
-        "rollout.engine_memory": mapped({"vllm_gpu_memory_utilization": r.engine_memory})
-        if vllm
-        else mapped(why="no vLLM"),
-    }
-
-
-def _step_prompts(config: Config) -> int:
-    """Prompts per optimizer step: TRL's parts of a batch are equal."""
-    prompts, most = config.rollout.prompts, config.train.mini_batch
-    if not most or config.build_objective().needs_whole_groups:
-        return prompts
-    return max(n for n in range(1, most + 1) if prompts % n == 0)
-
-
-def _mini_batch(config: Config) -> Setting:
-    """TRL counts passes: of an optimizer step, and of a batch of rollouts."""
-    t, prompts = config.train, _step_prompts(config)
-    if not t.mini_batch:
-        return mapped(why="the whole batch, TRL's default")
-    if prompts == config.rollout.prompts > t.mini_batch:
-        return unmappable(
-            "TRL shuffles responses into optimizer steps, and the objective needs whole groups: one step"
-        )
-    steps = _passes(config, 1)[1] * config.rollout.prompts // prompts
-    even = (
-        ""
-        if prompts == t.mini_batch
-        else f", and {prompts} prompts per step, because its parts are equal"
-    )
-    return nearly(
-        {"steps_per_generation": steps},
-        f"TRL shuffles responses, not groups, into optimizer steps{even}",
-    )
-
-
-def _passes(config: Config, processes: int) -> tuple[int, int]:
-    """Responses per pass of one process, and passes per optimizer step."""
-    total = _step_prompts(config) * config.rollout.group_size
-    share, rest = divmod(total, processes)
-    if rest:
-        raise ExportError(
-            f"{total} responses per step over {processes} processes: must be as many for each"
-        )
-    most = (
-        share
-        if config.build_objective().needs_whole_groups
-        else min(_wanted(config) or share, share)
-    )
-    per_pass = max(n for n in range(1, most + 1) if share % n == 0)
-    return per_pass, share // per_pass
-
-
-def _wanted(config: Config) -> int:
-    """Responses per pass that both limits allow, if all are the longest; 0 is no limit."""
-    t, longest = config.train, config.task.max_prompt_tokens + config.rollout.max_tokens
-    fit = max(1, t.micro_tokens // longest) if t.micro_tokens and longest else 0
-    return min(filter(None, (t.micro_batch, fit)), default=0)
-
-
-def _reward(config: Config) -> dict[str, Setting]:
-    w = config.reward
-    names = (
-        "functions",
-        "correct",
-        "wrong",
-        *VERDICTS,
-        "tags",
-        "seconds",
-        "workers",
-        "overlong_buffer",
-    )
-    done = mapped(why="our reward functions, by config.toml")
-    return {
-        **{f"reward.{name}": done for name in names},
-        "reward.weights": mapped({"reward_weights": list(w.weights)}),
-        "reward.max_unscored": own("TRL warns of responses without a score, and goes on"),
-        "reward.judge": own("the gaming/* metrics are our trainer's"),
-        "reward.length_penalty": SHAPED
-        if w.length_penalty and not rewards_are_accuracies(config)
-        else mapped(why="OBJECTIVE of launch.py"),
-        "reward.mask_truncated": mapped({"mask_truncated_completions": w.mask_truncated}),
-    }
-
-
-def _objective(config: Config) -> dict[str, Setting]:
-    objective = config.build_objective()
-    ours = mapped(why="OBJECTIVE of launch.py")
-    history = unmappable(
-        "hadw_history needs the earlier rewards of each prompt, which TRL does not keep: none was put"
-    )
-    names = (
-        "preset",
-        "advantage",
-        "cancellation",
-        "aggregation",
-        "surrogate",
-        "averaged_groups",
-        "combine",
-    )
-    ratio = objective.kl_estimator == "k3_ratio"
-    return {
-        **{f"objective.{name}": ours for name in names},
-        "objective.difficulty": history
-        if objective.difficulty_choice.name == "hadw_history"
-        else ours,
-        "objective.kl": mapped({"beta": objective.kl}, "OBJECTIVE of launch.py has it too"),
-        "objective.kl_estimator": mapped(
-            {"use_bias_correction_kl": ratio}, "OBJECTIVE of launch.py has it too"
-        ),
-        "objective.entropy_bonus": ours,
-        "objective.mismatch": _mismatch(config, objective),
-        "objective.off_policy_mask": nearly(
-            {}, "TRL compares with π_old unless it corrects vLLM's log-probabilities"
-        )
-        if config.objective.off_policy_mask
-        else ours,
-        "objective.top_entropy_quantile": unmappable(
-            "TRL takes the quantile of each micro-batch, and our plug-in refuses that: every token was kept"
-        )
-        if config.objective.top_entropy_quantile < 1
-        else mapped(why="off, as TRL"),
-    }
-
-
-def _mismatch(config: Config, objective: Objective) -> Setting:
-    name, cap = objective.mismatch.name, objective.mismatch.options.get("cap")
-    correction = "vllm_importance_sampling_correction"
-    if config.rollout.engine != "vllm":
-        return (
-            mapped(why="no vLLM")
-            if name == "none"
-            else unmappable("TRL's own sampling leaves no log-probabilities to weigh")
-        )
-    if name == "none":
-        return mapped({correction: False})
-    if name == "icepop":
-        return unmappable(
-            "TRL truncates, or masks above a bound; it has no mask with two bounds that keeps the weight"
-        )
-    mode = {"tis": "token_truncate", "mis": "sequence_mask"}[name]
-    section = "vllm_importance_sampling"
-    return mapped({correction: True, f"{section}_mode": mode, f"{section}_clip_max": cap})
-
-
-def _optim(config: Config) -> dict[str, Setting]:
-    o = config.optim
-    late = "its first update is at rate 0, so that every rate comes an update later"
-    kind = "constant_with_warmup" if o.schedule == "constant" and o.warmup else o.schedule
-    return {
-        "optim.lr": mapped({"learning_rate": o.lr}),
-        "optim.betas": mapped({"adam_beta1": o.betas[0], "adam_beta2": o.betas[1]}),
-        "optim.weight_decay": nearly(
-            {"weight_decay": o.weight_decay}, "TRL leaves biases and norms out of the decay"
-        )
-        if o.weight_decay
-        else mapped({"weight_decay": 0.0}),
-        "optim.warmup": nearly({"warmup_steps": o.warmup}, late)
-        if o.warmup
-        else mapped({"warmup_steps": 0}),
-        "optim.schedule": mapped({"lr_scheduler_type": kind})
-        if o.schedule == "constant"
-        else nearly({"lr_scheduler_type": kind}, "every rate comes an update later"),
-        "optim.clip_norm": mapped({"max_grad_norm": o.clip_norm}),
-        "optim.state": nearly({"optim": "adamw_bnb_8bit"}, "bitsandbytes' own 8 bits")
-        if o.state == "8bit"
-        else mapped({"optim": "adamw_torch_fused"}),
-    }
-
-
-def _train(config: Config) -> dict[str, Setting]:
-    t = config.train
-    per_pass, _ = _passes(config, 1)
-    updates = t.updates * config.rollout.prompts // _step_prompts(config)
-    counted = "" if updates == 1 else "counted in updates there"
-    wanted = _wanted(config) or _step_prompts(config) * config.rollout.group_size
-    in_tokens = "counted in responses there: as many as fit if prompts and responses have the most tokens they may"
-    passes = {"per_device_train_batch_size": per_pass}
-    why = "TRL wants a divisor of the batch"
-    if config.build_objective().needs_whole_groups:
-        why = (
-            "the objective needs whole groups, and TRL shuffles responses into passes: all at once"
-        )
-    return {
-        "train.steps": mapped({"max_steps": t.steps * updates}, counted),
-        "train.updates": mapped({"num_iterations": t.updates}),
-        "train.mini_batch": _mini_batch(config),
-        "train.teacher": unmappable(
-            "GRPOTrainer has no teacher: the launch learns from rewards alone"
-        )
-        if t.teacher
-        else mapped(why="none"),
-        "train.micro_batch": mapped(passes) if per_pass == wanted else nearly(passes, why),
-        "train.micro_tokens": nearly({}, in_tokens) if t.micro_tokens else mapped(why="no limit"),
-        "train.memory": own(
-            f"TRL measures no memory: a pass has {per_pass} responses, whether they fit or not"
-        ),
-        "train.shard": own(
-            "Accelerate shards where it is launched so: accelerate launch --use_fsdp --fsdp_version 2 "
-            "--fsdp_auto_wrap_policy TRANSFORMER_BASED_WRAP --fsdp_state_dict_type FULL_STATE_DICT launch.py"
-        )
-        if t.shard
-        else mapped(why="off, as TRL"),
-        "train.seed": mapped({"seed": t.seed}, "the prompts are ours, the draws are TRL's own"),
-        "train.out": mapped({"output_dir": t.out}),
-        "train.checkpoint_every": mapped({"save_steps": t.checkpoint_every * updates}, counted),
-        "train.keep": mapped({"save_total_limit": t.keep + 1}, "the last one counts there"),
-        "train.keep_best": unmappable("TRL evaluates by the mean reward, not by ours")
-        if t.keep_best
-        else mapped(why="none"),
-        "train.average": unmappable("TRL averages no checkpoints")
-        if t.average
-        else mapped(why="none"),
-        "train.threads": mapped(why="launch.py sets torch's")
-        if t.threads
-        else own("torch chooses its own number"),
-        "train.max_skipped": own("TRL does not stop for numbers that are not finite"),
-        "train.max_uninformative": own("TRL goes on without any difference in reward"),
-    }
-
-
-def _eval(config: Config) -> dict[str, Setting]:
-    e, r = config.eval, config.rollout
-    when: dict[str, Any] = {
-        "eval_strategy": "steps" if e.every else "no",
-        "eval_on_start": bool(e.every),
-    }
-    if e.every:
-        when["eval_steps"] = e.every * config.train.updates * r.prompts // _step_prompts(config)
-    at_once = e.samples * max(1, EVALUATED_AT_ONCE // e.samples)
-    samples = {"num_generations_eval": e.samples, "per_device_eval_batch_size": at_once}
-    only = f"TRL evaluates at the temperature it trains with, {r.temperature:g}"
-    return {
-        "eval.every": mapped(when, "TRL reports the mean reward, not acc@n"),
-        "eval.samples": mapped(samples),
-        "eval.temperature": mapped(why=only)
-        if e.temperature == r.temperature or not e.every
-        else unmappable(only),
-        "eval.greedy": unmappable("TRL evaluates by sampling alone")
-        if e.greedy and e.every
-        else mapped(why="off"),
-        "eval.per_level": mapped(why="launch.py gives TRL that many"),
-        "eval.probe": unmappable("TRL has no fixed set to score") if e.probe else mapped(why="off"),
-    }
-
-
-def _log(config: Config) -> dict[str, Setting]:
-    g = config.log
-    report = [name for name in TRACKERS if getattr(g, name)] or ["none"]
-    on = {"log_completions": g.rollouts_every > 0}
-    many = ["TRL writes completions with every line it logs"] if g.rollouts_every > 1 else []
-    mixed = (
-        ["an evaluation's take the place of its step's"]
-        if g.rollouts_every and config.eval.every
-        else []
-    )
-    return {
-        "log.rollouts_every": nearly(on, "; ".join(many + mixed)) if many or mixed else mapped(on),
-        "log.terminal": mapped({"disable_tqdm": not g.terminal}),
-        "log.tensorboard": mapped({"report_to": report}),
-        **{f"log.{name}": mapped(why="in report_to") for name in TRACKERS if name != "tensorboard"},
-        "log.project": mapped({"project": g.project}),
-        **{
-            f"log.{name}": unmappable(
-                "TRL leaves it to the tracker: WANDB_ENTITY, WANDB_RUN_GROUP, WANDB_TAGS"
-            )
-            if value
-            else mapped(why="none")
-            for name, value in (("entity", g.entity), ("group", g.group), ("tags", g.tags))
-        },
-        "log.samples": own("log_completions shows all of them, num_completions_to_print some"),
-    }
-
-
-def objective_of(config: Config) -> dict[str, Any]:
-    """Keyword arguments of `Objective`; what GRPOConfig decides (reward weights, mismatch) is left
-    to it.
-    """
-    choices = config.build_objective().choices()
-    if choices["difficulty"]["name"] == "hadw_history":
-        choices["difficulty"] = {"name": "none"}
-    if not rewards_are_accuracies(config):
-        choices["length_penalty"] = 0.0
-    return {k: v for k, v in choices.items() if k not in ("reward_weights", "mismatch")}
-
-
-def grpo_yaml(found: Mapping[str, Setting]) -> str:
-    """YAML that is JSON after each key; PyYAML takes 1e-06 for a text, hence the point."""
-    lines = [f"{name}: {_yaml(value)}" for name, value in {**FIXED, **arguments(found)}.items()]
-    return "\n".join(lines) + "\n"
-
-
-def _yaml(value: Any) -> str:
-    if isinstance(value, float) and math.isfinite(value):
-        digits, e, power = repr(value).partition("e")
-        return f"{digits if '.' in digits else digits + '.0'}{e}{power}"
-    if isinstance(value, list):
-        return "[" + ", ".join(map(_yaml, value)) + "]"
-    return json.dumps(value)
-
-
-def script(config: Config, found: Mapping[str, Setting]) -> str:
-    lines = "\n".join(f"#   {line}" for line in account(config, found))
-    choices = "\n".join(
-        f"    {name!r}: {choice!r}," for name, choice in objective_of(config).items()
-    )
-    adapter = Lora(**config.model.lora_options()).arguments()
-    return f'''"""Train with TRL as grpo.yaml and config.toml beside this file say; written by `equipoise export trl`.
-
-    python launch.py                                one process
-    accelerate launch --num_processes 8 launch.py   several: the batch is split among them, and stays the same
-    python launch.py --learning_rate 1e-6           any setting of TRL's GRPOConfig
-"""
-
-# What became of every option:
-{lines}
-
-import sys
-from pathlib import Path
-
-import torch
-from trl import GRPOConfig, TrlParser
-
-from equipoise import Objective
-from equipoise.integrations.trl import export as ours
-from equipoise.integrations.launch import open_task
-from equipoise.integrations.trl.plugin import EquipoiseGRPOTrainer
-from equipoise.train import load
-
-HERE = Path(__file__).resolve().parent
-MODEL = {model_folder(config.model.name)!r}
-OBJECTIVE = {{
-{choices}
-}}
-ADAPTER = {adapter if config.model.lora_rank else None!r}  # LoRA, or None: all weights
-
-
-def main() -> None:
-    config = load(HERE / "config.toml")
-    if config.train.threads:
-        torch.set_num_threads(config.train.threads)
-    (args,) = TrlParser((GRPOConfig,)).parse_args_and_config(
-        ["--config", str(HERE / "grpo.yaml"), *ours.split_arguments(config), *sys.argv[1:]]
-    )
-    peft_config = None
-    if ADAPTER is not None:
-        from peft import LoraConfig
-
-        peft_config = LoraConfig(**ADAPTER)
-    task = open_task(config)
-    trainer = EquipoiseGRPOTrainer(
-        model=MODEL,
-        objective=Objective(**OBJECTIVE),
-        args=args,
-        reward_funcs=ours.reward_functions(config, task),
-        train_dataset=ours.dataset(config, task),
-        eval_dataset=ours.held_out(config, task) if config.eval.every else None,
-        processing_class=ours.tokenizer(config, MODEL),
-        peft_config=peft_config,
-    )
-    trainer.train(resume_from_checkpoint=args.resume_from_checkpoint)
-    if trainer.is_fsdp_enabled:  # Accelerate's default saves shards, and then no model is left in output_dir
-        trainer.accelerator.state.fsdp_plugin.set_state_dict_type("FULL_STATE_DICT")
-    trainer.save_model(args.output_dir)
-
-
-if __name__ == "__main__":
-    main()
-'''
-
-
 def split_arguments(config: Config) -> list[str]:
     """For a launch of several processes: how the batch is split among them,
     as arguments to TRL's parser.
@@ -569,14 +67,14 @@ def split_arguments(config: Config) -> list[str]:
     processes = int(os.environ.get("WORLD_SIZE", "1"))
     if processes == 1:
         return []
-    per_pass, accumulated = _passes(config, processes)
+    per_pass, accumulated = passes_of(config, processes)
     out = [
         "--per_device_train_batch_size",
         str(per_pass),
         "--gradient_accumulation_steps",
         str(accumulated),
     ]
-    parts = config.rollout.prompts // _step_prompts(config)
+    parts = config.rollout.prompts // step_prompts(config)
     return out if parts == 1 else [*out, "--steps_per_generation", str(accumulated * parts)]
 
 

@@ -11,6 +11,8 @@ from equipoise.config import Config
 from equipoise.integrations.launch import Setting, account, arguments
 from equipoise.integrations.verl import on_cpu
 
+# the sections of verl's configuration that hold most settings
+ACTOR, ROLLOUT, MODEL = (f"actor_rollout_ref.{part}" for part in ("actor", "rollout", "model"))
 HERE = "$HERE"  # the folder of launch.sh, in a setting's text
 # What a launch needs besides: verl's defaults are for eight GPUs, and leave the sampler open.
 FIXED: dict[str, Any] = {

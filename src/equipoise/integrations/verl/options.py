@@ -1,0 +1,424 @@
+"""What becomes of each option of a configuration in verl: overrides of the same meaning, of nearly the
+same with what differs, or none with the reason.
+
+Not covered: the launch that is made of them, which is script.py's and export.py's.
+"""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+from equipoise.config import VERDICTS, Config
+from equipoise.integrations.launch import (
+    SHAPED,
+    Setting,
+    mapped,
+    model_folder,
+    nearly,
+    own,
+    rewards_are_accuracies,
+    sandbox_settings,
+    truncation,
+    unmappable,
+)
+from equipoise.integrations.verl import on_cpu
+from equipoise.integrations.verl.objective_options import objective_settings
+from equipoise.integrations.verl.script import ACTOR, HERE, MODEL, ROLLOUT
+from equipoise.tasks import Task
+
+LONGEST_PROMPT = 2048  # verl wants limits where we have none
+TOKENS = 16384  # of a pass, as verl's own default
+TRACKERS = ("tensorboard", "wandb", "trackio", "mlflow")
+# the rows of a launch without chat have one message, the text
+PLAIN_TEMPLATE = '{{ messages[0]["content"] }}'
+
+
+def settings(config: Config, task: Task) -> dict[str, Setting]:
+    """The fate of every option."""
+    return {
+        **_model(config),
+        **_task(config),
+        **_rollout(config, task),
+        **_reward(config, task),
+        **objective_settings(config, longest=float(_most(config, task))),
+        **_optim(config),
+        **_train(config, task),
+        **_eval(config),
+        **_log(config),
+        **sandbox_settings(config),
+    }
+
+
+def _model(config: Config) -> dict[str, Setting]:
+    m = config.model
+    fsdp = f"{ACTOR}.fsdp_config"
+    targets = list(m.lora_targets) or "all-linear"
+    dtypes: dict[str, Any] = {
+        f"{fsdp}.model_dtype": "fp32",
+        f"{fsdp}.dtype": m.dtype,
+        f"{ROLLOUT}.dtype": m.dtype,
+    }
+    # verl computes in bfloat16 unless told here: it ignores fsdp_config.dtype
+    if m.dtype == "float32":
+        dtypes[f"+{fsdp}.mixed_precision"] = dict.fromkeys(
+            ("param_dtype", "reduce_dtype", "buffer_dtype"), "fp32"
+        )
+    return {
+        "model.name": mapped({f"{MODEL}.path": model_folder(m.name)}),
+        "model.dtype": mapped(dtypes, "float32 masters there too" if m.dtype == "bfloat16" else ""),
+        "model.device": mapped(on_cpu.SETTINGS, "verl's FSDP workers on CPUs, over gloo")
+        if m.device == "cpu"
+        else own(
+            "Ray places the workers on the GPUs of the cluster: GPUS and NODES of launch.sh say how many"
+        ),
+        "model.lora_rank": mapped({f"{MODEL}.lora_rank": m.lora_rank}),
+        "model.lora_alpha": mapped({f"{MODEL}.lora_alpha": m.lora_alpha}),
+        "model.lora_targets": mapped({f"{MODEL}.target_modules": targets}),
+        "model.lora_dropout": unmappable("verl's adapters have no dropout")
+        if m.lora_dropout
+        else mapped(why="none"),
+        "model.quantize": unmappable("verl opens the base whole")
+        if m.quantize != "none"
+        else mapped(why="none"),
+        "model.gradient_checkpointing": mapped(
+            {f"{MODEL}.enable_gradient_checkpointing": m.gradient_checkpointing}
+        ),
+    }
+
+
+def _task(config: Config) -> dict[str, Setting]:
+    t = config.task
+    done = mapped(why="done in the two .parquet files")
+    names = (
+        "columns",
+        "template",
+        "suffix",
+        "strict",
+        "dedupe",
+        "max_prompt_chars",
+        "avoid",
+        "gym",
+    )
+    files = {"data.train_files": f"{HERE}/train.parquet", "data.shuffle": False}
+    plain = nearly(
+        {f"{MODEL}.custom_chat_template": PLAIN_TEMPLATE},
+        "verl always applies a chat template: this one writes the text alone, without a token at its beginning",
+    )
+    options = {
+        f"+data.apply_chat_template_kwargs.{k}": v
+        for k, v in (t.chat_template_kwargs or {}).items()
+    }
+    limit = {
+        "data.max_prompt_length": t.max_prompt_tokens or LONGEST_PROMPT,
+        "data.truncation": "error",
+    }
+    none = f"verl wants a limit, and stops at a longer prompt: {LONGEST_PROMPT} was put, raise it if need be"
+    return {
+        "task.name": mapped(files, "the prompts in the order in which ours would draw them"),
+        "task.chat": mapped(why="verl always applies the chat template") if t.chat else plain,
+        "task.system": mapped(why="the first message of each row"),
+        "task.chat_template": mapped({f"{MODEL}.custom_chat_template": t.chat_template})
+        if t.chat_template
+        else mapped(why="the tokenizer's own"),
+        "task.chat_template_kwargs": mapped(options) if options else mapped(why="none"),
+        **{f"task.{name}": done for name in names},
+        **{
+            f"task.{name}": mapped(why="compute_score asks the task")
+            for name in ("verifier", "answer_in", "rules")
+        },
+        "task.max_prompt_tokens": mapped(limit) if t.max_prompt_tokens else nearly(limit, none),
+        "task.held_out": mapped({"data.val_files": f"{HERE}/val.parquet"}),
+    }
+
+
+def _rollout(config: Config, task: Task) -> dict[str, Setting]:
+    r = config.rollout
+    again = {
+        "algorithm.filter_groups.enable": r.dynamic_sampling,
+        "algorithm.filter_groups.metric": "reward",
+    }
+    draws = {"algorithm.filter_groups.max_num_gen_batches": r.max_draws}
+    return {
+        "rollout.prompts": mapped(
+            {"data.train_batch_size": r.prompts}, "counted in prompts there too"
+        ),
+        "rollout.group_size": mapped({f"{ROLLOUT}.n": r.group_size}),
+        "rollout.max_tokens": mapped({"data.max_response_length": _most(config, task)}),
+        "rollout.temperature": mapped({f"{ROLLOUT}.temperature": r.temperature}),
+        "rollout.top_p": truncation({f"{ROLLOUT}.top_p": r.top_p}, r.top_p < 1),
+        "rollout.top_k": truncation({f"{ROLLOUT}.top_k": r.top_k}, True)
+        if r.top_k
+        else mapped({f"{ROLLOUT}.top_k": -1}, "-1 keeps all there"),
+        "rollout.min_p": unmappable("verl gives its samplers no min_p")
+        if r.min_p
+        else mapped(why="0, as verl"),
+        "rollout.stop": unmappable("verl's agent loop takes no strings that end a response")
+        if task.stop or r.stop
+        else mapped(why="none, as verl"),
+        "rollout.dynamic_sampling": mapped(
+            again if r.dynamic_sampling else {}, "" if r.dynamic_sampling else "off"
+        ),
+        "rollout.max_draws": nearly(
+            draws, "verl 0.9's trainer draws until the batch is full, whatever this says"
+        )
+        if r.dynamic_sampling
+        else mapped(why="no dynamic sampling"),
+        "rollout.exact": mapped(why="verl's old log-probabilities are always the actor's own"),
+        "rollout.engine": _engine(config),
+        "rollout.engine_memory": mapped({f"{ROLLOUT}.gpu_memory_utilization": r.engine_memory})
+        if r.engine == "vllm"
+        else own("verl's own share is left to vLLM"),
+    }
+
+
+def _engine(config: Config) -> Setting:
+    if config.model.device == "cpu":
+        return mapped({f"{ROLLOUT}.name": "equipoise"}, "our sampler: verl has none for CPUs")
+    return mapped(
+        {f"{ROLLOUT}.name": "vllm"},
+        "" if config.rollout.engine == "vllm" else "verl samples with vLLM",
+    )
+
+
+def _reward(config: Config, task: Task) -> dict[str, Setting]:
+    w = config.reward
+    ours = "reward.custom_reward_function"
+    call = {
+        f"{ours}.path": "pkg://equipoise.integrations.verl.export",
+        f"{ours}.name": "compute_score",
+        f"+{ours}.reward_kwargs.config": f"{HERE}/config.toml",
+    }
+    done = mapped(why="compute_score reads it from config.toml")
+    names = ("weights", "correct", "wrong", "tags", "seconds")
+    prices = {
+        f"reward.{kind}": nearly(
+            {}, "verl knows no response without a reward: it gets that of a wrong one"
+        )
+        if getattr(w, kind) == "mask"
+        else done
+        for kind in VERDICTS
+    }
+    buffer = {
+        "reward.reward_manager.name": "dapo",
+        "+reward.reward_kwargs.overlong_buffer_cfg.enable": True,
+        "+reward.reward_kwargs.overlong_buffer_cfg.len": w.overlong_buffer,
+        "+reward.reward_kwargs.overlong_buffer_cfg.penalty_factor": w.weights[0],
+        "+reward.reward_kwargs.overlong_buffer_cfg.log": False,
+        "+reward.reward_kwargs.max_resp_len": _most(config, task),
+    }
+    return {
+        "reward.functions": mapped(
+            call, "compute_score asks our functions, with their deadline, and sums"
+        ),
+        **{f"reward.{name}": done for name in names},
+        **prices,
+        "reward.max_unscored": own("verl does not stop for the share of responses without a score"),
+        "reward.judge": own("the gaming/* metrics are our trainer's"),
+        "reward.workers": mapped(
+            why="compute_score reads it: processes of each of verl's reward workers"
+        ),
+        "reward.overlong_buffer": mapped(buffer, "the factor is the first reward's weight")
+        if w.overlong_buffer
+        else mapped(why="off"),
+        "reward.length_penalty": _length_penalty(config),
+        "reward.mask_truncated": unmappable("verl keeps responses that were cut in the loss")
+        if w.mask_truncated
+        else mapped(why="off, as verl"),
+    }
+
+
+def _length_penalty(config: Config) -> Setting:
+    alpha = config.reward.length_penalty
+    if not alpha:
+        return mapped(why="off")
+    return (
+        mapped({"+algorithm.equipoise.length_penalty": alpha})
+        if rewards_are_accuracies(config)
+        else SHAPED
+    )
+
+
+def _optim(config: Config) -> dict[str, Setting]:
+    o, updates = config.optim, config.updates_per_batch
+    section = f"{ACTOR}.optim"
+    steps = math.ceil(o.warmup / updates)
+    late = "its first step is at rate 0, so that every rate comes a step later"
+    each = "" if updates == 1 else ", and its rate changes once a step, not with every update"
+    kind = {f"{section}.lr_scheduler_type": o.schedule}
+    return {
+        "optim.lr": mapped({f"{section}.lr": o.lr}),
+        "optim.betas": mapped({f"{section}.betas": list(o.betas)}),
+        "optim.weight_decay": mapped({f"{section}.weight_decay": o.weight_decay}),
+        "optim.warmup": nearly({f"{section}.lr_warmup_steps": steps}, late + each)
+        if o.warmup
+        else mapped({f"{section}.lr_warmup_steps": -1, f"{section}.lr_warmup_steps_ratio": 0.0}),
+        "optim.schedule": unmappable("verl has constant and cosine: constant was put")
+        if o.schedule == "linear"
+        else mapped(kind)
+        if o.schedule == "constant"
+        else nearly({**kind, f"{section}.min_lr_ratio": 0.0}, late + each),
+        "optim.clip_norm": mapped(
+            {f"{section}.clip_grad": o.clip_norm or math.inf},
+            "" if o.clip_norm else "0 would make every gradient 0 there",
+        ),
+        "optim.state": nearly(
+            {
+                f"{section}.optimizer": "AdamW8bit",
+                f"{section}.optimizer_impl": "bitsandbytes.optim",
+            },
+            "bitsandbytes' own 8 bits",
+        )
+        if o.state == "8bit"
+        else mapped({f"{section}.optimizer": "AdamW", f"{section}.optimizer_impl": "torch.optim"}),
+    }
+
+
+def _train(config: Config, task: Task) -> dict[str, Setting]:
+    t, r = config.train, config.rollout
+    epochs = r.max_draws if r.dynamic_sampling else 1
+    out = Path(t.out)
+    return {
+        "train.steps": mapped(
+            {"trainer.total_training_steps": t.steps, "trainer.total_epochs": epochs}
+        ),
+        "train.updates": mapped({f"{ACTOR}.ppo_epochs": t.updates}),
+        "train.mini_batch": _mini_batch(config),
+        "train.teacher": unmappable(
+            "verl's plug-in has no teacher: the launch learns from rewards alone"
+        )
+        if t.teacher
+        else mapped(why="none"),
+        **_passes(config, task),
+        "train.shard": mapped({f"{ACTOR}.strategy": "fsdp2"})
+        if t.shard and config.model.device != "cpu"
+        else own("verl shards in any case"),
+        "train.memory": own("verl measures no memory: its passes are as large as their limit"),
+        "train.seed": mapped(
+            {"data.seed": t.seed, f"{ROLLOUT}.seed": t.seed, f"{ACTOR}.data_loader_seed": t.seed},
+            "the prompts are ours, the draws the sampler's own",
+        ),
+        "train.out": mapped(
+            {"trainer.default_local_dir": t.out, "trainer.experiment_name": out.name}
+        ),
+        "train.checkpoint_every": mapped({"trainer.save_freq": t.checkpoint_every}),
+        "train.keep": mapped(
+            {"trainer.max_actor_ckpt_to_keep": t.keep + 1}, "the last one counts there"
+        ),
+        "train.keep_best": unmappable("verl keeps the last ones alone")
+        if t.keep_best
+        else mapped(why="none"),
+        "train.average": unmappable("verl averages no checkpoints")
+        if t.average
+        else mapped(why="none"),
+        "train.threads": own("verl and Ray set the threads of their processes"),
+        "train.max_skipped": own("verl skips an update whose gradient is not finite, and goes on"),
+        "train.max_uninformative": own("verl goes on without any difference in reward"),
+    }
+
+
+def _mini_batch(config: Config) -> Setting:
+    """Counted in prompts there too; a batch falls into equal parts."""
+    prompts, most = config.rollout.prompts, config.train.mini_batch
+    if not most:
+        return mapped(
+            {f"{ACTOR}.ppo_mini_batch_size": prompts}, "one mini-batch is the whole batch"
+        )
+    size = max(n for n in range(1, most + 1) if prompts % n == 0)
+    theirs = {f"{ACTOR}.ppo_mini_batch_size": size}
+    order = "verl cuts the batch in its own order, ours shuffles its groups for every pass"
+    return nearly(
+        theirs, order if size == most else f"verl wants a divisor of {prompts} prompts; {order}"
+    )
+
+
+def _passes(config: Config, task: Task) -> dict[str, Setting]:
+    """verl fills a pass by a number of responses, or by a number of tokens."""
+    t, total = config.train, config.rollout.prompts * config.rollout.group_size
+    longest = (config.task.max_prompt_tokens or LONGEST_PROMPT) + _most(config, task)
+    budget = {
+        f"{ACTOR}.use_dynamic_bsz": True,
+        f"{ACTOR}.ppo_max_token_len_per_gpu": max(t.micro_tokens, longest),
+    }
+    if t.micro_tokens:
+        too_few = (
+            f"verl wants room for the longest prompt with the longest response, {longest} tokens"
+        )
+        return {
+            "train.micro_tokens": mapped(budget)
+            if t.micro_tokens >= longest
+            else nearly(budget, too_few),
+            "train.micro_batch": unmappable(
+                "verl fills a pass by tokens or by responses: by train.micro_tokens here"
+            )
+            if t.micro_batch
+            else mapped(why="no limit"),
+        }
+    if not t.micro_batch:
+        budget[f"{ACTOR}.ppo_max_token_len_per_gpu"] = max(TOKENS, 2 * longest)
+        none = mapped(why="no limit, but train.micro_batch has one for verl")
+        return {
+            "train.micro_batch": nearly(budget, "verl wants a limit, here in tokens"),
+            "train.micro_tokens": none,
+        }
+    fits = max(n for n in range(1, min(t.micro_batch, total) + 1) if total % n == 0)
+    names = (
+        f"{ACTOR}.ppo_micro_batch_size_per_gpu",
+        f"{ROLLOUT}.log_prob_micro_batch_size_per_gpu",
+        "actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu",
+    )
+    theirs = dict.fromkeys(names, fits)
+    rule = f"verl wants a divisor of {total} responses"
+    return {
+        "train.micro_batch": mapped(theirs) if fits == t.micro_batch else nearly(theirs, rule),
+        "train.micro_tokens": mapped(why="no limit"),
+    }
+
+
+def _eval(config: Config) -> dict[str, Setting]:
+    e = config.eval
+    sampling = f"{ROLLOUT}.val_kwargs"
+    drawn = {f"{sampling}.temperature": e.temperature, f"{sampling}.do_sample": e.temperature > 0}
+    when = {"trainer.test_freq": e.every or -1, "trainer.val_before_train": bool(e.every)}
+    return {
+        "eval.every": mapped(when),
+        "eval.samples": mapped({f"{sampling}.n": e.samples}),
+        "eval.temperature": mapped(drawn),
+        "eval.greedy": unmappable("verl validates once, with the samples above")
+        if e.greedy
+        else mapped(why="off"),
+        "eval.per_level": mapped(why="the rows of val.parquet"),
+        "eval.probe": unmappable("verl has no fixed set to score")
+        if e.probe
+        else mapped(why="off"),
+    }
+
+
+def _log(config: Config) -> dict[str, Setting]:
+    g = config.log
+    console = ["console"] if g.terminal else []
+    loggers = [*console, "file", *(name for name in TRACKERS if getattr(g, name))]
+    said = mapped(why="in trainer.logger")
+    every = {"trainer.rollout_data_dir": f"{config.train.out}/rollouts"}
+    return {
+        "log.rollouts_every": (
+            mapped(every) if g.rollouts_every == 1 else nearly(every, "verl writes every step")
+        )
+        if g.rollouts_every
+        else mapped(why="none, as verl"),
+        "log.terminal": mapped({"trainer.logger": loggers}),
+        **{f"log.{name}": said for name in TRACKERS},
+        "log.project": mapped({"trainer.project_name": g.project}),
+        **{
+            f"log.{name}": unmappable("verl tells trackers a project and a name alone")
+            if value
+            else mapped(why="none")
+            for name, value in (("entity", g.entity), ("group", g.group), ("tags", g.tags))
+        },
+        "log.samples": own("trainer.log_val_generations shows responses of validations"),
+    }
+
+
+def _most(config: Config, task: Task) -> int:
+    return config.rollout.max_tokens or task.max_tokens
