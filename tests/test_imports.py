@@ -5,6 +5,7 @@
 """
 
 import ast
+import functools
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -23,14 +24,20 @@ FLOORS = (
     {"report"},
     {"train"},
     {"integrations", "study", "doctor"},
+    {"model_commands"},  # those of cli that open a model
     {"cli"},
 )
 FLOOR = {package: number for number, packages in enumerate(FLOORS) for package in packages}
 
 
+@functools.cache
+def parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
 def imported(path: Path) -> Iterator[tuple[int, str]]:
     """Line and top-level name (`rollout`) of every import of ours in a file."""
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in ast.walk(parsed(path)):
         if isinstance(node, ast.Import):
             modules = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom) and node.module == "equipoise":
@@ -77,7 +84,7 @@ def test_a_plugin_needs_the_objective_alone(plugin):
 def test_no_two_classes_have_one_name():
     places: dict[str, list[str]] = {}
     for path in MODULES:
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        for node in ast.walk(parsed(path)):
             if isinstance(node, ast.ClassDef):
                 places.setdefault(node.name, []).append(f"{path.relative_to(ROOT)}:{node.lineno}")
     assert {name: found for name, found in places.items() if len(found) > 1} == {}

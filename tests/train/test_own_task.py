@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from equipoise import cli
+from equipoise import model_commands
 from equipoise.train import Trainer
 from equipoise.train.own_task import own_task, run_behind
 
@@ -80,7 +80,7 @@ def test_a_reward_file_that_is_gone_does_not_matter(run, model, tmp_path):
     ],
 )
 def test_what_can_be_refused_is_before_the_model_is_loaded(equipoise, run, monkeypatch, arguments, said):
-    monkeypatch.setattr(cli, "_policy", lambda *arguments: pytest.fail("the model was loaded"))
+    monkeypatch.setattr(model_commands, "_policy", lambda *arguments: pytest.fail("the model was loaded"))
     code, out, err = equipoise("eval", run, *arguments)
     assert (code, out) == (1, "")
     assert said in err
