@@ -112,6 +112,8 @@ def token_loss(
         "ref_logprobs": ref_logprobs,
         "rollout_logprobs": rollout_logprobs,
     }
+    # The fused kernel rounds in another order than `token_logprobs`: `exact` promises ratios of
+    # exactly 1, so both sides have to come from the same arithmetic.
     if exact or support is not None or policy.device.type != "cuda":
         new = token_logprobs(policy, pack, temperature=temperature, support=support)
         return objective.loss(
@@ -170,6 +172,8 @@ def _plain_head(policy: Policy) -> torch.nn.Linear:
             f"the head of {policy.name} is a {type(head).__name__}, not a plain linear layer"
         )
     config = policy.core.config
+    # The log-probabilities are computed from the head's weights, chunk by chunk, without the
+    # model's own forward pass: what it does to the logits afterwards would be left out.
     for setting in ("final_logit_softcapping", "logits_scaling", "logit_scale"):
         if getattr(config, setting, None) not in (None, 1, 1.0):
             raise ModelError(
@@ -205,6 +209,7 @@ class _Predicting(torch.autograd.Function):
     def backward(ctx: Any, d: Tensor) -> tuple[Tensor | None, ...]:
         predict, targets, entries, prompt = ctx.saved_tensors
         out = d.new_zeros(ctx.entries, d.shape[1]).index_copy_(0, predict, d)
+        # A product with a 0-1 matrix in place of atomic additions: the same order in every run.
         belongs = (prompt == torch.arange(len(entries), device=d.device)[:, None]).to(_wide_type(d))
         out.index_copy_(
             0, entries, (belongs @ d.index_select(0, targets).to(_wide_type(d))).to(d.dtype)

@@ -148,6 +148,7 @@ def load(
             'model.quantize = "nf4" needs the package bitsandbytes: pip install "equipoise[qlora]"'
         )
     model, tokenizer = _open(name, dtype)
+    # Our rows are packed and need none, but `generate` and other trainers want a padding token.
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
     if four_bit:
@@ -202,6 +203,8 @@ def frozen_copy(policy: Policy) -> Policy:
     """A second model with today's weights that never changes:
     the reference of a KL term when there is no adapter.
     """
+    # Of what is in memory: a trainer makes it before a resumed run's weights are restored, so it
+    # stays where the run began.
     model = copy.deepcopy(policy.model).requires_grad_(False)
     return Policy(model, policy.tokenizer, policy.name)
 
@@ -229,6 +232,7 @@ def encode(policy: Policy, prompt: Prompt, options: Mapping[str, Any] | None = N
         raise ValueError(
             f"prompt {prompt!r} has no tokens; a response needs at least one to continue from"
         )
+    # Refused and not cut: a prompt without its end asks something else.
     if len(ids) >= policy.context:
         raise PromptTooLong(
             f"a prompt of {len(ids)} tokens leaves no room in {policy.name}'s context of {policy.context}; "

@@ -112,11 +112,14 @@ def pack(
     `share` is `prompt` if not given, elsewhere `prefix`. With `lengths` and `prompt` on the CPU
     nothing waits for the device.
     """
+    # The layout is made of few numbers, on the CPU, where asking for one does not stop the device.
     lengths, prompt = lengths.cpu(), prompt.cpu()
     if len(lengths) == 0 or int(lengths.min()) < 1:
         raise ValueError("pack needs at least one response, and each response at least one token")
     used, prompt = prompt.unique(return_inverse=True)
     rows = [prompts[i] for i in used.tolist()]
+    # Prefixes shared inside responses save arithmetic, which a CPU is short of; the kernels of a
+    # GPU want contiguous segments more.
     share = share or ("prompt" if tokens.is_cuda else "prefix")
     if share == "prefix":
         return _tree(rows, tokens, lengths, prompt)
@@ -188,6 +191,7 @@ def _segmented(
     row, target = torch.arange(U, device=device), torch.arange(N, device=device)
     source = row + numbers.source_offset.repeat_interleave(numbers.length, output_size=U)
     predict = target + numbers.predict_offset.repeat_interleave(numbers.targets, output_size=N)
+    # The one target of a response that is not predicted by the entry before it in the row.
     predict[numbers.first_target] = numbers.prompt_end[numbers.prompt]
     return Pack(
         inputs=torch.cat([numbers.text, tokens])[source],
@@ -255,6 +259,7 @@ def _tree(rows: list[Sequence[int]], tokens: Tensor, lengths: Tensor, prompt: Te
     before = prompt_length[prompt]
 
     is_last = torch.zeros(len(tokens), dtype=torch.bool)
+    # The last token of a response predicts nothing, so it is a target and no input.
     is_last[lengths.cumsum(0) - 1] = True
     entry, size = _entries(tokens[~is_last], lengths - 1, prompt)
     entry += n_prompt

@@ -123,6 +123,8 @@ class DecodeBatch:
     def draw(self, logits: Tensor) -> Tensor:
         """Draw the next token of every row from its logits [r, V]; returns the tokens [r]."""
         t = self.length
+        # Random numbers of a block of positions at once: a call for each token is many small
+        # kernels.
         if t % BLOCK == 0:
             positions = torch.arange(t, t + BLOCK, device=logits.device)
             self.u = uniforms(self.asked.keys[self.slots], positions).t().contiguous()
@@ -131,6 +133,7 @@ class DecodeBatch:
         stops = drawn.tokens == eos if len(eos) == 1 else torch.isin(drawn.tokens, eos)
         self.length = t + 1
         self._bundle.append((drawn.tokens, drawn.logprobs, stops, *self._list_support(drawn.kept)))
+        # A stop string may span tokens, so the last few of each row are looked at together.
         if self.asked.stop is not None:
             self._write()
             columns = self.slots - self.first

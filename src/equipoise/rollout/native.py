@@ -61,6 +61,8 @@ class NativeSampler:
     ) -> Rollouts:
         asked = request(self.policy, prompts, n, params, keys, step, finished)
         weights = _weights(self.policy.core)
+        # Rows are decoded in rounds that fit into memory; a draw depends on its own keys alone, so
+        # the rounds change nothing but the time.
         size = self._rows_that_fit(asked)
         batches = [
             _decode(self.policy, weights, asked, range(start, min(start + size, asked.rows)))
@@ -173,6 +175,8 @@ def _norm(norm: NormModule) -> tuple[_Norm, Tensor | None]:
     """The norm, and the scale that the product after it has to take over."""
     weight = norm.offset + norm.weight if norm.offset else norm.weight
     eps = torch.tensor(norm.eps, device=weight.device)
+    # Folded into the next product it saves a pass over x; in bfloat16 folding would round those
+    # weights once more.
     if weight.dtype == torch.float32:
         return _Norm(None, eps), weight
     return _Norm(weight, eps), None
@@ -253,8 +257,10 @@ def _decode(policy: Policy, weights: _Weights, asked: Request, rows: range) -> D
 
     positions = length
     table = torch.arange(int(length.max()) + batch.longest, device=device)
+    # Once for all positions: rows of different lengths take theirs from this table at every step.
     rope = torch.complex(*weights.parts.rope(x, table).map(Tensor.float))
     while True:
+        # A row per distinct prefix: responses that are still alike share one forward pass.
         logits = weights.head(x)
         tokens = batch.draw(logits if row is None else logits[row])
         left = batch.left()
@@ -268,9 +274,11 @@ def _decode(policy: Policy, weights: _Weights, asked: Request, rows: range) -> D
                 batch.keep(keep)
                 row, tokens = row[keep], tokens[keep]
             source, row, tokens = _fork(row, tokens, logits.shape[1])
+            # Every response has a row of its own from here on: no more looking for equal prefixes.
             if len(source) == len(row):
                 batch.keep(row.argsort())
                 row = None
+        # Dropping rows copies part of the cache: worth it only for a good share of them at once.
         elif finished >= DROP * len(tokens):
             source = _fill_gaps(batch.finished)
             batch.keep(source)
@@ -407,6 +415,7 @@ def _attend(
         qkv[:, heads:-kv_heads] = own.k_norm(qkv[:, heads:-kv_heads])
     if layer.rotates:
         _rotate_(qkv, heads + kv_heads, rope)
+    # The new column is the last one, for every row alike: prompts lie flush right.
     kv.select(3, -1).copy_(qkv[:, heads:].view(r, 2, kv_heads, head_dim))
     keys, values = kv.unbind(1)
     o = F.scaled_dot_product_attention(

@@ -3,7 +3,8 @@
 from equipoise.config import Config, ConfigError, describe, dump, load
 from equipoise.train.callbacks import TrainerCallback
 from equipoise.train.folder import RunError, RunFolder, read_lines
-from equipoise.train.loop import Trainer, TrainResult
+from equipoise.train.loop import Trainer
+from equipoise.train.result import TrainResult
 from equipoise.train.run_start import configured, finished
 from equipoise.train.stopping import Interrupted
 

@@ -122,6 +122,8 @@ class Collector:
         return parts[0] if len(parts) == 1 else _joined(parts)
 
     def _draw(self, step: int, count: int) -> StepBatch:
+        # Each rank takes its part of the same positions, so that the batch is the same whatever
+        # their number; a resumed run goes on from `position`.
         places = ranks.share(range(self.position, self.position + count))
         self.position += count
         start = time.perf_counter()
@@ -148,10 +150,12 @@ class Collector:
             ids,
             n,
             self.params,
+            # A draw depends on the seed, the step and these keys, and on nothing else in the batch.
             keys=list(places),
             step=step,
             finished=finished if self.scorer.beside else None,
         )
+        # The scorer did not work beside the sampler, so nothing was decoded on the way.
         if not texts:
             texts = dict(enumerate(models.decode(self.policy, rollouts.tokens, rollouts.lengths)))
         sampled = time.perf_counter()
@@ -165,9 +169,12 @@ class Collector:
         )
         self.seconds["rollout"] += sampled - start - grading
         self.seconds["reward"] += time.perf_counter() - sampled + grading
+        # Every rank gets the whole batch: advantages need whole groups, and batch statistics all of
+        # it.
         parts = ranks.gather((prompts, rollouts, [texts[i] for i in range(len(answered))], scores))
         batch = _joined([self._finish(*part) for part in parts], count)
         rows = [batch.prompts[i].id for i in batch.rollouts.prompt.tolist()]
+        # Counts of earlier steps only: read before this step's outcomes are recorded.
         batch.past = torch.tensor(self.history.counts(rows, step), dtype=torch.float64).view(-1, 3)
         self.history.record(rows, batch.accuracy.tolist(), step)
         return batch
@@ -185,9 +192,12 @@ class Collector:
                 overlong(length, self.params.max_tokens, c.overlong_buffer)
                 for length in lengths.tolist()
             ]
+            # On the first function's reward, as DAPO shapes the one it has; `total` weighs it from
+            # there.
             rewards[:, 0] += torch.tensor(shaping, dtype=torch.float64)
         if c.mask_truncated:
             whole = torch.tensor([f == "stop" for f in rollouts.finish], device=lengths.device)
+            # Length 0 keeps a response in its group's mean and takes it out of the loss.
             lengths = lengths * whole
         total = rewards @ torch.tensor(c.weights, dtype=torch.float64)
         batch = StepBatch(
@@ -210,6 +220,7 @@ class Collector:
             function_kinds=scores.kinds,
             tallies=scores.tallies,
         )
+        # A response the verifier failed on is not a wrong one: it leaves its group.
         scored = ~rewards.isnan().any(1)
         if not bool(scored.all()):
             batch = _rows(batch, scored.nonzero()[:, 0])

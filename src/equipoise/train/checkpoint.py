@@ -82,6 +82,8 @@ def save(
         with open(temporary / STATE, "wb") as f:
             torch.save({**state, "step": step, "rng": rng_state()}, f)
         _write_sums(temporary)
+        # On the disk before it has its name: after a power cut a renamed folder of empty files
+        # would look whole.
         _sync(temporary)
         if target.exists():  # the same step again, after a resume from an older one
             _remove(target)
@@ -90,6 +92,7 @@ def save(
     except Exception as error:
         shutil.rmtree(temporary, ignore_errors=True)
         raise _disk_error(error) or error from error
+    # Only now that the new one is whole may an old one go.
     for old in steps(folder)[: -keep - 1]:
         if old != best:
             _remove(folder / f"step-{old}")

@@ -11,7 +11,6 @@ import functools
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +36,7 @@ from equipoise.train.given import ConfigLike, Reward, check_same, gather
 from equipoise.train.journal import Journal, writing
 from equipoise.train.opening import check_processes, close_engine, load_policy, open_engine
 from equipoise.train.probe import Probe
+from equipoise.train.result import TrainResult
 from equipoise.train.run_start import Start, check_start, resume_command, rewind
 from equipoise.train.score import Scorer, check_isolation, check_own, rate_of
 from equipoise.train.settle import Outline, as_begun, settle
@@ -45,19 +45,6 @@ from equipoise.train.tally import Failing
 from equipoise.train.token_credit import TokenCredit, open_teacher
 from equipoise.train.update import NotFinite, Updater
 from equipoise.verifiers.code import backend
-
-
-@dataclass(frozen=True)
-class TrainResult:
-    """How a run ended: its last step, that step's metrics and the last evaluation ({} where there
-    was none).
-    """
-
-    step: int
-    metrics: dict[str, Any] = field(repr=False)
-    evaluation: dict[str, Any] = field(repr=False)
-    run_dir: Path
-    stopped_by: str  # the callback that ended the run early; empty where it ran to its end
 
 
 class Trainer:
@@ -121,8 +108,12 @@ class Trainer:
         self.ended = False
         self.probe: Probe | None = None
         self.best = Best(config.train.keep_best)
+        # Whatever fails from here on gives the folder and the engine back: a mistyped option must
+        # not leave a locked, half-made run behind.
         with contextlib.ExitStack() as undo:
             undo.callback(self.folder.leave)
+            # The folder first: two runs that were started twice by mistake meet here, before either
+            # loads a model.
             self._claim(resume, from_step)
             if resume:
                 self.config = as_begun(load(self.folder.config), config)
@@ -171,6 +162,7 @@ class Trainer:
         config = self.config = self.settled.config
         scorer.conversational(self.settled.chat.on)
         self.watcher = Watcher(config.reward, self.task, chat=self.settled.chat.on)
+        # an adapter that is switched off leaves the reference; full training keeps a copy
         needs_reference = bool(config.objective.kl) and not self.policy.has_adapter
         self.reference = models.frozen_copy(self.policy) if needs_reference else None
         self.teacher = (
@@ -227,6 +219,7 @@ class Trainer:
         begun = time.monotonic()
         try:
             with graceful_stop() as stopping:
+                # Before the first step, so that every curve begins with the model as it was given.
                 if self.step == 0:
                     self._evaluate()
                 while self.step < self.config.train.steps and not self._asked_to_end():
@@ -287,6 +280,7 @@ class Trainer:
         start = time.perf_counter()
         self.step += 1
         self.collector.seconds = {"rollout": 0.0, "reward": 0.0}
+        # the sampler reads whole weights, also where ranks share them
         with self.updater.whole():
             batch = self.collector.collect(self.step)
         metrics = statistics(batch, self.collector.params.max_tokens)
@@ -312,6 +306,8 @@ class Trainer:
                 f"{unscored:.0%} of the responses have no score ({announce.troubles(batch)})"
             )
         self.log_seconds = time.perf_counter() - start - total  # reported with the next step
+        # Steps whose verifier failed say nothing about whether the prompts are too hard or too
+        # easy.
         if not failing:
             self.uninformative = 0 if informative else self.uninformative + 1
 
@@ -323,6 +319,8 @@ class Trainer:
         """
         if ranks.me() == 0:
             self.watcher.ask(self.step, batch)  # a second judge, who works beside the update
+        # Assigned once for the whole batch: groups and batch statistics must not depend on how the
+        # update is split afterwards.
         mark = time.perf_counter()
         credit = self.assign(batch)
         informative = bool(credit.pulled.any())
@@ -397,6 +395,7 @@ class Trainer:
             measured, crossings = self.watcher.evaluated(evaluation)
             result |= measured
             self.journal.warn(self.step, crossings)
+        # Seen by every rank: all of them decide alike whether this step's checkpoint is the best.
         self.best.see(self.step, result)
         self.journal.evaluation(self.step, evaluation, result)
         self._call("on_evaluation", result)
@@ -434,6 +433,7 @@ class Trainer:
         return self.probe.metrics(self.policy, temperature) | self.probe.by_start(evaluation)
 
     def _checkpoint(self) -> None:
+        # all ranks take part: weights in shards have their state in shards
         state = {
             **self.updater.state_dict(),
             "uninformative": self.uninformative,

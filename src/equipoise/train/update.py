@@ -105,9 +105,12 @@ class Updater:
         }
         trained = self._trained(batch, credit)
         first = self._pass(batch, credit, trained, step, 0)
+        # No group has a difference in reward, so there is nothing to learn from this batch.
         if not first:
             return out | self._state()
         self._make_plan(batch)
+        # log π_old and log π_ref of all mini-batches before the first optimizer step: afterwards
+        # the weights are no longer those that the batch was sampled with.
         for part in first:
             self._cut(part.share)
             self._fitting(part.share, self._compare)
@@ -120,6 +123,8 @@ class Updater:
         for turn in range(1, self.config.train.updates):
             again = self._pass(batch, credit, trained, step, turn, first)
             steps += [self._optimizer_step(part, compared=False) for part in again]
+        # The first update's ratios are 1 by construction; how far the policy moved shows in the
+        # last.
         if len(steps) > 1:
             last = _merged([steps[-1]._replace(weight=1.0)])
             out |= {
@@ -168,6 +173,7 @@ class Updater:
         """
         c, group = self.config, batch.rollouts.prompt.cpu()
         pulled = credit.pulled.cpu()
+        # The KL and the bonus pull on every token, whatever its advantage.
         if c.objective.kl or c.objective.entropy_bonus:
             pulled = torch.ones_like(pulled)
         elif self.objective.needs_whole_groups:
@@ -187,6 +193,7 @@ class Updater:
         those of the first one, which were compared already.
         """
         t, prompts = self.config.train, len(batch.prompts)
+        # With one mini-batch every pass sees the same responses, packed already.
         if first is not None and parts_of(prompts, t.mini_batch) == 1:
             return first
         groups = cut_groups(prompts, t.mini_batch, t.seed, step, turn)
@@ -227,9 +234,12 @@ class Updater:
         self._cut(part.share)
         work = functools.partial(self._gradients, credit=part.credit, compared=compared)
         found = self._fitting(part.share, work)
+        # A sum, not a mean over ranks: the loss is divided by the whole batch's sizes, so that
+        # shares and micro-batches add up to the gradient of the batch, however it was split.
         norm = self._sum_gradients()
         everyone = ranks.gather(found)
         outputs = [output for outputs, _ in everyone for output in outputs]
+        # One rank with an infinite loss stops the step for all: their weights must stay the same.
         self._apply(norm, all(bool(output.ok) for output in outputs) and math.isfinite(float(norm)))
         return Step(outputs, [m for _, apart in everyone for m in apart], float(norm), part.weight)
 
@@ -321,6 +331,7 @@ class Updater:
         """Gradients of all micro-batches, summed, and what the losses saw;
         where `compared`, also the mismatch.
         """
+        # Here, and not after the step: work that ran out of memory begins again from this line.
         self.optimizer.zero_grad()
         outputs: list[LossOutput] = []
         apart = []
@@ -394,8 +405,10 @@ class Updater:
                 )
             return
         self.skipped = 0
+        # The norm is known already, of the sum over all ranks: each clips by the same factor.
         if c.optim.clip_norm:
             torch.nn.utils.clip_grads_with_norm_(self.parameters, c.optim.clip_norm, norm)
+        # Counted before the rate is asked for: a warm-up's first step must not have rate 0.
         self.updates += 1
         self.optimizer.step(self._rate())
 

@@ -43,6 +43,7 @@ def quick(gold: str, answer: str, rules: str = "strict") -> bool | None:
         if len(g) + len(a) > LONGEST_QUICK:
             return None
         tree = parse(g)
+        # A gold that a data set failed to fill in: `slow` says so, in place of a verdict.
         if g.lower() in MISSING:
             return None
         if _plain(g) == _plain(a):
@@ -84,6 +85,7 @@ def slow(gold: str, answer: str, rules: str = "strict") -> bool | None:
         a = spell(answer)
         if _plain(g) == _plain(a):
             return True
+        # SymPy would evaluate the sum or integral and find it equal: then it had done the work.
         if LEFT_TO_DO.search(a) and not LEFT_TO_DO.search(g):
             return False
         other = parse(_with_decimal_point(a, g))

@@ -131,10 +131,14 @@ def answer(response: str, places: tuple[str, ...] = PLACES) -> Answer:
     said = response
     if "<" in response:
         _, closed, said = response.rpartition("</think>")
+        # A thought that was cut off has stated no answer, whatever it holds.
         if not closed and "<think>" in response:
             return Answer(None, "unfinished thought")
+    # From the end, and bounded: a response may be megabytes of anything, and the last answer
+    # counts.
     said = said[-READ:]
     boxes = _boxes(said) if "boxed" in places else []
+    # A mark behind the last box is a later answer than the box.
     after_box = boxes[-1][1] if boxes else 0
     if "tag" in places and (tagged := _tagged(said, after_box)) is not None:
         return tagged
@@ -205,11 +209,14 @@ def _from_boxes(text: str, boxes: list[tuple[int, int, str]]) -> Answer:
             or len(contents) > MARKS
         ):
             break
+        # The same box twice is one answer stated twice, not two.
         if (content := _unwrapped(content)) not in contents:
             contents.insert(0, content)
         start = earlier_start
     if len(contents) == 1:
         return _stated(_with_percent(contents[0], text, end), "boxed")
+    # Several boxes may be a list that was asked for, or a guess at each value: `hedge` lets them
+    # equal a list alone.
     return _stated(", ".join(contents), "boxes", hedge=True)
 
 
