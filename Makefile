@@ -24,7 +24,7 @@ QUICK_KERNEL_TESTS := tests/kernels/test_layers.py tests/kernels/test_decode.py 
 VERL := $(VENV)-verl
 VLLM := $(VENV)-vllm
 
-.PHONY: help install quickstart test test-slow test-browser test-kernels test-kernels-quick test-trl test-trl-versions \
+.PHONY: help install quickstart test test-long test-slow test-browser test-kernels test-kernels-quick test-trl test-trl-versions \
 	test-verl test-verl-run test-vllm lint typecheck coverage mutation bench docs wheel clean
 
 help:  ## what there is to make
@@ -96,8 +96,12 @@ install: $(BASE)  ## the environment in .venv, reused while pyproject.toml and c
 quickstart: $(BASE)  ## train the embedded model with four objectives and compare them
 	$(BIN)/equipoise quickstart
 
+# What runs inside TRL has a target of its own: here it would be skipped, or run a second time.
 test: lint typecheck $(ISOLATION)  ## lint, types and the default tests
-	$(PYTEST)
+	$(PYTEST) --ignore=tests/integrations/trl
+
+test-long: $(DEV) $(ISOLATION)  ## the default tests' longer cases, which CI runs too: about three minutes
+	$(PYTEST) -m long --ignore=tests/integrations/trl
 
 test-slow: $(PEERS) $(ISOLATION)  ## the long tests as well
 	EQUIPOISE_EXAMPLES=1 $(BIN)/python -m pytest -m "slow or not slow"
@@ -136,7 +140,7 @@ typecheck: $(DEV)  ## mypy --strict over all of src
 
 coverage: $(DEV) $(ISOLATION)  ## lines the default tests run: objective, theory, verifiers at least 95 %, the rest 85
 	$(BIN)/python -m coverage erase
-	$(BIN)/python -m coverage run -m pytest
+	$(BIN)/python -m coverage run -m pytest -m "not slow"
 	$(BIN)/python -m coverage combine --quiet
 	$(BIN)/python -m coverage json --quiet -o coverage.json
 	$(BIN)/python scripts/coverage_floors.py coverage.json

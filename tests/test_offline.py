@@ -66,6 +66,7 @@ def test_the_hook_sees_and_refuses_a_connection(environment, tmp_path):
     assert Path(environment["ASKED"]).read_text() == "socket.getaddrinfo 127.0.0.1\n"
 
 
+@pytest.mark.long
 def test_a_run_asks_no_network(environment, tmp_path):
     """With rows from a file, graded by the math rules and by a function in worker processes."""
     rows = [{"prompt": f"{k}+1=", "answer": f"{k + 1}"} for k in range(10, 42)]

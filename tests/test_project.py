@@ -35,6 +35,7 @@ DECLARED = {requirement(line) for line in PROJECT["dependencies"]}
 EXTRAS = {requirement(line) for lines in PROJECT["optional-dependencies"].values() for line in lines}
 
 
+@cache
 def imported():
     """The top-level modules that src imports, anywhere in a file."""
     found = set()

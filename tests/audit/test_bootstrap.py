@@ -58,11 +58,15 @@ def coverage(simulations: int, prompts: int) -> dict[str, float]:
     return {name: n / simulations for name, n in held.items()}
 
 
-def test_intervals_hold_the_truth_about_as_often_as_they_say():
-    """50 logs of 100 prompts: a true 95 % gives 82 % or less once in a thousand such measures."""
-    found = coverage(50, 100)
-    assert min(found.values()) > 0.82, found
-    assert 0.925 < np.mean(list(found.values())) < 0.98, found
+@pytest.mark.parametrize(
+    ("logs", "least", "low", "high"),
+    [(12, 0.66, 0.89, 1.0), pytest.param(50, 0.82, 0.925, 0.98, marks=pytest.mark.long)],
+)
+def test_intervals_hold_the_truth_about_as_often_as_they_say(logs, least, low, high):
+    """Logs of 100 prompts: a true 95 % gives `least` or less about once in a thousand such measures."""
+    found = coverage(logs, 100)
+    assert min(found.values()) > least, found
+    assert low < np.mean(list(found.values())) < high, found
 
 
 @pytest.mark.slow

@@ -2,10 +2,8 @@
 
 import dataclasses
 import json
-import os
+import multiprocessing
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -135,37 +133,32 @@ def test_a_finished_evaluation_samples_nothing_and_says_the_same(data, tmp_path)
     assert again.asked == 0
 
 
-SLOW_EVALUATION = """
-import sys, time
-from pathlib import Path
-sys.path.insert(0, sys.argv[4])
-from equipoise import policy as models, rollout
-from equipoise.evaluate import evaluate_benchmarks, folder
-from tests.evaluate.test_suite import plans
-write = folder.Folder.write_chunk
-def slowly(self, *rest):
-    write(self, *rest)
-    time.sleep(0.2)
-folder.Folder.write_chunk = slowly
-policy = models.load(sys.argv[1])
-evaluate_benchmarks(policy, rollout.sampler(policy), plans(Path(sys.argv[2]), chunk=1, chat=False), sys.argv[3])
-"""
-
-
 def test_a_real_model_killed_and_resumed_writes_the_same_bytes(data, tiny_model, tmp_path):
     def evaluate(out):
         policy = models.load(tiny_model)
         return evaluate_benchmarks(policy, rollout.sampler(policy), plans(data, chunk=1, chat=False), out)
 
-    evaluate(tmp_path / "whole")
-    arguments = [tiny_model, data, tmp_path / "out", Path(__file__).parents[2]]
-    process = subprocess.Popen([sys.executable, "-c", SLOW_EVALUATION, *map(str, arguments)], env=os.environ)
+    def evaluate_slowly():
+        write = Folder.write_chunk
+
+        def slowly(self, *rest):
+            write(self, *rest)
+            time.sleep(0.2)
+
+        Folder.write_chunk = slowly
+        evaluate(tmp_path / "out")
+
+    # forked, because a new process would import torch and transformers again
+    process = multiprocessing.get_context("fork").Process(target=evaluate_slowly)
+    process.start()
     third = tmp_path / "out" / "samples" / "gsm8k" / "chunk-00002.parquet"
     deadline = time.monotonic() + 900
-    while not third.exists() and process.poll() is None and time.monotonic() < deadline:
+    while not third.exists() and process.is_alive() and time.monotonic() < deadline:
         time.sleep(0.01)
-    process.send_signal(signal.SIGKILL)
-    assert process.wait() == -signal.SIGKILL
+    process.kill()
+    process.join()
+    assert process.exitcode == -signal.SIGKILL
+    evaluate(tmp_path / "whole")
     assert third.exists()
     assert not (tmp_path / "out" / "result.json").exists()
     evaluate(tmp_path / "out")

@@ -26,8 +26,7 @@ def gradients(policy, value):
 
 
 @pytest.mark.parametrize("kind", ["llama", "grouped", "qwen2", "qwen3", "mistral", "gemma", "gpt2"])
-@pytest.mark.parametrize("temperature", [1.0, 0.7])
-@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize(("temperature", "checkpointing"), [(1.0, False), (0.7, True)])
 def test_packed_forward_and_gradient_equal_plain_ones(kind, temperature, checkpointing):
     policy = tiny_models.policy(kind, gradient_checkpointing=checkpointing)
     assert policy.is_llama_like == (kind != "gpt2")

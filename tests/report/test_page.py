@@ -122,6 +122,7 @@ def test_the_same_runs_make_the_same_page(tmp_path):
     assert sorted(p.name for p in (tmp_path / "b").iterdir()) == ["b.html"]
 
 
+@pytest.mark.long
 def test_a_page_of_many_long_runs_of_long_responses_stays_small(tmp_path):
     for i in range(4):
         path = make_run(

@@ -44,7 +44,7 @@ def block_bytes(policy):
 )
 def test_draws_are_those_of_transformers(kind, name):
     policy, params = tiny(kind), PARAMS[name]
-    prompts = tiny_models.prompts(5)
+    prompts = tiny_models.prompts(4)
     ours = PagedSampler(policy).sample(prompts, 3, params)
     plain = TransformersSampler(policy).sample(prompts, 3, params)
     assert torch.equal(ours.tokens, plain.tokens)
@@ -82,8 +82,8 @@ def test_bfloat16_agrees_with_the_trainer_to_its_rounding(kind):
 @pytest.mark.parametrize("listed", [40, pytest.param(100, marks=pytest.mark.slow)])
 def test_supports_that_do_not_fit_are_drawn_again_in_fewer_steps(monkeypatch, listed):
     """`listed`: ids of a window's supports that there is room for; a step of 4 rows takes up to 36."""
-    policy, params = tiny("grouped"), SamplingParams(max_tokens=30, top_k=9, seed=2)
-    prompts = tiny_models.prompts(7)
+    policy, params = tiny("grouped"), SamplingParams(max_tokens=16, top_k=9, seed=2)
+    prompts = tiny_models.prompts(4)
     wanted = PagedSampler(policy, rows=4).sample(prompts, 3, params)
     monkeypatch.setattr(step_buffers, "LISTED", listed)
     steps, fewer = [], _Call._fewer

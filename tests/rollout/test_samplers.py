@@ -115,7 +115,7 @@ def test_draws_depend_on_seed_step_key_and_sample_only(monkeypatch):
     policy = tiny_models.policy("grouped")
     prompts = tiny_models.prompts(9)
     names = [f"prompt {i}" for i in range(9)]
-    params = SamplingParams(max_tokens=50, seed=5)
+    params = SamplingParams(max_tokens=30, seed=5)
     wanted = by_name(NativeSampler(policy).sample(prompts, 4, params, keys=names, step=2), names, 4)
     assert len({tuple(v[0]) for v in wanted.values()}) > 30
     order = torch.randperm(9, generator=torch.Generator().manual_seed(0)).tolist()
@@ -123,7 +123,7 @@ def test_draws_depend_on_seed_step_key_and_sample_only(monkeypatch):
         [prompts[i] for i in order], 4, params, keys=[names[i] for i in order], step=2
     )
     assert_same(by_name(shuffled, [names[i] for i in order], 4), wanted)
-    for rows in (1, 3, 7, 16):
+    for rows in (1, 7):
         got = NativeSampler(policy, rows=rows).sample(prompts, 4, params, keys=names, step=2)
         assert_same(by_name(got, names, 4), wanted)
     for drop in (0.0, 2.0):  # finished rows leave at once, or never

@@ -108,14 +108,14 @@ def test_shares_of_lucky_and_unlucky_groups():
 
 
 def test_intervals_cover():
-    """The 95 % interval of r − p̂ holds the true bias in about 95 % of repetitions (60 prompts; 20 repetitions)."""
+    """The 95 % interval of r − p̂ holds the true bias in about 95 % of repetitions (60 prompts; 12 repetitions)."""
     rng = np.random.default_rng(0)
     held = 0
-    for seed in range(20):
+    for seed in range(12):
         result = measure(outcomes(np.full(60, 0.35) + 0.1 * rng.random(60), seed=seed))
         b = max(result.bins, key=lambda b: b.groups)
         held += b.measured.low <= b.closed_form <= b.measured.high
-    assert held >= 16
+    assert held >= 9
 
 
 def test_nothing_to_measure_is_said_and_not_invented():

@@ -120,21 +120,21 @@ class InThisProcess:
         return self.returncode
 
 
-@pytest.fixture
-def one_process(monkeypatch):
-    """The first run has a process of its own, those after it have not."""
+@pytest.fixture(params=[0, pytest.param(1, marks=pytest.mark.long)])
+def started(monkeypatch, request):
+    """Commands of the runs that were started; the first `param` of them have processes of their own."""
     monkeypatch.setenv("PYTHONPATH", str(ROOT / "src"))
     start, started = subprocess.Popen, []
 
     def popen(command, **options):
         started.append(command)
-        return start(command, **options) if len(started) == 1 else InThisProcess(command)
+        return start(command, **options) if len(started) <= request.param else InThisProcess(command)
 
     monkeypatch.setattr(runs.subprocess, "Popen", popen)
     return started
 
 
-def test_a_whole_comparison_and_again(tmp_path, one_process, capsys):
+def test_a_whole_comparison_and_again(tmp_path, started, capsys):
     small = {
         "model.name": make_model(tmp_path / "model"), "model.device": "cpu", "train.steps": 2, "train.threads": 1,
         "rollout.prompts": 4, "rollout.group_size": 4, "rollout.max_tokens": 12, "log.terminal": "false",
@@ -148,7 +148,7 @@ def test_a_whole_comparison_and_again(tmp_path, one_process, capsys):
         study.compare(None, ["objective.aggregation=token,balanced"], 2, out, metric, 0, overrides)
 
     compare("acc@2")
-    assert len(one_process) == 4
+    assert len(started) == 4
     rows = list(csv.DictReader((out / "table.csv").open()))
     assert [(r["variant"], r["seed"]) for r in rows] == [(v, s) for v in ("token", "balanced") for s in "01"]
     results = json.loads((out / "results.json").read_text())
@@ -159,7 +159,7 @@ def test_a_whole_comparison_and_again(tmp_path, one_process, capsys):
     before = {p: p.stat().st_mtime_ns for p in out.glob("*/*/metrics.jsonl")}
     assert len(before) == 4
     compare("acc@2")
-    assert len(one_process) == 4
+    assert len(started) == 4
     assert {p: p.stat().st_mtime_ns for p in out.glob("*/*/metrics.jsonl")} == before
     with pytest.raises(ConfigError, match=r"has no such number \(acc@2"):
         compare("acc@9")

@@ -1,6 +1,7 @@
 """The printed tables say what the functions say, and the examples in docstrings and docs are real output."""
 
 import doctest
+import functools
 import unicodedata
 from pathlib import Path
 
@@ -9,10 +10,11 @@ import pytest
 from equipoise.theory import balance, baseline, continuous, reweighted, reweighting, tables
 
 ROOT = Path(__file__).parents[2]
+rendered = functools.cache(tables.render)
 
 
 def test_tables_hold_the_papers_values_and_the_conditioned_ones_beside_them():
-    lines = [line.split() for line in tables.render().splitlines()]
+    lines = [line.split() for line in rendered().splitlines()]
     assert ["6", "1.0000", "1.0000", "0.8278", "0.7455", "0.6897", "0.6194"] in lines
     assert ["8", "1.0000", "1.0000", "0.7811", "0.7080", "0.6409", "0.5799"] in lines
     assert ["0.05", "8", "0.125", "empty", "empty", "empty", "neither"] in lines
@@ -20,7 +22,7 @@ def test_tables_hold_the_papers_values_and_the_conditioned_ones_beside_them():
 
 
 def section(title: str) -> str:
-    return next(s for s in tables.render().split("\n\n") if title in s)
+    return next(s for s in rendered().split("\n\n") if title in s)
 
 
 def test_theorem_3_is_the_union_of_lemma_1s_intervals():
@@ -28,19 +30,19 @@ def test_theorem_3_is_the_union_of_lemma_1s_intervals():
     told = section("Lemma 1 and Theorem 3")
     assert "(c_low, c_high) are Lemma 1's" in told
     assert "union" in told
-    assert "λ for both" not in tables.render()
+    assert "λ for both" not in rendered()
     assert "Lemma 1" in reweighting.correction_interval.__doc__
     assert "Lemma 1" in reweighting.confidence_radius.__doc__
 
 
 def test_theorem_3s_conclusion_is_answered_raw_and_scale_free():
-    lines = [line.split() for line in tables.render().splitlines()]
+    lines = [line.split() for line in rendered().splitlines()]
     assert ["0.25", "-0.028", "+0.461", "-0.062", "+0.028", "+0.028", "-0.045", "-0.103"] in lines
     assert any(line[:2] == ["8", "0.5"] and line[-2:] == ["0.005–0.205,", "0.795–0.995"] for line in lines)
 
 
 def test_the_truncated_normal_has_its_table():
-    row = next(line for line in tables.render().splitlines() if "N(0.25, 0.2²)" in line)
+    row = next(line for line in rendered().splitlines() if "N(0.25, 0.2²)" in line)
     law = continuous.truncated_normal_rewards(0.25, 0.2)
     assert f"{continuous.spread_baseline_bias(law, 8, 0.5):+.4f}" in row
 
@@ -56,10 +58,10 @@ def test_the_docs_do_not_claim_what_is_false():
 
 
 def test_tables_fit_a_terminal_and_line_up():
-    for line in tables.render().splitlines():
+    for line in rendered().splitlines():
         assert len(line) <= 100
         assert line == line.rstrip()
-    for block in tables.render().split("\n\n")[1::2]:
+    for block in rendered().split("\n\n")[1::2]:
         widths = {sum(not unicodedata.combining(c) for c in line) for line in block.splitlines()}
         assert len(widths) == 1
 

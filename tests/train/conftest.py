@@ -44,10 +44,14 @@ class Server:
         self.process.stdin.flush()
         return json.loads(self.process.stdout.readline())
 
+    def next_out(self) -> str:
+        """Where the next child's .stdout and .stderr go."""
+        self.started += 1
+        return str(self.folder / str(self.started))
+
     def start(self, arguments: list[str], environment: dict[str, str] | None = None, **more) -> "Child":
         """`more`: die_at, torchrun."""
-        self.started += 1
-        out = str(self.folder / str(self.started))
+        out = more.pop("out", None) or self.next_out()
         request = {"start": arguments, "environment": environment or {}, "out": out, **more}
         return Child(self, self._ask(request), out)
 

@@ -37,10 +37,17 @@ def run(model, out, monkeypatch, *, noise=0.0, **options):
     return pairs
 
 
-@pytest.mark.parametrize("more", [{}, {"objective__preset": "gspo"}, {"model__gradient_checkpointing": True},
-                                  {"rollout__temperature": 0.7}, {"model__dtype": "bfloat16"},
-                                  {"rollout__top_p": 0.8, "rollout__temperature": 0.7},
-                                  {"rollout__min_p": 0.2, "model__dtype": "bfloat16"}])  # fmt: skip
+@pytest.mark.parametrize(
+    "more",
+    [
+        {},
+        {"objective__preset": "gspo", "model__gradient_checkpointing": True},
+        {"rollout__top_p": 0.8, "rollout__temperature": 0.7},
+        {"rollout__min_p": 0.2, "model__dtype": "bfloat16"},
+        pytest.param({"rollout__temperature": 0.7}, marks=pytest.mark.long),
+        pytest.param({"model__dtype": "bfloat16"}, marks=pytest.mark.long),
+    ],
+)
 def test_the_first_ratios_are_exactly_one(model, tmp_path, monkeypatch, more):
     options = {"train__steps": 2, "train__updates": 2, "train__micro_batch": 3, **more}
     pairs = run(model, tmp_path / "run", monkeypatch, noise=NOISE, rollout__exact=True, **options)

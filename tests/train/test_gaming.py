@@ -42,7 +42,7 @@ def test_a_gamed_reward_is_warned_of_with_three_responses(tmp_path, capsys):
 
 
 def test_an_honest_run_is_not(tmp_path, capsys):
-    abacus(tmp_path / "run").run()
+    abacus(tmp_path / "run", train__steps=6).run()
     assert "GAMED" not in capsys.readouterr().out
     records = read_lines(RunFolder(tmp_path / "run").metrics)
     assert all(r["gaming/divergence"] == r["gaming/copied"] == 0 for r in records)

@@ -6,16 +6,14 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 import time
-from subprocess import PIPE
+from pathlib import Path
 
 import pytest
 import torch
 
 from equipoise.train import ConfigError, RunError, RunFolder, Trainer, checkpoint, journal, loop, read_lines
 
-from .conftest import ENVIRONMENT, ROOT
 from .tiny import REWARDS, make_model, metrics, outcome, overrides, settings
 
 
@@ -223,11 +221,24 @@ def wait_for(condition, patience: float = 900.0):
         time.sleep(0.005)
 
 
+NINE = {"train__steps": 9, "train__checkpoint_every": 100, "eval__every": 4, "objective__difficulty": "hadw"}
+
+
+@pytest.fixture(scope="module")
+def nine_steps(server, model, tmp_path_factory):
+    """What an undisturbed run leaves."""
+    folder = tmp_path_factory.mktemp("nine")
+    (folder / "empty.toml").touch()
+    ended = server.run(["train", str(folder / "empty.toml"), *overrides(model, folder / "run", **NINE)])
+    assert ended.code == 0, ended.stderr
+    return outcome(folder / "run")
+
+
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
-def test_ctrl_c_finishes_the_step_and_says_how_to_go_on(server, train, model, tmp_path, signum):
+def test_ctrl_c_finishes_the_step_and_says_how_to_go_on(server, nine_steps, model, tmp_path, signum):
     out = tmp_path / "run"
-    options = {"train__steps": 9, "train__checkpoint_every": 100, "eval__every": 4, "objective__difficulty": "hadw"}
-    child = server.start(["train", str(tmp_path / "empty.toml"), *overrides(model, out, **options)])
+    (tmp_path / "empty.toml").touch()
+    child = server.start(["train", str(tmp_path / "empty.toml"), *overrides(model, out, **NINE)])
     wait_for(lambda: len(metrics(out)) >= 2)
     child.kill(signum)
     ended = child.end()
@@ -240,8 +251,7 @@ def test_ctrl_c_finishes_the_step_and_says_how_to_go_on(server, train, model, tm
     assert ended.stderr == f"equipoise: stopped after step {len(steps)}; go on with: {command}\n"
     resumed = server.run(command.split()[1:])
     assert resumed.code == 0, resumed.stderr
-    assert train(out=tmp_path / "whole", **options).code == 0
-    assert outcome(out) == outcome(tmp_path / "whole")
+    assert outcome(out) == nine_steps
 
 
 def test_an_impatient_second_ctrl_c_stops_at_once(server, model, tmp_path):
@@ -293,9 +303,10 @@ def undisturbed(model, tmp_path_factory):
     [
         (torch, "save", 0, "no checkpoint was written yet"),
         (torch, "save", 2, "step 4 is the last whole checkpoint"),
-        (os, "fsync", 15, "step 2 is the last whole checkpoint"),
+        pytest.param(os, "fsync", 15, "step 2 is the last whole checkpoint", marks=pytest.mark.long),
         (journal, "append", 3, "step 2 is the last whole checkpoint"),  # a line of the log
-        (None, "write_table", 7, "step 4 is the last whole checkpoint"),  # a rollout file
+        # a rollout file
+        pytest.param(None, "write_table", 7, "step 4 is the last whole checkpoint", marks=pytest.mark.long),
         (None, "write_table", 3, "step 2 is the last whole checkpoint"),  # the history of the prompts
     ],
 )
@@ -377,19 +388,22 @@ def test_a_context_too_short_for_the_task(tmp_path):
     assert no_run_in(tmp_path / "run")
 
 
-def test_a_run_whose_output_nobody_reads_stops_with_a_checkpoint(model, tmp_path):
+def test_a_run_whose_output_nobody_reads_stops_with_a_checkpoint(server, model, tmp_path):
     """`equipoise train … | head -1`: the step is finished, and stderr says how to go on."""
     (tmp_path / "empty.toml").touch()
-    program = [sys.executable, "-m", "equipoise", "train", str(tmp_path / "empty.toml")]
+    program = ["train", str(tmp_path / "empty.toml")]
     program += overrides(model, tmp_path / "run", train__steps=500, eval__every=0)
-    process = subprocess.Popen(program, cwd=ROOT, env=ENVIRONMENT, text=True, stdout=PIPE, stderr=PIPE)
-    process.stdout.readline()
-    process.stdout.close()
-    _, err = process.communicate(timeout=900)
+    out = server.next_out()
+    os.mkfifo(f"{out}.stdout")
+    child = server.start(program, out=out)
+    with open(f"{out}.stdout") as head:
+        head.readline()
+    code = child.wait(900)
+    err = Path(f"{out}.stderr").read_text()
     (step,) = checkpoint.steps(RunFolder(tmp_path / "run").checkpoints)
     assert step < 500
     assert err == f"equipoise: stopped after step {step}; go on with: equipoise train {tmp_path}/run --resume\n"
-    assert process.returncode == 130
+    assert code == 130
 
 
 def test_a_reward_that_cannot_be_used_is_refused_before_the_model_is_loaded(model, tmp_path, monkeypatch):

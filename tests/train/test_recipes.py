@@ -75,7 +75,13 @@ def test_every_recipe_is_checked():
     assert names == wanted
 
 
-@pytest.mark.parametrize("name", sorted(path.stem for path in RECIPES.glob("*.toml")))
+def recipe_names():
+    """Those on Polaris are those on DAPO's data but for the data, and long."""
+    for name in sorted(path.stem for path in RECIPES.glob("*.toml")):
+        yield pytest.param(name, marks=pytest.mark.long if "polaris" in name else ())
+
+
+@pytest.mark.parametrize("name", recipe_names())
 def test_two_steps_on_the_embedded_model(name, tmp_path):
     """The recipe as it stands, with the model and the sizes replaced: several optimizer steps of each batch."""
     overrides = [part for key, value in SMALL.items() for part in (f"--{key}", str(value))]

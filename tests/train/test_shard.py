@@ -77,7 +77,10 @@ def test_shards_change_nothing(run, ranks):
 
 @pytest.mark.parametrize(
     ("dtype", "recompute"),
-    [("bfloat16", True), *(pytest.param(d, False, marks=pytest.mark.slow) for d in ("float32", "bfloat16"))],
+    [
+        pytest.param("bfloat16", True, marks=pytest.mark.long),
+        *(pytest.param(d, False, marks=pytest.mark.slow) for d in ("float32", "bfloat16")),
+    ],
 )
 def test_a_checkpoint_resumes_on_any_number_of_processes(run, tmp_path, dtype, recompute):
     """On as many bit for bit; on another number from the same masters and moments, with the numbers of that step."""

@@ -56,7 +56,12 @@ def assert_same_curve(a, b) -> None:
         assert x == y
 
 
-@pytest.mark.parametrize("name", OBJECTIVES)
+# two whole runs each; the steps of the marked ones are split in test_mini.py too
+MARKED = {"gspo": pytest.mark.long, "prefix": pytest.mark.long}
+MARKED_OBJECTIVES = [pytest.param(name, marks=MARKED.get(name, ())) for name in OBJECTIVES]
+
+
+@pytest.mark.parametrize("name", MARKED_OBJECTIVES)
 def test_micro_batches_change_nothing(model, tmp_path, monkeypatch, name):
     apply, gradients = Updater._apply, []
 
@@ -133,6 +138,7 @@ def test_two_processes_change_nothing(server, model, tmp_path, name):
     assert {p.relative_to(one) for p in one.rglob("*")} == {p.relative_to(two) for p in two.rglob("*")}
 
 
+@pytest.mark.long
 def test_torchrun(model, server, tmp_path):
     """The real one, in the way the documentation says."""
     file = tmp_path / "empty.toml"

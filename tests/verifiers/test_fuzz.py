@@ -161,8 +161,9 @@ REPEATED = (
 )  # fmt: skip
 
 
+@pytest.mark.parametrize("size", [8_000, pytest.param(18_000, marks=pytest.mark.long)])
 @pytest.mark.parametrize("around", ["\\boxed{{5{}x}}", "#### {}"])
-def test_the_callers_work_grows_no_faster_than_the_text(around):
+def test_the_callers_work_grows_no_faster_than_the_text(around, size):
     """Twice the characters take about twice the time, whatever is repeated: four times would be quadratic."""
 
     def seconds(text):
@@ -179,7 +180,7 @@ def test_the_callers_work_grows_no_faster_than_the_text(around):
 
     slow = []
     for pump in REPEATED:
-        short, long = ((pump * size)[:size] for size in (4_500, 18_000))
+        short, long = ((pump * n)[:n] for n in (size // 4, size))
         if seconds(long) > 0.2:  # noise decides about less
             least = min(seconds(short) for _ in range(3))
             if min(seconds(long) for _ in range(3)) > 8 * least:

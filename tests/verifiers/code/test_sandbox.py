@@ -92,7 +92,7 @@ def assert_nothing_is_left_behind(verdicts):
 @needs_sandbox
 @pytest.mark.usefixtures("own_temporary_folder")
 def test_verdicts_leave_nothing_behind():
-    assert_nothing_is_left_behind(6 * len(ENDINGS))
+    assert_nothing_is_left_behind(3 * len(ENDINGS))
 
 
 @pytest.mark.slow
