@@ -2,6 +2,7 @@
 
 import os
 import random
+import select
 import signal
 import socket
 import subprocess
@@ -235,3 +236,33 @@ def test_a_fork_server_whose_caller_has_ended_says_nothing(capfd):
     ours.close()
     assert worker.main(theirs, {"preload": []}) is None
     assert capfd.readouterr() == ("", "")
+
+
+def test_a_caller_that_leaves_answers_unread_ends_a_worker_without_an_error():
+    """As one that is interrupted twice: what it closes is reset, where it was not read to its end."""
+    caller, channel = socket.socketpair()
+    caller.sendall(worker.frame(bytes(worker.TICKET) + b"[1]"))
+    answered = threading.Event()
+
+    def work(number):
+        answered.set()
+        return float(number)
+
+    serving = threading.Thread(target=worker.serve, args=(channel, work))
+    errors = []
+    before, threading.excepthook = threading.excepthook, lambda args: errors.append(args.exc_type)
+    try:
+        serving.start()
+        assert answered.wait(60)
+        while not channel_has_answered(caller):
+            time.sleep(0.001)
+        caller.close()
+        serving.join(60)
+    finally:
+        threading.excepthook = before
+    assert not serving.is_alive()
+    assert errors == []
+
+
+def channel_has_answered(caller) -> bool:
+    return bool(select.select([caller], [], [], 0)[0])
