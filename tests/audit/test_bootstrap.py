@@ -37,7 +37,7 @@ def read_off(audit) -> dict[str, Estimate]:
 def truth() -> dict[str, float]:
     """Closed forms; where there is none, a log so large that its own error is nothing beside the intervals'."""
     big = {
-        k: v.value for k, v in read_off(measure(LAW.draw(60_000, seed=12345), "dapo", ["sequence", "balanced"])).items()
+        k: v.value for k, v in read_off(measure(LAW.draw(20_000, seed=12345), "dapo", ["sequence", "balanced"])).items()
     }
     bias, share = LAW.baseline("hard")
     known = {

@@ -139,11 +139,11 @@ def test_rows_and_memory_change_nothing(rows, spare, monkeypatch):
     policy = tiny("grouped")
     prompts = tiny_models.prompts(7)
     names = [f"prompt {i}" for i in range(7)]
-    params = SamplingParams(max_tokens=40, seed=5)
+    params = SamplingParams(max_tokens=24, seed=5)
     wanted = by_name(NativeSampler(policy).sample(prompts, 3, params, keys=names, step=2), names, 3)
     sent_back, original = [], Scheduler._send_back
     monkeypatch.setattr(Scheduler, "_send_back", lambda self, row: sent_back.append(row) or original(self, row))
-    longest = blocks.blocks_for(max(map(len, prompts))) + blocks.blocks_for(40 - 1)
+    longest = blocks.blocks_for(max(map(len, prompts))) + blocks.blocks_for(24 - 1)
     memory = (1 + int(longest) + spare) * block_bytes(policy)
     ours = PagedSampler(policy, rows=rows, memory=memory).sample(prompts, 3, params, keys=names, step=2)
     assert_same(by_name(ours, names, 3), wanted)
