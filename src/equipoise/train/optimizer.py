@@ -60,8 +60,8 @@ class AdamW:
 
     def state_bytes(self) -> int:
         """Masters that are not the weights, and moments, those to come included."""
-        masters = sum(master.nbytes for _, master in self.rounded)
-        coded = sum(tensor.nbytes for _, _, m in self.coded for tensor in vars(m).values())
+        masters: int = sum(master.nbytes for _, master in self.rounded)
+        coded: int = sum(tensor.nbytes for _, _, m in self.coded for tensor in vars(m).values())
         groups = self.exact.param_groups if self.exact is not None else []
         exact: int = sum(2 * p.nbytes for group in groups for p in group["params"])
         return masters + coded + exact
