@@ -15,7 +15,8 @@ from dataclasses import replace
 
 from equipoise.verifiers.math import exact
 from equipoise.verifiers.math.arrangement import arrangement_of
-from equipoise.verifiers.math.compare import NUMBER_SET, Comparer, consistent, every, same
+from equipoise.verifiers.math.compare import NUMBER_SET, Comparer, every, same
+from equipoise.verifiers.math.consistent import consistent
 from equipoise.verifiers.math.grammar import follows_grammar
 from equipoise.verifiers.math.notation import Senseless, Unreadable, spell, tight
 from equipoise.verifiers.math.relations import leaves
