@@ -28,8 +28,10 @@ NO_PASS = (
     aten.empty_strided,
     aten.expand,
     aten.lift_fresh,  # what `torch.from_numpy` ends with
+    aten.new_empty,
     aten.new_zeros,
     aten.slice,
+    aten.split_with_sizes,
     aten.unbind,
     aten.view,
 )
@@ -69,7 +71,7 @@ def counted(tokens: int) -> Iterator[Passes]:
     passes = Passes(tokens)
 
     def wrap(call: Callable[..., Any], size: int) -> Callable[..., Any]:
-        def counting(self: Runs, x: Tensor) -> Any:
+        def counting(self: Runs, x: Any) -> Any:
             n = int(self.count.sum())
             passes.add(n, size * n)
             return call(self, x)
@@ -83,7 +85,7 @@ def counted(tokens: int) -> Iterator[Passes]:
     original = Runs.of
     with (
         patch.object(Runs, "each_sum", wrap(Runs.each_sum, 4)),
-        patch.object(Runs, "spread", wrap(Runs.spread, 4)),
+        patch.object(Runs, "repeat", wrap(Runs.repeat, 4)),
         patch.object(Runs, "of", runs_of),
         passes,
     ):

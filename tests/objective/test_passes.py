@@ -68,8 +68,8 @@ def test_the_bare_product_is_seven_passes():
 
 
 @pytest.mark.parametrize("preset", eq.PRESETS)
-def test_no_preset_moves_three_times_the_bytes_of_a_bare_product(preset):
-    assert passes_of(step(eq.Objective.preset(preset))).bytes < 3 * passes_of(bare).bytes
+def test_no_preset_moves_two_and_a_half_times_the_bytes_of_a_bare_product(preset):
+    assert passes_of(step(eq.Objective.preset(preset))).bytes < 2.5 * passes_of(bare).bytes
 
 
 def test_balanced_and_hadw_add_no_pass():

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -59,7 +60,11 @@ class Runs:
 
     def spread(self, x: Tensor) -> Tensor:
         """[rows] -> [n]: each token sees its response's number."""
-        return torch.from_numpy(np.repeat(x.numpy()[self.row], self.count))
+        return self.repeat(x.numpy()[self.row])
+
+    def repeat(self, x: NDArray[Any]) -> Tensor:
+        """[R] -> [n]: each token sees its run's number."""
+        return torch.from_numpy(np.repeat(x, self.count))
 
     def chunks(self, unit: Numbers | None) -> Iterator[tuple[slice, Runs]]:
         """About CHUNK tokens at a time, with their runs counted from the first of them;

@@ -25,10 +25,12 @@ from equipoise.objective.loss import (
     Losses,
     LossOutput,
     LossSums,
+    Slope,
+    Slopes,
     clean_ratios,
 )
 from equipoise.objective.regularizer import KL_ESTIMATORS, off_policy_mask
-from equipoise.objective.surrogate import LIMIT, Tokens, ones_where
+from equipoise.objective.surrogate import LIMIT, PerResponse, Tokens, ones_where
 
 if TYPE_CHECKING:
     from equipoise.objective.objective import Objective
@@ -93,9 +95,9 @@ def evaluate(
     c = None if credit.per_token else response_coefficient(o, credit).to(given.logp.dtype)
     tally = LossSums(credit, given.logp, with_nodes=given.position is not None)
     parts = list(given.chunks(_unit(o, credit)))
-    slope = torch.empty_like(given.logp) if len(parts) > 1 else None
+    found: list[Slope] = []
     finite: list[Tensor | None] = []
-    for part, chunk in parts:
+    for _, chunk in parts:
         tokens, clean = _tokens(credit, c, chunk, whole)
         tokens, trust = _corrected(o, tokens, chunk.rollout)
         if o.needs_whole_groups:
@@ -103,17 +105,15 @@ def evaluate(
         terms = o.surrogate(tokens)
         tally.add(tokens, terms, clean.nonfinite, chunk.position)
         finite.append(clean.finite)
-        if slope is None:
-            slope = terms.slope
-        else:
-            slope[part] = terms.slope
-    assert slope is not None
-    policy_loss = KnownGradient.apply(logprobs, tally.total("value"), slope)  # type: ignore[no-untyped-call]
+        found.append(Slope.of(tokens, terms))
+    slopes = Slopes.of(found, given.runs)
+    value = tally.total("value")
+    policy_loss = KnownGradient.apply(logprobs, value, slopes.runs, *slopes.values)  # type: ignore[no-untyped-call]
     mask = _joined(finite, [part for part, _ in parts])
     losses = _losses(
         o, credit, given, policy_loss, mask=mask, logprobs=logprobs, entropy=entropy, ref=ref
     )
-    stats = tally.stats(losses, slope, given.response, given.runs)
+    stats = tally.stats(losses, slopes, given.response, given.runs)
     ok = (stats.nonfinite == 0) & losses.loss.detach().isfinite()
     return LossOutput(losses.loss, ok if whole is None else ok & whole, stats, credit, given.logp)
 
@@ -200,15 +200,15 @@ def _corrected(
 
 def _cancelled(
     o: Objective, credit: Credit, trust: Tensor | None, tokens: Tokens, s: Tensor
-) -> Tensor:
-    """[n] w̃_i·A_i with w̃ the transform of the full weight:
+) -> Tensor | PerResponse:
+    """w̃_i·A_i with w̃ the transform of the full weight:
     1/ℓ_i times the surrogate's sequence weight s_i.
     """
     w = credit.full_weight * s
     transformed = WEIGHT_TRANSFORMS[o.cancellation](w, credit.advantage, credit.groups)
     weighed = tokens.like_coefficient((transformed * credit.advantage).to(tokens.raw_logp.dtype))
-    slope = tokens.at_tokens(weighed * ones_where(torch.ne, tokens.coefficient, 0.0))
-    return slope if trust is None else slope.mul_(trust)
+    slope = tokens.alike(weighed * ones_where(torch.ne, tokens.coefficient, 0.0))
+    return slope if trust is None else tokens.spread_out(slope) * trust
 
 
 def _whole(o: Objective, credit: Credit, given: Given) -> Tensor:

@@ -19,7 +19,7 @@ from torch import Tensor
 from equipoise.objective.credit import Credit
 from equipoise.objective.groups import response_ids
 from equipoise.objective.objective import Objective
-from equipoise.objective.surrogate import Tokens, clip_counts
+from equipoise.objective.surrogate import Tokens, at_each_token, clip_counts
 
 
 def check(
@@ -101,6 +101,7 @@ def surrogate_sum(
     here = logp.detach()
     tokens = Tokens(here, old, here - old, c, response_ids(lengths, len(c)), lengths)
     terms = objective.surrogate(tokens)
-    value = terms.value + terms.slope * (logp - here)
+    value, slope = at_each_token(tokens, terms)
+    value = value + slope * (logp - here)
     low, high = clip_counts(tokens, terms)
     return -value.sum(), (low + high) / max(len(c), 1)

@@ -16,7 +16,7 @@ from equipoise.objective import bias
 from equipoise.objective.chunks import Runs, response_sum
 from equipoise.objective.credit import Credit
 from equipoise.objective.groups import response_ids
-from equipoise.objective.surrogate import LIMIT, Terms, Tokens
+from equipoise.objective.surrogate import LIMIT, PerResponse, Terms, Tokens, summed
 
 
 class CleanRatios(NamedTuple):
@@ -91,23 +91,27 @@ class Stats(NamedTuple):
         )
 
     def metrics(self) -> dict[str, Tensor]:
-        n = self.tokens.clamp(min=1)
-        excess, drift = self.ratio_excess / n, self.log_ratio / n
+        sums = [self.ratio_excess, self.ratio_square, self.log_ratio]
+        sums += [self.low, self.high, self.kl, self.entropy]
+        means = torch.stack(sums) / self.tokens.clamp(min=1)
+        excess, square, drift, low, high, kl, entropy = means.unbind()
+        extremes = torch.stack([self.min_log_ratio, self.max_log_ratio])
+        least, most = torch.where(self.tokens > 0, extremes, 0.0).exp().unbind()
         return {
             "loss": self.loss,
             "policy_loss": self.policy_loss,
             "tokens": self.tokens,
             "nonfinite_tokens": self.nonfinite,
             "ratio/mean": 1 + excess,
-            "ratio/std": (self.ratio_square / n - excess**2).clamp(min=0).sqrt(),
-            "ratio/min": torch.where(self.tokens > 0, self.min_log_ratio, 0.0).exp(),
-            "ratio/max": torch.where(self.tokens > 0, self.max_log_ratio, 0.0).exp(),
+            "ratio/std": (square - excess.square()).clamp(min=0).sqrt(),
+            "ratio/min": least,
+            "ratio/max": most,
             "approx_kl": (excess - drift).clamp(min=0),
-            "clip_ratio/low": self.low / n,
-            "clip_ratio/high": self.high / n,
-            "clip_ratio/region": (self.low + self.high) / n,
-            "kl": self.kl / n,
-            "entropy": self.entropy / n,
+            "clip_ratio/low": low,
+            "clip_ratio/high": high,
+            "clip_ratio/region": low + high,
+            "kl": kl,
+            "entropy": entropy,
         }
 
 
@@ -185,28 +189,31 @@ class LossSums:
     ) -> None:
         """Count a chunk."""
         excess, log_ratio = tokens.excess, tokens.log_ratio
+        sums = summed(tokens, terms)
         found = {
-            "value": terms.total,
+            "value": sums.value,
+            "low": sums.low,
+            "high": sums.high,
             "log_ratio": log_ratio.sum(),
             "excess": excess.sum(),
             "square": excess.dot(excess),
         }
         if nonfinite is not None:
             found["nonfinite"] = nonfinite
-        if terms.clipped is not None:
-            found["low"], found["high"] = tokens.sums_by_sign(terms.clipped)
         if self.nodes is not None and position is not None:
             at = tokens.spread(self.credit.first_token) + position
-            self._push_nodes(self.nodes.node.index_select(0, at), terms.slope)
+            slope = tokens.spread_out(terms.slope)
+            self._push_nodes(self.nodes.node.index_select(0, at), slope)
             share = self.nodes.context_share.index_select(0, at).to(excess.dtype)
             found["drift"], found["contexts"] = (excess - log_ratio).dot(share), share.sum()
         for name, x in found.items():
             self.sums[name].append(x)
         self.extremes.append(tokens.extremes)
         if tokens.runs is not None:
-            self.run_push.append(tokens.runs.each_sum(terms.slope))
+            by_run = tokens.response_c is not None  # then they are summed already
+            self.run_push.append(sums.slope if by_run else tokens.runs.each_sum(sums.slope))
             if self.own_signs:
-                self.run_pull.append(tokens.runs.each_sum(terms.slope.abs()))
+                self.run_pull.append(tokens.runs.each_sum(sums.slope.abs()))
 
     @property
     def own_signs(self) -> bool:
@@ -228,7 +235,7 @@ class LossSums:
         return found[0] if len(found) == 1 else torch.stack(found).sum()
 
     def _response_sums(
-        self, slope: Tensor, response: Tensor, runs: Runs | None
+        self, slopes: Slopes, response: Tensor, runs: Runs | None
     ) -> tuple[Tensor, Tensor]:
         """[rows] Σ slope and Σ|slope| of each response."""
         rows = len(self.credit.lengths)
@@ -237,19 +244,20 @@ class LossSums:
             return push, runs.of_responses(
                 torch.cat(self.run_pull), rows
             ) if self.own_signs else push.abs()
+        (slope,) = slopes.values  # without runs there is one chunk
         push = response_sum(slope, response, rows, None)
         return push, response_sum(
             slope.abs(), response, rows, None
         ) if self.own_signs else push.abs()
 
-    def stats(self, losses: Losses, slope: Tensor, response: Tensor, runs: Runs | None) -> Stats:
-        """slope, response [n]: of all tokens that were counted."""
+    def stats(self, losses: Losses, slopes: Slopes, response: Tensor, runs: Runs | None) -> Stats:
+        """slopes, response [n]: of all tokens that were counted."""
         least, most = (torch.stack(ends) for ends in zip(*self.extremes, strict=True))
-        push, pull = self._response_sums(slope, response, runs)
+        push, pull = self._response_sums(slopes, response, runs)
         return Stats(
             loss=losses.loss.detach(),
             policy_loss=losses.policy_loss.detach(),
-            tokens=self.zero + len(slope),
+            tokens=self.zero + len(response),
             nonfinite=self.total("nonfinite").to(torch.int64),
             log_ratio=self.total("log_ratio"),
             ratio_excess=self.total("excess"),
@@ -269,15 +277,58 @@ class LossSums:
         )
 
 
+class Slope(NamedTuple):
+    """∂Σφ/∂log π of a chunk. No more than this is kept of it, so that the next one finds its memory
+    in the cache.
+    """
+
+    value: Tensor  # [n], or [R] with `runs`
+    runs: Runs | None  # whose tokens have one slope each
+
+    @classmethod
+    def of(cls, tokens: Tokens, terms: Terms) -> Slope:
+        if isinstance(terms.slope, PerResponse):
+            return cls(tokens.at_sums(terms.slope.each), tokens.runs)
+        return cls(terms.slope, None)
+
+    def at_tokens(self) -> Tensor:
+        return self.value if self.runs is None else self.runs.repeat(self.value.numpy())
+
+
+class Slopes(NamedTuple):
+    """∂Σφ/∂log π of the tokens of a call."""
+
+    values: list[Tensor]  # [n] of each chunk; or one [R] of all, with `runs`
+    runs: Runs | None
+
+    @classmethod
+    def of(cls, chunks: list[Slope], runs: Runs | None) -> Slopes:
+        """runs: of the whole call, cut nowhere, so those of the chunks follow each other."""
+        if all(chunk.runs is not None for chunk in chunks):
+            return cls([torch.cat([chunk.value for chunk in chunks])], runs)
+        return cls([chunk.at_tokens() for chunk in chunks], None)
+
+
 class KnownGradient(torch.autograd.Function):
     """−Σφ, whose derivative with respect to the log-probabilities is known in closed form."""
 
     @staticmethod
-    def forward(ctx: Any, logprobs: Tensor, value: Tensor, slope: Tensor) -> Tensor:
-        ctx.save_for_backward(slope)
+    def forward(
+        ctx: Any, logprobs: Tensor, value: Tensor, runs: Runs | None, *slopes: Tensor
+    ) -> Tensor:
+        ctx.save_for_backward(*slopes)
+        ctx.runs = runs
         return -value
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
-        (slope,) = ctx.saved_tensors
-        return -grads[0] * slope, None, None
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        slopes, factor = ctx.saved_tensors, -grads[0]
+        if ctx.runs is not None:
+            gradient = ctx.runs.repeat((factor * slopes[0]).numpy())
+        elif len(slopes) == 1:
+            gradient = factor * slopes[0]
+        else:  # side by side, without a copy of the slopes
+            gradient = slopes[0].new_empty(sum(len(slope) for slope in slopes))
+            for slope, part in zip(slopes, gradient.split([len(x) for x in slopes]), strict=True):
+                torch.mul(slope, factor, out=part)
+        return gradient, None, None, *(None for _ in slopes)

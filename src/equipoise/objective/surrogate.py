@@ -4,7 +4,8 @@ and its exact derivative (formulas.md §5).
 c is the coefficient of the token (weight × advantage): every surrogate here is positively
 homogeneous in the advantage, so the weight folds into it exactly. A surrogate returns φ, ∂φ/∂log π
 in closed form, and where it clipped. `loss` sums. Sequence-level surrogates are written per token
-as well: φ_it is what response i contributes at each of its T_i tokens.
+as well: φ_it is what response i contributes at each of its T_i tokens. What is the same at all
+tokens of a response stays one number (`PerResponse`): a pass over the tokens is what costs.
 """
 
 from __future__ import annotations
@@ -32,6 +33,12 @@ def ones_where(compare: Callable[..., Tensor], a: Tensor, b: Tensor | float) -> 
     return compare(a, b, out=torch.empty_like(a))
 
 
+class PerResponse(NamedTuple):
+    """A number that all tokens of a response have."""
+
+    each: Tensor  # [rows]
+
+
 @dataclass(frozen=True)
 class Tokens:
     """The tokens of a micro-batch, flat."""
@@ -49,7 +56,8 @@ class Tokens:
     bounds: tuple[Tensor, Tensor] | None = None
     runs: Runs | None = None  # of `response`, where sums and gathers may use them
     response_c: Tensor | None = None  # [rows] the coefficient that all tokens of a response have
-    cancelled: Callable[[Tokens, Tensor], Tensor] | None = None  # see `sequence_slope`
+    # see `sequence_slope`
+    cancelled: Callable[[Tokens, Tensor], Tensor | PerResponse] | None = None
 
     @cached_property
     def logp(self) -> Tensor:
@@ -102,12 +110,20 @@ class Tokens:
         """[rows] -> the shape of `coefficient`."""
         return self.spread(x) if self.response_c is None else x
 
+    def alike(self, x: Tensor) -> Tensor | PerResponse:
+        """A number in the shape of `coefficient`."""
+        return x if self.response_c is None else PerResponse(x)
+
     def at_tokens(self, x: Tensor) -> Tensor:
         """The shape of `coefficient` -> [n].
 
         What is the same for a whole response is computed once, then spread.
         """
-        return x if self.response_c is None else self.spread(x)
+        return self.spread_out(self.alike(x))
+
+    def spread_out(self, x: Tensor | PerResponse) -> Tensor:
+        """[n] the number of each token."""
+        return self.spread(x.each) if isinstance(x, PerResponse) else x
 
     @cached_property
     def c(self) -> Tensor:
@@ -127,20 +143,25 @@ class Tokens:
             else self.at_tokens(_either(self.coefficient, positive, other))
         )
 
-    def sums_by_sign(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Σx [n] over the tokens with c < 0, and over those with c > 0; 0-dim."""
-        c = self.coefficient
+    def sums(self, x: Tensor | PerResponse) -> Tensor:
+        """[R] x summed over each run where the tokens of one have one coefficient, else [n] x."""
         if self.runs is None or self.response_c is None:
-            c = self.c
-        else:  # one sign a run
-            x, c = self.runs.each_sum(x), c.index_select(0, torch.from_numpy(self.runs.row))
-        return x.dot(ones_where(torch.lt, c, 0.0)), x.dot(ones_where(torch.gt, c, 0.0))
+            return self.spread_out(x)
+        if isinstance(x, PerResponse):
+            return self.at_sums(x.each) * torch.from_numpy(self.runs.count)
+        return self.runs.each_sum(x)
 
-    def sequence_slope(self, s: Tensor) -> Tensor:
-        """[n] s_i·c, or what a cancellation over the groups makes of these weights; s [rows]."""
+    def at_sums(self, x: Tensor) -> Tensor:
+        """The shape of `coefficient` -> that of `sums`."""
+        if self.runs is None or self.response_c is None:
+            return self.at_tokens(x)
+        return x.index_select(0, torch.from_numpy(self.runs.row))
+
+    def sequence_slope(self, s: Tensor) -> Tensor | PerResponse:
+        """s_i·c, or what a cancellation over the groups makes of these weights; s [rows]."""
         if self.cancelled is not None:
             return self.cancelled(self, s)
-        return self.at_tokens(self.like_coefficient(s) * self.coefficient)
+        return self.alike(self.like_coefficient(s) * self.coefficient)
 
     def weighed(self, factor: Tensor) -> Tokens:
         """The same tokens with their coefficients multiplied by a factor [n]."""
@@ -179,41 +200,75 @@ def _either(c: Tensor, positive: float, other: float) -> Tensor:
 class Terms(NamedTuple):
     """What each token adds: φ, its slope, and whether that was cut."""
 
-    slope: Tensor  # [n] ∂φ/∂log π
-    # [n] factors of φ; two where Σφ can be their dot product, which writes no memory
-    factors: tuple[Tensor, Tensor | None]
-    # [n] 1 where the gradient was cut, else 0; either where c = 0; None where it never is
-    clipped: Tensor | None = None
+    slope: Tensor | PerResponse  # ∂φ/∂log π
+    # whose product φ is; None where φ is the slope, and `at_cut` where that was cut
+    factors: tuple[Tensor | PerResponse, Tensor | PerResponse | None] | None = None
+    # 1 where the gradient was cut, else 0; either where c = 0; None where it never is
+    clipped: Tensor | PerResponse | None = None
+    at_cut: Tensor | None = None  # the shape of `Tokens.coefficient`
 
-    @property
-    def value(self) -> Tensor:
-        """[n] φ"""
-        a, b = self.factors
-        return a if b is None else a * b
 
-    @property
-    def total(self) -> Tensor:
-        """Σφ, 0-dim."""
-        a, b = self.factors
-        return a.sum() if b is None else a.dot(b)
+class Summed(NamedTuple):
+    """The terms of some tokens, added up."""
+
+    value: Tensor  # 0-dim: Σφ
+    slope: Tensor  # the shape of `Tokens.sums`
+    low: Tensor  # 0-dim: clipped tokens with c < 0
+    high: Tensor  # and with c > 0
+
+
+def summed(tokens: Tokens, terms: Terms) -> Summed:
+    """What a sum over a response's tokens gives is not added up once more over tokens."""
+    slope = tokens.sums(terms.slope)
+    nothing = slope.new_zeros(())
+    low, high, at_cuts = nothing, nothing, nothing
+    if terms.clipped is not None:
+        cut, c = tokens.sums(terms.clipped), tokens.at_sums(tokens.coefficient)
+        low = cut.dot(ones_where(torch.lt, c, 0.0))
+        high = cut.dot(ones_where(torch.gt, c, 0.0))
+        if terms.at_cut is not None:
+            at_cuts = cut.dot(tokens.at_sums(terms.at_cut))
+    value = slope.sum() + at_cuts if terms.factors is None else _product_sum(tokens, *terms.factors)
+    return Summed(value, slope, low, high)
+
+
+def _product_sum(tokens: Tokens, a: Tensor | PerResponse, b: Tensor | PerResponse | None) -> Tensor:
+    """Σ a·b over the tokens; 0-dim. What is alike over a response waits for the response's sum."""
+    if isinstance(b, PerResponse):
+        a, b = b, a
+    if b is None:
+        return tokens.sums(a).sum() if isinstance(a, PerResponse) else a.sum()
+    if isinstance(a, PerResponse):
+        return tokens.sums(b).dot(tokens.at_sums(a.each))
+    return a.dot(tokens.spread_out(b))
+
+
+def at_each_token(tokens: Tokens, terms: Terms) -> tuple[Tensor, Tensor]:
+    """[n] φ, and [n] its slope."""
+    slope = tokens.spread_out(terms.slope)
+    if terms.factors is not None:
+        a, b = terms.factors
+        value = tokens.spread_out(a)
+        return value if b is None else value * tokens.spread_out(b), slope
+    if terms.clipped is None or terms.at_cut is None:
+        return slope, slope
+    clipped = tokens.spread_out(terms.clipped)
+    return slope + clipped * tokens.at_tokens(terms.at_cut), slope
 
 
 def clip_counts(tokens: Tokens, terms: Terms) -> tuple[Tensor, Tensor]:
     """How many tokens with c < 0, and how many with c > 0, were clipped; 0-dim."""
-    if terms.clipped is None:
-        nothing = tokens.free_log_ratio.new_zeros(())
-        return nothing, nothing
-    return tokens.sums_by_sign(terms.clipped)
+    found = summed(tokens, terms)
+    return found.low, found.high
 
 
-def _clip(ratio: Tensor, c: Tensor, low: float, high: float) -> tuple[Tensor, Tensor, Tensor]:
-    """min(ρc, clip(ρ, 1−low, 1+high)c), its slope, and 1 where that was cut, else 0."""
-    free = ratio * c
-    bound = ratio.clamp(1 - low, 1 + high).mul_(c)
-    clipped = ones_where(torch.gt, free, bound)
-    # in place: fresh memory is most of what a pass costs
-    value = torch.minimum(free, bound, out=bound)
-    return value, _cut(free, clipped), clipped
+def _bound(tokens: Tokens, low: float, high: float) -> Tensor:
+    """What ρc must not exceed, in the shape of c: (1+high)c for c > 0, (1−low)c else.
+
+    min(ρc, clip(ρ, 1−low, 1+high)c) is min(ρc, this), for a ratio beyond the other end makes ρc the
+    smaller.
+    """
+    return _either(tokens.coefficient, 1 + high, 1 - low).mul_(tokens.coefficient)
 
 
 def _cut(slope: Tensor, *where: Tensor | None) -> Tensor:
@@ -224,25 +279,31 @@ def _cut(slope: Tensor, *where: Tensor | None) -> Tensor:
     return slope
 
 
-def _linear(tokens: Tokens, slope: Tensor, clipped: Tensor | None = None) -> Terms:
+def _linear(tokens: Tokens, slope: Tensor | PerResponse, clipped: Tensor | None = None) -> Terms:
     """sg(slope)·log π"""
     return Terms(slope, (slope, tokens.logp), clipped)
 
 
 def ppo_clip(tokens: Tokens, *, low: float = 0.2, high: float = 0.2) -> Terms:
     """min(ρA, clip(ρ, 1−low, 1+high)A)"""
-    value, slope, clipped = _clip(tokens.ratio, tokens.c, low, high)
-    return Terms(_cut(slope, tokens.out_of_range), (value, None), clipped)
+    free, bound = tokens.ratio * tokens.c, _bound(tokens, low, high)
+    at_tokens = tokens.at_tokens(bound)
+    clipped = ones_where(torch.gt, free, at_tokens)
+    if tokens.out_of_range is None:
+        return Terms(_cut(free, clipped), None, clipped, at_cut=bound)
+    value = torch.minimum(free, at_tokens)  # a ratio beyond ±LIMIT has a value, and no slope
+    return Terms(_cut(free, clipped, tokens.out_of_range), (value, None), clipped)
 
 
 def dual_clip(tokens: Tokens, *, low: float = 0.2, high: float = 0.2, cap: float = 3.0) -> Terms:
     """ppo_clip, and for A < 0 never below cap·A."""
-    terms = ppo_clip(tokens, low=low, high=high)
-    assert terms.clipped is not None
+    free, bound = tokens.ratio * tokens.c, tokens.at_tokens(_bound(tokens, low, high))
+    clipped = ones_where(torch.gt, free, bound)
     floor = cap * tokens.c.clamp(max=0)  # 0 for A > 0, which no value is below
-    below = ones_where(torch.lt, terms.value, floor)
-    value = torch.maximum(terms.value, floor)
-    return Terms(_cut(terms.slope, below), (value, None), torch.maximum(terms.clipped, below))
+    below = ones_where(torch.lt, free, floor)
+    value = torch.minimum(free, bound).clamp_(min=floor)
+    slope = _cut(free, clipped, below, tokens.out_of_range)
+    return Terms(slope, (value, None), torch.maximum(clipped, below))
 
 
 def gspo(tokens: Tokens, *, low: float = 3e-4, high: float = 4e-4) -> Terms:
@@ -252,24 +313,32 @@ def gspo(tokens: Tokens, *, low: float = 3e-4, high: float = 4e-4) -> Terms:
     s = tokens.sequence_ratio
     if tokens.cancelled:
         return _linear(tokens, tokens.sequence_slope(s))
-    terms = _clip(tokens.like_coefficient(s), tokens.coefficient, low, high)
-    value, slope, clipped = (tokens.at_tokens(x) for x in terms)
+    free, bound = tokens.like_coefficient(s) * tokens.coefficient, _bound(tokens, low, high)
+    clipped = ones_where(torch.gt, free, bound)
+    value = torch.minimum(free, bound)
+    far = None
     if not tokens.bounds:  # a mean lies between the extremes
-        slope = _cut(
-            slope, tokens.spread(ones_where(torch.gt, tokens.sequence_log_ratio.abs(), LIMIT))
-        )
-    return Terms(slope, (value, None), clipped)
+        beyond = ones_where(torch.gt, tokens.sequence_log_ratio.abs(), LIMIT)
+        far = tokens.like_coefficient(beyond)
+    slope = _cut(free, clipped, far)
+    return Terms(tokens.alike(slope), (tokens.alike(value), None), tokens.alike(clipped))
 
 
 def gmpo(tokens: Tokens, *, low: float = 0.4, high: float = 0.4) -> Terms:
     """A_i · exp(mean_t δ_t), δ_t = min(log ρ, high) for A > 0 and max(log ρ, −low) for A < 0."""
-    delta = (tokens.sign * tokens.log_ratio).clamp_(max=tokens.by_sign(high, low)).mul_(tokens.sign)
-    clipped = ones_where(torch.ne, delta, tokens.log_ratio)
-    value = tokens.sequence_slope(tokens.response_mean(delta).exp())
+    bound = tokens.by_sign(high, low)
+    delta = tokens.sign * tokens.log_ratio  # ±δ
+    clipped = ones_where(torch.gt, delta, bound)
+    delta.clamp_(max=bound)
+    if tokens.response_c is None:
+        mean = tokens.response_mean(delta.mul_(tokens.sign))
+    else:
+        mean = tokens.response_mean(delta) * _either(tokens.response_c, 1.0, -1.0)
+    value = tokens.sequence_slope(mean.exp())
     if tokens.cancelled:
         return _linear(tokens, value)
-    slope = value.addcmul(value, clipped, value=-1)
-    return Terms(_cut(slope, tokens.out_of_range), (value, None), clipped)
+    slope = value.clone() if isinstance(value, Tensor) else tokens.spread_out(value)
+    return Terms(_cut(slope, clipped, tokens.out_of_range), (value, None), clipped)
 
 
 def cispo(tokens: Tokens, *, cap: float = 5.0) -> Terms:
@@ -284,7 +353,7 @@ def sapo(tokens: Tokens, *, tau_positive: float = 1.0, tau_negative: float = 1.0
     """(4/τ)·sigmoid(τ(ρ−1))·A, τ by the sign of A."""
     gate = (tokens.excess * tokens.by_sign(tau_positive, tau_negative)).sigmoid_()
     inverse = _either(tokens.coefficient, 4 / tau_positive, 4 / tau_negative)
-    scale = tokens.at_tokens(inverse.mul_(tokens.coefficient))
+    scale = tokens.alike(inverse.mul_(tokens.coefficient))
     slope = (
         gate.addcmul(gate, gate, value=-1)
         .mul_(tokens.ratio)
@@ -316,11 +385,9 @@ def aspo(tokens: Tokens, *, low: float = 0.2, high: float = 0.2, cap: float = 3.
     """A > 0: weight sg(min(1/ρ, cap)), masked where ρ > 1+high. A < 0:
     sg(min(ρ, cap)), masked where ρ < 1−low.
     """
-    against = tokens.by_sign(-1.0, 1.0)
-    weight = (against * tokens.log_ratio).exp_().clamp_(max=cap)
-    masked = ones_where(torch.lt, against * tokens.ratio, tokens.by_sign(-1 - high, 1 - low))
-    slope = _cut(weight.mul_(tokens.c), masked)
-    return Terms(slope, (slope, None), masked)
+    weight = (tokens.by_sign(-1.0, 1.0) * tokens.log_ratio).exp_()
+    masked = ones_where(torch.lt, weight, tokens.by_sign(1 / (1 + high), 1 - low))
+    return Terms(_cut(weight.clamp_(max=cap).mul_(tokens.c), masked), clipped=masked)
 
 
 def dppo(
@@ -338,12 +405,15 @@ def dppo(
     bounds are 0.05 unless given. The bounds are the paper's (arXiv 2602.04879, App. E: δ = 0.2 and
     0.05).
     """
-    p, q = tokens.logp.exp(), tokens.old.exp()
-    pushed = (p - q).mul_(tokens.sign)  # how far π has gone the way A pushes
+    q = tokens.old.exp()
+    # π − π_old = π_old(ρ − 1), unless ρ was clamped
+    moved = q * tokens.excess if tokens.bounds else tokens.logp.exp() - q
+    pushed = moved * tokens.sign  # how far π has gone the way A pushes
     bound = tokens.by_sign(high, low)
     if divergence == "tv":
         masked = ones_where(torch.gt, pushed, bound)
     else:
+        p = tokens.logp.exp()
         kl = -q * tokens.log_ratio + (1 - q) * torch.log((1 - q + 1e-8) / (1 - p + 1e-8))
         masked = ones_where(torch.gt, kl, bound) * ones_where(torch.gt, pushed, 0.0)
     slope = _cut(tokens.ratio.clamp(max=cap).mul_(tokens.c), masked)
@@ -352,7 +422,7 @@ def dppo(
 
 def reinforce(tokens: Tokens) -> Terms:
     """A·log π"""
-    return _linear(tokens, tokens.c)
+    return _linear(tokens, tokens.alike(tokens.coefficient))
 
 
 def symmetric_clip(tokens: Tokens, *, low: float = 0.2, high: float = 0.2) -> Terms:
@@ -384,7 +454,8 @@ def dfpo(tokens: Tokens, *, ratio: str = "product", low: float = 0.1, high: floa
     )
     s = log_s.clamp(-LIMIT, LIMIT).exp()
     outside = ones_where(torch.ne, tokens.ratio, tokens.ratio.clamp(1 - low, 1 + high))
-    return _linear(tokens, _cut(tokens.sequence_slope(s), outside), outside)
+    slope = tokens.spread_out(tokens.sequence_slope(s))
+    return _linear(tokens, _cut(slope, outside), outside)
 
 
 SURROGATES: dict[str, Callable[..., Terms]] = {

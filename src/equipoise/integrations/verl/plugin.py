@@ -41,7 +41,7 @@ from equipoise.files import whole
 from equipoise.integrations.verl import cpu  # noqa: F401  (registers a platform and a rollout)
 from equipoise.objective import Objective, flatten, fold, response_ids, unflatten
 from equipoise.objective.choice import nearest
-from equipoise.objective.surrogate import Tokens, clip_counts
+from equipoise.objective.surrogate import Tokens, at_each_token, clip_counts
 
 NAME = "equipoise"  # of the estimator, of the policy loss, and of the options' key
 PAD = re.compile("pad[0-9a-f]{32}")  # the uid of the rows that verl adds to make their number even
@@ -275,7 +275,8 @@ def policy_loss(
     here, log_ratio = logp.detach(), logp.detach() - old
     tokens = Tokens(here, old, log_ratio, c, response_ids(lengths, len(c)), lengths)
     terms = objective_of(options).surrogate(tokens)
-    value = unflatten(terms.value + terms.slope * (logp - here), mask)
+    value, slope = at_each_token(tokens, terms)
+    value = unflatten(value + slope * (logp - here), mask)
     if rollout_is_weights is not None:
         value = value * rollout_is_weights
     loss = agg_loss(
