@@ -114,7 +114,7 @@ def slopes(pull: Pull, logp: Tensor, entropy: Tensor) -> tuple[Tensor, Tensor | 
     c = torch.where(finite, pull.c, 0.0)
     # a token alone: no responses
     tokens = Tokens(logp, pull.old, log_ratio.nan_to_num(0.0, 0.0, 0.0), c, c, c)
-    slope = -pull.surrogate(tokens).slope
+    slope = -tokens.spread_out(pull.surrogate(tokens).slope)
     if pull.kl_estimator is not None:
         assert pull.ref is not None  # the three come together
         assert pull.kl_weight is not None

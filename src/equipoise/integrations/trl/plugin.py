@@ -402,9 +402,10 @@ def _clipped(
     new, old = new.detach().float(), old.float()
     c = objective.token_coefficient(credit, response, position, new.dtype)
     tokens = Tokens(new, old, (new - old).nan_to_num(0.0, 0.0, 0.0), c, response, credit.lengths)
-    cut = objective.surrogate(tokens).clipped
-    if cut is None:
+    clipped = objective.surrogate(tokens).clipped
+    if clipped is None:
         return None
+    cut = tokens.spread_out(clipped)
     n = tokens.response_sum(torch.ones_like(new))
     low, high = (tokens.response_sum(cut * side) / n.clamp(min=1) for side in (c < 0, c > 0))
     return torch.stack([torch.where(n > 0, low, 1.0).min(), high.max()])
