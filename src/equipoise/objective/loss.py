@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from equipoise.objective import bias
 from equipoise.objective.chunks import Runs, response_sum
@@ -321,6 +322,7 @@ class KnownGradient(torch.autograd.Function):
         return -value
 
     @staticmethod
+    @once_differentiable  # the slopes are numbers: a second derivative would be 0, and wrong
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         slopes, factor = ctx.saved_tensors, -grads[0]
         if ctx.runs is not None:

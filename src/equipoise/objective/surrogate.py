@@ -218,7 +218,9 @@ class Summed(NamedTuple):
 
 
 def summed(tokens: Tokens, terms: Terms) -> Summed:
-    """What a sum over a response's tokens gives is not added up once more over tokens."""
+    """Where the tokens of a run have one coefficient, one pass over them gives its sum, and the rest
+    is a matter of runs.
+    """
     slope = tokens.sums(terms.slope)
     nothing = slope.new_zeros(())
     low, high, at_cuts = nothing, nothing, nothing
