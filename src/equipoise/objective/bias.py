@@ -17,6 +17,22 @@ from equipoise.objective.difficulty import Success
 from equipoise.objective.groups import Batch, Groups
 
 
+# in the order they are shown
+MEASURES = (
+    "mass_balance",
+    "mass_imbalance",
+    "exchangeability",
+    "learning_tax",
+    "zero_sum",
+    "masked_mass",
+    "length_cv",
+    "length_gap",
+    "group_length_cv",
+    "group_length_gap",
+    "equal_weighting",
+)
+
+
 def _share(part: Tensor, whole: Tensor) -> Tensor:
     """part/whole, and 0 where the whole is 0, for then the part is; whole ≥ 0."""
     return part / whole.clamp(min=torch.finfo(whole.dtype).tiny)
@@ -73,10 +89,8 @@ def measures(
     # One sum for all: tensors as small as these cost what their number of operations costs.
     totals = g.totals(torch.stack(each))
     in_group, in_batch = Sums(*totals.unbind()), Sums(*totals.sum(-1).unbind())
-    return {
-        **{f"bias/{name}": value for name, value in _within_groups(in_group, batch).items()},
-        **{f"bias/{name}": value for name, value in _over_batch(each, in_batch, T, w).items()},
-    }
+    found = {**_within_groups(in_group, batch), **_over_batch(each, in_batch, T, w)}
+    return {f"bias/{name}": found[name] for name in MEASURES}
 
 
 class Sums(NamedTuple):
