@@ -16,7 +16,6 @@ from equipoise.objective.cancellation import Nodes
 from equipoise.objective.difficulty import Success
 from equipoise.objective.groups import Batch, Groups
 
-
 # in the order they are shown
 MEASURES = (
     "mass_balance",
