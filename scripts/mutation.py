@@ -6,8 +6,8 @@ fail.
 First the tests run once under coverage.py, which says which of them reach each line. Then every
 sampled mutant runs in a process of its own, forked from one that has torch imported, and runs the
 tests that reach its line, the quickest first, until one fails. A mutant that no test fails on is a
-survivor: a missing test, or a change that changes nothing (list those in
-scripts/mutation_equivalent.json with the reason). A mutant past its time limit counts as killed: it
+survivor: a missing test, or a change that changes nothing (scripts/mutation_equivalent.json lists
+those, by file, line of source and change, with the reason). A mutant past its time limit counts as killed: it
 hangs. The sample is drawn with a fixed seed, so the same sources give the same mutants. Not
 covered: mutants of two changes, deleted statements, changed strings, and lines of a module that run
 when it is imported.
@@ -258,7 +258,7 @@ def main() -> int:
             line, change = describe(source, number)
             tests = reached.get(str(path.resolve()), {}).get(line, [])
             found = verdict(module_name(path), path, number, tests, 30 + 3 * took, Path(scratch))
-            place = f"{path.name}: {change}"
+            place = f"{path.name}: {source.splitlines()[line - 1].strip()}: {change}"
             if found in ("survived", "not reached") and place in known:
                 found = "equivalent"
             results.append({"file": str(path), "line": line, "change": change, "result": found})

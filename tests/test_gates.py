@@ -97,3 +97,15 @@ def test_the_sample_is_the_same_every_time(tmp_path, capsys):
     assert mutation.draw(tmp_path, 4, 0) == mutation.draw(tmp_path, 4, 0)
     assert mutation.draw(tmp_path, 4, 0) != mutation.draw(tmp_path, 4, 1)
     assert capsys.readouterr().out.startswith("4 of 9 mutants")
+
+
+def test_what_is_listed_as_equivalent_is_there():
+    """A line that has changed is a mutant to look at again."""
+    listed = json.loads(mutation.EQUIVALENT.read_text(encoding="utf-8"))
+    folder = mutation.EQUIVALENT.parents[1] / "src" / "equipoise" / "objective"
+    for place, reason in listed.items():
+        name, _, rest = place.partition(": ")
+        line, _, change = rest.rpartition(": ")
+        assert line in (text.strip() for text in (folder / name).read_text(encoding="utf-8").splitlines())
+        assert "→" in change
+        assert reason

@@ -140,6 +140,13 @@ def test_a_prompt_may_have_been_solved_every_time():
         o.assign(*batch, history=[[7.0, 6.0]] * 4)
 
 
+@pytest.mark.parametrize("eta", [0.0, -1.0, math.inf, math.nan])
+def test_the_anchors_gain_must_be_positive(eta):
+    assert eq.Objective(difficulty={"name": "hadw", "eta": 0.5}).difficulty.eta == 0.5
+    with pytest.raises(ValueError, match="eta > 0"):
+        eq.Objective(difficulty={"name": "hadw", "eta": eta})
+
+
 def test_token_ids_may_come_as_a_list():
     credit = eq.Objective(aggregation="balanced", cancellation="prefix").assign(
         [1.0, 0.0], [0, 0], [2, 2], tokens=[1, 2, 1, 3]

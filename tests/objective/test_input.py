@@ -160,6 +160,7 @@ def test_a_batch_without_any_token():
     assert out.loss.item() == 0.0
     assert bool(out.ok)
     assert all(v.isfinite() for v in out.metrics.values())
+    assert float(out.metrics["ratio/min"]) == float(out.metrics["ratio/max"]) == float(out.metrics["ratio/mean"]) == 1
 
 
 def test_averaged_groups_is_a_named_option():

@@ -46,3 +46,8 @@ def test_a_composite_name_is_a_preset_wherever_one_is_taken():
 def test_a_change_to_another_objective_names_what_it_could_be():
     with pytest.raises(ValueError, match='against = "balancd" is not known; did you mean "balanced"'):
         named("balancd", base=Objective())
+    with pytest.raises(ValueError, match=r"\(grpo, dapo, .*token, sequence, .*\)"):
+        named("zzz", base=Objective())
+    with pytest.raises(ValueError, match=r"token, sequence") as error:
+        named("dapo+zzz")
+    assert "dapo," not in str(error.value)  # a preset is the first word, or none

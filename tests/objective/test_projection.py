@@ -146,6 +146,25 @@ def test_any_split_and_any_order_give_the_same_gradient(seed, aggregation):
     assert relative(whole, reordered) <= 1e-10
 
 
+@pytest.mark.parametrize(("A", "T"), [(0.0, 25.0), (1.0, 0.0), (-1.0, 0.0)])
+def test_a_response_without_a_sign_or_tokens_changes_nothing_and_keeps_its_weight(A, T):
+    w, signs, lengths = [1.0, 2.0, 1.5, 0.5], [1.0, -1.0, 1.0, -1.0], [10.0, 20.0, 30.0, 15.0]
+    alone = both(*tensors(w, signs, lengths), one_group(4))
+    assert alone.solved.all()
+    found = both(*tensors([*w, 0.7], [*signs, A], [*lengths, T]), one_group(5))
+    torch.testing.assert_close(found.weight[:4], alone.weight, rtol=1e-12, atol=0)
+    assert float(found.weight[4]) == 0.7
+
+
+def test_a_group_that_cannot_be_solved_takes_no_step():
+    """Without responses that can pull, the system of a group is 0 = 0: a step that is no number would never settle."""
+    groups = Groups.of(torch.tensor([0, 0, 1, 1]))
+    v, s, t = tensors([0.0, 0.0, 1.0, 2.0], [0.0, 0.0, 1.0, -1.0], [0.0, 0.0, 1.0, -1.0])
+    for step in projection._newton(v, s, t, groups):
+        assert step[:2].tolist() == [0.0, 0.0]
+        assert step.isfinite().all()
+
+
 def test_a_thousand_groups_are_solved_at_once():
     rng = np.random.default_rng(0)
     parts = [group(rng, 8) for _ in range(1000)]

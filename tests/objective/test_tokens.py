@@ -231,6 +231,14 @@ def test_off_policy_sequence_masking(with_rollout):
     assert kept
 
 
+def test_a_token_on_its_support():
+    """π = ½, ¼, ¼ and the first two kept: S = ¾, so the draw had ⅔ and ⅓."""
+    logits = torch.tensor([[0.5, 0.25, 0.25]] * 2, dtype=torch.float64).log()
+    log_s = eq.log_kept(logits, torch.tensor([[True, True, False]] * 2))
+    own = eq.on_support(logits[[0, 1], [0, 1]], log_s)
+    assert own.exp().tolist() == pytest.approx([2 / 3, 1 / 3])
+
+
 @pytest.mark.parametrize("aggregation", ["sequence", "balanced", "token"])
 def test_weights_of_one_change_no_measure(aggregation):
     """One number per token, all 1, is one per response; also for responses of one token, and of none."""
