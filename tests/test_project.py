@@ -75,6 +75,9 @@ def test_the_citation_is_of_this_version_and_names_the_papers():
     citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
     assert citation["version"] == equipoise.__version__
     assert str(citation["date-released"]) == releases()[equipoise.__version__]
+    entry = re.search(r"@software\{.*?^\}", (ROOT / "README.md").read_text(encoding="utf-8"), re.M | re.S).group()
+    assert f"version = {{{citation['version']}}}" in entry
+    assert f"title   = {{{citation['title']}}}" in entry
     papers = {identifier["value"] for paper in citation["references"] for identifier in paper["identifiers"]}
     assert papers == {"arXiv:2605.04077", "arXiv:2601.08521", "arXiv:2604.13088"}
     assert all(paper["authors"] and paper["title"] for paper in citation["references"])

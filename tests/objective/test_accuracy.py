@@ -140,6 +140,13 @@ def test_a_prompt_may_have_been_solved_every_time():
         o.assign(*batch, history=[[7.0, 6.0]] * 4)
 
 
+def test_the_anchor_sees_rewards_of_another_range_as_rates():
+    """One of four right on [−1, 1] is a quarter, as it is on [0, 1]."""
+    o = eq.Objective("dr_grpo", {"name": "hadw", "reward_range": [-1.0, 1.0]})
+    o.assign([1.0, -1.0, -1.0, -1.0], [0] * 4, [3] * 4)
+    assert o.difficulty.observations == [0.25]
+
+
 @pytest.mark.parametrize("eta", [0.0, -1.0, math.inf, math.nan])
 def test_the_anchors_gain_must_be_positive(eta):
     assert eq.Objective(difficulty={"name": "hadw", "eta": 0.5}).difficulty.eta == 0.5
