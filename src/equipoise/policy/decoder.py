@@ -55,6 +55,7 @@ def rope_by_layer(parts: Parts, x: Tensor, positions: Tensor) -> list[Rope]:
     rotated = parts.rope(x, positions).map(lambda c: c[:, None].contiguous())
     if all(layer.rotates for layer in parts.layers):
         return [rotated] * len(parts.layers)
+    # A table that turns by nothing, so that layers without rotation run the same kernels.
     unrotated = rotated.without_rotation()
     return [rotated if layer.rotates else unrotated for layer in parts.layers]
 

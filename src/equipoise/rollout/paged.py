@@ -88,6 +88,7 @@ class PagedSampler:
         weights = weights_of(self.policy.core, self._merged)
         self._count = self._blocks(asked, buffers.size)
         arena, pool = _reserve(self.policy, self._count)
+        # Graphs replay addresses: they are thrown away where the cache or a weight has moved.
         buffers.anchor((pool.data_ptr(), self._count, *weights.addresses()))
         try:
             return _Call(self.policy, asked, buffers, weights, pool).run(self._count)
@@ -108,6 +109,7 @@ class PagedSampler:
         if asked.params.truncates and buffers.supports is None:
             buffers.supports = Supports(size.rows, self.policy.device)
         self._buffers[size] = buffers
+        # Each set holds CUDA graphs; a run asks for the same two or three sizes again and again.
         if len(self._buffers) > KEPT:
             del self._buffers[next(iter(self._buffers))]
         return buffers
@@ -178,6 +180,8 @@ class _Call:
             self._compute_prompts(scheduler.admit())
             self._first_tokens(old)
             if scheduler.count:
+                # Some steps go by before the host looks at the draws: rows that end meanwhile draw
+                # on for nothing, which costs less than waiting for the device after every token.
                 steps = min(
                     WINDOW,
                     int(
@@ -269,6 +273,7 @@ class _Call:
     def _steps(self, steps: int) -> None:
         scheduler, buffers, params = self.scheduler, self.buffers, self.asked.params
         size = min(next(b for b in BUCKETS if b >= scheduler.count), buffers.size.rows)
+        # A graph has a fixed number of rows: those beyond the real ones are padding.
         scheduler.fill_in(size)
         if buffers.at.is_cuda:
             step = self._graph(size)

@@ -85,6 +85,7 @@ def plan(
     """
     cuda, begun_with = policy.device.type == "cuda", policy.gradient_checkpointing
     taken = torch.cuda.memory_allocated(policy.device) if cuda else 0
+    # the rank with the least room decides, so that all cut alike
     free, said = min(ranks.gather(free_room(policy.device, cap, to_come)))
     if math.isinf(free) or (begun_with and not cuda):
         return Plan(0, begun_with, "")

@@ -27,6 +27,8 @@ def start() -> None:
             torch.cuda.set_device(
                 int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count()
             )
+        # Batches and verdicts are gathered on the CPU, gradients summed where they lie: both
+        # backends.
         dist.init_process_group("cpu:gloo,cuda:nccl" if cuda else "gloo")
 
 
@@ -75,6 +77,7 @@ def sum_gradients(parameters: Sequence[Tensor]) -> None:
         return
     bucket: list[Tensor] = []
     for p in parameters:
+        # Every rank must take part in every sum, or the others wait for it for ever.
         if p.grad is None:
             p.grad = torch.zeros_like(p)
         p.grad = p.grad.contiguous()

@@ -92,6 +92,8 @@ class Scorer:
 
     def ask(self, prompt: Prompt, text: str) -> list[Answer]:
         answers = [function(prompt, text) for function in self.functions]
+        # Learned from the answers: a function that returns at once gains nothing from being asked
+        # while others are still sampled, and would hold the sampler up.
         self.beside = self.beside or any(isinstance(answer, Future | Asked) for answer in answers)
         return answers
 
@@ -180,6 +182,7 @@ class Scorer:
         known = torch.tensor([math.nan if a is None else a for a in said], dtype=torch.float64)
         weights = torch.tensor(self.config.weights, dtype=torch.float64)
         numbers = rewards[:, self._judging] @ weights[self._judging]
+        # A verdict wins over the numbers: a bonus for length or form must not pass for accuracy.
         return torch.where(known.isnan(), self.rate(numbers), known)
 
     @property
@@ -248,6 +251,8 @@ def check_isolation(task: Task) -> None:
     """Refuse a task whose responses must be isolated where nothing here can: before a model is
     loaded, not after the first responses had no score. Looks at the first prompts.
     """
+    # A task may mix kinds of prompts, so more than one is looked at; a stream has no end to look
+    # to.
     first = [task.prompt(i).meta for i in range(LOOKED_AT)]
     if not any("tests" in meta or "entry" in meta for meta in first):
         return
@@ -300,6 +305,7 @@ def worth(outcome: Outcome, config: RewardConfig) -> float:
         return float(outcome)
     if outcome.kind in SCORES and outcome.value is not None:
         return config.wrong + outcome.value * (config.correct - config.wrong)
+    # What a timeout or a crash is worth is the configuration's to say: a number, wrong, or mask.
     price = getattr(config, outcome.kind)
     if isinstance(price, str):
         return config.wrong if price == "wrong" else math.nan
