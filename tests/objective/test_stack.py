@@ -81,6 +81,9 @@ def test_recentre_turns_no_sign_and_counts_where_it_would_have():
     assert credit.coefficient[1] == 0
     signs = torch.sign(credit.coefficient).tolist()
     assert signs == [1, 0, -1, -1]
+    beside = o.assign([1.0, 1.0, 0.0, 0.0, 1.0, 1.0], [0] * 4 + [1] * 2, [1, 60, 4, 4, 3, 3])
+    assert float(beside.metrics["cancellation/turned"]) == pytest.approx(0.25)  # of those that pull
+    assert beside.weight[4:].tolist() == [0.0, 0.0]
 
 
 def test_recentring_hadw_turns_no_sign_and_counts_where_it_would_have():
