@@ -1,13 +1,18 @@
 """What a configuration leaves to the model: told, written down, the same after a kill; and rates that destroy."""
 
+import re
+from dataclasses import replace
+
 import pyarrow.parquet as pq
 import pytest
 from transformers import AutoTokenizer
 
 from equipoise.config import ConfigError
+from equipoise.config.sections import OptimConfig
+from equipoise.config.sft import SftOptimConfig
 from equipoise.policy import load as load_policy
 from equipoise.train import RunFolder, Trainer, load
-from equipoise.train.settle import Outline, as_begun, default_rate, open_chat, settle
+from equipoise.train.settle import RATES, SFT_RATES, Outline, as_begun, default_rate, open_chat, settle
 
 from . import tiny
 
@@ -46,6 +51,12 @@ def test_the_rate_goes_by_the_size(parameters, rate, with_lora):
     assert default_rate(parameters, True) == pytest.approx(with_lora)
 
 
+@pytest.mark.parametrize(("section", "rates"), [(OptimConfig, RATES), (SftOptimConfig, SFT_RATES)])
+def test_the_help_has_the_rates_that_are_taken(section, rates):
+    said = section.model_fields["lr"].description
+    assert [float(rate) for rate in re.findall(r"\de-\d", said)] == [rate for _, rate in rates]
+
+
 def test_an_explicit_rate_wins_and_a_wrecking_one_is_a_warning(model):
     auto = settle(load(None), outline(model))
     assert auto.config.optim.lr == 3e-6
@@ -73,10 +84,13 @@ def test_chat_is_settled_by_the_model_unless_said(model, chat_model):
 
 
 @pytest.mark.parametrize("option", [("system", "Be brief."), ("chat_template_kwargs", "{ start = '0' }")])
-def test_what_only_a_template_writes_is_refused_without_one(model, option):
+def test_what_only_a_template_writes_is_refused_without_one(model, chat_model, option):
     name, value = option
-    with pytest.raises(ConfigError, match=f"task.{name} = .*has no chat template"):
+    with pytest.raises(ConfigError, match=f"task.{name} = .*has no chat template; task.chat_template gives it one$"):
         open_chat(load(None, [f"--task.{name}", value]).task, outline(model))
+    base = replace(outline(chat_model), name="Some-0.6B-Base")
+    with pytest.raises(ConfigError, match=f"task.{name} = .*Base.*; task.chat = true uses it$"):
+        open_chat(load(None, [f"--task.{name}", value]).task, base)
     with pytest.raises(ConfigError, match=f"task.{name} = .*task.chat = false goes without one"):
         load(None, [f"--task.{name}", value, "--task.chat", "false"])
 

@@ -16,6 +16,14 @@ from equipoise.config.errors import ConfigError, sentence
 from equipoise.config.files import chat_template, folders_of, table_of
 
 
+class SftOptimConfig(sections.OptimConfig):
+    """Imitation takes larger steps than reinforcement learning: other rates by default."""
+
+    lr: sections.Rate = "auto"
+    """peak learning rate of AdamW; auto goes by the model's size: 1e-3 below 10M parameters, 1e-4 below 200M, 3e-5
+    below 1B, else 1e-5; ten times as much with LoRA from 10M on"""
+
+
 class SftSection(sections.Section):
     batch: sections.AtLeastOne = 32
     """demonstrations per optimizer step"""
@@ -50,7 +58,7 @@ class SftConfig(BaseModel):
 
     model: sections.ModelConfig = Field(default_factory=sections.ModelConfig)
     task: sections.TaskConfig = Field(default_factory=sections.TaskConfig)
-    optim: sections.OptimConfig = Field(default_factory=sections.OptimConfig)
+    optim: SftOptimConfig = Field(default_factory=SftOptimConfig)
     sft: SftSection = Field(default_factory=SftSection)
 
 
