@@ -98,9 +98,11 @@ def open_chat(task: TaskConfig, model: Outline) -> Chat:
     if not decision.on and (
         unused := [name for name in ("system", "chat_template_kwargs") if getattr(task, name)]
     ):
+        has_one = model.tokenizer.chat_template is not None
+        fix = "task.chat = true uses it" if has_one else "task.chat_template gives it one"
         raise ConfigError(
             f"task.{unused[0]} = {toml(getattr(task, unused[0]))}: only a chat template writes it, and {decision.why}; "
-            "task.chat = true uses the template"
+            f"{fix}"
         )
     choice = task.chat == "auto" and model.tokenizer.chat_template is not None
     other = f"; task.chat = {toml(not decision.on)} has it the other way" if choice else ""
