@@ -235,19 +235,24 @@ def fork(ranks: int, port: str) -> None:
     sys.exit(next((code for code in codes if code), 0))
 
 
+def whole(weight: torch.Tensor) -> torch.Tensor:
+    """All of a weight of which each rank holds a part."""
+    if hasattr(weight, "full_tensor"):  # FSDP2
+        return weight.full_tensor().detach()
+    if hasattr(weight, "ds_id"):  # ZeRO-3
+        import deepspeed
+
+        with deepspeed.zero.GatheredParameters([weight]):
+            return weight.detach().clone()
+    return weight.detach()
+
+
 def moved(model: str, trained: torch.nn.Module) -> torch.Tensor:
     """By how much a step of SGD at rate 1 moved each weight: the gradient, whoever held which part of it."""
+    # under ZeRO-3 transformers shards this one too
     start = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
-    parts = []
-    for before, after in zip(start.parameters(), trained.parameters(), strict=True):
-        now = after.full_tensor() if hasattr(after, "full_tensor") else after
-        if hasattr(now, "ds_id"):  # ZeRO-3
-            import deepspeed
-
-            with deepspeed.zero.GatheredParameters([now]):
-                now = now.detach().clone()
-        parts.append((before - now).detach().flatten())
-    return torch.cat(parts)
+    pairs = zip(start.parameters(), trained.parameters(), strict=True)
+    return torch.cat([(whole(before) - whole(after)).flatten() for before, after in pairs])
 
 
 def main() -> None:
