@@ -1,8 +1,9 @@
 """What 8, 64 and 512 GPUs would do with verl, on paper, from measured parts: `python benchmarks/scaling.py`.
 
 Parts measured on one H200 (benchmarks/results: sampler, growth, step_gpu) and one CPU core (verify) are fitted by two
-numbers each; what was not measured (links between GPUs, verl's share of our training rate, vLLM's cost on its host) is
-a range, and every figure is given at both ends. docs/scaling.md has the formulas, the tables and the model's error.
+numbers each; how work divides was tried on two CPU processes (ranks). What was not measured (links between GPUs, verl's
+share of our training rate, vLLM's cost on its host) is a range, and every figure is given at both ends. docs/scaling.md
+has the formulas, the tables and the model's error.
 
 Not covered: pipeline and tensor parallelism, failures, stragglers other than the longest response, evaluation.
 """
@@ -219,6 +220,9 @@ def errors() -> dict[str, float]:
         work = Work(prompts * 16, prompt=100, mean=ours["length"], variation=1e-3, longest=256, entries=entries)
         found[f"rollout of a whole step, {name}"] = rollout(m, shape, work, 1, 16) / ours["rollout"] - 1
         found[f"training of a whole step, {name}"] = training(m, shape, work, 1) / ours["train"] - 1
+    for part, by_prompts in load("ranks")["errors"].items():
+        most = max(by_prompts, key=int)
+        found[f"{part} on two processes, fitted to one, {most} prompts (CPU)"] = by_prompts[most]
     return found
 
 
