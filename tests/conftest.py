@@ -6,6 +6,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from equipoise import cli
+from tests.hub_server import hub_asked, hub_nowhere  # noqa: F401
 
 # A loaded machine is no reason to fail.
 settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])

@@ -15,7 +15,7 @@ import equipoise
 
 ROOT = Path(equipoise.__file__).parent
 FLOORS = (
-    {"arguments", "files", "splitmix", "toml"},  # single modules that need Python alone
+    {"arguments", "files", "hub_lookup", "splitmix", "toml"},  # single modules that need nothing else of ours
     {"objective", "theory"},
     {"verifiers", "kernels"},
     {"policy", "tasks", "config"},

@@ -214,3 +214,18 @@ def test_a_hub_name_that_is_not_there_is_one_sentence(monkeypatch, tmp_path):
     with pytest.raises(TaskError, match=r"hub:.*none: cannot be opened") as error:
         open_rows(f"hub:{tmp_path}/none")
     assert "\n" not in str(error.value)
+
+
+def test_a_data_set_that_the_hub_does_not_have_is_refused_at_once(hub_asked):
+    pytest.importorskip("datasets")
+    with pytest.raises(TaskError, match=r"hub:owner/mistyped: cannot be opened: .* the hub has no such data set"):
+        open_rows("hub:owner/mistyped")
+    assert hub_asked == ["owner/mistyped"]
+
+
+@pytest.mark.usefixtures("hub_nowhere")
+def test_a_hub_that_is_not_reached_is_not_asked_again(capfd):
+    pytest.importorskip("datasets")
+    with pytest.raises(TaskError, match=r"there is no such folder here, and the hub cannot be reached \(.*\)"):
+        open_rows("hub:owner/model")
+    assert "Retrying" not in capfd.readouterr().err

@@ -8,9 +8,10 @@ folders as checkpoints (the last one is meant); `abacus` (the embedded model), `
 from __future__ import annotations
 
 import difflib
-import functools
 import importlib.util
 from pathlib import Path
+
+from equipoise.hub_lookup import look_up
 
 ABACUS = Path(__file__).resolve().parent.parent / "assets" / "abacus"
 ADAPTER_ALONE = "adapter_config.json"
@@ -18,7 +19,6 @@ INNER = ("huggingface", "actor/huggingface")  # where verl keeps a model in Hugg
 # our checkpoints, TRL's and verl's
 NUMBERED = ("checkpoints/step-", "step-", "checkpoint-", "global_step_")
 WEIGHTS = ("*.safetensors", "*.bin")
-HUB_PATIENCE = 5.0  # seconds
 
 
 class ModelError(ValueError):
@@ -67,33 +67,20 @@ def check_name(name: str) -> None:
         hub_answers(folder)
 
 
-@functools.cache
 def hub_answers(name: str) -> bool:
     """Whether the files of a hub name are to be asked of the hub; where it cannot be reached, the
     cache may have them. ModelError where there is no such model.
-
-    The loaders would retry an unreachable hub for half a minute a file, and say the same of a
-    mistyped folder as of a broken network: so the hub is asked once, before them.
     """
-    from huggingface_hub import HfApi, errors, try_to_load_from_cache
+    from huggingface_hub import try_to_load_from_cache
 
-    try:
-        HfApi().model_info(name, timeout=HUB_PATIENCE)
+    found = look_up(name, "model")
+    if not found.problem:
         return True
-    except errors.HFValidationError:
-        reason = "no hub name has that form"
-    except errors.GatedRepoError:  # it is there, and the loader says how to be let in
-        return True
-    except errors.RepositoryNotFoundError:
-        reason = "the hub has no such model that may be read from here"
-    except errors.HfHubHTTPError:  # of the hub's own making, and the loader may be luckier
-        return True
-    # each version of the client has other types for a connection that fails
-    except Exception as error:
-        if isinstance(try_to_load_from_cache(name, "config.json"), str):
-            return False
-        reason = f"the hub cannot be reached ({str(error).splitlines()[0]})"
-    raise ModelError(f"model {name!r}: there is no such folder here, and {reason};{_near(name)}")
+    if not found.reachable and isinstance(try_to_load_from_cache(name, "config.json"), str):
+        return False
+    raise ModelError(
+        f"model {name!r}: there is no such folder here, and {found.problem};{_near(name)}"
+    )
 
 
 def _near(name: str) -> str:

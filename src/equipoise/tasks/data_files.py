@@ -11,6 +11,7 @@ import glob
 from pathlib import Path
 from typing import Any
 
+from equipoise.hub_lookup import look_up
 from equipoise.tasks.jsonl import Jsonl
 from equipoise.tasks.row_reader import Rows
 from equipoise.tasks.tables import Hub, Parquet, first_line
@@ -81,6 +82,7 @@ def _hub(name: str) -> Hub:
     """A data set of the hub, named as hub:owner/name:config:split; the last two may be left out."""
     path, config, split = [*name.removeprefix("hub:").split(":", 2), "", ""][:3]
     datasets = _datasets(name)
+    _refuse_missing(name, path, datasets)
     try:
         return Hub(name, datasets.load_dataset(path, config or None, split=split or "train"))
     except TaskError:
@@ -89,6 +91,24 @@ def _hub(name: str) -> Hub:
         raise TaskError(
             f"{name}: cannot be opened: {first_line(error)} (hub:owner/name:config:split)"
         ) from error
+
+
+def _refuse_missing(name: str, path: str, datasets: Any) -> None:
+    """What is neither a folder here, nor on the hub, nor in a cache where the hub is not reached."""
+    from huggingface_hub import constants
+
+    if Path(path).exists():
+        return
+    found = look_up(path, "dataset")
+    cached = (
+        Path(datasets.config.HF_DATASETS_CACHE) / path.replace("/", "___"),
+        Path(constants.HF_HUB_CACHE) / f"datasets--{path.replace('/', '--')}",
+    )
+    if found.problem and (found.reachable or not any(folder.exists() for folder in cached)):
+        raise TaskError(
+            f"{name}: cannot be opened: there is no such folder here, and {found.problem} "
+            "(hub:owner/name:config:split)"
+        )
 
 
 def _saved(name: str) -> Hub:
