@@ -111,6 +111,12 @@ def test_a_run_that_fails_is_named_with_what_it_said(tmp_path, monkeypatch):
         study.quickstart(tmp_path, steps=1)
 
 
+def test_a_file_where_the_runs_should_go_is_one_sentence(tmp_path):
+    (tmp_path / "taken").write_text("")
+    with pytest.raises(RunError, match=r"taken: no runs can be put there: File exists"):
+        study.quickstart(tmp_path / "taken", steps=1)
+
+
 def test_what_is_finished_is_not_started_again(tmp_path, monkeypatch):
     config = study.settings("token", 0, 2, tmp_path)
     folder = RunFolder(config.train.out)

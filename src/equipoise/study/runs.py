@@ -106,9 +106,12 @@ def finished(config: Config) -> bool:
 def _start(config: Config) -> subprocess.Popen[bytes]:
     folder = RunFolder(config.train.out)
     begun = folder.config.exists()
-    folder.path.parent.mkdir(parents=True, exist_ok=True)
     file = _beside(folder.path, ".toml")
-    file.write_text(dump(config), encoding="utf-8")
+    try:
+        folder.path.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(dump(config), encoding="utf-8")
+    except OSError as error:
+        raise RunError(f"{file.parent}: no runs can be put there: {error.strerror}") from error
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     with open(_beside(folder.path, ".log"), "wb") as log:
         command = [sys.executable, "-m", "equipoise", "train", str(file)]
