@@ -121,6 +121,9 @@ def test_both_balances_hold_and_no_sign_turns(aggregation, difficulty, seed):
     credit = eq.Objective.preset("dapo", cancellation="both", **knobs).assign(rewards, ids, lengths)
     c, before = credit.coefficient, plain.coefficient
     assert (c * before >= 0).all()
+    left_none = (plain.weight > 0) & (credit.weight == 0)
+    share = left_none.sum() / (plain.weight > 0).sum()
+    assert float(credit.metrics["cancellation/clamped"]) == pytest.approx(float(share))
     changed = credit.groups.max(((c - before).abs() > 0).double()) > 0
     push, mass = credit.groups.sum(c).abs(), credit.groups.sum(c.abs())
     pull, gradient = credit.groups.sum(c * lengths).abs(), credit.groups.sum(c.abs() * lengths)

@@ -86,6 +86,14 @@ def test_recentre_turns_no_sign_and_counts_where_it_would_have():
     assert beside.weight[4:].tolist() == [0.0, 0.0]
 
 
+def test_orthogonal_clamps_at_zero_and_says_how_many():
+    """w = ¼, 1/240, 1/16, 1/16 and A = ±½: w − (ΣAw/ΣA²)A is below 0 for the second alone."""
+    o = eq.Objective("dr_grpo", aggregation="sequence", cancellation="orthogonal")
+    credit = o.assign([1.0, 1.0, 0.0, 0.0], [0] * 4, [1, 60, 4, 4])
+    assert (credit.weight == 0).tolist() == [False, True, False, False]
+    assert float(credit.metrics["cancellation/clamped"]) == pytest.approx(0.25)
+
+
 def test_recentring_hadw_turns_no_sign_and_counts_where_it_would_have():
     """A = .74, .04, −.26 × 3 and C = 1: Φ = e^±.74 leaves a mean of .25, above the second's ΦA of .08."""
     hadw = {"name": "hadw", "anchor": "fixed", "threshold": 1.0, "lam": 1.0}
