@@ -28,6 +28,14 @@ def test_every_link_of_the_readme_leads_somewhere():
         assert (ROOT / target).exists(), target
 
 
+def test_the_audit_compares_the_run_with_what_it_was_not_trained_with():
+    """`audit` refuses an objective that is the run's own: the page changes it where it trains."""
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    (trained,) = re.findall(r"equipoise train examples/abacus\.toml .*--objective\.aggregation (\w+)", text)
+    (against,) = re.findall(r"equipoise audit runs/abacus --against (\S+)", text)
+    assert trained not in against.split(",")
+
+
 def test_theory_and_rewards_are_there_by_name():
     import equipoise as eq
 
