@@ -23,10 +23,16 @@ PARAMS = {
 
 
 def crossed(kinds):
-    """Each kind with two sets of parameters, and each set with one kind; all the other pairs are slow."""
-    default = {(kind, name) for kind in kinds for name in PARAMS if name in ("plain", "truncated") or kind == "qwen3"}
-    pairs = itertools.product(kinds, PARAMS)
-    return [pytest.param(*pair, marks=() if pair in default else pytest.mark.slow) for pair in pairs]
+    """Each kind once, and each set of parameters with one kind; truncation of every kind is long, all
+    the other pairs are slow.
+    """
+
+    def mark(kind, name):
+        if name == "plain" or kind == "qwen3":
+            return ()
+        return pytest.mark.long if name == "truncated" else pytest.mark.slow
+
+    return [pytest.param(*pair, marks=mark(*pair)) for pair in itertools.product(kinds, PARAMS)]
 
 
 def rounding(params):

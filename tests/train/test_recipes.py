@@ -75,13 +75,14 @@ def test_every_recipe_is_checked():
     assert names == wanted
 
 
-def recipe_names():
-    """Those on Polaris are those on DAPO's data but for the data, and long."""
-    for name in sorted(path.stem for path in RECIPES.glob("*.toml")):
-        yield pytest.param(name, marks=pytest.mark.long if "polaris" in name else ())
+# Those on Polaris are those on DAPO's data but for the data.
+NAMES = [
+    pytest.param(path.stem, marks=pytest.mark.long if "polaris" in path.stem else ())
+    for path in sorted(RECIPES.glob("*.toml"))
+]
 
 
-@pytest.mark.parametrize("name", recipe_names())
+@pytest.mark.parametrize("name", NAMES)
 def test_two_steps_on_the_embedded_model(name, tmp_path):
     """The recipe as it stands, with the model and the sizes replaced: several optimizer steps of each batch."""
     overrides = [part for key, value in SMALL.items() for part in (f"--{key}", str(value))]

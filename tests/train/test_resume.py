@@ -242,7 +242,7 @@ def test_the_seed_decides_where_adapters_begin(model, tmp_path):
     assert ends[0]["weights"] != ends[2]["weights"]
 
 
-@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize("checkpointing", [pytest.param(False, marks=pytest.mark.long), True])
 def test_adapters_resume_bit_for_bit(model, tmp_path, checkpointing):
     """With dropout: its masks are those of the undisturbed run."""
     pytest.importorskip("peft")

@@ -77,7 +77,7 @@ def reference(request):
     return start, batches, policy, plain_loop(policy, batches)
 
 
-@pytest.mark.parametrize("micro_tokens", [1, 40, 10_000])
+@pytest.mark.parametrize("micro_tokens", [40, pytest.param(1, marks=pytest.mark.long), 10_000])
 def test_it_is_a_plain_autograd_loop_for_any_packing(reference, micro_tokens):
     start, batches, expected, losses = reference
     policy = copy.deepcopy(start)

@@ -100,7 +100,7 @@ class Masked(Plain):
         self.advantage = whole
 
 
-@pytest.mark.parametrize("micro", [0, 1, 3])
+@pytest.mark.parametrize("micro", [0, pytest.param(1, marks=pytest.mark.long), 3])
 def test_the_off_policy_mask_is_that_of_a_plain_loop(trainer, model, micro):
     bound = 0.02
     t = trainer(
