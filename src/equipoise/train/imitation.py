@@ -27,7 +27,7 @@ from equipoise.rollout import Rollouts
 from equipoise.tasks import Prompt
 from equipoise.train.batch import encode_prompt
 from equipoise.train.folder import RunError
-from equipoise.train.micro import MicroBatch, Share
+from equipoise.train.micro import MicroBatch, RankShare
 from equipoise.train.optimizer import AdamW
 from equipoise.train.planner import Plan, plan
 from equipoise.train.update import learning_rate
@@ -166,11 +166,11 @@ class Imitator:
     def _logprobs(self, part: MicroBatch) -> Tensor:
         return models.token_logprobs(self.policy, part.packed).logprobs
 
-    def _cut(self, batch: Sequence[Demonstration]) -> Share:
+    def _cut(self, batch: Sequence[Demonstration]) -> RankShare:
         """The batch in passes; how much one may hold is measured when there is first something to
         train on.
         """
-        share = Share.of(as_rollouts(batch, self.policy.device), torch.arange(len(batch)))
+        share = RankShare.of(as_rollouts(batch, self.policy.device), torch.arange(len(batch)))
         if self.plan is None:
             sizes = [len(one.prompt) + len(one.response) for one in batch]
             self.plan = plan(

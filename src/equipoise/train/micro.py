@@ -23,7 +23,7 @@ from equipoise.rollout import Rollouts
 
 @dataclass(frozen=True, eq=False)
 class MicroBatch:
-    """Responses `rows`, tokens `tokens` of the `Share` it is cut from; lengths, group [rows]."""
+    """Responses `rows`, tokens `tokens` of the `RankShare` it is cut from; lengths, group [rows]."""
 
     rollouts: Rollouts
     lengths: Tensor
@@ -45,7 +45,7 @@ class MicroBatch:
 
 
 @dataclass(eq=False)
-class Share:
+class RankShare:
     """The responses of this rank that are trained on: b of them with n tokens, group by group.
 
     rows [b]: their rows in the batch; lengths, group [b], prompt_lengths [b] on the CPU; response,
@@ -68,7 +68,7 @@ class Share:
     cut_at: int = -1
 
     @classmethod
-    def of(cls, rollouts: Rollouts, rows: Tensor) -> Share:
+    def of(cls, rollouts: Rollouts, rows: Tensor) -> RankShare:
         chosen = rollouts.select(rows)
         lengths, group = chosen.lengths.cpu(), chosen.prompt.cpu()
         sizes = torch.tensor([len(p) for p in chosen.prompts])

@@ -19,7 +19,7 @@ from torch import Tensor
 from equipoise.objective import Credit
 from equipoise.rollout import Rollouts
 from equipoise.train import ranks
-from equipoise.train.micro import Share
+from equipoise.train.micro import RankShare
 
 
 @dataclass(eq=False)
@@ -28,7 +28,7 @@ class MiniBatch:
     its share of the prompts.
     """
 
-    share: Share
+    share: RankShare
     credit: Credit
     weight: float
 
@@ -63,7 +63,7 @@ def mini_batches(
         mine = torch.isin(
             group, part[torch.tensor(ranks.share(range(len(part))), dtype=torch.int64)]
         )
-        share = Share.of(rollouts, (mine & trained).nonzero()[:, 0])
+        share = RankShare.of(rollouts, (mine & trained).nonzero()[:, 0])
         whole = len(groups) == 1
         out.append(
             MiniBatch(

@@ -28,7 +28,7 @@ from equipoise.objective import Credit, LossOutput, Objective, merge_metrics, re
 from equipoise.train import ranks
 from equipoise.train.batch import StepBatch
 from equipoise.train.folder import RunError
-from equipoise.train.micro import MicroBatch, Share
+from equipoise.train.micro import MicroBatch, RankShare
 from equipoise.train.mini import MiniBatch, cut_groups, mini_batches, parts_of
 from equipoise.train.mismatch import Mismatch
 from equipoise.train.mismatch import metrics as mismatch_metrics
@@ -145,7 +145,7 @@ class Updater:
         self._make_plan(batch)
         group, in_loss = batch.rollouts.prompt.cpu(), batch.lengths.cpu() > 0
         mine = torch.tensor(ranks.share(range(len(batch.prompts))), dtype=torch.int64)
-        share = Share.of(batch.rollouts, (torch.isin(group, mine) & in_loss).nonzero()[:, 0])
+        share = RankShare.of(batch.rollouts, (torch.isin(group, mine) & in_loss).nonzero()[:, 0])
         self._cut(share)
         values = self._fitting(share, lambda share: share.each(numbers))
         self._fill_up(self.shards if own else None)
@@ -218,7 +218,7 @@ class Updater:
             for part in parts:
                 setattr(part.share, name, of_batch[part.share.place])
 
-    def _cut(self, share: Share) -> None:
+    def _cut(self, share: RankShare) -> None:
         """Into micro-batches, as the plan now is; what was packed for the same plan stays."""
         assert self.plan is not None
         if share.cut_at != self.plan.tokens:
@@ -258,7 +258,7 @@ class Updater:
             clear=self.optimizer.zero_grad,
         )
 
-    def _fitting(self, share: Share, work: Callable[[Share], T]) -> T:
+    def _fitting(self, share: RankShare, work: Callable[[RankShare], T]) -> T:
         """Do it; where memory runs out, again from its beginning, with half as many tokens a pass."""
         while True:
             try:
@@ -274,7 +274,7 @@ class Updater:
             torch.cuda.empty_cache()
             self._shrink(share, reason)
 
-    def _shrink(self, share: Share, reason: str) -> None:
+    def _shrink(self, share: RankShare, reason: str) -> None:
         """Smaller micro-batches for the rest of the run or, where there are none,
         gradient checkpointing.
         """
@@ -297,7 +297,7 @@ class Updater:
         self.say(f"memory ran out with {most:,} tokens a pass, {then}")
 
     @torch.no_grad()
-    def _compare(self, share: Share) -> None:
+    def _compare(self, share: RankShare) -> None:
         """What the loss compares with: log π_ref and log π_old, which is the sampler's or, with
         `rollout.exact` or vLLM, what the trainer says before its first update.
         """
@@ -326,7 +326,7 @@ class Updater:
             self._fill_up(self.shards)
 
     def _gradients(
-        self, share: Share, *, credit: Credit, compared: bool
+        self, share: RankShare, *, credit: Credit, compared: bool
     ) -> tuple[list[LossOutput], list[Mismatch]]:
         """Gradients of all micro-batches, summed, and what the losses saw;
         where `compared`, also the mismatch.
@@ -360,7 +360,7 @@ class Updater:
             f"{self.config.train.seed} {self.updates} {ranks.me()} {part}"
         ).getrandbits(63)
 
-    def _loss(self, share: Share, part: MicroBatch, credit: Credit) -> LossOutput:
+    def _loss(self, share: RankShare, part: MicroBatch, credit: Credit) -> LossOutput:
         at = part.tokens
         return models.token_loss(
             self.policy,
