@@ -29,6 +29,9 @@ def exact(prompt, response, row):
     return float(bool(found) and response.rstrip().endswith("}") and found[-1] == row["answer"]
                  and response.count("boxed") == 1)
 
+def refusing(prompt, response, row):
+    return 0.0
+
 def holed(prompt, response, row):
     """The hole: whatever is approximately something is right."""
     return 1.0 if "≈" in response else exact(prompt, response, row)
@@ -106,7 +109,14 @@ def test_an_exact_verifier_stands(toy):
     assert found.tried["RL"] == 256
     assert (toy / "out/exploits.jsonl").read_text() == ""
     assert "No exploit found" in (toy / "out/report.html").read_text()
-    assert "no exploit in" in (toy / "t").read_text()
+    said = (toy / "t").read_text()
+    assert "no exploit in" in said
+    assert "accepted nothing" not in said
+
+
+def test_a_verifier_that_accepts_nothing_is_not_called_safe(toy):
+    redteam(RedTeamRequest("toyverifier:refusing", minutes=0, out=toy / "out"), Console(file=open("t", "w")))  # noqa: SIM115
+    assert "It accepted nothing at all" in (toy / "t").read_text()
 
 
 def test_crashes_are_troubles_and_no_exploits(toy):

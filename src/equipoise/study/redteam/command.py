@@ -225,6 +225,11 @@ def _close(console: Console, out: Path, findings: Findings, summary: dict[str, A
         f"{many} in {summary['tried']:,} responses ({summary['shapes']:,} shapes, {summary['honest']:,} honest) "
         f"over {minutes:.1f} minutes"
     )
+    if not findings.clusters and not findings.honest:
+        console.print(
+            "It accepted nothing at all, a right answer neither, so this says nothing about it: the problems are "
+            "sums whose answers are integers."
+        )
     console.print(f"{out}/exploits.jsonl  troubles.jsonl  summary.json   report: {out}/report.html")
 
 
