@@ -73,6 +73,20 @@ def test_other_arithmetic_is_left_to_transformers(setting):
     assert not decoder.is_llama_like(core)
 
 
+@pytest.mark.parametrize("rounds", [torch.bfloat16, torch.float32])
+def test_rounding_of_bfloat16_is_no_other_arithmetic(rounds, monkeypatch):
+    """States that are off in bfloat16 alone are those of the same layers; what is off in float32 too is not."""
+    core = tiny_models.policy("grouped", dtype=torch.bfloat16).core
+    exact = decoder.hidden_states
+
+    def off(core, *arguments, **options):
+        x = exact(core, *arguments, **options)
+        return x + x.abs().max() * torch.randn_like(x) * (x.dtype in {torch.bfloat16, rounds})
+
+    monkeypatch.setattr(decoder, "hidden_states", off)
+    assert decoder.is_llama_like(core) == (rounds == torch.bfloat16)
+
+
 def test_layers_that_do_not_rotate_forget_the_order_of_what_they_see():
     """Under RoPE a layer's attention changes with the order of the tokens before it; without, it does not."""
     core = tiny_models.policy("smollm3").core
