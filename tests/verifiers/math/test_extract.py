@@ -18,6 +18,7 @@ from equipoise.verifiers.math.extract import (
     _choice,
     _marks,
     answer,
+    places_of,
 )
 
 CASES = [
@@ -180,3 +181,22 @@ def test_the_last_hashes_count_whatever_is_written_there(line):
     """An earlier, plainer answer is not read in the place of a calculation; a heading states none."""
     assert answer(f"#### 45\n#### {line}", ("####",)).text == line
     assert answer(f"#### {line}\n#### Verification\n#### 3. Check it", ("####",)).text == line
+
+
+@pytest.mark.parametrize(
+    ("prompt", "asks"),
+    [
+        ("How many eggs fit in a box?\nEnd with ####.", ("####",)),
+        ("She buys boxed chocolates. Give <answer>number</answer>.", ("tag",)),
+        ("What is 2 + 2? Put the final answer in a box.", ("boxed",)),
+        ("What is 2 + 2? Give a boxed answer.", ("boxed",)),
+        ("What is 2 + 2? Box your answer.", ("boxed",)),
+    ],
+)
+def test_a_box_in_the_story_asks_for_none(prompt, asks):
+    assert places_of("auto", prompt) == asks
+
+
+def test_a_function_behind_hashes_is_no_heading():
+    assert answer("#### 82\n#### max(82, 50)", ("####",)).text == "max(82, 50)"
+    assert answer("#### 82\n#### Check (again)", ("####",)).text == "82"

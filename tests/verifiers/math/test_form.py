@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from equipoise.verifiers.math import equal
 
 VALUES = [
+    (r"-\frac{24}{25}", r"\text{-.96}"),
     ("155", "155.0"), ("155", r"1.55\times 10^2"), ("155", "1.55e2"), ("1/2", "2/4"), ("1/2", r"\frac{2}{4}"),
     ("-1/2", r"\frac{1}{-2}"), ("7.75", r"7\frac{3}{4}"), ("3/2", "1 1/2"), ("1/3", r"0.\overline{3}"),
     ("0.00012", r"1.2\cdot 10^{-4}"), (r"28\%", "0.28"), (r"3\sqrt{13}", r"\sqrt{117}"), (r"1+\sqrt2", r"\sqrt{2}+1"),

@@ -42,7 +42,12 @@ PLACES = ("boxed", "tag", "####", "words", "text")
 MARKED = PLACES[:-1]  # explicit marks
 TAG = re.compile(r"<(/?)answer>", re.IGNORECASE)
 ASKS = {  # what a prompt says where it asks for an answer in a place
-    "boxed": re.compile(r"\\f?boxed|\\fbox|\bboxed\b|\bin(?:side)? a box\b", re.IGNORECASE),
+    # a story may put eggs in a box
+    "boxed": re.compile(
+        r"\\f?boxed|\\fbox|\banswer\b[^.?!\n]{0,80}\b(?:boxed|in(?:side)? a box)\b"
+        r"|\bbox(?:ed)?\b[^.?!\n]{0,40}\banswer\b",
+        re.IGNORECASE,
+    ),
     "tag": re.compile(r"</?answer>", re.IGNORECASE),
     "####": re.compile("####"),
 }
@@ -53,9 +58,9 @@ MARK = re.compile(b"####"), re.compile(b"answer")
 VALUE = re.compile(
     r"[-+−(\[$]*\s*(?:\d[\d,./]*(?<!\.)|\.\d+|\\[a-zA-Z$]+\S*)[)\]$%\\]*(?:\s*[a-zA-Z]+)?\.?$"
 )
-# A heading begins with a word, "3. Check" too;
-# what is calculated there is the answer that is stated, right or wrong.
-NO_HEADING = re.compile(r"(?!(?:\d+[.)]\s+)?[*_]*[a-zA-Z]{2,})")
+# A heading begins with a word, "3. Check" too; what is calculated there, max(3, 4) too,
+# is the answer that is stated, right or wrong.
+NO_HEADING = re.compile(r"(?!(?:\d+[.)]\s+)?[*_]*[a-zA-Z]{2,}(?![a-zA-Z]*\())")
 AFTER_MARK = re.compile(r"[\s*_]*(?:[:：=]|(?:is|are)\b:?|(?=\$|\\\(|\\\[))[\s*_]*", re.IGNORECASE)
 SPECIAL_TOKEN = re.compile(r"<\|[^|<>\n]{0,40}\|>.*", re.DOTALL)
 SENTENCE_END = re.compile(r"[.!?](?=\s)|\n\s*\n")

@@ -109,7 +109,7 @@ def respell(text: str) -> str:
     text = re.sub(r"\\text\s*(?=\{)", r"\\text", text)
     text = re.sub(r"<=", r"\\le ", re.sub(r">=", r"\\ge ", re.sub(r"!=|\\not\s*=", r"\\ne ", text)))
     text = _listed(text) if "and" in text or "or" in text else text
-    text = re.sub(r"\\text\{\s*(-?\d[\d.,]*)\s*\}", r" \1 ", text)
+    text = re.sub(r"\\text\{\s*(-?\.?\d[\d.,]*)\s*\}", r" \1 ", text)
     text = re.sub(r"\^\s*\{\s*\\circ\s*\}", r"^\\circ ", text)
     text = INVERSE.sub(r"\\arc\1 ", text)
     text = re.sub(r"(?<![a-zA-Z\\])(?:infinity|infty|inf)(?![a-zA-Z])", r"\\infty ", text)
