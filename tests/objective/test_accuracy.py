@@ -149,7 +149,7 @@ def test_the_anchor_sees_rewards_of_another_range_as_rates():
 
 @pytest.mark.parametrize("eta", [0.0, -1.0, math.inf, math.nan])
 def test_the_anchors_gain_must_be_positive(eta):
-    assert eq.Objective(difficulty={"name": "hadw", "eta": 0.5}).difficulty.eta == 0.5
+    assert eq.Objective(difficulty={"name": "hadw", "eta": 0.5, "memory": 1}).difficulty.eta == 0.5
     with pytest.raises(ValueError, match="eta > 0"):
         eq.Objective(difficulty={"name": "hadw", "eta": eta})
 

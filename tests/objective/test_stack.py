@@ -163,6 +163,15 @@ def test_no_published_objective_needs_a_note(preset):
     assert eq.Objective.preset(preset).notes == ()
 
 
+@pytest.mark.parametrize(("difficulty", "noted"), [
+    ("debias", True), ("hadw", True), ("hadw_history", True), ("none", False),
+    ({"name": "hadw", "recentre": True}, False),
+])  # fmt: skip
+def test_a_note_says_where_difficulty_undoes_balance(difficulty, noted):
+    notes = eq.Objective(aggregation="balanced", difficulty=difficulty).notes
+    assert any("no longer makes them pull equally" in note for note in notes) == noted
+
+
 def test_lengths_within_groups_by_hand():
     """A long and a short prompt, both without a gap of their own: the batch's gap is the prompts', not the signs'."""
     rewards, group = [1.0, 1.0, 0.0, 1.0, 0.0, 0.0], [0, 0, 0, 1, 1, 1]
