@@ -151,6 +151,25 @@ def test_odd_batches_have_finite_coefficients_and_gradients(aggregation):
         assert all(v.isfinite() for v in out.metrics.values())
 
 
+@pytest.mark.parametrize(("steps", "differ"), [(3, False), (5, True)])
+def test_rewards_a_few_roundings_apart(steps, differ):
+    """Half the difference is 1.5 or 2.5 roundings of float32: up to two, a sign would be made of noise."""
+    eps = torch.finfo(torch.float32).eps
+    credit = eq.Objective("dr_grpo").assign(torch.tensor([1.0, 1.0 + steps * eps]), [0, 0], [1, 1])
+    assert bool((credit.advantage != 0).all()) == differ
+
+
+@pytest.mark.parametrize(("missing", "said"), [
+    ("old_logprobs", "the ratio needs"), ("response", "the coefficient needs"),
+])  # fmt: skip
+def test_what_loss_needs_is_named_where_it_is_missing(missing, said):
+    objective = eq.Objective()
+    credit = objective.assign([1.0, 0.0], [0, 0], [1, 1])
+    given = {"old_logprobs": torch.zeros(2), "response": torch.tensor([0, 1])} | {missing: None}
+    with pytest.raises(ValueError, match=said):
+        objective.loss(torch.zeros(2), credit=credit, **given)
+
+
 def test_a_batch_without_any_token():
     objective = eq.Objective.preset("dapo", aggregation="balanced")
     credit = objective.assign([1.0, 0.0], [0, 0], [0, 0])

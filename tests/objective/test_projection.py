@@ -86,6 +86,14 @@ def test_exactly_the_responses_it_names_can_have_a_coefficient(seed, G):
         assert bool(able[i]) == (-largest > 1e-9)
 
 
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+def test_one_length_between_the_two_of_the_other_sign_lets_all_of_them_pull(sign):
+    """c = ½, ½, −1 at T = 10, 30, 20, whichever sign the one in the middle has."""
+    s = [sign, sign, -sign]
+    assert can_pull(*tensors([10.0, 30.0, 20.0], s), one_group(3)).all()
+    assert not can_pull(*tensors([10.0, 15.0, 20.0], s), one_group(3)).any()
+
+
 def test_a_right_answer_longer_than_every_wrong_one_makes_it_impossible():
     """The counter-example: c1 = c2 + c3 and 30·c1 = 10·c2 + 20·c3 leave 20·c2 + 10·c3 = 0, so all are 0."""
     objective = eq.Objective.preset("dapo", aggregation="balanced", cancellation="both")
