@@ -100,6 +100,11 @@ def test_a_right_answer_longer_than_every_wrong_one_makes_it_impossible():
     credit = objective.assign([1.0, 0.0, 0.0], [0, 0, 0], [30, 10, 20])
     alone = eq.Objective.preset("dapo", aggregation="balanced").assign([1.0, 0.0, 0.0], [0, 0, 0], [30, 10, 20])
     assert credit.metrics["cancellation/infeasible"] == 1
+    beside = objective.assign(
+        [1.0, 0.0, 0.0, 1.0, 1.0, 1.0, 0.0], [0] * 3 + [1] * 2 + [2] * 2, [30, 10, 20, 5, 5, 7, 7]
+    )
+    assert credit.metrics["cancellation/clamped"] == 0
+    assert beside.metrics["cancellation/infeasible"] == 0.5  # of the groups with both signs
     assert torch.equal(credit.coefficient, alone.coefficient)
 
 
