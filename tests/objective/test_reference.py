@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import equipoise as eq
+from equipoise.objective.advantage import over_batch
 
 from . import reference
 from .cases import AGGREGATIONS, draw, relative
@@ -208,3 +209,10 @@ def test_mismatch_reaches_the_cancelled_weights():
         objective.loss(logp, case.old, credit, case.response, rollout_logprobs=rollout).loss.backward()
         gradients.append(logp.grad)
     torch.testing.assert_close(gradients[1], gradients[0] * torch.exp(torch.tensor(-0.3, dtype=torch.float64)))
+
+
+def test_gdpos_last_step_centres_and_scales_whatever_it_is_given():
+    """Also advantages that do not sum to 0: mean 2, sample variance 7."""
+    assert over_batch(torch.tensor([0.0, 1.0, 5.0]), eps=0.0).tolist() == pytest.approx(
+        [(x - 2) / 7**0.5 for x in (0, 1, 5)]
+    )

@@ -335,3 +335,10 @@ def test_the_kept_mass():
         eq.log_kept(logits, torch.zeros(1, 4, dtype=torch.bool))
     with pytest.raises(ValueError, match="bool"):
         eq.log_kept(logits, torch.ones(1, 4))
+
+
+def test_a_response_is_pulled_by_an_advantage_of_its_own_or_of_a_token():
+    batch = ([1.0, 0.0, 1.0, 1.0], [0, 0, 1, 1], [1, 2, 2, 1])
+    assert eq.Objective().assign(*batch).pulled.tolist() == [True, True, False, False]
+    token = torch.tensor([0.0, 0.0, 0.0, 0.0, 0.5, 0.0])
+    assert eq.Objective().assign(*batch, token_advantage=token).pulled.tolist() == [True, True, True, False]
