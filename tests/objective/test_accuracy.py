@@ -159,3 +159,8 @@ def test_token_ids_may_come_as_a_list():
         [1.0, 0.0], [0, 0], [2, 2], tokens=[1, 2, 1, 3]
     )
     assert len(credit.weight) == 4
+
+
+def test_rewards_on_their_range_are_rates():
+    difficulty = eq.Objective(difficulty={"name": "hadw", "reward_range": [-1.0, 3.0]}).difficulty
+    assert difficulty.rate(torch.tensor([-1.0, 0.0, 3.0])).tolist() == [0.0, 0.25, 1.0]
