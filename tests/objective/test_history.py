@@ -43,3 +43,11 @@ def test_a_prompt_known_to_be_hard_is_credited_more_whatever_this_group_did():
 def test_a_rate_outside_its_range_is_refused():
     with pytest.raises(ValueError, match=r"history.*\[0, 1\]"):
         advantages("hadw_history", [1.0, 0.0], [1.5, 1.5])
+
+
+def test_an_anchor_that_never_moved_learns_the_mean_of_what_it_saw():
+    """σ = 0 of equal anchors would freeze C for ever, and any other value would let one batch set it."""
+    o = eq.Objective(advantage="dr_grpo", difficulty={"name": "hadw", "memory": 4})
+    for rate in (0.3, 0.3, 0.3, 0.3, 0.7):
+        o.assign([1.0, 0.0], [0, 0], [3, 3], batch_accuracy=rate)
+    assert o.state_dict()["difficulty"]["anchors"][-1] == pytest.approx((3 * 0.3 + 0.7) / 4)

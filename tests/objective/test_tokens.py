@@ -342,3 +342,22 @@ def test_a_response_is_pulled_by_an_advantage_of_its_own_or_of_a_token():
     assert eq.Objective().assign(*batch).pulled.tolist() == [True, True, False, False]
     token = torch.tensor([0.0, 0.0, 0.0, 0.0, 0.5, 0.0])
     assert eq.Objective().assign(*batch, token_advantage=token).pulled.tolist() == [True, True, True, False]
+
+
+def test_no_tokens_have_an_empty_mask():
+    assert eq.entropy_mask(torch.zeros(0)).shape == (0,)
+
+
+@pytest.mark.parametrize("kind", ["none", "weight", "advantage"])
+def test_a_token_s_coefficient_by_its_place(kind):
+    """Asked for out of order, and without positions where all tokens of a response have one coefficient."""
+    lengths = torch.tensor([2, 3])
+    given = {} if kind == "none" else {f"token_{kind}": torch.tensor([0.5, 1.0, 2.0, 0.0, 3.0], dtype=torch.float64)}
+    credit = eq.Objective.preset("dr_grpo").assign([1.0, 0.0], [0, 0], lengths, **given)
+    response, position = torch.tensor([1, 0, 1]), torch.tensor([2, 1, 0])
+    found = credit.at(response, None if kind == "none" else position, torch.float64)
+    for k, (i, t) in enumerate(zip(response.tolist(), position.tolist(), strict=True)):
+        at = 2 * i + t
+        weight = float(credit.weight[at]) if kind != "none" else float(credit.weight[i])
+        own = float(given["token_advantage"][at]) if kind == "advantage" else 0.0
+        assert float(found[k]) == pytest.approx(weight * (float(credit.advantage[i]) + own), abs=1e-15)
