@@ -66,7 +66,7 @@ def _unrecognized(flags: Sequence[str], unknown: Sequence[str]) -> str:
 
 def _without_section(word: str, flags: Sequence[str]) -> str:
     """An option of a configuration is `--section.key`:
-    who types the key alone is told where it belongs.
+    a key without its section is an error that names the section.
     """
     from equipoise.config import Config
     from equipoise.config.errors import options_of

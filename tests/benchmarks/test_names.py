@@ -2,6 +2,7 @@
 
 import ast
 import importlib
+import importlib.util
 from pathlib import Path
 
 import pytest
@@ -19,15 +20,21 @@ def imported(file):
             yield from ((alias.name, "") for alias in node.names if alias.name.split(".")[0] == "equipoise")
 
 
+def opened(name):
+    """The module; a skip where a package that it needs is not installed."""
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        absent = (error.__cause__ or error).name or name
+        if absent.startswith("equipoise"):
+            raise
+        pytest.skip(f"{absent} is not installed")
+
+
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
 def test_every_imported_name_exists(file):
-    for module, name in imported(file):
-        try:
-            if hasattr(importlib.import_module(module), name) or not name:
-                continue
-            importlib.import_module(f"{module}.{name}")  # a module of its own, or an error that names it
-        except ImportError as missing:  # of a package that is not installed, or of a name of ours
-            absent = missing if missing.__cause__ is None else missing.__cause__
-            if (getattr(absent, "name", None) or "equipoise").split(".")[0] == "equipoise":
-                raise
-            pytest.skip(f"{absent.name} is not installed")
+    for name, attribute in imported(file):
+        assert importlib.util.find_spec(name) is not None, f"there is no module {name}"
+        module = opened(name)
+        is_module = hasattr(module, "__path__") and importlib.util.find_spec(f"{name}.{attribute}") is not None
+        assert not attribute or hasattr(module, attribute) or is_module, f"{name} has no {attribute}"

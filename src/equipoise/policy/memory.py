@@ -20,10 +20,16 @@ def limit(device: torch.device, most: int | None) -> None:
         _LIMITS[device] = most
 
 
+def free(device: torch.device) -> int:
+    """Bytes of a card that nothing is allocated in: free, or in torch's reserve."""
+    unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return torch.cuda.mem_get_info(device)[0] + unused
+
+
 def room(device: torch.device) -> int:
-    """Bytes of a card that may be allocated beyond what is: free or in torch's reserve, and within
-    the limit. Below 0 where more is allocated already.
+    """Bytes that may be allocated beyond what is, within the limit.
+    Below 0 where more is allocated already.
     """
-    taken = torch.cuda.memory_allocated(device)
-    free = torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device) - taken
-    return min(free, _LIMITS[device] - taken) if device in _LIMITS else free
+    if device not in _LIMITS:
+        return free(device)
+    return min(free(device), _LIMITS[device] - torch.cuda.memory_allocated(device))

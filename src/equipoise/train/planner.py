@@ -24,7 +24,7 @@ from pathlib import Path
 import torch
 
 from equipoise import policy as models
-from equipoise.policy import Policy, parameter_count
+from equipoise.policy import Policy, memory, parameter_count
 from equipoise.train import ranks
 
 # Tokens times parameters from which on a pass's own costs (gradients added up, the host's work) are
@@ -119,9 +119,7 @@ def free_room(device: torch.device, cap: int | None, to_come: int) -> tuple[floa
     """
     if device.type == "cuda":
         taken = torch.cuda.memory_allocated(device)
-        free: float = (
-            torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device) - taken
-        )
+        free: float = memory.free(device)
     else:
         taken, free = _resident(), _available()
     left = math.inf if cap is None else cap - taken
