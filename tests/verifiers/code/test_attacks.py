@@ -1,5 +1,6 @@
 """Responses that try to be judged correct without being it, to break out, or to take the harness with them."""
 
+import gc
 import os
 import re
 import socket
@@ -60,10 +61,11 @@ def nothing_left(monkeypatch):
         return first
 
     monkeypatch.setattr(sandbox, "_first_process", first_process)
+    gc.collect()  # what earlier tests left open is closed now, not during this one
     descriptors, before = len(os.listdir("/proc/self/fd")), children()
     yield namespaces
     assert processes_in(namespaces) == []
-    assert len(os.listdir("/proc/self/fd")) == descriptors
+    assert len(os.listdir("/proc/self/fd")) <= descriptors
     assert children() == before
 
 

@@ -42,7 +42,7 @@ def test_cpu_time_of_processes_together_counts():
     with start(f"import os\nos.fork()\n{SPIN.format(20)}") as process:
         deadline = Deadline(1.0, (process.pid,))
         until(deadline)
-        cpu, _ = _used((process.pid,))
+        cpu, _, _ = _used((process.pid,))
         for child in _children(process.pid, str(process.pid)):
             os.kill(child, 9)
         process.kill()

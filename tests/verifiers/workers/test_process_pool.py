@@ -84,7 +84,9 @@ def test_results_come_in_the_order_of_the_jobs_at_any_concurrency():
 def test_a_job_that_misbehaves_is_a_verdict_and_the_next_one_is_fine(how, kind, words):
     with Pool(f"{JOBS}:misbehave", workers=1, quiet=True) as p:
         mark = f"left-behind-by-{os.getpid()}"
-        before, asked, after = (p.submit(x, mark, seconds=0.3) for x in ("fine", how, "fine"))
+        before, asked, after = (
+            p.submit(x, mark, seconds=seconds) for x, seconds in (("fine", 60), (how, 0.3), ("fine", 60))
+        )
         verdict = asked.result(timeout=300)
         assert (before.result(), after.result(timeout=300)) == (0.5, 0.5)
     assert verdict.kind == kind
@@ -96,12 +98,24 @@ def test_a_job_that_misbehaves_is_a_verdict_and_the_next_one_is_fine(how, kind, 
 
 
 def test_waiting_for_a_core_does_not_count():
-    """10 jobs of 0.1 s on the cores there are take longer than any one's deadline if all start at once."""
+    """10 jobs of 0.2 s on the cores there are take longer than any one's deadline if all start at once."""
     with Pool(f"{JOBS}:spin", workers=10 * process_pool.cores()) as p:
         start = time.monotonic()
-        outcomes = in_order([p.submit(0.1, seconds=0.5) for _ in range(10 * process_pool.cores())])
+        outcomes = in_order([p.submit(0.2, seconds=1) for _ in range(10 * process_pool.cores())])
         assert outcomes == [1.0] * len(outcomes)
-        assert time.monotonic() - start > 0.5
+        assert time.monotonic() - start > 1
+
+
+@pytest.mark.parametrize(("runnable", "used"), [(True, 0.1), (False, 2.0)])
+def test_a_wait_that_has_not_ended_does_not_count(monkeypatch, runnable, used):
+    """3 s after its start it has run 0.1 s and waited 1 s, by the system's count,
+    which has the wait of a runnable worker only when it ends.
+    """
+    monkeypatch.setattr(process_pool, "is_runnable", lambda pid: runnable)
+    monkeypatch.setattr(process_pool, "_ran_and_waited", lambda pid: (5.1, 8.0))
+    with socket.socket() as channel:
+        worker = process_pool._Worker(pid=0, channel=channel, started=100.0, ran=5.0, waited=7.0)
+        assert process_pool._used(worker, now=103.0) == pytest.approx(used)
 
 
 def test_a_total_budget_ends_what_has_not_begun_and_what_runs():

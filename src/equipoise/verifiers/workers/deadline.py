@@ -2,7 +2,8 @@
 waiting for a core is free.
 
 A deadline of 6 s passes when the processes have used 6 s of CPU together, or when 6 s have gone by
-that they did not spend waiting for a core. However busy the machine is, it passes after `PATIENCE`
+that they did not spend waiting for a core. (A wait is counted when it ends, so the second is asked
+only while none of them may be waiting.) However busy the machine is, it passes after `PATIENCE`
 times as long on the wall clock. Linux says how long a process waited (/proc/PID/schedstat); where
 it does not, time asleep is plain time.
 """
@@ -14,7 +15,7 @@ import time
 
 PATIENCE = 10
 _TICKS = os.sysconf("SC_CLK_TCK")
-_SHORTEST = 0.02  # seconds between two looks
+SHORTEST = 0.02  # seconds between two looks
 
 
 class Deadline:
@@ -27,7 +28,7 @@ class Deadline:
     ) -> None:
         self.seconds, self.roots, self.within = seconds, roots, within
         self.began = time.monotonic()
-        self.cpu, self.waited = _used(roots)
+        self.cpu, self.waited, _ = _used(roots)
 
     def left(self) -> float:
         """Seconds after which to look again; 0 or less when it has passed."""
@@ -35,10 +36,12 @@ class Deadline:
         wall = time.monotonic() - self.began
         if not self.roots or wall * _cores() < self.seconds:
             return min(outer, self.seconds - wall)
-        cpu, waited = _used(self.roots)
-        used = max(cpu - self.cpu, wall - (waited - self.waited))
+        cpu, waited, runnable = _used(self.roots)
+        used = cpu - self.cpu
+        if not runnable:
+            used = max(used, wall - (waited - self.waited))
         left = min(self.seconds - used, PATIENCE * self.seconds - wall)
-        return min(outer, left if left <= 0 else max(left / _cores(), _SHORTEST))
+        return min(outer, left if left <= 0 else max(left / _cores(), SHORTEST))
 
     def passed(self) -> bool:
         return self.left() <= 0
@@ -58,21 +61,33 @@ def _cores() -> int:
     return os.cpu_count() or 1
 
 
-def _used(roots: tuple[int, ...]) -> tuple[float, float]:
-    """(CPU seconds, seconds of waiting for a core) of the processes and what descends from them."""
-    cpu, waited = 0.0, 0.0
+def is_runnable(pid: int) -> bool:
+    """Whether the process is on a core or waiting for one."""
+    try:
+        return _stat(pid)[0] == "R"
+    except (OSError, IndexError):
+        return False
+
+
+def _used(roots: tuple[int, ...]) -> tuple[float, float, bool]:
+    """CPU seconds and seconds of waiting for a core, of the processes and what descends from them,
+    and whether any of them is runnable.
+    """
+    cpu, waited, runnable = 0.0, 0.0, False
     pids = list(roots)
     while pids:
         pid = pids.pop()
         try:
             # its own and that of children it has waited for
-            cpu += sum(map(int, _stat(pid)[11:15])) / _TICKS
+            stat = _stat(pid)
+            cpu += sum(map(int, stat[11:15])) / _TICKS
+            runnable |= stat[0] == "R"
             for thread in os.listdir(f"/proc/{pid}/task"):
                 waited += int(_read(f"/proc/{pid}/task/{thread}/schedstat").split()[1]) / 1e9
                 pids += _children(pid, thread)
         except (OSError, IndexError, ValueError):  # it ended meanwhile
             continue
-    return cpu, waited
+    return cpu, waited, runnable
 
 
 def _children(pid: int, thread: str) -> list[int]:

@@ -8,7 +8,7 @@ nonce) is replaced, and either costs its own job only. Nothing is unpickled.
 
 The deadline counts the time a worker could have run: waiting for a core that others hold is not its
 fault. So the verdicts are the same with two workers and with sixty-four. (Linux says how long a
-process waited; elsewhere it is plain time.) `Pool.submit` blocks while `DEPTH` jobs are unfinished,
+process ran and waited; elsewhere it is plain time.) `Pool.submit` blocks while `DEPTH` jobs are unfinished,
 so a fast producer cannot fill the memory.
 
 Not covered: a pool does not isolate what its workers do.
@@ -36,7 +36,7 @@ from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
 from equipoise.verifiers.verdict import Reply, Verdict, decode
-from equipoise.verifiers.workers.deadline import PATIENCE
+from equipoise.verifiers.workers.deadline import PATIENCE, SHORTEST, is_runnable
 from equipoise.verifiers.workers.worker import (
     FORK,
     HEAD,
@@ -80,7 +80,8 @@ class _Worker:
     jobs: int = 0
     job: _Job | None = None
     started: float = 0.0
-    waited: float = 0.0  # for a core, up to the start of the job
+    ran: float = 0.0  # on a core, up to the start of the job
+    waited: float = 0.0  # for a core, likewise
     check: float = 0.0  # when to look whether the deadline has passed
     unsent: memoryview = field(default_factory=lambda: memoryview(b""))
     reply: bytearray = field(default_factory=bytearray)
@@ -228,7 +229,8 @@ class Pool(Generic[Given]):
             worker = self._ready() or self._fork()
             job = self._jobs.popleft()
             worker.job, worker.jobs = job, worker.jobs + 1
-            worker.started, worker.waited = time.monotonic(), _waited(worker.pid)
+            worker.started = time.monotonic()
+            worker.ran, worker.waited = _ran_and_waited(worker.pid)
             worker.check = worker.started + job.seconds
             worker.unsent = memoryview(job.data)
             worker.reply.clear()
@@ -283,10 +285,10 @@ class Pool(Generic[Given]):
         for worker in [w for w in self._busy.values() if now >= w.check]:
             job = worker.job
             assert job is not None
-            ran = now - worker.started - (_waited(worker.pid) - worker.waited)
+            used = _used(worker, now)
             most = min(worker.started + PATIENCE * job.seconds, job.expires + job.seconds)
-            if ran < job.seconds and now < most:
-                worker.check = min(now + job.seconds - ran, most)
+            if used < job.seconds and now < most:
+                worker.check = min(now + max(job.seconds - used, SHORTEST), most)
                 continue
             self._dismiss(selector, worker)
             self._end(worker)
@@ -443,12 +445,25 @@ def _timed(outcome: Reply, seconds: float) -> Reply:
     return Verdict(outcome.kind, outcome.reason, seconds, outcome.value, outcome.answer)
 
 
-def _waited(pid: int) -> float:
-    """Seconds the process has been ready to run without a core to run on;
+def _used(worker: _Worker, now: float) -> float:
+    """Seconds of the deadline its job has used.
+
+    Linux adds a wait to its count when the wait ends. So of a worker that is runnable, and may be
+    waiting now, only the time on a core is certain.
+    """
+    ran, waited = _ran_and_waited(worker.pid)
+    if ran and is_runnable(worker.pid):
+        return ran - worker.ran
+    return now - worker.started - (waited - worker.waited)
+
+
+def _ran_and_waited(pid: int) -> tuple[float, float]:
+    """Seconds the process has been on a core, and ready to run without one;
     0 where the system does not say.
     """
     try:
         with open(f"/proc/{pid}/schedstat", "rb") as file:
-            return int(file.read().split()[1]) / 1e9
-    except (OSError, IndexError, ValueError):
-        return 0.0
+            ran, waited, _ = file.read().split()
+            return int(ran) / 1e9, int(waited) / 1e9
+    except (OSError, ValueError):
+        return 0.0, 0.0
