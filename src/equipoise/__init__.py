@@ -50,9 +50,7 @@ PACKAGES = ("objective", "theory", "verifiers", "tasks", "audit", "report")
 
 
 def __getattr__(name: str) -> Any:
-    """The public names on first use: a verifier's worker process must not wait two seconds for
-    torch.
-    """
+    """The public names on first use: a verifier's worker must not wait seconds for torch."""
     if name in __all__:
         package = "train" if name in TRAINING else "objective"
         return getattr(importlib.import_module(f"equipoise.{package}"), name)

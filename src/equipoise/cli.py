@@ -65,9 +65,7 @@ def _unrecognized(flags: Sequence[str], unknown: Sequence[str]) -> str:
 
 
 def _without_section(word: str, flags: Sequence[str]) -> str:
-    """An option of a configuration is `--section.key`:
-    a key without its section is an error that names the section.
-    """
+    """A key of a configuration without its section is an error that names the section."""
     from equipoise.config import Config
     from equipoise.config.errors import options_of
 
@@ -87,9 +85,7 @@ def _did_you_mean(word: str, known: Iterable[str]) -> str:
 
 
 def _without_overrides(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
-    """`--section.key value` apart from the rest:
-    argparse would take its value for the configuration file.
-    """
+    """`--section.key value` apart from the rest: argparse would take its value for the file."""
     others: list[str] = []
     overrides: list[str] = []
     left = list(arguments)
@@ -105,9 +101,7 @@ def _without_overrides(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def _user_errors() -> tuple[type[Exception], ...]:
-    """Errors whose message is a sentence for the user;
-    anything else is a bug and shows its traceback.
-    """
+    """Errors whose message is for the user; any other is a bug and shows its traceback."""
     loaded = sys.modules
     names = [
         ("equipoise.config", "ConfigError"),

@@ -13,9 +13,7 @@ BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
 
 
 def toml(value: Any) -> str:
-    """A text, number, truth value, date, list or table on one line:
-    what `tomllib` reads back as the same value.
-    """
+    """A text, number, truth value, date, list or table on one line, as `tomllib` reads it."""
     if isinstance(value, Mapping):
         return (
             "{ " + ", ".join(f"{_key(key)} = {toml(inner)}" for key, inner in value.items()) + " }"

@@ -49,9 +49,7 @@ HOSTS = {
 
 @dataclass(frozen=True)
 class Advice:
-    """One subject: `evidence` True (a finding), False (measured,
-    nothing to do) or None (the log cannot tell).
-    """
+    """`evidence`: True (a finding), False (nothing to do) or None (the log cannot tell)."""
 
     topic: str
     evidence: bool | None
@@ -73,9 +71,7 @@ def advise(audit: Audit) -> list[Advice]:
 
 
 def beyond(estimate: Estimate, floor: float) -> bool | None:
-    """True: all of the interval lies above the floor; False: all below; None:
-    neither, or no interval.
-    """
+    """Whether the interval lies above the floor or (False) below; None: neither, or none."""
     if estimate.value is None or estimate.low is None or estimate.high is None:
         return None
     return True if estimate.low > floor else False if estimate.high <= floor else None
@@ -233,9 +229,7 @@ def _shared(audit: Audit) -> Advice:
 
 
 def _prefix_price(audit: Audit) -> str:
-    """prefix gives shared tokens a weight of their own,
-    which unbalances the pulls where prefixes are long.
-    """
+    """prefix weighs shared tokens on their own, which unbalances pulls where prefixes are long."""
     other = next((n for n, c in audit.choices.items() if c["cancellation"] == "prefix"), None)
     ratio = None if other is None else audit.overall.objectives[other]["coupling"].value
     return (

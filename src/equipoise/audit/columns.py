@@ -72,9 +72,7 @@ def _floats(values: Any) -> Floats:
 def weighted_sum(
     terms: dict[str, float], piece: dict[str, Any], refuse: Refuse, some_missing: bool
 ) -> Floats:
-    """The weighted sum of the reward columns. In TRL's log one that has nothing to say of a
-    response is NaN.
-    """
+    """The weighted sum of the reward columns; in TRL's log NaN is a function without a say."""
     some_missing &= len(terms) > 1
     rewards = {name: numbers(name, piece[name], refuse, some_missing) for name in terms}
     weighted = np.stack([weight * rewards[name] for name, weight in terms.items()])

@@ -254,9 +254,7 @@ def _lost_of_seen(sums: Floats, epochs: int) -> Floats:
 
 
 def _discarded_of(sampled: int, groups: int) -> Estimate:
-    """The share, with Wilson's interval: which groups were dropped is not known,
-    so nothing can be resampled.
-    """
+    """The share, with Wilson's interval: the dropped groups are not known, so none is resampled."""
     if sampled < groups:
         raise AuditError(
             f"sampled = {sampled}, and the log has {groups} groups: it must be at least that"

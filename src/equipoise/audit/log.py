@@ -25,9 +25,7 @@ CHUNK = 1 << 22  # tokens hashed at a time: memory stays flat
 
 
 class AuditError(ValueError):
-    """A log that cannot be audited; the message is for the user and names file,
-    row and column where there is one.
-    """
+    """A log that cannot be audited; the message names file, row and column where there is one."""
 
 
 @dataclass(frozen=True)
@@ -109,9 +107,7 @@ def trained(log: Log) -> Log:
 
 
 def _renumbered(ids: Integers, content: NDArray[np.uint64]) -> tuple[Integers, NDArray[np.uint64]]:
-    """Ids 0, 1, … in the order of their members' content, and the key of each:
-    a sum, which no order changes.
-    """
+    """Ids 0, 1, … in the order of their members' content, and the key of each: a sum."""
     _, ids = np.unique(ids, return_inverse=True)
     key = np.zeros(int(ids.max()) + 1, np.uint64)
     np.add.at(key, ids, content)

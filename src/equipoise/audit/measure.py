@@ -247,9 +247,7 @@ def _check_rates(log: Log, objectives: Mapping[str, Objective]) -> None:
 def _kinds(
     log: Log, binary: tuple[float, float] | None
 ) -> tuple[difficulty.GroupKinds | None, Integers | None]:
-    """The kinds of groups, (R right of G), and the kind of each group;
-    nothing where rewards are not binary.
-    """
+    """The kinds of groups, (R right of G), and each group's kind; none unless rewards are 0/1."""
     if binary is None:
         return None, None
     _, right = binary

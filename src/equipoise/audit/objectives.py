@@ -63,9 +63,7 @@ def _twice(name: str, other: Named) -> str:
 
 
 def _name(objective: Named, base: Objective | None = None) -> str:
-    """A change to `base` keeps what it does not name:
-    "balanced" of a run with hadw is balanced+hadw.
-    """
+    """A change to `base` keeps what it does not name: "balanced" of hadw is balanced+hadw."""
     if not isinstance(objective, str):
         return label(objective)
     words = objective.split("+")
@@ -77,9 +75,7 @@ def _name(objective: Named, base: Objective | None = None) -> str:
 
 
 def _rules(base: Objective, with_tokens: bool) -> dict[str, Objective]:
-    """The audited stack under the other rules; constant weighs tokens as token does,
-    and prefix does not go with it.
-    """
+    """The audited stack under the other rules; constant is as token, and prefix excludes it."""
     own = base.aggregation.name
     changes = [
         {"aggregation": r}

@@ -209,9 +209,7 @@ def _trend_table(audit: Audit) -> Table:
 
 
 def spark(values: Sequence[float | None], most: int = 32) -> str:
-    """A line of bars from the lowest to the highest value;
-    more values than `most` are averaged in as many bins.
-    """
+    """A line of bars from the lowest to the highest value; averaged where there are too many."""
     bins = min(most, len(values))
     kept = [
         [

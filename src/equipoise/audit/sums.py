@@ -43,9 +43,7 @@ OBJECTIVE_SUMS = (
 
 @dataclass(frozen=True)
 class SharedNodes:
-    """The tokens of a batch that two responses of a group or more have in common,
-    each with all before it.
-    """
+    """The tokens that two or more responses of a group share, each with all before it."""
 
     node: Integers  # [n] node of each such token
     token: Integers  # [n] its place in the batch's flat tokens
@@ -196,9 +194,7 @@ def _weight_sums(step: StepRows, T: Floats, A: Floats, w: Floats, edges: Floats)
 
 
 def _weights(credit: Credit) -> tuple[Floats, Floats, Floats | None]:
-    """A [B], the weight of a response's tokens (their mean, where they differ) and, there,
-    each token's coefficient.
-    """
+    """A [B], the mean weight of a response's tokens and, where they differ, each coefficient."""
     A, w = credit.advantage.numpy(), credit.weight.numpy()
     if not credit.per_token:
         return A, w, None
@@ -250,9 +246,7 @@ def objective_values(S: Floats) -> dict[str, Floats]:
 
 
 def token_weights(S: Floats) -> dict[str, Floats]:
-    """[..., OBJECTIVE_SUMS] -> what a token in each tenth of lengths weighs, 1 being the mean token
-    of its step.
-    """
+    """[..., OBJECTIVE_SUMS] -> the weight of a token in each tenth of lengths, 1 being the mean."""
     out = {}
     for tenth in range(DECILES):
         weight = S[..., OBJECTIVE_SUMS.index(f"w{tenth}")]
@@ -274,9 +268,7 @@ def objective_support(sums: Floats) -> dict[str, int]:
 
 
 def log_sums(step: StepRows, log: Log, rules: dict[str, Credit]) -> Floats:
-    """[groups, LOG_SUMS]; `rules`: the credit of the objective under token (group),
-    sequence and balanced.
-    """
+    """[groups, LOG_SUMS]; `rules`: the credit under token (group), sequence and balanced."""
     rows = step.rows
     T = log.length[rows].astype(np.float64)
     r = log.reward[rows]

@@ -114,9 +114,7 @@ class Benchmark:
 
     @property
     def votes(self) -> bool:
-        """Whether responses have an answer that others can give too;
-        two programs are never the same answer.
-        """
+        """Whether responses have an answer others can give too; two programs never are the same."""
         return not any("tests" in prompt.meta for prompt in self.prompts)
 
     def grade(self, prompt: Prompt, response: str, rules: str = "strict") -> Future[Verdict]:
@@ -140,9 +138,7 @@ class Benchmark:
 def open_benchmark(
     name: str, data: str | Path | None = None, *, chat: bool = True, limit: int | None = None
 ) -> Benchmark:
-    """All problems of a benchmark, or its first `limit`. `data` is a folder or the file itself;
-    None is the hub.
-    """
+    """A benchmark's first `limit` problems. `data`: a folder or the file itself; None: the hub."""
     if name not in BENCHMARKS:
         raise TaskError(
             f'"{name}" is not a benchmark;{did_you_mean(name, BENCHMARKS)} ({", ".join(BENCHMARKS)})'
@@ -178,9 +174,7 @@ def unverifiable(benchmark: Benchmark) -> dict[str, str]:
 
 
 def within(verdict: Verdict, gold: str, tolerance: tuple[Fraction, Fraction]) -> Verdict:
-    """`verdict`, or correct where both are numbers and |answer − gold| ≤ relative·|gold| +
-    absolute.
-    """
+    """`verdict`, or correct for numbers with |answer − gold| ≤ relative·|gold| + absolute."""
     relative, absolute = tolerance
     if verdict.kind not in ("wrong", "unparsed") or verdict.answer is None:
         return verdict
@@ -192,9 +186,7 @@ def within(verdict: Verdict, gold: str, tolerance: tuple[Fraction, Fraction]) ->
 
 
 def number(text: str) -> Fraction | None:
-    """The rational number that a text is, whatever the unit behind it;
-    None where the words there are no unit.
-    """
+    """The rational number that a text is, whatever its unit; None behind words that are none."""
     unit = UNIT.search(text)
     if unit and not NO_UNIT & set(re.findall(r"[a-z]+", unit.group().lower())):
         text = text[: unit.start()]

@@ -61,9 +61,7 @@ def log_odds_drift(
 
 
 def answer_entropy(logprobs: Sequence[float]) -> float:
-    """The entropy of a prompt's fixed right answers among themselves, in nats:
-    0 where one has taken it all.
-    """
+    """The entropy of a prompt's fixed right answers, in nats: 0 where one has taken it all."""
     if not logprobs:
         raise ValueError("0 answers: an entropy needs at least one")
     top = max(logprobs)

@@ -45,9 +45,7 @@ class Score:
 
 
 def acc(outcomes: Sequence[Sequence[float]]) -> Score:
-    """acc@n: the share of right samples of a problem, averaged over problems;
-    n may differ between them.
-    """
+    """acc@n: the share of right samples of a problem, averaged over problems; n may differ."""
     samples = _checked(outcomes)
     return _mean_share([a.mean() for a in samples], samples)
 
@@ -208,9 +206,7 @@ def length_cv(lengths: Sequence[float]) -> float:
 
 
 def length_gap(lengths: Sequence[float], right: Sequence[float]) -> float:
-    """(T̄− − T̄+)/T̄: how much longer wrong responses are;
-    0 where there are only right or only wrong ones.
-    """
+    """(T̄− − T̄+)/T̄: how much longer wrong responses are; 0 unless there are both kinds."""
     T, r = _lengths(lengths), np.asarray(right) > RIGHT
     if T.shape != r.shape:
         raise ValueError(f"{len(T)} lengths and {len(r)} outcomes: give one of each per response")

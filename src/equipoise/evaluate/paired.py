@@ -54,9 +54,7 @@ def _quantile(freedom: int) -> float:
 def paired_differences(
     within: Mapping[tuple[str, str], Sequence[float] | np.ndarray],
 ) -> list[Difference]:
-    """`within`: (a, b) → b − a of every seed that both have, at least two; Holm's correction is
-    over all pairs.
-    """
+    """`within`: (a, b) → b − a of the seeds both have, two or more; Holm's over all pairs."""
     differences = {pair: np.asarray(d, dtype=float) for pair, d in within.items()}
     p = [paired_p(d) for d in differences.values()]
     return [
@@ -84,9 +82,7 @@ def paired_p(d: np.ndarray) -> float:
 
 
 def holm(p: Sequence[float]) -> list[float]:
-    """Holm's step-down: the smallest times m, the next times m − 1, …, never less than one before
-    it.
-    """
+    """Holm's step-down: the smallest times m, the next times m − 1, …, never decreasing."""
     order = sorted(range(len(p)), key=lambda i: p[i])
     out, highest = [0.0] * len(p), 0.0
     for rank, i in enumerate(order):
@@ -96,9 +92,7 @@ def holm(p: Sequence[float]) -> list[float]:
 
 
 def seeds_needed(deviation: float, difference: float = POINT) -> int | None:
-    """Seeds for a paired t-test at 5 % to see `difference` with 80 % power, given the deviation
-    within seeds.
-    """
+    """Seeds for a paired t-test at 5 % and 80 % power, given the deviation within seeds."""
     z = float(stats.norm.ppf(1 - LEVEL / 2) + stats.norm.ppf(POWER))
     # the normal law's answer, a few seeds too low
     n = max(2, math.floor((z * deviation / difference) ** 2))
@@ -118,9 +112,7 @@ def _power(n: int, deviation: float, difference: float) -> float:
 
 
 def in_words(pairs: Sequence[Difference], metric: str) -> str:
-    """What the differences allow to say: who beats whom by how much, and what it would take to see
-    one point.
-    """
+    """What the differences say: who beats whom by how much, and what would show one point."""
     sure = [d for d in pairs if d.holm < LEVEL]
     unsure = [d for d in pairs if d.holm >= LEVEL]
     lines = []

@@ -95,9 +95,7 @@ def evaluate_checkpoints(
     out: str | Path,
     say: Callable[[str], None] = print,
 ) -> Summary:
-    """Every checkpoint of a run into `out`/step-N,
-    and peak and last over them into `out`/result.json and result.md.
-    """
+    """Every checkpoint of a run into `out`/step-N; peak and last into `out`/result.json and .md."""
     results = {}
     for step, path in sorted(checkpoints.items()):
         say(f"step {step}")

@@ -104,9 +104,7 @@ class Graded:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """`metrics` as eval.jsonl has them; `sampled[i]` the n responses to prompt i;
-    `greedy[i]` its greedy one.
-    """
+    """`metrics` as in eval.jsonl; `sampled[i]`: the n responses to prompt i; `greedy[i]`: one."""
 
     metrics: dict[str, Any]
     prompts: Sequence[Prompt]
@@ -293,9 +291,7 @@ def judged_by(name: str) -> str:
 
 
 def line(result: dict[str, Any]) -> str:
-    """An evaluation in one line for the terminal;
-    the reward where it may be another number than the accuracy.
-    """
+    """An evaluation in one line; with the reward where it may differ from the accuracy."""
     parts = []
     for name in result:
         if name == "greedy" or name.startswith(("acc@", "best@", "maj@")):

@@ -50,9 +50,7 @@ Verdicts = tuple[Future[Verdict], Future[Verdict]]
 
 @dataclass(frozen=True, slots=True)
 class BenchmarkPlan:
-    """One benchmark of an evaluation: `samples` responses of at most `max_tokens`, `chunk` problems
-    at a time.
-    """
+    """One benchmark: `samples` responses of at most `max_tokens`, `chunk` problems at a time."""
 
     benchmark: Benchmark
     samples: int
@@ -65,9 +63,7 @@ class BenchmarkPlan:
     def of(
         cls, benchmark: Benchmark, samples: int, max_tokens: int = 0, chunk: int = 0
     ) -> BenchmarkPlan:
-        """0 takes the benchmark's own most tokens, and the chunk that has about CHUNK_RESPONSES
-        responses.
-        """
+        """0 takes the benchmark's own most tokens, and a chunk of about CHUNK_RESPONSES."""
         size = chunk or max(1, CHUNK_RESPONSES // samples)
         return cls(benchmark, samples, max_tokens or benchmark.max_tokens, size)
 
@@ -78,9 +74,7 @@ class BenchmarkPlan:
         return [prompts[start:end] for start, end in zip([0, *ends], ends, strict=False)]
 
     def grown_from(self, about: Mapping[str, Any]) -> BenchmarkPlan:
-        """The plan that keeps the chunks of an evaluation of the first of these problems;
-        itself where it is none.
-        """
+        """The plan with the chunks of an evaluation of its first problems; itself without one."""
         limits, there = tuple(about.get("limits", ())), about["problems"]
         first = dataclasses.replace(self.benchmark, prompts=self.benchmark.prompts[:there])
         same = (digest_of_prompts(first), digest_of_references(first)) == (
@@ -198,9 +192,7 @@ def write_run(folder: Folder, results: Mapping[int, Summary]) -> Summary:
 
 
 def chunk_ends(limits: Sequence[int], chunk: int) -> list[int]:
-    """Where each chunk ends; one ends at every limit,
-    because problems that came later were sampled later.
-    """
+    """Where each chunk ends: also at every limit, as later problems were sampled later."""
     ends: list[int] = []
     for start, limit in zip([0, *limits], limits, strict=False):
         ends += [min(end, limit) for end in range(start + chunk, limit + chunk, chunk)]
@@ -222,9 +214,7 @@ def _grown(folder: Folder, plans: Sequence[BenchmarkPlan]) -> list[BenchmarkPlan
 
 
 def _claimed(folder: Folder, settings: dict[str, Any]) -> dict[str, Any]:
-    """The settings to write: those there are with new benchmarks added;
-    refused where one of them is another.
-    """
+    """The settings to write: those there are, and new benchmarks; refused where one differs."""
     old = folder.settings()
     if old is None:
         if (folder.path / "samples").exists():
@@ -320,9 +310,7 @@ def graded(benchmark: Benchmark, prompt: Prompt, response: str) -> Verdicts:
 
 
 def verdict_columns(verdicts: Verdicts) -> Row:
-    """All of the strict verdict but the seconds it took, which are never the same again,
-    and the lenient one's kind.
-    """
+    """The strict verdict but its seconds, which never are the same, and the lenient one's kind."""
     strict, lenient = (verdict.result() for verdict in verdicts)
     return {
         "verdict": strict.kind,
@@ -355,9 +343,7 @@ def _digest(values: Iterable[Any]) -> str:
 
 
 def weights_digest(policy: models.Policy) -> str:
-    """Of evenly spaced numbers of every tensor: training changes them all,
-    and reading them all would take minutes.
-    """
+    """Of evenly spaced numbers of every tensor: training changes them all."""
     found = hashlib.blake2b(digest_size=8)
     for name, tensor in sorted(policy.model.state_dict().items()):
         flat = tensor.detach().reshape(-1)

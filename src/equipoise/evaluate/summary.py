@@ -69,9 +69,7 @@ def _lenient(row: Row) -> str:
 def measured(
     problems: Sequence[Sequence[Row]], samples: int, votes: bool
 ) -> dict[str, dict[str, float]]:
-    """acc@n; for n > 1 best@n, maj@n where answers can be voted for,
-    and pass@k for the powers of two between.
-    """
+    """acc@n; for n > 1 best@n, maj@n where answers can be voted for, and pass@k between."""
     outcomes = [[float(row["verdict"] == "correct") for row in group] for group in problems]
     found: dict[str, Score] = {f"acc@{samples}": metrics.acc(outcomes)}
     if samples > 1:

@@ -76,9 +76,7 @@ def _peaks(over: Mapping[str, Any]) -> Table:
 
 
 def notes(result: Mapping[str, Any]) -> list[str]:
-    """What a reader of the numbers must know: problems that were left out, and why;
-    scores by the lenient rules.
-    """
+    """What a reader must know: problems left out, and why; scores by the lenient rules."""
     said = []
     for name, summary in _last(result)["benchmarks"].items():
         for metric, found in summary.get("by_lenient_rules", {}).items():
@@ -131,9 +129,7 @@ def show(result: Mapping[str, Any]) -> None:
 
 
 def show_changes(report: Mapping[str, Any]) -> None:
-    """What a regrading changed: counts and metrics of every benchmark,
-    and the first responses of each.
-    """
+    """What a regrading changed: counts and metrics of each benchmark, and its first responses."""
     rows, said = [], []
     for name, about in report.items():
         names = [metric for metric in estimates(about["after"]) if not metric.startswith("pass@")]

@@ -61,9 +61,7 @@ Row = dict[str, Any]
 
 
 def export_data(task: TaskConfig, host: str, out: Path) -> str:
-    """Write every usable row of a data set for a host,
-    and say how many were written and which were left out.
-    """
+    """Write every usable row of a data set for a host, and say what was left out."""
     _known(host)
     if out.suffix != ".parquet":
         raise ExportError(f"{out}: must be a name that ends with .parquet")
@@ -105,9 +103,7 @@ def _all(left_out: Counter[str], reasons: Mapping[str, str]) -> str:
 
 
 def _prompts(task: TaskConfig) -> Iterator[Prompt | RowError]:
-    """The rows of the data set one by one; a bad one in its place as the error that says where it
-    stands.
-    """
+    """The rows of the data set; a bad one as the error that says where it stands."""
     if task.verifier not in ("", *COMPARED):
         raise TaskError(
             f'task.verifier = "{task.verifier}" is not a way to compare answers: {", ".join(COMPARED)}'
@@ -141,9 +137,7 @@ def _prompts(task: TaskConfig) -> Iterator[Prompt | RowError]:
 
 
 def source_of(name: str) -> str:
-    """What verl calls the data set in its metrics:
-    a file without its folders and ending, others as they are.
-    """
+    """What verl calls the data set in its metrics: a file without its folders and ending."""
     return name if name.startswith(("hub:", "gym:")) else Path(name).name.partition(".")[0]
 
 
@@ -152,9 +146,7 @@ def messages_of(prompt: Prompt, system: str = "") -> list[dict[str, str]]:
 
 
 def verl_row(prompt: Prompt, source: str, split: str, index: int) -> Row:
-    """`split` and `index` say where the prompt stands in our own task,
-    for a reward function that asks it.
-    """
+    """`split` and `index`: the prompt's place in our task, for a reward function that asks it."""
     verifier = str(prompt.meta.get("verifier", "math"))
     tests = prompt.meta.get("tests")
     truth = (
@@ -177,9 +169,7 @@ def verl_row(prompt: Prompt, source: str, split: str, index: int) -> Row:
 
 
 def trl_row(prompt: Prompt, chat: bool | None, system: str = "") -> Row:
-    """`chat`: as messages, as text, or (None) as the data has it; `system`:
-    the message before those without one.
-    """
+    """`chat`: as messages, text, or (None) as the data; `system`: the message before those."""
     as_messages = prompt.messages is not None if chat is None else chat
     return {
         "prompt": messages_of(prompt, system) if as_messages else prompt.text,

@@ -34,9 +34,7 @@ class PushError(ValueError):
 def push(
     run: str, to: str, *, weights: str = "", private: bool = False, dry_run: bool = False
 ) -> str:
-    """Write the folder, upload it unless `dry_run`, and say where it is. `weights`:
-    last, best, averaged or a step.
-    """
+    """Write the folder, upload it unless `dry_run`. `weights`: last, best, averaged or a step."""
     if not NAME.fullmatch(to):
         raise PushError(f"--to {to}: must be the hub's name of a model, OWNER/NAME")
     folder = RunFolder(run)

@@ -58,9 +58,7 @@ def nearly(theirs: Mapping[str, Any], why: str) -> Setting:
 
 
 def truncation(theirs: Mapping[str, Any], truncates: bool) -> Setting:
-    """An option that may keep a part of the vocabulary:
-    our ratios are then of probabilities over that part.
-    """
+    """An option that may truncate the vocabulary: our ratios are then over what is kept."""
     return (
         nearly(theirs, "its ratios are of whole-vocabulary probabilities")
         if truncates
@@ -84,9 +82,7 @@ def sandbox_settings(config: Config) -> dict[str, Setting]:
 
 
 def rewards_are_accuracies(config: Config) -> bool:
-    """Whether a response's reward is 1 where it is right and 0 where it is wrong:
-    all that a host's advantages see.
-    """
+    """Whether a response's reward is 1 where right and 0 where wrong: all that a host sees."""
     w = config.reward
     prices = {getattr(w, kind) for kind in VERDICTS}
     plain = w.functions == ("task",) and w.weights == (1.0,) and (w.correct, w.wrong) == (1.0, 0.0)
@@ -161,9 +157,7 @@ def arguments(settings: Mapping[str, Setting]) -> dict[str, Any]:
 def account(
     config: Config, settings: Mapping[str, Setting], fates: Sequence[str] = FATES
 ) -> list[str]:
-    """A line for every option of these fates, in the order of the configuration:
-    its value, and what became of it.
-    """
+    """Each option of these fates in the configuration's order: its value and what became of it."""
     lines = []
     for ours, value in config.flat().items():
         setting = settings.get(ours, UNKNOWN)
@@ -188,9 +182,7 @@ def refuse_without_teacher(config: Config, host: str) -> None:
 
 
 def settled(config: Config) -> Config:
-    """Without `auto`, which the host does not know:
-    what our own run would make of it, by the model's files alone.
-    """
+    """Without `auto`: what our own run would make of it, by the model's files alone."""
     left = [name for name in SETTLED if config.flat()[name] == "auto"]
     if not left:
         return config
@@ -221,9 +213,7 @@ def _outline(folder: str) -> Outline:
 
 
 def portable(config: Config) -> Config:
-    """The same configuration with its files and folders named from the root:
-    a launch may run from anywhere.
-    """
+    """The same with its files and folders named from the root: a launch may run from anywhere."""
     config = copy.deepcopy(config)
     task = config.task
     task.name, task.held_out = _absolute(task.name), _absolute(task.held_out)

@@ -72,9 +72,7 @@ def public(config: Config) -> Config:
 
 
 def _shortened(value: Any) -> Any:
-    """Absolute paths by their last part: /home/me/models/base is base;
-    so too before a function's name.
-    """
+    """Absolute paths by their last part: /home/me/base is base, before a function's name too."""
     if isinstance(value, tuple):
         return tuple(_shortened(one) for one in value)
     if isinstance(value, str) and Path(value).is_absolute():
@@ -220,9 +218,7 @@ def _audited(run: RunFolder) -> str:
 
 
 def _evaluations(source: Published) -> str:
-    """Held-out prompts before training and at the published step;
-    benchmarks where some were evaluated.
-    """
+    """Held-out prompts before training and at the published step, and benchmarks if any."""
     records = {record["step"]: record for record in read_lines(source.run.eval)}
     parts = []
     shown = [step for step in (0, source.step) if step in records]

@@ -25,9 +25,7 @@ CHUNK = 1 << 20
 
 
 class Rates(NamedTuple):
-    """Of one step t: p ← (1 − decay) p − step · m / (√v / root + ε),
-    with the bias corrections inside.
-    """
+    """Of step t: p ← (1 − decay) p − step · m / (√v / root + ε), bias corrections included."""
 
     beta1: float
     beta2: float
@@ -128,9 +126,7 @@ def encode(
 
 
 def _blocks(master: Tensor, gradient: Tensor, moments: Coded) -> Iterator[list[Tensor]]:
-    """Views of p, g, m, v [r, b, w] and of their scales [r, b]:
-    whole blocks, then what is left of each row.
-    """
+    """Views of p, g, m, v [r, b, w] and their scales [r, b]: whole blocks, then each row's rest."""
     wide = [t.flatten(1) for t in (master.detach(), gradient, moments.m, moments.v)]
     columns = wide[0].shape[1]
     whole = columns // BLOCK

@@ -164,9 +164,7 @@ class _Logprobs(torch.autograd.Function):
 
 
 class _Loss(torch.autograd.Function):
-    """(hidden, weight, bias, targets) → a zero that has the loss's gradient, log-probabilities and
-    entropies [N].
-    """
+    """(hidden, weight, bias, targets) → a zero with the loss's gradient, logprobs, entropy [N]."""
 
     @staticmethod
     def forward(
@@ -327,9 +325,7 @@ class _Gradients:
 
 
 def _add_product(total: Tensor, a: Tensor, b: Tensor, begun: bool) -> None:
-    """total += a b, or total = a b; the product is not rounded to the factors' precision on the
-    way.
-    """
+    """total += a b, or total = a b; the product is not rounded to the factors' precision."""
     if total.dtype == a.dtype:
         torch.addmm(total, a, b, beta=float(begun), out=total)
     elif not total.is_cuda:
@@ -378,9 +374,7 @@ def _float(x: Tensor) -> torch.dtype:
 
 
 def _passes(*rows: Tensor) -> ModuleType:
-    """For rows such as these; Triton's are in float32 at most,
-    and ask for rows that begin at multiples of 16 bytes.
-    """
+    """For such rows; Triton's are float32 at most, and rows begin at multiples of 16 bytes."""
     if not rows[0].is_cuda or rows[0].dtype == torch.float64 or not all(map(_is_aligned, rows)):
         return logit_passes
     from equipoise.kernels import triton_logit_passes

@@ -77,9 +77,7 @@ def norm_rotate(
     cos: Tensor,
     sin: Tensor,
 ) -> Tensor:
-    """`rotate` of the queries and keys in qkv [U, H + 2 Hk, D],
-    each head normed first (`rms_norm`).
-    """
+    """`rotate` of queries and keys in qkv [U, H + 2 Hk, D], each head normed first (`rms_norm`)."""
     heads = qkv.shape[1] - 2 * kv_heads
     if _in_triton(qkv):
         return apply(_TritonRotate, qkv, heads + kv_heads, cos, sin, q_weight, k_weight, heads, eps)

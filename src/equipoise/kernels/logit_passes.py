@@ -59,9 +59,7 @@ def make_logits(chunk: Chunk) -> None:
 
 
 def statistics(chunk: Chunk, logprobs: Tensor, entropy: Tensor, lse: Tensor) -> None:
-    """Write log π(target), the entropy and log Σ exp x of every token into logprobs, entropy,
-    lse [n].
-    """
+    """Write log π(target), the entropy and log Σ exp x of each token into its buffer [n]."""
     make_logits(chunk)
     _statistics(chunk, logprobs, entropy, lse)
 
@@ -69,9 +67,7 @@ def statistics(chunk: Chunk, logprobs: Tensor, entropy: Tensor, lse: Tensor) -> 
 def gradient_(
     chunk: Chunk, lse: Tensor, entropy: Tensor, g: Tensor | None, h: Tensor | None
 ) -> None:
-    """Make z Σ ∂/∂raw of g·log π(target) + h·entropy;
-    a token where both are 0 gets 0, whatever it held.
-    """
+    """Make z Σ ∂/∂raw of g·log π(target) + h·entropy; 0 where g and h are, whatever z held."""
     make_logits(chunk)
     _gradient(chunk, lse, entropy, g, h)
 
@@ -89,9 +85,7 @@ def loss_gradient_(chunk: Chunk, pull: Pull, logprobs: Tensor, entropy: Tensor) 
 
 
 def scale_rows(x: Tensor, factor: Tensor, out: Tensor) -> None:
-    """out = x·factor, x [n, d], factor [n]; 0 where the factor is, whatever x holds.
-    `out` may be x.
-    """
+    """out = x·factor, x [n, d], factor [n]; 0 where the factor is. `out` may be x."""
     torch.mul(x, factor[:, None], out=out)
     out[factor == 0] = 0.0
 

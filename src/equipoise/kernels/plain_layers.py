@@ -54,9 +54,7 @@ def add_norm_gradient(
 
 
 def gated(gate_up: Tensor, activation: str, *, rounds: bool = False) -> Tensor:
-    """With `rounds` the activation is rounded before the product,
-    as transformers does and the samplers do.
-    """
+    """With `rounds` the activation is rounded before the product, as transformers does."""
     gate, up = wide(gate_up).chunk(2, -1)
     active = ACTIVATIONS[activation](gate)
     if rounds:

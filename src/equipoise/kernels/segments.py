@@ -97,9 +97,7 @@ class Segments:
         return np.concatenate(tiles), np.concatenate(prompts)
 
     def _response_table(self, size: int) -> Table:
-        """Of keys that only their own segment sees: those of responses or,
-        where nothing is shared, all.
-        """
+        """Of keys that only their own segment sees: of responses or, without sharing, all."""
         a, b = _cut(self._first_response, self._end, size).T
         begin, end = self.cuts[self._segment(b - 1)], self.cuts[self._segment(b - 1) + 1]
         return np.stack([a, b, a, np.where(begin <= a, b, end), end, np.full_like(a, -1)], 1)

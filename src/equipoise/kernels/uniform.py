@@ -25,9 +25,7 @@ SECOND = _signed(0x94D049BB133111EB)
 
 
 def response_keys(seed: int, step: int, keys: Sequence[Key], samples: Tensor) -> Tensor:
-    """One key per response [R] int64: `keys` [R] name its prompt, `samples` [R] int64 its number in
-    the group.
-    """
+    """A key per response [R] int64: `keys` [R] of its prompt, `samples` [R] its number there."""
     named = torch.tensor([_number(k) for k in keys], dtype=torch.int64, device=samples.device)
     h = torch.full_like(named, _signed(seed))
     for part in (torch.full_like(named, _signed(step)), named, samples):

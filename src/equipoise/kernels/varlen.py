@@ -100,9 +100,7 @@ def _split(qkv: Tensor, kv_heads: int) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _pairs(segments: Segments) -> Iterator[tuple[slice, Tensor]]:
-    """The entries of each segment, and of what it sees:
-    its prompt, if that stands elsewhere, and itself.
-    """
+    """The entries of each segment, and of what it sees: its prompt elsewhere, and itself."""
     for a, b in pairwise(segments.cuts.tolist()):
         before = range(0)
         if segments.groups is not None and segments.prompts is not None and a >= segments.groups[0]:

@@ -32,9 +32,7 @@ NAME = "equipoise"
 def packed_attention(
     qkv: Tensor, kv_heads: int, pack: Pack, scale: float | None = None, window: int | None = None
 ) -> Tensor:
-    """Queries, keys and values [U, H + 2 Hk, D] of the row → [U, H, D];
-    each entry sees its sequence up to itself.
-    """
+    """q, k, v [U, H + 2 Hk, D] of the row → [U, H, D]; an entry sees its sequence up to itself."""
     sees_all = window is None or window >= pack.longest
     if pack.segments is not None and sees_all and varlen.serves(qkv):
         return varlen.varlen_attention(qkv, kv_heads, pack.segments, scale)
@@ -58,9 +56,7 @@ def _gathered(row: Tensor, buckets: Buckets) -> Tensor:
 
 
 def _adds_in_any_order(x: Tensor) -> bool:
-    """Whether torch adds gradients of one entry in the order that threads come,
-    rounding to x's precision each time.
-    """
+    """Whether torch adds gradients of one entry in the threads' order, rounding each time."""
     return x.is_cuda
 
 

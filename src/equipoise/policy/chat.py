@@ -25,9 +25,7 @@ MARK = "equipoise"  # an answer that no template writes by itself
 
 @dataclass(frozen=True)
 class Chat:
-    """`on`: whether prompts go through the tokenizer's chat template, and `why`;
-    `options` are what it gets besides.
-    """
+    """`on`: whether prompts go through the chat template, and `why`; `options`: what it gets."""
 
     on: bool = False
     system: str = ""

@@ -62,9 +62,7 @@ def rope_by_layer(parts: Parts, x: Tensor, positions: Tensor) -> list[Rope]:
 
 
 def gathered(module: Any, run: Callable[..., T], *arguments: Any) -> T:
-    """run(*arguments); where ranks share the module's weights,
-    through the method that gathers them for it.
-    """
+    """run(*arguments); where ranks share the module's weights, through what gathers them."""
     through = getattr(module, THROUGH, None)
     result: T = run(*arguments) if through is None else through(run, *arguments)
     return result
@@ -86,9 +84,7 @@ def _layer(layer: Layer, x: Tensor, rope: Rope, attend: Attend, activation: str)
 
 
 class _PlainStream:
-    """The residual stream, for autograd: a sum and the norm after it are one function
-    (`kernels.add_norm`).
-    """
+    """The residual stream for autograd: a sum and the norm after it are one function."""
 
     def __init__(self, x: Tensor, activation: str) -> None:
         self.x, self.activation = x, activation
@@ -110,9 +106,7 @@ class _PlainStream:
 
 
 def _rotated(layer: Layer, qkv: Tensor, rope: Rope) -> Tensor:
-    """qkv [U, H + 2 Hk, D] with the heads of queries and keys normed,
-    where the layer does that, and rotated.
-    """
+    """qkv [U, H + 2 Hk, D] with its queries and keys normed, where the layer does, and rotated."""
     q, k = layer.q_norm, layer.k_norm
     if q is None or k is None:
         return kernels.rotate(qkv, qkv.shape[1] - layer.kv_heads, rope.cos, rope.sin)
@@ -168,9 +162,7 @@ def causal(layer: Layer, qkv: Tensor) -> Tensor:
 def causal_attention(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float | None
 ) -> Tensor:
-    """q [b, H, l, D], k and v [b, Hk, l, D] → [b, H, l, D];
-    without a mask, each sees all before it.
-    """
+    """q [b, H, l, D], k and v [b, Hk, l, D] → [b, H, l, D]; causal where no mask is given."""
     grouped = q.shape[1] != k.shape[1]
     return F.scaled_dot_product_attention(
         q, k, v, attn_mask=mask, is_causal=mask is None, scale=scale, enable_gqa=grouped
@@ -178,9 +170,7 @@ def causal_attention(
 
 
 def window_mask(length: int, window: int | None, device: torch.device) -> Tensor | None:
-    """Who sees whom [length, length] where a window is shorter than the sequence, else None:
-    plain causal attention.
-    """
+    """Who sees whom [length, length] where the window is shorter; None: causal attention."""
     if window is None or length <= window:
         return None
     column = torch.arange(length, device=device)

@@ -118,9 +118,7 @@ class Rope:
 
 
 def is_described(core: Any) -> bool:
-    """Whether `describe` covers this model: its family,
-    and every setting that would change the arithmetic.
-    """
+    """Whether `describe` covers this model: its family, and every setting of its arithmetic."""
     config = core.config
     return (
         type(core).__name__ in ARCHITECTURES
@@ -132,9 +130,7 @@ def is_described(core: Any) -> bool:
 
 
 def describe(core: Any) -> Parts:
-    """Read the description off a transformers model. Quick enough for every call;
-    configurations are asked once.
-    """
+    """Read the description off a transformers model; configurations are asked once."""
     family = ARCHITECTURES[type(core).__name__]
     base, config = core.model, core.config
     kv_heads = config.num_key_value_heads
@@ -206,9 +202,7 @@ class Stream(Protocol):
 
 
 class LayerWeights(NamedTuple):
-    """A layer's weights as a sampler or a kernel takes them.
-    The names are `Layer`'s, and so is the order of use.
-    """
+    """A layer's weights for a sampler or a kernel; names and order of use are `Layer`'s."""
 
     input_norm: Any
     qkv: Any
@@ -221,9 +215,7 @@ class LayerWeights(NamedTuple):
 
 
 def run(layer: Layer | LayerWeights, stream: Stream, attend: Callable[[Tensor], Tensor]) -> None:
-    """Take the stream through one layer. `attend` norms the heads, rotates and attends:
-    [U, (H + 2 Hk)·D] → [U, H·D]
-    """
+    """The stream through one layer; `attend`: [U, (H + 2 Hk)·D] → [U, H·D] with norms and RoPE."""
     # Nothing is held by a name here: what the next step has read may go.
     stream.add(layer.o, attend(layer.qkv(stream.norm(layer.input_norm))))
     stream.add(layer.down, stream.gated(layer.gate_up(stream.norm(layer.mlp_norm))))

@@ -75,9 +75,7 @@ def _token_logprobs(
 def response_loss(
     policy: Policy, prompts: Sequence[Sequence[int]], responses: Sequence[Sequence[int]]
 ) -> Tensor:
-    """−mean log π over the tokens of all responses, response i after prompt i:
-    what imitation lowers.
-    """
+    """−mean log π over the tokens of all responses, response i after prompt i."""
     flat = torch.tensor(
         [token for response in responses for token in response], device=policy.device
     )
@@ -401,9 +399,7 @@ def _parts(
 def _support_part(
     rows: slice, support: Support, weight: Tensor, bias: Tensor | None, targets: Tensor
 ) -> _Part:
-    """The head's rows that any of the tokens' supports has, each once,
-    so that products stay products of matrices.
-    """
+    """The head's rows in any of the tokens' supports, each once, for products of matrices."""
     row = torch.arange(len(support), device=targets.device)
     row = row.repeat_interleave(support.sizes.to(targets.device), output_size=len(support.ids))
     if int((support.ids == targets[row]).sum()) != len(targets):
@@ -459,9 +455,7 @@ def _log_softmax(hidden: Tensor, part: _Part, temperature: float) -> Tensor:
 
 
 def _logits(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """At least float32; bfloat16's products are not rounded to it on CUDA,
-    as they are not in its samplers.
-    """
+    """At least float32; on CUDA bfloat16's products are not rounded to it, as in samplers."""
     if hidden.is_cuda and hidden.dtype != _wide_type(hidden):
         logits = torch.mm(hidden, weight.t(), out_dtype=torch.float32)
         return logits if bias is None else logits.add_(bias)

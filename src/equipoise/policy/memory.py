@@ -27,9 +27,7 @@ def free(device: torch.device) -> int:
 
 
 def room(device: torch.device) -> int:
-    """Bytes that may be allocated beyond what is, within the limit.
-    Below 0 where more is allocated already.
-    """
+    """Bytes that may be allocated beyond what is, within the limit; below 0 past it."""
     if device not in _LIMITS:
         return free(device)
     return min(free(device), _LIMITS[device] - torch.cuda.memory_allocated(device))

@@ -18,9 +18,7 @@ BASE = ".base_layer."  # where peft keeps the layer that an adapter hangs on
 
 
 def merged_weight(module: Any) -> Tensor:
-    """[out, in] of a linear layer; where a LoRA adapter of peft hangs on it,
-    a copy with the adapter added.
-    """
+    """[out, in] of a linear layer; with a LoRA adapter of peft, a copy with it added."""
     weight: Tensor = module.weight
     for adapter in getattr(module, "active_adapters", ()):
         if adapter in module.lora_A and not module.disable_adapters:

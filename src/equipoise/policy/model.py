@@ -57,9 +57,7 @@ class Lora:
 
 @dataclass(eq=False)
 class Policy:
-    """A causal language model with its tokenizer.
-    `model` is the transformers (or peft) module itself.
-    """
+    """A causal language model with its tokenizer; `model` is the transformers or peft module."""
 
     model: Any
     tokenizer: Any
@@ -184,9 +182,7 @@ def _merged_weights(core: Any) -> dict[str, Tensor]:
 
 @torch.no_grad()
 def restore(policy: Policy, folder: str | Path) -> None:
-    """Put the weights that `save` wrote into the policy in place, bit for bit (with LoRA:
-    those of the adapter).
-    """
+    """Put the weights that `save` wrote (with LoRA: the adapter's) into the policy, bit for bit."""
     folder = Path(folder)
     if policy.has_adapter:
         from peft.utils import load_peft_weights, set_peft_model_state_dict
@@ -200,9 +196,7 @@ def restore(policy: Policy, folder: str | Path) -> None:
 
 
 def frozen_copy(policy: Policy) -> Policy:
-    """A second model with today's weights that never changes:
-    the reference of a KL term when there is no adapter.
-    """
+    """A second model with today's weights that never changes: the reference of a KL term."""
     # Of what is in memory: a trainer makes it before a resumed run's weights are restored, so it
     # stays where the run began.
     model = copy.deepcopy(policy.model).requires_grad_(False)

@@ -94,9 +94,7 @@ def _near(name: str) -> str:
 
 
 def _inner(folder: Path) -> Path | None:
-    """The folder itself, or the one in it where verl (huggingface) or the last checkpoint of a run
-    keeps the model.
-    """
+    """The folder itself, or the one in it where verl or the last checkpoint has the model."""
     if any((folder / file).is_file() for file in ("config.json", ADAPTER_ALONE)):
         return folder
     for name in INNER:

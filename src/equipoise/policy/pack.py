@@ -163,9 +163,7 @@ class _Numbers(NamedTuple):
 def _segmented(
     rows: list[Sequence[int]], tokens: Tensor, lengths: Tensor, prompt: Tensor, *, shared: bool
 ) -> Pack:
-    """Contiguous pieces of the row. Only numbers per piece are made on the host and sent over,
-    with the prompts.
-    """
+    """Contiguous pieces of the row; only numbers per piece are made on the host and sent."""
     device = tokens.device
     prompt_length = torch.tensor([len(row) for row in rows])
     text = torch.from_numpy(
@@ -389,9 +387,7 @@ def _ramp(lengths: Tensor) -> Tensor:
 
 
 def _by_length(total: Tensor) -> list[Tensor]:
-    """Sequences grouped so that the padding inside a group is at most an eighth of the longest
-    length.
-    """
+    """Sequences grouped so that padding is at most an eighth of the longest length."""
     step = max(8, -(-int(total.max()) // 8))
     order = torch.argsort(total, stable=True)
     _, counts = torch.unique_consecutive((total[order] - 1) // step, return_counts=True)

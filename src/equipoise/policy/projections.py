@@ -48,9 +48,7 @@ class Projections(NamedTuple):
 
     @property
     def is_plain(self) -> bool:
-        """Whether these are linear layers with whole weights:
-        no adapter hangs on them, no ranks share them.
-        """
+        """Whether these are linear layers with whole weights: no adapter, not shared by ranks."""
         return all(
             type(m) is torch.nn.Linear and type(m.weight) is torch.nn.Parameter
             for m in self.modules
@@ -86,9 +84,7 @@ class Projections(NamedTuple):
             _lay_out(self.biases or ())
 
     def merged_weights(self) -> list[Tensor]:
-        """The weights; where a LoRA adapter of peft hangs on a module,
-        a copy with the adapter added.
-        """
+        """The weights; where a LoRA adapter of peft hangs on a module, a copy with it added."""
         return [merged_weight(module) for module in self.modules]
 
 

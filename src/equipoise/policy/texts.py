@@ -26,9 +26,7 @@ ROW = 100  # tokens of one text in which table and tokenizer are compared
 
 
 class Table(NamedTuple):
-    """Token i is spelled by `size[i]` of the `letters` from `start[i]` on;
-    what is `between` two tokens ends each.
-    """
+    """Token i is `size[i]` of the `letters` from `start[i]` on; `between` two tokens ends each."""
 
     letters: NDArray[np.uint8]
     start: NDArray[np.int64]
@@ -59,9 +57,7 @@ def _asked(tokenizer: Any, tokens: NDArray[np.integer], ends: Sequence[int]) -> 
 
 
 def _spelled(table: Table, tokens: NDArray[np.integer], ends: Sequence[int]) -> list[str]:
-    """The texts between neighbouring `ends`. A token past the table's end is nothing,
-    as its last entry is.
-    """
+    """The texts between neighbouring `ends`. A token past the table's end is nothing."""
     tokens = tokens[ends[0] : ends[-1]]
     size = table.size.take(tokens, mode="clip")
     end = np.concatenate(([0], size.cumsum()))
@@ -76,9 +72,7 @@ def _spelled(table: Table, tokens: NDArray[np.integer], ends: Sequence[int]) -> 
 
 @lru_cache(maxsize=4)
 def _table(tokenizer: Any) -> Table | None:
-    """None where a text is more than its tokens' bytes,
-    by its decoder's kind or by a try with all its tokens.
-    """
+    """None where a text is more than its tokens' bytes, by the decoder's kind or by a try."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     kind = type(getattr(backend, "decoder", None)).__name__
     if backend is None or kind not in BETWEEN:
@@ -102,9 +96,7 @@ def _table(tokenizer: Any) -> Table | None:
 
 
 def _bytes(token: str) -> bytes:
-    """The bytes a byte-level token spells by its characters;
-    a token with any other character spells itself.
-    """
+    """The bytes a byte-level token spells; a token with any other character spells itself."""
     try:
         return bytes(map(_alphabet().__getitem__, token))
     except KeyError:
@@ -113,9 +105,7 @@ def _bytes(token: str) -> bytes:
 
 @lru_cache(maxsize=1)
 def _alphabet() -> dict[str, int]:
-    """The byte of each character: printable ones stand for themselves,
-    the others for characters from 256 on.
-    """
+    """The byte of each character: printable ones are themselves, the others from 256 on."""
     printable = [
         *range(ord("!"), ord("~") + 1),
         *range(ord("¡"), ord("¬") + 1),

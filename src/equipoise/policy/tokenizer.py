@@ -11,9 +11,7 @@ from equipoise.policy.names import ModelError, folder_of, hub_answers, smollm_fi
 
 
 def open_tokenizer(name: str | Path) -> Any:
-    """`abacus`, `smollm`, a folder (a run's, or a checkpoint), or a hub name;
-    ModelError where it cannot be opened.
-    """
+    """`abacus`, `smollm`, a folder (a run's, a checkpoint) or a hub name; else ModelError."""
     from transformers import AutoTokenizer
 
     try:

@@ -32,9 +32,7 @@ class Weights(NamedTuple):
         return len(self.head.weight)
 
     def logits(self, x: Tensor) -> Tensor:
-        """In float32 on CUDA, where that costs no extra pass:
-        bfloat16 would round a logit of 10 by 0.03.
-        """
+        """In float32 on CUDA, at no extra cost: bfloat16 would round a logit of 10 by 0.03."""
         if not x.is_cuda or x.dtype == torch.float32:
             return self.head(x)
         z = torch.mm(x, self.head.weight.t(), out_dtype=torch.float32)

@@ -70,9 +70,7 @@ def phi(
 
 
 def anchors(run: Run) -> dict[int, float]:
-    """Step → the anchor C⁻ its batch was weighed against;
-    empty for a run without difficulty weights.
-    """
+    """Step → the anchor C⁻ its batch was weighed against; empty without difficulty weights."""
     if name(run) == "none":
         return {}
     logged = zip(run.steps, run.metrics.get("difficulty/anchor", []), strict=False)
@@ -80,9 +78,7 @@ def anchors(run: Run) -> dict[int, float]:
 
 
 def over_time(run: Run) -> dict[str, list[Any]]:
-    """Quantiles (10, 50, 90 %) of Φ over responses with A > 0 ("positive") and A < 0,
-    at "steps" that have rollouts.
-    """
+    """Quantiles (10, 50, 90 %) of Φ where A > 0 ("positive") and A < 0, at logged "steps"."""
     out: dict[str, list[Any]] = {"steps": [], "positive": [], "negative": []}
     C = anchors(run)
     spec = json.dumps(run.option("objective.difficulty"))

@@ -88,9 +88,7 @@ def _fold(figure: Figure, runs: Sequence[Run], found: Sequence[VariantRuns]) -> 
 
 
 def _mean_line(lines: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Where the lines have steps of their own, at those that all have; else they are aligned
-    already.
-    """
+    """Where the lines have steps of their own, at those that all have; else as aligned."""
     if "x" in lines[0]:
         values = [dict(zip(line["x"], line["y"], strict=True)) for line in lines]
         steps = [step for step in lines[0]["x"] if all(step in each for each in values)]
@@ -197,9 +195,7 @@ def _summary_row(group: Sequence[Run], accuracy: str, best: str) -> dict[str, st
 
 
 def differences(groups: Sequence[Sequence[Run]], found: Sequence[VariantRuns]) -> Panel | None:
-    """Every pair of variants at the last evaluation, within the seeds that both have evaluated at
-    the same step.
-    """
+    """Every pair of variants at the last evaluation, within seeds evaluated at the same step."""
     metric = first_metric([run for group in groups for run in group], "acc@")
     last = [_last_by_seed(group, metric) for group in groups]
     within = {}
@@ -269,9 +265,7 @@ def gaming_table(panel: Panel, groups: Sequence[Sequence[Run]]) -> dict[str, Any
 
 
 def stability_table(panel: Panel, groups: Sequence[Sequence[Run]]) -> dict[str, Any] | None:
-    """Steps to the common score as a median over seeds, which may never reach it; the other
-    measures as means.
-    """
+    """Steps to the common score as a median, for some may never reach it; else means."""
     everyone = [run for group in groups for run in group]
     metric = first_metric(everyone, "acc@")
     score = stability.common_score(everyone, metric)

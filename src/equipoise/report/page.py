@@ -94,9 +94,7 @@ def _title(runs: Sequence[Run], found: Sequence[VariantRuns]) -> str:
 
 
 def _looks(runs: int, found: Sequence[VariantRuns]) -> list[int]:
-    """Numbers of the looks of single runs: seeds of a variant share its colour (the number modulo
-    8).
-    """
+    """The looks of single runs: seeds of a variant share its colour (the number modulo 8)."""
     looks = list(range(runs))
     if len(found) <= 8:
         for i, variant in enumerate(found):
@@ -108,9 +106,7 @@ def _looks(runs: int, found: Sequence[VariantRuns]) -> list[int]:
 def _variants(
     runs: Sequence[Run], found: Sequence[VariantRuns], made: list[Panel]
 ) -> dict[str, Any]:
-    """The same panels over variants. `made` serves where no run has to be cut to the steps of its
-    fellows.
-    """
+    """The same panels over variants; `made` serves where no run has to be cut."""
     shared = aligned(runs, found)
     same = all(a is b for a, b in zip(runs, shared, strict=True))
     n = points(shared)
@@ -148,9 +144,7 @@ def _run(run: Run, n: int, budget: int, look: int) -> dict[str, Any]:
 
 
 def command(path: Path) -> str:
-    """What trains the run again, into a new directory:
-    config.toml holds every option with its value.
-    """
+    """What trains the run again, into a new directory: config.toml holds every option."""
     named = path if path.name else path.resolve()  # the name of "." is empty
     again = named.with_name(f"{path.resolve().name}-again")
     return f"equipoise train {shlex.quote(str(path / 'config.toml'))} --train.out {shlex.quote(str(again))}"
@@ -174,9 +168,7 @@ def render(embedded: str, title: str, live: bool) -> str:
 
 
 def embed(content: dict[str, Any]) -> str:
-    """JSON that stays data inside a script element:
-    ASCII, so no character can be torn, and no tag can open.
-    """
+    """JSON that stays data inside a script element: ASCII, and no tag can open in it."""
     return json.dumps(content, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
 
 

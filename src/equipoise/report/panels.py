@@ -36,9 +36,7 @@ Figure = dict[str, Any]
 
 
 def points(runs: Sequence[Run]) -> int:
-    """Points per curve: enough for a screen, few enough that the numbers of all curves take some 3
-    MB at most.
-    """
+    """Points per curve: enough for a screen, and 3 MB at most for the numbers of all curves."""
     curves = 2 * sum(len(run.metrics) for run in runs)
     return max(20, min(500, 300_000 // max(curves, 1)))
 
@@ -46,9 +44,7 @@ def points(runs: Sequence[Run]) -> int:
 def lines_over_steps(
     runs: Sequence[Run], metric: str, bold: Callable[[Column], Column], faint: str | None
 ) -> list[dict[str, Any]]:
-    """A line per run that has the metric: `bold` of it, and beneath it, faintly,
-    another metric as it is.
-    """
+    """A line per run that has the metric: `bold` of it and, beneath it, another metric as it is."""
     n, lines = points(runs), []
     for i, run in enumerate(runs):
         if metric in run.metrics:
@@ -60,9 +56,7 @@ def lines_over_steps(
 
 
 def curve(runs: Sequence[Run], shown: Shown, **more: Any) -> Figure:
-    """A metric's running mean over the steps of every run that has it;
-    beneath it, faintly, each step.
-    """
+    """A metric's running mean over the steps of every run that has it, above each step's value."""
     metric, title, sentence = shown
     lines = lines_over_steps(runs, metric, running_mean, metric)
     return {
@@ -84,9 +78,7 @@ def panel(
     nothing: float = -1.0,
     **more: Any,
 ) -> Panel | None:
-    """None without figures; those that never exceed `nothing` are named in a sentence instead of
-    drawn.
-    """
+    """None without figures; those that never exceed `nothing` are named instead of drawn."""
     figures = [f for f in figures if f.get("lines") or f.get("rows")]
     drawn = [f for f in figures if f["kind"] != "lines" or _largest(f) > nothing]
     still = [f["title"] for f in figures if f not in drawn]
@@ -111,9 +103,7 @@ def _largest(figure: Figure) -> float:
 
 
 def held_out(runs: Sequence[Run]) -> Panel | None:
-    """Each held-out metric over the evaluations,
-    and peak against last (Balanced Aggregation's Figure 1).
-    """
+    """Each held-out metric, and peak against last (Balanced Aggregation's Figure 1)."""
     metrics = list(dict.fromkeys(m for run in runs for m in held_out_metrics(run)))
     figures = [_evaluations(runs, m) for m in metrics]
     first = [f for f in figures if f["id"].startswith(("eval/acc@", "eval/best@", "eval/greedy"))]
@@ -192,9 +182,7 @@ def training(runs: Sequence[Run]) -> Panel | None:
 
 
 def drift(runs: Sequence[Run]) -> Panel | None:
-    """Balanced Aggregation's Figure 2: where the policy-gradient loss goes when signs and lengths
-    are coupled.
-    """
+    """Balanced Aggregation's Figure 2: the policy-gradient loss when signs couple with lengths."""
     on_policy = "On-policy it is −Σ c·T: 0 where positives and negatives pull equally hard."
     each = curve(runs, ("policy_loss", "Policy-gradient loss", on_policy), zero=True, span=1e-3)
     total = {
@@ -255,9 +243,7 @@ def lengths(runs: Sequence[Run]) -> Panel | None:
 
 
 def bias(runs: Sequence[Run]) -> Panel | None:
-    """Every bias/* metric: a table of means, then each over time with what it means and what 0
-    would mean.
-    """
+    """Every bias/* metric: a table of means, then each over time with what it means."""
     found = list(dict.fromkeys(m for run in runs for m in run.metrics if m.startswith("bias/")))
     rows, figures = [], []
     for metric in sorted(found, key=[*BIAS, *found].index):
@@ -339,9 +325,7 @@ def entropy(runs: Sequence[Run]) -> Panel | None:
 
 
 def gaming(runs: Sequence[Run]) -> Panel | None:
-    """The signs that the reward is being gamed, each with its threshold,
-    and a table of what crossed one.
-    """
+    """The signs that the reward is being gamed, each with its threshold, and what crossed one."""
     shown = [
         (m, measure) for m, measure in MEASURES.items() if any(m in run.metrics for run in runs)
     ]
@@ -422,9 +406,7 @@ def _judged_greedy(runs: Sequence[Run]) -> Figure:
 
 
 def functions(runs: Sequence[Run]) -> Panel | None:
-    """Each reward function: its mean, and the shares of responses on which it crashed,
-    timed out or found no answer.
-    """
+    """Each reward function: its mean, and the shares that crashed, timed out or had no answer."""
     metrics = list(
         dict.fromkeys(m for run in runs for m in run.metrics if m.startswith("rewards/"))
     )

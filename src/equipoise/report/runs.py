@@ -30,9 +30,7 @@ class ReportError(ValueError):
 
 @dataclass(frozen=True)
 class Run:
-    """One run directory. Columns of `metrics` are as long as `steps`;
-    None where a step has no finite number.
-    """
+    """One run directory; columns of `metrics` match `steps`, None without a finite number."""
 
     path: Path
     name: str
@@ -55,9 +53,7 @@ def is_run(path: Path) -> bool:
 
 
 def find(paths: Sequence[str | Path]) -> list[Path]:
-    """The run directories meant by `paths`: each is one, or a folder that holds some, or folders of
-    some.
-    """
+    """The run directories meant by `paths`: themselves, folders of them, or folders of those."""
     found: list[Path] = []
     for path in map(Path, paths):
         inside = [] if is_run(path) or not path.is_dir() else _inside(path)
@@ -79,9 +75,7 @@ def find(paths: Sequence[str | Path]) -> list[Path]:
 
 
 def _inside(folder: Path) -> list[Path]:
-    """The runs in a folder, or else those in its folders, as `equipoise compare` lays out variants
-    and their seeds.
-    """
+    """The runs in a folder, or in its folders, as `equipoise compare` lays them out."""
     here = sorted(p for p in folder.iterdir() if is_run(p))
     return here or sorted(
         p for below in folder.iterdir() if below.is_dir() for p in below.iterdir() if is_run(p)

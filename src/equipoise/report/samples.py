@@ -48,9 +48,7 @@ def sample(run: Run, budget: int) -> tuple[list[dict[str, Any]], str]:
 
 
 def _add_phi(run: Run, groups: Sequence[dict[str, Any]]) -> None:
-    """Each response's difficulty weight, where the run has any and logged what it takes to make
-    them again.
-    """
+    """Each response's difficulty weight, where the run logged what it takes to make it again."""
     C, spec = difficulty.anchors(run), run.option("objective.difficulty")
     for g in groups:
         A = [r["advantage"] for r in g["responses"]]
@@ -92,9 +90,7 @@ def _count(file: Path, version: tuple[int, ...]) -> int:
 
 @lru_cache(maxsize=256)
 def _first_groups(file: Path, version: tuple[int, ...], budget: int) -> list[dict[str, Any]]:
-    """The first groups of a file that fit into `budget` bytes,
-    their texts cut so that two of them do.
-    """
+    """The first groups of a file that fit into `budget` bytes, texts cut so that two of them do."""
     groups: list[dict[str, Any]] = []
     left = budget
     for rows in _groups(file):
@@ -169,9 +165,7 @@ def _finite(value: Any) -> float | None:
 
 
 def shortened(text: str, most: int) -> tuple[str | list[str], int]:
-    """The text if its JSON has at most `most` bytes, else its beginning and its end;
-    and the characters left out.
-    """
+    """The text if its JSON has at most `most` bytes, else its two ends; and what is left out."""
     keep = min(len(text), max(most, 0))
     while keep and (size := len(json.dumps(_ends(text, keep)))) > most:
         keep = min(keep - 1, keep * most // size)

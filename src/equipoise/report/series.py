@@ -80,9 +80,7 @@ def spaced(items: Sequence[int], most: int) -> list[int]:
 
 
 def first_last_between(n: int) -> list[int]:
-    """0 … n − 1 with the ends first and then ever finer between:
-    what to keep when room runs out early.
-    """
+    """0 … n − 1 with the ends first, then ever finer between: what to keep when room runs out."""
     order = dict.fromkeys([0, n - 1] if n else [])
     parts = 1
     while len(order) < n:

@@ -58,9 +58,7 @@ def shown_steps(run: Run) -> str:
 
 
 def held_out_metrics(run: Run) -> list[str]:
-    """The names of a run's held-out metrics, in the order they were logged:
-    those that have an interval.
-    """
+    """The names of a run's held-out metrics that have an interval, as they were logged."""
     return list(
         dict.fromkeys(k for e in run.evaluations for k in _intervals(e) if number(e, k) is not None)
     )
@@ -78,9 +76,7 @@ def bound(evaluation: dict[str, Any], metric: str, i: int) -> float | None:
 
 
 def peak(run: Run, *keys: str) -> dict[str, Any] | None:
-    """A held-out metric's start, peak and its step (the first of equals),
-    last with its interval, and the drop.
-    """
+    """A held-out metric's start, peak and its first step, last with its interval, and drop."""
     found = [(v, e) for e in run.evaluations if (v := number(e, *keys)) is not None]
     if not found:
         return None

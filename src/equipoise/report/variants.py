@@ -27,9 +27,7 @@ class VariantRuns:
 
 
 def variants(runs: Sequence[Run]) -> list[VariantRuns]:
-    """In the order of their first runs; [] where no two runs are one variant, so that nothing is to
-    be grouped.
-    """
+    """In the order of their first runs; [] where no two runs are one variant."""
     together: dict[str, list[int]] = {}
     seen: Counter[str] = Counter()
     for i, run in enumerate(runs):
@@ -62,9 +60,7 @@ def _seed(run: Run) -> int:
 
 
 def _names(runs: Sequence[Run], found: Sequence[Sequence[int]]) -> list[str]:
-    """The folder that holds a variant's seeds, as `compare` lays them out, or else the options that
-    differ.
-    """
+    """The folder of a variant's seeds, as `compare` makes it, or the options that differ."""
     folders = [{runs[i].path.resolve().parent for i in members} for members in found]
     owners = Counter(folder for parents in folders for folder in parents)
     by_folder = []
@@ -109,9 +105,7 @@ def _distinct(names: Sequence[str]) -> list[str]:
 
 
 def aligned(runs: Sequence[Run], found: Sequence[VariantRuns]) -> list[Run]:
-    """The runs cut to the steps that all begun seeds of their variant have, so that a mean is
-    always over the same.
-    """
+    """The runs cut to the steps that all begun seeds of their variant have."""
     out = list(runs)
     for variant in found:
         begun = [runs[i].steps for i in variant.runs if runs[i].steps]

@@ -41,9 +41,7 @@ class Live:
         self.read()
 
     def read(self) -> tuple[str, str]:
-        """The page's data as JSON, and its tag. A run that is gone for a moment shows what it last
-        was.
-        """
+        """The page's data as JSON, and its tag; a run that is gone shows what it last was."""
         with self._lock:
             try:
                 paths = run_folders.find(self.watched)

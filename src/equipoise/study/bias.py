@@ -58,9 +58,7 @@ SEEN = 100  # items of the training stream looked at per prompt wanted
 
 @dataclass(frozen=True)
 class Outcomes:
-    """Which responses were right: `groups` [P, K, G] for the estimates, `truth` [P, M] for the
-    success rates.
-    """
+    """Which responses were right: `groups` [P, K, G] for estimates, `truth` [P, M] for rates."""
 
     groups: NDArray[np.bool_]
     lengths: NDArray[np.int64]  # [P, K, G] tokens
@@ -85,9 +83,7 @@ class Bin:
 
 @dataclass(frozen=True)
 class BiasedShare:
-    """Of the groups with one success (failure), those of prompts whose success rate is below
-    (above) the group's.
-    """
+    """Groups with one success (failure) whose prompt's rate is below (above) the group's."""
 
     groups: int
     share: Estimate

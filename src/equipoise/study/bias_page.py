@@ -118,9 +118,7 @@ def _reach(estimates: Sequence[Estimate], least: float) -> float:
 
 
 def _baseline(result: Result) -> str:
-    """The paper's Figure 1b: the bias of the group baseline by difficulty,
-    and what Theorem 1 says it is.
-    """
+    """The paper's Figure 1b: the group baseline's bias by difficulty, and Theorem 1's."""
     found = [b.measured for b in result.bins]
     reach = _reach(found, 1 / result.group)
     plot = Plot(-reach, reach)

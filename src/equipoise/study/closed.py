@@ -75,9 +75,7 @@ def _covered(objective: Objective) -> bool:
 
 
 def _groups(file: Any) -> tuple[list[Group], Floats]:
-    """The groups of a logged batch that have right and wrong responses,
-    and the lengths of the whole batch.
-    """
+    """The groups of a logged batch with right and wrong responses, and the batch's lengths."""
     import pyarrow.parquet as pq
 
     table = pq.read_table(file, columns=["group", "reward", "length", "coefficient"])
@@ -123,9 +121,7 @@ def _both(
 
 
 def _masses(G: int, k: int, objective: Objective, anchor: float | None) -> tuple[float, float]:
-    """Σ_{S+} A and Σ_{S−} |A|, with HA-DW's factors,
-    which have their difference in `theory.reweighted_sum`.
-    """
+    """Σ_{S+} A and Σ_{S−} |A| with HA-DW's factors; their difference: `theory.reweighted_sum`."""
     p = k / G
     m = k * (1 - p)
     if objective.advantage.name == "grpo":

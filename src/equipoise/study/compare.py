@@ -67,9 +67,7 @@ def compare(
     jobs: int,
     overrides: Sequence[str],
 ) -> None:
-    """Train what is not trained yet, then write table.md, table.tex, table.csv, results.json and
-    report.html.
-    """
+    """Train what is not trained yet, then write the tables, results.json and report.html."""
     console = Console(highlight=False)
     grid = variants(vary)
     configs = {
@@ -183,9 +181,7 @@ def _variant(name: str, folders: Sequence[RunFolder], metric: str) -> Variant:
 
 
 def differences(found: Sequence[Variant]) -> list[Difference]:
-    """All pairs, in the order of the variants; [] with a single seed,
-    which shows no noise to compare with.
-    """
+    """All pairs, in the order of the variants; [] with a single seed, which shows no noise."""
     if len(found[0].scores) < 2:
         return []
     pairs = itertools.combinations(found, 2)

@@ -61,9 +61,7 @@ class Primary:
 
 @dataclass(frozen=True)
 class Dose:
-    """`values` of one number: the option itself, or `key` of its table,
-    whose other entries are `others`.
-    """
+    """`values` of one number: the option itself, or `key` of its table beside `others`."""
 
     option: str
     values: tuple[float, ...]
@@ -277,9 +275,7 @@ def _text(value: Any) -> str:
 
 
 def in_turn(studies: Sequence[tuple[str, Study, Path]]) -> dict[str, Config]:
-    """The runs of several studies, each study's seeds spread evenly over the whole:
-    a time limit leaves whole seeds.
-    """
+    """The runs of several studies, seeds spread evenly: a time limit leaves whole seeds."""
     ranked = []
     for place, (stem, study, out) in enumerate(studies):
         for name, config in study.configs(out).items():

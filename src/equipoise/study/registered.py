@@ -179,9 +179,7 @@ def _said(effect: Effect) -> str:
 
 
 def regime(results: Mapping[str, Any]) -> str:
-    """What the start policy's responses were like:
-    the means over all runs of what the first step measured.
-    """
+    """The start policy's responses: the means over all runs of what the first step measured."""
     first = [record["first"] for record in results["runs"].values() if "first" in record]
     if not first:
         return ""

@@ -53,9 +53,7 @@ POINTS = ("acc@", "best@", "pass@", "maj@", "greedy", "level/", "start/")  # sha
 def collect(
     study: Study, configs: Mapping[str, Config], failed: Mapping[str, str]
 ) -> dict[str, Any]:
-    """Everything the tables need, and the study itself:
-    the file can be read without the one that it came from.
-    """
+    """Everything the tables need, and the study itself: the file can be read alone."""
     runs: dict[str, dict[str, Any]] = {}
     for name, config in configs.items():
         folder = RunFolder(config.train.out)
@@ -155,9 +153,7 @@ def curve(record: Mapping[str, Any], metric: str) -> list[float]:
 
 
 def value_of(record: Mapping[str, Any], metric: str, at: str) -> float:
-    """One number of a run: a metric of training, or of its evaluations `at` the end, on average,
-    or its jitter.
-    """
+    """One number of a run: a metric of training, or of its evaluations `at` some point."""
     if metric.startswith("run/"):
         found = record.get("run", {}).get(metric.removeprefix("run/"))
         if found is None:

@@ -90,9 +90,7 @@ def _progress(console: Console) -> Progress:
 
 
 def finished(config: Config) -> bool:
-    """Whether the run in that directory is this one and has come to its end:
-    then there is nothing to start.
-    """
+    """Whether the run in that directory is this one and has ended: then nothing is started."""
     folder = RunFolder(config.train.out)
     if not folder.config.exists():
         return False

@@ -94,9 +94,7 @@ def _record(habits: Mapping[str, object]) -> str:
 
 
 def imitate(policy: models.Policy, habits: Mapping[str, object]) -> None:
-    """AdamW on the mean log-probability of fresh traces;
-    the rate rises for ten steps, then falls to 0.
-    """
+    """AdamW on the mean log-probability of fresh traces; warm-up of ten steps, then decay to 0."""
     rates = {name: float(str(habits.get(name, default))) for name, default in DEFAULTS.items()}
     steps = int(rates.pop("steps"))
     levels = habits.get("levels", LEVELS)

@@ -35,9 +35,7 @@ MOST_PER_LEVEL = 90
 
 @dataclass(frozen=True, slots=True)
 class Arithmetic:
-    """Chains of each level equally often. `seed` orders the training stream;
-    the held-out set does not depend on it.
-    """
+    """Chains of each level equally often; `seed` orders the stream, not the held-out set."""
 
     seed: int = 0
     name: str = "arithmetic"
@@ -137,9 +135,7 @@ def _is_held_out(numbers: Sequence[int]) -> bool:
 
 @cache
 def _held_out(level: str, size: int) -> tuple[Prompt, ...]:
-    """The first `size` different held-out chains of a level:
-    a longer list begins with the shorter one.
-    """
+    """The first `size` different held-out chains of a level: longer lists begin as shorter ones."""
     draw = random.Random(f"equipoise/arithmetic/held-out/{level}")
     chosen: dict[tuple[int, ...], Prompt] = {}
     while len(chosen) < size:

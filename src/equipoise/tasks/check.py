@@ -102,9 +102,7 @@ class Checker:
         self._ids: dict[str, int] = {}
 
     def side(self, number: int, row: Row) -> tuple[Side, Item] | None:
-        """The side of row `number` and what it says;
-        None, and a line in the account, where it is left out.
-        """
+        """The side of row `number` and what it says; None, and counted, where it is left out."""
         self.summary.read += 1
         try:
             text, item = self._item(number, row)

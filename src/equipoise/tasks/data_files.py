@@ -22,9 +22,7 @@ OTHER_SPLITS = ("test", "validation", "valid", "val", "dev", "eval")
 
 
 def open_rows(name: str) -> Rows:
-    """A file, a glob or a folder of files of one kind, a folder saved by datasets,
-    or `hub:owner/name:config:split`.
-    """
+    """A file, a glob or folder of files, a folder of datasets, or `hub:owner/name:config:split`."""
     if name.startswith("hub:"):
         return _hub(name)
     if _is_saved(name):
@@ -39,9 +37,7 @@ def open_rows(name: str) -> Rows:
 
 
 def files_of(name: str) -> list[Path]:
-    """The files that `open_rows` would read; none for what is not made of such files (the hub, gym,
-    an empty name).
-    """
+    """The files that `open_rows` would read; none for the hub, gym and an empty name."""
     if name.startswith(("hub:", "gym:")):  # the weight of a mixture, gym:gcd*2+…, is no glob
         return []
     is_file = name.endswith(KINDS) or glob.has_magic(name)

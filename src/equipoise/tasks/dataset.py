@@ -249,9 +249,7 @@ class Dataset:
         return self._with_usable_golds(self._looked_through([(0, self._rows.count)], self._account))
 
     def _with_usable_golds(self, window: _Window) -> _Window:
-        """Without the rows whose answer no verifier can use:
-        found here, not by the responses graded against them.
-        """
+        """Without the rows whose answer no verifier can use: found here, not by the responses."""
         places = np.sort(np.concatenate([window.train, window.held_out]))
         items = [self._schema.read(window.row(int(k))) for k in places]
         bad = inspection.unverifiable(items)
@@ -347,9 +345,7 @@ class Dataset:
             )
 
     def _evaluation_spans(self) -> list[list[Span]]:
-        """`WINDOW_ROWS` rows from all over large data, a window's worth at a time:
-        the same for every seed.
-        """
+        """`WINDOW_ROWS` rows from all over large data, a window at a time; alike for all seeds."""
         wanted, at_once = min(WINDOW_ROWS, self._rows.count), self._windows.window
         piece = min(at_once, -(-wanted // EVALUATION_SPANS))
         starts = np.linspace(0, self._rows.count - piece, wanted // piece).astype(int)

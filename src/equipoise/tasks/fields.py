@@ -29,9 +29,7 @@ Messages = tuple[dict[str, str], ...]
 
 
 def gold(value: Any, column: str) -> str:
-    r"""The reference answer in a column's value:
-    read down to the last \boxed{…} or the text after the last "####".
-    """
+    r"""The reference answer in a column: the last \boxed{…} or what follows the last "####"."""
     if isinstance(value, list) and column == "final_answer":
         return gold(", ".join(re.sub(r"(?<!\\)\$", "", str(part)) for part in value), column)
     if isinstance(value, bool) or not isinstance(value, str | int | float):
@@ -137,9 +135,7 @@ def present(row: Mapping[str, Any], column: str, role: str) -> Any:
 
 
 def _pickled_text(data: bytes) -> str:
-    """The text of a pickle of one text, read without unpickling:
-    opcodes that build anything else could grow or run.
-    """
+    """The text of a pickle of one text, without unpickling: other opcodes could grow or run."""
     found: list[str] = []
     for opcode, argument, _ in pickletools.genops(data):
         if opcode.name in ("BINUNICODE", "SHORT_BINUNICODE", "BINUNICODE8"):
@@ -152,9 +148,7 @@ def _pickled_text(data: bytes) -> str:
 
 
 def unpacked(text: str) -> str:
-    """LiveCodeBench packs its private tests as base64 of zlib of a pickled text;
-    what is not so is left as it is.
-    """
+    """LiveCodeBench's private tests: base64 of zlib of a pickled text; else as it is."""
     if text.lstrip()[:1] in ("[", "{"):
         return text
     try:

@@ -67,9 +67,7 @@ Options = Mapping[str, Mapping[str, Any]]
 
 
 class Gym:
-    """`options` has a task's own settings under its name. `max_tokens` is a default;
-    set rollout.max_tokens to need.
-    """
+    """`options` has a task's own settings under its name; `max_tokens` is a default."""
 
     max_tokens = 256
     stop: tuple[str, ...] = ()
@@ -145,9 +143,7 @@ class Gym:
 
 
 def item(made: Any, seed: int, place: int) -> dict[str, Any]:
-    """An item of a task. codeio and list_functions also draw from the generators that all code
-    shares.
-    """
+    """An item of a task; codeio and list_functions draw from the shared generators too."""
     state, array_state = random.getstate(), np.random.get_state()
     random.seed(seed + place)
     np.random.seed(seed + place)
@@ -161,9 +157,7 @@ def item(made: Any, seed: int, place: int) -> dict[str, Any]:
 def submit(
     entry: Mapping[str, Any], response: str, options: Mapping[str, Any] | None = None
 ) -> Verdict | Future[Verdict]:
-    """The verdict of the scorer of the entry's task (`metadata.source_dataset`) on the answer in a
-    response.
-    """
+    """The verdict of the entry's scorer (`metadata.source_dataset`) on the response's answer."""
     answer = final_answer(response, entry["answer"] or "")
     if not answer:
         return Verdict("unparsed", "no answer", value=0.0)
@@ -222,9 +216,7 @@ def _resident() -> Resident:
 
 
 def pack(value: Any) -> Any:
-    """A value of an entry for JSON, with tuples, dates,
-    times and the keys of dictionaries as they are.
-    """
+    """A value of an entry for JSON, with tuples, dates, times and keys as they are."""
     if isinstance(value, tuple):
         return {"tuple": [pack(x) for x in value]}
     if isinstance(value, dict):

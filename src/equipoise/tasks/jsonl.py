@@ -112,9 +112,7 @@ def _opened(path: Path) -> Any:
 
 
 def _lines(file: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Start, length and number of every line that is not blank. Only the newline ends one:
-    JSON may hold U+2028.
-    """
+    """Start, length and number of every line but blank ones; U+2028 ends none."""
     ends, at = [], 0
     while part := os.pread(file.fileno(), SCAN, at):
         ends.append(np.flatnonzero(np.frombuffer(part, np.uint8) == 10) + at)

@@ -74,9 +74,7 @@ def open_task(
 def open_demonstrations(
     name: str, seed: int, *, gym: Any = None, **options: Any
 ) -> Dataset | ArithmeticSteps:
-    """Prompts with the responses to imitate (`Prompt.answer`),
-    with the options of :class:`Dataset`.
-    """
+    """Prompts with the responses to imitate (`Prompt.answer`); options of :class:`Dataset`."""
     if name == "arithmetic":
         return ArithmeticSteps(seed)
     if name.startswith("gym:"):

@@ -23,9 +23,7 @@ def read_problems(
     verifier: str | None = None,
     recognise: Recognise = recognise,
 ) -> list[tuple[str, Item]]:
-    """Id and content of every row. A benchmark with a hole in it is not that benchmark,
-    so every row counts.
-    """
+    """Id and content of every row; all count: a benchmark with a hole is another benchmark."""
     rows = open_rows(name)
     if rows.count > MOST_PROBLEMS:
         raise TaskError(

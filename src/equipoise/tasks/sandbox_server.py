@@ -129,9 +129,7 @@ def server(token: str, *, host: str = "127.0.0.1", port: int = 0) -> Runner:
 
 
 def _work(kind: str, arguments: list[Any]) -> tuple[Pool[Verdict], list[Any], float]:
-    """The pool that does it, its arguments with their limits bounded,
-    and the deadline of a worker that hangs.
-    """
+    """The pool that does it, its arguments within bounds, and a hanging worker's deadline."""
     if kind not in KINDS:
         raise ValueError(f"kind = {kind!r}: it must be one of {', '.join(KINDS)}")
     if kind == "code":

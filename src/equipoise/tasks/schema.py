@@ -59,9 +59,7 @@ TESTS = {
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """What a row says. `tests` is set for code, `meta` holds the columns that no other field has
-    taken.
-    """
+    """What a row says. `tests` is set for code, `meta` holds the columns that are left."""
 
     question: str
     answer: str
@@ -169,9 +167,7 @@ class _Columns:
         return Item(question, answer, verifier, messages, id_, level, None, meta)
 
     def _named(self, row: Mapping[str, Any]) -> dict[str, Any]:
-        """The row with its roles as columns. What is missing is missing,
-        even if the row has a column of its name.
-        """
+        """The row with its roles as columns; a missing role hides a column of its name."""
         named = {role: value_at(row, column) for role, column in self.columns.items()}
         for role in ("prompt", "answer"):
             if named.get(role) is ABSENT:
@@ -183,9 +179,7 @@ class _Columns:
 
 
 def _comparing(asked: str | None, row: Mapping[str, Any]) -> str:
-    """Which verifier compares an answer: the configuration's, else the row's,
-    else that of mathematics.
-    """
+    """The verifier of an answer: the configuration's, else the row's, else math."""
     form, said = row.get("form"), row.get("verifier")
     if form not in (None, "", *FORMS):
         raise RowError("unknown form", f'"form" is {shown(form)}: must be {" or ".join(FORMS)}')
@@ -254,9 +248,7 @@ def _humaneval(row: Mapping[str, Any]) -> Item:
 
 
 def mbpp(row: Mapping[str, Any]) -> Item:
-    """The tests are part of the question, as in its own prompt:
-    they alone say what the function is called.
-    """
+    """The tests are part of the question, as in its own prompt: they name the function."""
     column = "text" if "text" in row else "prompt"
     tests = _tests(row, "MBPP")
     asserts = tests["test_list"] if isinstance(tests["test_list"], list) else [tests["test_list"]]
@@ -312,9 +304,7 @@ def _tests(row: Mapping[str, Any], schema: str) -> dict[str, Any]:
 
 
 def _rest(row: Mapping[str, Any], *taken: str) -> dict[str, Any]:
-    """Columns that no field of the prompt has; `id`, `answer` and `level` are fields under their
-    own names.
-    """
+    """Columns that no field of the prompt has, but `id`, `answer` and `level`."""
     return {
         key: value for key, value in row.items() if key not in (*taken, "id", "answer", "level")
     }

@@ -118,9 +118,7 @@ def unpack(value: Any) -> Any:
 
 
 def arithmetic(text: str) -> tuple[Fraction, list[int]]:
-    """The exact value of +, -, *, / and parentheses over integers, and the integers in order;
-    else ValueError.
-    """
+    """The exact value of +, -, *, / and () over integers, and the integers; else ValueError."""
     used: list[int] = []
 
     def value(node: ast.expr) -> Fraction:
@@ -153,9 +151,7 @@ def _makes(target: int, text: str, entry: Entry) -> bool:
 
 
 def _coin_flip(text: str, entry: Entry) -> bool:
-    """The probability to four decimals. The package pays for a common prefix:
-    0.5 earned .63 on average.
-    """
+    """To four decimals; the package pays for a common prefix: 0.5 earned .63 on average."""
     if "e" in text.lower():
         raise ValueError("a probability is a decimal or a fraction")
     said, right = (Fraction(x.replace(",", "")) for x in (text, entry["answer"]))

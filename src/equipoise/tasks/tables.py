@@ -73,9 +73,7 @@ class Parquet:
         return _Table(self.name, parts)
 
     def _taken(self, g: int, inside: np.ndarray) -> Iterator[Any]:
-        """Rows of one row group, copied out batch by batch:
-        a slice would keep the whole batch in memory.
-        """
+        """Rows of one row group, copied out batch by batch: a slice would keep the whole batch."""
         import pyarrow as pa
 
         number, group = self._groups[g]

@@ -38,9 +38,7 @@ class TaskError(ValueError):
 
 
 class Task(Protocol):
-    """`max_tokens` is the longest response worth sampling;
-    `stop` holds strings that end one besides the end token.
-    """
+    """`max_tokens`: the longest response worth sampling; `stop`: strings that end one as well."""
 
     @property
     def name(self) -> str: ...
@@ -56,9 +54,7 @@ class Task(Protocol):
         ...
 
     def evaluation(self, per_level: int | None = None) -> list[Prompt]:
-        """The fixed held-out prompts, the same for every seed;
-        the first `per_level` of each level where given.
-        """
+        """The fixed held-out prompts of every seed; the first `per_level` of each level."""
         ...
 
     def grade(self, prompt: Prompt, response: str) -> Verdict | Future[Verdict]:

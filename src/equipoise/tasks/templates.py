@@ -43,9 +43,7 @@ PROMPTS = {
 
 
 def written(question: str, template: str, suffix: str) -> str:
-    """A training prompt: the question inside the named template ("":
-    alone), and the suffix behind it.
-    """
+    """A training prompt: the question in the named template ("": alone), then the suffix."""
     return PROMPTS.get(template, "{question}").replace("{question}", question) + suffix
 
 

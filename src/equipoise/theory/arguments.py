@@ -17,9 +17,7 @@ def probability(p: ArrayLike, name: str = "p") -> Array:
 
 
 def group_size(G: ArrayLike) -> Array:
-    """`G` as a float array of whole numbers, refused below 2 (one response has no group to compare
-    with).
-    """
+    """`G` as a float array of whole numbers, refused below 2: one response has no group."""
     G = np.asarray(G, dtype=np.float64)
     whole = np.isfinite(G) & (np.rint(G) == G)
     _refuse(

@@ -289,9 +289,7 @@ def _bias(law: RewardLaw, G: float, sigma: float) -> float:
 
 
 def _levels(law: RewardLaw, last: float) -> Array:
-    """Breakpoints for v in [0, last]: finer towards both ends, and the quarters of r,
-    for laws with two heaps.
-    """
+    """Breakpoints for v in [0, last]: finer towards both ends, and the quarters of r."""
     ends = last * 2.0 ** -np.arange(1, 12)
     inner = law.cdf(np.array([0.25, 0.5, 0.75]))
     return np.concatenate([[0.0, last], ends, last - ends, inner[inner < last]])
@@ -317,9 +315,7 @@ def _chance_spread(law: RewardLaw, G: float, sigma: float, v: Array) -> Array:
 
 
 def _excess_close(law: RewardLaw, G: float, sigma: float, v: Array) -> Array:
-    """Integrand of E[(p̂ − p)·1_{Sᶜ}]: (u − p)·q^(G−1) + (G−1)·(m − p)·q^(G−1),
-    with m·q = ∫_u^u⁺ r dF.
-    """
+    """Of E[(p̂ − p)·1_{Sᶜ}]: (u − p + (G−1)·(m − p))·q^(G−1), with m·q = ∫_u^u⁺ r dF."""
     u = law.quantile(v)
     top = np.minimum(u + sigma, 1)
     q = np.maximum(law.cdf(top) - v, 0)
@@ -341,9 +337,7 @@ def _excess_spread(law: RewardLaw, G: float, sigma: float, v: Array) -> Array:
 
 
 def _above(law: RewardLaw, v: Array, u: Array, top: Array) -> Array:
-    """∫ F⁻¹ from v to F(top): ∫_u^top r dF and, of an atom at u (or a heap narrower than floats),
-    the part above v.
-    """
+    """∫ F⁻¹ from v to F(top): ∫_u^top r dF and, of an atom at u, the part above v."""
     return law.partial_mean(u, top) + u * (law.cdf(u) - v)
 
 

@@ -146,9 +146,7 @@ def _means(p: Array, G: ArrayLike, anchor: ArrayLike, lam: ArrayLike) -> tuple[A
 
 
 def _rates(G: Array) -> tuple[Array, Array]:
-    """p̂ = k/G for k = 1 … max G − 1 on a last axis of its own,
-    at most 1 where k exceeds a smaller G; and k.
-    """
+    """p̂ = k/G, k = 1 … max G − 1, on a last axis, at most 1 where k exceeds a smaller G; and k."""
     k = np.arange(1.0, G.max(initial=2))
     return np.minimum(k / G[..., None], 1.0), k
 

@@ -50,9 +50,7 @@ def opening(trainer: Trainer) -> None:
 
 
 def header(trainer: Trainer) -> list[str]:
-    """A line each for the model, the objective, the data, the run and the memory;
-    on CUDA, for the kernels too.
-    """
+    """A line each for model, objective, data, run and memory; on CUDA, for the kernels too."""
     lines = [
         ("model", _model(trainer)),
         ("objective", repr(trainer.objective).removeprefix("Objective(").removesuffix(")")),
@@ -179,9 +177,7 @@ def _run(trainer: Trainer) -> str:
 
 
 def _memory(trainer: Trainer) -> str:
-    """What is there for as long as the run; what a pass may take is measured at the first step,
-    and said then.
-    """
+    """What is there for the whole run; a pass is measured, and said, at the first step."""
     policy = trainer.policy
     weights = weight_bytes(policy.model)
     copies = sum(model is not None for model in (trainer.reference, trainer.teacher))

@@ -31,9 +31,7 @@ from equipoise.verifiers.response_format import overlong
 
 @dataclass
 class StepBatch:
-    """Responses of whole groups, in the order of the prompts.
-    `lengths` is 0 where a response stays out of the loss.
-    """
+    """Responses of whole groups in the prompts' order; `lengths` is 0 outside the loss."""
 
     prompts: list[Prompt]
     rollouts: Rollouts
@@ -71,9 +69,7 @@ def encode_prompt(policy: models.Policy, prompt: Prompt, chat: Chat) -> list[int
 
 
 class Collector:
-    """Draws, samples and scores. Its state is the position in the task's stream,
-    and what it saw of each prompt.
-    """
+    """Draws, samples and scores. Its state: the place in the stream, what it saw of prompts."""
 
     def __init__(
         self,
@@ -105,9 +101,7 @@ class Collector:
         self.seconds = {"rollout": 0.0, "reward": 0.0}
 
     def collect(self, step: int) -> StepBatch:
-        """`rollout.prompts` groups; with dynamic sampling, none all right or all wrong,
-        if it finds enough.
-        """
+        """`rollout.prompts` groups; with dynamic sampling none all right or wrong, if it can."""
         r = self.config.rollout
         parts: list[StepBatch] = []
         missing = r.prompts
@@ -182,9 +176,7 @@ class Collector:
     def _finish(
         self, prompts: list[Prompt], rollouts: Rollouts, texts: list[str], scores: Scores
     ) -> StepBatch:
-        """Shape the rewards by length, decide what enters the loss,
-        and leave out what has no score.
-        """
+        """Shape the rewards by length, decide what enters the loss, leave out what has no score."""
         c, lengths, rewards = self.config.reward, rollouts.lengths, scores.rewards
         if c.overlong_buffer:
             rewards = rewards.clone()
@@ -233,9 +225,7 @@ class Collector:
 
 
 def _extremes(batch: StepBatch, values: Tensor) -> tuple[Tensor, Tensor]:
-    """[P] the least and the largest of each group's values;
-    a group without any response has ∞ and −∞.
-    """
+    """[P] the least and largest of each group's values; ∞ and −∞ of one without responses."""
     P, group = len(batch.prompts), batch.rollouts.prompt.cpu()
     low = torch.full((P,), torch.inf, dtype=torch.float64).scatter_reduce_(0, group, values, "amin")
     high = torch.full((P,), -torch.inf, dtype=torch.float64).scatter_reduce_(
@@ -245,9 +235,7 @@ def _extremes(batch: StepBatch, values: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _mixed(batch: StepBatch) -> Tensor:
-    """[P] whether some responses to a prompt are better than others:
-    shaping alone is no difference (DAPO).
-    """
+    """[P] whether a prompt's responses differ in accuracy: shaping alone does not count (DAPO)."""
     low, high = _extremes(batch, batch.accuracy)
     return high > low
 
@@ -369,9 +357,7 @@ def _support_sizes(rollouts: Rollouts) -> dict[str, float]:
 def write_rollouts(
     folder: Path, step: int, batch: StepBatch, credit: Credit, shown: list[str]
 ) -> None:
-    """`step-N.parquet`, a row per response, written whole or not at all; `shown`:
-    prompts as the model read them.
-    """
+    """`step-N.parquet`, a row per response, whole or not at all; `shown`: prompts as read."""
     import pyarrow as pa
 
     r, lengths = batch.rollouts, batch.rollouts.lengths.tolist()

@@ -26,9 +26,7 @@ class TrainerCallback:
         """After an update; `metrics` are those of the step's line in metrics.jsonl."""
 
     def on_evaluation(self, step: int, result: Mapping[str, Any]) -> bool | None:
-        """After an evaluation, the one before the first step included;
-        `result` is its line in eval.jsonl.
-        """
+        """After an evaluation, also the one before step 1; `result`: its line in eval.jsonl."""
 
     def on_checkpoint(self, step: int, path: Path) -> bool | None:
         """After a checkpoint is whole; `path` is a folder in Hugging Face format."""

@@ -44,9 +44,7 @@ def all_steps(folder: Path) -> list[int]:
 
 
 def fault(folder: Path, step: int) -> str | None:
-    """What is wrong with a checkpoint, as the end of a sentence; None for a whole one.
-    Reads all of it.
-    """
+    """What is wrong with a checkpoint, to end a sentence; None for a whole one. Reads it all."""
     path = folder / f"step-{step}"
     if not path.is_dir():
         return "is missing"
@@ -71,9 +69,7 @@ def save(
     weights: dict[str, Tensor] | None = None,
     best: int | None = None,
 ) -> Path:
-    """Write `step-N` whole or not at all, then drop the oldest beyond `keep` earlier ones,
-    but for the `best`.
-    """
+    """Write `step-N` whole or not at all; keep the `best` and `keep` earlier ones."""
     folder.mkdir(parents=True, exist_ok=True)
     target, temporary = folder / f"step-{step}", folder / f".writing-step-{step}"
     discard_unfinished(folder)

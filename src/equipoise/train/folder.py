@@ -88,9 +88,7 @@ class RunFolder:
             self._lock = None
 
     def leave(self) -> None:
-        """Unlock after a start that failed, and take the folder away again where this process made
-        it for nothing.
-        """
+        """Unlock after a start that failed; remove a folder that this process made for nothing."""
         if self._lock is None:
             return
         if os.listdir(self.path) == [LOCK]:
@@ -133,9 +131,7 @@ def _whole_lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def torn_inside(path: Path) -> int | None:
-    """The number of the first line that is not a record though lines follow it;
-    a torn last line is only a kill's.
-    """
+    """The first line that is no record though lines follow; a torn last one is only a kill's."""
     if not path.exists():
         return None
     whole = sum(1 for _ in _whole_lines(path))

@@ -83,9 +83,7 @@ class Watcher:
         self._asked = batch, chosen, self._ask(prompts, texts)
 
     def settle(self) -> tuple[dict[str, float], list[Crossing]]:
-        """The step's metrics, and the measures that have crossed their threshold for the first
-        time.
-        """
+        """The step's metrics, and the measures that cross their threshold for the first time."""
         assert self._asked is not None
         batch, chosen, asked = self._asked
         self._asked = None
@@ -212,9 +210,7 @@ def sample(count: int, step: int) -> list[int]:
 
 
 def built_in(prompt: Prompt, text: str) -> Opinion | Future[Verdict]:
-    """A number by itself, anything else that is compared as an answer by the strict math rules;
-    no other references.
-    """
+    """A number by itself, else by the strict math rules; None for other references."""
     opinion = judge_number(text, prompt.answer)
     if (
         opinion is not None
@@ -226,9 +222,7 @@ def built_in(prompt: Prompt, text: str) -> Opinion | Future[Verdict]:
 
 
 def distinct(prompts: Sequence[Prompt], texts: Sequence[str]) -> Step:
-    """Different answers: in the whole batch against the references',
-    and within groups against the group's size.
-    """
+    """Different answers: in the batch against the references', in groups against their size."""
     given = [
         (prompt, said)
         for prompt, text in zip(prompts, texts, strict=True)

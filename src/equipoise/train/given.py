@@ -73,9 +73,7 @@ def gather(
     rewards: Sequence[Reward] | Reward | None = None,
     objective: str | Objective | None = None,
 ) -> RunInputs:
-    """The arguments of `Trainer` as one configuration and the objects it cannot write.
-    Nothing is loaded.
-    """
+    """The arguments of `Trainer` as a configuration and the objects beside it; loads nothing."""
     table = read_table(config)
     policy = _take_model(table["model"], model, tokenizer)
     rows = _take_data(table["task"], task, dataset)
@@ -217,9 +215,7 @@ def _take_objective(table: dict[str, Any], objective: str | Objective | None) ->
 
 
 def _refuse_missing(given: RunInputs) -> None:
-    """An object that a configuration names and nobody gave:
-    a run begun by a program, resumed by the command line.
-    """
+    """A configuration names an object that nobody gave, as when a program's run is resumed."""
     config = given.config
     named: list[tuple[str, str, object]] = [("model.name", config.model.name, given.policy)]
     named += [("task.name", config.task.name, given.rows or given.task)]
@@ -235,9 +231,7 @@ def _refuse_missing(given: RunInputs) -> None:
 
 
 def check_same(kept: Path, given: RunInputs) -> list[str]:
-    """Refuse a resumed run whose data or model is another one;
-    gives back what is said of its functions.
-    """
+    """Refuse a resumed run whose data or model is another; returns what is said of functions."""
     if not kept.exists():
         return []
     old, new = json.loads(kept.read_text(encoding="utf-8")), given.record()

@@ -22,9 +22,7 @@ class PromptHistory:
         self.seen: dict[str, list[float]] = {}
 
     def counts(self, ids: Sequence[str], step: int) -> list[list[float]]:
-        """Successes, attempts and steps since the last of them, for each prompt;
-        zeros for one that was never seen.
-        """
+        """Successes, attempts and steps since the last, for each prompt; zeros for a new one."""
         out = []
         for i in ids:
             attempts, successes, last = self.seen.get(i, (0, 0.0, step))

@@ -86,9 +86,7 @@ def learn_end(policy: models.Policy, chat: Chat) -> int:
 
 
 class Imitator:
-    """Optimizer steps on batches of demonstrations.
-    Its state is the optimizer's and the number of steps done.
-    """
+    """Optimizer steps on demonstrations. Its state: the optimizer's, and the steps done."""
 
     def __init__(
         self,
@@ -167,9 +165,7 @@ class Imitator:
         return models.token_logprobs(self.policy, part.packed).logprobs
 
     def _cut(self, batch: Sequence[Demonstration]) -> RankShare:
-        """The batch in passes; how much one may hold is measured when there is first something to
-        train on.
-        """
+        """The batch in passes; their size is measured when there is first something to train on."""
         share = RankShare.of(as_rollouts(batch, self.policy.device), torch.arange(len(batch)))
         if self.plan is None:
             sizes = [len(one.prompt) + len(one.response) for one in batch]

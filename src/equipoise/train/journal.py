@@ -35,9 +35,7 @@ TROUBLES_PER_STEP = 20  # kept in troubles.jsonl
 
 @contextlib.contextmanager
 def writing(folder: RunFolder) -> Iterator[None]:
-    """Around whatever writes into the run directory:
-    a full disk is a sentence that says how to go on.
-    """
+    """Around what writes into the run directory: a full disk becomes a sentence."""
     try:
         yield
     except OSError as error:
@@ -114,9 +112,7 @@ class Journal:
             )
 
     def rollouts(self, step: int, batch: StepBatch, credit: Credit, policy: Policy) -> None:
-        """The responses of every `log.rollouts_every`-th step, and of the first,
-        of which the terminal shows one.
-        """
+        """The responses of the first and every `log.rollouts_every`-th step."""
         every = self.config.log.rollouts_every
         if every and self.writes and (step == 1 or step % every == 0):
             with writing(self.folder):
@@ -143,9 +139,7 @@ class Journal:
                     append(self.folder.troubles, {"step": step, "prompt": prompt, **about})
 
     def evaluation(self, step: int, evaluation: Evaluation, result: dict[str, Any]) -> None:
-        """`step-N.parquet` has a row per response to a held-out prompt:
-        what stands behind the line in eval.jsonl.
-        """
+        """`step-N.parquet`, a row per held-out response: what is behind a line of eval.jsonl."""
         import pyarrow as pa
 
         if self.writes:

@@ -91,9 +91,7 @@ class RankShare:
         return torch.cat([self.old[:0], *(logprobs(part) for part in self.parts)])
 
     def cut(self, responses: int, tokens: int, whole_groups: bool) -> None:
-        """Into `parts` of at most `responses` and `tokens` (0:
-        no limit), but of whole responses, or `whole_groups`.
-        """
+        """Into `parts` of at most `responses` and `tokens` (0: no limit), or of `whole_groups`."""
         self.parts = []
         self.cut_at = tokens
         begin = 0

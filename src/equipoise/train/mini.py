@@ -24,9 +24,7 @@ from equipoise.train.micro import RankShare
 
 @dataclass(eq=False)
 class MiniBatch:
-    """This rank's share of an optimizer step's responses, and their credit; `weight`:
-    its share of the prompts.
-    """
+    """This rank's responses of an optimizer step, with credit; `weight`: its share of prompts."""
 
     share: RankShare
     credit: Credit

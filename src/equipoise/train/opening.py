@@ -40,9 +40,7 @@ def check_processes(config: Config) -> None:
 
 
 def load_policy(given: RunInputs) -> models.Policy:
-    """The model that is trained, fit for the way it is trained:
-    a program's own, or the one that is named.
-    """
+    """The model that is trained, fit for the way it is trained: a program's, or the named one."""
     config = given.config
     policy = given.policy or open_model(config.model)
     if config.train.shard and not policy.is_llama_like:

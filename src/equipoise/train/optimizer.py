@@ -86,9 +86,7 @@ class AdamW:
                 _fastest(master)(weight, master, master.grad, moments, now)
 
     def state_dict(self) -> dict[str, Any]:
-        """That of torch's AdamW, and with it the masters that are not the weights,
-        and the moments in 8 bits.
-        """
+        """That of torch's AdamW, with masters that are not the weights, and the 8-bit moments."""
         exact = {"state": {}, "param_groups": []} if self.exact is None else self.exact.state_dict()
         return {
             **exact,

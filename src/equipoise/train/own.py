@@ -36,9 +36,7 @@ class Ungrouped:
 
 @dataclass(frozen=True)
 class Asked:
-    """The outcome of one response, when its call is done:
-    `place` among the call's, where it is for several.
-    """
+    """The outcome of one response, when its call is done; `place` among the call's several."""
 
     function: OwnFunction
     call: Future[Reply]
@@ -114,9 +112,7 @@ class OwnFunction:
     def ask_groups(
         self, prompts: Sequence[Prompt], waiting: Sequence[Ungrouped]
     ) -> list[Asked | Verdict]:
-        """A call for each prompt; it has `seconds` for each of its responses,
-        and fails or is killed as one.
-        """
+        """A call for each prompt: `seconds` for each response, and it fails or is killed as one."""
         asked: list[Asked | Verdict] = []
         pairs = zip(prompts, waiting, strict=True)
         for _, group in itertools.groupby(pairs, key=lambda pair: pair[0].id):

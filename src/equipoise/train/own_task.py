@@ -40,9 +40,7 @@ class OwnTask:
     stop: tuple[str, ...] = ()
 
     def note(self, task: Task) -> str | None:
-        """What to say where the run's data are not what they were;
-        its held-out prompts may be others.
-        """
+        """What to say where the run's data, and so its held-out prompts, may be others."""
         record = None if self.run is None or not files_of(task.name) else read_record(self.run)
         if record is None or not record.data:
             return None
@@ -50,9 +48,7 @@ class OwnTask:
         return what and f"{what} when the run began: its held-out prompts may be others"
 
     def judge(self, task: Task) -> tuple[Judge, str | None]:
-        """Who says how right a response is, as in the run;
-        and what to say where that cannot be asked here.
-        """
+        """Who says how right a response is, as in the run; and a note where it cannot be asked."""
         if self.run is None:
             return TaskVerifier(task), None
         try:
@@ -85,9 +81,7 @@ def own_task(model: str, task: str | None, overrides: Sequence[str] = ()) -> Own
 
 
 def own_chat(model: str) -> TaskConfig:
-    """The section [task] of the run behind a model, for how it shows prompts;
-    the defaults where there is no run.
-    """
+    """The section [task] of the run behind a model, for how it shows prompts; else defaults."""
     folder = run_behind(Path(model))
     return TaskConfig() if folder is None else load_sections(folder.config, ("task",)).task
 

@@ -114,9 +114,7 @@ def plan(
 
 
 def free_room(device: torch.device, cap: int | None, to_come: int) -> tuple[float, str]:
-    """Bytes a pass may take beyond what is taken now, infinitely many where nobody knows;
-    and what sets the limit.
-    """
+    """Bytes a pass may take beyond what is taken (∞ if unknown), and what sets the limit."""
     if device.type == "cuda":
         taken = torch.cuda.memory_allocated(device)
         free: float = memory.free(device)

@@ -16,9 +16,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 
 class _Output(Console):
-    """Keeps quiet from when its reader has gone (`equipoise train … | head`),
-    where rich would end the process.
-    """
+    """Keeps quiet once its reader has gone (`… | head`), where rich would end the process."""
 
     reader_gone = False
 
@@ -39,9 +37,7 @@ def reader_gone() -> bool:
 
 
 def discard_output() -> None:
-    """Have what is still written to a closed pipe go nowhere,
-    also when Python flushes it at the end.
-    """
+    """Have what is still written to a closed pipe go nowhere, at Python's end as well."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, sys.stdout.fileno())
     os.close(nowhere)

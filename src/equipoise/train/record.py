@@ -18,9 +18,7 @@ from equipoise.train.folder import RunError, RunFolder, replace
 
 @dataclass
 class Record:
-    """`id` names the run to trackers; `data` are the fingerprints of what it trains on
-    (tasks/fingerprint.py).
-    """
+    """`id` names the run to trackers; `data`: the fingerprints of tasks/fingerprint.py."""
 
     id: str
     place: str  # the directory, as a whole path

@@ -9,9 +9,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class TrainResult:
-    """How a run ended: its last step, that step's metrics and the last evaluation ({} where there
-    was none).
-    """
+    """A run's last step, its metrics and the last evaluation ({} where there was none)."""
 
     step: int
     metrics: dict[str, Any] = field(repr=False)

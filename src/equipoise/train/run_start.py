@@ -39,9 +39,7 @@ class Start:
     resumed: bool = False
 
     def check_data(self, folder: RunFolder, config: Config, task: Task) -> None:
-        """Keep the fingerprints of a new run's data;
-        refuse a resumed run whose data are others now.
-        """
+        """Keep the fingerprints of a new run's data; refuse a resumed run with other data."""
         now = fingerprints(task, config.task.held_out, config.task.avoid)
         if self.record.data and (what := changed(self.record.data, now)):
             raise RunError(_other_data(folder, self.step, what))
@@ -180,9 +178,7 @@ def resume_command(folder: RunFolder, from_step: int | None = None) -> str:
 
 
 def _chosen(folder: RunFolder, record: Record | None, every: int, from_step: int | None) -> int:
-    """The step whose checkpoint a resumed run goes on from.
-    The last one there ever was, unless another is named.
-    """
+    """The step that a resumed run goes on from: the last there ever was, or the one named."""
     last = max([0, *checkpoint.all_steps(folder.checkpoints)])
     last = max(last, record.checkpoint if record else _expected(folder, every))
     step = last if from_step is None else from_step

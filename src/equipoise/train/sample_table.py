@@ -12,9 +12,7 @@ from equipoise.train.batch import StepBatch
 def sample_rows(
     batch: StepBatch, credit: Credit, count: int, step: int
 ) -> list[dict[str, str | float]]:
-    """At most `count` rows, spread evenly over the batch:
-    of different prompts where there are many.
-    """
+    """At most `count` rows spread evenly over the batch: different prompts if there are many."""
     total = len(batch.texts)
     chosen = range(0, total, max(1, -(-total // count)))
     group = batch.rollouts.prompt.tolist()

@@ -46,9 +46,7 @@ TROUBLES = ("crashed", "bad_gold", "unavailable")  # verdicts somebody should lo
 
 @dataclass
 class Scores:
-    """rewards [B, K], NaN where a verdict is worth no score; verdicts [B]:
-    the kind of the one that decides.
-    """
+    """rewards [B, K], NaN without a score; verdicts [B]: the kind of the one that decides."""
 
     rewards: Tensor
     # [B] of the verdict that decides: 1 correct, 0 not, its partial credit; of a number, its rate
@@ -107,9 +105,7 @@ class Scorer:
         return "task" if names[0] == "task" else " + ".join(names)
 
     def judge(self, prompts: Sequence[Prompt], responses: Sequence[str]) -> list[Judged]:
-        """What an evaluation takes: the verdict that decides, else the number as an accuracy;
-        and the whole reward.
-        """
+        """For an evaluation: the deciding verdict, else the number as accuracy; and the reward."""
         asked = [self.ask(prompt, text) for prompt, text in zip(prompts, responses, strict=True)]
         rows = self._outcomes(prompts, asked)
         scores = self._scores(prompts, rows)
@@ -230,16 +226,12 @@ class Scorer:
 
 
 def rate_of(objective: Objective) -> Rate:
-    """Rewards as success rates: on the range that the objective's difficulty names,
-    themselves without one.
-    """
+    """Rewards as success rates: on the range that difficulty names, else themselves."""
     return (lambda reward: reward) if objective.difficulty is None else objective.difficulty.rate
 
 
 def check_own(config: RewardConfig, given: Mapping[str, Callable[..., Any]]) -> None:
-    """Import every function of the user's and refuse what cannot be called,
-    before anything else is opened.
-    """
+    """Import the user's functions and refuse what cannot be called, before all else."""
     for name in config.functions:
         if name not in BUILT_IN:
             OwnFunction(name, config, given=given.get(name))

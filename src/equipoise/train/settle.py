@@ -46,9 +46,7 @@ TOO_HIGH = 10.0  # times the default
 
 @dataclass(frozen=True)
 class Outline:
-    """What of a model decides: name, tokenizer, the tokens that end its texts,
-    and how many parameters it has.
-    """
+    """What of a model decides: name, tokenizer, the tokens that end its texts, its size."""
 
     name: str
     tokenizer: Any
@@ -66,9 +64,7 @@ C = TypeVar("C", Config, SftConfig)
 
 @dataclass(frozen=True)
 class Settled(Generic[C]):
-    """The configuration without `auto`, what it does with prompts,
-    and what the user should hear of it.
-    """
+    """The configuration without `auto`, what it does with prompts, and notes for the user."""
 
     config: C
     chat: Chat

@@ -130,9 +130,7 @@ class Sft:
         return [one for prompt in some if (one := self.encoder(prompt)) is not None]
 
     def _restored(self) -> dict[str, Any] | None:
-        """The state of the last checkpoint, with its weights in the policy;
-        what was logged after it is forgotten.
-        """
+        """The last checkpoint's state, its weights put into the policy; later logs are dropped."""
         folder, found = self.folder.checkpoints, checkpoint.all_steps(self.folder.checkpoints)
         last = found[-1] if found else 0
         if last and (fault := checkpoint.fault(folder, last)):

@@ -43,9 +43,7 @@ class _Root(torch.nn.Module):
 
 
 class Shards:
-    """`parameters`: this process's rows of every weight, float32,
-    in the order of `policy.parameters()`.
-    """
+    """`parameters`: this process's rows of every weight, float32, in `policy`'s order."""
 
     def __init__(self, policy: models.Policy) -> None:
         assert policy.is_llama_like  # found out while the model is whole
@@ -96,9 +94,7 @@ class Shards:
             self._go_through()
 
     def idle_pass(self, *, backward: bool) -> None:
-        """A pass over one token that counts nothing,
-        for a process that has less to do than another.
-        """
+        """A pass over one token that counts nothing, for a process that has less to do."""
         one = torch.zeros(1, dtype=torch.long, device=self.device)
         with torch.set_grad_enabled(backward):
             logprobs = models.token_logprobs(
@@ -114,9 +110,7 @@ class Shards:
                 rows.grad, weight.grad = weight.grad.to_local(), None
 
     def state_dict(self, state: dict[str, Any]) -> dict[str, Any]:
-        """The optimizer's state as one process would have it, on the CPU of the first;
-        all take part.
-        """
+        """The optimizer's state as of one process, on the CPU of the first; all take part."""
         masters = self.parameters if self.rounded else []
         gathered: dict[str, Any] = _each({**state, "masters": masters}, _gathered)
         return gathered

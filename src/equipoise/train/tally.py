@@ -58,9 +58,7 @@ def joined(parts: Sequence[Sequence[Tally]]) -> list[Tally]:
 
 
 def labels(names: Sequence[str]) -> list[str]:
-    """Short names of functions for metrics and columns:
-    the part behind the colon, numbered where two are alike.
-    """
+    """Short names of functions for metrics and columns: behind the colon, numbered if alike."""
     short = [name.rpartition(":")[2] for name in names]
     return [name if short.count(name) == 1 else f"{name}_{k}" for k, name in enumerate(short)]
 

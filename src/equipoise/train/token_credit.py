@@ -24,9 +24,7 @@ from equipoise.train.update import Updater
 
 
 def open_teacher(name: str, policy: models.Policy) -> models.Policy:
-    """The frozen teacher, on the policy's device and in its precision;
-    refused where its tokens are others.
-    """
+    """The frozen teacher on the policy's device, in its precision; refused if tokens differ."""
     teacher = models.load(name, dtype=policy.dtype, device=policy.device)
     teacher.model.requires_grad_(False)
     check_vocabularies(policy, teacher)
@@ -77,9 +75,7 @@ class TokenCredit:
         self.temperature = config.rollout.temperature
 
     def of(self, batch: StepBatch) -> TokenArguments:
-        """Arguments of `assign`, [N] each: the tokens in the loss in row order.
-        All ranks take part.
-        """
+        """Arguments of `assign`, [N] each, for the tokens in the loss. All ranks take part."""
         found: TokenArguments = {}
         if self.keep < 1:
             found["token_weight"] = entropy_mask(self._entropy(batch), self.keep).cpu()
@@ -108,9 +104,7 @@ class TokenCredit:
         )
 
     def _old(self, batch: StepBatch) -> Tensor:
-        """log π_old, the sampler's or with `rollout.exact` the trainer's,
-        as the loss compares with.
-        """
+        """log π_old: the sampler's, with `rollout.exact` the trainer's, as in the loss."""
         if self.updater.exact:
             return self._logprobs(batch, self.policy)
         lengths = batch.rollouts.lengths

@@ -28,9 +28,7 @@ Row = Mapping[str, str | float]
 
 @dataclass(frozen=True)
 class Tracked:
-    """What a tracker is opened with; `identifier`:
-    the one it gave the run that is resumed, if it saw it before.
-    """
+    """What a tracker is opened with; `identifier`: what it called the run that is resumed."""
 
     folder: Path
     log: LogConfig
@@ -135,9 +133,7 @@ class _TensorBoard:
 
 
 class _Wandb:
-    """Steps are a metric of ours, not W&B's own count, which never goes back:
-    a resumed run does, to its checkpoint.
-    """
+    """Steps are a metric of ours: W&B's own count never goes back, and a resumed run does."""
 
     def __init__(self, run: Tracked) -> None:
         self.module = _imported("wandb", "wandb")
@@ -184,9 +180,7 @@ class _Wandb:
 
 
 class _Trackio:
-    """A run is found again by its name, of which there may be several in a project:
-    hence a name of its own.
-    """
+    """A run is found again by its name, of which a project may have several: hence our own."""
 
     def __init__(self, run: Tracked) -> None:
         self.module = _imported("trackio", "trackio")

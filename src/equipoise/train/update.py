@@ -189,9 +189,7 @@ class Updater:
         turn: int,
         first: list[MiniBatch] | None = None,
     ) -> list[MiniBatch]:
-        """The mini-batches of a pass over the batch; `first`:
-        those of the first one, which were compared already.
-        """
+        """The mini-batches of a pass; `first`: those of the first one, compared already."""
         t, prompts = self.config.train, len(batch.prompts)
         # With one mini-batch every pass sees the same responses, packed already.
         if first is not None and parts_of(prompts, t.mini_batch) == 1:
@@ -205,9 +203,7 @@ class Updater:
         return parts
 
     def _compare_as(self, first: list[MiniBatch], parts: list[MiniBatch], tokens: int) -> None:
-        """Hand on what the ranks computed before the first update, `_compare`'s,
-        to `parts` of another cut.
-        """
+        """Hand on what the ranks computed before the first update to `parts` of another cut."""
         for name, computed in (("old", self.exact), ("ref", bool(self.config.objective.kl))):
             if not computed:
                 continue
@@ -275,9 +271,7 @@ class Updater:
             self._shrink(share, reason)
 
     def _shrink(self, share: RankShare, reason: str) -> None:
-        """Smaller micro-batches for the rest of the run or, where there are none,
-        gradient checkpointing.
-        """
+        """Smaller micro-batches for the rest of the run or, at one, gradient checkpointing."""
         assert self.plan is not None
         most = share.largest_pass
         share.cut(self.config.train.micro_batch, most // 2, self.objective.needs_whole_groups)
@@ -353,9 +347,7 @@ class Updater:
         return outputs, apart
 
     def _dropout_seed(self, part: int) -> int:
-        """Of the masks of a micro-batch: the run's seed, the optimizer step,
-        the rank and the part decide.
-        """
+        """Of a micro-batch's masks, by the run's seed, optimizer step, rank and part."""
         return random.Random(
             f"{self.config.train.seed} {self.updates} {ranks.me()} {part}"
         ).getrandbits(63)
@@ -453,9 +445,7 @@ def _added(first: LossOutput, *others: LossOutput) -> LossOutput:
 
 
 def _merged(steps: Sequence[Step]) -> dict[str, float]:
-    """Metrics of several optimizer steps: losses are means over prompts,
-    all else is over their tokens.
-    """
+    """Metrics of several optimizer steps: losses are means over prompts, the rest over tokens."""
     outputs = []
     for step in steps:
         for output in step.outputs:

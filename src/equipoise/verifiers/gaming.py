@@ -34,9 +34,7 @@ SPACES = re.compile(r"\\[,!; ]|\s|~|\{,\}|\$|\\\$|\\?%|\*\*")
 
 @dataclass(frozen=True)
 class Measure:
-    """`threshold` is crossed from below (`above`) or from above;
-    the sentence says what the measure is.
-    """
+    """`threshold` is crossed from below (`above`) or above; `sentence`: what is measured."""
 
     threshold: float
     above: bool
@@ -109,9 +107,7 @@ def _without_unit(match: re.Match[str]) -> str:
 
 
 def is_copied(response: str, prompt: str, reference: str) -> bool:
-    """Whether the answer, or the last line where none is marked,
-    stands in the prompt and is not the reference.
-    """
+    """Whether the answer, else the last line, stands in the prompt and is not the reference."""
     tail = response[-TAIL:]
     marked = next((found[-1] for mark in (BOX, TAG, HASH) if (found := mark.findall(tail))), None)
     said = _bare(marked if marked is not None else (tail.strip().splitlines() or [""])[-1])
@@ -125,9 +121,7 @@ def _bare(text: str) -> str:
 
 
 def effective_number(answers: list[str]) -> float:
-    """1/Σp² of the shares of different answers: n for n equally frequent ones, 1 for one that is
-    given always.
-    """
+    """1/Σp² of the shares of different answers: n of n equally frequent ones, 1 of one alone."""
     counts: dict[str, int] = {}
     for text in answers:
         counts[text] = counts.get(text, 0) + 1

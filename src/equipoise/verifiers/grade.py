@@ -175,9 +175,7 @@ def submit_code(
     *,
     expires: float = float("inf"),
 ) -> Future[Verdict]:
-    """`grade_code` as a future; where nothing is said,
-    within the limits of the configuration (`rewards.backend`).
-    """
+    """`grade_code` as a future; by default within the configuration's limits."""
     limits = limits or backend.limits()
     row, bounds = json.dumps(tests, sort_keys=True), dataclasses.asdict(limits)
     job = [response, row, bounds]
@@ -239,9 +237,7 @@ def code_job(response: str, row: str, limits: dict[str, Any]) -> Verdict:
 
 @functools.lru_cache(maxsize=10_000)
 def _reference_fails(row: str, limits: str) -> str | None:
-    """Why the solution that an MBPP row brings (`code`) does not pass the row's tests,
-    where it brings one.
-    """
+    """Why an MBPP row's own solution (`code`), where it brings one, does not pass its tests."""
     table = json.loads(row)
     solution = table.get("code") if isinstance(table, dict) and "test_list" in table else None
     if not isinstance(solution, str):
@@ -292,9 +288,7 @@ def _check(gold: str) -> Future[Verdict]:
 
 
 def _math_result(future: Future[Verdict], gold: str) -> Verdict:
-    """A comparison that ran out of time may be the reference's fault:
-    then it says nothing about the response.
-    """
+    """Out of time may be the reference's fault: then it says nothing about the response."""
     verdict = future.result()
     if verdict.kind in ("timeout", "limit", "crashed") and verdict.reason != OVER_BUDGET:
         (problem,) = check_golds([gold])

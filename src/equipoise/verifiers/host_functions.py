@@ -21,9 +21,7 @@ Completion = str | Sequence[Mapping[str, Any]]
 
 
 def text_of(completion: Completion) -> str:
-    """What the model said last: the completion itself,
-    or the content of its last assistant message.
-    """
+    """What the model said last: the completion, or its last assistant message's content."""
     if isinstance(completion, str):
         return completion
     said = [m.get("content") for m in completion if m.get("role", "assistant") == "assistant"]
@@ -125,9 +123,7 @@ def prompt_text(prompt: Completion) -> str:
 
 
 def _tests(reference: Any) -> Any:
-    """A column of structs has every row's keys, None where this row has none;
-    the rest is for the verifier to read.
-    """
+    """A column of structs has every row's keys: None where this row has none."""
     return (
         {k: v for k, v in reference.items() if v is not None}
         if isinstance(reference, Mapping)

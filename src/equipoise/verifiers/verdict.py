@@ -41,9 +41,7 @@ class Verdict:
 
     @property
     def accuracy(self) -> float | None:
-        """How right the response is, whatever a reward makes of it;
-        None where the verdict says nothing about it.
-        """
+        """How right the response is, whatever the reward; None where the verdict does not say."""
         if self.kind in NO_SCORE:
             return None
         if self.kind in SCORES and self.value is not None:
@@ -67,9 +65,7 @@ def _table(outcome: Outcome) -> Any:
 
 
 def decode(data: bytes) -> Reply:
-    """Strictly what `encode` writes, or ValueError:
-    the bytes may come from a process that read hostile text.
-    """
+    """Strictly what `encode` writes, else ValueError: the bytes may be hostile."""
     try:
         table = json.loads(data.decode("ascii"), parse_constant=_refuse)
     except RecursionError as error:

@@ -228,9 +228,7 @@ class LogCollector:
         return np.array([known.setdefault(key, len(known)) for key in keys], np.int64)
 
     def log(self, paths: Sequence[Path] = ()) -> Log:
-        """All of it; of TRL's rows, those of training,
-        as far as what lies beside the `paths` tells.
-        """
+        """All of it; of TRL's rows, those of training, as far as the files beside `paths` tell."""
         if not self.places:
             raise AuditError(
                 "no file holds a response with a reward: " + "; ".join(self.dump_notes)
@@ -344,9 +342,7 @@ def _key(value: Any) -> Hashable:
 
 
 def _without_groups_of_one(log: Log, rows: Integers) -> tuple[Log, Integers, int]:
-    """The log without responses that are alone among those of their group that were kept,
-    or that were not.
-    """
+    """The log without responses that are alone among those of their group kept (or not kept)."""
     part = 2 * log.group + (0 if log.kept is None else log.kept)
     keep = np.bincount(part)[part] > 1
     if keep.all() or not keep.any():

@@ -30,9 +30,7 @@ Piece = tuple[int, dict[str, Any]]
 
 
 def files_of(path: Path) -> list[Path]:
-    """The files of a log: the path itself, or what a directory holds,
-    in the order of the numbers in their names.
-    """
+    """The files of a log, in the order of the numbers in their names: a path, or a folder's."""
     if path.is_file():
         if path.suffix not in SUFFIXES:
             raise AuditError(
@@ -57,9 +55,7 @@ def files_of(path: Path) -> list[Path]:
 
 
 def _apart(file: Path) -> bool:
-    """Whether a file lies among rollouts and is none:
-    an evaluation of slime's, SkyRL's sums over its evaluations.
-    """
+    """Whether a file among rollouts is none: slime's evaluations, SkyRL's sums over its own."""
     return slime.is_evaluation(file) or file.name == skyrl.SUMS
 
 

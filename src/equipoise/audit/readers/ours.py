@@ -55,9 +55,7 @@ def as_trained(log: Log, paths: Sequence[Path]) -> Log:
 
 
 def _masked(log: Log) -> Log:
-    """As the run had it: responses cut at the limit count in their group's mean reward and stay out
-    of the loss.
-    """
+    """As the run had it: a truncated response counts in its group's mean and not in the loss."""
     if log.truncated is None or not log.truncated.any():
         return log
     length = np.where(log.truncated, 0, log.length)

@@ -35,9 +35,7 @@ LIMITS = (
 
 
 def files(folder: Path) -> list[Path]:
-    """The training episodes below a run directory or its `rollouts`:
-    everything sampled, where that was written.
-    """
+    """The training episodes below a run or its `rollouts`: all that was sampled, where written."""
     for subset in ("all", "effective"):
         found = list(folder.glob(f"step_*/train/{subset}/traces.jsonl"))
         if found:

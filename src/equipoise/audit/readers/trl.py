@@ -51,9 +51,7 @@ def without_words(rewards: dict[str, float], piece: dict[str, Any]) -> dict[str,
 
 @dataclass(frozen=True)
 class Evaluations:
-    """The steps at which a run evaluated, as far as it says:
-    of steps from `unknown_from` on it says nothing.
-    """
+    """The steps at which a run evaluated; of steps from `unknown_from` on it says nothing."""
 
     steps: frozenset[int] = frozenset()
     unknown_from: int = 0
@@ -79,9 +77,7 @@ def evaluations(paths: Iterable[Path]) -> Evaluations:
 
 
 def _states(path: Path) -> list[Path]:
-    """The states in the folder of the files and, if that is TRL's `completions`,
-    in the output directory around it.
-    """
+    """The states beside the files or, where they lie in `completions`, in the folder around it."""
     path = path.resolve()
     inner = path / "completions"
     folder = path.parent if path.is_file() else inner if inner.is_dir() else path
@@ -190,9 +186,7 @@ def _with_prompts_of_their_own(log: Log) -> set[int]:
 
 
 def check_explained(log: Log, advantage: Floats, summed: tuple[str, ...]) -> None:
-    """Several reward columns: their sum must be what TRL took its advantages of,
-    or some is no reward, or weighed.
-    """
+    """The sum of several reward columns must be what TRL took its advantages of."""
     if len(summed) < 2:
         return
     n = np.bincount(log.group)

@@ -15,9 +15,7 @@ COLUMNS = ("input", "output", "score", "step")
 
 
 def without_rollout(values: Any) -> list[Any]:
-    """verl's key {sample}_{rollout}_{output} without its last two numbers:
-    what the responses to one prompt share.
-    """
+    """verl's key {sample}_{rollout}_{output} without its last two numbers: that of a prompt."""
     return [re.sub(r"_\d+_\d+$", "", v) if isinstance(v, str) else v for v in plain_values(values)]
 
 

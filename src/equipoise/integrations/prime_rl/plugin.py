@@ -40,9 +40,7 @@ def objective_of(text: str) -> Objective:
 
 
 def loss(inputs: Any, *, length: float | None = None, **choices: Any) -> Any:
-    """prime-rl's loss of one sequence: our surrogate's sum,
-    weighed by `length` over the effective length.
-    """
+    """prime-rl's loss of one sequence: our surrogate's sum times `length`/effective length."""
     from prime_rl.trainer.rl.loss import LossOutputs
 
     objective = objective_of(json.dumps(choices, sort_keys=True))

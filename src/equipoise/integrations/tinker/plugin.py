@@ -45,9 +45,7 @@ def data(
     logprobs: Sequence[Sequence[float]],
     coefficient: Tensor,
 ) -> list[Any]:
-    """Tinker's data: at the positions that predict a response's tokens its coefficient, 0 at those
-    of the prompt.
-    """
+    """Tinker's data: the coefficient where a response's tokens are predicted, 0 in the prompt."""
     from tinker import types
 
     made = []
@@ -73,9 +71,7 @@ def data(
 
 
 def custom_loss(objective: Objective, credit: Credit) -> CustomLoss:
-    """The loss for forward_backward_custom on `data` with this credit:
-    `Objective.loss` of the whole batch.
-    """
+    """The loss for forward_backward_custom on `data`: `Objective.loss` of the whole batch."""
     lengths = credit.lengths.tolist()
     response = response_ids(credit.lengths)
 
@@ -83,9 +79,7 @@ def custom_loss(objective: Objective, credit: Credit) -> CustomLoss:
         """What Tinker calls with its data and their log-probabilities of now."""
 
         def ends(values: Sequence[Tensor]) -> Tensor:
-            """Of each datum the part that belongs to its response:
-            the positions of the prompt come first.
-            """
+            """The response's part of each datum: the positions of the prompt come first."""
             last = [value[len(value) - n :] for value, n in zip(values, lengths, strict=True)]
             return torch.cat(last)
 

@@ -61,9 +61,7 @@ def export_trl(config: Config, out: Path) -> Launch:
 
 
 def split_arguments(config: Config) -> list[str]:
-    """For a launch of several processes: how the batch is split among them,
-    as arguments to TRL's parser.
-    """
+    """How the batch is split among several processes, as arguments to TRL's parser."""
     processes = int(os.environ.get("WORLD_SIZE", "1"))
     if processes == 1:
         return []
@@ -79,9 +77,7 @@ def split_arguments(config: Config) -> list[str]:
 
 
 def dataset(config: Config, task: Task) -> Any:
-    """The prompts of the whole run, in the order in which ours would draw them,
-    as the package datasets has them.
-    """
+    """The prompts of the whole run in the order of our own draws, as a `datasets.Dataset`."""
     count = config.rollout.prompts * config.train.steps
     return _datasets().Dataset.from_list(
         [_row(config, task.prompt(i), TRAIN, i) for i in range(count)]
@@ -102,9 +98,7 @@ def _row(config: Config, prompt: Any, split: str, index: int) -> Row:
 
 
 def tokenizer(config: Config, model: str) -> Any:
-    """None where TRL's own will do; it pads on the left,
-    and so must one that brings another chat template.
-    """
+    """None where TRL's own will do; like TRL's, one with another chat template pads left."""
     if not config.task.chat_template:
         return None
     from transformers import AutoTokenizer
@@ -121,9 +115,7 @@ def _datasets() -> Any:
 
 
 def reward_functions(config: Config, task: Task) -> list[Callable[..., list[float | None]]]:
-    """TRL's reward functions, one for each of reward.functions;
-    None from all of them where one has no score.
-    """
+    """TRL's reward functions, one for each of ours; None from all where one has no score."""
     rewards = Rewards(config, task)
     last: dict[str, Any] = {}
 

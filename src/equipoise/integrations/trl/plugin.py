@@ -145,9 +145,7 @@ class EquipoiseGRPOTrainer(GRPOTrainer):
         }
 
     def _all_tokens(self, output: dict[str, Any], mask: Tensor, scored: Tensor) -> Tensor:
-        """[N] the tokens of all responses that have a reward, in the order of the rows,
-        from all ranks.
-        """
+        """[N] the tokens of all responses that have a reward, in row order, from all ranks."""
         if "tool_mask" in output:
             raise ValueError(
                 "cancellation = prefix asks which tokens share their whole prefix, and what a tool answered is not "
@@ -339,9 +337,7 @@ def refuse(objective: Objective, args: GRPOConfig) -> None:
 
 
 def adapted(objective: Objective, args: GRPOConfig, reward_weights: list[float]) -> Objective:
-    """The objective with what GRPOConfig decides:
-    reward weights, KL, and the correction of vLLM's samples.
-    """
+    """The objective with what GRPOConfig decides: reward weights, KL, vLLM's correction."""
     choices = objective.choices()
     if objective.kl not in (0.0, args.beta):
         raise ValueError(
@@ -380,9 +376,7 @@ def _mismatch(args: GRPOConfig) -> dict[str, Any]:
 
 
 def _loss_mask(inputs: dict[str, Any]) -> Tensor:
-    """[B, T] the tokens the model wrote: not padding, not what a tool answered,
-    not a truncated response's.
-    """
+    """[B, T] the tokens the model wrote: no padding, no tool's answer, no truncated response."""
     mask: Tensor = inputs["completion_mask"]
     return mask * inputs["tool_mask"] if "tool_mask" in inputs else mask
 
@@ -396,9 +390,7 @@ def _clipped(
     response: Tensor,
     position: Tensor | None,
 ) -> Tensor | None:
-    """[2] the least share of tokens cut with A < 0, and the largest with A > 0,
-    of any response here.
-    """
+    """[2] the least share of tokens clipped with A < 0 and the largest with A > 0, by response."""
     new, old = new.detach().float(), old.float()
     c = objective.token_coefficient(credit, response, position, new.dtype)
     tokens = Tokens(new, old, (new - old).nan_to_num(0.0, 0.0, 0.0), c, response, credit.lengths)

@@ -30,9 +30,7 @@ FIXED: dict[str, Any] = {
 
 
 def objective_of(config: Config) -> dict[str, Any]:
-    """Keyword arguments of `Objective`; what GRPOConfig decides (reward weights, mismatch) is left
-    to it.
-    """
+    """Keyword arguments of `Objective`, without what GRPOConfig decides (weights, mismatch)."""
     choices = config.build_objective().choices()
     if choices["difficulty"]["name"] == "hadw_history":
         choices["difficulty"] = {"name": "none"}

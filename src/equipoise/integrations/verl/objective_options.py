@@ -93,9 +93,7 @@ def kept(objective: Objective) -> dict[str, Any]:
 
 
 def _regularizers(objective: Objective, L: float) -> dict[str, Setting]:
-    """verl averages both as Σ_tokens/(responses·L);
-    ours does so for an aggregation by a constant length.
-    """
+    """verl averages both as Σ_tokens/(responses·L), as we do under a constant length."""
     rule = objective.aggregation
     exact = rule.name == "constant" and objective.averaged_groups == "all"
     kl = objective.kl * (L / rule.options["length"] if exact else 1.0)

@@ -127,9 +127,7 @@ def _objective(options: str) -> Objective:
 
 
 def divisor(algorithm: Any, objective: Objective) -> float:
-    """What verl divides a sum over tokens by, besides the rows of the batch;
-    ValueError where it would not just sum.
-    """
+    """What verl divides a sum over tokens by besides the rows; ValueError if it does not sum."""
     host = _host(algorithm)
     if host is None:
         return 1.0
@@ -166,9 +164,7 @@ def divisor(algorithm: Any, objective: Objective) -> float:
 
 
 def _host(algorithm: Any) -> Any:
-    """verl's section actor_rollout_ref, beside the algorithm section;
-    None where that one came alone.
-    """
+    """verl's section actor_rollout_ref beside the algorithm section; None without it."""
     root = algorithm._get_root() if isinstance(algorithm, DictConfig) else None
     return None if root is None else OmegaConf.select(root, "actor_rollout_ref")
 

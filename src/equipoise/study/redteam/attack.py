@@ -59,9 +59,7 @@ class NewStart(Exception):
 
 @dataclass
 class Attack:
-    """One verifier under attack until `deadline` (of time.monotonic);
-    `judged_by` is a user's module:function.
-    """
+    """A verifier attacked until `deadline` (time.monotonic); `judged_by`: a module:function."""
 
     target: Target
     deadline: float
@@ -144,9 +142,7 @@ class Attack:
 def random_search(
     attack: Attack, problems: Sequence[Problem], draw: random.Random, until: float
 ) -> None:
-    """Responses of the grammar, and edits of accepted ones, at least a batch:
-    what is found without learning.
-    """
+    """Responses of the grammar and edits of accepted ones, a batch or more: no learning."""
     attack.phase = "random search"
     mark = problems[0].mark
     accepted = [
@@ -213,9 +209,7 @@ def write_problems(
 
 
 def train(attack: Attack, problems: Sequence[Problem], config: Callable[[int], Config]) -> int:
-    """RL until the time is over, at least a step; `config` gives the run of each start.
-    Returns how many there were.
-    """
+    """RL until the time is over, at least a step; `config` makes each start. Their number."""
     attack.phase = "RL"
     for start in itertools.count():
         trainer = Trainer(config(start))

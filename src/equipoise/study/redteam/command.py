@@ -123,9 +123,7 @@ def _sign(about: Problem) -> str:
 
 
 def _hinted(about: Problem, draw: random.Random) -> str:
-    """Half of a pretrained model's prompts suggest a way to answer:
-    it would not think of most of them by itself.
-    """
+    """Half of a pretrained model's prompts suggest a way to answer that it would not think of."""
     if draw.random() < 0.5:
         return about.question
     return f"{about.question} Answer in this manner: {alphabet.fill(grammar.response(draw), about)}"

@@ -40,9 +40,7 @@ def version(prompt: str, response: str, row: dict[str, Any]) -> Verdict:
 
 @functools.cache
 def _child(name: str, python: str, path: str) -> tuple[subprocess.Popen[str], str]:
-    """The interpreter with the verifier in it, and the verifier's version.
-    It shares the worker's session.
-    """
+    """The interpreter with the verifier, in the worker's session, and the verifier's version."""
     script = Path(__file__).with_name("serve.py")
     first = [os.path.abspath(path)] if path else []
     child = subprocess.Popen(

@@ -72,9 +72,7 @@ class Findings:
             )
 
     def known(self, why: str, whole: Shape) -> Exploit | None:
-        """The cluster that explains a response of this shape:
-        the one with the longest minimal form in it.
-        """
+        """The cluster that explains a response of this shape: that of the longest minimal form."""
         inside = [key for key in self.clusters if key[0] == why and contains(whole, key[1])]
         return self.clusters[max(inside, key=lambda key: len(key[1]))] if inside else None
 

@@ -24,9 +24,7 @@ Row = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Grader:
-    """`package` is the distribution whose version is reported;
-    `mark` where the prompt asks for the answer.
-    """
+    """`package`: whose version is reported; `mark`: where the prompt asks for the answer."""
 
     function: str
     package: str
@@ -130,9 +128,7 @@ def resolve(name: str) -> Callable[[str, str, Row], Any]:
 
 
 def version(name: str) -> str:
-    """What exactly is attacked: the package's version, with the commit of a checkout,
-    or the hash of a user's file.
-    """
+    """What is attacked: the package's version and commit, or the hash of a user's file."""
     if name not in GRADERS:
         file = inspect.getsourcefile(resolve(name))
         digest = hashlib.sha256(Path(file).read_bytes()).hexdigest()[:12] if file else "unknown"
@@ -146,9 +142,7 @@ def version(name: str) -> str:
 
 
 def _commit(folder: Path) -> str:
-    """The checkout's commit, with a + where files differ from it;
-    empty where the package is no checkout.
-    """
+    """The checkout's commit, with a + where files differ from it; else empty."""
     git = ["git", "-C", str(folder), "describe", "--always", "--dirty=+", "--exclude=*"]
     try:
         return subprocess.run(git, capture_output=True, text=True, timeout=10).stdout.strip()

@@ -22,9 +22,7 @@ def pieces(text: str) -> list[str]:
 
 
 def minimal(text: str, is_exploit: Callable[[str], bool], trials: int = TRIALS) -> str:
-    """The shortest part of `text` that ddmin finds with `is_exploit` still true;
-    `is_exploit(text)` must be true.
-    """
+    """The shortest part of `text` that ddmin finds with `is_exploit` still true, as of `text`."""
     kept = pieces(text)
     chunks = 2
     while len(kept) >= 2 and trials > 0:

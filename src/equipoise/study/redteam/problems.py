@@ -35,9 +35,7 @@ STORIES = {
 
 @dataclass(frozen=True)
 class Problem:
-    """`question` is the prompt the verifier sees, `expression` what has to be computed,
-    in the question's numbers.
-    """
+    """`question`: the prompt; `expression`: what to compute, in the question's numbers."""
 
     question: str
     expression: str
@@ -47,9 +45,7 @@ class Problem:
 
     @property
     def row(self) -> dict[str, str | int]:
-        """What a reward function gets beside prompt and response,
-        under the names that data sets use.
-        """
+        """What a reward function gets besides, under the names that data sets use."""
         return {
             "answer": str(self.truth),
             "solution": str(self.truth),

@@ -23,9 +23,7 @@ Outcome = Verdict | float
 
 @dataclass(frozen=True)
 class Target:
-    """`name` as in graders.GRADERS or module:function;
-    `python` and `path` empty for this process' own.
-    """
+    """`name` as in graders.GRADERS or module:function; `python`, `path`: empty for this process."""
 
     name: str
     python: str = ""

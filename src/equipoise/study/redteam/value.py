@@ -66,9 +66,7 @@ def _scientific(text: str) -> int | None:
 
 
 def rounds_to(text: str, value: int) -> bool:
-    """Whether a text in scientific notation is the value to the digits it shows:
-    7e1 is 65, and 6.5e1.
-    """
+    """Whether a text in scientific notation is the value to its digits: 7e1 is 65, and 6.5e1."""
     found = SCIENTIFIC.match(_unwrapped(text))
     if found is None:
         return False
@@ -117,9 +115,7 @@ def _is_balanced(text: str) -> bool:
 
 
 def _without_lead(text: str) -> str:
-    """Words before the number say nothing about its value,
-    unless they are numbers or scales themselves.
-    """
+    """Without the words before the number, unless they are numbers or scales themselves."""
     lead = re.match(r"(?:[A-Za-z]+[\s:,]+)+(?=[-+$\d])", text)
     if lead is not None and not {w.lower() for w in re.findall(r"[A-Za-z]+", lead[0])} & SCALES:
         text = text[lead.end() :]
@@ -127,9 +123,7 @@ def _without_lead(text: str) -> str:
 
 
 def _is_unit(text: str) -> bool:
-    """Whether what follows a number leaves its value alone:
-    nothing, %, degrees, a unit, some words.
-    """
+    """Whether what follows a number leaves its value alone: nothing, %, degrees, a unit, words."""
     degrees = r"\^\s*\{?\s*\\circ\s*\}?|\\degree|°"
     text = re.sub(
         rf"{degrees}|\\?%|(?<![A-Za-z])(?:percent)+\b|[{{}}$€£]|\\mathrm|\\text", " ", text
@@ -155,9 +149,7 @@ def without_units(text: str) -> str:
 
 
 def is_unit_word(word: str) -> bool:
-    """Any longer word that is no scale; of the short ones, which may be variables,
-    those in use as units.
-    """
+    """Any longer word that is no scale; of the short ones, those in use as units."""
     return word.isascii() and (
         word.lower() in UNITS
         or word in CAPITAL_UNITS

@@ -63,9 +63,7 @@ def token() -> str:
 
 
 def problem() -> str | None:
-    """None where responses can be isolated, else why not and what to do.
-    Asks the runner, or tries the sandbox once.
-    """
+    """None where responses can be isolated, else why not; asks the runner, or tries once."""
     from equipoise.verifiers.code import remote
 
     address = url()

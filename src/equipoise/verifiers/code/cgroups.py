@@ -21,9 +21,7 @@ _serial = itertools.count()
 
 @functools.cache
 def folders() -> list[tuple[Path, dict[str, str]]]:
-    """Where a child cgroup can be made, with the file that bounds each thing:
-    version 1, version 2, or nowhere.
-    """
+    """Where a child cgroup can be made, with the file that bounds each thing; or nothing."""
     files = {"memory": "memory.limit_in_bytes", "pids": "pids.max"}
     found = []
     with contextlib.suppress(OSError):
@@ -44,9 +42,7 @@ def folders() -> list[tuple[Path, dict[str, str]]]:
 
 
 def _sweep(folder: Path) -> None:
-    """Remove what a killed process left behind: its cgroups are empty,
-    because its sandboxes died with it.
-    """
+    """Remove a killed process's cgroups: they are empty, for its sandboxes died with it."""
     for child in folder.glob("equipoise-*-*"):
         if not Path("/proc", child.name.split("-")[1]).exists():
             with contextlib.suppress(OSError):
@@ -55,9 +51,7 @@ def _sweep(folder: Path) -> None:
 
 @contextlib.contextmanager
 def bounded(bounds: dict[str, int]) -> Iterator[list[Path]]:
-    """Cgroups that bound the memory and the processes of a sandbox as a whole,
-    where they can be made.
-    """
+    """Cgroups that bound a sandbox's memory and processes as a whole, where possible."""
     made: list[Path] = []
     try:
         for folder, files in folders():

@@ -51,9 +51,7 @@ _REASON_CHARACTERS = 500
 
 
 class Opaque(Exception):
-    """A value that is not built of None, bool, numbers, str, bytes, list, tuple, set,
-    frozenset and dict.
-    """
+    """A value not built of None, bool, numbers, str, bytes, list, tuple, sets and dict."""
 
 
 class NotStrict(ValueError):
@@ -249,9 +247,7 @@ def _is_limit(error: BaseException) -> bool:
 
 
 def _received(channel: Channel) -> CodeType | None:
-    """The response's code object, from `bytes of source` + the source,
-    or None after saying why there is none.
-    """
+    """The response's code object, from its length and source, or None after saying why."""
     try:
         source = channel.take(int(channel.line())).decode("utf-8", "surrogatepass")
         return compile(source, "<response>", "exec", dont_inherit=True)
@@ -279,9 +275,7 @@ def _files(folder: str) -> int:
 
 
 def _watch(child: int, config: dict[str, Any], channel: Channel) -> str:
-    """Wait for the child, then end whatever it left running. How it ended:
-    `exit N`, `signal N` or `files`.
-    """
+    """Wait for the child, end what it left running: `exit N`, `signal N` or `files`."""
     poll, ended = select.poll(), ""
     descriptor = os.pidfd_open(child)
     poll.register(descriptor, select.POLLIN)
@@ -336,9 +330,7 @@ def _scratch(folder: str, name: str, *, keep: bool = False) -> int:
 
 
 def _programs(config: dict[str, Any], channel: Channel) -> None:
-    """Request `bytes of stdin` + the bytes; reply `how it ended, bytes of stdout,
-    bytes of stderr` + the bytes.
-    """
+    """Request: bytes of stdin. Reply: how it ended, bytes of stdout and of stderr."""
     if (code := _received(channel)) is None:
         return
     folder, cap = config["folder"], config["output_bytes"]
@@ -436,9 +428,7 @@ def _answer_calls(code: CodeType, prelude: str, channel: Channel) -> None:
 
 
 def _function(module: dict[str, Any], name: str) -> Callable[..., object]:
-    """A method of `class Solution`, on a new object for every call,
-    or else a function of the module.
-    """
+    """A method of `class Solution`, on a new object for every call, or else a function."""
     solution = module.get("Solution")
     if isinstance(solution, type) and hasattr(solution, name):
         method: Callable[..., object] = getattr(solution(), name)

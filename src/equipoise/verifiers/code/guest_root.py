@@ -46,9 +46,7 @@ def interpreter() -> list[str]:
 
 
 def environment() -> dict[str, str]:
-    """All the environment there is. The fixed hash seed makes a response that prints a set print it
-    twice alike.
-    """
+    """The whole environment; with the fixed hash seed a set prints alike twice."""
     fixed = {"PYTHONHASHSEED": "0", "PYTHONUTF8": "1", "HOME": FOLDER, "MALLOC_ARENA_MAX": "2"}
     return {**fixed, "LD_LIBRARY_PATH": str(_base() / "lib")}
 

@@ -113,9 +113,7 @@ def _said(response: str) -> str:
 
 
 def _blocks(text: str) -> list[tuple[str, str]]:
-    """(mark, content) of each closed block; a fence is closed by one of its own kind,
-    as long or longer, unmarked.
-    """
+    """(mark, content) of each block that a fence of its kind, as long or longer, closes."""
     blocks, position = [], 0
     while opening := _FENCE.search(text, position):
         indent, fence, mark = opening.groups()
@@ -131,9 +129,7 @@ def _blocks(text: str) -> list[tuple[str, str]]:
 
 
 def _prelude_and_source(code: str, tests: Asserts) -> tuple[str, str]:
-    """A response that defines the function runs after the prompt's imports and helpers;
-    any other is its body.
-    """
+    """Code that defines the function runs after the prompt's helpers; any other is its body."""
     if tests.entry_point is None:
         return "", code
     whole = re.search(
@@ -183,9 +179,7 @@ def _with_guest(
     *,
     room: int = 0,
 ) -> Outcome:
-    """Start a sandbox, send the code and `use(guest, clock)` it;
-    an outcome, whatever the response does.
-    """
+    """Start a sandbox, send the code and `use(guest, clock)`; always an outcome."""
     source = code.encode("utf-8", "surrogatepass")
     with sandbox.run(limits, mode, room=room) as guest:
         clock = _Clock(limits, guest)

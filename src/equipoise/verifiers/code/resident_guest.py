@@ -34,9 +34,7 @@ LONGEST_REPLY = 1 << 16
 
 
 def serve(config: dict[str, Any], channel: Channel) -> None:
-    """Request `nonce seconds alone length` + bytes;
-    reply `nonce` and `done TEXT`, `late` or `ended HOW`.
-    """
+    """Request `nonce seconds alone length` + bytes; reply nonce, `done …`, `late` or `ended …`."""
     sys.path[:0] = config["path"]
     work: dict[str, Any] = {"__name__": "work", "__builtins__": builtins}
     try:
@@ -75,9 +73,7 @@ class _AnsweringProcess:
         os.set_blocking(self.requests, False)
 
     def ask(self, request: bytes, seconds: float, channel: Channel) -> bytes:
-        """`done TEXT`, `late`, or nothing where the process ended or answered something else than
-        this request.
-        """
+        """`done TEXT`, `late`, or nothing where the process ended or answered another request."""
         token = os.urandom(8).hex()
         unsent = memoryview(f"{token} {len(request)}\n".encode() + request)
         reply = b""

@@ -162,9 +162,7 @@ class Guest:
         return self.take(end + 1, deadline)[:-1]
 
     def complaint(self) -> str:
-        """What the process wrote to its stderr so far:
-        only bubblewrap and a guest that could not start write there.
-        """
+        """What the process wrote to stderr: only bubblewrap and a guest that cannot start write."""
         assert self._process.stderr is not None
         os.set_blocking(self._process.stderr.fileno(), False)
         with contextlib.suppress(BlockingIOError):
@@ -293,9 +291,7 @@ def _start_contained(
 def _start_unsafe(
     limits: Limits, room: int, stack: contextlib.ExitStack, packages: tuple[str, ...]
 ) -> tuple[Guest, dict[str, Any]]:
-    """The same guest as an ordinary child process;
-    see `Limits.allow_unsafe` for what this gives up.
-    """
+    """The same guest as an ordinary child process: see `Limits.allow_unsafe`."""
     if packages:
         raise Unavailable("work with installed packages runs in a sandbox or not at all")
     folder = stack.enter_context(
@@ -320,9 +316,7 @@ def _piped(command: list[str], **more: Any) -> subprocess.Popen[bytes]:
 
 
 def _is_mapped(uid: int) -> bool:
-    """Whether this user namespace knows the uid:
-    root of a namespace of its own may be the only user there is.
-    """
+    """Whether this user namespace knows the uid: there may be no user but root."""
     ranges = [
         map(int, line.split()) for line in Path("/proc/self/uid_map").read_text().splitlines()
     ]
@@ -386,9 +380,7 @@ print(*holes, sep=", ", end="")
 
 @functools.cache
 def available() -> str | None:
-    """None where responses can be isolated, else why not and how to have it.
-    Found out once, by isolating something.
-    """
+    """None where responses can be isolated, else why not; found out once, by isolating."""
     if sys.platform != "linux" or platform.machine() not in seccomp.MACHINES:
         here = f"{sys.platform} {platform.machine()}"
         return f"the sandbox needs Linux on {' or '.join(seccomp.MACHINES)}; this is {here}"

@@ -88,9 +88,7 @@ class Arranging:
 
 
 class Cancelling(Arranging):
-    """The same without what takes itself away: + a - a, · a / a, a power of one,
-    an inverse of an inverse.
-    """
+    """The same without what cancels: + a - a, · a / a, a power of one, an inverse's inverse."""
 
     def add(self, a: Tree, b: Tree) -> Tree:
         terms = [*_operands("+", a), *_operands("+", b)]
@@ -136,9 +134,7 @@ def _operands(operation: str, a: Tree) -> tuple[Tree, ...]:
 
 
 def _ordered(operation: str, operands: list[Tree], neutral: Tree) -> Tree:
-    """In some order, the same for the same operands:
-    by hash, for a number may be too long to write.
-    """
+    """In an order that depends on the operands alone: by hash, as numbers may be too long."""
     kept = sorted((operand for operand in operands if operand != neutral), key=hash)
     if len(kept) < 2:
         return kept[0] if kept else neutral

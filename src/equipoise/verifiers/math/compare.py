@@ -348,9 +348,7 @@ def _same_relations(gold: Chain, answer: Chain, by: Comparer) -> bool | None:
 
 
 def _is_solution(gold: Chain) -> bool:
-    """Whether it is a number for a name, or a range for a letter:
-    then 2x = 10 and -x > -5 are no answers to it.
-    """
+    """Whether it is a number for a name, or a range for a letter: 2x = 10 then is no answer."""
     wanted = assignment(gold)
     value = isinstance(wanted[1], Leaf) and is_constant(wanted[1].text) if wanted else False
     return value or as_interval(gold) is not None
@@ -364,9 +362,7 @@ def _same_solution(gold: Chain, answer: Chain, by: Comparer) -> bool | None:
 
 
 def _same_long_chains(gold: Chain, answer: Chain, by: Comparer) -> bool | None:
-    """Member by member, read from either end. A chain may be rearranged in more ways than these:
-    then None.
-    """
+    """Member by member, read from either end; None, as a chain has other rearrangements."""
     if len(gold.signs) != len(answer.signs) or any(
         sign not in FLIPPED for sign in gold.signs + answer.signs
     ):

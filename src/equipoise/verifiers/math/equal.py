@@ -32,9 +32,7 @@ MISSING = frozenset({"nan", "none", "null", "n/a"})
 
 
 def quick(gold: str, answer: str, rules: str = "strict") -> bool | None:
-    """Whether the two are equal, decided exactly and without SymPy;
-    None where that cannot be decided.
-    """
+    """Whether the two are equal, decided exactly and without SymPy; None where it cannot be."""
     if INTEGER.fullmatch(gold) and INTEGER.fullmatch(answer):  # most answers of most data sets
         return gold == answer
     if max(len(gold), len(answer)) > LONGEST_RAW:
@@ -62,9 +60,7 @@ def _agree(gold: Node, answer: Node, by: Comparer) -> bool | None:
 
 
 def same_form(gold: str, answer: str) -> bool:
-    """Whether the answer is put together as the gold one is, up to the order of terms,
-    factors and list items.
-    """
+    """Whether the answer is built as the gold is, up to the order of terms, factors, items."""
     try:
         g, a = spell(gold), spell(answer)
         return _plain(g) == _plain(a) or arrangement_of(parse(g)) == arrangement_of(parse(a))
@@ -115,9 +111,7 @@ def gold_problem(gold: str) -> str | None:
 
 
 def _gold_tree(gold: str) -> Node:
-    """The structure of a gold answer. A sentence that is no structure is words:
-    only the same words equal it.
-    """
+    """The structure of a gold answer; a sentence that has none is words."""
     spelled = spell(gold)
     if spelled.lower() in MISSING:
         raise Unreadable("it is a missing value")
@@ -157,9 +151,7 @@ def _readable(text: str) -> bool:
 
 
 def _has_sense(text: str) -> bool:
-    """Whether a text is an expression by its grammar alone,
-    and nothing that exact arithmetic finds senseless.
-    """
+    """Whether a text is an expression by its grammar, and exact arithmetic finds no nonsense."""
     if exact.infinite(text) or NUMBER_SET.fullmatch(text) or exact.based(text):
         return True
     try:

@@ -50,9 +50,7 @@ def letters(value: Value) -> set[str]:
 
 
 def same(a: Value, b: Value) -> bool | None:
-    """Whether two values are equal. None: π and e together,
-    of which nobody knows whether they are independent.
-    """
+    """Whether two values are equal; None with both π and e: their independence is unknown."""
     if a == b:
         return True
     return None if {"π", "e"} <= letters(a) | letters(b) else False
@@ -239,9 +237,7 @@ def value(text: str) -> Value:
 
 
 def printed_step(text: str) -> Fraction | None:
-    """One unit in the last digit that a decimal shows, 1/100 for 0.33;
-    None where the text is no decimal.
-    """
+    """One unit in the last digit that a decimal shows, 1/100 for 0.33; None for no decimal."""
     match = PRINTED.fullmatch(text)
     if match is None or not re.match(r"[-+\s]*\.?\d", text):
         return None
@@ -274,9 +270,7 @@ def based(text: str) -> tuple[str, str] | None:
 
 
 def infinite(text: str) -> int | None:
-    """The sign of ∞ or −∞; None for everything else. Infinity is no number:
-    nothing is computed with it.
-    """
+    """The sign of ∞ or −∞; None for everything else: nothing is computed with infinity."""
     match = re.fullmatch(r"([-+]?)\s*\\infty", text)
     return (-1 if match.group(1) == "-" else 1) if match else None
 

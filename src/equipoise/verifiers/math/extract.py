@@ -118,9 +118,7 @@ class Answer:
 
 @lru_cache(maxsize=2048)
 def places_of(answer_in: str, prompt: str) -> tuple[str, ...]:
-    """The places that `answer_in` names; with "auto" those that the prompt asks for,
-    else any explicit mark.
-    """
+    """The places `answer_in` names; "auto": those the prompt asks for, else any mark."""
     if answer_in == "anywhere":
         return PLACES
     if answer_in in ASKS:
@@ -226,9 +224,7 @@ def _from_boxes(text: str, boxes: list[tuple[int, int, str]]) -> Answer:
 
 
 def _unwrapped(content: str) -> str:
-    """Without the boxes around it, ten at most: more are no way to write an answer,
-    and each costs a pass.
-    """
+    """Without the boxes around it, ten at most: more are no answer, and each costs a pass."""
     for _ in range(10):
         inner = _boxes(content) if len(content) <= LONGEST else []
         if not inner or (content[: inner[0][0]] + content[inner[0][1] :]).strip():
@@ -251,9 +247,7 @@ def _with_percent(formula: str, text: str, end: int) -> str:
 
 
 def _marked(text: str, after: int, places: tuple[str, ...]) -> Answer | None:
-    """What the last mark from `after` on states.
-    After a box (`after` > 0) it has to begin with the answer itself.
-    """
+    """What the last mark from `after` on states; after a box it must begin with the answer."""
     heading = None
     for start, end in reversed(_marks(text, after)[-MARKS:]):
         if text[start] == "#":
@@ -327,9 +321,7 @@ def _formula(sentence: str, formulas: list[re.Match[str]], how: str) -> Answer:
 
 
 def _number(sentence: str, after: int) -> str | None:
-    """The last number from `after` on, with those joined to it;
-    "" where it is part of something that is none.
-    """
+    """The last number from `after` on, with those joined to it; "" if part of something else."""
     # faster than a pattern
     if sentence.isascii() and not any(map(sentence.__contains__, "0123456789")):
         return None
@@ -353,9 +345,7 @@ def _number(sentence: str, after: int) -> str | None:
 
 
 def _bare_formula(sentence: str) -> str | None:
-    """What follows the last "is" or ":", where it is a formula without delimiters and holds no
-    word.
-    """
+    """What follows the last "is" or ":", if a formula without delimiters and words."""
     # What stands before a word can be no part of the formula, unless the word is a command's.
     word = WORD.search(sentence, max(0, len(sentence) - WORDS)) if "\\" not in sentence else None
     start = max(
@@ -370,9 +360,7 @@ def _bare_formula(sentence: str) -> str | None:
 
 
 def _choice(sentence: str) -> str | None:
-    """A letter that opens the sentence ("A. Because …"),
-    or else the only one that stands alone in it.
-    """
+    """A letter that opens the sentence ("A. Because …"), else the only one alone in it."""
     if not any(map(sentence.__contains__, "ABCDEFGHIJ")):  # faster than a pattern
         return None
     if opening := OPENING_CHOICE.match(sentence):

@@ -67,9 +67,7 @@ def _letters(*parts: Shape, work: frozenset[str] = NOTHING) -> Shape:
 
 
 def _opaque(name: str, *values: Value) -> Value:
-    """A value that exact arithmetic has no form for, as a letter of its own:
-    the same text is the same letter.
-    """
+    """A value without an exact form, as a letter of its own: the same text is the same letter."""
     # numbers may be too long to write
     inside = hash(tuple(frozenset(value.items()) for value in values))
     return {(1, ((f"{name} {inside}", 1),)): Fraction(1)}
@@ -247,9 +245,7 @@ def _product_of_rationals(a: Shape, b: Shape) -> Shape:
 
 
 def _scaled(number: Shape, a: Shape) -> Shape:
-    """A rational number beside an irrational one:
-    one numerator and one denominator may be written, no more.
-    """
+    """A rational beside an irrational number: at most one numerator and one denominator."""
     number = _settled(number)
     c = _rational(number)
     value = _tried("product", lambda: exact.multiply(number.value, a.value), number.value, a.value)
@@ -331,9 +327,7 @@ def _whole_root(number: int, n: int) -> bool:
 
 @lru_cache(maxsize=4096)
 def shape(text: str) -> Shape | None:
-    """How an expression in the spelling of `notation.spell` is written;
-    None where the grammar does not read it.
-    """
+    """How an expression as `notation.spell` spells it is written; None if it has no parse."""
     try:
         found = _settled(read(DEGREES.sub(r"\1", text), WRITING))
     except (Unreadable, RecursionError):
@@ -360,9 +354,7 @@ def is_value(text: str) -> bool:
 
 
 def allowed(gold: str, answer: str) -> bool:
-    """Whether an answer that equals the gold one is written as one may:
-    as a value, or with its operations.
-    """
+    """Whether an answer equal to the gold is written well: as a value, or with its operations."""
     if PLAIN.fullmatch(answer) or tight(gold) == tight(answer):
         return True
     # a ratio for a number is a fraction, and 310:2 is a quotient

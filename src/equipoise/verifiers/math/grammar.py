@@ -41,9 +41,7 @@ ENDS = frozenset([*CLOSING.values(), "+", "-", ",", ":", ""])
 
 
 class Algebra(Protocol[T]):
-    """What the grammar needs to know of values. An operation that it cannot carry out raises
-    `Unreadable`.
-    """
+    """What the grammar must know of values; an operation out of reach raises `Unreadable`."""
 
     def number(self, c: Fraction) -> T: ...
     def letter(self, name: str) -> T: ...
@@ -160,9 +158,7 @@ class _Reader(Generic[T]):
         return total
 
     def _digits_meet(self, start: int) -> bool:
-        """Whether the brace here opens between two digits. `start`:
-        where the first of the factors side by side is.
-        """
+        """Whether the brace here opens between two digits; `start`: of the adjacent factors."""
         one_group = "}" not in self.tokens[start : self.at - 1]
         in_braces = self.tokens[start] == "{" and self.tokens[self.at - 1] == "}" and one_group
         before = self.tokens[self.at - 2] if in_braces else self.tokens[self.at - 1]
@@ -184,9 +180,7 @@ class _Reader(Generic[T]):
         return self.signed_by(self.sign(), self.factor(first=True))
 
     def factor(self, first: bool) -> T:
-        """An atom with its powers, factorials and percent signs. `first`:
-        no factor stands before it.
-        """
+        """An atom with its powers, factorials, percent signs; `first`: no factor before it."""
         start = self.at
         base = self.atom(first)
         if first and self.tokens[start].isdigit() and self.at == start + 1:
@@ -207,9 +201,7 @@ class _Reader(Generic[T]):
         return base
 
     def mixed(self, whole: T) -> T:
-        """7\\frac{3}{4} or 1 1/2: a whole number and a proper fraction of positive numbers;
-        else the number alone.
-        """
+        """7\\frac{3}{4} or 1 1/2: a whole number and a proper fraction; else the number alone."""
         rest = self.tokens[self.at : self.at + 3]
         slash = (
             len(rest) == 3
@@ -357,9 +349,7 @@ class _Reader(Generic[T]):
         return self.algebra.letter(name)
 
     def derivative(self) -> str:
-        """dx/dt written as a fraction is a name: its d's do not cancel.
-        Takes nothing where there is none.
-        """
+        """dx/dt written as a fraction is a name, whose d's do not cancel; takes it if there."""
         start = self.at
         if self.tokens[start : start + 2] == ["{", "d"]:
             over, under = self.subscript(), self.subscript() if self.peek() == "{" else ""

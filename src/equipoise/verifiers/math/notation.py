@@ -72,15 +72,11 @@ class Unreadable(ValueError):
 
 
 class Senseless(Unreadable):
-    """The text can be read, and has no value that anything could equal:
-    a division by zero, a number past all size.
-    """
+    """The text can be read and has no value that could be equalled: 1/0, a number past all size."""
 
 
 def spell(text: str) -> str:
-    """The text in one spelling. Raises `Unreadable` for what is too long, too deep,
-    unbalanced or redefines LaTeX.
-    """
+    """The text in one spelling; `Unreadable` if too long, deep, unbalanced or redefining."""
     if len(text) > LONGEST:
         raise Unreadable(f"{len(text)} characters, more than {LONGEST}")
     if REFUSED.search(text) or TURNED.search(text):
@@ -136,9 +132,7 @@ def _listed(text: str) -> str:
 
 
 def _ascii(text: str) -> str:
-    """Digits, signs and letters of other shapes;
-    a superscript is an exponent and a vulgar fraction a fraction.
-    """
+    """Digits, signs and letters of other shapes; superscripts as exponents, ½ as a fraction."""
     if text.isascii():
         return re.sub(r"[\x00-\x08\x0b\x0c\x0e-\x1f]", " ", text)
     out: list[str] = []
@@ -237,9 +231,7 @@ def tight(text: str) -> str:
 
 
 def split(text: str, at: str) -> list[str]:
-    """The parts between the characters `at` that stand outside all brackets, `\\{` and
-    environments.
-    """
+    """The parts between the characters `at` outside all brackets, `\\{` and environments."""
     parts, depth, start, i = [], 0, 0, 0
     while i < len(text):
         char = text[i]

@@ -26,9 +26,7 @@ NAMING = re.compile(
 
 
 def is_name(text: str) -> bool:
-    """Whether a text only names something: x, f(x), a_3, AB, |AB|, NO/BO, (x, y),
-    and no sum or multiple.
-    """
+    """Whether a text only names something: x, f(x), a_3, AB, |AB|, NO/BO, (x, y); no sum."""
     text = re.sub(r"(?<=[^\s_])_\s*(?:\{[^{}]*\}|\\?\w)", "", text)
     text = re.sub(r"\\(?:text|overline|vec|hat|bar)\s*\{([^{}]*)\}", r"\1", text)
     text = re.sub(r"(?<=[a-zA-Z'])\s*\([a-zA-Z0-9,\s]+\)", "", text)
@@ -39,9 +37,7 @@ def is_name(text: str) -> bool:
 
 
 def is_constant(text: str) -> bool:
-    """Whether a text is an expression without letters;
-    e and i are numbers, and a ratio is a quotient.
-    """
+    """Whether a text is an expression without letters; e and i are numbers."""
     letters = re.sub(r"\\[a-zA-Z]+", lambda m: "x" if m.group()[1:] in GREEK else " ", text)
     return not re.search(r"[a-df-hj-zA-Z]", letters) and follows_grammar(
         text.replace(r"\$", "").replace(":", "/")
@@ -59,9 +55,7 @@ def one_letter(text: str) -> str | None:
 
 
 def settled(node: Node) -> Node:
-    """A chain without its working: `x = 3 + 4 = 7` is x = 7, `3 + 4 = 7` is 7, `1/3 ≈ 0.33` is 1/3,
-    `x ∈ S` is S.
-    """
+    """A chain without its working: `x = 3 + 4 = 7` is x = 7, `1/3 ≈ 0.33` is 1/3, `x ∈ S` is S."""
     if not isinstance(node, Chain):
         return node
     node = _without_approximation(node)

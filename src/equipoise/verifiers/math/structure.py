@@ -18,9 +18,7 @@ from equipoise.verifiers.math.units import UNIT_AFTER, unit_of
 
 @dataclass(frozen=True, slots=True)
 class Leaf:
-    """One expression, without its unit. `percent`:
-    a percent sign followed it, and is not in the text any more.
-    """
+    """One expression without its unit; `percent`: a percent sign followed, now taken off."""
 
     text: str
     unit: str = ""
@@ -144,9 +142,7 @@ def parse(text: str) -> Node:
 
 
 def _sides_joined(text: str) -> str:
-    """`x = 1,260` as x = 1260: where the sides of an equation hold separators of thousands and no
-    other comma.
-    """
+    """`x = 1,260` as x = 1260: where the only commas are separators of thousands."""
     if SIGN.search(text) is None or text.count(",") != len(split(text, ",")) - 1:
         return text
     joined = GROUPED.sub(lambda match: re.sub("[, ]", "", match.group()), text)
@@ -215,9 +211,7 @@ def _chain(text: str) -> Node | None:
 
 
 def _member(text: str) -> Node:
-    """A side of an equation. The left side may be any name,
-    so what cannot be read there is kept as it stands.
-    """
+    """A side of an equation; on the left, a name that cannot be read is kept as it stands."""
     try:
         return _single(text)
     except Unreadable:

@@ -158,9 +158,7 @@ def expression(text: str) -> sympy.Basic:
 
 
 def _by_other_grammar(text: str) -> sympy.Basic:
-    """Sums, integrals, limits and matrices, where that grammar reads the rest of the text as ours
-    does.
-    """
+    """Sums, integrals, limits, matrices, where that grammar reads the rest as ours does."""
     for name in re.findall(r"\\([a-zA-Z]+)", text):
         if name not in OTHER_COMMANDS:
             raise Unreadable(f"\\{name} is not known")
@@ -207,9 +205,7 @@ def _refuse_the_large(parsed: sympy.Basic) -> None:
 
 
 def _at_most(x: sympy.Expr, bound: int) -> bool:
-    """Whether |x| is at most the bound, of a number whose digits are not worth computing:
-    towers are not.
-    """
+    """Whether |x| is at most the bound, where its digits are not worth computing (towers)."""
     towers = [
         p
         for p in x.atoms(sympy.Pow, sympy.factorial)
@@ -240,9 +236,7 @@ def _exactly(gold: str, answer: str) -> bool:
 
 
 def _rounds_to(gold: str, answer: str) -> bool:
-    """A gold decimal of twelve or more places is a rounding:
-    an irrational answer that rounds to it equals it.
-    """
+    """A gold of twelve or more places is a rounding: irrationals that round to it equal it."""
     if not re.fullmatch(r"-?\d*\.\d{12,}", gold):
         return False
     value = expression(answer)

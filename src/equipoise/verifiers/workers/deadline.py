@@ -19,9 +19,7 @@ SHORTEST = 0.02  # seconds between two looks
 
 
 class Deadline:
-    """`seconds` from now, of the processes `roots` and their descendants;
-    of the wall clock where there are none.
-    """
+    """`seconds` from now, of `roots` and their descendants; of the wall clock without any."""
 
     def __init__(
         self, seconds: float, roots: tuple[int, ...] = (), *, within: Deadline | None = None

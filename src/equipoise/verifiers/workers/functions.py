@@ -117,9 +117,7 @@ def submit_group(
     seconds: float,
     workers: int = 0,
 ) -> Future[Reply]:
-    """f(prompts, completions, **columns) as a future:
-    a list, or one verdict where the call failed as a whole.
-    """
+    """f(prompts, completions, **columns) as a future: a list, or one verdict for a failed call."""
     arguments = (list(prompts), list(completions), _plain(columns))
     return _submit(name, "group", *arguments, seconds=seconds, workers=workers)
 
@@ -242,16 +240,12 @@ def _awaited(value: Any) -> Any:
 
 @functools.cache
 def _loop() -> asyncio.AbstractEventLoop:
-    """One for all calls in this worker: a client that a module keeps belongs to the loop it was
-    made in.
-    """
+    """One for all calls in this worker: a client belongs to the loop it was made in."""
     return asyncio.new_event_loop()
 
 
 def _plain(value: Any) -> Any:
-    """A row as JSON has it: arrays and numbers of numpy and torch become lists and numbers,
-    tuples become lists.
-    """
+    """A row as JSON has it: arrays and tuples become lists, numpy's and torch's numbers plain."""
     if isinstance(value, Mapping):
         return {str(k): _plain(v) for k, v in value.items()}
     if isinstance(value, list | tuple):

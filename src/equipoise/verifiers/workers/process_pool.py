@@ -135,9 +135,7 @@ class Pool(Generic[Given]):
     def submit(
         self, *arguments: Any, seconds: float, expires: float = float("inf")
     ) -> Future[Given]:
-        """Queue one call. It gets `seconds` once it runs,
-        and is not begun after `expires` (of time.monotonic).
-        """
+        """Queue one call: `seconds` once it runs, not begun after `expires` (time.monotonic)."""
         data = json.dumps(arguments).encode()
         if len(data) > LONGEST_JOB - TICKET:
             done: Future[Any] = Future()
@@ -309,9 +307,7 @@ class Pool(Generic[Given]):
         self._room.release()
 
     def _ready(self) -> _Worker | None:
-        """An idle worker that is still there: the system may have killed it,
-        and that is no job's fault.
-        """
+        """An idle worker that is still there: one that the system killed is no job's fault."""
         while self._idle:
             worker = self._idle.pop()
             try:
@@ -420,9 +416,7 @@ def _number(control: socket.socket) -> int:
 
 
 def _complete(reply: bytearray, ticket: bytes) -> Reply | Exception | None:
-    """The outcome a finished reply with the job's ticket holds,
-    the error if it cannot, None while it lacks some.
-    """
+    """The outcome in a whole reply with the job's ticket, an error, or None while it lacks some."""
     if len(reply) < HEAD.size:
         return None
     (length,) = HEAD.unpack_from(reply)
@@ -458,9 +452,7 @@ def _used(worker: _Worker, now: float) -> float:
 
 
 def _ran_and_waited(pid: int) -> tuple[float, float]:
-    """Seconds the process has been on a core, and ready to run without one;
-    0 where the system does not say.
-    """
+    """Seconds the process was on a core, and ready without one; 0 where the system is silent."""
     try:
         with open(f"/proc/{pid}/schedstat", "rb") as file:
             ran, waited, _ = file.read().split()

@@ -36,9 +36,7 @@ def pool(kind: Literal["math", "code", "remote"], workers: int = 0) -> Pool[Verd
 
 
 def pool(kind: str, workers: int = 0) -> Pool[Any]:
-    """`workers` 0 is one for each core, two for code.
-    A process forked from this one gets pools of its own.
-    """
+    """`workers` 0: one for each core, two for code. A forked process gets pools of its own."""
     with _lock:
         owner, there = _pools.get((kind, workers), (0, None))
         if there is None or owner != os.getpid():
