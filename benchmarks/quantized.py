@@ -13,6 +13,7 @@ Errors are of random normal weights; trained ones have outliers, and err more.
 from __future__ import annotations
 
 import argparse
+import functools
 import gc
 import json
 import os
@@ -53,7 +54,7 @@ class TorchaoNf4:
 
         self.shape = weight.shape
         self._packed = to_nf4(weight, block_size=quantized.BLOCK, scaler_block_size=256)
-        self._whole = _compiled if self.compiled else _unpacked
+        self._whole = _compiled() if self.compiled else _unpacked
 
     @property
     def nbytes(self) -> int:
@@ -72,7 +73,10 @@ def _unpacked(packed: Any) -> Tensor:
     return weight
 
 
-_compiled = torch.compile(_unpacked, dynamic=False)
+@functools.cache
+def _compiled() -> Callable[[Any], Tensor]:
+    return torch.compile(_unpacked, dynamic=False)  # brings the compiler, which takes seconds to import
+
 
 BASES: dict[str, Callable[[Tensor], quantized.Packed] | None] = {
     "bfloat16": None,

@@ -1,5 +1,6 @@
 """What tests of several commands share."""
 
+import gc
 import os
 
 import pytest
@@ -18,6 +19,14 @@ EXAMPLES = float(os.environ.get("EQUIPOISE_EXAMPLES", "0.3"))
 FEW = 10
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # a name that is nowhere is looked for on the hub, five times
+
+# What is imported while tests are collected stays: looking through it for garbage costs seconds and finds none.
+gc.disable()
+
+
+def pytest_collection_finish():
+    gc.freeze()
+    gc.enable()
 
 
 def pytest_collection_modifyitems(items):
