@@ -86,7 +86,15 @@ def assert_nothing_is_left_behind(verdicts):
         source, tests, kind = ENDINGS[i % len(ENDINGS)]
         verdict = judge.judge(source, tests, limits)
         assert verdict.kind == kind, verdict.reason
-    assert remains() == before
+    assert_no_more_than(before)
+
+
+def assert_no_more_than(before):
+    """Less may be there: what an earlier test left can have ended meanwhile."""
+    now = remains()
+    assert now.pop("descriptors") <= before["descriptors"]
+    for kind, names in now.items():
+        assert set(names) <= set(before[kind])
 
 
 @needs_sandbox
@@ -182,8 +190,8 @@ def test_memory_is_bounded_for_all_processes_together_where_there_are_cgroups():
         pytest.skip("no memory cgroup can be made here")
     source = (
         "import os, time\nfor _ in range(8):\n    if os.fork() == 0:\n        x = bytearray(b'x') * (100 << 20)\n"
-        "        time.sleep(3)\n        os._exit(0)\nkilled = sum(os.wait()[1] == 9 for _ in range(8))\n"
-        "print(7 if killed >= 4 else killed)"
+        "        time.sleep(600)\nkilled = sum(os.wait()[1] == 9 for _ in range(4))\n"
+        "print(7 if killed == 4 else killed)"
     )
     limits = sandbox.Limits(memory_bytes=200 << 20, disk_bytes=1 << 20, output_bytes=1 << 20)
     verdict = judge.judge(source, TESTS, limits)
@@ -285,7 +293,7 @@ def test_unsafe_only_where_asked_for_and_still_bounded(monkeypatch, tmp_path):
         assert judge.judge("while True: pass", TESTS, replace(unsafe, seconds=0.5)).kind == "timeout"
         liar = "class Liar(int):\n    __eq__ = lambda *_: True\ndef add(a, b): return Liar(0)"
         assert judge.judge(liar, ASSERTS, unsafe).kind == "wrong"
-        assert remains() == before
+        assert_no_more_than(before)
     finally:
         sandbox.available.cache_clear()
 

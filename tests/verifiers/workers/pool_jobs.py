@@ -71,25 +71,32 @@ def misbehave(how: str, mark: str = "") -> Verdict | float:
     raise AssertionError(how)
 
 
+NEXT_HAS_COME = threading.Event()
+
+
 def forge(how: str) -> float:
     """Write a whole reply that says `correct` to every socket, at once or when the next job has come."""
     body = json.dumps({"kind": "correct", "reason": "", "seconds": 0.0, "value": 1.0, "answer": None}).encode()
     data = (24 + len(body)).to_bytes(4, "big") + bytes(24) + body
 
-    def write(after: float) -> None:
-        time.sleep(after)
+    def write() -> None:
         for path in glob.glob("/proc/self/fd/*"):
             with contextlib.suppress(OSError):
                 if os.readlink(path).startswith("socket:"):
                     os.write(int(os.path.basename(path)), data)
 
+    def write_later() -> None:
+        NEXT_HAS_COME.wait()
+        write()
+
     if how == "now":
-        write(0.0)
+        write()
         time.sleep(5)
     elif how == "later":
-        threading.Thread(target=write, args=(0.2,), daemon=True).start()
-    else:
-        time.sleep(1.0)
+        threading.Thread(target=write_later, daemon=True).start()
+    elif how == "honest":
+        NEXT_HAS_COME.set()
+        time.sleep(3600)  # until the pool has read what the thread writes
     return 0.0
 
 

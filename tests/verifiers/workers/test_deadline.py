@@ -46,7 +46,7 @@ def test_cpu_time_of_processes_together_counts():
         for child in _children(process.pid, str(process.pid)):
             os.kill(child, 9)
         process.kill()
-    assert 0.8 <= cpu < 3
+    assert 0.8 <= cpu < 10  # of 40
 
 
 def test_waiting_for_a_core_is_free_up_to_a_bound():
@@ -55,12 +55,12 @@ def test_waiting_for_a_core_is_free_up_to_a_bound():
     pinned = f"import os\nos.sched_setaffinity(0, [{core}])\n"
     others = [start(pinned + SPIN.format(20)) for _ in range(5)]
     with start(pinned + SPIN.format(20)) as process:
-        took = until(Deadline(1.0, (process.pid,)))
+        took = until(Deadline(0.5, (process.pid,)))
         process.kill()
     for other in others:
         other.kill()
         other.wait()
-    assert 2.0 < took <= PATIENCE + 1
+    assert 1.0 < took < 0.5 * PATIENCE + 25  # of 60
 
 
 def test_a_program_is_judged_alike_alone_and_in_a_crowd():
