@@ -15,6 +15,8 @@ from torch import Tensor
 
 from equipoise.objective.groups import Batch
 
+TINY = torch.finfo(torch.float64).tiny
+
 
 def token(batch: Batch, A: Tensor, counted: Tensor, *, over: str = "batch") -> Tensor:
     """All tokens alike. over="group": ℓ = mean T of the group (BA's token-agg). over="batch":
@@ -59,10 +61,11 @@ def balanced(
     group (at strength 1), whatever the lengths.
     """
     size, same_sign = A.abs(), batch.groups.split(A > 0)
-    heard = size if masked == "pass" else size * batch.T.clamp(max=1)
+    drop = masked == "drop" and batch.some_empty
+    heard = size * batch.T.clamp(max=1) if drop else size
     M, Z = same_sign.totals(heard), same_sign.totals(size * batch.T)
-    length = Z / M.clamp(min=torch.finfo(M.dtype).tiny)  # Z is 0 where M is
-    own = same_sign.each(length) * size.sign()  # 0 for A = 0
+    length = Z / M.clamp_(min=TINY)  # Z is 0 where M is
+    own = same_sign.each(length).mul_(size.sign())  # 0 for A = 0
     if strength != 1:  # at 1 there is BA itself, without the rounding of a power
         common = batch.mean_length
         own = torch.where(own > 0, common * (own / common.clamp(min=1e-9)) ** strength, 0.0)

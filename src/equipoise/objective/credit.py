@@ -143,7 +143,9 @@ class AggregationWeights:
 
     def of(self, A: Tensor, T: Tensor) -> Tensor:
         """[B] the rule's weight when T tokens of each response are left."""
-        batch = self.batch if T is self.batch.T else dataclasses.replace(self.batch, T=T)
+        batch = self.batch
+        if T is not batch.T:
+            batch = dataclasses.replace(batch, T=T, some_empty=True)
         return self.of_length(self.aggregation(batch, A, self.counted), T)
 
     @property

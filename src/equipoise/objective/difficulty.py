@@ -28,30 +28,28 @@ class Success:
     groups: Groups
     group_rate: Tensor  # [places] p̂, the group's success rate; NaN where none of it is known
     group_known: Tensor  # [places] the responses of the group whose rate is known
+    p_hat: Tensor  # [B] p̂ of the response's group
+    all_known: bool  # whether no rate is NaN; false where the host has not asked
 
     @classmethod
-    def of_accuracies(cls, rate: Tensor, groups: Groups) -> Success:
+    def of_accuracies(cls, rate: Tensor, groups: Groups, *, all_known: bool = False) -> Success:
         """rate [B] of each response, NaN where it is not known."""
         known = groups.totals((~rate.isnan()).to(rate.dtype))
-        return cls(rate, groups, groups.totals(rate.nan_to_num(0.0)) / known, known)
+        group_rate = groups.totals(rate.nan_to_num(0.0)) / known
+        return cls(rate, groups, group_rate, known, groups.each(group_rate), all_known)
 
     @classmethod
     def of_rewards(cls, batch: Batch, low: float, high: float) -> Success:
         """Rewards from low to high, as rates: all are known."""
-        rate, group_rate = batch.r, batch.group_rewards
+        rate, group_rate, p_hat = batch.r, batch.group_rewards, batch.mean
         if (low, high) != (0.0, 1.0):
-            rate, group_rate = ((x - low) / (high - low) for x in (rate, group_rate))
-        return cls(rate, batch.groups, group_rate, batch.groups.counts)
+            rate, group_rate, p_hat = ((x - low) / (high - low) for x in (rate, group_rate, p_hat))
+        return cls(rate, batch.groups, group_rate, batch.groups.counts, p_hat, all_known=True)
 
     @property
     def known(self) -> Tensor:
         """[B] the responses of the response's group whose rate is known."""
         return self.groups.each(self.group_known)
-
-    @property
-    def p_hat(self) -> Tensor:
-        """[B] p̂ of the response's group."""
-        return self.groups.each(self.group_rate)
 
 
 @dataclass(kw_only=True)
@@ -147,8 +145,8 @@ def _deviation(x: list[float]) -> float:
     """The population deviation, and exactly 0 of equal numbers. statistics.pstdev takes twenty times as long."""
     if min(x) == max(x):
         return 0.0
-    mean = fmean(x)
-    return math.sqrt(fmean((value - mean) ** 2 for value in x))
+    mean = math.fsum(x) / len(x)
+    return math.sqrt(math.fsum([(value - mean) ** 2 for value in x]) / len(x))
 
 
 @dataclass(kw_only=True)
@@ -230,8 +228,13 @@ class HADW(_Anchored):
         """ΦA, and how many responses `recentre` kept from changing sign;
         None where it does not recentre.
         """
-        diff = (self.difficulty(success, history) - C).nan_to_num_(0.0)
-        weighted = self.lam * torch.exp(torch.sign(A) * (-self.sharpness * diff)) * A
+        minus_diff = C - self.difficulty(success, history)
+        if self.sharpness != 1:
+            minus_diff *= self.sharpness
+        if not success.all_known:
+            minus_diff.nan_to_num_(0.0)
+        phi = torch.sign(A).mul_(minus_diff).exp_().mul_(self.lam)
+        weighted = phi.mul_(A)
         if not self.recentre:
             return weighted, None
         centred = weighted - success.groups.mean(weighted)

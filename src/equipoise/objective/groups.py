@@ -66,7 +66,7 @@ class Groups:
         """Every group divided by a mask [B] into two, for sums:
         `first` stays that of the whole groups.
         """
-        index = torch.add(self.index, side, alpha=self.places)
+        index = torch.add(self.index, side.to(torch.int64), alpha=self.places)
         return Groups(index, self.first, self.number, 2 * self.places)
 
     def totals(self, x: Tensor) -> Tensor:
@@ -133,6 +133,7 @@ class Batch:
     T: Tensor  # [B] float64, tokens in each response
     groups: Groups
     eps: float  # relative precision of the rewards as they came
+    some_empty: bool = True  # whether a response may be without tokens
 
     @cached_property
     def G(self) -> Tensor:

@@ -35,6 +35,7 @@ class Facts(NamedTuple):
     two_valued: float  # every reward an advantage is taken of is one of those two values
     smallest_group: float
     tokens: float
+    shortest: float  # tokens of the shortest response
     known: float  # responses whose accuracy is known; 0 where none was given
     accuracy: float  # their mean
     zero_or_one: float  # every known accuracy is 0 or 1
@@ -182,7 +183,7 @@ def check(
     on_host["mean"] = on_host.pop("sum") / len(total)
     if not math.isfinite(on_host["mean"]):
         _finite_rewards(inputs).refuse()
-    if not on_host.pop("shortest") >= 0:
+    if not on_host["shortest"] >= 0:
         _whole_lengths(inputs).refuse()
     for name, rule in zip(broken, rules, strict=True):
         if on_host.pop(name):

@@ -9,6 +9,7 @@ Not here: models, sampling, optimizers, and the forward pass that makes the log-
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -232,9 +233,8 @@ class Objective:
         [ΣT] is added to its response's advantage (see `entropy_mask` and `distillation`). `loss`
         then needs the position of each token.
 
-        Bad input is a ValueError that names the index and the rule,
-        raised before the anchor has changed.
-        One host synchronisation: the checks.
+        Bad input is a ValueError that names the index and the rule, raised before the anchor has
+        changed. One host synchronisation: the checks.
         """
         inputs = read(
             rewards,
@@ -263,9 +263,10 @@ class Objective:
         y = self._success_rate(facts, batch_accuracy, ends)
 
         metrics: dict[str, Tensor] = {}
-        batch = Batch(total, inputs.T, groups, inputs.eps)
+        batch = Batch(total, inputs.T, groups, inputs.eps, some_empty=facts.shortest == 0)
         if inputs.accuracy is not None and facts.known:
-            success = Success.of_accuracies(inputs.accuracy, groups)
+            everyone = facts.known == len(total)
+            success = Success.of_accuracies(inputs.accuracy, groups, all_known=everyone)
         else:
             success = Success.of_rewards(batch, low, high)
         batch = self._penalised(batch, success, metrics)
@@ -283,7 +284,7 @@ class Objective:
             return batch
         penalty = self.length_penalty * long_and_right(batch.T, success.rate, batch.groups)
         metrics["length_penalty"] = penalty.mean()
-        return Batch(batch.r - penalty, batch.T, batch.groups, batch.eps)
+        return dataclasses.replace(batch, r=batch.r - penalty)
 
     def _weighed(
         self, batch: Batch, A: Tensor, tokens: PerToken, metrics: dict[str, Tensor]
