@@ -51,7 +51,7 @@ def test_draws_are_those_of_transformers(kind, name):
     assert ours.finish == plain.finish
     assert torch.equal(ours.lengths, plain.lengths)
     same = (ours.logprobs - plain.logprobs).abs() < rounding(params)
-    assert same.double().mean() >= (0.98 if params.truncates else 1.0)
+    assert int(same.sum()) >= (0.98 if params.truncates else 1) * len(same)
     assert (ours.support is None) == (not params.truncates)
     if params.truncates:
         pairs = zip(supports_of(ours), supports_of(plain), strict=True)
