@@ -246,7 +246,11 @@ def printed_step(text: str) -> Fraction | None:
 
 
 def shows(number: Fraction, printed: Fraction, step: Fraction) -> bool:
-    """Whether a decimal of that step is the number, rounded or cut off."""
+    """Whether a decimal of that step is the number, rounded or cut off.
+    0 shows no digit of another number.
+    """
+    if printed == 0:
+        return number == 0
     cut = abs(number) - abs(printed)
     return abs(number - printed) * 2 <= step or (0 <= cut < step and number * printed >= 0)
 
