@@ -200,4 +200,3 @@ def test_the_measures_of_each_variant_are_told_over_its_seeds(tmp_path):
     assert rows[0][:2] == ["a", "11"]  # the median of 15 and 7.5
     assert [row[4] for row in rows] == ["1.50", "–"]
     assert f"| {' | '.join(heads)} |" in study.markdown(found, [], "acc@8", "words")
-    assert study.curve_table(found).row_count == 2

@@ -100,14 +100,9 @@ def _both(
     # the smallest weight for all is the largest effective length
     if objective.cancellation == "min_replace":
         ell = np.full(G, ell.max())
-    inverse = {
-        sign: float(np.mean(1 / ell[where]))
-        for sign, where in ((1, group.right), (-1, ~group.right))
-    }
-    share = {
-        sign: float(np.mean((group.T / ell)[where]))
-        for sign, where in ((1, group.right), (-1, ~group.right))
-    }
+    signs = {1: group.right, -1: ~group.right}
+    inverse = {sign: float(np.mean(1 / ell[where])) for sign, where in signs.items()}
+    share = {sign: float(np.mean((group.T / ell)[where])) for sign, where in signs.items()}
     if up == down:
         mass = up / G * (share[1] - share[-1])
         net = float(theory.exchangeability_sum(up, 1 / inverse[1], 1 / inverse[-1], G))

@@ -16,6 +16,7 @@ import io
 import itertools
 import json
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -31,8 +32,9 @@ from equipoise.evaluate.paired import Difference, in_words, interval, paired_dif
 from equipoise.report.runs import Run, read
 from equipoise.report.stability import COLUMNS, Stability, curve_of, stability
 from equipoise.study.runs import train_all
-from equipoise.train import Config, ConfigError, Interrupted, RunFolder, load, read_lines
+from equipoise.train import Config, ConfigError, RunFolder, load, read_lines
 
+Rows = tuple[list[str], list[list[str]]]  # heads, and the cells of each row
 EXAMPLE = "objective.aggregation=token,sequence,balanced"
 
 
@@ -70,32 +72,27 @@ def compare(
     """Train what is not trained yet, then write the tables, results.json and report.html."""
     console = Console(highlight=False)
     grid = variants(vary)
+    places = {name: re.sub(r"[^\w+.-]", "-", name).strip("-.") or "variant" for name in grid}
     configs = {
-        f"{name}/seed-{seed}": _config(
-            path, settings, seed, out / _folder(name) / f"seed-{seed}", overrides
-        )
+        f"{name}/seed-{seed}": _config(path, settings, seed, out / places[name], overrides)
         for name, settings in grid.items()
         for seed in range(seeds)
     }
     console.print(
         f"{len(grid)} variants × {seeds} seeds, {next(iter(configs.values())).train.steps} steps each\n"
     )
-    try:
-        train_all(configs, console, jobs)
-    except KeyboardInterrupt:
-        raise Interrupted(
-            "stopped after the step each run was in; the same command goes on with them"
-        ) from None
+    train_all(configs, console, jobs)
     runs = {
         name: [RunFolder(configs[f"{name}/seed-{seed}"].train.out) for seed in range(seeds)]
         for name in grid
     }
     found = [_variant(name, folders, metric) for name, folders in runs.items()]
     pairs = differences(found)
-    console.print(table(found, metric))
-    console.print(curve_table(found))
-    if pairs:
-        console.print(pair_table(pairs))
+    for heads, rows in _all_rows(found, pairs, metric):
+        shown = Table(*heads, box=None, padding=(0, 2, 0, 0))
+        for row in rows:
+            shown.add_row(*row)
+        console.print(shown)
     words = verdict(found, pairs, metric)
     console.print(f"\n{words}\n")
     files = {"table.md": markdown(found, pairs, metric, words), "table.tex": latex(found, metric)}
@@ -147,10 +144,6 @@ def _split(text: str) -> list[str]:
     return [part.strip() for part in parts]
 
 
-def _folder(name: str) -> str:
-    return "".join(c if c.isalnum() or c in "+-_." else "-" for c in name).strip("-.") or "variant"
-
-
 def _config(
     path: str | None, settings: dict[str, str], seed: int, out: Path, overrides: Sequence[str]
 ) -> Config:
@@ -158,7 +151,7 @@ def _config(
     config = copy.deepcopy(
         load(path, [*overrides, *pairs, "--train.seed", str(seed), "--log.terminal", "false"])
     )
-    config.train.out = str(out)
+    config.train.out = str(out / f"seed-{seed}")
     config.train.threads = config.train.threads or 1
     if not config.eval.every:
         raise ConfigError("eval.every = 0: a comparison needs evaluations; must be at least 1")
@@ -197,37 +190,18 @@ def verdict(found: Sequence[Variant], pairs: Sequence[Difference], metric: str) 
     return in_words(pairs, metric)
 
 
-def table(found: Sequence[Variant], metric: str) -> Table:
-    out = Table(
-        "variant",
-        f"{metric} last",
-        "95 % of the mean",
-        "peak",
-        "seeds",
-        box=None,
-        padding=(0, 2, 0, 0),
-    )
-    for v in found:
-        out.add_row(v.name, *_row(v))
-    return out
-
-
 def _row(v: Variant) -> tuple[str, str, str, str]:
     low, high = interval(v.scores)
     shown = f"{100 * low:.1f} to {100 * high:.1f}" if math.isfinite(low) else "one seed"
     return f"{100 * v.mean:.1f}", shown, f"{100 * float(np.mean(v.peaks)):.1f}", str(len(v.scores))
 
 
-def curve_table(found: Sequence[Variant]) -> Table:
-    """TGC's measures of each variant, over its seeds."""
-    heads, rows = stability_rows(found)
-    out = Table(*heads, box=None, padding=(0, 2, 0, 0))
-    for row in rows:
-        out.add_row(*row)
-    return out
+def score_rows(found: Sequence[Variant], metric: str) -> Rows:
+    heads = ["variant", f"{metric} last", "95 % of the mean", "peak", "seeds"]
+    return heads, [[v.name, *_row(v)] for v in found]
 
 
-def stability_rows(found: Sequence[Variant]) -> tuple[list[str], list[list[str]]]:
+def stability_rows(found: Sequence[Variant]) -> Rows:
     """Steps to a score that all runs reach, as a median over seeds; the other measures as means
     over those that have them. A measure that no run has is left out.
     """
@@ -255,45 +229,29 @@ def common_score(found: Sequence[Variant]) -> float:
     return min(p for v in found for p in v.peaks)
 
 
-def pair_table(pairs: Sequence[Difference]) -> Table:
-    out = Table(
-        "pair",
-        "difference",
-        "95 %",
-        "p",
-        "p (Holm)",
-        "seeds for 1 point",
-        box=None,
-        padding=(0, 2, 0, 0),
-    )
+def pair_rows(pairs: Sequence[Difference]) -> Rows:
+    heads = ["pair", "difference", "95 %", "p", "p (Holm)", "seeds for 1 point"]
+    rows = []
     for d in pairs:
-        out.add_row(f"{d.b} − {d.a}", *_pair_row(d))
-    return out
+        needed = "-" if d.seeds_for_a_point is None else str(d.seeds_for_a_point)
+        between = f"{100 * d.low:+.1f} to {100 * d.high:+.1f}"
+        numbers = [f"{100 * d.mean:+.1f}", between, f"{d.p:.2g}", f"{d.holm:.2g}", needed]
+        rows.append([f"{d.b} − {d.a}", *numbers])
+    return heads, rows
 
 
-def _pair_row(d: Difference) -> tuple[str, ...]:
-    needed = "-" if d.seeds_for_a_point is None else str(d.seeds_for_a_point)
-    between = f"{100 * d.low:+.1f} to {100 * d.high:+.1f}"
-    return f"{100 * d.mean:+.1f}", between, f"{d.p:.2g}", f"{d.holm:.2g}", needed
+def _all_rows(found: Sequence[Variant], pairs: Sequence[Difference], metric: str) -> list[Rows]:
+    """The tables: scores, TGC's measures over seeds and, if there are any, differences."""
+    tables = [score_rows(found, metric), stability_rows(found)]
+    return [*tables, pair_rows(pairs)] if pairs else tables
 
 
 def markdown(found: Sequence[Variant], pairs: Sequence[Difference], metric: str, words: str) -> str:
-    lines = [
-        f"| variant | {metric} last | 95 % of the mean | peak | seeds |",
-        "|---|---|---|---|---|",
-    ]
-    lines += [f"| {v.name} | {' | '.join(_row(v))} |" for v in found]
-    heads, rows = stability_rows(found)
-    lines += ["", f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
-    lines += [f"| {' | '.join(row)} |" for row in rows]
-    if pairs:
-        lines += [
-            "",
-            "| pair | difference | 95 % | p | p (Holm) | seeds for 1 point |",
-            "|---|---|---|---|---|---|",
-        ]
-        lines += [f"| {d.b} − {d.a} | {' | '.join(_pair_row(d))} |" for d in pairs]
-    return "\n".join([*lines, "", words, ""])
+    parts = []
+    for heads, rows in _all_rows(found, pairs, metric):
+        first, *rest = (f"| {' | '.join(cells)} |" for cells in (heads, *rows))
+        parts.append("\n".join([first, "|---" * len(heads) + "|", *rest]))
+    return "\n\n".join([*parts, words]) + "\n"
 
 
 def latex(found: Sequence[Variant], metric: str) -> str:

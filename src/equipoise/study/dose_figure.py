@@ -19,7 +19,7 @@ import numpy as np
 from equipoise.evaluate.paired import interval
 from equipoise.study import results as found_in
 from equipoise.study.effects import by_dose
-from equipoise.study.plan import Dose, Primary, parse
+from equipoise.study.plan import Dose, Primary, of_results
 
 WIDTH, HEIGHT = 300, 230  # of a panel
 LEFT = 52
@@ -37,7 +37,7 @@ STYLE = (
 
 def figure(results: Mapping[str, Any]) -> str:
     """Empty where the study has no dose, or fewer than two whole seeds."""
-    study = parse({key: value for key, value in results.items() if key != "runs"}, "results")
+    study = of_results(results)
     rows = {(row.metric, row.at): row for row in study.primary if row.dosed}
     bent = {(row.metric, row.at) for row in study.primary if row.shape == "bend"}
     columns = 2 if len(rows) in (2, 4) else 3

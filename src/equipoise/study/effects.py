@@ -23,7 +23,7 @@ from scipy import stats
 
 from equipoise.evaluate.paired import LEVEL, POINT, holm, interval, paired_p, seeds_needed
 from equipoise.study import results as found_in
-from equipoise.study.plan import Dose, Primary, parse
+from equipoise.study.plan import Dose, Primary, of_results
 
 
 @dataclass(frozen=True)
@@ -57,23 +57,16 @@ class Effect:
         """confirmed, refuted, undecided, or that the effect is smaller than what would matter."""
         margin = self.primary.margin
         small = margin is not None and -margin < self.low and self.high < margin
+        size = _plain(margin, self.primary.metric)
         if self.holm >= LEVEL or math.isnan(self.mean):
-            return (
-                f"no effect as large as {_plain(margin, self.primary.metric)}"
-                if small
-                else "undecided"
-            )
-        if not self.primary.expect:
-            said = "an effect"
-        else:
-            said = (
-                "confirmed"
-                if (self.mean > 0) == (self.primary.expect == "up")
-                else "refuted: the other way"
-            )
+            return f"no effect as large as {size}" if small else "undecided"
+        said = "an effect"
+        if self.primary.expect:
+            as_said = (self.mean > 0) == (self.primary.expect == "up")
+            said = "confirmed" if as_said else "refuted: the other way"
         if said == "confirmed" and self.top is not None and not self.top.is_middle:
             said = "bent, but the top is not in the middle"
-        return f"{said}, smaller than {_plain(margin, self.primary.metric)}" if small else said
+        return f"{said}, smaller than {size}" if small else said
 
 
 def _plain(margin: float | None, metric: str) -> str:
@@ -90,19 +83,16 @@ def size_that_matters(row: Primary, mean: float) -> float:
 
 
 def effects(results: Mapping[str, Any]) -> list[Effect]:
-    study = parse({key: value for key, value in results.items() if key != "runs"}, "results")
+    study = of_results(results)
     within = [_within(results, row, study.dose) for row in study.primary]
     raw = [paired_p(np.array(d)) if len(d) > 1 else 1.0 for d in within]
     tested = []
     for row, d, p, corrected in zip(study.primary, within, raw, holm(raw), strict=True):
         mean = float(np.mean(d)) if d else math.nan
         low, high = interval(d) if d else (-math.inf, math.inf)
-        needed = (
-            seeds_needed(float(np.std(d, ddof=1)), size_that_matters(row, mean))
-            if len(d) > 1
-            else None
-        )
-        top = None
+        needed = top = None
+        if len(d) > 1:
+            needed = seeds_needed(float(np.std(d, ddof=1)), size_that_matters(row, mean))
         if study.dose is not None and row.shape == "bend" and len(d) > 1:
             top = top_of(by_dose(results, row, study.dose), study.dose.values)
         tested.append(Effect(row, len(d), mean, low, high, p, corrected, needed, top))

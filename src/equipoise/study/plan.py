@@ -183,6 +183,10 @@ def parse(table: Mapping[str, Any], name: str) -> Study:
     )
 
 
+def of_results(results: Mapping[str, Any]) -> Study:
+    return parse({key: value for key, value in results.items() if key != "runs"}, "results")
+
+
 def _dose(table: Mapping[str, Any], name: str) -> Dose:
     odd = sorted(
         ({"option", "values"} - set(table)) | (set(table) - {"option", "values", "key", "with"})

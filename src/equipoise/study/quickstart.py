@@ -18,9 +18,8 @@ from rich.console import Console
 from rich.table import Table
 
 from equipoise import report
-from equipoise.evaluate import peak
 from equipoise.study.runs import train_all
-from equipoise.train import Config, Interrupted, RunFolder, read_lines
+from equipoise.train import Config, RunFolder, read_lines
 
 OBJECTIVES: dict[str, dict[str, Any]] = {
     "token": {"aggregation": {"name": "token", "over": "group"}},
@@ -90,12 +89,7 @@ def quickstart(out: Path, seed: int = 0, steps: int | None = None) -> None:
         f"Training the embedded model with {len(configs)} objectives, {configs['token'].train.steps} steps each,\n"
         "from the same weights, on the same prompts, with the same draws.\n"
     )
-    try:
-        train_all(configs, console)
-    except KeyboardInterrupt:
-        raise Interrupted(
-            "stopped after the step each run was in; the same command goes on with them"
-        ) from None
+    train_all(configs, console)
     runs = [summary(name, RunFolder(c.train.out)) for name, c in configs.items()]
     console.print(table(runs))
     console.print(LEGEND)
@@ -115,16 +109,13 @@ class RunSummary:
     name: str
     start: dict[str, Any]
     last: dict[str, Any]
-    peak: float
-    peak_step: float
     gap: float
     imbalance: float
     shared: float
 
 
-def summary(name: str, folder: RunFolder, metric: str = "acc@8") -> RunSummary:
+def summary(name: str, folder: RunFolder) -> RunSummary:
     evaluations, steps = read_lines(folder.eval), read_lines(folder.metrics)
-    best = peak([e["step"] for e in evaluations], [e[metric] for e in evaluations])
     means = {
         name: sum(s[f"bias/{name}"] for s in steps) / len(steps)
         for name in ("group_length_gap", "mass_imbalance", "exchangeability")
@@ -133,8 +124,6 @@ def summary(name: str, folder: RunFolder, metric: str = "acc@8") -> RunSummary:
         name,
         evaluations[0],
         evaluations[-1],
-        best.peak,
-        best.peak_step,
         means["group_length_gap"],
         means["mass_imbalance"],
         means["exchangeability"],

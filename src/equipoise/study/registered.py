@@ -28,7 +28,7 @@ from equipoise.study import results as found_in
 from equipoise.study import start
 from equipoise.study.dose_figure import figure
 from equipoise.study.effects import Effect, effects, size_that_matters
-from equipoise.study.plan import Primary, Study, in_turn, parse, read, table_of
+from equipoise.study.plan import Primary, Study, in_turn, of_results, read, table_of
 from equipoise.study.results import collect, read_results, value_of, write_results
 from equipoise.study.runs import train_all
 from equipoise.train import ConfigError
@@ -87,7 +87,7 @@ def _earlier(study: Study, file: Path) -> dict[str, Any]:
     if not file.exists():
         return {}
     results = read_results(file)
-    if table_of(_study_of(results)) != table_of(study):
+    if table_of(of_results(results)) != table_of(study):
         raise ConfigError(f"{file}: these are the results of another study; give another --out")
     return {name: record for name, record in results["runs"].items() if "failed" not in record}
 
@@ -116,7 +116,7 @@ def draw(results: Mapping[str, Any], path: Path) -> None:
 
 
 def _variant_table(results: Mapping[str, Any]) -> Table:
-    study = _study_of(results)
+    study = of_results(results)
     rows = list({(row.metric, row.at, row.rate): row for row in study.primary}.values())
     table = Table("variant", "seeds", *map(_heading, rows), box=None, padding=(0, 2, 0, 0))
     for variant in study.variants:
@@ -137,10 +137,6 @@ def _mean_and_interval(values: list[float], unit: float) -> str:
         return mean
     low, high = interval(values)
     return f"{mean} ±{unit * (high - low) / 2:.2g}"
-
-
-def _study_of(results: Mapping[str, Any]) -> Study:
-    return parse({key: value for key, value in results.items() if key != "runs"}, "results")
 
 
 def _heading(row: Primary) -> str:
@@ -195,7 +191,7 @@ def regime(results: Mapping[str, Any]) -> str:
 def agreement(results: Mapping[str, Any]) -> str:
     """Measured biases beside the closed forms, on the runs' own rollouts."""
     lines = []
-    for variant in _study_of(results).variants:
+    for variant in of_results(results).variants:
         checks = [
             r["closed_form"]
             for r in found_in.finished(results, variant).values()
@@ -229,7 +225,7 @@ def verify(path: str | Path, variant: str, seed: int, out: Path) -> bool:
 
     console = Console(highlight=False)
     results = read_results(path)
-    study = _study_of(results)
+    study = of_results(results)
     if variant not in study.variants:
         raise ConfigError(f'--variant "{variant}" is not one of {", ".join(study.variants)}')
     if study.start is not None:

@@ -18,10 +18,10 @@ from typing import Any
 import numpy as np
 
 from equipoise.evaluate.curve import jitter
-from equipoise.evaluate.paired import POINT
 from equipoise.study import closed
 from equipoise.study.plan import Primary, Study, at_rate, table_of
 from equipoise.train import Config, ConfigError, RunFolder, read_lines
+from equipoise.train.folder import replace
 
 DIGITS = 6  # significant
 # Metrics of training that mechanisms are about;
@@ -36,17 +36,6 @@ KEPT = (
 )
 KEPT_BEGIN = ("bias/", "pushed/", "drift/", "clip_ratio/", "difficulty/")
 REGIME = ("bias/group_length_gap", "bias/group_length_cv", "accuracy/mean", "groups/informative")
-__all__ = [
-    "POINT",
-    "collect",
-    "curve",
-    "finished",
-    "is_share",
-    "read_results",
-    "value_of",
-    "values",
-    "write_results",
-]
 POINTS = ("acc@", "best@", "pass@", "maj@", "greedy", "level/", "start/")  # shares, told in points
 
 
@@ -117,9 +106,7 @@ def write_results(results: Mapping[str, Any], path: Path) -> None:
         f" {json.dumps(name)}: {json.dumps(record)}" for name, record in results["runs"].items()
     ]
     body = json.dumps(head, indent=1)[:-2] + ',\n "runs": {\n' + ",\n".join(lines) + "\n }\n}\n"
-    temporary = path.with_name(f".{path.name}.writing")
-    temporary.write_text(body, encoding="utf-8")
-    temporary.replace(path)
+    replace(path, body)
 
 
 def read_results(path: str | Path) -> dict[str, Any]:

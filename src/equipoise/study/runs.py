@@ -15,7 +15,16 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from equipoise.train import Config, RunError, RunFolder, checkpoint, dump, load, read_lines
+from equipoise.train import (
+    Config,
+    Interrupted,
+    RunError,
+    RunFolder,
+    checkpoint,
+    dump,
+    load,
+    read_lines,
+)
 from equipoise.train.settle import as_begun
 
 # runs that get a line each for as long as all go on; of more, only those under way are shown
@@ -70,6 +79,10 @@ def train_all(
                         bars.remove_task(shown.pop(name))
                 if whole is not None:
                     bars.update(whole, completed=len(configs) - len(waiting) - len(running))
+        except KeyboardInterrupt:
+            raise Interrupted(
+                "stopped after the step each run was in; the same command goes on with them"
+            ) from None
         finally:
             for process in running.values():
                 process.terminate()

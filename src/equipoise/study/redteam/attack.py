@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from equipoise.study.redteam import alphabet, grammar
-from equipoise.study.redteam.findings import Exploit, Findings, in_words, shape_of
+from equipoise.study.redteam.findings import Exploit, Findings, shape_of
 from equipoise.study.redteam.judge import Judgement, judge
 from equipoise.study.redteam.minimal import minimal
 from equipoise.study.redteam.problems import Problem, problem
@@ -112,7 +112,7 @@ class Attack:
             least,
             about.truth,
             why,
-            in_words(shape),
+            " ".join(shape),
             self.phase,
             tried,
             round(seconds, 1),

@@ -231,9 +231,9 @@ def _close(console: Console, out: Path, findings: Findings, summary: dict[str, A
     console.print(f"{out}/exploits.jsonl  troubles.jsonl  summary.json   report: {out}/report.html")
 
 
-def replayed(path: Path, target: Target, console: Console | None = None) -> list[dict[str, Any]]:
+def replayed(path: Path, target: Target) -> list[dict[str, Any]]:
     """Try a list of exploits again, and say which of them still work."""
-    console = console or Console(highlight=False, soft_wrap=True)
+    console = Console(highlight=False, soft_wrap=True)
     version = target.version()
     alive, count = replay(path, target)
     for exploit in alive:

@@ -115,10 +115,6 @@ def shape_of(text: str, problem: Problem) -> Shape:
     return tuple(whole)
 
 
-def in_words(least: Shape) -> str:
-    return " ".join(least)
-
-
 def write_list(path: Path, findings: Findings, about: Mapping[str, Any]) -> None:
     """One JSON line for each cluster; `about` says which verifier in which version."""
     lines = [

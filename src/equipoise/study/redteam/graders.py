@@ -68,32 +68,22 @@ def trl_accuracy(prompt: str, response: str, row: Row) -> float:
     return 0.0 if reward is None else float(reward)
 
 
-def verl_math(prompt: str, response: str, row: Row) -> float:
-    return _verl("math_reward", response, row)
+def _verl(module: str) -> Callable[[str, str, Row], float]:
+    def grade(prompt: str, response: str, row: Row) -> float:
+        grader = importlib.import_module(f"verl.utils.reward_score.{module}")
+        score = grader.compute_score(response, row["answer"])
+        if isinstance(score, Mapping):
+            score = score["score"]
+        return float(score[0] if isinstance(score, tuple | list) else score)
+
+    return grade
 
 
-def verl_dapo(prompt: str, response: str, row: Row) -> float:
-    return _verl("math_dapo", response, row)
-
-
-def verl_gsm8k(prompt: str, response: str, row: Row) -> float:
-    return _verl("gsm8k", response, row)
-
-
-def verl_prime(prompt: str, response: str, row: Row) -> float:
-    return _verl("prime_math", response, row)
-
-
-def verl_math_verify(prompt: str, response: str, row: Row) -> float:
-    return _verl("math_verify", response, row)
-
-
-def _verl(module: str, response: str, row: Row) -> float:
-    grader = importlib.import_module(f"verl.utils.reward_score.{module}")
-    score = grader.compute_score(response, row["answer"])
-    if isinstance(score, Mapping):
-        score = score["score"]
-    return float(score[0] if isinstance(score, tuple | list) else score)
+verl_math = _verl("math_reward")
+verl_dapo = _verl("math_dapo")
+verl_gsm8k = _verl("gsm8k")
+verl_prime = _verl("prime_math")
+verl_math_verify = _verl("math_verify")
 
 
 GRADERS = {

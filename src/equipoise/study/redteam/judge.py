@@ -175,16 +175,12 @@ def _says_nothing_else(text: str, truth: int) -> bool:
 def _agrees(member: str, truth: int) -> bool:
     """Whether a member of a chain before the last may equal the truth: the unreadable may."""
     if not NUMBER.search(member):
-        return not _is_written_in_words(member)
+        return NUMBER_WORDS.isdisjoint(re.findall(r"[a-z]+", member.lower()))
     plain = plain_value(member)
     # "So 75 + 80" is 75 + 80, 2 ab is a product
     calculation = re.sub(r"^(?:\s*[A-Za-z]{2,}[\s,:]+)+", "", member)
     value = evaluate(calculation) if plain is None else plain
     return value == truth or (value is None and not ALTERNATIVES.search(member))
-
-
-def _is_written_in_words(member: str) -> bool:
-    return any(word in NUMBER_WORDS for word in re.findall(r"[a-z]+", member.lower()))
 
 
 def _why_not_plain(text: str, truth: int) -> str:

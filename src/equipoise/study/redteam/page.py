@@ -26,7 +26,9 @@ def render(findings: Findings, summary: Mapping[str, Any]) -> str:
     clusters = len(findings.clusters)
     title = f"{clusters} clusters of exploits" if clusters else "No exploit found"
     about = _text(f"{summary['verifier']} ({summary['version']}), attacked by {summary['model']}")
-    parts = [_counts(summary), *map(_kind, _by_kind(findings)), *_troubles(findings)]
+    kinds = groupby(findings.in_order(), key=lambda exploit: exploit.why)
+    sections = [_kind(why, list(exploits)) for why, exploits in kinds]
+    parts = [_counts(summary), *sections, *_troubles(findings)]
     brand = '<p class="brand">equipoise redteam</p>'
     header = f'<header id="top">{brand}<h1>{title}</h1><p class="about">{about}</p></header>'
     return static_page(title, style, f'{header}\n<main id="main">{"".join(parts)}</main>')
@@ -61,15 +63,7 @@ def _counts(summary: Mapping[str, Any]) -> str:
     return f'<section><h2>What was tried</h2><p class="lead">{lead}</p>{table}</section>'
 
 
-def _by_kind(findings: Findings) -> list[tuple[str, list[Exploit]]]:
-    return [
-        (why, list(group))
-        for why, group in groupby(findings.in_order(), key=lambda exploit: exploit.why)
-    ]
-
-
-def _kind(kind: tuple[str, list[Exploit]]) -> str:
-    why, exploits = kind
+def _kind(why: str, exploits: list[Exploit]) -> str:
     meaning = REASONS.get(why.removeprefix("unmarked: "), "the judge you named refuses it")
     mark = (
         ", and the mark that the prompt asked for is missing" if why.startswith("unmarked") else ""

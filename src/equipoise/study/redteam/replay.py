@@ -14,30 +14,20 @@ from typing import Any
 from equipoise.config import ConfigError
 from equipoise.study.redteam.target import Target, accepted, settled
 
+FIELDS = {"prompt", "response", "minimal", "truth", "why"}
+
 
 def replay(path: str | Path, verifier: str | Target) -> tuple[list[dict[str, Any]], int]:
     """The exploits whose response or minimal form is accepted, and how many the list has."""
     target = Target(verifier) if isinstance(verifier, str) else verifier
     exploits = read(Path(path))
-    asked = [
-        [
-            target.submit(
-                e["prompt"], text, {"answer": str(e["truth"]), "solution": str(e["truth"])}
-            )
-            for text in _texts(e)
-        ]
-        for e in exploits
-    ]
-    alive = [
-        exploit
-        for exploit, futures in zip(exploits, asked, strict=True)
-        if any(accepted(settled(future)) for future in futures)
-    ]
+    asked = []
+    for e in exploits:
+        row = {"answer": str(e["truth"]), "solution": str(e["truth"])}
+        texts = (e["response"], e["minimal"])
+        asked.append((e, [target.submit(e["prompt"], text, row) for text in texts]))
+    alive = [e for e, calls in asked if any(accepted(settled(call)) for call in calls)]
     return alive, len(exploits)
-
-
-def _texts(exploit: dict[str, Any]) -> tuple[str, str]:
-    return exploit["response"], exploit["minimal"]
 
 
 def read(path: Path) -> list[dict[str, Any]]:
@@ -51,13 +41,7 @@ def read(path: Path) -> list[dict[str, Any]]:
             exploit = json.loads(line)
         except json.JSONDecodeError:
             exploit = None
-        if not isinstance(exploit, dict) or not {
-            "prompt",
-            "response",
-            "minimal",
-            "truth",
-            "why",
-        } <= set(exploit):
+        if not isinstance(exploit, dict) or not set(exploit) >= FIELDS:
             raise ConfigError(
                 f"--replay {path}, line {number}: must be a JSON object with prompt, response, minimal, truth and why, "
                 "as exploits.jsonl has them"
