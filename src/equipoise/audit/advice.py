@@ -77,6 +77,10 @@ def beyond(estimate: Estimate, floor: float) -> bool | None:
     return True if estimate.low > floor else False if estimate.high <= floor else None
 
 
+def _unknown(topic: str, why: str) -> Advice:
+    return Advice(topic, None, f"no evidence: {why}")
+
+
 def _coupling(audit: Audit) -> Advice:
     mine, name = audit.overall.objectives[audit.objective], audit.objective
     ratio = mine["coupling"]
@@ -84,23 +88,12 @@ def _coupling(audit: Audit) -> Advice:
     stronger = beyond(ratio, 1 + FLOORS["coupling"])
     topic = "sign-length coupling"
     if ratio.value is None:
-        return Advice(
-            topic,
-            None,
-            f"no evidence: under {name} no advantage pulls against another on this log.",
-        )
+        return _unknown(topic, f"under {name} no advantage pulls against another on this log.")
     if weaker is False and stronger is False:
-        return Advice(
-            topic,
-            False,
-            f"Under {name} right and wrong responses pull equally hard, {_times(ratio)} to 1.",
-        )
+        said = f"right and wrong responses pull equally hard, {_times(ratio)} to 1."
+        return Advice(topic, False, f"Under {name} {said}")
     if not (weaker or stronger):
-        return Advice(
-            topic,
-            None,
-            f"no evidence: right responses pull {_times(ratio)} times as hard as wrong ones.",
-        )
+        return _unknown(topic, f"right responses pull {_times(ratio)} times as hard as wrong ones.")
     causes, changes = [], []
     if _rule(audit) not in ("sequence", "balanced"):
         causes.append(
@@ -135,45 +128,31 @@ def _price(audit: Audit, changes: list[str]) -> str:
 
 def _balanced(audit: Audit) -> str | None:
     """The name of the audited objective under balanced, where the audit measured that."""
-    return next(
-        (
-            n
-            for n in ("balanced", f"balanced+{_difficulty(audit)}")
-            if n in audit.overall.objectives
-        ),
-        None,
-    )
+    names = ("balanced", f"balanced+{_difficulty(audit)}")
+    return next((name for name in names if name in audit.overall.objectives), None)
 
 
 def _starvation(audit: Audit) -> Advice:
+    topic = "length starvation"
     spread = audit.overall.objectives[audit.objective]["equal_weighting"]
     found = beyond(spread, FLOORS["equal_weighting"])
     tenths = [w for w in audit.overall.token_weight[audit.objective] if w.value is not None]
     if spread.value is None:
-        return Advice(
-            "length starvation",
-            None,
-            f"no evidence: under {audit.objective} no token weighs anything here.",
-        )
+        return _unknown(topic, f"under {audit.objective} no token weighs anything here.")
     if not found:
-        said = (
-            "no evidence that tokens of long responses weigh less"
-            if found is None
-            else "Tokens weigh alike"
-        )
-        return Advice(
-            "length starvation", found, f"{said}: their weights spread by {_number(spread)}."
-        )
+        said = "Tokens weigh alike"
+        if found is None:
+            said = "no evidence that tokens of long responses weigh less"
+        return Advice(topic, found, f"{said}: their weights spread by {_number(spread)}.")
     finding = (
         f"Under {audit.objective} a token in the longest tenth of the responses weighs {_times(tenths[-1])} times the "
         f"mean, one in the shortest {_times(tenths[0])} times."
     )
     other = _balanced(audit)
-    longest = [
-        w.value for w in audit.overall.token_weight.get(other or "", []) if w.value is not None
-    ]
+    weights = audit.overall.token_weight.get(other or "", [])
+    longest = [w.value for w in weights if w.value is not None]
     finding += f" Under {other} the former is {longest[-1]:.2f}." if longest else ""
-    return Advice("length starvation", True, finding, BALANCED)
+    return Advice(topic, True, finding, BALANCED)
 
 
 def _regime(audit: Audit) -> Advice:
@@ -182,7 +161,7 @@ def _regime(audit: Audit) -> Advice:
     token = log["token_distance"]
     sequence = log["sequence_distance"]
     if difference.value is None or difference.low is None or difference.high is None:
-        return Advice("regime", None, "no evidence: no group has both right and wrong responses.")
+        return _unknown("regime", "no group has both right and wrong responses.")
     where = f"Lengths vary by CV {_number(log['length_cv'])} and wrong ones are {_longer(log['within_gap'])} in a group"
     if difference.low <= 0 <= difference.high:
         said = f"no evidence for token or for sequence: {where[0].lower()}{where[1:]}"
@@ -204,22 +183,15 @@ def _regime(audit: Audit) -> Advice:
 def _shared(audit: Audit) -> Advice:
     topic, mine = "shared prefixes", audit.overall.objectives[audit.objective]
     if not audit.has_tokens:
-        return Advice(
-            topic,
-            None,
-            "no evidence: the log has no token ids, so what responses share cannot be seen.",
-        )
+        return _unknown(topic, "the log has no token ids, so what responses share cannot be seen.")
     tax = mine["node_learning_tax"]
     if tax.value is None:
-        return Advice(
-            topic, None, f"no evidence: under {audit.objective} no token weighs anything here."
-        )
+        return _unknown(topic, f"under {audit.objective} no token weighs anything here.")
     found = beyond(tax, FLOORS["node_learning_tax"])
     said = f"{audit.objective} spends {_percent(tax)} of its gradient mass on tokens that all of a group share"
     if not found:
-        return Advice(
-            topic, found, f"no evidence of a cost: {said}." if found is None else f"{said}."
-        )
+        start = "no evidence of a cost: " if found is None else ""
+        return Advice(topic, found, f"{start}{said}.")
     changes = []
     if beyond(mine["zero_sum"], FLOORS["zero_sum"]) and _difficulty(audit) == "hadw":
         changes.append(RECENTRE)
@@ -232,11 +204,9 @@ def _prefix_price(audit: Audit) -> str:
     """prefix weighs shared tokens on their own, which unbalances pulls where prefixes are long."""
     other = next((n for n, c in audit.choices.items() if c["cancellation"] == "prefix"), None)
     ratio = None if other is None else audit.overall.objectives[other]["coupling"].value
-    return (
-        ""
-        if ratio is None
-        else f" (under {other} right responses pull {ratio:.2f} times as hard as wrong ones)"
-    )
+    if ratio is None:
+        return ""
+    return f" (under {other} right responses pull {ratio:.2f} times as hard as wrong ones)"
 
 
 def _baseline(audit: Audit) -> Advice:
@@ -244,16 +214,11 @@ def _baseline(audit: Audit) -> Advice:
     if audit.choices[audit.objective]["advantage"]["name"] == "reward":
         return Advice(topic, False, f"{audit.objective} takes no group baseline.")
     if audit.rewards is None:
-        return Advice(
-            topic,
-            None,
-            "no evidence: the closed form is for rewards of two values, and this log has not two.",
-        )
+        why = "the closed form is for rewards of two values, and this log has not two."
+        return _unknown(topic, why)
     hard, share = o.baseline_bias["hard"], o.baseline_share["hard"]
     if hard.value is None or share.value is None:
-        return Advice(
-            topic, None, "no evidence: no informative group comes from a hard prompt (p < 1/4)."
-        )
+        return _unknown(topic, "no informative group comes from a hard prompt (p < 1/4).")
     found = beyond(hard, FLOORS["baseline_bias"])
     # the bias of prompts that may not be there
     if found and not beyond(share, FLOORS["hard_share"]):
@@ -270,15 +235,10 @@ def _baseline(audit: Audit) -> Advice:
         "the direction of the gradient is not affected."
     )
     if _difficulty(audit) != "none":
-        return Advice(
-            topic, False, f"{said} difficulty = {_difficulty(audit)} is there to make up for it."
-        )
-    return Advice(
-        topic,
-        True,
-        said,
-        'objective.difficulty = "debias" (or "hadw"): either breaks zero-sum, audit it too',
-    )
+        said += f" difficulty = {_difficulty(audit)} is there to make up for it."
+        return Advice(topic, False, said)
+    change = 'objective.difficulty = "debias" (or "hadw"): either breaks zero-sum, audit it too'
+    return Advice(topic, True, said, change)
 
 
 def _degenerate(audit: Audit) -> Advice:
@@ -286,31 +246,21 @@ def _degenerate(audit: Audit) -> Advice:
     found = beyond(share, FLOORS["degenerate"])
     said = f"{_percent(share)} of the groups have equal rewards throughout and teach nothing."
     start = "no evidence that it is too many: " if found is None else ""
-    return Advice(
-        "degenerate groups",
-        found,
-        start + said,
-        "rollout.dynamic_sampling = true" if found else None,
-    )
+    change = "rollout.dynamic_sampling = true" if found else None
+    return Advice("degenerate groups", found, start + said, change)
 
 
 def _truncated(audit: Audit) -> Advice:
     topic, share = "truncation", audit.overall.log["truncated"]
     if not audit.has_truncated:
-        return Advice(
-            topic, None, "no evidence: the log does not say which responses were cut at the limit."
-        )
+        return _unknown(topic, "the log does not say which responses were cut at the limit.")
     found = beyond(share, FLOORS["truncated"])
     said = f"{_percent(share)} of the responses were cut at the limit"
     if not found:
-        return Advice(
-            topic,
-            found,
-            f"no evidence that it is too many: {said}." if found is None else f"{said}.",
-        )
-    return Advice(
-        topic, True, f"{said}; their rewards say little of them.", "a larger rollout.max_tokens"
-    )
+        start = "no evidence that it is too many: " if found is None else ""
+        return Advice(topic, found, f"{start}{said}.")
+    said += "; their rewards say little of them."
+    return Advice(topic, True, said, "a larger rollout.max_tokens")
 
 
 def _rule(audit: Audit) -> str:

@@ -30,9 +30,11 @@ from typing import Any, TypedDict
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy import stats
 
 from equipoise.audit.bootstrap import Estimate, intervals, resampled
 from equipoise.audit.log import AuditError, Floats, Log
+from equipoise.audit.sums import divide
 
 RESAMPLES = 2000
 SHARES = ("discarded", "filtered", "discarded_informative")
@@ -127,7 +129,7 @@ def _truncation(log: Log, seed: int, found: Found, refused: Refused) -> None:
         responses = total["responses"]
         return {
             "truncated": total["cut"] / responses,
-            "truncated_wrong": _over(total["cut_wrong"], total["wrong"]),
+            "truncated_wrong": divide(total["cut_wrong"], total["wrong"]),
             "lowest": total["to_lowest"] / responses,
             "highest": total["to_highest"] / responses,
         }
@@ -174,14 +176,14 @@ def _selection(log: Log, seed: int, found: Found, refused: Refused) -> None:
     def values(total: Totals) -> dict[str, Floats]:
         mean_reward = total["reward"] / total["responses"]
         mean_length = total["length"] / total["responses"]
-        kept_reward = _over(total["kept_reward"], total["kept"])
-        kept_length = _over(total["kept_length"], total["kept"])
+        kept_reward = divide(total["kept_reward"], total["kept"])
+        kept_length = divide(total["kept_length"], total["kept"])
         return {
             "discarded": total["gone"] / total["groups"],
-            "filtered": _over(total["gone_equal"], total["equal"]),
-            "discarded_informative": _over(total["gone_mixed"], total["mixed"]),
+            "filtered": divide(total["gone_equal"], total["equal"]),
+            "discarded_informative": divide(total["gone_mixed"], total["mixed"]),
             "kept_reward": kept_reward - mean_reward,
-            "kept_length": _over(kept_length, mean_length) - 1,
+            "kept_length": divide(kept_length, mean_length) - 1,
         }
 
     found |= _intervals(log, columns, values, seed)
@@ -259,17 +261,8 @@ def _discarded_of(sampled: int, groups: int) -> Estimate:
         raise AuditError(
             f"sampled = {sampled}, and the log has {groups} groups: it must be at least that"
         )
-    p, z = 1 - groups / sampled, 1.959964
-    middle = p + z * z / (2 * sampled)
-    reach = z * np.sqrt(p * (1 - p) / sampled + z * z / (4 * sampled**2))
-    scale = 1 + z * z / sampled
-    return Estimate(p, float((middle - reach) / scale), float((middle + reach) / scale))
-
-
-def _over(a: Floats, b: Floats) -> Floats:
-    out = np.full(np.broadcast(a, b).shape, np.nan)
-    np.divide(a, b, out=out, where=np.asarray(b) > 0)
-    return out
+    found = stats.binomtest(sampled - groups, sampled).proportion_ci(method="wilson")
+    return Estimate(1 - groups / sampled, float(found.low), float(found.high))
 
 
 def _intervals(

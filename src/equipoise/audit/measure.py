@@ -109,8 +109,7 @@ def measure(
     log, own = _log(rollouts, columns, tokenizer)
     log = trained(log)
     objectives = gathered(objective or own or "dapo", against, log.tokens is not None)
-    _check_tokens(log, objectives)
-    _check_rates(log, objectives)
+    _check(log, objectives)
     stacks, rules = _with_rules(objectives)
     binary = _binary(log)
     kinds, kind_of_group = _kinds(log, binary)
@@ -224,20 +223,15 @@ def _binary(log: Log) -> tuple[float, float] | None:
     return float(wrong), float(right)
 
 
-def _check_tokens(log: Log, objectives: Mapping[str, Objective]) -> None:
+def _check(log: Log, objectives: Mapping[str, Objective]) -> None:
+    """A difficulty weight compares success rates, which advantages do not tell."""
     for name, objective in objectives.items():
         if log.tokens is None and objective.cancellation == "prefix":
             raise AuditError(
                 f"{name}: cancellation = prefix needs token ids, which this log does not have; "
                 "see tokenizer"
             )
-
-
-def _check_rates(log: Log, objectives: Mapping[str, Objective]) -> None:
-    """A difficulty weight compares success rates, which advantages do not tell."""
-    for name, objective in objectives.items():
-        weighed = objective.choices()["difficulty"] != {"name": "none"}
-        if weighed and not log.rates:
+        if not log.rates and objective.choices()["difficulty"] != {"name": "none"}:
             raise AuditError(
                 f"{name}: difficulty weights need success rates, "
                 "and this log has advantages for rewards"
@@ -250,8 +244,7 @@ def _kinds(
     """The kinds of groups, (R right of G), and each group's kind; none unless rewards are 0/1."""
     if binary is None:
         return None, None
-    _, right = binary
-    n_right = np.bincount(log.group, log.reward == right).astype(np.int64)
+    n_right = np.bincount(log.group, log.reward == binary[1]).astype(np.int64)
     return difficulty.outcomes(n_right, np.bincount(log.group))
 
 

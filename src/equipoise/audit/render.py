@@ -8,6 +8,7 @@ import io
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
+from itertools import pairwise
 
 from rich.console import Console, Group, RenderableType
 from rich.padding import Padding
@@ -48,6 +49,7 @@ DATA_PATH = {  # the share of cut responses is in the first table
     "sampler_distance": "log μ − log π of a token",
 }
 BARS = "▁▂▃▄▅▆▇█"
+MOST_BARS = 32
 
 
 def main_text(
@@ -182,43 +184,30 @@ def _baseline_table(audit: Audit) -> Table:
 
 
 def _trend_table(audit: Audit) -> Table:
-    table = _table(
-        "Over the steps",
-        "",
-        f"step {audit.steps[0].step}",
-        f"step {audit.steps[-1].step}",
-        "",
-        left=(0, 3),
-    )
+    ends = [f"step {m.step}" for m in (audit.steps[0], audit.steps[-1])]
+    table = _table("Over the steps", "", *ends, "", left=(0, 3))
+    mine = audit.objective
     rows: dict[str, Callable[[Measures], Estimate]] = {
         "mean reward": lambda m: m.log["reward_mean"],
         f"mean length, {audit.unit}": lambda m: m.log["length_mean"],
         "length CV": lambda m: m.log["length_cv"],
         "gap of lengths within groups": lambda m: m.log["within_gap"],
-        f"pull of right : wrong, {audit.objective}": lambda m: m.objectives[audit.objective][
-            "coupling"
-        ],
+        f"pull of right : wrong, {mine}": lambda m: m.objectives[mine]["coupling"],
         "groups with equal rewards": lambda m: m.log["degenerate"],
     }
     for label, take in rows.items():
         values = [take(m) for m in audit.steps]
-        table.add_row(
-            label, _shown(values[0]), _shown(values[-1]), spark([v.value for v in values])
-        )
+        line = spark([v.value for v in values])
+        table.add_row(label, _shown(values[0]), _shown(values[-1]), line)
     return table
 
 
-def spark(values: Sequence[float | None], most: int = 32) -> str:
+def spark(values: Sequence[float | None]) -> str:
     """A line of bars from the lowest to the highest value; averaged where there are too many."""
-    bins = min(most, len(values))
-    kept = [
-        [
-            v
-            for v in values[i * len(values) // bins : (i + 1) * len(values) // bins]
-            if v is not None
-        ]
-        for i in range(bins)
-    ]
+    bins = min(MOST_BARS, len(values))
+    cuts = [i * len(values) // bins for i in range(bins + 1)]
+    parts = [values[a:b] for a, b in pairwise(cuts)]
+    kept = [[v for v in part if v is not None] for part in parts]
     means = [sum(b) / len(b) if b else None for b in kept]
     known = [m for m in means if m is not None]
     if not known:
@@ -230,16 +219,9 @@ def spark(values: Sequence[float | None], most: int = 32) -> str:
 
 
 def _advice(advice: Sequence[Advice]) -> Table:
-    table = Table(
-        box=None,
-        padding=(0, 1),
-        show_header=False,
-        title="Advice",
-        title_justify="left",
-        title_style="bold",
-    )
-    table.add_column(no_wrap=True)
+    table = _table("Advice", "")
     table.add_column()
+    table.show_header = False
     for a in sorted(advice, key=lambda a: {True: 0, None: 1, False: 2}[a.evidence]):
         style = "bold red" if a.evidence else "dim" if a.evidence is None else "green"
         body = Text(a.finding, "" if a.evidence else "dim")
@@ -251,14 +233,8 @@ def _advice(advice: Sequence[Advice]) -> Table:
 
 
 def _table(title: str, *columns: str, left: tuple[int, ...] = (0,)) -> Table:
-    table = Table(
-        box=None,
-        padding=(0, 1),
-        title=title,
-        title_justify="left",
-        title_style="bold",
-        header_style="dim",
-    )
+    table = Table(box=None, padding=(0, 1), title=title, title_justify="left")
+    table.title_style, table.header_style = "bold", "dim"
     for i, name in enumerate(columns):
         table.add_column(name, justify="left" if i in left else "right", no_wrap=True)
     return table

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -96,23 +96,11 @@ def shared_nodes(tokens: torch.Tensor, length: Integers, group: Integers, G: Flo
         its_tokens = tokens[first_token : int(group_token_end[next_g - 1])]
         part = _nodes_of(its_tokens, length[rows], group[rows], G)
         found = sum(len(earlier.group) for earlier in parts)
-        parts.append(
-            SharedNodes(
-                node=part.node + found,
-                token=part.token + first_token,
-                row=part.row + first_row,
-                group=part.group,
-                common=part.common,
-            )
-        )
+        node, token, row = part.node + found, part.token + first_token, part.row + first_row
+        parts.append(replace(part, node=node, token=token, row=row))
         g = next_g
-    return SharedNodes(
-        node=np.concatenate([part.node for part in parts]),
-        token=np.concatenate([part.token for part in parts]),
-        row=np.concatenate([part.row for part in parts]),
-        group=np.concatenate([part.group for part in parts]),
-        common=np.concatenate([part.common for part in parts]),
-    )
+    columns = zip(*(vars(part).values() for part in parts), strict=True)
+    return SharedNodes(*map(np.concatenate, columns))
 
 
 def _nodes_of(tokens: torch.Tensor, length: Integers, group: Integers, G: Floats) -> SharedNodes:
@@ -228,20 +216,20 @@ def objective_values(S: Floats) -> dict[str, Floats]:
         return S[..., OBJECTIVE_SUMS.index(name)]
 
     n = s("informative")
-    mean_w = _divide(s("w"), s("live"))
-    variance = np.maximum(_divide(s("ww"), s("live")) - mean_w**2, 0.0)
+    mean_w = divide(s("w"), s("live"))
+    variance = np.maximum(divide(s("ww"), s("live")) - mean_w**2, 0.0)
     return {
-        "positive_share": _divide(s("mass+"), s("mass+") + s("mass-")),
-        "coupling": _divide(s("mass+"), s("mass-")),
-        "mass_balance": _divide(s("balance"), n),
-        "mass_imbalance": _divide(s("imbalance"), n),
-        "equal_weighting": _divide(np.sqrt(variance), mean_w),
-        "exchangeability": _divide(s("residual"), n),
-        "net_push": _divide(s("push"), n),
-        "zero_sum": _divide(s("zero_sum"), n),
-        "learning_tax": _divide(s("tax"), n),
-        "node_exchangeability": _divide(s("node_residual"), s("nodes")),
-        "node_learning_tax": _divide(s("node_push"), s("node_mass")),
+        "positive_share": divide(s("mass+"), s("mass+") + s("mass-")),
+        "coupling": divide(s("mass+"), s("mass-")),
+        "mass_balance": divide(s("balance"), n),
+        "mass_imbalance": divide(s("imbalance"), n),
+        "equal_weighting": divide(np.sqrt(variance), mean_w),
+        "exchangeability": divide(s("residual"), n),
+        "net_push": divide(s("push"), n),
+        "zero_sum": divide(s("zero_sum"), n),
+        "learning_tax": divide(s("tax"), n),
+        "node_exchangeability": divide(s("node_residual"), s("nodes")),
+        "node_learning_tax": divide(s("node_push"), s("node_mass")),
     }
 
 
@@ -251,7 +239,7 @@ def token_weights(S: Floats) -> dict[str, Floats]:
     for tenth in range(DECILES):
         weight = S[..., OBJECTIVE_SUMS.index(f"w{tenth}")]
         live = S[..., OBJECTIVE_SUMS.index(f"live{tenth}")]
-        out[f"live{tenth}"] = _divide(weight, live)
+        out[f"live{tenth}"] = divide(weight, live)
     return out
 
 
@@ -317,19 +305,19 @@ def log_values(S: Floats) -> dict[str, Floats]:
     def s(name: str) -> Floats:
         return S[..., LOG_SUMS.index(name)]
 
-    mean = _divide(s("T"), s("responses"))
-    variance = np.maximum(_divide(s("TT"), s("responses")) - mean**2, 0.0)
-    gap = _divide(s("T-"), s("n-")) - _divide(s("T+"), s("n+"))
-    token = np.sqrt(_divide(s("from_balanced_token"), s("balanced")))
-    sequence = np.sqrt(_divide(s("from_balanced_sequence"), s("balanced")))
+    mean = divide(s("T"), s("responses"))
+    variance = np.maximum(divide(s("TT"), s("responses")) - mean**2, 0.0)
+    gap = divide(s("T-"), s("n-")) - divide(s("T+"), s("n+"))
+    token = np.sqrt(divide(s("from_balanced_token"), s("balanced")))
+    sequence = np.sqrt(divide(s("from_balanced_sequence"), s("balanced")))
     return {
-        "reward_mean": _divide(s("reward"), s("responses")),
+        "reward_mean": divide(s("reward"), s("responses")),
         "length_mean": mean,
-        "length_cv": _divide(np.sqrt(variance), mean),
-        "length_gap": _divide(gap, mean),
-        "within_gap": _divide(s("gap"), s("both")),
-        "degenerate": 1 - _divide(s("mixed"), s("groups")),
-        "truncated": _divide(s("truncated"), s("responses")),
+        "length_cv": divide(np.sqrt(variance), mean),
+        "length_gap": divide(gap, mean),
+        "within_gap": divide(s("gap"), s("both")),
+        "degenerate": 1 - divide(s("mixed"), s("groups")),
+        "truncated": divide(s("truncated"), s("responses")),
         "token_distance": token,
         "sequence_distance": sequence,
         "token_minus_sequence": token - sequence,
@@ -364,13 +352,11 @@ def _table(names: tuple[str, ...], sums: Sums, n_groups: int) -> Floats:
 
 def _ratio(part: Floats, whole: Floats) -> Floats:
     """part/whole, 0 where there is no whole."""
-    out = np.zeros(np.broadcast(part, whole).shape)
-    np.divide(part, whole, out=out, where=whole > 0)
-    return out
+    return divide(part, whole, nothing=0.0)
 
 
-def _divide(part: Floats, whole: Floats) -> Floats:
-    """part/whole, NaN where there is no whole."""
-    out = np.full(np.broadcast(part, whole).shape, np.nan)
-    np.divide(part, whole, out=out, where=whole > 0)
+def divide(part: Floats, whole: Floats, nothing: float = np.nan) -> Floats:
+    """part/whole, `nothing` where there is no whole."""
+    out = np.full(np.broadcast(part, whole).shape, nothing)
+    np.divide(part, whole, out=out, where=np.asarray(whole) > 0)
     return out

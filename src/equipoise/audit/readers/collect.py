@@ -7,6 +7,7 @@ need besides (padding, repeats, evaluations) is asked of its module.
 from __future__ import annotations
 
 import json
+from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -44,19 +45,7 @@ class LogCollector:
         check_columns(columns)
         self.columns = columns
         self.tokenizer = _tokenizer(tokenizer) if tokenizer else None
-        kinds = (
-            "reward",
-            "length",
-            "step",
-            "prompt",
-            "group",
-            "finish",
-            "kept",
-            "sampler",
-            "advantage",
-            "text",
-        )
-        self.parts: dict[str, list[Any]] = {kind: [] for kind in kinds}  # the last two are TRL's
+        self.parts: defaultdict[str, list[Any]] = defaultdict(list)  # of each column, the pieces
         self.tokens: list[Any] = []
         self.token_count = 0
         self.numbers: dict[str, dict[Hashable, int]] = {"prompt": {}, "group": {}}
@@ -74,11 +63,8 @@ class LogCollector:
                 self._add_dump(str(path), dump)
                 return
             names = names_in(path)
-            self.add(
-                str(path),
-                names,
-                pieces(path, roles_of(str(path), names, self.columns)) if names else [],
-            )
+            content = pieces(path, roles_of(str(path), names, self.columns)) if names else ()
+            self.add(str(path), names, content)
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError, UnicodeDecodeError, OSError) as error:
             said = str(error).split("\n")[0].rstrip(".")
             raise AuditError(

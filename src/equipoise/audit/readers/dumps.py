@@ -7,7 +7,6 @@ so that everything after it is the same for every writer.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,13 +33,9 @@ def dump_of(path: Path) -> Dump | None:
         return Dump("SkyRL", skyrl.columns(path), skyrl.NO_REWARDS, rates=False)
     if path.suffix != ".jsonl":
         return None
-    names = names_in(path)
-    if _has(names, prime_rl.COLUMNS):
+    names = set(names_in(path))
+    if names.issuperset(prime_rl.COLUMNS):
         return Dump("prime-rl", prime_rl.columns(path, records(path)))
-    if _has(names, skyrl.EVALUATION):
+    if names.issuperset(skyrl.EVALUATION):
         return Dump("SkyRL", skyrl.evaluation_columns(path, records(path)), skyrl.IS_EVALUATION)
     return None
-
-
-def _has(names: Sequence[str], wanted: Sequence[str]) -> bool:
-    return all(name in names for name in wanted)

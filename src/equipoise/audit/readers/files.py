@@ -43,20 +43,15 @@ def files_of(path: Path) -> list[Path]:
     inner = next((path / name for name in folders if (path / name).is_dir()), path)
     if found := prime_rl.files(inner):
         return found
-    found = [f for f in inner.iterdir() if f.suffix in SUFFIXES and f.is_file() and not _apart(f)]
+    found = [f for f in inner.iterdir() if f.suffix in SUFFIXES and f.is_file()]
+    # slime's evaluations and SkyRL's sums over its own lie among rollouts
+    found = [f for f in found if not slime.is_evaluation(f) and f.name != skyrl.SUMS]
     if not found:
-        more = (
-            ": the run wrote no rollouts; train with --log.rollouts_every 1"
-            if inner.name == "rollouts"
-            else ""
-        )
+        more = ""
+        if inner.name == "rollouts":
+            more = ": the run wrote no rollouts; train with --log.rollouts_every 1"
         raise AuditError(f"{inner} holds no {', '.join(SUFFIXES)} file{more}")
     return sorted(found, key=lambda f: ([int(n) for n in re.findall(r"\d+", f.name)], f.name))
-
-
-def _apart(file: Path) -> bool:
-    """Whether a file among rollouts is none: slime's evaluations, SkyRL's sums over its own."""
-    return slime.is_evaluation(file) or file.name == skyrl.SUMS
 
 
 def names_in(path: Path) -> list[str]:
@@ -73,20 +68,21 @@ def names_in(path: Path) -> list[str]:
 def pieces(path: Path, roles: Roles) -> Iterator[Piece]:
     """The columns of these roles, some thousand rows at a time."""
     wanted = sorted({column for columns in roles.values() for column in columns})
-    if path.suffix == ".parquet":
-        return _parquet(path, wanted)
-    return _csv(path, roles) if path.suffix == ".csv" else _jsonl(path, wanted)
-
-
-def _parquet(path: Path, wanted: list[str]) -> Iterator[Piece]:
+    if path.suffix == ".jsonl":
+        yield from _jsonl(path, wanted)
+        return
     first = 0
+    for batch in _parquet(path, wanted) if path.suffix == ".parquet" else _csv(path, roles):
+        yield first, {name: batch.column(name) for name in batch.schema.names}
+        first += batch.num_rows
+
+
+def _parquet(path: Path, wanted: list[str]) -> Iterator[pa.RecordBatch]:
     with pq.ParquetFile(path) as file:
-        for batch in file.iter_batches(ROWS, columns=wanted):
-            yield first, {name: batch.column(name) for name in batch.schema.names}
-            first += batch.num_rows
+        yield from file.iter_batches(ROWS, columns=wanted)
 
 
-def _csv(path: Path, roles: Roles) -> Iterator[Piece]:
+def _csv(path: Path, roles: Roles) -> Iterator[pa.RecordBatch]:
     kinds = {c: pa.float64() for role in NUMBERS for c in roles.get(role, ())}
     for role in ("prompt", "group", "text", "finish"):
         kinds |= {c: pa.string() for c in roles.get(role, ())}
@@ -95,11 +91,8 @@ def _csv(path: Path, roles: Roles) -> Iterator[Piece]:
             f"{path}: a CSV file cannot hold token ids; name a length column, or write Parquet"
         )
     options = pyarrow.csv.ConvertOptions(column_types=kinds, include_columns=sorted(kinds))
-    first = 0
     with pyarrow.csv.open_csv(path, convert_options=options) as reader:
-        for batch in reader:
-            yield first, {name: batch.column(name) for name in batch.schema.names}
-            first += batch.num_rows
+        yield from reader
 
 
 def _jsonl(path: Path, wanted: list[str]) -> Iterator[Piece]:

@@ -24,9 +24,7 @@ NOT_IN_A_LOG = ("preset", "combine", "top_entropy_quantile")
 def step_in_name(file: str) -> int | None:
     """The N of step-N.parquet."""
     found = re.fullmatch(r"step-(\d+)", Path(file).stem)
-    if found is None:
-        return None
-    return int(found[1])
+    return None if found is None else int(found[1])
 
 
 def run_objective(paths: Sequence[Path]) -> Objective | None:

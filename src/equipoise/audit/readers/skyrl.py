@@ -92,15 +92,12 @@ class _Batch(dict[str, Any]):
     """Stands for every class of SkyRL's that a batch is pickled as."""
 
 
-def _rebuilt(_: type, state: dict[str, Any]) -> dict[str, Any]:
-    values: dict[str, Any] = state["batch_dict"]
-    return values
-
-
 class _Unpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
+        if (module, name) == (MODULE, "_rebuild_tensor_batch"):
+            return lambda _, state: state["batch_dict"]
         if module == MODULE:
-            return _rebuilt if name == "_rebuild_tensor_batch" else _Batch
+            return _Batch
         # torch.device has no state but its name; it lies beside the tensors.
         if (module, name) == ("torch", "device"):
             return torch.device

@@ -61,9 +61,7 @@ def _row(path: Path, number: int, sample: dict[str, Any], step: int) -> dict[str
         )
     ids = _response_tokens(sample)
     row = {
-        "prompt_id": sample["prompt"]
-        if isinstance(sample["prompt"], str)
-        else str(sample["prompt"]),
+        "prompt_id": str(sample["prompt"]),
         "step": step,
         "length": len(ids),
         "tokens": ids,
