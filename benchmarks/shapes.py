@@ -38,24 +38,42 @@ SHAPES = {
 }
 
 
-def build(name: str, *, vocabulary: int | None = None, end: int | None = 0, device: str = "cuda") -> Any:
-    """Random weights in bfloat16; responses end with the token `end`, or never."""
-    s = SHAPES[name]
-    config = s.config(
+# Small enough for a try on the CPU; heads of a size that vLLM's CPU build knows.
+TOY = Shape(Qwen3Config, 64, 2, 2, 1, 32, 128, 512)
+
+
+def configuration(name: str, *, vocabulary: int | None = None, end: int | None = 0) -> Any:
+    """Of the shape, or of "toy"; responses end with the token `end`, or never."""
+    s = TOY if name == "toy" else SHAPES[name]
+    return s.config(
         hidden_size=s.hidden, num_hidden_layers=s.layers, num_attention_heads=s.heads, num_key_value_heads=s.kv_heads,
         head_dim=s.head_dim, intermediate_size=s.intermediate, vocab_size=vocabulary or s.vocabulary,
         tie_word_embeddings=s.tied, max_position_embeddings=32_768, bos_token_id=None, eos_token_id=end, pad_token_id=1,
     )  # fmt: skip
+
+
+def build(
+    name: str,
+    *,
+    vocabulary: int | None = None,
+    end: int | None = 0,
+    device: str = "cuda",
+    dtype: torch.dtype = torch.bfloat16,
+) -> Any:
+    """A model with random weights."""
+    config = configuration(name, vocabulary=vocabulary, end=end)
     torch.manual_seed(0)
     with torch.device(device):
-        model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+        model = AutoModelForCausalLM.from_config(config, dtype=dtype)
     model.generation_config.eos_token_id, model.generation_config.pad_token_id = end, 1
     return model
 
 
-def endless(name: str, vocabulary: int | None = None) -> models.Policy:
+def endless(
+    name: str, vocabulary: int | None = None, *, device: str = "cuda", dtype: torch.dtype = torch.bfloat16
+) -> models.Policy:
     """A policy whose responses never end by themselves: everyone does the same work."""
-    model = build(name, vocabulary=vocabulary, end=None)
+    model = build(name, vocabulary=vocabulary, end=None, device=device, dtype=dtype)
     return models.Policy(model, SimpleNamespace(eos_token_id=None, pad_token_id=1), name)
 
 

@@ -1,0 +1,164 @@
+"""Our sampler against vLLM at the papers' scale: the same shapes, lengths and log-probabilities, in one run.
+
+    python benchmarks/peers_scale.py [--seconds 900] [--each 30] [--out FOLDER] [--models NAME …]
+    python benchmarks/peers_scale.py --figure benchmarks/results/peers_scale.json
+
+Random weights in bfloat16 of five shapes, 135M to 8B parameters; responses of up to 512, 4,096 and 16,384
+tokens whose lengths are lognormal (mean 0.4 of the longest, coefficient of variation 0.6), 1,024, 512 and 256
+of them, 16 to a prompt of 128 tokens. vLLM runs as its users run it (`vllm`: the engine in a process of its
+own, asynchronous scheduling, prefix caching, graphs up to the batch) and in process. peers_sample.py says what
+is measured and what is left out.
+
+A model and engine are one child process, which measures the three lengths after one start; the next child
+imports meanwhile, on another core. A measurement is cut after `--each` seconds and then says so; ratios are of the
+seconds to the tokens both have drawn. The most telling models come first, and vLLM in process last: when
+`--seconds` are over the rest is left out. Written after every row to FOLDER/peers_scale.json.
+`--toy` does all of it with a tiny model on the CPU, where vLLM may live in an environment of its own
+(`--vllm-python`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import bisect
+import functools
+import json
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import children  # benchmarks/children.py
+import peers_figure
+import peers_sample
+import report
+from peers_sample import Work
+
+ENGINES = ("equipoise", "vllm", "vllm in process")
+MODELS = ("Qwen3-1.7B", "Qwen3-8B", "SmolLM2-135M", "Qwen3-4B", "Qwen3-0.6B")
+WORKS = (Work(4096, 512), Work(16_384, 256), Work(512, 1024))
+TOY = (Work(48, 32), Work(24, 16))
+START = 150.0  # seconds an engine may take until its first measurement
+LEAST = 40.0  # seconds under which no child is started
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    options = parsed(arguments)
+    if options.figure is not None:
+        figures = json.loads(options.figure.read_text())
+        picture = options.figure.with_suffix(".svg")
+        picture.write_text(peers_figure.picture(figures["results"]))
+        print(picture)
+    elif options.inside is not None:
+        peers_sample.inside(options.inside[1], str(options.inside[0]))
+    else:
+        children.ended_by_signal()
+        report.RESULTS = options.out
+        compare(options)
+
+
+def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seconds", type=float, default=900.0, help="in all")
+    parser.add_argument("--each", type=float, default=30.0, help="after which a measurement is cut")
+    parser.add_argument("--out", type=Path, default=report.RESULTS, help="folder of the JSON and the children's logs")
+    parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
+    parser.add_argument("--engines", nargs="+", choices=ENGINES, default=list(ENGINES))
+    parser.add_argument("--memory", type=float, default=0.9, help="share of the GPU's memory that vLLM may take")
+    parser.add_argument("--toy", action="store_true", help="a tiny model on the CPU")
+    parser.add_argument("--vllm-python", default=sys.executable, help="the Python that has vLLM")
+    parser.add_argument("--figure", type=Path, metavar="JSON", help="draw what was measured, as SVG beside it")
+    parser.add_argument("--inside", type=Path, nargs=2, help=argparse.SUPPRESS)  # engine and folder of a child
+    return parser.parse_args(arguments)
+
+
+def compare(options: argparse.Namespace) -> None:
+    end = time.monotonic() + options.seconds
+    models = ["toy"] if options.toy else options.models
+    works = TOY if options.toy else WORKS
+    jobs = plan(models, options.engines)
+    results: dict[str, Any] = {}
+    # Logs stay in the folder of the results where that is not the repository's.
+    with tempfile.TemporaryDirectory() as temporary:
+        logs = Path(temporary if options.out == Path(report.__file__).parent / "results" else options.out) / "logs"
+
+        def begin(model: str, engine: str) -> children.Child:
+            python = sys.executable if engine == "equipoise" else options.vllm_python
+            job = {
+                "model": model,
+                "works": works,
+                "seconds": options.each,
+                "memory": options.memory,
+                "device": "cpu" if options.toy else "cuda",
+            }
+            command = [python, str(Path(__file__).resolve()), "--inside", engine]
+            name = f"{model}-{engine.replace(' ', '-')}-{time.time_ns()}"
+            return children.Child(command, logs / name, job, {"PYTHONUNBUFFERED": "1"})
+
+        def limit(index: int) -> float:
+            left = end - time.monotonic()
+            # Warming up takes a while as well: half of what is measured.
+            return 0.0 if left < LEAST else min(left, START + 1.5 * options.each * len(works))
+
+        def heard(index: int, row: dict[str, Any]) -> None:
+            model, engine = jobs[index]
+            work = str(Work(row["longest"], row["rows"]))
+            results.setdefault(model, {}).setdefault(work, {})[engine] = row
+            keep(results)
+            print(f"{model:14} {work:12} {engine:16} {told(row)}{beside(results[model][work], engine)}", flush=True)
+
+        failed = children.in_turn([functools.partial(begin, *job) for job in jobs], limit, heard)
+    for index, why in failed.items():
+        model, engine = jobs[index]
+        results.setdefault(model, {}).setdefault("failed", {})[engine] = why
+        print(f"{model:14} {engine}: {why}")
+    keep(results)
+
+
+def plan(models: Sequence[str], engines: Sequence[str]) -> list[tuple[str, str]]:
+    """Models and engines in the order in which they are worth their time: what users run, side by side, first."""
+    first = [(model, engine) for model in models for engine in engines if engine != ENGINES[2]]
+    return first + [(model, engine) for model in models for engine in engines if engine == ENGINES[2]]
+
+
+def keep(results: dict[str, Any]) -> None:
+    for model in results.values():
+        for work, engines in model.items():
+            if work != "failed" and "equipoise" in engines:
+                for engine in set(engines) - {"equipoise"}:
+                    engines[engine]["times_as_long"] = ratio(engines["equipoise"], engines[engine])
+    report.write("peers_scale", {"group": peers_sample.GROUP, "prompt": peers_sample.PROMPT, "results": results})
+
+
+def ratio(ours: dict[str, Any], theirs: dict[str, Any]) -> float:
+    """How many times as long as we the peer took to the last number of tokens that both reached."""
+    tokens = min(ours["tokens"], theirs["tokens"])
+    return seconds_to(theirs, tokens) / seconds_to(ours, tokens)
+
+
+def seconds_to(row: dict[str, Any], tokens: int) -> float:
+    """By the marks, linear between two of them."""
+    marks = [[0.0, 0], *row["marks"]]
+    # Rows sent back to the queue start over: the number may fall, and what counts is where it is passed for good.
+    counts = [min(count for _, count in marks[i:]) for i in range(len(marks))]
+    i = max(1, min(bisect.bisect_left(counts, tokens), len(marks) - 1))
+    before, after = counts[i - 1], counts[i]
+    share = (tokens - before) / (after - before) if after > before else 1.0
+    at: float = marks[i - 1][0] + share * (marks[i][0] - marks[i - 1][0])
+    return at
+
+
+def told(row: dict[str, Any]) -> str:
+    cut = ", cut" if row["cut"] else ""
+    return f"{row['tokens_per_second']:10,.0f} tokens/s ({row['tokens']:,} in {row['seconds']:.1f} s{cut})"
+
+
+def beside(engines: dict[str, Any], engine: str) -> str:
+    times = engines[engine].get("times_as_long")
+    return "" if times is None else f"  {times:.2f} × our time"
+
+
+if __name__ == "__main__":
+    main()

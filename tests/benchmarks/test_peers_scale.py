@@ -1,0 +1,198 @@
+"""benchmarks/peers_scale.py: its ratios, its children, and our side of it at toy size.
+
+vLLM's side runs where vLLM is installed: tests/vllm/test_benchmarks.py.
+"""
+
+import functools
+import json
+import os
+import subprocess
+import sys
+import time
+import xml.etree.ElementTree as ET
+from pathlib import Path
+
+import children
+import peers_figure
+import peers_sample
+import peers_scale
+import pytest
+from shapes import SHAPES, configuration
+from transformers import AutoModelForCausalLM
+
+JOB = {"model": "toy", "device": "cpu", "seconds": 60.0, "works": [(48, 32)]}
+
+
+def row(rate, tokens, *, cut=False, **more):
+    """A measurement of a constant rate."""
+    marks = [[at / rate, at] for at in range(tokens // 10, tokens + 1, tokens // 10)]
+    return {"tokens": tokens, "tokens_per_second": rate, "cut": cut, "marks": marks, **more}
+
+
+@pytest.mark.parametrize("reached", [1000, 400, 37])
+def test_the_ratio_is_of_the_work_both_have_done(reached):
+    """A peer that was cut early is compared over its part, not over the whole."""
+    assert peers_scale.ratio(row(300.0, 1000), row(100.0, reached)) == pytest.approx(3.0)
+
+
+def test_the_ratio_counts_the_early_tokens_where_only_those_were_reached():
+    """Ours gets slower with length; the peer never got there."""
+    ours = {"tokens": 200, "marks": [[1.0, 100], [4.0, 200]]}
+    assert peers_scale.ratio(ours, row(10.0, 100, cut=True)) == pytest.approx(10.0)
+
+
+def test_tokens_that_were_drawn_again_count_once():
+    """Rows that go back to the queue start over: 90 tokens are there for good after 3 s only."""
+    assert peers_scale.seconds_to({"marks": [[1.0, 90], [2.0, 60], [3.0, 90], [4.0, 120]]}, 90) == pytest.approx(3.0)
+
+
+def test_what_users_run_comes_before_what_nobody_runs():
+    jobs = peers_scale.plan(["a", "b"], peers_scale.ENGINES)
+    assert jobs[:4] == [("a", "equipoise"), ("a", "vllm"), ("b", "equipoise"), ("b", "vllm")]
+    assert jobs[4:] == [("a", "vllm in process"), ("b", "vllm in process")]
+
+
+def test_lengths_spread_as_said_and_reach_the_limit():
+    for work in peers_scale.WORKS:
+        lengths = work.lengths()
+        mean = sum(lengths) / work.rows
+        assert len(lengths) == work.rows
+        assert max(lengths) == work.longest
+        # What is cut at the longest takes a little off both.
+        assert 0.36 < mean / work.longest < 0.41
+        deviation = (sum((length - mean) ** 2 for length in lengths) / work.rows) ** 0.5
+        assert 0.45 < deviation / mean < 0.6
+        assert 0.01 < sum(length == work.longest for length in lengths) / work.rows < 0.08
+
+
+def test_ours_draws_every_response_to_its_length():
+    (found,) = peers_sample.ours(JOB)
+    work = peers_sample.Work(48, 32)
+    assert found["tokens"] == sum(work.lengths()) == found["marks"][-1][1]
+    assert not found["cut"]
+    assert found["mean_length"] == pytest.approx(found["tokens"] / 32)
+
+
+def test_ours_is_cut_when_its_time_is_up():
+    (found,) = peers_sample.ours({**JOB, "seconds": 0.0})
+    assert found["cut"]
+    assert 0 < found["tokens"] < sum(peers_sample.Work(48, 32).lengths())
+
+
+def test_every_batch_size_is_warmed_up():
+    """The batch of the first call passes through every size that has a graph."""
+    from equipoise.rollout import paged
+
+    work = peers_sample.Work(4096, 512)
+    lengths = peers_sample._falling(work, "cpu")
+    windows = range(int(lengths.max()) // paged.WINDOW)
+    live = {int((lengths > window * paged.WINDOW).sum()) for window in windows}
+    assert live == {size for size in paged.BUCKETS if size <= 512}
+
+
+def test_few_marks_are_kept_and_the_first_is_among_them():
+    rows = [(0.1 * i, i) for i in range(1, 500)]
+    assert peers_sample.thinned(rows)[0] == rows[0]
+    assert len(peers_sample.thinned(rows)) <= peers_sample.KEPT
+    assert peers_sample.thinned(rows[:5]) == rows[:5]
+
+
+def child(folder, code):
+    """A child whose work is this code; `folder` is its own."""
+    text = f"import sys, time, subprocess\nsys.path.insert(0, {str(Path(children.__file__).parent)!r})\n"
+    text += f"import children\nfrom pathlib import Path\nfolder = Path(sys.argv[1])\n{code}"
+    return children.Child([sys.executable, "-c", text], folder, {"answer": 42}, {})
+
+
+def alive(process):
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    return "Z" not in Path(f"/proc/{process}/stat").read_text().rsplit(")", 1)[1].split()[0]
+
+
+def test_a_child_that_hangs_is_ended_with_what_it_started_and_its_rows_are_kept(tmp_path):
+    hangs = (
+        "job = children.job(folder)\n"
+        "other = subprocess.Popen(['sleep', '100'])\n"
+        "children.found(folder, {'process': other.pid, **job})\n"
+        "time.sleep(100)"
+    )
+    heard = []
+    began = time.monotonic()
+    why = child(tmp_path / "c", hangs).run(3.0, heard.append)
+    assert time.monotonic() - began < 10
+    assert why == "not done after 3 s"
+    (found,) = heard
+    assert found["answer"] == 42
+    end = time.monotonic() + 5
+    while alive(found["process"]) and time.monotonic() < end:
+        time.sleep(0.05)
+    assert not alive(found["process"])
+
+
+def test_a_child_that_fails_says_why(tmp_path):
+    why = child(tmp_path / "c", "children.job(folder)\nraise ValueError('no such shape')").run(20.0, print)
+    assert why == "exit 1: ValueError: no such shape"
+
+
+def test_children_take_turns_and_one_failure_does_not_stop_the_next(tmp_path):
+    """Each notes when it worked: never two at a time, though the second is started early."""
+    works = (
+        "began = time.time(); job = children.job(folder); turn = time.time(); time.sleep(0.3)\n"
+        "children.found(folder, {'began': began, 'turn': turn, 'done': time.time()})\n"
+    )
+    codes = [works, works + "raise RuntimeError('late')", works]
+    rows = {}
+    started = [functools.partial(child, tmp_path / str(i), code) for i, code in enumerate(codes)]
+    failed = children.in_turn(started, lambda index: 20.0, lambda index, row: rows.update({index: row}))
+    assert failed == {1: "exit 1: RuntimeError: late"}
+    assert sorted(rows) == [0, 1, 2]
+    for earlier, later in ((0, 1), (1, 2)):
+        assert rows[later]["turn"] >= rows[earlier]["done"]
+
+
+def test_without_time_the_rest_is_left_out(tmp_path):
+    assert children.in_turn([lambda: 1 / 0, lambda: 1 / 0], lambda index: 0.0, print) == {
+        0: "no time left",
+        1: "no time left",
+    }
+
+
+def test_the_figure_has_a_point_for_every_row_and_an_open_one_where_it_was_cut():
+    results = {
+        "Qwen3-1.7B": {"4096 x 512": {"equipoise": row(9e4, 1000), "vllm": row(2e4, 500, cut=True)}},
+        "Qwen3-8B": {
+            "4096 x 512": {"equipoise": row(3e4, 1000)},
+            "failed": {"vllm": "not done after 9 s"},
+        },
+    }
+    root = ET.fromstring(peers_figure.picture(results))
+    circles = [e.get("class") for e in root.iter("{http://www.w3.org/2000/svg}circle")]
+    assert sorted(circles) == ["ours whole", "ours whole", "peer"]
+    heights = [float(e.get("cy")) for e in root.iter("{http://www.w3.org/2000/svg}circle")]
+    assert heights[0] < heights[1] < heights[2]  # 90k above 30k above 20k
+
+
+@pytest.mark.parametrize("name", ["SmolLM2-135M", "Qwen3-0.6B", "Qwen3-8B"])
+def test_the_figure_knows_the_sizes(name):
+    import torch
+
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(configuration(name))
+    counted = sum(p.numel() for p in model.parameters())
+    assert peers_figure.parameters(name) == pytest.approx(counted, rel=2e-3)  # norms are left out
+    assert name in SHAPES
+
+
+@pytest.mark.slow
+def test_the_script_runs_our_side_and_writes_after_every_row(tmp_path):
+    script = Path(peers_scale.__file__)
+    asked = ["--toy", "--engines", "equipoise", "--out", str(tmp_path / "out"), "--seconds", "200"]
+    subprocess.run([sys.executable, str(script), *asked], check=True, timeout=240)
+    file = tmp_path / "out" / "peers_scale.json"
+    results = json.loads(file.read_text())["results"]["toy"]
+    assert set(results) == {str(work) for work in peers_scale.TOY}
+    peers_scale.main(["--figure", str(file)])
+    ET.fromstring(file.with_suffix(".svg").read_text())
