@@ -225,7 +225,9 @@ class _Reader(Generic[T]):
         if part is None or not 0 < part < 1 or self.peek() in {"^", "!"}:
             raise Senseless("a number beside a fraction that is no proper part of one")
         amount = self.algebra.rational(whole)
-        return self.algebra.number((amount or Fraction(0)) + part)
+        if not amount:
+            raise Senseless("0 beside a fraction: two numbers")
+        return self.algebra.number(amount + part)
 
     def argument(self) -> T:
         """What a command or a power applies to: a group, or one symbol (`\\frac12`: one digit)."""
