@@ -49,6 +49,13 @@ def sandboxed():
         pytest.skip(why)
 
 
+@pytest.fixture(autouse=True, scope="module")
+def rubbish_of_other_tests():
+    """What they left open is closed now; and no test here need look through what they left alive."""
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture(autouse=True)
 def nothing_left(monkeypatch):
     """After the test no process lives in a pid namespace it made, and there are no more descriptors than before."""
@@ -61,7 +68,7 @@ def nothing_left(monkeypatch):
         return first
 
     monkeypatch.setattr(sandbox, "_first_process", first_process)
-    gc.collect()  # what earlier tests left open is closed now, not during this one
+    gc.collect()  # what earlier tests here left open is closed now, not during this one
     descriptors, before = len(os.listdir("/proc/self/fd")), children()
     yield namespaces
     assert processes_in(namespaces) == []
