@@ -231,6 +231,27 @@ def test_off_policy_sequence_masking(with_rollout):
     assert kept
 
 
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("option", [{"mismatch": "tis"}, {"mismatch": "mis"}, {"off_policy_mask": 0.1}])
+def test_a_token_without_the_samplers_probability_says_nothing_of_the_others(option, bad):
+    """Its own gradient is 0; the rest of its response is weighed as if the sampler had agreed on it."""
+    objective = eq.Objective(surrogate="reinforce", **option)
+    case = draw(2, empty=False, drift=0.5)
+    credit = case.assign(objective)
+    drawn = case.old + 0.3 * torch.sin(torch.arange(len(case.old)))
+    agreeing = case.old if "mismatch" in option else case.logprobs(case.logits)
+    for t in range(len(drawn)):
+        gradients = []
+        for value in (torch.tensor(bad), agreeing[t]):
+            rollout = drawn.index_fill(0, torch.tensor(t), float(value))
+            logp = case.logprobs(case.logits).requires_grad_()
+            out = objective.loss(logp, case.old, credit, case.response, rollout_logprobs=rollout)
+            out.loss.backward()
+            gradients.append(logp.grad)
+        want = gradients[1].index_fill(0, torch.tensor(t), 0.0)
+        torch.testing.assert_close(gradients[0], want, rtol=1e-10, atol=1e-15)
+
+
 def test_a_token_on_its_support():
     """π = ½, ¼, ¼ and the first two kept: S = ¾, so the draw had ⅔ and ⅓."""
     logits = torch.tensor([[0.5, 0.25, 0.25]] * 2, dtype=torch.float64).log()

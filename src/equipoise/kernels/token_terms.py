@@ -85,7 +85,7 @@ def pull(
         rollout = rollout.detach().to(dtype)
         dead |= ~rollout.isfinite()
         here = Tokens(old, old, torch.zeros_like(old), c, response, credit.lengths)
-        c = c * objective.mismatch(here, rollout.nan_to_num(0.0, 0.0, 0.0))
+        c = c * objective.mismatch(here, rollout)
     kl_weight = entropy_weight = None
     if ref is not None and objective.kl:
         ref = ref.detach().to(dtype).contiguous()

@@ -185,15 +185,12 @@ def _corrected(
     """The tokens with what corrects for the sampler in their coefficients,
     and the mismatch's factor [n].
     """
-    sampled: Tensor | None = None
     factor: Tensor | None = None
-    if rollout is not None:
-        sampled = rollout.to(tokens.raw_logp.dtype).nan_to_num(0.0, 0.0, 0.0)
-    if sampled is not None and o.mismatch.function is not None:
-        factor = o.mismatch(tokens, sampled)
+    behaviour = tokens.raw_old if rollout is None else rollout.to(tokens.raw_logp.dtype)
+    if rollout is not None and o.mismatch.function is not None:
+        factor = o.mismatch(tokens, behaviour)
         tokens = tokens.weighed(factor)
     if o.off_policy_mask is not None:
-        behaviour = tokens.old if sampled is None else sampled
         tokens = tokens.weighed(off_policy_mask(tokens, behaviour, o.off_policy_mask))
     return tokens, factor
 

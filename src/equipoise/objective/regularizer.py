@@ -38,21 +38,22 @@ KL_ESTIMATORS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 
 def token_tis(tokens: Tokens, rollout: Tensor, *, cap: float = 2.0) -> Tensor:
     """[n] min(π_old/π_rollout, cap), detached: truncated importance sampling per token."""
-    return torch.exp((tokens.old - rollout).clamp(-LIMIT, LIMIT)).clamp(max=cap)
+    log_weight = tokens.log_quotient(tokens.raw_old, rollout)
+    return torch.exp(log_weight.clamp(-LIMIT, LIMIT)).clamp(max=cap)
 
 
 def sequence_mis(tokens: Tokens, rollout: Tensor, *, cap: float = 2.0) -> Tensor:
     """[n] Π_t π_old/π_rollout of the token's response where that is at most cap, else 0:
     masked importance sampling.
     """
-    log_weight = tokens.response_sum(tokens.old - rollout).clamp(-LIMIT, LIMIT)
-    weight = log_weight.exp()
+    log_weight = tokens.response_sum(tokens.log_quotient(tokens.raw_old, rollout))
+    weight = log_weight.clamp(-LIMIT, LIMIT).exp()
     return tokens.spread(torch.where(weight <= cap, weight, 0.0))
 
 
 def icepop(tokens: Tokens, rollout: Tensor, *, alpha: float = 0.5, beta: float = 5.0) -> Tensor:
     """[n] k = π_old/π_rollout where alpha ≤ k ≤ beta, else 0, detached: IcePop (arXiv 2510.18855)."""
-    k = torch.exp((tokens.old - rollout).clamp(-LIMIT, LIMIT))
+    k = torch.exp(tokens.log_quotient(tokens.raw_old, rollout).clamp(-LIMIT, LIMIT))
     return k * ones_where(torch.ge, k, alpha) * ones_where(torch.le, k, beta)
 
 
@@ -68,6 +69,6 @@ def off_policy_mask(tokens: Tokens, sampled: Tensor, delta: float) -> Tensor:
     """[n] 0 for the tokens of responses with A < 0 and mean_t log(π_sampled/π) > delta,
     else 1 (arXiv 2512.02556).
     """
-    drift = tokens.response_mean(sampled - tokens.logp)
+    drift = tokens.response_mean(tokens.log_quotient(sampled, tokens.raw_logp))
     far = tokens.spread(ones_where(torch.gt, drift, delta))
     return 1 - far * ones_where(torch.lt, tokens.c, 0.0)

@@ -67,6 +67,12 @@ class Tokens:
     def old(self) -> Tensor:
         return self.raw_old if self.bounds else self.raw_old.nan_to_num(0.0, 0.0, 0.0)
 
+    def log_quotient(self, p: Tensor, q: Tensor) -> Tensor:
+        """[n] log p/q of two log-probabilities, 0 where one is not finite:
+        such a token says nothing of the rest of its response.
+        """
+        return p - q if self.bounds else (p - q).nan_to_num(0.0, 0.0, 0.0)
+
     @cached_property
     def log_ratio(self) -> Tensor:
         """log ρ, clamped."""
