@@ -4,7 +4,7 @@ import numpy as np
 import torch
 
 from equipoise.kernels import uniform
-from equipoise.splitmix import GAMMA, mix
+from equipoise.splitmix import GAMMA, mix, mix_signed
 
 MASK = 2**64 - 1
 
@@ -21,6 +21,12 @@ def test_it_is_the_published_function():
     # The first outputs of SplitMix64 seeded with 1234567, as its authors' program prints them.
     states = np.array([(1234567 + k * int(GAMMA)) & MASK for k in (1, 2, 3)], np.uint64)
     assert mix(states).tolist() == [6457827717110365317, 3203168211198807973, 9817491932198370423]
+
+
+def test_torch_computes_the_same_bits():
+    numbers = np.random.default_rng(0).integers(0, MASK, 1000, dtype=np.uint64, endpoint=True)
+    found = mix_signed(torch.from_numpy(numbers.view(np.int64))).numpy()
+    assert found.view(np.uint64).tolist() == mix(numbers).tolist()
 
 
 def test_torch_and_numpy_count_by_the_same_constant():

@@ -194,6 +194,18 @@ def test_nodes_tell_prefixes_apart():
     assert nodes.shared_length(eq.response_ids(lengths), 4).tolist() == [3, 1, 3, 0]
 
 
+def test_nodes_tell_long_prefixes_apart():
+    """The hash multiplies by a power of its factor: an even one would be 0 from the 64th token on."""
+    from equipoise.objective.cancellation import Nodes
+    from equipoise.objective.groups import Groups
+
+    lengths, T, other = torch.tensor([100, 100]), 100, 80
+    tokens = torch.arange(T).repeat(2)
+    tokens[T + other] = 0
+    nodes = Nodes(tokens, lengths, eq.response_ids(lengths), eq.positions(lengths), Groups.of(torch.zeros(2)))
+    assert nodes.shared_length(eq.response_ids(lengths), 2).tolist() == [other, other]
+
+
 @settings(max_examples=40, deadline=None)
 @given(seed=st.integers(0, 2**32 - 1))
 def test_nodes_against_a_dictionary_of_prefixes(seed):

@@ -13,13 +13,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from equipoise.kernels import uniform as counter
+from equipoise import splitmix
 from equipoise.kernels.triton_softcap import capped
 
 FLOOR = tl.constexpr(-1e30)  # stands for −∞, whose differences are not numbers
 LOG2E = tl.constexpr(1 / math.log(2))
 GAMMA, FIRST, SECOND = (
-    tl.constexpr(c % 2**64) for c in (counter.GAMMA, counter.FIRST, counter.SECOND)
+    tl.constexpr(int(c)) for c in (splitmix.GAMMA, splitmix.FIRST, splitmix.SECOND)
 )
 PIECE = 2048  # of the vocabulary
 

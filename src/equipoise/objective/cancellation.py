@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from equipoise.objective.groups import Groups
+from equipoise.splitmix import mix_signed
 
 
 def min_replace(w: Tensor, A: Tensor, groups: Groups) -> Tensor:
@@ -63,10 +64,11 @@ class Nodes:
     ) -> None:
         tokens = tokens.to(torch.int64)
         powers = torch.full_like(tokens, 6364136223846793005).cumprod(0)[position]
-        mixed = _mix(tokens) * powers
+        mixed = mix_signed(tokens) * powers
         total = mixed.cumsum(0)
         before = torch.cat([total.new_zeros(1), total])[lengths.cumsum(0) - lengths]
-        key = _mix(total - before[response] + _mix(groups.index[response] * 1_000_003 + position))
+        place = groups.index[response] * len(tokens) + position  # of a group: no two are one number
+        key = mix_signed((total - before[response]) ^ mix_signed(place))
         order = torch.argsort(key)
         ordered = key[order]
         new = torch.ones_like(ordered, dtype=torch.bool)
@@ -108,10 +110,3 @@ class Nodes:
         return torch.zeros(rows, dtype=torch.int64, device=shared.device).index_add_(
             0, response, shared
         )
-
-
-def _mix(x: Tensor) -> Tensor:
-    """A bijective scrambling of int64 (wrapping multiplications, xor with the shifted value)."""
-    x = (x ^ (x >> 31)) * -4658895280553007687
-    x = (x ^ (x >> 29)) * -7723592293110705685
-    return x ^ (x >> 32)
