@@ -246,7 +246,10 @@ def main() -> int:
     results = []
     with tempfile.TemporaryDirectory() as scratch:
         reached, took = reach(options.package, options.tests, Path(scratch))
-        import pytest  # noqa: F401 - and torch: once here, so that no child has to
+        # What the tests import beside the package: once here, so that no child has to.
+        import hypothesis  # noqa: F401
+        import pytest  # noqa: F401
+        import scipy.optimize  # noqa: F401
         import torch  # noqa: F401
 
         end = time.monotonic() + 60 * options.minutes

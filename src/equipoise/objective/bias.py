@@ -87,7 +87,7 @@ def measures(
     )
     # One sum for all: tensors as small as these cost what their number of operations costs.
     totals = g.totals(torch.stack(each))
-    in_group, in_batch = Sums(*totals.unbind()), Sums(*totals.sum(-1).unbind())
+    in_group, in_batch = Sums(*totals.unbind()), Sums(*totals.sum(1).unbind())
     found = {**_within_groups(in_group, batch), **_over_batch(each, in_batch, T, w)}
     return {f"bias/{name}": found[name] for name in MEASURES}
 
@@ -166,7 +166,7 @@ def _mean_shares(*shares: Share) -> dict[str, Tensor]:
     """Every measure's mean over the groups that it counts, 0 where it counts none."""
     names, *columns = zip(*shares, strict=True)
     part, whole, counted = (torch.stack(column) for column in columns)
-    mean = (_share(part, whole) * counted).sum(-1) / counted.sum(-1).clamp(min=1)
+    mean = (_share(part, whole) * counted).sum(1) / counted.sum(1).clamp(min=1)
     return dict(zip(names, mean.unbind(), strict=True))
 
 

@@ -19,6 +19,7 @@ from equipoise.objective.groups import Groups
 ITERATIONS = 60
 # lengths a Newton step is tried with, each a quarter of the one before; the best one is taken
 STEPS = 16
+TIE = 1 + 1e-14  # near the minimum rounding decides between steps: within it, the longest is taken
 ROUNDING = 1e-12  # of the group's largest coefficient: what is no more than that is 0
 TOLERANCE = 1e-10  # of either sum, as a share of what is added up in it
 
@@ -90,8 +91,7 @@ def project(u: Tensor, s: Tensor, T: Tensor, groups: Groups) -> Tensor:
         da, db = _newton(v, s, t, groups)
         tried = (u - s * (alpha + steps * da + (beta + steps * db) * t)).clamp(min=0)
         height = _sums(tried**2, groups)
-        # near the minimum rounding decides between the steps
-        lowest = height <= height.amin(0) * (1 + 1e-14)
+        lowest = height <= TIE * height.amin(0)
         length = (lowest * steps).amax(0)
         alpha, beta = alpha + length * da, beta + length * db
     v = u - s * (alpha + beta * t)

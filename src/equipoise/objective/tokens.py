@@ -58,14 +58,13 @@ def log_kept(logits: Tensor, support: Tensor) -> Tensor:
     """
     if support.shape != logits.shape or support.dtype != torch.bool:
         raise ValueError(f"support must be bool of shape {tuple(logits.shape)}, like the logits")
-    if not support.is_cuda and not bool(support.any(-1).all()):
-        i = int((~support.any(-1)).nonzero()[0])
+    if not support.is_cuda and not bool(support.any(1).all()):
+        i = int((~support.any(1)).nonzero()[0])
         raise ValueError(
             f"support[{i}] holds no token: it must hold at least the one that was drawn"
         )
-    return torch.logsumexp(logits.masked_fill(~support, -torch.inf), -1) - torch.logsumexp(
-        logits, -1
-    )
+    kept = logits.masked_fill(~support, -torch.inf)
+    return torch.logsumexp(kept, 1) - torch.logsumexp(logits, 1)
 
 
 def on_support(logprobs: Tensor, log_s: Tensor) -> Tensor:
