@@ -30,9 +30,8 @@ import numpy as np
 
 Z = 1.959963984540054  # 97.5 % quantile of the normal law
 RESAMPLES = 2000
-RIGHT = (
-    0.5  # an accuracy above it counts as a right response where only right and wrong are told apart
-)
+# an accuracy above it counts as a right response where only right and wrong are told apart
+RIGHT = 0.5
 
 
 @dataclass(frozen=True)
@@ -226,11 +225,9 @@ def _mean_share(values: Sequence[float], samples: Sequence[np.ndarray]) -> Score
 
     def flips(end: float) -> float:
         y = np.append(x, end)
-        return (
-            min(float(y.mean() * (1 - y.mean()) / y.var()) * len(x), total)
-            if y.var() > 0
-            else len(x)
-        )
+        if y.var() == 0:
+            return len(x)
+        return min(float(y.mean() * (1 - y.mean()) / y.var()) * len(x), total)
 
     p = float(x.mean())
     return Score(p, _score(p, flips(0.0)).low, _score(p, flips(1.0)).high)
@@ -253,7 +250,6 @@ def _checked(outcomes: Sequence[Sequence[float]]) -> list[np.ndarray]:
             raise ValueError(
                 f"problem {i} has outcomes of shape {a.shape}: give a sequence of at least one"
             )
-    for i, a in enumerate(samples):
         odd = a[~((a >= 0) & (a <= 1))]  # NaN as well
         if len(odd):
             raise ValueError(

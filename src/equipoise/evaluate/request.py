@@ -50,22 +50,16 @@ class EvaluationRequest:
         self, policy: models.Policy, out: str | Path, say: Callable[[str], None] = lambda line: None
     ) -> Summary:
         """Evaluate a model into `out`, or go on where that stopped."""
-        on = (
-            self.chat
-            if self.chat is not None
-            else decide(policy.tokenizer, policy.name, policy.eos).on
-        )
+        on = self.chat
+        if on is None:
+            on = decide(policy.tokenizer, policy.name, policy.eos).on
         chat = Chat(on, self.system, self.options) if on else AS_TEXT
         temperature = self.protocol.temperature if self.temperature is None else self.temperature
-        plans = [
-            BenchmarkPlan.of(
-                dataclasses.replace(b, chat=on),
-                self._samples(b.name, temperature),
-                self.max_tokens,
-                self.chunk,
-            )
-            for b in self.benchmarks
-        ]
+        plans = []
+        for b in self.benchmarks:
+            samples = self.samples or self.protocol.samples_of(b.name) if temperature else 1
+            asked = dataclasses.replace(b, chat=on)
+            plans.append(BenchmarkPlan.of(asked, samples, self.max_tokens, self.chunk))
         return evaluate_benchmarks(
             policy,
             sampler(policy),
@@ -76,9 +70,6 @@ class EvaluationRequest:
             chat=chat,
             say=say,
         )
-
-    def _samples(self, benchmark: str, temperature: float) -> int:
-        return 1 if temperature == 0 else self.samples or self.protocol.samples_of(benchmark)
 
 
 def open_benchmarks(

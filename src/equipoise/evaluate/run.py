@@ -68,12 +68,8 @@ class TaskVerifier:
 
     def judge(self, prompts: Sequence[Prompt], responses: Sequence[str]) -> list[Judged]:
         # All are asked before any is waited for: a verifier may run in other processes.
-        asked = [
-            self.task.grade(prompt, text) for prompt, text in zip(prompts, responses, strict=True)
-        ]
-        verdicts = [
-            verdict.result() if isinstance(verdict, Future) else verdict for verdict in asked
-        ]
+        asked = list(map(self.task.grade, prompts, responses))
+        verdicts = [v.result() if isinstance(v, Future) else v for v in asked]
         return [Judged(verdict.kind, verdict.answer) for verdict in verdicts]
 
 
@@ -167,14 +163,6 @@ def _row(prompt: Prompt, sample: int, graded: Graded) -> dict[str, Any]:
     }
 
 
-def _alone(items: Sequence[Any]) -> Sequence[Any]:
-    return items
-
-
-def _only(value: Any) -> list[Any]:
-    return [value]
-
-
 def evaluate(
     policy: models.Policy,
     sampler: Sampler,
@@ -189,8 +177,8 @@ def evaluate(
     stop: tuple[str, ...] = (),
     seed: int = SEED,
     judge: Judge | None = None,
-    share: Callable[[Sequence[Any]], Sequence[Any]] = _alone,
-    gather: Callable[[Any], list[Any]] = _only,
+    share: Callable[[Sequence[Any]], Sequence[Any]] = lambda items: items,
+    gather: Callable[[Any], list[Any]] = lambda value: [value],
 ) -> Evaluation:
     """acc@n, best@n, pass@k, maj@n, greedy, lengths;
     overall with intervals and acc@n, greedy by level.
@@ -219,10 +207,7 @@ def evaluate(
         return list(itertools.chain.from_iterable(of_all_ranks))
 
     sampled = answer(samples, temperature)
-    once: list[Graded] = []
-    if greedy:
-        for (only,) in answer(1, 0.0):
-            once.append(only)
+    once = [only for (only,) in answer(1, 0.0)] if greedy else []
     results = _metrics(_by_prompt(prompts, sampled, once), samples) | {"judge": judge.name}
     return Evaluation(results, prompts, sampled, once)
 

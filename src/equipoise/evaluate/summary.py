@@ -29,14 +29,13 @@ def summarise(rows: Sequence[Row], samples: int, votes: bool) -> Summary:
     problems: dict[str, list[Row]] = {}
     for row in rows:
         problems.setdefault(row["prompt_id"], []).append(row)
-    kept = [
-        group for group in problems.values() if not any(row["verdict"] in NO_SCORE for row in group)
-    ]
-    left_out = Counter(
-        next(row["verdict"] for row in group if row["verdict"] in NO_SCORE)
-        for group in problems.values()
-        if any(row["verdict"] in NO_SCORE for row in group)
-    )
+    kept: list[list[Row]] = []
+    left_out: Counter[str] = Counter()
+    for group in problems.values():
+        unscored = [row["verdict"] for row in group if row["verdict"] in NO_SCORE]
+        left_out.update(unscored[:1])
+        if not unscored:
+            kept.append(group)
     out: Summary = {"problems": len(kept), "samples": samples}
     out |= measured(kept, samples, votes) if kept else {}
     if any(_lenient(row) != row["verdict"] for group in kept for row in group):
@@ -49,14 +48,14 @@ def summarise(rows: Sequence[Row], samples: int, votes: bool) -> Summary:
         out["left_out"] = dict(left_out)
         out["left_out_because"] = next(row["reason"] for row in rows if row["verdict"] in NO_SCORE)
     for part in ("level", "subject"):
-        names = sorted(
-            {group[0][part] for group in kept if group[0][part] is not None}, key=_natural
-        )
-        if len(names) > 1:
-            groups = {name: [group for group in kept if group[0][part] == name] for name in names}
+        groups: dict[str, list[list[Row]]] = {}
+        for group in kept:
+            if group[0][part] is not None:
+                groups.setdefault(group[0][part], []).append(group)
+        if len(groups) > 1:
             out[f"by_{part}"] = {
-                name: {"problems": len(group), **measured(group, samples, votes)}
-                for name, group in groups.items()
+                name: {"problems": len(groups[name]), **measured(groups[name], samples, votes)}
+                for name in sorted(groups, key=_natural)
             }
     return out
 

@@ -102,24 +102,16 @@ def _biases() -> dict[str, str]:
     return found
 
 
-def _held_out() -> dict[str, str]:
-    return {
-        name if name == "greedy" else f"{name}@N": sentence for name, sentence in HELD_OUT.items()
-    }
-
-
-def _gaming() -> dict[str, str]:
-    return {
-        name: f"{measure.sentence} Warned of at {measure.threshold:g}."
-        for name, measure in MEASURES.items()
-    }
-
-
 # file → metric → sentence
 METRICS: dict[str, dict[str, str]] = {
-    "metrics.jsonl": {**_STEP, **_UPDATE, **_shown(), **_biases(), **_gaming()},
-    "eval.jsonl": {**_held_out(), **_EVALUATION},
+    "metrics.jsonl": {**_STEP, **_UPDATE, **_shown(), **_biases()},
+    "eval.jsonl": {
+        name if name == "greedy" else f"{name}@N": said for name, said in HELD_OUT.items()
+    },
 }
+for name, measure in MEASURES.items():
+    METRICS["metrics.jsonl"][name] = f"{measure.sentence} Warned of at {measure.threshold:g}."
+METRICS["eval.jsonl"] |= _EVALUATION
 METRICS["eval.jsonl"]["step"] = METRICS["metrics.jsonl"]["step"]
 METRICS["eval.jsonl"]["gaming/greedy_drop"] = METRICS["metrics.jsonl"].pop("gaming/greedy_drop")
 

@@ -62,11 +62,9 @@ def over_seeds(
 
 def _named(table: dict[str, Any], found: Sequence[VariantRuns]) -> list[str]:
     head, *rest = table["columns"]
-    return (
-        [head, *(variant.name for variant in found)]
-        if table.get("runs_across")
-        else ["variant", *rest]
-    )
+    if table.get("runs_across"):
+        return [head, *(variant.name for variant in found)]
+    return ["variant", *rest]
 
 
 def _fold(figure: Figure, runs: Sequence[Run], found: Sequence[VariantRuns]) -> Figure:
@@ -118,17 +116,10 @@ def _fold_marks(row: dict[str, Any], found: Sequence[VariantRuns]) -> dict[str, 
     for i, variant in enumerate(found):
         of_seeds = [mark for mark in row["marks"] if mark["run"] in variant.runs]
         if of_seeds:
-            means = {
-                k: rounded(statistics.fmean(m[k] for m in of_seeds))
-                for k in ("peak", "last", "drop")
-            }
-            marks.append(
-                {
-                    "run": i,
-                    **means,
-                    "peak_step": statistics.median_low(m["peak_step"] for m in of_seeds),
-                }
-            )
+            numbers = {key: [mark[key] for mark in of_seeds] for key in of_seeds[0]}
+            means = {k: rounded(statistics.fmean(numbers[k])) for k in ("peak", "last", "drop")}
+            step = statistics.median_low(numbers["peak_step"])
+            marks.append({"run": i, **means, "peak_step": step})
     return {**row, "marks": marks}
 
 
@@ -147,17 +138,11 @@ def summary_table(panel: Panel, groups: Sequence[Sequence[Run]]) -> dict[str, An
     accuracy, best = first_metric(everyone, "acc@"), first_metric(everyone, "best@")
     rows = [_summary_row(group, accuracy, best) for group in groups]
     columns = [c for c in rows[0] if any(row[c] for row in rows)]
-    return {
-        "columns": ["variant", *columns],
-        "rows": [
-            {
-                "run": i,
-                "below": objective(group[0]),
-                "cells": [{"text": row[c] or "–"} for c in columns],
-            }
-            for i, (group, row) in enumerate(zip(groups, rows, strict=True))
-        ],
-    }
+    shown = []
+    for i, (group, row) in enumerate(zip(groups, rows, strict=True)):
+        cells = [{"text": row[c] or "–"} for c in columns]
+        shown.append({"run": i, "below": objective(group[0]), "cells": cells})
+    return {"columns": ["variant", *columns], "rows": shown}
 
 
 def _summary_row(group: Sequence[Run], accuracy: str, best: str) -> dict[str, str]:
@@ -217,13 +202,8 @@ def differences(groups: Sequence[Sequence[Run]], found: Sequence[VariantRuns]) -
         f"{in_words(pairs, metric)} Points of {metric} at the last evaluation, within seeds (paired t): runs of one "
         "seed see the same prompts. About training noise on these held-out prompts, not about other prompts."
     )
-    table = {"columns": columns, "rows": rows}
-    return {
-        "id": "differences",
-        "title": "Differences between variants",
-        "sentence": sentence,
-        "table": table,
-    }
+    named = {"id": "differences", "title": "Differences between variants", "sentence": sentence}
+    return {**named, "table": {"columns": columns, "rows": rows}}
 
 
 def _last_by_seed(group: Sequence[Run], metric: str) -> dict[tuple[Any, int], float]:

@@ -85,11 +85,9 @@ def data(paths: Sequence[Path]) -> dict[str, Any]:
 
 def _title(runs: Sequence[Run], found: Sequence[VariantRuns]) -> str:
     if found:
-        return (
-            f"{len(found)} variants, {len(runs)} runs"
-            if len(found) > 1
-            else f"{len(runs)} seeds of {found[0].name}"
-        )
+        if len(found) == 1:
+            return f"{len(runs)} seeds of {found[0].name}"
+        return f"{len(found)} variants, {len(runs)} runs"
     return runs[0].name if len(runs) == 1 else f"{len(runs)} runs compared"
 
 

@@ -8,6 +8,7 @@ samples and the settings, which the page has views of its own for.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -28,7 +29,7 @@ from equipoise.report.series import (
     thin,
 )
 from equipoise.report.summary import bound, held_out_metrics, peak, signed, summary
-from equipoise.verifiers.gaming import MEASURES, Measure
+from equipoise.verifiers.gaming import MEASURES
 
 GREEDY = "gaming/greedy"
 Panel = dict[str, Any]
@@ -55,19 +56,21 @@ def lines_over_steps(
     return lines
 
 
+def figure(id: str, title: str, sentence: str, lines: list[dict[str, Any]], **more: Any) -> Figure:
+    named = {"id": id, "kind": "lines", "title": title, "sentence": sentence}
+    return {**named, "lines": lines, **more}
+
+
+def across(head: str, runs: Sequence[Run], rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """A table with a column per run."""
+    return {"columns": [head, *(run.name for run in runs)], "runs_across": True, "rows": rows}
+
+
 def curve(runs: Sequence[Run], shown: Shown, **more: Any) -> Figure:
     """A metric's running mean over the steps of every run that has it, above each step's value."""
     metric, title, sentence = shown
     lines = lines_over_steps(runs, metric, running_mean, metric)
-    return {
-        "id": metric,
-        "kind": "lines",
-        "title": title,
-        "metric": metric,
-        "sentence": sentence,
-        "lines": lines,
-        **more,
-    }
+    return figure(metric, title, sentence, lines, metric=metric, **more)
 
 
 def panel(
@@ -127,51 +130,29 @@ def _evaluations(runs: Sequence[Run], metric: str) -> Figure:
                 {"run": i, "x": [e["step"] for e, _ in found], "y": y, "low": low, "high": high}
             )
     sentence = HELD_OUT.get(metric.partition("@")[0], "")
-    return {
-        "id": f"eval/{metric}",
-        "kind": "lines",
-        "title": metric,
-        "sentence": sentence,
-        "lines": lines,
-        "unit": "percent",
-    }
+    return figure(f"eval/{metric}", metric, sentence, lines, unit="percent")
 
 
 def _peaks(runs: Sequence[Run], metrics: Sequence[str]) -> Figure:
     accuracy = next((m for m in metrics if m.startswith("acc@")), "")
-    tables = [
-        e["by_level"]
-        for run in runs
-        for e in run.evaluations
-        if isinstance(e.get("by_level"), dict)
-    ]
-    levels = sorted({level for table in tables for level in table})
-    keys = {m: (m,) for m in metrics} | {
-        f"{accuracy}, level {k}": ("by_level", k, accuracy) for k in levels
-    }
+    tables = [e.get("by_level") for run in runs for e in run.evaluations]
+    levels = sorted({level for table in tables if isinstance(table, dict) for level in table})
+    keys: dict[str, tuple[str, ...]] = {m: (m,) for m in metrics}
+    keys |= {f"{accuracy}, level {k}": ("by_level", k, accuracy) for k in levels}
     rows = []
     for label, path in keys.items():
         found = [(i, p) for i, run in enumerate(runs) if (p := peak(run, *path))]
-        marks = [
-            {
-                "run": i,
-                **{k: rounded(p[k]) for k in ("peak", "last", "drop")},
-                "peak_step": p["peak_step"],
-            }
-            for i, p in found
-        ]
+        marks = []
+        for i, p in found:
+            numbers = {k: rounded(p[k]) for k in ("peak", "last", "drop")}
+            marks.append({"run": i, **numbers, "peak_step": p["peak_step"]})
         rows += [{"label": label, "marks": marks}] if marks else []
     sentence = (
         "Filled: the best evaluation of the run. Hollow: the last one. The line between them is what the run lost "
         "again (Balanced Aggregation, Figure 1). All on one scale, each around its own middle."
     )
-    return {
-        "id": "peaks",
-        "kind": "peaks",
-        "title": "Peak and last",
-        "sentence": sentence,
-        "rows": rows,
-    }
+    named = {"id": "peaks", "kind": "peaks", "title": "Peak and last", "sentence": sentence}
+    return {**named, "rows": rows}
 
 
 def training(runs: Sequence[Run]) -> Panel | None:
@@ -253,13 +234,9 @@ def bias(runs: Sequence[Run]) -> Panel | None:
         title = metric.removeprefix("bias/")
         cells = _compared([mean(run.metrics.get(metric, [])) for run in runs])
         rows.append({"head": title, "metric": metric, "cells": cells})
-        figure = curve(runs, (metric, title, what), zero=True, span=1e-2, means=f"0 means: {zero}.")
-        figures.append({**figure, "metric": title})
-    table = {
-        "columns": ["mean over all steps", *(run.name for run in runs)],
-        "runs_across": True,
-        "rows": rows,
-    }
+        drawn = curve(runs, (metric, title, what), zero=True, span=1e-2, means=f"0 means: {zero}.")
+        figures.append({**drawn, "metric": title})
+    table = across("mean over all steps", runs, rows)
     sentence = (
         "Measured in every training batch from the coefficients themselves: c = w·A is what the gradient of each token "
         "of a response is multiplied by, T is the response's length. Bars compare the runs within a row."
@@ -285,14 +262,10 @@ def bars(means: Sequence[float | None]) -> list[float | None]:
 
 def weights(runs: Sequence[Run]) -> Panel | None:
     """HA-DW (or debias): the anchor, and the weights Φ it led to."""
-    anchor: Figure = {
-        "id": "difficulty/anchor",
-        "kind": "lines",
-        "title": "Anchor",
-        "metric": "difficulty/anchor",
-        "sentence": "Line: C⁻, the success rate believed before each batch. Faint: the batch's mean reward.",
-        "lines": lines_over_steps(runs, "difficulty/anchor", list, "reward/mean"),
-    }
+    metric = "difficulty/anchor"
+    said = "Line: C⁻, the success rate believed before each batch. Faint: the batch's mean reward."
+    drawn = lines_over_steps(runs, metric, list, "reward/mean")
+    anchor = figure(metric, "Anchor", said, drawn, metric=metric)
     over_time = {line["run"]: difficulty.over_time(runs[line["run"]]) for line in anchor["lines"]}
     figures = [anchor, _phi(over_time, "positive", "A > 0"), _phi(over_time, "negative", "A < 0")]
     sentence = (
@@ -308,14 +281,8 @@ def _phi(over_time: dict[int, dict[str, list[Any]]], side: str, which: str) -> F
         low, y, high = ([quantiles[k] for quantiles in found[side]] for k in range(3))
         lines += [{"run": i, "x": found["steps"], "y": y, "low": low, "high": high}] if y else []
     sentence = "Median over the responses. Made again from the rollout files and the anchor."
-    return {
-        "id": f"difficulty/{side}",
-        "kind": "lines",
-        "title": f"Φ where {which}",
-        "sentence": sentence,
-        "spread": "Bar or band: 10 % to 90 % of the responses.",
-        "lines": lines,
-    }
+    spread = "Bar or band: 10 % to 90 % of the responses."
+    return figure(f"difficulty/{side}", f"Φ where {which}", sentence, lines, spread=spread)
 
 
 def entropy(runs: Sequence[Run]) -> Panel | None:
@@ -329,25 +296,14 @@ def gaming(runs: Sequence[Run]) -> Panel | None:
     shown = [
         (m, measure) for m, measure in MEASURES.items() if any(m in run.metrics for run in runs)
     ]
-    figures = [_measure(runs, metric, measure) for metric, measure in shown]
-    greedy = (
-        [_judged_greedy(runs)]
-        if any(number(e, GREEDY) is not None for run in runs for e in run.evaluations)
-        else []
-    )
-    rows = [
-        {
-            "head": metric.removeprefix("gaming/"),
-            "metric": metric,
-            "cells": [_crossing(run, metric) for run in runs],
-        }
-        for metric, _ in shown
-    ]
-    table = {
-        "columns": ["beyond its threshold", *(run.name for run in runs)],
-        "runs_across": True,
-        "rows": rows,
-    }
+    figures, rows = [], []
+    for metric, measure in shown:
+        side = f"Warned of {'above' if measure.above else 'below'} {measure.threshold:g}."
+        said = (metric, measure.title, measure.sentence)
+        figures.append(curve(runs, said, zero=True, means=side))
+        cells = [_crossing(run, metric) for run in runs]
+        rows.append({"head": metric.removeprefix("gaming/"), "metric": metric, "cells": cells})
+    table = across("beyond its threshold", runs, rows)
     sentence = (
         "A second judge, apart from the reward, grades a sample of every step. A measure beyond its threshold asks for "
         "a look at the samples; it is no proof. Honest learning lowers the number of different answers within groups."
@@ -357,17 +313,9 @@ def gaming(runs: Sequence[Run]) -> Panel | None:
         ("judged", "Responses judged"),
     ):
         figures.append(curve(runs, (f"gaming/{metric}", title, "")))
-    return panel("gaming", "Is the reward being gamed?", sentence, [*figures, *greedy], table=table)
-
-
-def _measure(runs: Sequence[Run], metric: str, measure: Measure) -> Figure:
-    side = "above" if measure.above else "below"
-    return curve(
-        runs,
-        (metric, measure.title, measure.sentence),
-        zero=True,
-        means=f"Warned of {side} {measure.threshold:g}.",
-    )
+    if any(number(e, GREEDY) is not None for run in runs for e in run.evaluations):
+        figures.append(_judged_greedy(runs))
+    return panel("gaming", "Is the reward being gamed?", sentence, figures, table=table)
 
 
 def first_crossing(run: Run, metric: str) -> int | None:
@@ -395,14 +343,8 @@ def _judged_greedy(runs: Sequence[Run]) -> Figure:
                 {"run": i, "x": [step for step, _ in found], "y": [rounded(v) for _, v in found]}
             )
     drop = MEASURES["gaming/greedy_drop"]
-    return {
-        "id": GREEDY,
-        "kind": "lines",
-        "title": "Greedy accuracy by the judge",
-        "sentence": f"On held-out prompts. Warned of where it falls by {drop.threshold:g} while the reward rises.",
-        "lines": lines,
-        "unit": "percent",
-    }
+    sentence = f"On held-out prompts. Warned of where it falls by {drop.threshold:g} while the reward rises."
+    return figure(GREEDY, "Greedy accuracy by the judge", sentence, lines, unit="percent")
 
 
 def functions(runs: Sequence[Run]) -> Panel | None:
@@ -411,33 +353,15 @@ def functions(runs: Sequence[Run]) -> Panel | None:
         dict.fromkeys(m for run in runs for m in run.metrics if m.startswith("rewards/"))
     )
     names = list(dict.fromkeys(m.removeprefix("rewards/").rpartition("/")[0] for m in metrics))
-    columns = {
-        "mean": "Mean reward",
-        "crashed": "Crashed",
-        "timeout": "Timed out",
-        "unparsed": "No answer found",
-    }
-    figures = [
-        curve(runs, (f"rewards/{name}/{kind}", f"{name}: {title.lower()}", ""))
-        for name in names
-        for kind, title in columns.items()
-    ]
-    rows = [
-        {
-            "head": f"{name}: {title.lower()}",
-            "metric": f"rewards/{name}/{kind}",
-            "cells": _compared(
-                [mean(run.metrics.get(f"rewards/{name}/{kind}", [])) for run in runs]
-            ),
-        }
-        for name in names
-        for kind, title in columns.items()
-    ]
-    table = {
-        "columns": ["mean over all steps", *(run.name for run in runs)],
-        "runs_across": True,
-        "rows": rows,
-    }
+    columns = {"mean": "mean reward", "crashed": "crashed", "timeout": "timed out"}
+    columns["unparsed"] = "no answer found"
+    figures, rows = [], []
+    for name, (kind, title) in itertools.product(names, columns.items()):
+        metric, head = f"rewards/{name}/{kind}", f"{name}: {title}"
+        figures.append(curve(runs, (metric, head, "")))
+        cells = _compared([mean(run.metrics.get(metric, [])) for run in runs])
+        rows.append({"head": head, "metric": metric, "cells": cells})
+    table = across("mean over all steps", runs, rows)
     sentence = "Before weights and length shaping. A function that fails on most responses for three steps stops a run."
     return panel("functions", "Reward functions", sentence, figures, nothing=0.0, table=table)
 

@@ -178,15 +178,11 @@ def _records(file: Path, notes: list[str]) -> dict[int, dict[str, Any]]:
             continue
         records[step] = record
     if unreadable:
-        lines_are = "line of its" if unreadable == 1 else "lines of its"
+        lines_are, were = ("line", "was") if unreadable == 1 else ("lines", "were")
         notes.append(
-            f"{unreadable} {lines_are} {file.name} could not be read and {_was(unreadable)} passed over."
+            f"{unreadable} {lines_are} of its {file.name} could not be read and {were} passed over."
         )
     return dict(sorted(records.items()))
-
-
-def _was(n: int) -> str:
-    return "was" if n == 1 else "were"
 
 
 def _number(value: Any) -> float | None:
