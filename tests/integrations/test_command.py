@@ -6,7 +6,7 @@ import subprocess
 import pyarrow.parquet as pq
 import pytest
 
-from equipoise.integrations.export import ExportError
+from equipoise.integrations.launch import ExportError
 from equipoise.train import load
 
 

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from equipoise.audit import measure
 from equipoise.config import TaskConfig
-from equipoise.integrations.data import trl_row, verl_row, write_parquet
-from equipoise.integrations.export import ExportError, export_data, export_rollouts
+from equipoise.integrations.data import export_data, export_rollouts, trl_row, verl_row, write_parquet
+from equipoise.integrations.launch import ExportError
 from equipoise.tasks import Prompt
 from equipoise.tasks.problems import read_problems
 from equipoise.train import Trainer

@@ -267,7 +267,7 @@ RESPONSES = ("Answer: 0.5", r"So \boxed{\frac{1}{2}}.", "#### 42", r"\boxed{42.0
 def test_exported_data_is_graded_as_before(tmp_path, host, layout, asked):
     """What a file is exported with, its reader comes back with: prompts, references, verifiers, verdicts."""
     from equipoise.config import TaskConfig
-    from equipoise.integrations.export import export_data
+    from equipoise.integrations.data import export_data
     from equipoise.tasks import open_task
 
     source, out = jsonl(tmp_path / "rows.jsonl", ROUND_TRIP[layout]), tmp_path / "out.parquet"

@@ -57,13 +57,14 @@ def nearly(theirs: Mapping[str, Any], why: str) -> Setting:
     return Setting("nearly", theirs, why)
 
 
+def nearly_if(differs: object, theirs: Mapping[str, Any], why: str) -> Setting:
+    """Of an option whose settings mean something else there for some of its values."""
+    return nearly(theirs, why) if differs else mapped(theirs)
+
+
 def truncation(theirs: Mapping[str, Any], truncates: bool) -> Setting:
     """An option that may truncate the vocabulary: our ratios are then over what is kept."""
-    return (
-        nearly(theirs, "its ratios are of whole-vocabulary probabilities")
-        if truncates
-        else mapped(theirs)
-    )
+    return nearly_if(truncates, theirs, "its ratios are of whole-vocabulary probabilities")
 
 
 def own(why: str) -> Setting:
@@ -72,6 +73,21 @@ def own(why: str) -> Setting:
 
 def unmappable(why: str) -> Setting:
     return Setting("unmappable", why=why)
+
+
+def refused(value: object, why: str, off: str = "none") -> Setting:
+    """Of an option that the host cannot have: unmappable where it is on."""
+    return unmappable(why) if value else mapped(why=off)
+
+
+def mapped_if(on: object, theirs: Mapping[str, Any], off: str) -> Setting:
+    """Of an option whose settings stand in the launch only where it is on."""
+    return mapped(theirs) if on else mapped(why=off)
+
+
+def tracker_settings(config: Config, why: str) -> dict[str, Setting]:
+    names = ("entity", "group", "tags")
+    return {f"log.{name}": refused(getattr(config.log, name), why) for name in names}
 
 
 def sandbox_settings(config: Config) -> dict[str, Setting]:

@@ -19,9 +19,10 @@ from trl import GRPOConfig, GRPOTrainer, TrlParser
 from equipoise import Objective, policy
 from equipoise.audit import measure
 from equipoise.config import TaskConfig
-from equipoise.integrations.export import export_data, export_trl
+from equipoise.integrations.data import export_data
 from equipoise.integrations.launch import arguments, open_task, settled
 from equipoise.integrations.trl import export as trl
+from equipoise.integrations.trl.export import export_trl
 from equipoise.integrations.trl.plugin import EquipoiseGRPOTrainer, adapted
 from equipoise.integrations.trl.script import FIXED, objective_of
 from equipoise.policy.names import ABACUS

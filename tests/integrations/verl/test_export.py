@@ -27,9 +27,9 @@ from verl.utils.config import omega_conf_to_dataclass, validate_config
 from verl.utils.torch_functional import get_constant_schedule_with_warmup, get_cosine_schedule_with_warmup
 
 from equipoise.audit import measure
-from equipoise.integrations.export import export_verl
 from equipoise.integrations.launch import arguments, open_task, settled
 from equipoise.integrations.verl import export as verl
+from equipoise.integrations.verl.export import export_verl
 from equipoise.integrations.verl.objective_options import kept
 from equipoise.integrations.verl.plugin import divisor, estimate, objective_of
 from equipoise.integrations.verl.script import ACTOR, FIXED, HERE

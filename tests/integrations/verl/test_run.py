@@ -19,8 +19,8 @@ pytest.importorskip("verl")
 
 from equipoise import cli
 from equipoise.audit import measure
-from equipoise.integrations.export import export_verl
 from equipoise.integrations.verl import on_cpu
+from equipoise.integrations.verl.export import export_verl
 from equipoise.policy.names import ABACUS
 
 from ..test_account import configured

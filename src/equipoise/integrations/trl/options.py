@@ -14,18 +14,32 @@ from equipoise.integrations.launch import (
     ExportError,
     Setting,
     mapped,
+    mapped_if,
     nearly,
+    nearly_if,
     own,
+    refused,
     rewards_are_accuracies,
     sandbox_settings,
+    tracker_settings,
     truncation,
     unmappable,
 )
 from equipoise.objective import Objective
 from equipoise.tasks import Task
 
+# options that our task, our reward functions and our objective read there as well
+OF_TASK = (
+    "name columns verifier answer_in rules template suffix strict dedupe max_prompt_chars "
+    "max_prompt_tokens held_out avoid gym"
+)
+OF_REWARD = "functions correct wrong tags seconds workers overlong_buffer"
+OF_OBJECTIVE = (
+    "preset advantage cancellation aggregation surrogate averaged_groups combine entropy_bonus"
+)
 TRACKERS = ("tensorboard", "wandb", "trackio", "mlflow")
 EVALUATED_AT_ONCE = 64  # responses
+EIGHT_BITS = "adamw_bnb_8bit"
 
 
 def settings(config: Config, task: Task) -> dict[str, Setting]:
@@ -45,24 +59,21 @@ def settings(config: Config, task: Task) -> dict[str, Setting]:
 
 
 def _model(config: Config) -> dict[str, Setting]:
-    m = config.model
+    m, half = config.model, config.model.dtype == "bfloat16"
     weights = {"model_init_kwargs": {"dtype": "float32"}}
     devices = {"cpu": mapped({"use_cpu": True}), "auto": own("Accelerate takes the GPUs there are")}
     elsewhere = own("Accelerate places the model: CUDA_VISIBLE_DEVICES says which GPUs it sees")
     return {
         "model.name": mapped(why="MODEL of launch.py"),
-        "model.dtype": nearly(
-            {**weights, "bf16": True}, "float32 weights, and bfloat16 where autocast takes it"
-        )
-        if m.dtype == "bfloat16"
-        else mapped({**weights, "bf16": False}),
+        "model.dtype": nearly_if(
+            half, {**weights, "bf16": half}, "float32 weights, and bfloat16 where autocast takes it"
+        ),
         "model.device": devices.get(m.device, elsewhere),
         **{f"model.lora_{name}": mapped(why="ADAPTER of launch.py") for name in m.lora_options()},
-        "model.quantize": unmappable(
-            "launch.py opens the base whole: give model_init_kwargs a quantization_config"
-        )
-        if m.quantize != "none"
-        else mapped(why="none"),
+        "model.quantize": refused(
+            m.quantize != "none",
+            "launch.py opens the base whole: give model_init_kwargs a quantization_config",
+        ),
         "model.gradient_checkpointing": mapped(
             {"gradient_checkpointing": m.gradient_checkpointing}
         ),
@@ -70,33 +81,15 @@ def _model(config: Config) -> dict[str, Setting]:
 
 
 def _task(config: Config) -> dict[str, Setting]:
-    names = (
-        "name",
-        "columns",
-        "verifier",
-        "answer_in",
-        "rules",
-        "template",
-        "suffix",
-        "strict",
-        "dedupe",
-        "max_prompt_chars",
-        "max_prompt_tokens",
-        "held_out",
-        "avoid",
-        "gym",
-    )
     options = config.task.chat_template_kwargs
     opened = mapped(why="our task, which launch.py opens")
     as_written = "messages" if config.task.chat else "text, which TRL continues as it stands"
     return {
-        **{f"task.{name}": opened for name in names},
+        **{f"task.{name}": opened for name in OF_TASK.split()},
         "task.chat": mapped(why=f"launch.py gives TRL prompts as {as_written}"),
         "task.system": mapped(why="the first message of launch.py's prompts"),
         "task.chat_template": mapped(why="launch.py gives it to the tokenizer"),
-        "task.chat_template_kwargs": mapped({"chat_template_kwargs": options})
-        if options
-        else mapped(why="none"),
+        "task.chat_template_kwargs": mapped_if(options, {"chat_template_kwargs": options}, "none"),
     }
 
 
@@ -105,9 +98,7 @@ def _rollout(config: Config, task: Task) -> dict[str, Setting]:
     vllm = r.engine == "vllm"
     stop = [*task.stop, *r.stop]
     per_pass, accumulated = passes_of(config, 1)
-    again = unmappable(
-        "TRL draws each batch once: groups without a difference in reward stay in it"
-    )
+    again = "TRL draws each batch once: groups without a difference in reward stay in it"
     if not stop:
         stopped = mapped(why="none, as TRL")
     elif vllm:
@@ -129,16 +120,16 @@ def _rollout(config: Config, task: Task) -> dict[str, Setting]:
         "rollout.top_k": truncation({"top_k": r.top_k}, r.top_k > 0),
         "rollout.min_p": truncation({"min_p": r.min_p}, r.min_p > 0),
         "rollout.stop": stopped,
-        "rollout.dynamic_sampling": again if r.dynamic_sampling else mapped(why="off, as TRL"),
-        "rollout.max_draws": again if r.dynamic_sampling else mapped(why="no dynamic sampling"),
+        "rollout.dynamic_sampling": refused(r.dynamic_sampling, again, "off, as TRL"),
+        "rollout.max_draws": refused(r.dynamic_sampling, again, "no dynamic sampling"),
         "rollout.exact": mapped(why="TRL's old log-probabilities are always the trainer's own"),
         "rollout.engine": mapped(
             {"use_vllm": vllm, **({"vllm_mode": "colocate"} if vllm else {})},
             "" if vllm else "TRL samples with transformers",
         ),
-        "rollout.engine_memory": mapped({"vllm_gpu_memory_utilization": r.engine_memory})
-        if vllm
-        else mapped(why="no vLLM"),
+        "rollout.engine_memory": mapped_if(
+            vllm, {"vllm_gpu_memory_utilization": r.engine_memory}, "no vLLM"
+        ),
     }
 
 
@@ -160,15 +151,10 @@ def _mini_batch(config: Config) -> Setting:
             "TRL shuffles responses into optimizer steps, and the objective needs whole groups: one step"
         )
     steps = passes_of(config, 1)[1] * config.rollout.prompts // prompts
-    even = (
-        ""
-        if prompts == t.mini_batch
-        else f", and {prompts} prompts per step, because its parts are equal"
-    )
-    return nearly(
-        {"steps_per_generation": steps},
-        f"TRL shuffles responses, not groups, into optimizer steps{even}",
-    )
+    why = "TRL shuffles responses, not groups, into optimizer steps"
+    if prompts != t.mini_batch:
+        why += f", and {prompts} prompts per step, because its parts are equal"
+    return nearly({"steps_per_generation": steps}, why)
 
 
 def passes_of(config: Config, processes: int) -> tuple[int, int]:
@@ -179,11 +165,9 @@ def passes_of(config: Config, processes: int) -> tuple[int, int]:
         raise ExportError(
             f"{total} responses per step over {processes} processes: must be as many for each"
         )
-    most = (
-        share
-        if config.build_objective().needs_whole_groups
-        else min(_wanted(config) or share, share)
-    )
+    most = share
+    if not config.build_objective().needs_whole_groups:
+        most = min(_wanted(config) or share, share)
     per_pass = max(n for n in range(1, most + 1) if share % n == 0)
     return per_pass, share // per_pass
 
@@ -197,19 +181,9 @@ def _wanted(config: Config) -> int:
 
 def _reward(config: Config) -> dict[str, Setting]:
     w = config.reward
-    names = (
-        "functions",
-        "correct",
-        "wrong",
-        *VERDICTS,
-        "tags",
-        "seconds",
-        "workers",
-        "overlong_buffer",
-    )
     done = mapped(why="our reward functions, by config.toml")
     return {
-        **{f"reward.{name}": done for name in names},
+        **{f"reward.{name}": done for name in (*OF_REWARD.split(), *VERDICTS)},
         "reward.weights": mapped({"reward_weights": list(w.weights)}),
         "reward.max_unscored": own("TRL warns of responses without a score, and goes on"),
         "reward.judge": own("the gaming/* metrics are our trainer's"),
@@ -226,18 +200,9 @@ def _objective(config: Config) -> dict[str, Setting]:
     history = unmappable(
         "hadw_history needs the earlier rewards of each prompt, which TRL does not keep: none was put"
     )
-    names = (
-        "preset",
-        "advantage",
-        "cancellation",
-        "aggregation",
-        "surrogate",
-        "averaged_groups",
-        "combine",
-    )
     ratio = objective.kl_estimator == "k3_ratio"
     return {
-        **{f"objective.{name}": ours for name in names},
+        **{f"objective.{name}": ours for name in OF_OBJECTIVE.split()},
         "objective.difficulty": history
         if objective.difficulty_choice.name == "hadw_history"
         else ours,
@@ -245,18 +210,17 @@ def _objective(config: Config) -> dict[str, Setting]:
         "objective.kl_estimator": mapped(
             {"use_bias_correction_kl": ratio}, "OBJECTIVE of launch.py has it too"
         ),
-        "objective.entropy_bonus": ours,
         "objective.mismatch": _mismatch(config, objective),
         "objective.off_policy_mask": nearly(
             {}, "TRL compares with π_old unless it corrects vLLM's log-probabilities"
         )
         if config.objective.off_policy_mask
         else ours,
-        "objective.top_entropy_quantile": unmappable(
-            "TRL takes the quantile of each micro-batch, and our plug-in refuses that: every token was kept"
-        )
-        if config.objective.top_entropy_quantile < 1
-        else mapped(why="off, as TRL"),
+        "objective.top_entropy_quantile": refused(
+            config.objective.top_entropy_quantile < 1,
+            "TRL takes the quantile of each micro-batch, and our plug-in refuses that: every token was kept",
+            "off, as TRL",
+        ),
     }
 
 
@@ -264,11 +228,8 @@ def _mismatch(config: Config, objective: Objective) -> Setting:
     name, cap = objective.mismatch.name, objective.mismatch.options.get("cap")
     correction = "vllm_importance_sampling_correction"
     if config.rollout.engine != "vllm":
-        return (
-            mapped(why="no vLLM")
-            if name == "none"
-            else unmappable("TRL's own sampling leaves no log-probabilities to weigh")
-        )
+        why = "TRL's own sampling leaves no log-probabilities to weigh"
+        return refused(name != "none", why, "no vLLM")
     if name == "none":
         return mapped({correction: False})
     if name == "icepop":
@@ -281,27 +242,29 @@ def _mismatch(config: Config, objective: Objective) -> Setting:
 
 
 def _optim(config: Config) -> dict[str, Setting]:
-    o = config.optim
+    o, eight = config.optim, config.optim.state == "8bit"
     late = "its first update is at rate 0, so that every rate comes an update later"
     kind = "constant_with_warmup" if o.schedule == "constant" and o.warmup else o.schedule
     return {
         "optim.lr": mapped({"learning_rate": o.lr}),
         "optim.betas": mapped({"adam_beta1": o.betas[0], "adam_beta2": o.betas[1]}),
-        "optim.weight_decay": nearly(
-            {"weight_decay": o.weight_decay}, "TRL leaves biases and norms out of the decay"
-        )
-        if o.weight_decay
-        else mapped({"weight_decay": 0.0}),
-        "optim.warmup": nearly({"warmup_steps": o.warmup}, late)
-        if o.warmup
-        else mapped({"warmup_steps": 0}),
-        "optim.schedule": mapped({"lr_scheduler_type": kind})
-        if o.schedule == "constant"
-        else nearly({"lr_scheduler_type": kind}, "every rate comes an update later"),
+        "optim.weight_decay": nearly_if(
+            o.weight_decay,
+            {"weight_decay": o.weight_decay},
+            "TRL leaves biases and norms out of the decay",
+        ),
+        "optim.warmup": nearly_if(o.warmup, {"warmup_steps": o.warmup}, late),
+        "optim.schedule": nearly_if(
+            o.schedule != "constant",
+            {"lr_scheduler_type": kind},
+            "every rate comes an update later",
+        ),
         "optim.clip_norm": mapped({"max_grad_norm": o.clip_norm}),
-        "optim.state": nearly({"optim": "adamw_bnb_8bit"}, "bitsandbytes' own 8 bits")
-        if o.state == "8bit"
-        else mapped({"optim": "adamw_torch_fused"}),
+        "optim.state": nearly_if(
+            eight,
+            {"optim": EIGHT_BITS if eight else "adamw_torch_fused"},
+            "bitsandbytes' own 8 bits",
+        ),
     }
 
 
@@ -322,12 +285,10 @@ def _train(config: Config) -> dict[str, Setting]:
         "train.steps": mapped({"max_steps": t.steps * updates}, counted),
         "train.updates": mapped({"num_iterations": t.updates}),
         "train.mini_batch": _mini_batch(config),
-        "train.teacher": unmappable(
-            "GRPOTrainer has no teacher: the launch learns from rewards alone"
-        )
-        if t.teacher
-        else mapped(why="none"),
-        "train.micro_batch": mapped(passes) if per_pass == wanted else nearly(passes, why),
+        "train.teacher": refused(
+            t.teacher, "GRPOTrainer has no teacher: the launch learns from rewards alone"
+        ),
+        "train.micro_batch": nearly_if(per_pass != wanted, passes, why),
         "train.micro_tokens": nearly({}, in_tokens) if t.micro_tokens else mapped(why="no limit"),
         "train.memory": own(
             f"TRL measures no memory: a pass has {per_pass} responses, whether they fit or not"
@@ -342,12 +303,8 @@ def _train(config: Config) -> dict[str, Setting]:
         "train.out": mapped({"output_dir": t.out}),
         "train.checkpoint_every": mapped({"save_steps": t.checkpoint_every * updates}, counted),
         "train.keep": mapped({"save_total_limit": t.keep + 1}, "the last one counts there"),
-        "train.keep_best": unmappable("TRL evaluates by the mean reward, not by ours")
-        if t.keep_best
-        else mapped(why="none"),
-        "train.average": unmappable("TRL averages no checkpoints")
-        if t.average
-        else mapped(why="none"),
+        "train.keep_best": refused(t.keep_best, "TRL evaluates by the mean reward, not by ours"),
+        "train.average": refused(t.average, "TRL averages no checkpoints"),
         "train.threads": mapped(why="launch.py sets torch's")
         if t.threads
         else own("torch chooses its own number"),
@@ -370,14 +327,10 @@ def _eval(config: Config) -> dict[str, Setting]:
     return {
         "eval.every": mapped(when, "TRL reports the mean reward, not acc@n"),
         "eval.samples": mapped(samples),
-        "eval.temperature": mapped(why=only)
-        if e.temperature == r.temperature or not e.every
-        else unmappable(only),
-        "eval.greedy": unmappable("TRL evaluates by sampling alone")
-        if e.greedy and e.every
-        else mapped(why="off"),
+        "eval.temperature": refused(e.every and e.temperature != r.temperature, only, only),
+        "eval.greedy": refused(e.greedy and e.every, "TRL evaluates by sampling alone", "off"),
         "eval.per_level": mapped(why="launch.py gives TRL that many"),
-        "eval.probe": unmappable("TRL has no fixed set to score") if e.probe else mapped(why="off"),
+        "eval.probe": refused(e.probe, "TRL has no fixed set to score", "off"),
     }
 
 
@@ -385,25 +338,19 @@ def _log(config: Config) -> dict[str, Setting]:
     g = config.log
     report = [name for name in TRACKERS if getattr(g, name)] or ["none"]
     on = {"log_completions": g.rollouts_every > 0}
-    many = ["TRL writes completions with every line it logs"] if g.rollouts_every > 1 else []
-    mixed = (
-        ["an evaluation's take the place of its step's"]
-        if g.rollouts_every and config.eval.every
-        else []
-    )
+    differs = []
+    if g.rollouts_every > 1:
+        differs.append("TRL writes completions with every line it logs")
+    if g.rollouts_every and config.eval.every:
+        differs.append("an evaluation's take the place of its step's")
     return {
-        "log.rollouts_every": nearly(on, "; ".join(many + mixed)) if many or mixed else mapped(on),
+        "log.rollouts_every": nearly_if(differs, on, "; ".join(differs)),
         "log.terminal": mapped({"disable_tqdm": not g.terminal}),
         "log.tensorboard": mapped({"report_to": report}),
         **{f"log.{name}": mapped(why="in report_to") for name in TRACKERS if name != "tensorboard"},
         "log.project": mapped({"project": g.project}),
-        **{
-            f"log.{name}": unmappable(
-                "TRL leaves it to the tracker: WANDB_ENTITY, WANDB_RUN_GROUP, WANDB_TAGS"
-            )
-            if value
-            else mapped(why="none")
-            for name, value in (("entity", g.entity), ("group", g.group), ("tags", g.tags))
-        },
+        **tracker_settings(
+            config, "TRL leaves it to the tracker: WANDB_ENTITY, WANDB_RUN_GROUP, WANDB_TAGS"
+        ),
         "log.samples": own("log_completions shows all of them, num_completions_to_print some"),
     }

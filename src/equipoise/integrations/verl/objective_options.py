@@ -7,12 +7,7 @@ from __future__ import annotations
 from typing import Any
 
 from equipoise.config import Config
-from equipoise.integrations.launch import (
-    Setting,
-    mapped,
-    nearly,
-    unmappable,
-)
+from equipoise.integrations.launch import Setting, mapped, nearly, refused, unmappable
 from equipoise.integrations.verl.script import ACTOR
 from equipoise.objective import Objective
 
@@ -61,23 +56,21 @@ def objective_settings(config: Config, longest: float) -> dict[str, Setting]:
         ),
         "objective.surrogate": mapped(ours["surrogate"]),
         "objective.averaged_groups": mapped(ours["averaged_groups"]),
-        "objective.combine": unmappable(
-            "verl gives an estimator one reward per response: the rewards are summed"
-        )
-        if o.combine == "advantages"
-        else mapped(why="compute_score sums"),
+        "objective.combine": refused(
+            o.combine == "advantages",
+            "verl gives an estimator one reward per response: the rewards are summed",
+            "compute_score sums",
+        ),
         **_regularizers(objective, longest),
         "objective.mismatch": _mismatch(objective),
-        "objective.off_policy_mask": unmappable(
-            "the plug-in masks no responses in verl's loss: none was put"
-        )
-        if o.off_policy_mask
-        else mapped(why="off"),
-        "objective.top_entropy_quantile": unmappable(
-            "verl gives an estimator no entropies: every token was kept"
-        )
-        if o.top_entropy_quantile < 1
-        else mapped(why="off"),
+        "objective.off_policy_mask": refused(
+            o.off_policy_mask, "the plug-in masks no responses in verl's loss: none was put", "off"
+        ),
+        "objective.top_entropy_quantile": refused(
+            o.top_entropy_quantile < 1,
+            "verl gives an estimator no entropies: every token was kept",
+            "off",
+        ),
     }
 
 

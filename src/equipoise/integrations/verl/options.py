@@ -15,11 +15,15 @@ from equipoise.integrations.launch import (
     SHAPED,
     Setting,
     mapped,
+    mapped_if,
     model_folder,
     nearly,
+    nearly_if,
     own,
+    refused,
     rewards_are_accuracies,
     sandbox_settings,
+    tracker_settings,
     truncation,
     unmappable,
 )
@@ -30,6 +34,7 @@ from equipoise.tasks import Task
 
 LONGEST_PROMPT = 2048  # verl wants limits where we have none
 TOKENS = 16384  # of a pass, as verl's own default
+IN_FILES = "columns template suffix strict dedupe max_prompt_chars avoid gym"  # options of [task]
 TRACKERS = ("tensorboard", "wandb", "trackio", "mlflow")
 # the rows of a launch without chat have one message, the text
 PLAIN_TEMPLATE = '{{ messages[0]["content"] }}'
@@ -76,12 +81,8 @@ def _model(config: Config) -> dict[str, Setting]:
         "model.lora_rank": mapped({f"{MODEL}.lora_rank": m.lora_rank}),
         "model.lora_alpha": mapped({f"{MODEL}.lora_alpha": m.lora_alpha}),
         "model.lora_targets": mapped({f"{MODEL}.target_modules": targets}),
-        "model.lora_dropout": unmappable("verl's adapters have no dropout")
-        if m.lora_dropout
-        else mapped(why="none"),
-        "model.quantize": unmappable("verl opens the base whole")
-        if m.quantize != "none"
-        else mapped(why="none"),
+        "model.lora_dropout": refused(m.lora_dropout, "verl's adapters have no dropout"),
+        "model.quantize": refused(m.quantize != "none", "verl opens the base whole"),
         "model.gradient_checkpointing": mapped(
             {f"{MODEL}.enable_gradient_checkpointing": m.gradient_checkpointing}
         ),
@@ -91,16 +92,6 @@ def _model(config: Config) -> dict[str, Setting]:
 def _task(config: Config) -> dict[str, Setting]:
     t = config.task
     done = mapped(why="done in the two .parquet files")
-    names = (
-        "columns",
-        "template",
-        "suffix",
-        "strict",
-        "dedupe",
-        "max_prompt_chars",
-        "avoid",
-        "gym",
-    )
     files = {"data.train_files": f"{HERE}/train.parquet", "data.shuffle": False}
     plain = nearly(
         {f"{MODEL}.custom_chat_template": PLAIN_TEMPLATE},
@@ -116,19 +107,21 @@ def _task(config: Config) -> dict[str, Setting]:
     }
     none = f"verl wants a limit, and stops at a longer prompt: {LONGEST_PROMPT} was put, raise it if need be"
     return {
+        **{f"task.{name}": done for name in IN_FILES.split()},
         "task.name": mapped(files, "the prompts in the order in which ours would draw them"),
         "task.chat": mapped(why="verl always applies the chat template") if t.chat else plain,
         "task.system": mapped(why="the first message of each row"),
-        "task.chat_template": mapped({f"{MODEL}.custom_chat_template": t.chat_template})
-        if t.chat_template
-        else mapped(why="the tokenizer's own"),
-        "task.chat_template_kwargs": mapped(options) if options else mapped(why="none"),
-        **{f"task.{name}": done for name in names},
+        "task.chat_template": mapped_if(
+            t.chat_template,
+            {f"{MODEL}.custom_chat_template": t.chat_template},
+            "the tokenizer's own",
+        ),
+        "task.chat_template_kwargs": mapped_if(options, options, "none"),
         **{
             f"task.{name}": mapped(why="compute_score asks the task")
             for name in ("verifier", "answer_in", "rules")
         },
-        "task.max_prompt_tokens": mapped(limit) if t.max_prompt_tokens else nearly(limit, none),
+        "task.max_prompt_tokens": nearly_if(not t.max_prompt_tokens, limit, none),
         "task.held_out": mapped({"data.val_files": f"{HERE}/val.parquet"}),
     }
 
@@ -151,15 +144,13 @@ def _rollout(config: Config, task: Task) -> dict[str, Setting]:
         "rollout.top_k": truncation({f"{ROLLOUT}.top_k": r.top_k}, True)
         if r.top_k
         else mapped({f"{ROLLOUT}.top_k": -1}, "-1 keeps all there"),
-        "rollout.min_p": unmappable("verl gives its samplers no min_p")
-        if r.min_p
-        else mapped(why="0, as verl"),
-        "rollout.stop": unmappable("verl's agent loop takes no strings that end a response")
-        if task.stop or r.stop
-        else mapped(why="none, as verl"),
-        "rollout.dynamic_sampling": mapped(
-            again if r.dynamic_sampling else {}, "" if r.dynamic_sampling else "off"
+        "rollout.min_p": refused(r.min_p, "verl gives its samplers no min_p", "0, as verl"),
+        "rollout.stop": refused(
+            task.stop or r.stop,
+            "verl's agent loop takes no strings that end a response",
+            "none, as verl",
         ),
+        "rollout.dynamic_sampling": mapped_if(r.dynamic_sampling, again, "off"),
         "rollout.max_draws": nearly(
             draws, "verl 0.9's trainer draws until the batch is full, whatever this says"
         )
@@ -223,21 +214,17 @@ def _reward(config: Config, task: Task) -> dict[str, Setting]:
         if w.overlong_buffer
         else mapped(why="off"),
         "reward.length_penalty": _length_penalty(config),
-        "reward.mask_truncated": unmappable("verl keeps responses that were cut in the loss")
-        if w.mask_truncated
-        else mapped(why="off, as verl"),
+        "reward.mask_truncated": refused(
+            w.mask_truncated, "verl keeps responses that were cut in the loss", "off, as verl"
+        ),
     }
 
 
 def _length_penalty(config: Config) -> Setting:
     alpha = config.reward.length_penalty
-    if not alpha:
-        return mapped(why="off")
-    return (
-        mapped({"+algorithm.equipoise.length_penalty": alpha})
-        if rewards_are_accuracies(config)
-        else SHAPED
-    )
+    if alpha and not rewards_are_accuracies(config):
+        return SHAPED
+    return mapped_if(alpha, {"+algorithm.equipoise.length_penalty": alpha}, "off")
 
 
 def _optim(config: Config) -> dict[str, Setting]:
@@ -247,6 +234,8 @@ def _optim(config: Config) -> dict[str, Setting]:
     late = "its first step is at rate 0, so that every rate comes a step later"
     each = "" if updates == 1 else ", and its rate changes once a step, not with every update"
     kind = {f"{section}.lr_scheduler_type": o.schedule}
+    eight = o.state == "8bit"
+    optimizer, package = ("AdamW8bit", "bitsandbytes") if eight else ("AdamW", "torch")
     return {
         "optim.lr": mapped({f"{section}.lr": o.lr}),
         "optim.betas": mapped({f"{section}.betas": list(o.betas)}),
@@ -263,15 +252,11 @@ def _optim(config: Config) -> dict[str, Setting]:
             {f"{section}.clip_grad": o.clip_norm or math.inf},
             "" if o.clip_norm else "0 would make every gradient 0 there",
         ),
-        "optim.state": nearly(
-            {
-                f"{section}.optimizer": "AdamW8bit",
-                f"{section}.optimizer_impl": "bitsandbytes.optim",
-            },
+        "optim.state": nearly_if(
+            eight,
+            {f"{section}.optimizer": optimizer, f"{section}.optimizer_impl": f"{package}.optim"},
             "bitsandbytes' own 8 bits",
-        )
-        if o.state == "8bit"
-        else mapped({f"{section}.optimizer": "AdamW", f"{section}.optimizer_impl": "torch.optim"}),
+        ),
     }
 
 
@@ -285,11 +270,9 @@ def _train(config: Config, task: Task) -> dict[str, Setting]:
         ),
         "train.updates": mapped({f"{ACTOR}.ppo_epochs": t.updates}),
         "train.mini_batch": _mini_batch(config),
-        "train.teacher": unmappable(
-            "verl's plug-in has no teacher: the launch learns from rewards alone"
-        )
-        if t.teacher
-        else mapped(why="none"),
+        "train.teacher": refused(
+            t.teacher, "verl's plug-in has no teacher: the launch learns from rewards alone"
+        ),
         **_passes(config, task),
         "train.shard": mapped({f"{ACTOR}.strategy": "fsdp2"})
         if t.shard and config.model.device != "cpu"
@@ -306,12 +289,8 @@ def _train(config: Config, task: Task) -> dict[str, Setting]:
         "train.keep": mapped(
             {"trainer.max_actor_ckpt_to_keep": t.keep + 1}, "the last one counts there"
         ),
-        "train.keep_best": unmappable("verl keeps the last ones alone")
-        if t.keep_best
-        else mapped(why="none"),
-        "train.average": unmappable("verl averages no checkpoints")
-        if t.average
-        else mapped(why="none"),
+        "train.keep_best": refused(t.keep_best, "verl keeps the last ones alone"),
+        "train.average": refused(t.average, "verl averages no checkpoints"),
         "train.threads": own("verl and Ray set the threads of their processes"),
         "train.max_skipped": own("verl skips an update whose gradient is not finite, and goes on"),
         "train.max_uninformative": own("verl goes on without any difference in reward"),
@@ -342,18 +321,13 @@ def _passes(config: Config, task: Task) -> dict[str, Setting]:
         f"{ACTOR}.ppo_max_token_len_per_gpu": max(t.micro_tokens, longest),
     }
     if t.micro_tokens:
-        too_few = (
+        least = (
             f"verl wants room for the longest prompt with the longest response, {longest} tokens"
         )
+        by_tokens = "verl fills a pass by tokens or by responses: by train.micro_tokens here"
         return {
-            "train.micro_tokens": mapped(budget)
-            if t.micro_tokens >= longest
-            else nearly(budget, too_few),
-            "train.micro_batch": unmappable(
-                "verl fills a pass by tokens or by responses: by train.micro_tokens here"
-            )
-            if t.micro_batch
-            else mapped(why="no limit"),
+            "train.micro_tokens": nearly_if(t.micro_tokens < longest, budget, least),
+            "train.micro_batch": refused(t.micro_batch, by_tokens, "no limit"),
         }
     if not t.micro_batch:
         budget[f"{ACTOR}.ppo_max_token_len_per_gpu"] = max(TOKENS, 2 * longest)
@@ -371,7 +345,7 @@ def _passes(config: Config, task: Task) -> dict[str, Setting]:
     theirs = dict.fromkeys(names, fits)
     rule = f"verl wants a divisor of {total} responses"
     return {
-        "train.micro_batch": mapped(theirs) if fits == t.micro_batch else nearly(theirs, rule),
+        "train.micro_batch": nearly_if(fits != t.micro_batch, theirs, rule),
         "train.micro_tokens": mapped(why="no limit"),
     }
 
@@ -385,13 +359,9 @@ def _eval(config: Config) -> dict[str, Setting]:
         "eval.every": mapped(when),
         "eval.samples": mapped({f"{sampling}.n": e.samples}),
         "eval.temperature": mapped(drawn),
-        "eval.greedy": unmappable("verl validates once, with the samples above")
-        if e.greedy
-        else mapped(why="off"),
+        "eval.greedy": refused(e.greedy, "verl validates once, with the samples above", "off"),
         "eval.per_level": mapped(why="the rows of val.parquet"),
-        "eval.probe": unmappable("verl has no fixed set to score")
-        if e.probe
-        else mapped(why="off"),
+        "eval.probe": refused(e.probe, "verl has no fixed set to score", "off"),
     }
 
 
@@ -402,20 +372,13 @@ def _log(config: Config) -> dict[str, Setting]:
     said = mapped(why="in trainer.logger")
     every = {"trainer.rollout_data_dir": f"{config.train.out}/rollouts"}
     return {
-        "log.rollouts_every": (
-            mapped(every) if g.rollouts_every == 1 else nearly(every, "verl writes every step")
-        )
-        if g.rollouts_every
-        else mapped(why="none, as verl"),
+        "log.rollouts_every": nearly(every, "verl writes every step")
+        if g.rollouts_every > 1
+        else mapped_if(g.rollouts_every, every, "none, as verl"),
         "log.terminal": mapped({"trainer.logger": loggers}),
         **{f"log.{name}": said for name in TRACKERS},
         "log.project": mapped({"trainer.project_name": g.project}),
-        **{
-            f"log.{name}": unmappable("verl tells trackers a project and a name alone")
-            if value
-            else mapped(why="none")
-            for name, value in (("entity", g.entity), ("group", g.group), ("tags", g.tags))
-        },
+        **tracker_settings(config, "verl tells trackers a project and a name alone"),
         "log.samples": own("trainer.log_val_generations shows responses of validations"),
     }
 
