@@ -1,5 +1,4 @@
-"""The auditor: which biases an objective has on a rollout log, how sure that is,
-and what to change.
+"""The auditor: which biases an objective has on a rollout log, how sure that is, what to change.
 
 `measure` gives numbers (an `Audit`), `advise` sentences, `main_text` the page that `equipoise
 audit` prints; `data_path` what was cut, dropped or lost before the loss. It reads our run

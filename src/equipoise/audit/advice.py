@@ -1,5 +1,4 @@
-"""An audit in plain sentences: what is wrong with the audited objective on this log,
-what to change, how sure that is.
+"""An audit in sentences: what is wrong with the objective on this log, how sure, what to change.
 
 A finding needs its whole 95 % interval beyond a floor below which no one would change a
 configuration (FLOORS, our choice); an interval wholly below it says there is nothing to do;

@@ -1,5 +1,4 @@
-"""Intervals over prompts: whole prompts are resampled,
-because the responses to one prompt are not independent.
+"""Intervals over prompts, which are resampled whole: responses to one are not independent.
 
 Every measure of the audit is a function of sums over prompts, so a resample is a vector of
 multinomial counts and all resamples of all measures are one matrix product. The interval is the

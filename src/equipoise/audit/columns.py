@@ -1,5 +1,4 @@
-"""Values of a log's columns, as pyarrow or as plain lists, into numpy arrays;
-what is wrong is refused by its row.
+"""Values of a log's columns, pyarrow's or plain lists, as numpy arrays; bad rows are refused.
 
 `refuse(i, name, why)` makes the error for the i-th value of a column; the caller knows the file.
 """

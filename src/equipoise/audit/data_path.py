@@ -1,5 +1,4 @@
-"""The biases of the data path: what was cut, dropped,
-lost on resume or never drawn before the loss saw a batch.
+"""The biases of the data path: what was cut, dropped, lost on resume or never drawn.
 
 truncated               share of responses cut at the limit;
                         truncated_wrong: of those below their group's mean

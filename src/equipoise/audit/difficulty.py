@@ -67,8 +67,7 @@ def outcomes(R: Integers, G: Integers) -> tuple[GroupKinds, Integers]:
 
 
 def baseline_bias(counts: Floats, kinds: GroupKinds) -> tuple[Floats, Floats]:
-    """[..., kinds] groups of each kind -> [..., strata] mean bias,
-    and the stratum's share of the informative groups.
+    """[..., kinds] groups of each kind -> [..., strata] mean bias, and each stratum's share.
 
     NaN where there is no informative group, and for the bias of a stratum with less than a
     thousandth of them.

@@ -1,5 +1,4 @@
-"""The numbers of an audit: what biases each objective has on a log, per step and overall,
-with intervals over prompts.
+"""The numbers of an audit: the biases of each objective, per step and overall, with intervals.
 
 Every objective runs through `Objective.assign` on each step's batch, in the order of the steps (a
 difficulty anchor moves as it would have); on-policy, so clipping and ratios play no part. Not here:

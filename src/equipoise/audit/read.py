@@ -1,5 +1,4 @@
-"""Rollout logs as their writers left them: a run directory of ours, TRL's completions, verl's
-dumps, or any table.
+"""Rollout logs as they were written: our run directories, TRL's, verl's dumps, or any table.
 
 Parquet, JSON lines and CSV are read in pieces, only the columns that are needed. What a column is
 for follows from its name; `columns` says it where the name does not:

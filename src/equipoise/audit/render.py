@@ -1,6 +1,4 @@
-"""An audit as the terminal shows it: what the log is like, what each objective makes of it,
-the trend, the advice.
-"""
+"""An audit for the terminal: what the log is like, what objectives make of it, the advice."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""What an objective would have done to a log, as sums over its groups:
-every measure is a function of such sums.
+"""What an objective would have done to a log, as sums over groups, which give every measure.
 
 The coefficients are those of `Objective.assign` on each step's batch. `log_values` and
 `objective_values` turn sums into the measures that `objective/bias.py` takes of a whole batch; the

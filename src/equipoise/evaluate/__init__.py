@@ -1,6 +1,4 @@
-"""Evaluation: acc@n, best@n, pass@k, maj@n with intervals; peak and last;
-the papers' benchmarks and protocols.
-"""
+"""Evaluation: acc@n, best@n, pass@k, maj@n with intervals; the papers' benchmarks."""
 
 from equipoise.evaluate.folder import EvaluationError
 from equipoise.evaluate.metrics import (

@@ -1,5 +1,4 @@
-r"""The benchmarks of the papers by name: problems with their reference answers,
-and how a response is graded.
+r"""The benchmarks of the papers by name: problems with references, and how they are graded.
 
     math500         the last box or `answer`; levels 1 to 5 and seven subjects
     aime24, aime25  whole numbers from 0 to 999

@@ -1,5 +1,4 @@
-"""Accuracy by how hard a prompt is for another model:
-easy, mid and hard by that model's own success rate.
+"""Accuracy by how hard a prompt is for another model, by that model's own success rate.
 
 The rates must come from draws of their own. Buckets made from the very samples that are then scored
 would show the hard prompts improve and the easy ones fall by chance alone.
@@ -26,8 +25,7 @@ def bucket(rate: float) -> str:
 
 
 def by_difficulty(base: Evaluation, now: Evaluation) -> dict[str, dict[str, Any]]:
-    """acc@n of `now`, and of `base`, for the prompts of each bucket of `base`;
-    buckets without prompts are left out.
+    """acc@n of `now` and of `base` in each bucket of `base` that has prompts.
 
     base's own accuracy in a bucket is what put the prompts there:
     it says how the buckets are made, not how good base is on such prompts.

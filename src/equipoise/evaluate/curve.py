@@ -1,5 +1,4 @@
-"""What TGC (arXiv 2604.13088 v1) says of a run's curve:
-how soon it reaches a score, how much it shakes, how it drifts.
+"""TGC's measures of a curve (arXiv 2604.13088 v1): how soon it rises, how it shakes and drifts.
 
 Functions of numbers that a run has written down. Not here:
 intervals, which `compare` makes over seeds.
@@ -12,8 +11,7 @@ from collections.abc import Hashable, Sequence
 
 
 def steps_to_score(steps: Sequence[float], scores: Sequence[float], score: float) -> float:
-    """The first step whose score is at least `score`, between evaluations along a straight line;
-    inf if there is none.
+    """The first step, interpolated between evaluations, that reaches `score`; inf without one.
 
     >>> steps_to_score([0, 10, 20], [0.2, 0.4, 0.6], 0.5)
     15.0
@@ -41,8 +39,7 @@ def jitter(scores: Sequence[float]) -> float:
 def log_odds_drift(
     before: Sequence[float], after: Sequence[float], prompts: Sequence[Hashable]
 ) -> float:
-    """How far the odds between fixed right answers to a prompt have moved:
-    mean over prompts and pairs of |Δ_a − Δ_b|.
+    """Mean over prompts and pairs of |Δ_a − Δ_b|: how far odds between right answers have moved.
 
     before, after: log-probabilities of whole answers, Δ = after − before; an answer that gains as
     much as the others has no drift. NaN where no prompt has two answers.

@@ -1,5 +1,4 @@
-"""The papers' evaluation metrics over a set of problems,
-each with a 95 % interval (formulas.md §6).
+"""The papers' evaluation metrics, each with a 95 % interval over problems (formulas.md §6).
 
 Outcomes are 0/1, one sequence per problem; where a judge gives numbers and no verdicts they are
 accuracies from 0 to 1, and best@n and pass@k are what the best of n, or of k, samples is worth. The
@@ -59,8 +58,7 @@ def best(outcomes: Sequence[Sequence[float]]) -> Score:
 
 
 def pass_at_k(n: int, c: int, k: int) -> float:
-    """1 − C(n−c, k)/C(n, k): the unbiased chance that k of n samples, c of them right,
-    hold a right one.
+    """1 − C(n−c, k)/C(n, k): the unbiased chance that k of n samples hold one of the c right ones.
 
     Drawn without replacement and as a product, so nothing overflows. At k = n it is 0 or 1; a
     bootstrap with replacement would say .656 for one right of eight.
@@ -82,8 +80,7 @@ def mean_pass_at_k(outcomes: Sequence[Sequence[float]], k: int) -> Score:
 
 
 def best_of_k(outcomes: Sequence[float] | np.ndarray, k: int) -> float:
-    """The expected best of k of n outcomes drawn without replacement;
-    pass@k where they are 0 and 1.
+    """The expected best of k of n outcomes without replacement; pass@k where they are 0 and 1.
 
     E[max] = ∫ P(max ≥ t) dt: each level that outcomes reach adds its height times pass@k of the
     samples that reach it.
@@ -125,8 +122,7 @@ def majority(answers: Sequence[Sequence[Hashable]], outcomes: Sequence[Sequence[
 
 
 def average(estimates: Sequence[Score]) -> Score:
-    """The plain mean over benchmarks, each counted alike,
-    and its interval (MOVER, Zou & Donner 2008).
+    """The plain mean over benchmarks, and its interval (MOVER, Zou & Donner 2008).
 
     Benchmarks are independent, so the distances of their ends add up as squares:
     low = p̄ − sqrt(Σ(p_b − low_b)²)/B, and high alike.
@@ -180,8 +176,7 @@ class Peak:
 
 
 def peak(steps: Sequence[float], values: Sequence[float]) -> Peak:
-    """Peak, last and drop = peak − last over the evaluations of a run, in their order;
-    the first of equal peaks.
+    """Peak (the first of equals), last and drop = peak − last over a run's evaluations.
 
     The peak is a maximum of noisy values, so it is too high, the more so the more evaluations there
     are: compare the peaks of runs that were evaluated equally often on equally many problems.
@@ -213,8 +208,7 @@ def length_gap(lengths: Sequence[float], right: Sequence[float]) -> float:
 
 
 def _mean_share(values: Sequence[float], samples: Sequence[np.ndarray]) -> Score:
-    """The mean of one share in [0, 1] per problem;
-    its interval is the score interval of as many coin flips.
+    """The mean of a share per problem; its interval is that of as many coin flips.
 
     n problems whose shares have mean p and variance v are worth p(1−p)/v·n flips: n where every
     share is 0 or 1, and never more than there are samples. Both are taken with one more problem at

@@ -1,5 +1,4 @@
-"""Grade the kept responses of an evaluation again, with today's verifiers and references,
-and say what changed.
+"""Grade the kept responses of an evaluation again, as of today, and say what changed.
 
 Nothing is sampled. The problems are read again from where they came from; their texts must be those
 that were asked, their references may have been repaired. Chunks are replaced one by one, each
@@ -30,8 +29,7 @@ EXAMPLES = 5
 
 
 def regrade(out: str | Path, data: str | Path | None = None) -> dict[str, Any]:
-    """{benchmark: {responses, changed, moves, examples, before, after}},
-    and the new result written to the folder.
+    """{benchmark: {responses, changed, moves, examples, before, after}}; writes the new result.
 
     `data` says where the problems are now, if not where they were.
     A run's folder of evaluations is regraded step by step.

@@ -1,6 +1,4 @@
-"""What an evaluation is asked for, before there is a model:
-benchmarks opened, samples and lengths decided.
-"""
+"""What an evaluation is asked for, before there is a model: benchmarks, samples, lengths."""
 
 from __future__ import annotations
 

@@ -180,8 +180,7 @@ def evaluate(
     share: Callable[[Sequence[Any]], Sequence[Any]] = lambda items: items,
     gather: Callable[[Any], list[Any]] = lambda value: [value],
 ) -> Evaluation:
-    """acc@n, best@n, pass@k, maj@n, greedy, lengths;
-    overall with intervals and acc@n, greedy by level.
+    """acc@n, best@n, pass@k, maj@n, greedy, lengths, with intervals; acc@n and greedy by level.
 
     `ids` are the encoded prompts. `judge` None is the task's verifier. `share` and `gather` split
     the prompts over processes and put the answers together.

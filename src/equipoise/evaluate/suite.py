@@ -108,8 +108,7 @@ def evaluate_benchmarks(
     chat: Chat = AS_TEXT,
     say: Callable[[str], None] = lambda line: None,
 ) -> Summary:
-    """Sample what is not in `out` yet, and return what `result.json` gets:
-    the metrics of the benchmarks in `plans`.
+    """Sample what is not in `out` yet; returns the metrics of `plans`, as in `result.json`.
 
     `chat`: what is said besides the problems, of benchmarks that are asked as a conversation.
     """

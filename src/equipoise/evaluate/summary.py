@@ -1,5 +1,4 @@
-"""From graded samples to metrics: per benchmark, by level and subject, over benchmarks,
-over a run's checkpoints.
+"""From graded samples to metrics: per benchmark, level and subject, and over checkpoints.
 
 A problem with a sample whose verdict says nothing about the response (`bad_gold`, `unavailable`) is
 left out and counted; every other verdict that is not `correct` is a wrong answer, and the counts of
@@ -84,8 +83,7 @@ def measured(
 
 
 def average(benchmarks: Mapping[str, Summary]) -> dict[str, dict[str, float]]:
-    """The metrics that all benchmarks have, each benchmark counted alike;
-    acc also where numbers of samples differ.
+    """The metrics that all benchmarks have, each counted alike; acc even if samples differ.
 
     Nothing where a benchmark has no score at all:
     an average over the others would be of another set.

@@ -1,6 +1,4 @@
-"""An evaluation as a table: for the terminal, and as Markdown.
-Shares are in percent, with their 95 % interval.
-"""
+"""An evaluation as a table, for the terminal and as Markdown: percent with 95 % intervals."""
 
 from __future__ import annotations
 

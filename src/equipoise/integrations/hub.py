@@ -1,5 +1,4 @@
-"""`equipoise push`: a run's weights with a model card,
-as a folder and then on the Hugging Face hub.
+"""`equipoise push`: a run's weights with a model card, as a folder and on the Hugging Face hub.
 
 The folder has what plain transformers opens, the card and the configuration; the trainer's state,
 rollouts and paths of the machine are not in it. It is written first, and `--dry-run` stops there.

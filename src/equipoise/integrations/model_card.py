@@ -1,5 +1,4 @@
-"""The card of a trained model: on what data, with which objective, with which measured biases,
-how it evaluates.
+"""The card of a trained model: its data, objective, measured biases and evaluations.
 
 Every number is read from the run's own files; what they do not say is said to be missing. Paths of
 the machine are shortened to their last part. Not covered: the licence and the intended use, which

@@ -1,5 +1,4 @@
-"""Our rewards for responses that another trainer sampled,
-exactly as `equipoise train` would give them.
+"""Our rewards for responses another trainer sampled, exactly as `equipoise train` gives them.
 
 A response is known by the place of its prompt in our task:
 the item of the training stream, or of the held-out set.
@@ -21,8 +20,7 @@ Place = tuple[str, int]
 
 
 class Rewards:
-    """Calling it gives the rewards [B][K], one for each of reward.functions,
-    and the kind of each first verdict [B].
+    """Gives rewards [B][K], one for each of reward.functions, and the first verdicts' kinds [B].
 
     A reward is NaN where its verdict has no score.
     """

@@ -1,6 +1,4 @@
-"""AdamW's moments of a matrix in 8 bits, and a step with them in plain torch,
-which `triton_adamw` is held to.
-"""
+"""AdamW's moments of a matrix in 8 bits, and a step in plain torch, `triton_adamw`'s reference."""
 
 from __future__ import annotations
 
@@ -67,8 +65,7 @@ class Coded:
 def coded_step(
     weight: Tensor, master: Tensor, gradient: Tensor, moments: Coded, now: Rates
 ) -> None:
-    """One step of AdamW in place, with moments of 8 bits;
-    the update itself uses them before they are rounded.
+    """One step of AdamW in place with 8-bit moments, used before they are rounded.
 
     `weight` is the master or its rounded copy.
     """

@@ -1,6 +1,4 @@
-"""`Function.apply` of torch.autograd, with the types that torch leaves out:
-those of the function's `forward`.
-"""
+"""`Function.apply` of torch.autograd with the types of `forward`, which torch leaves out."""
 
 from __future__ import annotations
 

@@ -42,8 +42,7 @@ def store(
     q_norm: Norm | None,
     k_norm: Norm | None,
 ) -> Tensor:
-    """Norm queries and keys per head, rotate them to their position,
-    write keys and values to the row's place `length`.
+    """Norm and rotate queries and keys, write keys and values to the row's place `length`.
 
     qkv [R, H + 2 Hk, D] → queries [R, H, D]. rope [positions, D] float32: cos [D/2] and sin [D/2]
     of every position; halves of a head rotate together. Give cos and sin as the model rounds them
@@ -63,8 +62,7 @@ def attend(
     window: int | None,
     splits: int,
 ) -> Tensor:
-    """Attention of queries [R, H, D] to their prompt's keys and their own 0 … length,
-    the one just stored included.
+    """Attention of queries [R, H, D] to their prompt's keys and their own 0 … length.
 
     With a window, to the last `window` of these. `splits`: into how many parts every row's work is
     cut, to be done at the same time; 1 is fastest where there are many rows.
@@ -88,10 +86,9 @@ def gated(gate_up: Tensor, activation: Activation) -> Tensor:
 def draw(
     logits: Tensor, u: Tensor, temperature: float, softcap: float | None
 ) -> tuple[Tensor, Tensor]:
-    """Tokens [R] int64 and their log-probabilities [R] by `rollout.draw`'s rule,
-    from logits [R, V] and u [R] in
-    [0, 1): the first token, in vocabulary order, whose cumulative probability exceeds u;
-    temperature 0 is greedy.
+    """Tokens [R] int64 and their log-probabilities [R] by `rollout.draw`'s rule, from logits [R, V]
+    and u [R] in [0, 1): the first token, in vocabulary order, whose cumulative probability exceeds
+    u; temperature 0 is greedy.
 
     Sums are taken in another order on the GPU: where u is within rounding of a boundary,
     the neighbour may be drawn.

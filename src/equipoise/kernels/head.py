@@ -1,5 +1,4 @@
-"""From hidden states and the language-model head to log-probabilities,
-or straight to an objective's loss.
+"""From hidden states and the head to log-probabilities, or straight to an objective's loss.
 
 Never more than a chunk of logits exists. `fused_logprobs` serves every objective: the backward pass
 makes each chunk's logits again (four matrix products in all). `fused_loss` takes three where the
@@ -204,11 +203,10 @@ class _Loss(torch.autograd.Function):
 class _Logits:
     """Chunks of tokens, which have their logits in one room that every chunk uses again.
 
-    Logits are counted from where `guess` [N] says that 0 is:
-    if the target's log-probability is about that, then
-    raw − own + temperature·guess is about temperature·log π, small where π is large,
-    whatever the target.
-    The tokens are padded to a multiple of TOKENS with hidden states of 0.
+    Logits are counted from where `guess` [N] says that 0 is: if the target's log-probability is
+    about that, then raw − own + temperature·guess is about temperature·log π, small where π is
+    large, whatever the target. The tokens are padded to a multiple of TOKENS with hidden states of
+    0.
     """
 
     def __init__(
@@ -250,8 +248,7 @@ class _Logits:
 
 
 class _Gradients:
-    """What the chunks' logit gradients add up to, of hidden, weight and bias;
-    None where nobody asks for it.
+    """The sums of the chunks' gradients of hidden, weight and bias; None where nobody asks.
 
     The weight's sum is float32. A half-precision gradient is made of it in the room that the logits
     had; where that is too small, the sum lies in two halves of the vocabulary, and the gradient

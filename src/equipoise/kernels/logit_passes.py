@@ -1,5 +1,4 @@
-"""What is done to a chunk of logits, in plain torch:
-the reference of the Triton passes, and the passes of the CPU.
+"""What is done to a chunk of logits, in plain torch: the Triton passes' reference, and the CPU's.
 
 log π = log softmax(x), x = cap(raw)/temperature, cap(r) = softcap·tanh(r/softcap), raw the head's
 outputs. Logits are counted from a shift, one for each token: near the top of its distribution,
@@ -73,8 +72,7 @@ def gradient_(
 
 
 def loss_gradient_(chunk: Chunk, pull: Pull, logprobs: Tensor, entropy: Tensor) -> Tensor | None:
-    """Make z the gradient of the loss that pulls;
-    write log π(target) and the entropy of every token.
+    """Make z the loss's gradient; write log π(target) and the entropy of every token.
 
     A pass may return a factor [n] that the rows of z still lack.
     """

@@ -1,5 +1,4 @@
-"""One decode step over a paged cache, in plain torch:
-the reference of the Triton kernels, and what runs without CUDA.
+"""One decode step over a paged cache in plain torch: the Triton kernels' reference, and the CPU's.
 
 Responses lie in blocks of BLOCK tokens, one pool of blocks per layer, keys and values [blocks, Hk,
 BLOCK, D]. A row (a response being decoded) owns blocks for its own tokens; its prompt's tokens lie

@@ -1,6 +1,4 @@
-"""`triton_layers` in plain torch, for any device and precision:
-what its functions are held to, one by one.
-"""
+"""`triton_layers` in plain torch, for any device and precision: its reference."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""How a token-level objective pulls on each token:
-everything its loss depends on but the token's own log-probability.
+"""How a token-level objective pulls on each token, but for the token's own log-probability.
 
 With that known beforehand, the slope of the loss is a closed form of log π (and of the entropy,
 under a bonus), and one pass over the logits can go from them to their gradient. Objectives with

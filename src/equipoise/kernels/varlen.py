@@ -1,5 +1,4 @@
-"""Attention inside segments of a row, without padding,
-where the responses of a group see their one prompt.
+"""Attention inside segments of a row, without padding; a group's responses see one prompt.
 
 On CUDA in half precision it is one Triton kernel forward and two or three backward
 (`triton_attention`); two runs give the same bits. Elsewhere it is a plain loop over the segments,

@@ -1,6 +1,4 @@
-"""The language model: load and save, packed forward, log-probabilities of response tokens, LoRA,
-frozen reference.
-"""
+"""The language model: load, save, packed forward, token log-probabilities, LoRA, reference."""
 
 from equipoise.policy.dropout import adapter_dropout
 from equipoise.policy.logprobs import (

@@ -1,15 +1,12 @@
-"""Causal attention over a packed row, and the same for transformers' models,
-which call it by the name `equipoise`.
+"""Causal attention over a packed row, also for transformers' models, by the name `equipoise`.
 
 On CUDA in half precision the row stays as it is (`kernels.varlen`); elsewhere, and in sliding
 windows, its sequences are laid out in buckets for torch's SDPA, the reference that the other is
-held to.
-A model loaded by us carries that name as its attention implementation. Called with a `pack` it
-attends inside each sequence; called without one (generation, other people's code) it is
+held to. A model loaded by us carries that name as its attention implementation. Called with a
+`pack` it attends inside each sequence; called without one (generation, other people's code) it is
 transformers' SDPA. Sliding windows are honoured; soft-capped scores and attention sinks are
-refused, because leaving them out silently would train another model.
-Not covered: the order of sums in SDPA's own backward pass,
-which on CUDA can change from run to run.
+refused, because leaving them out silently would train another model. Not covered: the order of sums
+in SDPA's own backward pass, which on CUDA can change from run to run.
 """
 
 from __future__ import annotations
@@ -61,8 +58,7 @@ def _adds_in_any_order(x: Tensor) -> bool:
 
 
 class _Gathered(torch.autograd.Function):
-    """row[gather], where the gradients of an entry (a prompt's,
-    from each of its responses) are added in fixed order.
+    """row[gather], with the gradients of an entry (a prompt's) added in a fixed order.
 
     Padding has no gradient: no output of it is used, and no query before it sees it.
     """

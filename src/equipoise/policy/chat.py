@@ -62,8 +62,7 @@ class Decision(NamedTuple):
 
 
 def decide(tokenizer: Any, name: str, ends: Sequence[int]) -> Decision:
-    """Whether the model of this name, whose texts end with one of the tokens `ends`,
-    was trained on its template.
+    """Whether the model of this name, whose texts end with `ends`, was trained on its template.
 
     No template: no. A name that says so (…-Base, …-pt; …-Instruct, …-it, …-Chat): as it says. Else,
     whether the template ends an assistant's turn with one of the tokens that end the model's texts.

@@ -3,8 +3,7 @@
 The masks follow from the seed given and the order of the passes: a resumed run draws the same ones,
 whatever was sampled or evaluated in between, and gradient checkpointing recomputes a layer with the
 masks of its first pass (torch.utils.checkpoint puts the generators back). Another cut into
-micro-batches draws others.
-Not covered: dropout of the model itself, which is never used.
+micro-batches draws others. Not covered: dropout of the model itself, which is never used.
 """
 
 from __future__ import annotations

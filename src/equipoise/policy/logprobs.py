@@ -46,8 +46,7 @@ class TokenLogprobs(NamedTuple):
 def token_logprobs(
     policy: Policy, pack: Pack, *, temperature: float = 1.0, support: Support | None = None
 ) -> TokenLogprobs:
-    """log π(token | before) and the entropy of π(· | before) at `temperature`;
-    differentiable unless under no_grad.
+    """log π(token | before) and the entropy there, at `temperature`; differentiable.
 
     `support` of the N targets: both are of π/S, the distribution over each target's support,
     renormalised.
@@ -147,8 +146,7 @@ def reference_logprobs(
     temperature: float = 1.0,
     support: Support | None = None,
 ) -> Tensor:
-    """Log-probabilities [N] under the frozen reference:
-    a `frozen_copy`, or None for the policy without its adapter.
+    """Log-probabilities [N] under a `frozen_copy`, or None: the policy without its adapter.
 
     Over a `support` they are renormalised as the policy's are,
     so that the estimators are of KL(π/S ‖ π_ref/S_ref).
@@ -188,8 +186,7 @@ def _predicting(hidden: Tensor, pack: Pack) -> Tensor:
 
 
 class _Predicting(torch.autograd.Function):
-    """hidden[predict], where an entry predicts one target or, at a prompt's end,
-    the first ones of its responses.
+    """hidden[predict]: an entry predicts one target or, at a prompt's end, several first ones.
 
     torch's own backward pass adds in the order that threads come,
     and rounds to hidden's precision each time.
@@ -217,8 +214,7 @@ class _Predicting(torch.autograd.Function):
 
 @torch.no_grad()
 def check_packing(policy: Policy) -> None:
-    """Refuse a model that transformers computes and that cannot attend inside the sequences of a
-    pack.
+    """Refuse a model of transformers' that cannot attend inside the sequences of a pack.
 
     Some families do not hand the pack on to their attention, and their responses would see each
     other: the same tokens are run packed and apart, once a policy, and must come out alike.

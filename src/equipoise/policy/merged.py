@@ -1,5 +1,4 @@
-"""A model's weights as a plain model of its architecture has them:
-adapters merged, 4-bit layers made whole.
+"""A model's weights as a plain one has them: adapters merged, 4-bit layers made whole.
 
 Not covered: weights that ranks share.
 """

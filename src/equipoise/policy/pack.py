@@ -31,8 +31,7 @@ Share = Literal["prefix", "prompt", "nothing"]
 
 
 class Buckets(NamedTuple):
-    """gather [M]: row entries of the buckets, flattened one after the other; shapes:
-    their (b, l), Σ b·l = M.
+    """gather [M]: row entries of the buckets, one after the other; shapes: their (b, l).
 
     scatter [U]: a place among the M where each row entry is. places: all of them, entry by entry,
     without padding; counts [U]: how many each entry has.
@@ -72,8 +71,7 @@ class _Paths(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Pack:
-    """inputs, positions [U]; targets, predict [N]:
-    target token and the row entry whose output predicts it.
+    """inputs, positions [U]; targets, predict [N]: a target, and the entry that predicts it.
 
     segments: None where prefixes inside responses are shared.
     firsts: which targets one entry predicts together; None where those are not only first tokens.
@@ -105,8 +103,7 @@ def pack(
     *,
     share: Share | None = None,
 ) -> Pack:
-    """Lay out responses (flat `tokens` [N], `lengths` [B], all ≥ 1),
-    each after `prompts[prompt[i]]`; `prompt` [B].
+    """Lay out responses (`tokens` [N], `lengths` [B] ≥ 1), each after `prompts[prompt[i]]`.
 
     Prompts without a response are left out. The result lies on the device of `tokens`; for CUDA
     `share` is `prompt` if not given, elsewhere `prefix`. With `lengths` and `prompt` on the CPU

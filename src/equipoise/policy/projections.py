@@ -1,5 +1,4 @@
-"""Linear layers that share an input and are computed as one product: queries, keys and values;
-gate and up.
+"""Linear layers of one input, computed as one product: queries, keys, values; gate, up.
 
 Their weights are laid out one behind the other in memory, so that they are one matrix without a
 copy. Where that cannot be (an adapter hangs on a layer, it is in 4 bits, ranks share its weights)

@@ -4,9 +4,8 @@ NF4 of the QLoRA paper (arXiv 2305.14314): blocks of 64 weights share an absolut
 itself kept in 8 bits: 4.127 bits a weight. The packing is bitsandbytes'. A layer's weight is made
 whole again for each product, forward and backward, and let go: a pass needs one layer's whole
 weight at a time. The samplers make whole copies with the adapters merged, once a call, as they do
-for every model with adapters.
-Embeddings, norms and the head stay as they are. Not covered: training the packed weights, moving a
-packed layer to another device, mixtures of experts.
+for every model with adapters. Embeddings, norms and the head stay as they are. Not covered:
+training the packed weights, moving a packed layer to another device, mixtures of experts.
 """
 
 from __future__ import annotations

@@ -1,5 +1,4 @@
-"""The support of truncated draws: which tokens top-k, top-p or min-p left to be drawn,
-for each token that was sampled.
+"""The support of truncated draws: what top-k, top-p or min-p left for each sampled token.
 
 Flat and ragged: most supports have a handful of ids, a few have thousands. Not here: the truncation
 itself (`kernels.draw`) and log-probabilities over a support (`policy.logprobs`).
@@ -16,8 +15,7 @@ from torch import Tensor
 
 @dataclass(frozen=True, eq=False)
 class Support:
-    """Of N sampled tokens: token n could have been any of ids[starts[n] :
-    starts[n + 1]], and was one of them.
+    """Of N sampled tokens: token n is one of ids[starts[n] : starts[n + 1]].
 
     ids [M] int32, each once in a support; starts [N + 1] int64, on the CPU,
     because what is cut is decided there.

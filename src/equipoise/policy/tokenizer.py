@@ -1,6 +1,4 @@
-"""A model's tokenizer without its weights, by the names that models have here. Not covered:
-chat templates.
-"""
+"""A model's tokenizer without its weights, by a model's name. Not covered: chat templates."""
 
 from __future__ import annotations
 

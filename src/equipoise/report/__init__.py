@@ -1,6 +1,4 @@
-"""The report: one self-contained HTML page per run or comparison,
-on disk (`write`) or live on localhost (`watch`).
-"""
+"""The report: a self-contained HTML page, on disk (`write`) or live on localhost (`watch`)."""
 
 from equipoise.report.page import write
 from equipoise.report.runs import ReportError

@@ -1,5 +1,4 @@
-"""The difficulty weights Φ of a run's responses,
-made again from what was logged by the objective's own code.
+"""The difficulty weights Φ of a run's responses, made again from what was logged.
 
 A run logs advantages after difficulty, the anchor C of each step and what each prompt earned
 before; Φ follows from those and the rewards.

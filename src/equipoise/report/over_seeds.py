@@ -1,5 +1,4 @@
-"""The page's panels with a line, a row or a column per variant: means over its seeds with 95 %
-intervals of the mean.
+"""The page's panels over variants: means over seeds with 95 % intervals of the mean.
 
 The figures are those of the single runs, folded: at each step the mean over seeds and Student's t
 interval. The tables are made anew, because an interval cannot be had from a cell. A variant of one

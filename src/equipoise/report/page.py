@@ -1,5 +1,4 @@
-"""One self-contained HTML page: the runs as JSON, a style sheet and a script that draws;
-no network, opens from disk.
+"""One self-contained HTML page: data as JSON, a style sheet and a script; no network.
 
 Whatever a response says stays text: the JSON is ASCII with every "<" escaped, the script sets text
 only by textContent, and the page's own content security policy lets nothing run but that script, by

@@ -1,5 +1,4 @@
-"""What the page shows: a panel is a title, a sentence,
-and figures or a table made of plain numbers.
+"""What the page shows: a panel is a title, a sentence, and figures or a table of plain numbers.
 
 A panel is made by a function of the runs, and PANELS lists them in the order of the page: one more,
 one more function. Everything is computed here; the script in the page only draws. Not here: the

@@ -1,6 +1,4 @@
-"""Columns of numbers with holes in them, and what a figure makes of them.
-None is a step without a number.
-"""
+"""Columns of numbers with holes (None), and what a figure makes of them."""
 
 from __future__ import annotations
 
@@ -45,8 +43,7 @@ def cumulative(values: Column) -> list[float | None]:
 
 
 def buckets(n: int, points: int) -> list[range]:
-    """At most `points` runs of consecutive indices that cover 0 … n − 1,
-    of one size but for the first.
+    """At most `points` runs of indices that cover 0 … n − 1, of one size but for the first.
 
     The first is the short one: a run that is still going on has its newest step at the end of a
     whole one.

@@ -1,5 +1,4 @@
-"""TGC's measures of a run (arXiv 2604.13088 v1):
-how soon it reaches a score, how much its curve shakes, what drifts.
+"""TGC's measures of a run (arXiv 2604.13088 v1): how soon it rises, how it shakes, what drifts.
 
 Numbers that a run has written down, for the page and for `equipoise compare`. Log-odds and the
 entropy among right answers need `eval.probe = true`. Not here: how they are measured

@@ -1,5 +1,4 @@
-"""A self-contained HTML page without a script:
-what the commands write that have no curves to look into.
+"""A self-contained HTML page without a script, for commands that have no curves to show.
 
 Its Content-Security-Policy allows the page's own style and nothing else, so a response of a model
 that is shown in it can neither run nor load anything. Not here: the report of runs (`page.py`),

@@ -1,5 +1,4 @@
-"""The report page of a run that is still going on,
-served on this machine alone and refreshed as the files change.
+"""The report page of a run that goes on, served on this machine alone, refreshed with the files.
 
 It listens on 127.0.0.1 and answers only requests that name this machine as their host, so that no
 other machine, and no web page behind a name that points here, can read it. Other users of the same

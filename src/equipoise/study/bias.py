@@ -1,5 +1,4 @@
-"""How far each advantage is from the truth, measured:
-every prompt is sampled twice (HA-DW, Appendix E).
+"""How far each advantage is from the truth: every prompt is sampled twice (HA-DW, Appendix E).
 
 Groups of G responses give the estimate, as they would in training; further, independent responses
 to the same prompt give its success rate p, and with it the true advantage A = r − p. What is
@@ -210,8 +209,7 @@ COLUMNS = ("groups", "right", "wrong", "p", "closed_form")
 
 
 def _sums(outcomes: Outcomes, choices: dict[str, Any]) -> Floats:
-    """[P, bins, columns]: what a prompt's informative groups add up to,
-    halved because both halves take their turn.
+    """[P, bins, columns]: sums over a prompt's informative groups, halved: both halves take a turn.
 
     right and wrong: the mean advantage of the group's right responses,
     and minus that of its wrong ones.
@@ -237,8 +235,7 @@ def _sums(outcomes: Outcomes, choices: dict[str, Any]) -> Floats:
 def _advantages(
     outcomes: Outcomes, choices: dict[str, Any], known: Floats
 ) -> tuple[Floats, Floats]:
-    """[P, K] the mean advantage of right responses, and minus that of wrong ones;
-    0 in groups without a difference.
+    """[P, K] the mean advantage of right responses, and minus that of wrong ones; else 0.
 
     All groups are one batch: without earlier ones, HA-DW's anchor is the mean success rate.
     `known` is the history.

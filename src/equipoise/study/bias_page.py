@@ -1,6 +1,4 @@
-"""A measured bias as one self-contained HTML page:
-text, tables and drawings that need neither script nor network.
-"""
+"""A measured bias as one self-contained HTML page: neither script nor network."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Whether the coefficients that trained a run have the balances that the closed forms say,
-on its own rollouts.
+"""Whether a run's coefficients have the balances of the closed forms, on its own rollouts.
 
 From every logged batch: Σ c_i T_i and Σ c_i of each group, out of the coefficients that the trainer
 wrote down, beside what `theory` says of the group's rewards and lengths alone. Covered: advantages
@@ -34,8 +33,7 @@ class Group:
 
 
 def agreement(folder: RunFolder, config: Config) -> dict[str, Any] | None:
-    """Means over mixed groups of mass and exchangeability, measured and in closed form,
-    and the largest difference.
+    """Means over mixed groups of mass and exchangeability, measured and closed; how far off.
 
     None where no rollouts were logged, or where there is no closed form for the objective.
     """

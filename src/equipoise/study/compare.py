@@ -1,5 +1,4 @@
-"""The same configuration over the values of some options and over seeds:
-is there a difference, and how sure is that?
+"""One configuration over values of options and over seeds: is there a difference, how sure?
 
 Runs of one seed see the same prompts with the same draws from the same weights, so they are
 compared in pairs: the unit is the difference within a seed. Every pair of variants gets a mean
@@ -40,8 +39,7 @@ EXAMPLE = "objective.aggregation=token,sequence,balanced"
 
 @dataclass(frozen=True)
 class Variant:
-    """`scores`: the metric's last value of each seed's run, in the order of the seeds; `peaks`:
-    its highest.
+    """`scores`: the metric's last value of each seed's run, by seed; `peaks`: its highest.
 
     `runs`: what each seed's run has written down, for TGC's measures.
     """

@@ -1,5 +1,4 @@
-"""Dose curves as one SVG: a panel per measure,
-the mean over seeds at each dose and its 95 % interval.
+"""Dose curves as one SVG: a panel per measure, the mean over seeds and its 95 % interval.
 
 A seed's own level is taken out first, because runs are compared within seeds: the interval is of
 the distance from the seed's mean over the doses, so it shows what the test sees. The dashed line is

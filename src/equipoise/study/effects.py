@@ -1,5 +1,4 @@
-"""The effects a study named beforehand, tested:
-within seeds, by Student's t over seeds, with Holm's correction.
+"""The effects a study named beforehand, tested within seeds by Student's t, with Holm's correction.
 
 A difference is plus − minus of the same seed. A dose's effect is a least-squares fit over the doses
 within a seed: the slope times the range of the doses, which is what the outcome changes from the
@@ -117,8 +116,7 @@ def _within(results: Mapping[str, Any], row: Primary, dose: Dose | None) -> list
 
 
 def top_of(outcomes: np.ndarray, doses: Sequence[float]) -> Top | None:
-    """Of [seeds, doses]: Fieller's interval, the doses at which t over seeds cannot tell the
-    derivative from 0.
+    """Of [seeds, doses]: Fieller's interval, where t cannot tell the derivative from 0.
 
     None where the parabola has no top, or where its curvature is not sure:
     then the interval has no end.

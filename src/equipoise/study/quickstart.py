@@ -1,5 +1,4 @@
-"""The main job on the embedded model: four objectives from the same weights, the same prompts,
-the same draws.
+"""The main job on the embedded model: four objectives from the same weights and draws.
 
 Each run is an ordinary `equipoise train` in its own process with one thread, as many at a time as
 there are cores (the model is too small for a run to use two). What they leave is four ordinary run

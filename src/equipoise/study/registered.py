@@ -35,8 +35,7 @@ from equipoise.train import ConfigError
 
 
 def run(paths: Sequence[str | Path], out: Path, jobs: int = 0, minutes: float = math.inf) -> None:
-    """Train what is not trained yet, for at most `minutes`;
-    then write each study's results and print its tables.
+    """Train what is not trained yet, for at most `minutes`; write and print each study's results.
 
     One study's runs go into `out`, those of several into a folder each, and into one pool. Runs
     that a results.json there has already are not trained again: a study can go on elsewhere.
@@ -214,8 +213,7 @@ def agreement(results: Mapping[str, Any]) -> str:
 
 
 def verify(path: str | Path, variant: str, seed: int, out: Path) -> bool:
-    """Train one cell again and hold it against the published runs of its variant:
-    True where it lies among them.
+    """Train one cell again: whether it lies among the published runs of its variant.
 
     Where rounding differs between machines, the runs part ways and the cell is a new draw: it must
     lie in the 99 % prediction interval of the published seeds. Where it does not, the cell comes

@@ -1,5 +1,4 @@
-"""The results of a study in one small file, and the numbers in it:
-every evaluation of every run, no weights.
+"""The results of a study in one small file: every evaluation of every run, no weights.
 
 A run's record has `steps` and `curves` (metric → a value per evaluation), `run` (metrics of
 training, mean over steps), `first` (the regime: what the first step's rollouts were like) and
@@ -177,8 +176,7 @@ def values(results: Mapping[str, Any], variant: str, row: Primary) -> dict[int, 
 def _at_own_rate(
     results: Mapping[str, Any], variant: str, row: Primary, rates: list[float]
 ) -> dict[int, float]:
-    """Each seed at the rate that is best on average over all *other* seeds:
-    no run chooses its own rate.
+    """Each seed at the rate that is best on average over the *other* seeds: none chooses its own.
 
     Best is the highest accuracy over the whole run, whatever the primary's own metric.
     """

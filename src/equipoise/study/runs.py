@@ -1,6 +1,4 @@
-"""Several training runs: an ordinary `equipoise train` in a process each, with one thread,
-some at a time.
-"""
+"""Several training runs: an `equipoise train` in a process each, with one thread."""
 
 from __future__ import annotations
 
@@ -39,8 +37,7 @@ def train_all(
     stop_at: float = math.inf,
     patient: bool = False,
 ) -> dict[str, str]:
-    """Run what is not finished yet, `jobs` at a time (0: one per core);
-    what stopped half way goes on from there.
+    """Run what is not finished, `jobs` at a time (0: one per core), from where it stopped.
 
     `stop_at` (time.monotonic) ends the runs under way after the step they are in. A run that fails
     ends all others, or where `patient`, is left out and named in the table that comes back.

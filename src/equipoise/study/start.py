@@ -1,12 +1,10 @@
-"""Warm starts of the embedded model whose length gap,
-length spread and success are set by what it imitates.
+"""Warm starts of the embedded model whose length gap, spread and success its traces set.
 
 A short supervised run on written traces of the arithmetic task: `habits` say how the traces go
 wrong. Slips that are noticed and written again, and numbers added twice, make wrong responses long;
-numbers left out make them short;
-steps copied out again for nothing spread lengths without a gap. What came out is measured on the
-runs themselves (`bias/group_length_gap`, `bias/group_length_cv` of their first step), never
-assumed. Not covered: other models.
+numbers left out make them short; steps copied out again for nothing spread lengths without a gap.
+What came out is measured on the runs themselves (`bias/group_length_gap`, `bias/group_length_cv` of
+their first step), never assumed. Not covered: other models.
 """
 
 from __future__ import annotations

@@ -1,6 +1,4 @@
-"""Where prompts come from: the interface, the built-in arithmetic, reasoning-gym,
-files and hub data sets.
-"""
+"""Where prompts come from: built-in arithmetic, reasoning-gym, files and hub data sets."""
 
 from equipoise.tasks.arithmetic import Arithmetic
 from equipoise.tasks.check import Summary

@@ -61,8 +61,7 @@ class Arithmetic:
 
 
 def grade(response: str, answer: str) -> Verdict:
-    """The number after the last `#` is the answer,
-    if the response ends with it and takes back no other.
+    """The number after the last `#`, if the response ends with it and takes back no other.
 
     - no `#`, a `#` without a number behind it, or anything but white space after the last number: unparsed;
     - several `#` with different numbers: wrong, even if one of them is right;

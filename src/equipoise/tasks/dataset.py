@@ -233,8 +233,7 @@ class Dataset:
         return list(self._held_out())
 
     def inspect(self, *, golds: bool = True, write: str | Path | None = None) -> Summary:
-        """Look at every row: duplicates of the whole data set,
-        and with `golds` whether the answers can be verified.
+        """Look at every row: duplicates and, with `golds`, whether answers can be verified.
 
         `write` is a new .jsonl file for the rows that are left, held-out ones included.
         Holds about 200 bytes a row.

@@ -1,5 +1,4 @@
-"""Prompts with the response that is to be imitated, for a supervised warm-up:
-`Prompt.answer` is that response.
+"""Prompts with the response to imitate (`Prompt.answer`), for a supervised warm-up.
 
 The same readers, splits, templates and limits as for reinforcement learning;
 what differs is which column counts:

@@ -1,5 +1,4 @@
-r"""Reading the parts of a row: a reference answer, a question as text or messages, an id,
-a level, packed tests.
+r"""Reading the parts of a row: answer, question as text or messages, id, level, packed tests.
 
 Each raises RowError with what the value is and the rule it breaks.
 """

@@ -1,5 +1,4 @@
-"""Any reasoning-gym task, or a weighted mixture of several,
-graded by its own scorer with partial credit as a value.
+"""Any reasoning-gym task, or a weighted mixture, graded by its own scorer with partial credit.
 
     gym:chain_sum                        one task
     gym:chain_sum*2+leg_counting         two items of the first for one of the second; levels are the tasks' names

@@ -1,5 +1,4 @@
-"""What an answer to a reasoning-gym task may be made of,
-where the package's scorer would evaluate it as code.
+"""What an answer to a reasoning-gym task may be, where its scorer would evaluate it as code.
 
 Nine scorers of the package call `eval` or SymPy's `parse_expr`, which is `eval` too, on what the
 model wrote, and four on fields of the entry. Here each such text must be plain data, or an

@@ -1,6 +1,4 @@
-"""Every row of a data set looked at once: the account of all, the share of verifiable answers,
-a clean copy.
-"""
+"""Every row of a data set looked at once: the account, verifiable answers, a clean copy."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""The order of a data set's rows: a function of the seed and the position alone,
-without a state to save.
+"""The order of a data set's rows: a function of seed and position, without a state to save.
 
 Rows are put in order by a hash of their number with the seed and the epoch. For data read whole
 that is a fresh uniform shuffle of all rows in every epoch. Data too large for that goes by windows:

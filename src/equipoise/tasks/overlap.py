@@ -1,5 +1,4 @@
-"""Does a training prompt hold the words of an evaluation problem? The 13-word rule,
-with the problem it hits.
+"""Does a training prompt hold an evaluation problem's words? The 13-word rule.
 
 Words are runs of letters and digits, lower-case; in scripts without spaces every character is a
 word. A training prompt overlaps a problem if 13 words in a row are the same; for a problem of 8 to

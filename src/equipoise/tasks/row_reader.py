@@ -1,6 +1,4 @@
-"""What a reader of rows gives: rows by spans,
-and an error in the place of a row that cannot be used.
-"""
+"""What a reader of rows gives: rows by spans, and errors in the place of bad rows."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""`equipoise sandbox serve`: verdicts over HTTP,
-for a trainer whose own container cannot isolate anything.
+"""`equipoise sandbox serve`: verdicts over HTTP, for a trainer that cannot isolate anything.
 
 It must run where the sandbox works, and does not start elsewhere. Every request needs the token,
 compared before the body is read; bodies, limits and the number of requests at a time are bounded;

@@ -1,5 +1,4 @@
-r"""What a row's columns mean: the question, the reference answer,
-and which verifier compares a response with it.
+r"""What a row's columns mean: the question, the reference answer, and which verifier compares.
 
 Known by their columns, in this order:
 
@@ -85,8 +84,7 @@ def recognise(
     columns: Mapping[str, str] | None = None,
     verifier: str | None = None,
 ) -> Schema:
-    """The schema of the rows like this one; `columns` says where to read what, by role,
-    dots going into a structure.
+    """The schema of such rows; `columns` says where to read what, dots going into a structure.
 
     `verifier`: the way to compare answers that the configuration asks for, if any.
     """

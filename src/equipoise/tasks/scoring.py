@@ -1,5 +1,4 @@
-"""A score for one answer to a reasoning-gym entry. Runs inside the sandbox:
-the standard library and the package only.
+"""A score for an answer to a reasoning-gym entry; inside the sandbox: stdlib and the package.
 
 The scorer is the package's own, except where it takes answers that are none: those are graded here
 (`OWN`), or their full score must survive a second look (`CONFIRMED`). docs/gym.md lists them with

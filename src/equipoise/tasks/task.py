@@ -16,8 +16,7 @@ from equipoise.verifiers.verdict import Verdict
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """One question. `text` is what the model reads, `answer` the reference its response is graded
-    against.
+    """One question: `text` is what the model reads, `answer` the reference.
 
     `level` names the difficulty where the task has several; `meta` carries what a verifier needs
     beside the answer. `messages` is the question as a conversation of {role, content}, where the

@@ -13,8 +13,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Template:
-    """`chat` is the user's message where the model has a chat template, `completion` the text it
-    goes on from.
+    """`chat`: the user's message where there is a chat template; `completion`: text to go on from.
 
     `stop` ends a completion: without a template around it,
     a model that has answered goes on with the next question.

@@ -1,5 +1,4 @@
-"""Closed forms of the papers: the bias of the group baseline,
-and the balance conditions of an aggregation rule.
+"""Closed forms of the papers: the group baseline's bias, and balances of aggregation rules.
 
 numpy and scipy only. Everything takes floats or arrays and broadcasts. docs/theory.md says what
 each function is for and where the papers must be read with care.

@@ -22,8 +22,7 @@ from equipoise.theory.arguments import Real, group_size, plain, positive, probab
 def mass_imbalance(
     m: ArrayLike, T_plus: ArrayLike, T_minus: ArrayLike, G: ArrayLike, ell: ArrayLike
 ) -> Real:
-    """Sign-length coupling: the net pull of a group when all its responses have one effective
-    length ℓ.
+    """Sign-length coupling: a group's net pull when all responses have one effective length ℓ.
 
         Σ c_i·T_i = m·(T̄+ − T̄−) / (G·ℓ)
 

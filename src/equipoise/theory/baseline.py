@@ -71,8 +71,7 @@ def conditional_baseline(p: ArrayLike, G: ArrayLike) -> Real:
 
 
 def baseline_bias(p: ArrayLike, G: ArrayLike) -> Real:
-    """The bias of the group baseline given an informative group;
-    it is also the bias of the advantage.
+    """The bias of the group baseline, and of the advantage, given an informative group.
 
         E[p̂ | S] − p  =  A − E[Â | S]  =  (p(1−p)^G + p^(G+1) − p^G) / P(S)
 
@@ -106,8 +105,7 @@ def baseline_bias(p: ArrayLike, G: ArrayLike) -> Real:
 
 
 def underestimation_probability(p: ArrayLike, G: ArrayLike, eps: ArrayLike = 0.0) -> Real:
-    """Probability that an informative group underestimates the advantage by more than ε:
-    the hard prompt's case.
+    """The chance that an informative group underestimates the advantage by more than ε.
 
         P(A − Â > ε | S) = Σ_{k=⌊G(p+ε)⌋+1}^{G−1} Bin(k; G, p) / P(S)
 
@@ -135,8 +133,7 @@ def underestimation_probability(p: ArrayLike, G: ArrayLike, eps: ArrayLike = 0.0
 
 
 def overestimation_probability(p: ArrayLike, G: ArrayLike, eps: ArrayLike = 0.0) -> Real:
-    """Probability that an informative group overestimates the advantage by more than ε:
-    the easy prompt's case.
+    """The chance that an informative group overestimates the advantage by more than ε.
 
         P(Â − A > ε | S) = Σ_{k=1}^{⌈G(p−ε)⌉−1} Bin(k; G, p) / P(S)
 

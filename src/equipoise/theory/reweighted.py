@@ -1,5 +1,4 @@
-"""What HA-DW's factor Φ does to one prompt, summed over every outcome of a group:
-the bias that is left, and the gain.
+"""What HA-DW's factor Φ does to a prompt over all outcomes of a group: bias left, and gain.
 
 R ~ Binomial(G, p) answers of a group are right, p̂ = R/G, Â = r − p̂, A = r − p, Φ =
 λ·exp(−sgn(Â)·(p̂ − C)). Theorem 3 says for which λ the reweighted advantage is near the true one,
@@ -19,8 +18,7 @@ from equipoise.theory.baseline import informative_probability
 def reweighted_bias(
     r: ArrayLike, p: ArrayLike, G: ArrayLike, anchor: ArrayLike, lam: ArrayLike
 ) -> Real:
-    """How far the reweighted advantage of a response with reward r is from the true one,
-    on average over S.
+    """The mean distance, given S, of the reweighted advantage of reward r from the true one.
 
         E[ΦÂ | S] − A        (without Φ it is E[Â | S] − A = −baseline_bias(p, G), for r = 0 and 1 alike)
 

@@ -116,8 +116,7 @@ def lambda_interval(
     delta: ArrayLike = 0.1,
     margin: ArrayLike = 0.05,
 ) -> Interval:
-    """The λ for which HA-DW's reweighted advantage of a response with reward r is within ε of the
-    true one.
+    """The λ for which the reweighted advantage of reward r is within ε of the true one.
 
         r = 1:  λ ∈ ( (1 + (1−c_high)·p̂/(1−p̂)) / e^DM , (1 + (1−c_low)·p̂/(1−p̂)) / e^DM )
         r = 0:  λ ∈ ( c_low / e^DM , c_high / e^DM )
@@ -178,8 +177,7 @@ def _interval(low: ArrayLike, high: ArrayLike, possible: ArrayLike) -> Interval:
 
 
 def _supremum(f: Callable[[Array], Array], first: Array, last: Array) -> Array:
-    """max of f over each [first, last] by four rounds of 257 points,
-    each round within the best two cells of the last.
+    """max of f over each [first, last]: four rounds of 257 points within the best two cells.
 
     f has few and broad extrema here; the value is exact to rounding because it errs with the square
     of the argument.

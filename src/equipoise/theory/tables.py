@@ -1,6 +1,4 @@
-"""What `equipoise theory` prints: the papers' tables, recomputed,
-with what they leave out beside them.
-"""
+"""What `equipoise theory` prints: the papers' tables recomputed, and what they leave out."""
 
 import unicodedata
 from collections.abc import Sequence

@@ -1,6 +1,4 @@
-"""One step's data: prompts out of the task's stream, their responses,
-and what the rewards made of them.
-"""
+"""One step's data: prompts of the task's stream, their responses and rewards."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Which checkpoint of a run is the best: the one whose evaluation had the highest value of a
-metric.
+"""Which checkpoint of a run is the best: the one whose evaluation had the highest metric.
 
 The step before training is no checkpoint and does not count. Of equals the first is kept: it is the
 one with the least drift. `checkpoints/best` is a link to it. Not covered: whether a difference

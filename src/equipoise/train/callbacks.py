@@ -1,5 +1,4 @@
-"""What a program may hang into a run: called after every step, evaluation and checkpoint,
-and free to end the run.
+"""What a program may hang into a run, called after steps, evaluations and checkpoints.
 
 A callback returns True to ask for the end: the step is finished, its evaluation and its checkpoint
 are written, and `train` returns as if the run had been that long. It sees numbers and paths; what

@@ -1,5 +1,4 @@
-"""Checkpoints that are either whole or not there:
-written under another name, synced to the disk, then renamed.
+"""Checkpoints that are whole or not there: written aside, synced to the disk, then renamed.
 
 `step-N/` holds the weights in Hugging Face format (plain AutoModelForCausalLM opens it) and
 `trainer.pt`: optimizer, RNG, task position and objective state. Both are read as plain data

@@ -1,5 +1,4 @@
-"""The run directory: one process at a time, logs that end with a whole line,
-everything a person can read.
+"""The run directory: one process at a time, logs of whole lines, all of it for people to read.
 
 config.toml   run.json   given.json   environment.json   metrics.jsonl   eval.jsonl   troubles.jsonl   prompts.parquet
 rollouts/step-N.parquet   evaluations/step-N.parquet   checkpoints/step-N/   probe.pt

@@ -1,5 +1,4 @@
-"""What a program gives a run instead of names:
-a model, data, a task, reward functions, an objective.
+"""What a program gives a run instead of names: model, data, task, reward functions, objective.
 
 A configuration can write names alone, so an object stands in it as "python:NAME", and `given.json`
 in the run directory keeps a fingerprint of each: a run that is resumed must be given the same data

@@ -1,5 +1,4 @@
-"""What a run knows of each prompt: how often it was answered, how often with success,
-and when last.
+"""What a run knows of each prompt: how often it was answered, with what success, when last.
 
 Every scored response counts, also of groups that dynamic sampling drops: leaving out what nobody or
 everybody solved would make hard prompts look easier and easy ones harder. Success is accuracy,

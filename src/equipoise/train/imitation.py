@@ -1,5 +1,4 @@
-"""Supervised steps: the mean negative log-probability of responses that were written by somebody
-else.
+"""Supervised steps: the mean negative log-probability of responses by somebody else.
 
     L = −1/N · Σ_i Σ_t log π(y_it | x_i, y_i<t),     N the response tokens of the whole batch
 

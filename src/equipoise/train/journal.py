@@ -1,5 +1,4 @@
-"""What a run leaves behind as it goes: lines and tables in its directory, trackers,
-and the terminal's words.
+"""What a run leaves behind: lines and tables in its directory, trackers, the terminal's words.
 
 The first process alone writes. Not here: what the numbers mean (batch.py, update.py) and
 checkpoints (checkpoint.py).
@@ -69,8 +68,7 @@ class Journal:
     def begin(
         self, device: torch.device, record: Record, given: Mapping[str, Any], *, resume: bool
     ) -> None:
-        """The files that say what the run is: config.toml makes it one,
-        so the others are there before it.
+        """The files that say what the run is; config.toml, which makes it one, is the last.
 
         `given`: what a program gave as objects.
         """

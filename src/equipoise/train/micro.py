@@ -1,5 +1,4 @@
-"""A step's training data cut into micro-batches:
-so many responses, or so many tokens, per forward and backward pass.
+"""A step's training data in micro-batches: so many responses, or tokens, a pass.
 
 `assign` ran on the whole batch, so where the cuts fall changes no number but by rounding. A pass
 computes a prompt once for all its responses in there; cuts therefore fall between groups where they
@@ -120,8 +119,7 @@ def cuts(
     tokens: int,
     whole_groups: bool,
 ) -> list[int]:
-    """Where micro-batches begin, but for the first:
-    group, prompt_lengths, lengths [b] of responses, group by group.
+    """Where micro-batches begin, but for the first; [b] of responses, group by group.
 
     By responses alone they are cut after so many, as the responses come. With a limit on tokens
     they are as few as the limits allow, cut between groups where a group fits, and as even as can

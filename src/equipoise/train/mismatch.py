@@ -1,5 +1,4 @@
-"""How far the sampler's log-probabilities are from the trainer's,
-and what correcting that does (formulas.md §5).
+"""How far the sampler's log-probabilities are from the trainer's, and its correction (§5).
 
 Only responses that enter the loss are looked at:
 the others have no log-probability of the trainer's.

@@ -1,5 +1,4 @@
-"""A reward function of the user's in a run: called for each response or, TRL's way,
-for each prompt's responses.
+"""A user's reward function in a run, called for each response or, TRL's way, for each prompt.
 
 A function whose first calls of a draw have all failed is not asked again in that draw, so that one
 that hangs costs a few deadlines and not one for each response. Not here: what its outcomes are

@@ -1,5 +1,4 @@
-"""What an evaluation of a run takes from the run:
-its task with all its options, how it evaluates, and who judges.
+"""What an evaluation takes from its run: the task with its options, how it evaluates, who judges.
 
 So `equipoise eval RUN` says of the last checkpoint what the run's own evaluation said. A model that
 is no run, or another task than the run's, takes the defaults. Reward functions that are not to be

@@ -1,5 +1,4 @@
-"""How many tokens one forward and backward pass may hold:
-measured on the model itself, against what memory is free.
+"""How many tokens a pass may hold: measured on the model, against what memory is free.
 
 The memory of a pass is a part that is always there (gradients, a chunk of logits) and so much per
 token, but the peak is that of the worst moment, and which one that is (the head, the layers'
@@ -39,8 +38,7 @@ MARGIN = 0.9  # of what is free: allocators lose some to gaps
 
 @dataclass(frozen=True)
 class Plan:
-    """tokens: at most so many a pass, 0 for all at once; said:
-    a line for the user, empty where there is no news.
+    """tokens: at most so many a pass, 0 for all; said: a line for the user, or nothing.
 
     peak: bytes that the largest pass is expected to reach, all that is held by then included;
     0 where nobody counted.
@@ -77,8 +75,7 @@ def plan(
     to_come: int,
     clear: Callable[[], None],
 ) -> Plan:
-    """For steps of at most `total` tokens, `largest` of them in one piece; `cap`:
-    bytes this process may hold in all.
+    """Steps of at most `total` tokens, `largest` in one piece; `cap`: bytes for this process.
 
     `to_come`: bytes the optimizer is still to take; `clear` throws the measured passes' gradients
     away. May switch the policy's gradient checkpointing on.
@@ -148,8 +145,7 @@ def _resident() -> int:
 def _measured(
     policy: Policy, room: float, most: int, clear: Callable[[], None]
 ) -> tuple[Cost, int]:
-    """What a pass costs, and the tokens, about `most` at most, that fit into `room`:
-    no more than were tried.
+    """What a pass costs, and the tokens (about `most` at most) that fit into `room`, as tried.
 
     A peak that is the largest of several lines lies, between two sizes,
     below the line through the peaks there.

@@ -1,5 +1,4 @@
-"""A fixed set of responses whose log-probabilities every evaluation tells:
-what training does to what was said before.
+"""A fixed set of responses that every evaluation scores: what training does to what was said.
 
 The set is what the evaluation before training sampled: right and wrong responses of the start
 policy to held-out prompts. Its prompts also say how hard each one was at the start, and accuracy is

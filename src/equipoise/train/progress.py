@@ -1,6 +1,4 @@
-"""What the terminal shows: a live line per run where there is a terminal,
-a plain line per step where there is none.
-"""
+"""What the terminal shows: a live line per run, or a plain line per step without a terminal."""
 
 from __future__ import annotations
 
@@ -94,8 +92,7 @@ class Terminal:
 
 
 def summary(metrics: Mapping[str, float]) -> str:
-    """A step in one line. The policy loss is not in it:
-    on-policy its value is 0 but for rounding, whatever is learned.
+    """A step in one line, without the policy loss, which on-policy is 0 but for rounding.
 
     Groups are those that can teach something (some responses are better than others),
     and those all right or all wrong.

@@ -1,5 +1,4 @@
-"""Several processes of one machine under `torchrun`:
-each samples and trains its share, all hold the same weights.
+"""Several processes under `torchrun`: each samples and trains its share of the same weights.
 
 `assign` runs on the gathered batch on every rank, so the numbers are those of one process.
 """

@@ -1,5 +1,4 @@
-"""What a run directory knows of itself, in run.json:
-who it is, where it lay, its data, and its last checkpoint.
+"""What a run directory knows of itself, in run.json: id, place, data, last checkpoint.
 
 The last checkpoint is written down outside of the checkpoints, so that a resumed run can tell one
 that was deleted from one that was never written. Runs of earlier versions have no run.json.

@@ -1,5 +1,4 @@
-"""How a run begins, or goes on: whose the directory is, which settings count,
-and which checkpoint it goes on from.
+"""How a run begins, or goes on: whose directory, which settings, which checkpoint.
 
 A new run wants a new directory. A resumed one goes on where its directory lies, with the settings
 and the data it began with, from its last checkpoint; where that is missing or damaged nothing is
@@ -47,8 +46,7 @@ class Start:
 
 
 def configured(path: str | Path, overrides: Sequence[str] = (), *, resume: bool = False) -> Config:
-    """The configuration in a file, or of a run directory or its config.toml,
-    whose run is where that lies.
+    """The configuration in a file, or of a run directory (or its config.toml).
 
     (A copied or moved directory has a config.toml that names another.)
     """

@@ -1,6 +1,4 @@
-"""What the model really read and wrote, for people:
-prompts with every special token, and a run's first response.
-"""
+"""What the model read and wrote: prompts with special tokens, and a run's first response."""
 
 from __future__ import annotations
 

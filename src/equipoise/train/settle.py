@@ -1,5 +1,4 @@
-"""What a configuration leaves to the model (`auto`):
-whether prompts go through its chat template, and the rate.
+"""What a configuration leaves to the model (`auto`): the chat template, and the rate.
 
 Both are settled once, when the model is there, said to the user, and written into the run's
 configuration: a resumed run has what it began with. A rate that a pretrained model is unlikely to

@@ -1,5 +1,4 @@
-"""A supervised warm-up: imitate the responses of a data set,
-then start reinforcement learning from what came out.
+"""A supervised warm-up: imitate a data set's responses, then begin reinforcement learning.
 
     sft.toml   metrics.jsonl (a line per step)   eval.jsonl (held-out loss)   checkpoints/step-N/
 

@@ -1,15 +1,13 @@
-"""The weights, gradients and moments of one model spread over the processes (FSDP2),
-for what does not fit one card.
+"""One model's weights, gradients and moments spread over processes (FSDP2).
 
 Each process keeps its rows of every matrix, in float32; a layer's weights are gathered, in the
 precision the model computes in, when a forward or backward pass comes to it, and dropped behind it.
 Gradients are summed in float32 and each process receives its rows. The numbers are those of one
-process.
-Gathering hangs on the calls of modules, and our forward pass calls none of them: `decoder.gathered`
-takes it through methods that FSDP watches. All processes must make the same number of passes:
-`idle_pass` fills up.
-For sampling and saving, `whole` gathers all weights at once, in the model's precision: they must
-fit beside the shards. Not covered: LoRA, and models that only transformers' forward pass serves.
+process. Gathering hangs on the calls of modules, and our forward pass calls none of them:
+`decoder.gathered` takes it through methods that FSDP watches. All processes must make the same
+number of passes: `idle_pass` fills up. For sampling and saving, `whole` gathers all weights at
+once, in the model's precision: they must fit beside the shards. Not covered: LoRA, and models that
+only transformers' forward pass serves.
 """
 
 from __future__ import annotations

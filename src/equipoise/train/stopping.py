@@ -22,8 +22,7 @@ class Stopping:
 
 @contextlib.contextmanager
 def graceful_stop() -> Iterator[Stopping]:
-    """Ctrl-C and SIGTERM let the current step finish;
-    another Ctrl-C, a second or more later, stops at once.
+    """Ctrl-C and SIGTERM let the step finish; another Ctrl-C, a second later, stops at once.
 
     Not sooner, and not for SIGTERM: of one Ctrl-C a run under torchrun or the quickstart hears from
     the terminal and from its parent.

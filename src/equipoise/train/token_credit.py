@@ -1,5 +1,4 @@
-"""What `assign` gets for each token in a run:
-the mask of top entropies, and a teacher's advantages.
+"""What `assign` gets for each token: the mask of top entropies, a teacher's advantages.
 
 Both come of forward passes over the whole batch before its first update: the policy's own for
 entropies, a frozen teacher's for on-policy distillation. The mathematics is the library's,

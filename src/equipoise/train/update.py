@@ -1,5 +1,4 @@
-"""The update: from a batch and its credit to mini-batches, micro-batches,
-gradients and optimizer steps.
+"""The update: from a batch and its credit to mini-batches, passes and optimizer steps.
 
 What one pass may hold is planned when there is first something to train on; where memory runs out
 all the same, the update begins again with half. An update whose numbers are not finite is skipped
@@ -93,10 +92,9 @@ class Updater:
     def update(self, batch: StepBatch, credit: Credit, step: int) -> dict[str, float]:
         """`train.updates` passes over the batch, an optimizer step on each of its mini-batches.
 
-        The metrics are those of the first pass: with one mini-batch,
-        of a step in which every ratio is 1.
-        A mini-batch that nothing pulls on leaves the weights alone:
-        momentum is no reason to move them.
+        The metrics are those of the first pass: with one mini-batch, of a step in which every ratio
+        is 1. A mini-batch that nothing pulls on leaves the weights alone: momentum is no reason to
+        move them.
         """
         out = {
             "policy_loss": 0.0,
@@ -136,8 +134,7 @@ class Updater:
     def each_token(
         self, batch: StepBatch, numbers: Callable[[MicroBatch], Tensor], *, own: bool
     ) -> Tensor:
-        """[N] `numbers` of every token in the loss, in row order,
-        before the first update of a batch.
+        """[N] `numbers` of every token in the loss, in row order, before the first update.
 
         Each rank computes those of its groups. `own`:
         by the policy itself, whose weights the ranks may share.
@@ -457,8 +454,7 @@ def _merged(steps: Sequence[Step]) -> dict[str, float]:
 
 
 def learning_rate(o: OptimConfig, update: int, total: int) -> float:
-    """The rate of optimizer step `update` (from 1):
-    a linear warm-up, then constant, or linear or cosine to 0.
+    """The rate of optimizer step `update` (from 1): warm-up, then constant, linear or cosine.
 
     0 is reached one step after the last: a step at 0 would be a batch of rollouts for nothing.
     """

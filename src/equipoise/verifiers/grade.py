@@ -1,5 +1,4 @@
-"""Grade responses against references: `grade_math`, `grade_code`, `grade_many`,
-and the same as futures.
+"""Grade responses: `grade_math`, `grade_code`, `grade_many`, and the same as futures.
 
 What is cheap and exact is decided at once, in the caller; everything else goes to worker processes
 that start on first use and end with the caller. Verdicts are kept by (answer, reference, options):
@@ -78,8 +77,7 @@ def grade_many(
     rules: str = "strict",
     answer_in: str = "auto",
 ) -> list[Verdict]:
-    """Verdicts in the order of the responses; `budget` seconds for all of them,
-    after which the rest are `timeout`.
+    """Verdicts in the order of the responses; past `budget` seconds the rest are `timeout`.
 
     For math, `prompts`, `forms`, `rules` and `answer_in` are those of :func:`grade_math`.
     """

@@ -1,5 +1,4 @@
-"""Our verifiers as the reward functions of other trainers,
-which bring neither a deadline nor isolation of their own.
+"""Our verifiers as reward functions of other trainers, which have no deadline or isolation.
 
 A verdict is worth 1 where it is `correct` (or its partial credit), None where nothing is known
 about the response (a reference that means nothing, no sandbox to run in), and 0 otherwise: a
@@ -39,8 +38,7 @@ def as_trl(
     rules: str = "strict",
     answer_in: str = "auto",
 ) -> Callable[..., list[float | None]]:
-    """A reward function for TRL's trainers: "math", "code",
-    or any grade(response, reference) -> Verdict.
+    """A reward function for TRL: "math", "code", or any grade(response, reference) -> Verdict.
 
     >>> GRPOTrainer(reward_funcs=[as_trl("math", column="solution")], ...)
 
@@ -141,8 +139,7 @@ def verl_score(
     rules: str = "strict",
     answer_in: str = "auto",
 ) -> dict[str, Any]:
-    """A reward function for verl's `custom_reward_function`,
-    called for one response at a time in verl's threads.
+    """verl's `custom_reward_function`, called for one response at a time in verl's threads.
 
     reward.custom_reward_function.path=pkg://equipoise.verifiers.host_functions
     reward.custom_reward_function.name=verl_score

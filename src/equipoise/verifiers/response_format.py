@@ -1,6 +1,4 @@
-"""Rewards for how a response is written: tags in their place, a box, not too long.
-Weigh them against the answer's.
-"""
+"""Rewards for how a response is written: tags, a box, not too long."""
 
 from __future__ import annotations
 

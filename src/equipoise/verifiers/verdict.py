@@ -1,6 +1,4 @@
-"""What a verifier says about one response. Only `correct` and `wrong` are scores;
-the rest say why there is none.
-"""
+"""A verdict on one response. Only `correct` and `wrong` are scores; others say why none."""
 
 from __future__ import annotations
 
@@ -20,8 +18,7 @@ NO_SCORE: tuple[str, ...] = ("bad_gold", "unavailable")  # kinds that say nothin
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """`kind` names the outcome, `reason` says it in words, `seconds` is what it took, `answer` what
-    was read.
+    """`kind` is the outcome, `reason` in words, `seconds` it took, `answer` what was read.
 
     `value` is partial credit in [0, 1] for verifiers that grade by degree; a verifier that does not
     leaves it `None` and the reward table decides.

@@ -1,5 +1,4 @@
-"""Files that are no tables: prime-rl's episodes, slime's torch files, SkyRL's batches and
-evaluations, as columns.
+"""Files that are no tables, as columns: prime-rl's episodes, slime's torch files, SkyRL's dumps.
 
 The columns have the names that roles.py knows,
 so that everything after it is the same for every writer.

@@ -1,6 +1,4 @@
-"""Our own run directories: rollouts/step-N.parquet,
-and config.toml with the objective they were trained with.
-"""
+"""Our own run directories: rollouts/step-N.parquet, and the objective in config.toml."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""prime-rl's episodes: rollouts/step_N/train/{all,effective}/traces.jsonl,
-one episode of `verifiers` a line.
+"""prime-rl's episodes, one a line: rollouts/step_N/train/{all,effective}/traces.jsonl.
 
 `effective` holds the traces a batch was trained on; `all` everything that arrived while it was
 collected, filtered and stale groups included. A trainable trace is a response. Its length counts

@@ -1,5 +1,4 @@
-"""TRL's log_completions: completions/completions_STEP.parquet with prompt, completion,
-rewards and advantage.
+"""TRL's log_completions: completions/completions_STEP.parquet with rewards and advantage.
 
 TRL writes the responses it sampled last, at every log and under the step's name. Two things follow.
 Where a batch is used for several updates its steps are the same rows again; they count once. And an
@@ -91,8 +90,7 @@ def _states(path: Path) -> list[Path]:
 def training(
     log: Log, text: Integers, known: Evaluations
 ) -> tuple[NDArray[np.bool_], list[str], list[str]]:
-    """Which rows [B] are training's, each batch once; notes on what is left out;
-    notes on signs of more evaluations.
+    """Which rows [B] are training's, each batch once; notes on what is left out, and on signs.
 
     The log is in the order of the files, `text` [B] tells responses apart.
     """
@@ -161,8 +159,7 @@ def _group_sizes(log: Log) -> tuple[Integers, Integers, Integers]:
 
 
 def _with_prompts_of_their_own(log: Log) -> set[int]:
-    """The steps, more than one and not all, that share two prompts or more with each other and none
-    with other steps.
+    """The steps, some and not all, that share two prompts or more with each other alone.
 
     They must share all they have, or have the only prompts that come back: then the rest of a step
     is what an evaluation of few prompts left of training's batch. Several such sets are epochs over

@@ -1,5 +1,4 @@
-"""verl's rollout dumps: one STEP.jsonl a step,
-whose keys say which rollout of which sample a row is.
+"""verl's rollout dumps, one STEP.jsonl a step; a key says which rollout of which sample it is.
 
 Validation is dumped into a directory of its own, so a directory of rollouts holds training alone.
 """

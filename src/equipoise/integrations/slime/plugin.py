@@ -59,8 +59,7 @@ def check_args(args: Any, objective: Objective) -> None:
 
 
 def rewards(args: Any, samples: Sequence[Any]) -> tuple[list[float], list[float]]:
-    """slime's reward post-processing: the rewards as they were,
-    and c_i times the samples of the rollout.
+    """slime's reward post-processing: the rewards as they were, and c_i times the samples.
 
     slime divides a step's sum by the samples of the step,
     so the mean over a rollout's steps is Σ_i c_i Σ_t φ_it.

@@ -1,3 +1,1 @@
-"""The Tinker API: `plugin` makes its data and calls `forward_backward` or
-`forward_backward_custom`.
-"""
+"""The Tinker API: `plugin` makes its data and calls its `forward_backward` functions."""

@@ -1,5 +1,4 @@
-"""equipoise over the Tinker API (tinker 0.36):
-hosted Tinker, or a server of SkyRL's or verl's that speaks it.
+"""equipoise over the Tinker API (tinker 0.36): hosted, or a server that speaks it.
 
 Tinker's losses are sums over the tokens of each datum,
 so the coefficients w·A go into `advantages` as they are:

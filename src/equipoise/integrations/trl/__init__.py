@@ -1,3 +1,1 @@
-"""TRL: `plugin` is the objective inside its GRPOTrainer (needs TRL), `export` a configuration as
-its launch script.
-"""
+"""TRL: `plugin` is the objective in its GRPOTrainer (needs TRL), `export` makes its launch."""

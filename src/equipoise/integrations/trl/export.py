@@ -1,5 +1,4 @@
-"""`equipoise export trl`: a configuration as a script for TRL's GRPOTrainer,
-with the objective, the task and rewards.
+"""`equipoise export trl`: a configuration as a script for TRL's GRPOTrainer.
 
     launch.py      the script, with what became of every option; its arguments are settings of GRPOConfig
     grpo.yaml      those settings, for TRL's own parser

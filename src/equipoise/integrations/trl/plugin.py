@@ -1,5 +1,4 @@
-"""Any objective of equipoise inside TRL's GRPOTrainer:
-same gradient over micro-batches, ranks and reused batches.
+"""Any objective inside TRL's GRPOTrainer, with the same gradient for every split of a batch.
 
 TRL generates, rewards, shuffles, splits and steps. Where it has a whole generation batch with its
 rewards, `assign` gives every response its credit; each row takes its place in that credit along.
@@ -59,8 +58,7 @@ MISMATCH = {"token_truncate": "tis", "sequence_mask": "mis"}
 
 
 class EquipoiseGRPOTrainer(GRPOTrainer):
-    """TRL's GRPOTrainer with an objective of equipoise:
-    a name ("dapo+balanced+hadw") or an :class:`Objective`.
+    """TRL's GRPOTrainer with an objective: a name ("dapo+balanced+hadw") or an :class:`Objective`.
 
     >>> trainer = EquipoiseGRPOTrainer(model=..., reward_funcs=..., train_dataset=..., objective="dapo+balanced+hadw")
 

@@ -1,3 +1,1 @@
-"""verl: `plugin` is what its settings name (needs verl), `export` a configuration as its override
-list.
-"""
+"""verl: `plugin` is what its settings name (needs verl), `export` makes its override list."""

@@ -1,5 +1,4 @@
-"""`equipoise export verl`: a configuration as an override list for verl's main_ppo,
-with its prompts in verl's columns.
+"""`equipoise export verl`: a configuration as overrides for verl's main_ppo, and its prompts.
 
     launch.sh        the command, with what became of every option; arguments are further overrides
     train.parquet    the prompts of the run in the order in which ours would draw them
@@ -8,8 +7,7 @@ with its prompts in verl's columns.
 
 The objective runs through :mod:`equipoise.integrations.verl.plugin`, rewards through
 `compute_score` here, which asks our task and our [reward] section; options.py has what becomes of
-each option. verl's own defaults hold for
-whatever no option of ours speaks of.
+each option. verl's own defaults hold for whatever no option of ours speaks of.
 
 Not covered: Megatron, critics, reward models, agents with tools;
 verl has none of our evaluation but the mean reward.
@@ -83,8 +81,7 @@ def compute_score(
     extra_info: Mapping[str, Any],
     config: str,
 ) -> dict[str, Any]:
-    """verl's custom_reward_function: the weighted sum of our rewards for one response,
-    and whether it was right.
+    """verl's custom_reward_function: the weighted sum of our rewards, and whether it was right.
 
     The length is verl's to judge (reward.overlong_buffer),
     and a verdict without a score counts as a wrong answer.

@@ -1,5 +1,4 @@
-"""equipoise inside verl 0.9: an advantage estimator, a policy loss and a callback,
-all named by verl's own settings.
+"""equipoise inside verl 0.9: an advantage estimator, a policy loss and a callback.
 
 verl loads this module in every process through the entry point group `verl.plugins`. `estimate`
 sees the whole batch on the driver and folds advantage, difficulty, cancellation and aggregation
@@ -93,8 +92,7 @@ _step: ContextVar[_Step | None] = ContextVar("equipoise_step", default=None)
 
 
 def objective_of(options: Mapping[str, Any] | None) -> Objective:
-    """The objective that `algorithm.equipoise` describes,
-    the same object (and anchor) for the same options.
+    """The objective that `algorithm.equipoise` describes: one object (and anchor) for one text.
 
     The keys are those of the section [objective] of a configuration: preset (grpo unless given),
     advantage, difficulty, cancellation, aggregation, surrogate, averaged_groups.
@@ -181,8 +179,7 @@ def _check_mode(mode: str) -> None:
 def estimate(
     token_level_rewards: Tensor, response_mask: Tensor, index: np.ndarray, config: Any = None
 ) -> tuple[Tensor, Tensor]:
-    """verl's advantages [rows, width]: c_i · rows · L at the tokens of response i, c_i its
-    coefficient.
+    """verl's advantages [rows, width]: c_i · rows · L at the tokens of response i.
 
     verl divides by the rows of a mini-batch (and by L under seq-mean-token-sum-norm), so the mean
     of its loss over the mini-batches of a batch is Σ_i c_i Σ_t φ_it. Rows that verl added to make
@@ -287,8 +284,7 @@ def policy_loss(
 
 
 class Callback(CheckpointCallback):
-    """What the estimator cannot do from where it is called:
-    made on the driver with the trainer, before it resumes.
+    """What the estimator cannot do from where it is called; made on the driver before it resumes.
 
     The anchor is written to global_step_N/equipoise.json after verl has written the rest of that
     folder, and read back from the folder that verl resumes from. A folder without one (of a run
@@ -350,8 +346,7 @@ def _resumed_from(trainer: Any) -> str | None:
 
 
 def _watch() -> None:
-    """Let the estimator know the rows' keys, and put what it measured among the metrics of the
-    step.
+    """Let the estimator know the rows' keys, and put what it measured among the step's metrics.
 
     verl passes neither to an estimator, so its trainer's method is wrapped;
     once, and nothing of it is copied.

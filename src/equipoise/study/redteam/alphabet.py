@@ -1,5 +1,4 @@
-r"""The alphabet of the embedded attacker: LaTeX, marks, words, digits,
-and names that stand for a problem's numbers.
+r"""The alphabet of the embedded attacker: LaTeX, marks, words, digits, names of numbers.
 
 A small model cannot add, and need not: it writes ⟨A⟩ + ⟨B⟩, and `fill` puts in the numbers of the
 problem at hand, so that what is learned on one problem holds on all. Some names give it the truth

@@ -1,5 +1,4 @@
-"""The attack: random responses first, then an ordinary training run whose reward is to fool the
-verifier.
+"""The attack: random responses, then a training run whose reward is to fool the verifier.
 
     reward    accepted and refused by the judge: 1/√(how often its cluster was seen); refused by the verifier:
               a tenth of 1/√(how often its shape was tried); honest: 0

@@ -1,5 +1,4 @@
-"""What an attack has found: clusters of exploits, inputs the verifier was slow or crashed on,
-and how much was tried.
+"""What an attack has found: clusters of exploits, inputs that were slow or crashed, counts.
 
 A cluster is why the judge refused and the shape of the minimal form. A response whose shape holds a
 known minimal form of the same kind counts for that cluster without being minimised again.

@@ -1,5 +1,4 @@
-r"""Random responses of many shapes: what is tried before any RL,
-and what the embedded attacker is warmed up on.
+r"""Random responses of many shapes: tried before any RL, and the embedded attacker's warm-up.
 
 `response` writes one from nothing; `edited` changes a few tokens of one that was accepted, which
 stays near what the verifier reads and finds more holes per response.

@@ -97,8 +97,7 @@ def _is_honest_prose(text: str, truth: int, numbers: Sequence[int]) -> bool:
 
 
 def after_mark(text: str, mark: str) -> str | None:
-    """What stands in the last box, or in the rest of the line after the last mark;
-    None where there is no mark.
+    """What stands in the last box, or behind the last mark on its line; None without a mark.
 
     A box that is empty or was never closed counts only where there is no other.
     """

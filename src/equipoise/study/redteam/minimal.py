@@ -1,5 +1,4 @@
-r"""The least of an exploit: delta debugging on its pieces,
-and the shape that tells one kind from another.
+r"""The least of an exploit: delta debugging on its pieces, and the shape that tells its kind.
 
 A piece is a LaTeX command, a word, a number or a single character. Zeller's ddmin takes pieces away
 while the rest stays an exploit of the same kind; what is left is 1-minimal (no single piece can go)

@@ -1,6 +1,4 @@
-"""One self-contained HTML page about an attack:
-no script, no network, and what a policy wrote stays text.
-"""
+"""One self-contained HTML page about an attack: no script; what a policy wrote stays text."""
 
 from __future__ import annotations
 

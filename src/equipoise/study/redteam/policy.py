@@ -1,5 +1,4 @@
-"""The embedded attacker: a small Llama over the attack alphabet,
-made and warmed up in code within seconds.
+"""The embedded attacker: a small Llama over the attack alphabet, warmed up within seconds.
 
 The warm-up is plain imitation of the grammar's random responses, so that what it samples has every
 shape of the grammar and mixtures of them; finding out what a verifier accepts is left to RL. The

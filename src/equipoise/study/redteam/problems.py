@@ -1,5 +1,4 @@
-r"""Problems whose answer is an integer known by construction:
-sums, differences, products, quotients, short stories.
+r"""Problems whose integer answer is known by construction: calculations and short stories.
 
 The truth differs from every number of the question, so that copying one is never right by accident,
 and numbers stay below 1000, so that a small model can handle them. Not covered: answers that are no

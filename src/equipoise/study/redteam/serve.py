@@ -1,5 +1,4 @@
-"""The far side of `--python` and `--path`: calls a verifier under another interpreter,
-a line of JSON each way.
+"""The far side of `--python` and `--path`: a verifier under another interpreter, in JSON lines.
 
 Run as a script by that interpreter. It needs nothing but the standard library and the verifier
 itself.

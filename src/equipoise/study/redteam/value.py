@@ -1,5 +1,4 @@
-r"""Exact values of short texts: a plain integer as people write it,
-and a tiny evaluator of arithmetic in fractions.
+r"""Exact values of short texts: plain integers as written, and arithmetic in fractions.
 
 Written for the judge alone, so that it shares no mistake with the verifiers. Knows + - * / ^,
 factorials, roots that come out even, \frac, \cdot, \times, \div and brackets. Everything else has

@@ -1,5 +1,4 @@
-"""Where responses run that must be isolated (programs, reasoning-gym's scorers),
-and within which limits.
+"""Where responses run that must be isolated (programs, gym scorers), and within which limits.
 
 `bubblewrap` is the sandbox of this machine. A URL names a runner that `equipoise sandbox serve`
 started elsewhere, for a container in which no user namespaces can be had. A configuration chooses

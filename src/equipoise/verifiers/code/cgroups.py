@@ -1,5 +1,4 @@
-"""Cgroups that bound a sandbox as a whole, where this process may make some:
-version 1, or 2 in the root cgroup.
+"""Cgroups that bound a sandbox as a whole, where they can be made: version 1, or 2 in the root.
 
 Version 2 lets no other cgroup have both processes and children with bounds of their own, and to
 move ourselves aside is not ours to do. Where nothing can be made, nothing is bounded here; the

@@ -1,5 +1,4 @@
-"""What runs inside the sandbox, and the form in which values cross its border.
-Standard library only.
+"""What runs inside the sandbox, and how values cross its border. Standard library only.
 
 This file is compiled outside and sent in over a pipe, which is why it stays one file; inside, it is
 the first process of its pid namespace. It drops its rights, then serves one of these modes:
@@ -59,8 +58,7 @@ class NotStrict(ValueError):
 
 
 def encode(value: Any) -> str:
-    """Strict JSON: what JSON has as it is, everything else as an object with one key that names its
-    type.
+    """Strict JSON; what JSON has not is an object with one key that names its type.
 
     Subclasses lose their class and keep their content, read by the built-in type's own methods:
     what an overridden `__eq__`, `__iter__` or `__str__` says is not asked.
@@ -395,8 +393,7 @@ def _serve(config: dict[str, Any], channel: Channel, work: Callable[[], None]) -
 
 
 def _answer_calls(code: CodeType, prelude: str, channel: Channel) -> None:
-    """Request `nonce [name, args, kwargs]`; reply `nonce` and `value JSON`, `raised`, `opaque`,
-    `limit` or `exit`.
+    """Request `nonce [name, args, kwargs]`; reply nonce, then `value …`, `raised`, `opaque`, ….
 
     The nonce is drawn for each request, so a reply written before its request came is the reply to
     nothing.
@@ -448,8 +445,7 @@ class ResponseError(Exception):
 
 
 def _run_tests(config: dict[str, Any], channel: Channel) -> None:
-    """Run the test code. Says `call ["name", args, kwargs]`,
-    and at the end `passed`, `failed` or `broken`.
+    """Run the test code: `call [name, args, kwargs]`, then `passed`, `failed` or `broken`.
 
     `broken` is the tests' own fault: an error before the response was first called,
     no call at all, or an argument that cannot be sent.

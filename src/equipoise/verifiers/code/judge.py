@@ -90,8 +90,7 @@ def judge(response: str, tests: Tests, limits: Limits = Limits()) -> Verdict:  #
 
 
 def extract(response: str) -> str | None:
-    """The code to run: the last complete block marked python, python3 or py,
-    else the last complete unmarked block.
+    """The code to run: the last whole block marked python, python3 or py, else unmarked.
 
     Only what follows the last `</think>` counts; a response that begins with a `<think>` it never
     closes has said nothing. A response without any fence is code as a whole. A block that is not

@@ -15,8 +15,7 @@ _FLOAT = re.compile(r"[+-]?(?:\d+\.\d*|\.\d+|\d+(?=[eE]))(?:[eE][+-]?\d+)?", re.
 
 
 def same_output(got: str, expected: str) -> bool:
-    """Equal line by line but for blanks at the ends of lines and empty lines at the end,
-    else token by token.
+    """Equal line by line but for blanks at ends and empty last lines, else token by token.
 
     Then lines must have the same number of tokens, and two tokens are the same if they are equal,
     or if both are written as floats (with a point or an exponent) and differ by 1e-6 at most,
@@ -66,8 +65,7 @@ def _close(x: float, y: float) -> bool:
 
 
 def same_value(got: Any, expected: Any) -> bool:
-    """Whether a returned value, as `guest.encode` wrote and `guest.parse` read it,
-    is the expected JSON value.
+    """Whether a returned value (`guest.encode`, `guest.parse`) is the expected JSON value.
 
     As Python's ==, so 1, 1.0 and True are equal, but: a tuple is a list, two floats may differ by
     1e-6 absolutely or relatively, and NaN is NaN. What JSON cannot write (a set, bytes, a key that

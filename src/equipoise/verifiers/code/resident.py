@@ -1,5 +1,4 @@
-"""A sandbox that stays: a warm process inside answers many requests,
-for work whose imports are slow.
+"""A sandbox that stays: a warm process answers many requests, for work with slow imports.
 
 `Resident(work, path).ask(request, seconds)` starts the sandbox of `verifiers.code.sandbox` on first
 use, with the folders of `path` mounted read-only and on the import path, runs the module `work`

@@ -1,5 +1,4 @@
-"""Inside the sandbox: a warm process that forks the one which answers requests.
-`guest.py` starts it.
+"""Inside the sandbox: a warm process that forks the answering one. `guest.py` starts it.
 
 The first process imports what the work needs once and never works itself. It forks an answering
 process, hands it one request at a time, measures its CPU time, and forks the next one, in

@@ -1,5 +1,4 @@
-"""One isolated process per verdict: bubblewrap namespaces, a seccomp filter,
-resource limits, cgroups where writable.
+"""One isolated process per verdict: bubblewrap, a seccomp filter, resource limits, cgroups.
 
 `run` starts `guest.py` in new user, mount, pid, network, ipc, uts and cgroup namespaces, as an
 unprivileged user, with an empty environment and a read-only root that holds the interpreter, its
@@ -192,8 +191,7 @@ class Guest:
 def run(
     limits: Limits, mode: dict[str, object], *, room: int = 0, packages: tuple[str, ...] = ()
 ) -> Iterator[Guest]:
-    """A guest in `mode` (the keys `guest.py` reads),
-    with `room` more bytes of scratch space for its input.
+    """A guest in `mode` (what `guest.py` reads), with `room` more bytes of scratch space.
 
     `packages` are folders of installed packages that it may read;
     there are none in a guest without namespaces.

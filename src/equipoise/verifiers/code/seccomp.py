@@ -1,5 +1,4 @@
-"""Seccomp filters in pure Python: a list of system calls that fail with EPERM,
-for x86_64 and aarch64.
+"""Seccomp filters in pure Python: system calls that fail with EPERM, on x86_64 and aarch64.
 
 `program` assembles the filter as bytes, in the form `bwrap --seccomp FD` reads; `confine` puts one
 on the calling process, all of its threads and all of its later children, for good.

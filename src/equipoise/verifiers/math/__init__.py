@@ -1,3 +1,1 @@
-"""Whether a response's answer equals the reference:
-extract it, read its notation, compare exactly or by SymPy.
-"""
+"""Whether an answer equals the reference: extract, read its notation, compare."""

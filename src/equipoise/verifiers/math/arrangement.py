@@ -1,5 +1,4 @@
-r"""How an expression is put together, whatever the order of its terms and factors:
-for "the reference's own form".
+r"""How an expression is put together, whatever the order of its terms: "the reference's form".
 
 Two texts have one arrangement if they differ in spelling, in brackets without meaning, in factors 1
 and terms 0, and in the order of sums and products: (x-1)(x+1) and (x+1)(x-1) do, x^2-1 does not.

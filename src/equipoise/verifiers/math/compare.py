@@ -1,5 +1,4 @@
-r"""When two answers are the same, part by part,
-whatever arithmetic compares their single expressions.
+r"""When two answers are the same, part by part, whatever compares single expressions.
 
 Three values throughout: True, False, and None where the arithmetic at hand cannot tell.
 """

@@ -91,8 +91,7 @@ def _has_sense(chain: Chain) -> bool:
 
 
 def _is_written_out(member: Node, is_one: bool) -> bool:
-    """Whether a member that only leads to the last one is an expression:
-    x = \\not 426 = 426 has one that is none.
+    """Whether a member that leads to the last is an expression, unlike \\not 426.
 
     `is_one`: what it leads to is no list, set or matrix, so neither is it:
     x = \\pm 193 = 193 has two.

@@ -1,5 +1,4 @@
-r"""Whether an answer was copied out of the prompt:
-an expression that stands there, or one made of its parts.
+r"""Whether an answer was copied out of the prompt: a formula there, or one of its parts.
 
 "Factor x^2 - 1" is not answered by x^2 - 1. The formulas of the prompt are read by the grammar of
 answers. An answer is copied if each of its expressions (numbers apart) is a part of one of these

@@ -1,5 +1,4 @@
-r"""Whether an answer equals the gold one: `quick` exactly and cheaply, `slow` with a computer
-algebra system.
+r"""Whether an answer equals the gold one: `quick` exactly and cheaply, `slow` with SymPy.
 
 Both compare the same structure by the same rules (`compare`) and differ only in how two single
 expressions are compared; so they agree wherever both decide. Of the two rule sets, `strict` wants

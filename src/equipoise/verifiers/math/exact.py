@@ -1,5 +1,4 @@
-r"""Exact values of answers without a computer algebra system:
-sums of rational multiples of √n, π, e, i and letters.
+r"""Exact values without computer algebra: sums of rational multiples of √n, π, e, i, letters.
 
 `value(text)` reads an expression into a normal form. Two texts are equal exactly if their forms
 are, for √n with n square-free, π and letters are independent over the rationals. Every coefficient

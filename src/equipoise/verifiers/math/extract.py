@@ -1,5 +1,4 @@
-r"""Which part of a response is its answer: the last one it states,
-read in linear time and never evaluated.
+r"""Which part of a response is its answer: the last it states, read in linear time.
 
 Only what follows the last `</think>` counts, and a `<think>` that is never closed has said nothing.
 `places` says where an answer may stand:
@@ -104,8 +103,7 @@ OPENING_CHOICE = re.compile(r"\(([A-J])\)|([A-HJ])(?:[.):]|$)")
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """`text` is what was read, None where there is nothing to read;
-    `how` says by which part of the rule.
+    """`text`: what was read, None for nothing; `how`: by which part of the rule.
 
     `hedge` is True where the text is a list of several different boxes: it equals a gold answer
     that is this list, and never one that is a member of it.

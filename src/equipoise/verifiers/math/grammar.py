@@ -1,5 +1,4 @@
-r"""The grammar of one expression, over any algebra:
-the same text means the same to exact arithmetic and to SymPy.
+r"""The grammar of one expression, over any algebra: one meaning for exact arithmetic and SymPy.
 
 Read as people write answers: juxtaposition multiplies and binds like `*` (so 1/2x is x/2), a whole
 number before a proper fraction is a mixed number (7\frac{3}{4}, 1 1/2), `\frac12` is 1/2, a

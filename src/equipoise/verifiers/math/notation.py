@@ -190,8 +190,7 @@ OPENING, CLOSING = "([{", ")]}"
 
 
 def _shallow(text: str) -> str:
-    """The text with doubled round brackets made single.
-    Raises where brackets do not match or nest too deep.
+    """With doubled round brackets made single; raises where they do not match or nest too deep.
 
     Round and square brackets may close each other, as in `[0,1)`; braces only braces.
     """

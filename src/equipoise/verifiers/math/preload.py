@@ -1,6 +1,4 @@
-"""Imported before math workers are forked: one comparison loads SymPy and the tables of the LaTeX
-grammar for all.
-"""
+"""Imported before math workers are forked: loads SymPy and the LaTeX grammar for all."""
 
 from equipoise.verifiers.math import equal
 

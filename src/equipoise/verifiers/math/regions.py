@@ -1,6 +1,4 @@
-"""Sets of real numbers written in different ways: unions cut elsewhere, inequalities to be solved.
-By SymPy.
-"""
+"""Sets of reals written in different ways: unions, inequalities to be solved. By SymPy."""
 
 from __future__ import annotations
 

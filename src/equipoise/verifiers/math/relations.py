@@ -1,6 +1,4 @@
-r"""Equations and inequalities: what they say once their working is taken away,
-and what is only a name in them.
-"""
+r"""Equations and inequalities without their working, and what is only a name in them."""
 
 from __future__ import annotations
 

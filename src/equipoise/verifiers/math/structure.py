@@ -1,5 +1,4 @@
-r"""What an answer is made of: a value, words, a list, a tuple, a set, an interval, an equation,
-a matrix.
+r"""What an answer is made of: a value, words, list, tuple, set, interval, equation, matrix.
 
 `parse` splits a text in the spelling of `notation` into these parts and reads no value in it.
 Lists (`1, 2`, `1 and 2`, `1 or 2`, `\pm 1`) and sets (`\{1, 2\}`) have no order; `(1, 2)` and `[1,

@@ -1,5 +1,4 @@
-"""What a math worker gives up before its first comparison:
-the network, writing, processes, and memory past a bound.
+"""What a math worker gives up first: the network, writing, processes, memory past a bound.
 
 It parses hostile text with a large library. Nothing there is known to run that text, and if
 something did, it would find itself without a socket, unable to write a byte to any file, and

@@ -1,5 +1,4 @@
-"""Deadlines that do not depend on what else the machine does: CPU time, and time asleep;
-waiting for a core is free.
+"""Deadlines of CPU time and time asleep, whatever else the machine does: waiting is free.
 
 A deadline of 6 s passes when the processes have used 6 s of CPU together, or when 6 s have gone by
 that they did not spend waiting for a core. (A wait is counted when it ends, so the second is asked

@@ -40,8 +40,7 @@ class FunctionError(ValueError):
 
 
 def check(name: str, workers: int = 0, columns: Sequence[str] | None = None) -> bool:
-    """Import the function where it will run, and refuse what cannot be called.
-    Whether it takes a group at a time.
+    """Import the function where it will run, refuse what cannot be called; whether of groups.
 
     `columns` are those of the data, to hold the arguments of a function of TRL's form against;
     None does not.

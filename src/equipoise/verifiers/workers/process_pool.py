@@ -88,8 +88,7 @@ class _Worker:
 
 
 class Pool(Generic[Given]):
-    """`target` is `module:function`; `confine` one that a fresh worker calls to give up rights
-    before its first job.
+    """`target`: a `module:function`; `confine`: one that a fresh worker calls to give up rights.
 
     `preload` names modules the fork server imports once, for what is slow to import and safe to
     fork; `quiet` discards what workers print; `environment` replaces the caller's. Workers start

@@ -1,5 +1,4 @@
-"""The pools of this process: one for each kind of work, started on first use,
-ended with the process.
+"""The pools of this process: one for each kind of work, from first use to its end.
 
 `math` workers hold SymPy and no rights; `code` workers start sandboxes; `remote` ones ask a runner
 elsewhere; `user` workers run the reward functions of a configuration with the rights and the
