@@ -5,12 +5,14 @@ fail.
 
 First the tests run once under coverage.py, which says which of them reach each line. Then every
 sampled mutant runs in a process of its own, forked from one that has torch imported, and runs the
-tests that reach its line, the quickest first, until one fails. A mutant that no test fails on is a
-survivor: a missing test, or a change that changes nothing (scripts/mutation_equivalent.json lists
-those, by file, line of source and change, with the reason). A mutant past its time limit counts as killed: it
-hangs. The sample is drawn with a fixed seed, so the same sources give the same mutants. Not
-covered: mutants of two changes, deleted statements, changed strings, and lines of a module that run
-when it is imported.
+tests that reach its line, the quickest first, until one fails. Of the tests that reach a line those
+are run that take no more than `--seconds` of CPU together: what only slower ones would notice counts
+against the tests. A mutant that no test fails on is a survivor: a missing test, or a change that
+changes nothing (scripts/mutation_equivalent.json lists those, by file, line of source and change,
+with the reason). A mutant that uses several times the CPU of its tests counts as killed: it hangs.
+The sample is drawn with a fixed seed, so the same sources give the same mutants. Not covered:
+mutants of two changes, deleted statements, changed strings, and lines of a module that run when it
+is imported.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ import importlib.util
 import json
 import os
 import random
+import resource
 import signal
 import subprocess
 import sys
@@ -134,7 +137,8 @@ class Mutated(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 
 class Watch:
-    """Tells coverage.py which test function runs, and keeps its seconds, all its cases together.
+    """Tells coverage.py which test function runs, and keeps its seconds of CPU, all its cases
+    together.
 
     coverage.py's own contexts go by a frame's name and module, which a test under Hypothesis hides:
     lines that only such tests run would count as not reached.
@@ -142,6 +146,7 @@ class Watch:
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = collections.defaultdict(float)
+        self.began = 0.0
 
     def pytest_runtest_logstart(self, nodeid: str) -> None:
         import coverage
@@ -149,38 +154,48 @@ class Watch:
         running = coverage.Coverage.current()
         if running is not None:
             running.switch_context(nodeid.partition("[")[0])
+        self.began = time.process_time()
 
-    def pytest_runtest_logreport(self, report) -> None:  # type: ignore[no-untyped-def]
-        self.seconds[report.nodeid.partition("[")[0]] += report.duration
+    def pytest_runtest_logfinish(self, nodeid: str) -> None:
+        self.seconds[nodeid.partition("[")[0]] += time.process_time() - self.began
 
 
-def reach(package: Path, tests: Sequence[str], folder: Path) -> tuple[dict[str, dict[int, list[str]]], float]:
-    """File → line → the tests that run it, quickest first; and how long all of them take."""
+def reach(package: Path, tests: Sequence[str], folder: Path, budget: float) -> dict[str, dict[int, list[str]]]:
+    """File → line → the tests that run it, quickest first, as many as take `budget` seconds."""
     settings = folder / "coverage.ini"
     settings.write_text(f"[run]\nsource = {package}\ndata_file = {folder / 'reached'}\n")
     times = folder / "times.json"
     inner = [sys.executable, "-m", "coverage", "run", f"--rcfile={settings}", __file__, "--times", str(times), *tests]
-    began = time.monotonic()
     subprocess.run(inner, check=True)
-    took = time.monotonic() - began
     seconds = json.loads(times.read_text())
     import coverage
 
     data = coverage.CoverageData(str(folder / "reached"))
     data.read()
-    found: dict[str, dict[int, list[str]]] = {}
-    for file in data.measured_files():
-        lines = data.contexts_by_lineno(file)
-        found[file] = {
-            line: sorted({test for test in contexts if test in seconds}, key=seconds.__getitem__)
-            for line, contexts in lines.items()
+    return {
+        file: {
+            line: within({test: seconds[test] for test in contexts if test in seconds}, budget)
+            for line, contexts in data.contexts_by_lineno(file).items()
         }
-    return found, took
+        for file in data.measured_files()
+    }
 
 
-def run_child(name: str, path: Path, number: int, tests: Sequence[str], log: Path) -> None:
+def within(seconds: dict[str, float], budget: float) -> list[str]:
+    """The quickest tests, the first one in any case, whose seconds add up to no more than that."""
+    chosen: list[str] = []
+    for test in sorted(seconds, key=seconds.__getitem__):
+        budget -= seconds[test]
+        if chosen and budget < 0:
+            break
+        chosen.append(test)
+    return chosen
+
+
+def run_child(name: str, path: Path, number: int, tests: Sequence[str], seconds: int, log: Path) -> None:
     """In the forked process: the tests against the mutant; leaves with pytest's status."""
     os.setpgid(0, 0)
+    resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))
     output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     os.dup2(output, 1)
     os.dup2(output, 2)
@@ -192,20 +207,22 @@ def run_child(name: str, path: Path, number: int, tests: Sequence[str], log: Pat
     os._exit(int(pytest.main([*flags, *tests])))
 
 
-def verdict(name: str, path: Path, number: int, tests: Sequence[str], seconds: float, folder: Path) -> str:
+def verdict(name: str, path: Path, number: int, tests: Sequence[str], seconds: int, folder: Path) -> str:
+    """`seconds` of CPU is what the mutant may use; one that sleeps is ended after ten times as long."""
     if not tests:
         return "not reached"
     child = os.fork()
     if child == 0:
         try:
-            run_child(name, path, number, tests, folder / "child.log")
+            run_child(name, path, number, tests, seconds, folder / "child.log")
         finally:
             os._exit(3)  # a mutant that stops the import is killed as well
-    end = time.monotonic() + seconds
+    end = time.monotonic() + 10 * seconds
     while time.monotonic() < end:
         done, status = os.waitpid(child, os.WNOHANG)
         if done:
-            return "survived" if os.waitstatus_to_exitcode(status) == 0 else "killed"
+            code = os.waitstatus_to_exitcode(status)
+            return "survived" if code == 0 else "timeout" if code == -signal.SIGKILL else "killed"
         time.sleep(0.02)
     os.killpg(child, signal.SIGKILL)
     os.waitpid(child, 0)
@@ -223,6 +240,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("tests", nargs="+", help="what pytest is given")
     parser.add_argument("--sample", type=int, default=150, help="mutants drawn (default 150)")
     parser.add_argument("--seed", type=int, default=0, help="of the draw (default 0)")
+    parser.add_argument("--seconds", type=float, default=15.0, help="of CPU for the tests of a mutant (default 15)")
     parser.add_argument("--least", type=float, default=90.0, help="per cent killed below which the exit code is 1")
     parser.add_argument("--minutes", type=float, default=float("inf"), help="stop after this many")
     parser.add_argument("--out", type=Path, default=Path("mutation.json"), help="where the results go")
@@ -245,7 +263,7 @@ def main() -> int:
     known = json.loads(EQUIVALENT.read_text(encoding="utf-8")) if EQUIVALENT.exists() else {}
     results = []
     with tempfile.TemporaryDirectory() as scratch:
-        reached, took = reach(options.package, options.tests, Path(scratch))
+        reached = reach(options.package, options.tests, Path(scratch), options.seconds)
         # What the tests import beside the package: once here, so that no child has to.
         import hypothesis  # noqa: F401
         import pytest  # noqa: F401
@@ -253,6 +271,7 @@ def main() -> int:
         import torch  # noqa: F401
 
         end = time.monotonic() + 60 * options.minutes
+        limit = 30 + 3 * int(options.seconds)
         for path, number in draw(options.package, options.sample, options.seed):
             if time.monotonic() > end:
                 print("out of time: the rest of the sample was not tried")
@@ -260,7 +279,7 @@ def main() -> int:
             source = path.read_text(encoding="utf-8")
             line, change = describe(source, number)
             tests = reached.get(str(path.resolve()), {}).get(line, [])
-            found = verdict(module_name(path), path, number, tests, 30 + 3 * took, Path(scratch))
+            found = verdict(module_name(path), path, number, tests, limit, Path(scratch))
             place = f"{path.name}: {source.splitlines()[line - 1].strip()}: {change}"
             if found in ("survived", "not reached") and place in known:
                 found = "equivalent"

@@ -88,8 +88,25 @@ def test_a_line_that_only_a_property_runs_is_reached(tmp_path, monkeypatch):
         "@given(a=strategies.integers())\ndef test_it(a):\n    assert double(a) == 2 * a\n"
     )
     monkeypatch.chdir(tmp_path)
-    reached, _ = mutation.reach(package, ["test_property.py"], tmp_path)
+    reached = mutation.reach(package, ["test_property.py"], tmp_path, 15.0)
     assert reached[str(package / "__init__.py")][2] == ["test_property.py::test_it"]
+
+
+def test_a_mutant_is_judged_by_the_quickest_tests_that_fit():
+    seconds = {"slow": 9.0, "quick": 0.5, "other": 1.5}
+    assert mutation.within(seconds, 100.0) == ["quick", "other", "slow"]
+    assert mutation.within(seconds, 2.0) == ["quick", "other"]
+    assert mutation.within(seconds, 0.1) == ["quick"]
+    assert mutation.within({}, 1.0) == []
+
+
+def test_a_mutant_that_does_not_end_is_a_timeout(tmp_path):
+    path = tmp_path / "counting.py"
+    path.write_text("def count(n):\n    while n > 0:\n        n = n - 1\n    return n\n")
+    test = tmp_path / "test_count.py"
+    test.write_text("from counting import count\ndef test_it():\n    assert count(3) == 0\n")
+    number = [mutation.describe(path.read_text(), k)[1] for k in range(4)].index("n - 1  →  n + 1")
+    assert mutation.verdict("counting", path, number, [str(test)], 2, tmp_path) == "timeout"
 
 
 def test_the_sample_is_the_same_every_time(tmp_path, capsys):
