@@ -20,7 +20,7 @@ RUNS = {
         "objective.kl": "0.01", "train.teacher": "abacus",
         "objective.aggregation": "token", "eval.every": "0",
     },
-    "recentred": {"objective.cancellation": "recentre", "eval.every": "0"},
+    "recentred": {"objective.cancellation": "recentre", "eval.every": "0", "rollout.ahead": "1"},
 }  # fmt: skip
 TINY = {
     "train.steps": "1", "train.threads": "1", "rollout.prompts": "4", "rollout.group_size": "4", "model.device": "cpu",

@@ -86,7 +86,7 @@ def outcome(out: Path) -> dict:
         "checkpoint": last.name,
         "weights": _hash(last / "model.safetensors"),
         "optimizer": _digest(state["optimizer"]),
-        "state": {k: v for k, v in state.items() if k not in ("optimizer", "rng")},
+        "state": _digest({k: v for k, v in state.items() if k not in ("optimizer", "rng")}),
         "metrics": metrics(out),
         "eval": evaluations(out),
         "rollouts": {p.name: _hash(p) for p in RunFolder(out).rollouts.iterdir()},

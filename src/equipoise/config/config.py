@@ -135,6 +135,40 @@ class Config(BaseModel):
         return self
 
     @model_validator(mode="after")
+    def ahead_has_whole_weights_of_its_own(self) -> Self:
+        if not self.rollout.ahead:
+            return self
+        if self.rollout.engine == "vllm":
+            raise ValueError(
+                "rollout.ahead = 1: must be 0 with rollout.engine = vllm, which shares the device "
+                "with training by turns; use native"
+            )
+        if self.train.shard:
+            raise ValueError(
+                "rollout.ahead = 1: must be 0 with train.shard = true, because every process would "
+                "keep the whole weights that sample"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def ahead_is_corrected(self) -> Self:
+        objective = self.build_objective()
+        if not self.rollout.ahead or objective.mismatch.name != "none":
+            return self
+        fix = "set rollout.exact = true and objective.mismatch = tis"
+        if self.rollout.exact:
+            raise ValueError(
+                "rollout.ahead = 1: needs objective.mismatch with rollout.exact = true, because π_old "
+                "is then not the policy that sampled; set it to tis, or rollout.exact = false"
+            )
+        if objective.surrogate.name == "reinforce":
+            raise ValueError(
+                "rollout.ahead = 1: objective.surrogate = reinforce has no ratio π/π_old, so nothing "
+                f"would correct for the older policy that sampled; {fix}"
+            )
+        return self
+
+    @model_validator(mode="after")
     def vllm_tells_the_support_of_a_draw(self) -> Self:
         rollout = self.rollout
         if rollout.engine == "vllm" and rollout.truncates and not 0 < rollout.top_k <= 1000:

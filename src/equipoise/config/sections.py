@@ -179,6 +179,9 @@ class RolloutConfig(Section):
     exact: bool = False
     """take the trainer's log-probabilities as the old ones (a pass more), so that the first ratios
     are 1"""
+    ahead: Annotated[int, Field(ge=0, le=1), Must("0 or 1")] = 0
+    """batches sampled ahead: 1 samples the next one while this one trains, with the weights from
+    before the update (one step off-policy; π_old is theirs)"""
     engine: Literal["native", "vllm"] = "native"
     """native, or vllm (extra: vllm), which implies exact and objective.mismatch = tis"""
     engine_memory: Annotated[float, Field(gt=0, lt=1), Must("a share between 0 and 1")] = 0.4

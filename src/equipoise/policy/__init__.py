@@ -23,6 +23,7 @@ from equipoise.policy.model import (
 from equipoise.policy.names import ModelError
 from equipoise.policy.pack import Pack, pack
 from equipoise.policy.quantized import parameter_count, weight_bytes
+from equipoise.policy.snapshot import Snapshot
 from equipoise.policy.support import Support
 from equipoise.policy.texts import decode
 
@@ -33,6 +34,7 @@ __all__ = [
     "Policy",
     "Prompt",
     "PromptTooLong",
+    "Snapshot",
     "Support",
     "TokenLogprobs",
     "adapter_dropout",

@@ -56,11 +56,13 @@ _UPDATE = {
     "drift/shared_contexts": "Mean of ρ − 1 − log ρ at contexts that two or more responses to a prompt share.",
     "rollout/logprob_difference/max": "Largest |log π_trainer − log π_sampler| of the tokens trained on.",
     "rollout/kl": "Estimate of KL(π_sampler ‖ π_trainer) a token, by k3.",
+    "rollout/lag": "Optimizer steps that the weights which sampled the batch lack of those it trains "
+    "(`rollout.ahead`).",
     "lr": "Learning rate of the last optimizer step.",
     "optimizer_steps": "Optimizer steps so far.",
     "skipped": "Updates so far that were not applied because their numbers were not finite.",
     "timing_s/PART": "Seconds of this part of the step: rollout, reward (waiting for verdicts), assign, train, log (of "
-    "the step before), step (the whole).",
+    "the step before), step (the whole). With `rollout.ahead` rollout and reward are the thread's, wait is for it.",
 }
 
 _EVALUATION = {

@@ -62,6 +62,8 @@ class PagedSampler:
         self.policy = policy
         self.rows = rows
         self.memory = memory
+        # bytes of all it takes where something else takes the rest meanwhile, else what is free
+        self.most: int | None = None
         self._merged: Merged = {}
         self._buffers: dict[Size, StepBuffers] = {}
         self._count = 0
@@ -138,7 +140,8 @@ class PagedSampler:
         if self.memory is not None or device.type != "cuda":
             return CPU_MEMORY if self.memory is None else self.memory
         logits = 2 * 4 * size.rows * self.policy.core.config.vocab_size
-        return int(SHARE * (room(device) - logits))
+        most = room(device) if self.most is None else self.most
+        return int(SHARE * (most - logits))
 
 
 class _Call:

@@ -15,6 +15,7 @@ from equipoise.evaluate.run import judged_by
 from equipoise.kernels import cache
 from equipoise.policy import parameter_count, weight_bytes
 from equipoise.tasks import Dataset
+from equipoise.train.ahead import Ahead
 from equipoise.train.batch import StepBatch
 from equipoise.train.planner import free_room
 from equipoise.train.score import last_line
@@ -26,6 +27,10 @@ GIB = 2**30
 ON_POLICY = (
     "one optimizer step a batch: every ratio π/π_old is 1, so {} clips nothing and is a plain policy gradient; "
     "train.mini_batch or train.updates make several steps of a batch"
+)
+AHEAD = (
+    "rollout.ahead = 1: each batch is sampled while the one before trains, by weights a step older; "
+    "π_old is theirs, and rollout/lag says how many optimizer steps they lack"
 )
 
 
@@ -44,6 +49,9 @@ def opening(trainer: Trainer) -> None:
         terminal.say(note)
     for warning in trainer.settled.warnings:
         terminal.warn(warning)
+    if trainer.config.rollout.ahead:
+        terminal.say(AHEAD)
+        return
     surrogate = trainer.objective.surrogate.name
     if trainer.config.updates_per_batch == 1 and surrogate != "reinforce":
         terminal.say(ON_POLICY.format(surrogate))
@@ -185,6 +193,8 @@ def _memory(trainer: Trainer) -> str:
     optimizer = trainer.updater.optimizer.state_bytes()
     _, left = free_room(policy.device, trainer.config.train.memory_cap, 0)
     also = f" and {copies} frozen beside them" if copies else ""
+    if isinstance(trainer.batches, Ahead):
+        also += f", {_bytes(trainer.batches.snapshot.nbytes)} for a copy that samples"
     return f"weights {_bytes(weights)}{also}, gradients {_bytes(gradients)}, optimizer {_bytes(optimizer)}; {left}"
 
 

@@ -8,7 +8,7 @@ import time
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -25,6 +25,9 @@ from equipoise.train.history import PromptHistory
 from equipoise.train.score import Answer, Scorer, Scores
 from equipoise.train.tally import Tally, joined
 from equipoise.verifiers.response_format import overlong
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
 
 
 @dataclass
@@ -97,10 +100,12 @@ class Collector:
             seed=config.train.seed,
         )
         self.seconds = {"rollout": 0.0, "reward": 0.0}
+        self.group: ProcessGroup | None = None  # the ranks', where not the default one
 
     def collect(self, step: int) -> StepBatch:
         """`rollout.prompts` groups; with dynamic sampling none all right or wrong, if it can."""
         r = self.config.rollout
+        self.seconds = {"rollout": 0.0, "reward": 0.0}
         parts: list[StepBatch] = []
         missing = r.prompts
         for _ in range(r.max_draws if r.dynamic_sampling else 1):
@@ -163,7 +168,8 @@ class Collector:
         self.seconds["reward"] += time.perf_counter() - sampled + grading
         # Every rank gets the whole batch: advantages need whole groups, and batch statistics all of
         # it.
-        parts = ranks.gather((prompts, rollouts, [texts[i] for i in range(len(answered))], scores))
+        mine = prompts, rollouts, [texts[i] for i in range(len(answered))], scores
+        parts = ranks.gather(mine, self.group)
         batch = _joined([self._finish(*part) for part in parts], count)
         rows = [batch.prompts[i].id for i in batch.rollouts.prompt.tolist()]
         # Counts of earlier steps only: read before this step's outcomes are recorded.

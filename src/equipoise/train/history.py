@@ -33,6 +33,12 @@ class PromptHistory:
             attempts, total, _ = self.seen.get(i, (0, 0.0, 0))
             self.seen[i] = [attempts + 1, total + success, step]
 
+    def copy(self) -> PromptHistory:
+        """As it is now; `record` puts new facts in the place of old ones, so they can be shared."""
+        same = PromptHistory()
+        same.seen = dict(self.seen)
+        return same
+
     def state_dict(self) -> dict[str, Any]:
         return {"seen": {i: list(facts) for i, facts in self.seen.items()}}
 

@@ -26,8 +26,9 @@ from equipoise.policy import memory
 from equipoise.rollout import sampler as native_sampler
 from equipoise.tasks import Prompt, Task
 from equipoise.train import announce, checkpoint, ranks
+from equipoise.train.ahead import open_batches
 from equipoise.train.average import average
-from equipoise.train.batch import Collector, StepBatch, encode_prompt, statistics
+from equipoise.train.batch import StepBatch, encode_prompt, statistics
 from equipoise.train.best import Best
 from equipoise.train.callbacks import Callbacks
 from equipoise.train.folder import RunError, RunFolder, read_lines
@@ -171,7 +172,8 @@ class Trainer:
         self.sampler = open_engine(config, self.policy)
         undo.callback(close_engine, self.sampler)
         chat = self.settled.chat
-        self.collector = Collector(config, self.policy, self.sampler, self.task, scorer, chat)
+        self.batches = open_batches(config, self.policy, self.sampler, self.task, scorer, chat)
+        self.collector = self.batches.collector
         self.held_out = self._held_out() if config.eval.every else []
 
     def _begin(self, resume: bool) -> None:
@@ -229,6 +231,7 @@ class Trainer:
                 self.journal.ended()
             self._close(time.monotonic() - begun)
         finally:
+            self.batches.close()
             self.journal.close()
             close_engine(self.sampler)
             self.folder.unlock()
@@ -279,12 +282,9 @@ class Trainer:
     def _step(self) -> None:
         start = time.perf_counter()
         self.step += 1
-        self.collector.seconds = {"rollout": 0.0, "reward": 0.0}
-        # the sampler reads whole weights, also where ranks share them
-        with self.updater.whole():
-            batch = self.collector.collect(self.step)
-        metrics = statistics(batch, self.collector.params.max_tokens)
-        seconds = {**self.collector.seconds, "log": self.log_seconds}
+        batch = self.batches.take(self.step, self.updater)
+        metrics = statistics(batch, self.collector.params.max_tokens) | self.batches.metrics
+        seconds = {**self.batches.seconds, "log": self.log_seconds}
         failing = self.failing.see(batch.tallies)
         informative = False
         if len(batch.texts) == 0 or failing:
@@ -402,6 +402,7 @@ class Trainer:
 
     def _sampled(self) -> Evaluation:
         """Responses to the held-out prompts, as the configuration asks for them."""
+        self.batches.wait()  # two samplers at once would share the device and the judges
         prompts, ids = zip(*self.held_out, strict=True)
         wanted, params = self.config.eval, self.collector.params
         return evaluate(
@@ -437,8 +438,7 @@ class Trainer:
         state = {
             **self.updater.state_dict(),
             "uninformative": self.uninformative,
-            "position": self.collector.position,
-            "history": self.collector.history.state_dict(),
+            **self.batches.state_dict(),
             "gaming": self.watcher.state_dict(),
         }
         with self.updater.whole():
@@ -454,7 +454,7 @@ class Trainer:
             folder, keep = self.folder.checkpoints, self.config.train.keep
             checkpoint.save(folder, self.step, self.policy, state, keep, weights, self.best.step)
             self.best.link(folder)
-            self.collector.history.write(self.folder.prompts)
+            self.batches.history.write(self.folder.prompts)
             assert self.start is not None  # the first process writes
             self.start.record.wrote(self.folder, self.step)  # last: all that goes with it is there
 
@@ -488,11 +488,9 @@ class Trainer:
         # Checkpoints of the first runs have the number behind the updater's two.
         self.uninformative = uninformative[0] if uninformative else state["uninformative"]
         self.step = state["step"]
-        self.collector.position = state["position"]
-        # absent in the first runs
-        self.collector.history.load_state_dict(state.get("history", {"seen": {}}))
+        self.batches.load_state_dict(state)
         if "gaming" in state:  # absent in the first runs
             self.watcher.load_state_dict(state["gaming"])
         if self.start is not None:  # a kill may have come between the checkpoint and these
             self.best.link(self.folder.checkpoints)
-            self.collector.history.write(self.folder.prompts)
+            self.batches.history.write(self.folder.prompts)

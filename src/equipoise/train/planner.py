@@ -24,6 +24,7 @@ import torch
 
 from equipoise import policy as models
 from equipoise.policy import Policy, memory, parameter_count
+from equipoise.rollout import native
 from equipoise.train import ranks
 
 # Tokens times parameters from which on a pass's own costs (gradients added up, the host's work) are
@@ -120,6 +121,18 @@ def free_room(device: torch.device, cap: int | None, to_come: int) -> tuple[floa
     left = math.inf if cap is None else cap - taken
     room = max(min(free, left) - to_come, 0)
     return room, f"{room / 2**30:.1f} GiB {'left of train.memory' if left < free else 'free'}"
+
+
+def share_of_sampler(policy: Policy, cap: int | None, to_come: int) -> int:
+    """Bytes for a sampler that works while passes run: half of what is free beside the weights and
+    what the optimizer is to take. Passes are planned with the other half.
+    """
+    free, _ = free_room(policy.device, cap, to_come)
+    # Where nobody knows what is free, nothing is planned.
+    half = 0 if math.isinf(free) else int(free / 2)
+    if policy.device.type == "cuda":
+        return half
+    return min(half, native.MEMORY + models.weight_bytes(policy.model))
 
 
 def _available() -> float:

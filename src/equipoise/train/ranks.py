@@ -50,14 +50,21 @@ def share(items: Sequence[T]) -> Sequence[T]:
     return items[start:end]
 
 
-def gather(value: T) -> list[T]:
+def another_group() -> dist.ProcessGroup | None:
+    """For a second thread that gathers: in one group, two threads would take each other's turns.
+    All ranks take part; None for one process.
+    """
+    return dist.new_group(backend="gloo") if count() > 1 else None
+
+
+def gather(value: T, group: dist.ProcessGroup | None = None) -> list[T]:
     """The value of every rank, in their order; tensors on a GPU come to this rank's own."""
     if count() == 1:
         return [value]
     written = io.BytesIO()
     torch.save(value, written)
     out: list[Any] = [None] * count()
-    dist.all_gather_object(out, written.getvalue())
+    dist.all_gather_object(out, written.getvalue(), group)
     return [torch.load(io.BytesIO(part), map_location=_here, weights_only=False) for part in out]
 
 

@@ -84,6 +84,7 @@ class Updater:
         )
         self.parameters = self.optimizer.masters
         self.plan: Plan | None = None  # made when there is something to train on
+        self.beside = 0  # bytes that a sampler may take while passes run
         self.updates = 0  # optimizer steps done
         self.skipped = self.skipped_total = 0  # in a row, and ever
         self.idle_passes = 0  # by which another rank has more to do with the batch at hand
@@ -106,7 +107,7 @@ class Updater:
         # No group has a difference in reward, so there is nothing to learn from this batch.
         if not first:
             return out | self._state()
-        self._make_plan(batch)
+        self.make_plan(batch)
         # log π_old and log π_ref of all mini-batches before the first optimizer step: afterwards
         # the weights are no longer those that the batch was sampled with.
         for part in first:
@@ -139,7 +140,7 @@ class Updater:
         Each rank computes those of its groups. `own`:
         by the policy itself, whose weights the ranks may share.
         """
-        self._make_plan(batch)
+        self.make_plan(batch)
         group, in_loss = batch.rollouts.prompt.cpu(), batch.lengths.cpu() > 0
         mine = torch.tensor(ranks.share(range(len(batch.prompts))), dtype=torch.int64)
         share = RankShare.of(batch.rollouts, (torch.isin(group, mine) & in_loss).nonzero()[:, 0])
@@ -151,7 +152,8 @@ class Updater:
             of_batch[place] = known
         return of_batch[in_loss.to(of_batch.device)[response_ids(batch.rollouts.lengths)]]
 
-    def _make_plan(self, batch: StepBatch) -> None:
+    def make_plan(self, batch: StepBatch) -> None:
+        """Where there is none yet: how much one pass may hold."""
         if self.plan is None:
             self.plan = self._plan(batch.rollouts.prompts)
             if self.plan.said:
@@ -247,7 +249,7 @@ class Updater:
             total=(c.train.mini_batch or r.prompts) * (prompt + r.group_size * response),
             cap=c.train.memory_cap,
             largest=prompt + response * (r.group_size if self.objective.needs_whole_groups else 1),
-            to_come=self.optimizer.bytes_to_come(),
+            to_come=self.optimizer.bytes_to_come() + self.beside,
             clear=self.optimizer.zero_grad,
         )
 
