@@ -1,12 +1,22 @@
 import itertools
 import logging
+import threading
 
 import pytest
 import torch
 
 from equipoise import policy as p
 from equipoise.kernels.draw import truncate
-from equipoise.rollout import NativeSampler, SamplingParams, TransformersSampler, concatenate, native, sampler
+from equipoise.rollout import (
+    NativeSampler,
+    PagedSampler,
+    SamplingParams,
+    Stopped,
+    TransformersSampler,
+    concatenate,
+    native,
+    sampler,
+)
 from tests.policy import tiny_models
 
 KINDS = list(tiny_models.LLAMA_LIKE)
@@ -157,6 +167,27 @@ def test_each_response_is_told_once_as_it_is(make):
     assert rollouts.lengths.unique().numel() > 5
     assert len(told) == 36
     assert dict(told) == dict(enumerate(t.tolist() for t in rollouts.tokens.split(rollouts.lengths.tolist())))
+
+
+@pytest.mark.parametrize("make", [NativeSampler, TransformersSampler, PagedSampler])
+def test_a_call_ends_where_it_is_told_to_stop(make):
+    """In the midst of decoding, and the next call before it has begun."""
+
+    class Third(threading.Event):
+        """Set when it is looked at for the third time."""
+
+        looks = 0
+
+        def is_set(self):
+            self.looks += 1
+            return self.looks >= 3
+
+    stopped = Third()
+    sampler = make(tiny_models.policy("grouped"), stopped=stopped)
+    for looks in (3, 4):
+        with pytest.raises(Stopped):
+            sampler.sample(tiny_models.prompts(3), 2, SamplingParams(max_tokens=60))
+        assert stopped.looks == looks
 
 
 @pytest.mark.parametrize("make", [NativeSampler, TransformersSampler])

@@ -207,7 +207,7 @@ def test_stopping_at_any_step_and_going_on_is_not_stopping(model, tmp_path):
 @pytest.mark.long
 def test_adapters_resume_bit_for_bit(model, tmp_path):
     pytest.importorskip("peft")
-    options = AHEAD | {"model__lora_rank": 2, "model__lora_dropout": 0.2, "objective__kl": 0.01}
+    options = AHEAD | {"model__lora_rank": 2, "objective__kl": 0.01}
     options |= {"log__terminal": False, "eval__every": 2}
     Trainer(settings(model, tmp_path / "whole", train__steps=4, **options)).run()
     for steps in (2, 4):
@@ -396,6 +396,7 @@ def test_the_plan_leaves_memory_to_the_sampler(trainer, monkeypatch):
     [
         ({"rollout__engine": "vllm"}, "rollout.ahead = 1: must be 0 with rollout.engine = vllm"),
         ({"train__shard": True, "train__micro_tokens": 64}, "rollout.ahead = 1: must be 0 with train.shard = true"),
+        ({"model__lora_rank": 2, "model__lora_dropout": 0.1}, "must be 0 with model.lora_dropout = 0.1"),
         ({"rollout__exact": True}, "rollout.ahead = 1: needs objective.mismatch with rollout.exact = true"),
         ({"objective__surrogate": "reinforce"}, "objective.surrogate = reinforce has no ratio"),
         ({"rollout__ahead": 2}, "rollout.ahead = 2: must be 0 or 1"),

@@ -135,7 +135,7 @@ class Config(BaseModel):
         return self
 
     @model_validator(mode="after")
-    def ahead_has_whole_weights_of_its_own(self) -> Self:
+    def ahead_shares_nothing_with_training(self) -> Self:
         if not self.rollout.ahead:
             return self
         if self.rollout.engine == "vllm":
@@ -147,6 +147,12 @@ class Config(BaseModel):
             raise ValueError(
                 "rollout.ahead = 1: must be 0 with train.shard = true, because every process would "
                 "keep the whole weights that sample"
+            )
+        if self.model.lora_dropout:
+            raise ValueError(
+                f"rollout.ahead = 1: must be 0 with model.lora_dropout = {self.model.lora_dropout}, "
+                "because CUDA graphs of the sampler, while they are captured, hold the generator "
+                "that its masks come from"
             )
         return self
 

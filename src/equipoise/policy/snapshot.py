@@ -32,6 +32,8 @@ class Snapshot:
         model = copy.deepcopy(source.model, shared).requires_grad_(False)
         # A fast tokenizer may refuse a second thread ("Already borrowed"), so it is copied as well.
         self.policy = Policy(model, copy.deepcopy(source.tokenizer), source.name)
+        # found out by comparing logits with transformers', which needs not be done twice
+        self.policy.is_llama_like = source.is_llama_like
         both = zip(source.model.parameters(), model.parameters(), strict=True)
         self._pairs = [(theirs, mine) for theirs, mine in both if theirs.requires_grad]
 

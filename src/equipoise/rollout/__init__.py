@@ -3,6 +3,7 @@ seeded per response.
 """
 
 import logging
+from threading import Event
 
 from equipoise.kernels.draw import SamplingParams
 from equipoise.kernels.uniform import Key
@@ -10,7 +11,7 @@ from equipoise.policy import Policy
 from equipoise.rollout.fallback import TransformersSampler
 from equipoise.rollout.native import NativeSampler
 from equipoise.rollout.paged import PagedSampler, serves
-from equipoise.rollout.rollouts import Finish, Rollouts, Sampler, concatenate
+from equipoise.rollout.rollouts import Finish, Rollouts, Sampler, Stopped, concatenate
 from equipoise.rollout.vllm import VllmSampler
 
 __all__ = [
@@ -21,6 +22,7 @@ __all__ = [
     "Rollouts",
     "Sampler",
     "SamplingParams",
+    "Stopped",
     "TransformersSampler",
     "VllmSampler",
     "concatenate",
@@ -28,18 +30,19 @@ __all__ = [
 ]
 
 
-def sampler(policy: Policy) -> Sampler:
+def sampler(policy: Policy, stopped: Event | None = None) -> Sampler:
     """Where `policy.decoder` knows the architecture the paged sampler on CUDA and the native one
-    elsewhere; for other models the one through transformers, with a notice.
+    elsewhere; for other models the one through transformers, with a notice. `stopped` ends its
+    calls with `Stopped` from when it is set.
     """
     if policy.is_llama_like:
         return (
-            PagedSampler(policy)
+            PagedSampler(policy, stopped=stopped)
             if policy.device.type == "cuda" and serves(policy)
-            else NativeSampler(policy)
+            else NativeSampler(policy, stopped=stopped)
         )
     name = type(policy.core).__name__
     logging.getLogger(__name__).warning(
         "%s has no native sampler; sampling through transformers (slower)", name
     )
-    return TransformersSampler(policy)
+    return TransformersSampler(policy, stopped=stopped)

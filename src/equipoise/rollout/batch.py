@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from threading import Event
 
 import torch
 import torch.nn.functional as F
@@ -15,7 +16,7 @@ from equipoise.kernels.draw import SamplingParams, draw
 from equipoise.kernels.uniform import Key, response_keys, uniforms
 from equipoise.policy import Policy, PromptTooLong
 from equipoise.policy.support import Support
-from equipoise.rollout.rollouts import Finished, Rollouts
+from equipoise.rollout.rollouts import Finished, Rollouts, Stopped
 from equipoise.rollout.stop import StopStrings, stop_strings
 
 BLOCK = 64  # positions whose uniform numbers are made at once
@@ -35,6 +36,12 @@ class Request:
     eos: Tensor
     stop: StopStrings | None
     finished: Finished | None
+    stopped: Event | None = None  # set by whoever no longer wants the responses
+
+    def check(self) -> None:
+        """Between two steps of decoding."""
+        if self.stopped is not None and self.stopped.is_set():
+            raise Stopped
 
     @property
     def rows(self) -> int:
@@ -122,6 +129,7 @@ class DecodeBatch:
 
     def draw(self, logits: Tensor) -> Tensor:
         """Draw the next token of every row from its logits [r, V]; returns the tokens [r]."""
+        self.asked.check()
         t = self.length
         # Random numbers of a block of positions at once: a call for each token is many small
         # kernels.

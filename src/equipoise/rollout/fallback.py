@@ -6,6 +6,7 @@ by concatenation.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from threading import Event
 
 import torch
 
@@ -17,11 +18,12 @@ from equipoise.rollout.rollouts import Finished, Rollouts
 
 
 class TransformersSampler:
-    """`rows`: the most responses decoded together."""
+    """`rows`: the most responses decoded together; `stopped`: set, it ends a call with `Stopped`."""
 
-    def __init__(self, policy: Policy, *, rows: int = 256) -> None:
+    def __init__(self, policy: Policy, *, rows: int = 256, stopped: Event | None = None) -> None:
         self.policy = policy
         self.rows = rows
+        self.stopped = stopped
 
     @torch.no_grad()
     def sample(
@@ -35,6 +37,7 @@ class TransformersSampler:
         finished: Finished | None = None,
     ) -> Rollouts:
         asked = request(self.policy, prompts, n, params, keys, step, finished)
+        asked.stopped = self.stopped
         batches = []
         for first in range(0, asked.rows, self.rows):
             rows = range(first, min(first + self.rows, asked.rows))

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
+from threading import Event
 from typing import Any, NamedTuple
 
 import torch
@@ -41,12 +42,13 @@ DROP = 0.1  # share of finished rows at which they are dropped
 
 class NativeSampler:
     """`rows`: the most responses decoded together (fewer if their cache and logits would exceed
-    MEMORY).
+    MEMORY); `stopped`: set, it ends a call with `Stopped`.
     """
 
-    def __init__(self, policy: Policy, *, rows: int = 2048) -> None:
+    def __init__(self, policy: Policy, *, rows: int = 2048, stopped: Event | None = None) -> None:
         self.policy = policy
         self.rows = rows
+        self.stopped = stopped
 
     @torch.no_grad()
     def sample(
@@ -60,6 +62,7 @@ class NativeSampler:
         finished: Finished | None = None,
     ) -> Rollouts:
         asked = request(self.policy, prompts, n, params, keys, step, finished)
+        asked.stopped = self.stopped
         weights = _weights(self.policy.core)
         # Rows are decoded in rounds that fit into memory; a draw depends on its own keys alone, so
         # the rounds change nothing but the time.

@@ -17,6 +17,7 @@ import functools
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from threading import Event
 from typing import Any
 
 import numpy as np
@@ -49,11 +50,16 @@ TOLD = 32  # responses told of together: a millisecond or two, in which the devi
 
 class PagedSampler:
     """`rows`: the most responses decoded together; `memory`: the most bytes of the cache (default:
-    what is free).
+    what is free); `stopped`: set, it ends a call with `Stopped`.
     """
 
     def __init__(
-        self, policy: Policy, *, rows: int = BUCKETS[-1], memory: int | None = None
+        self,
+        policy: Policy,
+        *,
+        rows: int = BUCKETS[-1],
+        memory: int | None = None,
+        stopped: Event | None = None,
     ) -> None:
         if not 1 <= rows <= BUCKETS[-1]:
             raise ValueError(
@@ -62,6 +68,7 @@ class PagedSampler:
         self.policy = policy
         self.rows = rows
         self.memory = memory
+        self.stopped = stopped
         # bytes of all it takes where something else takes the rest meanwhile, else what is free
         self.most: int | None = None
         self._merged: Merged = {}
@@ -80,6 +87,7 @@ class PagedSampler:
         finished: Finished | None = None,
     ) -> Rollouts:
         asked = request(self.policy, prompts, n, params, keys, step, finished)
+        asked.stopped = self.stopped
         device = self.policy.device
         # kernels go to the current one
         with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
@@ -179,6 +187,7 @@ class _Call:
             self.buffers.tables, Blocks(blocks), lengths, self.limit
         )
         while scheduler.count or scheduler.queue:
+            self.asked.check()
             old = scheduler.count
             self._compute_prompts(scheduler.admit())
             self._first_tokens(old)

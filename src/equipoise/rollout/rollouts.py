@@ -85,6 +85,10 @@ def concatenate(parts: Sequence[Rollouts]) -> Rollouts:
     )
 
 
+class Stopped(Exception):
+    """Raised by a sampler that was told to stop while it sampled."""
+
+
 class Sampler(Protocol):
     """Samples `n` responses to each prompt (token ids). `keys` name the prompts for seeding:
     row numbers if not given.

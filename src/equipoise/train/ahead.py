@@ -19,7 +19,7 @@ import contextlib
 import dataclasses
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from concurrent.futures import Future, wait
 from typing import Any
 
@@ -28,12 +28,9 @@ from torch import Tensor
 
 from equipoise import policy as models
 from equipoise.config import Config
-from equipoise.kernels.draw import SamplingParams
-from equipoise.kernels.uniform import Key
 from equipoise.policy.chat import Chat
-from equipoise.rollout import PagedSampler, Rollouts, Sampler
+from equipoise.rollout import PagedSampler, Sampler
 from equipoise.rollout import sampler as native_sampler
-from equipoise.rollout.rollouts import Finished
 from equipoise.tasks import Task
 from equipoise.train import ranks
 from equipoise.train.batch import Collector, StepBatch
@@ -44,7 +41,7 @@ from equipoise.train.score import Scorer
 from equipoise.train.update import Updater
 
 LOOK = 1.0  # seconds between two looks at whether the thread still lives
-GOODBYE = 20.0  # seconds that a thread which is told to stop has; it notices at a response's end
+GOODBYE = 60.0  # seconds that a thread which is told to stop has; it waits for verdicts asked for
 
 Seconds = dict[str, float]
 
@@ -61,10 +58,11 @@ def open_batches(
     if not config.rollout.ahead:
         return OnPolicy(Collector(config, policy, sampler, task, scorer, chat))
     snapshot = models.Snapshot(policy)
-    own = _Stoppable(native_sampler(snapshot.policy))
+    stopped = threading.Event()
+    own = native_sampler(snapshot.policy, stopped)
     collector = Collector(config, snapshot.policy, own, task, scorer, chat)
     collector.group = ranks.another_group()
-    return Ahead(collector, snapshot, own, last=config.train.steps)
+    return Ahead(collector, snapshot, stopped, last=config.train.steps)
 
 
 class OnPolicy:
@@ -101,18 +99,23 @@ class OnPolicy:
 
 
 class Ahead:
-    """`last`: the run's last step, after which nothing is sampled.
+    """`stopped`: set, it stops the collector's sampler; `last`: the run's last step, after which
+    nothing is sampled.
 
     position, history: as of the batches taken; the collector's own are the thread's, and further.
     updates: optimizer steps that the copy's weights have seen; None before there are any.
     """
 
     def __init__(
-        self, collector: Collector, snapshot: models.Snapshot, sampler: _Stoppable, last: int
+        self,
+        collector: Collector,
+        snapshot: models.Snapshot,
+        stopped: threading.Event,
+        last: int,
     ) -> None:
         self.collector = collector
         self.snapshot = snapshot
-        self.sampler = sampler
+        self.stopped = stopped
         self.last = last
         self.metrics: dict[str, float] = {}
         self.seconds: Seconds = {}
@@ -148,10 +151,10 @@ class Ahead:
             self._settled(self._pending)
 
     def close(self) -> None:
-        """Tell the thread to stop and give it a while. It is a daemon: one that does not notice
-        ends with the process.
+        """Stop the sampler and wait a while for its thread. It is a daemon: one that hangs in
+        somebody's reward function ends with the process.
         """
-        self.sampler.stopped.set()
+        self.stopped.set()
         if self._thread is not None:
             self._thread.join(GOODBYE)
 
@@ -173,8 +176,9 @@ class Ahead:
     def _divide_memory(self, updater: Updater) -> None:
         config, to_come = updater.config, updater.optimizer.bytes_to_come()
         updater.beside = share_of_sampler(self.snapshot.policy, config.train.memory_cap, to_come)
-        if isinstance(self.sampler.inner, PagedSampler):
-            self.sampler.inner.most = updater.beside
+        sampler = self.collector.sampler
+        if isinstance(sampler, PagedSampler):
+            sampler.most = updater.beside
 
     def _refresh(self, updater: Updater) -> None:
         """Between optimizer steps and while nobody samples, so the weights are of one moment."""
@@ -226,36 +230,6 @@ class Ahead:
         while not wait([pending], LOOK).done:
             if self._thread is None or not self._thread.is_alive():
                 raise RunError("the sampling thread ended without a batch; resume the run")
-
-
-class _Stop(Exception):
-    """Ends a sampling thread whose batch nobody waits for."""
-
-
-class _Stoppable:
-    """A sampler that can be told to stop: it does when the next responses end."""
-
-    def __init__(self, inner: Sampler) -> None:
-        self.inner = inner
-        self.stopped = threading.Event()
-
-    def sample(
-        self,
-        prompts: Sequence[Sequence[int]],
-        n: int,
-        params: SamplingParams,
-        *,
-        keys: Sequence[Key] | None = None,
-        step: int = 0,
-        finished: Finished | None = None,
-    ) -> Rollouts:
-        def heard(rows: list[int], tokens: Tensor, lengths: Tensor) -> None:
-            if self.stopped.is_set():
-                raise _Stop
-            if finished is not None:
-                finished(rows, tokens, lengths)
-
-        return self.inner.sample(prompts, n, params, keys=keys, step=step, finished=heard)
 
 
 def _rewind(collector: Collector, state: dict[str, Any]) -> None:
