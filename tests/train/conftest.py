@@ -4,12 +4,14 @@ import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 import torch
 
 from equipoise.train import Trainer
 
+from . import fork_server
 from .tiny import make_model, overrides, settings
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -25,21 +27,57 @@ class Ended:
     stderr: str
 
 
+class Forked:
+    """fork_server.py as a child of this process, in place of one that imports everything again."""
+
+    def __init__(self) -> None:
+        (theirs, to), (back, theirs_back) = os.pipe(), os.pipe()
+        self.pid = os.fork()
+        if self.pid == 0:
+            for end in (to, back):
+                os.close(end)
+            self._serve(theirs, theirs_back)
+        for end in (theirs, theirs_back):
+            os.close(end)
+        self.stdin, self.stdout = os.fdopen(to, "w"), os.fdopen(back)
+
+    @staticmethod
+    def _serve(requests: int, answers: int) -> NoReturn:
+        try:
+            os.chdir(ROOT)
+            os.environ.update(ENVIRONMENT)
+            with os.fdopen(requests) as asked, os.fdopen(answers, "w") as answered:
+                fork_server.serve(asked, answered)
+        finally:
+            os._exit(0)  # what the tests' process would do at its end is not ours to do
+
+    def wait(self) -> None:
+        os.waitpid(self.pid, 0)
+
+
+def spawned() -> subprocess.Popen:
+    program = [sys.executable, "-m", "tests.train.fork_server"]
+    return subprocess.Popen(
+        program, cwd=ROOT, env=ENVIRONMENT, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+
+
+STARTED = pytest.StashKey[Forked]()
+
+
+def pytest_collection_finish(session) -> None:
+    needed = any("server" in getattr(item, "fixturenames", ()) for item in session.items)
+    if needed and not torch.cuda.is_available() and not session.config.option.collectonly:
+        session.config.stash[STARTED] = Forked()
+
+
 class Server:
     """The test's end of fork_server.py."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder, self.started = folder, 0
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "tests.train.fork_server"], cwd=ROOT, env=ENVIRONMENT, text=True,
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-        )  # fmt: skip
-        self._ready = False
+    def __init__(self, folder: Path, process: Forked | subprocess.Popen) -> None:
+        self.folder, self.started, self.process = folder, 0, process
 
     def _ask(self, request: dict):
-        if not self._ready:
-            assert self.process.stdout.readline() == "ready\n"
-            self._ready = True
         self.process.stdin.write(json.dumps(request) + "\n")
         self.process.stdin.flush()
         return json.loads(self.process.stdout.readline())
@@ -86,8 +124,8 @@ class Child:
 
 
 @pytest.fixture(scope="session")
-def server(tmp_path_factory):
-    server = Server(tmp_path_factory.mktemp("server"))
+def server(tmp_path_factory, pytestconfig):
+    server = Server(tmp_path_factory.mktemp("server"), pytestconfig.stash.get(STARTED, None) or spawned())
     yield server
     server.close()
 

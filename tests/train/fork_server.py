@@ -1,12 +1,14 @@
 """A process that has imported everything once and forks a child per command, so that a test pays for the run alone.
 
-A request is a line of JSON on stdin: {"start": arguments, "environment", "out", …} answers with a pid,
+It is itself forked from the process of the tests (conftest.py), when that has collected them: all is imported, and no
+test has started a thread. A request is a line of JSON: {"start": arguments, "environment", "out", …} answers with a pid,
 {"wait": pid, "timeout": seconds} with the exit status, or null when time is up. `die_at` = k has the child SIGKILL
 itself at its k-th operation on the disk that makes, renames, syncs or removes something. `torchrun` are arguments for
 torchrun, which is then given the command to start.
 """
 
 import contextlib
+import io
 import json
 import os
 import signal
@@ -15,6 +17,7 @@ import tempfile
 import time
 import traceback
 from pathlib import Path
+from typing import TextIO
 
 import torch
 
@@ -84,17 +87,20 @@ def wait(pid: int, timeout: float) -> int | None:
 
 def warm_up() -> None:
     """One step, so that the children inherit what is imported and initialised on first use."""
-    with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(None):
+    quiet = contextlib.redirect_stdout(None), contextlib.redirect_stderr(io.StringIO())  # progress bars
+    with tempfile.TemporaryDirectory() as folder, quiet[0], quiet[1]:
         model = make_model(Path(folder) / "model")
         Trainer(settings(model, Path(folder) / "run", train__steps=1, log__terminal=False)).run()
 
 
-def main() -> None:
+def serve(requests: TextIO, answers: TextIO) -> None:
+    """Until no more requests can come."""
     torch.set_num_threads(1)
-    warm_up()
-    print("ready", flush=True)
-    alive = set()
-    for line in sys.stdin:
+    alive, warm = set(), False
+    for line in requests:
+        if not warm:
+            warm_up()
+            warm = True
         request = json.loads(line)
         if "start" in request:
             answer = os.fork()
@@ -105,10 +111,10 @@ def main() -> None:
             answer = wait(request["wait"], request["timeout"])
             if answer is not None:
                 alive.discard(request["wait"])
-        print(json.dumps(answer), flush=True)
+        print(json.dumps(answer), file=answers, flush=True)
     for pid in alive:  # the test that started them has failed
         os.kill(pid, signal.SIGKILL)
 
 
 if __name__ == "__main__":
-    main()
+    serve(sys.stdin, sys.stdout)
