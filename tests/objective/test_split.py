@@ -50,7 +50,7 @@ def build(preset: str, aggregation: str, difficulty: str) -> eq.Objective:
 
 
 @pytest.mark.parametrize(("preset", "aggregation", "difficulty"), STACKS)
-@settings(max_examples=4, deadline=None)
+@settings(max_examples=3, deadline=None)
 @given(seed=st.integers(0, 2**32 - 1), double=st.booleans())
 def test_any_split_gives_the_same_gradient(preset, aggregation, difficulty, seed, double):
     case = draw(seed, torch.float64 if double else torch.float32)
@@ -64,7 +64,7 @@ def test_any_split_gives_the_same_gradient(preset, aggregation, difficulty, seed
 
 
 @pytest.mark.parametrize(("preset", "aggregation", "difficulty"), STACKS)
-@settings(max_examples=3, deadline=None)
+@settings(max_examples=2, deadline=None)
 @given(seed=st.integers(0, 2**32 - 1))
 def test_order_and_names_do_not_matter(preset, aggregation, difficulty, seed):
     case = draw(seed)

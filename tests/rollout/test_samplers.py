@@ -21,11 +21,11 @@ from tests.policy import tiny_models
 
 KINDS = list(tiny_models.LLAMA_LIKE)
 PARAMS = {
-    "plain": SamplingParams(max_tokens=24, seed=1),
-    "cool": SamplingParams(max_tokens=24, temperature=0.7, seed=2),
-    "truncated": SamplingParams(max_tokens=24, top_k=20, top_p=0.9, temperature=1.2, seed=3),
+    "plain": SamplingParams(max_tokens=16, seed=1),
+    "cool": SamplingParams(max_tokens=16, temperature=0.7, seed=2),
+    "truncated": SamplingParams(max_tokens=16, top_k=20, top_p=0.9, temperature=1.2, seed=3),
     "min-p": SamplingParams(max_tokens=20, min_p=0.7, seed=5),
-    "alike": SamplingParams(max_tokens=24, temperature=0.2, seed=6),
+    "alike": SamplingParams(max_tokens=16, temperature=0.2, seed=6),
     "stops": SamplingParams(max_tokens=24, stop=("a", "12", "é\n"), seed=4),
     "greedy": SamplingParams(max_tokens=12, temperature=0.0),
     "one token": SamplingParams(max_tokens=1),

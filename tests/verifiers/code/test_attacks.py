@@ -23,7 +23,7 @@ SMALL = sandbox.Limits(
     disk_bytes=4 << 20,
     files=200,
 )
-BRIEF = replace(SMALL, seconds=0.7, total_seconds=3)
+BRIEF = replace(SMALL, seconds=0.4, total_seconds=2)
 
 # Sums of numbers nobody would guess, so that only who adds gets them right.
 NUMBERS = [(918273, 645546), (-77, 1299721), (31337, 271828)]
@@ -454,10 +454,9 @@ fs = [open('/dev/null') for _ in range(10 ** 4)]
 
 @pytest.mark.parametrize("bomb", BOMBS)
 def test_a_bomb_is_a_limit_or_a_timeout(bomb):
-    verdict = judge(BOMBS[bomb], PROGRAMS, replace(BRIEF, seconds=4, total_seconds=4))
-    assert verdict.kind in ("limit", "timeout"), verdict.reason
-    if bomb != "fork, going on":
-        assert verdict.kind == "limit", verdict.reason
+    going_on = bomb == "fork, going on"
+    verdict = judge(BOMBS[bomb], PROGRAMS, replace(BRIEF, seconds=1 if going_on else 10, total_seconds=10))
+    assert verdict.kind in (("limit", "timeout") if going_on else ("limit",)), verdict.reason
 
 
 FUNCTION_BOMBS = named(
@@ -492,7 +491,7 @@ def add(a, b):
 @pytest.mark.parametrize("tests", ["calls", "asserts"])
 @pytest.mark.parametrize("bomb", FUNCTION_BOMBS)
 def test_a_bomb_in_a_function_is_a_limit(bomb, tests):
-    verdict = judge(FUNCTION_BOMBS[bomb], TESTS[tests], replace(BRIEF, seconds=4, total_seconds=4))
+    verdict = judge(FUNCTION_BOMBS[bomb], TESTS[tests], replace(BRIEF, seconds=10, total_seconds=10))
     assert verdict.kind == "limit", verdict.reason
 
 

@@ -74,9 +74,10 @@ SETS = {
     "MATH-500": math500,
 }
 FEW = {"generated": 14, "GSM8K test": 5, "GSM8K train": 5, "MATH-500": 5}
+SOME_SETS = [pytest.param(name, marks=pytest.mark.long if name == "GSM8K train" else ()) for name in SETS]
 
 
-@pytest.mark.parametrize("name", SETS)
+@pytest.mark.parametrize("name", SOME_SETS)
 def test_nothing_wrong_or_undone_is_accepted(name):
     """A slice: the slow test below takes every case."""
     tried, failed = failures(SETS[name]()[: FEW[name]], enumerated.to_refuse, accepts=False, step=211)
@@ -84,7 +85,7 @@ def test_nothing_wrong_or_undone_is_accepted(name):
     assert len(tried) == 9
 
 
-@pytest.mark.parametrize("name", SETS)
+@pytest.mark.parametrize("name", SOME_SETS)
 def test_every_honest_form_is_accepted(name):
     _, failed = failures(SETS[name]()[: FEW[name]], enumerated.honest, accepts=True, step=23)
     assert not failed, failed[:20]

@@ -63,6 +63,12 @@ def test_results_come_in_the_order_of_the_jobs_at_any_concurrency():
         assert [(o.kind, o.reason) for o in outcomes] == expected
 
 
+@pytest.fixture(scope="module")
+def one_worker():
+    with Pool(f"{JOBS}:misbehave", workers=1, quiet=True) as p:
+        yield p
+
+
 @pytest.mark.parametrize(
     ("how", "kind", "words"),
     [
@@ -81,15 +87,14 @@ def test_results_come_in_the_order_of_the_jobs_at_any_concurrency():
         ("surrogate", "wrong", "\ud800\x00"),
     ],
 )
-def test_a_job_that_misbehaves_is_a_verdict_and_the_next_one_is_fine(how, kind, words):
+def test_a_job_that_misbehaves_is_a_verdict_and_the_next_one_is_fine(one_worker, how, kind, words):
     patience = 0.3 if kind == "timeout" else 60
-    with Pool(f"{JOBS}:misbehave", workers=1, quiet=True) as p:
-        mark = f"left-behind-by-{os.getpid()}"
-        before, asked, after = (
-            p.submit(x, mark, seconds=seconds) for x, seconds in (("fine", 60), (how, patience), ("fine", 60))
-        )
-        verdict = asked.result(timeout=300)
-        assert (before.result(), after.result(timeout=300)) == (0.5, 0.5)
+    mark = f"left-behind-by-{os.getpid()}"
+    before, asked, after = (
+        one_worker.submit(x, mark, seconds=seconds) for x, seconds in (("fine", 60), (how, patience), ("fine", 60))
+    )
+    verdict = asked.result(timeout=300)
+    assert (before.result(), after.result(timeout=300)) == (0.5, 0.5)
     assert verdict.kind == kind
     assert words in verdict.reason
     assert len(verdict.reason) < 5000
