@@ -93,8 +93,8 @@ class Trainer:
         )
         config = self.given.config
         self.callbacks = Callbacks(callbacks)
-        ranks.start()
         check_processes(config)
+        ranks.start()
         if config.train.threads:
             torch.set_num_threads(config.train.threads)
         # LoRA adapters begin at random: alike on all ranks, and after a kill

@@ -24,8 +24,12 @@ PACKAGES = ("torch", "transformers", "tokenizers", "numpy")
 
 
 def check_processes(config: Config) -> None:
-    """Refuse what cannot be shared by the processes that torchrun started."""
-    count = ranks.count()
+    """Refuse what cannot be shared by the processes that torchrun started.
+
+    Each refuses before it has joined the others: one that left them while they join would be what
+    they complain of.
+    """
+    count = ranks.expected()
     if config.rollout.prompts < count:
         raise ConfigError(
             f"rollout.prompts = {config.rollout.prompts}: must be at least one for each of the {count} processes"

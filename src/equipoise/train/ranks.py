@@ -18,9 +18,14 @@ T = TypeVar("T")
 BUCKET = 1 << 23  # entries: 32 MiB
 
 
+def expected() -> int:
+    """How many processes `torchrun` started, also before they have joined."""
+    return int(os.environ.get("WORLD_SIZE", "1"))
+
+
 def start() -> None:
     """Join the other processes, where `torchrun` started several."""
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1 and not dist.is_initialized():
+    if expected() > 1 and not dist.is_initialized():
         cuda = torch.cuda.is_available()
         if cuda:
             torch.cuda.set_device(
