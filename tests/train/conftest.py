@@ -136,13 +136,13 @@ def model(tmp_path_factory):
 
 
 @pytest.fixture
-def train(server, model, tmp_path):
-    """Run `equipoise train` on a tiny configuration as a process of its own: train("--resume", train__steps=3)."""
+def train(equipoise, model, tmp_path):
+    """Run `equipoise train` on a tiny configuration: train("--resume", train__steps=3)."""
     file = tmp_path / "empty.toml"
     file.write_text("")
 
     def run(*flags: str, out: Path = tmp_path / "run", **options) -> Ended:
-        return server.run(["train", str(file), *flags, *overrides(model, out, **options)])
+        return Ended(*equipoise("train", file, *flags, *overrides(model, out, **options)))
 
     return run
 

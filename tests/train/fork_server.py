@@ -1,8 +1,8 @@
 """A process that has imported everything once and forks a child per command, so that a test pays for the run alone.
 
 It is itself forked from the process of the tests (conftest.py), when that has collected them: all is imported, and no
-test has started a thread. A request is a line of JSON: {"start": arguments, "environment", "out", …} answers with a pid,
-{"wait": pid, "timeout": seconds} with the exit status, or null when time is up. `die_at` = k has the child SIGKILL
+test has started a thread. A request is a line of JSON: {"start": arguments, "environment", "out", …} answers with a
+pid, {"wait": pid, "timeout": seconds} with the exit status, or null when time is up. `die_at` = k has the child SIGKILL
 itself at its k-th operation on the disk that makes, renames, syncs or removes something. `torchrun` are arguments for
 torchrun, which is then given the command to start.
 """

@@ -221,37 +221,48 @@ def wait_for(condition, patience: float = 900.0):
         time.sleep(0.005)
 
 
-NINE = {"train__steps": 9, "train__checkpoint_every": 100, "eval__every": 4, "objective__difficulty": "hadw"}
+FIVE = {"train__steps": 5, "train__checkpoint_every": 100, "eval__every": 2, "objective__difficulty": "hadw"}
+# A reward that makes the run whose log lies beside it (`held`) wait in its third step until that is taken away.
+HELD = """
+import time
+from pathlib import Path
+held = Path(__file__).with_name("held")
+def ones(prompt, response, row):
+    while held.exists() and held.read_bytes().count(b"\\n") == 2:
+        time.sleep(0.005)
+    return response.count("1") / max(len(response), 1)
+"""
 
 
 @pytest.fixture(scope="module")
-def nine_steps(server, model, tmp_path_factory):
-    """What an undisturbed run leaves."""
-    folder = tmp_path_factory.mktemp("nine")
-    (folder / "empty.toml").touch()
-    ended = server.run(["train", str(folder / "empty.toml"), *overrides(model, folder / "run", **NINE)])
-    assert ended.code == 0, ended.stderr
-    return outcome(folder / "run")
+def five_steps(model, tmp_path_factory):
+    """The options, and what an undisturbed run leaves."""
+    folder = tmp_path_factory.mktemp("five")
+    (folder / "reward.py").write_text(HELD)
+    options = FIVE | {"reward__functions": [f"{folder}/reward.py:ones"]}
+    Trainer(settings(model, folder / "run", log__terminal=False, **options)).run()
+    return folder, options, outcome(folder / "run")
 
 
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
-def test_ctrl_c_finishes_the_step_and_says_how_to_go_on(server, nine_steps, model, tmp_path, signum):
+def test_ctrl_c_finishes_the_step_and_says_how_to_go_on(server, five_steps, model, tmp_path, signum):
     out = tmp_path / "run"
     (tmp_path / "empty.toml").touch()
-    child = server.start(["train", str(tmp_path / "empty.toml"), *overrides(model, out, **NINE)])
+    folder, options, undisturbed = five_steps
+    (folder / "held").symlink_to(RunFolder(out).metrics)
+    child = server.start(["train", str(tmp_path / "empty.toml"), *overrides(model, out, **options)])
     wait_for(lambda: len(metrics(out)) >= 2)
     child.kill(signum)
+    (folder / "held").unlink()
     ended = child.end()
-    steps = [r["step"] for r in metrics(out)]
     assert ended.code == 130
-    assert steps == list(range(1, len(steps) + 1))
-    assert 2 <= len(steps) < 9
-    assert checkpoint.steps(RunFolder(out).checkpoints) == [len(steps)]
+    assert [r["step"] for r in metrics(out)] == [1, 2, 3]
+    assert checkpoint.steps(RunFolder(out).checkpoints) == [3]
     command = f"equipoise train {out} --resume"
-    assert ended.stderr == f"equipoise: stopped after step {len(steps)}; go on with: {command}\n"
+    assert ended.stderr == f"equipoise: stopped after step 3; go on with: {command}\n"
     resumed = server.run(command.split()[1:])
     assert resumed.code == 0, resumed.stderr
-    assert outcome(out) == nine_steps
+    assert outcome(out) == undisturbed
 
 
 def test_an_impatient_second_ctrl_c_stops_at_once(server, model, tmp_path):

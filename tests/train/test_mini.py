@@ -122,7 +122,7 @@ def test_the_sequence_of_optimizer_steps_is_that_of_plain_loops(trainer, model, 
 @pytest.mark.parametrize("name", OBJECTIVES)
 def test_any_split_of_a_mini_batch_takes_the_same_steps(trainer, model, name):
     found = []
-    for micro in (0, 1, 3) if name == "truncated" else (0, 3):
+    for micro in (0, 1) if name == "truncated" else (0, 3):
         t = trainer(**MINI | OBJECTIVES[name] | {"rollout__exact": True, "train__micro_batch": micro})
         batch = t.collector.collect(1)
         tokens = batch.rollouts.tokens if name == "prefix" else None

@@ -14,7 +14,7 @@ from equipoise.config import TrainConfig
 from equipoise.train import ConfigError, RunError, Trainer, planner
 from equipoise.train.micro import cuts
 
-from .test_split import MARKED_OBJECTIVES, OBJECTIVES, ROUNDING, SPLIT, assert_same_curve, distance, weights
+from .test_split import OBJECTIVES, ROUNDING, SPLIT, assert_same_curve, distance, weights
 from .tiny import settings
 
 GROUPS = st.lists(
@@ -77,7 +77,13 @@ def fewest_and_most_even(group, prompt, length, tokens, whole):
     return best[0]
 
 
-@pytest.mark.parametrize("name", MARKED_OBJECTIVES)
+# two whole runs each: by default those whose groups may be cut and may not be
+BUDGETED = [
+    pytest.param(name, marks=() if name in ("dapo+balanced+hadw", "dfpo") else pytest.mark.long) for name in OBJECTIVES
+]
+
+
+@pytest.mark.parametrize("name", BUDGETED)
 def test_a_budget_of_tokens_changes_nothing(model, tmp_path, name):
     for tokens in (0, 40):
         options = SPLIT | OBJECTIVES[name] | {"log__terminal": False, "train__micro_tokens": tokens}
@@ -116,7 +122,7 @@ class Limited:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")
 
 
-@pytest.mark.parametrize("in_backward", [False, True])
+@pytest.mark.parametrize("in_backward", [pytest.param(False, marks=pytest.mark.long), True])
 def test_memory_that_runs_out_halves_the_passes_and_changes_nothing(model, tmp_path, monkeypatch, in_backward):
     options = SPLIT | OBJECTIVES["dapo+balanced+hadw"] | {"log__terminal": False}
     Trainer(settings(model, tmp_path / "whole", **options)).run()

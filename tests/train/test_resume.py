@@ -60,7 +60,9 @@ def scene(out) -> str:
     return "between a step's line and its checkpoint" if whole_lines(out) > (kept[-1] if kept else 0) else "in a step"
 
 
-def kill_and_resume(server, model, out, file, kills: int, draw: random.Random, least: int = 0, **options) -> Counter:
+def kill_and_resume(
+    server, model, out, file, kills: int, draw: random.Random, *, least: int = 0, pause: float = 0.25, **options
+) -> Counter:
     """SIGKILL the run `kills` times, each after `least` to 2 more steps and a random while; then let it end."""
     scenes: Counter = Counter()
     while sum(scenes.values()) < kills:
@@ -68,7 +70,7 @@ def kill_and_resume(server, model, out, file, kills: int, draw: random.Random, l
         target, deadline = whole_lines(out) + draw.randint(least, 2), time.monotonic() + 900
         while child.wait(0.003) is None and whole_lines(out) < target and time.monotonic() < deadline:
             pass
-        if child.wait(draw.uniform(0.0, 0.25)) is not None:
+        if child.wait(draw.uniform(0.0, pause)) is not None:
             assert child.code == 0, child.end()
             break
         child.kill(signal.SIGKILL)
@@ -79,19 +81,29 @@ def kill_and_resume(server, model, out, file, kills: int, draw: random.Random, l
     return scenes
 
 
+def killed_run(server, model, folder, file, kills: int, draw: random.Random, **options) -> Path:
+    """One that was killed so often: the first, unless that was done before on a machine where this process waited."""
+    for attempt in range(20):
+        out = folder / f"killed-{attempt}"
+        scenes = kill_and_resume(server, model, out, file, kills, draw, least=1, pause=0.1, **options)
+        if sum(scenes.values()) == kills:
+            break
+    assert sum(scenes.values()) == kills
+    return out
+
+
 def no_leftovers(out) -> bool:
     hidden = {p.name for p in RunFolder(out).path.rglob("*") if p.name.startswith(".")}
     return hidden <= {".lock"}
 
 
 def test_two_kills_change_nothing(server, model, tmp_path):
-    whole, out, file = tmp_path / "whole", tmp_path / "run", tmp_path / "empty.toml"
-    options = STATEFUL | {"train__steps": 8}
+    whole, file = tmp_path / "whole", tmp_path / "empty.toml"
+    options = STATEFUL | {"train__steps": 6}
     assert server.run(command(model, whole, file, **options)).code == 0
-    scenes = kill_and_resume(server, model, out, file, 2, random.Random(1), least=1, **options)
-    assert sum(scenes.values()) == 2
+    out = killed_run(server, model, tmp_path, file, 2, random.Random(1), **options)
     assert outcome(out) == outcome(whole)
-    assert [r["step"] for r in metrics(out)] == list(range(1, 9))
+    assert [r["step"] for r in metrics(out)] == list(range(1, 7))
     assert no_leftovers(out)
 
 

@@ -74,8 +74,9 @@ def test_a_batch_of_nothing_but_truncated_responses_moves_nothing(trainer):
 
 
 def test_several_updates_move_the_ratios(run, tmp_path):
-    one, three = run("one"), run("three", train__updates=3)
-    assert (one.updater.updates, three.updater.updates) == (6, 18)
+    short = {"train__steps": 2, "eval__every": 0}
+    one, three = run("one", **short), run("three", train__updates=3, **short)
+    assert (one.updater.updates, three.updater.updates) == (2, 6)
     first = metrics(tmp_path / "three")
     assert all(abs(r["ratio/mean"] - 1) < 1e-5 and r["approx_kl"] < 1e-6 for r in first)  # metrics are the first's
     assert all(r["approx_kl/last_update"] > 1e-5 for r in first)
@@ -83,7 +84,7 @@ def test_several_updates_move_the_ratios(run, tmp_path):
 
 
 def test_clipping_stops_updates_that_went_far_enough(run, tmp_path):
-    far = {"train__updates": 8, "optim__lr": 0.05, "optim__warmup": 0}
+    far = {"train__updates": 8, "optim__lr": 0.05, "optim__warmup": 0, "train__steps": 1, "eval__every": 0}
     run("narrow", **far, objective__surrogate={"low": 0.01, "high": 0.01})
     run("wide", **far, objective__surrogate={"low": 1.0, "high": 50.0})
     narrow, wide = (metrics(tmp_path / n)[0] for n in ("narrow", "wide"))
@@ -93,7 +94,8 @@ def test_clipping_stops_updates_that_went_far_enough(run, tmp_path):
 
 
 def test_the_kl_holds_the_policy_to_where_it_began(run, tmp_path, model):
-    slack, tight = run("slack", objective__kl=1e-6, train__steps=8), run("tight", objective__kl=10.0, train__steps=8)
+    few = {"train__steps": 8, "eval__every": 0}
+    slack, tight = run("slack", objective__kl=1e-6, **few), run("tight", objective__kl=10.0, **few)
     start = models.load(model).model.state_dict()
     for t in (slack, tight):
         assert all(torch.equal(v, start[k]) for k, v in t.updater.reference.model.state_dict().items())
@@ -105,8 +107,8 @@ def test_the_kl_holds_the_policy_to_where_it_began(run, tmp_path, model):
 
 
 def test_the_entropy_bonus_raises_entropy(run, tmp_path):
-    run("plain", train__steps=15)
-    run("bonus", train__steps=15, objective__entropy_bonus=1.0)
+    run("plain", train__steps=10, eval__every=0)
+    run("bonus", train__steps=10, eval__every=0, objective__entropy_bonus=1.0)
     # A step in which nothing pulls on a response has no forward pass, and so no entropy.
     plain, bonus = ([r["entropy"] for r in metrics(tmp_path / n) if "entropy" in r] for n in ("plain", "bonus"))
     assert plain[0] == pytest.approx(bonus[0], abs=0.2)
@@ -137,10 +139,12 @@ def test_the_learning_rate_by_hand():
 
 
 @pytest.mark.parametrize("schedule", ["constant", "linear", "cosine"])
-def test_the_optimizer_uses_the_rate_that_is_logged(run, tmp_path, schedule):
+def test_the_optimizer_uses_the_rate_that_is_logged(run, model, tmp_path, schedule):
     """With momentum off AdamW moves every weight that has a gradient by the rate itself, to its ε."""
-    before = run("start", train__steps=1, optim__lr=0.0).policy.model.state_dict()
-    t = run(train__steps=1, optim__betas=[0.0, 0.0], optim__warmup=2, optim__schedule=schedule, optim__lr=0.5)
+    before = models.load(model).model.state_dict()
+    t = run(
+        train__steps=1, eval__every=0, optim__betas=[0.0, 0.0], optim__warmup=2, optim__schedule=schedule, optim__lr=0.5
+    )
     rate = column(tmp_path / "run", "lr")[0]
     assert rate == 0.25
     moved = [(v - before[k]).abs().max() for k, v in t.policy.model.state_dict().items()]
@@ -148,13 +152,14 @@ def test_the_optimizer_uses_the_rate_that_is_logged(run, tmp_path, schedule):
 
 
 def test_the_gradient_is_clipped_to_its_norm(run, tmp_path):
-    free = run("free", train__steps=1, optim__clip_norm=0.0)
+    one = {"train__steps": 1, "eval__every": 0}
+    free = run("free", **one, optim__clip_norm=0.0)
     norm = column(tmp_path / "free", "grad_norm")[0]
     assert float(average(free).norm()) == pytest.approx(0.1 * norm, rel=1e-5)
-    clipped = run("clipped", train__steps=1, optim__clip_norm=norm / 3)
+    clipped = run("clipped", **one, optim__clip_norm=norm / 3)
     assert column(tmp_path / "clipped", "grad_norm")[0] == pytest.approx(norm, rel=1e-6)  # logged as it was
     assert float(average(clipped).norm()) == pytest.approx(0.1 * norm / 3, rel=1e-4)
-    wide = run("wide", train__steps=1, optim__clip_norm=norm * 3)
+    wide = run("wide", **one, optim__clip_norm=norm * 3)
     assert torch.equal(average(wide), average(free))
 
 
