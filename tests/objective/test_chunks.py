@@ -75,6 +75,19 @@ def test_chunks_change_no_number(preset, knobs, seed, size, broken):
     assert cut.metrics.keys() == whole.metrics.keys()
 
 
+def test_every_chunk_may_hold_tokens_that_are_not_finite(monkeypatch):
+    case = joined([0, 1, 2])
+    case.old[::2] = torch.nan
+    objective = eq.Objective(kl=0.1)
+    credit, drift = case.assign(objective), torch.full_like(case.old, 0.2)
+    whole, gradient = everything(objective, case, credit, drift)
+    monkeypatch.setattr(chunks, "CHUNK", 7)
+    cut, cut_gradient = everything(objective, case, credit, drift)
+    assert gradient[1::2].count_nonzero()
+    assert relative(gradient, cut_gradient) <= 1e-12
+    torch.testing.assert_close(cut.stats.kl, whole.stats.kl)
+
+
 def test_a_long_call_is_really_cut(monkeypatch):
     """And a surrogate that weighs whole responses, or groups, has whole ones."""
     case = joined(list(range(8)))

@@ -67,7 +67,7 @@ class Nodes:
         mixed = mix_signed(tokens) * powers
         total = mixed.cumsum(0)
         before = torch.cat([total.new_zeros(1), total])[lengths.cumsum(0) - lengths]
-        place = groups.index[response] * len(tokens) + position  # of a group: no two are one number
+        place = mix_signed(groups.index)[response] ^ position  # the same prefix elsewhere is another
         key = mix_signed((total - before[response]) ^ mix_signed(place))
         order = torch.argsort(key)
         ordered = key[order]

@@ -107,8 +107,7 @@ def _newton(v: Tensor, s: Tensor, t: Tensor, groups: Groups) -> tuple[Tensor, Te
     active = (v > 0).to(v.dtype)
     rows = torch.stack([s * v, s * v * t, active, active * t, active * t**2])
     push, pull, h00, h01, h11 = _sums(rows, groups).unbind()
-    ridge = 1e-13 * (h00 + h11).clamp(min=1e-300)  # one length alone leaves β free
-    h00, h11 = h00 + ridge, h11 + ridge
+    h11 = h11 + 1e-13 * (h00 + h11)  # one length alone leaves β free
     determinant = h00 * h11 - h01**2
     safe = torch.where(determinant > 0, determinant, 1.0)
     return (h11 * push - h01 * pull) / safe, (h00 * pull - h01 * push) / safe
