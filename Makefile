@@ -140,7 +140,7 @@ typecheck: $(DEV)  ## mypy --strict over all of src
 
 coverage: $(DEV) $(ISOLATION)  ## lines the default tests run: objective, theory, verifiers at least 95 %, the rest 85
 	$(BIN)/python -m coverage erase
-	$(BIN)/python -m coverage run -m pytest -m "not slow"
+	OMP_NUM_THREADS=1 $(BIN)/python -m coverage run -m pytest
 	$(BIN)/python -m coverage combine --quiet
 	$(BIN)/python -m coverage json --quiet -o coverage.json
 	$(BIN)/python scripts/coverage_floors.py coverage.json

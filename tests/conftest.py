@@ -8,6 +8,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from equipoise import cli
+from equipoise.verifiers.workers.process_pool import Pool
 from tests.hub_server import hub_asked, hub_nowhere  # noqa: F401
 
 # A loaded machine is no reason to fail.
@@ -29,6 +30,21 @@ gc.disable()
 def pytest_collection_finish():
     gc.freeze()
     gc.enable()
+
+
+def count_workers(file):
+    """Under coverage.py: have the verifiers' workers count their lines (counted.py), in files named like this one."""
+    plain = Pool.__init__
+
+    def counted(self, target, *, preload=(), environment=None, **options):
+        environment = {**(os.environ if environment is None else environment), "EQUIPOISE_COUNTS": file}
+        plain(self, target, preload=(*preload, "tests.counted"), environment=environment, **options)
+
+    Pool.__init__ = counted
+
+
+if "COVERAGE_RUN" in os.environ:
+    count_workers(os.path.abspath(os.environ.get("COVERAGE_FILE", ".coverage")))
 
 
 def pytest_collection_modifyitems(items):

@@ -2,10 +2,14 @@
 
 import ast
 import json
+from pathlib import Path
 
 import pytest
 
+from equipoise.verifiers.workers.process_pool import Pool
 from scripts import coverage_floors, mutation
+
+from .conftest import count_workers
 
 
 def summary(covered, lines):
@@ -107,6 +111,21 @@ def test_a_mutant_that_does_not_end_is_a_timeout(tmp_path):
     test.write_text("from counting import count\ndef test_it():\n    assert count(3) == 0\n")
     number = [mutation.describe(path.read_text(), k)[1] for k in range(4)].index("n - 1  →  n + 1")
     assert mutation.verdict("counting", path, number, [str(test)], 2, tmp_path) == "timeout"
+
+
+def test_lines_of_a_worker_without_rights_count(tmp_path, monkeypatch):
+    """It may write no file and ends by SIGKILL; what it ran is in the data all the same."""
+    coverage = pytest.importorskip("coverage")
+    monkeypatch.setattr(Pool, "__init__", Pool.__init__)  # put back afterwards
+    count_workers(str(tmp_path / "counts"))
+    rights = "equipoise.verifiers.workers.confine:give_up_rights"
+    with Pool("equipoise.verifiers.grade:math_job", workers=1, confine=rights, quiet=True) as pool:
+        assert pool.submit("1/2", "0.5", "boxed", seconds=60.0).result().kind == "correct"
+    (found,) = tmp_path.glob("counts.*")
+    data = coverage.CoverageData(str(found))
+    data.read()
+    counted = {Path(file).name for file in data.measured_files()}
+    assert {"confine.py", "grade.py", "symbolic.py"} <= counted
 
 
 def test_the_sample_is_the_same_every_time(tmp_path, capsys):
