@@ -5,10 +5,10 @@
 
 Whole runs of `rollout.ahead` 0 and 1 in turn, in one process: the same shape with random weights, the same prompts and
 the same lengths, which are lognormal and as wide as papers' (`--cv`): a response is cut where its length says. Rewards
-are the verifier's and the flip of a coin, so that every group teaches. The first steps are left out: they compile, and
-the first batch of a run is never sampled beside anything. `bound` is what could be gained at most if the two did not
-slow each other down: the step against the same without its shorter part. Every run is ended after `--limit` seconds,
-which is then its result; the file is written anew after each.
+are the verifier's and the flip of a coin, so that every group teaches. The first steps are left out, because they
+compile and the first batch is sampled beside nothing, and the last one, which trains beside nothing. `bound` is what
+could be gained at most if the two did not slow each other down: the step against the same without its shorter part.
+Every run is ended after `--limit` seconds, which is then its result; the file is written anew after each.
 """
 
 from __future__ import annotations
@@ -41,7 +41,8 @@ from equipoise.train import Config, Trainer, read_lines
 from equipoise.train.score import Scores
 
 PARTS = ("rollout", "reward", "wait", "assign", "train", "log", "step")
-WARM = 2  # steps that are left out
+WARM = 2  # first steps that are left out
+LAST = 1  # last steps likewise
 TOY = "abacus"
 PROMPT = 100  # tokens
 GIB = 2**30
@@ -82,7 +83,7 @@ def prepared(options: argparse.Namespace, folder: Path) -> Callable[[int, int], 
     data = folder / "prompts.jsonl"
     if options.model != TOY:
         shapes.save(options.model, folder / "model", "cuda" if cuda else "cpu")
-        count = options.prompts * (options.steps + WARM)
+        count = options.prompts * (options.steps + WARM + LAST)
         rows = [{"problem": text, "answer": "1"} for text in shapes.prompts(count, PROMPT)]
         data.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
@@ -95,7 +96,7 @@ def prepared(options: argparse.Namespace, folder: Path) -> Callable[[int, int], 
         c.rollout.prompts, c.rollout.group_size = options.prompts, options.group
         c.rollout.max_tokens, c.rollout.ahead = options.longest, ahead
         c.objective.preset, c.optim.lr = "dapo", 1e-6
-        c.train.steps, c.train.checkpoint_every = options.steps + WARM, 10**6
+        c.train.steps, c.train.checkpoint_every = WARM + options.steps + LAST, 10**6
         c.train.out = str(folder / f"run-{turn}-{ahead}")
         c.eval.every, c.log.rollouts_every, c.log.terminal = 0, 0, False
         return c
@@ -128,7 +129,7 @@ def measured(config: Config, asked: Callable[..., Request]) -> Callable[[], dict
                 torch.cuda.reset_peak_memory_stats()
             trainer.run()
         peak = torch.cuda.max_memory_allocated() / GIB if torch.cuda.is_available() else None
-        return figures(read_lines(trainer.folder.metrics)[WARM:]) | {"peak_gib": peak}
+        return figures(read_lines(trainer.folder.metrics)[WARM:-LAST]) | {"peak_gib": peak}
 
     return run
 

@@ -11,7 +11,7 @@ import torch
 
 from equipoise import policy as models
 from equipoise.config import ConfigError
-from equipoise.rollout import NativeSampler
+from equipoise.rollout import sampler
 from equipoise.train import RunError, RunFolder, Trainer, ahead, update
 from equipoise.train.journal import Journal
 from equipoise.train.update import Updater
@@ -22,6 +22,10 @@ from .tiny import column, last_checkpoint, metrics, outcome, overrides, settings
 
 AHEAD = {"rollout__ahead": 1}
 EVERY = {"train__checkpoint_every": 1, "train__keep": 100, "eval__every": 0}
+
+
+NEEDS_CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+DEVICES = ["cpu", pytest.param("cuda", marks=NEEDS_CUDA)]
 
 
 @pytest.fixture
@@ -41,8 +45,9 @@ def same_draws(a, b) -> bool:
     return torch.equal(a.tokens, b.tokens) and torch.equal(a.logprobs, b.logprobs) and a.finish == b.finish
 
 
-def test_without_updates_the_draws_are_those_of_a_plain_run(run, logged):
-    options = EVERY | {"optim__lr": 0.0, "train__steps": 4, "rollout__top_p": 0.9}
+@pytest.mark.parametrize("device", DEVICES)
+def test_without_updates_the_draws_are_those_of_a_plain_run(run, logged, device):
+    options = EVERY | {"optim__lr": 0.0, "train__steps": 4, "rollout__top_p": 0.9, "model__device": device}
     run("plain", **options)
     plain = dict(logged)
     run("ahead", **options, **AHEAD)
@@ -58,10 +63,12 @@ def test_without_updates_the_draws_are_those_of_a_plain_run(run, logged):
     [
         {},
         {"model__lora_rank": 2},
+        pytest.param({"model__device": "cuda"}, marks=NEEDS_CUDA),
+        pytest.param({"model__device": "cuda", "model__lora_rank": 2}, marks=NEEDS_CUDA),
         pytest.param({"train__mini_batch": 2, "train__updates": 2}, marks=pytest.mark.long),
         pytest.param({"model__dtype": "bfloat16", "rollout__top_p": 0.9}, marks=pytest.mark.long),
     ],
-    ids=["full", "adapter", "mini-batches", "bfloat16"],
+    ids=["full", "adapter", "cuda", "cuda-adapter", "mini-batches", "bfloat16"],
 )
 def test_a_batch_is_drawn_with_the_weights_from_before_the_last_step(run, logged, model, more):
     """Step k+1 trains what a plain sampler draws with the checkpoint of step k−1, to the bit."""
@@ -76,13 +83,14 @@ def test_a_batch_is_drawn_with_the_weights_from_before_the_last_step(run, logged
             models.restore(policy, place / f"step-{before}")
         else:
             torch.manual_seed(0)
-            policy = models.load(model, dtype=policy.dtype, lora=models.Lora(2) if policy.has_adapter else None)
+            lora = models.Lora(2) if policy.has_adapter else None
+            policy = models.load(model, dtype=policy.dtype, device=policy.device, lora=lora)
         batch = logged[step].rollouts
         keys = range(4 * (step - 1), 4 * step)
-        drawn = NativeSampler(policy).sample(batch.prompts, 4, t.collector.params, keys=keys, step=step)
+        drawn = sampler(policy).sample(batch.prompts, 4, t.collector.params, keys=keys, step=step)
         assert same_draws(batch, drawn), step
         models.restore(policy, place / f"step-{step - 1}")
-        newer = NativeSampler(policy).sample(batch.prompts, 4, t.collector.params, keys=keys, step=step)
+        newer = sampler(policy).sample(batch.prompts, 4, t.collector.params, keys=keys, step=step)
         moved.append(not same_draws(batch, newer))
         policy = t.policy
     assert all(moved)  # one step changes the draws: the test can tell the two apart
@@ -389,6 +397,15 @@ def test_the_plan_leaves_memory_to_the_sampler(trainer, monkeypatch):
     t.run()
     assert t.updater.beside > 0
     assert planned == [(to_come + t.updater.beside, 0)]
+
+
+@NEEDS_CUDA
+def test_the_cache_takes_no_more_than_the_plan_left_it(trainer):
+    t = trainer(**AHEAD, train__steps=3, eval__every=0, model__device="cuda", train__memory="2 GiB")
+    t.run()
+    assert t.collector.sampler.most == t.updater.beside
+    assert 0 < t.updater.beside < 2**30
+    assert t.collector.sampler._memory(next(iter(t.collector.sampler._buffers))) < t.updater.beside
 
 
 @pytest.mark.parametrize(

@@ -285,7 +285,10 @@ def _phi(over_time: dict[int, dict[str, list[Any]]], side: str, which: str) -> F
 
 
 def entropy(runs: Sequence[Run]) -> Panel | None:
-    sentence = "With one update per batch the ratio ρ is 1 up to rounding, and nothing is clipped."
+    sentence = (
+        "With one update per batch the ratio ρ is 1 up to rounding, and nothing is clipped, unless batches are sampled "
+        "ahead."
+    )
     figures = [curve(runs, s, zero=True) for s in ENTROPY]
     return panel("entropy", "Entropy and clipping", sentence, figures, nothing=1e-6)
 

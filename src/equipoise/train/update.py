@@ -93,9 +93,9 @@ class Updater:
     def update(self, batch: StepBatch, credit: Credit, step: int) -> dict[str, float]:
         """`train.updates` passes over the batch, an optimizer step on each of its mini-batches.
 
-        The metrics are those of the first pass: with one mini-batch, of a step in which every ratio
-        is 1. A mini-batch that nothing pulls on leaves the weights alone: momentum is no reason to
-        move them.
+        The metrics are those of the first pass: with one mini-batch that was not sampled ahead, of
+        a step in which every ratio is 1. A mini-batch that nothing pulls on leaves the weights
+        alone: momentum is no reason to move them.
         """
         out = {
             "policy_loss": 0.0,
@@ -122,8 +122,8 @@ class Updater:
         for turn in range(1, self.config.train.updates):
             again = self._pass(batch, credit, trained, step, turn, first)
             steps += [self._optimizer_step(part, compared=False) for part in again]
-        # The first update's ratios are 1 by construction; how far the policy moved shows in the
-        # last.
+        # The first update's ratios are 1 (sampled ahead, those of a step); how far the policy moved
+        # on this batch shows in the last.
         if len(steps) > 1:
             last = _merged([steps[-1]._replace(weight=1.0)])
             out |= {
