@@ -67,9 +67,8 @@ class Nodes:
         mixed = mix_signed(tokens) * powers
         total = mixed.cumsum(0)
         before = torch.cat([total.new_zeros(1), total])[lengths.cumsum(0) - lengths]
-        place = (
-            mix_signed(groups.index)[response] ^ position
-        )  # the same prefix elsewhere is another
+        # of the group as well: the same prefix elsewhere is another node
+        place = mix_signed(groups.index)[response] ^ position
         key = mix_signed((total - before[response]) ^ mix_signed(place))
         order = torch.argsort(key)
         ordered = key[order]
