@@ -6,7 +6,9 @@ import pytest
 import torch
 
 import equipoise as eq
+from equipoise.objective.cancellation import recentre
 from equipoise.objective.chunks import Runs
+from equipoise.objective.groups import Groups
 from equipoise.objective.surrogate import SURROGATES, Tokens, at_each_token, clip_counts, summed
 
 LENGTHS = torch.tensor([5, 1, 9, 0, 4])
@@ -71,3 +73,21 @@ def test_going_backward_twice_gives_the_gradient_twice(preset, monkeypatch):
     assert once.abs().max() > 0
     (3 * loss).backward()
     torch.testing.assert_close(logp.grad, 4 * once)
+
+
+@pytest.mark.parametrize(("p", "q", "certain"), [(1.0, 0.5, 0), (0.5, 1.0, 1)])
+def test_dppo_measures_a_divergence_from_certainty(p, q, certain):
+    """log(1 − π) has no value there; the divergence is past any bound all the same, so the token is masked."""
+    objective = eq.Objective(surrogate={"name": "dppo", "divergence": "kl"})
+    credit = objective.assign(torch.tensor([1.0, 0.0]), torch.zeros(2), torch.tensor([1, 1]))
+    logp, old = torch.full((2,), 0.5).log(), torch.full((2,), 0.5).log()
+    logp[certain], old[certain] = torch.tensor([p, q]).log()
+    logp.requires_grad_()
+    objective.loss(logp, old, credit, torch.tensor([0, 1])).loss.backward()
+    assert logp.grad[certain] == 0
+    assert logp.grad[1 - certain] != 0
+
+
+def test_recentring_leaves_nothing_of_the_only_response_with_tokens():
+    c, real = torch.tensor([3.0, 5.0, 2.0, 4.0]), torch.tensor([True, False, True, True])
+    assert recentre(c, real, Groups.of(torch.tensor([0, 0, 1, 1]))).tolist() == [0.0, 0.0, -1.0, 1.0]
