@@ -138,20 +138,21 @@ def test_a_real_model_killed_and_resumed_writes_the_same_bytes(data, tiny_model,
         policy = models.load(tiny_model)
         return evaluate_benchmarks(policy, rollout.sampler(policy), plans(data, chunk=1, chat=False), out)
 
-    def evaluate_slowly():
+    third = tmp_path / "out" / "samples" / "gsm8k" / "chunk-00002.parquet"
+
+    def evaluate_three():
         write = Folder.write_chunk
 
-        def slowly(self, *rest):
+        def wait_after_the_third(self, *rest):
             write(self, *rest)
-            time.sleep(0.2)
+            time.sleep(900 if third.exists() else 0)
 
-        Folder.write_chunk = slowly
+        Folder.write_chunk = wait_after_the_third
         evaluate(tmp_path / "out")
 
     # forked, because a new process would import torch and transformers again
-    process = multiprocessing.get_context("fork").Process(target=evaluate_slowly)
+    process = multiprocessing.get_context("fork").Process(target=evaluate_three)
     process.start()
-    third = tmp_path / "out" / "samples" / "gsm8k" / "chunk-00002.parquet"
     deadline = time.monotonic() + 900
     while not third.exists() and process.is_alive() and time.monotonic() < deadline:
         time.sleep(0.01)

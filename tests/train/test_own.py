@@ -131,7 +131,7 @@ def test_a_function_that_hangs_costs_a_few_deadlines_and_is_asked_again_in_the_n
         (tally,) = scores.tallies
         assert (tally.kinds["timeout"], tally.failed) == (400, 400)
         asked = [t for t in scores.troubles if not t["reason"].startswith("not asked, because the first")]
-        assert HOPELESS_RESPONSES <= len(asked) < 100
+        assert HOPELESS_RESPONSES <= len(asked) < 300  # more, where this process waits for a core before it cancels
 
 
 def test_tallies_of_parts_are_that_of_the_whole():
