@@ -156,10 +156,12 @@ def _same_threads():
 
 @pytest.fixture
 def run(model, tmp_path):
-    """Train a tiny run to its end and give back the trainer; its metrics are in `tmp_path / name`."""
+    """Train a tiny run to its end, without an evaluation unless asked for one, and give back the trainer; its metrics
+    are in `tmp_path / name`.
+    """
 
     def go(name: str = "run", **options) -> Trainer:
-        trainer = Trainer(settings(model, tmp_path / name, log__terminal=False, **options))
+        trainer = Trainer(settings(model, tmp_path / name, **{"log__terminal": False, "eval__every": 0} | options))
         trainer.run()
         return trainer
 
@@ -171,7 +173,8 @@ def trainer(model, tmp_path):
     made = []
 
     def make(**options) -> Trainer:
-        made.append(Trainer(settings(model, tmp_path / str(len(made)), log__terminal=False, **options)))
+        quiet = {"log__terminal": False, "eval__every": 0}
+        made.append(Trainer(settings(model, tmp_path / str(len(made)), **quiet | options)))
         return made[-1]
 
     yield make

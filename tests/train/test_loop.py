@@ -274,7 +274,7 @@ def test_tensorboard_gets_every_metric(run, tmp_path):
     pytest.importorskip("tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    run(log__tensorboard=True, train__steps=3)
+    run(log__tensorboard=True, train__steps=3, eval__every=3)
     events = EventAccumulator(str(tmp_path / "run" / "tensorboard"))
     events.Reload()
     written = [(e.step, e.value) for e in events.Scalars("reward/mean")]
@@ -319,7 +319,7 @@ def test_the_seed_decides_the_run(run, tmp_path):
 
 
 def test_a_run_leaves_only_what_it_says(run, tmp_path):
-    run(train__steps=3, train__checkpoint_every=1, train__keep=1)
+    run(train__steps=3, train__checkpoint_every=1, train__keep=1, eval__every=3)
     names = {p.name for p in (tmp_path / "run").iterdir()}
     logs = {"config.toml", "run.json", "environment.json", "metrics.jsonl", "eval.jsonl", "prompts.parquet"}
     assert names == {".lock", *logs, "rollouts", "evaluations", "checkpoints"}
