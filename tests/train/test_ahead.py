@@ -1,5 +1,6 @@
 """Sampling the next batch while this one trains: the draws, the gradient, a resumed run, failures and stops."""
 
+import dataclasses
 import itertools
 import random
 import signal
@@ -429,3 +430,29 @@ def test_the_run_says_what_it_does(train):
     assert "every ratio π/π_old is 1" not in said
     assert "rollout.ahead = 1: each batch is sampled while the one before trains" in said
     assert "a copy that samples" in said
+
+
+def test_every_tensor_of_a_batch_is_kept_for_the_stream_that_trains(trainer):
+    """Stand-ins for tensors of the thread's stream: what is freed while the other still reads it is somebody else's."""
+    kept = []
+
+    class OnCard(torch.Tensor):
+        is_cuda = True
+
+        def record_stream(self, stream):
+            kept.append((id(self), stream))
+
+    def moved(part):
+        tensors = {f.name: getattr(part, f.name) for f in dataclasses.fields(part)}
+        changed = {name: x.as_subclass(OnCard) for name, x in tensors.items() if isinstance(x, torch.Tensor)}
+        return dataclasses.replace(part, **changed), {id(x) for x in changed.values()}
+
+    batch = trainer(rollout__top_p=0.9).collector.collect(1)
+    support, of_support = moved(batch.rollouts.support)
+    rollouts, of_rollouts = moved(dataclasses.replace(batch.rollouts, support=support))
+    batch, of_batch = moved(dataclasses.replace(batch, rollouts=rollouts))
+    ahead._keep_for("training", batch)
+    assert dict(kept).keys() == of_support | of_rollouts | of_batch
+    assert len(of_support) == 2
+    assert len(of_rollouts) == 4
+    assert set(dict(kept).values()) == {"training"}

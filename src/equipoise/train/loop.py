@@ -231,11 +231,11 @@ class Trainer:
                 self.journal.ended()
             self._close(time.monotonic() - begun)
         finally:
-            self.batches.close()
             self.journal.close()
             close_engine(self.sampler)
             self.folder.unlock()
             self.ended = True
+            self.batches.close()  # last: it may wait, and Ctrl-C then leaves nothing undone
 
     def _say_compiled(self) -> None:
         """After the first step on CUDA, which is slow where kernels had to be compiled."""
