@@ -11,6 +11,7 @@ from equipoise.verifiers import grade
 from equipoise.verifiers.code import judge, sandbox
 from equipoise.verifiers.code.sandbox import Limits
 from equipoise.verifiers.verdict import Verdict
+from equipoise.verifiers.workers import deadline
 from equipoise.verifiers.workers.deadline import PATIENCE, Deadline, _children, _used
 
 SPIN = "import time\nend = time.process_time() + {}\nwhile time.process_time() < end: pass\nprint(1)"
@@ -36,6 +37,35 @@ def test_sleeping_counts():
         took = until(Deadline(1.0, (process.pid,)))
         process.kill()
     assert 0.9 <= took < 25
+
+
+def test_children_are_found_without_the_kernels_list(monkeypatch):
+    """Not every kernel has /proc/PID/task/TID/children; the parents of all processes say the same."""
+    pid = os.getpid()
+    with start("import time; time.sleep(60)") as process:
+        try:
+            listed = _children(pid, str(pid))
+            read = deadline._read
+
+            def without(path):
+                if path.endswith("/children"):
+                    raise FileNotFoundError(path)
+                return read(path)
+
+            monkeypatch.setattr(deadline, "_read", without)
+            assert process.pid in listed
+            assert set(listed) <= set(_children(pid, str(pid)))
+        finally:
+            process.kill()
+
+
+def test_what_used_more_than_it_had_is_known_afterwards():
+    spent = Deadline(0.01, (os.getpid(),))
+    until_used = time.process_time() + 0.1
+    while time.process_time() < until_used:
+        pass
+    assert spent.overspent()
+    assert not Deadline(60.0, (os.getpid(),)).overspent()
 
 
 def test_cpu_time_of_processes_together_counts():

@@ -124,6 +124,13 @@ def test_a_wait_that_has_not_ended_does_not_count(monkeypatch, runnable, used):
         assert process_pool._used(worker, now=103.0) == pytest.approx(used)
 
 
+def test_a_job_too_long_to_send_is_a_limit(monkeypatch):
+    monkeypatch.setattr(process_pool, "LONGEST_JOB", 100)
+    with Pool("builtins:len", workers=1) as pool:
+        found = pool.submit("x" * 100, seconds=1.0).result()
+    assert found == Verdict("limit", "104 bytes to verify: must be at most 100")
+
+
 def test_a_total_budget_ends_what_has_not_begun_and_what_runs():
     with Pool(f"{JOBS}:misbehave", workers=1) as p:
         start = time.monotonic()
