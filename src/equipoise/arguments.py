@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
+from typing import Any, NamedTuple
 
 from equipoise import __version__
-
-AddCommand = Callable[..., argparse.ArgumentParser]  # (name, its sentence, …)
 
 TRAIN_USAGE = "equipoise train CONFIG.toml | RUN --resume [--from-step N] [--section.key value ...]"
 
@@ -25,6 +24,18 @@ TASK_OPTIONS = (
 )
 
 
+class Argument(NamedTuple):
+    names: tuple[str, ...]
+    options: dict[str, Any]  # of argparse's add_argument
+
+
+class Command(NamedTuple):
+    name: str
+    sentence: str
+    arguments: tuple[Argument, ...]
+    options: dict[str, Any]  # of argparse's add_parser
+
+
 def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="equipoise",
@@ -32,12 +43,10 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"equipoise {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-
-    def add(name: str, sentence: str, **more: object) -> argparse.ArgumentParser:
-        return commands.add_parser(name, help=sentence, description=sentence, **more)  # type: ignore[arg-type]
-
-    for command in COMMANDS:
-        command(add)
+    for name, sentence, arguments, options in COMMANDS:
+        command = commands.add_parser(name, help=sentence, description=sentence, **options)
+        for names, settings in arguments:
+            command.add_argument(*names, **settings)
     return parser
 
 
@@ -61,430 +70,288 @@ def _at_least(least: float, kind: type[int] | type[float] = int) -> Callable[[st
     return number
 
 
+def _command(name: str, sentence: str, *arguments: Argument, **options: Any) -> Command:
+    return Command(name, sentence, arguments, options)
+
+
+def _arg(name: str, sentence: str, *, told: object = None, **options: Any) -> Argument:
+    """`told`: a default that the help page tells."""
+    if told is not None:
+        options["default"] = told
+        sentence += " (default: %(default)s)"
+    return Argument((name,), {**options, "help": sentence})
+
+
 def _number(
-    command: argparse.ArgumentParser,
     name: str,
-    help: str,
+    sentence: str,
+    least: float,
     *,
-    at_least: int,
     kind: type[int] | type[float] = int,
-    default: float | None = None,
-    metavar: str | None = None,
-) -> None:
-    command.add_argument(
-        name, type=_at_least(at_least, kind), default=default, metavar=metavar, help=help
-    )
+    **options: Any,
+) -> Argument:
+    return _arg(name, sentence, type=_at_least(least, kind), **options)
 
 
-def _flag(command: argparse.ArgumentParser, name: str, help: str) -> None:
-    command.add_argument(name, action="store_true", help=help)
+def _flag(name: str, sentence: str) -> Argument:
+    return _arg(name, sentence, action="store_true")
 
 
-def _chat(command: argparse.ArgumentParser, help: str) -> None:
-    command.add_argument("--chat", action=argparse.BooleanOptionalAction, default=None, help=help)
+def _chat(sentence: str) -> Argument:
+    return _arg("--chat", sentence, action=argparse.BooleanOptionalAction, default=None)
 
 
-def _device(command: argparse.ArgumentParser) -> None:
-    command.add_argument(
-        "--device",
-        default="auto",
-        help="cpu, cuda, or auto: a GPU where there is one (default: %(default)s)",
-    )
-
-
-def _dtype(command: argparse.ArgumentParser) -> None:
-    command.add_argument(
-        "--dtype",
-        default="float32",
-        choices=("float32", "bfloat16"),
-        help="of the weights (default: %(default)s)",
-    )
-
-
-def _every_option(command: argparse.ArgumentParser) -> None:
-    """--help of a command whose options are those of a configuration."""
-    command.add_argument(
-        "-h", "--help", action="store_true", dest="show_help", help="every option with its sentence"
-    )
-
-
-def _quickstart(add: AddCommand) -> None:
-    quickstart = add("quickstart", "train the embedded model with four objectives and compare them")
-    quickstart.add_argument(
-        "--out", default="runs/quickstart", help="where the runs go (default: %(default)s)"
-    )
-    quickstart.add_argument(
-        "--seed", type=int, default=0, help="seed of prompts and draws (default: %(default)s)"
-    )
-    _number(quickstart, "--steps", "steps per run (default: the preset's)", at_least=1)
-
-
-def _train(add: AddCommand) -> None:
-    train = add("train", "train a model as a configuration says", add_help=False, usage=TRAIN_USAGE)
-    train.add_argument(
-        "config",
-        nargs="?",
-        help="a TOML file, as in the repository's examples/; or a run directory, with --resume",
-    )
-    _flag(train, "--resume", "go on with a run after its last checkpoint")
-    _number(train, "--from-step", "go on after this step's checkpoint", at_least=0)
-    _every_option(train)
-
-
-def _sft(add: AddCommand) -> None:
-    sft = add(
-        "sft",
-        "imitate the responses of a data set, before reinforcement learning",
-        add_help=False,
-        usage=("equipoise sft CONFIG.toml [--resume] [--section.key value ...]"),
-    )
-    sft.add_argument("config", nargs="?", help="a TOML file, as in the repository's examples/")
-    _flag(sft, "--resume", "go on where a run in the same directory stopped")
-    _every_option(sft)
-
-
-def _eval(add: AddCommand) -> None:
-    evaluate = add(
-        "eval",
-        "sample a model on benchmarks, or on a task's held-out prompts: acc@n, best@n, maj@n",
-        epilog=TASK_OPTIONS,
-    )
-    evaluate.add_argument(
-        "model",
-        help="a folder, a hub name, abacus, smollm, or a run: all its checkpoints, for --task the last",
-    )
-    evaluate.add_argument("--task", help=TASK_HELP)
-    evaluate.add_argument(
-        "--benchmarks",
-        help="names with commas, instead of a task: math500, aime24, gsm8k, humaneval …",
-    )
-    evaluate.add_argument(
-        "--data", help="folder with the benchmarks' files (default: from the hub)"
-    )
-    evaluate.add_argument(
-        "--protocol",
-        default="ba",
-        help="samples per problem of a benchmark: ba, 8; hadw, 16 on AIME and AMC, else 1",
-    )
-    _eval_sampling(evaluate)
-    evaluate.add_argument(
-        "--out",
-        help="where samples and result go (default: RUN/evaluation/step-N or evaluation/MODEL)",
-    )
-    _device(evaluate)
-    _dtype(evaluate)
-    _flag(evaluate, "--json", "print the result as JSON")
-    _flag(evaluate, "--markdown", "print the benchmarks' result as Markdown")
-
-
-def _eval_sampling(evaluate: argparse.ArgumentParser) -> None:
-    """Which prompts, and how they are answered."""
-    _number(
-        evaluate,
-        "--samples",
-        "responses per prompt (default: the protocol's; of a task the run's, else 8)",
-        at_least=1,
-    )
-    _number(
-        evaluate,
-        "--temperature",
-        "of those responses (default: the protocol's, the run's, else 1)",
-        at_least=0,
-        kind=float,
-    )
-    _number(
-        evaluate, "--limit", "problems of each benchmark, from the first (default: all)", at_least=1
-    )
-    evaluate.add_argument(
-        "--base", help="another model, by whose success rate a task's prompts are easy, mid or hard"
-    )
-    _number(evaluate, "--per-level", "prompts per level (default: the run's, else all)", at_least=1)
-    _number(
-        evaluate,
-        "--max-tokens",
-        "longest response; 0 takes the run's or the task's own",
-        at_least=0,
-        default=0,
-    )
-    _chat(evaluate, "use the chat template (default: as the run, else for models trained on it)")
-    _number(
-        evaluate,
-        "--chunk",
-        "problems sampled and kept together; 0 makes 512 responses",
-        at_least=0,
-        default=0,
-    )
-
-
-def _regrade(add: AddCommand) -> None:
-    regrade = add("regrade", "grade the responses an evaluation kept again, and say what changed")
-    regrade.add_argument("out", help="a folder that eval wrote, or one that holds several of them")
-    regrade.add_argument(
-        "--data", help="where the benchmarks' files are now (default: where they were)"
-    )
-    _flag(regrade, "--json", "print what changed as JSON")
-
-
-def _objectives(add: AddCommand) -> None:
-    add("objectives", "list the presets as the five choices they are made of, with their sources")
-
-
-def _compare(add: AddCommand) -> None:
-    compare = add(
-        "compare", "train a configuration over values and seeds, and say whether they differ"
-    )
-    compare.add_argument("config", nargs="?", help="a TOML file; without one, all defaults")
-    compare.add_argument(
-        "--vary",
-        action="append",
-        default=[],
-        metavar="KEY=A,B",
-        help="an option and its values; several make a grid",
-    )
-    _number(compare, "--seeds", "runs per variant (default: %(default)s)", at_least=1, default=5)
-    compare.add_argument("--metric", help="of the last evaluation (default: acc@n)")
-    compare.add_argument(
-        "--out", default="runs/compare", help="where runs and tables go (default: %(default)s)"
-    )
-    _number(compare, "--jobs", "runs at a time (default: one per core)", at_least=1, default=0)
-
-
-def _study(add: AddCommand) -> None:
-    study = add(
-        "study", "run a study written down beforehand, show its results, or train one cell again"
-    )
-    study.add_argument(
-        "action",
-        choices=("run", "show", "verify"),
-        help="run FILE.toml; show or verify RESULTS.json",
-    )
-    study.add_argument(
-        "file",
-        nargs="+",
-        help="studies (see studies/) to run; the results of one to show or verify",
-    )
-    study.add_argument(
-        "--out", default="runs/study", help="where its runs go (default: %(default)s)"
-    )
-    _number(study, "--jobs", "runs at a time (default: one per core)", at_least=1, default=0)
-    _number(study, "--minutes", "stop after so long; go on with run", at_least=0, kind=float)
-    study.add_argument("--figure", metavar="FILE.svg", help="show: draw the dose curves too")
-    study.add_argument("--variant", help="verify: which variant")
-    study.add_argument("--seed", type=int, help="verify: which seed")
-
-
-def _audit(add: AddCommand) -> None:
-    audit = add(
-        "audit", "measure which biases an objective has on a rollout log, and say what to change"
-    )
-    audit.add_argument(
-        "files", nargs="+", help="run directories, dumps of other trainers, Parquet, JSONL or CSV"
-    )
-    audit.add_argument(
-        "--objective", help="a preset, or choices as dapo+balanced+hadw (default: the log's)"
-    )
-    audit.add_argument("--against", metavar="A,B", help="other objectives to compare it with")
-    audit.add_argument(
-        "--columns", metavar="ROLE=COLUMN,…", help="what the columns of another log are"
-    )
-    audit.add_argument("--tokenizer", help="a folder or hub name, for logs with text but no tokens")
-    _number(audit, "--sampled", "groups that were sampled in all", at_least=1, metavar="N")
-    _number(audit, "--epochs", "how often each prompt was due", at_least=1, metavar="N")
-    _number(audit, "--prompts", "how many prompts there were", at_least=2, metavar="N")
-    _flag(audit, "--json", "print the numbers as JSON")
-
-
-def _bias(add: AddCommand) -> None:
-    bias = add(
-        "bias",
-        "sample prompts twice and measure how far each advantage is from the truth, by difficulty",
-        epilog=TASK_OPTIONS,
-    )
-    bias.add_argument(
-        "model", help="a folder, a hub name, abacus, smollm, or a run: its last checkpoint"
-    )
-    bias.add_argument("--task", help=TASK_HELP)
-    _number(
-        bias,
-        "--group",
-        "responses of a group, for the estimate (default: %(default)s)",
-        at_least=2,
-        default=8,
-    )
-    _number(bias, "--groups", "groups per prompt (default: %(default)s)", at_least=1, default=4)
-    _number(
-        bias,
-        "--samples",
-        "responses per prompt, for the truth (default: %(default)s)",
-        at_least=2,
-        default=128,
-    )
-    _number(
-        bias,
-        "--prompts",
-        "of the training stream, all different (default: %(default)s)",
-        at_least=2,
-        default=256,
-    )
-    _number(
-        bias,
-        "--temperature",
-        "of all responses (default: %(default)s)",
-        at_least=0,
-        kind=float,
-        default=1.0,
-    )
-    _number(bias, "--max-tokens", "longest response; 0 takes the task's own", at_least=0, default=0)
-    _chat(bias, "use the chat template (default: for models trained on it)")
-    bias.add_argument(
-        "--out", default="bias", help="folder for bias.json and bias.html (default: %(default)s)"
-    )
-    _device(bias)
-    _dtype(bias)
-    _flag(bias, "--json", "print the result as JSON")
-
-
-def _report(add: AddCommand) -> None:
-    page = add("report", "write one self-contained HTML page about one or several runs")
-    page.add_argument("runs", nargs="+", help="run directories, or folders of them")
-    page.add_argument("--out", help="the file (default: report.html in the first directory)")
-
-
-def _watch(add: AddCommand) -> None:
-    watch = add("watch", "serve that page on localhost while a run goes on")
-    watch.add_argument("runs", nargs="+", help="run directories, or folders of them")
-    _number(watch, "--port", "0 takes a free one (default: %(default)s)", at_least=0, default=8765)
-
-
-def _export(add: AddCommand) -> None:
-    export = add(
-        "export",
-        "write a configuration, a data set or a run's rollouts for TRL or verl",
-        epilog=(
-            "A configuration takes overrides as train does, a data set those of [task]: --task.columns '{prompt = ...}'"
-        ),
-    )
-    export.add_argument(
-        "what", help="trl or verl: the launch of a configuration; data; or rollouts"
-    )
-    export.add_argument(
-        "source",
-        help="a configuration (TOML), a data set by its name as a task, or a run directory",
-    )
-    export.add_argument(
-        "out",
-        nargs="?",
-        help="the folder, for data the .parquet file (default, for a launch: WHAT)",
-    )
-    export.add_argument(
-        "--to", metavar="HOST", help="whose files, for data and rollouts: trl or verl"
-    )
-
-
-def _push(add: AddCommand) -> None:
-    push = add(
-        "push",
-        "publish a run's weights on the Hugging Face hub, with a card of data, objective and biases",
-    )
-    push.add_argument("run", help="a run directory")
-    push.add_argument(
-        "--to", required=True, metavar="OWNER/NAME", help="the model's name on the hub"
-    )
-    push.add_argument(
-        "--weights",
-        default="",
-        help="last, best, averaged or a step (default: best if kept, else last)",
-    )
-    _flag(push, "--private", "make the repository private, if it is new")
-    _flag(push, "--dry-run", "only write the folder that would be uploaded")
-
-
-def _redteam(add: AddCommand) -> None:
-    attack = add("redteam", "train a policy to fool a verifier, and list what it accepts wrongly")
-    attack.add_argument(
-        "--verifier",
-        default="math",
-        help="math, math-lenient, arithmetic, math-verify, trl, verl-math, "
-        "verl-prime … or your module:function(prompt, response, row) (default: %(default)s)",
-    )
-    attack.add_argument(
-        "--judge",
-        default="",
-        help="your module:function that says what is honest (default: the built-in judge)",
-    )
-    attack.add_argument(
-        "--model",
-        default="embedded",
-        help="embedded, smollm, a folder or a hub name (default: %(default)s)",
-    )
-    _device(attack)
-    _number(
-        attack,
-        "--minutes",
-        "how long to attack (default: %(default)s)",
-        at_least=0,
-        kind=float,
-        default=5.0,
-    )
-    attack.add_argument(
-        "--seed", type=int, default=0, help="seed of problems and draws (default: %(default)s)"
-    )
-    attack.add_argument(
-        "--out", default="runs/redteam", help="where list, page and runs go (default: %(default)s)"
-    )
-    attack.add_argument(
-        "--python",
-        default="",
-        help="another interpreter to run the verifier in (another environment)",
-    )
-    attack.add_argument(
-        "--path",
-        default="",
-        help="a folder put first on the verifier's import path (another checkout)",
-    )
-    attack.add_argument(
-        "--replay", metavar="FILE", help="only try an earlier run's exploits.jsonl again"
-    )
-
-
-def _sandbox(add: AddCommand) -> None:
-    runner = add(
-        "sandbox", "serve verdicts over HTTP to a trainer whose container cannot isolate programs"
-    )
-    runner.add_argument(
-        "action", choices=("serve",), help="run until Ctrl-C; it does not start without a sandbox"
-    )
-    runner.add_argument(
-        "--host", default="127.0.0.1", help="address to listen on (default: %(default)s)"
-    )
-    _number(runner, "--port", "0 takes a free one (default: %(default)s)", at_least=0, default=8770)
-
-
-def _doctor(add: AddCommand) -> None:
-    add("doctor", "say what is installed, what can be used here, and what to do about the rest")
-
-
-def _theory(add: AddCommand) -> None:
-    add("theory", "print the closed forms of the papers' bias theorems as tables")
-
+DEVICE = _arg("--device", "cpu, cuda, or auto: a GPU where there is one", told="auto")
+DTYPE = _arg("--dtype", "of the weights", told="float32", choices=("float32", "bfloat16"))
+# of a command whose options are those of a configuration
+HELP = Argument(
+    ("-h", "--help"),
+    {"action": "store_true", "dest": "show_help", "help": "every option with its sentence"},
+)
+RUNS = _arg("runs", "run directories, or folders of them", nargs="+")
+JSON = _flag("--json", "print the result as JSON")
 
 COMMANDS = (  # in the order of the help page
-    _quickstart,
-    _train,
-    _sft,
-    _eval,
-    _regrade,
-    _objectives,
-    _compare,
-    _study,
-    _audit,
-    _bias,
-    _report,
-    _watch,
-    _export,
-    _push,
-    _redteam,
-    _sandbox,
-    _doctor,
-    _theory,
+    _command(
+        "quickstart",
+        "train the embedded model with four objectives and compare them",
+        _arg("--out", "where the runs go", told="runs/quickstart"),
+        _arg("--seed", "seed of prompts and draws", told=0, type=int),
+        _number("--steps", "steps per run (default: the preset's)", 1),
+    ),
+    _command(
+        "train",
+        "train a model as a configuration says",
+        _arg(
+            "config",
+            "a TOML file, as in the repository's examples/; or a run directory, with --resume",
+            nargs="?",
+        ),
+        _flag("--resume", "go on with a run after its last checkpoint"),
+        _number("--from-step", "go on after this step's checkpoint", 0),
+        HELP,
+        add_help=False,
+        usage=TRAIN_USAGE,
+    ),
+    _command(
+        "sft",
+        "imitate the responses of a data set, before reinforcement learning",
+        _arg("config", "a TOML file, as in the repository's examples/", nargs="?"),
+        _flag("--resume", "go on where a run in the same directory stopped"),
+        HELP,
+        add_help=False,
+        usage="equipoise sft CONFIG.toml [--resume] [--section.key value ...]",
+    ),
+    _command(
+        "eval",
+        "sample a model on benchmarks, or on a task's held-out prompts: acc@n, best@n, maj@n",
+        _arg(
+            "model",
+            "a folder, a hub name, abacus, smollm, or a run: all its checkpoints, for --task the last",
+        ),
+        _arg("--task", TASK_HELP),
+        _arg(
+            "--benchmarks",
+            "names with commas, instead of a task: math500, aime24, gsm8k, humaneval …",
+        ),
+        _arg("--data", "folder with the benchmarks' files (default: from the hub)"),
+        _arg(
+            "--protocol",
+            "samples per problem of a benchmark: ba, 8; hadw, 16 on AIME and AMC, else 1",
+            default="ba",
+        ),
+        _number(
+            "--samples",
+            "responses per prompt (default: the protocol's; of a task the run's, else 8)",
+            1,
+        ),
+        _number(
+            "--temperature",
+            "of those responses (default: the protocol's, the run's, else 1)",
+            0,
+            kind=float,
+        ),
+        _number("--limit", "problems of each benchmark, from the first (default: all)", 1),
+        _arg(
+            "--base",
+            "another model, by whose success rate a task's prompts are easy, mid or hard",
+        ),
+        _number("--per-level", "prompts per level (default: the run's, else all)", 1),
+        _number(
+            "--max-tokens", "longest response; 0 takes the run's or the task's own", 0, default=0
+        ),
+        _chat("use the chat template (default: as the run, else for models trained on it)"),
+        _number(
+            "--chunk", "problems sampled and kept together; 0 makes 512 responses", 0, default=0
+        ),
+        _arg(
+            "--out",
+            "where samples and result go (default: RUN/evaluation/step-N or evaluation/MODEL)",
+        ),
+        DEVICE,
+        DTYPE,
+        JSON,
+        _flag("--markdown", "print the benchmarks' result as Markdown"),
+        epilog=TASK_OPTIONS,
+    ),
+    _command(
+        "regrade",
+        "grade the responses an evaluation kept again, and say what changed",
+        _arg("out", "a folder that eval wrote, or one that holds several of them"),
+        _arg("--data", "where the benchmarks' files are now (default: where they were)"),
+        _flag("--json", "print what changed as JSON"),
+    ),
+    _command(
+        "objectives",
+        "list the presets as the five choices they are made of, with their sources",
+    ),
+    _command(
+        "compare",
+        "train a configuration over values and seeds, and say whether they differ",
+        _arg("config", "a TOML file; without one, all defaults", nargs="?"),
+        _arg(
+            "--vary",
+            "an option and its values; several make a grid",
+            action="append",
+            default=[],
+            metavar="KEY=A,B",
+        ),
+        _number("--seeds", "runs per variant", 1, told=5),
+        _arg("--metric", "of the last evaluation (default: acc@n)"),
+        _arg("--out", "where runs and tables go", told="runs/compare"),
+        _number("--jobs", "runs at a time (default: one per core)", 1, default=0),
+    ),
+    _command(
+        "study",
+        "run a study written down beforehand, show its results, or train one cell again",
+        _arg(
+            "action",
+            "run FILE.toml; show or verify RESULTS.json",
+            choices=("run", "show", "verify"),
+        ),
+        _arg(
+            "file", "studies (see studies/) to run; the results of one to show or verify", nargs="+"
+        ),
+        _arg("--out", "where its runs go", told="runs/study"),
+        _number("--jobs", "runs at a time (default: one per core)", 1, default=0),
+        _number("--minutes", "stop after so long; go on with run", 0, kind=float),
+        _arg("--figure", "show: draw the dose curves too", metavar="FILE.svg"),
+        _arg("--variant", "verify: which variant"),
+        _arg("--seed", "verify: which seed", type=int),
+    ),
+    _command(
+        "audit",
+        "measure which biases an objective has on a rollout log, and say what to change",
+        _arg("files", "run directories, dumps of other trainers, Parquet, JSONL or CSV", nargs="+"),
+        _arg("--objective", "a preset, or choices as dapo+balanced+hadw (default: the log's)"),
+        _arg("--against", "other objectives to compare it with", metavar="A,B"),
+        _arg("--columns", "what the columns of another log are", metavar="ROLE=COLUMN,…"),
+        _arg("--tokenizer", "a folder or hub name, for logs with text but no tokens"),
+        _number("--sampled", "groups that were sampled in all", 1, metavar="N"),
+        _number("--epochs", "how often each prompt was due", 1, metavar="N"),
+        _number("--prompts", "how many prompts there were", 2, metavar="N"),
+        _flag("--json", "print the numbers as JSON"),
+    ),
+    _command(
+        "bias",
+        "sample prompts twice and measure how far each advantage is from the truth, by difficulty",
+        _arg("model", "a folder, a hub name, abacus, smollm, or a run: its last checkpoint"),
+        _arg("--task", TASK_HELP),
+        _number("--group", "responses of a group, for the estimate", 2, told=8),
+        _number("--groups", "groups per prompt", 1, told=4),
+        _number("--samples", "responses per prompt, for the truth", 2, told=128),
+        _number("--prompts", "of the training stream, all different", 2, told=256),
+        _number("--temperature", "of all responses", 0, kind=float, told=1.0),
+        _number("--max-tokens", "longest response; 0 takes the task's own", 0, default=0),
+        _chat("use the chat template (default: for models trained on it)"),
+        _arg("--out", "folder for bias.json and bias.html", told="bias"),
+        DEVICE,
+        DTYPE,
+        JSON,
+        epilog=TASK_OPTIONS,
+    ),
+    _command(
+        "report",
+        "write one self-contained HTML page about one or several runs",
+        RUNS,
+        _arg("--out", "the file (default: report.html in the first directory)"),
+    ),
+    _command(
+        "watch",
+        "serve that page on localhost while a run goes on",
+        RUNS,
+        _number("--port", "0 takes a free one", 0, told=8765),
+    ),
+    _command(
+        "export",
+        "write a configuration, a data set or a run's rollouts for TRL or verl",
+        _arg("what", "trl or verl: the launch of a configuration; data; or rollouts"),
+        _arg(
+            "source",
+            "a configuration (TOML), a data set by its name as a task, or a run directory",
+        ),
+        _arg(
+            "out",
+            "the folder, for data the .parquet file (default, for a launch: WHAT)",
+            nargs="?",
+        ),
+        _arg("--to", "whose files, for data and rollouts: trl or verl", metavar="HOST"),
+        epilog="A configuration takes overrides as train does, a data set those of [task]: "
+        "--task.columns '{prompt = ...}'",
+    ),
+    _command(
+        "push",
+        "publish a run's weights on the Hugging Face hub, with a card of data, objective and biases",
+        _arg("run", "a run directory"),
+        _arg("--to", "the model's name on the hub", required=True, metavar="OWNER/NAME"),
+        _arg(
+            "--weights",
+            "last, best, averaged or a step (default: best if kept, else last)",
+            default="",
+        ),
+        _flag("--private", "make the repository private, if it is new"),
+        _flag("--dry-run", "only write the folder that would be uploaded"),
+    ),
+    _command(
+        "redteam",
+        "train a policy to fool a verifier, and list what it accepts wrongly",
+        _arg(
+            "--verifier",
+            "math, math-lenient, arithmetic, math-verify, trl, verl-math, "
+            "verl-prime … or your module:function(prompt, response, row)",
+            told="math",
+        ),
+        _arg(
+            "--judge",
+            "your module:function that says what is honest (default: the built-in judge)",
+            default="",
+        ),
+        _arg("--model", "embedded, smollm, a folder or a hub name", told="embedded"),
+        DEVICE,
+        _number("--minutes", "how long to attack", 0, kind=float, told=5.0),
+        _arg("--seed", "seed of problems and draws", told=0, type=int),
+        _arg("--out", "where list, page and runs go", told="runs/redteam"),
+        _arg(
+            "--python",
+            "another interpreter to run the verifier in (another environment)",
+            default="",
+        ),
+        _arg(
+            "--path",
+            "a folder put first on the verifier's import path (another checkout)",
+            default="",
+        ),
+        _arg("--replay", "only try an earlier run's exploits.jsonl again", metavar="FILE"),
+    ),
+    _command(
+        "sandbox",
+        "serve verdicts over HTTP to a trainer whose container cannot isolate programs",
+        _arg("action", "run until Ctrl-C; it does not start without a sandbox", choices=("serve",)),
+        _arg("--host", "address to listen on", told="127.0.0.1"),
+        _number("--port", "0 takes a free one", 0, told=8770),
+    ),
+    _command(
+        "doctor", "say what is installed, what can be used here, and what to do about the rest"
+    ),
+    _command("theory", "print the closed forms of the papers' bias theorems as tables"),
 )
