@@ -77,11 +77,8 @@ def closing(
 ) -> list[str]:
     """What came of the run, and the commands that look into it."""
     path = shlex.quote(str(trainer.folder.path))
-    ended = (
-        f"ended by {trainer.callbacks.stopped_by} after"
-        if trainer.callbacks.stopped_by
-        else "done:"
-    )
+    stopped_by = trainer.callbacks.stopped_by
+    ended = f"ended by {stopped_by} after" if stopped_by else "done:"
     lines = [
         ("", ""),
         ("", f"{ended} step {trainer.step} of {trainer.config.train.steps}, {seconds:,.0f} s"),
@@ -125,11 +122,9 @@ def troubles(batch: StepBatch) -> str:
     """How many of each verdict that needs looking at, and the first one's reason."""
     counts = Counter(trouble["verdict"] for trouble in batch.troubles)
     many = ", ".join(f"{kind} {n}" for kind, n in counts.most_common())
-    return (
-        f"{many}; the first: {last_line(batch.troubles[0]['reason'])}"
-        if batch.troubles
-        else "masked"
-    )
+    if not batch.troubles:
+        return "masked"
+    return f"{many}; the first: {last_line(batch.troubles[0]['reason'])}"
 
 
 def kernels_before(compiled: int) -> str:
@@ -141,11 +136,9 @@ def kernels_before(compiled: int) -> str:
 def kernels_after(before: int, step: int) -> str | None:
     """After the first step of a process; None where nothing was compiled."""
     new = cache.count() - before
-    return (
-        f"step {step:4d}  kernels: {new} compiled, which later runs take from {cache.folder()}"
-        if new
-        else None
-    )
+    if not new:
+        return None
+    return f"step {step:4d}  kernels: {new} compiled, which later runs take from {cache.folder()}"
 
 
 def _aligned(lines: Sequence[tuple[str, str]]) -> list[str]:

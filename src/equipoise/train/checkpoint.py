@@ -124,9 +124,7 @@ def discard_after(folder: Path, step: int) -> None:
 
 
 def discard_unfinished(folder: Path) -> None:
-    for path in folder.glob(".writing-*"):
-        shutil.rmtree(path)
-    for path in folder.glob(".removing-*"):
+    for path in (*folder.glob(".writing-*"), *folder.glob(".removing-*")):
         shutil.rmtree(path)
 
 
@@ -179,11 +177,9 @@ def _disk_error(error: BaseException | None) -> OSError | None:
     if error is None or isinstance(error, OSError):
         return error
     number = re.search(r"\(os error (\d+)\)", str(error))
-    return (
-        OSError(int(number[1]), os.strerror(int(number[1])))
-        if number
-        else _disk_error(error.__context__)
-    )
+    if number is None:
+        return _disk_error(error.__context__)
+    return OSError(int(number[1]), os.strerror(int(number[1])))
 
 
 def _remove(path: Path) -> None:

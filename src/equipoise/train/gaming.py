@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
@@ -90,13 +90,10 @@ class Watcher:
         prompts = [batch.prompts[g] for g in batch.rollouts.prompt.tolist()]
         opinions = self._opinions([prompts[i] for i in chosen], asked)
         rewarded = [self._says_correct(batch, i) for i in chosen]
-        diverging = [
-            i for i, r, o in zip(chosen, rewarded, opinions, strict=True) if r and o is False
-        ]
+        paid = [(i, o) for i, r, o in zip(chosen, rewarded, opinions, strict=True) if r]
+        diverging = [i for i, opinion in paid if opinion is False]
         copied = [
-            i
-            for i, r in zip(chosen, rewarded, strict=True)
-            if r and _copied(prompts[i], batch.texts[i])
+            i for i, _ in paid if is_copied(batch.texts[i], prompts[i].text, prompts[i].answer)
         ]
         judged = sum(o is not None for o in opinions)
         step = {
@@ -110,15 +107,15 @@ class Watcher:
             "reward": float(batch.total.mean()) if len(batch.texts) else math.nan,
             **distinct(prompts, batch.texts),
         }
-        self._keep(step)
+        if len(self.first) < WINDOW:
+            self.first.append(step)
+        self.last = [*self.last, step][-WINDOW:]
         of_most_reward = sorted(chosen, key=lambda i: -float(batch.total[i]))
         examples = {"gaming/divergence": diverging, "gaming/copied": copied}
-        warnings = [
-            Crossing(
-                name, value, _examples(prompts, batch.texts, examples.get(name, of_most_reward))
-            )
-            for name, value in self._crossed()
-        ]
+        warnings = []
+        for name, value in self._crossed():
+            shown = _examples(prompts, batch.texts, examples.get(name, of_most_reward))
+            warnings.append(Crossing(name, value, shown))
         return self._metrics(step), warnings
 
     def evaluated(self, evaluation: Evaluation) -> tuple[dict[str, float], list[Crossing]]:
@@ -133,9 +130,9 @@ class Watcher:
         greedy, reward = sum(judged) / len(judged), _mean(self.last, "reward")
         if not self.best or greedy >= self.best["greedy"]:
             self.best = {"greedy": greedy, "reward": reward}
-        before = (
-            _mean(self.first, "reward") if math.isnan(self.best["reward"]) else self.best["reward"]
-        )
+        before = self.best["reward"]
+        if math.isnan(before):
+            before = _mean(self.first, "reward")
         drop = self.best["greedy"] - greedy if reward > before else 0.0
         wrong = [i for i, opinion in enumerate(opinions) if opinion is False]
         warnings = []
@@ -153,11 +150,8 @@ class Watcher:
         )
 
     def _ask(self, prompts: Sequence[Prompt], texts: Sequence[str]) -> list[Any]:
-        if self.judge is not None:
-            return [
-                self.judge.ask(prompt, text) for prompt, text in zip(prompts, texts, strict=True)
-            ]
-        return [built_in(prompt, text) for prompt, text in zip(prompts, texts, strict=True)]
+        ask: Callable[[Prompt, str], Any] = built_in if self.judge is None else self.judge.ask
+        return list(map(ask, prompts, texts))
 
     def _opinions(self, prompts: Sequence[Prompt], asked: list[Any]) -> list[Opinion]:
         if self.judge is not None:
@@ -170,16 +164,9 @@ class Watcher:
             _opinion(float(batch.total[i]), self.config, sum(map(abs, self.config.weights)))
         )
 
-    def _keep(self, step: Step) -> None:
-        if len(self.first) < WINDOW:
-            self.first.append(step)
-        self.last = [*self.last, step][-WINDOW:]
-
     def _metrics(self, step: Step) -> dict[str, float]:
-        metrics = {f"gaming/{name}": step[name] for name in ("divergence", "copied", "judged")}
-        metrics |= {
-            f"gaming/{name}": step[name] for name in ("distinct_answers", "distinct_in_groups")
-        }
+        told = ("divergence", "copied", "judged", "distinct_answers", "distinct_in_groups")
+        metrics = {f"gaming/{name}": step[name] for name in told}
         return metrics | {"gaming/length_ratio": step["length"] / _mean(self.first, "length")}
 
     def _crossed(self) -> list[tuple[str, float]]:
@@ -212,13 +199,10 @@ def sample(count: int, step: int) -> list[int]:
 def built_in(prompt: Prompt, text: str) -> Opinion | Future[Verdict]:
     """A number by itself, else by the strict math rules; None for other references."""
     opinion = judge_number(text, prompt.answer)
-    if (
-        opinion is not None
-        or not prompt.answer
-        or prompt.meta.get("verifier") not in ("math", "final")
-    ):
-        return opinion
-    return verifiers.submit_math(text, prompt.answer)
+    compared = prompt.answer and prompt.meta.get("verifier") in ("math", "final")
+    if opinion is None and compared:
+        return verifiers.submit_math(text, prompt.answer)
+    return opinion
 
 
 def distinct(prompts: Sequence[Prompt], texts: Sequence[str]) -> Step:
@@ -254,10 +238,6 @@ def _of_outcome(verdict: Outcome) -> Opinion:
 def _variance(share: float) -> float:
     """Of one answer that is right with this probability."""
     return share * (1 - share)
-
-
-def _copied(prompt: Prompt, text: str) -> bool:
-    return is_copied(text, prompt.text, prompt.answer)
 
 
 def _mean(steps: Sequence[Step], name: str) -> float:

@@ -202,12 +202,9 @@ def _take_objective(table: dict[str, Any], objective: str | Objective | None) ->
     choices["off_policy_mask"] = choices["off_policy_mask"] or 0.0
     for name, choice in choices.items():
         # TOML has no null, and an option that is None is one that was left out.
-        written = (
-            {k: v for k, v in choice.items() if v is not None}
-            if isinstance(choice, dict)
-            else choice
-        )
-        table["objective"][name] = written
+        if isinstance(choice, dict):
+            choice = {k: v for k, v in choice.items() if v is not None}
+        table["objective"][name] = choice
     table["reward"]["length_penalty"] = penalty
     if weights != [1.0]:
         table["reward"]["weights"] = weights
@@ -246,11 +243,9 @@ def check_same(kept: Path, given: RunInputs) -> list[str]:
 
 
 def _shown(record: Mapping[str, Any] | None) -> str:
-    return (
-        "nothing"
-        if record is None
-        else ", ".join(f"{key} {value}" for key, value in record.items())
-    )
+    if record is None:
+        return "nothing"
+    return ", ".join(f"{key} {value}" for key, value in record.items())
 
 
 def _of_source(function: Callable[..., Any]) -> str:

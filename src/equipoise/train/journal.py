@@ -24,10 +24,9 @@ from equipoise.train.gaming import Crossing
 from equipoise.train.progress import Terminal
 from equipoise.train.record import Record
 from equipoise.train.run_start import Start, resume_command
-from equipoise.train.sample import as_read, first_sample
-from equipoise.train.sample_table import sample_rows
+from equipoise.train.sample import as_read, first_sample, sample_rows
 from equipoise.train.score import last_line
-from equipoise.train.trackers import Trackers, open_trackers
+from equipoise.train.trackers import Tracker, open_trackers
 
 TROUBLES_PER_STEP = 20  # kept in troubles.jsonl
 
@@ -39,14 +38,11 @@ def writing(folder: RunFolder) -> Iterator[None]:
         yield
     except OSError as error:
         kept = checkpoint.steps(folder.checkpoints)
-        last = (
-            f"step {kept[-1]} is the last whole checkpoint"
-            if kept
-            else "no checkpoint was written yet"
-        )
-        then = (
-            f"go on with: {resume_command(folder)}" if folder.config.exists() else "start it again"
-        )
+        last, then = "no checkpoint was written yet", "start it again"
+        if kept:
+            last = f"step {kept[-1]} is the last whole checkpoint"
+        if folder.config.exists():
+            then = f"go on with: {resume_command(folder)}"
         raise RunError(
             f"{folder.path}: cannot be written: {error.strerror or error}; {last}; make room and {then}"
         ) from error
@@ -58,7 +54,7 @@ class Journal:
     def __init__(self, config: Config, folder: RunFolder, start: Start | None) -> None:
         self.config, self.folder = config, folder
         self.writes = ranks.me() == 0
-        self.trackers = Trackers()
+        self.trackers: list[Tracker] = []
         if start is not None:  # the first process
             self.trackers = open_trackers(
                 config.log, folder.path, config.flat(), run=start.record.id
@@ -77,10 +73,8 @@ class Journal:
             if given and not resume:
                 replace(self.folder.given, json.dumps(given, indent=2) + "\n")
             if not resume:
-                replace(
-                    self.folder.environment,
-                    json.dumps(opening.environment(device), indent=2) + "\n",
-                )
+                environment = json.dumps(opening.environment(device), indent=2)
+                replace(self.folder.environment, environment + "\n")
             replace(self.folder.config, dump(self.config))
 
     def open_terminal(self, done: int) -> Terminal:
@@ -93,7 +87,8 @@ class Journal:
         if self.writes:
             with writing(self.folder):
                 append(self.folder.metrics, {"step": step, **metrics})
-            self.trackers.log(metrics, step)
+            for tracker in self.trackers:
+                tracker.log(metrics, step)
         self.terminal.step(step, metrics)
         self._troubled(step, batch.troubles)
 
@@ -113,18 +108,13 @@ class Journal:
         """The responses of the first and every `log.rollouts_every`-th step."""
         every = self.config.log.rollouts_every
         if every and self.writes and (step == 1 or step % every == 0):
+            shown = as_read(policy, batch.rollouts.prompts)
             with writing(self.folder):
-                write_rollouts(
-                    self.folder.rollouts,
-                    step,
-                    batch,
-                    credit,
-                    as_read(policy, batch.rollouts.prompts),
-                )
+                write_rollouts(self.folder.rollouts, step, batch, credit, shown)
             if self.trackers and self.config.log.samples:
-                self.trackers.samples(
-                    sample_rows(batch, credit, self.config.log.samples, step), step
-                )
+                rows = sample_rows(batch, credit, self.config.log.samples, step)
+                for tracker in self.trackers:
+                    tracker.samples(rows, step)
         if step == 1:
             self.terminal.say(first_sample(policy, batch))
 
@@ -144,9 +134,9 @@ class Journal:
             with writing(self.folder):
                 write_table(self.folder.evaluations, step, pa.Table.from_pylist(evaluation.rows()))
                 append(self.folder.eval, {"step": step, **result})
-            self.trackers.log(
-                {f"eval/{k}": v for k, v in result.items() if isinstance(v, float)}, step
-            )
+            numbers = {f"eval/{k}": v for k, v in result.items() if isinstance(v, float)}
+            for tracker in self.trackers:
+                tracker.log(numbers, step)
         self.terminal.say(f"step {step:4d}  held out: {line(result)}")
         self._troubled(step, evaluation.troubles())
 
@@ -155,8 +145,11 @@ class Journal:
         if self.trackers:
             from equipoise.report import write
 
-            self.trackers.attach(write([self.folder.path], self.folder.path / "report.html"))
+            page = write([self.folder.path], self.folder.path / "report.html")
+            for tracker in self.trackers:
+                tracker.attach(page)
 
     def close(self) -> None:
         self.terminal.close()
-        self.trackers.close()
+        for tracker in self.trackers:
+            tracker.close()

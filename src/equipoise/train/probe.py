@@ -124,11 +124,7 @@ class Probe:
 
     @cached_property
     def _kinds(self) -> dict[str, Tensor]:
-        count = torch.zeros(len(self.prompts)).index_add_(
-            0, self.prompt, torch.ones(len(self.lengths))
-        )
-        total = torch.zeros(len(self.prompts)).index_add_(0, self.prompt, self.lengths.float())
-        mean = (total / count.clamp(min=1))[self.prompt]
+        mean = self._by_prompt(self.lengths)[self.prompt]
         kinds = {}
         for name, chosen in {"right": self.right, "wrong": ~self.right}.items():
             kinds[name] = chosen
@@ -173,13 +169,15 @@ class Probe:
         left = [answer_entropy(logprobs) for logprobs in of_prompt.values()]
         return {"probe/answers/drift": drift, "probe/answers/entropy": math.fsum(left) / len(left)}
 
+    def _by_prompt(self, values: Tensor) -> Tensor:
+        """[B] → [prompts] means; 0 of a prompt without responses."""
+        both = torch.stack([values.float(), torch.ones(len(values))], 1)
+        sums = torch.zeros(len(self.prompts), 2).index_add_(0, self.prompt, both)
+        return sums[:, 0] / sums[:, 1].clamp(min=1)
+
     def by_start(self, evaluation: Evaluation) -> dict[str, float]:
         """`start/BIN`: accuracy now of the held-out prompts, by their success rate at the start."""
-        count = torch.zeros(len(self.prompts)).index_add_(
-            0, self.prompt, torch.ones(len(self.lengths))
-        )
-        success = torch.zeros(len(self.prompts)).index_add_(0, self.prompt, self.right.float())
-        rate = success / count.clamp(min=1)
+        rate = self._by_prompt(self.right)
         now = torch.tensor([sum(g.outcome for g in row) / len(row) for row in evaluation.sampled])
         found, above = {}, -1.0
         for name, end in BINS.items():

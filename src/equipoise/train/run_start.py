@@ -80,11 +80,8 @@ def run_of(path: Path) -> Path | None:
         return path
     folder = RunFolder(path.parent)
     beside = (folder.record, folder.environment, folder.metrics, folder.checkpoints)
-    return (
-        path.parent
-        if path.name == "config.toml" and any(file.exists() for file in beside)
-        else None
-    )
+    is_config = path.name == "config.toml" and any(file.exists() for file in beside)
+    return path.parent if is_config else None
 
 
 def check_start(
@@ -110,9 +107,8 @@ def check_start(
     if not begun:
         raise RunError(f"{folder.path}: holds no run to resume; start it without --resume")
     old, record = load(folder.config), read_record(folder)
-    if differing := differences(
-        old, as_begun(old, config), data_is_known=record is not None and bool(record.data)
-    ):
+    data_is_known = record is not None and bool(record.data)
+    if differing := differences(old, as_begun(old, config), data_is_known=data_is_known):
         raise RunError(
             f"{folder.path}: a resumed run keeps its settings, but these differ: {'; '.join(differing)}; "
             f"to go on with those it has: {resume_command(folder)}"
@@ -149,17 +145,15 @@ def finished(config: Config) -> str | None:
     One that was killed behind its last checkpoint goes on, and makes what goes with it.
     """
     folder = RunFolder(config.train.out)
-    if (
-        not folder.config.exists()
-        or max([0, *checkpoint.steps(folder.checkpoints)]) < config.train.steps
-    ):
+    last = max([0, *checkpoint.steps(folder.checkpoints)])
+    if not folder.config.exists() or last < config.train.steps:
         return None
     start = check_start(folder, config, resume=True)
     if start.step < config.train.steps or not _has_ended(folder, config, start.step):
         return None
-    longer = (
-        "" if config.optim.schedule != "constant" else "; --train.steps N trains it on to step N"
-    )
+    longer = ""
+    if config.optim.schedule == "constant":
+        longer = "; --train.steps N trains it on to step N"
     return f"{folder.path}: finished: step {start.step} of {config.train.steps} is done{longer}"
 
 
@@ -183,11 +177,9 @@ def _chosen(folder: RunFolder, record: Record | None, every: int, from_step: int
     fault = checkpoint.fault(folder.checkpoints, step) if step else None
     if fault is None:
         return step
-    which = (
-        f"its last checkpoint, of step {step},"
-        if step == last
-        else f"the checkpoint of step {step}"
-    )
+    which = f"the checkpoint of step {step}"
+    if step == last:
+        which = f"its last checkpoint, of step {step},"
     raise RunError(f"{folder.path}: {which} {fault}; nothing was changed. {_offer(folder)}")
 
 
@@ -215,12 +207,9 @@ def _offer(folder: RunFolder) -> str:
 def _sentence(folder: RunFolder, step: int, steps: int) -> str:
     logged = [record["step"] for record in read_lines(folder.metrics) if record["step"] > step]
     where = f"goes on after step {step} of {steps}" if step else "begins again at step 1"
-    again = (
-        f"; steps {logged[0]} to {logged[-1]} were logged already and are computed again"
-        if logged
-        else ""
-    )
-    return f"{folder.path}: {where}{again}"
+    if logged:
+        where += f"; steps {logged[0]} to {logged[-1]} were logged already and are computed again"
+    return f"{folder.path}: {where}"
 
 
 def _refuse_torn_logs(folder: RunFolder) -> None:

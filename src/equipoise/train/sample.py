@@ -1,10 +1,13 @@
-"""What the model read and wrote: prompts with special tokens, and a run's first response."""
+"""What the model read and wrote: prompts with special tokens, a run's first response, and a few
+responses of a step for a tracker. All of them are in the rollout files of the run directory.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from equipoise import policy as models
+from equipoise.objective import Credit
 from equipoise.train.batch import StepBatch
 from equipoise.train.score import one_line
 
@@ -33,3 +36,29 @@ def short(text: str) -> str:
         half = SHOWN // 2
         text = f"{text[:half]} … {len(text) - 2 * half:,} characters … {text[-half:]}"
     return one_line(text)
+
+
+def sample_rows(
+    batch: StepBatch, credit: Credit, count: int, step: int
+) -> list[dict[str, str | float]]:
+    """At most `count` rows spread evenly over the batch: different prompts if there are many."""
+    total = len(batch.texts)
+    chosen = range(0, total, max(1, -(-total // count)))
+    group = batch.rollouts.prompt.tolist()
+    lengths = batch.rollouts.lengths.tolist()
+    rows: list[dict[str, str | float]] = []
+    for i in chosen:
+        prompt = batch.prompts[group[i]]
+        rows.append(
+            {
+                "step": step,
+                "prompt_id": prompt.id,
+                "prompt": prompt.text,
+                "response": batch.texts[i],
+                "reward": float(batch.total[i]),
+                "verdict": batch.verdicts[i],
+                "advantage": float(credit.advantage[i]),
+                "length": lengths[i],
+            }
+        )
+    return rows

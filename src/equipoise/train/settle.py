@@ -128,28 +128,18 @@ def _rate(
 ) -> tuple[float, list[str], list[str]]:
     """The rate, how it was found, and what may come of it."""
     default = default_rate(parameters, lora, rates)
-    size = (
-        f"{parameters / 1e6:,.0f}M parameters"
-        if parameters >= 1e6
-        else f"{parameters:,} parameters"
-    )
-    how = f"a model of {size}{' with LoRA' if lora else ''}"
+    size = f"{parameters / 1e6:,.0f}M" if parameters >= 1e6 else f"{parameters:,}"
+    how = f"a model of {size} parameters{' with LoRA' if lora else ''}"
     if asked == "auto":
-        return (
-            default,
-            [f"learning rate: {default:g} (the default for {how}; optim.lr sets another)"],
-            [],
-        )
+        note = f"learning rate: {default:g} (the default for {how}; optim.lr sets another)"
+        return default, [note], []
     if parameters < SMALLEST_PRETRAINED or asked <= TOO_HIGH * default:
         return asked, [], []
-    return (
-        asked,
-        [],
-        [
-            f"warning: optim.lr = {asked:g} is {asked / default:,.0f} times the default for {how}, {default:g}: a "
-            "pretrained model is likely to lose what it knows within a few steps"
-        ],
+    warning = (
+        f"warning: optim.lr = {asked:g} is {asked / default:,.0f} times the default for {how}, {default:g}: a "
+        "pretrained model is likely to lose what it knows within a few steps"
     )
+    return asked, [], [warning]
 
 
 def as_begun(begun: C, config: C) -> C:

@@ -48,35 +48,9 @@ class Tracker(Protocol):
     def close(self) -> None: ...
 
 
-class Trackers:
-    """All that a run is logged to."""
-
-    def __init__(self, opened: Sequence[Tracker] = ()) -> None:
-        self.opened = list(opened)
-
-    def __bool__(self) -> bool:
-        return bool(self.opened)
-
-    def log(self, metrics: Mapping[str, float], step: int) -> None:
-        for tracker in self.opened:
-            tracker.log(metrics, step)
-
-    def samples(self, rows: Sequence[Row], step: int) -> None:
-        for tracker in self.opened:
-            tracker.samples(rows, step)
-
-    def attach(self, file: Path) -> None:
-        for tracker in self.opened:
-            tracker.attach(file)
-
-    def close(self) -> None:
-        for tracker in self.opened:
-            tracker.close()
-
-
 def open_trackers(
     log: LogConfig, folder: Path, settings: Mapping[str, Any], *, run: str
-) -> Trackers:
+) -> list[Tracker]:
     """Those that `log` asks for; their identifiers are on the disk when this returns.
 
     `run`: who the run is. A copy that goes on beside its original is another,
@@ -84,17 +58,17 @@ def open_trackers(
     """
     wanted = {name: kind for name, kind in KINDS.items() if getattr(log, name)}
     if not wanted:
-        return Trackers()
+        return []
     file = folder / IDENTIFIERS
     known: dict[str, str] = json.loads(file.read_text()) if file.exists() else {}
     if known.get("run") != run:
         known = {"run": run}
-    opened = {}
+    opened: dict[str, Tracker] = {}
     for name, kind in wanted.items():
         opened[name] = kind(Tracked(folder, log, settings, known.get(name)))
     given = {name: tracker.identifier for name, tracker in opened.items()}
     replace(file, json.dumps(known | given, indent=2) + "\n")
-    return Trackers(list(opened.values()))
+    return list(opened.values())
 
 
 def _imported(module: str, extra: str) -> Any:
@@ -104,6 +78,11 @@ def _imported(module: str, extra: str) -> Any:
         raise ConfigError(
             f"log.{extra} = true needs a package that is not installed: pip install equipoise[{extra}]"
         ) from error
+
+
+def _table(module: Any, rows: Sequence[Row]) -> Any:
+    """As W&B and trackio have it."""
+    return module.Table(columns=list(rows[0]), data=[list(row.values()) for row in rows])
 
 
 class _TensorBoard:
@@ -157,11 +136,7 @@ class _Wandb:
         self.run.log({**metrics, "step": step})
 
     def samples(self, rows: Sequence[Row], step: int) -> None:
-        columns = list(rows[0])
-        table = self.module.Table(
-            columns=columns, data=[[row[name] for name in columns] for row in rows]
-        )
-        self.run.log({SAMPLES: table, "step": step})
+        self.run.log({SAMPLES: _table(self.module, rows), "step": step})
 
     def attach(self, file: Path) -> None:
         # Artifacts are found by name in a project: the run's identifier keeps reports of two runs
@@ -200,11 +175,7 @@ class _Trackio:
         self.run.log(dict(metrics), step=step)
 
     def samples(self, rows: Sequence[Row], step: int) -> None:
-        columns = list(rows[0])
-        table = self.module.Table(
-            columns=columns, data=[[row[name] for name in columns] for row in rows]
-        )
-        self.run.log({SAMPLES: table}, step=step)
+        self.run.log({SAMPLES: _table(self.module, rows)}, step=step)
 
     def attach(self, file: Path) -> None:
         self.run.log_artifact(str(file), name=f"{self.identifier}-{file.stem}", type=file.stem)
