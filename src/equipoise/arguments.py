@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from equipoise import __version__
 
 TRAIN_USAGE = "equipoise train CONFIG.toml | RUN --resume [--from-step N] [--section.key value ...]"
+SFT_USAGE = "equipoise sft CONFIG.toml [--resume] [--section.key value ...]"
 
 TASK_HELP = (
     "arithmetic, gym:NAME, hub:NAME, or a file or folder (default: the run's own, else arithmetic)"
@@ -140,7 +141,7 @@ COMMANDS = (  # in the order of the help page
         _flag("--resume", "go on where a run in the same directory stopped"),
         HELP,
         add_help=False,
-        usage="equipoise sft CONFIG.toml [--resume] [--section.key value ...]",
+        usage=SFT_USAGE,
     ),
     _command(
         "eval",

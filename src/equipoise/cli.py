@@ -13,7 +13,24 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from equipoise.arguments import TRAIN_USAGE, build_parser, option_names
+from equipoise.arguments import SFT_USAGE, TRAIN_USAGE, build_parser, option_names
+
+TRAIN_HELP = f"""usage: {TRAIN_USAGE}
+
+Train a model as a configuration says. A section is a table of the TOML file; every option can be
+overridden on the command line.
+
+  CONFIG.toml    what is not in it has a default; the repository has some in examples/
+  RUN            a run directory; it goes on where it lies, with its own settings
+  --resume       go on with a run after its last checkpoint
+  --from-step N  go on after the checkpoint of step N, and forget what came later; 0 begins again
+"""
+SFT_HELP = f"""usage: {SFT_USAGE}
+
+Imitate the responses of a data set, as a configuration says, so that reinforcement learning can start
+from a model that knows the form. The columns are told by their names: messages, or prompt and
+completion, or those of task.columns.
+"""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -29,13 +46,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
         )
     options, rest = parser.parse_known_args(arguments)
     if options.command in ("eval", "bias"):  # their task takes options, and nothing else does
-        unknown = rest + [
-            word for word in overrides if word.startswith("--") and not word.startswith("--task.")
-        ]
+        others = [word for word in overrides if word.startswith("--")]
+        unknown = rest + [word for word in others if not word.startswith("--task.")]
+    elif options.command in ("train", "sft", "compare", "export"):
+        unknown = []
     else:
-        unknown = (
-            [] if options.command in ("train", "sft", "compare", "export") else rest + overrides
-        )
+        unknown = rest + overrides
     if unknown:
         parser.error(_unrecognized(option_names(parser, options.command), unknown))
     if bare := [word for word in rest if word.startswith("-")]:
@@ -143,20 +159,7 @@ def _train(options: argparse.Namespace, rest: list[str]) -> None:
     if options.config is None and not options.show_help:
         _no_configuration("train")
     if options.show_help:
-        print(f"usage: {TRAIN_USAGE}\n")
-        print(
-            "Train a model as a configuration says. A section is a table of the TOML file; every option can be"
-        )
-        print("overridden on the command line.\n")
-        print(
-            "  CONFIG.toml    what is not in it has a default; the repository has some in examples/"
-        )
-        print("  RUN            a run directory; it goes on where it lies, with its own settings")
-        print("  --resume       go on with a run after its last checkpoint")
-        print(
-            "  --from-step N  go on after the checkpoint of step N, and forget what came later; 0 begins again\n"
-        )
-        print(describe())
+        print(f"{TRAIN_HELP}\n{describe()}")
         return
     _quiet_transformers()
     config = configured(options.config, rest, resume=options.resume)
@@ -175,15 +178,7 @@ def _sft(options: argparse.Namespace, rest: list[str]) -> None:
     if options.config is None and not options.show_help:
         _no_configuration("sft")
     if options.show_help:
-        print("usage: equipoise sft CONFIG.toml [--resume] [--section.key value ...]\n")
-        print(
-            "Imitate the responses of a data set, as a configuration says, so that reinforcement learning can start"
-        )
-        print(
-            "from a model that knows the form. The columns are told by their names: messages, or prompt and"
-        )
-        print("completion, or those of task.columns.\n")
-        print(describe(SftConfig))
+        print(f"{SFT_HELP}\n{describe(SftConfig)}")
         return
     _quiet_transformers()
     Sft(load_sft(options.config, rest), resume=options.resume).run()
@@ -229,16 +224,8 @@ def _objectives(options: argparse.Namespace, rest: list[str]) -> None:
 
     from equipoise.objective import PRESETS, Objective
 
-    columns = (
-        "preset",
-        "advantage",
-        "difficulty",
-        "cancellation",
-        "aggregation",
-        "surrogate",
-        "source",
-    )
-    table = Table(*columns, box=None)
+    slots = ("advantage", "difficulty", "cancellation", "aggregation", "surrogate")
+    table = Table("preset", *slots, "source", box=None)
     for name, preset in PRESETS.items():
         o = Objective.preset(name)
         choices = (o.advantage, o.difficulty_choice, o.cancellation, o.aggregation, o.surrogate)
@@ -292,24 +279,18 @@ def _audit(options: argparse.Namespace, rest: list[str]) -> None:
 
     columns = None if options.columns is None else parse_columns(options.columns)
     against = None if options.against is None else options.against.split(",")
-    counts: Counts = {
-        "sampled": options.sampled,
-        "epochs": options.epochs,
-        "prompts": options.prompts,
-    }
-    colour = sys.stdout.isatty()
-    print(
-        main_text(
-            options.files,
-            options.objective,
-            against,
-            columns,
-            options.tokenizer,
-            options.json,
-            colour,
-            counts,
-        )
+    counts = Counts(sampled=options.sampled, epochs=options.epochs, prompts=options.prompts)
+    text = main_text(
+        options.files,
+        options.objective,
+        against,
+        columns,
+        options.tokenizer,
+        as_json=options.json,
+        color=sys.stdout.isatty(),
+        counts=counts,
     )
+    print(text)
 
 
 def _bias(options: argparse.Namespace, rest: list[str]) -> None:
@@ -349,9 +330,8 @@ def _export(options: argparse.Namespace, rest: list[str]) -> None:
 
     # argparse leaves OUT behind --to unread
     late = options.out is None and rest and not rest[0].startswith("-")
-    print(
-        export(options.what, options.source, rest.pop(0) if late else options.out, options.to, rest)
-    )
+    out = rest.pop(0) if late else options.out
+    print(export(options.what, options.source, out, options.to, rest))
 
 
 def _redteam(options: argparse.Namespace, rest: list[str]) -> None:
@@ -363,12 +343,9 @@ def _redteam(options: argparse.Namespace, rest: list[str]) -> None:
     request = RedTeamRequest(
         out=Path(options.out), **{name: getattr(options, name) for name in names}
     )
-    found = (
-        redteam(request).clusters
-        if options.replay is None
-        else replayed(Path(options.replay), request.target)
-    )
-    sys.exit(1 if found else 0)
+    if options.replay is None:
+        sys.exit(1 if redteam(request).clusters else 0)
+    sys.exit(1 if replayed(Path(options.replay), request.target) else 0)
 
 
 def _doctor(options: argparse.Namespace, rest: list[str]) -> None:

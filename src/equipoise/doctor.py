@@ -78,11 +78,9 @@ def _engine(subject: str) -> Finding:
     for distribution in distributions:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             version = importlib.metadata.version(distribution)
-            tried = (
-                "which our tests run against"
-                if version == known
-                else f"our tests run against {known}"
-            )
+            tried = f"our tests run against {known}"
+            if version == known:
+                tried = "which our tests run against"
             return Finding(subject, "ok", f"{version}, {tried} ({purpose})")
     return Finding(subject, "missing", f"{purpose}: {command}")
 
@@ -94,11 +92,8 @@ def _device(subject: str) -> Finding:
         return Finding(subject, "ok", f"CPU, {torch.get_num_threads()} threads; no CUDA device")
     names = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
     if importlib.util.find_spec("triton") is None:
-        return Finding(
-            subject,
-            "broken",
-            f"{', '.join(names)}, but no triton for our kernels: pip install triton",
-        )
+        why = f"{', '.join(names)}, but no triton for our kernels: pip install triton"
+        return Finding(subject, "broken", why)
     return Finding(subject, "ok", f"{', '.join(names)}; CUDA {torch.version.cuda}")
 
 
@@ -111,11 +106,8 @@ def _math(subject: str) -> Finding:
     except PoolError as error:
         return Finding(subject, "broken", str(error))
     state = "ok" if verdict.kind == "correct" else "broken"
-    return Finding(
-        subject,
-        state,
-        verdict.reason or f"a worker compared x^2-1 to (x-1)(x+1) in {verdict.seconds:.2f} s",
-    )
+    said = f"a worker compared x^2-1 to (x-1)(x+1) in {verdict.seconds:.2f} s"
+    return Finding(subject, state, verdict.reason or said)
 
 
 def _code(subject: str) -> Finding:
@@ -123,14 +115,10 @@ def _code(subject: str) -> Finding:
 
     verdict = grade_code("print(int(input()) + 1)", {"inputs": ["1"], "outputs": ["2"]})
     if verdict.kind == "correct":
-        return Finding(
-            subject,
-            "ok",
-            f"isolated by {_version('bwrap')}; a verdict took {verdict.seconds:.2f} s",
-        )
-    return Finding(
-        subject, "missing" if verdict.kind == "unavailable" else "broken", verdict.reason
-    )
+        said = f"isolated by {_version('bwrap')}; a verdict took {verdict.seconds:.2f} s"
+        return Finding(subject, "ok", said)
+    state = "missing" if verdict.kind == "unavailable" else "broken"
+    return Finding(subject, state, verdict.reason)
 
 
 # What a worker of verl does, and what came of it. verl hides why a plug-in failed to load:
@@ -159,11 +147,9 @@ def _verl(subject: str) -> Finding:
 
 def _version(program: str) -> str:
     path = shutil.which(program)
-    return (
-        subprocess.run([path, "--version"], capture_output=True, text=True).stdout.strip()
-        if path
-        else program
-    )
+    if path is None:
+        return program
+    return subprocess.run([path, "--version"], capture_output=True, text=True).stdout.strip()
 
 
 def report(say: Callable[[str], None]) -> bool:

@@ -186,11 +186,10 @@ def _evaluate_benchmarks(options: argparse.Namespace, checkpoints: dict[int, Pat
             request, lambda path: _policy(path, options), checkpoints, out, say
         )
     else:
-        out = (
-            Path(options.out)
-            if options.out
-            else Path("evaluation") / (Path(options.model).name or "model")
-        )
+        if options.out:
+            out = Path(options.out)
+        else:
+            out = Path("evaluation") / (Path(options.model).name or "model")
         result = request.evaluate(_policy(options.model, options), out, say)
     if options.json:
         print(json.dumps(result, indent=2))

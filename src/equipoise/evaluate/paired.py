@@ -125,11 +125,10 @@ def in_words(pairs: Sequence[Difference], metric: str) -> str:
         )
     if unsure:
         needed = [d.seeds_for_a_point for d in unsure]
-        wanted = (
-            "more seeds than anyone runs"
-            if None in needed
-            else f"{max(n for n in needed if n)} seeds"
-        )
+        if None in needed:
+            wanted = "more seeds than anyone runs"
+        else:
+            wanted = f"{max(n for n in needed if n)} seeds"
         which = (
             "No difference" if not sure else f"Between the other {len(unsure)} pairs no difference"
         )

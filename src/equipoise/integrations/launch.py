@@ -240,11 +240,9 @@ def portable(config: Config) -> Config:
 
 
 def _absolute(name: str) -> str:
-    return (
-        str(Path(name).absolute())
-        if name and (Path(name).exists() or glob.has_magic(name))
-        else name
-    )
+    if name and (Path(name).exists() or glob.has_magic(name)):
+        return str(Path(name).absolute())
+    return name
 
 
 def model_folder(name: str) -> str:

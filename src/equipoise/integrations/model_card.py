@@ -113,11 +113,10 @@ def _origin(source: Published) -> str:
     made: dict[str, str] = {}
     if source.run.environment.exists():
         made = json.loads(source.run.environment.read_text(encoding="utf-8"))
-    how = (
-        f"LoRA adapters of rank {config.model.lora_rank}, merged"
-        if config.model.lora_rank
-        else "all weights"
-    )
+    if config.model.lora_rank:
+        how = f"LoRA adapters of rank {config.model.lora_rank}, merged"
+    else:
+        how = "all weights"
     base = "on a base in 4 bits (NF4), published whole" if config.model.quantize != "none" else ""
     trained = " ".join(filter(None, (how, base)))
     return (
@@ -195,11 +194,10 @@ def _biases(source: Published) -> str:
     steps = "none"
     if last:
         steps = f"{last[0]['step']} to {last[-1]['step']}"
-    table = (
-        _table(("measure", f"mean of steps {steps}"), rows)
-        if rows
-        else "The run logged no measures of bias."
-    )
+    if rows:
+        table = _table(("measure", f"mean of steps {steps}"), rows)
+    else:
+        table = "The run logged no measures of bias."
     return f"{table}\n\n{_audited(source.run)}"
 
 

@@ -14,18 +14,6 @@ from dataclasses import dataclass
 from typing import Any
 
 
-def _llama_qkv(attention: Any) -> tuple[Any, ...]:
-    return attention.q_proj, attention.k_proj, attention.v_proj
-
-
-def _llama_gate_up(mlp: Any) -> tuple[Any, ...]:
-    return mlp.gate_proj, mlp.up_proj
-
-
-def _always(attention: Any) -> bool:
-    return True
-
-
 @dataclass(frozen=True)
 class Architecture:
     """The defaults are Llama's."""
@@ -36,13 +24,13 @@ class Architecture:
     """
     scales_embeddings: bool = False
     """Whether embeddings are multiplied by √d."""
-    rotates: Callable[[Any], bool] = _always
+    rotates: Callable[[Any], bool] = lambda attention: True
     """Whether a layer, given its attention module, applies RoPE."""
-    qkv: Callable[[Any], tuple[Any, ...]] = _llama_qkv
+    qkv: Callable[[Any], tuple[Any, ...]] = lambda a: (a.q_proj, a.k_proj, a.v_proj)
     """Of the attention module, the projections to queries, keys and values;
     one where they are one matrix.
     """
-    gate_up: Callable[[Any], tuple[Any, ...]] = _llama_gate_up
+    gate_up: Callable[[Any], tuple[Any, ...]] = lambda mlp: (mlp.gate_proj, mlp.up_proj)
     """Of the MLP, the projections to gate and up; one where they are one matrix."""
 
 

@@ -321,11 +321,10 @@ class _Head(torch.autograd.Function):
         need_hidden, need_weight, need_bias = ctx.needs_input_grad[:3]
         d_hidden = torch.empty_like(hidden) if need_hidden else None
         d_weight = torch.zeros_like(weight, dtype=_wide_type(weight)) if need_weight else None
-        d_bias = (
-            torch.zeros_like(bias, dtype=_wide_type(bias))
-            if bias is not None and need_bias
-            else None
-        )
+        if bias is not None and need_bias:
+            d_bias = torch.zeros_like(bias, dtype=_wide_type(bias))
+        else:
+            d_bias = None
         for part in _parts(weight, bias, targets, ctx.support):
             rows = part.rows
             logp = _log_softmax(hidden[rows], part, ctx.temperature)

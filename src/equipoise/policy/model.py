@@ -10,7 +10,7 @@ adapter alone lies beside them in `adapter/`. Not covered: models split over sev
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -314,15 +314,8 @@ def _with_lora(model: Any, lora: Lora) -> Any:
     try:
         return get_peft_model(model, LoraConfig(**lora.arguments()))
     except ValueError as error:  # no layer has such a name
-        linear = {name.rpartition(".")[2] for name, module in _linear_layers(model)}
+        layers = model.named_modules()
+        linear = {name.rpartition(".")[2] for name, m in layers if isinstance(m, torch.nn.Linear)}
         raise ModelError(
             f"LoRA targets {', '.join(lora.targets)}: must be names of linear layers, {', '.join(sorted(linear))}"
         ) from error
-
-
-def _linear_layers(model: Any) -> Iterator[tuple[str, torch.nn.Linear]]:
-    return (
-        (name, module)
-        for name, module in model.named_modules()
-        if isinstance(module, torch.nn.Linear)
-    )

@@ -22,11 +22,10 @@ def mean(values: Column) -> float | None:
 def running_mean(values: Column, window: int = WINDOW) -> list[float | None]:
     """The mean of the last `window` steps at each step, of fewer at the start."""
     x = np.array([np.nan] * (window - 1) + [np.nan if v is None else v for v in values])
-    last = (
-        np.lib.stride_tricks.sliding_window_view(x, window)
-        if len(values)
-        else np.empty((0, window))
-    )
+    if len(values):
+        last = np.lib.stride_tricks.sliding_window_view(x, window)
+    else:
+        last = np.empty((0, window))
     count = (~np.isnan(last)).sum(1)
     means = np.nansum(last, 1) / np.maximum(count, 1)
     return [m if n else None for m, n in zip(means.tolist(), count.tolist(), strict=True)]

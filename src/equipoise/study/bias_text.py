@@ -72,11 +72,9 @@ def verdict(result: Result) -> str:
         return "Too few mixed groups to compare with the closed form."
     told = f"The closed form lies inside the measured 95 % interval in {len(inside)} of {len(known)} bins."
     few = ", ".join(interval_name(b) for b in known if b.prompts < FEW_PROMPTS)
-    return (
-        f"{told} Intervals of fewer than {FEW_PROMPTS} prompts ({few}) can be too narrow."
-        if few
-        else told
-    )
+    if few:
+        return f"{told} Intervals of fewer than {FEW_PROMPTS} prompts ({few}) can be too narrow."
+    return told
 
 
 def agrees(b: Bin) -> bool:

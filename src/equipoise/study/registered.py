@@ -205,11 +205,9 @@ def agreement(results: Mapping[str, Any]) -> str:
                 f"  {variant}: Σ c T {mass[0]:+.5f} ({mass[1]:+.5f}), Σ c {net[0]:+.6f} ({net[1]:+.6f}), "
                 f"{groups} groups, no group off by more than {max(c['off'] for c in checks):.1e}"
             )
-    return (
-        "\n".join(["\nBiases of the logged batches, measured (closed form):", *lines])
-        if lines
-        else ""
-    )
+    if lines:
+        return "\n".join(["\nBiases of the logged batches, measured (closed form):", *lines])
+    return ""
 
 
 def verify(path: str | Path, variant: str, seed: int, out: Path) -> bool:

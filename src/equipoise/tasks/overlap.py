@@ -76,8 +76,6 @@ def plain(text: str) -> str:
 
 def _grams(said: list[str]) -> list[str]:
     length = min(LONGEST, len(said))
-    return (
-        [" ".join(said[k : k + length]) for k in range(len(said) - length + 1)]
-        if length >= SHORTEST
-        else []
-    )
+    if length >= SHORTEST:
+        return [" ".join(said[k : k + length]) for k in range(len(said) - length + 1)]
+    return []

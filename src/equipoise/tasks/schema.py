@@ -194,11 +194,10 @@ def _verl(row: Mapping[str, Any], asked: str | None) -> Item:
     extra = row["extra_info"] if isinstance(row.get("extra_info"), dict) else {}
     index = id_of(extra, ("index",))
     # An index counts within a source and a split, and verl's files join several of both.
-    id_ = (
-        None
-        if index is None
-        else "/".join(str(x) for x in (row.get("data_source"), extra.get("split"), index) if x)
-    )
+    if index is None:
+        id_ = None
+    else:
+        id_ = "/".join(str(x) for x in (row.get("data_source"), extra.get("split"), index) if x)
     question, messages = question_of(row, "prompt", id_)
     model = row["reward_model"]
     if not isinstance(model, dict):

@@ -108,11 +108,9 @@ def unpack(value: Any) -> Any:
         ((kind, inside),) = value.items()
         if kind in ("date", "datetime", "time"):
             return getattr(datetime, kind).fromisoformat(inside)
-        return (
-            tuple(map(unpack, inside))
-            if kind == "tuple"
-            else {unpack(k): unpack(x) for k, x in inside}
-        )
+        if kind == "tuple":
+            return tuple(map(unpack, inside))
+        return {unpack(k): unpack(x) for k, x in inside}
     return value
 
 

@@ -62,11 +62,10 @@ class Sft:
         if self.folder.config.exists():
             raise RunError(f"{path}: holds a run of equipoise train; --sft.out DIR starts another")
         if self.config_file.exists() != resume:
-            then = (
-                "start it without --resume"
-                if resume
-                else "--resume goes on with it, --sft.out DIR starts another"
-            )
+            if resume:
+                then = "start it without --resume"
+            else:
+                then = "--resume goes on with it, --sft.out DIR starts another"
             raise RunError(
                 f"{path}: holds {'no warm-up to resume' if resume else 'a warm-up already'}; {then}"
             )

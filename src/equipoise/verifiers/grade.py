@@ -337,11 +337,9 @@ def _stands(kept: Future[Verdict]) -> bool:
 
 
 def _short(text: str) -> str | bytes:
-    return (
-        text
-        if len(text) <= SHORT
-        else hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()
-    )
+    if len(text) <= SHORT:
+        return text
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()
 
 
 def forget() -> None:

@@ -122,11 +122,9 @@ def prompt_text(prompt: Completion) -> str:
 
 def _tests(reference: Any) -> Any:
     """A column of structs has every row's keys: None where this row has none."""
-    return (
-        {k: v for k, v in reference.items() if v is not None}
-        if isinstance(reference, Mapping)
-        else reference
-    )
+    if isinstance(reference, Mapping):
+        return {k: v for k, v in reference.items() if v is not None}
+    return reference
 
 
 def verl_score(

@@ -117,11 +117,10 @@ class EquipoiseGRPOTrainer(GRPOTrainer):
         # TRL's own baseline rests on it.
         group = torch.arange(len(row), device=row.device) // self.num_generations
         lengths = self.accelerator.gather(mask.sum(1))
-        tokens = (
-            self._all_tokens(output, mask, scored)
-            if self.objective.cancellation == "prefix"
-            else None
-        )
+        if self.objective.cancellation == "prefix":
+            tokens = self._all_tokens(output, mask, scored)
+        else:
+            tokens = None
         advantage = torch.zeros(len(row), dtype=torch.float64, device=row.device)
         self._credit = None
         if bool(scored.any()):
@@ -224,11 +223,10 @@ class EquipoiseGRPOTrainer(GRPOTrainer):
             ref_logprobs=ref,
             rollout_logprobs=rollout,
         )
-        clipped = (
-            None
-            if objective.needs_whole_groups
-            else _clipped(objective, credit, new, old, response, position)
-        )
+        if objective.needs_whole_groups:
+            clipped = None
+        else:
+            clipped = _clipped(objective, credit, new, old, response, position)
         self._log_policy(out, clipped)
         return out
 

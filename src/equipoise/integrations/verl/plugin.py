@@ -97,11 +97,10 @@ def objective_of(options: Mapping[str, Any] | None) -> Objective:
     The keys are those of the section [objective] of a configuration: preset (grpo unless given),
     advantage, difficulty, cancellation, aggregation, surrogate, averaged_groups.
     """
-    plain = (
-        OmegaConf.to_container(options, resolve=True)
-        if isinstance(options, DictConfig)
-        else dict(options or {})
-    )
+    if isinstance(options, DictConfig):
+        plain = OmegaConf.to_container(options, resolve=True)
+    else:
+        plain = dict(options or {})
     return _objective(json.dumps(plain, sort_keys=True))
 
 

@@ -83,11 +83,10 @@ class Target:
         )
         outcome = started.result()
         if not isinstance(outcome, Verdict) or outcome.kind != "correct":
-            why = (
-                outcome.reason.strip().splitlines()[-1]
-                if isinstance(outcome, Verdict)
-                else f"it gave {outcome}"
-            )
+            if isinstance(outcome, Verdict):
+                why = outcome.reason.strip().splitlines()[-1]
+            else:
+                why = f"it gave {outcome}"
             raise ConfigError(f"--verifier {self.name} cannot be used: {why}")
         return outcome.reason
 

@@ -315,11 +315,9 @@ def _compared(kind: str, content: str, expected: Any, wrapped: bool) -> Outcome:
         right = same_value(value, expected) or (wrapped and same_value(value, expected[0]))
     except (ValueError, TypeError, AttributeError, RecursionError):
         return "wrong", _NO_FORM
-    return (
-        ("correct", "")
-        if right
-        else ("wrong", f"returned {_short(content)}, expected {_short(json.dumps(expected))}")
-    )
+    if right:
+        return "correct", ""
+    return "wrong", f"returned {_short(content)}, expected {_short(json.dumps(expected))}"
 
 
 def _run_asserts(code: str, tests: Asserts, limits: Limits) -> Outcome:

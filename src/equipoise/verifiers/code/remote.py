@@ -40,11 +40,9 @@ def ask(url: str, token: str, kind: str, arguments: list[Any], seconds: float) -
         verdict = decode(json.dumps(reply["verdict"]).encode())
     except ValueError as error:
         return Verdict("crashed", f"{url}: the reply is no verdict: {error}")
-    return (
-        verdict
-        if isinstance(verdict, Verdict)
-        else Verdict("crashed", f"{url}: the reply is a number")
-    )
+    if isinstance(verdict, Verdict):
+        return verdict
+    return Verdict("crashed", f"{url}: the reply is a number")
 
 
 def problem(url: str, token: str) -> str | None:
@@ -53,11 +51,9 @@ def problem(url: str, token: str) -> str | None:
         reply = _exchange(url, token, "GET", None, CONNECT_SECONDS)
     except Unreachable as error:
         return str(error)
-    return (
-        None
-        if reply.get("isolates") is True
-        else f"{url}: the runner has no sandbox: {reply.get('why')}"
-    )
+    if reply.get("isolates") is True:
+        return None
+    return f"{url}: the runner has no sandbox: {reply.get('why')}"
 
 
 def _exchange(url: str, token: str, method: str, body: Any, seconds: float) -> dict[str, Any]:

@@ -100,11 +100,9 @@ class _AnsweringProcess:
                 if not part or len(reply) > LONGEST_REPLY:
                     return b""
         said, _, text = reply[:-1].partition(b" ")
-        return (
-            b"done " + text
-            if said == token.encode() and text.isascii() and b"\n" not in text
-            else b""
-        )
+        if said == token.encode() and text.isascii() and b"\n" not in text:
+            return b"done " + text
+        return b""
 
     def _cpu(self) -> float:
         """Seconds of CPU the process has used: the clock that clock_getcpuclockid(3) names."""
@@ -122,11 +120,10 @@ class _AnsweringProcess:
                 break
         os.close(self.requests)
         os.close(self.replies)
-        how = (
-            f"signal {os.WTERMSIG(status)}"
-            if os.WIFSIGNALED(status)
-            else f"exit {os.WEXITSTATUS(status)}"
-        )
+        if os.WIFSIGNALED(status):
+            how = f"signal {os.WTERMSIG(status)}"
+        else:
+            how = f"exit {os.WEXITSTATUS(status)}"
         return how.encode()
 
 

@@ -207,9 +207,8 @@ def confine(program: bytes) -> None:
     number = (317, 277)[MACHINES.index(platform.machine())]
     result = libc.syscall(number, set_mode_filter, all_threads, ctypes.byref(argument))
     if result != 0:
-        cause = (
-            os.strerror(ctypes.get_errno())
-            if result < 0
-            else f"thread {result} has a filter of its own"
-        )
+        if result < 0:
+            cause = os.strerror(ctypes.get_errno())
+        else:
+            cause = f"thread {result} has a filter of its own"
         raise OSError(ctypes.get_errno(), f"the kernel did not take the seccomp filter: {cause}")

@@ -112,11 +112,10 @@ def _json(text: Any, what: str) -> Any:
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
-        hint = (
-            " (LiveCodeBench packs its private tests as a pickle: unpack them first)"
-            if "private" in what
-            else ""
-        )
+        if "private" in what:
+            hint = " (LiveCodeBench packs its private tests as a pickle: unpack them first)"
+        else:
+            hint = ""
         raise TestsError(f"{what}: {text[:60]!r} is not JSON: {error}{hint}") from None
 
 

@@ -101,11 +101,9 @@ def _same_choice(gold: Node, answer: Node, by: Comparer) -> bool | None:
         return wanted == chosen
     if isinstance(answer, ChoiceLetter):
         return same(gold, answer.rest, by) if answer.rest is not None else False
-    return (
-        same(gold.rest, answer, by)
-        if isinstance(gold, ChoiceLetter) and gold.rest is not None
-        else False
-    )
+    if isinstance(gold, ChoiceLetter) and gold.rest is not None:
+        return same(gold.rest, answer, by)
+    return False
 
 
 def _same_words(gold: Node, answer: Node, by: Comparer) -> bool | None:
@@ -312,11 +310,9 @@ def _same_chain(gold: Node, answer: Node, by: Comparer) -> bool | None:
     if assigned := assignment(chain):
         return same(assigned[1], answer, by) if chain is gold else same(gold, assigned[1], by)
     if chain.signs == ("=",):
-        return (
-            same(gold, chain.members[1], by)
-            if chain is answer and is_constant(chain.texts[0])
-            else False
-        )
+        if chain is answer and is_constant(chain.texts[0]):
+            return same(gold, chain.members[1], by)
+        return False
     if (interval := as_interval(chain)) is not None and isinstance(other, Listing | Union):
         outcome = same(interval, other, by) if chain is gold else same(other, interval, by)
         return outcome or None

@@ -114,11 +114,9 @@ class Writing:
         return Shape("whole" if c.denominator == 1 else "decimal", value)
 
     def letter(self, name: str) -> Shape:
-        return (
-            Shape("irrational", {(1, ((name, 1),)): Fraction(1)})
-            if name in CONSTANTS
-            else _letters()
-        )
+        if name in CONSTANTS:
+            return Shape("irrational", {(1, ((name, 1),)): Fraction(1)})
+        return _letters()
 
     def rational(self, a: Shape) -> Fraction | None:
         return _rational(a)
@@ -266,11 +264,10 @@ def _product_of_irrationals(a: Shape, b: Shape) -> Shape:
     if exact.number(value) is not None:
         return _finished(value, work | {"quotient" if quotient else "product"})
     # √2(1 + √3) is a factored form, √2·√3 is not.
-    shared = (
-        _constants(a.value) & _constants(b.value)
-        if (len(a.value) == 1) == (len(b.value) == 1)
-        else set()
-    )
+    if (len(a.value) == 1) == (len(b.value) == 1):
+        shared = _constants(a.value) & _constants(b.value)
+    else:
+        shared = set()
     if (shared and not quotient) or (a.over and b.over) or (a.under and b.under):
         work |= {"product"}
     scale = (a.scale or Fraction(1)) * (b.scale or Fraction(1)) if a.scale or b.scale else None

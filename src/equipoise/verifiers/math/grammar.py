@@ -124,18 +124,15 @@ class _Reader(Generic[T]):
             raise Unreadable(f"{found!r} where {token!r} should be")
 
     def signed_by(self, sign: str, value: T) -> T:
-        return (
-            self.algebra.multiply(self.algebra.number(Fraction(-1)), value)
-            if sign == "-"
-            else value
-        )
+        if sign == "-":
+            return self.algebra.multiply(self.algebra.number(Fraction(-1)), value)
+        return value
 
     def sum(self) -> T:
-        total = (
-            self.signed_by(self.take(), self.product())
-            if self.peek() in {"+", "-"}
-            else self.product()
-        )
+        if self.peek() in {"+", "-"}:
+            total = self.signed_by(self.take(), self.product())
+        else:
+            total = self.product()
         while self.peek() in {"+", "-"}:
             total = self.algebra.add(total, self.signed_by(self.take(), self.product()))
         return total

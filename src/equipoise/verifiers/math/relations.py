@@ -45,11 +45,9 @@ def is_constant(text: str) -> bool:
 def one_letter(text: str) -> str | None:
     """The letter of x, x_1 or f(x), with its index; None for products such as kA and for |x|."""
     match = re.fullmatch(r"\s*(\\?[a-zA-Z]+(?:_(?:\w|\{[^{}]*\}))?'*)\s*(?:\(\s*\w\s*\))?\s*", text)
-    return (
-        match.group(1)
-        if match and (match.group(1)[0] == "\\" or not match.group(1)[1:2].isalpha())
-        else None
-    )
+    if match and (match.group(1)[0] == "\\" or not match.group(1)[1:2].isalpha()):
+        return match.group(1)
+    return None
 
 
 def settled(node: Node) -> Node:

@@ -219,11 +219,10 @@ def _member(text: str) -> Node:
 
 def _bracketed(text: str, left: str, right: str) -> Node | None:
     if left == r"\langle":
-        inside = (
-            text[len(left) : -len(right)]
-            if text.startswith(left) and text.endswith(right)
-            else None
-        )
+        if text.startswith(left) and text.endswith(right):
+            inside = text[len(left) : -len(right)]
+        else:
+            inside = None
     else:
         inside = text[len(left) : -len(right)] if wraps(text, left, right) else None
     if inside is None or r"\rangle" in inside:

@@ -123,11 +123,9 @@ class Symbolic:
         if name == "log":
             if x.is_zero:
                 raise Senseless("the logarithm of zero")
-            return (
-                sympy.log(x) / sympy.log(arguments[1])
-                if len(arguments) > 1
-                else sympy.log(x) * PER_UNKNOWN_BASE
-            )
+            if len(arguments) > 1:
+                return sympy.log(x) / sympy.log(arguments[1])
+            return sympy.log(x) * PER_UNKNOWN_BASE
         if name == "binomial":
             if any(a.is_number and abs(a) > exact.LARGEST_FACTORIAL for a in arguments):
                 raise Senseless("a binomial coefficient too large to write out")

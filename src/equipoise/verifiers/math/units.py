@@ -23,9 +23,7 @@ NAMES = {
     "cent": "cent cents", "mph": "mph", "km/h": "km/h kmh kph",
 }  # fmt: skip
 UNITS = {word: name for name, words in NAMES.items() for word in words.split()}
-_SHORT = """
-    m s g h l in min
-"""
+_SHORT = "m s g h l in min"
 # of ampere, newton, volt and their kin: no other letter is a unit by itself
 CAPITALS = frozenset("ACFJKLNVW")
 SHORT = frozenset(_SHORT.split())  # letters and words that are a unit only where the text says so
@@ -61,21 +59,8 @@ UNIT_AFTER = re.compile(
 )
 
 # A power belongs to a unit that is measured: cm^2, and not apples^2 or cm^1.
-LENGTHS_AND_TIMES = [
-    "m",
-    "cm",
-    "mm",
-    "km",
-    "inch",
-    "foot",
-    "yard",
-    "mile",
-    "s",
-    "min",
-    "hour",
-    "year",
-]
-MEASURED = sorted(word for name in LENGTHS_AND_TIMES for word in NAMES[name].split())
+LENGTHS_AND_TIMES = "m cm mm km inch foot yard mile s min hour year"
+MEASURED = sorted(word for name in LENGTHS_AND_TIMES.split() for word in NAMES[name].split())
 POWERED = re.compile(
     rf"(?<![a-zA-Z])(?:units?|{'|'.join(MEASURED)})\.?\s*\}}?\s*\^\s*\{{?-?(?:[23]|(?<=-)1)\b",
     re.IGNORECASE,
