@@ -127,10 +127,8 @@ class Checker:
         item = rules.schema.read(row)
         characters = len(item.question)
         if characters > rules.max_chars:
-            raise RowError(
-                "too long",
-                f"a prompt of {characters:,} characters: must be at most {rules.max_chars:,}",
-            )
+            told = f"a prompt of {characters:,} characters: must be at most {rules.max_chars:,}"
+            raise RowError("too long", told)
         text = digest(item.question)
         if text in rules.elsewhere:
             raise RowError("held-out file", "the prompt stands in the held-out file")
@@ -151,14 +149,10 @@ class Checker:
                 "evaluation overlap",
                 f'"{hit.words[:80]}" of {hit.evaluation_set}, problem {hit.problem}',
             )
-        if (
-            rules.count_tokens is not None
-            and (count := rules.count_tokens(item)) > rules.max_tokens
-        ):
-            raise RowError(
-                "too many tokens",
-                f"a prompt of {count:,} tokens: must be at most {rules.max_tokens:,}",
-            )
+        count = 0 if rules.count_tokens is None else rules.count_tokens(item)
+        if count > rules.max_tokens:
+            told = f"a prompt of {count:,} tokens: must be at most {rules.max_tokens:,}"
+            raise RowError("too many tokens", told)
         if rules.dedupe:
             self._texts[text] = number, item.answer
         return text, item

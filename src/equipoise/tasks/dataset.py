@@ -275,10 +275,8 @@ class Dataset:
 
     def _shuffled(self, epoch: int) -> np.ndarray:
         if self._shuffle[0] != epoch:
-            self._shuffle = (
-                epoch,
-                shuffled(self._training_places, "equipoise/rows", self.seed, epoch),
-            )
+            order = shuffled(self._training_places, "equipoise/rows", self.seed, epoch)
+            self._shuffle = epoch, order
         return self._shuffle[1]
 
     def _window(self, epoch: int, number: int) -> tuple[_Window, np.ndarray]:
@@ -290,13 +288,10 @@ class Dataset:
             )
             if first:  # the windows of one epoch are apart: no row is counted twice
                 self._accounted.add(key)
-            window = self._looked_through(
-                self._windows.spans(epoch, number), self._account if first else None
-            )
-            self._streamed[key] = (
-                window,
-                shuffled(window.train, "equipoise/window", self.seed, epoch, number),
-            )
+            spans = self._windows.spans(epoch, number)
+            window = self._looked_through(spans, self._account if first else None)
+            order = shuffled(window.train, "equipoise/window", self.seed, epoch, number)
+            self._streamed[key] = window, order
             while len(self._streamed) > WINDOWS_KEPT:
                 self._streamed.popitem(last=False)
         self._streamed.move_to_end(key)

@@ -92,11 +92,8 @@ def _variables(entry: Mapping[str, Any]) -> frozenset[str]:
     named = metadata.get("variables", [metadata.get("variable")])
     if not isinstance(named, list | tuple):
         return frozenset()
-    return frozenset(filter(_is_letter, named))
-
-
-def _is_letter(name: object) -> bool:
-    return isinstance(name, str) and len(name) == 1 and name.isascii() and name.isalpha()
+    letters = (name for name in named if isinstance(name, str) and len(name) == 1)
+    return frozenset(name for name in letters if name.isascii() and name.isalpha())
 
 
 def _formula_refusal(text: str, variables: frozenset[str]) -> str | None:

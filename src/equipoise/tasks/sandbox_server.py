@@ -134,19 +134,13 @@ def _work(kind: str, arguments: list[Any]) -> tuple[Pool[Verdict], list[Any], fl
     if kind == "code":
         response, row, wanted = arguments
         limits = bounded(wanted)
-        return (
-            pool("code"),
-            [str(response), str(row), dataclasses.asdict(limits)],
-            grade.code_seconds(limits),
-        )
+        asked: list[Any] = [str(response), str(row), dataclasses.asdict(limits)]
+        return pool("code"), asked, grade.code_seconds(limits)
     from equipoise.tasks import gym
 
     job, alone, seconds = arguments
-    return (
-        gym.local_pool(),
-        [str(job), bool(alone), min(float(seconds), CAPS.seconds)],
-        gym.JOB_SECONDS,
-    )
+    asked = [str(job), bool(alone), min(float(seconds), CAPS.seconds)]
+    return gym.local_pool(), asked, gym.JOB_SECONDS
 
 
 def bounded(wanted: dict[str, Any]) -> Limits:

@@ -157,9 +157,9 @@ def _rollout(config: Config, task: Task) -> dict[str, Setting]:
         if r.dynamic_sampling
         else mapped(why="no dynamic sampling"),
         "rollout.exact": mapped(why="verl's old log-probabilities are always the actor's own"),
-        "rollout.ahead": unmappable("verl's one-step off-policy trainer is another entry point")
-        if r.ahead
-        else mapped(why="0, as verl"),
+        "rollout.ahead": refused(
+            r.ahead, "verl's one-step off-policy trainer is another entry point", "0, as verl"
+        ),
         "rollout.engine": _engine(config),
         "rollout.engine_memory": mapped({f"{ROLLOUT}.gpu_memory_utilization": r.engine_memory})
         if r.engine == "vllm"
