@@ -5,7 +5,6 @@ import itertools
 import json
 import math
 import re
-import subprocess
 from pathlib import Path
 
 import numpy as np
@@ -16,8 +15,8 @@ from equipoise import cli
 from equipoise.evaluate.paired import interval
 from equipoise.report.runs import read
 from equipoise.study import compare as study
-from equipoise.study import runs
 from equipoise.study.compare import Variant, differences, variants, verdict
+from equipoise.study.fork_server import ForkServer
 from equipoise.train import ConfigError
 from tests.train.tiny import make_model
 
@@ -112,9 +111,9 @@ class InThisProcess:
 
     returncode = 0
 
-    def __init__(self, command: list[str]) -> None:
-        assert command[1:4] == ["-m", "equipoise", "train"]
-        cli.main(command[3:])
+    def __init__(self, arguments: list[str]) -> None:
+        assert arguments[0] == "train"
+        cli.main(arguments)
 
     def poll(self) -> int:
         return self.returncode
@@ -124,13 +123,13 @@ class InThisProcess:
 def started(monkeypatch, request):
     """Commands of the runs that were started; the first `param` of them have processes of their own."""
     monkeypatch.setenv("PYTHONPATH", str(ROOT / "src"))
-    start, started = subprocess.Popen, []
+    fork, started = ForkServer.start, []
 
-    def popen(command, **options):
-        started.append(command)
-        return start(command, **options) if len(started) <= request.param else InThisProcess(command)
+    def start(server, arguments, log):
+        started.append(arguments)
+        return fork(server, arguments, log) if len(started) <= request.param else InThisProcess(arguments)
 
-    monkeypatch.setattr(runs.subprocess, "Popen", popen)
+    monkeypatch.setattr(ForkServer, "start", start)
     return started
 
 

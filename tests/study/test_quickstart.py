@@ -15,6 +15,7 @@ from rich.console import Console
 
 from equipoise.study import quickstart as study
 from equipoise.study import runs
+from equipoise.study.fork_server import ForkServer
 from equipoise.train import RunError, RunFolder, checkpoint, dump, read_lines
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -101,12 +102,11 @@ def test_the_four_runs_differ_in_the_objective_alone(tmp_path):
 
 
 def test_a_run_that_fails_is_named_with_what_it_said(tmp_path, monkeypatch):
-    def start(config):
-        log = Path(f"{config.train.out}.log")
+    def start(server, arguments, log):
         with open(log, "wb") as f:
             return subprocess.Popen(["sh", "-c", "echo before; echo no such model; exit 3"], stdout=f)
 
-    monkeypatch.setattr(runs, "_start", start)
+    monkeypatch.setattr(ForkServer, "start", start)
     with pytest.raises(RunError, match=r"the run token failed: no such model \(all of it: .*token\.log\)"):
         study.quickstart(tmp_path, steps=1)
 

@@ -1,11 +1,11 @@
-"""Several training runs: an `equipoise train` in a process each, with one thread."""
+"""Several training runs: an `equipoise train` in a process each, with one thread, forked from one
+that has imported the trainer (fork_server.py).
+"""
 
 from __future__ import annotations
 
 import math
 import os
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from equipoise.study.fork_server import ForkServer, RunProcess
 from equipoise.train import (
     Config,
     Interrupted,
@@ -43,7 +44,8 @@ def train_all(
     ends all others, or where `patient`, is left out and named in the table that comes back.
     """
     waiting = [name for name, config in configs.items() if not finished(config)]
-    running: dict[str, subprocess.Popen[bytes]] = {}
+    server = ForkServer()
+    running: dict[str, RunProcess] = {}
     failed: dict[str, str] = {}
     with _progress(console) as bars:
         shown: dict[str, Any] = {}
@@ -60,7 +62,7 @@ def train_all(
             while (waiting or running) and time.monotonic() < stop_at:
                 while waiting and len(running) < (jobs or os.cpu_count() or 1):
                     name = waiting.pop(0)
-                    running[name] = _start(configs[name])
+                    running[name] = _start(server, configs[name])
                     if name not in shown:
                         shown[name] = bars.add_task(name, total=configs[name].train.steps, line="")
                 time.sleep(0.3)
@@ -85,6 +87,7 @@ def train_all(
                 process.terminate()
             for process in running.values():
                 process.wait()
+            server.close()
     return failed
 
 
@@ -111,7 +114,7 @@ def finished(config: Config) -> bool:
     return config.train.steps in checkpoint.steps(folder.checkpoints)
 
 
-def _start(config: Config) -> subprocess.Popen[bytes]:
+def _start(server: ForkServer, config: Config) -> RunProcess:
     folder = RunFolder(config.train.out)
     begun = folder.config.exists()
     file = _beside(folder.path, ".toml")
@@ -120,12 +123,8 @@ def _start(config: Config) -> subprocess.Popen[bytes]:
         file.write_text(dump(config), encoding="utf-8")
     except OSError as error:
         raise RunError(f"{file.parent}: no runs can be put there: {error.strerror}") from error
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    with open(_beside(folder.path, ".log"), "wb") as log:
-        command = [sys.executable, "-m", "equipoise", "train", str(file)]
-        if begun:
-            command.append("--resume")
-        return subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=environment)
+    arguments = ["train", str(file), *(["--resume"] if begun else [])]
+    return server.start(arguments, _beside(folder.path, ".log"))
 
 
 def _beside(run: Path, ending: str) -> Path:

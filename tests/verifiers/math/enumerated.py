@@ -291,8 +291,10 @@ def chained(problem: Problem, calculations: list[str]) -> Iterator[str]:
     """Chains in which two members disagree, or whose last member is a calculation."""
     right = problem.plain
     for form, wrong in itertools.product(CHAINS, wrong_numbers(problem)):
-        yield fill(form, x=right, y=wrong)
-        if not (ABOUT.search(form) and close(problem, wrong)):
+        rounded = ABOUT.search(form) is not None and close(problem, wrong)
+        if not rounded or problem.value.denominator == 1:  # 4.5 ≈ 5 is right, 155 ≈ 155.4 is not
+            yield fill(form, x=right, y=wrong)
+        if not rounded:
             yield fill(form, x=wrong, y=right)
     for form, calculation in itertools.product(CHAINS, calculations):
         yield fill(form, x=calculation, y=wrong_numbers(problem)[0])

@@ -1,0 +1,135 @@
+"""A process that has imported the trainer once and forks a child for each run.
+
+Importing torch and transformers takes eight seconds of CPU, half of a run of the quickstart; several
+runs pay for it once. A child is an ordinary `equipoise train`. The server ends when the process that
+started it does, and asks what still runs to stop after its step.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+import torch
+
+from equipoise.train import RunError
+
+# What a run imports sooner or later. Nothing where there is a GPU: what a library asks CUDA when it
+# is imported would leave the forked children without one.
+PRELOADED = (
+    "equipoise.cli",
+    "equipoise.train",
+    "transformers.models.auto",
+    "transformers.models.llama.modeling_llama",
+)
+
+
+class ForkServer:
+    """The side that asks. The process starts with the first run."""
+
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[str] | None = None
+        self._asked = 0
+
+    def start(self, arguments: Sequence[str], log: Path) -> RunProcess:
+        """`equipoise *arguments` in a process of its own, with one thread; its output goes to `log`."""
+        return RunProcess(self, self.ask({"start": list(arguments), "log": str(log)}))
+
+    def close(self) -> None:
+        if self._process is not None:
+            self._process.communicate()
+
+    def ask(self, request: dict[str, Any]) -> Any:
+        if self._process is None:
+            preloaded = () if torch.cuda.is_available() else PRELOADED
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "equipoise.study.fork_server", *preloaded],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+                env={**os.environ, "OMP_NUM_THREADS": "1"},
+                process_group=0,  # a Ctrl-C is for the process that asks, which ends the runs
+            )
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._asked += 1
+        with contextlib.suppress(BrokenPipeError):
+            print(json.dumps([self._asked, request]), file=self._process.stdin, flush=True)
+        # A Ctrl-C may have come between an earlier question and its answer.
+        for line in self._process.stdout:
+            number, answer = json.loads(line)
+            if number == self._asked:
+                return answer
+        raise RunError(
+            "the process that starts the runs was ended; the same command goes on with them"
+        )
+
+
+class RunProcess:
+    """A run under way, with the methods of a `Popen`."""
+
+    def __init__(self, server: ForkServer, pid: int) -> None:
+        self.server = server
+        self.pid = pid
+        self.returncode: int | None = None
+
+    def poll(self) -> int | None:
+        if self.returncode is None:
+            self.returncode = self.server.ask({"poll": self.pid})
+        return self.returncode
+
+    def wait(self) -> int:
+        while (code := self.poll()) is None:
+            time.sleep(0.05)
+        return code
+
+    def terminate(self) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, signal.SIGTERM)
+
+
+def serve(preloaded: Sequence[str]) -> None:
+    """Answer every line of stdin: with the pid of a run that was started,
+    or the exit status of one, null while it goes on.
+    """
+    for module in preloaded:
+        importlib.import_module(module)
+    running: set[int] = set()
+    for line in sys.stdin:
+        number, request = json.loads(line)
+        answer: int | None
+        if "start" in request:
+            answer = pid = os.fork()
+            if pid == 0:
+                _be_the_run(request["start"], request["log"])
+            running.add(pid)
+        else:
+            ended, status = os.waitpid(request["poll"], os.WNOHANG)
+            answer = os.waitstatus_to_exitcode(status) if ended else None
+            running.discard(ended)
+        print(json.dumps([number, answer]), flush=True)
+    for pid in running:
+        os.kill(pid, signal.SIGTERM)
+    for pid in running:
+        os.waitpid(pid, 0)
+
+
+def _be_the_run(arguments: list[str], log: str) -> NoReturn:
+    to_log = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    for source, target in ((os.open(os.devnull, os.O_RDONLY), 0), (to_log, 1), (to_log, 2)):
+        os.dup2(source, target)
+    importlib.import_module("equipoise.cli").main(arguments)
+    sys.exit(0)
+
+
+if __name__ == "__main__":
+    serve(sys.argv[1:])

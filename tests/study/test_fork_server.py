@@ -1,0 +1,70 @@
+"""Runs that are forked from one process: what they say, how they end, and what ends them."""
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from equipoise.study import fork_server
+from equipoise.study.fork_server import ForkServer
+from equipoise.train import RunError
+
+
+@pytest.fixture
+def server(monkeypatch):
+    monkeypatch.setattr(fork_server, "PRELOADED", ())
+    server = ForkServer()
+    yield server
+    server.close()
+
+
+def test_a_run_is_the_command_with_its_output_and_status(server, tmp_path):
+    fine = server.start(["--version"], tmp_path / "fine")
+    wrong = server.start(["train", "no/such.toml"], tmp_path / "wrong")
+    assert (fine.wait(), wrong.wait()) == (0, 1)
+    assert (tmp_path / "fine").read_text().startswith("equipoise 1.")
+    assert "no/such.toml" in (tmp_path / "wrong").read_text()
+    fine.terminate()  # nothing to end: its number may be another's by now
+
+
+def test_a_server_that_was_killed_is_one_sentence(server, tmp_path):
+    server.start(["--version"], tmp_path / "log").wait()
+    server._process.kill()
+    server._process.wait()
+    with pytest.raises(RunError, match="the process that starts the runs was ended"):
+        server.start(["--version"], tmp_path / "log")
+
+
+def test_runs_are_asked_to_stop_when_their_caller_is_killed(tmp_path):
+    """The first run waits for a file that never comes."""
+    caller = f"""
+import os
+from pathlib import Path
+from equipoise.study import fork_server
+fork_server.PRELOADED = ()
+server = fork_server.ForkServer()
+os.mkfifo({str(tmp_path / "never.toml")!r})
+run = server.start(["train", {str(tmp_path / "never.toml")!r}], Path({str(tmp_path / "log")!r}))
+print(run.pid, flush=True)
+run.wait()
+"""
+    with subprocess.Popen([sys.executable, "-c", caller], stdout=subprocess.PIPE, text=True) as process:
+        pid = int(process.stdout.readline())
+        assert Path(f"/proc/{pid}").exists()
+        process.kill()
+    deadline = time.monotonic() + 300
+    while Path(f"/proc/{pid}").exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not Path(f"/proc/{pid}").exists()
+
+
+def test_nothing_has_threads_before_it_forks():
+    """A thread does not survive a fork, and what it held stays locked."""
+    modules = ", ".join(fork_server.PRELOADED)
+    count = f"import os, {modules}; print(len(os.listdir('/proc/self/task')))"
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    said = subprocess.check_output([sys.executable, "-c", count], env=environment, text=True)
+    assert said.split()[-1] == "1"
