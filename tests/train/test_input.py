@@ -256,10 +256,11 @@ def test_ctrl_c_finishes_the_step_and_says_how_to_go_on(server, five_steps, mode
     (folder / "held").unlink()
     ended = child.end()
     assert ended.code == 130
-    assert [r["step"] for r in metrics(out)] == [1, 2, 3]
-    assert checkpoint.steps(RunFolder(out).checkpoints) == [3]
+    steps = [r["step"] for r in metrics(out)]
+    assert steps in ([1, 2], [1, 2, 3])  # told at the end of the second, or in the third
+    assert checkpoint.steps(RunFolder(out).checkpoints) == [len(steps)]
     command = f"equipoise train {out} --resume"
-    assert ended.stderr == f"equipoise: stopped after step 3; go on with: {command}\n"
+    assert ended.stderr == f"equipoise: stopped after step {len(steps)}; go on with: {command}\n"
     resumed = server.run(command.split()[1:])
     assert resumed.code == 0, resumed.stderr
     assert outcome(out) == undisturbed
