@@ -91,16 +91,9 @@ class TimeIsUpError(Exception):
 
 def ours(job: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """Our paged sampler, in the trainer's process as always."""
-    from equipoise.rollout import PagedSampler, SamplingParams, paged
+    from given_lengths import GivenLengths  # benchmarks/given_lengths.py
 
-    class GivenLengths(PagedSampler):
-        lengths: Tensor
-
-        def _blocks(self, asked: Any, size: Any) -> int:
-            count = super()._blocks(asked, size)
-            # The last of what is done ahead, so none of it knows where the responses will end.
-            asked.limit = self.lengths
-            return count
+    from equipoise.rollout import SamplingParams, paged
 
     class Timed(paged._Call):
         marks: Marks | None = None
@@ -200,7 +193,7 @@ def _generate(llm: Any, work: Work, lengths: list[int], marks: Marks) -> dict[st
             flat_logprobs=True,
             output_kind=RequestOutputKind.FINAL_ONLY,
         )
-        engine.add_request(str(row), {"prompt_token_ids": prompts[row // GROUP]}, params)
+        engine.add_request(str(row), {"type": "token", "prompt_token_ids": prompts[row // GROUP]}, params)
     done: dict[int, int] = {}
     cut = False
 

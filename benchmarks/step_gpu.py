@@ -56,7 +56,7 @@ def ours(folder: Path, count: int, memory: int, steps: int, warm: int, data: Pat
         trainer = Trainer(c)
         torch.cuda.reset_peak_memory_stats()
         trainer._checkpoint = lambda: None  # what is measured are steps
-        trainer.collector.scorer.settle = _with_coins(trainer.collector.scorer.settle)
+        trainer.collector.scorer.settle = with_coins(trainer.collector.scorer.settle)
         trainer.run()
         records = read_lines(trainer.folder.metrics)[warm:]
     seconds = {k: statistics.median(r[f"timing_s/{k}"] for r in records) for k in (*PARTS, "step")}
@@ -68,7 +68,7 @@ def ours(folder: Path, count: int, memory: int, steps: int, warm: int, data: Pat
     }
 
 
-def _with_coins(settle: Callable[..., Scores]) -> Callable[..., Scores]:
+def with_coins(settle: Callable[..., Scores]) -> Callable[..., Scores]:
     flips = torch.Generator().manual_seed(0)
 
     def settled(*args: Any) -> Scores:

@@ -33,6 +33,19 @@ def test_the_last_limit_holds(card):
     assert memory.room(card) == 46 * GIB
 
 
+def test_what_an_engine_gave_back_asleep_counts_as_left(card):
+    """Torch still calls 3 of the 4 GiB allocated; the card has them free again."""
+    memory.limit(card, 8 * GIB)
+    memory.asleep(card, 3 * GIB)
+    assert (memory.taken(card), memory.room(card)) == (1 * GIB, 7 * GIB)
+    memory.asleep(card, 0)
+    assert (memory.taken(card), memory.room(card)) == (4 * GIB, 4 * GIB)
+
+
+def test_a_cpu_has_no_card():
+    assert memory.taken(torch.device("cpu")) == 0
+
+
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_a_sampler_takes_its_room_from_what_torch_keeps_in_reserve(monkeypatch):
     from equipoise.rollout import paged

@@ -169,6 +169,21 @@ def test_weights_go_in_before_the_cache_and_both_go_to_sleep(make, asleep):
     assert sampler.llm.calls == calls
 
 
+def test_what_sleeps_is_not_counted_as_taken(make, monkeypatch):
+    """The engine's 7 bytes are the trainer's from the end of a call to the start of the next one."""
+    policy = tiny_models.policy()
+    sampler = make(policy, asleep=True)
+    sampler.held = 7
+    told = []
+    monkeypatch.setattr(module.card, "asleep", lambda device, size: told.append((size, list(sampler.llm.calls))))
+    sampler.llm.calls.clear()
+    sampler.sample(tiny_models.prompts(1), 1, PARAMS)
+    (awake, before), (asleep, after) = told
+    assert (awake, asleep) == (0, 7)
+    assert before == []
+    assert after[-1] == "sleep 2"
+
+
 def test_an_error_leaves_no_requests_and_no_memory_behind(make):
     sampler = make(tiny_models.policy(), asleep=True)
 

@@ -226,7 +226,7 @@ class Card:
 
     def __init__(self, patch, moments, checkpointed=None, *, holds=10**12, parameters=10**6, rounding=1):
         self.moments, self.checkpointed, self.holds, self.rounding = moments, checkpointed or moments, holds, rounding
-        self.device, self.context, self.gradient_checkpointing = SimpleNamespace(type="cuda"), 4096, False
+        self.device, self.context, self.gradient_checkpointing = torch.device("cuda"), 4096, False
         self.model = torch.nn.Module()
         self.model.weights = torch.nn.Parameter(torch.empty(parameters, device="meta"))
         self.last, self.fitted, self.cleared, self.passes = 0, 0, 0, []

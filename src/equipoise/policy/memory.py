@@ -11,6 +11,7 @@ from __future__ import annotations
 import torch
 
 _LIMITS: dict[torch.device, int] = {}
+_ASLEEP: dict[torch.device, int] = {}
 
 
 def limit(device: torch.device, most: int | None) -> None:
@@ -18,6 +19,20 @@ def limit(device: torch.device, most: int | None) -> None:
     _LIMITS.pop(device, None)
     if device.type == "cuda" and most is not None:
         _LIMITS[device] = most
+
+
+def asleep(device: torch.device, size: int) -> None:
+    """`size` bytes that torch counts as allocated are not on the card from now on: an engine that
+    sleeps has given them back behind torch's back. 0 once it is awake.
+    """
+    _ASLEEP[device] = size
+
+
+def taken(device: torch.device) -> int:
+    """Bytes of a card that this process holds; 0 on a CPU."""
+    if device.type != "cuda":
+        return 0
+    return torch.cuda.memory_allocated(device) - _ASLEEP.get(device, 0)
 
 
 def free(device: torch.device) -> int:
@@ -30,4 +45,4 @@ def room(device: torch.device) -> int:
     """Bytes that may be allocated beyond what is, within the limit; below 0 past it."""
     if device not in _LIMITS:
         return free(device)
-    return min(free(device), _LIMITS[device] - torch.cuda.memory_allocated(device))
+    return min(free(device), _LIMITS[device] - taken(device))

@@ -38,6 +38,7 @@ from torch import Tensor
 from equipoise.kernels.draw import SamplingParams
 from equipoise.kernels.uniform import Key
 from equipoise.policy import ModelError, Policy, PromptTooLong, Support, pack, token_logprobs
+from equipoise.policy import memory as card
 from equipoise.policy.merged import plain_weights
 from equipoise.rollout.batch import Request, request
 from equipoise.rollout.rollouts import Finish, Finished, Rollouts
@@ -70,6 +71,9 @@ class VllmSampler:
             )
         self.policy = policy
         self.sleeps = policy.device.type == "cuda"
+        if self.sleeps:
+            torch.cuda.empty_cache()  # vLLM counts what torch keeps in reserve as taken
+        before = card.taken(policy.device)
         with _left_alone(policy.device):
             self.llm = _open(policy, memory)
             self.engine = self.llm.llm_engine
@@ -88,8 +92,9 @@ class VllmSampler:
                 policy.context,
             )
         _engines.add(self)
+        self.held = card.taken(policy.device) - before
         if self.sleeps:
-            self.llm.sleep(level=2)
+            self._sleep()
 
     @torch.no_grad()
     def sample(
@@ -124,6 +129,7 @@ class VllmSampler:
     def close(self) -> None:
         """Give the engine's memory back. A process can have one engine at a time."""
         self.engine.engine_core.shutdown()
+        card.asleep(self.policy.device, 0)
         _engines.discard(self)
 
     @contextlib.contextmanager
@@ -134,6 +140,7 @@ class VllmSampler:
         try:
             if self.sleeps:
                 torch.cuda.empty_cache()  # what the trainer keeps in reserve is what vLLM now needs
+                card.asleep(self.policy.device, 0)
                 self.llm.wake_up(tags=["weights"])
             self.llm.collective_rpc(
                 "reload_weights", kwargs={"weights_iterator": weights(self.policy)}
@@ -147,7 +154,12 @@ class VllmSampler:
             yield
         finally:
             if self.sleeps:
-                self.llm.sleep(level=2)
+                self._sleep()
+
+    def _sleep(self) -> None:
+        """Its weights and its cache leave the card; torch goes on counting them."""
+        self.llm.sleep(level=2)
+        card.asleep(self.policy.device, self.held)
 
     def _check_weights(self, prompts: list[list[int]]) -> None:
         """Draw a few tokens and compare their log-probabilities with the trainer's."""

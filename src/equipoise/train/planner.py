@@ -82,7 +82,7 @@ def plan(
     away. May switch the policy's gradient checkpointing on.
     """
     cuda, begun_with = policy.device.type == "cuda", policy.gradient_checkpointing
-    taken = torch.cuda.memory_allocated(policy.device) if cuda else 0
+    taken = memory.taken(policy.device)
     # the rank with the least room decides, so that all cut alike
     free, said = min(ranks.gather(free_room(policy.device, cap, to_come)))
     if math.isinf(free) or (begun_with and not cuda):
@@ -114,7 +114,7 @@ def plan(
 def free_room(device: torch.device, cap: int | None, to_come: int) -> tuple[float, str]:
     """Bytes a pass may take beyond what is taken (∞ if unknown), and what sets the limit."""
     if device.type == "cuda":
-        taken = torch.cuda.memory_allocated(device)
+        taken = memory.taken(device)
         free: float = memory.free(device)
     else:
         taken, free = _resident(), _available()
