@@ -103,7 +103,7 @@ def ours(job: dict[str, Any], setting: Setting, folder: Path, data: Path) -> dic
     overrides = [part for key, value in asked.items() for part in (f"--{key}", json.dumps(value))]
     trainer = Trainer(load(RECIPES / setting.recipe, overrides))
     trainer._checkpoint = lambda: None  # what is measured are steps
-    trainer.collector.sampler = Sampler(trainer.policy)
+    trainer.collector.sampler = sampler = Sampler(trainer.policy)
     trainer.collector.scorer.settle = with_coins(trainer.collector.scorer.settle)
     if job["device"] == "cuda":
         torch.cuda.reset_peak_memory_stats()
@@ -112,7 +112,7 @@ def ours(job: dict[str, Any], setting: Setting, folder: Path, data: Path) -> dic
     return {
         "seconds": record["timing_s/step"],
         "parts": {part: record[key] for part in PARTS if (key := f"timing_s/{part}") in record},
-        "mean_length": record["completions/mean_length"],
+        "mean_length": float(sampler.lengths.float().mean()),
         "peak_gib": _peak(job),
     }
 

@@ -23,3 +23,19 @@ def test_both_samplers_draw_the_same_lengths(tmp_path):
         assert len({row["tokens"] for row in engines.values()}) == 1
         assert all(not row["cut"] for row in engines.values())
         assert engines["vllm"]["times_as_long"] > 0
+
+
+@pytest.mark.slow
+def test_the_engines_weights_are_the_policys_after_every_call(tmp_path):
+    script = [sys.executable, str(BENCHMARKS / "vllm_engine.py"), "--toy"]
+    subprocess.run([*script, "--out", str(tmp_path), "--seconds", "500"], check=True, timeout=520)
+    rows = json.loads((tmp_path / "vllm_engine.json").read_text())["results"]["toy"]
+    assert not [row for row in rows if "failed" in row]
+    (engine,) = (row for row in rows if row["part"] == "engine")
+    for moment in ("first", "moved"):
+        found = engine[moment]["weights"]
+        assert found["compared"] > 10
+        assert not found["different"]
+        assert not found["only_one_has"]
+        assert engine[moment]["logprob_difference"]["max"] < 1e-4
+    assert {row["engine"] for row in rows if row["part"] == "train"} == {"native", "vllm"}

@@ -1,0 +1,61 @@
+"""benchmarks/papers_step.py: the papers' settings are the recipes', and hours follow from the seconds of a share."""
+
+import json
+import tomllib
+from argparse import Namespace
+
+import children
+import papers_step
+import pytest
+
+
+@pytest.mark.parametrize("setting", papers_step.SETTINGS.values(), ids=lambda setting: setting.model)
+def test_the_settings_are_the_recipes(setting):
+    recipe = tomllib.loads((papers_step.RECIPES / setting.recipe).read_text(encoding="utf-8"))
+    rollout, train = recipe["rollout"], recipe["train"]
+    assert setting.model in recipe["model"]["name"]
+    assert (setting.prompts, setting.group) == (rollout["prompts"], rollout["group_size"])
+    assert (setting.tokens, setting.steps) == (rollout["max_tokens"], train["steps"])
+    assert setting.prompts // setting.mini_batches == train["mini_batch"]
+
+
+def test_hours_are_those_of_whole_batches_and_all_steps(capsys):
+    setting = papers_step.SETTINGS["Balanced Aggregation"]
+    row = {"seconds": 36.0, "parts": {"rollout": 20.0}, "mean_length": 3000.0, "peak_gib": 50.0}
+    found = papers_step.report_row("BA", "equipoise", row, setting, 0.125)
+    assert found["batch_seconds"] == pytest.approx(288.0)
+    assert found["run_gpu_hours"] == pytest.approx(288 * 500 / 3600)
+    assert "40.0 GPU-hours" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("share", [1.0, 0.125, 0.01])
+def test_a_share_keeps_the_number_of_mini_batches(share):
+    options = Namespace(toy=False, settings=list(papers_step.SETTINGS), share=share, engines=["equipoise"])
+    for _, _, setting, job in papers_step.jobs_of(options):
+        assert job["prompts"] % setting.mini_batches == 0
+        assert job["prompts"] >= setting.mini_batches
+        if share > 0.1:
+            assert job["prompts"] == share * setting.prompts
+
+
+def test_the_first_step_is_short_and_the_second_reaches_the_limit():
+    setting = papers_step.SETTINGS["HA-DW"]
+    first, second = (papers_step.drawn(setting, 256, call) for call in (0, 1))
+    assert sum(first) < sum(second) / 10
+    assert max(second) == setting.tokens
+
+
+@pytest.mark.slow
+def test_our_step_runs_at_toy_size(tmp_path):
+    setting = papers_step.TOY["Balanced Aggregation"]
+    folder = tmp_path / "child"
+    folder.mkdir()
+    (folder / "turn").touch()
+    job = {"setting": setting, "prompts": setting.prompts, "device": "cpu", "dtype": "float32", "memory": 0.02}
+    (folder / "job.json").write_text(json.dumps(job))
+    papers_step.inside(folder, "equipoise")
+    row = json.loads((folder / "found.jsonl").read_text())
+    rows = setting.prompts * setting.group
+    assert row["mean_length"] == pytest.approx(sum(papers_step.drawn(setting, rows, 1)) / rows)
+    assert 0 < row["parts"]["train"] < row["seconds"]
+    assert children.job(folder)["prompts"] == setting.prompts
