@@ -249,7 +249,7 @@ def jobs_of(options: argparse.Namespace) -> Iterator[tuple[str, str, Setting, di
                 "prompts": prompts,
                 "device": "cpu" if options.toy else "cuda",
                 "dtype": "float32" if options.toy else "bfloat16",
-                "memory": 0.02 if options.toy else 0.4,
+                "memory": 0.2 if options.toy else 0.4,
             }
             yield name, engine, setting, job
 
