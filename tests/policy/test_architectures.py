@@ -76,6 +76,8 @@ def test_a_row_is_computed_as_it_says(tmp_path, kind):
 
 
 @pytest.mark.parametrize("kind", [kind for kind, by in TABLE.items() if not by.startswith("refused")])
+# What peft says of its own choices: for GPT-2's layers, and for experts it has given a form of their own.
+@pytest.mark.filterwarnings("ignore:fan_in_fan_out is set to False", "ignore:The following (rank|alpha)_pattern keys")
 def test_adapters_on_a_row_have_gradients(tmp_path, kind):
     pytest.importorskip("peft")
     policy = opened(kind, tmp_path, lora=p.Lora(rank=2))

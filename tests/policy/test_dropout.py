@@ -65,6 +65,7 @@ def test_so_many_inputs_are_dropped_and_the_others_scaled(tmp_path):
 
 # gpt2 goes through transformers' own forward pass and checkpoints.
 @pytest.mark.parametrize("family", ["qwen2", "gpt2"])
+@pytest.mark.filterwarnings("ignore:fan_in_fan_out is set to False")  # peft sets it for GPT-2's layers
 def test_recomputed_layers_have_the_masks_of_their_first_pass(tmp_path, family):
     """Were they drawn anew, the gradient would be of another function than the loss that was computed."""
     policy, pack = adapted(tmp_path / "a", family)
