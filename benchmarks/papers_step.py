@@ -176,6 +176,9 @@ def theirs(job: dict[str, Any], setting: Setting, folder: Path, data: Path) -> d
     llm.generate = forced
     if cuda:
         torch.cuda.reset_peak_memory_stats()
+    else:
+        # vLLM's CPU build repacks its weights, and TRL's way of sending new ones does not find them there.
+        trainer.vllm_generation.sync_weights = lambda: None
     trainer.train()
     return {
         "seconds": sum(steps[-setting.mini_batches :]),
