@@ -47,7 +47,7 @@ def assigned(columns: dict, objective: eq.Objective) -> dict[str, float]:
 
 
 @pytest.mark.parametrize("name", STACKS)
-@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.long)])
 def test_a_step_has_the_measures_that_assign_reports(name, seed):
     columns, stack = table(seed), dict(STACKS[name])
     objective = eq.Objective.preset(stack.pop("preset"), **stack)

@@ -133,7 +133,15 @@ def small_blocks(monkeypatch):
 
 
 @pytest.mark.usefixtures("small_blocks")
-@pytest.mark.parametrize(("rows", "spare"), [pytest.param(3, 0, marks=pytest.mark.slow), (5, 3), (16, 12), (64, 1000)])
+@pytest.mark.parametrize(
+    ("rows", "spare"),
+    [
+        pytest.param(3, 0, marks=pytest.mark.slow),
+        (5, 3),
+        pytest.param(16, 12, marks=pytest.mark.long),
+        (64, 1000),
+    ],
+)
 def test_rows_and_memory_change_nothing(rows, spare, monkeypatch):
     """`spare`: blocks beyond the least that will do; with few of them rows are sent back and done again."""
     policy = tiny("grouped")
@@ -152,7 +160,7 @@ def test_rows_and_memory_change_nothing(rows, spare, monkeypatch):
 
 
 @pytest.mark.usefixtures("small_blocks")
-@pytest.mark.parametrize("buckets", [(64,), (1, 36), (5, 11, 20, 64)])
+@pytest.mark.parametrize("buckets", [pytest.param((64,), marks=pytest.mark.long), (1, 36), (5, 11, 20, 64)])
 def test_batch_sizes_change_nothing(buckets, monkeypatch):
     policy, prompts, params = tiny("qwen2"), tiny_models.prompts(9), SamplingParams(max_tokens=30, seed=5)
     wanted = PagedSampler(policy).sample(prompts, 4, params)

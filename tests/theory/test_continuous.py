@@ -20,7 +20,7 @@ LAWS = {
 
 
 @pytest.mark.parametrize("name", LAWS)
-@pytest.mark.parametrize("G", [2, 8])
+@pytest.mark.parametrize("G", [pytest.param(2, marks=pytest.mark.long), 8])
 def test_bias_and_probability_lie_within_four_standard_errors_of_monte_carlo(name, G):
     law, reference = LAWS[name]
     n = 60_000

@@ -314,7 +314,7 @@ def undisturbed(model, tmp_path_factory):
     ("module", "name", "n", "last"),
     [
         (torch, "save", 0, "no checkpoint was written yet"),
-        (torch, "save", 2, "step 4 is the last whole checkpoint"),
+        pytest.param(torch, "save", 2, "step 4 is the last whole checkpoint", marks=pytest.mark.long),
         pytest.param(os, "fsync", 15, "step 2 is the last whole checkpoint", marks=pytest.mark.long),
         (journal, "append", 3, "step 2 is the last whole checkpoint"),  # a line of the log
         # a rollout file

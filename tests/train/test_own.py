@@ -119,7 +119,7 @@ def test_conversations_are_given_as_trl_gives_them():
     assert scores.rewards[:, 0].tolist() == [1.0, 2.0, 3.0]
 
 
-@pytest.mark.parametrize("name", ["hangs", "group_hangs"])
+@pytest.mark.parametrize("name", ["hangs", pytest.param("group_hangs", marks=pytest.mark.long)])
 def test_a_function_that_hangs_costs_a_few_deadlines_and_is_asked_again_in_the_next_draw(name, monkeypatch):
     """Of 400 responses 16 are waited for, and some that were under way."""
     made, waited, begin = scorer(f"{OWN}:{name}", seconds=0.02, workers=1), [], own.OwnFunction.begin

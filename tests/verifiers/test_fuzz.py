@@ -163,7 +163,7 @@ REPEATED = (
 
 
 @pytest.mark.parametrize("size", [8_000, pytest.param(18_000, marks=pytest.mark.long)])
-@pytest.mark.parametrize("around", ["\\boxed{{5{}x}}", "#### {}"])
+@pytest.mark.parametrize("around", ["\\boxed{{5{}x}}", pytest.param("#### {}", marks=pytest.mark.long)])
 def test_the_callers_work_grows_no_faster_than_the_text(around, size):
     """Twice the characters take about twice the time, whatever is repeated: four times would be quadratic."""
 
