@@ -3,8 +3,8 @@
 A worker is forked by a fork server, gives up writing files, and ends by SIGKILL, so coverage.py alone
 sees nothing of it. The fork server imports this module (conftest.py) and asks a worker for its counts
 before it kills it; they come back over a pipe, for a file beside EQUIPOISE_COUNTS. Not counted: a
-worker that ended by itself or does not answer (one that hangs, as in tests of deadlines), and the
-fork server's own loop.
+worker that was killed from elsewhere or does not answer (one that hangs, as in tests of deadlines),
+and the fork server's own loop.
 """
 
 import contextlib
@@ -20,7 +20,7 @@ from equipoise.verifiers.workers import worker
 ROOT = Path(__file__).parents[1]
 PATIENCE = 1.0  # seconds for the counts of a worker, which may hang
 sources: dict[int, int] = {}  # of each worker, the end of the pipe that its counts come out of
-_fork, _end = os.fork, worker._end
+_fork, _exit, _end = os.fork, os._exit, worker._end
 
 
 def fork():
@@ -37,22 +37,31 @@ def fork():
 
 
 def _count(sink):
-    """In a fresh worker: count from here, and answer SIGTERM with what was counted so far."""
+    """In a fresh worker: count from here; SIGTERM, or its own end, sends what was counted so far."""
     counts = coverage.Coverage(data_file=None, config_file=str(ROOT / "pyproject.toml"))
     counts.start()
+    left = [sink]
 
-    def answer(*_):
-        counts.stop()
-        with open(sink, "wb") as out:
-            out.write(counts.get_data().dumps())
+    def send(*_):
+        if left:  # a SIGTERM may come while it ends
+            with open(left.pop(), "wb") as out:
+                counts.stop()
+                out.write(counts.get_data().dumps())
 
-    signal.signal(signal.SIGTERM, answer)
+    def leave(status):
+        send()
+        _exit(status)
+
+    signal.signal(signal.SIGTERM, send)
+    os._exit = leave
 
 
 def end(pid):
     data = _counts(pid, sources.pop(pid))
     if data:
-        found = coverage.CoverageData(os.environ["EQUIPOISE_COUNTS"], suffix=True)
+        # A name of its own: `coverage combine` takes files that it finds named alike for one.
+        suffix = f"{os.getpid()}.{pid}"
+        found = coverage.CoverageData(os.environ["EQUIPOISE_COUNTS"], suffix=suffix)
         found.loads(data)
         found.write()
     return _end(pid)

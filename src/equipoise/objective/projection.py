@@ -42,7 +42,7 @@ def both(w: Tensor, A: Tensor, T: Tensor, groups: Groups) -> Projection:
     v = project(u, s, T, groups)
     group_solved = _unbalanced(v, s, T, groups) <= TOLERANCE
     solved = live & group_solved
-    weight = torch.where(solved, v / torch.where(live, A.abs(), 1.0), w)
+    weight = torch.where(solved, v / A.abs(), w)  # where A is 0 it is not solved
     return Projection(weight, group_solved, solved & (v <= 0))
 
 
