@@ -91,3 +91,18 @@ def test_dppo_measures_a_divergence_from_certainty(p, q, certain):
 def test_recentring_leaves_nothing_of_the_only_response_with_tokens():
     c, real = torch.tensor([3.0, 5.0, 2.0, 4.0]), torch.tensor([True, False, True, True])
     assert recentre(c, real, Groups.of(torch.tensor([0, 0, 1, 1]))).tolist() == [0.0, 0.0, -1.0, 1.0]
+
+
+def test_recentring_under_balanced_reaches_a_response_without_an_advantage():
+    """It has no weight there; its coefficient is minus the mean of the group's, like everyone's change."""
+    rewards, lengths = torch.tensor([0.0, 0.5, 1.0]), torch.tensor([2, 3, 7])
+    plain, recentred = (
+        eq.Objective(aggregation="balanced", advantage="dr_grpo", cancellation=name).assign(
+            rewards, torch.zeros(3), lengths
+        )
+        for name in ("none", "recentre")
+    )
+    c = plain.coefficient
+    assert c[1] == 0
+    assert c.sum().abs() > 1e-3
+    torch.testing.assert_close(recentred.coefficient, c - c.mean())
