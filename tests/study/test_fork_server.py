@@ -61,6 +61,7 @@ run.wait()
     assert not Path(f"/proc/{pid}").exists()
 
 
+@pytest.mark.long  # imports everything in a new process
 def test_nothing_has_threads_before_it_forks():
     """A thread does not survive a fork, and what it held stays locked."""
     modules = ", ".join(fork_server.PRELOADED)
