@@ -12,8 +12,9 @@ decoded together.
 
 Each is a child process that does a short step first, then the measured one, and is bounded. TRL runs with bfloat16
 weights and optimizer, sdpa, gradient checkpointing, vLLM asleep while it trains. equipoise keeps float32 master
-weights and follows the recipe. Peak GiB are torch's. Written after every row to FOLDER/papers_step.json. `--toy`: tiny
-models on the CPU; TRL with vLLM may live in another environment (`--trl-python`).
+weights and follows the recipe, but for the size of its passes, which it plans itself. Peak GiB are torch's. Written
+after every row to FOLDER/papers_step.json. `--toy`: tiny models on the CPU, which shows that it runs and no more; TRL
+with vLLM may live in another environment (`--trl-python`).
 """
 
 from __future__ import annotations
@@ -63,7 +64,10 @@ SETTINGS = {
     "Balanced Aggregation": Setting("balanced_qwen3_1.7b_dapo17k.toml", "Qwen3-1.7B", 128, 16, 8192, 4, 500, 4),
     "HA-DW": Setting("hadw_grpo.toml", "Qwen3-4B", 256, 8, 4096, 16, 87, 4),
 }
-TOY = {"Balanced Aggregation": Setting("balanced_qwen3_1.7b_dapo17k.toml", "toy", 8, 4, 48, 2, 500, 4)}
+TOY = {
+    "Balanced Aggregation": Setting("balanced_qwen3_1.7b_dapo17k.toml", "toy", 8, 4, 48, 2, 500, 4),
+    "HA-DW": Setting("hadw_grpo.toml", "toy", 8, 4, 24, 4, 87, 4),
+}
 
 
 def drawn(setting: Setting, rows: int, call: int) -> list[int]:
@@ -97,6 +101,7 @@ def ours(job: dict[str, Any], setting: Setting, folder: Path, data: Path) -> dic
         "rollout.dynamic_sampling": False, "rollout.prompts": job["prompts"],
         "rollout.max_tokens": setting.tokens, "rollout.group_size": setting.group,
         "train.mini_batch": job["prompts"] // setting.mini_batches, "train.steps": 2,
+        "train.micro_batch": 0, "train.micro_tokens": 0, "model.gradient_checkpointing": False,
         "train.out": str(folder.parent / "run"), "train.checkpoint_every": 10**6, "eval.every": 0,
         "log.rollouts_every": 0, "log.terminal": False,
     }  # fmt: skip
