@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
+from unittest import mock
 
 import children  # benchmarks/children.py
 import lengths as spread
@@ -107,25 +108,25 @@ def ours(job: dict[str, Any]) -> Iterator[dict[str, Any]]:
             scheduler = self.scheduler
             return int(self.lengths.sum() + scheduler.drawn[: scheduler.count].sum())
 
-    paged._Call = Timed  # type: ignore[misc]
-    begun = time.perf_counter()
-    policy = shapes.endless(job["model"], device=job["device"], dtype=_dtype(job))
-    for work in map(Work._make, job["works"]):
-        sampler = GivenLengths(policy)
-        prompts = work.prompts(policy.core.config.vocab_size)
-        params = SamplingParams(max_tokens=work.longest, seed=1)
-        Timed.marks, sampler.lengths = None, _falling(work, policy.device)
-        sampler.sample(prompts, GROUP, params)  # captures the graph of every batch size
-        start_seconds = time.perf_counter() - begun
-        sampler.lengths = torch.tensor(work.lengths(), device=policy.device)
-        Timed.marks = Marks(job["seconds"])
-        try:
-            rollouts = sampler.sample(prompts, GROUP, params)
-            row = Timed.marks.row(work, len(rollouts.logprobs), cut=False)
-        except TimeIsUpError as cut:
-            row = Timed.marks.row(work, cut.args[0], cut=True)
-        yield row | {"start_seconds": start_seconds, "device_gib": _device_gib(job)}
+    with mock.patch.object(paged, "_Call", Timed):
         begun = time.perf_counter()
+        policy = shapes.endless(job["model"], device=job["device"], dtype=_dtype(job))
+        for work in map(Work._make, job["works"]):
+            sampler = GivenLengths(policy)
+            prompts = work.prompts(policy.core.config.vocab_size)
+            params = SamplingParams(max_tokens=work.longest, seed=1)
+            Timed.marks, sampler.lengths = None, _falling(work, policy.device)
+            sampler.sample(prompts, GROUP, params)  # captures the graph of every batch size
+            start_seconds = time.perf_counter() - begun
+            sampler.lengths = torch.tensor(work.lengths(), device=policy.device)
+            Timed.marks = Marks(job["seconds"])
+            try:
+                rollouts = sampler.sample(prompts, GROUP, params)
+                row = Timed.marks.row(work, len(rollouts.logprobs), cut=False)
+            except TimeIsUpError as cut:
+                row = Timed.marks.row(work, cut.args[0], cut=True)
+            yield row | {"start_seconds": start_seconds, "device_gib": _device_gib(job)}
+            begun = time.perf_counter()
 
 
 def _falling(work: Work, device: torch.device) -> Tensor:

@@ -73,8 +73,12 @@ def test_ours_draws_every_response_to_its_length():
     assert found["mean_length"] == pytest.approx(found["tokens"] / 32)
 
 
-def test_ours_is_cut_when_its_time_is_up():
+def test_ours_is_cut_when_its_time_is_up_and_leaves_the_sampler_as_it_was():
+    from equipoise.rollout import paged
+
+    before = paged._Call
     (found,) = peers_sample.ours({**JOB, "seconds": 0.0})
+    assert paged._Call is before
     assert found["cut"]
     assert 0 < found["tokens"] < sum(peers_sample.Work(48, 32).lengths())
 
