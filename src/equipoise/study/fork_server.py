@@ -19,10 +19,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-import torch
-
-from equipoise.train import RunError
-
 # What a run imports sooner or later. Nothing where there is a GPU: what a library asks CUDA when it
 # is imported would leave the forked children without one.
 PRELOADED = (
@@ -49,7 +45,11 @@ class ForkServer:
             self._process.communicate()
 
     def ask(self, request: dict[str, Any]) -> Any:
+        from equipoise.train import RunError
+
         if self._process is None:
+            import torch
+
             preloaded = () if torch.cuda.is_available() else PRELOADED
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "equipoise.study.fork_server", *preloaded],
