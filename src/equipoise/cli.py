@@ -137,9 +137,13 @@ def _user_errors() -> tuple[type[Exception], ...]:
 
 
 def _quickstart(options: argparse.Namespace, rest: list[str]) -> None:
+    from equipoise.study.fork_server import ForkServer
+
+    server = ForkServer()
+    server.open()  # it imports while this process does
     from equipoise.study.quickstart import quickstart
 
-    quickstart(Path(options.out), options.seed, options.steps)
+    quickstart(Path(options.out), options.seed, options.steps, server)
 
 
 def _no_configuration(command: str) -> NoReturn:

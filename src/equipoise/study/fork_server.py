@@ -19,8 +19,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-# What a run imports sooner or later. Nothing where there is a GPU: what a library asks CUDA when it
-# is imported would leave the forked children without one.
+# Where one of these exists there is a GPU, and nothing is imported before the fork: what a library
+# asks CUDA when it is imported would leave the forked children without one.
+GPU_DEVICES = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")
+# what a run imports sooner or later
 PRELOADED = (
     "equipoise.cli",
     "equipoise.train",
@@ -30,11 +32,25 @@ PRELOADED = (
 
 
 class ForkServer:
-    """The side that asks. The process starts with the first run."""
+    """The side that asks. The process starts with the first run, or with `open`."""
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[str] | None = None
         self._asked = 0
+
+    def open(self) -> subprocess.Popen[str]:
+        """The process, started where it was not: it imports while the caller goes on."""
+        if self._process is None:
+            preloaded = () if any(map(os.path.exists, GPU_DEVICES)) else PRELOADED
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "equipoise.study.fork_server", *preloaded],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+                env={**os.environ, "OMP_NUM_THREADS": "1"},
+                process_group=0,  # a Ctrl-C is for the process that asks, which ends the runs
+            )
+        return self._process
 
     def start(self, arguments: Sequence[str], log: Path) -> RunProcess:
         """`equipoise *arguments` in a process of its own, with one thread; its output goes to `log`."""
@@ -47,25 +63,14 @@ class ForkServer:
     def ask(self, request: dict[str, Any]) -> Any:
         from equipoise.train import RunError
 
-        if self._process is None:
-            import torch
-
-            preloaded = () if torch.cuda.is_available() else PRELOADED
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "equipoise.study.fork_server", *preloaded],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                text=True,
-                env={**os.environ, "OMP_NUM_THREADS": "1"},
-                process_group=0,  # a Ctrl-C is for the process that asks, which ends the runs
-            )
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
+        process = self.open()
+        assert process.stdin is not None
+        assert process.stdout is not None
         self._asked += 1
         with contextlib.suppress(BrokenPipeError):
-            print(json.dumps([self._asked, request]), file=self._process.stdin, flush=True)
+            print(json.dumps([self._asked, request]), file=process.stdin, flush=True)
         # A Ctrl-C may have come between an earlier question and its answer.
-        for line in self._process.stdout:
+        for line in process.stdout:
             number, answer = json.loads(line)
             if number == self._asked:
                 return answer

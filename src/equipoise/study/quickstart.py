@@ -17,6 +17,7 @@ from rich.console import Console
 from rich.table import Table
 
 from equipoise import report
+from equipoise.study.fork_server import ForkServer
 from equipoise.study.runs import train_all
 from equipoise.train import Config, RunFolder, read_lines
 
@@ -80,7 +81,9 @@ def settings(name: str, seed: int, steps: int | None, out: Path) -> Config:
     return c
 
 
-def quickstart(out: Path, seed: int = 0, steps: int | None = None) -> None:
+def quickstart(
+    out: Path, seed: int = 0, steps: int | None = None, server: ForkServer | None = None
+) -> None:
     console = Console(highlight=False)
     begin = time.monotonic()
     configs = {name: settings(name, seed, steps, out) for name in OBJECTIVES}
@@ -88,7 +91,7 @@ def quickstart(out: Path, seed: int = 0, steps: int | None = None) -> None:
         f"Training the embedded model with {len(configs)} objectives, {configs['token'].train.steps} steps each,\n"
         "from the same weights, on the same prompts, with the same draws.\n"
     )
-    train_all(configs, console)
+    train_all(configs, console, server=server)
     runs = [summary(name, RunFolder(c.train.out)) for name, c in configs.items()]
     console.print(table(runs))
     console.print(LEGEND)

@@ -37,14 +37,16 @@ def train_all(
     *,
     stop_at: float = math.inf,
     patient: bool = False,
+    server: ForkServer | None = None,
 ) -> dict[str, str]:
     """Run what is not finished, `jobs` at a time (0: one per core), from where it stopped.
 
     `stop_at` (time.monotonic) ends the runs under way after the step they are in. A run that fails
     ends all others, or where `patient`, is left out and named in the table that comes back.
+    `server`: one that was opened already.
     """
     waiting = [name for name, config in configs.items() if not finished(config)]
-    server = ForkServer()
+    server = server or ForkServer()
     running: dict[str, RunProcess] = {}
     failed: dict[str, str] = {}
     with _progress(console) as bars:
