@@ -255,6 +255,7 @@ def test_fifty_kills_change_nothing(server, model, tmp_path):
     assert no_leftovers(out)
 
 
+@pytest.mark.long
 def test_two_processes_change_nothing(server, model, tmp_path):
     """The thread gathers in a group of its own: in one group it would take the updates' turns."""
     file = tmp_path / "empty.toml"
