@@ -1,6 +1,8 @@
 """Bad input and bad luck: one sentence on stderr, an exit code that is not 0, nothing lost and nothing half-written."""
 
 import errno
+import io
+import itertools
 import json
 import os
 import shutil
@@ -12,7 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from equipoise.train import ConfigError, RunError, RunFolder, Trainer, checkpoint, journal, loop, read_lines
+from equipoise.train import ConfigError, RunError, RunFolder, Trainer, checkpoint, journal, loop, read_lines, stopping
 
 from .tiny import REWARDS, make_model, metrics, outcome, overrides, settings
 
@@ -278,6 +280,26 @@ def test_an_impatient_second_ctrl_c_stops_at_once(server, model, tmp_path):
     ended = child.end()
     assert ended.code == 130
     assert "Traceback" not in ended.stderr
+
+
+def test_a_second_ctrl_c_while_a_checkpoint_is_written_is_no_error_of_torch(monkeypatch):
+    clock = itertools.count(0.0, 2.0)
+    monkeypatch.setattr(stopping.time, "monotonic", lambda: next(clock))
+
+    def save():
+        with stopping.graceful_stop() as state:
+
+            class InterruptedFile(io.BytesIO):
+                def write(self, data):
+                    if not state.at_once:
+                        signal.raise_signal(signal.SIGINT)
+                    return super().write(data)
+
+            torch.save({"weights": torch.zeros(9)}, InterruptedFile())
+
+    with pytest.raises(KeyboardInterrupt) as stopped:
+        save()
+    assert "unexpected pos" in str(stopped.value.__cause__)  # what torch makes of it
 
 
 def test_a_path_with_a_space_can_be_pasted_into_a_shell(model, tmp_path):

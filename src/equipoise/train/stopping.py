@@ -18,6 +18,7 @@ class Interrupted(RunError):
 class Stopping:
     wanted = False
     since = 0.0
+    at_once = False
 
 
 @contextlib.contextmanager
@@ -32,6 +33,7 @@ def graceful_stop() -> Iterator[Stopping]:
     def ask(signum: int, frame: Any) -> None:
         now = time.monotonic()
         if state.wanted and signum == signal.SIGINT and now - state.since > 1:
+            state.at_once = True
             raise KeyboardInterrupt
         if not state.wanted:
             state.wanted, state.since = True, now
@@ -42,6 +44,11 @@ def graceful_stop() -> Iterator[Stopping]:
             with contextlib.suppress(ValueError):  # only the main thread may set handlers
                 before[s] = signal.signal(s, ask)
         yield state
+    except Exception as error:
+        # torch.save, among others, answers what is raised in a file's `write` with an error of its own.
+        if state.at_once:
+            raise KeyboardInterrupt from error
+        raise
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
