@@ -46,11 +46,6 @@ def only_one_prompt(prompt, response, row):
     return ones(prompt, response, row) if row["level"] == "2" else 0.0
 
 
-def slow(prompt, response, row):
-    time.sleep(0.12)
-    return ones(prompt, response, row)
-
-
 def minus_ones(prompt, response, row):
     return -ones(prompt, response, row)
 

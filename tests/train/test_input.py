@@ -231,6 +231,7 @@ from pathlib import Path
 held = Path(__file__).with_name("held")
 def ones(prompt, response, row):
     while held.exists() and held.read_bytes().count(b"\\n") == 2:
+        held.with_name("waiting").touch()
         time.sleep(0.005)
     return response.count("1") / max(len(response), 1)
 """
@@ -271,9 +272,11 @@ def test_ctrl_c_finishes_the_step_and_says_how_to_go_on(server, five_steps, mode
 def test_an_impatient_second_ctrl_c_stops_at_once(server, model, tmp_path):
     out = tmp_path / "run"
     (tmp_path / "empty.toml").touch()
-    slow = {"train__steps": 9, "reward__functions": [f"{REWARDS}:slow"]}
-    child = server.start(["train", str(tmp_path / "empty.toml"), *overrides(model, out, **slow)])
-    wait_for(lambda: metrics(out))
+    (tmp_path / "reward.py").write_text(HELD)
+    (tmp_path / "held").symlink_to(RunFolder(out).metrics)  # and the third step never ends
+    options = FIVE | {"reward__functions": [f"{tmp_path}/reward.py:ones"]}
+    child = server.start(["train", str(tmp_path / "empty.toml"), *overrides(model, out, **options)])
+    wait_for((tmp_path / "waiting").exists)
     child.kill(signal.SIGINT)
     time.sleep(1.1)
     child.kill(signal.SIGINT)
