@@ -26,6 +26,7 @@ FLOORS = (
     {"integrations", "study", "doctor"},
     {"model_commands"},  # those of cli that open a model
     {"cli"},
+    {"run_server"},
 )
 FLOOR = {package: number for number, packages in enumerate(FLOORS) for package in packages}
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from equipoise import run_server
 from equipoise.study import fork_server
 from equipoise.study.fork_server import ForkServer
 from equipoise.train import RunError
@@ -15,7 +16,7 @@ from equipoise.train import RunError
 
 @pytest.fixture
 def server(monkeypatch):
-    monkeypatch.setattr(fork_server, "PRELOADED", ())
+    monkeypatch.setattr(fork_server, "GPU_DEVICES", ("/",))  # as where there is one: nothing is imported first
     server = ForkServer()
     yield server
     server.close()
@@ -43,8 +44,9 @@ def test_runs_are_asked_to_stop_when_their_caller_is_killed(tmp_path):
     caller = f"""
 import os
 from pathlib import Path
+from equipoise import run_server
 from equipoise.study import fork_server
-fork_server.PRELOADED = ()
+fork_server.GPU_DEVICES = ("/",)
 server = fork_server.ForkServer()
 os.mkfifo({str(tmp_path / "never.toml")!r})
 run = server.start(["train", {str(tmp_path / "never.toml")!r}], Path({str(tmp_path / "log")!r}))
@@ -64,7 +66,7 @@ run.wait()
 @pytest.mark.long  # imports everything in a new process
 def test_nothing_has_threads_before_it_forks():
     """A thread does not survive a fork, and what it held stays locked."""
-    modules = ", ".join(fork_server.PRELOADED)
+    modules = ", ".join(("equipoise.cli", *run_server.IMPORTED_FIRST))
     count = f"import os, {modules}; print(len(os.listdir('/proc/self/task')))"
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     said = subprocess.check_output([sys.executable, "-c", count], env=environment, text=True)

@@ -1,14 +1,12 @@
-"""A process that has imported the trainer once and forks a child for each run.
+"""Runs in processes of their own, forked from one that has imported the trainer (run_server.py).
 
 Importing torch and transformers takes eight seconds of CPU, half of a run of the quickstart; several
-runs pay for it once. A child is an ordinary `equipoise train`. The server ends when the process that
-started it does, and asks what still runs to stop after its step.
+runs pay for it once.
 """
 
 from __future__ import annotations
 
 import contextlib
-import importlib
 import json
 import os
 import signal
@@ -17,18 +15,11 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 # Where one of these exists there is a GPU, and nothing is imported before the fork: what a library
 # asks CUDA when it is imported would leave the forked children without one.
 GPU_DEVICES = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")
-# what a run imports sooner or later
-PRELOADED = (
-    "equipoise.cli",
-    "equipoise.train",
-    "transformers.models.auto",
-    "transformers.models.llama.modeling_llama",
-)
 
 
 class ForkServer:
@@ -41,9 +32,9 @@ class ForkServer:
     def open(self) -> subprocess.Popen[str]:
         """The process, started where it was not: it imports while the caller goes on."""
         if self._process is None:
-            preloaded = () if any(map(os.path.exists, GPU_DEVICES)) else PRELOADED
+            early = [] if any(map(os.path.exists, GPU_DEVICES)) else ["--import-first"]
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "equipoise.study.fork_server", *preloaded],
+                [sys.executable, "-m", "equipoise.run_server", *early],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 text=True,
@@ -100,41 +91,3 @@ class RunProcess:
     def terminate(self) -> None:
         if self.poll() is None:
             os.kill(self.pid, signal.SIGTERM)
-
-
-def serve(preloaded: Sequence[str]) -> None:
-    """Answer every line of stdin: with the pid of a run that was started,
-    or the exit status of one, null while it goes on.
-    """
-    for module in preloaded:
-        importlib.import_module(module)
-    running: set[int] = set()
-    for line in sys.stdin:
-        number, request = json.loads(line)
-        answer: int | None
-        if "start" in request:
-            answer = pid = os.fork()
-            if pid == 0:
-                _be_the_run(request["start"], request["log"])
-            running.add(pid)
-        else:
-            ended, status = os.waitpid(request["poll"], os.WNOHANG)
-            answer = os.waitstatus_to_exitcode(status) if ended else None
-            running.discard(ended)
-        print(json.dumps([number, answer]), flush=True)
-    for pid in running:
-        os.kill(pid, signal.SIGTERM)
-    for pid in running:
-        os.waitpid(pid, 0)
-
-
-def _be_the_run(arguments: list[str], log: str) -> NoReturn:
-    to_log = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-    for source, target in ((os.open(os.devnull, os.O_RDONLY), 0), (to_log, 1), (to_log, 2)):
-        os.dup2(source, target)
-    importlib.import_module("equipoise.cli").main(arguments)
-    sys.exit(0)
-
-
-if __name__ == "__main__":
-    serve(sys.argv[1:])
