@@ -36,8 +36,12 @@ function shown(text) {
   return [...nodes, text.slice(from)];
 }
 
+// A name that must break does so after one of these rather than inside a word.
+const BREAKS = /(?<=[a-z][+(=/])/;
+
 function name(text) {
-  return h("bdi", {}, ...shown(String(text)));
+  const parts = String(text).split(BREAKS);
+  return h("bdi", {}, parts.map((part, i) => [i > 0 && h("wbr"), shown(part)]));
 }
 
 const minus = (text) => text.replace("-", "−");
