@@ -1,7 +1,9 @@
 """The script that measures the examples' memory runs, on a shape small enough for the CPU, and knows every example."""
 
 import json
+import subprocess
 import sys
+import time
 
 import example_plans
 import pytest
@@ -44,7 +46,9 @@ import json, pathlib, sys, time
 name, file = sys.argv[1], pathlib.Path(sys.argv[2])
 there = json.loads(file.read_text())["examples"]
 file.write_text(json.dumps({"examples": [*there, {"example": name, "steps": 1}]}))
-time.sleep(60 if name == "smollm" else 0)
+if name == "smollm":
+    file.with_name("hangs-" + name).touch()
+    time.sleep(3000)
 """
 
 
@@ -52,7 +56,19 @@ def test_what_was_measured_outlives_a_cut_off(tmp_path, monkeypatch, capsys):
     """A process that notes its first step and then hangs: its figures stay, with the reason, and the next one runs."""
     out = tmp_path / "plans.json"
     out.write_text(json.dumps({"examples": [{"example": "abacus", "steps": 2}, {"example": "smollm", "steps": 9}]}))
-    asked = ["qwen3_0.6b_gsm8k", "smollm", "--out", str(out), "--limit", "4"]
+    asked = ["qwen3_0.6b_gsm8k", "smollm", "--out", str(out), "--limit", "400"]
+
+    class Waited(subprocess.Popen):
+        """Its limit is over when it hangs, however long it takes to get there."""
+
+        def wait(self, timeout=None):
+            while timeout and self.poll() is None:
+                if out.with_name(f"hangs-{self.args[-2]}").exists():
+                    raise subprocess.TimeoutExpired(self.args, timeout)
+                time.sleep(0.01)
+            return super().wait()
+
+    monkeypatch.setattr(example_plans.subprocess, "Popen", Waited)
     monkeypatch.setattr(sys, "argv", ["example_plans.py", *asked])
     monkeypatch.setattr(
         example_plans, "child", lambda name, folder, file: [sys.executable, "-c", NOTES, name, str(file)]
@@ -61,7 +77,7 @@ def test_what_was_measured_outlives_a_cut_off(tmp_path, monkeypatch, capsys):
     example_plans.main()
     found = [
         {"example": "abacus", "steps": 2},
-        {"example": "smollm", "steps": 1, "error": "ended after 4 s (--limit)"},
+        {"example": "smollm", "steps": 1, "error": "ended after 400 s (--limit)"},
         {"example": "qwen3_0.6b_gsm8k", "steps": 1},
     ]
     assert json.loads(out.read_text())["examples"] == found
