@@ -224,6 +224,7 @@ def wait_for(condition, patience: float = 900.0):
 
 
 FIVE = {"train__steps": 5, "train__checkpoint_every": 100, "eval__every": 2, "objective__difficulty": "hadw"}
+FIVE |= {"reward__seconds": 3600.0}  # to wait in a reward is no timeout
 # A reward that makes the run whose log lies beside it (`held`) wait in its third step until that is taken away.
 HELD = """
 import time
@@ -429,7 +430,8 @@ def test_a_run_whose_output_nobody_reads_stops_with_a_checkpoint(server, model, 
     """`equipoise train … | head -1`: the step is finished, and stderr says how to go on."""
     (tmp_path / "empty.toml").touch()
     program = ["train", str(tmp_path / "empty.toml")]
-    program += overrides(model, tmp_path / "run", train__steps=500, eval__every=0)
+    options = {"train__steps": 10_000, "train__checkpoint_every": 100_000, "eval__every": 0}
+    program += overrides(model, tmp_path / "run", **options)
     out = server.next_out()
     os.mkfifo(f"{out}.stdout")
     child = server.start(program, out=out)
@@ -438,7 +440,7 @@ def test_a_run_whose_output_nobody_reads_stops_with_a_checkpoint(server, model, 
     code = child.wait(900)
     err = Path(f"{out}.stderr").read_text()
     (step,) = checkpoint.steps(RunFolder(tmp_path / "run").checkpoints)
-    assert step < 500
+    assert step < 10_000
     assert err == f"equipoise: stopped after step {step}; go on with: equipoise train {tmp_path}/run --resume\n"
     assert code == 130
 

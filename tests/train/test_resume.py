@@ -21,6 +21,7 @@ from equipoise import policy as models
 from equipoise.train import RunFolder, Trainer, checkpoint
 
 from .conftest import ENVIRONMENT, ROOT
+from .test_input import HELD, wait_for
 from .tiny import REWARDS, last_checkpoint, make_model, metrics, outcome, overrides, settings
 
 # Everything that has a state: the anchor of HA-DW, the reference of the KL, the stream under dynamic sampling, the
@@ -110,17 +111,19 @@ def test_two_kills_change_nothing(server, model, tmp_path):
 @pytest.mark.long
 def test_a_kill_of_a_process_that_was_not_forked_changes_nothing(server, model, tmp_path):
     whole, out, file = tmp_path / "whole", tmp_path / "run", tmp_path / "empty.toml"
-    options = STATEFUL | {"train__steps": 8}
+    (tmp_path / "reward.py").write_text(HELD)
+    options = STATEFUL | {"train__steps": 4, "reward__functions": [f"{tmp_path}/reward.py:ones"]}
+    options |= {"reward__seconds": 3600.0}
     assert server.run(command(model, whole, file, **options)).code == 0
+    (tmp_path / "held").symlink_to(RunFolder(out).metrics)
     plain = subprocess.Popen(
         [sys.executable, "-m", "equipoise", *command(model, out, file, **options)], cwd=ROOT, env=ENVIRONMENT,
         stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
     )  # fmt: skip
-    deadline = time.monotonic() + 900
-    while whole_lines(out) < 2 and plain.poll() is None and time.monotonic() < deadline:
-        time.sleep(0.002)
+    wait_for(lambda: (tmp_path / "waiting").exists() or plain.poll() is not None)
     plain.kill()
     assert plain.wait() == -signal.SIGKILL
+    (tmp_path / "held").unlink()
     assert checkpoint.steps(RunFolder(out).checkpoints)
     assert server.run(command(model, out, file, **options)).code == 0
     assert outcome(out) == outcome(whole)

@@ -173,7 +173,7 @@ def test_two_processes_stop_after_the_same_step(server, model, tmp_path):
     file = tmp_path / "empty.toml"
     file.touch()
     out = tmp_path / "run"
-    options = {"train__steps": 500, "train__checkpoint_every": 1000, "eval__every": 0}
+    options = {"train__steps": 10_000, "train__checkpoint_every": 100_000, "eval__every": 0}
     children = start_two(server, ["train", str(file), *overrides(model, out, **options)])
     while len(metrics(out)) < 2:
         assert all(child.wait(0.01) is None for child in children), children[0].end()
