@@ -18,7 +18,7 @@ import coverage
 from equipoise.verifiers.workers import worker
 
 ROOT = Path(__file__).parents[1]
-PATIENCE = 1.0  # seconds for the counts of a worker, which may hang
+PATIENCE = float(os.environ.get("EQUIPOISE_COUNTS_PATIENCE", "1"))  # seconds for the counts of a worker, which may hang
 sources: dict[int, int] = {}  # of each worker, the end of the pipe that its counts come out of
 _fork, _exit, _end = os.fork, os._exit, worker._end
 

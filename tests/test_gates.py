@@ -117,6 +117,7 @@ def test_lines_of_a_worker_without_rights_count(tmp_path, monkeypatch):
     """It may write no file and ends by SIGKILL; what it ran is in the data all the same."""
     coverage = pytest.importorskip("coverage")
     monkeypatch.setattr(Pool, "__init__", Pool.__init__)  # put back afterwards
+    monkeypatch.setenv("EQUIPOISE_COUNTS_PATIENCE", "600")
     count_workers(str(tmp_path / "counts"))
     rights = "equipoise.verifiers.workers.confine:give_up_rights"
     with Pool("equipoise.verifiers.grade:math_job", workers=1, confine=rights, quiet=True) as pool:

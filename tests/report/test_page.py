@@ -107,7 +107,9 @@ names = st.sampled_from(
 
 
 @given(st.lists(st.dictionaries(names, values | st.dictionaries(names, values, max_size=3), max_size=6), max_size=4))
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
+)
 def test_whatever_the_logs_hold_there_is_a_page(tmp_path, records):
     lines = "".join(json.dumps({"step": i, **record}) + "\n" for i, record in enumerate(records))
     (tmp_path / "metrics.jsonl").write_text(lines)

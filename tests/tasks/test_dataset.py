@@ -58,7 +58,9 @@ def test_the_stream_is_a_function_of_seed_and_position(tmp_path, mode, kind):
         task.prompt(-1)
 
 
-@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=8, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
+)
 @given(start=st.integers(0, 10**9), seed=st.integers(0, 2**31))
 def test_resuming_anywhere_is_exact(tmp_path, mode, start, seed):
     file = jsonl(tmp_path / "rows.jsonl", faulty(400))

@@ -91,7 +91,7 @@ def forge(how: str) -> float:
 
     if how == "now":
         write()
-        time.sleep(5)
+        time.sleep(3600)
     elif how == "later":
         threading.Thread(target=write_later, daemon=True).start()
     elif how == "honest":

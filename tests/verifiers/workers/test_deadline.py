@@ -21,7 +21,7 @@ def start(source):
     return subprocess.Popen([sys.executable, "-c", source])
 
 
-def until(deadline, most=60):
+def until(deadline, most=600):
     began = time.monotonic()
     while not deadline.passed() and time.monotonic() - began < most:
         time.sleep(max(0.0, min(deadline.left(), 0.05)))
@@ -29,14 +29,14 @@ def until(deadline, most=60):
 
 
 def test_without_processes_it_is_the_wall_clock():
-    assert 0.2 <= until(Deadline(0.2)) < 20
+    assert 0.2 <= until(Deadline(0.2)) < 300
 
 
 def test_sleeping_counts():
-    with start("import time; time.sleep(30)") as process:
+    with start("import time; time.sleep(600)") as process:
         took = until(Deadline(1.0, (process.pid,)))
         process.kill()
-    assert 0.9 <= took < 25
+    assert 0.9 <= took < 300
 
 
 def test_children_are_found_without_the_kernels_list(monkeypatch):
@@ -76,28 +76,28 @@ def patient(monkeypatch):
 
 @pytest.mark.usefixtures("patient")
 def test_cpu_time_of_processes_together_counts():
-    with start(f"import os\nos.fork()\n{SPIN.format(20)}") as process:
+    with start(f"import os\nos.fork()\n{SPIN.format(600)}") as process:
         deadline = Deadline(1.0, (process.pid,))
-        until(deadline, most=600)
+        until(deadline)
         cpu, _, _ = _used((process.pid,))
         for child in _children(process.pid, str(process.pid)):
             os.kill(child, 9)
         process.kill()
-    assert 0.8 <= cpu < 10  # of 40
+    assert 0.8 <= cpu < 300  # of 1200
 
 
 def test_waiting_for_a_core_is_free_up_to_a_bound():
     """Many that want the core one of them has: its deadline of CPU time outlasts the same on the wall clock."""
     core = min(os.sched_getaffinity(0))
     pinned = f"import os\nos.sched_setaffinity(0, [{core}])\n"
-    others = [start(pinned + SPIN.format(20)) for _ in range(5)]
-    with start(pinned + SPIN.format(20)) as process:
+    others = [start(pinned + SPIN.format(600)) for _ in range(5)]
+    with start(pinned + SPIN.format(600)) as process:
         took = until(Deadline(0.5, (process.pid,)))
         process.kill()
     for other in others:
         other.kill()
         other.wait()
-    assert 1.0 < took < 0.5 * PATIENCE + 25  # of 60
+    assert 1.0 < took < 0.5 * PATIENCE + 300  # of 600
 
 
 @pytest.mark.usefixtures("patient")
