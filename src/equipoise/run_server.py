@@ -7,12 +7,13 @@ after its step. The side that asks is study/fork_server.py.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import json
 import os
 import signal
 import sys
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from equipoise import cli
 
@@ -25,27 +26,30 @@ IMPORTED_FIRST = (
 
 
 def serve() -> None:
-    """Answer every line of stdin: with the pid of a run that was started,
-    or the exit status of one, null while it goes on.
-    """
+    """Answer every line of stdin until its writer is gone; then nothing goes on running."""
     running: set[int] = set()
-    for line in sys.stdin:
-        number, request = json.loads(line)
-        answer: int | None
-        if "start" in request:
-            answer = pid = os.fork()
-            if pid == 0:
-                _be_the_run(request["start"], request["log"])
-            running.add(pid)
-        else:
-            ended, status = os.waitpid(request["poll"], os.WNOHANG)
-            answer = os.waitstatus_to_exitcode(status) if ended else None
-            running.discard(ended)
-        print(json.dumps([number, answer]), flush=True)
+    # The writer may also be gone when it is answered.
+    with contextlib.suppress(BrokenPipeError):
+        for line in sys.stdin:
+            number, request = json.loads(line)
+            print(json.dumps([number, _answer(request, running)]), flush=True)
     for pid in running:
         os.kill(pid, signal.SIGTERM)
     for pid in running:
         os.waitpid(pid, 0)
+
+
+def _answer(request: dict[str, Any], running: set[int]) -> int | None:
+    """The pid of a run that was started, or the exit status of one, None while it goes on."""
+    if "start" in request:
+        pid = os.fork()
+        if pid == 0:
+            _be_the_run(request["start"], request["log"])
+        running.add(pid)
+        return pid
+    ended, status = os.waitpid(request["poll"], os.WNOHANG)
+    running.discard(ended)
+    return os.waitstatus_to_exitcode(status) if ended else None
 
 
 def _be_the_run(arguments: list[str], log: str) -> NoReturn:

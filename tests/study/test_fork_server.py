@@ -1,5 +1,6 @@
 """Runs that are forked from one process: what they say, how they end, and what ends them."""
 
+import json
 import os
 import subprocess
 import sys
@@ -61,6 +62,18 @@ run.wait()
     while Path(f"/proc/{pid}").exists() and time.monotonic() < deadline:
         time.sleep(0.05)
     assert not Path(f"/proc/{pid}").exists()
+
+
+def test_a_run_whose_caller_did_not_wait_for_the_answer_is_stopped(tmp_path):
+    """By a second Ctrl-C, say, while the server was still importing."""
+    os.mkfifo(tmp_path / "never.toml")
+    request = {"start": ["train", str(tmp_path / "never.toml")], "log": str(tmp_path / "log")}
+    command = [sys.executable, "-m", "equipoise.run_server"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as server:
+        server.stdout.close()
+        server.stdin.write(json.dumps([1, request]) + "\n")
+        server.stdin.close()
+        assert server.wait() == 0  # it waits for its runs, and this one would never end by itself
 
 
 @pytest.mark.long  # imports everything in a new process
