@@ -43,28 +43,28 @@ BIASES = (
     "Where wrong responses are longer, no rule is free of both."
 )
 
-NEXT = """
-Next:
-  equipoise audit {out}/token --against balanced   the same on responses of yours: a log of TRL, verl or a run
-"""
-
-IN_A_CHECKOUT = """\
-  equipoise train examples/smollm.toml             a real model, SmolLM2, on its own task
-  python examples/train_smollm.py                  the same from Python, with a reward function of yours
-  docs/study.md                                    what these biases cost, claim by claim
-"""
-
-ELSEWHERE = """\
-  equipoise train --help                           every option of a run of your own
-  docs/tutorial.md, in the repository              from here to your own reward, data and model
-  docs/study.md, in the repository                 what these biases cost, claim by claim
-"""
+AUDIT = "the same on responses of yours: a log of TRL, verl or a run"
+IN_A_CHECKOUT = {
+    "equipoise train examples/smollm.toml": "a real model, SmolLM2, on its own task",
+    "python examples/train_smollm.py": "the same from Python, with a reward function of yours",
+    "docs/study.md": "what these biases cost, claim by claim",
+}
+ELSEWHERE = {
+    "equipoise train --help": "every option of a run of your own",
+    "docs/tutorial.md, in the repository": "from here to your own reward, data and model",
+    "docs/study.md, in the repository": "what these biases cost, claim by claim",
+}
 
 
 def what_next(out: Path) -> str:
     """Commands that work in this folder: a package that pip installed comes without examples and pages."""
     checkout = Path("examples/smollm.toml").is_file()
-    return NEXT.format(out=out) + (IN_A_CHECKOUT if checkout else ELSEWHERE)
+    audit = {f"equipoise audit {out}/token --against balanced": AUDIT}
+    commands = audit | (IN_A_CHECKOUT if checkout else ELSEWHERE)
+    width = max(map(len, commands))
+    return "\n".join(
+        ("\nNext:", *(f"  {line:{width}}  {what}" for line, what in commands.items()), "")
+    )
 
 
 def settings(name: str, seed: int, steps: int | None, out: Path) -> Config:
