@@ -52,8 +52,6 @@ class ForkServer:
             self._process.communicate()
 
     def ask(self, request: dict[str, Any]) -> Any:
-        from equipoise.train import RunError
-
         process = self.open()
         assert process.stdin is not None
         assert process.stdout is not None
@@ -65,6 +63,8 @@ class ForkServer:
             number, answer = json.loads(line)
             if number == self._asked:
                 return answer
+        from equipoise.train import RunError  # seconds, for a sentence that is seldom said
+
         raise RunError(
             "the process that starts the runs was ended; the same command goes on with them"
         )
