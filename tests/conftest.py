@@ -47,13 +47,28 @@ if "COVERAGE_RUN" in os.environ:
     count_workers(os.path.abspath(os.environ.get("COVERAGE_FILE", ".coverage")))
 
 
-def pytest_collection_modifyitems(items):
+def pytest_collection_modifyitems(config, items):
+    leave_out_most_that_would_skip(config, items)
     tests = {item.obj for item in items if getattr(getattr(item, "obj", None), "is_hypothesis_test", False)}
     for test in tests:
         named = test._hypothesis_internal_use_settings  # there is no other way to it from outside
         if named.max_examples > FEW:
             fewer = settings(named, max_examples=max(FEW, round(EXAMPLES * named.max_examples)))
             test._hypothesis_internal_use_settings = fewer
+
+
+def leave_out_most_that_would_skip(config, items):
+    """Hundreds of cases need a GPU or Triton: without them one of each test says so."""
+    told, left_out = set(), []
+    for item in items:
+        name = item.nodeid.partition("[")[0]
+        if any(mark.args == (True,) for mark in item.iter_markers("skipif")):
+            if name in told:
+                left_out.append(item)
+            told.add(name)
+    config.hook.pytest_deselected(items=left_out)
+    missing = set(left_out)
+    items[:] = [item for item in items if item not in missing]
 
 
 def pytest_runtest_setup(item):

@@ -243,7 +243,11 @@ def test_the_bare_command_says_what_there_is(equipoise):
 
 
 @pytest.mark.parametrize(
-    "command", ["objectives", *(pytest.param(c, marks=pytest.mark.slow) for c in ("theory", "train --help"))]
+    "command",
+    [
+        pytest.param("objectives", marks=pytest.mark.long),  # a new process imports everything
+        *(pytest.param(c, marks=pytest.mark.slow) for c in ("theory", "train --help")),
+    ],
 )
 def test_output_into_head_ends_without_a_word(command):
     """A reader that closes the pipe at once."""

@@ -14,6 +14,8 @@ import yaml
 
 import equipoise
 
+from .test_imports import parsed
+
 ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "src" / "equipoise"
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
@@ -40,7 +42,7 @@ def imported():
     """The top-level modules that src imports, anywhere in a file."""
     found = set()
     for file in SOURCE.rglob("*.py"):
-        for node in ast.walk(ast.parse(file.read_text())):
+        for node in parsed(file):
             if isinstance(node, ast.Import):
                 found |= {alias.name.split(".")[0] for alias in node.names}
             elif isinstance(node, ast.ImportFrom) and not node.level:
@@ -48,14 +50,17 @@ def imported():
     return found - set(sys.stdlib_module_names) - {"equipoise"}
 
 
-installed = cache(importlib.metadata.packages_distributions)
-
-
+@cache
 def module_of(distribution):
-    for module, names in installed().items():
-        if distribution in {requirement(name) for name in names} and not module.startswith("_"):
-            yield module
-    yield MODULES.get(distribution, distribution)
+    """Its top-level modules, where it is installed, and the name it would have."""
+    try:
+        found = importlib.metadata.distribution(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return {MODULES.get(distribution, distribution)}
+    named = (found.read_text("top_level.txt") or "").split()
+    files = [] if named else [file for file in found.files or () if file.suffix == ".py"]
+    modules = {*named, *(file.parts[0].removesuffix(".py") for file in files)}
+    return {MODULES.get(distribution, distribution), *(module for module in modules if not module.startswith("_"))}
 
 
 def test_the_version_stands_in_one_place():

@@ -354,8 +354,9 @@ def test_results_that_cannot_be_read(tmp_path):
 @pytest.mark.parametrize("file", STUDIES, ids=lambda file: file.stem)
 def test_the_studies_we_ship_can_be_run(file, tmp_path):
     study = plan.read(file)
-    for config in study.configs(tmp_path).values():
-        config.check()
+    # The cells of the other seeds differ in their number alone.
+    for variant, rate in study.cells(study.seeds[0]):
+        study.one(variant, study.seeds[0], tmp_path / "run", rate, tmp_path / "start").check()
 
 
 def test_verify_says_whether_a_cell_lies_among_the_published(study, tmp_path, monkeypatch):

@@ -6,6 +6,7 @@ and what a resumed run reads (loop.py).
 
 from __future__ import annotations
 
+import functools
 import importlib.metadata
 import platform
 
@@ -92,12 +93,17 @@ def close_engine(sampler: Sampler) -> None:
         sampler.close()
 
 
+@functools.cache
+def _versions() -> dict[str, str]:
+    return {name: importlib.metadata.version(name) for name in PACKAGES}
+
+
 def environment(device: torch.device) -> dict[str, str]:
     """Versions and device, as `environment.json` keeps them."""
     card = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine()
     return {
         "equipoise": __version__,
-        **{name: importlib.metadata.version(name) for name in PACKAGES},
+        **_versions(),
         "python": platform.python_version(),
         "system": platform.system(),
         "device": card,
