@@ -125,7 +125,11 @@ def contains(estimate: Estimate, truth: float) -> bool:
     return estimate.low <= truth <= estimate.high
 
 
-@pytest.mark.parametrize("law", [Law(), Law(a=1, b=3, right=700, wrong=500), Law(G=16, sigma=0.7)], ids=str)
+LAWS = [pytest.param(Law(), marks=pytest.mark.long), Law(a=1, b=3, right=700, wrong=500)]
+LAWS.append(pytest.param(Law(G=16, sigma=0.7), marks=pytest.mark.long))
+
+
+@pytest.mark.parametrize("law", LAWS, ids=str)
 def test_a_large_log_has_the_truth_in_its_intervals(law):
     audit = measure(law.draw(3000, seed=1, steps=3), "dapo", ["sequence", "balanced"])
     log, o = audit.overall.log, audit.overall.objectives

@@ -52,7 +52,10 @@ def die_at(monkeypatch, k: int) -> None:
         monkeypatch.setattr(module, name, counted(getattr(module, name)))
 
 
-@pytest.mark.parametrize("again", [False, True], ids=["the next step", "the same step again"])
+@pytest.mark.parametrize(
+    "again",
+    [pytest.param(False, id="the next step"), pytest.param(True, id="the same step again", marks=pytest.mark.long)],
+)
 def test_a_death_anywhere_leaves_a_whole_checkpoint(policy, tmp_path, monkeypatch, again):
     first = {k: v.clone() for k, v in policy.model.state_dict().items()}
     before, after = tmp_path / "before", tmp_path / "after"

@@ -346,7 +346,7 @@ def test_the_terminal_says_what_is_trained_how_each_step_went_and_what_to_do_nex
     assert "loss" not in said
     assert "held out: acc@2" in said
     begin, end = said.split("step    1/2")[0], said.split("step    2/2")[1]
-    assert re.search(r"^model +.*/tiny: 21,792 parameters, float32 on cpu$", begin, re.M)
+    assert re.search(r"^model +.*/tiny: 11,488 parameters, float32 on cpu$", begin, re.M)
     assert re.search(r"^objective +grpo → none → none → sequence → ppo_clip$", begin, re.M)
     assert re.search(
         r"^data +arithmetic: 4 prompts × 4 responses a step, 12 tokens each at most, \d+ held out$", begin, re.M

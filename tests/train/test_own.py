@@ -29,7 +29,7 @@ def second(name: str, **more) -> dict:
     ("name", "seconds", "how", "reason", "fix"),
     [
         ("broken", 10.0, "crashed", "ConnectionError: the reward server is gone", "repair it"),
-        ("never_in_time", 1.0, "timed out", "killed after 1 s", "raise reward.seconds"),
+        ("never_in_time", 0.3, "timed out", "killed after 0.3 s", "raise reward.seconds"),
     ],
 )
 def test_a_second_function_that_always_fails_stops_the_run_and_trains_nothing(

@@ -216,7 +216,7 @@ def test_a_finished_run_resumes_to_nothing(model, tmp_path):
 
 
 def test_the_written_configuration_runs_the_same_run_again(model, tmp_path, server):
-    options = STATEFUL | {"train__steps": 3, "objective__difficulty": {"name": "hadw", "lam": 1.5}}
+    options = STATEFUL | {"train__steps": 2, "eval__every": 2, "objective__difficulty": {"name": "hadw", "lam": 1.5}}
     file = tmp_path / "empty.toml"
     assert server.run(command(model, tmp_path / "one", file, **options)).code == 0
     written = RunFolder(tmp_path / "one").config
@@ -249,7 +249,7 @@ def test_the_seed_decides_where_adapters_begin(model, tmp_path):
     ends = []
     for name, seed in (("a", 0), ("b", 0), ("c", 1)):
         trainer = Trainer(
-            settings(model, tmp_path / name, train__steps=2, train__seed=seed, model__lora_rank=2, log__terminal=False)
+            settings(model, tmp_path / name, train__steps=1, train__seed=seed, model__lora_rank=2, log__terminal=False)
         )
         trainer.run()
         ends.append(outcome(tmp_path / name))
@@ -275,8 +275,8 @@ def test_adapters_resume_bit_for_bit(model, tmp_path, checkpointing):
 
 def test_the_reference_of_a_resumed_run_is_where_the_run_began(model, tmp_path):
     options = {"objective__kl": 0.1, "log__terminal": False}
-    Trainer(settings(model, tmp_path / "run", train__steps=3, **options)).run()
-    resumed = Trainer(settings(model, tmp_path / "run", train__steps=4, **options), resume=True)
+    Trainer(settings(model, tmp_path / "run", train__steps=1, **options)).run()
+    resumed = Trainer(settings(model, tmp_path / "run", train__steps=2, **options), resume=True)
     start = models.load(model).model.state_dict()
     assert all(torch.equal(v, start[k]) for k, v in resumed.updater.reference.model.state_dict().items())
     assert any(not torch.equal(v, start[k]) for k, v in resumed.policy.model.state_dict().items())
@@ -285,10 +285,10 @@ def test_the_reference_of_a_resumed_run_is_where_the_run_began(model, tmp_path):
 
 def test_another_model_under_the_same_settings_is_not_mixed_in(tmp_path, server):
     """The checkpoint's weights count, not those the run began with."""
-    file, options = tmp_path / "empty.toml", {"log__terminal": False}
+    file, options = tmp_path / "empty.toml", {"log__terminal": False, "eval__every": 0}
     a = make_model(tmp_path / "model")
-    assert server.run(command(a, tmp_path / "whole", file, train__steps=4, **options)).code == 0
-    assert server.run(command(a, tmp_path / "run", file, train__steps=2, **options)).code == 0
+    assert server.run(command(a, tmp_path / "whole", file, train__steps=2, **options)).code == 0
+    assert server.run(command(a, tmp_path / "run", file, train__steps=1, **options)).code == 0
     make_model(tmp_path / "model", seed=5)
-    assert server.run(command(a, tmp_path / "run", file, train__steps=4, **options)).code == 0
+    assert server.run(command(a, tmp_path / "run", file, train__steps=2, **options)).code == 0
     assert outcome(tmp_path / "run")["weights"] == outcome(tmp_path / "whole")["weights"]

@@ -230,7 +230,7 @@ def test_it_teaches_the_embedded_model_and_rl_starts_from_it(tmp_path, equipoise
     out = tmp_path / "sft"
     empty = tmp_path / "empty.toml"
     empty.write_text("")
-    more = overrides("abacus", out, sft__steps=40, sft__batch=64, sft__eval_every=40)
+    more = overrides("abacus", out, sft__steps=24, sft__batch=48, sft__eval_every=24)
     code, said, _ = equipoise("sft", empty, *more)
     assert code == 0
     before, after = (line["loss"] for line in read_lines(out / "eval.jsonl"))

@@ -14,7 +14,7 @@ from equipoise.train import ConfigError, RunFolder, Trainer, checkpoint
 
 from .conftest import ENVIRONMENT, ROOT
 from .test_split import ROUNDING, assert_same_curve, distance, first_gradient, free_port, weights
-from .tiny import metrics, overrides, settings
+from .tiny import make_model, metrics, overrides, settings
 
 # Three prompts for two processes and one response a pass: one process has twice as many passes to make.
 UNEVEN = {
@@ -22,6 +22,12 @@ UNEVEN = {
     "train__checkpoint_every": 1, "train__keep": 9, "eval__every": 0,
 }  # fmt: skip
 WEIGHTS = "model.safetensors"
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    """With two layers: each is gathered by itself."""
+    return make_model(tmp_path_factory.mktemp("model") / "two-layers", layers=2)
 
 
 @pytest.fixture

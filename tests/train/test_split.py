@@ -116,6 +116,7 @@ def run_two(server, arguments) -> list:
     return [child.end() for child in start_two(server, arguments)]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["dapo+balanced+hadw", pytest.param("dfpo", marks=pytest.mark.slow)])
 def test_two_processes_change_nothing(server, model, tmp_path, name):
     file = tmp_path / "empty.toml"

@@ -15,7 +15,7 @@ REWARDS = "tests.train.reward_functions"
 WALL_CLOCK = ("timing_s/", "tokens_per_s")
 
 
-def make_model(folder: Path, *, context: int = 64, seed: int = 0) -> Path:
+def make_model(folder: Path, *, layers: int = 1, context: int = 64, seed: int = 0) -> Path:
     vocabulary = {t: i for i, t in enumerate(["<pad>", "<bos>", "<eos>", *CHARACTERS])}
     characters = Tokenizer(models.WordLevel(vocabulary, unk_token="<pad>"))
     characters.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
@@ -26,7 +26,7 @@ def make_model(folder: Path, *, context: int = 64, seed: int = 0) -> Path:
     torch.manual_seed(seed)
     model = LlamaForCausalLM(
         LlamaConfig(
-            vocab_size=len(vocabulary), hidden_size=32, intermediate_size=64, num_hidden_layers=2,
+            vocab_size=len(vocabulary), hidden_size=32, intermediate_size=64, num_hidden_layers=layers,
             num_attention_heads=1, num_key_value_heads=1, head_dim=32, max_position_embeddings=context,
             initializer_range=0.1, pad_token_id=0, bos_token_id=1, eos_token_id=2,
         )

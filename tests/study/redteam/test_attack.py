@@ -57,7 +57,8 @@ def toy(tmp_path, monkeypatch):
 
 @pytest.fixture(autouse=True)
 def _small(monkeypatch):
-    monkeypatch.setattr(policy, "STEPS", 3)
+    monkeypatch.setattr(policy, "STEPS", 2)
+    monkeypatch.setattr(policy, "RESPONSES", 16)
     monkeypatch.setattr(attacks, "BATCH", 200)
 
 

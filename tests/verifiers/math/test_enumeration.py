@@ -74,7 +74,7 @@ SETS = {
     "MATH-500": math500,
 }
 FEW = {"generated": 14, "GSM8K test": 5, "GSM8K train": 5, "MATH-500": 5}
-SOME_SETS = [pytest.param(name, marks=pytest.mark.long if name == "GSM8K train" else ()) for name in SETS]
+SOME_SETS = [pytest.param(name, marks=pytest.mark.long if "GSM8K" in name else ()) for name in SETS]
 
 
 @pytest.mark.parametrize("name", SOME_SETS)

@@ -100,21 +100,29 @@ def test_waiting_for_a_core_is_free_up_to_a_bound():
     assert 1.0 < took < 0.5 * PATIENCE + 300  # of 600
 
 
+ROW = {"inputs": ["\n"], "outputs": ["1\n"]}
+needs_sandbox = pytest.mark.skipif(sandbox.available() is not None, reason=str(sandbox.available()))
+
+
+@pytest.mark.long
+@needs_sandbox
 @pytest.mark.usefixtures("patient")
 def test_a_program_is_judged_alike_alone_and_in_a_crowd():
     """Six at once, each with most of its time in CPU: on the wall clock all of them would be late."""
-    if (why := sandbox.available()) is not None:
-        pytest.skip(why)
-    limits = Limits(seconds=1.0, total_seconds=5)
-    row = {"inputs": ["\n"], "outputs": ["1\n"]}
     responses = [f"```python\n{SPIN.format(0.5)}\n# {k}\n```" for k in range(6)]
-    futures = [grade.submit_code(response, row, limits) for response in responses]
+    futures = [grade.submit_code(response, ROW, Limits(seconds=1.0, total_seconds=5)) for response in responses]
     assert [future.result().kind for future in futures] == ["correct"] * 6
-    late = judge.judge(f"```python\n{SPIN.format(3)}\n```", judge.tests(row), limits)
+
+
+@needs_sandbox
+@pytest.mark.usefixtures("patient")
+def test_the_cpu_time_of_a_program_is_that_of_all_its_processes():
+    limits = Limits(seconds=0.5, total_seconds=5)
+    late = judge.judge(f"```python\n{SPIN.format(3)}\n```", judge.tests(ROW), limits)
     assert late.kind == "timeout"
-    workers = "import os\nchildren = [os.fork() for _ in range(1)]\n" + SPIN.format(1.0) + "\nos.wait()"
-    both = judge.judge(f"```python\n{workers}\n```", judge.tests({**row, "outputs": ["1\n1\n"]}), limits)
-    assert both.kind != "correct"  # two seconds of CPU, whether or not there are two cores
+    workers = "import os\nchildren = [os.fork() for _ in range(1)]\n" + SPIN.format(0.4) + "\nos.wait()"
+    both = judge.judge(f"```python\n{workers}\n```", judge.tests({**ROW, "outputs": ["1\n1\n"]}), limits)
+    assert both.kind != "correct"  # 0.8 seconds of CPU, whether or not there are two cores
 
 
 @pytest.mark.parametrize("kind", ["timeout", "crashed", "unavailable", "wrong", "limit"])
