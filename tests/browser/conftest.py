@@ -20,7 +20,7 @@ def chromium():
         browser.close()
 
 
-def until(page, expression, seconds=15):
+def until(page, expression, seconds=300):
     """Wait for an expression to hold, asked from outside: the page's policy forbids the driver's own waiting."""
     end = time.monotonic() + seconds
     while not page.evaluate(expression):
@@ -48,6 +48,7 @@ def open_page(chromium):
 
     def open_(address, theme="light", width=1280, height=900):
         context = chromium.new_context(color_scheme=theme, viewport={"width": width, "height": height})
+        context.set_default_timeout(300_000)  # a loaded machine is no reason to fail
         contexts.append(context)
         return Opened(context, address)
 
