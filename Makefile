@@ -100,7 +100,7 @@ quickstart: $(BASE)  ## train the embedded model with four objectives and compar
 test: lint typecheck $(ISOLATION)  ## lint, types and the default tests
 	$(PYTEST) --ignore=tests/integrations/trl
 
-test-long: $(DEV) $(ISOLATION)  ## the default tests' longer cases, which CI runs too: about two minutes
+test-long: $(DEV) $(ISOLATION)  ## the default tests' longer cases, which CI runs too: about three minutes
 	$(PYTEST) -m long --ignore=tests/integrations/trl
 
 test-slow: $(PEERS) $(ISOLATION)  ## the long tests as well

@@ -88,7 +88,7 @@ CANCELLED = [
 
 
 @pytest.mark.parametrize(("preset", "cancellation"), CANCELLED)
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=5, deadline=None)
 @given(seed=st.integers(0, 2**32 - 1), aggregation=st.sampled_from(["sequence", "balanced", "power"]))
 def test_cancellation_survives_splits_and_permutations(preset, cancellation, seed, aggregation):
     case = draw(seed)
