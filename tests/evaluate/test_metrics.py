@@ -197,7 +197,6 @@ def test_the_extra_problem_widens_what_is_near_the_end_and_little_else():
     assert (estimate.high - estimate.low) / 2 == pytest.approx(half, rel=0.02)
 
 
-@pytest.mark.long
 def test_the_average_of_benchmarks_holds_its_truth_in_95_percent():
     """Four sets as unlike as AIME, AMC, MATH-500 and GSM8K."""
     sets = [(30, 0.5, 0.06), (40, 0.5, 0.5), (100, 1.0, 0.75), (150, 0.7, 0.96)]

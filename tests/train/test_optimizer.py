@@ -350,7 +350,6 @@ def test_the_triton_sum_is_torchs_bit_for_bit(shape):
     assert torch.equal(total, wanted)
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("state", ["8bit", pytest.param("float32", marks=pytest.mark.slow)])
 def test_a_killed_bfloat16_run_resumes_bit_for_bit(server, model, tmp_path, state):
     whole, file = tmp_path / "whole", tmp_path / "empty.toml"

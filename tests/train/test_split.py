@@ -116,13 +116,27 @@ def run_two(server, arguments) -> list:
     return [child.end() for child in start_two(server, arguments)]
 
 
+FIRST = {"train__steps": 1, "train__updates": 1, "train__mini_batch": 0}
+
+
+def test_two_processes_take_the_step_of_one(server, model, tmp_path):
+    file = tmp_path / "empty.toml"
+    file.touch()
+    options = SPLIT | OBJECTIVES["dapo+balanced+hadw"] | FIRST | {"eval__every": 0}
+    arguments = {n: ["train", str(file), *overrides(model, tmp_path / str(n), **options)] for n in (1, 2)}
+    for ended in (server.run(arguments[1]), *run_two(server, arguments[2])):
+        assert ended.code == 0, ended.stderr
+    assert distance(first_gradient(tmp_path / "2"), first_gradient(tmp_path / "1")) < 1e-6
+    assert_same_curve(tmp_path / "2", tmp_path / "1")
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("name", ["dapo+balanced+hadw", pytest.param("dfpo", marks=pytest.mark.slow)])
 def test_two_processes_change_nothing(server, model, tmp_path, name):
     file = tmp_path / "empty.toml"
     file.touch()
     options = SPLIT | OBJECTIVES[name] | {"log__rollouts_every": 1, "train__mini_batch": 2}
-    first = options | {"train__steps": 1, "train__updates": 1, "train__mini_batch": 0}
+    first = options | FIRST
     for n, run in ((1, lambda a: [server.run(a)]), (2, lambda a: run_two(server, a))):
         for what, chosen in (("first", first), ("run", options)):
             for ended in run(["train", str(file), *overrides(model, tmp_path / f"{what}-{n}", **chosen)]):
