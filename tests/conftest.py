@@ -37,7 +37,7 @@ def count_workers(file):
     plain = Pool.__init__
 
     def counted(self, target, *, preload=(), environment=None, **options):
-        environment = {**(os.environ if environment is None else environment), "EQUIPOISE_COUNTS": file}
+        environment = {"EQUIPOISE_COUNTS": file, **(os.environ if environment is None else environment)}
         plain(self, target, preload=(*preload, "tests.counted"), environment=environment, **options)
 
     Pool.__init__ = counted
