@@ -130,8 +130,10 @@ def test_two_processes_take_the_step_of_one(server, model, tmp_path):
     assert_same_curve(tmp_path / "2", tmp_path / "1")
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("name", ["dapo+balanced+hadw", pytest.param("dfpo", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param("dapo+balanced+hadw", marks=pytest.mark.long), pytest.param("dfpo", marks=pytest.mark.slow)],
+)
 def test_two_processes_change_nothing(server, model, tmp_path, name):
     file = tmp_path / "empty.toml"
     file.touch()
