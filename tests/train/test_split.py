@@ -1,6 +1,8 @@
 """The same numbers however a batch is split: over micro-batches, and over two processes."""
 
+import contextlib
 import os
+import random
 import signal
 import socket
 
@@ -101,9 +103,12 @@ def test_micro_batches_are_really_that_small(model, tmp_path, monkeypatch):
 
 
 def free_port() -> str:
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return str(s.getsockname()[1])
+    """One below those that the system gives whoever asks for any: until it is used, nobody else may be given it."""
+    while True:
+        port = random.SystemRandom().randrange(20_000, 30_000)
+        with contextlib.suppress(OSError), socket.socket() as s:
+            s.bind(("127.0.0.1", port))
+            return str(port)
 
 
 def start_two(server, arguments):
