@@ -6,6 +6,7 @@ import re
 import socket
 import sys
 import tempfile
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -71,6 +72,9 @@ def nothing_left(monkeypatch):
     gc.collect()  # what earlier tests here left open is closed now, not during this one
     descriptors, before = len(os.listdir("/proc/self/fd")), children()
     yield namespaces
+    deadline = time.monotonic() + 300
+    while processes_in(namespaces) and time.monotonic() < deadline:  # what was killed is not gone at once
+        time.sleep(0.02)
     assert processes_in(namespaces) == []
     assert len(os.listdir("/proc/self/fd")) <= descriptors
     assert set(children()) <= set(before)  # one that an earlier test left may have ended meanwhile
