@@ -81,20 +81,40 @@ PERCENT = re.compile(r"\s*(?:\$\s*)?(?:\\?%|percent(?:age)?\b|pct\b)", re.IGNORE
 DIGIT = re.compile(r"\d")
 WORD = re.compile(r"(?<![\\a-zA-Z])[a-zA-Z]{3,}")
 NUMBER = re.compile(
-    r"(?<![\w.\\^{])(?:[-+−]\s?)?[$€£]?(?:\d+(?:,\d+)*(?:\.\d+)?|\.\d+)(?:\s?/\s?\d+)?(?:\s*(?:\\?%|percent\b|pct\b))?"
+    r"""
+    (?<![\w.\\^{])                         # not inside a word, a number, a command or an exponent
+    (?:[-+−]\s?)?
+    [$€£]?
+    (?:\d+(?:,\d+)*(?:\.\d+)?|\.\d+)
+    (?:\s?/\s?\d+)?                        # of a fraction
+    (?:\s*(?:\\?%|percent\b|pct\b))?
+    """,
+    re.VERBOSE,
 )
 SPACED_THOUSANDS = re.compile(r"(?<![\w.] )(?<![\w.])\d{1,3}(?: \d{3})+(?![\w.]| \d)")
 # What makes a number part of something else: letters or operators after it;
 # an operator, a letter or "not" before it.
 NUMBER_GOES_ON = re.compile(
-    r"(?!(?:[cdkm]?m[²³23]?|k?g|lbs?|s|h|ft|in|°)(?![\w(]))[\w(\[{]|\s*[-+*/^=×·÷<>](?=\s?[\w(\\])"
-    r"|\s*(?:hundred|thousand|million|billion|trillion|dozen)",
-    re.IGNORECASE,
+    r"""
+    (?!(?:[cdkm]?m[²³23]?|k?g|lbs?|s|h|ft|in|°)(?![\w(]))[\w(\[{]    # a letter or bracket, but no unit
+    |\s*[-+*/^=×·÷<>](?=\s?[\w(\\])                               # an operator with something behind it
+    |\s*(?:hundred|thousand|million|billion|trillion|dozen)
+    """,
+    re.IGNORECASE | re.VERBOSE,
 )
 NUMBER_MAY_START = re.compile(
-    r"(?:^|[=:≈(,;$€£|]|(?<!\bnot)(?<!\bnor)(?<!\bthan)(?<!n't)(?<!\bof)(?<!\bexcept)(?<![\s(][b-zB-Z])"
-    r"(?<=[\w’'.)!?])\s)\s*$",
-    re.IGNORECASE,
+    r"""
+    (?:
+        ^
+        |[=:≈(,;$€£|]
+        |                                    # or after a space, behind the end of a word,
+        (?<!\bnot)(?<!\bnor)(?<!\bthan)(?<!n't)(?<!\bof)(?<!\bexcept)    # but not of these words,
+        (?<![\s(][b-zB-Z])                   # nor of a letter alone that may be a variable
+        (?<=[\w’'.)!?])\s
+    )
+    \s*$
+    """,
+    re.IGNORECASE | re.VERBOSE,
 )
 ANSWER_IN = ("auto", *ASKS, "anywhere")
 CHOICE = re.compile(r"[A-J](?:(?<=\([A-J])(?=\))|(?<![AI])(?<![\w'’][A-J])(?![\w'’]))")
