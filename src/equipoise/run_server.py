@@ -7,7 +7,6 @@ after its step. The side that asks is study/fork_server.py.
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 import json
 import os
@@ -28,11 +27,13 @@ IMPORTED_FIRST = (
 def serve() -> None:
     """Answer every line of stdin until its writer is gone; then nothing goes on running."""
     running: set[int] = set()
-    # The writer may also be gone when it is answered.
-    with contextlib.suppress(BrokenPipeError):
-        for line in sys.stdin:
-            number, request = json.loads(line)
-            print(json.dumps([number, _answer(request, running)]), flush=True)
+    for line in sys.stdin:
+        number, request = json.loads(line)
+        answer = _answer(request, running)
+        try:
+            print(json.dumps([number, answer]), flush=True)
+        except BrokenPipeError:  # it is gone already
+            break
     for pid in running:
         os.kill(pid, signal.SIGTERM)
     for pid in running:
