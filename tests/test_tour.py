@@ -52,18 +52,17 @@ def added(file):
     return "\n".join(line[1:] for line in part.splitlines() if line.startswith("+")) + "\n"
 
 
-def run_tests(code, page):
-    """Every test function of a module that stands in the page; those of a grid for each of its cases."""
+def run_tests(code, page) -> int:
+    """Every test function of a module that stands in the page, those of a grid for each of its cases; how many."""
     space = {}
     exec(compile(code, page, "exec"), space)
-    functions = [f for name, f in space.items() if name.startswith("test_")]
-    assert functions
-    for function in functions:
-        for mark in getattr(function, "pytestmark", []):
-            for case in mark.args[1]:
-                function(**dict(zip(mark.args[0], case, strict=True)))
-        if not hasattr(function, "pytestmark"):
-            function()
+    cases = 0
+    for function in [f for name, f in space.items() if name.startswith("test_")]:
+        grids = [(mark.args[0], case) for mark in getattr(function, "pytestmark", []) for case in mark.args[1]]
+        for keywords, case in grids or [((), ())]:
+            function(**dict(zip(keywords, case, strict=True)))
+            cases += 1
+    return cases
 
 
 def test_the_objective_that_is_added_passes_its_test(monkeypatch):
@@ -72,10 +71,10 @@ def test_the_objective_that_is_added_passes_its_test(monkeypatch):
     exec(function, space)
     (name,) = re.findall(r'^    "(\w+)": \1,$', entry, re.M)
     monkeypatch.setitem(surrogate.SURROGATES, name, space[name])
-    run_tests(added("tests/objective/test_tanh_gate.py"), "docs/tour.md")
+    assert run_tests(added("tests/objective/test_tanh_gate.py"), "docs/tour.md") > 0
 
 
 def test_the_verifier_that_is_added_passes_its_test(tmp_path, monkeypatch):
     (tmp_path / "choice.py").write_text(added("choice.py"), encoding="utf-8")
     monkeypatch.syspath_prepend(tmp_path)
-    run_tests(added("test_choice.py"), "docs/tour.md")
+    assert run_tests(added("test_choice.py"), "docs/tour.md") > 0
