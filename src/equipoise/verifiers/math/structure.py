@@ -72,7 +72,9 @@ class Matrix:
 
 Node = Leaf | Words | ChoiceLetter | Listing | Chain | Union | Matrix
 
-NUMBER_WITH_COMMAS = re.compile(r"[-+]?\s?(?:\\\$)?\s?\d{1,3}(?:,\d{3})+(?![\d,])(?:\.\d+)?")
+NUMBER_WITH_COMMAS = re.compile(
+    r"[-+]?\s?(?:\\\$)?\s?(?:(?P<decimal>0)|[1-9]\d{0,2})(?:,\d{3})+(?![\d,])(?:\.\d+)?"
+)  # 0,104 has a decimal comma
 NUMBER_WITH_SPACES = re.compile(
     r"[-+]?\s?(?:\\\$)?\s?[1-9]\d{0,2}(?: \d{3})+(?![\d,/]| \d)(?:\.\d+)?"
 )
@@ -124,9 +126,8 @@ def parse(text: str) -> Node:
         if not SIGN.match(rest) and rest[0] not in "+-*/^_,":
             return ChoiceLetter(letter, parse(rest))
     if number := NUMBER_WITH_COMMAS.match(text) or NUMBER_WITH_SPACES.match(text):
-        joined = re.sub(
-            r"(?<=\d)[, ](?=\d{3})", "." if re.match(r"[-+]?0,", text) else "", number.group()
-        )
+        point = "." if number.groupdict().get("decimal") else ""
+        joined = re.sub(r"(?<=\d)[, ](?=\d{3})", point, number.group())
         if len(split(text[number.end() :], ",;" + OF_A_LIST)) == 1:
             return _single(joined + text[number.end() :])
     if (joined := _sides_joined(text)) != text:
