@@ -236,7 +236,7 @@ def _baseline(audit: Audit) -> Advice:
     if _difficulty(audit) != "none":
         said += f" difficulty = {_difficulty(audit)} is there to make up for it."
         return Advice(topic, False, said)
-    change = 'objective.difficulty = "debias" (or "hadw"): either breaks zero-sum, audit it too'
+    change = f'objective.difficulty = "debias" (it breaks zero-sum: audit it too), or {RECENTRE}'
     return Advice(topic, True, said, change)
 
 
