@@ -66,6 +66,7 @@ def seeds_of_trl(launches: str, out: str, count: int, server: bool) -> None:
     """The launch of each seed, in the processes that Accelerate started: TRL is imported once."""
     import pytest
 
+    sys.path.insert(0, str(ROOT))  # for `tests`
     from equipoise.policy.names import ABACUS
     from tests.integrations.trl.sharded import allow_cpu
     from tests.integrations.trl.vllm_server import served
@@ -97,12 +98,11 @@ def curves(out: Path, engines: list[str], count: int) -> dict[str, list[list[flo
     for seed in range(count):
         folder = out / "equipoise" / str(seed)
         if not folder.exists():
-            run(
-                "-m", "equipoise", "train", str(CONFIG), *flags(), "--train.out", str(folder), "--train.seed", str(seed)
-            )
+            run("-m", "equipoise", "train", str(CONFIG), *flags(seed), "--train.out", str(folder))
         found["equipoise"].append(rewards_of_ours(folder))
-    if not (out / "launch").exists():
-        run("-m", "equipoise", "export", "trl", str(CONFIG), str(out / "launch"), *flags())
+        launch = out / "launch" / str(seed)
+        if not launch.exists():
+            run("-m", "equipoise", "export", "trl", str(CONFIG), str(launch), *flags(seed))
     for name in engines:
         folder = out / re.sub(r"\W+", "-", name)
         if not (folder / str(count - 1) / f"checkpoint-{STEPS}").exists():

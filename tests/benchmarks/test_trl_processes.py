@@ -18,6 +18,25 @@ def test_intervals_are_those_of_scipy():
         assert (mean - half, mean + half) == pytest.approx((low, high), rel=1e-3)
 
 
+def test_every_seed_is_trained_and_exported_with_its_own_seed(monkeypatch, tmp_path):
+    given = []
+
+    def run(*command):
+        given.append(command)
+        if "train" in command:
+            folder = Path(command[command.index("--train.out") + 1])
+            folder.mkdir(parents=True)
+            (folder / "metrics.jsonl").write_text('{"reward/mean": 0.5}\n', encoding="utf-8")
+
+    monkeypatch.setattr(trl_processes, "run", run)
+    found = trl_processes.curves(tmp_path, [], 2)
+    assert found == {"equipoise": [[0.5], [0.5]]}
+    seeds = [command[command.index("--train.seed") + 1] for command in given]
+    assert seeds == ["0", "0", "1", "1"]
+    exported = [command[5] for command in given if "export" in command]
+    assert exported == [str(tmp_path / "launch" / seed) for seed in ("0", "1")]
+
+
 def test_the_committed_curves_have_every_step_and_agree_with_ours():
     record = json.loads(trl_processes.RESULTS.read_text(encoding="utf-8"))
     assert record["options"] == trl_processes.OPTIONS
