@@ -30,17 +30,21 @@ __all__ = [
 ]
 
 
-def sampler(policy: Policy, stopped: Event | None = None) -> Sampler:
+def sampler(policy: Policy, stopped: Event | None = None, speculation: int = 0) -> Sampler:
     """Where `policy.decoder` knows the architecture the paged sampler on CUDA and the native one
     elsewhere; for other models the one through transformers, with a notice. `stopped` ends its
-    calls with `Stopped` from when it is set.
+    calls with `Stopped` from when it is set. `speculation`: tokens drafted of each row in a step of
+    the paged sampler; the others draw the same responses without, with a notice.
     """
-    if policy.is_llama_like:
-        return (
-            PagedSampler(policy, stopped=stopped)
-            if policy.device.type == "cuda" and serves(policy)
-            else NativeSampler(policy, stopped=stopped)
+    if policy.is_llama_like and policy.device.type == "cuda" and serves(policy):
+        return PagedSampler(policy, stopped=stopped, speculation=speculation)
+    if speculation:
+        logging.getLogger(__name__).warning(
+            "speculation = %d is for the paged sampler on CUDA; sampling without drafts",
+            speculation,
         )
+    if policy.is_llama_like:
+        return NativeSampler(policy, stopped=stopped)
     name = type(policy.core).__name__
     logging.getLogger(__name__).warning(
         "%s has no native sampler; sampling through transformers (slower)", name
