@@ -182,6 +182,9 @@ class RolloutConfig(Section):
     ahead: Annotated[int, Field(ge=0, le=1), Must("0 or 1")] = 0
     """batches sampled ahead: 1 samples the next one while this one trains, with the weights from
     before the update (one step off-policy; π_old is theirs)"""
+    speculation: Annotated[int, Field(ge=0, le=8), Must("from 0 to 8")] = 0
+    """tokens drafted of each response in a step of the sampler on CUDA, looked up in what its group
+    has written: the same responses in fewer steps; 0 drafts none"""
     engine: Literal["native", "vllm"] = "native"
     """native, or vllm (extra: vllm), which implies exact and objective.mismatch = tis"""
     engine_memory: Annotated[float, Field(gt=0, lt=1), Must("a share between 0 and 1")] = 0.4

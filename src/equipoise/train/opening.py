@@ -84,7 +84,7 @@ def device(name: str) -> str:
 def open_engine(config: Config, policy: models.Policy) -> Sampler:
     if config.rollout.engine == "vllm":
         return VllmSampler(policy, memory=config.rollout.engine_memory)
-    return native_sampler(policy)
+    return native_sampler(policy, speculation=config.rollout.speculation)
 
 
 def close_engine(sampler: Sampler) -> None:

@@ -124,6 +124,7 @@ def _rollout(config: Config, task: Task) -> dict[str, Setting]:
         "rollout.max_draws": refused(r.dynamic_sampling, again, "no dynamic sampling"),
         "rollout.exact": mapped(why="TRL's old log-probabilities are always the trainer's own"),
         "rollout.ahead": refused(r.ahead, "TRL samples a batch when it is trained", "0, as TRL"),
+        "rollout.speculation": own("TRL's engine drafts for itself; no response depends on it"),
         "rollout.engine": mapped(
             {"use_vllm": vllm, **({"vllm_mode": "colocate"} if vllm else {})},
             "" if vllm else "TRL samples with transformers",

@@ -160,6 +160,7 @@ def _rollout(config: Config, task: Task) -> dict[str, Setting]:
         "rollout.ahead": refused(
             r.ahead, "verl's one-step off-policy trainer is another entry point", "0, as verl"
         ),
+        "rollout.speculation": own("verl's engine drafts for itself; no response depends on it"),
         "rollout.engine": _engine(config),
         "rollout.engine_memory": mapped({f"{ROLLOUT}.gpu_memory_utilization": r.engine_memory})
         if r.engine == "vllm"
