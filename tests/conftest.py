@@ -8,6 +8,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from equipoise import cli
+from equipoise.verifiers.code import sandbox
 from equipoise.verifiers.workers.process_pool import Pool
 from tests.hub_server import hub_asked, hub_nowhere  # noqa: F401
 
@@ -30,6 +31,13 @@ gc.disable()
 def pytest_collection_finish():
     gc.freeze()
     gc.enable()
+
+
+@pytest.fixture
+def sandboxed():
+    """For what runs code, or a gym's scorer, in the sandbox."""
+    if (why := sandbox.available()) is not None:
+        pytest.skip(why)
 
 
 def count_workers(file):

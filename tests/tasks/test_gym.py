@@ -21,6 +21,7 @@ from equipoise.tasks.scoring import unpack
 from .rows_of import jsonl
 
 reasoning_gym = pytest.importorskip("reasoning_gym")
+needs_sandbox = pytest.mark.usefixtures("sandboxed")
 
 
 @pytest.fixture(autouse=True)
@@ -71,6 +72,7 @@ def test_a_task_with_too_few_questions_to_hold_any_out_says_so(monkeypatch):
         task.prompt(0)
 
 
+@needs_sandbox
 def test_options_reach_the_task():
     task = open_task("gym:chain_sum", 0, gym={"chain_sum": {"min_terms": 6, "max_terms": 6}})
     assert all(len(re.findall(r"\d+", task.prompt(i).text)) >= 6 for i in range(20))
@@ -138,6 +140,7 @@ def test_dates_and_times_of_an_entry_travel_too():
     assert pack(np.int64(3)) == 3
 
 
+@needs_sandbox
 def test_partial_credit_is_a_value_and_scorers_that_trip_are_verdicts():
     task = Gym("chain_sum+arc_1d+prime_factorization", seed=2)
     prompts = {p.level: p for p in task.evaluation(1)}
@@ -153,6 +156,7 @@ def test_partial_credit_is_a_value_and_scorers_that_trip_are_verdicts():
     assert long.kind == "limit"
 
 
+@needs_sandbox
 def test_a_scorer_that_hangs_is_killed(monkeypatch):
     monkeypatch.setattr(module, "SECONDS", 1.0)
     task = Gym("countdown")
@@ -165,6 +169,7 @@ def test_a_scorer_that_hangs_is_killed(monkeypatch):
     assert tower.kind in ("timeout", "limit")
 
 
+@needs_sandbox
 def test_answers_with_several_lines_and_grids_score_one():
     """An entry's tuples come through: as plain JSON the right grid would score 0.05."""
     task = Gym("rearc+mini_sudoku+tower_of_hanoi")
@@ -174,6 +179,7 @@ def test_answers_with_several_lines_and_grids_score_one():
         assert task.grade(prompt, f"Let me see.\n{prompt.answer}").result().value == 1.0
 
 
+@needs_sandbox
 def test_entries_of_a_file_are_scored_by_their_task(tmp_path):
     made = [reasoning_gym.create_dataset(name, size=2, seed=4)[0] for name in ("rearc", "gcd", "graph_color")]
     task = Dataset(jsonl(tmp_path / "entries.jsonl", made))
@@ -246,6 +252,7 @@ SOLVED = {
 }
 
 
+@needs_sandbox
 @pytest.mark.parametrize("name", SOLVED)
 def test_tasks_without_a_reference_accept_a_solution(name):
     task = Gym(name, seed=3, options={"rush_hour": {"max_moves": 8}} if name == "rush_hour" else None)
@@ -257,6 +264,7 @@ def test_tasks_without_a_reference_accept_a_solution(name):
     assert values.count(1.0) >= 3
 
 
+@needs_sandbox
 @pytest.mark.parametrize(
     ("name", "fooling"),
     [
@@ -300,6 +308,7 @@ def test_making_an_item_disturbs_no_other_draw():
     assert random.random() == first
 
 
+@needs_sandbox
 @pytest.mark.slow
 def test_every_task_repeats_in_another_process_and_scores_its_gold_one(tmp_path):
     """What the module says about the package's tasks, no more and no less."""
@@ -322,6 +331,7 @@ def test_every_task_repeats_in_another_process_and_scores_its_gold_one(tmp_path)
     assert {name for name, asked in scores.items() if not asked} == set(SOLVED)
 
 
+@needs_sandbox
 @pytest.mark.slow
 def test_no_scorer_gives_a_full_score_to_a_constant_or_to_noise():
     noise = ["9" * 5000, "((" * 3000, "__import__('os')._exit(0)", "\x00", "[" * 2000, '{"a":' * 500, "1e400"]

@@ -29,10 +29,7 @@ NAMED_BY_REVIEW = (
 )  # fmt: skip
 
 
-@pytest.fixture(autouse=True)
-def sandboxed():
-    if (why := sandbox.available()) is not None:
-        pytest.skip(why)
+pytestmark = pytest.mark.usefixtures("sandboxed")
 
 
 def entry_of(task, seed=3):

@@ -115,6 +115,7 @@ def test_a_gym_stream_depends_on_seed_and_index_alone(gym):
     assert gym.prompt(0) != Gym("chain_sum", seed=6).prompt(0)
 
 
+@pytest.mark.usefixtures("sandboxed")
 def test_a_gym_grades_its_own_answers(gym):
     for i in range(20):
         prompt = gym.prompt(i)
@@ -140,6 +141,7 @@ def test_a_training_item_that_is_held_out_is_passed_over(gym, monkeypatch):
     assert other.prompt(4) == gym.prompt(4)
 
 
+@pytest.mark.usefixtures("sandboxed")
 def test_a_scorer_that_breaks_on_a_response_does_not_break_the_run():
     """It is the model that wrote the response, and a model writes anything."""
     pytest.importorskip("reasoning_gym")

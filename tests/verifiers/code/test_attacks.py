@@ -44,10 +44,7 @@ def named(text):
     return dict(zip(parts[::2], parts[1::2], strict=True))
 
 
-@pytest.fixture(autouse=True)
-def sandboxed():
-    if (why := sandbox.available()) is not None:
-        pytest.skip(why)
+pytestmark = pytest.mark.usefixtures("sandboxed")
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -15,12 +15,6 @@ from equipoise.verifiers.code import sandbox
 needs_sandbox = pytest.mark.usefixtures("sandboxed")
 
 
-@pytest.fixture
-def sandboxed():
-    if (why := sandbox.available()) is not None:
-        pytest.skip(why)
-
-
 @pytest.mark.parametrize(
     ("response", "expected"),
     [
@@ -336,6 +330,7 @@ def test_humaneval_responses_continue_the_prompt_or_define_the_function(response
     assert verdict.kind == kind, verdict.reason
 
 
+@needs_sandbox
 def test_a_row_whose_own_reference_fails_says_nothing_about_responses():
     """MBPP's 601 makes objects of the response's class in its tests: nobody can pass."""
     solution = "class Pair:\n    def __init__(self, a): self.a = a\ndef first(pairs): return pairs[0].a\n"

@@ -23,12 +23,6 @@ CALLS = judge.Calls("add", (((3, 4), 7),))
 ASSERTS = judge.tests({"test_list": ["assert add(3, 4) == 7"]})
 
 
-@pytest.fixture
-def sandboxed():
-    if (why := sandbox.available()) is not None:
-        pytest.skip(why)
-
-
 needs_sandbox = pytest.mark.usefixtures("sandboxed")
 
 # One of each kind of ending, with the verdict it must have whatever else the machine is doing.
