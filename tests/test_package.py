@@ -89,7 +89,13 @@ def test_addresses_are_known_ones():
 def test_every_runtime_dependency_has_a_permissive_licence():
     found = licences.licences("equipoise")
     assert {"torch", "numpy", "transformers"} <= set(found)
-    assert {name: words for name, words in found.items() if not licences.is_permissive(words)} == {}
+    assert licences.refused(found) == []
+
+
+def test_what_torch_brings_for_cuda_is_nvidias_and_nothing_else_may_be_proprietary():
+    found = {"nvidia-cublas": "Other/Proprietary License", "cuda-toolkit": "", "torch": "BSD-3-Clause"}
+    assert licences.refused(found) == []
+    assert licences.refused({**found, "closed": "Other/Proprietary License"}) == ["closed"]
 
 
 @pytest.mark.parametrize(

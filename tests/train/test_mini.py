@@ -166,7 +166,7 @@ def test_the_losses_of_a_pass_are_a_mean_over_prompts(trainer):
         found.append(metrics(t.folder.path)[0])
     for name in ("policy_loss", "loss", "entropy", "ratio/mean", "tokens", "bias/mass_balance"):
         assert found[0][name] == pytest.approx(found[1][name], rel=1e-5, abs=1e-7), name
-    assert found[0]["policy_loss"] != 0
+    assert found[0]["grad_norm"] > 0
 
 
 def test_a_schedule_counts_optimizer_steps(model, tmp_path):

@@ -21,7 +21,7 @@ from equipoise.rollout.vllm import VllmSampler
 from equipoise.train import ranks
 from equipoise.train.given import RunInputs
 
-PACKAGES = ("torch", "transformers", "tokenizers", "numpy")
+PACKAGES = ("transformers", "tokenizers", "numpy")
 
 
 def check_processes(config: Config) -> None:
@@ -95,7 +95,9 @@ def close_engine(sampler: Sampler) -> None:
 
 @functools.cache
 def _versions() -> dict[str, str]:
-    return {name: importlib.metadata.version(name) for name in PACKAGES}
+    # torch's own word also names its build, 2.13.0+cu130
+    others = {name: importlib.metadata.version(name) for name in PACKAGES}
+    return {"torch": torch.__version__, **others}
 
 
 def environment(device: torch.device) -> dict[str, str]:
