@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
+from functools import lru_cache
 
 LONGEST = 20_000  # characters; a longer answer is refused
 DEEPEST = 50  # brackets within brackets
@@ -55,6 +56,21 @@ SIGNS = {
     "≈": r"\approx ", "⟨": r"\langle ", "⟩": r"\rangle ", "’": "'", "‘": "'", "′": "'", "“": '"', "”": '"',
     "，": ",", "：": ":", "；": ";", "。": ".", "€": r"\$", "£": r"\$", "¥": r"\$",
 }  # fmt: skip
+LAST_BACKSLASH = re.compile(r"(?<!\\)((?:\\\\)*)\\$")  # what is left of a space, `\ `, at the end
+DOUBLED_BACKSLASH = re.compile(r"\\\\(?=[a-zA-Z{}(\[])")
+TEXT_BEFORE_BRACE = re.compile(r"\\text\s*(?=\{)")
+NOT_EQUAL = re.compile(r"!=|\\not\s*=")
+NUMBER_AS_TEXT = re.compile(r"\\text\{\s*(-?\.?\d[\d.,]*)\s*\}")
+DEGREE = re.compile(r"\^\s*\{\s*\\circ\s*\}")
+INFINITY = re.compile(r"(?<![a-zA-Z\\])(?:infinity|infty|inf)(?![a-zA-Z])")
+PERCENT = re.compile(
+    r"(?<=[\d}\s])(?:percent(?:age)?|pct)(?![a-zA-Z])|\\text\{\s*(?:percent(?:age)?|pct)\s*\}"
+)
+SPACES = re.compile(" {2,}")
+CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f]")
+MONEY = re.compile(r"\$\s*(-?[\d.,\s]+)")  # "$18" opens nothing
+MATH_BRACKET = re.compile(r"(?<!\\)\\[()\[\]]")
+LOOSE_SPACE = re.compile(r"(?<!\d)\s+|\s+(?!\d)")
 INVERSE = re.compile(r"\\(sin|cos|tan)\s*\^\s*\{\s*-\s*1\s*\}")  # never 1/sin: that is written \csc
 COMMAND = re.compile(r"\\(?:[a-zA-Z]+|.)|\s+", re.DOTALL)
 TOKEN = re.compile(r"\\(?:[a-zA-Z]+|.)?", re.DOTALL)
@@ -75,6 +91,9 @@ class Senseless(Unreadable):
     """The text can be read and has no value that could be equalled: 1/0, a number past all size."""
 
 
+@lru_cache(
+    maxsize=1024
+)  # a group's responses share their gold answer, and most right ones its text
 def spell(text: str) -> str:
     """The text in one spelling; `Unreadable` if too long, deep, unbalanced or redefining."""
     if len(text) > LONGEST:
@@ -94,27 +113,34 @@ def spell(text: str) -> str:
 def respell(text: str) -> str:
     """The text in one spelling, whatever it is: a whole prompt too."""
     text = BOLD.sub(r"\1", _ascii(text.strip())).replace("~", " ")
-    # what is left of a space, `\ `, at the end
-    text = re.sub(r"(?<!\\)((?:\\\\)*)\\$", r"\1", text)
-    if "matrix" not in text and "array" not in text:
-        text = re.sub(r"\\\\(?=[a-zA-Z{}(\[])", r"\\", text)
+    # Each rule is asked for by what it needs: most texts have next to none of it.
+    if "\\" in text[-2:]:
+        text = LAST_BACKSLASH.sub(r"\1", text)
+    if r"\\" in text and "matrix" not in text and "array" not in text:
+        text = DOUBLED_BACKSLASH.sub(r"\\", text)
     text = _without_delimiters(text)
-    text = THOUSANDS.sub(",", text)
-    text = text if r"\choose" not in text else CHOOSE.sub(r"\\binom{\1}{\2}", text)
+    if "," in text:
+        text = THOUSANDS.sub(",", text)
+    if r"\choose" in text:
+        text = CHOOSE.sub(r"\\binom{\1}{\2}", text)
     text = COMMAND.sub(_command, text)
-    text = re.sub(r"\\text\s*(?=\{)", r"\\text", text)
-    text = re.sub(r"<=", r"\\le ", re.sub(r">=", r"\\ge ", re.sub(r"!=|\\not\s*=", r"\\ne ", text)))
-    text = _listed(text) if "and" in text or "or" in text else text
-    text = re.sub(r"\\text\{\s*(-?\.?\d[\d.,]*)\s*\}", r" \1 ", text)
-    text = re.sub(r"\^\s*\{\s*\\circ\s*\}", r"^\\circ ", text)
-    text = INVERSE.sub(r"\\arc\1 ", text)
-    text = re.sub(r"(?<![a-zA-Z\\])(?:infinity|infty|inf)(?![a-zA-Z])", r"\\infty ", text)
-    text = re.sub(
-        r"(?<=[\d}\s])(?:percent(?:age)?|pct)(?![a-zA-Z])|\\text\{\s*(?:percent(?:age)?|pct)\s*\}",
-        r"\\%",
-        text,
-    )
-    return re.sub(r" {2,}", " ", text).strip()
+    if r"\text" in text:
+        text = TEXT_BEFORE_BRACE.sub(r"\\text", text)
+    if "=" in text:
+        text = NOT_EQUAL.sub(r"\\ne ", text).replace(">=", r"\ge ").replace("<=", r"\le ")
+    if "and" in text or "or" in text:
+        text = _listed(text)
+    if r"\text" in text:
+        text = NUMBER_AS_TEXT.sub(r" \1 ", text)
+    if r"\circ" in text:
+        text = DEGREE.sub(r"^\\circ ", text)
+    if "^" in text:
+        text = INVERSE.sub(r"\\arc\1 ", text)
+    if "inf" in text:
+        text = INFINITY.sub(r"\\infty ", text)
+    if "percent" in text or "pct" in text:
+        text = PERCENT.sub(r"\\%", text)
+    return SPACES.sub(" ", text).strip()
 
 
 def _listed(text: str) -> str:
@@ -134,7 +160,7 @@ def _listed(text: str) -> str:
 def _ascii(text: str) -> str:
     """Digits, signs and letters of other shapes; superscripts as exponents, ½ as a fraction."""
     if text.isascii():
-        return re.sub(r"[\x00-\x08\x0b\x0c\x0e-\x1f]", " ", text)
+        return CONTROL.sub(" ", text)
     out: list[str] = []
     for run, char in enumerate(text):
         name = unicodedata.category(char)
@@ -162,10 +188,12 @@ def _ascii(text: str) -> str:
 
 def _without_delimiters(text: str) -> str:
     """Without the dollars and brackets that open mathematics; `\\$` stays: it is money."""
-    text = text.replace(r"\$", "\x01")
-    money = re.fullmatch(r"\$\s*(-?[\d.,\s]+)", text)  # "$18" opens nothing
-    text = "\x01" + money.group(1) if money else text.replace("$", " ")
-    text = re.sub(r"(?<!\\)\\[()\[\]]", " ", text)
+    if "$" in text:
+        text = text.replace(r"\$", "\x01")
+        money = MONEY.fullmatch(text)
+        text = "\x01" + money.group(1) if money else text.replace("$", " ")
+    if "\\" in text:
+        text = MATH_BRACKET.sub(" ", text)
     return text.replace("\x01", r"\$")
 
 
@@ -187,6 +215,7 @@ def _command(match: re.Match[str]) -> str:
 
 
 OPENING, CLOSING = "([{", ")]}"
+BRACKET = re.compile(r"[()\[\]{}]")
 
 
 def _shallow(text: str) -> str:
@@ -194,6 +223,8 @@ def _shallow(text: str) -> str:
 
     Round and square brackets may close each other, as in `[0,1)`; braces only braces.
     """
+    if BRACKET.search(text) is None:
+        return text
     match: dict[int, int] = {}
     stack: list[int] = []
     skip = False
@@ -226,11 +257,13 @@ def _shallow(text: str) -> str:
 
 def tight(text: str) -> str:
     """Without spaces, except between two digits, where they mean something."""
-    return re.sub(r"(?<!\d)\s+|\s+(?!\d)", "", text)
+    return LOOSE_SPACE.sub("", text)
 
 
 def split(text: str, at: str) -> list[str]:
     """The parts between the characters `at` outside all brackets, `\\{` and environments."""
+    if not any(char in text for char in at):
+        return [text.strip()]
     parts, depth, start, i = [], 0, 0, 0
     while i < len(text):
         char = text[i]
