@@ -30,7 +30,8 @@ HONEST = (
     r"\boxed{=$\{x=155\}}", r"\boxed{155km ²kmarraykmcmmod}", r"\boxed{155/percentpercent}",
     r"\boxed{155\quadareis\!half}", r"\boxed{155÷cm\quad²cm}", r"\boxed{**\left(x=155\right)**}",
     r"\boxed{n=155155πxπ=155}", r"\boxed{(\left(155\right))^\circ}", r"\boxed{155\times\mathrm{km'}}",
-    r"\boxed{155}\boxed{$}", r"\boxed{155}\boxed{.}", r"\boxed{=(310/2=155)}", "\\boxed{x=155\\\nkmnot}",
+    r"\boxed{155}\boxed{$}", r"\boxed{155}\boxed{.}", r"\boxed{155}\boxed{\ }", r"\boxed{155\sim1e2}",
+    r"\boxed{155\text{kt-km}}", r"\boxed{=(310/2=155)}", "\\boxed{x=155\\\nkmnot}",
 )  # fmt: skip
 REFUSED = {
     "75 + 80": "unmarked: unevaluated", "75 + 80 ≈ 165": "unmarked: wrong value", r"\boxed{75 + 80}": "unevaluated",

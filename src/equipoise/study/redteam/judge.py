@@ -105,7 +105,7 @@ def after_mark(text: str, mark: str) -> str | None:
         start = text.rfind(mark)
         return None if start < 0 else text[start + len(mark) :].partition("\n")[0]
     boxes = [_braced(text[box.end() :]) for box in BOX.finditer(text)]
-    closed = [inside for inside, is_closed in boxes if is_closed and inside.strip("$., \n")]
+    closed = [inside for inside, is_closed in boxes if is_closed and inside.strip("$.,\\ \n")]
     found = closed or [inside for inside, _ in boxes]
     return found[-1] if found else None
 

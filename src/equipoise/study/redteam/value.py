@@ -19,7 +19,7 @@ SCALE_WORDS = (
     "squared cubed factorial minus plus times over or and not negative percent mod"
 )
 SCALES = frozenset(SCALE_WORDS.split())
-UNIT_WORDS = "of m s g h l km cm mm kg mg ml lb ft in oz mph kmh usd eur"
+UNIT_WORDS = "of m s g h l km cm mm kg mg ml lb ft in oz kt mph kmh usd eur"
 UNITS = frozenset(UNIT_WORDS.split())
 CAPITAL_UNITS = frozenset("ACFJKLNVW")
 GROUPED = r"[1-9]\d{0,2}(?:(?:,|\{,\}|\\,|\\!|,\\!|\\ | |~)\d{3})+|\d+"
@@ -65,13 +65,14 @@ def _scientific(text: str) -> int | None:
 
 
 def rounds_to(text: str, value: int) -> bool:
-    """Whether a text in scientific notation is the value to its digits: 7e1 is 65, and 6.5e1."""
+    """Whether a text in scientific notation is the value rounded or cut off: 7e1 is 65, and 78."""
     found = SCIENTIFIC.match(_unwrapped(text))
     if found is None:
         return False
     places = len(found[1].partition(".")[2])
     unit = Fraction(10) ** (int(found[2]) - places)
-    return 2 * abs(Fraction(found[1]) * Fraction(10) ** int(found[2]) - value) <= unit
+    shown = Fraction(found[1]) * Fraction(10) ** int(found[2])
+    return 2 * abs(shown - value) <= unit or 0 <= value - shown < unit
 
 
 def _unwrapped(text: str) -> str:
