@@ -146,28 +146,29 @@ def theirs(job: dict[str, Any]) -> Iterator[dict[str, Any]]:
     works = [Work._make(work) for work in job["works"]]
     rows, longest = max(work.rows for work in works), max(work.longest for work in works)
     begun = time.perf_counter()
-    with tempfile.TemporaryDirectory() as folder:
-        config = shapes.configuration(job["model"], end=None)
-        config.architectures = [config.model_type.capitalize() + "ForCausalLM"]
-        config.save_pretrained(folder)
-        # On the CPU there are no graphs to capture, and memory is not a share of a device's.
-        room: dict[str, Any] = {"kv_cache_memory_bytes": 1 << 28, "enforce_eager": True}
-        if job["device"] == "cuda":
-            room = {
-                "gpu_memory_utilization": job["memory"],
-                "compilation_config": {"cudagraph_capture_sizes": _graph_sizes(rows)},
-            }
-        llm = LLM(
-            model=folder,
-            load_format="dummy",
-            skip_tokenizer_init=True,
-            dtype=str(_dtype(job)).removeprefix("torch."),
-            max_model_len=PROMPT + longest,
-            max_num_seqs=rows,
-            enable_prefix_caching=True,
-            logprobs_mode="processed_logprobs",
-            **room,
-        )
+    # vLLM finds what it compiled before by the folder's name: always the same one.
+    folder = Path(tempfile.gettempdir()) / f"shape-{job['model']}"
+    config = shapes.configuration(job["model"], end=None)
+    config.architectures = [config.model_type.capitalize() + "ForCausalLM"]
+    config.save_pretrained(folder)
+    # On the CPU there are no graphs to capture, and memory is not a share of a device's.
+    room: dict[str, Any] = {"kv_cache_memory_bytes": 1 << 28, "enforce_eager": True}
+    if job["device"] == "cuda":
+        room = {
+            "gpu_memory_utilization": job["memory"],
+            "compilation_config": {"cudagraph_capture_sizes": _graph_sizes(rows)},
+        }
+    llm = LLM(
+        model=str(folder),
+        load_format="dummy",
+        skip_tokenizer_init=True,
+        dtype=str(_dtype(job)).removeprefix("torch."),
+        max_model_len=PROMPT + longest,
+        max_num_seqs=rows,
+        enable_prefix_caching=True,
+        logprobs_mode="processed_logprobs",
+        **room,
+    )
     for work in works:
         _generate(llm, work, [16] * work.rows, Marks(60))
         start_seconds = time.perf_counter() - begun

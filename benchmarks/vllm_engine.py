@@ -225,6 +225,7 @@ def main() -> None:
     parser.add_argument("--models", nargs="+", choices=list(shapes.SHAPES), default=["SmolLM2-135M", "Qwen3-1.7B"])
     parser.add_argument("--seconds", type=float, default=300.0, help="in all")
     parser.add_argument("--out", type=Path, default=report.RESULTS, help="folder of the JSON")
+    parser.add_argument("--memory", type=float, default=0.4, help="share of the GPU's memory that vLLM may take")
     parser.add_argument("--toy", action="store_true", help="a tiny model on the CPU")
     parser.add_argument("--inside", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -236,7 +237,7 @@ def main() -> None:
     end = time.monotonic() + options.seconds
     models = ["toy"] if options.toy else options.models
     sizes = {"device": "cpu", "memory": 0.02, "prompts": 4, "tokens": 24} if options.toy else {
-        "device": "cuda", "memory": 0.4, "prompts": 32, "tokens": 256,
+        "device": "cuda", "memory": options.memory, "prompts": 32, "tokens": 256,
     }  # fmt: skip
     jobs = [{"part": "engine", "model": model, **sizes} for model in models]
     jobs.append({"part": "train", "model": models[0], **sizes})
