@@ -222,13 +222,15 @@ def test_what_is_no_amount_of_memory_is_refused(model, tmp_path, text):
 
 class Card:
     """A GPU of `holds` bytes with a model on it: a pass of n tokens peaks at the largest of always + each · n over
-    `moments`, or over `checkpointed` once that is switched on, rounded up. `fitted`: the largest pass it held."""
+    `moments`, or over `checkpointed` once that is switched on, rounded up, and at `gradients` more where a pass
+    before has left some. `fitted`: the largest pass it held."""
 
-    def __init__(self, patch, moments, checkpointed=None, *, holds=10**12, parameters=10**6, rounding=1):
+    def __init__(self, patch, moments, checkpointed=None, *, holds=10**12, parameters=10**6, rounding=1, gradients=0):
         self.moments, self.checkpointed, self.holds, self.rounding = moments, checkpointed or moments, holds, rounding
         self.device, self.context, self.gradient_checkpointing = torch.device("cuda"), 4096, False
         self.model = torch.nn.Module()
         self.model.weights = torch.nn.Parameter(torch.empty(parameters, device="meta"))
+        self.gradients, self.held = gradients, False
         self.last, self.fitted, self.cleared, self.passes = 0, 0, 0, []
         patch.setattr(torch.cuda, "memory_allocated", lambda device: 0)
         patch.setattr(torch.cuda, "memory_reserved", lambda device: 0)
@@ -248,8 +250,10 @@ class Card:
 
     def token_logprobs(self, policy, packed):
         tokens = len(packed.inputs)
-        self.passes.append(tokens)
-        self.last = self.peak(tokens)
+        if self.held:  # what is measured
+            self.passes.append(tokens)
+        self.last = self.peak(tokens) + self.gradients * self.held
+        self.held = True
         if self.last > self.holds:
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")
         self.fitted = max(self.fitted, tokens)
@@ -257,6 +261,7 @@ class Card:
 
     def clear(self):
         self.cleared += 1
+        self.held = False
 
     def plan(self, *, cap=None, largest=100, to_come=0):
         asked = {"total": 10**6, "largest": largest, "cap": cap, "to_come": to_come, "clear": self.clear}
@@ -302,6 +307,13 @@ def test_no_plan_is_above_what_was_seen_to_fit(moments, holds, cap, to_come, par
             if len(moments) == 1:  # as many as fit
                 more = min(planner.fast(card), found.tokens + 2)
                 assert card.peak(more) > 0.999 * planner.MARGIN * room or found.tokens == planner.fast(card)
+
+
+def test_a_pass_is_planned_beside_the_gradients_of_those_before_it(monkeypatch):
+    card = Card(monkeypatch, ((10e6, 1000.0),), gradients=30_000_000)
+    found = card.plan(cap=90_000_000)
+    assert card.peak(found.tokens) + 30e6 == pytest.approx(planner.MARGIN * 90e6, rel=0.001)
+    assert found.peak == pytest.approx(card.peak(found.tokens) + 30e6)
 
 
 def test_memory_that_runs_out_where_the_plan_is_tried_halves_it(monkeypatch):

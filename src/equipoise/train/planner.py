@@ -191,14 +191,15 @@ def line(a: tuple[int, float], b: tuple[int, float]) -> Cost:
 
 def _peak(policy: Policy, tokens: int, clear: Callable[[], None]) -> tuple[int, float]:
     """So many tokens, or a few more, and the bytes that a pass over them adds to what is taken: of
-    the rank where they are most, infinitely many where memory runs out.
+    the rank where they are most, infinitely many where memory runs out. Gradients are there from a
+    pass before, as in every pass of a step but its first.
     """
     packed = _text(policy, tokens)
-    torch.cuda.reset_peak_memory_stats(policy.device)
     before = torch.cuda.memory_allocated(policy.device)
     try:
-        with models.adapter_dropout(policy, seed=0):  # its masks take memory too
-            models.token_logprobs(policy, packed).logprobs.sum().backward()
+        _pass(policy, _text(policy, LEAST))
+        torch.cuda.reset_peak_memory_stats(policy.device)
+        _pass(policy, packed)
         peak = float(torch.cuda.max_memory_allocated(policy.device) - before)
     except torch.OutOfMemoryError:
         peak = math.inf
@@ -206,6 +207,11 @@ def _peak(policy: Policy, tokens: int, clear: Callable[[], None]) -> tuple[int, 
     if math.isinf(peak):
         torch.cuda.empty_cache()
     return len(packed.inputs), max(ranks.gather(peak))
+
+
+def _pass(policy: Policy, packed: models.Pack) -> None:
+    with models.adapter_dropout(policy, seed=0):  # its masks take memory too
+        models.token_logprobs(policy, packed).logprobs.sum().backward()
 
 
 def _cpu_cost(policy: Policy) -> Cost:
