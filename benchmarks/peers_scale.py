@@ -10,9 +10,10 @@ own, asynchronous scheduling, prefix caching, graphs up to the batch) and in pro
 is measured and what is left out.
 
 A model and engine are one child process, which measures the three lengths after one start; the next child
-imports meanwhile, on another core. A measurement is cut after `--each` seconds and then says so; ratios are of the
-seconds to the tokens both have drawn. The most telling models come first, and vLLM in process last: when
-`--seconds` are over the rest is left out. Written after every row to FOLDER/peers_scale.json.
+imports meanwhile, on another core. A measurement is cut after `--each` seconds and then says so; ratios are of
+the seconds to the tokens both have drawn. The most telling models come first, and vLLM in process last: when
+`--seconds` are over the rest is left out. `share_of_bound` is the least time the card could take, over what
+it took. Written after every row to FOLDER/peers_scale.json.
 `--toy` does all of it with a tiny model on the CPU, where vLLM may live in an environment of its own
 (`--vllm-python`).
 """
@@ -34,6 +35,8 @@ import children  # benchmarks/children.py
 import peers_figure
 import peers_sample
 import report
+import shapes
+import torch
 from peers_sample import Work
 
 ENGINES = ("equipoise", "vllm", "vllm in process")
@@ -42,6 +45,8 @@ WORKS = (Work(4096, 512), Work(16_384, 256), Work(512, 1024))
 TOY = (Work(48, 32), Work(24, 16))
 START = 150.0  # seconds an engine may take until its first measurement
 LEAST = 40.0  # seconds under which no child is started
+# Of an H200, by benchmarks/scale.py: bytes a second of a copy, operations a second of a large product in bfloat16.
+COPY, PRODUCTS = 4.2e12, 780e12
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -124,9 +129,14 @@ def plan(models: Sequence[str], engines: Sequence[str]) -> list[tuple[str, str]]
 
 
 def keep(results: dict[str, Any]) -> None:
-    for model in results.values():
-        for work, engines in model.items():
-            if work != "failed" and "equipoise" in engines:
+    for model, works in results.items():
+        for work, engines in works.items():
+            if work == "failed":
+                continue
+            for row in engines.values():
+                least = least_seconds(model, Work(row["longest"], row["rows"]), row["tokens"])
+                row["share_of_bound"] = least / row["seconds"]
+            if "equipoise" in engines:
                 for engine in set(engines) - {"equipoise"}:
                     engines[engine]["times_as_long"] = ratio(engines["equipoise"], engines[engine])
     report.write("peers_scale", {"group": peers_sample.GROUP, "prompt": peers_sample.PROMPT, "results": results})
@@ -148,6 +158,25 @@ def seconds_to(row: dict[str, Any], tokens: int) -> float:
     share = (tokens - before) / (after - before) if after > before else 1.0
     at: float = marks[i - 1][0] + share * (marks[i][0] - marks[i - 1][0])
     return at
+
+
+def least_seconds(model: str, work: Work, tokens: int) -> float:
+    """What an H200 takes at least to draw so many tokens of `work` in bfloat16, all rows from the start.
+
+    In every step the products, by the weights' bytes or by their operations, whichever take longer; then keys and
+    values, those of a prompt read once for its group.
+    """
+    s = shapes.TOY if model == "toy" else shapes.SHAPES[model]
+    lengths = torch.tensor(work.lengths())
+    steps = torch.arange(1, work.longest + 1)
+    live = (lengths[:, None] >= steps).sum(0)
+    groups = (lengths.view(-1, peers_sample.GROUP).amax(1)[:, None] >= steps).sum(0)
+    # An embedding that is not the head is looked up, not multiplied.
+    weights = peers_figure.parameters(model) - (0 if s.tied else s.vocabulary * s.hidden)
+    products = (2 * weights * live / PRODUCTS).clamp(min=2 * weights / COPY)
+    cached = 4 * s.layers * s.kv_heads * s.head_dim * (live * steps + groups * peers_sample.PROMPT)
+    needed = live.cumsum(0) - live < tokens  # steps before which tokens are still missing
+    return float((products + cached / COPY)[needed].sum())
 
 
 def told(row: dict[str, Any]) -> str:

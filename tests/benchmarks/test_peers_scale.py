@@ -18,7 +18,7 @@ import peers_figure
 import peers_sample
 import peers_scale
 import pytest
-from shapes import SHAPES, configuration
+from shapes import SHAPES, TOY, configuration
 from transformers import AutoModelForCausalLM
 
 JOB = {"model": "toy", "device": "cpu", "seconds": 60.0, "works": [(48, 32)]}
@@ -201,3 +201,25 @@ def test_the_script_runs_our_side_and_writes_after_every_row(tmp_path):
     assert set(results) == {str(work) for work in peers_scale.TOY}
     peers_scale.main(["--figure", str(file)])
     ET.fromstring(file.with_suffix(".svg").read_text())
+
+
+def test_the_least_seconds_are_those_of_products_and_caches_read_once():
+    work = peers_sample.Work(24, 32)  # two groups
+    lengths, weights = work.lengths(), peers_figure.parameters("toy")
+    token = 2 * 2 * TOY.layers * TOY.kv_heads * TOY.head_dim
+    drawn = step = 0
+    seconds = 0.0
+    while drawn < sum(lengths):
+        live = [row for row, length in enumerate(lengths) if length > step]
+        step += 1
+        drawn += len(live)
+        prompts = len({row // peers_sample.GROUP for row in live})
+        seconds += max(2 * weights / peers_scale.COPY, 2 * weights * len(live) / peers_scale.PRODUCTS)
+        seconds += token * (len(live) * step + peers_sample.PROMPT * prompts) / peers_scale.COPY
+        assert peers_scale.least_seconds("toy", work, drawn) == pytest.approx(seconds)
+
+
+def test_many_rows_are_bound_by_operations():
+    few, many = (peers_scale.least_seconds("Qwen3-8B", peers_sample.Work(2, rows), rows) for rows in (16, 1024))
+    assert few == pytest.approx(2 * 7.57e9 / peers_scale.COPY, rel=0.01)
+    assert many == pytest.approx(2 * 7.57e9 * 1024 / peers_scale.PRODUCTS, rel=0.02)  # and the prompts
