@@ -14,6 +14,7 @@ from shapes import SHAPES, TOY, Shape  # benchmarks/shapes.py
 
 WIDTH, HEIGHT = 300, 250  # of a panel
 LEFT, TOP, BOTTOM, FOOT = 52, 34, 40, 24
+TICKS = [digit * 10**power for power in range(8) for digit in (1, 2, 5)]  # tokens a second
 COLOURS = {"equipoise": "ours", "vllm": "peer", "vllm in process": "inside"}
 STYLE = (
     "text{font:11px sans-serif;fill:#333}.title{font-weight:bold}.axis{stroke:#999}"
@@ -44,9 +45,8 @@ def picture(results: dict[str, Any]) -> str:
         row["tokens_per_second"] for model in results.values() for work in works for row in model.get(work, {}).values()
     ]
     sizes = [parameters(model) for model in results]
-    # Whole decades, so that the ticks are powers of ten; half a model's size of air at the sides.
-    up = Axis(10.0 ** math.floor(math.log10(min(rates))), 10.0 ** math.ceil(math.log10(max(rates)) + 1e-9),
-              HEIGHT - BOTTOM, TOP)  # fmt: skip
+    # From tick to tick; half a model's size of air at the sides.
+    up = Axis(max(t for t in TICKS if t <= min(rates)), min(t for t in TICKS if t > max(rates)), HEIGHT - BOTTOM, TOP)
     across = Axis(min(sizes) / 1.5, max(sizes) * 1.5, LEFT, WIDTH - 10)
     panels = [
         f'<g transform="translate({number * WIDTH} 0)">\n{_panel(results, work, across, up)}\n</g>'
@@ -70,8 +70,9 @@ def _panel(results: dict[str, Any], work: str, across: Axis, up: Axis) -> str:
     longest, rows = map(int, work.split(" x "))
     parts = [_text(LEFT, 16, f"up to {longest:,} tokens, {rows:,} rows", "start", "title")]
     parts.append(f'<path class="axis" fill="none" d="M{LEFT} {TOP}V{HEIGHT - BOTTOM}H{WIDTH - 10}"/>')
-    for power in range(round(math.log10(up.low)), round(math.log10(up.high)) + 1):
-        parts.append(_text(LEFT - 6, up.at(10.0**power) + 4, f"{10**power:,}", "end"))
+    for tick in TICKS:
+        if up.low <= tick <= up.high:
+            parts.append(_text(LEFT - 6, up.at(tick) + 4, f"{tick:,}", "end"))
     for model in results:
         parts.append(_text(across.at(parameters(model)), HEIGHT - BOTTOM + 15, model.split("-")[-1]))
     parts.append(_text((LEFT + WIDTH) / 2, HEIGHT - 8, "parameters"))
