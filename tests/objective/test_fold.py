@@ -24,6 +24,12 @@ def test_the_sum_over_any_split_is_the_loss(name):
     torch.testing.assert_close(flat(logp.grad, batch), ours(name, batch), rtol=1e-9, atol=1e-12)
 
 
+def test_a_single_token_that_is_clipped_is_all_of_them():
+    one, ratio = torch.ones(1), torch.full((1,), 2.0)
+    _, clipped = fold.surrogate_sum(Objective(), ratio.log(), torch.zeros(1), one, torch.ones(1, dtype=torch.int64))
+    assert float(clipped) == 1.0
+
+
 @pytest.mark.parametrize(
     ("choices", "why"),
     [

@@ -114,6 +114,15 @@ def test_hadw_recentre_restores_zero_sum():
     assert float(credit.metrics["bias/zero_sum"]) < 1e-12
 
 
+def test_hadw_recentre_moves_a_response_at_the_mean_too():
+    """A = 0 has no sign to keep: it takes its share of the mean, or the sum would not be 0."""
+    options = {"name": "hadw", "anchor": "fixed", "threshold": 0.0, "lam": 1.0, "recentre": True}
+    credit = eq.Objective("dr_grpo", options).assign([0.0, 0.5, 1.0], ["q"] * 3, [1, 1, 1])
+    wrong, right = -0.5 * math.exp(0.5), 0.5 * math.exp(-0.5)  # ΦA with p̂ = ½ above C = 0
+    mean = (wrong + right) / 3
+    assert credit.advantage.tolist() == pytest.approx([wrong - mean, -mean, right - mean])
+
+
 @settings(max_examples=60, deadline=None)
 @given(
     seed=st.integers(0, 2**32 - 1), binary=st.booleans(), rule=st.sampled_from(["sequence", "balanced", "power"]),
