@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from pydantic import Field, create_model
 
 from equipoise.config import TaskConfig, config
-from equipoise.config.errors import help_of, options_of
+from equipoise.config.errors import NAMED_ELSEWHERE, help_of, options_of
 from equipoise.tasks import open_task
 from equipoise.toml import toml
 from equipoise.train import Config, ConfigError, describe, dump, load
@@ -156,6 +156,9 @@ def test_every_option_has_a_sentence_and_stands_in_the_help():
     [
         (["--objective.agregation", "token"], 'objective.agregation is not an option; did you mean "aggregation"?'),
         (["--objectiv.kl", "1"], 'objectiv is not a section; did you mean "objective"?'),
+        (["--train.lr", "1"], "train.lr is not an option; did you mean optim.lr?"),
+        (["--train.learning_rate", "1"], "train.learning_rate is not an option; did you mean optim.lr?"),
+        (["--optim.name", "adamw"], "optim.name is not an option; did you mean model.name or task.name?"),
         (["--objective.aggregation", "balancd"], 'aggregation = "balancd" is not known; did you mean "balanced"?'),
         (["--objective.preset", "grppo"], 'objective.preset = "grppo" is not known; did you mean "grpo"?'),
         (["--objective.surrogate.hihg", "1"], "hihg"),
@@ -222,7 +225,7 @@ def test_a_mistake_is_named_with_the_rule(arguments, said):
         (b"[train\nsteps = 3", "not valid TOML"),
         (b"\xff\xfe", "cannot be read"),
         (b"train = 3", "train = 3: must be a section of options"),
-        (b"steps = 3", "steps is not a section"),
+        (b"steps = 3", r"steps is not a section; did you mean train\.steps\?"),
     ],
 )
 def test_a_file_that_cannot_be_used_is_named(content, said, tmp_path):
@@ -233,6 +236,14 @@ def test_a_file_that_cannot_be_used_is_named(content, said, tmp_path):
         load(file)
     with pytest.raises(ConfigError, match="cannot be read"):
         load(tmp_path)
+
+
+def test_names_of_other_trainers_lead_to_options_that_exist():
+    sections = options_of(Config)
+    for name, option in NAMED_ELSEWHERE.items():
+        section, key = option.split(".")
+        assert key in sections[section]
+        assert not any(name in options for options in sections.values()), name
 
 
 def test_a_single_response_is_allowed_where_nothing_is_compared():
