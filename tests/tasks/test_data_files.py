@@ -148,8 +148,8 @@ def broken(tmp_path, how):
         return tmp_path / "none"
     elif how == "no match":
         return tmp_path / "x-*.parquet"
-    elif how == "missing":
-        return tmp_path / "none.parquet"
+    elif how.startswith("missing"):
+        return tmp_path / ("none.jsonl" if how == "missing lines" else "none.parquet")
     elif how == "disagree":
         parquet(tmp_path / "second.parquet", [{"problem": 7, "answer": "x"}])
         return tmp_path
@@ -168,7 +168,8 @@ def broken(tmp_path, how):
         ("two kinds", "holds both rows.jsonl and rows.parquet"),
         ("empty folder", "there is no file of prompts (.jsonl, .jsonl.gz, .parquet)"),
         ("no match", "there is no file of prompts"),
-        ("missing", "none.parquet: cannot be read"),
+        ("missing", "none.parquet: there is no such file"),
+        ("missing lines", "none.jsonl: there is no such file"),
         ("disagree", "its files disagree about their columns"),
     ],
 )

@@ -62,7 +62,7 @@ class Summary:
     def __str__(self) -> str:
         seen = "" if self.read == self.rows else f", {self.read:,} read so far"
         lines = [
-            f"{self.name}: {self.rows:,} rows ({self.schema}){seen}: {self.train:,} to train on, "
+            f"{self.name}: {self.rows:,} row{'s' * (self.rows != 1)} ({self.schema}){seen}: {self.train:,} to train on, "
             f"{self.held_out:,} held out, {self.dropped.total():,} left out"
         ]
         if self.verifiable is not None:
