@@ -117,6 +117,26 @@ def test_a_file_where_the_runs_should_go_is_one_sentence(tmp_path):
         study.quickstart(tmp_path / "taken", steps=1)
 
 
+def test_another_quickstart_in_the_same_folder_is_refused_before_anything_starts(tmp_path, monkeypatch):
+    monkeypatch.setattr(ForkServer, "start", None)
+    config = study.settings("balanced", 0, 60, tmp_path)
+    RunFolder(config.train.out).path.mkdir()
+    RunFolder(config.train.out).config.write_text(dump(config))
+    for other in ({"seed": 1}, {"steps": 1}):
+        with pytest.raises(RunError, match=r"holds a quickstart with --seed 0 --steps 60; .*--out DIR starts another"):
+            study.quickstart(tmp_path, **other)
+    study.check_folder({"balanced": config}, tmp_path)
+
+
+def test_what_is_finished_is_shown_and_said_to_be_so(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(study, "finished", lambda config: True)
+    monkeypatch.setattr(study, "train_all", lambda *given, **named: {})
+    monkeypatch.setattr(study, "summary", lambda name, folder: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        study.quickstart(tmp_path)
+    assert "holds these runs already, finished: nothing is trained" in capsys.readouterr().out
+
+
 def test_what_is_finished_is_not_started_again(tmp_path, monkeypatch):
     config = study.settings("token", 0, 2, tmp_path)
     folder = RunFolder(config.train.out)

@@ -18,8 +18,8 @@ from rich.table import Table
 
 from equipoise import report
 from equipoise.study.fork_server import ForkServer
-from equipoise.study.runs import train_all
-from equipoise.train import Config, RunFolder, read_lines
+from equipoise.study.runs import finished, train_all
+from equipoise.train import Config, RunError, RunFolder, load, read_lines
 
 OBJECTIVES: dict[str, dict[str, Any]] = {
     "token": {"aggregation": {"name": "token", "over": "group"}},
@@ -40,7 +40,7 @@ shared          |Σ c| / Σ |c| of a group, in %: the net push on a token that a
 BIASES = (
     "Biases: token gives a token that all responses share no net push, and so lets the longer side pull harder; "
     "sequence and balanced make right and wrong pull alike, and so push shared tokens; hadw weighs the two signs anew. "
-    "Where wrong responses are longer, no rule is free of both."
+    "Where wrong responses are longer, none of the four is free of both."
 )
 
 AUDIT = "the same on responses of yours: a log of TRL, verl or a run"
@@ -87,10 +87,17 @@ def quickstart(
     console = Console(highlight=False)
     begin = time.monotonic()
     configs = {name: settings(name, seed, steps, out) for name in OBJECTIVES}
-    console.print(
-        f"Training the embedded model with {len(configs)} objectives, {configs['token'].train.steps} steps each,\n"
-        "from the same weights, on the same prompts, with the same draws.\n"
-    )
+    check_folder(configs, out)
+    if all(finished(config) for config in configs.values()):
+        console.print(
+            f"{out}/ holds these runs already, finished: nothing is trained. --out DIR starts others.\n",
+            soft_wrap=True,
+        )
+    else:
+        console.print(
+            f"Training the embedded model with {len(configs)} objectives, {configs['token'].train.steps} steps each,\n"
+            "from the same weights, on the same prompts, with the same draws.\n"
+        )
     train_all(configs, console, server=server)
     runs = [summary(name, RunFolder(c.train.out)) for name, c in configs.items()]
     console.print(table(runs))
@@ -102,6 +109,20 @@ def quickstart(
     console.print(
         f"{time.monotonic() - begin:.0f} s. Runs: {out}/   report: {page}", soft_wrap=True
     )
+
+
+def check_folder(configs: dict[str, Config], out: Path) -> None:
+    """RunError where the folder holds a quickstart of another seed or length."""
+    for config in configs.values():
+        file = RunFolder(config.train.out).config
+        if not file.is_file():
+            continue
+        begun, wanted = load(file).train, config.train
+        if (begun.seed, begun.steps) != (wanted.seed, wanted.steps):
+            raise RunError(
+                f"{out}: holds a quickstart with --seed {begun.seed} --steps {begun.steps}; the same options show it "
+                "or go on with it, --out DIR starts another"
+            )
 
 
 @dataclass(frozen=True)
