@@ -238,6 +238,13 @@ def test_a_file_that_cannot_be_used_is_named(content, said, tmp_path):
         load(tmp_path)
 
 
+def test_data_in_the_place_of_a_configuration(tmp_path):
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text('{"prompt": "1+1=", "answer": "2"}\n')
+    with pytest.raises(ConfigError, match=r"a configuration is a \.toml file, and names its data as task\.name"):
+        load(rows)
+
+
 def test_names_of_other_trainers_lead_to_options_that_exist():
     sections = options_of(Config)
     for name, option in NAMED_ELSEWHERE.items():

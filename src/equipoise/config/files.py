@@ -56,7 +56,12 @@ def _read(path: Path) -> dict[str, Any]:
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: cannot be read: {error}") from error
     except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"{path}: not valid TOML: {error}") from error
+        hint = (
+            ""
+            if path.suffix == ".toml"
+            else "; a configuration is a .toml file, and names its data as task.name"
+        )
+        raise ConfigError(f"{path}: not valid TOML: {error}{hint}") from error
 
 
 def located(function: str, config: str | Path | None) -> str:
