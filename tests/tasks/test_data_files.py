@@ -205,7 +205,7 @@ def test_the_hub_without_its_package_names_the_extra(monkeypatch, tmp_path):
     import sys
 
     monkeypatch.setitem(sys.modules, "datasets", None)
-    with pytest.raises(TaskError, match=r"needs datasets: pip install equipoise\[hub\]"):
+    with pytest.raises(TaskError, match=r"needs datasets: pip install 'equipoise\[hub\]'"):
         open_rows("hub:owner/name")
 
 

@@ -130,5 +130,7 @@ def _datasets(name: str) -> Any:
     try:
         import datasets
     except ImportError as error:
-        raise TaskError(f"task.name = {name} needs datasets: pip install equipoise[hub]") from error
+        raise TaskError(
+            f"task.name = {name} needs datasets: pip install 'equipoise[hub]'"
+        ) from error
     return datasets
