@@ -89,6 +89,16 @@ def test_what_comes_next_works_where_it_is_said(tmp_path, monkeypatch):
     assert all("in the repository" in line for line in said.splitlines() if "docs/" in line)
 
 
+@pytest.mark.parametrize("absent", [True, False])
+def test_what_comes_next_says_what_a_real_model_needs_where_it_is_not_there(tmp_path, monkeypatch, absent):
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setattr(study.importlib.util, "find_spec", lambda name: None if absent else name)
+    lines = study.what_next(tmp_path).splitlines()
+    installs = [number for number, line in enumerate(lines) if "pip install -e '.[smollm,gym]'" in line]
+    assert bool(installs) == absent
+    assert all("examples/smollm.toml" in lines[number + 1] for number in installs)
+
+
 def test_the_four_runs_differ_in_the_objective_alone(tmp_path):
     configs = {name: study.settings(name, 3, None, tmp_path).model_dump() for name in study.OBJECTIVES}
     assert len(configs) == 4

