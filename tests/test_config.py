@@ -234,7 +234,10 @@ def test_a_file_that_cannot_be_used_is_named(content, said, tmp_path):
         file.write_bytes(content)
     with pytest.raises(ConfigError, match=said):
         load(file)
-    with pytest.raises(ConfigError, match="cannot be read"):
+    with pytest.raises(ConfigError, match=r"is a folder; a configuration is a \.toml file"):
+        load(tmp_path)
+    (tmp_path / "config.toml").write_text("")
+    with pytest.raises(ConfigError, match=r"is a folder; did you mean .*config\.toml\?"):
         load(tmp_path)
 
 
