@@ -146,7 +146,7 @@ def test_tokens_of_mixed_responses_have_no_runs():
     assert Runs.of(torch.tensor([1, 1, 0, 0])) is not None
 
 
-@pytest.mark.parametrize("row", [-1, 7])
+@pytest.mark.parametrize("row", [-1, 2, 7])
 @pytest.mark.parametrize("order", ["runs", "mixed"])
 def test_a_row_that_is_not_there_is_named(row, order):
     objective = eq.Objective()
@@ -155,6 +155,19 @@ def test_a_row_that_is_not_there_is_named(row, order):
     x = torch.zeros(7)
     with pytest.raises(ValueError, match=rf"response\[5\] = {row}: it must be a row, 0 to 1"):
         objective.loss(x, x, credit, response)
+
+
+def test_a_sequence_ratio_sees_its_response_whole_in_one_chunk(monkeypatch):
+    objective = eq.Objective.preset("gspo")
+    credit = objective.assign([1.0, 0.0], ["q", "q"], [4, 4])
+    old = torch.linspace(-2, -1, 8, dtype=torch.float64)
+    logp = old + torch.linspace(-3e-4, 3e-4, 8, dtype=torch.float64)
+    response = eq.response_ids(torch.tensor([4, 4]))
+    whole = objective.loss(logp, old, credit, response)
+    monkeypatch.setattr(chunks, "CHUNK", 3)
+    cut = objective.loss(logp, old, credit, response)
+    torch.testing.assert_close(cut.loss, whole.loss, rtol=1e-12, atol=1e-15)
+    assert bool(cut.ok)
 
 
 def test_a_response_of_which_one_token_came_is_not_whole():
