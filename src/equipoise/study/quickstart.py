@@ -105,7 +105,7 @@ def quickstart(
             f"Training the embedded model with {len(configs)} objectives, {configs['token'].train.steps} steps each,\n"
             "from the same weights, on the same prompts, with the same draws.\n"
         )
-    train_all(configs, console, server=server)
+        train_all(configs, console, server=server)
     runs = [summary(name, RunFolder(c.train.out)) for name, c in configs.items()]
     console.print(table(runs))
     console.print(LEGEND)
