@@ -180,7 +180,7 @@ def test_eval_in_training_and_on_the_command_line_agree(equipoise, model, tmp_pa
     [
         (["{tmp}/none"], "is not there"),
         (["{model}", "--task", "arithmetics"], 'task.name = "arithmetics" is not a task'),
-        (["{model}", "--task", "{tmp}/none.jsonl"], "cannot be read"),
+        (["{model}", "--task", "{tmp}/none.jsonl"], "there is no such file"),
         (["{model}", "--task", "{tmp}/long.jsonl"], "prompt 1: a prompt of 100 tokens leaves no room"),
         (["{model}", "--per-level", "1000"], "--per-level 1000: "),
         (["{model}", "--chat"], "has no chat template"),
@@ -226,6 +226,8 @@ def test_objectives_lists_every_preset_with_its_source(equipoise):
         (["doctor", "more"], "unrecognized arguments: more\n"),
         (["train", "--steps", "3"], "--steps is not an option; did you mean --train.steps?"),
         (["train", "c.toml", "--lr=1e-3"], "--lr=1e-3 is not an option; did you mean --optim.lr?"),
+        (["train", "c.toml", "--learning_rate", "1"], "did you mean --optim.lr?"),
+        (["train", "c.toml", "--num-generations=4"], "did you mean --rollout.group_size?"),
         (["train", "c.toml", "--resmue"], '--resmue is not an option; did you mean "--resume"?'),
         (["train", "c.toml", "--fast"], "--fast is not an option; use one of (--resume, "),
         (["compare", "c.toml", "--max-tokens", "9"], "did you mean --rollout.max_tokens?"),

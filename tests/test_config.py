@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from pydantic import Field, create_model
 
 from equipoise.config import TaskConfig, config
-from equipoise.config.errors import help_of, options_of
+from equipoise.config.errors import NAMED_ELSEWHERE, help_of, options_of
 from equipoise.tasks import open_task
 from equipoise.toml import toml
 from equipoise.train import Config, ConfigError, describe, dump, load
@@ -156,6 +156,9 @@ def test_every_option_has_a_sentence_and_stands_in_the_help():
     [
         (["--objective.agregation", "token"], 'objective.agregation is not an option; did you mean "aggregation"?'),
         (["--objectiv.kl", "1"], 'objectiv is not a section; did you mean "objective"?'),
+        (["--train.lr", "1"], "train.lr is not an option; did you mean optim.lr?"),
+        (["--train.learning_rate", "1"], "train.learning_rate is not an option; did you mean optim.lr?"),
+        (["--optim.name", "adamw"], "optim.name is not an option; did you mean model.name or task.name?"),
         (["--objective.aggregation", "balancd"], 'aggregation = "balancd" is not known; did you mean "balanced"?'),
         (["--objective.preset", "grppo"], 'objective.preset = "grppo" is not known; did you mean "grpo"?'),
         (["--objective.surrogate.hihg", "1"], "hihg"),
@@ -222,7 +225,7 @@ def test_a_mistake_is_named_with_the_rule(arguments, said):
         (b"[train\nsteps = 3", "not valid TOML"),
         (b"\xff\xfe", "cannot be read"),
         (b"train = 3", "train = 3: must be a section of options"),
-        (b"steps = 3", "steps is not a section"),
+        (b"steps = 3", r"steps is not a section; did you mean train\.steps\?"),
     ],
 )
 def test_a_file_that_cannot_be_used_is_named(content, said, tmp_path):
@@ -231,8 +234,26 @@ def test_a_file_that_cannot_be_used_is_named(content, said, tmp_path):
         file.write_bytes(content)
     with pytest.raises(ConfigError, match=said):
         load(file)
-    with pytest.raises(ConfigError, match="cannot be read"):
+    with pytest.raises(ConfigError, match=r"is a folder; a configuration is a \.toml file"):
         load(tmp_path)
+    (tmp_path / "config.toml").write_text("")
+    with pytest.raises(ConfigError, match=r"is a folder; did you mean .*config\.toml\?"):
+        load(tmp_path)
+
+
+def test_data_in_the_place_of_a_configuration(tmp_path):
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text('{"prompt": "1+1=", "answer": "2"}\n')
+    with pytest.raises(ConfigError, match=r"a configuration is a \.toml file, and names its data as task\.name"):
+        load(rows)
+
+
+def test_names_of_other_trainers_lead_to_options_that_exist():
+    sections = options_of(Config)
+    for name, option in NAMED_ELSEWHERE.items():
+        section, key = option.split(".")
+        assert key in sections[section]
+        assert not any(name in options for options in sections.values()), name
 
 
 def test_a_single_response_is_allowed_where_nothing_is_compared():

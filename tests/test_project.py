@@ -145,6 +145,18 @@ def test_the_wheel_is_tried_on_every_python_it_names():
     assert PROJECT["requires-python"] == f">={named[1]}"
 
 
+def test_the_container_copies_what_is_there_and_let_in():
+    copied = re.findall(r"^COPY (.*) \S+$", (ROOT / "Dockerfile").read_text(), re.M)
+    files = {file for line in copied for file in line.split()}
+    assert {"pyproject.toml", "constraints.txt", "src"} <= files
+    assert all((ROOT / file).exists() for file in files)
+    ignored = (ROOT / ".dockerignore").read_text().splitlines()
+    assert ignored[0] == "*"
+    assert {line[1:] for line in ignored if line.startswith("!")} == files
+    needed = {PROJECT["readme"], *PROJECT["license-files"], "constraints.txt"}
+    assert needed <= files
+
+
 def test_pre_commit_formats_as_the_tests_do():
     constraints = dict(re.findall(r"^([\w-]+)==(.*)$", (ROOT / "constraints.txt").read_text(), re.M))
     repositories = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())["repos"]

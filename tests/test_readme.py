@@ -28,6 +28,13 @@ def test_every_link_of_the_readme_leads_somewhere():
         assert (ROOT / target).exists(), target
 
 
+def test_the_run_the_page_begins_with_is_at_a_rate_that_learns():
+    """At 2e-3 the embedded model loses greedy accuracy, and the run asks whether its reward is being gamed."""
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    (rate,) = re.findall(r"equipoise train examples/abacus\.toml .*--optim\.lr (\S+)", text)
+    assert float(rate) <= 1e-3
+
+
 def test_the_audit_compares_the_run_with_what_it_was_not_trained_with():
     """`audit` refuses an objective that is the run's own: the page changes it where it trains."""
     text = (ROOT / "README.md").read_text(encoding="utf-8")

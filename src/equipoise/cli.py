@@ -83,12 +83,11 @@ def _unrecognized(flags: Sequence[str], unknown: Sequence[str]) -> str:
 def _without_section(word: str, flags: Sequence[str]) -> str:
     """A key of a configuration without its section is an error that names the section."""
     from equipoise.config import Config
-    from equipoise.config.errors import options_of
+    from equipoise.config.errors import meant_by
 
     key = word.lstrip("-").partition("=")[0].replace("-", "_")
-    sections = [section for section, options in options_of(Config).items() if key in options]
-    if sections:
-        named = " or ".join(f"--{section}.{key}" for section in sections)
+    if meant := meant_by(key, Config):
+        named = " or ".join(f"--{name}" for name in meant)
         return f"{word} is not an option; did you mean {named}?"
     hint = _did_you_mean(word, flags)
     return f"{word} is not an option;{hint} ({', '.join(flags)}, or --section.key of the configuration)"

@@ -93,6 +93,8 @@ def test_prompts_never_seen_are_accounted_for(q, epochs):
 def test_steps_without_rows():
     columns = COLUMNS | {"step": np.repeat(np.array([0, 2, 4, 10])[np.arange(40) % 4], 8)}
     assert data_path(from_table(columns)).estimates["missing_steps"].value == pytest.approx(1 - 4 / 6)
+    ours = COLUMNS | {"step": np.repeat(np.array([1, 10, 20, 30])[np.arange(40) % 4], 8)}
+    assert data_path(from_table(ours)).estimates["missing_steps"].value == 0
 
 
 def test_a_support_of_mass_s_shows_as_minus_its_logarithm():

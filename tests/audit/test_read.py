@@ -304,6 +304,10 @@ def test_broken_files_are_sentences(tmp_path):
     (tmp_path / "hollow").mkdir()
     with pytest.raises(AuditError, match="holds no"):
         read(tmp_path / "hollow")
+    for name in ("config.toml", "metrics.jsonl", "eval.jsonl"):
+        (tmp_path / "hollow" / name).write_text("{}\n")
+    with pytest.raises(AuditError, match="hollow: the run wrote no rollouts"):
+        read(tmp_path / "hollow")
     with pytest.raises(AuditError, match="no files"):
         read([])
 

@@ -115,6 +115,31 @@ def test_one_attempt_is_not_certainty(name):
     assert torch.equal(o.difficulty.estimate(counts[:4, :2], m[:4]), with_age[:4])
 
 
+def test_no_prior_takes_the_counts_at_their_word():
+    o = eq.Objective("dr_grpo", {"name": "debias", "anchor": "fixed", "threshold": 0.5, "prior_attempts": 0.0})
+    counts, m = torch.tensor([[1.0, 4.0, 0.0]]), torch.tensor([0.9])
+    assert o.difficulty.estimate(counts, m).tolist() == pytest.approx([0.25])
+
+
+@pytest.mark.parametrize("past", [[1.0, math.inf, 0.0], [-1.0, 4.0, 0.0], [1.0, 4.0, -1.0], [5.0, 4.0, 0.0]])
+def test_counts_that_are_none_are_refused(past):
+    with pytest.raises(ValueError, match=r"history.*0 ≤ successes ≤ attempts"):
+        eq.Objective("dr_grpo", "hadw_history").assign([1.0, 0.0], [0, 0], [3, 3], history=[past, past])
+
+
+def test_debias_names_the_two_accuracies_there_are():
+    o = eq.Objective("dr_grpo", {"name": "debias", "anchor": "fixed", "threshold": 0.5})
+    with pytest.raises(ValueError, match=r"needs accuracies that are one of \(0\.0, 1\.0\)"):
+        o.assign([1.0, 0.0], [0, 0], [3, 3], accuracy=[0.5, 0.0])
+
+
+def test_the_baselines_bias_is_a_mean_over_mixed_groups_alone():
+    alone = eq.Objective().assign([1.0, 0.0, 0.0], ["a"] * 3, [3] * 3)
+    beside = eq.Objective().assign([1.0, 0.0, 0.0, 1.0, 1.0, 0.0, 0.0], ["a"] * 3 + ["b"] * 2 + ["c"] * 2, [3] * 7)
+    assert float(alone.metrics["bias/baseline_bias"]) > 0
+    assert float(beside.metrics["bias/baseline_bias"]) == pytest.approx(float(alone.metrics["bias/baseline_bias"]))
+
+
 def test_counts_reach_the_weight():
     o = eq.Objective("dr_grpo", {"name": "hadw_history", "anchor": "fixed", "threshold": 0.5})
     A = o.assign([1.0, 0.0, 0.0, 0.0], [0] * 4, [3] * 4, history=[[0.0, 6.0]] * 4).advantage

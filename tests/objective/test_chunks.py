@@ -88,6 +88,21 @@ def test_every_chunk_may_hold_tokens_that_are_not_finite(monkeypatch):
     torch.testing.assert_close(cut.stats.kl, whole.stats.kl)
 
 
+def test_two_chunks_count_both_and_only_the_second_may_be_broken(monkeypatch):
+    """One response a chunk: sums over chunks, and a mask that the first chunk does not have."""
+    objective = eq.Objective(kl=0.1)
+    credit = objective.assign([1.0, 0.0], ["q", "q"], [4, 4])
+    old = torch.tensor([-1.0, -2.0, -0.5, -1.5, -1.0, torch.nan, -0.5, -3.0], dtype=torch.float64)
+    logp = old.nan_to_num(-1.0) + torch.linspace(-0.4, 0.5, 8, dtype=torch.float64)
+    response = eq.response_ids(torch.tensor([4, 4]))
+    whole = objective.loss(logp, old, credit, response, ref_logprobs=old + 0.2)
+    monkeypatch.setattr(chunks, "CHUNK", 4)
+    cut = objective.loss(logp, old, credit, response, ref_logprobs=old + 0.2)
+    torch.testing.assert_close(cut.loss, whole.loss)
+    for name, want in whole.stats._asdict().items():
+        torch.testing.assert_close(getattr(cut.stats, name), want, msg=name)
+
+
 def test_a_long_call_is_really_cut(monkeypatch):
     """And a surrogate that weighs whole responses, or groups, has whole ones."""
     case = joined(list(range(8)))
@@ -131,7 +146,7 @@ def test_tokens_of_mixed_responses_have_no_runs():
     assert Runs.of(torch.tensor([1, 1, 0, 0])) is not None
 
 
-@pytest.mark.parametrize("row", [-1, 7])
+@pytest.mark.parametrize("row", [-1, 2, 7])
 @pytest.mark.parametrize("order", ["runs", "mixed"])
 def test_a_row_that_is_not_there_is_named(row, order):
     objective = eq.Objective()
@@ -140,3 +155,24 @@ def test_a_row_that_is_not_there_is_named(row, order):
     x = torch.zeros(7)
     with pytest.raises(ValueError, match=rf"response\[5\] = {row}: it must be a row, 0 to 1"):
         objective.loss(x, x, credit, response)
+
+
+def test_a_sequence_ratio_sees_its_response_whole_in_one_chunk(monkeypatch):
+    objective = eq.Objective.preset("gspo")
+    credit = objective.assign([1.0, 0.0], ["q", "q"], [4, 4])
+    old = torch.linspace(-2, -1, 8, dtype=torch.float64)
+    logp = old + torch.linspace(-3e-4, 3e-4, 8, dtype=torch.float64)
+    response = eq.response_ids(torch.tensor([4, 4]))
+    whole = objective.loss(logp, old, credit, response)
+    monkeypatch.setattr(chunks, "CHUNK", 3)
+    cut = objective.loss(logp, old, credit, response)
+    torch.testing.assert_close(cut.loss, whole.loss, rtol=1e-12, atol=1e-15)
+    assert bool(cut.ok)
+
+
+def test_a_response_of_which_one_token_came_is_not_whole():
+    objective = eq.Objective.preset("gspo")
+    credit = objective.assign([0.0, 1.0], ["q", "q"], [4, 4])
+    x = torch.zeros(5)
+    with pytest.raises(ValueError, match="holds 1 of the 4 tokens of response 1"):
+        objective.loss(x, x, credit, torch.tensor([0, 0, 0, 0, 1]))

@@ -72,7 +72,7 @@ def hadw(**options):
 
 def test_sharpness_multiplies_the_distance_from_the_anchor():
     plain = assigned().advantage.tolist()
-    for sharpness in (0.0, 0.5, 1.0, 3.0):
+    for sharpness in (0.0, 0.5, 1.0, 2.0, 3.0):
         weighted = assigned(difficulty=hadw(lam=2.0, sharpness=sharpness)).advantage.tolist()
         for g, A, found in zip(GROUP, plain, weighted, strict=True):
             p_hat = np.mean([r for r, h in zip(REWARDS, GROUP, strict=True) if h == g])

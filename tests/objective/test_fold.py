@@ -24,6 +24,21 @@ def test_the_sum_over_any_split_is_the_loss(name):
     torch.testing.assert_close(flat(logp.grad, batch), ours(name, batch), rtol=1e-9, atol=1e-12)
 
 
+def test_a_single_token_that_is_clipped_is_all_of_them():
+    one, ratio = torch.ones(1), torch.full((1,), 2.0)
+    _, clipped = fold.surrogate_sum(Objective(), ratio.log(), torch.zeros(1), one, torch.ones(1, dtype=torch.int64))
+    assert float(clipped) == 1.0
+
+
+def test_the_sum_is_the_surrogates_value():
+    """−Σ ρA inside the clipping range; its gradient alone would not say so."""
+    ratio = torch.tensor([1.1, 0.9, 1.0], dtype=torch.float64)
+    old = torch.tensor([-1.0, -2.0, -0.5], dtype=torch.float64)
+    c = torch.tensor([2.0, 2.0, -1.0], dtype=torch.float64)
+    total, _ = fold.surrogate_sum(Objective(), old + ratio.log(), old, c, torch.tensor([2, 1]))
+    assert float(total) == pytest.approx(-(2.2 + 1.8 - 1.0))
+
+
 @pytest.mark.parametrize(
     ("choices", "why"),
     [

@@ -106,12 +106,32 @@ def test_hadw_breaks_zero_sum_by_the_closed_form(seed, C, lam):
     assert torch.equal(torch.sign(credit.advantage), torch.sign(plain))
 
 
+def test_min_replace_takes_the_least_of_weight_times_ratio():
+    """Two responses of one token whose ratios are 1.08 and 1.05: both get 1.05 of the weight they share."""
+    objective = eq.Objective(surrogate="dfpo", aggregation="constant", cancellation="min_replace", advantage="dr_grpo")
+    credit = objective.assign([1.0, 0.0], ["q", "q"], [1, 1])
+    old = torch.full((2,), -1.0, dtype=torch.float64)
+    logp = (old + torch.tensor([1.08, 1.05], dtype=torch.float64).log()).requires_grad_()
+    objective.loss(logp, old, credit, torch.tensor([0, 1])).loss.backward()
+    least = float(credit.full_weight[0]) * 1.05
+    assert logp.grad.tolist() == pytest.approx([-least * 0.5, least * 0.5])
+
+
 def test_hadw_recentre_restores_zero_sum():
     case = draw(21)
     options = {"name": "hadw", "anchor": "fixed", "threshold": 0.2, "recentre": True}
     credit = eq.Objective(difficulty=options).assign(case.rewards, case.group, case.lengths)
     assert group_sums(case, credit.advantage).abs().max() < 1e-12
     assert float(credit.metrics["bias/zero_sum"]) < 1e-12
+
+
+def test_hadw_recentre_moves_a_response_at_the_mean_too():
+    """A = 0 has no sign to keep: it takes its share of the mean, or the sum would not be 0."""
+    options = {"name": "hadw", "anchor": "fixed", "threshold": 0.0, "lam": 1.0, "recentre": True}
+    credit = eq.Objective("dr_grpo", options).assign([0.0, 0.5, 1.0], ["q"] * 3, [1, 1, 1])
+    wrong, right = -0.5 * math.exp(0.5), 0.5 * math.exp(-0.5)  # ΦA with p̂ = ½ above C = 0
+    mean = (wrong + right) / 3
+    assert credit.advantage.tolist() == pytest.approx([wrong - mean, -mean, right - mean])
 
 
 @settings(max_examples=60, deadline=None)

@@ -85,6 +85,8 @@ def test_a_balanced_group_takes_no_step_and_others_a_few(monkeypatch):
     assert project(u, s, T, one).tolist() == u.tolist()
     assert not steps
     u, s, T = tensors([1, 2, 3, 2], [1, 1, -1, -1], [5, 9, 4, 8])
+    assert project(0 * u, s, T, one).tolist() == [0.0] * 4
+    assert not steps
     project(u, s, T, one)
     assert 1 <= len(steps) <= 3
 

@@ -102,6 +102,19 @@ def test_biases_of_token_advantages_are_those_of_the_coefficients():
     assert float(m.metrics["bias/mass_imbalance"]) == pytest.approx(sum(found) / len(found))
 
 
+def test_a_coefficient_of_each_token_is_asked_for_by_row_and_position():
+    o = eq.Objective("reward", aggregation="constant")
+    response, position = torch.tensor([0, 1, 1]), torch.tensor([0, 0, 1])
+    plain = o.assign([5.0, 3.0], [0, 1], [1, 2])
+    found = o.token_coefficient(plain, response, None, torch.float64)
+    assert torch.equal(found, plain.coefficient[response])
+    weighed = o.assign([5.0, 3.0], [0, 1], [1, 2], token_weight=[1.0, 2.0, 0.5])
+    found = o.token_coefficient(weighed, response, position, torch.float64)
+    assert torch.equal(found, weighed.coefficient)
+    with pytest.raises(ValueError, match=r"position\[2\] = 2: it must be a place in response 1"):
+        o.token_coefficient(weighed, response, torch.tensor([0, 0, 2]), torch.float64)
+
+
 @pytest.mark.parametrize(
     ("choices", "given", "sentence"),
     [

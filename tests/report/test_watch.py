@@ -139,5 +139,5 @@ def test_what_cannot_be_watched_is_a_sentence(tmp_path):
         taken.bind((HOST, 0))
         taken.listen()
         port = taken.getsockname()[1]
-        with pytest.raises(ReportError, match=f"port {port}: cannot be listened on"):
+        with pytest.raises(ReportError, match=f"port {port}: cannot be listened on: .*; --port 0 takes a free one"):
             server(run, port)

@@ -89,6 +89,16 @@ def test_what_comes_next_works_where_it_is_said(tmp_path, monkeypatch):
     assert all("in the repository" in line for line in said.splitlines() if "docs/" in line)
 
 
+@pytest.mark.parametrize("absent", [True, False])
+def test_what_comes_next_says_what_a_real_model_needs_where_it_is_not_there(tmp_path, monkeypatch, absent):
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setattr(study.importlib.util, "find_spec", lambda name: None if absent else name)
+    lines = study.what_next(tmp_path).splitlines()
+    installs = [number for number, line in enumerate(lines) if "pip install -e '.[smollm,gym]'" in line]
+    assert bool(installs) == absent
+    assert all("examples/smollm.toml" in lines[number + 1] for number in installs)
+
+
 def test_the_four_runs_differ_in_the_objective_alone(tmp_path):
     configs = {name: study.settings(name, 3, None, tmp_path).model_dump() for name in study.OBJECTIVES}
     assert len(configs) == 4
@@ -115,6 +125,26 @@ def test_a_file_where_the_runs_should_go_is_one_sentence(tmp_path):
     (tmp_path / "taken").write_text("")
     with pytest.raises(RunError, match=r"taken: no runs can be put there: File exists"):
         study.quickstart(tmp_path / "taken", steps=1)
+
+
+def test_another_quickstart_in_the_same_folder_is_refused_before_anything_starts(tmp_path, monkeypatch):
+    monkeypatch.setattr(ForkServer, "start", None)
+    config = study.settings("balanced", 0, 60, tmp_path)
+    RunFolder(config.train.out).path.mkdir()
+    RunFolder(config.train.out).config.write_text(dump(config))
+    for other in ({"seed": 1}, {"steps": 1}):
+        with pytest.raises(RunError, match=r"holds a quickstart with --seed 0 --steps 60; .*--out DIR starts another"):
+            study.quickstart(tmp_path, **other)
+    study.check_folder({"balanced": config}, tmp_path)
+
+
+def test_what_is_finished_is_shown_and_said_to_be_so(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(study, "finished", lambda config: True)
+    monkeypatch.setattr(study, "train_all", None)  # would show bars of runs that do not run
+    monkeypatch.setattr(study, "summary", lambda name, folder: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        study.quickstart(tmp_path)
+    assert "holds these runs already, finished: nothing is trained" in capsys.readouterr().out
 
 
 def test_what_is_finished_is_not_started_again(tmp_path, monkeypatch):

@@ -148,8 +148,8 @@ def broken(tmp_path, how):
         return tmp_path / "none"
     elif how == "no match":
         return tmp_path / "x-*.parquet"
-    elif how == "missing":
-        return tmp_path / "none.parquet"
+    elif how.startswith("missing"):
+        return tmp_path / ("none.jsonl" if how == "missing lines" else "none.parquet")
     elif how == "disagree":
         parquet(tmp_path / "second.parquet", [{"problem": 7, "answer": "x"}])
         return tmp_path
@@ -168,7 +168,8 @@ def broken(tmp_path, how):
         ("two kinds", "holds both rows.jsonl and rows.parquet"),
         ("empty folder", "there is no file of prompts (.jsonl, .jsonl.gz, .parquet)"),
         ("no match", "there is no file of prompts"),
-        ("missing", "none.parquet: cannot be read"),
+        ("missing", "none.parquet: there is no such file"),
+        ("missing lines", "none.jsonl: there is no such file"),
         ("disagree", "its files disagree about their columns"),
     ],
 )
@@ -204,7 +205,7 @@ def test_the_hub_without_its_package_names_the_extra(monkeypatch, tmp_path):
     import sys
 
     monkeypatch.setitem(sys.modules, "datasets", None)
-    with pytest.raises(TaskError, match=r"needs datasets: pip install equipoise\[hub\]"):
+    with pytest.raises(TaskError, match=r"needs datasets: pip install 'equipoise\[hub\]'"):
         open_rows("hub:owner/name")
 
 
@@ -226,6 +227,8 @@ def test_a_data_set_that_the_hub_does_not_have_is_refused_at_once(hub_asked):
 @pytest.mark.usefixtures("hub_nowhere")
 def test_a_hub_that_is_not_reached_is_not_asked_again(capfd):
     pytest.importorskip("datasets")
-    with pytest.raises(TaskError, match=r"there is no such folder here, and the hub cannot be reached \(.*\)"):
+    with pytest.raises(
+        TaskError, match=r"no such folder here, and the hub cannot be reached \(.*\); .* files that are here"
+    ):
         open_rows("hub:owner/model")
     assert "Retrying" not in capfd.readouterr().err

@@ -150,6 +150,18 @@ def test_a_held_out_file_is_evaluated_whole_and_left_out_of_training(tmp_path, m
         alone.prompt(0)
 
 
+def test_rows_that_are_both_trained_on_and_evaluated_are_said_to_be(tmp_path):
+    task = Dataset(jsonl(tmp_path / "one.jsonl", sums(1)))
+    assert [p.text for p in task.evaluation()] == [task.prompt(0).text]
+    said = str(task.summary)
+    assert "one.jsonl: 1 row (" in said
+    assert "too few to part: all rows are trained on and evaluated" in said
+    parted = Dataset(jsonl(tmp_path / "many.jsonl", sums(100)))
+    assert "too few to part" not in str(parted.summary)
+    given = Dataset(jsonl(tmp_path / "train.jsonl", sums(2, 50)), held_out=tmp_path / "one.jsonl")
+    assert "too few to part" not in str(given.summary)
+
+
 def test_an_evaluation_file_with_a_hole_is_refused(tmp_path):
     file = jsonl(tmp_path / "rows.jsonl", sums(30))
     hole = jsonl(tmp_path / "test.jsonl", [*sums(3, 100), {"problem": "x", "answer": ""}])

@@ -194,7 +194,7 @@ def test_entries_of_a_file_are_scored_by_their_task(tmp_path):
 def test_entries_of_a_file_without_the_package_name_the_extra(tmp_path, monkeypatch):
     row = {"question": "6*7?", "answer": "42", "metadata": {"source_dataset": "products"}}
     monkeypatch.setitem(sys.modules, "reasoning_gym", None)
-    with pytest.raises(TaskError, match=r"entries\.jsonl needs reasoning-gym: pip install equipoise\[gym\]"):
+    with pytest.raises(TaskError, match=r"entries\.jsonl needs reasoning-gym: pip install 'equipoise\[gym\]'"):
         Dataset(jsonl(tmp_path / "entries.jsonl", [row]))
 
 

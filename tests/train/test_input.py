@@ -67,7 +67,7 @@ def test_a_model_that_cannot_be_read(train, model, tmp_path, damage):
         ("[1, 2]\n", 'line 1: there is no "prompt"'),
         ('{"prompt": null, "answer": 2}\n', 'line 1: "prompt"'),
         ('{"prompt": "1+1=", "answer": [2]}\n', 'line 1: "answer"'),
-        (None, "cannot be read"),
+        (None, "there is no such file"),
     ],
 )
 def test_a_dataset_that_cannot_be_used(train, tmp_path, content, said):
@@ -415,7 +415,9 @@ def test_a_missing_tracker_is_one_sentence_and_leaves_no_run(model, tmp_path, mo
     monkeypatch.setitem(sys.modules, "wandb", None)  # an import of it raises ImportError
     with pytest.raises(ConfigError) as error:
         Trainer(settings(model, tmp_path / "run", log__wandb=True))
-    assert str(error.value) == ("log.wandb = true needs a package that is not installed: pip install equipoise[wandb]")
+    assert str(error.value) == (
+        "log.wandb = true needs a package that is not installed: pip install 'equipoise[wandb]'"
+    )
     assert no_run_in(tmp_path / "run")
 
 

@@ -160,5 +160,5 @@ def test_a_gym_task_that_cannot_be_opened_is_one_sentence(name):
 
 def test_a_missing_gym_names_the_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "reasoning_gym", None)
-    with pytest.raises(TaskError, match=r"needs reasoning-gym: pip install equipoise\[gym\]"):
+    with pytest.raises(TaskError, match=r"needs reasoning-gym: pip install 'equipoise\[gym\]'"):
         open_task("gym:chain_sum", 0)

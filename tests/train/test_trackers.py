@@ -146,7 +146,7 @@ def test_no_samples_where_none_are_wanted(run, fake, name):
 def test_missing_packages_are_named_by_their_extra(model, tmp_path, monkeypatch):
     for extra, package in (("tensorboard", "torch.utils.tensorboard"), ("trackio", "trackio"), ("mlflow", "mlflow")):
         monkeypatch.setitem(sys.modules, package, None)
-        with pytest.raises(ConfigError, match=rf"log\.{extra} = true .* pip install equipoise\[{extra}\]"):
+        with pytest.raises(ConfigError, match=rf"log\.{extra} = true .* pip install 'equipoise\[{extra}\]'"):
             Trainer(settings(model, tmp_path / "run", **{f"log__{extra}": True}))
 
 

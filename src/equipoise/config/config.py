@@ -93,8 +93,8 @@ class Config(BaseModel):
         functions, weights = len(self.reward.functions), len(self.reward.weights)
         if functions != weights or not functions:
             raise ValueError(
-                f"reward.functions has {functions} entries, reward.weights {weights}: "
-                "there must be as many of both, at least one"
+                f"reward.functions has {functions} entries, reward.weights {weights}: there must be as many "
+                f"of both, at least one; reward.weights = {[1.0] * max(functions, 1)} adds them up"
             )
         return self
 

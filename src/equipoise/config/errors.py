@@ -27,6 +27,21 @@ RULES = {
     "less_than_equal": "at most {le:g}",
     "string_type": "a text",
 }
+# What other trainers call an option.
+NAMED_ELSEWHERE = {
+    "beta": "objective.kl",
+    "learning_rate": "optim.lr",
+    "loss_agg_mode": "objective.aggregation",
+    "loss_type": "objective.aggregation",
+    "max_completion_length": "rollout.max_tokens",
+    "max_new_tokens": "rollout.max_tokens",
+    "max_response_length": "rollout.max_tokens",
+    "max_steps": "train.steps",
+    "model_name_or_path": "model.name",
+    "num_generations": "rollout.group_size",
+    "output_dir": "train.out",
+    "reward_funcs": "reward.functions",
+}
 
 
 class ConfigError(ValueError):
@@ -63,8 +78,20 @@ def sentence(kind: type[BaseModel], error: ValidationError) -> str:
 def _unknown(kind: type[BaseModel], place: Sequence[str | int]) -> str:
     sections = options_of(kind)
     what, known = ("a section", sections) if len(place) == 1 else ("an option", sections[place[0]])
+    if meant := meant_by(str(place[-1]), kind):
+        return f"{_name(place)} is not {what}; did you mean {' or '.join(meant)}?"
     hint = did_you_mean(place[-1], sorted(known))
     return f"{_name(place)} is not {what};{hint} ({', '.join(sorted(known))})"
+
+
+def meant_by(key: str, kind: type[BaseModel]) -> list[str]:
+    """The options, as `section.key`, that have this name in another section or are known by it elsewhere."""
+    sections = options_of(kind)
+    found = [f"{section}.{key}" for section, options in sections.items() if key in options]
+    other = NAMED_ELSEWHERE.get(key, "")
+    if not found and other.partition(".")[0] in sections:
+        found = [other]
+    return found
 
 
 def _name(place: Sequence[str | int]) -> str:

@@ -53,10 +53,19 @@ def _read(path: Path) -> dict[str, Any]:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ConfigError(f"{path}: there is no such file") from None
+    except IsADirectoryError:
+        inside = path / "config.toml"
+        hint = f"did you mean {inside}?" if inside.is_file() else "a configuration is a .toml file"
+        raise ConfigError(f"{path}: is a folder; {hint}") from None
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: cannot be read: {error}") from error
     except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"{path}: not valid TOML: {error}") from error
+        hint = (
+            ""
+            if path.suffix == ".toml"
+            else "; a configuration is a .toml file, and names its data as task.name"
+        )
+        raise ConfigError(f"{path}: not valid TOML: {error}{hint}") from error
 
 
 def located(function: str, config: str | Path | None) -> str:

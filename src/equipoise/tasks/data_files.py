@@ -102,8 +102,8 @@ def _refuse_missing(name: str, path: str, datasets: Any) -> None:
     )
     if found.problem and (found.reachable or not any(folder.exists() for folder in cached)):
         raise TaskError(
-            f"{name}: cannot be opened: there is no such folder here, and {found.problem} "
-            "(hub:owner/name:config:split)"
+            f"{name}: cannot be opened: there is no such folder here, and {found.problem}; "
+            'give hub:owner/name:config:split, or files that are here: task.name = "rows.jsonl"'
         )
 
 
@@ -130,5 +130,7 @@ def _datasets(name: str) -> Any:
     try:
         import datasets
     except ImportError as error:
-        raise TaskError(f"task.name = {name} needs datasets: pip install equipoise[hub]") from error
+        raise TaskError(
+            f"task.name = {name} needs datasets: pip install 'equipoise[hub]'"
+        ) from error
     return datasets

@@ -263,6 +263,8 @@ class Dataset:
             [k for k in side if k not in out] for side in (window.train, window.held_out)
         )
         self._account.train, self._account.held_out = len(train), len(held_out)
+        if self._problems is None and (train or held_out) and not (train and held_out):
+            self._account.example("too few to part", "all rows are trained on and evaluated")
         return _Window(
             window.loaded, window.numbers, np.array(train, np.int64), np.array(held_out, np.int64)
         )

@@ -249,7 +249,7 @@ def require(name: str) -> None:
         import reasoning_gym  # noqa: F401 (is it there?)
     except ImportError as error:
         raise TaskError(
-            f"task.name = {name} needs reasoning-gym: pip install equipoise[gym]"
+            f"task.name = {name} needs reasoning-gym: pip install 'equipoise[gym]'"
         ) from error
 
 

@@ -107,6 +107,8 @@ def _opened(path: Path) -> Any:
                 unpacked.write(part)
         unpacked.flush()
         return unpacked
+    except FileNotFoundError:
+        raise TaskError(f"{path}: there is no such file") from None
     except (OSError, EOFError, zlib.error) as error:
         raise TaskError(f"{path}: cannot be read: {error}") from error
 

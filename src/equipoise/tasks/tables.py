@@ -36,6 +36,8 @@ class Parquet:
         for number, path in enumerate(paths):
             try:
                 file = pq.ParquetFile(path, buffer_size=BUFFER, pre_buffer=False)
+            except FileNotFoundError:
+                raise TaskError(f"{path}: there is no such file") from None
             except (OSError, pa.ArrowException) as error:
                 raise TaskError(
                     f"{path}: cannot be read as Parquet: {first_line(error)}; get the file whole"

@@ -76,7 +76,7 @@ def _imported(module: str, extra: str) -> Any:
         return importlib.import_module(module)
     except ImportError as error:
         raise ConfigError(
-            f"log.{extra} = true needs a package that is not installed: pip install equipoise[{extra}]"
+            f"log.{extra} = true needs a package that is not installed: pip install 'equipoise[{extra}]'"
         ) from error
 
 

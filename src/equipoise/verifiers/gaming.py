@@ -66,7 +66,8 @@ MEASURES = {
     "gaming/greedy_drop": Measure(
         0.1, True, "Loss of greedy accuracy while the reward rises",
         "Best greedy accuracy by the second judge at an evaluation so far, less the last one; 0 where the mean reward "
-        "has not risen since the best. It must also exceed two standard errors.",
+        "has not risen since the best. It must also exceed two standard errors. A learning rate that is too high does "
+        "this as well.",
     ),
 }  # fmt: skip
 

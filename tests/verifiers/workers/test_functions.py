@@ -89,6 +89,20 @@ def test_what_cannot_be_called_is_refused(name, said):
         functions.check(f"{OWN}:{name}", 1, list(ROW))
 
 
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("x = 1\ndef f(prompt, response, row)\n    return 1\n", r"SyntaxError: expected ':' \(line 2\)"),
+        ("x = 1\n\ny = z\n", r"NameError: name 'z' is not defined \(line 3\)"),
+        ("import nowhere_at_all\n", r"ModuleNotFoundError: .* \(line 1\)"),
+    ],
+)
+def test_a_file_that_does_not_run_is_named_with_the_line(tmp_path, text, said):
+    (tmp_path / "broken.py").write_text(text)
+    with pytest.raises(functions.FunctionError, match=said):
+        functions.check(f"{tmp_path}/broken.py:f", 1)
+
+
 def test_a_file_brings_what_lies_beside_it(tmp_path):
     shutil.copy(
         Path(__file__).with_name("own.py"), tmp_path / "random.py"

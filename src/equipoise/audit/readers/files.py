@@ -41,6 +41,10 @@ def files_of(path: Path) -> list[Path]:
         raise AuditError(f"{path} does not exist: name a log file or a directory of them")
     folders = ("rollouts", "completions", "dumped_data")
     inner = next((path / name for name in folders if (path / name).is_dir()), path)
+    if inner == path and all((path / name).is_file() for name in ("config.toml", "metrics.jsonl")):
+        raise AuditError(
+            f"{path}: the run wrote no rollouts: no step had rewards, or log.rollouts_every was 0"
+        )
     if found := prime_rl.files(inner):
         return found
     found = [f for f in inner.iterdir() if f.suffix in SUFFIXES and f.is_file()]

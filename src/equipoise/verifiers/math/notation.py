@@ -91,9 +91,8 @@ class Senseless(Unreadable):
     """The text can be read and has no value that could be equalled: 1/0, a number past all size."""
 
 
-@lru_cache(
-    maxsize=1024
-)  # a group's responses share their gold answer, and most right ones its text
+# A group's responses share their gold answer, and most right ones its text.
+@lru_cache(maxsize=1024)
 def spell(text: str) -> str:
     """The text in one spelling; `Unreadable` if too long, deep, unbalanced or redefining."""
     if len(text) > LONGEST:

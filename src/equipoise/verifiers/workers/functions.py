@@ -20,6 +20,7 @@ import functools
 import importlib
 import importlib.util
 import inspect
+import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -49,9 +50,16 @@ def check(name: str, workers: int = 0, columns: Sequence[str] | None = None) -> 
     outcome = pool("user", workers).submit(name, "check", names, seconds=IMPORT_SECONDS).result()
     if isinstance(outcome, Verdict):
         _refuse_wrong(name, outcome)
-        why = outcome.reason.strip().splitlines()[-1]
+        why = outcome.reason.strip().splitlines()[-1] + _line(name, outcome.reason)
         raise FunctionError(f'"{name}" cannot be imported as module:function: {why}')
     return outcome == GROUP
+
+
+def _line(name: str, traceback: str) -> str:
+    """` (line N)`, the last one of the function's own file that the traceback names."""
+    file = name.rpartition(":")[0]
+    lines = re.findall(rf'File "{re.escape(file)}", line (\d+)', traceback)
+    return f" (line {lines[-1]})" if lines else ""
 
 
 def check_given(
