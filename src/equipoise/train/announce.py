@@ -67,8 +67,8 @@ def header(trainer: Trainer) -> list[str]:
         ("run", _run(trainer)),
         ("memory", _memory(trainer)),
     ]
-    if trainer.policy.device.type == "cuda":
-        lines.append(("kernels", kernels_before(cache.count())))
+    if trainer.policy.device.type == "cuda" and trainer.kernels is not None:
+        lines.append(("kernels", kernels_before(trainer.kernels)))
     return _aligned(lines)
 
 

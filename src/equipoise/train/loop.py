@@ -141,6 +141,8 @@ class Trainer:
         so that a mistake is known before a large model is loaded.
         """
         config, given = self.config, self.given
+        # Before the model is loaded: its check against transformers calls kernels already.
+        self.kernels: int | None = cache.count()
         self.objective = config.build_objective()
         backend.use(config.sandbox.backend, config.sandbox.limits())
         check_own(config.reward, given.functions)
@@ -216,7 +218,6 @@ class Trainer:
         """
         terminal = self.journal.open_terminal(self.step)
         self.updater.say = lambda text: terminal.say(f"step {self.step:4d}  {text}")
-        self.kernels = cache.count() if self.policy.device.type == "cuda" else None
         announce.opening(self)
         begun = time.monotonic()
         try:
@@ -239,9 +240,11 @@ class Trainer:
 
     def _say_compiled(self) -> None:
         """After the first step on CUDA, which is slow where kernels had to be compiled."""
-        if self.kernels is not None and (said := announce.kernels_after(self.kernels, self.step)):
+        before, self.kernels = self.kernels, None
+        if before is None or self.policy.device.type != "cuda":
+            return
+        if said := announce.kernels_after(before, self.step):
             self.journal.terminal.say(said)
-        self.kernels = None
 
     def _close(self, seconds: float) -> None:
         for line in announce.closing(self, read_lines(self.folder.eval), seconds):
