@@ -98,7 +98,8 @@ def test_bad_rows_say_what_is_wrong(row, reason):
 
 
 def test_a_reference_that_python_warns_of_is_read_without_a_word():
-    row = {"test_list": ["assert words('a b') == 2"], "code": "import re\ndef words(t):\n    return len(re.split('\\W', t))"}
+    code = "import re\ndef words(t):\n    return len(re.split('\\W', t))"
+    row = {"test_list": ["assert words('a b') == 2"], "code": code}
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         assert judge.tests(row).names == ("words",)
