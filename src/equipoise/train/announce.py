@@ -118,6 +118,15 @@ def problem(trainer: Trainer) -> str:
     return ""
 
 
+def out_of_range(error: str) -> str:
+    """What to do where a difficulty was given rewards that are no success rates."""
+    return (
+        f"{error.partition(':')[0]}: objective.difficulty weighs prompts by their success rate. Have the reward "
+        'lie in [0, 1], say its bounds (objective.difficulty = {name = "…", reward_range = [LOW, HIGH]}), '
+        'or take objective.difficulty = "none"'
+    )
+
+
 def troubles(batch: StepBatch) -> str:
     """How many of each verdict that needs looking at, and the first one's reason."""
     counts = Counter(trouble["verdict"] for trouble in batch.troubles)

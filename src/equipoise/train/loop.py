@@ -22,6 +22,7 @@ from equipoise.config import ConfigError, load
 from equipoise.evaluate import Evaluation, evaluate
 from equipoise.kernels import cache
 from equipoise.objective import Credit, Objective
+from equipoise.objective.difficulty import RangeError
 from equipoise.policy import memory
 from equipoise.rollout import sampler as native_sampler
 from equipoise.tasks import Prompt, Task
@@ -354,14 +355,17 @@ class Trainer:
         """The credit of a step's responses and, where the run gives tokens one of their own,
         of each token.
         """
-        return self.objective.assign(
-            batch.rewards,
-            batch.rollouts.prompt.cpu(),
-            batch.lengths.cpu(),
-            tokens=batch.tokens_in_loss(),
-            **self._successes(batch),
-            **self.token_credit.of(batch),
-        )
+        try:
+            return self.objective.assign(
+                batch.rewards,
+                batch.rollouts.prompt.cpu(),
+                batch.lengths.cpu(),
+                tokens=batch.tokens_in_loss(),
+                **self._successes(batch),
+                **self.token_credit.of(batch),
+            )
+        except RangeError as error:
+            raise RunError(announce.out_of_range(str(error))) from error
 
     def _successes(self, batch: StepBatch) -> dict[str, Any]:
         """What `assign` gets about successes: of the batch, of all that was sampled for it, and of
