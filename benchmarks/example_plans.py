@@ -2,6 +2,7 @@
 
     python benchmarks/example_plans.py                              # all of them, the largest model last
     python benchmarks/example_plans.py qwen3_0.6b_gsm8k --limit 90  # one, for at most 90 seconds
+    python benchmarks/example_plans.py qwen2.5_7b_lora_math --card 74 --out 80gb.json  # with 74 GiB free, as on 80 GB
 
 Each example trains two steps as it stands, but for its model, which has the same shape with random weights and a word
 for every token (nothing is downloaded), its data, which is random words, and its rewards, which differ at random. No
@@ -60,6 +61,7 @@ def main() -> None:
         return
     if not torch.cuda.is_available():
         raise SystemExit("example_plans.py measures the memory of a GPU, and torch finds none here")
+    taken = ballast(options.card)
     for name in sorted(options.names, key=lambda name: (size(name), name)):
         forget(options.out, name)
         with tempfile.TemporaryDirectory() as folder:
@@ -67,6 +69,17 @@ def main() -> None:
         if trouble:
             note(options.out, {"example": name, "error": trouble})
         print(json.dumps(noted(options.out)[name]), flush=True)
+    del taken
+
+
+def ballast(free_gib: float | None) -> torch.Tensor | None:
+    """Held here while the examples run in processes of their own, so that they find so much free and no more."""
+    if free_gib is None:
+        return None
+    surplus = torch.cuda.mem_get_info()[0] - round(free_gib * GIB)
+    if surplus < 0:
+        raise SystemExit(f"--card {free_gib:g}: the GPU has {surplus / GIB + free_gib:.1f} GiB free")
+    return torch.empty(surplus, dtype=torch.uint8, device="cuda")
 
 
 def _options() -> argparse.Namespace:
@@ -76,6 +89,8 @@ def _options() -> argparse.Namespace:
     parser.add_argument("names", nargs="*", default=known, metavar="NAME", help=names)
     limit = "each example is ended after so many seconds, and what it had measured stays (default: %(default)s)"
     parser.add_argument("--limit", type=float, default=180, metavar="SECONDS", help=limit)
+    card = "leave so much of the GPU free, to see the plan of a smaller one (default: all that is free)"
+    parser.add_argument("--card", type=float, metavar="GIB", help=card)
     parser.add_argument("--out", type=Path, default=RESULTS, metavar="FILE", help="the JSON (default: %(default)s)")
     parser.add_argument("--inside", type=Path, help=argparse.SUPPRESS)  # in the example's own process: its folder
     options = parser.parse_args()

@@ -84,6 +84,16 @@ def test_what_was_measured_outlives_a_cut_off(tmp_path, monkeypatch, capsys):
     assert [json.loads(line) for line in capsys.readouterr().out.splitlines()] == found[1:]
 
 
+def test_a_smaller_card_is_what_is_left_free(monkeypatch):
+    free, all_of_it = 100 * example_plans.GIB, 140 * example_plans.GIB
+    monkeypatch.setattr(example_plans.torch.cuda, "mem_get_info", lambda: (free, all_of_it))
+    monkeypatch.setattr(example_plans.torch, "empty", lambda count, **more: count)
+    assert example_plans.ballast(None) is None
+    assert example_plans.ballast(74) == 26 * example_plans.GIB
+    with pytest.raises(SystemExit, match=r"--card 120: the GPU has 100\.0 GiB free"):
+        example_plans.ballast(120)
+
+
 def test_a_process_that_crashes_is_told(tmp_path):
     assert example_plans.bounded([sys.executable, "-c", "raise SystemExit(3)"], 60) == "its process ended with code 3"
 

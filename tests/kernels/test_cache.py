@@ -37,6 +37,24 @@ def test_a_folder_that_cannot_be_written_is_said(monkeypatch, tmp_path):
     assert cache.problem().endswith("so every run compiles its kernels anew; name another folder in TRITON_CACHE_DIR")
 
 
+def test_what_opening_a_model_compiles_counts_as_this_runs(monkeypatch, tmp_path):
+    """On CUDA a model's check against transformers already calls kernels, before a line is said."""
+    from equipoise.train import Trainer, loop
+
+    monkeypatch.setenv(cache.VARIABLE, str(tmp_path / "cache"))
+    opened = loop.load_policy
+
+    def compiling(given):
+        (tmp_path / "cache" / "a").mkdir(parents=True)
+        (tmp_path / "cache" / "a" / "norm.cubin").touch()
+        return opened(given)
+
+    monkeypatch.setattr(loop, "load_policy", compiling)
+    trainer = Trainer(model="abacus", config={"train.out": str(tmp_path / "run")})
+    assert (trainer.kernels, cache.count()) == (0, 1)
+    trainer.folder.unlock()
+
+
 def test_a_run_says_what_was_compiled_and_nothing_where_all_was_there(monkeypatch, tmp_path):
     monkeypatch.setenv(cache.VARIABLE, str(tmp_path))
     assert announce.kernels_before(3).startswith(

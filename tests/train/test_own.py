@@ -185,3 +185,11 @@ def test_no_isolation_is_said_before_a_model_is_loaded(model, tmp_path, monkeypa
     with pytest.raises(ConfigError, match="judged in isolation, and there is none here: bubblewrap is not installed"):
         Trainer(settings(model, tmp_path / "run", **options))
     check_isolation(Arithmetic())
+
+
+def test_a_difficulty_is_told_the_bounds_of_numbers_that_are_no_success_rates(run):
+    doubled = {"reward__functions": [f"{REWARDS}:spread"], "reward__weights": [2.0]}
+    with pytest.raises(RunError, match=r"rewards lie in \[.*\] but difficulty.reward_range is \[0, 1\]: obj") as error:
+        run(**doubled, objective__difficulty="hadw")
+    assert 'objective.difficulty = {name = "…", reward_range = [LOW, HIGH]}' in str(error.value)
+    run("told", **doubled, objective__difficulty={"name": "hadw", "reward_range": [0, 2]})

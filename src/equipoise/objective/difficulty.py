@@ -20,6 +20,10 @@ from torch import Tensor
 from equipoise.objective.groups import Batch, Groups
 
 
+class RangeError(ValueError):
+    """Rewards that are to be success rates lie outside the range they are mapped from."""
+
+
 @dataclass(frozen=True)
 class Success:
     """How often the responses of a batch succeeded."""
@@ -98,7 +102,7 @@ class _Anchored:
     def check_range(self, low: float, high: float) -> None:
         """Where no accuracy is known the rewards serve as one, and must lie on their range."""
         if low < self.reward_range[0] or high > self.reward_range[1]:
-            raise ValueError(
+            raise RangeError(
                 f"rewards lie in [{low:g}, {high:g}] but difficulty.reward_range is [{self.reward_range[0]:g}, "
                 f"{self.reward_range[1]:g}]: a success rate needs rewards on a known range; give assign(accuracy=…), "
                 "or set reward_range to theirs"

@@ -67,8 +67,8 @@ def header(trainer: Trainer) -> list[str]:
         ("run", _run(trainer)),
         ("memory", _memory(trainer)),
     ]
-    if trainer.policy.device.type == "cuda":
-        lines.append(("kernels", kernels_before(cache.count())))
+    if trainer.policy.device.type == "cuda" and trainer.kernels is not None:
+        lines.append(("kernels", kernels_before(trainer.kernels)))
     return _aligned(lines)
 
 
@@ -116,6 +116,15 @@ def problem(trainer: Trainer) -> str:
             "same, the task too hard or too easy?), or raise train.max_uninformative"
         )
     return ""
+
+
+def out_of_range(error: str) -> str:
+    """What to do where a difficulty was given rewards that are no success rates."""
+    return (
+        f"{error.partition(':')[0]}: objective.difficulty weighs prompts by their success rate. Have the reward "
+        'lie in [0, 1], say its bounds (objective.difficulty = {name = "…", reward_range = [LOW, HIGH]}), '
+        'or take objective.difficulty = "none"'
+    )
 
 
 def troubles(batch: StepBatch) -> str:

@@ -22,6 +22,7 @@ from equipoise.config import ConfigError, load
 from equipoise.evaluate import Evaluation, evaluate
 from equipoise.kernels import cache
 from equipoise.objective import Credit, Objective
+from equipoise.objective.difficulty import RangeError
 from equipoise.policy import memory
 from equipoise.rollout import sampler as native_sampler
 from equipoise.tasks import Prompt, Task
@@ -141,6 +142,8 @@ class Trainer:
         so that a mistake is known before a large model is loaded.
         """
         config, given = self.config, self.given
+        # Before the model is loaded: its check against transformers calls kernels already.
+        self.kernels: int | None = cache.count()
         self.objective = config.build_objective()
         backend.use(config.sandbox.backend, config.sandbox.limits())
         check_own(config.reward, given.functions)
@@ -216,7 +219,6 @@ class Trainer:
         """
         terminal = self.journal.open_terminal(self.step)
         self.updater.say = lambda text: terminal.say(f"step {self.step:4d}  {text}")
-        self.kernels = cache.count() if self.policy.device.type == "cuda" else None
         announce.opening(self)
         begun = time.monotonic()
         try:
@@ -239,9 +241,11 @@ class Trainer:
 
     def _say_compiled(self) -> None:
         """After the first step on CUDA, which is slow where kernels had to be compiled."""
-        if self.kernels is not None and (said := announce.kernels_after(self.kernels, self.step)):
+        before, self.kernels = self.kernels, None
+        if before is None or self.policy.device.type != "cuda":
+            return
+        if said := announce.kernels_after(before, self.step):
             self.journal.terminal.say(said)
-        self.kernels = None
 
     def _close(self, seconds: float) -> None:
         for line in announce.closing(self, read_lines(self.folder.eval), seconds):
@@ -351,14 +355,17 @@ class Trainer:
         """The credit of a step's responses and, where the run gives tokens one of their own,
         of each token.
         """
-        return self.objective.assign(
-            batch.rewards,
-            batch.rollouts.prompt.cpu(),
-            batch.lengths.cpu(),
-            tokens=batch.tokens_in_loss(),
-            **self._successes(batch),
-            **self.token_credit.of(batch),
-        )
+        try:
+            return self.objective.assign(
+                batch.rewards,
+                batch.rollouts.prompt.cpu(),
+                batch.lengths.cpu(),
+                tokens=batch.tokens_in_loss(),
+                **self._successes(batch),
+                **self.token_credit.of(batch),
+            )
+        except RangeError as error:
+            raise RunError(announce.out_of_range(str(error))) from error
 
     def _successes(self, batch: StepBatch) -> dict[str, Any]:
         """What `assign` gets about successes: of the batch, of all that was sampled for it, and of

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import warnings
 
 import pytest
 from hypothesis import given, settings
@@ -93,6 +94,18 @@ def test_humaneval_helpers_come_from_the_prompt_and_only_where_they_are_used():
 )
 def test_bad_rows_say_what_is_wrong(row, reason):
     with pytest.raises(judge.TestsError, match=reason):
+        judge.tests(row)
+
+
+def test_a_reference_that_python_warns_of_is_read_without_a_word():
+    code = "import re\ndef words(t):\n    return len(re.split('\\W', t))"
+    row = {"test_list": ["assert words('a b') == 2"], "code": code}
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        assert judge.tests(row).names == ("words",)
+    assert not said
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
         judge.tests(row)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import builtins
 import json
+import warnings
 from dataclasses import dataclass
 from typing import Any
 
@@ -123,7 +124,10 @@ def _parsed(code: Any, what: str) -> ast.Module:
     if not isinstance(code, str):
         raise TestsError(f"{what} is {type(code).__name__}, not text")
     try:
-        return ast.parse(code)
+        with warnings.catch_warnings():  # Python's advice on "\\W" is for whoever wrote the row
+            warnings.simplefilter("ignore", SyntaxWarning)
+            warnings.simplefilter("ignore", DeprecationWarning)  # the same, before Python 3.12
+            return ast.parse(code)
     except (SyntaxError, ValueError, RecursionError) as error:
         raise TestsError(f"{what} is not Python: {error}") from None
 
