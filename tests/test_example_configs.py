@@ -73,7 +73,8 @@ FIELDS = {
         "model.name": "Qwen/Qwen2.5-Coder-0.5B-Instruct", **ON_GPU,
         "task.name": "hub:google-research-datasets/mbpp:full:train",
         "task.held_out": "hub:google-research-datasets/mbpp:full:validation",
-        "task.suffix": "\nAnswer with one ```python block that defines the function.", **sizes(32, 16, 400, 40), **BALANCED,
+        "task.suffix": "\nAnswer with one ```python block that defines the function.",
+        **sizes(32, 16, 400, 40), **BALANCED,
         "eval.samples": 4, "eval.per_level": 90,
     },
 }  # fmt: skip
