@@ -34,6 +34,7 @@ FILTERED, DISCARDED, SLOW = 0.9, 0.05, 0.25
 EPOCHS, LOST = 3, 0.08
 TOP_P, WORDS, CONTEXTS, NOISE = 0.9, 50, 400, 0.02
 POPULATION = 200_000
+RESULTS = Path(__file__).parent / "results" / "data_path.json"
 Columns = dict[str, NDArray[Any]]
 
 
@@ -165,15 +166,21 @@ def coverage(logs: int) -> dict[str, dict[str, Any]]:
     return out
 
 
+def line(name: str, row: dict[str, Any]) -> str:
+    """A row of the table in docs/audit.md."""
+    estimate = "bounds" if row["estimate"] is None else f"{row['estimate']:.4f}"
+    interval = f"{row['low']:.4f} to {row['high']:.4f}"
+    return f"| {name} | {row['truth']:.4f} | {estimate} | {interval} | {100 * row['coverage']:.1f} % |"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--logs", type=int, default=200)
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "data_path.json")
+    parser.add_argument("--out", type=Path, default=RESULTS)
     options = parser.parse_args()
     found = coverage(options.logs)
     for name, row in found.items():
-        shown = "bounds" if row["estimate"] is None else f"{row['estimate']:+.4f}"
-        print(f"{name:24} {row['truth']:+.4f} {shown} [{row['low']:+.4f}, {row['high']:+.4f}] {row['coverage']:.3f}")
+        print(line(name, row))
     versions = {"python": platform.python_version(), "numpy": np.__version__}
     setting = {"prompts": PROMPTS, "group": G, "limit": LIMIT, "top_p": TOP_P, "epochs": EPOCHS}
     record = {"setting": setting, "versions": versions, "results": found}

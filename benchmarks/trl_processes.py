@@ -5,9 +5,9 @@
 The launch is what `equipoise export trl` writes, started by `accelerate launch` on two CPU processes (gloo); sharding
 there goes through tests/integrations/trl/sharded.py, and the server is that of vllm_server.py beside it. Prompts are
 the same everywhere, draws are each engine's own. What is compared is the mean reward of the last ten steps, seed by
-seed, with its 95 % interval over the seeds.
+seed, with its 95 % interval over the seeds. TRL's tables of completions are audited, and its seconds a step are kept.
 
-Not covered: GPUs, and speed: two processes on two cores say nothing of it.
+Not covered: GPUs, and speed: the seconds are of two processes on two cores that do other things as well.
 """
 
 from __future__ import annotations
@@ -25,9 +25,12 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from equipoise.audit import measure
+
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results" / "trl_processes.json"
 CONFIG = ROOT / "examples" / "abacus.toml"
+OBJECTIVE = "dapo+balanced+hadw"  # which is CONFIG's
 STEPS, LAST = 20, 10
 OPTIONS = {
     "train.steps": STEPS, "rollout.prompts": 8, "rollout.group_size": 8, "train.threads": 1, "model.device": "cpu",
@@ -83,9 +86,23 @@ def seeds_of_trl(launches: str, out: str, count: int, server: bool) -> None:
             runpy.run_path(launch, run_name="__main__")
 
 
-def rewards_of_trl(out: Path) -> list[float]:
+def folder_of(name: str) -> str:
+    return re.sub(r"\W+", "-", name)
+
+
+def logged_by_trl(out: Path, name: str) -> list[float]:
     state = json.loads((out / f"checkpoint-{STEPS}" / "trainer_state.json").read_text(encoding="utf-8"))
-    return [entry["reward"] for entry in state["log_history"] if "reward" in entry]
+    return [entry[name] for entry in state["log_history"] if name in entry]
+
+
+def audited(out: Path) -> dict[str, Any]:
+    """How many times as hard right responses pulled as wrong ones, by the audit of TRL's tables of completions."""
+    found = measure(out, OBJECTIVE, tokenizer="abacus")
+    coupling = found.overall.objectives[OBJECTIVE]["coupling"]
+    return {
+        "responses": found.overall.responses, "steps": len(found.steps),
+        "coupling": [round(value, 4) for value in (coupling.value, coupling.low, coupling.high)],
+    }  # fmt: skip
 
 
 def rewards_of_ours(out: Path) -> list[float]:
@@ -104,12 +121,12 @@ def curves(out: Path, engines: list[str], count: int) -> dict[str, list[list[flo
         if not launch.exists():
             run("-m", "equipoise", "export", "trl", str(CONFIG), str(launch), *flags(seed))
     for name in engines:
-        folder = out / re.sub(r"\W+", "-", name)
+        folder = out / folder_of(name)
         if not (folder / str(count - 1) / f"checkpoint-{STEPS}").exists():
             inside = [__file__, "--inside", str(out / "launch"), str(folder), str(count)]
             inside += ["server"] if name == SERVER else []
             run("-m", "accelerate.commands.launch", *ENGINES[name], *inside)
-        found[name] = [rewards_of_trl(folder / str(seed)) for seed in range(count)]
+        found[name] = [logged_by_trl(folder / str(seed), "reward") for seed in range(count)]
     return found
 
 
@@ -139,6 +156,19 @@ def line(name: str, row: dict[str, Any]) -> str:
     return f"| {name} | {' | '.join(cells)} |".replace("| -", "| −")
 
 
+def told_by_trl(out: Path, name: str, count: int) -> dict[str, Any]:
+    """What the runs of an engine left behind, besides their rewards."""
+    runs = [out / folder_of(name) / str(seed) for seed in range(count)]
+    seconds = [value for run in runs for value in logged_by_trl(run, "step_time")]
+    return {"seconds": round(statistics.median(seconds), 2), "audit": [audited(run) for run in runs]}
+
+
+def audit_line(name: str, row: dict[str, Any]) -> str:
+    """A row of the page's second table: median seconds a step, and the pull of right to wrong by seed."""
+    pulls = ("{:.2f} [{:.2f}, {:.2f}]".format(*found["coupling"]) for found in row["audit"])
+    return f"| {name} | {row['seconds']:.1f} | {' | '.join(pulls)} |"
+
+
 def main() -> None:
     if sys.argv[1:2] == ["--inside"]:
         seeds_of_trl(sys.argv[2], sys.argv[3], int(sys.argv[4]), sys.argv[5:] == ["server"])
@@ -152,9 +182,13 @@ def main() -> None:
     parser.add_argument("--json", type=Path, default=RESULTS)
     given = parser.parse_args()
     result = record(curves(given.out, given.engines, given.seeds))
+    for name in given.engines:
+        result["engines"][name] |= told_by_trl(given.out, name, given.seeds)
     given.json.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     for name, row in result["engines"].items():
         print(line(name, row))
+    for name in given.engines:
+        print(audit_line(name, result["engines"][name]))
 
 
 if __name__ == "__main__":

@@ -1,5 +1,8 @@
 """What the data path did to a log: counted where it can be counted, refused where a log cannot tell, else recovered."""
 
+import json
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -106,8 +109,6 @@ def test_a_support_of_mass_s_shows_as_minus_its_logarithm():
 
 
 def test_the_page_and_the_json_show_it(tmp_path):
-    import json
-
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -128,6 +129,16 @@ def test_injected_biases_are_recovered():
             assert row["low"] <= row["truth"] <= row["high"]
         else:
             assert abs(row["estimate"] - row["truth"]) < 3 * (row["high"] - row["low"]), name
+
+
+def test_the_page_has_the_committed_recoveries():
+    record = json.loads(injected.RESULTS.read_text(encoding="utf-8"))["results"]
+    page = (Path(__file__).parents[2] / "docs" / "audit.md").read_text(encoding="utf-8")
+    assert record.keys() == injected.truths().keys()
+    for name, row in record.items():
+        assert row["logs"] == 200
+        assert row["coverage"] >= 0.88
+        assert injected.line(name, row) in page
 
 
 @pytest.mark.slow

@@ -48,3 +48,17 @@ def test_the_committed_curves_have_every_step_and_agree_with_ours():
         assert {len(curve) for curve in curves[name]} == {trl_processes.STEPS}
         assert trl_processes.line(name, row) in PAGE
         assert abs(row["minus_ours"]["mean"]) <= row["minus_ours"]["half_width"], name
+
+
+def test_every_run_of_trl_was_timed_and_audited():
+    """All of its responses; runs of one seed and the same draws have the same audit."""
+    record = json.loads(trl_processes.RESULTS.read_text(encoding="utf-8"))
+    rows = {name: row for name, row in record["engines"].items() if name != "equipoise"}
+    responses = trl_processes.STEPS * 64
+    for name, row in rows.items():
+        assert row["seconds"] > 0
+        assert {(found["responses"], found["steps"]) for found in row["audit"]} == {(responses, trl_processes.STEPS)}
+        for value, low, high in (found["coupling"] for found in row["audit"]):
+            assert low < value < high
+        assert trl_processes.audit_line(name, row) in PAGE
+    assert rows["TRL, 2 processes, DDP"]["audit"] == rows["TRL, 2 processes, FSDP2"]["audit"]

@@ -266,6 +266,16 @@ def test_a_gradient_norm_without_limit_is_no_limit_of_0_in_verl():
     assert arguments(settings("trl", config))["max_grad_norm"] == 0.0  # TRL's own word for no limit
 
 
+def test_an_alpha_that_verl_cannot_hold_is_refused():
+    """Its field is an int: rounded, every adapter would be scaled otherwise."""
+    config = configured({"model.lora_rank": 8, "model.lora_alpha": 12.5})
+    with pytest.raises(ExportError, match=r"model\.lora_alpha = 12\.5: verl takes whole numbers alone"):
+        settings("verl", config)
+    assert not settings("verl", configured({"model.lora_alpha": 12.5}))["model.lora_alpha"].theirs
+    whole = arguments(settings("verl", configured({"model.lora_rank": 8, "model.lora_alpha": 12.0})))
+    assert json.dumps(whole["actor_rollout_ref.model.lora_alpha"]) == "12"
+
+
 def test_a_kl_is_weighed_for_the_sum_that_verl_makes_of_it():
     """dr_grpo divides a response's tokens by its length L', verl by the longest response L: the weight makes up."""
     options = {"objective.preset": "dr_grpo", "objective.aggregation": {"name": "constant", "length": 16.0},

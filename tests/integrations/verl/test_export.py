@@ -3,10 +3,12 @@
 The training itself is in test_run.py.
 """
 
+import dataclasses
 import json
 import os
 import subprocess
 import sys
+import typing
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +18,7 @@ import torch
 pytest.importorskip("verl")
 
 from hydra import compose, initialize_config_module
+from hydra.utils import get_class
 from omegaconf import OmegaConf
 from transformers import AutoTokenizer
 from verl.trainer.config.algorithm import RolloutCorrectionConfig
@@ -25,6 +28,7 @@ from verl.trainer.ppo.rollout_corr_helper import _parse_rollout_is_threshold
 from verl.trainer.ppo.utils import need_critic, need_reference_policy
 from verl.utils.config import omega_conf_to_dataclass, validate_config
 from verl.utils.torch_functional import get_constant_schedule_with_warmup, get_cosine_schedule_with_warmup
+from verl.workers.config import HFModelConfig
 
 from equipoise.audit import measure
 from equipoise.integrations.launch import arguments, open_task, settled
@@ -106,6 +110,44 @@ def test_verl_composes_what_was_exported(name, tmp_path):
         assert json.loads(json.dumps(theirs[choice])) == json.loads(json.dumps(ours[choice])), choice
 
 
+# Sections that verl makes dataclasses of without saying so in its files.
+UNSAID = {"algorithm.rollout_correction": RolloutCorrectionConfig}
+
+
+def typed(job, key):
+    """A setting as the only field of a dataclass, with the type that verl gives it; None where verl gives none."""
+    section, _, name = key.rpartition(".")
+    target = OmegaConf.select(job, section).get("_target_")
+    owner = get_class(target) if target else UNSAID.get(section)
+    kind = typing.get_type_hints(owner).get(name) if owner else None
+    return kind and OmegaConf.structured(dataclasses.make_dataclass("Typed", [(name, kind)]))
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_numbers_are_of_the_type_that_verl_declares(name, tmp_path):
+    """verl's vLLM server refuses 32.0 where a field is an int; most other places take what they get."""
+    options = {**CONFIGS[name], "model.name": "abacus", "model.quantize": "none", "train.steps": 2}
+    config = settled(configured(options))
+    export_verl(config, tmp_path / "launch")
+    job = composed(tmp_path / "launch")
+    checked = 0
+    for key in {**FIXED, **arguments(verl.settings(config, open_task(config)))}:
+        plain = key.removeprefix("+")
+        if (declared := typed(job, plain)) is not None:
+            declared[plain.rpartition(".")[2]] = OmegaConf.select(job, plain)  # omegaconf refuses another type
+            checked += 1
+    assert checked > 35
+
+
+@pytest.mark.parametrize("options", [{}, {"model.lora_rank": 8, "model.lora_alpha": 12.0}])
+def test_the_vllm_server_opens_the_model_section(options, tmp_path):
+    """As verl's vLLMHttpServer does, field by field."""
+    _, job = exported(tmp_path, options)
+    model = omega_conf_to_dataclass(job.actor_rollout_ref.model, dataclass_type=HFModelConfig)
+    if options:
+        assert (model.lora_rank, model.lora_alpha) == (8, 12)
+
+
 def test_a_launch_on_cpus_says_so_to_verl_and_to_ray(tmp_path):
     """Ray counts verl's workers as GPUs; a cluster that runs already is told nothing."""
     config, job = exported(tmp_path, {"model.device": "cpu", "train.shard": True, "train.micro_batch": 8})
@@ -182,7 +224,7 @@ def test_lora_reaches_the_model(tmp_path):
     """Not validated: for adapters verl asks vLLM, which is not installed beside it here."""
     _, job = exported(tmp_path, {"model.lora_rank": 8})
     model = omega_conf_to_dataclass(job.actor_rollout_ref.model)
-    assert (model.lora_rank, model.lora_alpha, model.target_modules) == (8, 32.0, "all-linear")
+    assert (model.lora_rank, model.lora_alpha, model.target_modules) == (8, 32, "all-linear")
 
 
 def test_main_ppo_itself_takes_the_launch(tmp_path):

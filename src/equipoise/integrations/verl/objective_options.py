@@ -14,7 +14,7 @@ from equipoise.objective import Objective
 KL_TYPES = {"k1": "kl", "k2": "mse", "k3": "low_var_kl"}
 
 
-def objective_settings(config: Config, longest: float) -> dict[str, Setting]:
+def objective_settings(config: Config, longest: int) -> dict[str, Setting]:
     """The choices under algorithm.equipoise; what the plug-in refuses is named,
     and the launch goes without it. longest: tokens of a response.
     """
@@ -85,14 +85,16 @@ def kept(objective: Objective) -> dict[str, Any]:
     return {name: choices[name] for name in names}
 
 
-def _regularizers(objective: Objective, L: float) -> dict[str, Setting]:
+def _regularizers(objective: Objective, L: int) -> dict[str, Setting]:
     """verl averages both as Σ_tokens/(responses·L), as we do under a constant length."""
     rule = objective.aggregation
     exact = rule.name == "constant" and objective.averaged_groups == "all"
     kl = objective.kl * (L / rule.options["length"] if exact else 1.0)
     kind = KL_TYPES.get(objective.kl_estimator)
     on = {f"{ACTOR}.use_kl_loss": True, f"{ACTOR}.kl_loss_coef": kl}
-    scale = f"verl divides it by responses × {L:g}, the longest response, and not as the aggregation says"
+    scale = (
+        f"verl divides it by responses × {L}, the longest response, and not as the aggregation says"
+    )
     entropy = {f"{ACTOR}.entropy_coeff": objective.entropy_bonus}
     if not objective.kl:
         weight = estimator = mapped(why="no KL, as verl")
@@ -101,7 +103,7 @@ def _regularizers(objective: Objective, L: float) -> dict[str, Setting]:
             f"verl has no {objective.kl_estimator}: the launch has no KL"
         )
     else:
-        weight = mapped(on, f"for a sum divided by {L:g}") if exact else nearly(on, scale)
+        weight = mapped(on, f"for a sum divided by {L}") if exact else nearly(on, scale)
         cut = "verl cuts it at 10" if objective.kl_estimator == "k3" else ""
         estimator = (nearly if cut else mapped)({f"{ACTOR}.kl_loss_type": kind}, cut)
     return {

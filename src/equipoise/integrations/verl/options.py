@@ -13,6 +13,7 @@ from typing import Any
 from equipoise.config import VERDICTS, Config
 from equipoise.integrations.launch import (
     SHAPED,
+    ExportError,
     Setting,
     mapped,
     mapped_if,
@@ -47,7 +48,7 @@ def settings(config: Config, task: Task) -> dict[str, Setting]:
         **_task(config),
         **_rollout(config, task),
         **_reward(config, task),
-        **objective_settings(config, longest=float(_most(config, task))),
+        **objective_settings(config, longest=_most(config, task)),
         **_optim(config),
         **_train(config, task),
         **_eval(config),
@@ -79,7 +80,7 @@ def _model(config: Config) -> dict[str, Setting]:
             "Ray places the workers on the GPUs of the cluster: GPUS and NODES of launch.sh say how many"
         ),
         "model.lora_rank": mapped({f"{MODEL}.lora_rank": m.lora_rank}),
-        "model.lora_alpha": mapped({f"{MODEL}.lora_alpha": m.lora_alpha}),
+        "model.lora_alpha": _lora_alpha(config),
         "model.lora_targets": mapped({f"{MODEL}.target_modules": targets}),
         "model.lora_dropout": refused(m.lora_dropout, "verl's adapters have no dropout"),
         "model.quantize": refused(m.quantize != "none", "verl opens the base whole"),
@@ -87,6 +88,17 @@ def _model(config: Config) -> dict[str, Setting]:
             {f"{MODEL}.enable_gradient_checkpointing": m.gradient_checkpointing}
         ),
     }
+
+
+def _lora_alpha(config: Config) -> Setting:
+    alpha = float(config.model.lora_alpha)
+    if not config.model.lora_rank:
+        return mapped(why="no adapters")
+    if not alpha.is_integer():
+        raise ExportError(
+            f"model.lora_alpha = {alpha:g}: verl takes whole numbers alone; take {max(1, round(alpha))}"
+        )
+    return mapped({f"{MODEL}.lora_alpha": int(alpha)})
 
 
 def _task(config: Config) -> dict[str, Setting]:
