@@ -92,7 +92,9 @@ def _regularizers(objective: Objective, L: int) -> dict[str, Setting]:
     kl = objective.kl * (L / rule.options["length"] if exact else 1.0)
     kind = KL_TYPES.get(objective.kl_estimator)
     on = {f"{ACTOR}.use_kl_loss": True, f"{ACTOR}.kl_loss_coef": kl}
-    scale = f"verl divides it by responses × {L}, the longest response, and not as the aggregation says"
+    scale = (
+        f"verl divides it by responses × {L}, the longest response, and not as the aggregation says"
+    )
     entropy = {f"{ACTOR}.entropy_coeff": objective.entropy_bonus}
     if not objective.kl:
         weight = estimator = mapped(why="no KL, as verl")
