@@ -171,6 +171,18 @@ def test_an_evaluation_file_with_a_hole_is_refused(tmp_path):
         Dataset(file, held_out=hole)
 
 
+def test_rows_without_answers_are_read_where_nobody_grades(tmp_path):
+    file = jsonl(tmp_path / "rows.jsonl", [{"prompt": f"Say {i}.", "level": i % 2, "tone": "dry"} for i in range(30)])
+    task = open_task(str(file), 0, graded=False)
+    prompt = task.prompt(0)
+    assert (prompt.answer, prompt.meta["tone"], prompt.meta["verifier"]) == ("", "dry", "none")
+    assert task.grade(prompt, "3").kind == "bad_gold"
+    summary = task.inspect()
+    assert summary.verifiable is None
+    assert summary.train + summary.held_out == 30
+    assert "answers can be verified" not in str(summary)
+
+
 BAD = {
     "no prompt": ({"answer": 1}, 'there is no "problem"'),
     "null": ({"problem": None, "answer": 1}, '"problem" is null'),

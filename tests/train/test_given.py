@@ -56,6 +56,39 @@ def test_rows_in_memory_train_as_the_same_rows_in_a_file(model, tmp_path):
     assert the_same(tmp_path / "file", tmp_path / "hub")
 
 
+PROMPTS = [{"prompt": row["prompt"], "hint": row["hint"]} for row in ROWS]
+
+
+def test_prompts_without_answers_train_where_own_functions_decide(model, tmp_path):
+    eq.Trainer(options(tmp_path / "answers"), model=model, dataset=ROWS, rewards=ones).train()
+    trainer = eq.Trainer(options(tmp_path / "prompts"), model=model, dataset=PROMPTS, rewards=ones)
+    trainer.train()
+    answers, prompts = outcome(tmp_path / "answers"), outcome(tmp_path / "prompts")
+    assert (answers["weights"], answers["optimizer"]) == (prompts["weights"], prompts["optimizer"])
+    assert 0 < trainer.evaluate()["reward"] < 1
+    assert not (tmp_path / "prompts" / "troubles.jsonl").exists()
+
+
+@pytest.mark.parametrize("rewards", [None, ["task", ones]])
+def test_prompts_without_answers_are_refused_where_the_tasks_verdict_is_asked_for(model, tmp_path, rewards):
+    with pytest.raises(
+        TaskError, match=r'there is no "answer" .*; rows without one need reward.functions without task'
+    ):
+        eq.Trainer(options(tmp_path / "run"), model=model, dataset=PROMPTS, rewards=rewards)
+
+
+def test_a_run_on_prompts_alone_is_evaluated_again_by_its_own_functions(model, tmp_path, equipoise):
+    file = tmp_path / "rows.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in PROMPTS))
+    more = {"eval__every": 2, "eval__samples": 2, "eval__per_level": 8, "task__name": str(file)}
+    own = options(tmp_path / "run", **more, reward__functions=[f"{REWARDS}:ones"])
+    eq.Trainer(own, model=model).train()
+    code, out, err = equipoise("eval", tmp_path / "run", "--json")
+    assert (code, err) == (0, "")
+    logged = json.loads((tmp_path / "run" / "eval.jsonl").read_text().splitlines()[-1])
+    assert json.loads(out)["acc@2"] == logged["acc@2"]
+
+
 def test_a_model_object_trains_as_its_folder_does(model, tmp_path):
     eq.Trainer(options(tmp_path / "name"), model=model, rewards=ones).train()
     eq.Trainer(options(tmp_path / "policy"), model=models.load(model), rewards=ones).train()

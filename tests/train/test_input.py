@@ -63,7 +63,7 @@ def test_a_model_that_cannot_be_read(train, model, tmp_path, damage):
         ("", "has no rows"),
         ("\n \n", "has no rows"),
         ('{"prompt": "1+1=", "answer": 2}\n{"prompt": "1+2=", \n', "line 2: not valid JSON"),
-        ('{"prompt": "1+1="}\n', 'line 1: there is no "answer"'),
+        ('{"text": "1+1="}\n', 'line 1: there is no "prompt"'),
         ("[1, 2]\n", 'line 1: there is no "prompt"'),
         ('{"prompt": null, "answer": 2}\n', 'line 1: "prompt"'),
         ('{"prompt": "1+1=", "answer": [2]}\n', 'line 1: "answer"'),

@@ -248,6 +248,11 @@ class RewardConfig(Section):
             raise ValueError("must be names, at least one")
         return tags
 
+    @property
+    def graded(self) -> bool:
+        """Whether the task's verdict is asked for, so that its rows must have answers."""
+        return "task" in self.functions
+
 
 class SandboxConfig(Section):
     backend: str = LOCAL

@@ -263,7 +263,13 @@ def open_task(config: Config) -> Task:
     task = config.task
     shown = settled(config) if task.max_prompt_tokens else config
     count = (lambda prompt: _tokens(shown, prompt)) if task.max_prompt_tokens else None
-    return tasks.open_task(task.name, config.train.seed, **task.options(), count_tokens=count)
+    return tasks.open_task(
+        task.name,
+        config.train.seed,
+        **task.options(),
+        count_tokens=count,
+        graded=config.reward.graded,
+    )
 
 
 def _tokens(config: Config, prompt: Prompt) -> int:

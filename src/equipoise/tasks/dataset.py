@@ -36,7 +36,7 @@ from equipoise.tasks.order import Windows, shuffled
 from equipoise.tasks.overlap import Overlap
 from equipoise.tasks.problems import Recognise, first_rows, read_problems, recognised
 from equipoise.tasks.row_reader import Loaded, RowError, Rows, Span
-from equipoise.tasks.schema import COMPARED, Item, recognise
+from equipoise.tasks.schema import COMPARED, UNGRADED, Item, recognise
 from equipoise.tasks.task import Prompt, TaskError
 from equipoise.tasks.templates import PROMPTS, written
 from equipoise.verifiers.math.equal import RULES
@@ -200,6 +200,8 @@ class Dataset:
     def grade(self, prompt: Prompt, response: str) -> Verdict | Future[Verdict]:
         """By the verifier of the prompt's row."""
         verifier = prompt.meta["verifier"]
+        if verifier == UNGRADED:
+            return Verdict("bad_gold", "its row has no answer")
         if verifier == "code":
             return verifiers.submit_code(response, prompt.meta["tests"])
         if verifier == "gym":

@@ -11,7 +11,7 @@ from typing import Any
 from equipoise import verifiers
 from equipoise.tasks.check import Checker, Summary
 from equipoise.tasks.row_reader import Rows
-from equipoise.tasks.schema import Item
+from equipoise.tasks.schema import UNGRADED, Item
 from equipoise.tasks.task import TaskError
 from equipoise.verifiers.code import judge
 
@@ -21,7 +21,7 @@ AT_ONCE = 1 << 14  # rows
 def inspect(rows: Rows, checker: Checker, golds: bool, write: str | Path | None) -> Summary:
     """`golds`: ask the verifiers about the answers. `write` gets the rows that the checker keeps."""
     summary = checker.summary
-    verified = 0
+    asked = verified = 0
     with ExitStack() as stack:
         file = None if write is None else stack.enter_context(_new_file(write))
         for start in range(0, rows.count, AT_ONCE):
@@ -33,13 +33,15 @@ def inspect(rows: Rows, checker: Checker, golds: bool, write: str | Path | None)
                     kept.append((number, found[1]))
                     if file is not None:
                         file.write(json.dumps(row, default=str) + "\n")
+            kept = [(number, item) for number, item in kept if item.verifier != UNGRADED]
             if golds:
                 bad = unverifiable([item for _, item in kept])
+                asked += len(kept)
                 verified += len(kept) - len(bad)
                 for k, why in bad.items():
                     summary.example("not verifiable", f"{rows.where(kept[k][0])}: {why}")
-    if golds and (used := summary.train + summary.held_out):
-        summary.verifiable = verified / used
+    if asked:
+        summary.verifiable = verified / asked
     return summary
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import glob
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from equipoise.tasks import schema
 from equipoise.tasks.arithmetic import Arithmetic
 from equipoise.tasks.data_files import KINDS
 from equipoise.tasks.dataset import Dataset, TokenCount
@@ -35,11 +37,13 @@ def open_task(
     avoid: Sequence[str | Path] = (),
     gym: Mapping[str, Mapping[str, Any]] | None = None,
     rows: Rows | None = None,
+    graded: bool = True,
 ) -> Task:
     """`arithmetic`; `gym:NAME` or `gym:NAME*WEIGHT+…` (reasoning-gym, with its tasks' settings in
     `gym`); or prompts of a file, a glob or a folder (.jsonl, .jsonl.gz, .parquet) or of
     `hub:owner/name:config:split`, with the options of :class:`Dataset`. `rows`: prompts that a
-    program has in memory, for which `name` is only a name.
+    program has in memory, for which `name` is only a name. `graded`: the task's verdict is asked
+    for, so that every row must have an answer.
     """
     if rows is None and name == "arithmetic":
         return Arithmetic(seed=seed)
@@ -63,6 +67,7 @@ def open_task(
             count_tokens=count_tokens,
             held_out=held_out,
             avoid=avoid,
+            recognise=functools.partial(schema.recognise, graded=graded),
             rows=rows,
         )
     raise TaskError(

@@ -9,7 +9,8 @@ Known by their columns, in this order:
     reasoning-gym   question, answer, metadata {source_dataset}
     GSM8K           question, answer with "#### n"
     any other       prompt, problem or question (text or messages) with answer, label, final_answer, ground_truth or
-                    solution: TRL, slime, DAPO, MATH, Polaris, AIME, AMC, Minerva, OlympiadBench
+                    solution: TRL, slime, DAPO, MATH, Polaris, AIME, AMC, Minerva, OlympiadBench; without an answer
+                    where reward functions of one's own decide alone
 
 A reference that is a worked solution is read down to its last \boxed{…}, or to what follows "####";
 a number is written without ".0". Level is the column level or difficulty. Every answer is compared
@@ -47,6 +48,8 @@ from equipoise.verifiers.math.equal import FORMS
 
 ROLES = ("prompt", "answer", "level", "id")
 COMPARED = ("math",)  # verifiers that compare a response's answer with a reference answer
+UNGRADED = "none"  # no verifier: reward functions of one's own decide
+UNANSWERED = "; rows without one need reward.functions without task"
 QUESTIONS = ("prompt", "problem", "question")
 ANSWERS = ("answer", "label", "final_answer", "ground_truth", "solution")
 TESTS = {
@@ -83,10 +86,13 @@ def recognise(
     row: Mapping[str, Any],
     columns: Mapping[str, str] | None = None,
     verifier: str | None = None,
+    *,
+    graded: bool = True,
 ) -> Schema:
     """The schema of such rows; `columns` says where to read what, dots going into a structure.
 
-    `verifier`: the way to compare answers that the configuration asks for, if any.
+    `verifier`: the way to compare answers that the configuration asks for, if any. `graded`: the
+    task's verdict is asked for, so that rows must have an answer.
     """
     if columns:
         if unknown := [role for role in columns if role not in ROLES]:
@@ -117,11 +123,13 @@ def recognise(
             return Schema("reasoning-gym", _gym)
     question = next((column for column in QUESTIONS if column in has), None)
     answer = next((column for column in ANSWERS if column in has), None)
+    if question is not None and answer is None and not graded:
+        return Schema(question, partial(_ungraded, question, columns or {}))
     for role, column in (("prompt", question), ("answer", answer)):
         if column is None:
             raise TaskError(
                 f'{where}: there is no "{role}" among {", ".join(row) or "no columns"}: say which column it is, '
-                f'task.columns = {{ {role} = "…" }}'
+                f'task.columns = {{ {role} = "…" }}{UNANSWERED if role == "answer" else ""}'
             )
     assert question is not None
     assert answer is not None
@@ -151,7 +159,7 @@ class _Columns:
 
     def __call__(self, row: Mapping[str, Any]) -> Item:
         if self.columns:
-            row = self._named(row)
+            row = _named(row, self.columns)
         id_, level = id_of(row), level_of(row)
         question, messages = question_of(row, self.question, id_)
         value = present(row, self.answer, "answer")
@@ -164,16 +172,22 @@ class _Columns:
             meta.setdefault("solution", value)
         return Item(question, answer, verifier, messages, id_, level, None, meta)
 
-    def _named(self, row: Mapping[str, Any]) -> dict[str, Any]:
-        """The row with its roles as columns; a missing role hides a column of its name."""
-        named = {role: value_at(row, column) for role, column in self.columns.items()}
-        for role in ("prompt", "answer"):
-            if named.get(role) is ABSENT:
-                raise RowError(f"no {role}", f'there is no "{self.columns[role]}"')
-        return {
-            **row,
-            **{role: None if value is ABSENT else value for role, value in named.items()},
-        }
+
+def _ungraded(question: str, columns: Mapping[str, str], row: Mapping[str, Any]) -> Item:
+    """A prompt alone."""
+    row = _named(row, columns) if columns else row
+    id_, level = id_of(row), level_of(row)
+    text, messages = question_of(row, question, id_)
+    return Item(text, "", UNGRADED, messages, id_, level, None, _rest(row, question))
+
+
+def _named(row: Mapping[str, Any], columns: Mapping[str, str]) -> dict[str, Any]:
+    """The row with its roles as columns; a missing role hides a column of its name."""
+    named = {role: value_at(row, column) for role, column in columns.items()}
+    for role in ("prompt", "answer"):
+        if named.get(role) is ABSENT:
+            raise RowError(f"no {role}", f'there is no "{columns[role]}"')
+    return {**row, **{role: None if value is ABSENT else value for role, value in named.items()}}
 
 
 def _comparing(asked: str | None, row: Mapping[str, Any]) -> str:

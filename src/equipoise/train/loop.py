@@ -155,6 +155,7 @@ class Trainer:
             **config.task.options(),
             count_tokens=lambda prompt: len(encode_prompt(policy(), prompt, settled().chat)),
             rows=given.rows,
+            graded=config.reward.graded,
         )
         check_isolation(self.task)
         if self.start is not None:

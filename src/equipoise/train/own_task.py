@@ -46,6 +46,11 @@ class OwnTask:
         what = changed(record.data, fingerprints(task, self.task.held_out, self.task.avoid))
         return what and f"{what} when the run began: its held-out prompts may be others"
 
+    @property
+    def graded(self) -> bool:
+        """Whether the task's verdict counts, so that rows must have an answer."""
+        return self.run is None or load_sections(self.run.config, ("reward",)).reward.graded
+
     def judge(self, task: Task) -> tuple[Judge, str | None]:
         """Who says how right a response is, as in the run; and a note where it cannot be asked."""
         if self.run is None:
