@@ -1,0 +1,1 @@
+sleep ${1:-0}; date; nvidia-smi --query-gpu=memory.used,utilization.gpu --format=csv,noheader; for f in /root/logs/lane-*.txt; do echo "--- $f"; tail -n ${2:-6} $f | cut -c1-400; done; tail -n 2 /root/logs/mbpp.txt /root/logs/plans.txt 2>/dev/null | cut -c1-500
