@@ -177,10 +177,10 @@ def test_rows_without_answers_are_read_where_nobody_grades(tmp_path):
     prompt = task.prompt(0)
     assert (prompt.answer, prompt.meta["tone"], prompt.meta["verifier"]) == ("", "dry", "none")
     assert task.grade(prompt, "3").kind == "bad_gold"
-    summary = task.inspect()
-    assert summary.verifiable is None
-    assert summary.train + summary.held_out == 30
-    assert "answers can be verified" not in str(summary)
+    for summary in (task.summary, task.inspect()):
+        assert summary.verifiable is None
+        assert summary.train + summary.held_out == 30
+        assert "answers can be verified" not in str(summary)
 
 
 BAD = {

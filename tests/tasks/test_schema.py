@@ -129,7 +129,8 @@ def test_columns_of_ones_own(tmp_path):
         ]
         assert [p.meta["extra"] for p in prompts] == [0, 1, 2, 3]
     hole = jsonl(tmp_path / "hole.jsonl", [*rows, {"q": "?", "answer": "not the gold"}])
-    assert Dataset(hole, columns=columns).summary.examples == {"no answer": [f'{hole}, line 5: there is no "deep.a"']}
+    examples = Dataset(hole, columns=columns).summary.examples
+    assert examples["no answer"] == [f'{hole}, line 5: there is no "deep.a"']
     known = jsonl(tmp_path / "known.jsonl", [{"problem": "6*7?", "answer": "42"}])
     for held_out, text in ((known, "6*7?"), (tmp_path / "rows.jsonl", "0*2?")):
         assert Dataset(file, columns=columns, held_out=held_out).evaluation()[0].text == text

@@ -254,7 +254,8 @@ class Dataset:
         places = np.sort(np.concatenate([window.train, window.held_out]))
         items = [self._schema.read(window.row(int(k))) for k in places]
         bad = inspection.unverifiable(items)
-        self._account.verifiable = 1 - len(bad) / max(len(places), 1)
+        asked = sum(item.verifier != UNGRADED for item in items)
+        self._account.verifiable = 1 - len(bad) / asked if asked else None
         out = {int(places[j]): why for j, why in bad.items()}
         for k, why in out.items():
             sentence = f"{self._rows.where(int(window.numbers[k]))}: {why}"
