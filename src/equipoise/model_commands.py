@@ -19,7 +19,7 @@ import torch
 
 from equipoise import policy as models
 from equipoise import rollout, tasks
-from equipoise.config import ConfigError
+from equipoise.config import ConfigError, TaskConfig
 from equipoise.evaluate import (
     PROTOCOLS,
     Evaluation,
@@ -117,7 +117,7 @@ def _held_out(
     own = own_task(name, options.task, rest)
     for model in (name, options.base or name):
         check_name(model)
-    task, chat_of = _task(options, own, loaded)
+    task, chat_of = _task(options, own.task, loaded, graded=own.graded)
     check_isolation(task)
     per_level = options.per_level or own.per_level
     try:
@@ -214,10 +214,9 @@ def _policy(name: str | Path, options: argparse.Namespace) -> Policy:
 
 
 def _task(
-    options: argparse.Namespace, own: OwnTask, policy: Callable[[], Policy]
+    options: argparse.Namespace, section: TaskConfig, policy: Callable[[], Policy], *, graded: bool
 ) -> tuple[Task, Callable[[Policy], Chat]]:
-    """The task, opened as `train` would; and how its prompts are shown to a model."""
-    section = own.task
+    """The task of a section, opened as `train` would; and how its prompts are shown to a model."""
     if options.chat is not None:
         section = section.model_copy(update={"chat": options.chat})
     chat_of = functools.cache(lambda model: open_chat(section, Outline.of(model)))
@@ -226,7 +225,7 @@ def _task(
         seed=0,
         **section.options(),
         count_tokens=lambda prompt: len(encode_prompt(policy(), prompt, chat_of(policy()))),
-        graded=own.graded,
+        graded=graded,
     )
     return task, chat_of
 
@@ -235,7 +234,8 @@ def measure_bias(options: argparse.Namespace, rest: list[str]) -> None:
     """`equipoise bias`."""
     name = _last_checkpoint(options.model)
     loaded = functools.cache(lambda: _policy(name, options))
-    task, chat_of = _task(options, own_task(name, options.task, rest), loaded)
+    section = own_task(name, options.task, rest).task
+    task, chat_of = _task(options, section, loaded, graded=True)  # it compares verdicts
     prompts = bias.stream(task, options.prompts)
     policy = loaded()
     result = bias.measure(

@@ -205,9 +205,8 @@ def _losses(
 ) -> None:
     steps = np.unique(log.step)
     if len(steps) > 2:
-        if (
-            steps[0] == 1 and np.gcd.reduce(steps[1:]) > 1
-        ):  # a run of ours: the first, then every k-th
+        # Runs of ours log their first step, then every k-th.
+        if steps[0] == 1 and np.gcd.reduce(steps[1:]) > 1:
             steps[0] = 0
         spacing = int(np.diff(steps).min())
         found["missing_steps"] = Estimate(1 - len(steps) / ((steps[-1] - steps[0]) / spacing + 1))
