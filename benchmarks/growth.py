@@ -14,6 +14,7 @@ from __future__ import annotations
 import functools
 import gc
 import math
+import statistics
 import time
 from collections.abc import Callable
 from typing import Any
@@ -29,6 +30,7 @@ from equipoise.rollout import SamplingParams
 from equipoise.rollout import sampler as open_sampler
 
 PROMPT, NEW, GROUP, TOKENS = 100, 128, 16, 32_768
+RUNS = 5
 AXES: dict[str, tuple[int, ...]] = {
     "tokens": (8_192, 16_384, 32_768, 65_536, 131_072, 262_144),
     "group size": (4, 16, 32, 64),
@@ -38,14 +40,18 @@ SMALLEST = next(iter(SHAPES))
 
 
 def measured(run: Callable[[], Any]) -> tuple[float, float]:
-    """Seconds of the second run, and its peak in GiB."""
+    """Seconds of a run, the median of five after a first one, and their peak in GiB."""
     run()
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
-    start = time.perf_counter()
-    run()
-    torch.cuda.synchronize()
-    return time.perf_counter() - start, torch.cuda.max_memory_allocated() / 2**30
+    seconds = []
+    for _ in range(RUNS):
+        start = time.perf_counter()
+        run()
+        torch.cuda.synchronize()
+        seconds.append(time.perf_counter() - start)
+    print("    " + " ".join(f"{s:.3f}" for s in seconds), flush=True)
+    return statistics.median(seconds), torch.cuda.max_memory_allocated() / 2**30
 
 
 def point(policy: models.Policy, tokens: int, group: int) -> dict[str, float]:
