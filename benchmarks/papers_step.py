@@ -146,7 +146,7 @@ def theirs(job: dict[str, Any], setting: Setting, folder: Path, data: Path) -> d
     cuda = job["device"] == "cuda"
     micro = min(setting.micro, rows // setting.mini_batches)
     config = GRPOConfig(
-        output_dir=str(folder.parent / "out"), use_cpu=not cuda, bf16=cuda, per_device_train_batch_size=micro,
+        output_dir=str(data.parent / "out"), use_cpu=not cuda, bf16=cuda, per_device_train_batch_size=micro,
         gradient_accumulation_steps=rows // setting.mini_batches // micro, steps_per_generation=rows // micro,
         num_generations=setting.group, max_completion_length=setting.tokens, temperature=1.0, top_p=1.0, top_k=0,
         loss_type="dapo", epsilon_high=0.28, beta=0.0, learning_rate=1e-6, max_steps=2 * setting.mini_batches,
@@ -210,6 +210,8 @@ def inside(folder: Path, engine: str) -> None:
         os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
         os.environ.setdefault("VLLM_USE_FLASHINFER_SAMPLER", "0")
         os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
+        # Triton's usual folder: vLLM would take another for every model, and compile its sampler's kernels in it.
+        os.environ.setdefault("TRITON_CACHE_DIR", str(Path.home() / ".triton" / "cache"))
         import trl
         import vllm  # noqa: F401
 
@@ -228,7 +230,18 @@ def inside(folder: Path, engine: str) -> None:
         ids = torch.randint(3, most, (4 * job["prompts"], words), generator=g).tolist()
         texts = [" ".join(map(shapes.word, row)) for row in ids]
         data.write_text("".join(json.dumps({"problem": text, "answer": "1"}) + "\n" for text in texts))
-        children.found(folder, (ours if engine == "equipoise" else theirs)(job, setting, model, data))
+        if engine == "equipoise":
+            children.found(folder, ours(job, setting, model, data))
+        else:
+            children.found(folder, theirs(job, setting, same_name(model, setting.model), data))
+
+
+def same_name(folder: Path, model: str) -> Path:
+    """The folder by a name that stays from run to run: it is part of what vLLM finds a compiled model by."""
+    link = Path(tempfile.gettempdir()) / f"step-{model}"
+    link.unlink(missing_ok=True)
+    link.symlink_to(folder)
+    return link
 
 
 def report_row(name: str, engine: str, row: dict[str, Any], setting: Setting, share: float) -> dict[str, Any]:

@@ -222,8 +222,11 @@ def _graph_sizes(rows: int) -> list[int]:
 
 def _settings(llm: Any) -> dict[str, Any]:
     """What vLLM made of the arguments."""
+    import vllm
+
     config = llm.llm_engine.vllm_config
     return {
+        "version": vllm.__version__,
         "async_scheduling": config.scheduler_config.async_scheduling,
         "prefix_caching": config.cache_config.enable_prefix_caching,
         "cudagraph_mode": str(config.compilation_config.cudagraph_mode),
@@ -253,6 +256,9 @@ def inside(folder: Path, engine: str) -> None:
         os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
         os.environ.setdefault("VLLM_USE_FLASHINFER_SAMPLER", "0")
         os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
+        # vLLM finds what it compiled before only where all its variables are the same as then, also the one above.
+        # Triton's usual folder: vLLM would take one for each shape, and compile its sampler's kernels again in each.
+        os.environ.setdefault("TRITON_CACHE_DIR", str(Path.home() / ".triton" / "cache"))
         import vllm  # noqa: F401
     job = children.job(folder)
     for row in (ours if engine == "equipoise" else theirs)(job):

@@ -1,6 +1,6 @@
 """Our sampler against vLLM at the papers' scale: the same shapes, lengths and log-probabilities, in one run.
 
-    python benchmarks/peers_scale.py [--seconds 900] [--each 30] [--out FOLDER] [--models NAME …]
+    python benchmarks/peers_scale.py [--seconds 900] [--each 30] [--out FOLDER] [--models NAME …] [--into JSON]
     python benchmarks/peers_scale.py --figure benchmarks/results/peers_scale.json
 
 Random weights in bfloat16 of five shapes, 135M to 8B parameters; responses of up to 512, 4,096 and 16,384
@@ -11,9 +11,10 @@ is measured and what is left out.
 
 A model and engine are one child process, which measures the three lengths after one start; the next child
 imports meanwhile, on another core. A measurement is cut after `--each` seconds and then says so; ratios are of
-the seconds to the tokens both have drawn. The most telling models come first, and vLLM in process last: when
-`--seconds` are over the rest is left out. `share_of_bound` is the least time the card could take, over what
-it took. Written after every row to FOLDER/peers_scale.json.
+the seconds to the tokens both have drawn. The most telling models and lengths come first, and vLLM in process
+last: when `--seconds` are over the rest is left out. `share_of_bound` is the least time the card could take,
+over what it took. Written after every row to FOLDER/peers_scale.json, together with the rows of an earlier run
+(`--into`), which then say under `run` what they were measured with.
 `--toy` does all of it with a tiny model on the CPU, where vLLM may live in an environment of its own
 (`--vllm-python`).
 """
@@ -41,7 +42,7 @@ from peers_sample import Work
 
 ENGINES = ("equipoise", "vllm", "vllm in process")
 MODELS = ("Qwen3-1.7B", "Qwen3-8B", "SmolLM2-135M", "Qwen3-4B", "Qwen3-0.6B")
-WORKS = (Work(4096, 512), Work(16_384, 256), Work(512, 1024))
+WORKS = (Work(4096, 512), Work(512, 1024), Work(16_384, 256))
 TOY = (Work(48, 32), Work(24, 16))
 START = 150.0  # seconds an engine may take until its first measurement
 LEAST = 40.0  # seconds under which no child is started
@@ -69,6 +70,7 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=900.0, help="in all")
     parser.add_argument("--each", type=float, default=30.0, help="after which a measurement is cut")
     parser.add_argument("--out", type=Path, default=report.RESULTS, help="folder of the JSON and the children's logs")
+    parser.add_argument("--into", type=Path, metavar="JSON", help="rows of an earlier run, to which these are added")
     parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
     parser.add_argument("--engines", nargs="+", choices=ENGINES, default=list(ENGINES))
     parser.add_argument("--memory", type=float, default=0.9, help="share of the GPU's memory that vLLM may take")
@@ -84,7 +86,7 @@ def compare(options: argparse.Namespace) -> None:
     models = ["toy"] if options.toy else options.models
     works = TOY if options.toy else WORKS
     jobs = plan(models, options.engines)
-    results: dict[str, Any] = {}
+    results, note = earlier(options.into) if options.into else ({}, None)
     # Logs stay in the folder of the results where that is not the repository's.
     with tempfile.TemporaryDirectory() as temporary:
         logs = Path(temporary if options.out == Path(report.__file__).parent / "results" else options.out) / "logs"
@@ -110,16 +112,30 @@ def compare(options: argparse.Namespace) -> None:
         def heard(index: int, row: dict[str, Any]) -> None:
             model, engine = jobs[index]
             work = str(Work(row["longest"], row["rows"]))
-            results.setdefault(model, {}).setdefault(work, {})[engine] = row
-            keep(results)
-            print(f"{model:14} {work:12} {engine:16} {told(row)}{beside(results[model][work], engine)}", flush=True)
+            found = results.setdefault(model, {})
+            found.setdefault(work, {})[engine] = row
+            if found.get("failed", {}).pop(engine, None) and not found["failed"]:
+                del found["failed"]
+            keep(results, note)
+            print(f"{model:14} {work:12} {engine:16} {told(row)}{beside(found[work], engine)}", flush=True)
 
         failed = children.in_turn([functools.partial(begin, *job) for job in jobs], limit, heard)
     for index, why in failed.items():
         model, engine = jobs[index]
         results.setdefault(model, {}).setdefault("failed", {})[engine] = why
         print(f"{model:14} {engine}: {why}")
-    keep(results)
+    keep(results, note)
+
+
+def earlier(file: Path) -> tuple[dict[str, Any], str | None]:
+    """Rows and note of an earlier run; each row says which run it is from."""
+    figures = json.loads(file.read_text())
+    run = {key: figures[key] for key in ("machine", "versions", "commit")}
+    for works in figures["results"].values():
+        for engines in (found for work, found in works.items() if work != "failed"):
+            for row in engines.values():
+                row.setdefault("run", run)
+    return figures["results"], figures.get("note")
 
 
 def plan(models: Sequence[str], engines: Sequence[str]) -> list[tuple[str, str]]:
@@ -128,7 +144,7 @@ def plan(models: Sequence[str], engines: Sequence[str]) -> list[tuple[str, str]]
     return first + [(model, engine) for model in models for engine in engines if engine == ENGINES[2]]
 
 
-def keep(results: dict[str, Any]) -> None:
+def keep(results: dict[str, Any], note: str | None = None) -> None:
     for model, works in results.items():
         for work, engines in works.items():
             if work == "failed":
@@ -139,7 +155,8 @@ def keep(results: dict[str, Any]) -> None:
             if "equipoise" in engines:
                 for engine in set(engines) - {"equipoise"}:
                     engines[engine]["times_as_long"] = ratio(engines["equipoise"], engines[engine])
-    report.write("peers_scale", {"group": peers_sample.GROUP, "prompt": peers_sample.PROMPT, "results": results})
+    figures = {"group": peers_sample.GROUP, "prompt": peers_sample.PROMPT, "results": results}
+    report.write("peers_scale", figures | ({"note": note} if note else {}))
 
 
 def ratio(ours: dict[str, Any], theirs: dict[str, Any]) -> float:

@@ -1,6 +1,7 @@
 """benchmarks/papers_step.py: the papers' settings are the recipes', and hours follow from the seconds of a share."""
 
 import json
+import tempfile
 import tomllib
 from argparse import Namespace
 
@@ -43,6 +44,15 @@ def test_the_first_step_is_short_and_the_second_reaches_the_limit():
     first, second = (papers_step.drawn(setting, 256, call) for call in (0, 1))
     assert sum(first) < sum(second) / 10
     assert max(second) == setting.tokens
+
+
+def test_trls_model_has_the_same_name_in_every_run(tmp_path, monkeypatch):
+    """vLLM looks for what it compiled by the name; what lies there is this run's."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    first, second = tmp_path / "first", tmp_path / "second"
+    name = papers_step.same_name(first, "toy")
+    assert papers_step.same_name(second, "toy") == name
+    assert name.readlink() == second
 
 
 @pytest.mark.slow

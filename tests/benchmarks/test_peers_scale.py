@@ -11,13 +11,15 @@ import sys
 import time
 import xml.etree.ElementTree as ET
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
+from unittest import mock
 
 import children
 import peers_figure
 import peers_sample
 import peers_scale
 import pytest
+import report
 from shapes import SHAPES, TOY, configuration
 from transformers import AutoModelForCausalLM
 
@@ -51,6 +53,69 @@ def test_what_users_run_comes_before_what_nobody_runs():
     jobs = peers_scale.plan(["a", "b"], peers_scale.ENGINES)
     assert jobs[:4] == [("a", "equipoise"), ("a", "vllm"), ("b", "equipoise"), ("b", "vllm")]
     assert jobs[4:] == [("a", "vllm in process"), ("b", "vllm in process")]
+
+
+def test_the_longest_responses_which_are_always_cut_come_last():
+    assert [work.longest for work in peers_scale.WORKS] == [4096, 512, 16_384]
+
+
+def test_rows_are_added_to_those_of_an_earlier_run(tmp_path, monkeypatch):
+    """What is measured again replaces what was; the rest stays and says which run it is from."""
+    size = {"longest": 4096, "rows": 512, "seconds": 1.0}
+    old, again, new = (row(rate, 1000, **size) for rate in (100.0, 200.0, 300.0))
+    before = {
+        "machine": {"gpu": "H200"},
+        "versions": {"vllm": "0.26.0"},
+        "commit": "495af91",
+        "note": "ours was measured twice",
+        "results": {
+            "Qwen3-4B": {"4096 x 512": {"vllm": old}},
+            "Qwen3-0.6B": {"failed": {"equipoise": "cut"}},
+            "SmolLM2-135M": {"4096 x 512": {"equipoise": old}, "failed": {"vllm": "cut", "vllm in process": "cut"}},
+        },
+    }
+    file = tmp_path / "before.json"
+    file.write_text(json.dumps(before))
+
+    def measured(started, limit, heard):
+        heard(0, again)
+        heard(1, new)
+        heard(2, new)
+        return {4: "no time left"}
+
+    monkeypatch.setattr(children, "in_turn", measured)
+    monkeypatch.setattr(report, "RESULTS", tmp_path)
+    asked = ["--models", "SmolLM2-135M", "Qwen3-0.6B", "--into", str(file), "--out", str(tmp_path)]
+    peers_scale.compare(peers_scale.parsed(asked))
+
+    found = json.loads((tmp_path / "peers_scale.json").read_text())
+    small, large = found["results"]["SmolLM2-135M"], found["results"]["Qwen3-4B"]["4096 x 512"]
+    assert found["note"] == before["note"]
+    assert large["vllm"]["run"] == {key: before[key] for key in ("machine", "versions", "commit")}
+    assert small["4096 x 512"]["equipoise"]["tokens_per_second"] == 200.0
+    assert small["4096 x 512"]["vllm"]["times_as_long"] == pytest.approx(200 / 300)
+    assert "run" not in small["4096 x 512"]["vllm"]
+    assert small["failed"] == {"vllm in process": "no time left"}
+    assert set(found["results"]["Qwen3-0.6B"]) == {"4096 x 512"}
+    # A file that was written so is taken up again.
+    results, note = peers_scale.earlier(tmp_path / "peers_scale.json")
+    assert note == before["note"]
+    assert results["Qwen3-4B"]["4096 x 512"]["vllm"] == large["vllm"]
+    assert results["SmolLM2-135M"]["4096 x 512"]["vllm"]["run"]["commit"] == found["commit"]
+
+
+def test_vllms_kernels_lie_in_one_folder_for_all_shapes(tmp_path, monkeypatch):
+    """vLLM's own place for them depends on the shape: the sampler's would be compiled again for every model."""
+    monkeypatch.setitem(sys.modules, "vllm", ModuleType("vllm"))
+    monkeypatch.setattr(children, "job", lambda folder: {})
+    monkeypatch.setattr(peers_sample, "theirs", lambda job: [])
+    with mock.patch.dict(os.environ):
+        os.environ.pop("TRITON_CACHE_DIR", None)
+        peers_sample.inside(tmp_path, "vllm")
+        assert Path(os.environ["TRITON_CACHE_DIR"]) == Path.home() / ".triton" / "cache"
+        os.environ["TRITON_CACHE_DIR"] = str(tmp_path)
+        peers_sample.inside(tmp_path, "vllm")
+        assert os.environ["TRITON_CACHE_DIR"] == str(tmp_path)
 
 
 def test_lengths_spread_as_said_and_reach_the_limit():
