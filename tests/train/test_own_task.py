@@ -54,6 +54,14 @@ def test_another_task_takes_nothing_from_the_run(run):
     assert own.run is None
 
 
+@pytest.mark.parametrize("place", ["", "global_step_2"])
+def test_a_run_of_verl_is_evaluated_as_its_launch_says(run, tmp_path, place):
+    (tmp_path / "global_step_2" / "actor" / "huggingface").mkdir(parents=True)
+    (tmp_path / "config.toml").write_text((run / "config.toml").read_text())
+    own = own_task(str(tmp_path / place), None)
+    assert (own.task.columns, own.samples, own.temperature, own.per_level) == (COLUMNS, 3, 0.7, 2)
+
+
 def test_a_model_that_is_no_run_takes_the_defaults(model):
     assert run_behind(model) is None
     own = own_task(str(model), None)

@@ -24,6 +24,7 @@ from equipoise.train.score import SHAPES, Scorer, rate_of
 JUDGE = ("reward", "objective")
 # the others may name files that are gone, or options of earlier versions
 SECTIONS = ("task", "eval", "rollout")
+VERL_STEP = "global_step_*"  # verl's checkpoints lie in the run itself
 
 
 @dataclass(frozen=True)
@@ -110,7 +111,13 @@ def _refuse_given(option: str, name: str) -> None:
 
 
 def run_behind(model: Path) -> RunFolder | None:
-    """The run that a folder is, or that it is a checkpoint of."""
-    folder = model.parent.parent if model.parent.name == "checkpoints" else model
+    """The run that a folder is, or that it is a checkpoint of: ours, or verl's from our launch."""
+    if model.parent.name == "checkpoints":
+        folder = model.parent.parent
+    elif model.match(VERL_STEP):
+        folder = model.parent
+    else:
+        folder = model
     found = RunFolder(folder)
-    return found if found.config.is_file() and found.checkpoints.is_dir() else None
+    has_checkpoints = found.checkpoints.is_dir() or any(folder.glob(VERL_STEP))
+    return found if found.config.is_file() and has_checkpoints else None
