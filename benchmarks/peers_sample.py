@@ -90,6 +90,13 @@ class TimeIsUpError(Exception):
     """A measurement is cut off; what was drawn counts."""
 
 
+def measured(job: dict[str, Any]) -> Iterator[tuple[Work, float]]:
+    """What to measure, and the seconds after which it is cut."""
+    for work, seconds in zip(job["works"], job["seconds"], strict=True):
+        if seconds > 0:
+            yield Work._make(work), seconds
+
+
 def ours(job: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """Our paged sampler, in the trainer's process as always."""
     from given_lengths import GivenLengths  # benchmarks/given_lengths.py
@@ -111,7 +118,7 @@ def ours(job: dict[str, Any]) -> Iterator[dict[str, Any]]:
     with mock.patch.object(paged, "_Call", Timed):
         begun = time.perf_counter()
         policy = shapes.endless(job["model"], device=job["device"], dtype=_dtype(job))
-        for work in map(Work._make, job["works"]):
+        for work, seconds in measured(job):
             sampler = GivenLengths(policy)
             prompts = work.prompts(policy.core.config.vocab_size)
             params = SamplingParams(max_tokens=work.longest, seed=1)
@@ -119,7 +126,7 @@ def ours(job: dict[str, Any]) -> Iterator[dict[str, Any]]:
             sampler.sample(prompts, GROUP, params)  # captures the graph of every batch size
             start_seconds = time.perf_counter() - begun
             sampler.lengths = torch.tensor(work.lengths(), device=policy.device)
-            Timed.marks = Marks(job["seconds"])
+            Timed.marks = Marks(seconds)
             try:
                 rollouts = sampler.sample(prompts, GROUP, params)
                 row = Timed.marks.row(work, len(rollouts.logprobs), cut=False)
@@ -143,6 +150,7 @@ def theirs(job: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """vLLM's engine: in a process of its own, as its users run it, or in this one."""
     from vllm import LLM
 
+    # Of all lengths, also those that are left out: the engine is the same whatever is measured.
     works = [Work._make(work) for work in job["works"]]
     rows, longest = max(work.rows for work in works), max(work.longest for work in works)
     begun = time.perf_counter()
@@ -169,11 +177,11 @@ def theirs(job: dict[str, Any]) -> Iterator[dict[str, Any]]:
         logprobs_mode="processed_logprobs",
         **room,
     )
-    for work in works:
+    for work, seconds in measured(job):
         _generate(llm, work, [16] * work.rows, Marks(60))
         start_seconds = time.perf_counter() - begun
         llm.reset_prefix_cache()  # prompts are new in every step of training
-        row = _generate(llm, work, work.lengths(), Marks(job["seconds"]))
+        row = _generate(llm, work, work.lengths(), Marks(seconds))
         yield row | {"start_seconds": start_seconds, "device_gib": _device_gib(job), "settings": _settings(llm)}
         begun = time.perf_counter()
 

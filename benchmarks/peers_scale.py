@@ -1,6 +1,6 @@
 """Our sampler against vLLM at the papers' scale: the same shapes, lengths and log-probabilities, in one run.
 
-    python benchmarks/peers_scale.py [--seconds 900] [--each 30] [--out FOLDER] [--models NAME …] [--into JSON]
+    python benchmarks/peers_scale.py [--seconds 900] [--each 30 …] [--out FOLDER] [--models NAME …] [--into JSON]
     python benchmarks/peers_scale.py --figure benchmarks/results/peers_scale.json
 
 Random weights in bfloat16 of five shapes, 135M to 8B parameters; responses of up to 512, 4,096 and 16,384
@@ -10,11 +10,13 @@ own, asynchronous scheduling, prefix caching, graphs up to the batch) and in pro
 is measured and what is left out.
 
 A model and engine are one child process, which measures the three lengths after one start; the next child
-imports meanwhile, on another core. A measurement is cut after `--each` seconds and then says so; ratios are of
-the seconds to the tokens both have drawn. The most telling models and lengths come first, and vLLM in process
-last: when `--seconds` are over the rest is left out. `share_of_bound` is the least time the card could take,
-over what it took. Written after every row to FOLDER/peers_scale.json, together with the rows of an earlier run
-(`--into`), which then say under `run` what they were measured with.
+imports meanwhile, on another core. A measurement is cut after `--each` seconds (a number for all lengths, or
+one for each, 0 to leave it out) and then says so; ratios are of the seconds to the tokens both have drawn. An
+early cut of a small model flatters whoever has the faster host: little is cached yet that the card must read.
+The most telling models and lengths come first, and vLLM in process last: when `--seconds` are over the rest is
+left out. `share_of_bound` is the least time the card could take, over what it took. Written after every row to
+FOLDER/peers_scale.json, together with the rows of an earlier run (`--into`), which then say under `run` what
+they were measured with.
 `--toy` does all of it with a tiny model on the CPU, where vLLM may live in an environment of its own
 (`--vllm-python`).
 """
@@ -68,7 +70,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=900.0, help="in all")
-    parser.add_argument("--each", type=float, default=30.0, help="after which a measurement is cut")
+    parser.add_argument(
+        "--each",
+        type=float,
+        nargs="+",
+        default=[30.0],
+        help="after which a measurement is cut, of all lengths or of each",
+    )
     parser.add_argument("--out", type=Path, default=report.RESULTS, help="folder of the JSON and the children's logs")
     parser.add_argument("--into", type=Path, metavar="JSON", help="rows of an earlier run, to which these are added")
     parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
@@ -85,6 +93,7 @@ def compare(options: argparse.Namespace) -> None:
     end = time.monotonic() + options.seconds
     models = ["toy"] if options.toy else options.models
     works = TOY if options.toy else WORKS
+    each = seconds_of(options.each, works)
     jobs = plan(models, options.engines)
     results, note = earlier(options.into) if options.into else ({}, None)
     # Logs stay in the folder of the results where that is not the repository's.
@@ -96,7 +105,7 @@ def compare(options: argparse.Namespace) -> None:
             job = {
                 "model": model,
                 "works": works,
-                "seconds": options.each,
+                "seconds": each,
                 "memory": options.memory,
                 "device": "cpu" if options.toy else "cuda",
             }
@@ -107,7 +116,7 @@ def compare(options: argparse.Namespace) -> None:
         def limit(index: int) -> float:
             left = end - time.monotonic()
             # Warming up takes a while as well: half of what is measured.
-            return 0.0 if left < LEAST else min(left, START + 1.5 * options.each * len(works))
+            return 0.0 if left < LEAST else min(left, START + 1.5 * sum(each))
 
         def heard(index: int, row: dict[str, Any]) -> None:
             model, engine = jobs[index]
@@ -125,6 +134,16 @@ def compare(options: argparse.Namespace) -> None:
         results.setdefault(model, {}).setdefault("failed", {})[engine] = why
         print(f"{model:14} {engine}: {why}")
     keep(results, note)
+
+
+def seconds_of(each: list[float], works: Sequence[Work]) -> list[float]:
+    """Of every length."""
+    if len(each) == 1:
+        return each * len(works)
+    if len(each) != len(works):
+        given, lengths = " ".join(f"{seconds:g}" for seconds in each), ", ".join(map(str, works))
+        raise SystemExit(f"--each {given}: must be one number, or one for each of {lengths}")
+    return each
 
 
 def earlier(file: Path) -> tuple[dict[str, Any], str | None]:

@@ -23,7 +23,7 @@ import report
 from shapes import SHAPES, TOY, configuration
 from transformers import AutoModelForCausalLM
 
-JOB = {"model": "toy", "device": "cpu", "seconds": 60.0, "works": [(48, 32)]}
+JOB = {"model": "toy", "device": "cpu", "seconds": [60.0], "works": [(48, 32)]}
 
 
 def row(rate, tokens, *, cut=False, **more):
@@ -143,10 +143,23 @@ def test_ours_is_cut_when_its_time_is_up_and_leaves_the_sampler_as_it_was():
     from equipoise.rollout import paged
 
     before = paged._Call
-    (found,) = peers_sample.ours({**JOB, "seconds": 0.0})
+    (found,) = peers_sample.ours({**JOB, "seconds": [1e-9]})
     assert paged._Call is before
     assert found["cut"]
     assert 0 < found["tokens"] < sum(peers_sample.Work(48, 32).lengths())
+
+
+def test_a_length_without_seconds_is_left_out():
+    (found,) = peers_sample.ours({**JOB, "works": [(40, 16), (48, 32)], "seconds": [0.0, 60.0]})
+    assert found["longest"] == 48
+
+
+def test_seconds_are_given_for_all_lengths_or_for_each():
+    works = peers_scale.WORKS
+    assert peers_scale.seconds_of([30.0], works) == [30.0, 30.0, 30.0]
+    assert peers_scale.seconds_of([36.0, 15.0, 0.0], works) == [36.0, 15.0, 0.0]
+    with pytest.raises(SystemExit, match=r"--each 36 15: .* one for each of 4096 x 512, 512 x 1024, 16384 x 256"):
+        peers_scale.seconds_of([36.0, 15.0], works)
 
 
 def test_every_batch_size_is_warmed_up():
