@@ -41,14 +41,16 @@ def store(
     rope: Tensor,
     q_norm: Norm | None,
     k_norm: Norm | None,
+    scales: Tensor | None = None,
 ) -> Tensor:
     """Norm and rotate queries and keys, write keys and values to the row's place `length`.
 
     qkv [R, H + 2 Hk, D] → queries [R, H, D]. rope [positions, D] float32: cos [D/2] and sin [D/2]
     of every position; halves of a head rotate together. Give cos and sin as the model rounds them
-    to get the model's own bits.
+    to get the model's own bits. `scales` [2, blocks, Hk, BLOCK] float32, where keys and values are
+    kept in 8 bits (`kernels.fp8`): one for each of them, which is written too.
     """
-    q: Tensor = _of(qkv).store(qkv, keys, values, rows, rope, q_norm, k_norm)
+    q: Tensor = _of(qkv).store(qkv, keys, values, rows, rope, q_norm, k_norm, scales)
     return q
 
 
@@ -61,13 +63,14 @@ def attend(
     softcap: float | None,
     window: int | None,
     splits: int,
+    scales: Tensor | None = None,
 ) -> Tensor:
     """Attention of queries [R, H, D] to their prompt's keys and their own 0 … length.
 
     With a window, to the last `window` of these. `splits`: into how many parts every row's work is
     cut, to be done at the same time; 1 is fastest where there are many rows.
     """
-    out: Tensor = _of(q).attend(q, keys, values, rows, scale, softcap, window, splits)
+    out: Tensor = _of(q).attend(q, keys, values, rows, scale, softcap, window, splits, scales)
     return out
 
 

@@ -1,7 +1,7 @@
 """One decode step over a paged cache in plain torch: the Triton kernels' reference, and the CPU's.
 
 Responses lie in blocks of BLOCK tokens, one pool of blocks per layer, keys and values [blocks, Hk,
-BLOCK, D]. A row (a response being decoded) owns blocks for its own tokens; its prompt's tokens lie
+BLOCK, D]; where these are in 8 bits, with scales [2, blocks, Hk, BLOCK] beside them. A row (a response being decoded) owns blocks for its own tokens; its prompt's tokens lie
 once, in the prompt's blocks, for all rows that answer it. Arithmetic is float32 (float64 for
 float64), rounded where transformers rounds.
 Makes a dense copy of the part of the cache that it attends to: right, on any device, and slow.
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from equipoise.kernels import draw as inverse_cdf
-from equipoise.kernels import plain_layers
+from equipoise.kernels import fp8, plain_layers
 from equipoise.kernels.draw import SamplingParams
 from equipoise.kernels.plain_layers import Norm, normed
 from equipoise.kernels.uniform import uniforms
@@ -49,6 +49,7 @@ def store(
     rope: Tensor,
     q_norm: Norm | None,
     k_norm: Norm | None,
+    scales: Tensor | None = None,
 ) -> Tensor:
     """See the package."""
     kv_heads, block = keys.shape[1:3]
@@ -60,6 +61,9 @@ def store(
     )
     length = rows.length.long()
     at = rows.table.gather(1, (length // block)[:, None])[:, 0]
+    if scales is not None:
+        (k, k_scale), (v, v_scale) = fp8.plain_quantize(k), fp8.plain_quantize(v)
+        scales[:, at, :, length % block] = torch.stack((k_scale, v_scale), 1)
     keys[at, :, length % block] = k
     values[at, :, length % block] = v
     return q
@@ -74,6 +78,7 @@ def attend(
     softcap: float | None,
     window: int | None,
     splits: int,
+    scales: Tensor | None = None,
 ) -> Tensor:
     """See the package; `splits` changes nothing here."""
     kv_heads, block = keys.shape[1:3]
@@ -92,6 +97,11 @@ def attend(
     k, v = (
         torch.cat([_gathered(pool, t) for t in tables], 2).to(_wide(q)) for pool in (keys, values)
     )
+    if scales is not None:
+        k, v = (
+            x * torch.cat([_gathered(scale[..., None], t) for t in tables], 2)
+            for x, scale in zip((k, v), scales, strict=True)
+        )
     # a tail may hold anything, even NaN
     k, v = (x.masked_fill(~visible[:, None, :, None], 0.0) for x in (k, v))
     s = torch.einsum("rkhd,rktd->rkht", q.to(_wide(q)).unflatten(1, (kv_heads, -1)), k) * scale

@@ -33,6 +33,7 @@ from equipoise.kernels.triton_draw import check_contiguous
 from equipoise.kernels.triton_draw import draw as draw
 from equipoise.kernels.triton_draw import list_kept as list_kept
 from equipoise.kernels.triton_draw import uniform as uniform
+from equipoise.kernels.triton_fp8 import in_scale, scale_of
 from equipoise.kernels.triton_layers import add_norm_kernel, gated_kernel
 from equipoise.kernels.triton_softcap import capped
 
@@ -62,17 +63,19 @@ def store(
     rope: Tensor,
     q_norm: Norm | None,
     k_norm: Norm | None,
+    scales: Tensor | None = None,
 ) -> Tensor:
     """See the package."""
     (R, heads, D), (_, kv_heads, block, _) = qkv.shape, keys.shape
     _check_heads(D)
-    check_contiguous(qkv, keys, values, rope, *rows)
+    check_contiguous(qkv, keys, values, rope, *rows, *(() if scales is None else scales))
     H = heads - 2 * kv_heads
     q = qkv.new_empty(R, H, D)
     _store[(R, triton.cdiv(heads, HEADS))](
         qkv,
         keys,
         values,
+        *(None, None) if scales is None else scales,
         q,
         rows.table,
         rows.length,
@@ -101,11 +104,13 @@ def attend(
     softcap: float | None,
     window: int | None,
     splits: int,
+    scales: Tensor | None = None,
 ) -> Tensor:
     """See the package."""
     (R, H, D), (_, kv_heads, block, _) = q.shape, keys.shape
     _check_heads(D)
-    check_contiguous(q, keys, values, *rows)
+    check_contiguous(q, keys, values, *rows, *(() if scales is None else scales))
+    key_scales, value_scales = (None, None) if scales is None else scales
     (P, n), share = rows.members.shape, H // kv_heads
     tiles = triton.cdiv(n, max(1, (WIDE_QUERIES if q.dtype == torch.float32 else QUERIES) // share))
     members = triton.cdiv(n, tiles)
@@ -129,6 +134,8 @@ def attend(
         q,
         keys,
         values,
+        key_scales,
+        value_scales,
         rows.length,
         rows.prompt_table,
         rows.prompt_length,
@@ -148,6 +155,8 @@ def attend(
         q,
         keys,
         values,
+        key_scales,
+        value_scales,
         rows.table,
         rows.length,
         part,
@@ -226,6 +235,8 @@ def _store(
     qkv: tl.tensor,
     keys: tl.tensor,
     values: tl.tensor,
+    key_scales: tl.tensor,
+    value_scales: tl.tensor,
     q: tl.tensor,
     table: tl.tensor,
     length: tl.tensor,
@@ -270,13 +281,20 @@ def _store(
     to_q = q + (row.to(tl.int64) * H + head) * D + half
     tl.store(to_q, z1, mask=is_query)
     tl.store(to_q + HALF, z2, mask=is_query)
-    to_key = keys + ((block * KV_HEADS + head - H) * BLOCK + n % BLOCK) * D + half
-    tl.store(to_key, z1, mask=is_key)
-    tl.store(to_key + HALF, z2, mask=is_key)
-    to_value = values + ((block * KV_HEADS + head - H - KV_HEADS) * BLOCK + n % BLOCK) * D + half
     is_value = (head >= H + KV_HEADS) & (head < heads)
-    tl.store(to_value, x1.to(dtype), mask=is_value)
-    tl.store(to_value + HALF, x2.to(dtype), mask=is_value)
+    key = (block * KV_HEADS + head - H) * BLOCK + n % BLOCK
+    value = key - KV_HEADS * BLOCK
+    c1, c2 = tl.where(is_key, z1, x1.to(dtype)), tl.where(is_key, z2, x2.to(dtype))
+    if key_scales is not None:
+        c1, c2 = c1.to(tl.float32), c2.to(tl.float32)
+        own = scale_of(tl.maximum(tl.max(tl.abs(c1), 1), tl.max(tl.abs(c2), 1)))[:, None]
+        tl.store(key_scales + key, own, mask=is_key)
+        tl.store(value_scales + value, own, mask=is_value)
+        c1, c2 = in_scale(c1, own), in_scale(c2, own)
+    tl.store(keys + key * D + half, c1.to(keys.dtype.element_ty), mask=is_key)
+    tl.store(keys + key * D + HALF + half, c2.to(keys.dtype.element_ty), mask=is_key)
+    tl.store(values + value * D + half, c1.to(values.dtype.element_ty), mask=is_value)
+    tl.store(values + value * D + HALF + half, c2.to(values.dtype.element_ty), mask=is_value)
 
 
 @triton.jit
@@ -320,6 +338,8 @@ def _prompt(
     q: tl.tensor,
     keys: tl.tensor,
     values: tl.tensor,
+    key_scales: tl.tensor,
+    value_scales: tl.tensor,
     length: tl.tensor,
     prompt_table: tl.tensor,
     prompt_length: tl.tensor,
@@ -372,6 +392,8 @@ def _prompt(
         x,
         keys,
         values,
+        key_scales,
+        value_scales,
         prompt_table + prompt * most,
         begin,
         end,
@@ -401,6 +423,8 @@ def _own(
     q: tl.tensor,
     keys: tl.tensor,
     values: tl.tensor,
+    key_scales: tl.tensor,
+    value_scales: tl.tensor,
     table: tl.tensor,
     length: tl.tensor,
     part: tl.tensor,
@@ -445,6 +469,8 @@ def _own(
         x,
         keys,
         values,
+        key_scales,
+        value_scales,
         table + row * most,
         begin,
         end,
@@ -505,6 +531,8 @@ def _over_blocks(
     x: tl.tensor,
     keys: tl.tensor,
     values: tl.tensor,
+    key_scales: tl.tensor,
+    value_scales: tl.tensor,
     table: tl.tensor,
     begin: tl.tensor,
     end: tl.tensor,
@@ -525,7 +553,8 @@ def _over_blocks(
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
     """Queries x [Q, D] over the blocks begin … end − 1 of a table: the largest score and Σ
     2^unit(score − largest) [Q], and the values weighted by it [Q, D]. Keys from `tokens` on, and
-    before a query's `first` [Q], are not seen.
+    before a query's `first` [Q], are not seen. A scale of a key or value is one of a column of
+    scores or weights: entries in 8 bits go into the products as they are.
     """
     t, d = tl.arange(0, BLOCK), tl.arange(0, D)
     m = tl.full((QUERIES,), FLOOR, tl.float32)
@@ -533,11 +562,13 @@ def _over_blocks(
     acc = tl.zeros((QUERIES, D), tl.float32)
     inside = t[:, None] * D + d[None, :]
     for b in tl.range(begin, end, num_stages=STAGES):
-        block = (tl.load(table + b).to(tl.int64) * kv_heads + kv_head) * BLOCK * D
+        block = (tl.load(table + b).to(tl.int64) * kv_heads + kv_head) * BLOCK
         token = b * BLOCK + t
-        k = tl.load(keys + block + inside, mask=(token < tokens)[:, None], other=0.0)
-        v = tl.load(values + block + inside, mask=(token < tokens)[:, None], other=0.0)
-        z = tl.dot(x, tl.trans(k), input_precision=PRECISION)
+        k = tl.load(keys + block * D + inside, mask=(token < tokens)[:, None], other=0.0)
+        v = tl.load(values + block * D + inside, mask=(token < tokens)[:, None], other=0.0)
+        z = tl.dot(x, tl.trans(k.to(x.dtype)), input_precision=PRECISION)
+        if key_scales is not None:
+            z *= tl.load(key_scales + block + t, mask=token < tokens, other=0.0)[None, :]
         if SOFTCAP:
             z = capped(z * scale, softcap, SOFTCAP)
         seen = (token < tokens)[None, :]
@@ -551,7 +582,11 @@ def _over_blocks(
             p = tl.where(seen, p, 0.0)
         change = tl.exp2((m - top) * unit)
         s = s * change + tl.sum(p, 1)
-        acc = tl.dot(p.to(v.dtype), v, acc * change[:, None], input_precision=PRECISION)
+        if value_scales is not None:
+            p *= tl.load(value_scales + block + t, mask=token < tokens, other=0.0)[None, :]
+        acc = tl.dot(
+            p.to(x.dtype), v.to(x.dtype), acc * change[:, None], input_precision=PRECISION
+        )
         m = top
     return m, s, acc
 

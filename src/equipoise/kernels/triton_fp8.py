@@ -1,0 +1,60 @@
+"""Rows in 8 bits, in Triton: `fp8.plain_quantize`, a program for each row, which is read once.
+
+Numbers are those of the reference to the bit: divisions are rounded as IEEE says, one a row.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from equipoise.kernels import fp8
+from equipoise.kernels.triton_draw import check_contiguous
+
+LARGEST = tl.constexpr(fp8.LARGEST)
+FLOOR = tl.constexpr(fp8.FLOOR)
+
+
+def quantize(x: Tensor, out: fp8.Fp8Rows | None = None) -> fp8.Fp8Rows:
+    """See `fp8`."""
+    if out is None:
+        entries = torch.empty(x.shape, dtype=fp8.FP8, device=x.device)
+        scale = torch.empty(x.shape[:-1], dtype=torch.float32, device=x.device)
+        out = fp8.Fp8Rows(entries, scale)
+    check_contiguous(x, *out)
+    K = x.shape[-1]
+    block = triton.next_power_of_2(K)
+    _quantize[(x.numel() // K,)](
+        x, out.entries, out.scale, K, BLOCK=block, num_warps=min(16, max(1, block // 512))
+    )
+    return out
+
+
+@triton.jit
+def _quantize(
+    x: tl.tensor,
+    entries: tl.tensor,
+    scale: tl.tensor,
+    K: tl.tensor,
+    BLOCK: tl.constexpr,
+) -> None:
+    row = tl.program_id(0).to(tl.int64)
+    k = tl.arange(0, BLOCK)
+    wide = tl.load(x + row * K + k, mask=k < K, other=0.0).to(tl.float32)
+    own = scale_of(tl.max(tl.abs(wide), 0))
+    tl.store(scale + row, own)
+    tl.store(entries + row * K + k, in_scale(wide, own).to(tl.float8e4nv), mask=k < K)
+
+
+@triton.jit
+def scale_of(largest: tl.tensor) -> tl.tensor:
+    """Of rows whose largest entries, without their signs, are these."""
+    return tl.div_rn(tl.maximum(largest, FLOOR), LARGEST)
+
+
+@triton.jit
+def in_scale(x: tl.tensor, scale: tl.tensor) -> tl.tensor:
+    """x/scale, which is to be rounded to 8 bits."""
+    return x * tl.div_rn(1.0, scale)

@@ -1,0 +1,236 @@
+"""Rows in 8 bits: the reference against what the format promises, Triton against the reference.
+
+On a machine without CUDA the Triton kernels run in Triton's interpreter: install triton and set TRITON_INTERPRET=1.
+"""
+
+import pytest
+import torch
+
+from equipoise.kernels import decode, fp8, plain_decode
+from equipoise.kernels.decode import Norm
+from equipoise.kernels.fp8 import FLOOR, FP8, LARGEST, Fp8Rows
+from tests.kernels.test_decode import CUDA, DEVICE, DTYPES, NAN, assert_near, case, needs_cuda, needs_triton, randn
+from tests.kernels.test_decode import kernel as kernel
+
+BITS = torch.uint8  # 8-bit numbers are compared by their bits
+
+
+@pytest.fixture(autouse=True)
+def interpreter_that_rounds(monkeypatch):
+    """Triton 3.6's interpreter loses the carry where rounding to 8 bits reaches the next power of two."""
+    if CUDA or not needs_triton_is_met():
+        return
+    from triton.runtime import interpreter
+
+    convert, tl = interpreter._convert_float, interpreter.tl
+    of_name = {tl.float32: torch.float32, tl.bfloat16: torch.bfloat16, tl.float8e4nv: FP8}
+    carrier = {tl.float32: torch.int32, tl.bfloat16: torch.int16, tl.float8e4nv: torch.uint8}
+    numpy_name = {tl.float32: "int32", tl.bfloat16: "int16", tl.float8e4nv: "uint8"}
+    unsigned = {tl.float32: "uint32", tl.bfloat16: "uint16", tl.float8e4nv: "uint8"}
+
+    def rounded(x, source, target, mode):
+        if tl.float8e4nv not in (source, target):
+            return convert(x, source, target, mode)
+        bits = torch.from_numpy(x.copy().view(numpy_name[source]))
+        out = bits.view(of_name[source]).float().to(of_name[target]).view(carrier[target])
+        return out.numpy().view(unsigned[target])
+
+    monkeypatch.setattr(interpreter, "_convert_float", rounded)
+
+
+def needs_triton_is_met():
+    return not needs_triton.args[0]
+
+
+def quantizers():
+    yield "reference", fp8.plain_quantize
+    if needs_triton_is_met():
+        from equipoise.kernels import triton_fp8
+
+        yield "triton", triton_fp8.quantize
+
+
+QUANTIZERS = pytest.mark.parametrize("quantize", [pytest.param(q, id=name) for name, q in quantizers()])
+
+
+def extremes(dtype):
+    """Rows [7, 96]: nothing, one number, the largest and the smallest there are, an outlier among small ones, noise."""
+    largest, smallest = torch.finfo(dtype).max, torch.finfo(dtype).tiny
+    noise = torch.randn(96, generator=torch.Generator().manual_seed(0))
+    rows = [torch.zeros(96), torch.zeros(96), largest * noise.clamp(-1, 1), smallest * noise, noise, 1e-3 * noise, noise]
+    rows[1][17] = -3.0
+    rows[4] = rows[4].clone()
+    rows[4][5] = 3e4
+    return torch.stack(rows).to(dtype).to(DEVICE)
+
+
+@QUANTIZERS
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_rows_are_off_by_a_16th_at_most(quantize, dtype):
+    """Of each number; small ones by half of the format's smallest step, in units of their row's scale."""
+    x = extremes(dtype)
+    rows = quantize(x)
+    assert rows.entries.dtype == FP8
+    assert rows.entries.float().isfinite().all()
+    assert rows.scale.isfinite().all()
+    assert (rows.scale > 0).all()
+    # float32 rounds the scale, its inverse and their products too
+    bound = torch.maximum(x.float().abs() / 16, rows.scale[:, None] * 2**-10) * (1 + 1e-5)
+    error = (rows.wide() - x.float()).abs()
+    assert (error <= bound + FLOOR).all()
+    assert (rows.entries[0].float() == 0).all()
+    assert rows.entries[1, 17].float() == -LARGEST
+    assert (rows.entries.float().abs().amax(1)[[2, 4, 5, 6]] == LARGEST).all()
+
+
+@needs_triton
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("K", [16, 96, 128, 1000, 5120])
+def test_triton_gives_the_references_bits(K, dtype):
+    from equipoise.kernels import triton_fp8
+
+    x = torch.cat((randn(9, K, dtype=dtype), 1e4 * randn(2, K, dtype=dtype, seed=1)))
+    x[3] = 0
+    wanted = fp8.plain_quantize(x)
+    out = Fp8Rows(torch.full_like(wanted.entries, 1.0), torch.full_like(wanted.scale, NAN))
+    for rows in (triton_fp8.quantize(x), triton_fp8.quantize(x, out)):
+        assert torch.equal(rows.scale, wanted.scale)
+        assert torch.equal(rows.entries.view(BITS), wanted.entries.view(BITS))
+
+
+@needs_triton
+def test_triton_gives_the_references_bits_of_extremes():
+    from equipoise.kernels import triton_fp8
+
+    for dtype in DTYPES:
+        got, wanted = triton_fp8.quantize(extremes(dtype)), fp8.plain_quantize(extremes(dtype))
+        assert torch.equal(got.scale, wanted.scale)
+        assert torch.equal(got.entries.view(BITS), wanted.entries.view(BITS))
+
+
+# The cache
+
+
+def in_eight_bits(c):
+    """The case's cache in 8 bits, [2, blocks, Hk, BLOCK, D] and [2, blocks, Hk, BLOCK]; NaN where nobody may read."""
+    return fp8.plain_quantize(torch.stack((c.keys, c.values)))
+
+
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "D", "offsets", "dtype"),
+    [
+        (6, 2, 32, (None, None), torch.bfloat16),
+        (6, 2, 16, (None, None), torch.float32),
+        (9, 3, 64, (0.0, 1.0), torch.bfloat16),
+        (4, 1, 128, (0.0, 0.0), torch.bfloat16),
+        (14, 2, 256, (None, 0.0), torch.float32),
+    ],
+)
+def test_store(kernel, heads, kv_heads, D, offsets, dtype):
+    """What comes to lie in the cache is `fp8.plain_quantize` of what a cache without scales gets."""
+    c = case(heads, kv_heads, D, dtype)
+    norms = [None if o is None else Norm(randn(D, dtype=dtype, seed=i), 1e-3, o) for i, o in enumerate(offsets)]
+    got = in_eight_bits(c)
+    q = kernel.store(c.qkv, *got.entries, c.rows, c.rope, *norms, got.scale)
+    assert torch.equal(q, kernel.store(c.qkv, c.keys, c.values, c.rows, c.rope, *norms))
+    wanted = in_eight_bits(c)  # block 0 is waste
+    torch.testing.assert_close(got.scale[:, 1:], wanted.scale[:, 1:], rtol=0, atol=0, equal_nan=True)
+    read = wanted.scale[:, 1:].isfinite()
+    assert torch.equal(got.entries[:, 1:].view(BITS)[read], wanted.entries[:, 1:].view(BITS)[read])
+
+
+@pytest.mark.parametrize("largest", [0.0, 1e-35, 3e38])
+def test_keys_and_values_of_any_size_are_stored_as_numbers(kernel, largest):
+    c = case(dtype=torch.bfloat16)
+    c.qkv.mul_(0.0) if largest == 0 else c.qkv.div_(c.qkv.abs().max()).mul_(largest / 2)
+    cache = in_eight_bits(c)
+    kernel.store(c.qkv, *cache.entries, c.rows, c.rope, None, None, cache.scale)
+    for r in c.real().nonzero()[:, 0].tolist():
+        block, slot = int(c.rows.table[r, c.lengths[r] // c.block]), c.lengths[r] % c.block
+        assert cache.entries[:, block, :, slot].float().isfinite().all()
+        assert cache.scale[:, block, :, slot].isfinite().all()
+
+
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "D", "softcap", "window", "splits", "dtype"),
+    [
+        (6, 2, 32, None, None, 1, torch.bfloat16),
+        (6, 2, 32, None, None, 3, torch.bfloat16),
+        (6, 2, 32, 2.0, 50, 3, torch.bfloat16),
+        (9, 3, 64, None, 150, 1, torch.bfloat16),
+        (8, 2, 128, None, None, 1, torch.bfloat16),
+        (2, 1, 256, None, None, 1, torch.bfloat16),
+        (6, 2, 32, None, None, 1, torch.float32),
+    ],
+)
+def test_attend(kernel, heads, kv_heads, D, softcap, window, splits, dtype):
+    """Against a loop over keys, each of which is entries times scale. Scales differ by 1e4 between tokens."""
+    c = case(heads, kv_heads, D, dtype)
+    c.values *= 10 ** (4 * torch.rand(c.values.shape[:3], device=DEVICE)[..., None] - 2).to(dtype)
+    cache = in_eight_bits(c)
+    q = plain_decode.store(c.qkv, *cache.entries, c.rows, c.rope, None, None, cache.scale)
+    got = kernel.attend(q, *cache.entries, c.rows, 0.3, softcap, window, splits, cache.scale)
+    c.keys, c.values = cache.wide()
+    assert_near(got, c.attended_by_hand(q, 0.3, softcap, window), dtype)
+
+
+def test_an_outlier_costs_no_other_token_its_digits(kernel):
+    """One key and one value of 1e4: rows that cannot see them attend as if they were not there."""
+    c = case(dtype=torch.bfloat16)
+    q = c.stored()
+    before = in_eight_bits(c)
+    block = int(c.rows.table[4, 1])  # row 4's, of nobody else
+    c.keys[block, :, 3], c.values[block, :, 3] = 1e4, -1e4
+    after = in_eight_bits(c)
+    attended = [kernel.attend(q, *x.entries, c.rows, 0.3, None, None, 1, x.scale) for x in (before, after)]
+    others = c.real()
+    others[4] = False
+    assert torch.equal(attended[0][others], attended[1][others])
+    assert attended[1][c.real()].isfinite().all()
+
+
+# The product
+
+
+@pytest.mark.parametrize("R", [1, 16, 200])
+@pytest.mark.parametrize("biased", [False, True])
+def test_linear_is_the_product_of_what_the_rows_stand_for(R, biased):
+    """On CUDA by torch._scaled_mm, which adds up in another order and not in all of float32's digits."""
+    dtype = torch.bfloat16
+    x, weight = randn(R, 256, dtype=dtype), randn(96, 256, dtype=dtype, seed=1)
+    x[0], weight[3] = 0, 0
+    weight[5, 7] = 300.0
+    bias = randn(96, dtype=dtype, seed=2) if biased else None
+    got = fp8.linear(x, fp8.quantize(weight), bias)
+    wanted = fp8.plain_quantize(x).wide().double() @ fp8.plain_quantize(weight).wide().double().t()
+    wanted = wanted if bias is None else wanted + bias.double()
+    assert got.shape == (R, 96)
+    assert_near(got, wanted, dtype)
+    whole = x.double() @ weight.double().t() + (0 if bias is None else bias.double())
+    if R > 1:
+        assert float((got.double() - whole).norm() / whole.norm()) < 0.05
+
+
+@pytest.mark.skipif(CUDA, reason="about a machine without CUDA")
+def test_the_cpu_has_a_problem():
+    assert fp8.problem(torch.device("cpu")) == "this is cpu"
+
+
+@needs_cuda
+def test_nothing_waits_for_the_device():
+    """A step over a cache in 8 bits and a product can be captured in a graph, and give the same bits twice."""
+    c, weight = case(dtype=torch.bfloat16), randn(64, 6 * 32, dtype=torch.bfloat16)
+    cache, kept = in_eight_bits(c), fp8.quantize(weight)
+
+    def step():
+        q = decode.store(c.qkv, *cache.entries, c.rows, c.rope, None, None, cache.scale)
+        o = decode.attend(q, *cache.entries, c.rows, 0.3, None, None, 2, cache.scale)
+        return o, fp8.linear(o.flatten(1), kept, None)
+
+    wanted = step()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        got = step()
+    graph.replay()
+    assert all(torch.equal(x[c.real()], y[c.real()]) for x, y in zip(got, wanted, strict=True))
