@@ -39,6 +39,7 @@ from equipoise.kernels.triton_softcap import capped
 
 FLOOR = tl.constexpr(-1e30)  # stands for −∞, whose differences are not numbers
 LOG2E = tl.constexpr(1 / math.log(2))
+SMALLEST = tl.constexpr(1e-30)  # of what is divided by
 
 
 class KernelLaunch(NamedTuple):
@@ -68,7 +69,7 @@ def store(
     """See the package."""
     (R, heads, D), (_, kv_heads, block, _) = qkv.shape, keys.shape
     _check_heads(D)
-    check_contiguous(qkv, keys, values, rope, *rows, *(() if scales is None else scales))
+    check_contiguous(qkv, rope, *rows, *_in_memory(keys, values, scales))
     H = heads - 2 * kv_heads
     q = qkv.new_empty(R, H, D)
     _store[(R, triton.cdiv(heads, HEADS))](
@@ -109,7 +110,7 @@ def attend(
     """See the package."""
     (R, H, D), (_, kv_heads, block, _) = q.shape, keys.shape
     _check_heads(D)
-    check_contiguous(q, keys, values, *rows, *(() if scales is None else scales))
+    check_contiguous(q, *rows, *_in_memory(keys, values, scales))
     key_scales, value_scales = (None, None) if scales is None else scales
     (P, n), share = rows.members.shape, H // kv_heads
     tiles = triton.cdiv(n, max(1, (WIDE_QUERIES if q.dtype == torch.float32 else QUERIES) // share))
@@ -223,6 +224,11 @@ def gated(gate_up: Tensor, activation: Activation) -> Tensor:
     return out
 
 
+def _in_memory(keys: Tensor, values: Tensor, scales: Tensor | None) -> tuple[Tensor, ...]:
+    """The cache as it must lie; see `plain_decode`."""
+    return (keys, values) if scales is None else (keys, values.transpose(2, 3), *scales)
+
+
 def _check_heads(D: int) -> None:
     if D not in (16, 32, 64, 128, 256):
         raise ValueError(
@@ -282,19 +288,24 @@ def _store(
     tl.store(to_q, z1, mask=is_query)
     tl.store(to_q + HALF, z2, mask=is_query)
     is_value = (head >= H + KV_HEADS) & (head < heads)
-    key = (block * KV_HEADS + head - H) * BLOCK + n % BLOCK
-    value = key - KV_HEADS * BLOCK
-    c1, c2 = tl.where(is_key, z1, x1.to(dtype)), tl.where(is_key, z2, x2.to(dtype))
+    slot = n % BLOCK
+    key_block = (block * KV_HEADS + head - H) * BLOCK
+    value_block = key_block - KV_HEADS * BLOCK
+    to_key = keys + (key_block + slot) * D + half
+    to_value, second = values + (value_block + slot) * D + half, HALF
+    y1, y2 = tl.where(is_key, z1, x1.to(dtype)), tl.where(is_key, z2, x2.to(dtype))
     if key_scales is not None:
-        c1, c2 = c1.to(tl.float32), c2.to(tl.float32)
-        own = scale_of(tl.maximum(tl.max(tl.abs(c1), 1), tl.max(tl.abs(c2), 1)))[:, None]
-        tl.store(key_scales + key, own, mask=is_key)
-        tl.store(value_scales + value, own, mask=is_value)
-        c1, c2 = in_scale(c1, own), in_scale(c2, own)
-    tl.store(keys + key * D + half, c1.to(keys.dtype.element_ty), mask=is_key)
-    tl.store(keys + key * D + HALF + half, c2.to(keys.dtype.element_ty), mask=is_key)
-    tl.store(values + value * D + half, c1.to(values.dtype.element_ty), mask=is_value)
-    tl.store(values + value * D + HALF + half, c2.to(values.dtype.element_ty), mask=is_value)
+        y1, y2 = y1.to(tl.float32), y2.to(tl.float32)
+        own = scale_of(tl.maximum(tl.max(tl.abs(y1), 1), tl.max(tl.abs(y2), 1)))[:, None]
+        tl.store(key_scales + key_block + slot, own, mask=is_key)
+        tl.store(value_scales + value_block + slot, own, mask=is_value)
+        y1, y2 = in_scale(y1, own), in_scale(y2, own)
+        to_value, second = values + value_block * D + half * BLOCK + slot, HALF * BLOCK
+    y1, y2 = y1.to(keys.dtype.element_ty), y2.to(keys.dtype.element_ty)
+    tl.store(to_key, y1, mask=is_key)
+    tl.store(to_key + HALF, y2, mask=is_key)
+    tl.store(to_value, y1, mask=is_value)
+    tl.store(to_value + second, y2, mask=is_value)
 
 
 @triton.jit
@@ -553,22 +564,34 @@ def _over_blocks(
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
     """Queries x [Q, D] over the blocks begin … end − 1 of a table: the largest score and Σ
     2^unit(score − largest) [Q], and the values weighted by it [Q, D]. Keys from `tokens` on, and
-    before a query's `first` [Q], are not seen. A scale of a key or value is one of a column of
-    scores or weights: entries in 8 bits go into the products as they are.
+    before a query's `first` [Q], are not seen.
+
+    Keys and values in 8 bits go into the products as they are, and their scales into the columns of
+    scores and weights. They are widened to float16, which is one instruction for two of them, and
+    to bfloat16 five: queries and weights are made to fit it, at most 1 each.
     """
     t, d = tl.arange(0, BLOCK), tl.arange(0, D)
     m = tl.full((QUERIES,), FLOOR, tl.float32)
     s = tl.zeros((QUERIES,), tl.float32)
     acc = tl.zeros((QUERIES, D), tl.float32)
     inside = t[:, None] * D + d[None, :]
+    if key_scales is not None:
+        x_scale = tl.maximum(tl.max(tl.abs(x.to(tl.float32)), 1), SMALLEST)[:, None]
+        narrow: tl.constexpr = tl.float16 if x.dtype == tl.bfloat16 else tl.float32
+        x = (x.to(tl.float32) / x_scale).to(narrow)
     for b in tl.range(begin, end, num_stages=STAGES):
         block = (tl.load(table + b).to(tl.int64) * kv_heads + kv_head) * BLOCK
         token = b * BLOCK + t
         k = tl.load(keys + block * D + inside, mask=(token < tokens)[:, None], other=0.0)
-        v = tl.load(values + block * D + inside, mask=(token < tokens)[:, None], other=0.0)
+        if value_scales is None:
+            v = tl.load(values + block * D + inside, mask=(token < tokens)[:, None], other=0.0)
+        else:
+            # no mask, which would have it loaded byte by byte: an unseen value has the weight 0
+            v = tl.trans(tl.load(values + block * D + d[:, None] * BLOCK + t[None, :]))
         z = tl.dot(x, tl.trans(k.to(x.dtype)), input_precision=PRECISION)
         if key_scales is not None:
-            z *= tl.load(key_scales + block + t, mask=token < tokens, other=0.0)[None, :]
+            k_scale = tl.load(key_scales + block + t, mask=token < tokens, other=0.0)
+            z *= k_scale[None, :] * x_scale
         if SOFTCAP:
             z = capped(z * scale, softcap, SOFTCAP)
         seen = (token < tokens)[None, :]
@@ -582,11 +605,14 @@ def _over_blocks(
             p = tl.where(seen, p, 0.0)
         change = tl.exp2((m - top) * unit)
         s = s * change + tl.sum(p, 1)
-        if value_scales is not None:
-            p *= tl.load(value_scales + block + t, mask=token < tokens, other=0.0)[None, :]
-        acc = tl.dot(
-            p.to(x.dtype), v.to(x.dtype), acc * change[:, None], input_precision=PRECISION
-        )
+        if value_scales is None:
+            acc = tl.dot(p.to(v.dtype), v, acc * change[:, None], input_precision=PRECISION)
+        else:
+            v_scale = tl.load(value_scales + block + t, mask=token < tokens, other=0.0)
+            largest = tl.maximum(tl.max(v_scale, 0), SMALLEST)
+            p = (p * (v_scale / largest)[None, :]).to(x.dtype)
+            weighted = tl.dot(p, v.to(x.dtype), input_precision=PRECISION)
+            acc = acc * change[:, None] + weighted * largest
         m = top
     return m, s, acc
 
