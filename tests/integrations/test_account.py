@@ -33,6 +33,7 @@ OTHERS = {
     "rollout.top_k": 20, "rollout.min_p": 0.05, "rollout.stop": ["\n"], "rollout.dynamic_sampling": True,
     "rollout.max_draws": 7,
     "rollout.exact": True, "rollout.ahead": 1, "rollout.engine": "vllm", "rollout.engine_memory": 0.6,
+    "rollout.cache_dtype": "fp8", "rollout.weights_dtype": "fp8",
     "reward.functions": ["task", "boxed"], "reward.weights": [1.0, 0.2], "reward.correct": 2.0, "reward.wrong": -1.0,
     "reward.unparsed": -2.0, "reward.timeout": "mask", "reward.limit": "mask", "reward.crashed": "mask",
     "reward.bad_gold": 0.0, "reward.unavailable": 0.5, "reward.max_unscored": 0.5, "reward.tags": ["a"],
@@ -65,7 +66,7 @@ NEEDS = {
     "reward.weights": {"reward.functions": ["task", "boxed"], "reward.weights": [1.0, 1.0]},
     "objective.mismatch": {"rollout.engine": "vllm"}, "rollout.engine_memory": {"rollout.engine": "vllm"},
     "train.micro_tokens": {"rollout.max_tokens": 100, "rollout.prompts": 64}, "train.memory": {"train.micro_batch": 8},
-    "train.shard": {"train.micro_batch": 8},
+    "train.shard": {"train.micro_batch": 8}, "rollout.weights_dtype": {"model.dtype": "bfloat16"},
     "rollout.max_draws": {"rollout.dynamic_sampling": True}, "objective.kl_estimator": {"objective.kl": 0.04},
     "objective.combine": {"reward.functions": ["task", "boxed"], "reward.weights": [1.0, 0.2]},
 }  # fmt: skip
@@ -82,10 +83,12 @@ def toml(value):
 
 
 # All together, but for tasks that need files, for shards, which go with neither LoRA nor vLLM, for batches sampled
-# ahead, which do not go with vLLM, and for what does not go with balanced, recentre or summed advantages.
+# ahead and 8 bits, which do not go with vLLM, and for what does not go with balanced, recentre or summed advantages.
 APART = (
     "task.",
     "rollout.ahead",
+    "rollout.cache_dtype",
+    "rollout.weights_dtype",
     "train.shard",
     "train.teacher",
     "objective.top_entropy_quantile",
@@ -103,6 +106,7 @@ CONFIGS = {
     "tokens": {"train.micro_tokens": 5000, "rollout.max_tokens": 100},
     "shards": {"train.shard": True, "train.micro_batch": 16},
     "ahead": {"rollout.ahead": 1},
+    "eight bits": {"rollout.cache_dtype": "fp8", "rollout.weights_dtype": "fp8", "model.dtype": "bfloat16"},
     "chat": {
         "task.chat": True,
         "task.system": "Be brief.",

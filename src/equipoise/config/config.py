@@ -59,8 +59,10 @@ class Config(BaseModel):
         )
 
     def _mismatch(self) -> str | dict[str, Any]:
-        """vLLM's probabilities differ from the trainer's; the native sampler's do not."""
-        default = "tis" if self.rollout.engine == "vllm" else "none"
+        """vLLM's probabilities and those in 8 bits differ from the trainer's; the native sampler's
+        do not.
+        """
+        default = "tis" if self.rollout.departs else "none"
         asked = self.objective.mismatch
         if isinstance(asked, dict):
             return {"name": default, **asked}
@@ -127,10 +129,26 @@ class Config(BaseModel):
     @model_validator(mode="after")
     def mismatch_needs_two_policies(self) -> Self:
         name = self.build_objective().mismatch.name
-        if name != "none" and not self.rollout.exact and self.rollout.engine != "vllm":
+        if name != "none" and not self.rollout.recomputes:
             raise ValueError(
-                f"objective.mismatch = {toml(name)}: must be none unless rollout.exact = true or "
-                "rollout.engine = vllm: π_old is else the sampler's own π_rollout"
+                f"objective.mismatch = {toml(name)}: must be none unless rollout.exact = true, "
+                "rollout.engine = vllm or fp8: π_old is else the sampler's own π_rollout"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def eight_bits_are_the_paged_samplers(self) -> Self:
+        asked = self.rollout.eight_bits
+        if asked and self.rollout.engine == "vllm":
+            raise ValueError(
+                f"{asked}: must be auto with rollout.engine = vllm, which has a cache and weights of "
+                "its own; use native"
+            )
+        if asked and self.model.device == "cpu":
+            raise ValueError(f"{asked}: must be auto with model.device = cpu; it needs CUDA")
+        if self.rollout.weights_dtype == "fp8" and self.model.dtype != "bfloat16":
+            raise ValueError(
+                f'rollout.weights_dtype = "fp8": needs model.dtype = bfloat16, not {self.model.dtype}'
             )
         return self
 
@@ -162,10 +180,10 @@ class Config(BaseModel):
         if not self.rollout.ahead or objective.mismatch.name != "none":
             return self
         fix = "set rollout.exact = true and objective.mismatch = tis"
-        if self.rollout.exact:
+        if self.rollout.recomputes:
             raise ValueError(
-                "rollout.ahead = 1: needs objective.mismatch with rollout.exact = true, because π_old "
-                "is then not the policy that sampled; set it to tis, or rollout.exact = false"
+                "rollout.ahead = 1: needs objective.mismatch with rollout.exact = true or fp8, because "
+                "π_old is then not the policy that sampled; set it to tis, or rollout.exact = false"
             )
         if objective.surrogate.name == "reinforce":
             raise ValueError(

@@ -21,6 +21,7 @@ VERDICTS = ("unparsed", "timeout", "limit", "crashed", "bad_gold", "unavailable"
 
 # Of [task], how a prompt is shown to the model rather than what it is.
 CHAT_OPTIONS = ("chat", "system", "chat_template", "chat_template_kwargs")
+PRECISIONS = ("cache_dtype", "weights_dtype")  # of [rollout]
 DEVICE = re.compile(r"auto|cpu|cuda(:\d+)?")
 MEMORY = re.compile(r"(\d+(?:\.\d+)?) ?(GiB|GB|MiB|MB)")
 BYTES = {"GiB": 2**30, "GB": 10**9, "MiB": 2**20, "MB": 10**6}
@@ -186,6 +187,12 @@ class RolloutConfig(Section):
     """native, or vllm (extra: vllm), which implies exact and objective.mismatch = tis"""
     engine_memory: Annotated[float, Field(gt=0, lt=1), Must("a share between 0 and 1")] = 0.4
     """share of the device's memory that vLLM may take while it samples"""
+    cache_dtype: Literal["auto", "fp8"] = "auto"
+    """keys and values of the native sampler on CUDA: auto, as the model, or fp8, half of bfloat16's
+    bytes; fp8 implies exact and objective.mismatch = tis"""
+    weights_dtype: Literal["auto", "fp8"] = "auto"
+    """the projections it samples with: auto, the model's own, or fp8, a copy made for every batch
+    (model.dtype = bfloat16); fp8 implies exact and objective.mismatch = tis"""
 
     @field_validator("stop")
     @classmethod
@@ -197,6 +204,26 @@ class RolloutConfig(Section):
     @property
     def truncates(self) -> bool:
         return self.top_k > 0 or self.top_p < 1 or self.min_p > 0
+
+    @property
+    def eight_bits(self) -> str:
+        """The first option that asks for them, as an error begins; empty where none does."""
+        asked = [name for name in PRECISIONS if getattr(self, name) == "fp8"]
+        return f'rollout.{asked[0]} = "fp8"' if asked else ""
+
+    @property
+    def departs(self) -> bool:
+        """Whether the sampler's probabilities differ from the trainer's by more than rounding."""
+        return self.engine == "vllm" or bool(self.eight_bits)
+
+    @property
+    def recomputes(self) -> bool:
+        """Whether log π_old is the trainer's, not the sampler's."""
+        return self.exact or self.departs
+
+    def precisions(self) -> dict[str, Any]:
+        """Keyword arguments of `rollout.sampler`, which has them by the same names."""
+        return {name: getattr(self, name) for name in PRECISIONS}
 
 
 class RewardConfig(Section):
@@ -309,7 +336,7 @@ class ObjectiveConfig(Section):
     """weight of the mean token entropy"""
     mismatch: Spec = None
     """weights by π_old/π_rollout: none, tis (tokens, capped), mis (responses, masked) or icepop;
-    vllm takes tis"""
+    vllm and fp8 take tis"""
     off_policy_mask: float = 0.0
     """responses with A < 0 leave the loss while mean log(π_rollout/π) is above this; 0 is off"""
     top_entropy_quantile: Annotated[float, Field(gt=0, le=1)] = 1.0

@@ -10,10 +10,12 @@ by `torch._scaled_mm`. Not covered: gradients, and rows that are not finite, whi
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
+
+Precision = Literal["auto", "fp8"]  # the model's own, or 8 bits
 
 FP8 = torch.float8_e4m3fn
 LARGEST = 448.0  # an FP8's

@@ -13,12 +13,30 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from equipoise.kernels import fp8
+from equipoise.kernels.fp8 import Fp8Rows
 from equipoise.kernels.plain_layers import Norm
 from equipoise.policy import decoder
 from equipoise.policy.layer import Layer, LayerWeights, NormModule, Parts, describe
 from equipoise.policy.projections import Linear, Projections
 
+PROJECTIONS = ("qkv", "o", "gate_up", "down")
 Merged = dict[tuple[int, str, str], Tensor]  # copies by layer, projections, and weight or bias
+
+
+class Fp8Linear(NamedTuple):
+    """weight [out, in] in 8 bits with scale [out], bias [out] or None."""
+
+    weight: Tensor
+    scale: Tensor
+    bias: Tensor | None
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return fp8.linear(x, Fp8Rows(self.weight, self.scale), self.bias)
+
+    @property
+    def nbytes(self) -> int:
+        return self.weight.nbytes + self.scale.nbytes
 
 
 class Weights(NamedTuple):
@@ -71,6 +89,23 @@ def layer_weights(layer: Layer, merged: Merged) -> LayerWeights:
         gate_up=_linear(merged, (at, "gate_up"), layer.gate_up),
         down=_linear(merged, (at, "down"), layer.down),
     )
+
+
+def in_eight_bits(weights: Weights, kept: dict[tuple[int, str], Fp8Linear]) -> Weights:
+    """The projections of all layers in 8 bits, a copy in the buffers `kept`; embedding, norms and
+    head are as they were.
+    """
+    layers = []
+    for index, layer in enumerate(weights.layers):
+        narrow = {}
+        for name in PROJECTIONS:
+            whole: Linear = getattr(layer, name)
+            there = kept.get((index, name))
+            out = None if there is None else Fp8Rows(there.weight, there.scale)
+            narrow[name] = Fp8Linear(*fp8.quantize(whole.weight, out), whole.bias)
+            kept[index, name] = narrow[name]
+        layers.append(layer._replace(**narrow))
+    return weights._replace(layers=layers)
 
 
 def _norm(norm: NormModule) -> Norm:

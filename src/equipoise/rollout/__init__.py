@@ -6,11 +6,12 @@ import logging
 from threading import Event
 
 from equipoise.kernels.draw import SamplingParams
+from equipoise.kernels.fp8 import Precision
 from equipoise.kernels.uniform import Key
 from equipoise.policy import Policy
 from equipoise.rollout.fallback import TransformersSampler
 from equipoise.rollout.native import NativeSampler
-from equipoise.rollout.paged import PagedSampler, serves
+from equipoise.rollout.paged import PagedSampler, check_fp8, serves
 from equipoise.rollout.rollouts import Finish, Rollouts, Sampler, Stopped, concatenate
 from equipoise.rollout.vllm import VllmSampler
 
@@ -30,14 +31,24 @@ __all__ = [
 ]
 
 
-def sampler(policy: Policy, stopped: Event | None = None) -> Sampler:
+def sampler(
+    policy: Policy,
+    stopped: Event | None = None,
+    *,
+    cache_dtype: Precision = "auto",
+    weights_dtype: Precision = "auto",
+) -> Sampler:
     """Where `policy.decoder` knows the architecture the paged sampler on CUDA and the native one
     elsewhere; for other models the one through transformers, with a notice. `stopped` ends its
-    calls with `Stopped` from when it is set.
+    calls with `Stopped` from when it is set. 8 bits ("fp8") are the paged sampler's alone, and
+    refused elsewhere.
     """
+    check_fp8(policy, cache_dtype, weights_dtype)
     if policy.is_llama_like:
         return (
-            PagedSampler(policy, stopped=stopped)
+            PagedSampler(
+                policy, cache_dtype=cache_dtype, weights_dtype=weights_dtype, stopped=stopped
+            )
             if policy.device.type == "cuda" and serves(policy)
             else NativeSampler(policy, stopped=stopped)
         )

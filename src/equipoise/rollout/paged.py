@@ -7,7 +7,9 @@ lengths. The step (layers, head, draw) is captured once for each of a few batch 
 every WINDOW steps the host looks at what was drawn, tells who is finished, fills up and goes on.
 Results are those of the other samplers: same seeds, same draws.
 The cache is reserved at every call and given back after it; the graphs stay, with the step's
-buffers, for the next one. Works for the models of `policy.architectures`, on the CPU too (by the
+buffers, for the next one. Keys and values, and the weights of a step's projections, may be kept in
+8 bits (`kernels.fp8`): prompts are computed with the model's own weights all the same.
+Works for the models of `policy.architectures`, on the CPU too (by the
 kernels' reference, slowly: for tests).
 """
 
@@ -25,18 +27,19 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from equipoise.kernels import decode
+from equipoise.kernels import decode, fp8
 from equipoise.kernels.decode import BLOCK
 from equipoise.kernels.draw import SamplingParams
+from equipoise.kernels.fp8 import Precision
 from equipoise.kernels.uniform import Key
 from equipoise.policy import Policy, decoder
-from equipoise.policy.layer import Layer
+from equipoise.policy.layer import Layer, describe
 from equipoise.policy.memory import room
 from equipoise.policy.support import Support
-from equipoise.policy.weights import Merged, Weights, weights_of
+from equipoise.policy.weights import Fp8Linear, Merged, Weights, in_eight_bits, weights_of
 from equipoise.rollout.batch import Request, request
 from equipoise.rollout.blocks import WINDOW, Blocks, Scheduler, Size, blocks_for
-from equipoise.rollout.paged_step import LOGITS, attend_prompts, decode_step, draw_rows
+from equipoise.rollout.paged_step import LOGITS, Cache, attend_prompts, decode_step, draw_rows
 from equipoise.rollout.rollouts import Finished, Rollouts
 from equipoise.rollout.step_buffers import StepBuffers, Supports
 
@@ -50,7 +53,9 @@ TOLD = 32  # responses told of together: a millisecond or two, in which the devi
 
 class PagedSampler:
     """`rows`: the most responses decoded together; `memory`: the most bytes of the cache (default:
-    what is free); `stopped`: set, it ends a call with `Stopped`.
+    what is free); `cache_dtype`, `weights_dtype`: "fp8" keeps keys and values, or a copy of the
+    projections' weights that is made at every call, in 8 bits; `stopped`: set, it ends a call with
+    `Stopped`.
     """
 
     def __init__(
@@ -59,6 +64,8 @@ class PagedSampler:
         *,
         rows: int = BUCKETS[-1],
         memory: int | None = None,
+        cache_dtype: Precision = "auto",
+        weights_dtype: Precision = "auto",
         stopped: Event | None = None,
     ) -> None:
         if not 1 <= rows <= BUCKETS[-1]:
@@ -68,10 +75,12 @@ class PagedSampler:
         self.policy = policy
         self.rows = rows
         self.memory = memory
+        self.cache_dtype, self.weights_dtype = cache_dtype, weights_dtype
         self.stopped = stopped
         # bytes of all it takes where something else takes the rest meanwhile, else what is free
         self.most: int | None = None
         self._merged: Merged = {}
+        self._in_eight_bits: dict[tuple[int, str], Fp8Linear] = {}
         self._buffers: dict[Size, StepBuffers] = {}
         self._count = 0
 
@@ -96,14 +105,16 @@ class PagedSampler:
     def _sample(self, asked: Request) -> Rollouts:
         buffers = self._set_up(asked)
         weights = weights_of(self.policy.core, self._merged)
+        if self.weights_dtype == "fp8":
+            weights = in_eight_bits(weights, self._in_eight_bits)
         self._count = self._blocks(asked, buffers.size)
-        arena, pool = _reserve(self.policy, self._count)
+        arena, cache = _reserve(self.policy, self._count, self.cache_dtype)
         # Graphs replay addresses: they are thrown away where the cache or a weight has moved.
-        buffers.anchor((pool.data_ptr(), self._count, *weights.addresses()))
+        buffers.anchor((*cache.addresses, self._count, *weights.addresses()))
         try:
-            return _Call(self.policy, asked, buffers, weights, pool).run(self._count)
+            return _Call(self.policy, asked, buffers, weights, cache).run(self._count)
         finally:
-            del pool, arena
+            del cache, arena
 
     def _set_up(self, asked: Request) -> StepBuffers:
         """The step's buffers: those of an earlier call of this size, if there was one lately."""
@@ -130,7 +141,7 @@ class PagedSampler:
         before = blocks_for(np.array([len(p) for p in asked.prompts]))
         needed = 1 + int(np.sort(own)[-size.rows :].sum() + np.sort(before)[-size.prompts :].sum())
         least = 1 + int((own + before.repeat(asked.n)).max())
-        one = _cache_shape(self.policy, 1).numel() * self.policy.dtype.itemsize
+        one = _cache_bytes(self.policy, 1, self.cache_dtype)
         fits = self._memory(size) // one
         if fits < least:
             raise ValueError(
@@ -148,21 +159,23 @@ class PagedSampler:
         if self.memory is not None or device.type != "cuda":
             return CPU_MEMORY if self.memory is None else self.memory
         logits = 2 * 4 * size.rows * self.policy.core.config.vocab_size
-        most = room(device) if self.most is None else self.most
-        return int(SHARE * (most - logits))
+        if self.most is None:
+            return int(SHARE * (room(device) - logits))
+        copies = sum(own.nbytes for own in self._in_eight_bits.values())
+        return int(SHARE * (self.most - copies - logits))
 
 
 class _Call:
     """One call of `sample`: rows come and go until every response is finished."""
 
     def __init__(
-        self, policy: Policy, asked: Request, buffers: StepBuffers, weights: Weights, pool: Tensor
+        self, policy: Policy, asked: Request, buffers: StepBuffers, weights: Weights, cache: Cache
     ) -> None:
         self.policy = policy
         self.asked = asked
         self.buffers = buffers
         self.weights = weights
-        self.pool = pool
+        self.cache = cache
         self.keys, self.limit = asked.keys.cpu().numpy(), asked.limit.cpu().numpy()
         self.is_end = np.zeros(weights.vocabulary, dtype=bool)
         self.is_end[[token for token in policy.eos if token < weights.vocabulary]] = True
@@ -218,12 +231,12 @@ class _Call:
                 start = stop
 
     def _compute_chunk(self, prompts: list[int], lengths: NDArray[np.int64]) -> None:
-        device = self.pool.device
+        device = self.policy.device
         places = self.scheduler.place[prompts]
         position = np.concatenate([np.arange(l) for l in lengths])
         block = self.buffers.tables.prompt_table[places.repeat(lengths), position // BLOCK]
         token = np.concatenate([self.asked.prompts[p] for p in prompts])
-        heads = np.arange(self.pool.shape[3])
+        heads = np.arange(self.cache.keys.shape[2])
         offset = position[:, None] % BLOCK
         entry = (block[:, None].astype(np.int64) * len(heads) + heads) * BLOCK + offset
         tokens, positions = torch.from_numpy(np.stack((token, position))).to(device)
@@ -234,10 +247,7 @@ class _Call:
         def attend(layer: Layer, qkv: Tensor) -> Tensor:
             kv_heads = layer.kv_heads
             q, k, v = qkv.split((qkv.shape[1] - 2 * kv_heads, kv_heads, kv_heads), 1)
-            for pool, entries in zip(self.pool[layer.index], (k, v), strict=True):
-                pool.view(-1, pool.shape[-1]).index_copy_(
-                    0, at, entries.reshape(-1, pool.shape[-1])
-                )
+            self.cache.of_layer(layer.index).write(at, k, v)
             return attend_prompts(q, k, v, lengths.tolist(), starts, layer)
 
         core = self.policy.core
@@ -247,7 +257,7 @@ class _Call:
 
     def _first_tokens(self, old: int) -> None:
         """Draw the first token of the rows from `old` on, from their prompts' last hidden states."""
-        scheduler, t, device = self.scheduler, self.buffers.tables, self.pool.device
+        scheduler, t, device = self.scheduler, self.buffers.tables, self.policy.device
         new = scheduler.count - old
         if new == 0:
             return
@@ -290,7 +300,7 @@ class _Call:
         if buffers.at.is_cuda:
             step = self._graph(size)
         else:
-            step = functools.partial(decode_step, self.weights, buffers, self.pool, size, params)
+            step = functools.partial(decode_step, self.weights, buffers, self.cache, size, params)
         places = None
         while True:
             buffers.upload()
@@ -327,7 +337,7 @@ class _Call:
     def _graph(self, size: int) -> Any:
         params = self.asked.params
         key = size, SamplingParams(params.temperature, params.top_p, params.top_k, params.min_p)
-        arguments = self.weights, self.buffers, self.pool, size, params
+        arguments = self.weights, self.buffers, self.cache, size, params
         return self.buffers.graph(key, lambda: decode_step(*arguments)).replay
 
     def _record(
@@ -421,26 +431,79 @@ def _cache_shape(policy: Policy, blocks: int) -> torch.Size:
     )
 
 
-def _reserve(policy: Policy, blocks: int) -> tuple[Any, Tensor]:
-    """The cache [layers, 2, blocks, Hk, BLOCK, D], and on CUDA the arena it lies in, which gives
-    its memory back to the device when it is dropped: what training allocates meanwhile must not
-    break up the room for the next cache.
+def _cache_bytes(policy: Policy, blocks: int, dtype: Precision) -> int:
+    shape = _cache_shape(policy, blocks)
+    if dtype == "auto":
+        return shape.numel() * policy.dtype.itemsize
+    return shape.numel() + 4 * shape[:-1].numel()  # a byte each, and the scales
+
+
+def _reserve(policy: Policy, blocks: int, dtype: Precision = "auto") -> tuple[Any, Cache]:
+    """The cache, and on CUDA the arena it lies in, which gives its memory back to the device when
+    it is dropped: what training allocates meanwhile must not break up the room for the next cache.
     """
-    shape, device = _cache_shape(policy, blocks), policy.device
+    device = policy.device
     if device.type != "cuda":
-        return None, torch.empty(shape, dtype=policy.dtype)
+        return None, _empty_cache(policy, blocks, dtype)
     # An arena that is short of memory does not take back what torch keeps in reserve outside of it.
-    if torch.cuda.mem_get_info(device)[0] < shape.numel() * policy.dtype.itemsize:
+    if torch.cuda.mem_get_info(device)[0] < _cache_bytes(policy, blocks, dtype):
         torch.cuda.empty_cache()
     arena = torch.cuda.MemPool()
     with torch.cuda.use_mem_pool(arena):
-        return arena, torch.empty(shape, dtype=policy.dtype, device=device)
+        return arena, _empty_cache(policy, blocks, dtype)
+
+
+def _empty_cache(policy: Policy, blocks: int, dtype: Precision) -> Cache:
+    shape, device = _cache_shape(policy, blocks), policy.device
+    if dtype == "auto":
+        keys, values = torch.empty(shape, dtype=policy.dtype, device=device).unbind(1)
+        return Cache(keys, values, None)
+    keys, values = torch.empty(shape, dtype=fp8.FP8, device=device).unbind(1)
+    values.zero_()  # no NaN
+    *_, block, D = shape
+    across = values.flatten(3).unflatten(3, (D, block)).transpose(3, 4)
+    scales = torch.empty(shape[:-1], dtype=torch.float32, device=device)
+    return Cache(keys, across, scales)
 
 
 def serves(policy: Policy) -> bool:
     """Whether the kernels take heads of this size and numbers of this precision."""
     head_dim = policy.core.model.layers[0].self_attn.head_dim
     return head_dim in (16, 32, 64, 128, 256) and policy.dtype in (torch.bfloat16, torch.float32)
+
+
+def check_fp8(policy: Policy, cache_dtype: Precision, weights_dtype: Precision) -> None:
+    """Refuse 8 bits where this policy cannot be sampled in them."""
+    if "fp8" not in (cache_dtype, weights_dtype):
+        return
+    option = f'rollout.{"cache" if cache_dtype == "fp8" else "weights"}_dtype = "fp8"'
+    problem = fp8.problem(policy.device)
+    if problem is not None:
+        raise ValueError(
+            f"{option}: needs a CUDA device of capability 8.9 or later, and {problem}; use auto"
+        )
+    if not (policy.is_llama_like and serves(policy)):
+        raise ValueError(
+            f"{option}: only the paged sampler has it, which does not know {policy.name}; use auto"
+        )
+    if weights_dtype == "fp8":
+        _check_products(policy)
+
+
+def _check_products(policy: Policy) -> None:
+    if policy.dtype != torch.bfloat16:
+        raise ValueError(
+            f'rollout.weights_dtype = "fp8": needs model.dtype = "bfloat16", and {policy.name} is in '
+            f"{str(policy.dtype).removeprefix('torch.')}; use auto"
+        )
+    layer = describe(policy.core).layers[0]
+    sizes = {n for group in layer.projections for m in group.modules for n in m.weight.shape}
+    odd = sorted(n for n in sizes if n % fp8.ALIGNED)
+    if odd:
+        raise ValueError(
+            f'rollout.weights_dtype = "fp8": needs projections whose sizes are multiples of {fp8.ALIGNED}, '
+            f"and {policy.name} has one of {odd[0]}; use auto"
+        )
 
 
 def _power_of_two(n: int) -> int:

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from equipoise.kernels import decode
+from equipoise.kernels import decode, fp8
 from equipoise.kernels.decode import Activation, DecodeRows
 from equipoise.kernels.draw import SamplingParams, draw
 from equipoise.kernels.plain_layers import Norm
@@ -26,8 +27,44 @@ from equipoise.rollout.step_buffers import StepBuffers
 LOGITS = 1 << 27  # entries of logits that are made or truncated together outside the plain step
 
 
+class Cache(NamedTuple):
+    """Keys and values [layers, blocks, Hk, BLOCK, D]; in 8 bits with scales
+    [layers, 2, blocks, Hk, BLOCK], and laid out as `plain_decode` says. A layer's: without `layers`.
+    """
+
+    keys: Tensor
+    values: Tensor
+    scales: Tensor | None
+
+    def of_layer(self, index: int) -> Cache:
+        scales = None if self.scales is None else self.scales[index]
+        return Cache(self.keys[index], self.values[index], scales)
+
+    def write(self, at: Tensor, k: Tensor, v: Tensor) -> None:
+        """Keys and values [U, Hk, D] into a layer's places (block·Hk + head)·BLOCK + slot [U·Hk]."""
+        for i, (pool, x) in enumerate(((self.keys, k), (self.values, v))):
+            block, D = pool.shape[-2:]
+            entries = x.reshape(-1, D)
+            if self.scales is None:
+                pool.view(-1, D).index_copy_(0, at, entries)
+                continue
+            rows = fp8.quantize(entries)
+            self.scales[i].view(-1).index_copy_(0, at, rows.scale)
+            # as bytes, because not every torch writes 8-bit numbers by index
+            places = pool.flatten(0, 1).view(torch.uint8)
+            places[at // block, at % block] = rows.entries.view(torch.uint8)
+
+    @property
+    def addresses(self) -> tuple[int, ...]:
+        return tuple(t.data_ptr() for t in self if t is not None)
+
+    @property
+    def nbytes(self) -> int:
+        return sum(t.nbytes for t in self if t is not None)
+
+
 def decode_step(
-    weights: Weights, buffers: StepBuffers, pool: Tensor, size: int, params: SamplingParams
+    weights: Weights, buffers: StepBuffers, cache: Cache, size: int, params: SamplingParams
 ) -> None:
     """One token for each of the first `size` rows:
     what the buffers say goes in, what is drawn is written there.
@@ -38,11 +75,11 @@ def decode_step(
     )
     tokens = buffers.tokens[:size]
     stream = _PagedStream(parts.embed(tokens), parts.activation)
-    splits = _splits(size * pool.shape[3], all_rows.table.shape[1])
+    splits = _splits(size * cache.keys.shape[2], all_rows.table.shape[1])
     for layer, own in zip(parts.layers, weights.layers, strict=True):
-        keys, values = pool[layer.index]
+        kept = cache.of_layer(layer.index)
         rope = buffers.rope if layer.rotates else buffers.no_rotation
-        run(own, stream, functools.partial(_attend, layer, own, keys, values, rows, rope, splits))
+        run(own, stream, functools.partial(_attend, layer, own, kept, rows, rope, splits))
     y = stream.norm(weights.norm)
     u = decode.uniform(buffers.keys[:size], rows.length + 1)
     drawn, logprobs = draw_rows(
@@ -77,8 +114,7 @@ class _PagedStream:
 def _attend(
     layer: Layer,
     own: LayerWeights,
-    keys: Tensor,
-    values: Tensor,
+    cache: Cache,
     rows: DecodeRows,
     rope: Tensor,
     splits: int,
@@ -86,10 +122,11 @@ def _attend(
 ) -> Tensor:
     """Write this step's keys and values into the cache, and attend to it."""
     qkv = qkv.view(len(qkv), -1, layer.head_dim)
-    q = decode.store(qkv, keys, values, rows, rope, own.q_norm, own.k_norm)
-    return decode.attend(q, keys, values, rows, layer.scale, None, layer.window, splits).view(
-        len(qkv), -1
-    )
+    keys, values, scales = cache
+    q = decode.store(qkv, keys, values, rows, rope, own.q_norm, own.k_norm, scales)
+    return decode.attend(
+        q, keys, values, rows, layer.scale, None, layer.window, splits, scales
+    ).view(len(qkv), -1)
 
 
 def _splits(programs: int, most: int) -> int:

@@ -28,6 +28,10 @@ ON_POLICY = (
     "one optimizer step a batch: every ratio π/π_old is 1, so {} clips nothing and is a plain policy gradient; "
     "train.mini_batch or train.updates make several steps of a batch"
 )
+UNCORRECTED = (
+    "{}: responses are drawn from a policy in 8 bits and trained as if the trainer's had drawn them, because "
+    "objective.mismatch = none; rollout/kl says how far apart the two are, and tis weighs by it"
+)
 AHEAD = (
     "rollout.ahead = 1: each batch is sampled while the one before trains, by weights a step older; "
     "π_old is theirs, and rollout/lag says how many optimizer steps they lack"
@@ -49,6 +53,9 @@ def opening(trainer: Trainer) -> None:
         terminal.say(note)
     for warning in trainer.settled.warnings:
         terminal.warn(warning)
+    eight_bits = trainer.config.rollout.eight_bits
+    if eight_bits and trainer.objective.mismatch.name == "none":
+        terminal.warn(UNCORRECTED.format(eight_bits))
     if trainer.config.rollout.ahead:
         terminal.say(AHEAD)
         return

@@ -84,7 +84,10 @@ def device(name: str) -> str:
 def open_engine(config: Config, policy: models.Policy) -> Sampler:
     if config.rollout.engine == "vllm":
         return VllmSampler(policy, memory=config.rollout.engine_memory)
-    return native_sampler(policy)
+    try:
+        return native_sampler(policy, **config.rollout.precisions())
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
 
 
 def close_engine(sampler: Sampler) -> None:

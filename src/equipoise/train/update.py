@@ -74,7 +74,7 @@ class Updater:
         self.reference = reference
         self.longest = longest
         # log π_old is the trainer's, not the sampler's.
-        self.exact = config.rollout.exact or config.rollout.engine == "vllm"
+        self.exact = config.rollout.recomputes
         sharded = config.train.shard and ranks.count() > 1
         self.shards = _shards(policy) if sharded else None
         self.reference_shards = _shards(reference) if sharded and reference else None
@@ -292,7 +292,7 @@ class Updater:
     @torch.no_grad()
     def _compare(self, share: RankShare) -> None:
         """What the loss compares with: log π_ref and log π_old, which is the sampler's or, with
-        `rollout.exact` or vLLM, what the trainer says before its first update.
+        `rollout.exact`, vLLM or 8 bits, what the trainer says before its first update.
         """
         temperature = self.config.rollout.temperature
 

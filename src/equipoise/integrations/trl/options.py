@@ -131,6 +131,12 @@ def _rollout(config: Config, task: Task) -> dict[str, Setting]:
         "rollout.engine_memory": mapped_if(
             vllm, {"vllm_gpu_memory_utilization": r.engine_memory}, "no vLLM"
         ),
+        **{
+            f"rollout.{name}": refused(
+                dtype != "auto", "TRL samples in the model's precision", "auto, as TRL"
+            )
+            for name, dtype in r.precisions().items()
+        },
     }
 
 

@@ -176,6 +176,12 @@ def _rollout(config: Config, task: Task) -> dict[str, Setting]:
         "rollout.engine_memory": mapped({f"{ROLLOUT}.gpu_memory_utilization": r.engine_memory})
         if r.engine == "vllm"
         else own("verl's own share is left to vLLM"),
+        **{
+            f"rollout.{name}": refused(
+                dtype != "auto", "verl's vLLM has settings of its own for 8 bits", "auto, as verl"
+            )
+            for name, dtype in r.precisions().items()
+        },
     }
 
 
