@@ -8,9 +8,10 @@ import pytest
 import torch
 
 from equipoise import Objective
+from equipoise.kernels import fp8
 from equipoise.objective.regularizer import sequence_mis, token_tis
 from equipoise.objective.surrogate import Tokens
-from equipoise.rollout import NativeSampler
+from equipoise.rollout import NativeSampler, PagedSampler
 from equipoise.train import ConfigError, Trainer, load
 from equipoise.train.mismatch import Mismatch
 from equipoise.train.mismatch import metrics as mismatch_metrics
@@ -167,3 +168,29 @@ def test_vllm_is_opened_with_its_memory_and_closed_with_the_run(model, tmp_path,
         Trainer(settings(model, tmp_path / "other", eval__per_level=10**6, **options))
     assert len(StandIn.opened) == 2
     assert StandIn.opened[-1].closed
+
+
+EIGHT_BITS = {"model__device": "auto", "rollout__cache_dtype": "fp8", "train__steps": 1, "eval__every": 0}
+
+
+@pytest.mark.parametrize("given", [{}, {"objective__mismatch": "none"}], ids=["default", "none"])
+def test_8_bits_are_measured_and_corrected_or_warned_of(model, tmp_path, monkeypatch, capsys, given):
+    """The paged sampler in the place of the CPU's own, which has no 8 bits."""
+    monkeypatch.setattr("equipoise.train.opening.native_sampler", PagedSampler)
+    t = Trainer(settings(model, tmp_path / "run", **EIGHT_BITS, **given))
+    assert (t.sampler.cache_dtype, t.sampler.weights_dtype) == ("fp8", "auto")
+    t.run()
+    (row,) = metrics(tmp_path / "run")
+    assert 1e-4 < row["rollout/logprob_difference/mean"] < 0.3
+    assert row["rollout/kl"] > 0
+    assert row["ratio/min"] == row["ratio/max"] == 1  # log π_old is the trainer's
+    assert ("rollout/capped_tokens" in row) == (not given)
+    said = "".join(capsys.readouterr())
+    assert ("drawn from a policy in 8 bits" in said) == bool(given)
+
+
+def test_8_bits_are_refused_where_there_are_none(model, tmp_path, monkeypatch):
+    monkeypatch.setattr(fp8, "problem", lambda device: "this one has 8.0")
+    sentence = r'rollout.cache_dtype = "fp8": needs a CUDA device of capability 8.9 or later, and this one has 8.0'
+    with pytest.raises(ConfigError, match=sentence):
+        Trainer(settings(model, tmp_path / "run", **EIGHT_BITS))
