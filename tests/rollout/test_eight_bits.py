@@ -60,7 +60,7 @@ def test_a_first_token_owes_nothing_to_the_cache():
     policy, prompts = tiny("grouped", torch.float32), tiny_models.prompts(6)
     rollouts = PagedSampler(policy, **CACHE).sample(prompts, 8, PARAMS)
     error, first = apart(policy, rollouts), rollouts.lengths.cumsum(0) - rollouts.lengths
-    assert error[first].max() < 1e-5
+    assert error[first].max() < 1e-4
     assert 1e-4 < error.mean() < MEAN["cache"]
 
 
