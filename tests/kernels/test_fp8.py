@@ -214,7 +214,38 @@ def test_an_outlier_costs_no_other_token_its_digits(kernel):
     assert attended[1][c.real()].isfinite().all()
 
 
-# The product
+# The product, and what it reads
+
+
+def assert_rows_of(rows, x, dtype):
+    """`rows` are x's, but for a sum in another order that rounds one of them otherwise now and then."""
+    wanted = fp8.plain_quantize(x)
+    unit = {torch.float32: 1e-6, torch.bfloat16: 2**-7}[dtype]
+    torch.testing.assert_close(rows.scale, wanted.scale, rtol=unit, atol=0)
+    assert (rows.entries.view(BITS) != wanted.entries.view(BITS)).float().mean() < 0.02
+    torch.testing.assert_close(rows.entries.float(), wanted.entries.float(), rtol=1 / 8, atol=2**-9)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("d", [24, 576, 4100])
+@pytest.mark.parametrize("offset", [0.0, 1.0])
+@pytest.mark.parametrize("alone", [False, True])
+def test_add_norm(kernel, d, dtype, offset, alone):
+    x, residual = 3 * randn(5, d, dtype=dtype, seed=1), randn(5, d, dtype=dtype, seed=2)
+    residual[1], x[1] = 0, 0
+    norm, before = Norm(randn(d, dtype=dtype), 1e-5, offset), residual.clone()
+    rows = kernel.add_norm_fp8(None if alone else x, residual, norm)
+    assert torch.equal(residual, before if alone else before + x)
+    assert_rows_of(rows, plain_decode.add_norm(None, residual, norm), dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("f", [24, 1024, 3000])
+@pytest.mark.parametrize("activation", ["silu", "gelu_tanh"])
+def test_gated(kernel, f, dtype, activation):
+    gate_up = 3 * randn(5, 2 * f, dtype=dtype)
+    gate_up[1], gate_up[2, 7] = 0, 1e4
+    assert_rows_of(kernel.gated_fp8(gate_up, activation), plain_decode.gated(gate_up, activation), dtype)
 
 
 @pytest.mark.parametrize("R", [1, 16, 200])
@@ -226,7 +257,7 @@ def test_linear_is_the_product_of_what_the_rows_stand_for(R, biased):
     x[0], weight[3] = 0, 0
     weight[5, 7] = 300.0
     bias = randn(96, dtype=dtype, seed=2) if biased else None
-    got = fp8.linear(x, fp8.quantize(weight), bias)
+    got = fp8.linear(fp8.quantize(x), fp8.quantize(weight), bias, dtype)
     wanted = fp8.plain_quantize(x).wide().double() @ fp8.plain_quantize(weight).wide().double().t()
     wanted = wanted if bias is None else wanted + bias.double()
     assert got.shape == (R, 96)
@@ -250,7 +281,7 @@ def test_nothing_waits_for_the_device():
     def step():
         q = decode.store(c.qkv, cache.keys, cache.values, c.rows, c.rope, None, None, cache.scales)
         o = decode.attend(q, cache.keys, cache.values, c.rows, 0.3, None, None, 2, cache.scales)
-        return o, fp8.linear(o.flatten(1), kept, None)
+        return o, fp8.linear(fp8.quantize(o.flatten(1)), kept, None, o.dtype)
 
     wanted = step()
     torch.cuda.synchronize()

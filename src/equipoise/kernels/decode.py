@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from equipoise.kernels import plain_decode
+from equipoise.kernels.fp8 import Fp8Rows
 from equipoise.kernels.plain_decode import BLOCK, Activation, DecodeRows
 from equipoise.kernels.plain_layers import Norm
 
@@ -24,9 +25,11 @@ __all__ = [
     "DecodeRows",
     "Norm",
     "add_norm",
+    "add_norm_fp8",
     "attend",
     "draw",
     "gated",
+    "gated_fp8",
     "list_kept",
     "store",
     "uniform",
@@ -80,9 +83,21 @@ def add_norm(x: Tensor | None, residual: Tensor, norm: Norm) -> Tensor:
     return normed
 
 
+def add_norm_fp8(x: Tensor | None, residual: Tensor, norm: Norm) -> Fp8Rows:
+    """What `add_norm` returns, in 8 bits: what a product in 8 bits reads."""
+    normed: Fp8Rows = _of(residual).add_norm_fp8(x, residual, norm)
+    return normed
+
+
 def gated(gate_up: Tensor, activation: Activation) -> Tensor:
     """activation(gate)·up, [R, 2 f] → [R, f]"""
     out: Tensor = _of(gate_up).gated(gate_up, activation)
+    return out
+
+
+def gated_fp8(gate_up: Tensor, activation: Activation) -> Fp8Rows:
+    """`gated`, in 8 bits."""
+    out: Fp8Rows = _of(gate_up).gated_fp8(gate_up, activation)
     return out
 
 

@@ -55,21 +55,20 @@ def plain_quantize(x: Tensor) -> Fp8Rows:
     return Fp8Rows((wide * scale.reciprocal()[..., None]).to(FP8), scale)
 
 
-def linear(x: Tensor, weight: Fp8Rows, bias: Tensor | None) -> Tensor:
-    """x [R, K] weightᵀ + bias, weight [N, K]; the rows of x get their scales on the way."""
-    rows = quantize(x)
-    if x.is_cuda:
+def linear(x: Fp8Rows, weight: Fp8Rows, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
+    """x [R, K] weightᵀ + bias, weight [N, K]; on CUDA `dtype` must be bfloat16."""
+    if x.entries.is_cuda:
         return torch._scaled_mm(
-            rows.entries,
+            x.entries,
             weight.entries.t(),
-            scale_a=rows.scale[:, None],
+            scale_a=x.scale[:, None],
             scale_b=weight.scale[None],
             bias=bias,
-            out_dtype=x.dtype,
+            out_dtype=dtype,
             use_fast_accum=True,
         )
-    y = rows.wide() @ weight.wide().t()
-    return (y if bias is None else y + bias.float()).to(x.dtype)
+    y = x.wide() @ weight.wide().t()
+    return (y if bias is None else y + bias.float()).to(dtype)
 
 
 def problem(device: torch.device) -> str | None:

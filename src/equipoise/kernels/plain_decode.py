@@ -20,6 +20,7 @@ from torch import Tensor
 from equipoise.kernels import draw as inverse_cdf
 from equipoise.kernels import fp8, plain_layers
 from equipoise.kernels.draw import SamplingParams
+from equipoise.kernels.fp8 import Fp8Rows
 from equipoise.kernels.plain_layers import Norm, normed
 from equipoise.kernels.uniform import uniforms
 
@@ -119,9 +120,19 @@ def add_norm(x: Tensor | None, residual: Tensor, norm: Norm) -> Tensor:
     return normed(residual, norm)
 
 
+def add_norm_fp8(x: Tensor | None, residual: Tensor, norm: Norm) -> Fp8Rows:
+    """See the package."""
+    return fp8.plain_quantize(add_norm(x, residual, norm))
+
+
 def gated(gate_up: Tensor, activation: Activation) -> Tensor:
     """See the package."""
     return plain_layers.gated(gate_up, activation, rounds=True)
+
+
+def gated_fp8(gate_up: Tensor, activation: Activation) -> Fp8Rows:
+    """See the package."""
+    return fp8.plain_quantize(gated(gate_up, activation))
 
 
 def draw(

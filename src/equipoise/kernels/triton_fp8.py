@@ -5,6 +5,8 @@ Numbers are those of the reference to the bit: divisions are rounded as IEEE say
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 import triton
 import triton.language as tl
@@ -20,16 +22,26 @@ FLOOR = tl.constexpr(fp8.FLOOR)
 def quantize(x: Tensor, out: fp8.Fp8Rows | None = None) -> fp8.Fp8Rows:
     """See `fp8`."""
     if out is None:
-        entries = torch.empty(x.shape, dtype=fp8.FP8, device=x.device)
-        scale = torch.empty(x.shape[:-1], dtype=torch.float32, device=x.device)
-        out = fp8.Fp8Rows(entries, scale)
+        out = empty(x.shape, x.device)
     check_contiguous(x, *out)
     K = x.shape[-1]
     block = triton.next_power_of_2(K)
     _quantize[(x.numel() // K,)](
-        x, out.entries, out.scale, K, BLOCK=block, num_warps=min(16, max(1, block // 512))
+        x, out.entries, out.scale, K, BLOCK=block, num_warps=warps_of_row(block)
     )
     return out
+
+
+def empty(shape: Sequence[int], device: torch.device) -> fp8.Fp8Rows:
+    return fp8.Fp8Rows(
+        torch.empty(*shape, dtype=fp8.FP8, device=device),
+        torch.empty(*shape[:-1], dtype=torch.float32, device=device),
+    )
+
+
+def warps_of_row(block: int) -> int:
+    """Of a program that holds a whole row."""
+    return min(16, max(1, block // 512))
 
 
 @triton.jit

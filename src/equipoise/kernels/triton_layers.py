@@ -14,6 +14,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from equipoise.kernels.triton_fp8 import in_scale, scale_of
+
 # at most, where each keeps a partial sum of a weight's gradient: four for each processor of an H200
 PROGRAMS = 528
 COLUMNS = 16  # of these partial sums that one program adds up
@@ -250,6 +252,7 @@ def add_norm_kernel(
     GEMMA: tl.constexpr,
     TOKENS: tl.constexpr,
     BLOCK: tl.constexpr,
+    y_scale: tl.tensor = None,  # [rows] out, where y is in 8 bits
 ) -> None:
     """A program has a tile of TOKENS whole rows:
 
@@ -272,7 +275,13 @@ def add_norm_kernel(
     w = tl.load(weight + column, mask=column < d, other=0.0).to(tl.float32)
     if not GEMMA:  # which multiplies before it rounds
         normed = normed.to(x.dtype.element_ty).to(tl.float32)
-    tl.store(y + place, (normed * (w + offset)[None, :]).to(y.dtype.element_ty), mask=here)
+    normed = (normed * (w + offset)[None, :]).to(x.dtype.element_ty)
+    if y_scale is not None:
+        normed = normed.to(tl.float32)
+        own = scale_of(tl.max(tl.abs(normed), 1))
+        tl.store(y_scale + row, own, mask=row < rows)
+        normed = in_scale(normed, own[:, None])
+    tl.store(y + place, normed.to(y.dtype.element_ty), mask=here)
 
 
 @triton.jit
@@ -340,8 +349,11 @@ def gated_kernel(
     GELU: tl.constexpr,
     ROUNDS: tl.constexpr,
     BLOCK: tl.constexpr,
+    out_scale: tl.tensor = None,  # [rows] out, where `out` is in 8 bits
 ) -> None:
-    """A program has BLOCK columns of one row. ROUNDS: the activation is rounded before the product."""
+    """A program has BLOCK columns of one row, in 8 bits all of them. ROUNDS: the activation is
+    rounded before the product.
+    """
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     place, here = gate_up + row * 2 * f + column, column < f
@@ -349,8 +361,14 @@ def gated_kernel(
     up = tl.load(place + f, mask=here, other=0.0).to(tl.float32)
     value, _ = _activation(gate, GELU)
     if ROUNDS:
-        value = value.to(out.dtype.element_ty).to(tl.float32)
-    tl.store(out + row * f + column, (value * up).to(out.dtype.element_ty), mask=here)
+        value = value.to(gate_up.dtype.element_ty).to(tl.float32)
+    value = (value * up).to(gate_up.dtype.element_ty)
+    if out_scale is not None:
+        value = value.to(tl.float32)
+        own = scale_of(tl.max(tl.abs(value), 0))
+        tl.store(out_scale + row, own)
+        value = in_scale(value, own)
+    tl.store(out + row * f + column, value.to(out.dtype.element_ty), mask=here)
 
 
 @triton.jit

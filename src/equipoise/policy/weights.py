@@ -25,14 +25,16 @@ Merged = dict[tuple[int, str, str], Tensor]  # copies by layer, projections, and
 
 
 class Fp8Linear(NamedTuple):
-    """weight [out, in] in 8 bits with scale [out], bias [out] or None."""
+    """weight [out, in] in 8 bits with scale [out], bias [out] or None; `dtype` is its results'."""
 
     weight: Tensor
     scale: Tensor
     bias: Tensor | None
+    dtype: torch.dtype
 
-    def __call__(self, x: Tensor) -> Tensor:
-        return fp8.linear(x, Fp8Rows(self.weight, self.scale), self.bias)
+    def __call__(self, x: Tensor | Fp8Rows) -> Tensor:
+        rows = fp8.quantize(x) if isinstance(x, Tensor) else x
+        return fp8.linear(rows, Fp8Rows(self.weight, self.scale), self.bias, self.dtype)
 
     @property
     def nbytes(self) -> int:
@@ -102,7 +104,9 @@ def in_eight_bits(weights: Weights, kept: dict[tuple[int, str], Fp8Linear]) -> W
             whole: Linear = getattr(layer, name)
             there = kept.get((index, name))
             out = None if there is None else Fp8Rows(there.weight, there.scale)
-            narrow[name] = Fp8Linear(*fp8.quantize(whole.weight, out), whole.bias)
+            narrow[name] = Fp8Linear(
+                *fp8.quantize(whole.weight, out), whole.bias, whole.weight.dtype
+            )
             kept[index, name] = narrow[name]
         layers.append(layer._replace(**narrow))
     return weights._replace(layers=layers)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,11 +17,12 @@ from torch import Tensor
 from equipoise.kernels import decode, fp8
 from equipoise.kernels.decode import Activation, DecodeRows
 from equipoise.kernels.draw import SamplingParams, draw
+from equipoise.kernels.fp8 import Fp8Rows
 from equipoise.kernels.plain_layers import Norm
 from equipoise.policy import decoder
 from equipoise.policy.layer import Layer, LayerWeights, run
 from equipoise.policy.projections import Linear
-from equipoise.policy.weights import Weights
+from equipoise.policy.weights import Fp8Linear, Weights
 from equipoise.rollout.step_buffers import StepBuffers
 
 LOGITS = 1 << 27  # entries of logits that are made or truncated together outside the plain step
@@ -74,13 +75,14 @@ def decode_step(
         all_rows.table[:size], all_rows.length[:size], all_rows.prompt[:size], *all_rows[3:]
     )
     tokens = buffers.tokens[:size]
-    stream = _PagedStream(parts.embed(tokens), parts.activation)
+    in_eight_bits = isinstance(weights.layers[0].qkv, Fp8Linear)
+    stream = _PagedStream(parts.embed(tokens), parts.activation, in_eight_bits)
     splits = _splits(size * cache.keys.shape[2], all_rows.table.shape[1])
     for layer, own in zip(parts.layers, weights.layers, strict=True):
         kept = cache.of_layer(layer.index)
         rope = buffers.rope if layer.rotates else buffers.no_rotation
         run(own, stream, functools.partial(_attend, layer, own, kept, rows, rope, splits))
-    y = stream.norm(weights.norm)
+    y = stream.last(weights.norm)
     u = decode.uniform(buffers.keys[:size], rows.length + 1)
     drawn, logprobs = draw_rows(
         weights.logits(y), u, params, functools.partial(_list_step, buffers)
@@ -93,22 +95,30 @@ def decode_step(
 
 
 class _PagedStream:
-    """The residual stream, changed in place: a sum and the norm after it are one pass."""
+    """The residual stream, changed in place: a sum and the norm after it are one pass. In 8 bits,
+    what projections read is rounded in the pass that makes it; attention's output is by itself.
+    """
 
-    def __init__(self, x: Tensor, activation: Activation) -> None:
-        self.x, self.activation = x, activation
+    def __init__(self, x: Tensor, activation: Activation, in_eight_bits: bool) -> None:
+        self.x, self.activation, self.in_eight_bits = x, activation, in_eight_bits
         self.delta: Tensor | None = None
 
-    def norm(self, norm: Norm) -> Tensor:
-        y = decode.add_norm(self.delta, self.x, norm)
+    def norm(self, norm: Norm) -> Tensor | Fp8Rows:
+        add_norm = decode.add_norm_fp8 if self.in_eight_bits else decode.add_norm
+        y = add_norm(self.delta, self.x, norm)
         self.delta = None
         return y
 
-    def add(self, projection: Linear, y: Tensor) -> None:
+    def add(self, projection: Linear | Fp8Linear, y: Any) -> None:
         self.delta = projection(y)
 
-    def gated(self, gate_up: Tensor) -> Tensor:
-        return decode.gated(gate_up, self.activation)
+    def gated(self, gate_up: Tensor) -> Tensor | Fp8Rows:
+        gated = decode.gated_fp8 if self.in_eight_bits else decode.gated
+        return gated(gate_up, self.activation)
+
+    def last(self, norm: Norm) -> Tensor:
+        """What the head reads."""
+        return decode.add_norm(self.delta, self.x, norm)
 
 
 def _attend(
