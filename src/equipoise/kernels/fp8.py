@@ -3,7 +3,7 @@
 A row is what shares a scale: an output channel of a weight, a token's activations, a key or value
 of one head. The scale comes from the row's own largest entry, so nothing is calibrated, and a row
 with an outlier costs no other row its digits. An entry keeps four significant bits: it is off by
-at most a 16th of itself, or by 2⁻¹⁰ of 448ths of the row's largest where that is more.
+at most a 16th of itself, or by 2⁻¹⁰ of the scale where that is more.
 Plain torch is the reference, and what the CPU runs; on CUDA rows are made by Triton, and the product
 by `torch._scaled_mm`. Not covered: gradients, and rows that are not finite, which stay so.
 """
@@ -50,6 +50,7 @@ def quantize(x: Tensor, out: Fp8Rows | None = None) -> Fp8Rows:
 
 
 def plain_quantize(x: Tensor) -> Fp8Rows:
+    """The reference of all that rounds to 8 bits: the same bits are asked of Triton."""
     wide = x.float()
     scale = wide.abs().amax(-1).clamp_min(FLOOR) / LARGEST
     return Fp8Rows((wide * scale.reciprocal()[..., None]).to(FP8), scale)

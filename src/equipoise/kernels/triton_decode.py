@@ -601,8 +601,8 @@ def _over_blocks(
     before a query's `first` [Q], are not seen.
 
     Keys and values in 8 bits go into the products as they are, and their scales into the columns of
-    scores and weights. They are widened to float16, which is one instruction for two of them, and
-    to bfloat16 five: queries and weights are made to fit it, at most 1 each.
+    scores and weights. They are widened to float16, one quick instruction for two of them, where
+    bfloat16 takes two slow ones more; queries and weights are made to fit it, at most 1 each.
     """
     t, d = tl.arange(0, BLOCK), tl.arange(0, D)
     m = tl.full((QUERIES,), FLOOR, tl.float32)
