@@ -38,7 +38,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
 }
 PARTS = ("attend", "speed", "difference", "trained")
 PROMPT, GROUP, ROWS, PART = 100, 16, 256, 256
-TRAINED = {"abacus": (abacus_prompts, 64, 48), "smollm": (smollm_prompts, 8, 96)}  # prompts and tokens
+TRAINED = {"abacus": (abacus_prompts, 64, 16, 48), "smollm": (smollm_prompts, 8, 4, 48)}  # prompts, responses, tokens
 
 
 class TimeIsUpError(Exception):
@@ -137,11 +137,11 @@ def by_length(marks: dict[int, float], common: int) -> dict[str, float]:
 
 
 @torch.no_grad()
-def difference(policy: p.Policy, prompts: list[list[int]], tokens: int) -> dict[str, Any]:
+def difference(policy: p.Policy, prompts: list[list[int]], group: int, tokens: int) -> dict[str, Any]:
     """log π_sampler − log π_trainer of what each variant draws."""
     found = {}
     for name, options in VARIANTS.items():
-        rollouts = PagedSampler(policy, **options).sample(prompts, GROUP, SamplingParams(max_tokens=tokens, seed=2))
+        rollouts = PagedSampler(policy, **options).sample(prompts, group, SamplingParams(max_tokens=tokens, seed=2))
         pack = p.pack(rollouts.prompts, rollouts.tokens, rollouts.lengths, rollouts.prompt)
         trainer = p.token_logprobs(policy, pack).logprobs
         apart = rollouts.logprobs - trainer
@@ -159,8 +159,8 @@ def difference(policy: p.Policy, prompts: list[list[int]], tokens: int) -> dict[
 def trained(name: str, device: str) -> dict[str, Any]:
     """In bfloat16 on CUDA; on the CPU, by the reference, in float32: what 8 bits alone do."""
     policy = p.load(name, dtype=torch.bfloat16 if device == "cuda" else torch.float32, device=device)
-    prompts, count, tokens = TRAINED[name]
-    return {"device": device, **difference(policy, prompts(policy, count), tokens)}
+    prompts, count, group, tokens = TRAINED[name]
+    return {"device": device, **difference(policy, prompts(policy, count), group, tokens)}
 
 
 def main() -> None:
@@ -192,7 +192,7 @@ def main() -> None:
                 keep("attend", f"{model}, {n}", attend(model, n))
         policy = endless(model)
         if "difference" in options.parts and time.perf_counter() < end:
-            keep("difference", model, difference(policy, random_prompts(policy, 2), 256))
+            keep("difference", model, difference(policy, random_prompts(policy, 2), GROUP, 256))
         for n in options.lengths:
             left = end - time.perf_counter()
             if (model, n) in cases and left > 0:

@@ -35,7 +35,7 @@ def test_a_run_that_is_cut_off_has_what_it_reached(policy):
 
 
 def test_the_difference_is_nothing_in_float32_and_something_in_8_bits(policy):
-    found = fp8.difference(policy, fp8.random_prompts(policy, 2), 20)
+    found = fp8.difference(policy, fp8.random_prompts(policy, 2), 4, 20)
     assert found["bf16"]["mean"] < 1e-5
     for name in ("fp8 cache", "fp8 weights", "fp8 both"):
         assert 1e-5 < found[name]["mean"] < 0.1

@@ -34,8 +34,8 @@ def quantize(x: Tensor, out: fp8.Fp8Rows | None = None) -> fp8.Fp8Rows:
 
 def empty(shape: Sequence[int], device: torch.device) -> fp8.Fp8Rows:
     return fp8.Fp8Rows(
-        torch.empty(*shape, dtype=fp8.FP8, device=device),
-        torch.empty(*shape[:-1], dtype=torch.float32, device=device),
+        torch.empty(shape, dtype=fp8.FP8, device=device),
+        torch.empty(shape[:-1], dtype=torch.float32, device=device),
     )
 
 

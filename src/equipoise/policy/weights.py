@@ -2,8 +2,8 @@
 
 They are the trainer's own tensors, read where it keeps them. Only what a LoRA adapter changes is
 merged into a copy at every call (and with weights that ranks share, projections of one input are
-put side by side in a copy); the copies keep their addresses, because CUDA graphs hold them. Not
-covered: models that `policy.architectures` does not know.
+put side by side in a copy), and weights in 8 bits are a copy; the copies keep their addresses,
+because CUDA graphs hold them. Not covered: models that `policy.architectures` does not know.
 """
 
 from __future__ import annotations
