@@ -158,8 +158,8 @@ def test_store(kernel, heads, kv_heads, D, offsets, dtype):
     torch.testing.assert_close(got.scales[:, 1:], wanted.scales[:, 1:], rtol=unit, atol=0, equal_nan=True)
     for x, y, scale in zip(got[:2], wanted[:2], wanted.scales, strict=True):
         read = scale[1:].isfinite()
-        assert (x[1:][read].view(BITS) != y[1:][read].view(BITS)).float().mean() < 1e-3
-        torch.testing.assert_close(x[1:][read].float(), y[1:][read].float(), rtol=1 / 8, atol=2**-9)
+        assert (x.view(BITS)[1:][read] != y.view(BITS)[1:][read]).float().mean() < 1e-3
+        torch.testing.assert_close(x.float()[1:][read], y.float()[1:][read], rtol=1 / 8, atol=2**-9)
     assert got.values.float().isfinite().all()
 
 
@@ -220,9 +220,9 @@ def test_an_outlier_costs_no_other_token_its_digits(kernel):
 def assert_rows_of(rows, x, dtype):
     """`rows` are x's, but for a sum in another order that rounds one of them otherwise now and then."""
     wanted = fp8.plain_quantize(x)
-    unit = {torch.float32: 1e-6, torch.bfloat16: 2**-7}[dtype]
+    unit = {torch.float32: 1e-5, torch.bfloat16: 2**-7}[dtype]
     torch.testing.assert_close(rows.scale, wanted.scale, rtol=unit, atol=0)
-    assert (rows.entries.view(BITS) != wanted.entries.view(BITS)).float().mean() < 0.02
+    assert (rows.entries.view(BITS) != wanted.entries.view(BITS)).float().mean() < 0.05
     torch.testing.assert_close(rows.entries.float(), wanted.entries.float(), rtol=1 / 8, atol=2**-9)
 
 

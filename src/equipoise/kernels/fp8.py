@@ -56,6 +56,11 @@ def plain_quantize(x: Tensor) -> Fp8Rows:
     return Fp8Rows((wide * scale.reciprocal()[..., None]).to(FP8), scale)
 
 
+def as_bytes(x: Tensor) -> Tensor:
+    """A view to index and to fill: torch does neither with 8-bit numbers on every device."""
+    return x.view(torch.uint8) if x.dtype == FP8 else x
+
+
 def linear(x: Fp8Rows, weight: Fp8Rows, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
     """x [R, K] weightᵀ + bias, weight [N, K]; on CUDA `dtype` must be bfloat16."""
     if x.entries.is_cuda:

@@ -68,8 +68,8 @@ def store(
     if scales is not None:
         (k, k_scale), (v, v_scale) = fp8.plain_quantize(k), fp8.plain_quantize(v)
         scales[:, at, :, length % block] = torch.stack((k_scale, v_scale), 1)
-    keys[at, :, length % block] = k
-    values[at, :, length % block] = v
+    for pool, x in ((keys, k), (values, v)):
+        fp8.as_bytes(pool)[at, :, length % block] = fp8.as_bytes(x)
     return q
 
 
@@ -164,7 +164,7 @@ def _position(rows: DecodeRows) -> Tensor:
 
 def _gathered(pool: Tensor, table: Tensor) -> Tensor:
     """[blocks, Hk, BLOCK, D] by [R, m] → [R, Hk, m·BLOCK, D]"""
-    return pool[table.long()].transpose(1, 2).flatten(2, 3)
+    return fp8.as_bytes(pool)[table.long()].view(pool.dtype).transpose(1, 2).flatten(2, 3)
 
 
 def _rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

@@ -459,7 +459,7 @@ def _empty_cache(policy: Policy, blocks: int, dtype: Precision) -> Cache:
         keys, values = torch.empty(shape, dtype=policy.dtype, device=device).unbind(1)
         return Cache(keys, values, None)
     keys, values = torch.empty(shape, dtype=fp8.FP8, device=device).unbind(1)
-    values.zero_()  # no NaN: see `plain_decode`
+    fp8.as_bytes(values).zero_()  # no NaN: see `plain_decode`
     *_, block, D = shape
     across = values.flatten(3).unflatten(3, (D, block)).transpose(3, 4)
     scales = torch.empty(shape[:-1], dtype=torch.float32, device=device)

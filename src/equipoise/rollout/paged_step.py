@@ -51,9 +51,8 @@ class Cache(NamedTuple):
                 continue
             rows = fp8.quantize(entries)
             self.scales[i].view(-1).index_copy_(0, at, rows.scale)
-            # as bytes, because not every torch writes 8-bit numbers by index
-            places = pool.flatten(0, 1).view(torch.uint8)
-            places[at // block, at % block] = rows.entries.view(torch.uint8)
+            places = fp8.as_bytes(pool).flatten(0, 1)
+            places[at // block, at % block] = fp8.as_bytes(rows.entries)
 
     @property
     def addresses(self) -> tuple[int, ...]:
