@@ -190,6 +190,8 @@ def main() -> None:
         if "attend" in options.parts:
             for n in options.lengths:
                 keep("attend", f"{model}, {n}", attend(model, n))
+        if not {"difference", "speed"} & set(options.parts):
+            continue
         policy = endless(model)
         if "difference" in options.parts and time.perf_counter() < end:
             keep("difference", model, difference(policy, random_prompts(policy, 2), GROUP, 256))
