@@ -14,19 +14,25 @@ from types import ModuleType
 import torch
 from torch import Tensor
 
-from equipoise.kernels import plain_decode
+from equipoise.kernels import plain_decode, plain_drafts
 from equipoise.kernels.fp8 import Fp8Rows
 from equipoise.kernels.plain_decode import BLOCK, Activation, DecodeRows
+from equipoise.kernels.plain_drafts import LONGEST, Memory, StepRecord
 from equipoise.kernels.plain_layers import Norm
 
 __all__ = [
     "BLOCK",
+    "LONGEST",
     "Activation",
     "DecodeRows",
+    "Memory",
     "Norm",
+    "StepRecord",
+    "accept",
     "add_norm",
     "add_norm_fp8",
     "attend",
+    "draft",
     "draw",
     "gated",
     "gated_fp8",
@@ -46,12 +52,13 @@ def store(
     k_norm: Norm | None,
     scales: Tensor | None = None,
 ) -> Tensor:
-    """Norm and rotate queries and keys, write keys and values to the row's place `length`.
+    """Norm and rotate queries and keys, write keys and values to the row's places from `length` on.
 
-    qkv [R, H + 2 Hk, D] → queries [R, H, D]. rope [positions, D] float32: cos [D/2] and sin [D/2]
-    of every position; halves of a head rotate together. Give cos and sin as the model rounds them
-    to get the model's own bits. `scales` [2, blocks, Hk, BLOCK] float32, where keys and values are
-    kept in 8 bits (`kernels.fp8`): one for each of them, which is written too.
+    qkv [R·width, H + 2 Hk, D] → queries [R·width, H, D]: `width` tokens of a row, one after the
+    other, its last and what is drafted after it; 1 without drafts. rope [positions, D] float32: cos
+    [D/2] and sin [D/2] of every position; halves of a head rotate together. Give cos and sin as the
+    model rounds them to get the model's own bits. `scales` [2, blocks, Hk, BLOCK] float32, where
+    keys and values are kept in 8 bits (`kernels.fp8`): one for each of them, which is written too.
     """
     q: Tensor = _of(qkv).store(qkv, keys, values, rows, rope, q_norm, k_norm, scales)
     return q
@@ -68,7 +75,8 @@ def attend(
     splits: int,
     scales: Tensor | None = None,
 ) -> Tensor:
-    """Attention of queries [R, H, D] to their prompt's keys and their own 0 … length.
+    """Attention of queries [R·width, H, D] to their prompt's keys and their row's own 0 … length + j,
+    j being the query's number in its row; the row's cache is read once for them.
 
     With a window, to the last `window` of these. `splits`: into how many parts every row's work is
     cut, to be done at the same time; 1 is fastest where there are many rows.
@@ -126,6 +134,41 @@ def uniform(keys: Tensor, position: Tensor) -> Tensor:
     """`rollout.uniform`'s number [R] of each response's key [R] int64 at its position [R] int32."""
     u: Tensor = _of(keys).uniform(keys, position)
     return u
+
+
+def draft(memory: Memory, prompt: Tensor, recent: Tensor, count: int) -> Tensor:
+    """The last token of each row and the `count` drafts after it, [R, count + 1] int64, −1 from
+    where there is none: prompt [R] and recent [R, LONGEST] are the rows' own.
+    """
+    tokens: Tensor = _drafts_of(recent).draft(memory, prompt, recent, count)
+    return tokens
+
+
+def accept(
+    drawn: Tensor,
+    logprobs: Tensor,
+    tokens: Tensor,
+    rows: DecodeRows,
+    block: int,
+    record: StepRecord,
+    memory: Memory | None,
+) -> None:
+    """Keep of what was drawn after each of tokens [R, width], drawn and logprobs [R·width], what
+    follows right drafts, and at least the first: write it to `record` and, with its contexts, to
+    `memory`, and let the rows advance by it.
+
+    A token whose place in the cache is in block 0 is waste, so rows that pad the batch, and those
+    that have gone on behind their limit, stay where they are.
+    """
+    _drafts_of(drawn).accept(drawn, logprobs, tokens, rows, block, record, memory)
+
+
+def _drafts_of(x: Tensor) -> ModuleType:
+    if not x.is_cuda:
+        return plain_drafts
+    from equipoise.kernels import triton_drafts
+
+    return triton_drafts
 
 
 def _of(x: Tensor) -> ModuleType:

@@ -38,11 +38,20 @@ class DecodeRows(NamedTuple):
     """
 
     table: Tensor  # [R, most] blocks of the row's own tokens, in order
-    length: Tensor  # [R] own tokens in the cache before this step's is written
+    length: Tensor  # [R] own tokens in the cache before this step's are written
     prompt: Tensor  # [R] which prompt the row answers
     prompt_table: Tensor  # [P, most_prompt]
     prompt_length: Tensor  # [P]
     members: Tensor  # [P, n] rows that answer each prompt, −1 for none, in any order
+
+    def spread(self, queries: int) -> DecodeRows:
+        """A row for each of `queries` [R·width], `width` of a row at consecutive positions; their
+        `members` are the numbers of the old rows.
+        """
+        width = queries // len(self.length)
+        table, length, prompt = (x.repeat_interleave(width, 0) for x in self[:3])
+        ahead = torch.arange(queries, device=length.device, dtype=torch.int32) % width
+        return DecodeRows(table, length + ahead, prompt, *self[3:])
 
 
 def store(
@@ -56,6 +65,7 @@ def store(
     scales: Tensor | None = None,
 ) -> Tensor:
     """See the package."""
+    rows = rows.spread(len(qkv))
     kv_heads, block = keys.shape[1:3]
     q, k, v = qkv.split((qkv.shape[1] - 2 * kv_heads, kv_heads, kv_heads), 1)
     cos, sin = rope[_position(rows)][:, None].chunk(2, -1)
@@ -86,11 +96,12 @@ def attend(
 ) -> Tensor:
     """See the package; `splits` changes nothing here."""
     kv_heads, block = keys.shape[1:3]
+    width = len(q) // len(rows.length)
+    row = torch.arange(len(q), device=q.device)[:, None] // width
+    rows = rows.spread(len(q))
     prompt, position = rows.prompt.long(), _position(rows)
     start = rows.prompt_length[prompt, None]  # of a row's own tokens
-    is_member = (rows.members[prompt] == torch.arange(len(q), device=q.device)[:, None]).any(
-        1, keepdim=True
-    )
+    is_member = (rows.members[prompt] == row).any(1, keepdim=True)
     in_prompt = torch.arange(rows.prompt_table.shape[1] * block, device=q.device)
     own = torch.arange(rows.table.shape[1] * block, device=q.device)
     at = torch.cat((in_prompt.expand(len(q), -1), start + own), 1)

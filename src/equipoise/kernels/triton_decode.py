@@ -6,7 +6,8 @@ prompt's keys, which are read once for them all; it leaves maxima, sums and weig
 float32. The second, a program for each row and key head, goes over the row's own blocks and adds
 these. On Hopper and later it starts as soon as all programs of the first have begun, and waits for
 them only before it adds. With splits, every program of either kernel has a share of its blocks, and
-a third kernel puts the shares together.
+a third kernel puts the shares together. A row's drafts are more queries of its program: the j-th
+sees j keys more, and the row's blocks are read once for them all.
 No faster on an H200, and so not done: launching every kernel of a captured step early, not these
 two alone; rows that read their prompt's blocks for themselves; and blocks that come through tensor
 descriptors.
@@ -69,12 +70,12 @@ def store(
     scales: Tensor | None = None,
 ) -> Tensor:
     """See the package."""
-    (R, heads, D), (_, kv_heads, block, _) = qkv.shape, keys.shape
+    (queries, heads, D), (_, kv_heads, block, _) = qkv.shape, keys.shape
     _check_heads(D)
     check_contiguous(qkv, rope, *rows, *_in_memory(keys, values, scales))
     H = heads - 2 * kv_heads
-    q = qkv.new_empty(R, H, D)
-    _store[(R, triton.cdiv(heads, HEADS))](
+    q = qkv.new_empty(queries, H, D)
+    _store[(queries, triton.cdiv(heads, HEADS))](
         qkv,
         keys,
         values,
@@ -89,6 +90,7 @@ def store(
         *(None, 0.0, 0.0) if k_norm is None else k_norm,
         rows.table.shape[1],
         H,
+        WIDTH=queries // len(rows.length),
         KV_HEADS=kv_heads,
         D=D,
         BLOCK=block,
@@ -110,21 +112,24 @@ def attend(
     scales: Tensor | None = None,
 ) -> Tensor:
     """See the package."""
-    (R, H, D), (_, kv_heads, block, _) = q.shape, keys.shape
+    (queries, H, D), (_, kv_heads, block, _) = q.shape, keys.shape
     _check_heads(D)
     check_contiguous(q, *rows, *_in_memory(keys, values, scales))
     key_scales, value_scales = (None, None) if scales is None else scales
-    (P, n), share = rows.members.shape, H // kv_heads
-    tiles = triton.cdiv(n, max(1, (WIDE_QUERIES if q.dtype == torch.float32 else QUERIES) // share))
+    R, (P, n), share = len(rows.length), rows.members.shape, H // kv_heads
+    width = queries // R
+    most = WIDE_QUERIES if q.dtype == torch.float32 else QUERIES
+    tiles = triton.cdiv(n, max(1, most // (share * width)))
     members = triton.cdiv(n, tiles)
-    part = q.new_empty(splits, R, H, D, dtype=torch.float32)
-    sums = q.new_empty(2, splits, R, H, dtype=torch.float32)
+    part = q.new_empty(splits, queries, H, D, dtype=torch.float32)
+    sums = q.new_empty(2, splits, queries, H, dtype=torch.float32)
     out = torch.empty_like(q)
     # scores are products, or, where capped, final
     unit = LOG2E.value * (scale if softcap is None else 1.0)
-    numbers = scale, softcap or 0.0, unit, window or 0, R, H
+    numbers = scale, softcap or 0.0, unit, window or 0, queries, H
     options = {
         "SHARE": share,
+        "WIDTH": width,
         "D": D,
         "BLOCK": block,
         "SPLITS": splits,
@@ -149,7 +154,7 @@ def attend(
         rows.prompt_table.shape[1],
         n,
         MEMBERS=members,
-        QUERIES=max(16, triton.next_power_of_2(members * share)),
+        QUERIES=max(16, triton.next_power_of_2(members * share * width)),
         **options,
         num_warps=PROMPT.warps,
         STAGES=PROMPT.stages,
@@ -167,19 +172,19 @@ def attend(
         out,
         *numbers,
         rows.table.shape[1],
-        QUERIES=max(16, triton.next_power_of_2(share)),
+        QUERIES=max(16, triton.next_power_of_2(share * width)),
         **options,
         num_warps=OWN.warps,
         STAGES=OWN.stages,
         launch_pdl=options["OVERLAP"],
     )
     if splits > 1:
-        _combine[(R, H)](
+        _combine[(queries, H)](
             part,
             sums,
             out,
             unit,
-            R,
+            queries,
             H,
             D=D,
             SPLITS=splits,
@@ -291,23 +296,25 @@ def _store(
     k_offset: tl.tensor,
     most: tl.tensor,
     H: tl.tensor,
+    WIDTH: tl.constexpr,
     KV_HEADS: tl.constexpr,
     D: tl.constexpr,
     BLOCK: tl.constexpr,
     HEADS: tl.constexpr,
 ) -> None:
-    row = tl.program_id(0)
+    query = tl.program_id(0)
+    row = query // WIDTH
     HALF: tl.constexpr = D // 2
     dtype: tl.constexpr = q.dtype.element_ty
     heads = H + 2 * KV_HEADS
     head = tl.program_id(1) * HEADS + tl.arange(0, HEADS)[:, None]
     half = tl.arange(0, HALF)[None, :]
-    n = tl.load(length + row)
+    n = tl.load(length + row) + query % WIDTH
     position = (tl.load(prompt_length + tl.load(prompt + row)) + n).to(tl.int64)
     block = tl.load(table + row * most + n // BLOCK).to(tl.int64)
     cos = tl.load(rope + position * D + half)
     sin = tl.load(rope + position * D + HALF + half)
-    source = qkv + (row.to(tl.int64) * heads + head) * D + half
+    source = qkv + (query.to(tl.int64) * heads + head) * D + half
     is_query, is_key = head < H, (head >= H) & (head < H + KV_HEADS)
     x1 = tl.load(source, mask=head < heads, other=0.0).to(tl.float32)
     x2 = tl.load(source + HALF, mask=head < heads, other=0.0).to(tl.float32)
@@ -318,7 +325,7 @@ def _store(
         y1, y2 = _normed_halves(y1, y2, is_key, k_weight, k_eps, k_offset, D, dtype)
     z1 = (_rounded(y1 * cos, dtype) - _rounded(y2 * sin, dtype)).to(dtype)
     z2 = (_rounded(y2 * cos, dtype) + _rounded(y1 * sin, dtype)).to(dtype)
-    to_q = q + (row.to(tl.int64) * H + head) * D + half
+    to_q = q + (query.to(tl.int64) * H + head) * D + half
     tl.store(to_q, z1, mask=is_query)
     tl.store(to_q + HALF, z2, mask=is_query)
     is_value = (head >= H + KV_HEADS) & (head < heads)
@@ -395,13 +402,14 @@ def _prompt(
     softcap: tl.tensor,
     unit: tl.tensor,
     window: tl.tensor,
-    R: tl.tensor,
+    queries: tl.tensor,
     H: tl.tensor,
     most: tl.tensor,
     n: tl.tensor,
     MEMBERS: tl.constexpr,
     QUERIES: tl.constexpr,
     SHARE: tl.constexpr,
+    WIDTH: tl.constexpr,
     D: tl.constexpr,
     BLOCK: tl.constexpr,
     SPLITS: tl.constexpr,
@@ -411,7 +419,7 @@ def _prompt(
     OVERLAP: tl.constexpr,
     STAGES: tl.constexpr,
 ) -> None:
-    """MEMBERS rows of a prompt, with their SHARE query heads of one key head,
+    """MEMBERS rows of a prompt, with their WIDTH tokens and SHARE query heads of one key head,
     over a share of the prompt's blocks.
     """
     if OVERLAP:
@@ -419,17 +427,17 @@ def _prompt(
     prompt, kv_head = tl.program_id(0), tl.program_id(1)
     tile, split = tl.program_id(2) // SPLITS, tl.program_id(2) % SPLITS
     i, d = tl.arange(0, QUERIES), tl.arange(0, D)
-    member = tile * MEMBERS + i // SHARE
+    member, ahead = tile * MEMBERS + i // (SHARE * WIDTH), i // SHARE % WIDTH
     row = tl.load(
-        members + prompt * n + member, mask=(i < MEMBERS * SHARE) & (member < n), other=-1
+        members + prompt * n + member, mask=(i < MEMBERS * SHARE * WIDTH) & (member < n), other=-1
     )
     there = row >= 0
-    query = row.to(tl.int64) * H + kv_head * SHARE + i % SHARE
+    query = (row.to(tl.int64) * WIDTH + ahead) * H + kv_head * SHARE + i % SHARE
     x = tl.load(q + query[:, None] * D + d[None, :], mask=there[:, None], other=0.0)
     tokens = tl.load(prompt_length + prompt)
     first = row * 0
     if WINDOW:
-        first = tokens + tl.load(length + row, mask=there, other=0) - window + 1
+        first = tokens + tl.load(length + row, mask=there, other=0) + ahead - window + 1
     begin = tl.maximum(tl.min(tl.where(there, first, tokens), 0), 0) // BLOCK
     tokens = tl.where(tl.max(row, 0) >= 0, tokens, 0)
     begin, end = _share(begin, tl.cdiv(tokens, BLOCK), split, SPLITS)
@@ -444,6 +452,7 @@ def _prompt(
         end,
         tokens,
         first,
+        first,
         kv_head,
         tl.num_programs(1),
         scale,
@@ -454,13 +463,14 @@ def _prompt(
         BLOCK,
         SOFTCAP,
         WINDOW,
+        False,
         PRECISION,
         STAGES,
     )
-    at = split.to(tl.int64) * R * H + query
+    at = split.to(tl.int64) * queries * H + query
     tl.store(part + at[:, None] * D + d[None, :], acc, mask=there[:, None])
     tl.store(sums + at, m, mask=there)
-    tl.store(sums + SPLITS * R * H + at, s, mask=there)
+    tl.store(sums + SPLITS * queries * H + at, s, mask=there)
 
 
 @triton.jit
@@ -479,11 +489,12 @@ def _own(
     softcap: tl.tensor,
     unit: tl.tensor,
     window: tl.tensor,
-    R: tl.tensor,
+    queries: tl.tensor,
     H: tl.tensor,
     most: tl.tensor,
     QUERIES: tl.constexpr,
     SHARE: tl.constexpr,
+    WIDTH: tl.constexpr,
     D: tl.constexpr,
     BLOCK: tl.constexpr,
     SPLITS: tl.constexpr,
@@ -493,22 +504,23 @@ def _own(
     OVERLAP: tl.constexpr,
     STAGES: tl.constexpr,
 ) -> None:
-    """SHARE queries of one row over a share of its own blocks,
+    """SHARE query heads of one row's WIDTH tokens over a share of its own blocks,
     and what `_prompt` left for that share.
     """
     row, kv_head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     i, d = tl.arange(0, QUERIES), tl.arange(0, D)
-    query = row.to(tl.int64) * H + kv_head * SHARE + i
-    there = i < SHARE
-    tokens = tl.load(length + row) + 1
+    ahead, there = i // SHARE, i < SHARE * WIDTH
+    query = (row.to(tl.int64) * WIDTH + ahead) * H + kv_head * SHARE + i % SHARE
+    before = tl.load(length + row)
+    tokens, upto = before + WIDTH, before + 1 + ahead
     first = tl.zeros((QUERIES,), tl.int32)
     begin = 0
     if WINDOW:
-        begin = tl.maximum(tokens - window, 0)
-        first += begin
+        begin = tl.maximum(before + 1 - window, 0)
+        first = tl.maximum(upto - window, 0)
     begin, end = _share(begin // BLOCK, tl.cdiv(tokens, BLOCK), split, SPLITS)
     has_prompt = there & (tl.load(table + row * most) != 0)
-    at = split.to(tl.int64) * R * H + query
+    at = split.to(tl.int64) * queries * H + query
     x = tl.load(q + query[:, None] * D + d[None, :], mask=there[:, None], other=0.0)
     m, s, acc = _over_blocks(
         x,
@@ -521,6 +533,7 @@ def _own(
         end,
         tokens,
         first,
+        upto,
         kv_head,
         tl.num_programs(1),
         scale,
@@ -531,13 +544,14 @@ def _own(
         BLOCK,
         SOFTCAP,
         WINDOW,
+        WIDTH > 1,
         PRECISION,
         STAGES,
     )
     if OVERLAP:
         gdc_wait()
     prompt_m = tl.load(sums + at, mask=has_prompt, other=FLOOR)
-    prompt_s = tl.load(sums + SPLITS * R * H + at, mask=has_prompt, other=0.0)
+    prompt_s = tl.load(sums + SPLITS * queries * H + at, mask=has_prompt, other=0.0)
     prompt_acc = tl.load(part + at[:, None] * D + d[None, :], mask=has_prompt[:, None], other=0.0)
     top = tl.maximum(m, prompt_m)
     mine, prompts = tl.exp2((m - top) * unit), tl.exp2((prompt_m - top) * unit)
@@ -553,7 +567,7 @@ def _own(
     else:
         tl.store(part + at[:, None] * D + d[None, :], acc, mask=there[:, None])
         tl.store(sums + at, m, mask=there)
-        tl.store(sums + SPLITS * R * H + at, s, mask=there)
+        tl.store(sums + SPLITS * queries * H + at, s, mask=there)
 
 
 @triton.jit
@@ -583,6 +597,7 @@ def _over_blocks(
     end: tl.tensor,
     tokens: tl.tensor,
     first: tl.tensor,
+    upto: tl.tensor,
     kv_head: tl.tensor,
     kv_heads: tl.tensor,
     scale: tl.tensor,
@@ -593,12 +608,13 @@ def _over_blocks(
     BLOCK: tl.constexpr,
     SOFTCAP: tl.constexpr,
     WINDOW: tl.constexpr,
+    CAUSAL: tl.constexpr,
     PRECISION: tl.constexpr,
     STAGES: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
     """Queries x [Q, D] over the blocks begin … end − 1 of a table: the largest score and Σ
-    2^unit(score − largest) [Q], and the values weighted by it [Q, D]. Keys from `tokens` on, and
-    before a query's `first` [Q], are not seen.
+    2^unit(score − largest) [Q], and the values weighted by it [Q, D]. Keys from `tokens` on (where
+    CAUSAL, from a query's `upto` [Q] on), and before its `first` [Q], are not seen.
 
     Keys and values in 8 bits go into the products as they are, and their scales into the columns of
     scores and weights. They are widened to float16, one quick instruction for two of them, where
@@ -629,12 +645,14 @@ def _over_blocks(
         if SOFTCAP:
             z = capped(z * scale, softcap, SOFTCAP)
         seen = (token < tokens)[None, :]
+        if CAUSAL:
+            seen = token[None, :] < upto[:, None]
         if WINDOW:
             seen = seen & (token[None, :] >= first[:, None])
         z = tl.where(seen, z, FLOOR)
         top = tl.maximum(m, tl.max(z, 1))
         p = tl.exp2(z * unit - (top * unit)[:, None])
-        if WINDOW:
+        if WINDOW or CAUSAL:
             # a query that has seen nothing has no top to tell FLOOR from
             p = tl.where(seen, p, 0.0)
         change = tl.exp2((m - top) * unit)
@@ -657,7 +675,7 @@ def _combine(
     sums: tl.tensor,
     out: tl.tensor,
     unit: tl.tensor,
-    R: tl.tensor,
+    queries: tl.tensor,
     H: tl.tensor,
     D: tl.constexpr,
     SPLITS: tl.constexpr,
@@ -666,9 +684,9 @@ def _combine(
     split, d = tl.arange(0, SPLITS2), tl.arange(0, D)
     there = split < SPLITS
     query = tl.program_id(0).to(tl.int64) * H + tl.program_id(1)
-    at = split.to(tl.int64) * R * H + query
+    at = split.to(tl.int64) * queries * H + query
     m = tl.load(sums + at, mask=there, other=FLOOR)
     weight = tl.exp2((m - tl.max(m, 0)) * unit)
-    s = tl.sum(weight * tl.load(sums + SPLITS * R * H + at, mask=there, other=0.0), 0)
+    s = tl.sum(weight * tl.load(sums + SPLITS * queries * H + at, mask=there, other=0.0), 0)
     acc = tl.load(part + at[:, None] * D + d[None, :], mask=there[:, None], other=0.0)
     tl.store(out + query * D + d, (tl.sum(weight[:, None] * acc, 0) / s).to(out.dtype.element_ty))
