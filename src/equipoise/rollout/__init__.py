@@ -35,23 +35,32 @@ def sampler(
     policy: Policy,
     stopped: Event | None = None,
     *,
+    speculation: int = 0,
     cache_dtype: Precision = "auto",
     weights_dtype: Precision = "auto",
 ) -> Sampler:
     """Where `policy.decoder` knows the architecture the paged sampler on CUDA and the native one
     elsewhere; for other models the one through transformers, with a notice. `stopped` ends its
-    calls with `Stopped` from when it is set. 8 bits ("fp8") are the paged sampler's alone, and
-    refused elsewhere.
+    calls with `Stopped` from when it is set. Of the paged sampler alone: `speculation`, tokens
+    drafted of each row in a step (the others draw the same responses without, with a notice), and
+    8 bits ("fp8"), which are refused elsewhere.
     """
     check_fp8(policy, cache_dtype, weights_dtype)
-    if policy.is_llama_like:
-        return (
-            PagedSampler(
-                policy, cache_dtype=cache_dtype, weights_dtype=weights_dtype, stopped=stopped
-            )
-            if policy.device.type == "cuda" and serves(policy)
-            else NativeSampler(policy, stopped=stopped)
+    if policy.is_llama_like and policy.device.type == "cuda" and serves(policy):
+        return PagedSampler(
+            policy,
+            speculation=speculation,
+            cache_dtype=cache_dtype,
+            weights_dtype=weights_dtype,
+            stopped=stopped,
         )
+    if speculation:
+        logging.getLogger(__name__).warning(
+            "speculation = %d is for the paged sampler on CUDA; sampling without drafts",
+            speculation,
+        )
+    if policy.is_llama_like:
+        return NativeSampler(policy, stopped=stopped)
     name = type(policy.core).__name__
     logging.getLogger(__name__).warning(
         "%s has no native sampler; sampling through transformers (slower)", name

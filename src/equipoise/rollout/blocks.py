@@ -16,10 +16,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from equipoise.kernels.decode import BLOCK
+from equipoise.kernels.decode import BLOCK, LONGEST
 
-# Steps between two looks at the device; a row's blocks reach that far ahead. At most BLOCK:
-# padding has one block.
+# Steps between two looks at the device; a row's blocks reach that far ahead.
 WINDOW = 16
 # waiting responses come in when a REFILLth of the rows is empty:
 # bringing them in costs a pass over prompts
@@ -51,7 +50,7 @@ class Blocks:
 
 class Size(NamedTuple):
     """The most rows, blocks of a row, prompts in the cache and blocks of a prompt;
-    n responses to a prompt.
+    n responses to a prompt; drafts that a step tries of a row.
     """
 
     rows: int
@@ -59,17 +58,29 @@ class Size(NamedTuple):
     prompts: int
     most_prompt: int
     n: int
+    drafts: int = 0
+
+    @property
+    def width(self) -> int:
+        """The most tokens that a row draws in a step."""
+        return self.drafts + 1
+
+    @property
+    def reach(self) -> int:
+        """How many of a row's last tokens a step must know."""
+        return LONGEST if self.drafts else 1
 
     @property
     def shapes(self) -> list[tuple[int, ...]]:
         """Of the fields of `kernels.DecodeRows`, in their order."""
-        rows, most, prompts, most_prompt, n = self
+        rows, most, prompts, most_prompt, n, _ = self
         return [(rows, most), (rows,), (rows,), (prompts, most_prompt), (prompts,), (prompts, n)]
 
 
 class Tables:
     """What a decode step reads, as `kernels.DecodeRows` wants it: views of one int32 array, so that
-    one copy brings them to the device. `keys` and `tokens` [rows] int64 are views of a second one.
+    one copy brings them to the device. `keys` [rows] and `recent` [rows, reach] int64, the last
+    tokens of each, are views of a second one.
     """
 
     def __init__(self, size: Size, small: Ints, large: NDArray[np.int64]) -> None:
@@ -83,7 +94,8 @@ class Tables:
             self.prompt_length,
             self.members,
         ) = parts
-        self.keys, self.tokens = large.reshape(2, size.rows)
+        self.keys, recent = np.split(large, [size.rows])
+        self.recent = recent.reshape(size.rows, size.reach)
 
 
 class Scheduler:
@@ -140,8 +152,8 @@ class Scheduler:
             self._open_row(self.queue.popleft(), prompt)
         return fresh
 
-    def grow(self, steps: int) -> None:
-        """Give every row blocks for its next `steps` tokens,
+    def grow(self, tokens: int) -> None:
+        """Give every row blocks for its next `tokens`,
         if need be at the expense of the youngest rows.
 
         A response's last token never enters the cache;
@@ -150,7 +162,7 @@ class Scheduler:
         while True:
             rows = slice(0, self.count)
             need = blocks_for(
-                np.minimum(self.drawn[rows] - 1 + steps, self.limit[self.response[rows]] - 1)
+                np.minimum(self.drawn[rows] - 1 + tokens, self.limit[self.response[rows]] - 1)
             )
             need -= self.held[rows]
             lacking = int(need.clip(0).sum()) - self.blocks.left
@@ -180,7 +192,7 @@ class Scheduler:
             t.table,
             t.prompt,
             t.keys,
-            t.tokens,
+            t.recent,
         ):
             array[: len(kept)] = array[kept]
 

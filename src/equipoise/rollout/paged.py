@@ -6,11 +6,13 @@ goes to the next one in the queue; a response gets blocks as it grows, so memory
 lengths. The step (layers, head, draw) is captured once for each of a few batch sizes and replayed;
 every WINDOW steps the host looks at what was drawn, tells who is finished, fills up and goes on.
 Results are those of the other samplers: same seeds, same draws.
+With `speculation` a step also takes each row's next tokens as drafts, looked up in what its group
+has written, and keeps as many as are what is drawn there: the same responses in fewer steps.
 The cache is reserved at every call and given back after it; the graphs stay, with the step's
 buffers, for the next one. Keys and values, and the weights of a step's projections, may be kept in
 8 bits (`kernels.fp8`): prompts are computed with the model's own weights all the same.
-Works for the models of `policy.architectures`, on the CPU too (by the
-kernels' reference, slowly: for tests).
+Works for the models of `policy.architectures`, on the CPU too (by the kernels' reference, slowly:
+for tests).
 """
 
 from __future__ import annotations
@@ -31,6 +33,7 @@ from equipoise.kernels import decode, fp8
 from equipoise.kernels.decode import BLOCK
 from equipoise.kernels.draw import SamplingParams
 from equipoise.kernels.fp8 import Precision
+from equipoise.kernels.plain_drafts import remember_prompts
 from equipoise.kernels.uniform import Key
 from equipoise.policy import Policy, decoder
 from equipoise.policy.layer import Layer, describe
@@ -40,22 +43,24 @@ from equipoise.policy.weights import Fp8Linear, Merged, Weights, in_eight_bits, 
 from equipoise.rollout.batch import Request, request
 from equipoise.rollout.blocks import WINDOW, Blocks, Scheduler, Size, blocks_for
 from equipoise.rollout.paged_step import LOGITS, Cache, attend_prompts, decode_step, draw_rows
-from equipoise.rollout.rollouts import Finished, Rollouts
-from equipoise.rollout.step_buffers import StepBuffers, Supports
+from equipoise.rollout.rollouts import DraftCounts, Finished, Rollouts
+from equipoise.rollout.step_buffers import StepBuffers, Supports, Window
 
 BUCKETS = (1, 2, 4, 8, 16, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048)
 CPU_MEMORY = 4 << 30  # bytes of the cache
 KEPT = 3  # sets of buffers and graphs that are kept: training's, and those of an evaluation or two
 SHARE = 0.8  # of the GPU's free memory that the cache may take
 PREFILL = 1 << 15  # tokens of prompts computed together
+MOST_DRAFTS = 8  # of a row and step
 TOLD = 32  # responses told of together: a millisecond or two, in which the device may already wait
 
 
 class PagedSampler:
     """`rows`: the most responses decoded together; `memory`: the most bytes of the cache (default:
-    what is free); `cache_dtype`, `weights_dtype`: "fp8" keeps keys and values, or a copy of the
-    projections' weights that is made at every call, in 8 bits; `stopped`: set, it ends a call with
-    `Stopped`.
+    what is free); `speculation`: tokens drafted of each row in a step, but for calls that truncate
+    (top-k, top-p, min-p); `cache_dtype`, `weights_dtype`: "fp8" keeps keys and values, or a copy of
+    the projections' weights that is made at every call, in 8 bits; `stopped`: set, it ends a call
+    with `Stopped`.
     """
 
     def __init__(
@@ -64,6 +69,7 @@ class PagedSampler:
         *,
         rows: int = BUCKETS[-1],
         memory: int | None = None,
+        speculation: int = 0,
         cache_dtype: Precision = "auto",
         weights_dtype: Precision = "auto",
         stopped: Event | None = None,
@@ -72,9 +78,12 @@ class PagedSampler:
             raise ValueError(
                 f"rows = {rows} must lie between 1 and {BUCKETS[-1]}, the largest batch a step is made for"
             )
+        if not 0 <= speculation <= MOST_DRAFTS:
+            raise ValueError(f"speculation = {speculation} must lie between 0 and {MOST_DRAFTS}")
         self.policy = policy
         self.rows = rows
         self.memory = memory
+        self.speculation = speculation
         self.cache_dtype, self.weights_dtype = cache_dtype, weights_dtype
         self.stopped = stopped
         # bytes of all it takes where something else takes the rest meanwhile, else what is free
@@ -119,12 +128,14 @@ class PagedSampler:
     def _set_up(self, asked: Request) -> StepBuffers:
         """The step's buffers: those of an earlier call of this size, if there was one lately."""
         rows = min(self.rows, next(b for b in BUCKETS if b >= min(self.rows, asked.rows)))
+        drafts = 0 if asked.params.truncates else self.speculation
         size = Size(
             rows,
-            int(blocks_for(int(asked.limit.max()) + WINDOW)),
+            int(blocks_for(int(asked.limit.max()) + WINDOW * (drafts + 1))),
             _power_of_two(min(len(asked.prompts), max(4 * rows // asked.n, 1))),
             _power_of_two(int(blocks_for(max(map(len, asked.prompts))))),
             asked.n,
+            drafts,
         )
         buffers = self._buffers.pop(size, None) or StepBuffers(self.policy, size)
         if asked.params.truncates and buffers.supports is None:
@@ -158,7 +169,7 @@ class PagedSampler:
         device = self.policy.device
         if self.memory is not None or device.type != "cuda":
             return CPU_MEMORY if self.memory is None else self.memory
-        logits = 2 * 4 * size.rows * self.policy.core.config.vocab_size
+        logits = 2 * 4 * size.rows * size.width * self.policy.core.config.vocab_size
         if self.most is None:
             return int(SHARE * (room(device) - logits))
         copies = sum(own.nbytes for own in self._in_eight_bits.values())
@@ -181,13 +192,14 @@ class _Call:
         self.is_end[[token for token in policy.eos if token < weights.vocabulary]] = True
         self.may_stop = None if asked.stop is None else asked.stop.candidate.cpu().numpy()
         # draws behind a response's end have their place too
-        shape = asked.rows, int(self.limit.max()) + WINDOW
+        shape = asked.rows, int(self.limit.max()) + WINDOW * buffers.size.width
         self.tokens = np.zeros(shape, dtype=np.int32)
         self.logprobs = np.zeros(shape, dtype=np.float32)
         # Of each token's support: where it begins among all ids listed, and its size.
         self.places = np.zeros((2, *shape), dtype=np.int64) if asked.params.truncates else None
         self.ids: list[Tensor] = []
         self.listed = 0
+        self.drafts = DraftCounts() if buffers.size.drafts else None
         self.lengths = np.zeros(asked.rows, dtype=np.int64)
         self.stopped = np.zeros(asked.rows, dtype=bool)
         # what `_record` saw and `_store` has not written yet
@@ -199,6 +211,8 @@ class _Call:
         scheduler = self.scheduler = Scheduler(
             self.buffers.tables, Blocks(blocks), lengths, self.limit
         )
+        if self.buffers.memory is not None:
+            self.buffers.memory.clock.zero_()
         while scheduler.count or scheduler.queue:
             self.asked.check()
             old = scheduler.count
@@ -213,7 +227,7 @@ class _Call:
                         (self.limit[scheduler.response] - scheduler.drawn)[: scheduler.count].max()
                     ),
                 )
-                scheduler.grow(steps)
+                scheduler.grow(steps * self.buffers.size.width)
                 self._steps(steps)
         self._store()
         self._tell(lambda: False)
@@ -234,7 +248,8 @@ class _Call:
         device = self.policy.device
         places = self.scheduler.place[prompts]
         position = np.concatenate([np.arange(l) for l in lengths])
-        block = self.buffers.tables.prompt_table[places.repeat(lengths), position // BLOCK]
+        whose = np.arange(len(prompts)).repeat(lengths)
+        block = self.buffers.tables.prompt_table[places[whose], position // BLOCK]
         token = np.concatenate([self.asked.prompts[p] for p in prompts])
         heads = np.arange(self.cache.keys.shape[2])
         offset = position[:, None] % BLOCK
@@ -250,6 +265,11 @@ class _Call:
             self.cache.of_layer(layer.index).write(at, k, v)
             return attend_prompts(q, k, v, lengths.tolist(), starts, layer)
 
+        memory = self.buffers.memory
+        if memory is not None:
+            place = torch.from_numpy(places).to(device)
+            memory.entries[place] = 0
+            remember_prompts(memory, tokens, positions, place[torch.from_numpy(whose).to(device)])
         core = self.policy.core
         last = torch.from_numpy(ends - 1).to(device)
         x = decoder.hidden_states(core, tokens, positions, attend)[last]
@@ -282,7 +302,21 @@ class _Call:
         if sizes:
             count = torch.cat(sizes).cpu().numpy()
             places = self._list(np.stack((count.cumsum() - count, count))[:, None], torch.cat(ids))
-        self._record(old, tokens[None], logprobs[None], places)
+        recent = self._prompt_ends(scheduler.response[old : scheduler.count] // scheduler.n)
+        recent = np.concatenate((recent, tokens[:, None]), 1)
+        once = np.ones((1, new), dtype=np.int64)
+        self._record(old, Window(tokens[None], logprobs[None], once, None, recent), places)
+
+    def _prompt_ends(self, prompts: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The last tokens of these prompts that a row's first drafts are looked up by; −1 before
+        their first.
+        """
+        reach = self.buffers.size.reach - 1
+        ends = np.full((len(prompts), reach), -1, dtype=np.int64)
+        for row, prompt in enumerate(prompts.tolist()):
+            end = self.asked.prompts[prompt][-reach:] if reach else []
+            ends[row, reach - len(end) :] = end
+        return ends
 
     def _list(self, places: NDArray[np.int64], ids: Tensor) -> NDArray[np.int64]:
         """Keep the ids of supports; `places` [2, k, r] in them becomes that among all ids listed."""
@@ -297,7 +331,7 @@ class _Call:
         size = min(next(b for b in BUCKETS if b >= scheduler.count), buffers.size.rows)
         # A graph has a fixed number of rows: those beyond the real ones are padding.
         scheduler.fill_in(size)
-        if buffers.at.is_cuda:
+        if buffers.keys.is_cuda:
             step = self._graph(size)
         else:
             step = functools.partial(decode_step, self.weights, buffers, self.cache, size, params)
@@ -311,7 +345,7 @@ class _Call:
             self._store()
             buffers.download()
             self._tell(buffers.ready)
-            tokens, logprobs = buffers.results(steps, scheduler.count)
+            window = buffers.results(steps, scheduler.count)
             if buffers.supports is None or not params.truncates:
                 break
             places, ids = buffers.supports.results(steps, scheduler.count)
@@ -319,7 +353,7 @@ class _Call:
                 places = self._list(places, ids)
                 break
             steps = self._fewer(steps)
-        self._record(0, tokens, logprobs, places)
+        self._record(0, window, places)
 
     def _fewer(self, steps: int) -> int:
         """Steps to do over, from the same tables, because their supports did not fit;
@@ -340,27 +374,23 @@ class _Call:
         arguments = self.weights, self.buffers, self.cache, size, params
         return self.buffers.graph(key, lambda: decode_step(*arguments)).replay
 
-    def _record(
-        self,
-        first: int,
-        tokens: NDArray[np.int64],
-        logprobs: NDArray[np.float32],
-        places: NDArray[np.int64] | None,
-    ) -> None:
-        """Rows from `first` on drew `tokens` [k, r] with `logprobs` [k, r] from supports at
-        `places` [2, k, r]: keep them, and let the finished go.
+    def _record(self, first: int, window: Window, places: NDArray[np.int64] | None) -> None:
+        """Rows from `first` on drew what `window` says, from supports at `places` [2, m, r]:
+        keep it, and let the finished go.
         """
         scheduler = self.scheduler
         rows = slice(first, scheduler.count)
         response, drawn = scheduler.response[rows].copy(), scheduler.drawn[rows].copy()
-        k = len(tokens)
-        at = drawn + np.arange(k)[:, None]
-        self.unstored.append((response, at, tokens, logprobs, places))
+        tokens = window.tokens
+        # A row's tokens are the first of its column; what is behind them is overwritten later.
+        at = drawn + np.arange(len(tokens))[:, None]
+        self.unstored.append((response, at, tokens, window.logprobs, places))
         limit = self.limit[response]
-        stops = self.is_end[tokens] & (at < limit)
+        end = np.minimum(drawn + window.given.sum(0), limit)
+        stops = self.is_end[tokens] & (at < end)
         if self.asked.stop is not None and self.may_stop is not None:
             self._store()
-            hits = np.argwhere(self.may_stop[tokens] & (at < limit))
+            hits = np.argwhere(self.may_stop[tokens] & (at < end))
             tails = [
                 self.tokens[response[i], max(0, at[j, i] + 1 - self.asked.stop.span) : at[j, i] + 1]
                 for j, i in hits
@@ -368,13 +398,16 @@ class _Call:
             if tails:
                 stops[tuple(hits.T)] |= self.asked.stop.in_tails([t.tolist() for t in tails])
         stopped = np.asarray(stops.any(0))
-        length = np.where(stopped, drawn + stops.argmax(0) + 1, np.minimum(drawn + k, limit))
+        length = np.where(stopped, drawn + stops.argmax(0) + 1, end)
+        if self.drafts is not None and window.tried is not None:
+            counts = _counted(window.given, window.tried, drawn, length)
+            self.drafts = self.drafts.plus(counts)
         done = stopped | (length == limit)
         ended = response[done]
         self.lengths[ended], self.stopped[ended] = length[done], stopped[done]
         self.untold.extend(ended.tolist())
-        scheduler.drawn[rows] += k
-        self.buffers.tables.tokens[rows] = tokens[-1]
+        scheduler.drawn[rows] += window.given.sum(0)
+        self.buffers.tables.recent[rows] = window.recent
         if done.any():
             gone = np.zeros(scheduler.count, dtype=bool)
             gone[rows] = done
@@ -421,7 +454,28 @@ class _Call:
             torch.arange(len(asked.prompts), device=device).repeat_interleave(asked.n),
             ["stop" if s else "length" for s in self.stopped.tolist()],
             support,
+            self.drafts,
         )
+
+
+def _counted(
+    given: NDArray[np.int64],
+    tried: NDArray[np.int64],
+    drawn: NDArray[np.int64],
+    length: NDArray[np.int64],
+) -> DraftCounts:
+    """What steps gave and drafts they tried, [steps, r] both, of rows that had `drawn` [r] tokens
+    before and have or end with `length` [r]; steps after a row's end do not count.
+    """
+    after = drawn + given.cumsum(0)
+    before = after - given
+    live = (before < length) & (given > 0)
+    return DraftCounts(
+        tokens=int((np.minimum(after, length) - before)[live].sum()),
+        passes=int(live.sum()),
+        tried=int(tried[live].sum()),
+        accepted=int((given - 1)[live].sum()),
+    )
 
 
 def _cache_shape(policy: Policy, blocks: int) -> torch.Size:
@@ -454,15 +508,20 @@ def _reserve(policy: Policy, blocks: int, dtype: Precision = "auto") -> tuple[An
 
 
 def _empty_cache(policy: Policy, blocks: int, dtype: Precision) -> Cache:
+    """Waste goes to block 0, and drafts behind a limit are read from there, with weight 0: it must
+    hold numbers.
+    """
     shape, device = _cache_shape(policy, blocks), policy.device
+    pool = torch.empty(shape, dtype=policy.dtype if dtype == "auto" else fp8.FP8, device=device)
+    fp8.as_bytes(pool)[:, :, 0] = 0
+    keys, values = pool.unbind(1)
     if dtype == "auto":
-        keys, values = torch.empty(shape, dtype=policy.dtype, device=device).unbind(1)
         return Cache(keys, values, None)
-    keys, values = torch.empty(shape, dtype=fp8.FP8, device=device).unbind(1)
     fp8.as_bytes(values).zero_()  # no NaN: see `plain_decode`
     *_, block, D = shape
     across = values.flatten(3).unflatten(3, (D, block)).transpose(3, 4)
     scales = torch.empty(shape[:-1], dtype=torch.float32, device=device)
+    scales[:, :, 0] = 0
     return Cache(keys, across, scales)
 
 

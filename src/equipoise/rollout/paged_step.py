@@ -66,31 +66,36 @@ class Cache(NamedTuple):
 def decode_step(
     weights: Weights, buffers: StepBuffers, cache: Cache, size: int, params: SamplingParams
 ) -> None:
-    """One token for each of the first `size` rows:
+    """One token for each of the first `size` rows, and as many more as its drafts are right:
     what the buffers say goes in, what is drawn is written there.
     """
-    parts, all_rows = weights.parts, buffers.rows
+    parts, all_rows, record, memory = weights.parts, buffers.rows, buffers.record, buffers.memory
+    width = buffers.size.width
     rows = DecodeRows(
         all_rows.table[:size], all_rows.length[:size], all_rows.prompt[:size], *all_rows[3:]
     )
-    tokens = buffers.tokens[:size]
+    tokens = recent = record.recent[:size]
+    if memory is not None:
+        tokens = decode.draft(memory, rows.prompt, recent, width - 1)
+    # a draft that was not found (−1) is computed too: the shape of a step is fixed
+    known = tokens if memory is None else tokens.clamp_min(0)
     in_eight_bits = isinstance(weights.layers[0].qkv, Fp8Linear)
-    stream = _PagedStream(parts.embed(tokens), parts.activation, in_eight_bits)
+    stream = _PagedStream(parts.embed(known.flatten()), parts.activation, in_eight_bits)
     splits = _splits(size * cache.keys.shape[2], all_rows.table.shape[1])
     for layer, own in zip(parts.layers, weights.layers, strict=True):
         kept = cache.of_layer(layer.index)
         rope = buffers.rope if layer.rotates else buffers.no_rotation
         run(own, stream, functools.partial(_attend, layer, own, kept, rows, rope, splits))
     y = stream.last(weights.norm)
-    u = decode.uniform(buffers.keys[:size], rows.length + 1)
+    keys = buffers.keys[:size, None].expand(-1, width).reshape(-1)
+    u = decode.uniform(keys, (rows.length[:, None] + buffers.ahead).flatten())
     drawn, logprobs = draw_rows(
         weights.logits(y), u, params, functools.partial(_list_step, buffers)
     )
-    buffers.drawn[:, :size].index_copy_(0, buffers.at, drawn[None])
-    buffers.logprobs[:, :size].index_copy_(0, buffers.at, logprobs[None])
-    tokens.copy_(drawn)
-    rows.length.add_(1)
-    buffers.at.add_(1)
+    decode.accept(drawn, logprobs, tokens, rows, cache.keys.shape[3], record, memory)
+    record.at.add_(1)
+    if memory is not None:
+        memory.clock.add_(1)
 
 
 class _PagedStream:
@@ -151,7 +156,7 @@ def _splits(programs: int, most: int) -> int:
 def _list_step(buffers: StepBuffers, kept: Tensor, rows: slice) -> None:
     """Those of rows that only pad the batch (block 0 is theirs) would take up room."""
     assert buffers.supports is not None
-    buffers.supports.add(kept & (buffers.rows.table[rows, :1] != 0), buffers.at, rows)
+    buffers.supports.add(kept & (buffers.rows.table[rows, :1] != 0), buffers.record.at, rows)
 
 
 def draw_rows(

@@ -4,9 +4,10 @@ What it takes is `SamplingParams`, beside the draw of one token.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -21,6 +22,24 @@ Finish = Literal["stop", "length"]
 Finished = Callable[[list[int], Tensor, Tensor], None]
 
 
+class DraftCounts(NamedTuple):
+    """What steps with drafts gave, over whole calls: a pass is one row in one step."""
+
+    tokens: int = 0
+    passes: int = 0
+    tried: int = 0  # drafts
+    accepted: int = 0  # of those
+
+    def plus(self, other: DraftCounts) -> DraftCounts:
+        return DraftCounts(*(a + b for a, b in zip(self, other, strict=True)))
+
+    def metrics(self) -> dict[str, float]:
+        return {
+            "rollout/tokens_per_pass": self.tokens / max(self.passes, 1),
+            "rollout/drafts_accepted": self.accepted / max(self.tried, 1),
+        }
+
+
 @dataclass(frozen=True, eq=False)
 class Rollouts:
     """B responses with N tokens in all, flat, in the order of the prompts and then of the samples.
@@ -31,7 +50,8 @@ class Rollouts:
     greedy: at temperature 1.
     lengths [B] int64; prompt [B] int64: row of the prompt in `prompts`; finish: "stop" or "length"
     for each response. support: which tokens each of the N was drawn from; None where nothing was
-    truncated.
+    truncated. drafts: of the calls that drew them, responses that were left out later included;
+    None where nothing was drafted.
     """
 
     prompts: list[list[int]]
@@ -41,6 +61,7 @@ class Rollouts:
     prompt: Tensor
     finish: list[Finish]
     support: Support | None = None
+    drafts: DraftCounts | None = None
 
     def select(self, rows: Tensor) -> Rollouts:
         """The responses `rows` [b], in that order; `prompts` stays whole,
@@ -59,6 +80,7 @@ class Rollouts:
             self.prompt[rows],
             [self.finish[i] for i in rows.tolist()],
             None if self.support is None else self.support.select(at),
+            self.drafts,
         )
 
 
@@ -74,6 +96,7 @@ def concatenate(parts: Sequence[Rollouts]) -> Rollouts:
         raise ValueError(
             "some of these rollouts are truncated draws and others are not; keep the two apart"
         )
+    drafts = [p.drafts for p in parts if p.drafts is not None]
     return Rollouts(
         prompts,
         torch.cat([p.tokens for p in parts]),
@@ -82,6 +105,7 @@ def concatenate(parts: Sequence[Rollouts]) -> Rollouts:
         torch.cat([p.prompt + shift for p, shift in zip(parts, shifts, strict=True)]),
         [f for p in parts for f in p.finish],
         supports.concatenate(known) if known else None,
+        functools.reduce(DraftCounts.plus, drafts) if drafts else None,
     )
 
 

@@ -12,6 +12,7 @@ import gc
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -19,14 +20,25 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from equipoise.kernels import decode
-from equipoise.kernels.decode import BLOCK, DecodeRows
+from equipoise.kernels.decode import BLOCK, DecodeRows, Memory, StepRecord
 from equipoise.kernels.draw import SamplingParams
+from equipoise.kernels.plain_drafts import TOKEN, slots_for
 from equipoise.policy import Policy
 from equipoise.policy.layer import describe
 from equipoise.rollout.blocks import WINDOW, Size, Tables
 
 LISTED = 1 << 24  # ids of all supports of a window: 64 MiB, 512 a draw with 2,048 rows
 GraphKey = tuple[int, SamplingParams]
+
+
+class Window(NamedTuple):
+    """What came back of a window of steps, for its rows [r]."""
+
+    tokens: NDArray[np.int64]  # [m, r] of which each row has its own number
+    logprobs: NDArray[np.float32]  # [m, r]
+    given: NDArray[np.int64]  # [steps, r] tokens of each step
+    tried: NDArray[np.int64] | None  # [steps, r] drafts of each step; first tokens have none
+    recent: NDArray[np.int64]  # [r, reach] last tokens
 
 
 class StepBuffers:
@@ -41,20 +53,28 @@ class StepBuffers:
         entries = sum(int(np.prod(s)) for s in size.shapes)
         self._host = (
             torch.zeros(entries, dtype=torch.int32, pin_memory=pinned),
-            torch.zeros(2 * size.rows, dtype=torch.int64, pin_memory=pinned),
+            torch.zeros((1 + size.reach) * size.rows, dtype=torch.int64, pin_memory=pinned),
         )
         self._device = tuple(torch.zeros_like(h, device=device) for h in self._host)
         self.tables = Tables(size, *(h.numpy() for h in self._host))
         split = self._device[0].split([int(np.prod(s)) for s in size.shapes])
         self.rows = DecodeRows(*(part.view(s) for part, s in zip(split, size.shapes, strict=True)))
-        self.keys, self.tokens = self._device[1].view(2, size.rows)
-        self.at = torch.zeros(1, dtype=torch.int64, device=device)
-        self.drawn = torch.zeros(WINDOW, size.rows, dtype=torch.int64, device=device)
-        self.logprobs = torch.zeros(WINDOW, size.rows, device=device)
+        self.keys, recent = self._device[1].split((size.rows, size.reach * size.rows))
+        most = WINDOW * size.width, size.rows
+        self.record = StepRecord(
+            at=torch.zeros(1, dtype=torch.int64, device=device),
+            recent=recent.view(size.rows, size.reach),
+            advanced=torch.zeros(size.rows, dtype=torch.int32, device=device),
+            tokens=torch.zeros(most, dtype=torch.int64, device=device),
+            logprobs=torch.zeros(most, device=device),
+            passes=torch.zeros(2, WINDOW, size.rows, dtype=torch.int32, device=device),
+        )
+        # positions of a step's draws, from the row's length on
+        self.ahead = torch.arange(1, size.width + 1, dtype=torch.int32, device=device)
+        self.memory = _memory(size, core.config.vocab_size, device) if size.drafts else None
         self.supports: Supports | None = None  # made where a call truncates
         self._back = tuple(
-            torch.empty_like(t, device="cpu", pin_memory=pinned)
-            for t in (self.drawn, self.logprobs)
+            torch.empty_like(t, device="cpu", pin_memory=pinned) for t in self._results()
         )
         self.last = torch.zeros(
             size.prompts, core.config.hidden_size, dtype=policy.dtype, device=device
@@ -116,22 +136,28 @@ class StepBuffers:
     def upload(self) -> None:
         for there, here in zip(self._device, self._host, strict=True):
             there.copy_(here, non_blocking=True)
-        self.at.zero_()
-        if self.supports is not None:
-            self.supports.listed.zero_()
+        self._begin()
 
     def empty(self) -> None:
         """As if all rows were padding: what a step does then harms nobody."""
         for there in self._device:
             there.zero_()
         self.rows.members.fill_(-1)
-        self.at.zero_()
+        self._begin()
+
+    def _begin(self) -> None:
+        self.record.at.zero_()
+        self.record.advanced.zero_()
         if self.supports is not None:
             self.supports.listed.zero_()
 
+    def _results(self) -> tuple[Tensor, ...]:
+        record = self.record
+        return record.tokens, record.logprobs, record.passes, record.recent
+
     def download(self) -> None:
         """Start bringing back what the steps have drawn; `ready` says when it is there."""
-        for here, there in zip(self._back, (self.drawn, self.logprobs), strict=True):
+        for here, there in zip(self._back, self._results(), strict=True):
             here.copy_(there, non_blocking=True)
         if self.supports is not None:
             self.supports.download()
@@ -141,12 +167,27 @@ class StepBuffers:
     def ready(self) -> bool:
         return self._event is not None and self._event.query()
 
-    def results(self, steps: int, rows: int) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-        """Tokens and log-probabilities [steps, rows] of the last steps. Waits for the device."""
+    def results(self, steps: int, rows: int) -> Window:
+        """Of the last steps, and views: the next download overwrites them. Waits for the device."""
         if self._event is not None:
             self._event.synchronize()
-        tokens, logprobs = (t.numpy() for t in self._back)
-        return tokens[:steps, :rows], logprobs[:steps, :rows]
+        tokens, logprobs, passes, recent = (t.numpy() for t in self._back)
+        most = steps * self.size.width
+        given, tried = passes[:, :steps, :rows].astype(np.int64)
+        return Window(tokens[:most, :rows], logprobs[:most, :rows], given, tried, recent[:rows])
+
+
+def _memory(size: Size, vocabulary: int, device: torch.device) -> Memory:
+    if vocabulary > TOKEN:
+        raise ValueError(
+            f"drafts are looked up among at most {TOKEN:,} tokens, and this vocabulary has {vocabulary:,}; "
+            "set speculation = 0"
+        )
+    slots = slots_for((size.n * size.most + size.most_prompt) * BLOCK)
+    return Memory(
+        torch.zeros(size.prompts, slots, dtype=torch.int64, device=device),
+        torch.zeros(1, dtype=torch.int64, device=device),
+    )
 
 
 class Supports:
