@@ -32,8 +32,8 @@ OTHERS = {
     "rollout.group_size": 4, "rollout.max_tokens": 33, "rollout.temperature": 0.7, "rollout.top_p": 0.9,
     "rollout.top_k": 20, "rollout.min_p": 0.05, "rollout.stop": ["\n"], "rollout.dynamic_sampling": True,
     "rollout.max_draws": 7,
-    "rollout.exact": True, "rollout.ahead": 1, "rollout.engine": "vllm", "rollout.engine_memory": 0.6,
-    "rollout.cache_dtype": "fp8", "rollout.weights_dtype": "fp8",
+    "rollout.exact": True, "rollout.ahead": 1, "rollout.speculation": 2, "rollout.engine": "vllm",
+    "rollout.engine_memory": 0.6, "rollout.cache_dtype": "fp8", "rollout.weights_dtype": "fp8",
     "reward.functions": ["task", "boxed"], "reward.weights": [1.0, 0.2], "reward.correct": 2.0, "reward.wrong": -1.0,
     "reward.unparsed": -2.0, "reward.timeout": "mask", "reward.limit": "mask", "reward.crashed": "mask",
     "reward.bad_gold": 0.0, "reward.unavailable": 0.5, "reward.max_unscored": 0.5, "reward.tags": ["a"],
@@ -83,10 +83,12 @@ def toml(value):
 
 
 # All together, but for tasks that need files, for shards, which go with neither LoRA nor vLLM, for batches sampled
-# ahead and 8 bits, which do not go with vLLM, and for what does not go with balanced, recentre or summed advantages.
+# ahead, drafts and 8 bits, which do not go with vLLM, and for what does not go with balanced, recentre or summed
+# advantages.
 APART = (
     "task.",
     "rollout.ahead",
+    "rollout.speculation",
     "rollout.cache_dtype",
     "rollout.weights_dtype",
     "train.shard",
@@ -105,7 +107,7 @@ CONFIGS = {
     "each token": {"train.teacher": "abacus", "objective.top_entropy_quantile": 0.2, "reward.length_penalty": 0.2},
     "tokens": {"train.micro_tokens": 5000, "rollout.max_tokens": 100},
     "shards": {"train.shard": True, "train.micro_batch": 16},
-    "ahead": {"rollout.ahead": 1},
+    "ahead": {"rollout.ahead": 1, "rollout.speculation": 2},
     "eight bits": {"rollout.cache_dtype": "fp8", "rollout.weights_dtype": "fp8", "model.dtype": "bfloat16"},
     "chat": {
         "task.chat": True,

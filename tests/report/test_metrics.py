@@ -5,7 +5,8 @@ import re
 import pytest
 
 from equipoise.report.metrics import METRICS, meaning, pattern
-from equipoise.train import RunFolder, Trainer, load, read_lines
+from equipoise.rollout import PagedSampler
+from equipoise.train import RunFolder, Trainer, ahead, load, read_lines
 
 TABLES = {"interval", "by_level"}  # of a line of eval.jsonl
 # Options that add metrics, in as few runs as can hold them together.
@@ -20,7 +21,9 @@ RUNS = {
         "objective.kl": "0.01", "train.teacher": "abacus",
         "objective.aggregation": "token", "eval.every": "0",
     },
-    "recentred": {"objective.cancellation": "recentre", "eval.every": "0", "rollout.ahead": "1"},
+    "recentred": {
+        "objective.cancellation": "recentre", "eval.every": "0", "rollout.ahead": "1", "rollout.speculation": "2",
+    },
 }  # fmt: skip
 TINY = {
     "train.steps": "1", "train.threads": "1", "rollout.prompts": "4", "rollout.group_size": "4", "model.device": "cpu",
@@ -29,7 +32,15 @@ TINY = {
 
 
 @pytest.fixture(scope="module")
-def written(tmp_path_factory):
+def paged():
+    """The sampler of CUDA, which drafts, also on the CPU: by its kernels' reference."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ahead, "native_sampler", lambda policy, stopped, **options: PagedSampler(policy, **options))
+        yield
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory, paged):
     """The names that the runs wrote, by file."""
     found = {file: set() for file in METRICS}
     for k, options in enumerate(RUNS.values()):

@@ -203,6 +203,21 @@ class Config(BaseModel):
         return self
 
     @model_validator(mode="after")
+    def drafts_are_of_whole_draws(self) -> Self:
+        rollout = self.rollout
+        if rollout.speculation and rollout.truncates:
+            raise ValueError(
+                f"rollout.speculation = {rollout.speculation}: must be 0 with rollout.top_k, top_p or min_p, because "
+                "supports are recorded one token a step"
+            )
+        if rollout.speculation and rollout.engine == "vllm":
+            raise ValueError(
+                f"rollout.speculation = {rollout.speculation}: must be 0 with rollout.engine = vllm, because only the "
+                "native sampler drafts"
+            )
+        return self
+
+    @model_validator(mode="after")
     def a_mini_batch_is_part_of_a_batch(self) -> Self:
         if self.train.mini_batch > self.rollout.prompts:
             raise ValueError(

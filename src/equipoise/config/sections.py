@@ -183,6 +183,9 @@ class RolloutConfig(Section):
     ahead: Annotated[int, Field(ge=0, le=1), Must("0 or 1")] = 0
     """batches sampled ahead: 1 samples the next one while this one trains, with the weights from
     before the update (one step off-policy; π_old is theirs)"""
+    speculation: Annotated[int, Field(ge=0, le=8), Must("from 0 to 8")] = 0
+    """tokens drafted of each response in a step of the sampler on CUDA, looked up in what its group
+    has written: the same responses in fewer steps; 0 drafts none"""
     engine: Literal["native", "vllm"] = "native"
     """native, or vllm (extra: vllm), which implies exact and objective.mismatch = tis"""
     engine_memory: Annotated[float, Field(gt=0, lt=1), Must("a share between 0 and 1")] = 0.4
@@ -221,9 +224,9 @@ class RolloutConfig(Section):
         """Whether log π_old is the trainer's, not the sampler's."""
         return self.exact or self.departs
 
-    def precisions(self) -> dict[str, Any]:
+    def sampler_options(self) -> dict[str, Any]:
         """Keyword arguments of `rollout.sampler`, which has them by the same names."""
-        return {name: getattr(self, name) for name in PRECISIONS}
+        return {name: getattr(self, name) for name in ("speculation", *PRECISIONS)}
 
 
 class RewardConfig(Section):

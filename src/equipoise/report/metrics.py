@@ -56,6 +56,8 @@ _UPDATE = {
     "drift/shared_contexts": "Mean of ρ − 1 − log ρ at contexts that two or more responses to a prompt share.",
     "rollout/logprob_difference/max": "Largest |log π_trainer − log π_sampler| of the tokens trained on.",
     "rollout/kl": "Estimate of KL(π_sampler ‖ π_trainer) a token, by k3.",
+    "rollout/tokens_per_pass": "Tokens that a row draws in a step of the sampler, on average (`rollout.speculation`).",
+    "rollout/drafts_accepted": "Share of the drafts found that were what is drawn at their place.",
     "rollout/lag": "Optimizer steps that the weights which sampled the batch lack of those it trains "
     "(`rollout.ahead`).",
     "lr": "Learning rate of the last optimizer step.",

@@ -59,7 +59,7 @@ def open_batches(
         return OnPolicy(Collector(config, policy, sampler, task, scorer, chat))
     snapshot = models.Snapshot(policy)
     stopped = threading.Event()
-    own = native_sampler(snapshot.policy, stopped, **config.rollout.precisions())
+    own = native_sampler(snapshot.policy, stopped, **config.rollout.sampler_options())
     collector = Collector(config, snapshot.policy, own, task, scorer, chat)
     collector.group = ranks.another_group()
     return Ahead(collector, snapshot, stopped, last=config.train.steps)

@@ -342,6 +342,7 @@ def statistics(batch: StepBatch, max_tokens: int) -> dict[str, float]:
         "groups/informative": float((high > low).double().mean()),
         "groups/seen_before": float((batch.past[:, 1] > 0).double().mean()),
         **_support_sizes(batch.rollouts),
+        **({} if batch.rollouts.drafts is None else batch.rollouts.drafts.metrics()),
         **drawn,
         **verdicts,
     }

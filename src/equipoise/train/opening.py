@@ -85,7 +85,7 @@ def open_engine(config: Config, policy: models.Policy) -> Sampler:
     if config.rollout.engine == "vllm":
         return VllmSampler(policy, memory=config.rollout.engine_memory)
     try:
-        return native_sampler(policy, **config.rollout.precisions())
+        return native_sampler(policy, **config.rollout.sampler_options())
     except ValueError as error:
         raise ConfigError(str(error)) from error
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from equipoise.config import VERDICTS, Config
+from equipoise.config.sections import PRECISIONS
 from equipoise.integrations.launch import (
     SHAPED,
     ExportError,
@@ -124,6 +125,7 @@ def _rollout(config: Config, task: Task) -> dict[str, Setting]:
         "rollout.max_draws": refused(r.dynamic_sampling, again, "no dynamic sampling"),
         "rollout.exact": mapped(why="TRL's old log-probabilities are always the trainer's own"),
         "rollout.ahead": refused(r.ahead, "TRL samples a batch when it is trained", "0, as TRL"),
+        "rollout.speculation": own("TRL's engine drafts for itself; no response depends on it"),
         "rollout.engine": mapped(
             {"use_vllm": vllm, **({"vllm_mode": "colocate"} if vllm else {})},
             "" if vllm else "TRL samples with transformers",
@@ -133,9 +135,9 @@ def _rollout(config: Config, task: Task) -> dict[str, Setting]:
         ),
         **{
             f"rollout.{name}": refused(
-                dtype != "auto", "TRL samples in the model's precision", "auto, as TRL"
+                getattr(r, name) != "auto", "TRL samples in the model's precision", "auto, as TRL"
             )
-            for name, dtype in r.precisions().items()
+            for name in PRECISIONS
         },
     }
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from equipoise.config import VERDICTS, Config
+from equipoise.config.sections import PRECISIONS
 from equipoise.integrations.launch import (
     SHAPED,
     ExportError,
@@ -172,15 +173,18 @@ def _rollout(config: Config, task: Task) -> dict[str, Setting]:
         "rollout.ahead": refused(
             r.ahead, "verl's one-step off-policy trainer is another entry point", "0, as verl"
         ),
+        "rollout.speculation": own("verl's engine drafts for itself; no response depends on it"),
         "rollout.engine": _engine(config),
         "rollout.engine_memory": mapped({f"{ROLLOUT}.gpu_memory_utilization": r.engine_memory})
         if r.engine == "vllm"
         else own("verl's own share is left to vLLM"),
         **{
             f"rollout.{name}": refused(
-                dtype != "auto", "verl's vLLM has settings of its own for 8 bits", "auto, as verl"
+                getattr(r, name) != "auto",
+                "verl's vLLM has settings of its own for 8 bits",
+                "auto, as verl",
             )
-            for name, dtype in r.precisions().items()
+            for name in PRECISIONS
         },
     }
 
