@@ -86,15 +86,16 @@ def test_batch_sizes_and_long_prompts_change_nothing(buckets, monkeypatch):
     assert_same(by_name(sampler.sample(prompts, 4, params), range(6), 4), wanted)
 
 
-def test_responses_end_at_their_limit_and_where_the_context_does():
-    """Greedy, with no end token: the drafts run on behind the limit."""
+@pytest.mark.parametrize("longest", [65, 67])
+def test_responses_end_at_their_limit_and_where_the_context_does(longest):
+    """Greedy, with no end token: the drafts run on behind the limit, with 65 where the last block ends."""
     policy = tiny("llama")
     policy.core.generation_config.eos_token_id = None
     policy.__dict__["eos"] = ()
-    params = SamplingParams(max_tokens=67, temperature=0.0)
+    params = SamplingParams(max_tokens=longest, temperature=0.0)
     prompts = [[5] * 100, [5] * 3, [7, 8]]
     without, ours = (PagedSampler(policy, speculation=count).sample(prompts, 2, params) for count in (0, 4))
-    assert ours.lengths.tolist() == [28, 28, 67, 67, 67, 67]
+    assert ours.lengths.tolist() == [28, 28, *4 * [longest]]
     assert ours.finish == ["length"] * 6
     assert_equal(ours, without, params)
     assert ours.drafts.tokens > 1.1 * ours.drafts.passes
