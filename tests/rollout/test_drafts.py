@@ -10,12 +10,14 @@ from test_paged import DEVICE, block_bytes, small_blocks, tiny
 from test_samplers import PARAMS, assert_same, by_name, rounding, supports_of
 
 from equipoise import config, rollout
+from equipoise import policy as p
 from equipoise.config import ConfigError
 from equipoise.rollout import NativeSampler, PagedSampler, SamplingParams, blocks, paged
 from equipoise.rollout.blocks import Scheduler
 from equipoise.rollout.paged import _counted
 from equipoise.rollout.rollouts import DraftCounts, concatenate
 from equipoise.rollout.step_buffers import StepBuffers
+from equipoise.tasks import open_task
 from tests.policy import tiny_models
 
 __all__ = ["small_blocks"]  # the fixture
@@ -117,6 +119,18 @@ def test_end_tokens_inside_drafts_end_a_response():
     assert ours.drafts.accepted > 0
 
 
+def test_a_trained_model_accepts_drafts_at_temperature_one():
+    """abacus writes sums; responses to one prompt repeat each other's."""
+    policy, task = p.load("abacus", device=DEVICE), open_task("arithmetic", 0)
+    prompts = [p.encode(policy, task.prompt(i).text) for i in range(6)]
+    params = SamplingParams(max_tokens=task.max_tokens, seed=1)
+    without, ours = (PagedSampler(policy, speculation=count).sample(prompts, 8, params) for count in (0, 2))
+    assert torch.equal(ours.tokens, without.tokens)
+    assert ours.finish == without.finish
+    torch.testing.assert_close(ours.logprobs, without.logprobs, atol=1e-4, rtol=0)
+    assert ours.drafts.tokens > 1.1 * ours.drafts.passes
+
+
 def test_prompts_of_one_token_have_a_context_too():
     policy, params = tiny("grouped"), dataclasses.replace(LOOPING, max_tokens=20)
     without, ours = (PagedSampler(policy, speculation=count).sample([[5], [6, 7]], 3, params) for count in (0, 2))
@@ -158,8 +172,6 @@ def test_a_second_call_draws_and_counts_the_same():
 @pytest.mark.parametrize("count", DRAFTS)
 def test_bfloat16_draws_what_the_trainer_says_to_its_rounding(count):
     """Products of other shapes round otherwise, so tokens may differ from those without drafts; two calls may not."""
-    from equipoise import policy as p
-
     policy = tiny("qwen3", dtype=torch.bfloat16)
     sampler, params = PagedSampler(policy, rows=48, speculation=count), SamplingParams(max_tokens=60)
     first, again = (sampler.sample(tiny_models.prompts(9), 8, params) for _ in range(2))
@@ -181,7 +193,7 @@ def test_counts_of_parts_are_summed():
     policy, prompts = tiny(), tiny_models.prompts(2)
     parts = [PagedSampler(policy, speculation=2).sample(prompts, 2, LOOPING, step=i) for i in range(2)]
     whole = concatenate(parts)
-    assert whole.drafts == DraftCounts(*(a + b for a, b in zip(*(p.drafts for p in parts), strict=True)))
+    assert whole.drafts == DraftCounts(*(a + b for a, b in zip(*(part.drafts for part in parts), strict=True)))
     assert whole.select(torch.tensor([0])).drafts == whole.drafts
     counts = DraftCounts(tokens=30, passes=20, tried=40, accepted=10)
     assert counts.metrics() == {"rollout/tokens_per_pass": 1.5, "rollout/drafts_accepted": 0.25}
