@@ -11,7 +11,18 @@ import torch
 from equipoise.kernels import decode, fp8, plain_decode
 from equipoise.kernels.decode import Norm
 from equipoise.kernels.fp8 import FLOOR, FP8, LARGEST, Fp8Rows
-from tests.kernels.test_decode import CUDA, DEVICE, DTYPES, NAN, assert_near, case, needs_cuda, needs_triton, randn
+from tests.kernels.test_decode import (
+    CUDA,
+    DEVICE,
+    DTYPES,
+    NAN,
+    Case,
+    assert_near,
+    case,
+    needs_cuda,
+    needs_triton,
+    randn,
+)
 from tests.kernels.test_decode import kernel as kernel
 
 BITS = torch.uint8  # 8-bit numbers are compared by their bits
@@ -212,6 +223,70 @@ def test_an_outlier_costs_no_other_token_its_digits(kernel):
     others[4] = False
     assert torch.equal(attended[0][others], attended[1][others])
     assert attended[1][c.real()].isfinite().all()
+
+
+# Several queries of a row
+
+
+BASE, PROMPT = [0, 62, 63, 64, 130, 1, 0, 59], [0, 1, 0, 1, 2, 1, -1, 0]  # ends of blocks and before; one row pads
+
+
+def drafting(width, heads=6, kv_heads=2, dtype=torch.bfloat16):
+    """A case in which every row is about to store `width` tokens, its rows, and their queries, keys and values."""
+    lengths = [b + width - 1 for b in BASE]
+    c = Case(lengths, PROMPT, [5, 64, 130], heads=heads, kv_heads=kv_heads, D=32, dtype=dtype)
+    rows = c.rows._replace(length=torch.tensor(BASE, dtype=torch.int32, device=DEVICE))
+    return c, rows, randn(len(BASE), width, heads + 2 * kv_heads, 32, dtype=dtype, seed=1)
+
+
+@pytest.mark.parametrize(
+    ("width", "heads", "kv_heads", "window", "splits", "dtype"),
+    [
+        (2, 6, 2, None, 1, torch.bfloat16),
+        (3, 6, 2, None, 3, torch.bfloat16),
+        (5, 9, 3, 70, 3, torch.bfloat16),
+        (3, 6, 2, 2, 4, torch.float32),
+        pytest.param(9, 6, 1, 5, 1, torch.float32, marks=pytest.mark.slow),
+    ],
+)
+def test_several_queries_of_a_row_are_those_of_one_at_a_time(kernel, width, heads, kv_heads, window, splits, dtype):
+    """What is stored against storing it token by token, what is attended to against a loop over its keys."""
+    c, rows, qkv = drafting(width, heads, kv_heads, dtype)
+    cache, single = in_eight_bits(c), in_eight_bits(c)
+    q = kernel.store(qkv.flatten(0, 1), cache.keys, cache.values, rows, c.rope, None, None, cache.scales)
+    got = kernel.attend(q, cache.keys, cache.values, rows, 0.3, None, window, splits, cache.scales)
+    got, q, real = got.unflatten(0, (-1, width)), q.unflatten(0, (-1, width)), c.real()
+    c.keys, c.values = cache.wide()
+    for j in range(width):
+        step = rows._replace(length=rows.length + j)
+        one = plain_decode.store(
+            qkv[:, j].contiguous(), single.keys, single.values, step, c.rope, None, None, single.scales
+        )
+        torch.testing.assert_close(q[:, j], one, rtol=2**-7, atol=2**-7)
+        c.lengths = [b + j for b in BASE]
+        assert_near(got[real, j], c.attended_by_hand(q[:, j], 0.3, None, window)[real], dtype)
+    for ours, theirs in zip(cache.wide(), single.wide(), strict=True):
+        torch.testing.assert_close(ours[1:], theirs[1:], rtol=1 / 8, atol=2**-6, equal_nan=True)
+
+
+@pytest.mark.parametrize("eight_bits", [False, True])
+def test_drafts_behind_a_limit_change_nothing_before_it(kernel, eight_bits):
+    """A row without a next block writes what comes behind its last one to block 0, whatever lies there."""
+    width, attended = 5, []
+    for limited in (False, True):
+        c, rows, qkv = drafting(width)
+        cache = in_eight_bits(c) if eight_bits else (c.keys, c.values, None)
+        if limited:
+            blocks = torch.arange(rows.table.shape[1], device=DEVICE)
+            last = rows.length[:, None] // c.block
+            rows = rows._replace(table=torch.where(blocks <= last, rows.table, 0))
+        q = kernel.store(qkv.flatten(0, 1), *cache[:2], rows, c.rope, None, None, cache[2])
+        attended.append(kernel.attend(q, *cache[:2], rows, 0.3, None, None, 1, cache[2]).unflatten(0, (-1, width)))
+    position = rows.length[:, None] + torch.arange(width, device=DEVICE)
+    before = c.real()[:, None] & (position // c.block == last)
+    assert not before[c.real()].all()
+    assert torch.equal(attended[0][before], attended[1][before])
+    assert attended[1].isfinite().all()
 
 
 # The product, and what it reads

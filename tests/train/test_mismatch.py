@@ -170,19 +170,26 @@ def test_vllm_is_opened_with_its_memory_and_closed_with_the_run(model, tmp_path,
     assert StandIn.opened[-1].closed
 
 
-EIGHT_BITS = {"model__device": "auto", "rollout__cache_dtype": "fp8", "train__steps": 1, "eval__every": 0}
+EIGHT_BITS = {
+    "model__device": "auto",
+    "rollout__cache_dtype": "fp8",
+    "rollout__speculation": 2,
+    "train__steps": 1,
+    "eval__every": 0,
+}
 
 
 @pytest.mark.parametrize("given", [{}, {"objective__mismatch": "none"}], ids=["default", "none"])
 def test_8_bits_are_measured_and_corrected_or_warned_of(model, tmp_path, monkeypatch, capsys, given):
-    """The paged sampler in the place of the CPU's own, which has no 8 bits."""
+    """The paged sampler in the place of the CPU's own, which has no 8 bits and no drafts."""
     monkeypatch.setattr("equipoise.train.opening.native_sampler", PagedSampler)
     t = Trainer(settings(model, tmp_path / "run", **EIGHT_BITS, **given))
-    assert (t.sampler.cache_dtype, t.sampler.weights_dtype) == ("fp8", "auto")
+    assert (t.sampler.cache_dtype, t.sampler.weights_dtype, t.sampler.speculation) == ("fp8", "auto", 2)
     t.run()
     (row,) = metrics(tmp_path / "run")
     assert 1e-4 < row["rollout/logprob_difference/mean"] < 0.3
     assert row["rollout/kl"] > 0
+    assert row["rollout/tokens_per_pass"] >= 1
     assert row["ratio/min"] == row["ratio/max"] == 1  # log π_old is the trainer's
     assert ("rollout/capped_tokens" in row) == (not given)
     said = "".join(capsys.readouterr())

@@ -508,8 +508,8 @@ def _reserve(policy: Policy, blocks: int, dtype: Precision = "auto") -> tuple[An
 
 
 def _empty_cache(policy: Policy, blocks: int, dtype: Precision) -> Cache:
-    """Waste goes to block 0, and drafts behind a limit are read from there, with weight 0: it must
-    hold numbers.
+    """Waste goes to block 0, and drafts behind a limit are read from there, with weight 0: it holds
+    numbers from the start, so that no NaN comes of it.
     """
     shape, device = _cache_shape(policy, blocks), policy.device
     pool = torch.empty(shape, dtype=policy.dtype if dtype == "auto" else fp8.FP8, device=device)

@@ -74,9 +74,9 @@ def decode_step(
     rows = DecodeRows(
         all_rows.table[:size], all_rows.length[:size], all_rows.prompt[:size], *all_rows[3:]
     )
-    tokens = recent = record.recent[:size]
+    tokens = record.recent[:size]
     if memory is not None:
-        tokens = decode.draft(memory, rows.prompt, recent, width - 1)
+        tokens = decode.draft(memory, rows.prompt, tokens, width - 1)
     # a draft that was not found (−1) is computed too: the shape of a step is fixed
     known = tokens if memory is None else tokens.clamp_min(0)
     in_eight_bits = isinstance(weights.layers[0].qkv, Fp8Linear)
