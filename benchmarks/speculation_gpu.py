@@ -11,7 +11,8 @@ without, is how many tokens a pass must give before it pays. With a model of one
 Every case is called twice with the same seed, and the second call is timed: prompts, host and all. `same` is the share
 of the responses that are those without drafts, token by token: all of them in float32; in bfloat16 products of other
 shapes round otherwise, and a response in which one token falls on the other side goes another way from there. A case
-begins only while there is time left of --limit; what was measured by then is written.
+begins only while there is time left of --limit; what was measured by then is written. With --eight-bits all of this
+over a cache in 8 bits (cache), weights in 8 bits (weights) or both.
 """
 
 from __future__ import annotations
@@ -69,7 +70,13 @@ def responses(rollouts: Rollouts) -> list[list[int]]:
 
 
 def measure(
-    policy: p.Policy, prompts: list[list[int]], rows: int, drafts: list[int], params: SamplingParams, end: float
+    policy: p.Policy,
+    prompts: list[list[int]],
+    rows: int,
+    drafts: list[int],
+    params: SamplingParams,
+    end: float,
+    precision: dict[str, Any],
 ) -> dict[str, Any]:
     """Figures of each number of drafts, the first of which is none."""
     found: dict[str, Any] = {}
@@ -78,7 +85,7 @@ def measure(
         if time.monotonic() > end:
             print("  the time is up", flush=True)
             break
-        sampler = PagedSampler(policy, rows=rows, speculation=count)
+        sampler = PagedSampler(policy, rows=rows, speculation=count, **precision)
         timed(sampler, prompts, params)
         seconds, steps, rollouts = timed(sampler, prompts, params)
         said = responses(rollouts)
@@ -114,6 +121,9 @@ def main() -> None:
     parser.add_argument("--temperature", type=float, default=1.0)
     parser.add_argument("--dtype", choices=["bfloat16", "float32"], default="bfloat16")
     parser.add_argument(
+        "--eight-bits", nargs="+", choices=["cache", "weights"], default=[], help="what is sampled with in 8 bits"
+    )
+    parser.add_argument(
         "--device", default="cuda", help="cpu: a try of the benchmark itself, by the kernels' reference"
     )
     parser.add_argument("--limit", type=float, default=300, help="seconds after which no case is begun")
@@ -123,6 +133,7 @@ def main() -> None:
     end = time.monotonic() + args.limit
     params = SamplingParams(max_tokens=args.tokens, temperature=args.temperature)
     dtype = getattr(torch, args.dtype)
+    precision = {f"{name}_dtype": "fp8" for name in args.eight_bits}
     results = earlier("speculation_gpu")
     for name in [args.model] if args.model else args.shape:
         print(name, flush=True)
@@ -133,10 +144,10 @@ def main() -> None:
             policy = shapes.endless(name, device=args.device, dtype=dtype)
             prompts = random_prompts(policy, max(args.rows) // GROUP)
         measured: dict[str, Any] = {"tokens": args.tokens, "temperature": args.temperature, "dtype": args.dtype}
-        results[Path(name).name] = measured
+        results[", ".join([Path(name).name, *(f"fp8 {part}" for part in args.eight_bits)])] = measured
         for rows in args.rows:
             asked = prompts[: max(1, rows // GROUP)]
-            measured[f"{rows} rows"] = measure(policy, asked, rows, args.drafts, params, end)
+            measured[f"{rows} rows"] = measure(policy, asked, rows, args.drafts, params, end, precision)
         write("speculation_gpu", {"results": results})
 
 
