@@ -141,13 +141,14 @@ def test_drafts_change_no_response(kind, precision):
 
 @pytest.mark.parametrize("precision", [CACHE, BOTH], ids=["cache", "both"])
 def test_draws_with_drafts_repeat_and_are_near_the_trainers(precision):
-    policy, prompts = tiny(), tiny_models.prompts(5)
+    """Greedy: responses of a group are alike, and many drafts right."""
+    policy, prompts, params = tiny(), tiny_models.prompts(5), replace(PARAMS, temperature=0.0)
     ours = PagedSampler(policy, rows=16, speculation=2, **precision)
-    first, again = (ours.sample(prompts, 4, PARAMS) for _ in range(2))
+    first, again = (ours.sample(prompts, 4, params) for _ in range(2))
     assert torch.equal(first.tokens, again.tokens)
     assert torch.equal(first.logprobs, again.logprobs)
     assert first.drafts == again.drafts
-    assert first.drafts.tried > 0
+    assert first.drafts.accepted > 0
     error = apart(policy, first)
     assert error.mean() < MEAN["both" if precision is BOTH else "cache"]
     assert error.max() < 2.0
