@@ -19,7 +19,7 @@ JOBS ?= 2
 PYTEST := env -u PYTHONDONTWRITEBYTECODE OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist worksteal
 
 KERNEL_TESTS := tests/kernels tests/policy/test_block.py tests/train/test_optimizer.py
-QUICK_KERNEL_TESTS := tests/kernels/test_layers.py tests/kernels/test_decode.py tests/train/test_optimizer.py
+QUICK_KERNEL_TESTS := tests/kernels/test_layers.py tests/kernels/test_decode.py tests/kernels/test_paged_step.py tests/train/test_optimizer.py
 
 VERL := $(VENV)-verl
 VLLM := $(VENV)-vllm

@@ -28,7 +28,7 @@ def draw(
     logits: Tensor, u: Tensor, temperature: float, softcap: float | None
 ) -> tuple[Tensor, Tensor]:
     """See `decode`."""
-    check_contiguous(logits[:1])  # rows may lie apart
+    check_contiguous(logits[:1], u)  # rows of logits may lie apart
     R, V = logits.shape
     pieces = triton.cdiv(V, PIECE)
     sums = u.new_empty(2, R, pieces)
@@ -61,6 +61,7 @@ def list_kept(kept: Tensor, begin: Tensor, ids: Tensor) -> None:
 
 def uniform(keys: Tensor, position: Tensor) -> Tensor:
     """See `decode`."""
+    check_contiguous(keys, position)
     out = torch.empty(keys.shape, dtype=torch.float32, device=keys.device)
     _uniform[(triton.cdiv(len(keys), 128),)](keys, position, out, len(keys), BLOCK=128, num_warps=4)
     return out

@@ -45,7 +45,7 @@ class Cache(NamedTuple):
         """Keys and values [U, Hk, D] into a layer's places (block·Hk + head)·BLOCK + slot [U·Hk]."""
         for i, (pool, x) in enumerate(((self.keys, k), (self.values, v))):
             block, D = pool.shape[-2:]
-            entries = x.reshape(-1, D)
+            entries = x.contiguous().view(-1, D)  # a slice of the projection's output
             if self.scales is None:
                 pool.view(-1, D).index_copy_(0, at, entries)
                 continue
@@ -87,8 +87,9 @@ def decode_step(
         rope = buffers.rope if layer.rotates else buffers.no_rotation
         run(own, stream, functools.partial(_attend, layer, own, kept, rows, rope, splits))
     y = stream.last(weights.norm)
-    keys = buffers.keys[:size, None].expand(-1, width).reshape(-1)
-    u = decode.uniform(keys, (rows.length[:, None] + buffers.ahead).flatten())
+    # a copy: of one row, `expand` alone would stay a view of a single key
+    keys = buffers.keys[:size, None].expand(-1, width).contiguous()
+    u = decode.uniform(keys.flatten(), (rows.length[:, None] + buffers.ahead).flatten())
     drawn, logprobs = draw_rows(
         weights.logits(y), u, params, functools.partial(_list_step, buffers)
     )
