@@ -5,6 +5,7 @@ On a machine without CUDA the Triton kernels run in Triton's interpreter: instal
 
 from typing import NamedTuple
 
+import numpy as np
 import pytest
 import torch
 
@@ -114,6 +115,17 @@ def test_triton_gives_the_references_bits(K, dtype):
     for rows in (triton_fp8.quantize(x), triton_fp8.quantize(x, out)):
         assert torch.equal(rows.scale, wanted.scale)
         assert torch.equal(rows.entries.view(BITS), wanted.entries.view(BITS))
+
+
+@QUANTIZERS
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_scale_is_a_product_in_float32_on_every_device(quantize, dtype):
+    """torch multiplies by the inverse on CUDA where it divides on the CPU; the two differ in a last bit."""
+    x = randn(4000, 16, dtype=dtype)
+    largest = x.float().abs().amax(1).cpu()
+    wanted = torch.from_numpy(largest.numpy() * np.float32(1 / 448))
+    assert torch.equal(quantize(x).scale.cpu(), wanted)
+    assert not torch.equal(wanted, largest / LARGEST)
 
 
 @needs_triton

@@ -19,6 +19,8 @@ Precision = Literal["auto", "fp8"]  # the model's own, or 8 bits
 
 FP8 = torch.float8_e4m3fn
 LARGEST = 448.0  # an FP8's
+# A product, because torch divides by a number in one way on the CPU and in another on CUDA.
+INVERSE = 1 / LARGEST
 # What a row's largest entry counts as at least: a row of zeros has a scale too, and neither the
 # scale nor its inverse leaves float32's range.
 FLOOR = 1e-30
@@ -52,7 +54,7 @@ def quantize(x: Tensor, out: Fp8Rows | None = None) -> Fp8Rows:
 def plain_quantize(x: Tensor) -> Fp8Rows:
     """The reference of all that rounds to 8 bits: the same bits are asked of Triton."""
     wide = x.float()
-    scale = wide.abs().amax(-1).clamp_min(FLOOR) / LARGEST
+    scale = wide.abs().amax(-1).clamp_min(FLOOR) * INVERSE
     return Fp8Rows((wide * scale.reciprocal()[..., None]).to(FP8), scale)
 
 

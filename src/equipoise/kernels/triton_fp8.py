@@ -1,6 +1,6 @@
 """Rows in 8 bits, in Triton: `fp8.plain_quantize`, a program for each row, which is read once.
 
-Numbers are those of the reference to the bit: divisions are rounded as IEEE says, one a row.
+Numbers are those of the reference to the bit: the division is rounded as IEEE says, one a row.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch import Tensor
 from equipoise.kernels import fp8
 from equipoise.kernels.triton_draw import check_contiguous
 
-LARGEST = tl.constexpr(fp8.LARGEST)
+INVERSE = tl.constexpr(fp8.INVERSE)
 FLOOR = tl.constexpr(fp8.FLOOR)
 
 
@@ -63,7 +63,7 @@ def _quantize(
 @triton.jit
 def scale_of(largest: tl.tensor) -> tl.tensor:
     """Of rows whose largest entries, without their signs, are these."""
-    return tl.div_rn(tl.maximum(largest, FLOOR), LARGEST)
+    return tl.maximum(largest, FLOOR) * INVERSE
 
 
 @triton.jit
