@@ -342,11 +342,17 @@ def _store(
         tl.store(value_scales + value_block + slot, own, mask=is_value)
         y1, y2 = in_scale(y1, own), in_scale(y2, own)
         to_value, second = values + value_block * D + half * BLOCK + slot, HALF * BLOCK
-    y1, y2 = y1.to(keys.dtype.element_ty), y2.to(keys.dtype.element_ty)
-    tl.store(to_key, y1, mask=is_key)
-    tl.store(to_key + HALF, y2, mask=is_key)
-    tl.store(to_value, y1, mask=is_value)
-    tl.store(to_value + second, y2, mask=is_value)
+    k1, k2, v1, v2 = y1, y2, y1, y2
+    if key_scales is not None:
+        # Rounded apart: of four 8-bit numbers that are stored as one word and also byte by byte,
+        # ptxas 12.8 takes the second byte from another register.
+        k1, k2 = tl.where(is_key, y1, 0.0), tl.where(is_key, y2, 0.0)
+        v1, v2 = tl.where(is_value, y1, 0.0), tl.where(is_value, y2, 0.0)
+    stored: tl.constexpr = keys.dtype.element_ty
+    tl.store(to_key, k1.to(stored), mask=is_key)
+    tl.store(to_key + HALF, k2.to(stored), mask=is_key)
+    tl.store(to_value, v1.to(stored), mask=is_value)
+    tl.store(to_value + second, v2.to(stored), mask=is_value)
 
 
 @triton.jit
