@@ -119,7 +119,7 @@ def ours(job: dict[str, Any]) -> Iterator[dict[str, Any]]:
         begun = time.perf_counter()
         policy = shapes.endless(job["model"], device=job["device"], dtype=_dtype(job))
         for work, seconds in measured(job):
-            sampler = GivenLengths(policy)
+            sampler = GivenLengths(policy, cache_dtype="fp8" if job["fp8_cache"] else "auto")
             prompts = work.prompts(policy.core.config.vocab_size)
             params = SamplingParams(max_tokens=work.longest, seed=1)
             Timed.marks, sampler.lengths = None, _falling(work, policy.device)
@@ -175,6 +175,7 @@ def theirs(job: dict[str, Any]) -> Iterator[dict[str, Any]]:
         max_num_seqs=rows,
         enable_prefix_caching=True,
         logprobs_mode="processed_logprobs",
+        kv_cache_dtype="fp8" if job["fp8_cache"] else "auto",
         **room,
     )
     for work, seconds in measured(job):
@@ -256,7 +257,8 @@ def _device_gib(job: dict[str, Any]) -> float | None:
 
 def inside(folder: Path, engine: str) -> None:
     """The child's work, after its imports."""
-    if engine == "equipoise":
+    is_ours = engine.startswith("equipoise")
+    if is_ours:
         import equipoise.rollout  # noqa: F401
     else:
         # In a process of its own unless the name says otherwise.
@@ -268,7 +270,7 @@ def inside(folder: Path, engine: str) -> None:
         # Triton's usual folder: vLLM would take one for each shape, and compile its sampler's kernels again in each.
         os.environ.setdefault("TRITON_CACHE_DIR", str(Path.home() / ".triton" / "cache"))
         import vllm  # noqa: F401
-    job = children.job(folder)
-    for row in (ours if engine == "equipoise" else theirs)(job):
+    job = children.job(folder) | {"fp8_cache": "fp8 cache" in engine}
+    for row in (ours if is_ours else theirs)(job):
         children.found(folder, row)
         print({k: v for k, v in row.items() if k != "marks"}, flush=True)

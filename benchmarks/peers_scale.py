@@ -7,7 +7,7 @@ Random weights in bfloat16 of five shapes, 135M to 8B parameters; responses of u
 tokens whose lengths are lognormal (mean 0.4 of the longest, coefficient of variation 0.6), 1,024, 512 and 256
 of them, 16 to a prompt of 128 tokens. vLLM runs as its users run it (`vllm`: the engine in a process of its
 own, asynchronous scheduling, prefix caching, graphs up to the batch) and in process. peers_sample.py says what
-is measured and what is left out.
+is measured and what is left out. `--engines "equipoise fp8 cache" "vllm fp8 cache"`: with keys and values in 8 bits.
 
 A model and engine are one child process, which measures the three lengths after one start; the next child
 imports meanwhile, on another core. A measurement is cut after `--each` seconds (a number for all lengths, or
@@ -42,7 +42,9 @@ import shapes
 import torch
 from peers_sample import Work
 
-ENGINES = ("equipoise", "vllm", "vllm in process")
+FP8 = " fp8 cache"  # either engine with keys and values in 8 bits
+ENGINES = ("equipoise", "vllm", "equipoise" + FP8, "vllm" + FP8, "vllm in process")
+USUAL = ("equipoise", "vllm", "vllm in process")
 MODELS = ("Qwen3-1.7B", "Qwen3-8B", "SmolLM2-135M", "Qwen3-4B", "Qwen3-0.6B")
 WORKS = (Work(4096, 512), Work(512, 1024), Work(16_384, 256))
 TOY = (Work(48, 32), Work(24, 16))
@@ -80,7 +82,7 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--out", type=Path, default=report.RESULTS, help="folder of the JSON and the children's logs")
     parser.add_argument("--into", type=Path, metavar="JSON", help="rows of an earlier run, to which these are added")
     parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
-    parser.add_argument("--engines", nargs="+", choices=ENGINES, default=list(ENGINES))
+    parser.add_argument("--engines", nargs="+", choices=ENGINES, default=list(USUAL))
     parser.add_argument("--memory", type=float, default=0.9, help="share of the GPU's memory that vLLM may take")
     parser.add_argument("--toy", action="store_true", help="a tiny model on the CPU")
     parser.add_argument("--vllm-python", default=sys.executable, help="the Python that has vLLM")
@@ -101,7 +103,7 @@ def compare(options: argparse.Namespace) -> None:
         logs = Path(temporary if options.out == Path(report.__file__).parent / "results" else options.out) / "logs"
 
         def begin(model: str, engine: str) -> children.Child:
-            python = sys.executable if engine == "equipoise" else options.vllm_python
+            python = sys.executable if engine.startswith("equipoise") else options.vllm_python
             job = {
                 "model": model,
                 "works": works,
@@ -159,8 +161,8 @@ def earlier(file: Path) -> tuple[dict[str, Any], str | None]:
 
 def plan(models: Sequence[str], engines: Sequence[str]) -> list[tuple[str, str]]:
     """Models and engines in the order in which they are worth their time: what users run, side by side, first."""
-    first = [(model, engine) for model in models for engine in engines if engine != ENGINES[2]]
-    return first + [(model, engine) for model in models for engine in engines if engine == ENGINES[2]]
+    first = [(model, engine) for model in models for engine in engines if engine != ENGINES[-1]]
+    return first + [(model, engine) for model in models for engine in engines if engine == ENGINES[-1]]
 
 
 def keep(results: dict[str, Any], note: str | None = None) -> None:
@@ -168,12 +170,13 @@ def keep(results: dict[str, Any], note: str | None = None) -> None:
         for work, engines in works.items():
             if work == "failed":
                 continue
-            for row in engines.values():
-                least = least_seconds(model, Work(row["longest"], row["rows"]), row["tokens"])
+            for engine, row in engines.items():
+                least = least_seconds(model, Work(row["longest"], row["rows"]), row["tokens"], FP8 in engine)
                 row["share_of_bound"] = least / row["seconds"]
-            if "equipoise" in engines:
-                for engine in set(engines) - {"equipoise"}:
-                    engines[engine]["times_as_long"] = ratio(engines["equipoise"], engines[engine])
+            for engine, row in engines.items():
+                ours = "equipoise" + FP8 if FP8 in engine else "equipoise"
+                if ours in engines and not engine.startswith("equipoise"):
+                    row["times_as_long"] = ratio(engines[ours], row)
     figures = {"group": peers_sample.GROUP, "prompt": peers_sample.PROMPT, "results": results}
     report.write("peers_scale", figures | ({"note": note} if note else {}))
 
@@ -196,8 +199,8 @@ def seconds_to(row: dict[str, Any], tokens: int) -> float:
     return at
 
 
-def least_seconds(model: str, work: Work, tokens: int) -> float:
-    """What an H200 takes at least to draw so many tokens of `work` in bfloat16, all rows from the start.
+def least_seconds(model: str, work: Work, tokens: int, fp8_cache: bool = False) -> float:
+    """What an H200 takes at least to draw so many tokens of `work`, weights in bfloat16, all rows from the start.
 
     In every step the products, by the weights' bytes or by their operations, whichever take longer; then keys and
     values, those of a prompt read once for its group.
@@ -210,7 +213,8 @@ def least_seconds(model: str, work: Work, tokens: int) -> float:
     # An embedding that is not the head is looked up, not multiplied.
     weights = peers_figure.parameters(model) - (0 if s.tied else s.vocabulary * s.hidden)
     products = (2 * weights * live / PRODUCTS).clamp(min=2 * weights / COPY)
-    cached = 4 * s.layers * s.kv_heads * s.head_dim * (live * steps + groups * peers_sample.PROMPT)
+    token = 2 * s.layers * s.kv_heads * s.head_dim * (1 if fp8_cache else 2)  # bytes
+    cached = token * (live * steps + groups * peers_sample.PROMPT)
     needed = live.cumsum(0) - live < tokens  # steps before which tokens are still missing
     return float((products + cached / COPY)[needed].sum())
 

@@ -23,7 +23,7 @@ import report
 from shapes import SHAPES, TOY, configuration
 from transformers import AutoModelForCausalLM
 
-JOB = {"model": "toy", "device": "cpu", "seconds": [60.0], "works": [(48, 32)]}
+JOB = {"model": "toy", "device": "cpu", "fp8_cache": False, "seconds": [60.0], "works": [(48, 32)]}
 
 
 def row(rate, tokens, *, cut=False, **more):
@@ -50,7 +50,7 @@ def test_tokens_that_were_drawn_again_count_once():
 
 
 def test_what_users_run_comes_before_what_nobody_runs():
-    jobs = peers_scale.plan(["a", "b"], peers_scale.ENGINES)
+    jobs = peers_scale.plan(["a", "b"], peers_scale.USUAL)
     assert jobs[:4] == [("a", "equipoise"), ("a", "vllm"), ("b", "equipoise"), ("b", "vllm")]
     assert jobs[4:] == [("a", "vllm in process"), ("b", "vllm in process")]
 
@@ -102,6 +102,22 @@ def test_rows_are_added_to_those_of_an_earlier_run(tmp_path, monkeypatch):
     assert note == before["note"]
     assert results["Qwen3-4B"]["4096 x 512"]["vllm"] == large["vllm"]
     assert results["SmolLM2-135M"]["4096 x 512"]["vllm"]["run"]["commit"] == found["commit"]
+
+
+def test_an_engine_in_8_bits_is_compared_with_ours_in_8_bits(tmp_path, monkeypatch):
+    size = {"longest": 512, "rows": 1024, "seconds": 1.0}
+    rates = {"equipoise": 100.0, "vllm": 50.0, "equipoise fp8 cache": 300.0, "vllm fp8 cache": 100.0}
+    engines = {engine: row(rate, 1000, **size) for engine, rate in rates.items()}
+    monkeypatch.setattr(report, "RESULTS", tmp_path)
+    peers_scale.keep({"Qwen3-0.6B": {"512 x 1024": engines}})
+    assert {name: found.get("times_as_long") for name, found in engines.items()} == {
+        "equipoise": None,
+        "vllm": pytest.approx(2.0),
+        "equipoise fp8 cache": None,
+        "vllm fp8 cache": pytest.approx(3.0),
+    }
+    shares = [engines[name]["share_of_bound"] for name in ("equipoise", "equipoise fp8 cache")]
+    assert shares[1] < shares[0]
 
 
 def test_vllms_kernels_lie_in_one_folder_for_all_shapes(tmp_path, monkeypatch):
