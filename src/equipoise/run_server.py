@@ -15,6 +15,7 @@ import sys
 from typing import Any, NoReturn
 
 from equipoise import cli
+from equipoise.verifiers.workers.process_pool import RUNS_AT_ONCE
 
 # what a run imports sooner or later
 IMPORTED_FIRST = (
@@ -45,6 +46,7 @@ def _answer(request: dict[str, Any], running: set[int]) -> int | None:
     if "start" in request:
         pid = os.fork()
         if pid == 0:
+            os.environ[RUNS_AT_ONCE] = str(request["runs_at_once"])
             _be_the_run(request["start"], request["log"])
         running.add(pid)
         return pid

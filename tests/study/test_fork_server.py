@@ -13,6 +13,7 @@ from equipoise import run_server
 from equipoise.study import fork_server
 from equipoise.study.fork_server import ForkServer
 from equipoise.train import RunError
+from equipoise.verifiers.workers.process_pool import RUNS_AT_ONCE
 
 
 @pytest.fixture
@@ -30,6 +31,19 @@ def test_a_run_is_the_command_with_its_output_and_status(server, tmp_path):
     assert (tmp_path / "fine").read_text().startswith("equipoise 1.")
     assert "unrecognized arguments: more" in (tmp_path / "wrong").read_text()
     fine.terminate()  # nothing to end: its number may be another's by now
+
+
+def test_a_run_is_told_with_how_many_it_shares_the_cores(monkeypatch):
+    asked, server = [], ForkServer()
+    server.runs_at_once = 3
+    monkeypatch.setattr(server, "ask", asked.append)
+    server.start(["--version"], Path("log"))
+    told = {}
+    monkeypatch.setenv(RUNS_AT_ONCE, "1")
+    monkeypatch.setattr(os, "fork", lambda: 0)  # this process is the run
+    monkeypatch.setattr(run_server, "_be_the_run", lambda *_: told.update(os.environ))
+    run_server._answer(asked[0], set())
+    assert told[RUNS_AT_ONCE] == "3"
 
 
 def test_a_server_that_was_killed_is_one_sentence(server, tmp_path):
@@ -67,7 +81,7 @@ run.wait()
 def test_a_run_whose_caller_did_not_wait_for_the_answer_is_stopped(tmp_path):
     """By a second Ctrl-C, say, while the server was still importing."""
     os.mkfifo(tmp_path / "never.toml")
-    request = {"start": ["train", str(tmp_path / "never.toml")], "log": str(tmp_path / "log")}
+    request = {"start": ["train", str(tmp_path / "never.toml")], "log": str(tmp_path / "log"), "runs_at_once": 1}
     command = [sys.executable, "-m", "equipoise.run_server"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as server:
         server.stdout.close()

@@ -23,9 +23,13 @@ GPU_DEVICES = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")
 
 
 class ForkServer:
-    """The side that asks. The process starts with the first run, or with `open`."""
+    """The side that asks. The process starts with the first run, or with `open`.
+
+    `runs_at_once`: runs that share the machine's cores among them; each verifies with its share.
+    """
 
     def __init__(self) -> None:
+        self.runs_at_once = 1
         self._process: subprocess.Popen[str] | None = None
         self._asked = 0
 
@@ -45,7 +49,8 @@ class ForkServer:
 
     def start(self, arguments: Sequence[str], log: Path) -> RunProcess:
         """`equipoise *arguments` in a process of its own, with one thread; its output goes to `log`."""
-        return RunProcess(self, self.ask({"start": list(arguments), "log": str(log)}))
+        request = {"start": list(arguments), "log": str(log), "runs_at_once": self.runs_at_once}
+        return RunProcess(self, self.ask(request))
 
     def close(self) -> None:
         if self._process is not None:

@@ -47,6 +47,8 @@ def train_all(
     """
     waiting = [name for name, config in configs.items() if not finished(config)]
     server = server or ForkServer()
+    at_once = jobs or os.cpu_count() or 1
+    server.runs_at_once = max(1, min(at_once, len(waiting)))
     running: dict[str, RunProcess] = {}
     failed: dict[str, str] = {}
     with _progress(console) as bars:
@@ -62,7 +64,7 @@ def train_all(
             whole = bars.add_task("runs", total=len(configs), line="")
         try:
             while (waiting or running) and time.monotonic() < stop_at:
-                while waiting and len(running) < (jobs or os.cpu_count() or 1):
+                while waiting and len(running) < at_once:
                     name = waiting.pop(0)
                     running[name] = _start(server, configs[name])
                     if name not in shown:

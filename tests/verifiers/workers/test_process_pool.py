@@ -316,3 +316,11 @@ def test_a_caller_that_leaves_answers_unread_ends_a_worker_without_an_error():
 
 def channel_has_answered(caller) -> bool:
     return bool(select.select([caller], [], [], 0)[0])
+
+
+@pytest.mark.parametrize(("ranks", "runs", "share"), [(1, 1, 16), (1, 3, 5), (2, 4, 2), (1, 40, 1)])
+def test_runs_and_ranks_on_one_machine_share_its_cores(ranks, runs, share, monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: range(16))
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", str(ranks))
+    monkeypatch.setenv(process_pool.RUNS_AT_ONCE, str(runs))
+    assert process_pool.cores() == share

@@ -20,6 +20,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
+import math
 import os
 import secrets
 import selectors
@@ -51,6 +52,7 @@ from equipoise.verifiers.workers.worker import (
 DEPTH = 4096
 RECYCLE = 5000  # jobs after which a worker makes room for a fresh one: libraries leak, caches grow
 START_SECONDS = 120.0
+RUNS_AT_ONCE = "EQUIPOISE_RUNS_AT_ONCE"  # in the environment: runs that share the cores
 OVER_BUDGET = "the total budget was used up before its turn"
 BOOT = (
     "import sys, json, socket; s = json.loads(sys.argv[1]); sys.path[:] = s['path']; "
@@ -399,9 +401,12 @@ def in_order(futures: Iterable[Future[Given]]) -> list[Given]:
 
 
 def cores() -> int:
-    """Cores for this process: under torchrun, its share of the machine's."""
+    """Cores for this process: under torchrun, or as one of several runs of a study, its share of the
+    machine's.
+    """
     here = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, here // int(os.environ.get("LOCAL_WORLD_SIZE", 1)))
+    sharing = (int(os.environ.get(name, 1)) for name in ("LOCAL_WORLD_SIZE", RUNS_AT_ONCE))
+    return max(1, here // math.prod(sharing))
 
 
 def _number(control: socket.socket) -> int:
