@@ -5,8 +5,10 @@
     python -m benchmarks.verl_gpu --verl "one H200=RUN/verl-TIME.jsonl" --ours FOLDER
 
 Each run of verl is kept as its curve: rewards, gradients, measures of bias, the distance of the sampler from the actor,
-seconds. Ours is trained here, on the CPU in float32, six times on verl's prompts with other draws, at verl's rates
-(which come a step later): how far runs lie apart that differ by their draws alone.
+seconds; a step that was done again after a resume counts as it was done last. Runs in the file that are not named stay.
+Ours is trained here, on the CPU in float32 and in bfloat16, twelve times each on verl's prompts with other draws, at
+verl's rates (which come a step later): how far runs lie apart that differ by their draws alone, and whether the
+precision shows beside that.
 
 Not covered: speed. The GPU was shared with other work, and the embedded model has 109 thousand parameters.
 """
@@ -21,6 +23,10 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
 from equipoise.config import OptimConfig
 from equipoise.tasks.arithmetic import Arithmetic
 from equipoise.train import Trainer, load, update
@@ -28,7 +34,7 @@ from equipoise.train import Trainer, load, update
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results" / "verl_gpu.json"
 CONFIG = ROOT / "examples" / "abacus.toml"
-STEPS, DRAWS = 20, 6
+STEPS, DRAWS, DTYPES = 20, 12, ("float32", "bfloat16")
 OPTIONS = {
     "rollout.prompts": 16, "rollout.group_size": 16, "train.steps": STEPS, "train.checkpoint_every": STEPS,
     "eval.every": STEPS, "eval.per_level": 4, "eval.samples": 4,
@@ -50,15 +56,31 @@ HELD_OUT = "val-core/arithmetic/acc/mean@4"
 
 
 def curve_of_verl(path: Path) -> dict[str, Any]:
-    """Of the file that verl's logger wrote: each kept metric over the steps, and the held-out accuracy."""
-    rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-    steps = [row["data"] for row in rows if KEPT["reward"] in row["data"]]
+    """Of what verl's logger wrote, a file or the run's folder with one of each start: each kept metric over the steps,
+    and the held-out accuracy."""
+    files = sorted(path.glob("verl-*.jsonl")) if path.is_dir() else [path]
+    rows = [json.loads(line) for file in files for line in file.read_text(encoding="utf-8").splitlines()]
+    by_step = {row["step"]: row["data"] for row in rows if KEPT["reward"] in row["data"]}
+    steps = [by_step[step] for step in sorted(by_step)]
     found: dict[str, Any] = {}
     for name, theirs in KEPT.items():
         if theirs in steps[0]:
             found[name] = [float(f"{step[theirs]:.5g}") for step in steps]
-    found["held_out"] = {row["step"]: row["data"][HELD_OUT] for row in rows if HELD_OUT in row["data"]}
+    found["held_out"] = {str(row["step"]): row["data"][HELD_OUT] for row in rows if HELD_OUT in row["data"]}
     return found
+
+
+class ProductsThroughFloat32(TorchDispatchMode):
+    """Takes products of bfloat16 in float32 and rounds them once. It is what torch does on a CPU without instructions
+    for bfloat16, to the bit, a hundred times as fast."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if args and isinstance(args[0], Tensor) and args[0].dtype == torch.bfloat16:
+            if func is torch.ops.aten.mm.default:
+                return torch.mm(*(matrix.float() for matrix in args)).bfloat16()
+            if func is torch.ops.aten.addmm_.default:
+                return args[0].copy_(torch.addmm(*(matrix.float() for matrix in args), **(kwargs or {})))
+        return func(*args, **(kwargs or {}))
 
 
 def a_step_later(o: OptimConfig, step: int, total: int) -> float:
@@ -69,12 +91,13 @@ def a_step_later(o: OptimConfig, step: int, total: int) -> float:
 update_rate = update.learning_rate
 
 
-def curve_of_ours(folder: Path, draws: int) -> list[float]:
+def curve_of_ours(folder: Path, draws: int, dtype: str) -> list[float]:
     """The rewards of our trainer on the prompts of seed 0, with the draws of another."""
     if not (folder / "metrics.jsonl").exists():
-        options = {**OPTIONS, "train.seed": draws, "train.out": folder, "model.device": "cpu", "log.terminal": "false"}
+        ours = {"model.device": "cpu", "model.dtype": dtype, "train.seed": draws, "train.out": folder}
+        options = {**OPTIONS, **ours, "log.terminal": "false"}
         flags = [part for name, value in options.items() for part in (f"--{name}", str(value))]
-        with mock.patch.object(update, "learning_rate", a_step_later):
+        with mock.patch.object(update, "learning_rate", a_step_later), ProductsThroughFloat32():
             Trainer(load(CONFIG, flags), task=Arithmetic(seed=0)).run()
     lines = (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
     return [round(row["reward/mean"], 6) for row in map(json.loads, lines) if "reward/mean" in row]
@@ -84,38 +107,65 @@ def halves(rewards: list[float]) -> tuple[float, float]:
     return statistics.fmean(rewards[: STEPS // 2]), statistics.fmean(rewards[STEPS // 2 :])
 
 
+def table_row(name: str, runs: list[list[float]]) -> str:
+    """Mean reward of steps 1 to 10 and 11 to 20; of several runs with their standard deviation."""
+    both_halves = list(zip(*map(halves, runs), strict=True))
+    if len(runs) == 1:
+        cells = [f"{half[0]:.3f}" for half in both_halves]
+    else:
+        name = f"{name}, {len(runs)} runs"
+        cells = [f"{statistics.fmean(half):.3f} ± {statistics.stdev(half):.3f}" for half in both_halves]
+    return f"| {name} | {cells[0]} | {cells[1]} |"
+
+
 def lines(record: dict[str, Any]) -> list[str]:
-    """The rows of the page's table: mean reward of steps 1 to 10 and 11 to 20."""
-    runs = [halves(rewards) for rewards in record["ours"]["rewards"]]
-    told = [f"{statistics.fmean(half):.3f} ± {statistics.stdev(half):.3f}" for half in zip(*runs, strict=True)]
-    rows = [f"| equipoise, CPU, float32, {len(runs)} runs | {told[0]} | {told[1]} |"]
-    for name, run in record["verl"].items():
-        first, second = halves(run["reward"])
-        rows.append(f"| verl, {name} | {first:.3f} | {second:.3f} |")
-    return rows
+    """The rows of the page's table."""
+    ours = [table_row(f"equipoise, CPU, {dtype}", runs) for dtype, runs in record["ours"]["rewards"].items()]
+    verl = [
+        table_row(f"verl, {name}", [run["reward"] for run in launch["runs"]]) for name, launch in record["verl"].items()
+    ]
+    return ours + verl
+
+
+def of_rounding(single: list[list[float]], half: list[list[float]]) -> str:
+    """What bfloat16 adds to the reward of steps 11 to 20, over pairs of runs with one seed, and its standard error."""
+    added = [halves(b)[1] - halves(a)[1] for a, b in zip(single, half, strict=True)]
+    return f"{statistics.fmean(added):+.3f} ± {statistics.stdev(added) / len(added) ** 0.5:.3f}"
+
+
+def both_of_rounding(record: dict[str, Any]) -> dict[str, str]:
+    ours = record["ours"]["rewards"]
+    verl = {name: [run["reward"] for run in launch["runs"]] for name, launch in record["verl"].items()}
+    return {
+        "equipoise": of_rounding(ours["float32"], ours["bfloat16"]),
+        "verl": of_rounding(verl["one CPU worker, float32"], verl["one CPU worker, bfloat16"]),
+    }
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--verl", action="append", default=[], metavar="NAME=METRICS")
+    parser.add_argument("--verl", action="append", default=[], metavar="NAME=METRICS", help="a name may come again")
     parser.add_argument("--about", action="append", default=[], metavar="NAME=JSON", help="what no metric says")
     parser.add_argument("--ours", type=Path, required=True)
     parser.add_argument("--json", type=Path, default=RESULTS)
     given = parser.parse_args()
-    about = {name: json.loads(text) for name, _, text in (item.partition("=") for item in given.about)}
-    record = {
-        "options": OPTIONS,
-        "verl": {
-            name: {**about.get(name, {}), **curve_of_verl(Path(path))}
-            for name, _, path in (item.partition("=") for item in given.verl)
-        },
-        "ours": {
-            "versions": {name: version(name) for name in ("torch", "transformers")},
-            "rewards": [curve_of_ours(given.ours / str(draws), draws) for draws in range(DRAWS)],
+    record = json.loads(given.json.read_text(encoding="utf-8")) if given.json.exists() else {"verl": {}}
+    record["options"] = OPTIONS
+    named = [item.partition("=")[::2] for item in given.verl]
+    for name in dict(named):
+        record["verl"].setdefault(name, {})["runs"] = [curve_of_verl(Path(path)) for n, path in named if n == name]
+    for name, text in (item.partition("=")[::2] for item in given.about):
+        record["verl"][name] = {**json.loads(text), "runs": record["verl"][name]["runs"]}
+    record["ours"] = {
+        "versions": {name: version(name) for name in ("torch", "transformers")},
+        "rewards": {
+            dtype: [curve_of_ours(given.ours / dtype / str(draws), draws, dtype) for draws in range(DRAWS)]
+            for dtype in DTYPES
         },
     }
     given.json.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
     print("\n".join(lines(record)))
+    print("bfloat16 less float32, steps 11 to 20:", both_of_rounding(record))
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 
 from benchmarks import verl_gpu
 from equipoise.config import OptimConfig
@@ -16,13 +17,36 @@ def test_the_page_has_the_committed_runs():
     assert record["options"] == verl_gpu.OPTIONS
     for row in verl_gpu.lines(record):
         assert row in PAGE
-    for run in record["verl"].values():
-        assert run["versions"]["verl"]
-        assert all(len(run[name]) == verl_gpu.STEPS for name in ("reward", "grad_norm", "anchor", "seconds"))
-    assert {len(rewards) for rewards in record["ours"]["rewards"]} == {verl_gpu.STEPS}
-    assert len(record["ours"]["rewards"]) == verl_gpu.DRAWS
+    for added in verl_gpu.both_of_rounding(record).values():
+        assert added in PAGE
+    for launch in record["verl"].values():
+        assert launch["versions"]["verl"]
+        for run in launch["runs"]:
+            assert all(len(run[name]) == verl_gpu.STEPS for name in ("reward", "grad_norm", "anchor", "seconds"))
+    assert tuple(record["ours"]["rewards"]) == verl_gpu.DTYPES
+    for runs in record["ours"]["rewards"].values():
+        assert [len(rewards) for rewards in runs] == [verl_gpu.STEPS] * verl_gpu.DRAWS
 
 
 def test_rates_come_a_step_later():
     optim = OptimConfig(lr=1.0, warmup=4)
     assert [verl_gpu.a_step_later(optim, k, 10) for k in range(1, 7)] == pytest.approx([0, 0.25, 0.5, 0.75, 1, 1])
+
+
+def test_products_through_float32_are_torchs_but_for_a_last_bit():
+    generator = torch.Generator().manual_seed(0)
+    a, b, c = (torch.randn(24, 24, generator=generator).bfloat16() for _ in range(3))
+    expected = a @ b, c.clone().addmm_(a, b)
+    with verl_gpu.ProductsThroughFloat32():
+        found = a @ b, c.clone().addmm_(a, b)
+    for one, other in zip(found, expected, strict=True):
+        assert one.dtype == torch.bfloat16
+        torch.testing.assert_close(one, other, rtol=2**-7, atol=2**-7)
+
+
+def test_a_resumed_run_is_read_from_all_its_starts(tmp_path):
+    """The steps after the checkpoint that both starts have are the second's."""
+    for file, steps, reward in (("verl-1.jsonl", (1, 2, 3), 0.25), ("verl-2.jsonl", (3, 4), 0.5)):
+        lines = [{"step": step, "data": {"critic/rewards/mean": reward}} for step in steps]
+        (tmp_path / file).write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert verl_gpu.curve_of_verl(tmp_path)["reward"] == [0.25, 0.25, 0.5, 0.5]

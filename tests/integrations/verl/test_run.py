@@ -123,8 +123,10 @@ def reads_back(run, capsys):
     page = (run / "report.html").read_text()
     assert all(name in page for name in ("reward/mean", "bias/mass_balance", "acc@2"))
     capsys.readouterr()
-    cli.main(["eval", str(run), "--per-level", "2"])
-    assert "acc@" in capsys.readouterr().out
+    cli.main(["eval", str(run)])
+    told = capsys.readouterr().out
+    assert "as its run evaluates: 8 held-out prompts" in told  # two of each level, twice each, as the launch says
+    assert "acc@2" in told
 
 
 def test_two_ranks_train_what_one_does(tmp_path):
