@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from equipoise.evaluate.run import judged_by
 from equipoise.kernels import cache
+from equipoise.objective.difficulty import RangeError
 from equipoise.policy import parameter_count, weight_bytes
 from equipoise.tasks import Dataset
 from equipoise.train.ahead import Ahead
@@ -118,10 +119,10 @@ def problem(trainer: Trainer) -> str:
     return ""
 
 
-def out_of_range(error: str) -> str:
+def out_of_range(error: RangeError) -> str:
     """What to do where a difficulty was given rewards that are no success rates."""
     return (
-        f"{error.partition(':')[0]}: objective.difficulty weighs prompts by their success rate. Have the reward "
+        f"{error.found}: objective.difficulty weighs prompts by their success rate. Have the reward "
         'lie in [0, 1], say its bounds (objective.difficulty = {name = "…", reward_range = [LOW, HIGH]}), '
         'or take objective.difficulty = "none"'
     )

@@ -366,7 +366,7 @@ class Trainer:
                 **self.token_credit.of(batch),
             )
         except RangeError as error:
-            raise RunError(announce.out_of_range(str(error))) from error
+            raise RunError(announce.out_of_range(error)) from error
 
     def _successes(self, batch: StepBatch) -> dict[str, Any]:
         """What `assign` gets about successes: of the batch, of all that was sampled for it, and of
