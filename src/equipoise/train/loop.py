@@ -179,6 +179,9 @@ class Trainer:
         self.batches = open_batches(config, self.policy, self.sampler, self.task, scorer, chat)
         self.collector = self.batches.collector
         self.held_out = self._held_out() if config.eval.every else []
+        # one that cannot be asked stops the run before it begins, evaluated or not
+        for i in range(config.rollout.prompts):
+            encode_prompt(self.policy, self.task.prompt(i), chat)
 
     def _begin(self, resume: bool) -> None:
         """The first files of the run, and the state it begins with."""
