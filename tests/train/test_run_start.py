@@ -210,6 +210,17 @@ def test_fewer_steps_than_a_run_has_are_not_called_done(copy):
     assert finished(config) == said
 
 
+def test_data_that_are_gone_are_asked_for_by_their_option(copy):
+    config = configured(copy, ["--train.steps", "5"], resume=True)
+    config.task.name = "gone.jsonl"
+    with pytest.raises(RunError) as error:
+        check_start(RunFolder(copy), config, resume=True)
+    assert str(error.value) == (
+        f"{copy}: gone.jsonl (task.name) is not there, seen from {Path.cwd()}; nothing was changed. "
+        "--task.name PATH says where it lies now"
+    )
+
+
 def test_a_finished_run_says_so(copy):
     config = configured(copy, resume=True)
     said = f"{copy}: finished: step 4 of 4 is done; --train.steps N trains it on to step N"

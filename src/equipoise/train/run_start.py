@@ -8,6 +8,7 @@ checkpoint are computed again, to the same numbers.
 
 from __future__ import annotations
 
+import glob
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from pathlib import Path
 
 from equipoise.config import Config, load, parse_overrides
 from equipoise.tasks import Task
+from equipoise.tasks.data_files import KINDS
 from equipoise.tasks.fingerprint import changed, fingerprints
 from equipoise.train import checkpoint
 from equipoise.train.folder import SFT_CONFIG, RunError, RunFolder, read_lines, torn_inside
@@ -107,6 +109,7 @@ def check_start(
     if not begun:
         raise RunError(f"{folder.path}: holds no run to resume; start it without --resume")
     old, record = load(folder.config), read_record(folder)
+    _refuse_missing_data(folder, config)
     data_is_known = record is not None and bool(record.data)
     if differing := differences(old, as_begun(old, config), data_is_known=data_is_known):
         raise RunError(
@@ -229,6 +232,16 @@ def _steps(numbers: Sequence[int], one: str, several: str) -> str:
     if len(numbers) == 1:
         return f"step {numbers[0]} {one}"
     return f"steps {numbers[0]} to {numbers[-1]} {several}"
+
+
+def _refuse_missing_data(folder: RunFolder, config: Config) -> None:
+    for option, name in (("task.name", config.task.name), ("task.held_out", config.task.held_out)):
+        is_path = name.endswith(KINDS) and not name.startswith("hub:") and not glob.has_magic(name)
+        if is_path and not Path(name).exists():
+            raise RunError(
+                f"{folder.path}: {name} ({option}) is not there, seen from {Path.cwd()}; nothing was changed. "
+                f"--{option} PATH says where it lies now"
+            )
 
 
 def _refuse_torn_logs(folder: RunFolder) -> None:
