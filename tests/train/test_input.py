@@ -42,6 +42,9 @@ ROWS = [{"prompt": f"{a}+{b}=", "answer": a + b} for a in range(10, 20) for b in
 
 def test_a_model_that_is_not_there(train, tmp_path):
     assert "is not there; give a folder in Hugging Face format" in sentence(train(model__name=str(tmp_path / "none")))
+    (tmp_path / "trained").mkdir()
+    mistyped = sentence(train(model__name=str(tmp_path / "traned")))
+    assert mistyped.endswith(f'traned is not there; did you mean "{tmp_path / "trained"}"?\n')
     assert no_run_in(tmp_path / "run")
     assert train(train__steps=1).code == 0
 
