@@ -173,8 +173,16 @@ def _number(count: int) -> str:
 def _data(trainer: Trainer) -> str:
     rollout, longest = trainer.config.rollout, trainer.collector.params.max_tokens
     a_step = f"{rollout.prompts} prompts × {rollout.group_size} responses a step, {longest:,} tokens each at most"
-    held_out = f", {len(trainer.held_out)} held out" if trainer.held_out else ""
-    return f"{trainer.task.name}: {a_step}{held_out}"
+    return f"{trainer.task.name}: {a_step}{_held_out(trainer)}"
+
+
+def _held_out(trainer: Trainer) -> str:
+    """How many prompts an evaluation asks, and of how many, where eval.per_level takes some."""
+    asked, task = len(trainer.held_out), trainer.task
+    every = task.summary.held_out if isinstance(task, Dataset) else asked
+    if not asked:
+        return ""
+    return f", {asked} of {every} held out" if every > asked else f", {asked} held out"
 
 
 def _run(trainer: Trainer) -> str:
@@ -183,8 +191,9 @@ def _run(trainer: Trainer) -> str:
     if config.eval.every:
         judge = judged_by(trainer.collector.scorer.name)
         every = f"evaluated every {config.eval.every} by {judge}"
+    steps = "1 step" if config.train.steps == 1 else f"{config.train.steps} steps"
     kept = f"checkpoint every {config.train.checkpoint_every}"
-    return f"{trainer.folder.path}: {config.train.steps} steps, {every}, {kept}, learning rate {config.optim.lr:g}"
+    return f"{trainer.folder.path}: {steps}, {every}, {kept}, learning rate {config.optim.lr:g}"
 
 
 def _memory(trainer: Trainer) -> str:

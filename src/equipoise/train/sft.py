@@ -89,7 +89,9 @@ class Sft:
 
     def _open(self, config: SftConfig, resume: bool) -> None:
         task = config.task
-        policy = functools.cache(lambda: open_model(config.model))  # the task may need its tokenizer
+        policy = functools.cache(
+            lambda: open_model(config.model)
+        )  # the task may need its tokenizer
         settled = functools.cache(lambda: settle(config, Outline.of(policy()), SFT_RATES))
         self.task = open_demonstrations(
             task.name,
