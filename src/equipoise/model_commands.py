@@ -124,7 +124,7 @@ def _held_out(
         prompts = task.evaluation(per_level)
     except ValueError as error:
         raise ConfigError(f"--per-level {per_level}: {error}") from error
-    judge, instead = own.judge(task)
+    judge, instead = own.judge(task, prompts)
     for note in filter(None, (own.note(task), instead)):
         print(f"equipoise: note: {note}", file=sys.stderr)
     return HeldOut(options, own, task, prompts, judge, chat_of)

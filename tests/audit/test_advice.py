@@ -135,6 +135,15 @@ def test_degenerate_and_truncated_shares():
     assert advice(Law(a=20, b=20).draw(200, seed=0))["degenerate groups"].evidence is False
 
 
+def test_one_group_is_called_too_few_and_not_none():
+    said = advice({"reward": [1, 0, 1, 1, 0, 0], "prompt": list("aabbcc"), "length": [7, 3, 5, 1, 1, 3]})
+    assert said["regime"].finding == "no evidence: too few groups have both right and wrong responses."
+    coupling = said["sign-length coupling"].finding
+    assert coupling.endswith("times as hard as wrong ones, by too few groups for an interval.")
+    none = advice({"reward": [1, 1, 0, 0], "prompt": list("bbcc"), "length": [5, 1, 1, 3]})
+    assert none["regime"].finding == "no evidence: no group has both right and wrong responses."
+
+
 def test_nothing_is_found_where_nothing_can_be():
     same = {"prompt": [0, 0, 1, 1], "reward": [1, 1, 0, 0], "length": [3, 4, 5, 6]}
     assert not any(a.evidence for a in advise(measure(same, "dapo")))

@@ -218,8 +218,9 @@ def test_a_limit_may_grow_and_nothing_is_sampled_twice(data, tmp_path):
 
 def test_a_limit_that_shrinks_is_refused_with_what_it_must_be(data, tmp_path):
     run(data, tmp_path / "out", limit=4)
-    with pytest.raises(EvaluationError, match="--limit may grow, and must be at least 4"):
+    with pytest.raises(EvaluationError, match="--limit may grow, and must be at least 4") as error:
         run(data, tmp_path / "out", limit=3)
+    assert "prompts was" not in str(error.value)
 
 
 def test_a_limit_does_not_grow_over_other_problems(data, tmp_path):

@@ -10,8 +10,9 @@ import yaml
 
 from equipoise import policy as models
 from equipoise.cli import main
-from equipoise.config import load
+from equipoise.config import Config, load
 from equipoise.integrations.hub import PushError, push
+from equipoise.integrations.model_card import judged_by
 from equipoise.train import Trainer
 from tests.train.tiny import make_model, settings
 
@@ -23,7 +24,8 @@ def run(tmp_path_factory):
     options = {
         "train__steps": 2, "train__checkpoint_every": 1, "train__keep_best": "acc@2", "train__average": 2,
         "eval__every": 1, "log__rollouts_every": 1, "log__entity": "our-team", "log__terminal": False,
-        "sandbox__backend": "bubblewrap", "model__lora_rank": 2,
+        "sandbox__backend": "bubblewrap", "model__lora_rank": 2, "model__lora_alpha": 12.0,
+        "model__lora_targets": ["q_proj"], "model__lora_dropout": 0.1,
     }  # fmt: skip
     Trainer(settings(make_model(folder / "base-model"), folder / "run", **options)).run()
     records = [json.loads(line) for line in (folder / "run" / "eval.jsonl").read_text().splitlines()]
@@ -83,7 +85,10 @@ def test_the_card_carries_data_objective_biases_and_evaluations(run, api):
     sections = {part.splitlines()[0]: part for part in card.split("\n## ")[1:]}
     assert list(sections) == ["Data", "Objective", "Biases", "Evaluations", "The run"]
     assert "`arithmetic`" in sections["Data"]
-    assert "Different prompts trained on: 8." in sections["Data"]
+    assert "judged by tests.train.reward_functions:ones" in sections["Data"]
+    assert "Different prompts in the run: 8." in sections["Data"]
+    assert "(LoRA adapters of rank 2 and alpha 12 on q_proj, dropout 0.1, merged)" in card
+    assert "| measure | mean of step 2 |" in sections["Biases"]
     assert "| aggregation | " in sections["Objective"]
     assert "| steps | 2 of 2 |" in sections["Objective"]
     assert "`bias/mass_balance`" in sections["Biases"]
@@ -146,3 +151,23 @@ def test_a_hub_that_refuses_is_one_sentence_and_the_folder_stays(run, api, monke
     said = capsys.readouterr().err
     assert said.startswith("equipoise: me/model: the hub refused, or cannot be reached: 401 Unauthorized; ")
     assert (run / "hub" / "README.md").exists()
+
+
+@pytest.mark.parametrize(
+    ("reward", "verifier", "said"),
+    [
+        (("task", "tags"), "", "verified by the verifier of each row, else math"),
+        (("task",), "math", "verified by math"),
+        (("/home/me/mine.py:right", "boxed"), "", "judged by mine.py:right"),
+    ],
+)
+def test_the_card_names_who_judged(reward, verifier, said):
+    config = Config(
+        task={"name": "rows.jsonl", "verifier": verifier}, reward={"functions": reward, "weights": [1.0] * len(reward)}
+    )
+    assert judged_by(config) == said
+
+
+@pytest.mark.parametrize("task", ["arithmetic", "gym:chain_sum"])
+def test_the_card_says_where_the_task_itself_judged(task):
+    assert judged_by(Config(task={"name": task}, reward={"functions": ["task"]})) == "verified by the task itself"

@@ -357,6 +357,8 @@ def test_names_open_data_sets(tmp_path):
         TaskError, match=r'task\.name = "math" is not a task: arithmetic, gym:NAME, hub:OWNER/NAME, or a'
     ):
         open_task("math", 0)
+    with pytest.raises(TaskError, match=r'"arithmetics" is not a task; did you mean "arithmetic"\? \(or gym:NAME'):
+        open_task("arithmetics", 0)
 
 
 def test_ids_of_several_files_do_not_collide(tmp_path):

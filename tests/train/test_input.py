@@ -42,6 +42,9 @@ ROWS = [{"prompt": f"{a}+{b}=", "answer": a + b} for a in range(10, 20) for b in
 
 def test_a_model_that_is_not_there(train, tmp_path):
     assert "is not there; give a folder in Hugging Face format" in sentence(train(model__name=str(tmp_path / "none")))
+    (tmp_path / "trained").mkdir()
+    mistyped = sentence(train(model__name=str(tmp_path / "traned")))
+    assert mistyped.endswith(f'traned is not there; did you mean "{tmp_path / "trained"}"?\n')
     assert no_run_in(tmp_path / "run")
     assert train(train__steps=1).code == 0
 
@@ -133,7 +136,8 @@ def test_a_group_of_one(train, tmp_path):
         ({"task__name": "gym:chain_som"}, "gym:chain_som"),
         ({"reward__functions": ["nowhere:f"]}, '"nowhere:f" cannot be imported as module:function'),
         ({"reward__functions": [f"{REWARDS}:threes"]}, "threes"),
-        ({"reward__functions": ["ones"]}, '"ones" cannot be imported as module:function'),
+        ({"reward__functions": ["ones"]}, 'reward.functions: "ones" is not known; use one of (task, tags, boxed, or'),
+        ({"reward__functions": ["tsk"]}, 'reward.functions: "tsk" is not known; did you mean "task"?'),
         ({"reward__functions": [f"{REWARDS}:__name__"]}, "is not a function"),
         ({"reward__unparsed": "nothing"}, 'reward.unparsed = "nothing": must be a finite number, wrong or mask'),
         ({"reward__limit": [1]}, "reward.limit = [1]: must be a finite number, wrong or mask"),
@@ -149,6 +153,20 @@ def test_a_setting_that_cannot_be_used(train, tmp_path, options, said):
     if "device" in next(iter(options)) and torch.cuda.is_available():
         pytest.skip("there is such a device here")
     assert said in sentence(train(**options))
+    assert no_run_in(tmp_path / "run")
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"model__name": "abacus", "task__suffix": " is what?"}, "abacus's tokenizer cannot read"),
+        ({"task__chat_template": "{{ messages[0].content"}, "the chat template of"),
+    ],
+)
+def test_prompts_that_cannot_be_asked_are_refused_where_nothing_is_evaluated(train, tmp_path, options, said):
+    (tmp_path / "rows.jsonl").write_text("".join(f'{{"prompt": "{a}+1", "answer": "{a + 1}"}}\n' for a in range(40)))
+    data = {"task__name": str(tmp_path / "rows.jsonl"), "eval__every": 0}
+    assert said in sentence(train(**data, **options))
     assert no_run_in(tmp_path / "run")
 
 

@@ -113,6 +113,20 @@ def test_eval_of_a_run_asks_the_runs_judge(equipoise, run):
     assert f"held-out prompts, judged by {REWARDS}:spread" in out
 
 
+def test_rows_without_answers_have_no_other_judge(equipoise, model, tmp_path):
+    rows = "".join(json.dumps({"prompt": f"{a}+{b}="}) + "\n" for a in range(10, 20) for b in range(1, 9))
+    (tmp_path / "prompts.jsonl").write_text(rows)
+    data = {"task__name": str(tmp_path / "prompts.jsonl"), "reward__functions": [f"{REWARDS}:spread"]}
+    Trainer(settings(model, tmp_path / "run", **data, **QUIET)).run()
+    config = RunFolder(tmp_path / "run").config
+    config.write_text(config.read_text().replace(f"{REWARDS}:spread", "/gone/rewards.py:f"))
+    code, out, err = equipoise("eval", tmp_path / "run")
+    assert (code, out) == (1, "")
+    assert 'reward.functions: "/gone/rewards.py:f" cannot be imported' in err
+    assert err.endswith("; the rows of the task have no answers that a verifier could judge by: restore the function\n")
+    assert err.count("\n") == 1
+
+
 def test_eval_says_who_judges_where_the_runs_function_is_gone(equipoise, run):
     config = RunFolder(run).config
     whole = config.read_text()
@@ -122,6 +136,7 @@ def test_eval_says_who_judges_where_the_runs_function_is_gone(equipoise, run):
         assert code == 0
         assert "judged by the task's verifier; " in out
         assert err.startswith("equipoise: note: reward.functions: ")
+        assert "one of task" not in err
         assert err.endswith("; judged by the task's verifier instead, which may say otherwise\n")
         assert err.count("\n") == 1
         config.write_text(whole.replace(f"{REWARDS}:spread", "python:right"))

@@ -192,4 +192,5 @@ def test_a_difficulty_is_told_the_bounds_of_numbers_that_are_no_success_rates(ru
     with pytest.raises(RunError, match=r"rewards lie in \[.*\] but difficulty.reward_range is \[0, 1\]: obj") as error:
         run(**doubled, objective__difficulty="hadw")
     assert 'objective.difficulty = {name = "…", reward_range = [LOW, HIGH]}' in str(error.value)
+    assert "assign(" not in str(error.value)
     run("told", **doubled, objective__difficulty={"name": "hadw", "reward_range": [0, 2]})

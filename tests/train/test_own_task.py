@@ -1,6 +1,7 @@
 """`equipoise eval RUN` is the run's own evaluation of its last checkpoint, and refuses before it loads a model."""
 
 import json
+import shutil
 
 import pytest
 
@@ -41,6 +42,14 @@ def test_eval_of_a_run_says_what_its_own_evaluation_said(equipoise, run, place):
 def test_it_says_that_it_asks_as_the_run_does(equipoise, run):
     _, out, _ = equipoise("eval", run)
     assert "rows.jsonl, as its run evaluates: 4 held-out prompts" in out
+
+
+@pytest.mark.parametrize("place", ["averaged", "hub", "checkpoints/best"])
+def test_other_weights_of_a_run_are_evaluated_as_it_is(run, tmp_path, place):
+    shutil.copytree(run, tmp_path / "run")
+    (tmp_path / "run" / place).mkdir()
+    own = own_task(str(tmp_path / "run" / place), None)
+    assert (own.task.suffix, own.samples, own.per_level) == ("=", 3, 2)
 
 
 def test_options_win_over_the_runs(run):

@@ -190,6 +190,37 @@ def test_what_was_logged_after_the_last_checkpoint_is_said(copy):
     )
 
 
+@pytest.mark.parametrize(
+    ("steps", "said"),
+    [
+        ("5", "goes on after step 4 of 5; step 5 was logged already and is computed again, step 6 is forgotten"),
+        ("6", "goes on after step 4 of 6; steps 5 to 6 were logged already and are computed again"),
+    ],
+)
+def test_only_steps_that_come_again_are_said_to(copy, steps, said):
+    with open(copy / "metrics.jsonl", "a") as file:
+        file.write('{"step": 5}\n{"step": 6}\n')
+    config = configured(copy, ["--train.steps", steps], resume=True)
+    assert check_start(RunFolder(copy), config, resume=True).sentence == f"{copy}: {said}"
+
+
+def test_fewer_steps_than_a_run_has_are_not_called_done(copy):
+    config = configured(copy, ["--train.steps", "3"], resume=True)
+    said = f"{copy}: has trained to step 4 already, beyond train.steps = 3; --from-step 3 goes back to that checkpoint"
+    assert finished(config) == said
+
+
+def test_data_that_are_gone_are_asked_for_by_their_option(copy):
+    config = configured(copy, ["--train.steps", "5"], resume=True)
+    config.task.name = "gone.jsonl"
+    with pytest.raises(RunError) as error:
+        check_start(RunFolder(copy), config, resume=True)
+    assert str(error.value) == (
+        f"{copy}: gone.jsonl (task.name) is not there, seen from {Path.cwd()}; nothing was changed. "
+        "--task.name PATH says where it lies now"
+    )
+
+
 def test_a_finished_run_says_so(copy):
     config = configured(copy, resume=True)
     said = f"{copy}: finished: step 4 of 4 is done; --train.steps N trains it on to step N"

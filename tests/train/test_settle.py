@@ -70,6 +70,13 @@ def test_an_explicit_rate_wins_and_a_wrecking_one_is_a_warning(model):
     assert small.warnings == []
 
 
+def test_options_of_adapters_without_any_are_a_warning(model):
+    idle = settle(load(None, ["--model.lora_alpha", "4", "--model.lora_dropout", "0.1"]), outline(model))
+    options = "model.lora_alpha = 4.0 and model.lora_dropout = 0.1"
+    assert idle.warnings == [f"warning: {options} do nothing: model.lora_rank = 0 trains every weight"]
+    assert settle(load(None, ["--model.lora_alpha", "4", "--model.lora_rank", "2"]), outline(model)).warnings == []
+
+
 def test_chat_is_settled_by_the_model_unless_said(model, chat_model):
     on, off = (settle(load(None), outline(folder)) for folder in (chat_model, model))
     assert (on.chat.on, on.config.task.chat) == (True, True)
@@ -102,8 +109,10 @@ def test_a_template_file_lies_beside_the_configuration(tmp_path, monkeypatch):
     assert load(tmp_path / "configs" / "c.toml").task.chat_template == TEMPLATE
     monkeypatch.chdir(tmp_path / "configs")
     assert load(None, ["--task.chat_template", "mine.jinja"]).task.chat_template == TEMPLATE
-    with pytest.raises(ConfigError, match="there is no such file"):
-        load(None, ["--task.chat_template", "other.jinja"])
+    with pytest.raises(ConfigError, match=rf"there is no such file, not in {tmp_path}/configs, and it is no template"):
+        load("c.toml", ["--task.chat_template", "other.jinja"])
+    with pytest.raises(ConfigError, match=r'"thinking=false": must be a table, \{ name = value \}'):
+        load("c.toml", ["--task.chat_template_kwargs", "thinking=false"])
 
 
 def test_a_run_shows_what_the_model_read_and_says_what_was_settled(chat_model, tmp_path, capsys):

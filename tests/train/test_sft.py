@@ -14,7 +14,7 @@ from equipoise.config.sft import load_sft
 from equipoise.policy import load as load_policy
 from equipoise.policy.chat import AS_TEXT, Chat
 from equipoise.tasks import Prompt, TaskError, open_demonstrations
-from equipoise.train import RunError, checkpoint, read_lines
+from equipoise.train import RunError, checkpoint, read_lines, sft
 from equipoise.train.imitation import Demonstration, Encoder, Imitator, learn_end
 from equipoise.train.sft import Sft
 from equipoise.train.update import learning_rate
@@ -213,6 +213,26 @@ def test_settings_of_a_resumed_run_stay(model, tmp_path):
         Sft(load_sft(None, overrides(model, tmp_path / "other")), resume=True)
     with pytest.raises(ConfigError, match=r"sft.steps = 0: set it"):
         Sft(load_sft(None, overrides(model, tmp_path / "third", sft__steps=0)))
+
+
+def test_data_are_refused_before_a_model_is_loaded(model, tmp_path, monkeypatch):
+    monkeypatch.setattr(sft, "open_model", lambda section: pytest.fail("the model was loaded"))
+    missing = overrides(model, tmp_path / "run", task__name=str(tmp_path / "none.jsonl"))
+    with pytest.raises(TaskError, match="there is no such file"):
+        Sft(load_sft(None, missing))
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_resumed_run_says_where_it_is(model, tmp_path, capsys):
+    arguments = overrides(model, tmp_path / "run", sft__steps=2)
+    run = Sft(load_sft(None, arguments))
+    run.steps = 1  # as if it had been stopped there
+    run.run()
+    assert "goes on" not in capsys.readouterr().out
+    Sft(load_sft(None, arguments), resume=True).run()
+    assert f"{tmp_path / 'run'}: goes on after step 1 of 2" in capsys.readouterr().out
+    Sft(load_sft(None, arguments), resume=True).run()
+    assert f"{tmp_path / 'run'}: finished: step 2 of 2 is done" in capsys.readouterr().out
 
 
 def test_epochs_count_the_rows(model, tmp_path):

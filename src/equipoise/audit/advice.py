@@ -92,7 +92,9 @@ def _coupling(audit: Audit) -> Advice:
         said = f"right and wrong responses pull equally hard, {_times(ratio)} to 1."
         return Advice(topic, False, f"Under {name} {said}")
     if not (weaker or stronger):
-        return _unknown(topic, f"right responses pull {_times(ratio)} times as hard as wrong ones.")
+        few = ", by too few groups for an interval" if ratio.low is None else ""
+        said = f"right responses pull {_times(ratio)} times as hard as wrong ones{few}."
+        return _unknown(topic, said)
     causes, changes = [], []
     if _rule(audit) not in ("sequence", "balanced"):
         causes.append(
@@ -159,8 +161,10 @@ def _regime(audit: Audit) -> Advice:
     difference = log["token_minus_sequence"]
     token = log["token_distance"]
     sequence = log["sequence_distance"]
-    if difference.value is None or difference.low is None or difference.high is None:
+    if difference.value is None:
         return _unknown("regime", "no group has both right and wrong responses.")
+    if difference.low is None or difference.high is None:
+        return _unknown("regime", "too few groups have both right and wrong responses.")
     where = f"Lengths vary by CV {_number(log['length_cv'])} and wrong ones are {_longer(log['within_gap'])} in a group"
     if difference.low <= 0 <= difference.high:
         said = f"no evidence for token or for sequence: {where[0].lower()}{where[1:]}"

@@ -95,7 +95,7 @@ def chat_template(value: str, folders: Sequence[Path]) -> str:
     for folder in folders:
         if (folder / value).is_file():
             return (folder / value).read_text(encoding="utf-8")
-    places = " and not in ".join(str(folder.resolve()) for folder in folders)
+    places = " and not in ".join(dict.fromkeys(str(folder.resolve()) for folder in folders))
     raise ConfigError(
         f'task.chat_template = "{value}": there is no such file, not in {places}, and it is no template'
     )

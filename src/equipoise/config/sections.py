@@ -55,7 +55,7 @@ Worth = Annotated[float | Literal["wrong", "mask"], Must("a finite number, wrong
 OnOffAuto = Annotated[bool | Literal["auto"], Must("true, false or auto")]
 Rate = Annotated[Amount | Literal["auto"], Must("auto, or a finite number that is at least 0")]
 Spec = Annotated[str | dict[str, Any] | None, Must("a name or a table")]
-Table = Annotated[dict[str, Any] | None, Must("a table")]
+Table = Annotated[dict[str, Any] | None, Must("a table, { name = value }")]
 
 
 class Section(BaseModel):

@@ -226,19 +226,24 @@ def _claimed(folder: Folder, settings: dict[str, Any]) -> dict[str, Any]:
     ]
     for name, new in settings["benchmarks"].items():
         was = old["benchmarks"].get(name, new)
-        grown = new["limits"] != was.get("limits", [])  # then the first problems were compared
+        shrunk = was["problems"] > new["problems"]
+        # then the first problems were compared
+        grown = new["limits"] != was.get("limits", [])
         same = [
             key
             for key in BENCHMARK
-            if not grown or key not in ("problems", "prompts", "references")
+            if not (grown or shrunk) or key not in ("problems", "prompts", "references")
         ]
         changed += [
             f"{name}.{key} was {was.get(key)!r}, now {new[key]!r}"
             for key in same
             if was.get(key) != new[key]
         ]
-        if was["problems"] > new["problems"]:
-            changed.append(f"--limit may grow, and must be at least {was['problems']}")
+        if shrunk:
+            changed.append(
+                f"{name}.problems was {was['problems']}, now {new['problems']}: "
+                f"--limit may grow, and must be at least {was['problems']}"
+            )
     if changed:
         raise EvaluationError(
             f"{folder.path}: holds an evaluation with other settings: {'; '.join(changed)}; choose another --out"

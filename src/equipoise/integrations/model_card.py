@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from equipoise.audit import AuditError, advise, measure
-from equipoise.config import Config
+from equipoise.config import Config, ModelConfig
 from equipoise.train import RunFolder, read_lines
+from equipoise.train.score import SHAPES
 
 # Options that may hold a path of the machine or an address of somebody's service.
 PATHS = (
@@ -113,10 +114,7 @@ def _origin(source: Published) -> str:
     made: dict[str, str] = {}
     if source.run.environment.exists():
         made = json.loads(source.run.environment.read_text(encoding="utf-8"))
-    if config.model.lora_rank:
-        how = f"LoRA adapters of rank {config.model.lora_rank}, merged"
-    else:
-        how = "all weights"
+    how = _adapters(config.model) if config.model.lora_rank else "all weights"
     base = "on a base in 4 bits (NF4), published whole" if config.model.quantize != "none" else ""
     trained = " ".join(filter(None, (how, base)))
     return (
@@ -126,16 +124,30 @@ def _origin(source: Published) -> str:
     )
 
 
+def _adapters(model: ModelConfig) -> str:
+    targets = ", ".join(model.lora_targets) or "all linear layers but the head"
+    dropout = f", dropout {model.lora_dropout:g}" if model.lora_dropout else ""
+    return f"LoRA adapters of rank {model.lora_rank} and alpha {model.lora_alpha:g} on {targets}{dropout}, merged"
+
+
+def judged_by(config: Config) -> str:
+    """Who said which responses were right."""
+    if not config.reward.graded:
+        functions = tuple(name for name in config.reward.functions if name not in SHAPES)
+        return f"judged by {', '.join(_shortened(functions or config.reward.functions))}"
+    if config.task.name == "arithmetic" or config.task.name.startswith("gym:"):
+        return "verified by the task itself"
+    return f"verified by {config.task.verifier or 'the verifier of each row, else math'}"
+
+
 def _data(source: Published) -> str:
     """What it was trained on, and what was kept out."""
     task = source.config.task
     shown = _shortened(task.name)
-    lines = [
-        f"Prompts: `{shown}`, verified by {task.verifier or 'the verifier of each row, else math'}."
-    ]
+    lines = [f"Prompts: `{shown}`, {judged_by(source.config)}."]
     seen = _prompts_seen(source.run.prompts)
     lines.append(
-        f"Different prompts trained on: {seen}."
+        f"Different prompts in the run: {seen}."
         if seen
         else "How many prompts were seen is not recorded."
     )
@@ -191,11 +203,10 @@ def _biases(source: Published) -> str:
         values = [record[name] for record in last if record.get(name) is not None]
         if values:
             rows.append((f"`{name}`", f"{sum(values) / len(values):.4f}"))
-    steps = "none"
-    if last:
-        steps = f"{last[0]['step']} to {last[-1]['step']}"
     if rows:
-        table = _table(("measure", f"mean of steps {steps}"), rows)
+        first, end = last[0]["step"], last[-1]["step"]
+        steps = f"step {end}" if first == end else f"steps {first} to {end}"
+        table = _table(("measure", f"mean of {steps}"), rows)
     else:
         table = "The run logged no measures of bias."
     return f"{table}\n\n{_audited(source.run)}"

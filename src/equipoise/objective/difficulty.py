@@ -21,7 +21,14 @@ from equipoise.objective.groups import Batch, Groups
 
 
 class RangeError(ValueError):
-    """Rewards that are to be success rates lie outside the range they are mapped from."""
+    """Rewards that are to be success rates lie outside the range they are mapped from.
+
+    `found` says which range, without what a caller of `assign` can do about it.
+    """
+
+    def __init__(self, found: str, fix: str) -> None:
+        super().__init__(f"{found}: {fix}")
+        self.found = found
 
 
 @dataclass(frozen=True)
@@ -104,8 +111,8 @@ class _Anchored:
         if low < self.reward_range[0] or high > self.reward_range[1]:
             raise RangeError(
                 f"rewards lie in [{low:g}, {high:g}] but difficulty.reward_range is [{self.reward_range[0]:g}, "
-                f"{self.reward_range[1]:g}]: a success rate needs rewards on a known range; give assign(accuracy=…), "
-                "or set reward_range to theirs"
+                f"{self.reward_range[1]:g}]",
+                "a success rate needs rewards on a known range; give assign(accuracy=…), or set reward_range to theirs",
             )
 
     def rate(self, reward: Tensor) -> Tensor:

@@ -22,6 +22,7 @@ from torch import Tensor
 from equipoise.policy import attention, decoder, dropout, quantized
 from equipoise.policy.merged import plain_weights
 from equipoise.policy.names import ADAPTER_ALONE, ModelError, folder_of, hub_answers, smollm_file
+from equipoise.policy.progress_bars import no_gguf_bar, no_progress_bars
 
 ADAPTER = "adapter"
 Prompt = str | Sequence[dict[str, str]]
@@ -143,7 +144,8 @@ def load(
         raise ModelError(
             'model.quantize = "nf4" needs the package bitsandbytes: pip install "equipoise[qlora]"'
         )
-    model, tokenizer = _open(name, dtype)
+    with no_progress_bars():
+        model, tokenizer = _open(name, dtype)
     # Our rows are packed and need none, but `generate` and other trainers want a padding token.
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
@@ -165,7 +167,8 @@ def save(policy: Policy, folder: str | Path, weights: dict[str, Tensor] | None =
     if policy.has_adapter:
         policy.model.save_pretrained(folder / ADAPTER)
         weights = _merged_weights(policy.core)
-    policy.core.save_pretrained(folder, state_dict=weights)
+    with no_progress_bars():
+        policy.core.save_pretrained(folder, state_dict=weights)
     policy.tokenizer.save_pretrained(folder)
 
 
@@ -188,7 +191,8 @@ def restore(policy: Policy, folder: str | Path) -> None:
             policy.model, load_peft_weights(str(folder / ADAPTER), device="cpu")
         )
         return
-    source, _ = _open(str(folder), policy.dtype)
+    with no_progress_bars():
+        source, _ = _open(str(folder), policy.dtype)
     policy.model.load_state_dict(source.state_dict())
 
 
@@ -293,7 +297,8 @@ def _open_smollm(dtype: torch.dtype) -> tuple[Any, Any]:
     from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
 
     file = smollm_file()
-    loaded = AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name, dtype=dtype)
+    with no_gguf_bar():
+        loaded = AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name, dtype=dtype)
     tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
     # The loaded object remembers that it was quantised and cannot be saved;
     # a plain Llama with the same weights can.

@@ -38,9 +38,7 @@ def folder_of(name: str) -> str:
     folder = folder.expanduser()
     if not folder.is_dir():
         what = "is not a folder" if folder.exists() else "is not there"
-        raise ModelError(
-            f"model {name!r}: {folder} {what}; give a folder in Hugging Face format or a hub name"
-        )
+        raise ModelError(f"model {name!r}: {folder} {what};{_near(str(folder))}")
     found = _inner(folder)
     if found is None:
         raise ModelError(
@@ -84,11 +82,13 @@ def hub_answers(name: str) -> bool:
 
 def _near(name: str) -> str:
     """A name that may have been meant, or what may be given."""
-    beside = Path(name).parent
-    folders = [str(path) for path in beside.iterdir() if path.is_dir()] if beside.is_dir() else []
-    close = difflib.get_close_matches(name, ["abacus", "smollm", *folders], n=1, cutoff=0.8)
+    last, beside = Path(name).name, Path(name).parent
+    known = {} if last != name else {"abacus": "abacus", "smollm": "smollm"}
+    if beside.is_dir():
+        known |= {path.name: str(path) for path in beside.iterdir() if path.is_dir()}
+    close = difflib.get_close_matches(last, known, n=1, cutoff=0.8)
     if close:
-        return f' did you mean "{close[0]}"?'
+        return f' did you mean "{known[close[0]]}"?'
     return " give a folder in Hugging Face format, a run, or a hub name"
 
 

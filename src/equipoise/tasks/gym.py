@@ -25,6 +25,7 @@ from __future__ import annotations
 
 import atexit
 import datetime
+import difflib
 import hashlib
 import json
 import os
@@ -254,6 +255,12 @@ def require(name: str) -> None:
 
 
 def _refuse(task: str) -> None:
+    from reasoning_gym.factory import DATASETS
+
+    if task not in DATASETS:
+        near = difflib.get_close_matches(task, DATASETS, n=1)
+        hint = f'did you mean "{near[0]}"?' if near else "reasoning_gym.factory.DATASETS has them"
+        raise TaskError(f"gym:{task} is not a task of reasoning-gym; {hint}")
     if task in UNREPEATABLE:
         raise TaskError(
             f"gym:{task}: reasoning-gym does not make the same question twice: a run could not be resumed"

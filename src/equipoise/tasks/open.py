@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import functools
 import glob
 from collections.abc import Mapping, Sequence
@@ -70,10 +71,12 @@ def open_task(
             recognise=functools.partial(schema.recognise, graded=graded),
             rows=rows,
         )
-    raise TaskError(
-        f'task.name = "{name}" is not a task: arithmetic, gym:NAME, hub:OWNER/NAME, or a file, glob or folder of '
-        f"{', '.join(KINDS)}"
-    )
+    others = f"gym:NAME, hub:OWNER/NAME, or a file, glob or folder of {', '.join(KINDS)}"
+    if difflib.get_close_matches(name, ["arithmetic"]):
+        raise TaskError(
+            f'task.name = "{name}" is not a task; did you mean "arithmetic"? (or {others})'
+        )
+    raise TaskError(f'task.name = "{name}" is not a task: arithmetic, {others}')
 
 
 def open_demonstrations(

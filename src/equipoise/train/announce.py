@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from equipoise.evaluate.run import judged_by
 from equipoise.kernels import cache
+from equipoise.objective.difficulty import RangeError
 from equipoise.policy import parameter_count, weight_bytes
 from equipoise.tasks import Dataset
 from equipoise.train.ahead import Ahead
@@ -125,10 +126,10 @@ def problem(trainer: Trainer) -> str:
     return ""
 
 
-def out_of_range(error: str) -> str:
+def out_of_range(error: RangeError) -> str:
     """What to do where a difficulty was given rewards that are no success rates."""
     return (
-        f"{error.partition(':')[0]}: objective.difficulty weighs prompts by their success rate. Have the reward "
+        f"{error.found}: objective.difficulty weighs prompts by their success rate. Have the reward "
         'lie in [0, 1], say its bounds (objective.difficulty = {name = "…", reward_range = [LOW, HIGH]}), '
         'or take objective.difficulty = "none"'
     )
@@ -179,8 +180,16 @@ def _number(count: int) -> str:
 def _data(trainer: Trainer) -> str:
     rollout, longest = trainer.config.rollout, trainer.collector.params.max_tokens
     a_step = f"{rollout.prompts} prompts × {rollout.group_size} responses a step, {longest:,} tokens each at most"
-    held_out = f", {len(trainer.held_out)} held out" if trainer.held_out else ""
-    return f"{trainer.task.name}: {a_step}{held_out}"
+    return f"{trainer.task.name}: {a_step}{_held_out(trainer)}"
+
+
+def _held_out(trainer: Trainer) -> str:
+    """How many prompts an evaluation asks, and of how many, where eval.per_level takes some."""
+    asked, task = len(trainer.held_out), trainer.task
+    every = task.summary.held_out if isinstance(task, Dataset) else asked
+    if not asked:
+        return ""
+    return f", {asked} of {every} held out" if every > asked else f", {asked} held out"
 
 
 def _run(trainer: Trainer) -> str:
@@ -189,8 +198,9 @@ def _run(trainer: Trainer) -> str:
     if config.eval.every:
         judge = judged_by(trainer.collector.scorer.name)
         every = f"evaluated every {config.eval.every} by {judge}"
+    steps = "1 step" if config.train.steps == 1 else f"{config.train.steps} steps"
     kept = f"checkpoint every {config.train.checkpoint_every}"
-    return f"{trainer.folder.path}: {config.train.steps} steps, {every}, {kept}, learning rate {config.optim.lr:g}"
+    return f"{trainer.folder.path}: {steps}, {every}, {kept}, learning rate {config.optim.lr:g}"
 
 
 def _memory(trainer: Trainer) -> str:

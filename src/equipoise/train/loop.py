@@ -179,6 +179,9 @@ class Trainer:
         self.batches = open_batches(config, self.policy, self.sampler, self.task, scorer, chat)
         self.collector = self.batches.collector
         self.held_out = self._held_out() if config.eval.every else []
+        # one that cannot be asked stops the run before it begins, evaluated or not
+        for i in range(config.rollout.prompts):
+            encode_prompt(self.policy, self.task.prompt(i), chat)
 
     def _begin(self, resume: bool) -> None:
         """The first files of the run, and the state it begins with."""
@@ -366,7 +369,7 @@ class Trainer:
                 **self.token_credit.of(batch),
             )
         except RangeError as error:
-            raise RunError(announce.out_of_range(str(error))) from error
+            raise RunError(announce.out_of_range(error)) from error
 
     def _successes(self, batch: StepBatch) -> dict[str, Any]:
         """What `assign` gets about successes: of the batch, of all that was sampled for it, and of

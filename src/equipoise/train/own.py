@@ -73,8 +73,7 @@ class OwnFunction:
             else:
                 self.takes_groups = functions.check_given(given, name, columns)
         except functions.FunctionError as error:
-            others = "; or one of task, tags, boxed" if option == "reward.functions" else ""
-            raise ConfigError(f"{option}: {error}{others}") from error
+            raise ConfigError(f"{option}: {error}") from error
         self._lock = threading.Lock()
         self.begin()
 

@@ -2,7 +2,8 @@
 
 So `equipoise eval RUN` says of the last checkpoint what the run's own evaluation said. A model that
 is no run, or another task than the run's, takes the defaults. Reward functions that are not to be
-found again leave it to the task's verifier, and a sentence says so.
+found again leave it to the task's verifier, and a sentence says so; where the rows have no answers
+either, it is refused.
 """
 
 from __future__ import annotations
@@ -13,14 +14,16 @@ from pathlib import Path
 
 from equipoise.config import Config, ConfigError, TaskConfig, load, load_sections
 from equipoise.evaluate import Judge, TaskVerifier
-from equipoise.tasks import Task
+from equipoise.tasks import Prompt, Task
 from equipoise.tasks.data_files import files_of
 from equipoise.tasks.fingerprint import changed, fingerprints
+from equipoise.tasks.schema import UNGRADED
 from equipoise.train.folder import RunFolder
 from equipoise.train.given import PYTHON
 from equipoise.train.record import read_record
 from equipoise.train.score import SHAPES, Scorer, rate_of
 
+WEIGHTS = ("averaged", "hub")  # folders of a run beside its checkpoints that hold weights
 JUDGE = ("reward", "objective")
 # the others may name files that are gone, or options of earlier versions
 SECTIONS = ("task", "eval", "rollout")
@@ -52,13 +55,19 @@ class OwnTask:
         """Whether the task's verdict counts, so that rows must have an answer."""
         return self.run is None or load_sections(self.run.config, ("reward",)).reward.graded
 
-    def judge(self, task: Task) -> tuple[Judge, str | None]:
-        """Who says how right a response is, as in the run; and a note where it cannot be asked."""
+    def judge(self, task: Task, prompts: Sequence[Prompt]) -> tuple[Judge, str | None]:
+        """Who says how right a response is, as in the run; and a note where it cannot be asked.
+
+        ConfigError where nobody can: its functions are gone, and the rows have no answers.
+        """
         if self.run is None:
             return TaskVerifier(task), None
         try:
             return _judge_of(load_sections(self.run.config, JUDGE), task), None
         except ConfigError as error:
+            if any(prompt.meta.get("verifier") == UNGRADED for prompt in prompts):
+                without = "the rows of the task have no answers that a verifier could judge by"
+                raise ConfigError(f"{error}; {without}: restore the function") from error
             instead = "judged by the task's verifier instead, which may say otherwise"
             return TaskVerifier(task), f"{error}; {instead}"
 
@@ -111,13 +120,14 @@ def _refuse_given(option: str, name: str) -> None:
 
 
 def run_behind(model: Path) -> RunFolder | None:
-    """The run that a folder is, or that it is a checkpoint of: ours, or verl's from our launch."""
+    """The run that a folder is, or that it has weights of: a checkpoint, ours or verl's from our
+    launch, or the mean of some.
+    """
+    folder = model
     if model.parent.name == "checkpoints":
         folder = model.parent.parent
-    elif model.match(VERL_STEP):
+    elif model.name in WEIGHTS or model.match(VERL_STEP):
         folder = model.parent
-    else:
-        folder = model
     found = RunFolder(folder)
     has_checkpoints = found.checkpoints.is_dir() or any(folder.glob(VERL_STEP))
     return found if found.config.is_file() and has_checkpoints else None

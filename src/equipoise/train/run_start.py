@@ -8,6 +8,7 @@ checkpoint are computed again, to the same numbers.
 
 from __future__ import annotations
 
+import glob
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from pathlib import Path
 
 from equipoise.config import Config, load, parse_overrides
 from equipoise.tasks import Task
+from equipoise.tasks.data_files import KINDS
 from equipoise.tasks.fingerprint import changed, fingerprints
 from equipoise.train import checkpoint
 from equipoise.train.folder import SFT_CONFIG, RunError, RunFolder, read_lines, torn_inside
@@ -107,6 +109,7 @@ def check_start(
     if not begun:
         raise RunError(f"{folder.path}: holds no run to resume; start it without --resume")
     old, record = load(folder.config), read_record(folder)
+    _refuse_missing_data(folder, config)
     data_is_known = record is not None and bool(record.data)
     if differing := differences(old, as_begun(old, config), data_is_known=data_is_known):
         raise RunError(
@@ -151,10 +154,19 @@ def finished(config: Config) -> str | None:
     start = check_start(folder, config, resume=True)
     if start.step < config.train.steps or not _has_ended(folder, config, start.step):
         return None
+    if start.step > config.train.steps:
+        return _beyond(folder, start.step, config.train.steps)
     longer = ""
     if config.optim.schedule == "constant":
         longer = "; --train.steps N trains it on to step N"
     return f"{folder.path}: finished: step {start.step} of {config.train.steps} is done{longer}"
+
+
+def _beyond(folder: RunFolder, step: int, steps: int) -> str:
+    said = f"{folder.path}: has trained to step {step} already, beyond train.steps = {steps}"
+    if steps not in checkpoint.steps(folder.checkpoints):
+        return said
+    return f"{said}; --from-step {steps} goes back to that checkpoint"
 
 
 def _has_ended(folder: RunFolder, config: Config, step: int) -> bool:
@@ -207,9 +219,29 @@ def _offer(folder: RunFolder) -> str:
 def _sentence(folder: RunFolder, step: int, steps: int) -> str:
     logged = [record["step"] for record in read_lines(folder.metrics) if record["step"] > step]
     where = f"goes on after step {step} of {steps}" if step else "begins again at step 1"
-    if logged:
-        where += f"; steps {logged[0]} to {logged[-1]} were logged already and are computed again"
+    again = [n for n in logged if n <= steps]
+    if again:
+        where += f"; {_steps(again, 'was', 'were')} logged already and "
+        where += f"{'is' if len(again) == 1 else 'are'} computed again"
+    if forgotten := logged[len(again) :]:
+        where += f", {_steps(forgotten, 'is', 'are')} forgotten"
     return f"{folder.path}: {where}"
+
+
+def _steps(numbers: Sequence[int], one: str, several: str) -> str:
+    if len(numbers) == 1:
+        return f"step {numbers[0]} {one}"
+    return f"steps {numbers[0]} to {numbers[-1]} {several}"
+
+
+def _refuse_missing_data(folder: RunFolder, config: Config) -> None:
+    for option, name in (("task.name", config.task.name), ("task.held_out", config.task.held_out)):
+        is_path = name.endswith(KINDS) and not name.startswith("hub:") and not glob.has_magic(name)
+        if is_path and not Path(name).exists():
+            raise RunError(
+                f"{folder.path}: {name} ({option}) is not there, seen from {Path.cwd()}; nothing was changed. "
+                f"--{option} PATH says where it lies now"
+            )
 
 
 def _refuse_torn_logs(folder: RunFolder) -> None:

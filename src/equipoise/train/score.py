@@ -27,6 +27,7 @@ from torch import Tensor
 from equipoise.config import ConfigError, RewardConfig
 from equipoise.evaluate import Judged
 from equipoise.objective import Objective
+from equipoise.objective.choice import did_you_mean
 from equipoise.tasks import Prompt, Task
 from equipoise.train.own import FAILURES, Asked, OwnFunction, Ungrouped, row
 from equipoise.train.tally import Tally, labels
@@ -233,6 +234,12 @@ def rate_of(objective: Objective) -> Rate:
 def check_own(config: RewardConfig, given: Mapping[str, Callable[..., Any]]) -> None:
     """Import the user's functions and refuse what cannot be called, before all else."""
     for name in config.functions:
+        if name not in BUILT_IN and ":" not in name:
+            near = did_you_mean(name, BUILT_IN)
+            raise ConfigError(
+                f'reward.functions: "{name}" is not known;{near} ({", ".join(BUILT_IN)}, or '
+                "module:function or file.py:function of your own)"
+            )
         if name not in BUILT_IN:
             OwnFunction(name, config, given=given.get(name))
     if config.judge:

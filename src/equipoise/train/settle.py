@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Generic, Literal, TypeVar
 
 from equipoise import policy as models
-from equipoise.config import Config, ConfigError, TaskConfig
+from equipoise.config import Config, ConfigError, ModelConfig, TaskConfig
 from equipoise.config.files import chat_template
 from equipoise.config.sft import SftConfig
 from equipoise.policy.chat import Chat, Decision, decide
@@ -80,7 +80,7 @@ def settle(config: C, model: Outline, rates: Rates = RATES) -> Settled[C]:
     task = config.task.model_copy(update={"chat": chat.on, "chat_template": _template(config.task)})
     optim = config.optim.model_copy(update={"lr": rate})
     settled = config.model_copy(update={"task": task, "optim": optim})
-    return Settled(settled, chat, notes + rate_note, warning)
+    return Settled(settled, chat, notes + rate_note, warning + _idle_lora(config.model))
 
 
 def open_chat(task: TaskConfig, model: Outline) -> Chat:
@@ -140,6 +140,18 @@ def _rate(
         "pretrained model is likely to lose what it knows within a few steps"
     )
     return asked, [], [warning]
+
+
+def _idle_lora(model: ModelConfig) -> list[str]:
+    """A warning where options of adapters were set and there are none."""
+    default = ModelConfig()
+    names = ("lora_alpha", "lora_targets", "lora_dropout")
+    changed = [name for name in names if getattr(model, name) != getattr(default, name)]
+    if model.lora_rank or not changed:
+        return []
+    options = " and ".join(f"model.{name} = {toml(getattr(model, name))}" for name in changed)
+    do = "does" if len(changed) == 1 else "do"
+    return [f"warning: {options} {do} nothing: model.lora_rank = 0 trains every weight"]
 
 
 def as_begun(begun: C, config: C) -> C:

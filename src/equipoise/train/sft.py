@@ -10,6 +10,7 @@ imitate, tokens of the prompt in the loss.
 
 from __future__ import annotations
 
+import functools
 import shlex
 import time
 from typing import Any
@@ -88,16 +89,18 @@ class Sft:
 
     def _open(self, config: SftConfig, resume: bool) -> None:
         task = config.task
-        self.policy = open_model(config.model)
-        self.settled = settle(config, Outline.of(self.policy), SFT_RATES)
-        self.config = self.settled.config
-        chat = self.settled.chat
+        policy = functools.cache(
+            lambda: open_model(config.model)
+        )  # the task may need its tokenizer
+        settled = functools.cache(lambda: settle(config, Outline.of(policy()), SFT_RATES))
         self.task = open_demonstrations(
             task.name,
             config.sft.seed,
             **task.options(),
-            count_tokens=lambda prompt: len(encode_prompt(self.policy, prompt, chat)),
+            count_tokens=lambda prompt: len(encode_prompt(policy(), prompt, settled().chat)),
         )
+        self.policy, self.settled = policy(), settled()
+        self.config, chat = self.settled.config, self.settled.chat
         self.encoder = Encoder(self.policy, chat, config.sft.max_tokens)
         self.steps = config.sft.steps or self._steps_of_epochs()
         self.held_out = self._encoded_held_out()
@@ -147,6 +150,11 @@ class Sft:
         terminal = Terminal(s.out, self.steps, self.imitator.done, False)
         terminal.console.quiet = not s.terminal
         self.imitator.say = terminal.say
+        if done := self.imitator.done:
+            where = f"goes on after step {done} of {self.steps}"
+            if done == self.steps:
+                where = f"finished: step {done} of {self.steps} is done"
+            terminal.say(f"{s.out}: {where}")
         if isinstance(self.task, Dataset):
             terminal.say(str(self.task.summary))
         for note in self.settled.notes:
