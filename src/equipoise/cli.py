@@ -164,7 +164,6 @@ def _train(options: argparse.Namespace, rest: list[str]) -> None:
     if options.show_help:
         print(f"{TRAIN_HELP}\n{describe()}")
         return
-    _quiet_transformers()
     config = configured(options.config, rest, resume=options.resume)
     if options.resume and options.from_step is None and (said := finished(config)):
         print(said)
@@ -183,14 +182,12 @@ def _sft(options: argparse.Namespace, rest: list[str]) -> None:
     if options.show_help:
         print(f"{SFT_HELP}\n{describe(SftConfig)}")
         return
-    _quiet_transformers()
     Sft(load_sft(options.config, rest), resume=options.resume).run()
 
 
 def _eval(options: argparse.Namespace, rest: list[str]) -> None:
     from equipoise.model_commands import evaluate_model
 
-    _quiet_transformers()
     evaluate_model(options, rest)
 
 
@@ -299,7 +296,6 @@ def _audit(options: argparse.Namespace, rest: list[str]) -> None:
 def _bias(options: argparse.Namespace, rest: list[str]) -> None:
     from equipoise.model_commands import measure_bias
 
-    _quiet_transformers()
     measure_bias(options, rest)
 
 
@@ -341,7 +337,6 @@ def _redteam(options: argparse.Namespace, rest: list[str]) -> None:
     """Exit code 1 says that exploits were found, or still work."""
     from equipoise.study.redteam.command import RedTeamRequest, redteam, replayed
 
-    _quiet_transformers()
     names = ("verifier", "judge", "model", "device", "minutes", "seed", "python", "path")
     request = RedTeamRequest(
         out=Path(options.out), **{name: getattr(options, name) for name in names}
@@ -361,13 +356,6 @@ def _theory(options: argparse.Namespace, rest: list[str]) -> None:
     from equipoise.theory import tables
 
     print(tables.render())
-
-
-def _quiet_transformers() -> None:
-    """Its progress bars for a model of a second's loading would drown the run's own lines."""
-    from transformers.utils import logging
-
-    logging.disable_progress_bar()
 
 
 RUN = {

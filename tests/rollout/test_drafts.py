@@ -33,7 +33,7 @@ def assert_equal(ours, wanted, params):
 
 
 @pytest.mark.parametrize("name", ["plain", "cool", "greedy", "stops", "one token", "looping"])
-@pytest.mark.parametrize("kind", ["qwen3", "mistral"])
+@pytest.mark.parametrize("kind", ["qwen3", pytest.param("mistral", marks=pytest.mark.long)])
 def test_responses_are_those_without_drafts(kind, name):
     """mistral: with a window of 7 tokens."""
     policy, prompts = tiny(kind), tiny_models.prompts(5)
@@ -53,7 +53,13 @@ def test_responses_are_those_without_drafts(kind, name):
 
 @pytest.mark.usefixtures("small_blocks")
 @pytest.mark.parametrize(
-    ("rows", "spare", "count"), [(3, 0, 2), (5, 3, 4), pytest.param(16, 12, 1, marks=pytest.mark.long), (64, 1000, 4)]
+    ("rows", "spare", "count"),
+    [
+        (3, 0, 2),
+        pytest.param(5, 3, 4, marks=pytest.mark.long),
+        pytest.param(16, 12, 1, marks=pytest.mark.long),
+        (64, 1000, 4),
+    ],
 )
 def test_refills_and_too_little_memory_change_nothing(rows, spare, count, monkeypatch):
     """`spare`: blocks beyond the least that will do; with few of them rows are sent back and done again."""
@@ -160,7 +166,7 @@ def test_truncated_draws_go_without_drafts():
 
 def test_a_second_call_draws_and_counts_the_same():
     """Which draft is tried does not depend on the order in which rows write to their group's table."""
-    policy, prompts = tiny("qwen3"), tiny_models.prompts(6)
+    policy, prompts = tiny("qwen3"), tiny_models.prompts(2)
     sampler = PagedSampler(policy, rows=16, speculation=4)
     first, again = (sampler.sample(prompts, 8, LOOPING) for _ in range(2))
     assert torch.equal(first.tokens, again.tokens)

@@ -123,7 +123,7 @@ def test_responses_that_are_done_again_become_the_same(monkeypatch, drafts):
 
 
 @one_rounding
-@pytest.mark.parametrize("kind", ["qwen3", "mistral"])
+@pytest.mark.parametrize("kind", ["qwen3", pytest.param("mistral", marks=pytest.mark.long)])
 @pytest.mark.parametrize("precision", [CACHE, BOTH], ids=["cache", "both"])
 def test_drafts_change_no_response(kind, precision):
     """In float64, in which products of other shapes round alike but for digits that 8 bits do not keep; mistral has a
