@@ -1,0 +1,1 @@
+sleep ${1:-0}; date; nvidia-smi --query-gpu=memory.used,utilization.gpu --format=csv,noheader; uptime; for f in /root/logs/lane-*.txt; do echo "--- $f"; tail -n ${2:-5} $f | cut -c1-300; done; for f in /root/logs/acc.txt /root/logs/mbpp-*.txt /root/logs/plans*.txt; do echo "--- $f"; tail -n 1 $f | cut -c1-300; done
