@@ -91,6 +91,10 @@ def test_held_out_lines_carry_their_intervals(page, runs):
     assert high - low == pytest.approx(0.1, abs=1e-4)
 
 
+def test_a_single_evaluation_is_not_drawn_on_a_scale_of_hundredths_of_a_point(page):
+    assert figure(page, "held-out", "eval/acc@8")["span"] == 0.05
+
+
 def test_peak_and_last_has_every_metric_and_level(page):
     rows = figure(page, "held-out", "peaks")["rows"]
     labels = ["acc@8", "best@8", "greedy", "acc@8, level 1", "acc@8, level 2"]

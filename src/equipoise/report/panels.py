@@ -129,7 +129,7 @@ def _evaluations(runs: Sequence[Run], metric: str) -> Figure:
                 {"run": i, "x": [e["step"] for e, _ in found], "y": y, "low": low, "high": high}
             )
     sentence = HELD_OUT.get(metric.partition("@")[0], "")
-    return figure(f"eval/{metric}", metric, sentence, lines, unit="percent")
+    return figure(f"eval/{metric}", metric, sentence, lines, unit="percent", span=0.05)
 
 
 def _peaks(runs: Sequence[Run], metrics: Sequence[str]) -> Figure:
