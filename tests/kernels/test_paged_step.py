@@ -12,7 +12,8 @@ import torch
 from equipoise.kernels import decode, fp8
 from equipoise.rollout import PagedSampler, SamplingParams
 from equipoise.rollout.paged import _Call
-from equipoise.rollout.paged_step import Cache, decode_step
+from equipoise.rollout.paged_cache import Cache
+from equipoise.rollout.paged_step import decode_step
 from tests.kernels.test_decode import CUDA, DEVICE, needs_triton, randn
 from tests.kernels.test_fp8 import interpreter_that_rounds
 from tests.policy import tiny_models

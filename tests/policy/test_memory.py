@@ -48,7 +48,7 @@ def test_a_cpu_has_no_card():
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_a_sampler_takes_its_room_from_what_torch_keeps_in_reserve(monkeypatch):
-    from equipoise.rollout import paged
+    from equipoise.rollout import paged_cache
 
     device = torch.device("cuda", 0)
     attention = SimpleNamespace(head_dim=64)
@@ -60,5 +60,5 @@ def test_a_sampler_takes_its_room_from_what_torch_keeps_in_reserve(monkeypatch):
     torch.empty(GIB, dtype=torch.uint8, device=device)  # given back to torch, not to the card
     assert torch.cuda.memory_reserved(device) >= before + GIB
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (0, 100 * GIB))
-    _, cache = paged._reserve(policy, 16)
+    _, cache = paged_cache.reserve(policy, 16)
     assert torch.cuda.memory_reserved(device) <= before + 2 * cache.nbytes

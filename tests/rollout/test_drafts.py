@@ -143,19 +143,6 @@ def test_prompts_of_one_token_have_a_context_too():
     assert_equal(ours, without, params)
 
 
-def test_one_sampler_serves_many_requests_and_other_weights():
-    policy = tiny("grouped")
-    ours = PagedSampler(policy, speculation=2)
-    for i, (count, n, length, temperature) in enumerate([(6, 3, 40, 1.0), (2, 5, 70, 0.7), (6, 3, 40, 1.0)]):
-        prompts = tiny_models.prompts(count, seed=i)
-        params = SamplingParams(max_tokens=length, temperature=temperature, seed=i)
-        got, plain = ours.sample(prompts, n, params, step=i), NativeSampler(policy).sample(prompts, n, params, step=i)
-        assert_same(by_name(got, range(count), n), by_name(plain, range(count), n))
-        with torch.no_grad():
-            for q in policy.parameters():
-                q.add_(0.02 * torch.randn_like(q))
-
-
 def test_truncated_draws_go_without_drafts():
     policy, prompts, params = tiny("qwen3"), tiny_models.prompts(3), PARAMS["truncated"]
     without, ours = (PagedSampler(policy, speculation=count).sample(prompts, 3, params) for count in (0, 2))

@@ -13,7 +13,7 @@ import torch
 from equipoise import policy as p
 from equipoise.kernels import fp8
 from equipoise.kernels.fp8 import FP8
-from equipoise.rollout import PagedSampler, SamplingParams, blocks, paged, sampler, step_buffers
+from equipoise.rollout import PagedSampler, SamplingParams, blocks, paged, paged_cache, sampler, step_buffers
 from equipoise.train import ConfigError, load
 from tests.policy import tiny_models
 
@@ -111,12 +111,13 @@ one_rounding = pytest.mark.skipif(
 @pytest.mark.parametrize("drafts", [0, 3])
 def test_responses_that_are_done_again_become_the_same(monkeypatch, drafts):
     """Little memory: rows go back to the queue."""
-    for module in (blocks, step_buffers, paged):
+    for module in (blocks, step_buffers, paged, paged_cache):
         monkeypatch.setattr(module, "BLOCK", 8)
+    for module in (blocks, step_buffers, paged):
         monkeypatch.setattr(module, "WINDOW", 4)
     policy, prompts = tiny("grouped"), tiny_models.prompts(7)
     wanted = PagedSampler(policy, **CACHE).sample(prompts, 3, PARAMS)
-    one = paged._cache_bytes(policy, 1, "fp8")
+    one = paged_cache.cache_bytes(policy, 1, "fp8")
     got = PagedSampler(policy, rows=5, memory=10 * one, speculation=drafts, **CACHE).sample(prompts, 3, PARAMS)
     assert torch.equal(got.tokens, wanted.tokens)
     assert (got.logprobs - wanted.logprobs).abs().mean() < 1e-4
@@ -157,12 +158,12 @@ def test_draws_with_drafts_repeat_and_are_near_the_trainers(precision):
 def test_memory_is_what_was_counted():
     policy = tiny()
     for dtype in ("auto", "fp8"):
-        _, cache = paged._reserve(policy, 10, dtype)
-        assert cache.nbytes == paged._cache_bytes(policy, 10, dtype)
+        _, cache = paged_cache.reserve(policy, 10, dtype)
+        assert cache.nbytes == paged_cache.cache_bytes(policy, 10, dtype)
     assert cache.keys.dtype == FP8
     assert (cache.values.float() == 0).all()
     head_dim = cache.keys.shape[-1]
-    share = paged._cache_bytes(policy, 10, "fp8") / paged._cache_bytes(policy, 10, "auto")
+    share = paged_cache.cache_bytes(policy, 10, "fp8") / paged_cache.cache_bytes(policy, 10, "auto")
     assert share == pytest.approx((head_dim + 4) / (policy.dtype.itemsize * head_dim))
 
 

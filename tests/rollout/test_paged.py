@@ -18,6 +18,7 @@ from equipoise.rollout import (
     TransformersSampler,
     blocks,
     paged,
+    paged_cache,
     step_buffers,
 )
 from equipoise.rollout.blocks import BLOCK, WINDOW, Blocks, Scheduler, Size, Tables, blocks_for
@@ -35,7 +36,7 @@ def tiny(kind="grouped", **options):
 
 
 def block_bytes(policy):
-    return paged._cache_shape(policy, 1).numel() * policy.dtype.itemsize
+    return paged_cache.cache_shape(policy, 1).numel() * policy.dtype.itemsize
 
 
 @pytest.mark.parametrize(
@@ -127,8 +128,9 @@ def test_supports_on_the_gpu_are_those_of_the_trainers_ratios(monkeypatch, name,
 def small_blocks(monkeypatch):
     """Blocks of 8 tokens and windows of 4 steps, so that tiny responses take many. The GPU keeps its own size."""
     if DEVICE == "cpu":
-        for module in (blocks, step_buffers, paged):
+        for module in (blocks, step_buffers, paged, paged_cache):
             monkeypatch.setattr(module, "BLOCK", 8)
+        for module in (blocks, step_buffers, paged):
             monkeypatch.setattr(module, "WINDOW", 4)
 
 
@@ -182,10 +184,11 @@ def test_prompts_longer_than_a_block_and_chunks_of_prompts(monkeypatch):
 
 
 @pytest.mark.usefixtures("small_blocks")
-def test_one_sampler_serves_many_requests():
+@pytest.mark.parametrize("speculation", [0, 2])
+def test_one_sampler_serves_many_requests(speculation):
     """The buffers and graphs of a call serve the next one: other prompts, sizes, parameters and weights."""
     policy = tiny("grouped")
-    ours = PagedSampler(policy)
+    ours = PagedSampler(policy, speculation=speculation)
     requests = [(6, 3, 40, 1.0), (6, 3, 40, 1.0), (2, 5, 70, 0.7), (6, 3, 40, 1.0), (1, 1, 5, 1.0)]
     for i, (count, n, length, temperature) in enumerate(requests):
         prompts = tiny_models.prompts(count, seed=i)

@@ -42,7 +42,8 @@ from equipoise.policy.support import Support
 from equipoise.policy.weights import Fp8Linear, Merged, Weights, in_eight_bits, weights_of
 from equipoise.rollout.batch import Request, request
 from equipoise.rollout.blocks import WINDOW, Blocks, Scheduler, Size, blocks_for
-from equipoise.rollout.paged_step import LOGITS, Cache, attend_prompts, decode_step, draw_rows
+from equipoise.rollout.paged_cache import Cache, cache_bytes, reserve
+from equipoise.rollout.paged_step import LOGITS, attend_prompts, decode_step, draw_rows
 from equipoise.rollout.rollouts import DraftCounts, Finished, Rollouts
 from equipoise.rollout.step_buffers import StepBuffers, Supports, Window
 
@@ -117,7 +118,7 @@ class PagedSampler:
         if self.weights_dtype == "fp8":
             weights = in_eight_bits(weights, self._in_eight_bits)
         self._count = self._blocks(asked, buffers.size)
-        arena, cache = _reserve(self.policy, self._count, self.cache_dtype)
+        arena, cache = reserve(self.policy, self._count, self.cache_dtype)
         # Graphs replay addresses: they are thrown away where the cache or a weight has moved.
         buffers.anchor((*cache.addresses, self._count, *weights.addresses()))
         try:
@@ -152,7 +153,7 @@ class PagedSampler:
         before = blocks_for(np.array([len(p) for p in asked.prompts]))
         needed = 1 + int(np.sort(own)[-size.rows :].sum() + np.sort(before)[-size.prompts :].sum())
         least = 1 + int((own + before.repeat(asked.n)).max())
-        one = _cache_bytes(self.policy, 1, self.cache_dtype)
+        one = cache_bytes(self.policy, 1, self.cache_dtype)
         fits = self._memory(size) // one
         if fits < least:
             raise ValueError(
@@ -476,53 +477,6 @@ def _counted(
         tried=int(tried[live].sum()),
         accepted=int((given - 1)[live].sum()),
     )
-
-
-def _cache_shape(policy: Policy, blocks: int) -> torch.Size:
-    config, attn = policy.core.config, policy.core.model.layers[0].self_attn
-    return torch.Size(
-        (config.num_hidden_layers, 2, blocks, config.num_key_value_heads, BLOCK, attn.head_dim)
-    )
-
-
-def _cache_bytes(policy: Policy, blocks: int, dtype: Precision) -> int:
-    shape = _cache_shape(policy, blocks)
-    if dtype == "auto":
-        return shape.numel() * policy.dtype.itemsize
-    return shape.numel() + 4 * shape[:-1].numel()  # a byte each, and the scales
-
-
-def _reserve(policy: Policy, blocks: int, dtype: Precision = "auto") -> tuple[Any, Cache]:
-    """The cache, and on CUDA the arena it lies in, which gives its memory back to the device when
-    it is dropped: what training allocates meanwhile must not break up the room for the next cache.
-    """
-    device = policy.device
-    if device.type != "cuda":
-        return None, _empty_cache(policy, blocks, dtype)
-    # An arena that is short of memory does not take back what torch keeps in reserve outside of it.
-    if torch.cuda.mem_get_info(device)[0] < _cache_bytes(policy, blocks, dtype):
-        torch.cuda.empty_cache()
-    arena = torch.cuda.MemPool()
-    with torch.cuda.use_mem_pool(arena):
-        return arena, _empty_cache(policy, blocks, dtype)
-
-
-def _empty_cache(policy: Policy, blocks: int, dtype: Precision) -> Cache:
-    """Waste goes to block 0, and drafts behind a limit are read from there, with weight 0: it holds
-    numbers from the start, so that no NaN comes of it.
-    """
-    shape, device = _cache_shape(policy, blocks), policy.device
-    pool = torch.empty(shape, dtype=policy.dtype if dtype == "auto" else fp8.FP8, device=device)
-    fp8.as_bytes(pool)[:, :, 0] = 0
-    keys, values = pool.unbind(1)
-    if dtype == "auto":
-        return Cache(keys, values, None)
-    fp8.as_bytes(values).zero_()  # no NaN: see `plain_decode`
-    *_, block, D = shape
-    across = values.flatten(3).unflatten(3, (D, block)).transpose(3, 4)
-    scales = torch.empty(shape[:-1], dtype=torch.float32, device=device)
-    scales[:, :, 0] = 0
-    return Cache(keys, across, scales)
 
 
 def serves(policy: Policy) -> bool:

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from equipoise.kernels import decode, fp8
+from equipoise.kernels import decode
 from equipoise.kernels.decode import Activation, DecodeRows
 from equipoise.kernels.draw import SamplingParams, draw
 from equipoise.kernels.fp8 import Fp8Rows
@@ -23,44 +23,10 @@ from equipoise.policy import decoder
 from equipoise.policy.layer import Layer, LayerWeights, run
 from equipoise.policy.projections import Linear
 from equipoise.policy.weights import Fp8Linear, Weights
+from equipoise.rollout.paged_cache import Cache
 from equipoise.rollout.step_buffers import StepBuffers
 
 LOGITS = 1 << 27  # entries of logits that are made or truncated together outside the plain step
-
-
-class Cache(NamedTuple):
-    """Keys and values [layers, blocks, Hk, BLOCK, D]; in 8 bits with scales
-    [layers, 2, blocks, Hk, BLOCK], and laid out as `plain_decode` says. A layer's: without `layers`.
-    """
-
-    keys: Tensor
-    values: Tensor
-    scales: Tensor | None
-
-    def of_layer(self, index: int) -> Cache:
-        scales = None if self.scales is None else self.scales[index]
-        return Cache(self.keys[index], self.values[index], scales)
-
-    def write(self, at: Tensor, k: Tensor, v: Tensor) -> None:
-        """Keys and values [U, Hk, D] into a layer's places (block·Hk + head)·BLOCK + slot [U·Hk]."""
-        for i, (pool, x) in enumerate(((self.keys, k), (self.values, v))):
-            block, D = pool.shape[-2:]
-            entries = x.contiguous().view(-1, D)  # a slice of the projection's output
-            if self.scales is None:
-                pool.view(-1, D).index_copy_(0, at, entries)
-                continue
-            rows = fp8.quantize(entries)
-            self.scales[i].view(-1).index_copy_(0, at, rows.scale)
-            places = fp8.as_bytes(pool).flatten(0, 1)
-            places[at // block, at % block] = fp8.as_bytes(rows.entries)
-
-    @property
-    def addresses(self) -> tuple[int, ...]:
-        return tuple(t.data_ptr() for t in self if t is not None)
-
-    @property
-    def nbytes(self) -> int:
-        return sum(t.nbytes for t in self if t is not None)
 
 
 def decode_step(

@@ -41,7 +41,7 @@ from equipoise.train.score import Scorer
 from equipoise.train.update import Updater
 
 LOOK = 1.0  # seconds between two looks at whether the thread still lives
-GOODBYE = 60.0  # seconds that a thread which is told to stop has; it waits for verdicts asked for
+GOODBYE = 60.0  # seconds that a thread has to stop in; it waits for verdicts asked for
 
 Seconds = dict[str, float]
 

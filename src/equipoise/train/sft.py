@@ -89,9 +89,8 @@ class Sft:
 
     def _open(self, config: SftConfig, resume: bool) -> None:
         task = config.task
-        policy = functools.cache(
-            lambda: open_model(config.model)
-        )  # the task may need its tokenizer
+        # opened by whoever asks first: the task counts tokens where its prompts have a limit
+        policy = functools.cache(lambda: open_model(config.model))
         settled = functools.cache(lambda: settle(config, Outline.of(policy()), SFT_RATES))
         self.task = open_demonstrations(
             task.name,
