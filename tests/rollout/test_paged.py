@@ -41,7 +41,10 @@ def block_bytes(policy):
 
 @pytest.mark.parametrize(
     ("kind", "name"),
-    [*((kind, "plain") for kind in KINDS), *itertools.product(["qwen3", "gemma"], ["truncated", "min-p", "stops"])],
+    [
+        *itertools.product(KINDS, ["plain", "greedy"]),
+        *itertools.product(["qwen3", "gemma"], ["truncated", "min-p", "stops"]),
+    ],
 )
 def test_draws_are_those_of_transformers(kind, name):
     policy, params = tiny(kind), PARAMS[name]
