@@ -15,6 +15,11 @@ backward, in milliseconds; each is first compared with float32 arithmetic on the
 
 A peer that is missing, fails or takes too long is a line that says so. Compiling FlexAttention takes most of the time:
 one call a model (--model) leaves enough of it. Writes benchmarks/results/attention.json.
+
+--prefill instead: the sampler's attention over whole prompts, as many as it computes together (32,768 tokens), of 512,
+2,048 and 8,192 tokens each, heads of Qwen3-1.7B and 8B, forward alone. TFLOP/s of `sampler` (`attend_prompts`), `ours`,
+`varlen`, `fa3`, and scaled_dot_product_attention over all prompts in one call by its backends flash and cuDNN; half of
+the scores are counted, and outputs are compared with `sdpa_flash`'s. Writes benchmarks/results/prefill.json.
 """
 
 from __future__ import annotations
@@ -27,6 +32,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import pairwise
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import torch
@@ -34,11 +40,14 @@ from lengths import lognormal  # benchmarks/lengths.py
 from report import earlier, write
 from timing import attempt, seconds
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
 from equipoise.kernels.segments import Segments
 from equipoise.kernels.varlen import varlen_attention
 from equipoise.policy import pack
+from equipoise.rollout.paged import PREFILL
+from equipoise.rollout.paged_step import attend_prompts
 
 PROMPTS, PROMPT, GROUP = 7, 100, 16
 MEAN, CV, LONGEST = 256, 0.8, 1024
@@ -53,6 +62,7 @@ class Heads(NamedTuple):
 
 
 HEADS = {"SmolLM2-135M": Heads(9, 3, 64), "Qwen3-0.6B": Heads(16, 8, 128)}
+PREFILL_HEADS = {"Qwen3-1.7B": Heads(16, 8, 128), "Qwen3-8B": Heads(32, 8, 128)}
 
 
 @dataclass(frozen=True)
@@ -286,6 +296,62 @@ def measure(name: str, c: Case, limit: float) -> dict[str, Any]:
     return found | ({"backward_failed": more["failed"]} if "failed" in more else more)
 
 
+def of_sampler(heads: Heads, r: Row) -> Attention:
+    lengths, (_, starts, *_) = [len(x) for x in r.own], gathered(r)
+    layer: Any = SimpleNamespace(scale=heads.size**-0.5, window=None)
+    return Attention(lambda qkv: attend_prompts(*split(qkv, heads), lengths, starts, layer), {})
+
+
+def sdpa_equal(backend: SDPBackend, heads: Heads, r: Row) -> Attention:
+    """Of sequences of one length, all in one call."""
+
+    def attend(qkv: Tensor) -> Tensor:
+        q, k, v = (x.unflatten(0, (len(r.own), -1)).transpose(1, 2) for x in split(qkv, heads))
+        with sdpa_kernel(backend):
+            return scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True).transpose(1, 2).flatten(0, 1)
+
+    return Attention(attend, {})
+
+
+# Outputs are compared with those of the first that runs.
+PROMPT_ATTENTION: dict[str, Callable[[Heads, Row], Attention]] = {
+    "sdpa_flash": partial(sdpa_equal, SDPBackend.FLASH_ATTENTION),
+    "sampler": of_sampler,
+    "ours": ours,
+    "varlen": varlen,
+    "sdpa_cudnn": partial(sdpa_equal, SDPBackend.CUDNN_ATTENTION),
+    "fa3": fa3,
+}
+
+
+@torch.no_grad()
+def prefill(heads: Heads, length: int, tokens: int = PREFILL, dtype: torch.dtype = torch.bfloat16) -> dict[str, Any]:
+    """TFLOP/s of each over prompts of `length`; a prompt's last token is its response's first input."""
+    r = row(torch.full((tokens // length,), 2), 1, length - 1, shared=False)
+    qkv = torch.randn(r.entries, heads.query + 2 * heads.key, heads.size, device=DEVICE, dtype=dtype)
+    operations = 2 * heads.query * heads.size * sum(len(x) ** 2 for x in r.own)
+    outputs: list[Tensor] = []
+
+    def measured(name: str) -> dict[str, Any]:
+        attend, _ = PROMPT_ATTENTION[name](heads, r)
+        outputs.append(attend(qkv))
+        s = seconds(lambda: attend(qkv), budget=0.2)
+        return {"ms": 1e3 * s, "tflops": operations / s / 1e12, "error": error(outputs[-1], outputs[0])}
+
+    return {name: attempt(partial(measured, name), MOST) for name in PROMPT_ATTENTION}
+
+
+def time_prefill(end: float) -> None:
+    results: dict[str, Any] = {}
+    for model, heads in PREFILL_HEADS.items():
+        for length in (512, 2048, 8192):
+            if time.monotonic() < end:
+                results[f"{model}, {length}"] = found = prefill(heads, length)
+                rates = [f"{n} {x['tflops']:.0f}" if "ms" in x else f"{n} {x['failed']}" for n, x in found.items()]
+                print(f"{model}, prompts of {length} tokens, TFLOP/s: {', '.join(rates)}", flush=True)
+                write("prefill", {"results": results})
+
+
 def show(name: str, found: dict[str, Any], own: dict[str, Any]) -> None:
     if "failed" in found:
         print(f"  {name:12s} {found['failed']}", flush=True)
@@ -306,8 +372,12 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=85, help="nothing is begun after this")
     parser.add_argument("--model", choices=[*HEADS, "all"], default="all")
     parser.add_argument("--without", default="", help="candidates to leave out, with commas")
+    parser.add_argument("--prefill", action="store_true", help="the sampler's attention over prompts instead")
     options = parser.parse_args()
     end = time.monotonic() + options.seconds
+    if options.prefill:
+        time_prefill(end)
+        return
     models = list(HEADS) if options.model == "all" else [options.model]
     left_out = options.without.split(",")
     cases, results = {}, earlier("attention")

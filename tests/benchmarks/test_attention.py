@@ -102,6 +102,23 @@ def test_rows_of_the_benchmark_have_the_entries_it_names():
     assert sizes[1] - sizes[0] == attention.PROMPTS * (attention.GROUP - 1) * attention.PROMPT
 
 
+def test_attention_over_prompts_agrees_and_what_is_missing_is_a_line(monkeypatch):
+    monkeypatch.setattr(attention, "seconds", lambda call, **_: call() is not None and 1.0)
+    found = attention.prefill(Heads(query=4, key=2, size=16), 32, tokens=96, dtype=torch.float32)
+    for name in ("sdpa_flash", "sampler", "ours"):
+        assert found[name]["error"] < 1e-5
+        assert found[name]["tflops"] == pytest.approx(2 * 4 * 16 * 3 * 32**2 / 1e12)
+    assert "failed" in found["sdpa_cudnn"]
+
+
+def test_prompts_of_one_length_in_one_call_are_the_reference():
+    packed = row(torch.full((3,), 2), 1, 7, shared=False)
+    qkv = inputs(packed)
+    attend = attention.sdpa_equal(torch.nn.attention.SDPBackend.MATH, HEADS, packed).attend
+    assert [len(x) for x in packed.own] == [8, 8, 8]
+    assert error(attend(qkv), reference(qkv, HEADS, packed)) < 1e-12
+
+
 def test_a_peer_that_fails_or_takes_too_long_is_a_line():
     def missing():
         import surely_not_installed  # noqa: F401
