@@ -188,7 +188,10 @@ def ratio(ours: dict[str, Any], theirs: dict[str, Any]) -> float:
 
 
 def seconds_to(row: dict[str, Any], tokens: int) -> float:
-    """By the marks, linear between two of them."""
+    """By the marks, linear between two of them; all of a row's tokens are there when its call returns."""
+    if tokens >= row["tokens"]:
+        end: float = row["seconds"]
+        return end
     marks = [[0.0, 0], *row["marks"]]
     # Rows sent back to the queue start over: the number may fall, and what counts is where it is passed for good.
     counts = [min(count for _, count in marks[i:]) for i in range(len(marks))]

@@ -29,7 +29,8 @@ JOB = {"model": "toy", "device": "cpu", "fp8_cache": False, "seconds": [60.0], "
 def row(rate, tokens, *, cut=False, **more):
     """A measurement of a constant rate."""
     marks = [[at / rate, at] for at in range(tokens // 10, tokens + 1, tokens // 10)]
-    return {"tokens": tokens, "tokens_per_second": rate, "cut": cut, "marks": marks, **more}
+    figures = {"tokens": tokens, "seconds": tokens / rate, "tokens_per_second": rate, "cut": cut, "marks": marks}
+    return figures | more
 
 
 @pytest.mark.parametrize("reached", [1000, 400, 37])
@@ -40,13 +41,20 @@ def test_the_ratio_is_of_the_work_both_have_done(reached):
 
 def test_the_ratio_counts_the_early_tokens_where_only_those_were_reached():
     """Ours gets slower with length; the peer never got there."""
-    ours = {"tokens": 200, "marks": [[1.0, 100], [4.0, 200]]}
+    ours = {"tokens": 200, "seconds": 4.0, "marks": [[1.0, 100], [4.0, 200]]}
     assert peers_scale.ratio(ours, row(10.0, 100, cut=True)) == pytest.approx(10.0)
 
 
 def test_tokens_that_were_drawn_again_count_once():
     """Rows that go back to the queue start over: 90 tokens are there for good after 3 s only."""
-    assert peers_scale.seconds_to({"marks": [[1.0, 90], [2.0, 60], [3.0, 90], [4.0, 120]]}, 90) == pytest.approx(3.0)
+    again = {"tokens": 120, "seconds": 4.0, "marks": [[1.0, 90], [2.0, 60], [3.0, 90], [4.0, 120]]}
+    assert peers_scale.seconds_to(again, 90) == pytest.approx(3.0)
+
+
+def test_a_whole_row_ends_when_its_call_returns():
+    """The last token was seen before the responses were handed over."""
+    ours = {"tokens": 200, "seconds": 2.5, "marks": [[1.0, 100], [2.0, 200], [2.5, 200]]}
+    assert peers_scale.ratio(ours, row(20.0, 200)) == pytest.approx(10.0 / 2.5)
 
 
 def test_what_users_run_comes_before_what_nobody_runs():
@@ -61,7 +69,7 @@ def test_the_longest_responses_which_are_always_cut_come_last():
 
 def test_rows_are_added_to_those_of_an_earlier_run(tmp_path, monkeypatch):
     """What is measured again replaces what was; the rest stays and says which run it is from."""
-    size = {"longest": 4096, "rows": 512, "seconds": 1.0}
+    size = {"longest": 4096, "rows": 512}
     old, again, new = (row(rate, 1000, **size) for rate in (100.0, 200.0, 300.0))
     before = {
         "machine": {"gpu": "H200"},
@@ -105,7 +113,7 @@ def test_rows_are_added_to_those_of_an_earlier_run(tmp_path, monkeypatch):
 
 
 def test_an_engine_in_8_bits_is_compared_with_ours_in_8_bits(tmp_path, monkeypatch):
-    size = {"longest": 512, "rows": 1024, "seconds": 1.0}
+    size = {"longest": 512, "rows": 1024}
     rates = {"equipoise": 100.0, "vllm": 50.0, "equipoise fp8 cache": 300.0, "vllm fp8 cache": 100.0}
     engines = {engine: row(rate, 1000, **size) for engine, rate in rates.items()}
     monkeypatch.setattr(report, "RESULTS", tmp_path)
@@ -116,8 +124,8 @@ def test_an_engine_in_8_bits_is_compared_with_ours_in_8_bits(tmp_path, monkeypat
         "equipoise fp8 cache": None,
         "vllm fp8 cache": pytest.approx(3.0),
     }
-    shares = [engines[name]["share_of_bound"] for name in ("equipoise", "equipoise fp8 cache")]
-    assert shares[1] < shares[0]
+    plain, narrow = (engines[name] for name in ("equipoise", "equipoise fp8 cache"))
+    assert narrow["share_of_bound"] * narrow["seconds"] < plain["share_of_bound"] * plain["seconds"]
 
 
 def test_vllms_kernels_lie_in_one_folder_for_all_shapes(tmp_path, monkeypatch):
