@@ -231,7 +231,9 @@ COMMANDS = (  # in the order of the help page
             choices=("run", "show", "verify"),
         ),
         _arg(
-            "file", "studies (see studies/) to run; the results of one to show or verify", nargs="+"
+            "file",
+            "studies (see studies/) to run; the results of one to show or verify, of several to count all tests",
+            nargs="+",
         ),
         _arg("--out", "where its runs go", told="runs/study"),
         _number("--jobs", "runs at a time (default: one per core)", 1, default=0),

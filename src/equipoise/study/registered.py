@@ -3,6 +3,7 @@
     equipoise study run studies/sign_balance.toml --out runs/sign        train what is missing, then test
     equipoise study run A.toml B.toml --out runs/all --minutes 20        several in one pool, seed by seed
     equipoise study show studies/results/sign_balance.json               the tables again, from the results alone
+    equipoise study show studies/results/*.json                          all their tests as one family (`overall`)
     equipoise study show RESULTS.json --figure dose.svg                  and the dose curves
     equipoise study show RESULTS.json --difference gspo grpo acc@8       one that no row names: no test
     equipoise study verify studies/results/off_policy.json --variant balanced --seed 100
