@@ -43,7 +43,10 @@ RIGHT_PULL = (
     "points), so nothing need change."
 )
 # the step from token over the group to either, where wrong responses were 0.4 of the mean length longer:
-LONG_WRONG = "Where wrong ones were 40 % longer, balanced learnt 0.3 to 0.9 points more than token over the group, sequence 0.9."
+LONG_WRONG = (
+    "Where wrong ones were 40 % longer, balanced learnt 0.3 to 0.9 points more than token over the "
+    "group, sequence 0.9."
+)
 TIED = (
     "In our study sequence and balanced learnt alike (within half a point), so nothing need change."
 )
