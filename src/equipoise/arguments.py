@@ -231,12 +231,26 @@ COMMANDS = (  # in the order of the help page
             choices=("run", "show", "verify"),
         ),
         _arg(
-            "file", "studies (see studies/) to run; the results of one to show or verify", nargs="+"
+            "file",
+            "studies (see studies/) to run; the results of one to show or verify, of several to count all tests",
+            nargs="+",
         ),
         _arg("--out", "where its runs go", told="runs/study"),
         _number("--jobs", "runs at a time (default: one per core)", 1, default=0),
         _number("--minutes", "stop after so long; go on with run", 0, kind=float),
         _arg("--figure", "show: draw the dose curves too", metavar="FILE.svg"),
+        _arg(
+            "--difference",
+            "show: PLUS − MINUS within seeds alone, exploratory: an interval, no test",
+            nargs=3,
+            metavar=("PLUS", "MINUS", "METRIC"),
+        ),
+        _arg(
+            "--at",
+            "of --difference: the last evaluation, their mean, or the jitter",
+            told="mean",
+            choices=("last", "mean", "jitter"),
+        ),
         _arg("--variant", "verify: which variant"),
         _arg("--seed", "verify: which seed", type=int),
     ),

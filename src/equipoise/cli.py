@@ -247,19 +247,25 @@ def _compare(options: argparse.Namespace, rest: list[str]) -> None:
 
 def _study(options: argparse.Namespace, rest: list[str]) -> None:
     from equipoise.config import ConfigError
-    from equipoise.study import registered
+    from equipoise.study import overall, registered
     from equipoise.study.results import read_results
 
     if options.action == "run":
-        registered.run(
-            options.file, Path(options.out), options.jobs, options.minutes or float("inf")
-        )
+        minutes = float("inf") if options.minutes is None else options.minutes
+        registered.run(options.file, Path(options.out), options.jobs, minutes)
+        return
+    if options.action == "show" and len(options.file) > 1:
+        overall.show(options.file)
         return
     if len(options.file) > 1:
         raise ConfigError(f"study {options.action} takes one file, not {len(options.file)}")
     (file,) = options.file
     if options.action == "show":
         results = read_results(file)
+        if options.difference is not None:
+            plus, minus, metric = options.difference
+            registered.show_difference(results, plus, minus, metric, options.at)
+            return
         registered.show(results)
         if options.figure is not None:
             registered.draw(results, Path(options.figure))

@@ -36,6 +36,10 @@ def test_coupling_is_found_under_token_and_gone_under_balanced():
     assert shorter.evidence is True
     assert "shorter" in shorter.finding
     assert "right responses that pull harder cost no accuracy" in shorter.finding
+    assert shorter.finding.endswith("so nothing need change.")
+    assert shorter.change is None  # what the study found to gain is not to be taken away
+    assert "balanced learnt 0.3 to 0.9 points more" in token.finding
+    assert "balanced learnt 0.3 to 0.9 points more" not in constant.finding  # the study had token alone
 
 
 def test_coupling_without_a_gap_is_measured_as_none_or_not_at_all():
@@ -79,7 +83,12 @@ def test_the_regime_is_open_where_the_two_are_alike():
 def test_sequence_starves_long_responses():
     columns = Law(right=600, wrong=620, sigma=0.7).draw(200, seed=0)
     found = advice(columns, "grpo")
-    assert found["length starvation"].evidence is True
+    starved = found["length starvation"]
+    assert starved.evidence is True
+    assert "sequence and balanced learnt alike" in starved.finding
+    assert starved.change is None
+    steep = advice(columns, eq.Objective.preset("dapo", aggregation={"name": "power", "alpha": 1.5}))
+    assert steep["length starvation"].change == 'objective.aggregation = "balanced"'
     assert found["sign-length coupling"].evidence is False
     assert "length starvation" not in advice(columns, "dapo")
     even = advice(Law(right=600, wrong=620, sigma=0.0).draw(200, seed=0), "grpo")
@@ -88,11 +97,14 @@ def test_sequence_starves_long_responses():
 
 def test_hadw_off_zero_is_told_to_recentre():
     hard = Law(a=1, b=4, right=600, wrong=600, sigma=0.1).draw(200, seed=0)
-    hadw = {"name": "hadw", "anchor": "fixed", "threshold": 1.0}
+    hadw = {"name": "hadw", "anchor": "fixed", "threshold": 0.0}
     found = advice(hard, eq.Objective.preset("grpo", difficulty=hadw))["sign-length coupling"]
     assert found.evidence is True
     assert "hadw leaves advantages that do not sum to 0" in found.finding
     assert found.change == 'objective.difficulty = { name = "hadw", recentre = true }'
+    right = advice(hard, eq.Objective.preset("grpo", difficulty={**hadw, "threshold": 1.0}))["sign-length coupling"]
+    assert right.evidence is True
+    assert right.change is None  # here the right ones pull harder
     recentred = advice(hard, eq.Objective.preset("grpo", difficulty={**hadw, "recentre": True}))
     assert recentred["sign-length coupling"].evidence is False
 

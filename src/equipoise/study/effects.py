@@ -83,10 +83,10 @@ def size_that_matters(row: Primary, mean: float) -> float:
 
 def effects(results: Mapping[str, Any]) -> list[Effect]:
     study = of_results(results)
-    within = [_within(results, row, study.dose) for row in study.primary]
-    raw = [paired_p(np.array(d)) if len(d) > 1 else 1.0 for d in within]
+    by_row = [within(results, row, study.dose) for row in study.primary]
+    raw = [paired_p(np.array(d)) if len(d) > 1 else 1.0 for d in by_row]
     tested = []
-    for row, d, p, corrected in zip(study.primary, within, raw, holm(raw), strict=True):
+    for row, d, p, corrected in zip(study.primary, by_row, raw, holm(raw), strict=True):
         mean = float(np.mean(d)) if d else math.nan
         low, high = interval(d) if d else (-math.inf, math.inf)
         needed = top = None
@@ -98,7 +98,7 @@ def effects(results: Mapping[str, Any]) -> list[Effect]:
     return tested
 
 
-def _within(results: Mapping[str, Any], row: Primary, dose: Dose | None) -> list[float]:
+def within(results: Mapping[str, Any], row: Primary, dose: Dose | None) -> list[float]:
     """The effect of each whole seed."""
     if not row.dosed:
         plus, minus = (found_in.values(results, variant, row) for variant in (row.plus, row.minus))

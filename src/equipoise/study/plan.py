@@ -6,6 +6,7 @@
     [dose]                             one number swept: option, key (inside a table, with `with`), values
     [start]                            a warm start shaped by what it imitates (`start`)
     rates = [2.5e-4, 5e-4, 1e-3]       every variant also at these learning rates; config.optim.lr is the shared one
+    written = "after"                  the file was written after its runs, and its tables say so
     [[primary]]                        claim, metric, and plus − minus, or without them what the dose does
 
 A primary may also say `at` (last, mean, jitter: which of the run's evaluations), `shape` (slope or
@@ -27,7 +28,8 @@ from equipoise.toml import toml
 from equipoise.train import Config, ConfigError, load
 
 NEEDED = {"question", "seeds", "config", "primary"}
-KNOWN = NEEDED | {"variants", "dose", "start", "rates"}
+KNOWN = NEEDED | {"variants", "dose", "start", "rates", "written"}
+WRITTEN = ("before", "after")  # the runs
 TIMES = ("last", "mean", "jitter")
 SHAPES = ("slope", "bend")
 EXPECTED = ("", "up", "down")
@@ -92,6 +94,7 @@ class Study:
     dose: Dose | None = None
     start: dict[str, Any] | None = None
     rates: tuple[float, ...] = ()
+    written: str = "before"
 
     def cells(self, seed: int) -> list[tuple[str, float | None]]:
         """Of one seed: every variant at the shared rate (None), then at the others."""
@@ -170,6 +173,9 @@ def parse(table: Mapping[str, Any], name: str) -> Study:
         raise ConfigError(
             f"{name}: rates = {list(rates)} must have config.optim.lr, the shared one, among them"
         )
+    written = table.get("written", "before")
+    if written not in WRITTEN:
+        raise ConfigError(f'{name}: written = "{written}" must be one of {", ".join(WRITTEN)}')
     seeds = range(first, last + 1)
     return Study(
         table["question"],
@@ -180,6 +186,7 @@ def parse(table: Mapping[str, Any], name: str) -> Study:
         dose,
         table.get("start"),
         rates,
+        written,
     )
 
 
@@ -257,6 +264,8 @@ def table_of(study: Study) -> dict[str, Any]:
         table["start"] = study.start
     if study.rates:
         table["rates"] = list(study.rates)
+    if study.written != "before":
+        table["written"] = study.written
     return table
 
 

@@ -3,7 +3,9 @@
     equipoise study run studies/sign_balance.toml --out runs/sign        train what is missing, then test
     equipoise study run A.toml B.toml --out runs/all --minutes 20        several in one pool, seed by seed
     equipoise study show studies/results/sign_balance.json               the tables again, from the results alone
+    equipoise study show studies/results/*.json                          all their tests as one family (`overall`)
     equipoise study show RESULTS.json --figure dose.svg                  and the dose curves
+    equipoise study show RESULTS.json --difference gspo grpo acc@8       one that no row names: no test
     equipoise study verify studies/results/off_policy.json --variant balanced --seed 100
 
 What a study is: `plan`. Its results, one small file: `results`. The tests: `effects`. Runs of a
@@ -27,7 +29,7 @@ from equipoise.evaluate.paired import interval
 from equipoise.study import results as found_in
 from equipoise.study import start
 from equipoise.study.dose_figure import figure
-from equipoise.study.effects import Effect, effects, size_that_matters
+from equipoise.study.effects import Effect, effects, size_that_matters, within
 from equipoise.study.plan import Primary, Study, in_turn, of_results, read, table_of
 from equipoise.study.results import collect, read_results, value_of, write_results
 from equipoise.study.runs import train_all
@@ -72,6 +74,7 @@ def run(paths: Sequence[str | Path], out: Path, jobs: int = 0, minutes: float = 
         collected[folder] = collect(study, study.configs(folder), own)
         collected[folder]["runs"] |= earlier[folder]
         # all are written before any is looked at
+        folder.mkdir(parents=True, exist_ok=True)
         write_results(collected[folder], folder / "results.json")
     for folder, results in collected.items():
         console.print(f"\n{folder.name if len(placed) > 1 else results['question']}")
@@ -94,7 +97,11 @@ def _earlier(study: Study, file: Path) -> dict[str, Any]:
 def show(results: Mapping[str, Any], console: Console | None = None) -> None:
     console = console or Console(highlight=False)
     console.print(_variant_table(results))
-    console.print("\nEffects named before the runs:")
+    named = {
+        "before": "named before the runs",
+        "after": "written down after the runs (PROTOCOL.md)",
+    }
+    console.print(f"\nEffects {named[of_results(results).written]}:")
     for effect in effects(results):
         console.print(_said(effect), soft_wrap=True)
     console.print(regime(results), soft_wrap=True)
@@ -102,6 +109,33 @@ def show(results: Mapping[str, Any], console: Console | None = None) -> None:
     for name, record in results["runs"].items():
         if "failed" in record:
             console.print(f"failed: {name}: {record['failed']}")
+
+
+def show_difference(
+    results: Mapping[str, Any], plus: str, minus: str, metric: str, at: str
+) -> None:
+    """plus − minus within seeds, whatever the rows name: an interval, and no test of it.
+
+    A variant at another than the shared rate is named with it, as in `gspo@0.0002`.
+    """
+    known = sorted({name.rpartition("/seed-")[0] for name in results["runs"]})
+    for variant in (plus, minus):
+        if variant not in known:
+            raise ConfigError(f'--difference: "{variant}" is not one of {", ".join(known)}')
+    row = Primary("", metric, plus, minus, at)
+    differences = within(results, row, None)
+    if len(differences) < 2:
+        raise ConfigError(
+            f"--difference: {plus} and {minus} share {len(differences)} finished seeds and need two"
+        )
+    unit = _unit(metric)
+    low, high = interval(differences)
+    Console(highlight=False).print(
+        f"exploratory, named after the runs: no test\n"
+        f"  {_heading(row)}, {plus} − {minus}: {unit * float(np.mean(differences)):+.4g}{_word(unit)} "
+        f"(95 % {unit * low:+.4g} to {unit * high:+.4g}), {len(differences)} seeds",
+        soft_wrap=True,
+    )
 
 
 def draw(results: Mapping[str, Any], path: Path) -> None:
@@ -147,6 +181,10 @@ def _unit(metric: str) -> float:
     return 100.0 if found_in.is_share(metric) else 1.0
 
 
+def _word(unit: float) -> str:
+    return " points" if unit == 100 else ""
+
+
 def _said(effect: Effect) -> str:
     row, unit = effect.primary, _unit(effect.primary.metric)
     if effect.seeds < 2:
@@ -157,7 +195,7 @@ def _said(effect: Effect) -> str:
             "slope": "from the lowest to the highest dose",
             "bend": "the middle above the ends",
         }[row.shape]
-    word = " points" if unit == 100 else ""
+    word = _word(unit)
     size = f"{unit * size_that_matters(row, effect.mean):.3g}{word}"
     needed = "more seeds than anyone runs" if effect.needed is None else f"{effect.needed} seeds"
     top = ""
