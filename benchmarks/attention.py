@@ -35,6 +35,7 @@ from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from lengths import lognormal  # benchmarks/lengths.py
 from report import earlier, write
@@ -297,9 +298,10 @@ def measure(name: str, c: Case, limit: float) -> dict[str, Any]:
 
 
 def of_sampler(heads: Heads, r: Row) -> Attention:
-    lengths, (_, starts, *_) = [len(x) for x in r.own], gathered(r)
-    layer: Any = SimpleNamespace(scale=heads.size**-0.5, window=None)
-    return Attention(lambda qkv: attend_prompts(*split(qkv, heads), lengths, starts, layer), {})
+    cuts = np.cumsum([0, *map(len, r.own)])
+    segments = Segments(cuts, None, None, torch.device(DEVICE))
+    layer: Any = SimpleNamespace(scale=heads.size**-0.5, window=None, kv_heads=heads.key)
+    return Attention(lambda qkv: attend_prompts(qkv, segments, layer), {})
 
 
 def sdpa_equal(backend: SDPBackend, heads: Heads, r: Row) -> Attention:

@@ -34,6 +34,7 @@ from equipoise.kernels.decode import BLOCK
 from equipoise.kernels.draw import SamplingParams
 from equipoise.kernels.fp8 import Precision
 from equipoise.kernels.plain_drafts import remember_prompts
+from equipoise.kernels.segments import Segments
 from equipoise.kernels.uniform import Key
 from equipoise.policy import Policy, decoder
 from equipoise.policy.layer import Layer, describe
@@ -258,13 +259,12 @@ class _Call:
         tokens, positions = torch.from_numpy(np.stack((token, position))).to(device)
         at = torch.from_numpy(entry.reshape(-1)).to(device)
         ends = lengths.cumsum()
-        starts = torch.from_numpy(np.concatenate(([0], ends)).astype(np.int32)).to(device)
+        segments = Segments(np.concatenate(([0], ends)), None, None, device)
 
         def attend(layer: Layer, qkv: Tensor) -> Tensor:
-            kv_heads = layer.kv_heads
-            q, k, v = qkv.split((qkv.shape[1] - 2 * kv_heads, kv_heads, kv_heads), 1)
+            k, v = qkv[:, -2 * layer.kv_heads :].chunk(2, 1)
             self.cache.of_layer(layer.index).write(at, k, v)
-            return attend_prompts(q, k, v, lengths.tolist(), starts, layer)
+            return attend_prompts(qkv, segments, layer)
 
         memory = self.buffers.memory
         if memory is not None:
