@@ -116,14 +116,14 @@ test-kernels-quick: $(INTERPRETER)/.ready  ## the kernels of layers, decoding an
 	TRITON_INTERPRET=1 OMP_NUM_THREADS=1 PYTHONPATH=$(INTERPRETER) $(BIN)/python -m pytest -k triton $(QUICK_KERNEL_TESTS)
 
 test-trl: $(PEERS)  ## the plug-in for TRL and the launches exported for it, the long tests as well
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "slow or not slow" tests/integrations/trl
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "slow or not slow" tests/integrations/trl tests/benchmarks/test_engines.py
 
 test-trl-versions: $(PEERS) $(INTERPRETER)/.ready  ## the same on every TRL from 1.15 to the newest, without the long tests
 	$(BIN)/python scripts/trl_versions.py
 
 test-verl: $(VERL)/.ready  ## the plug-in for verl and the launches exported for it, against the real package
 	$(VERL)/bin/python -m pytest -m "slow or not slow" tests/integrations/verl/test_plugin.py \
-		tests/integrations/verl/test_export.py tests/integrations/verl/test_rollout.py
+		tests/integrations/verl/test_export.py tests/integrations/verl/test_rollout.py tests/benchmarks/test_engines.py
 
 test-verl-run: $(VERL)/.ready  ## verl's main program on the CPU: export, training, kill, resume, recipes (a quarter of an hour)
 	$(VERL)/bin/python -m pytest -m slow tests/integrations/verl/test_run.py
