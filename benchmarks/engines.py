@@ -3,8 +3,8 @@
     python -m benchmarks.engines ENGINE [ENGINE …] [--out benchmarks/results/engines.json]
 
 Each engine runs in the environment that has it (its sources on PYTHONPATH where it has no package); its column is put
-into the file beside the others, with versions, commit and date. `python -m benchmarks.engines --page` writes the table of
-docs/engines.md from the file. The batch is ragged, off-policy and clipped, with both signs, a reward between 0 and 1
+into the file beside the others, with versions, commit and date. `python -m benchmarks.engines --page` writes the table
+of docs/engines.md from the file. The batch is ragged, off-policy and clipped, with both signs, a reward between 0 and 1
 and a group without a gradient; the gradient is that of the loss for each token's log-probability, in float64 where an
 engine lets it be, and the error its largest difference from `Objective.loss`, relative to the largest entry.
 
@@ -71,7 +71,8 @@ def made_with() -> dict[str, str]:
     """What a column was made with besides its engine; columns of one file come from several environments and days."""
     return {
         "equipoise": __version__, "commit": commit(), "date": f"{datetime.now(UTC):%Y-%m-%d}",
-        "transformers": version_of("transformers", "not installed"), "torch": torch.__version__, "python": platform.python_version(),
+        "transformers": version_of("transformers", "not installed"), "torch": torch.__version__,
+        "python": platform.python_version(),
     }  # fmt: skip
 
 
