@@ -11,6 +11,7 @@ INTERPRETER := $(VENV)/interpreter
 ISOLATION := $(VENV)/.isolation
 BROWSER := $(VENV)/.browser
 DOCS := $(VENV)/.docs
+TRIED := $(VENV)/wheel
 
 # How many processes the tests run in; each has one thread for arithmetic, so that they do not wait for each other.
 # A process that is done takes over half of what another has left: files are seldom split, and both end together.
@@ -158,12 +159,18 @@ bench: $(PEERS)  ## the benchmarks, on an idle machine; figures go to benchmarks
 docs: $(DOCS)  ## the documentation's site, in site/, without a network
 	$(BIN)/python scripts/docs/build.py site
 
-# Built, then run from where it was unpacked, outside of the checkout.
+# Tried in an environment of its own: alone first, where only what needs no other package can answer, and then beside the
+# packages of $(VENV), which are found through a path and not installed again (torch is large). So the wheel's files, its
+# command and its import are of the fresh environment; that its dependencies install from an index is the CI's to show.
 wheel: $(DEV)  ## the wheel and the source archive, in dist/, tried
-	rm -rf dist $(VENV)/wheel
+	rm -rf dist $(TRIED)
 	$(BIN)/python -m build --outdir dist .
-	$(PIP) --no-deps --target $(VENV)/wheel dist/*.whl
-	cd $(VENV)/wheel && $(abspath $(BIN))/python -m equipoise objectives
+	$(BIN)/python -m venv $(TRIED)
+	$(TRIED)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps dist/*.whl
+	cd $(TRIED) && bin/equipoise --version && bin/equipoise --help >/dev/null
+	$(BIN)/python -c "import sysconfig; print(sysconfig.get_path('purelib'))" \
+		> "$$($(TRIED)/bin/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")/beside.pth"
+	cd $(TRIED) && bin/equipoise objectives && bin/equipoise quickstart --steps 2 --out quickstart
 
 clean:  ## everything that was generated
 	rm -rf $(VENV) $(VERL) $(VLLM) build dist site runs .pytest_cache .mypy_cache .ruff_cache .hypothesis src/*.egg-info
