@@ -11,6 +11,7 @@ INTERPRETER := $(VENV)/interpreter
 ISOLATION := $(VENV)/.isolation
 BROWSER := $(VENV)/.browser
 DOCS := $(VENV)/.docs
+TRIED := $(VENV)/wheel
 
 # How many processes the tests run in; each has one thread for arithmetic, so that they do not wait for each other.
 # A process that is done takes over half of what another has left: files are seldom split, and both end together.
@@ -116,14 +117,14 @@ test-kernels-quick: $(INTERPRETER)/.ready  ## the kernels of layers, decoding an
 	TRITON_INTERPRET=1 OMP_NUM_THREADS=1 PYTHONPATH=$(INTERPRETER) $(BIN)/python -m pytest -k triton $(QUICK_KERNEL_TESTS)
 
 test-trl: $(PEERS)  ## the plug-in for TRL and the launches exported for it, the long tests as well
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "slow or not slow" tests/integrations/trl
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "slow or not slow" tests/integrations/trl tests/benchmarks/test_engines.py
 
 test-trl-versions: $(PEERS) $(INTERPRETER)/.ready  ## the same on every TRL from 1.15 to the newest, without the long tests
 	$(BIN)/python scripts/trl_versions.py
 
 test-verl: $(VERL)/.ready  ## the plug-in for verl and the launches exported for it, against the real package
 	$(VERL)/bin/python -m pytest -m "slow or not slow" tests/integrations/verl/test_plugin.py \
-		tests/integrations/verl/test_export.py tests/integrations/verl/test_rollout.py
+		tests/integrations/verl/test_export.py tests/integrations/verl/test_rollout.py tests/benchmarks/test_engines.py
 
 test-verl-run: $(VERL)/.ready  ## verl's main program on the CPU: export, training, kill, resume, recipes (a quarter of an hour)
 	$(VERL)/bin/python -m pytest -m slow tests/integrations/verl/test_run.py
@@ -158,12 +159,18 @@ bench: $(PEERS)  ## the benchmarks, on an idle machine; figures go to benchmarks
 docs: $(DOCS)  ## the documentation's site, in site/, without a network
 	$(BIN)/python scripts/docs/build.py site
 
-# Built, then run from where it was unpacked, outside of the checkout.
+# Tried in an environment of its own: alone first, where only what needs no other package can answer, and then beside the
+# packages of $(VENV), which are found through a path and not installed again (torch is large). So the wheel's files, its
+# command and its import are of the fresh environment; that its dependencies install from an index is the CI's to show.
 wheel: $(DEV)  ## the wheel and the source archive, in dist/, tried
-	rm -rf dist $(VENV)/wheel
+	rm -rf dist $(TRIED)
 	$(BIN)/python -m build --outdir dist .
-	$(PIP) --no-deps --target $(VENV)/wheel dist/*.whl
-	cd $(VENV)/wheel && $(abspath $(BIN))/python -m equipoise objectives
+	$(BIN)/python -m venv $(TRIED)
+	$(TRIED)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps dist/*.whl
+	cd $(TRIED) && bin/equipoise --version && bin/equipoise --help >/dev/null
+	$(BIN)/python -c "import sysconfig; print(sysconfig.get_path('purelib'))" \
+		> "$$($(TRIED)/bin/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")/beside.pth"
+	cd $(TRIED) && bin/equipoise objectives && bin/equipoise quickstart --steps 2 --out quickstart
 
 clean:  ## everything that was generated
 	rm -rf $(VENV) $(VERL) $(VLLM) build dist site runs .pytest_cache .mypy_cache .ruff_cache .hypothesis src/*.egg-info

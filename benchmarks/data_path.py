@@ -30,6 +30,7 @@ from equipoise.audit import data_path, from_table
 from equipoise.audit.bootstrap import Estimate
 
 PROMPTS, G, LIMIT = 200, 8, 700
+RESUMED = 300  # prompts of the logs with lost visits
 FILTERED, DISCARDED, SLOW = 0.9, 0.05, 0.25
 EPOCHS, LOST = 3, 0.08
 TOP_P, WORDS, CONTEXTS, NOISE = 0.9, 50, 400, 0.02
@@ -74,14 +75,14 @@ def limit_and_selection(rng: np.random.Generator) -> dict[str, Estimate]:
 
 
 def resume(rng: np.random.Generator) -> dict[str, Estimate]:
-    """Visits of 300 prompts, with their number known, and without."""
-    seen = rng.random((300, EPOCHS)) >= LOST
+    """Visits of prompts, with their number known, and without."""
+    seen = rng.random((RESUMED, EPOCHS)) >= LOST
     prompt = np.nonzero(seen)[0]
     rows = np.repeat(prompt, 2)
     visit = np.repeat(np.arange(len(prompt)), 2)
     n = len(rows)
     log = from_table({"prompt_id": rows, "group": visit, "reward": np.arange(n) % 2.0, "length": np.full(n, 9)})
-    known = data_path(log, epochs=EPOCHS, prompts=300).estimates["lost"]
+    known = data_path(log, epochs=EPOCHS, prompts=RESUMED).estimates["lost"]
     return {"lost, prompts known": known, "lost, prompts unknown": data_path(log, epochs=EPOCHS).estimates["lost"]}
 
 
@@ -182,7 +183,8 @@ def main() -> None:
     for name, row in found.items():
         print(line(name, row))
     versions = {"python": platform.python_version(), "numpy": np.__version__}
-    setting = {"prompts": PROMPTS, "group": G, "limit": LIMIT, "top_p": TOP_P, "epochs": EPOCHS}
+    setting = {"prompts": PROMPTS, "prompts_of_lost": RESUMED, "group": G, "limit": LIMIT}
+    setting |= {"top_p": TOP_P, "epochs": EPOCHS}
     record = {"setting": setting, "versions": versions, "results": found}
     options.out.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
 

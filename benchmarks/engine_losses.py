@@ -356,7 +356,7 @@ def slime(name: str, batch: Batch) -> Tensor:
     options = choices["surrogate"]
     estimators = {"ppo_clip": "grpo", "dual_clip": "grpo", "gspo": "gspo", "cispo": "cispo"}
     if options["name"] not in estimators:
-        raise Refused("no loss of its own for this surrogate; its custom_loss hook was not tried")
+        raise NotRun("no loss of its own for this surrogate; its custom_loss hook was not tried")
     low, high = (1.0, options["cap"] - 1) if options["name"] == "cispo" else (options["low"], options["high"])
     path = "equipoise.integrations.slime.plugin.reducer"
     args = SimpleNamespace(
@@ -421,6 +421,11 @@ def tinker(name: str, batch: Batch) -> Tensor:
         raise Refused(str(error)) from error
     return server.gradient()
 
+
+# What an exact cell leaves unsaid.
+NOTES = {
+    ("TRL", "dfpo"): "with nothing split: the plug-in refuses it wherever TRL would shuffle a group into micro-batches",
+}
 
 ENGINES: dict[str, tuple[str, Callable[[str, Batch], Tensor]]] = {
     "equipoise": ("equipoise", equipoise_split),

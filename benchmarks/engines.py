@@ -3,8 +3,8 @@
     python -m benchmarks.engines ENGINE [ENGINE …] [--out benchmarks/results/engines.json]
 
 Each engine runs in the environment that has it (its sources on PYTHONPATH where it has no package); its column is put
-into the file beside the others, with versions. `python -m benchmarks.engines --page` writes the table of
-docs/engines.md from the file. The batch is ragged, off-policy and clipped, with both signs, a reward between 0 and 1
+into the file beside the others, with versions, commit and date. `python -m benchmarks.engines --page` writes the table
+of docs/engines.md from the file. The batch is ragged, off-policy and clipped, with both signs, a reward between 0 and 1
 and a group without a gradient; the gradient is that of the loss for each token's log-probability, in float64 where an
 engine lets it be, and the error its largest difference from `Objective.loss`, relative to the largest entry.
 
@@ -18,6 +18,7 @@ import argparse
 import json
 import platform
 from collections.abc import Callable, Iterable
+from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,9 @@ import torch
 from torch import Tensor
 
 from benchmarks.engine_batch import Batch, NotRun, Refused, drawn, ours
-from benchmarks.engine_losses import ENGINES
+from benchmarks.engine_losses import ENGINES, NOTES
+from benchmarks.report import commit
+from equipoise import __version__
 
 EXACT = 1e-5
 RESULTS = Path(__file__).parent / "results" / "engines.json"
@@ -57,11 +60,20 @@ def cell(engine: Callable[[str, Batch], Tensor], name: str, batch: Batch) -> dic
     return {"status": "refused", "error": float(f"{error:.2e}"), "why": "its loss is another"}
 
 
-def version_of(package: str) -> str:
+def version_of(package: str, missing: str = "from source") -> str:
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
-        return "from source"
+        return missing
+
+
+def made_with() -> dict[str, str]:
+    """What a column was made with besides its engine; columns of one file come from several environments and days."""
+    return {
+        "equipoise": __version__, "commit": commit(), "date": f"{datetime.now(UTC):%Y-%m-%d}",
+        "transformers": version_of("transformers", "not installed"), "torch": torch.__version__,
+        "python": platform.python_version(),
+    }  # fmt: skip
 
 
 def run(engines: Iterable[str], out: Path, sources: dict[str, str]) -> None:
@@ -70,10 +82,11 @@ def run(engines: Iterable[str], out: Path, sources: dict[str, str]) -> None:
     for engine in engines:
         package, function = ENGINES[engine]
         cells = {name: cell(function, name, batch) for name in OBJECTIVES}
-        version = sources.get(package) or version_of(package)
-        record["columns"][engine] = {
-            "version": version, "torch": torch.__version__, "python": platform.python_version(), "cells": cells,
-        }  # fmt: skip
+        for name in cells:
+            if (note := NOTES.get((engine, name))) and cells[name]["status"] == "exact":
+                cells[name]["why"] = note
+        version = __version__ if engine == "equipoise" else sources.get(package) or version_of(package)
+        record["columns"][engine] = {"version": version, **made_with(), "cells": cells}
         told = ", ".join(f"{n} {c['status']} {c.get('error', '')}".strip() for n, c in cells.items())
         print(f"{engine} {version}: {told}")
     out.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
@@ -86,6 +99,8 @@ def table(record: dict[str, Any]) -> str:
     reasons: dict[str, int] = {}
     lines = ["| objective | " + " | ".join(f"{n} {columns[n]['version']}" for n in names) + " |"]
     lines.append("|---" * (len(names) + 1) + "|")
+    lines.append("| with equipoise | " + " | ".join(columns[n]["equipoise"] for n in names) + " |")
+    lines.append("| date | " + " | ".join(columns[n]["date"] for n in names) + " |")
     for objective in OBJECTIVES:
         cells = []
         for name in names:

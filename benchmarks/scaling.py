@@ -1,11 +1,12 @@
 """What 8, 64 and 512 GPUs would do with verl, on paper, from measured parts: `python benchmarks/scaling.py`.
 
-Parts measured on one H200 (benchmarks/results: sampler, growth, step_gpu) and one CPU core (verify) are fitted by two
-numbers each; how work divides was tried on two CPU processes (ranks). What was not measured (links between GPUs, verl's
-share of our training rate, vLLM's cost on its host) is a range, and every figure is given at both ends. docs/scaling.md
-has the formulas, the tables and the model's error.
+Parts measured on one H200 (benchmarks/results: sampler, growth, step_gpu, vllm_engine) and one CPU core (verify) are
+fitted by one or two numbers each; how work divides was tried on two CPU processes (ranks). What was not measured (links
+between GPUs, verl's share of our training rate, vLLM's cost on its host) is a range, and every figure is given at both
+ends. docs/scaling.md has the formulas, the tables and the model's error.
 
-Not covered: pipeline and tensor parallelism, failures, stragglers other than the longest response, evaluation.
+Not covered: verl's own time between the parts, pipeline and tensor parallelism, failures, stragglers other than the
+longest response, evaluation.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ SHAPES = {
 
 @dataclass(frozen=True)
 class Machine:
-    """One GPU and its host: the first six are measured or fitted to measurements, the rest are assumptions."""
+    """One GPU and its host: the first seven are measured or fitted to measurements, the rest are assumptions."""
 
     bandwidth: float  # bytes a second of a copy
     operations: float  # a second, of a bfloat16 product
@@ -58,6 +59,7 @@ class Machine:
     slack: float  # how much longer than its bound the arithmetic of a decode step takes
     pass_seconds: float  # s that a training pass takes at least: its launches
     training: float  # operations a second of a training pass
+    wake: float  # s that waking the sampler and sending it weights takes besides their bytes
     links: float = 50e9  # bytes a second that a GPU receives while weights or gradients go round
     share: float = 1.0  # verl's training rate over ours
     host: float = 0.0  # s of the sampler's host per token and GPU
@@ -137,10 +139,22 @@ def fit_training(points: list[tuple[float, int, float]]) -> tuple[float, float]:
     return least, rate
 
 
+def sent(bandwidth: float, shape: Shape) -> float:
+    """Seconds to read and write all weights in bfloat16 on a GPU."""
+    return 2 * shape.parameters * 2 / bandwidth
+
+
+def woken() -> float:
+    """Seconds that vLLM took on one H200 to wake and to have all weights sent, after the first time; one model."""
+    seconds = load("vllm_engine")["results"]["SmolLM2-135M"][0]["moved"]["seconds"]
+    return float(seconds["wake_up"] + seconds["collective_rpc"])
+
+
 def machine(**assumed: float) -> Machine:
     ceilings = load("sampler")["ceilings"]
+    wake = woken() - sent(ceilings["bytes"], SHAPES["SmolLM2-135M"])
     return Machine(
-        ceilings["bytes"], ceilings["operations"], *fit_decode(decode_points()), *fit_training(training_points()),
+        ceilings["bytes"], ceilings["operations"], *fit_decode(decode_points()), *fit_training(training_points()), wake,
         **assumed,
     )  # fmt: skip
 
@@ -181,8 +195,8 @@ def training(m: Machine, shape: Shape, work: Work, gpus: int) -> float:
 
 
 def hand_over(m: Machine, shape: Shape, gpus: int) -> float:
-    """All weights in bfloat16 to every GPU, and a copy of them there."""
-    return 2 * shape.parameters * ((gpus - 1) / gpus / m.links + 2 / m.bandwidth)
+    """All weights in bfloat16 to every GPU, a copy of them there, and what that costs for any model."""
+    return m.wake + 2 * shape.parameters * (gpus - 1) / gpus / m.links + sent(m.bandwidth, shape)
 
 
 def reward(work: Work) -> float:
@@ -220,6 +234,8 @@ def errors() -> dict[str, float]:
         work = Work(prompts * 16, prompt=100, mean=ours["length"], variation=1e-3, longest=256, entries=entries)
         found[f"rollout of a whole step, {name}"] = rollout(m, shape, work, 1, 16) / ours["rollout"] - 1
         found[f"training of a whole step, {name}"] = training(m, shape, work, 1) / ours["train"] - 1
+    alone = sent(m.bandwidth, SHAPES["SmolLM2-135M"]) / woken() - 1
+    found["hand-over by its bytes alone, without the fixed term, SmolLM2-135M"] = alone
     for part, by_prompts in load("ranks")["errors"].items():
         most = max(by_prompts, key=int)
         found[f"{part} on two processes, fitted to one, {most} prompts (CPU)"] = by_prompts[most]

@@ -57,12 +57,11 @@ def test_no_rule_has_both_balances_on_a_whole_group_but_both(rule, cancellation)
 
 def test_the_readmes_example_shows_the_imbalance_that_the_signed_mean_hides():
     code = re.search(r"```python\n(import torch.*?)```", page("README.md"), re.S)[1]
-    space = {}
-    exec(compile(code.replace("print(", "str("), "README.md", "exec"), space)
-    credit, group, lengths = space["credit"], space["group"], space["lengths"].tolist()
+    space = {"print": lambda *words, sep: None}
+    exec(compile(code, "README.md", "exec"), space)
+    credit, lengths = space["credit"], space["lengths"].tolist()
     per_group = []
-    for g in ("q1", "q2"):
-        rows = [i for i, other in enumerate(group) if other == g]
+    for rows in (range(4), range(4, 8)):
         pulled = [float(credit.coefficient[i]) * lengths[i] for i in rows]
         per_group.append(sum(pulled) / sum(map(abs, pulled)))
     assert statistics.fmean(per_group) == pytest.approx(0.0, abs=1e-6)  # what mass_balance would have said

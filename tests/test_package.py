@@ -57,7 +57,7 @@ def archives(tmp_path_factory):
     return zipfile.ZipFile(wheel).namelist(), [name.partition("/")[2] for name in tarfile.open(source).getnames()]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_wheel_has_the_package_and_nothing_else(archives):
     names, _ = archives
     tops = {name.split("/")[0] for name in names}
@@ -69,7 +69,7 @@ def test_the_wheel_has_the_package_and_nothing_else(archives):
     assert "equipoise/assets/abacus/model.safetensors" in names
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_source_archive_builds_and_reads_and_holds_nothing_stray(archives):
     _, names = archives
     tops = {name.split("/")[0] for name in names if name}

@@ -23,6 +23,12 @@ def test_the_examples_print_what_the_page_says(page, examples):
         assert said == shown
 
 
+def test_the_library_takes_ten_lines():
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    (code,) = re.findall(r"## The library\n.*?```python\n(.*?)```", text, re.S)
+    assert len([line for line in code.splitlines() if line.strip()]) == 10
+
+
 def test_every_link_of_the_readme_leads_somewhere():
     for target in re.findall(r"\]\(([^)#:]+)\)", (ROOT / "README.md").read_text(encoding="utf-8")):
         assert (ROOT / target).exists(), target
@@ -36,7 +42,7 @@ def test_the_run_the_page_begins_with_is_at_a_rate_that_learns():
 
 
 def test_the_audit_compares_the_run_with_what_it_was_not_trained_with():
-    """`audit` refuses an objective that is the run's own: the page changes it where it trains."""
+    """Beside itself an objective shows nothing: the page changes it where it trains."""
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     (trained,) = re.findall(r"equipoise train examples/abacus\.toml .*--objective\.aggregation (\w+)", text)
     (against,) = re.findall(r"equipoise audit runs/abacus --against (\S+)", text)

@@ -1,7 +1,8 @@
 """Pages of the reference, as Markdown, made of the code: public names, configuration, commands, metrics.
 
 The sentences are those of the code (docstrings, the sentence under an option, the help of an argument), so a page
-cannot say something else. Not covered: names that no package lists in its `__all__`.
+cannot say something else. The plug-ins of other engines are read and not imported: their engines need not be there. Not
+covered: names that neither a package nor a plug-in lists in its `__all__`.
 """
 
 from __future__ import annotations
@@ -10,13 +11,15 @@ import argparse
 import ast
 import importlib
 import inspect
+import pkgutil
 import re
 import textwrap
 from collections.abc import Iterator
 from dataclasses import is_dataclass
 from functools import cached_property
+from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, get_origin
 
 import equipoise
 from equipoise.arguments import build_parser
@@ -30,17 +33,27 @@ GENERATED = "*Made of the code when the site is built.*\n"
 MARKUP = re.compile(r"(?<!\*)\*(?!\*)|[_<\[]")  # of Markdown; ** is meant
 WIDTH = 90  # characters of a signature that stays on its line
 FIRST = "equipoise"  # its names are those of the library; the packages follow
+PLUGINS = f"{FIRST}.integrations"
+SOURCE = Path(equipoise.__file__).parent
 
 
 def pages() -> dict[str, str]:
     """Path under `reference/` → Markdown."""
-    packages = [FIRST, *(f"{FIRST}.{package}" for package in equipoise.PACKAGES)]
     return {
         "configuration.md": configuration(),
         "commands.md": commands(),
         "metrics.md": metrics(),
-        **{f"{package}.md": names(package) for package in packages},
+        **{f"{package}.md": names(package) for package in (FIRST, *public_packages())},
+        f"{PLUGINS}.md": plugins(),
     }
+
+
+def public_packages() -> list[str]:
+    """The packages with an `__all__`; those that are reached by name from the library come first."""
+    inside = [f"{FIRST}.{module.name}" for module in pkgutil.iter_modules([str(SOURCE)]) if module.ispkg]
+    first = [f"{FIRST}.{name}" for name in equipoise.PACKAGES]
+    listed = [package for package in inside if hasattr(importlib.import_module(package), "__all__")]
+    return first + [package for package in listed if package not in first]
 
 
 def configuration() -> str:
@@ -134,11 +147,55 @@ def names(package: str) -> str:
     module = importlib.import_module(package)
     lines = [f"# {package}\n", GENERATED, docstring(module)]
     if package == FIRST:
-        packages = ", ".join(f"[{FIRST}.{name}]({FIRST}.{name}.md)" for name in equipoise.PACKAGES)
-        lines.append(f"These packages are reached by name, as `equipoise.theory`: {packages}.\n")
+        pages = {package: f"[{package}]({package}.md)" for package in public_packages()}
+        by_name = [pages.pop(f"{FIRST}.{name}") for name in equipoise.PACKAGES]
+        lines.append(f"These packages are reached by name, as `equipoise.theory`: {', '.join(by_name)}.\n")
+        lines.append(f"These are imported: {', '.join(pages.values())}, and [the plug-ins]({PLUGINS}.md).\n")
     for name in sorted(module.__all__, key=str.lower):
         lines += _entry(name, getattr(module, name), module)
     return "\n".join(lines)
+
+
+def plugins() -> str:
+    """What other engines are given, engine by engine, from the source."""
+    lines = [f"# {PLUGINS}\n", GENERATED, docstring(importlib.import_module(PLUGINS))]
+    for name, module in listing_modules(SOURCE / "integrations"):
+        lines += [f"## {PLUGINS}.{name}\n", prose(ast.get_docstring(module))]
+        defined = {node.name: node for node in module.body if isinstance(node, ast.ClassDef | ast.FunctionDef)}
+        for name in listed_names(module):
+            lines += [f"### {name}\n", *_definition(defined[name])]
+    return "\n".join(lines)
+
+
+def listing_modules(folder: Path) -> Iterator[tuple[str, ast.Module]]:
+    """Modules with an `__all__` below a folder, by their dotted names from there."""
+    for path in sorted(folder.rglob("*.py")):
+        module = ast.parse(path.read_text(encoding="utf-8"))
+        if listed_names(module):
+            yield ".".join(path.relative_to(folder).with_suffix("").parts), module
+
+
+def listed_names(module: ast.Module) -> list[str]:
+    """`__all__` of a module that is not imported."""
+    for node in module.body:
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
+            return list(ast.literal_eval(node.value))
+    return []
+
+
+def _definition(node: ast.ClassDef | ast.FunctionDef) -> list[str]:
+    text = prose(ast.get_docstring(node))
+    if isinstance(node, ast.FunctionDef):
+        return [_code(f"{node.name}{_written(node)}"), text]
+    methods = {method.name: method for method in node.body if isinstance(method, ast.FunctionDef)}
+    bases = f"({', '.join(ast.unparse(base) for base in node.bases)})"
+    made = f"\n{node.name}{_written(methods['__init__'], returned=False)}" if "__init__" in methods else ""
+    lines = [_code(f"class {node.name}{bases}{made}"), text]
+    for name, method in methods.items():
+        if not name.startswith("_") and ast.get_docstring(method):
+            lines += [f"#### {node.name}.{name}\n", _code(f"{name}{_written(method)}")]
+            lines.append(prose(ast.get_docstring(method)))
+    return lines
 
 
 def _entry(name: str, value: Any, module: ModuleType) -> list[str]:
@@ -149,7 +206,7 @@ def _entry(name: str, value: Any, module: ModuleType) -> list[str]:
             signature = _signature(function)
             shown = signature.replace("() ->", ":") if is_property else signature
             lines += [f"### {name}.{member}\n", _code(f"{member}{shown}"), docstring(function)]
-    elif callable(value):
+    elif callable(value) and get_origin(value) is None:  # the name of a type is a value
         lines += [_code(f"{name}{_signature(value)}"), docstring(value)]
     else:
         lines.append(_value(value))
@@ -172,12 +229,16 @@ def _signature(thing: Any) -> str:
         return _called(thing)
     definition = ast.parse(textwrap.dedent(inspect.getsource(function))).body[0]
     assert isinstance(definition, ast.FunctionDef)
+    return _written(definition, returned=function is thing)
+
+
+def _written(definition: ast.FunctionDef, returned: bool = True) -> str:
     arguments = definition.args
     first = [*arguments.posonlyargs, *arguments.args][:1]
     if first and first[0].arg in ("self", "cls"):
         arguments.args = arguments.args[1:]
-    returned = f" -> {ast.unparse(definition.returns)}" if definition.returns and function is thing else ""
-    return _wrapped(ast.unparse(arguments), returned)
+    kind = f" -> {ast.unparse(definition.returns)}" if definition.returns and returned else ""
+    return _wrapped(ast.unparse(arguments), kind)
 
 
 def _called(kind: Any) -> str:
@@ -198,9 +259,13 @@ def _wrapped(arguments: str, returned: str) -> str:
 
 
 def docstring(thing: Any) -> str:
+    return prose(inspect.getdoc(thing))
+
+
+def prose(text: str | None) -> str:
     """Paragraphs as Markdown; what is indented, formulas and tables, and examples as they stand."""
     out = []
-    for block in re.split(r"\n\s*\n", inspect.getdoc(thing) or ""):
+    for block in re.split(r"\n\s*\n", text or ""):
         lines = block.rstrip().splitlines()
         if len(lines) > 1 and set(lines[1]) == {"-"}:  # a heading of numpy's style
             out.append(f"**{lines[0]}**\n")

@@ -233,6 +233,15 @@ def test_objectives_go_by_what_people_call_them():
         measure(table(0, with_tokens=False), "grpo", ["prefix"])
 
 
+def test_the_audited_objective_may_be_named_among_the_others():
+    columns = table(0)
+    own = eq.Objective.preset("dapo", aggregation="balanced")
+    assert list(measure(columns, own, ["token", "sequence", "balanced"]).stacks) == ["balanced", "token", "sequence"]
+    assert list(measure(columns, "dapo", ["dapo", "balanced"]).stacks) == ["dapo", "balanced"]
+    with pytest.raises(AuditError, match="dapo is there twice"):
+        measure(columns, "dapo", {"dapo": eq.Objective.preset("grpo")})
+
+
 def test_an_objective_that_refuses_the_log_says_so():
     columns = {**table(0), "reward": np.linspace(-1, 1, len(table(0)["reward"]))}
     with pytest.raises(AuditError, match=r"hadw cannot be applied to step 0: rewards lie in \[-1, 1\]"):

@@ -16,7 +16,7 @@ SMALL = SHAPES["Qwen2.5-1.5B"]
 def plain(**changes) -> Machine:
     """A machine whose numbers are easy: a TB/s, a PFLOP/s, no overheads."""
     return Machine(**{"bandwidth": 1e12, "operations": 1e15, "step": 0.0, "slack": 1.0, "pass_seconds": 0.0,
-                      "training": 1e15, "links": 1e11, **changes})  # fmt: skip
+                      "training": 1e15, "wake": 0.0, "links": 1e11, **changes})  # fmt: skip
 
 
 @pytest.mark.parametrize("name", SHAPES)
@@ -91,10 +91,19 @@ def test_weights_cross_links_once_and_gradients_with_every_pass():
     m = plain(bandwidth=1e30, training=1e30)
     assert scaling.hand_over(m, SMALL, 1) == pytest.approx(0.0, abs=1e-9)
     assert scaling.hand_over(m, SMALL, 8) == pytest.approx(7 / 8 * 2 * SMALL.parameters / 1e11)
+    assert scaling.hand_over(plain(bandwidth=1e30, wake=0.2), SMALL, 1) == pytest.approx(0.2)
     work = Work(64, mean=1_000.0, prompt=0, variation=1e-3, longest=2_000, entries=8_000)
     assert scaling.training(m, SMALL, work, 8) == pytest.approx(7 / 8 * 8 * SMALL.parameters / 1e11, rel=1e-3)
     one_pass = scaling.training(plain(), Shape(1e9, 1, 1, 1, 1), work, 1)
     assert one_pass == pytest.approx(6e9 * 64_000 / 1e15, rel=0.01)
+
+
+def test_the_hand_over_is_what_vllm_took_on_one_gpu():
+    """benchmarks/vllm_engine.py: the engine woken and all weights sent, after the first time."""
+    measured = scaling.load("vllm_engine")["results"]["SmolLM2-135M"][0]["moved"]["seconds"]
+    whole = measured["wake_up"] + measured["collective_rpc"]
+    assert scaling.hand_over(scaling.machine(), SHAPES["SmolLM2-135M"], 1) == pytest.approx(whole)
+    assert 0.05 < whole < 0.5
 
 
 def test_verdicts_divide_by_cores():
@@ -116,4 +125,4 @@ def test_the_page_has_the_tables_and_the_errors():
 def test_whole_steps_lie_within_the_range_of_what_was_assumed():
     """The measured training of a whole step is slower than the passes alone; half of our rate bounds it."""
     for name, error in scaling.errors().items():
-        assert abs(error) < 0.5, name
+        assert abs(error) < 0.5 or name.startswith("hand-over by its bytes alone"), name

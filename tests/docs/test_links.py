@@ -13,7 +13,10 @@ PAGES = [
     *sorted(ROOT.glob("studies/*.md")),
 ]  # fmt: skip
 # Made when the site is built; tests/docs/test_reference.py says that they are.
-PACKAGES = ("objective", "theory", "verifiers", "tasks", "audit", "report")
+PACKAGES = (
+    "objective", "theory", "verifiers", "tasks", "audit", "report",
+    "config", "evaluate", "integrations", "kernels", "policy", "rollout", "train",
+)  # fmt: skip
 GENERATED = {
     ROOT / "docs" / "reference" / f"{name}.md"
     for name in ("configuration", "commands", "metrics", "equipoise", *(f"equipoise.{package}" for package in PACKAGES))

@@ -3,6 +3,7 @@
 import argparse
 import importlib
 import re
+from pathlib import Path
 
 import pytest
 
@@ -57,12 +58,38 @@ def test_every_metric_has_a_row(pages):
     assert set(rows(pages["metrics.md"])) == {name for table in METRICS.values() for name in table}
 
 
-@pytest.mark.parametrize("package", ["equipoise", *(f"equipoise.{name}" for name in equipoise.PACKAGES)])
+def listing_packages():
+    """Every package below src whose `__init__` has an `__all__`, by the source alone."""
+    source = Path(equipoise.__file__).parent
+    listing = [path.parent for path in source.rglob("__init__.py") if "\n__all__ = [" in path.read_text()]
+    return sorted(".".join(("equipoise", *folder.relative_to(source).parts)) for folder in listing)
+
+
+def test_every_package_that_lists_names_has_a_page(pages):
+    assert {f"{package}.md" for package in listing_packages()} <= pages.keys()
+    assert {"equipoise.train", "equipoise.rollout", "equipoise.kernels"} <= set(listing_packages())
+
+
+@pytest.mark.parametrize("package", listing_packages())
 def test_every_public_name_has_an_entry_that_says_something(pages, package):
     page = pages[f"{package}.md"]
     for name in importlib.import_module(package).__all__:
         (entry,) = re.findall(rf"^## {name}\n(.*?)(?=^## |\Z)", page, re.M | re.S)
-        assert len(entry.split()) > 3, name
+        sentence = re.sub(r"```python\n.*?```", "", entry, flags=re.S)
+        is_value = not entry.startswith(("\n```python\nclass ", f"\n```python\n{name}("))
+        assert is_value or len(sentence.split()) > 3, name
+        assert entry.split(), name
+
+
+def test_every_plug_in_has_its_names_on_a_page_without_its_engine(pages):
+    page = pages["equipoise.integrations.md"]
+    hosts = {path.parent.name for path in Path(equipoise.__file__).parent.glob("integrations/*/plugin.py")}
+    assert hosts == {"trl", "verl", "tinker", "skyrl", "slime", "prime_rl"}
+    for host in hosts:
+        (part,) = re.findall(rf"^## equipoise.integrations.{host}.plugin\n(.*?)(?=^## |\Z)", page, re.M | re.S)
+        assert re.findall(r"^### (\w+)$", part, re.M), host
+    assert "class EquipoiseGRPOTrainer(GRPOTrainer)\nEquipoiseGRPOTrainer(*args: Any, objective: str" in page
+    assert "### forward_backward\n\n```python\nforward_backward(\n    client: Any,\n    objective: Objective,\n" in page
 
 
 def test_signatures_are_written_as_in_the_source(pages):

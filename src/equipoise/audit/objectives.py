@@ -40,12 +40,15 @@ def gathered(
 ) -> dict[str, Objective]:
     """Every objective under its name, the audited one first."""
     base = named(objective) if isinstance(objective, str) else objective
-    out = {_name(objective): fresh(base)}
+    audited = _name(objective)
+    out = {audited: fresh(base)}
     against = _rules(base, with_tokens) if against is None else against
     pairs = (
         against.items() if isinstance(against, Mapping) else [(_name(o, base), o) for o in against]
     )
     for name, other in pairs:
+        if name == audited == other:  # a list of all rules has the audited one's too
+            continue
         if name in out:
             raise AuditError(_twice(name, other))
         out[name] = fresh(named(other, base) if isinstance(other, str) else other)

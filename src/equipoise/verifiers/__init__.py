@@ -9,7 +9,7 @@ from equipoise.verifiers.grade import (
     submit_code,
     submit_math,
 )
-from equipoise.verifiers.host_functions import as_trl
+from equipoise.verifiers.host_functions import as_trl, verl_score
 from equipoise.verifiers.verdict import SCORES, Verdict
 from equipoise.verifiers.workers.shared import close
 
@@ -25,4 +25,5 @@ __all__ = [
     "grade_math",
     "submit_code",
     "submit_math",
+    "verl_score",
 ]

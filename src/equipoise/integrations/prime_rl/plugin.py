@@ -25,6 +25,8 @@ import torch
 
 from equipoise.objective import Objective, fold
 
+__all__ = ["loss"]
+
 ALONE = ("sequence", "constant", "power")  # rules whose effective length needs no other response
 
 

@@ -24,6 +24,8 @@ from torch import Tensor
 
 from equipoise.objective import Objective, flatten, fold
 
+__all__ = ["estimator", "policy_loss", "register"]
+
 NAME = "equipoise"
 REDUCTION = "seq_mean_token_sum_norm"
 

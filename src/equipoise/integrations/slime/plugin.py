@@ -28,6 +28,8 @@ from torch import Tensor
 
 from equipoise.objective import Objective, fold
 
+__all__ = ["reducer", "rewards"]
+
 VARIABLE = "EQUIPOISE_OBJECTIVE"
 SURROGATES = {"grpo": ("ppo_clip", "dual_clip"), "gspo": ("gspo",), "cispo": ("cispo",)}
 

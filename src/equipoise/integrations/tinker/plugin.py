@@ -22,6 +22,8 @@ from torch import Tensor
 
 from equipoise.objective import Credit, Objective, fold, positions, response_ids
 
+__all__ = ["custom_loss", "data", "forward_backward", "loss_of"]
+
 CustomLoss = Callable[[Any, list[Tensor]], tuple[Tensor, dict[str, float]]]
 
 

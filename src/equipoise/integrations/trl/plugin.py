@@ -43,6 +43,8 @@ if not getattr(GRPOTrainer, "loss_is_scaled_for_ga", False):
         f"trl {trl.__version__} is too old for equipoise.integrations.trl.plugin: must be 1.15 or newer"
     )
 
+__all__ = ["EquipoiseGRPOTrainer"]
+
 STATE = "equipoise.json"  # in a checkpoint's folder
 # in TRL's batches: the place of each response in the credit, -1 for one without a reward
 ROW = "equipoise_row"

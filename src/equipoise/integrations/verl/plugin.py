@@ -42,6 +42,8 @@ from equipoise.objective import Objective, flatten, fold, response_ids, unflatte
 from equipoise.objective.choice import nearest
 from equipoise.objective.surrogate import Tokens, at_each_token, clip_counts
 
+__all__ = ["Callback", "PolicyLoss", "estimate", "policy_loss"]
+
 NAME = "equipoise"  # of the estimator, of the policy loss, and of the options' key
 PAD = re.compile("pad[0-9a-f]{32}")  # the uid of the rows that verl adds to make their number even
 STATE = "equipoise.json"  # in verl's global_step_N
