@@ -372,8 +372,11 @@ def test_checkpointing_is_for_pieces_that_were_tried(monkeypatch):
         assert found.checkpointing == card.gradient_checkpointing == wanted
         assert ("with gradient checkpointing" in found.said) == wanted
     large = Card(monkeypatch, ((0.0, 1000.0),), parameters=10**10)  # trained in passes of 8,192; the piece is tried
-    assert large.plan(largest=50_000).tokens == planner.fast(large) == planner.FEWEST
+    found = large.plan(largest=50_000)
+    assert found.tokens == planner.fast(large) == planner.FEWEST
     assert large.fitted >= 50_000
+    assert found.peak == pytest.approx(large.peak(50_000))  # of the piece that is not cut, and fits
+    assert "will take more" not in found.said
 
 
 def test_small_models_take_more_tokens_a_pass(monkeypatch):

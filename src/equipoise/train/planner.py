@@ -90,22 +90,23 @@ def plan(
     room = MARGIN * free
     if cuda:
         most = max(fast(policy), largest)
-        cost, tokens = _measured(policy, room, most, clear)
-        if tokens < largest and not begun_with:
+        cost, fitting = _measured(policy, room, most, clear)
+        if fitting < largest and not begun_with:
             policy.checkpoint_gradients()
-            cost, tokens = _measured(policy, room, most, clear)
-        tokens = max(1, min(tokens, fast(policy)))
+            cost, fitting = _measured(policy, room, most, clear)
+        tokens = max(1, min(fitting, fast(policy)))
     else:
         cost = _cpu_cost(policy)
-        tokens = max(1, cost.tokens(room))
+        tokens = fitting = max(1, cost.tokens(room))
         if tokens >= total:
             return Plan(0, begun_with, "")
     why = f"{cost.per_token / 1e3:,.0f} kB each and {max(cost.always, 0) / 2**30:.1f} GiB besides, {said}"
     if policy.gradient_checkpointing and not begun_with:
         why += f"; with gradient checkpointing, without which {largest:,} tokens in one piece would not fit"
-    if tokens < largest:
+    if fitting < largest:
         why += f"; a piece of {largest:,} tokens, which is not cut, will take more"
-    peak = taken + to_come + cost.always + cost.per_token * min(tokens, total) if cuda else 0.0
+    most_tokens = max(min(tokens, total), largest)
+    peak = taken + to_come + cost.always + cost.per_token * most_tokens if cuda else 0.0
     return Plan(
         tokens, policy.gradient_checkpointing, f"memory: {tokens:,} tokens a pass ({why})", peak
     )
