@@ -236,6 +236,7 @@ class Updater:
         outputs = [output for outputs, _ in everyone for output in outputs]
         # One rank with an infinite loss stops the step for all: their weights must stay the same.
         self._apply(norm, all(bool(output.ok) for output in outputs) and math.isfinite(float(norm)))
+        self.optimizer.zero_grad()  # the sampler's cache may take their memory
         return Step(outputs, [m for _, apart in everyone for m in apart], float(norm), part.weight)
 
     def _plan(self, prompts: Sequence[Sequence[int]]) -> Plan:
@@ -324,7 +325,7 @@ class Updater:
         """Gradients of all micro-batches, summed, and what the losses saw;
         where `compared`, also the mismatch.
         """
-        # Here, and not after the step: work that ran out of memory begins again from this line.
+        # Here as well as after the step: work that ran out of memory begins again from this line.
         self.optimizer.zero_grad()
         outputs: list[LossOutput] = []
         apart = []
