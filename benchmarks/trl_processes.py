@@ -159,8 +159,16 @@ def line(name: str, row: dict[str, Any]) -> str:
 def told_by_trl(out: Path, name: str, count: int) -> dict[str, Any]:
     """What the runs of an engine left behind, besides their rewards."""
     runs = [out / folder_of(name) / str(seed) for seed in range(count)]
-    seconds = [value for run in runs for value in logged_by_trl(run, "step_time")]
-    return {"seconds": round(statistics.median(seconds), 2), "audit": [audited(run) for run in runs]}
+    seconds = [seconds_of(run) for run in runs]
+    return {
+        "seconds": round(statistics.median(value for each in seconds for value in each), 2),
+        "step_seconds": seconds,
+        "audit": [audited(run) for run in runs],
+    }
+
+
+def seconds_of(out: Path) -> list[float]:
+    return [round(value, 3) for value in logged_by_trl(out, "step_time")]
 
 
 def audit_line(name: str, row: dict[str, Any]) -> str:
