@@ -10,7 +10,7 @@ Ours is trained here, on the CPU in float32 and in bfloat16, twelve times each o
 verl's rates (which come a step later): how far runs lie apart that differ by their draws alone, and whether the
 precision shows beside that.
 
-Not covered: speed. The GPU was shared with other work, and the embedded model has 109 thousand parameters.
+Not covered: speed. The embedded model has 109 thousand parameters, and the first run's GPU was shared with other work.
 """
 
 from __future__ import annotations
