@@ -1,13 +1,17 @@
 """TRL's engines beside our own trainer: 20 steps of the same exported launch, with DDP, FSDP2 and a vLLM server.
 
     python benchmarks/trl_processes.py --seeds 3 --out FOLDER
+    python benchmarks/trl_processes.py --colocated FOLDER     # a launch with vLLM in TRL's process, run elsewhere
 
 The launch is what `equipoise export trl` writes, started by `accelerate launch` on two CPU processes (gloo); sharding
 there goes through tests/integrations/trl/sharded.py, and the server is that of vllm_server.py beside it. Prompts are
 the same everywhere, draws are each engine's own. What is compared is the mean reward of the last ten steps, seed by
 seed, with its 95 % interval over the seeds. TRL's tables of completions are audited, and its seconds a step are kept.
 
-Not covered: GPUs, and speed: the seconds are of two processes on two cores that do other things as well.
+vLLM itself needs a GPU: of a run there, FOLDER/launch and FOLDER/out are read, and beside it stand the runs above with
+the same seed, and so the same prompts.
+
+Not covered: speed: the seconds are of two processes on two cores that do other things as well.
 """
 
 from __future__ import annotations
@@ -21,6 +25,7 @@ import runpy
 import statistics
 import subprocess
 import sys
+import tomllib
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -29,6 +34,7 @@ from equipoise.audit import measure
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results" / "trl_processes.json"
+COLOCATED = ROOT / "benchmarks" / "results" / "trl_vllm.json"
 CONFIG = ROOT / "examples" / "abacus.toml"
 OBJECTIVE = "dapo+balanced+hadw"  # which is CONFIG's
 STEPS, LAST = 20, 10
@@ -45,6 +51,12 @@ ENGINES = {
     "TRL, a server with vLLM's endpoints": ("--num_processes", "1", *LAUNCH[2:], "--cpu"),
 }
 SERVER = list(ENGINES)[-1]
+# What the run with vLLM sets besides OPTIONS, and what TRL logs of its sampler beside the trainer.
+OPTIONS_OF_COLOCATED = ("model.dtype", "rollout.engine", "rollout.engine_memory", "train.seed")
+SAMPLING = (
+    "sampling_logp_difference/mean", "sampling_logp_difference/max", "importance_sampling_ratio/min",
+    "importance_sampling_ratio/mean", "importance_sampling_ratio/max",
+)  # fmt: skip
 # Two-sided 95 % quantiles of Student's t, by the degrees of freedom.
 STUDENT = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776}
 
@@ -159,8 +171,16 @@ def line(name: str, row: dict[str, Any]) -> str:
 def told_by_trl(out: Path, name: str, count: int) -> dict[str, Any]:
     """What the runs of an engine left behind, besides their rewards."""
     runs = [out / folder_of(name) / str(seed) for seed in range(count)]
-    seconds = [value for run in runs for value in logged_by_trl(run, "step_time")]
-    return {"seconds": round(statistics.median(seconds), 2), "audit": [audited(run) for run in runs]}
+    seconds = [seconds_of(run) for run in runs]
+    return {
+        "seconds": round(statistics.median(value for each in seconds for value in each), 2),
+        "step_seconds": seconds,
+        "audit": [audited(run) for run in runs],
+    }
+
+
+def seconds_of(out: Path) -> list[float]:
+    return [round(value, 3) for value in logged_by_trl(out, "step_time")]
 
 
 def audit_line(name: str, row: dict[str, Any]) -> str:
@@ -169,22 +189,65 @@ def audit_line(name: str, row: dict[str, Any]) -> str:
     return f"| {name} | {row['seconds']:.1f} | {' | '.join(pulls)} |"
 
 
+def versions_of(out: Path) -> dict[str, str]:
+    """What TRL wrote into the model card of a run."""
+    card = (out / "README.md").read_text(encoding="utf-8")
+    return {name.lower(): number for name, number in re.findall(r"^- (\w+): ([\d.]+)$", card, re.MULTILINE)}
+
+
+def minus(curve: list[float], engines: dict[str, Any], seed: int) -> dict[str, float]:
+    """The mean reward of a run's last ten steps, less that of each engine with the same seed."""
+    last = statistics.fmean(curve[-LAST:])
+    return {name: round(last - statistics.fmean(row["curves"][seed][-LAST:]), 4) for name, row in engines.items()}
+
+
+def colocated(folder: Path, engines: dict[str, Any]) -> dict[str, Any]:
+    """What a run with vLLM in TRL's process left behind."""
+    config = tomllib.loads((folder / "launch" / "config.toml").read_text(encoding="utf-8"))
+    parts = [name.split(".") for name in (*OPTIONS, *OPTIONS_OF_COLOCATED)]
+    out = folder / "out"
+    curve = logged_by_trl(out, "reward")
+    return {
+        "options": {f"{section}.{key}": config[section][key] for section, key in parts},
+        "versions": versions_of(out),
+        "curve": curve,
+        "minus": minus(curve, engines, config["train"]["seed"]),
+        "step_seconds": seconds_of(out),
+        "sampling": {name: [float(f"{v:.5g}") for v in logged_by_trl(out, f"sampling/{name}")] for name in SAMPLING},
+        "audit": audited(out),
+    }
+
+
+def colocated_lines(run: dict[str, Any]) -> list[str]:
+    """The rows of the page's table of the run with vLLM."""
+    return [f"| {name} | {value:+.3f} |".replace("| -", "| −") for name, value in run["minus"].items()]
+
+
 def main() -> None:
     if sys.argv[1:2] == ["--inside"]:
         seeds_of_trl(sys.argv[2], sys.argv[3], int(sys.argv[4]), sys.argv[5:] == ["server"])
         return
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seeds", type=int, default=3, choices=range(2, 6))
-    parser.add_argument("--out", type=Path, required=True)
+    which = parser.add_mutually_exclusive_group(required=True)
+    which.add_argument("--out", type=Path)
+    which.add_argument("--colocated", type=Path)
+    parser.add_argument("--about", type=json.loads, default={}, help="what the run's folder does not say, as JSON")
     parser.add_argument(
         "--engines", nargs="+", choices=ENGINES, default=[name for name in ENGINES if "ZeRO" not in name]
     )
-    parser.add_argument("--json", type=Path, default=RESULTS)
+    parser.add_argument("--json", type=Path)
     given = parser.parse_args()
+    if given.colocated:
+        engines = json.loads(RESULTS.read_text(encoding="utf-8"))["engines"]
+        found = {**given.about, **colocated(given.colocated, engines)}
+        (given.json or COLOCATED).write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+        print("\n".join(colocated_lines(found)))
+        return
     result = record(curves(given.out, given.engines, given.seeds))
     for name in given.engines:
         result["engines"][name] |= told_by_trl(given.out, name, given.seeds)
-    given.json.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    (given.json or RESULTS).write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     for name, row in result["engines"].items():
         print(line(name, row))
     for name in given.engines:

@@ -2,7 +2,7 @@
 
     equipoise export verl examples/abacus.toml LAUNCH --rollout.prompts 16 …   # OPTIONS below
     LAUNCH/launch.sh                                                           # writes RUN/verl-TIME.jsonl
-    python -m benchmarks.verl_gpu --verl "one H200=RUN/verl-TIME.jsonl" --ours FOLDER
+    python -m benchmarks.verl_gpu --verl "one H200=RUN/verl-TIME.jsonl" --audit "one H200=RUN/rollouts" --ours FOLDER
 
 Each run of verl is kept as its curve: rewards, gradients, measures of bias, the distance of the sampler from the actor,
 seconds; a step that was done again after a resume counts as it was done last. Runs in the file that are not named stay.
@@ -10,7 +10,7 @@ Ours is trained here, on the CPU in float32 and in bfloat16, twelve times each o
 verl's rates (which come a step later): how far runs lie apart that differ by their draws alone, and whether the
 precision shows beside that.
 
-Not covered: speed. The GPU was shared with other work, and the embedded model has 109 thousand parameters.
+Not covered: speed. The embedded model has 109 thousand parameters, and the first run's GPU was shared with other work.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from equipoise.audit import measure
 from equipoise.config import OptimConfig
 from equipoise.tasks.arithmetic import Arithmetic
 from equipoise.train import Trainer, load, update
@@ -34,6 +35,7 @@ from equipoise.train import Trainer, load, update
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results" / "verl_gpu.json"
 CONFIG = ROOT / "examples" / "abacus.toml"
+OBJECTIVE = "dapo+balanced+hadw"  # which is CONFIG's
 STEPS, DRAWS, DTYPES = 20, 12, ("float32", "bfloat16")
 OPTIONS = {
     "rollout.prompts": 16, "rollout.group_size": 16, "train.steps": STEPS, "train.checkpoint_every": STEPS,
@@ -68,6 +70,17 @@ def curve_of_verl(path: Path) -> dict[str, Any]:
             found[name] = [float(f"{step[theirs]:.5g}") for step in steps]
     found["held_out"] = {str(row["step"]): row["data"][HELD_OUT] for row in rows if HELD_OUT in row["data"]}
     return found
+
+
+def audited(rollouts: Path) -> dict[str, Any]:
+    """How many times as hard right responses pulled as wrong ones, and its 95 % interval over prompts."""
+    found = measure(rollouts, OBJECTIVE, tokenizer="abacus").overall
+    pull = found.objectives[OBJECTIVE]["coupling"]
+    return {
+        "responses": found.responses,
+        "prompts": found.prompts,
+        "coupling": [round(value, 3) for value in (pull.value, pull.low, pull.high)],
+    }
 
 
 class ProductsThroughFloat32(TorchDispatchMode):
@@ -146,6 +159,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--verl", action="append", default=[], metavar="NAME=METRICS", help="a name may come again")
     parser.add_argument("--about", action="append", default=[], metavar="NAME=JSON", help="what no metric says")
+    parser.add_argument("--audit", action="append", default=[], metavar="NAME=ROLLOUTS", help="of each run of a name")
     parser.add_argument("--ours", type=Path, required=True)
     parser.add_argument("--json", type=Path, default=RESULTS)
     given = parser.parse_args()
@@ -156,6 +170,10 @@ def main() -> None:
         record["verl"].setdefault(name, {})["runs"] = [curve_of_verl(Path(path)) for n, path in named if n == name]
     for name, text in (item.partition("=")[::2] for item in given.about):
         record["verl"][name] = {**json.loads(text), "runs": record["verl"][name]["runs"]}
+    rollouts = [item.partition("=")[::2] for item in given.audit]
+    for name in dict(rollouts):
+        audits = [audited(Path(path)) for n, path in rollouts if n == name]
+        record["verl"][name]["audit"] = audits if len(audits) > 1 else audits[0]
     record["ours"] = {
         "versions": {name: version(name) for name in ("torch", "transformers")},
         "rewards": {

@@ -23,6 +23,11 @@ def test_the_page_has_the_committed_runs():
         assert launch["versions"]["verl"]
         for run in launch["runs"]:
             assert all(len(run[name]) == verl_gpu.STEPS for name in ("reward", "grad_norm", "anchor", "seconds"))
+        audits = launch.get("audit", [])
+        for audit in audits if isinstance(audits, list) else [audits]:
+            assert audit["responses"] == verl_gpu.STEPS * 16 * 16
+            pull = "{:.2f} [{:.2f}, {:.2f}]".format(*audit["coupling"]).replace("0.", ".")
+            assert pull in PAGE
     assert tuple(record["ours"]["rewards"]) == verl_gpu.DTYPES
     for runs in record["ours"]["rewards"].values():
         assert [len(rewards) for rewards in runs] == [verl_gpu.STEPS] * verl_gpu.DRAWS
@@ -50,3 +55,16 @@ def test_a_resumed_run_is_read_from_all_its_starts(tmp_path):
         lines = [{"step": step, "data": {"critic/rewards/mean": reward}} for step in steps]
         (tmp_path / file).write_text("".join(json.dumps(line) + "\n" for line in lines))
     assert verl_gpu.curve_of_verl(tmp_path)["reward"] == [0.25, 0.25, 0.5, 0.5]
+
+
+@pytest.mark.parametrize(("right", "compared"), [(1, 1), (2, 0), (3, -1)])
+def test_audits_see_how_hadw_weighs_the_second_prompt(tmp_path, right, compared):
+    """The anchor is 1/2 after the first: right responses pull harder to a harder prompt, less hard to an easier one."""
+    for step, count in ((1, 2), (2, right)):
+        graded = [("+5=95#95", 1.0)] * count + [("+5=96#96", 0.0)] * (4 - count)
+        rows = [{"input": f"9{step}+5=", "output": text, "score": score, "step": step} for text, score in graded]
+        (tmp_path / f"{step}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    audit = verl_gpu.audited(tmp_path)
+    assert (audit["responses"], audit["prompts"]) == (8, 2)
+    pull = audit["coupling"][0]
+    assert (pull > 1) - (pull < 1) == compared
