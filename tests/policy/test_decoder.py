@@ -3,6 +3,7 @@ import copy
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from equipoise import policy as p
 from equipoise.policy import decoder, projections
@@ -199,3 +200,45 @@ def test_an_adapter_on_some_projections_leaves_those_alone(tmp_path):
     assert all(q.grad is not None for q in policy.parameters())
     p.save(policy, tmp_path / "saved")
     assert torch.allclose(p.token_logprobs(p.load(tmp_path / "saved"), pack).logprobs, after, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_products_of_an_adapter_are_in_the_models_precision(tmp_path, dtype):
+    """peft's own, in float32 for any model, are the reference; the adapter's weights stay in float32."""
+    p.save(tiny_models.policy("qwen2"), tmp_path)
+    policy = p.load(tmp_path, dtype=dtype, lora=p.Lora(rank=4, alpha=6.0))
+    g = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for q in policy.parameters():
+            q.add_(0.1 * torch.randn(q.shape, generator=g))
+    assert {q.dtype for q in policy.parameters()} == {torch.float32}
+    layer = policy.core.model.layers[0].self_attn.q_proj
+    x = torch.randn(9, layer.in_features, generator=g).to(dtype).requires_grad_()
+    d = torch.randn(9, layer.out_features, generator=g).to(dtype)
+    products = Products()
+    with products:
+        ours = Projections((layer,))(x)
+    assert ours.dtype == dtype
+    assert products.dtypes == {dtype}
+    weights = (x, layer.lora_A["default"].weight, layer.lora_B["default"].weight)
+    got = torch.autograd.grad(ours, weights, d)
+    wanted = torch.autograd.grad(layer(x), weights, d)
+    precision = 1e-5 if dtype == torch.float32 else 2**-6
+    for a, b in zip((ours, *got), (layer(x), *wanted), strict=True):
+        assert a.dtype == b.dtype
+        assert (a - b).float().norm() <= precision * b.float().norm()
+    with policy.model.disable_adapter():
+        assert torch.equal(Projections((layer,))(x), layer.base_layer(x))
+
+
+class Products(TorchDispatchMode):
+    """The precisions in which matrices are multiplied."""
+
+    def __init__(self):
+        super().__init__()
+        self.dtypes = set()
+
+    def __torch_dispatch__(self, function, types, arguments=(), options=None):
+        if function._overloadpacket in (torch.ops.aten.mm, torch.ops.aten.addmm):
+            self.dtypes |= {x.dtype for x in arguments if isinstance(x, torch.Tensor)}
+        return function(*arguments, **(options or {}))

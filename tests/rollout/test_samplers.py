@@ -253,7 +253,9 @@ def test_lora_is_sampled_in_bfloat16(tmp_path):
     prompts, params = tiny_models.prompts(4), SamplingParams(max_tokens=20)
     rollouts = NativeSampler(policy).sample(prompts, 2, params)
     pack = p.pack(rollouts.prompts, rollouts.tokens, rollouts.lengths, rollouts.prompt)
-    torch.testing.assert_close(rollouts.logprobs, p.token_logprobs(policy, pack).logprobs, atol=0.1, rtol=0)
+    error = (rollouts.logprobs - p.token_logprobs(policy, pack).logprobs).detach().abs()
+    assert error.mean() < 0.03
+    assert error.max() < 0.3
 
 
 def supports_of(rollouts):

@@ -55,14 +55,13 @@ class Projections(NamedTuple):
 
     def __call__(self, x: Tensor) -> Tensor:
         if len(self.modules) == 1:
-            out: Tensor = self.modules[0](x)
-            return out
+            return _with_adapter(self.modules[0], x)
         if self.is_plain and x.is_cuda and (whole := self.joined()) is not None:
             return apply(_Joined, x, *whole, *self.weights, *(self.biases or ()))
         if self.is_plain and not x.is_cuda:
             bias = None if self.biases is None else torch.cat(self.biases)
             return F.linear(x, torch.cat(self.weights), bias)
-        return torch.cat([module(x) for module in self.modules], -1)
+        return torch.cat([_with_adapter(module, x) for module in self.modules], -1)
 
     def joined(self) -> Linear | None:
         """As one linear layer, a view, if `lay_out` has laid the weights so."""
@@ -85,6 +84,29 @@ class Projections(NamedTuple):
     def merged_weights(self) -> list[Tensor]:
         """The weights; where a LoRA adapter of peft hangs on a module, a copy with it added."""
         return [merged_weight(module) for module in self.modules]
+
+
+def _with_adapter(module: Any, x: Tensor) -> Tensor:
+    """A layer of x [U, in]. The products of peft's LoRA are in x's precision: in float32, which its
+    weights are kept in, they would take longer than the layer itself.
+    """
+    lora = getattr(module, "lora_A", {})
+    found = [a for a in getattr(module, "active_adapters", ()) if a in lora]
+    if not found or module.disable_adapters or not _is_plain_lora(module):
+        out: Tensor = module(x)
+        return out
+    out = module.base_layer(x)
+    for adapter in found:
+        down, up = (w[adapter].weight.to(x.dtype) for w in (module.lora_A, module.lora_B))
+        inner = F.linear(module.lora_dropout[adapter](x), down)
+        out = torch.addmm(out, inner, up.t(), alpha=module.scaling[adapter])
+    return out
+
+
+def _is_plain_lora(module: Any) -> bool:
+    """Not merged, no variant such as DoRA, no bias of its own."""
+    biases = [up.bias for up in module.lora_B.values()]
+    return not module.merged and not module.lora_variant and all(b is None for b in biases)
 
 
 def _lay_out(parameters: Sequence[Tensor]) -> None:
