@@ -68,7 +68,7 @@ def compare(
     overrides: Sequence[str],
 ) -> None:
     """Train what is not trained yet, then write the tables, results.json and report.html."""
-    console = Console(highlight=False)
+    console = Console(highlight=False, markup=False)
     grid = variants(vary)
     places = {name: re.sub(r"[^\w+.-]", "-", name).strip("-.") or "variant" for name in grid}
     configs = {
