@@ -11,6 +11,7 @@ from pydantic import BaseModel
 
 from equipoise.config.config import Config, validated
 from equipoise.config.errors import ConfigError, help_of, options_of
+from equipoise.files import not_there
 from equipoise.toml import toml
 
 # Options that are texts, and what of TOML they take as it is.
@@ -52,7 +53,7 @@ def _read(path: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise ConfigError(f"{path}: there is no such file") from None
+        raise ConfigError(not_there(path)) from None
     except IsADirectoryError:
         inside = path / "config.toml"
         hint = f"did you mean {inside}?" if inside.is_file() else "a configuration is a .toml file"
