@@ -358,6 +358,12 @@ def test_results_that_cannot_be_read(tmp_path):
         file.write_text(text)
         with pytest.raises(ConfigError, match="not a results file"):
             results.read_results(file)
+    plan_file = tmp_path / "study.toml"
+    plan_file.write_text(SMALL)
+    with pytest.raises(
+        ConfigError, match="a study's plan, not its results; `equipoise study run` trains it and writes"
+    ):
+        results.read_results(plan_file)
 
 
 @pytest.mark.parametrize("file", STUDIES, ids=lambda file: file.stem)
