@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import tomllib
 from collections.abc import Sequence
 from pathlib import Path
@@ -79,7 +80,12 @@ def located(function: str, config: str | Path | None) -> str:
     found = [path for folder in folders if (path := folder.resolve() / file).is_file()]
     if not found:
         places = " and not in ".join(dict.fromkeys(str(folder.resolve()) for folder in folders))
-        raise ConfigError(f'[reward] "{function}": there is no file {file}, not in {places}')
+        names = [
+            str(path.relative_to(folder)) for folder in folders for path in folder.glob("*.py")
+        ]
+        near = difflib.get_close_matches(file, names, n=1)
+        hint = f"; did you mean {near[0]}?" if near else ""
+        raise ConfigError(f'[reward] "{function}": there is no file {file}, not in {places}{hint}')
     return f"{found[0]}:{attribute}"
 
 
