@@ -338,6 +338,10 @@ def test_a_function_beside_the_configuration_or_in_the_working_directory(tmp_pat
     monkeypatch.chdir(beside)
     with pytest.raises(ConfigError, match=rf"there is no file mine.py, not in {beside}$"):  # one place, said once
         load(config)
+    (beside / "mines.py").touch()
+    with pytest.raises(ConfigError, match=rf"there is no file mine.py, not in {beside}; did you mean mines.py\?$"):
+        load(config)
+    (beside / "mines.py").unlink()
     monkeypatch.chdir(here)
     (here / "mine.py").touch()
     assert load(config).reward.functions == (f"{here}/mine.py:f", "task", "module:f")

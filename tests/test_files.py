@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from equipoise.files import whole
+from equipoise.files import not_there, whole
 
 
 @pytest.mark.parametrize("durable", [False, True])
@@ -51,3 +51,17 @@ def test_leftovers_of_a_killed_writer_are_written_over(tmp_path):
         temporary.write_text("2")
     assert (tmp_path / "x").read_text() == "2"
     assert os.listdir(tmp_path) == ["x"]
+
+
+def test_a_file_that_is_not_there_is_named_with_the_way_out(tmp_path, monkeypatch):
+    (tmp_path / "abacus.toml").touch()
+    assert not_there(tmp_path / "abacus.tml") == (
+        f"{tmp_path}/abacus.tml: there is no such file; did you mean {tmp_path}/abacus.toml?"
+    )
+    assert not_there(tmp_path / "smollm.toml") == f"{tmp_path}/smollm.toml: there is no such file"
+    monkeypatch.chdir(tmp_path)
+    assert not_there("abacus.tml") == "abacus.tml: there is no such file; did you mean abacus.toml?"
+    assert not_there("examples/abacus.toml") == (
+        f"examples/abacus.toml: there is no such file; {tmp_path} has no folder examples"
+    )
+    assert not_there("/nowhere/a.toml") == "/nowhere/a.toml: there is no such file; nor a folder /nowhere"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import difflib
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,3 +25,18 @@ def whole(path: Path, *, durable: bool = False) -> Iterator[Path]:
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def not_there(path: str | Path) -> str:
+    """The sentence for a file that is missing: with the nearest name beside it, or the folder that is missing too."""
+    path = Path(path)
+    said, folder = f"{path}: there is no such file", path.parent
+    if not folder.is_dir():
+        absent = (
+            f"nor a folder {folder}"
+            if path.is_absolute()
+            else f"{Path.cwd()} has no folder {folder}"
+        )
+        return f"{said}; {absent}"
+    near = difflib.get_close_matches(path.name, os.listdir(folder), n=1)
+    return f"{said}; did you mean {path.with_name(near[0])}?" if near else said

@@ -100,6 +100,18 @@ def test_a_missing_or_broken_model_is_one_sentence(tmp_path):
     assert "\n" not in str(error.value)
 
 
+def test_a_folder_without_a_tokenizer_is_one_sentence_with_the_way_out(tmp_path):
+    p.save(tiny_models.policy(), tmp_path / "bare")
+    for file in (tmp_path / "bare").glob("*token*"):
+        file.unlink()
+    with pytest.raises(p.ModelError) as error:
+        p.load(tmp_path / "bare")
+    assert str(error.value) == (
+        f"{tmp_path}/bare has no tokenizer (tokenizer.json and the like): "
+        "copy the files of the model it was made from into it"
+    )
+
+
 def test_a_hub_name_that_cannot_be_had_is_one_sentence(monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     with pytest.raises(p.ModelError, match=r"model 'nobody/nothing': .* offline mode is enabled") as error:

@@ -133,6 +133,20 @@ def started(monkeypatch, request):
     return started
 
 
+@pytest.mark.parametrize(
+    ("vary", "seeds", "said"),
+    [
+        ("token", 1, "1 variant × 1 seed, 60 steps each; nothing to compare it with: --vary takes several values\n"),
+        ("token,balanced", 2, "2 variants × 2 seeds, 60 steps each\n"),
+    ],
+)
+def test_what_is_about_to_be_trained_is_said_first(tmp_path, monkeypatch, capsys, vary, seeds, said):
+    monkeypatch.setattr(study, "train_all", lambda configs, console, jobs: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        study.compare(None, [f"objective.aggregation={vary}"], seeds, tmp_path, "acc@8", 0, ["--train.steps", "60"])
+    assert capsys.readouterr().out.startswith(said)
+
+
 def test_a_whole_comparison_and_again(tmp_path, started, capsys):
     small = {
         "model.name": make_model(tmp_path / "model"), "model.device": "cpu", "train.steps": 2, "train.threads": 1,

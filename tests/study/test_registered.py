@@ -292,6 +292,14 @@ def test_without_two_whole_seeds_nothing_is_tested(study, tmp_path, capsys):
     assert "inf" not in said
 
 
+def test_what_a_failed_run_said_is_shown_as_it_was_said(study, tmp_path, capsys):
+    configs = leave_runs(study, tmp_path, {"token": {5: 0.5}, "balanced": {}})
+    found = results.collect(study, configs, {})
+    found["runs"]["balanced/seed-5"] = {"failed": "pip install 'x[gym]' [/a/folder]"}
+    registered.show(found)
+    assert "pip install 'x[gym]' [/a/folder]" in capsys.readouterr().out
+
+
 def test_results_of_another_study_are_not_gone_on_with(study, tmp_path):
     (tmp_path / "other.toml").write_text(SMALL.replace("steps = 4", "steps = 5"))
     configs = leave_runs(study, tmp_path, drawn(study, [5], np.random.default_rng(0)))
@@ -350,6 +358,12 @@ def test_results_that_cannot_be_read(tmp_path):
         file.write_text(text)
         with pytest.raises(ConfigError, match="not a results file"):
             results.read_results(file)
+    plan_file = tmp_path / "study.toml"
+    plan_file.write_text(SMALL)
+    with pytest.raises(
+        ConfigError, match="a study's plan, not its results; `equipoise study run` trains it and writes"
+    ):
+        results.read_results(plan_file)
 
 
 @pytest.mark.parametrize("file", STUDIES, ids=lambda file: file.stem)

@@ -3,9 +3,11 @@
 import hashlib
 import json
 import math
+import re
 import subprocess
 import sys
 from collections import Counter
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -359,6 +361,16 @@ def test_names_open_data_sets(tmp_path):
         open_task("math", 0)
     with pytest.raises(TaskError, match=r'"arithmetics" is not a task; did you mean "arithmetic"\? \(or gym:NAME'):
         open_task("arithmetics", 0)
+
+
+def test_a_csv_file_is_refused_with_the_line_that_turns_it_into_a_task(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("sums.csv").write_text("prompt,answer\n" + "".join(f"{k} + 1 =,{k + 1}\n" for k in range(20)))
+    with pytest.raises(TaskError) as error:
+        open_task("sums.csv", 0)
+    (code,) = re.findall(r'; turn it into one: python -c "(.*)"$', str(error.value))
+    exec(code)
+    assert len(open_task("sums.parquet", 0).train) > 0
 
 
 def test_ids_of_several_files_do_not_collide(tmp_path):

@@ -100,6 +100,20 @@ def test_more_held_out_prompts_than_there_are(train, tmp_path):
     assert no_run_in(tmp_path / "run")
 
 
+def test_steps_that_teach_nothing_are_said_long_before_the_run_stops(train, tmp_path):
+    ended = train(reward__functions=[f"{REWARDS}:same"], train__steps=6, log__terminal=True)
+    assert ended.code == 0
+    assert ended.stdout.count("differed in reward for 5 steps: there is nothing to learn from; look at") == 1
+    assert "learning rate, " not in ended.stdout  # no update came before
+
+
+def test_a_learning_rate_that_breaks_the_model_is_named(train, tmp_path):
+    ended = train(optim__lr=100.0, train__steps=8, train__max_uninformative=7, log__terminal=True)
+    assert "differed in reward for 5 steps: there is nothing to learn from; look at" in ended.stdout
+    assert "or the learning rate, 100.0, too large?)" in ended.stdout
+    assert "or the learning rate, 100.0, too large?), or raise train.max_uninformative" in sentence(ended)
+
+
 def test_messages_without_a_chat_template(train, tmp_path):
     assert "has no chat template" in sentence(train(task__chat=True))
     assert no_run_in(tmp_path / "run")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import tomllib
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,6 +12,7 @@ from pydantic import BaseModel
 
 from equipoise.config.config import Config, validated
 from equipoise.config.errors import ConfigError, help_of, options_of
+from equipoise.files import not_there
 from equipoise.toml import toml
 
 # Options that are texts, and what of TOML they take as it is.
@@ -52,7 +54,7 @@ def _read(path: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise ConfigError(f"{path}: there is no such file") from None
+        raise ConfigError(not_there(path)) from None
     except IsADirectoryError:
         inside = path / "config.toml"
         hint = f"did you mean {inside}?" if inside.is_file() else "a configuration is a .toml file"
@@ -78,7 +80,12 @@ def located(function: str, config: str | Path | None) -> str:
     found = [path for folder in folders if (path := folder.resolve() / file).is_file()]
     if not found:
         places = " and not in ".join(dict.fromkeys(str(folder.resolve()) for folder in folders))
-        raise ConfigError(f'[reward] "{function}": there is no file {file}, not in {places}')
+        names = [
+            str(path.relative_to(folder)) for folder in folders for path in folder.glob("*.py")
+        ]
+        near = difflib.get_close_matches(file, names, n=1)
+        hint = f"; did you mean {near[0]}?" if near else ""
+        raise ConfigError(f'[reward] "{function}": there is no file {file}, not in {places}{hint}')
     return f"{found[0]}:{attribute}"
 
 

@@ -109,7 +109,8 @@ def read(
         if isinstance(rewards, Tensor)
         else 0.0
     )
-    r = torch.as_tensor(rewards, dtype=torch.float64)  # a list of numbers would come out in float32
+    # A list of numbers would come out in float32.
+    r = _numbers("rewards", rewards, torch.float64)
     if r.ndim == 1:
         r = r[:, None]
     if r.ndim != 2 or r.shape[1] != columns:
@@ -118,7 +119,7 @@ def read(
     B = len(r)
     if B == 0:
         raise ValueError("rewards is empty: there must be at least one response")
-    T = torch.as_tensor(lengths).to(r.device)
+    T = _numbers("lengths", lengths, None).to(r.device)
     ids = group_ids(group, r.device)
     known, past = (None if x is None else _real(x, r.device) for x in (accuracy, history))
     for name, x in (("lengths", T), ("group", ids), ("accuracy", known), ("history", past)):
@@ -134,6 +135,13 @@ def read(
             raise ValueError(f"{name} has dtype {x.dtype}: it must hold real numbers")
     counted = not T.is_floating_point()
     return Inputs(r, T.to(torch.float64), counted, ids, known, past, eps)
+
+
+def _numbers(name: str, x: Rewards | Lengths, dtype: torch.dtype | None) -> Tensor:
+    try:
+        return torch.as_tensor(x, dtype=dtype)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{name} must be numbers, one per response: {error}") from error
 
 
 def _real(x: Numbers, device: torch.device) -> Tensor:

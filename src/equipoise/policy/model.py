@@ -256,6 +256,17 @@ def _excerpt(prompt: Prompt) -> str:
     return repr(text if len(text) <= 80 else f"{text[:60]} … {text[-15:]}")
 
 
+# One of them is in every folder whose tokenizer transformers can open.
+TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "tokenizer.model",
+    "spiece.model",
+    "vocab.json",
+    "vocab.txt",
+)
+
+
 def _open(name: str, dtype: torch.dtype) -> tuple[Any, Any]:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -274,6 +285,11 @@ def _open(name: str, dtype: torch.dtype) -> tuple[Any, Any]:
         raise
     # the loaders raise a dozen unrelated types, down to safetensors' own
     except Exception as error:
+        if is_folder and not any((Path(path) / file).is_file() for file in TOKENIZER_FILES):
+            raise ModelError(
+                f"{path} has no tokenizer (tokenizer.json and the like): "
+                "copy the files of the model it was made from into it"
+            ) from error
         where = path if is_folder else f"hub model {name!r} (no local folder of that name)"
         reason = next(
             (line for line in str(error).splitlines() if line.strip()), type(error).__name__

@@ -11,9 +11,9 @@ from equipoise.report.runs import Run, number
 from equipoise.report.series import mean, present
 
 SENTENCE = (
-    "Held-out scores in percent, ± half the 95 % interval over problems; start→last for greedy and best: what was "
-    "learnt rather than sharpened. A peak is the best of several noisy evaluations and therefore too high. Loss and "
-    "gap are means over all steps, the loss ± two standard errors."
+    "Held-out scores in percent, ± half the 95 % interval over problems; start→last for greedy and best: new "
+    "capability rather than sharpening. A peak is the best of several noisy evaluations and therefore too high. "
+    "Loss and gap are means over all steps, the loss ± two standard errors."
 )
 
 

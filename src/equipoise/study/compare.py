@@ -68,7 +68,7 @@ def compare(
     overrides: Sequence[str],
 ) -> None:
     """Train what is not trained yet, then write the tables, results.json and report.html."""
-    console = Console(highlight=False)
+    console = Console(highlight=False, markup=False)
     grid = variants(vary)
     places = {name: re.sub(r"[^\w+.-]", "-", name).strip("-.") or "variant" for name in grid}
     configs = {
@@ -76,9 +76,10 @@ def compare(
         for name, settings in grid.items()
         for seed in range(seeds)
     }
-    console.print(
-        f"{len(grid)} variants × {seeds} seeds, {next(iter(configs.values())).train.steps} steps each\n"
-    )
+    steps = next(iter(configs.values())).train.steps
+    size = f"{_counted(len(grid), 'variant')} × {_counted(seeds, 'seed')}, {steps} steps each"
+    alone = "; nothing to compare it with: --vary takes several values" if len(grid) == 1 else ""
+    console.print(f"{size}{alone}\n", soft_wrap=True)
     train_all(configs, console, jobs)
     runs = {
         name: [RunFolder(configs[f"{name}/seed-{seed}"].train.out) for seed in range(seeds)]
@@ -103,6 +104,10 @@ def compare(
     console.print(
         f"{out}/table.md  table.tex  table.csv  results.json   report: {page}", soft_wrap=True
     )
+
+
+def _counted(number: int, what: str) -> str:
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"
 
 
 def variants(vary: Sequence[str]) -> dict[str, dict[str, str]]:

@@ -46,7 +46,7 @@ def findings(p: Sequence[float], rate: float = LEVEL) -> int:
 
 
 def show(paths: Sequence[str | Path]) -> None:
-    console = Console(highlight=False)
+    console = Console(highlight=False, markup=False)
     tests = all_tests(paths)
     in_file = [test for test in tests if test.effect.holm < LEVEL]
     everywhere = [test for test in tests if test.holm < LEVEL]

@@ -23,6 +23,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from equipoise.files import not_there
 from equipoise.study import start
 from equipoise.toml import toml
 from equipoise.train import Config, ConfigError, load
@@ -143,7 +144,7 @@ def read(path: str | Path) -> Study:
     try:
         table = tomllib.loads(Path(path).read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise ConfigError(f"{path}: there is no such file") from None
+        raise ConfigError(not_there(path)) from None
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{path}: not valid TOML: {error}") from error
     return parse(table, str(path))

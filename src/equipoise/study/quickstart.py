@@ -91,7 +91,7 @@ def settings(name: str, seed: int, steps: int | None, out: Path) -> Config:
 def quickstart(
     out: Path, seed: int = 0, steps: int | None = None, server: ForkServer | None = None
 ) -> None:
-    console = Console(highlight=False)
+    console = Console(highlight=False, markup=False)
     begin = time.monotonic()
     configs = {name: settings(name, seed, steps, out) for name in OBJECTIVES}
     check_folder(configs, out)

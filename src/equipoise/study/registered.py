@@ -43,7 +43,7 @@ def run(paths: Sequence[str | Path], out: Path, jobs: int = 0, minutes: float = 
     that a results.json there has already are not trained again: a study can go on elsewhere.
     """
     stop_at = time.monotonic() + 60 * minutes
-    console = Console(highlight=False)
+    console = Console(highlight=False, markup=False)
     studies = [(Path(path).stem if len(paths) > 1 else "", read(path)) for path in paths]
     stems = [stem for stem, _ in studies]
     if len(set(stems)) < len(stems):
@@ -95,7 +95,7 @@ def _earlier(study: Study, file: Path) -> dict[str, Any]:
 
 
 def show(results: Mapping[str, Any], console: Console | None = None) -> None:
-    console = console or Console(highlight=False)
+    console = console or Console(highlight=False, markup=False)
     console.print(_variant_table(results))
     named = {
         "before": "named before the runs",
@@ -130,7 +130,7 @@ def show_difference(
         )
     unit = _unit(metric)
     low, high = interval(differences)
-    Console(highlight=False).print(
+    Console(highlight=False, markup=False).print(
         f"exploratory, named after the runs: no test\n"
         f"  {_heading(row)}, {plus} − {minus}: {unit * float(np.mean(differences)):+.4g}{_word(unit)} "
         f"(95 % {unit * low:+.4g} to {unit * high:+.4g}), {len(differences)} seeds",
@@ -257,7 +257,7 @@ def verify(path: str | Path, variant: str, seed: int, out: Path) -> bool:
     """
     from scipy import stats
 
-    console = Console(highlight=False)
+    console = Console(highlight=False, markup=False)
     results = read_results(path)
     study = of_results(results)
     if variant not in study.variants:

@@ -109,6 +109,10 @@ def write_results(results: Mapping[str, Any], path: Path) -> None:
 
 
 def read_results(path: str | Path) -> dict[str, Any]:
+    if Path(path).suffix == ".toml":
+        raise ConfigError(
+            f"{path}: a study's plan, not its results; `equipoise study run` trains it and writes results.json"
+        )
     try:
         results = json.loads(Path(path).read_text(encoding="utf-8"))
     except FileNotFoundError:

@@ -97,10 +97,10 @@ def train_all(
 
 def _progress(console: Console) -> Progress:
     columns = (
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
         BarColumn(30),
         MofNCompleteColumn(),
-        TextColumn("{task.fields[line]}"),
+        TextColumn("{task.fields[line]}", markup=False),
         TimeRemainingColumn(),
     )
     return Progress(*columns, console=console)

@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 
+from equipoise.files import not_there
 from equipoise.tasks.row_reader import Row, RowError, Span, file_names
 from equipoise.tasks.task import TaskError
 
@@ -108,7 +109,7 @@ def _opened(path: Path) -> Any:
         unpacked.flush()
         return unpacked
     except FileNotFoundError:
-        raise TaskError(f"{path}: there is no such file") from None
+        raise TaskError(not_there(path)) from None
     except (OSError, EOFError, zlib.error) as error:
         raise TaskError(f"{path}: cannot be read: {error}") from error
 

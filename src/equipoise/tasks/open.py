@@ -76,7 +76,12 @@ def open_task(
         raise TaskError(
             f'task.name = "{name}" is not a task; did you mean "arithmetic"? (or {others})'
         )
-    raise TaskError(f'task.name = "{name}" is not a task: arithmetic, {others}')
+    hint = ""
+    if name.endswith(".csv"):
+        parquet = f"{name.removesuffix('.csv')}.parquet"
+        code = f"from pyarrow import csv, parquet as p; p.write_table(csv.read_csv('{name}'), '{parquet}')"
+        hint = f'; turn it into one: python -c "{code}"'
+    raise TaskError(f'task.name = "{name}" is not a task: arithmetic, {others}{hint}')
 
 
 def open_demonstrations(

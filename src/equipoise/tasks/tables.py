@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from equipoise.files import not_there
 from equipoise.tasks.row_reader import Row, RowError, Span, file_names
 from equipoise.tasks.task import TaskError
 
@@ -37,7 +38,7 @@ class Parquet:
             try:
                 file = pq.ParquetFile(path, buffer_size=BUFFER, pre_buffer=False)
             except FileNotFoundError:
-                raise TaskError(f"{path}: there is no such file") from None
+                raise TaskError(not_there(path)) from None
             except (OSError, pa.ArrowException) as error:
                 raise TaskError(
                     f"{path}: cannot be read as Parquet: {first_line(error)}; get the file whole"

@@ -110,6 +110,9 @@ def closing(
     return _aligned(lines)
 
 
+QUIET_STEPS = 5  # without anything to learn from, after which the terminal says so
+
+
 def problem(trainer: Trainer) -> str:
     """Why the run cannot learn as it is; empty where it can."""
     reasons = f"{trainer.folder.troubles} has the reasons"
@@ -118,12 +121,19 @@ def problem(trainer: Trainer) -> str:
     if trainer.unscored:
         return f"{trainer.unscored}; {reasons}: repair the verifier or the data, or raise reward.max_unscored"
     if trainer.uninformative >= trainer.config.train.max_uninformative:
-        return (
-            f"no two responses to the same prompt differed in reward for {trainer.uninformative} steps: "
-            f"there is nothing to learn from; look at {trainer.folder.rollouts} (is the reward always the "
-            "same, the task too hard or too easy?), or raise train.max_uninformative"
-        )
+        return f"{nothing_to_learn(trainer)}, or raise train.max_uninformative"
     return ""
+
+
+def nothing_to_learn(trainer: Trainer) -> str:
+    """How long no group has taught anything, and what may have done it."""
+    causes = "is the reward always the same, the task too hard or too easy"
+    if trainer.step > trainer.uninformative:  # an update came before: it may have broken the model
+        causes += f", or the learning rate, {trainer.config.optim.lr}, too large"
+    return (
+        f"no two responses to the same prompt differed in reward for {trainer.uninformative} steps: "
+        f"there is nothing to learn from; look at {trainer.folder.rollouts} ({causes}?)"
+    )
 
 
 def out_of_range(error: RangeError) -> str:

@@ -318,6 +318,8 @@ class Trainer:
         # easy.
         if not failing:
             self.uninformative = 0 if informative else self.uninformative + 1
+        if self.uninformative == announce.QUIET_STEPS and not announce.problem(self):
+            self.journal.terminal.warn(announce.nothing_to_learn(self))
 
     def _learn(
         self, batch: StepBatch, metrics: dict[str, float], seconds: dict[str, float]

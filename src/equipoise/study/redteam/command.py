@@ -59,7 +59,7 @@ class RedTeamRequest:
 
 def redteam(request: RedTeamRequest, console: Console | None = None) -> Findings:
     """Attack for `minutes`, tell of every new cluster, and write the files."""
-    console = console or Console(highlight=False, soft_wrap=True)
+    console = console or Console(highlight=False, markup=False, soft_wrap=True)
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())  # a user's module lies where the command is given
     version = request.target.version()
@@ -233,7 +233,7 @@ def _close(console: Console, out: Path, findings: Findings, summary: dict[str, A
 
 def replayed(path: Path, target: Target) -> list[dict[str, Any]]:
     """Try a list of exploits again, and say which of them still work."""
-    console = Console(highlight=False, soft_wrap=True)
+    console = Console(highlight=False, markup=False, soft_wrap=True)
     version = target.version()
     alive, count = replay(path, target)
     for exploit in alive:
