@@ -38,8 +38,8 @@ def test_coupling_is_found_under_token_and_gone_under_balanced():
     assert "right responses that pull harder cost no accuracy" in shorter.finding
     assert shorter.finding.endswith("so nothing need change.")
     assert shorter.change is None  # what the study found to gain is not to be taken away
-    assert "balanced learnt 0.3 to 0.9 points more" in token.finding
-    assert "balanced learnt 0.3 to 0.9 points more" not in constant.finding  # the study had token alone
+    assert "balanced learnt 0 to 0.9 points more" in token.finding
+    assert "balanced learnt 0 to 0.9 points more" not in constant.finding  # the study had token alone
 
 
 def test_coupling_without_a_gap_is_measured_as_none_or_not_at_all():
