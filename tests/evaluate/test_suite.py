@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import multiprocessing
+import re
 import signal
 import time
 from pathlib import Path
@@ -36,7 +37,7 @@ def plans(data, names=("gsm8k", "math500"), samples=4, chunk=2, **options):
 
 
 def run(data, out, sampler=None, policy=None, **options):
-    how = {key: options.pop(key) for key in ("temperature", "seed") if key in options}
+    how = {key: options.pop(key) for key in ("temperature", "seed", "say") if key in options}
     return evaluate_benchmarks(policy or fake_policy(), sampler or Writer(digit), plans(data, **options), out, **how)
 
 
@@ -131,6 +132,17 @@ def test_a_finished_evaluation_samples_nothing_and_says_the_same(data, tmp_path)
     first, again = run(data, tmp_path / "out"), Writer(digit)
     assert run(data, tmp_path / "out", again) == first
     assert again.asked == 0
+
+
+def test_what_is_sampled_is_said_before_it_begins(data, tmp_path):
+    lines = []
+    run(data, tmp_path / "out", names=("gsm8k",), say=lines.append)
+    first, *rest = lines
+    assert re.fullmatch(r"gsm8k: \d+ problems × 4 samples of at most 50 tokens, 2 problems at a time", first)
+    assert all(re.fullmatch(r"gsm8k: \d+ of \d+ problems, \d+ tokens/s", line) for line in rest)
+    lines.clear()
+    run(data, tmp_path / "out", names=("gsm8k",), say=lines.append)
+    assert lines == []
 
 
 def test_a_real_model_killed_and_resumed_writes_the_same_bytes(data, tiny_model, tmp_path):

@@ -139,7 +139,13 @@ def evaluate_benchmarks(
             params = SamplingParams(
                 temperature, max_tokens=plan.max_tokens, stop=plan.benchmark.stop, seed=seed
             )
-            name, done = plan.benchmark.name, 0
+            name, done, of = plan.benchmark.name, 0, len(plan.benchmark.prompts)
+            if not all(folder.has_chunk(name, number) for number in range(len(plan.chunks))):
+                # a chunk on a CPU may take many minutes, and says nothing before its end
+                say(
+                    f"{name}: {of} problems × {plan.samples} samples of at most {plan.max_tokens} tokens, "
+                    f"{min(plan.chunk, of)} problems at a time"
+                )
             for number, prompts in enumerate(plan.chunks):
                 begun = time.perf_counter()
                 done += len(prompts)
@@ -150,9 +156,7 @@ def evaluate_benchmarks(
                 )
                 folder.write_chunk(name, number, rows)
                 speed = sum(row["length"] for row in rows) / (time.perf_counter() - begun)
-                say(
-                    f"{name}: {done} of {len(plan.benchmark.prompts)} problems, {speed:.0f} tokens/s"
-                )
+                say(f"{name}: {done} of {of} problems, {speed:.0f} tokens/s")
         return write_result(folder, [plan.benchmark for plan in plans])
 
 
