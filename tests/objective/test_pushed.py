@@ -128,3 +128,19 @@ def test_credit_moves_as_a_whole():
     assert torch.equal(moved.coefficient, credit.coefficient)
     assert torch.equal(moved.nodes.node, credit.nodes.node)
     assert relative(moved.groups.size, credit.groups.size) == 0
+
+
+def test_parts_of_a_credit_move_with_what_they_share_moved_once():
+    case = draw(3)
+    credit = case.assign(eq.Objective(aggregation="balanced", cancellation="prefix", kl=0.1))
+    first = credit.groups.index == 0
+    parts = [credit.part(first), credit.part(~first), credit]
+    for device in ("cpu", "meta"):  # on which every move makes another tensor
+        moved = credit.parts_to(torch.device(device), parts)
+        assert len({id(part.nodes) for part in moved}) == len({id(part.lengths) for part in moved}) == 1
+        for before, after in zip(parts, moved, strict=True):
+            assert after.weight.device.type == after.tokens.device.type == after.kl_weight.device.type == device
+            if device == "cpu":
+                assert torch.equal(after.coefficient, before.coefficient)
+                assert torch.equal(after.kl_weight, before.kl_weight)
+                assert after.tokens == before.tokens

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -124,6 +125,21 @@ class Credit:
             if isinstance(value, Tensor | Groups | Nodes):
                 moved[f.name] = value.to(device)
         return dataclasses.replace(self, **moved)
+
+    def parts_to(self, device: torch.device, parts: Sequence[Credit]) -> list[Credit]:
+        """`part`s of this credit on a device; what they share, which may be numbers of every token
+        of the batch, is moved once.
+        """
+        there = self.to(device)
+        out = []
+        for part in parts:
+            own = {
+                f.name: value.to(device)
+                for f in dataclasses.fields(part)
+                if (value := getattr(part, f.name)) is not getattr(self, f.name)
+            }
+            out.append(dataclasses.replace(there, **own))
+        return out
 
 
 @dataclass(frozen=True)

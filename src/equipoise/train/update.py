@@ -195,8 +195,9 @@ class Updater:
             return first
         groups = cut_groups(prompts, t.mini_batch, t.seed, step, turn)
         parts = mini_batches(batch.rollouts, credit, trained, groups)
-        for part in parts:
-            part.credit = part.credit.to(self.policy.device)
+        there = credit.parts_to(self.policy.device, [part.credit for part in parts])
+        for part, moved in zip(parts, there, strict=True):
+            part.credit = moved
         if first is not None:
             self._compare_as(first, parts, len(batch.rollouts.tokens))
         return parts
