@@ -67,18 +67,22 @@ class Rollouts:
         """The responses `rows` [b], in that order; `prompts` stays whole,
         so `prompt` keeps its meaning.
         """
+        finish = [self.finish[i] for i in rows.tolist()]
+        size = int(self.lengths.cpu()[rows.cpu()].sum())
         rows = rows.to(self.lengths.device)
         starts = (self.lengths.cumsum(0) - self.lengths)[rows]
         lengths = self.lengths[rows]
         shift = starts - (lengths.cumsum(0) - lengths)
-        at = torch.arange(int(lengths.sum()), device=rows.device) + shift.repeat_interleave(lengths)
+        # With the size known, the host does not wait for the device here.
+        at = torch.arange(size, device=rows.device)
+        at = at + shift.repeat_interleave(lengths, output_size=size)
         return Rollouts(
             self.prompts,
             self.tokens[at],
             self.logprobs[at],
             lengths,
             self.prompt[rows],
-            [self.finish[i] for i in rows.tolist()],
+            finish,
             None if self.support is None else self.support.select(at),
             self.drafts,
         )

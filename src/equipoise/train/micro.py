@@ -71,7 +71,7 @@ class RankShare:
         chosen = rollouts.select(rows)
         lengths, group = chosen.lengths.cpu(), chosen.prompt.cpu()
         sizes = torch.tensor([len(p) for p in chosen.prompts])
-        within = response_ids(chosen.lengths)
+        within = response_ids(chosen.lengths, len(chosen.tokens))
         starts = chosen.lengths.cumsum(0) - chosen.lengths
         position = torch.arange(len(within), device=within.device) - starts[within]
         response = rows.to(within.device)[within]
