@@ -199,3 +199,16 @@ def test_more_processes_than_prompts_of_a_mini_batch_is_refused(server, model, t
 def test_it_is_said_once_that_one_step_a_batch_clips_nothing(model, tmp_path, capsys, options, told):
     Trainer(settings(model, tmp_path / "run", train__steps=2, eval__every=0, **options)).run()
     assert capsys.readouterr().out.count("every ratio π/π_old is 1") == told
+
+
+def test_a_mini_batch_is_packed_before_the_step_on_the_one_before_it(trainer, monkeypatch):
+    """The host packs while a GPU is at work, and waits for its norm afterwards."""
+    t = trainer(**MINI | {"objective__preset": "grpo", "train__micro_batch": 100})
+    events, apply, pack = [], Updater._apply, models.pack
+    monkeypatch.setattr(models, "pack", lambda *a, **k: (events.append("pack"), pack(*a, **k))[1])
+    monkeypatch.setattr(Updater, "_apply", lambda *a: (events.append("step"), apply(*a))[1])
+    batch = t.collector.collect(1)
+    batch.rewards[:, 0] = batch.total[:] = torch.arange(len(batch.total)) % 2
+    t.config.train.updates = 1
+    t.updater.update(batch, t.objective.assign(batch.rewards, batch.rollouts.prompt, batch.lengths), 1)
+    assert events == ["pack", "pack", "step", "pack", "step", "step"]

@@ -85,6 +85,10 @@ class RankShare:
         """Row entries of the largest micro-batch."""
         return max(len(part.packed.inputs) for part in self.parts)
 
+    def pack_first(self) -> list[models.Pack]:
+        """The first micro-batch, packed while a GPU is at work on what comes before it."""
+        return [part.packed for part in self.parts[:1]]
+
     def each(self, logprobs: Callable[[MicroBatch], Tensor]) -> Tensor:
         """[n] of all micro-batches."""
         return torch.cat([self.old[:0], *(logprobs(part) for part in self.parts)])

@@ -114,7 +114,9 @@ class Updater:
             self._cut(part.share)
             self._fitting(part.share, self._compare)
         steps = [
-            self._optimizer_step(part, compared=self.exact or i == 0)
+            self._optimizer_step(
+                part, compared=self.exact or i == 0, following=first[i + 1 : i + 2]
+            )
             for i, part in enumerate(first)
         ]
         out |= _merged(steps)
@@ -223,9 +225,11 @@ class Updater:
             )
         self.idle_passes = max(ranks.gather(len(share.parts))) - len(share.parts)
 
-    def _optimizer_step(self, part: MiniBatch, *, compared: bool) -> Step:
+    def _optimizer_step(
+        self, part: MiniBatch, *, compared: bool, following: Sequence[MiniBatch] = ()
+    ) -> Step:
         """`compared`: whether it is known how far the sampler is from the trainer: the weights are
-        those that sampled, or π_old is the trainer's.
+        those that sampled, or π_old is the trainer's. `following`: the mini-batch after this one.
         """
         self._cut(part.share)
         work = functools.partial(self._gradients, credit=part.credit, compared=compared)
@@ -233,6 +237,8 @@ class Updater:
         # A sum, not a mean over ranks: the loss is divided by the whole batch's sizes, so that
         # shares and micro-batches add up to the gradient of the batch, however it was split.
         norm = self._sum_gradients()
+        for coming in following:  # before the host waits for the norm
+            coming.share.pack_first()
         everyone = ranks.gather(found)
         outputs = [output for outputs, _ in everyone for output in outputs]
         # One rank with an infinite loss stops the step for all: their weights must stay the same.
