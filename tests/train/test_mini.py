@@ -1,5 +1,7 @@
 """Several optimizer steps of one batch of rollouts: what each is made of, against plain loops, in float64."""
 
+import itertools
+import math
 import random
 
 import pytest
@@ -88,28 +90,39 @@ def float64_updater(t, model) -> Updater:
     return Updater(t.config, t.objective, models.load(model, dtype=torch.float64), None, 12)
 
 
-@pytest.mark.parametrize("micro", [0, 1, 3])
-def test_the_sequence_of_optimizer_steps_is_that_of_plain_loops(trainer, model, micro):
-    """Two passes over five prompts in mini-batches of at most two."""
+@pytest.mark.parametrize(("micro", "lost"), [(0, 0), (1, 0), (3, 0), (0, 2), (0, 6)])
+def test_the_sequence_of_optimizer_steps_is_that_of_plain_loops(trainer, model, monkeypatch, micro, lost):
+    """Two passes over five prompts in mini-batches of at most two; a step that is not finite is
+    left out, and not counted.
+    """
     options = MINI | {"rollout__exact": True, "rollout__prompts": 5, "train__micro_batch": micro}
     t = trainer(**options, optim__weight_decay=0.1, objective__preset="grpo", optim__lr=0.02, optim__warmup=3)
     batch = t.collector.collect(1)
     credit = t.objective.assign(batch.rewards, batch.rollouts.prompt, batch.lengths)
     updater = float64_updater(t, model)
+    norms = itertools.count(1)
+    real = torch.nn.utils.get_total_norm
+    monkeypatch.setattr(
+        torch.nn.utils, "get_total_norm", lambda grads: real(grads) * (math.inf if next(norms) == lost else 1)
+    )
     found = updater.update(batch, credit, 4)
+    monkeypatch.undo()
 
     plain = Plain(model, batch)
     with torch.no_grad():
         old = [plain.logprobs(i) for i in range(20)]
-    done = 0
+    done = tried = 0
     for turn in (0, 1):
         order = random.Random(f"0 4 {turn}").sample(range(5), 5)
         for groups in (order[:1], order[1:3], order[3:]):
             if any(plain.advantage[4 * g] for g in groups):  # else nothing pulls, and momentum alone must not
+                tried += 1
+                if tried == lost:
+                    continue
                 done += 1
                 plain.step(groups, old, 0.02 * min(done / 3, 1))
-    assert (updater.updates, found["optimizer_steps"], found["skipped"]) == (done, done, 0)
-    assert done >= 4
+    assert (updater.updates, found["optimizer_steps"], found["skipped"]) == (done, done, 1 if 0 < lost <= tried else 0)
+    assert done >= 3
     assert found["clip_ratio/region/last_update"] > 0
     theirs = plain.model.state_dict()
     start = models.load(model, dtype=torch.float64).model.state_dict()

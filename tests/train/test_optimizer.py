@@ -324,7 +324,10 @@ def test_the_triton_step_is_the_plain_one(shape, dtype):
         weight = master if dtype == torch.float32 else master.to(dtype)
         for t in range(1, 6):
             g = size * torch.randn(shape, generator=draw).to(device)
-            step(weight, master, g, moments, rates(0.01, BETAS, 0.1, t))
+            step(weight, master, g, moments, rates(0.01, BETAS, 0.1, t), torch.zeros((), device=device))
+        before = [x.clone() for x in (weight, master, *vars(moments).values())]
+        step(weight, master, g * math.nan, moments, rates(0.01, BETAS, 0.1, 6), torch.ones((), device=device))
+        assert all(map(torch.equal, before, (weight, master, *vars(moments).values())))
         ends.append((weight, master, moments))
     (_, p1, c1), (w2, p2, c2) = ends
     assert torch.equal(w2, p2.to(dtype)) if CUDA else torch.allclose(w2.float(), p2, rtol=2**-7)  # there it truncates

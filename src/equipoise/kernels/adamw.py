@@ -63,12 +63,20 @@ class Coded:
 
 
 def coded_step(
-    weight: Tensor, master: Tensor, gradient: Tensor, moments: Coded, now: Rates
+    weight: Tensor,
+    master: Tensor,
+    gradient: Tensor,
+    moments: Coded,
+    now: Rates,
+    skipped: Tensor | None = None,
 ) -> None:
     """One step of AdamW in place with 8-bit moments, used before they are rounded.
 
-    `weight` is the master or its rounded copy.
+    `weight` is the master or its rounded copy. Nothing is done where `skipped`, a number on the
+    weights' device, is not 0.
     """
+    if skipped is not None and bool(skipped):
+        return
     columns = torch.arange(BLOCK, device=master.device)
     dither = [
         (columns * a + phase) % 1 for a, phase in ((M_STRIDE, now.m_phase), (V_STRIDE, now.v_phase))

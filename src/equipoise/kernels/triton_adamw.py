@@ -24,7 +24,12 @@ ADDED, ADDED_WARPS = 1024, 8  # numbers of a program: 16 bytes of the sum a thre
 
 
 def coded_step(
-    weight: Tensor, master: Tensor, gradient: Tensor, moments: Coded, now: Rates
+    weight: Tensor,
+    master: Tensor,
+    gradient: Tensor,
+    moments: Coded,
+    now: Rates,
+    skipped: Tensor | None = None,
 ) -> None:
     """See `moments`."""
     columns, blocks = moments.m.shape[1], moments.m_scale.numel()
@@ -37,6 +42,7 @@ def coded_step(
             moments.v,
             moments.m_scale,
             moments.v_scale,
+            skipped,
             columns,
             moments.m_scale.shape[1],
             blocks,
@@ -73,6 +79,7 @@ def _step(
     v_ptr: tl.tensor,
     m_scale_ptr: tl.tensor,
     v_scale_ptr: tl.tensor,
+    skipped_ptr: tl.tensor,
     columns: tl.tensor,
     per_row: tl.tensor,
     blocks: tl.tensor,
@@ -86,6 +93,8 @@ def _step(
     ROUNDED: tl.constexpr,
     ROWS: tl.constexpr,
 ) -> None:
+    if skipped_ptr is not None:
+        blocks = tl.where(tl.load(skipped_ptr) == 0, blocks, 0)
     block = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     inside = tl.arange(0, BLOCK)
     column = (block % per_row)[:, None] * BLOCK + inside[None, :]

@@ -71,11 +71,14 @@ class AdamW:
             tensor.grad = None
 
     @torch.no_grad()
-    def step(self, lr: float) -> None:
+    def step(self, lr: float, fine: Tensor | None = None) -> None:
+        """Nothing changes but the count `t` where `fine`, a bool on the weights' device, is false."""
         self.t += 1
+        skipped = None if fine is None else (~fine).float()
         if self.exact is not None:
             for group in self.exact.param_groups:
                 group["lr"] = lr
+            self.exact.found_inf = skipped  # type: ignore[attr-defined] # as a GradScaler tells it
             self.exact.step()
         if self.copied:
             weights, masters = zip(*self.copied, strict=True)
@@ -83,7 +86,7 @@ class AdamW:
         now = rates(lr, self.betas, self.weight_decay, self.t)
         for weight, master, moments in self.coded:
             if master.grad is not None:
-                _fastest(master)(weight, master, master.grad, moments, now)
+                _fastest(master)(weight, master, master.grad, moments, now, skipped)
 
     def state_dict(self) -> dict[str, Any]:
         """That of torch's AdamW, with masters that are not the weights, and the 8-bit moments."""

@@ -49,8 +49,32 @@ class Step(NamedTuple):
 
     outputs: list[LossOutput]
     apart: list[Mismatch]
-    norm: float
+    norm: Tensor
     weight: float
+
+
+class Answer(NamedTuple):
+    """A bool on its way from the device. Asking for it waits for what made it alone, and not for
+    the work that the device was given since.
+    """
+
+    value: Tensor
+    arrived: torch.cuda.Event | None
+
+    @classmethod
+    def of(cls, value: Tensor) -> Answer:
+        if not value.is_cuda:
+            return cls(value, None)
+        here = torch.empty_like(value, device="cpu", pin_memory=True)
+        here.copy_(value, non_blocking=True)
+        arrived = torch.cuda.Event()
+        arrived.record()
+        return cls(here, arrived)
+
+    def __bool__(self) -> bool:
+        if self.arrived is not None:
+            self.arrived.synchronize()
+        return bool(self.value)
 
 
 class NotFinite(RunError):
@@ -85,7 +109,8 @@ class Updater:
         self.parameters = self.optimizer.masters
         self.plan: Plan | None = None  # made when there is something to train on
         self.beside = 0  # bytes that a sampler may take while passes run
-        self.updates = 0  # optimizer steps done
+        self.updates = 0  # optimizer steps done, the last perhaps not yet known to be applied
+        self.applied: Answer | None = None  # whether that one was
         self.skipped = self.skipped_total = 0  # in a row, and ever
         self.idle_passes = 0  # by which another rank has more to do with the batch at hand
         self.say: Callable[[str], None] = lambda text: None
@@ -124,6 +149,7 @@ class Updater:
         for turn in range(1, self.config.train.updates):
             again = self._pass(batch, credit, trained, step, turn, first)
             steps += [self._optimizer_step(part, compared=False) for part in again]
+        self._settle()
         # The first update's ratios are 1 (sampled ahead, those of a step); how far the policy moved
         # on this batch shows in the last.
         if len(steps) > 1:
@@ -131,7 +157,8 @@ class Updater:
             out |= {
                 f"{name}/last_update": x for name, x in last.items() if name.startswith(LAST_UPDATE)
             }
-        return out | {"grad_norm": math.fsum(s.norm for s in steps) / len(steps)} | self._state()
+        norms = [float(s.norm) for s in steps]
+        return out | {"grad_norm": math.fsum(norms) / len(norms)} | self._state()
 
     @torch.no_grad()
     def each_token(
@@ -237,14 +264,15 @@ class Updater:
         # A sum, not a mean over ranks: the loss is divided by the whole batch's sizes, so that
         # shares and micro-batches add up to the gradient of the batch, however it was split.
         norm = self._sum_gradients()
-        for coming in following:  # before the host waits for the norm
+        for coming in following:  # while the device is at work
             coming.share.pack_first()
         everyone = ranks.gather(found)
         outputs = [output for outputs, _ in everyone for output in outputs]
         # One rank with an infinite loss stops the step for all: their weights must stay the same.
-        self._apply(norm, all(bool(output.ok) for output in outputs) and math.isfinite(float(norm)))
+        fine = torch.stack([output.ok.to(norm.device) for output in outputs]).all()
+        self._apply(norm, fine & norm.isfinite())
         self.optimizer.zero_grad()  # the sampler's cache may take their memory
-        return Step(outputs, [m for _, apart in everyone for m in apart], float(norm), part.weight)
+        return Step(outputs, [m for _, apart in everyone for m in apart], norm, part.weight)
 
     def _plan(self, prompts: Sequence[Sequence[int]]) -> Plan:
         """How much one pass may hold: as the configuration says or, if it does not, what fits."""
@@ -393,23 +421,36 @@ class Updater:
         )
         return ranks.norm_of_all(norm) if self.shards else norm
 
-    def _apply(self, norm: Tensor, fine: bool) -> None:
+    def _apply(self, norm: Tensor, fine: Tensor) -> None:
+        """The step, which the device leaves out where the numbers are not `fine`; the host does not
+        wait to hear of it, but goes on to the next mini-batch.
+        """
+        self._settle()
         c = self.config
-        if not fine:
-            self.skipped += 1
-            self.skipped_total += 1
-            if self.skipped >= c.train.max_skipped:
-                raise NotFinite(
-                    f"{self.skipped} updates in a row had log-probabilities or gradients that are not finite"
-                )
-            return
-        self.skipped = 0
         # The norm is known already, of the sum over all ranks: each clips by the same factor.
         if c.optim.clip_norm:
             torch.nn.utils.clip_grads_with_norm_(self.parameters, c.optim.clip_norm, norm)
         # Counted before the rate is asked for: a warm-up's first step must not have rate 0.
         self.updates += 1
-        self.optimizer.step(self._rate())
+        self.optimizer.step(self._rate(), fine)
+        self.applied = Answer.of(fine)
+
+    def _settle(self) -> None:
+        """Count the last step as what it was: before the next one, whose rate depends on it."""
+        if self.applied is None:
+            return
+        applied, self.applied = bool(self.applied), None
+        if applied:
+            self.skipped = 0
+            return
+        self.updates -= 1
+        self.optimizer.t -= 1
+        self.skipped += 1
+        self.skipped_total += 1
+        if self.skipped >= self.config.train.max_skipped:
+            raise NotFinite(
+                f"{self.skipped} updates in a row had log-probabilities or gradients that are not finite"
+            )
 
     def _rate(self) -> float:
         return learning_rate(self.config.optim, self.updates, self.config.optimizer_steps)
