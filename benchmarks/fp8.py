@@ -3,11 +3,12 @@
     python benchmarks/fp8.py [attend] [speed] [difference] [trained] [--models NAME …] [--lengths N …] [--limit SECONDS]
 
 `attend`: one layer's decode attention over 256 rows whose lengths are uniform up to --lengths, microseconds and the
-rate at which the cache's bytes are read; several numbers of pipeline stages of the kernel over 8 bits. `speed`: shapes
-with random weights, 16 prompts of 100 tokens × 16 responses that never end, tokens per second of the four variants up
-to the length that all of them reached in their share of the time, and for each 256 tokens. `difference`:
-log π_sampler − log π_trainer of the tokens that the sampler drew, the trainer in bfloat16; random weights attend almost
-evenly, which hides errors of keys, so `trained` has the same of trained models (abacus, smollm), also on the CPU.
+rate at which the cache's bytes are read; several numbers of warps and pipeline stages of the kernel over 8 bits.
+`speed`: shapes with random weights, 16 prompts of 100 tokens × 16 responses that never end, tokens per second of the
+four variants up to the length that all of them reached in their share of the time, and for each 256 tokens.
+`difference`: log π_sampler − log π_trainer of the tokens that the sampler drew, the trainer in bfloat16; random weights
+attend almost evenly, which hides errors of keys, so `trained` has the same of trained models (abacus, smollm), also on
+the CPU.
 Written after every part to benchmarks/results/fp8.json.
 """
 
@@ -74,11 +75,11 @@ def attend(name: str, longest: int) -> dict[str, Any]:
         across = v.entries.transpose(2, 3).contiguous().transpose(2, 3)
         narrow.append((k.entries, across, torch.stack((k.scale, v.scale))))
     live = held.live_bytes * (shape.head_dim + 4) / (2 * shape.head_dim)
-    before = triton_decode.OWN
-    for warps, stages in ((4, 2), (4, 3), (4, 4), (2, 3), (8, 2)):
-        triton_decode.OWN = triton_decode.KernelLaunch(warps, stages)
+    before = triton_decode.OWN_FP8
+    for warps, stages in ((4, 2), (4, 3), (2, 2), (2, 3), (1, 2), (1, 3)):
+        triton_decode.OWN_FP8 = triton_decode.KernelLaunch(warps, stages)
         found[f"fp8, {warps} warps, {stages} stages"] = measured(narrow, live)
-    triton_decode.OWN = before
+    triton_decode.OWN_FP8 = before
     return found
 
 

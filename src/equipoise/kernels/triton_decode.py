@@ -57,6 +57,7 @@ QUERIES, WIDE_QUERIES = 64, 16
 HEADS = 16  # of a program that stores
 PROMPT = KernelLaunch(warps=4, stages=2)
 OWN = KernelLaunch(warps=4, stages=2)
+OWN_FP8 = KernelLaunch(warps=2, stages=2)  # half the bytes: fewer threads to a program, more programs
 
 
 def store(
@@ -116,6 +117,7 @@ def attend(
     _check_heads(D)
     check_contiguous(q, *rows, *_in_memory(keys, values, scales))
     key_scales, value_scales = (None, None) if scales is None else scales
+    own = OWN if scales is None else OWN_FP8
     R, (P, n), share = len(rows.length), rows.members.shape, H // kv_heads
     width = queries // R
     most = WIDE_QUERIES if q.dtype == torch.float32 else QUERIES
@@ -174,8 +176,8 @@ def attend(
         rows.table.shape[1],
         QUERIES=max(16, triton.next_power_of_2(share * width)),
         **options,
-        num_warps=OWN.warps,
-        STAGES=OWN.stages,
+        num_warps=own.warps,
+        STAGES=own.stages,
         launch_pdl=options["OVERLAP"],
     )
     if splits > 1:
