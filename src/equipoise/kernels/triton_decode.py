@@ -57,7 +57,9 @@ QUERIES, WIDE_QUERIES = 64, 16
 HEADS = 16  # of a program that stores
 PROMPT = KernelLaunch(warps=4, stages=2)
 OWN = KernelLaunch(warps=4, stages=2)
-OWN_FP8 = KernelLaunch(warps=2, stages=2)  # half the bytes: fewer threads to a program, more programs
+OWN_FP8 = KernelLaunch(
+    warps=2, stages=2
+)  # half the bytes: fewer threads to a program, more programs
 
 
 def store(
