@@ -642,11 +642,12 @@ def _over_blocks(
     for b in tl.range(begin, end, num_stages=STAGES):
         block = (tl.load(table + b).to(tl.int64) * kv_heads + kv_head) * BLOCK
         token = b * BLOCK + t
-        k = tl.load(keys + block * D + inside, mask=(token < tokens)[:, None], other=0.0)
         if value_scales is None:
+            k = tl.load(keys + block * D + inside, mask=(token < tokens)[:, None], other=0.0)
             v = tl.load(values + block * D + inside, mask=(token < tokens)[:, None], other=0.0)
         else:
-            # no mask, which would have it loaded byte by byte: an unseen value has the weight 0
+            # no masks, which would have values loaded byte by byte: unseen ones have the weight 0
+            k = tl.load(keys + block * D + inside)
             v = tl.trans(tl.load(values + block * D + d[:, None] * BLOCK + t[None, :]))
         z = tl.dot(x, tl.trans(k.to(x.dtype)), input_precision=PRECISION)
         if key_scales is not None:

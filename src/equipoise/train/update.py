@@ -53,7 +53,7 @@ class Step(NamedTuple):
     weight: float
 
 
-class Answer(NamedTuple):
+class Pending(NamedTuple):
     """A bool on its way from the device. Asking for it waits for what made it alone, and not for
     the work that the device was given since.
     """
@@ -62,7 +62,7 @@ class Answer(NamedTuple):
     arrived: torch.cuda.Event | None
 
     @classmethod
-    def of(cls, value: Tensor) -> Answer:
+    def of(cls, value: Tensor) -> Pending:
         if not value.is_cuda:
             return cls(value, None)
         here = torch.empty_like(value, device="cpu", pin_memory=True)
@@ -110,7 +110,7 @@ class Updater:
         self.plan: Plan | None = None  # made when there is something to train on
         self.beside = 0  # bytes that a sampler may take while passes run
         self.updates = 0  # optimizer steps done, the last perhaps not yet known to be applied
-        self.applied: Answer | None = None  # whether that one was
+        self.applied: Pending | None = None  # whether that one was
         self.skipped = self.skipped_total = 0  # in a row, and ever
         self.idle_passes = 0  # by which another rank has more to do with the batch at hand
         self.say: Callable[[str], None] = lambda text: None
@@ -433,7 +433,7 @@ class Updater:
         # Counted before the rate is asked for: a warm-up's first step must not have rate 0.
         self.updates += 1
         self.optimizer.step(self._rate(), fine)
-        self.applied = Answer.of(fine)
+        self.applied = Pending.of(fine)
 
     def _settle(self) -> None:
         """Count the last step as what it was: before the next one, whose rate depends on it."""
