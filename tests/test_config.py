@@ -326,6 +326,17 @@ def test_the_command_line_and_verifiers_do_not_load_the_configuration():
     assert ended.stdout.strip() == "set()"
 
 
+@pytest.mark.parametrize("folder", ["", "rewards/", "{tmp_path}/rewards/"])
+def test_the_nearest_file_of_a_function_in_its_own_folder(tmp_path, monkeypatch, folder):
+    monkeypatch.chdir(tmp_path)
+    folder = folder.format(tmp_path=tmp_path)
+    (tmp_path / folder).mkdir(exist_ok=True)
+    for name in ("brief.py", "brif.toml"):
+        (tmp_path / folder / name).touch()
+    with pytest.raises(ConfigError, match=rf"; did you mean {folder}brief\.py\?$"):
+        load(None, ["--reward.functions", f'["{folder}brif.py:f"]'])
+
+
 def test_a_function_beside_the_configuration_or_in_the_working_directory(tmp_path, monkeypatch):
     beside, here = tmp_path / "beside", tmp_path / "here"
     for folder in (beside, here):

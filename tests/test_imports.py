@@ -6,6 +6,7 @@
 
 import ast
 import functools
+import graphlib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -91,3 +92,16 @@ def test_no_two_classes_have_one_name():
             if isinstance(node, ast.ClassDef):
                 places.setdefault(node.name, []).append(f"{path.relative_to(ROOT)}:{node.lineno}")
     assert {name: found for name, found in places.items() if len(found) > 1} == {}
+
+
+def test_kernels_import_each_other_one_way():
+    """Also inside functions: a dispatcher imports a reference and Triton's kernels, and neither imports it."""
+    graph: dict[str, set[str]] = {}
+    for path in (ROOT / "kernels").glob("*.py"):
+        graph[path.stem] = set()
+        for node in parsed(path):
+            if isinstance(node, ast.ImportFrom) and node.module == "equipoise.kernels":
+                graph[path.stem] |= {alias.name for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("equipoise.kernels."):
+                graph[path.stem].add(node.module.rpartition(".")[2])
+    graphlib.TopologicalSorter(graph).prepare()  # CycleError names the circle

@@ -38,5 +38,12 @@ def not_there(path: str | Path) -> str:
             else f"{Path.cwd()} has no folder {folder}"
         )
         return f"{said}; {absent}"
-    near = difflib.get_close_matches(path.name, os.listdir(folder), n=1)
-    return f"{said}; did you mean {path.with_name(near[0])}?" if near else said
+    near = nearest(path)
+    return f"{said}; did you mean {near}?" if near else said
+
+
+def nearest(path: Path, pattern: str = "*") -> Path | None:
+    """What is there in the place of a missing `path`, by its name; None where no name is near."""
+    names = [there.name for there in path.parent.glob(pattern)]
+    near = difflib.get_close_matches(path.name, names, n=1)
+    return path.with_name(near[0]) if near else None

@@ -44,6 +44,28 @@ def content(page):
     return json.loads(page.locator("#data").text_content())
 
 
+@pytest.mark.parametrize("spread", [0.0, 1e-13, 1e-4, 1.1e-3])
+def test_a_curve_that_hardly_moves_has_ticks_that_differ(tmp_path, open_page, spread):
+    """A constant one has an axis around it: 10 to 30 for 20, and not 19.99, 20, 20, 20, 20.01."""
+    run = make_run(tmp_path / "run", steps=1)
+    levels = {"reward/mean": 0.25, "completions/mean_length": 20.0, "tokens_per_s": 52345.0, "timing_s/step": 4e-4}
+    with open(run / "metrics.jsonl", "w") as log:
+        for step in range(1, 21):
+            curves = {name: level * (1 + spread * step / 20) for name, level in levels.items()}
+            log.write(json.dumps({"step": step, **curves}) + "\n")
+    page = open_page(report.write([run], tmp_path / "report.html").as_uri()).page
+    scroll_through(page)
+    rows = {
+        name: page.locator(f"figure:has-text('{name}') text.tick[text-anchor=end]").all_text_contents()
+        for name in levels
+    }
+    for name, ticks in rows.items():
+        assert 2 <= len(ticks) == len(set(ticks)), (name, ticks)
+    if spread < 1e-9:
+        assert rows["completions/mean_length"] == ["10", "15", "20", "25", "30"]
+        assert rows["timing_s/step"] == ["2e−4", "3e−4", "4e−4", "5e−4", "6e−4"]
+
+
 def test_it_opens_from_disk_and_asks_nothing_of_any_network(page_file, open_page):
     opened = open_page(page_file)
     scroll_through(opened.page)

@@ -94,6 +94,14 @@ def test_scores_by_both_rule_sets_are_kept_and_told_where_they_differ(data, tmp_
     assert "by_lenient_rules" not in run(data, tmp_path / "same")["benchmarks"]["gsm8k"]
 
 
+def test_verdicts_that_differ_with_the_same_score_are_no_note(data, tmp_path, capsys):
+    """A number without a box: unparsed by the strict rules, wrong by the lenient ones."""
+    result = run(data, tmp_path / "out", Writer(lambda benchmark, problem, sample: "It is 99999."), names=("gsm8k",))
+    assert {(r["verdict"], r["lenient"]) for r in rows_of(tmp_path / "out", "gsm8k")} == {("unparsed", "wrong")}
+    show(result)
+    assert "lenient" not in capsys.readouterr().out
+
+
 def test_the_metrics_by_hand(data, tmp_path):
     result = run(data, tmp_path / "out")
     right = [min(k, 3) for k in range(6)]

@@ -11,7 +11,7 @@ import torch
 
 from equipoise.kernels import decode, fp8, plain_decode
 from equipoise.kernels.decode import Norm
-from equipoise.kernels.fp8 import FLOOR, FP8, LARGEST, Fp8Rows
+from equipoise.kernels.plain_fp8 import FLOOR, FP8, LARGEST, Fp8Rows
 from tests.kernels.test_decode import (
     CUDA,
     DEVICE,

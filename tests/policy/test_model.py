@@ -3,6 +3,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from equipoise import policy as p
+from equipoise.policy.model import gguf_read_once
 from tests.policy import tiny_models
 
 
@@ -133,3 +134,19 @@ def test_a_target_of_lora_that_is_no_layer_is_one_sentence(tmp_path):
     p.save(tiny_models.policy(), tmp_path)
     with pytest.raises(p.ModelError, match=r"LoRA targets q_prog: must be names of linear layers, .*, q_proj, "):
         p.load(tmp_path, lora=p.Lora(targets=("q_prog",)))
+
+
+def test_a_gguf_file_is_parsed_once(tmp_path):
+    gguf = pytest.importorskip("gguf")
+    writer = gguf.GGUFWriter(tmp_path / "tiny.gguf", "llama")
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    reader, names = gguf.GGUFReader, gguf.get_tensor_name_map
+    with gguf_read_once():
+        assert gguf.GGUFReader(tmp_path / "tiny.gguf") is gguf.GGUFReader(tmp_path / "tiny.gguf")
+        llama = gguf.MODEL_ARCH.LLAMA
+        assert gguf.get_tensor_name_map(llama, 2) is gguf.get_tensor_name_map(llama, 2)
+        assert gguf.get_tensor_name_map(llama, 3) is not gguf.get_tensor_name_map(llama, 2)
+    assert (gguf.GGUFReader, gguf.get_tensor_name_map) == (reader, names)

@@ -17,7 +17,7 @@ from equipoise.report.runs import read
 from equipoise.study import compare as study
 from equipoise.study.compare import Variant, differences, variants, verdict
 from equipoise.study.fork_server import ForkServer
-from equipoise.train import ConfigError
+from equipoise.train import ConfigError, RunError, RunFolder
 from tests.train.tiny import make_model
 
 ROOT = Path(__file__).parents[2]
@@ -176,6 +176,19 @@ def test_a_whole_comparison_and_again(tmp_path, started, capsys):
     assert {p: p.stat().st_mtime_ns for p in out.glob("*/*/metrics.jsonl")} == before
     with pytest.raises(ConfigError, match=r"has no such number \(acc@2"):
         compare("acc@9")
+
+
+def test_a_folder_in_use_is_refused_with_the_commands_own_flag(tmp_path, started):
+    """Before the log of the run that has it is written over."""
+    taken = RunFolder(tmp_path / "c" / "token" / "seed-0")
+    taken.lock()
+    log = tmp_path / "c" / "token" / "seed-0.log"
+    log.write_text("step 1\n")
+    with pytest.raises(RunError, match=r"in use by another run \(process \d+\); choose another directory with --out,"):
+        study.compare(None, ["objective.aggregation=balanced,token"], 1, tmp_path / "c", "acc@8", 1, [])
+    taken.unlock()
+    assert started == []
+    assert log.read_text() == "step 1\n"
 
 
 def test_the_default_metric_is_the_configurations():

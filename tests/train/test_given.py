@@ -45,6 +45,23 @@ def test_a_function_given_as_an_object_trains_as_its_name_does(model, tmp_path):
     assert result.metrics["reward/mean"] == metrics(tmp_path / "object")[-1]["reward/mean"]
 
 
+@pytest.mark.parametrize(
+    ("argument", "hint"),
+    [
+        ("learning_rate", 'did you mean config={"optim.lr": …}?'),
+        ("steps", 'did you mean config={"train.steps": …}?'),
+        ("name", 'did you mean config={"model.name": …} or config={"task.name": …}?'),
+        ("train_dataset", 'did you mean "dataset"?'),
+        ("nonsense", "use one of"),
+    ],
+)
+def test_an_unknown_argument_is_answered_with_the_nearest(argument, hint):
+    known = "(config, model, tokenizer, task, dataset, rewards, objective, callbacks, resume, from_step)"
+    with pytest.raises(TypeError) as refused:
+        eq.Trainer(model="abacus", **{argument: 1})
+    assert str(refused.value) == f'Trainer has no argument "{argument}"; {hint} {known}'
+
+
 def test_rows_in_memory_train_as_the_same_rows_in_a_file(model, tmp_path):
     datasets = pytest.importorskip("datasets")
     file = tmp_path / "rows.jsonl"

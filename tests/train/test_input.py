@@ -318,6 +318,17 @@ def test_an_impatient_second_ctrl_c_stops_at_once(server, model, tmp_path):
     assert "Traceback" not in ended.stderr
 
 
+@pytest.mark.parametrize(("terminal", "said"), [(True, f"\n{stopping.HEARD}\n"), (False, "")])
+def test_the_first_ctrl_c_is_answered_at_once_on_a_terminal(monkeypatch, capfd, terminal, said):
+    """A step may take minutes: silence would look like a run that hears nothing."""
+    monkeypatch.setattr(stopping.os, "isatty", lambda descriptor: terminal)
+    with stopping.graceful_stop() as state:
+        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)  # its echo, from a parent
+        assert state.wanted
+    assert capfd.readouterr().err == said
+
+
 def test_a_second_ctrl_c_while_a_checkpoint_is_written_is_no_error_of_torch(monkeypatch):
     clock = itertools.count(0.0, 2.0)
     monkeypatch.setattr(stopping.time, "monotonic", lambda: next(clock))

@@ -14,7 +14,7 @@ from equipoise.config.sft import load_sft
 from equipoise.policy import load as load_policy
 from equipoise.policy.chat import AS_TEXT, Chat
 from equipoise.tasks import Prompt, TaskError, open_demonstrations
-from equipoise.train import RunError, checkpoint, read_lines, sft
+from equipoise.train import RunError, RunFolder, checkpoint, read_lines, sft
 from equipoise.train.imitation import Demonstration, Encoder, Imitator, learn_end
 from equipoise.train.sft import Sft
 from equipoise.train.update import learning_rate
@@ -200,6 +200,14 @@ def test_a_kill_resumes_bit_for_bit(model, tmp_path, monkeypatch, options):
     Sft(load_sft(None, arguments), resume=True).run()
     assert weights(tmp_path / "killed") == weights(tmp_path / "whole")
     assert logged(tmp_path / "killed") == logged(tmp_path / "whole")
+
+
+def test_a_folder_in_use_is_refused_with_the_commands_own_flag(model, tmp_path):
+    taken = RunFolder(tmp_path / "run")
+    taken.lock()
+    with pytest.raises(RunError, match=r"in use by another run .* --sft\.out,"):
+        Sft(load_sft(None, overrides(model, tmp_path / "run")))
+    taken.unlock()
 
 
 def test_settings_of_a_resumed_run_stay(model, tmp_path):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import tomllib
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,7 +11,7 @@ from pydantic import BaseModel
 
 from equipoise.config.config import Config, validated
 from equipoise.config.errors import ConfigError, help_of, options_of
-from equipoise.files import not_there
+from equipoise.files import nearest, not_there
 from equipoise.toml import toml
 
 # Options that are texts, and what of TOML they take as it is.
@@ -80,11 +79,8 @@ def located(function: str, config: str | Path | None) -> str:
     found = [path for folder in folders if (path := folder.resolve() / file).is_file()]
     if not found:
         places = " and not in ".join(dict.fromkeys(str(folder.resolve()) for folder in folders))
-        names = [
-            str(path.relative_to(folder)) for folder in folders for path in folder.glob("*.py")
-        ]
-        near = difflib.get_close_matches(file, names, n=1)
-        hint = f"; did you mean {near[0]}?" if near else ""
+        near = [there.name for folder in folders if (there := nearest(folder / file, "*.py"))]
+        hint = f"; did you mean {Path(file).with_name(near[0])}?" if near else ""
         raise ConfigError(f'[reward] "{function}": there is no file {file}, not in {places}{hint}')
     return f"{found[0]}:{attribute}"
 

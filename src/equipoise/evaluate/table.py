@@ -81,9 +81,10 @@ def notes(result: Mapping[str, Any]) -> list[str]:
             lenient, strict = (
                 _shown({metric: estimate}, metric) for estimate in (found, summary[metric])
             )
-            said.append(
-                f"{name}: {metric} is {strict} by the strict rules, {lenient} by the lenient ones"
-            )
+            if lenient != strict:  # wrong and unparsed are worth the same
+                said.append(
+                    f"{name}: {metric} is {strict} by the strict rules, {lenient} by the lenient ones"
+                )
         if "left_out" in summary:
             kinds = ", ".join(f"{count} {kind}" for kind, count in summary["left_out"].items())
             said.append(

@@ -1,4 +1,4 @@
-"""Rows in 8 bits, in Triton: `fp8.plain_quantize`, a program for each row, which is read once.
+"""Rows in 8 bits, in Triton: `plain_fp8.plain_quantize`, a program for each row, which is read once.
 
 Numbers are those of the reference to the bit: the division is rounded as IEEE says, one a row.
 """
@@ -12,14 +12,15 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from equipoise.kernels import fp8
+from equipoise.kernels import plain_fp8
+from equipoise.kernels.plain_fp8 import FP8, Fp8Rows
 from equipoise.kernels.triton_draw import check_contiguous
 
-INVERSE = tl.constexpr(fp8.INVERSE)
-FLOOR = tl.constexpr(fp8.FLOOR)
+INVERSE = tl.constexpr(plain_fp8.INVERSE)
+FLOOR = tl.constexpr(plain_fp8.FLOOR)
 
 
-def quantize(x: Tensor, out: fp8.Fp8Rows | None = None) -> fp8.Fp8Rows:
+def quantize(x: Tensor, out: Fp8Rows | None = None) -> Fp8Rows:
     """See `fp8`."""
     if out is None:
         out = empty(x.shape, x.device)
@@ -32,9 +33,9 @@ def quantize(x: Tensor, out: fp8.Fp8Rows | None = None) -> fp8.Fp8Rows:
     return out
 
 
-def empty(shape: Sequence[int], device: torch.device) -> fp8.Fp8Rows:
-    return fp8.Fp8Rows(
-        torch.empty(shape, dtype=fp8.FP8, device=device),
+def empty(shape: Sequence[int], device: torch.device) -> Fp8Rows:
+    return Fp8Rows(
+        torch.empty(shape, dtype=FP8, device=device),
         torch.empty(shape[:-1], dtype=torch.float32, device=device),
     )
 

@@ -46,6 +46,8 @@ def train_all(
     `server`: one that was opened already.
     """
     waiting = [name for name, config in configs.items() if not finished(config)]
+    for name in waiting:
+        _refuse_in_use(RunFolder(configs[name].train.out))
     server = server or ForkServer()
     at_once = jobs or os.cpu_count() or 1
     server.runs_at_once = max(1, min(at_once, len(waiting)))
@@ -116,6 +118,13 @@ def finished(config: Config) -> bool:
     if dump(as_begun(begun, config)) != dump(begun):
         return False
     return config.train.steps in checkpoint.steps(folder.checkpoints)
+
+
+def _refuse_in_use(folder: RunFolder) -> None:
+    """Before a run is started there: that would write over the log of the one under way."""
+    if folder.path.is_dir():
+        folder.lock(flag="--out")
+        folder.leave()
 
 
 def _start(server: ForkServer, config: Config) -> RunProcess:

@@ -54,8 +54,11 @@ class RunFolder:
         self._lock: IO[str] | None = None
         self._made: list[Path] = []  # folders that were not there before, the innermost first
 
-    def lock(self) -> None:
-        """Take the folder for this process until it ends, however it ends."""
+    def lock(self, flag: str = "--train.out") -> None:
+        """Take the folder for this process until it ends, however it ends.
+
+        `flag`: what names another folder to the command that was given.
+        """
         file = self.path / LOCK
         self._made = [folder for folder in (self.path, *self.path.parents) if not folder.exists()]
         try:
@@ -71,11 +74,11 @@ class RunFolder:
             lock.seek(0)
             raise RunError(
                 f"{self.path}: in use by another run (process {lock.read().strip() or 'unknown'}); "
-                "choose another directory with --train.out, or stop that process"
+                f"choose another directory with {flag}, or stop that process"
             ) from None
         if not file.exists() or not os.path.samestat(os.fstat(lock.fileno()), file.stat()):
             lock.close()  # a start that failed took it away between our opening and our locking it
-            self.lock()
+            self.lock(flag)
             return
         lock.seek(0)
         lock.truncate()

@@ -20,8 +20,10 @@ from typing import Any
 from equipoise import policy as models
 from equipoise.config import Config, ConfigError, load
 from equipoise.config.config import validated
+from equipoise.config.errors import meant_by
 from equipoise.config.files import located
 from equipoise.objective import Objective
+from equipoise.objective.choice import did_you_mean
 from equipoise.tasks import Task
 from equipoise.tasks.in_memory import fingerprint, rows_of
 from equipoise.tasks.row_reader import Rows
@@ -82,6 +84,13 @@ def gather(
     given = RunInputs(validated(table), policy, own_task, rows, functions)
     _refuse_missing(given)
     return given
+
+
+def unknown_argument(name: str, known: Sequence[str]) -> str:
+    """What to say of `Trainer(name=…)`: an option, also by another trainer's name, goes into config."""
+    options = [f'config={{"{option}": …}}' for option in meant_by(name, Config)]
+    hint = f" did you mean {' or '.join(options)}?" if options else did_you_mean(name, known)
+    return f'Trainer has no argument "{name}";{hint} ({", ".join(known)})'
 
 
 def read_table(config: ConfigLike) -> dict[str, Any]:

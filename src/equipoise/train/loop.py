@@ -9,11 +9,12 @@ from __future__ import annotations
 import contextlib
 import functools
 import gc
+import inspect
 import math
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Never
 
 import torch
 
@@ -35,7 +36,7 @@ from equipoise.train.best import Best
 from equipoise.train.callbacks import Callbacks
 from equipoise.train.folder import RunError, RunFolder, read_lines
 from equipoise.train.gaming import Watcher
-from equipoise.train.given import ConfigLike, Reward, check_same, gather
+from equipoise.train.given import ConfigLike, Reward, check_same, gather, unknown_argument
 from equipoise.train.journal import Journal, writing
 from equipoise.train.opening import check_processes, close_engine, load_policy, open_engine
 from equipoise.train.probe import Probe
@@ -83,7 +84,11 @@ class Trainer:
         callbacks: Sequence[Any] = (),
         resume: bool = False,
         from_step: int | None = None,
+        **unknown: Never,
     ) -> None:
+        for name in unknown:
+            *known, _ = inspect.signature(Trainer).parameters
+            raise TypeError(unknown_argument(name, known))
         self.given = gather(
             config,
             model=model,

@@ -50,7 +50,7 @@ class Sft:
         torch.manual_seed(config.sft.seed)  # LoRA adapters begin at random
         self.folder = RunFolder(config.sft.out)
         self.config_file = self.folder.path / SFT_CONFIG
-        self.folder.lock()
+        self.folder.lock("--sft.out")
         try:
             self._open(self._claimed(config, resume), resume)
         except BaseException:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import time
 from collections.abc import Iterator
 from typing import Any
 
 from equipoise.train.folder import RunError
+
+STDERR = 2
+HEARD = "stopping after this step; Ctrl-C again stops at once"
 
 
 class Interrupted(RunError):
@@ -37,6 +41,8 @@ def graceful_stop() -> Iterator[Stopping]:
             raise KeyboardInterrupt
         if not state.wanted:
             state.wanted, state.since = True, now
+            if os.isatty(STDERR):
+                os.write(STDERR, f"\n{HEARD}\n".encode())  # a print may be what was interrupted
 
     before: dict[int, Any] = {}
     try:

@@ -94,7 +94,9 @@ def test_a_planted_hole_is_found_minimised_written_and_replayed(toy):
         assert "≈" in line["minimal"]
         assert {"prompt", "response", "minimal", "truth", "verifier", "version", "why"} <= set(line)
         assert line["version"].startswith("toyverifier.py sha256 ")
-    assert "≈" in (toy / "terminal.txt").read_text()
+    told = (toy / "terminal.txt").read_text()
+    assert " for 0 min\n" in told
+    assert "≈" in told
     assert json.loads((toy / "out/summary.json").read_text())["clusters"] == len(lines)
     page = (toy / "out/report.html").read_text()
     assert "<script" not in page

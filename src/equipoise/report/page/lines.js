@@ -15,7 +15,9 @@ function domain(figure, lines) {
   const values = [...solid, ...some, ...(figure.zero ? [0] : [])];
   let low = values.reduce((a, b) => Math.min(a, b), Infinity);
   let high = values.reduce((a, b) => Math.max(a, b), -Infinity);
-  const least = figure.span || Math.max(Math.abs(high), 1e-9) * 1e-3;
+  const size = Math.max(Math.abs(low), Math.abs(high));
+  const constant = high - low <= 1e-9 * size;
+  const least = figure.span || (constant ? size || 1 : 1e-3 * size);
   if (high - low < least) [low, high] = [(low + high - least) / 2, (low + high + least) / 2];
   const room = (high - low) * 0.06;
   return [low === 0 ? 0 : low - room, high === 0 ? 0 : high + room];
@@ -86,7 +88,9 @@ function lineChart(figure, context) {
     const [x0, x1] = [scale.steps[0], scale.steps.at(-1)];
     const [y0, y1] = domain(figure, scale.lines);
     const rows = ticks(y0, y1, 5);
-    const names = rows.map(tickFormats[figure.unit] || number);
+    const tickFormat = tickFormats[figure.unit] || number;
+    const digits = digitsOf(rows);
+    const names = rows.map((v) => tickFormat(v, digits));
     const left = 12 + 6.3 * Math.max(...names.map((n) => n.length));
     const X = (v) => left + (x1 === x0 ? 0.5 : (v - x0) / (x1 - x0)) * (width - left - right);
     const Y = (v) => top + ((y1 - v) / (y1 - y0)) * (HEIGHT - top - bottom);

@@ -36,3 +36,10 @@ function ticks(low, high, most) {
   for (let k = Math.ceil(low / step - 1e-9); k * step <= high + step * 1e-9; k++) out.push(+(k * step).toPrecision(12));
   return out;
 }
+
+// Significant digits that tell each tick from the next.
+function digitsOf(rows) {
+  const largest = Math.max(...rows.map(Math.abs));
+  const step = rows[1] - rows[0];
+  return Math.max(4, 3 + Math.ceil(Math.log10(largest / step)) || 0);
+}

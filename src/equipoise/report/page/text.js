@@ -46,19 +46,23 @@ function name(text) {
 
 const minus = (text) => text.replace("-", "−");
 
-// Four significant digits, or a power of ten where that would be mostly zeros.
-function number(value) {
+// Four significant digits or as many as are asked for, or a power of ten where that would be mostly zeros.
+function number(value, digits = 4) {
   if (value == null) return "–";
   if (value === 0) return "0";
   const size = Math.abs(value);
   if (size >= 1e7 || size < 1e-3)
-    return minus((+value.toPrecision(3)).toExponential().replace("e+", "e").replace("e-", "e−"));
-  return minus(size >= 1e4 ? Math.round(value).toLocaleString("en") : String(+value.toPrecision(4)));
+    return minus((+value.toPrecision(digits - 1)).toExponential().replace("e+", "e").replace("e-", "e−"));
+  const rounded = +value.toPrecision(Math.max(digits, 1 + Math.floor(Math.log10(size))));
+  return minus(size >= 1e4 ? rounded.toLocaleString("en", { maximumFractionDigits: 9 }) : String(rounded));
 }
 
 const percent = (value) => (value == null ? "–" : `${minus((100 * value).toFixed(1))} %`);
 const formats = { percent, number };
-const tickFormats = { percent: (value) => `${minus(String(+(100 * value).toPrecision(4)))} %`, number };
+const tickFormats = {
+  percent: (value, digits) => `${minus(String(+(100 * value).toPrecision(digits)))} %`,
+  number,
+};
 const signed = (value) => (value > 0 ? "+" : "") + number(value);
 
 // A wide table scrolls inside itself, by keyboard too, and never widens the page.

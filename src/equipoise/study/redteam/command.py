@@ -66,7 +66,7 @@ def redteam(request: RedTeamRequest, console: Console | None = None) -> Findings
     if request.judge:
         Target(request.judge).version()
     console.print(
-        f"attacking {request.verifier} ({version}) for {request.minutes:g} minutes", markup=False
+        f"attacking {request.verifier} ({version}) for {request.minutes:g} min", markup=False
     )
     request.out.mkdir(parents=True, exist_ok=True)
     attack = Attack(request.target, time.monotonic() + 60 * request.minutes, request.judge)
