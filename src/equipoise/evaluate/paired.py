@@ -129,9 +129,8 @@ def in_words(pairs: Sequence[Difference], metric: str) -> str:
             wanted = "more seeds than anyone runs"
         else:
             wanted = f"{max(n for n in needed if n)} seeds"
-        which = (
-            "No difference" if not sure else f"Between the other {len(unsure)} pairs no difference"
-        )
+        others = "pair" if len(unsure) == 1 else f"{len(unsure)} pairs"
+        which = f"Between the other {others} no difference" if sure else "No difference"
         few, many = min(d.seeds for d in pairs), max(d.seeds for d in pairs)
         here = f"{few} seeds" if few == many else f"{few} to {many} seeds"
         lines.append(
