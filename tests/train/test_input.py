@@ -107,6 +107,16 @@ def test_steps_that_teach_nothing_are_said_long_before_the_run_stops(train, tmp_
     assert "learning rate, " not in ended.stdout  # no update came before
 
 
+@pytest.mark.parametrize(("clip", "told"), [(1e-3, 1), (1e3, 0), (0.0, 0)])
+def test_a_clip_norm_that_decides_every_step_is_said_once(train, tmp_path, clip, told):
+    ended = train(
+        optim__clip_norm=clip, objective__aggregation="constant", train__steps=12, eval__every=0, log__terminal=True
+    )
+    assert ended.code == 0
+    assert ended.stdout.count("it, and not the objective, decides how large a step is") == told
+    assert ended.stdout.count("or set objective.aggregation.length to rollout.max_tokens") == told
+
+
 def test_a_learning_rate_that_breaks_the_model_is_named(train, tmp_path):
     ended = train(optim__lr=100.0, train__steps=8, train__max_uninformative=7, log__terminal=True)
     assert "differed in reward for 5 steps: there is nothing to learn from; look at" in ended.stdout

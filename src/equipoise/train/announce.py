@@ -113,6 +113,9 @@ def closing(
 QUIET_STEPS = 5  # without anything to learn from, after which the terminal says so
 
 
+CUT_STEPS = 10  # whose gradients were far longer than the clip norm, likewise
+
+
 def problem(trainer: Trainer) -> str:
     """Why the run cannot learn as it is; empty where it can."""
     reasons = f"{trainer.folder.troubles} has the reasons"
@@ -134,6 +137,18 @@ def nothing_to_learn(trainer: Trainer) -> str:
         f"no two responses to the same prompt differed in reward for {trainer.uninformative} steps: "
         f"there is nothing to learn from; look at {trainer.folder.rollouts} ({causes}?)"
     )
+
+
+def always_cut(trainer: Trainer) -> str:
+    """That clipping decides how large a step is, and what to do about it."""
+    norms, clip = trainer.cut_norms, trainer.config.optim.clip_norm
+    sentence = (
+        f"the gradients of {len(norms)} steps had norms from {min(norms):.2g} to {max(norms):.2g} and were all cut to "
+        f"optim.clip_norm = {clip:g}: it, and not the objective, decides how large a step is; raise it or set it to 0"
+    )
+    if trainer.objective.aggregation.name == "constant":
+        sentence += ", or set objective.aggregation.length to rollout.max_tokens"
+    return sentence
 
 
 def out_of_range(error: RangeError) -> str:

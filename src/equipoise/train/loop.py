@@ -110,6 +110,7 @@ class Trainer:
         self.folder = RunFolder(config.train.out)
         self.step = 0
         self.uninformative = 0  # steps in a row
+        self.cut_norms: list[float] = []  # of gradients far over optim.clip_norm, steps in a row
         self.failing = Failing()
         self.unscored = ""  # why too many responses of the last step have no score
         self.log_seconds = 0.0
@@ -343,6 +344,11 @@ class Trainer:
             self.uninformative = 0 if informative else self.uninformative + 1
         if self.uninformative == announce.QUIET_STEPS and not announce.problem(self):
             self.journal.terminal.warn(announce.nothing_to_learn(self))
+        if informative:
+            clip, norm = self.config.optim.clip_norm, metrics["grad_norm"]
+            self.cut_norms = [*self.cut_norms, norm] if 0 < 2 * clip < norm else []
+            if len(self.cut_norms) == announce.CUT_STEPS:
+                self.journal.terminal.warn(announce.always_cut(self))
 
     def _learn(
         self, batch: StepBatch, metrics: dict[str, float], seconds: dict[str, float]
