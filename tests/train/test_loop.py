@@ -1,6 +1,5 @@
 """What the loop does in a step, each part against a plain computation of its own."""
 
-import gc
 import json
 import math
 import re
@@ -359,22 +358,3 @@ def test_the_terminal_says_what_is_trained_how_each_step_went_and_what_to_do_nex
     assert re.search(r"^held out +acc@2 0\.\d+ → 0\.\d+ \[", end, re.M)
     assert f"equipoise report {tmp_path}/run   writes {tmp_path}/run/report.html" in end
     assert f"equipoise audit {tmp_path}/run" in end
-
-
-@pytest.mark.parametrize("by_program", [False, True])
-def test_what_is_there_after_the_first_step_is_not_collected_again_until_the_end(trainer, by_program):
-    t, frozen = trainer(train__steps=3), []
-    update, before = t.updater.update, gc.get_freeze_count()
-
-    def updating(*batch):
-        frozen.append(gc.get_freeze_count() > 10_000)
-        return update(*batch)
-
-    t.updater.update = updating
-    gc.freeze() if by_program else gc.unfreeze()
-    try:
-        t.run()
-        assert frozen == [by_program, True, True]
-        assert (gc.get_freeze_count() > 0) == by_program
-    finally:
-        gc.freeze() if before else gc.unfreeze()

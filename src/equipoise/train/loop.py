@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import gc
 import inspect
 import math
 import time
@@ -151,7 +150,6 @@ class Trainer:
         config, given = self.config, self.given
         # Before the model is loaded: its check against transformers calls kernels already.
         self.kernels: int | None = cache.count()
-        self.froze = False
         self.objective = config.build_objective()
         backend.use(config.sandbox.backend, config.sandbox.limits())
         check_own(config.reward, given.functions)
@@ -248,32 +246,16 @@ class Trainer:
             self.journal.close()
             close_engine(self.sampler)
             self.folder.unlock()
-            if self.froze:
-                gc.unfreeze()
             self.ended = True
             self.batches.close()  # last: it may wait, and Ctrl-C then leaves nothing undone
 
     def _say_compiled(self) -> None:
         """After the first step on CUDA, which is slow where kernels had to be compiled."""
         before, self.kernels = self.kernels, None
-        if before is None:
-            return
-        self._keep_for_good()
-        if self.policy.device.type != "cuda":
+        if before is None or self.policy.device.type != "cuda":
             return
         if said := announce.kernels_after(before, self.step):
             self.journal.terminal.say(said)
-
-    def _keep_for_good(self) -> None:
-        """What is there after the first step stays: Python's collector, which takes a fifth of a
-        second to look through it, need not do so again while a GPU waits for the host.
-        """
-        # A program that has frozen its objects itself has decided what stays.
-        self.froze = gc.get_freeze_count() == 0
-        if self.froze:
-            if self.policy.device.type == "cuda":
-                gc.collect()  # what refers to itself alone may hold memory of the device
-            gc.freeze()
 
     def _close(self, seconds: float) -> None:
         for line in announce.closing(self, read_lines(self.folder.eval), seconds):
