@@ -52,6 +52,9 @@ def test_a_function_given_as_an_object_trains_as_its_name_does(model, tmp_path):
         ("steps", 'did you mean config={"train.steps": …}?'),
         ("name", 'did you mean config={"model.name": …} or config={"task.name": …}?'),
         ("train_dataset", 'did you mean "dataset"?'),
+        ("reward_funcs", "did you mean rewards?"),
+        ("eval_dataset", 'did you mean config={"task.held_out": …}?'),
+        ("peft_config", 'did you mean config={"model.lora_rank": …}?'),
         ("nonsense", "use one of"),
     ],
 )

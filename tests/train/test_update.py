@@ -1,5 +1,7 @@
 """What an update does with a batch, each part against a plain computation of its own."""
 
+import dataclasses
+import itertools
 import math
 
 import pytest
@@ -189,14 +191,37 @@ def test_a_step_that_is_not_finite_is_skipped_and_counted(model, trainer, monkey
     assert weights[0] == weights[1] != weights[2]
 
 
-def test_gradients_that_are_not_finite_are_skipped_too(trainer, monkeypatch):
-    t = trainer(train__steps=1)
+@pytest.mark.parametrize("state", ["float32", "8bit"])
+@pytest.mark.parametrize("not_finite", ["norm", "loss"])
+def test_one_number_that_is_not_finite_is_enough(trainer, monkeypatch, state, not_finite):
+    t = trainer(train__steps=1, optim__state=state)
     before = [p.clone() for p in t.updater.parameters]
-    real = torch.nn.utils.get_total_norm
-    monkeypatch.setattr(torch.nn.utils, "get_total_norm", lambda grads: real(grads) * math.inf)
+    if not_finite == "norm":
+        real = torch.nn.utils.get_total_norm
+        monkeypatch.setattr(torch.nn.utils, "get_total_norm", lambda grads: real(grads) * math.inf)
+    else:
+        loss = t.updater._loss
+        bad = torch.tensor(False)
+        monkeypatch.setattr(t.updater, "_loss", lambda *given: dataclasses.replace(loss(*given), ok=bad))
     t.run()
     assert all(torch.equal(a, b) for a, b in zip(before, t.updater.parameters, strict=True))
     assert column(t.folder.path, "skipped") == [1]
+    assert (t.updater.updates, t.updater.optimizer.t) == (0, 0)
+    assert not any(bool(moments.m.any() or moments.v.any()) for _, _, moments in t.updater.optimizer.coded)
+
+
+def test_a_skipped_step_has_masks_of_its_own(trainer, monkeypatch):
+    """Those of a LoRA run's dropout, by the step that is tried: none comes twice."""
+    t = trainer(train__steps=2, rollout__prompts=6, train__mini_batch=2, eval__every=0)
+    norms, seeds, drawn = itertools.count(), [], t.updater._dropout_seed
+    real = torch.nn.utils.get_total_norm
+    monkeypatch.setattr(
+        torch.nn.utils, "get_total_norm", lambda grads: real(grads) * (math.inf if next(norms) == 0 else 1)
+    )
+    monkeypatch.setattr(t.updater, "_dropout_seed", lambda part: seeds.append(drawn(part)) or seeds[-1])
+    t.run()
+    assert t.updater.skipped_total == 1
+    assert len(set(seeds)) == len(seeds) >= 3
 
 
 def test_too_many_in_a_row_stop_the_run_with_the_weights_as_they_were(trainer, monkeypatch):

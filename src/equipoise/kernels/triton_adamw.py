@@ -1,4 +1,4 @@
-"""`moments.coded_step` as one Triton kernel:
+"""`adamw.coded_step` as one Triton kernel:
 every entry of gradient, master, weight and moments is touched once.
 
 And the sum of gradients before it, of a bfloat16 one to a float32 one.
@@ -31,7 +31,7 @@ def coded_step(
     now: Rates,
     skipped: Tensor | None = None,
 ) -> None:
-    """See `moments`."""
+    """See `adamw`."""
     columns, blocks = moments.m.shape[1], moments.m_scale.numel()
     if blocks:
         _step[(triton.cdiv(blocks, ROWS),)](

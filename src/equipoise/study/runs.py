@@ -45,14 +45,19 @@ def train_all(
     ends all others, or where `patient`, is left out and named in the table that comes back.
     `server`: one that was opened already.
     """
-    waiting = [name for name, config in configs.items() if not finished(config)]
-    for name in waiting:
-        _refuse_in_use(RunFolder(configs[name].train.out))
+    failed: dict[str, str] = {}
+    for name, config in configs.items():
+        try:
+            _refuse_in_use(RunFolder(config.train.out))
+        except RunError as error:
+            if not patient:
+                raise
+            failed[name] = str(error)
+    waiting = [n for n, config in configs.items() if n not in failed and not finished(config)]
     server = server or ForkServer()
     at_once = jobs or os.cpu_count() or 1
     server.runs_at_once = max(1, min(at_once, len(waiting)))
     running: dict[str, RunProcess] = {}
-    failed: dict[str, str] = {}
     with _progress(console) as bars:
         shown: dict[str, Any] = {}
         if len(configs) <= FEW:

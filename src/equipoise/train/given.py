@@ -86,10 +86,22 @@ def gather(
     return given
 
 
+# what arguments of TRL's GRPOTrainer are here
+TRL_ARGUMENTS = {
+    "args": "config",
+    "eval_dataset": 'config={"task.held_out": …}',
+    "peft_config": 'config={"model.lora_rank": …}',
+    "processing_class": "tokenizer",
+    "reward_funcs": "rewards",
+}
+
+
 def unknown_argument(name: str, known: Sequence[str]) -> str:
     """What to say of `Trainer(name=…)`: an option, also by another trainer's name, goes into config."""
-    options = [f'config={{"{option}": …}}' for option in meant_by(name, Config)]
-    hint = f" did you mean {' or '.join(options)}?" if options else did_you_mean(name, known)
+    meant = [f'config={{"{option}": …}}' for option in meant_by(name, Config)]
+    if name in TRL_ARGUMENTS:
+        meant = [TRL_ARGUMENTS[name]]
+    hint = f" did you mean {' or '.join(meant)}?" if meant else did_you_mean(name, known)
     return f'Trainer has no argument "{name}";{hint} ({", ".join(known)})'
 
 

@@ -4,7 +4,7 @@ Weights in bfloat16 have 8 bits of precision: an update of less than a 512th of 
 away, and updates of RL are smaller. So the optimizer steps a float32 copy of them, the master, and
 writes it back rounded; a gradient is added to the master's in float32 as soon as a backward pass
 has made it, and its own memory is freed. Weights in float32 (or float64, for references) are their
-own masters. With 32 bits the step is torch's fused AdamW; with 8 bits it is `moments.coded_step`
+own masters. With 32 bits the step is torch's fused AdamW; with 8 bits it is `kernels.adamw.coded_step`
 (matrices alone: the vectors of a model are a thousandth of it, and keep their 32). Not covered:
 float16, moments on another device.
 """

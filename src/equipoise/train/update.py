@@ -54,8 +54,8 @@ class Step(NamedTuple):
 
 
 class Pending(NamedTuple):
-    """A bool on its way from the device. Asking for it waits for what made it alone, and not for
-    the work that the device was given since.
+    """A bool on its way from the device. Asking for it waits for the work that was there when it
+    was made, and not for what the device was given since.
     """
 
     value: Tensor
@@ -68,7 +68,7 @@ class Pending(NamedTuple):
         here = torch.empty_like(value, device="cpu", pin_memory=True)
         here.copy_(value, non_blocking=True)
         arrived = torch.cuda.Event()
-        arrived.record()
+        arrived.record(torch.cuda.current_stream(value.device))
         return cls(here, arrived)
 
     def __bool__(self) -> bool:
@@ -148,7 +148,12 @@ class Updater:
         out |= mismatch_metrics([m for s in steps for m in s.apart], self.objective.mismatch)
         for turn in range(1, self.config.train.updates):
             again = self._pass(batch, credit, trained, step, turn, first)
-            steps += [self._optimizer_step(part, compared=False) for part in again]
+            for part in again:
+                self._cut(part.share)
+            steps += [
+                self._optimizer_step(part, compared=False, following=again[i + 1 : i + 2])
+                for i, part in enumerate(again)
+            ]
         self._settle()
         # The first update's ratios are 1 (sampled ahead, those of a step); how far the policy moved
         # on this batch shows in the last.
@@ -382,10 +387,11 @@ class Updater:
         return outputs, apart
 
     def _dropout_seed(self, part: int) -> int:
-        """Of a micro-batch's masks, by the run's seed, optimizer step, rank and part."""
-        return random.Random(
-            f"{self.config.train.seed} {self.updates} {ranks.me()} {part}"
-        ).getrandbits(63)
+        """Of a micro-batch's masks, by the run's seed, the step that is tried, rank and part."""
+        tried = self.updates + self.skipped_total
+        return random.Random(f"{self.config.train.seed} {tried} {ranks.me()} {part}").getrandbits(
+            63
+        )
 
     def _loss(self, share: RankShare, part: MicroBatch, credit: Credit) -> LossOutput:
         at = part.tokens
@@ -461,6 +467,7 @@ class Updater:
 
     def state_dict(self) -> dict[str, Any]:
         """As one process would have it; all ranks take part."""
+        assert self.applied is None, "between two steps of an update"
         optimizer = self.optimizer.state_dict()
         return {
             "optimizer": self.shards.state_dict(optimizer) if self.shards else optimizer,
@@ -482,6 +489,7 @@ class Updater:
             if self.plan.checkpointing and not self.policy.gradient_checkpointing:
                 self.policy.checkpoint_gradients()
         self.skipped, self.skipped_total = state["skipped"]
+        self.applied = None
 
 
 def _added(first: LossOutput, *others: LossOutput) -> LossOutput:
