@@ -7,6 +7,7 @@ import torch
 
 from equipoise import policy as models
 from equipoise.train import Trainer
+from equipoise.train.update import Updater
 
 from .tiny import metrics, settings
 
@@ -77,3 +78,35 @@ def test_exact_training_does_not_depend_on_the_samplers_log_probabilities(model,
         run(model, tmp_path / str(noise), monkeypatch, noise=noise, rollout__exact=True, train__steps=2)
         losses.append([(r["grad_norm"], r["policy_loss"]) for r in metrics(tmp_path / str(noise))])
     assert losses[0] == losses[1]
+
+
+def passes_of(model, out, monkeypatch, **options) -> tuple[int, dict[str, torch.Tensor]]:
+    """How many forward passes the updates of a run made, and the weights it ended with."""
+    passes, hidden = [], models.logprobs._hidden
+    with monkeypatch.context() as patch:
+        patch.setattr(models.logprobs, "_hidden", lambda *given: (passes.append(1), hidden(*given))[1])
+        trainer = Trainer(settings(model, out, log__terminal=False, eval__every=0, train__micro_batch=3, **options))
+        trainer.run()
+    return len(passes), trainer.policy.model.state_dict()
+
+
+@pytest.mark.parametrize(
+    ("options", "more"),
+    [
+        ({"train__steps": 2}, False),
+        ({"train__steps": 2, "objective__mismatch": "tis"}, False),
+        ({"train__steps": 1, "train__updates": 2}, True),
+        ({"train__steps": 1, "train__mini_batch": 1}, True),
+        ({"train__steps": 1, "model__lora_rank": 2, "model__lora_dropout": 0.5}, True),
+    ],
+)
+def test_it_costs_no_pass_where_a_batch_is_one_step(model, tmp_path, monkeypatch, options, more):
+    """The pass that trains is then of the policy that sampled, and says log π_old itself."""
+    plain = {key: value for key, value in options.items() if key != "objective__mismatch"}
+    without, _ = passes_of(model, tmp_path / "without", monkeypatch, **plain)
+    with_it, weights = passes_of(model, tmp_path / "exact", monkeypatch, rollout__exact=True, **options)
+    assert (with_it > without) == more
+    monkeypatch.setattr(Updater, "_says_itself", lambda self, number: False)
+    apart, same = passes_of(model, tmp_path / "apart", monkeypatch, rollout__exact=True, **options)
+    assert apart > with_it or "model__lora_dropout" in options or "train__updates" in options
+    assert all(torch.equal(weights[name], same[name]) for name in weights)

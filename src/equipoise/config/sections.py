@@ -184,8 +184,8 @@ class RolloutConfig(Section):
     max_draws: AtLeastOne = 4
     """with dynamic sampling: batches drawn per step at most"""
     exact: bool = False
-    """take the trainer's log-probabilities as the old ones (a pass more), so that the first ratios
-    are 1"""
+    """take the trainer's log-probabilities as the old ones, so that the first ratios are 1 (a pass
+    more, unless a batch is one optimizer step)"""
     ahead: Annotated[int, Field(ge=0, le=1), Must("0 or 1")] = 0
     """batches sampled ahead: 1 samples the next one while this one trains, with the weights from
     before the update (one step off-policy; π_old is theirs)"""

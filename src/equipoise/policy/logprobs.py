@@ -87,7 +87,7 @@ def token_loss(
     policy: Policy,
     pack: Pack,
     objective: Objective,
-    old_logprobs: Tensor,
+    old_logprobs: Tensor | None,
     credit: Credit,
     response: Tensor,
     *,
@@ -99,7 +99,8 @@ def token_loss(
     exact: bool = False,
 ) -> LossOutput:
     """`objective.loss` of the pack's `token_logprobs`:
-    the same numbers, to rounding, or with `exact` to the last bit.
+    the same numbers, to rounding, or with `exact` to the last bit. Without `old_logprobs` they are
+    this pass's own.
 
     Unless `exact` or over a `support`, token-level objectives make each chunk's logits once on the
     GPU, and their loss goes through `backward` once.
@@ -111,11 +112,11 @@ def token_loss(
     }
     # The fused kernel rounds in another order than `token_logprobs`: `exact` promises ratios of
     # exactly 1, so both sides have to come from the same arithmetic.
-    if exact or support is not None or policy.device.type != "cuda":
+    is_plain = exact or support is not None or policy.device.type != "cuda"
+    if is_plain or old_logprobs is None:
         new = token_logprobs(policy, pack, temperature=temperature, support=support)
-        return objective.loss(
-            new.logprobs, old_logprobs, credit, response, entropy=new.entropy, **others
-        )
+        old = new.logprobs.detach() if old_logprobs is None else old_logprobs
+        return objective.loss(new.logprobs, old, credit, response, entropy=new.entropy, **others)
 
     def fused() -> LossOutput:
         hidden, head = _predicting(_hidden(policy, pack), pack), _plain_head(policy)

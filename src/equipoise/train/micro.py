@@ -49,8 +49,8 @@ class RankShare:
 
     rows [b]: their rows in the batch; lengths, group [b], prompt_lengths [b] on the CPU; response,
     position, place [n]: each token's row in the batch, its place in the response and its place
-    among all tokens of the batch. old, ref [n]: what the loss compares with. cut_at: the limit on
-    tokens that `parts` were made for.
+    among all tokens of the batch. old, ref [n]: what the loss compares with; says_itself: instead
+    of `old`, with what the pass itself says. cut_at: the limit on tokens that `parts` were made for.
     """
 
     rows: Tensor
@@ -63,6 +63,7 @@ class RankShare:
     place: Tensor
     old: Tensor
     ref: Tensor | None = None
+    says_itself: bool = False
     parts: list[MicroBatch] = field(default_factory=list)
     cut_at: int = -1
 

@@ -135,8 +135,9 @@ class Updater:
         self.make_plan(batch)
         # log π_old and log π_ref of all mini-batches before the first optimizer step: afterwards
         # the weights are no longer those that the batch was sampled with.
-        for part in first:
+        for number, part in enumerate(first):
             self._cut(part.share)
+            part.share.says_itself = self._says_itself(number)
             self._fitting(part.share, self._compare)
         steps = [
             self._optimizer_step(
@@ -330,6 +331,13 @@ class Updater:
             )
         self.say(f"memory ran out with {most:,} tokens a pass, {then}")
 
+    def _says_itself(self, number: int) -> bool:
+        """Whether the pass that trains on mini-batch `number` is of the policy to compare with, and
+        so says log π_old itself: before the first step, where no dropout and no later pass is.
+        """
+        c = self.config
+        return self.exact and number == 0 and c.train.updates == 1 and c.model.lora_dropout == 0
+
     @torch.no_grad()
     def _compare(self, share: RankShare) -> None:
         """What the loss compares with: log π_ref and log π_old, which is the sampler's or, with
@@ -355,7 +363,7 @@ class Updater:
         if self.config.objective.kl:
             share.ref = share.each(of_reference)
             self._fill_up(self.reference_shards)
-        if self.exact:
+        if self.exact and not share.says_itself:
             share.old = share.each(of_policy)
             self._fill_up(self.shards)
 
@@ -374,7 +382,8 @@ class Updater:
                 output = self._loss(share, part, credit)
                 output.loss.backward()
             if compared:
-                trainer = share.old[part.tokens] if self.exact else output.logprobs
+                own = share.says_itself or not self.exact
+                trainer = output.logprobs if own else share.old[part.tokens]
                 sampler = share.rollouts.logprobs[part.tokens]
                 lengths = share.rollouts.lengths[part.rows]
                 apart.append(Mismatch.of(trainer, sampler, lengths, self.objective.mismatch))
@@ -399,7 +408,7 @@ class Updater:
             self.policy,
             part.packed,
             self.objective,
-            share.old[at],
+            None if share.says_itself else share.old[at],
             credit,
             share.response[at],
             position=share.position[at],
