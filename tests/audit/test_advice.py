@@ -8,6 +8,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import equipoise as eq
+from equipoise import Objective
 from equipoise.audit import advise, main_text, measure
 from equipoise.audit.advice import beyond
 from equipoise.audit.bootstrap import Estimate
@@ -23,11 +24,12 @@ def advice(columns, objective="dapo", against=None):
 
 def test_coupling_is_found_under_token_and_gone_under_balanced():
     columns = Law(right=600, wrong=900).draw(200, seed=0)
-    token, balanced, constant = (
-        advice(columns, o)["sign-length coupling"] for o in ("dapo", "dapo+balanced", "dr_grpo")
+    group = Objective.preset("dapo", aggregation={"name": "token", "over": "group"})
+    token, balanced, batch, constant = (
+        advice(columns, o)["sign-length coupling"] for o in (group, "dapo+balanced", "dapo", "dr_grpo")
     )
     assert token.evidence is True
-    assert token.change == constant.change == 'objective.aggregation = "balanced"'
+    assert token.change == 'objective.aggregation = "balanced"'
     assert "longer" in token.finding
     assert "wrong responses that pull harder cost accuracy" in token.finding
     assert balanced.evidence is False
@@ -39,7 +41,12 @@ def test_coupling_is_found_under_token_and_gone_under_balanced():
     assert shorter.finding.endswith("so nothing need change.")
     assert shorter.change is None  # what the study found to gain is not to be taken away
     assert "balanced learnt 0 to 0.9 points more" in token.finding
-    assert "balanced learnt 0 to 0.9 points more" not in constant.finding  # the study had token alone
+    for over_batch in (batch, constant):  # against which the study found no gain
+        assert over_batch.evidence is True
+        assert over_batch.finding.endswith(
+            "balanced learnt no more than averaging over the batch, so nothing need change."
+        )
+        assert over_batch.change is None
 
 
 def test_coupling_without_a_gap_is_measured_as_none_or_not_at_all():

@@ -43,9 +43,10 @@ RIGHT_PULL = (
     "points), so nothing need change."
 )
 # the step from token to balanced (studies 8, 16 and 19), where wrong responses were 0.4 of the mean length longer:
-LONG_WRONG = (
-    "Where wrong ones were 40 % longer, balanced learnt 0 to 0.9 points more than token over the "
-    "group, and no more than token over the batch."
+LONG_WRONG = "Where wrong ones were 40 % longer, balanced learnt 0 to 0.9 points more than token over the group."
+# studies 19, 25 and 27: no gain as large as half a point; constant is the same rule but for a factor a batch
+OVER_BATCH = (
+    "In our study balanced learnt no more than averaging over the batch, so nothing need change."
 )
 TIED = (
     "In our study sequence and balanced learnt alike (within half a point), so nothing need change."
@@ -117,9 +118,9 @@ def _coupling(audit: Audit) -> Advice:
     if stronger:
         return Advice(topic, True, f"{finding} {RIGHT_PULL}")
     finding += f" {WRONG_PULL}"
-    if _rule(audit) == "token":
-        finding += f" {LONG_WRONG}"
-    changes = [BALANCED] if by_length else []
+    if by_length:
+        finding += f" {OVER_BATCH if _is_over_batch(audit) else LONG_WRONG}"
+    changes = [BALANCED] if by_length and not _is_over_batch(audit) else []
     if by_advantage and _difficulty(audit) == "hadw":
         changes.append(RECENTRE)
     return Advice(topic, True, finding + _price(audit, changes), "; ".join(changes) or None)
@@ -285,6 +286,11 @@ def _truncated(audit: Audit) -> Advice:
 
 def _rule(audit: Audit) -> str:
     return str(audit.choices[audit.objective]["aggregation"]["name"])
+
+
+def _is_over_batch(audit: Audit) -> bool:
+    over = audit.choices[audit.objective]["aggregation"].get("over")
+    return _rule(audit) == "constant" or bool(over == "batch")
 
 
 def _difficulty(audit: Audit) -> str:
