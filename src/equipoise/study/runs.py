@@ -45,15 +45,11 @@ def train_all(
     ends all others, or where `patient`, is left out and named in the table that comes back.
     `server`: one that was opened already.
     """
-    failed: dict[str, str] = {}
-    for name, config in configs.items():
-        try:
-            _refuse_in_use(RunFolder(config.train.out))
-        except RunError as error:
-            if not patient:
-                raise
-            failed[name] = str(error)
-    waiting = [n for n, config in configs.items() if n not in failed and not finished(config)]
+    waiting = [name for name, config in configs.items() if not finished(config)]
+    failed = {name: why for name in waiting if (why := _in_use(configs[name]))}
+    if failed and not patient:
+        raise RunError(next(iter(failed.values())))
+    waiting = [name for name in waiting if name not in failed]
     server = server or ForkServer()
     at_once = jobs or os.cpu_count() or 1
     server.runs_at_once = max(1, min(at_once, len(waiting)))
@@ -125,11 +121,19 @@ def finished(config: Config) -> bool:
     return config.train.steps in checkpoint.steps(folder.checkpoints)
 
 
-def _refuse_in_use(folder: RunFolder) -> None:
-    """Before a run is started there: that would write over the log of the one under way."""
-    if folder.path.is_dir():
+def _in_use(config: Config) -> str:
+    """Why no run can be started there, empty where one can: it would write over the log of the one
+    under way.
+    """
+    folder = RunFolder(config.train.out)
+    if not folder.path.is_dir():
+        return ""
+    try:
         folder.lock(flag="--out")
-        folder.leave()
+    except RunError as error:
+        return str(error)
+    folder.leave()
+    return ""
 
 
 def _start(server: ForkServer, config: Config) -> RunProcess:

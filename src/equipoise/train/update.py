@@ -398,9 +398,8 @@ class Updater:
     def _dropout_seed(self, part: int) -> int:
         """Of a micro-batch's masks, by the run's seed, the step that is tried, rank and part."""
         tried = self.updates + self.skipped_total
-        return random.Random(f"{self.config.train.seed} {tried} {ranks.me()} {part}").getrandbits(
-            63
-        )
+        seed = f"{self.config.train.seed} {tried} {ranks.me()} {part}"
+        return random.Random(seed).getrandbits(63)
 
     def _loss(self, share: RankShare, part: MicroBatch, credit: Credit) -> LossOutput:
         at = part.tokens
