@@ -1,7 +1,7 @@
 """`rollout.engine = "vllm"` where the engine and the trainer share one GPU: do the weights arrive, how far do the two
 disagree, and does sleep give the memory back?
 
-    python benchmarks/vllm_engine.py [--models SmolLM2-135M Qwen3-1.7B] [--seconds 240] [--out FOLDER]
+    python benchmarks/vllm_engine.py [--models SmolLM2-135M Qwen3-1.7B] [--parts engine train] [--out FOLDER]
 
 For each shape, random weights in bfloat16, in a child process: the engine is opened; every one of its weights is held
 against the policy's, bit for bit, after a call; the policy is moved by a hundredth of each weight's spread and all is
@@ -35,6 +35,7 @@ from torch import Tensor
 GROUP, PROMPT = 16, 128
 MOVED = 0.01  # of a weight's standard deviation
 EACH = 150.0  # seconds of a child
+PARTS = ("engine", "train")
 
 
 def stacked(policy: Any) -> dict[str, Tensor]:
@@ -223,6 +224,7 @@ def inside(folder: Path) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", nargs="+", choices=list(shapes.SHAPES), default=["SmolLM2-135M", "Qwen3-1.7B"])
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS, help="training on the first model alone")
     parser.add_argument("--seconds", type=float, default=300.0, help="in all")
     parser.add_argument("--out", type=Path, default=report.RESULTS, help="folder of the JSON")
     parser.add_argument("--memory", type=float, default=0.4, help="share of the GPU's memory that vLLM may take")
@@ -239,8 +241,8 @@ def main() -> None:
     sizes = {"device": "cpu", "memory": 0.02, "prompts": 4, "tokens": 24} if options.toy else {
         "device": "cuda", "memory": options.memory, "prompts": 32, "tokens": 256,
     }  # fmt: skip
-    jobs = [{"part": "engine", "model": model, **sizes} for model in models]
-    jobs.append({"part": "train", "model": models[0], **sizes})
+    jobs = [{"part": "engine", "model": model, **sizes} for model in models if "engine" in options.parts]
+    jobs += [{"part": "train", "model": models[0], **sizes}] if "train" in options.parts else []
     results: dict[str, list[Any]] = {}
 
     def heard(index: int, row: dict[str, Any]) -> None:
