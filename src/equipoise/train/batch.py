@@ -80,6 +80,7 @@ class Collector:
         task: Task,
         scorer: Scorer,
         chat: Chat,
+        decay: float,
     ) -> None:
         self.config = config
         self.policy = policy
@@ -88,7 +89,7 @@ class Collector:
         self.scorer = scorer
         self.chat = chat
         self.position = 0
-        self.history = PromptHistory()
+        self.history = PromptHistory(decay)
         r = config.rollout
         self.params = SamplingParams(
             temperature=r.temperature,

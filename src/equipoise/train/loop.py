@@ -182,7 +182,10 @@ class Trainer:
         self.sampler = open_engine(config, self.policy)
         undo.callback(close_engine, self.sampler)
         chat = self.settled.chat
-        self.batches = open_batches(config, self.policy, self.sampler, self.task, scorer, chat)
+        decay = getattr(self.objective.difficulty, "decay", 1.0)
+        self.batches = open_batches(
+            config, self.policy, self.sampler, self.task, scorer, chat, decay
+        )
         self.collector = self.batches.collector
         self.held_out = self._held_out() if config.eval.every else []
         # one that cannot be asked stops the run before it begins, evaluated or not
