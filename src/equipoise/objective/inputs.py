@@ -40,6 +40,11 @@ class Facts(NamedTuple):
     accuracy: float  # their mean
     zero_or_one: float  # every known accuracy is 0 or 1
 
+    @property
+    def right_or_wrong(self) -> bool:
+        """Whether no response is in between: by the accuracies where some are known."""
+        return bool(self.zero_or_one if self.known else self.binary)
+
 
 class Inputs(NamedTuple):
     """The arguments of `assign` as tensors on one device."""

@@ -152,11 +152,8 @@ class Objective(Stack):
         )
         groups = Groups.of(inputs.ids)
         columns = [Batch(r, inputs.T, groups, inputs.eps) for r in inputs.r.unbind(1)]
-        total = columns[0].r
-        if self.reward_weights != [1.0]:
-            weighed = [w * column.r for w, column in zip(self.reward_weights, columns, strict=True)]
-            total = torch.stack(weighed).sum(0)
-        low, high = ends = (0.0, 1.0) if self.difficulty is None else self.difficulty.reward_range
+        total = self._total(columns)
+        ends = (0.0, 1.0) if self.difficulty is None else self.difficulty.reward_range
         judged = total if self.combine == "rewards" else inputs.r
         per_token = read_tokens(
             inputs.T.device, ids=tokens, weight=token_weight, advantage=token_advantage
@@ -170,19 +167,22 @@ class Objective(Stack):
 
         metrics: dict[str, Tensor] = {}
         batch = Batch(total, inputs.T, groups, inputs.eps, some_empty=facts.shortest == 0)
-        if inputs.accuracy is not None and facts.known:
-            everyone = facts.known == len(total)
-            success = Success.of_accuracies(inputs.accuracy, groups, all_known=everyone)
-        else:
-            success = Success.of_rewards(batch, low, high)
+        success = _success(batch, inputs.accuracy, facts, ends)
         batch = self._penalised(batch, success, metrics)
         A = self._reweighted(self._advantage(batch, columns), success, y, inputs.history, metrics)
-        if facts.zero_or_one if facts.known else facts.binary:
+        if facts.right_or_wrong:
             metrics["bias/baseline_bias"] = bias.baseline_bias(success)
         credit = self._weighed(batch, A, per_token, metrics)
         if self.difficulty is not None:
             self.difficulty.update(y)
         return credit
+
+    def _total(self, columns: list[Batch]) -> Tensor:
+        """[B] the weighed sum of the rewards."""
+        if self.reward_weights == [1.0]:
+            return columns[0].r
+        weighed = [w * column.r for w, column in zip(self.reward_weights, columns, strict=True)]
+        return torch.stack(weighed).sum(0)
 
     def _penalised(self, batch: Batch, success: Success, metrics: dict[str, Tensor]) -> Batch:
         """The batch with its rewards less the length penalty."""
@@ -265,9 +265,7 @@ class Objective(Stack):
                 f"rewards go from {facts.low:g} to {facts.high:g}: length_penalty must know which responses are right; "
                 "give assign(accuracy=…), or rewards in [0, 1]"
             )
-        if self.difficulty_choice.name == "debias" and not (
-            facts.zero_or_one if facts.known else facts.binary
-        ):
+        if self.difficulty_choice.name == "debias" and not facts.right_or_wrong:
             assert self.difficulty is not None
             ends = (0.0, 1.0) if facts.known else self.difficulty.reward_range
             raise ValueError(
@@ -393,6 +391,16 @@ class Objective(Stack):
             raise ValueError(
                 f"response has dtype {response.dtype}: it must be int64, a row of the batch per token"
             )
+
+
+def _success(
+    batch: Batch, accuracy: Tensor | None, facts: Facts, ends: tuple[float, float]
+) -> Success:
+    """Of the accuracies where some are known, else of the rewards."""
+    if accuracy is None or not facts.known:
+        return Success.of_rewards(batch, *ends)
+    everyone = facts.known == len(accuracy)
+    return Success.of_accuracies(accuracy, batch.groups, all_known=everyone)
 
 
 def _refuse_not_finite(credit: Credit) -> None:
