@@ -198,7 +198,9 @@ def _memory(updater: Updater, batches: OnPolicy | Ahead, frozen: int) -> str:
 
 
 def _bytes(count: float) -> str:
-    return f"{count / GIB:.1f} GiB" if count >= GIB / 10 else f"{count / 2**20:.1f} MiB"
+    if count < GIB / 10:
+        return f"{count / 2**20:.1f} MiB"
+    return f"{count / GIB:.1f} GiB"
 
 
 def _moved(first: Mapping[str, Any], last: Mapping[str, Any]) -> str:
