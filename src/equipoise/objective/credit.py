@@ -281,9 +281,8 @@ def _by_token(
     def sums(x: Tensor) -> Tensor:
         return x.new_zeros(rows).index_add_(0, response, x)
 
-    credit.metrics.update(
-        bias.measures(batch, A, sums(w) / batch.T.clamp(min=1), (sums(c), sums(c.abs())))
-    )
+    mean_weight = sums(w) / batch.T.clamp(min=1)
+    credit.metrics.update(bias.measures(batch, A, mean_weight, (sums(c), sums(c.abs()))))
     if nodes is not None:
         credit.metrics.update(bias.node_measures(batch, c, response, nodes))
     return credit

@@ -1,23 +1,122 @@
-"""Which choices go together: stacks that make no sense are refused,
+"""The choices of an objective, and which go together: stacks that make no sense are refused,
 and those that undo a choice they name say so.
 
-Sentences for people. Nothing here changes a number.
+Not here: what the choices compute. Nothing here changes a number.
 """
 
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import Any
 
-if TYPE_CHECKING:
-    from equipoise.objective.objective import Objective
+from equipoise.objective.advantage import ADVANTAGES
+from equipoise.objective.aggregation import AGGREGATIONS
+from equipoise.objective.cancellation import CANCELLATIONS, WEIGHT_TRANSFORMS
+from equipoise.objective.choice import Spec, choose, nearest
+from equipoise.objective.difficulty import DIFFICULTIES, Difficulty
+from equipoise.objective.regularizer import KL_ESTIMATORS, MISMATCH
+from equipoise.objective.surrogate import SEQUENCE_LEVEL, SURROGATES
 
 # cut, or gated, by the sign of A
 SIGN_DEPENDENT = ("ppo_clip", "dual_clip", "aspo", "dppo", "sapo")
 EXCHANGEABLE = ("token", "constant")
 
 
-def refuse_nonsense(o: Objective) -> None:
+class Stack:
+    """The choices, each looked up by its name; `Objective` says what they are."""
+
+    def __init__(
+        self,
+        advantage: Spec = "grpo",
+        difficulty: Spec = "none",
+        cancellation: str = "none",
+        aggregation: Spec = "sequence",
+        surrogate: Spec = "ppo_clip",
+        *,
+        averaged_groups: str = "all",
+        reward_weights: Sequence[float] = (1.0,),
+        combine: str = "rewards",
+        kl: float = 0.0,
+        kl_estimator: str = "k3",
+        entropy_bonus: float = 0.0,
+        mismatch: Spec = "none",
+        length_penalty: float = 0.0,
+        off_policy_mask: float | None = None,
+    ) -> None:
+        self.advantage = choose("advantage", ADVANTAGES, advantage)
+        self.difficulty_choice = choose("difficulty", DIFFICULTIES, difficulty)
+        self.aggregation = choose("aggregation", AGGREGATIONS, aggregation)
+        self.surrogate = choose("surrogate", SURROGATES, surrogate)
+        self.mismatch = choose("mismatch", MISMATCH, mismatch)
+        for slot, name, known in (
+            ("cancellation", cancellation, CANCELLATIONS),
+            ("averaged_groups", averaged_groups, ("all", "informative")),
+            ("combine", combine, ("rewards", "advantages", "gdpo")),
+            ("kl_estimator", kl_estimator, tuple(KL_ESTIMATORS)),
+        ):
+            if name not in known:
+                raise ValueError(nearest(slot, name, list(known)))
+        self.cancellation = cancellation
+        self.averaged_groups = averaged_groups
+        self.reward_weights = [float(w) for w in reward_weights]
+        self.combine = combine
+        self.kl = float(kl)
+        self.kl_estimator = kl_estimator
+        self.entropy_bonus = float(entropy_bonus)
+        self.difficulty: Difficulty | None = None
+        if self.difficulty_choice.function is not None:
+            self.difficulty = self.difficulty_choice()
+        self.length_penalty = float(length_penalty)
+        self.off_policy_mask = None if off_policy_mask is None else float(off_policy_mask)
+        _refuse_nonsense(self)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What this stack does that the names of its choices do not say;
+        also under `str(objective)`.
+        """
+        return _notes(self)
+
+    @property
+    def needs_whole_responses(self) -> bool:
+        """True where a response's tokens must come to `loss` together."""
+        by_response = self.mismatch.name == "mis" or self.off_policy_mask is not None
+        return self.surrogate.name in SEQUENCE_LEVEL or by_response
+
+    @property
+    def needs_sampler(self) -> bool:
+        """True where `loss` compares with the sampler's own log-probabilities."""
+        return self.mismatch.function is not None or self.off_policy_mask is not None
+
+    @property
+    def needs_whole_groups(self) -> bool:
+        """True where a group's responses must come to `loss` together:
+        the transform depends on their ratios.
+        """
+        return self.surrogate.name in SEQUENCE_LEVEL and self.cancellation in WEIGHT_TRANSFORMS
+
+    def choices(self) -> dict[str, Any]:
+        """Keyword arguments that build this objective again (without its state)."""
+        return {
+            "advantage": self.advantage.spec(),
+            "difficulty": self.difficulty_choice.spec(),
+            "cancellation": self.cancellation,
+            "aggregation": self.aggregation.spec(),
+            "surrogate": self.surrogate.spec(),
+            "averaged_groups": self.averaged_groups,
+            "reward_weights": self.reward_weights,
+            "combine": self.combine,
+            "kl": self.kl,
+            "kl_estimator": self.kl_estimator,
+            "entropy_bonus": self.entropy_bonus,
+            "mismatch": self.mismatch.spec(),
+            "length_penalty": self.length_penalty,
+            "off_policy_mask": self.off_policy_mask,
+        }
+
+
+def _refuse_nonsense(o: Stack) -> None:
     """A ValueError with the reason."""
     A, cancel, rule = o.advantage.name, o.cancellation, o.aggregation.name
     if o.difficulty is not None and A in ("reward", "none"):
@@ -57,7 +156,7 @@ def refuse_nonsense(o: Objective) -> None:
     _refuse_numbers(o)
 
 
-def refuse_per_token(o: Objective, *, weight: bool, advantage: bool) -> None:
+def refuse_per_token(o: Stack, *, weight: bool, advantage: bool) -> None:
     """What does not go with weights, or advantages, of each token: a ValueError with the reason."""
     if (weight or advantage) and o.cancellation not in ("none", "prefix"):
         raise ValueError(
@@ -75,7 +174,7 @@ def refuse_per_token(o: Objective, *, weight: bool, advantage: bool) -> None:
         )
 
 
-def _refuse_numbers(o: Objective) -> None:
+def _refuse_numbers(o: Stack) -> None:
     if not (0 <= o.kl < math.inf and 0 <= o.entropy_bonus < math.inf):
         raise ValueError(
             f"kl = {o.kl} and entropy_bonus = {o.entropy_bonus} must not be negative, and finite"
@@ -92,7 +191,7 @@ def _refuse_numbers(o: Objective) -> None:
         raise ValueError(f"off_policy_mask = {o.off_policy_mask} must be a KL per token, 0 or more")
 
 
-def notes(o: Objective) -> tuple[str, ...]:
+def _notes(o: Stack) -> tuple[str, ...]:
     """What the stack does that its names do not say (formulas.md §4)."""
     cancel, rule, found = o.cancellation, o.aggregation.name, []
     in_assign = not o.needs_whole_groups
