@@ -255,10 +255,11 @@ def _baseline(audit: Audit) -> Advice:
         f"O{said[1:]}, so that advantages there are too low by as much; "
         "the direction of the gradient is not affected."
     )
-    if _difficulty(audit) != "none":
+    choice = audit.choices[audit.objective]["difficulty"]
+    if choice["name"] != "none" and not choice.get("recentre", False):
         said += f" difficulty = {_difficulty(audit)} is there to make up for it."
         return Advice(topic, False, said)
-    change = f'objective.difficulty = "debias" (it breaks zero-sum: audit it too), or {RECENTRE}'
+    change = 'objective.difficulty = "debias" (it breaks zero-sum: audit it too)'
     return Advice(topic, True, said, change)
 
 

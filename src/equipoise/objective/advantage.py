@@ -110,6 +110,14 @@ def over_batch(A: Tensor, eps: float = 1e-6) -> Tensor:
     return d / (torch.sqrt((d**2).sum() / max(len(A) - 1, 1)) + eps)
 
 
+def grpo_scale(q: Tensor, G: Tensor, *, std: str = "paper", eps: float = 1e-6) -> Tensor:
+    """w in grpo's A = w·(r − q), of groups of G binary rewards whose mean is q."""
+    variance = q * (1 - q)
+    if std == "paper":
+        return 1 / torch.sqrt(variance + eps)
+    return 1 / (torch.sqrt(variance * G / (G - 1)) + eps)
+
+
 def long_and_right(T: Tensor, rate: Tensor, groups: Groups) -> Tensor:
     """[B] rate·sigmoid((T − mean)/std), mean and population std over the group's right responses
     (arXiv 2502.04463).

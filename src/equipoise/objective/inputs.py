@@ -34,6 +34,7 @@ class Facts(NamedTuple):
     least: float  # the smallest reward an advantage is taken of
     two_valued: float  # every reward an advantage is taken of is one of those two values
     smallest_group: float
+    largest_group: float
     tokens: float
     shortest: float  # tokens of the shortest response
     known: float  # responses whose accuracy is known; 0 where none was given
@@ -203,6 +204,7 @@ def _facts(
         "sum": total.sum(),
         "binary": _either(total, ends),
         "smallest_group": groups.size.min(),
+        "largest_group": groups.size.max(),
         "tokens": inputs.T.sum(),
         "shortest": inputs.T.min(),
     }

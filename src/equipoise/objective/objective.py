@@ -398,9 +398,11 @@ def _success(
 ) -> Success:
     """Of the accuracies where some are known, else of the rewards."""
     if accuracy is None or not facts.known:
-        return Success.of_rewards(batch, *ends)
+        return Success.of_rewards(batch, *ends, int(facts.largest_group))
     everyone = facts.known == len(accuracy)
-    return Success.of_accuracies(accuracy, batch.groups, all_known=everyone)
+    return Success.of_accuracies(
+        accuracy, batch.groups, int(facts.largest_group), all_known=everyone
+    )
 
 
 def _refuse_not_finite(credit: Credit) -> None:

@@ -6,15 +6,16 @@ Not here: what the choices compute. Nothing here changes a number.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from typing import Any
 
-from equipoise.objective.advantage import ADVANTAGES
+from equipoise.objective.advantage import ADVANTAGES, grpo_scale
 from equipoise.objective.aggregation import AGGREGATIONS
 from equipoise.objective.cancellation import CANCELLATIONS, WEIGHT_TRANSFORMS
 from equipoise.objective.choice import Spec, choose, nearest
-from equipoise.objective.difficulty import DIFFICULTIES, Difficulty
+from equipoise.objective.difficulty import DIFFICULTIES, Debias, Difficulty
 from equipoise.objective.regularizer import KL_ESTIMATORS, MISMATCH
 from equipoise.objective.surrogate import SEQUENCE_LEVEL, SURROGATES
 
@@ -67,6 +68,8 @@ class Stack:
         self.difficulty: Difficulty | None = None
         if self.difficulty_choice.function is not None:
             self.difficulty = self.difficulty_choice()
+        if isinstance(self.difficulty, Debias) and self.advantage.name == "grpo":
+            self.difficulty.scale = functools.partial(grpo_scale, **self.advantage.options)
         self.length_penalty = float(length_penalty)
         self.off_policy_mask = None if off_policy_mask is None else float(off_policy_mask)
         _refuse_nonsense(self)

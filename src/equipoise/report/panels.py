@@ -269,7 +269,8 @@ def weights(runs: Sequence[Run]) -> Panel | None:
     figures = [anchor, _phi(over_time, "positive", "A > 0"), _phi(over_time, "negative", "A < 0")]
     sentence = (
         "They multiply each advantage. HA-DW raises right answers to prompts that are harder than the anchor and "
-        "lowers those to easier ones; wrong answers the other way round. A prompt at the anchor gets λ."
+        "lowers those to easier ones; wrong answers the other way round. A prompt at the anchor gets λ. "
+        "Recentred, all answers of a group get one number."
     )
     return panel("difficulty", "Difficulty weights", sentence, figures)
 
