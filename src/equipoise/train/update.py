@@ -139,30 +139,17 @@ class Updater:
             self._cut(part.share)
             part.share.says_itself = self._says_itself(number)
             self._fitting(part.share, self._compare)
-        steps = [
-            self._optimizer_step(
-                part, compared=self.exact or i == 0, following=first[i + 1 : i + 2]
-            )
-            for i, part in enumerate(first)
-        ]
+        steps = self._optimizer_steps(first, turn=0)
         out |= _merged(steps)
         out |= mismatch_metrics([m for s in steps for m in s.apart], self.objective.mismatch)
         for turn in range(1, self.config.train.updates):
             again = self._pass(batch, credit, trained, step, turn, first)
             for part in again:
                 self._cut(part.share)
-            steps += [
-                self._optimizer_step(part, compared=False, following=again[i + 1 : i + 2])
-                for i, part in enumerate(again)
-            ]
+            steps += self._optimizer_steps(again, turn)
         self._settle()
-        # The first update's ratios are 1 (sampled ahead, those of a step); how far the policy moved
-        # on this batch shows in the last.
         if len(steps) > 1:
-            last = _merged([steps[-1]._replace(weight=1.0)])
-            out |= {
-                f"{name}/last_update": x for name, x in last.items() if name.startswith(LAST_UPDATE)
-            }
+            out |= _last_update(steps[-1])
         norms = [float(s.norm) for s in steps]
         return out | {"grad_norm": math.fsum(norms) / len(norms)} | self._state()
 
@@ -258,8 +245,16 @@ class Updater:
             )
         self.idle_passes = max(ranks.gather(len(share.parts))) - len(share.parts)
 
+    def _optimizer_steps(self, parts: list[MiniBatch], turn: int) -> list[Step]:
+        """One on each mini-batch of a pass, the `turn`-th over the batch."""
+        steps = []
+        for i, part in enumerate(parts):
+            compared = turn == 0 and (self.exact or i == 0)
+            steps.append(self._optimizer_step(part, compared, following=parts[i + 1 : i + 2]))
+        return steps
+
     def _optimizer_step(
-        self, part: MiniBatch, *, compared: bool, following: Sequence[MiniBatch] = ()
+        self, part: MiniBatch, compared: bool, following: Sequence[MiniBatch]
     ) -> Step:
         """`compared`: whether it is known how far the sampler is from the trainer: the weights are
         those that sampled, or π_old is the trainer's. `following`: the mini-batch after this one.
@@ -518,6 +513,14 @@ def _merged(steps: Sequence[Step]) -> dict[str, float]:
             }
             outputs.append(dataclasses.replace(output, stats=output.stats._replace(**losses)))
     return {name: float(x) for name, x in merge_metrics(outputs).items()}
+
+
+def _last_update(step: Step) -> dict[str, float]:
+    """How far the policy moved on a batch: the first update's ratios are 1, or of a batch that was
+    sampled ahead those of a step, and the last one's tell.
+    """
+    last = _merged([step._replace(weight=1.0)])
+    return {f"{name}/last_update": x for name, x in last.items() if name.startswith(LAST_UPDATE)}
 
 
 def learning_rate(o: OptimConfig, update: int, total: int) -> float:
