@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from math import gcd
 
 from equipoise.verifiers.math import exact, form
 from equipoise.verifiers.math.notation import Unreadable, tight
@@ -31,6 +32,7 @@ from equipoise.verifiers.math.structure import (
 )
 
 NUMBER_SET = re.compile(r"\\emptyset|\\mathbb\s*\{?\s*[NZQRC]\s*\}?(?:\s*\^?\s*[-+])?")
+CLOCK = re.compile(r"(\d{1,2}):([0-5]\d)", re.ASCII)
 MOST_PAIRS = 2_000  # comparisons of list items
 
 
@@ -178,6 +180,8 @@ def _same_ratio(gold: str, answer: str) -> bool | None:
         return None
     if tight(gold) == tight(answer):
         return True
+    if (clock := CLOCK.fullmatch(gold)) and gcd(int(clock[1]), int(clock[2])) > 1:
+        return False  # 4:30 is a time: a ratio would be in lowest terms
     try:
         g, a = exact.ratio(gold), exact.ratio(answer)
         if g is None and a is None:
