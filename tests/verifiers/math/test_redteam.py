@@ -28,6 +28,7 @@ WRONG = [
     (r"\begin{pmatrix}1&2\\3&4\end{pmatrix}", r"\left|\begin{matrix}1&2\\3&4\end{matrix}\right|"),
     # half past four is no ratio
     ("4:30", "2:15"), ("4:30", "8:60"), ("4:30", "2/15"), ("10:45", "2:9"),
+    (r"\emptyset", r"\{\emptyset\}"),
     # left to do
     (r"\sqrt2", r"\sqrt2\cdot1"), (r"\sqrt2", r"\frac{\sqrt{18}}{3}\cdot1"), ("3+4i", "i(4-3i)"),
     (r"2\pi", r"1\cdot2\pi"),

@@ -207,6 +207,7 @@ def _same_group(gold: Node, answer: Node, by: Comparer) -> bool | None:
         if (
             group.ordered
             or isinstance(other, Chain)
+            or other == Leaf(r"\emptyset")  # and {∅} has an element
             or (by.strict and ours and len(group.items) > 1)
         ):
             return False
