@@ -23,6 +23,8 @@ WRONG = [
     ("155", r"155\text{ factorials}"), ("155", r"155\text{ percentages}"),
     # inequalities that overlap
     (r"(-\infty,\infty)", "x>0,x<1"), (r"(-\infty,\infty)", r"x>0\text{ and }x<1"),
+    # brackets count: a bare list has none
+    (r"x\le5", r"-\infty,5"), ("x<5", r"-\infty;5"), ("(0,1]", "0,1"), ("0<x<1", "0,1"), (r"0\le x\le1", "x=0,y=1"),
     # a determinant is a number
     (r"\begin{pmatrix}1&2\\3&4\end{pmatrix}", r"\begin{vmatrix}1&2\\3&4\end{vmatrix}"),
     (r"\begin{pmatrix}1&2\\3&4\end{pmatrix}", r"\left|\begin{matrix}1&2\\3&4\end{matrix}\right|"),
@@ -37,7 +39,7 @@ WRONG = [
 RIGHT = [
     (r"\pm\sqrt3\pm\sqrt2", r"\sqrt3+\sqrt2,\sqrt3-\sqrt2,\sqrt2-\sqrt3,-\sqrt3-\sqrt2"),
     (r"\pm\sqrt3\pm\sqrt2", r"\pm\sqrt2\pm\sqrt3"), (r"\pm\sqrt3\mp\sqrt2", r"\sqrt3-\sqrt2,\sqrt2-\sqrt3"),
-    ("155", "155."), ("155", r"N=155\text{ m}"), ("155", r"155\text{ L}"), ("155", "x=155\ufe0e"), ("A<B", "B>A"),
+    ("155", "155."), ("(0,1)", "0,1"), ("(0,1)", "0<x<1"), ("x<5", r"(-\infty,5)"), ("0<x<1", "(0,1)"), ("155", r"N=155\text{ m}"), ("155", r"155\text{ L}"), ("155", "x=155\ufe0e"), ("A<B", "B>A"),
     (r"(-\infty,-1)\cup(1,\infty)", r"x<-1\text{ or }x>1"), (r"\text{even}", r"\text{parity}=\text{even}"),
     ("C", r"\text{Answer}=C"), ("7:32", "14:64"), ("2:3", "10:15"), ("4:30", "4:30"), ("3/4", "3:4"),
     (r"\frac{\sqrt3}{3}", r"\frac{1}{\sqrt3}"), (r"\sqrt2(1+\sqrt3)", r"\sqrt2+\sqrt6"),

@@ -222,7 +222,7 @@ def _same_group(gold: Node, answer: Node, by: Comparer) -> bool | None:
     if names and others:
         return _by_name(gold, answer, by) if set(names) == set(others) else False
     if names or gold.ordered or answer.ordered:
-        if "{" in {gold.left, answer.left} or {gold.left, answer.left} & {"["}:
+        if {gold.left, gold.right, answer.left, answer.right} & {"{", "[", "]"}:
             return False
         orders = [(_values(gold), _values(answer))]
         if gold.ordered or answer.ordered:
@@ -319,6 +319,8 @@ def _same_chain(gold: Node, answer: Node, by: Comparer) -> bool | None:
             return same(gold, chain.members[1], by)
         return False
     if (interval := as_interval(chain)) is not None and isinstance(other, Listing | Union):
+        if isinstance(other, Listing) and not other.ordered:
+            return None  # a bare list has no brackets to compare
         outcome = same(interval, other, by) if chain is gold else same(other, interval, by)
         return outcome or None
     return None if isinstance(other, Listing | Union) else False
