@@ -39,7 +39,8 @@ WRONG = [
 RIGHT = [
     (r"\pm\sqrt3\pm\sqrt2", r"\sqrt3+\sqrt2,\sqrt3-\sqrt2,\sqrt2-\sqrt3,-\sqrt3-\sqrt2"),
     (r"\pm\sqrt3\pm\sqrt2", r"\pm\sqrt2\pm\sqrt3"), (r"\pm\sqrt3\mp\sqrt2", r"\sqrt3-\sqrt2,\sqrt2-\sqrt3"),
-    ("155", "155."), ("(0,1)", "0,1"), ("(0,1)", "0<x<1"), ("x<5", r"(-\infty,5)"), ("0<x<1", "(0,1)"), ("155", r"N=155\text{ m}"), ("155", r"155\text{ L}"), ("155", "x=155\ufe0e"), ("A<B", "B>A"),
+    ("155", "155."), ("(0,1)", "0,1"), ("(0,1)", "0<x<1"), ("x<5", r"(-\infty,5)"),
+    ("0<x<1", "(0,1)"), ("155", r"N=155\text{ m}"), ("155", r"155\text{ L}"), ("155", "x=155\ufe0e"), ("A<B", "B>A"),
     (r"(-\infty,-1)\cup(1,\infty)", r"x<-1\text{ or }x>1"), (r"\text{even}", r"\text{parity}=\text{even}"),
     ("C", r"\text{Answer}=C"), ("7:32", "14:64"), ("2:3", "10:15"), ("4:30", "4:30"), ("3/4", "3:4"),
     (r"\frac{\sqrt3}{3}", r"\frac{1}{\sqrt3}"), (r"\sqrt2(1+\sqrt3)", r"\sqrt2+\sqrt6"),
