@@ -373,6 +373,17 @@ def test_a_csv_file_is_refused_with_the_line_that_turns_it_into_a_task(tmp_path,
     assert len(open_task("sums.parquet", 0).train) > 0
 
 
+def test_a_json_file_is_refused_with_the_line_that_turns_it_into_a_task(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    Path("sums.json").write_text(json.dumps(sums(20)))
+    with pytest.raises(TaskError) as error:
+        open_task("sums.json", 0)
+    (code,) = re.findall(r'; turn a list of rows into one: python -c "(.*)" > sums.jsonl$', str(error.value))
+    exec(code, {})
+    Path("sums.jsonl").write_text(capsys.readouterr().out)
+    assert len(open_task("sums.jsonl", 0).train) > 0
+
+
 def test_ids_of_several_files_do_not_collide(tmp_path):
     for k in range(2):
         jsonl(tmp_path / f"{k}.jsonl", [{"id": n, **row} for n, row in enumerate(sums(20, 20 * k))])

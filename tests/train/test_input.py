@@ -184,6 +184,7 @@ def test_a_setting_that_cannot_be_used(train, tmp_path, options, said):
     ("options", "said"),
     [
         ({"model__name": "abacus", "task__suffix": " is what?"}, "abacus's tokenizer cannot read"),
+        ({"model__name": "abacus", "task__suffix": " is what?"}, "for other prompts name another model, model.name"),
         ({"task__chat_template": "{{ messages[0].content"}, "the chat template of"),
     ],
 )
