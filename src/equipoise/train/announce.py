@@ -131,6 +131,11 @@ def problem(trainer: Trainer) -> str:
 def nothing_to_learn(trainer: Trainer) -> str:
     """How long no group has taught anything, and what may have done it."""
     causes = "is the reward always the same, the task too hard or too easy"
+    if trainer.unread > 0.5:
+        causes = (
+            f"no answer could be read in {trainer.unread:.0%} of the last step's responses: do the prompts say how to "
+            "write it, which task.suffix can add, is it cut off at rollout.max_tokens"
+        )
     if trainer.step > trainer.uninformative:  # an update came before: it may have broken the model
         causes += f", or the learning rate, {trainer.config.optim.lr}, too large"
     return (

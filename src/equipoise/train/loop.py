@@ -109,6 +109,7 @@ class Trainer:
         self.folder = RunFolder(config.train.out)
         self.step = 0
         self.uninformative = 0  # steps in a row
+        self.unread = 0.0  # share of the last step's responses in which no answer could be read
         self.cut_norms: list[float] = []  # of gradients far over optim.clip_norm, steps in a row
         self.failing = Failing()
         self.unscored = ""  # why too many responses of the last step have no score
@@ -314,6 +315,7 @@ class Trainer:
         metrics |= {f"timing_s/{k}": v for k, v in seconds.items()} | {"timing_s/step": total}
         self.journal.step(self.step, batch, metrics)
         self._call("on_step", metrics)
+        self.unread = batch.kinds["unparsed"] / batch.kinds.total()
         unscored = batch.unscored / batch.kinds.total()
         if unscored > self.config.reward.max_unscored:
             self.unscored = (
