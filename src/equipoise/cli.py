@@ -55,7 +55,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if unknown:
         parser.error(_unrecognized(option_names(parser, options.command), unknown))
     if bare := [word for word in rest if word.startswith("-")]:
-        parser.error(_without_section(bare[0], option_names(parser, options.command), options.command))
+        parser.error(
+            _without_section(bare[0], option_names(parser, options.command), options.command)
+        )
     rest += overrides
     try:
         RUN[options.command](options, rest)
@@ -87,18 +89,20 @@ def _without_section(word: str, flags: Sequence[str], command: str) -> str:
     from equipoise.config import Config
     from equipoise.config.errors import meant_by, options_of
 
+    def options(key: str) -> str:
+        return " or ".join(f"--{name}" for name in meant_by(key, Config))
+
     key = word.lstrip("-").partition("=")[0].replace("-", "_")
-    by_key = {flag.lstrip("-").replace("-", "_"): f'"{flag}"' for flag in flags}
-    for option in (option for options in options_of(Config).values() for option in options):
-        by_key[option] = " or ".join(f"--{name}" for name in meant_by(option, Config))
-    if meant := meant_by(key, Config):
-        return f"{word} is not an option; did you mean {' or '.join(f'--{name}' for name in meant)}?"
-    # Keys are many and short: what is less alike than this shares a word at most (logging_steps and steps).
-    if close := difflib.get_close_matches(key, by_key, n=1, cutoff=0.75):
-        return f"{word} is not an option; did you mean {by_key[close[0]]}?"
+    keys = {key: options(key) for section in options_of(Config).values() for key in section}
+    known = keys | {flag.lstrip("-").replace("-", "_"): f'"{flag}"' for flag in flags}
+    # What is less alike than this has one word in common, as logging_steps and from_step.
+    close = difflib.get_close_matches(key, known, n=1, cutoff=0.75)
+    if meant := options(key) or (known[close[0]] if close else ""):
+        return f"{word} is not an option; did you mean {meant}?"
+    listed = "sft" if command == "sft" else "train"
     return (
         f"{word} is not an option; use one of ({', '.join(flags)}, or --section.key of the "
-        f"configuration: `equipoise {command} --help` lists them)"
+        f"configuration: `equipoise {listed} --help` lists them)"
     )
 
 

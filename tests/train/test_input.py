@@ -111,7 +111,12 @@ def test_responses_without_an_answer_that_can_be_read_are_named_as_the_cause(tra
     """abacus ends with #30, which the math verifier does not read: the prompts ask for no mark."""
     file = dataset(tmp_path / "rows.jsonl", [{"prompt": f"{a}+1=", "answer": a + 1} for a in range(40)])
     ended = train(
-        model__name="abacus", task__name=file, reward__functions=["task"], train__steps=5, eval__every=0, log__terminal=True
+        model__name="abacus",
+        task__name=file,
+        reward__functions=["task"],
+        train__steps=5,
+        eval__every=0,
+        log__terminal=True,
     )
     assert ended.code == 0
     assert "no answer could be read in 100% of the last step's responses" in ended.stdout

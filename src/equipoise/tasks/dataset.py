@@ -145,7 +145,9 @@ class Dataset:
             elsewhere=frozenset(digest(item.question) for _, item in self._problems or []),
             overlap=Overlap(others) if others else None,
         )
-        self._elsewhere = "" if held_out is None else f"{len(self._problems or []):,} held out in {held_out}"
+        self._elsewhere = (
+            "" if held_out is None else f"{len(self._problems or []):,} held out in {held_out}"
+        )
         self._account = self._summary()
         self._streamed: OrderedDict[tuple[int, int], tuple[_Window, np.ndarray]] = OrderedDict()
         self._accounted: set[tuple[int, int]] = set()
