@@ -46,7 +46,8 @@ RIGHT_PULL = (
 LONG_WRONG = "Where wrong ones were 40 % longer, balanced learnt 0 to 0.9 points more than token over the group."
 # studies 19, 25 and 27: no gain as large as half a point; constant is the same rule but for a factor a batch
 OVER_BATCH = (
-    "In our study balanced learnt no more than averaging over the batch, so nothing need change."
+    "In our study balanced learnt no more than averaging over the batch: "
+    "this is no reason to change the aggregation."
 )
 TIED = (
     "In our study sequence and balanced learnt alike (within half a point), so nothing need change."

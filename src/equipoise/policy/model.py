@@ -226,7 +226,8 @@ def encode(policy: Policy, prompt: Prompt, options: Mapping[str, Any] | None = N
             ids: list[int] = tokenizer(prompt)["input_ids"]
         except Exception as error:  # tokenizers raises nothing narrower
             raise ValueError(
-                f"{policy.name}'s tokenizer cannot read {_excerpt(prompt)}: {error}"
+                f"{policy.name}'s tokenizer cannot read {_excerpt(prompt)}: {error}; abacus, the embedded model and "
+                "the default, reads sums such as 24+2= alone: for other prompts name another model, model.name"
             ) from error
     elif tokenizer.chat_template is None:
         raise ModelError(

@@ -86,6 +86,9 @@ def open_task(
         parquet = f"{name.removesuffix('.csv')}.parquet"
         code = f"from pyarrow import csv, parquet as p; p.write_table(csv.read_csv('{name}'), '{parquet}')"
         hint = f'; turn it into one: python -c "{code}"'
+    elif name.endswith(".json"):
+        code = f"import json; [print(json.dumps(row)) for row in json.load(open('{name}'))]"
+        hint = f'; turn a list of rows into one: python -c "{code}" > {name}l'
     raise TaskError(f'task.name = "{name}" is not a task: arithmetic, {others}{hint}')
 
 

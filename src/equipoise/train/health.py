@@ -26,6 +26,7 @@ class Health:
     step: int = 0  # the last one seen
     failing: Failing = field(default_factory=Failing)
     unscored: str = ""  # why too many responses of the last step have no score
+    unread: float = 0.0  # share of the last step's responses in which no answer could be read
     uninformative: int = 0  # steps in a row
     cut_norms: list[float] = field(default_factory=list)  # far over optim.clip_norm, in a row
 
@@ -34,6 +35,7 @@ class Health:
         what to warn of.
         """
         self.step = step
+        self.unread = batch.kinds["unparsed"] / batch.kinds.total()
         unscored = batch.unscored / batch.kinds.total()
         if unscored > self.config.reward.max_unscored:
             self.unscored = f"{unscored:.0%} of the responses have no score ({_troubles(batch)})"
@@ -65,6 +67,11 @@ class Health:
     def _nothing_to_learn(self) -> str:
         """How long no group has taught anything, and what may have done it."""
         causes = "is the reward always the same, the task too hard or too easy"
+        if self.unread > 0.5:
+            causes = (
+                f"no answer could be read in {self.unread:.0%} of the last step's responses: do the prompts say how "
+                "to write it, which task.suffix can add, is it cut off at rollout.max_tokens"
+            )
         if self.step > self.uninformative:  # an update came before: it may have broken the model
             causes += f", or the learning rate, {self.config.optim.lr}, too large"
         return (
