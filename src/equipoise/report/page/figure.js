@@ -40,9 +40,15 @@ function figureView(figure, context) {
   );
   const fill = () => numbers.open && box.replaceChildren(table(figure, context));
   numbers.addEventListener("toggle", fill);
+  const holes = h("p", { class: "holes" });
+  const tell = () => {
+    holes.hidden = !figure.holes;
+    holes.textContent = figure.holes || "";
+  };
+  tell();
   const element = h(
     "figure",
-    { class: `card ${figure.kind}`, id: `figure-${figure.id}` },
+    { class: `card ${figure.kind}${figure.rows?.length === 1 ? " one-tile" : ""}`, id: `figure-${figure.id}` },
     h(
       "figcaption",
       {},
@@ -50,6 +56,7 @@ function figureView(figure, context) {
       figure.metric && figure.metric !== figure.title ? h("code", {}, name(figure.metric)) : null,
       figure.sentence ? h("p", {}, [figure.sentence, figure.spread].filter(Boolean).join(" ")) : null,
       figure.means ? h("p", { class: "means" }, figure.means) : null,
+      holes,
     ),
     chart.element,
     numbers,
@@ -61,6 +68,7 @@ function figureView(figure, context) {
     redraw: () => chart.element.drawnAt !== undefined && chart.draw(),
     update(next) {
       figure = next;
+      tell();
       chart.update(next);
       const top = box.scrollTop;
       fill();
