@@ -167,8 +167,8 @@ def _peaks(runs: Sequence[Run], metrics: Sequence[str]) -> Figure:
             marks.append({"run": i, **numbers, "peak_step": p["peak_step"]})
         rows += [{"label": label, "marks": marks}] if marks else []
     sentence = (
-        "In percent. Filled: the best evaluation of the run. Hollow: the last one. The line between them is what the run lost "
-        "again (Balanced Aggregation, Figure 1). All on one scale, each around its own middle."
+        "In percent. Filled: the best evaluation of the run. Hollow: the last one. The line between them is what the "
+        "run lost again (Balanced Aggregation, Figure 1). All on one scale, each around its own middle."
     )
     named = {"id": "peaks", "kind": "peaks", "title": "Peak and last", "sentence": sentence}
     return {**named, "rows": rows}

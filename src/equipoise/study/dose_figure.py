@@ -30,7 +30,8 @@ SEGMENTS = 24  # of a drawn parabola
 SCALE = 1.35  # from these units to pixels, where the page does not say how wide
 # It paints its own paper: a page that is dark may hold a light figure, and the reverse.
 STYLE = (
-    ".paper{fill:#fff}text{font:11px sans-serif;fill:#333}.title{font-weight:bold}.axis{stroke:#999}.bar{stroke:#1f6f8b;stroke-width:2}"
+    ".paper{fill:#fff}"
+    "text{font:11px sans-serif;fill:#333}.title{font-weight:bold}.axis{stroke:#999}.bar{stroke:#1f6f8b;stroke-width:2}"
     ".mean{fill:#1f6f8b}.fit{fill:none;stroke:#c0562b;stroke-width:1.5;stroke-dasharray:4 3}"
     "@media(prefers-color-scheme:dark){.paper{fill:#14181d}text{fill:#ddd}.bar{stroke:#5fb3cf}"
     ".mean{fill:#5fb3cf}.fit{stroke:#f0936a}}"

@@ -40,12 +40,6 @@ function figureView(figure, context) {
   );
   const fill = () => numbers.open && box.replaceChildren(table(figure, context));
   numbers.addEventListener("toggle", fill);
-  const holes = h("p", { class: "holes" });
-  const tell = () => {
-    holes.hidden = !figure.holes;
-    holes.textContent = figure.holes || "";
-  };
-  tell();
   const element = h(
     "figure",
     { class: `card ${figure.kind}${figure.rows?.length === 1 ? " one-tile" : ""}`, id: `figure-${figure.id}` },
@@ -56,7 +50,6 @@ function figureView(figure, context) {
       figure.metric && figure.metric !== figure.title ? h("code", {}, name(figure.metric)) : null,
       figure.sentence ? h("p", {}, [figure.sentence, figure.spread].filter(Boolean).join(" ")) : null,
       figure.means ? h("p", { class: "means" }, figure.means) : null,
-      holes,
     ),
     chart.element,
     numbers,
@@ -68,7 +61,6 @@ function figureView(figure, context) {
     redraw: () => chart.element.drawnAt !== undefined && chart.draw(),
     update(next) {
       figure = next;
-      tell();
       chart.update(next);
       const top = box.scrollTop;
       fill();

@@ -65,7 +65,7 @@ function lineChart(figure, context) {
       tabindex: "0",
       role: "application",
       "aria-roledescription": "chart",
-      "aria-label": `${figure.title}: line chart of ${who}. Arrow keys move through the steps.`,
+      "aria-label": `${figure.title}: line chart of ${who}. ${figure.holes || ""} Arrow keys move through the steps.`,
       onkeydown: key,
       onblur: leave,
       onpointermove: point,
@@ -111,6 +111,8 @@ function lineChart(figure, context) {
         svg("text", { class: "tick", x: X(v), y: HEIGHT - bottom + 17, "text-anchor": "middle" }, number(v)),
       ),
       svg("text", { class: "axis", x: width - right, y: HEIGHT - 3, "text-anchor": "end" }, "step"),
+      // Beside the axis' name, where nothing moves when a watched run gets its first hole.
+      figure.holes ? svg("text", { class: "axis", x: left, y: HEIGHT - 3 }, figure.holes) : "",
     ];
   }
 
