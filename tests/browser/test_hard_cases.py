@@ -60,6 +60,12 @@ def test_more_than_four_variants_have_bars_and_four_have_bands(twelve_variants, 
     reward = page.locator("figure", has=page.get_by_role("heading", name="Mean reward", exact=True))
     assert reward.locator("path.band").count() == 0
     assert reward.locator("path.whisker").count() >= 12
+    places = {
+        d.split(" ")[0] for d in reward.locator("path.whisker").evaluate_all("p => p.map(b => b.getAttribute('d'))")
+    }
+    inside = reward.locator("clipPath rect").evaluate("r => r.x.baseVal.value + r.width.baseVal.value")
+    assert len(places) >= 12  # none on top of another, none cut off
+    assert max(float(place[1:]) for place in places) < inside
     for chip in page.locator(".chip").all()[4:]:
         chip.click()
     assert reward.locator("path.band").count() == 4

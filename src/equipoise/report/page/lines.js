@@ -160,7 +160,8 @@ function lineChart(figure, context) {
     const x = xs(l),
       n = scale.lines.length,
       aside = 3 * (scale.lines.indexOf(l) - (n - 1) / 2),
-      room = (v) => Math.min(X(v) + aside, scale.width - 2);
+      beyond = (v) => Math.max(0, X(v) + 1.5 * (n - 1) - (scale.width - scale.right + 3)), // the set stays inside
+      room = (v) => X(v) + aside - beyond(v);
     return l.low.map((low, i) =>
       low == null || l.high[i] == null || (n * l.low.length > 60 && i < l.low.length - 1)
         ? ""
