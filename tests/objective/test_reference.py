@@ -213,6 +213,6 @@ def test_mismatch_reaches_the_cancelled_weights():
 
 def test_gdpos_last_step_centres_and_scales_whatever_it_is_given():
     """Also advantages that do not sum to 0: mean 2, sample variance 7."""
-    assert over_batch(torch.tensor([0.0, 1.0, 5.0]), eps=0.0).tolist() == pytest.approx(
+    assert over_batch(torch.tensor([0.0, 1.0, 5.0]), zero_sum=False, eps=0.0).tolist() == pytest.approx(
         [(x - 2) / 7**0.5 for x in (0, 1, 5)]
     )

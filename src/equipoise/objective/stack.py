@@ -10,7 +10,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from equipoise.objective.advantage import ADVANTAGES
+from equipoise.objective.advantage import ADVANTAGES, NOT_ZERO_SUM
 from equipoise.objective.aggregation import AGGREGATIONS
 from equipoise.objective.cancellation import CANCELLATIONS, WEIGHT_TRANSFORMS
 from equipoise.objective.choice import Spec, choose, nearest
@@ -127,7 +127,7 @@ def _refuse_nonsense(o: Stack) -> None:
         raise ValueError(
             f"debias corrects the baseline of r − p̂; advantage = {A} is not proportional to it"
         )
-    if cancel == "min_replace" and A in ("opo", "reward", "reinforce_pp"):
+    if cancel == "min_replace" and A in NOT_ZERO_SUM:
         raise ValueError(
             f"min_replace cancels only when ΣA = 0 in a group, which advantage = {A} does not give"
         )
@@ -204,12 +204,7 @@ def _notes(o: Stack) -> tuple[str, ...]:
         found.append(
             f"with binary rewards, balanced under {cancel} is the token rule times a factor per group"
         )
-    zero_sum = o.difficulty is None and o.advantage.name not in (
-        "opo",
-        "reward",
-        "reinforce_pp",
-        "none",
-    )
+    zero_sum = o.difficulty is None and o.advantage.name not in (*NOT_ZERO_SUM, "none")
     if (
         cancel in ("min_replace", "orthogonal", "recentre")
         and rule in EXCHANGEABLE
