@@ -42,6 +42,7 @@ NAN = math.nan
         ({"reward_weights": ()}, "reward_weights"),
         ({"off_policy_mask": -0.1}, "off_policy_mask"),
         ({"advantage": "none", "difficulty": "hadw"}, "no baseline"),
+        ({"surrogate": "gmpo", "mismatch": "icepop"}, "geometric mean"),
     ],
 )
 def test_options_out_of_range_are_refused_when_built(choices, sentence):

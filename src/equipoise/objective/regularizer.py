@@ -65,6 +65,15 @@ MISMATCH: dict[str, Callable[..., Tensor] | None] = {
 }
 
 
+def one_weight(tokens: Tokens, weight: Tensor) -> Tensor:
+    """[n] the geometric mean of the weights of the token's response.
+
+    For gmpo, whose ratio is a geometric mean over the response itself: with π_rollout in place of
+    π_old it would have this factor, were no weight capped. verl does the same.
+    """
+    return tokens.spread(tokens.response_mean(weight.log()).exp())
+
+
 def off_policy_mask(tokens: Tokens, sampled: Tensor, delta: float) -> Tensor:
     """[n] 0 for the tokens of responses with A < 0 and mean_t log(π_sampled/π) > delta,
     else 1 (arXiv 2512.02556).

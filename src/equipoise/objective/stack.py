@@ -96,6 +96,14 @@ class Stack:
         """
         return self.surrogate.name in SEQUENCE_LEVEL and self.cancellation in WEIGHT_TRANSFORMS
 
+    @property
+    def weighs_whole_responses(self) -> bool:
+        """True where the sampler's weights of a response's tokens become one:
+        gmpo has one advantage a response. Under a cancellation it is linear in each token.
+        """
+        by_token = self.mismatch.name in ("tis", "icepop")
+        return self.surrogate.name == "gmpo" and by_token and not self.needs_whole_groups
+
     def choices(self) -> dict[str, Any]:
         """Keyword arguments that build this objective again (without its state)."""
         return {
@@ -144,6 +152,11 @@ def _refuse_nonsense(o: Stack) -> None:
         other = "mismatch = mis weighs" if o.mismatch.name == "mis" else "off_policy_mask drops"
         raise ValueError(
             f"{other} responses anew after {cancel} has balanced them; use mismatch = tis"
+        )
+    if o.weighs_whole_responses and o.mismatch.name == "icepop":
+        raise ValueError(
+            "mismatch = icepop leaves tokens out, and surrogate = gmpo is a geometric mean over all tokens of a "
+            "response; use mismatch = tis or mis"
         )
     if cancel == "prefix" and rule in EXCHANGEABLE:
         raise ValueError(
