@@ -235,6 +235,16 @@ def _notes(o: Stack) -> tuple[str, ...]:
             f"{o.surrogate.name} treats the two signs differently, which undoes {cancel} off-policy; "
             "symmetric_clip treats them alike"
         )
+    # Under min_replace vespo keeps its own: the least φ(W) of the group, near 0 far from W = 1.
+    keeps_region = o.surrogate.name == "dfpo" or (o.surrogate.name, cancel) == (
+        "vespo",
+        "min_replace",
+    )
+    if o.needs_whole_groups and not keeps_region:
+        found.append(
+            f"{cancel} takes {o.surrogate.name} in the linear form sg(w̃)·A·log π, without its trust region: nothing "
+            "bounds it off-policy; surrogate = dfpo has a region"
+        )
     strength = o.aggregation.options.get("strength", 1.0)
     if strength != 1:
         found.append(
