@@ -73,5 +73,5 @@ def mini_batches(
 
 def _share_of_counted(credit: Credit, rows: Tensor) -> float:
     """Of the prompts that count in the mean of the policy's loss, the share in `rows` [B]."""
-    counted = credit.groups.first & credit.counted
+    counted = (credit.groups.first & credit.counted).cpu()
     return int((counted & rows).sum()) / max(int(counted.sum()), 1)
