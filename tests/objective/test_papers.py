@@ -200,6 +200,20 @@ def test_prefix_balances_both_where_each_matters():
     assert torch.equal(torch.sign(c), torch.sign(credit.advantage[response]))
 
 
+def test_prefix_leaves_a_push_where_only_some_share_and_misses_what_is_shared_whole():
+    """Two identical right responses and two wrong ones: docs/formulas.md §4."""
+    responses = [[7, 1, 2, 3], [7, 1, 2, 3], [7, 4, 5, 6, 8], [7, 9, 9]]
+    lengths = torch.tensor([len(x) for x in responses])
+    tokens = torch.tensor([x for row in responses for x in row])
+    objective = eq.Objective(aggregation="balanced", cancellation="prefix")
+    credit = objective.assign([1.0, 1.0, 0.0, 0.0], [0] * 4, lengths, tokens=tokens)
+    c, response, position = credit.coefficient, eq.response_ids(lengths), eq.positions(lengths)
+    assert abs(float(c[position == 0].sum())) < 1e-15  # all four share it
+    assert (c[(position > 0) & (response < 2)] > 0).all()  # the right ones alone do
+    assert (c[(position > 0) & (response >= 2)] < 0).all()  # what is left is all of wrong responses
+    assert float(credit.metrics["bias/node_exchangeability"]) == pytest.approx(0.75)
+
+
 def test_nodes_tell_prefixes_apart():
     """Same token at the same place after another prefix, and the same prefix in another group, are other nodes."""
     from equipoise.objective.cancellation import Nodes

@@ -92,8 +92,9 @@ class Credit:
 
         Its loss is the mean over its own prompts, so that its step has the size of one on the whole
         batch. Advantages and effective lengths stay the batch's: every weight is multiplied by the
-        prompts of the batch over those of the mini-batch, and the mean of equal parts' gradients is
-        the batch's. Rows are those of the batch, as before.
+        prompts of the batch over those of the mini-batch. The mean of equal parts' gradients is then
+        the batch's; with averaged_groups = "informative" parts are equal that have as many
+        informative groups. Rows are those of the batch, as before.
         """
         groups = self.groups
         if bool((groups.max(rows.to(torch.float64)) != rows).any()):

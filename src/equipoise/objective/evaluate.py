@@ -29,7 +29,7 @@ from equipoise.objective.loss import (
     Slopes,
     clean_ratios,
 )
-from equipoise.objective.regularizer import KL_ESTIMATORS, off_policy_mask
+from equipoise.objective.regularizer import KL_ESTIMATORS, off_policy_mask, one_weight
 from equipoise.objective.stack import Stack
 from equipoise.objective.surrogate import LIMIT, PerResponse, Tokens, ones_where
 
@@ -185,6 +185,8 @@ def _corrected(o: Stack, tokens: Tokens, rollout: Tensor | None) -> tuple[Tokens
     behaviour = tokens.raw_old if rollout is None else rollout.to(tokens.raw_logp.dtype)
     if rollout is not None and o.mismatch.function is not None:
         factor = o.mismatch(tokens, behaviour)
+        if o.weighs_whole_responses:
+            factor = one_weight(tokens, factor)
         tokens = tokens.weighed(factor)
     if o.off_policy_mask is not None:
         tokens = tokens.weighed(off_policy_mask(tokens, behaviour, o.off_policy_mask))

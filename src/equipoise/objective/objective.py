@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from equipoise.objective import bias
-from equipoise.objective.advantage import long_and_right, over_batch
+from equipoise.objective.advantage import NOT_ZERO_SUM, long_and_right, over_batch
 from equipoise.objective.composed import choices_of
 from equipoise.objective.credit import Credit, weigh
 from equipoise.objective.difficulty import Success
@@ -55,8 +55,8 @@ class Objective(Stack):
     averaged_groups   which groups the mean over prompts counts: "all", or "informative" (some advantage is not 0)
     reward_weights    for rewards [B, K]: the weight of each; combine="rewards" sums them, then takes the advantage,
                       combine="advantages" takes the advantage of each, then sums;
-                      "gdpo" also divides the sum by
-                      its standard deviation over the batch (GDPO)
+                      "gdpo" also subtracts the sum's mean over the batch and divides by its
+                      standard deviation (GDPO)
     kl, kl_estimator  β and "k1" | "k2" | "k3" | "k3_ratio" (ρ·k3), against `ref_logprobs`; a token's KL is averaged as
                       the aggregation says, under `balanced` (whose weights need a sign) as token
                       over the group
@@ -253,7 +253,9 @@ class Objective(Stack):
             for w, column in zip(self.reward_weights, columns, strict=True)
         ]
         A = torch.stack(parts).sum(0)
-        return over_batch(A) if self.combine == "gdpo" else A
+        if self.combine == "gdpo":
+            return over_batch(A, zero_sum=self.advantage.name not in NOT_ZERO_SUM)
+        return A
 
     def _check_batch(self, facts: Facts, tokens: PerToken) -> None:
         """What this objective in particular asks of a batch."""

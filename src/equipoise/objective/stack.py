@@ -11,7 +11,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from equipoise.objective.advantage import ADVANTAGES, grpo_scale
+from equipoise.objective.advantage import ADVANTAGES, NOT_ZERO_SUM, grpo_scale
 from equipoise.objective.aggregation import AGGREGATIONS
 from equipoise.objective.cancellation import CANCELLATIONS, WEIGHT_TRANSFORMS
 from equipoise.objective.choice import Spec, choose, nearest
@@ -99,6 +99,14 @@ class Stack:
         """
         return self.surrogate.name in SEQUENCE_LEVEL and self.cancellation in WEIGHT_TRANSFORMS
 
+    @property
+    def weighs_whole_responses(self) -> bool:
+        """True where the sampler's weights of a response's tokens become one:
+        gmpo has one advantage a response. Under a cancellation it is linear in each token.
+        """
+        by_token = self.mismatch.name in ("tis", "icepop")
+        return self.surrogate.name == "gmpo" and by_token and not self.needs_whole_groups
+
     def choices(self) -> dict[str, Any]:
         """Keyword arguments that build this objective again (without its state)."""
         return {
@@ -130,7 +138,7 @@ def _refuse_nonsense(o: Stack) -> None:
         raise ValueError(
             f"debias corrects the baseline of r − p̂; advantage = {A} is not proportional to it"
         )
-    if cancel == "min_replace" and A in ("opo", "reward", "reinforce_pp"):
+    if cancel == "min_replace" and A in NOT_ZERO_SUM:
         raise ValueError(
             f"min_replace cancels only when ΣA = 0 in a group, which advantage = {A} does not give"
         )
@@ -147,6 +155,11 @@ def _refuse_nonsense(o: Stack) -> None:
         other = "mismatch = mis weighs" if o.mismatch.name == "mis" else "off_policy_mask drops"
         raise ValueError(
             f"{other} responses anew after {cancel} has balanced them; use mismatch = tis"
+        )
+    if o.weighs_whole_responses and o.mismatch.name == "icepop":
+        raise ValueError(
+            "mismatch = icepop leaves tokens out, and surrogate = gmpo is a geometric mean over all tokens of a "
+            "response; use mismatch = tis or mis"
         )
     if cancel == "prefix" and rule in EXCHANGEABLE:
         raise ValueError(
@@ -207,12 +220,7 @@ def _notes(o: Stack) -> tuple[str, ...]:
         found.append(
             f"with binary rewards, balanced under {cancel} is the token rule times a factor per group"
         )
-    zero_sum = o.difficulty is None and o.advantage.name not in (
-        "opo",
-        "reward",
-        "reinforce_pp",
-        "none",
-    )
+    zero_sum = o.difficulty is None and o.advantage.name not in (*NOT_ZERO_SUM, "none")
     if (
         cancel in ("min_replace", "orthogonal", "recentre")
         and rule in EXCHANGEABLE
@@ -229,6 +237,16 @@ def _notes(o: Stack) -> tuple[str, ...]:
         found.append(
             f"{o.surrogate.name} treats the two signs differently, which undoes {cancel} off-policy; "
             "symmetric_clip treats them alike"
+        )
+    # Under min_replace vespo keeps its own: the least φ(W) of the group, near 0 far from W = 1.
+    keeps_region = o.surrogate.name == "dfpo" or (o.surrogate.name, cancel) == (
+        "vespo",
+        "min_replace",
+    )
+    if o.needs_whole_groups and not keeps_region:
+        found.append(
+            f"{cancel} takes {o.surrogate.name} in the linear form sg(w̃)·A·log π, without its trust region: nothing "
+            "bounds it off-policy; surrogate = dfpo has a region"
         )
     strength = o.aggregation.options.get("strength", 1.0)
     if strength != 1:

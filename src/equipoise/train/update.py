@@ -44,13 +44,15 @@ LAST_UPDATE = ("policy_loss", "approx_kl", "clip_ratio/region", "pushed/", "drif
 
 class Step(NamedTuple):
     """What an optimizer step saw: outputs and mismatch (where it is known) of the ranks that had
-    something to do, the norm of the gradient; `weight`: its share of the batch's prompts.
+    something to do, the norm of the gradient; `weight`: its share of the batch's prompts,
+    `policy_weight`: of those that the mean of the policy's loss counts.
     """
 
     outputs: list[LossOutput]
     apart: list[Mismatch]
     norm: Tensor
     weight: float
+    policy_weight: float
 
 
 class Pending(NamedTuple):
@@ -273,7 +275,8 @@ class Updater:
         fine = torch.stack([output.ok.to(norm.device) for output in outputs]).all()
         self._apply(norm, fine & norm.isfinite())
         self.optimizer.zero_grad()  # the sampler's cache may take their memory
-        return Step(outputs, [m for _, apart in everyone for m in apart], norm, part.weight)
+        apart = [m for _, apart in everyone for m in apart]
+        return Step(outputs, apart, norm, part.weight, part.policy_weight)
 
     def _plan(self, prompts: Sequence[Sequence[int]]) -> Plan:
         """How much one pass may hold: as the configuration says or, if it does not, what fits."""
@@ -504,14 +507,17 @@ def _added(first: LossOutput, *others: LossOutput) -> LossOutput:
 
 
 def _merged(steps: Sequence[Step]) -> dict[str, float]:
-    """Metrics of several optimizer steps: losses are means over prompts, the rest over tokens."""
+    """Metrics of several optimizer steps: losses are means over prompts (the policy's over those
+    that count), the rest over tokens.
+    """
     outputs = []
     for step in steps:
         for output in step.outputs:
-            losses = {
-                name: step.weight * getattr(output.stats, name) for name in ("loss", "policy_loss")
-            }
-            outputs.append(dataclasses.replace(output, stats=output.stats._replace(**losses)))
+            stats = output.stats
+            policy_loss = step.policy_weight * stats.policy_loss
+            loss = policy_loss + step.weight * (stats.loss - stats.policy_loss)
+            stats = stats._replace(loss=loss, policy_loss=policy_loss)
+            outputs.append(dataclasses.replace(output, stats=stats))
     return {name: float(x) for name, x in merge_metrics(outputs).items()}
 
 
@@ -519,7 +525,7 @@ def _last_update(step: Step) -> dict[str, float]:
     """How far the policy moved on a batch: the first update's ratios are 1, or of a batch that was
     sampled ahead those of a step, and the last one's tell.
     """
-    last = _merged([step._replace(weight=1.0)])
+    last = _merged([step._replace(weight=1.0, policy_weight=1.0)])
     return {f"{name}/last_update": x for name, x in last.items() if name.startswith(LAST_UPDATE)}
 
 
