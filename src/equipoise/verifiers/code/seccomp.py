@@ -148,9 +148,9 @@ def program(denied: Iterable[str] = DENIED, machine: str | None = None) -> bytes
 
     Each call of `denied` fails with EPERM. So do, whatever `denied` says: a clone that makes a
     namespace, a sendto with an address, a socketpair of another family than AF_UNIX, typing into a
-    terminal, leases on files and larger pipes, and the x32 calls. clone3 fails with ENOSYS, because its flags lie in memory that a
-    filter cannot read; C libraries then use clone. A call of another architecture kills the
-    process.
+    terminal, leases on files and larger pipes, and the x32 calls. clone3 fails with ENOSYS, because
+    its flags lie in memory that a filter cannot read; C libraries then use clone. A call of another
+    architecture kills the process.
     """
     machine = machine or platform.machine()
     if machine not in MACHINES:
