@@ -1,7 +1,7 @@
 """The choices of an objective, and which go together: stacks that make no sense are refused,
 and those that undo a choice they name say so.
 
-Not here: what the choices compute. Nothing here changes a number.
+Not here: what the choices compute.
 """
 
 from __future__ import annotations

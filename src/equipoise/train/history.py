@@ -5,8 +5,8 @@ everybody solved would make hard prompts look easier and easy ones harder. Succe
 whatever shaping makes of the reward. Kept in checkpoints, and as `prompts.parquet` for people.
 
 An objective that weighs by history takes an attempt of k steps ago for decay^k of one. Attempts of
-several steps have different ages, so they are discounted here, up to the last; from there on the
-objective does it, by the age that it is told.
+several steps have different ages, so they are discounted here, up to the last one's step; the
+objective discounts the steps since then, which `counts` returns.
 """
 
 from __future__ import annotations
