@@ -110,7 +110,7 @@ def test_a_unit_may_be_left_out_and_a_noun_is_any_unit(unit):
     (r"1\text{ cm}, 2\text{ cm}", r"1\text{ cm}, 2\text{ nm}"), (r"x=5\text{ cm}", r"x=5\text{ nm}"),
     (r"9\text{ a.m.}", r"9\text{ p.m.}"), (r"9:30\text{ AM}", r"9:30\text{ PM}"),
     (r"28\%", r"28\text{ cm}"), (r"28\text{ cm}", r"28\%"), (r"28\%", r"\$28"), (r"28\%", r"28^\circ"),
-    (r"0.28\text{ cm}", r"28\%"),
+    (r"0.28\text{ cm}", r"28\%"), (r"\$5", r"\$5\text{ euros}"), (r"\$5", r"\$€5"), ("€5", r"€\$5"),
 ])  # fmt: skip
 def test_other_places_of_a_unit(gold, answer):
     assert refused(gold, answer)

@@ -12,7 +12,7 @@ import re
 from dataclasses import dataclass, replace
 from itertools import product
 
-from equipoise.verifiers.math.measures import CURRENCY_SIGNS
+from equipoise.verifiers.math.measures import CURRENCY_SIGNS, differ
 from equipoise.verifiers.math.notation import OF_A_LIST, Unreadable, split, wraps
 from equipoise.verifiers.math.units import UNIT_AFTER, unit_of
 
@@ -296,9 +296,10 @@ def _with_unit(leaf: Leaf) -> Leaf:
     text = leaf.text
     if money := MONEY.match(text):
         amount = (money["minus"] + text[money.end() :]).strip()
-        currency = CURRENCY_SIGNS[money["sign"]]
-        # \$5 per hour is 5
-        return replace(_with_unit(Leaf(amount)), unit=currency) if amount else leaf
+        currency, inner = CURRENCY_SIGNS[money["sign"]], _with_unit(Leaf(amount))
+        if differ(currency, inner.unit):  # \$5 euros are neither
+            currency += f" {inner.unit}"
+        return replace(inner, unit=currency) if amount else leaf  # \$5 per hour is \$5
     if match := UNIT_AFTER.search(text):
         unit = unit_of(match.group())
         rest = text[: match.start()].rstrip()
