@@ -68,25 +68,27 @@ OTHERS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Measure:
+class Quantity:
+    """A power of ten and the powers of base units: N is 10³ g m s⁻²."""
+
     ten: int
     powers: tuple[tuple[str, int], ...]
 
 
-def _defined(text: str) -> Measure:
+def _defined(text: str) -> Quantity:
     """From "3 g m s-2"."""
     ten, *factors = text.split()
     powers = [re.fullmatch(r"(\D+?)(-?\d*)", factor) for factor in factors]
-    return Measure(int(ten), tuple((m[1], int(m[2] or 1)) for m in powers if m))
+    return Quantity(int(ten), tuple((m[1], int(m[2] or 1)) for m in powers if m))
 
 
-def _table() -> dict[str, Measure]:
+def _table() -> dict[str, Quantity]:
     names = [*NAMES.items(), *MORE_NAMES.items()]
-    table = {word: Measure(0, ((name, 1),)) for name, words in names for word in words.split()}
+    table = {word: Quantity(0, ((name, 1),)) for name, words in names for word in words.split()}
     for symbol, (words, definition) in METRIC.items():
         unit = _defined(definition)
         for prefix, ten in PREFIXES.items():
-            measure = Measure(unit.ten + ten, unit.powers)
+            measure = Quantity(unit.ten + ten, unit.powers)
             letters = LETTERS | CAPITALS if symbol in OF_CAPITALS else LETTERS
             short = [letters[prefix] + symbol] if prefix in letters else []
             table |= dict.fromkeys([*short, *(prefix + word for word in words.split())], measure)
