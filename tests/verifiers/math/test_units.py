@@ -110,6 +110,8 @@ def test_a_unit_may_be_left_out_and_a_noun_is_any_unit(unit):
     (r"1\text{ cm}, 2\text{ cm}", r"1\text{ cm}, 2\text{ nm}"), (r"x=5\text{ cm}", r"x=5\text{ nm}"),
     (r"9\text{ a.m.}", r"9\text{ p.m.}"), (r"9:30\text{ AM}", r"9:30\text{ PM}"),
     (r"28\%", r"28\text{ cm}"), (r"28\text{ cm}", r"28\%"), (r"28\%", r"\$28"), (r"28\%", r"28^\circ"),
+    (r"5\text{ miles per day}", r"5\text{ miles per week}"), (r"5\text{ miles per day}", r"5\text{ km per day}"),
+    (r"5\text{ miles per day}", r"5\text{ km}"), (r"5\text{ miles per hour}", r"5\text{ miles}"),
     (r"0.28\text{ cm}", r"28\%"), (r"\$5", r"\$5\text{ euros}"), (r"\$5", r"\$€5"), ("€5", r"€\$5"),
 ])  # fmt: skip
 def test_other_places_of_a_unit(gold, answer):
@@ -118,6 +120,8 @@ def test_other_places_of_a_unit(gold, answer):
 
 @pytest.mark.parametrize(("gold", "answer"), [
     ("€1,000", "1000"), ("1000", "€1,000"), ("€1,000", r"1000\text{ euros}"), ("-€5", "-5"), ("£2.50", "2.5"),
+    (r"5\text{ miles}", r"5\text{ miles per day}"), (r"5\text{ hours per week}", r"5\text{ hours/week}"),
+    (r"5\text{ hours per week}", r"5\text{ hours}"),
     (r"9\text{ a.m.}", r"9\text{ AM}"), (r"28\%", "28"), (r"28\%", r"28\text{ percent}"),
 ])  # fmt: skip
 def test_the_same_in_other_places(gold, answer):

@@ -1,6 +1,6 @@
 r"""What the words behind a number measure, in one spelling: 5 cm is 5 centimeters, and not 5 nm.
 
-`measure_of` gives a power of ten and base units ("-2 m" for cm, "0 mile hour-1" for mph), "" where a
+`measure_of` gives a power of ten and base units ("-2 m" for cm, "0 hour-1 mile" for mph), "" where a
 word is none in these tables. Metric units are told by what they measure, so that 5 J/s is 5 W; every
 other unit is only itself. Two units above the fraction bar (N m) are not read.
 """
@@ -98,6 +98,9 @@ def _table() -> dict[str, Quantity]:
 MEASURES = _table()  # symbols in their own case, words in small letters
 FACTOR = re.compile(r"(/)|([a-zA-Z]+(?:['-][a-zA-Z]+)*)(?:\s*\^\s*(-?\d))?")
 BELOW = frozenset({"per", "an"})
+PERIODS = frozenset(
+    {"day", "week", "month", "year"}
+)  # "each day" of a story, which may be left out
 POWERS = {"square": 2, "sq": 2, "cubic": 3, "cu": 3}
 DEGREES = re.compile(
     r"\bdeg(?:ree)?s?\s+(?:(c)(?:elsius|entigrade)?|f(?:ahrenheit)?)\b", re.IGNORECASE
@@ -108,7 +111,7 @@ def measure_of(text: str) -> str:
     """What words and powers such as "cm ^2", "miles per hour" measure; "" if they are unknown."""
     text = DEGREES.sub(lambda match: "celsius" if match[1] else "fahrenheit", text)
     ten, powers = 0, Counter[str]()
-    above, side, times, described = 0, 1, 1, False
+    above, side, times, described, period = 0, 1, 1, False, ""
     for slash, word, power in FACTOR.findall(text):
         if slash or word.lower() in BELOW:
             side = -1
@@ -127,13 +130,17 @@ def measure_of(text: str) -> str:
         (name, _), *_ = measure.powers
         if name in CURRENCIES and not powers:
             return name  # \$5 an hour is \$5
+        if name in PERIODS and side < 0:
+            period = f" per {name}"
+            continue
         exponent = side * times * int(power or 1)
         above += exponent > 0
         times = 1
         ten += exponent * measure.ten
         for base, count in measure.powers:
             powers[base] += exponent * count
-    return "" if above > 1 else _written(ten, powers)
+    written = "" if above > 1 else _written(ten, powers)
+    return written and written + period
 
 
 def _written(ten: int, powers: Counter[str]) -> str:
@@ -149,6 +156,10 @@ def _written(ten: int, powers: Counter[str]) -> str:
 
 def differ(one: str, other: str) -> bool:
     """Whether two measures are known and not the same; a general word is each of its units."""
-    if not one or not other or one == other:
+    one, _, period = one.partition(" per ")
+    other, _, other_period = other.partition(" per ")
+    if not one or not other:
         return False
-    return other not in GENERAL.get(one, ()) and one not in GENERAL.get(other, ())
+    if period and other_period and period != other_period:
+        return True
+    return one != other and other not in GENERAL.get(one, ()) and one not in GENERAL.get(other, ())
