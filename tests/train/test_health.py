@@ -7,7 +7,7 @@ import pytest
 
 from equipoise.config import Config
 from equipoise.train.folder import RunFolder
-from equipoise.train.health import CUT_STEPS, QUIET_STEPS, Health
+from equipoise.train.health import CLIPPED, CLIPPED_STEPS, CUT_STEPS, QUIET_STEPS, Health
 from equipoise.train.tally import STEPS, Tally
 
 
@@ -123,3 +123,16 @@ def test_a_step_without_a_gradient_does_not_end_a_row_of_cut_ones(health):
     assert len(health.see(CUT_STEPS + 1, batch(), norm)) == 1
     assert health.see(CUT_STEPS + 2, batch(), 0.1) == []
     assert health.cut_norms == []
+
+
+def test_a_clip_range_that_cuts_much_of_every_batch_is_told_once(health):
+    told = [health.see(step, batch(), 0.5, clipped=0.34) for step in range(1, 2 * CLIPPED_STEPS)]
+    (warning,) = [w for warnings in told for w in warnings]
+    assert told[CLIPPED_STEPS - 1] == [warning]
+    assert "34% of the tokens were outside the clip range" in warning
+
+
+def test_a_clip_range_that_cuts_a_quarter_or_less_begins_the_count_anew(health):
+    for step in range(1, 4 * CLIPPED_STEPS):
+        share = CLIPPED if step % CLIPPED_STEPS == 0 else 0.9
+        assert health.see(step, batch(), 0.5, clipped=share) == []

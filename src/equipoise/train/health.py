@@ -16,6 +16,8 @@ from equipoise.train.tally import Failing
 
 QUIET_STEPS = 5  # without anything to learn from, after which the terminal says so
 CUT_STEPS = 10  # whose gradients were far longer than the clip norm, likewise
+CLIPPED_STEPS = 10  # with more than CLIPPED of the tokens outside the clip range, likewise
+CLIPPED = 0.25
 
 
 @dataclass
@@ -29,10 +31,13 @@ class Health:
     unread: float = 0.0  # share of the last step's responses in which no answer could be read
     uninformative: int = 0  # steps in a row
     cut_norms: list[float] = field(default_factory=list)  # far over optim.clip_norm, in a row
+    clipped: list[float] = field(default_factory=list)  # shares over CLIPPED, in a row
 
-    def see(self, step: int, batch: StepBatch, grad_norm: float | None) -> list[str]:
-        """Take in a step that `failing` has seen, without a gradient where no response pulled;
-        what to warn of.
+    def see(
+        self, step: int, batch: StepBatch, grad_norm: float | None, clipped: float = 0.0
+    ) -> list[str]:
+        """Take in a step that `failing` has seen, without a gradient where no response pulled, and
+        the share of its tokens outside the clip range; what to warn of.
         """
         self.step = step
         self.unread = batch.kinds["unparsed"] / batch.kinds.total()
@@ -51,6 +56,9 @@ class Health:
             self.cut_norms = [*self.cut_norms, grad_norm] if is_cut else []
             if len(self.cut_norms) == CUT_STEPS:
                 warnings.append(self._always_cut())
+            self.clipped = [*self.clipped, clipped] if clipped > CLIPPED else []
+            if len(self.clipped) == CLIPPED_STEPS:
+                warnings.append(self._much_clipped())
         return warnings
 
     def problem(self) -> str:
@@ -90,6 +98,14 @@ class Health:
         if self.aggregation == "constant":
             sentence += ", or set objective.aggregation.length to rollout.max_tokens"
         return sentence
+
+    def _much_clipped(self) -> str:
+        """That the clip range keeps much of a batch from teaching anything."""
+        return (
+            f"in {len(self.clipped)} steps {min(self.clipped):.0%} to {max(self.clipped):.0%} of the tokens were "
+            "outside the clip range: it may be too narrow for responses of this length (gspo's is for thousands of "
+            "tokens); try objective.surrogate with low and high ten or a hundred times as wide, or a smaller rate"
+        )
 
 
 def _troubles(batch: StepBatch) -> str:

@@ -343,7 +343,8 @@ class Trainer:
         self._call("on_step", metrics)
         self.log_seconds = time.perf_counter() - start - total  # reported with the next step
         grad_norm = metrics["grad_norm"] if informative else None
-        for warning in self.health.see(self.step, batch, grad_norm):
+        clipped = metrics.get("clip_ratio/region", 0.0)
+        for warning in self.health.see(self.step, batch, grad_norm, clipped):
             self.journal.terminal.warn(warning)
 
     def _learn(
