@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from equipoise.verifiers.code import cgroups, guest, judge, sandbox
+from equipoise.verifiers.code import cgroups, fork_guest, fork_server, guest, judge, sandbox
 
 TESTS = judge.Programs((("3 4\n", "7\n"),))
 HONEST = "a, b = map(int, input().split())\nprint(a + b)\n"
@@ -54,6 +54,7 @@ def expected(repeats):
 def remains():
     """What a verdict could leave: children, descriptors, temporary files, cgroups."""
     gc.collect()  # what earlier tests left to be collected is not ours to count
+    fork_server.close()  # they stay for the next verdict
     ours = [str(child) for folder, _ in cgroups.folders() for child in folder.glob(f"equipoise-{os.getpid()}-*")]
     tasks = Path("/proc/self/task").iterdir()
     children = [pid for task in tasks for pid in (task / "children").read_text().split()]
@@ -157,10 +158,9 @@ def test_a_program_has_three_descriptors_and_no_environment_of_ours(monkeypatch)
 def test_the_namespace_dies_with_a_killed_worker(tmp_path):
     """Killed at the worst moment, in the middle of a call: nothing runs on, and the next process tidies up."""
     worker = (
-        "import sys\nfrom equipoise.verifiers.code import judge, sandbox\nfound = sandbox._first_process\n"
-        "def first_process(info, guest):\n    first = found(info, guest)\n    print(first, flush=True)\n"
-        "    return first\n"
-        "sandbox.available()\nsandbox._first_process = first_process\n"
+        "import sys\nfrom equipoise.verifiers.code import judge, sandbox\nfound = sandbox._pid\n"
+        "def pid(handle):\n    first = found(handle)\n    print(first, flush=True)\n    return first\n"
+        "sandbox.available()\nsandbox._pid = pid\n"
         "tests = judge.tests({'test_list': ['assert f(1)', 'import time; time.sleep(600)']})\n"
         "judge.judge('def f(x): return x', tests, sandbox.Limits(seconds=600, total_seconds=600))\n"
     )
@@ -319,8 +319,9 @@ def test_less_memory_than_an_interpreter_needs_is_refused():
         sandbox.Limits(memory_bytes=1 << 20)
 
 
-def test_the_guest_imports_the_standard_library_alone():
-    tree = ast.parse(Path(guest.__file__).read_text())
+@pytest.mark.parametrize("module", [guest, fork_guest])
+def test_the_guest_imports_the_standard_library_alone(module):
+    tree = ast.parse(Path(module.__file__).read_text())
     imported = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
     imported |= {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
     assert {name.partition(".")[0] for name in imported} <= {*sys.stdlib_module_names, "__future__"}

@@ -185,6 +185,8 @@ def main(config: dict[str, Any]) -> None:
     """Drop rights, say so, and serve. Runs as the first process of the sandbox."""
     import resource
 
+    if "forked" in config:
+        config = _loaded("fork_guest", config["forked"])["forked"](config)
     if config["uid"] is not None:
         os.setgroups([])
         os.setgid(config["uid"])
@@ -216,9 +218,13 @@ def main(config: dict[str, Any]) -> None:
 
 
 def _resident(config: dict[str, Any], channel: Channel) -> None:
-    module: dict[str, Any] = {"__name__": "resident", "__builtins__": builtins}
-    exec(config["serve"], module)
-    module["serve"](config, channel)
+    _loaded("resident_guest", config["serve"])["serve"](config, channel)
+
+
+def _loaded(name: str, code: CodeType) -> dict[str, Any]:
+    module: dict[str, Any] = {"__name__": name, "__builtins__": builtins}
+    exec(code, module)
+    return module
 
 
 def _exit(code: object = None) -> None:
@@ -390,6 +396,7 @@ def _serve(config: dict[str, Any], channel: Channel, work: Callable[[], None]) -
         work()
         os._exit(0)
     channel.write(b"ended " + _watch(child, config, channel).encode() + b"\n")
+    os._exit(0)
 
 
 def _answer_calls(code: CodeType, prelude: str, channel: Channel) -> None:

@@ -9,6 +9,7 @@ it does not, time asleep is plain time.
 
 from __future__ import annotations
 
+import functools
 import os
 import time
 
@@ -54,6 +55,7 @@ class Deadline:
         self.began += seconds
 
 
+@functools.cache
 def _cores() -> int:
     return os.cpu_count() or 1
 
@@ -111,5 +113,5 @@ def _stat(pid: int) -> list[str]:
 
 
 def _read(path: str) -> str:
-    with open(path, encoding="utf-8", errors="replace") as file:
-        return file.read()
+    with open(path, "rb", buffering=0) as file:
+        return file.read().decode("utf-8", "replace")
