@@ -1,14 +1,15 @@
 """Inside the sandbox: the process that programs' first processes are forked from, one at a time.
 
-An interpreter takes twenty times as long to start as to fork. So a fork server, the first process
-that bubblewrap starts, imports what programs often import and then only forks: it reads nothing
-that a response wrote, and a request brings it three descriptors and no data. Every child is the
-first process of a pid namespace of its own, in mount and ipc namespaces of its own with a new
-scratch disk; it gives up the rights that took, for good, before it reads its configuration's
-program. The server waits until the child and its namespace are gone, then takes the next request.
+To start an interpreter takes many times as long as to fork one. So this one, which bubblewrap
+started, only forks: nothing that a response wrote reaches it, a request is three descriptors and
+one byte. Every child is the first process of a new pid namespace, makes mount, ipc, uts and cgroup
+namespaces with a scratch disk of its own, and gives up the rights that this took, for good; the
+response comes after that. The server waits until all of the child's namespace are dead before it
+takes the next request.
 
-What the programs of a server share: the user, network, uts and cgroup namespaces that bubblewrap
-made, which nothing without rights can change, and the read-only root.
+What programs of one server share, one after the other and never at one time: the user and network
+namespaces, which nobody without rights can change or put anything into, the read-only root, and
+where things lie in memory.
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ def forked(server: dict[str, Any]) -> dict[str, Any]:
 
 
 def _contained(server: dict[str, Any], filter_program: bytes, streams: list[int]) -> dict[str, Any]:
-    """A scratch disk of its own; no rights, and the filter; only then whatever it was sent."""
+    """In the child: a scratch disk of its own, then no rights any more, and the filter."""
     for target, descriptor in enumerate(streams):
         os.dup2(descriptor, target)
     os.closerange(3, 1 << 16)

@@ -1,7 +1,8 @@
 """What runs inside the sandbox, and how values cross its border. Standard library only.
 
 This file is compiled outside and sent in over a pipe, which is why it stays one file; inside, it is
-the first process of its pid namespace. It drops its rights, then serves one of these modes:
+the first process of its pid namespace: of bubblewrap's, or of one that `fork_guest.py`, whose code
+comes with the configuration, makes for each program. Without rights it serves one of these modes:
 
 - programs: for each input, fork a process that runs the response as a script; report what it wrote and how it ended.
 - functions: fork one process that runs the response as a module and answers calls of its functions.

@@ -1,10 +1,11 @@
 """One isolated process per verdict: bubblewrap, a seccomp filter, resource limits, cgroups.
 
-`run` starts `guest.py` in new user, mount, pid, network, ipc, uts and cgroup namespaces, as an
-unprivileged user, with an empty environment and a read-only root that holds the interpreter, its
-standard library and the system's shared libraries. There is no home, no /proc, no /sys, no shell
-and, unless asked for (`packages`), no site-packages; the only writable place is a tmpfs of bounded
-size. When the `with` block ends, however it ends, the whole pid namespace is dead.
+`run` has the process of `guest.py` forked from a warm one (`fork_server.py`) or, where that cannot
+be, started: in new pid, mount, ipc, uts and cgroup namespaces inside of bubblewrap's, which add
+user and network, as an unprivileged user, with an empty environment and a read-only root that holds
+the interpreter, its standard library and the system's shared libraries. There is no home, no /proc,
+no /sys, no shell and, unless asked for (`packages`), no site-packages; the only writable place is a
+tmpfs of bounded size. When the `with` block ends, however it ends, the whole pid namespace is dead.
 
 Not covered: a hole in the kernel, and side channels (how long the machine takes, what it caches).
 Memory is bounded per process; for all processes of a sandbox together only where a memory cgroup
@@ -233,7 +234,9 @@ def _start_forked(
     def end() -> None:
         with contextlib.suppress(ProcessLookupError):
             signal.pidfd_send_signal(handle, signal.SIGKILL)
-        select.select([handle], [], [])  # readable when all of its namespace are dead
+        dead = select.poll()
+        dead.register(handle, select.POLLIN)
+        dead.poll()  # until all of its namespace are
         os.close(handle)
 
     guest = Guest(_pid(handle), streams, end)
@@ -325,6 +328,7 @@ def _start_unsafe(
     def end() -> None:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(process.pid, signal.SIGKILL)
+        process.kill()
         process.wait()
 
     guest = Guest(process.pid, _streams(process), end)
