@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from equipoise.verifiers.code import cgroups, fork_guest, fork_server, guest, judge, sandbox
+from tests.verifiers.code.test_attacks import SYSTEM_CALLS
 
 TESTS = judge.Programs((("3 4\n", "7\n"),))
 HONEST = "a, b = map(int, input().split())\nprint(a + b)\n"
@@ -199,14 +200,16 @@ def test_memory_is_bounded_for_all_processes_together_where_there_are_cgroups():
     assert verdict.kind == "correct", verdict.reason
 
 
+# a program is one of the ten it may have
+COUNT_FORKS = (
+    "import os, signal\nn = 0\ntry:\n    while n < 100:\n        if os.fork() == 0: signal.pause()\n        n += 1\n"
+    "except OSError:\n    pass\nprint(7 if n == 9 else n)"
+)
+
+
 @needs_sandbox
 def test_the_limit_of_processes_binds_whoever_starts_the_sandbox():
-    source = (
-        "import os, signal\nn = 0\ntry:\n    while n < 100:\n        if os.fork() == 0: signal.pause()\n"
-        "        n += 1\n"
-        "except OSError:\n    pass\nprint(7 if n < 10 else n)"
-    )
-    verdict = judge.judge(source, TESTS, sandbox.Limits(processes=10))
+    verdict = judge.judge(COUNT_FORKS, TESTS, sandbox.Limits(processes=10))
     assert verdict.kind == "correct", verdict.reason
 
 
@@ -243,13 +246,17 @@ def test_an_ordinary_user_gets_the_same_verdicts():
     if (python := ordinary_python()) is None:
         pytest.skip("no interpreter that an ordinary user can start")
     called = [(TESTS, "tests"), (CALLS, "calls"), (ASSERTS, "asserts")]
-    cases = [(source, next(name for t, name in called if t is tests), kind) for source, tests, kind in ENDINGS]
+    refused = SYSTEM_CALLS.replace("PermissionError", "OSError")  # there is no uid 0 to ask for
+    endings = [*ENDINGS, (refused + HONEST, TESTS, "correct"), (COUNT_FORKS, TESTS, "correct")]
+    cases = [(source, next(name for t, name in called if t is tests), kind) for source, tests, kind in endings]
     script = (
         "import os\nfrom equipoise.verifiers.code import judge, sandbox\nassert os.getuid() == 65534\n"
         "assert sandbox.available() is None, sandbox.available()\n"
+        f"assert sandbox.can_fork() == {sandbox.can_fork()}\n"
         "tests = judge.Programs((('3 4\\n', '7\\n'),))\ncalls = judge.Calls('add', (((3, 4), 7),))\n"
         "asserts = judge.tests({'test_list': ['assert add(3, 4) == 7']})\nnames = globals()\n"
-        f"for source, which, kind in {cases}:\n    verdict = judge.judge(source, names[which])\n"
+        "limits = sandbox.Limits(processes=10)\n"
+        f"for source, which, kind in {cases}:\n    verdict = judge.judge(source, names[which], limits)\n"
         "    assert verdict.kind == kind, (source, verdict)\n"
         "from equipoise.verifiers.code.resident import Resident\nimport sys\n"
         "there = Resident(sys.path[1] + '/work.py', ())\n"
