@@ -75,7 +75,7 @@ def test_a_program_has_no_rights_and_one_scratch_disk_however_many_came_before()
         with sandbox.run(SMALL, {"mode": "programs"}) as guest:
             status = dict(line.split(":\t") for line in Path(f"/proc/{guest.pid}/status").read_text().splitlines())
             mounts.append([line.split()[4] for line in Path(f"/proc/{guest.pid}/mountinfo").read_text().splitlines()])
-        assert {int(status[name], 16) for name in ("CapInh", "CapPrm", "CapEff", "CapAmb")} == {0}
+        assert {int(status[name], 16) for name in ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb")} == {0}
         assert (status["NoNewPrivs"], status["Seccomp"]) == ("1", "2")
         if os.geteuid() == 0:
             assert set(status["Uid"].split()) == {"65534"}

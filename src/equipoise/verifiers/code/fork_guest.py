@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 _NEW_PIDS = 0x20000000
 _NEW_MOUNTS, _NEW_IPC, _NEW_UTS, _NEW_CGROUP = 0x20000, 0x08000000, 0x04000000, 0x02000000
 _NO_SUID, _NO_DEVICES = 2, 4
-_SET_NO_NEW_PRIVILEGES, _SET_SECCOMP, _FILTER = 38, 22, 2
+_DROP_FROM_BOUNDING_SET, _SET_NO_NEW_PRIVILEGES, _SET_SECCOMP, _FILTER = 24, 38, 22, 2
 _CAPABILITIES = 0x20080522.to_bytes(4, "little") + bytes(4)  # version 3, of this process
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -39,6 +39,8 @@ def forked(server: dict[str, Any]) -> dict[str, Any]:
     filter_ = ctypes.create_string_buffer(server["filter"])
     instructions, address = len(server["filter"]) // 8, ctypes.addressof(filter_)
     filter_program = instructions.to_bytes(8, "little") + address.to_bytes(8, "little")
+    for right in range(64):  # more than there are; nothing forked from here can have one again
+        _libc.prctl(_DROP_FROM_BOUNDING_SET, right, 0, 0, 0)
     compile("0", "warm", "exec")  # the first one makes the classes of the syntax tree
     gc.collect()
     gc.freeze()  # a collection in a child need not touch, and so copy, what is here now

@@ -43,7 +43,7 @@ class ForkServer:
             with theirs:
                 self._process, _ = bubblewrap.started(
                     ["--perms", "0755", "--dir", FOLDER],
-                    rights=("CAP_SYS_ADMIN",),
+                    rights=("CAP_SYS_ADMIN", "CAP_SETPCAP"),
                     stdin=theirs,
                     stdout=subprocess.PIPE,
                     stderr=subprocess.STDOUT,
