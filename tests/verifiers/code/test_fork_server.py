@@ -270,6 +270,20 @@ def test_a_server_that_was_killed_is_replaced():
     assert server not in fork_server._idle.servers
 
 
+def test_a_server_that_dies_at_work_makes_its_program_unavailable_and_no_other(monkeypatch):
+    asked = fork_server.ForkServer.fork
+
+    def fork(server):
+        server._process.kill()
+        server._process.wait()
+        return asked(server)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(fork_server.ForkServer, "fork", fork)
+        assert verdict(HONEST, PROGRAMS).kind == "unavailable"
+    assert verdict(HONEST, PROGRAMS).kind == "correct"
+
+
 def test_servers_end_with_their_thread():
     processes = []
 
