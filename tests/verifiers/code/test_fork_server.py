@@ -271,7 +271,7 @@ def test_a_server_that_was_killed_is_replaced():
 
 
 def test_a_server_that_dies_at_work_makes_its_program_unavailable_and_no_other(monkeypatch):
-    asked = fork_server.ForkServer.fork
+    asked = fork_server.ForkingSandbox.fork
 
     def fork(server):
         server._process.kill()
@@ -279,7 +279,7 @@ def test_a_server_that_dies_at_work_makes_its_program_unavailable_and_no_other(m
         return asked(server)
 
     with monkeypatch.context() as patched:
-        patched.setattr(fork_server.ForkServer, "fork", fork)
+        patched.setattr(fork_server.ForkingSandbox, "fork", fork)
         assert verdict(HONEST, PROGRAMS).kind == "unavailable"
     assert verdict(HONEST, PROGRAMS).kind == "correct"
 
@@ -311,7 +311,7 @@ def test_a_forked_process_starts_servers_of_its_own():
 
 def test_verdicts_are_the_same_where_nothing_can_be_forked(monkeypatch):
     monkeypatch.setattr(sandbox, "can_fork", lambda: False)
-    monkeypatch.setattr(fork_server.ForkServer, "fork", None)
+    monkeypatch.setattr(fork_server.ForkingSandbox, "fork", None)
     for source, tests, kind in [*ENDINGS, (SYSTEM_CALLS + HONEST, PROGRAMS, "correct")]:
         found = judge.judge(source, tests)
         assert found.kind == kind, found.reason

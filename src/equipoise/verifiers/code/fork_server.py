@@ -26,7 +26,7 @@ from equipoise.verifiers.code.guest_root import FOLDER
 Streams = tuple[io.FileIO, io.FileIO, io.FileIO]
 
 
-class ForkServer:
+class ForkingSandbox:
     """A sandbox whose first process forks the first processes of programs."""
 
     def __init__(self) -> None:
@@ -97,7 +97,7 @@ class ForkServer:
         self._process.stdout.close()
 
 
-class _Servers(list[ForkServer]):
+class _Servers(list[ForkingSandbox]):
     """The idle ones of a thread; they end with it."""
 
     def close(self) -> None:
@@ -116,11 +116,11 @@ _idle = _Idle()
 
 
 @contextlib.contextmanager
-def borrowed() -> Iterator[ForkServer]:
+def borrowed() -> Iterator[ForkingSandbox]:
     """An idle server of this thread, or a new one."""
     while _idle.servers and not _idle.servers[-1].usable():
         _idle.servers.pop().close()
-    server = _idle.servers.pop() if _idle.servers else ForkServer()
+    server = _idle.servers.pop() if _idle.servers else ForkingSandbox()
     try:
         yield server
     finally:
