@@ -16,13 +16,14 @@ WIDTH, HEIGHT = 300, 250  # of a panel
 LEFT, TOP, BOTTOM, FOOT = 52, 34, 40, 24
 TICKS = [digit * 10**power for power in range(8) for digit in (1, 2, 5)]  # tokens a second
 COLOURS = {"equipoise": "ours", "vllm": "peer", "vllm in process": "inside"}
+# It paints its own paper: a page that is dark may hold a light figure, and the reverse.
 STYLE = (
-    "text{font:11px sans-serif;fill:#333}.title{font-weight:bold}.axis{stroke:#999}"
+    ".paper{fill:#fff}text{font:11px sans-serif;fill:#333}.title{font-weight:bold}.axis{stroke:#999}"
     "polyline{fill:none;stroke-width:1.5}circle{stroke-width:1.5;fill:#fff}"
     ".ours{stroke:#1f6f8b}.peer{stroke:#c0562b}.inside{stroke:#8a6d3b;stroke-dasharray:4 3}"
     "circle.ours.whole{fill:#1f6f8b}circle.peer.whole{fill:#c0562b}circle.inside.whole{fill:#8a6d3b}"
-    "@media(prefers-color-scheme:dark){text{fill:#ddd}circle{fill:#111}.ours{stroke:#5fb3cf}"
-    "circle.ours.whole{fill:#5fb3cf}}"
+    "@media(prefers-color-scheme:dark){.paper{fill:#14181d}text{fill:#ddd}circle{fill:#14181d}.ours{stroke:#5fb3cf}"
+    ".peer{stroke:#f0936a}circle.ours.whole{fill:#5fb3cf}circle.peer.whole{fill:#f0936a}}"
 )
 
 
@@ -58,6 +59,7 @@ def picture(results: dict[str, Any]) -> str:
             f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {HEIGHT + FOOT}" role="img">',
             "<title>Tokens per second of the samplers by model size and length</title>",
             f"<style>{STYLE}</style>",
+            '<rect class="paper" width="100%" height="100%"/>',
             *panels,
             *_legend(results),
             "</svg>",

@@ -35,10 +35,16 @@ def pairs(data: Path) -> list[tuple[str, str, bool | None]]:
     out: list[tuple[str, str, bool | None]] = []
     for i, gold in enumerate(golds):
         other = golds[(i + 1) % len(golds)]
-        answers = [(gold, True), (rewritten(gold), True), (other, None if other == gold else False), (off(gold), False)]
+        neighbour = None if unnamed(other) == unnamed(gold) else False
+        answers = [(gold, True), (rewritten(gold), True), (other, neighbour), (off(gold), False)]
         out += [(f"{PAGE}The answer is $\\boxed{{{answer}}}$.", gold, right) for answer, right in answers]
     draw.shuffle(out)
     return out
+
+
+def unnamed(gold: str) -> str:
+    """x=5 answers 5, by the written rule."""
+    return re.sub(r"^[a-z]=", "", gold)
 
 
 def rewritten(gold: str) -> str:

@@ -344,13 +344,13 @@ def test_a_function_beside_the_configuration_or_in_the_working_directory(tmp_pat
     config = beside / "run.toml"
     config.write_text('[reward]\nfunctions = ["mine.py:f", "task", "module:f"]\nweights = [1, 1, 1]\n')
     monkeypatch.chdir(here)
-    with pytest.raises(ConfigError, match=rf'"mine.py:f": there is no file mine.py, not in {beside} and not in {here}'):
+    with pytest.raises(ConfigError, match=rf'"mine.py:f": there is no file mine.py in {beside} or {here}'):
         load(config)
     monkeypatch.chdir(beside)
-    with pytest.raises(ConfigError, match=rf"there is no file mine.py, not in {beside}$"):  # one place, said once
+    with pytest.raises(ConfigError, match=rf"there is no file mine.py in {beside}$"):  # one place, said once
         load(config)
     (beside / "mines.py").touch()
-    with pytest.raises(ConfigError, match=rf"there is no file mine.py, not in {beside}; did you mean mines.py\?$"):
+    with pytest.raises(ConfigError, match=rf"there is no file mine.py in {beside}; did you mean mines.py\?$"):
         load(config)
     (beside / "mines.py").unlink()
     monkeypatch.chdir(here)

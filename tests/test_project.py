@@ -97,10 +97,13 @@ def test_this_version_is_the_newest_of_the_changelog():
     assert next(iter(releases())) == equipoise.__version__
 
 
+KINDS_OF_CHANGE = ("Added", "Changed", "Deprecated", "Removed", "Fixed", "Security")  # keepachangelog.com
+
+
 def test_the_changelog_is_dated_newest_first():
     heads = re.findall(r"^##+ (.*)$", (ROOT / "CHANGELOG.md").read_text(), re.M)
     assert heads[0] == "[Unreleased]"
-    dates = [head for head in heads[1:] if head not in ("Added", "Changed", "Fixed", "Removed")]
+    dates = [head for head in heads[1:] if head not in KINDS_OF_CHANGE]
     dates = [re.fullmatch(r"(?:\[\d+\.\d+\.\d+\] - )?(\d{4}-\d\d-\d\d)", head)[1] for head in dates]
     assert len(dates) >= 2
     assert dates == sorted(dates, reverse=True)

@@ -213,9 +213,15 @@ def _entry(name: str, value: Any, module: ModuleType) -> list[str]:
     return lines
 
 
+def _defined(kind: type) -> dict[str, Any]:
+    """What a class and those of its bases that are ours define."""
+    ours = [base for base in reversed(kind.__mro__) if base.__module__.startswith(FIRST)]
+    return {name: member for base in ours for name, member in vars(base).items()}
+
+
 def _members(kind: type) -> Iterator[tuple[str, Any, bool]]:
-    """Public methods and properties that a class itself defines and describes; and which of the two."""
-    for name, member in vars(kind).items():
+    """Public methods and properties that a class of ours defines and describes; and which of the two."""
+    for name, member in _defined(kind).items():
         is_property = isinstance(member, property | cached_property)
         function = getattr(member, "fget", None) or getattr(member, "func", None) or getattr(member, "__func__", member)
         if not name.startswith("_") and inspect.isfunction(function) and function.__doc__:
@@ -224,7 +230,7 @@ def _members(kind: type) -> Iterator[tuple[str, Any, bool]]:
 
 def _signature(thing: Any) -> str:
     """As the source has it: annotations by the names they were written with."""
-    function = vars(thing).get("__init__", thing) if inspect.isclass(thing) else thing
+    function = _defined(thing).get("__init__", thing) if inspect.isclass(thing) else thing
     if not inspect.isfunction(function) or (function.__name__ == "__init__" and is_dataclass(thing)):
         return _called(thing)
     definition = ast.parse(textwrap.dedent(inspect.getsource(function))).body[0]

@@ -1,4 +1,6 @@
-"""equipoise: reinforcement learning for reasoning models, with its biases measured and removed."""
+"""equipoise: reinforcement learning for reasoning models,
+with each of its biases measured and removable.
+"""
 
 import importlib
 from typing import TYPE_CHECKING, Any

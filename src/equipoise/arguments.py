@@ -40,7 +40,8 @@ class Command(NamedTuple):
 def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="equipoise",
-        description="Reinforcement learning for reasoning models, with its biases measured and removed.",
+        description="Reinforcement learning for reasoning models, "
+        "with each of its biases measured and removable.",
     )
     parser.add_argument("--version", action="version", version=f"equipoise {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")

@@ -55,7 +55,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if unknown:
         parser.error(_unrecognized(option_names(parser, options.command), unknown))
     if bare := [word for word in rest if word.startswith("-")]:
-        parser.error(_without_section(bare[0], option_names(parser, options.command)))
+        parser.error(
+            _without_section(bare[0], option_names(parser, options.command), options.command)
+        )
     rest += overrides
     try:
         RUN[options.command](options, rest)
@@ -80,17 +82,28 @@ def _unrecognized(flags: Sequence[str], unknown: Sequence[str]) -> str:
     return f"unrecognized arguments: {' '.join(unknown)}{hint}"
 
 
-def _without_section(word: str, flags: Sequence[str]) -> str:
+def _without_section(word: str, flags: Sequence[str], command: str) -> str:
     """A key of a configuration without its section is an error that names the section."""
+    import difflib
+
     from equipoise.config import Config
-    from equipoise.config.errors import meant_by
+    from equipoise.config.errors import meant_by, options_of
+
+    def options(key: str) -> str:
+        return " or ".join(f"--{name}" for name in meant_by(key, Config))
 
     key = word.lstrip("-").partition("=")[0].replace("-", "_")
-    if meant := meant_by(key, Config):
-        named = " or ".join(f"--{name}" for name in meant)
-        return f"{word} is not an option; did you mean {named}?"
-    hint = _did_you_mean(word, flags)
-    return f"{word} is not an option;{hint} ({', '.join(flags)}, or --section.key of the configuration)"
+    keys = {key: options(key) for section in options_of(Config).values() for key in section}
+    known = keys | {flag.lstrip("-").replace("-", "_"): f'"{flag}"' for flag in flags}
+    # What is less alike than this has one word in common, as logging_steps and from_step.
+    close = difflib.get_close_matches(key, known, n=1, cutoff=0.75)
+    if meant := options(key) or (known[close[0]] if close else ""):
+        return f"{word} is not an option; did you mean {meant}?"
+    listed = "sft" if command == "sft" else "train"
+    return (
+        f"{word} is not an option; use one of ({', '.join(flags)}, or --section.key of the "
+        f"configuration: `equipoise {listed} --help` lists them)"
+    )
 
 
 def _did_you_mean(word: str, known: Iterable[str]) -> str:

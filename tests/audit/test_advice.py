@@ -44,9 +44,13 @@ def test_coupling_is_found_under_token_and_gone_under_balanced():
     for over_batch in (batch, constant):  # against which the study found no gain
         assert over_batch.evidence is True
         assert over_batch.finding.endswith(
-            "balanced learnt no more than averaging over the batch, so nothing need change."
+            "balanced learnt no more than averaging over the batch: this is no reason to change the aggregation."
         )
         assert over_batch.change is None
+    recentred = advice(columns, "dapo+hadw")["sign-length coupling"]
+    assert "this is no reason to change the aggregation" in recentred.finding
+    assert "nothing need change" not in recentred.finding  # beside a change that is proposed
+    assert recentred.change == 'objective.difficulty = { name = "hadw", recentre = true }'
 
 
 def test_coupling_without_a_gap_is_measured_as_none_or_not_at_all():

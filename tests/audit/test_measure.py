@@ -251,3 +251,12 @@ def test_an_objective_that_refuses_the_log_says_so():
 def test_a_log_read_before_gives_the_same_audit():
     columns = table(0)
     assert measure(from_table(columns), "dapo") == measure(columns, "dapo")
+
+
+def test_a_list_of_rules_may_name_the_audited_one_where_a_difficulty_is_kept():
+    columns = Law(right=600, wrong=900).draw(20, seed=0)
+    objective = eq.Objective.preset("dapo+hadw")
+    audit = measure(columns, objective, ["token", "sequence", "balanced"])
+    assert list(audit.overall.objectives) == ["token+hadw", "sequence+hadw", "balanced+hadw"]
+    with pytest.raises(AuditError, match=r"token keeps what it does not name, .* grpo\+token"):
+        measure(columns, objective, ["token"])

@@ -31,7 +31,7 @@ def until(page, expression, seconds=300):
 class Opened:
     """A page, with what it asked of the network and what it complained about."""
 
-    def __init__(self, context, address):
+    def __init__(self, context, address, drawn=True):
         self.page = context.new_page()
         self.requests: list[str] = []
         self.complaints: list[str] = []
@@ -39,18 +39,19 @@ class Opened:
         self.page.on("pageerror", lambda error: self.complaints.append(str(error)))
         self.page.on("console", lambda m: self.complaints.append(m.text) if m.type in ("error", "warning") else None)
         self.page.goto(address)
-        until(self.page, "performance.getEntriesByName('first-chart').length > 0")
+        if drawn:
+            until(self.page, "performance.getEntriesByName('first-chart').length > 0")
 
 
 @pytest.fixture
 def open_page(chromium):
     contexts = []
 
-    def open_(address, theme="light", width=1280, height=900):
+    def open_(address, theme="light", width=1280, height=900, drawn=True):
         context = chromium.new_context(color_scheme=theme, viewport={"width": width, "height": height})
         context.set_default_timeout(300_000)  # a loaded machine is no reason to fail
         contexts.append(context)
-        return Opened(context, address)
+        return Opened(context, address, drawn)
 
     yield open_
     for context in contexts:

@@ -200,6 +200,20 @@ def test_prefix_balances_both_where_each_matters():
     assert torch.equal(torch.sign(c), torch.sign(credit.advantage[response]))
 
 
+def test_prefix_leaves_a_push_where_only_some_share_and_misses_what_is_shared_whole():
+    """Two identical right responses and two wrong ones: docs/formulas.md §4."""
+    responses = [[7, 1, 2, 3], [7, 1, 2, 3], [7, 4, 5, 6, 8], [7, 9, 9]]
+    lengths = torch.tensor([len(x) for x in responses])
+    tokens = torch.tensor([x for row in responses for x in row])
+    objective = eq.Objective(aggregation="balanced", cancellation="prefix")
+    credit = objective.assign([1.0, 1.0, 0.0, 0.0], [0] * 4, lengths, tokens=tokens)
+    c, response, position = credit.coefficient, eq.response_ids(lengths), eq.positions(lengths)
+    assert abs(float(c[position == 0].sum())) < 1e-15  # all four share it
+    assert (c[(position > 0) & (response < 2)] > 0).all()  # the right ones alone do
+    assert (c[(position > 0) & (response >= 2)] < 0).all()  # what is left is all of wrong responses
+    assert float(credit.metrics["bias/node_exchangeability"]) == pytest.approx(0.75)
+
+
 def test_nodes_tell_prefixes_apart():
     """Same token at the same place after another prefix, and the same prefix in another group, are other nodes."""
     from equipoise.objective.cancellation import Nodes
@@ -321,6 +335,59 @@ def test_debias_makes_the_baseline_unbiased_given_a_mixed_group():
             mass += probability
             value += probability * float(baseline[0])
         assert value / mass == pytest.approx(p, abs=1e-12)
+
+
+@pytest.mark.parametrize("advantage", ["grpo", {"name": "grpo", "std": "sample", "eps": 1e-4}, "rloo", "batch_std"])
+@pytest.mark.parametrize("G", [2, 5, 8, 64])
+def test_debias_knows_what_the_advantage_divides_by(advantage, G):
+    """A = w(r − p̂) with a w that differs from group to group: the baseline is E[wcp̂|S]/E[w|S], and must be p."""
+    for p in (0.02, 0.1, 0.35, 0.5, 0.8, 0.97):
+        plain = eq.Objective(advantage=advantage)
+        difficulty = {"name": "debias", "anchor": "fixed", "threshold": p}
+        objective = eq.Objective(advantage=advantage, difficulty=difficulty)
+        weighed, weights = 0.0, 0.0
+        for right in range(1, G):
+            # A group of another kind beside it: σ of the batch is then no function of this one alone.
+            r = torch.tensor([1.0] * right + [0.0] * (G - right) + [1.0, 0.0], dtype=torch.float64)
+            group, lengths = [0] * G + [1, 1], [1] * (G + 2)
+            A, before = (o.assign(r, group, lengths).advantage[:G] for o in (objective, plain))
+            w = float(before[0]) / (1 - right / G)
+            if advantage == "batch_std":
+                A, w = A / w, 1.0
+            chance = math.comb(G, right) * p**right * (1 - p) ** (G - right)
+            assert float(A[0]) >= 0 >= float(A[-1])
+            weighed += chance * (w - float(A[0]))
+            weights += chance * w
+        assert weighed / weights == pytest.approx(p, abs=1e-9)
+
+
+def test_debias_turns_no_sign_where_the_history_was_wrong():
+    difficulty = {"name": "debias", "anchor": "fixed", "threshold": 0.05}
+    r = torch.tensor([1.0] * 63 + [0.0])
+    A = eq.Objective(difficulty=difficulty).assign(r, [0] * 64, [1] * 64).advantage
+    assert A[:63].tolist() == [0.0] * 63
+    assert A[63] < 0
+
+
+def test_debias_reads_groups_of_different_sizes_each_by_its_own():
+    difficulty = {"name": "debias", "anchor": "fixed", "threshold": 0.2}
+    r, group = torch.tensor([1.0, 0, 0, 1, 0, 0, 0, 0]), [0, 0, 0, 1, 1, 1, 1, 1]
+    together = eq.Objective(difficulty=difficulty).assign(r, group, [1] * 8).advantage
+    apart = [eq.Objective(difficulty=difficulty).assign(r[s], group[s], [1] * len(r[s])).advantage
+             for s in (slice(0, 3), slice(3, 8))]  # fmt: skip
+    torch.testing.assert_close(together, torch.cat(apart), rtol=1e-12, atol=0)
+
+
+def test_hadw_recentred_is_one_number_a_group():
+    """With rewards of two values nothing of Φ is left within a group: (r − p̂)·λ((1−p̂)e^(C−p̂) + p̂e^(p̂−C))."""
+    G, C, lam = 8, 0.3, 1.3
+    difficulty = {"name": "hadw", "anchor": "fixed", "threshold": C, "lam": lam, "recentre": True}
+    objective = eq.Objective(advantage="dr_grpo", difficulty=difficulty)
+    for right in range(1, G):
+        r = torch.tensor([1.0] * right + [0.0] * (G - right), dtype=torch.float64)
+        p = right / G
+        factor = lam * ((1 - p) * math.exp(C - p) + p * math.exp(p - C))
+        torch.testing.assert_close(objective.assign(r, [0] * G, [1] * G).advantage, factor * (r - p))
 
 
 def test_debias_takes_each_prompts_own_history_where_there_is_one():

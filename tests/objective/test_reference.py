@@ -198,6 +198,48 @@ def test_mismatch_weights_are_detached_and_capped():
             assert float(logp.grad[t]) == pytest.approx(-weight * float(credit.coefficient[i]), rel=1e-10, abs=1e-15)
 
 
+@pytest.mark.parametrize(
+    ("surrogate", "mismatch"),
+    [
+        (surrogate, mismatch)
+        for surrogate in ("ppo_clip", "dual_clip", "gmpo", "sapo", "symmetric_clip", "reinforce")
+        for mismatch in ("none", "tis", "mis", "icepop")
+        if (surrogate, mismatch) != ("gmpo", "icepop")  # which is refused
+    ],
+)
+def test_the_gradient_is_that_of_the_loss_under_every_mismatch(surrogate, mismatch):
+    """By central differences. Not of gspo, whose token form sg[s]·π/sg[π] holds s fixed."""
+    case = draw(3, empty=False)
+    objective = eq.Objective(surrogate=surrogate, mismatch=mismatch)
+    credit = case.assign(objective)
+    logp = case.logprobs(case.logits).detach()
+    rollout = None if mismatch == "none" else case.old + 0.3 * torch.cos(50 * case.old)
+
+    def loss(x):
+        return objective.loss(x, case.old, credit, case.response, rollout_logprobs=rollout).loss
+
+    (gradient,) = torch.autograd.grad(loss(logp.requires_grad_()), logp)
+    with torch.no_grad():
+        steps = 1e-6 * torch.eye(len(logp), dtype=torch.float64)
+        numbers = torch.stack([(loss(logp + h) - loss(logp - h)) / 2e-6 for h in steps])
+    torch.testing.assert_close(gradient, numbers, rtol=0, atol=1e-7 * float(gradient.abs().max()))
+
+
+def test_gspo_with_tis_is_its_token_form_weighed_by_tis():
+    """sg[s]·π/sg[π] at each token, times min(π_old/π_rollout, cap)."""
+    case = draw(3, empty=False)
+    objective = eq.Objective(surrogate={"name": "gspo", "low": 0.9, "high": 9.0}, mismatch="tis")
+    credit = case.assign(objective)
+    rollout = case.old + 0.3 * torch.cos(50 * case.old)
+    logp = case.logprobs(case.logits).detach().requires_grad_()
+    objective.loss(logp, case.old, credit, case.response, rollout_logprobs=rollout).loss.backward()
+    log_ratio = (logp - case.old).detach()
+    for i, c in enumerate(credit.coefficient.tolist()):
+        row = case.response == i
+        tis = torch.exp(case.old[row] - rollout[row]).clamp(max=2.0)
+        torch.testing.assert_close(logp.grad[row], -c * tis * log_ratio[row].mean().exp(), rtol=1e-12, atol=0)
+
+
 def test_mismatch_reaches_the_cancelled_weights():
     case = draw(13, empty=False)
     rollout = case.old + 0.3
@@ -213,6 +255,6 @@ def test_mismatch_reaches_the_cancelled_weights():
 
 def test_gdpos_last_step_centres_and_scales_whatever_it_is_given():
     """Also advantages that do not sum to 0: mean 2, sample variance 7."""
-    assert over_batch(torch.tensor([0.0, 1.0, 5.0]), eps=0.0).tolist() == pytest.approx(
+    assert over_batch(torch.tensor([0.0, 1.0, 5.0]), zero_sum=False, eps=0.0).tolist() == pytest.approx(
         [(x - 2) / 7**0.5 for x in (0, 1, 5)]
     )

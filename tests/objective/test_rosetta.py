@@ -268,6 +268,19 @@ def test_verl_geo_mean_is_gmpo_under_sequence(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", SEEDS)
+def test_verl_weighs_geo_mean_by_the_geometric_mean_of_its_rollout_weights(seed: int) -> None:
+    """One weight a response, as there is one advantage: then the gradient is that of the loss."""
+    case = draw(seed)
+    A = verl_grpo(case)[:, None]
+    weight = (case.old - case.rollout).exp().clamp(max=1.1)
+    mean = ((weight.log() * case.mask).sum(1) / case.T).exp()[:, None]
+    host = theirs(case, lambda logp: verl_geo_mean(case, logp, A * mean))
+    setting = {"name": "gmpo", "low": LOW, "high": HIGH}
+    objective = Objective(VERL_GRPO, aggregation="sequence", surrogate=setting, mismatch={"name": "tis", "cap": 1.1})
+    assert_same(ours(case, objective), host)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize(("name", "formula"), [(VERL_GRPO, verl_grpo), ("rloo", verl_rloo), ("opo", verl_opo)])
 def test_verl_advantages(name: str | dict, formula: Callable[[Padded], Tensor], seed: int) -> None:
     case = draw(seed)

@@ -42,6 +42,7 @@ NAN = math.nan
         ({"reward_weights": ()}, "reward_weights"),
         ({"off_policy_mask": -0.1}, "off_policy_mask"),
         ({"advantage": "none", "difficulty": "hadw"}, "no baseline"),
+        ({"surrogate": "gmpo", "mismatch": "icepop"}, "geometric mean"),
     ],
 )
 def test_options_out_of_range_are_refused_when_built(choices, sentence):
@@ -147,6 +148,12 @@ def test_what_the_note_says_is_so(cancellation, seed):
         ({"aggregation": "token", "cancellation": "orthogonal", "surrogate": "reinforce"}, ["exchangeable already"]),
         ({"aggregation": "sequence", "cancellation": "orthogonal"}, ["undoes orthogonal off-policy"]),
         ({"aggregation": "balanced", "difficulty": "hadw"}, ["no longer makes them pull equally"]),
+        ({"surrogate": "gspo", "cancellation": "min_replace"}, ["without its trust region"]),
+        ({"surrogate": "gspo", "cancellation": "orthogonal"}, ["without its trust region"]),
+        ({"surrogate": "gmpo", "cancellation": "min_replace"}, ["without its trust region"]),
+        ({"surrogate": "vespo", "cancellation": "orthogonal"}, ["without its trust region"]),
+        ({"surrogate": "vespo", "cancellation": "min_replace"}, []),
+        ({"surrogate": "dfpo", "cancellation": "min_replace"}, []),
     ],
 )
 def test_notes_say_what_a_stack_undoes(choices, said):
@@ -156,6 +163,21 @@ def test_notes_say_what_a_stack_undoes(choices, said):
         assert words in note
         assert note in str(objective)
     assert "note" not in repr(objective)
+
+
+@pytest.mark.parametrize("cancellation", ["min_replace", "orthogonal"])
+@pytest.mark.parametrize("surrogate", ["gspo", "gmpo", "vespo", "dfpo"])
+def test_the_note_on_the_trust_region_is_true(surrogate, cancellation):
+    """A response that has gone where its advantage pushed it, the others at π_old: is it pushed on?"""
+    objective = eq.Objective("dr_grpo", aggregation="constant", surrogate=surrogate, cancellation=cancellation)
+    lengths = torch.tensor([4, 4, 4, 4])
+    credit = objective.assign([1.0, 1.0, 0.0, 0.0], [0] * 4, lengths)
+    response = eq.response_ids(lengths)
+    old = torch.full((16,), -5.0, dtype=torch.float64)
+    logp = (old + 0.5 * (response == 0)).requires_grad_()
+    objective.loss(logp, old, credit, response).loss.backward()
+    pushed = float(logp.grad[response == 0].abs().max() / credit.full_weight[0])
+    assert (pushed > 0.05) == any("trust region" in note for note in objective.notes)
 
 
 @pytest.mark.parametrize("preset", list(eq.PRESETS))

@@ -161,6 +161,21 @@ def test_reinforce_pp_baseline(whiten, seed):
     torch.testing.assert_close(got.advantage, torch.tensor(want, dtype=torch.float64), rtol=1e-10, atol=1e-10)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("whiten", ["tokens", "responses"])
+@settings(max_examples=30, deadline=None)
+@given(seed=st.integers(0, 2**32 - 1))
+def test_reinforce_pp_over_equal_lengths_gives_a_group_of_equal_rewards_exactly_no_advantage(whiten, dtype, seed):
+    """mean d is 0 there, and what a sum leaves of it is rounding."""
+    g = torch.Generator().manual_seed(seed)
+    r = torch.tensor([0.0, 0.3, 0.6, 1.0], dtype=dtype)[torch.randint(0, 4, (16,), generator=g)]
+    r[0], r[1], r[12:] = 0.0, 1.0, 0.3
+    objective = eq.Objective({"name": "reinforce_pp", "whiten": whiten})
+    A = objective.assign(r, torch.arange(16) // 4, [3] * 16).advantage
+    assert A[12:].tolist() == [0.0] * 4
+    assert A[0] < 0 < A[1]
+
+
 def test_gdpo_divides_the_sum_by_its_deviation_over_the_batch():
     g = torch.Generator().manual_seed(0)
     r = torch.rand(12, 2, generator=g).double()
@@ -172,6 +187,38 @@ def test_gdpo_divides_the_sum_by_its_deviation_over_the_batch():
     mean = sum(total) / 12
     std = math.sqrt(sum((x - mean) ** 2 for x in total) / 11)
     assert got == pytest.approx([(x - mean) / (std + 1e-6) for x in total], rel=1e-10)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    seed=st.integers(0, 2**32 - 1),
+    advantage=st.sampled_from(["grpo", "dr_grpo", "rloo", "maxrl", "batch_std", "pass_at_k", "opo"]),
+    dtype=st.sampled_from([torch.float32, torch.float64]),
+)
+def test_gdpo_gives_a_group_of_equal_rewards_exactly_no_advantage(seed, advantage, dtype):
+    """The batch's mean of zero-sum advantages is 0; what a sum leaves of it is rounding, which must not train.
+
+    opo is zero-sum where lengths are equal, as they are here. The first group has a difference, the last has none.
+    """
+    g = torch.Generator().manual_seed(seed)
+    values = torch.tensor([0.0, 1.0] if advantage == "pass_at_k" else [0.0, 0.3, 0.6, 1.0], dtype=dtype)
+    r = values[torch.randint(0, len(values), (16, 2), generator=g)]
+    r[0], r[1] = values[0], values[-1]
+    r[12:] = r[12]
+    group = torch.arange(16) // 4
+    objective = eq.Objective(advantage, reward_weights=(1.0, 0.5), combine="gdpo", averaged_groups="informative")
+    credit = objective.assign(r, group, [3] * 16)
+    assert credit.advantage[12:].tolist() == [0.0] * 4
+    assert credit.advantage[0] < 0 or advantage == "pass_at_k"  # where fewer than k are wrong, it is 0
+    assert not credit.counted[12:].any()
+
+
+def test_gdpo_subtracts_the_mean_where_advantages_are_not_zero_sum():
+    """opo, lengths 1 and 3: A = ¾, −¼ and 0, 0, whose mean is ⅛: by definition the second group has an advantage."""
+    objective = eq.Objective("opo", reward_weights=(1.0,), combine="gdpo")
+    got = objective.assign([1.0, 0.0, 1.0, 1.0], [0, 0, 1, 1], [1, 3, 2, 2]).advantage
+    d = torch.tensor([0.75, -0.25, 0.0, 0.0], dtype=torch.float64) - 0.125
+    torch.testing.assert_close(got, d / (d.std() + 1e-6), rtol=1e-12, atol=0)
 
 
 @settings(max_examples=30, deadline=None)

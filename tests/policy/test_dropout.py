@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from equipoise import policy as p
-from equipoise.policy import dropout
+from equipoise.policy.model import adapter_dropouts
 from tests.policy import tiny_models
 
 pytest.importorskip("peft")
@@ -56,7 +56,7 @@ def test_the_seed_decides_the_masks_and_nothing_else_is_drawn(tmp_path):
 
 def test_so_many_inputs_are_dropped_and_the_others_scaled(tmp_path):
     policy, _ = adapted(tmp_path)
-    (module, *_) = dropout.of_adapters(policy.model)
+    (module, *_) = adapter_dropouts(policy.model)
     with p.adapter_dropout(policy, 0):
         kept = module(torch.ones(100_000))
     assert kept.unique().tolist() == pytest.approx([0.0, 1 / (1 - SHARE)])
@@ -81,4 +81,4 @@ def test_recomputed_layers_have_the_masks_of_their_first_pass(tmp_path, family):
 def test_without_dropout_there_is_none(tmp_path):
     p.save(tiny_models.policy(), tmp_path)
     policy = p.load(tmp_path, lora=p.Lora(rank=2))
-    assert dropout.of_adapters(policy.model) == []
+    assert adapter_dropouts(policy.model) == []

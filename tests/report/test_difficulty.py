@@ -25,10 +25,8 @@ def test_phi_is_what_the_objective_multiplied_the_advantage_by(spec, advantage):
     C = float(weighed.metrics["difficulty/anchor"])
     past = dict(zip(difficulty.NEEDED[1:], PAST.T.tolist(), strict=True))
     known = {"accuracy": REWARD.tolist(), "group": GROUP.tolist(), "advantage": weighed.advantage.tolist(), **past}
-    phi = np.array(difficulty.phi(spec, C, **known))
+    phi = np.array(difficulty.phi({"preset": "grpo", "advantage": advantage, "difficulty": spec}, C, **known))
     product = phi * plain.advantage.numpy()
-    if isinstance(spec, dict) and spec.get("recentre"):
-        product -= np.array([product[g == GROUP].mean() for g in GROUP])
     assert product == pytest.approx(weighed.advantage.numpy(), abs=1e-12)
 
 

@@ -147,7 +147,28 @@ def test_a_long_run_is_thinned_and_says_so(tmp_path):
     assert len(line["y"]) == points([run]) == 500
     assert line["faint"] == pytest.approx(np.arange(1, 3001).reshape(-1, 6).mean(1) / 3000, rel=1e-5)
     assert "the mean of 6 steps" in page["training"]["sentence"]
-    assert line["y"][-1] == pytest.approx(np.arange(2991, 3001).mean() / 3000, rel=1e-5)
+    assert "running mean of 60 steps" in page["training"]["sentence"]  # ten points of the curve
+    assert line["y"][-1] == pytest.approx(np.arange(2941, 3001).mean() / 3000, rel=1e-5)
+
+
+def test_steps_without_a_finite_number_are_counted(tmp_path):
+    values = ["0.5", "NaN", "null", "Infinity", "0.25"]
+    lines = [f'{{"step": {i}, "reward/mean": {v}, "entropy": 1.0}}\n' for i, v in enumerate(values, 1)]
+    (tmp_path / "metrics.jsonl").write_text("".join(lines))
+    page = {p["id"]: p for p in panels([read(tmp_path, "run")])}
+    assert figure(page, "training", "reward/mean")["holes"] == "No finite number at 3 of 5 steps."
+    assert figure(page, "entropy", "entropy")["holes"] == ""
+
+
+def test_runs_of_different_length_say_the_range_of_their_windows(tmp_path):
+    runs = []
+    for name, steps in (("short", 30), ("long", 3000)):
+        (tmp_path / name).mkdir()
+        lines = [json.dumps({"step": i, "reward/mean": 0.5}) + "\n" for i in range(1, steps + 1)]
+        (tmp_path / name / "metrics.jsonl").write_text("".join(lines))
+        runs.append(read(tmp_path / name, name))
+    page = {p["id"]: p for p in panels(runs)}
+    assert "running mean of 10 to 60 steps" in page["training"]["sentence"]
 
 
 def test_a_run_that_has_only_begun_has_a_page(tmp_path):

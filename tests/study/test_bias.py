@@ -1,6 +1,7 @@
 """The measured bias against the closed forms on outcomes of a known law, against plain loops, and from end to end."""
 
 import json
+import re
 
 import numpy as np
 import pytest
@@ -152,6 +153,8 @@ def test_the_command_measures_the_embedded_model(tmp_path, capsys):
     assert set(record["options"]) == set(OPTIONS)
     page = (out / "bias.html").read_text()
     assert page.count("<svg") == 1 + len(OPTIONS)
+    assert not re.search(r"[> (]-[\d.]", page[page.index("<body>") :])  # numbers have a minus, not a hyphen
+    assert page.count('<th scope="row">') == 3 * len(OPTIONS)
     assert "<script" not in page
     assert "http://" not in page.replace("http-equiv", "")
     assert "https://" not in page

@@ -155,6 +155,9 @@ def test_the_effect_of_a_dose_is_the_mean_of_the_seeds_slopes(dosed, tmp_path):
     assert drawing.count('class="mean"') == 3
     assert drawing.count('class="bar"') == 3
     assert "mean of 4 seeds" in drawing
+    assert drawing.index('<rect class="paper"') < drawing.index("<g ")  # legible on a page of the other theme
+    assert ">−2</text>" in drawing
+    assert ">-" not in drawing
 
 
 @pytest.mark.parametrize(("low", "high"), [(54.4, 64.3), (-0.62, -0.51), (0.09, 0.137), (3.0, 3.0), (92.0, 100.0)])

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from equipoise.tasks import Arithmetic, Task
+from equipoise.tasks import Arithmetic, Task, TaskError, open_task
 from equipoise.tasks.arithmetic import LEVELS, grade, trace
 
 TASK: Task = Arithmetic(seed=3)
@@ -24,6 +24,22 @@ def test_the_stream_depends_on_seed_and_index_alone():
     assert [Arithmetic(seed=4).prompt(i) for i in range(50)] != forwards
     with pytest.raises(ValueError, match="starts at 0"):
         TASK.prompt(-1)
+
+
+def test_so_many_chains_come_again_in_every_epoch_in_another_order():
+    few = open_task("arithmetic:40", seed=3)
+    epochs = [[few.prompt(i).id for i in range(start, start + 40)] for start in (0, 40, 80)]
+    assert all(sorted(epoch) == sorted(TASK.prompt(i).id for i in range(40)) for epoch in epochs)
+    assert len({tuple(epoch) for epoch in epochs}) == 3
+    assert few.evaluation() == TASK.evaluation()
+    with pytest.raises(ValueError, match="starts at 0"):
+        few.prompt(-1)
+
+
+@pytest.mark.parametrize("name", ["arithmetic:", "arithmetic:0", "arithmetic:many", "arithmetic:-3"])
+def test_a_number_of_chains_is_at_least_one(name):
+    with pytest.raises(TaskError, match="at least 1"):
+        open_task(name, seed=3)
 
 
 def test_prompts_say_what_they_ask():

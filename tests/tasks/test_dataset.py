@@ -373,6 +373,26 @@ def test_a_csv_file_is_refused_with_the_line_that_turns_it_into_a_task(tmp_path,
     assert len(open_task("sums.parquet", 0).train) > 0
 
 
+def test_a_json_file_is_refused_with_the_line_that_turns_it_into_a_task(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    Path("sums.json").write_text(json.dumps(sums(20)))
+    with pytest.raises(TaskError) as error:
+        open_task("sums.json", 0)
+    (code,) = re.findall(r'; turn a list of rows into one: python -c "(.*)" > sums.jsonl$', str(error.value))
+    exec(code, {})
+    Path("sums.jsonl").write_text(capsys.readouterr().out)
+    assert len(open_task("sums.jsonl", 0).train) > 0
+
+
+def test_the_summary_names_the_file_that_is_held_out(tmp_path):
+    rows, test = tmp_path / "rows.jsonl", tmp_path / "test.jsonl"
+    jsonl(rows, sums(20))
+    jsonl(test, sums(5, 20))
+    said = str(Dataset(rows, held_out=test).inspect())
+    assert f"20 to train on, 0 left out; 5 held out in {test}" in said
+    assert "0 held out" not in said
+
+
 def test_ids_of_several_files_do_not_collide(tmp_path):
     for k in range(2):
         jsonl(tmp_path / f"{k}.jsonl", [{"id": n, **row} for n, row in enumerate(sums(20, 20 * k))])

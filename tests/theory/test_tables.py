@@ -2,6 +2,7 @@
 
 import doctest
 import functools
+import re
 import unicodedata
 from pathlib import Path
 
@@ -55,6 +56,17 @@ def test_the_docs_do_not_claim_what_is_false():
     page = (ROOT / "docs" / "theory.md").read_text(encoding="utf-8")
     assert "eqs. 7 and 16–17 (eq. 21 is its own objective, J_BA)" in page
     assert "eq. 21 as we read it" not in page
+
+
+def test_the_page_has_the_range_of_the_table_and_where_its_ends_are():
+    table = rendered().split("Where |bias| is smaller after Φ than before")[1].split("\n\n")[1]
+    shares = {
+        tuple(line.split()[:2]): [int(x) for x in re.findall(r"(\d+) %", line)] for line in table.splitlines()[1:]
+    }
+    assert max(max(row) for row in shares.values()) == shares["4", "0.5"][1] == 67
+    assert shares["8", "0.5"] == [39, 0, 0]
+    assert shares["16", "0.5"] == [0, 0, 0]
+    assert not any(row[2] for row in shares.values())
 
 
 def test_tables_fit_a_terminal_and_line_up():

@@ -236,5 +236,7 @@ def test_a_folder_belongs_to_one_at_a_time(tmp_path):
 
 def test_a_run_directory_that_cannot_be_made(tmp_path):
     (tmp_path / "file").touch()
-    with pytest.raises(RunError, match="cannot be used as a run directory: Not a directory"):
+    with pytest.raises(
+        RunError, match=r"cannot be used as a run directory: Not a directory; --train\.out names another"
+    ):
         RunFolder(tmp_path / "file" / "run").lock()

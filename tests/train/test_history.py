@@ -30,11 +30,43 @@ def test_by_hand():
     history.record(["a", "a", "b"], [1.0, 0.0, 0.5], step=3)
     history.record(["a"], [1.0], step=7)
     assert history.counts(["b", "a", "c"], 9) == [[0.5, 1, 6], [2.0, 3, 2], [0, 0, 0]]
-    assert history.seen == {"a": [3, 2.0, 7], "b": [1, 0.5, 3]}
     again = PromptHistory()
     again.load_state_dict(history.state_dict())
     history.record(["a"], [0.0], step=8)
-    assert again.seen["a"] == [3, 2.0, 7]
+    assert again.counts(["a"], 7) == [[2.0, 3, 0]]
+
+
+def test_every_attempt_is_discounted_by_its_own_age():
+    """With the discount since the last attempt, which the objective applies, it is Σ decay^age over all attempts."""
+    history = PromptHistory(decay=0.5)
+    history.record(["a", "a"], [1.0, 0.0], step=1)
+    history.record(["a"], [1.0], step=3)
+    ((successes, attempts, age),) = history.counts(["a"], 4)
+    assert (attempts * 0.5**age, successes * 0.5**age) == (2 * 0.125 + 0.5, 0.125 + 0.5)
+    assert history.copy().counts(["a"], 4) == history.counts(["a"], 4)
+
+
+def test_what_people_read_is_not_discounted(tmp_path):
+    history = PromptHistory(decay=0.5)
+    for step in (1, 9):
+        history.record(["a"], [step == 9], step)
+    history.write(tmp_path / "prompts.parquet")
+    (row,) = pq.read_table(tmp_path / "prompts.parquet").to_pylist()
+    assert row == {"prompt_id": "a", "attempts": 2, "accuracy": 0.5, "last_step": 9}
+
+
+def test_a_checkpoint_from_before_discounts_counts_as_it_did():
+    history = PromptHistory(decay=0.5)
+    history.load_state_dict({"seen": {"a": [3, 2.0, 7]}})
+    assert history.counts(["a"], 9) == [[2.0, 3, 2]]
+
+
+def test_the_run_discounts_as_its_objective_says(model, tmp_path, few_prompts):
+    options = {"task__name": few_prompts, "eval__every": 0}
+    difficulty = {"name": "hadw_history", "decay": 0.5}
+    decayed = Trainer(settings(model, tmp_path / "a", **options, objective__difficulty=difficulty)).collector
+    plain = Trainer(settings(model, tmp_path / "b", **options)).collector
+    assert (decayed.history.decay, plain.history.decay) == (0.5, 1.0)
 
 
 @pytest.mark.parametrize("dynamic", [False, True])

@@ -107,6 +107,22 @@ def test_steps_that_teach_nothing_are_said_long_before_the_run_stops(train, tmp_
     assert "learning rate, " not in ended.stdout  # no update came before
 
 
+def test_responses_without_an_answer_that_can_be_read_are_named_as_the_cause(train, tmp_path):
+    """abacus ends with #30, which the math verifier does not read: the prompts ask for no mark."""
+    file = dataset(tmp_path / "rows.jsonl", [{"prompt": f"{a}+1=", "answer": a + 1} for a in range(40)])
+    ended = train(
+        model__name="abacus",
+        task__name=file,
+        reward__functions=["task"],
+        train__steps=5,
+        eval__every=0,
+        log__terminal=True,
+    )
+    assert ended.code == 0
+    assert "no answer could be read in 100% of the last step's responses" in ended.stdout
+    assert "task.suffix" in ended.stdout
+
+
 @pytest.mark.parametrize(("clip", "told"), [(1e-3, 1), (1e3, 0), (0.0, 0)])
 def test_a_clip_norm_that_decides_every_step_is_said_once(train, tmp_path, clip, told):
     ended = train(
@@ -184,6 +200,7 @@ def test_a_setting_that_cannot_be_used(train, tmp_path, options, said):
     ("options", "said"),
     [
         ({"model__name": "abacus", "task__suffix": " is what?"}, "abacus's tokenizer cannot read"),
+        ({"model__name": "abacus", "task__suffix": " is what?"}, "for other prompts name another model, model.name"),
         ({"task__chat_template": "{{ messages[0].content"}, "the chat template of"),
     ],
 )

@@ -183,6 +183,33 @@ def test_the_losses_of_a_pass_are_a_mean_over_prompts(trainer):
     assert found[0]["grad_norm"] > 0
 
 
+@pytest.mark.parametrize("averaged", ["all", "informative"])
+def test_the_losses_of_a_pass_are_a_mean_over_the_prompts_that_count(trainer, model, averaged):
+    """Of six prompts two have equal rewards. Under "informative" they count in the KL, and not in the policy's loss."""
+    options = MINI | {"rollout__exact": True, "optim__lr": 0.0, "train__updates": 1, "objective__kl": 0.5}
+    reference = models.load(model, dtype=torch.float64)
+    with torch.no_grad():
+        for weight in reference.model.parameters():
+            weight *= 1.1
+    found = []
+    for size in (0, 3, 2):
+        t = trainer(
+            **options | {"train__mini_batch": size}, objective__preset="dapo", objective__averaged_groups=averaged
+        )
+        batch = t.collector.collect(1)
+        rewards = torch.arange(24.0).remainder(3)
+        rewards[:8] = 1.0
+        credit = t.objective.assign(rewards, batch.rollouts.prompt, batch.lengths)
+        updater = Updater(t.config, t.objective, models.load(model, dtype=torch.float64), reference, 12)
+        found.append(updater.update(batch, credit, 4))
+    whole, *parts = found
+    assert abs(whole["policy_loss"]) > 1e-3
+    assert abs(whole["loss"] - whole["policy_loss"]) > 1e-3
+    for part in parts:
+        assert part["policy_loss"] == pytest.approx(whole["policy_loss"], rel=1e-9)
+        assert part["loss"] == pytest.approx(whole["loss"], rel=1e-9)
+
+
 def test_a_schedule_counts_optimizer_steps(model, tmp_path):
     config = settings(model, tmp_path, **MINI | {"rollout__prompts": 5, "train__steps": 4})
     assert (config.updates_per_batch, config.optimizer_steps) == (6, 24)

@@ -202,9 +202,9 @@ def test_a_checkpoint_with_the_uninformative_steps_among_the_skipped_resumes(mod
     torch.save(state, file)
     (file.parent / checkpoint.SUMS).unlink()  # nor had they sums
     resumed = Trainer(settings(model, tmp_path / "run", train__steps=3, **options), resume=True)
-    assert (resumed.step, resumed.uninformative) == (2, 2)
+    assert (resumed.step, resumed.health.uninformative) == (2, 2)
     resumed.run()
-    assert resumed.uninformative == 3
+    assert resumed.health.uninformative == 3
 
 
 def test_a_finished_run_resumes_to_nothing(model, tmp_path):

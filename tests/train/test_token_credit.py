@@ -185,7 +185,7 @@ def test_distillation_moves_the_policy_to_its_teacher(run, teacher, tmp_path):
             rollout__group_size=2, optim__lr=0.02, reward__functions=["task"], eval__every=0)  # fmt: skip
     kl = column(tmp_path / "run", "teacher/kl")
     assert 0 < sum(kl[-5:]) < 0.8 * sum(kl[:5])
-    assert t.uninformative == 0  # no reward differs, and there is something to learn all the same
+    assert t.health.uninformative == 0  # no reward differs, and there is something to learn all the same
     assert all(not p.requires_grad for p in t.token_credit.teacher.model.parameters())
 
 

@@ -38,7 +38,16 @@ def test_other_tags():
 
 @pytest.mark.parametrize(
     ("response", "right"),
-    [(r"\boxed{7}", True), (r"\boxed {7}", True), (r"\boxed{}", False), (r"\boxed{ }", False), ("boxed{7}", False)],
+    [
+        (r"\boxed{7}", True),
+        (r"\boxed {7}", True),
+        (r"\boxed{}", False),
+        (r"\boxed{ }", False),
+        ("boxed{7}", False),
+        (r"\boxed{7", False),  # a box that is not closed is not a box
+        (r"\boxed{\boxed{}}", False),
+        (r"<think>\boxed{7}", False),
+    ],
 )
 def test_boxed(response, right):
     assert response_format.boxed(response).kind == ("correct" if right else "wrong")

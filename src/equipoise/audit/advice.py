@@ -46,7 +46,8 @@ RIGHT_PULL = (
 LONG_WRONG = "Where wrong ones were 40 % longer, balanced learnt 0 to 0.9 points more than token over the group."
 # studies 19, 25 and 27: no gain as large as half a point; constant is the same rule but for a factor a batch
 OVER_BATCH = (
-    "In our study balanced learnt no more than averaging over the batch, so nothing need change."
+    "In our study balanced learnt no more than averaging over the batch: "
+    "this is no reason to change the aggregation."
 )
 TIED = (
     "In our study sequence and balanced learnt alike (within half a point), so nothing need change."
@@ -255,10 +256,11 @@ def _baseline(audit: Audit) -> Advice:
         f"O{said[1:]}, so that advantages there are too low by as much; "
         "the direction of the gradient is not affected."
     )
-    if _difficulty(audit) != "none":
+    choice = audit.choices[audit.objective]["difficulty"]
+    if choice["name"] != "none" and not choice.get("recentre", False):
         said += f" difficulty = {_difficulty(audit)} is there to make up for it."
         return Advice(topic, False, said)
-    change = f'objective.difficulty = "debias" (it breaks zero-sum: audit it too), or {RECENTRE}'
+    change = 'objective.difficulty = "debias" (it breaks zero-sum: audit it too)'
     return Advice(topic, True, said, change)
 
 

@@ -47,8 +47,9 @@ def gathered(
         against.items() if isinstance(against, Mapping) else [(_name(o, base), o) for o in against]
     )
     for name, other in pairs:
-        if name == audited == other:  # a list of all rules has the audited one's too
-            continue
+        is_listed = isinstance(other, str) and len(against) > 1
+        if name == audited and (is_listed or other == audited):
+            continue  # a list of all rules has the audited one's too
         if name in out:
             raise AuditError(_twice(name, other))
         out[name] = fresh(named(other, base) if isinstance(other, str) else other)

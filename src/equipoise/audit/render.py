@@ -122,7 +122,7 @@ def _head(audit: Audit) -> Text:
     warnings = list(audit.notes)
     if audit.unit == "characters":
         warnings.append(
-            "lengths are characters, a stand-in for tokens: name the model's tokenizer to count those"
+            "lengths are characters, a stand-in for tokens: --tokenizer MODEL counts those"
         )
     if o.prompts < FEW_PROMPTS:
         warnings.append(f"only {_count(o.prompts, 'prompt')}: the intervals are rough")

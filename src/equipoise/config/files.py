@@ -78,10 +78,10 @@ def located(function: str, config: str | Path | None) -> str:
     folders = folders_of(config)
     found = [path for folder in folders if (path := folder.resolve() / file).is_file()]
     if not found:
-        places = " and not in ".join(dict.fromkeys(str(folder.resolve()) for folder in folders))
+        places = " or ".join(dict.fromkeys(str(folder.resolve()) for folder in folders))
         near = [there.name for folder in folders if (there := nearest(folder / file, "*.py"))]
         hint = f"; did you mean {Path(file).with_name(near[0])}?" if near else ""
-        raise ConfigError(f'[reward] "{function}": there is no file {file}, not in {places}{hint}')
+        raise ConfigError(f'[reward] "{function}": there is no file {file} in {places}{hint}')
     return f"{found[0]}:{attribute}"
 
 
@@ -98,7 +98,7 @@ def chat_template(value: str, folders: Sequence[Path]) -> str:
     for folder in folders:
         if (folder / value).is_file():
             return (folder / value).read_text(encoding="utf-8")
-    places = " and not in ".join(dict.fromkeys(str(folder.resolve()) for folder in folders))
+    places = " or ".join(dict.fromkeys(str(folder.resolve()) for folder in folders))
     raise ConfigError(
         f'task.chat_template = "{value}": there is no such file, not in {places}, and it is no template'
     )

@@ -114,7 +114,7 @@ class TaskConfig(Section):
     """The section [task]: prompts, their columns and templates, held-out rows."""
 
     name: str = "arithmetic"
-    """arithmetic (built in), gym:NAME (reasoning-gym), or a file, folder or hub:NAME of prompts"""
+    """arithmetic (built in; arithmetic:N has N prompts), gym:NAME (reasoning-gym), or a file, folder or hub:NAME"""
     chat: OnOffAuto = "auto"
     """wrap prompts in the chat template: true, false, or auto: for models that were trained on it"""
     system: str = ""

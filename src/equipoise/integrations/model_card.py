@@ -135,7 +135,7 @@ def judged_by(config: Config) -> str:
     if not config.reward.graded:
         functions = tuple(name for name in config.reward.functions if name not in SHAPES)
         return f"judged by {', '.join(_shortened(functions or config.reward.functions))}"
-    if config.task.name == "arithmetic" or config.task.name.startswith("gym:"):
+    if config.task.name.partition(":")[0] in ("arithmetic", "gym"):
         return "verified by the task itself"
     return f"verified by {config.task.verifier or 'the verifier of each row, else math'}"
 

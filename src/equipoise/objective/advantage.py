@@ -2,7 +2,7 @@
 Rewards in, one number per response out.
 
 Groups of one and groups of equal rewards get exactly 0 from every estimator with a baseline but
-`reinforce_pp`.
+`reinforce_pp` over tokens.
 """
 
 from __future__ import annotations
@@ -54,6 +54,7 @@ def reinforce_pp(batch: Batch, *, whiten: str = "tokens", eps: float = 1e-8) -> 
     d, n = batch.centred, batch.T if whiten == "tokens" else torch.ones_like(batch.T)
     N = n.sum().clamp(min=1)
     mean = (n * d).sum() / N
+    mean = mean * (mean.abs() > batch.noise.max())
     variance = (n * (d - mean) ** 2).sum() / (N - 1).clamp(min=1)
     return (d - mean) / torch.sqrt(variance + eps)
 
@@ -102,12 +103,24 @@ def reward(batch: Batch) -> Tensor:
     return batch.r
 
 
-def over_batch(A: Tensor, eps: float = 1e-6) -> Tensor:
+def over_batch(A: Tensor, *, zero_sum: bool, eps: float = 1e-6) -> Tensor:
     """(A − mean)/(std + eps) over the batch's responses, std the sample's:
     GDPO's last step (arXiv 2601.05242).
+
+    A mean that only rounding can have made is 0: a group without an advantage must not get one.
+    zero_sum: A sums to 0 in every group, so that any mean is rounding.
     """
-    d = A - A.mean()
+    mean = A.mean()
+    d = A if zero_sum else A - mean * (mean.abs() > 1e-12 * A.abs().mean())
     return d / (torch.sqrt((d**2).sum() / max(len(A) - 1, 1)) + eps)
+
+
+def grpo_scale(q: Tensor, G: Tensor, *, std: str = "paper", eps: float = 1e-6) -> Tensor:
+    """w in grpo's A = w·(r − q), of groups of G binary rewards whose mean is q."""
+    variance = q * (1 - q)
+    if std == "paper":
+        return 1 / torch.sqrt(variance + eps)
+    return 1 / (torch.sqrt(variance * G / (G - 1)) + eps)
 
 
 def long_and_right(T: Tensor, rate: Tensor, groups: Groups) -> Tensor:
@@ -137,3 +150,4 @@ ADVANTAGES: dict[str, Callable[..., Tensor]] = {
     "reward": reward,
     "none": none,
 }
+NOT_ZERO_SUM = ("opo", "reward", "reinforce_pp")  # ΣA ≠ 0 in a group

@@ -85,9 +85,8 @@ class Choice:
         return self._with({k: v for k, v in self.options.items() if v != self.defaults[k]})
 
     def _with(self, options: dict[str, Any]) -> str:
-        shown = ", ".join(
-            f"{k}={v:g}" if isinstance(v, float) else f"{k}={v}" for k, v in options.items()
-        )
+        values = {k: f"{v:g}" if isinstance(v, float) else v for k, v in options.items()}
+        shown = ", ".join(f"{k}={v}" for k, v in values.items())
         return f"{self.name}({shown})" if shown else self.name
 
     def spec(self) -> dict[str, Any]:

@@ -92,8 +92,9 @@ class Credit:
 
         Its loss is the mean over its own prompts, so that its step has the size of one on the whole
         batch. Advantages and effective lengths stay the batch's: every weight is multiplied by the
-        prompts of the batch over those of the mini-batch, and the mean of equal parts' gradients is
-        the batch's. Rows are those of the batch, as before.
+        prompts of the batch over those of the mini-batch. The mean of equal parts' gradients is then
+        the batch's; with averaged_groups = "informative" parts are equal that have as many
+        informative groups. Rows are those of the batch, as before.
         """
         groups = self.groups
         if bool((groups.max(rows.to(torch.float64)) != rows).any()):
@@ -281,9 +282,8 @@ def _by_token(
     def sums(x: Tensor) -> Tensor:
         return x.new_zeros(rows).index_add_(0, response, x)
 
-    credit.metrics.update(
-        bias.measures(batch, A, sums(w) / batch.T.clamp(min=1), (sums(c), sums(c.abs())))
-    )
+    mean_weight = sums(w) / batch.T.clamp(min=1)
+    credit.metrics.update(bias.measures(batch, A, mean_weight, (sums(c), sums(c.abs()))))
     if nodes is not None:
         credit.metrics.update(bias.node_measures(batch, c, response, nodes))
     return credit

@@ -40,22 +40,26 @@ class Success:
     group_rate: Tensor  # [places] p̂, the group's success rate; NaN where none of it is known
     group_known: Tensor  # [places] the responses of the group whose rate is known
     p_hat: Tensor  # [B] p̂ of the response's group
+    largest: int  # responses of the largest group
     all_known: bool  # whether no rate is NaN; false where the host has not asked
 
     @classmethod
-    def of_accuracies(cls, rate: Tensor, groups: Groups, *, all_known: bool = False) -> Success:
+    def of_accuracies(
+        cls, rate: Tensor, groups: Groups, largest: int, *, all_known: bool = False
+    ) -> Success:
         """rate [B] of each response, NaN where it is not known."""
         known = groups.totals((~rate.isnan()).to(rate.dtype))
         group_rate = groups.totals(rate.nan_to_num(0.0)) / known
-        return cls(rate, groups, group_rate, known, groups.each(group_rate), all_known)
+        return cls(rate, groups, group_rate, known, groups.each(group_rate), largest, all_known)
 
     @classmethod
-    def of_rewards(cls, batch: Batch, low: float, high: float) -> Success:
+    def of_rewards(cls, batch: Batch, low: float, high: float, largest: int) -> Success:
         """Rewards from low to high, as rates: all are known."""
         rate, group_rate, p_hat = batch.r, batch.group_rewards, batch.mean
         if (low, high) != (0.0, 1.0):
             rate, group_rate, p_hat = ((x - low) / (high - low) for x in (rate, group_rate, p_hat))
-        return cls(rate, batch.groups, group_rate, batch.groups.counts, p_hat, all_known=True)
+        G = batch.groups.counts
+        return cls(rate, batch.groups, group_rate, G, p_hat, largest, all_known=True)
 
     @property
     def known(self) -> Tensor:
@@ -210,7 +214,9 @@ class HADW(_Anchored):
     paper's, 0 leaves λ alone.
 
     Φ > 0, so no sign changes. ΣΦA is no longer 0 in a group; `recentre` subtracts the group's mean
-    of ΦA again, but turns no sign: an advantage that would change sides becomes 0.
+    of ΦA again, but turns no sign: an advantage that would change sides becomes 0. Of binary
+    rewards recentring leaves r − p̂ times one number of the group, λ((1−p̂)e^(−diff) + p̂e^diff): a
+    weight of the prompt, and nothing of Φ's correction of the baseline.
     A group of which no accuracy is known has diff = 0.
     """
 
@@ -271,8 +277,12 @@ class HADWHistory(HADW, _Remembering):
 
 @dataclass(kw_only=True)
 class Debias(_Remembering):
-    """Φ = (1−c*p̂)/(1−p̂) for r = 1 and c* for r = 0, c* = P(S)/(1−p^{G−1}):
-    then Φ(r − p̂) = r − c*p̂, unbiased given S.
+    """Φ = (1−cp̂)/(1−p̂) for r = 1 and c for r = 0: then Φ(r − p̂) = r − cp̂, a baseline that is p on
+    average over the groups that are mixed (S).
+
+    c = p/E[p̂|S] = P(S)/(1−p^{G−1}) for A = r − p̂. An advantage w(p̂)·(r − p̂), GRPO's with w = 1/σ,
+    weighs groups by w too: c = p·E[w|S]/E[wp̂|S], a sum over the G−1 ways to be mixed. (maxrl
+    weighs them by 1/p̂ to another end, and has the first c.) cp̂ is at most 1: no sign changes.
 
     p is a history estimate of the prompt's success rate, shrunk towards the anchor: a prompt
     without history has the anchor. Accuracies that are 0 or 1, and advantages proportional to r −
@@ -280,15 +290,33 @@ class Debias(_Remembering):
     all wrong.
     """
 
+    # w(p̂, G) of the stack's advantage, where it differs between groups
+    scale: Callable[[Tensor, Tensor], Tensor] | None = field(default=None, init=False, repr=False)
+
     def reweight(
         self, A: Tensor, success: Success, C: float, history: Tensor | None
     ) -> tuple[Tensor, Tensor | None]:
         p = self.estimate(history, torch.full_like(A, C)).clamp(1e-6, 1 - 1e-6)
         G, p_hat = success.known, success.p_hat
         mixed = (p_hat > 0) & (p_hat < 1) & ~success.rate.isnan()
-        c = (1 - (1 - p) ** G - p**G) / (1 - p ** (G - 1))
-        phi = torch.where(success.rate == 1, (1 - c * p_hat) / (1 - p_hat), c)
+        c = self._constant(p, G, success.largest)
+        # p̂ far above p, which history did not foresee, could turn a right response's sign
+        up = (1 - c * p_hat).clamp(min=0) / (1 - p_hat)
+        phi = torch.where(success.rate == 1, up, c)
         return torch.where(mixed, phi, 1.0) * A, None
+
+    def _constant(self, p: Tensor, G: Tensor, largest: int) -> Tensor:
+        """[B] c, of groups of G [B] at success rates p [B]."""
+        if self.scale is None:
+            return (1 - (1 - p) ** G - p**G) / (1 - p ** (G - 1))
+        p, G = p[:, None], G[:, None].clamp(min=2)
+        k = torch.arange(1, max(largest, 2), dtype=p.dtype, device=p.device)
+        wrong = (G - k).clamp(min=0)
+        ways = torch.lgamma(G + 1) - torch.lgamma(k + 1) - torch.lgamma(wrong + 1)
+        chance = torch.exp(ways + k * torch.log(p) + wrong * torch.log1p(-p))
+        q = (k / G).clamp(max=1)
+        weight = torch.where(k < G, chance * self.scale(q, G), 0.0)
+        return p[:, 0] * weight.sum(1) / (weight * q).sum(1)
 
 
 Difficulty = HADW | Debias

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -29,11 +29,9 @@ from equipoise.objective.loss import (
     Slopes,
     clean_ratios,
 )
-from equipoise.objective.regularizer import KL_ESTIMATORS, off_policy_mask
+from equipoise.objective.regularizer import KL_ESTIMATORS, off_policy_mask, one_weight
+from equipoise.objective.stack import Stack
 from equipoise.objective.surrogate import LIMIT, PerResponse, Tokens, ones_where
-
-if TYPE_CHECKING:
-    from equipoise.objective.objective import Objective
 
 
 class Given(NamedTuple):
@@ -75,7 +73,7 @@ class Given(NamedTuple):
 
 
 def evaluate(
-    o: Objective,
+    o: Stack,
     credit: Credit,
     given: Given,
     *,
@@ -140,12 +138,12 @@ def refuse_positions(credit: Credit, response: Tensor, position: Tensor) -> None
         )
 
 
-def response_coefficient(o: Objective, credit: Credit) -> Tensor:
+def response_coefficient(o: Stack, credit: Credit) -> Tensor:
     """[B] what every token of a response has for c, where tokens have none of their own."""
     return (credit.full_weight if o.needs_whole_groups else credit.weight) * credit.advantage
 
 
-def _unit(o: Objective, credit: Credit) -> Tensor | None:
+def _unit(o: Stack, credit: Credit) -> Tensor | None:
     """[B] numbers of what must come to the surrogate whole; None where that is a token."""
     if o.needs_whole_groups:
         return credit.groups.index
@@ -179,9 +177,7 @@ def _tokens(
     return tokens.weighed(clean.finite), clean
 
 
-def _corrected(
-    o: Objective, tokens: Tokens, rollout: Tensor | None
-) -> tuple[Tokens, Tensor | None]:
+def _corrected(o: Stack, tokens: Tokens, rollout: Tensor | None) -> tuple[Tokens, Tensor | None]:
     """The tokens with what corrects for the sampler in their coefficients,
     and the mismatch's factor [n].
     """
@@ -189,6 +185,8 @@ def _corrected(
     behaviour = tokens.raw_old if rollout is None else rollout.to(tokens.raw_logp.dtype)
     if rollout is not None and o.mismatch.function is not None:
         factor = o.mismatch(tokens, behaviour)
+        if o.weighs_whole_responses:
+            factor = one_weight(tokens, factor)
         tokens = tokens.weighed(factor)
     if o.off_policy_mask is not None:
         tokens = tokens.weighed(off_policy_mask(tokens, behaviour, o.off_policy_mask))
@@ -196,7 +194,7 @@ def _corrected(
 
 
 def _cancelled(
-    o: Objective, credit: Credit, trust: Tensor | None, tokens: Tokens, s: Tensor
+    o: Stack, credit: Credit, trust: Tensor | None, tokens: Tokens, s: Tensor
 ) -> Tensor | PerResponse:
     """w̃_i·A_i with w̃ the transform of the full weight:
     1/ℓ_i times the surrogate's sequence weight s_i.
@@ -208,7 +206,7 @@ def _cancelled(
     return slope if trust is None else tokens.spread_out(slope) * trust
 
 
-def _whole(o: Objective, credit: Credit, given: Given) -> Tensor:
+def _whole(o: Stack, credit: Credit, given: Given) -> Tensor:
     """Whether every response (or group) begun here is whole;
     on the CPU, where asking is free, refuse if not.
     """
@@ -243,7 +241,7 @@ def _joined(finite: list[Tensor | None], parts: list[slice]) -> Tensor | None:
 
 
 def _losses(
-    o: Objective,
+    o: Stack,
     credit: Credit,
     given: Given,
     policy_loss: Tensor,
@@ -280,7 +278,7 @@ def _masked(x: Tensor, finite: Tensor | None) -> Tensor:
     return x if finite is None else torch.where(finite, x, 0.0)
 
 
-def _token_kl(o: Objective, logp: Tensor, old: Tensor, ref: Tensor) -> Tensor:
+def _token_kl(o: Stack, logp: Tensor, old: Tensor, ref: Tensor) -> Tensor:
     """[n] the KL estimate of each token; with gradient."""
     kl = KL_ESTIMATORS[o.kl_estimator](logp, ref.to(logp.dtype))
     if o.kl_estimator == "k3_ratio":

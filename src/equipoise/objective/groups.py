@@ -165,8 +165,12 @@ class Batch:
         a sign made of noise would train.
         """
         d = self.r - self.mean
-        noise = (2 * self.eps + 3e-16 * self.G) * self.groups.max(self.r.abs())
-        return d * (d.abs() > noise)
+        return d * (d.abs() > self.noise)
+
+    @cached_property
+    def noise(self) -> Tensor:
+        """[B] by how much rounding alone can move r − μ."""
+        return (2 * self.eps + 3e-16 * self.G) * self.groups.max(self.r.abs())
 
 
 def response_ids(lengths: Tensor, total: int | None = None) -> Tensor:

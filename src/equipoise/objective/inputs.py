@@ -34,11 +34,17 @@ class Facts(NamedTuple):
     least: float  # the smallest reward an advantage is taken of
     two_valued: float  # every reward an advantage is taken of is one of those two values
     smallest_group: float
+    largest_group: float
     tokens: float
     shortest: float  # tokens of the shortest response
     known: float  # responses whose accuracy is known; 0 where none was given
     accuracy: float  # their mean
     zero_or_one: float  # every known accuracy is 0 or 1
+
+    @property
+    def right_or_wrong(self) -> bool:
+        """Whether no response is in between: by the accuracies where some are known."""
+        return bool(self.zero_or_one if self.known else self.binary)
 
 
 class Inputs(NamedTuple):
@@ -123,11 +129,8 @@ def read(
     ids = group_ids(group, r.device)
     known, past = (None if x is None else _real(x, r.device) for x in (accuracy, history))
     for name, x in (("lengths", T), ("group", ids), ("accuracy", known), ("history", past)):
-        if (
-            x is not None
-            and x.shape != (B,)
-            and not (name == "history" and x.shape in ((B, 2), (B, 3)))
-        ):
+        shapes = ((B,), (B, 2), (B, 3)) if name == "history" else ((B,),)
+        if x is not None and x.shape not in shapes:
             raise ValueError(
                 f"{name} has shape {tuple(x.shape)}, rewards has {B} rows: there must be one entry per response"
             )
@@ -164,26 +167,8 @@ def check(
     `total` [B]: the reward of each response; `judged`: what advantages are taken of; `ends`:
     a binary reward's values.
     """
+    facts = _facts(inputs, total, judged, groups, ends)
     rules = _rules(inputs) + _token_rules(tokens)
-    low, high = total.aminmax()
-    facts = {
-        "low": low,
-        "high": high,
-        "sum": total.sum(),
-        "binary": _either(total, ends),
-        "smallest_group": groups.size.min(),
-        "tokens": inputs.T.sum(),
-        "shortest": inputs.T.min(),
-    }
-    if judged is not total:
-        facts |= {"least": judged.min(), "two_valued": _either(judged, ends)}
-    if (a := inputs.accuracy) is not None:
-        known = (~a.isnan()).sum()
-        facts |= {
-            "known": known,
-            "accuracy": a.nansum() / known.clamp(min=1),
-            "zero_or_one": ((a == 0) | (a == 1) | a.isnan()).all(),
-        }
     broken = {f"broken {k}": rule.broken(rule.value).any() for k, rule in enumerate(rules)}
     on_host = _to_host({**facts, **broken})
     # Rewards and lengths always come: their entries are looked at only where the sum of the rewards
@@ -206,6 +191,33 @@ def check(
     same = {"least": on_host["low"], "two_valued": on_host["binary"]}
     unknown = {"known": 0.0, "accuracy": 0.0, "zero_or_one": 1.0}
     return Facts(**{**same, **unknown, **on_host})
+
+
+def _facts(
+    inputs: Inputs, total: Tensor, judged: Tensor, groups: Groups, ends: tuple[float, float]
+) -> dict[str, Tensor]:
+    """Those of `Facts` that there are, 0-dim, with the sum of the rewards for their mean."""
+    low, high = total.aminmax()
+    facts = {
+        "low": low,
+        "high": high,
+        "sum": total.sum(),
+        "binary": _either(total, ends),
+        "smallest_group": groups.size.min(),
+        "largest_group": groups.size.max(),
+        "tokens": inputs.T.sum(),
+        "shortest": inputs.T.min(),
+    }
+    if judged is not total:
+        facts |= {"least": judged.min(), "two_valued": _either(judged, ends)}
+    if (a := inputs.accuracy) is not None:
+        known = (~a.isnan()).sum()
+        facts |= {
+            "known": known,
+            "accuracy": a.nansum() / known.clamp(min=1),
+            "zero_or_one": ((a == 0) | (a == 1) | a.isnan()).all(),
+        }
+    return facts
 
 
 def _either(x: Tensor, ends: tuple[float, float]) -> Tensor:
@@ -259,7 +271,8 @@ def _no_rate(x: Tensor) -> Tensor:
 
 
 def _no_counts(past: Tensor) -> Tensor:
-    fine = (past >= 0).all(1) & past.isfinite().all(1) & (past[:, 0] <= past[:, 1])
+    successes, attempts = past[:, 0], past[:, 1]
+    fine = (past >= 0).all(1) & past.isfinite().all(1) & (successes <= attempts)
     return ~fine
 
 

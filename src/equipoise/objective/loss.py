@@ -87,9 +87,9 @@ class Stats(NamedTuple):
 
     def merge(self, other: Stats) -> Stats:
         added = [a + b for a, b in zip(self[:-2], other[:-2], strict=True)]
-        return Stats._make(
-            [*added, torch.minimum(self[-2], other[-2]), torch.maximum(self[-1], other[-1])]
-        )
+        least = torch.minimum(self.min_log_ratio, other.min_log_ratio)
+        most = torch.maximum(self.max_log_ratio, other.max_log_ratio)
+        return Stats._make([*added, least, most])
 
     def metrics(self) -> dict[str, Tensor]:
         sums = [self.ratio_excess, self.ratio_square, self.log_ratio]

@@ -18,13 +18,10 @@ import torch
 from torch import Tensor
 
 from equipoise.objective import bias
-from equipoise.objective.advantage import ADVANTAGES, long_and_right, over_batch
-from equipoise.objective.aggregation import AGGREGATIONS
-from equipoise.objective.cancellation import CANCELLATIONS, WEIGHT_TRANSFORMS
-from equipoise.objective.choice import Spec, choose, nearest
+from equipoise.objective.advantage import NOT_ZERO_SUM, long_and_right, over_batch
 from equipoise.objective.composed import choices_of
 from equipoise.objective.credit import Credit, weigh
-from equipoise.objective.difficulty import DIFFICULTIES, Difficulty, Success
+from equipoise.objective.difficulty import Success
 from equipoise.objective.evaluate import (
     Given,
     evaluate,
@@ -45,12 +42,10 @@ from equipoise.objective.inputs import (
     read_tokens,
 )
 from equipoise.objective.loss import LossOutput
-from equipoise.objective.regularizer import KL_ESTIMATORS, MISMATCH
-from equipoise.objective.stack import notes, refuse_nonsense, refuse_per_token
-from equipoise.objective.surrogate import SEQUENCE_LEVEL, SURROGATES
+from equipoise.objective.stack import Stack, refuse_per_token
 
 
-class Objective:
+class Objective(Stack):
     """A GRPO-style objective. Each choice is a name or a mapping of a name and its options.
 
     >>> Objective(aggregation="balanced", surrogate={"name": "ppo_clip", "high": 0.28})
@@ -60,8 +55,8 @@ class Objective:
     averaged_groups   which groups the mean over prompts counts: "all", or "informative" (some advantage is not 0)
     reward_weights    for rewards [B, K]: the weight of each; combine="rewards" sums them, then takes the advantage,
                       combine="advantages" takes the advantage of each, then sums;
-                      "gdpo" also divides the sum by
-                      its standard deviation over the batch (GDPO)
+                      "gdpo" also subtracts the sum's mean over the batch and divides by its
+                      standard deviation (GDPO)
     kl, kl_estimator  β and "k1" | "k2" | "k3" | "k3_ratio" (ρ·k3), against `ref_logprobs`; a token's KL is averaged as
                       the aggregation says, under `balanced` (whose weights need a sign) as token
                       over the group
@@ -72,51 +67,6 @@ class Objective:
                       and no reward for a short wrong one
     off_policy_mask   δ: responses with A < 0 leave the loss while mean log(π_old/π) > δ (π_rollout where given)
     """
-
-    def __init__(
-        self,
-        advantage: Spec = "grpo",
-        difficulty: Spec = "none",
-        cancellation: str = "none",
-        aggregation: Spec = "sequence",
-        surrogate: Spec = "ppo_clip",
-        *,
-        averaged_groups: str = "all",
-        reward_weights: Sequence[float] = (1.0,),
-        combine: str = "rewards",
-        kl: float = 0.0,
-        kl_estimator: str = "k3",
-        entropy_bonus: float = 0.0,
-        mismatch: Spec = "none",
-        length_penalty: float = 0.0,
-        off_policy_mask: float | None = None,
-    ) -> None:
-        self.advantage = choose("advantage", ADVANTAGES, advantage)
-        self.difficulty_choice = choose("difficulty", DIFFICULTIES, difficulty)
-        self.aggregation = choose("aggregation", AGGREGATIONS, aggregation)
-        self.surrogate = choose("surrogate", SURROGATES, surrogate)
-        self.mismatch = choose("mismatch", MISMATCH, mismatch)
-        for slot, name, known in (
-            ("cancellation", cancellation, CANCELLATIONS),
-            ("averaged_groups", averaged_groups, ("all", "informative")),
-            ("combine", combine, ("rewards", "advantages", "gdpo")),
-            ("kl_estimator", kl_estimator, tuple(KL_ESTIMATORS)),
-        ):
-            if name not in known:
-                raise ValueError(nearest(slot, name, list(known)))
-        self.cancellation = cancellation
-        self.averaged_groups = averaged_groups
-        self.reward_weights = [float(w) for w in reward_weights]
-        self.combine = combine
-        self.kl = float(kl)
-        self.kl_estimator = kl_estimator
-        self.entropy_bonus = float(entropy_bonus)
-        self.difficulty: Difficulty | None = None
-        if self.difficulty_choice.function is not None:
-            self.difficulty = self.difficulty_choice()
-        self.length_penalty = float(length_penalty)
-        self.off_policy_mask = None if off_policy_mask is None else float(off_policy_mask)
-        refuse_nonsense(self)
 
     @classmethod
     def preset(cls, name: str, **knobs: Any) -> Objective:
@@ -135,50 +85,6 @@ class Objective:
             return cls(**choices)
         except ValueError as error:
             raise ValueError(f"{name}: {error}" if "+" in name else str(error)) from error
-
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """What this stack does that the names of its choices do not say;
-        also under `str(objective)`.
-        """
-        return notes(self)
-
-    @property
-    def needs_whole_responses(self) -> bool:
-        """True where a response's tokens must come to `loss` together."""
-        by_response = self.mismatch.name == "mis" or self.off_policy_mask is not None
-        return self.surrogate.name in SEQUENCE_LEVEL or by_response
-
-    @property
-    def needs_sampler(self) -> bool:
-        """True where `loss` compares with the sampler's own log-probabilities."""
-        return self.mismatch.function is not None or self.off_policy_mask is not None
-
-    @property
-    def needs_whole_groups(self) -> bool:
-        """True where a group's responses must come to `loss` together:
-        the transform depends on their ratios.
-        """
-        return self.surrogate.name in SEQUENCE_LEVEL and self.cancellation in WEIGHT_TRANSFORMS
-
-    def choices(self) -> dict[str, Any]:
-        """Keyword arguments that build this objective again (without its state)."""
-        return {
-            "advantage": self.advantage.spec(),
-            "difficulty": self.difficulty_choice.spec(),
-            "cancellation": self.cancellation,
-            "aggregation": self.aggregation.spec(),
-            "surrogate": self.surrogate.spec(),
-            "averaged_groups": self.averaged_groups,
-            "reward_weights": self.reward_weights,
-            "combine": self.combine,
-            "kl": self.kl,
-            "kl_estimator": self.kl_estimator,
-            "entropy_bonus": self.entropy_bonus,
-            "mismatch": self.mismatch.spec(),
-            "length_penalty": self.length_penalty,
-            "off_policy_mask": self.off_policy_mask,
-        }
 
     def __repr__(self) -> str:
         first, rest = (self.advantage, self.difficulty_choice), (self.aggregation, self.surrogate)
@@ -246,11 +152,8 @@ class Objective:
         )
         groups = Groups.of(inputs.ids)
         columns = [Batch(r, inputs.T, groups, inputs.eps) for r in inputs.r.unbind(1)]
-        total = columns[0].r
-        if self.reward_weights != [1.0]:
-            weighed = [w * column.r for w, column in zip(self.reward_weights, columns, strict=True)]
-            total = torch.stack(weighed).sum(0)
-        low, high = ends = (0.0, 1.0) if self.difficulty is None else self.difficulty.reward_range
+        total = self._total(columns)
+        ends = (0.0, 1.0) if self.difficulty is None else self.difficulty.reward_range
         judged = total if self.combine == "rewards" else inputs.r
         per_token = read_tokens(
             inputs.T.device, ids=tokens, weight=token_weight, advantage=token_advantage
@@ -264,19 +167,22 @@ class Objective:
 
         metrics: dict[str, Tensor] = {}
         batch = Batch(total, inputs.T, groups, inputs.eps, some_empty=facts.shortest == 0)
-        if inputs.accuracy is not None and facts.known:
-            everyone = facts.known == len(total)
-            success = Success.of_accuracies(inputs.accuracy, groups, all_known=everyone)
-        else:
-            success = Success.of_rewards(batch, low, high)
+        success = _success(batch, inputs.accuracy, facts, ends)
         batch = self._penalised(batch, success, metrics)
         A = self._reweighted(self._advantage(batch, columns), success, y, inputs.history, metrics)
-        if facts.zero_or_one if facts.known else facts.binary:
+        if facts.right_or_wrong:
             metrics["bias/baseline_bias"] = bias.baseline_bias(success)
         credit = self._weighed(batch, A, per_token, metrics)
         if self.difficulty is not None:
             self.difficulty.update(y)
         return credit
+
+    def _total(self, columns: list[Batch]) -> Tensor:
+        """[B] the weighed sum of the rewards."""
+        if self.reward_weights == [1.0]:
+            return columns[0].r
+        weighed = [w * column.r for w, column in zip(self.reward_weights, columns, strict=True)]
+        return torch.stack(weighed).sum(0)
 
     def _penalised(self, batch: Batch, success: Success, metrics: dict[str, Tensor]) -> Batch:
         """The batch with its rewards less the length penalty."""
@@ -347,7 +253,9 @@ class Objective:
             for w, column in zip(self.reward_weights, columns, strict=True)
         ]
         A = torch.stack(parts).sum(0)
-        return over_batch(A) if self.combine == "gdpo" else A
+        if self.combine == "gdpo":
+            return over_batch(A, zero_sum=self.advantage.name not in NOT_ZERO_SUM)
+        return A
 
     def _check_batch(self, facts: Facts, tokens: PerToken) -> None:
         """What this objective in particular asks of a batch."""
@@ -359,9 +267,7 @@ class Objective:
                 f"rewards go from {facts.low:g} to {facts.high:g}: length_penalty must know which responses are right; "
                 "give assign(accuracy=…), or rewards in [0, 1]"
             )
-        if self.difficulty_choice.name == "debias" and not (
-            facts.zero_or_one if facts.known else facts.binary
-        ):
+        if self.difficulty_choice.name == "debias" and not facts.right_or_wrong:
             assert self.difficulty is not None
             ends = (0.0, 1.0) if facts.known else self.difficulty.reward_range
             raise ValueError(
@@ -487,6 +393,18 @@ class Objective:
             raise ValueError(
                 f"response has dtype {response.dtype}: it must be int64, a row of the batch per token"
             )
+
+
+def _success(
+    batch: Batch, accuracy: Tensor | None, facts: Facts, ends: tuple[float, float]
+) -> Success:
+    """Of the accuracies where some are known, else of the rewards."""
+    if accuracy is None or not facts.known:
+        return Success.of_rewards(batch, *ends, int(facts.largest_group))
+    everyone = facts.known == len(accuracy)
+    return Success.of_accuracies(
+        accuracy, batch.groups, int(facts.largest_group), all_known=everyone
+    )
 
 
 def _refuse_not_finite(credit: Credit) -> None:

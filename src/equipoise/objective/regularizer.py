@@ -1,5 +1,9 @@
 """Terms beside the policy gradient: KL to a reference,
 and what corrects train/inference mismatch (formulas.md §5).
+
+A KL estimator's value and its gradient, averaged over tokens that π itself drew, may be of
+different things: the loss has the gradient. Of tokens that an older π drew, k3_ratio alone keeps
+its own.
 """
 
 from __future__ import annotations
@@ -13,17 +17,19 @@ from equipoise.objective.surrogate import LIMIT, Tokens, ones_where
 
 
 def k1(logp: Tensor, ref: Tensor) -> Tensor:
-    """log π − log π_ref: unbiased, but its gradient alone is 0 on average."""
+    """log π − log π_ref: unbiased for KL(π ‖ π_ref); its gradient is 0 on average."""
     return logp - ref
 
 
 def k2(logp: Tensor, ref: Tensor) -> Tensor:
-    """½(log π − log π_ref)²: its gradient is the KL's."""
+    """½(log π − log π_ref)²: biased; its gradient is that of KL(π ‖ π_ref)."""
     return 0.5 * (logp - ref) ** 2
 
 
 def k3(logp: Tensor, ref: Tensor) -> Tensor:
-    """π_ref/π − 1 − log(π_ref/π): unbiased and never negative."""
+    """π_ref/π − 1 − log(π_ref/π): unbiased for KL(π ‖ π_ref) and never negative; its gradient is
+    that of KL(π_ref ‖ π). Times ρ (k3_ratio) value and gradient are those of KL(π ‖ π_ref).
+    """
     d = (ref - logp).clamp(-LIMIT, LIMIT)
     return torch.expm1(d) - d
 
@@ -63,6 +69,15 @@ MISMATCH: dict[str, Callable[..., Tensor] | None] = {
     "mis": sequence_mis,
     "icepop": icepop,
 }
+
+
+def one_weight(tokens: Tokens, weight: Tensor) -> Tensor:
+    """[n] the geometric mean of the weights of the token's response.
+
+    For gmpo, whose ratio is a geometric mean over the response itself: with π_rollout in place of
+    π_old it would have this factor, were no weight capped. verl does the same.
+    """
+    return tokens.spread(tokens.response_mean(weight.log()).exp())
 
 
 def off_policy_mask(tokens: Tokens, sampled: Tensor, delta: float) -> Tensor:

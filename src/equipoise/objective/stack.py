@@ -1,23 +1,133 @@
-"""Which choices go together: stacks that make no sense are refused,
+"""The choices of an objective, and which go together: stacks that make no sense are refused,
 and those that undo a choice they name say so.
 
-Sentences for people. Nothing here changes a number.
+Not here: what the choices compute.
 """
 
 from __future__ import annotations
 
+import functools
 import math
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import Any
 
-if TYPE_CHECKING:
-    from equipoise.objective.objective import Objective
+from equipoise.objective.advantage import ADVANTAGES, NOT_ZERO_SUM, grpo_scale
+from equipoise.objective.aggregation import AGGREGATIONS
+from equipoise.objective.cancellation import CANCELLATIONS, WEIGHT_TRANSFORMS
+from equipoise.objective.choice import Spec, choose, nearest
+from equipoise.objective.difficulty import DIFFICULTIES, Debias, Difficulty
+from equipoise.objective.regularizer import KL_ESTIMATORS, MISMATCH
+from equipoise.objective.surrogate import SEQUENCE_LEVEL, SURROGATES
 
 # cut, or gated, by the sign of A
 SIGN_DEPENDENT = ("ppo_clip", "dual_clip", "aspo", "dppo", "sapo")
 EXCHANGEABLE = ("token", "constant")
 
 
-def refuse_nonsense(o: Objective) -> None:
+class Stack:
+    """The choices, each looked up by its name; `Objective` says what they are."""
+
+    def __init__(
+        self,
+        advantage: Spec = "grpo",
+        difficulty: Spec = "none",
+        cancellation: str = "none",
+        aggregation: Spec = "sequence",
+        surrogate: Spec = "ppo_clip",
+        *,
+        averaged_groups: str = "all",
+        reward_weights: Sequence[float] = (1.0,),
+        combine: str = "rewards",
+        kl: float = 0.0,
+        kl_estimator: str = "k3",
+        entropy_bonus: float = 0.0,
+        mismatch: Spec = "none",
+        length_penalty: float = 0.0,
+        off_policy_mask: float | None = None,
+    ) -> None:
+        self.advantage = choose("advantage", ADVANTAGES, advantage)
+        self.difficulty_choice = choose("difficulty", DIFFICULTIES, difficulty)
+        self.aggregation = choose("aggregation", AGGREGATIONS, aggregation)
+        self.surrogate = choose("surrogate", SURROGATES, surrogate)
+        self.mismatch = choose("mismatch", MISMATCH, mismatch)
+        for slot, name, known in (
+            ("cancellation", cancellation, CANCELLATIONS),
+            ("averaged_groups", averaged_groups, ("all", "informative")),
+            ("combine", combine, ("rewards", "advantages", "gdpo")),
+            ("kl_estimator", kl_estimator, tuple(KL_ESTIMATORS)),
+        ):
+            if name not in known:
+                raise ValueError(nearest(slot, name, list(known)))
+        self.cancellation = cancellation
+        self.averaged_groups = averaged_groups
+        self.reward_weights = [float(w) for w in reward_weights]
+        self.combine = combine
+        self.kl = float(kl)
+        self.kl_estimator = kl_estimator
+        self.entropy_bonus = float(entropy_bonus)
+        self.difficulty: Difficulty | None = None
+        if self.difficulty_choice.function is not None:
+            self.difficulty = self.difficulty_choice()
+        if isinstance(self.difficulty, Debias) and self.advantage.name == "grpo":
+            self.difficulty.scale = functools.partial(grpo_scale, **self.advantage.options)
+        self.length_penalty = float(length_penalty)
+        self.off_policy_mask = None if off_policy_mask is None else float(off_policy_mask)
+        _refuse_nonsense(self)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What this stack does that the names of its choices do not say;
+        also under `str(objective)`.
+        """
+        return _notes(self)
+
+    @property
+    def needs_whole_responses(self) -> bool:
+        """True where a response's tokens must come to `loss` together."""
+        by_response = self.mismatch.name == "mis" or self.off_policy_mask is not None
+        return self.surrogate.name in SEQUENCE_LEVEL or by_response
+
+    @property
+    def needs_sampler(self) -> bool:
+        """True where `loss` compares with the sampler's own log-probabilities."""
+        return self.mismatch.function is not None or self.off_policy_mask is not None
+
+    @property
+    def needs_whole_groups(self) -> bool:
+        """True where a group's responses must come to `loss` together:
+        the transform depends on their ratios.
+        """
+        return self.surrogate.name in SEQUENCE_LEVEL and self.cancellation in WEIGHT_TRANSFORMS
+
+    @property
+    def weighs_whole_responses(self) -> bool:
+        """True where the sampler's weights of a response's tokens become one:
+        gmpo has one advantage a response. Under a cancellation it is linear in each token.
+        """
+        by_token = self.mismatch.name in ("tis", "icepop")
+        return self.surrogate.name == "gmpo" and by_token and not self.needs_whole_groups
+
+    def choices(self) -> dict[str, Any]:
+        """Keyword arguments that build this objective again (without its state)."""
+        return {
+            "advantage": self.advantage.spec(),
+            "difficulty": self.difficulty_choice.spec(),
+            "cancellation": self.cancellation,
+            "aggregation": self.aggregation.spec(),
+            "surrogate": self.surrogate.spec(),
+            "averaged_groups": self.averaged_groups,
+            "reward_weights": self.reward_weights,
+            "combine": self.combine,
+            "kl": self.kl,
+            "kl_estimator": self.kl_estimator,
+            "entropy_bonus": self.entropy_bonus,
+            "mismatch": self.mismatch.spec(),
+            "length_penalty": self.length_penalty,
+            "off_policy_mask": self.off_policy_mask,
+        }
+
+
+def _refuse_nonsense(o: Stack) -> None:
     """A ValueError with the reason."""
     A, cancel, rule = o.advantage.name, o.cancellation, o.aggregation.name
     if o.difficulty is not None and A in ("reward", "none"):
@@ -28,7 +138,7 @@ def refuse_nonsense(o: Objective) -> None:
         raise ValueError(
             f"debias corrects the baseline of r − p̂; advantage = {A} is not proportional to it"
         )
-    if cancel == "min_replace" and A in ("opo", "reward", "reinforce_pp"):
+    if cancel == "min_replace" and A in NOT_ZERO_SUM:
         raise ValueError(
             f"min_replace cancels only when ΣA = 0 in a group, which advantage = {A} does not give"
         )
@@ -46,6 +156,11 @@ def refuse_nonsense(o: Objective) -> None:
         raise ValueError(
             f"{other} responses anew after {cancel} has balanced them; use mismatch = tis"
         )
+    if o.weighs_whole_responses and o.mismatch.name == "icepop":
+        raise ValueError(
+            "mismatch = icepop leaves tokens out, and surrogate = gmpo is a geometric mean over all tokens of a "
+            "response; use mismatch = tis or mis"
+        )
     if cancel == "prefix" and rule in EXCHANGEABLE:
         raise ValueError(
             f"aggregation = {rule} is exchangeable on every token already; prefix would change nothing"
@@ -57,7 +172,7 @@ def refuse_nonsense(o: Objective) -> None:
     _refuse_numbers(o)
 
 
-def refuse_per_token(o: Objective, *, weight: bool, advantage: bool) -> None:
+def refuse_per_token(o: Stack, *, weight: bool, advantage: bool) -> None:
     """What does not go with weights, or advantages, of each token: a ValueError with the reason."""
     if (weight or advantage) and o.cancellation not in ("none", "prefix"):
         raise ValueError(
@@ -75,7 +190,7 @@ def refuse_per_token(o: Objective, *, weight: bool, advantage: bool) -> None:
         )
 
 
-def _refuse_numbers(o: Objective) -> None:
+def _refuse_numbers(o: Stack) -> None:
     if not (0 <= o.kl < math.inf and 0 <= o.entropy_bonus < math.inf):
         raise ValueError(
             f"kl = {o.kl} and entropy_bonus = {o.entropy_bonus} must not be negative, and finite"
@@ -92,7 +207,7 @@ def _refuse_numbers(o: Objective) -> None:
         raise ValueError(f"off_policy_mask = {o.off_policy_mask} must be a KL per token, 0 or more")
 
 
-def notes(o: Objective) -> tuple[str, ...]:
+def _notes(o: Stack) -> tuple[str, ...]:
     """What the stack does that its names do not say (formulas.md §4)."""
     cancel, rule, found = o.cancellation, o.aggregation.name, []
     in_assign = not o.needs_whole_groups
@@ -105,12 +220,7 @@ def notes(o: Objective) -> tuple[str, ...]:
         found.append(
             f"with binary rewards, balanced under {cancel} is the token rule times a factor per group"
         )
-    zero_sum = o.difficulty is None and o.advantage.name not in (
-        "opo",
-        "reward",
-        "reinforce_pp",
-        "none",
-    )
+    zero_sum = o.difficulty is None and o.advantage.name not in (*NOT_ZERO_SUM, "none")
     if (
         cancel in ("min_replace", "orthogonal", "recentre")
         and rule in EXCHANGEABLE
@@ -127,6 +237,16 @@ def notes(o: Objective) -> tuple[str, ...]:
         found.append(
             f"{o.surrogate.name} treats the two signs differently, which undoes {cancel} off-policy; "
             "symmetric_clip treats them alike"
+        )
+    # Under min_replace vespo keeps its own: the least φ(W) of the group, near 0 far from W = 1.
+    keeps_region = o.surrogate.name == "dfpo" or (o.surrogate.name, cancel) == (
+        "vespo",
+        "min_replace",
+    )
+    if o.needs_whole_groups and not keeps_region:
+        found.append(
+            f"{cancel} takes {o.surrogate.name} in the linear form sg(w̃)·A·log π, without its trust region: nothing "
+            "bounds it off-policy; surrogate = dfpo has a region"
         )
     strength = o.aggregation.options.get("strength", 1.0)
     if strength != 1:

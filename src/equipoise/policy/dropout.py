@@ -10,29 +10,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
 
 import torch
 
 from equipoise.policy.logprobs import check_packing
-
-if TYPE_CHECKING:
-    from equipoise.policy.model import Policy
-
-
-def of_adapters(model: Any) -> list[torch.nn.Module]:
-    """The dropouts that peft puts before its adapters; none where their share is 0."""
-    found: list[torch.nn.Module] = []
-    for module in model.modules():
-        before = getattr(module, "lora_dropout", {})
-        found += [d for d in before.values() if isinstance(d, torch.nn.Dropout)]
-    return found
+from equipoise.policy.model import Policy, adapter_dropouts
 
 
 @contextmanager
 def adapter_dropout(policy: Policy, seed: int) -> Iterator[None]:
     """Drop inside, with masks from `seed`; generators and modules are left as they were."""
-    dropouts = of_adapters(policy.model)
+    dropouts = adapter_dropouts(policy.model)
     if not dropouts:
         yield
         return

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from equipoise.policy import attention, decoder, dropout, quantized
+from equipoise.policy import attention, decoder, quantized
 from equipoise.policy.merged import plain_weights
 from equipoise.policy.names import ADAPTER_ALONE, ModelError, folder_of, hub_answers, smollm_file
 from equipoise.policy.progress_bars import no_gguf_bar, no_progress_bars
@@ -81,7 +81,7 @@ class Policy:
             # so the mode changes and the dropout goes instead.
             self.core.gradient_checkpointing_enable({"use_reentrant": False})
             self.model.train()
-            adapters = dropout.of_adapters(self.model)
+            adapters = adapter_dropouts(self.model)
             for module in self.model.modules():
                 if module in adapters:
                     module.eval()
@@ -127,6 +127,15 @@ class Policy:
     def parameters(self) -> list[torch.nn.Parameter]:
         """Those that are trained."""
         return [p for p in self.model.parameters() if p.requires_grad]
+
+
+def adapter_dropouts(model: Any) -> list[torch.nn.Module]:
+    """The dropouts that peft puts before its adapters; none where their share is 0."""
+    found: list[torch.nn.Module] = []
+    for module in model.modules():
+        before = getattr(module, "lora_dropout", {})
+        found += [d for d in before.values() if isinstance(d, torch.nn.Dropout)]
+    return found
 
 
 def load(
@@ -217,7 +226,8 @@ def encode(policy: Policy, prompt: Prompt, options: Mapping[str, Any] | None = N
             ids: list[int] = tokenizer(prompt)["input_ids"]
         except Exception as error:  # tokenizers raises nothing narrower
             raise ValueError(
-                f"{policy.name}'s tokenizer cannot read {_excerpt(prompt)}: {error}"
+                f"{policy.name}'s tokenizer cannot read {_excerpt(prompt)}: {error}; abacus, the embedded model and "
+                "the default, reads sums such as 24+2= alone: for other prompts name another model, model.name"
             ) from error
     elif tokenizer.chat_template is None:
         raise ModelError(

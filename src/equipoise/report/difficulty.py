@@ -6,9 +6,8 @@ before; Φ follows from those and the rewards.
 
 from __future__ import annotations
 
-import dataclasses
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -28,11 +27,12 @@ def name(run: Run) -> str:
     return str(spec or "none")
 
 
+CHOICES = ("advantage", "difficulty", "cancellation")
 NEEDED = ("accuracy", "past_successes", "past_attempts", "past_age")
 
 
 def phi(
-    spec: Any,
+    objective: Mapping[str, Any],
     anchor: float,
     *,
     accuracy: Sequence[float],
@@ -42,29 +42,31 @@ def phi(
     past_attempts: Sequence[float],
     past_age: Sequence[float],
 ) -> list[float]:
-    """Φ_i of responses of whole groups, 0 where A_i = 0; `advantage` is read for its sign alone,
-    which Φ > 0 keeps. past_*: successes and attempts of each response's prompt in earlier steps,
-    and steps since then.
+    """What the run's `objective` multiplied the A_i of responses of whole groups by, 0 where A_i = 0;
+    `advantage` is read for its sign alone, which Φ > 0 keeps. past_*: successes and attempts of
+    each response's prompt in earlier steps, and steps since then.
 
-    A ValueError where this version does not know the difficulty.
+    A ValueError where this version does not know the objective.
     """
     import torch
 
-    from equipoise.objective.choice import choose
-    from equipoise.objective.difficulty import DIFFICULTIES, HADW, Success
+    from equipoise.objective.difficulty import Success
     from equipoise.objective.groups import Batch, Groups
+    from equipoise.objective.objective import Objective
 
-    difficulty = choose("difficulty", DIFFICULTIES, spec)()
+    chosen = {slot: objective[slot] for slot in CHOICES if objective.get(slot)}
+    difficulty = Objective.preset(objective.get("preset") or "grpo", **chosen).difficulty
+    assert difficulty is not None
     rate = torch.tensor(accuracy, dtype=torch.float64)
     groups = Groups.of(torch.tensor(group))
-    sign = torch.sign(torch.tensor(advantage, dtype=torch.float64))
-    # recentring moved A, and may have turned its sign
-    if isinstance(difficulty, HADW) and difficulty.recentre:
-        difficulty = dataclasses.replace(difficulty, recentre=False)
-        sign = torch.sign(Batch(rate, torch.ones_like(rate), groups, 0.0).centred)
+    A = torch.sign(torch.tensor(advantage, dtype=torch.float64))
+    # recentring needs sizes as well, and moved those that were logged
+    if getattr(difficulty, "recentre", False):
+        A = Batch(rate, torch.ones_like(rate), groups, 0.0).centred
     past = torch.tensor([past_successes, past_attempts, past_age], dtype=torch.float64).t()
-    weighed, _ = difficulty.reweight(sign, Success.of_accuracies(rate, groups), anchor, past)
-    weights: list[float] = weighed.abs().tolist()
+    success = Success.of_accuracies(rate, groups, int(groups.counts.max()))
+    weighed, _ = difficulty.reweight(A, success, anchor, past)
+    weights: list[float] = torch.where(A == 0, 0.0, weighed / A).tolist()
     return weights
 
 
@@ -80,7 +82,7 @@ def over_time(run: Run) -> dict[str, list[Any]]:
     """Quantiles (10, 50, 90 %) of Φ where A > 0 ("positive") and A < 0, at logged "steps"."""
     out: dict[str, list[Any]] = {"steps": [], "positive": [], "negative": []}
     C = anchors(run)
-    spec = json.dumps(run.option("objective.difficulty"))
+    spec = json.dumps(run.config.get("objective", {}))
     for step in spaced([s for s in run.rollouts if s in C], MOST_STEPS):
         file = run.rollouts[step]
         sides = _quantiles(file, version(file), spec, C[step])

@@ -16,7 +16,7 @@ from typing import Any
 
 from equipoise.evaluate.paired import in_words, interval, paired_differences
 from equipoise.report import stability
-from equipoise.report.panels import Figure, Panel, bars, decimals, first_crossing
+from equipoise.report.panels import Figure, Panel, bars, decimals, first_crossing, window
 from equipoise.report.runs import Run
 from equipoise.report.series import Column, mean, present, rounded
 from equipoise.report.summary import (
@@ -30,16 +30,25 @@ from equipoise.report.summary import (
 )
 from equipoise.report.variants import VariantRuns
 
-BAND = "Line: mean over seeds. Band: 95 % interval of that mean (Student's t)."
-SENTENCES = {
-    "summary": (
-        "A variant is the runs that share every option but the seed: means over seeds, ± half the 95 % interval of the "
-        "mean (Student's t). Held-out scores in percent. A peak is the best of several noisy evaluations and "
-        "therefore too high. The button beside the variants shows single runs."
-    ),
-    "held-out": f"On prompts no run trains on. {BAND}",
-    "training": f"Every figure has all variants on the same axes; running means of 10 steps. {BAND}",
-}
+MOST_BANDS = 4  # of a figure; more variants have bars (page/lines.js)
+SUMMARY = (
+    "A variant is the runs that share every option but the seed: means over seeds, ± half the 95 % interval of the "
+    "mean (Student's t). Held-out scores in percent. A peak is the best of several noisy evaluations and "
+    "therefore too high. The button beside the variants shows single runs."
+)
+
+
+def sentences(runs: Sequence[Run], variants: int) -> dict[str, str]:
+    """What stands above a panel of variants, where it differs from that of single runs."""
+    mark = "Band" if variants <= MOST_BANDS else "Bar (band, where four or fewer are shown)"
+    drawn = f"Line: mean over seeds. {mark}: 95 % interval of that mean (Student's t)."
+    return {
+        "summary": SUMMARY,
+        "held-out": f"On prompts no run trains on. {drawn}",
+        "training": (
+            f"Every figure has all variants on the same axes; running means of {window(runs)} steps. {drawn}"
+        ),
+    }
 
 
 def over_seeds(
@@ -47,11 +56,12 @@ def over_seeds(
 ) -> Iterator[Panel]:
     """`made`: the panels of the single runs, cut to the steps that the seeds of a variant share."""
     groups = [[runs[i] for i in variant.runs] for variant in found]
+    said = sentences(runs, len(found))
     for panel in made:
         table = TABLES[panel["id"]](panel, groups) if "table" in panel else None
         if table:
             table = {**table, "columns": _named(table, found)}
-        folded: Panel = {**panel, "sentence": SENTENCES.get(panel["id"], panel["sentence"])}
+        folded: Panel = {**panel, "sentence": said.get(panel["id"], panel["sentence"])}
         if "figures" in panel:
             folded["figures"] = [_fold(figure, runs, found) for figure in panel["figures"]]
         yield {**folded, "table": table} if table else folded

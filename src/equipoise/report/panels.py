@@ -19,7 +19,7 @@ from equipoise.report.series import (
     WINDOW,
     Column,
     at_ends,
-    buckets,
+    bucket_size,
     cumulative,
     mean,
     present,
@@ -68,8 +68,28 @@ def across(head: str, runs: Sequence[Run], rows: list[dict[str, Any]]) -> dict[s
 def curve(runs: Sequence[Run], shown: Shown, **more: Any) -> Figure:
     """A metric's running mean over the steps of every run that has it, above each step's value."""
     metric, title, sentence = shown
-    lines = lines_over_steps(runs, metric, running_mean, metric)
-    return figure(metric, title, sentence, lines, metric=metric, **more)
+    n = points(runs)
+
+    def smooth(column: Column) -> Column:
+        return running_mean(column, WINDOW * bucket_size(len(column), n))
+
+    lines = lines_over_steps(runs, metric, smooth, metric)
+    return figure(metric, title, sentence, lines, metric=metric, holes=holes(runs, metric), **more)
+
+
+def holes(runs: Sequence[Run], metric: str) -> str:
+    """Steps at which a run that has the metric logged no finite number, in words."""
+    columns = [run.metrics[metric] for run in runs if metric in run.metrics]
+    missing = sum(value is None for column in columns for value in column)
+    steps = sum(map(len, columns))
+    return f"No finite number at {missing:,} of {steps:,} steps." if missing else ""
+
+
+def window(runs: Sequence[Run]) -> str:
+    """Steps that the running means of these runs are over: ten points of the curve."""
+    sizes = {bucket_size(len(run.steps), points(runs)) for run in runs}
+    ends = dict.fromkeys(f"{WINDOW * size}" for size in (min(sizes), max(sizes)))
+    return " to ".join(ends)
 
 
 def panel(
@@ -147,17 +167,17 @@ def _peaks(runs: Sequence[Run], metrics: Sequence[str]) -> Figure:
             marks.append({"run": i, **numbers, "peak_step": p["peak_step"]})
         rows += [{"label": label, "marks": marks}] if marks else []
     sentence = (
-        "Filled: the best evaluation of the run. Hollow: the last one. The line between them is what the run lost "
-        "again (Balanced Aggregation, Figure 1). All on one scale, each around its own middle."
+        "In percent. Filled: the best evaluation of the run. Hollow: the last one. The line between them is what the "
+        "run lost again (Balanced Aggregation, Figure 1). All on one scale, each around its own middle."
     )
     named = {"id": "peaks", "kind": "peaks", "title": "Peak and last", "sentence": sentence}
     return {**named, "rows": rows}
 
 
 def training(runs: Sequence[Run]) -> Panel | None:
-    size = max((len(buckets(len(r.steps), points(runs))[-1]) for r in runs if r.steps), default=1)
+    size = max(bucket_size(len(run.steps), points(runs)) for run in runs)
     each = "each step" if size == 1 else f"the mean of {size} steps"
-    sentence = f"Every figure has all runs on the same axes. Line: running mean of {WINDOW} steps. Faint: {each}."
+    sentence = f"Every figure has all runs on the same axes. Line: running mean of {window(runs)} steps. Faint: {each}."
     return panel("training", "Training", sentence, [curve(runs, s) for s in TRAINING], nothing=0.0)
 
 
@@ -269,7 +289,8 @@ def weights(runs: Sequence[Run]) -> Panel | None:
     figures = [anchor, _phi(over_time, "positive", "A > 0"), _phi(over_time, "negative", "A < 0")]
     sentence = (
         "They multiply each advantage. HA-DW raises right answers to prompts that are harder than the anchor and "
-        "lowers those to easier ones; wrong answers the other way round. A prompt at the anchor gets λ."
+        "lowers those to easier ones; wrong answers the other way round. A prompt at the anchor gets λ. "
+        "Recentred, all answers of a group get one number."
     )
     return panel("difficulty", "Difficulty weights", sentence, figures)
 

@@ -49,15 +49,17 @@ def sample(run: Run, budget: int) -> tuple[list[dict[str, Any]], str]:
 
 def _add_phi(run: Run, groups: Sequence[dict[str, Any]]) -> None:
     """Each response's difficulty weight, where the run logged what it takes to make it again."""
-    C, spec = difficulty.anchors(run), run.option("objective.difficulty")
+    C, objective = difficulty.anchors(run), run.config.get("objective", {})
     for g in groups:
         A = [r["advantage"] for r in g["responses"]]
         known = {name: g[name] for name in difficulty.NEEDED}
         if g["step"] not in C or None in A or None in itertools.chain.from_iterable(known.values()):
             continue
         try:
-            weights = difficulty.phi(spec, C[g["step"]], group=[0] * len(A), advantage=A, **known)
-        except ValueError:  # a difficulty of another version
+            weights = difficulty.phi(
+                objective, C[g["step"]], group=[0] * len(A), advantage=A, **known
+            )
+        except (ValueError, TypeError):  # an objective of another version
             return
         g["responses"] = [
             {**r, "phi": rounded(w)} for r, w in zip(g["responses"], weights, strict=True)

@@ -41,13 +41,18 @@ def cumulative(values: Column) -> list[float | None]:
     return out
 
 
+def bucket_size(n: int, points: int) -> int:
+    """Steps that a point of a curve of n steps stands for."""
+    return max(1, -(-n // points))
+
+
 def buckets(n: int, points: int) -> list[range]:
     """At most `points` runs of indices that cover 0 … n − 1, of one size but for the first.
 
     The first is the short one: a run that is still going on has its newest step at the end of a
     whole one.
     """
-    size = max(1, -(-n // points))
+    size = bucket_size(n, points)
     ends = range(n, 0, -size)
     return [range(max(0, end - size), end) for end in reversed(ends)]
 

@@ -13,8 +13,10 @@ from equipoise.report.series import mean, present
 SENTENCE = (
     "Held-out scores in percent, ± half the 95 % interval over problems; start→last for greedy and best: new "
     "capability rather than sharpening. A peak is the best of several noisy evaluations and therefore too high. "
-    "Loss and gap are means over all steps, the loss ± two standard errors."
+    "Loss and gap are means over all steps, the loss ± two standard errors; length (tokens) and entropy (nats per "
+    "token) are those of the last step."
 )
+NOTHING = "No step has been logged yet. The page grows with the run: write it again, or follow it with equipoise watch."
 
 
 def summary(runs: Sequence[Run]) -> dict[str, Any]:
@@ -28,7 +30,9 @@ def summary(runs: Sequence[Run]) -> dict[str, Any]:
             for i, (run, row) in enumerate(zip(runs, rows, strict=True))
         ],
     }
-    return {"id": "summary", "title": "Summary", "sentence": SENTENCE, "table": table}
+    begun = any(run.steps or run.evaluations for run in runs)
+    sentence = SENTENCE if begun else NOTHING
+    return {"id": "summary", "title": "Summary", "sentence": sentence, "table": table}
 
 
 def _row(run: Run, accuracy: str, best: str) -> dict[str, str]:

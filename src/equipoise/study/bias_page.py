@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -33,7 +34,7 @@ def page(result: Result, title: str) -> str:
     else:
         tables = [_table(result, name) for name in MEASURES]
         sections = [_baseline(result), _options(result), _one_of(result), *tables]
-    told = "".join(f"<p>{html.escape(text)}</p>" for text in (head(result), SYMBOLS))
+    told = "".join(f"<p>{_words(text)}</p>" for text in (head(result), SYMBOLS))
     header = f"<header><h1>{html.escape(title)}</h1>{told}</header>"
     body = "\n".join([header, "<main>", *sections, "</main>"])
     return static_page(title, STYLE.read_text(encoding="utf-8"), body)
@@ -45,7 +46,7 @@ class Plot:
     def __init__(self, low: float, high: float, width: int = 700, height: int = 300) -> None:
         self.low, self.high = low, high
         self.width, self.height = width, height
-        self.left, self.bottom, self.top = 52, 34, 10
+        self.left, self.bottom, self.top = 52, 44, 28
         self.parts: list[str] = []
         self._axes()
 
@@ -60,20 +61,27 @@ class Plot:
         for value in _ticks(self.low, self.high):
             kind = "zero" if abs(value) < 1e-12 else "grid"
             self.line(0, value, 1, value, kind)
-            self.text(self.left - 6, self.y(value) + 4, f"{value:+.3g}" if value else "0", "end")
+            name = _minus(f"{value:+.3g}") if value else "0"
+            self.text(self.left - 6, self.y(value) + 4, name, "end")
         for p in (0, 0.25, 0.5, 0.75, 1):
-            self.text(self.x(p), self.height - self.bottom + 16, f"{p:g}", "middle")
-        self.text(self.x(0.5), self.height - 4, "success rate of the prompt", "middle")
+            self.text(self.x(p), self.height - self.bottom + 18, f"{p:g}", "middle")
+        self.text(self.x(0.5), self.height - 5, "success rate of the prompt", "middle")
 
     def line(self, x0: float, y0: float, x1: float, y1: float, kind: str) -> None:
         start = f'x1="{self.x(x0):.1f}" y1="{self.y(y0):.1f}"'
         end = f'x2="{self.x(x1):.1f}" y2="{self.y(y1):.1f}"'
         self.parts.append(f'<line class="{kind}" {start} {end}/>')
 
-    def text(self, x: float, y: float, text: str, anchor: str) -> None:
-        self.parts.append(
-            f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{html.escape(text)}</text>'
-        )
+    def text(self, x: float, y: float, text: str, anchor: str, kind: str = "") -> None:
+        named = f' class="{kind}"' if kind else ""
+        place = f'x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}"'
+        self.parts.append(f"<text{named} {place}>{html.escape(text)}</text>")
+
+    def names(self, axis: str) -> None:
+        """What the vertical axis is, and the two marks in their colours."""
+        self.text(4, 14, axis, "start")
+        self.text(self.width - 12, 14, "- - closed form", "end", "of-theory")
+        self.text(self.width - 165, 14, "● measured", "end", "of-measured")
 
     def curve(self, f: Callable[[float], float], kind: str) -> None:
         points = " ".join(f"{self.x(p):.1f},{self.y(f(p)):.1f}" for p in np.linspace(0, 1, 201))
@@ -84,7 +92,7 @@ class Plot:
             return
         if estimate.low is not None and estimate.high is not None:
             self.line(p, max(estimate.low, self.low), p, min(estimate.high, self.high), "interval")
-        told = f"{label}: {estimate.value:+.3f} ({ends(estimate)})"
+        told = _minus(f"{label}: {estimate.value:+.3f} ({ends(estimate)})")
         self.parts.append(
             f'<circle class="point" cx="{self.x(p):.1f}" cy="{self.y(estimate.value):.1f}" r="4.5">'
             f"<title>{html.escape(told)}</title></circle>"
@@ -96,6 +104,16 @@ class Plot:
             + "".join(self.parts)
             + "</svg>"
         )
+
+
+def _minus(text: str) -> str:
+    """Numbers with a minus sign in place of the hyphen."""
+    return re.sub(r"-(?=[\d.])", "−", text)
+
+
+def _words(text: str) -> str:
+    """Escaped; a number stays on the line of its percent sign."""
+    return html.escape(text).replace(" %", "\N{NO-BREAK SPACE}%")
 
 
 def _ticks(low: float, high: float) -> list[float]:
@@ -119,7 +137,8 @@ def _baseline(result: Result) -> str:
     """The paper's Figure 1b: the group baseline's bias by difficulty, and Theorem 1's."""
     found = [b.measured for b in result.bins]
     reach = _reach(found, 1 / result.group)
-    plot = Plot(-reach, reach)
+    plot = Plot(-reach, reach, 520, 290)
+    plot.names("E[p̂|S] − p")
     plot.curve(lambda p: float(theory.baseline_bias(p, result.group)), "theory")
     for b in result.bins:
         if b.success is not None:
@@ -138,7 +157,8 @@ def _options(result: Result) -> str:
     reach = _reach(every, 1 / result.group)
     figures = []
     for name, found in result.options.items():
-        plot = Plot(-reach, reach, 320, 220)
+        plot = Plot(-reach, reach, 320, 230)
+        plot.text(4, 14, "b − p", "start")
         plot.curve(lambda p: float(theory.baseline_bias(p, result.group)), "theory")
         for b, estimate in zip(result.bins, found["scale_free"], strict=True):
             if b.success is not None:
@@ -154,31 +174,29 @@ def _options(result: Result) -> str:
 
 def _one_of(result: Result) -> str:
     """The paper's Figure 6."""
-    items = "".join(f"<p>{html.escape(line)}</p>" for line in shares(result))
+    items = "".join(f"<p>{_words(line)}</p>" for line in shares(result))
     told = "Sampled again, is a prompt harder than a lucky group made it look, and easier than an unlucky one?"
     return _section("One success, one failure", told, items)
 
 
 def _table(result: Result, measure: str) -> str:
-    header = "".join(f"<th>{html.escape(interval_name(b))}</th>" for b in result.bins)
-    rows = [f"<tr><th>advantage</th>{header}</tr>"]
+    header = "".join(f'<th scope="col">{html.escape(interval_name(b))}</th>' for b in result.bins)
+    rows = [f'<tr><th scope="col">advantage</th>{header}</tr>']
     for name, found in result.options.items():
         cells = "".join(f"<td>{_cell(estimate)}</td>" for estimate in found[measure])
-        rows.append(f"<tr><td>{html.escape(name)}</td>{cells}</tr>")
+        rows.append(f'<tr><th scope="row">{html.escape(name)}</th>{cells}</tr>')
     told = "By success rate of the prompt, with 95 % intervals over prompts."
     if measure != "scale_free":
         told = f"{told} {SCALE}"
-    return _section(
-        _sentence(TITLES[measure]),
-        told,
-        f'<div class="scroll"><table>{"".join(rows)}</table></div>',
-    )
+    title = _sentence(TITLES[measure])
+    box = f'<div class="scroll" tabindex="0" role="region" aria-label="{html.escape(title)}">'
+    return _section(title, told, f"{box}<table>{''.join(rows)}</table></div>")
 
 
 def _cell(estimate: Estimate) -> str:
     if estimate.value is None:
-        return "-"
-    return f"{estimate.value:+.3f}<small>{html.escape(ends(estimate))}</small>"
+        return "–"
+    return _minus(f"{estimate.value:+.3f}<small>{html.escape(ends(estimate))}</small>")
 
 
 def _sentence(text: str) -> str:
@@ -186,4 +204,4 @@ def _sentence(text: str) -> str:
 
 
 def _section(title: str, told: str, content: str) -> str:
-    return f"<section><h2>{html.escape(title)}</h2><p>{html.escape(told)}</p>{content}</section>"
+    return f"<section><h2>{html.escape(title)}</h2><p>{_words(told)}</p>{content}</section>"

@@ -27,10 +27,14 @@ TOP = 34
 FOOT = 20
 TICKS = 4  # about so many on the vertical axis
 SEGMENTS = 24  # of a drawn parabola
+SCALE = 1.35  # from these units to pixels, where the page does not say how wide
+# It paints its own paper: a page that is dark may hold a light figure, and the reverse.
 STYLE = (
+    ".paper{fill:#fff}"
     "text{font:11px sans-serif;fill:#333}.title{font-weight:bold}.axis{stroke:#999}.bar{stroke:#1f6f8b;stroke-width:2}"
     ".mean{fill:#1f6f8b}.fit{fill:none;stroke:#c0562b;stroke-width:1.5;stroke-dasharray:4 3}"
-    "@media(prefers-color-scheme:dark){text{fill:#ddd}.bar{stroke:#5fb3cf}.mean{fill:#5fb3cf}}"
+    "@media(prefers-color-scheme:dark){.paper{fill:#14181d}text{fill:#ddd}.bar{stroke:#5fb3cf}"
+    ".mean{fill:#5fb3cf}.fit{stroke:#f0936a}}"
 )
 
 
@@ -54,11 +58,14 @@ def figure(results: Mapping[str, Any]) -> str:
     if not panels:
         return ""
     width, height = WIDTH * min(columns, len(panels)), HEIGHT * math.ceil(len(panels) / columns)
+    size = f'width="{SCALE * width:.0f}" height="{SCALE * (height + FOOT):.0f}"'
+    view = f'{size} viewBox="0 0 {width} {height + FOOT}"'
     return "\n".join(
         [
-            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height + FOOT}" role="img">',
+            f'<svg xmlns="http://www.w3.org/2000/svg" {view} role="img">',
             f"<title>{html.escape(study.question)}</title>",
             f"<style>{STYLE}</style>",
+            '<rect class="paper" width="100%" height="100%"/>',
             *panels,
             _text(
                 8,
@@ -92,7 +99,9 @@ def _panel(outcomes: np.ndarray, dose: Dose, row: Primary, degree: int) -> str:
     parts.append(_line(LEFT, HEIGHT - BOTTOM, WIDTH - 8, HEIGHT - BOTTOM, "axis"))
     parts.append(_line(LEFT, TOP, LEFT, HEIGHT - BOTTOM, "axis"))
     digits = _digits(ticks[1] - ticks[0])
-    parts.extend(_text(LEFT - 6, y(value) + 4, f"{value:.{digits}f}", "end") for value in ticks)
+    names = [f"{value:.{digits}f}".replace("-", "−") for value in ticks]
+    places = [y(value) + 4 for value in ticks]
+    parts.extend(_text(LEFT - 6, at, name, "end") for at, name in zip(places, names, strict=True))
     # The fit of the means is the mean of the seeds' fits: least squares is linear in the outcomes.
     fit = np.polyfit(doses, means, degree)
     along = np.linspace(doses[0], doses[-1], SEGMENTS + 1)
@@ -101,7 +110,7 @@ def _panel(outcomes: np.ndarray, dose: Dose, row: Primary, degree: int) -> str:
     for at, mean, (below, above) in zip(doses, means, bounds, strict=True):
         parts.append(_line(x(at), y(below), x(at), y(above), "bar"))
         parts.append(f'<circle class="mean" cx="{x(at):.1f}" cy="{y(mean):.1f}" r="3.5"/>')
-        parts.append(_text(x(at), HEIGHT - BOTTOM + 15, f"{at:g}"))
+        parts.append(_text(x(at), HEIGHT - BOTTOM + 15, f"{at:g}".replace("-", "−")))
     parts.append(_text((LEFT + WIDTH) / 2, HEIGHT - 8, dose.name))
     return "\n".join(parts)
 

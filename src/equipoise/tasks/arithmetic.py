@@ -24,6 +24,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 
+import numpy as np
+
+from equipoise.tasks.order import shuffled
 from equipoise.tasks.task import Prompt
 from equipoise.verifiers.verdict import Verdict
 
@@ -35,9 +38,13 @@ MOST_PER_LEVEL = 90
 
 @dataclass(frozen=True, slots=True)
 class Arithmetic:
-    """Chains of each level equally often; `seed` orders the stream, not the held-out set."""
+    """Chains of each level equally often; `seed` orders the stream, not the held-out set.
+
+    `size`: that many chains, which come again in every epoch; 0 is a stream without an end.
+    """
 
     seed: int = 0
+    size: int = 0
     name: str = "arithmetic"
     max_tokens: int = 64
     stop: tuple[str, ...] = ()
@@ -45,6 +52,9 @@ class Arithmetic:
     def prompt(self, i: int) -> Prompt:
         if i < 0:
             raise ValueError(f"prompt({i}): the training stream starts at 0")
+        if self.size:
+            epoch, place = divmod(i, self.size)
+            i = int(shuffled(np.arange(self.size), self.seed, epoch)[place])
         draw = random.Random(f"equipoise/arithmetic/{self.seed}/{i}")
         return _draw_chain(draw, draw.choice(LEVELS), held_out=False)
 

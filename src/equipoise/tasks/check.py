@@ -47,6 +47,7 @@ class Summary:
     dropped: Counter[str] = field(default_factory=Counter)
     examples: dict[str, list[str]] = field(default_factory=dict)
     verifiable: float | None = None
+    elsewhere: str = ""  # how many are held out in a file of their own, and its name
 
     def drop(self, label: str, sentence: str) -> None:
         """Count a row that is left out, under the reason `label`."""
@@ -62,10 +63,13 @@ class Summary:
     def __str__(self) -> str:
         seen = "" if self.read == self.rows else f", {self.read:,} read so far"
         rows = "1 row" if self.rows == 1 else f"{self.rows:,} rows"
+        held_out = "" if self.elsewhere else f"{self.held_out:,} held out, "
         lines = [
             f"{self.name}: {rows} ({self.schema}){seen}: {self.train:,} to train on, "
-            f"{self.held_out:,} held out, {self.dropped.total():,} left out"
+            f"{held_out}{self.dropped.total():,} left out"
         ]
+        if self.elsewhere:
+            lines[0] += f"; {self.elsewhere}"
         if self.verifiable is not None:
             lines[0] += f"; {self.verifiable:.1%} of the answers can be verified"
         counts = dict(self.dropped.most_common())

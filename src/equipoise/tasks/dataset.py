@@ -145,7 +145,10 @@ class Dataset:
             elsewhere=frozenset(digest(item.question) for _, item in self._problems or []),
             overlap=Overlap(others) if others else None,
         )
-        self._account = Summary(self.name, self._schema.name, self._rows.count)
+        self._elsewhere = (
+            "" if held_out is None else f"{len(self._problems or []):,} held out in {held_out}"
+        )
+        self._account = self._summary()
         self._streamed: OrderedDict[tuple[int, int], tuple[_Window, np.ndarray]] = OrderedDict()
         self._accounted: set[tuple[int, int]] = set()
         self._shuffle: tuple[int, np.ndarray] = -1, np.array([])
@@ -240,10 +243,11 @@ class Dataset:
         `write` is a new .jsonl file for the rows that are left, held-out ones included.
         Holds about 200 bytes a row.
         """
-        checker = Checker(
-            self._rules, self._rows, Summary(self.name, self._schema.name, self._rows.count)
-        )
+        checker = Checker(self._rules, self._rows, self._summary())
         return inspection.inspect(self._rows, checker, golds, write)
+
+    def _summary(self) -> Summary:
+        return Summary(self.name, self._schema.name, self._rows.count, elsewhere=self._elsewhere)
 
     @cached_property
     def _everything(self) -> _Window:

@@ -40,14 +40,19 @@ def open_task(
     rows: Rows | None = None,
     graded: bool = True,
 ) -> Task:
-    """`arithmetic`; `gym:NAME` or `gym:NAME*WEIGHT+…` (reasoning-gym, with its tasks' settings in
-    `gym`); or prompts of a file, a glob or a folder (.jsonl, .jsonl.gz, .parquet) or of
-    `hub:owner/name:config:split`, with the options of :class:`Dataset`. `rows`: prompts that a
-    program has in memory, for which `name` is only a name. `graded`: the task's verdict is asked
-    for, so that every row must have an answer.
+    """`arithmetic`, or `arithmetic:N` with N chains that come again; `gym:NAME` or
+    `gym:NAME*WEIGHT+…` (reasoning-gym, with its tasks' settings in `gym`); or prompts of a file, a
+    glob or a folder (.jsonl, .jsonl.gz, .parquet) or of `hub:owner/name:config:split`, with the
+    options of :class:`Dataset`. `rows`: prompts that a program has in memory, for which `name` is
+    only a name. `graded`: the task's verdict is asked for, so that every row must have an answer.
     """
     if rows is None and name == "arithmetic":
         return Arithmetic(seed=seed)
+    if rows is None and name.startswith("arithmetic:"):
+        size = name.removeprefix("arithmetic:")
+        if not (size.isdecimal() and int(size) > 0):
+            raise TaskError(f'task.name = "{name}": the number of chains must be at least 1')
+        return Arithmetic(seed=seed, size=int(size))
     if rows is None and name.startswith("gym:"):
         return Gym(name.removeprefix("gym:"), seed=seed, options=gym)
     on_disk = name.endswith(KINDS) or Path(name).is_dir() or glob.has_magic(name)
@@ -81,6 +86,9 @@ def open_task(
         parquet = f"{name.removesuffix('.csv')}.parquet"
         code = f"from pyarrow import csv, parquet as p; p.write_table(csv.read_csv('{name}'), '{parquet}')"
         hint = f'; turn it into one: python -c "{code}"'
+    elif name.endswith(".json"):
+        code = f"import json; [print(json.dumps(row)) for row in json.load(open('{name}'))]"
+        hint = f'; turn a list of rows into one: python -c "{code}" > {name}l'
     raise TaskError(f'task.name = "{name}" is not a task: arithmetic, {others}{hint}')
 
 

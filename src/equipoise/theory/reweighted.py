@@ -4,7 +4,8 @@ R ~ Binomial(G, p) answers of a group are right, p̂ = R/G, Â = r − p̂, A = 
 λ·exp(−sgn(Â)·(p̂ − C)). Theorem 3 says for which λ the reweighted advantage is near the true one,
 but treats Φ as a constant while p̂ varies. Here Φ moves with p̂, and nothing is bounded or
 approximated: every sum runs over R = 1 … G−1. As in the paper, E[·|S] holds r fixed and averages
-over p̂ given S = {1 ≤ R ≤ G−1}.
+over p̂ given S = {1 ≤ R ≤ G−1}. All of it is for r − p̂: the advantage HA-DW trains with is also
+divided by σ.
 """
 
 import numpy as np
@@ -91,6 +92,7 @@ def reweighted_gain(
     because
     E[∇log π | r=1] = ∇p/p and E[∇log π | r=0] = −∇p/(1−p) (`gradient_gain`). So the gain is all
     that HA-DW changes for a prompt in expectation. Under r − p̂ it is 1 − 1/G for every prompt.
+    Here Â = r − p̂; HA-DW's own advantage is also divided by σ, which changes the gain as well.
 
     Parameters
     ----------

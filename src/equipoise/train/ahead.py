@@ -53,14 +53,15 @@ def open_batches(
     task: Task,
     scorer: Scorer,
     chat: Chat,
+    decay: float,
 ) -> OnPolicy | Ahead:
-    """`sampler` reads the weights of `policy` as they are."""
+    """`sampler` reads the weights of `policy` as they are; `decay`: of what is known of a prompt."""
     if not config.rollout.ahead:
-        return OnPolicy(Collector(config, policy, sampler, task, scorer, chat))
+        return OnPolicy(Collector(config, policy, sampler, task, scorer, chat, decay))
     snapshot = models.Snapshot(policy)
     stopped = threading.Event()
     own = native_sampler(snapshot.policy, stopped, **config.rollout.sampler_options())
-    collector = Collector(config, snapshot.policy, own, task, scorer, chat)
+    collector = Collector(config, snapshot.policy, own, task, scorer, chat, decay)
     collector.group = ranks.another_group()
     return Ahead(collector, snapshot, stopped, last=config.train.steps)
 
@@ -119,7 +120,7 @@ class Ahead:
         self.last = last
         self.metrics: dict[str, float] = {}
         self.seconds: Seconds = {}
-        self.position, self.history = 0, PromptHistory()
+        self.position, self.history = 0, collector.history.copy()
         self.updates: int | None = None
         self._pending: Future[tuple[StepBatch, Seconds]] | None = None
         self._thread: threading.Thread | None = None

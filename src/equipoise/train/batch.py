@@ -6,6 +6,7 @@ import dataclasses
 import itertools
 import time
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -80,6 +81,7 @@ class Collector:
         task: Task,
         scorer: Scorer,
         chat: Chat,
+        decay: float,
     ) -> None:
         self.config = config
         self.policy = policy
@@ -88,7 +90,7 @@ class Collector:
         self.scorer = scorer
         self.chat = chat
         self.position = 0
-        self.history = PromptHistory()
+        self.history = PromptHistory(decay)
         r = config.rollout
         self.params = SamplingParams(
             temperature=r.temperature,
@@ -123,6 +125,20 @@ class Collector:
         # their number; a resumed run goes on from `position`.
         places = ranks.share(range(self.position, self.position + count))
         self.position += count
+        # Every rank gets the whole batch: advantages need whole groups, and batch statistics all of
+        # it.
+        parts = ranks.gather(self._sampled(step, places), self.group)
+        batch = _joined([self._finish(*part) for part in parts], count)
+        rows = [batch.prompts[i].id for i in batch.rollouts.prompt.tolist()]
+        # Counts of earlier steps only: read before this step's outcomes are recorded.
+        batch.past = torch.tensor(self.history.counts(rows, step), dtype=torch.float64).view(-1, 3)
+        self.history.record(rows, batch.accuracy.tolist(), step)
+        return batch
+
+    def _sampled(
+        self, step: int, places: Sequence[int]
+    ) -> tuple[list[Prompt], Rollouts, list[str], Scores]:
+        """The prompts at these places of the stream, responses to them, their texts and scores."""
         start = time.perf_counter()
         prompts = [self.task.prompt(i) for i in places]
         ids = [encode_prompt(self.policy, p, self.chat) for p in prompts]
@@ -157,45 +173,37 @@ class Collector:
             texts = dict(enumerate(models.decode(self.policy, rollouts.tokens, rollouts.lengths)))
         sampled = time.perf_counter()
         answered = [prompts[i] for i in rollouts.prompt.tolist()]
-        scores = self.scorer.settle(
-            answered,
-            [
-                asked[i] if i in asked else self.scorer.ask(p, texts[i])
-                for i, p in enumerate(answered)
-            ],
-        )
+        answers = [
+            asked[i] if i in asked else self.scorer.ask(p, texts[i]) for i, p in enumerate(answered)
+        ]
+        scores = self.scorer.settle(answered, answers)
         self.seconds["rollout"] += sampled - start - grading
         self.seconds["reward"] += time.perf_counter() - sampled + grading
-        # Every rank gets the whole batch: advantages need whole groups, and batch statistics all of
-        # it.
-        mine = prompts, rollouts, [texts[i] for i in range(len(answered))], scores
-        parts = ranks.gather(mine, self.group)
-        batch = _joined([self._finish(*part) for part in parts], count)
-        rows = [batch.prompts[i].id for i in batch.rollouts.prompt.tolist()]
-        # Counts of earlier steps only: read before this step's outcomes are recorded.
-        batch.past = torch.tensor(self.history.counts(rows, step), dtype=torch.float64).view(-1, 3)
-        self.history.record(rows, batch.accuracy.tolist(), step)
-        return batch
+        return prompts, rollouts, [texts[i] for i in range(len(answered))], scores
+
+    def _shaped(self, rewards: Tensor, lengths: Tensor) -> Tensor:
+        """The rewards [B, K] less what overlong responses lose: off the first function's, as DAPO
+        shapes the one it has; the total weighs it from there.
+        """
+        buffer = self.config.reward.overlong_buffer
+        if not buffer:
+            return rewards
+        shaping = [overlong(length, self.params.max_tokens, buffer) for length in lengths.tolist()]
+        rewards = rewards.clone()
+        rewards[:, 0] += torch.tensor(shaping, dtype=torch.float64)
+        return rewards
 
     def _finish(
         self, prompts: list[Prompt], rollouts: Rollouts, texts: list[str], scores: Scores
     ) -> StepBatch:
         """Shape the rewards by length, decide what enters the loss, leave out what has no score."""
-        c, lengths, rewards = self.config.reward, rollouts.lengths, scores.rewards
-        if c.overlong_buffer:
-            rewards = rewards.clone()
-            shaping = [
-                overlong(length, self.params.max_tokens, c.overlong_buffer)
-                for length in lengths.tolist()
-            ]
-            # On the first function's reward, as DAPO shapes the one it has; `total` weighs it from
-            # there.
-            rewards[:, 0] += torch.tensor(shaping, dtype=torch.float64)
-        if c.mask_truncated:
+        rewards = self._shaped(scores.rewards, rollouts.lengths)
+        total = rewards @ torch.tensor(self.config.reward.weights, dtype=torch.float64)
+        lengths = rollouts.lengths
+        if self.config.reward.mask_truncated:
             whole = torch.tensor([f == "stop" for f in rollouts.finish], device=lengths.device)
             # Length 0 keeps a response in its group's mean and takes it out of the loss.
             lengths = lengths * whole
-        total = rewards @ torch.tensor(c.weights, dtype=torch.float64)
         batch = StepBatch(
             prompts=prompts,
             rollouts=rollouts,

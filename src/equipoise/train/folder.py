@@ -66,7 +66,7 @@ class RunFolder:
             lock = open(file, "a+")  # noqa: SIM115 (held as long as the process lives)
         except OSError as error:
             raise RunError(
-                f"{self.path}: cannot be used as a run directory: {error.strerror}"
+                f"{self.path}: cannot be used as a run directory: {error.strerror}; {flag} names another"
             ) from error
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

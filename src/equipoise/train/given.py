@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import inspect
+import itertools
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -209,7 +210,8 @@ def _unused(name: str, taken: Sequence[str]) -> str:
     """Two functions may have one name, as two lambdas have."""
     if name not in taken:
         return name
-    return next(f"{name}_{k}" for k in range(2, len(taken) + 3) if f"{name}_{k}" not in taken)
+    numbered = (f"{name}_{k}" for k in itertools.count(2))
+    return next(other for other in numbered if other not in taken)
 
 
 def _take_objective(table: dict[str, Any], objective: str | Objective | None) -> None:

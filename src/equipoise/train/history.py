@@ -3,6 +3,10 @@
 Every scored response counts, also of groups that dynamic sampling drops: leaving out what nobody or
 everybody solved would make hard prompts look easier and easy ones harder. Success is accuracy,
 whatever shaping makes of the reward. Kept in checkpoints, and as `prompts.parquet` for people.
+
+An objective that weighs by history takes an attempt of k steps ago for decay^k of one. Attempts of
+several steps have different ages, so they are discounted here, up to the last one's step; the
+objective discounts the steps since then, which `counts` returns.
 """
 
 from __future__ import annotations
@@ -15,27 +19,39 @@ from equipoise.files import whole
 
 
 class PromptHistory:
-    """`seen`: prompt id → [responses, sum of their successes, step]."""
+    """`seen`: prompt id → [responses, sum of their successes, last step, and the first two discounted
+    up to it].
+    """
 
-    def __init__(self) -> None:
+    def __init__(self, decay: float = 1.0) -> None:
+        self.decay = decay
         self.seen: dict[str, list[float]] = {}
 
     def counts(self, ids: Sequence[str], step: int) -> list[list[float]]:
-        """Successes, attempts and steps since the last, for each prompt; zeros for a new one."""
+        """Discounted successes and attempts, and steps since the last, for each prompt; zeros for a
+        new one.
+        """
         out = []
         for i in ids:
-            attempts, successes, last = self.seen.get(i, (0, 0.0, step))
+            _, _, last, attempts, successes = self.seen.get(i, (0, 0.0, step, 0.0, 0.0))
             out.append([successes, attempts, step - last])
         return out
 
     def record(self, ids: Sequence[str], successes: Sequence[float], step: int) -> None:
         for i, success in zip(ids, successes, strict=True):
-            attempts, total, _ = self.seen.get(i, (0, 0.0, 0))
-            self.seen[i] = [attempts + 1, total + success, step]
+            count, total, last, attempts, recent = self.seen.get(i, (0, 0.0, step, 0.0, 0.0))
+            worth = self.decay ** (step - last)
+            self.seen[i] = [
+                count + 1,
+                total + success,
+                step,
+                worth * attempts + 1,
+                worth * recent + success,
+            ]
 
     def copy(self) -> PromptHistory:
         """As it is now; `record` puts new facts in the place of old ones, so they can be shared."""
-        same = PromptHistory()
+        same = PromptHistory(self.decay)
         same.seen = dict(self.seen)
         return same
 
@@ -43,7 +59,8 @@ class PromptHistory:
         return {"seen": {i: list(facts) for i, facts in self.seen.items()}}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.seen = {i: list(facts) for i, facts in state["seen"].items()}
+        # the first runs had no discounted counts
+        self.seen = {i: [*facts, *facts[: 5 - len(facts)]] for i, facts in state["seen"].items()}
 
     def write(self, path: Path) -> None:
         """A row per prompt, whole or not at all."""
@@ -56,7 +73,7 @@ class PromptHistory:
                 "prompt_id": pa.array(self.seen, pa.string()),
                 "attempts": pa.array(columns[0], pa.int64()),
                 "accuracy": pa.array(
-                    [total / attempts for attempts, total, _ in self.seen.values()], pa.float64()
+                    [total / count for count, total, *_ in self.seen.values()], pa.float64()
                 ),
                 "last_step": pa.array(columns[2], pa.int64()),
             }

@@ -36,15 +36,16 @@ from equipoise.train.callbacks import Callbacks
 from equipoise.train.folder import RunError, RunFolder, read_lines
 from equipoise.train.gaming import Watcher
 from equipoise.train.given import ConfigLike, Reward, check_same, gather, unknown_argument
+from equipoise.train.health import Health
 from equipoise.train.journal import Journal, writing
 from equipoise.train.opening import check_processes, close_engine, load_policy, open_engine
 from equipoise.train.probe import Probe
+from equipoise.train.progress import Terminal
 from equipoise.train.result import TrainResult
 from equipoise.train.run_start import Start, check_start, resume_command, rewind
 from equipoise.train.score import Scorer, check_isolation, check_own, rate_of
 from equipoise.train.settle import Outline, as_begun, settle
 from equipoise.train.stopping import Interrupted, Stopping, graceful_stop
-from equipoise.train.tally import Failing
 from equipoise.train.token_credit import TokenCredit, open_teacher
 from equipoise.train.update import NotFinite, Updater
 from equipoise.verifiers.code import backend
@@ -108,10 +109,6 @@ class Trainer:
         self.config = config
         self.folder = RunFolder(config.train.out)
         self.step = 0
-        self.uninformative = 0  # steps in a row
-        self.cut_norms: list[float] = []  # of gradients far over optim.clip_norm, steps in a row
-        self.failing = Failing()
-        self.unscored = ""  # why too many responses of the last step have no score
         self.log_seconds = 0.0
         self.ended = False
         self.probe: Probe | None = None
@@ -182,7 +179,10 @@ class Trainer:
         self.sampler = open_engine(config, self.policy)
         undo.callback(close_engine, self.sampler)
         chat = self.settled.chat
-        self.batches = open_batches(config, self.policy, self.sampler, self.task, scorer, chat)
+        decay = getattr(self.objective.difficulty, "decay", 1.0)
+        self.batches = open_batches(
+            config, self.policy, self.sampler, self.task, scorer, chat, decay
+        )
         self.collector = self.batches.collector
         self.held_out = self._held_out() if config.eval.every else []
         # one that cannot be asked stops the run before it begins, evaluated or not
@@ -197,6 +197,7 @@ class Trainer:
                 self.policy.device, self.start.record, self.given.record(), resume=resume
             )
         state = self._restored() if resume else None
+        self.health = Health(self.config, self.folder, self.objective.aggregation.name)
         longest = self.collector.params.max_tokens
         self.updater = Updater(self.config, self.objective, self.policy, self.reference, longest)
         self.token_credit = TokenCredit(self.config, self.updater, self.policy, self.teacher)
@@ -229,7 +230,7 @@ class Trainer:
         """
         terminal = self.journal.open_terminal(self.step)
         self.updater.say = lambda text: terminal.say(f"step {self.step:4d}  {text}")
-        announce.opening(self)
+        self._say_opening(terminal)
         begun = time.monotonic()
         try:
             with graceful_stop() as stopping:
@@ -249,6 +250,24 @@ class Trainer:
             self.ended = True
             self.batches.close()  # last: it may wait, and Ctrl-C then leaves nothing undone
 
+    def _say_opening(self, terminal: Terminal) -> None:
+        """How the run begins, or goes on."""
+        if self.start is not None and self.start.sentence:
+            terminal.say(self.start.sentence)
+        header = announce.header(
+            self.folder,
+            self.updater,
+            self.batches,
+            held_out=len(self.held_out),
+            frozen=sum(model is not None for model in (self.reference, self.teacher)),
+            kernels=self.kernels,
+        )
+        for line in header:
+            terminal.say(line)
+        for change in self.changed:
+            terminal.warn(change)
+        announce.settled(self.settled, self.objective, self.task, terminal)
+
     def _say_compiled(self) -> None:
         """After the first step on CUDA, which is slow where kernels had to be compiled."""
         before, self.kernels = self.kernels, None
@@ -258,7 +277,16 @@ class Trainer:
             self.journal.terminal.say(said)
 
     def _close(self, seconds: float) -> None:
-        for line in announce.closing(self, read_lines(self.folder.eval), seconds):
+        lines = announce.closing(
+            self.config,
+            self.folder,
+            self.given,
+            read_lines(self.folder.eval),
+            step=self.step,
+            seconds=seconds,
+            stopped_by=self.callbacks.stopped_by,
+        )
+        for line in lines:
             self.journal.terminal.say(line)
 
     def _after_step(self, stopping: Stopping) -> None:
@@ -266,7 +294,7 @@ class Trainer:
         config = self.config
         done = self.step == config.train.steps or self._asked_to_end()
         self._say_compiled()
-        problem = announce.problem(self)
+        problem = self.health.problem()
         wanted = stopping.wanted or self.journal.terminal.reader_gone
         stop = any(ranks.gather(wanted))  # all ranks stop after the same step
         if config.eval.every and (self.step % config.eval.every == 0 or done):
@@ -299,9 +327,8 @@ class Trainer:
         batch = self.batches.take(self.step, self.updater)
         metrics = statistics(batch, self.collector.params.max_tokens) | self.batches.metrics
         seconds = {**self.batches.seconds, "log": self.log_seconds}
-        failing = self.failing.see(batch.tallies)
         informative = False
-        if len(batch.texts) == 0 or failing:
+        if self.health.failing.see(batch.tallies) or len(batch.texts) == 0:
             metrics = {
                 "reward/mean": math.nan,
                 "completions/mean_length": math.nan,
@@ -314,23 +341,10 @@ class Trainer:
         metrics |= {f"timing_s/{k}": v for k, v in seconds.items()} | {"timing_s/step": total}
         self.journal.step(self.step, batch, metrics)
         self._call("on_step", metrics)
-        unscored = batch.unscored / batch.kinds.total()
-        if unscored > self.config.reward.max_unscored:
-            self.unscored = (
-                f"{unscored:.0%} of the responses have no score ({announce.troubles(batch)})"
-            )
         self.log_seconds = time.perf_counter() - start - total  # reported with the next step
-        # Steps whose verifier failed say nothing about whether the prompts are too hard or too
-        # easy.
-        if not failing:
-            self.uninformative = 0 if informative else self.uninformative + 1
-        if self.uninformative == announce.QUIET_STEPS and not announce.problem(self):
-            self.journal.terminal.warn(announce.nothing_to_learn(self))
-        if informative:
-            clip, norm = self.config.optim.clip_norm, metrics["grad_norm"]
-            self.cut_norms = [*self.cut_norms, norm] if 0 < 2 * clip < norm else []
-            if len(self.cut_norms) == announce.CUT_STEPS:
-                self.journal.terminal.warn(announce.always_cut(self))
+        grad_norm = metrics["grad_norm"] if informative else None
+        for warning in self.health.see(self.step, batch, grad_norm):
+            self.journal.terminal.warn(warning)
 
     def _learn(
         self, batch: StepBatch, metrics: dict[str, float], seconds: dict[str, float]
@@ -461,7 +475,7 @@ class Trainer:
         # all ranks take part: weights in shards have their state in shards
         state = {
             **self.updater.state_dict(),
-            "uninformative": self.uninformative,
+            "uninformative": self.health.uninformative,
             **self.batches.state_dict(),
             "gaming": self.watcher.state_dict(),
         }
@@ -510,7 +524,7 @@ class Trainer:
         self.updater.load_state_dict({**state, "skipped": (skipped, ever_skipped)})
         self.best.see_all(read_lines(self.folder.eval))
         # Checkpoints of the first runs have the number behind the updater's two.
-        self.uninformative = uninformative[0] if uninformative else state["uninformative"]
+        self.health.uninformative = uninformative[0] if uninformative else state["uninformative"]
         self.step = state["step"]
         self.batches.load_state_dict(state)
         if "gaming" in state:  # absent in the first runs

@@ -24,11 +24,14 @@ from equipoise.train.micro import RankShare
 
 @dataclass(eq=False)
 class MiniBatch:
-    """This rank's responses of an optimizer step, with credit; `weight`: its share of prompts."""
+    """This rank's responses of an optimizer step, with credit; `weight`: its share of prompts,
+    `policy_weight`: of those that the mean of the policy's loss counts.
+    """
 
     share: RankShare
     credit: Credit
     weight: float
+    policy_weight: float
 
 
 def parts_of(prompts: int, size: int) -> int:
@@ -62,10 +65,13 @@ def mini_batches(
             group, part[torch.tensor(ranks.share(range(len(part))), dtype=torch.int64)]
         )
         share = RankShare.of(rollouts, (mine & trained).nonzero()[:, 0])
-        whole = len(groups) == 1
-        out.append(
-            MiniBatch(
-                share, credit if whole else credit.part(inside), len(part) / len(rollouts.prompts)
-            )
-        )
+        own = credit if len(groups) == 1 else credit.part(inside)
+        weight = len(part) / len(rollouts.prompts)
+        out.append(MiniBatch(share, own, weight, _share_of_counted(credit, inside)))
     return out
+
+
+def _share_of_counted(credit: Credit, rows: Tensor) -> float:
+    """Of the prompts that count in the mean of the policy's loss, the share in `rows` [B]."""
+    counted = (credit.groups.first & credit.counted).cpu()
+    return int((counted & rows).sum()) / max(int(counted.sum()), 1)

@@ -66,6 +66,10 @@ class Cost:
     def tokens(self, room: float) -> int:
         return int(max(0.0, (room - self.always) / self.per_token))
 
+    def __str__(self) -> str:
+        besides = max(self.always, 0) / 2**30
+        return f"{self.per_token / 1e3:,.0f} kB each and {besides:.1f} GiB besides"
+
 
 def plan(
     policy: Policy,
@@ -100,7 +104,7 @@ def plan(
         tokens = fitting = max(1, cost.tokens(room))
         if tokens >= total:
             return Plan(0, begun_with, "")
-    why = f"{cost.per_token / 1e3:,.0f} kB each and {max(cost.always, 0) / 2**30:.1f} GiB besides, {said}"
+    why = f"{cost}, {said}"
     if policy.gradient_checkpointing and not begun_with:
         why += f"; with gradient checkpointing, without which {largest:,} tokens in one piece would not fit"
     if fitting < largest:

@@ -123,13 +123,14 @@ def check_start(
 
 
 def differences(old: Config, new: Config, *, data_is_known: bool = False) -> list[str]:
-    a, b = old.flat(), new.flat()
+    was, now = old.flat(), new.flat()
     free: tuple[str, ...] = MAY_CHANGE
     if old.optim.schedule != "constant":  # a schedule depends on train.steps
         free = MAY_CHANGE[1:]
     if data_is_known and Path(new.task.name).exists():  # its contents are compared when it is open
         free += DATA
-    return [f"{k} was {a[k]!r}, now {b[k]!r}" for k in a if a[k] != b[k] and not k.startswith(free)]
+    other = [key for key in was if was[key] != now[key] and not key.startswith(free)]
+    return [f"{key} was {was[key]!r}, now {now[key]!r}" for key in other]
 
 
 def rewind(folder: RunFolder, start: Start) -> None:

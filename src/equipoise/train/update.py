@@ -44,13 +44,15 @@ LAST_UPDATE = ("policy_loss", "approx_kl", "clip_ratio/region", "pushed/", "drif
 
 class Step(NamedTuple):
     """What an optimizer step saw: outputs and mismatch (where it is known) of the ranks that had
-    something to do, the norm of the gradient; `weight`: its share of the batch's prompts.
+    something to do, the norm of the gradient; `weight`: its share of the batch's prompts,
+    `policy_weight`: of those that the mean of the policy's loss counts.
     """
 
     outputs: list[LossOutput]
     apart: list[Mismatch]
     norm: Tensor
     weight: float
+    policy_weight: float
 
 
 class Pending(NamedTuple):
@@ -139,30 +141,17 @@ class Updater:
             self._cut(part.share)
             part.share.says_itself = self._says_itself(number)
             self._fitting(part.share, self._compare)
-        steps = [
-            self._optimizer_step(
-                part, compared=self.exact or i == 0, following=first[i + 1 : i + 2]
-            )
-            for i, part in enumerate(first)
-        ]
+        steps = self._optimizer_steps(first, turn=0)
         out |= _merged(steps)
         out |= mismatch_metrics([m for s in steps for m in s.apart], self.objective.mismatch)
         for turn in range(1, self.config.train.updates):
             again = self._pass(batch, credit, trained, step, turn, first)
             for part in again:
                 self._cut(part.share)
-            steps += [
-                self._optimizer_step(part, compared=False, following=again[i + 1 : i + 2])
-                for i, part in enumerate(again)
-            ]
+            steps += self._optimizer_steps(again, turn)
         self._settle()
-        # The first update's ratios are 1 (sampled ahead, those of a step); how far the policy moved
-        # on this batch shows in the last.
         if len(steps) > 1:
-            last = _merged([steps[-1]._replace(weight=1.0)])
-            out |= {
-                f"{name}/last_update": x for name, x in last.items() if name.startswith(LAST_UPDATE)
-            }
+            out |= _last_update(steps[-1])
         norms = [float(s.norm) for s in steps]
         return out | {"grad_norm": math.fsum(norms) / len(norms)} | self._state()
 
@@ -258,8 +247,16 @@ class Updater:
             )
         self.idle_passes = max(ranks.gather(len(share.parts))) - len(share.parts)
 
+    def _optimizer_steps(self, parts: list[MiniBatch], turn: int) -> list[Step]:
+        """One on each mini-batch of a pass, the `turn`-th over the batch."""
+        steps = []
+        for i, part in enumerate(parts):
+            compared = turn == 0 and (self.exact or i == 0)
+            steps.append(self._optimizer_step(part, compared, following=parts[i + 1 : i + 2]))
+        return steps
+
     def _optimizer_step(
-        self, part: MiniBatch, *, compared: bool, following: Sequence[MiniBatch] = ()
+        self, part: MiniBatch, compared: bool, following: Sequence[MiniBatch]
     ) -> Step:
         """`compared`: whether it is known how far the sampler is from the trainer: the weights are
         those that sampled, or π_old is the trainer's. `following`: the mini-batch after this one.
@@ -278,7 +275,8 @@ class Updater:
         fine = torch.stack([output.ok.to(norm.device) for output in outputs]).all()
         self._apply(norm, fine & norm.isfinite())
         self.optimizer.zero_grad()  # the sampler's cache may take their memory
-        return Step(outputs, [m for _, apart in everyone for m in apart], norm, part.weight)
+        apart = [m for _, apart in everyone for m in apart]
+        return Step(outputs, apart, norm, part.weight, part.policy_weight)
 
     def _plan(self, prompts: Sequence[Sequence[int]]) -> Plan:
         """How much one pass may hold: as the configuration says or, if it does not, what fits."""
@@ -509,15 +507,26 @@ def _added(first: LossOutput, *others: LossOutput) -> LossOutput:
 
 
 def _merged(steps: Sequence[Step]) -> dict[str, float]:
-    """Metrics of several optimizer steps: losses are means over prompts, the rest over tokens."""
+    """Metrics of several optimizer steps: losses are means over prompts (the policy's over those
+    that count), the rest over tokens.
+    """
     outputs = []
     for step in steps:
         for output in step.outputs:
-            losses = {
-                name: step.weight * getattr(output.stats, name) for name in ("loss", "policy_loss")
-            }
-            outputs.append(dataclasses.replace(output, stats=output.stats._replace(**losses)))
+            stats = output.stats
+            policy_loss = step.policy_weight * stats.policy_loss
+            loss = policy_loss + step.weight * (stats.loss - stats.policy_loss)
+            stats = stats._replace(loss=loss, policy_loss=policy_loss)
+            outputs.append(dataclasses.replace(output, stats=stats))
     return {name: float(x) for name, x in merge_metrics(outputs).items()}
+
+
+def _last_update(step: Step) -> dict[str, float]:
+    """How far the policy moved on a batch: the first update's ratios are 1, or of a batch that was
+    sampled ahead those of a step, and the last one's tell.
+    """
+    last = _merged([step._replace(weight=1.0, policy_weight=1.0)])
+    return {f"{name}/last_update": x for name, x in last.items() if name.startswith(LAST_UPDATE)}
 
 
 def learning_rate(o: OptimConfig, update: int, total: int) -> float:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 
+from equipoise.verifiers.math import extract
 from equipoise.verifiers.verdict import Verdict
 
 
@@ -30,8 +30,8 @@ def tags(response: str, names: Sequence[str] = ("think", "answer")) -> Verdict:
 
 
 def boxed(response: str) -> Verdict:
-    """`correct` if a \\boxed{…} with something in it is there."""
-    there = re.search(r"\\boxed\s*\{\s*[^\s}]", response)
+    """`correct` if a closed \\boxed{…} with something in it is there, as the math verifier reads it."""
+    there = extract.answer(response, ("boxed",)).text is not None
     return Verdict("correct") if there else Verdict("wrong", "no \\boxed{…}")
 
 

@@ -275,3 +275,9 @@ def test_evaluations_are_left_out_of_a_log_that_trl_wrote(way, tmp_path, train_w
     assert sorted(zip(log.step.tolist(), log.length.tolist(), log.reward.tolist(), strict=True)) == sorted(sampled)
     assert log.notes[0].endswith("an evaluation's, which TRL writes in place of training's")
     assert len(log.notes) == (2 if way == "between updates" else 1)
+
+
+def test_a_run_that_kept_no_completions_is_told_how_to_keep_them(tmp_path):
+    (tmp_path / "checkpoint-3").mkdir()
+    with pytest.raises(AuditError, match=r"holds no .* file: TRL keeps .* GRPOConfig\(log_completions=True\)"):
+        read(tmp_path)

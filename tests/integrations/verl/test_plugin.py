@@ -244,6 +244,18 @@ def test_rollout_weights_of_verl_multiply_each_token():
     torch.testing.assert_close(weighed, folded)
 
 
+def test_rollout_weights_of_verl_become_one_a_response_for_gmpo():
+    """Their geometric mean, as in verl's own geo_mean: it has one advantage a response."""
+    actor, generator = actor_of("{preset: gmpo}"), torch.Generator().manual_seed(0)
+    logp, old, w = (torch.rand((3, 4), generator=generator) - 1 for _ in range(3))
+    A = torch.tensor([[1.0], [-0.5], [0.3]]).expand(3, 4)
+    mask = torch.tensor([[1.0, 1, 1, 1], [1, 1, 0, 0], [1, 1, 1, 0]])
+    mean = (((-w).log() * mask).sum(1) / mask.sum(1)).exp()[:, None]
+    weighed, _ = plugin.policy_loss(old, logp, A, mask, "seq-mean-token-sum", actor, -w)
+    folded, _ = plugin.policy_loss(old, logp, A * mean, mask, "seq-mean-token-sum", actor)
+    torch.testing.assert_close(weighed, folded)
+
+
 # --- what is refused, and with what words -----------------------------------------------------------------------------
 
 

@@ -54,6 +54,8 @@ def files_of(path: Path) -> list[Path]:
         more = ""
         if inner.name == "rollouts":
             more = ": the run wrote no rollouts; train with --log.rollouts_every 1"
+        elif any(inner.glob("checkpoint-*")):
+            more = ": TRL keeps its completions only with GRPOConfig(log_completions=True)"
         raise AuditError(f"{inner} holds no {', '.join(SUFFIXES)} file{more}")
     return sorted(found, key=lambda f: ([int(n) for n in re.findall(r"\d+", f.name)], f.name))
 

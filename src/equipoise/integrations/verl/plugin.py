@@ -40,6 +40,7 @@ from equipoise.files import whole
 from equipoise.integrations.verl import cpu  # noqa: F401  (registers a platform and a rollout)
 from equipoise.objective import Objective, flatten, fold, response_ids, unflatten
 from equipoise.objective.choice import nearest
+from equipoise.objective.regularizer import one_weight
 from equipoise.objective.surrogate import Tokens, at_each_token, clip_counts
 
 __all__ = ["Callback", "PolicyLoss", "estimate", "policy_loss"]
@@ -268,13 +269,20 @@ def policy_loss(
     lengths = mask.sum(-1)
     here, log_ratio = logp.detach(), logp.detach() - old
     tokens = Tokens(here, old, log_ratio, c, response_ids(lengths, len(c)), lengths)
-    terms = objective_of(options).surrogate(tokens)
+    objective = objective_of(options)
+    terms = objective.surrogate(tokens)
     value, slope = at_each_token(tokens, terms)
-    value = unflatten(value + slope * (logp - here), mask)
+    value = value + slope * (logp - here)
     if rollout_is_weights is not None:
-        value = value * rollout_is_weights
+        weight = flatten(rollout_is_weights, mask)
+        if objective.surrogate.name == "gmpo":
+            weight = one_weight(tokens, weight)
+        value = value * weight
     loss = agg_loss(
-        loss_mat=-value, loss_mask=mask, loss_agg_mode=loss_agg_mode, **config.global_batch_info
+        loss_mat=-unflatten(value, mask),
+        loss_mask=mask,
+        loss_agg_mode=loss_agg_mode,
+        **config.global_batch_info,
     )
     n = max(len(c), 1)
     low, high = clip_counts(tokens, terms)

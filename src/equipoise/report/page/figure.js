@@ -42,7 +42,7 @@ function figureView(figure, context) {
   numbers.addEventListener("toggle", fill);
   const element = h(
     "figure",
-    { class: `card ${figure.kind}`, id: `figure-${figure.id}` },
+    { class: `card ${figure.kind}${figure.rows?.length === 1 ? " one-tile" : ""}`, id: `figure-${figure.id}` },
     h(
       "figcaption",
       {},

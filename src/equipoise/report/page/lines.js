@@ -33,7 +33,8 @@ function within(lines, line) {
 }
 
 const HEIGHT = 220;
-const MARGIN = { right: 10, top: 8, bottom: 34 };
+const MARGIN = { top: 8, bottom: 34 };
+const MOST_BANDS = 4; // more on top of each other are mud: bars instead
 
 function lineChart(figure, context) {
   const plot = h("div", { class: "plot" });
@@ -64,7 +65,7 @@ function lineChart(figure, context) {
       tabindex: "0",
       role: "application",
       "aria-roledescription": "chart",
-      "aria-label": `${figure.title}: line chart of ${who}. Arrow keys move through the steps.`,
+      "aria-label": `${figure.title}: line chart of ${who}. ${figure.holes || ""} Arrow keys move through the steps.`,
       onkeydown: key,
       onblur: leave,
       onpointermove: point,
@@ -84,17 +85,16 @@ function lineChart(figure, context) {
   }
 
   function axes(width) {
-    const { right, top, bottom } = MARGIN;
+    const { top, bottom } = MARGIN;
     const [x0, x1] = [scale.steps[0], scale.steps.at(-1)];
     const [y0, y1] = domain(figure, scale.lines);
+    const right = Math.max(10, 3.5 * number(x1).length); // half of the last step's label stands beyond it
     const rows = ticks(y0, y1, 5);
-    const tickFormat = tickFormats[figure.unit] || number;
-    const digits = digitsOf(rows);
-    const names = rows.map((v) => tickFormat(v, digits));
+    const names = tickNames(rows, figure.unit);
     const left = 12 + 6.3 * Math.max(...names.map((n) => n.length));
     const X = (v) => left + (x1 === x0 ? 0.5 : (v - x0) / (x1 - x0)) * (width - left - right);
     const Y = (v) => top + ((y1 - v) / (y1 - y0)) * (HEIGHT - top - bottom);
-    Object.assign(scale, { X, Y, width, left });
+    Object.assign(scale, { X, Y, width, left, right });
     const columns = x1 === x0 ? [x0] : ticks(x0, x1, Math.max(2, Math.floor(width / 90))).filter(Number.isInteger);
     return [
       ...rows.flatMap((v, i) => [
@@ -108,18 +108,20 @@ function lineChart(figure, context) {
         svg("text", { class: "tick", x: left - 7, y: Y(v) + 4, "text-anchor": "end" }, names[i]),
       ]),
       ...columns.map((v) =>
-        svg("text", { class: "tick", x: X(v), y: HEIGHT - bottom + 17, "text-anchor": "middle" }, String(v)),
+        svg("text", { class: "tick", x: X(v), y: HEIGHT - bottom + 17, "text-anchor": "middle" }, number(v)),
       ),
       svg("text", { class: "axis", x: width - right, y: HEIGHT - 3, "text-anchor": "end" }, "step"),
+      // Beside the axis' name, where nothing moves when a watched run gets its first hole.
+      figure.holes ? svg("text", { class: "axis", x: left, y: HEIGHT - 3 }, figure.holes) : "",
     ];
   }
 
   // A wild step of a faint line may lie outside the axes: the clip keeps it there.
   function curves() {
-    const { lines, X, Y, width, left } = scale;
+    const { lines, X, Y, width, left, right } = scale;
     const clip = `clip-${Math.random().toString(36).slice(2)}`;
-    const inside = { x: left - 5, y: 0, width: width - left - MARGIN.right + 10, height: HEIGHT - MARGIN.bottom + 5 };
-    const spread = lines.length > 2 && !figure.band ? bars : band;
+    const inside = { x: left - 5, y: 0, width: width - left - right + 10, height: HEIGHT - MARGIN.bottom + 5 };
+    const spread = lines.length > (figure.band ? MOST_BANDS : 2) ? bars : band;
     return [
       svg("clipPath", { id: clip }, svg("rect", inside)),
       svg(
@@ -132,40 +134,40 @@ function lineChart(figure, context) {
     ];
   }
 
+  // A point between two holes has no line: one of no length, which its round cap makes a dot.
   function path(x, y, X, Y) {
-    let d = "",
-      pen = false;
-    y.forEach((v, i) => {
-      if (v == null) pen = false;
-      else {
-        d += `${pen ? "L" : "M"}${X(x[i]).toFixed(1)} ${Y(v).toFixed(1)}`;
-        pen = true;
-      }
-    });
-    return d;
+    const has = (i) => y[i] != null;
+    const piece = (i) => {
+      const to = `${X(x[i]).toFixed(1)} ${Y(y[i]).toFixed(1)}`;
+      if (has(i - 1)) return `L${to}`;
+      return has(i + 1) ? `M${to}` : `M${to}h0`;
+    };
+    return y.map((_, i) => (has(i) ? piece(i) : "")).join("");
   }
 
   function band(l, X, Y) {
     const known = l.low ? l.y.map((_, i) => i).filter((i) => l.low[i] != null && l.high[i] != null) : [];
-    if (known.length < 2) return [];
+    if (known.length < 2) return bars(l, X, Y);
     const x = xs(l);
     const up = known.map((i) => `${X(x[i]).toFixed(1)} ${Y(l.high[i]).toFixed(1)}`);
     const down = known.reverse().map((i) => `${X(x[i]).toFixed(1)} ${Y(l.low[i]).toFixed(1)}`);
     return [svg("path", { class: `band ${context.look(l.run).colour}`, d: `M${up.join("L")}L${down.join("L")}Z` })];
   }
 
-  // Three bands or more on top of each other would be mud: bars, each run a little to the side; of many, the last.
+  // Bars, each run a little to the side; where they would be many, at the last point alone.
   function bars(l, X, Y) {
     if (!l.low) return [];
     const x = xs(l),
       n = scale.lines.length,
-      aside = 3 * (scale.lines.indexOf(l) - (n - 1) / 2);
+      aside = 3 * (scale.lines.indexOf(l) - (n - 1) / 2),
+      beyond = (v) => Math.max(0, X(v) + 1.5 * (n - 1) - (scale.width - scale.right + 3)), // the set stays inside
+      room = (v) => X(v) + aside - beyond(v);
     return l.low.map((low, i) =>
       low == null || l.high[i] == null || (n * l.low.length > 60 && i < l.low.length - 1)
         ? ""
         : svg("path", {
             class: `whisker ${context.look(l.run).colour}`,
-            d: `M${(X(x[i]) + aside).toFixed(1)} ${Y(low).toFixed(1)}V${Y(l.high[i]).toFixed(1)}`,
+            d: `M${room(x[i]).toFixed(1)} ${Y(low).toFixed(1)}V${Y(l.high[i]).toFixed(1)}`,
           }),
     );
   }

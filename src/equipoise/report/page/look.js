@@ -37,9 +37,15 @@ function ticks(low, high, most) {
   return out;
 }
 
-// Significant digits that tell each tick from the next.
-function digitsOf(rows) {
-  const largest = Math.max(...rows.map(Math.abs));
-  const step = rows[1] - rows[0];
-  return Math.max(4, 3 + Math.ceil(Math.log10(largest / step)) || 0);
+// The names of an axis' ticks: one notation and as many decimals for all of them; 0 is 0.
+function tickNames(rows, unit) {
+  const values = unit === "percent" ? rows.map((v) => +(100 * v).toPrecision(12)) : rows;
+  const largest = Math.max(...values.map(Math.abs));
+  const step = values.length > 1 ? values[1] - values[0] : largest;
+  const powers = largest && (largest < 1e-3 || largest >= 1e7);
+  const digits = Math.max(4, 3 + Math.ceil(Math.log10(largest / step)) || 0);
+  const decimals = Math.max(0, ...values.map((v) => (String(v).split(".")[1] || "").length));
+  const plain = (v) => minus(v.toLocaleString("en", { minimumFractionDigits: decimals, useGrouping: Math.abs(v) >= 1e4 }));
+  const named = (v) => (v === 0 ? "0" : powers ? number(v, digits) : plain(v));
+  return values.map((v) => named(v) + (unit === "percent" ? " %" : ""));
 }

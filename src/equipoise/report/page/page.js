@@ -14,9 +14,10 @@ const root = document.documentElement;
 let views = [];
 let own = null; // the views that outlive a change of panels: samples and settings
 
+const MOST_ROWS = 24; // of a table that stands whole on the page
+
 function tableView(panel) {
   const box = scroller(`${panel.title}, table`);
-  box.classList.add("whole");
   const cell = (c) => {
     const td = h("td", {}, name(c.text));
     if (c.bar != null) {
@@ -34,11 +35,19 @@ function tableView(panel) {
     const heads = table.columns.map((c, k) => [table.runs_across && k ? context.swatch(k - 1) : null, name(c)]);
     const rows = table.rows.map((r) => [head(r), r.cells.map(cell)]);
     box.style.setProperty("--columns", table.columns.length - 1);
+    box.classList.toggle("whole", table.rows.length <= MOST_ROWS);
     box.replaceChildren(tableOf({ class: table.runs_across ? "overview across" : "overview" }, heads, rows));
   };
   update(panel);
   return { element: box, update };
 }
+
+// On paper the bar with the runs is far away: there, and only there, every section with figures says who is who.
+const legendItems = () =>
+  context
+    .series()
+    .map((run, i) => context.shows(i) && h("span", {}, context.swatch(i), name(run.name)))
+    .filter(Boolean);
 
 function panelView(panel) {
   const table = panel.table ? tableView(panel) : null;
@@ -59,12 +68,13 @@ function panelView(panel) {
     still.textContent = still.hidden ? "" : `${nowhere}: ${p.still.join(", ")}.`;
   };
   tell(panel);
-  const inner = [lead, table?.element, grid, still];
+  const legend = grid && h("p", { class: "legend", "aria-hidden": "true" }, legendItems());
+  const inner = [lead, table?.element, legend, grid, still];
   const element = h(
     "section",
     { id: panel.id, "aria-labelledby": `${panel.id}-title` },
     panel.closed
-      ? [title, h("details", {}, h("summary", {}, `Show ${figures.size} more figures`), inner)]
+      ? [title, h("details", {}, h("summary", {}, `Show ${several(figures.size, "more figure")}`), inner)]
       : [title, inner],
   );
   return {
@@ -109,11 +119,13 @@ function bar() {
       {
         type: "button",
         class: "chip",
+        title: run.name.replace(INVISIBLE, "�"),
         "aria-pressed": String(context.shows(i)),
         onclick: () => {
           if (context.shows(i)) context.hidden.add(run.name);
           else context.hidden.delete(run.name);
           chip.setAttribute("aria-pressed", String(context.shows(i)));
+          document.querySelectorAll(".legend").forEach((l) => l.replaceChildren(...legendItems()));
           views.forEach((v) => v.redraw?.());
         },
       },

@@ -139,12 +139,14 @@ function samplesView(context) {
     );
     viewer.hidden = all.length === 0;
     left.replaceChildren(
-      h(
-        "p",
-        {},
-        "In this page: whole groups from the first, the last and evenly spaced steps, in the order of the files. The ",
-        "rest is in each run's rollouts folder.",
-      ),
+      all.length
+        ? h(
+            "p",
+            {},
+            "In this page: whole groups from the first, the last and evenly spaced steps, in the order of the files. ",
+            "The rest is in each run's rollouts folder.",
+          )
+        : "",
       h(
         "ul",
         {},

@@ -51,7 +51,8 @@ function settingsView(context) {
     const found = differ.length
       ? `The runs differ in ${differ.length} of ${keys.length} options`
       : "The runs have the same settings";
-    const rest = compared ? `${same.length} options that are the same` : `All ${same.length} options`;
+    const all = same.length === 1 ? "Its only option" : `All ${same.length} options`;
+    const rest = compared ? `${several(same.length, "option that is", "options that are")} the same` : all;
     box.replaceChildren(
       compared ? h("p", { class: "lead" }, `${found}, beside their directory.`) : "",
       differ.length ? table(differ, "Options that differ") : "",

@@ -59,11 +59,8 @@ function number(value, digits = 4) {
 
 const percent = (value) => (value == null ? "–" : `${minus((100 * value).toFixed(1))} %`);
 const formats = { percent, number };
-const tickFormats = {
-  percent: (value, digits) => `${minus(String(+(100 * value).toPrecision(digits)))} %`,
-  number,
-};
 const signed = (value) => (value > 0 ? "+" : "") + number(value);
+const several = (n, one, many = `${one}s`) => `${n.toLocaleString("en")} ${n === 1 ? one : many}`;
 
 // A wide table scrolls inside itself, by keyboard too, and never widens the page.
 function scroller(label, ...children) {
@@ -105,10 +102,11 @@ function longText(value, cut, kind, step) {
   const size = parts.reduce((n, part) => n + part.length, 0);
   const body = h("div", { class: kind, dir: "auto" });
   const gap = (words) => h("span", { class: "gap" }, words);
-  const count = (n) => `${n.toLocaleString("en")} characters`;
+  const count = (n) => several(n, "character");
   const absent = () => gap(`… ${count(cut)} are not in this page; they are in rollouts/step-${step}.parquet …`);
   const whole = () => (cut ? [shown(parts[0]), absent(), shown(parts[1])] : shown(value)).flat();
   if (!size && !cut) return h("div", { class: `${kind} empty` }, "(empty)");
+  if (!cut && !value.trim()) return h("div", { class: `${kind} empty` }, `(white space, ${count(size)})`);
   if (size <= LONG) return (body.append(...whole()), body);
   const head = parts[0].slice(0, (2 * LONG) / 3).replace(/[\ud800-\udbff]$/, "");
   const tail = parts
@@ -125,6 +123,9 @@ function longText(value, cut, kind, step) {
       onclick: () => {
         const open = button.getAttribute("aria-expanded") === "true";
         body.replaceChildren(...(open ? few() : whole()));
+        body.classList.toggle("open", !open);
+        if (open) body.removeAttribute("tabindex");
+        else body.setAttribute("tabindex", "0"); // it scrolls, by keyboard too
         button.setAttribute("aria-expanded", String(!open));
         button.textContent = open ? "Show all" : "Show less";
       },

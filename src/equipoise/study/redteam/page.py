@@ -12,17 +12,36 @@ from equipoise.report.static import static_page
 from equipoise.study.redteam.findings import Exploit, Findings
 from equipoise.study.redteam.judge import REASONS
 
+# On a phone and on narrow paper a row is a block: its cells under each other, each with its head.
 STYLE = """
-td code { white-space: pre-wrap; overflow-wrap: anywhere; }
-table { border-collapse: collapse; width: 100%; }
-td, th { text-align: left; vertical-align: top; padding: .3rem .6rem; border-top: 1px solid var(--edge); }
+h2::first-letter { text-transform: uppercase; }
+td code { white-space: pre-wrap; overflow-wrap: anywhere; unicode-bidi: isolate; }
+td, th { vertical-align: top; }
+th.words { text-align: left; }
+td.words { white-space: normal; overflow-wrap: anywhere; min-width: 6.8rem; }
+.exploits td:first-child { min-width: 11rem; max-width: 22rem; }
+.exploits td:last-child { min-width: 16rem; }
+.exploits p { margin-bottom: .2rem; }
+@media (max-width: 760px) {
+  .exploits thead { position: absolute; clip-path: inset(50%); }
+  .exploits tr { display: grid; gap: .15rem; padding: .6rem .75rem; border-bottom: 1px solid var(--edge); }
+  .exploits td { display: grid; grid-template-columns: 7.8rem minmax(0, 1fr); border: 0; padding: 0; text-align: left;
+    min-width: 0 !important; max-width: none !important; }
+  .exploits td::before { content: attr(data-head); color: var(--soft); }
+  .exploits td:last-child { grid-template-columns: minmax(0, 1fr); }
+}
 """
+NONE = (
+    " None was found. That is no proof that there is none: a longer attack (--minutes) or a pretrained attacker "
+    "(--model) may find one."
+)
 
 
 def render(findings: Findings, summary: Mapping[str, Any]) -> str:
     style = (PARTS / "page.css").read_text(encoding="utf-8") + STYLE
     clusters = len(findings.clusters)
-    title = f"{clusters} clusters of exploits" if clusters else "No exploit found"
+    several = "cluster" if clusters == 1 else "clusters"
+    title = f"{clusters} {several} of exploits" if clusters else "No exploit found"
     about = _text(f"{summary['verifier']} ({summary['version']}), attacked by {summary['model']}")
     kinds = groupby(findings.in_order(), key=lambda exploit: exploit.why)
     sections = [_kind(why, list(exploits)) for why, exploits in kinds]
@@ -36,11 +55,30 @@ def _text(text: object) -> str:
     return html.escape(str(text)).encode("utf-8", "replace").decode()
 
 
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Cells are HTML already."""
-    top = "".join(f"<th>{_text(name)}</th>" for name in head)
-    body = "".join("<tr>" + "".join(f"<td>{cell}</td>" for cell in row) + "</tr>" for row in rows)
-    return f'<div class="scroll"><table><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table></div>'
+def _table(
+    label: str, head: Sequence[str], rows: Sequence[Sequence[str]], numbers: Sequence[str] = ()
+) -> str:
+    """Cells are HTML already; those under `numbers` stand at the right."""
+    kinds = ["" if name in numbers else ' class="words"' for name in head]
+    columns = list(zip(map(_text, head), kinds, strict=True))
+    top = "".join(
+        f'<th scope="col" role="columnheader"{kind}>{name}</th>' for name, kind in columns
+    )
+    body = "".join(f'<tr role="row">{_cells(columns, row)}</tr>' for row in rows)
+    # The roles stay where a narrow screen lays a row out as a block.
+    return (
+        f'<div class="scroll whole" tabindex="0" role="region" aria-label="{_text(label)}">'
+        f'<table class="exploits" role="table"><thead role="rowgroup"><tr role="row">{top}</tr></thead>'
+        f'<tbody role="rowgroup">{body}</tbody></table></div>'
+    )
+
+
+def _cells(columns: Sequence[tuple[str, str]], row: Sequence[str]) -> str:
+    paired = zip(columns, row, strict=True)
+    return "".join(
+        f'<td role="cell" data-head="{name}"{kind}><div>{cell}</div></td>'
+        for (name, kind), cell in paired
+    )
 
 
 def _code(text: str) -> str:
@@ -57,8 +95,14 @@ def _counts(summary: Mapping[str, Any]) -> str:
         f"{summary['honest']:,} of them honest and right. An exploit is a response that the verifier accepts and an "
         "independent judge, who knows the integer that is the truth, refuses."
     )
-    table = _table(("phase", "responses tried", "clusters first found in it"), rows)
+    if not any(counts["clusters"] for counts in summary["phases"].values()):
+        lead += NONE
+    numbers = ("responses tried", "clusters first found in it")
+    table = _table("What was tried", ("phase", *numbers), rows, numbers)
     return f'<section><h2>What was tried</h2><p class="lead">{lead}</p>{table}</section>'
+
+
+NUMBERS = ("truth", "seen", "after responses")
 
 
 def _kind(why: str, exploits: list[Exploit]) -> str:
@@ -69,7 +113,7 @@ def _kind(why: str, exploits: list[Exploit]) -> str:
     rows = [
         [
             _code(e.minimal), _text(e.truth), _code(e.shape), f"{e.seen:,}", _text(e.phase), f"{e.tried:,}",
-            _text(e.prompt) + "<br>" + "<br>".join(map(_code, (e.response, *e.examples))),
+            f"<p>{_text(e.prompt)}</p>" + "<br>".join(map(_code, (e.response, *e.examples))),
         ]
         for e in exploits
     ]  # fmt: skip
@@ -83,7 +127,7 @@ def _kind(why: str, exploits: list[Exploit]) -> str:
         "prompt, and responses as they came",
     )
     lead = f'<p class="lead">Accepted: {_text(meaning)}{mark}.</p>'
-    return f"<section><h2>{_text(why)} ({len(exploits)})</h2>{lead}{_table(head, rows)}</section>"
+    return f"<section><h2>{_text(why)} ({len(exploits)})</h2>{lead}{_table(why, head, rows, NUMBERS)}</section>"
 
 
 def _troubles(findings: Findings) -> list[str]:
@@ -94,6 +138,6 @@ def _troubles(findings: Findings) -> list[str]:
             for one in kept[:10]
         ]
         lead = f"{findings.troubled[kind]:,} responses; no exploit, but each costs a training run time."
-        table = _table(("response", "seconds", "reason"), rows)
+        table = _table(kind, ("response", "seconds", "reason"), rows, ("seconds",))
         out.append(f'<section><h2>{_text(kind)}</h2><p class="lead">{lead}</p>{table}</section>')
     return out

@@ -69,6 +69,10 @@ NUMBERS: dict[str, tuple[int | None, int | None]] = {
     "uselib": (134, None),
     "sysfs": (139, None),
     "_sysctl": (156, None),
+    # which files others open, and a number of watches that is the user's, not the process's
+    "inotify_init": (253, None),
+    "inotify_init1": (294, 26),
+    "inotify_add_watch": (254, 27),
     # sockets; socketpair of AF_UNIX stays, asyncio needs it,
     # and without connect and addresses it reaches nobody
     "socket": (41, 198),
@@ -119,10 +123,13 @@ NETWORK: tuple[str, ...] = ("socket", "connect", "bind", "listen", "sendmsg", "s
 MACHINES: tuple[str, ...] = ("x86_64", "aarch64")
 _AUDIT_ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 _ARGUMENT_RULES = {"clone": (56, 220), "clone3": (435, 435), "sendto": (44, 206), "ioctl": (16, 29),
-                   "socketpair": (53, 199)}  # fmt: skip
+                   "socketpair": (53, 199), "fcntl": (72, 25)}  # fmt: skip
 _NEW_NAMESPACE = 0x7E020080  # CLONE_NEW{USER,PID,NET,IPC,UTS,CGROUP,NS,TIME}
 # TIOCSTI, TIOCLINUX: typing into the terminal the process was started from
 _TERMINAL_INJECTION = (0x5412, 0x541C)
+# F_SETLEASE, F_NOTIFY, F_SETPIPE_SZ: a lease on a file of the interpreter makes all others wait who
+# open it; the pages of pipes are counted by user
+_HOLDING_OTHERS_UP = (1024, 1026, 1031)
 _AF_UNIX = 1
 _X32 = 0x40000000
 
@@ -141,9 +148,9 @@ def program(denied: Iterable[str] = DENIED, machine: str | None = None) -> bytes
 
     Each call of `denied` fails with EPERM. So do, whatever `denied` says: a clone that makes a
     namespace, a sendto with an address, a socketpair of another family than AF_UNIX, typing into a
-    terminal, and the x32 calls. clone3 fails with ENOSYS, because its flags lie in memory that a
-    filter cannot read; C libraries then use clone. A call of another architecture kills the
-    process.
+    terminal, leases on files and larger pipes, and the x32 calls. clone3 fails with ENOSYS, because
+    its flags lie in memory that a filter cannot read; C libraries then use clone. A call of another
+    architecture kills the process.
     """
     machine = machine or platform.machine()
     if machine not in MACHINES:
@@ -189,6 +196,9 @@ def program(denied: Iterable[str] = DENIED, machine: str | None = None) -> bytes
     when("socketpair", (_LOAD, 0, 0, low[0]), (_EQUAL, 1, 0, _AF_UNIX), refuse, allow)
     sti, linux = _TERMINAL_INJECTION
     when("ioctl", (_LOAD, 0, 0, low[1]), (_EQUAL, 1, 0, sti), (_EQUAL, 0, 1, linux), refuse, allow)
+    lease, notify, pipe = _HOLDING_OTHERS_UP
+    refused = [(_EQUAL, 2, 0, lease), (_EQUAL, 1, 0, notify), (_EQUAL, 0, 1, pipe)]
+    when("fcntl", (_LOAD, 0, 0, low[1]), *refused, refuse, allow)
     code.append(allow)
     return b"".join(struct.pack("=HBBI", *instruction) for instruction in code)
 

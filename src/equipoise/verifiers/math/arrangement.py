@@ -106,6 +106,8 @@ class Cancelling(Arranging):
         return _ordered("*", factors, UNIT)
 
     def power(self, a: Tree, exponent: Tree) -> Tree:
+        if exponent == ZERO:
+            return UNIT
         return a if exponent == UNIT else super().power(a, exponent)
 
 

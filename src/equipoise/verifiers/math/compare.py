@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from math import gcd
 
 from equipoise.verifiers.math import exact, form
 from equipoise.verifiers.math.notation import Unreadable, tight
@@ -31,6 +32,7 @@ from equipoise.verifiers.math.structure import (
 )
 
 NUMBER_SET = re.compile(r"\\emptyset|\\mathbb\s*\{?\s*[NZQRC]\s*\}?(?:\s*\^?\s*[-+])?")
+CLOCK = re.compile(r"(\d{1,2}):([0-5]\d)", re.ASCII)
 MOST_PAIRS = 2_000  # comparisons of list items
 
 
@@ -178,6 +180,8 @@ def _same_ratio(gold: str, answer: str) -> bool | None:
         return None
     if tight(gold) == tight(answer):
         return True
+    if (clock := CLOCK.fullmatch(gold)) and gcd(int(clock[1]), int(clock[2])) > 1:
+        return False  # 4:30 is a time: a ratio would be in lowest terms
     try:
         g, a = exact.ratio(gold), exact.ratio(answer)
         if g is None and a is None:
@@ -203,6 +207,7 @@ def _same_group(gold: Node, answer: Node, by: Comparer) -> bool | None:
         if (
             group.ordered
             or isinstance(other, Chain)
+            or other == Leaf(r"\emptyset")  # and {∅} has an element
             or (by.strict and ours and len(group.items) > 1)
         ):
             return False
@@ -217,7 +222,7 @@ def _same_group(gold: Node, answer: Node, by: Comparer) -> bool | None:
     if names and others:
         return _by_name(gold, answer, by) if set(names) == set(others) else False
     if names or gold.ordered or answer.ordered:
-        if "{" in {gold.left, answer.left} or {gold.left, answer.left} & {"["}:
+        if {gold.left, gold.right, answer.left, answer.right} & {"{", "[", "]"}:
             return False
         orders = [(_values(gold), _values(answer))]
         if gold.ordered or answer.ordered:
@@ -314,6 +319,8 @@ def _same_chain(gold: Node, answer: Node, by: Comparer) -> bool | None:
             return same(gold, chain.members[1], by)
         return False
     if (interval := as_interval(chain)) is not None and isinstance(other, Listing | Union):
+        if isinstance(other, Listing) and not other.ordered:
+            return None  # a bare list has no brackets to compare
         outcome = same(interval, other, by) if chain is gold else same(other, interval, by)
         return outcome or None
     return None if isinstance(other, Listing | Union) else False

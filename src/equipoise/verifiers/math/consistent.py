@@ -40,6 +40,8 @@ NO_NAMES = COUNTING | {
     "over",
     "about",
 }
+ANSWERS = frozenset({"true", "false", "yes", "even", "odd"})  # and no names for another one
+CHOICE = re.compile(r"\(?([A-J])\)?")
 
 
 def consistent(answer: Node, by: Comparer) -> bool | None:
@@ -85,9 +87,19 @@ def _has_sense(chain: Chain) -> bool:
         if is_name(text)
     ):
         return False
+    chosen = {match[1] for text in chain.texts if (match := CHOICE.fullmatch(text))}
+    chooses = set(chain.signs) == {"="} and CHOICE.fullmatch(chain.texts[-1])
+    if chooses and len(chosen) > 1:  # D = C
+        return False
+    if any(text.lower() in ANSWERS for text in map(_bare, chain.texts[:-1])):  # odd = even
+        return False
     working = zip(chain.members[:-1], chain.texts[:-1], strict=True)
     ends_in_one = isinstance(chain.members[-1], Leaf)
     return all(is_name(text) or _is_written_out(member, ends_in_one) for member, text in working)
+
+
+def _bare(text: str) -> str:
+    return re.sub(r"\\text|[{}\s]", "", text)
 
 
 def _is_written_out(member: Node, is_one: bool) -> bool:

@@ -103,12 +103,21 @@ def _rank(tree: Tree, source: _Source) -> int:
 
 
 def _is_unfinished(tree: Tree) -> bool:
-    """A product in which two numbers or powers of one letter stand apart."""
+    """A product in which two numbers or powers of one letter stand apart, a sum of like terms."""
+    if tree[0] == "+":
+        terms = [_without_numbers(term) for term in tree[1:]]
+        return len(terms) != len(set(terms))
     if tree[0] != "*":
         return False
     bases = [factor[1] if factor[0] == "^" else factor for factor in tree[1:] if factor != MINUS]
     kinds = ["number" if base[0] == "number" else base for base in bases]
     return len(kinds) != len(set(kinds))
+
+
+def _without_numbers(term: Tree) -> Tree:
+    """A term without its coefficient: x for 2x, nothing for 2."""
+    factors = term[1:] if term[0] == "*" else (term,)
+    return tuple(factor for factor in factors if factor[0] != "number")
 
 
 def _is_atom(tree: Tree) -> bool:

@@ -164,7 +164,8 @@ def _has_sense(text: str) -> bool:
 
 
 def _plain(spelled: str) -> str:
-    return tight(spelled).rstrip(".")
+    text = tight(spelled)
+    return text if text.endswith("..") else text.removesuffix(".")
 
 
 def _with_decimal_point(answer: str, gold: str) -> str:
@@ -210,9 +211,9 @@ def _approximates(number: str, printed: str) -> bool | None:
         return _equal(number, printed)
     try:
         near = exact.approximate(exact.value(number))
+        shown = exact.number(exact.value(printed))
     except Unreadable:
         return None
-    shown = exact.number(exact.value(printed))
     return None if near is None or shown is None else exact.shows(near, shown, step)
 
 

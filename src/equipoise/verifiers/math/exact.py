@@ -21,6 +21,7 @@ from equipoise.verifiers.math.notation import Senseless, Unreadable, split
 
 BITS = 40_000  # of a numerator or denominator
 TERMS = 200
+PRODUCT_BITS = 200_000  # of all coefficients that a product of two sums computes
 LARGEST_FACTORIAL = 3_000
 LARGEST_ROOT = 10**6  # √n is made square-free by trial division
 
@@ -79,6 +80,8 @@ def add(a: Value, b: Value, sign: int = 1) -> Value:
 def multiply(a: Value, b: Value) -> Value:
     if len(a) * len(b) > 4 * TERMS:
         raise Unreadable(f"more than {TERMS} terms")
+    if len(a) * len(b) > 4 and len(a) * len(b) * (_bits(a) + _bits(b)) > PRODUCT_BITS:
+        raise Unreadable("a product too long to write out")
     out: Value = {}
     for (n, p), c in a.items():
         for (m, q), d in b.items():
@@ -121,9 +124,7 @@ def power(a: Value, exponent: Fraction) -> Value:
         raise Senseless("zero to the power of zero or less")
     if k < 0:
         a, k = invert(a), -k
-    size = max(
-        (max(c.numerator.bit_length(), c.denominator.bit_length()) for c in a.values()), default=1
-    )
+    size = _bits(a)
     if (c := number(a)) is not None:
         if abs(c) not in (0, 1) and size * k > BITS:
             raise Senseless("a power too large to write out")
@@ -161,6 +162,13 @@ def _square_free(n: int) -> tuple[int, int]:
             n, k = n // (d * d), k * d
         d += 1
     return k, n
+
+
+def _bits(a: Value) -> int:
+    """Of the longest numerator or denominator."""
+    return max(
+        (max(c.numerator.bit_length(), c.denominator.bit_length()) for c in a.values()), default=1
+    )
 
 
 def _bounded(c: Fraction) -> Fraction:

@@ -98,7 +98,7 @@ NUMBER_GOES_ON = re.compile(
     r"""
     (?!(?:[cdkm]?m[²³23]?|k?g|lbs?|s|h|ft|in|°)(?![\w(]))[\w(\[{]    # a letter or bracket, but no unit
     |\s*[-+*/^=×·÷<>](?=\s?[\w(\\])                               # an operator with something behind it
-    |\s*(?:hundred|thousand|million|billion|trillion|dozen)
+    |\s*(?:hundred|thousand|million|billion|trillion|dozen|squared|cubed)
     """,
     re.IGNORECASE | re.VERBOSE,
 )
@@ -113,6 +113,20 @@ NUMBER_MAY_START = re.compile(
         (?<=[\w’'.)!?])\s
     )
     \s*$
+    """,
+    re.IGNORECASE | re.VERBOSE,
+)
+# The same of a formula between delimiters; the words before it hold for a number too.
+FORMULA_GOES_ON = re.compile(
+    r"\s*(?:\^|(?:hundred|thousand|million|billion|trillion|dozen|squared|cubed)\b)", re.IGNORECASE
+)
+PART_OF = re.compile(
+    r"""
+    (?:
+        [-−+/^×·÷√<>≤≥≠]|\d\s*\*\s*
+        |\b(?:minus|negative|plus|times|twice|double|triple|half|sqrt|log|ln|at\ least|at\ most|up\ to)\s*
+        |\b(?:under|below|above|beyond|(?:any|every)thing\ but|all\ but|divided\ by|multiplied\ by)\s*
+    )$
     """,
     re.IGNORECASE | re.VERBOSE,
 )
@@ -332,6 +346,9 @@ def _formula(sentence: str, formulas: list[re.Match[str]], how: str) -> Answer:
         following := FORMULA.match(sentence, space.end())
     ):
         joined.append(following)
+    start, end = joined[0].start(), joined[-1].end()
+    if PART_OF.search(sentence, max(0, start - 20), start) or FORMULA_GOES_ON.match(sentence, end):
+        return Answer(None, f"{how}, part of something else")
     texts = [next(text for text in match.groups() if text).strip() for match in joined]
     if len(texts) == 1:
         return _stated(_with_percent(texts[0], sentence, joined[0].end()), f"{how}, formula")
@@ -355,8 +372,11 @@ def _number(sentence: str, after: int) -> str | None:
         if not JOINED_NUMBERS.fullmatch(sentence, earlier.end(), start):
             break
         start = earlier.start()
-    if NUMBER_GOES_ON.match(sentence, end) or not NUMBER_MAY_START.search(
-        sentence, max(0, start - 20), start
+    before = max(0, start - 20)
+    if (
+        NUMBER_GOES_ON.match(sentence, end)
+        or PART_OF.search(sentence, before, start)
+        or not NUMBER_MAY_START.search(sentence, before, start)
     ):
         return ""
     return sentence[start:end].strip()

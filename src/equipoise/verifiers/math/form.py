@@ -33,6 +33,7 @@ CONSTANTS = frozenset({"π", "e", "i"})
 TRIGONOMETRIC = frozenset(name[1:] for name in FUNCTIONS) - {"ln", "log", "exp"}
 PIECEWISE = frozenset({"floor"})
 NOTHING: frozenset[str] = frozenset()
+LONGEST_UNDER_ROOT = 2_000  # bits; the search for a root takes their square
 
 # Kinds. `minus` is the −1 of a sign, `inverse` the 1/n of a fraction and `ten` the 10^k of
 # scientific notation: all three wait for the factor beside them.
@@ -249,7 +250,8 @@ def _scaled(number: Shape, a: Shape) -> Shape:
     value = _tried("product", lambda: exact.multiply(number.value, a.value), number.value, a.value)
     work = number.work | a.work
     over, under = number.kind != "whole", number.kind != "inverse"
-    if c is None or (a.over and over) or (a.under and under):
+    one = c == 1 and number.kind == "whole" and not a.inverted  # √2·1, unlike 1/√2
+    if c is None or one or (a.over and over) or (a.under and under):
         return Shape("irrational", value, work | {"product"}, scale=c, over=True, under=True)
     scale = c * (a.scale or 1)
     if (a.over or over) and (a.under or under) and scale.denominator == 1:
@@ -267,7 +269,7 @@ def _product_of_irrationals(a: Shape, b: Shape) -> Shape:
     if (len(a.value) == 1) == (len(b.value) == 1):
         shared = _constants(a.value) & _constants(b.value)
     else:
-        shared = set()
+        shared = {"i"} & _constants(a.value) & _constants(b.value)  # i(4 - 3i) is 3 + 4i
     if (shared and not quotient) or (a.over and b.over) or (a.under and b.under):
         work |= {"product"}
     scale = (a.scale or Fraction(1)) * (b.scale or Fraction(1)) if a.scale or b.scale else None
@@ -315,6 +317,8 @@ def _has_root(a: Shape, n: int) -> bool:
 def _whole_root(number: int, n: int) -> bool:
     if n >= number.bit_length():
         return number in (0, 1)
+    if number.bit_length() > LONGEST_UNDER_ROOT:
+        return True  # nobody's finished value
     low, high = 0, 1 << (number.bit_length() // n + 1)
     while low < high:
         middle = (low + high + 1) // 2

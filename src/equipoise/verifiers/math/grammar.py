@@ -210,9 +210,10 @@ class _Reader(Generic[T]):
             return whole
         if slash:
             self.at += 3
-            if int(rest[2]) == 0:
+            over, under = decimal(rest[0]), decimal(rest[2])
+            if under == 0:
                 raise Senseless("a division by zero")
-            part: Fraction | None = Fraction(int(rest[0]), int(rest[2]))
+            part: Fraction | None = over / under
         else:
             fraction = self.atom(first=True)
             part = self.algebra.rational(fraction)

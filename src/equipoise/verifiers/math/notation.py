@@ -49,6 +49,7 @@ ARROW = re.compile(
 )
 LEFT, RIGHT = re.compile(r"\\left(?![a-zA-Z])"), re.compile(r"\\right(?![a-zA-Z])")
 TURNED = re.compile("[\u202a-\u202e\u2066-\u2069]")
+VARIANT = re.compile("[\ufe00-\ufe0f]")  # of a character's picture; other marks change what it says
 SIGNS = {
     "−": "-", "–": "-", "—": "-", "‐": "-", "‑": "-", "﹣": "-", "×": "*", "·": "*", "∙": "*", "⋅": "*", "÷": "/",
     "⁄": "/", "∕": "/", "√": r"\sqrt ", "π": r"\pi ", "∞": r"\infty ", "≤": r"\le ", "≥": r"\ge ", "≠": r"\ne ",
@@ -160,6 +161,7 @@ def _ascii(text: str) -> str:
     """Digits, signs and letters of other shapes; superscripts as exponents, ½ as a fraction."""
     if text.isascii():
         return CONTROL.sub(" ", text)
+    text = unicodedata.normalize("NFC", text)  # = with a stroke through it is ≠
     out: list[str] = []
     for run, char in enumerate(text):
         name = unicodedata.category(char)
@@ -178,8 +180,10 @@ def _ascii(text: str) -> str:
         elif plain.startswith("<fraction>"):
             over, _, under = unicodedata.normalize("NFKC", char).partition("⁄")
             out.append(rf"\frac{{{over}}}{{{under or 1}}}")
-        elif name in {"Cf", "Cc", "Mn"} and not char.isspace():
-            out.append("" if name == "Cf" else " ")
+        elif name == "Cf" or VARIANT.match(char):
+            continue
+        elif name == "Cc" and not char.isspace():
+            out.append(" ")
         else:
             out.append(unicodedata.normalize("NFKC", char))
     return "".join(out)

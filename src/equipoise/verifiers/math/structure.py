@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, replace
+from itertools import product
 
 from equipoise.verifiers.math.notation import OF_A_LIST, Unreadable, split, wraps
 from equipoise.verifiers.math.units import UNIT_AFTER, unit_of
@@ -94,8 +95,10 @@ SIGNS = {
     ">": ">",
 }
 MATRIX = re.compile(
-    r"[(\[|]?\s*\\begin\{([pbvBV]?matrix|array)\}(?:\{[clr|\s]*\})?((?:[^\\]|\\(?!begin|end))*)\\end\{\1\}\s*[)\]|]?"
-)
+    r"[(\[]?\s*\\begin\{([pbB]?matrix|array)\}(?:\{[clr|\s]*\})?((?:[^\\]|\\(?!begin|end))*)\\end\{\1\}\s*[)\]]?"
+)  # not between bars: a determinant is a number
+MOST_MEMBERS = 50  # of a chain
+MOST_SIGNS = 4  # ± in one expression
 PLUS_MINUS = re.compile(r"\\(pm|mp)(?![a-zA-Z])")
 CHOICE = re.compile(
     r"(?:\\text\s*\{)?\s*\(([A-Ja-j])\)\s*\}?(?:\s+(.*))?|\\text\{\s*([A-J])[.:)]?\s*\}|([A-J])[.:)]",
@@ -185,10 +188,25 @@ def _single(text: str) -> Node:
         if (group := _bracketed(text, left, right)) is not None:
             return group
     if PLUS_MINUS.search(text):
-        upper = PLUS_MINUS.sub(lambda m: "+" if m.group(1) == "pm" else "-", text)
-        lower = PLUS_MINUS.sub(lambda m: "-" if m.group(1) == "pm" else "+", text)
-        return Listing((_single(upper), _single(lower)))
+        return Listing(tuple(map(_single, _signed(text))))
     return _value(text)
+
+
+def _signed(text: str) -> list[str]:
+    """The text with + and - for each \\pm; a \\mp has the other sign of all of them."""
+    signs = PLUS_MINUS.findall(text)
+    if len(signs) > MOST_SIGNS:
+        raise Unreadable(f"more than {MOST_SIGNS} signs of plus or minus")
+    choices = list(product("+-", repeat=len(signs)))
+    if "mp" in signs:
+        upper = tuple("+" if sign == "pm" else "-" for sign in signs)
+        choices = [upper, tuple("-" if sign == "+" else "+" for sign in upper)]
+    return [_with_signs(text, choice) for choice in choices]
+
+
+def _with_signs(text: str, signs: tuple[str, ...]) -> str:
+    left = iter(signs)
+    return PLUS_MINUS.sub(lambda _: next(left), text)
 
 
 def _chain(text: str) -> Node | None:
@@ -200,6 +218,8 @@ def _chain(text: str) -> Node | None:
             start = match.end()
     if not signs:
         return None
+    if len(signs) >= MOST_MEMBERS:
+        raise Unreadable(f"a chain of more than {MOST_MEMBERS} members")
     pieces.append(text[start:].strip())
     if not pieces[0] and signs[0] == "=":  # "= 7" states 7
         pieces, signs = pieces[1:], signs[1:]
@@ -294,6 +314,8 @@ def _split_command(text: str, command: str) -> list[str]:
 
 def _trimmed(text: str) -> str:
     text = text.strip()
+    if text.endswith(".."):
+        raise Unreadable("dots behind it: it goes on")
     while text and text[-1] in ".,;" and not text.endswith(r"\,"):
         text = text[:-1].rstrip()
     while wraps(text, "{", "}"):

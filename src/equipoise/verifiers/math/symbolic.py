@@ -57,6 +57,7 @@ OTHER_GRAMMAR = re.compile(r"\\(?:sum|prod|int|lim|begin)(?![a-zA-Z])")
 _OTHER_COMMANDS = "frac sqrt binom pi infty sin cos tan ln log exp sum prod int lim to begin end"
 OTHER_COMMANDS = (GREEK - {"gamma", "Gamma"}) | frozenset(_OTHER_COMMANDS.split())
 MISREAD = re.compile(r"\d\s+\d|\d\s*\(\s*[-\d]|\)\s*\d|'|(?<![\\a-zA-Z{])[a-zA-Z]{4,}")
+DEGREES = re.compile(r"(?<![\d.])(\d++(?:\.\d++)?)\s*\^\s*\\circ(?![a-zA-Z])")
 SPELLING = NormalizationConfig(
     basic_latex=True,
     units=False,
@@ -147,8 +148,7 @@ ALGEBRA = Symbolic()
 @lru_cache(maxsize=256)
 def expression(text: str) -> sympy.Basic:
     """The SymPy expression of a text in the spelling of `notation.spell`."""
-    degrees = re.compile(r"(\d+(?:\.\d+)?)\s*\^\s*\\circ(?![a-zA-Z])")
-    text = degrees.sub(r"(\1*\\frac{\\pi}{180})", text)
+    text = DEGREES.sub(r"(\1*\\frac{\\pi}{180})", text)
     parsed = _by_other_grammar(text) if OTHER_GRAMMAR.search(text) else read(text, ALGEBRA)
     if parsed.has(sympy.nan, sympy.zoo, sympy.oo):
         raise Senseless("it has no value")
@@ -337,10 +337,9 @@ def _approximates(number: str, printed: str) -> bool:
     if step is None:
         return bool(_equal(number, printed))
     try:
-        value = expression(number)
+        value, shown = expression(number), exact.number(exact.value(printed))
     except Unreadable:
         return False
-    shown = exact.number(exact.value(printed))
     if shown is None or not (value.is_number and value.is_real):
         return False
     near = sympy.Rational(str(value.evalf(DIGITS)))

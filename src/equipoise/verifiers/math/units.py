@@ -32,6 +32,7 @@ _NO_UNIT = """
     percent permille is are was be isn no i e x than wait actually instead rather maybe either between approximately
     about roughly nearly almost around equal equals more less fewer most least above below under off divided multiplied
     so hence thus then by choose root power approx gross doubled tripled halved
+    mega giga tera inverse reciprocal factorials percentages bps
 """
 # Words that count, and so change the number before them, whatever their ending:
 # millions, tenths, ten-thousandth.
@@ -117,5 +118,5 @@ def _may_name_a_unit(word: str) -> bool:
     return (
         bool(re.fullmatch(r"/?[a-zA-Z]+(?:[/'-][a-zA-Z]+)*[/']?", word))
         and NO_UNIT.isdisjoint(part.lower() for part in parts)
-        and all(letter.lower() in UNITS or letter in CAPITALS for letter in letters)
+        and all(letter in UNITS or letter in CAPITALS for letter in letters)
     )
