@@ -820,21 +820,15 @@ def test_stdin_never_read_or_closed_is_no_matter():
     assert judge("print('done' if len(input()) == 5 << 20 else 'cut')", tests).kind == "correct"
 
 
-def forget():
-    """What was found out about this machine."""
-    sandbox.available.cache_clear()
-    sandbox.can_fork.cache_clear()
-
-
 def test_no_namespaces_means_unavailable(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
-    forget()
+    sandbox.forget()
     try:
         verdict = code_judge.judge(HONEST, PROGRAMS)
         assert verdict.kind == "unavailable"
         assert "bubblewrap" in verdict.reason
     finally:
-        forget()
+        sandbox.forget()
 
 
 def test_a_bubblewrap_that_fails_means_unavailable(monkeypatch, tmp_path):
@@ -843,11 +837,11 @@ def test_a_bubblewrap_that_fails_means_unavailable(monkeypatch, tmp_path):
     fake.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     fork_server.close()
-    forget()
+    sandbox.forget()
     try:
         verdict = code_judge.judge(HONEST, PROGRAMS)
         assert verdict.kind == "unavailable"
         assert "No permissions" in verdict.reason
         assert "user namespaces" in verdict.reason
     finally:
-        forget()
+        sandbox.forget()

@@ -285,7 +285,7 @@ def test_an_ordinary_user_gets_the_same_verdicts():
 def test_unsafe_only_where_asked_for_and_still_bounded(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))  # no bubblewrap
     monkeypatch.setenv("EQUIPOISE_SECRET", "planted")
-    sandbox.available.cache_clear()
+    sandbox.forget()
     try:
         unsafe = sandbox.Limits(allow_unsafe=True)
         assert judge.judge(HONEST, TESTS).kind == "unavailable"
@@ -303,7 +303,7 @@ def test_unsafe_only_where_asked_for_and_still_bounded(monkeypatch, tmp_path):
         assert judge.judge(liar, ASSERTS, unsafe).kind == "wrong"
         assert_no_more_than(before)
     finally:
-        sandbox.available.cache_clear()
+        sandbox.forget()
 
 
 @pytest.mark.parametrize(

@@ -12,9 +12,10 @@ import json
 import os
 import select
 import shutil
+import signal
 import subprocess
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import IO, Any
 
@@ -22,6 +23,7 @@ from equipoise.verifiers.code.guest_root import environment, interpreter, mounts
 
 # a loaded machine is slow to start a process; nothing of the response runs before this is over
 START_SECONDS = 60.0
+END_SECONDS = 10.0
 NOBODY = 65534
 
 
@@ -37,9 +39,10 @@ def started(
     packages: tuple[str, ...] = (),
     **streams: Any,
 ) -> tuple[subprocess.Popen[bytes], int]:
-    """The process, and the pid, as seen from here, of its namespace's first process."""
+    """The process, and a pidfd of its namespace's first process."""
     root = starts_as_root()
-    with pipe() as (info_out, info_in), pipe() as (hold_out, hold_in):
+    with contextlib.ExitStack() as opened:
+        (info_out, info_in), (hold_out, hold_in) = pipe(opened), pipe(opened)
         inherited = [*inherited, info_in.fileno()]
         arguments = [*arguments, "--info-fd", str(info_in.fileno())]
         if root:
@@ -51,24 +54,46 @@ def started(
             rights = (*rights, "CAP_SETUID", "CAP_SETGID")
         else:
             arguments += ["--uid", str(NOBODY), "--gid", str(NOBODY)]
+        arguments += ["--cap-drop", "ALL", "--clearenv"]
         for right in rights:
             arguments += ["--cap-add", right]
+        for name, value in environment().items():
+            arguments += ["--setenv", name, value]
         bwrap = shutil.which("bwrap") or "bwrap"
         command = [bwrap, *arguments, *mounts(packages), "--", *interpreter()]
-        process = subprocess.Popen(command, env=environment(), pass_fds=inherited, **streams)
+        # bubblewrap may need libraries that lie where our own do; the guest sees nothing of these
+        own = {name: os.environ[name] for name in ("LD_LIBRARY_PATH", "PATH") if name in os.environ}
+        process = subprocess.Popen(command, env=own, pass_fds=inherited, **streams)
+        handle = None
         try:
             info_in.close()
             hold_out.close()
             first = _first_process(info_out, process)
+            handle = os.pidfd_open(first)
             if root:
                 for name in ("uid_map", "gid_map"):
                     Path(f"/proc/{first}/{name}").write_text(f"0 0 1\n{NOBODY} {NOBODY} 1\n")
                 hold_in.write(b"1")
         except BaseException:
-            process.kill()
-            process.communicate()
+            if handle is not None:
+                with contextlib.suppress(ProcessLookupError):
+                    signal.pidfd_send_signal(handle, signal.SIGKILL)
+                os.close(handle)
+            with process:  # closes its streams, and reaps it
+                process.kill()
             raise
-    return process, first
+    return process, handle
+
+
+def end(process: subprocess.Popen[bytes], handle: int) -> None:
+    """Kill the first process, whose death is the namespace's; bubblewrap reaps it and ends."""
+    with contextlib.suppress(ProcessLookupError):
+        signal.pidfd_send_signal(handle, signal.SIGKILL)
+    try:
+        process.wait(END_SECONDS)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
 
 
 @functools.cache
@@ -81,11 +106,10 @@ def starts_as_root() -> bool:
     return os.geteuid() == 0 and mapped
 
 
-@contextlib.contextmanager
-def pipe() -> Iterator[tuple[io.FileIO, io.FileIO]]:
+def pipe(opened: contextlib.ExitStack) -> tuple[io.FileIO, io.FileIO]:
+    """Its two ends, which `opened` closes."""
     out, in_ = os.pipe()
-    with io.FileIO(out, "r") as reader, io.FileIO(in_, "w") as writer:
-        yield reader, writer
+    return opened.enter_context(io.FileIO(out)), opened.enter_context(io.FileIO(in_, "w"))
 
 
 def _first_process(info: io.FileIO, process: subprocess.Popen[bytes]) -> int:

@@ -19,7 +19,9 @@ import gc
 import marshal
 import os
 import sys
-from _socket import CMSG_SPACE, SCM_RIGHTS, SOL_SOCKET, socket
+import time
+from _socket import CMSG_SPACE, MSG_CMSG_CLOEXEC, SCM_RIGHTS, SOL_SOCKET, socket
+from errno import EINVAL
 
 TYPE_CHECKING = False  # what typing's own is, as in guest.py
 if TYPE_CHECKING:
@@ -30,6 +32,7 @@ _NEW_MOUNTS, _NEW_IPC, _NEW_UTS, _NEW_CGROUP = 0x20000, 0x08000000, 0x04000000, 
 _NO_SUID, _NO_DEVICES = 2, 4
 _DROP_FROM_BOUNDING_SET, _SET_NO_NEW_PRIVILEGES, _SET_SECCOMP, _FILTER = 24, 38, 22, 2
 _CAPABILITIES = 0x20080522.to_bytes(4, "little") + bytes(4)  # version 3, of this process
+_SETGID, _SETUID, _SYS_ADMIN = 1 << 6, 1 << 7, 1 << 21
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -40,28 +43,56 @@ def forked(server: dict[str, Any]) -> dict[str, Any]:
     instructions, address = len(server["filter"]) // 8, ctypes.addressof(filter_)
     filter_program = instructions.to_bytes(8, "little") + address.to_bytes(8, "little")
     for right in range(64):  # more than there are; nothing forked from here can have one again
-        _libc.prctl(_DROP_FROM_BOUNDING_SET, right, 0, 0, 0)
+        if _libc.prctl(_DROP_FROM_BOUNDING_SET, right, 0, 0, 0) and ctypes.get_errno() != EINVAL:
+            raise OSError(ctypes.get_errno(), f"right {right} stays in the bounding set")
+    _keep(_SYS_ADMIN if server["uid"] is None else _SYS_ADMIN | _SETUID | _SETGID)
     compile("0", "warm", "exec")  # the first one makes the classes of the syntax tree
     gc.collect()
     gc.freeze()  # a collection in a child need not touch, and so copy, what is here now
     control, own = socket(fileno=0), os.pidfd_open(os.getpid())
     control.send(b"s")
     while True:
-        said, rights, _, _ = control.recvmsg(1, CMSG_SPACE(12))
+        said, rights, _, _ = control.recvmsg(1, CMSG_SPACE(12), MSG_CMSG_CLOEXEC)
         if not said:
             os._exit(0)
+        if said == b"?":
+            control.send(b"!")
+            continue
         streams = memoryview(rights[0][2]).cast("i").tolist()
-        _call("unshare", _NEW_PIDS)
-        child = os.fork()
+        child = _first_of_new_namespace(own)
         if child == 0:
             control.detach()
             return _contained(server, filter_program, streams)
-        _call("setns", own, _NEW_PIDS)
         handle = os.pidfd_open(child)
         control.sendmsg([b"c"], [(SOL_SOCKET, SCM_RIGHTS, handle.to_bytes(4, sys.byteorder))])
         for descriptor in (handle, *streams):
             os.close(descriptor)
         os.waitpid(child, 0)
+
+
+def _first_of_new_namespace(own: int) -> int:
+    """Fork it; once more where the machine had no process to give."""
+    for last in (False, True):
+        _call("unshare", _NEW_PIDS)
+        try:
+            child = os.fork()
+        except OSError:
+            if last:
+                raise
+            child = -1
+        if child == 0:
+            return child
+        _call("setns", own, _NEW_PIDS)  # a namespace whose first fork failed takes no other
+        if child > 0:
+            return child
+        time.sleep(0.1)
+    raise AssertionError
+
+
+def _keep(rights: int) -> None:
+    """Of the rights of this process; none is inherited by a program that it starts."""
+    kept = rights.to_bytes(4, "little")
+    _call("capset", _CAPABILITIES, kept + kept + bytes(16))
 
 
 def _contained(server: dict[str, Any], filter_program: bytes, streams: list[int]) -> dict[str, Any]:
@@ -78,7 +109,7 @@ def _contained(server: dict[str, Any], filter_program: bytes, streams: list[int]
         os.setgroups([])
         os.setgid(server["uid"])
         os.setuid(server["uid"])
-    _call("capset", _CAPABILITIES, bytes(24))
+    _keep(0)
     _call("prctl", _SET_NO_NEW_PRIVILEGES, 1, 0, 0, 0)
     _call("prctl", _SET_SECCOMP, _FILTER, filter_program, 0, 0)
     return config

@@ -12,6 +12,7 @@ import functools
 import io
 import marshal
 import os
+import select
 import socket
 import subprocess
 import threading
@@ -20,10 +21,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from equipoise.verifiers.code import bubblewrap, fork_guest, guest, seccomp
-from equipoise.verifiers.code.bubblewrap import NOBODY, START_SECONDS, Unavailable
+from equipoise.verifiers.code.bubblewrap import NOBODY, START_SECONDS, Unavailable, pipe
 from equipoise.verifiers.code.guest_root import FOLDER
 
 Streams = tuple[io.FileIO, io.FileIO, io.FileIO]
+
+
+class Lost(Unavailable):
+    """A fork server died or did not answer; another one may."""
 
 
 class ForkingSandbox:
@@ -31,70 +36,87 @@ class ForkingSandbox:
 
     def __init__(self) -> None:
         self._owner = os.getpid()
-        self._control, theirs = socket.socketpair()
-        self._control.settimeout(START_SECONDS)
         server = {
+            "contained": True,
             "forked": compiled(fork_guest.__file__),
             "filter": filter_program(),
             "uid": NOBODY if bubblewrap.starts_as_root() else None,
         }
         payload = marshal.dumps((compiled(guest.__file__), server))
-        try:
+        with contextlib.ExitStack() as opened:
+            self._control, theirs = socket.socketpair()
+            opened.enter_context(self._control)
+            self._control.settimeout(START_SECONDS)
             with theirs:
-                self._process, _ = bubblewrap.started(
+                self._process, self._first = bubblewrap.started(
                     ["--perms", "0755", "--dir", FOLDER],
                     rights=("CAP_SYS_ADMIN", "CAP_SETPCAP"),
                     stdin=theirs,
                     stdout=subprocess.PIPE,
                     stderr=subprocess.STDOUT,
                 )
-            self._control.sendall(f"{len(payload):012d}".encode() + payload)
-            started = self._control.recv(1) == b"s"
-        except Unavailable:
-            self._control.close()
-            raise
-        except OSError:
-            started = False
-        if not started:
-            self._process.kill()
-            self._process.wait()
-            said = bubblewrap.complaint(self._process.stdout)
-            self.close()
-            raise Unavailable(f"the sandbox did not start: {said}")
+            opened.callback(self._let_go)
+            try:
+                self._control.sendall(f"{len(payload):012d}".encode() + payload)
+                started = self._control.recv(1) == b"s"
+            except OSError:
+                started = False
+            if not started:
+                raise Unavailable(f"the sandbox did not start: {self._last_words()}")
+            self._opened = opened.pop_all()
 
     def fork(self) -> tuple[int, Streams]:
         """A pidfd of the first process of a new pid namespace, and its three streams."""
-        (stdin, write), (read, stdout), (read_errors, stderr) = [os.pipe() for _ in range(3)]
-        ours = io.FileIO(write, "w"), io.FileIO(read), io.FileIO(read_errors)
-        try:
-            socket.send_fds(self._control, [b"f"], [stdin, stdout, stderr])
-            _, (handle,), _, _ = socket.recv_fds(self._control, 1, 1)
-        except BaseException as error:
-            self._process.kill()  # its next answer would be to this request
-            for stream in ours:
+        with contextlib.ExitStack() as opened:
+            (stdin, write), (read, stdout), (read_errors, stderr) = [pipe(opened) for _ in range(3)]
+            theirs = stdin, stdout, stderr
+            try:
+                socket.send_fds(self._control, [b"f"], [stream.fileno() for stream in theirs])
+                received = socket.recv_fds(self._control, 1, 1, socket.MSG_CMSG_CLOEXEC)
+                (handle,) = received[1]
+            except (OSError, ValueError) as error:
+                said = self._last_words()
+                raise Lost(
+                    f"the sandbox did not start: its fork server is gone ({said})"
+                ) from error
+            for stream in theirs:
                 stream.close()
-            if isinstance(error, (OSError, ValueError)):
-                raise Unavailable("the sandbox did not start: its fork server is gone") from error
-            raise
-        finally:
-            for descriptor in (stdin, stdout, stderr):
-                os.close(descriptor)
-        return handle, ours
+            opened.pop_all()
+        return handle, (write, read, read_errors)
 
     def usable(self) -> bool:
-        """In this process, and alive; it dies with the thread that started it."""
-        return self._owner == os.getpid() and self._process.poll() is None
+        """In this process, alive, and with nothing to say that was not asked for."""
+        if self._owner != os.getpid() or self._control.fileno() < 0:
+            return False
+        poll = select.poll()
+        for descriptor in (self._first, self._control):
+            poll.register(descriptor, select.POLLIN)
+        return not poll.poll(0)
+
+    def answers(self) -> bool:
+        """Whether it outlived its program; asked when that has ended."""
+        try:
+            self._control.send(b"?")
+            return self._control.recv(1) == b"!"
+        except OSError:
+            return False
 
     def close(self) -> None:
-        self._control.close()
+        """Kill it and reap it; in a forked process only let go of it."""
+        self._opened.close()
+
+    def _let_go(self) -> None:
         if self._owner == os.getpid():
-            try:
-                self._process.wait(START_SECONDS)
-            except subprocess.TimeoutExpired:
-                self._process.kill()
-                self._process.wait()
+            with contextlib.suppress(OSError):
+                self._control.shutdown(socket.SHUT_RDWR)  # a forked process may have it open too
+            bubblewrap.end(self._process, self._first)
+        os.close(self._first)
         assert self._process.stdout is not None
         self._process.stdout.close()
+
+    def _last_words(self) -> str:
+        bubblewrap.end(self._process, self._first)
+        return bubblewrap.complaint(self._process.stdout)
 
 
 class _Servers(list[ForkingSandbox]):
@@ -123,8 +145,13 @@ def borrowed() -> Iterator[ForkingSandbox]:
     server = _idle.servers.pop() if _idle.servers else ForkingSandbox()
     try:
         yield server
-    finally:
+    except BaseException:  # whatever failed, it may owe an answer
+        server.close()
+        raise
+    if server.usable():
         _idle.servers.append(server)
+    else:
+        server.close()
 
 
 @atexit.register

@@ -27,6 +27,7 @@ import os
 import select
 import sys
 from _json import encode_basestring_ascii, make_scanner
+from _signal import getsignal  # type: ignore[import-not-found]  # `signal` is slow to import
 
 TYPE_CHECKING = False  # what typing's own is; typing is as slow to import as contextlib
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ _OUT_OF = (
     errno.EAGAIN,
     errno.ENOMEM,
 )
-_SIGKILL = 9
+_SIGKILL, _SIGCHLD = 9, 17
 _TICK_MS = 50
 _TAIL_BYTES = 4000  # of stderr, for the reason of a verdict
 _REASON_CHARACTERS = 500
@@ -186,6 +187,8 @@ def main(config: dict[str, Any]) -> None:
     """Drop rights, say so, and serve. Runs as the first process of the sandbox."""
     import resource
 
+    if config["contained"] and getsignal(_SIGCHLD) != 0:
+        raise OSError("SIGCHLD is ignored by whoever started this: children would go uncounted")
     if "forked" in config:
         config = _loaded("fork_guest", config["forked"])["forked"](config)
     if config["uid"] is not None:
@@ -385,6 +388,7 @@ def _functions(config: dict[str, Any], channel: Channel) -> None:
 
 
 def _referee(config: dict[str, Any], channel: Channel) -> None:
+    channel.line()  # when the response has loaded
     _serve(config, channel, lambda: _run_tests(config, channel))
 
 

@@ -15,7 +15,6 @@ can be made. Linux on x86_64 and aarch64.
 from __future__ import annotations
 
 import contextlib
-import functools
 import io
 import marshal
 import math
@@ -27,6 +26,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -36,12 +36,16 @@ from equipoise.verifiers.code import bubblewrap, cgroups, fork_server, seccomp
 from equipoise.verifiers.code import guest as guest_module
 from equipoise.verifiers.code.bubblewrap import NOBODY, START_SECONDS
 from equipoise.verifiers.code.bubblewrap import Unavailable as Unavailable
-from equipoise.verifiers.code.fork_server import compiled, filter_program
+from equipoise.verifiers.code.fork_server import ForkingSandbox, compiled, filter_program
+from equipoise.verifiers.code.fork_server import Lost as Lost
 from equipoise.verifiers.code.guest_root import FOLDER, environment, interpreter
 from equipoise.verifiers.workers.deadline import Deadline
 
 _PIPES: Any = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
 _INTERPRETER_BYTES = 64 << 20
+AGAIN_SECONDS = (
+    60.0  # between two trials of a sandbox that did not work, and ten times what one took
+)
 # before this kernel RLIMIT_NPROC counts all processes of the user, ours and others
 _NPROC_PER_NAMESPACE = (5, 14)
 
@@ -104,10 +108,15 @@ class Guest:
     """A running guest: bytes in, bytes out, and an end."""
 
     def __init__(
-        self, pid: int, streams: tuple[Stream, Stream, Stream], end: Callable[[], None]
+        self,
+        pid: int,
+        streams: tuple[Stream, Stream, Stream],
+        counters: tuple[str, ...] = (),
+        server: ForkingSandbox | None = None,
     ) -> None:
         self.pid = pid  # of the first process inside, as seen from here
-        self._streams, self._end = streams, end
+        self.counters = counters  # of the CPU time of all inside: `Deadline`
+        self._streams, self._server = streams, server
         self._in, self._out = streams[0].fileno(), streams[1].fileno()
         self._buffer = bytearray()
         for descriptor in (self._in, self._out):
@@ -134,6 +143,8 @@ class Guest:
     def _fill(self, deadline: Deadline) -> None:
         self._wait(self._out, select.POLLIN, deadline)
         if not (chunk := os.read(self._out, 1 << 16)):
+            if self._server is not None and not self._server.answers():
+                raise Lost("the sandbox ended: its fork server is gone")
             raise Gone
         self._buffer += chunk
 
@@ -158,13 +169,6 @@ class Guest:
 
     def complaint(self) -> str:
         return bubblewrap.complaint(self._streams[2])
-
-    def close(self) -> None:
-        """Kill all its processes and wait until they are gone."""
-        self._end()
-        for stream in self._streams:
-            with contextlib.suppress(BrokenPipeError):
-                stream.close()
 
 
 Start = Callable[[Limits, int, contextlib.ExitStack, tuple[str, ...]], tuple[Guest, dict[str, Any]]]
@@ -230,18 +234,20 @@ def _start_forked(
     server = stack.enter_context(fork_server.borrowed())
     made = _bounded(limits, room, stack)
     handle, streams = server.fork()
+    stack.callback(_close, streams)
 
+    @stack.callback
     def end() -> None:
         with contextlib.suppress(ProcessLookupError):
             signal.pidfd_send_signal(handle, signal.SIGKILL)
         dead = select.poll()
         dead.register(handle, select.POLLIN)
-        dead.poll()  # until all of its namespace are
+        if not dead.poll(START_SECONDS * 1000):  # until all of its namespace are
+            server.close()
         os.close(handle)
 
-    guest = Guest(_pid(handle), streams, end)
-    stack.callback(guest.close)
-    _join(made, guest)
+    guest = Guest(_pid(handle), streams, cgroups.counters(made), server)
+    cgroups.join(made, guest.pid)  # before it is sent anything
     # where the server itself is nobody, it counts
     processes = limits.processes + (1 if bubblewrap.starts_as_root() else 2)
     return guest, {**_contained(limits, processes), "scratch": _scratch_bytes(limits, room)}
@@ -253,28 +259,22 @@ def _start_contained(
     """A bubblewrap of its own: with packages, and where nothing can be forked inside of one."""
     made = _bounded(limits, room, stack)
     scratch = str(_scratch_bytes(limits, room))
-    with bubblewrap.pipe() as (filter_out, filter_in):
+    with contextlib.ExitStack() as opened:
+        filter_out, filter_in = bubblewrap.pipe(opened)
         filter_in.write(filter_program())
         filter_in.close()
         arguments = ["--size", scratch, "--perms", "1777", "--tmpfs", FOLDER]
-        process, first = bubblewrap.started(
+        process, handle = bubblewrap.started(
             [*arguments, "--seccomp", str(filter_out.fileno())],
             inherited=[filter_out.fileno()],
             packages=packages,
             **_PIPES,
         )
-    handle = os.pidfd_open(first)
-
-    def end() -> None:
-        # Its death is the namespace's, and bubblewrap, which reaps it, ends with it.
-        with contextlib.suppress(ProcessLookupError):
-            signal.pidfd_send_signal(handle, signal.SIGKILL)
-        os.close(handle)
-        process.wait()
-
-    guest = Guest(first, _streams(process), end)
-    stack.callback(guest.close)
-    _join(made, guest)
+    stack.callback(_close, _streams(process))
+    stack.callback(os.close, handle)
+    stack.callback(bubblewrap.end, process, handle)
+    guest = Guest(_pid(handle), _streams(process), cgroups.counters(made))
+    cgroups.join(made, guest.pid)  # before it is sent anything
     config = _contained(limits, limits.processes + 1)
     return guest, {**config, "uid": NOBODY if bubblewrap.starts_as_root() else None}
 
@@ -299,11 +299,10 @@ def _bounded(limits: Limits, room: int, stack: contextlib.ExitStack) -> list[Pat
     return stack.enter_context(cgroups.bounded({"memory": memory, "pids": limits.processes + 1}))
 
 
-def _join(made: list[Path], guest: Guest) -> None:
-    """Before it is sent anything."""
-    for cgroup in made:
-        with contextlib.suppress(OSError):
-            (cgroup / "cgroup.procs").write_text(str(guest.pid))
+def _close(streams: tuple[Stream, Stream, Stream]) -> None:
+    for stream in streams:
+        with contextlib.suppress(BrokenPipeError):
+            stream.close()
 
 
 def _pid(handle: int) -> int:
@@ -324,15 +323,16 @@ def _start_unsafe(
     process = subprocess.Popen(
         interpreter(), env=environment(), cwd=folder, start_new_session=True, **_PIPES
     )
+    stack.callback(_close, _streams(process))
 
+    @stack.callback
     def end() -> None:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(process.pid, signal.SIGKILL)
         process.kill()
         process.wait()
 
-    guest = Guest(process.pid, _streams(process), end)
-    stack.callback(guest.close)
+    guest = Guest(process.pid, _streams(process))
     return guest, {"uid": None, "contained": False, "folder": folder, "files": None, "rlimits": {}}
 
 
@@ -365,21 +365,48 @@ print(*holes, sep=", ", end="")
 """
 
 
-@functools.cache
 def available() -> str | None:
-    """None where responses can be isolated, else why not; found out once, by isolating."""
+    """None where responses can be isolated, else why not; found out by isolating."""
+    return None if can_fork() else _tried(_start_contained)
+
+
+def can_fork() -> bool:
+    """Whether a sandbox may make namespaces inside of its own; else each program gets its own."""
+    return why_no_fork() is None
+
+
+def why_no_fork() -> str | None:
+    """None where programs are forked from a warm interpreter, else why each has to start one."""
+    return _tried(_start_forked)
+
+
+def _missing() -> str | None:
     if sys.platform != "linux" or platform.machine() not in seccomp.MACHINES:
         here = f"{sys.platform} {platform.machine()}"
         return f"the sandbox needs Linux on {' or '.join(seccomp.MACHINES)}; this is {here}"
     if shutil.which("bwrap") is None:
         return "bubblewrap is not installed: install the package `bubblewrap`, which brings `bwrap`"
-    return None if can_fork() else _problem(_start_contained)
+    return None
 
 
-@functools.cache
-def can_fork() -> bool:
-    """Whether a sandbox may make namespaces inside of its own; else each program gets its own."""
-    return _problem(_start_forked) is None
+_found: dict[Start, tuple[str | None, float]] = {}  # what `_problem` said, and until when to say it
+
+
+def _tried(start: Start) -> str | None:
+    """`_problem`, asked once; a failure may have been the moment's, and is asked after again."""
+    why, until = _found.get(start, ("", 0.0))
+    began = time.monotonic()
+    if began >= until:
+        why = _missing() or _problem(start)
+        took = time.monotonic() - began
+        keep = math.inf if why is None else max(AGAIN_SECONDS, 10 * took)
+        _found[start] = why, began + took + keep
+    return why
+
+
+def forget() -> None:
+    """What was found out about this machine."""
+    _found.clear()
 
 
 def _problem(start: Start) -> str | None:

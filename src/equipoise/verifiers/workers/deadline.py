@@ -1,10 +1,10 @@
 """Deadlines of CPU time and time asleep, whatever else the machine does: waiting is free.
 
-A deadline of 6 s passes when the processes have used 6 s of CPU together, or when 6 s have gone by
-that they did not spend waiting for a core. (A wait is counted when it ends, so the second is asked
-only while none of them may be waiting.) However busy the machine is, it passes after `PATIENCE`
-times as long on the wall clock. Linux says how long a process waited (/proc/PID/schedstat); where
-it does not, time asleep is plain time.
+A deadline of 6 s passes when the processes have used 6 s of CPU together, by their own count or a
+cgroup's, if that is more, or when 6 s have gone by that they did not spend waiting for a core. (A
+wait is counted when it ends, so the second is asked only while none of them may be waiting.)
+However busy the machine is, it passes after `PATIENCE` times as long on the wall clock. Linux says
+how long a process waited (/proc/PID/schedstat); where it does not, time asleep is plain time.
 """
 
 from __future__ import annotations
@@ -19,14 +19,22 @@ SHORTEST = 0.02  # seconds between two looks
 
 
 class Deadline:
-    """`seconds` from now, of `roots` and their descendants; of the wall clock without any."""
+    """`seconds` from now, of `roots` and their descendants; of the wall clock without any.
+
+    counters: files that count the CPU time of all of them, if there are such.
+    """
 
     def __init__(
-        self, seconds: float, roots: tuple[int, ...] = (), *, within: Deadline | None = None
+        self,
+        seconds: float,
+        roots: tuple[int, ...] = (),
+        counters: tuple[str, ...] = (),
+        *,
+        within: Deadline | None = None,
     ) -> None:
-        self.seconds, self.roots, self.within = seconds, roots, within
+        self.seconds, self.roots, self.counters, self.within = seconds, roots, counters, within
         self.began = time.monotonic()
-        self.cpu, self.waited, _ = _used(roots)
+        self.cpu, self.waited, _ = _used(roots, counters)
 
     def left(self) -> float:
         """Seconds after which to look again; 0 or less when it has passed."""
@@ -34,7 +42,7 @@ class Deadline:
         wall = time.monotonic() - self.began
         if not self.roots or wall * _cores() < self.seconds:
             return min(outer, self.seconds - wall)
-        cpu, waited, runnable = _used(self.roots)
+        cpu, waited, runnable = _used(self.roots, self.counters)
         used = cpu - self.cpu
         if not runnable:
             used = max(used, wall - (waited - self.waited))
@@ -48,11 +56,7 @@ class Deadline:
         """Of what has ended in time: whether its processes together used more CPU than it had."""
         if (time.monotonic() - self.began) * _cores() < self.seconds:
             return False
-        return _used(self.roots)[0] - self.cpu > self.seconds
-
-    def pause(self, seconds: float) -> None:
-        """Take out time that was spent on something else."""
-        self.began += seconds
+        return _used(self.roots, self.counters)[0] - self.cpu > self.seconds
 
 
 @functools.cache
@@ -68,7 +72,7 @@ def is_runnable(pid: int) -> bool:
         return False
 
 
-def _used(roots: tuple[int, ...]) -> tuple[float, float, bool]:
+def _used(roots: tuple[int, ...], counters: tuple[str, ...] = ()) -> tuple[float, float, bool]:
     """CPU seconds and seconds of waiting for a core, of the processes and what descends from them,
     and whether any of them is runnable.
     """
@@ -86,7 +90,16 @@ def _used(roots: tuple[int, ...]) -> tuple[float, float, bool]:
                 pids += _children(pid, thread)
         except (OSError, IndexError, ValueError):  # it ended meanwhile
             continue
-    return cpu, waited, runnable
+    return max(cpu, sum(map(_counted, counters))), waited, runnable
+
+
+def _counted(counter: str) -> float:
+    """CPU seconds of a cgroup: `cpu.stat` of version 2, `cpuacct.usage` of version 1."""
+    try:
+        first, *others = _read(counter).split()
+        return int(others[0]) / 1e6 if first == "usage_usec" else int(first) / 1e9
+    except (OSError, ValueError):
+        return 0.0
 
 
 def _children(pid: int, thread: str) -> list[int]:
