@@ -1,14 +1,18 @@
 """Programs forked from one warm process: what one of them leaves behind, the next one does not find."""
 
+import errno
+import functools
 import os
+import signal
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import pytest
 
-from equipoise.verifiers.code import fork_server, judge, sandbox
+from equipoise.verifiers.code import fork_guest, fork_server, judge, sandbox
 from tests.verifiers.code.test_attacks import ASSERTS, FUNCTION, HONEST, PROGRAMS, SMALL, SYSTEM_CALLS, TESTS, named
 from tests.verifiers.code.test_sandbox import ENDINGS
 
@@ -178,6 +182,21 @@ for pid in (1, os.getppid(), -1, *range(2, 40)):
         for number in (signal.SIGSTOP, signal.SIGTERM, signal.SIGUSR1, signal.SIGKILL):
             try: os.kill(pid, number)
             except OSError: pass
+#: process groups and sessions
+import os, signal
+for whom in (0, 1):
+    for attempt in (lambda: os.setpgid(0, os.getpgid(whom)), lambda: os.killpg(os.getpgid(1), signal.SIGKILL),
+                    lambda: os.setpriority(os.PRIO_PGRP, os.getpgid(1), 19)):
+        try: attempt()
+        except OSError: pass
+if os.fork() == 0: os.kill(0, signal.SIGKILL)
+#: keys, shared memory, queues and an address
+import _socket, ctypes, mmap
+libc = ctypes.CDLL(None)
+libc.shmget(1, 4096, 0o1666); libc.msgget(1, 0o1666); libc.semget(1, 1, 0o1666); libc.mq_open(b'/q', 0o102, 0o666, 0)
+libc.syscall({'x86_64': 248, 'aarch64': 217}[__import__('os').uname().machine], b'user', b'left', b'x', 1, -3)
+one, other = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_DGRAM)
+one.setsockopt(_socket.SOL_SOCKET, 16, 1); one.send(b'x')  # an abstract address of its own
 #: every descriptor
 import os
 for fd in range(3, 256):
@@ -261,27 +280,194 @@ def test_a_response_at_its_limit_of_processes_takes_none_of_the_tests():
     assert verdict(fill, tests).kind == "correct"
 
 
-def test_a_server_that_was_killed_is_replaced():
+RIGHTS = """
+import ctypes
+libc = ctypes.CDLL(None)
+held = (ctypes.c_uint32 * 6)()  # effective, permitted, inheritable, twice
+assert libc.capget((ctypes.c_uint32 * 2)(0x20080522, 0), held) == 0 and not any(held)
+for right in range(64):
+    assert libc.prctl(23, right, 0, 0, 0) != 1  # the bounding set
+    assert libc.prctl(47, 1, right, 0, 0) != 1  # the ambient set
+assert libc.prctl(39, 0, 0, 0, 0) == 1  # no new privileges
+"""
+
+
+def test_a_program_holds_no_right_and_can_have_none(monkeypatch):
+    found = verdict(RIGHTS + HONEST, PROGRAMS)
+    assert found.kind == "correct", found.reason
+    monkeypatch.setattr(sandbox, "can_fork", lambda: False)
+    # In a bubblewrap of its own it inherits as root that it may change its uid, which no new privileges makes nothing.
+    held = RIGHTS.replace("any(held)", "any((*held[:2], *held[3:5]))").replace("prctl(23, right", "prctl(23, 64")
+    found = verdict(held + HONEST, PROGRAMS)
+    assert found.kind == "correct", found.reason
+
+
+def idle_server():
+    """One that has just worked, and the pid of its first process."""
     assert verdict(HONEST, PROGRAMS).kind == "correct"
     server = fork_server._idle.servers[-1]
-    server._process.kill()
-    server._process.wait()
+    return server, sandbox._pid(server._first)
+
+
+def test_a_server_holds_the_rights_it_needs_and_no_other():
+    _, pid = idle_server()
+    status = dict(line.split(":\t") for line in Path(f"/proc/{pid}/status").read_text().splitlines())
+    needed = 1 << 21 | (1 << 6 | 1 << 7 if os.geteuid() == 0 else 0)  # SYS_ADMIN; SETGID, SETUID
+    assert {int(status[name], 16) for name in ("CapPrm", "CapEff")} == {needed}
+    assert {int(status[name], 16) for name in ("CapInh", "CapBnd", "CapAmb")} == {0}
+    assert status["NoNewPrivs"] == "1"
+
+
+@pytest.mark.parametrize("who", ["bubblewrap", "server"])
+def test_a_server_that_was_killed_is_replaced(who):
+    server, pid = idle_server()
+    os.kill(server._process.pid if who == "bubblewrap" else pid, signal.SIGKILL)
     assert verdict(HONEST, PROGRAMS).kind == "correct"
     assert server not in fork_server._idle.servers
 
 
-def test_a_server_that_dies_at_work_makes_its_program_unavailable_and_no_other(monkeypatch):
-    asked = fork_server.ForkingSandbox.fork
+def killed_at_work(monkeypatch, times, when):
+    """The servers whose program is started next are killed, `times` of them."""
+    asked, left = fork_server.ForkingSandbox.fork, [None] * times
 
     def fork(server):
-        server._process.kill()
-        server._process.wait()
+        kill = functools.partial(os.kill, sandbox._pid(server._first), signal.SIGKILL)
+        if left and left.pop() is None:
+            kill() if when == "asked" else threading.Timer(0.5, kill).start()
         return asked(server)
 
+    monkeypatch.setattr(fork_server.ForkingSandbox, "fork", fork)
+
+
+@pytest.mark.parametrize("when", ["asked", "at work"])
+@pytest.mark.parametrize(("times", "kind"), [(1, "correct"), (2, "unavailable")])
+def test_a_server_that_dies_is_replaced_once_and_no_program_is_wrong_for_it(times, kind, when, monkeypatch):
+    slow = "import time\ntime.sleep(1.5)\n" if when == "at work" else ""
     with monkeypatch.context() as patched:
-        patched.setattr(fork_server.ForkingSandbox, "fork", fork)
-        assert verdict(HONEST, PROGRAMS).kind == "unavailable"
+        killed_at_work(patched, times, when)
+        found = verdict(slow + HONEST, PROGRAMS, sandbox.Limits(seconds=60, total_seconds=120))
+    assert found.kind == kind, found.reason
+    assert all(server.usable() for server in fork_server._idle.servers)
     assert verdict(HONEST, PROGRAMS).kind == "correct"
+
+
+def test_a_server_that_does_not_answer_is_killed():
+    server, pid = idle_server()
+    server._control.settimeout(0.5)
+    os.kill(pid, signal.SIGSTOP)
+    assert verdict(HONEST, PROGRAMS).kind == "correct"  # of another one
+    assert server not in fork_server._idle.servers
+    assert not Path(f"/proc/{pid}").exists()
+
+
+def test_an_answer_that_nobody_waited_for_is_given_to_nobody(monkeypatch):
+    server, _ = idle_server()
+
+    def interrupted(*_):
+        time.sleep(0.1)  # until it has answered
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(fork_server, "_received_handle", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            verdict(HONEST, PROGRAMS)
+    assert server not in fork_server._idle.servers
+    assert not server.usable()
+    assert verdict(HONEST, PROGRAMS).kind == "correct"
+
+
+def test_a_server_that_speaks_unasked_is_not_used_again():
+    server, _ = idle_server()
+    server._control.send(b"?")
+    while server.usable():
+        time.sleep(0.01)
+    assert verdict(HONEST, PROGRAMS).kind == "correct"
+    assert server not in fork_server._idle.servers
+
+
+def test_a_server_ends_though_a_forked_process_has_its_socket():
+    _, pid = idle_server()
+    child = os.fork()
+    if child == 0:
+        time.sleep(300)
+        os._exit(0)
+    began = time.monotonic()
+    fork_server.close()
+    took = time.monotonic() - began
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    assert took < 30
+    assert not Path(f"/proc/{pid}").exists()
+
+
+def test_a_fork_that_fails_is_tried_again_in_another_namespace(monkeypatch):
+    calls, answers = [], [BlockingIOError(errno.EAGAIN, "no process"), 7, OSError("again"), OSError("again")]
+
+    def fork():
+        answer = answers.pop(0)
+        if isinstance(answer, OSError):
+            raise answer
+        return answer
+
+    monkeypatch.setattr(fork_guest, "_call", lambda name, *_: calls.append(name))
+    monkeypatch.setattr(fork_guest.os, "fork", fork)
+    assert fork_guest._first_of_new_namespace(3) == 7
+    assert calls == ["unshare", "setns"] * 2
+    with pytest.raises(OSError, match="again"):
+        fork_guest._first_of_new_namespace(3)
+
+
+def test_nothing_leaks_where_descriptors_run_out():
+    """A verdict or `unavailable`, and whatever was opened is closed, wherever the last descriptor goes."""
+    script = (
+        "import os, resource\nfrom equipoise.verifiers.code import cgroups, fork_server, judge, sandbox\n"
+        "def now(): return len(os.listdir('/proc/self/fd')), open('/proc/thread-self/children').read()\n"
+        "tests = judge.tests({'test_list': ['assert add(3, 4) == 7']})\n"
+        "def kind(): return judge.judge('def add(a, b): return a + b', tests).kind\n"
+        "_, hard = resource.getrlimit(resource.RLIMIT_NOFILE)\nseen = set()\n"
+        "for warm in (False, True):\n    for extra in range(1, 40, 1 if warm else 3):\n"
+        "        assert kind() == 'correct'\n        fork_server.close()\n        before = now()\n"
+        "        assert not warm or kind() == 'correct'\n"
+        "        most = max(map(int, os.listdir('/proc/self/fd'))) + 1\n"
+        "        for free in range(most): \n            try: os.fstat(free)\n            except OSError: extra -= 1\n"
+        "        resource.setrlimit(resource.RLIMIT_NOFILE, (most + max(extra, 0), hard))\n"
+        "        try: seen.add(kind())\n"
+        "        finally: resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))\n"
+        "        fork_server.close()\n        assert now() == before, (warm, extra, before, now())\n"
+        "assert seen == {'correct', 'unavailable'}, seen\n"
+        "ours = [c for folder, _ in cgroups.folders() for c in folder.glob(f'equipoise-{os.getpid()}-*')]\n"
+        "assert not ours, ours\nprint('same')"
+    )
+    run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=os.environ, timeout=600)
+    assert run.stdout.strip() == "same", run.stderr
+
+
+def test_the_pidfd_of_a_program_is_not_inherited(monkeypatch):
+    found, inheritable = sandbox._pid, []
+    monkeypatch.setattr(sandbox, "_pid", lambda handle: inheritable.append(os.get_inheritable(handle)) or found(handle))
+    assert verdict(HONEST, PROGRAMS).kind == "correct"
+    assert inheritable == [False]
+
+
+@pytest.mark.parametrize("forks", [True, False])
+def test_the_sandbox_of_the_tests_is_there_before_the_response_is_sent(forks, monkeypatch):
+    """A response that could keep the next sandbox from starting would be `unavailable`, which no reward counts."""
+    events, sent = [], sandbox.Guest.send
+
+    def send(guest, data, deadline):
+        events.append("response" if b"# of the response" in data else "sandbox")
+        sent(guest, data, deadline)
+
+    monkeypatch.setattr(sandbox, "can_fork", lambda: forks)
+    monkeypatch.setattr(sandbox.Guest, "send", send)
+    assert verdict(FUNCTION + "\n# of the response", ASSERTS).kind == "correct"
+    assert events[:3] == ["sandbox", "sandbox", "response"]
+
+
+def test_programs_of_one_server_draw_other_random_numbers():
+    draw = "import random, sys, tempfile\nsys.exit(f'{random.random()} {next(tempfile._get_candidate_names())}')"
+    drawn = [verdict(draw, PROGRAMS).reason for _ in range(3)]
+    assert len(set(drawn)) == 3
 
 
 def test_servers_end_with_their_thread():

@@ -338,3 +338,110 @@ def test_verifying_code_does_not_import_torch():
     ask = "import sys, equipoise.verifiers.code.judge; print('torch' in sys.modules)"
     run = subprocess.run([sys.executable, "-c", ask], capture_output=True, text=True, env=os.environ, timeout=600)
     assert run.stdout.strip() == "False", run.stderr
+
+
+@pytest.fixture
+def trials(monkeypatch):
+    """What the next trials of a sandbox will say, and which were asked."""
+    says, asked = [], []
+    monkeypatch.setattr(sandbox, "_found", {})
+    monkeypatch.setattr(sandbox, "_missing", lambda: None)
+    monkeypatch.setattr(sandbox, "_problem", lambda start: asked.append(start) or says.pop(0))
+    return says, asked
+
+
+def test_a_trial_that_failed_is_made_again_after_a_while_and_one_that_worked_never(trials, monkeypatch):
+    says, asked = trials
+    says += ["busy", None]
+    assert (sandbox.can_fork(), sandbox.why_no_fork(), sandbox.can_fork()) == (False, "busy", False)
+    assert len(asked) == 1
+    now = time.monotonic() + sandbox.AGAIN_SECONDS + 1
+    monkeypatch.setattr(sandbox.time, "monotonic", lambda: now)
+    assert sandbox.can_fork()
+    now += 1e9
+    assert sandbox.can_fork()
+    assert sandbox.available() is None
+    assert len(asked) == 2
+
+
+def test_a_long_trial_is_made_again_after_ten_times_as_long(trials, monkeypatch):
+    says, asked = trials
+    now = 1000.0
+
+    def slow(start):
+        nonlocal now
+        now += 60
+        asked.append(start)
+        return "late"
+
+    monkeypatch.setattr(sandbox, "_problem", slow)
+    monkeypatch.setattr(sandbox.time, "monotonic", lambda: now)
+    for waited, trials_made in ((0, 1), (599, 1), (2, 2)):
+        now += waited
+        assert sandbox.why_no_fork() == "late"
+        assert len(asked) == trials_made
+    assert not says
+
+
+@pytest.mark.parametrize("bwrap", ["none", "fails", "hangs"])
+def test_whether_programs_can_be_forked_is_said_with_the_reason(bwrap, monkeypatch, tmp_path):
+    fake = tmp_path / "bwrap"
+    if bwrap != "none":
+        fake.write_text(
+            "#!/bin/sh\n" + ("echo 'bwrap: no such luck' >&2; exit 1\n" if bwrap == "fails" else "read x\n")
+        )
+        fake.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr("equipoise.verifiers.code.bubblewrap.START_SECONDS", 0.5)
+    monkeypatch.setattr(sandbox, "_found", {})
+    fork_server.close()
+    before = remains()
+    assert not sandbox.can_fork()
+    said = {"none": "not installed", "fails": "no such luck", "hangs": "made no namespaces"}
+    assert said[bwrap] in sandbox.why_no_fork()
+    assert_no_more_than(before)
+
+
+@needs_sandbox
+@pytest.mark.parametrize("forks", [True, False])
+def test_bubblewrap_finds_its_libraries_and_the_program_does_not_see_where(forks, monkeypatch, tmp_path):
+    """A bubblewrap that was built or unpacked somewhere has its libraries there."""
+    if forks and not sandbox.can_fork():
+        pytest.skip("no namespaces can be made inside of a sandbox here")
+    fake = tmp_path / "bwrap"
+    fake.write_text(f'#!/bin/sh\n[ "$LD_LIBRARY_PATH" = /planted ] && exec {shutil.which("bwrap")} "$@"\n')
+    fake.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setenv("LD_LIBRARY_PATH", "/planted")
+    monkeypatch.setattr(sandbox, "can_fork", lambda: forks)
+    fork_server.close()
+    seen = "import os\nassert not any('/planted' in value for value in os.environ.values())\n"
+    verdict = judge.judge(seen + HONEST, TESTS)
+    assert verdict.kind == "correct", verdict.reason
+    fork_server.close()
+
+
+@needs_sandbox
+def test_children_that_nobody_waits_for_are_refused_and_all_cpu_time_is_counted():
+    """With SIGCHLD ignored the kernel reaps children, and their time is in no process's count."""
+    ignore = "import signal\ntry: signal.signal(signal.SIGCHLD, signal.SIG_IGN)\nexcept PermissionError: pass\n"
+    burn = (
+        "import os, time\ndef burn(seconds):\n    end = time.process_time() + seconds\n"
+        "    while time.process_time() < end: pass\n"
+        "for _ in range(8):\n    read, write = os.pipe()\n"
+        "    if os.fork() == 0:\n        burn(0.25)\n        os._exit(0)\n    os.close(write)\n    os.read(read, 1)\n    os.close(read)\n"
+    )
+    limits = sandbox.Limits(seconds=1, total_seconds=30)
+    assert judge.judge(ignore + burn + "print(7)", TESTS, limits).kind == "timeout"
+    refused = "import signal\ntry: signal.signal(signal.SIGCHLD, print)\nexcept PermissionError: print(7)\n"
+    assert judge.judge(refused, TESTS).kind == "correct"
+
+
+@needs_sandbox
+def test_whoever_ignores_sigchld_is_told():
+    script = (
+        "import signal\nfrom equipoise.verifiers.code import sandbox\nsignal.signal(signal.SIGCHLD, signal.SIG_IGN)\n"
+        "print(sandbox.available())"
+    )
+    run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=os.environ, timeout=600)
+    assert "ignores SIGCHLD" in run.stdout, run.stdout + run.stderr

@@ -40,6 +40,8 @@ def started(
     **streams: Any,
 ) -> tuple[subprocess.Popen[bytes], int]:
     """The process, and a pidfd of its namespace's first process."""
+    if signal.getsignal(signal.SIGCHLD) == signal.SIG_IGN:  # what is started would ignore it too
+        raise Unavailable("this process ignores SIGCHLD, so nobody would see how a sandbox ends")
     root = starts_as_root()
     with contextlib.ExitStack() as opened:
         (info_out, info_in), (hold_out, hold_in) = pipe(opened), pipe(opened)

@@ -15,6 +15,7 @@ import os
 import select
 import socket
 import subprocess
+import sys
 import threading
 import types
 from collections.abc import Iterator
@@ -72,9 +73,8 @@ class ForkingSandbox:
             theirs = stdin, stdout, stderr
             try:
                 socket.send_fds(self._control, [b"f"], [stream.fileno() for stream in theirs])
-                received = socket.recv_fds(self._control, 1, 1, socket.MSG_CMSG_CLOEXEC)
-                (handle,) = received[1]
-            except (OSError, ValueError) as error:
+                handle = _received_handle(self._control)
+            except (OSError, IndexError) as error:
                 said = self._last_words()
                 raise Lost(
                     f"the sandbox did not start: its fork server is gone ({said})"
@@ -117,6 +117,12 @@ class ForkingSandbox:
     def _last_words(self) -> str:
         bubblewrap.end(self._process, self._first)
         return bubblewrap.complaint(self._process.stdout)
+
+
+def _received_handle(control: socket.socket) -> int:
+    # socket.recv_fds leaves its flags out
+    _, rights, _, _ = control.recvmsg(1, socket.CMSG_SPACE(4), socket.MSG_CMSG_CLOEXEC)
+    return int.from_bytes(rights[0][2], sys.byteorder)
 
 
 class _Servers(list[ForkingSandbox]):
