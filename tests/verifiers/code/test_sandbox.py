@@ -429,7 +429,8 @@ def test_children_that_nobody_waits_for_are_refused_and_all_cpu_time_is_counted(
         "import os, time\ndef burn(seconds):\n    end = time.process_time() + seconds\n"
         "    while time.process_time() < end: pass\n"
         "for _ in range(8):\n    read, write = os.pipe()\n"
-        "    if os.fork() == 0:\n        burn(0.25)\n        os._exit(0)\n    os.close(write)\n    os.read(read, 1)\n    os.close(read)\n"
+        "    if os.fork() == 0:\n        burn(0.25)\n        os._exit(0)\n"
+        "    os.close(write)\n    os.read(read, 1)\n    os.close(read)\n"
     )
     limits = sandbox.Limits(seconds=1, total_seconds=30)
     assert judge.judge(ignore + burn + "print(7)", TESTS, limits).kind == "timeout"
