@@ -464,6 +464,25 @@ def test_the_sandbox_of_the_tests_is_there_before_the_response_is_sent(forks, mo
     assert events[:3] == ["sandbox", "sandbox", "response"]
 
 
+def test_nothing_of_a_response_its_tests_or_its_input_is_in_a_server():
+    fork_server.close()
+    tests = judge.tests({"test_list": ["marked = 'MARKED of the tests'\nassert add(2, 3) == 5"]})
+    assert verdict(FUNCTION + "\nmarked = 'MARKED of the response'", tests).kind == "correct"
+    programs = judge.Programs((("MARKED of the input\n", "MARKED of the output\n"),))
+    assert verdict("print(input())", programs).kind == "wrong"
+    searched = 0
+    for server in fork_server._idle.servers:
+        pid = sandbox._pid(server._first)
+        with open(f"/proc/{pid}/mem", "rb", buffering=0) as memory:
+            for line in Path(f"/proc/{pid}/maps").read_text().splitlines():
+                first, last = (int(address, 16) for address in line.split()[0].split("-"))
+                if "rw" in line.split()[1]:
+                    memory.seek(first)
+                    searched += 1
+                    assert b"MARKED of" not in memory.read(last - first), line
+    assert searched > 20
+
+
 def test_programs_of_one_server_draw_other_random_numbers():
     draw = "import random, sys, tempfile\nsys.exit(f'{random.random()} {next(tempfile._get_candidate_names())}')"
     drawn = [verdict(draw, PROGRAMS).reason for _ in range(3)]

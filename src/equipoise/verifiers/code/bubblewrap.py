@@ -53,12 +53,13 @@ def started(
             # turns into nobody.
             inherited.append(hold_out.fileno())
             arguments += ["--userns-block-fd", str(hold_out.fileno())]
+            arguments += ["--cap-drop", "ALL"]
             rights = (*rights, "CAP_SETUID", "CAP_SETGID")
         else:
             arguments += ["--uid", str(NOBODY), "--gid", str(NOBODY)]
-        arguments += ["--cap-drop", "ALL", "--clearenv"]
         for right in rights:
             arguments += ["--cap-add", right]
+        arguments.append("--clearenv")
         for name, value in environment().items():
             arguments += ["--setenv", name, value]
         bwrap = shutil.which("bwrap") or "bwrap"
