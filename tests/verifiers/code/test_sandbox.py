@@ -246,8 +246,7 @@ def test_an_ordinary_user_gets_the_same_verdicts():
     if (python := ordinary_python()) is None:
         pytest.skip("no interpreter that an ordinary user can start")
     called = [(TESTS, "tests"), (CALLS, "calls"), (ASSERTS, "asserts")]
-    refused = SYSTEM_CALLS.replace("PermissionError", "OSError")  # there is no uid 0 to ask for
-    endings = [*ENDINGS, (refused + HONEST, TESTS, "correct"), (COUNT_FORKS, TESTS, "correct")]
+    endings = [*ENDINGS, (SYSTEM_CALLS + HONEST, TESTS, "correct"), (COUNT_FORKS, TESTS, "correct")]
     cases = [(source, next(name for t, name in called if t is tests), kind) for source, tests, kind in endings]
     script = (
         "import os\nfrom equipoise.verifiers.code import judge, sandbox\nassert os.getuid() == 65534\n"
