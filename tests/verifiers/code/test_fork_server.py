@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from equipoise.verifiers.code import fork_guest, fork_server, judge, sandbox
+from equipoise.verifiers.code import cgroups, fork_guest, fork_server, judge, sandbox
 from tests.verifiers.code.test_attacks import ASSERTS, FUNCTION, HONEST, PROGRAMS, SMALL, SYSTEM_CALLS, TESTS, named
 from tests.verifiers.code.test_sandbox import ENDINGS
 
@@ -415,6 +415,16 @@ def test_a_fork_that_fails_is_tried_again_in_another_namespace(monkeypatch):
     assert calls == ["unshare", "setns"] * 2
     with pytest.raises(OSError, match="again"):
         fork_guest._first_of_new_namespace(3)
+
+
+def test_a_server_without_a_process_to_fork_is_replaced():
+    server, pid = idle_server()
+    with cgroups.bounded({"memory": 1 << 40, "pids": 1}) as made:
+        if not any((cgroup / "pids.max").exists() for cgroup in made):
+            pytest.skip("no cgroup that counts processes can be made here")
+        cgroups.join(made, pid)
+        assert verdict(HONEST, PROGRAMS).kind == "correct"
+    assert server not in fork_server._idle.servers
 
 
 def test_nothing_leaks_where_descriptors_run_out():

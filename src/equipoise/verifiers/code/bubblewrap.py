@@ -23,7 +23,7 @@ from equipoise.verifiers.code.guest_root import environment, interpreter, mounts
 
 # a loaded machine is slow to start a process; nothing of the response runs before this is over
 START_SECONDS = 60.0
-END_SECONDS = 10.0
+END_SECONDS = 10.0  # for bubblewrap to see that its first process was killed
 NOBODY = 65534
 
 

@@ -70,23 +70,20 @@ def forked(server: dict[str, Any]) -> dict[str, Any]:
         os.waitpid(child, 0)
 
 
-def _first_of_new_namespace(own: int) -> int:
+def _first_of_new_namespace(own: int, *, again: bool = True) -> int:
     """Fork it; once more where the machine had no process to give."""
-    for last in (False, True):
-        _call("unshare", _NEW_PIDS)
-        try:
-            child = os.fork()
-        except OSError:
-            if last:
-                raise
-            child = -1
-        if child == 0:
-            return child
+    _call("unshare", _NEW_PIDS)
+    try:
+        child = os.fork()
+    except OSError:
+        if not again:
+            raise
         _call("setns", own, _NEW_PIDS)  # a namespace whose first fork failed takes no other
-        if child > 0:
-            return child
         time.sleep(0.1)
-    raise AssertionError
+        return _first_of_new_namespace(own, again=False)
+    if child != 0:
+        _call("setns", own, _NEW_PIDS)
+    return child
 
 
 def _keep(rights: int) -> None:

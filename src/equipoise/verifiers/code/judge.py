@@ -77,7 +77,7 @@ def judge(response: str, tests: Tests, limits: Limits = Limits()) -> Verdict:  #
     try:
         try:
             kind, reason = _run(code, tests, limits)
-        except Lost:  # nothing a response can do: once more, with another server
+        except Lost:  # not the response's doing: once more, with another server
             kind, reason = _run(code, tests, limits)
     except sandbox.Unavailable as error:
         kind, reason = "unavailable", str(error)

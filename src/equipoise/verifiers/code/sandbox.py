@@ -43,9 +43,7 @@ from equipoise.verifiers.workers.deadline import Deadline
 
 _PIPES: Any = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
 _INTERPRETER_BYTES = 64 << 20
-AGAIN_SECONDS = (
-    60.0  # between two trials of a sandbox that did not work, and ten times what one took
-)
+AGAIN_SECONDS = 60.0  # until a sandbox that did not work is tried again; ten times the trial's own
 # before this kernel RLIMIT_NPROC counts all processes of the user, ours and others
 _NPROC_PER_NAMESPACE = (5, 14)
 
