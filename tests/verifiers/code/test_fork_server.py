@@ -435,7 +435,7 @@ def test_nothing_leaks_where_descriptors_run_out():
         "tests = judge.tests({'test_list': ['assert add(3, 4) == 7']})\n"
         "def kind(): return judge.judge('def add(a, b): return a + b', tests).kind\n"
         "_, hard = resource.getrlimit(resource.RLIMIT_NOFILE)\nseen = set()\n"
-        "for warm in (False, True):\n    for extra in range(1, 40, 1 if warm else 3):\n"
+        "for warm in (False, True):\n    for extra in range(1, 34, 2 if warm else 5):\n"
         "        assert kind() == 'correct'\n        fork_server.close()\n        before = now()\n"
         "        assert not warm or kind() == 'correct'\n"
         "        most = max(map(int, os.listdir('/proc/self/fd'))) + 1\n"
