@@ -68,6 +68,17 @@ def test_what_used_more_than_it_had_is_known_afterwards():
     assert not Deadline(60.0, (os.getpid(),)).overspent()
 
 
+def test_what_has_passed_stays_passed(monkeypatch):
+    """A look at a moment when a process is runnable says less than the one before."""
+    used = [(0.0, 0.0, False), (0.0, 0.0, False), (0.0, 0.0, True)]
+    monkeypatch.setattr(deadline, "_used", lambda *_: used.pop(0))
+    inner = Deadline(0.01, (1,))
+    time.sleep(0.05)
+    assert inner.passed()
+    assert inner.passed()
+    assert len(used) == 1
+
+
 def test_a_cgroup_counts_what_no_process_does(tmp_path):
     """Children that the kernel reaped are in no parent's time."""
     for text in ("9000000000\n", "usage_usec 9000000\nuser_usec 1\n"):  # versions 1 and 2

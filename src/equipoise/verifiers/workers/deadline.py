@@ -33,21 +33,27 @@ class Deadline:
         within: Deadline | None = None,
     ) -> None:
         self.seconds, self.roots, self.counters, self.within = seconds, roots, counters, within
-        self.began = time.monotonic()
+        self.began, self.over = time.monotonic(), False
         self.cpu, self.waited, _ = _used(roots, counters)
 
     def left(self) -> float:
         """Seconds after which to look again; 0 or less when it has passed."""
         outer = self.within.left() if self.within else float("inf")
+        if not self.over:
+            left = self._own_left()
+            self.over = left <= 0  # for good, though a wait that ends later may be subtracted
+        return min(outer, 0.0 if self.over else left)
+
+    def _own_left(self) -> float:
         wall = time.monotonic() - self.began
         if not self.roots or wall * _cores() < self.seconds:
-            return min(outer, self.seconds - wall)
+            return self.seconds - wall
         cpu, waited, runnable = _used(self.roots, self.counters)
         used = cpu - self.cpu
         if not runnable:
             used = max(used, wall - (waited - self.waited))
         left = min(self.seconds - used, PATIENCE * self.seconds - wall)
-        return min(outer, left if left <= 0 else max(left / _cores(), SHORTEST))
+        return left if left <= 0 else max(left / _cores(), SHORTEST)
 
     def passed(self) -> bool:
         return self.left() <= 0
