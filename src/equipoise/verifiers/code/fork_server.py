@@ -116,7 +116,7 @@ class ForkingSandbox:
 
     def _last_words(self) -> str:
         bubblewrap.end(self._process, self._first)
-        return bubblewrap.complaint(self._process.stdout)
+        return bubblewrap.complaint(self._process.stdout).rpartition("\n")[2]
 
 
 def _received_handle(control: socket.socket) -> int:
