@@ -17,6 +17,8 @@ from equipoise.audit.render import spark
 
 from .synthetic import Law
 
+OVER_GROUP = Objective.preset("dapo", aggregation={"name": "token", "over": "group"})
+
 
 def advice(columns, objective="dapo", against=None):
     return {a.topic: a for a in advise(measure(columns, objective, against))}
@@ -24,9 +26,8 @@ def advice(columns, objective="dapo", against=None):
 
 def test_coupling_is_found_under_token_and_gone_under_balanced():
     columns = Law(right=600, wrong=900).draw(200, seed=0)
-    group = Objective.preset("dapo", aggregation={"name": "token", "over": "group"})
     token, balanced, batch, constant = (
-        advice(columns, o)["sign-length coupling"] for o in (group, "dapo+balanced", "dapo", "dr_grpo")
+        advice(columns, o)["sign-length coupling"] for o in (OVER_GROUP, "dapo+balanced", "dapo", "dr_grpo")
     )
     assert token.evidence is True
     assert token.change == 'objective.aggregation = "balanced"'
@@ -75,14 +76,37 @@ def test_coupling_without_a_gap_is_measured_as_none_or_not_at_all():
 def test_the_regime_flips_with_gap_and_cv(wrong, sigma, best):
     """Large CV and small gap favour token, small CV and large gap favour sequence (BA §4.3.3)."""
     law = Law(right=600, wrong=wrong, sigma=sigma)
-    audit = measure(law.draw(300, seed=0), "dapo")
-    found = {a.topic: a for a in advise(audit)}["regime"]
+    found = advice(law.draw(300, seed=0), OVER_GROUP)["regime"]
     assert f"{best} is nearer to balanced" in found.finding
     # Whichever is better in theory: half the gap for token, the CV within a sign for sequence.
     gap = abs(wrong - 600) / ((wrong + 600) / 2)
     assert (gap / 2 > np.sqrt(np.exp(sigma**2) - 1)) == (best == "sequence")
-    assert found.evidence is (best == "sequence")  # dapo is token already
+    assert found.evidence is (best == "sequence")  # it is token already
     assert ('"sequence"' in (found.change or "")) == (best == "sequence")
+
+
+def test_the_regime_proposes_only_what_the_study_found_to_gain():
+    """docs/study.md: sequence gained on token over the group and on no rule over the batch; token on nothing."""
+    gap = Law(right=600, wrong=1200, sigma=0.05).draw(300, seed=0)
+    group = advice(gap, OVER_GROUP)["regime"]
+    assert group.change == 'if not balanced, objective.aggregation = "sequence"'
+    assert "sequence learnt 0.9 points more than token over the group" in group.finding
+    for over_batch in ("dapo", "dr_grpo"):
+        found = advice(gap, over_batch)["regime"]
+        assert found.evidence is False
+        assert found.change is None
+        assert "sequence is nearer to balanced" in found.finding
+        assert found.finding.endswith(
+            "sequence learnt no more than averaging over the batch: this is no reason to change the aggregation."
+        )
+    spread = advice(Law(right=600, wrong=620, sigma=0.3).draw(300, seed=0), "grpo")["regime"]
+    assert "token is nearer to balanced" in spread.finding
+    short_wrong = advice(Law(right=1200, wrong=600, sigma=0.05).draw(300, seed=0), OVER_GROUP)["regime"]
+    assert "sequence is nearer to balanced" in short_wrong.finding
+    for found in (spread, short_wrong):
+        assert found.evidence is False
+        assert found.change is None
+        assert found.finding.endswith("Our study did not decide between the two there, so nothing need change.")
 
 
 def test_the_regime_is_open_where_the_two_are_alike():

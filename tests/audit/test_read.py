@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import equipoise as eq
-from equipoise.audit import AuditError, from_table, measure, parse_columns, read
+from equipoise.audit import AuditError, from_table, main_text, measure, parse_columns, read
 from equipoise.audit.readers import files
 
 from .synthetic import Law
@@ -54,7 +54,7 @@ def verl_dump(folder, columns=COLUMNS, uid=False, **extra):
 
 def numbers(audit):
     """Everything but where it came from."""
-    return {k: v for k, v in audit.to_json().items() if k not in ("source", "unit", "notes")}
+    return {k: v for k, v in audit.to_json().items() if k not in ("source", "unit", "notes", "columns")}
 
 
 def test_every_kind_of_file_gives_the_same_audit(tmp_path):
@@ -231,6 +231,41 @@ def test_two_runs_are_not_one(run, tmp_path):
         read([run, other])
 
 
+# What it says of the columns
+
+
+def test_the_columns_that_were_read_are_told(tmp_path):
+    path = parquet(tmp_path / "log.parquet", {
+        "problem": COLUMNS["prompt_id"], "right": COLUMNS["reward"], "tidy": 1 - COLUMNS["reward"],
+        "length": COLUMNS["length"],
+    })  # fmt: skip
+    columns = {"prompt": "problem", "reward": "right+0.25*tidy"}
+    told = {"prompt": "problem", "reward": "right + 0.25*tidy", "length": "length", "step": "none, all one step"}
+    assert measure(path, "dapo", columns=columns).columns == told
+    page = " ".join(main_text([str(path)], "dapo", columns=columns).split())
+    assert "Read: prompt = problem, reward = right + 0.25*tidy, length = length, step = none, all one step" in page
+
+
+def test_a_column_passed_over_for_another_is_told():
+    twice = {"prompt": [0, 0], "reward": [1, 0], "score": [0, 1], "length": [2, 3], "step": [1, 1]}
+    assert from_table(twice).columns["reward"] == "reward (not score)"
+    assert from_table(twice, {"reward": "score"}).columns["reward"] == "score"  # it was asked for
+
+
+def test_text_among_the_rewards_of_trl_is_told(tmp_path):
+    rows = {"step": [1] * 4, "prompt": list("aabb"), "completion": list("wxyz"), "right": [1.0, 0.0] * 2,
+            "answer": ["42"] * 4, "advantage": [1.0, -1.0] * 2}  # fmt: skip
+    log = read(parquet(tmp_path / "completions_00001.parquet", rows))
+    assert log.columns["reward"] == "right (not answer)"
+    assert log.columns["length"] == "completion"
+
+
+def test_the_columns_of_a_run_of_ours_are_not_told(tmp_path):
+    own = {"finish": ["stop"] * len(COLUMNS["step"]), "logprob_sum": [0.0] * len(COLUMNS["step"])}
+    path = parquet(tmp_path / "step-1.parquet", {**COLUMNS, **own})
+    assert "Read:" not in main_text([str(path)], "dapo")
+
+
 # What is refused
 
 
@@ -238,7 +273,9 @@ def test_two_runs_are_not_one(run, tmp_path):
     ("column", "row", "value", "said"),
     [
         ("reward", 3, float("nan"), r"log.jsonl, row 4, column reward: nan is not a finite number"),
-        ("reward", 5, "good", r"log.jsonl, row 6, column reward: 'good' is not a number"),
+        ("reward", 5, "good", r"log.jsonl, row 6, column reward: 'good' is not a number$"),
+        ("reward", 5, "1.0", r"row 6, column reward: '1.0' is text, not a number: write it without quotes$"),
+        ("length", 7, "12", r"row 8, column length: '12' is text, not a number: write it without quotes$"),
         ("reward", 2, None, r"log.jsonl, row 3, column reward: nan is not a finite number"),
         ("length", 7, -2, r"log.jsonl, row 8, column length: -2 is not a length"),
         ("length", 7, 2.5, r"log.jsonl, row 8, column length: 2.5 is not a length"),
@@ -252,6 +289,23 @@ def test_a_bad_value_is_named_by_file_row_and_column(tmp_path, column, row, valu
     rows[row][column] = value
     with pytest.raises(AuditError, match=said):
         read(jsonl(tmp_path / "log.jsonl", rows))
+
+
+def test_a_number_in_quotes_is_text_in_json_and_parquet_and_a_number_in_csv(tmp_path):
+    rows = [{"prompt": "p", "reward": reward, "length": "3"} for reward in ("1.0", "0.0")]
+    quoted = "".join('"{prompt}","{reward}","{length}"\n'.format(**row) for row in rows)
+    (tmp_path / "log.csv").write_text("prompt,reward,length\n" + quoted)
+    assert sorted(read(tmp_path / "log.csv").reward.tolist()) == [0.0, 1.0]  # in CSV everything is text
+    table = {name: [row[name] for row in rows] for name in rows[0]}
+    for path in (jsonl(tmp_path / "log.jsonl", rows), parquet(tmp_path / "log.parquet", table)):
+        with pytest.raises(AuditError, match=r"row 1, column reward: '1\.0' is text, not a number"):
+            read(path)
+
+
+def test_rewards_may_be_a_categorical_column():
+    rewards = pa.array([1.0, 0.0]).dictionary_encode()
+    log = from_table(pa.table({"prompt": [0, 0], "reward": rewards, "length": [2, 3]}))
+    assert sorted(log.reward.tolist()) == [0.0, 1.0]
 
 
 def test_a_group_of_one_is_named_by_the_step_and_the_file_it_is_in(tmp_path):

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -14,6 +15,7 @@ import pyarrow.compute as pc
 
 from equipoise.audit.log import AuditError, Floats, Integers
 
+NUMBER = re.compile(r"\s*[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?\s*")
 Refuse = Callable[[Any, str, str], AuditError]
 
 
@@ -45,10 +47,12 @@ def is_numeric(values: Any) -> bool:
 
 def numbers(name: str, values: Any, refuse: Refuse, missing: bool = False) -> Floats:
     """Finite numbers; with `missing`, NaN and null may stand for a number that is not there."""
+    if isinstance(values, pa.DictionaryArray):  # a categorical column of pandas
+        values = values.dictionary_decode()
     if not is_numeric(values):
         plain = plain_values(values)
         bad = next(i for i, value in enumerate(plain) if not isinstance(value, int | float))
-        raise refuse(bad, name, f"{plain[bad]!r} is not a number")
+        raise refuse(bad, name, _not_a_number(plain[bad]))
     x = _floats(values)
     allowed = np.isfinite(x)
     if missing:
@@ -59,6 +63,13 @@ def numbers(name: str, values: Any, refuse: Refuse, missing: bool = False) -> Fl
             bad, name, f"{x[bad]:g} is not a finite number; drop the row, or give it a reward"
         )
     return x
+
+
+def _not_a_number(value: Any) -> str:
+    """JSON and Parquet tell text from numbers, so a number in quotes may be a slip of the writer's."""
+    if isinstance(value, str) and NUMBER.fullmatch(value):
+        return f"{value!r} is text, not a number: write it without quotes"
+    return f"{value!r} is not a number"
 
 
 def _floats(values: Any) -> Floats:

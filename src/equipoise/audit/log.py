@@ -10,7 +10,7 @@ nor are log-probabilities but for one sum.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -45,6 +45,8 @@ class Log:
     kept: NDArray[np.bool_] | None = None  # [B] trained on; None where the log holds nothing else
     # [B] Σ_t log μ − log π, sampler against policy; None where not logged
     sampler_distance: Floats | None = None
+    # what each role was read from, where the log has columns
+    columns: dict[str, str] = field(default_factory=dict)
     rates: bool = True  # a mean reward is a success rate; False where advantages stand for rewards
 
     def __len__(self) -> int:

@@ -80,6 +80,7 @@ class Audit:
     has_tokens: bool
     has_truncated: bool
     notes: list[str]
+    columns: dict[str, str]  # what each role was read from, where the log has columns
     overall: Measures
     steps: list[Measures]
 
@@ -159,6 +160,7 @@ def _audit(
         has_tokens=log.tokens is not None,
         has_truncated=log.truncated is not None,
         notes=list(log.notes),
+        columns=log.columns,
         overall=overall,
         steps=by_step,
     )

@@ -116,6 +116,9 @@ def _head(audit: Audit) -> Text:
         f"  {source}: {_count(len(audit.steps), 'step')}, {o.responses:,} responses to {_count(o.prompts, 'prompt')} "
         f"in groups of {size}\n"
     )
+    if audit.source != "equipoise" and audit.columns:
+        read_from = ", ".join(f"{role} = {column}" for role, column in audit.columns.items())
+        text.append(f"Read: {read_from}\n", "dim")
     text.append(f"{audit.objective}", "bold")
     text.append(f"  {audit.stacks[audit.objective]}\n")
     text.append("± is half a 95 % interval over prompts; right is A > 0, wrong A < 0.", "dim")

@@ -32,7 +32,7 @@ from equipoise.audit.log import AuditError, Integers, Log, ordered, selected
 from equipoise.audit.readers import ours, trl, verl
 from equipoise.audit.readers.dumps import Dump, dump_of
 from equipoise.audit.readers.files import Piece, names_in, pieces
-from equipoise.audit.readers.roles import Roles, check_columns, roles_of, writer_of
+from equipoise.audit.readers.roles import Roles, check_columns, roles_of, told, writer_of
 
 CUT = ("length", True, "true", "True")
 MOST_TOKENS = 1 << 27  # held as 4 bytes each; beyond it the shared prefixes are left unmeasured
@@ -52,6 +52,7 @@ class LogCollector:
         self.places: list[tuple[str, int]] = []  # (file, rows) in the order they came
         self.step_files: dict[int, str] = {}
         self.writers: set[str] = set()
+        self.told: defaultdict[str, set[str]] = defaultdict(set)  # what each role was read from
         self.units: set[str] = set()
         self.summed: tuple[str, ...] = ()
         self.dump_notes: dict[str, None] = {}
@@ -95,6 +96,9 @@ class LogCollector:
             raise AuditError(f"{file} is empty: it must have at least one response")
         self.places.append((file, rows))
         self.writers.add(writer or writer_of(names))
+        if writer is None:  # a dump's columns are made by its reader
+            for role, read_from in told(file, names, self.columns, roles).items():
+                self.told[role].add(read_from)
         self.summed = tuple(roles["reward"])
 
     def _piece(self, file: str, first: int, piece: dict[str, Any], roles: Roles) -> int:
@@ -286,6 +290,7 @@ class LogCollector:
             kept=joined.get("kept"),
             sampler_distance=joined.get("sampler"),
             rates=self.rates,
+            columns={role: " or ".join(sorted(names)) for role, names in self.told.items()},
         )
         padding = [n for name, n in self.numbers["group"].items() if verl.is_padding(name)]
         return log, ~np.isin(own, padding)

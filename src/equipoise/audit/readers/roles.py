@@ -83,6 +83,32 @@ def roles_of(file: str, names: Sequence[str], columns: Mapping[str, str]) -> Rol
     return roles
 
 
+def told(
+    file: str, names: Sequence[str], columns: Mapping[str, str], roles: Roles
+) -> dict[str, str]:
+    """What each role was read from, and which columns might have been meant instead."""
+    found = {role: _sum(terms) for role, terms in roles.items() if role in NAMES}
+    for role in found.keys() - columns.keys():
+        known = [*NAMES[role]]
+        if role == "reward" and writer_of(names) == "TRL":
+            known += trl.reward_columns(names)
+        others = [name for name in known if name in names and name not in roles[role]]
+        found[role] += f" (not {', '.join(others)})" if others else ""
+    text = found.pop("text", "")
+    if "length" not in found:
+        found["length"] = found.get("tokens", text)
+    if "step" not in found:
+        in_name = ours.step_in_name(file) is not None
+        found["step"] = "the file's name" if in_name else "none, all one step"
+    return found
+
+
+def _sum(terms: Mapping[str, float]) -> str:
+    return " + ".join(
+        name if weight == 1 else f"{weight:g}*{name}" for name, weight in terms.items()
+    )
+
+
 def _terms(role: str, text: str, names: Sequence[str], file: str) -> dict[str, float]:
     """ "a" or, for rewards, "a+0.5*b" as columns and weights."""
     if text in names:

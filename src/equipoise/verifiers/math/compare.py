@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from math import gcd
 
 from equipoise.verifiers.math import exact, form
+from equipoise.verifiers.math.measures import differ
 from equipoise.verifiers.math.notation import Unreadable, tight
 from equipoise.verifiers.math.relations import (
     FLIPPED,
@@ -137,7 +138,9 @@ def _same_leaf(gold: Leaf, answer: Leaf, by: Comparer) -> bool | None:
 
 
 def _equal_leaf(gold: Leaf, answer: Leaf, by: Comparer) -> bool | None:
-    if gold.unit and answer.unit and gold.unit != answer.unit:
+    if differ(gold.unit, answer.unit):
+        return False
+    if gold.percent != answer.percent and (gold.unit or answer.unit):  # 28 % is not 28 cm
         return False
     endless = exact.infinite(gold.text), exact.infinite(answer.text)
     if endless != (None, None):

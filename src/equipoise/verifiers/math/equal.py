@@ -170,7 +170,7 @@ def _plain(spelled: str) -> str:
 
 def _with_decimal_point(answer: str, gold: str) -> str:
     """`2,74` is 2.74 where the gold answer is a decimal number: a list could not equal it anyway."""
-    if re.fullmatch(r"(?:\\\$)?\s*-?\d+\.\d+\D*", gold) and re.match(
+    if re.fullmatch(r"(?:\\\$|[€£¥])?\s*-?\d+\.\d+\D*", gold) and re.match(
         r"-?\d+,\d+(?!\d*[,.]\d)", answer
     ):
         return answer if re.match(r"-?\d{1,3},\d{3}(?!\d)", answer) else answer.replace(",", ".", 1)

@@ -55,7 +55,7 @@ SIGNS = {
     "⁄": "/", "∕": "/", "√": r"\sqrt ", "π": r"\pi ", "∞": r"\infty ", "≤": r"\le ", "≥": r"\ge ", "≠": r"\ne ",
     "±": r"\pm ", "∓": r"\mp ", "∪": r"\cup ", "∩": r"\cap ", "∈": r"\in ", "∅": r"\emptyset ", "°": r"^\circ ",
     "≈": r"\approx ", "⟨": r"\langle ", "⟩": r"\rangle ", "’": "'", "‘": "'", "′": "'", "“": '"', "”": '"',
-    "，": ",", "：": ":", "；": ";", "。": ".", "€": r"\$", "£": r"\$", "¥": r"\$",
+    "，": ",", "：": ":", "；": ";", "。": ".",
 }  # fmt: skip
 LAST_BACKSLASH = re.compile(r"(?<!\\)((?:\\\\)*)\\$")  # what is left of a space, `\ `, at the end
 DOUBLED_BACKSLASH = re.compile(r"\\\\(?=[a-zA-Z{}(\[])")

@@ -12,6 +12,7 @@ import re
 from dataclasses import dataclass, replace
 from itertools import product
 
+from equipoise.verifiers.math.measures import CURRENCY_SIGNS, differ
 from equipoise.verifiers.math.notation import OF_A_LIST, Unreadable, split, wraps
 from equipoise.verifiers.math.units import UNIT_AFTER, unit_of
 
@@ -74,11 +75,12 @@ class Matrix:
 Node = Leaf | Words | ChoiceLetter | Listing | Chain | Union | Matrix
 
 NUMBER_WITH_COMMAS = re.compile(
-    r"[-+]?\s?(?:\\\$)?\s?(?:(?P<decimal>0)|[1-9]\d{0,2})(?:,\d{3})+(?![\d,])(?:\.\d+)?"
+    r"[-+]?\s?(?:\\\$|[€£¥])?\s?(?:(?P<decimal>0)|[1-9]\d{0,2})(?:,\d{3})+(?![\d,])(?:\.\d+)?"
 )  # 0,104 has a decimal comma
 NUMBER_WITH_SPACES = re.compile(
-    r"[-+]?\s?(?:\\\$)?\s?[1-9]\d{0,2}(?: \d{3})+(?![\d,/]| \d)(?:\.\d+)?"
+    r"[-+]?\s?(?:\\\$|[€£¥])?\s?[1-9]\d{0,2}(?: \d{3})+(?![\d,/]| \d)(?:\.\d+)?"
 )
+MONEY = re.compile(r"(?P<minus>(?:[-+]\s?)?)(?P<sign>\\\$|[€£¥])")
 GROUPED = re.compile(r"(?<![\d.,])(?<![\d.] )[1-9]\d{0,2}(?:(?:,\d{3})+|(?: \d{3})+)(?![\d,/]| \d)")
 TIME = re.compile(r"\d{1,2}:0\d(?::\d\d)?|\d{1,2}:\d\d:\d\d")
 SIGN = re.compile(
@@ -292,10 +294,12 @@ def _value(text: str) -> Node:
 
 def _with_unit(leaf: Leaf) -> Leaf:
     text = leaf.text
-    if text.startswith(r"\$") or re.match(r"[-+]\s?\\\$", text):
-        amount = text.replace(r"\$", "", 1).strip()
-        # \$5 per hour is 5
-        return replace(_with_unit(Leaf(amount)), unit="dollar") if amount else leaf
+    if money := MONEY.match(text):
+        amount = (money["minus"] + text[money.end() :]).strip()
+        currency, inner = CURRENCY_SIGNS[money["sign"]], _with_unit(Leaf(amount))
+        if differ(currency, inner.unit):  # \$5 euros are neither
+            currency += f" {inner.unit}"
+        return replace(inner, unit=currency) if amount else leaf  # \$5 per hour is \$5
     if match := UNIT_AFTER.search(text):
         unit = unit_of(match.group())
         rest = text[: match.start()].rstrip()

@@ -1,27 +1,16 @@
 r"""Units behind a number: read so that 17 m is 17, and 17 m is not 17 cm.
 
-`unit_of` gives the one name of a known unit, "" for any other words ("apples"), and None where the
-words are no unit because they change what the number says: words that count ("millions", "fifths"),
-join or compare ("or 8", "less").
+`unit_of` gives what a known unit measures (`measures`), "" for any other words ("apples"), and None
+where the words are no unit because they change what the number says: words that count ("millions",
+"fifths"), join or compare ("or 8", "less").
 """
 
 from __future__ import annotations
 
 import re
 
-NAMES = {
-    "m": "m meter meters metre metres", "cm": "cm centimeter centimeters centimetre centimetres",
-    "mm": "mm millimeter millimeters", "km": "km kilometer kilometers kilometre kilometres",
-    "inch": "in inch inches", "foot": "ft foot feet", "yard": "yd yard yards", "mile": "mi mile miles",
-    "s": "s sec secs second seconds", "min": "min mins minute minutes", "hour": "h hr hrs hour hours",
-    "day": "day days", "week": "week weeks", "month": "month months", "year": "yr yrs year years",
-    "g": "g gram grams", "kg": "kg kilogram kilograms", "mg": "mg", "lb": "lb lbs pound pounds",
-    "oz": "oz ounce ounces",
-    "l": "l liter liters litre litres", "ml": "ml", "gallon": "gal gallon gallons",
-    "degree": "degree degrees deg", "radian": "rad radian radians", "dollar": "dollar dollars usd bucks",
-    "euro": "euro euros eur", "yen": "yen", "rupee": "rupee rupees", "yuan": "yuan rmb",
-    "cent": "cent cents", "mph": "mph", "km/h": "km/h kmh kph",
-}  # fmt: skip
+from equipoise.verifiers.math.measures import NAMES, measure_of
+
 UNITS = {word: name for name, words in NAMES.items() for word in words.split()}
 _SHORT = "m s g h l in min"
 # of ampere, newton, volt and their kin: no other letter is a unit by itself
@@ -70,7 +59,8 @@ POWERED = re.compile(
 
 def unit_of(text: str) -> str | None:
     if text.lstrip().startswith("^") and "circ" in text:
-        return "degree"
+        letter = re.search("[CF]", text)
+        return {"C": "celsius", "F": "fahrenheit"}[letter.group()] if letter else "degree"
     power = re.findall(r"\^\s*\{?(-?\d)", text)
     # each power on a unit that is measured, and one rate at most
     if len(power) != len(POWERED.findall(text)) or text.count("/") > 1:
@@ -96,11 +86,7 @@ def unit_of(text: str) -> str | None:
     over, slash, under = " ".join(words).partition("/")
     if slash and over.strip() == under.strip():  # m/m is no unit, it cancels
         return None
-    square = "2" in power or words[0] in {"square", "sq"}
-    cube = "3" in power or words[0] in {"cubic", "cu"}
-    rest = words[1:] if words[0] in {"square", "sq", "cubic", "cu"} else words
-    name = UNITS.get(" ".join(rest), "")
-    return name + ("²" if square else "³" if cube else "") if name else ""
+    return measure_of(re.sub(r"\\text(?![a-zA-Z])|[{}.]", " ", text))
 
 
 def _may_be_a_product(word: str) -> bool:
