@@ -112,10 +112,13 @@ def _math(subject: str) -> Finding:
 
 def _code(subject: str) -> Finding:
     from equipoise.verifiers import grade_code
+    from equipoise.verifiers.code import backend, sandbox
 
     verdict = grade_code("print(int(input()) + 1)", {"inputs": ["1"], "outputs": ["2"]})
     if verdict.kind == "correct":
         said = f"isolated by {_version('bwrap')}; a verdict took {verdict.seconds:.2f} s"
+        if backend.url() is None and (why := sandbox.why_no_fork()) is not None:
+            said += f"; every program starts an interpreter of its own ({why})"
         return Finding(subject, "ok", said)
     state = "missing" if verdict.kind == "unavailable" else "broken"
     return Finding(subject, state, verdict.reason)

@@ -248,7 +248,7 @@ def test_nothing_is_left_when_the_holder_is_killed(tmp_path):
     work.write_text(INSIDE)
     script = (
         "import sys, time\nfrom equipoise.verifiers.code.resident import Resident, packages\n"
-        f"r = Resident({str(work)!r}, packages())\nr.ask(b'echo', 5.0)\nprint(r._guest._process.pid, flush=True)\n"
+        f"r = Resident({str(work)!r}, packages())\nr.ask(b'echo', 5.0)\nprint(r._guest.pid, flush=True)\n"
         "time.sleep(600)"
     )
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}

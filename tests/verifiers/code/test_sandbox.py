@@ -15,7 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from equipoise.verifiers.code import cgroups, guest, judge, sandbox
+from equipoise.verifiers.code import cgroups, fork_guest, fork_server, guest, judge, sandbox
+from tests.verifiers.code.test_attacks import SYSTEM_CALLS
 
 TESTS = judge.Programs((("3 4\n", "7\n"),))
 HONEST = "a, b = map(int, input().split())\nprint(a + b)\n"
@@ -54,6 +55,7 @@ def expected(repeats):
 def remains():
     """What a verdict could leave: children, descriptors, temporary files, cgroups."""
     gc.collect()  # what earlier tests left to be collected is not ours to count
+    fork_server.close()  # they stay for the next verdict
     ours = [str(child) for folder, _ in cgroups.folders() for child in folder.glob(f"equipoise-{os.getpid()}-*")]
     tasks = Path("/proc/self/task").iterdir()
     children = [pid for task in tasks for pid in (task / "children").read_text().split()]
@@ -157,10 +159,9 @@ def test_a_program_has_three_descriptors_and_no_environment_of_ours(monkeypatch)
 def test_the_namespace_dies_with_a_killed_worker(tmp_path):
     """Killed at the worst moment, in the middle of a call: nothing runs on, and the next process tidies up."""
     worker = (
-        "import sys\nfrom equipoise.verifiers.code import judge, sandbox\nfound = sandbox._first_process\n"
-        "def first_process(info, guest):\n    first = found(info, guest)\n    print(first, flush=True)\n"
-        "    return first\n"
-        "sandbox.available()\nsandbox._first_process = first_process\n"
+        "import sys\nfrom equipoise.verifiers.code import judge, sandbox\nfound = sandbox._pid\n"
+        "def pid(handle):\n    first = found(handle)\n    print(first, flush=True)\n    return first\n"
+        "sandbox.available()\nsandbox._pid = pid\n"
         "tests = judge.tests({'test_list': ['assert f(1)', 'import time; time.sleep(600)']})\n"
         "judge.judge('def f(x): return x', tests, sandbox.Limits(seconds=600, total_seconds=600))\n"
     )
@@ -199,14 +200,16 @@ def test_memory_is_bounded_for_all_processes_together_where_there_are_cgroups():
     assert verdict.kind == "correct", verdict.reason
 
 
+# a program is one of the ten it may have
+COUNT_FORKS = (
+    "import os, signal\nn = 0\ntry:\n    while n < 100:\n        if os.fork() == 0: signal.pause()\n        n += 1\n"
+    "except OSError:\n    pass\nprint(7 if n == 9 else n)"
+)
+
+
 @needs_sandbox
 def test_the_limit_of_processes_binds_whoever_starts_the_sandbox():
-    source = (
-        "import os, signal\nn = 0\ntry:\n    while n < 100:\n        if os.fork() == 0: signal.pause()\n"
-        "        n += 1\n"
-        "except OSError:\n    pass\nprint(7 if n < 10 else n)"
-    )
-    verdict = judge.judge(source, TESTS, sandbox.Limits(processes=10))
+    verdict = judge.judge(COUNT_FORKS, TESTS, sandbox.Limits(processes=10))
     assert verdict.kind == "correct", verdict.reason
 
 
@@ -243,13 +246,16 @@ def test_an_ordinary_user_gets_the_same_verdicts():
     if (python := ordinary_python()) is None:
         pytest.skip("no interpreter that an ordinary user can start")
     called = [(TESTS, "tests"), (CALLS, "calls"), (ASSERTS, "asserts")]
-    cases = [(source, next(name for t, name in called if t is tests), kind) for source, tests, kind in ENDINGS]
+    endings = [*ENDINGS, (SYSTEM_CALLS + HONEST, TESTS, "correct"), (COUNT_FORKS, TESTS, "correct")]
+    cases = [(source, next(name for t, name in called if t is tests), kind) for source, tests, kind in endings]
     script = (
         "import os\nfrom equipoise.verifiers.code import judge, sandbox\nassert os.getuid() == 65534\n"
         "assert sandbox.available() is None, sandbox.available()\n"
+        f"assert sandbox.can_fork() == {sandbox.can_fork()}\n"
         "tests = judge.Programs((('3 4\\n', '7\\n'),))\ncalls = judge.Calls('add', (((3, 4), 7),))\n"
         "asserts = judge.tests({'test_list': ['assert add(3, 4) == 7']})\nnames = globals()\n"
-        f"for source, which, kind in {cases}:\n    verdict = judge.judge(source, names[which])\n"
+        "limits = sandbox.Limits(processes=10)\n"
+        f"for source, which, kind in {cases}:\n    verdict = judge.judge(source, names[which], limits)\n"
         "    assert verdict.kind == kind, (source, verdict)\n"
         "from equipoise.verifiers.code.resident import Resident\nimport sys\n"
         "there = Resident(sys.path[1] + '/work.py', ())\n"
@@ -278,7 +284,7 @@ def test_an_ordinary_user_gets_the_same_verdicts():
 def test_unsafe_only_where_asked_for_and_still_bounded(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))  # no bubblewrap
     monkeypatch.setenv("EQUIPOISE_SECRET", "planted")
-    sandbox.available.cache_clear()
+    sandbox.forget()
     try:
         unsafe = sandbox.Limits(allow_unsafe=True)
         assert judge.judge(HONEST, TESTS).kind == "unavailable"
@@ -296,7 +302,7 @@ def test_unsafe_only_where_asked_for_and_still_bounded(monkeypatch, tmp_path):
         assert judge.judge(liar, ASSERTS, unsafe).kind == "wrong"
         assert_no_more_than(before)
     finally:
-        sandbox.available.cache_clear()
+        sandbox.forget()
 
 
 @pytest.mark.parametrize(
@@ -319,8 +325,9 @@ def test_less_memory_than_an_interpreter_needs_is_refused():
         sandbox.Limits(memory_bytes=1 << 20)
 
 
-def test_the_guest_imports_the_standard_library_alone():
-    tree = ast.parse(Path(guest.__file__).read_text())
+@pytest.mark.parametrize("module", [guest, fork_guest])
+def test_the_guest_imports_the_standard_library_alone(module):
+    tree = ast.parse(Path(module.__file__).read_text())
     imported = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
     imported |= {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
     assert {name.partition(".")[0] for name in imported} <= {*sys.stdlib_module_names, "__future__"}
@@ -330,3 +337,111 @@ def test_verifying_code_does_not_import_torch():
     ask = "import sys, equipoise.verifiers.code.judge; print('torch' in sys.modules)"
     run = subprocess.run([sys.executable, "-c", ask], capture_output=True, text=True, env=os.environ, timeout=600)
     assert run.stdout.strip() == "False", run.stderr
+
+
+@pytest.fixture
+def trials(monkeypatch):
+    """What the next trials of a sandbox will say, and which were asked."""
+    says, asked = [], []
+    monkeypatch.setattr(sandbox, "_found", {})
+    monkeypatch.setattr(sandbox, "_missing", lambda: None)
+    monkeypatch.setattr(sandbox, "_problem", lambda start: asked.append(start) or says.pop(0))
+    return says, asked
+
+
+def test_a_trial_that_failed_is_made_again_after_a_while_and_one_that_worked_never(trials, monkeypatch):
+    says, asked = trials
+    says += ["busy", None]
+    assert (sandbox.can_fork(), sandbox.why_no_fork(), sandbox.can_fork()) == (False, "busy", False)
+    assert len(asked) == 1
+    now = time.monotonic() + sandbox.AGAIN_SECONDS + 1
+    monkeypatch.setattr(sandbox.time, "monotonic", lambda: now)
+    assert sandbox.can_fork()
+    now += 1e9
+    assert sandbox.can_fork()
+    assert sandbox.available() is None
+    assert len(asked) == 2
+
+
+def test_a_long_trial_is_made_again_after_ten_times_as_long(trials, monkeypatch):
+    says, asked = trials
+    now = 1000.0
+
+    def slow(start):
+        nonlocal now
+        now += 60
+        asked.append(start)
+        return "late"
+
+    monkeypatch.setattr(sandbox, "_problem", slow)
+    monkeypatch.setattr(sandbox.time, "monotonic", lambda: now)
+    for waited, trials_made in ((0, 1), (599, 1), (2, 2)):
+        now += waited
+        assert sandbox.why_no_fork() == "late"
+        assert len(asked) == trials_made
+    assert not says
+
+
+@pytest.mark.parametrize("bwrap", ["none", "fails", "hangs"])
+def test_whether_programs_can_be_forked_is_said_with_the_reason(bwrap, monkeypatch, tmp_path):
+    fake = tmp_path / "bwrap"
+    if bwrap != "none":
+        fake.write_text(
+            "#!/bin/sh\n" + ("echo 'bwrap: no such luck' >&2; exit 1\n" if bwrap == "fails" else "read x\n")
+        )
+        fake.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr("equipoise.verifiers.code.bubblewrap.START_SECONDS", 0.5)
+    monkeypatch.setattr(sandbox, "_found", {})
+    fork_server.close()
+    before = remains()
+    assert not sandbox.can_fork()
+    said = {"none": "not installed", "fails": "no such luck", "hangs": "made no namespaces"}
+    assert said[bwrap] in sandbox.why_no_fork()
+    assert_no_more_than(before)
+
+
+@needs_sandbox
+@pytest.mark.parametrize("forks", [True, False])
+def test_bubblewrap_finds_its_libraries_and_the_program_does_not_see_where(forks, monkeypatch, tmp_path):
+    """A bubblewrap that was built or unpacked somewhere has its libraries there."""
+    if forks and not sandbox.can_fork():
+        pytest.skip("no namespaces can be made inside of a sandbox here")
+    fake = tmp_path / "bwrap"
+    fake.write_text(f'#!/bin/sh\n[ "$LD_LIBRARY_PATH" = /planted ] && exec {shutil.which("bwrap")} "$@"\n')
+    fake.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setenv("LD_LIBRARY_PATH", "/planted")
+    monkeypatch.setattr(sandbox, "can_fork", lambda: forks)
+    fork_server.close()
+    seen = "import os\nassert not any('/planted' in value for value in os.environ.values())\n"
+    verdict = judge.judge(seen + HONEST, TESTS)
+    assert verdict.kind == "correct", verdict.reason
+    fork_server.close()
+
+
+@needs_sandbox
+def test_children_that_nobody_waits_for_are_refused_and_all_cpu_time_is_counted():
+    """With SIGCHLD ignored the kernel reaps children, and their time is in no process's count."""
+    ignore = "import signal\ntry: signal.signal(signal.SIGCHLD, signal.SIG_IGN)\nexcept PermissionError: pass\n"
+    burn = (
+        "import os, time\ndef burn(seconds):\n    end = time.process_time() + seconds\n"
+        "    while time.process_time() < end: pass\n"
+        "for _ in range(8):\n    read, write = os.pipe()\n"
+        "    if os.fork() == 0:\n        burn(0.25)\n        os._exit(0)\n"
+        "    os.close(write)\n    os.read(read, 1)\n    os.close(read)\n"
+    )
+    limits = sandbox.Limits(seconds=1, total_seconds=30)
+    assert judge.judge(ignore + burn + "print(7)", TESTS, limits).kind == "timeout"
+    refused = "import signal\ntry: signal.signal(signal.SIGCHLD, print)\nexcept PermissionError: print(7)\n"
+    assert judge.judge(refused, TESTS).kind == "correct"
+
+
+@needs_sandbox
+def test_whoever_ignores_sigchld_is_told():
+    script = (
+        "import signal\nfrom equipoise.verifiers.code import sandbox\nsignal.signal(signal.SIGCHLD, signal.SIG_IGN)\n"
+        "print(sandbox.available())"
+    )
+    run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=os.environ, timeout=600)
+    assert "ignores SIGCHLD" in run.stdout, run.stdout + run.stderr

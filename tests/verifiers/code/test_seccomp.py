@@ -19,9 +19,9 @@ ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 ALLOW, KILL = 0x7FFF0000, 0x80000000
 EPERM, ENOSYS = 0x50000 | errno.EPERM, 0x50000 | errno.ENOSYS
 OTHER = {
-    "x86_64": (56, 435, 44, 16, 53, 72),
-    "aarch64": (220, 435, 206, 29, 199, 25),
-}  # clone, clone3, sendto, ioctl, socketpair, fcntl
+    "x86_64": (56, 435, 44, 16, 53, 72, 13),
+    "aarch64": (220, 435, 206, 29, 199, 25, 134),
+}  # clone, clone3, sendto, ioctl, socketpair, fcntl, rt_sigaction
 
 
 def decide(program, machine, number, arguments=(0,) * 6, arch=None):
@@ -66,7 +66,7 @@ def test_a_shorter_list_refuses_only_that(machine):
 @pytest.mark.parametrize("machine", seccomp.MACHINES)
 def test_calls_judged_by_their_arguments(machine):
     program = seccomp.program(machine=machine)
-    clone, _, sendto, ioctl, _, fcntl = OTHER[machine]
+    clone, _, sendto, ioctl, _, fcntl, rt_sigaction = OTHER[machine]
     thread, sigchld = 0x3D0F00, 17  # what pthread_create and fork pass
     assert decide(program, machine, clone, (thread, 0, 0, 0, 0, 0)) == ALLOW
     assert decide(program, machine, clone, (sigchld, 0, 0, 0, 0, 0)) == ALLOW
@@ -82,6 +82,12 @@ def test_calls_judged_by_their_arguments(machine):
         assert decide(program, machine, fcntl, (3, command, 0, 0, 0, 0)) == ALLOW
     for command in (1024, 1026, 1031, 1024 | 1 << 32):  # F_SETLEASE, F_NOTIFY, F_SETPIPE_SZ
         assert decide(program, machine, fcntl, (3, command, 0, 0, 0, 0)) == EPERM
+    handlers = (1, 1 << 32, 0x7FFF_0000_0000)  # addresses of a struct; 0 asks for the one there is
+    for signal, handler in ((sigchld, 0), *((other, handler) for other in (2, 10, 16, 18) for handler in handlers)):
+        assert decide(program, machine, rt_sigaction, (signal, handler, 1, 8, 0, 0)) == ALLOW
+    for handler in handlers:
+        for signal in (sigchld, sigchld | 1 << 32):  # the kernel reads an int
+            assert decide(program, machine, rt_sigaction, (signal, handler, 0, 8, 0, 0)) == EPERM
 
 
 @pytest.mark.parametrize("machine", seccomp.MACHINES)
@@ -106,7 +112,8 @@ def test_the_numbers_are_the_kernels():
     defined = re.findall(r"#define __NR(?:3264)?_(\w+)\s+(\d+)", found[0].read_text())
     kernel = {name: int(number) for name, number in defined}
     ours = {name: numbers[seccomp.MACHINES.index(machine)] for name, numbers in seccomp.NUMBERS.items()}
-    ours |= dict(zip(("clone", "clone3", "sendto", "ioctl", "socketpair", "fcntl"), OTHER[machine], strict=True))
+    by_argument = ("clone", "clone3", "sendto", "ioctl", "socketpair", "fcntl", "rt_sigaction")
+    ours |= dict(zip(by_argument, OTHER[machine], strict=True))
     compared = {name: number for name, number in ours.items() if name in kernel}
     assert compared == {name: kernel[name] for name in compared}
     assert len(compared) > 70

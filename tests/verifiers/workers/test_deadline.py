@@ -8,7 +8,7 @@ import time
 import pytest
 
 from equipoise.verifiers import grade
-from equipoise.verifiers.code import judge, sandbox
+from equipoise.verifiers.code import cgroups, judge, sandbox
 from equipoise.verifiers.code.sandbox import Limits
 from equipoise.verifiers.verdict import Verdict
 from equipoise.verifiers.workers import deadline
@@ -66,6 +66,50 @@ def test_what_used_more_than_it_had_is_known_afterwards():
         pass
     assert spent.overspent()
     assert not Deadline(60.0, (os.getpid(),)).overspent()
+
+
+def test_what_has_passed_stays_passed(monkeypatch):
+    """A look at a moment when a process is runnable says less than the one before."""
+    used = [(0.0, 0.0, False), (0.0, 0.0, False), (0.0, 0.0, True)]
+    monkeypatch.setattr(deadline, "_used", lambda *_: used.pop(0))
+    inner = Deadline(0.01, (1,))
+    time.sleep(0.05)
+    assert inner.passed()
+    assert inner.passed()
+    assert len(used) == 1
+
+
+def test_a_cgroup_counts_what_no_process_does(tmp_path):
+    """Children that the kernel reaped are in no parent's time."""
+    for text in ("9000000000\n", "usage_usec 9000000\nuser_usec 1\n"):  # versions 1 and 2
+        (tmp_path / "counter").write_text(text)
+        assert _used((), (str(tmp_path / "counter"),))[0] == 9.0
+    spent = Deadline(0.001, (os.getpid(),), (str(tmp_path / "counter"),))
+    (tmp_path / "counter").write_text("99000000000\n")
+    time.sleep(0.01)
+    assert spent.passed()
+    assert spent.overspent()
+    for text in ("", "nr_periods 3\n"):
+        (tmp_path / "counter").write_text(text)
+        assert _used((), (str(tmp_path / "counter"),))[0] == 0.0
+
+
+def test_the_counter_of_a_cgroup_has_children_that_nobody_waited_for():
+    with cgroups.bounded({"memory": 1 << 40, "pids": 1000}) as made:
+        if not (counters := cgroups.counters(made)):
+            pytest.skip("no cgroup that counts can be made here")
+        unseen = "import os, signal\nsignal.signal(signal.SIGCHLD, signal.SIG_IGN)\ninput()\n"
+        unseen += "if os.fork() == 0:\n    while time.process_time() < 0.5: pass\n    os._exit(0)\n"
+        unseen += "try: os.wait()\nexcept OSError: print(flush=True)\ninput()"
+        command = [sys.executable, "-c", "import time\n" + unseen]
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+            cgroups.join(made, process.pid)
+            process.stdin.write(b"\n")
+            process.stdin.flush()
+            process.stdout.read(1)
+            assert _used((process.pid,))[0] < 0.4
+            assert _used((process.pid,), counters)[0] >= 0.5
+            process.kill()
 
 
 @pytest.fixture

@@ -1,7 +1,8 @@
 """What runs inside the sandbox, and how values cross its border. Standard library only.
 
 This file is compiled outside and sent in over a pipe, which is why it stays one file; inside, it is
-the first process of its pid namespace. It drops its rights, then serves one of these modes:
+the first process of its pid namespace: of bubblewrap's, or of one that `fork_guest.py`, whose code
+comes with the configuration, makes for each program. Without rights it serves one of these modes:
 
 - programs: for each input, fork a process that runs the response as a script; report what it wrote and how it ended.
 - functions: fork one process that runs the response as a module and answers calls of its functions.
@@ -26,6 +27,7 @@ import os
 import select
 import sys
 from _json import encode_basestring_ascii, make_scanner
+from _signal import getsignal  # type: ignore[import-not-found]  # `signal` is slow to import
 
 TYPE_CHECKING = False  # what typing's own is; typing is as slow to import as contextlib
 if TYPE_CHECKING:
@@ -43,7 +45,7 @@ _OUT_OF = (
     errno.EAGAIN,
     errno.ENOMEM,
 )
-_SIGKILL = 9
+_SIGKILL, _SIGCHLD = 9, 17
 _TICK_MS = 50
 _TAIL_BYTES = 4000  # of stderr, for the reason of a verdict
 _REASON_CHARACTERS = 500
@@ -185,6 +187,10 @@ def main(config: dict[str, Any]) -> None:
     """Drop rights, say so, and serve. Runs as the first process of the sandbox."""
     import resource
 
+    if config["contained"] and getsignal(_SIGCHLD) != 0:
+        raise OSError("SIGCHLD is ignored by whoever started this: children would go uncounted")
+    if "forked" in config:
+        config = _loaded("fork_guest", config["forked"])["forked"](config)
     if config["uid"] is not None:
         os.setgroups([])
         os.setgid(config["uid"])
@@ -216,9 +222,13 @@ def main(config: dict[str, Any]) -> None:
 
 
 def _resident(config: dict[str, Any], channel: Channel) -> None:
-    module: dict[str, Any] = {"__name__": "resident", "__builtins__": builtins}
-    exec(config["serve"], module)
-    module["serve"](config, channel)
+    _loaded("resident_guest", config["serve"])["serve"](config, channel)
+
+
+def _loaded(name: str, code: CodeType) -> dict[str, Any]:
+    module: dict[str, Any] = {"__name__": name, "__builtins__": builtins}
+    exec(code, module)
+    return module
 
 
 def _exit(code: object = None) -> None:
@@ -378,6 +388,7 @@ def _functions(config: dict[str, Any], channel: Channel) -> None:
 
 
 def _referee(config: dict[str, Any], channel: Channel) -> None:
+    channel.line()  # when the response has loaded
     _serve(config, channel, lambda: _run_tests(config, channel))
 
 
@@ -390,6 +401,7 @@ def _serve(config: dict[str, Any], channel: Channel, work: Callable[[], None]) -
         work()
         os._exit(0)
     channel.write(b"ended " + _watch(child, config, channel).encode() + b"\n")
+    os._exit(0)
 
 
 def _answer_calls(code: CodeType, prelude: str, channel: Channel) -> None:

@@ -24,7 +24,7 @@ from typing import Any, cast
 from equipoise.verifiers.code import sandbox
 from equipoise.verifiers.code.guest import LIMIT_STATUS, encode, parse
 from equipoise.verifiers.code.outputs import same_output, same_value
-from equipoise.verifiers.code.sandbox import Flood, Gone, Guest, Late, Limits
+from equipoise.verifiers.code.sandbox import Flood, Gone, Guest, Late, Limits, Lost
 from equipoise.verifiers.code.testcases import (
     Asserts,
     Calls,
@@ -75,18 +75,24 @@ def judge(response: str, tests: Tests, limits: Limits = Limits()) -> Verdict:  #
     if not limits.allow_unsafe and (why := sandbox.available()) is not None:
         return verdict("unavailable", why, code)
     try:
-        if isinstance(tests, Programs):
-            kind, reason = _run_programs(code, tests, limits)
-        elif isinstance(tests, Calls):
-            kind, reason = _run_calls(code, tests, limits)
-        else:
-            kind, reason = _run_asserts(code, tests, limits)
+        try:
+            kind, reason = _run(code, tests, limits)
+        except Lost:  # not the response's doing: once more, with another server
+            kind, reason = _run(code, tests, limits)
     except sandbox.Unavailable as error:
         kind, reason = "unavailable", str(error)
     if reason.startswith(_NO_SYNTAX) and not _FENCE.search(_said(response)):
         kind = "unparsed"
         reason = f"the response has no code block and is not Python itself ({reason})"
     return verdict(kind, reason, code)
+
+
+def _run(code: str, tests: Tests, limits: Limits) -> Outcome:
+    if isinstance(tests, Programs):
+        return _run_programs(code, tests, limits)
+    if isinstance(tests, Calls):
+        return _run_calls(code, tests, limits)
+    return _run_asserts(code, tests, limits)
 
 
 def extract(response: str) -> str | None:
@@ -142,11 +148,12 @@ class _Clock:
 
     def __init__(self, limits: Limits, guest: Guest) -> None:
         self.limits, self.guest, self.where = limits, guest, ""
-        self.end = Deadline(limits.total_seconds, (guest.pid,))
+        self.end = Deadline(limits.total_seconds, (guest.pid,), guest.counters)
 
     def next(self, where: str = "") -> Deadline:
         self.where = where
-        return Deadline(self.limits.seconds, (self.guest.pid,), within=self.end)
+        guest = self.guest
+        return Deadline(self.limits.seconds, (guest.pid,), guest.counters, within=self.end)
 
     def reason(self) -> str:
         if self.end.passed():
@@ -329,17 +336,19 @@ def _run_asserts(code: str, tests: Asserts, limits: Limits) -> Outcome:
         "entry_point": tests.entry_point,
     }
 
-    def use(guest: Guest, clock: _Clock) -> Outcome:
-        if failed := _load(guest, clock):
-            return failed
-        began = time.monotonic()
-        with sandbox.run(limits, mode) as referee:
-            clock.end.pause(time.monotonic() - began)
+    prelude, source = _prelude_and_source(code, tests)
+    # Its tests' sandbox is there before a response runs, which could keep another from starting.
+    with sandbox.run(limits, mode) as referee:
+
+        def use(guest: Guest, clock: _Clock) -> Outcome:
+            if failed := _load(guest, clock):
+                return failed
             clock.end.roots += (referee.pid,)
+            clock.end.counters += referee.counters
+            referee.send(b"begin\n", clock.end)
             while True:
-                word, _, content = (
-                    referee.line(clock.end, limits.output_bytes).decode("ascii").partition(" ")
-                )
+                line = referee.line(clock.end, limits.output_bytes).decode("ascii")
+                word, _, content = line.partition(" ")
                 if word == "passed":
                     return "correct", ""
                 if word in ("failed", "broken"):
@@ -351,5 +360,4 @@ def _run_asserts(code: str, tests: Asserts, limits: Limits) -> Outcome:
                     return cast(Kind, kind), answer
                 referee.send(f"{kind} {answer}\n".encode("ascii"), clock.end)
 
-    prelude, source = _prelude_and_source(code, tests)
-    return _with_guest(source, {"mode": "functions", "prelude": prelude}, limits, use)
+        return _with_guest(source, {"mode": "functions", "prelude": prelude}, limits, use)

@@ -14,13 +14,12 @@ the process then ends with its request.
 from __future__ import annotations
 
 import contextlib
-import functools
 import secrets
 import sys
-import types
 from pathlib import Path
 
 from equipoise.verifiers.code import resident_guest, sandbox
+from equipoise.verifiers.code.fork_server import compiled
 from equipoise.verifiers.code.resident_guest import LONGEST_REPLY
 from equipoise.verifiers.code.sandbox import Flood, Gone, Guest, Late, Limits, Unavailable
 from equipoise.verifiers.workers.deadline import PATIENCE, Deadline
@@ -76,8 +75,8 @@ class Resident:
             raise Unavailable(why)
         mode = {
             "mode": "resident",
-            "serve": _compiled(resident_guest.__file__),
-            "work": _compiled(self._work),
+            "serve": compiled(resident_guest.__file__),
+            "work": compiled(self._work),
         }
         stack = contextlib.ExitStack()
         try:
@@ -96,13 +95,6 @@ class Resident:
             raise Unavailable(self._cold)
         self._stack, self._guest = stack, guest
         return guest
-
-
-@functools.cache
-def _compiled(path: str) -> types.CodeType:
-    return compile(
-        Path(path).read_text(encoding="utf-8"), Path(path).name, "exec", dont_inherit=True
-    )
 
 
 def packages() -> tuple[str, ...]:

@@ -1,10 +1,11 @@
 """One isolated process per verdict: bubblewrap, a seccomp filter, resource limits, cgroups.
 
-`run` starts `guest.py` in new user, mount, pid, network, ipc, uts and cgroup namespaces, as an
-unprivileged user, with an empty environment and a read-only root that holds the interpreter, its
-standard library and the system's shared libraries. There is no home, no /proc, no /sys, no shell
-and, unless asked for (`packages`), no site-packages; the only writable place is a tmpfs of bounded
-size. When the `with` block ends, however it ends, the whole pid namespace is dead.
+`run` has the process of `guest.py` forked from a warm one (`fork_server.py`) or, where that cannot
+be, started: in new pid, mount, ipc, uts and cgroup namespaces inside of bubblewrap's, which add
+user and network, as an unprivileged user, with an empty environment and a read-only root that holds
+the interpreter, its standard library and the system's shared libraries. There is no home, no /proc,
+no /sys, no shell and, unless asked for (`packages`), no site-packages; the only writable place is a
+tmpfs of bounded size. When the `with` block ends, however it ends, the whole pid namespace is dead.
 
 Not covered: a hole in the kernel, and side channels (how long the machine takes, what it caches).
 Memory is bounded per process; for all processes of a sandbox together only where a memory cgroup
@@ -14,9 +15,7 @@ can be made. Linux on x86_64 and aarch64.
 from __future__ import annotations
 
 import contextlib
-import functools
 import io
-import json
 import marshal
 import math
 import os
@@ -28,27 +27,25 @@ import subprocess
 import sys
 import tempfile
 import time
-import types
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
-from equipoise.verifiers.code import cgroups, seccomp
+from equipoise.verifiers.code import bubblewrap, cgroups, fork_server, seccomp
 from equipoise.verifiers.code import guest as guest_module
-from equipoise.verifiers.code.guest_root import FOLDER, environment, interpreter, mounts
+from equipoise.verifiers.code.bubblewrap import NOBODY, START_SECONDS
+from equipoise.verifiers.code.bubblewrap import Unavailable as Unavailable
+from equipoise.verifiers.code.fork_server import ForkingSandbox, compiled, filter_program
+from equipoise.verifiers.code.fork_server import Lost as Lost
+from equipoise.verifiers.code.guest_root import FOLDER, environment, interpreter
 from equipoise.verifiers.workers.deadline import Deadline
 
-# a loaded machine is slow to start a process; nothing of the response runs before this is over
-_START_SECONDS = 60.0
-_NOBODY = 65534
+_PIPES: Any = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
 _INTERPRETER_BYTES = 64 << 20
+AGAIN_SECONDS = 60.0  # until a sandbox that did not work is tried again; ten times the trial's own
 # before this kernel RLIMIT_NPROC counts all processes of the user, ours and others
 _NPROC_PER_NAMESPACE = (5, 14)
-
-
-class Unavailable(Exception):
-    """No sandbox can be had here; the message says why and what to do."""
 
 
 class Gone(Exception):
@@ -102,17 +99,23 @@ class Limits:
             )
 
 
+Stream = IO[bytes] | io.FileIO
+
+
 class Guest:
     """A running guest: bytes in, bytes out, and an end."""
 
-    def __init__(self, process: subprocess.Popen[bytes]) -> None:
-        self._process = process
-        # pidfd of the first process of the pid namespace, where there is one
-        self.first: int | None = None
-        self.pid = process.pid  # of the first process inside, as seen from here
-        assert process.stdin is not None
-        assert process.stdout is not None
-        self._in, self._out = process.stdin.fileno(), process.stdout.fileno()
+    def __init__(
+        self,
+        pid: int,
+        streams: tuple[Stream, Stream, Stream],
+        counters: tuple[str, ...] = (),
+        server: ForkingSandbox | None = None,
+    ) -> None:
+        self.pid = pid  # of the first process inside, as seen from here
+        self.counters = counters  # of the CPU time of all inside: `Deadline`
+        self._streams, self._server = streams, server
+        self._in, self._out = streams[0].fileno(), streams[1].fileno()
         self._buffer = bytearray()
         for descriptor in (self._in, self._out):
             os.set_blocking(descriptor, False)
@@ -138,6 +141,8 @@ class Guest:
     def _fill(self, deadline: Deadline) -> None:
         self._wait(self._out, select.POLLIN, deadline)
         if not (chunk := os.read(self._out, 1 << 16)):
+            if self._server is not None and not self._server.answers():
+                raise Lost("the sandbox ended: its fork server is gone")
             raise Gone
         self._buffer += chunk
 
@@ -161,30 +166,10 @@ class Guest:
         return self.take(end + 1, deadline)[:-1]
 
     def complaint(self) -> str:
-        """What the process wrote to stderr: only bubblewrap and a guest that cannot start write."""
-        assert self._process.stderr is not None
-        os.set_blocking(self._process.stderr.fileno(), False)
-        with contextlib.suppress(BlockingIOError):
-            return os.read(self._process.stderr.fileno(), 4000).decode("utf-8", "replace").strip()
-        return ""
+        return bubblewrap.complaint(self._streams[2])
 
-    def close(self) -> None:
-        """Kill the whole pid namespace and wait until it is gone."""
-        if self.first is None:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                # a guest without a namespace leads a group
-                os.killpg(self._process.pid, signal.SIGKILL)
-            self._process.kill()
-        else:
-            # Its death is the namespace's, and bubblewrap, which reaps it, ends with it.
-            with contextlib.suppress(ProcessLookupError):
-                signal.pidfd_send_signal(self.first, signal.SIGKILL)
-            os.close(self.first)
-        self._process.wait()
-        for pipe in (self._process.stdin, self._process.stdout, self._process.stderr):
-            assert pipe is not None
-            with contextlib.suppress(BrokenPipeError):
-                pipe.close()
+
+Start = Callable[[Limits, int, contextlib.ExitStack, tuple[str, ...]], tuple[Guest, dict[str, Any]]]
 
 
 @contextlib.contextmanager
@@ -198,7 +183,18 @@ def run(
 
     Raises `Unavailable` when the sandbox does not start. Nothing of the response has run by then.
     """
-    start = _start_unsafe if limits.allow_unsafe and available() is not None else _start_contained
+    if limits.allow_unsafe and available() is not None:
+        start = _start_unsafe
+    else:
+        start = _start_forked if can_fork() and not packages else _start_contained
+    with _run(start, limits, mode, room, packages) as guest:
+        yield guest
+
+
+@contextlib.contextmanager
+def _run(
+    start: Start, limits: Limits, mode: dict[str, object], room: int, packages: tuple[str, ...]
+) -> Iterator[Guest]:
     largest_file = max(limits.disk_bytes, limits.output_bytes) + room + 4096
     rlimits = {"RLIMIT_AS": limits.memory_bytes, "RLIMIT_FSIZE": largest_file, "RLIMIT_NOFILE": 128}
     # for a guest whose outside was killed
@@ -215,75 +211,102 @@ def run(
             "cpu_seconds": math.ceil(limits.total_seconds) + 1,
             **mode,
         }
-        deadline = Deadline(_START_SECONDS)
-        payload = marshal.dumps((_guest_code(), config))
+        deadline = Deadline(START_SECONDS)
+        # a fork server has the guest's code already
+        forked = start is _start_forked
+        payload = marshal.dumps(config if forked else (compiled(guest_module.__file__), config))
         try:
             guest.send(f"{len(payload):012d}".encode() + payload, deadline)
             ready = guest.line(deadline, 100) == b"ready"
         except (Gone, Late, Flood):
             ready = False
         if not ready:
-            raise Unavailable(
-                f"the sandbox did not start: {guest.complaint() or 'it said nothing'}"
-            )
+            raise Unavailable(f"the sandbox did not start: {guest.complaint()}")
         yield guest
+
+
+def _start_forked(
+    limits: Limits, room: int, stack: contextlib.ExitStack, packages: tuple[str, ...]
+) -> tuple[Guest, dict[str, Any]]:
+    """A child of a warm process, in pid, mount and ipc namespaces of its own: `fork_guest.py`."""
+    server = stack.enter_context(fork_server.borrowed())
+    made = _bounded(limits, room, stack)
+    handle, streams = server.fork()
+    stack.callback(_close, streams)
+
+    @stack.callback
+    def end() -> None:
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(handle, signal.SIGKILL)
+        dead = select.poll()
+        dead.register(handle, select.POLLIN)
+        if not dead.poll(START_SECONDS * 1000):  # until all of its namespace are
+            server.close()
+        os.close(handle)
+
+    guest = Guest(_pid(handle), streams, cgroups.counters(made), server)
+    cgroups.join(made, guest.pid)  # before it is sent anything
+    # where the server itself is nobody, it counts
+    processes = limits.processes + (1 if bubblewrap.starts_as_root() else 2)
+    return guest, {**_contained(limits, processes), "scratch": _scratch_bytes(limits, room)}
 
 
 def _start_contained(
     limits: Limits, room: int, stack: contextlib.ExitStack, packages: tuple[str, ...]
 ) -> tuple[Guest, dict[str, Any]]:
-    """bubblewrap, and what only the outside can do for it: user ids when we are root, and cgroups."""
-    root = os.geteuid() == 0 and _is_mapped(_NOBODY)
-    scratch = limits.disk_bytes + 2 * limits.output_bytes + room
-    with (
-        _pipe() as (filter_out, filter_in),
-        _pipe() as (info_out, info_in),
-        _pipe() as (hold_out, hold_in),
-    ):
-        filter_in.write(_filter())
+    """A bubblewrap of its own: with packages, and where nothing can be forked inside of one."""
+    made = _bounded(limits, room, stack)
+    scratch = str(_scratch_bytes(limits, room))
+    with contextlib.ExitStack() as opened:
+        filter_out, filter_in = bubblewrap.pipe(opened)
+        filter_in.write(filter_program())
         filter_in.close()
-        inherited = [filter_out.fileno(), info_in.fileno()]
-        arguments = ["--seccomp", str(filter_out.fileno()), "--info-fd", str(info_in.fileno())]
-        if root:
-            # As root mapped to itself RLIMIT_NPROC would not bind, and as nobody bubblewrap could
-            # not bind an interpreter that lies in root's home. So it starts as root and the guest
-            # turns into nobody.
-            inherited.append(hold_out.fileno())
-            arguments += ["--userns-block-fd", str(hold_out.fileno())]
-            arguments += ["--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID"]
-        else:
-            arguments += ["--uid", str(_NOBODY), "--gid", str(_NOBODY)]
-        arguments += ["--size", str(scratch), "--perms", "1777", "--tmpfs", FOLDER]
-        bwrap = shutil.which("bwrap") or "bwrap"
-        process = _piped(
-            [bwrap, *arguments, *mounts(packages), "--", *interpreter()], pass_fds=inherited
+        arguments = ["--size", scratch, "--perms", "1777", "--tmpfs", FOLDER]
+        process, handle = bubblewrap.started(
+            [*arguments, "--seccomp", str(filter_out.fileno())],
+            inherited=[filter_out.fileno()],
+            packages=packages,
+            **_PIPES,
         )
-        guest = Guest(process)
-        bounds = {
-            "memory": limits.memory_bytes + scratch + _INTERPRETER_BYTES,
-            "pids": limits.processes + 1,
-        }
-        # before `close`, to be removed after it
-        made = stack.enter_context(cgroups.bounded(bounds))
-        stack.callback(guest.close)
-        for end in (filter_out, info_in, hold_out):
-            end.close()
-        first = _first_process(info_out, guest)
-        guest.first, guest.pid = os.pidfd_open(first), first
-        for cgroup in made:
-            with contextlib.suppress(OSError):
-                (cgroup / "cgroup.procs").write_text(str(first))
-        if root:
-            for name in ("uid_map", "gid_map"):
-                Path(f"/proc/{first}/{name}").write_text(f"0 0 1\n{_NOBODY} {_NOBODY} 1\n")
-            hold_in.write(b"1")
-    return guest, {
-        "uid": _NOBODY if root else None,
+    stack.callback(_close, _streams(process))
+    stack.callback(os.close, handle)
+    stack.callback(bubblewrap.end, process, handle)
+    guest = Guest(_pid(handle), _streams(process), cgroups.counters(made))
+    cgroups.join(made, guest.pid)  # before it is sent anything
+    config = _contained(limits, limits.processes + 1)
+    return guest, {**config, "uid": NOBODY if bubblewrap.starts_as_root() else None}
+
+
+def _contained(limits: Limits, processes: int) -> dict[str, Any]:
+    return {
+        "uid": None,
         "contained": True,
         "folder": FOLDER,
         "files": limits.files,
-        "rlimits": {"RLIMIT_NPROC": limits.processes + 1} if _nproc_is_ours() else {},
+        "rlimits": {"RLIMIT_NPROC": processes} if _nproc_is_ours() else {},
     }
+
+
+def _scratch_bytes(limits: Limits, room: int) -> int:
+    return limits.disk_bytes + 2 * limits.output_bytes + room
+
+
+def _bounded(limits: Limits, room: int, stack: contextlib.ExitStack) -> list[Path]:
+    """Cgroups for one sandbox, which are there longer than its processes."""
+    memory = limits.memory_bytes + _scratch_bytes(limits, room) + _INTERPRETER_BYTES
+    return stack.enter_context(cgroups.bounded({"memory": memory, "pids": limits.processes + 1}))
+
+
+def _close(streams: tuple[Stream, Stream, Stream]) -> None:
+    for stream in streams:
+        with contextlib.suppress(BrokenPipeError):
+            stream.close()
+
+
+def _pid(handle: int) -> int:
+    """The pid, as seen from here, of the process that a pidfd names."""
+    with open(f"/proc/self/fdinfo/{handle}", encoding="ascii") as file:
+        return int(next(line for line in file if line.startswith("Pid:")).split()[1])
 
 
 def _start_unsafe(
@@ -295,63 +318,27 @@ def _start_unsafe(
     folder = stack.enter_context(
         tempfile.TemporaryDirectory(prefix="equipoise-", ignore_cleanup_errors=True)
     )
-    process = _piped(interpreter(), cwd=folder, start_new_session=True)
-    guest = Guest(process)
-    stack.callback(guest.close)
+    process = subprocess.Popen(
+        interpreter(), env=environment(), cwd=folder, start_new_session=True, **_PIPES
+    )
+    stack.callback(_close, _streams(process))
+
+    @stack.callback
+    def end() -> None:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.kill()
+        process.wait()
+
+    guest = Guest(process.pid, _streams(process))
     return guest, {"uid": None, "contained": False, "folder": folder, "files": None, "rlimits": {}}
 
 
-def _piped(command: list[str], **more: Any) -> subprocess.Popen[bytes]:
-    """A process whose three streams are ours and whose environment is the guest's."""
-    return subprocess.Popen(
-        command,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        env=environment(),
-        **more,
-    )
-
-
-def _is_mapped(uid: int) -> bool:
-    """Whether this user namespace knows the uid: there may be no user but root."""
-    ranges = [
-        map(int, line.split()) for line in Path("/proc/self/uid_map").read_text().splitlines()
-    ]
-    return any(start <= uid < start + count for start, _, count in ranges)
-
-
-@contextlib.contextmanager
-def _pipe() -> Iterator[tuple[io.FileIO, io.FileIO]]:
-    out, in_ = os.pipe()
-    with io.FileIO(out, "r") as reader, io.FileIO(in_, "w") as writer:
-        yield reader, writer
-
-
-def _first_process(info: io.FileIO, guest: Guest) -> int:
-    """The pid, as seen from here, of the namespace's first process."""
-    text, poll, deadline = b"", select.poll(), time.monotonic() + _START_SECONDS
-    poll.register(info, select.POLLIN)
-    while b"}" not in text:
-        left = max(0, deadline - time.monotonic())
-        chunk = info.read(4096) if poll.poll(left * 1000) else b""
-        if not chunk:
-            raise Unavailable(
-                f"bubblewrap made no namespaces: {guest.complaint() or 'it said nothing'}"
-            )
-        text += chunk
-    return int(json.loads(text)["child-pid"])
-
-
-@functools.cache
-def _guest_code() -> types.CodeType:
-    source = Path(guest_module.__file__).read_text(encoding="utf-8")
-    return compile(source, "guest.py", "exec", dont_inherit=True)
-
-
-@functools.cache
-def _filter() -> bytes:
-    return seccomp.program()
+def _streams(process: subprocess.Popen[bytes]) -> tuple[Stream, Stream, Stream]:
+    assert process.stdin is not None
+    assert process.stdout is not None
+    assert process.stderr is not None
+    return process.stdin, process.stdout, process.stderr
 
 
 def _nproc_is_ours() -> bool:
@@ -360,7 +347,7 @@ def _nproc_is_ours() -> bool:
 
 
 _PROBE = """
-import os, _socket
+import os, json, _socket
 holes = [path for path in ("/proc/self", "/sys/kernel", "/etc/passwd", "/usr/bin/env") if os.path.exists(path)]
 for name, attempt in {
     "a socket": _socket.socket,
@@ -376,17 +363,55 @@ print(*holes, sep=", ", end="")
 """
 
 
-@functools.cache
 def available() -> str | None:
-    """None where responses can be isolated, else why not; found out once, by isolating."""
+    """None where responses can be isolated, else why not; found out by isolating."""
+    return None if can_fork() else _tried(_start_contained)
+
+
+def can_fork() -> bool:
+    """Whether a sandbox may make namespaces inside of its own; else each program gets its own."""
+    return why_no_fork() is None
+
+
+def why_no_fork() -> str | None:
+    """None where programs are forked from a warm interpreter, else why each has to start one."""
+    return _tried(_start_forked)
+
+
+def _missing() -> str | None:
     if sys.platform != "linux" or platform.machine() not in seccomp.MACHINES:
         here = f"{sys.platform} {platform.machine()}"
         return f"the sandbox needs Linux on {' or '.join(seccomp.MACHINES)}; this is {here}"
     if shutil.which("bwrap") is None:
         return "bubblewrap is not installed: install the package `bubblewrap`, which brings `bwrap`"
+    return None
+
+
+_found: dict[Start, tuple[str | None, float]] = {}  # what `_problem` said, and until when to say it
+
+
+def _tried(start: Start) -> str | None:
+    """`_problem`, asked once; a failure may have been the moment's, and is asked after again."""
+    why, until = _found.get(start, ("", 0.0))
+    began = time.monotonic()
+    if began >= until:
+        why = _missing() or _problem(start)
+        took = time.monotonic() - began
+        keep = math.inf if why is None else max(AGAIN_SECONDS, 10 * took)
+        _found[start] = why, began + took + keep
+    return why
+
+
+def forget() -> None:
+    """What was found out about this machine."""
+    _found.clear()
+
+
+def _problem(start: Start) -> str | None:
+    """What keeps this way of starting from isolating a trial program; None where nothing does."""
     try:
-        deadline = Deadline(_START_SECONDS)
-        with run(Limits(), {"mode": "programs"}) as guest:
+        deadline = Deadline(START_SECONDS)
+        with _run(start, Limits(), {"mode": "programs"}, 0, ()) as guest:
             guest.send(b"%d\n%s0\n" % (len(_PROBE), _PROBE.encode()), deadline)
             ended, status, out, err = guest.line(deadline, 1000).decode().split()
             holes = guest.take(int(out), deadline).decode()

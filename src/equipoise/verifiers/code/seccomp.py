@@ -123,7 +123,7 @@ NETWORK: tuple[str, ...] = ("socket", "connect", "bind", "listen", "sendmsg", "s
 MACHINES: tuple[str, ...] = ("x86_64", "aarch64")
 _AUDIT_ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 _ARGUMENT_RULES = {"clone": (56, 220), "clone3": (435, 435), "sendto": (44, 206), "ioctl": (16, 29),
-                   "socketpair": (53, 199), "fcntl": (72, 25)}  # fmt: skip
+                   "socketpair": (53, 199), "fcntl": (72, 25), "rt_sigaction": (13, 134)}  # fmt: skip
 _NEW_NAMESPACE = 0x7E020080  # CLONE_NEW{USER,PID,NET,IPC,UTS,CGROUP,NS,TIME}
 # TIOCSTI, TIOCLINUX: typing into the terminal the process was started from
 _TERMINAL_INJECTION = (0x5412, 0x541C)
@@ -131,6 +131,8 @@ _TERMINAL_INJECTION = (0x5412, 0x541C)
 # open it; the pages of pipes are counted by user
 _HOLDING_OTHERS_UP = (1024, 1026, 1031)
 _AF_UNIX = 1
+# whoever ignores it has children that the kernel reaps, and their CPU time nobody counts
+_SIGCHLD = 17
 _X32 = 0x40000000
 
 # classic BPF: opcode, jump if true, jump if false, operand
@@ -148,9 +150,9 @@ def program(denied: Iterable[str] = DENIED, machine: str | None = None) -> bytes
 
     Each call of `denied` fails with EPERM. So do, whatever `denied` says: a clone that makes a
     namespace, a sendto with an address, a socketpair of another family than AF_UNIX, typing into a
-    terminal, leases on files and larger pipes, and the x32 calls. clone3 fails with ENOSYS, because
-    its flags lie in memory that a filter cannot read; C libraries then use clone. A call of another
-    architecture kills the process.
+    terminal, leases on files and larger pipes, another handler of SIGCHLD, and the x32 calls.
+    clone3 fails with ENOSYS, because its flags lie in memory that a filter cannot read; C libraries
+    then use clone. A call of another architecture kills the process.
     """
     machine = machine or platform.machine()
     if machine not in MACHINES:
@@ -185,14 +187,14 @@ def program(denied: Iterable[str] = DENIED, machine: str | None = None) -> bytes
     low = [_ARGUMENTS + 8 * i for i in range(6)]
     when("clone3", (_RETURN, 0, 0, _ERRNO | errno.ENOSYS))
     when("clone", (_LOAD, 0, 0, low[0]), (_ANY_BIT, 0, 1, _NEW_NAMESPACE), refuse, allow)
-    address = low[4]
-    null = [
-        (_LOAD, 0, 0, address),
-        (_EQUAL, 0, 2, 0),
-        (_LOAD, 0, 0, address + 4),
-        (_EQUAL, 1, 0, 0),
-    ]
-    when("sendto", *null, refuse, allow)
+
+    def allow_null(pointer: int) -> list[tuple[int, int, int, int]]:
+        halves = [(_LOAD, 0, 0, pointer), (_EQUAL, 0, 2, 0), (_LOAD, 0, 0, pointer + 4)]
+        return [*halves, (_EQUAL, 1, 0, 0), refuse, allow]
+
+    when("sendto", *allow_null(low[4]))
+    asks = allow_null(low[1])
+    when("rt_sigaction", (_LOAD, 0, 0, low[0]), (_EQUAL, 0, len(asks) - 1, _SIGCHLD), *asks)
     when("socketpair", (_LOAD, 0, 0, low[0]), (_EQUAL, 1, 0, _AF_UNIX), refuse, allow)
     sti, linux = _TERMINAL_INJECTION
     when("ioctl", (_LOAD, 0, 0, low[1]), (_EQUAL, 1, 0, sti), (_EQUAL, 0, 1, linux), refuse, allow)

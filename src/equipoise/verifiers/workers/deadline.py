@@ -1,14 +1,15 @@
 """Deadlines of CPU time and time asleep, whatever else the machine does: waiting is free.
 
-A deadline of 6 s passes when the processes have used 6 s of CPU together, or when 6 s have gone by
-that they did not spend waiting for a core. (A wait is counted when it ends, so the second is asked
-only while none of them may be waiting.) However busy the machine is, it passes after `PATIENCE`
-times as long on the wall clock. Linux says how long a process waited (/proc/PID/schedstat); where
-it does not, time asleep is plain time.
+A deadline of 6 s passes when the processes have used 6 s of CPU together, by their own count or a
+cgroup's, if that is more, or when 6 s have gone by that they did not spend waiting for a core. (A
+wait is counted when it ends, so the second is asked only while none of them may be waiting.)
+However busy the machine is, it passes after `PATIENCE` times as long on the wall clock. Linux says
+how long a process waited (/proc/PID/schedstat); where it does not, time asleep is plain time.
 """
 
 from __future__ import annotations
 
+import functools
 import os
 import time
 
@@ -18,27 +19,41 @@ SHORTEST = 0.02  # seconds between two looks
 
 
 class Deadline:
-    """`seconds` from now, of `roots` and their descendants; of the wall clock without any."""
+    """`seconds` from now, of `roots` and their descendants; of the wall clock without any.
+
+    counters: files that count the CPU time of all of them, if there are such.
+    """
 
     def __init__(
-        self, seconds: float, roots: tuple[int, ...] = (), *, within: Deadline | None = None
+        self,
+        seconds: float,
+        roots: tuple[int, ...] = (),
+        counters: tuple[str, ...] = (),
+        *,
+        within: Deadline | None = None,
     ) -> None:
-        self.seconds, self.roots, self.within = seconds, roots, within
-        self.began = time.monotonic()
-        self.cpu, self.waited, _ = _used(roots)
+        self.seconds, self.roots, self.counters, self.within = seconds, roots, counters, within
+        self.began, self.over = time.monotonic(), False
+        self.cpu, self.waited, _ = _used(roots, counters)
 
     def left(self) -> float:
         """Seconds after which to look again; 0 or less when it has passed."""
         outer = self.within.left() if self.within else float("inf")
+        if not self.over:
+            left = self._own_left()
+            self.over = left <= 0  # for good, though a wait that ends later may be subtracted
+        return min(outer, 0.0 if self.over else left)
+
+    def _own_left(self) -> float:
         wall = time.monotonic() - self.began
         if not self.roots or wall * _cores() < self.seconds:
-            return min(outer, self.seconds - wall)
-        cpu, waited, runnable = _used(self.roots)
+            return self.seconds - wall
+        cpu, waited, runnable = _used(self.roots, self.counters)
         used = cpu - self.cpu
         if not runnable:
             used = max(used, wall - (waited - self.waited))
         left = min(self.seconds - used, PATIENCE * self.seconds - wall)
-        return min(outer, left if left <= 0 else max(left / _cores(), SHORTEST))
+        return left if left <= 0 else max(left / _cores(), SHORTEST)
 
     def passed(self) -> bool:
         return self.left() <= 0
@@ -47,13 +62,10 @@ class Deadline:
         """Of what has ended in time: whether its processes together used more CPU than it had."""
         if (time.monotonic() - self.began) * _cores() < self.seconds:
             return False
-        return _used(self.roots)[0] - self.cpu > self.seconds
-
-    def pause(self, seconds: float) -> None:
-        """Take out time that was spent on something else."""
-        self.began += seconds
+        return _used(self.roots, self.counters)[0] - self.cpu > self.seconds
 
 
+@functools.cache
 def _cores() -> int:
     return os.cpu_count() or 1
 
@@ -66,7 +78,7 @@ def is_runnable(pid: int) -> bool:
         return False
 
 
-def _used(roots: tuple[int, ...]) -> tuple[float, float, bool]:
+def _used(roots: tuple[int, ...], counters: tuple[str, ...] = ()) -> tuple[float, float, bool]:
     """CPU seconds and seconds of waiting for a core, of the processes and what descends from them,
     and whether any of them is runnable.
     """
@@ -84,7 +96,16 @@ def _used(roots: tuple[int, ...]) -> tuple[float, float, bool]:
                 pids += _children(pid, thread)
         except (OSError, IndexError, ValueError):  # it ended meanwhile
             continue
-    return cpu, waited, runnable
+    return max(cpu, sum(map(_counted, counters))), waited, runnable
+
+
+def _counted(counter: str) -> float:
+    """CPU seconds of a cgroup: `cpu.stat` of version 2, `cpuacct.usage` of version 1."""
+    try:
+        first, *others = _read(counter).split()
+        return int(others[0]) / 1e6 if first == "usage_usec" else int(first) / 1e9
+    except (OSError, ValueError):
+        return 0.0
 
 
 def _children(pid: int, thread: str) -> list[int]:
@@ -111,5 +132,5 @@ def _stat(pid: int) -> list[str]:
 
 
 def _read(path: str) -> str:
-    with open(path, encoding="utf-8", errors="replace") as file:
-        return file.read()
+    with open(path, "rb", buffering=0) as file:
+        return file.read().decode("utf-8", "replace")
