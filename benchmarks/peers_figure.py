@@ -1,6 +1,6 @@
 """Tokens per second against the size of the model, a panel for each length, a line for each engine, as SVG.
 
-Drawn from what benchmarks/peers_scale.py wrote. A measurement that was cut off is an open circle: its rate is
+Drawn from what benchmarks/peers_scale.py wrote. A measurement that was cut off is a hollow point: its rate is
 that of the beginnings of the responses.
 """
 
@@ -12,18 +12,21 @@ from typing import Any, NamedTuple
 
 from shapes import SHAPES, TOY, Shape  # benchmarks/shapes.py
 
-WIDTH, HEIGHT = 300, 250  # of a panel
-LEFT, TOP, BOTTOM, FOOT = 52, 34, 40, 24
+WIDTH, HEIGHT = 280, 262  # of a panel
+LEFT, TOP, BOTTOM, HEAD, FOOT = 38, 40, 58, 30, 46
 TICKS = [digit * 10**power for power in range(8) for digit in (1, 2, 5)]  # tokens a second
 COLOURS = {"equipoise": "ours", "vllm": "peer", "vllm in process": "inside"}
+NAMES = {"equipoise": "equipoise", "vllm": "vLLM", "vllm in process": "vLLM in process"}
 # It paints its own paper: a page that is dark may hold a light figure, and the reverse.
 STYLE = (
-    ".paper{fill:#fff}text{font:11px sans-serif;fill:#333}.title{font-weight:bold}.axis{stroke:#999}"
-    "polyline{fill:none;stroke-width:1.5}circle{stroke-width:1.5;fill:#fff}"
-    ".ours{stroke:#1f6f8b}.peer{stroke:#c0562b}.inside{stroke:#8a6d3b;stroke-dasharray:4 3}"
-    "circle.ours.whole{fill:#1f6f8b}circle.peer.whole{fill:#c0562b}circle.inside.whole{fill:#8a6d3b}"
-    "@media(prefers-color-scheme:dark){.paper{fill:#14181d}text{fill:#ddd}circle{fill:#14181d}.ours{stroke:#5fb3cf}"
-    ".peer{stroke:#f0936a}circle.ours.whole{fill:#5fb3cf}circle.peer.whole{fill:#f0936a}}"
+    ".paper{fill:#fff}text{font:12.5px system-ui,sans-serif;fill:#333}.title,.ratio,.engine{font-weight:bold}"
+    ".ratio{font-size:11.5px}.axis{stroke:#999}.grid{stroke:#e4e7ea}polyline{fill:none;stroke-width:1.8}.point{stroke-width:1.8;fill:#fff}"
+    "polyline.ours,line.ours{stroke-width:3}.ours{stroke:#1f6f8b}.peer{stroke:#b84d22}.inside{stroke:#8a6d3b}"
+    "polyline.inside{stroke-dasharray:4 3}.whole.ours{fill:#1f6f8b}.whole.peer{fill:#b84d22}.whole.inside{fill:#8a6d3b}"
+    "text.engine{stroke:none}text.ours{fill:#1f6f8b}text.peer{fill:#b84d22}text.inside{fill:#8a6d3b}"
+    "@media(prefers-color-scheme:dark){.paper{fill:#14181d}text{fill:#ddd}.grid{stroke:#2a3037}.point{fill:#14181d}"
+    ".ours{stroke:#5fb3cf}.peer{stroke:#f0936a}.inside{stroke:#d3b578}"
+    ".whole.ours,text.ours{fill:#5fb3cf}.whole.peer,text.peer{fill:#f0936a}.whole.inside,text.inside{fill:#d3b578}}"
 )
 
 
@@ -46,22 +49,23 @@ def picture(results: dict[str, Any]) -> str:
         row["tokens_per_second"] for model in results.values() for work in works for row in model.get(work, {}).values()
     ]
     sizes = [parameters(model) for model in results]
-    # From tick to tick; half a model's size of air at the sides.
+    # From tick to tick; a third of a model's size of air at the sides.
     up = Axis(max(t for t in TICKS if t <= min(rates)), min(t for t in TICKS if t > max(rates)), HEIGHT - BOTTOM, TOP)
-    across = Axis(min(sizes) / 1.5, max(sizes) * 1.5, LEFT, WIDTH - 10)
+    across = Axis(min(sizes) / 1.3, max(sizes) * 1.3, LEFT, WIDTH - 10)
     panels = [
-        f'<g transform="translate({number * WIDTH} 0)">\n{_panel(results, work, across, up)}\n</g>'
+        f'<g transform="translate({number * WIDTH} {HEAD})">\n{_panel(results, work, across, up)}\n</g>'
         for number, work in enumerate(works)
     ]
     width = WIDTH * len(works)
     return "\n".join(
         [
-            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {HEIGHT + FOOT}" role="img">',
+            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {HEAD + HEIGHT + FOOT}" role="img">',
             "<title>Tokens per second of the samplers by model size and length</title>",
             f"<style>{STYLE}</style>",
             '<rect class="paper" width="100%" height="100%"/>',
-            *panels,
             *_legend(results),
+            *panels,
+            *_notes(),
             "</svg>",
             "",
         ]
@@ -70,39 +74,70 @@ def picture(results: dict[str, Any]) -> str:
 
 def _panel(results: dict[str, Any], work: str, across: Axis, up: Axis) -> str:
     longest, rows = map(int, work.split(" x "))
-    parts = [_text(LEFT, 16, f"up to {longest:,} tokens, {rows:,} rows", "start", "title")]
-    parts.append(f'<path class="axis" fill="none" d="M{LEFT} {TOP}V{HEIGHT - BOTTOM}H{WIDTH - 10}"/>')
+    floor = HEIGHT - BOTTOM
+    parts = [_text(LEFT, 16, f"up to {longest:,} tokens × {rows:,} rows", "start", "title")]
     for tick in TICKS:
         if up.low <= tick <= up.high:
-            parts.append(_text(LEFT - 6, up.at(tick) + 4, f"{tick:,}", "end"))
-    for model in results:
-        parts.append(_text(across.at(parameters(model)), HEIGHT - BOTTOM + 15, model.split("-")[-1]))
-    parts.append(_text((LEFT + WIDTH) / 2, HEIGHT - 8, "parameters"))
-    for engine, colour in COLOURS.items():
-        points = sorted(
-            (across.at(parameters(model)), up.at(row["tokens_per_second"]), row["cut"])
-            for model, found in results.items()
-            if (row := found.get(work, {}).get(engine)) is not None
-        )
-        path = " ".join(f"{x:.1f},{y:.1f}" for x, y, _ in points)
-        parts.append(f'<polyline class="{colour}" points="{path}"/>')
-        for x, y, cut in points:
-            kind = colour if cut else f"{colour} whole"
-            parts.append(f'<circle class="{kind}" cx="{x:.1f}" cy="{y:.1f}" r="3.5"/>')
+            height = up.at(tick)
+            parts.append(f'<path class="grid" d="M{LEFT} {height:.1f}H{WIDTH - 10}"/>')
+            parts.append(_text(LEFT - 5, height + 4, _thousands(tick), "end"))
+    parts.append(f'<path class="axis" fill="none" d="M{LEFT} {TOP}V{floor}H{WIDTH - 10}"/>')
+    for model, found in results.items():
+        x = across.at(parameters(model))
+        parts.append(_text(x, floor + 18, model.split("-")[-1]))
+        times = found.get(work, {}).get("vllm", {}).get("times_as_long")
+        if times is not None:
+            parts.append(_text(x, floor + 37, f"{times:.3g}" if times < 2 else f"{times:.1f}", kind="ratio"))
+    for engine in COLOURS:
+        parts += _line(results, work, engine, across, up)
     return "\n".join(parts)
+
+
+def _line(results: dict[str, Any], work: str, engine: str, across: Axis, up: Axis) -> list[str]:
+    """An engine's rates, with its name at the smallest model: ours above the line, a peer's below."""
+    colour = COLOURS[engine]
+    points = sorted(
+        (across.at(parameters(model)), up.at(row["tokens_per_second"]), row["cut"])
+        for model, found in results.items()
+        if (row := found.get(work, {}).get(engine)) is not None
+    )
+    if not points:
+        return []
+    path = " ".join(f"{x:.1f},{y:.1f}" for x, y, _ in points)
+    x, y, _ = points[0]
+    return [
+        f'<polyline class="{colour}" points="{path}"/>',
+        *(_point(x, y, colour, cut) for x, y, cut in points),
+        _text(x - 4, y + (-10 if colour == "ours" else 20), NAMES[engine], "start", f"engine {colour}"),
+    ]
+
+
+def _point(x: float, y: float, colour: str, cut: bool = False) -> str:
+    """A disc for us and a square for a peer: colours alone are not told apart by everybody."""
+    kind = f"point {colour}" if cut else f"point {colour} whole"
+    if colour == "ours":
+        return f'<circle class="{kind}" cx="{x:.1f}" cy="{y:.1f}" r="4.2"/>'
+    return f'<rect class="{kind}" x="{x - 3.6:.1f}" y="{y - 3.6:.1f}" width="7.2" height="7.2"/>'
 
 
 def _legend(results: dict[str, Any]) -> list[str]:
     seen = {engine for model in results.values() for work in model.values() for engine in work}
-    parts, x = [], 8.0
+    parts, x = [_text(LEFT, 20, "Tokens a second", "start", "title")], LEFT + 130.0
     for engine, colour in COLOURS.items():
         if engine in seen:
-            label = f"{engine}, own process" if engine == "vllm" else engine
-            parts.append(f'<line class="{colour}" x1="{x}" x2="{x + 20}" y1="{HEIGHT + 8}" y2="{HEIGHT + 8}"/>')
-            parts.append(_text(x + 26, HEIGHT + 12, label, "start"))
-            x += 46 + 6.2 * len(label)
-    parts.append(_text(x, HEIGHT + 12, "tokens a second; open: cut off", "start"))
+            parts.append(f'<line class="{colour}" x1="{x}" x2="{x + 30}" y1="16" y2="16"/>')
+            parts.append(_point(x + 15, 16, colour))
+            parts.append(_text(x + 37, 20, NAMES[engine], "start", f"engine {colour}"))
+            x += 64 + 8 * len(NAMES[engine])
+    parts.append(_text(x, 20, "hollow: cut off by the clock", "start"))
     return parts
+
+
+def _notes() -> list[str]:
+    return [
+        _text(LEFT, HEAD + HEIGHT + 8, "Bold under a model: vLLM's time over ours, for the tokens both drew.", "start"),
+        _text(LEFT, HEAD + HEIGHT + 28, "A hollow point is the rate of the responses' beginnings.", "start"),
+    ]
 
 
 def parameters(model: str) -> int:
@@ -115,6 +150,10 @@ def parameters(model: str) -> int:
 
 def _longest(work: str) -> int:
     return int(work.split(" x ")[0])
+
+
+def _thousands(tick: int) -> str:
+    return f"{tick // 1000}k" if tick >= 1000 else str(tick)
 
 
 def _text(x: float, y: float, text: str, anchor: str = "middle", kind: str = "") -> str:

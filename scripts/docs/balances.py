@@ -28,7 +28,14 @@ GROUPS = {
 RULES = {"token": "token", "sequence": "sequence", "balanced": "balanced"}
 SIDE, GAP, TOP, LEFT, STRIP = 300, 60, 46, 50, 96
 EDGE = 0.7  # the axes go from −EDGE to EDGE
-RIGHT_COLOUR, WRONG_COLOUR, BAND, INK = "#1a7f37", "#b42318", "#d7e6f7", "#1f2328"
+# It paints its own paper: a page that is dark may hold a light figure, and the reverse.
+STYLE = (
+    ".paper{fill:#fff}.ink{fill:#1f2328}.soft{fill:#57606a}.band{fill:#d7e6f7}.frame{fill:none;stroke:#d0d7de}"
+    ".zero{stroke:#8c959f;stroke-dasharray:3 3}.hole{fill:none;stroke:#0b57a4;stroke-width:2}.range{opacity:.35}"
+    ".both{fill:#0b57a4}.right{fill:#1a7f37}.wrong{fill:#b42318}"
+    "@media(prefers-color-scheme:dark){.paper{fill:#14181d}.ink{fill:#e8ebee}.soft{fill:#a9b4bf}.band{fill:#1d3350}"
+    ".frame{stroke:#3a434d}.hole{stroke:#7db4f0}.both{fill:#7db4f0}.right{fill:#57c776}.wrong{fill:#ff8d7a}}"
+)
 
 
 def balances(rule: str, cancellation: str, right: Sequence[int], wrong: Sequence[int]) -> tuple[float, float]:
@@ -53,7 +60,8 @@ def draw() -> str:
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" role="img" '
         'font-family="system-ui, sans-serif" font-size="13">',
         "<title>Mass balance against exchangeability, in a group whose lengths meet and in one whose do not</title>",
-        f'<rect width="{width}" height="{height}" fill="#fff"/>',
+        f"<style>{STYLE}</style>",
+        '<rect class="paper" width="100%" height="100%"/>',
     ]
     for place, (title, (right, wrong)) in enumerate(GROUPS.items()):
         parts += _panel(LEFT + place * (SIDE + GAP), title, right, wrong)
@@ -65,29 +73,29 @@ def _panel(left: float, title: str, right: Sequence[int], wrong: Sequence[int]) 
         return left + SIDE * (x + EDGE) / (2 * EDGE), TOP + SIDE * (EDGE - y) / (2 * EDGE)
 
     parts = [_text(left + SIDE / 2, 24, title, weight="600")]
-    parts.append(f'<rect x="{left}" y="{TOP}" width="{SIDE}" height="{SIDE}" fill="none" stroke="#d0d7de"/>')
+    parts.append(f'<rect x="{left}" y="{TOP}" width="{SIDE}" height="{SIDE}" class="frame"/>')
     parts.append(_band(at, right, wrong))
     for (x0, y0), (x1, y1) in ((at(-EDGE, 0), at(EDGE, 0)), (at(0, -EDGE), at(0, EDGE))):
-        parts.append(f'<path d="M{x0:.1f} {y0:.1f}L{x1:.1f} {y1:.1f}" stroke="#8c959f" stroke-dasharray="3 3"/>')
+        parts.append(f'<path d="M{x0:.1f} {y0:.1f}L{x1:.1f} {y1:.1f}" class="zero"/>')
     parts.append(_text(left + SIDE / 2, TOP + SIDE + 18, "Σc / Σ|c|   (0: exchangeability)"))
     if left == LEFT:
         middle = TOP + SIDE / 2
         parts.append(
             f'<text transform="translate({left - 14} {middle}) rotate(-90)" text-anchor="middle" '
-            f'fill="{INK}">ΣcT / Σ|c|T   (0: mass balance)</text>'
+            'class="ink">ΣcT / Σ|c|T   (0: mass balance)</text>'
         )
     for name, rule in RULES.items():
         x, y = at(*balances(rule, "none", right, wrong))
         beside = {"token": (10, 4), "sequence": (0, -10), "balanced": (0, 20)}[name]
         anchor = "start" if name == "token" else "middle"
-        parts += [_dot(x, y, INK), _text(x + beside[0], y + beside[1], name, anchor)]
+        parts += [_dot(x, y, "ink"), _text(x + beside[0], y + beside[1], name, anchor)]
     if max(right) >= min(wrong) and max(wrong) >= min(right):
         x, y = at(*balances("balanced", "both", right, wrong))
-        parts += [_dot(x, y, "#0b57a4"), _text(x - 9, y - 9, "both", "end", colour="#0b57a4")]
+        parts += [_dot(x, y, "both"), _text(x - 9, y - 9, "both", "end", kind="both")]
     else:
         x, y = at(0, 0)
-        parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="5" fill="none" stroke="#0b57a4" stroke-width="2"/>')
-        parts.append(_text(x - 9, y - 9, "out of reach", "end", colour="#0b57a4"))
+        parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="5" class="hole"/>')
+        parts.append(_text(x - 9, y - 9, "out of reach", "end", kind="both"))
     return parts + _strip(left, right, wrong)
 
 
@@ -98,31 +106,30 @@ def _band(at, right: Sequence[int], wrong: Sequence[int]) -> str:
     low = [at(x, max(min(least, EDGE), -EDGE)) for x, (least, _) in zip(xs, ends, strict=True)]
     high = [at(x, max(min(greatest, EDGE), -EDGE)) for x, (_, greatest) in zip(xs, ends, strict=True)]
     points = " ".join(f"{x:.1f},{y:.1f}" for x, y in [*low, *reversed(high)])
-    return f'<polygon points="{points}" fill="{BAND}"/>'
+    return f'<polygon points="{points}" class="band"/>'
 
 
 def _strip(left: float, right: Sequence[int], wrong: Sequence[int]) -> list[str]:
     """The lengths themselves, right above wrong, each with its range."""
     parts = []
     longest = 40
-    for row, (name, colour, lengths) in enumerate((("right", RIGHT_COLOUR, right), ("wrong", WRONG_COLOUR, wrong))):
+    for row, (name, lengths) in enumerate((("right", right), ("wrong", wrong))):
         y = TOP + SIDE + 46 + 22 * row
         places = [left + 46 + (SIDE - 46) * length / longest for length in lengths]
-        parts.append(_text(left, y + 4, name, "start", colour=colour))
-        parts.append(
-            f'<path d="M{places[0]:.1f} {y}H{places[-1]:.1f}" stroke="{colour}" stroke-width="3" opacity=".35"/>'
-        )
-        parts += [_dot(x, y, colour) for x in places]
-    parts.append(_text(left + SIDE, TOP + SIDE + 90, "length in tokens, 0 to 40", "end", colour="#57606a"))
+        parts.append(_text(left, y + 4, name, "start", kind=name))
+        span = f'x="{places[0]:.1f}" y="{y - 1.5}" width="{places[-1] - places[0]:.1f}" height="3"'
+        parts.append(f'<rect {span} class="{name} range"/>')
+        parts += [_dot(x, y, name) for x in places]
+    parts.append(_text(left + SIDE, TOP + SIDE + 90, "length in tokens, 0 to 40", "end", kind="soft"))
     return parts
 
 
-def _dot(x: float, y: float, colour: str) -> str:
-    return f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4.5" fill="{colour}"/>'
+def _dot(x: float, y: float, kind: str) -> str:
+    return f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4.5" class="{kind}"/>'
 
 
-def _text(x: float, y: float, words: str, anchor: str = "middle", *, colour: str = INK, weight: str = "400") -> str:
-    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" font-weight="{weight}" fill="{colour}">{words}</text>'
+def _text(x: float, y: float, words: str, anchor: str = "middle", *, kind: str = "ink", weight: str = "400") -> str:
+    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" font-weight="{weight}" class="{kind}">{words}</text>'
 
 
 if __name__ == "__main__":

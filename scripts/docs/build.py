@@ -19,6 +19,13 @@ from scripts.docs.reference import pages  # noqa: E402 (found from the root alon
 
 ALWAYS = ("CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")  # besides docs/ and what its pages link to
 PROJECT = "project"  # where files from outside of docs/ stand in the site
+# What the theme leaves out of its elements, for readers without a screen and without a pointer.
+HELPED = {
+    '<p class="caption" role="heading">': '<p class="caption" role="heading" aria-level="2">',
+    '<aside class="sidebar-drawer">': '<aside class="sidebar-drawer" aria-label="All pages">',
+    '<aside class="toc-drawer">': '<aside class="toc-drawer" aria-label="On this page">',
+    "<pre>": '<pre tabindex="0">',  # it scrolls where it is wide
+}
 LINK = re.compile(r"(\]\()([^)#\s:]+)(#[^)\s]*)?(\))")
 
 
@@ -30,9 +37,18 @@ def build(out: Path) -> None:
         command = [sys.executable, "-m", "sphinx", *options, "--conf-dir", str(Path(__file__).parent)]
         shutil.rmtree(out, ignore_errors=True)
         subprocess.run([*command, str(stage), str(out)], check=True)
+    for page in out.rglob("*.html"):
+        help_readers(page)
     for left_over in (".doctrees", ".buildinfo"):
         path = out / left_over
         shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+
+
+def help_readers(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    for element, helped in HELPED.items():
+        text = text.replace(element, helped)
+    page.write_text(text, encoding="utf-8")
 
 
 def lay_out(stage: Path) -> None:

@@ -23,6 +23,7 @@ import report
 from shapes import SHAPES, TOY, configuration
 from transformers import AutoModelForCausalLM
 
+SVG = "{http://www.w3.org/2000/svg}"
 JOB = {"model": "toy", "device": "cpu", "fp8_cache": False, "seconds": [60.0], "works": [(48, 32)]}
 
 
@@ -275,11 +276,29 @@ def test_the_figure_has_a_point_for_every_row_and_an_open_one_where_it_was_cut()
             "failed": {"vllm": "not done after 9 s"},
         },
     }
-    root = ET.fromstring(peers_figure.picture(results))
-    circles = [e.get("class") for e in root.iter("{http://www.w3.org/2000/svg}circle")]
-    assert sorted(circles) == ["ours whole", "ours whole", "peer"]
-    heights = [float(e.get("cy")) for e in root.iter("{http://www.w3.org/2000/svg}circle")]
+    panel = ET.fromstring(peers_figure.picture(results)).find(f"{SVG}g")
+    points = [e for e in panel.iter() if (e.get("class") or "").startswith("point")]
+    assert [e.get("class") for e in points] == ["point ours whole", "point ours whole", "point peer"]
+    assert [e.tag for e in points] == [f"{SVG}circle", f"{SVG}circle", f"{SVG}rect"]
+    heights = [float(e.get("cy") or e.get("y")) for e in points]
     assert heights[0] < heights[1] < heights[2]  # 90k above 30k above 20k
+
+
+def test_every_length_of_the_figure_names_its_lines_and_has_its_ratios():
+    works = {work: {"equipoise": row(9e4, 1000), "vllm": row(2e4, 500)} for work in ("512 x 1024", "4096 x 512")}
+    works["512 x 1024"]["vllm"]["times_as_long"] = 8.359
+    works["4096 x 512"]["vllm"]["times_as_long"] = 1.2796
+    panels = ET.fromstring(peers_figure.picture({"Qwen3-1.7B": works})).findall(f"{SVG}g")
+    said = [{e.text for e in panel.iter(f"{SVG}text")} for panel in panels]
+    assert len(said) == 2
+    assert {"equipoise", "vLLM", "8.4"} <= said[0]
+    assert {"equipoise", "vLLM", "1.28"} <= said[1]
+
+
+def test_the_figure_of_the_docs_is_drawn_of_the_committed_results():
+    root = Path(__file__).parents[2]
+    results = json.loads((root / "benchmarks/results/peers_scale.json").read_text())["results"]
+    assert (root / "docs/figures/peers_scale.svg").read_text() == peers_figure.picture(results)
 
 
 @pytest.mark.parametrize("name", ["SmolLM2-135M", "Qwen3-0.6B", "Qwen3-8B"])

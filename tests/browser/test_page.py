@@ -421,3 +421,41 @@ def test_print_draws_every_figure_and_leaves_the_controls_out(grouped_file, open
     assert empty.count() == 0
     assert not page.locator("#bar").is_visible()
     assert page.evaluate("getComputedStyle(document.documentElement).colorScheme") == "light"
+
+
+def test_charts_are_drawn_for_the_paper_and_for_the_screen_again(grouped_file, open_page):
+    page = open_page(grouped_file, width=1440).page
+    widths = "[...document.querySelectorAll('.plot svg')].map((s) => s.viewBox.baseVal.width)"
+    scroll_through(page, unfold=False)
+    before = set(page.evaluate(widths))
+    assert 340 not in before
+    page.evaluate("dispatchEvent(new Event('beforeprint'))")
+    assert set(page.evaluate(widths)) == {340}
+    page.evaluate("dispatchEvent(new Event('afterprint'))")
+    assert set(page.evaluate(widths)) == before
+
+
+def test_nothing_of_the_paper_is_cut_and_what_is_folded_is_left_out(grouped_file, open_page):
+    """Six runs: their settings have seven columns. What is wider than the paper would shrink the whole page."""
+    page = open_page(grouped_file, width=1440).page
+    page.emulate_media(media="print")
+    page.set_viewport_size({"width": 700, "height": 1000})
+    page.evaluate("dispatchEvent(new Event('beforeprint'))")
+    assert page.locator("#settings table:visible").count() == 1
+    assert page.locator("#settings thead th").count() >= 7
+    wide = "[...document.querySelectorAll('main *')].filter((e) => e.getBoundingClientRect().right > 701)"
+    assert page.evaluate(f"{wide}.map((e) => e.outerHTML.slice(0, 80))") == []
+    assert page.locator("summary:visible").count() == 0
+    assert not page.get_by_role("heading", name="All other metrics").is_visible()
+
+
+def test_a_figure_keeps_off_the_table_above_it(grouped_file, open_page):
+    page = open_page(grouped_file, width=390).page
+    scroll_through(page, unfold=False)
+    gaps = page.evaluate(
+        """[...document.querySelectorAll('section:has(> .scroll):has(> .grid-of-figures)')].map((section) =>
+            section.querySelector('.grid-of-figures').getBoundingClientRect().top
+            - section.querySelector('.scroll').getBoundingClientRect().bottom)"""
+    )
+    assert gaps
+    assert min(gaps) >= 12

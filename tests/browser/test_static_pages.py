@@ -61,3 +61,13 @@ def test_no_two_texts_of_a_drawing_overlap_and_all_can_be_read(pages, open_page,
     )
     assert overlaps == []
     assert smallest >= 9.5
+
+
+def test_a_table_that_goes_on_over_the_page_has_its_head_again_and_none_is_cut(pages, open_page):
+    page = open_page((pages / "bias.html").as_uri(), width=700, drawn=False).page
+    page.emulate_media(media="print")
+    tables = page.locator("table")
+    assert tables.count() > 1
+    for table in tables.all():
+        assert table.locator("thead th[scope=col]").count() > 1
+        assert table.evaluate("t => t.getBoundingClientRect().right") <= 701

@@ -53,6 +53,18 @@ def test_nothing_is_loaded_from_another_host(site):
         assert not re.search(r"(@import|url\()\s*['\"]?(https?:)?//", sheet.read_text(encoding="utf-8")), sheet.name
 
 
+def test_what_scrolls_is_reached_by_keys_and_headings_and_sides_are_told_apart(site):
+    """The theme's elements are found by their text: a theme that writes them otherwise shows here."""
+    out, _ = site
+    text = (out / "study.html").read_text(encoding="utf-8")
+    assert '<pre tabindex="0">' in text
+    assert re.findall(r"<pre(?! tabindex)[^>]*>", text) == []
+    assert re.findall(r'<p [^>]*role="heading"(?! aria-level)[^>]*>', text) == []
+    sides = re.findall(r"<aside [^>]*>", text)
+    assert len(sides) == 2
+    assert all("aria-label=" in side for side in sides)
+
+
 def test_every_link_and_anchor_leads_somewhere(site):
     out, pages = site
     broken = []

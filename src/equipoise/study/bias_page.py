@@ -181,7 +181,8 @@ def _one_of(result: Result) -> str:
 
 def _table(result: Result, measure: str) -> str:
     header = "".join(f'<th scope="col">{html.escape(interval_name(b))}</th>' for b in result.bins)
-    rows = [f'<tr><th scope="col">advantage</th>{header}</tr>']
+    head = f'<thead><tr><th scope="col">advantage</th>{header}</tr></thead>'
+    rows = []
     for name, found in result.options.items():
         cells = "".join(f"<td>{_cell(estimate)}</td>" for estimate in found[measure])
         rows.append(f'<tr><th scope="row">{html.escape(name)}</th>{cells}</tr>')
@@ -190,7 +191,7 @@ def _table(result: Result, measure: str) -> str:
         told = f"{told} {SCALE}"
     title = _sentence(TITLES[measure])
     box = f'<div class="scroll" tabindex="0" role="region" aria-label="{html.escape(title)}">'
-    return _section(title, told, f"{box}<table>{''.join(rows)}</table></div>")
+    return _section(title, told, f"{box}<table>{head}<tbody>{''.join(rows)}</tbody></table></div>")
 
 
 def _cell(estimate: Estimate) -> str:

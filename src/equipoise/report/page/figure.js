@@ -22,11 +22,14 @@ const widths = new ResizeObserver((entries) => {
   }
 });
 
-// Paper has no scrolling: what was never near the screen is drawn before it is printed.
-addEventListener("beforeprint", () => {
-  for (const element of document.querySelectorAll(".chart"))
-    if (element.drawnAt === undefined) element.chart.draw();
-});
+// Paper has no scrolling and a width of its own: every chart is drawn for it, and for the screen again afterwards.
+let onPaper = false;
+function drawAll(paper) {
+  onPaper = paper;
+  document.querySelectorAll(".chart").forEach((element) => element.chart.draw());
+}
+addEventListener("beforeprint", () => drawAll(true));
+addEventListener("afterprint", () => drawAll(false));
 
 function figureView(figure, context) {
   const [make, table] = { lines: [lineChart, lineTable], peaks: [peakChart, peakTable] }[figure.kind];

@@ -32,7 +32,8 @@ function within(lines, line) {
   return [kept(line.low), kept(line.high)];
 }
 
-const HEIGHT = 220;
+const SCREEN = { height: 220 }; // its width is the card's
+const PAPER = { height: 180, width: 340 }; // half of an A4 page or of a letter
 const MARGIN = { top: 8, bottom: 34 };
 const MOST_BANDS = 4; // more on top of each other are mud: bars instead
 
@@ -53,15 +54,15 @@ function lineChart(figure, context) {
   }
 
   function draw() {
-    const width = plot.clientWidth;
-    if (!width) return;
+    if (!plot.clientWidth) return;
+    const { height, width } = onPaper ? PAPER : { ...SCREEN, width: plot.clientWidth };
     const lines = figure.lines.filter((l) => context.shows(l.run));
     const [focused, cursorAt] = [plot.contains(document.activeElement), at];
     const who = lines.map(nameOf).join(", ") || "no run";
     const root = svg("svg", {
       width,
-      height: HEIGHT,
-      viewBox: `0 0 ${width} ${HEIGHT}`,
+      height,
+      viewBox: `0 0 ${width} ${height}`,
       tabindex: "0",
       role: "application",
       "aria-roledescription": "chart",
@@ -73,11 +74,11 @@ function lineChart(figure, context) {
       onpointerleave: leave,
     });
     const all = lines.flatMap(xs);
-    scale = { steps: [...new Set(all)].sort((a, b) => a - b), lines };
+    scale = { steps: [...new Set(all)].sort((a, b) => a - b), lines, height };
     if (all.length) root.append(...axes(width), ...curves());
     else
       root.append(
-        svg("text", { class: "axis", x: width / 2, y: HEIGHT / 2, "text-anchor": "middle" }, "All runs are hidden."),
+        svg("text", { class: "axis", x: width / 2, y: height / 2, "text-anchor": "middle" }, "All runs are hidden."),
       );
     plot.replaceChildren(root);
     if (focused) root.focus({ preventScroll: true });
@@ -86,6 +87,7 @@ function lineChart(figure, context) {
 
   function axes(width) {
     const { top, bottom } = MARGIN;
+    const { height } = scale;
     const [x0, x1] = [scale.steps[0], scale.steps.at(-1)];
     const [y0, y1] = domain(figure, scale.lines);
     const right = Math.max(10, 3.5 * number(x1).length); // half of the last step's label stands beyond it
@@ -93,7 +95,7 @@ function lineChart(figure, context) {
     const names = tickNames(rows, figure.unit);
     const left = 12 + 6.3 * Math.max(...names.map((n) => n.length));
     const X = (v) => left + (x1 === x0 ? 0.5 : (v - x0) / (x1 - x0)) * (width - left - right);
-    const Y = (v) => top + ((y1 - v) / (y1 - y0)) * (HEIGHT - top - bottom);
+    const Y = (v) => top + ((y1 - v) / (y1 - y0)) * (height - top - bottom);
     Object.assign(scale, { X, Y, width, left, right });
     const columns = x1 === x0 ? [x0] : ticks(x0, x1, Math.max(2, Math.floor(width / 90))).filter(Number.isInteger);
     return [
@@ -108,19 +110,19 @@ function lineChart(figure, context) {
         svg("text", { class: "tick", x: left - 7, y: Y(v) + 4, "text-anchor": "end" }, names[i]),
       ]),
       ...columns.map((v) =>
-        svg("text", { class: "tick", x: X(v), y: HEIGHT - bottom + 17, "text-anchor": "middle" }, number(v)),
+        svg("text", { class: "tick", x: X(v), y: height - bottom + 17, "text-anchor": "middle" }, number(v)),
       ),
-      svg("text", { class: "axis", x: width - right, y: HEIGHT - 3, "text-anchor": "end" }, "step"),
+      svg("text", { class: "axis", x: width - right, y: height - 3, "text-anchor": "end" }, "step"),
       // Beside the axis' name, where nothing moves when a watched run gets its first hole.
-      figure.holes ? svg("text", { class: "axis", x: left, y: HEIGHT - 3 }, figure.holes) : "",
+      figure.holes ? svg("text", { class: "axis", x: left, y: height - 3 }, figure.holes) : "",
     ];
   }
 
   // A wild step of a faint line may lie outside the axes: the clip keeps it there.
   function curves() {
-    const { lines, X, Y, width, left, right } = scale;
+    const { lines, X, Y, width, height, left, right } = scale;
     const clip = `clip-${Math.random().toString(36).slice(2)}`;
-    const inside = { x: left - 5, y: 0, width: width - left - right + 10, height: HEIGHT - MARGIN.bottom + 5 };
+    const inside = { x: left - 5, y: 0, width: width - left - right + 10, height: height - MARGIN.bottom + 5 };
     const spread = lines.length > (figure.band ? MOST_BANDS : 2) ? bars : band;
     return [
       svg("clipPath", { id: clip }, svg("rect", inside)),
@@ -219,7 +221,7 @@ function lineChart(figure, context) {
     plot
       .querySelector(".cursor")
       .replaceChildren(
-        svg("line", { class: "hair", x1: x, x2: x, y1: MARGIN.top, y2: HEIGHT - MARGIN.bottom }),
+        svg("line", { class: "hair", x1: x, x2: x, y1: MARGIN.top, y2: scale.height - MARGIN.bottom }),
         ...here.map((v) => svg("circle", { class: `dot ${context.look(v.run).colour}`, cx: x, cy: scale.Y(v.value), r: 4 })),
       );
     const range = (v) => (v.low == null ? "" : ` (${format(v.low)} to ${format(v.high)})`);

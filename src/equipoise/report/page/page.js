@@ -44,8 +44,7 @@ function tableView(panel) {
 
 // On paper the bar with the runs is far away: there, and only there, every section with figures says who is who.
 const legendItems = () =>
-  context
-    .series()
+  (context.series().length > 1 ? context.series() : [])
     .map((run, i) => context.shows(i) && h("span", {}, context.swatch(i), name(run.name)))
     .filter(Boolean);
 

@@ -1,6 +1,7 @@
 // Peak against last: a small tile per held-out metric, all on one scale, each around its own middle.
 
 const LINE = 17; // pixels of a run's line
+const PAPER_TILE = 215; // a third of an A4 page
 
 function peakChart(figure, context) {
   const tiles = h("div", { class: "peaks", tabindex: "0", role: "img" });
@@ -40,7 +41,7 @@ function peakChart(figure, context) {
   }
 
   function tile(box, row, low, high) {
-    const width = box.clientWidth || 300,
+    const width = onPaper ? PAPER_TILE : box.clientWidth || 300,
       right = 92,
       bottom = height(row);
     const X = (v) => 8 + ((v - low) / (high - low)) * (width - 8 - right);

@@ -1,5 +1,9 @@
 // The settings of the runs: what differs, what is the same, and the command that trains each again.
 
+// A line may end before an option, not inside "--train.out".
+const unbroken = (command) =>
+  command.split(/(?<=\s)(--[\w.]+)/).map((part, i) => (i % 2 ? h("span", { class: "option" }, part) : shown(part)));
+
 function settingsView(context) {
   const box = h("div");
   const element = h(
@@ -14,7 +18,9 @@ function settingsView(context) {
     const cell = (value) => h("td", { class: value === undefined ? "words unset" : "words" }, name(value ?? "not set"));
     const heads = ["option", ...runs.map((r) => [swatch(r.look), name(r.name)])];
     const rows = keys.map((k) => [h("code", {}, name(k)), runs.map((r) => cell(r.settings[k]))]);
-    return scroller(label, tableOf({ class: "settings" }, heads, rows));
+    const box = scroller(label, tableOf({ class: "settings" }, heads, rows));
+    box.style.setProperty("--columns", runs.length);
+    return box;
   }
 
   function again(run, i) {
@@ -26,7 +32,7 @@ function settingsView(context) {
       copyButton("Copy configuration", () => run.toml),
     );
     const known = [
-      h("pre", { tabindex: "0", "aria-label": `Command of ${run.name}` }, shown(run.command)),
+      h("pre", { tabindex: "0", "aria-label": `Command of ${run.name}` }, unbroken(run.command)),
       copyButton("Copy command", () => run.command),
       config,
     ];
