@@ -51,7 +51,7 @@ def run(paths: Sequence[str | Path], out: Path, jobs: int = 0, minutes: float = 
     for config in configs.values():
         config.check()
     for stem, study, _ in placed:
-        cells = f"{len(study.cells(study.seeds[0]))} runs × {len(study.seeds)} seeds"
+        cells = f"{len(study.cells())} runs × {len(study.seeds)} seeds"
         console.print(f"{stem or 'study'}: {study.question}\n  {cells}", soft_wrap=True)
     start.make_all(
         {folder / "start": study.start for _, study, folder in placed if study.start is not None}

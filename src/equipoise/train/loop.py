@@ -346,7 +346,7 @@ class Trainer:
         start = time.perf_counter()
         self.step += 1
         batch = self.batches.take(self.step, self.updater)
-        metrics = statistics(batch, self.collector.params.max_tokens) | self.batches.metrics
+        metrics = statistics(batch) | self.batches.metrics
         seconds = {**self.batches.seconds, "log": self.log_seconds}
         informative = False
         if self.health.failing.see(batch.tallies) or len(batch.texts) == 0:
