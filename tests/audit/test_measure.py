@@ -180,6 +180,14 @@ def test_steps_are_batches_of_their_own_and_the_anchor_moves_from_one_to_the_nex
     )  # the caller's is alone
 
 
+def test_the_seed_is_that_of_the_resamples():
+    first, again, other = (measure(table(0), "dapo", [], seed=seed) for seed in (1, 1, 2))
+    assert first == again
+    a, b = (audit.overall.objectives["dapo"]["coupling"] for audit in (first, other))
+    assert a.value == b.value
+    assert (a.low, a.high) != (b.low, b.high)
+
+
 def test_an_audit_is_json_all_the_way():
     audit = measure(table(0), "dapo")
     back = json.loads(json.dumps(audit.to_json(), allow_nan=False))

@@ -307,6 +307,22 @@ def test_rewards_may_be_a_categorical_column():
     log = from_table(pa.table({"prompt": [0, 0], "reward": rewards, "length": [2, 3]}))
     assert sorted(log.reward.tolist()) == [0.0, 1.0]
 
+@pytest.mark.parametrize(
+    ("column", "value", "said"),
+    [
+        ("prompt_id", None, "a prompt is missing"),
+        ("tokens", [1, 2], "the token ids are missing"),
+        ("response", "words", "the text is missing"),
+    ],
+)
+def test_a_missing_value_of_a_parquet_file_is_named_by_its_row(tmp_path, column, value, said):
+    columns = {name: values.tolist() for name, values in COLUMNS.items() if name != "length"}
+    columns[column] = columns.get(column) or [value] * len(columns["reward"])
+    columns.setdefault("response", ["words"] * len(columns["reward"]))
+    columns[column][4] = None
+    with pytest.raises(AuditError, match=rf"log.parquet, row 5, column {column}: {said}"):
+        read(parquet(tmp_path / "log.parquet", columns))
+
 
 def test_a_group_of_one_is_named_by_the_step_and_the_file_it_is_in(tmp_path):
     first, second = ([r for r in records() if r["step"] == step] for step in (0, 1))

@@ -151,6 +151,22 @@ def test_cancellation_restores_exchangeability(seed, binary, rule, cancellation)
         assert float(credit.metrics["bias/exchangeability"]) < 1e-11
 
 
+def test_min_replace_takes_the_least_over_the_responses_with_tokens():
+    """One without tokens has no weight, and takes none from the others."""
+    objective = eq.Objective("dr_grpo", aggregation="sequence", cancellation="min_replace")
+    credit = objective.assign([1.0, 0.0, 0.0, 1.0], ["q"] * 4, [4, 2, 0, 6])
+    assert credit.weight.tolist() == pytest.approx([1 / 24, 1 / 24, 0, 1 / 24])  # 1/(G·T) of the longest
+
+
+def test_orthogonal_projects_over_the_responses_with_tokens():
+    """One without tokens has an advantage and no weight: with its A in ‖A‖² the others keep some of their push."""
+    objective = eq.Objective("dr_grpo", aggregation="sequence", cancellation="orthogonal")
+    credit = objective.assign([1.0, 0.0, 0.0, 1.0], ["q"] * 4, [4, 2, 0, 6])
+    assert float(credit.metrics["cancellation/clamped"]) == 0
+    assert abs(float(credit.coefficient.sum())) < 1e-15
+    assert credit.weight.tolist()[2] == 0
+
+
 @pytest.mark.parametrize("cancellation", ["min_replace", "orthogonal"])
 @pytest.mark.parametrize("surrogate", ["gspo", {"name": "dfpo", "low": 0.9, "high": 9.0}, "gmpo", "vespo"], ids=str)
 def test_cancellation_acts_on_the_full_weight_with_sequence_ratios(surrogate, cancellation):

@@ -366,6 +366,8 @@ def test_distillation_follows_the_reverse_kl_exactly():
         (part,) = torch.autograd.grad(-out.loss, logits)
         total += float(old.exp()) * part
     torch.testing.assert_close(total, want, rtol=1e-10, atol=1e-12)
+    plain, quarter = (eq.distillation(teacher, table, scale) for scale in (1.0, 0.25))
+    assert torch.equal(quarter, 0.25 * plain)
 
 
 # truncated support

@@ -303,6 +303,14 @@ def test_what_a_failed_run_said_is_shown_as_it_was_said(study, tmp_path, capsys)
     assert "pip install 'x[gym]' [/a/folder]" in capsys.readouterr().out
 
 
+def test_two_studies_of_one_name_have_no_folder_each(study, tmp_path):
+    (tmp_path / "more").mkdir()
+    (tmp_path / "more" / "small.toml").write_text(SMALL)
+    with pytest.raises(ConfigError, match="small, small: each study has a folder by its name"):
+        registered.run([tmp_path / "small.toml", tmp_path / "more" / "small.toml"], tmp_path / "runs")
+    assert not (tmp_path / "runs").exists()
+
+
 def test_results_of_another_study_are_not_gone_on_with(study, tmp_path):
     (tmp_path / "other.toml").write_text(SMALL.replace("steps = 4", "steps = 5"))
     configs = leave_runs(study, tmp_path, drawn(study, [5], np.random.default_rng(0)))
@@ -373,7 +381,7 @@ def test_results_that_cannot_be_read(tmp_path):
 def test_the_studies_we_ship_can_be_run(file, tmp_path):
     study = plan.read(file)
     # The cells of the other seeds differ in their number alone.
-    for variant, rate in study.cells(study.seeds[0]):
+    for variant, rate in study.cells():
         study.one(variant, study.seeds[0], tmp_path / "run", rate, tmp_path / "start").check()
 
 

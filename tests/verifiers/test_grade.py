@@ -140,6 +140,9 @@ def test_code_verdicts():
     assert verdicts[2].kind in ("unparsed", "wrong")
     assert verdicts[3].kind == "bad_gold"
     assert grade_code(right, DOUBLE).kind == "correct"
+    chatty = "```python\nprint('x' * 10_000)\n```"
+    limits = (None, sandbox.Limits(output_bytes=1000))
+    assert [grade_code(chatty, DOUBLE, allowed).kind for allowed in limits] == ["wrong", "limit"]
 
 
 @needs_sandbox

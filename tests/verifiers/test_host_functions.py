@@ -51,6 +51,20 @@ def test_math_as_trl_calls_it():
     assert reward.__name__ == "math"
 
 
+# without options, and with the one that turns the verdict round
+OPTIONS = [
+    ({"rules": "lenient"}, r"\boxed{75 + 80}", "155", (0.0, 1.0)),  # a calculation is no value, but by lenient rules
+    ({"answer_in": "boxed"}, "#### 7", "7", (1.0, 0.0)),
+]
+
+
+@pytest.mark.parametrize(("options", "response", "gold", "scores"), OPTIONS, ids=["rules", "answer_in"])
+def test_rules_and_the_place_of_an_answer_reach_the_verifier(options, response, gold, scores):
+    for given, score in zip(({}, options), scores, strict=True):
+        assert verifiers.as_trl("math", **given)(completions=[response], answer=[gold]) == [score]
+        assert verifiers.verl_score("", response, gold, **given)["score"] == score
+
+
 def test_a_batch_that_never_ends_ends_at_its_budget():
     found = verifiers.as_trl("math", budget=0.0)(completions=["\\boxed{\\sin(x)^2}"] * 2, answer=["1-\\cos(x)^2"] * 2)
     assert found == [0.0, 0.0]
@@ -83,3 +97,17 @@ def test_tests_of_code_as_a_struct_or_as_json(reference):
     if found[0] is None:
         pytest.skip("no sandbox here")
     assert found == [1.0, 0.0, None]
+
+
+def test_code_as_verl_calls_it():
+    tests = json.dumps({"test_list": ["assert add(1, 2) == 3"]})
+    responses = ["def add(a, b):\n    return a + b", "def add(a, b):\n    return a - b"]
+    right, wrong = (verifiers.verl_score("", response, tests, kind="code") for response in responses)
+    if right["ungraded"]:
+        pytest.skip("no sandbox here")
+    assert [found["verdict"] for found in (right, wrong)] == ["correct", "wrong"]
+    assert [found["score"] for found in (right, wrong)] == [1.0, 0.0]
+    nothing_known = verifiers.verl_score("", responses[0], "{", kind="code")
+    assert (nothing_known["score"], nothing_known["ungraded"]) == (0.0, 1.0)
+    with pytest.raises(ValueError, match='kind = "python" is not known; use "math" or "code"'):
+        verifiers.verl_score("", responses[0], tests, kind="python")

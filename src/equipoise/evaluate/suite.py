@@ -122,7 +122,7 @@ def evaluate_benchmarks(
     ]
     with folder.lock():
         plans = _grown(folder, plans)
-        settings = {
+        model = {
             "model": policy.name,
             "weights": weights_digest(policy),
             "dtype": str(policy.dtype).removeprefix("torch."),
@@ -132,32 +132,44 @@ def evaluate_benchmarks(
             "chat": plans[0].benchmark.chat,
             "system": chat.system,
             "chat_template_kwargs": dict(chat.options),
-            "benchmarks": {plan.benchmark.name: plan.settings() for plan in plans},
         }
-        folder.write_settings(_claimed(folder, settings))
+        benchmarks = {plan.benchmark.name: plan.settings() for plan in plans}
+        folder.write_settings(_claimed(folder, {**model, "benchmarks": benchmarks}))
         for plan, ids in zip(plans, encoded, strict=True):
             params = SamplingParams(
                 temperature, max_tokens=plan.max_tokens, stop=plan.benchmark.stop, seed=seed
             )
-            name, done, of = plan.benchmark.name, 0, len(plan.benchmark.prompts)
-            if not all(folder.has_chunk(name, number) for number in range(len(plan.chunks))):
-                # a chunk on a CPU may take many minutes, and says nothing before its end
-                say(
-                    f"{name}: {of} problems × {plan.samples} samples of at most {plan.max_tokens} tokens, "
-                    f"{min(plan.chunk, of)} problems at a time"
-                )
-            for number, prompts in enumerate(plan.chunks):
-                begun = time.perf_counter()
-                done += len(prompts)
-                if folder.has_chunk(name, number):
-                    continue
-                rows = _sample(
-                    policy, sampler, plan, prompts, ids[done - len(prompts) : done], params
-                )
-                folder.write_chunk(name, number, rows)
-                speed = sum(row["length"] for row in rows) / (time.perf_counter() - begun)
-                say(f"{name}: {done} of {of} problems, {speed:.0f} tokens/s")
+            _sample_missing(policy, sampler, plan, ids, params, folder, say)
         return write_result(folder, [plan.benchmark for plan in plans])
+
+
+def _sample_missing(
+    policy: models.Policy,
+    sampler: Sampler,
+    plan: BenchmarkPlan,
+    ids: Sequence[Sequence[int]],
+    params: SamplingParams,
+    folder: Folder,
+    say: Callable[[str], None],
+) -> None:
+    """The chunks of a benchmark that `folder` does not have; `ids` of all its prompts."""
+    name, of = plan.benchmark.name, len(plan.benchmark.prompts)
+    if not all(folder.has_chunk(name, number) for number in range(len(plan.chunks))):
+        # a chunk on a CPU may take many minutes, and says nothing before its end
+        say(
+            f"{name}: {of} problems × {plan.samples} samples of at most {plan.max_tokens} tokens, "
+            f"{min(plan.chunk, of)} problems at a time"
+        )
+    done = 0
+    for number, prompts in enumerate(plan.chunks):
+        begun = time.perf_counter()
+        start, done = done, done + len(prompts)
+        if folder.has_chunk(name, number):
+            continue
+        rows = _sample(policy, sampler, plan, prompts, ids[start:done], params)
+        folder.write_chunk(name, number, rows)
+        speed = sum(row["length"] for row in rows) / (time.perf_counter() - begun)
+        say(f"{name}: {done} of {of} problems, {speed:.0f} tokens/s")
 
 
 def write_result(folder: Folder, benchmarks: Sequence[Benchmark]) -> Summary:

@@ -68,7 +68,6 @@ def nearest(slot: str, name: object, known: list[str]) -> str:
 class Choice:
     """Calling a choice calls its function with its options."""
 
-    slot: str
     name: str
     function: Any
     options: dict[str, Any] = field(default_factory=dict)
@@ -124,7 +123,7 @@ def choose(slot: str, table: Mapping[str, Any], spec: Spec) -> Choice:
                 f"objective.{slot}.{key} = {options[key]!r} should be like its default, {known[key]!r}"
             )
         _check(f"{slot}.{key}", name, key, options[key])
-    return Choice(slot, name, function, {**known, **options}, known)
+    return Choice(name, function, {**known, **options}, known)
 
 
 def _check(where: str, name: str, key: str, value: Any) -> None:

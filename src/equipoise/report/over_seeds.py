@@ -63,7 +63,7 @@ def over_seeds(
             table = {**table, "columns": _named(table, found)}
         folded: Panel = {**panel, "sentence": said.get(panel["id"], panel["sentence"])}
         if "figures" in panel:
-            folded["figures"] = [_fold(figure, runs, found) for figure in panel["figures"]]
+            folded["figures"] = [_fold(figure, found) for figure in panel["figures"]]
         yield {**folded, "table": table} if table else folded
         if panel["id"] == "summary" and (compared := differences(groups, found)):
             yield compared
@@ -76,7 +76,7 @@ def _named(table: dict[str, Any], found: Sequence[VariantRuns]) -> list[str]:
     return ["variant", *rest]
 
 
-def _fold(figure: Figure, runs: Sequence[Run], found: Sequence[VariantRuns]) -> Figure:
+def _fold(figure: Figure, found: Sequence[VariantRuns]) -> Figure:
     # what the band of one run would mean
     figure = {key: value for key, value in figure.items() if key != "spread"}
     if figure["kind"] == "peaks":

@@ -144,13 +144,21 @@ def _group(order: int, rows: Sequence[dict[str, Any]], longest: int) -> dict[str
 
 def _balance(rows: Sequence[dict[str, Any]]) -> dict[str, float | None]:
     """This group's mean reward, mass balance Σ cT / Σ|c|T and exchangeability |Σ c| / Σ|c|."""
-    r, c, T = ([_finite(row.get(k)) for row in rows] for k in ("reward", "coefficient", "length"))
-    out: dict[str, float | None] = {"reward": None if None in r else rounded(sum(r) / len(r))}  # type: ignore[arg-type]
-    if None in (*c, *T) or not any(c):
-        return {**out, "mass_balance": None, "exchangeability": None}
-    pull = [a * b for a, b in zip(c, T, strict=True)]  # type: ignore[operator]
-    balance, push = sum(pull) / sum(map(abs, pull)), abs(sum(c)) / sum(map(abs, c))  # type: ignore[arg-type]
-    return {**out, "mass_balance": round(balance, 4), "exchangeability": round(push, 4)}
+    reward, c, T = (_known(rows, name) for name in ("reward", "coefficient", "length"))
+    out: dict[str, float | None] = dict.fromkeys(("reward", "mass_balance", "exchangeability"))
+    if reward is not None:
+        out["reward"] = rounded(sum(reward) / len(reward))
+    if c is not None and T is not None and any(c):
+        pull = [c_i * T_i for c_i, T_i in zip(c, T, strict=True)]
+        out["mass_balance"] = round(sum(pull) / sum(map(abs, pull)), 4)
+        out["exchangeability"] = round(abs(sum(c)) / sum(map(abs, c)), 4)
+    return out
+
+
+def _known(rows: Sequence[dict[str, Any]], name: str) -> list[float] | None:
+    """A column of numbers; None where one of them is missing."""
+    found = [value for row in rows if (value := _finite(row.get(name))) is not None]
+    return found if len(found) == len(rows) else None
 
 
 def _response(row: dict[str, Any], longest: int) -> dict[str, Any]:

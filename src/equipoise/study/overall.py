@@ -39,10 +39,10 @@ def all_tests(paths: Sequence[str | Path]) -> list[Tested]:
     return sorted(tested, key=lambda test: test.effect.p)
 
 
-def findings(p: Sequence[float], rate: float = LEVEL) -> int:
+def findings(p: Sequence[float]) -> int:
     """Benjamini and Hochberg's step-up: how many of the smallest p keep the rate of false ones."""
     ranked = enumerate(sorted(p), start=1)
-    return max((rank for rank, value in ranked if value <= rate * rank / len(p)), default=0)
+    return max((rank for rank, value in ranked if value <= LEVEL * rank / len(p)), default=0)
 
 
 def show(paths: Sequence[str | Path]) -> None:

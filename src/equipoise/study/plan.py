@@ -97,7 +97,7 @@ class Study:
     rates: tuple[float, ...] = ()
     written: str = "before"
 
-    def cells(self, seed: int) -> list[tuple[str, float | None]]:
+    def cells(self) -> list[tuple[str, float | None]]:
         """Of one seed: every variant at the shared rate (None), then at the others."""
         shared = self.config.get("optim", {}).get("lr")
         others = [rate for rate in self.rates if rate != shared]
@@ -107,7 +107,7 @@ class Study:
         """Seed by seed: a study that is stopped half way has whole pairs."""
         found = {}
         for seed in self.seeds:
-            for variant, rate in self.cells(seed):
+            for variant, rate in self.cells():
                 name = cell_name(variant, rate, seed)
                 found[name] = self.one(variant, seed, out / name, rate, out / "start")
         return found

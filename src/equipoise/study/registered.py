@@ -19,7 +19,7 @@ import math
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from rich.console import Console
@@ -44,38 +44,21 @@ def run(paths: Sequence[str | Path], out: Path, jobs: int = 0, minutes: float = 
     """
     stop_at = time.monotonic() + 60 * minutes
     console = Console(highlight=False, markup=False)
-    studies = [(Path(path).stem if len(paths) > 1 else "", read(path)) for path in paths]
-    stems = [stem for stem, _ in studies]
-    if len(set(stems)) < len(stems):
-        raise ConfigError(
-            f"{', '.join(stems)}: each study has a folder by its name, so no two may be called alike"
-        )
-    placed = [(stem, study, out / stem if stem else out) for stem, study in studies]
-    earlier = {folder: _earlier(study, folder / "results.json") for _, study, folder in placed}
-    done = {f"{stem}/{name}" if stem else name for stem, _, at in placed for name in earlier[at]}
+    placed = _placed(paths, out)
+    earlier = {each.folder: _earlier(each) for each in placed}
+    done = {each.prefix + name for each in placed for name in earlier[each.folder]}
     configs = {name: config for name, config in in_turn(placed).items() if name not in done}
     for config in configs.values():
         config.check()
     for stem, study, _ in placed:
-        cells = f"{len(study.cells(study.seeds[0]))} runs × {len(study.seeds)} seeds"
+        cells = f"{len(study.cells())} runs × {len(study.seeds)} seeds"
         console.print(f"{stem or 'study'}: {study.question}\n  {cells}", soft_wrap=True)
     start.make_all(
         {folder / "start": study.start for _, study, folder in placed if study.start is not None}
     )
     failed = train_all(configs, console, jobs, stop_at=stop_at, patient=True)
-    collected = {}
-    for stem, study, folder in placed:
-        prefix = f"{stem}/" if stem else ""
-        own = {
-            name.removeprefix(prefix): why
-            for name, why in failed.items()
-            if name.startswith(prefix)
-        }
-        collected[folder] = collect(study, study.configs(folder), own)
-        collected[folder]["runs"] |= earlier[folder]
-        # all are written before any is looked at
-        folder.mkdir(parents=True, exist_ok=True)
-        write_results(collected[folder], folder / "results.json")
+    # all are written before any is looked at
+    collected = {each.folder: _written(each, failed, earlier[each.folder]) for each in placed}
     for folder, results in collected.items():
         console.print(f"\n{folder.name if len(placed) > 1 else results['question']}")
         show(results, console)
@@ -84,14 +67,60 @@ def run(paths: Sequence[str | Path], out: Path, jobs: int = 0, minutes: float = 
         console.print(f"{folder / 'results.json'}", soft_wrap=True)
 
 
-def _earlier(study: Study, file: Path) -> dict[str, Any]:
+class _Placed(NamedTuple):
+    """A study and where its runs go; `stem` is its name among several, empty where it is alone."""
+
+    stem: str
+    study: Study
+    folder: Path
+
+    @property
+    def prefix(self) -> str:
+        """Of the names of its runs."""
+        return f"{self.stem}/" if self.stem else ""
+
+    @property
+    def results(self) -> Path:
+        return self.folder / "results.json"
+
+
+def _placed(paths: Sequence[str | Path], out: Path) -> list[_Placed]:
+    if len(paths) == 1:
+        return [_Placed("", read(paths[0]), out)]
+    studies = [(Path(path).stem, read(path)) for path in paths]
+    stems = [stem for stem, _ in studies]
+    if len(set(stems)) < len(stems):
+        raise ConfigError(
+            f"{', '.join(stems)}: each study has a folder by its name, so no two may be called alike"
+        )
+    return [_Placed(stem, study, out / stem) for stem, study in studies]
+
+
+def _earlier(placed: _Placed) -> dict[str, Any]:
     """The finished runs of an earlier sitting; refused where they are another study's."""
+    file = placed.results
     if not file.exists():
         return {}
     results = read_results(file)
-    if table_of(of_results(results)) != table_of(study):
+    if table_of(of_results(results)) != table_of(placed.study):
         raise ConfigError(f"{file}: these are the results of another study; give another --out")
     return {name: record for name, record in results["runs"].items() if "failed" not in record}
+
+
+def _written(
+    placed: _Placed, failed: Mapping[str, str], earlier: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The study's results, of this sitting and of earlier ones."""
+    own = {
+        name.removeprefix(placed.prefix): why
+        for name, why in failed.items()
+        if name.startswith(placed.prefix)
+    }
+    results = collect(placed.study, placed.study.configs(placed.folder), own)
+    results["runs"] |= earlier
+    placed.folder.mkdir(parents=True, exist_ok=True)
+    write_results(results, placed.results)
+    return results
 
 
 def show(results: Mapping[str, Any], console: Console | None = None) -> None:

@@ -8,10 +8,16 @@ import math
 import os
 import time
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeRemainingColumn,
+)
 
 from equipoise.study.fork_server import ForkServer, RunProcess
 from equipoise.train import (
@@ -55,36 +61,22 @@ def train_all(
     server.runs_at_once = max(1, min(at_once, len(waiting)))
     running: dict[str, RunProcess] = {}
     with _progress(console) as bars:
-        shown: dict[str, Any] = {}
-        if len(configs) <= FEW:
-            shown = {
-                name: bars.add_task(name, total=c.train.steps, line="")
-                for name, c in configs.items()
-            }
-        # One bar a run, and one for all of them where there would be too many.
-        whole = None
-        if len(configs) > FEW:
-            whole = bars.add_task("runs", total=len(configs), line="")
+        board = _Board(bars, configs, done=len(configs) - len(waiting))
         try:
             while (waiting or running) and time.monotonic() < stop_at:
                 while waiting and len(running) < at_once:
                     name = waiting.pop(0)
                     running[name] = _start(server, configs[name])
-                    if name not in shown:
-                        shown[name] = bars.add_task(name, total=configs[name].train.steps, line="")
+                    board.begin(name)
                 time.sleep(0.3)
-                for name, bar in shown.items():
-                    _show(bars, bar, RunFolder(configs[name].train.out))
+                board.refresh()
                 ended = [name for name, process in running.items() if process.poll() is not None]
                 for name in ended:
                     if running.pop(name).returncode:
                         failed[name] = _failure(name, configs[name])
                         if not patient:
                             raise RunError(failed[name])
-                    if whole is not None:
-                        bars.remove_task(shown.pop(name))
-                if whole is not None:
-                    bars.update(whole, completed=len(configs) - len(waiting) - len(running))
+                    board.end(name)
         except KeyboardInterrupt:
             raise Interrupted(
                 "stopped after the step each run was in; the same command goes on with them"
@@ -96,6 +88,39 @@ def train_all(
                 process.wait()
             server.close()
     return failed
+
+
+class _Board:
+    """A bar for each run; of more than FEW, one for each under way and one for all of them."""
+
+    def __init__(self, bars: Progress, configs: dict[str, Config], done: int) -> None:
+        self.bars, self.configs = bars, configs
+        self.shown: dict[str, TaskID] = {}
+        self.whole: TaskID | None = None
+        if len(configs) > FEW:
+            self.whole = bars.add_task("runs", total=len(configs), completed=done, line="")
+            return
+        for name in configs:
+            self.begin(name)
+
+    def begin(self, name: str) -> None:
+        if name not in self.shown:
+            steps = self.configs[name].train.steps
+            self.shown[name] = self.bars.add_task(name, total=steps, line="")
+
+    def refresh(self) -> None:
+        for name, bar in self.shown.items():
+            records = read_lines(RunFolder(self.configs[name].train.out).metrics)
+            if records:
+                last = records[-1]
+                reward = f"reward {last['reward/mean']:.2f}"
+                length = f"length {last['completions/mean_length']:.0f}"
+                self.bars.update(bar, completed=last["step"], line=f"{reward}  {length}")
+
+    def end(self, name: str) -> None:
+        if self.whole is not None:
+            self.bars.remove_task(self.shown.pop(name))
+            self.bars.advance(self.whole)
 
 
 def _progress(console: Console) -> Progress:
@@ -151,15 +176,6 @@ def _start(server: ForkServer, config: Config) -> RunProcess:
 
 def _beside(run: Path, ending: str) -> Path:
     return run.with_name(run.name + ending)
-
-
-def _show(bars: Progress, bar: Any, folder: RunFolder) -> None:
-    records = read_lines(folder.metrics)
-    if records:
-        last = records[-1]
-        reward = f"reward {last['reward/mean']:.2f}"
-        length = f"length {last['completions/mean_length']:.0f}"
-        bars.update(bar, completed=last["step"], line=f"{reward}  {length}")
 
 
 def _failure(name: str, config: Config) -> str:

@@ -116,23 +116,22 @@ class Dataset:
         rows: Rows | None = None,
     ) -> None:
         _check_names(verifier=verifier, answer_in=answer_in, rules=rules, template=template)
-        self._answer_in, self._comparison = answer_in, rules
         if max_prompt_tokens and count_tokens is None:
             raise TaskError(
                 f"task.max_prompt_tokens = {max_prompt_tokens} needs a tokenizer: give count_tokens"
             )
-        self.name, self.seed, self._suffix = str(name), seed, suffix
-        self._template = template
+        self.name, self.seed = str(name), seed
+        self._answer_in, self._comparison = answer_in, rules
+        self._template, self._suffix = template, suffix
         self._rows = open_rows(self.name) if rows is None else rows
         self._schema = recognised(self._rows, columns, verifier, recognise)
         if self._schema.name == "reasoning-gym":
             gym.require(self.name)
-        self._problems = (
-            None if held_out is None else _problems(str(held_out), columns, verifier, recognise)
-        )
-        others = {
-            str(path): [item.question for _, item in read_problems(str(path))] for path in avoid
-        }
+        self._problems: list[tuple[str, Item]] | None = None
+        self._elsewhere = ""
+        if held_out is not None:
+            self._problems = _problems(str(held_out), columns, verifier, recognise)
+            self._elsewhere = f"{len(self._problems):,} held out in {held_out}"
         count = count_tokens if max_prompt_tokens else None
         self._rules = Rules(
             schema=self._schema,
@@ -143,10 +142,7 @@ class Dataset:
             max_tokens=max_prompt_tokens,
             count_tokens=None if count is None else lambda item: count(self._shaped("", item)),
             elsewhere=frozenset(digest(item.question) for _, item in self._problems or []),
-            overlap=Overlap(others) if others else None,
-        )
-        self._elsewhere = (
-            "" if held_out is None else f"{len(self._problems or []):,} held out in {held_out}"
+            overlap=_overlap(avoid),
         )
         self._account = self._summary()
         self._streamed: OrderedDict[tuple[int, int], tuple[_Window, np.ndarray]] = OrderedDict()
@@ -385,6 +381,15 @@ def _check_names(*, verifier: str | None, answer_in: str, rules: str, template: 
         raise TaskError(
             f'task.template = "{template}" is not a prompt template: {", ".join(PROMPTS)}'
         )
+
+
+def _overlap(avoid: Sequence[str | Path]) -> Overlap | None:
+    """With the problems of these files."""
+    if not avoid:
+        return None
+    return Overlap(
+        {str(path): [item.question for _, item in read_problems(str(path))] for path in avoid}
+    )
 
 
 def _windows(rows: Rows, trained_on: float, seed: int) -> Windows:

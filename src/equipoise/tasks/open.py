@@ -46,15 +46,10 @@ def open_task(
     options of :class:`Dataset`. `rows`: prompts that a program has in memory, for which `name` is
     only a name. `graded`: the task's verdict is asked for, so that every row must have an answer.
     """
-    if rows is None and name == "arithmetic":
-        return Arithmetic(seed=seed)
-    if rows is None and name.startswith("arithmetic:"):
-        size = name.removeprefix("arithmetic:")
-        if not (size.isdecimal() and int(size) > 0):
-            raise TaskError(f'task.name = "{name}": the number of chains must be at least 1')
-        return Arithmetic(seed=seed, size=int(size))
     if rows is None and name.startswith("gym:"):
         return Gym(name.removeprefix("gym:"), seed=seed, options=gym)
+    if rows is None and name.partition(":")[0] == "arithmetic":
+        return _arithmetic(name, seed)
     on_disk = name.endswith(KINDS) or Path(name).is_dir() or glob.has_magic(name)
     if rows is not None or name.startswith("hub:") or on_disk:
         return Dataset(
@@ -76,11 +71,24 @@ def open_task(
             recognise=functools.partial(schema.recognise, graded=graded),
             rows=rows,
         )
+    raise _not_a_task(name)
+
+
+def _arithmetic(name: str, seed: int) -> Arithmetic:
+    _, several, size = name.partition(":")
+    if not several:
+        return Arithmetic(seed=seed)
+    if not (size.isdecimal() and int(size) > 0):
+        raise TaskError(f'task.name = "{name}": the number of chains must be at least 1')
+    return Arithmetic(seed=seed, size=int(size))
+
+
+def _not_a_task(name: str) -> TaskError:
+    """With the nearest name, or how to turn the file into one that is read."""
     others = f"gym:NAME, hub:OWNER/NAME, or a file, glob or folder of {', '.join(KINDS)}"
     if difflib.get_close_matches(name, ["arithmetic"]):
-        raise TaskError(
-            f'task.name = "{name}" is not a task; did you mean "arithmetic"? (or {others})'
-        )
+        near = f'did you mean "arithmetic"? (or {others})'
+        return TaskError(f'task.name = "{name}" is not a task; {near}')
     hint = ""
     if name.endswith(".csv"):
         parquet = f"{name.removesuffix('.csv')}.parquet"
@@ -89,7 +97,7 @@ def open_task(
     elif name.endswith(".json"):
         code = f"import json; [print(json.dumps(row)) for row in json.load(open('{name}'))]"
         hint = f'; turn a list of rows into one: python -c "{code}" > {name}l'
-    raise TaskError(f'task.name = "{name}" is not a task: arithmetic, {others}{hint}')
+    return TaskError(f'task.name = "{name}" is not a task: arithmetic, {others}{hint}')
 
 
 def open_demonstrations(

@@ -94,48 +94,51 @@ def recognise(
     `verifier`: the way to compare answers that the configuration asks for, if any. `graded`: the
     task's verdict is asked for, so that rows must have an answer.
     """
-    if columns:
-        if unknown := [role for role in columns if role not in ROLES]:
-            raise TaskError(
-                f'task.columns: "{unknown[0]}" is not a role; must be one of {", ".join(ROLES)}'
-            )
-        flat = {role: value_at(row, column) for role, column in columns.items()}
-        if missing := [columns[role] for role, value in flat.items() if value is ABSENT]:
-            raise TaskError(
-                f'{where}: task.columns names "{missing[0]}": there are {", ".join(row)}'
-            )
-        base = {**row, **flat}
-    else:
-        base = dict(row)
-    has = base.keys()
-    if not columns:
-        if {"prompt", "reward_model"} <= has:
-            return Schema("verl", partial(_verl, asked=verifier))
-        if {"question_content", "public_test_cases"} <= has:
-            return Schema("LiveCodeBench", _livecodebench)
-        if {"prompt", "test", "entry_point"} <= has:
-            return Schema("HumanEval", _humaneval)
-        if "test_list" in has and {"text", "prompt"} & has:
-            return Schema("MBPP", mbpp)
-        if {"question", "answer", "metadata"} <= has and value_at(
-            base, "metadata.source_dataset"
-        ) is not ABSENT:
-            return Schema("reasoning-gym", _gym)
-    question = next((column for column in QUESTIONS if column in has), None)
-    answer = next((column for column in ANSWERS if column in has), None)
+    base = {**row, **_roles(where, row, columns or {})}
+    if not columns and (known := _known_layout(base, verifier)):
+        return known
+    question = next((column for column in QUESTIONS if column in base), None)
+    answer = next((column for column in ANSWERS if column in base), None)
     if question is not None and answer is None and not graded:
         return Schema(question, partial(_ungraded, question, columns or {}))
-    for role, column in (("prompt", question), ("answer", answer)):
-        if column is None:
-            raise TaskError(
-                f'{where}: there is no "{role}" among {", ".join(row) or "no columns"}: say which column it is, '
-                f'task.columns = {{ {role} = "…" }}{UNANSWERED if role == "answer" else ""}'
-            )
-    assert question is not None
-    assert answer is not None
+    if question is None or answer is None:
+        role, fix = ("prompt", "") if question is None else ("answer", UNANSWERED)
+        raise TaskError(
+            f'{where}: there is no "{role}" among {", ".join(row) or "no columns"}: say which column it is, '
+            f'task.columns = {{ {role} = "…" }}{fix}'
+        )
     marked = isinstance(base[answer], str) and "####" in base[answer]
     read = _Columns(question, answer, marked, dict(columns or {}), verifier)
     return Schema("GSM8K" if marked and question == "question" else f"{question}, {answer}", read)
+
+
+def _roles(where: str, row: Mapping[str, Any], columns: Mapping[str, str]) -> dict[str, Any]:
+    """What the named columns of the row hold, by their roles; refused where one is not there."""
+    if unknown := [role for role in columns if role not in ROLES]:
+        raise TaskError(
+            f'task.columns: "{unknown[0]}" is not a role; must be one of {", ".join(ROLES)}'
+        )
+    found = {role: value_at(row, column) for role, column in columns.items()}
+    if missing := [columns[role] for role, value in found.items() if value is ABSENT]:
+        raise TaskError(f'{where}: task.columns names "{missing[0]}": there are {", ".join(row)}')
+    return found
+
+
+def _known_layout(row: Mapping[str, Any], verifier: str | None) -> Schema | None:
+    """The layout that only one project or data set writes."""
+    has = row.keys()
+    if {"prompt", "reward_model"} <= has:
+        return Schema("verl", partial(_verl, asked=verifier))
+    if {"question_content", "public_test_cases"} <= has:
+        return Schema("LiveCodeBench", _livecodebench)
+    if {"prompt", "test", "entry_point"} <= has:
+        return Schema("HumanEval", _humaneval)
+    if "test_list" in has and {"text", "prompt"} & has:
+        return Schema("MBPP", mbpp)
+    scorer = value_at(row, "metadata.source_dataset")
+    if {"question", "answer", "metadata"} <= has and scorer is not ABSENT:
+        return Schema("reasoning-gym", _gym)
+    return None
 
 
 ABSENT = object()

@@ -320,7 +320,7 @@ def _joined(parts: list[StepBatch], drawn: int | None = None) -> StepBatch:
     )
 
 
-def statistics(batch: StepBatch, max_tokens: int) -> dict[str, float]:
+def statistics(batch: StepBatch) -> dict[str, float]:
     """What a step's responses look like, in the field's names."""
     total, lengths = batch.total, batch.rollouts.lengths.to(torch.float64)
     verdicts = {

@@ -19,7 +19,7 @@ import torch
 
 from equipoise import policy as models
 from equipoise import tasks
-from equipoise.config import ConfigError, load
+from equipoise.config import Config, ConfigError, load
 from equipoise.evaluate import Evaluation, evaluate
 from equipoise.kernels import cache
 from equipoise.objective import Credit, Objective
@@ -44,7 +44,7 @@ from equipoise.train.progress import Terminal
 from equipoise.train.result import TrainResult
 from equipoise.train.run_start import Start, check_start, resume_command, rewind
 from equipoise.train.score import Scorer, check_isolation, check_own, rate_of
-from equipoise.train.settle import Outline, as_begun, settle
+from equipoise.train.settle import Outline, Settled, as_begun, settle
 from equipoise.train.stopping import Interrupted, Stopping, graceful_stop
 from equipoise.train.token_credit import TokenCredit, open_teacher
 from equipoise.train.update import NotFinite, Updater
@@ -140,54 +140,75 @@ class Trainer:
             self.changed = check_same(self.folder.given, self.given) if resume else []
         ranks.barrier()
 
+    # The model is loaded when it is first asked for: by a task that counts tokens, or after it.
+    @functools.cached_property
+    def policy(self) -> models.Policy:
+        return load_policy(self.given)
+
+    @functools.cached_property
+    def settled(self) -> Settled[Config]:
+        return settle(self.config, Outline.of(self.policy))
+
+    def _encode(self, prompt: Prompt) -> list[int]:
+        return encode_prompt(self.policy, prompt, self.settled.chat)
+
     def _open(self, undo: contextlib.ExitStack) -> None:
         """Everything that is read, cheap things first,
         so that a mistake is known before a large model is loaded.
         """
-        config, given = self.config, self.given
         # Before the model is loaded: its check against transformers calls kernels already.
         self.kernels: int | None = cache.count()
-        self.objective = config.build_objective()
+        self.objective = self.config.build_objective()
+        self._open_task()
+        rate = rate_of(self.objective)
+        scorer = Scorer(self.config.reward, self.task, given=self.given.functions, rate=rate)
+        self.config = self.settled.config  # the model is loaded here at the latest
+        memory.limit(self.policy.device, self.config.train.memory_cap)
+        scorer.conversational(self.settled.chat.on)
+        self.watcher = Watcher(self.config.reward, self.task, chat=self.settled.chat.on)
+        self._open_frozen_models()
+        self._open_sampling(scorer, undo)
+        self.held_out = self._held_out() if self.config.eval.every else []
+        # one that cannot be asked stops the run before it begins, evaluated or not
+        for i in range(self.config.rollout.prompts):
+            self._encode(self.task.prompt(i))
+
+    def _open_task(self) -> None:
+        """The prompts, after a look at what will judge the responses to them."""
+        config, given = self.config, self.given
         backend.use(config.sandbox.backend, config.sandbox.limits())
         check_own(config.reward, given.functions)
-        policy = functools.cache(lambda: load_policy(given))  # the task may need its tokenizer
-        settled = functools.cache(lambda: settle(config, Outline.of(policy())))
         self.task = given.task or tasks.open_task(
             config.task.name,
             config.train.seed,
             **config.task.options(),
-            count_tokens=lambda prompt: len(encode_prompt(policy(), prompt, settled().chat)),
+            count_tokens=lambda prompt: len(self._encode(prompt)),
             rows=given.rows,
             graded=config.reward.graded,
         )
         check_isolation(self.task)
         if self.start is not None:
             self.start.check_data(self.folder, config, self.task)
-        rate = rate_of(self.objective)
-        scorer = Scorer(config.reward, self.task, given=given.functions, rate=rate)
-        self.policy, self.settled = policy(), settled()
-        memory.limit(self.policy.device, config.train.memory_cap)
-        config = self.config = self.settled.config
-        scorer.conversational(self.settled.chat.on)
-        self.watcher = Watcher(config.reward, self.task, chat=self.settled.chat.on)
+
+    def _open_frozen_models(self) -> None:
+        """What the objective compares the policy with: a reference, a teacher, or neither."""
+        config = self.config
         # an adapter that is switched off leaves the reference; full training keeps a copy
         needs_reference = bool(config.objective.kl) and not self.policy.has_adapter
         self.reference = models.frozen_copy(self.policy) if needs_reference else None
-        self.teacher = (
-            open_teacher(config.train.teacher, self.policy) if config.train.teacher else None
-        )
+        teacher = config.train.teacher
+        self.teacher = open_teacher(teacher, self.policy) if teacher else None
+
+    def _open_sampling(self, scorer: Scorer, undo: contextlib.ExitStack) -> None:
+        """The engine, and what makes batches of its responses and their scores."""
+        config, chat = self.config, self.settled.chat
         self.sampler = open_engine(config, self.policy)
         undo.callback(close_engine, self.sampler)
-        chat = self.settled.chat
         decay = getattr(self.objective.difficulty, "decay", 1.0)
         self.batches = open_batches(
             config, self.policy, self.sampler, self.task, scorer, chat, decay
         )
         self.collector = self.batches.collector
-        self.held_out = self._held_out() if config.eval.every else []
-        # one that cannot be asked stops the run before it begins, evaluated or not
-        for i in range(config.rollout.prompts):
-            encode_prompt(self.policy, self.task.prompt(i), chat)
 
     def _begin(self, resume: bool) -> None:
         """The first files of the run, and the state it begins with."""
@@ -325,7 +346,7 @@ class Trainer:
         start = time.perf_counter()
         self.step += 1
         batch = self.batches.take(self.step, self.updater)
-        metrics = statistics(batch, self.collector.params.max_tokens) | self.batches.metrics
+        metrics = statistics(batch) | self.batches.metrics
         seconds = {**self.batches.seconds, "log": self.log_seconds}
         informative = False
         if self.health.failing.see(batch.tallies) or len(batch.texts) == 0:
@@ -418,7 +439,7 @@ class Trainer:
             prompts = self.task.evaluation(c.eval.per_level)
         except ValueError as error:
             raise ConfigError(f"eval.per_level = {c.eval.per_level}: {error}") from error
-        return [(p, encode_prompt(self.policy, p, self.settled.chat)) for p in prompts]
+        return [(prompt, self._encode(prompt)) for prompt in prompts]
 
     def _evaluate(self) -> None:
         """Sample the held-out prompts and record what came of them."""

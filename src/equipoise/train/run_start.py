@@ -37,7 +37,6 @@ class Start:
     record: Record
     step: int = 0
     sentence: str = ""  # for the terminal
-    resumed: bool = False
 
     def check_data(self, folder: RunFolder, config: Config, task: Task) -> None:
         """Keep the fingerprints of a new run's data; refuse a resumed run with other data."""
@@ -119,7 +118,7 @@ def check_start(
     _refuse_torn_logs(folder)
     step = _chosen(folder, record, old.train.checkpoint_every, from_step)
     known = here(record, folder) if record else new_record(folder)
-    return Start(known, step, _sentence(folder, step, config.train.steps), resumed=True)
+    return Start(known, step, _sentence(folder, step, config.train.steps))
 
 
 def differences(old: Config, new: Config, *, data_is_known: bool = False) -> list[str]:

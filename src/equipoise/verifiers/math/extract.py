@@ -137,15 +137,12 @@ OPENING_CHOICE = re.compile(r"\(([A-J])\)|([A-HJ])(?:[.):]|$)")
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """`text`: what was read, None for nothing; `how`: by which part of the rule.
-
-    `hedge` is True where the text is a list of several different boxes: it equals a gold answer
-    that is this list, and never one that is a member of it.
+    """`text`: what was read, None for nothing; `how`: by which part of the rule, "boxes" where the
+    text is a list of several different ones.
     """
 
     text: str | None
     how: str
-    hedge: bool = False
 
 
 @lru_cache(maxsize=2048)
@@ -250,9 +247,9 @@ def _from_boxes(text: str, boxes: list[tuple[int, int, str]]) -> Answer:
         start = earlier_start
     if len(contents) == 1:
         return _stated(_with_percent(contents[0], text, end), "boxed")
-    # Several boxes may be a list that was asked for, or a guess at each value: `hedge` lets them
-    # equal a list alone.
-    return _stated(", ".join(contents), "boxes", hedge=True)
+    # Several boxes may be a list that was asked for, or a guess at each value: as a list they equal
+    # a gold answer that is this list, and never one that is a member of it.
+    return _stated(", ".join(contents), "boxes")
 
 
 def _unwrapped(content: str) -> str:
@@ -265,10 +262,10 @@ def _unwrapped(content: str) -> str:
     return content.strip()
 
 
-def _stated(text: str, how: str, hedge: bool = False) -> Answer:
+def _stated(text: str, how: str) -> Answer:
     if len(text) > LONGEST:
         return Answer(None, f"{how}, more than {LONGEST} characters")
-    return Answer(text, how, hedge) if text else Answer(None, f"{how}, empty")
+    return Answer(text, how) if text else Answer(None, f"{how}, empty")
 
 
 def _with_percent(formula: str, text: str, end: int) -> str:

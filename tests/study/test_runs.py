@@ -1,0 +1,70 @@
+"""Several runs at a time: what the bars show, and what becomes of one that fails. The runs are pretended."""
+
+import io
+
+import pytest
+from rich.console import Console
+
+from equipoise.config import load
+from equipoise.study import runs
+from equipoise.train import RunError
+
+
+class Ended:
+    """A run that has ended with this status."""
+
+    def __init__(self, status):
+        self.returncode = status
+
+    def poll(self):
+        return self.returncode
+
+    terminate = wait = poll
+
+
+class Server:
+    """Whatever is started has ended at once, with 1 if its output is to be that of a run in `failing`."""
+
+    def __init__(self, failing=()):
+        self.failing = failing
+
+    def start(self, arguments, log):
+        log.write_text("no memory\n")
+        return Ended(int(log.stem in self.failing))
+
+    def close(self):
+        """Nothing was opened."""
+
+
+@pytest.fixture
+def configs(tmp_path):
+    return {name: load(None, [f"--train.out={tmp_path / name}"]) for name in "abc"}
+
+
+@pytest.fixture
+def bars(monkeypatch):
+    made = runs._progress(Console(file=io.StringIO()))
+    monkeypatch.setattr(runs, "_progress", lambda console: made)
+    return made
+
+
+@pytest.mark.parametrize("finished", [[], ["b"]], ids=["none finished before", "one finished before"])
+def test_of_many_runs_only_the_bar_of_all_is_left(configs, bars, monkeypatch, finished):
+    monkeypatch.setattr(runs, "FEW", 2)
+    monkeypatch.setattr(runs, "finished", lambda config: config in [configs[name] for name in finished])
+    assert runs.train_all(configs, Console(), 2, server=Server(["c"]), patient=True).keys() == {"c"}
+    (whole,) = bars.tasks
+    assert (whole.description, whole.completed, whole.total) == ("runs", 3, 3)
+
+
+def test_of_a_few_runs_each_has_a_bar(configs, bars):
+    runs.train_all(configs, Console(), server=Server())
+    assert [bar.description for bar in bars.tasks] == list(configs)
+
+
+def test_a_run_that_fails_ends_all_unless_the_caller_is_patient(configs, bars):
+    with pytest.raises(RunError, match="the run b failed: no memory"):
+        runs.train_all(configs, Console(), server=Server(["b"]))
+    found = runs.train_all(configs, Console(), server=Server(["b"]), patient=True)
+    assert found.keys() == {"b"}
+    assert "no memory" in found["b"]
