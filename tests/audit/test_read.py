@@ -307,6 +307,7 @@ def test_rewards_may_be_a_categorical_column():
     log = from_table(pa.table({"prompt": [0, 0], "reward": rewards, "length": [2, 3]}))
     assert sorted(log.reward.tolist()) == [0.0, 1.0]
 
+
 @pytest.mark.parametrize(
     ("column", "value", "said"),
     [
