@@ -38,18 +38,20 @@ LEVELS = {"2": 0.45, "3": 0.45, "4": 0.08, "5": 0.02}  # share of the traces
 HABITS = {"slip": 0.1, "notice": 0.7, "again": 0.7, "twice": 0.06}
 
 
-def make_tokenizer() -> PreTrainedTokenizerFast:
+def make_tokenizer(characters: str = "0123456789+=~#", context: int = 128) -> PreTrainedTokenizerFast:
     """A token per character. It adds nothing of its own: a prompt is its characters, a response ends in <eos>."""
-    vocabulary = {token: i for i, token in enumerate(["<pad>", "<bos>", "<eos>", *"0123456789+=~#"])}
+    vocabulary = {token: i for i, token in enumerate(["<pad>", "<bos>", "<eos>", *characters])}
     tokenizer = Tokenizer(models.WordLevel(vocabulary))
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
     tokenizer.decoder = decoders.Fuse()
     return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, pad_token="<pad>", bos_token="<bos>", eos_token="<eos>", model_max_length=128
+        tokenizer_object=tokenizer, pad_token="<pad>", bos_token="<bos>", eos_token="<eos>", model_max_length=context
     )
 
 
-def make_model(tokenizer: PreTrainedTokenizerFast) -> LlamaForCausalLM:
+def make_model(
+    tokenizer: PreTrainedTokenizerFast, hidden: int = 64, heads: int = 2, context: int = 128
+) -> LlamaForCausalLM:
     special = {
         "pad_token_id": tokenizer.pad_token_id,
         "bos_token_id": tokenizer.bos_token_id,
@@ -58,18 +60,18 @@ def make_model(tokenizer: PreTrainedTokenizerFast) -> LlamaForCausalLM:
     model = LlamaForCausalLM(
         LlamaConfig(
             vocab_size=len(tokenizer),
-            hidden_size=64,
-            intermediate_size=192,
+            hidden_size=hidden,
+            intermediate_size=3 * hidden,
             num_hidden_layers=2,
-            num_attention_heads=2,
+            num_attention_heads=heads,
             head_dim=32,
-            max_position_embeddings=128,
+            max_position_embeddings=context,
             tie_word_embeddings=False,
             initializer_range=0.05,
             **special,
         )
     )
-    # Seventeen characters need no small start to tell apart; the larger one learns several times faster.
+    # So few characters need no small start to tell apart; the larger one learns several times faster.
     torch.nn.init.normal_(model.model.embed_tokens.weight, std=0.5)
     model.generation_config = GenerationConfig(do_sample=True, **special)
     return model
