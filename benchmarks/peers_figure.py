@@ -105,10 +105,11 @@ def _line(results: dict[str, Any], work: str, engine: str, across: Axis, up: Axi
         return []
     path = " ".join(f"{x:.1f},{y:.1f}" for x, y, _ in points)
     x, y, _ = points[0]
+    name = _text(x - 4, y + (-10 if colour == "ours" else 20), NAMES[engine], "start", f"engine {colour}")
     return [
         f'<polyline class="{colour}" points="{path}"/>',
         *(_point(x, y, colour, cut) for x, y, cut in points),
-        _text(x - 4, y + (-10 if colour == "ours" else 20), NAMES[engine], "start", f"engine {colour}"),
+        *([] if colour == "inside" else [name]),  # that one lies on its sibling
     ]
 
 
