@@ -5,9 +5,9 @@ import io
 import pytest
 from rich.console import Console
 
-from equipoise.config import load
+from equipoise.config import dump, load
 from equipoise.study import runs
-from equipoise.train import RunError
+from equipoise.train import RunError, RunFolder
 
 
 class Ended:
@@ -68,3 +68,36 @@ def test_a_run_that_fails_ends_all_unless_the_caller_is_patient(configs, bars):
     found = runs.train_all(configs, Console(), server=Server(["b"]), patient=True)
     assert found.keys() == {"b"}
     assert "no memory" in found["b"]
+
+
+class Training(Server):
+    """What is started leaves its configuration, evaluations up to `last`, and a checkpoint."""
+
+    def __init__(self, configs, last, failing=()):
+        super().__init__(failing)
+        self.configs, self.last, self.started = configs, last, []
+
+    def start(self, arguments, log):
+        self.started.append(log.stem)
+        config = self.configs[log.stem]
+        folder = RunFolder(config.train.out)
+        (folder.checkpoints / "step-1").mkdir(parents=True)
+        folder.config.write_text(dump(config))
+        folder.eval.write_text(f'{{"step": 0}}\n{{"step": {self.last(config)}}}\n')
+        return super().start(arguments, log)
+
+
+def test_without_weights_a_run_is_done_with_its_last_evaluation_and_keeps_no_checkpoint(configs, bars):
+    server = Training(configs, lambda config: config.train.steps, failing=["b"])
+    assert runs.train_all(configs, Console(), server=server, patient=True, weights=False) == {}
+    assert not any(RunFolder(config.train.out).checkpoints.exists() for config in configs.values())
+    again = Training(configs, lambda config: config.train.steps)
+    runs.train_all(configs, Console(), server=again, patient=True, weights=False)
+    assert again.started == []
+
+
+def test_without_weights_a_run_that_fails_before_it_keeps_its_checkpoints_and_is_named(configs, bars):
+    server = Training(configs, lambda config: config.train.steps - 1, failing=["b"])
+    found = runs.train_all(configs, Console(), server=server, patient=True, weights=False)
+    assert found.keys() == {"b"}
+    assert all(RunFolder(config.train.out).checkpoints.exists() for config in configs.values())

@@ -40,7 +40,8 @@ def run(paths: Sequence[str | Path], out: Path, jobs: int = 0, minutes: float = 
     """Train what is not trained yet, for at most `minutes`; write and print each study's results.
 
     One study's runs go into `out`, those of several into a folder each, and into one pool. Runs
-    that a results.json there has already are not trained again: a study can go on elsewhere.
+    that a results.json there has already are not trained again: a study can go on elsewhere. Its
+    finished runs keep no weights.
     """
     stop_at = time.monotonic() + 60 * minutes
     console = Console(highlight=False, markup=False)
@@ -56,7 +57,7 @@ def run(paths: Sequence[str | Path], out: Path, jobs: int = 0, minutes: float = 
     start.make_all(
         {folder / "start": study.start for _, study, folder in placed if study.start is not None}
     )
-    failed = train_all(configs, console, jobs, stop_at=stop_at, patient=True)
+    failed = train_all(configs, console, jobs, stop_at=stop_at, patient=True, weights=False)
     # all are written before any is looked at
     collected = {each.folder: _written(each, failed, earlier[each.folder]) for each in placed}
     for folder, results in collected.items():

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import math
 import os
+import shutil
 import time
 from pathlib import Path
 
@@ -43,15 +44,21 @@ def train_all(
     *,
     stop_at: float = math.inf,
     patient: bool = False,
+    weights: bool = True,
     server: ForkServer | None = None,
 ) -> dict[str, str]:
     """Run what is not finished, `jobs` at a time (0: one per core), from where it stopped.
 
     `stop_at` (time.monotonic) ends the runs under way after the step they are in. A run that fails
-    ends all others, or where `patient`, is left out and named in the table that comes back.
-    `server`: one that was opened already.
+    ends all others, or where `patient`, is left out and named in the table that comes back. Without
+    `weights` a run is done with its last evaluation, and its checkpoints go. `server`: one that was
+    opened already.
     """
-    waiting = [name for name, config in configs.items() if not finished(config)]
+    waiting = [
+        name
+        for name, config in configs.items()
+        if not (finished(config) or (not weights and measured(config)))
+    ]
     failed = {name: why for name in waiting if (why := _in_use(configs[name]))}
     if failed and not patient:
         raise RunError(next(iter(failed.values())))
@@ -72,7 +79,10 @@ def train_all(
                 board.refresh()
                 ended = [name for name, process in running.items() if process.poll() is not None]
                 for name in ended:
-                    if running.pop(name).returncode:
+                    status = running.pop(name).returncode
+                    if not weights and measured(configs[name]):
+                        _drop_checkpoints(configs[name])
+                    elif status:
                         failed[name] = _failure(name, configs[name])
                         if not patient:
                             raise RunError(failed[name])
@@ -137,13 +147,29 @@ def _progress(console: Console) -> Progress:
 def finished(config: Config) -> bool:
     """Whether the run in that directory is this one and has ended: then nothing is started."""
     folder = RunFolder(config.train.out)
+    return _is_there(config) and config.train.steps in checkpoint.steps(folder.checkpoints)
+
+
+def measured(config: Config) -> bool:
+    """Whether that run has its last evaluation: all that a study asks of it."""
+    evaluations = read_lines(RunFolder(config.train.out).eval)
+    return _is_there(config) and bool(evaluations) and evaluations[-1]["step"] == config.train.steps
+
+
+def _drop_checkpoints(config: Config) -> None:
+    """Those of hundreds of runs of a real model would fill any disk."""
+    checkpoints = RunFolder(config.train.out).checkpoints
+    if checkpoints.exists():
+        shutil.rmtree(checkpoints)
+
+
+def _is_there(config: Config) -> bool:
+    folder = RunFolder(config.train.out)
     if not folder.config.exists():
         return False
     begun = load(folder.config)
     # A run writes what it made of `auto` into its configuration: that is no other setting.
-    if dump(as_begun(begun, config)) != dump(begun):
-        return False
-    return config.train.steps in checkpoint.steps(folder.checkpoints)
+    return dump(as_begun(begun, config)) == dump(begun)
 
 
 def _in_use(config: Config) -> str:
