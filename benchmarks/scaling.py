@@ -264,7 +264,7 @@ TABLES = {
     "Qwen2.5-7B, one batch of 8,192 responses": ("Qwen2.5-7B", lambda gpus: Work(8_192)),
     "Qwen2.5-7B, 256 responses a GPU": ("Qwen2.5-7B", lambda gpus: Work(256 * gpus)),
     "Qwen2.5-7B, 256 responses a GPU, code verdicts on 16 cores a node": (
-        "Qwen2.5-7B", lambda gpus: Work(256 * gpus, verdicts=15.0, cores=2 * gpus),
+        "Qwen2.5-7B", lambda gpus: Work(256 * gpus, verdicts=34.9, cores=2 * gpus),
     ),
 }  # fmt: skip
 

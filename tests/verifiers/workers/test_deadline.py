@@ -85,7 +85,7 @@ def test_a_cgroup_counts_what_no_process_does(tmp_path):
         (tmp_path / "counter").write_text(text)
         assert _used((), (str(tmp_path / "counter"),))[0] == 9.0
     spent = Deadline(0.001, (os.getpid(),), (str(tmp_path / "counter"),))
-    (tmp_path / "counter").write_text("99000000000\n")
+    (tmp_path / "counter").write_text("99000000000000000\n")  # more than this process ever had
     time.sleep(0.01)
     assert spent.passed()
     assert spent.overspent()
