@@ -26,6 +26,7 @@ from equipoise import rollout
 from equipoise.evaluate import evaluate, line
 from equipoise.policy import Policy
 from equipoise.policy.names import ABACUS
+from equipoise.study.start import imitate_batch
 from equipoise.tasks import Arithmetic
 from equipoise.tasks.arithmetic import trace
 
@@ -91,15 +92,11 @@ def warm_up(policy: Policy) -> None:
                 prompts.append(policies.encode(policy, prompt.text))
                 text = trace(numbers, draw, **HABITS)
                 responses.append([*policies.encode(policy, text), policy.tokenizer.eos_token_id])
-        loss = policies.response_loss(policy, prompts, responses)
-        optimizer.zero_grad()
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(policy.parameters(), 1.0)
         fall = 0.5 * (1 + math.cos(math.pi * step / HORIZON))
-        optimizer.param_groups[0]["lr"] = LEARNING_RATE * min(1, (step + 1) / 100) * (0.1 + 0.9 * fall)
-        optimizer.step()
+        rate = LEARNING_RATE * min(1, (step + 1) / 100) * (0.1 + 0.9 * fall)
+        loss = imitate_batch(policy, optimizer, prompts, responses, rate)
         if (step + 1) % 100 == 0:
-            print(f"step {step + 1} of {STEPS}  loss {loss.item():.3f}", flush=True)
+            print(f"step {step + 1} of {STEPS}  loss {loss:.3f}", flush=True)
 
 
 def report(policy: Policy) -> None:

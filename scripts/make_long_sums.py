@@ -27,6 +27,7 @@ from make_abacus import make_model, make_tokenizer  # scripts/make_abacus.py
 
 from equipoise import policy as policies
 from equipoise.policy import Policy
+from equipoise.study.start import imitate_batch
 
 SEED = 0
 LETTERS = string.ascii_uppercase + string.ascii_lowercase
@@ -94,15 +95,11 @@ def warm_up(policy: Policy, steps: int) -> None:
             if len(response) < LONGEST:
                 prompts.append(policies.encode(policy, problem(numbers)))
                 responses.append([*policies.encode(policy, response), policy.tokenizer.eos_token_id])
-        loss = policies.response_loss(policy, prompts, responses)
-        optimizer.zero_grad()
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(policy.parameters(), 1.0)
         fall = 0.5 * (1 + math.cos(math.pi * step / steps))
-        optimizer.param_groups[0]["lr"] = LEARNING_RATE * min(1, (step + 1) / 100) * fall
-        optimizer.step()
+        rate = LEARNING_RATE * min(1, (step + 1) / 100) * fall
+        loss = imitate_batch(policy, optimizer, prompts, responses, rate)
         if (step + 1) % 100 == 0:
-            print(f"step {step + 1} of {steps}  loss {loss.item():.4f}", flush=True)
+            print(f"step {step + 1} of {steps}  loss {loss:.4f}", flush=True)
 
 
 def main() -> None:

@@ -8,7 +8,7 @@ comparison of distances: how far the coefficients of either rule are from those 
 
 Not here: whether a change improves a benchmark. The measures say which balance a rule breaks; what
 a sign imbalance costs was measured on two small tasks (docs/study.md). A change is proposed where
-that study found a cost, and none where it found a gain or a tie; the finding says which it was.
+the studies found a cost, and none where they found a gain or a tie; the finding says which it was.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ RIGHT_PULL = (
 )
 # the step from token to balanced (studies 8, 16, 19 and 30); longer by that share of the mean length:
 LONG_WRONG = "Where wrong ones were 34 to 42 % longer, balanced learnt 0 to 1.1 points more than token over the group."
-# studies 19, 25 and 27: no gain as large as half a point; study 30: a loss of that size
+# studies 19, 25 and 27: no gain as large as half a point; study 30: a loss of that size;
 # constant is the same rule but for a factor a batch
 OVER_BATCH = (
     "In our study {rule} learnt no more than averaging over the batch: "

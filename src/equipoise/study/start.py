@@ -111,14 +111,25 @@ def imitate(policy: models.Policy, habits: Mapping[str, object]) -> None:
                 if len(text) < task.max_tokens:
                     prompts.append(models.encode(policy, prompt.text))
                     responses.append([*models.encode(policy, text), policy.tokenizer.eos_token_id])
-        loss = models.response_loss(policy, prompts, responses)
-        optimizer.zero_grad()
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(policy.parameters(), 1.0)
-        optimizer.param_groups[0]["lr"] = (
-            LEARNING_RATE * min(1.0, (step + 1) / 10) * (1 - step / steps)
-        )
-        optimizer.step()
+        rate = LEARNING_RATE * min(1.0, (step + 1) / 10) * (1 - step / steps)
+        imitate_batch(policy, optimizer, prompts, responses, rate)
+
+
+def imitate_batch(
+    policy: models.Policy,
+    optimizer: torch.optim.Optimizer,
+    prompts: Sequence[Sequence[int]],
+    responses: Sequence[Sequence[int]],
+    rate: float,
+) -> float:
+    """One optimizer step on the mean log-probability of these responses; the loss before it."""
+    loss = models.response_loss(policy, prompts, responses)
+    optimizer.zero_grad()
+    loss.backward()
+    torch.nn.utils.clip_grad_norm_(policy.parameters(), 1.0)
+    optimizer.param_groups[0]["lr"] = rate
+    optimizer.step()
+    return loss.item()
 
 
 def written(numbers: Sequence[int], draw: random.Random, rates: Mapping[str, float]) -> str:

@@ -34,8 +34,9 @@ MORE_NAMES = {
     "acre": "acre acres", "ton": "ton tons", "decade": "decade decades", "century": "century centuries",
     "am": "am", "pm": "pm",
 }  # fmt: skip
-_CURRENCIES = "dollar euro sterling yen yuan rupee cent peso franc ruble"
-CURRENCIES = frozenset(_CURRENCIES.split())
+CURRENCIES = frozenset(
+    ["dollar", "euro", "sterling", "yen", "yuan", "rupee", "cent", "peso", "franc", "ruble"]
+)
 CURRENCY_SIGNS = {r"\$": "dollar", "€": "euro", "£": "sterling", "¥": "¥"}
 # Words and signs that may mean either of two units.
 GENERAL = {
@@ -98,9 +99,8 @@ def _table() -> dict[str, Quantity]:
 MEASURES = _table()  # symbols in their own case, words in small letters
 FACTOR = re.compile(r"(/)|([a-zA-Z]+(?:['-][a-zA-Z]+)*)(?:\s*\^\s*(-?\d))?")
 BELOW = frozenset({"per", "an"})
-PERIODS = frozenset(
-    {"day", "week", "month", "year"}
-)  # "each day" of a story, which may be left out
+# "each day" of a story, which may be left out
+PERIODS = frozenset({"day", "week", "month", "year"})
 POWERS = {"square": 2, "sq": 2, "cubic": 3, "cu": 3}
 DEGREES = re.compile(
     r"\bdeg(?:ree)?s?\s+(?:(c)(?:elsius|entigrade)?|f(?:ahrenheit)?)\b", re.IGNORECASE
