@@ -16,6 +16,7 @@ AGGREGATIONS = {
     "sequence": "sequence",
     "constant": {"name": "constant", "length": 7.0},
     "balanced": "balanced",
+    "balanced batch": {"name": "balanced", "over": "batch"},
     "balanced pass": {"name": "balanced", "masked": "pass"},
     "power": {"name": "power", "alpha": 0.6},
 }

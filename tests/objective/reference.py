@@ -80,6 +80,8 @@ def effective_length(rule: str, A: Sequence[float], T: Sequence[int], group: Seq
             side = [j for j in g if sign(A[j]) == sign(A[i]) != 0 and (heard or T[j] > 0)]
             M = sum(abs(A[j]) for j in side)
             out.append(sum(abs(A[j]) * T[j] for j in side) / M if side else 0.0)
+            if o.get("over") == "batch" and side:  # the group weighs by its tokens: its mean T over the batch's
+                out[-1] *= (sum(T) / (P * len(g))) / (sum(T[j] for j in g) / len(g))
         elif rule == "power":
             real = [t for t in T if t > 0]
             scale = sum(t ** -o["alpha"] for t in real) / len(real) if real else 0.0

@@ -47,6 +47,32 @@ def test_strength_where_most_responses_have_no_tokens():
     assert lengths.tolist() == pytest.approx([math.sqrt(0.75), math.sqrt(1.5)])
 
 
+def test_over_the_batch_a_group_weighs_by_its_tokens_and_stays_balanced():
+    """Against balanced over the group: c of every response times the group's mean length over the batch's."""
+    batch = {"name": "balanced", "over": "batch"}
+    wide, own = assigned(aggregation=batch), assigned(aggregation="balanced")
+    T, group = torch.tensor(LENGTHS, dtype=torch.float64), torch.tensor(GROUP)
+    for g in (0, 1):
+        inside = group == g
+        assert float((wide.weight * wide.advantage * T)[inside].sum()) == pytest.approx(0, abs=1e-12)
+        # ΣT/(P·G): the batch's mean length, as groups of this size would have it
+        factor = T[inside].mean() / (T.sum() / (2 * inside.sum()))
+        assert torch.allclose(wide.weight[inside], own.weight[inside] * factor)
+    token = assigned(aggregation={"name": "token", "over": "batch"})
+    assert torch.allclose(assigned(aggregation={**batch, "strength": 0.0}).weight, token.weight)
+
+
+def test_over_the_batch_a_kl_and_shared_tokens_weigh_as_under_token():
+    """A KL and a token that all share have no sign: 1/N each, whatever the group."""
+    tokens = [[7] + [i + 10] * (n - 1) for i, n in enumerate(LENGTHS)]  # the first token is shared
+    objective = Objective(aggregation={"name": "balanced", "over": "batch"}, cancellation="prefix", kl=0.1)
+    credit = objective.assign(REWARDS, GROUP, LENGTHS, tokens=torch.tensor([one for ids in tokens for one in ids]))
+    first = torch.tensor([0, *LENGTHS[:-1]]).cumsum(0)
+    each = torch.full((len(LENGTHS),), 1 / sum(LENGTHS), dtype=torch.float64)
+    assert torch.allclose(credit.weight[first], each)
+    assert torch.allclose(credit.kl_weight, each)
+
+
 @pytest.mark.parametrize("imbalance", [-0.9, -0.3, 0.0, 0.5])
 def test_imbalance_is_the_share_that_it_says(imbalance):
     credit = assigned(aggregation={"name": "balanced", "imbalance": imbalance})

@@ -19,6 +19,7 @@ COVERED = {
     "constant": {"objective.preset": "dr_grpo", "objective.aggregation": {"name": "constant", "length": 50.0}},
     "power": {"objective.aggregation": {"name": "power", "alpha": 0.4}},
     "balanced": {"objective.aggregation": "balanced"},
+    "balanced over the batch": {"objective.aggregation": {"name": "balanced", "over": "batch"}},
     "strength": {"objective.aggregation": {"name": "balanced", "strength": -2.0}},
     "imbalance": {"objective.aggregation": {"name": "balanced", "imbalance": -0.4}},
     "hadw": {"objective.difficulty": {"name": "hadw", "sharpness": 2.0}},
@@ -58,7 +59,7 @@ def test_coefficients_have_the_balances_of_the_closed_forms(tmp_path, name):
     found = logged(tmp_path, COVERED[name])
     assert found["off"] < 1e-9
     assert found["mass"][0] == pytest.approx(found["mass"][1], abs=1e-9)
-    if name in ("sequence", "balanced"):
+    if name in ("sequence", "balanced", "balanced over the batch"):
         assert abs(found["mass"][1]) < 1e-9
     else:
         assert abs(found["mass"][1]) > 1e-4

@@ -22,8 +22,11 @@ def token(batch: Batch, A: Tensor, counted: Tensor, *, over: str = "batch") -> T
     """All tokens alike. over="group": ℓ = mean T of the group (BA's token-agg). over="batch":
     w = 1/N (DAPO).
     """
-    if over == "group":
-        return batch.mean_length
+    return batch.mean_length if over == "group" else _mean_length_of_batch(batch, counted)
+
+
+def _mean_length_of_batch(batch: Batch, counted: Tensor) -> Tensor:
+    """ΣT/(P·G) over the groups that count, so that w = 1/(P·G·ℓ) = 1/N."""
     P = (batch.groups.first & counted).sum().clamp(min=1)
     return (batch.T * counted).sum() / (P * batch.G)
 
@@ -43,6 +46,7 @@ def balanced(
     A: Tensor,
     counted: Tensor,
     *,
+    over: str = "group",
     masked: str = "drop",
     strength: float = 1.0,
     imbalance: float = 0.0,
@@ -54,6 +58,10 @@ def balanced(
     without tokens is left out of both sums (masked="drop": its mass is gone, as under every other
     rule, and the group is out of balance by it), or counts in M alone (masked="pass": its siblings
     of the same sign pull the harder for it, and balance holds).
+
+    over="group": every group weighs the same (BA). over="batch": ℓ_i times the batch's mean length
+    over the group's, so a group weighs by its tokens, as under token over the batch, and Σ c T
+    stays 0 in each.
 
     Two numbers turn the bias that BA removes up and down. strength: ℓ_i =
     T̄·(Z_s/(M_s·T̄))^strength, T̄ the group's mean length; right and wrong responses then pull as
@@ -69,6 +77,8 @@ def balanced(
     if strength != 1:  # at 1 there is BA itself, without the rounding of a power
         common = batch.mean_length
         own = torch.where(own > 0, common * (own / common.clamp(min=1e-9)) ** strength, 0.0)
+    if over == "batch":
+        own = own * _mean_length_of_batch(batch, counted) / batch.mean_length.clamp(min=1e-9)
     return own / (1 + imbalance * torch.sign(A)) if imbalance else own
 
 

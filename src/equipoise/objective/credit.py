@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from equipoise.objective import bias
+from equipoise.objective.aggregation import token
 from equipoise.objective.cancellation import (
     WEIGHT_TRANSFORMS,
     Nodes,
@@ -167,8 +168,10 @@ class AggregationWeights:
 
     @property
     def common(self) -> Tensor:
-        """[B] one weight for the group: of its mean length."""
-        return self.of_length(self.batch.mean_length, self.batch.T)
+        """[B] one weight for the group: token's, over what the rule averages over."""
+        over = self.aggregation.options.get("over", "group")
+        length = token(self.batch, self.batch.T, self.counted, over=over)
+        return self.of_length(length, self.batch.T)
 
 
 def weigh(
@@ -194,7 +197,7 @@ def weigh(
     kl_weight = None
     if with_kl:  # it counts every group
         of_all = AggregationWeights(batch, aggregation, everyone, g.number)
-        # A KL has no sign: balanced, whose lengths need one, is taken as token over the group.
+        # A KL has no sign: balanced, whose lengths need one, is taken as token.
         kl_weight = of_all.common if aggregation.name == "balanced" else of_all.of(A, T)
     lengths = T.to(torch.int64)
     credit = Credit(

@@ -59,7 +59,7 @@ class Objective(Stack):
                       standard deviation (GDPO)
     kl, kl_estimator  β and "k1" | "k2" | "k3" | "k3_ratio" (ρ·k3), against `ref_logprobs`; a token's KL is averaged as
                       the aggregation says, under `balanced` (whose weights need a sign) as token
-                      over the group
+                      with the same `over`
     entropy_bonus     times the mean token entropy of the batch, added to the objective
     mismatch          "none" | "tis" | "mis" | "icepop" on π_old/π_rollout, against `rollout_logprobs`
     length_penalty    α: r ← r − α·accuracy·sigmoid(z), z the length among the right responses to the prompt, in

@@ -145,5 +145,6 @@ def _effective_lengths(group: Group, objective: Objective, lengths: Floats) -> F
         return T**alpha * scale
     of_sign = np.where(group.right, T[group.right].mean(), T[~group.right].mean())
     pull = 1 + np.where(group.right, 1, -1) * options["imbalance"]
-    effective: Floats = T.mean() * (of_sign / T.mean()) ** options["strength"] / pull
+    common: float = T.mean() if options["over"] == "group" else lengths.mean()
+    effective: Floats = common * (of_sign / T.mean()) ** options["strength"] / pull
     return effective
