@@ -1,6 +1,6 @@
-# One NVIDIA GPU. Not built by the project's tests: no container runtime was at hand when it was written.
-# docker build -t equipoise . && docker run --gpus all equipoise doctor
-# For verdicts of code inside the container see docs/install.md.
+# One NVIDIA GPU: docker build -t equipoise . && docker run --gpus all equipoise doctor
+# Built and run with buildah and podman, without a GPU and on a base of our own in place of Docker Hub's: what was tried,
+# and the options for verdicts of code, are in docs/install.md.
 FROM python:3.12-slim
 
 # gcc: Triton compiles its launchers. bubblewrap: programs of code tasks run inside it.
@@ -11,12 +11,14 @@ RUN apt-get update \
 WORKDIR /srv/equipoise
 COPY pyproject.toml constraints.txt README.md LICENSE ./
 # torch first and alone: PyPI's build for Linux carries CUDA.
-RUN pip install --no-cache-dir "$(grep '^torch==' constraints.txt)"
+RUN pip install --no-cache-dir -c constraints.txt torch
 COPY src src
-RUN pip install --no-cache-dir -c constraints.txt .
+RUN pip install --no-cache-dir -c constraints.txt . && rm -r build src
 COPY examples examples
 
-RUN useradd --create-home trainer && chown trainer /srv/equipoise
+RUN useradd --create-home trainer && mkdir runs && chown trainer . runs
 USER trainer
+# Ctrl-C's signal, which every command obeys: a container's first process ignores a SIGTERM that it does not handle.
+STOPSIGNAL SIGINT
 ENTRYPOINT ["equipoise"]
 CMD ["doctor"]

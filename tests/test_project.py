@@ -160,6 +160,11 @@ def test_the_container_copies_what_is_there_and_let_in():
     assert needed <= files
 
 
+def test_the_container_has_a_python_that_is_supported():
+    (version,) = re.findall(r"^FROM python:([\d.]+)-slim$", (ROOT / "Dockerfile").read_text(), re.M)
+    assert f"Programming Language :: Python :: {version}" in PROJECT["classifiers"]
+
+
 def test_pre_commit_formats_as_the_tests_do():
     constraints = dict(re.findall(r"^([\w-]+)==(.*)$", (ROOT / "constraints.txt").read_text(), re.M))
     repositories = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())["repos"]

@@ -224,8 +224,7 @@ def _sandbox(options: argparse.Namespace, rest: list[str]) -> None:
 
     token = os.environ.get(TOKEN_VARIABLE) or secrets.token_urlsafe(24)
     with sandbox_server.server(token, host=options.host, port=options.port) as server:
-        host, port = str(server.server_address[0]), server.server_port
-        print(f"the trainer needs:\n  export {BACKEND_VARIABLE}=http://{host}:{port}", flush=True)
+        print(f"the trainer needs:\n  export {BACKEND_VARIABLE}={server.url}", flush=True)
         if TOKEN_VARIABLE not in os.environ:
             print(f"  export {TOKEN_VARIABLE}={token}", flush=True)
         server.serve_forever()

@@ -116,8 +116,10 @@ def _code(subject: str) -> Finding:
 
     verdict = grade_code("print(int(input()) + 1)", {"inputs": ["1"], "outputs": ["2"]})
     if verdict.kind == "correct":
-        said = f"isolated by {_version('bwrap')}; a verdict took {verdict.seconds:.2f} s"
-        if backend.url() is None and (why := sandbox.why_no_fork()) is not None:
+        runner = backend.url()
+        isolation = _version("bwrap") if runner is None else f"the runner at {runner}"
+        said = f"isolated by {isolation}; a verdict took {verdict.seconds:.2f} s"
+        if runner is None and (why := sandbox.why_no_fork()) is not None:
             said += f"; every program starts an interpreter of its own ({why})"
         return Finding(subject, "ok", said)
     state = "missing" if verdict.kind == "unavailable" else "broken"

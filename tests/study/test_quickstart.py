@@ -87,6 +87,9 @@ def test_what_comes_next_works_where_it_is_said(tmp_path, monkeypatch):
     said = study.what_next(tmp_path)
     assert "examples/" not in said
     assert all("in the repository" in line for line in said.splitlines() if "docs/" in line)
+    (tmp_path / "examples").mkdir()
+    (tmp_path / "examples" / "smollm.toml").touch()  # the container has the examples and no pages
+    assert study.what_next(tmp_path) == said
 
 
 @pytest.mark.parametrize("absent", [True, False])

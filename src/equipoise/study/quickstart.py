@@ -62,8 +62,8 @@ ELSEWHERE = {
 
 
 def what_next(out: Path) -> str:
-    """Commands that work in this folder: a package that pip installed comes without examples and pages."""
-    checkout = Path("examples/smollm.toml").is_file()
+    """Commands that work in this folder: outside a checkout, as in the container, are no pages."""
+    checkout = Path("docs/study.md").is_file()
     audit = {f"equipoise audit {out}/token --against balanced": AUDIT}
     absent = any(importlib.util.find_spec(name) is None for name in SMOLLM)
     commands = audit | (GET_SMOLLM if checkout and absent else {})

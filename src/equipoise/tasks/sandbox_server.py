@@ -14,6 +14,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import secrets
+import socket
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -53,6 +54,13 @@ class Runner(ThreadingHTTPServer):
         super().__init__(address, RunnerHandler)
         self.authorization = f"Bearer {token}".encode()
         self.turns = threading.BoundedSemaphore(AT_ONCE)
+
+    @property
+    def url(self) -> str:
+        """For the trainer: 0.0.0.0 is every address of this machine, and elsewhere none of them."""
+        bound = str(self.server_address[0])
+        host = socket.gethostname() if bound == "0.0.0.0" else bound
+        return f"http://{host}:{self.server_port}"
 
 
 class RunnerHandler(BaseHTTPRequestHandler):

@@ -9,6 +9,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
+from equipoise import doctor
 from equipoise.tasks import sandbox_server
 from equipoise.verifiers import grade
 from equipoise.verifiers.code import backend, remote, sandbox
@@ -55,6 +56,23 @@ def test_the_same_verdicts_come_over_http(address, monkeypatch):
     assert grade.grade_code("```python\nprint(int(input()) + 1)\n```", ROW).kind == "correct"
     assert grade.grade_code("```python\nprint(int(input()) + 2)\n```", ROW).kind == "wrong"
     grade.forget()
+
+
+def test_doctor_names_the_runner_and_not_the_bubblewrap_of_this_machine(address, monkeypatch):
+    monkeypatch.setenv(backend.BACKEND_VARIABLE, address)
+    monkeypatch.setenv(backend.TOKEN_VARIABLE, TOKEN)
+    grade.forget()
+    found = {finding.subject: finding for finding in doctor.examine()}["code verdicts"]
+    grade.forget()
+    assert found.state == "ok"
+    assert address in found.words
+    assert "bubblewrap" not in found.words
+
+
+def test_the_address_for_the_trainer_names_a_machine(address):
+    for host, named in {"0.0.0.0": socket.gethostname(), "127.0.0.1": "127.0.0.1"}.items():
+        with sandbox_server.server(TOKEN, host=host) as server:
+            assert server.url == f"http://{named}:{server.server_port}"
 
 
 def test_a_request_without_the_token_is_refused_before_its_body_is_read(address):

@@ -432,6 +432,6 @@ def _advice(complaint: str) -> str:
         return (
             "; allow user namespaces: `sysctl kernel.unprivileged_userns_clone=1` (Debian), "
             "`sysctl kernel.apparmor_restrict_unprivileged_userns=0` (Ubuntu), "
-            "`--security-opt seccomp=unconfined --security-opt apparmor=unconfined` (Docker)"
+            "`--security-opt seccomp=unconfined --security-opt apparmor=unconfined` (Docker, Podman)"
         )
     return ""
