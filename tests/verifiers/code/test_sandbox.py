@@ -391,13 +391,31 @@ def test_whether_programs_can_be_forked_is_said_with_the_reason(bwrap, monkeypat
         )
         fake.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setattr("equipoise.verifiers.code.bubblewrap.START_SECONDS", 0.5)
+    monkeypatch.setattr(sandbox, "TRIAL_SECONDS", 0.5)
     monkeypatch.setattr(sandbox, "_found", {})
     fork_server.close()
     before = remains()
     assert not sandbox.can_fork()
-    said = {"none": "not installed", "fails": "no such luck", "hangs": "made no namespaces"}
+    said = {"none": "not installed", "fails": "no such luck", "hangs": "not over after 0.5 s"}
     assert said[bwrap] in sandbox.why_no_fork()
+    assert_no_more_than(before)
+
+
+@needs_sandbox
+@pytest.mark.parametrize("way", ["_start_forked", "_start_contained"])
+def test_a_trial_has_one_deadline_for_all_it_waits_for(way, monkeypatch, tmp_path):
+    """A slow start, and then a guest that is never ready: neither alone would take as long."""
+    fake = tmp_path / "bwrap"
+    fake.write_text(f'#!/bin/sh\nsleep 3\nexec {shutil.which("bwrap")} "$@"\n')
+    fake.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setattr(sandbox, "TRIAL_SECONDS", 4.0)
+    monkeypatch.setattr(sandbox.Guest, "send", lambda *_: None)
+    fork_server.close()
+    before, began = remains(), time.monotonic()
+    why = sandbox._problem(getattr(sandbox, way))
+    assert time.monotonic() - began < 6
+    assert "not over after 4 s" in why
     assert_no_more_than(before)
 
 

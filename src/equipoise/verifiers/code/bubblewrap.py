@@ -14,14 +14,14 @@ import select
 import shutil
 import signal
 import subprocess
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import IO, Any
 
 from equipoise.verifiers.code.guest_root import environment, interpreter, mounts
+from equipoise.verifiers.workers.deadline import Deadline
 
-# a loaded machine is slow to start a process; nothing of the response runs before this is over
+# to start a sandbox: a loaded machine is slow at it, and nothing of the response runs before
 START_SECONDS = 60.0
 END_SECONDS = 10.0  # for bubblewrap to see that its first process was killed
 NOBODY = 65534
@@ -33,6 +33,7 @@ class Unavailable(Exception):
 
 def started(
     arguments: Sequence[str],
+    deadline: Deadline,
     *,
     rights: Sequence[str] = (),
     inherited: Sequence[int] = (),
@@ -71,7 +72,7 @@ def started(
         try:
             info_in.close()
             hold_out.close()
-            first = _first_process(info_out, process)
+            first = _first_process(info_out, process, deadline)
             handle = os.pidfd_open(first)
             if root:
                 for name in ("uid_map", "gid_map"):
@@ -115,12 +116,11 @@ def pipe(opened: contextlib.ExitStack) -> tuple[io.FileIO, io.FileIO]:
     return opened.enter_context(io.FileIO(out)), opened.enter_context(io.FileIO(in_, "w"))
 
 
-def _first_process(info: io.FileIO, process: subprocess.Popen[bytes]) -> int:
-    text, poll, deadline = b"", select.poll(), time.monotonic() + START_SECONDS
+def _first_process(info: io.FileIO, process: subprocess.Popen[bytes], deadline: Deadline) -> int:
+    text, poll = b"", select.poll()
     poll.register(info, select.POLLIN)
     while b"}" not in text:
-        left = max(0, deadline - time.monotonic())
-        chunk = info.read(4096) if poll.poll(left * 1000) else b""
+        chunk = info.read(4096) if poll.poll(max(0, deadline.left()) * 1000) else b""
         if not chunk:
             said = complaint(process.stderr or process.stdout)
             raise Unavailable(f"bubblewrap made no namespaces: {said}")
