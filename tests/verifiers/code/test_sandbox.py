@@ -402,6 +402,36 @@ def test_whether_programs_can_be_forked_is_said_with_the_reason(bwrap, monkeypat
 
 
 @needs_sandbox
+@pytest.mark.parametrize(
+    ("kind", "most"), [("pid", 1), ("pid", 2), ("pid", 3), ("pid", 4), ("pid", 16), ("mnt", 2), ("user", 1)]
+)
+def test_where_few_namespaces_are_allowed_the_verdicts_are_the_same(kind, most):
+    """One for each sandbox that runs at a time is enough; those of the dead are counted for a moment still."""
+    script = (
+        "import os\nfrom equipoise.verifiers.code import judge, sandbox\n"
+        "tests = judge.Programs((('3 4\\n', '7\\n'),))\n"
+        "asserts = judge.tests({'test_list': ['assert add(3, 4) == 7']})\n"
+        f"for _ in range(5):\n    verdict = judge.judge({HONEST!r}, tests)\n"
+        "    assert verdict.kind == 'correct', verdict\n"
+        f"for _ in range({1 if most == 1 else 5}):\n    verdict = judge.judge('def add(a, b): return a + b', asserts)\n"
+        f"    assert verdict.kind == {'unavailable' if most == 1 else 'correct'!r}, verdict\n"
+        "print(sandbox.can_fork(), sandbox.why_no_fork(), flush=True)\n"
+    )
+    allow = f"echo {most} > /proc/sys/user/max_{kind}_namespaces"
+    alone = ["unshare", "--user", "--map-root-user", "sh", "-c"]
+    if not shutil.which("unshare") or subprocess.run([*alone, allow], capture_output=True).returncode != 0:
+        pytest.skip("no limit of namespaces can be set here")
+    command = [*alone, f'{allow}\nexec "$0" "$@"', sys.executable, "-c", script]
+    run = subprocess.run(command, capture_output=True, text=True, env=os.environ, timeout=600)
+    assert run.returncode == 0, run.stderr
+    enough = {"pid": 4, "mnt": 4, "user": 2}[kind]  # two servers and their programs; a server's user is its programs'
+    if sandbox.can_fork():
+        assert run.stdout.split()[0] == str(most >= enough)
+    if most < enough:
+        assert "allow more namespaces" in run.stdout
+
+
+@needs_sandbox
 @pytest.mark.parametrize("way", ["_start_forked", "_start_contained"])
 def test_a_trial_has_one_deadline_for_all_it_waits_for(way, monkeypatch, tmp_path):
     """A slow start, and then a guest that is never ready: neither alone would take as long."""

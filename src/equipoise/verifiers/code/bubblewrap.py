@@ -14,6 +14,7 @@ import select
 import shutil
 import signal
 import subprocess
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import IO, Any
@@ -24,6 +25,7 @@ from equipoise.verifiers.workers.deadline import Deadline
 # to start a sandbox: a loaded machine is slow at it, and nothing of the response runs before
 START_SECONDS = 60.0
 END_SECONDS = 10.0  # for bubblewrap to see that its first process was killed
+WAITS = (0.02, 0.1, 0.4, 1.0)  # seconds: the kernel counts the namespaces of the dead for a moment
 NOBODY = 65534
 
 
@@ -31,7 +33,22 @@ class Unavailable(Exception):
     """No sandbox can be had here; the message says why and what to do."""
 
 
+class Full(Unavailable):
+    """As many namespaces as the machine allows (`sysctl user`) are there already."""
+
+
 def started(
+    arguments: Sequence[str], deadline: Deadline, **options: Any
+) -> tuple[subprocess.Popen[bytes], int]:
+    """The process, and a pidfd of its namespace's first process."""
+    for wait in WAITS:
+        with contextlib.suppress(Full):
+            return _started(arguments, deadline, **options)
+        time.sleep(min(wait, max(0.0, deadline.left())))
+    return _started(arguments, deadline, **options)
+
+
+def _started(
     arguments: Sequence[str],
     deadline: Deadline,
     *,
@@ -40,7 +57,6 @@ def started(
     packages: tuple[str, ...] = (),
     **streams: Any,
 ) -> tuple[subprocess.Popen[bytes], int]:
-    """The process, and a pidfd of its namespace's first process."""
     if signal.getsignal(signal.SIGCHLD) == signal.SIG_IGN:  # what is started would ignore it too
         raise Unavailable("this process ignores SIGCHLD, so nobody would see how a sandbox ends")
     root = starts_as_root()
@@ -123,7 +139,8 @@ def _first_process(info: io.FileIO, process: subprocess.Popen[bytes], deadline: 
         chunk = info.read(4096) if poll.poll(max(0, deadline.left()) * 1000) else b""
         if not chunk:
             said = complaint(process.stderr or process.stdout)
-            raise Unavailable(f"bubblewrap made no namespaces: {said}")
+            kind = Full if "ENOSPC" in said else Unavailable
+            raise kind(f"bubblewrap made no namespaces: {said}")
         text += chunk
     return int(json.loads(text)["child-pid"])
 

@@ -433,7 +433,11 @@ def _problem(start: Start) -> str | None:
     """What keeps this way of starting from isolating a trial program; None where nothing does."""
     deadline = Deadline(TRIAL_SECONDS)
     try:
-        with _run(start, Limits(), {"mode": "programs"}, 0, (), deadline) as guest:
+        with contextlib.ExitStack() as stack:
+            # a verdict has two at one time: what forks has to have namespaces for both
+            for _ in range(2 if start is _start_forked else 1):
+                tried = _run(start, Limits(), {"mode": "programs"}, 0, (), deadline)
+                guest = stack.enter_context(tried)
             guest.send(b"%d\n%s0\n" % (len(_PROBE), _PROBE.encode()), deadline)
             ended, status, out, err = guest.line(deadline, 1000).decode().split()
             holes = guest.take(int(out), deadline).decode()
@@ -453,6 +457,8 @@ def _problem(start: Start) -> str | None:
 def _advice(complaint: str) -> str:
     if "nknown option" in complaint:
         return "; bubblewrap 0.8 or later is needed"
+    if "ENOSPC" in complaint or "unshare: No space" in complaint:
+        return "; allow more namespaces: `sysctl -a -r user.max_` says which are few"
     if any(word in complaint for word in ("namespace", "ermission", "not permitted", "uid map")):
         return (
             "; allow user namespaces: `sysctl kernel.unprivileged_userns_clone=1` (Debian), "
