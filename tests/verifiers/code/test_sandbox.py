@@ -305,6 +305,68 @@ def test_unsafe_only_where_asked_for_and_still_bounded(monkeypatch, tmp_path):
         sandbox.forget()
 
 
+# Notes its processes in the file NOTED; `daemon` starts one in a session of its own, whose parent has ended.
+NOTING = """
+import os, signal, time
+def note():
+    with open(NOTED, 'a') as file: file.write(f'{os.getpid()}\\n')
+def daemon():
+    read, write = os.pipe()
+    if os.fork() == 0:
+        os.setsid()
+        if os.fork() == 0:
+            note()
+            os.close(write)
+            time.sleep(600)
+        os._exit(0)
+    os.close(write)
+    os.read(read, 1)
+note()
+"""
+OUTLIVING = {
+    "asleep": ("time.sleep(600)", TESTS, "timeout"),
+    "a daemon, asleep": ("daemon()\ntime.sleep(600)", TESTS, "timeout"),
+    "a daemon of a daemon": ("if os.fork() == 0:\n    os.setsid()\n    daemon()\ntime.sleep(600)", TESTS, "timeout"),
+    "a daemon, left": ("daemon()\nprint(7)", TESTS, "correct"),
+    "a daemon of each test": ("daemon()\nprint(7)", judge.Programs((("", "7"), ("", "7"))), "correct"),
+    "a daemon of a function": ("def add(a, b):\n    daemon()\n    return a + b", CALLS, "correct"),
+    "a daemon of a function that ends": ("def add(a, b):\n    daemon()\n    os._exit(0)", CALLS, "crashed"),
+    "a daemon of a function in tests": ("def add(a, b):\n    daemon()\n    time.sleep(600)", ASSERTS, "timeout"),
+    "who watches it is stopped": ("daemon()\nos.kill(os.getppid(), signal.SIGSTOP)\ntime.sleep(600)", TESTS, "timeout"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("left", OUTLIVING)
+def test_without_a_sandbox_too_nothing_outlives_its_verdict(left, monkeypatch, tmp_path):
+    monkeypatch.setattr(sandbox, "available", lambda: "not asked for here")
+    source, tests, kind = OUTLIVING[left]
+    noted = tmp_path / "noted"
+    code = NOTING.replace("NOTED", repr(str(noted))) + source
+    verdict = judge.judge(code, tests, sandbox.Limits(allow_unsafe=True, seconds=2))
+    assert verdict.kind == kind, verdict.reason
+    pids = noted.read_text().split()
+    assert len(pids) >= 1 + ("daemon" in left)
+    assert not any(map(alive, pids))
+
+
+def test_without_a_sandbox_too_nothing_outlives_a_killed_worker(tmp_path):
+    noted = tmp_path / "noted"
+    code = NOTING.replace("NOTED", repr(str(noted))) + "daemon()\ntime.sleep(600)"
+    worker = (
+        "from equipoise.verifiers.code import judge, sandbox\nsandbox.available = lambda: 'not asked for here'\n"
+        f"judge.judge({code!r}, judge.Programs((('', ''),)), sandbox.Limits(allow_unsafe=True, seconds=600))\n"
+    )
+    process = subprocess.Popen([sys.executable, "-c", worker], env=os.environ)
+    while not noted.exists() or len(noted.read_text().split()) < 2:
+        time.sleep(0.02)
+    process.kill()
+    process.wait()
+    deadline = time.monotonic() + 60
+    while any(map(alive, noted.read_text().split())) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert not any(map(alive, noted.read_text().split()))
+
+
 @pytest.mark.parametrize(
     ("name", "value"),
     [

@@ -73,10 +73,10 @@ class Limits:
     of one returned value, each; more ends the verdict.
     processes: processes and threads at one time. disk_bytes, files: of the scratch folder.
     allow_unsafe: run without namespaces and without seccomp where no sandbox can be had. The
-    response then runs as you: it can read and change every file you can, use the network, signal
-    your processes, and leave some behind. What remains: it never holds an expected output or the
-    verdict, its environment is empty, memory, output and file size are bounded per process, and its
-    process group is killed at the deadline. For code you would run yourself.
+    response then runs as you: it can read and change every file you can, use the network and signal
+    your processes. What remains: it never holds an expected output or the verdict, its environment
+    is empty, memory, output and file size are bounded per process, and its processes are killed at
+    the end, unless it attacks the one that watches it. For code you would run yourself.
     """
 
     seconds: float = 6.0
@@ -343,15 +343,17 @@ def _start_unsafe(
     process = subprocess.Popen(
         interpreter(), env=environment(), cwd=folder, start_new_session=True, **_PIPES
     )
-    stack.callback(_close, _streams(process))
 
     @stack.callback
     def end() -> None:
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(process.pid, signal.SIGKILL)
+        process.send_signal(signal.SIGCONT)  # the program may have stopped it
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(END_SECONDS)
         process.kill()
         process.wait()
 
+    # Before its end: it sees that nobody is left outside, and ends all that descends from it.
+    stack.callback(_close, _streams(process))
     guest = Guest(process.pid, _streams(process))
     return guest, {"uid": None, "contained": False, "folder": folder, "files": None, "rlimits": {}}
 
