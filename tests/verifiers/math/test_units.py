@@ -193,3 +193,21 @@ def test_other_units_outside(response, gold):
 ])  # fmt: skip
 def test_what_stands_outside_and_is_no_other_unit(response, gold):
     assert grade_math(response, gold).kind == "correct"
+
+
+@pytest.mark.parametrize(("gold", "answer"), [
+    ("3s^2", "3"), ("3", "3s^2"), ("3m^2", "3"), (r"\frac{3}{2}m^3", r"\frac{3}{2}"), ("3m^2", r"3\text{ apples}"),
+    ("3m^2", "3m^3"), ("x=3m^2", "3"), ("2mg", "2"), (r"2\pi hr", r"2\pi"), (r"\frac{1}{2}mg", r"\frac{1}{2}"),
+    ("6xyz", "6"), ("6xyz", "6pqr"), ("6", "6xyz"), ("2mgh", "2"), ("-3abc", "-3"), (r"\frac{1}{2}bch", r"\frac{1}{2}"),
+])  # fmt: skip
+def test_letters_that_nothing_marks_as_a_unit_cannot_be_left_out(gold, answer):
+    assert refused(gold, answer)
+
+
+@pytest.mark.parametrize(("gold", "answer"), [
+    ("3m^2", "3m^2"), ("3m^2", r"3\text{ m}^2"), (r"3\text{ m}^2", "3m^2"), ("3", "3m²"),
+    ("6xyz", "6zyx"), ("2mg", r"2\text{ mg}"), ("5km", "5"), ("5", "5days"), ("6", "6 apples"),
+    (r"4\pi", r"4\pi units"), ("6", "6students"), ("6", r"6\,men"),
+])  # fmt: skip
+def test_a_unit_without_a_mark_is_read(gold, answer):
+    assert not refused(gold, answer)
