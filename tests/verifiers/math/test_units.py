@@ -207,7 +207,7 @@ def test_letters_that_nothing_marks_as_a_unit_cannot_be_left_out(gold, answer):
 @pytest.mark.parametrize(("gold", "answer"), [
     ("3m^2", "3m^2"), ("3m^2", r"3\text{ m}^2"), (r"3\text{ m}^2", "3m^2"), ("3", "3m²"),
     ("6xyz", "6zyx"), ("2mg", r"2\text{ mg}"), ("5km", "5"), ("5", "5days"), ("6", "6 apples"),
-    (r"4\pi", r"4\pi units"), ("6", "6students"), ("6", r"6\,men"),
+    (r"4\pi", r"4\pi units"), ("6", "6students"), ("6", r"6\,men"), ("6", "6kms"), ("6", "6kmph"),
 ])  # fmt: skip
 def test_a_unit_without_a_mark_is_read(gold, answer):
     assert not refused(gold, answer)
