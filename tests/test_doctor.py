@@ -65,6 +65,14 @@ def test_without_isolation_it_says_how_to_get_it(monkeypatch):
     assert lines["code verdicts"].split() == ["-", "code", "verdicts", "install", "bubblewrap"]
 
 
+def test_it_says_where_each_program_gets_a_bubblewrap_of_its_own(monkeypatch):
+    monkeypatch.setattr("equipoise.verifiers.grade_code", lambda *_: Verdict("correct"))
+    monkeypatch.setattr("equipoise.verifiers.code.sandbox.why_no_fork", lambda: "too few namespaces")
+    fine, lines = told()
+    assert fine
+    assert "every program starts an interpreter of its own (too few namespaces)" in lines["code verdicts"]
+
+
 def test_workers_that_do_not_start_are_a_line_not_a_traceback(monkeypatch):
     def fail(*_):
         raise process_pool.PoolError("worker processes cannot be started: no memory")

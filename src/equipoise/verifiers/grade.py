@@ -118,12 +118,12 @@ def submit_math(
     """`grade_math` as a future: done already where the cheap exact path decides."""
     _check_options(rules, form)
     said = extract.answer(response, extract.places_of(answer_in, prompt))
-    if said.text is None or INTEGER.fullmatch(said.text):  # no number is a copy
-        return _compare(Comparison(gold, said.text, said.how, rules), expires)
-    return _compare(
-        Comparison(gold, said.text, said.how, rules, form, prompt if rules == "strict" else ""),
-        expires,
-    )
+    outside = "" if INTEGER.fullmatch(gold) else said.outside  # it has no unit to differ from
+    asked = Comparison(gold, said.text, said.how, rules, outside=outside)
+    if said.text is not None and not INTEGER.fullmatch(said.text):  # no number is a copy
+        copied_from = prompt if rules == "strict" else ""
+        asked = dataclasses.replace(asked, form=form, prompt=copied_from)
+    return _compare(asked, expires)
 
 
 def _check_options(rules: str, form: str) -> None:
@@ -142,20 +142,22 @@ class Comparison:
     rules: str = "strict"
     form: str = "any"
     prompt: str = ""
+    outside: str = ""  # a 1 with the unit that is written around the answer
 
     @property
     def key(self) -> tuple[str, ...]:
         if self.answer is None:
             return ("math", self.gold, self.how)
-        return ("math", self.gold, "", self.answer, self.rules, self.form, self.prompt)
+        how = (self.rules, self.form, self.prompt, self.outside)
+        return ("math", self.gold, "", self.answer, *how)
 
     def refused(self) -> str:
         """Why the answer is wrong whatever its value; empty where its value decides."""
-        if (
-            self.answer is None
-            or self.answer == self.gold
-            or not (self.prompt or self.form == "reference")
-        ):
+        if self.answer is None or self.answer == self.gold:
+            return ""
+        if self.outside and equal.another_unit(self.gold, self.answer, self.outside):
+            return f"is in another unit than {self.gold[:60]}"
+        if not (self.prompt or self.form == "reference"):
             return ""
         if self.form == "reference" and not equal.same_form(self.gold, self.answer):
             return "is not in the form asked for"

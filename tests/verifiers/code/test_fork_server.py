@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from equipoise.verifiers.code import cgroups, fork_guest, fork_server, judge, sandbox
+from equipoise.verifiers.workers.deadline import Deadline
 from tests.verifiers.code.test_attacks import ASSERTS, FUNCTION, HONEST, PROGRAMS, SMALL, SYSTEM_CALLS, TESTS, named
 from tests.verifiers.code.test_sandbox import ENDINGS
 
@@ -336,11 +337,11 @@ def killed_at_work(monkeypatch, times, when):
     """The servers whose program is started next are killed, `times` of them."""
     asked, left = fork_server.ForkingSandbox.fork, [None] * times
 
-    def fork(server):
+    def fork(server, deadline):
         kill = functools.partial(os.kill, sandbox._pid(server._first), signal.SIGKILL)
         if left and left.pop() is None:
             kill() if when == "asked" else threading.Timer(0.5, kill).start()
-        return asked(server)
+        return asked(server, deadline)
 
     monkeypatch.setattr(fork_server.ForkingSandbox, "fork", fork)
 
@@ -357,9 +358,10 @@ def test_a_server_that_dies_is_replaced_once_and_no_program_is_wrong_for_it(time
     assert verdict(HONEST, PROGRAMS).kind == "correct"
 
 
-def test_a_server_that_does_not_answer_is_killed():
+def test_a_server_that_does_not_answer_is_killed(monkeypatch):
     server, pid = idle_server()
-    server._control.settimeout(0.5)
+    asked = server.fork
+    monkeypatch.setattr(server, "fork", lambda _: asked(Deadline(0.5)))
     os.kill(pid, signal.SIGSTOP)
     assert verdict(HONEST, PROGRAMS).kind == "correct"  # of another one
     assert server not in fork_server._idle.servers

@@ -305,6 +305,68 @@ def test_unsafe_only_where_asked_for_and_still_bounded(monkeypatch, tmp_path):
         sandbox.forget()
 
 
+# Notes its processes in the file NOTED; `daemon` starts one in a session of its own, whose parent has ended.
+NOTING = """
+import os, signal, time
+def note():
+    with open(NOTED, 'a') as file: file.write(f'{os.getpid()}\\n')
+def daemon():
+    read, write = os.pipe()
+    if os.fork() == 0:
+        os.setsid()
+        if os.fork() == 0:
+            note()
+            os.close(write)
+            time.sleep(600)
+        os._exit(0)
+    os.close(write)
+    os.read(read, 1)
+note()
+"""
+OUTLIVING = {
+    "asleep": ("time.sleep(600)", TESTS, "timeout"),
+    "a daemon, asleep": ("daemon()\ntime.sleep(600)", TESTS, "timeout"),
+    "a daemon of a daemon": ("if os.fork() == 0:\n    os.setsid()\n    daemon()\ntime.sleep(600)", TESTS, "timeout"),
+    "a daemon, left": ("daemon()\nprint(7)", TESTS, "correct"),
+    "a daemon of each test": ("daemon()\nprint(7)", judge.Programs((("", "7"), ("", "7"))), "correct"),
+    "a daemon of a function": ("def add(a, b):\n    daemon()\n    return a + b", CALLS, "correct"),
+    "a daemon of a function that ends": ("def add(a, b):\n    daemon()\n    os._exit(0)", CALLS, "crashed"),
+    "a daemon of a function in tests": ("def add(a, b):\n    daemon()\n    time.sleep(600)", ASSERTS, "timeout"),
+    "who watches it is stopped": ("daemon()\nos.kill(os.getppid(), signal.SIGSTOP)\ntime.sleep(600)", TESTS, "timeout"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("left", OUTLIVING)
+def test_without_a_sandbox_too_nothing_outlives_its_verdict(left, monkeypatch, tmp_path):
+    monkeypatch.setattr(sandbox, "available", lambda: "not asked for here")
+    source, tests, kind = OUTLIVING[left]
+    noted = tmp_path / "noted"
+    code = NOTING.replace("NOTED", repr(str(noted))) + source
+    verdict = judge.judge(code, tests, sandbox.Limits(allow_unsafe=True, seconds=2))
+    assert verdict.kind == kind, verdict.reason
+    pids = noted.read_text().split()
+    assert len(pids) >= 1 + ("daemon" in left)
+    assert not any(map(alive, pids))
+
+
+def test_without_a_sandbox_too_nothing_outlives_a_killed_worker(tmp_path):
+    noted = tmp_path / "noted"
+    code = NOTING.replace("NOTED", repr(str(noted))) + "daemon()\ntime.sleep(600)"
+    worker = (
+        "from equipoise.verifiers.code import judge, sandbox\nsandbox.available = lambda: 'not asked for here'\n"
+        f"judge.judge({code!r}, judge.Programs((('', ''),)), sandbox.Limits(allow_unsafe=True, seconds=600))\n"
+    )
+    process = subprocess.Popen([sys.executable, "-c", worker], env=os.environ)
+    while not noted.exists() or len(noted.read_text().split()) < 2:
+        time.sleep(0.02)
+    process.kill()
+    process.wait()
+    deadline = time.monotonic() + 60
+    while any(map(alive, noted.read_text().split())) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert not any(map(alive, noted.read_text().split()))
+
+
 @pytest.mark.parametrize(
     ("name", "value"),
     [
@@ -391,13 +453,61 @@ def test_whether_programs_can_be_forked_is_said_with_the_reason(bwrap, monkeypat
         )
         fake.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setattr("equipoise.verifiers.code.bubblewrap.START_SECONDS", 0.5)
+    monkeypatch.setattr(sandbox, "TRIAL_SECONDS", 0.5)
     monkeypatch.setattr(sandbox, "_found", {})
     fork_server.close()
     before = remains()
     assert not sandbox.can_fork()
-    said = {"none": "not installed", "fails": "no such luck", "hangs": "made no namespaces"}
+    said = {"none": "not installed", "fails": "no such luck", "hangs": "not over after 0.5 s"}
     assert said[bwrap] in sandbox.why_no_fork()
+    assert_no_more_than(before)
+
+
+@needs_sandbox
+@pytest.mark.parametrize(
+    ("kind", "most"), [("pid", 1), ("pid", 2), ("pid", 3), ("pid", 4), ("pid", 16), ("mnt", 2), ("user", 1)]
+)
+def test_where_few_namespaces_are_allowed_the_verdicts_are_the_same(kind, most):
+    """One for each sandbox that runs at a time is enough; those of the dead are counted for a moment still."""
+    script = (
+        "import os\nfrom equipoise.verifiers.code import judge, sandbox\n"
+        "tests = judge.Programs((('3 4\\n', '7\\n'),))\n"
+        "asserts = judge.tests({'test_list': ['assert add(3, 4) == 7']})\n"
+        f"for _ in range(5):\n    verdict = judge.judge({HONEST!r}, tests)\n"
+        "    assert verdict.kind == 'correct', verdict\n"
+        f"for _ in range({1 if most == 1 else 5}):\n    verdict = judge.judge('def add(a, b): return a + b', asserts)\n"
+        f"    assert verdict.kind == {'unavailable' if most == 1 else 'correct'!r}, verdict\n"
+        "print(sandbox.can_fork(), sandbox.why_no_fork(), flush=True)\n"
+    )
+    allow = f"echo {most} > /proc/sys/user/max_{kind}_namespaces"
+    alone = ["unshare", "--user", "--map-root-user", "sh", "-c"]
+    if not shutil.which("unshare") or subprocess.run([*alone, allow], capture_output=True).returncode != 0:
+        pytest.skip("no limit of namespaces can be set here")
+    command = [*alone, f'{allow}\nexec "$0" "$@"', sys.executable, "-c", script]
+    run = subprocess.run(command, capture_output=True, text=True, env=os.environ, timeout=600)
+    assert run.returncode == 0, run.stderr
+    enough = {"pid": 4, "mnt": 4, "user": 2}[kind]  # two servers and their programs; a server's user is its programs'
+    if sandbox.can_fork():
+        assert run.stdout.split()[0] == str(most >= enough)
+    if most < enough:
+        assert "allow more namespaces" in run.stdout
+
+
+@needs_sandbox
+@pytest.mark.parametrize("way", ["_start_forked", "_start_contained"])
+def test_a_trial_has_one_deadline_for_all_it_waits_for(way, monkeypatch, tmp_path):
+    """A slow start, and then a guest that is never ready: neither alone would take as long."""
+    fake = tmp_path / "bwrap"
+    fake.write_text(f'#!/bin/sh\nsleep 3\nexec {shutil.which("bwrap")} "$@"\n')
+    fake.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setattr(sandbox, "TRIAL_SECONDS", 4.0)
+    monkeypatch.setattr(sandbox.Guest, "send", lambda *_: None)
+    fork_server.close()
+    before, began = remains(), time.monotonic()
+    why = sandbox._problem(getattr(sandbox, way))
+    assert time.monotonic() - began < 6
+    assert "not over after 4 s" in why
     assert_no_more_than(before)
 
 

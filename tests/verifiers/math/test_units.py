@@ -126,3 +126,88 @@ def test_other_places_of_a_unit(gold, answer):
 ])  # fmt: skip
 def test_the_same_in_other_places(gold, answer):
     assert not refused(gold, answer)
+
+
+# Where a unit may stand outside of what is read; {u} is the unit's words, {t} the same in a \text.
+OUTSIDE = [
+    r"\boxed{{5}} {u}", r"\boxed{{5}} {u}.", r"It is $\boxed{{5}}$ {u}.", r"\[\boxed{{5}}{t}\]",
+    r"$x = \boxed{{5}}\,{t}$.",
+    r"**\boxed{{5}}** {u}", "It is $\\boxed{{5}}$ {u}, since\nit is.", r"<answer>\boxed{{5}} {u}</answer>",
+    r"The answer is $5$ {u}.", r"The answer is 5 {u}.", r"Answer: **5 {u}**",
+]  # fmt: skip
+WORDS = {
+    "cm": ["cm", "centimeters", "cm long"], "m": ["m", "meters", "metres"], "km": ["km", "kilometers"],
+    "mile": ["miles", "mi"], "hour": ["hours", "h", "hrs"], "s": ["seconds", "s"], "dollar": ["dollars"],
+    "cent": ["cents"], "m/s": ["m/s", "meters per second"], "mph": ["mph", "miles per hour", "miles an hour"],
+    "cm²": ["cm^2", "square centimeters", "sq cm"], "kg": ["kg"], "°C": ["degrees Celsius", "°C"],
+}  # fmt: skip
+
+
+def outside(place: str, words: str) -> str:
+    unit, _, power = words.partition("^")
+    marked = rf"\text{{ {unit}}}" + (f"^{power}" if power else "")
+    return place.format(u=words, t=words if "°" in words else marked)
+
+
+@pytest.mark.parametrize("place", OUTSIDE)
+def test_a_unit_outside_is_read_as_inside(place):
+    said = [(unit, words) for unit, spelled in WORDS.items() for words in spelled]
+    if "5 {u}" in place:  # 5 m/s without a mark is a formula
+        said = [(unit, words) for unit, words in said if words.replace(" ", "").isalpha()]
+    for unit, words in said:
+        response = outside(place, words)
+        verdicts = {other: grade_math(response, ONE_UNIT[other][0]).kind for other in WORDS}
+        assert verdicts == {other: "correct" if other == unit else "wrong" for other in WORDS}, response
+        for gold in UNKNOWN:
+            assert grade_math(response, gold).kind == "correct", response
+
+
+@pytest.mark.parametrize(("response", "gold"), [
+    (r"\$\boxed{5}", "€5"), (r"€\boxed{5}", r"\$5"), (r"\$\boxed{5}", r"5\text{ cents}"), (r"\boxed{28} cm", r"28\%"),
+    (r"$90^\circ$ are $\boxed{90}^\circ$", r"90\text{ cm}"), (r"\boxed{5} cm", r"x = 5\text{ m}"),
+    (r"$\boxed{60}\text{ miles}$ from home.", r"60\text{ km}"),
+    (r"$\boxed{60}\text{ miles}$ per hour", r"60\text{ km/h}"),
+    (r"$\boxed{5}\ \mathrm{m}\,\mathrm{s}^{-1}$", r"5\text{ km/s}"),
+])  # fmt: skip
+def test_other_units_outside(response, gold):
+    assert grade_math(response, gold).kind == "wrong"
+
+
+@pytest.mark.parametrize(("response", "gold"), [
+    # words that are no unit, or not the answer's
+    (r"There are $\boxed{5}$ in $\triangle ABC$.", r"5\text{ cm}"), (r"\boxed{5} in all", r"5\text{ cm}"),
+    (r"\boxed{60} miles each hour", r"60\text{ mph}"), (r"\boxed{60} miles in one hour", r"60\text{ mph}"),
+    (r"\boxed{5} is the length in meters", r"5\text{ cm}"), (r"\boxed{5} feet 3 inches", r"5\text{ cm}"),
+    (r"\boxed{5}. Miles", r"5\text{ cm}"), ("\\boxed{5}\n\nHours", r"5\text{ cm}"),
+    (r"\boxed{5} a day", r"5\text{ cm}"),
+    (r"$\boxed{60}\text{ miles}$ per hour", r"60\text{ mph}"),
+    (r"\(\boxed{60} \text{ miles}\) *per* hour", r"60\text{ mph}"),
+    (r"\boxed{60}\frac{\text{miles}}{\text{hour}}", r"60\text{ mph}"), (r"\boxed{5} cm squared", r"5\text{ cm}^2"),
+    (r"\boxed{5} m = 500 cm", r"5\text{ m}"), (r"$\boxed{5}\ \mathrm{m}\,\mathrm{s}^{-1}$", r"5\text{ m/s}"),
+    # one of its own stands in the box
+    (r"\boxed{5\text{ miles}} hours", r"5\text{ miles}"), (r"\boxed{28\%} dollars", r"28\%"),
+    (r"\boxed{\$5} hours", r"\$5"),
+    # a general word, what a price is for, and the sign that opens a formula
+    (r"\boxed{5} pounds", "£5"), (r"\boxed{5}^\circ", r"5^\circ C"), (r"\boxed{5} dollars an hour", r"\$5"),
+    (r"$\boxed{5}$", "€5"), (r"\$\boxed{5}", r"5\text{ dollars}"), (r"\boxed{28}\%", r"28\%"),
+])  # fmt: skip
+def test_what_stands_outside_and_is_no_other_unit(response, gold):
+    assert grade_math(response, gold).kind == "correct"
+
+
+@pytest.mark.parametrize(("gold", "answer"), [
+    ("3s^2", "3"), ("3", "3s^2"), ("3m^2", "3"), (r"\frac{3}{2}m^3", r"\frac{3}{2}"), ("3m^2", r"3\text{ apples}"),
+    ("3m^2", "3m^3"), ("x=3m^2", "3"), ("2mg", "2"), (r"2\pi hr", r"2\pi"), (r"\frac{1}{2}mg", r"\frac{1}{2}"),
+    ("6xyz", "6"), ("6xyz", "6pqr"), ("6", "6xyz"), ("2mgh", "2"), ("-3abc", "-3"), (r"\frac{1}{2}bch", r"\frac{1}{2}"),
+])  # fmt: skip
+def test_letters_that_nothing_marks_as_a_unit_cannot_be_left_out(gold, answer):
+    assert refused(gold, answer)
+
+
+@pytest.mark.parametrize(("gold", "answer"), [
+    ("3m^2", "3m^2"), ("3m^2", r"3\text{ m}^2"), (r"3\text{ m}^2", "3m^2"), ("3", "3m²"),
+    ("6xyz", "6zyx"), ("2mg", r"2\text{ mg}"), ("5km", "5"), ("5", "5days"), ("6", "6 apples"),
+    (r"4\pi", r"4\pi units"), ("6", "6students"), ("6", r"6\,men"), ("6", "6kms"), ("6", "6kmph"),
+])  # fmt: skip
+def test_a_unit_without_a_mark_is_read(gold, answer):
+    assert not refused(gold, answer)

@@ -20,10 +20,12 @@ from pathlib import Path
 from typing import IO, Any
 
 from equipoise.verifiers.code.guest_root import environment, interpreter, mounts
+from equipoise.verifiers.workers.deadline import Deadline
 
-# a loaded machine is slow to start a process; nothing of the response runs before this is over
+# to start a sandbox: a loaded machine is slow at it, and nothing of the response runs before
 START_SECONDS = 60.0
 END_SECONDS = 10.0  # for bubblewrap to see that its first process was killed
+WAITS = (0.02, 0.1, 0.4, 1.0)  # seconds: the kernel counts the namespaces of the dead for a moment
 NOBODY = 65534
 
 
@@ -31,15 +33,30 @@ class Unavailable(Exception):
     """No sandbox can be had here; the message says why and what to do."""
 
 
+class Full(Unavailable):
+    """As many namespaces as the machine allows (`sysctl user`) are there already."""
+
+
 def started(
+    arguments: Sequence[str], deadline: Deadline, **options: Any
+) -> tuple[subprocess.Popen[bytes], int]:
+    """The process, and a pidfd of its namespace's first process."""
+    for wait in WAITS:
+        with contextlib.suppress(Full):
+            return _started(arguments, deadline, **options)
+        time.sleep(min(wait, max(0.0, deadline.left())))
+    return _started(arguments, deadline, **options)
+
+
+def _started(
     arguments: Sequence[str],
+    deadline: Deadline,
     *,
     rights: Sequence[str] = (),
     inherited: Sequence[int] = (),
     packages: tuple[str, ...] = (),
     **streams: Any,
 ) -> tuple[subprocess.Popen[bytes], int]:
-    """The process, and a pidfd of its namespace's first process."""
     if signal.getsignal(signal.SIGCHLD) == signal.SIG_IGN:  # what is started would ignore it too
         raise Unavailable("this process ignores SIGCHLD, so nobody would see how a sandbox ends")
     root = starts_as_root()
@@ -71,7 +88,7 @@ def started(
         try:
             info_in.close()
             hold_out.close()
-            first = _first_process(info_out, process)
+            first = _first_process(info_out, process, deadline)
             handle = os.pidfd_open(first)
             if root:
                 for name in ("uid_map", "gid_map"):
@@ -115,15 +132,15 @@ def pipe(opened: contextlib.ExitStack) -> tuple[io.FileIO, io.FileIO]:
     return opened.enter_context(io.FileIO(out)), opened.enter_context(io.FileIO(in_, "w"))
 
 
-def _first_process(info: io.FileIO, process: subprocess.Popen[bytes]) -> int:
-    text, poll, deadline = b"", select.poll(), time.monotonic() + START_SECONDS
+def _first_process(info: io.FileIO, process: subprocess.Popen[bytes], deadline: Deadline) -> int:
+    text, poll = b"", select.poll()
     poll.register(info, select.POLLIN)
     while b"}" not in text:
-        left = max(0, deadline - time.monotonic())
-        chunk = info.read(4096) if poll.poll(left * 1000) else b""
+        chunk = info.read(4096) if poll.poll(max(0, deadline.left()) * 1000) else b""
         if not chunk:
             said = complaint(process.stderr or process.stdout)
-            raise Unavailable(f"bubblewrap made no namespaces: {said}")
+            kind = Full if "ENOSPC" in said else Unavailable
+            raise kind(f"bubblewrap made no namespaces: {said}")
         text += chunk
     return int(json.loads(text)["child-pid"])
 

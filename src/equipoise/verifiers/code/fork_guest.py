@@ -71,9 +71,9 @@ def forked(server: dict[str, Any]) -> dict[str, Any]:
 
 
 def _first_of_new_namespace(own: int, *, again: bool = True) -> int:
-    """Fork it; once more where the machine had no process to give."""
-    _call("unshare", _NEW_PIDS)
+    """Fork it; once more where the machine had no process or no namespace to give."""
     try:
+        _call("unshare", _NEW_PIDS)
         child = os.fork()
     except OSError:
         if not again:

@@ -22,8 +22,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from equipoise.verifiers.code import bubblewrap, fork_guest, guest, seccomp
-from equipoise.verifiers.code.bubblewrap import NOBODY, START_SECONDS, Unavailable, pipe
+from equipoise.verifiers.code.bubblewrap import NOBODY, Unavailable, pipe
 from equipoise.verifiers.code.guest_root import FOLDER
+from equipoise.verifiers.workers.deadline import Deadline
 
 Streams = tuple[io.FileIO, io.FileIO, io.FileIO]
 
@@ -35,7 +36,7 @@ class Lost(Unavailable):
 class ForkingSandbox:
     """A sandbox whose first process forks the first processes of programs."""
 
-    def __init__(self) -> None:
+    def __init__(self, deadline: Deadline) -> None:
         self._owner = os.getpid()
         server = {
             "contained": True,
@@ -47,16 +48,17 @@ class ForkingSandbox:
         with contextlib.ExitStack() as opened:
             self._control, theirs = socket.socketpair()
             opened.enter_context(self._control)
-            self._control.settimeout(START_SECONDS)
             with theirs:
                 self._process, self._first = bubblewrap.started(
                     ["--perms", "0755", "--dir", FOLDER],
+                    deadline,
                     rights=("CAP_SYS_ADMIN", "CAP_SETPCAP"),
                     stdin=theirs,
                     stdout=subprocess.PIPE,
                     stderr=subprocess.STDOUT,
                 )
             opened.callback(self._let_go)
+            self._wait_until(deadline)
             try:
                 self._control.sendall(f"{len(payload):012d}".encode() + payload)
                 started = self._control.recv(1) == b"s"
@@ -66,11 +68,15 @@ class ForkingSandbox:
                 raise Unavailable(f"the sandbox did not start: {self._last_words()}")
             self._opened = opened.pop_all()
 
-    def fork(self) -> tuple[int, Streams]:
+    def _wait_until(self, deadline: Deadline) -> None:
+        self._control.settimeout(max(0.001, deadline.left()))  # 0 would be not to wait at all
+
+    def fork(self, deadline: Deadline) -> tuple[int, Streams]:
         """A pidfd of the first process of a new pid namespace, and its three streams."""
         with contextlib.ExitStack() as opened:
             (stdin, write), (read, stdout), (read_errors, stderr) = [pipe(opened) for _ in range(3)]
             theirs = stdin, stdout, stderr
+            self._wait_until(deadline)
             try:
                 socket.send_fds(self._control, [b"f"], [stream.fileno() for stream in theirs])
                 handle = _received_handle(self._control)
@@ -144,11 +150,11 @@ _idle = _Idle()
 
 
 @contextlib.contextmanager
-def borrowed() -> Iterator[ForkingSandbox]:
-    """An idle server of this thread, or a new one."""
+def borrowed(deadline: Deadline) -> Iterator[ForkingSandbox]:
+    """An idle server of this thread, or a new one that is there by the deadline."""
     while _idle.servers and not _idle.servers[-1].usable():
         _idle.servers.pop().close()
-    server = _idle.servers.pop() if _idle.servers else ForkingSandbox()
+    server = _idle.servers.pop() if _idle.servers else ForkingSandbox(deadline)
     try:
         yield server
     except BaseException:  # whatever failed, it may owe an answer

@@ -46,6 +46,8 @@ _OUT_OF = (
     errno.ENOMEM,
 )
 _SIGKILL, _SIGCHLD = 9, 17
+_SET_CHILD_SUBREAPER = 36
+_ORPHAN_SECONDS = 5.0  # for processes that start others faster than they are killed
 _TICK_MS = 50
 _TAIL_BYTES = 4000  # of stderr, for the reason of a verdict
 _REASON_CHARACTERS = 500
@@ -191,6 +193,8 @@ def main(config: dict[str, Any]) -> None:
         raise OSError("SIGCHLD is ignored by whoever started this: children would go uncounted")
     if "forked" in config:
         config = _loaded("fork_guest", config["forked"])["forked"](config)
+    if not config["contained"]:
+        _adopt_orphans()
     if config["uid"] is not None:
         os.setgroups([])
         os.setgid(config["uid"])
@@ -291,21 +295,31 @@ def _watch(child: int, config: dict[str, Any], channel: Channel) -> str:
     while not ended:
         events = dict(poll.poll(_TICK_MS))
         if events.get(channel.requests, 0) & (select.POLLHUP | select.POLLERR):
-            os._exit(0)
-        if descriptor in events:
+            if config["contained"]:
+                os._exit(0)  # and with it the namespace
+            ended = "alone"
+        elif descriptor in events:
             ended = "exit"
         elif config["files"] is not None and _files(config["folder"]) > config["files"]:
             ended = "files"
     os.close(descriptor)
     # A child that has ended is a zombie still: the signal finds it,
     # ends the others and leaves its status alone.
-    os.kill(-1, _SIGKILL) if config["contained"] else os.killpg(child, _SIGKILL)
+    if config["contained"]:
+        os.kill(-1, _SIGKILL)
+    else:
+        _kill(-child)  # its group, if it has come to make one
+        _kill(child)
     _, status = os.waitpid(child, 0)
     while config["contained"]:
         try:
             os.waitpid(-1, 0)
         except ChildProcessError:
             break
+    if not config["contained"]:
+        _end_orphans()
+    if ended == "alone":
+        os._exit(0)
     if ended == "files":
         return ended
     return (
@@ -313,6 +327,49 @@ def _watch(child: int, config: dict[str, Any], channel: Channel) -> str:
         if os.WIFSIGNALED(status)
         else f"exit {os.WEXITSTATUS(status)}"
     )
+
+
+def _adopt_orphans() -> None:
+    """Without a pid namespace: whoever below this process loses its parent becomes our child."""
+    import ctypes
+
+    ctypes.CDLL(None).prctl(_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def _end_orphans() -> None:
+    """Kill the children that are left, and then theirs, which are ours by then."""
+    import time
+
+    until = time.monotonic() + _ORPHAN_SECONDS
+    while time.monotonic() < until:
+        try:
+            ended, _ = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return
+        if ended == 0:
+            for child in _children():
+                _kill(child)
+            time.sleep(0.001)
+
+
+def _kill(whom: int) -> None:
+    try:  # noqa: SIM105 (contextlib is as slow to import as all the rest)
+        os.kill(whom, _SIGKILL)
+    except (ProcessLookupError, PermissionError):  # not there, or somebody else's by now
+        pass
+
+
+def _children() -> list[int]:
+    own, found = str(os.getpid()), []
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            with open(f"/proc/{pid}/stat", "rb") as file:
+                _, parent, *_ = file.read().decode("latin-1").rpartition(")")[2].split()
+        except OSError:  # it ended meanwhile
+            continue
+        if parent == own:
+            found.append(int(pid))
+    return found
 
 
 def _become_child(config: dict[str, Any], stdin: int, stdout: int, stderr: int) -> None:

@@ -34,7 +34,7 @@ from typing import IO, Any
 
 from equipoise.verifiers.code import bubblewrap, cgroups, fork_server, seccomp
 from equipoise.verifiers.code import guest as guest_module
-from equipoise.verifiers.code.bubblewrap import NOBODY, START_SECONDS
+from equipoise.verifiers.code.bubblewrap import END_SECONDS, NOBODY, START_SECONDS
 from equipoise.verifiers.code.bubblewrap import Unavailable as Unavailable
 from equipoise.verifiers.code.fork_server import ForkingSandbox, compiled, filter_program
 from equipoise.verifiers.code.fork_server import Lost as Lost
@@ -43,6 +43,8 @@ from equipoise.verifiers.workers.deadline import Deadline
 
 _PIPES: Any = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
 _INTERPRETER_BYTES = 64 << 20
+# to try one way of starting a sandbox, from beginning to end; there are two
+TRIAL_SECONDS = 30.0
 AGAIN_SECONDS = 60.0  # until a sandbox that did not work is tried again; ten times the trial's own
 # before this kernel RLIMIT_NPROC counts all processes of the user, ours and others
 _NPROC_PER_NAMESPACE = (5, 14)
@@ -71,10 +73,10 @@ class Limits:
     of one returned value, each; more ends the verdict.
     processes: processes and threads at one time. disk_bytes, files: of the scratch folder.
     allow_unsafe: run without namespaces and without seccomp where no sandbox can be had. The
-    response then runs as you: it can read and change every file you can, use the network, signal
-    your processes, and leave some behind. What remains: it never holds an expected output or the
-    verdict, its environment is empty, memory, output and file size are bounded per process, and its
-    process group is killed at the deadline. For code you would run yourself.
+    response then runs as you: it can read and change every file you can, use the network and signal
+    your processes. What remains: it never holds an expected output or the verdict, its environment
+    is empty, memory, output and file size are bounded per process, and its processes are killed at
+    the end, unless it attacks the one that watches it. For code you would run yourself.
     """
 
     seconds: float = 6.0
@@ -169,7 +171,9 @@ class Guest:
         return bubblewrap.complaint(self._streams[2])
 
 
-Start = Callable[[Limits, int, contextlib.ExitStack, tuple[str, ...]], tuple[Guest, dict[str, Any]]]
+Start = Callable[
+    [Limits, int, contextlib.ExitStack, tuple[str, ...], Deadline], tuple[Guest, dict[str, Any]]
+]
 
 
 @contextlib.contextmanager
@@ -187,14 +191,20 @@ def run(
         start = _start_unsafe
     else:
         start = _start_forked if can_fork() and not packages else _start_contained
-    with _run(start, limits, mode, room, packages) as guest:
+    with _run(start, limits, mode, room, packages, Deadline(START_SECONDS)) as guest:
         yield guest
 
 
 @contextlib.contextmanager
 def _run(
-    start: Start, limits: Limits, mode: dict[str, object], room: int, packages: tuple[str, ...]
+    start: Start,
+    limits: Limits,
+    mode: dict[str, object],
+    room: int,
+    packages: tuple[str, ...],
+    deadline: Deadline,
 ) -> Iterator[Guest]:
+    """Started by the deadline."""
     largest_file = max(limits.disk_bytes, limits.output_bytes) + room + 4096
     rlimits = {"RLIMIT_AS": limits.memory_bytes, "RLIMIT_FSIZE": largest_file, "RLIMIT_NOFILE": 128}
     # for a guest whose outside was killed
@@ -202,7 +212,7 @@ def _run(
     rlimits["RLIMIT_CORE"] = 1  # 0 would not keep a core handler of the host from being started
     with contextlib.ExitStack() as stack:
         try:
-            guest, config = start(limits, room, stack, packages)
+            guest, config = start(limits, room, stack, packages, deadline)
         except OSError as error:
             raise Unavailable(f"the sandbox did not start: {error}") from error
         config["rlimits"] = {**rlimits, **config["rlimits"]}
@@ -211,7 +221,6 @@ def _run(
             "cpu_seconds": math.ceil(limits.total_seconds) + 1,
             **mode,
         }
-        deadline = Deadline(START_SECONDS)
         # a fork server has the guest's code already
         forked = start is _start_forked
         payload = marshal.dumps(config if forked else (compiled(guest_module.__file__), config))
@@ -226,12 +235,16 @@ def _run(
 
 
 def _start_forked(
-    limits: Limits, room: int, stack: contextlib.ExitStack, packages: tuple[str, ...]
+    limits: Limits,
+    room: int,
+    stack: contextlib.ExitStack,
+    packages: tuple[str, ...],
+    deadline: Deadline,
 ) -> tuple[Guest, dict[str, Any]]:
     """A child of a warm process, in pid, mount and ipc namespaces of its own: `fork_guest.py`."""
-    server = stack.enter_context(fork_server.borrowed())
+    server = stack.enter_context(fork_server.borrowed(deadline))
     made = _bounded(limits, room, stack)
-    handle, streams = server.fork()
+    handle, streams = server.fork(deadline)
     stack.callback(_close, streams)
 
     @stack.callback
@@ -240,7 +253,7 @@ def _start_forked(
             signal.pidfd_send_signal(handle, signal.SIGKILL)
         dead = select.poll()
         dead.register(handle, select.POLLIN)
-        if not dead.poll(START_SECONDS * 1000):  # until all of its namespace are
+        if not dead.poll(END_SECONDS * 1000):  # until all of its namespace are
             server.close()
         os.close(handle)
 
@@ -252,7 +265,11 @@ def _start_forked(
 
 
 def _start_contained(
-    limits: Limits, room: int, stack: contextlib.ExitStack, packages: tuple[str, ...]
+    limits: Limits,
+    room: int,
+    stack: contextlib.ExitStack,
+    packages: tuple[str, ...],
+    deadline: Deadline,
 ) -> tuple[Guest, dict[str, Any]]:
     """A bubblewrap of its own: with packages, and where nothing can be forked inside of one."""
     made = _bounded(limits, room, stack)
@@ -264,6 +281,7 @@ def _start_contained(
         arguments = ["--size", scratch, "--perms", "1777", "--tmpfs", FOLDER]
         process, handle = bubblewrap.started(
             [*arguments, "--seccomp", str(filter_out.fileno())],
+            deadline,
             inherited=[filter_out.fileno()],
             packages=packages,
             **_PIPES,
@@ -310,7 +328,11 @@ def _pid(handle: int) -> int:
 
 
 def _start_unsafe(
-    limits: Limits, room: int, stack: contextlib.ExitStack, packages: tuple[str, ...]
+    limits: Limits,
+    room: int,
+    stack: contextlib.ExitStack,
+    packages: tuple[str, ...],
+    deadline: Deadline,
 ) -> tuple[Guest, dict[str, Any]]:
     """The same guest as an ordinary child process: see `Limits.allow_unsafe`."""
     if packages:
@@ -321,15 +343,17 @@ def _start_unsafe(
     process = subprocess.Popen(
         interpreter(), env=environment(), cwd=folder, start_new_session=True, **_PIPES
     )
-    stack.callback(_close, _streams(process))
 
     @stack.callback
     def end() -> None:
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(process.pid, signal.SIGKILL)
+        process.send_signal(signal.SIGCONT)  # the program may have stopped it
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(END_SECONDS)
         process.kill()
         process.wait()
 
+    # Before its end: it sees that nobody is left outside, and ends all that descends from it.
+    stack.callback(_close, _streams(process))
     guest = Guest(process.pid, _streams(process))
     return guest, {"uid": None, "contained": False, "folder": folder, "files": None, "rlimits": {}}
 
@@ -409,16 +433,23 @@ def forget() -> None:
 
 def _problem(start: Start) -> str | None:
     """What keeps this way of starting from isolating a trial program; None where nothing does."""
+    deadline = Deadline(TRIAL_SECONDS)
     try:
-        deadline = Deadline(START_SECONDS)
-        with _run(start, Limits(), {"mode": "programs"}, 0, ()) as guest:
+        with contextlib.ExitStack() as stack:
+            # a verdict has two at one time: what forks has to have namespaces for both
+            for _ in range(2 if start is _start_forked else 1):
+                tried = _run(start, Limits(), {"mode": "programs"}, 0, (), deadline)
+                guest = stack.enter_context(tried)
             guest.send(b"%d\n%s0\n" % (len(_PROBE), _PROBE.encode()), deadline)
             ended, status, out, err = guest.line(deadline, 1000).decode().split()
             holes = guest.take(int(out), deadline).decode()
             complaint = guest.take(int(err), deadline).decode()
-    except Unavailable as error:
+    except (Unavailable, Late) as error:
+        if deadline.passed():
+            why = f"the machine is too busy, or hangs ({error})" if str(error) else "it hangs"
+            return f"a trial of the sandbox was not over after {TRIAL_SECONDS:g} s: {why}"
         return f"{error}{_advice(str(error))}"
-    except (Gone, Late, Flood, ValueError) as error:
+    except (Gone, Flood, ValueError) as error:
         return f"a trial program in the sandbox gave no answer ({type(error).__name__})"
     if (ended, status) != ("exit", "0"):
         return f"a trial program in the sandbox ended with {ended} {status}: {complaint}"
@@ -428,6 +459,8 @@ def _problem(start: Start) -> str | None:
 def _advice(complaint: str) -> str:
     if "nknown option" in complaint:
         return "; bubblewrap 0.8 or later is needed"
+    if "ENOSPC" in complaint or "unshare: No space" in complaint:
+        return "; allow more namespaces: `sysctl -a -r user.max_` says which are few"
     if any(word in complaint for word in ("namespace", "ermission", "not permitted", "uid map")):
         return (
             "; allow user namespaces: `sysctl kernel.unprivileged_userns_clone=1` (Debian), "

@@ -138,7 +138,7 @@ def _same_leaf(gold: Leaf, answer: Leaf, by: Comparer) -> bool | None:
 
 
 def _equal_leaf(gold: Leaf, answer: Leaf, by: Comparer) -> bool | None:
-    if differ(gold.unit, answer.unit):
+    if differ(gold.unit, answer.unit) or (gold.letters and not answer.unit):
         return False
     if gold.percent != answer.percent and (gold.unit or answer.unit):  # 28 % is not 28 cm
         return False

@@ -17,9 +17,10 @@ from equipoise.verifiers.math.arrangement import arrangement_of
 from equipoise.verifiers.math.compare import NUMBER_SET, Comparer, every, same
 from equipoise.verifiers.math.consistent import consistent
 from equipoise.verifiers.math.grammar import follows_grammar
+from equipoise.verifiers.math.measures import differ
 from equipoise.verifiers.math.notation import Senseless, Unreadable, spell, tight
 from equipoise.verifiers.math.relations import leaves
-from equipoise.verifiers.math.structure import Node, Words, parse
+from equipoise.verifiers.math.structure import Chain, Leaf, Node, Words, parse
 
 RULES = ("strict", "lenient")
 FORMS = ("any", "reference")
@@ -65,6 +66,24 @@ def same_form(gold: str, answer: str) -> bool:
         return _plain(g) == _plain(a) or arrangement_of(parse(g)) == arrangement_of(parse(a))
     except (Unreadable, RecursionError):
         return False
+
+
+def another_unit(gold: str, answer: str, outside: str) -> bool:
+    """Whether an answer without a unit has one outside that is not the gold one's."""
+    try:
+        g, a, one = (_last(parse(spell(text))) for text in (gold, answer, outside))
+    except (Unreadable, RecursionError):
+        return False
+    if not (isinstance(g, Leaf) and isinstance(a, Leaf) and isinstance(one, Leaf)):
+        return False
+    if a.unit or a.percent:
+        return False
+    return differ(g.unit, one.unit) or (g.percent and one.unit != "")
+
+
+def _last(node: Node) -> Node:
+    """Of x = 5, the 5."""
+    return node.members[-1] if isinstance(node, Chain) else node
 
 
 def slow(gold: str, answer: str, rules: str = "strict") -> bool | None:

@@ -22,7 +22,7 @@ whatever stands before the last 50,000 characters. Whether the text means anythi
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 READ = 50_000  # characters, from the end
@@ -77,6 +77,26 @@ FORMULA = re.compile(
     r"|\$(?P<c>(?:[^$\n\\]|\\.)+)\$|\\\((?P<d>(?:[^\\\n]|\\(?!\)))+)\\\)"
 )
 IS = re.compile(r"(?<!\w)(?:is|are|be|equals)(?!\w):?\s*|:\s", re.IGNORECASE)
+# A currency's sign before a box, and the words behind it, as far as their phrase and line go.
+SIGN = re.compile(r"(?:\\\$|[€£¥])\s*$")
+DELIMITERS = r"(?:[ \t*_~$]|\\[ ,;:!()\[\]])"
+BEHIND = re.compile(
+    rf"""
+    {DELIMITERS}*+ (?!in\b)                  # "in a triangle" is no inch
+    (?:
+        \\[a-z]+\s*(?:\{{[^{{}}\n]*\}})?       # \text{{ km}}, \circ
+        |[a-zA-Z/'²³°-]
+        |\^\s*(?:\{{[^{{}}\n]*\}}|\d)?         # of cm^2, of ^\circ
+        |{DELIMITERS}                        # $\boxed{{5}} \text{{ miles}}$ per hour
+    )++
+    (?=[.,;:!?(<\n]|$)
+    """,
+    re.VERBOSE,
+)
+IN_MATH_OR_WORDS = re.compile(
+    rf"(?P<math>\\[a-z]+\s*(?:\{{[^{{}}]*\}})?)|(?P<words>[a-zA-Z][a-zA-Z/' -]*)|{DELIMITERS}"
+)
+PHRASE = 80  # characters
 PERCENT = re.compile(r"\s*(?:\$\s*)?(?:\\?%|percent(?:age)?\b|pct\b)", re.IGNORECASE)
 DIGIT = re.compile(r"\d")
 WORD = re.compile(r"(?<![\\a-zA-Z])[a-zA-Z]{3,}")
@@ -143,6 +163,7 @@ class Answer:
 
     text: str | None
     how: str
+    outside: str = ""  # "1\\text{ km}" where it is followed by km, "\\$1" behind a dollar sign
 
 
 @lru_cache(maxsize=2048)
@@ -246,7 +267,8 @@ def _from_boxes(text: str, boxes: list[tuple[int, int, str]]) -> Answer:
             contents.insert(0, content)
         start = earlier_start
     if len(contents) == 1:
-        return _stated(_with_percent(contents[0], text, end), "boxed")
+        stated = _stated(_with_percent(contents[0], text, end), "boxed")
+        return replace(stated, outside=_outside(text, start, end))
     # Several boxes may be a list that was asked for, or a guess at each value: as a list they equal
     # a gold answer that is this list, and never one that is a member of it.
     return _stated(", ".join(contents), "boxes")
@@ -273,6 +295,20 @@ def _with_percent(formula: str, text: str, end: int) -> str:
     return (
         formula + r"\%" if formula and "%" not in formula and PERCENT.match(text, end) else formula
     )
+
+
+def _outside(text: str, start: int, end: int) -> str:
+    """A 1 with the currency's sign before `start`, else with the words behind `end`, if any."""
+    if sign := SIGN.search(text, max(0, start - 4), start):
+        return f"{sign.group()}1"
+    behind = BEHIND.match(text, end)
+    if not behind or len(behind.group()) > PHRASE:
+        return ""
+
+    def as_text(match: re.Match[str]) -> str:
+        return rf"\text{{ {match['words']}}}" if match["words"] else match["math"] or " "
+
+    return "1" + IN_MATH_OR_WORDS.sub(as_text, behind.group())
 
 
 def _marked(text: str, after: int, places: tuple[str, ...]) -> Answer | None:
@@ -326,7 +362,9 @@ def _read(sentence: str, how: str) -> Answer | None:
     if (formula := _bare_formula(sentence)) is not None:
         return Answer(formula, f"{how}, formula")
     if number is not None:
-        return Answer(number, f"{how}, number") if number else None
+        start = sentence.rindex(number)
+        around = _outside(sentence, start, start + len(number))
+        return Answer(number, f"{how}, number", around) if number else None
     if letter := _choice(sentence.strip(" *_.")):
         return Answer(letter, f"{how}, choice")
     return None
@@ -348,7 +386,8 @@ def _formula(sentence: str, formulas: list[re.Match[str]], how: str) -> Answer:
         return Answer(None, f"{how}, part of something else")
     texts = [next(text for text in match.groups() if text).strip() for match in joined]
     if len(texts) == 1:
-        return _stated(_with_percent(texts[0], sentence, joined[0].end()), f"{how}, formula")
+        stated = _stated(_with_percent(texts[0], sentence, end), f"{how}, formula")
+        return replace(stated, outside=_outside(sentence, start, end))
     return _stated(", ".join(texts), f"{how}, formulas")
 
 

@@ -64,7 +64,7 @@ OF_CAPITALS = frozenset({"Hz", "N", "J", "W", "Pa", "V", "B"})
 OTHERS = {
     "sec": "0 s", "secs": "0 s", "gm": "0 g", "gms": "0 g", "cc": "-6 m3", "micron": "-6 m", "microns": "-6 m",
     "hectare": "4 m2", "hectares": "4 m2", "tonne": "6 g", "tonnes": "6 g", "mph": "0 mile hour-1",
-    "kmh": "3 m hour-1", "kph": "3 m hour-1", "K": "0 kelvin",
+    "kmh": "3 m hour-1", "kph": "3 m hour-1", "kmph": "3 m hour-1", "kms": "3 m", "cms": "-2 m", "K": "0 kelvin",
 }  # fmt: skip
 
 

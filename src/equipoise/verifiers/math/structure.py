@@ -19,11 +19,14 @@ from equipoise.verifiers.math.units import UNIT_AFTER, unit_of
 
 @dataclass(frozen=True, slots=True)
 class Leaf:
-    """One expression without its unit; `percent`: a percent sign followed, now taken off."""
+    """One expression without its unit; `percent`: a percent sign followed, now taken off.
+    `letters`: its unit may be variables, for nothing marks it as text: 3m^2, 2mg.
+    """
 
     text: str
     unit: str = ""
     percent: bool = False
+    letters: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +77,8 @@ class Matrix:
 
 Node = Leaf | Words | ChoiceLetter | Listing | Chain | Union | Matrix
 
+LETTERS = re.compile(r"m\s*\^|(?:mg|hr)\b")
+PRODUCT = re.compile(r"[a-zA-Z]{1,4}\b")  # 6xyz, and not 6students
 NUMBER_WITH_COMMAS = re.compile(
     r"[-+]?\s?(?:\\\$|[€£¥])?\s?(?:(?P<decimal>0)|[1-9]\d{0,2})(?:,\d{3})+(?![\d,])(?:\.\d+)?"
 )  # 0,104 has a decimal comma
@@ -308,7 +313,11 @@ def _with_unit(leaf: Leaf) -> Leaf:
             and re.search(r"\d\.?$|[})\]]$|\\pi$", rest)
             and not FUNCTION.search(rest)
         ):
-            return replace(leaf, text=rest, unit=unit)
+            attached = len(rest) == match.start()
+            if attached and not unit and PRODUCT.match(match.group()):
+                return leaf
+            may_be = LETTERS.match(match.group()) and (attached or rest.endswith(r"\pi"))
+            return replace(leaf, text=rest, unit=unit, letters=bool(may_be))
     return leaf
 
 

@@ -45,7 +45,7 @@ UNIT_AFTER = re.compile(
     r"(?:\^\\circ\s*(?:\\text\{\s*[CF]\s*\}|[CF](?![a-zA-Z]))?"
     r"|(?:(?:[*/]\s*)?\\text\{[^{}]*\}(?:\s*\^\s*(?:\{-?\d\}|\d))?\s*)+"
     r"|(?<=[\d\s}).])(?:/\s*)?(?:[a-zA-Z]{2,}+\.?(?:\s*\^\s*(?:\{\d\}|\d))?[\s/]*+"
-    r"|[mgs](?:\s*\^\s*(?:\{[23]\}|[23]))(?![\d\w]))++)\s*$"
+    r"|m(?:\s*\^\s*(?:\{[23]\}|[23]))(?![\d\w]))++)\s*$"
 )
 
 # A power belongs to a unit that is measured: cm^2, and not apples^2 or cm^1.
