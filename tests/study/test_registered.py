@@ -10,7 +10,7 @@ from scipy import stats
 from equipoise import cli
 from equipoise.study import dose_figure, effects, plan, registered, results
 from equipoise.study.dose_figure import figure
-from equipoise.train import ConfigError, RunFolder
+from equipoise.train import ConfigError, Interrupted, RunFolder
 from equipoise.train.folder import append
 
 ROOT = Path(__file__).parents[2]
@@ -284,6 +284,20 @@ def test_what_an_earlier_sitting_finished_is_kept_and_not_trained_again(study, t
     assert finished.isdisjoint(asked)
     runs = results.read_results(here / "results.json")["runs"]
     assert {name: runs[name] for name in finished} == {name: found["runs"][name] for name in finished}
+
+
+def test_what_is_finished_when_it_is_stopped_is_written_and_not_shown(study, tmp_path, monkeypatch, capsys):
+    leave_runs(study, tmp_path / "out", {"token": {5: 0.5}, "balanced": {5: 0.6}})
+
+    def stopped(*_, **__):
+        raise Interrupted("stopped")
+
+    monkeypatch.setattr(registered, "train_all", stopped)
+    with pytest.raises(Interrupted):
+        registered.run([tmp_path / "small.toml"], tmp_path / "out")
+    written = results.read_results(tmp_path / "out" / "results.json")["runs"]
+    assert written.keys() == {"token/seed-5", "balanced/seed-5"}
+    assert "acc@8" not in capsys.readouterr().out
 
 
 def test_without_two_whole_seeds_nothing_is_tested(study, tmp_path, capsys):

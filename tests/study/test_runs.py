@@ -1,13 +1,15 @@
 """Several runs at a time: what the bars show, and what becomes of one that fails. The runs are pretended."""
 
 import io
+import os
+import signal
 
 import pytest
 from rich.console import Console
 
 from equipoise.config import dump, load
 from equipoise.study import runs
-from equipoise.train import RunError, RunFolder
+from equipoise.train import Interrupted, RunError, RunFolder
 
 
 class Ended:
@@ -36,6 +38,33 @@ class Server:
         """Nothing was opened."""
 
 
+class Endless:
+    """A server of runs that end when they are told to, which hears of a SIGTERM when it starts one."""
+
+    def __init__(self):
+        self.started, self.closed = [], False
+
+    def start(self, arguments, log):
+        self.started.append(Going())
+        os.kill(os.getpid(), signal.SIGTERM)
+        return self.started[-1]
+
+    def close(self):
+        self.closed = True
+
+
+class Going:
+    stopped, returncode = False, 0
+
+    def poll(self):
+        return 0 if self.stopped else None
+
+    wait = poll
+
+    def terminate(self):
+        self.stopped = True
+
+
 @pytest.fixture
 def configs(tmp_path):
     return {name: load(None, [f"--train.out={tmp_path / name}"]) for name in "abc"}
@@ -60,6 +89,22 @@ def test_of_many_runs_only_the_bar_of_all_is_left(configs, bars, monkeypatch, fi
 def test_of_a_few_runs_each_has_a_bar(configs, bars):
     runs.train_all(configs, Console(), server=Server())
     assert [bar.description for bar in bars.tasks] == list(configs)
+
+
+def test_sigterm_ends_the_runs_under_way(configs, bars):
+    """As `timeout` and the schedulers of clusters send it."""
+    server = Endless()
+    with pytest.raises(Interrupted, match="the same command goes on with them"):
+        runs.train_all(configs, Console(), 1, server=server)
+    assert [run.stopped for run in server.started] == [True]
+    assert server.closed
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+
+
+def test_a_patient_caller_hears_of_a_failure_at_once(configs, bars):
+    said = io.StringIO()
+    runs.train_all(configs, Console(file=said), server=Server(["b"]), patient=True)
+    assert "the run b failed: no memory" in said.getvalue()
 
 
 def test_a_run_that_fails_ends_all_unless_the_caller_is_patient(configs, bars):

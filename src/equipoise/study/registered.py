@@ -33,7 +33,7 @@ from equipoise.study.effects import Effect, effects, size_that_matters, within
 from equipoise.study.plan import Primary, Study, in_turn, of_results, read, table_of
 from equipoise.study.results import collect, read_results, value_of, write_results
 from equipoise.study.runs import train_all
-from equipoise.train import ConfigError
+from equipoise.train import ConfigError, Interrupted
 
 
 def run(paths: Sequence[str | Path], out: Path, jobs: int = 0, minutes: float = math.inf) -> None:
@@ -57,7 +57,12 @@ def run(paths: Sequence[str | Path], out: Path, jobs: int = 0, minutes: float = 
     start.make_all(
         {folder / "start": study.start for _, study, folder in placed if study.start is not None}
     )
-    failed = train_all(configs, console, jobs, stop_at=stop_at, patient=True, weights=False)
+    try:
+        failed = train_all(configs, console, jobs, stop_at=stop_at, patient=True, weights=False)
+    except Interrupted:  # what is finished can go on elsewhere; nothing of it is shown
+        for each in placed:
+            _written(each, {}, earlier[each.folder])
+        raise
     # all are written before any is looked at
     collected = {each.folder: _written(each, failed, earlier[each.folder]) for each in placed}
     for folder, results in collected.items():

@@ -32,6 +32,7 @@ from equipoise.train import (
     read_lines,
 )
 from equipoise.train.settle import as_begun
+from equipoise.train.stopping import graceful_stop
 
 # runs that get a line each for as long as all go on; of more, only those under way are shown
 FEW = 24
@@ -49,8 +50,9 @@ def train_all(
 ) -> dict[str, str]:
     """Run what is not finished, `jobs` at a time (0: one per core), from where it stopped.
 
-    `stop_at` (time.monotonic) ends the runs under way after the step they are in. A run that fails
-    ends all others, or where `patient`, is left out and named in the table that comes back. Without
+    `stop_at` (time.monotonic) ends the runs under way after the step they are in, as Ctrl-C and
+    SIGTERM do. A run that fails ends all others, or where `patient`, is said, left out, and named
+    in the table that comes back. Without
     `weights` a run is done with its last evaluation, and its checkpoints go. `server`: one that was
     opened already.
     """
@@ -67,10 +69,10 @@ def train_all(
     at_once = jobs or os.cpu_count() or 1
     server.runs_at_once = max(1, min(at_once, len(waiting)))
     running: dict[str, RunProcess] = {}
-    with _progress(console) as bars:
+    with _progress(console) as bars, graceful_stop() as stop:
         board = _Board(bars, configs, done=len(configs) - len(waiting))
         try:
-            while (waiting or running) and time.monotonic() < stop_at:
+            while (waiting or running) and not stop.wanted and time.monotonic() < stop_at:
                 while waiting and len(running) < at_once:
                     name = waiting.pop(0)
                     running[name] = _start(server, configs[name])
@@ -86,17 +88,18 @@ def train_all(
                         failed[name] = _failure(name, configs[name])
                         if not patient:
                             raise RunError(failed[name])
+                        console.print(failed[name], markup=False, soft_wrap=True)
                     board.end(name)
-        except KeyboardInterrupt:
-            raise Interrupted(
-                "stopped after the step each run was in; the same command goes on with them"
-            ) from None
         finally:
             for process in running.values():
                 process.terminate()
             for process in running.values():
                 process.wait()
             server.close()
+    if stop.wanted:
+        raise Interrupted(
+            "stopped after the step each run was in; the same command goes on with them"
+        )
     return failed
 
 
