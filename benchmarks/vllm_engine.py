@@ -34,7 +34,7 @@ from torch import Tensor
 
 GROUP, PROMPT = 16, 128
 MOVED = 0.01  # of a weight's standard deviation
-EACH = 150.0  # seconds of a child
+EACH = 240.0  # seconds of a child
 PARTS = ("engine", "train")
 
 
