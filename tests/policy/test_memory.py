@@ -42,12 +42,19 @@ def test_what_an_engine_gave_back_asleep_counts_as_left(card):
     assert (memory.taken(card), memory.room(card)) == (4 * GIB, 4 * GIB)
 
 
+@pytest.mark.parametrize(("most", "size", "fits"), [(None, 40, True), (None, 41, False), (24, 14, True), (24, 15, False)])
+def test_what_torch_keeps_in_reserve_counts_until_it_is_given_back(card, most, size, fits):
+    memory.limit(card, None if most is None else most * GIB)
+    assert memory.fits_beside_reserve(card, size * GIB) is fits
+
+
 def test_a_cpu_has_no_card():
     assert memory.taken(torch.device("cpu")) == 0
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-def test_a_sampler_takes_its_room_from_what_torch_keeps_in_reserve(monkeypatch):
+@pytest.mark.parametrize("short", ["the card", "the limit"])
+def test_a_sampler_takes_its_room_from_what_torch_keeps_in_reserve(monkeypatch, short):
     from equipoise.rollout import paged_cache
 
     device = torch.device("cuda", 0)
@@ -59,6 +66,10 @@ def test_a_sampler_takes_its_room_from_what_torch_keeps_in_reserve(monkeypatch):
     before = torch.cuda.memory_reserved(device)
     torch.empty(GIB, dtype=torch.uint8, device=device)  # given back to torch, not to the card
     assert torch.cuda.memory_reserved(device) >= before + GIB
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (0, 100 * GIB))
+    if short == "the card":
+        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (0, 100 * GIB))
+    else:
+        memory.limit(device, before + GIB)
     _, cache = paged_cache.reserve(policy, 16)
+    memory.limit(device, None)
     assert torch.cuda.memory_reserved(device) <= before + 2 * cache.nbytes

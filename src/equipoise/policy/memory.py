@@ -1,9 +1,9 @@
 """How much of a card this process means to take, and how much of that is left.
 
-The limit is kept by what plans: the passes of training and the sampler's cache. torch itself is not
-held to it: it keeps freed memory in reserve, twice the limit at times, and where that had to be
-given back within a pass a step took 1.7 times as long, or found no room for the cache.
-Not covered: that reserve, and what CUDA and other libraries take.
+The limit is kept by what plans: the passes of training and the sampler's cache, before which torch
+gives back the reserve that would not fit beside it. Within a pass torch is not held to the limit:
+where it had to give memory back there, a step took 1.7 times as long.
+Not covered: what fragments within a pass, and what CUDA and other libraries take.
 """
 
 from __future__ import annotations
@@ -46,3 +46,10 @@ def room(device: torch.device) -> int:
     if device not in _LIMITS:
         return free(device)
     return min(free(device), _LIMITS[device] - taken(device))
+
+
+def fits_beside_reserve(device: torch.device, size: int) -> bool:
+    """Whether `size` bytes are free on the card, and within the limit beside all that torch holds."""
+    held = torch.cuda.memory_reserved(device)
+    within = device not in _LIMITS or held + size <= _LIMITS[device]
+    return within and size <= torch.cuda.mem_get_info(device)[0]

@@ -13,6 +13,7 @@ from equipoise.kernels import fp8
 from equipoise.kernels.decode import BLOCK
 from equipoise.kernels.fp8 import Precision
 from equipoise.policy import Policy
+from equipoise.policy.memory import fits_beside_reserve
 
 
 class Cache(NamedTuple):
@@ -72,7 +73,7 @@ def reserve(policy: Policy, blocks: int, dtype: Precision = "auto") -> tuple[Any
     if device.type != "cuda":
         return None, _empty(policy, blocks, dtype)
     # An arena that is short of memory does not take back what torch keeps in reserve outside of it.
-    if torch.cuda.mem_get_info(device)[0] < cache_bytes(policy, blocks, dtype):
+    if not fits_beside_reserve(device, cache_bytes(policy, blocks, dtype)):
         torch.cuda.empty_cache()
     arena = torch.cuda.MemPool()
     with torch.cuda.use_mem_pool(arena):
