@@ -42,7 +42,9 @@ def test_what_an_engine_gave_back_asleep_counts_as_left(card):
     assert (memory.taken(card), memory.room(card)) == (4 * GIB, 4 * GIB)
 
 
-@pytest.mark.parametrize(("most", "size", "fits"), [(None, 40, True), (None, 41, False), (24, 14, True), (24, 15, False)])
+@pytest.mark.parametrize(
+    ("most", "size", "fits"), [(None, 40, True), (None, 41, False), (24, 14, True), (24, 15, False)]
+)
 def test_what_torch_keeps_in_reserve_counts_until_it_is_given_back(card, most, size, fits):
     memory.limit(card, None if most is None else most * GIB)
     assert memory.fits_beside_reserve(card, size * GIB) is fits
