@@ -17,6 +17,7 @@ from equipoise.audit.render import spark
 
 from .synthetic import Law
 
+BALANCED = 'objective.aggregation = { name = "balanced", over = "batch" }'
 OVER_GROUP = Objective.preset("dapo", aggregation={"name": "token", "over": "group"})
 
 
@@ -30,7 +31,7 @@ def test_coupling_is_found_under_token_and_gone_under_balanced():
         advice(columns, o)["sign-length coupling"] for o in (OVER_GROUP, "dapo+balanced", "dapo", "dr_grpo")
     )
     assert token.evidence is True
-    assert token.change == 'objective.aggregation = "balanced"'
+    assert token.change == BALANCED
     assert "longer" in token.finding
     assert "wrong responses that pull harder cost accuracy" in token.finding
     assert balanced.evidence is False
@@ -41,17 +42,25 @@ def test_coupling_is_found_under_token_and_gone_under_balanced():
     assert "right responses that pull harder cost no accuracy" in shorter.finding
     assert shorter.finding.endswith("so nothing need change.")
     assert shorter.change is None  # what the study found to gain is not to be taken away
-    assert "balanced learnt 0 to 1.1 points more" in token.finding
-    for over_batch in (batch, constant):  # against which the study found no gain
+    assert "balanced learnt 0 to 1.3 points more" in token.finding
+    for over_batch in (batch, constant):
         assert over_batch.evidence is True
-        assert over_batch.finding.endswith(
-            "balanced learnt no more than averaging over the batch: this is no reason to change the aggregation."
-        )
-        assert over_batch.change is None
-    recentred = advice(columns, "dapo+hadw")["sign-length coupling"]
-    assert "this is no reason to change the aggregation" in recentred.finding
-    assert "nothing need change" not in recentred.finding  # beside a change that is proposed
-    assert recentred.change == 'objective.difficulty = { name = "hadw", recentre = true }'
+        assert "balanced over the batch learnt 0.9 and 0.5 points more than token over the batch" in over_batch.finding
+        assert over_batch.change == BALANCED
+    both = advice(columns, "dapo+hadw")["sign-length coupling"]
+    assert both.change == f'{BALANCED}; objective.difficulty = {{ name = "hadw", recentre = true }}'
+
+
+def test_over_the_batch_a_gap_smaller_than_the_studies_is_no_reason_to_change():
+    columns = Law(right=600, wrong=720).draw(200, seed=0)
+    for rule in ("dapo", "dr_grpo"):
+        found = advice(columns, rule)["sign-length coupling"]
+        assert found.evidence is True
+        assert "balanced learnt no more than averaging over the batch: this is no reason" in found.finding
+        assert found.change is None
+    assert advice(columns, OVER_GROUP)["sign-length coupling"].change == BALANCED
+    wide = Objective.preset("dapo", aggregation={"name": "balanced", "over": "batch"})
+    assert advice(columns, wide)["sign-length coupling"].evidence is False
 
 
 def test_coupling_without_a_gap_is_measured_as_none_or_not_at_all():
@@ -123,7 +132,7 @@ def test_sequence_starves_long_responses():
     assert "balanced learnt 0 to 0.6 points more than sequence" in starved.finding
     assert starved.change is None
     steep = advice(columns, eq.Objective.preset("dapo", aggregation={"name": "power", "alpha": 1.5}))
-    assert steep["length starvation"].change == 'objective.aggregation = "balanced"'
+    assert steep["length starvation"].change == BALANCED
     assert found["sign-length coupling"].evidence is False
     assert "length starvation" not in advice(columns, "dapo")
     even = advice(Law(right=600, wrong=620, sigma=0.0).draw(200, seed=0), "grpo")

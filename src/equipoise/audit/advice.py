@@ -32,7 +32,7 @@ FLOORS = {
 FEW_PROMPTS = 30
 PER_RESPONSE = ("sequence", "power")  # rules whose weight falls with the response's own length
 ONE_LENGTH = ("token", "constant")
-BALANCED = 'objective.aggregation = "balanced"'
+BALANCED = 'objective.aggregation = { name = "balanced", over = "batch" }'
 RECENTRE = 'objective.difficulty = { name = "hadw", recentre = true }'
 # What docs/study.md found. A sign imbalance off-policy, 0.54 to 1 being the dose -0.3 there, 1.86 to 1 +0.3:
 WRONG_PULL = (
@@ -42,10 +42,19 @@ RIGHT_PULL = (
     "In our study right responses that pull harder cost no accuracy (off-policy, at 1.86 to 1, they gained 1.6 "
     "points), so nothing need change."
 )
-# the step from token to balanced (studies 8, 16, 19 and 30); longer by that share of the mean length:
-LONG_WRONG = "Where wrong ones were 34 to 42 % longer, balanced learnt 0 to 1.1 points more than token over the group."
-# studies 19, 25 and 27: no gain as large as half a point; study 30: a loss of that size;
-# constant is the same rule but for a factor a batch
+# the step from token to balanced (studies 8, 16, 19, 30 and 31) and on to over="batch" (31 and 32);
+# longer by that share of the mean length:
+LONG_WRONG = (
+    "Where wrong ones were 33 to 42 % longer, balanced learnt 0 to 1.3 points more than token over the group in our "
+    "studies, and over the batch 0.4 to 1.3 more than that."
+)
+# studies 31 and 32 have gaps of .33, .41 and .22; constant is token over the batch but for a factor a batch
+LONG = 0.3
+LONG_OVER_BATCH = (
+    "Where wrong ones were 33 and 41 % longer, balanced over the batch learnt 0.9 and 0.5 points more than token over "
+    "the batch in our studies."
+)
+# there also studies 19, 25 and 27: balanced and sequence, over the group, gained no half point on token over the batch
 OVER_BATCH = (
     "In our study {rule} learnt no more than averaging over the batch: "
     "this is no reason to change the aggregation."
@@ -121,9 +130,12 @@ def _coupling(audit: Audit) -> Advice:
     if stronger:
         return Advice(topic, True, f"{finding} {RIGHT_PULL}")
     finding += f" {WRONG_PULL}"
-    if by_length:
-        finding += f" {OVER_BATCH.format(rule='balanced') if _is_over_batch(audit) else LONG_WRONG}"
-    changes = [BALANCED] if by_length and not _is_over_batch(audit) else []
+    changes = []
+    if by_length and _is_over_batch(audit) and (audit.overall.log["within_gap"].value or 0) < LONG:
+        finding += f" {OVER_BATCH.format(rule='balanced')}"
+    elif by_length:
+        finding += f" {LONG_OVER_BATCH if _is_over_batch(audit) else LONG_WRONG}"
+        changes.append(BALANCED)
     if by_advantage and _difficulty(audit) == "hadw":
         changes.append(RECENTRE)
     return Advice(topic, True, finding + _price(audit, changes), "; ".join(changes) or None)
