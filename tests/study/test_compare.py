@@ -90,7 +90,12 @@ def test_the_grid():
     }  # fmt: skip
     assert list(variants(["a.b=1,2", "c.d=x,y"])) == ["1, x", "1, y", "2, x", "2, y"]
     (name,) = variants(['a.b={name = "power", p = [1, 2]}'])
-    assert name == '{name = "power", p = [1, 2]}'
+    assert name == "power(p=[1, 2])"
+    assert list(variants(['a.b=balanced,{ name = "balanced", over = "batch" },{ low = 1 }'])) == [
+        "balanced", "balanced(over=batch)", "{ low = 1 }",
+    ]  # fmt: skip
+    with pytest.raises(ConfigError, match="a value stands twice"):
+        variants(['a.b=balanced,{ name = "balanced" }'])
 
 
 @pytest.mark.parametrize("text", ["objective", "objective.kl", "objective.kl=", "objective.kl=1,,2", "kl=1,2"])

@@ -16,6 +16,7 @@ import itertools
 import json
 import math
 import re
+import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -118,14 +119,27 @@ def variants(vary: Sequence[str]) -> dict[str, dict[str, str]]:
         found = _split(values)
         if not equals or "." not in key or len(found) < 1 or "" in found:
             raise ConfigError(f"--vary {text}: must be section.key=value,value, as {EXAMPLE}")
-        if len(set(found)) < len(found):
+        if len({_label(value) for value in found}) < len(found):
             raise ConfigError(f"--vary {text}: a value stands twice")
         axes.append([(key, value) for value in found])
     if not axes:
         raise ConfigError(f"--vary is missing: what should differ, as {EXAMPLE}")
     return {
-        ", ".join(value for _, value in point): dict(point) for point in itertools.product(*axes)
+        ", ".join(_label(value) for _, value in point): dict(point)
+        for point in itertools.product(*axes)
     }
+
+
+def _label(value: str) -> str:
+    """`{ name = "balanced", over = "batch" }` as balanced(over=batch), anything else as it is."""
+    try:
+        table = tomllib.loads(f"value = {value}")["value"]
+    except tomllib.TOMLDecodeError:  # a bare word
+        return value
+    if not isinstance(table, dict) or "name" not in table:
+        return value
+    options = ", ".join(f"{key}={option}" for key, option in table.items() if key != "name")
+    return f"{table['name']}({options})" if options else str(table["name"])
 
 
 def _split(text: str) -> list[str]:
