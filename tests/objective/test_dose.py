@@ -1,4 +1,4 @@
-"""What turns a published correction up and down: balanced's strength, imbalance and what it averages over; HA-DW's sharpness."""
+"""What turns a published correction up and down: balanced's options, and HA-DW's sharpness."""
 
 import math
 
