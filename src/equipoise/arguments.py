@@ -131,6 +131,7 @@ COMMANDS = (  # in the order of the help page
         ),
         _flag("--resume", "go on with a run after its last checkpoint"),
         _number("--from-step", "go on after this step's checkpoint", 0),
+        _flag("--no-weights", "write no checkpoint when the run is done"),
         HELP,
         add_help=False,
         usage=TRAIN_USAGE,

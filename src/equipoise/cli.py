@@ -24,6 +24,7 @@ overridden on the command line.
   RUN            a run directory; it goes on where it lies, with its own settings
   --resume       go on with a run after its last checkpoint
   --from-step N  go on after the checkpoint of step N, and forget what came later; 0 begins again
+  --no-weights   write no checkpoint when the run is done: its evaluations are what is wanted
 """
 SFT_HELP = f"""usage: {SFT_USAGE}
 
@@ -181,7 +182,12 @@ def _train(options: argparse.Namespace, rest: list[str]) -> None:
     if options.resume and options.from_step is None and (said := finished(config)):
         print(said)
         return
-    Trainer(config, resume=options.resume, from_step=options.from_step).run()
+    Trainer(
+        config,
+        resume=options.resume,
+        from_step=options.from_step,
+        weights=not options.no_weights,
+    ).run()
     ranks.stop()
 
 

@@ -3,6 +3,7 @@
 import io
 import os
 import signal
+from typing import ClassVar
 
 import pytest
 from rich.console import Console
@@ -146,3 +147,18 @@ def test_without_weights_a_run_that_fails_before_it_keeps_its_checkpoints_and_is
     found = runs.train_all(configs, Console(), server=server, patient=True, weights=False)
     assert found.keys() == {"b"}
     assert all(RunFolder(config.train.out).checkpoints.exists() for config in configs.values())
+
+
+def test_without_weights_a_run_is_told_to_write_none_at_its_end(configs, bars):
+    class Told(Server):
+        heard: ClassVar[list[list[str]]] = []
+
+        def start(self, arguments, log):
+            self.heard.append(arguments[2:])
+            return super().start(arguments, log)
+
+    runs.train_all(configs, Console(), server=Told(), patient=True, weights=False)
+    assert Told.heard == [["--no-weights"]] * len(configs)
+    Told.heard.clear()
+    runs.train_all(configs, Console(), server=Told(), patient=True)
+    assert ["--no-weights"] not in Told.heard

@@ -53,8 +53,8 @@ def train_all(
     `stop_at` (time.monotonic) ends the runs under way after the step they are in, as Ctrl-C and
     SIGTERM do. A run that fails ends all others, or where `patient`, is said, left out, and named
     in the table that comes back. Without
-    `weights` a run is done with its last evaluation, and its checkpoints go. `server`: one that was
-    opened already.
+    `weights` a run is done with its last evaluation: no checkpoint is written there, and earlier
+    ones go. `server`: one that was opened already.
     """
     waiting = [
         name
@@ -75,7 +75,7 @@ def train_all(
             while (waiting or running) and not stop.wanted and time.monotonic() < stop_at:
                 while waiting and len(running) < at_once:
                     name = waiting.pop(0)
-                    running[name] = _start(server, configs[name])
+                    running[name] = _start(server, configs[name], weights)
                     board.begin(name)
                 time.sleep(0.3)
                 board.refresh()
@@ -190,7 +190,7 @@ def _in_use(config: Config) -> str:
     return ""
 
 
-def _start(server: ForkServer, config: Config) -> RunProcess:
+def _start(server: ForkServer, config: Config, weights: bool) -> RunProcess:
     folder = RunFolder(config.train.out)
     begun = folder.config.exists()
     file = _beside(folder.path, ".toml")
@@ -199,7 +199,8 @@ def _start(server: ForkServer, config: Config) -> RunProcess:
         file.write_text(dump(config), encoding="utf-8")
     except OSError as error:
         raise RunError(f"{file.parent}: no runs can be put there: {error.strerror}") from error
-    arguments = ["train", str(file), *(["--resume"] if begun else [])]
+    flags = [*(["--resume"] if begun else []), *([] if weights else ["--no-weights"])]
+    arguments = ["train", str(file), *flags]
     return server.start(arguments, _beside(folder.path, ".log"))
 
 

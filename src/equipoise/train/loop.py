@@ -69,6 +69,7 @@ class Trainer:
     objective   a preset, a composite name, or an Objective, of which the choices are taken
     callbacks   objects with on_step, on_evaluation or on_checkpoint (see :class:`TrainerCallback`)
     resume      go on with the run in `train.out`, from its last checkpoint or from that of `from_step`
+    weights     False: no checkpoint is written when the run is done; its evaluations are what is wanted
     """
 
     def __init__(
@@ -84,6 +85,7 @@ class Trainer:
         callbacks: Sequence[Any] = (),
         resume: bool = False,
         from_step: int | None = None,
+        weights: bool = True,
         **unknown: Never,
     ) -> None:
         for name in unknown:
@@ -111,6 +113,7 @@ class Trainer:
         self.step = 0
         self.log_seconds = 0.0
         self.ended = False
+        self.weights = weights
         self.probe: Probe | None = None
         self.best = Best(config.train.keep_best)
         # Whatever fails from here on gives the folder and the engine back: a mistyped option must
@@ -322,7 +325,8 @@ class Trainer:
             self._evaluate()
             done = done or self._asked_to_end()
         is_best = self.best.step == self.step
-        if done or problem or stop or is_best or self.step % config.train.checkpoint_every == 0:
+        due = problem or stop or is_best or self.step % config.train.checkpoint_every == 0
+        if self.weights if done else due:
             self._checkpoint()
         if problem:
             raise RunError(problem)
@@ -520,7 +524,7 @@ class Trainer:
 
     def _average(self) -> None:
         """The mean of the last checkpoints, where it is wanted."""
-        count = self.config.train.average
+        count = self.config.train.average if self.weights else 0
         if count and ranks.me() == 0:
             with writing(self.folder):
                 kept = checkpoint.steps(self.folder.checkpoints)[-count:]
