@@ -57,7 +57,7 @@ def measures(
     learning_tax     |Σ c| / Σ|c|T, mean over groups: gradient mass spent on each token the whole group shares
     masked_mass      share of Σ|A| that belongs to responses without tokens
     length_cv        std/mean of T over the batch        length_gap  (T̄− − T̄+)/T̄ over the batch
-    group_length_cv  and group_length_gap: the same within a group, mean over the groups that have both signs
+    group_length_cv  and group_length_gap: the same within a group, mean over the groups that have both signs and a token
     equal_weighting  std/mean of w over the tokens of responses with A ≠ 0
     """
     g, T = batch.groups, batch.T
@@ -125,7 +125,8 @@ def _within_groups(found: Sums, batch: Batch) -> dict[str, Tensor]:
     """The means over groups. Those of lengths are what BA's regime rule is about: a batch's lengths
     also differ because its prompts do.
     """
-    mean_T, mixed = batch.group_lengths, found.both_signs
+    mean_T = batch.group_lengths
+    mixed = found.both_signs & (mean_T > 0)
     spread = torch.sqrt(found.square / batch.groups.counts)
     pulled = found.pull > 0
     return _mean_shares(
