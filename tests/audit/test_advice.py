@@ -18,6 +18,7 @@ from equipoise.audit.render import spark
 from .synthetic import Law
 
 BALANCED = 'objective.aggregation = { name = "balanced", over = "batch" }'
+TOKEN = 'objective.aggregation = { name = "token", over = "batch" }'
 OVER_GROUP = Objective.preset("dapo", aggregation={"name": "token", "over": "group"})
 
 
@@ -117,6 +118,19 @@ def test_the_regime_proposes_only_what_the_study_found_to_gain():
         assert found.finding.endswith("Our study did not decide between the two there, so nothing need change.")
 
 
+def test_where_lengths_spread_and_the_gap_is_small_balanced_is_told_to_go_back_to_token():
+    """Study 36: -1.4 points."""
+    spread = Law(right=600, wrong=660, sigma=0.6).draw(300, seed=0)
+    for rule in ("dapo+balanced", Objective.preset("dapo", aggregation={"name": "balanced", "over": "batch"})):
+        found = advice(spread, rule)["regime"]
+        assert found.evidence is True
+        assert found.change == TOKEN
+        assert "balanced over the batch learnt 1.4 points less" in found.finding
+    assert advice(spread, "dapo")["regime"].change is None
+    for law in (Law(right=600, wrong=660, sigma=0.3), Law(right=600, wrong=900, sigma=0.6)):
+        assert advice(law.draw(300, seed=0), "dapo+balanced")["regime"].change is None
+
+
 def test_the_regime_is_open_where_the_two_are_alike():
     """Near the flip, a small log cannot tell."""
     found = [advice(Law(right=600, wrong=860, sigma=0.17).draw(12, seed=s))["regime"].evidence for s in range(6)]
@@ -130,8 +144,11 @@ def test_sequence_starves_long_responses():
     assert starved.evidence is True
     assert "balanced learnt 0 to 0.6 points more than sequence" in starved.finding
     assert starved.change is None
-    steep = advice(columns, eq.Objective.preset("dapo", aggregation={"name": "power", "alpha": 1.5}))
-    assert steep["length starvation"].change == BALANCED
+    power = eq.Objective.preset("dapo", aggregation={"name": "power", "alpha": 1.5})
+    spread = Law(right=600, wrong=600, sigma=0.6).draw(200, seed=0)
+    assert advice(spread, power)["length starvation"].change == TOKEN
+    narrow = Law(right=600, wrong=620, sigma=0.2).draw(200, seed=0)
+    assert advice(narrow, power)["length starvation"].change == BALANCED
     assert found["sign-length coupling"].evidence is False
     assert "length starvation" not in advice(columns, "dapo")
     even = advice(Law(right=600, wrong=620, sigma=0.0).draw(200, seed=0), "grpo")

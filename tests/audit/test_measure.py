@@ -63,7 +63,12 @@ def test_a_step_has_the_measures_that_assign_reports(name, seed):
     assert seen == (6 if name == "prefix" else 8)  # prefix has no push per response, only per node
     assert audit.overall.log["length_cv"].value == pytest.approx(expected["length_cv"], abs=1e-12)
     if name not in ("reinforce", "recentre"):  # A > 0 there is not r above the group's mean
-        assert audit.overall.log["length_gap"].value == pytest.approx(expected["length_gap"], abs=1e-12)
+        for mine, theirs in (
+            ("length_gap", "length_gap"),
+            ("within_gap", "group_length_gap"),
+            ("within_cv", "group_length_cv"),
+        ):
+            assert audit.overall.log[mine].value == pytest.approx(expected[theirs], abs=1e-12), mine
 
 
 @pytest.mark.parametrize("tokens_at_a_time", [1, 25])

@@ -140,19 +140,17 @@ def _log_table(audit: Audit) -> Table:
         ("mean reward", log["reward_mean"]),
         ("length CV", log["length_cv"]),
         (f"mean length, {audit.unit}", log["length_mean"]),
-        ("gap of lengths, (T̄− − T̄+)/T̄", log["length_gap"]),
+        ("  within groups", log["within_cv"]),
         ("groups with equal rewards", log["degenerate"]),
-        ("  within groups", log["within_gap"]),
+        ("gap of lengths, (T̄− − T̄+)/T̄", log["length_gap"]),
         ("responses cut at the limit", log["truncated"]),
+        ("  within groups", log["within_gap"]),
         ("distance to balanced, token", log["token_distance"]),
-        ("", None),
         ("  sequence", log["sequence_distance"]),
     ]
     table = _table("The log", "", "", "", "", left=(0, 2))
     for (left, a), (right, b) in zip(cells[::2], cells[1::2], strict=True):
-        table.add_row(
-            left, "" if a is None else _shown(a), f"  {right}", "" if b is None else _shown(b)
-        )
+        table.add_row(left, _shown(a), f"  {right}", _shown(b))
     table.show_header = False
     return table
 

@@ -28,7 +28,7 @@ DECILES = 10
 NODE_TOKENS = 1 << 21  # tokens whose shared prefixes are found at a time
 # Of each group: T is the length, ± the sign of the advantage.
 LOG_SUMS = (
-    "groups", "responses", "T", "TT", "reward", "T+", "n+", "T-", "n-", "mixed", "gap", "both",
+    "groups", "responses", "T", "TT", "reward", "T+", "n+", "T-", "n-", "mixed", "gap", "cv", "both",
     "truncated", "from_balanced_token", "from_balanced_sequence", "balanced",
 )  # fmt: skip
 # w is a response's weight; w0 and live0 are those of the shortest tenth of the responses.
@@ -279,7 +279,10 @@ def log_sums(step: StepRows, log: Log, rules: dict[str, Credit]) -> Floats:
     both = (sums["n+"] > 0) & (sums["n-"] > 0) & (sums["T"] > 0)
     wrong_length = _ratio(sums["T-"], sums["n-"])
     right_length = _ratio(sums["T+"], sums["n+"])
-    sums["gap"] = _ratio(wrong_length - right_length, sums["T"] / step.G) * both
+    mean = sums["T"] / step.G
+    sums["gap"] = _ratio(wrong_length - right_length, mean) * both
+    square = _over(step, (T - mean[step.group]) ** 2)
+    sums["cv"] = _ratio(np.sqrt(square / step.G), mean) * both
     sums["both"] = both
     if log.truncated is not None:
         sums["truncated"] = _over(step, log.truncated[rows].astype(np.float64))
@@ -295,6 +298,7 @@ def log_values(S: Floats) -> dict[str, Floats]:
 
     length_cv, length_gap as in `objective.bias.measures`; besides,
     within_gap      (T̄− − T̄+)/T̄ of a group, mean over groups with both signs: what couples sign and length
+    within_cv       std/mean of a group's lengths, mean over the same groups
     degenerate      share of groups whose rewards are all equal        truncated  share of responses cut at the limit
     token_distance, sequence_distance   how far the rule's coefficients are from those of balanced,
                     sqrt(Σ T(c − c_balanced)² / Σ T c_balanced²):
@@ -315,6 +319,7 @@ def log_values(S: Floats) -> dict[str, Floats]:
         "length_cv": divide(np.sqrt(variance), mean),
         "length_gap": divide(gap, mean),
         "within_gap": divide(s("gap"), s("both")),
+        "within_cv": divide(s("cv"), s("both")),
         "degenerate": 1 - divide(s("mixed"), s("groups")),
         "truncated": divide(s("truncated"), s("responses")),
         "token_distance": token,
@@ -329,6 +334,7 @@ def log_support(sums: Floats) -> dict[str, int]:
     signed = (
         "length_gap",
         "within_gap",
+        "within_cv",
         "token_distance",
         "sequence_distance",
         "token_minus_sequence",
