@@ -57,7 +57,7 @@ def measures(
     learning_tax     |Σ c| / Σ|c|T, mean over groups: gradient mass spent on each token the whole group shares
     masked_mass      share of Σ|A| that belongs to responses without tokens
     length_cv        std/mean of T over the batch        length_gap  (T̄− − T̄+)/T̄ over the batch
-    group_length_cv  and group_length_gap: the same within a group, mean over the groups that have both signs and a token
+    group_length_cv  and group_length_gap: the same within a group, mean over groups with both signs and a token
     equal_weighting  std/mean of w over the tokens of responses with A ≠ 0
     """
     g, T = batch.groups, batch.T
