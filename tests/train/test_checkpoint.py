@@ -244,7 +244,10 @@ def test_a_run_directory_that_cannot_be_made(tmp_path):
 
 def test_without_weights_nothing_is_written_at_the_end(train, tmp_path):
     options = {"train__steps": 3, "train__checkpoint_every": 2, "eval__every": 3, "eval__per_level": 2}
-    assert train("--no-weights", **options).code == 0
+    ended = train("--no-weights", **options)
+    assert ended.code == 0
+    assert "none of step 3 (--no-weights)" in ended.stdout
+    assert "equipoise eval" not in ended.stdout
     folder = RunFolder(tmp_path / "run")
     assert checkpoint.steps(folder.checkpoints) == [2]
     assert [record["step"] for record in read_lines(folder.eval)] == [0, 3]

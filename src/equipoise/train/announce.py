@@ -94,8 +94,9 @@ def closing(
     step: int,
     seconds: float,
     stopped_by: str,
+    weights: bool,
 ) -> list[str]:
-    """What came of the run, and the commands that look into it."""
+    """What came of the run, and the commands that look into it; `weights`: it left a checkpoint."""
     path = shlex.quote(str(folder.path))
     ended = f"ended by {stopped_by} after" if stopped_by else "done:"
     lines = [
@@ -105,7 +106,12 @@ def closing(
     if len(evaluations) > 1:
         lines.append(("held out", _moved(evaluations[0], evaluations[-1])))
     lines += [
-        ("weights", f"{folder.checkpoints}/step-{step}"),
+        (
+            "weights",
+            f"{folder.checkpoints}/step-{step}"
+            if weights
+            else f"none of step {step} (--no-weights)",
+        ),
         (
             "next",
             f"equipoise report {path}   writes {folder.path}/report.html: curves, biases, responses",
@@ -113,7 +119,7 @@ def closing(
         ("", f"equipoise audit {path}    what this objective, and others, make of these responses"),
     ]
     # The command line has no objects of a program.
-    if given.rows is None and given.task is None and not given.functions:
+    if weights and given.rows is None and given.task is None and not given.functions:
         lines.append(
             ("", f"equipoise eval {path}     the last checkpoint on the task's held-out prompts")
         )

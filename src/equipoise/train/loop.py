@@ -309,6 +309,7 @@ class Trainer:
             step=self.step,
             seconds=seconds,
             stopped_by=self.callbacks.stopped_by,
+            weights=self.weights,
         )
         for line in lines:
             self.journal.terminal.say(line)
