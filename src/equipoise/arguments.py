@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from equipoise import __version__
 
-TRAIN_USAGE = "equipoise train CONFIG.toml | RUN --resume [--from-step N] [--section.key value ...]"
+TRAIN_USAGE = "equipoise train CONFIG.toml | RUN --resume [--from-step N] [--no-weights] [--section.key value ...]"
 SFT_USAGE = "equipoise sft CONFIG.toml [--resume] [--section.key value ...]"
 
 TASK_HELP = (

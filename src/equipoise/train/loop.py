@@ -327,7 +327,7 @@ class Trainer:
             done = done or self._asked_to_end()
         is_best = self.best.step == self.step
         due = problem or stop or is_best or self.step % config.train.checkpoint_every == 0
-        if self.weights if done else due:
+        if (done and self.weights) or (due and not done):
             self._checkpoint()
         if problem:
             raise RunError(problem)
