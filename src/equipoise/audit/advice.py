@@ -61,7 +61,7 @@ SMALL_GAP = (
     "this is no reason to change the aggregation."
 )
 # study 36: lengths within groups that spread by a CV of .48, and a gap of .14
-SPREAD, SMALL = 0.45, 0.2
+SPREAD_CV, SPREAD_GAP = 0.45, 0.2  # above, and below
 SPREAD_LOSS = (
     "Where lengths spread like that and wrong ones were 14 % longer, balanced over the batch learnt 1.4 points less "
     "than token over the batch in our study."
@@ -334,7 +334,7 @@ def _is_over_batch(audit: Audit) -> bool:
 def _spreads(audit: Audit) -> bool:
     """Lengths differ within groups, and hardly by the verdict."""
     cv, gap = audit.overall.log["within_cv"], audit.overall.log["within_gap"]
-    return beyond(cv, SPREAD) is True and beyond(gap, SMALL) is False
+    return beyond(cv, SPREAD_CV) is True and beyond(gap, SPREAD_GAP) is False
 
 
 def _difficulty(audit: Audit) -> str:

@@ -301,9 +301,8 @@ def verify(path: str | Path, variant: str, seed: int, out: Path) -> bool:
         start.make_all({out.with_name(f"{out.name}-start"): study.start})
     name = f"{variant}/seed-{seed}"
     config = study.one(variant, seed, out, start=out.with_name(f"{out.name}-start"))
-    again = collect(study, {name: config}, train_all({name: config}, console, 1, weights=False))[
-        "runs"
-    ][name]
+    failed = train_all({name: config}, console, 1, weights=False)
+    again = collect(study, {name: config}, failed)["runs"][name]
     if "failed" in again:
         raise ConfigError(again["failed"])
     inside = True
