@@ -59,7 +59,7 @@ def test_a_function_given_as_an_object_trains_as_its_name_does(model, tmp_path):
     ],
 )
 def test_an_unknown_argument_is_answered_with_the_nearest(argument, hint):
-    known = "(config, model, tokenizer, task, dataset, rewards, objective, callbacks, resume, from_step)"
+    known = "(config, model, tokenizer, task, dataset, rewards, objective, callbacks, resume, from_step, weights)"
     with pytest.raises(TypeError) as refused:
         eq.Trainer(model="abacus", **{argument: 1})
     assert str(refused.value) == f'Trainer has no argument "{argument}"; {hint} {known}'
