@@ -3,7 +3,6 @@
 import io
 import os
 import signal
-from typing import ClassVar
 
 import pytest
 from rich.console import Console
@@ -149,16 +148,20 @@ def test_without_weights_a_run_that_fails_before_it_keeps_its_checkpoints_and_is
     assert all(RunFolder(config.train.out).checkpoints.exists() for config in configs.values())
 
 
-def test_without_weights_a_run_is_told_to_write_none_at_its_end(configs, bars):
-    class Told(Server):
-        heard: ClassVar[list[list[str]]] = []
+class Told(Server):
+    """Keeps the flags of what was started."""
 
-        def start(self, arguments, log):
-            self.heard.append(arguments[2:])
-            return super().start(arguments, log)
+    def __init__(self):
+        super().__init__()
+        self.flags = []
 
-    runs.train_all(configs, Console(), server=Told(), patient=True, weights=False)
-    assert Told.heard == [["--no-weights"]] * len(configs)
-    Told.heard.clear()
-    runs.train_all(configs, Console(), server=Told(), patient=True)
-    assert ["--no-weights"] not in Told.heard
+    def start(self, arguments, log):
+        self.flags.append(arguments[2:])
+        return super().start(arguments, log)
+
+
+@pytest.mark.parametrize(("weights", "flags"), [(True, []), (False, ["--no-weights"])])
+def test_without_weights_a_run_is_told_to_write_none_at_its_end(configs, bars, weights, flags):
+    server = Told()
+    runs.train_all(configs, Console(), server=server, patient=True, weights=weights)
+    assert server.flags == [flags] * len(configs)

@@ -99,6 +99,7 @@ def closing(
     """What came of the run, and the commands that look into it; `weights`: it left a checkpoint."""
     path = shlex.quote(str(folder.path))
     ended = f"ended by {stopped_by} after" if stopped_by else "done:"
+    kept = f"{folder.checkpoints}/step-{step}" if weights else f"none of step {step} (--no-weights)"
     lines = [
         ("", ""),
         ("", f"{ended} step {step} of {config.train.steps}, {seconds:,.0f} s"),
@@ -106,12 +107,7 @@ def closing(
     if len(evaluations) > 1:
         lines.append(("held out", _moved(evaluations[0], evaluations[-1])))
     lines += [
-        (
-            "weights",
-            f"{folder.checkpoints}/step-{step}"
-            if weights
-            else f"none of step {step} (--no-weights)",
-        ),
+        ("weights", kept),
         (
             "next",
             f"equipoise report {path}   writes {folder.path}/report.html: curves, biases, responses",
