@@ -477,5 +477,20 @@ def test_a_file_written_after_its_runs_says_so(capsys):
 
 def test_no_minutes_start_no_run(study, tmp_path, capsys):
     cli.main(["study", "run", str(tmp_path / "small.toml"), "--out", str(tmp_path / "runs"), "--minutes", "0"])
-    assert "not tested" in capsys.readouterr().out
+    assert f"0 of {len(study.configs(tmp_path))} runs are done" in capsys.readouterr().out
     assert not (tmp_path / "runs" / "token").exists()
+
+
+@pytest.mark.parametrize("unfinished", [0, 1])
+def test_nothing_is_compared_before_all_runs_are_done(unfinished, study, tmp_path, capsys):
+    """Whoever stops and goes on must not have looked in between."""
+    values = drawn(study, list(study.seeds), np.random.default_rng(0))
+    for seed in study.seeds[len(study.seeds) - unfinished :]:
+        del values["token"][seed]
+    out = tmp_path / "runs"
+    leave_runs(study, out, values)
+    cli.main(["study", "run", str(tmp_path / "small.toml"), "--out", str(out), "--minutes", "0"])
+    said = capsys.readouterr().out
+    assert ("Effects named" in said) is not bool(unfinished)
+    assert ("nothing is compared yet" in said) is bool(unfinished)
+    assert (out / "results.json").exists()

@@ -37,11 +37,12 @@ from equipoise.train import ConfigError, Interrupted
 
 
 def run(paths: Sequence[str | Path], out: Path, jobs: int = 0, minutes: float = math.inf) -> None:
-    """Train what is not trained yet, for at most `minutes`; write and print each study's results.
+    """Train what is not trained yet, for at most `minutes`; write each study's results.
 
-    One study's runs go into `out`, those of several into a folder each, and into one pool. Runs
-    that a results.json there has already are not trained again: a study can go on elsewhere. Its
-    finished runs keep no weights.
+    They are shown when all of its runs are done: who goes on must not have looked before. One
+    study's runs go into `out`, those of several into a folder each, and into one pool. Runs that a
+    results.json there has already are not trained again: a study can go on elsewhere. Its finished
+    runs keep no weights.
     """
     stop_at = time.monotonic() + 60 * minutes
     console = Console(highlight=False, markup=False)
@@ -65,12 +66,21 @@ def run(paths: Sequence[str | Path], out: Path, jobs: int = 0, minutes: float = 
         raise
     # all are written before any is looked at
     collected = {each.folder: _written(each, failed, earlier[each.folder]) for each in placed}
-    for folder, results in collected.items():
-        console.print(f"\n{folder.name if len(placed) > 1 else results['question']}")
+    for each in placed:
+        results = collected[each.folder]
+        console.print(f"\n{each.stem or results['question']}")
+        runs = len(each.study.configs(each.folder))
+        if len(results["runs"]) < runs:
+            console.print(
+                f"{len(results['runs'])} of {runs} runs are done; nothing is compared yet.\n"
+                f"The same command goes on; what there is: equipoise study show {each.results}",
+                soft_wrap=True,
+            )
+            continue
         show(results, console)
         if drawing := figure(results):
-            (folder / "dose.svg").write_text(drawing, encoding="utf-8")
-        console.print(f"{folder / 'results.json'}", soft_wrap=True)
+            (each.folder / "dose.svg").write_text(drawing, encoding="utf-8")
+        console.print(f"{each.results}", soft_wrap=True)
 
 
 class _Placed(NamedTuple):
