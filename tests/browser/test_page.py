@@ -4,6 +4,8 @@ import json
 import threading
 import time
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from equipoise import report
@@ -190,6 +192,22 @@ def test_filters_show_what_they_say(page_file, open_page, runs):
     assert page.locator(".response").count() == 0
     page.get_by_role("button", name="Clear filters").click()
     assert f"{len(every)} responses." in text(page, ".count")
+
+
+def test_a_word_that_spread_is_found_in_the_samples(tmp_path, open_page):
+    """From the table of words to the responses that say it."""
+    run = make_run(tmp_path / "run", steps=4, every=4)
+    for step, said in ((1, "it is 7"), (4, "Qwen says 7")):
+        file = run / f"rollouts/step-{step}.parquet"
+        table = pq.read_table(file)
+        column = table.schema.get_field_index("response")
+        pq.write_table(table.set_column(column, "response", pa.array([said] * len(table))), file)
+    page = open_page(report.write([run], tmp_path / "report.html").as_uri()).page
+    assert page.locator("#words tbody tr", has_text="qwen").inner_text().split("\t")[-1] == "0 → 100 %"
+    page.get_by_label("Says").fill("qwen")
+    assert set(page.locator(".response .text").all_inner_texts()) == {"Qwen says 7"}
+    page.get_by_role("button", name="Clear filters").click()
+    assert page.get_by_label("Says").input_value() == ""
 
 
 def test_a_card_shows_its_numbers(page_file, open_page):

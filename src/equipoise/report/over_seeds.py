@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from equipoise.evaluate.paired import in_words, interval, paired_differences
-from equipoise.report import stability
+from equipoise.report import stability, words
 from equipoise.report.panels import Figure, Panel, bars, decimals, first_crossing, window
 from equipoise.report.runs import Run
 from equipoise.report.series import Column, mean, present, rounded
@@ -280,10 +280,21 @@ def _measures(panel: Panel) -> list[str]:
     return [titles[title] for title in panel["table"]["columns"] if title in titles]
 
 
+def words_table(panel: Panel, groups: Sequence[Sequence[Run]]) -> dict[str, Any]:
+    """The words of the single runs, with mean shares over seeds."""
+    found = [words.first_and_last(group) for group in groups]
+    rows = [
+        {**row, "cells": [words.cell(each.get(row["head"])) for each in found]}
+        for row in panel["table"]["rows"]
+    ]
+    return {**panel["table"], "rows": rows}
+
+
 TABLES: dict[str, Callable[[Panel, Sequence[Sequence[Run]]], dict[str, Any] | None]] = {
     "summary": summary_table,
     "gaming": gaming_table,
     "functions": means_table,
     "bias": means_table,
     "stability": stability_table,
+    "words": words_table,
 }

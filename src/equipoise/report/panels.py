@@ -28,6 +28,7 @@ from equipoise.report.series import (
     thin,
 )
 from equipoise.report.summary import bound, held_out_metrics, peak, signed, summary
+from equipoise.report.words import words
 from equipoise.verifiers.gaming import MEASURES
 
 GREEDY = "gaming/greedy"
@@ -406,6 +407,7 @@ def others(runs: Sequence[Run]) -> Panel | None:
 
 PANELS: tuple[Callable[[Sequence[Run]], Panel | None], ...] = (
     summary, held_out, training, gaming, functions, drift, stability, lengths, bias, weights, entropy, others,
+    words,
 )  # fmt: skip
 
 

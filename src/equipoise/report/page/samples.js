@@ -1,10 +1,10 @@
-// The sample viewer: groups of responses side by side, filtered by run, step, verdict, reward and length.
+// The sample viewer: groups of responses side by side, filtered by run, step, verdict, reward, length and words.
 // ← → move between responses, ↑ ↓ between groups, Home and End to the first and the last response.
 
 const VERDICTS = { correct: "✓", wrong: "✗" };
 
 function samplesView(context) {
-  const filter = { run: "", step: "", verdict: "", leastReward: "", mostReward: "", leastLength: "", mostLength: "" };
+  const filter = { run: "", step: "", verdict: "", leastReward: "", mostReward: "", leastLength: "", mostLength: "", text: "" };
   let matching = [];
   let at = 0;
   let focused = 0;
@@ -40,6 +40,14 @@ function samplesView(context) {
     bound("leastLength", "Least length", "from"),
     bound("mostLength", "Most length", "to"),
   ];
+  const text = h("input", {
+    type: "search",
+    id: "filter-text",
+    oninput: () => {
+      filter.text = text.value;
+      apply();
+    },
+  });
   const pair = (label, a, b) =>
     h("div", { class: "pair", role: "group", "aria-label": label }, h("span", {}, label), a.input, b.input);
   const clear = h(
@@ -51,6 +59,7 @@ function samplesView(context) {
         Object.keys(filter).forEach((k) => (filter[k] = ""));
         choices.forEach((c) => (c.select.value = ""));
         bounds.forEach((b) => (b.input.value = ""));
+        text.value = "";
         apply();
       },
     },
@@ -71,6 +80,7 @@ function samplesView(context) {
       choices.map((c) => c.element),
       pair("Reward", bounds[0], bounds[1]),
       pair("Length, tokens", bounds[2], bounds[3]),
+      h("div", { class: "one" }, h("label", { for: text.id }, "Says"), text),
       clear,
     ),
     h("div", { class: "walk" }, before, after, count),
@@ -112,10 +122,12 @@ function samplesView(context) {
   const place = (wanted) => matching.findIndex((g) => id(g) === wanted);
   const within = (v, least, most) =>
     (least === "" || (v != null && v >= +least)) && (most === "" || (v != null && v <= +most));
+  const says = (r) => [r.text].flat().join(" ").toLowerCase().includes(filter.text.toLowerCase());
   const fits = (r) =>
     (filter.verdict === "" || r.verdict === filter.verdict) &&
     within(r.reward, filter.leastReward, filter.mostReward) &&
-    within(r.length, filter.leastLength, filter.mostLength);
+    within(r.length, filter.leastLength, filter.mostLength) &&
+    says(r);
 
   function update() {
     const all = groups();
