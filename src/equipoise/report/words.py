@@ -20,7 +20,7 @@ from equipoise.report.runs import Run, version
 MOST = 16  # words
 LEAST = 0.05  # of the responses: the change of a word that is shown
 PROMPTS = 3  # whose responses must say it
-CHARACTERS = 4_000_000  # of a file's responses that are read
+CHARACTERS = 1_000_000  # of a file's responses that are read
 WORD = re.compile(r"[^\W\d_]+(?:['’][^\W\d_]+)*")
 LETTERS = range(2, 25)  # of a word
 SENTENCE = (
