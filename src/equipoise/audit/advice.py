@@ -16,6 +16,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import inf
 
+from equipoise.audit import studied
 from equipoise.audit.bootstrap import Estimate
 from equipoise.audit.measure import Audit
 
@@ -35,63 +36,6 @@ ONE_LENGTH = ("token", "constant")
 BALANCED = 'objective.aggregation = { name = "balanced", over = "batch" }'
 TOKEN = 'objective.aggregation = { name = "token", over = "batch" }'
 RECENTRE = 'objective.difficulty = { name = "hadw", recentre = true }'
-# What docs/study.md found. A sign imbalance off-policy, 0.54 to 1 being the dose -0.3 there, 1.86 to 1 +0.3:
-WRONG_PULL = (
-    "In our study wrong responses that pull harder cost accuracy (1.8 points at 0.54 to 1)."
-)
-RIGHT_PULL = (
-    "In our study right responses that pull harder cost no accuracy (off-policy, at 1.86 to 1, they gained 1.6 "
-    "points), so nothing need change."
-)
-# the step from token to balanced (studies 8, 16, 19, 30 and 31) and on to over="batch" (31 and 32);
-# longer by that share of the mean length:
-LONG_WRONG = (
-    "Where wrong ones were 33 to 42 % longer, balanced learnt 0 to 1.3 points more than token over the group in our "
-    "studies, and over the batch 0.4 to 1.3 more than that."
-)
-# constant is token over the batch but for a factor a batch
-LONG_OVER_BATCH = (
-    "Where wrong ones were 33 and 41 % longer, balanced over the batch learnt 0.9 and 0.5 points more than token over "
-    "the batch in our studies."
-)
-# below this gap no study found a gain: 38 (.24), 32 (.22), 24 and 25 (.20) none, 36 and 38 (.14 and less) a loss
-LONG = 0.3
-SMALL_GAP = (
-    "Where wrong ones were 6 to 24 % longer, no test of our studies found balanced to learn more: "
-    "this is no reason to change the aggregation."
-)
-# Studies 36 and 38: wrong responses that leave steps out are short, or short and long by turns.
-SPREAD_CV, SPREAD_GAP = 0.35, 0.2  # lengths spread by more, wrong ones longer by less
-SPREAD_LOSS = (
-    "Where lengths spread like that and wrong ones were 6 and 14 % longer, balanced over the batch learnt 0.8 and 1.4 "
-    "points less than token over the batch in our studies."
-)
-SHORT = -0.05  # the gap
-SHORT_LOSS = (
-    "Where wrong ones were 15 % shorter, balanced over the batch learnt 1.0 points less than token over the batch in "
-    "our study."
-)
-# studies 19 and 27
-OVER_BATCH = (
-    "In our study {rule} learnt no more than averaging over the batch: "
-    "this is no reason to change the aggregation."
-)
-TIED = "In our studies balanced learnt 0 to 0.6 points more than sequence, which no test decided: nothing need change."
-# the regime rule: studies 16 and 30 for a large gap, over the group; study 19 over the batch; no study decided the rest
-LARGE_GAP = (
-    "Where wrong ones were 34 to 42 % longer, sequence learnt 0.5 to 0.9 points more than token over the group in "
-    "our studies."
-)
-UNDECIDED = "Our study did not decide between the two there, so nothing need change."
-# studies 24 (groups of 16) and 28 (groups of 8, prompts that come again)
-NO_COST = (
-    "In our studies taking it out (debias) changed no half point of accuracy: nothing need change."
-)
-# studies 18 (off-policy) and 24 (on-policy), exploratory
-PREFIX = (
-    "In our studies cancellation = prefix, which takes that out, learnt no more on sequence (0.2 and 0.6 points less), "
-    "so it is not proposed."
-)
 SEQUENCE_IN = {"TRL": 'loss_type="grpo"', "verl": "loss_agg_mode=seq-mean-token-mean"}
 
 
@@ -154,13 +98,13 @@ def _coupling(audit: Audit) -> Advice:
         causes.append(f"{_zero_sum_cause(audit)} leaves advantages that do not sum to 0")
     finding = f"Under {name} right responses pull {_times(ratio)} times as hard as wrong ones: {' and '.join(causes)}."
     if stronger:
-        return Advice(topic, True, f"{finding} {RIGHT_PULL}")
-    finding += f" {WRONG_PULL}"
+        return Advice(topic, True, f"{finding} {studied.RIGHT_PULL}")
+    finding += f" {studied.WRONG_PULL}"
     changes = []
-    if by_length and (audit.overall.log["within_gap"].value or 0) < LONG:
-        finding += f" {SMALL_GAP}"
+    if by_length and (audit.overall.log["within_gap"].value or 0) < studied.LONG:
+        finding += f" {studied.SMALL_GAP}"
     elif by_length:
-        finding += f" {LONG_OVER_BATCH if _is_over_batch(audit) else LONG_WRONG}"
+        finding += f" {studied.LONG_OVER_BATCH if _is_over_batch(audit) else studied.LONG_WRONG}"
         changes.append(BALANCED)
     if by_advantage and _difficulty(audit) == "hadw":
         changes.append(RECENTRE)
@@ -211,7 +155,7 @@ def _starvation(audit: Audit) -> Advice:
     longest = [w.value for w in weights if w.value is not None]
     finding += f" Under {other} the former is {longest[-1]:.2f}." if longest else ""
     if _rule(audit) == "sequence":
-        return Advice(topic, True, f"{finding} {TIED}")
+        return Advice(topic, True, f"{finding} {studied.TIED}")
     return Advice(topic, True, finding, TOKEN if _loss_of_balanced(audit) else BALANCED)
 
 
@@ -244,13 +188,13 @@ def _regime(audit: Audit) -> Advice:
     if _rule(audit) in (best, "balanced"):
         return Advice("regime", False, finding)
     if best == "token" or (log["within_gap"].value or 0) < 0:
-        return Advice("regime", False, f"{finding} {UNDECIDED}")
+        return Advice("regime", False, f"{finding} {studied.UNDECIDED}")
     if _is_over_batch(audit):
-        return Advice("regime", False, f"{finding} {OVER_BATCH.format(rule=best)}")
+        return Advice("regime", False, f"{finding} {studied.OVER_BATCH.format(rule=best)}")
     host = SEQUENCE_IN.get(audit.source)
     change = 'if not balanced, objective.aggregation = "sequence"'
     change += f" ({audit.source}: {host})" if host else ""
-    return Advice("regime", True, f"{finding} {LARGE_GAP}", change)
+    return Advice("regime", True, f"{finding} {studied.LARGE_GAP}", change)
 
 
 def _shared(audit: Audit) -> Advice:
@@ -267,7 +211,7 @@ def _shared(audit: Audit) -> Advice:
         return Advice(topic, found, f"{start}{said}.")
     finding = f"{said}, where it can teach nothing."
     if _rule(audit) not in ONE_LENGTH:
-        finding += f" {PREFIX}"
+        finding += f" {studied.PREFIX}"
     unbalanced = beyond(mine["zero_sum"], FLOORS["zero_sum"]) and _difficulty(audit) == "hadw"
     return Advice(topic, True, finding, RECENTRE if unbalanced else None)
 
@@ -301,7 +245,7 @@ def _baseline(audit: Audit) -> Advice:
     if choice["name"] != "none" and not choice.get("recentre", False):
         said += f" difficulty = {_difficulty(audit)} is there to make up for it."
         return Advice(topic, False, said)
-    return Advice(topic, True, f"{said} {NO_COST}")
+    return Advice(topic, True, f"{said} {studied.NO_COST}")
 
 
 def _degenerate(audit: Audit) -> Advice:
@@ -338,10 +282,10 @@ def _is_over_batch(audit: Audit) -> bool:
 def _loss_of_balanced(audit: Audit) -> str | None:
     """What balanced lost in our studies where lengths were like these, if it did."""
     cv, gap = audit.overall.log["within_cv"], audit.overall.log["within_gap"]
-    if beyond(gap, SHORT) is False:
-        return SHORT_LOSS
-    if beyond(cv, SPREAD_CV) and beyond(gap, SPREAD_GAP) is False:
-        return SPREAD_LOSS
+    if beyond(gap, studied.SHORT) is False:
+        return studied.SHORT_LOSS
+    if beyond(cv, studied.SPREAD_CV) and beyond(gap, studied.SPREAD_GAP) is False:
+        return studied.SPREAD_LOSS
     return None
 
 
