@@ -1,6 +1,6 @@
 """Make the second controlled instrument of the study: sums of up to 40 digits, worked out in 40 to 400 tokens.
 
-    python scripts/make_long_sums.py FOLDER
+    python scripts/make_long_sums.py FOLDER [--lost ahead]
 
     prompt      A8B3C5D9=
     response    A8:8B3:11C5:15~C5:16D9:25####25
@@ -8,8 +8,9 @@
 Every number has a letter, and the response goes from letter to letter with the running sum. Writes
 FOLDER/model, a character-level Llama of 0.2M parameters warmed up on such traces, and FOLDER/train.jsonl and
 FOLDER/held-out.jsonl, problems that have no sum in common. The traces lose their place as hasty writers do: one goes
-back to an earlier letter and adds numbers again, so wrong responses are long; a slip may be seen (`~`) and written
-again. The same machine, torch and code give the same files (one thread, fixed seeds).
+back to an earlier letter and adds numbers again, so wrong responses are long; with `--lost ahead` one goes on at a
+later letter instead and leaves numbers out, so wrong responses are short. A slip may be seen (`~`) and written again.
+The same machine, torch and code give the same files (one thread, fixed seeds).
 """
 
 from __future__ import annotations
@@ -36,16 +37,16 @@ SHOWN = (0.4, 0.3, 0.2, 0.1)  # how often the traces have each
 TRAIN, HELD_OUT = 4096, 64  # problems; of each level
 STEPS, RESPONSES, LEARNING_RATE = 2000, 16, 4e-3
 CONTEXT, LONGEST = 640, 512  # tokens, which are characters; of a response
-SLIP, NOTICE, BACK, FARTHEST = 0.01, 0.5, 0.02, 40
+SLIP, NOTICE, LOSE, FARTHEST = 0.01, 0.5, 0.02, 40
 
 
 def problem(numbers: list[int]) -> str:
     return "".join(f"{letter}{number}" for letter, number in zip(LETTERS, numbers, strict=False)) + "="
 
 
-def trace(numbers: list[int], draw: random.Random) -> str:
+def trace(numbers: list[int], draw: random.Random, lost: str = "back") -> str:
     """A step's sum is off with probability SLIP, which is seen with probability NOTICE and written again; after a
-    step, with probability BACK, the writer goes on at one of the FARTHEST letters before it.
+    step, with probability LOSE, the writer goes on at one of the FARTHEST letters before it, or after it.
     """
     written, total, at = "", 0, 0
     while at < len(numbers):
@@ -60,7 +61,8 @@ def trace(numbers: list[int], draw: random.Random) -> str:
         else:
             total = right
             written += f"{step}{total}"
-        at = max(0, at - draw.randrange(FARTHEST)) if draw.random() < BACK else at + 1
+        away = draw.randrange(FARTHEST) if draw.random() < LOSE else -1
+        at = at + 1 + max(0, away) if lost == "ahead" else max(0, at - away)
     return f"{written}####{total}"
 
 
@@ -84,14 +86,14 @@ def write_problems(folder: Path) -> None:
         (folder / f"{name}.jsonl").write_text("".join(lines), encoding="utf-8")
 
 
-def warm_up(policy: Policy, steps: int) -> None:
+def warm_up(policy: Policy, steps: int, lost: str) -> None:
     draw = random.Random(f"{SEED}/traces")
     optimizer = torch.optim.AdamW(policy.parameters(), lr=LEARNING_RATE, betas=(0.9, 0.98), weight_decay=0.01)
     for step in range(steps):
         prompts, responses = [], []
         while len(prompts) < RESPONSES:
             numbers = [draw.randint(1, 9) for _ in range(draw.choices(LEVELS, SHOWN)[0])]
-            response = trace(numbers, draw)
+            response = trace(numbers, draw, lost)
             if len(response) < LONGEST:
                 prompts.append(policies.encode(policy, problem(numbers)))
                 responses.append([*policies.encode(policy, response), policy.tokenizer.eos_token_id])
@@ -106,6 +108,9 @@ def main() -> None:
     start = time.perf_counter()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
+    parser.add_argument(
+        "--lost", choices=("back", "ahead"), default="back", help="where a writer goes who loses the place"
+    )
     parser.add_argument("--steps", type=int, default=STEPS)
     options = parser.parse_args()
     options.folder.mkdir(parents=True, exist_ok=True)
@@ -116,7 +121,7 @@ def main() -> None:
     tokenizer = make_tokenizer(f"0123456789{LETTERS}:~#=", CONTEXT)
     policy = Policy(make_model(tokenizer, hidden=96, heads=3, context=CONTEXT), tokenizer, "long-sums")
     print(f"{sum(p.numel() for p in policy.parameters()):,} parameters")
-    warm_up(policy, options.steps)
+    warm_up(policy, options.steps, options.lost)
     policies.save(policy, options.folder / "model")
     print(f"{options.folder}: {time.perf_counter() - start:.0f} s")
 
