@@ -33,9 +33,10 @@ class Start(NamedTuple):
 
 
 STARTS = (
-    Start("parted_skip_only", "none copied", "short"),
-    Start("parted_copy_less", "a fifth copied", "short"),
-    Start("weights_spread_again", "a third copied", "short"),
+    Start("long_sums_ahead", "sums, numbers left out", "short", 9, -12),
+    Start("parted_skip_only", "half left out", "short"),
+    Start("parted_copy_less", "and a fifth copied", "short"),
+    Start("weights_spread_again", "and a third copied", "short"),
     Start("weights", "lengths its own", "other", -9, -6, "end"),
     Start("parted_skip_less", "a quarter left out", "other", -2, 52),
     Start("long_sums_weights", "sums of 150 tokens", "other", 0, -32, "middle"),
@@ -44,12 +45,12 @@ STARTS = (
     Start("gsm8k_15b", "GSM8K, 1.5B", "real", 9, -30),
 )
 KINDS = {
-    "short": "half of the steps left out (wrong responses short, or short and long by turns)",
+    "short": "steps left out: wrong responses short, or short and long by turns",
     "other": "other starts of the small models",
     "real": "a real model, accuracy at the end",
 }
 WIDTH, HEIGHT, LEFT, TOP, BOTTOM = 760, 400, 56, 20, 112
-GAPS, POINTS = (-0.2, 0.5), (-2.0, 2.5)  # the ends of the axes
+GAPS, POINTS = (-0.35, 0.5), (-2.0, 2.5)  # the ends of the axes
 # It paints its own paper: a page that is dark may hold a light figure, and the reverse.
 STYLE = (
     ".paper{fill:#fff}text{font:13px system-ui,sans-serif;fill:#1f2328}line,circle{stroke-width:2}"
@@ -102,7 +103,7 @@ def _axes() -> list[str]:
     parts = [_line(LEFT, TOP, LEFT, floor, "axis"), _line(LEFT, floor, WIDTH - 20, floor, "axis")]
     parts.append(_line(LEFT, y(0), WIDTH - 20, y(0), "zero"))
     parts += [_text(LEFT - 8, y(p) + 4, f"{p:+g}".replace("-", "−") if p else "0", "end") for p in range(-2, 3)]
-    ticks = [k / 10 for k in range(-2, 6)]
+    ticks = [k / 10 for k in range(-3, 6)]
     parts += [_text(x(gap), floor + 17, f"{100 * gap:.0f} %".replace("-", "−"), "middle") for gap in ticks]
     parts.append(_text((LEFT + WIDTH) / 2, floor + 36, "wrong responses longer, within groups", "middle"))
     parts.append(

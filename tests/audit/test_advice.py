@@ -123,7 +123,7 @@ def test_the_regime_proposes_only_what_the_study_found_to_gain():
     [
         (Law(right=600, wrong=660, sigma=0.6), "learnt 0.8 and 1.4 points less than token over the batch"),
         (Law(right=600, wrong=660, sigma=0.45), "learnt 0.8 and 1.4 points less than token over the batch"),
-        (Law(right=600, wrong=500, sigma=0.2), "learnt 1.0 points less than token over the batch"),
+        (Law(right=600, wrong=500, sigma=0.2), "learnt 1.0 and 0.5 points less than token over the batch"),
     ],
 )
 def test_where_wrong_responses_are_short_or_short_and_long_by_turns_balanced_is_told_to_go_back_to_token(law, lost):

@@ -66,9 +66,9 @@ def test_where_balanced_gains_nothing_and_where_it_loses():
     first, second = "parted_copy_less", "weights_spread_again"
     assert "were {:.0f} and {:.0f} % longer".format(*longer(first, second)) in studied.SPREAD_LOSS
     assert f"learnt {-over_batch(first):.1f} and {-over_batch(second):.1f} points less" in studied.SPREAD_LOSS
-    (shorter,) = longer("parted_skip_only")
-    assert f"were {-shorter:.0f} % shorter" in studied.SHORT_LOSS
-    assert f"learnt {-over_batch('parted_skip_only'):.1f} points less" in studied.SHORT_LOSS
+    first, second = "parted_skip_only", "long_sums_ahead"
+    assert "were {:.0f} and {:.0f} % shorter".format(*(-gap for gap in longer(first, second))) in studied.SHORT_LOSS
+    assert f"learnt {-over_batch(first):.1f} and {-over_batch(second):.1f} points less" in studied.SHORT_LOSS
 
 
 def test_sequence_beside_balanced_and_token():
