@@ -85,7 +85,7 @@ def _batches(run: Run) -> tuple[Batch, Batch]:
     return _said(first, version(first)), _said(last, version(last))
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=256)  # a page of 96 runs reads two files of each
 def _said(file: Path, version: tuple[int, ...]) -> Batch:
     """What the responses of a rollout file say; a file that cannot be read says nothing."""
     import pyarrow as pa
