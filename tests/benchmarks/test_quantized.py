@@ -26,6 +26,7 @@ def small(monkeypatch):
     monkeypatch.setitem(quantized.BASES, "lossless", Lossless)
 
 
+@pytest.mark.long
 def test_a_lossless_packing_errs_by_nothing_and_weighs_the_same():
     known: dict[str, torch.Tensor] = {}
     plain = quantized.measure("tiny", "cpu", 64, "bfloat16", known)

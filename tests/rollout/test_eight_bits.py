@@ -125,7 +125,9 @@ def test_responses_that_are_done_again_become_the_same(monkeypatch, drafts):
 
 @one_rounding
 @pytest.mark.parametrize("kind", ["qwen3", pytest.param("mistral", marks=pytest.mark.long)])
-@pytest.mark.parametrize("precision", [CACHE, BOTH], ids=["cache", "both"])
+@pytest.mark.parametrize(
+    "precision", [pytest.param(CACHE, marks=pytest.mark.long, id="cache"), pytest.param(BOTH, id="both")]
+)
 def test_drafts_change_no_response(kind, precision):
     """In float64, in which products of other shapes round alike but for digits that 8 bits do not keep; mistral has a
     window of 7 tokens. Cool: these models then repeat themselves, and some drafts are right."""

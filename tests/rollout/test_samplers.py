@@ -100,7 +100,7 @@ def test_log_probabilities_are_the_trainers(kind, name):
     trained.sum().backward()  # rollouts are ordinary tensors: nothing of inference mode clings to them
 
 
-@pytest.mark.parametrize("kind", ["grouped", "qwen3"])
+@pytest.mark.parametrize("kind", [pytest.param("grouped", marks=pytest.mark.long), "qwen3"])
 def test_bfloat16_agrees_with_the_trainer_to_its_rounding(kind):
     policy = tiny_models.policy(kind, dtype=torch.bfloat16)
     rollouts = NativeSampler(policy).sample(tiny_models.prompts(5), 4, SamplingParams(max_tokens=20))
