@@ -127,7 +127,7 @@ def test_the_regime_proposes_only_what_the_study_found_to_gain():
     ],
 )
 def test_where_wrong_responses_are_short_or_short_and_long_by_turns_balanced_is_told_to_go_back_to_token(law, lost):
-    """Studies 36 and 38."""
+    """Studies 36, 38 and 41."""
     columns = law.draw(300, seed=0)
     for rule in ("dapo+balanced", Objective.preset("dapo", aggregation={"name": "balanced", "over": "batch"})):
         found = advice(columns, rule)["regime"]

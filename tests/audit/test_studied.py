@@ -1,6 +1,7 @@
 """The sentences of the advice say numbers of the studies: each is computed again from studies/results."""
 
 from functools import cache
+from pathlib import Path
 
 import numpy as np
 
@@ -9,14 +10,14 @@ from equipoise.evaluate.paired import interval
 from equipoise.study.effects import within
 from equipoise.study.plan import Primary
 from equipoise.study.results import read_results
-from tests.test_claims import ROOT
 
+RESULTS = Path(__file__).parents[2] / "studies" / "results"
 LONG_WRONG = ("regime_gap", "batch_token", "long_sums", "long_sums_weights")  # token, over the group, and balanced
 
 
 @cache
 def results(name):
-    return read_results(ROOT / f"studies/results/{name}.json")
+    return read_results(RESULTS / f"{name}.json")
 
 
 def differences(name, plus, minus):
@@ -76,6 +77,7 @@ def test_sequence_beside_balanced_and_token():
     assert f"balanced learnt {span(tied)} points more than sequence".replace("0.0 to", "0 to") in studied.TIED
     more = [gain(name, "sequence", "token") for name in ("regime_gap", "long_sums")]
     assert f"sequence learnt {span(more)} points more" in studied.LARGE_GAP
+    assert f"were {span(longer('regime_gap', 'long_sums'), '.0f')} % longer" in studied.LARGE_GAP
 
 
 def test_what_takes_a_bias_out_and_gains_nothing():
