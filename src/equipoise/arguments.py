@@ -226,7 +226,7 @@ COMMANDS = (  # in the order of the help page
     ),
     _command(
         "study",
-        "run a study written down beforehand, show its results, or train one cell again",
+        "run a study written down beforehand, show its results, or train cells of it again",
         _arg(
             "action",
             "run FILE.toml; show or verify RESULTS.json",
@@ -234,7 +234,7 @@ COMMANDS = (  # in the order of the help page
         ),
         _arg(
             "file",
-            "studies (see studies/) to run; the results of one to show or verify, of several to count all tests",
+            "studies (see studies/) to run; results to show (of several: all tests counted) or to verify",
             nargs="+",
         ),
         _arg("--out", "where its runs go", told="runs/study"),
@@ -253,7 +253,7 @@ COMMANDS = (  # in the order of the help page
             told="mean",
             choices=("last", "mean", "jitter"),
         ),
-        _arg("--variant", "verify: which variant"),
+        _arg("--variant", "verify: which variant (default: a cell of each file, drawn)"),
         _arg("--seed", "verify: which seed", type=int),
     ),
     _command(

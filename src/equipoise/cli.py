@@ -264,8 +264,7 @@ def _compare(options: argparse.Namespace, rest: list[str]) -> None:
 
 
 def _study(options: argparse.Namespace, rest: list[str]) -> None:
-    from equipoise.config import ConfigError
-    from equipoise.study import overall, registered
+    from equipoise.study import overall, registered, verify
     from equipoise.study.results import read_results
 
     if options.action == "run":
@@ -275,26 +274,18 @@ def _study(options: argparse.Namespace, rest: list[str]) -> None:
     if options.action == "show" and len(options.file) > 1:
         overall.show(options.file)
         return
-    if len(options.file) > 1:
-        raise ConfigError(f"study {options.action} takes one file, not {len(options.file)}")
+    if options.action == "verify":
+        cells = verify.cells(options.file, options.variant, options.seed, Path(options.out))
+        sys.exit(0 if verify.verify(cells, options.jobs) else 1)
     (file,) = options.file
-    if options.action == "show":
-        results = read_results(file)
-        if options.difference is not None:
-            plus, minus, metric = options.difference
-            registered.show_difference(results, plus, minus, metric, options.at)
-            return
-        registered.show(results)
-        if options.figure is not None:
-            registered.draw(results, Path(options.figure))
-    elif options.variant is None or options.seed is None:
-        raise ConfigError(
-            "study verify needs --variant and --seed: which cell should be trained again?"
-        )
-    else:
-        sys.exit(
-            0 if registered.verify(file, options.variant, options.seed, Path(options.out)) else 1
-        )
+    results = read_results(file)
+    if options.difference is not None:
+        plus, minus, metric = options.difference
+        registered.show_difference(results, plus, minus, metric, options.at)
+        return
+    registered.show(results)
+    if options.figure is not None:
+        registered.draw(results, Path(options.figure))
 
 
 def _audit(options: argparse.Namespace, rest: list[str]) -> None:

@@ -1,4 +1,4 @@
-"""A study written down before its runs: train it, show what it found, train one cell of it again.
+"""A study written down before its runs: train it, show what it found (`verify` trains cells again).
 
     equipoise study run studies/sign_balance.toml --out runs/sign        train what is missing, then test
     equipoise study run A.toml B.toml --out runs/all --minutes 20        several in one pool, seed by seed
@@ -6,7 +6,6 @@
     equipoise study show studies/results/*.json                          all their tests as one family (`overall`)
     equipoise study show RESULTS.json --figure dose.svg                  and the dose curves
     equipoise study show RESULTS.json --difference gspo grpo acc@8       one that no row names: no test
-    equipoise study verify studies/results/off_policy.json --variant balanced --seed 100
 
 What a study is: `plan`. Its results, one small file: `results`. The tests: `effects`. Runs of a
 seed share prompts and draws, so the unit is the effect within a seed, and only seeds whose runs are
@@ -31,7 +30,7 @@ from equipoise.study import start
 from equipoise.study.dose_figure import figure
 from equipoise.study.effects import Effect, effects, size_that_matters, within
 from equipoise.study.plan import Primary, Study, in_turn, of_results, read, table_of
-from equipoise.study.results import collect, read_results, value_of, write_results
+from equipoise.study.results import collect, read_results, write_results
 from equipoise.study.runs import train_all
 from equipoise.train import ConfigError, Interrupted
 
@@ -173,7 +172,7 @@ def show_difference(
         raise ConfigError(
             f"--difference: {plus} and {minus} share {len(differences)} finished seeds and need two"
         )
-    unit = _unit(metric)
+    unit = unit_of(metric)
     low, high = interval(differences)
     Console(highlight=False, markup=False).print(
         f"exploratory, named after the runs: no test\n"
@@ -201,7 +200,7 @@ def _variant_table(results: Mapping[str, Any]) -> Table:
         cells = []
         for row in rows:
             values = list(found_in.values(results, variant, row).values())
-            cells.append(_mean_and_interval(values, _unit(row.metric)))
+            cells.append(_mean_and_interval(values, unit_of(row.metric)))
         table.add_row(variant, str(len(found_in.finished(results, variant))), *cells)
     return table
 
@@ -222,7 +221,7 @@ def _heading(row: Primary) -> str:
     return f"{row.metric}{when}{' own rate' if row.rate == 'own' else ''}"
 
 
-def _unit(metric: str) -> float:
+def unit_of(metric: str) -> float:
     return 100.0 if found_in.is_share(metric) else 1.0
 
 
@@ -231,7 +230,7 @@ def _word(unit: float) -> str:
 
 
 def _said(effect: Effect) -> str:
-    row, unit = effect.primary, _unit(effect.primary.metric)
+    row, unit = effect.primary, unit_of(effect.primary.metric)
     if effect.seeds < 2:
         return f"{row.claim}: not tested\n  it needs two whole seeds and has {effect.seeds}"
     what = f"{row.plus} − {row.minus}"
@@ -291,47 +290,3 @@ def agreement(results: Mapping[str, Any]) -> str:
     if lines:
         return "\n".join(["\nBiases of the logged batches, measured (closed form):", *lines])
     return ""
-
-
-def verify(path: str | Path, variant: str, seed: int, out: Path) -> bool:
-    """Train one cell again: whether it lies among the published runs of its variant.
-
-    Where rounding differs between machines, the runs part ways and the cell is a new draw: it must
-    lie in the 99 % prediction interval of the published seeds, or between the lowest and the
-    highest of them. Where it does not, the cell comes out the same to the digit.
-    """
-    from scipy import stats
-
-    console = Console(highlight=False, markup=False)
-    results = read_results(path)
-    study = of_results(results)
-    if variant not in study.variants:
-        raise ConfigError(f'--variant "{variant}" is not one of {", ".join(study.variants)}')
-    if study.start is not None:
-        start.make_all({out.with_name(f"{out.name}-start"): study.start})
-    name = f"{variant}/seed-{seed}"
-    config = study.one(variant, seed, out, start=out.with_name(f"{out.name}-start"))
-    failed = train_all({name: config}, console, 1, weights=False)
-    again = collect(study, {name: config}, failed)["runs"][name]
-    if "failed" in again:
-        raise ConfigError(again["failed"])
-    inside = True
-    for metric, at in dict.fromkeys((row.metric, row.at) for row in study.primary):
-        published = {
-            s: value_of(r, metric, at) for s, r in found_in.finished(results, variant).items()
-        }
-        all_seeds = np.array(list(published.values()))
-        mean = float(all_seeds.mean())
-        spread = all_seeds.std(ddof=1) * math.sqrt(1 + 1 / len(all_seeds))
-        half = float(stats.t.ppf(0.995, len(all_seeds) - 1) * spread)
-        value, own, unit = value_of(again, metric, at), published.get(seed), _unit(metric)
-        low, high = min(mean - half, all_seeds.min()), max(mean + half, all_seeds.max())
-        holds = bool(low <= value <= high)
-        inside = inside and holds
-        said = "the same to the digit" if value == own else "inside" if holds else "OUTSIDE"
-        of_seed = "" if own is None else f"{unit * own:.4g} with this seed, "
-        console.print(
-            f"{metric} {at}: {unit * value:.4g}, published {of_seed}{unit * mean:.4g} ±{unit * half:.2g} over "
-            f"{len(all_seeds)} (99 % of single runs): {said}"
-        )
-    return inside

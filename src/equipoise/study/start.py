@@ -10,6 +10,7 @@ their first step), never assumed. Not covered: other models.
 from __future__ import annotations
 
 import json
+import os
 import random
 import shutil
 from collections.abc import Mapping, Sequence
@@ -59,13 +60,14 @@ def check(habits: Mapping[str, object], where: str) -> None:
 
 
 def make_all(starts: Mapping[Path, Mapping[str, object]]) -> None:
-    """Those that are not there yet, a process each."""
+    """Those that are not there yet, one on each core."""
     missing = {
         folder: dict(habits) for folder, habits in starts.items() if not _made(folder, habits)
     }
     if not missing:
         return
-    with ProcessPoolExecutor(len(missing), mp_context=get_context("spawn")) as pool:
+    workers = min(len(missing), os.cpu_count() or 1)
+    with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
         list(pool.map(make, missing, missing.values()))
 
 
