@@ -1,6 +1,6 @@
 """Make the second controlled instrument of the study: sums of up to 40 digits, worked out in 40 to 400 tokens.
 
-    python scripts/make_long_sums.py FOLDER [--lost ahead]
+    python scripts/make_long_sums.py FOLDER [--lost ahead] [--seed 1]
 
     prompt      A8B3C5D9=
     response    A8:8B3:11C5:15~C5:16D9:25####25
@@ -10,7 +10,8 @@ FOLDER/model, a character-level Llama of 0.2M parameters warmed up on such trace
 FOLDER/held-out.jsonl, problems that have no sum in common. The traces lose their place as hasty writers do: one goes
 back to an earlier letter and adds numbers again, so wrong responses are long; with `--lost ahead` one goes on at a
 later letter instead and leaves numbers out, so wrong responses are short. A slip may be seen (`~`) and written again.
-The same machine, torch and code give the same files (one thread, fixed seeds).
+Another `--seed` draws other first weights and traces, and the same problems. The same machine, torch and code give the
+same files (one thread); another kind of processor gives the same problems and another model.
 """
 
 from __future__ import annotations
@@ -86,8 +87,8 @@ def write_problems(folder: Path) -> None:
         (folder / f"{name}.jsonl").write_text("".join(lines), encoding="utf-8")
 
 
-def warm_up(policy: Policy, steps: int, lost: str) -> None:
-    draw = random.Random(f"{SEED}/traces")
+def warm_up(policy: Policy, steps: int, lost: str, seed: int) -> None:
+    draw = random.Random(f"{seed}/traces")
     optimizer = torch.optim.AdamW(policy.parameters(), lr=LEARNING_RATE, betas=(0.9, 0.98), weight_decay=0.01)
     for step in range(steps):
         prompts, responses = [], []
@@ -111,17 +112,18 @@ def main() -> None:
     parser.add_argument(
         "--lost", choices=("back", "ahead"), default="back", help="where a writer goes who loses the place"
     )
+    parser.add_argument("--seed", type=int, default=SEED, help="of the first weights and the traces")
     parser.add_argument("--steps", type=int, default=STEPS)
     options = parser.parse_args()
     options.folder.mkdir(parents=True, exist_ok=True)
     torch.set_num_threads(1)
     torch.use_deterministic_algorithms(True)
-    torch.manual_seed(SEED)
+    torch.manual_seed(options.seed)
     write_problems(options.folder)
     tokenizer = make_tokenizer(f"0123456789{LETTERS}:~#=", CONTEXT)
     policy = Policy(make_model(tokenizer, hidden=96, heads=3, context=CONTEXT), tokenizer, "long-sums")
     print(f"{sum(p.numel() for p in policy.parameters()):,} parameters")
-    warm_up(policy, options.steps, options.lost)
+    warm_up(policy, options.steps, options.lost, options.seed)
     policies.save(policy, options.folder / "model")
     print(f"{options.folder}: {time.perf_counter() - start:.0f} s")
 
