@@ -45,6 +45,8 @@ SHAPES = {
     "SmolLM2-135M": Shape(134_515_008, 30, 9, 3, 64),
     "Qwen3-0.6B": Shape(596_049_920, 28, 16, 8, 128),
     "Qwen2.5-1.5B": Shape(1_543_714_304, 28, 12, 2, 128),
+    "Qwen3-1.7B": Shape(1_720_574_976, 28, 16, 8, 128),
+    "Qwen3-4B": Shape(4_022_468_096, 36, 32, 8, 128),
     "Qwen2.5-7B": Shape(7_615_616_512, 28, 28, 4, 128),
 }
 
@@ -144,15 +146,15 @@ def sent(bandwidth: float, shape: Shape) -> float:
     return 2 * shape.parameters * 2 / bandwidth
 
 
-def woken() -> float:
-    """Seconds that vLLM took on one H200 to wake and to have all weights sent, after the first time; one model."""
-    seconds = load("vllm_engine")["results"]["SmolLM2-135M"][0]["moved"]["seconds"]
+def woken(name: str) -> float:
+    """Seconds that vLLM took on one H200 to wake and to have all weights sent, after the first time."""
+    seconds = load("vllm_engine")["results"][name][0]["moved"]["seconds"]
     return float(seconds["wake_up"] + seconds["collective_rpc"])
 
 
 def machine(**assumed: float) -> Machine:
     ceilings = load("sampler")["ceilings"]
-    wake = woken() - sent(ceilings["bytes"], SHAPES["SmolLM2-135M"])
+    wake = woken("SmolLM2-135M") - sent(ceilings["bytes"], SHAPES["SmolLM2-135M"])
     return Machine(
         ceilings["bytes"], ceilings["operations"], *fit_decode(decode_points()), *fit_training(training_points()), wake,
         **assumed,
@@ -234,8 +236,8 @@ def errors() -> dict[str, float]:
         work = Work(prompts * 16, prompt=100, mean=ours["length"], variation=1e-3, longest=256, entries=entries)
         found[f"rollout of a whole step, {name}"] = rollout(m, shape, work, 1, 16) / ours["rollout"] - 1
         found[f"training of a whole step, {name}"] = training(m, shape, work, 1) / ours["train"] - 1
-    alone = sent(m.bandwidth, SHAPES["SmolLM2-135M"]) / woken() - 1
-    found["hand-over by its bytes alone, without the fixed term, SmolLM2-135M"] = alone
+    for name in ("Qwen3-1.7B", "Qwen3-4B"):
+        found[f"hand-over, fixed term of SmolLM2-135M, {name}"] = hand_over(m, SHAPES[name], 1) / woken(name) - 1
     for part, by_prompts in load("ranks")["errors"].items():
         most = max(by_prompts, key=int)
         found[f"{part} on two processes, fitted to one, {most} prompts (CPU)"] = by_prompts[most]

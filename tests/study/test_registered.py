@@ -399,6 +399,11 @@ def test_the_studies_we_ship_can_be_run(file, tmp_path):
         study.one(variant, study.seeds[0], tmp_path / "run", rate, tmp_path / "start").check()
 
 
+def test_a_difference_that_is_0_but_for_rounding_is_said_to_be_0(capsys):
+    registered.show(results.read_results(ROOT / "studies/results/gsm8k_long.json"))
+    assert "best@8 last, batch_balanced − batch_token: +0 points" in " ".join(capsys.readouterr().out.split())
+
+
 def test_the_first_studys_results_are_still_read(capsys):
     registered.show(results.read_results(ROOT / "studies/results/off_policy.json"))
     shown = " ".join(capsys.readouterr().out.split())

@@ -239,6 +239,8 @@ def _said(effect: Effect) -> str:
             "slope": "from the lowest to the highest dose",
             "bend": "the middle above the ends",
         }[row.shape]
+    # a sum of shares that is 0 but for rounding
+    mean = 0.0 if abs(effect.mean) < 1e-12 * (effect.high - effect.low) else effect.mean
     word = _word(unit)
     size = f"{unit * size_that_matters(row, effect.mean):.3g}{word}"
     needed = "more seeds than anyone runs" if effect.needed is None else f"{effect.needed} seeds"
@@ -248,7 +250,7 @@ def _said(effect: Effect) -> str:
         top = f"  its top lies at {at.at:.3g} (95 % {at.low:.3g} to {at.high:.3g}); the middle is {at.middle:g}\n"
     return (
         f"{row.claim}: {effect.verdict}\n"
-        f"  {_heading(row)}, {what}: {unit * effect.mean:+.4g}{word} "
+        f"  {_heading(row)}, {what}: {unit * mean:+.4g}{word} "
         f"(95 % {unit * effect.low:+.4g} to {unit * effect.high:+.4g})\n"
         f"{top}"
         f"  p {effect.p:.2g}, after Holm {effect.holm:.2g}; {effect.seeds} seeds, {needed} would show {size}"
