@@ -105,3 +105,11 @@ def test_a_cell_of_several_files_or_of_no_variant_is_refused(publish, tmp_path):
         verify.cells(files, "token", 5, tmp_path)
     with pytest.raises(ConfigError, match='--variant "tokn" is not one of token, balanced'):
         verify.cells(files[:1], "tokn", 5, tmp_path)
+
+
+def test_a_file_without_a_finished_run_and_two_files_called_alike_are_refused(publish, tmp_path):
+    file = publish("a")
+    with pytest.raises(ConfigError, match="two are alike"):
+        verify.cells([file, file], None, None, tmp_path)
+    with pytest.raises(ConfigError, match="no run of it is finished"):
+        verify.cells([publish("empty", {})], None, None, tmp_path)

@@ -3,9 +3,9 @@
     equipoise study verify studies/results/off_policy.json --variant balanced --seed 100
     equipoise study verify studies/results/accuracy*.json --jobs 8    one cell of each, by its name
 
-Where rounding differs between machines, the runs part ways and the cell is a new draw: it must lie
-in the 99 % prediction interval of the published seeds, or between the lowest and the highest of
-them. Where it does not, the cell comes out the same to the digit.
+On a machine that rounds as the first one did a cell comes out the same to the digit. On others the
+runs part ways and the cell is a new draw: it must lie in the 99 % prediction interval of the
+published seeds, or between the lowest and the highest of them.
 """
 
 from __future__ import annotations
@@ -57,7 +57,12 @@ def cells(
 ) -> dict[str, Cell]:
     """The cell that is named, or where none is, one of each file."""
     if variant is None and seed is None:
-        return {Path(path).stem: _drawn(path, out / Path(path).stem) for path in paths}
+        drawn = {Path(path).stem: _drawn(path, out / Path(path).stem) for path in paths}
+        if len(drawn) < len(paths):
+            raise ConfigError(
+                "study verify: each cell has a folder by its file's name; two are alike"
+            )
+        return drawn
     if variant is None or seed is None or len(paths) > 1:
         raise ConfigError(
             "study verify: --variant and --seed together name a cell of one file; without them one of each is drawn"
@@ -79,6 +84,8 @@ def _drawn(path: str | Path, out: Path) -> Cell:
         for variant in of_results(results).variants
         for seed in sorted(found_in.finished(results, variant))
     ]
+    if not published:
+        raise ConfigError(f"{path}: no run of it is finished, so none can be trained again")
     return Cell(results, *random.Random(Path(path).stem).choice(published), out)
 
 
