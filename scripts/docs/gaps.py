@@ -38,10 +38,13 @@ STARTS = (
     Start("parted_copy_less", "and a fifth copied", "short"),
     Start("weights_spread_again", "and a third copied", "short"),
     Start("weights", "lengths its own", "other", -9, -6, "end"),
-    Start("parted_skip_less", "a quarter left out", "other", -2, 52),
-    Start("long_sums_weights", "sums of 150 tokens", "other", 0, -32, "middle"),
-    Start("parted_copy_only", "none left out", "other", 2, 46, "middle"),
+    Start("parted_skip_less", "a quarter left out", "other", 6, 56),
+    Start("long_sums_start_2", "", "other"),
+    Start("long_sums_start_1", "sums of 150 tokens, three starts", "other", 0, -38, "middle"),
+    Start("long_sums_weights", "", "other"),
+    Start("parted_copy_only", "none left out", "other", 14, 40, "middle"),
     Start("weights_long_wrong", "made long", "other", 9, -8),
+    Start("longer_wrong", "longer still", "other", 9, -8),
     Start("gsm8k_15b", "GSM8K, 1.5B", "real", 9, -30),
 )
 KINDS = {
@@ -50,7 +53,7 @@ KINDS = {
     "real": "a real model, accuracy at the end",
 }
 WIDTH, HEIGHT, LEFT, TOP, BOTTOM = 760, 400, 56, 20, 112
-GAPS, POINTS = (-0.35, 0.5), (-2.0, 2.5)  # the ends of the axes
+GAPS, POINTS = (-0.35, 0.65), (-2.0, 2.5)  # the ends of the axes
 # It paints its own paper: a page that is dark may hold a light figure, and the reverse.
 STYLE = (
     ".paper{fill:#fff}text{font:13px system-ui,sans-serif;fill:#1f2328}line,circle{stroke-width:2}"
@@ -103,7 +106,7 @@ def _axes() -> list[str]:
     parts = [_line(LEFT, TOP, LEFT, floor, "axis"), _line(LEFT, floor, WIDTH - 20, floor, "axis")]
     parts.append(_line(LEFT, y(0), WIDTH - 20, y(0), "zero"))
     parts += [_text(LEFT - 8, y(p) + 4, f"{p:+g}".replace("-", "−") if p else "0", "end") for p in range(-2, 3)]
-    ticks = [k / 10 for k in range(-3, 6)]
+    ticks = [k / 10 for k in range(-3, 7)]
     parts += [_text(x(gap), floor + 17, f"{100 * gap:.0f} %".replace("-", "−"), "middle") for gap in ticks]
     parts.append(_text((LEFT + WIDTH) / 2, floor + 36, "wrong responses longer, within groups", "middle"))
     parts.append(

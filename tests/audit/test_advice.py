@@ -46,7 +46,7 @@ def test_coupling_is_found_under_token_and_gone_under_balanced():
     assert "balanced learnt 0 to 1.3 points more" in token.finding
     for over_batch in (batch, constant):
         assert over_batch.evidence is True
-        assert "balanced over the batch learnt 0.9 and 0.5 points more than token over the batch" in over_batch.finding
+        assert "balanced over the batch learnt 0.5 to 0.9 points more than token over the batch" in over_batch.finding
         assert over_batch.change == BALANCED
     both = advice(columns, "dapo+hadw")["sign-length coupling"]
     assert both.change == f'{BALANCED}; objective.difficulty = {{ name = "hadw", recentre = true }}'

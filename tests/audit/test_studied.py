@@ -55,9 +55,11 @@ def test_what_balanced_gains_where_wrong_responses_are_long():
     assert f"were {span(longer(*LONG_WRONG), '.0f')} % longer" in studied.LONG_WRONG
     assert f"balanced learnt {span(balanced)} points more" in studied.LONG_WRONG
     assert f"over the batch {span(over)} more than that" in studied.LONG_WRONG
-    first, second = "long_sums_weights", "weights_long_wrong"
-    assert "were {:.0f} and {:.0f} % longer".format(*longer(first, second)) in studied.LONG_OVER_BATCH
-    assert f"{over_batch(first):.1f} and {over_batch(second):.1f} points more" in studied.LONG_OVER_BATCH
+    long = ("long_sums_weights", "weights_long_wrong", "long_sums_start_1", "long_sums_start_2")
+    assert f"were {span(longer(*long), '.0f')} % longer" in studied.LONG_OVER_BATCH
+    assert f"learnt {span([over_batch(name) for name in long])} points more" in studied.LONG_OVER_BATCH
+    assert f"where they were {longer('longer_wrong')[0]:.0f} % longer" in studied.LONG_OVER_BATCH
+    assert max(map(abs, interval(differences("longer_wrong", "batch_balanced", "batch_token")))) < 0.5
 
 
 def test_where_balanced_gains_nothing_and_where_it_loses():
