@@ -108,7 +108,9 @@ def _axes() -> list[str]:
     parts += [_text(LEFT - 8, y(p) + 4, f"{p:+g}".replace("-", "−") if p else "0", "end") for p in range(-2, 3)]
     ticks = [k / 10 for k in range(-3, 7)]
     parts += [_text(x(gap), floor + 17, f"{100 * gap:.0f} %".replace("-", "−"), "middle") for gap in ticks]
-    parts.append(_text((LEFT + WIDTH) / 2, floor + 36, "wrong responses longer within groups, in the first batch", "middle"))
+    parts.append(
+        _text((LEFT + WIDTH) / 2, floor + 36, "wrong responses longer within groups, in the first batch", "middle")
+    )
     parts.append(
         _text(LEFT + 8, TOP + 6, "points of accuracy more than token over the batch (DAPO's rule), 95 %", "start")
     )
