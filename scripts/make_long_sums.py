@@ -22,6 +22,7 @@ import math
 import random
 import string
 import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
@@ -71,32 +72,33 @@ def write_problems(folder: Path) -> None:
     """No list of numbers, whatever their order, is in both files."""
     draw, seen = random.Random(f"{SEED}/problems"), set()
 
-    def rows(count: int, levels: list[int]) -> list[dict[str, str]]:
-        found: list[dict[str, str]] = []
-        while len(found) < count:
-            level = levels[len(found) % len(levels)]
+    def row(level: int) -> dict[str, str]:
+        while True:
             numbers = [draw.randint(1, 9) for _ in range(level)]
             key = tuple(sorted(numbers))
             if key not in seen:
                 seen.add(key)
-                found.append({"prompt": problem(numbers), "answer": str(sum(numbers)), "level": str(level)})
-        return found
+                return {"prompt": problem(numbers), "answer": str(sum(numbers)), "level": str(level)}
 
-    for name, count in (("held-out", HELD_OUT * len(LEVELS)), ("train", TRAIN)):
-        lines = [json.dumps(row) + "\n" for row in rows(count, list(LEVELS))]
+    write_rows(folder, row, LEVELS)
+
+
+def write_rows(folder: Path, row: Callable[[int], dict[str, str]], levels: Sequence[int]) -> None:
+    """FOLDER/held-out.jsonl and FOLDER/train.jsonl, the levels by turns."""
+    for name, count in (("held-out", HELD_OUT * len(levels)), ("train", TRAIN)):
+        lines = [json.dumps(row(levels[k % len(levels)])) + "\n" for k in range(count)]
         (folder / f"{name}.jsonl").write_text("".join(lines), encoding="utf-8")
 
 
-def warm_up(policy: Policy, steps: int, lost: str, seed: int) -> None:
-    draw = random.Random(f"{seed}/traces")
+def warm_up(policy: Policy, example: Callable[[], tuple[str, str]], steps: int, longest: int = LONGEST) -> None:
+    """Imitates what `example` draws, a prompt and a response; one of `longest` characters or more is drawn again."""
     optimizer = torch.optim.AdamW(policy.parameters(), lr=LEARNING_RATE, betas=(0.9, 0.98), weight_decay=0.01)
     for step in range(steps):
         prompts, responses = [], []
         while len(prompts) < RESPONSES:
-            numbers = [draw.randint(1, 9) for _ in range(draw.choices(LEVELS, SHOWN)[0])]
-            response = trace(numbers, draw, lost)
-            if len(response) < LONGEST:
-                prompts.append(policies.encode(policy, problem(numbers)))
+            prompt, response = example()
+            if len(response) < longest:
+                prompts.append(policies.encode(policy, prompt))
                 responses.append([*policies.encode(policy, response), policy.tokenizer.eos_token_id])
         fall = 0.5 * (1 + math.cos(math.pi * step / steps))
         rate = LEARNING_RATE * min(1, (step + 1) / 100) * fall
@@ -123,7 +125,13 @@ def main() -> None:
     tokenizer = make_tokenizer(f"0123456789{LETTERS}:~#=", CONTEXT)
     policy = Policy(make_model(tokenizer, hidden=96, heads=3, context=CONTEXT), tokenizer, "long-sums")
     print(f"{sum(p.numel() for p in policy.parameters()):,} parameters")
-    warm_up(policy, options.steps, options.lost, options.seed)
+    draw = random.Random(f"{options.seed}/traces")
+
+    def example() -> tuple[str, str]:
+        numbers = [draw.randint(1, 9) for _ in range(draw.choices(LEVELS, SHOWN)[0])]
+        return problem(numbers), trace(numbers, draw, options.lost)
+
+    warm_up(policy, example, options.steps)
     policies.save(policy, options.folder / "model")
     print(f"{options.folder}: {time.perf_counter() - start:.0f} s")
 
