@@ -1,6 +1,6 @@
 """Make the third controlled instrument of the study: searches of a tree with back-tracking, in 10 to 256 tokens.
 
-    python scripts/make_tree_search.py FOLDER [--lose 0 --stop 0.4] [--seed 1]
+    python scripts/make_tree_search.py FOLDER [--lose 0 --stop 0.6] [--seed 1]
 
     prompt      AC.CE.AD.DF?AF=        C and D are below A, E is below C, F below D: how does one come from A to F?
     response    ACE<C<ADF####ADF
