@@ -43,17 +43,28 @@ def test_coupling_is_found_under_token_and_gone_under_balanced():
     assert "right responses that pull harder cost no accuracy" in shorter.finding
     assert shorter.finding.endswith("so nothing need change.")
     assert shorter.change is None  # what the study found to gain is not to be taken away
-    assert "balanced learnt 0 to 1.3 points more" in token.finding
+    assert "balanced learnt 1.1 to 1.8 points more" in token.finding
     for over_batch in (batch, constant):
         assert over_batch.evidence is True
-        assert "balanced over the batch learnt 0.5 to 0.9 points more than token over the batch" in over_batch.finding
+        assert "balanced over the batch learnt 0.7 to 1.7 points more than token over the batch" in over_batch.finding
         assert over_batch.change == BALANCED
     both = advice(columns, "dapo+hadw")["sign-length coupling"]
     assert both.change == f'{BALANCED}; objective.difficulty = {{ name = "hadw", recentre = true }}'
 
 
+def test_a_log_of_few_batches_is_told_to_look_again():
+    """Studies 43 and 46: the gap of the first batches goes, or turns."""
+    columns = Law(right=600, wrong=900).draw(64, seed=0)
+    groups = len(columns["reward"]) // 64
+    for last, early in ((16, False), (15, True)):
+        steps = np.repeat(np.r_[np.ones(32), np.full(32, last)], groups).astype(int)
+        found = advice({**columns, "step": steps})["sign-length coupling"]
+        assert found.change == BALANCED
+        assert ("audit a longer log" in found.finding) == early
+
+
 def test_a_gap_smaller_than_where_a_study_found_a_gain_is_no_reason_to_change():
-    columns = Law(right=600, wrong=720).draw(200, seed=0)
+    columns = Law(right=600, wrong=670).draw(200, seed=0)
     for rule in ("dapo", "dr_grpo", OVER_GROUP):
         found = advice(columns, rule)["sign-length coupling"]
         assert found.evidence is True
@@ -118,22 +129,15 @@ def test_the_regime_proposes_only_what_the_study_found_to_gain():
         assert found.finding.endswith("Our study did not decide between the two there, so nothing need change.")
 
 
-@pytest.mark.parametrize(
-    ("law", "lost"),
-    [
-        (Law(right=600, wrong=660, sigma=0.6), "learnt 0.8 and 1.4 points less than token over the batch"),
-        (Law(right=600, wrong=660, sigma=0.45), "learnt 0.8 and 1.4 points less than token over the batch"),
-        (Law(right=600, wrong=500, sigma=0.2), "learnt 1.0 and 0.5 points less than token over the batch"),
-    ],
-)
-def test_where_wrong_responses_are_short_or_short_and_long_by_turns_balanced_is_told_to_go_back_to_token(law, lost):
+@pytest.mark.parametrize("law", [Law(right=600, wrong=600, sigma=0.1), Law(right=600, wrong=500, sigma=0.2)])
+def test_where_wrong_responses_are_no_longer_than_right_ones_balanced_is_told_to_go_back_to_token(law):
     """Studies 36, 38 and 41."""
     columns = law.draw(300, seed=0)
     for rule in ("dapo+balanced", Objective.preset("dapo", aggregation={"name": "balanced", "over": "batch"})):
         found = advice(columns, rule)["regime"]
         assert found.evidence is True
         assert found.change == TOKEN
-        assert lost in found.finding
+        assert "learnt 0.5 to 1.4 points less than token over the batch" in found.finding
     assert advice(columns, "dapo")["regime"].change is None
 
 
@@ -141,12 +145,11 @@ def test_where_wrong_responses_are_short_or_short_and_long_by_turns_balanced_is_
     "law",
     [
         Law(right=600, wrong=660, sigma=0.2),
+        Law(right=600, wrong=660, sigma=0.6),
         Law(right=600, wrong=900, sigma=0.6),
-        Law(right=600, wrong=590, sigma=0.2),
     ],
 )
 def test_elsewhere_balanced_is_left_alone(law):
-    """GSM8K's and MATH's lengths are like the first: no study decided there."""
     assert advice(law.draw(300, seed=0), "dapo+balanced")["regime"].change is None
 
 
@@ -164,10 +167,10 @@ def test_sequence_starves_long_responses():
     assert "balanced learnt 0 to 0.6 points more than sequence" in starved.finding
     assert starved.change is None
     power = eq.Objective.preset("dapo", aggregation={"name": "power", "alpha": 1.5})
-    spread = Law(right=600, wrong=600, sigma=0.6).draw(200, seed=0)
-    assert advice(spread, power)["length starvation"].change == TOKEN
-    narrow = Law(right=600, wrong=620, sigma=0.2).draw(200, seed=0)
-    assert advice(narrow, power)["length starvation"].change == BALANCED
+    level = Law(right=600, wrong=600, sigma=0.2).draw(200, seed=0)
+    assert advice(level, power)["length starvation"].change == TOKEN
+    long = Law(right=600, wrong=900, sigma=0.2).draw(200, seed=0)
+    assert advice(long, power)["length starvation"].change == BALANCED
     assert found["sign-length coupling"].evidence is False
     assert "length starvation" not in advice(columns, "dapo")
     even = advice(Law(right=600, wrong=620, sigma=0.0).draw(200, seed=0), "grpo")

@@ -12,7 +12,10 @@ from equipoise.study.plan import Primary
 from equipoise.study.results import read_results
 
 RESULTS = Path(__file__).parents[2] / "studies" / "results"
-LONG_WRONG = ("regime_gap", "batch_token", "long_sums", "long_sums_weights")  # token, over the group, and balanced
+LONG_WRONG = ("long_sums", "long_sums_weights", "tree_search")  # token, over the group, and balanced
+LONG_OVER_BATCH = ("long_sums_weights", "long_sums_start_1", "long_sums_start_2", "tree_search", "tree_search_short")
+SMALL_GAP = ("weights", "parted_skip_less", "parted_copy_only", "weights_long_wrong", "longer_wrong")
+LEVEL = ("long_sums_ahead", "parted_skip_only", "parted_copy_less", "weights_spread_again")
 
 
 @cache
@@ -33,13 +36,18 @@ def over_batch(name):
     return gain(name, "batch_balanced", "batch_token")
 
 
-def longer(*names):
-    """How much longer wrong responses are at the first step, percent."""
-    gaps = [[run["first"]["bias/group_length_gap"] for run in results(name)["runs"].values()] for name in names]
-    return [100 * float(np.mean(gap)) for gap in gaps]
+def longer(*names, rule="batch_token"):
+    """How much longer wrong responses are over the runs of token, percent of the mean length."""
+
+    def gap(name):
+        runs = results(name)["runs"]
+        return np.mean([runs[key]["run"]["bias/group_length_gap"] for key in runs if key.startswith(f"{rule}/")])
+
+    return [100 * float(gap(name)) for name in names]
 
 
 def span(values, form=".1f"):
+    values = list(values)
     return f"{min(values):{form}} to {max(values):{form}}".replace("-0.0 ", "0 ")
 
 
@@ -50,28 +58,39 @@ def test_what_a_pull_costs():
 
 
 def test_what_balanced_gains_where_wrong_responses_are_long():
+    gaps = longer(*LONG_WRONG, rule="token")
     balanced = [gain(name, "balanced", "token") for name in LONG_WRONG]
-    over = [gain(name, "batch_balanced", "balanced") for name in ("long_sums_weights", "weights_long_wrong")]
-    assert f"were {span(longer(*LONG_WRONG), '.0f')} % longer" in studied.LONG_WRONG
+    over = [gain(name, "batch_balanced", "balanced") for name in ("long_sums_weights", "tree_search")]
+    assert f"were {span(gaps, '.0f')} % longer" in studied.LONG_WRONG
     assert f"balanced learnt {span(balanced)} points more" in studied.LONG_WRONG
     assert f"over the batch {span(over)} more than that" in studied.LONG_WRONG
-    long = ("long_sums_weights", "weights_long_wrong", "long_sums_start_1", "long_sums_start_2")
-    assert f"were {span(longer(*long), '.0f')} % longer" in studied.LONG_OVER_BATCH
-    assert f"learnt {span([over_batch(name) for name in long])} points more" in studied.LONG_OVER_BATCH
-    assert f"where they were {longer('longer_wrong')[0]:.0f} % longer" in studied.LONG_OVER_BATCH
-    assert max(map(abs, interval(differences("longer_wrong", "batch_balanced", "batch_token")))) < 0.5
+    assert f"were {span(longer(*LONG_OVER_BATCH), '.0f')} % longer" in studied.LONG_OVER_BATCH
+    assert f"learnt {span(map(over_batch, LONG_OVER_BATCH))} points more" in studied.LONG_OVER_BATCH
 
 
-def test_where_balanced_gains_nothing_and_where_it_loses():
-    gaps = longer("parted_copy_less", "weights_spread_again", "weights", "parted_skip_less")
+def test_where_balanced_gains_little_and_where_it_loses():
+    gaps, level = longer(*SMALL_GAP), longer(*LEVEL)
     assert f"were {span(gaps, '.0f')} % longer" in studied.SMALL_GAP
-    assert max(gaps) < 100 * studied.LONG < min(longer(*LONG_WRONG))
-    first, second = "parted_copy_less", "weights_spread_again"
-    assert "were {:.0f} and {:.0f} % longer".format(*longer(first, second)) in studied.SPREAD_LOSS
-    assert f"learnt {-over_batch(first):.1f} and {-over_batch(second):.1f} points less" in studied.SPREAD_LOSS
-    first, second = "parted_skip_only", "long_sums_ahead"
-    assert "were {:.0f} and {:.0f} % shorter".format(*(-gap for gap in longer(first, second))) in studied.SHORT_LOSS
-    assert f"learnt {-over_batch(first):.1f} and {-over_batch(second):.1f} points less" in studied.SHORT_LOSS
+    assert f"learnt {span(map(over_batch, SMALL_GAP))} points more" in studied.SMALL_GAP
+    assert f"from {-min(level):.0f} % shorter to {max(level):.0f} % longer" in studied.LEVEL_LOSS
+    assert f"learnt {span(-over_batch(name) for name in LEVEL)} points less" in studied.LEVEL_LOSS
+    assert max(level) < 100 * studied.LEVEL < min(gaps)
+    assert max(gaps) < 100 * studied.LONG < min(longer(*LONG_OVER_BATCH))
+
+
+def test_the_batches_of_the_shortest_run():
+    runs = [
+        run for name in (*LONG_WRONG, *LONG_OVER_BATCH, *SMALL_GAP, *LEVEL) for run in results(name)["runs"].values()
+    ]
+    assert min(run["steps"][-1] for run in runs) == studied.BATCHES
+    assert f"of {studied.BATCHES} batches" in studied.EARLY
+
+
+def test_no_real_model_decided_it():
+    for name in ("gsm8k_15b", "gsm8k_long"):
+        row = Primary("", "acc@8", "batch_balanced", "batch_token", "last")
+        low, high = interval([100 * d for d in within(results(name), row, None)])
+        assert low < 0 < high
 
 
 def test_sequence_beside_balanced_and_token():
@@ -79,7 +98,7 @@ def test_sequence_beside_balanced_and_token():
     assert f"balanced learnt {span(tied)} points more than sequence".replace("0.0 to", "0 to") in studied.TIED
     more = [gain(name, "sequence", "token") for name in ("regime_gap", "long_sums")]
     assert f"sequence learnt {span(more)} points more" in studied.LARGE_GAP
-    assert f"were {span(longer('regime_gap', 'long_sums'), '.0f')} % longer" in studied.LARGE_GAP
+    assert f"were {span(longer('regime_gap', 'long_sums', rule='token'), '.0f')} % longer" in studied.LARGE_GAP
 
 
 def test_what_takes_a_bias_out_and_gains_nothing():

@@ -7,7 +7,7 @@ gap favour token, the reverse favours sequence) has no thresholds in the paper. 
 comparison of distances: how far the coefficients of either rule are from those of balanced.
 
 Not here: whether a change improves a benchmark. The measures say which balance a rule breaks; what
-a sign imbalance costs was measured on two small tasks (docs/study.md). A change is proposed where
+a sign imbalance costs was measured on three small tasks (docs/study.md). A change is proposed where
 the studies found a cost, and none where they found a gain or a tie; the finding says which it was.
 """
 
@@ -105,6 +105,7 @@ def _coupling(audit: Audit) -> Advice:
         finding += f" {studied.SMALL_GAP}"
     elif by_length:
         finding += f" {studied.LONG_OVER_BATCH if _is_over_batch(audit) else studied.LONG_WRONG}"
+        finding += f" {studied.EARLY}" if _is_early(audit) else ""
         changes.append(BALANCED)
     if by_advantage and _difficulty(audit) == "hadw":
         changes.append(RECENTRE)
@@ -174,7 +175,8 @@ def _regime(audit: Audit) -> Advice:
     )
     loss = _loss_of_balanced(audit)
     if _rule(audit) == "balanced" and loss is not None:
-        return Advice("regime", True, f"{where}. {loss}", TOKEN)
+        early = f" {studied.EARLY}" if _is_early(audit) else ""
+        return Advice("regime", True, f"{where}. {loss}{early}", TOKEN)
     if difference.low <= 0 <= difference.high:
         said = f"no evidence for token or for sequence: {where[0].lower()}{where[1:]}"
         return Advice(
@@ -281,12 +283,14 @@ def _is_over_batch(audit: Audit) -> bool:
 
 def _loss_of_balanced(audit: Audit) -> str | None:
     """What balanced lost in our studies where lengths were like these, if it did."""
-    cv, gap = audit.overall.log["within_cv"], audit.overall.log["within_gap"]
-    if beyond(gap, studied.SHORT) is False:
-        return studied.SHORT_LOSS
-    if beyond(cv, studied.SPREAD_CV) and beyond(gap, studied.SPREAD_GAP) is False:
-        return studied.SPREAD_LOSS
-    return None
+    gap = audit.overall.log["within_gap"]
+    return studied.LEVEL_LOSS if beyond(gap, studied.LEVEL) is False else None
+
+
+def _is_early(audit: Audit) -> bool:
+    """The log spans fewer batches than the runs whose gaps it is held against."""
+    numbers = [measures.step for measures in audit.steps if measures.step is not None]
+    return max(numbers) - min(numbers) + 1 < studied.BATCHES
 
 
 def _difficulty(audit: Audit) -> str:
