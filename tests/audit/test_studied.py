@@ -13,7 +13,15 @@ from equipoise.study.results import read_results
 
 RESULTS = Path(__file__).parents[2] / "studies" / "results"
 LONG_WRONG = ("long_sums", "long_sums_weights", "tree_search")  # token, over the group, and balanced
-LONG_OVER_BATCH = ("long_sums_weights", "long_sums_start_1", "long_sums_start_2", "tree_search", "tree_search_short")
+LONG_OVER_BATCH = (
+    "long_sums_weights",
+    "long_sums_start_1",
+    "long_sums_start_2",
+    "tree_search",
+    "tree_search_short",
+    "tree_search_start_1",
+    "tree_search_less",
+)
 SMALL_GAP = ("weights", "parted_skip_less", "parted_copy_only", "weights_long_wrong", "longer_wrong")
 LEVEL = ("long_sums_ahead", "parted_skip_only", "parted_copy_less", "weights_spread_again")
 
