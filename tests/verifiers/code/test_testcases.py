@@ -103,7 +103,8 @@ def test_a_reference_that_python_warns_of_is_read_without_a_word():
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         assert judge.tests(row).names == ("words",)
-    assert not said
+    # the collector may speak of what another test left open
+    assert not [warning for warning in said if "escape" in str(warning.message)]
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         judge.tests(row)
