@@ -107,6 +107,14 @@ def warm_up(policy: Policy, example: Callable[[], tuple[str, str]], steps: int, 
             print(f"step {step + 1} of {steps}  loss {loss:.4f}", flush=True)
 
 
+def prepare(folder: Path, seed: int) -> None:
+    """The folder is there, and the same seed gives the same files."""
+    folder.mkdir(parents=True, exist_ok=True)
+    torch.set_num_threads(1)
+    torch.use_deterministic_algorithms(True)
+    torch.manual_seed(seed)
+
+
 def main() -> None:
     start = time.perf_counter()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -117,10 +125,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=SEED, help="of the first weights and the traces")
     parser.add_argument("--steps", type=int, default=STEPS)
     options = parser.parse_args()
-    options.folder.mkdir(parents=True, exist_ok=True)
-    torch.set_num_threads(1)
-    torch.use_deterministic_algorithms(True)
-    torch.manual_seed(options.seed)
+    prepare(options.folder, options.seed)
     write_problems(options.folder)
     tokenizer = make_tokenizer(f"0123456789{LETTERS}:~#=", CONTEXT)
     policy = Policy(make_model(tokenizer, hidden=96, heads=3, context=CONTEXT), tokenizer, "long-sums")

@@ -25,9 +25,8 @@ import time
 from dataclasses import dataclass, fields
 from pathlib import Path
 
-import torch
 from make_abacus import make_model, make_tokenizer  # scripts/make_abacus.py
-from make_long_sums import SEED, warm_up, write_rows  # scripts/make_long_sums.py
+from make_long_sums import SEED, prepare, warm_up, write_rows  # scripts/make_long_sums.py
 
 from equipoise import policy as policies
 from equipoise.policy import Policy
@@ -120,10 +119,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=SEED, help="of the first weights and the traces")
     parser.add_argument("--steps", type=int, default=STEPS)
     options = parser.parse_args()
-    options.folder.mkdir(parents=True, exist_ok=True)
-    torch.set_num_threads(1)
-    torch.use_deterministic_algorithms(True)
-    torch.manual_seed(options.seed)
+    prepare(options.folder, options.seed)
     write_problems(options.folder)
     tokenizer = make_tokenizer(f"{NAMES}.?=<#", CONTEXT)
     model = make_model(tokenizer, hidden=96, heads=3, context=CONTEXT)
