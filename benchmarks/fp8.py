@@ -53,7 +53,7 @@ def random_prompts(policy: p.Policy, count: int) -> list[list[int]]:
 
 def attend(name: str, longest: int) -> dict[str, Any]:
     """Microseconds and bytes per second of one layer's attention, by what the cache is made of."""
-    from equipoise.kernels import triton_decode
+    from equipoise.kernels import triton_paged
 
     decode_kernels.LONGEST, shape, layers = longest, SHAPES[name], 4
     held = decode_kernels.cache(
@@ -75,11 +75,11 @@ def attend(name: str, longest: int) -> dict[str, Any]:
         across = v.entries.transpose(2, 3).contiguous().transpose(2, 3)
         narrow.append((k.entries, across, torch.stack((k.scale, v.scale))))
     live = held.live_bytes * (shape.head_dim + 4) / (2 * shape.head_dim)
-    before = triton_decode.OWN_FP8
-    for warps, stages in ((4, 2), (4, 3), (2, 2), (2, 3), (1, 2), (1, 3)):
-        triton_decode.OWN_FP8 = triton_decode.KernelLaunch(warps, stages)
+    before = triton_paged.OWN_FP8
+    for warps, stages in ((4, 2), (4, 3), (4, 4)):
+        triton_paged.OWN_FP8 = triton_paged.KernelLaunch(warps, stages)
         found[f"fp8, {warps} warps, {stages} stages"] = measured(narrow, live)
-    triton_decode.OWN_FP8 = before
+    triton_paged.OWN_FP8 = before
     return found
 
 

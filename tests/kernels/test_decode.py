@@ -481,7 +481,7 @@ def step(c, residual, u_keys):
 @needs_cuda
 def test_kernels_that_begin_before_others_have_ended_give_the_same_bits(monkeypatch):
     """Store and attend 40 times, one right after the other, with and without overlap."""
-    from equipoise.kernels import triton_decode
+    from equipoise.kernels import triton_decode, triton_paged
 
     lengths = torch.randint(0, 300, (128,), generator=generator()).tolist()
     c = Case(lengths, [r // 8 for r in range(128)], [90] * 16, heads=9, kv_heads=3, D=64, dtype=torch.bfloat16)
@@ -489,7 +489,7 @@ def test_kernels_that_begin_before_others_have_ended_give_the_same_bits(monkeypa
     found = []
     for overlap in (True, False, True):
         if not overlap:
-            monkeypatch.setattr(triton_decode, "is_hopper", lambda _: False)
+            monkeypatch.setattr(triton_paged, "is_hopper", lambda _: False)
         keys, values, outs = c.keys.clone(), c.values.clone(), []
         for i, norm in enumerate(norms):
             q = triton_decode.store(c.qkv, keys, values, c.rows, c.rope, norm, norm)

@@ -212,7 +212,9 @@ def test_keys_and_values_of_any_size_are_stored_as_numbers(kernel, largest):
         (6, 2, 32, None, None, 3, torch.bfloat16),
         (6, 2, 32, 2.0, 50, 3, torch.bfloat16),
         (9, 3, 64, None, 150, 1, torch.bfloat16),
+        (9, 3, 64, 2.0, 50, 3, torch.bfloat16),
         (8, 2, 128, None, None, 1, torch.bfloat16),
+        (28, 2, 128, None, None, 3, torch.bfloat16),
         (2, 1, 256, None, None, 1, torch.bfloat16),
         (6, 2, 32, None, None, 1, torch.float32),
     ],
@@ -228,9 +230,23 @@ def test_attend(kernel, heads, kv_heads, D, softcap, window, splits, dtype):
     assert_near(got, c.attended_by_hand(q, 0.3, softcap, window), dtype)
 
 
-def test_an_outlier_costs_no_other_token_its_digits(kernel):
+@pytest.mark.parametrize("D", [32, 64])
+def test_values_of_no_size_take_their_share_of_the_weights(kernel, D):
+    """Every other value is 0, whose scale is 1e-33, and its key is the largest."""
+    c = case(6, 2, D, torch.bfloat16)
+    c.values[:, :, ::2] *= 0.0
+    c.keys[:, :, ::2] *= 4.0
+    cache = in_eight_bits(c)
+    q = plain_decode.store(c.qkv, cache.keys, cache.values, c.rows, c.rope, None, None, cache.scales)
+    got = kernel.attend(q, cache.keys, cache.values, c.rows, 0.3, None, None, 1, cache.scales)
+    c.keys, c.values = cache.wide()
+    assert_near(got, c.attended_by_hand(q, 0.3, None, None), torch.bfloat16, 2.0)
+
+
+@pytest.mark.parametrize("D", [32, 64])
+def test_an_outlier_costs_no_other_token_its_digits(kernel, D):
     """One key and one value of 1e4: rows that cannot see them attend as if they were not there."""
-    c = case(dtype=torch.bfloat16)
+    c = case(6, 2, D, torch.bfloat16)
     q = c.stored()
     before = in_eight_bits(c)
     block = int(c.rows.table[4, 1])  # row 4's, of nobody else
@@ -249,27 +265,28 @@ def test_an_outlier_costs_no_other_token_its_digits(kernel):
 BASE, PROMPT = [0, 62, 63, 64, 130, 1, 0, 59], [0, 1, 0, 1, 2, 1, -1, 0]  # ends of blocks and before; one row pads
 
 
-def drafting(width, heads=6, kv_heads=2, dtype=torch.bfloat16):
+def drafting(width, heads=6, kv_heads=2, D=32, dtype=torch.bfloat16):
     """A case in which every row is about to store `width` tokens, its rows, and their queries, keys and values."""
     lengths = [b + width - 1 for b in BASE]
-    c = Case(lengths, PROMPT, [5, 64, 130], heads=heads, kv_heads=kv_heads, D=32, dtype=dtype)
+    c = Case(lengths, PROMPT, [5, 64, 130], heads=heads, kv_heads=kv_heads, D=D, dtype=dtype)
     rows = c.rows._replace(length=torch.tensor(BASE, dtype=torch.int32, device=DEVICE))
-    return c, rows, randn(len(BASE), width, heads + 2 * kv_heads, 32, dtype=dtype, seed=1)
+    return c, rows, randn(len(BASE), width, heads + 2 * kv_heads, D, dtype=dtype, seed=1)
 
 
 @pytest.mark.parametrize(
-    ("width", "heads", "kv_heads", "window", "splits", "dtype"),
+    ("width", "heads", "kv_heads", "D", "window", "splits", "dtype"),
     [
-        (2, 6, 2, None, 1, torch.bfloat16),
-        (3, 6, 2, None, 3, torch.bfloat16),
-        (5, 9, 3, 70, 3, torch.bfloat16),
-        (3, 6, 2, 2, 4, torch.float32),
-        pytest.param(9, 6, 1, 5, 1, torch.float32, marks=pytest.mark.slow),
+        (2, 6, 2, 32, None, 1, torch.bfloat16),
+        (3, 6, 2, 32, None, 3, torch.bfloat16),
+        (3, 6, 2, 64, None, 1, torch.bfloat16),
+        (5, 9, 3, 64, 70, 3, torch.bfloat16),
+        (3, 6, 2, 32, 2, 4, torch.float32),
+        pytest.param(9, 6, 1, 32, 5, 1, torch.float32, marks=pytest.mark.slow),
     ],
 )
-def test_several_queries_of_a_row_are_those_of_one_at_a_time(kernel, width, heads, kv_heads, window, splits, dtype):
+def test_several_queries_of_a_row_are_those_of_one_at_a_time(kernel, width, heads, kv_heads, D, window, splits, dtype):
     """What is stored against storing it token by token, what is attended to against a loop over its keys."""
-    c, rows, qkv = drafting(width, heads, kv_heads, dtype)
+    c, rows, qkv = drafting(width, heads, kv_heads, D, dtype)
     cache, single = in_eight_bits(c), in_eight_bits(c)
     q = kernel.store(qkv.flatten(0, 1), cache.keys, cache.values, rows, c.rope, None, None, cache.scales)
     got = kernel.attend(q, cache.keys, cache.values, rows, 0.3, None, window, splits, cache.scales)
