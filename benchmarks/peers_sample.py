@@ -119,7 +119,11 @@ def ours(job: dict[str, Any]) -> Iterator[dict[str, Any]]:
         begun = time.perf_counter()
         policy = shapes.endless(job["model"], device=job["device"], dtype=_dtype(job))
         for work, seconds in measured(job):
-            sampler = GivenLengths(policy, cache_dtype="fp8" if job["fp8_cache"] else "auto")
+            sampler = GivenLengths(
+                policy,
+                cache_dtype="fp8" if job["fp8_cache"] else "auto",
+                weights_dtype="fp8" if job["fp8_weights"] else "auto",
+            )
             prompts = work.prompts(policy.core.config.vocab_size)
             params = SamplingParams(max_tokens=work.longest, seed=1)
             Timed.marks, sampler.lengths = None, _falling(work, policy.device)
@@ -176,6 +180,7 @@ def theirs(job: dict[str, Any]) -> Iterator[dict[str, Any]]:
         enable_prefix_caching=True,
         logprobs_mode="processed_logprobs",
         kv_cache_dtype="fp8" if job["fp8_cache"] else "auto",
+        quantization="fp8" if job["fp8_weights"] else None,
         **room,
     )
     for work, seconds in measured(job):
@@ -255,6 +260,11 @@ def _device_gib(job: dict[str, Any]) -> float | None:
     return (total - free) / 2**30
 
 
+def precision(engine: str) -> dict[str, bool]:
+    """What of the engine is in 8 bits, by its name."""
+    return {"fp8_cache": "fp8" in engine, "fp8_weights": engine.endswith("fp8")}
+
+
 def inside(folder: Path, engine: str) -> None:
     """The child's work, after its imports."""
     is_ours = engine.startswith("equipoise")
@@ -270,7 +280,7 @@ def inside(folder: Path, engine: str) -> None:
         # Triton's usual folder: vLLM would take one for each shape, and compile its sampler's kernels again in each.
         os.environ.setdefault("TRITON_CACHE_DIR", str(Path.home() / ".triton" / "cache"))
         import vllm  # noqa: F401
-    job = children.job(folder) | {"fp8_cache": "fp8 cache" in engine}
+    job = children.job(folder) | precision(engine)
     for row in (ours if is_ours else theirs)(job):
         children.found(folder, row)
         print({k: v for k, v in row.items() if k != "marks"}, flush=True)

@@ -7,7 +7,8 @@ Random weights in bfloat16 of five shapes, 135M to 8B parameters; responses of u
 tokens whose lengths are lognormal (mean 0.4 of the longest, coefficient of variation 0.6), 1,024, 512 and 256
 of them, 16 to a prompt of 128 tokens. vLLM runs as its users run it (`vllm`: the engine in a process of its
 own, asynchronous scheduling, prefix caching, graphs up to the batch) and in process. peers_sample.py says what
-is measured and what is left out. `--engines "equipoise fp8 cache" "vllm fp8 cache"`: with keys and values in 8 bits.
+is measured and what is left out. `--engines "equipoise fp8 cache" "vllm fp8 cache"`: with keys and values in 8 bits;
+`"equipoise fp8" "vllm fp8"`: with the weights as well.
 
 A model and engine are one child process, which measures the three lengths after one start; the next child
 imports meanwhile, on another core. A measurement is cut after `--each` seconds (a number for all lengths, or
@@ -42,12 +43,13 @@ import shapes
 import torch
 from peers_sample import Work
 
-FP8 = " fp8 cache"  # either engine with keys and values in 8 bits
-ENGINES = ("equipoise", "vllm", "equipoise" + FP8, "vllm" + FP8, "vllm in process")
 USUAL = ("equipoise", "vllm", "vllm in process")
+# either engine with keys and values in 8 bits, or with the weights as well
+ENGINES = (*USUAL[:2], "equipoise fp8 cache", "vllm fp8 cache", "equipoise fp8", "vllm fp8", USUAL[2])
 MODELS = ("Qwen3-1.7B", "Qwen3-8B", "SmolLM2-135M", "Qwen3-4B", "Qwen3-0.6B")
 WORKS = (Work(4096, 512), Work(512, 1024), Work(16_384, 256))
 TOY = (Work(48, 32), Work(24, 16))
+BESIDE = {"times_as_long": "our time", "vllm_times_as_long": "as fast as vLLM in bfloat16"}
 START = 150.0  # seconds an engine may take until its first measurement
 LEAST = 40.0  # seconds under which no child is started
 # Of an H200, by benchmarks/scale.py: bytes a second of a copy, operations a second of a large product in bfloat16.
@@ -171,12 +173,14 @@ def keep(results: dict[str, Any], note: str | None = None) -> None:
             if work == "failed":
                 continue
             for engine, row in engines.items():
-                least = least_seconds(model, Work(row["longest"], row["rows"]), row["tokens"], FP8 in engine)
+                least = least_seconds(model, Work(row["longest"], row["rows"]), row["tokens"], engine)
                 row["share_of_bound"] = least / row["seconds"]
-            for engine, row in engines.items():
-                ours = "equipoise" + FP8 if FP8 in engine else "equipoise"
-                if ours in engines and not engine.startswith("equipoise"):
+                # vLLM's time over ours: ours in the same precision, and ours in 8 bits beside vLLM's usual one
+                ours = engine.replace("vllm", "equipoise").removesuffix(" in process")
+                if engine != ours and ours in engines:
                     row["times_as_long"] = ratio(engines[ours], row)
+                elif "fp8" in engine and engine == ours and "vllm" in engines:
+                    row["vllm_times_as_long"] = ratio(row, engines["vllm"])
     figures = {"group": peers_sample.GROUP, "prompt": peers_sample.PROMPT, "results": results}
     report.write("peers_scale", figures | ({"note": note} if note else {}))
 
@@ -202,21 +206,25 @@ def seconds_to(row: dict[str, Any], tokens: int) -> float:
     return at
 
 
-def least_seconds(model: str, work: Work, tokens: int, fp8_cache: bool = False) -> float:
-    """What an H200 takes at least to draw so many tokens of `work`, weights in bfloat16, all rows from the start.
+def least_seconds(model: str, work: Work, tokens: int, engine: str = "equipoise") -> float:
+    """What an H200 takes at least to draw so many tokens of `work`, all rows from the start, in the engine's precision.
 
     In every step the products, by the weights' bytes or by their operations, whichever take longer; then keys and
-    values, those of a prompt read once for its group.
+    values, those of a prompt read once for its group. Products in 8 bits take half of either; the head stays in
+    bfloat16 in both engines.
     """
     s = shapes.TOY if model == "toy" else shapes.SHAPES[model]
     lengths = torch.tensor(work.lengths())
     steps = torch.arange(1, work.longest + 1)
     live = (lengths[:, None] >= steps).sum(0)
     groups = (lengths.view(-1, peers_sample.GROUP).amax(1)[:, None] >= steps).sum(0)
-    # An embedding that is not the head is looked up, not multiplied.
-    weights = peers_figure.parameters(model) - (0 if s.tied else s.vocabulary * s.hidden)
+    head = s.vocabulary * s.hidden
+    # An embedding is looked up, not multiplied: the head is counted once, whether it is the same matrix or not.
+    layers = peers_figure.parameters(model) - (head if s.tied else 2 * head)
+    narrow = peers_sample.precision(engine)
+    weights = head + layers / (2 if narrow["fp8_weights"] else 1)
     products = (2 * weights * live / PRODUCTS).clamp(min=2 * weights / COPY)
-    token = 2 * s.layers * s.kv_heads * s.head_dim * (1 if fp8_cache else 2)  # bytes
+    token = 2 * s.layers * s.kv_heads * s.head_dim * (1 if narrow["fp8_cache"] else 2)  # bytes
     cached = token * (live * steps + groups * peers_sample.PROMPT)
     needed = live.cumsum(0) - live < tokens  # steps before which tokens are still missing
     return float((products + cached / COPY)[needed].sum())
@@ -228,8 +236,9 @@ def told(row: dict[str, Any]) -> str:
 
 
 def beside(engines: dict[str, Any], engine: str) -> str:
-    times = engines[engine].get("times_as_long")
-    return "" if times is None else f"  {times:.2f} × our time"
+    row = engines[engine]
+    told = [f"{row[key]:.2f} × {what}" for key, what in BESIDE.items() if key in row]
+    return "  " + ", ".join(told) if told else ""
 
 
 if __name__ == "__main__":

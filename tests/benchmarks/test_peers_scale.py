@@ -24,7 +24,14 @@ from shapes import SHAPES, TOY, configuration
 from transformers import AutoModelForCausalLM
 
 SVG = "{http://www.w3.org/2000/svg}"
-JOB = {"model": "toy", "device": "cpu", "fp8_cache": False, "seconds": [60.0], "works": [(48, 32)]}
+JOB = {
+    "model": "toy",
+    "device": "cpu",
+    "fp8_cache": False,
+    "fp8_weights": False,
+    "seconds": [60.0],
+    "works": [(48, 32)],
+}
 
 
 def row(rate, tokens, *, cut=False, **more):
@@ -114,19 +121,29 @@ def test_rows_are_added_to_those_of_an_earlier_run(tmp_path, monkeypatch):
 
 
 def test_an_engine_in_8_bits_is_compared_with_ours_in_8_bits(tmp_path, monkeypatch):
+    """And ours in 8 bits with vLLM as it usually runs."""
     size = {"longest": 512, "rows": 1024}
-    rates = {"equipoise": 100.0, "vllm": 50.0, "equipoise fp8 cache": 300.0, "vllm fp8 cache": 100.0}
-    engines = {engine: row(rate, 1000, **size) for engine, rate in rates.items()}
+    rates = {"": (100.0, 50.0), " fp8 cache": (300.0, 100.0), " fp8": (400.0, 100.0)}
+    engines = {
+        engine + suffix: row(rate, 1000, **size)
+        for suffix, pair in rates.items()
+        for engine, rate in zip(("equipoise", "vllm"), pair, strict=True)
+    }
     monkeypatch.setattr(report, "RESULTS", tmp_path)
     peers_scale.keep({"Qwen3-0.6B": {"512 x 1024": engines}})
-    assert {name: found.get("times_as_long") for name, found in engines.items()} == {
-        "equipoise": None,
+    assert {name: found["times_as_long"] for name, found in engines.items() if "times_as_long" in found} == {
         "vllm": pytest.approx(2.0),
-        "equipoise fp8 cache": None,
         "vllm fp8 cache": pytest.approx(3.0),
+        "vllm fp8": pytest.approx(4.0),
     }
-    plain, narrow = (engines[name] for name in ("equipoise", "equipoise fp8 cache"))
-    assert narrow["share_of_bound"] * narrow["seconds"] < plain["share_of_bound"] * plain["seconds"]
+    assert {name: found["vllm_times_as_long"] for name, found in engines.items() if "vllm_times_as_long" in found} == {
+        "equipoise fp8 cache": pytest.approx(6.0),
+        "equipoise fp8": pytest.approx(8.0),
+    }
+    assert peers_scale.beside(engines, "equipoise fp8").strip() == "8.00 × as fast as vLLM in bfloat16"
+    least = [engines["equipoise" + suffix]["share_of_bound"] * 1000 / rates[suffix][0] for suffix in rates]
+    assert least == sorted(least, reverse=True)
+    assert len(set(least)) == 3
 
 
 def test_vllms_kernels_lie_in_one_folder_for_all_shapes(tmp_path, monkeypatch):
