@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import signal
 import subprocess
 import time
@@ -80,7 +81,8 @@ class Child:
     def _last_words(self) -> str:
         """The last line that reads like an error, or the last one."""
         lines = [line.strip() for line in self.log.read_text(errors="replace").splitlines() if line.strip()]
-        errors = [line for line in lines if "Error" in line.split(":")[0]]
+        # torch and vLLM put the rank, or the process and the time, before it
+        errors = [line[found.start() :] for line in lines if (found := re.search(r"(?<![\w.])[\w.]*Error: ", line))]
         return (errors or lines or ["no output"])[-1][:300]
 
 

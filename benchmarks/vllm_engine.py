@@ -168,7 +168,7 @@ def _move(policy: Any) -> None:
 
 
 def train(job: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """A few steps of the trainer with either engine: seconds, mismatch, and the planner's memory."""
+    """A few steps of the trainer with an engine: seconds and mismatch."""
     from equipoise.train import Config, Trainer, read_lines
 
     with tempfile.TemporaryDirectory() as temporary:
@@ -181,34 +181,28 @@ def train(job: dict[str, Any]) -> Iterator[dict[str, Any]]:
             shapes.prompts(400, PROMPT) if job["device"] == "cuda" else [shapes.word(3 + i % 400) for i in range(40)]
         )
         data.write_text("".join(json.dumps({"problem": text, "answer": "1"}) + "\n" for text in texts))
-        for name in ("native", "vllm"):
-            c = Config()
-            c.model.name, c.model.dtype = str(folder), str(_dtype(job)).removeprefix("torch.")
-            c.model.device = job["device"]
-            c.task.name, c.task.verifier = str(data), "math"
-            c.rollout.prompts, c.rollout.group_size, c.rollout.max_tokens = job["prompts"], GROUP, job["tokens"]
-            c.rollout.engine, c.rollout.engine_memory = name, job["memory"]
-            c.objective.preset, c.optim.lr = "dapo", 1e-4
-            c.train.steps, c.train.out, c.train.checkpoint_every = 4, f"{temporary}/{name}", 10**6
-            c.eval.every, c.log.rollouts_every, c.log.terminal = 0, 0, False
-            trainer = Trainer(c)
-            trainer._checkpoint = lambda: None
-            # Random weights are never right: coins make groups that teach.
-            trainer.collector.scorer.settle = with_coins(trainer.collector.scorer.settle)
-            trainer.run()
-            records = read_lines(trainer.folder.metrics)[1:]
-            kept = ("timing_s/rollout", "timing_s/train", "timing_s/step", "rollout/kl")
-            differences = ("rollout/logprob_difference/mean", "rollout/logprob_difference/max")
-            yield {
-                "part": "train",
-                "engine": name,
-                **{
-                    key: statistics.median(r[key] for r in records)
-                    for key in (*kept, *differences)
-                    if key in records[0]
-                },
-            }
-            del trainer
+        c = Config()
+        c.model.name, c.model.dtype = str(folder), str(_dtype(job)).removeprefix("torch.")
+        c.model.device = job["device"]
+        c.task.name, c.task.verifier = str(data), "math"
+        c.rollout.prompts, c.rollout.group_size, c.rollout.max_tokens = job["prompts"], GROUP, job["tokens"]
+        c.rollout.engine, c.rollout.engine_memory = job["engine"], job["memory"]
+        c.objective.preset, c.optim.lr = "dapo", 1e-4
+        c.train.steps, c.train.out, c.train.checkpoint_every = 4, f"{temporary}/run", 10**6
+        c.eval.every, c.log.rollouts_every, c.log.terminal = 0, 0, False
+        trainer = Trainer(c)
+        trainer._checkpoint = lambda: None
+        # Random weights are never right: coins make groups that teach.
+        trainer.collector.scorer.settle = with_coins(trainer.collector.scorer.settle)
+        trainer.run()
+        records = read_lines(trainer.folder.metrics)[1:]
+    kept = ("timing_s/rollout", "timing_s/train", "timing_s/step", "rollout/kl")
+    differences = ("rollout/logprob_difference/mean", "rollout/logprob_difference/max")
+    yield {
+        "part": "train",
+        "engine": job["engine"],
+        **{key: statistics.median(r[key] for r in records) for key in (*kept, *differences) if key in records[0]},
+    }
 
 
 def _dtype(job: dict[str, Any]) -> torch.dtype:
@@ -242,7 +236,9 @@ def main() -> None:
         "device": "cuda", "memory": options.memory, "prompts": 32, "tokens": 256,
     }  # fmt: skip
     jobs = [{"part": "engine", "model": model, **sizes} for model in models if "engine" in options.parts]
-    jobs += [{"part": "train", "model": models[0], **sizes}] if "train" in options.parts else []
+    if "train" in options.parts:
+        # A process each: what is left of a trainer is memory that the next one lacks.
+        jobs += [{"part": "train", "engine": name, "model": models[0], **sizes} for name in ("native", "vllm")]
     results: dict[str, list[Any]] = {}
 
     def heard(index: int, row: dict[str, Any]) -> None:
@@ -262,7 +258,8 @@ def main() -> None:
         started = [functools.partial(begin, number) for number in range(len(jobs))]
         failed = children.in_turn(started, lambda index: min(EACH, end - time.monotonic()), heard)
     for index, why in failed.items():
-        heard(index, {"part": jobs[index]["part"], "failed": why})
+        kept = {key: jobs[index][key] for key in ("part", "engine") if key in jobs[index]}
+        heard(index, kept | {"failed": why})
 
 
 if __name__ == "__main__":

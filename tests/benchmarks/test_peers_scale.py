@@ -257,8 +257,15 @@ def test_a_child_that_hangs_is_ended_with_what_it_started_and_its_rows_are_kept(
     assert not alive(found["process"])
 
 
-def test_a_child_that_fails_says_why(tmp_path):
-    why = child(tmp_path / "c", "children.job(folder)\nraise ValueError('no such shape')").run(600.0, print)
+@pytest.mark.parametrize(
+    "dies",
+    [
+        "raise ValueError('no such shape')",
+        "print('[rank0]: ValueError: no such shape'); print('[rank0]: Warning: not destroyed'); raise SystemExit(1)",
+    ],
+)
+def test_a_child_that_fails_says_why(tmp_path, dies):
+    why = child(tmp_path / "c", "children.job(folder)\n" + dies).run(600.0, print)
     assert why == "exit 1: ValueError: no such shape"
 
 
