@@ -68,7 +68,7 @@ def attend(
     check_heads(D)
     check_contiguous(q, *rows, *in_memory(keys, values, scales))
     key_scales, value_scales = (None, None) if scales is None else scales
-    # products of 8-bit numbers take 64 rows at a time, and values have as many as a head has entries
+    # tensor cores take 8-bit numbers 64 rows at a time: a block's keys, and a head's entries of values
     in_parts = scales is not None and q.dtype == torch.bfloat16 and D >= 64
     own = OWN_FP8 if in_parts else OWN
     R, (P, n), share = len(rows.length), rows.members.shape, H // kv_heads
