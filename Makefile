@@ -20,7 +20,8 @@ JOBS ?= 2
 PYTEST := env -u PYTHONDONTWRITEBYTECODE OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist worksteal
 
 KERNEL_TESTS := tests/kernels tests/policy/test_block.py tests/train/test_optimizer.py
-QUICK_KERNEL_TESTS := tests/kernels/test_layers.py tests/kernels/test_decode.py tests/kernels/test_paged_step.py tests/train/test_optimizer.py
+QUICK_KERNEL_TESTS := tests/kernels/test_layers.py tests/kernels/test_decode.py tests/kernels/test_fp8.py tests/kernels/test_compiled.py \
+	tests/kernels/test_paged_step.py tests/train/test_optimizer.py
 
 VERL := $(VENV)-verl
 VLLM := $(VENV)-vllm
@@ -113,7 +114,7 @@ test-browser: $(BROWSER)  ## the report's page in headless Chromium
 test-kernels: $(INTERPRETER)/.ready  ## the Triton kernels without a GPU, in Triton's interpreter; slow
 	TRITON_INTERPRET=1 PYTHONPATH=$(INTERPRETER) $(BIN)/python -m pytest $(KERNEL_TESTS)
 
-test-kernels-quick: $(INTERPRETER)/.ready  ## the kernels of layers, decoding and 8-bit AdamW there: about four minutes
+test-kernels-quick: $(INTERPRETER)/.ready  ## the kernels of layers, decoding, 8 bits and AdamW there, one compiled for other cards: about five minutes
 	TRITON_INTERPRET=1 OMP_NUM_THREADS=1 PYTHONPATH=$(INTERPRETER) $(BIN)/python -m pytest -k triton $(QUICK_KERNEL_TESTS)
 
 test-trl: $(PEERS)  ## the plug-in for TRL and the launches exported for it, the long tests as well

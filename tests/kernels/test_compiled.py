@@ -1,0 +1,55 @@
+"""Kernels that the interpreter runs and the compiler may not: compiled for cards that are not here.
+
+Triton's interpreter knows no tensor cores and no shared memory; what it accepts may still end the compiler.
+"""
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs triton")
+
+COMPILE = """
+import json, sys
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from equipoise.kernels import triton_paged
+
+capability, D = map(int, sys.argv[1:])
+pointers = dict.fromkeys(("key_scales", "value_scales", "part", "sums"), "*fp32") | {
+    "q": "*bf16", "out": "*bf16", "keys": "*fp8e4nv", "values": "*fp8e4nv", "table": "*i32", "length": "*i32",
+}
+numbers = dict.fromkeys(("scale", "softcap", "unit"), "fp32") | dict.fromkeys(("window", "queries", "H", "most"), "i32")
+options = dict(QUERIES=8, IN_PARTS=True, SHARE=2, WIDTH=1, D=D, BLOCK=64, SPLITS=1, SOFTCAP=False, WINDOW=False,
+               PRECISION="tf32", OVERLAP=capability >= 90, STAGES=triton_paged.OWN_FP8.stages)
+kinds = pointers | numbers | dict.fromkeys(options, "constexpr")
+signature = {name: kinds[name] for name in triton_paged._own.arg_names}
+aligned = {(i,): [["tt.divisibility", 16]] for i, kind in enumerate(signature.values()) if kind.startswith("*")}
+kernel = triton.compile(
+    ASTSource(triton_paged._own, signature, options, aligned),
+    target=GPUTarget("cuda", capability, 32),
+    options={"num_warps": triton_paged.OWN_FP8.warps},
+)
+print(json.dumps({"shared": kernel.metadata.shared, "code": kernel.asm["ptx"]}))
+"""
+
+
+@pytest.mark.parametrize(("capability", "D"), [(89, 128), (90, 64), (90, 128), (100, 128)])
+def test_triton_compiles_attention_over_8_bits(capability, D):
+    """For Ada, Hopper and Blackwell; on Hopper to products of 8-bit numbers that lie in shared memory."""
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    done = subprocess.run(
+        [sys.executable, "-c", COMPILE, str(capability), str(D)], env=environment, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    kernel = json.loads(done.stdout.splitlines()[-1])
+    assert kernel["shared"] < 99 * 1024  # what a program may have on Ada
+    if capability == 90:
+        assert "wgmma.mma_async.sync.aligned.m64n16k32.f32.e4m3.e4m3" in kernel["code"]
+        assert "mma.sync" not in kernel["code"].replace("wgmma.", "")
+        assert "cp.async.cg.shared.global" in kernel["code"]
