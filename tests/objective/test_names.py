@@ -19,6 +19,7 @@ def test_words_replace_the_presets_own_choices():
 
 @pytest.mark.parametrize(("name", "words"), [
     ("dapoo+hadw", 'objective.preset = "dapoo" is not known; did you mean "dapo"?'),
+    ("dappo", 'objective.preset = "dappo" is not known; did you mean "dapo"?'),  # dppo is as near
     ("dapo+balancd", 'objective.preset = "balancd" is not known; did you mean "balanced"?'),
     ("dapo+token+balanced", "dapo+token+balanced: token and balanced are both aggregation; leave one of them out"),
     ("dapo+prefix", "dapo+prefix: aggregation = token is exchangeable on every token already"),

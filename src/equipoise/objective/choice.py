@@ -44,12 +44,15 @@ _KINDS: dict[type, Any] = {str: str, bool: bool, int: int, float: (int, float)}
 
 
 def did_you_mean(name: object, known: Iterable[str]) -> str:
-    """` did you mean "…"?` where a known name is near, else ` use one of`:
-    both stand well before the known names.
+    """` did you mean "…"?` where a known name is near, the first of those equally near, else
+    ` use one of`: both stand well before the known names.
     """
-    folded = {_folded(one): one for one in known}
-    close = difflib.get_close_matches(_folded(name), folded, n=1)
-    return f' did you mean "{folded[close[0]]}"?' if close else " use one of"
+
+    def likeness(one: str) -> float:
+        return difflib.SequenceMatcher(None, _folded(one), _folded(name)).ratio()
+
+    near = max(known, key=likeness)
+    return f' did you mean "{near}"?' if likeness(near) >= 0.6 else " use one of"
 
 
 def _folded(name: object) -> str:
