@@ -47,12 +47,15 @@ def did_you_mean(name: object, known: Iterable[str]) -> str:
     """` did you mean "…"?` where a known name is near, the first of those equally near, else
     ` use one of`: both stand well before the known names.
     """
+    wanted, folded = _folded(name), {_folded(one): one for one in known}
+    # it bounds the likeness first, which for a long name takes long
+    close = difflib.get_close_matches(wanted, folded, n=max(1, len(folded)))
 
     def likeness(one: str) -> float:
-        return difflib.SequenceMatcher(None, _folded(one), _folded(name)).ratio()
+        return difflib.SequenceMatcher(None, one, wanted).ratio()
 
-    near = max(known, key=likeness)
-    return f' did you mean "{near}"?' if likeness(near) >= 0.6 else " use one of"
+    near = max((one for one in folded if one in close), key=likeness, default=None)
+    return " use one of" if near is None else f' did you mean "{folded[near]}"?'
 
 
 def _folded(name: object) -> str:
