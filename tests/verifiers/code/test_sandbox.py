@@ -281,6 +281,7 @@ def test_an_ordinary_user_gets_the_same_verdicts():
     assert run.stdout.strip() == "same", run.stderr
 
 
+@pytest.mark.usefixtures("own_temporary_folder")
 def test_unsafe_only_where_asked_for_and_still_bounded(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))  # no bubblewrap
     monkeypatch.setenv("EQUIPOISE_SECRET", "planted")
@@ -444,6 +445,7 @@ def test_a_long_trial_is_made_again_after_ten_times_as_long(trials, monkeypatch)
     assert not says
 
 
+@pytest.mark.usefixtures("own_temporary_folder")
 @pytest.mark.parametrize("bwrap", ["none", "fails", "hangs"])
 def test_whether_programs_can_be_forked_is_said_with_the_reason(bwrap, monkeypatch, tmp_path):
     fake = tmp_path / "bwrap"
@@ -494,6 +496,7 @@ def test_where_few_namespaces_are_allowed_the_verdicts_are_the_same(kind, most):
 
 
 @needs_sandbox
+@pytest.mark.usefixtures("own_temporary_folder")
 @pytest.mark.parametrize("way", ["_start_forked", "_start_contained"])
 def test_a_trial_has_one_deadline_for_all_it_waits_for(way, monkeypatch, tmp_path):
     """A slow start, and then a guest that is never ready: neither alone would take as long."""
