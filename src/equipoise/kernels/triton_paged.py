@@ -288,59 +288,32 @@ def _own(
     has_prompt = there & (tl.load(table + row * most) != 0)
     at = split.to(tl.int64) * queries * H + query
     x = tl.load(q + query[:, None] * D + d[None, :], mask=there[:, None], other=0.0)
-    if IN_PARTS:
-        m, s, acc = _over_fp8_blocks(
-            x,
-            keys,
-            values,
-            key_scales,
-            value_scales,
-            table + row * most,
-            begin,
-            end,
-            tokens,
-            first,
-            upto,
-            kv_head,
-            tl.num_programs(1),
-            scale,
-            softcap,
-            unit,
-            QUERIES,
-            D,
-            BLOCK,
-            SOFTCAP,
-            WINDOW,
-            WIDTH > 1,
-            STAGES,
-        )
-    else:
-        m, s, acc = _over_blocks(
-            x,
-            keys,
-            values,
-            key_scales,
-            value_scales,
-            table + row * most,
-            begin,
-            end,
-            tokens,
-            first,
-            upto,
-            kv_head,
-            tl.num_programs(1),
-            scale,
-            softcap,
-            unit,
-            QUERIES,
-            D,
-            BLOCK,
-            SOFTCAP,
-            WINDOW,
-            WIDTH > 1,
-            PRECISION,
-            STAGES,
-        )
+    m, s, acc = (_over_fp8_blocks if IN_PARTS else _over_blocks)(
+        x,
+        keys,
+        values,
+        key_scales,
+        value_scales,
+        table + row * most,
+        begin,
+        end,
+        tokens,
+        first,
+        upto,
+        kv_head,
+        tl.num_programs(1),
+        scale,
+        softcap,
+        unit,
+        QUERIES,
+        D,
+        BLOCK,
+        SOFTCAP,
+        WINDOW,
+        WIDTH > 1,
+        PRECISION,
+        STAGES,
+    )
     if OVERLAP:
         gdc_wait()
     prompt_m = tl.load(sums + at, mask=has_prompt, other=FLOOR)
@@ -487,13 +460,15 @@ def _over_fp8_blocks(
     SOFTCAP: tl.constexpr,
     WINDOW: tl.constexpr,
     CAUSAL: tl.constexpr,
+    PRECISION: tl.constexpr,
     STAGES: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
     """`_over_blocks` with products of 8-bit numbers: keys and values are multiplied where they lie
     in shared memory, and no thread widens them.
 
-    Queries and weights are sums of two 8-bit parts each, together as exact as bfloat16. A value's
-    scale is in its weight's exponent, and weights are relative to the largest with its scale.
+    Queries and weights are sums of two 8-bit parts each, together as exact as bfloat16, whatever
+    PRECISION float32 would have. A value's scale is in its weight's exponent, and weights are
+    relative to the largest with its scale.
     """
     t, d = tl.arange(0, BLOCK), tl.arange(0, D)
     m = tl.full((QUERIES,), FLOOR, tl.float32)
@@ -502,6 +477,7 @@ def _over_fp8_blocks(
     x = tl.trans(x.to(tl.float32))
     x_scale = tl.maximum(tl.max(tl.abs(x), 0), SMALLEST) / PART
     x_parts = _in_parts(x / x_scale[None, :])
+    # a block's number is there one block ahead, so that its keys need not wait for it
     following = tl.load(table + begin, mask=begin < end, other=0)
     for b in tl.range(begin, end, num_stages=STAGES):
         block = (following.to(tl.int64) * kv_heads + kv_head) * BLOCK
