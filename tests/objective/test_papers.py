@@ -354,7 +354,7 @@ def test_debias_makes_the_baseline_unbiased_given_a_mixed_group():
 
 
 @pytest.mark.parametrize("advantage", ["grpo", {"name": "grpo", "std": "sample", "eps": 1e-4}, "rloo", "batch_std"])
-@pytest.mark.parametrize("G", [2, 5, 8, 64])
+@pytest.mark.parametrize("G", [2, 5, 8, pytest.param(64, marks=pytest.mark.long)])
 def test_debias_knows_what_the_advantage_divides_by(advantage, G):
     """A = w(r − p̂) with a w that differs from group to group: the baseline is E[wcp̂|S]/E[w|S], and must be p."""
     for p in (0.02, 0.1, 0.35, 0.5, 0.8, 0.97):

@@ -32,7 +32,13 @@ def assert_equal(ours, wanted, params):
     torch.testing.assert_close(ours.logprobs, wanted.logprobs, atol=rounding(params), rtol=0)
 
 
-@pytest.mark.parametrize("name", ["plain", "cool", "greedy", "stops", "one token", "looping"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("plain", "greedy", "stops", "one token"),
+        *(pytest.param(name, marks=pytest.mark.long) for name in ("cool", "looping")),
+    ],
+)
 @pytest.mark.parametrize("kind", ["qwen3", pytest.param("mistral", marks=pytest.mark.long)])
 def test_responses_are_those_without_drafts(kind, name):
     """mistral: with a window of 7 tokens."""

@@ -108,7 +108,7 @@ one_rounding = pytest.mark.skipif(
 
 
 @one_rounding
-@pytest.mark.parametrize("drafts", [0, 3])
+@pytest.mark.parametrize("drafts", [pytest.param(0, marks=pytest.mark.long), 3])
 def test_responses_that_are_done_again_become_the_same(monkeypatch, drafts):
     """Little memory: rows go back to the queue."""
     for module in (blocks, step_buffers, paged, paged_cache):
@@ -142,7 +142,9 @@ def test_drafts_change_no_response(kind, precision):
         assert got.drafts.accepted > 0
 
 
-@pytest.mark.parametrize("precision", [CACHE, BOTH], ids=["cache", "both"])
+@pytest.mark.parametrize(
+    "precision", [pytest.param(CACHE, marks=pytest.mark.long, id="cache"), pytest.param(BOTH, id="both")]
+)
 def test_draws_with_drafts_repeat_and_are_near_the_trainers(precision):
     """Greedy: responses of a group are alike, and many drafts right."""
     policy, prompts, params = tiny(), tiny_models.prompts(5), replace(PARAMS, temperature=0.0)

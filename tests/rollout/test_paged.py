@@ -187,7 +187,7 @@ def test_prompts_longer_than_a_block_and_chunks_of_prompts(monkeypatch):
 
 
 @pytest.mark.usefixtures("small_blocks")
-@pytest.mark.parametrize("speculation", [0, 2])
+@pytest.mark.parametrize("speculation", [0, pytest.param(2, marks=pytest.mark.long)])
 def test_one_sampler_serves_many_requests(speculation):
     """The buffers and graphs of a call serve the next one: other prompts, sizes, parameters and weights."""
     policy = tiny("grouped")

@@ -467,7 +467,11 @@ def test_whether_programs_can_be_forked_is_said_with_the_reason(bwrap, monkeypat
 
 @needs_sandbox
 @pytest.mark.parametrize(
-    ("kind", "most"), [("pid", 1), ("pid", 2), ("pid", 3), ("pid", 4), ("pid", 16), ("mnt", 2), ("user", 1)]
+    ("kind", "most"),
+    [
+        *(("pid", 1), ("pid", 3), ("pid", 4), ("mnt", 2), ("user", 1)),
+        *(pytest.param("pid", most, marks=pytest.mark.long) for most in (2, 16)),
+    ],
 )
 def test_where_few_namespaces_are_allowed_the_verdicts_are_the_same(kind, most):
     """One for each sandbox that runs at a time is enough; those of the dead are counted for a moment still."""
