@@ -439,11 +439,11 @@ class Trainer:
         """The evaluation's prompts and their tokens;
         one that cannot be used stops the run before it begins.
         """
-        c = self.config
+        per_level = self.config.eval.per_level
         try:
-            prompts = self.task.evaluation(c.eval.per_level)
+            prompts = self.task.evaluation(per_level)
         except ValueError as error:
-            raise ConfigError(f"eval.per_level = {c.eval.per_level}: {error}") from error
+            raise ConfigError(f"eval.per_level = {per_level}: {error}") from error
         return [(prompt, self._encode(prompt)) for prompt in prompts]
 
     def _evaluate(self) -> None:
