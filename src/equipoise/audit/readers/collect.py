@@ -34,7 +34,8 @@ from equipoise.audit.readers.dumps import Dump, dump_of
 from equipoise.audit.readers.files import Piece, names_in, pieces
 from equipoise.audit.readers.roles import Roles, check_columns, roles_of, told, writer_of
 
-CUT = ("length", True, "true", "True")
+CUT = {"length", "true", "1", "1.0"}
+ENDED = {"stop", "false", "0", "0.0"}
 MOST_TOKENS = 1 << 27  # held as 4 bytes each; beyond it the shared prefixes are left unmeasured
 THIN = {"prime-rl", "slime"}  # they go on with what is left of a group when responses fail
 TOO_MANY = f"more than {MOST_TOKENS / 1e6:.0f} million tokens: shared prefixes are not measured; audit fewer files"
@@ -53,6 +54,7 @@ class LogCollector:
         self.step_files: dict[int, str] = {}
         self.writers: set[str] = set()
         self.told: defaultdict[str, set[str]] = defaultdict(set)  # what each role was read from
+        self.ends: set[str] = set()  # words for why a response ended
         self.units: set[str] = set()
         self.summed: tuple[str, ...] = ()
         self.dump_notes: dict[str, None] = {}
@@ -127,7 +129,9 @@ class LogCollector:
         self._lengths(roles, column, refuse)
         if "finish" in roles:
             _, values = column("finish")
-            self.parts["finish"].append(np.array([v in CUT for v in plain_values(values)]))
+            ends = plain_values(values)
+            self.ends.update(end for end in ends if isinstance(end, str))
+            self.parts["finish"].append(np.array([_was_cut(end) for end in ends]))
         if {"sampler_logprob", "trainer_logprob"} <= roles.keys():
             sampler = numbers(*column("sampler_logprob"), refuse)
             trainer = numbers(*column("trainer_logprob"), refuse)
@@ -226,6 +230,12 @@ class LogCollector:
         log, real = self._joined()
         rows = np.arange(len(log))  # where each response stands among all that were read
         notes = [*log.notes, *self.dump_notes]
+        others = sorted(end for end in self.ends if end.lower() not in ENDED)
+        if others and not np.any(log.truncated):
+            said = ", ".join(end[:20] for end in others[:4])
+            notes.append(
+                f'no response counts as cut at the limit: finish says {said}, and never "length" or true'
+            )
         if not real.all():
             notes.append(f"left out {(~real).sum()} rows that verl filled its batch with")
             log, rows = selected(log, real), rows[real]
@@ -318,6 +328,11 @@ def _flags(name: str, values: Any, refuse: Refuse) -> NDArray[np.bool_]:
         raise refuse(int(flags.argmax()), name, f"{flags.max()} is not true or false")
     kept: NDArray[np.bool_] = flags == 1
     return kept
+
+
+def _was_cut(end: Any) -> bool:
+    """A table may make numbers of flags, and CSV has text alone."""
+    return str(end).lower() in CUT
 
 
 def _text_hash(text: Any) -> int:
