@@ -263,6 +263,11 @@ def _optim(config: Config) -> dict[str, Setting]:
     late = "its first step is at rate 0, so that every rate comes a step later"
     each = "" if updates == 1 else ", and its rate changes once a step, not with every update"
     kind = {f"{section}.lr_scheduler_type": optim.schedule}
+    schedules = {
+        "constant": mapped(kind),
+        "cosine": nearly({**kind, f"{section}.min_lr_ratio": 0.0}, late + each),
+        "linear": unmappable("verl has constant and cosine: constant was put"),
+    }
     eight = optim.state == "8bit"
     optimizer, package = ("AdamW8bit", "bitsandbytes") if eight else ("AdamW", "torch")
     return {
@@ -272,11 +277,7 @@ def _optim(config: Config) -> dict[str, Setting]:
         "optim.warmup": nearly({f"{section}.lr_warmup_steps": steps}, late + each)
         if optim.warmup
         else mapped({f"{section}.lr_warmup_steps": -1, f"{section}.lr_warmup_steps_ratio": 0.0}),
-        "optim.schedule": unmappable("verl has constant and cosine: constant was put")
-        if optim.schedule == "linear"
-        else mapped(kind)
-        if optim.schedule == "constant"
-        else nearly({**kind, f"{section}.min_lr_ratio": 0.0}, late + each),
+        "optim.schedule": schedules[optim.schedule],
         "optim.clip_norm": mapped(
             {f"{section}.clip_grad": optim.clip_norm or math.inf},
             "" if optim.clip_norm else "0 would make every gradient 0 there",
