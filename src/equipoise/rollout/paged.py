@@ -389,13 +389,11 @@ class _Call:
         stops = self.is_end[tokens] & (at < end)
         if self.asked.stop is not None and self.may_stop is not None:
             self._store()
-            hits = np.argwhere(self.may_stop[tokens] & (at < end))
-            tails = [
-                self.tokens[response[i], max(0, at[j, i] + 1 - self.asked.stop.span) : at[j, i] + 1]
-                for j, i in hits
-            ]
+            # A stop string may span tokens: the last few are looked at together.
+            may = np.argwhere(self.may_stop[tokens] & (at < end))
+            tails = [self._tail(response[row], at[step, row]) for step, row in may]
             if tails:
-                stops[tuple(hits.T)] |= self.asked.stop.in_tails([t.tolist() for t in tails])
+                stops[tuple(may.T)] |= self.asked.stop.in_tails(tails)
         stopped = np.asarray(stops.any(0))
         length = np.where(stopped, drawn + stops.argmax(0) + 1, end)
         if self.drafts is not None and window.tried is not None:
@@ -411,6 +409,12 @@ class _Call:
             gone = np.zeros(scheduler.count, dtype=bool)
             gone[rows] = done
             scheduler.drop(gone)
+
+    def _tail(self, response: int, last: int) -> list[int]:
+        """The tokens up to the one at `last` that a stop string there can span."""
+        assert self.asked.stop is not None
+        tail: list[int] = self.tokens[response, : last + 1][-self.asked.stop.span :].tolist()
+        return tail
 
     def _store(self) -> None:
         for response, at, tokens, logprobs, places in self.unstored:

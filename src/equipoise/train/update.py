@@ -530,8 +530,8 @@ def _merged(steps: Sequence[Step]) -> dict[str, float]:
 
 
 def _last_update(step: Step) -> dict[str, float]:
-    """How far the policy moved on a batch: the first update's ratios are 1, or of a batch that was
-    sampled ahead those of a step, and the last one's tell.
+    """How far the policy moved on a batch. The first update cannot show it: its ratios are 1 or, of a
+    batch that was sampled ahead, those of one step.
     """
     last = _merged([step._replace(weight=1.0, policy_weight=1.0)])
     return {f"{name}/last_update": x for name, x in last.items() if name.startswith(LAST_UPDATE)}
