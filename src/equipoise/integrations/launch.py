@@ -138,11 +138,10 @@ class Launch:
         """How many options are of each kind, and those that do not mean there what they mean here."""
         kinds = Counter(self.settings.get(ours, UNKNOWN).kind for ours in self.config.flat())
         head = f"{kinds['mapped']} options mapped, {kinds['own']} are {self.host}'s own business"
-        told = [
-            f"  {line}" for line in account(self.config, self.settings, ("nearly", "unmappable"))
-        ]
-        counts = f", {kinds['nearly']} nearly mapped, {kinds['unmappable']} unmappable{':' if told else ''}"
-        return "\n".join([head + counts, *told])
+        counts = f", {kinds['nearly']} nearly mapped, {kinds['unmappable']} unmappable"
+        differing = account(self.config, self.settings, ("nearly", "unmappable"))
+        lines = [f"  {line}" for line in differing]
+        return "\n".join([head + counts + (":" if lines else ""), *lines])
 
 
 @contextlib.contextmanager

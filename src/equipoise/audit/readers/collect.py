@@ -32,7 +32,7 @@ from equipoise.audit.log import AuditError, Integers, Log, ordered, selected
 from equipoise.audit.readers import ours, trl, verl
 from equipoise.audit.readers.dumps import Dump, dump_of
 from equipoise.audit.readers.files import Piece, names_in, pieces
-from equipoise.audit.readers.roles import Roles, check_columns, roles_of, told, writer_of
+from equipoise.audit.readers.roles import Roles, check_columns, read_from, roles_of, writer_of
 
 CUT = {"length", "true", "1", "1.0"}
 ENDED = {"stop", "false", "0", "0.0"}
@@ -53,7 +53,7 @@ class LogCollector:
         self.places: list[tuple[str, int]] = []  # (file, rows) in the order they came
         self.step_files: dict[int, str] = {}
         self.writers: set[str] = set()
-        self.told: defaultdict[str, set[str]] = defaultdict(set)  # what each role was read from
+        self.read_from: defaultdict[str, set[str]] = defaultdict(set)  # columns of each role
         self.ends: set[str] = set()  # words for why a response ended
         self.units: set[str] = set()
         self.summed: tuple[str, ...] = ()
@@ -99,8 +99,8 @@ class LogCollector:
         self.places.append((file, rows))
         self.writers.add(writer or writer_of(names))
         if writer is None:  # a dump's columns are made by its reader
-            for role, read_from in told(file, names, self.columns, roles).items():
-                self.told[role].add(read_from)
+            for role, said in read_from(file, names, self.columns, roles).items():
+                self.read_from[role].add(said)
         self.summed = tuple(roles["reward"])
 
     def _piece(self, file: str, first: int, piece: dict[str, Any], roles: Roles) -> int:
@@ -242,9 +242,9 @@ class LogCollector:
         signs: list[str] = []
         if from_trl := len(self.parts["advantage"]) == len(self.parts["reward"]):
             text, known = np.concatenate(self.parts["text"])[rows], trl.evaluations(paths)
-            keep, told, signs = trl.training(log, text, known)
+            keep, left_out, signs = trl.training(log, text, known)
             log, rows = selected(log, keep), rows[keep]
-            notes += told + signs
+            notes += left_out + signs
         if self.writers <= THIN:
             log, rows, alone = _without_groups_of_one(log, rows)
             if alone:
@@ -300,7 +300,7 @@ class LogCollector:
             kept=joined.get("kept"),
             sampler_distance=joined.get("sampler"),
             rates=self.rates,
-            columns={role: " or ".join(sorted(names)) for role, names in self.told.items()},
+            columns={role: " or ".join(sorted(names)) for role, names in self.read_from.items()},
         )
         padding = [n for name, n in self.numbers["group"].items() if verl.is_padding(name)]
         return log, ~np.isin(own, padding)
