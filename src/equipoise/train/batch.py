@@ -71,7 +71,10 @@ def encode_prompt(policy: models.Policy, prompt: Prompt, chat: Chat) -> list[int
 
 
 class Collector:
-    """Draws, samples and scores. Its state: the place in the stream, what it saw of prompts."""
+    """Draws, samples and scores. Its state: the place in the stream, what it saw of prompts.
+
+    `sampler` reads the weights of `policy` as they are; `decay`: of what is known of a prompt.
+    """
 
     def __init__(
         self,
@@ -80,6 +83,7 @@ class Collector:
         sampler: Sampler,
         task: Task,
         scorer: Scorer,
+        *,
         chat: Chat,
         decay: float,
     ) -> None:
