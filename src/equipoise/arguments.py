@@ -76,10 +76,10 @@ def _command(name: str, sentence: str, *arguments: Argument, **options: Any) -> 
     return Command(name, sentence, arguments, options)
 
 
-def _arg(name: str, sentence: str, *, told: object = None, **options: Any) -> Argument:
-    """`told`: a default that the help page tells."""
-    if told is not None:
-        options["default"] = told
+def _arg(name: str, sentence: str, *, shown_default: object = None, **options: Any) -> Argument:
+    """`shown_default`: a default that the help page prints."""
+    if shown_default is not None:
+        options["default"] = shown_default
         sentence += " (default: %(default)s)"
     return Argument((name,), {**options, "help": sentence})
 
@@ -103,8 +103,8 @@ def _chat(sentence: str) -> Argument:
     return _arg("--chat", sentence, action=argparse.BooleanOptionalAction, default=None)
 
 
-DEVICE = _arg("--device", "cpu, cuda, or auto: a GPU where there is one", told="auto")
-DTYPE = _arg("--dtype", "of the weights", told="float32", choices=("float32", "bfloat16"))
+DEVICE = _arg("--device", "cpu, cuda, or auto: a GPU where there is one", shown_default="auto")
+DTYPE = _arg("--dtype", "of the weights", shown_default="float32", choices=("float32", "bfloat16"))
 # of a command whose options are those of a configuration
 HELP = Argument(
     ("-h", "--help"),
@@ -117,8 +117,8 @@ COMMANDS = (  # in the order of the help page
     _command(
         "quickstart",
         "train the embedded model with four objectives and compare them",
-        _arg("--out", "where the runs go", told="runs/quickstart"),
-        _arg("--seed", "seed of prompts and draws", told=0, type=int),
+        _arg("--out", "where the runs go", shown_default="runs/quickstart"),
+        _arg("--seed", "seed of prompts and draws", shown_default=0, type=int),
         _number("--steps", "steps per run (default: the preset's)", 1),
     ),
     _command(
@@ -219,9 +219,9 @@ COMMANDS = (  # in the order of the help page
             default=[],
             metavar="KEY=A,B",
         ),
-        _number("--seeds", "runs per variant", 1, told=5),
+        _number("--seeds", "runs per variant", 1, shown_default=5),
         _arg("--metric", "of the last evaluation (default: acc@n)"),
-        _arg("--out", "where runs and tables go", told="runs/compare"),
+        _arg("--out", "where runs and tables go", shown_default="runs/compare"),
         _number("--jobs", "runs at a time (default: one per core)", 1, default=0),
     ),
     _command(
@@ -237,7 +237,7 @@ COMMANDS = (  # in the order of the help page
             "studies (see studies/) to run; results to show (of several: all tests counted) or to verify",
             nargs="+",
         ),
-        _arg("--out", "where its runs go", told="runs/study"),
+        _arg("--out", "where its runs go", shown_default="runs/study"),
         _number("--jobs", "runs at a time (default: one per core)", 1, default=0),
         _number("--minutes", "stop after so long; go on with run", 0, kind=float),
         _arg("--figure", "show: draw the dose curves too", metavar="FILE.svg"),
@@ -250,7 +250,7 @@ COMMANDS = (  # in the order of the help page
         _arg(
             "--at",
             "of --difference: the last evaluation, their mean, or the jitter",
-            told="mean",
+            shown_default="mean",
             choices=("last", "mean", "jitter"),
         ),
         _arg("--variant", "verify: which variant (default: a cell of each file, drawn)"),
@@ -274,14 +274,14 @@ COMMANDS = (  # in the order of the help page
         "sample prompts twice and measure how far each advantage is from the truth, by difficulty",
         _arg("model", "a folder, a hub name, abacus, smollm, or a run: its last checkpoint"),
         _arg("--task", TASK_HELP),
-        _number("--group", "responses of a group, for the estimate", 2, told=8),
-        _number("--groups", "groups per prompt", 1, told=4),
-        _number("--samples", "responses per prompt, for the truth", 2, told=128),
-        _number("--prompts", "of the training stream, all different", 2, told=256),
-        _number("--temperature", "of all responses", 0, kind=float, told=1.0),
+        _number("--group", "responses of a group, for the estimate", 2, shown_default=8),
+        _number("--groups", "groups per prompt", 1, shown_default=4),
+        _number("--samples", "responses per prompt, for the truth", 2, shown_default=128),
+        _number("--prompts", "of the training stream, all different", 2, shown_default=256),
+        _number("--temperature", "of all responses", 0, kind=float, shown_default=1.0),
         _number("--max-tokens", "longest response; 0 takes the task's own", 0, default=0),
         _chat("use the chat template (default: for models trained on it)"),
-        _arg("--out", "folder for bias.json and bias.html", told="bias"),
+        _arg("--out", "folder for bias.json and bias.html", shown_default="bias"),
         DEVICE,
         DTYPE,
         JSON,
@@ -297,7 +297,7 @@ COMMANDS = (  # in the order of the help page
         "watch",
         "serve that page on localhost while a run goes on",
         RUNS,
-        _number("--port", "0 takes a free one", 0, told=8765),
+        _number("--port", "0 takes a free one", 0, shown_default=8765),
     ),
     _command(
         "export",
@@ -336,18 +336,18 @@ COMMANDS = (  # in the order of the help page
             "--verifier",
             "math, math-lenient, arithmetic, math-verify, trl, verl-math, "
             "verl-prime … or your module:function(prompt, response, row)",
-            told="math",
+            shown_default="math",
         ),
         _arg(
             "--judge",
             "your module:function that says what is honest (default: the built-in judge)",
             default="",
         ),
-        _arg("--model", "embedded, smollm, a folder or a hub name", told="embedded"),
+        _arg("--model", "embedded, smollm, a folder or a hub name", shown_default="embedded"),
         DEVICE,
-        _number("--minutes", "how long to attack", 0, kind=float, told=5.0),
-        _arg("--seed", "seed of problems and draws", told=0, type=int),
-        _arg("--out", "where list, page and runs go", told="runs/redteam"),
+        _number("--minutes", "how long to attack", 0, kind=float, shown_default=5.0),
+        _arg("--seed", "seed of problems and draws", shown_default=0, type=int),
+        _arg("--out", "where list, page and runs go", shown_default="runs/redteam"),
         _arg(
             "--python",
             "another interpreter to run the verifier in (another environment)",
@@ -364,8 +364,8 @@ COMMANDS = (  # in the order of the help page
         "sandbox",
         "serve verdicts over HTTP to a trainer whose container cannot isolate programs",
         _arg("action", "run until Ctrl-C; it does not start without a sandbox", choices=("serve",)),
-        _arg("--host", "address to listen on", told="127.0.0.1"),
-        _number("--port", "0 takes a free one", 0, told=8770),
+        _arg("--host", "address to listen on", shown_default="127.0.0.1"),
+        _number("--port", "0 takes a free one", 0, shown_default=8770),
     ),
     _command(
         "doctor", "say what is installed, what can be used here, and what to do about the rest"

@@ -144,8 +144,10 @@ def _show_evaluation(result: dict[str, Any], base: str | None) -> None:
     for name, row in result.get("by_difficulty", {}).items():
         accuracy = next(key for key in row if key.startswith("acc@"))
         low, high = row["interval"]
-        told = f"{row['prompts']} prompts, {accuracy} {row[accuracy]:.3f} ({low:.3f} to {high:.3f})"
-        print(f"  {name} for {base}: {told}")
+        success = (
+            f"{row['prompts']} prompts, {accuracy} {row[accuracy]:.3f} ({low:.3f} to {high:.3f})"
+        )
+        print(f"  {name} for {base}: {success}")
 
 
 def _evaluate_benchmarks(options: argparse.Namespace, checkpoints: dict[int, Path]) -> None:

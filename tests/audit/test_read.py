@@ -69,6 +69,71 @@ def test_every_kind_of_file_gives_the_same_audit(tmp_path):
     assert numbers(measure(verl_dump(tmp_path / "verl"), "dapo")) == numbers(expected)
 
 
+def write_csv(path, columns, encoding="utf-8"):
+    with open(path, "w", newline="", encoding=encoding) as f:
+        writer = csv.DictWriter(f, list(columns))
+        writer.writeheader()
+        writer.writerows(records(columns))
+    return path
+
+
+def test_a_byte_order_mark_is_no_part_of_the_first_column(tmp_path):
+    """Excel writes one: the column `step` behind it was no step, and two steps became one."""
+    columns = {"step": COLUMNS["step"], **COLUMNS}
+    expected = measure(columns, "dapo")
+    assert len(expected.steps) == 2
+    assert measure(write_csv(tmp_path / "log.csv", columns, "utf-8-sig"), "dapo") == expected
+    lines = jsonl(tmp_path / "log.jsonl", records(columns)).read_text()
+    (tmp_path / "log.jsonl").write_text(lines, encoding="utf-8-sig")
+    assert measure(tmp_path / "log.jsonl", "dapo") == expected
+
+
+def test_responses_of_several_lines_are_read_from_a_csv_file_of_any_size(tmp_path):
+    columns = {name: COLUMNS[name] for name in ("prompt_id", "step", "reward")}
+    columns["response"] = ['one "line"\n' * 40 * int(length) for length in COLUMNS["length"]]
+    path = write_csv(tmp_path / "log.csv", columns)
+    assert path.stat().st_size > 4 << 20  # several of the blocks that pyarrow reads
+    assert numbers(measure(path, "dapo")) == numbers(measure(columns, "dapo"))
+
+
+def test_flags_are_numbers_in_every_kind_of_file(tmp_path):
+    flags = {"kept": [True] * len(COLUMNS["step"]), "reward": [bool(r) for r in COLUMNS["reward"]]}
+    columns = {**COLUMNS, **flags}
+    expected = measure(COLUMNS, "dapo")
+    for path in (
+        write_csv(tmp_path / "log.csv", columns),
+        jsonl(tmp_path / "log.jsonl", records(columns)),
+        parquet(tmp_path / "log.parquet", columns),
+    ):
+        assert numbers(measure(path, "dapo")) == numbers(expected)
+        assert read(path).kept.all()
+
+
+def test_decimals_are_numbers(tmp_path):
+    decimal = pa.array(COLUMNS["reward"]).cast(pa.decimal128(6, 3))
+    path = parquet(tmp_path / "log.parquet", {**COLUMNS, "reward": decimal})
+    assert measure(path, "dapo") == measure(COLUMNS, "dapo")
+
+
+@pytest.mark.parametrize("cut", ["length", "LENGTH", "TRUE", True, 1, 1.0])
+def test_cut_at_the_limit_is_read_however_it_is_written(tmp_path, cut):
+    columns = {name: values for name, values in COLUMNS.items() if name != "finish"}
+    was_cut = np.arange(len(COLUMNS["step"])) % 5 == 0
+    other = "stop" if isinstance(cut, str) else type(cut)(0)
+    columns["finish"] = [cut if this else other for this in was_cut]
+    for path in (write_csv(tmp_path / "log.csv", columns), parquet(tmp_path / "log.parquet", columns)):
+        assert read(path).truncated.sum() == was_cut.sum()
+        assert not read(path).notes
+
+
+def test_words_for_the_end_that_nobody_knows_are_noted():
+    columns = {**COLUMNS, "finish": ["max_tokens", "end_turn"] * (len(COLUMNS["step"]) // 2)}
+    (note,) = from_table(columns).notes
+    assert (
+        note == 'no response counts as cut at the limit: finish says end_turn, max_tokens, and never "length" or true'
+    )
+
+
 @settings(max_examples=3, deadline=None)
 @given(seed=st.integers(0, 2**32 - 1))
 def test_order_names_and_files_change_nothing(seed, tmp_path_factory):

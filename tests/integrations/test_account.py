@@ -7,7 +7,7 @@ from functools import lru_cache
 import pytest
 import torch
 
-from equipoise.integrations.launch import FATES, ExportError, Launch, account, arguments, open_task
+from equipoise.integrations.launch import KINDS, ExportError, Launch, account, arguments, open_task
 from equipoise.integrations.trl import export as trl
 from equipoise.integrations.trl.script import objective_of
 from equipoise.integrations.verl import export as verl
@@ -129,7 +129,7 @@ def settings(host, config):
 
 
 def test_the_table_of_other_values_has_every_option():
-    """A new option fails here first: give it a value, and a fate in both hosts."""
+    """A new option fails here first: give it a value, and a kind in both hosts."""
     defaults = load(None).flat()
     assert OTHERS.keys() == defaults.keys()
     for key, value in OTHERS.items():
@@ -137,15 +137,15 @@ def test_the_table_of_other_values_has_every_option():
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-def test_every_option_has_one_fate_and_a_reason(host, name):
+def test_every_option_has_one_kind_and_a_reason(host, name):
     config = configured(CONFIGS[name])
     found = settings(host, config)
     assert found.keys() == config.flat().keys()
     for ours, setting in found.items():
-        assert setting.fate in FATES
+        assert setting.kind in KINDS
         assert setting.theirs or setting.why, ours
-        assert setting.fate == "mapped" or len(setting.why.split()) > 3, ours
-        assert setting.fate in ("mapped", "nearly") or not setting.theirs, ours
+        assert setting.kind == "mapped" or len(setting.why.split()) > 3, ours
+        assert setting.kind in ("mapped", "nearly") or not setting.theirs, ours
     arguments(found)  # no two options set the same of theirs
     lines = account(config, found)
     assert [line.partition("=")[0] for line in lines] == list(config.flat())
@@ -164,7 +164,7 @@ def test_no_option_is_ignored(host):
         old, old_code = without(json.dumps(others))
         new, new_code = launched(host, {**others, ours: OTHERS[ours]})
         changed = old_code != new_code
-        told = {"own", "unmappable"} & {old[ours].fate, new[ours].fate}
+        told = {"own", "unmappable"} & {old[ours].kind, new[ours].kind}
         assert changed or told or ours.startswith(READ_THERE), ours
         assert not changed or arguments(old) != arguments(new) or host == "trl", ours  # which has a script besides
 
@@ -221,7 +221,7 @@ def test_the_rates_of_trl_are_ours_an_update_later(schedule, warmup):
 def test_a_batch_that_cannot_be_cut_as_asked_is_cut_nearly_so(host):
     config = configured({"rollout.prompts": 6, "rollout.group_size": 4, "train.micro_batch": 9})
     setting = settings(host, config)["train.micro_batch"]
-    assert setting.fate == "nearly"
+    assert setting.kind == "nearly"
     assert set(setting.theirs.values()) == {8}  # the largest divisor of 24 up to 9
 
 
@@ -258,11 +258,11 @@ def test_mini_batches_are_counted_as_each_host_counts_them(monkeypatch):
 
 def test_mini_batches_that_a_host_cannot_cut_are_told(host):
     uneven = settings(host, configured({"rollout.prompts": 6, "train.mini_batch": 4}))["train.mini_batch"]
-    assert uneven.fate == "nearly"
+    assert uneven.kind == "nearly"
     assert "3" in uneven.why or 3 in uneven.theirs.values()
     if host == "trl":
         whole = settings(host, configured({"train.mini_batch": 4, "objective.preset": "dfpo"}))["train.mini_batch"]
-        assert (whole.fate, whole.theirs) == ("unmappable", {})
+        assert (whole.kind, whole.theirs) == ("unmappable", {})
 
 
 def test_a_gradient_norm_without_limit_is_no_limit_of_0_in_verl():
@@ -290,16 +290,16 @@ def test_a_kl_is_weighed_for_the_sum_that_verl_makes_of_it():
     assert theirs[f"{ACTOR}.kl_loss_coef"] / theirs[f"{ACTOR}.loss_scale_factor"] == pytest.approx(0.1 / 16)
     assert theirs[f"{ACTOR}.loss_agg_mode"] == "seq-mean-token-sum-norm"
     token = settings("verl", configured({**options, "objective.aggregation": "token"}))
-    assert token["objective.kl"].fate == "nearly"
+    assert token["objective.kl"].kind == "nearly"
 
 
 def test_what_a_plug_in_refuses_is_left_out_and_said():
     history = configured({"objective.difficulty": "hadw_history"})
-    assert settings("trl", history)["objective.difficulty"].fate == "unmappable"
+    assert settings("trl", history)["objective.difficulty"].kind == "unmappable"
     assert objective_of(history)["difficulty"] == {"name": "none"}
     for options in ({"objective.cancellation": "prefix"}, {"objective.preset": "dfpo"}):
         found = settings("verl", configured(options))
-        assert found["objective.cancellation"].fate == "unmappable"
+        assert found["objective.cancellation"].kind == "unmappable"
         assert "+algorithm.equipoise.cancellation" not in arguments(found)
 
 
@@ -334,14 +334,14 @@ def test_what_a_host_does_not_have_of_masks_penalties_and_teachers_is_told(host)
     """Neither dropped without a word, nor left in the objective that the host then refuses."""
     options = {"objective.off_policy_mask": 0.1, "objective.top_entropy_quantile": 0.2, "train.teacher": "abacus"}
     found = settings(host, configured(options))
-    assert found["train.teacher"].fate == found["objective.top_entropy_quantile"].fate == "unmappable"
+    assert found["train.teacher"].kind == found["objective.top_entropy_quantile"].kind == "unmappable"
     mask = found["objective.off_policy_mask"]
-    assert mask.fate == {"trl": "nearly", "verl": "unmappable"}[host]
+    assert mask.kind == {"trl": "nearly", "verl": "unmappable"}[host]
     if host == "trl":
         assert objective_of(configured(options))["off_policy_mask"] == 0.1
     else:
         assert "off_policy_mask" not in str(arguments(found))
-    assert all(settings(host, configured({}))[name].fate == "mapped" for name in options)
+    assert all(settings(host, configured({}))[name].kind == "mapped" for name in options)
 
 
 def test_a_length_penalty_needs_rewards_that_are_accuracies(host):
@@ -355,7 +355,7 @@ def test_a_length_penalty_needs_rewards_that_are_accuracies(host):
             alpha = objective_of(config)["length_penalty"]
         else:
             alpha = arguments(found).get("+algorithm.equipoise.length_penalty", 0.0)
-        return found["reward.length_penalty"].fate, alpha
+        return found["reward.length_penalty"].kind, alpha
 
     assert put({}) == ("mapped", 0.2)
     for shaped in (
@@ -371,7 +371,7 @@ def test_icepop_is_verls_mask_between_two_bounds_and_nothing_of_trls():
     correction = "algorithm.rollout_correction.rollout_is"
     assert (theirs[correction], theirs[f"{correction}_threshold"]) == ("token", "0.4_3.0")
     found = settings("trl", configured(options))["objective.mismatch"]
-    assert (found.fate, found.theirs) == ("unmappable", {})
+    assert (found.kind, found.theirs) == ("unmappable", {})
 
 
 @pytest.mark.parametrize("export", [trl.export_trl, verl.export_verl])

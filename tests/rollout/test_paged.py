@@ -22,7 +22,7 @@ from equipoise.rollout import (
     step_buffers,
 )
 from equipoise.rollout.blocks import BLOCK, WINDOW, Blocks, Scheduler, Size, Tables, blocks_for
-from equipoise.rollout.paged import TOLD, _Call, serves
+from equipoise.rollout.paged import REPORTED, _Call, serves
 from tests.policy import tiny_models
 
 KINDS = list(tiny_models.LLAMA_LIKE)
@@ -265,13 +265,13 @@ def test_each_response_is_told_once_and_before_the_end():
 
 def test_telling_stops_where_the_device_waits():
     call = object.__new__(_Call)
-    told, count = [], 3 * TOLD + 1
+    told, count = [], 3 * REPORTED + 1
     call.asked = SimpleNamespace(finished=lambda rows, tokens, lengths: told.append((rows, tokens.tolist())))
     call.tokens, call.lengths = np.arange(2 * count).reshape(count, 2), np.full(count, 2)
-    call.untold = deque(range(count))
-    call._tell(lambda: len(told) == 2)
-    assert [len(rows) for rows, _ in told] == [TOLD, TOLD]
-    call._tell(lambda: False)
+    call.unreported = deque(range(count))
+    call._report(lambda: len(told) == 2)
+    assert [len(rows) for rows, _ in told] == [REPORTED, REPORTED]
+    call._report(lambda: False)
     assert [row for rows, _ in told for row in rows] == list(range(count))
     assert [token for _, tokens in told for token in tokens] == list(range(2 * count))
 

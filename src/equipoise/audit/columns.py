@@ -39,7 +39,8 @@ def first_null(values: pa.Array) -> int:
 
 def is_numeric(values: Any) -> bool:
     if isinstance(values, pa.Array):
-        kinds = (pa.types.is_floating, pa.types.is_integer, pa.types.is_boolean)
+        types = pa.types
+        kinds = (types.is_floating, types.is_integer, types.is_boolean, types.is_decimal)
         return any(is_kind(values.type) for is_kind in kinds)
     # np.float64 is a float
     return all(issubclass(kind, int | float | None) for kind in set(map(type, values)))
@@ -60,7 +61,7 @@ def numbers(name: str, values: Any, refuse: Refuse, missing: bool = False) -> Fl
     if not allowed.all():
         bad = int(allowed.argmin())
         raise refuse(
-            bad, name, f"{x[bad]:g} is not a finite number; drop the row, or give it a reward"
+            bad, name, f"{x[bad]:g} is not a finite number; drop the row, or give it a number"
         )
     return x
 

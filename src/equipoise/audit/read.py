@@ -7,7 +7,7 @@ for follows from its name; `columns` says it where the name does not:
     group    which group it belongs to, where a prompt can come twice in a step (default: the prompt)
     reward   a number, or a weighted sum of columns: "right+0.2*format"
     length   tokens in the response, or instead of it    tokens  its token ids    text  its text
-    finish   why it ended: "length", or true, means cut at the limit
+    finish   why it ended: "length", true or 1, in capitals or not, means cut at the limit
 
 Without a length or tokens, text is counted in characters, or in the tokens of `tokenizer`. TRL and
 verl log text only, without the end-of-sequence token, so their lengths come out one short. Anything

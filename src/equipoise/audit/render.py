@@ -54,6 +54,7 @@ def main_text(
     files: Sequence[str],
     objective: str | None = None,
     against: Sequence[str] | None = None,
+    *,
     columns: dict[str, str] | None = None,
     tokenizer: str | None = None,
     as_json: bool = False,

@@ -297,7 +297,7 @@ def log_values(S: Floats) -> dict[str, Floats]:
     """[..., LOG_SUMS] -> what the log is like whatever the rule; ± is the sign of the advantage.
 
     length_cv, length_gap as in `objective.bias.measures`; besides,
-    within_gap      (T̄− − T̄+)/T̄ of a group, mean over groups with both signs: what couples sign and length
+    within_gap      (T̄− − T̄+)/T̄ of a group, mean over groups with both signs
     within_cv       std/mean of a group's lengths, mean over the same groups
     degenerate      share of groups whose rewards are all equal        truncated  share of responses cut at the limit
     token_distance, sequence_distance   how far the rule's coefficients are from those of balanced,

@@ -1,9 +1,9 @@
 """What becomes of a configuration of ours in another trainer, and the folder that starts it there.
 
-Every option of every section has one fate: it is `mapped` to settings of the host, or to what the
-launch itself does; it is `nearly` mapped, to settings that mean almost the same, and the difference
-is stated; it is the host's `own` business; or it is `unmappable`, with the reason. The account of
-all of them stands in the launch.
+Every option of every section is `mapped` to settings of the host, or to what the launch itself
+does; `nearly` mapped, to settings that mean almost the same, and the difference is stated; the
+host's `own` business; or `unmappable`, with the reason. The account of all of them stands in the
+launch.
 
 The launch keeps a copy of the configuration beside it:
 prompts and rewards are still ours, and read it.
@@ -32,8 +32,8 @@ from equipoise.policy.names import ABACUS, ModelError, folder_of
 from equipoise.tasks import Prompt, Task
 from equipoise.train.settle import SETTLED, Outline, settle
 
-TOLD = {"mapped": "", "nearly": "nearly", "own": "its own business", "unmappable": "unmappable"}
-FATES = tuple(TOLD)
+LABELS = {"mapped": "", "nearly": "nearly", "own": "its own business", "unmappable": "unmappable"}
+KINDS = tuple(LABELS)
 
 
 class ExportError(ValueError):
@@ -42,9 +42,9 @@ class ExportError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """The fate of one option of ours, and the host's settings that it became."""
+    """What became of one option of ours: how well it maps, and the host's settings."""
 
-    fate: str  # mapped, nearly, own or unmappable
+    kind: str  # mapped, nearly, own or unmappable
     theirs: Mapping[str, Any] = field(default_factory=dict)
     why: str = ""
 
@@ -99,10 +99,14 @@ def sandbox_settings(config: Config) -> dict[str, Setting]:
 
 def rewards_are_accuracies(config: Config) -> bool:
     """Whether a response's reward is 1 where right and 0 where wrong: all that a host sees."""
-    w = config.reward
-    prices = {getattr(w, kind) for kind in VERDICTS}
-    plain = w.functions == ("task",) and w.weights == (1.0,) and (w.correct, w.wrong) == (1.0, 0.0)
-    return plain and not w.overlong_buffer and prices <= {"wrong", "mask", 0.0}
+    reward = config.reward
+    prices = {getattr(reward, kind) for kind in VERDICTS}
+    plain = (
+        reward.functions == ("task",)
+        and reward.weights == (1.0,)
+        and (reward.correct, reward.wrong) == (1.0, 0.0)
+    )
+    return plain and not reward.overlong_buffer and prices <= {"wrong", "mask", 0.0}
 
 
 SHAPED = unmappable(
@@ -131,14 +135,13 @@ class Launch:
                     temporary.chmod(0o755)
 
     def summary(self) -> str:
-        """How many options had which fate, and those that do not mean there what they mean here."""
-        fates = Counter(self.settings.get(ours, UNKNOWN).fate for ours in self.config.flat())
-        head = f"{fates['mapped']} options mapped, {fates['own']} are {self.host}'s own business"
-        told = [
-            f"  {line}" for line in account(self.config, self.settings, ("nearly", "unmappable"))
-        ]
-        counts = f", {fates['nearly']} nearly mapped, {fates['unmappable']} unmappable{':' if told else ''}"
-        return "\n".join([head + counts, *told])
+        """How many options are of each kind, and those that do not mean there what they mean here."""
+        kinds = Counter(self.settings.get(ours, UNKNOWN).kind for ours in self.config.flat())
+        head = f"{kinds['mapped']} options mapped, {kinds['own']} are {self.host}'s own business"
+        counts = f", {kinds['nearly']} nearly mapped, {kinds['unmappable']} unmappable"
+        differing = account(self.config, self.settings, ("nearly", "unmappable"))
+        lines = [f"  {line}" for line in differing]
+        return "\n".join([head + counts + (":" if lines else ""), *lines])
 
 
 @contextlib.contextmanager
@@ -171,15 +174,15 @@ def arguments(settings: Mapping[str, Setting]) -> dict[str, Any]:
 
 
 def account(
-    config: Config, settings: Mapping[str, Setting], fates: Sequence[str] = FATES
+    config: Config, settings: Mapping[str, Setting], kinds: Sequence[str] = KINDS
 ) -> list[str]:
-    """Each option of these fates in the configuration's order: its value and what became of it."""
+    """Each option of these kinds in the configuration's order: its value and what became of it."""
     lines = []
     for ours, value in config.flat().items():
         setting = settings.get(ours, UNKNOWN)
         theirs = ", ".join(f"{name}={_shown(v)}" for name, v in setting.theirs.items())
-        parts = [f"{ours}={_shown(value)}", TOLD[setting.fate], theirs, setting.why]
-        if setting.fate in fates:
+        parts = [f"{ours}={_shown(value)}", LABELS[setting.kind], theirs, setting.why]
+        if setting.kind in kinds:
             lines.append(": ".join(part for part in parts if part))
     return lines
 

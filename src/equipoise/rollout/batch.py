@@ -123,7 +123,7 @@ class DecodeBatch:
             )
             self._tables += [self.support_at, self.support_size]
         self.finished = torch.zeros(len(rows), dtype=torch.bool, device=device)
-        self._told = torch.zeros(len(rows), dtype=torch.bool, device=device)
+        self._reported = torch.zeros(len(rows), dtype=torch.bool, device=device)
         self._bundle: list[tuple[Tensor, ...]] = []
         self._written = 0
 
@@ -169,7 +169,7 @@ class DecodeBatch:
         """Go on with `rows` [k] of the r only."""
         self._write()
         if self.asked.finished is not None:
-            self._tell((self.slots - self.first)[self.finished])
+            self._report((self.slots - self.first)[self.finished])
         self.slots, self.finished, self.u = self.slots[rows], self.finished[rows], self.u[:, rows]
 
     def left(self) -> int:
@@ -185,7 +185,7 @@ class DecodeBatch:
         """
         self._write()
         if self.asked.finished is not None:
-            self._tell((~self._told).nonzero()[:, 0])
+            self._report((~self._reported).nonzero()[:, 0])
         return self._ends(slice(None))
 
     def _ends(self, columns: Tensor | slice) -> tuple[Tensor, Tensor]:
@@ -194,11 +194,11 @@ class DecodeBatch:
         end = torch.where(stopped, stops.int().argmax(0) + 1, limit)
         return end.clamp_max(limit), stopped & (end <= limit)
 
-    def _tell(self, columns: Tensor) -> None:
+    def _report(self, columns: Tensor) -> None:
         assert self.asked.finished is not None
         if len(columns) == 0:
             return
-        self._told[columns] = True
+        self._reported[columns] = True
         ends, tokens = self._ends(columns)[0], self.tokens[:, columns].t()
         inside = torch.arange(tokens.shape[1], device=ends.device) < ends[:, None]
         self.asked.finished((self.first + columns).tolist(), tokens[inside], ends)

@@ -152,6 +152,11 @@ class Scheduler:
             self._open_row(self.queue.popleft(), prompt)
         return fresh
 
+    def most_left(self) -> int:
+        """The most tokens that a row may still draw."""
+        rows = slice(0, self.count)
+        return int((self.limit[self.response[rows]] - self.drawn[rows]).max())
+
     def grow(self, tokens: int) -> None:
         """Give every row blocks for its next `tokens`,
         if need be at the expense of the youngest rows.
@@ -183,16 +188,16 @@ class Scheduler:
         self.count = len(kept)
         if len(kept) == 0 or kept[-1] == len(kept) - 1:
             return
-        t = self.tables
+        tables = self.tables
         for array in (
             self.response,
             self.drawn,
             self.held,
             self.age,
-            t.table,
-            t.prompt,
-            t.keys,
-            t.recent,
+            tables.table,
+            tables.prompt,
+            tables.keys,
+            tables.recent,
         ):
             array[: len(kept)] = array[kept]
 
@@ -200,13 +205,13 @@ class Scheduler:
         """Finish the tables for a step over `size` rows:
         lengths, who answers which prompt, and rows of padding.
         """
-        t, rows = self.tables, slice(0, self.count)
-        t.length[rows] = self.drawn[rows] - 1
-        t.length[self.count : size] = 0
-        t.prompt[self.count : size] = 0
-        t.table[self.count : size, 0] = 0
-        t.members.fill(-1)
-        t.members[t.prompt[rows], self.response[rows] % self.n] = np.arange(self.count)
+        tables, rows = self.tables, slice(0, self.count)
+        tables.length[rows] = self.drawn[rows] - 1
+        tables.length[self.count : size] = 0
+        tables.prompt[self.count : size] = 0
+        tables.table[self.count : size, 0] = 0
+        tables.members.fill(-1)
+        tables.members[tables.prompt[rows], self.response[rows] % self.n] = np.arange(self.count)
 
     def _can_take(self, number: int, keep: int) -> bool:
         """Whether `number` blocks can be had and one is left for every row,

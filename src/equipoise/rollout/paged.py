@@ -4,7 +4,7 @@ with a paged cache and the step as a CUDA graph.
 A prompt's keys and values lie once in the cache for all its responses; a finished response's row
 goes to the next one in the queue; a response gets blocks as it grows, so memory follows real
 lengths. The step (layers, head, draw) is captured once for each of a few batch sizes and replayed;
-every WINDOW steps the host looks at what was drawn, tells who is finished, fills up and goes on.
+every WINDOW steps the host looks at what was drawn, reports who is finished, fills up and goes on.
 Results are those of the other samplers: same seeds, same draws.
 With `speculation` a step also takes each row's next tokens as drafts, looked up in what its group
 has written, and keeps as many as are what is drawn there: the same responses in fewer steps.
@@ -54,7 +54,9 @@ KEPT = 3  # sets of buffers and graphs that are kept: training's, and those of a
 SHARE = 0.8  # of the GPU's free memory that the cache may take
 PREFILL = 1 << 15  # tokens of prompts computed together
 MOST_DRAFTS = 8  # of a row and step
-TOLD = 32  # responses told of together: a millisecond or two, in which the device may already wait
+REPORTED = (
+    32  # responses reported together: a millisecond or two, in which the device may already wait
+)
 
 
 class PagedSampler:
@@ -206,7 +208,7 @@ class _Call:
         self.stopped = np.zeros(asked.rows, dtype=bool)
         # what `_record` saw and `_store` has not written yet
         self.unstored: list[tuple[Any, ...]] = []
-        self.untold: deque[int] = deque()
+        self.unreported: deque[int] = deque()
 
     def run(self, blocks: int) -> Rollouts:
         lengths = np.array([len(p) for p in self.asked.prompts])
@@ -223,16 +225,11 @@ class _Call:
             if scheduler.count:
                 # Some steps go by before the host looks at the draws: rows that end meanwhile draw
                 # on for nothing, which costs less than waiting for the device after every token.
-                steps = min(
-                    WINDOW,
-                    int(
-                        (self.limit[scheduler.response] - scheduler.drawn)[: scheduler.count].max()
-                    ),
-                )
+                steps = min(WINDOW, scheduler.most_left())
                 scheduler.grow(steps * self.buffers.size.width)
                 self._steps(steps)
         self._store()
-        self._tell(lambda: False)
+        self._report(lambda: False)
         return self._rollouts()
 
     def _compute_prompts(self, prompts: list[int]) -> None:
@@ -278,13 +275,15 @@ class _Call:
 
     def _first_tokens(self, old: int) -> None:
         """Draw the first token of the rows from `old` on, from their prompts' last hidden states."""
-        scheduler, t, device = self.scheduler, self.buffers.tables, self.policy.device
+        scheduler, tables, device = self.scheduler, self.buffers.tables, self.policy.device
         new = scheduler.count - old
         if new == 0:
             return
-        t.keys[old : scheduler.count] = self.keys[scheduler.response[old : scheduler.count]]
-        keys = torch.from_numpy(t.keys[old : scheduler.count].copy()).to(device)
-        place = torch.from_numpy(t.prompt[old : scheduler.count].astype(np.int64)).to(device)
+        rows = slice(old, scheduler.count)
+        response = scheduler.response[rows]
+        tables.keys[rows] = self.keys[response]
+        keys = torch.from_numpy(tables.keys[rows].copy()).to(device)
+        place = torch.from_numpy(tables.prompt[rows].astype(np.int64)).to(device)
         u = decode.uniform(keys, torch.zeros(new, dtype=torch.int32, device=device))
         size = max(1, LOGITS // self.weights.vocabulary)
         parts: list[tuple[Tensor, Tensor]] = []
@@ -303,7 +302,7 @@ class _Call:
         if sizes:
             count = torch.cat(sizes).cpu().numpy()
             places = self._list(np.stack((count.cumsum() - count, count))[:, None], torch.cat(ids))
-        recent = self._prompt_ends(scheduler.response[old : scheduler.count] // scheduler.n)
+        recent = self._prompt_ends(response // scheduler.n)
         recent = np.concatenate((recent, tokens[:, None]), 1)
         once = np.ones((1, new), dtype=np.int64)
         self._record(old, Window(tokens[None], logprobs[None], once, None, recent), places)
@@ -341,11 +340,10 @@ class _Call:
             buffers.upload()
             for _ in range(steps):
                 step()
-            # while the device works, and before what it brings back takes the place of what is
-            # stored
+            # While the device works: what it brings back will overwrite what is stored here.
             self._store()
             buffers.download()
-            self._tell(buffers.ready)
+            self._report(buffers.ready)
             window = buffers.results(steps, scheduler.count)
             if buffers.supports is None or not params.truncates:
                 break
@@ -391,13 +389,11 @@ class _Call:
         stops = self.is_end[tokens] & (at < end)
         if self.asked.stop is not None and self.may_stop is not None:
             self._store()
-            hits = np.argwhere(self.may_stop[tokens] & (at < end))
-            tails = [
-                self.tokens[response[i], max(0, at[j, i] + 1 - self.asked.stop.span) : at[j, i] + 1]
-                for j, i in hits
-            ]
+            # A stop string may span tokens: the last few are looked at together.
+            may = np.argwhere(self.may_stop[tokens] & (at < end))
+            tails = [self._tail(response[row], at[step, row]) for step, row in may]
             if tails:
-                stops[tuple(hits.T)] |= self.asked.stop.in_tails([t.tolist() for t in tails])
+                stops[tuple(may.T)] |= self.asked.stop.in_tails(tails)
         stopped = np.asarray(stops.any(0))
         length = np.where(stopped, drawn + stops.argmax(0) + 1, end)
         if self.drafts is not None and window.tried is not None:
@@ -406,13 +402,19 @@ class _Call:
         done = stopped | (length == limit)
         ended = response[done]
         self.lengths[ended], self.stopped[ended] = length[done], stopped[done]
-        self.untold.extend(ended.tolist())
+        self.unreported.extend(ended.tolist())
         scheduler.drawn[rows] += window.given.sum(0)
         self.buffers.tables.recent[rows] = window.recent
         if done.any():
             gone = np.zeros(scheduler.count, dtype=bool)
             gone[rows] = done
             scheduler.drop(gone)
+
+    def _tail(self, response: int, last: int) -> list[int]:
+        """The tokens up to the one at `last` that a stop string there can span."""
+        assert self.asked.stop is not None
+        tail: list[int] = self.tokens[response, : last + 1][-self.asked.stop.span :].tolist()
+        return tail
 
     def _store(self) -> None:
         for response, at, tokens, logprobs, places in self.unstored:
@@ -423,19 +425,17 @@ class _Call:
                     table[response, at] = values
         self.unstored.clear()
 
-    def _tell(self, enough: Callable[[], bool]) -> None:
-        """Tell of finished responses, some at a time, in their order,
-        until there is something better to do.
-        """
-        while self.untold and not enough():
-            told = [self.untold.popleft() for _ in range(min(TOLD, len(self.untold)))]
+    def _report(self, enough: Callable[[], bool]) -> None:
+        """Hand finished responses to `finished`, some at a time, in their order, until `enough`."""
+        while self.unreported and not enough():
+            count = min(REPORTED, len(self.unreported))
+            responses = [self.unreported.popleft() for _ in range(count)]
             if self.asked.finished is not None:
+                lengths = self.lengths[responses]
                 tokens = np.concatenate(
-                    [self.tokens[response, : self.lengths[response]] for response in told]
+                    [self.tokens[i, :length] for i, length in zip(responses, lengths, strict=True)]
                 )
-                self.asked.finished(
-                    told, torch.from_numpy(tokens), torch.from_numpy(self.lengths[told])
-                )
+                self.asked.finished(responses, torch.from_numpy(tokens), torch.from_numpy(lengths))
 
     def _rollouts(self) -> Rollouts:
         asked, device = self.asked, self.policy.device

@@ -34,8 +34,8 @@ def page(result: Result, title: str) -> str:
     else:
         tables = [_table(result, name) for name in MEASURES]
         sections = [_baseline(result), _options(result), _one_of(result), *tables]
-    told = "".join(f"<p>{_words(text)}</p>" for text in (head(result), SYMBOLS))
-    header = f"<header><h1>{html.escape(title)}</h1>{told}</header>"
+    caption = "".join(f"<p>{_words(text)}</p>" for text in (head(result), SYMBOLS))
+    header = f"<header><h1>{html.escape(title)}</h1>{caption}</header>"
     body = "\n".join([header, "<main>", *sections, "</main>"])
     return static_page(title, STYLE.read_text(encoding="utf-8"), body)
 
@@ -92,10 +92,10 @@ class Plot:
             return
         if estimate.low is not None and estimate.high is not None:
             self.line(p, max(estimate.low, self.low), p, min(estimate.high, self.high), "interval")
-        told = _minus(f"{label}: {estimate.value:+.3f} ({ends(estimate)})")
+        caption = _minus(f"{label}: {estimate.value:+.3f} ({ends(estimate)})")
         self.parts.append(
             f'<circle class="point" cx="{self.x(p):.1f}" cy="{self.y(estimate.value):.1f}" r="4.5">'
-            f"<title>{html.escape(told)}</title></circle>"
+            f"<title>{html.escape(caption)}</title></circle>"
         )
 
     def svg(self, label: str) -> str:
@@ -144,12 +144,12 @@ def _baseline(result: Result) -> str:
         if b.success is not None:
             plot.estimate(b.success, b.measured, f"success rate {interval_name(b)}")
     drawing = plot.svg("measured bias of the group baseline by success rate, with the closed form")
-    told = (
+    caption = (
         f"E[p̂|S] − p with {result.group} responses a group: points are measured, with 95 % intervals over prompts; the "
         "dashed line is the closed form (HA-DW, Theorem 1). Above 0 the advantage is underestimated. "
         + verdict(result)
     )
-    return _section("The group baseline", told, f'<figure class="wide">{drawing}</figure>')
+    return _section("The group baseline", caption, f'<figure class="wide">{drawing}</figure>')
 
 
 def _options(result: Result) -> str:
@@ -165,18 +165,18 @@ def _options(result: Result) -> str:
                 plot.estimate(b.success, estimate, f"{name}, {interval_name(b)}")
         drawing = plot.svg(f"{name}: bias without scale by success rate")
         figures.append(f"<figure><h3>{html.escape(name)}</h3>{drawing}</figure>")
-    told = (
+    caption = (
         f"{_sentence(TITLES['scale_free'])}. The dashed line is the closed form for {PLAIN}, for comparison: an "
         "advantage without bias would lie on 0."
     )
-    return _section("Every advantage", told, f'<div class="many">{"".join(figures)}</div>')
+    return _section("Every advantage", caption, f'<div class="many">{"".join(figures)}</div>')
 
 
 def _one_of(result: Result) -> str:
     """The paper's Figure 6."""
     items = "".join(f"<p>{_words(line)}</p>" for line in shares(result))
-    told = "Sampled again, is a prompt harder than a lucky group made it look, and easier than an unlucky one?"
-    return _section("One success, one failure", told, items)
+    caption = "Sampled again, is a prompt harder than a lucky group made it look, and easier than an unlucky one?"
+    return _section("One success, one failure", caption, items)
 
 
 def _table(result: Result, measure: str) -> str:
@@ -186,12 +186,14 @@ def _table(result: Result, measure: str) -> str:
     for name, found in result.options.items():
         cells = "".join(f"<td>{_cell(estimate)}</td>" for estimate in found[measure])
         rows.append(f'<tr><th scope="row">{html.escape(name)}</th>{cells}</tr>')
-    told = "By success rate of the prompt, with 95 % intervals over prompts."
+    caption = "By success rate of the prompt, with 95 % intervals over prompts."
     if measure != "scale_free":
-        told = f"{told} {SCALE}"
+        caption = f"{caption} {SCALE}"
     title = _sentence(TITLES[measure])
     box = f'<div class="scroll" tabindex="0" role="region" aria-label="{html.escape(title)}">'
-    return _section(title, told, f"{box}<table>{head}<tbody>{''.join(rows)}</tbody></table></div>")
+    return _section(
+        title, caption, f"{box}<table>{head}<tbody>{''.join(rows)}</tbody></table></div>"
+    )
 
 
 def _cell(estimate: Estimate) -> str:
@@ -204,5 +206,5 @@ def _sentence(text: str) -> str:
     return text[0].upper() + text[1:]
 
 
-def _section(title: str, told: str, content: str) -> str:
-    return f"<section><h2>{html.escape(title)}</h2><p>{_words(told)}</p>{content}</section>"
+def _section(title: str, caption: str, content: str) -> str:
+    return f"<section><h2>{html.escape(title)}</h2><p>{_words(caption)}</p>{content}</section>"

@@ -54,14 +54,14 @@ def nothing(result: Result) -> str | None:
     """Why there is nothing to show, where no group is mixed."""
     if result.informative > 0:
         return None
-    told = "No group has both right and wrong responses, so every advantage is 0 and there is no bias to measure."
+    text = "No group has both right and wrong responses, so every advantage is 0 and there is no bias to measure."
     unread = result.verdicts.get("unparsed", 0)
     if 2 * unread > sum(result.verdicts.values()):
-        told += (
+        text += (
             " The verifier found no answer in most responses: --task.suffix can tell the model how to write it, "
             "--task.answer_in where it is read."
         )
-    return told
+    return text
 
 
 def verdict(result: Result) -> str:
@@ -70,11 +70,11 @@ def verdict(result: Result) -> str:
     inside = [b for b in known if agrees(b)]
     if not known:
         return "Too few mixed groups to compare with the closed form."
-    told = f"The closed form lies inside the measured 95 % interval in {len(inside)} of {len(known)} bins."
+    text = f"The closed form lies inside the measured 95 % interval in {len(inside)} of {len(known)} bins."
     few = ", ".join(interval_name(b) for b in known if b.prompts < FEW_PROMPTS)
     if few:
-        return f"{told} Intervals of fewer than {FEW_PROMPTS} prompts ({few}) can be too narrow."
-    return told
+        return f"{text} Intervals of fewer than {FEW_PROMPTS} prompts ({few}) can be too narrow."
+    return text
 
 
 def agrees(b: Bin) -> bool:
@@ -86,7 +86,7 @@ def shares(result: Result) -> list[str]:
     """HA-DW's measure of the bias, in a sentence each."""
     G = result.group
 
-    def told(share: BiasedShare, kind: str, where: str, rate: str) -> str:
+    def sentence(share: BiasedShare, kind: str, where: str, rate: str) -> str:
         if share.share.value is None:
             return f"No group had exactly one {kind} among {G}."
         return (
@@ -95,8 +95,8 @@ def shares(result: Result) -> list[str]:
         )
 
     return [
-        told(result.one_success, "success", "below", f"1/{G}"),
-        told(result.one_failure, "failure", "above", f"{G - 1}/{G}"),
+        sentence(result.one_success, "success", "below", f"1/{G}"),
+        sentence(result.one_failure, "failure", "above", f"{G - 1}/{G}"),
     ]
 
 

@@ -76,16 +76,16 @@ def what_next(out: Path) -> str:
 
 def settings(name: str, seed: int, steps: int | None, out: Path) -> Config:
     """The configuration of one of the four runs; they differ in the objective alone."""
-    c = Config()
-    c.objective.preset = "dapo"
+    config = Config()
+    config.objective.preset = "dapo"
     for slot, choice in OBJECTIVES[name].items():
-        setattr(c.objective, slot, choice)
-    c.train.seed, c.train.threads, c.train.out = seed, 1, str(out / name)
-    c.train.steps = steps or c.train.steps
-    c.eval.every = max(c.train.steps // 4, 1)
-    c.train.checkpoint_every = c.eval.every
-    c.log.terminal = False
-    return c
+        setattr(config.objective, slot, choice)
+    config.train.seed, config.train.threads, config.train.out = seed, 1, str(out / name)
+    config.train.steps = steps or config.train.steps
+    config.eval.every = max(config.train.steps // 4, 1)
+    config.train.checkpoint_every = config.eval.every
+    config.log.terminal = False
+    return config
 
 
 def quickstart(

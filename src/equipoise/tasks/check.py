@@ -132,17 +132,17 @@ class Checker:
         item = rules.schema.read(row)
         characters = len(item.question)
         if characters > rules.max_chars:
-            told = f"a prompt of {characters:,} characters: must be at most {rules.max_chars:,}"
-            raise RowError("too long", told)
+            why = f"a prompt of {characters:,} characters: must be at most {rules.max_chars:,}"
+            raise RowError("too long", why)
         text = digest(item.question)
         if text in rules.elsewhere:
             raise RowError("held-out file", "the prompt stands in the held-out file")
         if rules.dedupe and text in self._texts:
             first, answer = self._texts[text]
             if answer != item.answer:
-                told = f"{item.answer[:40]} instead of {answer[:40]}"
+                answers = f"{item.answer[:40]} instead of {answer[:40]}"
                 raise RowError(
-                    "other answer", f"the prompt of {where(first)} with another answer, {told}"
+                    "other answer", f"the prompt of {where(first)} with another answer, {answers}"
                 )
             raise RowError("duplicate", f"the prompt of {where(first)} again")
         if item.id is not None:
@@ -156,8 +156,8 @@ class Checker:
             )
         count = 0 if rules.count_tokens is None else rules.count_tokens(item)
         if count > rules.max_tokens:
-            told = f"a prompt of {count:,} tokens: must be at most {rules.max_tokens:,}"
-            raise RowError("too many tokens", told)
+            why = f"a prompt of {count:,} tokens: must be at most {rules.max_tokens:,}"
+            raise RowError("too many tokens", why)
         if rules.dedupe:
             self._texts[text] = number, item.answer
         return text, item

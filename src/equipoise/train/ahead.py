@@ -27,17 +27,13 @@ import torch
 from torch import Tensor
 
 from equipoise import policy as models
-from equipoise.config import Config
-from equipoise.policy.chat import Chat
-from equipoise.rollout import PagedSampler, Sampler
+from equipoise.rollout import PagedSampler
 from equipoise.rollout import sampler as native_sampler
-from equipoise.tasks import Task
 from equipoise.train import ranks
 from equipoise.train.batch import Collector, StepBatch
 from equipoise.train.folder import RunError
 from equipoise.train.history import PromptHistory
 from equipoise.train.planner import share_of_sampler
-from equipoise.train.score import Scorer
 from equipoise.train.update import Updater
 
 LOOK = 1.0  # seconds between two looks at whether the thread still lives
@@ -46,22 +42,16 @@ GOODBYE = 60.0  # seconds that a thread has to stop in; it waits for verdicts as
 Seconds = dict[str, float]
 
 
-def open_batches(
-    config: Config,
-    policy: models.Policy,
-    sampler: Sampler,
-    task: Task,
-    scorer: Scorer,
-    chat: Chat,
-    decay: float,
-) -> OnPolicy | Ahead:
-    """`sampler` reads the weights of `policy` as they are; `decay`: of what is known of a prompt."""
+def open_batches(collector: Collector) -> OnPolicy | Ahead:
+    """What the collector samples with the weights as they are or, ahead, with a snapshot of them."""
+    config = collector.config
     if not config.rollout.ahead:
-        return OnPolicy(Collector(config, policy, sampler, task, scorer, chat, decay))
-    snapshot = models.Snapshot(policy)
+        return OnPolicy(collector)
+    snapshot = models.Snapshot(collector.policy)
     stopped = threading.Event()
-    own = native_sampler(snapshot.policy, stopped, **config.rollout.sampler_options())
-    collector = Collector(config, snapshot.policy, own, task, scorer, chat, decay)
+    collector.policy = snapshot.policy
+    options = config.rollout.sampler_options()
+    collector.sampler = native_sampler(snapshot.policy, stopped, **options)
     collector.group = ranks.another_group()
     return Ahead(collector, snapshot, stopped, last=config.train.steps)
 

@@ -71,7 +71,10 @@ def encode_prompt(policy: models.Policy, prompt: Prompt, chat: Chat) -> list[int
 
 
 class Collector:
-    """Draws, samples and scores. Its state: the place in the stream, what it saw of prompts."""
+    """Draws, samples and scores. Its state: the place in the stream, what it saw of prompts.
+
+    `sampler` reads the weights of `policy` as they are; `decay`: of what is known of a prompt.
+    """
 
     def __init__(
         self,
@@ -80,6 +83,7 @@ class Collector:
         sampler: Sampler,
         task: Task,
         scorer: Scorer,
+        *,
         chat: Chat,
         decay: float,
     ) -> None:
@@ -91,14 +95,13 @@ class Collector:
         self.chat = chat
         self.position = 0
         self.history = PromptHistory(decay)
-        r = config.rollout
         self.params = SamplingParams(
-            temperature=r.temperature,
-            top_p=r.top_p,
-            top_k=r.top_k,
-            min_p=r.min_p,
-            max_tokens=r.max_tokens or task.max_tokens,
-            stop=(*task.stop, *r.stop),
+            temperature=config.rollout.temperature,
+            top_p=config.rollout.top_p,
+            top_k=config.rollout.top_k,
+            min_p=config.rollout.min_p,
+            max_tokens=config.rollout.max_tokens or task.max_tokens,
+            stop=(*task.stop, *config.rollout.stop),
             seed=config.train.seed,
         )
         self.seconds = {"rollout": 0.0, "reward": 0.0}
@@ -106,13 +109,13 @@ class Collector:
 
     def collect(self, step: int) -> StepBatch:
         """`rollout.prompts` groups; with dynamic sampling none all right or wrong, if it can."""
-        r = self.config.rollout
+        rollout = self.config.rollout
         self.seconds = {"rollout": 0.0, "reward": 0.0}
         parts: list[StepBatch] = []
-        missing = r.prompts
-        for _ in range(r.max_draws if r.dynamic_sampling else 1):
-            part = self._draw(step, r.prompts)
-            if r.dynamic_sampling:
+        missing = rollout.prompts
+        for _ in range(rollout.max_draws if rollout.dynamic_sampling else 1):
+            part = self._draw(step, rollout.prompts)
+            if rollout.dynamic_sampling:
                 part = _first_groups(part, _mixed(part), missing)
             parts.append(part)
             missing -= len(part.prompts)
@@ -142,7 +145,7 @@ class Collector:
         start = time.perf_counter()
         prompts = [self.task.prompt(i) for i in places]
         ids = [encode_prompt(self.policy, p, self.chat) for p in prompts]
-        n = self.config.rollout.group_size
+        group_size = self.config.rollout.group_size
         asked: dict[int, list[Answer]] = {}
         texts: dict[int, str] = {}
         grading = 0.0
@@ -154,14 +157,14 @@ class Collector:
             texts.update(zip(rows, said, strict=True))
             begun = time.perf_counter()
             asked.update(
-                (row, self.scorer.ask(prompts[row // n], text))
+                (row, self.scorer.ask(prompts[row // group_size], text))
                 for row, text in zip(rows, said, strict=True)
             )
             grading += time.perf_counter() - begun
 
         rollouts = self.sampler.sample(
             ids,
-            n,
+            group_size,
             self.params,
             # A draw depends on the seed, the step and these keys, and on nothing else in the batch.
             keys=list(places),
@@ -373,10 +376,10 @@ def write_rollouts(
     """`step-N.parquet`, a row per response, whole or not at all; `shown`: prompts as read."""
     import pyarrow as pa
 
-    r, lengths = batch.rollouts, batch.rollouts.lengths.tolist()
-    sums = torch.stack([x.sum() for x in r.logprobs.cpu().split(lengths)]).tolist()
+    rollouts, lengths = batch.rollouts, batch.rollouts.lengths.tolist()
+    sums = torch.stack([x.sum() for x in rollouts.logprobs.cpu().split(lengths)]).tolist()
     starts = pa.array([0, *itertools.accumulate(lengths)], pa.int32())
-    group = r.prompt.tolist()
+    group = rollouts.prompt.tolist()
     weight, coefficient = credit.weight, credit.coefficient
     if credit.per_token:  # their mean over the response
         weight, coefficient = (_mean_of_tokens(x, credit.lengths) for x in (weight, coefficient))
@@ -386,9 +389,9 @@ def write_rollouts(
             "prompt": [batch.prompts[g].text for g in group],
             "model_input": [shown[g] for g in group],
             "response": batch.texts,
-            "tokens": pa.ListArray.from_arrays(starts, pa.array(r.tokens.cpu().numpy())),
+            "tokens": pa.ListArray.from_arrays(starts, pa.array(rollouts.tokens.cpu().numpy())),
             "length": lengths,
-            "finish": list(r.finish),
+            "finish": list(rollouts.finish),
             "reward": batch.total.tolist(),
             "verdict": batch.verdicts,
             "group": group,

@@ -101,10 +101,9 @@ class Watcher:
             "sampled": float(len(chosen)),
             "divergence": len(diverging) / judged if judged else math.nan,
             "copied": len(copied) / len(chosen) if chosen else math.nan,
-            "length": float(batch.rollouts.lengths.double().mean())
-            if len(batch.texts)
-            else math.nan,
-            "reward": float(batch.total.mean()) if len(batch.texts) else math.nan,
+            # NaN without responses
+            "length": float(batch.rollouts.lengths.double().mean()),
+            "reward": float(batch.total.mean()),
             **distinct(prompts, batch.texts),
         }
         if len(self.first) < WINDOW:
@@ -165,8 +164,8 @@ class Watcher:
         )
 
     def _metrics(self, step: Step) -> dict[str, float]:
-        told = ("divergence", "copied", "judged", "distinct_answers", "distinct_in_groups")
-        metrics = {f"gaming/{name}": step[name] for name in told}
+        names = ("divergence", "copied", "judged", "distinct_answers", "distinct_in_groups")
+        metrics = {f"gaming/{name}": step[name] for name in names}
         return metrics | {"gaming/length_ratio": step["length"] / _mean(self.first, "length")}
 
     def _crossed(self) -> list[tuple[str, float]]:

@@ -30,7 +30,7 @@ from equipoise.tasks import Prompt, Task
 from equipoise.train import announce, checkpoint, ranks
 from equipoise.train.ahead import open_batches
 from equipoise.train.average import average
-from equipoise.train.batch import StepBatch, encode_prompt, statistics
+from equipoise.train.batch import Collector, StepBatch, encode_prompt, statistics
 from equipoise.train.best import Best
 from equipoise.train.callbacks import Callbacks
 from equipoise.train.folder import RunError, RunFolder, read_lines
@@ -207,11 +207,16 @@ class Trainer:
         config, chat = self.config, self.settled.chat
         self.sampler = open_engine(config, self.policy)
         undo.callback(close_engine, self.sampler)
-        decay = getattr(self.objective.difficulty, "decay", 1.0)
-        self.batches = open_batches(
-            config, self.policy, self.sampler, self.task, scorer, chat, decay
+        self.collector = Collector(
+            config,
+            self.policy,
+            self.sampler,
+            self.task,
+            scorer,
+            chat=chat,
+            decay=getattr(self.objective.difficulty, "decay", 1.0),
         )
-        self.collector = self.batches.collector
+        self.batches = open_batches(self.collector)
 
     def _begin(self, resume: bool) -> None:
         """The first files of the run, and the state it begins with."""
@@ -439,11 +444,11 @@ class Trainer:
         """The evaluation's prompts and their tokens;
         one that cannot be used stops the run before it begins.
         """
-        c = self.config
+        per_level = self.config.eval.per_level
         try:
-            prompts = self.task.evaluation(c.eval.per_level)
+            prompts = self.task.evaluation(per_level)
         except ValueError as error:
-            raise ConfigError(f"eval.per_level = {c.eval.per_level}: {error}") from error
+            raise ConfigError(f"eval.per_level = {per_level}: {error}") from error
         return [(prompt, self._encode(prompt)) for prompt in prompts]
 
     def _evaluate(self) -> None:

@@ -145,15 +145,15 @@ class Sft:
         return state
 
     def run(self) -> None:
-        s = self.config.sft
-        terminal = Terminal(s.out, self.steps, self.imitator.done, False)
-        terminal.console.quiet = not s.terminal
+        sft = self.config.sft
+        terminal = Terminal(sft.out, self.steps, self.imitator.done, False)
+        terminal.console.quiet = not sft.terminal
         self.imitator.say = terminal.say
         if done := self.imitator.done:
             where = f"goes on after step {done} of {self.steps}"
             if done == self.steps:
                 where = f"finished: step {done} of {self.steps} is done"
-            terminal.say(f"{s.out}: {where}")
+            terminal.say(f"{sft.out}: {where}")
         if isinstance(self.task, Dataset):
             terminal.say(str(self.task.summary))
         for note in self.settled.notes:
@@ -167,9 +167,9 @@ class Sft:
                 while self.imitator.done < self.steps:
                     self._step(terminal)
                     done = self.imitator.done == self.steps
-                    if s.eval_every and (self.imitator.done % s.eval_every == 0 or done):
+                    if sft.eval_every and (self.imitator.done % sft.eval_every == 0 or done):
                         self._evaluate(terminal)
-                    if done or stopping.wanted or self.imitator.done % s.checkpoint_every == 0:
+                    if done or stopping.wanted or self.imitator.done % sft.checkpoint_every == 0:
                         self._checkpoint()
                     if stopping.wanted and not done:
                         again = f"equipoise sft {shlex.quote(str(self.config_file))} --resume"
@@ -177,7 +177,7 @@ class Sft:
                             f"stopped after step {self.imitator.done}; go on with: {again}"
                         )
             terminal.say(
-                f"start from it with: equipoise train CONFIG --model.name {shlex.quote(s.out)}"
+                f"start from it with: equipoise train CONFIG --model.name {shlex.quote(sft.out)}"
             )
         finally:
             self.folder.unlock()

@@ -32,14 +32,14 @@ def open_teacher(name: str, policy: models.Policy) -> models.Policy:
 
 def check_vocabularies(policy: models.Policy, teacher: models.Policy) -> None:
     """Refuse a teacher to whom the policy's token ids mean something else, or nothing."""
-    told = f'train.teacher = "{teacher.name}"'
+    option = f'train.teacher = "{teacher.name}"'
     ours, theirs = policy.tokenizer.get_vocab(), teacher.tokenizer.get_vocab()
     apart = sorted(
         token for token in ours.keys() | theirs.keys() if ours.get(token) != theirs.get(token)
     )
     if apart:
         raise ConfigError(
-            f"{told}: its vocabulary differs from that of {policy.name} in {len(apart):,} of {len(ours):,} tokens, "
+            f"{option}: its vocabulary differs from that of {policy.name} in {len(apart):,} of {len(ours):,} tokens, "
             f"{apart[0]!r} among them; a teacher reads the policy's own token ids, so it must have the same ones"
         )
     # Models of one family pad their heads to different sizes;
@@ -47,11 +47,11 @@ def check_vocabularies(policy: models.Policy, teacher: models.Policy) -> None:
     rows, needed = (len(p.core.get_output_embeddings().weight) for p in (teacher, policy))
     if rows < needed:
         raise ConfigError(
-            f"{told}: its head has {rows:,} rows, and {policy.name}, which may draw any of {needed:,} ids, has more"
+            f"{option}: its head has {rows:,} rows, and {policy.name}, which may draw any of {needed:,} ids, has more"
         )
     if not set(policy.eos) & set(teacher.eos):
         raise ConfigError(
-            f"{told}: it ends a response with token {list(teacher.eos)}, and {policy.name} with {list(policy.eos)}: "
+            f"{option}: it ends a response with token {list(teacher.eos)}, and {policy.name} with {list(policy.eos)}: "
             "every end would count as a mistake; take a teacher that ends as the policy does"
         )
 

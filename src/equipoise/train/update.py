@@ -104,9 +104,11 @@ class Updater:
         sharded = config.train.shard and ranks.count() > 1
         self.shards = _shards(policy) if sharded else None
         self.reference_shards = _shards(reference) if sharded and reference else None
-        o, trained = config.optim, self.shards.parameters if self.shards else policy.parameters()
         self.optimizer = AdamW(
-            trained, betas=(o.betas[0], o.betas[1]), weight_decay=o.weight_decay, state=o.state
+            self.shards.parameters if self.shards else policy.parameters(),
+            betas=config.optim.betas,
+            weight_decay=config.optim.weight_decay,
+            state=config.optim.state,
         )
         self.parameters = self.optimizer.masters
         self.plan: Plan | None = None  # made when there is something to train on
@@ -194,10 +196,10 @@ class Updater:
         """[B] whether a response is trained on: one that nothing pulls on (no advantage, no KL, no
         entropy bonus) needs no forward pass, unless its group must be whole.
         """
-        c, group = self.config, batch.rollouts.prompt.cpu()
+        config, group = self.config, batch.rollouts.prompt.cpu()
         pulled = credit.pulled.cpu()
         # The KL and the bonus pull on every token, whatever its advantage.
-        if c.objective.kl or c.objective.entropy_bonus:
+        if config.objective.kl or config.objective.entropy_bonus:
             pulled = torch.ones_like(pulled)
         elif self.objective.needs_whole_groups:
             pulled = torch.isin(group, group[pulled])
@@ -213,11 +215,11 @@ class Updater:
         first: list[MiniBatch] | None = None,
     ) -> list[MiniBatch]:
         """The mini-batches of a pass; `first`: those of the first one, compared already."""
-        t, prompts = self.config.train, len(batch.prompts)
+        train, prompts = self.config.train, len(batch.prompts)
         # With one mini-batch every pass sees the same responses, packed already.
-        if first is not None and parts_of(prompts, t.mini_batch) == 1:
+        if first is not None and parts_of(prompts, train.mini_batch) == 1:
             return first
-        groups = cut_groups(prompts, t.mini_batch, t.seed, step, turn)
+        groups = cut_groups(prompts, train.mini_batch, train.seed, step, turn)
         parts = mini_batches(batch.rollouts, credit, trained, groups)
         there = credit.parts_to(self.policy.device, [part.credit for part in parts])
         for part, moved in zip(parts, there, strict=True):
@@ -280,15 +282,16 @@ class Updater:
 
     def _plan(self, prompts: Sequence[Sequence[int]]) -> Plan:
         """How much one pass may hold: as the configuration says or, if it does not, what fits."""
-        c, r = self.config, self.config.rollout
-        if c.train.micro_batch or c.train.micro_tokens:
-            return Plan(c.train.micro_tokens, self.policy.gradient_checkpointing, "")
-        prompt, response = max(map(len, prompts)), self.longest
+        config, rollout = self.config, self.config.rollout
+        if config.train.micro_batch or config.train.micro_tokens:
+            return Plan(config.train.micro_tokens, self.policy.gradient_checkpointing, "")
+        prompt = max(map(len, prompts))
+        group = prompt + rollout.group_size * self.longest
         return plan(
             self.policy,
-            total=(c.train.mini_batch or r.prompts) * (prompt + r.group_size * response),
-            cap=c.train.memory_cap,
-            largest=prompt + response * (r.group_size if self.objective.needs_whole_groups else 1),
+            total=(config.train.mini_batch or rollout.prompts) * group,
+            cap=config.train.memory_cap,
+            largest=group if self.objective.needs_whole_groups else prompt + self.longest,
             to_come=self.optimizer.bytes_to_come() + self.beside,
             clear=self.optimizer.zero_grad,
         )
@@ -333,8 +336,13 @@ class Updater:
         """Whether the pass that trains on mini-batch `number` is of the policy to compare with, and
         so says log π_old itself: before the first step, where no dropout and no later pass is.
         """
-        c = self.config
-        return self.exact and number == 0 and c.train.updates == 1 and c.model.lora_dropout == 0
+        config = self.config
+        return (
+            self.exact
+            and number == 0
+            and config.train.updates == 1
+            and config.model.lora_dropout == 0
+        )
 
     @torch.no_grad()
     def _compare(self, share: RankShare) -> None:
@@ -438,10 +446,10 @@ class Updater:
         wait to hear of it, but goes on to the next mini-batch.
         """
         self._settle()
-        c = self.config
+        config = self.config
         # The norm is known already, of the sum over all ranks: each clips by the same factor.
-        if c.optim.clip_norm:
-            torch.nn.utils.clip_grads_with_norm_(self.parameters, c.optim.clip_norm, norm)
+        if config.optim.clip_norm:
+            torch.nn.utils.clip_grads_with_norm_(self.parameters, config.optim.clip_norm, norm)
         # Counted before the rate is asked for: a warm-up's first step must not have rate 0.
         self.updates += 1
         self.optimizer.step(self._rate(), fine)
@@ -522,24 +530,24 @@ def _merged(steps: Sequence[Step]) -> dict[str, float]:
 
 
 def _last_update(step: Step) -> dict[str, float]:
-    """How far the policy moved on a batch: the first update's ratios are 1, or of a batch that was
-    sampled ahead those of a step, and the last one's tell.
+    """How far the policy moved on a batch. The first update cannot show it: its ratios are 1 or, of a
+    batch that was sampled ahead, those of one step.
     """
     last = _merged([step._replace(weight=1.0, policy_weight=1.0)])
     return {f"{name}/last_update": x for name, x in last.items() if name.startswith(LAST_UPDATE)}
 
 
-def learning_rate(o: OptimConfig, update: int, total: int) -> float:
+def learning_rate(optim: OptimConfig, update: int, total: int) -> float:
     """The rate of optimizer step `update` (from 1): warm-up, then constant, linear or cosine.
 
     0 is reached one step after the last: a step at 0 would be a batch of rollouts for nothing.
     """
-    assert o.lr != "auto", "settled when the model was loaded"
-    if update <= o.warmup:
-        return o.lr * update / max(o.warmup, 1)
-    left = 1 - (update - o.warmup) / (total - o.warmup + 1)
+    assert optim.lr != "auto", "settled when the model was loaded"
+    if update <= optim.warmup:
+        return optim.lr * update / max(optim.warmup, 1)
+    left = 1 - (update - optim.warmup) / (total - optim.warmup + 1)
     shape = {"constant": 1.0, "linear": left, "cosine": 0.5 * (1 + math.cos(math.pi * (1 - left)))}
-    return o.lr * shape[o.schedule]
+    return optim.lr * shape[optim.schedule]
 
 
 def _shards(policy: models.Policy) -> Shards:

@@ -54,16 +54,6 @@ def test_exactly_the_denied_calls_are_refused(machine):
 
 
 @pytest.mark.parametrize("machine", seccomp.MACHINES)
-def test_a_shorter_list_refuses_only_that(machine):
-    program = seccomp.program(seccomp.NETWORK, machine)
-    column = seccomp.MACHINES.index(machine)
-    for name, numbers in seccomp.NUMBERS.items():
-        if numbers[column] is not None:
-            expected = EPERM if name in seccomp.NETWORK else ALLOW
-            assert decide(program, machine, numbers[column]) == expected, name
-
-
-@pytest.mark.parametrize("machine", seccomp.MACHINES)
 def test_calls_judged_by_their_arguments(machine):
     program = seccomp.program(machine=machine)
     clone, _, sendto, ioctl, _, fcntl, rt_sigaction = OTHER[machine]
@@ -137,9 +127,7 @@ def test_the_numbers_are_libseccomps(machine):
     assert all(theirs[name] < 0 for name, number in table.items() if number is None)
 
 
-def test_bad_input_is_named():
-    with pytest.raises(ValueError, match="sokcet"):
-        seccomp.program(["sokcet"])
+def test_an_unknown_machine_is_named():
     with pytest.raises(ValueError, match="riscv64"):
         seccomp.program(machine="riscv64")
 
@@ -157,7 +145,7 @@ def attempt():
         results.append(error.errno)
 thread = threading.Thread(target=attempt)
 thread.start()
-seccomp.confine(seccomp.program({denied}))
+seccomp.confine(seccomp.program())
 go.set()
 thread.join()
 attempt()
@@ -177,10 +165,8 @@ print(results == [errno.EPERM] * 3)
 
 
 @pytest.mark.skipif(sys.platform != "linux" or platform.machine() not in seccomp.MACHINES, reason="a Linux filter")
-@pytest.mark.parametrize("denied", ["", "seccomp.NETWORK"])
-def test_a_confined_process_has_no_sockets_in_any_thread_or_child(denied):
-    source = CONFINED.format(denied=denied)
-    run = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, env=os.environ, timeout=600)
+def test_a_confined_process_has_no_sockets_in_any_thread_or_child():
+    run = subprocess.run([sys.executable, "-c", CONFINED], capture_output=True, text=True, env=os.environ, timeout=600)
     assert run.stdout.strip() == "True", run.stderr
 
 

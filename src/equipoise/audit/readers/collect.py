@@ -32,9 +32,10 @@ from equipoise.audit.log import AuditError, Integers, Log, ordered, selected
 from equipoise.audit.readers import ours, trl, verl
 from equipoise.audit.readers.dumps import Dump, dump_of
 from equipoise.audit.readers.files import Piece, names_in, pieces
-from equipoise.audit.readers.roles import Roles, check_columns, roles_of, told, writer_of
+from equipoise.audit.readers.roles import Roles, check_columns, read_from, roles_of, writer_of
 
-CUT = ("length", True, "true", "True")
+CUT = {"length", "true", "1", "1.0"}
+ENDED = {"stop", "false", "0", "0.0"}
 MOST_TOKENS = 1 << 27  # held as 4 bytes each; beyond it the shared prefixes are left unmeasured
 THIN = {"prime-rl", "slime"}  # they go on with what is left of a group when responses fail
 TOO_MANY = f"more than {MOST_TOKENS / 1e6:.0f} million tokens: shared prefixes are not measured; audit fewer files"
@@ -52,7 +53,8 @@ class LogCollector:
         self.places: list[tuple[str, int]] = []  # (file, rows) in the order they came
         self.step_files: dict[int, str] = {}
         self.writers: set[str] = set()
-        self.told: defaultdict[str, set[str]] = defaultdict(set)  # what each role was read from
+        self.read_from: defaultdict[str, set[str]] = defaultdict(set)  # columns of each role
+        self.ends: set[str] = set()  # words for why a response ended
         self.units: set[str] = set()
         self.summed: tuple[str, ...] = ()
         self.dump_notes: dict[str, None] = {}
@@ -97,8 +99,8 @@ class LogCollector:
         self.places.append((file, rows))
         self.writers.add(writer or writer_of(names))
         if writer is None:  # a dump's columns are made by its reader
-            for role, read_from in told(file, names, self.columns, roles).items():
-                self.told[role].add(read_from)
+            for role, said in read_from(file, names, self.columns, roles).items():
+                self.read_from[role].add(said)
         self.summed = tuple(roles["reward"])
 
     def _piece(self, file: str, first: int, piece: dict[str, Any], roles: Roles) -> int:
@@ -127,7 +129,9 @@ class LogCollector:
         self._lengths(roles, column, refuse)
         if "finish" in roles:
             _, values = column("finish")
-            self.parts["finish"].append(np.array([v in CUT for v in plain_values(values)]))
+            ends = plain_values(values)
+            self.ends.update(end for end in ends if isinstance(end, str))
+            self.parts["finish"].append(np.array([_was_cut(end) for end in ends]))
         if {"sampler_logprob", "trainer_logprob"} <= roles.keys():
             sampler = numbers(*column("sampler_logprob"), refuse)
             trainer = numbers(*column("trainer_logprob"), refuse)
@@ -226,15 +230,21 @@ class LogCollector:
         log, real = self._joined()
         rows = np.arange(len(log))  # where each response stands among all that were read
         notes = [*log.notes, *self.dump_notes]
+        others = sorted(end for end in self.ends if end.lower() not in ENDED)
+        if others and not np.any(log.truncated):
+            said = ", ".join(end[:20] for end in others[:4])
+            notes.append(
+                f'no response counts as cut at the limit: finish says {said}, and never "length" or true'
+            )
         if not real.all():
             notes.append(f"left out {(~real).sum()} rows that verl filled its batch with")
             log, rows = selected(log, real), rows[real]
         signs: list[str] = []
         if from_trl := len(self.parts["advantage"]) == len(self.parts["reward"]):
             text, known = np.concatenate(self.parts["text"])[rows], trl.evaluations(paths)
-            keep, told, signs = trl.training(log, text, known)
+            keep, left_out, signs = trl.training(log, text, known)
             log, rows = selected(log, keep), rows[keep]
-            notes += told + signs
+            notes += left_out + signs
         if self.writers <= THIN:
             log, rows, alone = _without_groups_of_one(log, rows)
             if alone:
@@ -290,7 +300,7 @@ class LogCollector:
             kept=joined.get("kept"),
             sampler_distance=joined.get("sampler"),
             rates=self.rates,
-            columns={role: " or ".join(sorted(names)) for role, names in self.told.items()},
+            columns={role: " or ".join(sorted(names)) for role, names in self.read_from.items()},
         )
         padding = [n for name, n in self.numbers["group"].items() if verl.is_padding(name)]
         return log, ~np.isin(own, padding)
@@ -318,6 +328,11 @@ def _flags(name: str, values: Any, refuse: Refuse) -> NDArray[np.bool_]:
         raise refuse(int(flags.argmax()), name, f"{flags.max()} is not true or false")
     kept: NDArray[np.bool_] = flags == 1
     return kept
+
+
+def _was_cut(end: Any) -> bool:
+    """A table may make numbers of flags, and CSV has text alone."""
+    return str(end).lower() in CUT
 
 
 def _text_hash(text: Any) -> int:

@@ -6,6 +6,7 @@ Only the columns that are wanted are read. Not here: what a column is for (roles
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import json
 import re
@@ -66,7 +67,8 @@ def names_in(path: Path) -> list[str]:
         with pq.ParquetFile(path) as file:
             return list(file.schema_arrow.names)
     if path.suffix == ".csv":
-        with open(path, encoding="utf-8", newline="") as f:
+        # Excel writes a byte order mark, which is no part of the first name
+        with open(path, encoding="utf-8-sig", newline="") as f:
             return next(csv.reader(f), [])
     return next((list(record) for _, record in records(path)), [])
 
@@ -89,16 +91,32 @@ def _parquet(path: Path, wanted: list[str]) -> Iterator[pa.RecordBatch]:
 
 
 def _csv(path: Path, roles: Roles) -> Iterator[pa.RecordBatch]:
-    kinds = {c: pa.float64() for role in NUMBERS for c in roles.get(role, ())}
-    for role in ("prompt", "group", "text", "finish"):
-        kinds |= {c: pa.string() for c in roles.get(role, ())}
     if "tokens" in roles:
         raise AuditError(
             f"{path}: a CSV file cannot hold token ids; name a length column, or write Parquet"
         )
+    numbers = [c for role in NUMBERS for c in roles.get(role, ())]
+    texts = [c for role in ("prompt", "group", "text", "finish") for c in roles.get(role, ())]
+    with _csv_blocks(path, dict.fromkeys(numbers, pa.string())) as blocks:
+        first = next(blocks, None)
+    kinds = dict.fromkeys(texts, pa.string())
+    for name in numbers:
+        flags = first is not None and _are_flags(first.column(name))
+        kinds[name] = pa.bool_() if flags else pa.float64()
+    with _csv_blocks(path, kinds) as blocks:
+        yield from blocks
+
+
+@contextlib.contextmanager
+def _csv_blocks(path: Path, kinds: dict[str, pa.DataType]) -> Iterator[Iterator[pa.RecordBatch]]:
+    parsing = pyarrow.csv.ParseOptions(newlines_in_values=True)  # responses have several lines
     options = pyarrow.csv.ConvertOptions(column_types=kinds, include_columns=sorted(kinds))
-    with pyarrow.csv.open_csv(path, convert_options=options) as reader:
-        yield from reader
+    with pyarrow.csv.open_csv(path, parse_options=parsing, convert_options=options) as reader:
+        yield iter(reader)
+
+
+def _are_flags(texts: pa.Array) -> bool:
+    return all(text.lower() in ("true", "false") for text in texts.unique().to_pylist())
 
 
 def _jsonl(path: Path, wanted: list[str]) -> Iterator[Piece]:
@@ -118,7 +136,7 @@ def _jsonl(path: Path, wanted: list[str]) -> Iterator[Piece]:
 
 
 def records(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    with open(path, encoding="utf-8") as f:
+    with open(path, encoding="utf-8-sig") as f:
         for number, line in enumerate(f, 1):
             try:
                 record = json.loads(line)

@@ -83,7 +83,7 @@ def roles_of(file: str, names: Sequence[str], columns: Mapping[str, str]) -> Rol
     return roles
 
 
-def told(
+def read_from(
     file: str, names: Sequence[str], columns: Mapping[str, str], roles: Roles
 ) -> dict[str, str]:
     """What each role was read from, and which columns might have been meant instead."""

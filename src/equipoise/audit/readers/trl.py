@@ -108,13 +108,13 @@ def training(
     if repeated.any():
         notes.append(f"left out {_listed(log.step[repeated])}: TRL wrote the step before once more")
     keep = ~evaluated & ~repeated
-    untold = set(log.step[keep & (log.step >= known.unknown_from)].tolist())
+    unknown = set(log.step[keep & (log.step >= known.unknown_from)].tolist())
     signs = []
-    steps_by_size = _steps_by_size(selected(log, keep)) if untold else {}
+    steps_by_size = _steps_by_size(selected(log, keep)) if unknown else {}
     if len(steps_by_size) > 1:
         sizes = [f"{size} in {_listed(steps)}" for size, steps in steps_by_size.items()]
         signs.append("groups of " + ", of ".join(sizes))
-    if alike := untold & _with_prompts_of_their_own(selected(log, ~repeated)):
+    if alike := unknown & _with_prompts_of_their_own(selected(log, ~repeated)):
         signs.append(f"the same prompts, which no other step has, in {_listed(alike)}")
     return keep, notes, [f"{sign}: {IF_EVALUATED}" for sign in signs]
 

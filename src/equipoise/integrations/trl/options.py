@@ -44,7 +44,7 @@ EIGHT_BITS = "adamw_bnb_8bit"
 
 
 def settings(config: Config, task: Task) -> dict[str, Setting]:
-    """The fate of every option; settings of GRPOConfig by their names."""
+    """What becomes of every option; settings of GRPOConfig by their names."""
     return {
         **_model(config),
         **_task(config),
@@ -60,7 +60,7 @@ def settings(config: Config, task: Task) -> dict[str, Setting]:
 
 
 def _model(config: Config) -> dict[str, Setting]:
-    m, half = config.model, config.model.dtype == "bfloat16"
+    model, half = config.model, config.model.dtype == "bfloat16"
     weights = {"model_init_kwargs": {"dtype": "float32"}}
     devices = {"cpu": mapped({"use_cpu": True}), "auto": own("Accelerate takes the GPUs there are")}
     elsewhere = own("Accelerate places the model: CUDA_VISIBLE_DEVICES says which GPUs it sees")
@@ -69,14 +69,17 @@ def _model(config: Config) -> dict[str, Setting]:
         "model.dtype": nearly_if(
             half, {**weights, "bf16": half}, "float32 weights, and bfloat16 where autocast takes it"
         ),
-        "model.device": devices.get(m.device, elsewhere),
-        **{f"model.lora_{name}": mapped(why="ADAPTER of launch.py") for name in m.lora_options()},
+        "model.device": devices.get(model.device, elsewhere),
+        **{
+            f"model.lora_{name}": mapped(why="ADAPTER of launch.py")
+            for name in model.lora_options()
+        },
         "model.quantize": refused(
-            m.quantize != "none",
+            model.quantize != "none",
             "launch.py opens the base whole: give model_init_kwargs a quantization_config",
         ),
         "model.gradient_checkpointing": mapped(
-            {"gradient_checkpointing": m.gradient_checkpointing}
+            {"gradient_checkpointing": model.gradient_checkpointing}
         ),
     }
 
@@ -95,9 +98,9 @@ def _task(config: Config) -> dict[str, Setting]:
 
 
 def _rollout(config: Config, task: Task) -> dict[str, Setting]:
-    r = config.rollout
-    vllm = r.engine == "vllm"
-    stop = [*task.stop, *r.stop]
+    rollout = config.rollout
+    vllm = rollout.engine == "vllm"
+    stop = [*task.stop, *rollout.stop]
     per_pass, accumulated = passes_of(config, 1)
     again = "TRL draws each batch once: groups without a difference in reward stay in it"
     if not stop:
@@ -111,31 +114,37 @@ def _rollout(config: Config, task: Task) -> dict[str, Setting]:
     return {
         "rollout.prompts": mapped(
             {"gradient_accumulation_steps": accumulated},
-            f"passes of {per_pass} for {step_prompts(config)} × {r.group_size} responses; "
+            f"passes of {per_pass} for {step_prompts(config)} × {rollout.group_size} responses; "
             "counted in responses there, and split anew for several processes",
         ),
-        "rollout.group_size": mapped({"num_generations": r.group_size}),
-        "rollout.max_tokens": mapped({"max_completion_length": r.max_tokens or task.max_tokens}),
-        "rollout.temperature": mapped({"temperature": r.temperature}),
-        "rollout.top_p": truncation({"top_p": r.top_p}, r.top_p < 1),
-        "rollout.top_k": truncation({"top_k": r.top_k}, r.top_k > 0),
-        "rollout.min_p": truncation({"min_p": r.min_p}, r.min_p > 0),
+        "rollout.group_size": mapped({"num_generations": rollout.group_size}),
+        "rollout.max_tokens": mapped(
+            {"max_completion_length": rollout.max_tokens or task.max_tokens}
+        ),
+        "rollout.temperature": mapped({"temperature": rollout.temperature}),
+        "rollout.top_p": truncation({"top_p": rollout.top_p}, rollout.top_p < 1),
+        "rollout.top_k": truncation({"top_k": rollout.top_k}, rollout.top_k > 0),
+        "rollout.min_p": truncation({"min_p": rollout.min_p}, rollout.min_p > 0),
         "rollout.stop": stopped,
-        "rollout.dynamic_sampling": refused(r.dynamic_sampling, again, "off, as TRL"),
-        "rollout.max_draws": refused(r.dynamic_sampling, again, "no dynamic sampling"),
+        "rollout.dynamic_sampling": refused(rollout.dynamic_sampling, again, "off, as TRL"),
+        "rollout.max_draws": refused(rollout.dynamic_sampling, again, "no dynamic sampling"),
         "rollout.exact": mapped(why="TRL's old log-probabilities are always the trainer's own"),
-        "rollout.ahead": refused(r.ahead, "TRL samples a batch when it is trained", "0, as TRL"),
+        "rollout.ahead": refused(
+            rollout.ahead, "TRL samples a batch when it is trained", "0, as TRL"
+        ),
         "rollout.speculation": own("TRL's engine drafts for itself; no response depends on it"),
         "rollout.engine": mapped(
             {"use_vllm": vllm, **({"vllm_mode": "colocate"} if vllm else {})},
             "" if vllm else "TRL samples with transformers",
         ),
         "rollout.engine_memory": mapped_if(
-            vllm, {"vllm_gpu_memory_utilization": r.engine_memory}, "no vLLM"
+            vllm, {"vllm_gpu_memory_utilization": rollout.engine_memory}, "no vLLM"
         ),
         **{
             f"rollout.{name}": refused(
-                getattr(r, name) != "auto", "TRL samples in the model's precision", "auto, as TRL"
+                getattr(rollout, name) != "auto",
+                "TRL samples in the model's precision",
+                "auto, as TRL",
             )
             for name in PRECISIONS
         },
@@ -152,16 +161,16 @@ def step_prompts(config: Config) -> int:
 
 def _mini_batch(config: Config) -> Setting:
     """TRL counts passes: of an optimizer step, and of a batch of rollouts."""
-    t, prompts = config.train, step_prompts(config)
-    if not t.mini_batch:
+    train, prompts = config.train, step_prompts(config)
+    if not train.mini_batch:
         return mapped(why="the whole batch, TRL's default")
-    if prompts == config.rollout.prompts > t.mini_batch:
+    if prompts == config.rollout.prompts > train.mini_batch:
         return unmappable(
             "TRL shuffles responses into optimizer steps, and the objective needs whole groups: one step"
         )
     steps = passes_of(config, 1)[1] * config.rollout.prompts // prompts
     why = "TRL shuffles responses, not groups, into optimizer steps"
-    if prompts != t.mini_batch:
+    if prompts != train.mini_batch:
         why += f", and {prompts} prompts per step, because its parts are equal"
     return nearly({"steps_per_generation": steps}, why)
 
@@ -183,23 +192,23 @@ def passes_of(config: Config, processes: int) -> tuple[int, int]:
 
 def _wanted(config: Config) -> int:
     """Responses per pass that both limits allow, if all are the longest; 0 is no limit."""
-    t, longest = config.train, config.task.max_prompt_tokens + config.rollout.max_tokens
-    fit = max(1, t.micro_tokens // longest) if t.micro_tokens and longest else 0
-    return min(filter(None, (t.micro_batch, fit)), default=0)
+    train, longest = config.train, config.task.max_prompt_tokens + config.rollout.max_tokens
+    fit = max(1, train.micro_tokens // longest) if train.micro_tokens and longest else 0
+    return min(filter(None, (train.micro_batch, fit)), default=0)
 
 
 def _reward(config: Config) -> dict[str, Setting]:
-    w = config.reward
+    reward = config.reward
     done = mapped(why="our reward functions, by config.toml")
     return {
         **{f"reward.{name}": done for name in (*OF_REWARD.split(), *VERDICTS)},
-        "reward.weights": mapped({"reward_weights": list(w.weights)}),
+        "reward.weights": mapped({"reward_weights": list(reward.weights)}),
         "reward.max_unscored": own("TRL warns of responses without a score, and goes on"),
         "reward.judge": own("the gaming/* metrics are our trainer's"),
         "reward.length_penalty": SHAPED
-        if w.length_penalty and not rewards_are_accuracies(config)
+        if reward.length_penalty and not rewards_are_accuracies(config)
         else mapped(why="OBJECTIVE of launch.py"),
-        "reward.mask_truncated": mapped({"mask_truncated_completions": w.mask_truncated}),
+        "reward.mask_truncated": mapped({"mask_truncated_completions": reward.mask_truncated}),
     }
 
 
@@ -251,24 +260,26 @@ def _mismatch(config: Config, objective: Objective) -> Setting:
 
 
 def _optim(config: Config) -> dict[str, Setting]:
-    o, eight = config.optim, config.optim.state == "8bit"
+    optim, eight = config.optim, config.optim.state == "8bit"
     late = "its first update is at rate 0, so that every rate comes an update later"
-    kind = "constant_with_warmup" if o.schedule == "constant" and o.warmup else o.schedule
+    kind = (
+        "constant_with_warmup" if optim.schedule == "constant" and optim.warmup else optim.schedule
+    )
     return {
-        "optim.lr": mapped({"learning_rate": o.lr}),
-        "optim.betas": mapped({"adam_beta1": o.betas[0], "adam_beta2": o.betas[1]}),
+        "optim.lr": mapped({"learning_rate": optim.lr}),
+        "optim.betas": mapped({"adam_beta1": optim.betas[0], "adam_beta2": optim.betas[1]}),
         "optim.weight_decay": nearly_if(
-            o.weight_decay,
-            {"weight_decay": o.weight_decay},
+            optim.weight_decay,
+            {"weight_decay": optim.weight_decay},
             "TRL leaves biases and norms out of the decay",
         ),
-        "optim.warmup": nearly_if(o.warmup, {"warmup_steps": o.warmup}, late),
+        "optim.warmup": nearly_if(optim.warmup, {"warmup_steps": optim.warmup}, late),
         "optim.schedule": nearly_if(
-            o.schedule != "constant",
+            optim.schedule != "constant",
             {"lr_scheduler_type": kind},
             "every rate comes an update later",
         ),
-        "optim.clip_norm": mapped({"max_grad_norm": o.clip_norm}),
+        "optim.clip_norm": mapped({"max_grad_norm": optim.clip_norm}),
         "optim.state": nearly_if(
             eight,
             {"optim": EIGHT_BITS if eight else "adamw_torch_fused"},
@@ -278,9 +289,9 @@ def _optim(config: Config) -> dict[str, Setting]:
 
 
 def _train(config: Config) -> dict[str, Setting]:
-    t = config.train
+    train = config.train
     per_pass, _ = passes_of(config, 1)
-    updates = t.updates * config.rollout.prompts // step_prompts(config)
+    updates = train.updates * config.rollout.prompts // step_prompts(config)
     counted = "" if updates == 1 else "counted in updates there"
     wanted = _wanted(config) or step_prompts(config) * config.rollout.group_size
     in_tokens = "counted in responses there: as many as fit if prompts and responses have the most tokens they may"
@@ -291,14 +302,16 @@ def _train(config: Config) -> dict[str, Setting]:
             "the objective needs whole groups, and TRL shuffles responses into passes: all at once"
         )
     return {
-        "train.steps": mapped({"max_steps": t.steps * updates}, counted),
-        "train.updates": mapped({"num_iterations": t.updates}),
+        "train.steps": mapped({"max_steps": train.steps * updates}, counted),
+        "train.updates": mapped({"num_iterations": train.updates}),
         "train.mini_batch": _mini_batch(config),
         "train.teacher": refused(
-            t.teacher, "GRPOTrainer has no teacher: the launch learns from rewards alone"
+            train.teacher, "GRPOTrainer has no teacher: the launch learns from rewards alone"
         ),
         "train.micro_batch": nearly_if(per_pass != wanted, passes, why),
-        "train.micro_tokens": nearly({}, in_tokens) if t.micro_tokens else mapped(why="no limit"),
+        "train.micro_tokens": nearly({}, in_tokens)
+        if train.micro_tokens
+        else mapped(why="no limit"),
         "train.memory": own(
             f"TRL measures no memory: a pass has {per_pass} responses, whether they fit or not"
         ),
@@ -306,16 +319,18 @@ def _train(config: Config) -> dict[str, Setting]:
             "Accelerate shards where it is launched so: accelerate launch --use_fsdp --fsdp_version 2 "
             "--fsdp_auto_wrap_policy TRANSFORMER_BASED_WRAP --fsdp_state_dict_type FULL_STATE_DICT launch.py"
         )
-        if t.shard
+        if train.shard
         else mapped(why="off, as TRL"),
-        "train.seed": mapped({"seed": t.seed}, "the prompts are ours, the draws are TRL's own"),
-        "train.out": mapped({"output_dir": t.out}),
-        "train.checkpoint_every": mapped({"save_steps": t.checkpoint_every * updates}, counted),
-        "train.keep": mapped({"save_total_limit": t.keep + 1}, "the last one counts there"),
-        "train.keep_best": refused(t.keep_best, "TRL evaluates by the mean reward, not by ours"),
-        "train.average": refused(t.average, "TRL averages no checkpoints"),
+        "train.seed": mapped({"seed": train.seed}, "the prompts are ours, the draws are TRL's own"),
+        "train.out": mapped({"output_dir": train.out}),
+        "train.checkpoint_every": mapped({"save_steps": train.checkpoint_every * updates}, counted),
+        "train.keep": mapped({"save_total_limit": train.keep + 1}, "the last one counts there"),
+        "train.keep_best": refused(
+            train.keep_best, "TRL evaluates by the mean reward, not by ours"
+        ),
+        "train.average": refused(train.average, "TRL averages no checkpoints"),
         "train.threads": mapped(why="launch.py sets torch's")
-        if t.threads
+        if train.threads
         else own("torch chooses its own number"),
         "train.max_skipped": own("TRL does not stop for numbers that are not finite"),
         "train.max_uninformative": own("TRL goes on without any difference in reward"),
@@ -323,41 +338,47 @@ def _train(config: Config) -> dict[str, Setting]:
 
 
 def _eval(config: Config) -> dict[str, Setting]:
-    e, r = config.eval, config.rollout
+    evaluation, rollout = config.eval, config.rollout
     when: dict[str, Any] = {
-        "eval_strategy": "steps" if e.every else "no",
-        "eval_on_start": bool(e.every),
+        "eval_strategy": "steps" if evaluation.every else "no",
+        "eval_on_start": bool(evaluation.every),
     }
-    if e.every:
-        when["eval_steps"] = e.every * config.train.updates * r.prompts // step_prompts(config)
-    at_once = e.samples * max(1, EVALUATED_AT_ONCE // e.samples)
-    samples = {"num_generations_eval": e.samples, "per_device_eval_batch_size": at_once}
-    only = f"TRL evaluates at the temperature it trains with, {r.temperature:g}"
+    if evaluation.every:
+        when["eval_steps"] = (
+            evaluation.every * config.train.updates * rollout.prompts // step_prompts(config)
+        )
+    at_once = evaluation.samples * max(1, EVALUATED_AT_ONCE // evaluation.samples)
+    samples = {"num_generations_eval": evaluation.samples, "per_device_eval_batch_size": at_once}
+    only = f"TRL evaluates at the temperature it trains with, {rollout.temperature:g}"
     return {
         "eval.every": mapped(when, "TRL reports the mean reward, not acc@n"),
         "eval.samples": mapped(samples),
-        "eval.temperature": refused(e.every and e.temperature != r.temperature, only, only),
-        "eval.greedy": refused(e.greedy and e.every, "TRL evaluates by sampling alone", "off"),
+        "eval.temperature": refused(
+            evaluation.every and evaluation.temperature != rollout.temperature, only, only
+        ),
+        "eval.greedy": refused(
+            evaluation.greedy and evaluation.every, "TRL evaluates by sampling alone", "off"
+        ),
         "eval.per_level": mapped(why="launch.py gives TRL that many"),
-        "eval.probe": refused(e.probe, "TRL has no fixed set to score", "off"),
+        "eval.probe": refused(evaluation.probe, "TRL has no fixed set to score", "off"),
     }
 
 
 def _log(config: Config) -> dict[str, Setting]:
-    g = config.log
-    report = [name for name in TRACKERS if getattr(g, name)] or ["none"]
-    on = {"log_completions": g.rollouts_every > 0}
+    log = config.log
+    report = [name for name in TRACKERS if getattr(log, name)] or ["none"]
+    on = {"log_completions": log.rollouts_every > 0}
     differs = []
-    if g.rollouts_every > 1:
+    if log.rollouts_every > 1:
         differs.append("TRL writes completions with every line it logs")
-    if g.rollouts_every and config.eval.every:
+    if log.rollouts_every and config.eval.every:
         differs.append("an evaluation's take the place of its step's")
     return {
         "log.rollouts_every": nearly_if(differs, on, "; ".join(differs)),
-        "log.terminal": mapped({"disable_tqdm": not g.terminal}),
+        "log.terminal": mapped({"disable_tqdm": not log.terminal}),
         "log.tensorboard": mapped({"report_to": report}),
         **{f"log.{name}": mapped(why="in report_to") for name in TRACKERS if name != "tensorboard"},
-        "log.project": mapped({"project": g.project}),
+        "log.project": mapped({"project": log.project}),
         **tracker_settings(
             config, "TRL leaves it to the tracker: WANDB_ENTITY, WANDB_RUN_GROUP, WANDB_TAGS"
         ),

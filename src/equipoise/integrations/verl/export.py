@@ -58,8 +58,12 @@ def export_verl(config: Config, out: Path) -> Launch:
 
 
 def _rows(config: Config, task: Task) -> Iterator[Row]:
-    r = config.rollout
-    count = r.prompts * config.train.steps * (r.max_draws if r.dynamic_sampling else 1)
+    rollout = config.rollout
+    count = (
+        rollout.prompts
+        * config.train.steps
+        * (rollout.max_draws if rollout.dynamic_sampling else 1)
+    )
     return (_row(config, task, task.prompt(i), TRAIN, i) for i in range(count))
 
 
@@ -89,8 +93,10 @@ def compute_score(
     rewards = _rewards(config)
     place = str(extra_info["split"]), int(extra_info["index"])
     (row,), (verdict,) = rewards([place], [solution_str], [0])
-    w = rewards.config.reward
-    total = sum(k * (w.wrong if math.isnan(r) else r) for k, r in zip(w.weights, row, strict=True))
+    prices = rewards.config.reward
+    total = sum(
+        k * (prices.wrong if math.isnan(r) else r) for k, r in zip(prices.weights, row, strict=True)
+    )
     return {"score": total, "acc": float(verdict == "correct"), "verdict": verdict}
 
 

@@ -43,7 +43,7 @@ PLAIN_TEMPLATE = '{{ messages[0]["content"] }}'
 
 
 def settings(config: Config, task: Task) -> dict[str, Setting]:
-    """The fate of every option."""
+    """What becomes of every option."""
     return {
         **_model(config),
         **_task(config),
@@ -59,34 +59,36 @@ def settings(config: Config, task: Task) -> dict[str, Setting]:
 
 
 def _model(config: Config) -> dict[str, Setting]:
-    m = config.model
+    model = config.model
     fsdp = f"{ACTOR}.fsdp_config"
-    targets = list(m.lora_targets) or "all-linear"
+    targets = list(model.lora_targets) or "all-linear"
     dtypes: dict[str, Any] = {
         f"{fsdp}.model_dtype": "fp32",
-        f"{fsdp}.dtype": m.dtype,
-        f"{ROLLOUT}.dtype": m.dtype,
+        f"{fsdp}.dtype": model.dtype,
+        f"{ROLLOUT}.dtype": model.dtype,
     }
     # verl computes in bfloat16 unless told here: it ignores fsdp_config.dtype
-    if m.dtype == "float32":
+    if model.dtype == "float32":
         dtypes[f"+{fsdp}.mixed_precision"] = dict.fromkeys(
             ("param_dtype", "reduce_dtype", "buffer_dtype"), "fp32"
         )
     return {
-        "model.name": mapped({f"{MODEL}.path": model_folder(m.name)}),
-        "model.dtype": mapped(dtypes, "float32 masters there too" if m.dtype == "bfloat16" else ""),
+        "model.name": mapped({f"{MODEL}.path": model_folder(model.name)}),
+        "model.dtype": mapped(
+            dtypes, "float32 masters there too" if model.dtype == "bfloat16" else ""
+        ),
         "model.device": mapped(on_cpu.SETTINGS, "verl's FSDP workers on CPUs, over gloo")
-        if m.device == "cpu"
+        if model.device == "cpu"
         else own(
             "Ray places the workers on the GPUs of the cluster: GPUS and NODES of launch.sh say how many"
         ),
-        "model.lora_rank": mapped({f"{MODEL}.lora_rank": m.lora_rank}),
+        "model.lora_rank": mapped({f"{MODEL}.lora_rank": model.lora_rank}),
         "model.lora_alpha": _lora_alpha(config),
         "model.lora_targets": mapped({f"{MODEL}.target_modules": targets}),
-        "model.lora_dropout": refused(m.lora_dropout, "verl's adapters have no dropout"),
-        "model.quantize": refused(m.quantize != "none", "verl opens the base whole"),
+        "model.lora_dropout": refused(model.lora_dropout, "verl's adapters have no dropout"),
+        "model.quantize": refused(model.quantize != "none", "verl opens the base whole"),
         "model.gradient_checkpointing": mapped(
-            {f"{MODEL}.enable_gradient_checkpointing": m.gradient_checkpointing}
+            {f"{MODEL}.enable_gradient_checkpointing": model.gradient_checkpointing}
         ),
     }
 
@@ -103,7 +105,7 @@ def _lora_alpha(config: Config) -> Setting:
 
 
 def _task(config: Config) -> dict[str, Setting]:
-    t = config.task
+    task = config.task
     done = mapped(why="done in the two .parquet files")
     files = {"data.train_files": f"{HERE}/train.parquet", "data.shuffle": False}
     plain = nearly(
@@ -112,21 +114,21 @@ def _task(config: Config) -> dict[str, Setting]:
     )
     options = {
         f"+data.apply_chat_template_kwargs.{k}": v
-        for k, v in (t.chat_template_kwargs or {}).items()
+        for k, v in (task.chat_template_kwargs or {}).items()
     }
     limit = {
-        "data.max_prompt_length": t.max_prompt_tokens or LONGEST_PROMPT,
+        "data.max_prompt_length": task.max_prompt_tokens or LONGEST_PROMPT,
         "data.truncation": "error",
     }
     none = f"verl wants a limit, and stops at a longer prompt: {LONGEST_PROMPT} was put, raise it if need be"
     return {
         **{f"task.{name}": done for name in IN_FILES.split()},
         "task.name": mapped(files, "the prompts in the order in which ours would draw them"),
-        "task.chat": mapped(why="verl always applies the chat template") if t.chat else plain,
+        "task.chat": mapped(why="verl always applies the chat template") if task.chat else plain,
         "task.system": mapped(why="the first message of each row"),
         "task.chat_template": mapped_if(
-            t.chat_template,
-            {f"{MODEL}.custom_chat_template": t.chat_template},
+            task.chat_template,
+            {f"{MODEL}.custom_chat_template": task.chat_template},
             "the tokenizer's own",
         ),
         "task.chat_template_kwargs": mapped_if(options, options, "none"),
@@ -134,53 +136,55 @@ def _task(config: Config) -> dict[str, Setting]:
             f"task.{name}": mapped(why="compute_score asks the task")
             for name in ("verifier", "answer_in", "rules")
         },
-        "task.max_prompt_tokens": nearly_if(not t.max_prompt_tokens, limit, none),
+        "task.max_prompt_tokens": nearly_if(not task.max_prompt_tokens, limit, none),
         "task.held_out": mapped({"data.val_files": f"{HERE}/val.parquet"}),
     }
 
 
 def _rollout(config: Config, task: Task) -> dict[str, Setting]:
-    r = config.rollout
+    rollout = config.rollout
     again = {
-        "algorithm.filter_groups.enable": r.dynamic_sampling,
+        "algorithm.filter_groups.enable": rollout.dynamic_sampling,
         "algorithm.filter_groups.metric": "reward",
     }
-    draws = {"algorithm.filter_groups.max_num_gen_batches": r.max_draws}
+    draws = {"algorithm.filter_groups.max_num_gen_batches": rollout.max_draws}
     return {
         "rollout.prompts": mapped(
-            {"data.train_batch_size": r.prompts}, "counted in prompts there too"
+            {"data.train_batch_size": rollout.prompts}, "counted in prompts there too"
         ),
-        "rollout.group_size": mapped({f"{ROLLOUT}.n": r.group_size}),
+        "rollout.group_size": mapped({f"{ROLLOUT}.n": rollout.group_size}),
         "rollout.max_tokens": mapped({"data.max_response_length": _most(config, task)}),
-        "rollout.temperature": mapped({f"{ROLLOUT}.temperature": r.temperature}),
-        "rollout.top_p": truncation({f"{ROLLOUT}.top_p": r.top_p}, r.top_p < 1),
-        "rollout.top_k": truncation({f"{ROLLOUT}.top_k": r.top_k}, True)
-        if r.top_k
+        "rollout.temperature": mapped({f"{ROLLOUT}.temperature": rollout.temperature}),
+        "rollout.top_p": truncation({f"{ROLLOUT}.top_p": rollout.top_p}, rollout.top_p < 1),
+        "rollout.top_k": truncation({f"{ROLLOUT}.top_k": rollout.top_k}, True)
+        if rollout.top_k
         else mapped({f"{ROLLOUT}.top_k": -1}, "-1 keeps all there"),
-        "rollout.min_p": refused(r.min_p, "verl gives its samplers no min_p", "0, as verl"),
+        "rollout.min_p": refused(rollout.min_p, "verl gives its samplers no min_p", "0, as verl"),
         "rollout.stop": refused(
-            task.stop or r.stop,
+            task.stop or rollout.stop,
             "verl's agent loop takes no strings that end a response",
             "none, as verl",
         ),
-        "rollout.dynamic_sampling": mapped_if(r.dynamic_sampling, again, "off"),
+        "rollout.dynamic_sampling": mapped_if(rollout.dynamic_sampling, again, "off"),
         "rollout.max_draws": nearly(
             draws, "verl 0.9's trainer draws until the batch is full, whatever this says"
         )
-        if r.dynamic_sampling
+        if rollout.dynamic_sampling
         else mapped(why="no dynamic sampling"),
         "rollout.exact": mapped(why="verl's old log-probabilities are always the actor's own"),
         "rollout.ahead": refused(
-            r.ahead, "verl's one-step off-policy trainer is another entry point", "0, as verl"
+            rollout.ahead, "verl's one-step off-policy trainer is another entry point", "0, as verl"
         ),
         "rollout.speculation": own("verl's engine drafts for itself; no response depends on it"),
         "rollout.engine": _engine(config),
-        "rollout.engine_memory": mapped({f"{ROLLOUT}.gpu_memory_utilization": r.engine_memory})
-        if r.engine == "vllm"
+        "rollout.engine_memory": mapped(
+            {f"{ROLLOUT}.gpu_memory_utilization": rollout.engine_memory}
+        )
+        if rollout.engine == "vllm"
         else own("verl's own share is left to vLLM"),
         **{
             f"rollout.{name}": refused(
-                getattr(r, name) != "auto",
+                getattr(rollout, name) != "auto",
                 "verl's vLLM has settings of its own for 8 bits",
                 "auto, as verl",
             )
@@ -199,7 +203,7 @@ def _engine(config: Config) -> Setting:
 
 
 def _reward(config: Config, task: Task) -> dict[str, Setting]:
-    w = config.reward
+    reward = config.reward
     ours = "reward.custom_reward_function"
     call = {
         f"{ours}.path": "pkg://equipoise.integrations.verl.export",
@@ -212,15 +216,15 @@ def _reward(config: Config, task: Task) -> dict[str, Setting]:
         f"reward.{kind}": nearly(
             {}, "verl knows no response without a reward: it gets that of a wrong one"
         )
-        if getattr(w, kind) == "mask"
+        if getattr(reward, kind) == "mask"
         else done
         for kind in VERDICTS
     }
     buffer = {
         "reward.reward_manager.name": "dapo",
         "+reward.reward_kwargs.overlong_buffer_cfg.enable": True,
-        "+reward.reward_kwargs.overlong_buffer_cfg.len": w.overlong_buffer,
-        "+reward.reward_kwargs.overlong_buffer_cfg.penalty_factor": w.weights[0],
+        "+reward.reward_kwargs.overlong_buffer_cfg.len": reward.overlong_buffer,
+        "+reward.reward_kwargs.overlong_buffer_cfg.penalty_factor": reward.weights[0],
         "+reward.reward_kwargs.overlong_buffer_cfg.log": False,
         "+reward.reward_kwargs.max_resp_len": _most(config, task),
     }
@@ -236,11 +240,11 @@ def _reward(config: Config, task: Task) -> dict[str, Setting]:
             why="compute_score reads it: processes of each of verl's reward workers"
         ),
         "reward.overlong_buffer": mapped(buffer, "the factor is the first reward's weight")
-        if w.overlong_buffer
+        if reward.overlong_buffer
         else mapped(why="off"),
         "reward.length_penalty": _length_penalty(config),
         "reward.mask_truncated": refused(
-            w.mask_truncated, "verl keeps responses that were cut in the loss", "off, as verl"
+            reward.mask_truncated, "verl keeps responses that were cut in the loss", "off, as verl"
         ),
     }
 
@@ -253,29 +257,30 @@ def _length_penalty(config: Config) -> Setting:
 
 
 def _optim(config: Config) -> dict[str, Setting]:
-    o, updates = config.optim, config.updates_per_batch
+    optim, updates = config.optim, config.updates_per_batch
     section = f"{ACTOR}.optim"
-    steps = math.ceil(o.warmup / updates)
+    steps = math.ceil(optim.warmup / updates)
     late = "its first step is at rate 0, so that every rate comes a step later"
     each = "" if updates == 1 else ", and its rate changes once a step, not with every update"
-    kind = {f"{section}.lr_scheduler_type": o.schedule}
-    eight = o.state == "8bit"
+    kind = {f"{section}.lr_scheduler_type": optim.schedule}
+    schedules = {
+        "constant": mapped(kind),
+        "cosine": nearly({**kind, f"{section}.min_lr_ratio": 0.0}, late + each),
+        "linear": unmappable("verl has constant and cosine: constant was put"),
+    }
+    eight = optim.state == "8bit"
     optimizer, package = ("AdamW8bit", "bitsandbytes") if eight else ("AdamW", "torch")
     return {
-        "optim.lr": mapped({f"{section}.lr": o.lr}),
-        "optim.betas": mapped({f"{section}.betas": list(o.betas)}),
-        "optim.weight_decay": mapped({f"{section}.weight_decay": o.weight_decay}),
+        "optim.lr": mapped({f"{section}.lr": optim.lr}),
+        "optim.betas": mapped({f"{section}.betas": list(optim.betas)}),
+        "optim.weight_decay": mapped({f"{section}.weight_decay": optim.weight_decay}),
         "optim.warmup": nearly({f"{section}.lr_warmup_steps": steps}, late + each)
-        if o.warmup
+        if optim.warmup
         else mapped({f"{section}.lr_warmup_steps": -1, f"{section}.lr_warmup_steps_ratio": 0.0}),
-        "optim.schedule": unmappable("verl has constant and cosine: constant was put")
-        if o.schedule == "linear"
-        else mapped(kind)
-        if o.schedule == "constant"
-        else nearly({**kind, f"{section}.min_lr_ratio": 0.0}, late + each),
+        "optim.schedule": schedules[optim.schedule],
         "optim.clip_norm": mapped(
-            {f"{section}.clip_grad": o.clip_norm or math.inf},
-            "" if o.clip_norm else "0 would make every gradient 0 there",
+            {f"{section}.clip_grad": optim.clip_norm or math.inf},
+            "" if optim.clip_norm else "0 would make every gradient 0 there",
         ),
         "optim.state": nearly_if(
             eight,
@@ -286,36 +291,40 @@ def _optim(config: Config) -> dict[str, Setting]:
 
 
 def _train(config: Config, task: Task) -> dict[str, Setting]:
-    t, r = config.train, config.rollout
-    epochs = r.max_draws if r.dynamic_sampling else 1
-    out = Path(t.out)
+    train, rollout = config.train, config.rollout
+    epochs = rollout.max_draws if rollout.dynamic_sampling else 1
+    out = Path(train.out)
     return {
         "train.steps": mapped(
-            {"trainer.total_training_steps": t.steps, "trainer.total_epochs": epochs}
+            {"trainer.total_training_steps": train.steps, "trainer.total_epochs": epochs}
         ),
-        "train.updates": mapped({f"{ACTOR}.ppo_epochs": t.updates}),
+        "train.updates": mapped({f"{ACTOR}.ppo_epochs": train.updates}),
         "train.mini_batch": _mini_batch(config),
         "train.teacher": refused(
-            t.teacher, "verl's plug-in has no teacher: the launch learns from rewards alone"
+            train.teacher, "verl's plug-in has no teacher: the launch learns from rewards alone"
         ),
         **_passes(config, task),
         "train.shard": mapped({f"{ACTOR}.strategy": "fsdp2"})
-        if t.shard and config.model.device != "cpu"
+        if train.shard and config.model.device != "cpu"
         else own("verl shards in any case"),
         "train.memory": own("verl measures no memory: its passes are as large as their limit"),
         "train.seed": mapped(
-            {"data.seed": t.seed, f"{ROLLOUT}.seed": t.seed, f"{ACTOR}.data_loader_seed": t.seed},
+            {
+                "data.seed": train.seed,
+                f"{ROLLOUT}.seed": train.seed,
+                f"{ACTOR}.data_loader_seed": train.seed,
+            },
             "the prompts are ours, the draws the sampler's own",
         ),
         "train.out": mapped(
-            {"trainer.default_local_dir": t.out, "trainer.experiment_name": out.name}
+            {"trainer.default_local_dir": train.out, "trainer.experiment_name": out.name}
         ),
-        "train.checkpoint_every": mapped({"trainer.save_freq": t.checkpoint_every}),
+        "train.checkpoint_every": mapped({"trainer.save_freq": train.checkpoint_every}),
         "train.keep": mapped(
-            {"trainer.max_actor_ckpt_to_keep": t.keep + 1}, "the last one counts there"
+            {"trainer.max_actor_ckpt_to_keep": train.keep + 1}, "the last one counts there"
         ),
-        "train.keep_best": refused(t.keep_best, "verl keeps the last ones alone"),
-        "train.average": refused(t.average, "verl averages no checkpoints"),
+        "train.keep_best": refused(train.keep_best, "verl keeps the last ones alone"),
+        "train.average": refused(train.average, "verl averages no checkpoints"),
         "train.threads": own("verl and Ray set the threads of their processes"),
         "train.max_skipped": own("verl skips an update whose gradient is not finite, and goes on"),
         "train.max_uninformative": own("verl goes on without any difference in reward"),
@@ -339,29 +348,29 @@ def _mini_batch(config: Config) -> Setting:
 
 def _passes(config: Config, task: Task) -> dict[str, Setting]:
     """verl fills a pass by a number of responses, or by a number of tokens."""
-    t, total = config.train, config.rollout.prompts * config.rollout.group_size
+    train, total = config.train, config.rollout.prompts * config.rollout.group_size
     longest = (config.task.max_prompt_tokens or LONGEST_PROMPT) + _most(config, task)
     budget = {
         f"{ACTOR}.use_dynamic_bsz": True,
-        f"{ACTOR}.ppo_max_token_len_per_gpu": max(t.micro_tokens, longest),
+        f"{ACTOR}.ppo_max_token_len_per_gpu": max(train.micro_tokens, longest),
     }
-    if t.micro_tokens:
+    if train.micro_tokens:
         least = (
             f"verl wants room for the longest prompt with the longest response, {longest} tokens"
         )
         by_tokens = "verl fills a pass by tokens or by responses: by train.micro_tokens here"
         return {
-            "train.micro_tokens": nearly_if(t.micro_tokens < longest, budget, least),
-            "train.micro_batch": refused(t.micro_batch, by_tokens, "no limit"),
+            "train.micro_tokens": nearly_if(train.micro_tokens < longest, budget, least),
+            "train.micro_batch": refused(train.micro_batch, by_tokens, "no limit"),
         }
-    if not t.micro_batch:
+    if not train.micro_batch:
         budget[f"{ACTOR}.ppo_max_token_len_per_gpu"] = max(TOKENS, 2 * longest)
         none = mapped(why="no limit, but train.micro_batch has one for verl")
         return {
             "train.micro_batch": nearly(budget, "verl wants a limit, here in tokens"),
             "train.micro_tokens": none,
         }
-    fits = max(n for n in range(1, min(t.micro_batch, total) + 1) if total % n == 0)
+    fits = max(n for n in range(1, min(train.micro_batch, total) + 1) if total % n == 0)
     names = (
         f"{ACTOR}.ppo_micro_batch_size_per_gpu",
         f"{ROLLOUT}.log_prob_micro_batch_size_per_gpu",
@@ -370,39 +379,47 @@ def _passes(config: Config, task: Task) -> dict[str, Setting]:
     theirs = dict.fromkeys(names, fits)
     rule = f"verl wants a divisor of {total} responses"
     return {
-        "train.micro_batch": nearly_if(fits != t.micro_batch, theirs, rule),
+        "train.micro_batch": nearly_if(fits != train.micro_batch, theirs, rule),
         "train.micro_tokens": mapped(why="no limit"),
     }
 
 
 def _eval(config: Config) -> dict[str, Setting]:
-    e = config.eval
+    evaluation = config.eval
     sampling = f"{ROLLOUT}.val_kwargs"
-    drawn = {f"{sampling}.temperature": e.temperature, f"{sampling}.do_sample": e.temperature > 0}
-    when = {"trainer.test_freq": e.every or -1, "trainer.val_before_train": bool(e.every)}
+    drawn = {
+        f"{sampling}.temperature": evaluation.temperature,
+        f"{sampling}.do_sample": evaluation.temperature > 0,
+    }
+    when = {
+        "trainer.test_freq": evaluation.every or -1,
+        "trainer.val_before_train": bool(evaluation.every),
+    }
     return {
         "eval.every": mapped(when),
-        "eval.samples": mapped({f"{sampling}.n": e.samples}),
+        "eval.samples": mapped({f"{sampling}.n": evaluation.samples}),
         "eval.temperature": mapped(drawn),
-        "eval.greedy": refused(e.greedy, "verl validates once, with the samples above", "off"),
+        "eval.greedy": refused(
+            evaluation.greedy, "verl validates once, with the samples above", "off"
+        ),
         "eval.per_level": mapped(why="the rows of val.parquet"),
-        "eval.probe": refused(e.probe, "verl has no fixed set to score", "off"),
+        "eval.probe": refused(evaluation.probe, "verl has no fixed set to score", "off"),
     }
 
 
 def _log(config: Config) -> dict[str, Setting]:
-    g = config.log
-    console = ["console"] if g.terminal else []
-    loggers = [*console, "file", *(name for name in TRACKERS if getattr(g, name))]
+    log = config.log
+    console = ["console"] if log.terminal else []
+    loggers = [*console, "file", *(name for name in TRACKERS if getattr(log, name))]
     said = mapped(why="in trainer.logger")
     every = {"trainer.rollout_data_dir": f"{config.train.out}/rollouts"}
     return {
         "log.rollouts_every": nearly(every, "verl writes every step")
-        if g.rollouts_every > 1
-        else mapped_if(g.rollouts_every, every, "none, as verl"),
+        if log.rollouts_every > 1
+        else mapped_if(log.rollouts_every, every, "none, as verl"),
         "log.terminal": mapped({"trainer.logger": loggers}),
         **{f"log.{name}": said for name in TRACKERS},
-        "log.project": mapped({"trainer.project_name": g.project}),
+        "log.project": mapped({"trainer.project_name": log.project}),
         **tracker_settings(config, "verl tells trackers a project and a name alone"),
         "log.samples": own("trainer.log_val_generations shows responses of validations"),
     }

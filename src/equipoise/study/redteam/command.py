@@ -137,22 +137,22 @@ def _unused(folder: Path) -> Path:
 def settings(request: RedTeamRequest, model: str, data: Path, out: Path, start: int) -> Config:
     """An ordinary configuration of the trainer; the scorer is replaced afterwards."""
     embedded = request.model == EMBEDDED
-    c = Config()
-    c.model.name, c.model.device = model, request.device
-    c.task.name, c.task.dedupe, c.task.chat = str(data), False, not embedded
-    c.rollout.prompts, c.rollout.group_size = (16, 16) if embedded else (64, 16)
-    c.rollout.max_tokens = 48 if embedded else 96
-    c.objective.preset, c.objective.entropy_bonus = "dapo", 0.01 if embedded else 0.001
-    c.optim.lr, c.optim.warmup = (2e-3, 5) if embedded else (1e-5, 2)
-    c.train.seed, c.train.out = request.seed + 1000 * start, str(out)
-    c.train.steps = c.train.checkpoint_every = c.train.max_uninformative = 10**6
-    c.eval.every = c.log.rollouts_every = 0
-    c.log.terminal = False
+    config = Config()
+    config.model.name, config.model.device = model, request.device
+    config.task.name, config.task.dedupe, config.task.chat = str(data), False, not embedded
+    config.rollout.prompts, config.rollout.group_size = (16, 16) if embedded else (64, 16)
+    config.rollout.max_tokens = 48 if embedded else 96
+    config.objective.preset, config.objective.entropy_bonus = "dapo", 0.01 if embedded else 0.001
+    config.optim.lr, config.optim.warmup = (2e-3, 5) if embedded else (1e-5, 2)
+    config.train.seed, config.train.out = request.seed + 1000 * start, str(out)
+    config.train.steps = config.train.checkpoint_every = config.train.max_uninformative = 10**6
+    config.eval.every = config.log.rollouts_every = 0
+    config.log.terminal = False
     if embedded:
-        c.train.threads = 1
+        config.train.threads = 1
     else:
-        c.model.dtype = "bfloat16" if _on_gpu(request.device) else "float32"
-    return c
+        config.model.dtype = "bfloat16" if _on_gpu(request.device) else "float32"
+    return config
 
 
 def _on_gpu(device: str) -> bool:

@@ -92,8 +92,8 @@ def _is_honest_prose(text: str, truth: int, numbers: Sequence[int]) -> bool:
     found = [number.replace(",", "").removesuffix(".0") for number in NUMBER.findall(text)]
     close = re.sub(r"\s*([-+*/^])\s*", r"\1", text.replace(",", ""))
     ends_with_it = re.search(rf"(?<![\d.+*/^-]){truth}(?:\.0)?[^\d+*/^!-]*$", close) is not None
-    told = {str(truth), *map(str, numbers)}
-    return ends_with_it or (str(truth) in found and set(found) <= told)
+    known = {str(truth), *map(str, numbers)}
+    return ends_with_it or (str(truth) in found and set(found) <= known)
 
 
 def after_mark(text: str, mark: str) -> str | None:

@@ -482,13 +482,8 @@ def _answer_calls(code: CodeType, prelude: str, channel: Channel) -> None:
         except Opaque as error:
             reply = "opaque " + encode_basestring_ascii(str(error))
         except BaseException as error:
-            kind = (
-                "limit"
-                if _is_limit(error)
-                else "raised"
-                if isinstance(error, Exception)
-                else "exit"
-            )
+            ended = "raised" if isinstance(error, Exception) else "exit"
+            kind = "limit" if _is_limit(error) else ended
             reply = f"{kind} {encode_basestring_ascii(_describe(error))}"
         channel.write(f"{nonce} {reply}\n".encode())
 

@@ -426,11 +426,6 @@ def _tried(start: Start) -> str | None:
     return why
 
 
-def forget() -> None:
-    """What was found out about this machine."""
-    _found.clear()
-
-
 def _problem(start: Start) -> str | None:
     """What keeps this way of starting from isolating a trial program; None where nothing does."""
     deadline = Deadline(TRIAL_SECONDS)

@@ -15,7 +15,6 @@ import errno
 import os
 import platform
 import struct
-from collections.abc import Iterable
 
 # name: (number on x86_64, number on aarch64); None where the machine has no such call
 NUMBERS: dict[str, tuple[int | None, int | None]] = {
@@ -117,8 +116,6 @@ NUMBERS: dict[str, tuple[int | None, int | None]] = {
     "setdomainname": (171, 162),
     "vhangup": (153, 58),
 }
-DENIED: tuple[str, ...] = tuple(NUMBERS)
-NETWORK: tuple[str, ...] = ("socket", "connect", "bind", "listen", "sendmsg", "sendmmsg")
 
 MACHINES: tuple[str, ...] = ("x86_64", "aarch64")
 _AUDIT_ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
@@ -145,14 +142,14 @@ _NUMBER, _ARCH, _ARGUMENTS = 0, 4, 16
 _ALLOW, _KILL, _ERRNO = 0x7FFF0000, 0x80000000, 0x00050000
 
 
-def program(denied: Iterable[str] = DENIED, machine: str | None = None) -> bytes:
+def program(machine: str | None = None) -> bytes:
     """The filter for `machine` (this one unless given), as an array of `struct sock_filter`.
 
-    Each call of `denied` fails with EPERM. So do, whatever `denied` says: a clone that makes a
-    namespace, a sendto with an address, a socketpair of another family than AF_UNIX, typing into a
-    terminal, leases on files and larger pipes, another handler of SIGCHLD, and the x32 calls.
-    clone3 fails with ENOSYS, because its flags lie in memory that a filter cannot read; C libraries
-    then use clone. A call of another architecture kills the process.
+    Each call of NUMBERS fails with EPERM. So do a clone that makes a namespace, a sendto with an
+    address, a socketpair of another family than AF_UNIX, typing into a terminal, leases on files
+    and larger pipes, another handler of SIGCHLD, and the x32 calls. clone3 fails with ENOSYS,
+    because its flags lie in memory that a filter cannot read; C libraries then use clone. A call of
+    another architecture kills the process.
     """
     machine = machine or platform.machine()
     if machine not in MACHINES:
@@ -160,11 +157,6 @@ def program(denied: Iterable[str] = DENIED, machine: str | None = None) -> bytes
             f"machine = {machine!r}: the filter's numbers are known for {' and '.join(MACHINES)} only"
         )
     column = MACHINES.index(machine)
-    denied = tuple(denied)
-    if unknown := [name for name in denied if name not in NUMBERS]:
-        raise ValueError(
-            f"denied: {', '.join(unknown)} is not in the table; the calls known are {', '.join(DENIED)}"
-        )
 
     refuse = (_RETURN, 0, 0, _ERRNO | errno.EPERM)
     allow = (_RETURN, 0, 0, _ALLOW)
@@ -176,8 +168,8 @@ def program(denied: Iterable[str] = DENIED, machine: str | None = None) -> bytes
     ]
     if machine == "x86_64":
         code += [(_AT_LEAST, 0, 1, _X32), refuse]
-    for name in denied:
-        if (number := NUMBERS[name][column]) is not None:
+    for numbers in NUMBERS.values():
+        if (number := numbers[column]) is not None:
             code += [(_EQUAL, 0, 1, number), refuse]
 
     def when(name: str, *then: tuple[int, int, int, int]) -> None:
