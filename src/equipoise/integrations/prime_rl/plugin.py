@@ -38,6 +38,8 @@ def objective_of(text: str) -> Objective:
     fold.check(objective, "prime-rl")
     if objective.difficulty is not None or objective.cancellation != "none":
         raise ValueError("prime-rl's loss sees no groups: difficulty and cancellation must be none")
+    if objective.averaged_groups != "all":
+        raise ValueError("prime-rl's loss sees no groups: averaged_groups must be all")
     if objective.length_penalty:
         raise ValueError("prime-rl's loss sees no rewards: length_penalty must be 0")
     return objective
