@@ -53,6 +53,23 @@ def test_selection_is_a_count_over_groups():
         assert found[name].low <= value <= found[name].high
 
 
+def test_all_or_none_of_a_few_is_no_certainty():
+    """Five groups of forty have equal rewards, and all of them were dropped: that says little of the next."""
+    reward, equal = np.arange(160) % 2, np.arange(160) < 20
+    columns = {
+        "prompt_id": np.repeat(np.arange(40), 4),
+        "reward": np.where(equal, 1, reward),
+        "length": np.full(160, 9),
+    }
+    found = data_path(from_table({**columns, "kept": ~equal, "finish": np.zeros(160, bool)})).estimates
+    reach = {
+        name: 1 - 0.025 ** (1 / n) for name, n in (("filtered", 5), ("discarded_informative", 35), ("truncated", 40))
+    }
+    assert found["filtered"].low == pytest.approx(1 - reach["filtered"])
+    for name in ("discarded_informative", "truncated"):
+        assert found[name].high == pytest.approx(reach[name])
+
+
 def test_a_number_of_sampled_groups_gives_the_share_and_nothing_about_what_was_dropped():
     log = from_table(COLUMNS)
     found = data_path(log, sampled=50)

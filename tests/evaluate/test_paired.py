@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from equipoise.evaluate.paired import holm, in_words, interval, paired_differences, seeds_needed
+from equipoise.evaluate.paired import holm, in_words, interval, paired_differences, paired_p, seeds_needed
 
 
 @pytest.mark.parametrize("n", [2, 3, 5, 30])
@@ -58,3 +58,12 @@ def test_pairs_may_have_different_seeds():
         reference = stats.ttest_1samp(values, 0)
         assert (d.mean, d.p, d.seeds) == pytest.approx((np.mean(values), reference.pvalue, len(values)))
     assert "(3 to 4 seeds)" in in_words(paired_differences(within), "acc@8")
+
+
+def test_two_seeds_that_differ_alike_are_not_sure():
+    """Scores of 64 answers are multiples of 1/64: without a difference two seeds differ alike in 4.5 % of the cases."""
+    assert paired_p(np.array([0.71 - 0.68, 0.53 - 0.5])) == 0.5  # but for rounding one number
+    assert paired_p(np.full(12, 0.02)) == 2.0**-11
+    draw = np.random.default_rng(0)
+    differences = np.diff(draw.binomial(64, 0.5, (2000, 2, 2)) / 64, axis=1)[:, 0]
+    assert np.mean([paired_p(d) < 0.05 for d in differences]) < 0.05

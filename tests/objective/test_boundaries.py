@@ -1,5 +1,7 @@
 """Values right at a boundary: an advantage of 1, a weight at its cap, a group of two, a threshold past a rate."""
 
+import math
+
 import pytest
 import torch
 
@@ -34,3 +36,16 @@ def test_a_sequence_weight_at_the_cap_is_kept():
 def test_a_threshold_past_a_success_rate_is_refused():
     with pytest.raises(ValueError, match=r"threshold = 1.5 must be a success rate"):
         Objective(difficulty={"name": "hadw", "anchor": "fixed", "threshold": 1.5})
+
+
+@pytest.mark.parametrize("log_ratio", [-25.0, 25.0])
+@pytest.mark.parametrize("surrogate", ["ppo_clip", "dual_clip", "gspo", "gmpo", "sapo", "symmetric_clip", "cispo"])
+def test_where_log_ratios_are_clamped_a_differentiated_ratio_has_no_gradient(surrogate, log_ratio):
+    """cispo's ratio only weighs log π: its gradient is that of log ρ = ±20."""
+    objective = Objective("dr_grpo", surrogate=surrogate)
+    credit = objective.assign([1.0, 0.0], [0, 0], [1, 1])
+    old = torch.tensor([-1.0, -1.0], dtype=torch.float64)
+    logp = (old + log_ratio).requires_grad_()
+    objective.loss(logp, old, credit, torch.arange(2)).loss.backward()
+    weight = min(math.exp(math.copysign(20.0, log_ratio)), 5.0) if surrogate == "cispo" else 0.0
+    torch.testing.assert_close(-logp.grad, weight * credit.coefficient, rtol=1e-12, atol=0.0)

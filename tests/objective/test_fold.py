@@ -39,6 +39,12 @@ def test_the_sum_is_the_surrogates_value():
     assert float(total) == pytest.approx(-(2.2 + 1.8 - 1.0))
 
 
+def test_a_list_of_rewards_keeps_its_precision():
+    """In float32 these two would be one number."""
+    credit = fold.coefficients(Objective("dr_grpo"), [1.0, 1.0 + 1e-9], ["a", "a"], [1, 1])
+    assert float(credit.advantage[1]) == pytest.approx(5e-10)
+
+
 @pytest.mark.parametrize(
     ("choices", "why"),
     [

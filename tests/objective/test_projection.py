@@ -188,6 +188,14 @@ def test_a_response_without_a_sign_or_tokens_changes_nothing_and_keeps_its_weigh
     assert float(found.weight[4]) == 0.7
 
 
+def test_an_advantage_near_0_can_pull_hardest():
+    """docs/theory.md: the projection does not look at how large A is."""
+    objective = eq.Objective("dr_grpo", aggregation="balanced", cancellation="both")
+    c = objective.assign([1.0, 0.5 + 1e-9, 0.0, 0.5 - 1e-9], [0] * 4, [10, 30, 40, 15]).coefficient
+    assert float(c[2]) == 0
+    assert int(c.argmin()) == int(c.abs().argmax()) == 3
+
+
 def test_a_group_that_cannot_be_solved_takes_no_step():
     """Without responses that can pull, the system of a group is 0 = 0: a step that is no number would never settle."""
     groups = Groups.of(torch.tensor([0, 0, 1, 1]))

@@ -51,6 +51,16 @@ def test_pass_at_k_advantage(seed, k):
     assert sums.abs().max() < 1e-12
 
 
+@pytest.mark.parametrize("ends", [(-1.0, 1.0), (1.0, 2.0), (-2.0, -1.0)])
+def test_the_right_responses_of_pass_at_k_have_the_higher_reward(ends):
+    """HA-DW's `reward_range` may say that the two values are others than 0 and 1."""
+    wrong, right = ends
+    difficulty = {"name": "hadw", "lam": 1.0, "sharpness": 0.0, "reward_range": ends}
+    objective = eq.Objective({"name": "pass_at_k", "k": 2}, difficulty=difficulty)
+    A = objective.assign([wrong, right, wrong, wrong], [0] * 4, [1] * 4).advantage
+    torch.testing.assert_close(A, torch.tensor([-1 / 3, 1.0, -1 / 3, -1 / 3], dtype=torch.float64))
+
+
 @pytest.mark.parametrize("reward", [0.0, 1.0])
 @pytest.mark.parametrize("name", ["grpo", "dr_grpo", "rloo", "batch_std", "maxrl", "opo", "pass_at_k"])
 def test_a_group_of_one_teaches_nothing(name, reward):

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import equipoise as eq
+from equipoise.objective.surrogate import SURROGATES
 
 from .cases import draw, relative
 
@@ -139,6 +140,26 @@ def test_what_the_note_says_is_so(cancellation, seed):
     assert any("token rule times a factor per group" in note for note in objective.notes)
 
 
+@pytest.mark.parametrize("choices", [
+    {"difficulty": {"name": "hadw", "anchor": "fixed", "threshold": 0.3}},
+    {"difficulty": "debias"},
+    {"advantage": "opo"},
+])  # fmt: skip
+def test_without_a_zero_sum_it_is_not_the_token_rule(choices):
+    rewards, lengths = [1.0, 0.0, 0.0, 0.0], torch.tensor([3, 9, 7, 5])
+
+    def coefficients(**more):
+        return eq.Objective(**{"advantage": "dr_grpo", **choices, **more}).assign(rewards, [0] * 4, lengths).coefficient
+
+    factor = coefficients(aggregation="balanced", cancellation="recentre") / coefficients(aggregation="token")
+    assert float(factor.max() / factor.min()) > 1.05
+    notes = eq.Objective(**choices, aggregation="balanced", cancellation="recentre").notes
+    assert not any("token rule" in note for note in notes)
+
+
+RECENTRED = {"aggregation": "sequence", "cancellation": "recentre", "surrogate": "symmetric_clip"}
+
+
 @pytest.mark.parametrize(
     ("choices", "said"),
     [
@@ -148,6 +169,14 @@ def test_what_the_note_says_is_so(cancellation, seed):
         ({"aggregation": "token", "cancellation": "orthogonal", "surrogate": "reinforce"}, ["exchangeable already"]),
         ({"aggregation": "sequence", "cancellation": "orthogonal"}, ["undoes orthogonal off-policy"]),
         ({"aggregation": "balanced", "difficulty": "hadw"}, ["no longer makes them pull equally"]),
+        ({"aggregation": "balanced", "advantage": "opo"}, ["advantage = opo does not sum to 0"]),
+        ({"aggregation": "balanced", "advantage": {"name": "reinforce_pp", "whiten": "responses"}}, []),
+        ({"aggregation": "balanced", "cancellation": "prefix"}, ["undoes prefix off-policy"]),
+        ({"surrogate": "gspo", "cancellation": "recentre"}, ["gspo weighs every response by its own ratio"]),
+        ({"surrogate": "vespo", "cancellation": "both"}, ["vespo weighs every response by its own ratio"]),
+        ({**RECENTRED, "mismatch": "tis"}, []),
+        ({**RECENTRED, "mismatch": "mis"}, ["mismatch = mis weighs every response by its own ratio"]),
+        ({**RECENTRED, "off_policy_mask": 0.1}, ["off_policy_mask leaves out responses of one sign"]),
         ({"surrogate": "gspo", "cancellation": "min_replace"}, ["without its trust region"]),
         ({"surrogate": "gspo", "cancellation": "orthogonal"}, ["without its trust region"]),
         ({"surrogate": "gmpo", "cancellation": "min_replace"}, ["without its trust region"]),
@@ -163,6 +192,24 @@ def test_notes_say_what_a_stack_undoes(choices, said):
         assert words in note
         assert note in str(objective)
     assert "note" not in repr(objective)
+
+
+@pytest.mark.parametrize("surrogate", list(SURROGATES))
+def test_the_note_on_what_undoes_a_cancellation_is_true(surrogate):
+    """A token that all responses share, off-policy: is its net push 0, as `recentre` left it?"""
+    objective = eq.Objective("dr_grpo", cancellation="recentre", surrogate=surrogate)
+    lengths = torch.tensor([3, 5, 4, 6])
+    credit = objective.assign([1.0, 1.0, 0.0, 0.0], [0] * 4, lengths)
+    response, position = eq.response_ids(lengths), eq.positions(lengths)
+    old = torch.full((18,), -0.7, dtype=torch.float64)
+    logp = old + torch.where(position == 0, 0.05, 0.02 * response.to(old.dtype))
+    if surrogate in ("ppo_clip", "dual_clip", "aspo", "dppo"):  # beyond the end at which one sign is cut
+        logp = logp + 0.4 * (position == 0)
+    logp.requires_grad_()
+    objective.loss(logp, old, credit, response).loss.backward()
+    push = logp.grad[position == 0]
+    undone = float(push.sum().abs() / push.abs().sum()) > 1e-9
+    assert undone == any("undoes recentre off-policy" in note for note in objective.notes)
 
 
 @pytest.mark.parametrize("cancellation", ["min_replace", "orthogonal"])

@@ -36,7 +36,14 @@ from equipoise.audit.log import AuditError, Floats, Log
 from equipoise.audit.sums import divide
 
 RESAMPLES = 2000
-SHARES = ("discarded", "filtered", "discarded_informative")
+# The shares, each with the column of what it is a share of.
+SHARES = {
+    "truncated": "responses",
+    "truncated_wrong": "wrong",
+    "discarded": "groups",
+    "filtered": "equal",
+    "discarded_informative": "mixed",
+}
 NEEDS_KEPT = (
     "the log holds only what was trained on: add the other sampled responses and a column kept "
     "(prime-rl's `all` beside `effective` is read so), or say how many groups were sampled (sampled=N)"
@@ -281,5 +288,6 @@ def _intervals(
     replicates = values(dict(zip(columns, resamples.T, strict=True)))
     # where no prompt comes twice, shares of groups are shares of prompts
     once = len(by_prompt) == int(log.group.max()) + 1
-    prompts = dict.fromkeys(point, len(by_prompt))
-    return intervals(point, replicates, prompts, SHARES if once else ())
+    has = dict(zip(columns, (by_prompt > 0).sum(0).tolist(), strict=True))
+    prompts = {name: has[SHARES[name]] if name in SHARES else len(by_prompt) for name in point}
+    return intervals(point, replicates, prompts, tuple(SHARES) if once else ())

@@ -77,7 +77,8 @@ def pass_at_k(batch: Batch, *, k: int = 4) -> Tensor:
     R̄ = 1 − C(n−,k)/C(n,k), σ = √(R̄(1−R̄)), A+ = (1−R̄)/σ, A− = (1 − R̄ −
     C(n−−1,k−1)/C(n−1,k−1))/σ.
     """
-    n, right = batch.G, batch.r > 0
+    # the higher of two values: `reward_range` may say that neither is 0 or 1
+    n, right = batch.G, batch.r > batch.r.min()
     wrong = n - batch.groups.sum(right.to(n.dtype))  # n−
     none = _choose_ratio(wrong, n, k)  # 1 − R̄
     sigma = torch.sqrt(none * (1 - none))

@@ -80,9 +80,7 @@ def coefficients(
     """
     number: dict[Any, int] = {}
     ids = [number.setdefault(group, len(number)) for group in groups]
-    return objective.assign(
-        torch.as_tensor(rewards), torch.tensor(ids), torch.as_tensor(lengths), tokens=tokens
-    )
+    return objective.assign(rewards, torch.tensor(ids), lengths, tokens=tokens)
 
 
 def surrogate_sum(

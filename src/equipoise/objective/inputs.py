@@ -108,13 +108,7 @@ def read(
     columns: int,
 ) -> Inputs:
     """Tensors of the right shape, or a ValueError that names the one that is not."""
-    # Half precision is a storage format for rewards, not their noise:
-    # what it can tell apart differs.
-    eps = (
-        torch.finfo(torch.promote_types(rewards.dtype, torch.float32)).eps
-        if isinstance(rewards, Tensor)
-        else 0.0
-    )
+    eps = _precision(rewards)
     # A list of numbers would come out in float32.
     r = _numbers("rewards", rewards, torch.float64)
     if r.ndim == 1:
@@ -138,6 +132,18 @@ def read(
             raise ValueError(f"{name} has dtype {x.dtype}: it must hold real numbers")
     counted = not T.is_floating_point()
     return Inputs(r, T.to(torch.float64), counted, ids, known, past, eps)
+
+
+def _precision(rewards: Rewards) -> float:
+    """The relative precision of a tensor's or an array's dtype; 0 for a list, whose is not known.
+
+    Half precision is a storage format for rewards, not their noise: what it can tell apart differs.
+    """
+    if isinstance(rewards, Tensor):
+        return torch.finfo(torch.promote_types(rewards.dtype, torch.float32)).eps
+    if isinstance(rewards, np.ndarray) and rewards.dtype.kind == "f":
+        return float(np.finfo(np.promote_types(rewards.dtype, np.float32)).eps)
+    return 0.0
 
 
 def _numbers(name: str, x: Rewards | Lengths, dtype: torch.dtype | None) -> Tensor:

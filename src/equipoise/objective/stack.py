@@ -138,7 +138,7 @@ def _refuse_nonsense(o: Stack) -> None:
         raise ValueError(
             f"debias corrects the baseline of r − p̂; advantage = {A} is not proportional to it"
         )
-    if cancel == "min_replace" and A in NOT_ZERO_SUM:
+    if cancel == "min_replace" and not _sums_to_0(o):
         raise ValueError(
             f"min_replace cancels only when ΣA = 0 in a group, which advantage = {A} does not give"
         )
@@ -207,37 +207,39 @@ def _refuse_numbers(o: Stack) -> None:
         raise ValueError(f"off_policy_mask = {o.off_policy_mask} must be a KL per token, 0 or more")
 
 
+def _sums_to_0(o: Stack) -> bool:
+    """Whether the advantages of a group do, before difficulty."""
+    return o.advantage.name not in NOT_ZERO_SUM or o.advantage.options.get("whiten") == "responses"
+
+
 def _notes(o: Stack) -> tuple[str, ...]:
     """What the stack does that its names do not say (formulas.md §4)."""
     cancel, rule, found = o.cancellation, o.aggregation.name, []
     in_assign = not o.needs_whole_groups
+    recentred = getattr(o.difficulty, "recentre", False)
+    zero_sum = recentred or (o.difficulty is None and _sums_to_0(o))
     if cancel == "min_replace" and rule not in EXCHANGEABLE and in_assign:
         found.append(
             f"min_replace gives all responses of a group one weight, so aggregation = {rule} sets no more than the "
             "scale of each group: this is the token rule times a factor per group"
         )
-    if cancel in ("orthogonal", "recentre") and rule == "balanced" and in_assign:
+    if cancel in ("orthogonal", "recentre") and rule == "balanced" and in_assign and zero_sum:
         found.append(
             f"with binary rewards, balanced under {cancel} is the token rule times a factor per group"
         )
-    zero_sum = o.difficulty is None and o.advantage.name not in (*NOT_ZERO_SUM, "none")
     if (
         cancel in ("min_replace", "orthogonal", "recentre")
         and rule in EXCHANGEABLE
+        and o.difficulty is None
         and zero_sum
+        and o.advantage.name != "none"
         and in_assign
     ):
         found.append(
             f"aggregation = {rule} is exchangeable already: {cancel} changes nothing but for empty responses"
         )
-    if (
-        cancel in ("min_replace", "orthogonal", "recentre", "both")
-        and o.surrogate.name in SIGN_DEPENDENT
-    ):
-        found.append(
-            f"{o.surrogate.name} treats the two signs differently, which undoes {cancel} off-policy; "
-            "symmetric_clip treats them alike"
-        )
+    if cancel != "none":
+        found += _undone(o)
     # Under min_replace vespo keeps its own: the least φ(W) of the group, near 0 far from W = 1.
     keeps_region = o.surrogate.name == "dfpo" or (o.surrogate.name, cancel) == (
         "vespo",
@@ -259,10 +261,37 @@ def _notes(o: Stack) -> tuple[str, ...]:
         found.append(
             f"balanced with imbalance = {imbalance:g} is not BA's: Σ c T is that share of Σ|c|T in every group"
         )
-    breaks = o.difficulty is not None and not getattr(o.difficulty, "recentre", False)
-    if rule == "balanced" and breaks:
+    if rule == "balanced" and not zero_sum:
+        cause = (
+            f"difficulty = {o.difficulty_choice.name} weighs the two signs of a group differently"
+        )
+        if o.difficulty is None:
+            cause = f"advantage = {o.advantage.name} does not sum to 0 in a group"
         found.append(
-            f"difficulty = {o.difficulty_choice.name} weighs the two signs of a group differently, so balanced no "
-            "longer makes them pull equally: bias/mass_imbalance says by how much"
+            f"{cause}, so balanced no longer makes them pull equally: bias/mass_imbalance says by how much"
         )
     return tuple(found)
+
+
+def _undone(o: Stack) -> list[str]:
+    """What keeps the coefficients of a shared token from cancelling in `loss`."""
+    cancel, surrogate, found = o.cancellation, o.surrogate.name, []
+    if surrogate in SIGN_DEPENDENT:
+        found.append(
+            f"{surrogate} treats the two signs differently, which undoes {cancel} off-policy; "
+            "symmetric_clip treats them alike"
+        )
+    elif surrogate in SEQUENCE_LEVEL and not o.needs_whole_groups:
+        found.append(
+            f"{surrogate} weighs every response by its own ratio, which undoes {cancel} off-policy; "
+            "symmetric_clip gives a shared token the same ratio in all of them"
+        )
+    if o.mismatch.name == "mis":
+        found.append(
+            f"mismatch = mis weighs every response by its own ratio, which undoes {cancel}; use tis"
+        )
+    if o.off_policy_mask is not None:
+        found.append(
+            f"off_policy_mask leaves out responses of one sign, which undoes {cancel} off-policy"
+        )
+    return found

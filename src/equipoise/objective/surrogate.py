@@ -21,7 +21,7 @@ from torch import Tensor
 
 from equipoise.objective.chunks import Runs, response_sum
 
-LIMIT = 20.0  # |log ρ| is clamped here before exp; beyond it a token has no gradient
+LIMIT = 20.0  # |log ρ| is clamped here before exp; beyond it a differentiated ρ has no gradient
 
 
 def ones_where(compare: Callable[..., Tensor], a: Tensor, b: Tensor | float) -> Tensor:
@@ -367,7 +367,7 @@ def sapo(tokens: Tokens, *, tau_positive: float = 1.0, tau_negative: float = 1.0
         .mul_(tokens.ratio)
         .mul_(tokens.at_tokens(4 * tokens.coefficient))
     )
-    return Terms(slope, (gate, scale))
+    return Terms(_cut(slope, tokens.out_of_range), (gate, scale))
 
 
 def vespo(

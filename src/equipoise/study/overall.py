@@ -2,8 +2,8 @@
 
 Holm's correction of a study is over its own rows. Whoever reads twenty studies reads all their
 tests, so this counts again over all of them: Holm's (no false finding among all, at 5 %) and
-Benjamini and Hochberg's (of the findings at most 5 % false, on average). Not here: a test of
-anything that no study named.
+Benjamini and Hochberg's (of the findings at most 5 % false, on average, for tests that do not
+depend on each other or do so positively). Not here: a test of anything that no study named.
 """
 
 from __future__ import annotations

@@ -67,6 +67,8 @@ def test_other_rules_of_one_response_are_ours_up_to_a_factor():
         ({"aggregation": {"name": "token", "over": "group"}}, "needs whole groups"),
         ({"aggregation": "sequence"}, "needs length"),
         ({"aggregation": "token", "difficulty": "hadw"}, "must be none"),
+        ({"aggregation": "token", "length_penalty": 0.2}, "sees no rewards"),
+        ({"aggregation": "token", "averaged_groups": "informative"}, "must be all"),
     ],
 )
 def test_what_one_sequence_cannot_tell_is_refused(kwargs, why):

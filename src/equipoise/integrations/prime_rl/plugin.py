@@ -8,8 +8,8 @@
 prime-rl calls it with one sequence at a time, after its orchestrator has made the advantages (r − μ
 of the group), and divides the sum by the tokens of the batch. So what can be chosen here is the
 surrogate, exactly, under the rule `token` over the batch; and, with `length`, the rules that need
-one response alone (`sequence`, `constant`, `power`), exactly up to one factor per batch: its mean
-length over `length`. Rules that need the group (balanced, token over the group, difficulty,
+one response alone (`sequence`, `constant`, `power`), exactly up to one factor per batch: for the
+first two its mean length over `length`. Rules that need the group (balanced, token over the group, difficulty,
 cancellation) are refused: prime-rl has no hook where a group's advantages can be set.
 
 The old policy is the sampler: prime-rl gives the loss no other log-probabilities.
@@ -38,6 +38,10 @@ def objective_of(text: str) -> Objective:
     fold.check(objective, "prime-rl")
     if objective.difficulty is not None or objective.cancellation != "none":
         raise ValueError("prime-rl's loss sees no groups: difficulty and cancellation must be none")
+    if objective.averaged_groups != "all":
+        raise ValueError("prime-rl's loss sees no groups: averaged_groups must be all")
+    if objective.length_penalty:
+        raise ValueError("prime-rl's loss sees no rewards: length_penalty must be 0")
     return objective
 
 
