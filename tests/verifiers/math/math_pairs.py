@@ -299,6 +299,7 @@ PAIRS = [
     yes("ratio", "7:32", r"\frac{7}{32}"),
     no("ratio", "7:32", "32:7"),
     no("time", "12:00", "1:00"),
+    no("interval-infinity", r"(-\infty,2]\cup[5,\infty)", r"(-\infty,2]\cup[5,\infty]", both=False),
     # what cannot be computed
     no("hang-tower", "5", "9^{9^{9}}", both=False),
     no("hang-tower", "5", "10^{10^{9}}", both=False),
@@ -383,6 +384,7 @@ RESPONSES = [
     unparsed("unfinished-thought", "5", r"<think> so \boxed{5}"),
     yes("thought", "5", r"<think> \boxed{4}? no </think> \boxed{5}"),
     unparsed("thought", "4", r"<think> \boxed{4} </think> I am done."),
+    unparsed("thought-again", "5", r"</think> \boxed{4} <think> or \boxed{5}"),
     yes("marked", "5", "Answer: 5"),
     yes("marked", "5", "**Answer:** 5"),
     yes("marked", "5", "The answer is 5."),
