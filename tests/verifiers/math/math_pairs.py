@@ -342,6 +342,8 @@ PAIRS = [
     yes("plain-name", r"\frac{\pi}{4}", "pi/4"),
     yes("plain-name", r"\ln 2", "ln(2)"),
     yes("plain-name", r"\sin x", "sin(x)"),
+    yes("plain-name", r"\arcsin x", "arcsin(x)"),
+    no("plain-name", r"\sin x", "arcsin(x)"),
     no("plain-name", "2", "2 pi", both=False),
     calculation("plain-name", "13", "sqrt(169)"),
     yes("root-sign", r"3\sqrt{13}", "3√13"),

@@ -69,7 +69,7 @@ NUMBER_AS_TEXT = re.compile(r"\\text\{\s*(-?\.?\d[\d.,]*)\s*\}")
 DEGREE = re.compile(r"\^\s*\{\s*\\circ\s*\}")
 INFINITY = re.compile(r"(?<![a-zA-Z\\])(?:infinity|infty|inf)(?![a-zA-Z])")
 PLAIN_NAME = re.compile(
-    r"\\text\{[^{}]*\}|(?<![a-zA-Z\\.])(?:pi(?![a-zA-Z])|(?:sqrt|ln|log|sin|cos|tan|exp)(?=\s*\())"
+    r"\\text\{[^{}]*\}|(?<![a-zA-Z\\.])(?:pi(?![a-zA-Z])|(?:sqrt|ln|log|exp|(?:arc)?(?:sin|cos|tan))(?=\s*\())"
 )
 PERCENT = re.compile(
     r"(?<=[\d}\s])(?:percent(?:age)?|pct)(?![a-zA-Z])|\\text\{\s*(?:percent(?:age)?|pct)\s*\}"
@@ -83,9 +83,9 @@ INVERSE = re.compile(r"\\(sin|cos|tan)\s*\^\s*\{\s*-\s*1\s*\}")  # never 1/sin: 
 COMMAND = re.compile(r"\\(?:[a-zA-Z]+|.)|\s+", re.DOTALL)
 TOKEN = re.compile(r"\\(?:[a-zA-Z]+|.)?", re.DOTALL)
 REPEATING = re.compile(r"(?<!\d)(\d*+)\.(\d*+)\\(?:overline|bar)\s*(?=\{\s*\d)")
-GROUPED = re.compile(
-    r"(?<![_\\])\{\s*[1-9]\d{0,2}(?:,\d{3})+\s*\}"
-)  # \frac{1}{1,000}, and no index
+GROUPED = re.compile(  # what \frac and \sqrt apply to, and no index
+    r"(?:(?<=\\frac)|(?<=\\sqrt)|(?<=\}))\{\s*[1-9]\d{0,2}(?:,\d{3})+\s*\}"
+)
 MARKED_CHOICE = re.compile(
     r"\A((?:\\text\s*\{\s*)?)([A-J])(?:\)|\.(?=\s*\}?\s*[-\d\\]))"
 )  # C) 14, C. 14
