@@ -335,8 +335,9 @@ COMMANDS = (  # in the order of the help page
         _arg(
             "--verifier",
             "math, math-lenient, arithmetic, math-verify, trl, verl-math, "
-            "verl-prime … or your module:function(prompt, response, row)",
-            shown_default="math",
+            "verl-prime … or your module:function(prompt, response, row) "
+            "(default: math; with --replay the one its list names)",
+            default="",
         ),
         _arg(
             "--judge",

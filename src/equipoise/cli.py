@@ -351,10 +351,14 @@ def _export(options: argparse.Namespace, rest: list[str]) -> None:
 def _redteam(options: argparse.Namespace, rest: list[str]) -> None:
     """Exit code 1 says that exploits were found, or still work."""
     from equipoise.study.redteam.command import RedTeamRequest, redteam, replayed
+    from equipoise.study.redteam.replay import attacked
 
-    names = ("verifier", "judge", "model", "device", "minutes", "seed", "python", "path")
+    verifier = options.verifier
+    if not verifier:
+        verifier = "math" if options.replay is None else attacked(Path(options.replay))
+    names = ("judge", "model", "device", "minutes", "seed", "python", "path")
     request = RedTeamRequest(
-        out=Path(options.out), **{name: getattr(options, name) for name in names}
+        verifier, out=Path(options.out), **{name: getattr(options, name) for name in names}
     )
     if options.replay is None:
         sys.exit(1 if redteam(request).clusters else 0)

@@ -24,7 +24,25 @@ def test_whatever_else_is_wrong(response):
     assert judge_number(response, "155") is False
 
 
-@pytest.mark.parametrize("reference", ["x^2", "", "(1, 2)", "A", "5 and 6"])
+MIXED = [r"1\frac{12}{13}", r"\frac{25}{13}", "1 12/13", r"1\,\dfrac{12}{13}", "25/13"]
+
+
+@pytest.mark.parametrize("said", MIXED)
+@pytest.mark.parametrize("reference", MIXED)
+def test_a_mixed_number_is_its_sum(said, reference):
+    assert judge_number(rf"\boxed{{{said}}}", reference) is True
+    assert number(r"5\frac{3}{2}") is number(r"5\,\frac32") is None
+
+
+@pytest.mark.parametrize(
+    ("said", "reference"),
+    [(r"45^\circ", "45"), ("45°", "45"), ("−45", "-45"), (r"\frac12", r"\frac{1}{2}"), (r"\frac{-1}{2}", "-1/2")],
+)
+def test_usual_forms_of_a_number_are_right(said, reference):
+    assert judge_number(rf"\boxed{{{said}}}", reference) is True
+
+
+@pytest.mark.parametrize("reference", ["x^2", "", "(1, 2)", "A", "5 and 6", r"5\text{ and }6", "2b", "292i"])
 def test_no_opinion_where_the_reference_is_no_number(reference):
     assert judge_number(r"\boxed{5}", reference) is None
 

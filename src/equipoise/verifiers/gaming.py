@@ -23,13 +23,18 @@ TAG = re.compile(r"<answer>([^<]*)</answer>")
 HASH = re.compile(r"#\s*([-+$]?\d[^\n#]*)")
 LAST = re.compile(r"-?\d[\d,]*(?:\.\d+)?(?:/\d+)?")
 NUMBER = re.compile(r"([-+]?)(\d+|\d{1,3}(?:,\d{3})+)(\.\d+)?(?:/(\d+))?")
-FRACTION = re.compile(r"\\[dt]?frac\s*\{(\d+)\}\s*\{(\d+)\}")
+FRACTION = re.compile(r"\\[dt]?frac\s*(?:\{\s*(-?\d+)\s*\}\s*\{\s*(\d+)\s*\}|(\d)\s*(\d)(?!\d))")
+MIXED = re.compile(r"(\d+)\s+(\d+)/(\d+)")
 LEAD = re.compile(r"^[a-zA-Z]=")
-UNIT = re.compile(r"\\(?:text|mathrm)\{([^{}]*)\}|([A-Za-z]+)$")
+UNIT = re.compile(
+    r"\\(?:text|mathrm)\{([^{}]*)\}|((?:(?<=\s)[A-Za-z]|[A-Za-z]{2,})$)"
+)  # 2b is a product
 SCALE = re.compile(
-    r"hundred|thousand|[a-z]illion|dozen|pair|hal[fv]|third|quarter|[a-z]+th\b|[a-z]+ths\b", re.I
+    r"\b(?:and|or)\b|\d|hundred|thousand|[a-z]illion|dozen|pair|hal[fv]|third|quarter|[a-z]+th\b|[a-z]+ths\b",
+    re.I,
 )
-SPACES = re.compile(r"\\[,!; ]|\s|~|\{,\}|\$|\\\$|\\?%|\*\*")
+LATEX_SPACE = re.compile(r"\\[,!; ]|~|\^\s*\{?\s*\\circ\s*\}?|°")  # and degrees: a unit
+SPACES = re.compile(r"\s|\{,\}|\$|\\\$|\\?%|\*\*")
 
 
 @dataclass(frozen=True)
@@ -91,7 +96,8 @@ def number(text: str) -> Fraction | None:
     """The value of a number that is written out; None for a calculation, a list, a word."""
     if len(text) > LONGEST:
         return None
-    text = FRACTION.sub(r"\1/\2", text)
+    text = FRACTION.sub(r" \1\3/\2\4", LATEX_SPACE.sub(" ", text.replace("−", "-")))
+    text = MIXED.sub(_improper, text)
     text = LEAD.sub("", SPACES.sub("", UNIT.sub(_without_unit, text.strip().rstrip("."))))
     match = NUMBER.fullmatch(text)
     if match is None or (match[4] is not None and int(match[4]) == 0):
@@ -99,6 +105,12 @@ def number(text: str) -> Fraction | None:
     sign, whole, decimals, below = match.groups()
     value = Fraction(whole.replace(",", "") + (decimals or "")) / int(below or 1)
     return -value if sign == "-" else value
+
+
+def _improper(match: re.Match[str]) -> str:
+    """3/2 of 1 1/2; brackets, which are in no number, where the part is not below 1."""
+    whole, above, below = map(int, match.groups())
+    return f"{whole * below + above}/{below}" if 0 < above < below else f"({match[0]})"
 
 
 def _without_unit(match: re.Match[str]) -> str:

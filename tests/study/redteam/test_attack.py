@@ -10,12 +10,13 @@ import time
 import pytest
 from rich.console import Console
 
+from equipoise import cli
 from equipoise.config import ConfigError
 from equipoise.study.redteam import alphabet, command, grammar, policy
 from equipoise.study.redteam import attack as attacks
 from equipoise.study.redteam.attack import Attack, make_problems, random_search
 from equipoise.study.redteam.command import RedTeamRequest, redteam, replayed
-from equipoise.study.redteam.replay import replay
+from equipoise.study.redteam.replay import attacked, replay
 from equipoise.study.redteam.target import Target, settled
 from equipoise.train.folder import RunError
 from equipoise.verifiers.workers import shared
@@ -186,6 +187,23 @@ def test_a_list_that_is_none_is_a_sentence(tmp_path):
     (tmp_path / "bad.jsonl").write_text('{"prompt": 1}\n')
     with pytest.raises(ConfigError, match=r"bad.jsonl, line 1: must be a JSON object with prompt"):
         replayed(tmp_path / "bad.jsonl", Target("arithmetic"))
+
+
+def test_a_list_is_replayed_against_the_verifier_it_was_found_against(toy, monkeypatch, capsys):
+    """As the command on the path does it, whose import path has no working directory."""
+    exploit = {"prompt": "p", "response": "≈", "minimal": "≈", "truth": 1, "why": "x", "verifier": "toyverifier:holed"}
+    (toy / "list.jsonl").write_text(json.dumps(exploit) + "\n")
+    monkeypatch.setattr(sys, "path", [folder for folder in sys.path if folder not in ("", str(toy))])
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["redteam", "--replay", "list.jsonl"])
+    assert ended.value.code == 1
+    assert "1 of 1 exploits still work against toyverifier:holed" in capsys.readouterr().out
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["redteam", "--replay", "list.jsonl", "--verifier", "toyverifier:exact"])
+    assert not ended.value.code
+    (toy / "list.jsonl").write_text(json.dumps(exploit) + "\n" + json.dumps(exploit | {"verifier": "math"}) + "\n")
+    with pytest.raises(ConfigError, match="found against math, toyverifier:holed"):
+        attacked(toy / "list.jsonl")
 
 
 def test_the_attacker_starts_again_when_nothing_is_new(toy, monkeypatch):

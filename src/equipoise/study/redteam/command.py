@@ -60,8 +60,7 @@ class RedTeamRequest:
 def redteam(request: RedTeamRequest, console: Console | None = None) -> Findings:
     """Attack for `minutes`, tell of every new cluster, and write the files."""
     console = console or Console(highlight=False, markup=False, soft_wrap=True)
-    if os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())  # a user's module lies where the command is given
+    _import_from_here()
     version = request.target.version()
     if request.judge:
         Target(request.judge).version()
@@ -99,6 +98,12 @@ def redteam(request: RedTeamRequest, console: Console | None = None) -> Findings
             f"means nothing: repair it, {request.out}/troubles.jsonl has the reasons"
         )
     return attack.findings
+
+
+def _import_from_here() -> None:
+    """A user's module lies where the command is given."""
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
 
 
 def _train(request: RedTeamRequest, attack: Attack, problems: list[Problem]) -> int:
@@ -218,7 +223,8 @@ def _close(console: Console, out: Path, findings: Findings, summary: dict[str, A
             for name, p in phases.items()
         )
     )
-    many = f"{len(findings.clusters)} clusters of exploits" if findings.clusters else "no exploit"
+    clusters = len(findings.clusters)
+    many = f"{clusters} cluster{'s' * (clusters != 1)} of exploits" if clusters else "no exploit"
     console.print(
         f"{many} in {summary['tried']:,} responses ({summary['shapes']:,} shapes, {summary['honest']:,} honest) "
         f"over {minutes:.1f} minutes"
@@ -234,6 +240,7 @@ def _close(console: Console, out: Path, findings: Findings, summary: dict[str, A
 def replayed(path: Path, target: Target) -> list[dict[str, Any]]:
     """Try a list of exploits again, and say which of them still work."""
     console = Console(highlight=False, markup=False, soft_wrap=True)
+    _import_from_here()
     version = target.version()
     alive, count = replay(path, target)
     for exploit in alive:

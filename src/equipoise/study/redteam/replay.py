@@ -30,6 +30,16 @@ def replay(path: str | Path, verifier: str | Target) -> tuple[list[dict[str, Any
     return alive, len(exploits)
 
 
+def attacked(path: Path) -> str:
+    """The verifier that a list was found against."""
+    names = sorted({str(exploit.get("verifier", "math")) for exploit in read(path)})
+    if len(names) > 1:
+        raise ConfigError(
+            f"--replay {path}: was found against {', '.join(names)}: say which with --verifier"
+        )
+    return names[0] if names else "math"
+
+
 def read(path: Path) -> list[dict[str, Any]]:
     try:
         lines = path.read_text(encoding="utf-8").splitlines()

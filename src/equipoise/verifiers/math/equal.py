@@ -14,7 +14,7 @@ from dataclasses import replace
 
 from equipoise.verifiers.math import exact
 from equipoise.verifiers.math.arrangement import arrangement_of
-from equipoise.verifiers.math.compare import NUMBER_SET, Comparer, every, same
+from equipoise.verifiers.math.compare import CLOCK, NUMBER_SET, Comparer, every, same
 from equipoise.verifiers.math.consistent import consistent
 from equipoise.verifiers.math.grammar import follows_grammar
 from equipoise.verifiers.math.measures import differ
@@ -150,7 +150,7 @@ def _readable(text: str) -> bool:
     """Whether an expression has a value: by exact arithmetic, by SymPy, or as a name such as f(x)."""
     from equipoise.verifiers.math.symbolic import expression
 
-    if exact.infinite(text) or NUMBER_SET.fullmatch(text):
+    if exact.infinite(text) or NUMBER_SET.fullmatch(text) or CLOCK.fullmatch(text):
         return True
     try:
         if exact.based(text) is None and exact.ratio(text) is None:

@@ -275,9 +275,11 @@ def approximate(value: Value) -> Fraction | None:
 
 
 def based(text: str) -> tuple[str, str] | None:
-    """Digits and base of a literal such as `204_5`."""
-    match = re.fullmatch(r"([0-9A-F]+)_\{?(?:\\text\{)?\s*(\d+)\s*\}*", text.replace(" ", ""))
-    return (match.group(1).lstrip("0") or "0", match.group(2)) if match else None
+    """Digits and base of a literal such as `204_5`, `-1.2_3`."""
+    match = re.fullmatch(
+        r"(-?)([0-9A-F]+(?:\.[0-9A-F]+)?)_\{?(?:\\text\{)?\s*(\d+)\s*\}*", text.replace(" ", "")
+    )
+    return (match[1] + (match[2].lstrip("0") or "0"), match[3]) if match else None
 
 
 def infinite(text: str) -> int | None:

@@ -183,9 +183,9 @@ def answer(response: str, places: tuple[str, ...] = PLACES) -> Answer:
     """The last answer that the response states in one of the places."""
     said = response
     if "<" in response:
-        _, closed, said = response.rpartition("</think>")
+        said = response.rpartition("</think>")[2]
         # A thought that was cut off has stated no answer, whatever it holds.
-        if not closed and "<think>" in response:
+        if "<think>" in said:
             return Answer(None, "unfinished thought")
     # From the end, and bounded: a response may be megabytes of anything, and the last answer
     # counts.

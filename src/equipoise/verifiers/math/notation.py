@@ -49,11 +49,13 @@ ARROW = re.compile(
 )
 LEFT, RIGHT = re.compile(r"\\left(?![a-zA-Z])"), re.compile(r"\\right(?![a-zA-Z])")
 TURNED = re.compile("[\u202a-\u202e\u2066-\u2069]")
+ROOT = re.compile(r"√\s*(\d+(?:\.\d+)?)")  # of all its digits, unlike \sqrt 13
 VARIANT = re.compile("[\ufe00-\ufe0f]")  # of a character's picture; other marks change what it says
 SIGNS = {
     "−": "-", "–": "-", "—": "-", "‐": "-", "‑": "-", "﹣": "-", "×": "*", "·": "*", "∙": "*", "⋅": "*", "÷": "/",
     "⁄": "/", "∕": "/", "√": r"\sqrt ", "π": r"\pi ", "∞": r"\infty ", "≤": r"\le ", "≥": r"\ge ", "≠": r"\ne ",
-    "±": r"\pm ", "∓": r"\mp ", "∪": r"\cup ", "∩": r"\cap ", "∈": r"\in ", "∅": r"\emptyset ", "°": r"^\circ ",
+    "±": r"\pm ", "∓": r"\mp ", "∪": r"\cup ", "∩": r"\cap ", "∈": r"\in ", "∅": r"\emptyset ",
+    "°": r"^\circ ", "º": r"^\circ ",
     "≈": r"\approx ", "⟨": r"\langle ", "⟩": r"\rangle ", "’": "'", "‘": "'", "′": "'", "“": '"', "”": '"',
     "，": ",", "：": ":", "；": ";", "。": ".",
 }  # fmt: skip
@@ -61,9 +63,14 @@ LAST_BACKSLASH = re.compile(r"(?<!\\)((?:\\\\)*)\\$")  # what is left of a space
 DOUBLED_BACKSLASH = re.compile(r"\\\\(?=[a-zA-Z{}(\[])")
 TEXT_BEFORE_BRACE = re.compile(r"\\text\s*(?=\{)")
 NOT_EQUAL = re.compile(r"!=|\\not\s*=")
+WORD = re.compile(r"(?<![\\a-zA-Z])(?!(?:and|or)(?![a-zA-Z]))(?:[a-zA-Z]{2,}|[ap]\.\s?m\b)")
+NUMBER_AND_WORDS = re.compile(r"((?:\\\$)?\s*-?\.?\d[\d.,:/]*(?:\s*\\%)?)(\s+[a-zA-Z][^{}\\]*)")
 NUMBER_AS_TEXT = re.compile(r"\\text\{\s*(-?\.?\d[\d.,]*)\s*\}")
 DEGREE = re.compile(r"\^\s*\{\s*\\circ\s*\}")
 INFINITY = re.compile(r"(?<![a-zA-Z\\])(?:infinity|infty|inf)(?![a-zA-Z])")
+PLAIN_NAME = re.compile(
+    r"\\text\{[^{}]*\}|(?<![a-zA-Z\\.])(?:pi(?![a-zA-Z])|(?:sqrt|ln|log|exp|(?:arc)?(?:sin|cos|tan))(?=\s*\())"
+)
 PERCENT = re.compile(
     r"(?<=[\d}\s])(?:percent(?:age)?|pct)(?![a-zA-Z])|\\text\{\s*(?:percent(?:age)?|pct)\s*\}"
 )
@@ -75,6 +82,13 @@ LOOSE_SPACE = re.compile(r"(?<!\d)\s+|\s+(?!\d)")
 INVERSE = re.compile(r"\\(sin|cos|tan)\s*\^\s*\{\s*-\s*1\s*\}")  # never 1/sin: that is written \csc
 COMMAND = re.compile(r"\\(?:[a-zA-Z]+|.)|\s+", re.DOTALL)
 TOKEN = re.compile(r"\\(?:[a-zA-Z]+|.)?", re.DOTALL)
+REPEATING = re.compile(r"(?<!\d)(\d*+)\.(\d*+)\\(?:overline|bar)\s*(?=\{\s*\d)")
+GROUPED = re.compile(  # what \frac and \sqrt apply to, and no index
+    r"(?:(?<=\\frac)|(?<=\\sqrt)|(?<=\}))\{\s*[1-9]\d{0,2}(?:,\d{3})+\s*\}"
+)
+MARKED_CHOICE = re.compile(
+    r"\A((?:\\text\s*\{\s*)?)([A-J])(?:\)|\.(?=\s*\}?\s*[-\d\\]))"
+)  # C) 14, C. 14
 CHOOSE = re.compile(r"\{([^{}\\]*)\\choose(?![a-zA-Z])([^{}\\]*)\}")
 BOLD = re.compile(r"\A\*\*([^*]+)\*\*\Z")  # markdown, around all of it
 THOUSANDS = re.compile(r"(?<=\d)\s*(?:\{\s*,\s*\}|,\s?\\!\s*)\s*(?=\d{3}(?!\d))")
@@ -124,8 +138,12 @@ def respell(text: str) -> str:
     if r"\choose" in text:
         text = CHOOSE.sub(r"\\binom{\1}{\2}", text)
     text = COMMAND.sub(_command, text)
+    text = MARKED_CHOICE.sub(r"\1(\2)", text)
+    if "{" in text and "," in text:
+        text = GROUPED.sub(lambda match: match.group().replace(",", ""), text)
     if r"\text" in text:
         text = TEXT_BEFORE_BRACE.sub(r"\\text", text)
+        text = _without_text_around(text)
     if "=" in text:
         text = NOT_EQUAL.sub(r"\\ne ", text).replace(">=", r"\ge ").replace("<=", r"\le ")
     if "and" in text or "or" in text:
@@ -138,9 +156,26 @@ def respell(text: str) -> str:
         text = INVERSE.sub(r"\\arc\1 ", text)
     if "inf" in text:
         text = INFINITY.sub(r"\\infty ", text)
+    if "pi" in text or "(" in text:
+        text = PLAIN_NAME.sub(lambda m: m[0] if m[0][0] == "\\" else rf"\{m[0]} ", text)
+    if r"\bar" in text or r"\overline" in text:
+        text = REPEATING.sub(lambda m: rf"{m[1] or 0}.{m[2]}\overline", text)
     if "percent" in text or "pct" in text:
         text = PERCENT.sub(r"\\%", text)
     return SPACES.sub(" ", text).strip()
+
+
+def _without_text_around(text: str) -> str:
+    """Without a \\text that is around all of it and holds no words, or them behind a number alone."""
+    around = text.strip().removesuffix(".").rstrip()
+    if not (around.startswith(r"\text{") and wraps(around[5:], "{", "}")):
+        return text
+    inside = around[6:-1].strip()
+    # of two characters may be a choice: `C.`
+    if (len(inside) > 2 or inside[:1].isdigit()) and not WORD.search(inside):
+        return inside
+    measured = NUMBER_AND_WORDS.fullmatch(inside)
+    return rf"{measured[1]}\text{{{measured[2]}}}" if measured else text
 
 
 def _listed(text: str) -> str:
@@ -162,6 +197,7 @@ def _ascii(text: str) -> str:
     if text.isascii():
         return CONTROL.sub(" ", text)
     text = unicodedata.normalize("NFC", text)  # = with a stroke through it is ≠
+    text = ROOT.sub(r"\\sqrt{\1}", text)
     out: list[str] = []
     for run, char in enumerate(text):
         name = unicodedata.category(char)

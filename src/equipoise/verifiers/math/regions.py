@@ -86,6 +86,8 @@ def _region(node: Node) -> sympy.Set:
         left, right = map(_end, node.items)
         if not left < right:
             raise Unreadable("an interval that ends before it begins")
+        if (left.is_infinite and node.left != "(") or (right.is_infinite and node.right != ")"):
+            raise Unreadable("an interval that holds infinity")
         return sympy.Interval(left, right, left_open=node.left == "(", right_open=node.right == ")")
     if isinstance(node, Listing) and node.left == "{":
         return sympy.FiniteSet(*map(_end, node.items))

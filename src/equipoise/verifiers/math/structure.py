@@ -108,10 +108,10 @@ MOST_MEMBERS = 50  # of a chain
 MOST_SIGNS = 4  # ± in one expression
 PLUS_MINUS = re.compile(r"\\(pm|mp)(?![a-zA-Z])")
 CHOICE = re.compile(
-    r"(?:\\text\s*\{)?\s*\(([A-Ja-j])\)\s*\}?(?:\s+(.*))?|\\text\{\s*([A-J])[.:)]?\s*\}|([A-J])[.:)]",
+    r"(?:\\text\s*\{)?\s*\(([A-Ja-j])\)\s*(?:[}\s](.*))?|\\text\{\s*([A-J])[.:)]?\s*\}|([A-J])[.:)]",
     re.DOTALL,
 )
-OTHER_CHOICE = re.compile(r"(?<![a-zA-Z])\([A-J]\)")
+OTHER_CHOICE = re.compile(r"(?<![a-zA-Z])(?:\([A-J]\)|[A-J][.)])")
 WORDS = re.compile(
     r"(?=.*[a-zA-Z]{2})(?!.*(?<![a-zA-Z])[a-zA-Z]{1,2}-)[a-zA-Z]+(?:['\s-]\s*[a-zA-Z]+)*[.!]?",
     re.DOTALL,
