@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from equipoise import __version__, cli
-from equipoise.arguments import build_parser
+from equipoise.arguments import COMMANDS, build_parser
 from equipoise.config.errors import help_of, options_of
 from equipoise.objective import PRESETS
 from equipoise.train import Config, Trainer
@@ -28,6 +28,13 @@ def _same_threads():
     before = torch.get_num_threads()
     yield
     torch.set_num_threads(before)
+
+
+def test_every_command_stands_beside_its_sentence(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    shown = build_parser().format_help()
+    for command in COMMANDS:
+        assert re.search(rf"^ +{command.name} +{re.escape(command.sentence.split()[0])} ", shown, re.M), command.name
 
 
 def test_help_names_every_command(equipoise):
