@@ -216,6 +216,16 @@ def test_numbers_out_of_range_are_refused(equipoise, model, option, value):
     assert value in err
 
 
+def test_objectives_fit_a_narrow_terminal(equipoise, monkeypatch):
+    monkeypatch.setenv("FORCE_COLOR", "1")  # rich takes the output for a terminal
+    monkeypatch.setenv("COLUMNS", "80")
+    code, out, _ = equipoise("objectives")
+    assert code == 0
+    plain = re.sub(r"\x1b\[[0-9;]*m", "", out)
+    assert all(name in plain for name in PRESETS)
+    assert max(map(len, plain.splitlines())) <= 80
+
+
 def test_objectives_lists_every_preset_with_its_source(equipoise):
     code, out, _ = equipoise("objectives")
     assert code == 0
