@@ -20,6 +20,8 @@ def test_an_example_is_copied_or_selected(index, open_page):
     opened = open_page(index, drawn=False)
     example = opened.page.locator("div.highlight").first
     example.hover()
+    box = example.locator("button").bounding_box()
+    assert box["width"] > box["height"]  # its word is not broken: the theme has rules for buttons of another kind
     example.locator("button").click()
     opened.page.get_by_text("Selected").or_(opened.page.get_by_text("Copied")).wait_for()
     assert opened.complaints == []

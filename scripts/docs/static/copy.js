@@ -3,7 +3,7 @@ for (const box of document.querySelectorAll("div.highlight")) {
   const text = box.querySelector("pre");
   const button = document.createElement("button");
   button.type = "button";
-  button.className = "copybtn";
+  button.className = "copy-example";
   button.textContent = "Copy";
   button.addEventListener("click", async () => {
     try {
