@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from equipoise import __version__, cli
-from equipoise.arguments import build_parser
+from equipoise.arguments import COMMANDS, build_parser
 from equipoise.config.errors import help_of, options_of
 from equipoise.objective import PRESETS
 from equipoise.train import Config, Trainer
@@ -28,6 +28,13 @@ def _same_threads():
     before = torch.get_num_threads()
     yield
     torch.set_num_threads(before)
+
+
+def test_every_command_stands_beside_its_sentence(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    shown = build_parser().format_help()
+    for command in COMMANDS:
+        assert re.search(rf"^ +{command.name} +{re.escape(command.sentence.split()[0])} ", shown, re.M), command.name
 
 
 def test_help_names_every_command(equipoise):
@@ -207,6 +214,16 @@ def test_numbers_out_of_range_are_refused(equipoise, model, option, value):
     assert code == 2
     assert f"argument {option}: " in err
     assert value in err
+
+
+def test_objectives_fit_a_narrow_terminal(equipoise, monkeypatch):
+    monkeypatch.setenv("FORCE_COLOR", "1")  # rich takes the output for a terminal
+    monkeypatch.setenv("COLUMNS", "80")
+    code, out, _ = equipoise("objectives")
+    assert code == 0
+    plain = re.sub(r"\x1b\[[0-9;]*m", "", out)
+    assert all(name in plain for name in PRESETS)
+    assert max(map(len, plain.splitlines())) <= 80
 
 
 def test_objectives_lists_every_preset_with_its_source(equipoise):

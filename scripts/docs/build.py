@@ -24,7 +24,8 @@ HELPED = {
     '<p class="caption" role="heading">': '<p class="caption" role="heading" aria-level="2">',
     '<aside class="sidebar-drawer">': '<aside class="sidebar-drawer" aria-label="All pages">',
     '<aside class="toc-drawer">': '<aside class="toc-drawer" aria-label="On this page">',
-    "<pre>": '<pre tabindex="0">',  # it scrolls where it is wide
+    "<pre>": '<pre tabindex="0">',  # it scrolls where it is wide, as a table does
+    '<div class="table-wrapper ': '<div tabindex="0" class="table-wrapper ',
 }
 LINK = re.compile(r"(\]\()([^)#\s:]+)(#[^)\s]*)?(\))")
 

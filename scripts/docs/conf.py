@@ -21,6 +21,7 @@ html_title = f"equipoise {version}"
 html_show_sourcelink = False
 html_copy_source = False
 html_css_files = ["site.css"]
+html_js_files = [("copy.js", {"defer": "defer"})]
 html_static_path = ["static"]
 html_theme_options = {
     "light_css_variables": {"color-brand-primary": "#0b57a4", "color-brand-content": "#0b57a4"},

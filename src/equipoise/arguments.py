@@ -37,9 +37,17 @@ class Command(NamedTuple):
     options: dict[str, Any]  # of argparse's add_parser
 
 
+class _Help(argparse.HelpFormatter):
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog)
+        # argparse forgets that commands stand further in than options: longer names would have a line of their own.
+        self._action_max_length = max(len(command.name) for command in COMMANDS) + 4
+
+
 def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="equipoise",
+        formatter_class=_Help,
         description="Reinforcement learning for reasoning models, "
         "with each of its biases measured and removable.",
     )
@@ -295,7 +303,7 @@ COMMANDS = (  # in the order of the help page
     ),
     _command(
         "watch",
-        "serve that page on localhost while a run goes on",
+        "serve the report on localhost while a run goes on",
         RUNS,
         _number("--port", "0 takes a free one", 0, shown_default=8765),
     ),

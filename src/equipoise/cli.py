@@ -243,12 +243,19 @@ def _objectives(options: argparse.Namespace, rest: list[str]) -> None:
     from equipoise.objective import PRESETS, Objective
 
     slots = ("advantage", "difficulty", "cancellation", "aggregation", "surrogate")
-    table = Table("preset", *slots, "source", box=None)
+    console = Console()
+    # Seven columns on a narrow terminal would be broken into each other.
+    narrow = console.is_terminal and console.width < 160
+    heads = [" → ".join(slots)] if narrow else [*slots, "source"]
+    table = Table("preset", *heads, box=None)
     for name, preset in PRESETS.items():
         o = Objective.preset(name)
         choices = (o.advantage, o.difficulty_choice, o.cancellation, o.aggregation, o.surrogate)
-        table.add_row(name, *map(str, choices), preset.source)
-    console = Console(width=max(Console().width, 160))
+        said = [*map(str, choices)]
+        told = [f"{' → '.join(said)}\n{preset.source}\n"] if narrow else [*said, preset.source]
+        table.add_row(name, *told)
+    if not narrow:
+        console.width = max(console.width, 160)
     console.print(table)
     console.print("\nEvery preset takes any advantage, difficulty, cancellation and aggregation:")
     console.print('  objective.preset = "dapo+balanced+hadw"', highlight=False)

@@ -89,7 +89,7 @@ def _device(subject: str) -> Finding:
     import torch
 
     if not torch.cuda.is_available():
-        return Finding(subject, "ok", f"CPU, {torch.get_num_threads()} threads; no CUDA device")
+        return Finding(subject, "ok", f"CPU, threads: {torch.get_num_threads()}; no CUDA device")
     names = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
     if importlib.util.find_spec("triton") is None:
         why = f"{', '.join(names)}, but no triton for our kernels: pip install triton"

@@ -256,7 +256,7 @@ def test_beyond():
 # The page
 
 
-def test_the_page_fits_and_says_what_was_measured(tmp_path):
+def test_the_page_fits_and_says_what_was_measured(tmp_path, monkeypatch):
     path = tmp_path / "log.parquet"
     pq.write_table(pa.table(Law().draw(60, seed=0, steps=3)), path)
     text = main_text([str(path)], "dapo", ["sequence", "balanced", "balanced+hadw", "grpo", "dr_grpo"])
@@ -265,6 +265,11 @@ def test_the_page_fits_and_says_what_was_measured(tmp_path):
         assert word in text
     assert "\x1b" not in text
     assert "\x1b" in main_text([str(path)], "dapo", color=True)
+    monkeypatch.setenv("COLUMNS", "60")
+    narrow = main_text([str(path)], "dapo", ["sequence", "balanced", "balanced+hadw", "grpo", "dr_grpo"])
+    table, advice = text.partition("\nAdvice\n")[0], narrow.partition("\nAdvice\n")[2]
+    assert narrow.startswith(table)  # no cell is cut
+    assert max(map(len, advice.splitlines())) <= 60
     told = json.loads(main_text([str(path)], "dapo", as_json=True))
     assert {a["topic"] for a in told["advice"]} == {a.topic for a in advise(measure(path, "dapo"))}
 

@@ -152,3 +152,21 @@ def test_a_run_without_a_step_says_so(tmp_path, open_page):
     assert "No step has been logged yet" in text(page, "#summary")
     assert "whole groups" not in text(page, "#samples")
     assert "Its only option" in text(page, "#settings")
+
+
+def test_a_share_that_is_0_throughout_has_no_axis_below_0(tmp_path, open_page):
+    run = make_run(tmp_path / "run", steps=20)  # no response of it is masked out
+    opened = open_page(report.write([run], tmp_path / "r.html").as_uri())
+    figure = opened.page.locator("#figure-bias\\/masked_mass")
+    figure.scroll_into_view_if_needed()
+    figure.locator("svg .tick").first.wait_for()
+    names = figure.locator("svg .tick[text-anchor=end]").all_text_contents()
+    assert names[0] == "0"
+    assert not any("−" in name for name in names)
+
+
+def test_the_pointer_reads_the_interval_too(tmp_path, open_page):
+    opened = open_page(report.write([make_run(tmp_path / "run", steps=20)], tmp_path / "r.html").as_uri())
+    chart = opened.page.locator("#figure-eval\\/acc\\@8 svg")
+    chart.hover()
+    assert opened.page.locator("#figure-eval\\/acc\\@8 .tip .value").text_content() == "55.0 % 50.0 to 60.0"

@@ -71,3 +71,11 @@ def test_a_table_that_goes_on_over_the_page_has_its_head_again_and_none_is_cut(p
     for table in tables.all():
         assert table.locator("thead th[scope=col]").count() > 1
         assert table.evaluate("t => t.getBoundingClientRect().right") <= 701
+
+
+def test_no_break_of_the_paper_is_in_a_heading_or_a_paragraph(pages, open_page):
+    page = open_page((pages / "bias.html").as_uri(), drawn=False).page
+    page.emulate_media(media="print")
+    assert page.evaluate("getComputedStyle(document.querySelector('main')).display") == "block"
+    for name in ("h2", "section > p"):
+        assert page.evaluate(f"getComputedStyle(document.querySelector('{name}')).breakInside") == "avoid"

@@ -59,6 +59,8 @@ def test_what_scrolls_is_reached_by_keys_and_headings_and_sides_are_told_apart(s
     text = (out / "study.html").read_text(encoding="utf-8")
     assert '<pre tabindex="0">' in text
     assert re.findall(r"<pre(?! tabindex)[^>]*>", text) == []
+    assert '<div tabindex="0" class="table-wrapper' in text
+    assert '<div class="table-wrapper' not in text
     assert re.findall(r'<p [^>]*role="heading"(?! aria-level)[^>]*>', text) == []
     sides = re.findall(r"<aside [^>]*>", text)
     assert len(sides) == 2

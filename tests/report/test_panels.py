@@ -5,9 +5,10 @@ import numpy as np
 import pytest
 
 from equipoise.report.meanings import BIAS
+from equipoise.report.over_seeds import sentences
 from equipoise.report.panels import panels, points
 from equipoise.report.runs import read
-from equipoise.report.summary import peak, signed
+from equipoise.report.summary import peak, signed, summary
 from tests.report.folders import make_run
 
 
@@ -158,6 +159,18 @@ def test_steps_without_a_finite_number_are_counted(tmp_path):
     page = {p["id"]: p for p in panels([read(tmp_path, "run")])}
     assert figure(page, "training", "reward/mean")["holes"] == "No finite number at 3 of 5 steps."
     assert figure(page, "entropy", "entropy")["holes"] == ""
+
+
+def test_a_loss_that_is_not_finite_is_named_above_the_summary(tmp_path, runs):
+    """Its mean is of the other steps, and looks as calm as theirs."""
+    losses = ["0.5", "NaN", "null", "0.25"]
+    lines = [f'{{"step": {i}, "policy_loss": {v}}}\n' for i, v in enumerate(losses, 1)]
+    (tmp_path / "metrics.jsonl").write_text("".join(lines))
+    broken = read(tmp_path, "broken")
+    said = "Steps without a finite loss: broken (2 of 4). "
+    assert summary([runs[0], broken])["sentence"].startswith(said)
+    assert sentences([runs[0], broken], 2)["summary"].startswith(said)
+    assert "finite" not in summary(runs)["sentence"]
 
 
 def test_runs_of_different_length_say_the_range_of_their_windows(tmp_path):

@@ -152,7 +152,7 @@ def test_what_is_about_to_be_trained_is_said_first(tmp_path, monkeypatch, capsys
     assert capsys.readouterr().out.startswith(said)
 
 
-def test_a_whole_comparison_and_again(tmp_path, started, capsys):
+def test_a_whole_comparison_and_again(tmp_path, started, monkeypatch, capsys):
     small = {
         "model.name": make_model(tmp_path / "model"), "model.device": "cpu", "train.steps": 2, "train.threads": 1,
         "rollout.prompts": 4, "rollout.group_size": 4, "rollout.max_tokens": 12, "log.terminal": "false",
@@ -181,6 +181,11 @@ def test_a_whole_comparison_and_again(tmp_path, started, capsys):
     assert {p: p.stat().st_mtime_ns for p in out.glob("*/*/metrics.jsonl")} == before
     with pytest.raises(ConfigError, match=r"has no such number \(acc@2"):
         compare("acc@9")
+    monkeypatch.setattr("equipoise.report.page.MOST_APART", 1)  # more variants than a page can tell apart
+    (out / "table.md").unlink()
+    compare("acc@2")
+    assert "no report: 2 variants: a page can tell at most 1 apart" in capsys.readouterr().out
+    assert (out / "table.md").exists()
 
 
 def test_a_folder_in_use_is_refused_with_the_commands_own_flag(tmp_path, started):

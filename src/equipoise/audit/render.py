@@ -7,8 +7,10 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from itertools import pairwise
+from shutil import get_terminal_size
 
 from rich.console import Console, Group, RenderableType
+from rich.constrain import Constrain
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
@@ -89,7 +91,8 @@ def page(audit: Audit, advice: Sequence[Advice], path: DataPath | None = None) -
         parts.append(_trend_table(audit))
     if path is not None and any(name in path.estimates for name in DATA_PATH):
         parts.append(_data_path_table(path))
-    parts.append(_advice(advice))
+    # Sentences take the terminal's width; the tables above need theirs, and cells may not be cut.
+    parts.append(Constrain(_advice(advice), get_terminal_size((WIDTH, 24)).columns))
     return Group(*(Padding(part, (0, 0, 1, 0)) for part in parts))
 
 

@@ -21,6 +21,7 @@ from equipoise.report.runs import Run
 from equipoise.report.series import Column, mean, present, rounded
 from equipoise.report.summary import (
     first_metric,
+    not_finite,
     objective,
     peak,
     percent,
@@ -43,7 +44,7 @@ def sentences(runs: Sequence[Run], variants: int) -> dict[str, str]:
     mark = "Band" if variants <= MOST_BANDS else "Bar (band, where four or fewer are shown)"
     drawn = f"Line: mean over seeds. {mark}: 95 % interval of that mean (Student's t)."
     return {
-        "summary": SUMMARY,
+        "summary": not_finite(runs) + SUMMARY,
         "held-out": f"On prompts no run trains on. {drawn}",
         "training": (
             f"Every figure has all variants on the same axes; running means of {window(runs)} steps. {drawn}"

@@ -31,8 +31,19 @@ def summary(runs: Sequence[Run]) -> dict[str, Any]:
         ],
     }
     begun = any(run.steps or run.evaluations for run in runs)
-    sentence = SENTENCE if begun else NOTHING
+    sentence = not_finite(runs) + SENTENCE if begun else NOTHING
     return {"id": "summary", "title": "Summary", "sentence": sentence, "table": table}
+
+
+def not_finite(runs: Sequence[Run]) -> str:
+    """Which runs logged a loss that is no finite number: means leave those steps out and look calm."""
+    losses = {run.name: run.metrics.get("policy_loss", []) for run in runs}
+    found = [
+        f"{name} ({missing:,} of {len(loss):,})"
+        for name, loss in losses.items()
+        if (missing := sum(value is None for value in loss))
+    ]
+    return f"Steps without a finite loss: {', '.join(found)}. " if found else ""
 
 
 def _row(run: Run, accuracy: str, best: str) -> dict[str, str]:

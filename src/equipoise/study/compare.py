@@ -99,12 +99,12 @@ def compare(
     files |= {"table.csv": as_csv(found), "results.json": as_json(found, pairs, metric, words)}
     for name, text in files.items():
         (out / name).write_text(text, encoding="utf-8")
-    page = report.write(
-        [folder.path for folders in runs.values() for folder in folders], out / "report.html"
-    )
-    console.print(
-        f"{out}/table.md  table.tex  table.csv  results.json   report: {page}", soft_wrap=True
-    )
+    paths = [folder.path for folders in runs.values() for folder in folders]
+    try:
+        page = f"report: {report.write(paths, out / 'report.html')}"
+    except report.ReportError as error:  # a grid too large for a page has its tables all the same
+        page = f"no report: {error}"
+    console.print(f"{out}/table.md  table.tex  table.csv  results.json   {page}", soft_wrap=True)
 
 
 def _counted(number: int, what: str) -> str:

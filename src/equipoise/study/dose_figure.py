@@ -43,7 +43,7 @@ def figure(results: Mapping[str, Any]) -> str:
     study = of_results(results)
     rows = {(row.metric, row.at): row for row in study.primary if row.dosed}
     bent = {(row.metric, row.at) for row in study.primary if row.shape == "bend"}
-    columns = 2 if len(rows) in (2, 4) else 3
+    columns = 2 if len(rows) <= 4 else 3  # three side by side are too small to read on a page
     panels: list[str] = []
     seeds = 0
     for key, row in rows.items():

@@ -17,6 +17,7 @@ function domain(figure, lines) {
   let high = values.reduce((a, b) => Math.max(a, b), -Infinity);
   const size = Math.max(Math.abs(low), Math.abs(high));
   const constant = high - low <= 1e-9 * size;
+  if (size === 0) [low, high] = [0, figure.span || 1]; // nearly always a share, and none is below 0
   const least = figure.span || (constant ? size || 1 : 1e-3 * size);
   if (high - low < least) [low, high] = [(low + high - least) / 2, (low + high + least) / 2];
   const room = (high - low) * 0.06;
@@ -233,7 +234,7 @@ function lineChart(figure, context) {
           {},
           context.swatch(v.run),
           name(context.series()[v.run].name),
-          h("span", { class: "value" }, format(v.value)),
+          h("span", { class: "value" }, format(v.value), h("small", {}, range(v).replace(/[()%]| (?=%)/g, ""))),
         ),
       ),
     );

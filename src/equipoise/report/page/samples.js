@@ -198,9 +198,10 @@ function samplesView(context) {
 
   function show() {
     const g = matching[at];
-    const { found, total } = count.dataset;
-    const match = found === total ? `${total} responses` : `${found} of ${total} responses match`;
-    count.textContent = g ? `Group ${at + 1} of ${matching.length}. ${match}.` : `None of ${total} responses match.`;
+    const [found, total] = [+count.dataset.found, +count.dataset.total];
+    const whole = several(total, "response");
+    const match = found === total ? whole : `${found.toLocaleString("en")} of ${whole} match`;
+    count.textContent = g ? `Group ${at + 1} of ${matching.length}. ${match}.` : `None of ${whole} match.`;
     before.disabled = at <= 0;
     after.disabled = at >= matching.length - 1;
     const alike = (o) => o.step === g.step && o.prompt_id === g.prompt_id && o.run !== g.run;

@@ -37,7 +37,7 @@ function shown(text) {
 }
 
 // A name that must break does so after one of these rather than inside a word.
-const BREAKS = /(?<=[a-z][+(=/])/;
+const BREAKS = /(?<=[a-z][+(=/_])/;
 
 function name(text) {
   const parts = String(text).split(BREAKS);
