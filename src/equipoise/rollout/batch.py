@@ -68,8 +68,9 @@ def request(
     for prompt in prompts:
         if not 1 <= len(prompt) < policy.context:
             raise PromptTooLong(
+                len(prompt),
                 f"a prompt of {len(prompt)} tokens does not fit {policy.name}'s context of {policy.context} tokens "
-                "with room for a response"
+                "with room for a response",
             )
     device = policy.device
     length = torch.tensor([len(p) for p in prompts], device=device)
