@@ -529,9 +529,10 @@ class Trainer:
     def _average(self) -> None:
         """The mean of the last checkpoints, where it is wanted."""
         count = self.config.train.average if self.weights else 0
-        if count and ranks.me() == 0:
+        kept = checkpoint.steps(self.folder.checkpoints)[-count:]
+        # a callback may end a run before its first checkpoint
+        if count and kept and ranks.me() == 0:
             with writing(self.folder):
-                kept = checkpoint.steps(self.folder.checkpoints)[-count:]
                 places = [self.folder.checkpoints / f"step-{step}" for step in kept]
                 average(places, self.folder.averaged)
             self.journal.terminal.say(
