@@ -102,6 +102,21 @@ def test_one_long_prompt_among_many_is_found_before_the_first_step_and_can_be_le
     assert "a prompt of 82 tokens: must be at most 63" in ended.stdout
 
 
+@pytest.mark.parametrize(
+    ("function", "objective", "said"),
+    [
+        ("minus_ones", {"preset": "maxrl"}, "maxrl divides by their mean, so they must be ≥ 0"),
+        ("spread", {"advantage": "pass_at_k"}, "those of pass_at_k must be 0 or 1"),
+        ("spread", {"difficulty": "debias"}, "difficulty = debias needs accuracies"),
+    ],
+)
+def test_rewards_that_the_objective_cannot_take(train, function, objective, said):
+    options = {f"objective__{key}": value for key, value in objective.items()}
+    told = sentence(train(reward__functions=[f"{REWARDS}:{function}"], log__terminal=False, eval__every=0, **options))
+    assert told.startswith("equipoise: step 1: ")
+    assert said in told
+
+
 def test_a_prompt_without_tokens(train, tmp_path):
     file = dataset(tmp_path / "rows.jsonl", [{"id": "nothing", "prompt": "", "answer": 1}])
     assert "prompt nothing: " in sentence(train(task__name=file))

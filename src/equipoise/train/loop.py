@@ -24,6 +24,7 @@ from equipoise.evaluate import Evaluation, evaluate
 from equipoise.kernels import cache
 from equipoise.objective import Credit, Objective
 from equipoise.objective.difficulty import RangeError
+from equipoise.objective.objective import BatchError
 from equipoise.policy import memory
 from equipoise.rollout import sampler as native_sampler
 from equipoise.tasks import Prompt, Task
@@ -427,6 +428,8 @@ class Trainer:
             )
         except RangeError as error:
             raise RunError(announce.out_of_range(error)) from error
+        except BatchError as error:
+            raise RunError(f"step {self.step}: {error}") from error
 
     def _successes(self, batch: StepBatch) -> dict[str, Any]:
         """What `assign` gets about successes: of the batch, of all that was sampled for it, and of
