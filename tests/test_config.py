@@ -178,6 +178,10 @@ def test_every_option_has_a_sentence_and_stands_in_the_help():
         (["--model", "{}", "--train.steps", "0"], "--model: an override"),
         (["--train.steps", "0"], "train.steps = 0: must be at least 1"),
         (["--rollout.group_size", "1"], "rollout.group_size = 1: advantage = grpo compares responses"),
+        (
+            ["--rollout.group_size", "2", "--objective.advantage", "pass_at_k"],
+            "rollout.group_size = 2: must be at least k = 4 with objective.advantage = pass_at_k",
+        ),
         (["--rollout.temperature", "0"], "rollout.temperature = 0: must be more than 0"),
         (["--rollout.temperature", "inf"], "rollout.temperature = inf"),
         (["--rollout.top_p", "0"], "rollout.top_p = 0: must be more than 0 (nucleus"),

@@ -40,7 +40,7 @@ from equipoise.policy.names import check_name
 from equipoise.study import bias, bias_page, bias_text
 from equipoise.tasks import Prompt, Task
 from equipoise.train import checkpoint
-from equipoise.train.batch import encode_prompt
+from equipoise.train.batch import count_tokens, encode_prompt
 from equipoise.train.own_task import OwnTask, own_chat, own_task
 from equipoise.train.score import Scorer, check_isolation
 from equipoise.train.settle import Outline, open_chat
@@ -226,7 +226,7 @@ def _task(
         section.name,
         seed=0,
         **section.options(),
-        count_tokens=lambda prompt: len(encode_prompt(policy(), prompt, chat_of(policy()))),
+        count_tokens=lambda prompt: count_tokens(policy(), prompt, chat_of(policy())),
         graded=graded,
     )
     return task, chat_of

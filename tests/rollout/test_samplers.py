@@ -32,6 +32,15 @@ PARAMS = {
 }
 
 
+@pytest.mark.parametrize("kind", [NativeSampler, TransformersSampler])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_model_without_numbers_is_a_sentence(kind, temperature):
+    policy = tiny_models.policy("llama")
+    torch.nn.init.constant_(policy.core.get_output_embeddings().weight, float("nan"))
+    with pytest.raises(p.ModelError, match=r"its log-probabilities are NaN: a weight is not finite, or too large"):
+        kind(policy).sample([[1, 2]], 2, SamplingParams(max_tokens=4, temperature=temperature))
+
+
 def crossed(kinds):
     """Each kind once, and each set of parameters with one kind; truncation of every kind is long, all
     the other pairs are slow.

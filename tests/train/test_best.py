@@ -23,6 +23,13 @@ def test_the_highest_counts_the_first_of_equals_and_not_the_start():
     assert best.step == 4
 
 
+def test_earlier_evaluations_may_have_had_other_metrics():
+    """A resumed run may take another number of samples."""
+    best = Best("acc@4")
+    best.see_all([{"step": 2, "acc@2": 0.9}, {"step": 4, "acc@4": 0.5}])
+    assert best.step == 4
+
+
 def test_a_run_without_the_option_has_no_best():
     best = Best("")
     best.see(2, {"acc@2": 1.0})

@@ -1,5 +1,6 @@
 """Callbacks: what they see, in which order, and how they end a run."""
 
+import numpy as np
 import pytest
 
 import equipoise as eq
@@ -58,6 +59,12 @@ def test_each_may_end_the_run_which_is_then_whole(model, tmp_path, event, step):
     assert checkpoint.steps(folder.checkpoints)[-1:] == ([step] if step else [])
 
 
+def test_a_run_that_ends_before_its_first_checkpoint_has_none_to_average(model, tmp_path):
+    config = settings(model, tmp_path / "run", **OPTIONS, train__average=2)
+    assert eq.Trainer(config, callbacks=[Recorder(stop_at=("evaluation", 0))]).train().step == 0
+    assert not RunFolder(tmp_path / "run").averaged.exists()
+
+
 def test_an_ended_run_resumes(model, tmp_path):
     run(model, tmp_path / "run", Recorder(stop_at=("step", 2)))
     assert eq.Trainer(settings(model, tmp_path / "run", **OPTIONS), resume=True).train().step == 4
@@ -74,6 +81,17 @@ def test_any_object_with_one_of_the_methods_serves():
     assert callbacks.stopped_by == ""
     callbacks.call("on_step", 2, {})
     assert callbacks.stopped_by == "Plain"
+
+
+@pytest.mark.parametrize(("answer", "ends"), [(np.float64(2) > 1, True), (np.float64(2) > 3, False), (1.0, False)])
+def test_a_comparison_of_numpys_numbers_ends_it_as_well(answer, ends):
+    class Plain:
+        def on_step(self, step, metrics):
+            return answer
+
+    callbacks = Callbacks([Plain()])
+    callbacks.call("on_step", 1, {})
+    assert bool(callbacks.stopped_by) == ends
 
 
 def test_a_method_nobody_calls_is_refused():

@@ -225,6 +225,7 @@ def test_a_config_is_a_mapping_a_file_or_an_object_and_stays_the_callers(tmp_pat
         found = gather(given, model="smollm", objective="dapo+balanced").config
         assert (found.train.steps, found.model.name, found.objective.preset) == (7, "smollm", "dapo+balanced")
     assert config.model.name == "abacus"
+    assert gather({"reward.weights": 2.0}, rewards=lambda prompt, response, row: 1.0).config.reward.weights == (2.0,)
     assert read_table({"train.steps": 1, "train": {"seed": 2}})["train"] == {"steps": 1, "seed": 2}
 
 

@@ -90,6 +90,33 @@ def test_a_prompt_longer_than_the_context(train, tmp_path):
     assert "context of 64" in told
 
 
+def test_one_long_prompt_among_many_is_found_before_the_first_step_and_can_be_left_out(train, tmp_path):
+    long = [{"id": f"long {k}", "prompt": "1+" * 40 + f"{k}=", "answer": 40 + k} for k in range(1, 10)]
+    file = dataset(tmp_path / "rows.jsonl", [*ROWS, *long])  # some are to train on, some held out
+    told = sentence(train(task__name=file, train__steps=1))
+    assert ": a prompt of 82 tokens leaves no room" in told
+    assert "task.max_prompt_tokens leaves out longer ones" in told
+    assert no_run_in(tmp_path / "run")
+    ended = train(task__name=file, train__steps=1, task__max_prompt_tokens=63, log__terminal=True)
+    assert ended.code == 0, ended.stderr
+    assert "a prompt of 82 tokens: must be at most 63" in ended.stdout
+
+
+@pytest.mark.parametrize(
+    ("function", "objective", "said"),
+    [
+        ("minus_ones", {"preset": "maxrl"}, "maxrl divides by their mean, so they must be ≥ 0"),
+        ("spread", {"advantage": "pass_at_k"}, "those of pass_at_k must be 0 or 1"),
+        ("spread", {"difficulty": "debias"}, "difficulty = debias needs accuracies"),
+    ],
+)
+def test_rewards_that_the_objective_cannot_take(train, function, objective, said):
+    options = {f"objective__{key}": value for key, value in objective.items()}
+    told = sentence(train(reward__functions=[f"{REWARDS}:{function}"], log__terminal=False, eval__every=0, **options))
+    assert told.startswith("equipoise: step 1: ")
+    assert said in told
+
+
 def test_a_prompt_without_tokens(train, tmp_path):
     file = dataset(tmp_path / "rows.jsonl", [{"id": "nothing", "prompt": "", "answer": 1}])
     assert "prompt nothing: " in sentence(train(task__name=file))

@@ -252,6 +252,13 @@ def test_the_command_for_settings_that_differ(copy):
         check_start(RunFolder(copy), config, resume=True)
 
 
+def test_a_probe_that_the_run_did_not_begin_with_is_refused_before_anything_is_trained(copy):
+    before = contents(copy)
+    with pytest.raises(RunError, match=r"eval.probe = true: probe.pt is not there, and only the evaluation before"):
+        resumed(copy, "--train.steps", "6", "--eval.probe", "true")
+    assert contents(copy) == before
+
+
 def test_a_moved_run_keeps_its_id_and_a_copy_gets_one(copy, tmp_path, finished_run):
     def id_of(folder: Path) -> str:
         config = configured(folder, resume=True)

@@ -120,6 +120,16 @@ class Config(BaseModel):
         return self
 
     @model_validator(mode="after")
+    def k_responses_are_in_a_group(self) -> Self:
+        advantage = self.build_objective().advantage
+        if advantage.name == "pass_at_k" and advantage.options["k"] > self.rollout.group_size:
+            raise ValueError(
+                f"rollout.group_size = {self.rollout.group_size}: must be at least k = {advantage.options['k']} "
+                "with objective.advantage = pass_at_k"
+            )
+        return self
+
+    @model_validator(mode="after")
     def no_advantage_needs_a_teacher(self) -> Self:
         if self.build_objective().advantage.name == "none" and not self.train.teacher:
             raise ValueError(

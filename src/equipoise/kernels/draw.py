@@ -84,6 +84,8 @@ def draw(logits: Tensor, u: Tensor, params: SamplingParams) -> Drawn:
     # u < 1 in steps of 2⁻²⁴ keeps u·total below total in float32,
     # so the index is always inside the vocabulary.
     tokens = torch.searchsorted(cdf, u[:, None] * cdf[:, -1:], right=True)
+    # Logits that are NaN have no place; whoever gets the tokens sees it by their log-probabilities.
+    tokens.clamp_(max=z.shape[1] - 1)
     logprobs = p.gather(1, tokens).log_()[:, 0]
     kept = truncated > -torch.inf if params.truncates else None
     return Drawn(tokens[:, 0], logprobs, kept)

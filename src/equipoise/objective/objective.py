@@ -45,6 +45,10 @@ from equipoise.objective.loss import LossOutput
 from equipoise.objective.stack import Stack, refuse_per_token
 
 
+class BatchError(ValueError):
+    """Rewards or accuracies that are valid, and that the objective at hand cannot be given."""
+
+
 class Objective(Stack):
     """A GRPO-style objective. Each choice is a name or a mapping of a name and its options.
 
@@ -263,25 +267,25 @@ class Objective(Stack):
         if self.difficulty is not None and not facts.known:
             self.difficulty.check_range(facts.low, facts.high)
         elif self.length_penalty and not facts.known and not 0 <= facts.low <= facts.high <= 1:
-            raise ValueError(
+            raise BatchError(
                 f"rewards go from {facts.low:g} to {facts.high:g}: length_penalty must know which responses are right; "
                 "give assign(accuracy=…), or rewards in [0, 1]"
             )
         if self.difficulty_choice.name == "debias" and not facts.right_or_wrong:
             assert self.difficulty is not None
             ends = (0.0, 1.0) if facts.known else self.difficulty.reward_range
-            raise ValueError(
+            raise BatchError(
                 f"difficulty = debias needs {'accuracies' if facts.known else 'rewards'} that are one of {ends}; "
                 "some lie between"
             )
         if A.name == "maxrl" and facts.least < 0:
-            raise ValueError(
+            raise BatchError(
                 f"rewards go down to {facts.least:g}: maxrl divides by their mean, so they must be ≥ 0"
             )
         if A.name == "pass_at_k" and not facts.two_valued:
-            raise ValueError("some rewards are neither 0 nor 1: those of pass_at_k must be 0 or 1")
+            raise BatchError("some rewards are neither 0 nor 1: those of pass_at_k must be 0 or 1")
         if A.name == "pass_at_k" and facts.smallest_group < A.options["k"]:
-            raise ValueError(
+            raise BatchError(
                 f"a group has {facts.smallest_group:g} responses: pass_at_k needs at least k = {A.options['k']}"
             )
         if self.cancellation == "prefix" and tokens.ids is None:

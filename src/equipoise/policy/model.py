@@ -32,7 +32,11 @@ Prompt = str | Sequence[dict[str, str]]
 
 
 class PromptTooLong(ValueError):
-    """A prompt that leaves no room for a response in the model's context."""
+    """A prompt of so many `tokens` that it leaves no room for a response in the model's context."""
+
+    def __init__(self, tokens: int, sentence: str) -> None:
+        super().__init__(sentence)
+        self.tokens = tokens
 
 
 @dataclass(frozen=True)
@@ -243,8 +247,9 @@ def encode(policy: Policy, prompt: Prompt, options: Mapping[str, Any] | None = N
     # Refused and not cut: a prompt without its end asks something else.
     if len(ids) >= policy.context:
         raise PromptTooLong(
+            len(ids),
             f"a prompt of {len(ids)} tokens leaves no room in {policy.name}'s context of {policy.context}; "
-            f"shorten or drop it: {_excerpt(prompt)}"
+            f"shorten or drop it: {_excerpt(prompt)}",
         )
     return ids
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from equipoise.kernels.draw import SamplingParams, draw
 from equipoise.kernels.uniform import Key, response_keys, uniforms
-from equipoise.policy import Policy, PromptTooLong
+from equipoise.policy import ModelError, Policy, PromptTooLong
 from equipoise.policy.support import Support
 from equipoise.rollout.rollouts import Finished, Rollouts, Stopped
 from equipoise.rollout.stop import StopStrings, stop_strings
@@ -25,9 +25,10 @@ BLOCK = 64  # positions whose uniform numbers are made at once
 @dataclass(eq=False)
 class Request:
     """R = len(prompts)·n responses; response r is number r % n of prompt r // n. limit [R]:
-    most tokens of each.
+    most tokens of each; model: its name, for errors.
     """
 
+    model: str
     prompts: list[list[int]]
     n: int
     params: SamplingParams
@@ -68,8 +69,9 @@ def request(
     for prompt in prompts:
         if not 1 <= len(prompt) < policy.context:
             raise PromptTooLong(
+                len(prompt),
                 f"a prompt of {len(prompt)} tokens does not fit {policy.name}'s context of {policy.context} tokens "
-                "with room for a response"
+                "with room for a response",
             )
     device = policy.device
     length = torch.tensor([len(p) for p in prompts], device=device)
@@ -80,6 +82,7 @@ def request(
         else None
     )
     return Request(
+        policy.name,
         [list(p) for p in prompts],
         n,
         params,
@@ -213,7 +216,7 @@ class DecodeBatch:
 
 
 def collect(asked: Request, batches: Sequence[DecodeBatch]) -> Rollouts:
-    """The finished batches of a request, flat."""
+    """The finished batches of a request, flat; ModelError where the model gave no numbers."""
     lengths, stopped = (
         torch.cat(parts) for parts in zip(*(b.lengths() for b in batches), strict=True)
     )
@@ -226,10 +229,16 @@ def collect(asked: Request, batches: Sequence[DecodeBatch]) -> Rollouts:
 
     longest = max(b.longest for b in batches)
     inside = torch.arange(longest, device=lengths.device) < lengths[:, None]
+    logprobs = flat("logprobs")
+    if bool(logprobs.isnan().any()):
+        raise ModelError(
+            f"{asked.model}: its log-probabilities are NaN: a weight is not finite, or too large; if training made it "
+            "so, begin again with a lower optim.lr"
+        )
     return Rollouts(
         asked.prompts,
         flat("tokens"),
-        flat("logprobs"),
+        logprobs,
         lengths,
         torch.arange(len(asked.prompts), device=lengths.device).repeat_interleave(asked.n),
         ["stop" if s else "length" for s in stopped.tolist()],

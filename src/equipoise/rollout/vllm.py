@@ -112,8 +112,9 @@ class VllmSampler:
         longest = max(map(len, asked.prompts))
         if longest >= self.context:
             raise PromptTooLong(
+                longest,
                 f"a prompt of {longest} tokens does not fit the {self.context} tokens vLLM has room for; give it more "
-                "with rollout.engine_memory"
+                "with rollout.engine_memory",
             )
         seeds = (asked.keys & (2**63 - 1)).tolist()  # vLLM takes −1 for no seed at all
         rows = [asked.prompts[r // n] for r in range(asked.rows)]

@@ -66,8 +66,22 @@ class StepBatch:
 def encode_prompt(policy: models.Policy, prompt: Prompt, chat: Chat) -> list[int]:
     try:
         return chat.encode(policy, prompt.text, prompt.messages)
+    except models.PromptTooLong as error:
+        raise RunError(
+            f"prompt {prompt.id}: {error} (task.max_prompt_tokens leaves out longer ones)"
+        ) from error
     except ValueError as error:
         raise RunError(f"prompt {prompt.id}: {error}") from error
+
+
+def count_tokens(policy: models.Policy, prompt: Prompt, chat: Chat) -> int:
+    """Of a prompt that is too long for the context as well: it is counted to be left out."""
+    try:
+        return len(encode_prompt(policy, prompt, chat))
+    except RunError as error:
+        if isinstance(error.__cause__, models.PromptTooLong):
+            return error.__cause__.tokens
+        raise
 
 
 class Collector:

@@ -36,9 +36,10 @@ class Best:
             self.step, self.value = step, float(value)
 
     def see_all(self, evaluations: Iterable[Mapping[str, Any]]) -> None:
-        """Those of eval.jsonl, when a run goes on."""
+        """Those of eval.jsonl, when a run goes on; earlier ones may have been of other samples."""
         for evaluation in evaluations:
-            self.see(evaluation["step"], evaluation)
+            if self.metric in evaluation:
+                self.see(evaluation["step"], evaluation)
 
     def link(self, checkpoints: Path) -> None:
         """`checkpoints/best`, relative, so that a moved or copied run keeps it."""

@@ -12,6 +12,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from equipoise.config import ConfigError
 from equipoise.objective.choice import did_you_mean
 
@@ -43,7 +45,9 @@ class Callbacks:
     def call(self, event: str, step: int, what: Any) -> None:
         for callback in self.callbacks:
             method = getattr(callback, event, None)
-            if method is not None and method(step, what) is True and not self.stopped_by:
+            answer = None if method is None else method(step, what)
+            # A comparison of numpy's numbers gives a bool that is not True.
+            if isinstance(answer, bool | np.bool_) and answer and not self.stopped_by:
                 self.stopped_by = _name(callback)
 
 

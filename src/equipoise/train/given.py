@@ -196,7 +196,9 @@ def _take_rewards(
                 f"rewards: {function!r} is not a function; give a callable, or a name as in the file"
             )
     section["functions"] = names
-    if set(section.get("weights", (1.0,))) == {1.0}:  # the default, for however many there are
+    weights = section.get("weights", 1.0)  # one value stands for a list of one
+    each = weights if isinstance(weights, list | tuple) else [weights]
+    if all(weight == 1 for weight in each):  # the default, for however many there are
         section["weights"] = [1.0] * len(names)
     return given
 

@@ -24,13 +24,14 @@ from equipoise.evaluate import Evaluation, evaluate
 from equipoise.kernels import cache
 from equipoise.objective import Credit, Objective
 from equipoise.objective.difficulty import RangeError
+from equipoise.objective.objective import BatchError
 from equipoise.policy import memory
 from equipoise.rollout import sampler as native_sampler
 from equipoise.tasks import Prompt, Task
 from equipoise.train import announce, checkpoint, ranks
 from equipoise.train.ahead import open_batches
 from equipoise.train.average import average
-from equipoise.train.batch import Collector, StepBatch, encode_prompt, statistics
+from equipoise.train.batch import Collector, StepBatch, count_tokens, encode_prompt, statistics
 from equipoise.train.best import Best
 from equipoise.train.callbacks import Callbacks
 from equipoise.train.folder import RunError, RunFolder, read_lines
@@ -125,7 +126,7 @@ class Trainer:
             self._claim(resume, from_step)
             if resume:
                 self.config = as_begun(load(self.folder.config), config)
-            self._open(undo)
+            self._open(undo, resume)
             self._begin(resume)
             undo.pop_all()
 
@@ -155,7 +156,7 @@ class Trainer:
     def _encode(self, prompt: Prompt) -> list[int]:
         return encode_prompt(self.policy, prompt, self.settled.chat)
 
-    def _open(self, undo: contextlib.ExitStack) -> None:
+    def _open(self, undo: contextlib.ExitStack, resume: bool) -> None:
         """Everything that is read, cheap things first,
         so that a mistake is known before a large model is loaded.
         """
@@ -175,6 +176,9 @@ class Trainer:
         # one that cannot be asked stops the run before it begins, evaluated or not
         for i in range(self.config.rollout.prompts):
             self._encode(self.task.prompt(i))
+        if not resume and isinstance(self.task, tasks.Dataset) and self.task.whole:
+            # The stream may come to it after days, and a resumed run would come to it again.
+            self._encode(max(self.task.train, key=lambda prompt: len(prompt.text)))
 
     def _open_task(self) -> None:
         """The prompts, after a look at what will judge the responses to them."""
@@ -185,7 +189,7 @@ class Trainer:
             config.task.name,
             config.train.seed,
             **config.task.options(),
-            count_tokens=lambda prompt: len(self._encode(prompt)),
+            count_tokens=lambda prompt: count_tokens(self.policy, prompt, self.settled.chat),
             rows=given.rows,
             graded=config.reward.graded,
         )
@@ -429,6 +433,8 @@ class Trainer:
             )
         except RangeError as error:
             raise RunError(announce.out_of_range(error)) from error
+        except BatchError as error:
+            raise RunError(f"step {self.step}: {error}") from error
 
     def _successes(self, batch: StepBatch) -> dict[str, Any]:
         """What `assign` gets about successes: of the batch, of all that was sampled for it, and of
@@ -531,9 +537,10 @@ class Trainer:
     def _average(self) -> None:
         """The mean of the last checkpoints, where it is wanted."""
         count = self.config.train.average if self.weights else 0
-        if count and ranks.me() == 0:
+        kept = checkpoint.steps(self.folder.checkpoints)[-count:]
+        # a callback may end a run before its first checkpoint
+        if count and kept and ranks.me() == 0:
             with writing(self.folder):
-                kept = checkpoint.steps(self.folder.checkpoints)[-count:]
                 places = [self.folder.checkpoints / f"step-{step}" for step in kept]
                 average(places, self.folder.averaged)
             self.journal.terminal.say(

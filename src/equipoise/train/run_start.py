@@ -117,6 +117,11 @@ def check_start(
         )
     _refuse_torn_logs(folder)
     step = _chosen(folder, record, old.train.checkpoint_every, from_step)
+    if step and config.eval.every and config.eval.probe and not folder.probe.exists():
+        raise RunError(
+            f"{folder.path}: eval.probe = true: {folder.probe.name} is not there, and only the evaluation before "
+            "training can make it; resume with eval.probe = false"
+        )
     known = here(record, folder) if record else new_record(folder)
     return Start(known, step, _sentence(folder, step, config.train.steps))
 

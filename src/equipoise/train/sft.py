@@ -21,7 +21,7 @@ from equipoise.config import ConfigError, dump
 from equipoise.config.sft import SftConfig, load_sft
 from equipoise.tasks import Dataset, open_demonstrations
 from equipoise.train import checkpoint
-from equipoise.train.batch import encode_prompt
+from equipoise.train.batch import count_tokens
 from equipoise.train.folder import SFT_CONFIG, RunError, RunFolder, append, replace
 from equipoise.train.imitation import Demonstration, Encoder, Imitator
 from equipoise.train.opening import open_model
@@ -96,7 +96,7 @@ class Sft:
             task.name,
             config.sft.seed,
             **task.options(),
-            count_tokens=lambda prompt: len(encode_prompt(policy(), prompt, settled().chat)),
+            count_tokens=lambda prompt: count_tokens(policy(), prompt, settled().chat),
         )
         self.policy, self.settled = policy(), settled()
         self.config, chat = self.settled.config, self.settled.chat
