@@ -291,6 +291,18 @@ def test_a_bad_value_is_named_by_file_row_and_column(tmp_path, column, row, valu
         read(jsonl(tmp_path / "log.jsonl", rows))
 
 
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("log.csv", "prompt,reward,length\n1,1,3\n1,0,5\n"),
+        ("log.jsonl", '{"prompt": "1", "reward": 1, "length": 3}\n{"prompt": "1", "reward": 0, "length": 5}\n'),
+    ],
+)
+def test_a_byte_order_mark_is_no_part_of_the_first_column(tmp_path, name, text):
+    (tmp_path / name).write_text(text, encoding="utf-8-sig")
+    assert read(tmp_path / name).length.tolist() == [3, 5]
+
+
 def test_a_number_in_quotes_is_text_in_json_and_parquet_and_a_number_in_csv(tmp_path):
     rows = [{"prompt": "p", "reward": reward, "length": "3"} for reward in ("1.0", "0.0")]
     quoted = "".join('"{prompt}","{reward}","{length}"\n'.format(**row) for row in rows)

@@ -22,6 +22,7 @@ from equipoise.audit.readers import prime_rl, skyrl, slime
 from equipoise.audit.readers.roles import Roles
 
 SUFFIXES = (".parquet", ".jsonl", ".csv", slime.SUFFIX, skyrl.SUFFIX)
+TEXT = "utf-8-sig"  # spreadsheets begin a file with a byte order mark, which is no part of a name
 ROWS = 1 << 13  # responses held as text at a time
 # roles of a CSV file
 NUMBERS = ("reward", "length", "step", "advantage", "kept", "sampler_logprob", "trainer_logprob")
@@ -66,7 +67,7 @@ def names_in(path: Path) -> list[str]:
         with pq.ParquetFile(path) as file:
             return list(file.schema_arrow.names)
     if path.suffix == ".csv":
-        with open(path, encoding="utf-8", newline="") as f:
+        with open(path, encoding=TEXT, newline="") as f:
             return next(csv.reader(f), [])
     return next((list(record) for _, record in records(path)), [])
 
@@ -118,7 +119,7 @@ def _jsonl(path: Path, wanted: list[str]) -> Iterator[Piece]:
 
 
 def records(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    with open(path, encoding="utf-8") as f:
+    with open(path, encoding=TEXT) as f:
         for number, line in enumerate(f, 1):
             try:
                 record = json.loads(line)
