@@ -228,7 +228,7 @@ def test_a_data_set_that_the_hub_does_not_have_is_refused_at_once(hub_asked):
 def test_a_hub_that_is_not_reached_is_not_asked_again(capfd):
     pytest.importorskip("datasets")
     with pytest.raises(
-        TaskError, match=r"no such folder here, and the hub cannot be reached \(.*\); .* files that are here"
+        TaskError, match=r"no such folder here, and the hub cannot be reached \(.*\); .* a file that is here"
     ):
         open_rows("hub:owner/model")
     assert "Retrying" not in capfd.readouterr().err
