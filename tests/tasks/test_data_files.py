@@ -98,6 +98,7 @@ def test_blank_lines_windows_line_ends_and_a_missing_last_newline(tmp_path):
         (b"[" * 100_000, "not JSON", "nested too deep"),
         (b'{"a": ' + b"9" * 5000 + b"}", "not JSON", "not valid JSON"),
         (b"[1]", "not an object", "the row is [1], not an object"),
+        (b'[{"prompt": "a"}]', "not an object", "write each object of the list on a line of its own"),
         (b"\x00", "not JSON", "not valid JSON"),
     ],
 )
