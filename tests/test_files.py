@@ -64,4 +64,5 @@ def test_a_file_that_is_not_there_is_named_with_the_way_out(tmp_path, monkeypatc
     assert not_there("examples/abacus.toml") == (
         f"examples/abacus.toml: there is no such file; {tmp_path} has no folder examples"
     )
+    assert not_there("smollm.toml") == f"smollm.toml: there is no such file in {tmp_path}"
     assert not_there("/nowhere/a.toml") == "/nowhere/a.toml: there is no such file; nor a folder /nowhere"

@@ -39,7 +39,10 @@ def not_there(path: str | Path) -> str:
         )
         return f"{said}; {absent}"
     near = nearest(path)
-    return f"{said}; did you mean {near}?" if near else said
+    if near:
+        return f"{said}; did you mean {near}?"
+    # a name in a configuration is seen from where equipoise starts, not from the configuration
+    return said if path.is_absolute() else f"{said} in {Path.cwd() / folder}"
 
 
 def nearest(path: Path, pattern: str = "*") -> Path | None:

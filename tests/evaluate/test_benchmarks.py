@@ -325,6 +325,12 @@ def test_without_a_folder_a_benchmark_comes_from_the_hub(name, monkeypatch):
     assert len(benchmark.prompts) == 1
 
 
+def test_where_the_hub_is_not_reached_the_folder_of_benchmarks_is_named(hub_nowhere):
+    pytest.importorskip("datasets")
+    with pytest.raises(TaskError, match=r"gsm8k: .*hub cannot be reached.*; --data DIR takes its file from a folder$"):
+        open_benchmark("gsm8k")
+
+
 def test_livecodebench_is_not_on_the_hub_in_a_form_that_can_be_loaded():
     with pytest.raises(TaskError, match=r"livecodebench: cannot be loaded from the hub; .* --data DIR"):
         open_benchmark("livecodebench")

@@ -54,6 +54,12 @@ def test_a_mistyped_folder_is_told_the_one_beside_it(hub_nowhere, tmp_path, monk
         load("abacuss")
 
 
+def test_a_run_without_a_checkpoint_is_told_how_to_go_on(tmp_path):
+    (tmp_path / "run.json").write_text("{}")
+    with pytest.raises(ModelError, match=f"this run has no checkpoint yet; equipoise train {tmp_path} --resume"):
+        load(str(tmp_path))
+
+
 def test_a_deep_folder_is_no_name_of_the_hub(hub_asked):
     with pytest.raises(
         ModelError, match="'runs/a/checkpoints/step-9': there is no such folder here, and no hub name has that form"

@@ -98,6 +98,7 @@ def test_blank_lines_windows_line_ends_and_a_missing_last_newline(tmp_path):
         (b"[" * 100_000, "not JSON", "nested too deep"),
         (b'{"a": ' + b"9" * 5000 + b"}", "not JSON", "not valid JSON"),
         (b"[1]", "not an object", "the row is [1], not an object"),
+        (b'[{"prompt": "a"}]', "not an object", "write each object of the list on a line of its own"),
         (b"\x00", "not JSON", "not valid JSON"),
     ],
 )
@@ -228,7 +229,7 @@ def test_a_data_set_that_the_hub_does_not_have_is_refused_at_once(hub_asked):
 def test_a_hub_that_is_not_reached_is_not_asked_again(capfd):
     pytest.importorskip("datasets")
     with pytest.raises(
-        TaskError, match=r"no such folder here, and the hub cannot be reached \(.*\); .* files that are here"
+        TaskError, match=r"no such folder here, and the hub cannot be reached \(.*\); .* a file that is here"
     ):
         open_rows("hub:owner/model")
     assert "Retrying" not in capfd.readouterr().err

@@ -143,7 +143,12 @@ def open_benchmark(
             f'"{name}" is not a benchmark;{did_you_mean(name, BENCHMARKS)} ({", ".join(BENCHMARKS)})'
         )
     source = _found(name, data)
-    items = read_problems(source)
+    try:
+        items = read_problems(source)
+    except TaskError as error:
+        if data is None:
+            raise TaskError(f"{name}: {error}; --data DIR takes its file from a folder") from error
+        raise
     template = TEMPLATES[BENCHMARKS[name].template]
     prompts: dict[str, Prompt] = {}
     for id_, item in items[:limit]:

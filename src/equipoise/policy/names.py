@@ -41,6 +41,10 @@ def folder_of(name: str) -> str:
         raise ModelError(f"model {name!r}: {folder} {what};{_near(str(folder))}")
     found = _inner(folder)
     if found is None:
+        if (folder / "run.json").is_file():
+            raise ModelError(
+                f"model {name!r}: this run has no checkpoint yet; equipoise train {folder} --resume goes on with it"
+            )
         raise ModelError(
             f"model {name!r}: {folder} has no config.json, nor has what a run leaves in it (looked for "
             f"{', '.join((*INNER, *(f'{family}N' for family in NUMBERED)))}); give a folder in Hugging Face format "

@@ -103,7 +103,7 @@ def _refuse_missing(name: str, path: str, datasets: Any) -> None:
     if found.problem and (found.reachable or not any(folder.exists() for folder in cached)):
         raise TaskError(
             f"{name}: cannot be opened: there is no such folder here, and {found.problem}; "
-            'give hub:owner/name:config:split, or files that are here: task.name = "rows.jsonl"'
+            "give hub:owner/name:config:split, or a file that is here: rows.jsonl"
         )
 
 

@@ -74,12 +74,18 @@ class Jsonl:
         if not isinstance(found, dict):
             return RowError(
                 "not an object",
-                f'there is no "prompt": the row is {json.dumps(found)[:40]}, not an object',
+                f'there is no "prompt": the row is {json.dumps(found)[:40]}, not an object{_unpack(found)}',
             )
         return found
 
     def _file(self, row: int) -> int:
         return int(np.searchsorted(self._first, row, "right")) - 1 if len(self._files) > 1 else 0
+
+
+def _unpack(found: Any) -> str:
+    """What to do about a file that is one JSON list of the rows."""
+    is_list = isinstance(found, list) and found and isinstance(found[0], dict)
+    return "; write each object of the list on a line of its own" if is_list else ""
 
 
 class _Lines:

@@ -23,6 +23,7 @@ from equipoise.audit.readers import prime_rl, skyrl, slime
 from equipoise.audit.readers.roles import Roles
 
 SUFFIXES = (".parquet", ".jsonl", ".csv", slime.SUFFIX, skyrl.SUFFIX)
+TEXT = "utf-8-sig"  # spreadsheets begin a file with a byte order mark, which is no part of a name
 ROWS = 1 << 13  # responses held as text at a time
 # roles of a CSV file
 NUMBERS = ("reward", "length", "step", "advantage", "kept", "sampler_logprob", "trainer_logprob")
@@ -67,8 +68,7 @@ def names_in(path: Path) -> list[str]:
         with pq.ParquetFile(path) as file:
             return list(file.schema_arrow.names)
     if path.suffix == ".csv":
-        # Excel writes a byte order mark, which is no part of the first name
-        with open(path, encoding="utf-8-sig", newline="") as f:
+        with open(path, encoding=TEXT, newline="") as f:
             return next(csv.reader(f), [])
     return next((list(record) for _, record in records(path)), [])
 
@@ -136,7 +136,7 @@ def _jsonl(path: Path, wanted: list[str]) -> Iterator[Piece]:
 
 
 def records(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    with open(path, encoding="utf-8-sig") as f:
+    with open(path, encoding=TEXT) as f:
         for number, line in enumerate(f, 1):
             try:
                 record = json.loads(line)
