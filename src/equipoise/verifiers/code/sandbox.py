@@ -426,6 +426,11 @@ def _tried(start: Start) -> str | None:
     return why
 
 
+def forget() -> None:
+    """What was found out about this machine; for tests that change it."""
+    _found.clear()
+
+
 def _problem(start: Start) -> str | None:
     """What keeps this way of starting from isolating a trial program; None where nothing does."""
     deadline = Deadline(TRIAL_SECONDS)
