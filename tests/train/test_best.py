@@ -90,6 +90,16 @@ def test_a_resumed_run_remembers_what_was_best(model, tmp_path, monkeypatch):
     assert checkpoint.steps(folder.checkpoints) == [2, 6]
 
 
+def test_a_run_that_begins_again_before_its_best_has_none(model, tmp_path, monkeypatch):
+    with_values(monkeypatch, VALUES)
+    folder = RunFolder(tmp_path / "run")
+    config = settings(model, folder.path, train__steps=4, train__keep_best="acc@2", **OPTIONS)
+    Trainer(config).run()
+    trainer = Trainer(config, resume=True, from_step=0)
+    trainer.folder.unlock()
+    assert list(folder.checkpoints.iterdir()) == []
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [

@@ -49,3 +49,10 @@ class Best:
         temporary.unlink(missing_ok=True)
         temporary.symlink_to(f"step-{self.step}")
         os.replace(temporary, checkpoints / BEST)
+
+
+def discard_dangling(checkpoints: Path) -> None:
+    """A run that goes on from an earlier step may have lost its best one."""
+    link = checkpoints / BEST
+    if not link.exists():
+        link.unlink(missing_ok=True)

@@ -19,6 +19,7 @@ from equipoise.tasks import Task
 from equipoise.tasks.data_files import KINDS
 from equipoise.tasks.fingerprint import changed, fingerprints
 from equipoise.train import checkpoint
+from equipoise.train.best import discard_dangling
 from equipoise.train.folder import SFT_CONFIG, RunError, RunFolder, read_lines, torn_inside
 from equipoise.train.record import Record, here, new_record, read_record
 from equipoise.train.settle import as_begun
@@ -142,6 +143,7 @@ def rewind(folder: RunFolder, start: Start) -> None:
     if folder.checkpoints.is_dir():
         checkpoint.discard_unfinished(folder.checkpoints)
         checkpoint.discard_after(folder.checkpoints, start.step)
+        discard_dangling(folder.checkpoints)
     start.record.checkpoint = start.step
     start.record.write(folder)
     folder.rewind(start.step if start.step else -1)
