@@ -356,6 +356,15 @@ def test_a_bad_value_is_named_by_file_row_and_column(tmp_path, column, row, valu
         read(jsonl(tmp_path / "log.jsonl", rows))
 
 
+@pytest.mark.parametrize("separator", [";", "\t"])
+def test_a_csv_file_with_another_separator_is_said_to_have_one(tmp_path, separator):
+    (tmp_path / "log.csv").write_text(f"prompt{separator}reward{separator}length\n")
+    with pytest.raises(
+        AuditError, match=r"log\.csv: its columns must be separated by commas, and its first line has none"
+    ):
+        read(tmp_path / "log.csv")
+
+
 def test_a_number_in_quotes_is_text_in_json_and_parquet_and_a_number_in_csv(tmp_path):
     rows = [{"prompt": "p", "reward": reward, "length": "3"} for reward in ("1.0", "0.0")]
     quoted = "".join('"{prompt}","{reward}","{length}"\n'.format(**row) for row in rows)

@@ -69,7 +69,12 @@ def names_in(path: Path) -> list[str]:
             return list(file.schema_arrow.names)
     if path.suffix == ".csv":
         with open(path, encoding=TEXT, newline="") as f:
-            return next(csv.reader(f), [])
+            names = next(csv.reader(f), [])
+        if len(names) == 1 and (";" in names[0] or "\t" in names[0]):
+            raise AuditError(
+                f"{path}: its columns must be separated by commas, and its first line has none: {names[0][:60]!r}"
+            )
+        return names
     return next((list(record) for _, record in records(path)), [])
 
 
