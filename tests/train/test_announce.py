@@ -3,6 +3,8 @@
 import json
 import re
 
+import pytest
+
 from equipoise.objective.difficulty import RangeError
 from equipoise.train.announce import out_of_range
 
@@ -21,3 +23,11 @@ def test_the_header_says_how_many_of_the_held_out_prompts_are_asked(train, tmp_p
     assert found
     assert f"to train on, {found[1]} held out" in said
     assert re.search(r"^run .*: 1 step, ", said, re.M)
+
+
+@pytest.mark.parametrize(("most", "buffer"), [(8, 0), (600, 0), (600, 20)])
+def test_the_header_says_where_no_response_can_be_as_long_as_asked(train, most, buffer):
+    options = {"rollout__max_tokens": most, "reward__overlong_buffer": buffer}
+    said = train(**options, train__steps=1, log__terminal=True).stdout
+    assert ("note: a response ends where the model's context of 64 tokens does, prompt included" in said) == (most > 64)
+    assert ("reward.overlong_buffer counts back from 600, a length that none reaches" in said) == (buffer > 0)

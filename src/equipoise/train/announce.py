@@ -60,6 +60,7 @@ def header(
         ("objective", repr(objective).removeprefix("Objective(").removesuffix(")")),
         *(("", f"note: {note}") for note in objective.notes),
         ("data", _data(batches.collector, held_out)),
+        *_shortened(batches.collector, policy.context),
         ("run", _run(folder, batches.collector)),
         ("memory", _memory(updater, batches, frozen)),
     ]
@@ -167,6 +168,17 @@ def _data(collector: Collector, held_out: int) -> str:
     rollout, longest = collector.config.rollout, collector.params.max_tokens
     a_step = f"{rollout.prompts} prompts × {rollout.group_size} responses a step, {longest:,} tokens each at most"
     return f"{collector.task.name}: {a_step}{_held_out(collector.task, held_out)}"
+
+
+def _shortened(collector: Collector, context: int) -> list[tuple[str, str]]:
+    """A note where no response can have rollout.max_tokens tokens."""
+    longest = collector.params.max_tokens
+    if longest < context:
+        return []
+    note = f"note: a response ends where the model's context of {context:,} tokens does, prompt included"
+    if collector.config.reward.overlong_buffer:
+        note += f"; reward.overlong_buffer counts back from {longest:,}, a length that none reaches"
+    return [("", note)]
 
 
 def _held_out(task: Task, asked: int) -> str:
