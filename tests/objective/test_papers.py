@@ -117,6 +117,15 @@ def test_min_replace_takes_the_least_of_weight_times_ratio():
     assert logp.grad.tolist() == pytest.approx([-least * 0.5, least * 0.5])
 
 
+def test_recentring_moves_a_response_at_the_mean_too():
+    """Its advantage is 0, and no coefficient of it changes sides."""
+    credit = eq.Objective("dr_grpo", aggregation="sequence", cancellation="recentre").assign(
+        [1.0, 0.5, 0.0], ["a"] * 3, [2, 4, 8]
+    )
+    c = [0.5 / 6, 0.0, -0.5 / 24]
+    assert credit.coefficient.tolist() == pytest.approx([x - sum(c) / 3 for x in c])
+
+
 def test_hadw_recentre_restores_zero_sum():
     case = draw(21)
     options = {"name": "hadw", "anchor": "fixed", "threshold": 0.2, "recentre": True}

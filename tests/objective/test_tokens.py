@@ -102,6 +102,16 @@ def test_biases_of_token_advantages_are_those_of_the_coefficients():
     assert float(m.metrics["bias/mass_imbalance"]) == pytest.approx(sum(found) / len(found))
 
 
+def test_the_coefficient_is_the_weight_times_what_a_token_and_its_response_have():
+    rewards, lengths, own = [1.0, 0.0, 0.0, 1.0], [1, 2, 3, 2], [0.5, -1.0, 2.0, 0.0, 1.5, -0.5, 3.0, 1.0]
+    credit = eq.Objective("dr_grpo", aggregation="token").assign(rewards, ["a"] * 4, lengths, token_advantage=own)
+    wanted = [
+        (rewards[row] - 0.5 + own[at]) / sum(lengths)
+        for at, row in enumerate(itertools.chain.from_iterable([i] * n for i, n in enumerate(lengths)))
+    ]
+    assert credit.coefficient.tolist() == pytest.approx(wanted)
+
+
 def test_a_coefficient_of_each_token_is_asked_for_by_row_and_position():
     o = eq.Objective("reward", aggregation="constant")
     response, position = torch.tensor([0, 1, 1]), torch.tensor([0, 0, 1])
