@@ -93,12 +93,12 @@ def test_of_a_few_runs_each_has_a_bar(configs, bars):
 
 def test_sigterm_ends_the_runs_under_way(configs, bars):
     """As `timeout` and the schedulers of clusters send it."""
-    server = Endless()
+    server, before = Endless(), signal.getsignal(signal.SIGTERM)
     with pytest.raises(Interrupted, match="the same command goes on with them"):
         runs.train_all(configs, Console(), 1, server=server)
     assert [run.stopped for run in server.started] == [True]
     assert server.closed
-    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+    assert signal.getsignal(signal.SIGTERM) == before
 
 
 def test_a_patient_caller_hears_of_a_failure_at_once(configs, bars):
