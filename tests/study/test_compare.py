@@ -13,7 +13,7 @@ from scipy import stats
 
 from equipoise import cli
 from equipoise.evaluate.paired import interval
-from equipoise.report.runs import read
+from equipoise.report.runs import ReportError, read
 from equipoise.study import compare as study
 from equipoise.study.compare import Variant, differences, variants, verdict
 from equipoise.study.fork_server import ForkServer
@@ -181,6 +181,10 @@ def test_a_whole_comparison_and_again(tmp_path, started, monkeypatch, capsys):
     assert {p: p.stat().st_mtime_ns for p in out.glob("*/*/metrics.jsonl")} == before
     with pytest.raises(ConfigError, match=r"has no such number \(acc@2"):
         compare("acc@9")
+    (out / "report.html").unlink()
+    (out / "report.html").mkdir()  # what cannot be written is an error still
+    with pytest.raises(ReportError, match="cannot be written"):
+        compare("acc@2")
     monkeypatch.setattr("equipoise.report.page.MOST_APART", 1)  # more variants than a page can tell apart
     (out / "table.md").unlink()
     compare("acc@2")

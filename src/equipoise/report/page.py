@@ -22,7 +22,7 @@ from equipoise.report import runs as run_folders
 from equipoise.report import samples
 from equipoise.report.over_seeds import over_seeds
 from equipoise.report.panels import Panel, panels, points
-from equipoise.report.runs import MOST_APART, ReportError, Run
+from equipoise.report.runs import MOST_APART, ReportError, Run, TooManyRuns
 from equipoise.report.series import buckets
 from equipoise.report.variants import VariantRuns, aligned, variants
 from equipoise.toml import toml
@@ -64,7 +64,7 @@ def data(paths: Sequence[Path]) -> dict[str, Any]:
     apart = len(found) or len(runs)
     if apart > MOST_APART:
         what = "variants" if found else "runs"
-        raise ReportError(
+        raise TooManyRuns(
             f"{apart} {what}: a page can tell at most {MOST_APART} apart; give fewer, or several pages"
         )
     n = points(runs)

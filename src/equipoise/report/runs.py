@@ -28,6 +28,10 @@ class ReportError(ValueError):
     """A report that cannot be made; the message is one sentence for the user."""
 
 
+class TooManyRuns(ReportError):
+    """More than a page holds, or can tell apart."""
+
+
 @dataclass(frozen=True)
 class Run:
     """One run directory; columns of `metrics` match `steps`, None without a finite number."""
@@ -68,7 +72,7 @@ def find(paths: Sequence[str | Path]) -> list[Path]:
     if not unique:
         raise ReportError("no run: give at least one run directory")
     if len(unique) > MOST_RUNS:
-        raise ReportError(
+        raise TooManyRuns(
             f"{len(unique)} runs: a page holds at most {MOST_RUNS}; give fewer, or several pages"
         )
     return unique

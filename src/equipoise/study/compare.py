@@ -102,7 +102,7 @@ def compare(
     paths = [folder.path for folders in runs.values() for folder in folders]
     try:
         page = f"report: {report.write(paths, out / 'report.html')}"
-    except report.ReportError as error:  # a grid too large for a page has its tables all the same
+    except report.TooManyRuns as error:  # a large grid has its tables all the same
         page = f"no report: {error}"
     console.print(f"{out}/table.md  table.tex  table.csv  results.json   {page}", soft_wrap=True)
 
