@@ -108,7 +108,7 @@ test-long: $(DEV) $(ISOLATION)  ## the default tests' longer cases, which CI run
 test-slow: $(PEERS) $(ISOLATION)  ## the long tests as well
 	EQUIPOISE_EXAMPLES=1 $(BIN)/python -m pytest -m "slow or not slow"
 
-test-browser: $(BROWSER)  ## the report's page in headless Chromium
+test-browser: $(BROWSER) $(DOCS)  ## the report's page and the site in headless Chromium
 	$(BIN)/python -m pytest tests/browser -m slow
 
 test-kernels: $(INTERPRETER)/.ready  ## the Triton kernels without a GPU, in Triton's interpreter; slow

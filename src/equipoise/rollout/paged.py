@@ -54,9 +54,8 @@ KEPT = 3  # sets of buffers and graphs that are kept: training's, and those of a
 SHARE = 0.8  # of the GPU's free memory that the cache may take
 PREFILL = 1 << 15  # tokens of prompts computed together
 MOST_DRAFTS = 8  # of a row and step
-REPORTED = (
-    32  # responses reported together: a millisecond or two, in which the device may already wait
-)
+# responses reported together: a millisecond or two, in which the device may already wait
+REPORTED = 32
 
 
 class PagedSampler:

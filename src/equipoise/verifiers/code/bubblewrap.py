@@ -25,13 +25,8 @@ from equipoise.verifiers.workers.deadline import Deadline
 # to start a sandbox: a loaded machine is slow at it, and nothing of the response runs before
 START_SECONDS = 60.0
 END_SECONDS = 10.0  # for bubblewrap to see that its first process was killed
-WAITS = (
-    0.02,
-    0.1,
-    0.4,
-    1.0,
-    2.0,
-)  # seconds: the kernel counts the namespaces of the dead for a moment
+# seconds: the kernel counts the namespaces of the dead for a moment
+WAITS = (0.02, 0.1, 0.4, 1.0, 2.0)
 NOBODY = 65534
 
 
