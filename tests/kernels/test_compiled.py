@@ -53,3 +53,37 @@ def test_triton_compiles_attention_over_8_bits(capability, D):
         assert "wgmma.mma_async.sync.aligned.m64n16k32.f32.e4m3.e4m3" in kernel["code"]
         assert "mma.sync" not in kernel["code"].replace("wgmma.", "")
         assert "cp.async.cg.shared.global" in kernel["code"]
+
+
+# Of a launch, what differs from pass to pass, from batch size to batch size or from call to call.
+VARYING = {"U", "R", "rows", "share", "programs", "queries", "most", "capacity", "slots", "steps", "wide"}
+LAUNCHED = """
+import importlib, inspect, json, pkgutil
+import triton
+from equipoise import kernels
+
+found = {}
+for name in (m.name for m in pkgutil.iter_modules(kernels.__path__) if m.name.startswith("triton_")):
+    module = importlib.import_module(f"{kernels.__name__}.{name}")
+    source = inspect.getsource(module)
+    for kernel in (k for k in vars(module).values() if isinstance(k, triton.JITFunction)):
+        if f"    {kernel.__name__}[" in source and kernel.__module__ == module.__name__:
+            found[f"{name}.{kernel.__name__}"] = {p.name: p.do_not_specialize for p in kernel.params}
+print(json.dumps(found))
+"""
+
+
+def test_no_kernel_is_compiled_again_for_another_number_of_tokens():
+    """Triton compiles a kernel again for a number that is 1 or a multiple of 16: seconds in the middle of a run."""
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    done = subprocess.run([sys.executable, "-c", LAUNCHED], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
+    kernels = json.loads(done.stdout.splitlines()[-1])
+    assert len(kernels) > 25
+    specialised = {
+        f"{kernel}({name})"
+        for kernel, parameters in kernels.items()
+        for name, kept in parameters.items()
+        if name in VARYING and not kept
+    }
+    assert specialised == set()

@@ -245,7 +245,7 @@ def _masked_block(
     return at, (j[None, :] >= low[:, None]) & (j[None, :] <= high[:, None])
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["U"])
 def _attend(
     own: tl.tensor,
     passing: tl.tensor,
@@ -323,7 +323,7 @@ def _softmax_step(
     return top, s, acc
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["U"])
 def _query_gradient(
     own: tl.tensor,
     passing: tl.tensor,
@@ -389,7 +389,7 @@ def _query_gradient(
     )
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["U"])
 def _key_gradient(
     own: tl.tensor,
     passing: tl.tensor,

@@ -65,7 +65,7 @@ def accept(
     )
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["slots"])
 def _draft(
     entries: tl.tensor,
     prompt: tl.tensor,
@@ -89,7 +89,7 @@ def _draft(
         a, b, c, d = b, c, d, token
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["most", "steps", "wide", "slots"])
 def _accept(
     drawn: tl.tensor,
     logprobs: tl.tensor,

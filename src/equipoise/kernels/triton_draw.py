@@ -174,7 +174,7 @@ def _piece(
     return tl.where(o < V, capped(z, softcap, SOFTCAP), -float("inf"))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["capacity"])
 def _list_kept(
     kept: tl.tensor,
     begin: tl.tensor,
@@ -194,7 +194,7 @@ def _list_kept(
         at += tl.sum(is_kept, 0)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["R"])
 def _uniform(
     keys: tl.tensor,
     position: tl.tensor,

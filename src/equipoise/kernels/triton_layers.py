@@ -209,7 +209,7 @@ def rotate_gradient(
 def _total(sums: Tensor, dtype: torch.dtype) -> Tensor:
     """Σ over the programs of their partial sums [programs, d]."""
     programs, d = sums.shape
-    out, rows = sums.new_empty(d, dtype=dtype), triton.next_power_of_2(programs)
+    out, rows = sums.new_empty(d, dtype=dtype), triton.next_power_of_2(PROGRAMS)
     _column_sums[(triton.cdiv(d, COLUMNS),)](
         sums, out, programs, d, ROWS=rows, WIDTH=COLUMNS, num_warps=16
     )
@@ -222,7 +222,7 @@ def _tile(d: int, size: int = TILE) -> tuple[int, int]:
     return max(1, size // block), block
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["programs"])
 def _column_sums(
     sums: tl.tensor,
     out: tl.tensor,
@@ -237,7 +237,7 @@ def _column_sums(
     tl.store(out + column, total.to(out.dtype.element_ty), mask=column < d)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def add_norm_kernel(
     x: tl.tensor,  # [rows, d]
     delta: tl.tensor,  # [rows, d] or None
@@ -284,7 +284,7 @@ def add_norm_kernel(
     tl.store(y + place, normed.to(y.dtype.element_ty), mask=here)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows", "share"])
 def _add_norm_gradient(
     d_y: tl.tensor,
     d_total: tl.tensor,
@@ -393,7 +393,7 @@ def _gated_gradient(
     tl.store(out + row * f + column, (value * up).to(out.dtype.element_ty), mask=here)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows", "direction"])
 def _rotate(
     x: tl.tensor,
     cos: tl.tensor,
@@ -456,7 +456,7 @@ def _weights(
     return tl.where(q, q1, k1).to(tl.float32), tl.where(q, q2, k2).to(tl.float32)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows", "share"])
 def _norm_rotate_gradient(
     d: tl.tensor,
     x: tl.tensor,

@@ -150,7 +150,7 @@ def attend(
     return out
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["queries", "most"])
 def _prompt(
     q: tl.tensor,
     keys: tl.tensor,
@@ -238,7 +238,7 @@ def _prompt(
     tl.store(sums + SPLITS * queries * H + at, s, mask=there)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["queries", "most"])
 def _own(
     q: tl.tensor,
     keys: tl.tensor,
@@ -526,7 +526,7 @@ def _of_parts(x: tl.tensor) -> tl.tensor:
     return tl.sum(tl.reshape(x, (x.shape[0], x.shape[1] // 2, 2)), 2)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["queries"])
 def _combine(
     part: tl.tensor,
     sums: tl.tensor,

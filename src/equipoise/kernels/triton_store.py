@@ -69,7 +69,7 @@ def check_heads(D: int) -> None:
         )
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["most"])
 def _store(
     qkv: tl.tensor,
     keys: tl.tensor,
