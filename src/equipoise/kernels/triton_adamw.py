@@ -44,8 +44,7 @@ def exact_step(
     alike = defaultdict(list)
     for each in tensors:
         each = each._replace(gradient=each.gradient.contiguous())
-        if each.master.numel():
-            alike[_kind(each)].append(each)
+        alike[_kind(each)].append(each)
     for (rounded, aligned), group in alike.items():
         table, owner = _table(group)
         _exact[(len(owner),)](
