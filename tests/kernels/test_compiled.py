@@ -87,3 +87,40 @@ def test_no_kernel_is_compiled_again_for_another_number_of_tokens():
         if name in VARYING and not kept
     }
     assert specialised == set()
+
+
+COMPILE_STEP = """
+import json, sys
+import triton
+import triton.language as tl
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from equipoise.kernels import triton_adamw
+
+kinds = dict(table_ptr="*i64", owner_ptr="*i32", scale_ptr="*fp32", skipped_ptr="*fp32")
+kinds |= dict.fromkeys(("m_share", "v_share", "decay", "step", "root"), "fp32")
+options = dict(ROUNDED=tl.bfloat16, ALIGNED=sys.argv[1] == "True", TILE=triton_adamw.TILE)
+kinds |= dict.fromkeys(options, "constexpr")
+signature = {name: kinds[name] for name in triton_adamw._exact.arg_names}
+kernel = triton.compile(
+    ASTSource(triton_adamw._exact, signature, options),
+    target=GPUTarget("cuda", 90, 32),
+    options={"num_warps": triton_adamw.TILE_WARPS},
+)
+print(json.dumps({"shared": kernel.metadata.shared, "code": kernel.asm["ptx"]}))
+"""
+
+
+@pytest.mark.parametrize("aligned", [True, False])
+def test_the_optimizers_step_takes_16_bytes_at_once(aligned):
+    """Of gradient, master and moments, at addresses from a table; nothing goes through shared memory."""
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    done = subprocess.run(
+        [sys.executable, "-c", COMPILE_STEP, str(aligned)], env=environment, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    kernel = json.loads(done.stdout.splitlines()[-1])
+    assert kernel["shared"] == 0
+    assert kernel["code"].count("ld.global.v4.b32") == (4 if aligned else 0)
+    assert kernel["code"].count("st.global.v4.b32") == (3 if aligned else 0)
+    assert ".local" not in kernel["code"]

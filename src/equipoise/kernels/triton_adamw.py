@@ -1,4 +1,4 @@
-"""`adamw.coded_step` as one Triton kernel:
+"""`adamw.exact_step` and `adamw.coded_step` as Triton kernels:
 every entry of gradient, master, weight and moments is touched once.
 
 And the sum of gradients before it, of a bfloat16 one to a float32 one.
@@ -6,12 +6,18 @@ And the sum of gradients before it, of a bfloat16 one to a float32 one.
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Sequence
+from itertools import accumulate
+
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from equipoise.kernels import adamw as reference
-from equipoise.kernels.adamw import Coded, Rates
+from equipoise.kernels.adamw import Coded, Exact, Rates
+from equipoise.kernels.segments import sent
 
 BLOCK = tl.constexpr(reference.BLOCK)
 EPS = tl.constexpr(reference.EPS)
@@ -21,6 +27,65 @@ V_LEVELS, V_ROOTS = tl.constexpr(reference.V_LEVELS), tl.constexpr(reference.V_R
 M_STRIDE, V_STRIDE = tl.constexpr(reference.M_STRIDE), tl.constexpr(reference.V_STRIDE)
 ROWS, WARPS = 2, 4  # blocks of a program; of those tried on an H200 the fastest
 ADDED, ADDED_WARPS = 1024, 8  # numbers of a program: 16 bytes of the sum a thread
+TILE, TILE_WARPS = 1024, 8  # entries of a program of `_exact`: 16 bytes of each a thread
+COLUMNS = tl.constexpr(7)  # of its table
+ROUNDED = {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
+
+
+def exact_step(
+    tensors: Sequence[Exact],
+    now: Rates,
+    scale: Tensor | None = None,
+    skipped: Tensor | None = None,
+) -> None:
+    """See `adamw`. One launch for all tensors, which the kernel finds by a table: a launch for each
+    would take the host longer than the step takes the device.
+    """
+    alike = defaultdict(list)
+    for each in tensors:
+        each = each._replace(gradient=each.gradient.contiguous())
+        alike[_kind(each)].append(each)
+    for (rounded, aligned), group in alike.items():
+        table, owner = _table(group)
+        _exact[(len(owner),)](
+            table,
+            owner,
+            scale,
+            skipped,
+            1 - now.beta1,
+            1 - now.beta2,
+            now.decay,
+            now.step,
+            now.root,
+            ROUNDED=None if rounded is None else ROUNDED[rounded],
+            ALIGNED=aligned,
+            TILE=TILE,
+            num_warps=TILE_WARPS,
+        )
+
+
+def _kind(each: Exact) -> tuple[torch.dtype | None, bool]:
+    """What the kernel is compiled for: what a master is rounded to, and whether 16 bytes may be read
+    and written at once.
+    """
+    aligned = all(tensor.data_ptr() % 16 == 0 for tensor in each)
+    return None if each.weight is each.master else each.weight.dtype, aligned
+
+
+def _table(group: Sequence[Exact]) -> tuple[Tensor, Tensor]:
+    """[n, COLUMNS] addresses of w, p, g, m and v, entries, and which program is the first;
+    [programs] the row of each.
+    """
+    device, sizes = group[0].master.device, [each.master.numel() for each in group]
+    programs = [triton.cdiv(size, TILE) for size in sizes]
+    first = [0, *accumulate(programs)]
+    rows = [
+        [*(tensor.data_ptr() for tensor in each), size, start]
+        for each, size, start in zip(group, sizes, first, strict=False)
+    ]
+    repeats = sent(torch.tensor(programs, dtype=torch.int32), device)
+    owner = torch.repeat_interleave(repeats, output_size=first[-1])
+    return sent(torch.tensor(rows), device), owner
 
 
 def coded_step(
@@ -29,6 +94,7 @@ def coded_step(
     gradient: Tensor,
     moments: Coded,
     now: Rates,
+    scale: Tensor | None = None,
     skipped: Tensor | None = None,
 ) -> None:
     """See `adamw`."""
@@ -42,6 +108,7 @@ def coded_step(
             moments.v,
             moments.m_scale,
             moments.v_scale,
+            scale,
             skipped,
             columns,
             moments.m_scale.shape[1],
@@ -71,6 +138,79 @@ def _add(total_ptr: tl.tensor, g_ptr: tl.tensor, count: tl.tensor, SIZE: tl.cons
 
 
 @triton.jit
+def _exact(
+    table_ptr: tl.tensor,
+    owner_ptr: tl.tensor,
+    scale_ptr: tl.tensor,
+    skipped_ptr: tl.tensor,
+    m_share: tl.tensor,
+    v_share: tl.tensor,
+    decay: tl.tensor,
+    step: tl.tensor,
+    root: tl.tensor,
+    ROUNDED: tl.constexpr,
+    ALIGNED: tl.constexpr,
+    TILE: tl.constexpr,
+) -> None:
+    program = tl.program_id(0)
+    row = table_ptr + tl.load(owner_ptr + program).to(tl.int64) * COLUMNS
+    size = tl.load(row + 5)
+    begin = (program - tl.load(row + 6)) * TILE
+    if skipped_ptr is not None:
+        size = tl.where(tl.load(skipped_ptr) == 0, size, 0)
+    scale = 1.0
+    if scale_ptr is not None:
+        scale = tl.load(scale_ptr).to(tl.float32)
+    at = begin + tl.arange(0, TILE)
+    if begin + TILE <= size:  # a mask would keep a thread from 16 bytes at once
+        _tile(row, at, None, scale, m_share, v_share, decay, step, root, ROUNDED, ALIGNED)
+    else:
+        _tile(row, at, at < size, scale, m_share, v_share, decay, step, root, ROUNDED, ALIGNED)
+
+
+@triton.jit
+def _tile(
+    row: tl.tensor,
+    at: tl.tensor,
+    there: tl.tensor,
+    scale: tl.tensor,
+    m_share: tl.tensor,
+    v_share: tl.tensor,
+    decay: tl.tensor,
+    step: tl.tensor,
+    root: tl.tensor,
+    ROUNDED: tl.constexpr,
+    ALIGNED: tl.constexpr,
+) -> None:
+    p_at, g_at = (
+        _place(row + 1, tl.float32, ALIGNED) + at,
+        _place(row + 2, tl.float32, ALIGNED) + at,
+    )
+    m_at, v_at = (
+        _place(row + 3, tl.float32, ALIGNED) + at,
+        _place(row + 4, tl.float32, ALIGNED) + at,
+    )
+    p, g = tl.load(p_at, there), tl.load(g_at, there) * scale
+    m, v = tl.load(m_at, there), tl.load(v_at, there)
+    m += m_share * (g - m)
+    v += v_share * (g * g - v)
+    p = p - decay * p - step * m / (tl.sqrt_rn(v) / root + EPS)
+    tl.store(p_at, p, there)
+    tl.store(m_at, m, there)
+    tl.store(v_at, v, there)
+    if ROUNDED is not None:
+        tl.store(_place(row, ROUNDED, ALIGNED) + at, p.to(ROUNDED), there)
+
+
+@triton.jit
+def _place(entry: tl.tensor, DTYPE: tl.constexpr, ALIGNED: tl.constexpr) -> tl.tensor:
+    place = tl.load(entry).to(tl.pointer_type(DTYPE))
+    if ALIGNED:
+        place = tl.multiple_of(place, 16)
+    return place
+
+
+@triton.jit
 def _step(
     p_ptr: tl.tensor,
     w_ptr: tl.tensor,
@@ -79,6 +219,7 @@ def _step(
     v_ptr: tl.tensor,
     m_scale_ptr: tl.tensor,
     v_scale_ptr: tl.tensor,
+    scale_ptr: tl.tensor,
     skipped_ptr: tl.tensor,
     columns: tl.tensor,
     per_row: tl.tensor,
@@ -102,6 +243,8 @@ def _step(
     at = (block // per_row).to(tl.int64)[:, None] * columns + column
     p = tl.load(p_ptr + at, there, 0.0)
     g = tl.load(g_ptr + at, there, 0.0).to(tl.float32)
+    if scale_ptr is not None:
+        g *= tl.load(scale_ptr)
     m_scale = tl.load(m_scale_ptr + block, block < blocks, 0.0)
     v_scale = tl.load(v_scale_ptr + block, block < blocks, 0.0)
     m = _decode(tl.load(m_ptr + at, there, 0), m_scale, M_LEVELS, M_ROOTS)
