@@ -44,7 +44,7 @@ def rates(lr: float, betas: tuple[float, float], weight_decay: float, t: int) ->
     )
 
 
-class Exact(NamedTuple):
+class WithMoments(NamedTuple):
     """A tensor with its moments, all in float32; `weight` is the master or its rounded copy."""
 
     weight: Tensor
@@ -55,7 +55,7 @@ class Exact(NamedTuple):
 
 
 def exact_step(
-    tensors: Sequence[Exact],
+    tensors: Sequence[WithMoments],
     now: Rates,
     scale: Tensor | None = None,
     skipped: Tensor | None = None,

@@ -16,7 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 from equipoise.kernels import adamw as reference
-from equipoise.kernels.adamw import Coded, Exact, Rates
+from equipoise.kernels.adamw import Coded, Rates, WithMoments
 from equipoise.kernels.segments import sent
 
 BLOCK = tl.constexpr(reference.BLOCK)
@@ -33,7 +33,7 @@ ROUNDED = {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
 
 
 def exact_step(
-    tensors: Sequence[Exact],
+    tensors: Sequence[WithMoments],
     now: Rates,
     scale: Tensor | None = None,
     skipped: Tensor | None = None,
@@ -41,12 +41,15 @@ def exact_step(
     """See `adamw`. One launch for all tensors, which the kernel finds by a table: a launch for each
     would take the host longer than the step takes the device.
     """
-    alike = defaultdict(list)
-    for each in tensors:
-        each = each._replace(gradient=each.gradient.contiguous())
-        alike[_kind(each)].append(each)
-    for (rounded, aligned), group in alike.items():
-        table, owner = _table(group)
+    in_order = [each._replace(gradient=each.gradient.contiguous()) for each in tensors]
+    alike = defaultdict(list)  # by what a master is rounded to, and whether 16 bytes lie together
+    for each in in_order:
+        rounded = None if each.weight is each.master else each.weight.dtype
+        places = [tensor.data_ptr() for tensor in each]
+        aligned = all(place % 16 == 0 for place in places)
+        alike[rounded, aligned].append([*places, each.master.numel()])
+    for (rounded, aligned), rows in alike.items():
+        table, owner = _table(rows, in_order[0].master.device)
         _exact[(len(owner),)](
             table,
             owner,
@@ -64,28 +67,16 @@ def exact_step(
         )
 
 
-def _kind(each: Exact) -> tuple[torch.dtype | None, bool]:
-    """What the kernel is compiled for: what a master is rounded to, and whether 16 bytes may be read
-    and written at once.
-    """
-    aligned = all(tensor.data_ptr() % 16 == 0 for tensor in each)
-    return None if each.weight is each.master else each.weight.dtype, aligned
-
-
-def _table(group: Sequence[Exact]) -> tuple[Tensor, Tensor]:
+def _table(rows: Sequence[list[int]], device: torch.device) -> tuple[Tensor, Tensor]:
     """[n, COLUMNS] addresses of w, p, g, m and v, entries, and which program is the first;
     [programs] the row of each.
     """
-    device, sizes = group[0].master.device, [each.master.numel() for each in group]
-    programs = [triton.cdiv(size, TILE) for size in sizes]
+    programs = [-(-row[-1] // TILE) for row in rows]
     first = [0, *accumulate(programs)]
-    rows = [
-        [*(tensor.data_ptr() for tensor in each), size, start]
-        for each, size, start in zip(group, sizes, first, strict=False)
-    ]
+    table = torch.tensor([[*row, start] for row, start in zip(rows, first, strict=False)])
     repeats = sent(torch.tensor(programs, dtype=torch.int32), device)
     owner = torch.repeat_interleave(repeats, output_size=first[-1])
-    return sent(torch.tensor(rows), device), owner
+    return sent(table, device), owner
 
 
 def coded_step(

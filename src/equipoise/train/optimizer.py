@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from equipoise.kernels.adamw import Coded, Exact, coded_step, rates
+from equipoise.kernels.adamw import Coded, WithMoments, coded_step, rates
 
 
 class AdamW:
@@ -50,7 +50,8 @@ class AdamW:
             else None
         )
         self.in_one_pass = all(_in_one_pass(weight, p) for weight, p in self.not_coded)
-        self.counted: list[Tensor] = []  # counts of the last step's parameters, in one pass
+        self.counts: dict[Tensor, int] = {}  # steps of each parameter, in one pass
+        self.counted: list[Tensor] = []  # the last one's parameters
 
     def bytes_to_come(self) -> int:
         """What the first step will take for moments that are not there yet."""
@@ -109,21 +110,20 @@ class AdamW:
     def _one_pass(
         self, exact: torch.optim.AdamW, lr: float, scale: Tensor | None, skipped: Tensor | None
     ) -> None:
-        """With torch's state but for the counts, which the host has: each parameter's own, since a
-        layer may be left out of a step.
+        """With torch's moments. Each parameter has its own count, since a layer may be left out of
+        a step.
         """
         from equipoise.kernels import triton_adamw
 
         by_count = defaultdict(list)
         self.counted = []
         for weight, master in self.not_coded:
-            if master.grad is None:
-                continue
-            state = _begun(exact.state[master], master)
-            state["step"] += 1
-            self.counted.append(state["step"])
-            m, v = state["exp_avg"], state["exp_avg_sq"]
-            by_count[int(state["step"])].append(Exact(weight, master, master.grad, m, v))
+            if master.grad is not None:
+                self.counted.append(master)
+                state = _begun(exact.state[master], master)
+                m, v = state["exp_avg"], state["exp_avg_sq"]
+                self.counts[master] = t = self.counts.get(master, 0) + 1
+                by_count[t].append(WithMoments(weight, master, master.grad, m, v))
         for t, tensors in by_count.items():
             now = rates(lr, self.betas, self.weight_decay, t)
             triton_adamw.exact_step(tensors, now, scale, skipped)
@@ -131,12 +131,16 @@ class AdamW:
     def uncount(self) -> None:
         """The last step was not `fine`."""
         self.t -= 1
-        for count in self.counted:
-            count.sub_(1)
+        for master in self.counted:
+            self.counts[master] -= 1
 
     def state_dict(self) -> dict[str, Any]:
         """That of torch's AdamW, with masters that are not the weights, and the 8-bit moments."""
-        exact = {"state": {}, "param_groups": []} if self.exact is None else self.exact.state_dict()
+        exact: dict[str, Any] = {"state": {}, "param_groups": []}
+        if self.exact is not None:
+            for master, count in self.counts.items():
+                self.exact.state[master]["step"].fill_(count)
+            exact = self.exact.state_dict()
         return {
             **exact,
             "t": self.t,
@@ -151,8 +155,7 @@ class AdamW:
             exact = copy.deepcopy({k: state[k] for k in ("state", "param_groups")})
             self.exact.load_state_dict(exact)
             if self.in_one_pass:
-                for moments in self.exact.state.values():
-                    moments["step"] = moments["step"].cpu()
+                self.counts = {p: int(kept["step"]) for p, kept in self.exact.state.items()}
         self.t = state.get("t", 0)  # absent in the first runs, as is the rest
         for (weight, master), saved in zip(self.rounded, state.get("masters", []), strict=True):
             weight.copy_(master.copy_(saved))
