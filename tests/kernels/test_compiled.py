@@ -99,7 +99,7 @@ from equipoise.kernels import triton_adamw
 
 kinds = dict(table_ptr="*i64", owner_ptr="*i32", scale_ptr="*fp32", skipped_ptr="*fp32")
 kinds |= dict.fromkeys(("m_share", "v_share", "decay", "step", "root"), "fp32")
-options = dict(ROUNDED=tl.bfloat16, ALIGNED=sys.argv[1] == "True", TILE=triton_adamw.TILE)
+options = dict(ROUNDED=tl.bfloat16, ALIGNED=sys.argv[1] == "True", TILE=triton_adamw.TILE, TILES=triton_adamw.TILES)
 kinds |= dict.fromkeys(options, "constexpr")
 signature = {name: kinds[name] for name in triton_adamw._exact.arg_names}
 kernel = triton.compile(

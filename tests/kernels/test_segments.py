@@ -28,6 +28,8 @@ def test_tiles_cover_what_is_seen(sizes, lengths, share, size, part):
     finally:
         segments.PART = before
     start = places.start.tolist()
+    own = [i for i in start if places.groups is None or i >= places.groups[0]]
+    assert places.mean_length == len(own) / max(1, len(set(own)))
     wanted = Counter((i, j) for i in range(len(start)) for j in range(start[i], i + 1))
     if places.groups is not None:
         spans = zip(places.groups, places.groups[1:], places.prompts, places.prompts[1:], strict=False)

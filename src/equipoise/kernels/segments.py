@@ -53,6 +53,12 @@ class Segments:
         """[U] where each entry's segment begins."""
         return self._sent(np.repeat(self.cuts[:-1], np.diff(self.cuts)))
 
+    @property
+    def mean_length(self) -> float:
+        """Of the segments that are no prompts."""
+        responses = np.searchsorted(self.cuts, self._first_response)
+        return (self._end - self._first_response) / max(1, len(self.cuts) - 1 - int(responses))
+
     def query_tiles(self, size: int) -> Tensor:
         """[tiles, 6]: entries a … b − 1; the place and the number of the keys that all of them see
         before their own segments; where the first one's segment begins, and the last one's. The

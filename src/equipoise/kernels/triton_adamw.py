@@ -27,7 +27,8 @@ V_LEVELS, V_ROOTS = tl.constexpr(reference.V_LEVELS), tl.constexpr(reference.V_R
 M_STRIDE, V_STRIDE = tl.constexpr(reference.M_STRIDE), tl.constexpr(reference.V_STRIDE)
 ROWS, WARPS = 2, 4  # blocks of a program; of those tried on an H200 the fastest
 ADDED, ADDED_WARPS = 1024, 8  # numbers of a program: 16 bytes of the sum a thread
-TILE, TILE_WARPS = 1024, 8  # entries of a program of `_exact`: 16 bytes of each a thread
+TILE, TILE_WARPS = 1024, 8  # entries that `_exact` steps at a time: 16 bytes of each a thread
+TILES = 16  # of a program: it has to look up its tensor first
 COLUMNS = tl.constexpr(7)  # of its table
 ROUNDED = {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
 
@@ -63,6 +64,7 @@ def exact_step(
             ROUNDED=None if rounded is None else ROUNDED[rounded],
             ALIGNED=aligned,
             TILE=TILE,
+            TILES=TILES,
             num_warps=TILE_WARPS,
         )
 
@@ -71,7 +73,7 @@ def _table(rows: Sequence[list[int]], device: torch.device) -> tuple[Tensor, Ten
     """[n, COLUMNS] addresses of w, p, g, m and v, entries, and which program is the first;
     [programs] the row of each.
     """
-    programs = [-(-row[-1] // TILE) for row in rows]
+    programs = [triton.cdiv(row[-1], TILE * TILES) for row in rows]
     first = [0, *accumulate(programs)]
     table = torch.tensor([[*row, start] for row, start in zip(rows, first, strict=False)])
     repeats = sent(torch.tensor(programs, dtype=torch.int32), device)
@@ -142,26 +144,38 @@ def _exact(
     ROUNDED: tl.constexpr,
     ALIGNED: tl.constexpr,
     TILE: tl.constexpr,
+    TILES: tl.constexpr,
 ) -> None:
     program = tl.program_id(0)
     row = table_ptr + tl.load(owner_ptr + program).to(tl.int64) * COLUMNS
+    w = _place(row, tl.float32 if ROUNDED is None else ROUNDED, ALIGNED)
+    p = _place(row + 1, tl.float32, ALIGNED)
+    g = _place(row + 2, tl.float32, ALIGNED)
+    m = _place(row + 3, tl.float32, ALIGNED)
+    v = _place(row + 4, tl.float32, ALIGNED)
     size = tl.load(row + 5)
-    begin = (program - tl.load(row + 6)) * TILE
+    begin = (program - tl.load(row + 6)) * (TILE * TILES)
     if skipped_ptr is not None:
         size = tl.where(tl.load(skipped_ptr) == 0, size, 0)
     scale = 1.0
     if scale_ptr is not None:
         scale = tl.load(scale_ptr).to(tl.float32)
-    at = begin + tl.arange(0, TILE)
-    if begin + TILE <= size:  # a mask would keep a thread from 16 bytes at once
-        _tile(row, at, None, scale, m_share, v_share, decay, step, root, ROUNDED, ALIGNED)
-    else:
-        _tile(row, at, at < size, scale, m_share, v_share, decay, step, root, ROUNDED, ALIGNED)
+    whole = tl.minimum(tl.maximum(size - begin, 0) // TILE, TILES)
+    for i in range(whole):  # without a mask, which would keep a thread from 16 bytes at once
+        at = begin + i * TILE + tl.arange(0, TILE)
+        _tile(w, p, g, m, v, at, None, scale, m_share, v_share, decay, step, root, ROUNDED)
+    if whole < TILES:
+        at = begin + whole * TILE + tl.arange(0, TILE)
+        _tile(w, p, g, m, v, at, at < size, scale, m_share, v_share, decay, step, root, ROUNDED)
 
 
 @triton.jit
 def _tile(
-    row: tl.tensor,
+    w_ptr: tl.tensor,
+    p_ptr: tl.tensor,
+    g_ptr: tl.tensor,
+    m_ptr: tl.tensor,
+    v_ptr: tl.tensor,
     at: tl.tensor,
     there: tl.tensor,
     scale: tl.tensor,
@@ -171,26 +185,17 @@ def _tile(
     step: tl.tensor,
     root: tl.tensor,
     ROUNDED: tl.constexpr,
-    ALIGNED: tl.constexpr,
 ) -> None:
-    p_at, g_at = (
-        _place(row + 1, tl.float32, ALIGNED) + at,
-        _place(row + 2, tl.float32, ALIGNED) + at,
-    )
-    m_at, v_at = (
-        _place(row + 3, tl.float32, ALIGNED) + at,
-        _place(row + 4, tl.float32, ALIGNED) + at,
-    )
-    p, g = tl.load(p_at, there), tl.load(g_at, there) * scale
-    m, v = tl.load(m_at, there), tl.load(v_at, there)
+    p, g = tl.load(p_ptr + at, there), tl.load(g_ptr + at, there) * scale
+    m, v = tl.load(m_ptr + at, there), tl.load(v_ptr + at, there)
     m += m_share * (g - m)
     v += v_share * (g * g - v)
     p = p - decay * p - step * m / (tl.sqrt_rn(v) / root + EPS)
-    tl.store(p_at, p, there)
-    tl.store(m_at, m, there)
-    tl.store(v_at, v, there)
+    tl.store(p_ptr + at, p, there)
+    tl.store(m_ptr + at, m, there)
+    tl.store(v_ptr + at, v, there)
     if ROUNDED is not None:
-        tl.store(_place(row, ROUNDED, ALIGNED) + at, p.to(ROUNDED), there)
+        tl.store(w_ptr + at, p.to(ROUNDED), there)
 
 
 @triton.jit
