@@ -31,6 +31,10 @@ def nothing(prompt, response, row):
     return None
 
 
+def text(prompt, response, row):
+    return "1"
+
+
 def broken(prompt, response, row):
     raise ConnectionError("the reward server is gone")
 

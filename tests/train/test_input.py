@@ -244,6 +244,7 @@ def test_prompts_that_cannot_be_asked_are_refused_where_nothing_is_evaluated(tra
         ("broken", "ConnectionError: the reward server is gone"),
         ("not_a_number", "it gave nan: must be a finite number, or a Verdict"),
         ("nothing", "it gave None: must be a finite number, or a Verdict"),
+        ("text", "it gave the text '1': must be a finite number, or a Verdict; return float() of it"),
     ],
 )
 def test_a_reward_function_that_always_fails_stops_the_run_and_says_why(train, tmp_path, name, said):

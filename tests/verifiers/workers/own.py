@@ -76,6 +76,10 @@ def none_for_the_second(completions, **columns):
     return [1.0, None]
 
 
+def text_for_the_second(completions, **columns):
+    return [1.0, "1"]
+
+
 def a_list_for_one(prompt, response, row):
     return [1.0]
 

@@ -3,9 +3,12 @@
 import re
 import shutil
 import time
+from fractions import Fraction
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 
 from equipoise.verifiers import Verdict
 from equipoise.verifiers.workers import functions
@@ -63,6 +66,7 @@ def test_verdicts_of_a_group_share_the_room_of_one_reply():
         ("too_few", r"it gave \[1.0\]: must be a list of a finite number or a Verdict for each of the 2 completions"),
         ("not_a_list", r"it gave 1.0: must be a list"),
         ("none_for_the_second", "it gave None: "),
+        ("text_for_the_second", "it gave the text '1': must be a finite number, or a Verdict; return float"),
     ],
 )
 def test_a_reply_that_is_no_list_of_rewards_is_a_crash_that_says_so(name, said):
@@ -74,6 +78,21 @@ def test_a_reply_that_is_no_list_of_rewards_is_a_crash_that_says_so(name, said):
 
 def test_a_list_is_no_reward_of_one_response():
     assert "it gave [1.0] for one response: must be a finite number" in asked_one(f"{OWN}:a_list_for_one").reason
+
+
+@pytest.mark.parametrize("text", ["1", "nan", b"1", bytearray(b"1"), np.str_("1"), np.array("1")])
+def test_text_is_no_reward_whatever_it_spells(text):
+    said = functions.submit_given(lambda prompt, response, row: text, "", "", ROW).result()
+    assert isinstance(said, Verdict)
+    assert said.kind == "crashed"
+    assert re.search(r"it gave the text \S*'(1|nan)'\)?: must be a finite number, or a Verdict", said.reason)
+
+
+@pytest.mark.parametrize(
+    "number", [1, True, np.True_, np.float32(1), np.array(1), torch.tensor(1.0), torch.tensor([1.0]), Fraction(1)]
+)
+def test_anything_that_is_one_number_is_a_reward(number):
+    assert functions.submit_given(lambda prompt, response, row: number, "", "", ROW).result() == 1.0
 
 
 @pytest.mark.parametrize(

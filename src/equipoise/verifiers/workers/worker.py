@@ -172,16 +172,26 @@ def _short(reply: Any) -> Reply:
 
 def _shortened(outcome: Any, longest: int) -> Verdict | float:
     if not isinstance(outcome, Verdict):
-        try:
-            value = float(outcome)
-        except (TypeError, ValueError):
-            value = math.nan
-        if not math.isfinite(value):
-            raise ValueError(f"it gave {outcome!r}: must be a finite number, or a Verdict")
-        return value
+        return _number(outcome)
     answer = None if outcome.answer is None else outcome.answer[:longest]
     credit = None if outcome.value is None else float(outcome.value)
     return Verdict(outcome.kind, outcome.reason[:longest], float(outcome.seconds), credit, answer)
+
+
+def _number(outcome: Any) -> float:
+    """Also a bool and one number of numpy or torch. Text is none, although float() reads it."""
+    plain = outcome.item() if getattr(outcome, "ndim", None) == 0 else outcome
+    if isinstance(plain, str | bytes | bytearray):
+        raise ValueError(
+            f"it gave the text {plain!r:.200}: must be a finite number, or a Verdict; return float() of it"
+        )
+    try:
+        value = float(plain)
+    except (TypeError, ValueError):
+        value = math.nan
+    if not math.isfinite(value):
+        raise ValueError(f"it gave {outcome!r}: must be a finite number, or a Verdict")
+    return value
 
 
 def frame(data: bytes) -> bytes:
