@@ -72,7 +72,7 @@ def test_intervals_hold_the_truth_about_as_often_as_they_say(logs, least, low, h
 @pytest.mark.slow
 @pytest.mark.parametrize(("prompts", "least"), [(50, 0.87), (200, 0.9)])
 def test_intervals_hold_the_truth_in_95_percent_give_or_take_two_points(prompts, least):
-    """Over the measures; the skewed ones (CV, the longest tenth) and the smoothed one (hard_bias) fall below at 50."""
+    """Over the measures; the skewed ones (CV, the longest tenth) fall below at 50."""
     found = coverage(400, prompts)
     assert 0.93 < np.mean(list(found.values())) < 0.97, found
     assert min(found.values()) > least, found

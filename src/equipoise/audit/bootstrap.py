@@ -1,7 +1,8 @@
 """Intervals over prompts, which are resampled whole: responses to one are not independent.
 
-Every measure of the audit is a function of sums over prompts, so a resample is a vector of
-multinomial counts and all resamples of all measures are one matrix product. The interval is the
+Every measure of the audit (but the baseline's, difficulty.py) is a function of sums over prompts,
+so a resample is a vector of multinomial counts and all resamples of all measures are one matrix
+product. The interval is the
 percentile bootstrap's, expanded for few prompts (Hesterberg 2015): its quantiles are those at which
 the normal law would give Student's interval with n − 1 degrees.
 

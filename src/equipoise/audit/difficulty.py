@@ -8,24 +8,31 @@ polynomials, which can take any smooth shape) and of prompts that are always wro
 The biases are then averaged over the prompts of that law that give informative groups.
 
 Binary rewards only. What p̂ cannot tell apart (a prompt never solved and one solved once in a
-hundred times) stays uncertain: on smooth laws at G = 8 the mean bias of the hard prompts came out 1
-to 6 % too small, with two in five prompts dead a fifth too large, and the interval held the truth
-in 92 % of the cases instead of 95.
+hundred times) stays uncertain however many prompts there are: groups of 8 know eight moments of the
+law. So the interval is not resampled, for every resample would leave open the same; it holds every
+value that some mixture has whose counts do not differ from the log's by more than chance.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-from scipy import stats
+from scipy import optimize, stats
 
 from equipoise import theory
+from equipoise.audit.bootstrap import NOTHING, Estimate
 from equipoise.audit.log import Floats, Integers
 
 COMPONENTS = 32
 ITERATIONS = 100  # more sharpen the law by less than what a thousand groups tell of it
 STRATA = {"hard": (0.0, 0.25), "moderate": (0.25, 0.75), "easy": (0.75, 1.0)}
+CHANCE = 3.841  # 95 % of χ² with one degree
+REFUSED = 1e-3  # chance of counts at which the best mixture is no longer taken for the law
+HALVINGS = 14  # of the way to an interval's end
+STRICT = 1e3  # standard errors that a law off an equation would count as
+TRIES = 5000  # of a solver that needs a hundred
 
 
 @dataclass(frozen=True)
@@ -66,33 +73,114 @@ def outcomes(R: Integers, G: Integers) -> tuple[GroupKinds, Integers]:
     return GroupKinds(R, G, likelihood, bias, informative, size), kind.reshape(-1)
 
 
-def baseline_bias(counts: Floats, kinds: GroupKinds) -> tuple[Floats, Floats]:
-    """[..., kinds] groups of each kind -> [..., strata] mean bias, and each stratum's share.
+def baseline(
+    sums: Floats, kinds: GroupKinds, prompts: int
+) -> tuple[dict[str, Estimate], dict[str, Estimate]]:
+    """[P, kinds] groups of each prompt -> by stratum the mean bias, and its share of the
+    informative groups.
 
-    NaN where there is no informative group, and for the bias of a stratum with less than a
-    thousandth of them.
+    Nothing where there is no informative group, nor of the bias of a stratum with less than a
+    thousandth of them; no interval with less than two prompts, or where no mixture fits the counts.
     """
-    law = _law(counts, kinds.likelihood)
-    is_of_size = kinds.size[:, None] == np.arange(kinds.size.max() + 1)  # [kinds, G values]
-    groups = counts @ is_of_size
-    bias_sum = np.einsum("...k,kgs,...g->...s", law, kinds.bias, groups)
-    mass = np.einsum("...k,kgs,...g->...s", law, kinds.informative, groups)
+    counts = sums.sum(0)
     is_mixed = (kinds.R > 0) & (kinds.R < kinds.G)
-    any_mixed = counts @ is_mixed > 0
-    total = np.where(any_mixed, mass.sum(-1), np.nan)[..., None]
-    share = mass / total
-    bias = bias_sum / np.maximum(mass, 1e-300)
-    return np.where(share > 1e-3, bias, np.nan), share
+    if not counts[is_mixed].any():
+        nothing = dict.fromkeys(STRATA, NOTHING)
+        return nothing, nothing
+    law = _law(counts, kinds.likelihood)
+    misfit = None if prompts < 2 else _misfit(sums, kinds, law)
+    # A few points, say: what mixtures leave room for says nothing of a law that is none.
+    if misfit is not None and misfit(None)[0] > stats.chi2.isf(REFUSED, len(kinds.R)):
+        misfit = None
+    groups = np.bincount(kinds.size, counts)
+    # [strata, K + 2]
+    bias, informative = (np.einsum("kgs,g->sk", x, groups) for x in (kinds.bias, kinds.informative))
+    everywhere = informative.sum(0)
+    biases, shares = dict.fromkeys(STRATA, NOTHING), dict.fromkeys(STRATA, NOTHING)
+    for s, stratum in enumerate(STRATA):
+        shares[stratum] = _ratio(informative[s], everywhere, law, misfit)
+        if informative[s] @ law > 1e-3 * (everywhere @ law):
+            biases[stratum] = _ratio(bias[s], informative[s], law, misfit)
+    return biases, shares
 
 
 def _law(counts: Floats, likelihood: Floats) -> Floats:
-    """[..., K + 2] the shares of the components, by expectation maximisation.
+    """[K + 2] the shares of the components, by expectation maximisation.
 
     The likelihood is concave in them, so that it finds the maximum from anywhere.
     """
-    n = counts.sum(-1, keepdims=True)
     components = likelihood.shape[1]
-    law = np.full((*counts.shape[:-1], components), 1 / components)
+    law = np.full(components, 1 / components)
     for _ in range(ITERATIONS):
-        law *= (counts / (law @ likelihood.T)) @ likelihood / n
+        law *= (counts / (likelihood @ law)) @ likelihood / counts.sum()
     return law
+
+
+# How far the best law is from the counts, and that law; of those laws for which Σ law·equation = 0
+# where an equation is given.
+Misfit = Callable[[Floats | None], tuple[float, Floats]]
+
+
+def _misfit(sums: Floats, kinds: GroupKinds, law: Floats) -> Misfit:
+    """Pearson's χ² of the counts of kinds; their variances are those that `law` expects."""
+    counts = sums.sum(0)
+    is_of_size = kinds.size[:, None] == np.arange(kinds.size.max() + 1)  # [kinds, G values]
+    groups = counts @ is_of_size
+    seen = groups[kinds.size, None] * kinds.likelihood
+    # What never came says something too: all of it is one kind of each size.
+    unseen = groups[:, None] * (1 - is_of_size.T @ kinds.likelihood).clip(0)
+    expected = np.vstack([seen, unseen])
+    # Where less than one group is expected, one is no surprise.
+    variance = (expected @ law).clip(1.0) * _repeated(sums, seen @ law)
+    strict = STRICT * np.sqrt(counts.sum())
+    rows = np.vstack([expected / np.sqrt(variance)[:, None], np.full_like(law, strict)])
+    wanted = np.append(np.append(counts, np.zeros_like(groups)) / np.sqrt(variance), strict)
+
+    def misfit(equation: Floats | None) -> tuple[float, Floats]:
+        if equation is None:
+            best, residual = optimize.nnls(rows, wanted, maxiter=TRIES)
+        else:
+            scaled = strict * equation / np.abs(equation).max()
+            system = np.vstack([rows, scaled]), np.append(wanted, 0.0)
+            best, residual = optimize.nnls(*system, maxiter=TRIES)
+        return float(residual) ** 2, best
+
+    return misfit
+
+
+def _repeated(sums: Floats, expected: Floats) -> float:
+    """By how much the counts vary more than those of as many prompts with one group each: groups of
+    one prompt are alike (Rao and Scott, 1981).
+    """
+    varies = ((sums - sums.mean(0)) ** 2).sum(0)
+    expects = expected > 0
+    alone = (1 - expected / expected.sum())[expects]
+    return max(1.0, float((varies[expects] / expected[expects]).sum() / alone.sum()))
+
+
+def _ratio(above: Floats, below: Floats, law: Floats, misfit: Misfit | None) -> Estimate:
+    """Σ law·above / Σ law·below, and the least and the largest that the counts leave room for."""
+    value = float(above @ law / (below @ law))
+    if misfit is None:
+        return Estimate(value)
+    least, best = misfit(None)
+
+    def fits(ratio: float) -> bool:
+        return misfit(above - ratio * below)[0] - least <= CHANCE
+
+    inside = float(above @ best / np.maximum(below @ best, 1e-300))
+    of_components = above[below > 0] / below[below > 0]
+    low = _end(fits, inside, float(of_components.min()))
+    high = _end(fits, inside, float(of_components.max()))
+    # The law stops short of what fits best, and with many prompts it may be refused itself.
+    return Estimate(min(max(value, low), high), low, high)
+
+
+def _end(fits: Callable[[float], bool], inside: float, outside: float) -> float:
+    """The last value from inside to outside that fits."""
+    if fits(outside):
+        return outside
+    for _ in range(HALVINGS):
+        middle = (inside + outside) / 2
+        inside, outside = (middle, outside) if fits(middle) else (inside, middle)
+    return inside

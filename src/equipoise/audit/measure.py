@@ -333,7 +333,7 @@ def _measures(
             tenths = token_weights(total[here])
             found = intervals(tenths, token_weights(resamples[:, here]), support)
             weights[name] = list(found.values())
-    bias, share = _baseline(setting, total, resamples, len(sums))
+    bias, share = _baseline(setting, sums, prompts)
     return Measures(
         step=step,
         responses=int(total[LOG_SUMS.index("responses")]),
@@ -348,21 +348,10 @@ def _measures(
 
 
 def _baseline(
-    setting: _Setting, total: Floats, resamples: Floats, prompts: int
+    setting: _Setting, sums: Floats, prompts: int
 ) -> tuple[dict[str, Estimate], dict[str, Estimate]]:
     """The bias of the group baseline, and the share of the informative groups, by difficulty."""
-    strata = difficulty.STRATA
     if setting.kinds is None:
-        nothing = dict.fromkeys(strata, NOTHING)
+        nothing = dict.fromkeys(difficulty.STRATA, NOTHING)
         return nothing, nothing
-    everyone = dict.fromkeys(strata, prompts)
-    bias, share = difficulty.baseline_bias(total[setting.first_kind :], setting.kinds)
-    biases, shares = difficulty.baseline_bias(resamples[:, setting.first_kind :], setting.kinds)
-
-    def estimates(values: Floats, replicates: Floats) -> dict[str, Estimate]:
-        """values [strata], replicates [resamples, strata]"""
-        by_stratum = dict(zip(strata, values, strict=True))
-        again = dict(zip(strata, replicates.T, strict=True))
-        return intervals(by_stratum, again, everyone)
-
-    return estimates(bias, biases), estimates(share, shares)
+    return difficulty.baseline(sums[:, setting.first_kind :], setting.kinds, prompts)
