@@ -13,7 +13,7 @@ from equipoise import config, rollout
 from equipoise import policy as p
 from equipoise.config import ConfigError
 from equipoise.rollout import NativeSampler, PagedSampler, SamplingParams, blocks, paged
-from equipoise.rollout.blocks import Scheduler
+from equipoise.rollout.blocks import BLOCK, Scheduler
 from equipoise.rollout.paged import _counted
 from equipoise.rollout.rollouts import DraftCounts, concatenate
 from equipoise.rollout.step_buffers import StepBuffers
@@ -197,6 +197,10 @@ def test_counts_of_parts_are_summed():
     counts = DraftCounts(tokens=30, passes=20, tried=40, accepted=10)
     assert counts.metrics() == {"rollout/tokens_per_pass": 1.5, "rollout/drafts_accepted": 0.25}
     assert set(DraftCounts().metrics().values()) == {0.0}
+
+
+def test_a_steps_tokens_fit_into_the_one_block_that_rows_of_padding_have():
+    assert paged.MOST_DRAFTS + 1 <= BLOCK
 
 
 def test_too_many_drafts_and_too_many_tokens_are_refused():

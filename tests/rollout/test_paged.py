@@ -276,6 +276,37 @@ def test_telling_stops_where_the_device_waits():
     assert [token for _, tokens in told for token in tokens] == list(range(2 * count))
 
 
+@pytest.mark.parametrize("speculation", [0, 2])
+@pytest.mark.parametrize("token", ["of a prompt", "drawn"])
+def test_what_is_no_number_ends_the_call_where_a_response_has_it(token, speculation):
+    """A token whose embedding is NaN: in the cache of one prompt, or fed back in the middle of a window."""
+    policy, params = tiny("qwen3"), SamplingParams(max_tokens=40, seed=3)
+    prompts = [[5, 6], [7, 8, 9], [6, 5]]
+    plain = PagedSampler(policy).sample(prompts, 3, params)
+    bad = 9 if token == "of a prompt" else int(plain.tokens[int(plain.lengths[0]) // 2])
+    with torch.no_grad():
+        policy.core.get_input_embeddings().weight[bad] = float("nan")
+    told = []
+    with pytest.raises(p.ModelError, match=r"its log-probabilities are NaN: a weight is not finite, or too large"):
+        PagedSampler(policy, speculation=speculation).sample(prompts, 3, params, finished=lambda *a: told.append(a))
+    assert not told or token == "drawn"
+
+
+@pytest.mark.parametrize("speculation", [0, 2])
+def test_what_rows_draw_behind_their_end_may_be_no_number(speculation):
+    """They are fed their end token until the window is over; 9 rows have 7 of padding beside them."""
+    policy, params = tiny("qwen3"), SamplingParams(max_tokens=40, seed=3)
+    prompts = [[5, 6], [7, 8, 9], [6, 5]]
+    policy.__dict__["eos"] = (11,)
+    wanted = PagedSampler(policy).sample(prompts, 3, params)
+    assert "stop" in wanted.finish
+    with torch.no_grad():
+        policy.core.get_input_embeddings().weight[11] = float("nan")
+    got = PagedSampler(policy, speculation=speculation).sample(prompts, 3, params)
+    assert torch.equal(got.tokens, wanted.tokens)
+    torch.testing.assert_close(got.logprobs, wanted.logprobs, atol=1e-5, rtol=0)
+
+
 def test_a_response_stops_where_the_context_ends():
     policy = tiny("llama")
     policy.core.generation_config.eos_token_id = None

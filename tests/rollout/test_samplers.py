@@ -32,7 +32,7 @@ PARAMS = {
 }
 
 
-@pytest.mark.parametrize("kind", [NativeSampler, TransformersSampler])
+@pytest.mark.parametrize("kind", [NativeSampler, PagedSampler, TransformersSampler])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_a_model_without_numbers_is_a_sentence(kind, temperature):
     policy = tiny_models.policy("llama")

@@ -231,10 +231,7 @@ def collect(asked: Request, batches: Sequence[DecodeBatch]) -> Rollouts:
     inside = torch.arange(longest, device=lengths.device) < lengths[:, None]
     logprobs = flat("logprobs")
     if bool(logprobs.isnan().any()):
-        raise ModelError(
-            f"{asked.model}: its log-probabilities are NaN: a weight is not finite, or too large; if training made it "
-            "so, begin again with a lower optim.lr"
-        )
+        raise without_numbers(asked.model)
     return Rollouts(
         asked.prompts,
         flat("tokens"),
@@ -243,6 +240,13 @@ def collect(asked: Request, batches: Sequence[DecodeBatch]) -> Rollouts:
         torch.arange(len(asked.prompts), device=lengths.device).repeat_interleave(asked.n),
         ["stop" if s else "length" for s in stopped.tolist()],
         _support(batches, flat) if asked.params.truncates else None,
+    )
+
+
+def without_numbers(model: str) -> ModelError:
+    return ModelError(
+        f"{model}: its log-probabilities are NaN: a weight is not finite, or too large; if training made it "
+        "so, begin again with a lower optim.lr"
     )
 
 

@@ -41,7 +41,7 @@ from equipoise.policy.layer import Layer, describe
 from equipoise.policy.memory import room
 from equipoise.policy.support import Support
 from equipoise.policy.weights import Fp8Linear, Merged, Weights, in_eight_bits, weights_of
-from equipoise.rollout.batch import Request, request
+from equipoise.rollout.batch import Request, request, without_numbers
 from equipoise.rollout.blocks import WINDOW, Blocks, Scheduler, Size, blocks_for
 from equipoise.rollout.paged_cache import Cache, cache_bytes, reserve
 from equipoise.rollout.paged_step import LOGITS, attend_prompts, decode_step, draw_rows
@@ -74,7 +74,9 @@ CPU_MEMORY = 4 << 30  # bytes of the cache
 KEPT = 3  # sets of buffers and graphs that are kept: training's, and those of an evaluation or two
 SHARE = 0.8  # of the GPU's free memory that the cache may take
 PREFILL = 1 << 15  # tokens of prompts computed together
-MOST_DRAFTS = 8  # of a row and step
+# Of a row and step. A step's tokens must fit into a block: the tables of a row of padding name its
+# first block alone, and what it writes behind that would be another row's.
+MOST_DRAFTS = 8
 # responses reported together: a millisecond or two, in which the device may already wait
 REPORTED = 32
 
@@ -416,6 +418,9 @@ class _Call:
                 stops[tuple(may.T)] |= self.asked.stop.in_tails(tails)
         stopped = np.asarray(stops.any(0))
         length = np.where(stopped, drawn + stops.argmax(0) + 1, end)
+        # Up to the end alone: what is drawn behind it is waste, and may be anything.
+        if np.isnan(window.logprobs[at < length]).any():
+            raise without_numbers(self.asked.model)
         if self.drafts is not None and window.tried is not None:
             counts = _counted(window.given, window.tried, drawn, length)
             self.drafts = self.drafts.plus(counts)
