@@ -8,6 +8,7 @@ import math
 import os
 import shutil
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 from rich.console import Console
@@ -56,11 +57,7 @@ def train_all(
     `weights` a run is done with its last evaluation: no checkpoint is written there, and earlier
     ones go. `server`: one that was opened already.
     """
-    waiting = [
-        name
-        for name, config in configs.items()
-        if not (finished(config) or (not weights and measured(config)))
-    ]
+    waiting = [name for name, config in configs.items() if not _done(config, weights)]
     failed = {name: why for name in waiting if (why := _in_use(configs[name]))}
     if failed and not patient:
         raise RunError(next(iter(failed.values())))
@@ -68,39 +65,64 @@ def train_all(
     server = server or ForkServer()
     at_once = jobs or os.cpu_count() or 1
     server.runs_at_once = max(1, min(at_once, len(waiting)))
-    running: dict[str, RunProcess] = {}
     with _progress(console) as bars, graceful_stop() as stop:
         board = _Board(bars, configs, done=len(configs) - len(waiting))
+        runs = _Runs(server, configs, weights)
         try:
-            while (waiting or running) and not stop.wanted and time.monotonic() < stop_at:
-                while waiting and len(running) < at_once:
-                    name = waiting.pop(0)
-                    running[name] = _start(server, configs[name], weights)
+            while (waiting or runs.processes) and not stop.wanted and time.monotonic() < stop_at:
+                for name in waiting[: at_once - len(runs.processes)]:
+                    waiting.remove(name)
+                    runs.begin(name)
                     board.begin(name)
                 time.sleep(0.3)
                 board.refresh()
-                ended = [name for name, process in running.items() if process.poll() is not None]
-                for name in ended:
-                    status = running.pop(name).returncode
-                    if not weights and measured(configs[name]):
-                        _drop_checkpoints(configs[name])
-                    elif status:
-                        failed[name] = _failure(name, configs[name])
-                        if not patient:
-                            raise RunError(failed[name])
-                        console.print(failed[name], markup=False, soft_wrap=True)
+                for name, why in runs.ended():
+                    if why and not patient:
+                        raise RunError(why)
+                    if why:
+                        failed[name] = why
+                        console.print(why, markup=False, soft_wrap=True)
                     board.end(name)
         finally:
-            for process in running.values():
-                process.terminate()
-            for process in running.values():
-                process.wait()
+            runs.stop()
             server.close()
     if stop.wanted:
         raise Interrupted(
             "stopped after the step each run was in; the same command goes on with them"
         )
     return failed
+
+
+class _Runs:
+    """Those under way."""
+
+    def __init__(self, server: ForkServer, configs: dict[str, Config], weights: bool) -> None:
+        self.server, self.configs, self.weights = server, configs, weights
+        self.processes: dict[str, RunProcess] = {}
+
+    def begin(self, name: str) -> None:
+        self.processes[name] = _start(self.server, self.configs[name], self.weights)
+
+    def ended(self) -> Iterator[tuple[str, str]]:
+        """Those that have ended since, each with why it failed, empty where it did not."""
+        for name, process in list(self.processes.items()):
+            if process.poll() is not None:
+                del self.processes[name]
+                yield name, self._settled(name, process.returncode)
+
+    def _settled(self, name: str, status: int | None) -> str:
+        config = self.configs[name]
+        if not self.weights and measured(config):
+            _drop_checkpoints(config)
+            return ""
+        return _failure(name, config) if status else ""
+
+    def stop(self) -> None:
+        """All at once, after the step that each is in."""
+        for process in self.processes.values():
+            process.terminate()
+        for process in self.processes.values():
+            process.wait()
 
 
 class _Board:
@@ -145,6 +167,10 @@ def _progress(console: Console) -> Progress:
         TimeRemainingColumn(),
     )
     return Progress(*columns, console=console)
+
+
+def _done(config: Config, weights: bool) -> bool:
+    return finished(config) or (not weights and measured(config))
 
 
 def finished(config: Config) -> bool:
