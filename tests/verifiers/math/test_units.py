@@ -105,6 +105,15 @@ def test_a_unit_may_be_left_out_and_a_noun_is_any_unit(unit):
     assert [(gold, answer) for gold, answer in pairs if refused(gold, answer)] == []
 
 
+def test_degrees_are_left_out_like_any_unit_and_never_converted():
+    degrees = [r"60^\circ", r"60\text{ degrees}", "60°"]
+    for alike in (["60", *degrees], ["60", r"60\text{ radians}"], [r"\frac{\pi}{3}", r"\frac{\pi}{3}^\circ"]):
+        assert not any(refused(*pair) for pair in permutations(alike, 2))
+    apart = [*product(degrees, [r"60\text{ rad}"]), (r"180^\circ", r"\pi"), (r"180^\circ", r"\pi\text{ rad}")]
+    apart += [(r"\sin 60^\circ", r"\sin 60"), (r"60^\circ", "60^o"), (r"60^\circ", "60^0")]
+    assert all(refused(*pair) and refused(*pair[::-1]) for pair in apart)
+
+
 @pytest.mark.parametrize(("gold", "answer"), [
     (r"\$1,000", "€1,000"), ("€1,000", r"\$1,000"), ("-€5", r"-\$5"),
     (r"1\text{ cm}, 2\text{ cm}", r"1\text{ cm}, 2\text{ nm}"), (r"x=5\text{ cm}", r"x=5\text{ nm}"),
