@@ -340,7 +340,7 @@ def test_the_plain_step_is_the_published_one(scale):
     assert torch.allclose(p.double(), expected, rtol=0, atol=1e-6)
 
 
-# Ends of a tile before, at and behind the end of a tensor, one of several programs, one that is not aligned, an empty one.
+# Ends of a tile before, at and behind the end of a tensor, several programs, not aligned, empty.
 TENSORS = ((7,), (1023,), (4, 256), (1025,), (3, 5, 300), (0, 8), (1, 1), (35, 1000))
 
 
