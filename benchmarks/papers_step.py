@@ -6,7 +6,8 @@ The settings are the recipes': Balanced Aggregation's (Qwen3-1.7B, 128 prompts �
 4 mini-batches, 500 steps) and HA-DW's (Qwen3-4B, 256 × 8 × 4,096, 16 mini-batches, 87 steps: 3 epochs of MATH). Random
 weights; lengths are lognormal, mean 0.4 of the limit, coefficient of variation 0.6, the same for both. Random weights
 are never right: rewards are coins beside a verifier's, and a batch is drawn once (no dynamic sampling). `--share` of
-the prompts are taken, with as many mini-batches: a whole batch keeps an H200 busy for minutes. Seconds are given as
+the prompts are taken, with as many mini-batches: a whole batch keeps an H200 busy for minutes. Of ours, `drawn_again`
+is the share of tokens of rows that the cache had no room for, which are drawn a second time. Seconds are given as
 measured and, divided by the share, for the whole batch: sampling is then counted too high, because fewer rows are
 decoded together.
 
@@ -77,6 +78,21 @@ def drawn(setting: Setting, rows: int, call: int) -> list[int]:
     return found
 
 
+def drawn_again() -> list[int]:
+    """Of every row that the cache has no room for from now on, the tokens it had."""
+    from equipoise.rollout.blocks import Scheduler
+
+    lost: list[int] = []
+    send_back = Scheduler._send_back
+
+    def noting(scheduler: Scheduler, row: int) -> None:
+        lost.append(int(scheduler.drawn[row]))
+        send_back(scheduler, row)
+
+    Scheduler._send_back = noting  # type: ignore[method-assign]
+    return lost
+
+
 def ours(job: dict[str, Any], setting: Setting, folder: Path, data: Path) -> dict[str, Any]:
     from given_lengths import GivenLengths  # benchmarks/given_lengths.py
     from step_gpu import with_coins
@@ -90,11 +106,13 @@ def ours(job: dict[str, Any], setting: Setting, folder: Path, data: Path) -> dic
             given = drawn(setting, len(prompts) * n, self.calls)
             self.calls += 1
             self.lengths = torch.tensor(given, device=self.policy.device)
+            lost.clear()
             rollouts = super().sample(prompts, n, params, **more)
             # What ends before the limit counts as ended, not as cut.
             finish = ["length" if length >= params.max_tokens else "stop" for length in given]
             return dataclasses.replace(rollouts, finish=finish)
 
+    lost = drawn_again()
     asked = {
         "model.name": str(folder), "model.device": job["device"], "model.dtype": job["dtype"],
         "task.name": str(data), "task.template": "", "task.held_out": "", "task.verifier": "math",
@@ -118,6 +136,7 @@ def ours(job: dict[str, Any], setting: Setting, folder: Path, data: Path) -> dic
         "seconds": record["timing_s/step"],
         "parts": {part: record[key] for part in PARTS if (key := f"timing_s/{part}") in record},
         "mean_length": float(sampler.lengths.float().mean()),
+        "drawn_again": sum(lost) / int(sampler.lengths.sum()),
         "peak_gib": _peak(job),
     }
 
@@ -249,6 +268,7 @@ def report_row(name: str, engine: str, row: dict[str, Any], setting: Setting, sh
     whole = row["seconds"] / share
     hours = whole * setting.steps / 3600
     parts = ", ".join(f"{part} {seconds:.1f}" for part, seconds in row["parts"].items())
+    parts += f"; {100 * row['drawn_again']:.0f} % drawn again" if "drawn_again" in row else ""
     peak = "" if row["peak_gib"] is None else f", peak {row['peak_gib']:.1f} GiB"
     print(
         f"{name}, {engine}: {row['seconds']:.1f} s for {share:g} of a batch (mean length {row['mean_length']:.0f}; "
