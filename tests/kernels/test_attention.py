@@ -72,23 +72,32 @@ def test_what_is_shared_changes_no_attention():
 
 
 LENGTHS = torch.tensor([1, 1, 1, 200, 3, 17, 500, 1, 64, 65, 128, 129, 2, 33, 40])
+HOPPER, ADA = 227 << 10, 99 << 10  # bytes of shared memory
 PROMPT = torch.tensor([0, 0, 0, 1, 1, 1, 2, 2, 2, 3, 3, 3, 4, 4, 4])
 
 
 @needs_triton
 @pytest.mark.parametrize(
-    ("heads", "long"),
-    [((3, 1, 64), False), ((4, 2, 128), False), ((4, 2, 128), True), ((2, 2, 24), False), ((8, 1, 256), False)],
+    ("heads", "long", "memory"),
+    [
+        ((3, 1, 64), False, HOPPER),
+        ((4, 2, 128), False, HOPPER),
+        ((4, 2, 128), True, HOPPER),
+        ((2, 2, 24), False, HOPPER),
+        ((8, 1, 256), False, HOPPER),
+        ((8, 1, 256), False, ADA),
+    ],
 )
 @pytest.mark.parametrize("share", ["prompt", "nothing"])
 @pytest.mark.parametrize("described", [True, False])
-def test_the_kernels_agree_with_the_plain_loop(heads, long, share, described, monkeypatch):
+def test_the_kernels_agree_with_the_plain_loop(heads, long, memory, share, described, monkeypatch):
     """Tiles with one segment, with several, with parts of them, and those of long segments; prompts whose gradients
-    come in one part or several; loaded through descriptors and without."""
+    come in one part or several; those of smaller cards; loaded through descriptors and without."""
     if described and CUDA and torch.cuda.get_device_capability() < (9, 0):
         pytest.skip("needs Hopper")
     monkeypatch.setattr(segments, "PART", 100)
     monkeypatch.setattr(triton_attention, "LONG", 0 if long else 2048)
+    monkeypatch.setattr(triton_attention, "shared_memory", lambda device: memory)
     monkeypatch.setattr(triton_attention, "_has_descriptors", lambda x: described)
     H, kv_heads, D = heads
     dtype = torch.bfloat16 if CUDA else torch.float32

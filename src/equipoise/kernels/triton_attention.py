@@ -24,7 +24,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from equipoise.kernels.hopper import is_hopper
+from equipoise.kernels.cards import is_hopper, shared_memory
 from equipoise.kernels.segments import Segments
 
 # Stands for −∞, whose differences are not numbers. A power of two, because its product with the
@@ -53,23 +53,25 @@ class Tiles(NamedTuple):
     keys: Tile
 
 
-def tiles(D: int, segments: Segments) -> Tiles:
-    """For heads of this size; up to 128 the fastest of those tried on an H200,
-    over segments of 60 to 16,384 entries.
+def tiles(D: int, segments: Segments, memory: int) -> Tiles:
+    """For heads of this size and programs with this much shared memory; up to 128 the fastest of
+    those tried on an H200, over segments of 60 to 16,384 entries.
     """
     if D <= 64:
         return Tiles(Tile(64, 64, 4, 2), Tile(64, 64, 4, 3), Tile(64, 64, 4, 3))
-    if D <= 128 and segments.mean_length >= LONG:
+    if D <= 128 and segments.mean_length >= LONG and memory >= 128 << 10:
         return Tiles(Tile(64, 64, 4, 3), Tile(128, 64, 8, 3), Tile(64, 64, 4, 2))
     if D <= 128:
         return Tiles(Tile(64, 64, 4, 3), Tile(64, 32, 4, 3), Tile(64, 32, 4, 3))
-    return Tiles(Tile(64, 32, 4, 2), Tile(64, 32, 4, 2), Tile(64, 32, 8, 1))
+    if memory >= 112 << 10:
+        return Tiles(Tile(64, 32, 4, 2), Tile(64, 32, 4, 2), Tile(64, 32, 8, 1))
+    return Tiles(Tile(64, 32, 4, 2), Tile(64, 16, 4, 2), Tile(64, 16, 4, 2))
 
 
 def attend(qkv: Tensor, kv_heads: int, segments: Segments, scale: float) -> tuple[Tensor, Tensor]:
     """Outputs [U, H, D] and log-sum-exps [H, U] of the scores."""
     U, heads, D = qkv.shape
-    H, tile = heads - 2 * kv_heads, tiles(D, segments).attend
+    H, tile = heads - 2 * kv_heads, tiles(D, segments, shared_memory(qkv.device)).attend
     table = segments.query_tiles(tile.own)
     out, lse = qkv.new_empty(U, H, D), qkv.new_empty(H, U, dtype=torch.float32)
     _attend[(len(table), H)](
@@ -98,7 +100,8 @@ def attend_gradient(
 ) -> Tensor:
     """The gradient of qkv, from d [U, H, D] and what `attend` gave."""
     U, heads, D = qkv.shape
-    H, (_, tile, keys) = heads - 2 * kv_heads, tiles(D, segments)
+    H = heads - 2 * kv_heads
+    _, tile, keys = tiles(D, segments, shared_memory(qkv.device))
     d_qkv, delta = torch.empty_like(qkv), torch.empty_like(lse)
     numbers = U, H, kv_heads, scale, scale * LOG2E.value
     table = segments.query_tiles(tile.own)

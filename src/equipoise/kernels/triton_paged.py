@@ -25,7 +25,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from equipoise.kernels.hopper import is_hopper
+from equipoise.kernels.cards import is_hopper, shared_memory
 from equipoise.kernels.plain_decode import DecodeRows
 from equipoise.kernels.triton_draw import check_contiguous
 from equipoise.kernels.triton_softcap import capped
@@ -50,6 +50,15 @@ QUERIES, WIDE_QUERIES = 64, 16
 PROMPT = KernelLaunch(warps=4, stages=2)
 OWN = KernelLaunch(warps=4, stages=2)
 OWN_FP8 = KernelLaunch(warps=4, stages=3)
+# one block of wide heads is all that a consumer's card has room for
+ONE_BLOCK = KernelLaunch(warps=4, stages=1)
+
+
+def launches(q: Tensor, in_parts: bool) -> tuple[KernelLaunch, KernelLaunch]:
+    """Of the prompt's kernel and of the rows' own."""
+    if q.shape[2] * q.element_size() >= 512 and shared_memory(q.device) < 112 << 10:
+        return ONE_BLOCK, ONE_BLOCK
+    return PROMPT, OWN_FP8 if in_parts else OWN
 
 
 def attend(
@@ -70,7 +79,7 @@ def attend(
     key_scales, value_scales = (None, None) if scales is None else scales
     # tensor cores take 8-bit numbers 64 rows at a time: a block's keys, and a head's entries of values
     in_parts = scales is not None and q.dtype == torch.bfloat16 and D >= 64
-    own = OWN_FP8 if in_parts else OWN
+    prompt, own = launches(q, in_parts)
     R, (P, n), share = len(rows.length), rows.members.shape, H // kv_heads
     width = queries // R
     most = WIDE_QUERIES if q.dtype == torch.float32 else QUERIES
@@ -111,8 +120,8 @@ def attend(
         MEMBERS=members,
         QUERIES=max(16, triton.next_power_of_2(members * share * width)),
         **options,
-        num_warps=PROMPT.warps,
-        STAGES=PROMPT.stages,
+        num_warps=prompt.warps,
+        STAGES=prompt.stages,
     )
     _own[(R, kv_heads, splits)](
         q,

@@ -30,6 +30,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from equipoise.kernels import decode, fp8
+from equipoise.kernels.cards import shared_memory
 from equipoise.kernels.decode import BLOCK
 from equipoise.kernels.draw import SamplingParams
 from equipoise.kernels.fp8 import Precision
@@ -507,6 +508,8 @@ def _counted(
 def serves(policy: Policy) -> bool:
     """Whether the kernels take heads of this size and numbers of this precision."""
     head_dim = policy.core.model.layers[0].self_attn.head_dim
+    if policy.dtype == torch.float32 and head_dim == 256:
+        return shared_memory(policy.device) >= 148 << 10
     return head_dim in (16, 32, 64, 128, 256) and policy.dtype in (torch.bfloat16, torch.float32)
 
 
