@@ -5,38 +5,27 @@ nobody keeps a second copy. Milliseconds a step, bytes of state per number, and 
 float32 moments take them after 20 steps of the same noisy gradients, as a share of the whole way.
 Ours in bfloat16 has float32 masters besides and writes both; it is shown for itself. A peer that is missing, fails or
 takes too long is a line that says so. Writes benchmarks/results/optimizer.json.
-
-    python benchmarks/optimizer.py step    # ten seconds
-
-One optimizer step at Qwen3-0.6B's shapes, bfloat16 weights with float32 masters and moments, from the gradient's norm
-to the rounded weights: ours in one pass over memory, and torch's (norm, clipping, fused AdamW, copy). Milliseconds on
-the device and of the host, and the share of the device's that the bytes alone would take, at the rate of a copy:
-gradients read for the norm, then master, gradient and moments read, all but the gradient written, and the weight.
-Writes benchmarks/results/optimizer_step.json.
 """
 
 from __future__ import annotations
 
 import argparse
 import importlib.metadata
-import statistics
 import time
 from collections.abc import Callable
 from typing import Any
 
-import shapes  # benchmarks/shapes.py
 import torch
-from report import write
+from report import write  # benchmarks/report.py
 from timing import attempt, seconds
 from torch import Tensor
 
-from equipoise.train.optimizer import AdamW, clipping
+from equipoise.train.optimizer import AdamW
 
 SHAPES = ((2048, 1024), (1024, 1024), (1024, 1024), (1024, 2048), (3072, 1024), (3072, 1024), (1024, 3072))
 LAYERS, STEPS = 28, 20
 LR, BETAS, DECAY = 1e-3, (0.9, 0.95), 0.1
 MOST = 30.0  # seconds a candidate may take: torchao compiles its step
-STEP_BYTES = 4 + (4 + 4 + 4 + 4) + (4 + 4 + 4 + 2)  # of a number: the norm, what is read, what is written
 
 Parameters = list[torch.nn.Parameter]
 Step = Callable[[], None]
@@ -129,58 +118,11 @@ def measure(name: str, dtype: torch.dtype, wanted: list[Tensor]) -> dict[str, An
     return found | {"ms": 1e3 * seconds(step, budget=0.4), "numbers": count}
 
 
-def whole_step(model: str, device: str, *, in_one_pass: bool) -> tuple[Step, AdamW]:
-    """What `train.update` does with gradients that are there."""
-    sizes = [p.shape for p in shapes.build(model, device="meta").parameters()]
-    draw = torch.Generator(device).manual_seed(0)
-    drawn = (torch.randn(size, generator=draw, device=device) * 0.02 for size in sizes)
-    optimizer = AdamW([torch.nn.Parameter(x.bfloat16()) for x in drawn], betas=BETAS, weight_decay=DECAY)
-    optimizer.in_one_pass = in_one_pass
-    for master in optimizer.masters:
-        master.grad = torch.randn(master.shape, generator=draw, device=device) * 1e-3
-
-    def step() -> None:
-        norm = torch.nn.utils.get_total_norm([p.grad for p in optimizer.masters])
-        optimizer.step(LR, norm.isfinite(), clipping(norm, 1.0))
-
-    return step, optimizer
-
-
-def host_seconds(step: Step) -> float:
-    """Until the call returns, whatever the device still has to do."""
-    times = []
-    for _ in range(10):
-        torch.cuda.synchronize()
-        begin = time.perf_counter()
-        step()
-        times.append(time.perf_counter() - begin)
-    return statistics.median(times)
-
-
-def copied_bytes_per_second() -> float:
-    here = torch.zeros(1 << 30, device="cuda")
-    there = torch.empty_like(here)
-    return 2 * here.nbytes / seconds(lambda: there.copy_(here))
-
-
-def compare_steps() -> None:
-    results: dict[str, Any] = {"bytes_per_second": copied_bytes_per_second()}
-    for title, in_one_pass in (("torch", False), ("ours, one pass", True)):
-        step, optimizer = whole_step("Qwen3-0.6B", "cuda", in_one_pass=in_one_pass)
-        count = sum(p.numel() for p in optimizer.masters)
-        took, bound = seconds(step), STEP_BYTES * count / results["bytes_per_second"]
-        found = {"ms": 1e3 * took, "host_ms": 1e3 * host_seconds(step), "share": bound / took, "numbers": count}
-        results[title] = found
-        print(
-            f"{title:15s} {found['ms']:6.2f} ms, host {found['host_ms']:5.2f}; bytes alone {100 * bound / took:.0f} %"
-        )
-        del step, optimizer
-        torch.cuda.empty_cache()
-    write("optimizer_step", {"results": results})
-
-
-def compare_8_bits(limit: float) -> None:
-    end = time.monotonic() + limit
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seconds", type=float, default=80, help="nothing is begun after this")
+    options = parser.parse_args()
+    end = time.monotonic() + options.seconds
     wanted = moved(fused)
     results: dict[str, Any] = {}
     for title, name, dtype in (
@@ -190,8 +132,8 @@ def compare_8_bits(limit: float) -> None:
         ("bitsandbytes, 8 bits", "bitsandbytes", torch.float32),
         ("torchao, 8 bits", "torchao", torch.float32),
     ):
-        left = min(MOST, end - time.monotonic())
-        found = attempt(lambda name=name, dtype=dtype: measure(name, dtype, wanted), left)
+        limit = min(MOST, end - time.monotonic())
+        found = attempt(lambda name=name, dtype=dtype: measure(name, dtype, wanted), limit)
         if name in ("bitsandbytes", "torchao") and "failed" not in found:
             found["version"] = importlib.metadata.version(name)
         results[title] = found
@@ -202,17 +144,6 @@ def compare_8_bits(limit: float) -> None:
             off = f"{100 * found['apart']:.2f} % off" if "apart" in found else ""
             print(f"{title:38s} {found['ms']:7.2f} ms  {found['bytes']:5.2f} bytes a number  {off}", flush=True)
         write("optimizer", {"results": results})
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("part", nargs="?", choices=["8bit", "step"], default="8bit")
-    parser.add_argument("--seconds", type=float, default=80, help="nothing is begun after this")
-    options = parser.parse_args()
-    if options.part == "step":
-        compare_steps()
-    else:
-        compare_8_bits(options.seconds)
 
 
 if __name__ == "__main__":

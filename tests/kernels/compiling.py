@@ -9,32 +9,30 @@ from types import SimpleNamespace
 
 import torch
 import triton
-import triton.language as tl
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from equipoise import kernels
-from equipoise.kernels import triton_adamw, triton_attention, triton_paged
+from equipoise.kernels import triton_attention, triton_paged
 
 NUMBERS = {
-    "fp32": ("scale", "softcap", "unit", "m_share", "v_share", "decay", "step", "root"),
+    "fp32": ("scale", "softcap", "unit"),
     "i32": ("window", "queries", "H", "KV_HEADS", "U", "most", "n"),
-    "*fp32": ("lse", "delta", "sums", "part", "key_scales", "value_scales", "scale_ptr", "skipped_ptr"),
-    "*i32": ("table", "prompt_table", "start", "length", "prompt_length", "members", "owner_ptr"),
-    "*i64": ("table_ptr",),
+    "*fp32": ("lse", "delta", "sums", "part", "key_scales", "value_scales"),
+    "*i32": ("table", "prompt_table", "start", "length", "prompt_length", "members"),
 }
 KINDS = {name: kind for kind, names in NUMBERS.items() for name in names}
 PAGED = {"MEMBERS": 4, "SHARE": 2, "WIDTH": 1, "BLOCK": 64, "SPLITS": 1, "SOFTCAP": False, "WINDOW": False}
 POINTERS = {torch.float32: "*fp32", torch.bfloat16: "*bf16", torch.float8_e4m3fn: "*fp8e4nv"}
 
 
-def compiled(kernel, capability, warps, options, dtype=torch.bfloat16, cache=None, aligned=True):
+def compiled(kernel, capability, warps, options, dtype=torch.bfloat16, cache=None):
     """`dtype`: of pointers that NUMBERS does not name; `cache`: of keys and values."""
     kinds = dict.fromkeys(kernel.arg_names, POINTERS[dtype]) | KINDS | dict.fromkeys(options, "constexpr")
     if cache is not None:
         kinds |= dict.fromkeys(("keys", "values"), POINTERS[cache])
     signature = {name: kinds[name] for name in kernel.arg_names}
-    places = [i for i, kind in enumerate(signature.values()) if kind.startswith("*")] if aligned else []
+    places = [i for i, kind in enumerate(signature.values()) if kind.startswith("*")]
     attributes = {(i,): [["tt.divisibility", 16]] for i in places}
     source = ASTSource(kernel, signature, {name: options[name] for name in options if name in signature}, attributes)
     made = triton.compile(source, target=GPUTarget("cuda", capability, 32), options={"num_warps": warps})
@@ -85,11 +83,6 @@ def attention_over_8_bits(capability, D):
     del options["MEMBERS"]
     cache = torch.float8_e4m3fn
     return compiled(triton_paged._own, capability, triton_paged.OWN_FP8.warps, options, cache=cache)
-
-
-def optimizer_step(capability, aligned):
-    options = {"ROUNDED": tl.bfloat16, "ALIGNED": bool(aligned), "TILE": triton_adamw.TILE, "TILES": triton_adamw.TILES}
-    return compiled(triton_adamw._exact, capability, triton_adamw.TILE_WARPS, options, aligned=False)
 
 
 def parameters_of_launches():

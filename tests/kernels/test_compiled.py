@@ -61,13 +61,3 @@ def test_no_kernel_is_compiled_again_for_another_number_of_tokens():
         if name in VARYING and not kept
     }
     assert specialised == set()
-
-
-@pytest.mark.parametrize("aligned", [True, False])
-def test_the_optimizers_step_takes_16_bytes_at_once(aligned):
-    """Of gradient, master and moments, at addresses from a table; nothing goes through shared memory."""
-    kernel = compiled("optimizer_step", 90, aligned)
-    assert kernel["shared"] == 0
-    assert kernel["code"].count("ld.global.v4.b32") == (4 if aligned else 0)
-    assert kernel["code"].count("st.global.v4.b32") == (3 if aligned else 0)
-    assert ".local" not in kernel["code"]

@@ -1,11 +1,9 @@
-"""AdamW's steps in plain torch, `triton_adamw`'s reference: with moments in float32, and with those
-of a matrix in 8 bits.
-"""
+"""AdamW's moments of a matrix in 8 bits, and a step in plain torch, `triton_adamw`'s reference."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -44,36 +42,6 @@ def rates(lr: float, betas: tuple[float, float], weight_decay: float, t: int) ->
     )
 
 
-class WithMoments(NamedTuple):
-    """A tensor with its moments, all in float32; `weight` is the master or its rounded copy."""
-
-    weight: Tensor
-    master: Tensor
-    gradient: Tensor
-    m: Tensor
-    v: Tensor
-
-
-def exact_step(
-    tensors: Sequence[WithMoments],
-    now: Rates,
-    scale: Tensor | None = None,
-    skipped: Tensor | None = None,
-) -> None:
-    """One step of AdamW in place. `scale` and `skipped` are numbers on the weights' device:
-    gradients count times `scale`, and nothing is done where `skipped` is not 0.
-    """
-    if skipped is not None and bool(skipped):
-        return
-    for weight, master, gradient, m, v in tensors:
-        g, p = gradient if scale is None else gradient * scale, master.detach()
-        m.lerp_(g, 1 - now.beta1)
-        v.lerp_(g.square(), 1 - now.beta2)
-        p.sub_(p * now.decay).addcdiv_(m, v.sqrt().div_(now.root).add_(EPS), value=-now.step)
-        if weight is not master:
-            weight.copy_(master)
-
-
 @dataclass
 class Coded:
     """Moments of a matrix [r, c] in 8 bits: codes [r, c], and scales [r, ⌈c/BLOCK⌉] in float32.
@@ -100,12 +68,12 @@ def coded_step(
     gradient: Tensor,
     moments: Coded,
     now: Rates,
-    scale: Tensor | None = None,
     skipped: Tensor | None = None,
 ) -> None:
     """One step of AdamW in place with 8-bit moments, used before they are rounded.
 
-    `weight` is the master or its rounded copy; `scale` and `skipped` as in `exact_step`.
+    `weight` is the master or its rounded copy. Nothing is done where `skipped`, a number on the
+    weights' device, is not 0.
     """
     if skipped is not None and bool(skipped):
         return
@@ -114,7 +82,6 @@ def coded_step(
         (columns * a + phase) % 1 for a, phase in ((M_STRIDE, now.m_phase), (V_STRIDE, now.v_phase))
     ]
     for p, g, m8, v8, m_scale, v_scale in _blocks(master, gradient, moments):
-        g = g if scale is None else g * scale
         m = decode(m8, m_scale, M_LEVELS, M_ROOTS).lerp_(g, 1 - now.beta1)
         v = (
             decode(v8, v_scale, V_LEVELS, V_ROOTS)

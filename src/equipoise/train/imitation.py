@@ -27,7 +27,7 @@ from equipoise.tasks import Prompt
 from equipoise.train.batch import encode_prompt
 from equipoise.train.folder import RunError
 from equipoise.train.micro import MicroBatch, RankShare
-from equipoise.train.optimizer import AdamW, clipping
+from equipoise.train.optimizer import AdamW
 from equipoise.train.planner import Plan, plan
 from equipoise.train.update import learning_rate
 
@@ -130,9 +130,11 @@ class Imitator:
             raise RunError(
                 f"step {self.done + 1}: the loss or its gradient is not finite; lower optim.lr"
             )
+        if self.optim.clip_norm:
+            torch.nn.utils.clip_grads_with_norm_(self.optimizer.masters, self.optim.clip_norm, norm)
         self.done += 1
         rate = learning_rate(self.optim, self.done, self.steps)
-        self.optimizer.step(rate, scale=clipping(norm, self.optim.clip_norm))
+        self.optimizer.step(rate)
         return {"loss": loss, "grad_norm": float(norm), "lr": rate, "tokens": float(tokens)}
 
     @torch.no_grad()

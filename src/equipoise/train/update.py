@@ -31,7 +31,7 @@ from equipoise.train.micro import MicroBatch, RankShare
 from equipoise.train.mini import MiniBatch, cut_groups, mini_batches, parts_of
 from equipoise.train.mismatch import Mismatch
 from equipoise.train.mismatch import metrics as mismatch_metrics
-from equipoise.train.optimizer import AdamW, clipping
+from equipoise.train.optimizer import AdamW
 from equipoise.train.planner import Plan, plan
 
 if TYPE_CHECKING:
@@ -446,10 +446,13 @@ class Updater:
         wait to hear of it, but goes on to the next mini-batch.
         """
         self._settle()
+        config = self.config
+        # The norm is known already, of the sum over all ranks: each clips by the same factor.
+        if config.optim.clip_norm:
+            torch.nn.utils.clip_grads_with_norm_(self.parameters, config.optim.clip_norm, norm)
         # Counted before the rate is asked for: a warm-up's first step must not have rate 0.
         self.updates += 1
-        # The norm is of the sum over all ranks: each clips by the same factor.
-        self.optimizer.step(self._rate(), fine, clipping(norm, self.config.optim.clip_norm))
+        self.optimizer.step(self._rate(), fine)
         self.applied = Pending.of(fine)
 
     def _settle(self) -> None:
@@ -461,7 +464,7 @@ class Updater:
             self.skipped = 0
             return
         self.updates -= 1
-        self.optimizer.uncount()
+        self.optimizer.t -= 1
         self.skipped += 1
         self.skipped_total += 1
         if self.skipped >= self.config.train.max_skipped:
