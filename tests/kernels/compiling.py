@@ -26,12 +26,10 @@ PAGED = {"MEMBERS": 4, "SHARE": 2, "WIDTH": 1, "BLOCK": 64, "SPLITS": 1, "SOFTCA
 POINTERS = {torch.float32: "*fp32", torch.bfloat16: "*bf16", torch.float8_e4m3fn: "*fp8e4nv"}
 
 
-def compiled(kernel, capability, warps, options, dtype=torch.bfloat16, cache=None):
-    """`dtype`: of pointers that NUMBERS does not name; `cache`: of keys and values."""
-    kinds = dict.fromkeys(kernel.arg_names, POINTERS[dtype]) | KINDS | dict.fromkeys(options, "constexpr")
-    if cache is not None:
-        kinds |= dict.fromkeys(("keys", "values"), POINTERS[cache])
-    signature = {name: kinds[name] for name in kernel.arg_names}
+def compiled(kernel, capability, warps, options, dtype=torch.bfloat16, kinds=None):
+    """`dtype`: of pointers that neither NUMBERS nor `kinds` names."""
+    known = dict.fromkeys(kernel.arg_names, POINTERS[dtype]) | KINDS | dict.fromkeys(options, "constexpr")
+    signature = {name: (known | (kinds or {}))[name] for name in kernel.arg_names}
     places = [i for i, kind in enumerate(signature.values()) if kind.startswith("*")]
     attributes = {(i,): [["tt.divisibility", 16]] for i in places}
     source = ASTSource(kernel, signature, {name: options[name] for name in options if name in signature}, attributes)
@@ -40,14 +38,20 @@ def compiled(kernel, capability, warps, options, dtype=torch.bfloat16, cache=Non
 
 
 def attention(capability, D, memory):
-    """Forward and gradients, of short segments and of long ones, loaded without descriptors."""
-    found = {}
+    """Forward and gradients, of short segments and of long ones; from Hopper on loaded through descriptors."""
+    described, found = capability >= 90, {}
     for length in (100, 10_000):
         tiles = triton_attention.tiles(D, SimpleNamespace(mean_length=length), memory)
         for name, tile in zip(("_attend", "_query_gradient", "_key_gradient"), tiles, strict=True):
             options = {"D": D, "BLOCK_D": D, "OWN": tile.own, "PASSING": tile.passing, "STAGES": tile.stages}
-            kernel, options = getattr(triton_attention, name), options | {"DESCRIBED": False}
-            found[f"{name}, {length}"] = compiled(kernel, capability, tile.warps, options)["shared"]
+            rows = dict.fromkeys(("own", "out"), tile.own) | {"passing": tile.passing}
+            rows["d_out"] = tile.passing if name == "_key_gradient" else tile.own
+            if name == "_attend":
+                del rows["out"]
+            kinds = {key: f"tensordesc<bf16[{n}, {D}]>" for key, n in rows.items()} if described else {}
+            kernel, options = getattr(triton_attention, name), options | {"DESCRIBED": described}
+            made = compiled(kernel, capability, tile.warps, options, kinds=kinds)
+            found[f"{name}, {length}"] = made["shared"]
     return found
 
 
@@ -68,11 +72,12 @@ def decoding(capability, D, memory):
             wide = name == "_prompt" and dtype == torch.float32
             queries = triton_paged.WIDE_QUERIES if wide else triton_paged.QUERIES
             options = PAGED | {"QUERIES": queries, "D": D, "STAGES": launch.stages, "IN_PARTS": fp8}
-            options |= {"PRECISION": "ieee" if dtype == torch.float32 else "tf32", "OVERLAP": False}
+            options |= {"PRECISION": "ieee" if dtype == torch.float32 else "tf32", "OVERLAP": capability >= 90}
             kernel = getattr(triton_paged, name)
             options = {key: value for key, value in options.items() if key in kernel.arg_names}
             options |= {} if fp8 else {"key_scales": None, "value_scales": None}
-            made = compiled(kernel, capability, launch.warps, options, dtype, cache)
+            kinds = dict.fromkeys(("keys", "values"), POINTERS[cache])
+            made = compiled(kernel, capability, launch.warps, options, dtype, kinds)
             found[f"{name}, {dtype}, {cache}"] = made["shared"]
     return found
 
@@ -81,8 +86,8 @@ def attention_over_8_bits(capability, D):
     options = PAGED | {"QUERIES": 8, "D": D, "STAGES": triton_paged.OWN_FP8.stages, "IN_PARTS": True}
     options |= {"PRECISION": "tf32", "OVERLAP": capability >= 90}
     del options["MEMBERS"]
-    cache = torch.float8_e4m3fn
-    return compiled(triton_paged._own, capability, triton_paged.OWN_FP8.warps, options, cache=cache)
+    kinds = dict.fromkeys(("keys", "values"), POINTERS[torch.float8_e4m3fn])
+    return compiled(triton_paged._own, capability, triton_paged.OWN_FP8.warps, options, kinds=kinds)
 
 
 def parameters_of_launches():

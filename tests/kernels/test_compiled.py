@@ -16,7 +16,14 @@ import pytest
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs triton")
 
 KIB = 1024
-ADA, AMPERE = 99 * KIB, 163 * KIB  # bytes of shared memory that a program may have
+ADA, AMPERE, HOPPER = 99 * KIB, 163 * KIB, 227 * KIB  # bytes of shared memory that a program may have
+CARDS = {
+    "RTX 4090": (89, ADA),
+    "RTX 5090": (120, ADA),
+    "A100": (80, AMPERE),
+    "H100": (90, HOPPER),
+    "B200": (100, HOPPER),
+}
 # Of a launch, what differs from pass to pass, from batch size to batch size or from call to call.
 VARYING = {"U", "R", "rows", "share", "programs", "queries", "most", "capacity", "slots", "steps", "wide"}
 
@@ -41,7 +48,7 @@ def test_triton_compiles_attention_over_8_bits(capability, D):
         assert "cp.async.cg.shared.global" in kernel["code"]
 
 
-@pytest.mark.parametrize(("capability", "memory"), [(89, ADA), (80, AMPERE)], ids=["Ada", "Ampere"])
+@pytest.mark.parametrize(("capability", "memory"), CARDS.values(), ids=CARDS.keys())
 @pytest.mark.parametrize("D", [64, 128, 256])
 @pytest.mark.parametrize("what", ["attention", "decoding"])
 def test_a_card_has_room_for_the_tiles(what, D, capability, memory):
