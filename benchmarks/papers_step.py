@@ -1,6 +1,7 @@
 """A whole step at the papers' settings, ours against TRL with vLLM colocated, and the GPU-hours of their runs.
 
     python benchmarks/papers_step.py [--share 0.125] [--seconds 600] [--out FOLDER] [--settings NAME …]
+    python benchmarks/papers_step.py --share 1 --engines equipoise --set rollout.cache_dtype fp8
 
 The settings are the recipes': Balanced Aggregation's (Qwen3-1.7B, 128 prompts × 16 responses of up to 8,192 tokens,
 4 mini-batches, 500 steps) and HA-DW's (Qwen3-4B, 256 × 8 × 4,096, 16 mini-batches, 87 steps: 3 epochs of MATH). Random
@@ -124,6 +125,7 @@ def ours(job: dict[str, Any], setting: Setting, folder: Path, data: Path) -> dic
         "log.rollouts_every": 0, "log.terminal": False,
     }  # fmt: skip
     overrides = [part for key, value in asked.items() for part in (f"--{key}", json.dumps(value))]
+    overrides += [part for key, value in job["set"] for part in (f"--{key}", value)]
     trainer = Trainer(load(RECIPES / setting.recipe, overrides))
     trainer._checkpoint = lambda: None  # what is measured are steps
     trainer.collector.sampler = sampler = Sampler(trainer.policy)
@@ -136,6 +138,7 @@ def ours(job: dict[str, Any], setting: Setting, folder: Path, data: Path) -> dic
         "seconds": record["timing_s/step"],
         "parts": {part: record[key] for part in PARTS if (key := f"timing_s/{part}") in record},
         "mean_length": float(sampler.lengths.float().mean()),
+        **({"set": dict(job["set"])} if job["set"] else {}),
         "drawn_again": sum(lost) / int(sampler.lengths.sum()),
         "peak_gib": _peak(job),
     }
@@ -291,6 +294,7 @@ def jobs_of(options: argparse.Namespace) -> Iterator[tuple[str, str, Setting, di
                 "device": "cpu" if options.toy else "cuda",
                 "dtype": "float32" if options.toy else "bfloat16",
                 "memory": 0.2 if options.toy else 0.4,
+                "set": options.set,
             }
             yield name, engine, setting, job
 
@@ -303,6 +307,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=report.RESULTS, help="folder of the JSON")
     parser.add_argument("--settings", nargs="+", choices=list(SETTINGS), default=list(SETTINGS))
     parser.add_argument("--engines", nargs="+", choices=["equipoise", "trl"], default=["equipoise", "trl"])
+    parser.add_argument("--set", nargs=2, action="append", default=[], metavar=("KEY", "VALUE"), help="in our recipe")
     parser.add_argument("--toy", action="store_true", help="a tiny model on the CPU")
     parser.add_argument("--trl-python", default=sys.executable, help="the Python that has TRL and vLLM")
     parser.add_argument("--inside", nargs=2, help=argparse.SUPPRESS)

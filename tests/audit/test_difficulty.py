@@ -88,3 +88,12 @@ def test_any_few_groups_have_an_answer(seed):
             assert e.value is None or e.low is None or e.low <= e.value <= e.high
     one = difficulty.baseline(sums, kinds, 1)[1]["hard"]
     assert one.low is None
+
+
+def test_groups_that_are_all_alike_have_values_with_an_interval():
+    """Their counts cannot vary, so that there is nothing to divide by."""
+    kinds, _ = difficulty.outcomes(np.array([1, 1]), np.array([2, 2]))
+    biases, shares = difficulty.baseline(np.ones((2, 1)), kinds, prompts=2)
+    for stratum in difficulty.STRATA:
+        for found in (biases[stratum], shares[stratum]):
+            assert found.low <= found.value <= found.high

@@ -31,7 +31,7 @@ def test_hours_are_those_of_whole_batches_and_all_steps(capsys):
 
 @pytest.mark.parametrize("share", [1.0, 0.125, 0.01])
 def test_a_share_keeps_the_number_of_mini_batches(share):
-    options = Namespace(toy=False, settings=list(papers_step.SETTINGS), share=share, engines=["equipoise"])
+    options = Namespace(toy=False, settings=list(papers_step.SETTINGS), share=share, engines=["equipoise"], set=[])
     for _, _, setting, job in papers_step.jobs_of(options):
         assert job["prompts"] % setting.mini_batches == 0
         assert job["prompts"] >= setting.mini_batches
@@ -62,10 +62,12 @@ def test_our_step_runs_at_toy_size(tmp_path):
     folder.mkdir()
     (folder / "turn").touch()
     job = {"setting": setting, "prompts": setting.prompts, "device": "cpu", "dtype": "float32", "memory": 0.02}
+    job["set"] = [("rollout.temperature", "0.9")]
     (folder / "job.json").write_text(json.dumps(job))
     papers_step.inside(folder, "equipoise")
     row = json.loads((folder / "found.jsonl").read_text())
     rows = setting.prompts * setting.group
     assert row["mean_length"] == pytest.approx(sum(papers_step.drawn(setting, rows, 1)) / rows)
     assert 0 < row["parts"]["train"] < row["seconds"]
+    assert row["set"] == {"rollout.temperature": "0.9"}
     assert children.job(folder)["prompts"] == setting.prompts

@@ -149,13 +149,15 @@ def _misfit(sums: Floats, kinds: GroupKinds, law: Floats) -> Misfit:
 
 
 def _repeated(sums: Floats, expected: Floats) -> float:
-    """By how much the counts vary more than those of as many prompts with one group each: groups of
-    one prompt are alike (Rao and Scott, 1981).
+    """By how much the counts vary more than they would if every group were of another prompt:
+    groups of one are alike (Rao and Scott, 1981).
     """
-    varies = ((sums - sums.mean(0)) ** 2).sum(0)
+    total = expected.sum()
+    varies = ((sums - sums.sum(1, keepdims=True) * (expected / total)) ** 2).sum(0)
     expects = expected > 0
-    alone = (1 - expected / expected.sum())[expects]
-    return max(1.0, float((varies[expects] / expected[expects]).sum() / alone.sum()))
+    alone = (1 - expected / total)[expects].sum()
+    # Where all groups are of one kind their counts cannot vary.
+    return max(1.0, float((varies[expects] / expected[expects]).sum() / alone)) if alone else 1.0
 
 
 def _ratio(above: Floats, below: Floats, law: Floats, misfit: Misfit | None) -> Estimate:
