@@ -50,27 +50,8 @@ from equipoise.rollout.rollouts import DraftCounts, Finished, Rollouts
 from equipoise.rollout.step_buffers import StepBuffers, Supports, Window
 
 BUCKETS = (
-    1,
-    2,
-    4,
-    8,
-    16,
-    32,
-    48,
-    64,
-    96,
-    128,
-    192,
-    256,
-    384,
-    512,
-    640,
-    768,
-    1024,
-    1280,
-    1536,
-    2048,
-)
+    1, 2, 4, 8, 16, 32, 48, 64, 96, 128, 192, 256, 384, 512, 640, 768, 1024, 1280, 1536, 2048,
+)  # fmt: skip
 CPU_MEMORY = 4 << 30  # bytes of the cache
 KEPT = 3  # sets of buffers and graphs that are kept: training's, and those of an evaluation or two
 SHARE = 0.8  # of the GPU's free memory that the cache may take
