@@ -326,6 +326,14 @@ def test_what_the_kernels_cannot_do_is_left_to_the_native_sampler(head_dim, dtyp
     assert serves(policy) == wanted
 
 
+@pytest.mark.parametrize(("memory", "wanted"), [(99 << 10, False), (163 << 10, True)])
+def test_wide_heads_in_float32_are_left_to_it_on_small_cards(memory, wanted, monkeypatch):
+    monkeypatch.setattr(paged, "shared_memory", lambda device: memory)
+    policy = tiny_models.policy("grouped")
+    policy.core.model.layers[0].self_attn.head_dim = 256
+    assert serves(policy) == wanted
+
+
 def test_too_little_memory_is_refused():
     policy = tiny("llama")
     with pytest.raises(ValueError, match="needs 4"):

@@ -2,9 +2,8 @@
 
 Every measure of the audit (but the baseline's, difficulty.py) is a function of sums over prompts,
 so a resample is a vector of multinomial counts and all resamples of all measures are one matrix
-product. The interval is the
-percentile bootstrap's, expanded for few prompts (Hesterberg 2015): its quantiles are those at which
-the normal law would give Student's interval with n − 1 degrees.
+product. The interval is the percentile bootstrap's, expanded for few prompts (Hesterberg 2015): its
+quantiles are those at which the normal law would give Student's interval with n − 1 degrees.
 
 Normalisers a batch shares (DAPO's token count, HA-DW's anchor) stay as the log had them.
 """
