@@ -38,7 +38,10 @@ def test_a_folder_that_cannot_be_written_is_said(monkeypatch, tmp_path):
 
 
 def test_what_opening_a_model_compiles_counts_as_this_runs(monkeypatch, tmp_path):
-    """On CUDA a model's check against transformers already calls kernels, before a line is said."""
+    """On CUDA a model's check against transformers already calls kernels, before a line is said.
+
+    There it may compile its own besides the one made here.
+    """
     from equipoise.train import Trainer, loop
 
     monkeypatch.setenv(cache.VARIABLE, str(tmp_path / "cache"))
@@ -51,7 +54,7 @@ def test_what_opening_a_model_compiles_counts_as_this_runs(monkeypatch, tmp_path
 
     monkeypatch.setattr(loop, "load_policy", compiling)
     trainer = Trainer(model="abacus", config={"train.out": str(tmp_path / "run")})
-    assert (trainer.kernels, cache.count()) == (0, 1)
+    assert trainer.kernels == 0 < cache.count()
     trainer.folder.unlock()
 
 
